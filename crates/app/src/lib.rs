@@ -1,0 +1,6 @@
+//! Everything of vramcast that touches the world: the command line, files, the hub.
+
+/// Runs the command line.
+pub fn run() -> std::process::ExitCode {
+    std::process::ExitCode::SUCCESS
+}

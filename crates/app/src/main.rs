@@ -1,0 +1,5 @@
+//! The `vramcast` command.
+
+fn main() -> std::process::ExitCode {
+    vramcast::run()
+}

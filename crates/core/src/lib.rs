@@ -1,0 +1,13 @@
+//! The pure library behind vramcast: from a model's config to the bytes every GPU will hold.
+//!
+//! Data flows one way through five stages; nothing here reads a file, a clock or the environment.
+//!
+//! | stage | what it turns into what |
+//! |---|---|
+//! | [`source`] | bytes and text into facts: configs, tensor headers, quantisation |
+//! | [`model`]  | facts into modules with named, shaped parameters, and the program their forward pass is |
+
+pub mod dtype;
+pub mod model;
+pub mod source;
+pub mod units;

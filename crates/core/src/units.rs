@@ -1,0 +1,1 @@
+//! Bytes and counts: checked, exact, and shown in GiB only at the edge.
