@@ -11,3 +11,4 @@ pub mod dtype;
 pub mod model;
 pub mod source;
 pub mod units;
+pub mod verify;

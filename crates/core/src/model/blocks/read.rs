@@ -1,0 +1,50 @@
+//! Config keys that most families read the same way.
+
+use crate::model::config::Config;
+use crate::model::error::ModelError;
+use crate::model::op::Activation;
+
+/// Width of a head: `head_dim`, else hidden divided by heads.
+pub fn head_dim(config: &Config<'_>, hidden: u64, heads: u64) -> Result<u64, ModelError> {
+    match config.size_or(&["head_dim"], 0)? {
+        0 if heads == 0 => Err(config.refuse("num_attention_heads", "at least 1")),
+        0 => Ok(hidden / heads),
+        dim => Ok(dim),
+    }
+}
+
+/// A positive size, for what is divided by.
+pub fn positive(config: &Config<'_>, keys: &[&str], default: u64) -> Result<u64, ModelError> {
+    match config.size_or(keys, default)? {
+        0 => Err(config.refuse(keys.first().copied().unwrap_or_default(), "at least 1")),
+        size => Ok(size),
+    }
+}
+
+/// An activation by transformers' name for it.
+pub fn activation(config: &Config<'_>, key: &str, default: &'static str) -> Result<Activation, ModelError> {
+    Ok(match config.str_or(key, default) {
+        "silu" | "swish" | "swiglu" => Activation::Silu,
+        "gelu" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_accurate" => Activation::Gelu,
+        "gelu_new" => Activation::GeluNew,
+        "gelu_fast" => Activation::GeluFast,
+        "quick_gelu" => Activation::QuickGelu,
+        "relu" => Activation::Relu,
+        "relu2" => Activation::ReluSquared,
+        "tanh" => Activation::Tanh,
+        "sigmoid" => Activation::Sigmoid,
+        "mish" => Activation::Mish,
+        _ => return Err(config.refuse(key, "an activation vramcast knows (silu, gelu, gelu_new, relu, relu2, …)")),
+    })
+}
+
+/// Rotated dimensions of a head: `partial_rotary_factor` under any of its names.
+pub fn rotary_dim(config: &Config<'_>, head_dim: u64, default_factor: f64) -> Result<u64, ModelError> {
+    let nested = config.section("rope_parameters");
+    let factor = match (config.has("partial_rotary_factor"), config.has("rotary_pct")) {
+        (true, _) => config.number("partial_rotary_factor", default_factor)?,
+        (_, true) => config.number("rotary_pct", default_factor)?,
+        _ => nested.number("partial_rotary_factor", default_factor)?,
+    };
+    Ok((head_dim as f64 * factor.clamp(0.0, 1.0)) as u64)
+}

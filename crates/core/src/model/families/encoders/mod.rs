@@ -1,0 +1,6 @@
+//! Text encoders: BERT and its relatives.
+
+use super::Family;
+
+/// Every family in this folder.
+pub const ALL: &[&Family] = &[];

@@ -1,0 +1,6 @@
+//! Speech models.
+
+use super::Family;
+
+/// Every family in this folder.
+pub const ALL: &[&Family] = &[];

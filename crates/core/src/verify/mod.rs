@@ -1,0 +1,4 @@
+//! Scores predictions against recorded truth.
+
+pub mod models;
+pub mod pattern;
