@@ -110,7 +110,7 @@ fn text(c: &Config<'_>, sparse: bool) -> Result<QwenText, ModelError> {
     let mut attention = SelfAttention::new(heads, kv_heads, head_dim);
     attention.qkv_bias = c.flag("attention_bias", false)?;
     attention.out_bias = attention.qkv_bias;
-    attention.qk_norm = QkNorm::Head(Norm::Rms, ["q_norm", "k_norm"]);
+    attention.qk_norm = QkNorm::HeadLast(Norm::Rms, ["q_norm", "k_norm"]);
     attention.dropout = c.number("attention_dropout", 0.0)?;
     let activation = read::activation(c, "hidden_act", "silu")?;
     let experts = if sparse {
