@@ -291,6 +291,9 @@ pub enum Rotary {
     Half,
     /// The same in fp32, cast back.
     HalfFp32,
+    /// Llama's on tables in fp32 (OLMo): queries and keys are not cast first, the products promote to fp32, and both
+    /// sums are cast back once both are done.
+    HalfPromoted,
     /// GPT-J's and Cohere's: neighbours are pairs, `rotate_every_two`.
     Interleaved,
     /// The same in fp32, cast back.
