@@ -29,6 +29,8 @@ pub enum Op {
     Buffer(DType),
     /// A fresh tensor filled on the device (zeros, ones, arange).
     Fill(DType),
+    /// The same in the element type of the input (`zeros_like`, `new_zeros`), of any sizes.
+    FillLike,
     /// Rows of a table by index.
     Embedding {
         /// The table.
