@@ -54,7 +54,7 @@ impl Gemma3 {
     /// Reads a Gemma 3 text config.
     pub(crate) fn read(c: &Config<'_>) -> Result<Self, ModelError> {
         let heads = read::positive(c, &["num_attention_heads"], 8)?;
-        let kv_heads = read::positive(c, &["num_key_value_heads"], 4)?;
+        let kv_heads = read::kv_heads(c, heads, 4)?;
         let mut attention = SelfAttention::new(heads, kv_heads, read::positive(c, &["head_dim"], 256)?);
         attention.qk_norm = QkNorm::Head(Norm::RmsGemma, ["q_norm", "k_norm"]);
         attention.qkv_bias = c.flag("attention_bias", false)?;

@@ -76,3 +76,47 @@ pub(crate) fn text_model(c: &Config<'_>, model_type: &str) -> Result<Box<dyn Dec
         _ => return Err(c.refuse("model_type", "a text model vramcast knows (llama, mistral, qwen2, gemma, …)")),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Inputs, Model};
+    use serde_json::json;
+
+    fn modes() -> [Inputs; 4] {
+        let inventory = Inputs::inventory();
+        let training =
+            Inputs { batch: 2, labels: true, mask: true, cache: false, last_logits_only: false, ..inventory };
+        let prefill = Inputs { batch: 3, seq: 5, ..Inputs::inventory() };
+        let decode = Inputs { batch: 3, seq: 1, past: 7, ..Inputs::inventory() };
+        [Inputs::inventory(), training, prefill, decode]
+    }
+
+    #[test]
+    fn class_defaults_run_in_every_mode_with_the_same_parameters() {
+        for model_type in ALL.iter().flat_map(|family| family.model_types) {
+            for class in ["AutoModelForCausalLM", "AutoModel", "AutoModelForSequenceClassification"] {
+                let config = json!({"model_type": model_type, "num_hidden_layers": 5});
+                let model = Model::new(config, Some(class)).unwrap();
+                let programs = modes().map(|inputs| model.program(inputs).unwrap());
+                for program in &programs {
+                    assert_eq!(program.parameters, programs[0].parameters, "{model_type} {class}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused_without_a_panic() {
+        let keys = ["hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"];
+        for model_type in ALL.iter().flat_map(|family| family.model_types) {
+            for (key, value) in keys.iter().flat_map(|key| [(key, 0), (key, 7), (key, 1_u64 << 32)]) {
+                let mut config = json!({"model_type": model_type, "num_hidden_layers": 2, "qk_layernorm": true});
+                config[*key] = json!(value);
+                let _ = Model::new(config, None).unwrap().inventory();
+            }
+            let config = json!({"model_type": model_type, "num_hidden_layers": 2, "layer_types": ["other"]});
+            let _ = Model::new(config, None).unwrap().inventory();
+        }
+    }
+}

@@ -52,9 +52,8 @@ impl Decoder for Nemotron {
         let rope = self.sizes.rope(g);
         let hidden = run_layers(g, embeddings.clone(), &self.sizes.no_windows(), |g, _, _, hidden| {
             let attend = |g: &mut Graph, x: &Value| attention.run(g, x, Some(&rope), &mask);
-            let narrow = |g: &mut Graph, x: &Value| {
-                mlp(g, x, ["up_proj", "down_proj"], *width, *activation, self.mlp_bias)
-            };
+            let narrow =
+                |g: &mut Graph, x: &Value| mlp(g, x, ["up_proj", "down_proj"], *width, *activation, self.mlp_bias);
             pre_norm_layer(g, hidden, norms, attend, narrow)
         });
         g.norm("norm", &hidden, Norm::LayerPlusOne, true)

@@ -98,7 +98,7 @@ impl PostNorm {
         let period = if letters.is_empty() { read::positive(c, &["sliding_window_pattern"], 4)? } else { 1 };
         let slides = |index: u64| match letters.get(index as usize % letters.len().max(1)) {
             Some(letter) => *letter == b'L',
-            None => (index + 1) % period != 0,
+            None => !(index + 1).is_multiple_of(period),
         };
         let windows = read::layer_windows(c, sizes.layers, window, slides)?;
         let rope = if window.is_some() { Rope::WindowedOnly } else { Rope::All };

@@ -70,8 +70,7 @@ impl Phi3 {
         key = split_heads(g, key, kv_heads, dim);
         value = split_heads(g, value, kv_heads, dim);
         (query, key) = {
-            let (query, key, _) =
-                rotate_part(g, Rotary::Half, attention.rotary_dim, &query, &key, &rope.0, &rope.1);
+            let (query, key, _) = rotate_part(g, Rotary::Half, attention.rotary_dim, &query, &key, &rope.0, &rope.1);
             (query, key)
         };
         (key, value) = g.cache(attention.cache(), &key, &value);

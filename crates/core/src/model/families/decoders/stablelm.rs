@@ -4,6 +4,7 @@ use super::decoder::{self, Decoder, Defaults, Sizes, Vocabulary, llama_mlp, run_
 use crate::model::Family;
 use crate::model::blocks::attention::{self, attend, rotate_part};
 use crate::model::blocks::read;
+use crate::model::config::MAX_LAYERS;
 use crate::model::op::{Mask, Norm, Rotary};
 use crate::model::{Config, Graph, ModelError, Value};
 
@@ -41,9 +42,14 @@ impl StableLm {
         attention.qkv_bias = c.flag("use_qkv_bias", false)?;
         attention.out_bias = false;
         attention.rotary_dim = read::rotary_dim(c, attention.head_dim, 0.25)?;
+        let head_norms = c.flag("qk_layernorm", false)?;
+        // Each head becomes a module of its own.
+        if head_norms && attention.heads.max(attention.kv_heads) > MAX_LAYERS {
+            return Err(c.refuse("num_attention_heads", "at most 4096 with qk_layernorm"));
+        }
         Ok(Self {
             sizes,
-            head_norms: c.flag("qk_layernorm", false)?,
+            head_norms,
             parallel: c.flag("use_parallel_residual", false)?,
             dropout: c.number("hidden_dropout", 0.0)?,
         })
