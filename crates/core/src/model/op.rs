@@ -112,6 +112,9 @@ pub enum Op {
     Split(u8),
     /// Inputs joined along a dimension.
     Cat(u8),
+    /// Inputs copied one after the other into slices of a fresh tensor along a dimension (`new_empty`, then `copy_` into
+    /// each slice): the memory of `cat` in the forward pass, a chain of `CopySlices` nodes in the backward pass.
+    CopySlices(u8),
     /// Inputs joined along a new dimension.
     Stack(u8),
     /// Zero padding.
@@ -144,6 +147,9 @@ pub enum Op {
     },
     /// Batched matrix product of the last two dimensions.
     MatMul,
+    /// `baddbmm`: inputs bias (broadcast, copied into the result first), a, b; `bias + number · a @ b` in one kernel.
+    /// Backward multiplies each of the two gradients by the number once more.
+    AddMatMul,
     /// The largest `k` along the last dimension: values and indices.
     TopK {
         /// Whether the indices alone are kept (`[1]` in the source).
@@ -304,6 +310,10 @@ pub enum Rotary {
 pub enum Mask {
     /// All before.
     Causal,
+    /// All before, always as the additive mask of eager code: what `create_causal_mask` makes for a model without SDPA.
+    CausalEager,
+    /// All before, never left out where a kernel could do without (`allow_is_causal_skip=False`, Falcon).
+    CausalKept,
     /// The last `n` before.
     Sliding(u64),
     /// Those before in the same chunk of `n`.
@@ -376,6 +386,12 @@ pub enum EagerStyle {
     Fp32Softmax,
     /// GPT-2's and BERT's: softmax in the model's type.
     PlainSoftmax,
+    /// Falcon's own: with SDPA, `F.scaled_dot_product_attention` itself is called (keys of fewer heads broadcast, not
+    /// repeated, no `enable_gqa`) and its output transposed without a copy. Eager: `q @ kᵀ`, divided in place,
+    /// `softmax(scores + mask)` in the model's type, `@ v`. With a fifth input (ALiBi, `[batch, heads, 1, keys]`) eager
+    /// goes through fp32: scores to fp32, plus ALiBi, times the scale in place, plus the mask, softmax to the
+    /// model's type, dropout, `@ v`; SDPA ignores that input.
+    Falcon,
 }
 
 /// Pointwise activations, by how they are computed.
