@@ -234,6 +234,8 @@ pub enum LinearLayout {
 pub enum Norm {
     /// `nn.LayerNorm`: one fused kernel.
     Layer,
+    /// `nn.LayerNorm` without weight and bias: the same kernel.
+    LayerPlain,
     /// Llama's RMSNorm: in fp32, cast back, then times the weight.
     Rms,
     /// OLMo-2's: in fp32, times the weight, then cast back.

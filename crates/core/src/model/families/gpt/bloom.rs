@@ -78,14 +78,7 @@ impl Bloom {
         (output, probabilities)
     }
 
-    fn attention(
-        &self,
-        g: &mut Graph,
-        hidden: &Value,
-        residual: &Value,
-        bias: &Value,
-        mask: &Value,
-    ) -> (Value, Value) {
+    fn attention(&self, g: &mut Graph, hidden: &Value, residual: &Value, bias: &Value, mask: &Value) -> (Value, Value) {
         let (batch, seq, head_dim) = (hidden.size(0), hidden.size(1), self.hidden / self.heads);
         let rows = batch.saturating_mul(self.heads);
         let fused = g.linear("query_key_value", hidden, 3 * self.hidden, true);

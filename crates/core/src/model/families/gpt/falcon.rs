@@ -92,14 +92,7 @@ impl Falcon {
         g.norm("ln_f", &hidden, Norm::Layer, true)
     }
 
-    fn layer(
-        &self,
-        g: &mut Graph,
-        input: &Value,
-        rope: &(Value, Value),
-        mask: &Value,
-        bias: Option<&Value>,
-    ) -> Value {
+    fn layer(&self, g: &mut Graph, input: &Value, rope: &(Value, Value), mask: &Value, bias: Option<&Value>) -> Value {
         let two_norms = self.new_architecture && self.norms == 2;
         let normed = g.norm(if two_norms { "ln_attn" } else { "input_layernorm" }, input, Norm::Layer, true);
         let for_mlp = if two_norms { g.norm("ln_mlp", input, Norm::Layer, true) } else { normed.clone() };

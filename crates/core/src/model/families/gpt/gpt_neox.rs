@@ -67,7 +67,8 @@ impl GptNeoX {
             attended = g.add(&attended, input);
         }
         let mut wide = {
-            let normed = g.norm("post_attention_layernorm", if self.parallel { input } else { &attended }, Norm::Layer, true);
+            let normed =
+                g.norm("post_attention_layernorm", if self.parallel { input } else { &attended }, Norm::Layer, true);
             let names = ["dense_h_to_4h", "dense_4h_to_h"];
             g.module("mlp", |g| mlp(g, &normed, names, self.width, self.activation, true))
         };
