@@ -82,6 +82,8 @@ pub enum Op {
         /// The probability, in thousandths.
         per_mille: u32,
     },
+    /// `x *= noise`, uniform noise of the shape of `x` made on the spot: in place, active in training only.
+    Jitter,
     /// The loss (inputs logits or hidden states, then labels; output a scalar).
     Loss(Loss),
     /// What the model returns: its inputs stay alive until the caller lets go of the output object.
@@ -165,6 +167,8 @@ pub enum Op {
     Index,
     /// Rows added into a copy of the first input by index (inputs target, index, source).
     IndexAdd,
+    /// The same into the first input itself (`index_add_`).
+    IndexAddInPlace,
     /// The first input with elements written by index (inputs target, index, source).
     Scatter {
         /// Which dimension.
@@ -318,6 +322,8 @@ pub enum Mask {
     CausalKept,
     /// The last `n` before.
     Sliding(u64),
+    /// The last `n` before, always as the additive mask of eager code.
+    SlidingEager(u64),
     /// Those before in the same chunk of `n`.
     Chunked(u64),
     /// All, in both directions.
@@ -353,6 +359,8 @@ pub enum CacheKind {
         /// Elements per token and layer when stored as full heads, as transformers 4 and 5.17 do.
         expanded: u64,
     },
+    /// Grows beside keys and values (index keys of sparse attention, one tensor); no part of the KV bytes per token.
+    Index,
     /// Filled once from the encoder or the image.
     Cross,
     /// Does not grow: this many elements per sequence in fp32 or the model's type.

@@ -67,7 +67,7 @@ impl SelfAttention {
     pub fn run(&self, g: &mut Graph, hidden: &Value, rope: Option<&(Value, Value)>, mask: &Value) -> Value {
         let mut query = self.project(g, hidden, 0, self.heads);
         let mut key = self.project(g, hidden, 1, self.kv_heads);
-        let value = self.project(g, hidden, 2, self.kv_heads);
+        let mut value = self.project(g, hidden, 2, self.kv_heads);
         if let QkNorm::Head(kind, names) = self.qk_norm {
             query = g.norm(names[0], &query, kind, false);
             key = g.norm(names[1], &key, kind, false);
@@ -75,7 +75,7 @@ impl SelfAttention {
         if let (Some(style), Some((cosine, sine))) = (self.rotary, rope) {
             (query, key) = rotate(g, style, self.rotary_dim, query, key, cosine, sine);
         }
-        let (key, value) = g.cache(self.cache(), &key, &value);
+        (key, value) = g.cache(self.cache(), &key, &value);
         let spec = self.spec(None);
         let attended = attend(g, spec, &query, &key, &value, Some(mask));
         self.output(g, attended, hidden.size(-1))

@@ -65,11 +65,6 @@ impl Opt {
         g.module("decoder", |g| self.decoder(g, embeddings))
     }
 
-    /// `get_input_embeddings()` of the model, for one that embeds tokens itself.
-    pub(crate) fn embed(&self, g: &mut Graph, ids: &Value) -> Value {
-        g.embedding("decoder.embed_tokens", ids, self.vocab, self.embedding)
-    }
-
     fn decoder(&self, g: &mut Graph, embeddings: Option<Value>) -> Value {
         let (batch, seq, past) = (g.inputs.batch, g.inputs.seq, g.inputs.past);
         let mut embeddings = embeddings.unwrap_or_else(|| {
