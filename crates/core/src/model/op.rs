@@ -29,6 +29,8 @@ pub enum Op {
     Buffer(DType),
     /// A fresh tensor filled on the device (zeros, ones, arange).
     Fill(DType),
+    /// The same in the element type of the input (`zeros_like`, `new_zeros`), of any sizes.
+    FillLike,
     /// Rows of a table by index.
     Embedding {
         /// The table.
@@ -484,6 +486,8 @@ pub enum Loss {
     Ctc,
     /// Mean squared error.
     MeanSquared,
+    /// `BCEWithLogitsLoss` on logits in the model's type, labels cast to it (ELECTRA's discriminator, multi-label heads).
+    BinaryCrossEntropy,
     /// CLIP's and SigLIP's contrastive loss.
     Contrastive,
     /// Load balancing of experts over router logits.

@@ -2,11 +2,13 @@
 
 pub mod attention;
 pub mod causal;
+pub mod encoder;
 pub mod head;
 pub mod mlp;
 pub mod moe;
 pub mod read;
 
 pub use attention::{QkNorm, SelfAttention};
+pub use encoder::EncoderAttention;
 pub use head::causal_lm_head;
 pub use mlp::{gated_mlp, mlp};
