@@ -1,6 +1,7 @@
 //! What families share: the same lines of transformers' code in many models.
 
 pub mod attention;
+pub mod causal;
 pub mod encoder;
 pub mod head;
 pub mod mlp;
