@@ -16,6 +16,11 @@ impl Graph {
         self.run(Op::Fill(dtype), &[], shape)
     }
 
+    /// A fresh tensor of these sizes in the element type of another.
+    pub fn fill_like(&mut self, like: &Value, shape: impl Into<Shape>) -> Value {
+        self.run(Op::FillLike, &[like], shape)
+    }
+
     /// A buffer of the current module (positions, frequencies), declared and read.
     pub fn held(&mut self, name: &str, shape: impl Into<Shape>, dtype: DType) -> Value {
         let shape = shape.into();
