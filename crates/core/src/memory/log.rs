@@ -138,7 +138,12 @@ impl Log {
         std::mem::replace(&mut self.context.category, category)
     }
 
-    /// Whose code runs; returns whose ran.
+    /// Whose code runs.
+    pub fn module(&self) -> u32 {
+        self.context.module
+    }
+
+    /// Whose code runs from now on; returns whose ran.
     pub fn set_module(&mut self, module: u32) -> u32 {
         std::mem::replace(&mut self.context.module, module)
     }

@@ -60,7 +60,8 @@ impl Tensor {
 
     /// Whether its elements lie densely in some order, none shared.
     pub fn is_dense(&self) -> bool {
-        let mut dims: Vec<(u64, u64)> = self.shape.sizes().iter().copied().zip(self.strides).filter(|d| d.0 != 1).collect();
+        let mut dims: Vec<(u64, u64)> =
+            self.shape.sizes().iter().copied().zip(self.strides).filter(|d| d.0 != 1).collect();
         dims.sort_by_key(|(_, stride)| *stride);
         let mut expected = 1;
         dims.iter().all(|(size, stride)| {
@@ -85,7 +86,8 @@ impl Tensor {
         let (mut old_count, mut new_count) = (1u64, 1u64);
         for dim in (0..old.len()).rev() {
             old_count = old_count.saturating_mul(old[dim]);
-            let ends = dim == 0 || (old[dim - 1] != 1 && self.strides[dim - 1] != old_count.saturating_mul(chunk_stride));
+            let ends =
+                dim == 0 || (old[dim - 1] != 1 && self.strides[dim - 1] != old_count.saturating_mul(chunk_stride));
             if !ends {
                 continue;
             }

@@ -122,7 +122,8 @@ fn batch(torch: &mut Torch, program: &Program, run: &TrainRun) -> Vec<(ValueId, 
 fn clip(torch: &mut Torch, trained: &[Trained]) {
     torch.in_category(Category::Temporaries, |torch| {
         let with_gradient = trained.iter().filter(|parameter| parameter.leaf.grad.borrow().is_some());
-        let norms: Vec<Tensor> = with_gradient.map(|_| torch.fresh("_foreach_norm", Shape::new(&[]), DType::F32)).collect();
+        let norms: Vec<Tensor> =
+            with_gradient.map(|_| torch.fresh("_foreach_norm", Shape::new(&[]), DType::F32)).collect();
         let stacked = torch.fresh("stack", Shape::from([norms.len() as u64]), DType::F32);
         drop((norms, stacked));
     });

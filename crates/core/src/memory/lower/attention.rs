@@ -10,14 +10,22 @@ use crate::model::op::{Attention, Binary, EagerStyle, Mask, Unary};
 /// The mask a model builds, or none where SDPA can do without (transformers/masking_utils.py).
 pub(super) fn mask(torch: &mut Torch, kind: Mask, shape: Shape, settings: &Settings) -> Option<Tensor> {
     let (queries, keys) = (shape.size(2), shape.size(3));
-    let skippable = match kind {
-        Mask::Causal => queries == 1 || queries == keys,
-        Mask::Full => true,
-        Mask::Sliding(window) | Mask::Chunked(window) | Mask::FullSliding(window) => {
-            keys < window && (queries == 1 || queries == keys)
-        }
+    let eager = settings.attention == AttentionKind::Eager;
+    let (kind, eager, kept) = match kind {
+        Mask::CausalEager => (Mask::Causal, true, false),
+        Mask::SlidingEager(window) => (Mask::Sliding(window), true, false),
+        Mask::CausalKept => (Mask::Causal, eager, true),
+        kind => (kind, eager, false),
     };
-    if settings.attention == AttentionKind::Sdpa {
+    let skippable = !kept
+        && match kind {
+            Mask::Causal | Mask::CausalEager | Mask::CausalKept => queries == 1 || queries == keys,
+            Mask::Full => true,
+            Mask::Sliding(window) | Mask::SlidingEager(window) | Mask::Chunked(window) | Mask::FullSliding(window) => {
+                keys < window && (queries == 1 || queries == keys)
+            }
+        };
+    if !eager {
         return (!skippable || settings.padded).then(|| torch.fresh("mask", shape, DType::Bool));
     }
     if kind == Mask::Full && !settings.padded {
@@ -49,8 +57,16 @@ pub(super) fn attend(
 }
 
 /// transformers/integrations/sdpa_attention.py.
-fn sdpa(torch: &mut Torch, spec: &Attention, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
-    let grouped = spec.groups > 1 && mask.is_none() && key.shape.last() == value.shape.last() && key.shape.last() <= 256;
+fn sdpa(
+    torch: &mut Torch,
+    spec: &Attention,
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    mask: Option<&Tensor>,
+) -> Tensor {
+    let grouped =
+        spec.groups > 1 && mask.is_none() && key.shape.last() == value.shape.last() && key.shape.last() <= 256;
     let (key, value) = if spec.groups > 1 && !grouped {
         (torch.repeat_heads(key, spec.groups), torch.repeat_heads(value, spec.groups))
     } else {

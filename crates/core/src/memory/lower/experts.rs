@@ -73,7 +73,14 @@ pub(super) fn run(
 }
 
 /// `torch._grouped_mm`, with the bias added in place.
-fn grouped(torch: &mut Torch, x: &Tensor, weight: &Tensor, offsets: &Tensor, bias: Option<&Tensor>, transposed: bool) -> Tensor {
+fn grouped(
+    torch: &mut Torch,
+    x: &Tensor,
+    weight: &Tensor,
+    offsets: &Tensor,
+    bias: Option<&Tensor>,
+    transposed: bool,
+) -> Tensor {
     let (x, weight) = (&torch.narrow(x), &torch.narrow(weight));
     let width = if transposed { weight.shape.size(2) } else { weight.shape.size(1) };
     let records = torch.records(&[x, weight]);

@@ -93,7 +93,8 @@ impl Runner {
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
     pub fn forward(self: &Rc<Self>, torch: &mut Torch) -> Vec<Tensor> {
-        let mut frames = Frames { values: vec![None; self.program.values.len()], held: Vec::new(), returned: Vec::new() };
+        let mut frames =
+            Frames { values: vec![None; self.program.values.len()], held: Vec::new(), returned: Vec::new() };
         torch.autocast = self.settings.autocast;
         torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, 0..self.program.steps.len()));
         torch.cast_cache.clear();
@@ -152,7 +153,8 @@ impl Runner {
         frames.held.clear();
         let runner = Rc::clone(self);
         let again = move |torch: &mut Torch| {
-            let mut frames = Frames { values: vec![None; runner.program.values.len()], held: Vec::new(), returned: Vec::new() };
+            let mut frames =
+                Frames { values: vec![None; runner.program.values.len()], held: Vec::new(), returned: Vec::new() };
             for (value, tensor) in &captured {
                 frames.values[value.0 as usize] = Some(tensor.clone());
             }
@@ -271,7 +273,9 @@ impl Runner {
                 one(experts::run(torch, spec, weights, biases, input(0), input(1), input(2)))
             }
             Op::Dropout { .. } => one(torch.dropout(input(0))),
-            Op::Loss(kind) => one(torch.in_category(Category::Logits, |torch| loss::lower(torch, *kind, input(0), input(1)))),
+            Op::Loss(kind) => {
+                one(torch.in_category(Category::Logits, |torch| loss::lower(torch, *kind, input(0), input(1))))
+            }
             _ => tensors::lower(torch, op, inputs, &input, shape, outputs, &self.program.values, self.settings.weights),
         }
     }

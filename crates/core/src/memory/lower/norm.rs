@@ -86,7 +86,7 @@ pub(super) fn lower(
             let inverse = torch.unary(Unary::Rsqrt, &shifted);
             torch.binary(Binary::Mul, x, &inverse)
         }
-        Norm::Group(_) | Norm::Batch => torch.layer_norm(x, weight, bias, 2),
+        Norm::Group(_) | Norm::Batch | Norm::LayerPlain => torch.layer_norm(x, weight, bias, 2),
     }
 }
 

@@ -29,13 +29,20 @@ pub(super) fn table(torch: &mut Torch, table: RotaryTable, shape: Shape, weights
 }
 
 /// Queries and keys, rotated.
-pub(super) fn rotate(torch: &mut Torch, style: Rotary, query: &Tensor, key: &Tensor, cosine: &Tensor, sine: &Tensor) -> (Tensor, Tensor) {
+pub(super) fn rotate(
+    torch: &mut Torch,
+    style: Rotary,
+    query: &Tensor,
+    key: &Tensor,
+    cosine: &Tensor,
+    sine: &Tensor,
+) -> (Tensor, Tensor) {
     // cos.unsqueeze(1): the same tables for every head.
     let open = |t: &Tensor| if t.shape.rank() == 3 { t.shape.inserted(1, 1) } else { t.shape };
     let cosine = &torch.reshape(cosine, open(cosine));
     let sine = &torch.reshape(sine, open(sine));
     let mut one = |x: &Tensor| match style {
-        Rotary::Half => half(torch, x, cosine, sine),
+        Rotary::Half | Rotary::HalfPromoted => half(torch, x, cosine, sine),
         Rotary::Interleaved => interleaved(torch, x, cosine, sine),
         Rotary::HalfFp32 | Rotary::InterleavedFp32 => {
             let wide = torch.cast(x, DType::F32);
@@ -48,9 +55,12 @@ pub(super) fn rotate(torch: &mut Torch, style: Rotary, query: &Tensor, key: &Ten
         }
         Rotary::Complex => complex(torch, x),
     };
-    let query = one(query);
-    let key = one(key);
-    (query, key)
+    let (turned_query, turned_key) = (one(query), one(key));
+    if style == Rotary::HalfPromoted {
+        // fp32 tables make both results fp32; they are cast back once both exist.
+        return (torch.cast(&turned_query, query.dtype), torch.cast(&turned_key, key.dtype));
+    }
+    (turned_query, turned_key)
 }
 
 /// `x * cos + rotate_half(x) * sin`.

@@ -24,8 +24,10 @@ pub(super) fn step(torch: &mut Torch, kind: OptimizerKind, implementation: Imple
             let mut bound: Vec<Tensor> = Vec::new();
             for dtype in dtypes {
                 let group = || parameters.iter().filter(|p| p.tensor.dtype == dtype && p.leaf.grad.borrow().is_some());
-                let made: Vec<Tensor> =
-                    (0..lists).flat_map(|_| group()).map(|p| torch.fresh_like("_foreach_sqrt", &p.tensor, dtype)).collect();
+                let made: Vec<Tensor> = (0..lists)
+                    .flat_map(|_| group())
+                    .map(|p| torch.fresh_like("_foreach_sqrt", &p.tensor, dtype))
+                    .collect();
                 bound = made;
             }
             drop(bound);

@@ -1,7 +1,7 @@
 //! Optimizers: the state they keep and what a step needs for a moment.
 
-mod adam;
 mod adafactor;
+mod adam;
 mod other;
 
 use std::rc::Rc;

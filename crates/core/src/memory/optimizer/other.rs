@@ -24,7 +24,13 @@ pub(super) fn states(torch: &mut Torch, kind: OptimizerKind, fused: bool, parame
             like(torch, 1, dtype)
         }
         OptimizerKind::Sgd => Vec::new(),
-        OptimizerKind::Muon => if parameter.shape.rank() == 2 { like(torch, 1, dtype) } else { Vec::new() },
+        OptimizerKind::Muon => {
+            if parameter.shape.rank() == 2 {
+                like(torch, 1, dtype)
+            } else {
+                Vec::new()
+            }
+        }
         OptimizerKind::AdamWBnb32 => like(torch, 2, DType::F32),
         OptimizerKind::Lion => like(torch, 1, DType::F32),
         OptimizerKind::AdamW8bit => blockwise(torch, parameter, 2, true),

@@ -47,14 +47,22 @@ impl Torch {
     }
 
     fn additive_mask(&mut self, mask: &Tensor, dtype: DType) -> Tensor {
-        let scalars = [self.fresh("scalar_tensor", Shape::new(&[]), dtype), self.fresh("scalar_tensor", Shape::new(&[]), dtype)];
+        let scalars =
+            [self.fresh("scalar_tensor", Shape::new(&[]), dtype), self.fresh("scalar_tensor", Shape::new(&[]), dtype)];
         let output = self.pointwise("where", &[mask], dtype);
         drop(scalars);
         output
     }
 
     /// torch's order of preference and its conditions (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
-    pub fn choose_kernel(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>, grouped: bool) -> Kernel {
+    pub fn choose_kernel(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        mask: Option<&Tensor>,
+        grouped: bool,
+    ) -> Kernel {
         let half = matches!(query.dtype, DType::F16 | DType::BF16);
         let same_heads = query.shape.size(1) == key.shape.size(1) && key.shape.size(1) == value.shape.size(1);
         let heads_fit = same_heads || grouped;
@@ -82,7 +90,14 @@ impl Torch {
     }
 
     /// The fused kernels keep queries, keys, values, the output and a statistic per row; no square of the sequence.
-    fn fused_attention(&mut self, kernel: Kernel, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
+    fn fused_attention(
+        &mut self,
+        kernel: Kernel,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        mask: Option<&Tensor>,
+    ) -> Tensor {
         let inputs = [query, key, value];
         let records = self.records(&inputs);
         let saved: Option<Vec<Saved>> =
@@ -104,7 +119,8 @@ impl Torch {
             _ => Shape::from([batch, heads, rows]),
         };
         let statistic = self.fresh("logsumexp", statistic, DType::F32);
-        let seeds = [self.fresh("philox", Shape::new(&[]), DType::I64), self.fresh("philox", Shape::new(&[]), DType::I64)];
+        let seeds =
+            [self.fresh("philox", Shape::new(&[]), DType::I64), self.fresh("philox", Shape::new(&[]), DType::I64)];
         let Some(mut saved) = saved else { return output };
         saved.extend([&output, &statistic, &seeds[0], &seeds[1]].map(|t| Saved::new(self, t)));
         let layouts = inputs.map(Tensor::detached);
@@ -119,14 +135,22 @@ impl Torch {
                     Some(torch.fresh_like("scaled_dot_product_attention_backward", &like, *dtype))
                 })
                 .collect();
-            let scratch = torch.attention_scratch(kernel, &layouts[0].0, &layouts[1].0, layouts[2].0.last(), layouts[0].2);
+            let scratch =
+                torch.attention_scratch(kernel, &layouts[0].0, &layouts[1].0, layouts[2].0.last(), layouts[0].2);
             drop((scratch, kept));
             gradients
         })
     }
 
     /// What the backward kernels need besides their results.
-    fn attention_scratch(&mut self, kernel: Kernel, query: &Shape, key: &Shape, value_dim: u64, dtype: DType) -> Vec<Tensor> {
+    fn attention_scratch(
+        &mut self,
+        kernel: Kernel,
+        query: &Shape,
+        key: &Shape,
+        value_dim: u64,
+        dtype: DType,
+    ) -> Vec<Tensor> {
         let (batch, heads, rows, dim) = (query.size(0), query.size(1), query.size(2), query.last());
         let columns = key.size(2);
         let expanded = |width: u64| batch * heads * columns * width * dtype.size();

@@ -93,7 +93,14 @@ impl Torch {
     }
 
     /// The first input with rows or elements of another written in by index or mask: a copy of the first.
-    pub fn scattered(&mut self, name: &'static str, x: &Tensor, index: &Tensor, source: &Tensor, in_place: bool) -> Tensor {
+    pub fn scattered(
+        &mut self,
+        name: &'static str,
+        x: &Tensor,
+        index: &Tensor,
+        source: &Tensor,
+        in_place: bool,
+    ) -> Tensor {
         let records = self.records(&[x, source]);
         let saved = records.then(|| Saved::new(self, index));
         let output = if in_place { x.detached() } else { self.fresh_like(name, x, x.dtype) };

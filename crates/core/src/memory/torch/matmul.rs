@@ -52,7 +52,8 @@ impl Torch {
             return self.reshape(&product, a.shape.with(-1, b.shape.size(-1)));
         }
         let rank = a.shape.rank().max(b.shape.rank());
-        let mut batch: Vec<u64> = (3..=rank as i64).rev().map(|back| a.shape.size(-back).max(b.shape.size(-back))).collect();
+        let mut batch: Vec<u64> =
+            (3..=rank as i64).rev().map(|back| a.shape.size(-back).max(b.shape.size(-back))).collect();
         let count = batch.iter().product();
         let stack = |torch: &mut Self, x: &Tensor| {
             let mut sizes = batch.clone();

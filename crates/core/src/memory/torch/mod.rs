@@ -196,10 +196,7 @@ impl Torch {
 
     /// Whose code runs now.
     pub fn module(&self) -> u32 {
-        let mut log = self.log.borrow_mut();
-        let module = log.set_module(0);
-        log.set_module(module);
-        module
+        self.log.borrow().module()
     }
 
     /// Sets whose code runs.
@@ -216,12 +213,9 @@ impl Torch {
     }
 
     pub(super) fn enter_backward(&mut self) -> BeforeBackward {
-        let before = BeforeBackward {
-            grad: self.grad_enabled,
-            autocast: self.autocast.take(),
-            category: self.log.borrow_mut().set_category(Category::Temporaries),
-            module: self.module(),
-        };
+        let module = self.module();
+        let category = self.log.borrow_mut().set_category(Category::Temporaries);
+        let before = BeforeBackward { grad: self.grad_enabled, autocast: self.autocast.take(), category, module };
         self.grad_enabled = false;
         self.in_backward = true;
         before
@@ -236,15 +230,16 @@ impl Torch {
     }
 
     pub(super) fn begin_recompute(&mut self, frame: &Rc<Frame>) -> BeforeRecompute {
-        let before = BeforeRecompute {
+        let module = self.module();
+        let category = self.log.borrow_mut().set_category(Category::Activations);
+        BeforeRecompute {
             recomputing: self.recomputing.replace(Rc::clone(frame)),
             recording: self.recording.take(),
             stopped: std::mem::replace(&mut self.stopped, false),
             grad: std::mem::replace(&mut self.grad_enabled, true),
-            category: self.log.borrow_mut().set_category(Category::Activations),
-            module: self.module(),
-        };
-        before
+            category,
+            module,
+        }
     }
 
     pub(super) fn end_recompute(&mut self, before: BeforeRecompute) {

@@ -24,7 +24,9 @@ impl Torch {
         };
         let dtype = match (kind, x.dtype, self.autocast) {
             (Reduction::Sum, DType::Bool | DType::I32, _) => DType::I64,
-            (Reduction::Sum | Reduction::Norm | Reduction::LogSumExp, dtype, Some(_)) if dtype.size() == 2 => DType::F32,
+            (Reduction::Sum | Reduction::Norm | Reduction::LogSumExp, dtype, Some(_)) if dtype.size() == 2 => {
+                DType::F32
+            }
             (_, dtype, _) => dtype,
         };
         let records = self.records(&[x]);

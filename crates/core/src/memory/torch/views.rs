@@ -8,12 +8,7 @@ use crate::model::shape::MAX_DIMS;
 
 impl Torch {
     /// The same storage seen otherwise; `back` undoes it on a gradient.
-    fn seen(
-        &mut self,
-        x: &Tensor,
-        view: Tensor,
-        back: impl FnOnce(&mut Torch, Tensor) -> Tensor + 'static,
-    ) -> Tensor {
+    fn seen(&mut self, x: &Tensor, view: Tensor, back: impl FnOnce(&mut Torch, Tensor) -> Tensor + 'static) -> Tensor {
         if !self.records(&[x]) {
             return view.detached();
         }
