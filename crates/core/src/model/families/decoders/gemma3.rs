@@ -77,6 +77,11 @@ impl Gemma3 {
         }
     }
 
+    /// The masks of a multimodal model whose batch has images.
+    pub(crate) fn image_masks(&self, g: &mut Graph) -> Masks {
+        Masks::with_images(g, &self.windows)
+    }
+
     /// The rotary table of one kind of layer, if there are such layers.
     fn rope(&self, g: &mut Graph, kind: &str, sliding: bool) -> Option<(Value, Value)> {
         if !self.windows.iter().any(|window| window.is_some() == sliding) {
@@ -130,7 +135,7 @@ impl Decoder for Gemma3 {
 }
 
 /// `tanh(logits / cap) * cap`, one name throughout.
-pub(super) fn soft_cap(g: &mut Graph, mut logits: Value) -> Value {
+pub(crate) fn soft_cap(g: &mut Graph, mut logits: Value) -> Value {
     logits = g.scalar(Binary::Div, &logits);
     logits = g.unary(Unary::Tanh, &logits);
     g.scale(&logits)
