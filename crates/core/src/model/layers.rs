@@ -59,7 +59,7 @@ impl Graph {
 
     /// A norm whose weight has a shape of its own (Cohere's per-head norm).
     pub fn norm_shaped(&mut self, name: &str, inputs: &[&Value], kind: Norm, bias: bool, shape: Shape) -> Value {
-        let bare = matches!(kind, Norm::RmsBare | Norm::LayerBare | Norm::L2);
+        let bare = matches!(kind, Norm::RmsBare | Norm::LayerBare | Norm::LayerPlain | Norm::L2);
         let weight = (!bare).then(|| self.parameter(&format!("{name}.weight"), shape, Role::Norm));
         let bias = bias.then(|| self.parameter(&format!("{name}.bias"), shape, Role::Norm));
         let module = self.leaf(name, ModuleKind::Norm);

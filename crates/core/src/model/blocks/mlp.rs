@@ -18,3 +18,12 @@ pub fn mlp(g: &mut Graph, x: &Value, names: [&str; 2], width: u64, kind: Activat
     wide = g.activation(kind, &wide);
     g.linear(names[1], &wide, x.size(-1), bias)
 }
+
+/// A gated MLP whose first linear makes gate and up at once: names of the joined linear and of the last.
+pub fn joined_gated_mlp(g: &mut Graph, x: &Value, names: [&str; 2], width: u64, kind: Activation) -> Value {
+    let joined = g.linear(names[0], x, width.saturating_mul(2), false);
+    let (gate, mut up) = g.split2(&joined, -1, width, width);
+    drop(joined);
+    up = g.glu(kind, &gate, &up);
+    g.linear(names[1], &up, x.size(-1), false)
+}
