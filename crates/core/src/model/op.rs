@@ -339,6 +339,8 @@ pub enum Mask {
     Full,
     /// All within `n` on either side.
     FullSliding(u64),
+    /// All before (or the last `n`), and the tokens of one image among themselves in both directions: a real mask always.
+    Images(Option<u64>),
 }
 
 /// What a layer adds to its cache per token, or keeps whole.
