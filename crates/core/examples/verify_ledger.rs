@@ -1,10 +1,12 @@
-//! Scores ledger rows: `cargo run --example verify_ledger -- FILE [ID]`. A tool for finding what is off.
+//! Scores ledger rows: `cargo run --example verify_ledger -- FILE [IDS [FOLDER]]`. A tool for finding what is off.
+//!
+//! With ids (separated by commas) every phase is shown; with a folder the events of each row are written there.
 
 use serde_json::Value;
-use std::rc::Rc;
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::allocator::{self, AllocatorOptions};
 use vramcast_core::memory::device::Device;
+use vramcast_core::memory::log::{Event, Log};
 use vramcast_core::memory::lower::{AttentionKind, Settings};
 use vramcast_core::memory::optimizer::{Implementation, OptimizerKind};
 use vramcast_core::memory::train::{TrainRun, simulate};
@@ -23,7 +25,8 @@ fn main() {
         if wanted.as_ref().is_some_and(|w| !w.split(',').any(|x| x == id)) {
             continue;
         }
-        match score(&row, wanted.is_some()) {
+        let events = arguments.get(3).map(|folder| format!("{folder}/{id}.ev"));
+        match score(&row, wanted.is_some(), events.as_deref()) {
             Ok((a, r)) => errors.push((a, r, format!("{id} {} {}", row["model"].as_str().unwrap(), row["run"]))),
             Err(e) => {
                 skipped += 1;
@@ -68,7 +71,39 @@ fn dtype(v: &Value) -> Option<DType> {
     }
 }
 
-fn score(row: &Value, verbose: bool) -> Result<(f64, f64), String> {
+/// Every event as a line, so that it can be compared with a trace of the real allocator.
+#[allow(clippy::disallowed_methods)]
+fn write_events(log: &Log, path: &str) {
+    let mut text = String::new();
+    let mut phase = 0;
+    for event in &log.events {
+        let line = match *event {
+            Event::Allocate(id) => {
+                let info = &log.storages[id.0 as usize];
+                let size = info.bytes.next_multiple_of(512);
+                if size == 0 {
+                    continue;
+                }
+                format!("A {size} {} {:?} {:?} m{}", info.operation, info.shape, info.dtype, info.module)
+            }
+            Event::Free(id) => match log.storages[id.0 as usize].bytes.next_multiple_of(512) {
+                0 => continue,
+                size => format!("F {size}"),
+            },
+            Event::Phase(index) => {
+                phase = index as usize;
+                format!("= {}", log.phases[phase])
+            }
+            Event::PhaseEnd => format!("= end {}", log.phases[phase]),
+            Event::EmptyCache => "# empty_cache".into(),
+        };
+        text.push_str(&line);
+        text.push('\n');
+    }
+    std::fs::write(path, text).unwrap();
+}
+
+fn score(row: &Value, verbose: bool, events: Option<&str>) -> Result<(f64, f64), String> {
     let run = &row["run"];
     if row["oom"] == true || !row["measured"].is_object() {
         return Err("oom".into());
@@ -170,6 +205,9 @@ fn score(row: &Value, verbose: bool) -> Result<(f64, f64), String> {
         keep_outputs: run["keep_outputs"] != false,
     };
     let log = simulate(program, &plan);
+    if let Some(path) = events {
+        write_events(&log, path);
+    }
     let conf = run["alloc_conf"].as_str().unwrap_or("");
     let replay = allocator::replay(
         &log,
@@ -207,7 +245,6 @@ fn score(row: &Value, verbose: bool) -> Result<(f64, f64), String> {
             }
         }
     }
-    let _ = Rc::new(0);
     Ok((
         error(replay.peak_allocated(), &measured["peak_allocated"]),
         error(replay.peak_reserved(), &measured["peak_reserved"]),

@@ -24,6 +24,8 @@ pub struct Tensor {
     pub dtype: DType,
     /// Where its gradient goes; `None`: it needs none.
     pub edge: Option<Edge>,
+    /// Whether it is a view, which keeps its base alive: autograd never adds to one in place.
+    pub view: bool,
 }
 
 impl Tensor {

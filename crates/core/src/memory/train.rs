@@ -47,34 +47,40 @@ pub fn simulate(program: Program, run: &TrainRun) -> Log {
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..run.steps {
         for micro in 0..run.accumulation.max(1) {
-            phase(&torch, format!("{step}.{micro}.fwd"));
-            let mut outputs = runner.forward(&mut torch);
-            let loss = outputs.first().cloned();
-            if !run.keep_outputs {
-                outputs.clear();
-            }
-            phase(&torch, format!("{step}.{micro}.bwd"));
-            if let Some(loss) = loss {
-                autograd::backward(&mut torch, &loss);
-            }
+            // Loss and output die between the phases: the loop rebinds their names.
+            let (loss, outputs) = phase(&mut torch, format!("{step}.{micro}.fwd"), |torch| {
+                let mut outputs = runner.forward(torch);
+                let loss = outputs.first().cloned();
+                if !run.keep_outputs {
+                    outputs.clear();
+                }
+                (loss, outputs)
+            });
+            phase(&mut torch, format!("{step}.{micro}.bwd"), |torch| {
+                if let Some(loss) = &loss {
+                    autograd::backward(torch, loss);
+                }
+            });
+            drop((loss, outputs));
         }
         if run.clip {
-            phase(&torch, format!("{step}.clip"));
-            clip(&mut torch, &trained);
+            phase(&mut torch, format!("{step}.clip"), |torch| clip(torch, &trained));
         }
-        phase(&torch, format!("{step}.opt"));
-        optimizer.step(&mut torch, &trained);
-        phase(&torch, format!("{step}.zero"));
-        trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
+        phase(&mut torch, format!("{step}.opt"), |torch| optimizer.step(torch, &trained));
+        phase(&mut torch, format!("{step}.zero"), |_| {
+            trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
+        });
     }
     let log = Rc::clone(&torch.log);
-    phase(&torch, "end".to_owned());
     drop((optimizer, runner, trained, torch));
     Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
 }
 
-fn phase(torch: &Torch, name: String) {
+fn phase<T>(torch: &mut Torch, name: String, body: impl FnOnce(&mut Torch) -> T) -> T {
     torch.log.borrow_mut().phase(name);
+    let result = body(torch);
+    torch.log.borrow_mut().end_phase();
+    result
 }
 
 /// Parameters and buffers onto the card, one by one.

@@ -11,6 +11,8 @@ impl Torch {
     pub fn embedding(&mut self, weight: &Tensor, ids: &Tensor) -> Tensor {
         let records = self.records(&[weight]);
         let saved = records.then(|| Saved::new(self, ids));
+        // index_select reads a flat list of indices.
+        let _flat = self.reshape(&ids.detached(), Shape::from([ids.elements()]));
         let output = self.fresh("embedding", ids.shape.inserted(-1, weight.shape.last()), weight.dtype);
         if !records {
             return output;

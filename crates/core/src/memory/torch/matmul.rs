@@ -45,7 +45,7 @@ impl Torch {
 
     /// `torch.matmul`: stacks are folded into one dimension, with copies where their strides do not allow a view.
     pub fn matmul(&mut self, a: &Tensor, b: &Tensor) -> Tensor {
-        let (a, b) = (&self.narrow(a), &self.narrow(b));
+        let (b, a) = (&self.narrow(b), &self.narrow(a));
         if b.shape.rank() == 2 && a.shape.rank() >= 2 {
             let folded = self.fold(a);
             let product = self.product("mm", &folded, b);
@@ -70,9 +70,10 @@ impl Torch {
 
     /// `F.linear` with a `[out, in]` matrix.
     pub fn linear(&mut self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
-        let x = &self.narrow(x);
-        let weight = &self.narrow(weight);
+        // Autocast casts arguments from the last to the first, in the order C++ evaluates them.
         let bias = bias.map(|bias| self.narrow(bias));
+        let weight = &self.narrow(weight);
+        let x = &self.narrow(x);
         let matrix = self.transpose(weight, 0, 1);
         match &bias {
             Some(bias) if x.shape.rank() == 2 || x.is_contiguous() => self.addmm(x, &matrix, bias),
@@ -94,7 +95,7 @@ impl Torch {
     pub fn conv1d_linear(&mut self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
         // Under autocast `addmm` casts all three; the view that Conv1D makes first is of the wide input.
         let folded = self.fold(x);
-        let (folded, weight, bias) = (self.narrow(&folded), self.narrow(weight), self.narrow(bias));
+        let (weight, folded, bias) = (self.narrow(weight), self.narrow(&folded), self.narrow(bias));
         let output = self.addmm(&folded, &weight, &bias);
         self.reshape(&output, x.shape.with(-1, weight.shape.size(-1)))
     }
@@ -107,6 +108,7 @@ impl Torch {
         let kept_matrix = (records && folded.needs_grad()).then(|| Saved::new(self, matrix));
         let output = self.fresh("addmm", folded.shape.with(-1, matrix.shape.size(-1)), x.dtype);
         self.use_blas();
+        self.use_blas_lt();
         let full = x.shape.with(-1, matrix.shape.size(-1));
         if !records {
             return self.reshape(&output, full);

@@ -54,6 +54,7 @@ pub struct Torch {
     pub stopped: bool,
     in_backward: bool,
     workspaces: [Option<Tensor>; 2],
+    lt_workspace: Option<Tensor>,
     phantoms: SharedLog,
 }
 
@@ -92,6 +93,7 @@ impl Torch {
             stopped: false,
             in_backward: false,
             workspaces: [None, None],
+            lt_workspace: None,
             phantoms: SharedLog::default(),
         }
     }
@@ -107,7 +109,7 @@ impl Torch {
     /// A fresh dense tensor in a given order of dimensions.
     pub fn fresh_strided(&mut self, operation: &'static str, shape: Shape, strides: Strides, dtype: DType) -> Tensor {
         let log = if self.stopped { &self.phantoms } else { &self.log };
-        Tensor { storage: Storage::new(log, operation, shape, dtype), shape, strides, dtype, edge: None }
+        Tensor { storage: Storage::new(log, operation, shape, dtype), shape, strides, dtype, edge: None, view: false }
     }
 
     /// A fresh tensor like another.
@@ -119,7 +121,7 @@ impl Torch {
     /// A tensor that takes no memory: a stand-in where nothing is really computed.
     pub fn phantom(&mut self, shape: Shape, dtype: DType) -> Tensor {
         let storage = Storage::new(&self.phantoms, "phantom", shape, dtype);
-        Tensor { storage, shape, strides: contiguous_strides(&shape), dtype, edge: None }
+        Tensor { storage, shape, strides: contiguous_strides(&shape), dtype, edge: None, view: false }
     }
 
     /// Bytes that live only inside an operation.
@@ -258,6 +260,14 @@ impl Torch {
             let bytes = self.device.blas_workspace();
             let make = |torch: &mut Self| torch.fresh("cublas workspace", Shape::from([bytes]), DType::U8);
             self.workspaces[thread] = Some(self.in_category(Category::Workspace, make));
+        }
+    }
+
+    /// The workspace of cuBLASLt, which adds biases in its epilogue: 1 MiB at the first such product.
+    pub fn use_blas_lt(&mut self) {
+        if self.lt_workspace.is_none() && !self.stopped {
+            let make = |torch: &mut Self| torch.fresh("cublasLt workspace", Shape::from([1 << 20]), DType::U8);
+            self.lt_workspace = Some(self.in_category(Category::Workspace, make));
         }
     }
 }

@@ -264,8 +264,8 @@ impl Torch {
             return x.clone();
         }
         let records = self.records(&[x]);
-        let output = self.fresh_like("native_dropout", x, x.dtype);
         let mask = self.fresh_like("native_dropout", x, DType::Bool);
+        let output = self.fresh_like("native_dropout", x, x.dtype);
         if !records {
             return output;
         }
