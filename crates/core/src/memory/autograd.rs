@@ -132,7 +132,8 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
     let before = torch.enter_backward();
     let seed = torch.fresh("ones_like", tensor.shape, tensor.dtype);
     count_dependencies(torch, &root.node);
-    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed);
+    // The caller goes on holding the gradient it starts with.
+    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed.clone());
     let mut ready = BinaryHeap::from([Ready(root.node)]);
     while let Some(Ready(node)) = ready.pop() {
         torch.set_module(node.module);
@@ -159,6 +160,7 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
             }
         }
     }
+    drop(seed);
     torch.leave_backward(before);
 }
 

@@ -24,7 +24,6 @@ impl Torch {
         self.attach(output, &[a, b], move |torch, gradient| {
             let kept_a = kept_a.map(|saved| saved.get(torch));
             let kept_b = kept_b.map(|saved| saved.get(torch));
-            torch.use_blas();
             // `mat2` before `self`; a transposed operand gets its gradient in its own layout.
             let for_b = need_b.then(|| torch.product_gradient(name, shape_b, transposed_b, &gradient));
             let for_a = need_a.then(|| torch.product_gradient(name, shape_a, transposed_a, &gradient));
@@ -35,12 +34,11 @@ impl Torch {
 
     fn product_gradient(&mut self, name: &'static str, shape: Shape, transposed: bool, gradient: &Tensor) -> Tensor {
         // Only `mm` keeps the layout of the operand; `bmm` gives a dense result.
-        if transposed && name == "mm" {
-            let flipped = shape.with(-1, shape.size(-2)).with(-2, shape.size(-1));
-            let dense = self.fresh(name, flipped, gradient.dtype);
-            return self.transpose(&dense, -1, -2);
-        }
-        self.fresh(name, shape, gradient.dtype)
+        let transposed = transposed && name == "mm";
+        let made = if transposed { shape.with(-1, shape.size(-2)).with(-2, shape.size(-1)) } else { shape };
+        let dense = self.fresh(name, made, gradient.dtype);
+        self.use_blas();
+        if transposed { self.transpose(&dense, -1, -2) } else { dense }
     }
 
     /// `torch.matmul`: stacks are folded into one dimension, with copies where their strides do not allow a view.
@@ -119,8 +117,7 @@ impl Torch {
         let output = self.attach(output, &[folded, matrix, bias], move |torch, gradient| {
             let kept_x = kept_x.map(|saved| saved.get(torch));
             let kept_matrix = kept_matrix.map(|saved| saved.get(torch));
-            torch.use_blas();
-            let for_x = need_x.then(|| torch.fresh("mm", shape_x, gradient.dtype));
+            let for_x = need_x.then(|| torch.product_gradient("mm", shape_x, false, &gradient));
             let for_matrix = need_matrix.then(|| torch.product_gradient("mm", shape_matrix, transposed, &gradient));
             let for_bias = need_bias.then(|| torch.reduce_to(gradient.clone(), to_bias.0, to_bias.1));
             drop((kept_x, kept_matrix));
