@@ -86,13 +86,15 @@ fn phase<T>(torch: &mut Torch, name: String, body: impl FnOnce(&mut Torch) -> T)
 /// Parameters and buffers onto the card, one by one.
 fn load(torch: &mut Torch, program: &Program, weights: DType) -> (Vec<Tensor>, Vec<Trained>) {
     let mut trained = Vec::new();
-    let mut parameters = Vec::new();
-    for parameter in &program.parameters {
-        let tensor = torch.in_category(Category::Weights, |torch| torch.fresh("parameter", parameter.shape, weights));
+    let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
+    for &id in &program.registration {
+        let shape = program.parameters[id.0 as usize].shape;
+        let tensor = torch.in_category(Category::Weights, |torch| torch.fresh("parameter", shape, weights));
         let (tensor, leaf): (Tensor, Rc<Leaf>) = torch.leaf(tensor);
         trained.push(Trained { tensor: tensor.clone(), leaf });
-        parameters.push(tensor);
+        parameters[id.0 as usize] = Some(tensor);
     }
+    let mut parameters: Vec<Tensor> = parameters.into_iter().flatten().collect();
     torch.in_category(Category::Buffers, |torch| {
         for buffer in &program.buffers {
             // Buffers live as long as the run; their handle is kept by forgetting it in the parameter list.
