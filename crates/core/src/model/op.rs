@@ -77,6 +77,10 @@ pub enum Op {
     Activation(Activation),
     /// `activation(a) * b`, the heart of a gated MLP.
     Glu(Activation),
+    /// The activation of a gate whose product with [`Op::GateProduct`] follows once `up` is computed.
+    Gate(Activation),
+    /// `a * b`, where `a` comes from [`Op::Gate`].
+    GateProduct(Activation),
     /// Routed experts as one fused module: inputs hidden `[tokens, hidden]`, chosen experts, their weights.
     Experts(Experts),
     /// Dropout, active in training only.
@@ -305,6 +309,9 @@ pub enum Rotary {
     Half,
     /// The same in fp32, cast back.
     HalfFp32,
+    /// Llama's on tables in fp32 (OLMo): queries and keys are not cast first, the products promote to fp32, and both
+    /// sums are cast back once both are done.
+    HalfPromoted,
     /// GPT-J's and Cohere's: neighbours are pairs, `rotate_every_two`.
     Interleaved,
     /// The same in fp32, cast back.
@@ -332,6 +339,8 @@ pub enum Mask {
     Full,
     /// All within `n` on either side.
     FullSliding(u64),
+    /// All before (or the last `n`), and the tokens of one image among themselves in both directions: a real mask always.
+    Images(Option<u64>),
 }
 
 /// What a layer adds to its cache per token, or keeps whole.

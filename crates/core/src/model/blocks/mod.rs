@@ -11,4 +11,4 @@ pub mod read;
 pub use attention::{QkNorm, SelfAttention};
 pub use encoder::EncoderAttention;
 pub use head::causal_lm_head;
-pub use mlp::{gated_mlp, mlp};
+pub use mlp::{gated_mlp, joined_gated_mlp, mlp};
