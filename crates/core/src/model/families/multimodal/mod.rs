@@ -14,6 +14,8 @@ pub mod idefics3;
 pub mod internvl;
 pub mod llava;
 pub mod mistral3;
+pub mod mllama;
+mod mllama_vision;
 pub mod paligemma;
 mod parts;
 mod pixtral;
@@ -37,4 +39,5 @@ pub const ALL: &[&Family] = &[
     &voxtral::FAMILY,
     &gemma3::FAMILY,
     &gemma4::FAMILY,
+    &mllama::FAMILY,
 ];
