@@ -77,6 +77,10 @@ pub enum Op {
     Activation(Activation),
     /// `activation(a) * b`, the heart of a gated MLP.
     Glu(Activation),
+    /// The activation of a gate whose product with [`Op::GateProduct`] follows once `up` is computed.
+    Gate(Activation),
+    /// `a * b`, where `a` comes from [`Op::Gate`].
+    GateProduct(Activation),
     /// Routed experts as one fused module: inputs hidden `[tokens, hidden]`, chosen experts, their weights.
     Experts(Experts),
     /// Dropout, active in training only.
