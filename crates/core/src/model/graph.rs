@@ -163,6 +163,14 @@ impl Graph {
         result
     }
 
+    /// Declares what `body` owns without running it: a tower whose input the batch does not bring.
+    pub fn declare_only<T>(&mut self, body: impl FnOnce(&mut Self) -> T) -> T {
+        let recorded = std::mem::take(&mut self.steps);
+        let result = body(self);
+        self.steps = recorded;
+        result
+    }
+
     /// What runs inside ignores autocast.
     pub fn without_autocast<T>(&mut self, body: impl FnOnce(&mut Self) -> T) -> T {
         self.steps.borrow_mut().push(Step::Autocast(false));

@@ -479,6 +479,8 @@ pub enum Loss {
     Ctc,
     /// Mean squared error.
     MeanSquared,
+    /// `BCEWithLogitsLoss` on logits in the model's type, labels cast to it (ELECTRA's discriminator, multi-label heads).
+    BinaryCrossEntropy,
     /// CLIP's and SigLIP's contrastive loss.
     Contrastive,
     /// Load balancing of experts over router logits.

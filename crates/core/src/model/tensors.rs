@@ -21,6 +21,13 @@ impl Graph {
         self.run(Op::FillLike, &[like], shape)
     }
 
+    /// A buffer of the current module (positions, frequencies), declared and read.
+    pub fn held(&mut self, name: &str, shape: impl Into<Shape>, dtype: DType) -> Value {
+        let shape = shape.into();
+        self.buffer(name, shape, dtype, false);
+        self.run(Op::Buffer(dtype), &[], shape)
+    }
+
     /// The same elements under other sizes, as a view.
     pub fn view(&mut self, x: &Value, shape: impl Into<Shape>) -> Value {
         self.reshaped(Op::View, x, shape.into())

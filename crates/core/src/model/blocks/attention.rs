@@ -31,6 +31,8 @@ pub struct SelfAttention {
     pub softcap: bool,
     /// Dropout on the probabilities.
     pub dropout: f64,
+    /// Whether positions see only those before them.
+    pub causal: bool,
 }
 
 /// Norms on queries and keys.
@@ -38,8 +40,10 @@ pub struct SelfAttention {
 pub enum QkNorm {
     /// None.
     None,
-    /// Over each head, after the split in heads (Qwen3, Gemma 3): names of both.
+    /// Over each head, once heads stand before positions (Gemma 3): names of both.
     Head(Norm, [&'static str; 2]),
+    /// Over each head, while positions still stand before heads (Qwen3): names of both.
+    HeadLast(Norm, [&'static str; 2]),
     /// Over the whole projection, before the split (OLMo 2): names of both.
     Whole(Norm, [&'static str; 2]),
 }
@@ -60,14 +64,20 @@ impl SelfAttention {
             window: None,
             softcap: false,
             dropout: 0.0,
+            causal: true,
         }
+    }
+
+    /// The same attention in a layer with this window.
+    pub fn windowed(&self, window: Option<u64>) -> Self {
+        Self { window, ..self.clone() }
     }
 
     /// Runs it inside the current module: `hidden` is `[batch, seq, hidden]`, so is the result.
     pub fn run(&self, g: &mut Graph, hidden: &Value, rope: Option<&(Value, Value)>, mask: &Value) -> Value {
         let mut query = self.project(g, hidden, 0, self.heads);
         let mut key = self.project(g, hidden, 1, self.kv_heads);
-        let value = self.project(g, hidden, 2, self.kv_heads);
+        let mut value = self.project(g, hidden, 2, self.kv_heads);
         if let QkNorm::Head(kind, names) = self.qk_norm {
             query = g.norm(names[0], &query, kind, false);
             key = g.norm(names[1], &key, kind, false);
@@ -75,7 +85,7 @@ impl SelfAttention {
         if let (Some(style), Some((cosine, sine))) = (self.rotary, rope) {
             (query, key) = rotate(g, style, self.rotary_dim, query, key, cosine, sine);
         }
-        let (key, value) = g.cache(self.cache(), &key, &value);
+        (key, value) = g.cache(self.cache(), &key, &value);
         let spec = self.spec(None);
         let attended = attend(g, spec, &query, &key, &value, Some(mask));
         self.output(g, attended, hidden.size(-1))
@@ -86,6 +96,11 @@ impl SelfAttention {
         let mut x = g.linear(self.names[which], hidden, heads.saturating_mul(self.head_dim), self.qkv_bias);
         if let (QkNorm::Whole(kind, names), 0 | 1) = (self.qk_norm, which) {
             x = g.norm(names[which], &x, kind, false);
+        }
+        if let (QkNorm::HeadLast(kind, names), 0 | 1) = (self.qk_norm, which) {
+            x = g.split_last(&x, heads, self.head_dim);
+            x = g.norm(names[which], &x, kind, false);
+            return g.transpose(&x, 1, 2);
         }
         split_heads(g, x, heads, self.head_dim)
     }
@@ -105,7 +120,7 @@ impl SelfAttention {
     pub fn spec(&self, sinks: Option<ParameterId>) -> Attention {
         Attention {
             groups: self.heads / self.kv_heads.max(1),
-            causal: true,
+            causal: self.causal,
             dropout_per_mille: (self.dropout.clamp(0.0, 1.0) * 1000.0).round() as u32,
             softcap: self.softcap,
             sinks,
@@ -194,4 +209,43 @@ pub fn rotate_whole(
 pub fn mask(g: &mut Graph, kind: Mask) -> Value {
     let (batch, seq, past) = (g.inputs.batch, g.inputs.seq, g.inputs.past);
     g.run(Op::Mask(kind), &[], [batch, 1, seq, seq.saturating_add(past)])
+}
+
+/// The masks of a model whose layers see everything or a window.
+#[derive(Debug, Clone)]
+pub struct Masks {
+    full: Value,
+    sliding: Value,
+}
+
+impl Masks {
+    /// Builds the masks that these layers need, one window each; `full` builds the full one in any case.
+    pub fn new(g: &mut Graph, windows: &[Option<u64>], full: bool) -> Self {
+        Self::of_kinds(g, windows, full, Mask::Causal, Mask::Sliding)
+    }
+
+    /// The same for layers that see in both directions.
+    pub fn bidirectional(g: &mut Graph, windows: &[Option<u64>], full: bool) -> Self {
+        Self::of_kinds(g, windows, full, Mask::Full, Mask::FullSliding)
+    }
+
+    fn of_kinds(g: &mut Graph, windows: &[Option<u64>], full: bool, all: Mask, some: fn(u64) -> Mask) -> Self {
+        let window = windows.iter().copied().flatten().next();
+        let full = full || window.is_none() || windows.contains(&None);
+        let full = full.then(|| mask(g, all));
+        let sliding = window.map(|window| mask(g, some(window)));
+        match (full, sliding) {
+            (Some(full), Some(sliding)) => Self { full, sliding },
+            (Some(only), None) | (None, Some(only)) => Self { full: only.clone(), sliding: only },
+            (None, None) => {
+                let full = mask(g, all);
+                Self { sliding: full.clone(), full }
+            }
+        }
+    }
+
+    /// The mask of a layer with this window.
+    pub fn of(&self, window: Option<u64>) -> &Value {
+        if window.is_some() { &self.sliding } else { &self.full }
+    }
 }

@@ -1,5 +1,7 @@
 //! Heads and losses.
 
+use crate::model::config::Config;
+use crate::model::error::ModelError;
 use crate::model::graph::{Graph, Value};
 use crate::model::op::{Input, Loss, Op, ParameterId};
 
@@ -39,5 +41,34 @@ pub fn loss_and_return(g: &mut Graph, kind: Loss, logits: Value) {
         g.run(Op::Return, &[&loss, &logits], []);
     } else {
         g.run(Op::Return, &[&logits], []);
+    }
+}
+
+/// The head of a classifier: the loss when there are labels (one per sample), then the output object.
+pub fn classification_head(g: &mut Graph, name: &str, pooled: &Value, labels: &Labels) {
+    let logits = if labels.count > 0 { g.linear(name, pooled, labels.count, true) } else { pooled.clone() };
+    loss_and_return(g, labels.loss, logits);
+}
+
+/// The classes of a classifier.
+#[derive(Debug, Clone, Copy)]
+pub struct Labels {
+    /// How many.
+    pub count: u64,
+    /// The loss that transformers chooses for them.
+    pub loss: Loss,
+}
+
+impl Labels {
+    /// From `id2label`, else `num_labels`, else 2; the loss by `problem_type`.
+    pub fn read(c: &Config<'_>) -> Result<Self, ModelError> {
+        let named = c.get("id2label").and_then(serde_json::Value::as_object).map(|map| map.len() as u64);
+        let count = named.map_or_else(|| c.size_or(&["num_labels"], 2), Ok)?;
+        let loss = match c.str_or("problem_type", if count == 1 { "regression" } else { "" }) {
+            "regression" => Loss::MeanSquared,
+            "multi_label_classification" => Loss::BinaryCrossEntropy,
+            _ => Loss::CrossEntropy,
+        };
+        Ok(Self { count, loss })
     }
 }

@@ -14,7 +14,7 @@ pub fn gated_mlp(g: &mut Graph, x: &Value, names: [&str; 3], width: u64, kind: A
 
 /// `second(activation(first(x)))`.
 pub fn mlp(g: &mut Graph, x: &Value, names: [&str; 2], width: u64, kind: Activation, bias: bool) -> Value {
-    let wide = g.linear(names[0], x, width, bias);
-    let wide = g.activation(kind, &wide);
+    let mut wide = g.linear(names[0], x, width, bias);
+    wide = g.activation(kind, &wide);
     g.linear(names[1], &wide, x.size(-1), bias)
 }

@@ -1,11 +1,13 @@
 //! What families share: the same lines of transformers' code in many models.
 
 pub mod attention;
+pub mod encoder;
 pub mod head;
 pub mod mlp;
 pub mod moe;
 pub mod read;
 
 pub use attention::{QkNorm, SelfAttention};
+pub use encoder::EncoderAttention;
 pub use head::causal_lm_head;
 pub use mlp::{gated_mlp, mlp};

@@ -48,3 +48,45 @@ pub fn rotary_dim(config: &Config<'_>, head_dim: u64, default_factor: f64) -> Re
     };
     Ok((head_dim as f64 * factor.clamp(0.0, 1.0)) as u64)
 }
+
+/// The window of every layer by `layer_types`, or by the class's own rule where that key is absent.
+///
+/// `window` is what the layers named `sliding_attention` see; without one they see everything.
+pub fn layer_windows(
+    config: &Config<'_>,
+    layers: u64,
+    window: Option<u64>,
+    slides: impl Fn(u64) -> bool,
+) -> Result<Vec<Option<u64>>, ModelError> {
+    let Some(types) = config.strings("layer_types")? else {
+        return Ok((0..layers).map(|index| window.filter(|_| slides(index))).collect());
+    };
+    if types.len() as u64 != layers {
+        return Err(config.refuse("layer_types", "one entry per layer"));
+    }
+    let window_of = |kind: &&str| match *kind {
+        "sliding_attention" => Ok(window),
+        "full_attention" => Ok(None),
+        _ => Err(config.refuse("layer_types", "a list of full_attention and sliding_attention")),
+    };
+    types.iter().map(window_of).collect()
+}
+
+/// Key and value heads: `null` means as many as query heads, an absent key the class default.
+pub fn kv_heads(config: &Config<'_>, heads: u64, absent: u64) -> Result<u64, ModelError> {
+    positive(config, &["num_key_value_heads"], if is_null(config, "num_key_value_heads") { heads } else { absent })
+}
+
+/// A window: `null` means none, an absent key the class default.
+pub fn window(config: &Config<'_>, key: &str, absent: Option<u64>) -> Result<Option<u64>, ModelError> {
+    match (config.has(key), is_null(config, key)) {
+        (true, _) => config.size(&[key]).map(Some),
+        (false, true) => Ok(None),
+        (false, false) => Ok(absent),
+    }
+}
+
+/// Whether a key is there as `null`, which some classes take for another thing than an absent key.
+pub fn is_null(config: &Config<'_>, key: &str) -> bool {
+    !config.has(key) && config.keys().any(|name| name == key)
+}

@@ -1,6 +1,33 @@
 //! Language models that also see or hear.
+//!
+//! A batch without images or audio runs the language model alone, as transformers does; the towers are then declared
+//! but not run.
 
 use super::Family;
 
+pub mod idefics3;
+pub mod internvl;
+pub mod llava;
+pub mod mistral3;
+pub mod paligemma;
+mod parts;
+mod pixtral;
+pub mod qwen2_5_vl;
+pub mod qwen2_vl;
+pub mod qwen3_vl;
+mod qwen_text;
+mod qwen_vision;
+pub mod voxtral;
+
 /// Every family in this folder.
-pub const ALL: &[&Family] = &[];
+pub const ALL: &[&Family] = &[
+    &qwen2_5_vl::FAMILY,
+    &qwen2_vl::FAMILY,
+    &qwen3_vl::FAMILY,
+    &llava::FAMILY,
+    &mistral3::FAMILY,
+    &internvl::FAMILY,
+    &paligemma::FAMILY,
+    &idefics3::FAMILY,
+    &voxtral::FAMILY,
+];
