@@ -3,32 +3,35 @@
 use super::mamba2_mixer::Mamba2Mixer;
 use super::state::{self, CausalConvolution};
 use crate::model::Family;
-use crate::model::blocks::head::causal_lm_head_named;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, read};
-use crate::model::op::{Activation, Binary, Input, Mask, Norm, Role, RotaryTable};
-use crate::model::{Config, Graph, ModelError, Task, Value};
+use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
+use crate::model::op::{Activation, Binary, Mask, Norm, Role, RotaryTable};
+use crate::model::{Config, Graph, ModelError, Value};
 
 /// Granite 4.
-pub const FAMILY: Family = Family { name: "Granite 4", model_types: &["granitemoehybrid"], build };
+pub const FAMILY: Family = Family {
+    name: "Granite 4",
+    model_types: &["granitemoehybrid"],
+    build: |c, task, g| decoder::build(c, task, g, &GraniteHybrid::read(c)?),
+};
 
 struct GraniteHybrid {
-    vocab: u64,
-    hidden: u64,
+    vocabulary: Vocabulary,
     /// For each layer whether it attends.
     attends: Vec<bool>,
     shared_width: u64,
     activation: Activation,
     experts: Option<FusedExperts>,
     rope: bool,
-    tied: bool,
     attention: SelfAttention,
     mixer: Mamba2Mixer,
 }
 
 impl GraniteHybrid {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
-        let hidden = read::positive(c, &["hidden_size"], 4096)?;
+        let vocabulary = Vocabulary::read(c, 32000, 4096, false)?;
+        let hidden = vocabulary.width;
         let heads = read::positive(c, &["num_attention_heads"], 32)?;
         let kv_heads = read::positive(c, &["num_key_value_heads"], heads)?;
         let mut attention = SelfAttention::new(heads, kv_heads, read::head_dim(c, hidden, heads)?);
@@ -59,33 +62,15 @@ impl GraniteHybrid {
         let top_k = c.size_or(&["num_experts_per_tok"], 2)?;
         let width = c.size_or(&["intermediate_size"], 11008)?;
         Ok(Self {
-            vocab: c.size_or(&["vocab_size"], 32000)?,
-            hidden,
+            vocabulary,
             attends: state::attention_layers(c, &["layer_types", "layers_block_type"], layers, |_| false)?,
             shared_width: c.size_or(&["shared_intermediate_size"], 1024)?,
             activation,
             experts: (experts > 0).then(|| FusedExperts::new(experts, top_k, width, activation)),
             rope: c.str_or("position_embedding_type", "") == "rope",
-            tied: c.flag("tie_word_embeddings", false)?,
             attention,
             mixer,
         })
-    }
-
-    fn model(&self, g: &mut Graph) -> Value {
-        let ids = g.input(Input::Tokens, [g.inputs.batch, g.inputs.seq]);
-        let mut embeddings = g.embedding("embed_tokens", &ids, self.vocab, self.hidden);
-        embeddings = g.scale(&embeddings);
-        let mask = attention::mask(g, Mask::Causal);
-        let rope = self.rope.then(|| {
-            let table = RotaryTable { dim: self.attention.head_dim, axes: 1, doubled: true, fp32: false };
-            g.rotary_table("rotary_emb", g.inputs.seq, table)
-        });
-        let mut hidden = embeddings.clone();
-        for (index, attends) in (0..).zip(&self.attends) {
-            hidden = g.layer("layers", index, |g| self.layer(g, *attends, &hidden, rope.as_ref(), &mask));
-        }
-        g.norm("norm", &hidden, Norm::Rms, false)
     }
 
     fn layer(&self, g: &mut Graph, attends: bool, input: &Value, rope: Option<&(Value, Value)>, mask: &Value) -> Value {
@@ -114,13 +99,13 @@ impl GraniteHybrid {
         let (gate, up) = g.split2(&wide, -1, self.shared_width, self.shared_width);
         drop(wide);
         let product = g.glu(self.activation, &gate, &up);
-        g.linear("output_linear", &product, self.hidden, false)
+        g.linear("output_linear", &product, self.vocabulary.width, false)
     }
 
     fn sparse(&self, g: &mut Graph, experts: &FusedExperts, input: &Value) -> Value {
-        let hidden = g.reshape(input, [input.size(0).saturating_mul(input.size(1)), self.hidden]);
+        let hidden = g.reshape(input, [input.size(0).saturating_mul(input.size(1)), self.vocabulary.width]);
         let (indices, weights) = g.module("router", |g| {
-            let weight = g.parameter("weight", [experts.count, self.hidden], Role::Other);
+            let weight = g.parameter("weight", [experts.count, self.vocabulary.width], Role::Other);
             let logits = {
                 let logits = state::functional_linear(g, weight, &hidden, experts.count);
                 g.float(&logits)
@@ -139,13 +124,26 @@ fn add_scaled(g: &mut Graph, residual: &Value, hidden: &Value) -> Value {
     g.add(residual, &scaled)
 }
 
-fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
-    let granite = GraniteHybrid::read(c)?;
-    if let Some(hidden) = state::backbone(g, task, "model", |g| granite.model(g)) {
-        let tied = if granite.tied { g.find("model.embed_tokens.weight") } else { None };
-        causal_lm_head_named(g, "lm_head", hidden, granite.vocab, tied, false, |g, logits| {
-            g.scalar(Binary::Div, &logits)
-        });
+impl Decoder for GraniteHybrid {
+    fn vocabulary(&self) -> Vocabulary {
+        self.vocabulary
     }
-    Ok(())
+
+    fn model(&self, g: &mut Graph, mut embeddings: Value) -> Value {
+        embeddings = g.scale(&embeddings);
+        let mask = attention::mask(g, Mask::Causal);
+        let rope = self.rope.then(|| {
+            let table = RotaryTable { dim: self.attention.head_dim, axes: 1, doubled: true, fp32: false };
+            g.rotary_table("rotary_emb", g.inputs.seq, table)
+        });
+        let mut hidden = embeddings.clone();
+        for (index, attends) in (0..).zip(&self.attends) {
+            hidden = g.layer("layers", index, |g| self.layer(g, *attends, &hidden, rope.as_ref(), &mask));
+        }
+        g.norm("norm", &hidden, Norm::Rms, false)
+    }
+
+    fn finish_logits(&self, g: &mut Graph, logits: Value) -> Value {
+        g.scalar(Binary::Div, &logits)
+    }
 }

@@ -5,20 +5,20 @@ use super::state::{self, CausalConvolution};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
-use crate::model::blocks::{SelfAttention, attention, causal_lm_head, gated_mlp, read};
-use crate::model::op::{Activation, Input, Mask, Norm};
-use crate::model::{Config, Graph, ModelError, Task, Value};
+use crate::model::blocks::{SelfAttention, attention, gated_mlp, read};
+use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
+use crate::model::op::{Activation, Mask, Norm};
+use crate::model::{Config, Graph, ModelError, Value};
 
 /// Jamba.
-pub const FAMILY: Family = Family { name: "Jamba", model_types: &["jamba"], build };
+pub const FAMILY: Family =
+    Family { name: "Jamba", model_types: &["jamba"], build: |c, task, g| decoder::build(c, task, g, &Jamba::read(c)?) };
 
 struct Jamba {
-    vocab: u64,
-    hidden: u64,
+    vocabulary: Vocabulary,
     layers: Vec<Layer>,
     width: u64,
     activation: Activation,
-    tied: bool,
     attention: SelfAttention,
     mixer: MambaMixer,
     experts: FusedExperts,
@@ -32,7 +32,8 @@ struct Layer {
 
 impl Jamba {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
-        let hidden = read::positive(c, &["hidden_size"], 4096)?;
+        let vocabulary = Vocabulary::read(c, 65536, 4096, false)?;
+        let hidden = vocabulary.width;
         let heads = read::positive(c, &["num_attention_heads"], 32)?;
         let kv_heads = if c.has("num_key_value_heads") { read::positive(c, &["num_key_value_heads"], 8)? } else { 8 };
         let mut attention = SelfAttention::new(heads, kv_heads, read::head_dim(c, hidden, heads)?);
@@ -64,27 +65,14 @@ impl Jamba {
             sparse: experts > 1 && index % expert_period == expert_offset,
         };
         Ok(Self {
-            vocab: c.size_or(&["vocab_size"], 65536)?,
-            hidden,
+            vocabulary,
             layers: (0..c.layers(&["num_hidden_layers"], 32)?).map(layer).collect(),
             width,
             activation,
-            tied: c.flag("tie_word_embeddings", false)?,
             attention,
             mixer,
             experts: FusedExperts::new(experts, top_k, width, activation),
         })
-    }
-
-    fn model(&self, g: &mut Graph) -> Value {
-        let ids = g.input(Input::Tokens, [g.inputs.batch, g.inputs.seq]);
-        let embeddings = g.embedding("embed_tokens", &ids, self.vocab, self.hidden);
-        let mask = attention::mask(g, Mask::Causal);
-        let mut hidden = embeddings.clone();
-        for (index, layer) in (0..).zip(&self.layers) {
-            hidden = g.layer("layers", index, |g| self.layer(g, *layer, &hidden, &mask));
-        }
-        g.norm("final_layernorm", &hidden, Norm::Rms, false)
     }
 
     fn layer(&self, g: &mut Graph, layer: Layer, input: &Value, mask: &Value) -> Value {
@@ -108,7 +96,7 @@ impl Jamba {
     }
 
     fn sparse(&self, g: &mut Graph, input: &Value) -> Value {
-        let mut hidden = g.view(input, [input.size(0).saturating_mul(input.size(1)), self.hidden]);
+        let mut hidden = g.view(input, [input.size(0).saturating_mul(input.size(1)), self.vocabulary.width]);
         let logits = g.linear("router", &hidden, self.experts.count, false);
         let (weights, indices) = {
             let probabilities = g.softmax(&logits, -1, Some(DType::F32));
@@ -120,11 +108,17 @@ impl Jamba {
     }
 }
 
-fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
-    let jamba = Jamba::read(c)?;
-    if let Some(hidden) = state::backbone(g, task, "model", |g| jamba.model(g)) {
-        let tied = if jamba.tied { g.find("model.embed_tokens.weight") } else { None };
-        causal_lm_head(g, hidden, jamba.vocab, tied, false);
+impl Decoder for Jamba {
+    fn vocabulary(&self) -> Vocabulary {
+        self.vocabulary
     }
-    Ok(())
+
+    fn model(&self, g: &mut Graph, embeddings: Value) -> Value {
+        let mask = attention::mask(g, Mask::Causal);
+        let mut hidden = embeddings.clone();
+        for (index, layer) in (0..).zip(&self.layers) {
+            hidden = g.layer("layers", index, |g| self.layer(g, *layer, &hidden, &mask));
+        }
+        g.norm("final_layernorm", &hidden, Norm::Rms, false)
+    }
 }

@@ -2,18 +2,19 @@
 
 use super::state::{self, CausalConvolution};
 use crate::model::Family;
-use crate::model::blocks::{QkNorm, SelfAttention, attention, causal_lm_head, gated_mlp, read};
-use crate::model::op::{Activation, Input, Mask, Norm, RotaryTable};
-use crate::model::{Config, Graph, ModelError, Task, Value};
+use crate::model::blocks::{QkNorm, SelfAttention, attention, gated_mlp, read};
+use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
+use crate::model::op::{Activation, Mask, Norm, RotaryTable};
+use crate::model::{Config, Graph, ModelError, Value};
 
 /// LFM 2.
-pub const FAMILY: Family = Family { name: "LFM2", model_types: &["lfm2"], build };
+pub const FAMILY: Family =
+    Family { name: "LFM2", model_types: &["lfm2"], build: |c, task, g| decoder::build(c, task, g, &Lfm2::read(c)?) };
 
 /// The text model, also of the vision models built on it.
+#[derive(Debug, Clone)]
 pub(crate) struct Lfm2 {
-    pub(crate) vocab: u64,
-    pub(crate) hidden: u64,
-    pub(crate) tied: bool,
+    vocabulary: Vocabulary,
     attends: Vec<bool>,
     width: u64,
     convolution: CausalConvolution,
@@ -21,20 +22,21 @@ pub(crate) struct Lfm2 {
 }
 
 impl Lfm2 {
+    /// Reads an LFM 2.
     pub(crate) fn read(c: &Config<'_>) -> Result<Self, ModelError> {
-        let hidden = read::positive(c, &["hidden_size", "block_dim"], 2560)?;
+        let mut vocabulary = Vocabulary::read(c, 65536, 2560, true)?;
+        vocabulary.tied = c.flag("tie_embedding", vocabulary.tied)?;
+        let hidden = vocabulary.width;
         let heads = read::positive(c, &["num_attention_heads", "num_heads"], 32)?;
         let kv_heads = read::positive(c, &["num_key_value_heads"], 8)?;
         let mut attention = SelfAttention::new(heads, kv_heads, read::head_dim(c, hidden, heads)?);
         attention.names = ["q_proj", "k_proj", "v_proj", "out_proj"];
-        attention.qk_norm = QkNorm::Head(Norm::Rms, ["q_layernorm", "k_layernorm"]);
+        attention.qk_norm = QkNorm::HeadLast(Norm::Rms, ["q_layernorm", "k_layernorm"]);
         let layers = c.layers(&["num_hidden_layers"], 32)?;
         let listed = c.sizes("full_attn_idxs")?;
         let by_index = |index| listed.as_ref().is_none_or(|listed| listed.contains(&index));
         Ok(Self {
-            vocab: c.size_or(&["vocab_size"], 65536)?,
-            hidden,
-            tied: c.flag("tie_embedding", c.flag("tie_word_embeddings", true)?)?,
+            vocabulary,
             attends: state::attention_layers(c, &["layer_types"], layers, by_index)?,
             width: feed_forward_width(c)?,
             convolution: CausalConvolution {
@@ -45,25 +47,6 @@ impl Lfm2 {
             },
             attention,
         })
-    }
-
-    /// Runs inside the current module, on the tokens or on embeddings made elsewhere.
-    pub(crate) fn model(&self, g: &mut Graph, embeddings: Option<Value>) -> Value {
-        let embeddings = embeddings.unwrap_or_else(|| self.embed(g));
-        let mask = attention::mask(g, Mask::Causal);
-        let table = RotaryTable { dim: self.attention.head_dim, axes: 1, doubled: true, fp32: false };
-        let rope = g.rotary_table("rotary_emb", g.inputs.seq, table);
-        let mut hidden = embeddings.clone();
-        for (index, attends) in (0..).zip(&self.attends) {
-            hidden = g.layer("layers", index, |g| self.layer(g, *attends, &hidden, &rope, &mask));
-        }
-        g.norm("embedding_norm", &hidden, Norm::Rms, false)
-    }
-
-    /// The embeddings of the tokens; runs inside the model's module.
-    pub(crate) fn embed(&self, g: &mut Graph) -> Value {
-        let ids = g.input(Input::Tokens, [g.inputs.batch, g.inputs.seq]);
-        g.embedding("embed_tokens", &ids, self.vocab, self.hidden)
     }
 
     fn layer(&self, g: &mut Graph, attends: bool, input: &Value, rope: &(Value, Value), mask: &Value) -> Value {
@@ -85,15 +68,16 @@ impl Lfm2 {
     }
 
     fn short_convolution(&self, g: &mut Graph, input: &Value) -> Value {
-        let mut projected = g.linear("in_proj", input, 3 * self.hidden, self.convolution.bias);
+        let width = self.vocabulary.width;
+        let mut projected = g.linear("in_proj", input, 3 * width, self.convolution.bias);
         projected = g.transpose(&projected, -1, -2);
-        let (b, c, x) = g.split3(&projected, -2, [self.hidden; 3]);
+        let (b, c, x) = g.split3(&projected, -2, [width; 3]);
         let mut hidden = g.mul(&b, &x);
         hidden = self.convolution.run(g, hidden);
         let mut output = g.mul(&c, &hidden);
         output = g.transpose(&output, -1, -2);
         output = g.contiguous(&output);
-        g.linear("out_proj", &output, self.hidden, self.convolution.bias)
+        g.linear("out_proj", &output, width, self.convolution.bias)
     }
 }
 
@@ -110,11 +94,19 @@ fn feed_forward_width(c: &Config<'_>) -> Result<u64, ModelError> {
     state::product(c, "intermediate_size", &[multiple, width.div_ceil(multiple)])
 }
 
-fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
-    let lfm = Lfm2::read(c)?;
-    if let Some(hidden) = state::backbone(g, task, "model", |g| lfm.model(g, None)) {
-        let tied = if lfm.tied { g.find("model.embed_tokens.weight") } else { None };
-        causal_lm_head(g, hidden, lfm.vocab, tied, false);
+impl Decoder for Lfm2 {
+    fn vocabulary(&self) -> Vocabulary {
+        self.vocabulary
     }
-    Ok(())
+
+    fn model(&self, g: &mut Graph, embeddings: Value) -> Value {
+        let mask = attention::mask(g, Mask::Causal);
+        let table = RotaryTable { dim: self.attention.head_dim, axes: 1, doubled: true, fp32: false };
+        let rope = g.rotary_table("rotary_emb", g.inputs.seq, table);
+        let mut hidden = embeddings.clone();
+        for (index, attends) in (0..).zip(&self.attends) {
+            hidden = g.layer("layers", index, |g| self.layer(g, *attends, &hidden, &rope, &mask));
+        }
+        g.norm("embedding_norm", &hidden, Norm::Rms, false)
+    }
 }

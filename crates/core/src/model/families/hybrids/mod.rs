@@ -2,6 +2,7 @@
 
 use super::Family;
 
+mod gated_delta;
 pub mod granite_hybrid;
 pub mod jamba;
 pub mod lfm2;
@@ -10,6 +11,9 @@ pub mod mamba2;
 mod mamba2_mixer;
 mod mamba_mixer;
 pub mod nemotron_h;
+pub mod qwen3_next;
+pub mod recurrent_gemma;
+pub mod rwkv;
 mod state;
 pub mod zamba2;
 
@@ -22,4 +26,7 @@ pub const ALL: &[&Family] = &[
     &granite_hybrid::FAMILY,
     &nemotron_h::FAMILY,
     &lfm2::FAMILY,
+    &qwen3_next::FAMILY,
+    &recurrent_gemma::FAMILY,
+    &rwkv::FAMILY,
 ];

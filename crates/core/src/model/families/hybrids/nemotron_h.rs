@@ -4,19 +4,22 @@ use super::mamba2_mixer::Mamba2Mixer;
 use super::state::{self, CausalConvolution};
 use crate::dtype::DType;
 use crate::model::Family;
-use crate::model::blocks::head::causal_lm_head_named;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, mlp, read};
 use crate::model::config::MAX_LAYERS;
-use crate::model::op::{Activation, Binary, Input, Mask, Norm, Op, Reduction, Role, Unary};
-use crate::model::{Config, Graph, ModelError, Task, Value};
+use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
+use crate::model::op::{Activation, Binary, Mask, Norm, Op, Reduction, Role, Unary};
+use crate::model::{Config, Graph, ModelError, Value};
 
 /// Nemotron-H.
-pub const FAMILY: Family = Family { name: "Nemotron-H", model_types: &["nemotron_h"], build };
+pub const FAMILY: Family = Family {
+    name: "Nemotron-H",
+    model_types: &["nemotron_h"],
+    build: |c, task, g| decoder::build(c, task, g, &NemotronH::read(c)?),
+};
 
 struct NemotronH {
-    vocab: u64,
-    hidden: u64,
+    vocabulary: Vocabulary,
     layers: Vec<Kind>,
     width: u64,
     shared_width: u64,
@@ -76,8 +79,8 @@ impl NemotronH {
         }
         let latent = c.size_or(&["moe_latent_size"], 0)?;
         Ok(Self {
-            vocab: c.size_or(&["vocab_size"], 131072)?,
-            hidden: read::positive(c, &["hidden_size"], 4096)?,
+            // The head is never tied.
+            vocabulary: Vocabulary { tied: false, ..Vocabulary::read(c, 131_072, 4096, false)? },
             layers: layer_kinds(c)?,
             width: c.size_or(&["intermediate_size"], 21504)?,
             shared_width: c.size_or(&["moe_shared_expert_intermediate_size"], 7688)?,
@@ -91,17 +94,6 @@ impl NemotronH {
             attention,
             mixer,
         })
-    }
-
-    fn model(&self, g: &mut Graph) -> Value {
-        let ids = g.input(Input::Tokens, [g.inputs.batch, g.inputs.seq]);
-        let embeddings = g.embedding("embeddings", &ids, self.vocab, self.hidden);
-        let mask = attention::mask(g, Mask::Causal);
-        let mut hidden = embeddings.clone();
-        for (index, kind) in (0..).zip(&self.layers) {
-            hidden = g.layer("layers", index, |g| self.layer(g, *kind, &hidden, &mask));
-        }
-        g.norm("norm_f", &hidden, Norm::Rms, false)
     }
 
     fn layer(&self, g: &mut Graph, kind: Kind, input: &Value, mask: &Value) -> Value {
@@ -121,13 +113,13 @@ impl NemotronH {
     fn sparse(&self, g: &mut Graph, input: &Value) -> Value {
         let tokens = input.size(0).saturating_mul(input.size(1));
         let (weights, indices) = g.module("gate", |g| self.route(g, input));
-        let mut hidden = g.view(input, [tokens, self.hidden]);
+        let mut hidden = g.view(input, [tokens, self.vocabulary.width]);
         if let Some(latent) = self.latent {
             hidden = g.linear("fc1_latent_proj", &hidden, latent, self.mlp_bias);
         }
         hidden = self.experts.run(g, "experts", &hidden, &indices, &weights);
         if self.latent.is_some() {
-            hidden = g.linear("fc2_latent_proj", &hidden, self.hidden, self.mlp_bias);
+            hidden = g.linear("fc2_latent_proj", &hidden, self.vocabulary.width, self.mlp_bias);
         }
         hidden = g.view(&hidden, input.shape());
         let names = ["up_proj", "down_proj"];
@@ -139,13 +131,13 @@ impl NemotronH {
     /// DeepSeek-V3's router: sigmoid scores, a bias for the choice only, the best groups first.
     fn route(&self, g: &mut Graph, input: &Value) -> (Value, Value) {
         let (count, groups, top_k) = (self.experts.count, self.expert_groups, self.experts.top_k);
-        let hidden = g.view(input, [input.size(0).saturating_mul(input.size(1)), self.hidden]);
+        let hidden = g.view(input, [input.size(0).saturating_mul(input.size(1)), self.vocabulary.width]);
         let tokens = hidden.size(0);
-        let weight = g.parameter("weight", [count, self.hidden], Role::Other);
+        let weight = g.parameter("weight", [count, self.vocabulary.width], Role::Other);
         g.buffer("e_score_correction_bias", [count], DType::F32, true);
         let logits = {
             let wide = g.float(&hidden);
-            let weight = g.read(weight, [count, self.hidden]);
+            let weight = g.read(weight, [count, self.vocabulary.width]);
             let weight = g.float(&weight);
             let weight = g.transpose(&weight, 0, 1);
             g.matmul(&wide, &weight)
@@ -222,10 +214,25 @@ impl Kind {
     }
 }
 
-fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
-    let nemotron = NemotronH::read(c)?;
-    if let Some(hidden) = state::backbone(g, task, "model", |g| nemotron.model(g)) {
-        causal_lm_head_named(g, "lm_head", hidden, nemotron.vocab, None, false, |g, logits| g.float(&logits));
+impl Decoder for NemotronH {
+    fn vocabulary(&self) -> Vocabulary {
+        self.vocabulary
     }
-    Ok(())
+
+    fn embed(&self, g: &mut Graph, ids: &Value) -> Value {
+        g.embedding("embeddings", ids, self.vocabulary.rows, self.vocabulary.width)
+    }
+
+    fn model(&self, g: &mut Graph, embeddings: Value) -> Value {
+        let mask = attention::mask(g, Mask::Causal);
+        let mut hidden = embeddings.clone();
+        for (index, kind) in (0..).zip(&self.layers) {
+            hidden = g.layer("layers", index, |g| self.layer(g, *kind, &hidden, &mask));
+        }
+        g.norm("norm_f", &hidden, Norm::Rms, false)
+    }
+
+    fn finish_logits(&self, g: &mut Graph, logits: Value) -> Value {
+        g.float(&logits)
+    }
 }

@@ -86,7 +86,8 @@ impl CausalConvolution {
         out
     }
 
-    fn slide(&self, g: &mut Graph, x: &Value, padding: u64) -> Value {
+    /// The convolution alone.
+    pub(super) fn slide(&self, g: &mut Graph, x: &Value, padding: u64) -> Value {
         let channels = x.size(1);
         let padding = [u32::try_from(padding).unwrap_or(u32::MAX), 0, 0];
         let spec = Convolution { stride: [1; 3], padding, groups: channels, transposed: false };

@@ -5,16 +5,21 @@
 use super::mamba2_mixer::Mamba2Mixer;
 use super::state::{self, CausalConvolution};
 use crate::model::Family;
-use crate::model::blocks::{SelfAttention, attention, causal_lm_head, read};
+use crate::model::blocks::{SelfAttention, attention, read};
 use crate::model::config::MAX_LAYERS;
-use crate::model::op::{Activation, Input, Mask, Norm, Role, Rotary, RotaryTable, Unary};
-use crate::model::{Config, Graph, ModelError, Task, Value};
+use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
+use crate::model::op::{Activation, Mask, Norm, Role, Rotary, RotaryTable, Unary};
+use crate::model::{Config, Graph, ModelError, Value};
 
 /// Zamba 2.
-pub const FAMILY: Family = Family { name: "Zamba2", model_types: &["zamba2"], build };
+pub const FAMILY: Family = Family {
+    name: "Zamba2",
+    model_types: &["zamba2"],
+    build: |c, task, g| decoder::build(c, task, g, &Zamba2::read(c)?),
+};
 
 struct Zamba2 {
-    vocab: u64,
+    vocabulary: Vocabulary,
     hidden: u64,
     /// For each layer whether a shared block runs before it.
     hybrid: Vec<bool>,
@@ -25,7 +30,6 @@ struct Zamba2 {
     adapter_rank: u64,
     attention_adapters: bool,
     rope: bool,
-    tied: bool,
     attention: SelfAttention,
     mixer: Mamba2Mixer,
 }
@@ -38,7 +42,8 @@ struct Use {
 
 impl Zamba2 {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
-        let hidden = read::positive(c, &["hidden_size"], 2560)?;
+        let vocabulary = Vocabulary::read(c, 32000, 2560, true)?;
+        let hidden = vocabulary.width;
         let heads = read::positive(c, &["num_attention_heads"], 32)?;
         let kv_heads = read::positive(c, &["num_key_value_heads"], heads)?;
         let mut attention = SelfAttention::new(heads, kv_heads, 2 * hidden / heads);
@@ -63,7 +68,7 @@ impl Zamba2 {
         };
         mixer.check(c, "mamba_ngroups")?;
         Ok(Self {
-            vocab: c.size_or(&["vocab_size"], 32000)?,
+            vocabulary,
             hidden,
             hybrid: hybrid_layers(c)?,
             blocks: read::positive(c, &["num_mem_blocks"], 1)?,
@@ -76,42 +81,9 @@ impl Zamba2 {
             adapter_rank: c.size_or(&["adapter_rank"], 128)?,
             attention_adapters: c.flag("use_shared_attention_adapter", false)?,
             rope: c.flag("use_mem_rope", false)?,
-            tied: c.flag("tie_word_embeddings", true)?,
             attention,
             mixer,
         })
-    }
-
-    fn model(&self, g: &mut Graph, prefix: &str) -> Value {
-        let ids = g.input(Input::Tokens, [g.inputs.batch, g.inputs.seq]);
-        let embeddings = g.embedding("embed_tokens", &ids, self.vocab, self.hidden);
-        let mut hidden = embeddings.clone();
-        let original = g.unary(Unary::Clone, &embeddings);
-        let mask = attention::mask(g, Mask::Causal);
-        let rope = self.rope.then(|| {
-            let table = RotaryTable { dim: self.attention.head_dim, axes: 1, doubled: true, fp32: false };
-            g.rotary_table("rotary_emb", g.inputs.seq, table)
-        });
-        let (mut uses, mut owners) = (0, Vec::new());
-        for (index, hybrid) in (0..).zip(&self.hybrid) {
-            hidden = g.layer("layers", index, |g| {
-                if !hybrid {
-                    return self.mamba_layer(g, &hidden, None);
-                }
-                let path = format!("{prefix}layers.{index}.shared_transformer");
-                if (owners.len() as u64) < self.blocks {
-                    owners.push(path);
-                }
-                let owner = owners[(uses % owners.len() as u64) as usize].clone();
-                let which = Use { index: uses, owner };
-                uses += 1;
-                let mut transformed = g
-                    .module("shared_transformer", |g| self.shared(g, &which, &hidden, &original, rope.as_ref(), &mask));
-                transformed = g.linear("linear", &transformed, self.hidden, false);
-                g.module("mamba_decoder", |g| self.mamba_layer(g, &hidden, Some(&transformed)))
-            });
-        }
-        g.norm("final_layernorm", &hidden, Norm::Rms, false)
     }
 
     fn mamba_layer(&self, g: &mut Graph, input: &Value, transformed: Option<&Value>) -> Value {
@@ -224,12 +196,37 @@ fn hybrid_layers(c: &Config<'_>) -> Result<Vec<bool>, ModelError> {
     state::attention_layers(c, &["layers_block_type", "layer_types"], kinds.len() as u64, |_| false)
 }
 
-fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
-    let zamba = Zamba2::read(c)?;
-    let prefix = if task == Task::Base { "" } else { "model." };
-    if let Some(hidden) = state::backbone(g, task, "model", |g| zamba.model(g, prefix)) {
-        let tied = if zamba.tied { g.find("model.embed_tokens.weight") } else { None };
-        causal_lm_head(g, hidden, zamba.vocab, tied, false);
+impl Decoder for Zamba2 {
+    fn vocabulary(&self) -> Vocabulary {
+        self.vocabulary
     }
-    Ok(())
+
+    fn model(&self, g: &mut Graph, embeddings: Value) -> Value {
+        let mut hidden = embeddings.clone();
+        let original = g.unary(Unary::Clone, &embeddings);
+        let mask = attention::mask(g, Mask::Causal);
+        let rope = self.rope.then(|| {
+            let table = RotaryTable { dim: self.attention.head_dim, axes: 1, doubled: true, fp32: false };
+            g.rotary_table("rotary_emb", g.inputs.seq, table)
+        });
+        let (mut uses, mut owners) = (0, Vec::new());
+        for (index, hybrid) in (0..).zip(&self.hybrid) {
+            hidden = g.layer("layers", index, |g| {
+                if !hybrid {
+                    return self.mamba_layer(g, &hidden, None);
+                }
+                if (owners.len() as u64) < self.blocks {
+                    owners.push(g.path_of("shared_transformer"));
+                }
+                let owner = owners[(uses % owners.len() as u64) as usize].clone();
+                let which = Use { index: uses, owner };
+                uses += 1;
+                let mut transformed = g
+                    .module("shared_transformer", |g| self.shared(g, &which, &hidden, &original, rope.as_ref(), &mask));
+                transformed = g.linear("linear", &transformed, self.hidden, false);
+                g.module("mamba_decoder", |g| self.mamba_layer(g, &hidden, Some(&transformed)))
+            });
+        }
+        g.norm("final_layernorm", &hidden, Norm::Rms, false)
+    }
 }
