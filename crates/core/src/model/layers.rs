@@ -59,7 +59,7 @@ impl Graph {
 
     /// A norm whose weight has a shape of its own (Cohere's per-head norm).
     pub fn norm_shaped(&mut self, name: &str, inputs: &[&Value], kind: Norm, bias: bool, shape: Shape) -> Value {
-        let bare = matches!(kind, Norm::RmsBare | Norm::LayerBare | Norm::L2);
+        let bare = matches!(kind, Norm::RmsBare | Norm::LayerBare | Norm::LayerPlain | Norm::L2);
         let weight = (!bare).then(|| self.parameter(&format!("{name}.weight"), shape, Role::Norm));
         let bias = bias.then(|| self.parameter(&format!("{name}.bias"), shape, Role::Norm));
         let module = self.leaf(name, ModuleKind::Norm);
@@ -107,6 +107,16 @@ impl Graph {
     /// `kind(gate) * up`.
     pub fn glu(&mut self, kind: Activation, gate: &Value, up: &Value) -> Value {
         self.run(Op::Glu(kind), &[gate, up], gate.shape())
+    }
+
+    /// `kind(gate)`, of `kind(gate(x)) * up(x)`: `up` runs after it.
+    pub fn gate(&mut self, kind: Activation, gate: Value) -> Value {
+        self.run(Op::Gate(kind), &[&gate], gate.shape())
+    }
+
+    /// The product of a gate made by [`Graph::gate`] and `up`.
+    pub fn gate_product(&mut self, kind: Activation, gate: Value, up: Value) -> Value {
+        self.run(Op::GateProduct(kind), &[&gate, &up], gate.shape())
     }
 
     /// Dropout with probability `p`; nothing outside training or for `p = 0`.

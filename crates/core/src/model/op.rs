@@ -85,6 +85,10 @@ pub enum Op {
     Activation(Activation),
     /// `activation(a) * b`, the heart of a gated MLP.
     Glu(Activation),
+    /// The activation of a gate whose product with [`Op::GateProduct`] follows once `up` is computed.
+    Gate(Activation),
+    /// `a * b`, where `a` comes from [`Op::Gate`].
+    GateProduct(Activation),
     /// Routed experts as one fused module: inputs hidden `[tokens, hidden]`, chosen experts, their weights.
     Experts(Experts),
     /// Dropout, active in training only.
@@ -92,6 +96,8 @@ pub enum Op {
         /// The probability, in thousandths.
         per_mille: u32,
     },
+    /// `x *= noise`, uniform noise of the shape of `x` made on the spot: in place, active in training only.
+    Jitter,
     /// The loss (inputs logits or hidden states, then labels; output a scalar).
     Loss(Loss),
     /// What the model returns: its inputs stay alive until the caller lets go of the output object.
@@ -129,6 +135,9 @@ pub enum Op {
     Split(u8),
     /// Inputs joined along a dimension.
     Cat(u8),
+    /// Inputs copied one after the other into slices of a fresh tensor along a dimension (`new_empty`, then `copy_` into
+    /// each slice): the memory of `cat` in the forward pass, a chain of `CopySlices` nodes in the backward pass.
+    CopySlices(u8),
     /// Inputs joined along a new dimension.
     Stack(u8),
     /// Zero padding.
@@ -163,6 +172,9 @@ pub enum Op {
     MatMul,
     /// `torch.linalg.solve_triangular`: the batched solution `x` of `a x = b` for a triangular `a` (inputs a, b).
     SolveTriangular,
+    /// `baddbmm`: inputs bias (broadcast, copied into the result first), a, b; `bias + number · a @ b` in one kernel.
+    /// Backward multiplies each of the two gradients by the number once more.
+    AddMatMul,
     /// The largest `k` along the last dimension: values and indices.
     TopK {
         /// Whether the indices alone are kept (`[1]` in the source).
@@ -178,6 +190,8 @@ pub enum Op {
     Index,
     /// Rows added into a copy of the first input by index (inputs target, index, source).
     IndexAdd,
+    /// The same into the first input itself (`index_add_`).
+    IndexAddInPlace,
     /// The first input with elements written by index (inputs target, index, source).
     Scatter {
         /// Which dimension.
@@ -247,6 +261,8 @@ pub enum LinearLayout {
 pub enum Norm {
     /// `nn.LayerNorm`: one fused kernel.
     Layer,
+    /// `nn.LayerNorm` without weight and bias: the same kernel.
+    LayerPlain,
     /// Llama's RMSNorm: in fp32, cast back, then times the weight.
     Rms,
     /// OLMo-2's: in fp32, times the weight, then cast back.
@@ -312,6 +328,9 @@ pub enum Rotary {
     Half,
     /// The same in fp32, cast back.
     HalfFp32,
+    /// Llama's on tables in fp32 (OLMo): queries and keys are not cast first, the products promote to fp32, and both
+    /// sums are cast back once both are done.
+    HalfPromoted,
     /// GPT-J's and Cohere's: neighbours are pairs, `rotate_every_two`.
     Interleaved,
     /// The same in fp32, cast back.
@@ -325,14 +344,22 @@ pub enum Rotary {
 pub enum Mask {
     /// All before.
     Causal,
+    /// All before, always as the additive mask of eager code: what `create_causal_mask` makes for a model without SDPA.
+    CausalEager,
+    /// All before, never left out where a kernel could do without (`allow_is_causal_skip=False`, Falcon).
+    CausalKept,
     /// The last `n` before.
     Sliding(u64),
+    /// The last `n` before, always as the additive mask of eager code.
+    SlidingEager(u64),
     /// Those before in the same chunk of `n`.
     Chunked(u64),
     /// All, in both directions.
     Full,
     /// All within `n` on either side.
     FullSliding(u64),
+    /// All before (or the last `n`), and the tokens of one image among themselves in both directions: a real mask always.
+    Images(Option<u64>),
 }
 
 /// What a layer adds to its cache per token, or keeps whole.
@@ -362,6 +389,8 @@ pub enum CacheKind {
         /// Elements per token and layer when stored as full heads, as transformers 4 and 5.17 do.
         expanded: u64,
     },
+    /// Grows beside keys and values (index keys of sparse attention, one tensor); no part of the KV bytes per token.
+    Index,
     /// Filled once from the encoder or the image.
     Cross,
     /// Does not grow: this many elements per sequence in fp32 or the model's type.
@@ -397,6 +426,12 @@ pub enum EagerStyle {
     Fp32Softmax,
     /// GPT-2's and BERT's: softmax in the model's type.
     PlainSoftmax,
+    /// Falcon's own: with SDPA, `F.scaled_dot_product_attention` itself is called (keys of fewer heads broadcast, not
+    /// repeated, no `enable_gqa`) and its output transposed without a copy. Eager: `q @ kᵀ`, divided in place,
+    /// `softmax(scores + mask)` in the model's type, `@ v`. With a fifth input (ALiBi, `[batch, heads, 1, keys]`) eager
+    /// goes through fp32: scores to fp32, plus ALiBi, times the scale in place, plus the mask, softmax to the
+    /// model's type, dropout, `@ v`; SDPA ignores that input.
+    Falcon,
 }
 
 /// Pointwise activations, by how they are computed.

@@ -25,6 +25,10 @@ pub struct SelfAttention {
     pub rotary: Option<Rotary>,
     /// Rotated dimensions; fewer than the head's width means the rest passes by.
     pub rotary_dim: u64,
+    /// Whether heads are cut and joined even when all of them is rotated.
+    pub rotary_cuts: bool,
+    /// Whether each layer makes a table for neighbouring pairs out of the one for halves (GLM, ERNIE).
+    pub rotary_pairs: bool,
     /// Only the last so many positions are seen and cached.
     pub window: Option<u64>,
     /// Scores are squashed by tanh.
@@ -61,6 +65,8 @@ impl SelfAttention {
             qk_norm: QkNorm::None,
             rotary: Some(Rotary::Half),
             rotary_dim: head_dim,
+            rotary_cuts: false,
+            rotary_pairs: false,
             window: None,
             softcap: false,
             dropout: 0.0,
@@ -82,12 +88,18 @@ impl SelfAttention {
             query = g.norm(names[0], &query, kind, false);
             key = g.norm(names[1], &key, kind, false);
         }
-        if let (Some(style), Some((cosine, sine))) = (self.rotary, rope) {
-            (query, key) = rotate(g, style, self.rotary_dim, query, key, cosine, sine);
+        if let (Some(style), Some(rope)) = (self.rotary, rope) {
+            let paired = self.rotary_pairs.then(|| paired_table(g, rope));
+            let (cosine, sine) = paired.as_ref().unwrap_or(rope);
+            (query, key) = if self.rotary_cuts {
+                let (query, key, _) = rotate_part(g, style, self.rotary_dim, &query, &key, cosine, sine);
+                (query, key)
+            } else {
+                rotate(g, style, self.rotary_dim, query, key, cosine, sine)
+            };
         }
         (key, value) = g.cache(self.cache(), &key, &value);
-        let spec = self.spec(None);
-        let attended = attend(g, spec, &query, &key, &value, Some(mask));
+        let attended = attend(g, self.spec(None), &query, &key, &value, Some(mask));
         self.output(g, attended, hidden.size(-1))
     }
 
@@ -174,18 +186,34 @@ pub fn rotate(
     cosine: &Value,
     sine: &Value,
 ) -> (Value, Value) {
-    let head_dim = query.size(-1);
-    if rotary_dim >= head_dim {
+    if rotary_dim >= query.size(-1) {
         return rotate_whole(g, style, &query, &key, cosine, sine);
     }
-    let query_turned = g.slice(&query, -1, 0, rotary_dim);
-    let query_passed = g.slice(&query, -1, rotary_dim, head_dim - rotary_dim);
-    let key_turned = g.slice(&key, -1, 0, rotary_dim);
-    let key_passed = g.slice(&key, -1, rotary_dim, head_dim - rotary_dim);
-    let (query_turned, key_turned) = rotate_whole(g, style, &query_turned, &key_turned, cosine, sine);
+    let (query, key, _) = rotate_part(g, style, rotary_dim, &query, &key, cosine, sine);
+    (query, key)
+}
+
+/// The first dimensions of each head rotated and joined with the rest, also where that rest is empty: a copy.
+///
+/// The third output are the parts, for code that keeps names for them.
+pub fn rotate_part(
+    g: &mut Graph,
+    style: Rotary,
+    rotary_dim: u64,
+    query: &Value,
+    key: &Value,
+    cosine: &Value,
+    sine: &Value,
+) -> (Value, Value, [Value; 4]) {
+    let rest = query.size(-1).saturating_sub(rotary_dim);
+    let mut query_turned = g.slice(query, -1, 0, rotary_dim);
+    let query_passed = g.slice(query, -1, rotary_dim, rest);
+    let mut key_turned = g.slice(key, -1, 0, rotary_dim);
+    let key_passed = g.slice(key, -1, rotary_dim, rest);
+    (query_turned, key_turned) = rotate_whole(g, style, &query_turned, &key_turned, cosine, sine);
     let query = g.cat(&[&query_turned, &query_passed], -1);
     let key = g.cat(&[&key_turned, &key_passed], -1);
-    (query, key)
+    (query, key, [query_turned, query_passed, key_turned, key_passed])
 }
 
 /// Queries and keys rotated in every dimension.
@@ -229,6 +257,11 @@ impl Masks {
         Self::of_kinds(g, windows, full, Mask::Full, Mask::FullSliding)
     }
 
+    /// The same where the tokens of an image see each other.
+    pub fn with_images(g: &mut Graph, windows: &[Option<u64>]) -> Self {
+        Self::of_kinds(g, windows, true, Mask::Images(None), |window| Mask::Images(Some(window)))
+    }
+
     fn of_kinds(g: &mut Graph, windows: &[Option<u64>], full: bool, all: Mask, some: fn(u64) -> Mask) -> Self {
         let window = windows.iter().copied().flatten().next();
         let full = full || window.is_none() || windows.contains(&None);
@@ -248,4 +281,13 @@ impl Masks {
     pub fn of(&self, window: Option<u64>) -> &Value {
         if window.is_some() { &self.sliding } else { &self.full }
     }
+}
+
+/// A rotary table for neighbouring pairs out of one for halves: its first half, each column twice (a copy per layer).
+pub fn paired_table(g: &mut Graph, rope: &(Value, Value)) -> (Value, Value) {
+    let mut paired = |table: &Value| {
+        let half = g.slice(table, -1, 0, table.size(-1) / 2);
+        g.repeat_interleave(&half, -1, 2)
+    };
+    (paired(&rope.0), paired(&rope.1))
 }

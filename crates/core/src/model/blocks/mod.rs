@@ -1,6 +1,7 @@
 //! What families share: the same lines of transformers' code in many models.
 
 pub mod attention;
+pub mod causal;
 pub mod encoder;
 pub mod head;
 pub mod mlp;
@@ -10,4 +11,4 @@ pub mod read;
 pub use attention::{QkNorm, SelfAttention};
 pub use encoder::EncoderAttention;
 pub use head::causal_lm_head;
-pub use mlp::{gated_mlp, mlp};
+pub use mlp::{gated_mlp, joined_gated_mlp, mlp};

@@ -72,9 +72,13 @@ pub fn layer_windows(
     types.iter().map(window_of).collect()
 }
 
-/// Key and value heads: `null` means as many as query heads, an absent key the class default.
+/// Key and value heads: `null` means as many as query heads, an absent key the class default; they divide the heads.
 pub fn kv_heads(config: &Config<'_>, heads: u64, absent: u64) -> Result<u64, ModelError> {
-    positive(config, &["num_key_value_heads"], if is_null(config, "num_key_value_heads") { heads } else { absent })
+    let key = "num_key_value_heads";
+    match positive(config, &[key], if is_null(config, key) { heads } else { absent })? {
+        kv_heads if heads.is_multiple_of(kv_heads) => Ok(kv_heads),
+        kv_heads => Err(config.refuse(key, &format!("a divisor of {heads} heads (read as {kv_heads})"))),
+    }
 }
 
 /// A window: `null` means none, an absent key the class default.

@@ -26,7 +26,7 @@ impl Gemma {
     /// Reads a Gemma.
     pub(crate) fn read(c: &Config<'_>) -> Result<Self, ModelError> {
         let heads = read::positive(c, &["num_attention_heads"], 16)?;
-        let kv_heads = read::positive(c, &["num_key_value_heads"], 16)?;
+        let kv_heads = read::kv_heads(c, heads, 16)?;
         let mut attention = SelfAttention::new(heads, kv_heads, read::positive(c, &["head_dim"], 256)?);
         attention.qkv_bias = c.flag("attention_bias", false)?;
         attention.out_bias = attention.qkv_bias;

@@ -1,14 +1,21 @@
-//! The text model of Gemma 3 (and EmbeddingGemma): norms before and after both halves of a layer, norms on queries
-//! and keys, mostly windowed layers with rotary tables of their own.
+//! Gemma 2 and the text model of Gemma 3 (and EmbeddingGemma): norms before and after both halves of a layer, windows
+//! in many layers; Gemma 2 squashes scores and logits, Gemma 3 norms queries and keys and has a rotary table per kind
+//! of layer.
 
-use super::decoder::{self, Decoder, Vocabulary};
+use super::decoder::{self, Decoder, Vocabulary, run_layers};
 use super::gemma::{mlp, scaled_embedding};
-use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::attention::Masks;
 use crate::model::blocks::{QkNorm, SelfAttention, read};
-use crate::model::op::{Activation, Binary, Norm, RotaryTable, Unary};
+use crate::model::op::{Activation, Binary, Norm, Unary};
 use crate::model::{Config, Graph, ModelError, Value};
+
+/// Gemma 2.
+pub const GEMMA2: Family = Family {
+    name: "Gemma 2",
+    model_types: &["gemma2"],
+    build: |c, task, g| decoder::build(c, task, g, &Gemma3::read_gemma2(c)?),
+};
 
 /// Gemma 3, text alone.
 pub const FAMILY: Family = Family {
@@ -17,7 +24,7 @@ pub const FAMILY: Family = Family {
     build: |c, task, g| decoder::build(c, task, g, &Gemma3::read(c)?),
 };
 
-/// The text model of Gemma 3.
+/// The text model of Gemma 3, or Gemma 2.
 #[derive(Debug, Clone)]
 pub(crate) struct Gemma3 {
     vocabulary: Vocabulary,
@@ -26,13 +33,28 @@ pub(crate) struct Gemma3 {
     attention: SelfAttention,
     windows: Vec<Option<u64>>,
     softcap: bool,
+    /// Whether full and windowed layers have rotary tables of their own.
+    rope_by_kind: bool,
 }
 
 impl Gemma3 {
+    /// Reads a Gemma 2.
+    pub(crate) fn read_gemma2(c: &Config<'_>) -> Result<Self, ModelError> {
+        let mut gemma = Self::read(c)?;
+        gemma.vocabulary.rows = c.size_or(&["vocab_size"], 256_000)?;
+        gemma.attention.qk_norm = QkNorm::None;
+        gemma.attention.softcap = !read::is_null(c, "attn_logit_softcapping");
+        gemma.softcap = !read::is_null(c, "final_logit_softcapping");
+        gemma.rope_by_kind = false;
+        let window = read::window(c, "sliding_window", Some(4096))?;
+        gemma.windows = read::layer_windows(c, gemma.windows.len() as u64, window, |index| index % 2 == 0)?;
+        Ok(gemma)
+    }
+
     /// Reads a Gemma 3 text config.
     pub(crate) fn read(c: &Config<'_>) -> Result<Self, ModelError> {
         let heads = read::positive(c, &["num_attention_heads"], 8)?;
-        let kv_heads = read::positive(c, &["num_key_value_heads"], 4)?;
+        let kv_heads = read::kv_heads(c, heads, 4)?;
         let mut attention = SelfAttention::new(heads, kv_heads, read::positive(c, &["head_dim"], 256)?);
         attention.qk_norm = QkNorm::Head(Norm::RmsGemma, ["q_norm", "k_norm"]);
         attention.qkv_bias = c.flag("attention_bias", false)?;
@@ -52,19 +74,17 @@ impl Gemma3 {
             attention,
             windows: read::layer_windows(c, layers, window, |index| (index + 1) % pattern != 0)?,
             softcap: c.has("final_logit_softcapping"),
+            rope_by_kind: true,
         })
     }
 
     /// Runs the layers with these masks: a multimodal model lets the tokens of an image see each other.
     pub(crate) fn model_with(&self, g: &mut Graph, embeddings: Value, masks: &Masks) -> Value {
-        let full = self.rope(g, "full_attention", false);
-        let sliding = self.rope(g, "sliding_attention", true);
-        let mut hidden = embeddings.clone();
-        for (index, &window) in self.windows.iter().enumerate() {
+        let [full, sliding] = self.ropes(g);
+        let hidden = run_layers(g, embeddings.clone(), &self.windows, |g, _, window, hidden| {
             let rope = if window.is_some() { &sliding } else { &full };
-            let mask = masks.of(window);
-            hidden = g.layer("layers", index as u64, |g| self.layer(g, &hidden, rope.as_ref(), mask, window));
-        }
+            self.layer(g, hidden, rope.as_ref(), masks.of(window), window)
+        });
         g.norm("norm", &hidden, Norm::RmsGemma, false)
     }
 
@@ -77,16 +97,18 @@ impl Gemma3 {
         }
     }
 
-    /// The rotary table of one kind of layer, if there are such layers.
-    fn rope(&self, g: &mut Graph, kind: &str, sliding: bool) -> Option<(Value, Value)> {
-        if !self.windows.iter().any(|window| window.is_some() == sliding) {
-            return None;
+    /// The masks of a multimodal model whose batch has images.
+    pub(crate) fn image_masks(&self, g: &mut Graph) -> Masks {
+        Masks::with_images(g, &self.windows)
+    }
+
+    /// The rotary tables of full and of windowed layers.
+    fn ropes(&self, g: &mut Graph) -> [Option<(Value, Value)>; 2] {
+        if self.rope_by_kind {
+            return decoder::ropes_by_kind(g, &self.windows, self.attention.head_dim, false);
         }
-        let dim = self.attention.head_dim;
-        for buffer in ["inv_freq", "original_inv_freq"] {
-            g.buffer(&format!("rotary_emb.{kind}_{buffer}"), [dim / 2], DType::F32, false);
-        }
-        Some(g.rotary_table_bare(g.inputs.seq, RotaryTable { dim, axes: 1, doubled: true, fp32: false }))
+        let table = decoder::rope(g, self.attention.head_dim, false);
+        [Some(table.clone()), Some(table)]
     }
 
     fn layer(
@@ -130,7 +152,7 @@ impl Decoder for Gemma3 {
 }
 
 /// `tanh(logits / cap) * cap`, one name throughout.
-pub(super) fn soft_cap(g: &mut Graph, mut logits: Value) -> Value {
+pub(crate) fn soft_cap(g: &mut Graph, mut logits: Value) -> Value {
     logits = g.scalar(Binary::Div, &logits);
     logits = g.unary(Unary::Tanh, &logits);
     g.scale(&logits)

@@ -57,7 +57,7 @@ impl Llama {
     pub(crate) fn read(c: &Config<'_>) -> Result<Self, ModelError> {
         let vocabulary = Vocabulary::read(c, 32000, 4096, false)?;
         let heads = read::positive(c, &["num_attention_heads", "n_head", "n_heads"], 32)?;
-        let kv_heads = read::positive(c, &["num_key_value_heads"], heads)?;
+        let kv_heads = read::kv_heads(c, heads, heads)?;
         let mut attention = SelfAttention::new(heads, kv_heads, read::head_dim(c, vocabulary.width, heads)?);
         attention.qkv_bias = c.flag("attention_bias", false)?;
         attention.out_bias = attention.qkv_bias;

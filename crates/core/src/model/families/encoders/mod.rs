@@ -2,5 +2,24 @@
 
 use super::Family;
 
+pub mod albert;
+pub mod bert;
+pub mod deberta_v2;
+pub mod distilbert;
+pub mod electra;
+mod heads;
+pub mod modernbert;
+pub mod mpnet;
+pub mod roberta;
+
 /// Every family in this folder.
-pub const ALL: &[&Family] = &[];
+pub const ALL: &[&Family] = &[
+    &bert::FAMILY,
+    &roberta::FAMILY,
+    &electra::FAMILY,
+    &albert::FAMILY,
+    &distilbert::FAMILY,
+    &mpnet::FAMILY,
+    &deberta_v2::FAMILY,
+    &modernbert::FAMILY,
+];

@@ -33,7 +33,7 @@ impl Mamba2Mixer {
     /// Refuses heads that its groups cannot share, and sizes beyond any model.
     pub(super) fn check(&self, c: &Config<'_>, groups_key: &str) -> Result<(), ModelError> {
         state::product(c, groups_key, &[self.groups, self.state])?;
-        if self.heads % self.groups.max(1) != 0 {
+        if !self.heads.is_multiple_of(self.groups.max(1)) {
             return Err(c.refuse(groups_key, "a number that divides the heads"));
         }
         Ok(())

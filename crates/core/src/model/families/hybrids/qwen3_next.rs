@@ -90,7 +90,7 @@ impl Qwen3Next {
         // Qwen3.5 has experts in every layer or in none.
         let step = if next { read::positive(c, &["decoder_sparse_step"], 1)? } else { 1 };
         let dense = if next { c.sizes("mlp_only_layers")?.unwrap_or_default() } else { Vec::new() };
-        let has_experts = |index: u64| experts > 0 && !dense.contains(&index) && (index + 1) % step == 0;
+        let has_experts = |index: u64| experts > 0 && !dense.contains(&index) && (index + 1).is_multiple_of(step);
         Ok(Self {
             generation,
             vocabulary,

@@ -5,6 +5,11 @@
 
 use super::Family;
 
+pub mod gemma3;
+pub mod gemma4;
+mod gemma4_audio;
+mod gemma4_text;
+mod gemma4_vision;
 pub mod idefics3;
 pub mod internvl;
 pub mod llava;
@@ -32,4 +37,6 @@ pub const ALL: &[&Family] = &[
     &paligemma::FAMILY,
     &idefics3::FAMILY,
     &voxtral::FAMILY,
+    &gemma3::FAMILY,
+    &gemma4::FAMILY,
 ];
