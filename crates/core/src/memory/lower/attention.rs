@@ -21,6 +21,7 @@ pub(super) fn mask(torch: &mut Torch, kind: Mask, shape: Shape, settings: &Setti
         && match kind {
             Mask::Causal | Mask::CausalEager | Mask::CausalKept => queries == 1 || queries == keys,
             Mask::Full => true,
+            Mask::Images(_) => false,
             Mask::Sliding(window) | Mask::SlidingEager(window) | Mask::Chunked(window) | Mask::FullSliding(window) => {
                 keys < window && (queries == 1 || queries == keys)
             }
