@@ -495,7 +495,10 @@ pub enum ExpertStyle {
     Interface,
     /// The interface with GPT-OSS's clamped, interleaved gate.
     InterfaceClamped,
-    /// All experts on all tokens as one batched product (Llama 4).
+    /// DeepSeek-V4's: the interface with gate and up (halves, as usual) clamped before `activation(gate) * up`.
+    InterfaceClampedHalves,
+    /// All experts on all tokens (Llama 4); the only input is `[experts · tokens, hidden]`, already weighted:
+    /// `bmm` with `gate_up`, `chunk`, `up * activation(gate)`, `bmm` with `down`, back to `[experts · tokens, hidden]`.
     Dense,
     /// A Python loop over experts.
     Loop,
