@@ -22,6 +22,7 @@ mod parts;
 mod pixtral;
 pub mod qwen2_5_vl;
 pub mod qwen2_vl;
+pub mod qwen3_5;
 pub mod qwen3_vl;
 mod qwen_text;
 mod qwen_vision;
@@ -32,6 +33,7 @@ pub const ALL: &[&Family] = &[
     &qwen2_5_vl::FAMILY,
     &qwen2_vl::FAMILY,
     &qwen3_vl::FAMILY,
+    &qwen3_5::FAMILY,
     &llava::FAMILY,
     &mistral3::FAMILY,
     &internvl::FAMILY,
