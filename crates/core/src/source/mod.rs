@@ -5,10 +5,16 @@
 //!
 //! | module | reads |
 //! |---|---|
+//! | [`json`] | configs, with what Python writes that JSON does not have |
 //! | [`safetensors`], [`safetensors_index`] | tensor headers and the shard map |
 //! | [`gguf`] | GGUF headers, metadata and tensors |
+//! | [`adapter`] | PEFT's `adapter_config.json` |
+//! | [`catalogue`] | the models we carry with us, and their short names |
 
+pub mod adapter;
+pub mod catalogue;
 pub mod gguf;
+pub mod json;
 pub mod safetensors;
 pub mod safetensors_index;
 
