@@ -8,6 +8,7 @@
 //! | [`json`] | configs, with what Python writes that JSON does not have |
 //! | [`safetensors`], [`safetensors_index`] | tensor headers and the shard map |
 //! | [`gguf`] | GGUF headers, metadata and tensors |
+//! | [`quantization`] | `quantization_config`: what every weight weighs as stored |
 //! | [`adapter`] | PEFT's `adapter_config.json` |
 //! | [`catalogue`] | the models we carry with us, and their short names |
 
@@ -15,6 +16,7 @@ pub mod adapter;
 pub mod catalogue;
 pub mod gguf;
 pub mod json;
+pub mod quantization;
 pub mod safetensors;
 pub mod safetensors_index;
 
