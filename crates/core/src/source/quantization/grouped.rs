@@ -19,8 +19,11 @@ pub(super) struct Gptq {
     /// Only modules whose name ends so, where any are given.
     only: Vec<String>,
     /// GPTQModel's `dynamic`: the first pattern that matches leaves a module alone or gives it other settings.
-    dynamic: Vec<(Regex, Option<(u64, Option<u64>)>)>,
+    dynamic: Dynamic,
 }
+
+/// Patterns, each with bits and group size of its own, or `None` to leave alone.
+type Dynamic = Vec<(Regex, Option<(u64, Option<u64>)>)>;
 
 const GPTQ_BITS: &[u64] = &[2, 3, 4, 8];
 
@@ -47,8 +50,6 @@ pub(super) fn read_gptq(keys: &Keys<'_>) -> Result<Quantization, QuantizationErr
     let description = format!("gptq {bits}-bit, {}", group_text(group));
     Ok(Quantization { method: Method::Gptq(method), skip, description, kv_cache: None })
 }
-
-type Dynamic = Vec<(Regex, Option<(u64, Option<u64>)>)>;
 
 fn read_dynamic(keys: &Keys<'_>, bits: u64, group: Option<u64>) -> Result<Dynamic, QuantizationError> {
     let Some(table) = keys.object("dynamic")? else { return Ok(Vec::new()) };
