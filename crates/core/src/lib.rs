@@ -8,6 +8,7 @@
 //! | [`model`]  | facts into modules with named, shaped parameters, and the program their forward pass is |
 
 pub mod dtype;
+pub mod memory;
 pub mod model;
 pub mod source;
 pub mod units;

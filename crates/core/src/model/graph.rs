@@ -150,6 +150,11 @@ impl Graph {
         id
     }
 
+    /// The full name of something in the current module.
+    pub fn path_of(&self, name: &str) -> String {
+        self.full(name)
+    }
+
     fn full(&self, name: &str) -> String {
         match (self.path.is_empty(), name.is_empty()) {
             (true, _) => name.to_owned(),

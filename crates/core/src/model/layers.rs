@@ -109,6 +109,16 @@ impl Graph {
         self.run(Op::Glu(kind), &[gate, up], gate.shape())
     }
 
+    /// `kind(gate)`, of `kind(gate(x)) * up(x)`: `up` runs after it.
+    pub fn gate(&mut self, kind: Activation, gate: Value) -> Value {
+        self.run(Op::Gate(kind), &[&gate], gate.shape())
+    }
+
+    /// The product of a gate made by [`Graph::gate`] and `up`.
+    pub fn gate_product(&mut self, kind: Activation, gate: Value, up: Value) -> Value {
+        self.run(Op::GateProduct(kind), &[&gate, &up], gate.shape())
+    }
+
     /// Dropout with probability `p`; nothing outside training or for `p = 0`.
     pub fn dropout(&mut self, x: &Value, p: f64) -> Value {
         let per_mille = (p.clamp(0.0, 1.0) * 1000.0).round() as u32;

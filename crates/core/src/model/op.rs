@@ -74,7 +74,15 @@ pub enum Op {
     Mask(Mask),
     /// Keys and values go into the cache of a layer and come back whole; nothing happens without a cache. Without
     /// inputs, what a cross-attention cache has held since the first token comes back.
+    ///
+    /// A constant state ([`CacheKind::State`]) has one input and gives it back as it is: its newest elements are copied
+    /// into the state, which is allocated at the first call, in the input's type.
     Cache(CacheUpdate),
+    /// The constant state that an earlier pass left in a layer's cache, read and overwritten where it lies.
+    CachedState {
+        /// Whether it is kept in fp32 instead of the model's type.
+        fp32: bool,
+    },
     /// Softmax attention: inputs q, k, v and an optional mask or bias; output `[batch, seq, heads, value dim]`.
     Attention(Attention),
     /// T5's attention: inputs q, k, v, a position bias `[1, heads, queries, keys]`, and the mask. Eager:
@@ -88,6 +96,10 @@ pub enum Op {
     Activation(Activation),
     /// `activation(a) * b`, the heart of a gated MLP.
     Glu(Activation),
+    /// The activation of a gate whose product with [`Op::GateProduct`] follows once `up` is computed.
+    Gate(Activation),
+    /// `a * b`, where `a` comes from [`Op::Gate`].
+    GateProduct(Activation),
     /// Routed experts as one fused module: inputs hidden `[tokens, hidden]`, chosen experts, their weights.
     Experts(Experts),
     /// Dropout, active in training only.
@@ -122,6 +134,13 @@ pub enum Op {
         start: u64,
         /// Step between indices.
         step: u64,
+    },
+    /// `x[…, start : start + n, …] = y`: the second input overwrites a range of the first, which is the output.
+    Assign {
+        /// Which dimension.
+        dim: u8,
+        /// First index.
+        start: u64,
     },
     /// One dimension cut in several outputs (views).
     Split(u8),
@@ -162,6 +181,8 @@ pub enum Op {
     },
     /// Batched matrix product of the last two dimensions.
     MatMul,
+    /// `torch.linalg.solve_triangular`: the batched solution `x` of `a x = b` for a triangular `a` (inputs a, b).
+    SolveTriangular,
     /// `baddbmm`: inputs bias (broadcast, copied into the result first), a, b; `bias + number · a @ b` in one kernel.
     /// Backward multiplies each of the two gradients by the number once more.
     AddMatMul,
@@ -275,6 +296,8 @@ pub enum Norm {
     L2,
     /// Mamba-2's RMSNorm with a silu gate before it (inputs x, gate).
     RmsGated,
+    /// Zamba 2's: the same, with a variance for each of this many groups of channels.
+    RmsGatedGroups(u32),
     /// Qwen3-Next's RMSNorm with a silu gate after it (inputs x, gate).
     RmsThenGate,
     /// `nn.GroupNorm` over this many groups.
@@ -346,6 +369,8 @@ pub enum Mask {
     Full,
     /// All within `n` on either side.
     FullSliding(u64),
+    /// All before (or the last `n`), and the tokens of one image among themselves in both directions: a real mask always.
+    Images(Option<u64>),
 }
 
 /// What a layer adds to its cache per token, or keeps whole.
@@ -481,7 +506,10 @@ pub enum ExpertStyle {
     Interface,
     /// The interface with GPT-OSS's clamped, interleaved gate.
     InterfaceClamped,
-    /// All experts on all tokens as one batched product (Llama 4).
+    /// DeepSeek-V4's: the interface with gate and up (halves, as usual) clamped before `activation(gate) * up`.
+    InterfaceClampedHalves,
+    /// All experts on all tokens (Llama 4); the only input is `[experts · tokens, hidden]`, already weighted:
+    /// `bmm` with `gate_up`, `chunk`, `up * activation(gate)`, `bmm` with `down`, back to `[experts · tokens, hidden]`.
     Dense,
     /// A Python loop over experts.
     Loop,
@@ -516,6 +544,8 @@ pub enum Unary {
     Exp,
     Log,
     Sqrt,
+    /// RecurrentGemma's own autograd function: `sqrt(x)` that saves `x`; backward `grad / sqrt(clip(4 x))`.
+    SqrtBound,
     Rsqrt,
     Cos,
     Sin,
@@ -556,6 +586,10 @@ pub enum Cast {
     Like,
     /// The type the model's weights have.
     Model,
+    /// This type, laid out densely in the same copy (`to(dtype, memory_format=torch.contiguous_format)`).
+    Dense(DType),
+    /// The type of the second input, laid out densely in the same copy.
+    DenseLike,
 }
 
 /// Reductions.

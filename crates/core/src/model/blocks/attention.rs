@@ -257,6 +257,11 @@ impl Masks {
         Self::of_kinds(g, windows, full, Mask::Full, Mask::FullSliding)
     }
 
+    /// The same where the tokens of an image see each other.
+    pub fn with_images(g: &mut Graph, windows: &[Option<u64>]) -> Self {
+        Self::of_kinds(g, windows, true, Mask::Images(None), |window| Mask::Images(Some(window)))
+    }
+
     fn of_kinds(g: &mut Graph, windows: &[Option<u64>], full: bool, all: Mask, some: fn(u64) -> Mask) -> Self {
         let window = windows.iter().copied().flatten().next();
         let full = full || window.is_none() || windows.contains(&None);

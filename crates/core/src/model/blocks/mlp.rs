@@ -6,9 +6,9 @@ use crate::model::op::Activation;
 /// `down(activation(gate(x)) * up(x))`, the names given in that order: gate, up, down.
 pub fn gated_mlp(g: &mut Graph, x: &Value, names: [&str; 3], width: u64, kind: Activation, bias: bool) -> Value {
     let gate = g.linear(names[0], x, width, bias);
+    let gate = g.gate(kind, gate);
     let up = g.linear(names[1], x, width, bias);
-    let product = g.glu(kind, &gate, &up);
-    drop((gate, up));
+    let product = g.gate_product(kind, gate, up);
     g.linear(names[2], &product, x.size(-1), bias)
 }
 

@@ -97,6 +97,11 @@ impl Gemma3 {
         }
     }
 
+    /// The masks of a multimodal model whose batch has images.
+    pub(crate) fn image_masks(&self, g: &mut Graph) -> Masks {
+        Masks::with_images(g, &self.windows)
+    }
+
     /// The rotary tables of full and of windowed layers.
     fn ropes(&self, g: &mut Graph) -> [Option<(Value, Value)>; 2] {
         if self.rope_by_kind {
@@ -147,7 +152,7 @@ impl Decoder for Gemma3 {
 }
 
 /// `tanh(logits / cap) * cap`, one name throughout.
-pub(super) fn soft_cap(g: &mut Graph, mut logits: Value) -> Value {
+pub(crate) fn soft_cap(g: &mut Graph, mut logits: Value) -> Value {
     logits = g.scalar(Binary::Div, &logits);
     logits = g.unary(Unary::Tanh, &logits);
     g.scale(&logits)

@@ -5,15 +5,23 @@
 
 use super::Family;
 
+pub mod gemma3;
+pub mod gemma4;
+mod gemma4_audio;
+mod gemma4_text;
+mod gemma4_vision;
 pub mod idefics3;
 pub mod internvl;
 pub mod llava;
 pub mod mistral3;
+pub mod mllama;
+mod mllama_vision;
 pub mod paligemma;
 mod parts;
 mod pixtral;
 pub mod qwen2_5_vl;
 pub mod qwen2_vl;
+pub mod qwen3_5;
 pub mod qwen3_vl;
 mod qwen_text;
 mod qwen_vision;
@@ -24,10 +32,14 @@ pub const ALL: &[&Family] = &[
     &qwen2_5_vl::FAMILY,
     &qwen2_vl::FAMILY,
     &qwen3_vl::FAMILY,
+    &qwen3_5::FAMILY,
     &llava::FAMILY,
     &mistral3::FAMILY,
     &internvl::FAMILY,
     &paligemma::FAMILY,
     &idefics3::FAMILY,
     &voxtral::FAMILY,
+    &gemma3::FAMILY,
+    &gemma4::FAMILY,
+    &mllama::FAMILY,
 ];

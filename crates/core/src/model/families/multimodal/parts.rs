@@ -3,7 +3,7 @@
 use crate::model::blocks::causal_lm_head;
 use crate::model::families::decoders::decoder::Decoder;
 use crate::model::families::vision::Patches;
-use crate::model::op::{Activation, Input, Op, Reduction};
+use crate::model::op::{Activation, Input, Op, Reduction, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// The head of a `…ForConditionalGeneration`.
@@ -165,4 +165,20 @@ pub(super) fn tied(c: &Config<'_>, default: bool) -> Result<bool, ModelError> {
 /// The text config's `model_type`, or the class default.
 pub(super) fn text_type<'a>(c: &Config<'a>, default: &'static str) -> &'a str {
     c.section("text_config").str_or("model_type", default)
+}
+
+/// `x * cos + rotate_half(x) * sin`, on one tensor and tables that broadcast to it.
+pub(super) fn turn(g: &mut Graph, x: &Value, cosine: &Value, sine: &Value) -> Value {
+    let straight = g.mul(x, cosine);
+    let crossed = {
+        let half = {
+            let (first, second) = (x.size(-1) / 2, x.size(-1) - x.size(-1) / 2);
+            let lower = g.slice(x, -1, 0, first);
+            let upper = g.slice(x, -1, first, second);
+            let negated = g.unary(Unary::Neg, &upper);
+            g.cat(&[&negated, &lower], -1)
+        };
+        g.mul(&half, sine)
+    };
+    g.add(&straight, &crossed)
 }

@@ -1,5 +1,6 @@
 //! What the vision towers of Qwen2-VL, 2.5-VL and 3-VL share: packed patches, axial rotary, attention by segments.
 
+use super::parts::turn;
 use crate::dtype::DType;
 use crate::model::blocks::{attention, read};
 use crate::model::op::{Attention, Convolution, EagerStyle, Input, Op, Unary};
@@ -186,20 +187,4 @@ fn rotate(g: &mut Graph, query: Value, key: Value, (cosine, sine): &(Value, Valu
     let turned_query = turn(g, &wide_query, &cosine, &sine);
     let turned_key = turn(g, &wide_key, &cosine, &sine);
     (g.type_as(&turned_query, &query), g.type_as(&turned_key, &key))
-}
-
-/// `x * cos + rotate_half(x) * sin`.
-fn turn(g: &mut Graph, x: &Value, cosine: &Value, sine: &Value) -> Value {
-    let straight = g.mul(x, cosine);
-    let crossed = {
-        let half = {
-            let (first, second) = (x.size(-1) / 2, x.size(-1) - x.size(-1) / 2);
-            let lower = g.slice(x, -1, 0, first);
-            let upper = g.slice(x, -1, first, second);
-            let negated = g.unary(Unary::Neg, &upper);
-            g.cat(&[&negated, &lower], -1)
-        };
-        g.mul(&half, sine)
-    };
-    g.add(&straight, &crossed)
 }
