@@ -10,6 +10,7 @@
 pub mod dtype;
 pub mod memory;
 pub mod model;
+pub mod plan;
 pub mod source;
 pub mod units;
 pub mod verify;

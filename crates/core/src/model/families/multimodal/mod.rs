@@ -5,6 +5,7 @@
 
 use super::Family;
 
+pub mod blip2;
 pub mod gemma3;
 pub mod gemma4;
 mod gemma4_audio;
@@ -42,4 +43,5 @@ pub const ALL: &[&Family] = &[
     &gemma3::FAMILY,
     &gemma4::FAMILY,
     &mllama::FAMILY,
+    &blip2::FAMILY,
 ];

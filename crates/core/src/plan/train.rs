@@ -1,0 +1,88 @@
+//! A training run.
+
+use serde::{Deserialize, Serialize};
+
+use super::{AllocatorOptions, Batch, Gpu, Optimizer};
+use crate::dtype::DType;
+
+/// What is trained, and how, on one card.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainPlan {
+    /// What goes in.
+    pub batch: Batch,
+    /// The type the weights are held in.
+    pub weights: DType,
+    /// The type autocast computes in.
+    pub autocast: Option<DType>,
+    /// How attention is computed.
+    pub attention: AttentionKind,
+    /// Whether layers are recomputed in backward.
+    pub checkpointing: Checkpointing,
+    /// Whose kernels run norms, MLPs and the loss.
+    pub kernels: Kernels,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Micro-batches per step.
+    pub gradient_accumulation: u32,
+    /// Whether gradients are clipped by their norm.
+    pub clip: bool,
+    /// Whether the loop keeps the model's output (and so the logits) until backward is over; `Trainer` does not.
+    pub keep_outputs: bool,
+    /// Parameters that are not trained: those whose name starts with one of these.
+    pub frozen: Vec<String>,
+    /// The card.
+    pub gpu: Gpu,
+    /// Options of the caching allocator.
+    pub allocator: AllocatorOptions,
+}
+
+impl Default for TrainPlan {
+    fn default() -> Self {
+        Self {
+            batch: Batch::default(),
+            weights: DType::BF16,
+            autocast: None,
+            attention: AttentionKind::Sdpa,
+            checkpointing: Checkpointing::Off,
+            kernels: Kernels::Transformers,
+            optimizer: Optimizer::default(),
+            gradient_accumulation: 1,
+            clip: false,
+            keep_outputs: true,
+            frozen: Vec::new(),
+            gpu: Gpu::h200(),
+            allocator: AllocatorOptions::default(),
+        }
+    }
+}
+
+/// How attention is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttentionKind {
+    /// `F.scaled_dot_product_attention`: torch chooses a kernel.
+    Sdpa,
+    /// The model's own eager code.
+    Eager,
+}
+
+/// What of a layer is recomputed in backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Checkpointing {
+    /// Nothing.
+    Off,
+    /// Every layer, without reentrant autograd (`use_reentrant=False`).
+    Full,
+}
+
+/// Whose kernels run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kernels {
+    /// transformers' own Python.
+    Transformers,
+    /// Liger's fused norms, rope, SwiGLU and linear cross entropy.
+    Liger,
+}
