@@ -5,6 +5,7 @@
 
 use super::Family;
 
+pub mod blip2;
 pub mod gemma3;
 pub mod gemma4;
 mod gemma4_audio;
@@ -14,11 +15,14 @@ pub mod idefics3;
 pub mod internvl;
 pub mod llava;
 pub mod mistral3;
+pub mod mllama;
+mod mllama_vision;
 pub mod paligemma;
 mod parts;
 mod pixtral;
 pub mod qwen2_5_vl;
 pub mod qwen2_vl;
+pub mod qwen3_5;
 pub mod qwen3_vl;
 mod qwen_text;
 mod qwen_vision;
@@ -29,6 +33,7 @@ pub const ALL: &[&Family] = &[
     &qwen2_5_vl::FAMILY,
     &qwen2_vl::FAMILY,
     &qwen3_vl::FAMILY,
+    &qwen3_5::FAMILY,
     &llava::FAMILY,
     &mistral3::FAMILY,
     &internvl::FAMILY,
@@ -37,4 +42,6 @@ pub const ALL: &[&Family] = &[
     &voxtral::FAMILY,
     &gemma3::FAMILY,
     &gemma4::FAMILY,
+    &mllama::FAMILY,
+    &blip2::FAMILY,
 ];
