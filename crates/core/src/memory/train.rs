@@ -6,51 +6,39 @@ use super::autograd::{self, Leaf};
 use super::device::Device;
 use super::log::{Category, Event, Log};
 use super::lower::{Runner, Settings};
-use super::optimizer::{Implementation, Optimizer, OptimizerKind, Trained};
+use super::optimizer::{Optimizer, Trained};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
 use crate::model::op::{Input, Op, ValueId};
 use crate::model::{Program, Shape, Step};
+use crate::plan::{Checkpointing, TrainPlan};
 
-/// What is trained, and how.
-#[derive(Debug, Clone)]
-pub struct TrainRun {
-    /// The card.
-    pub device: Device,
-    /// Attention, autocast, checkpointing.
-    pub settings: Settings,
-    /// The optimizer.
-    pub optimizer: OptimizerKind,
-    /// How it steps.
-    pub implementation: Implementation,
-    /// Micro-batches per step.
-    pub accumulation: u32,
-    /// Whether gradients are clipped by their norm.
-    pub clip: bool,
-    /// Whether the batch brings an all-ones mask.
-    pub mask: bool,
-    /// Steps to run.
-    pub steps: u32,
-    /// Whether the caller keeps the model's output until backward is over.
-    pub keep_outputs: bool,
-}
+/// Steps that are run: the first makes the optimizer's state, the second is what all later ones are.
+const STEPS: u32 = 2;
 
-/// Runs it and returns what happened to memory.
-pub fn simulate(program: Program, run: &TrainRun) -> Log {
-    let mut torch = Torch::new(run.device);
-    let program = Rc::new(program);
-    let (parameters, trained) = load(&mut torch, &program, run.settings.weights);
-    let inputs = batch(&mut torch, &program, run);
-    let runner = Runner::new(Rc::clone(&program), parameters, inputs, run.settings);
-    let mut optimizer = Optimizer::new(&mut torch, run.optimizer, run.implementation, &trained);
+/// Runs a program and returns what happened to memory.
+pub fn simulate(program: Rc<Program>, plan: &TrainPlan) -> Log {
+    let mut torch = Torch::new(Device::of(&plan.gpu));
+    let (parameters, trained) = load(&mut torch, &program, plan);
+    let inputs = batch(&mut torch, &program, plan);
+    let settings = Settings {
+        attention: plan.attention,
+        checkpointing: plan.checkpointing == Checkpointing::Full,
+        kernels: plan.kernels,
+        autocast: plan.autocast,
+        weights: plan.weights,
+        padded: plan.batch.padded,
+    };
+    let runner = Runner::new(Rc::clone(&program), parameters, inputs, settings);
+    let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
-    for step in 0..run.steps {
-        for micro in 0..run.accumulation.max(1) {
+    for step in 0..STEPS {
+        for micro in 0..plan.gradient_accumulation.max(1) {
             phase(&torch, format!("{step}.{micro}.fwd"));
             let mut outputs = runner.forward(&mut torch);
             let loss = outputs.first().cloned();
-            if !run.keep_outputs {
+            if !plan.keep_outputs {
                 outputs.clear();
             }
             phase(&torch, format!("{step}.{micro}.bwd"));
@@ -58,7 +46,7 @@ pub fn simulate(program: Program, run: &TrainRun) -> Log {
                 autograd::backward(&mut torch, &loss);
             }
         }
-        if run.clip {
+        if plan.clip {
             phase(&torch, format!("{step}.clip"));
             clip(&mut torch, &trained);
         }
@@ -67,8 +55,8 @@ pub fn simulate(program: Program, run: &TrainRun) -> Log {
         phase(&torch, format!("{step}.zero"));
         trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
     }
-    let log = Rc::clone(&torch.log);
     phase(&torch, "end".to_owned());
+    let log = Rc::clone(&torch.log);
     drop((optimizer, runner, trained, torch));
     Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
 }
@@ -78,11 +66,16 @@ fn phase(torch: &Torch, name: String) {
 }
 
 /// Parameters and buffers onto the card, one by one.
-fn load(torch: &mut Torch, program: &Program, weights: DType) -> (Vec<Tensor>, Vec<Trained>) {
+fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
     let mut trained = Vec::new();
     let mut parameters = Vec::new();
     for parameter in &program.parameters {
-        let tensor = torch.in_category(Category::Weights, |torch| torch.fresh("parameter", parameter.shape, weights));
+        let tensor =
+            torch.in_category(Category::Weights, |torch| torch.fresh("parameter", parameter.shape, plan.weights));
+        if plan.is_frozen(&parameter.name) {
+            parameters.push(tensor);
+            continue;
+        }
         let (tensor, leaf): (Tensor, Rc<Leaf>) = torch.leaf(tensor);
         trained.push(Trained { tensor: tensor.clone(), leaf });
         parameters.push(tensor);
@@ -97,20 +90,20 @@ fn load(torch: &mut Torch, program: &Program, weights: DType) -> (Vec<Tensor>, V
 }
 
 /// The tensors of the batch, made on the host and copied over.
-fn batch(torch: &mut Torch, program: &Program, run: &TrainRun) -> Vec<(ValueId, Tensor)> {
+fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId, Tensor)> {
     let mut inputs = Vec::new();
     torch.in_category(Category::Batch, |torch| {
         for step in &program.steps {
             let Step::Run { op: Op::Input(kind), outputs, .. } = step else { continue };
             let shape = program.values[outputs[0].0 as usize];
             let dtype = match kind {
-                Input::Pixels | Input::Audio => run.settings.weights,
+                Input::Pixels | Input::Audio => plan.weights,
                 Input::Other(dtype) => *dtype,
                 _ => DType::I64,
             };
             inputs.push((outputs[0], torch.fresh("batch", shape, dtype)));
         }
-        if run.mask {
+        if plan.batch.mask {
             let shape = inputs.first().map_or(Shape::new(&[]), |(_, tensor)| tensor.shape);
             inputs.push((ValueId(u32::MAX), torch.fresh("batch", shape, DType::I64)));
         }
