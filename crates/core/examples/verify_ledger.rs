@@ -1,252 +1,55 @@
-//! Scores ledger rows: `cargo run --example verify_ledger -- FILE [IDS [FOLDER]]`. A tool for finding what is off.
-//!
-//! With ids (separated by commas) every phase is shown; with a folder the events of each row are written there.
+//! Scores ledger rows: `cargo run --example verify_ledger -- FILE [IDS]`. A tool for finding what is off.
 
-use serde_json::Value;
-use vramcast_core::dtype::DType;
-use vramcast_core::memory::allocator::{self, AllocatorOptions};
-use vramcast_core::memory::device::Device;
-use vramcast_core::memory::log::{Event, Log};
-use vramcast_core::memory::lower::{AttentionKind, Settings};
-use vramcast_core::memory::optimizer::{Implementation, OptimizerKind};
-use vramcast_core::memory::train::{TrainRun, simulate};
-use vramcast_core::model::{Images, Inputs, Model};
+use vramcast_core::verify::ledger::{LedgerRow, Measure, score};
 
 #[allow(clippy::disallowed_methods)]
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let wanted = arguments.get(2).cloned();
     let text = std::fs::read_to_string(&arguments[1]).unwrap();
-    let mut errors: Vec<(f64, f64, String)> = Vec::new();
-    let mut skipped = 0;
-    for line in text.lines().filter(|l| !l.trim().is_empty()) {
-        let row: Value = serde_json::from_str(line).unwrap();
-        let id = row["id"].as_str().unwrap().to_owned();
-        if wanted.as_ref().is_some_and(|w| !w.split(',').any(|x| x == id)) {
+    let mut rows = Vec::new();
+    let mut skipped = std::collections::BTreeMap::<String, u32>::new();
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        if wanted.as_ref().is_some_and(|ids| !ids.split(',').any(|id| row["id"] == id)) {
             continue;
         }
-        let events = arguments.get(3).map(|folder| format!("{folder}/{id}.ev"));
-        match score(&row, wanted.is_some(), events.as_deref()) {
-            Ok((a, r)) => errors.push((a, r, format!("{id} {} {}", row["model"].as_str().unwrap(), row["run"]))),
-            Err(e) => {
-                skipped += 1;
-                if wanted.is_some() {
-                    println!("{id} skipped: {e}");
-                }
+        match score(&row) {
+            LedgerRow::Scored(scored) => rows.push((scored, row["run"].to_string())),
+            LedgerRow::Skipped { skipped: why, .. } => *skipped.entry(why).or_default() += 1,
+        }
+    }
+    let size = |m: &Measure| m.error().unwrap_or(0.0).abs();
+    rows.sort_by(|a, b| size(&b.0.allocated).total_cmp(&size(&a.0.allocated)));
+    for (row, run) in rows.iter().take(60) {
+        let (allocated, reserved) = (row.allocated.error().unwrap_or(0.0), row.reserved.error().unwrap_or(0.0));
+        let text: String = format!("{} {} {run}", row.id, row.model).chars().take(220).collect();
+        println!("{allocated:+8.3}% {reserved:+8.2}%  {text}");
+        if wanted.is_some() {
+            for phase in &row.phases {
+                let mib = |m: &Measure| {
+                    let (a, b) = (m.predicted.unwrap_or(0) as f64, m.measured.unwrap_or(0) as f64);
+                    format!("{:11.3} ({:+9.3})", a / 1048576.0, (a - b) / 1048576.0)
+                };
+                println!(
+                    "  {:10} after {} peak {} reserved {}",
+                    phase.phase,
+                    mib(&phase.after),
+                    mib(&phase.peak),
+                    mib(&phase.peak_reserved)
+                );
             }
         }
     }
-    errors.sort_by(|x, y| y.0.abs().total_cmp(&x.0.abs()));
-    for (a, r, name) in errors.iter().take(if wanted.is_some() { 999 } else { 60 }) {
-        println!("{a:+8.3}% {r:+8.2}%  {}", name.chars().take(230).collect::<String>());
-    }
-    let median = |mut v: Vec<f64>| {
-        v.sort_by(f64::total_cmp);
-        if v.is_empty() { 0.0 } else { v[v.len() / 2] }
-    };
-    let p95 = |mut v: Vec<f64>| {
-        v.sort_by(f64::total_cmp);
-        if v.is_empty() { 0.0 } else { v[v.len() * 95 / 100] }
-    };
-    let a: Vec<f64> = errors.iter().map(|e| e.0.abs()).collect();
-    let r: Vec<f64> = errors.iter().map(|e| e.1.abs()).collect();
-    println!(
-        "{} rows, {} skipped: allocated median {:.3} p95 {:.3} max {:.3}; reserved median {:.2} p95 {:.2}",
-        errors.len(),
-        skipped,
-        median(a.clone()),
-        p95(a.clone()),
-        a.iter().fold(0.0f64, |x, y| x.max(*y)),
-        median(r.clone()),
-        p95(r)
-    );
-}
-
-fn dtype(v: &Value) -> Option<DType> {
-    match v.as_str() {
-        Some("fp32") => Some(DType::F32),
-        Some("bf16") => Some(DType::BF16),
-        Some("fp16") => Some(DType::F16),
-        _ => None,
-    }
-}
-
-/// Every event as a line, so that it can be compared with a trace of the real allocator.
-#[allow(clippy::disallowed_methods)]
-fn write_events(log: &Log, path: &str) {
-    let mut text = String::new();
-    let mut phase = 0;
-    for event in &log.events {
-        let line = match *event {
-            Event::Allocate(id) => {
-                let info = &log.storages[id.0 as usize];
-                let size = info.bytes.next_multiple_of(512);
-                if size == 0 {
-                    continue;
-                }
-                format!("A {size} {} {:?} {:?} m{}", info.operation, info.shape, info.dtype, info.module)
-            }
-            Event::Free(id) => match log.storages[id.0 as usize].bytes.next_multiple_of(512) {
-                0 => continue,
-                size => format!("F {size}"),
-            },
-            Event::Phase(index) => {
-                phase = index as usize;
-                format!("= {}", log.phases[phase])
-            }
-            Event::PhaseEnd => format!("= end {}", log.phases[phase]),
-            Event::EmptyCache => "# empty_cache".into(),
-        };
-        text.push_str(&line);
-        text.push('\n');
-    }
-    std::fs::write(path, text).unwrap();
-}
-
-fn score(row: &Value, verbose: bool, events: Option<&str>) -> Result<(f64, f64), String> {
-    let run = &row["run"];
-    if row["oom"] == true || !row["measured"].is_object() {
-        return Err("oom".into());
-    }
-    if run["task"] != "train"
-        || !run["lora"].is_null()
-        || !run["quant"].is_null()
-        || !run["dist"].is_null()
-        || run["liger"] == true
-    {
-        return Err("kind".into());
-    }
-    let mut config = row["config"].clone();
-    if let Some(o) = run["overrides"].as_object() {
-        for (k, v) in o {
-            let mut t = &mut config;
-            let parts: Vec<&str> = k.split('.').collect();
-            for p in &parts[..parts.len() - 1] {
-                t = &mut t[*p];
-            }
-            t[*parts.last().unwrap()] = v.clone();
+    let mut summary = |name: &str, pick: fn(&vramcast_core::verify::ledger::Scored) -> Measure| {
+        let mut errors: Vec<f64> = rows.iter().filter_map(|(row, _)| pick(row).error()).map(f64::abs).collect();
+        errors.sort_by(f64::total_cmp);
+        if let Some(last) = errors.last() {
+            let at = |q: usize| errors[(errors.len() * q / 100).min(errors.len() - 1)];
+            println!("{name}: {} rows, median {:.3} % p95 {:.3} % max {last:.3} %", errors.len(), at(50), at(95));
         }
-    }
-    let model = Model::new(config, row["auto_class"].as_str()).map_err(|e| e.to_string())?;
-    if let Some(n) = model.notes().first() {
-        return Err(n.clone());
-    }
-    let (batch, seq) = (run["batch"].as_u64().unwrap(), run["seq"].as_u64().unwrap());
-    let images = run["grid"].as_array().map(|g| Images {
-        count: batch,
-        height: g[0].as_u64().unwrap(),
-        width: g[1].as_u64().unwrap(),
-        frames: 1,
-    });
-    let speech = row["kind"] == "speech";
-    let inputs = Inputs {
-        batch,
-        seq,
-        target_seq: run["target_seq"].as_u64().unwrap_or(seq),
-        past: 0,
-        cache: false,
-        labels: true,
-        mask: run["mask"] == true,
-        images,
-        audio_frames: speech.then_some(3000),
-        last_logits_only: false,
     };
-    let program = model.program(inputs).map_err(|e| e.to_string())?;
-    let optimizer = match run["optimizer"].as_str().unwrap_or("adamw") {
-        "adamw" => OptimizerKind::AdamW,
-        "adam" => OptimizerKind::Adam,
-        "amsgrad" => OptimizerKind::Amsgrad,
-        "nadam" => OptimizerKind::Nadam,
-        "sgd" => OptimizerKind::Sgd,
-        "sgd-momentum" => OptimizerKind::SgdMomentum,
-        "nesterov" => OptimizerKind::Nesterov,
-        "adagrad" => OptimizerKind::Adagrad,
-        "rmsprop" => OptimizerKind::Rmsprop,
-        "adafactor" => OptimizerKind::Adafactor,
-        "torch-adafactor" => OptimizerKind::TorchAdafactor,
-        "adamw8bit" => OptimizerKind::AdamW8bit,
-        "paged-adamw8bit" => OptimizerKind::PagedAdamW8bit,
-        "adamw-bnb32" => OptimizerKind::AdamWBnb32,
-        "lion8bit" => OptimizerKind::Lion8bit,
-        "lion" => OptimizerKind::Lion,
-        "muon" => OptimizerKind::Muon,
-        other => return Err(other.into()),
-    };
-    let implementation = match run["impl"].as_str() {
-        Some("fused") => Implementation::Fused,
-        Some("forloop") => Implementation::Forloop,
-        _ => Implementation::Foreach,
-    };
-    let gpu = row["gpu"].as_str().unwrap_or("H200");
-    let device = if gpu.contains("A100") {
-        Device { capability: 80, multiprocessors: 108, threads_per_multiprocessor: 2048 }
-    } else if gpu.contains("4090") {
-        Device { capability: 89, multiprocessors: 128, threads_per_multiprocessor: 1536 }
-    } else if gpu.contains("T4") {
-        Device { capability: 75, multiprocessors: 40, threads_per_multiprocessor: 1024 }
-    } else {
-        Device::H200
-    };
-    let plan = TrainRun {
-        device,
-        settings: Settings {
-            attention: if run["attn"] == "eager" { AttentionKind::Eager } else { AttentionKind::Sdpa },
-            checkpointing: run["checkpointing"] == true,
-            autocast: dtype(&run["autocast"]),
-            weights: dtype(&run["weights"]).unwrap_or(DType::BF16),
-            padded: false,
-        },
-        optimizer,
-        implementation,
-        accumulation: run["grad_accum"].as_u64().unwrap_or(1) as u32,
-        clip: run["clip"] == true,
-        mask: run["mask"] == true,
-        steps: 3,
-        keep_outputs: run["keep_outputs"] != false,
-    };
-    let log = simulate(program, &plan);
-    if let Some(path) = events {
-        write_events(&log, path);
-    }
-    let conf = run["alloc_conf"].as_str().unwrap_or("");
-    let replay = allocator::replay(
-        &log,
-        AllocatorOptions { expandable_segments: conf.contains("expandable_segments:True"), ..Default::default() },
-        None,
-    );
-    let measured = &row["measured"];
-    let error = |ours: u64, theirs: &Value| {
-        let t = theirs.as_u64().unwrap_or(1) as f64;
-        100.0 * (ours as f64 - t) / t
-    };
-    if verbose {
-        let mib = |x: u64| x as f64 / 1048576.0;
-        println!("loaded {:.3} vs {:.3}", mib(replay.phases[0].before), mib(measured["loaded"].as_u64().unwrap_or(0)));
-        for (i, p) in measured["phases"].as_array().unwrap().iter().enumerate() {
-            let Some(o) = log.phases.iter().position(|n| n == p["phase"].as_str().unwrap()).map(|x| replay.phases[x])
-            else {
-                continue;
-            };
-            let g = |k: &str| mib(p[k].as_u64().unwrap());
-            println!(
-                "{:10} before {:10.3} ({:+9.3})  after {:10.3} ({:+9.3})  peak {:10.3} ({:+9.3})  reserved {:10.1} ({:+8.1})",
-                p["phase"].as_str().unwrap(),
-                mib(o.before),
-                mib(o.before) - g("before"),
-                mib(o.after),
-                mib(o.after) - g("after"),
-                mib(o.peak),
-                mib(o.peak) - g("peak"),
-                mib(o.peak_reserved),
-                mib(o.peak_reserved) - g("peak_reserved")
-            );
-            if i > 12 {
-                break;
-            }
-        }
-    }
-    Ok((
-        error(replay.peak_allocated(), &measured["peak_allocated"]),
-        error(replay.peak_reserved(), &measured["peak_reserved"]),
-    ))
+    summary("allocated", |row| row.allocated);
+    summary("reserved", |row| row.reserved);
+    println!("skipped: {skipped:?}");
 }

@@ -1,5 +1,7 @@
 //! What a card decides: kernels, workspaces, scratch.
 
+use crate::plan::Gpu;
+
 /// What the simulation needs to know of a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Device {
@@ -12,6 +14,18 @@ pub struct Device {
 }
 
 impl Device {
+    /// What decides on a card; what is not known of it is taken from Hopper.
+    pub fn of(gpu: &Gpu) -> Self {
+        Self {
+            capability: gpu.capability.unwrap_or(Self::H200.capability),
+            multiprocessors: gpu.multiprocessors.unwrap_or(Self::H200.multiprocessors),
+            threads_per_multiprocessor: gpu
+                .threads_per_multiprocessor
+                .unwrap_or(Self::H200.threads_per_multiprocessor)
+                .max(512),
+        }
+    }
+
     /// NVIDIA H200 (and H100 SXM): the card of the recorded runs.
     pub const H200: Self = Self { capability: 90, multiprocessors: 132, threads_per_multiprocessor: 2048 };
 

@@ -6,52 +6,41 @@ use super::autograd::{self, Leaf};
 use super::device::Device;
 use super::log::{Category, Event, Log};
 use super::lower::{Runner, Settings};
-use super::optimizer::{Implementation, Optimizer, OptimizerKind, Trained};
+use super::optimizer::{Optimizer, Trained};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
 use crate::model::op::{Input, Op, ValueId};
 use crate::model::{Program, Shape, Step};
+use crate::plan::{Checkpointing, TrainPlan};
 
-/// What is trained, and how.
-#[derive(Debug, Clone)]
-pub struct TrainRun {
-    /// The card.
-    pub device: Device,
-    /// Attention, autocast, checkpointing.
-    pub settings: Settings,
-    /// The optimizer.
-    pub optimizer: OptimizerKind,
-    /// How it steps.
-    pub implementation: Implementation,
-    /// Micro-batches per step.
-    pub accumulation: u32,
-    /// Whether gradients are clipped by their norm.
-    pub clip: bool,
-    /// Whether the batch brings an all-ones mask.
-    pub mask: bool,
-    /// Steps to run.
-    pub steps: u32,
-    /// Whether the caller keeps the model's output until backward is over.
-    pub keep_outputs: bool,
-}
+/// Steps that are run: the first makes the optimizer's state, the second is what all later ones allocate, and with the
+/// third the cache of segments has settled.
+const STEPS: u32 = 3;
 
-/// Runs it and returns what happened to memory.
-pub fn simulate(program: Program, run: &TrainRun) -> Log {
-    let mut torch = Torch::new(run.device);
-    let program = Rc::new(program);
-    let (parameters, trained) = load(&mut torch, &program, run.settings.weights);
-    let inputs = batch(&mut torch, &program, run);
-    let runner = Runner::new(Rc::clone(&program), parameters, inputs, run.settings);
-    let mut optimizer = Optimizer::new(&mut torch, run.optimizer, run.implementation, &trained);
+/// Runs a program and returns what happened to memory.
+pub fn simulate(program: Rc<Program>, plan: &TrainPlan) -> Log {
+    let mut torch = Torch::new(Device::of(&plan.gpu));
+    let (parameters, trained) = load(&mut torch, &program, plan);
+    let inputs = batch(&mut torch, &program, plan);
+    let settings = Settings {
+        attention: plan.attention,
+        checkpointing: plan.checkpointing == Checkpointing::Full,
+        kernels: plan.kernels,
+        autocast: plan.autocast,
+        weights: plan.weights,
+        padded: plan.batch.padded,
+    };
+    let runner = Runner::new(Rc::clone(&program), parameters, inputs, settings);
+    let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
-    for step in 0..run.steps {
-        for micro in 0..run.accumulation.max(1) {
+    for step in 0..STEPS {
+        for micro in 0..plan.gradient_accumulation.max(1) {
             // Loss and output die between the phases: the loop rebinds their names.
             let (loss, outputs) = phase(&mut torch, format!("{step}.{micro}.fwd"), |torch| {
                 let mut outputs = runner.forward(torch);
                 let loss = outputs.first().cloned();
-                if !run.keep_outputs {
+                if !plan.keep_outputs {
                     outputs.clear();
                 }
                 (loss, outputs)
@@ -63,7 +52,7 @@ pub fn simulate(program: Program, run: &TrainRun) -> Log {
             });
             drop((loss, outputs));
         }
-        if run.clip {
+        if plan.clip {
             phase(&mut torch, format!("{step}.clip"), |torch| clip(torch, &trained));
         }
         phase(&mut torch, format!("{step}.opt"), |torch| optimizer.step(torch, &trained));
@@ -84,14 +73,18 @@ fn phase<T>(torch: &mut Torch, name: String, body: impl FnOnce(&mut Torch) -> T)
 }
 
 /// Parameters and buffers onto the card, one by one.
-fn load(torch: &mut Torch, program: &Program, weights: DType) -> (Vec<Tensor>, Vec<Trained>) {
+fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
     let mut trained = Vec::new();
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
     for &id in &program.registration {
-        let shape = program.parameters[id.0 as usize].shape;
-        let tensor = torch.in_category(Category::Weights, |torch| torch.fresh("parameter", shape, weights));
-        let (tensor, leaf): (Tensor, Rc<Leaf>) = torch.leaf(tensor);
-        trained.push(Trained { tensor: tensor.clone(), leaf });
+        let parameter = &program.parameters[id.0 as usize];
+        let mut tensor =
+            torch.in_category(Category::Weights, |torch| torch.fresh("parameter", parameter.shape, plan.weights));
+        if !plan.is_frozen(&parameter.name) {
+            let leaf: Rc<Leaf>;
+            (tensor, leaf) = torch.leaf(tensor);
+            trained.push(Trained { tensor: tensor.clone(), leaf });
+        }
         parameters[id.0 as usize] = Some(tensor);
     }
     let mut parameters: Vec<Tensor> = parameters.into_iter().flatten().collect();
@@ -105,20 +98,20 @@ fn load(torch: &mut Torch, program: &Program, weights: DType) -> (Vec<Tensor>, V
 }
 
 /// The tensors of the batch, made on the host and copied over.
-fn batch(torch: &mut Torch, program: &Program, run: &TrainRun) -> Vec<(ValueId, Tensor)> {
+fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId, Tensor)> {
     let mut inputs = Vec::new();
     torch.in_category(Category::Batch, |torch| {
         for step in &program.steps {
             let Step::Run { op: Op::Input(kind), outputs, .. } = step else { continue };
             let shape = program.values[outputs[0].0 as usize];
             let dtype = match kind {
-                Input::Pixels | Input::Audio => run.settings.weights,
+                Input::Pixels | Input::Audio => plan.weights,
                 Input::Other(dtype) => *dtype,
                 _ => DType::I64,
             };
             inputs.push((outputs[0], torch.fresh("batch", shape, dtype)));
         }
-        if run.mask {
+        if plan.batch.mask {
             let shape = inputs.first().map_or(Shape::new(&[]), |(_, tensor)| tensor.shape);
             inputs.push((ValueId(u32::MAX), torch.fresh("batch", shape, DType::I64)));
         }

@@ -27,6 +27,8 @@ pub enum Op {
     Parameter(ParameterId),
     /// A non-trainable tensor of the module (rotary frequencies, relative positions), there since load.
     Buffer(DType),
+    /// The same for a float tensor that is made in the type of the model's weights.
+    ModelBuffer,
     /// A fresh tensor filled on the device (zeros, ones, arange).
     Fill(DType),
     /// The same in the element type of the input (`zeros_like`, `new_zeros`), of any sizes.
@@ -54,7 +56,8 @@ pub enum Op {
         /// The shift.
         bias: Option<ParameterId>,
     },
-    /// A convolution over one, two or three dimensions.
+    /// A convolution over one, two or three dimensions. With a second input, that tensor is the kernel (weight norm) and
+    /// the parameter only lends its shape.
     Convolution {
         /// The kernel, `[out, in / groups, …]`.
         weight: ParameterId,
@@ -69,10 +72,26 @@ pub enum Op {
     Rotary(Rotary),
     /// The attention mask that the model builds for its batch; a runtime may find that none is needed.
     Mask(Mask),
-    /// Keys and values go into the cache of a layer and come back whole; nothing happens without a cache.
+    /// Keys and values go into the cache of a layer and come back whole; nothing happens without a cache. Without
+    /// inputs, what a cross-attention cache has held since the first token comes back.
+    ///
+    /// A constant state ([`CacheKind::State`]) has one input and gives it back as it is: its newest elements are copied
+    /// into the state, which is allocated at the first call, in the input's type.
     Cache(CacheUpdate),
+    /// The constant state that an earlier pass left in a layer's cache, read and overwritten where it lies.
+    CachedState {
+        /// Whether it is kept in fp32 instead of the model's type.
+        fp32: bool,
+    },
     /// Softmax attention: inputs q, k, v and an optional mask or bias; output `[batch, seq, heads, value dim]`.
     Attention(Attention),
+    /// T5's attention: inputs q, k, v, a position bias `[1, heads, queries, keys]`, and the mask. Eager:
+    /// `q @ kᵀ * 1.0`, plus the bias, plus the mask if there is one, softmax in the model's type, dropout, `@ v`. With
+    /// SDPA the float mask is made in each layer: without a mask it is the bias itself, or for a causal module of more
+    /// than one query `where(arange >= arange, bias, min)`; with a boolean mask `where(mask, bias, min)`. A bias from an
+    /// embedding needs a gradient, which only the math kernel gives. The bias of cross-attention is zeros
+    /// ([`Op::FillLike`]) and needs one under gradient checkpointing alone.
+    BiasedAttention(Attention),
     /// A pointwise activation.
     Activation(Activation),
     /// `activation(a) * b`, the heart of a gated MLP.
@@ -116,6 +135,13 @@ pub enum Op {
         /// Step between indices.
         step: u64,
     },
+    /// `x[…, start : start + n, …] = y`: the second input overwrites a range of the first, which is the output.
+    Assign {
+        /// Which dimension.
+        dim: u8,
+        /// First index.
+        start: u64,
+    },
     /// One dimension cut in several outputs (views).
     Split(u8),
     /// Inputs joined along a dimension.
@@ -155,6 +181,8 @@ pub enum Op {
     },
     /// Batched matrix product of the last two dimensions.
     MatMul,
+    /// `torch.linalg.solve_triangular`: the batched solution `x` of `a x = b` for a triangular `a` (inputs a, b).
+    SolveTriangular,
     /// `baddbmm`: inputs bias (broadcast, copied into the result first), a, b; `bias + number · a @ b` in one kernel.
     /// Backward multiplies each of the two gradients by the number once more.
     AddMatMul,
@@ -268,6 +296,8 @@ pub enum Norm {
     L2,
     /// Mamba-2's RMSNorm with a silu gate before it (inputs x, gate).
     RmsGated,
+    /// Zamba 2's: the same, with a variance for each of this many groups of channels.
+    RmsGatedGroups(u32),
     /// Qwen3-Next's RMSNorm with a silu gate after it (inputs x, gate).
     RmsThenGate,
     /// `nn.GroupNorm` over this many groups.
@@ -476,7 +506,10 @@ pub enum ExpertStyle {
     Interface,
     /// The interface with GPT-OSS's clamped, interleaved gate.
     InterfaceClamped,
-    /// All experts on all tokens as one batched product (Llama 4).
+    /// DeepSeek-V4's: the interface with gate and up (halves, as usual) clamped before `activation(gate) * up`.
+    InterfaceClampedHalves,
+    /// All experts on all tokens (Llama 4); the only input is `[experts · tokens, hidden]`, already weighted:
+    /// `bmm` with `gate_up`, `chunk`, `up * activation(gate)`, `bmm` with `down`, back to `[experts · tokens, hidden]`.
     Dense,
     /// A Python loop over experts.
     Loop,
@@ -511,6 +544,8 @@ pub enum Unary {
     Exp,
     Log,
     Sqrt,
+    /// RecurrentGemma's own autograd function: `sqrt(x)` that saves `x`; backward `grad / sqrt(clip(4 x))`.
+    SqrtBound,
     Rsqrt,
     Cos,
     Sin,
@@ -551,6 +586,10 @@ pub enum Cast {
     Like,
     /// The type the model's weights have.
     Model,
+    /// This type, laid out densely in the same copy (`to(dtype, memory_format=torch.contiguous_format)`).
+    Dense(DType),
+    /// The type of the second input, laid out densely in the same copy.
+    DenseLike,
 }
 
 /// Reductions.
@@ -596,6 +635,8 @@ pub enum Role {
     Bias,
     /// The scale or shift of a norm.
     Norm,
+    /// A table that is never trained: `requires_grad` is off (Whisper's sinusoids).
+    Frozen,
     /// Anything else.
     Other,
 }
@@ -609,6 +650,8 @@ pub struct Buffer {
     pub shape: Shape,
     /// Its element type.
     pub dtype: DType,
+    /// Whether it has the type of the model's weights instead.
+    pub model_type: bool,
     /// Whether checkpoints hold it.
     pub persistent: bool,
 }

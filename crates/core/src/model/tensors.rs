@@ -111,9 +111,24 @@ impl Graph {
         self.run(Op::Slice { dim: axis as u8, start, step }, &[x], x.shape().with(dim, length))
     }
 
+    /// One index of a dimension, which goes (a view).
+    pub fn select(&mut self, x: &Value, dim: i64, index: u64) -> Value {
+        let part = self.slice(x, dim, index, 1);
+        self.squeeze(&part, dim)
+    }
+
+    /// `x[…, start : start + n, …] = y` along a dimension, for an `y` of `n` elements there; the result is `x`.
+    pub fn assign(&mut self, x: &Value, dim: i64, start: u64, y: &Value) -> Value {
+        if x.shape().with(dim, y.size(dim)) != y.shape() || start.saturating_add(y.size(dim)) > x.size(dim) {
+            self.fail(format!("{:?} does not fit in {:?} at {start}", y.shape(), x.shape()));
+        }
+        let dim = x.shape().axis(dim).unwrap_or(0) as u8;
+        self.run(Op::Assign { dim, start }, &[x, y], x.shape())
+    }
+
     /// One dimension cut in parts (views).
     pub fn split(&mut self, x: &Value, dim: i64, parts: &[u64]) -> Vec<Value> {
-        if parts.iter().sum::<u64>() != x.size(dim) {
+        if parts.iter().fold(0u64, |sum, &part| sum.saturating_add(part)) != x.size(dim) {
             self.fail(format!("parts {parts:?} do not add up to dimension {dim} of {:?}", x.shape()));
         }
         let shapes: Vec<_> = parts.iter().map(|&part| x.shape().with(dim, part)).collect();
@@ -146,7 +161,7 @@ impl Graph {
             self.fail("nothing to join");
             return self.fill(DType::F32, [1]);
         };
-        let total = parts.iter().map(|part| part.size(dim)).sum();
+        let total = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.size(dim)));
         let axis = first.shape().axis(dim).unwrap_or(0) as u8;
         self.run(Op::Cat(axis), parts, first.shape().with(dim, total))
     }
@@ -231,6 +246,16 @@ impl Graph {
         self.run(Op::Cast(Cast::Like), &[x, like], x.shape())
     }
 
+    /// To a given element type and dense, in one copy.
+    pub fn to_dense(&mut self, x: &Value, dtype: DType) -> Value {
+        self.run(Op::Cast(Cast::Dense(dtype)), &[x], x.shape())
+    }
+
+    /// To the element type of another tensor and dense, in one copy.
+    pub fn to_dense_like(&mut self, x: &Value, like: &Value) -> Value {
+        self.run(Op::Cast(Cast::DenseLike), &[x, like], x.shape())
+    }
+
     /// To the element type of the model's weights.
     pub fn to_model_type(&mut self, x: &Value) -> Value {
         self.run(Op::Cast(Cast::Model), &[x], x.shape())
@@ -263,6 +288,16 @@ impl Graph {
         let mut sizes: Vec<u64> = (3..=rank as i64).rev().map(|back| a.size(-back).max(b.size(-back))).collect();
         sizes.extend([a.size(-2), b.size(-1)]);
         self.run(Op::MatMul, &[a, b], sizes.as_slice())
+    }
+
+    /// The solution of `a x = b` for triangular matrices `a`.
+    pub fn solve_triangular(&mut self, a: &Value, b: &Value) -> Value {
+        self.run(Op::SolveTriangular, &[a, b], b.shape())
+    }
+
+    /// A lower or upper triangle kept, the rest zero.
+    pub fn triangle(&mut self, x: &Value) -> Value {
+        self.run(Op::Triangle, &[x], x.shape())
     }
 
     /// The `k` largest along the last dimension: values and indices.

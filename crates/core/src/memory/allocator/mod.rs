@@ -8,17 +8,7 @@ mod pool;
 use pool::{BlockId, Pool};
 
 use super::log::{Event, Log, StorageId};
-
-/// Options of `PYTORCH_ALLOC_CONF` that change memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct AllocatorOptions {
-    /// One growing segment per pool.
-    pub expandable_segments: bool,
-    /// Blocks of this size and above are not split, in bytes.
-    pub max_split_size: Option<u64>,
-    /// Sizes are rounded up to this many steps between powers of two.
-    pub roundup_power2_divisions: Option<u64>,
-}
+use crate::plan::AllocatorOptions;
 
 /// What a phase did to memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]

@@ -1,6 +1,7 @@
 //! One pool of blocks: best fit, splitting, merging.
 
-use super::{AllocatorOptions, MIB, MIN_BLOCK, SMALL_SIZE};
+use super::{MIB, MIN_BLOCK, SMALL_SIZE};
+use crate::plan::AllocatorOptions;
 
 /// A block, by its place in the pool's list.
 pub(super) type BlockId = u32;

@@ -1,11 +1,12 @@
 //! Masks, and attention by SDPA or by the models' own code.
 
-use super::{AttentionKind, Settings};
+use super::Settings;
 use crate::dtype::DType;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::model::op::{Attention, Binary, EagerStyle, Mask, Unary};
+use crate::plan::AttentionKind;
 
 /// The mask a model builds, or none where SDPA can do without (transformers/masking_utils.py).
 pub(super) fn mask(torch: &mut Torch, kind: Mask, shape: Shape, settings: &Settings) -> Option<Tensor> {

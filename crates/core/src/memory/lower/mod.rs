@@ -25,15 +25,7 @@ use super::torch::Torch;
 use crate::dtype::DType;
 use crate::model::op::{LinearLayout, ModuleId, Op, ParameterId, ValueId};
 use crate::model::{ModuleKind, Program, Step};
-
-/// How attention is computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttentionKind {
-    /// `F.scaled_dot_product_attention`.
-    Sdpa,
-    /// The model's own eager code.
-    Eager,
-}
+use crate::plan::{AttentionKind, Kernels};
 
 /// What of a plan the lowering needs.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +34,8 @@ pub struct Settings {
     pub attention: AttentionKind,
     /// Whether layers are recomputed in backward.
     pub checkpointing: bool,
+    /// Whose kernels run.
+    pub kernels: Kernels,
     /// The type autocast computes in.
     pub autocast: Option<DType>,
     /// The type the model was built in.

@@ -3,6 +3,7 @@
 use crate::dtype::DType;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
+use crate::model::Shape;
 use crate::model::op::{Binary, Norm, Reduction, Unary};
 
 /// One norm.
@@ -40,7 +41,7 @@ pub(super) fn lower(
             torch.cast(&wide, x.dtype)
         }
         Norm::RmsT5 => t5(torch, x, weight),
-        Norm::RmsGated => {
+        Norm::RmsGated | Norm::RmsGatedGroups(_) => {
             let wide = torch.cast(x, DType::F32);
             let gated = match gate {
                 Some(gate) => {
@@ -50,7 +51,10 @@ pub(super) fn lower(
                 }
                 None => wide,
             };
-            let normal = normalised(torch, &gated);
+            let normal = match kind {
+                Norm::RmsGatedGroups(groups) => normalised_by_group(torch, &gated, u64::from(groups)),
+                _ => normalised(torch, &gated),
+            };
             let narrow = torch.cast(&normal, x.dtype);
             scaled(torch, narrow, weight)
         }
@@ -99,6 +103,17 @@ fn normalised(torch: &mut Torch, x: &Tensor) -> Tensor {
     let wide = torch.cast(x, DType::F32);
     let inverse = inverse_deviation(torch, &wide);
     torch.binary(Binary::Mul, &wide, &inverse)
+}
+
+/// The same with one variance for each of several groups of channels.
+fn normalised_by_group(torch: &mut Torch, x: &Tensor, groups: u64) -> Tensor {
+    let mut sizes = x.shape.sizes().to_vec();
+    let width = sizes.pop().unwrap_or(1);
+    sizes.extend([groups, width / groups.max(1)]);
+    let grouped = torch.reshape(x, Shape::new(&sizes));
+    let inverse = inverse_deviation(torch, &grouped);
+    let normal = torch.binary(Binary::Mul, &grouped, &inverse);
+    torch.reshape(&normal, x.shape)
 }
 
 fn inverse_deviation(torch: &mut Torch, x: &Tensor) -> Tensor {

@@ -1,9 +1,10 @@
 //! Adafactor of transformers and of torch: one parameter at a time, with temporaries of its size.
 
-use super::{OptimizerKind, Trained};
+use super::Trained;
 use crate::dtype::DType;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
+use crate::plan::OptimizerKind;
 
 /// One step.
 pub(super) fn step(torch: &mut Torch, kind: OptimizerKind, parameters: &[Trained]) {

@@ -1,8 +1,9 @@
 //! Steps of the element-wise optimizers of torch: what their lists need beside parameters, gradients and state.
 
-use super::{Implementation, OptimizerKind, Trained};
+use super::Trained;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
+use crate::plan::{Implementation, OptimizerKind};
 
 /// One step.
 pub(super) fn step(torch: &mut Torch, kind: OptimizerKind, implementation: Implementation, parameters: &[Trained]) {

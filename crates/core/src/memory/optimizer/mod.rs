@@ -10,42 +10,7 @@ use super::autograd::Leaf;
 use super::log::Category;
 use super::tensor::Tensor;
 use super::torch::Torch;
-
-/// Which optimizer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the names are the optimizers' own")]
-pub enum OptimizerKind {
-    AdamW,
-    Adam,
-    Amsgrad,
-    Nadam,
-    Sgd,
-    SgdMomentum,
-    Nesterov,
-    Adagrad,
-    Rmsprop,
-    Adafactor,
-    TorchAdafactor,
-    AdamW8bit,
-    PagedAdamW8bit,
-    AdamWBnb32,
-    Lion8bit,
-    Lion,
-    Muon,
-}
-
-/// How a step runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Implementation {
-    /// All parameters at once, by lists (torch's default on CUDA).
-    Foreach,
-    /// One fused kernel.
-    Fused,
-    /// One parameter after the other.
-    Forloop,
-}
+use crate::plan::{self, Implementation, OptimizerKind};
 
 /// A trainable parameter.
 pub struct Trained {
@@ -64,7 +29,8 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// Builds it; some allocate their state at once.
-    pub fn new(torch: &mut Torch, kind: OptimizerKind, implementation: Implementation, parameters: &[Trained]) -> Self {
+    pub fn new(torch: &mut Torch, plan: plan::Optimizer, parameters: &[Trained]) -> Self {
+        let plan::Optimizer { kind, implementation } = plan;
         let mut optimizer = Self { kind, implementation, states: Vec::new() };
         if kind == OptimizerKind::Adagrad {
             optimizer.make_states(torch, parameters);

@@ -1,10 +1,11 @@
 //! State of every optimizer, and the steps that fit nowhere else.
 
-use super::{OptimizerKind, Trained};
+use super::Trained;
 use crate::dtype::DType;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
+use crate::plan::OptimizerKind;
 
 /// The state of one parameter.
 pub(super) fn states(torch: &mut Torch, kind: OptimizerKind, fused: bool, parameter: &Tensor) -> Vec<Tensor> {

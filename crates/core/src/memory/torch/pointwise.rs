@@ -147,11 +147,12 @@ impl Torch {
     /// One input, one output of the same shape.
     pub fn unary(&mut self, kind: Unary, x: &Tensor) -> Tensor {
         use Unary::{Abs, Clamp, Clone, Cos, Exp, Log, LogSigmoid, Neg, Not, Reciprocal, Relu, Round, Rsqrt, Sigmoid};
-        use Unary::{Silu, Sin, Softplus, Sqrt, Square, Tanh};
+        use Unary::{Silu, Sin, Softplus, Sqrt, SqrtBound, Square, Tanh};
         let wide = matches!(kind, Exp | Log | Rsqrt | Reciprocal | Softplus | Square);
         let x = &if wide { self.widen(x) } else { x.clone() };
         let records = self.records(&[x]);
-        let keeps_input = matches!(kind, Log | Cos | Sin | Abs | Square | Softplus | Silu | LogSigmoid | Clamp);
+        let keeps_input =
+            matches!(kind, Log | Cos | Sin | Abs | Square | Softplus | Silu | LogSigmoid | Clamp | SqrtBound);
         let saved_input = (records && keeps_input).then(|| Saved::new(self, x));
         let dtype = if kind == Not { DType::Bool } else { x.dtype };
         let output = self.pointwise(unary_name(kind), &[x], dtype);
@@ -172,6 +173,7 @@ impl Torch {
             };
             match kind {
                 Clone => return vec![Some(gradient)],
+                SqrtBound => middle(torch, 3),
                 Square | Rsqrt | Sqrt | Clamp => middle(torch, 2),
                 Cos | Sin | Abs | Reciprocal => middle(torch, 1),
                 Neg | Exp | Log | Tanh | Sigmoid | Softplus | Silu | Relu | LogSigmoid | Round | Not => {}
@@ -356,7 +358,7 @@ fn unary_name(kind: Unary) -> &'static str {
         Unary::Neg => "neg",
         Unary::Exp => "exp",
         Unary::Log => "log",
-        Unary::Sqrt => "sqrt",
+        Unary::Sqrt | Unary::SqrtBound => "sqrt",
         Unary::Rsqrt => "rsqrt",
         Unary::Cos => "cos",
         Unary::Sin => "sin",

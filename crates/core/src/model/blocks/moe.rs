@@ -1,7 +1,7 @@
 //! Mixtures of experts: routers and fused experts.
 
 use crate::model::graph::{Graph, Value};
-use crate::model::op::{Activation, ExpertStyle, Experts, Op, Role};
+use crate::model::op::{Activation, ExpertStyle, Experts, ModuleId, Op, Role};
 use crate::model::program::ModuleKind;
 
 /// Fused gated experts as transformers 5 stores them: `experts.gate_up_proj` and `experts.down_proj`.
@@ -42,7 +42,18 @@ impl FusedExperts {
 
     /// Runs them in a module of this name: `hidden` is `[tokens, hidden]`, indices and weights `[tokens, top_k]`.
     pub fn run(&self, g: &mut Graph, name: &str, hidden: &Value, indices: &Value, weights: &Value) -> Value {
-        let (count, width, size) = (self.count, self.width, hidden.size(-1));
+        let (experts, module) = self.declare(g, name, hidden.size(-1));
+        g.run_one(Some(module), Op::Experts(experts), &[hidden, indices, weights], hidden.shape())
+    }
+
+    /// Runs all of them on `[experts · tokens, hidden]` ([`ExpertStyle::Dense`]).
+    pub fn run_dense(&self, g: &mut Graph, name: &str, hidden: &Value) -> Value {
+        let (experts, module) = self.declare(g, name, hidden.size(-1));
+        g.run_one(Some(module), Op::Experts(experts), &[hidden], hidden.shape())
+    }
+
+    fn declare(&self, g: &mut Graph, name: &str, size: u64) -> (Experts, ModuleId) {
+        let (count, width) = (self.count, self.width);
         let wide = if self.gated { 2 * width } else { width };
         let role = Role::Experts { count, top_k: self.top_k };
         let first = if self.gated { "gate_up_proj" } else { "up_proj" };
@@ -69,6 +80,6 @@ impl FusedExperts {
             transposed: self.transposed,
             style: self.style,
         };
-        g.run_one(Some(module), Op::Experts(experts), &[hidden, indices, weights], hidden.shape())
+        (experts, module)
     }
 }

@@ -73,6 +73,7 @@ pub(crate) fn text_model(c: &Config<'_>, model_type: &str) -> Result<Box<dyn Dec
         "cohere2" => Box::new(cohere::Cohere::read_second(c)?),
         "glm" => Box::new(glm::Glm::read(c, false)?),
         "glm4" => Box::new(glm::Glm::read(c, true)?),
+        "lfm2" => Box::new(super::hybrids::lfm2::Lfm2::read(c)?),
         _ => return Err(c.refuse("model_type", "a text model vramcast knows (llama, mistral, qwen2, gemma, …)")),
     })
 }

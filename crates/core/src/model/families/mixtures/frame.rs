@@ -1,6 +1,7 @@
 //! The frame that most mixtures share: Llama's decoder with experts in place of the MLP.
 
-use crate::model::blocks::{attention, causal_lm_head, read};
+use crate::model::blocks::head::causal_lm_head_named;
+use crate::model::blocks::{attention, read};
 use crate::model::op::{Binary, Input, Loss, Mask, Norm, Op, RotaryTable};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
@@ -21,6 +22,8 @@ pub(crate) struct Frame {
     pub(crate) tied: bool,
     /// Whether the head has a bias.
     pub(crate) head_bias: bool,
+    /// Whether logits are divided by a number.
+    pub(crate) scaled_logits: bool,
     /// Whether router logits are kept for a load-balancing loss.
     pub(crate) router_loss: bool,
 }
@@ -74,6 +77,7 @@ impl Frame {
             norm_bias: false,
             tied: c.flag("tie_word_embeddings", false)?,
             head_bias: false,
+            scaled_logits: false,
             router_loss: c.flag("output_router_logits", false)?,
         })
     }
@@ -98,7 +102,7 @@ impl Frame {
         g.norm("norm", &hidden, self.norm, self.norm_bias)
     }
 
-    /// A layer: attention and MLP, each after a norm and added to what came in.
+    /// A layer: attention and MLP (in the module `mlp`), each after a norm and added to what came in.
     pub(crate) fn layer(
         &self,
         g: &mut Graph,
@@ -126,7 +130,8 @@ impl Frame {
         let hidden = g.module("model", |g| model(g, &mut routers));
         let tied = if self.tied { g.find("model.embed_tokens.weight") } else { None };
         if routers.all.is_empty() {
-            return causal_lm_head(g, hidden, self.vocab, tied, self.head_bias);
+            let finish = |g: &mut Graph, logits: Value| self.finish_logits(g, logits);
+            return causal_lm_head_named(g, "lm_head", hidden, self.vocab, tied, self.head_bias, finish);
         }
         let last = g.inputs.last_logits_only;
         let kept = if last { g.slice(&hidden, 1, hidden.size(1).max(1) - 1, 1) } else { hidden.clone() };
@@ -134,6 +139,7 @@ impl Frame {
             Some(weight) => g.linear_with("lm_head", weight, &kept, self.vocab, self.head_bias),
             None => g.linear("lm_head", &kept, self.vocab, self.head_bias),
         };
+        let logits = self.finish_logits(g, logits);
         let loss = g.inputs.labels.then(|| {
             let labels = g.input(Input::Labels, [logits.size(0), logits.size(1)]);
             g.run(Op::Loss(Loss::CausalLm), &[&logits, &labels], [])
@@ -148,5 +154,9 @@ impl Frame {
         outputs.append(&mut routers.all);
         let outputs: Vec<&Value> = outputs.iter().collect();
         g.run(Op::Return, &outputs, []);
+    }
+
+    fn finish_logits(&self, g: &mut Graph, logits: Value) -> Value {
+        if self.scaled_logits { g.scalar(Binary::Div, &logits) } else { logits }
     }
 }

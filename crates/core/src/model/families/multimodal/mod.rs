@@ -5,6 +5,7 @@
 
 use super::Family;
 
+pub mod blip2;
 pub mod gemma3;
 pub mod gemma4;
 mod gemma4_audio;
@@ -12,13 +13,20 @@ mod gemma4_text;
 mod gemma4_vision;
 pub mod idefics3;
 pub mod internvl;
+pub mod lfm2_vl;
+pub mod llama4;
 pub mod llava;
 pub mod mistral3;
+pub mod mllama;
+mod mllama_vision;
 pub mod paligemma;
 mod parts;
+mod phi4_audio;
+pub mod phi4_multimodal;
 mod pixtral;
 pub mod qwen2_5_vl;
 pub mod qwen2_vl;
+pub mod qwen3_5;
 pub mod qwen3_vl;
 mod qwen_text;
 mod qwen_vision;
@@ -37,4 +45,10 @@ pub const ALL: &[&Family] = &[
     &voxtral::FAMILY,
     &gemma3::FAMILY,
     &gemma4::FAMILY,
+    &mllama::FAMILY,
+    &blip2::FAMILY,
+    &phi4_multimodal::FAMILY,
+    &qwen3_5::FAMILY,
+    &lfm2_vl::FAMILY,
+    &llama4::FAMILY,
 ];
