@@ -122,18 +122,20 @@ impl Torch {
         name: &'static str,
         x: &Tensor,
         index: &Tensor,
-        source: &Tensor,
+        source: Option<&Tensor>,
         in_place: bool,
     ) -> Tensor {
-        let records = self.records(&[x, source]);
+        let mut written = vec![x];
+        written.extend(source);
+        let records = self.records(&written);
         let saved = records.then(|| Saved::new(self, index));
         let output = if in_place { x.detached() } else { self.fresh_like(name, x, x.dtype) };
         if !records {
             return output;
         }
-        let (need_x, need_source) = (x.needs_grad(), source.needs_grad());
-        let (whole, part) = (x.shape, source.shape);
-        self.attach(output, &[x, source], move |torch, gradient| {
+        let (need_x, need_source) = (x.needs_grad(), source.is_some_and(Tensor::needs_grad));
+        let (whole, part) = (x.shape, source.map_or(x.shape, |source| source.shape));
+        self.attach(output, &written, move |torch, gradient| {
             let index = saved.map(|saved| saved.get(torch));
             let for_x = need_x.then(|| torch.fresh("masked_fill", whole, gradient.dtype));
             let for_source = need_source.then(|| torch.fresh("gather", part, gradient.dtype));

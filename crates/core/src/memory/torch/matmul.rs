@@ -66,6 +66,56 @@ impl Torch {
         self.reshape(&product, Shape::new(&batch))
     }
 
+    /// `baddbmm`: a broadcast bias and a scaled product in one kernel.
+    pub fn add_matmul(&mut self, bias: &Tensor, a: &Tensor, b: &Tensor) -> Tensor {
+        let (b, a, bias) = (&self.narrow(b), &self.narrow(a), &self.narrow(bias));
+        let records = self.records(&[bias, a, b]);
+        let kept_a = (records && b.needs_grad()).then(|| Saved::new(self, a));
+        let kept_b = (records && a.needs_grad()).then(|| Saved::new(self, b));
+        let output = self.fresh("baddbmm", a.shape.with(-1, b.shape.size(-1)), a.dtype);
+        self.use_blas();
+        if !records {
+            return output;
+        }
+        let needs = [bias, a, b].map(Tensor::needs_grad);
+        let (shape_a, shape_b, to_bias) = (a.shape, b.shape, (bias.shape, bias.dtype));
+        self.attach(output, &[bias, a, b], move |torch, gradient| {
+            let kept = [kept_a, kept_b].map(|kept| kept.map(|saved| saved.get(torch)));
+            let mut scaled = |needed: bool, shape: Shape| {
+                needed.then(|| {
+                    let product = torch.product_gradient("bmm", shape, false, &gradient);
+                    torch.pointwise("mul", &[&product], gradient.dtype)
+                })
+            };
+            let (for_a, for_b) = (scaled(needs[1], shape_a), scaled(needs[2], shape_b));
+            let for_bias = needs[0].then(|| torch.reduce_to(gradient.clone(), to_bias.0, to_bias.1));
+            drop(kept);
+            vec![for_bias, for_a, for_b]
+        })
+    }
+
+    /// `torch.linalg.solve_triangular`: both operands are copied column by column, the solution is written over one.
+    pub fn solve_triangular(&mut self, a: &Tensor, b: &Tensor) -> Tensor {
+        let (a, b) = (&self.widen(a), &self.widen(b));
+        let output = self.fresh("linalg_solve_triangular", b.shape, b.dtype);
+        drop(self.scratch("linalg_solve_triangular", a.elements() * a.dtype.size()));
+        if !self.records(&[a, b]) {
+            return output;
+        }
+        let saved = [Saved::new(self, a), Saved::new(self, &output)];
+        let (shape_a, shape_b, needs) = (a.shape, b.shape, [a, b].map(Tensor::needs_grad));
+        self.attach(output, &[a, b], move |torch, gradient| {
+            let kept = saved.map(|saved| saved.get(torch));
+            let for_b = torch.fresh("linalg_solve_triangular", shape_b, gradient.dtype);
+            let for_a = needs[0].then(|| {
+                let product = torch.product_gradient("bmm", shape_a, false, &gradient);
+                torch.pointwise("triu", &[&product], gradient.dtype)
+            });
+            drop(kept);
+            vec![for_a, needs[1].then_some(for_b)]
+        })
+    }
+
     /// `F.linear` with a `[out, in]` matrix.
     pub fn linear(&mut self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
         // Autocast casts arguments from the last to the first, in the order C++ evaluates them.

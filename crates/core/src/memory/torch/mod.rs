@@ -2,6 +2,7 @@
 //!
 //! | module | operations |
 //! |---|---|
+//! | `assign` | writing into parts of tensors |
 //! | `views` | views, copies, joins and cuts |
 //! | `pointwise` | arithmetic, casts, activations, dropout |
 //! | `reduce` | sums, means, softmax, norms |
@@ -11,6 +12,7 @@
 //! | `loss` | cross entropy |
 //! | `convolution` | convolutions |
 
+pub mod assign;
 pub mod attention;
 pub mod convolution;
 pub mod index;
