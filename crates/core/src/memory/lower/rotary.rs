@@ -39,7 +39,10 @@ pub(super) fn rotate(
     sine: &Tensor,
 ) -> (Tensor, Tensor) {
     // cos.unsqueeze(1): the same tables for every head.
-    let open = |t: &Tensor| if t.shape.rank() == 3 { t.shape.inserted(1, 1) } else { t.shape };
+    let (positions, sizes) = (cosine.shape.size(1), query.shape);
+    let heads_last = sizes.rank() == 4 && sizes.size(1) == positions && sizes.size(2) != positions;
+    let axis = if heads_last { 2 } else { 1 };
+    let open = |t: &Tensor| if t.shape.rank() == 3 { t.shape.inserted(axis, 1) } else { t.shape };
     let cosine = &torch.reshape(cosine, open(cosine));
     let sine = &torch.reshape(sine, open(sine));
     let mut one = |x: &Tensor| match style {
