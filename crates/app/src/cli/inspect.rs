@@ -319,6 +319,7 @@ fn cache(inventory: &Inventory) -> Cache {
             CacheKind::Sliding(window) => ("sliding", Some(window)),
             CacheKind::Latent { .. } => ("latent", None),
             CacheKind::Cross => ("cross", None),
+            CacheKind::Index => ("index keys", None),
             CacheKind::State { .. } => ("state", None),
         };
         CacheLayers {
@@ -338,21 +339,16 @@ fn cache(inventory: &Inventory) -> Cache {
 }
 
 fn tensor_lines(found: &Found, inventory: Option<&Inventory>) -> Vec<TensorLine> {
+    let stored = |tensor: &vramcast_core::source::Tensor| TensorLine {
+        name: tensor.name.clone(),
+        shape: tensor.shape.clone(),
+        dtype: Some(tensor.stored.name().to_owned()),
+    };
     if let Some(files) = &found.resolved.tensors {
-        let line = |tensor: &vramcast_core::source::Tensor| TensorLine {
-            name: tensor.name.clone(),
-            shape: tensor.shape.clone(),
-            dtype: Some(tensor.format.clone()),
-        };
-        return files.tensors().map(line).collect();
+        return files.tensors().map(stored).collect();
     }
     if let Some(gguf) = &found.resolved.gguf {
-        let line = |tensor: &vramcast_core::source::Tensor| TensorLine {
-            name: tensor.name.clone(),
-            shape: tensor.shape.clone(),
-            dtype: Some(tensor.format.clone()),
-        };
-        return gguf.header.tensors.iter().map(line).collect();
+        return gguf.header.tensors.iter().map(stored).collect();
     }
     let parameters = inventory.map(|inventory| inventory.parameters.as_slice()).unwrap_or_default();
     let line = |p: &vramcast_core::model::op::Parameter| TensorLine {

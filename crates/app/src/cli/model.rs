@@ -13,7 +13,7 @@ use crate::fetch::{self, FetchOptions, Resolved};
 #[derive(Debug, Clone, Default, Args)]
 pub struct ModelArguments {
     /// A Hugging Face id, a short name (`llama3-8b`), a folder, a config.json, a *.safetensors or *.gguf file.
-    #[arg(value_name = "MODEL", required_unless_present_any = ["params", "layers", "plan"])]
+    #[arg(value_name = "MODEL")]
     pub model: Option<String>,
     /// Branch, tag or commit on the hub.
     #[arg(long, value_name = "REVISION")]
@@ -82,6 +82,10 @@ impl ModelArguments {
         let (layers, hidden) = match (self.layers, self.hidden, params) {
             (Some(layers), Some(hidden), _) => (layers, hidden),
             (layers, hidden, Some(params)) => shape_near(params, vocab, layers, hidden),
+            (None, None, None) => {
+                return Err(Failure::bad_input("no model is given")
+                    .hint("vramcast COMMAND MODEL, such as llama3-8b; `vramcast list models` shows what is built in"));
+            }
             _ => {
                 return Err(Failure::bad_input("--layers and --hidden are needed")
                     .hint("give both, or --params and let a usual shape be taken"));

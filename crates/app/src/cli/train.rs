@@ -130,14 +130,8 @@ enum Attention {
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
     let cards = arguments.cards()?;
     let (plan, plan_model) = arguments.plan(&cards)?;
-    let mut model_arguments = ModelArguments { model: arguments.model.model.clone().or(plan_model), ..Default::default() };
-    if arguments.model.model.is_none() && model_arguments.model.is_none() {
-        model_arguments = arguments.model.clone();
-    } else {
-        model_arguments.revision = arguments.model.revision.clone();
-        model_arguments.refresh = arguments.model.refresh;
-        model_arguments.auto_class = arguments.model.auto_class.clone();
-    }
+    let mut model_arguments = arguments.model.clone();
+    model_arguments.model = model_arguments.model.or(plan_model);
     let found = model_arguments.find(false)?;
     let model = found.require_model()?;
     let simulation = simulation::train(model, &plan)?;

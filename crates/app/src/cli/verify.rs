@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
+use vramcast_core::source::json as python_json;
 use vramcast_core::verify::ledger::{self, LedgerRow, Measure, Scored};
 use vramcast_core::verify::models::{self, ModelRow};
 use vramcast_core::verify::summary::{self, Quantiles};
@@ -95,6 +96,11 @@ fn score_path(path: &Path, arguments: &Arguments) -> Result<Vec<Set>, Failure> {
     Ok(sets)
 }
 
+/// Truth is written by Python, which allows `Infinity` and `NaN`.
+fn json_of_python(text: &str) -> Result<Value, python_json::JsonError> {
+    python_json::parse(text.as_bytes())
+}
+
 enum Truth {
     Model(Value),
     Ledger(Vec<Value>),
@@ -103,7 +109,7 @@ enum Truth {
 impl Truth {
     fn read(file: &Path, text: &str) -> Result<Self, Failure> {
         let shown = file.display();
-        if let Ok(value) = serde_json::from_str::<Value>(text) {
+        if let Ok(value) = json_of_python(text) {
             if value.get("tensors").is_some() && value.get("total_params").is_some() {
                 return Ok(Self::Model(value));
             }
@@ -115,7 +121,7 @@ impl Truth {
         }
         let mut rows = Vec::new();
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let row: Value = serde_json::from_str(line)
+            let row = json_of_python(line)
                 .map_err(|e| Failure::bad_input(format!("{shown}: line {}: {e}", number + 1)))?;
             if row.get("run").is_none() {
                 return Err(Failure::bad_input(format!("{shown}: line {}: no `run` in it", number + 1)));
