@@ -1,1 +1,96 @@
 //! Stage 2: facts into a model.
+//!
+//! A family is one file in [`families`]: it reads its config and runs its forward pass, in reading order, on a
+//! [`Graph`]. That one definition yields the parameters, the cache, and the [`Program`] that a simulation runs.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | [`op`] | the vocabulary of operations |
+//! | [`graph`], `layers`, `tensors` | the builder that families are written against |
+//! | [`program`] | what the builder records |
+//! | [`blocks`] | what families share |
+//! | [`families`] | one file per family, and the table of all |
+//! | [`inventory`] | counts: parameters, caches, active experts |
+
+pub mod blocks;
+pub mod config;
+pub mod error;
+pub mod families;
+pub mod graph;
+pub mod inputs;
+pub mod inventory;
+mod layers;
+pub mod op;
+pub mod program;
+pub mod shape;
+pub mod task;
+mod tensors;
+
+pub use config::Config;
+pub use error::ModelError;
+pub use families::Family;
+pub use graph::{Graph, Value};
+pub use inputs::{Images, Inputs};
+pub use inventory::Inventory;
+pub use program::{Module, ModuleKind, Program, Step};
+pub use shape::Shape;
+pub use task::Task;
+
+/// A model: its config, the family that reads it, and what it is used for.
+#[derive(Debug, Clone)]
+pub struct Model {
+    config: serde_json::Value,
+    family: &'static Family,
+    task: Task,
+    notes: Vec<String>,
+}
+
+impl Model {
+    /// The model a config describes. `auto_class` (`AutoModelForCausalLM`, …) decides the head; without it the
+    /// config's `architectures` do.
+    pub fn new(config: serde_json::Value, auto_class: Option<&str>) -> Result<Self, ModelError> {
+        let view = Config::new(&config)?;
+        let task = Task::of(&view, auto_class)?;
+        let mut notes = Vec::new();
+        let family = families::find(view.model_type()).unwrap_or_else(|| {
+            let name = if view.model_type().is_empty() { "(none)" } else { view.model_type() };
+            notes.push(format!(
+                "model_type {name} is not known: read as a Llama-style decoder from the usual keys; the result is a guess"
+            ));
+            &families::decoders::llama::FAMILY
+        });
+        Ok(Self { config, family, task, notes })
+    }
+
+    /// The family that reads the config.
+    pub fn family(&self) -> &'static Family {
+        self.family
+    }
+
+    /// What the model is used for.
+    pub fn task(&self) -> Task {
+        self.task
+    }
+
+    /// The config.
+    pub fn config(&self) -> &serde_json::Value {
+        &self.config
+    }
+
+    /// Warnings: guesses that were made.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The forward pass on given inputs.
+    pub fn program(&self, inputs: Inputs) -> Result<Program, ModelError> {
+        let mut graph = Graph::new(inputs);
+        (self.family.build)(&Config::new(&self.config)?, self.task, &mut graph)?;
+        graph.finish()
+    }
+
+    /// Parameters, caches and counts.
+    pub fn inventory(&self) -> Result<Inventory, ModelError> {
+        Ok(Inventory::of(&self.program(Inputs::inventory())?))
+    }
+}

@@ -1,0 +1,183 @@
+//! torch's caching allocator on the card, replayed on the events of a run.
+//!
+//! It decides two of the three levels: *allocated* counts whole blocks, which can be larger than what was asked for,
+//! and *reserved* counts the segments that were taken from the driver. Rules: c10/cuda/CUDACachingAllocator.cpp.
+
+mod pool;
+
+use pool::{BlockId, Pool};
+
+use super::log::{Event, Log, StorageId};
+use crate::plan::AllocatorOptions;
+
+/// What a phase did to memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct PhaseMemory {
+    /// Allocated when it began.
+    pub before: u64,
+    /// Allocated when it ended.
+    pub after: u64,
+    /// The most that was allocated.
+    pub peak: u64,
+    /// Reserved when it ended.
+    pub reserved: u64,
+    /// The most that was reserved.
+    pub peak_reserved: u64,
+}
+
+/// What the allocator makes of a run.
+#[derive(Debug, Clone, Default)]
+pub struct Replay {
+    /// One entry per phase of the log.
+    pub phases: Vec<PhaseMemory>,
+    /// The event at which allocated was largest (over all phases).
+    pub peak_event: usize,
+    /// Bytes asked for that were alive then, without rounding and block slack.
+    pub peak_requested: u64,
+    /// Whether the card was too small.
+    pub out_of_memory: bool,
+}
+
+impl Replay {
+    /// The most that was allocated in any phase.
+    pub fn peak_allocated(&self) -> u64 {
+        self.phases.iter().map(|phase| phase.peak).max().unwrap_or(0)
+    }
+
+    /// The most that was reserved in any phase.
+    pub fn peak_reserved(&self) -> u64 {
+        self.phases.iter().map(|phase| phase.peak_reserved).max().unwrap_or(0)
+    }
+}
+
+const MIB: u64 = 1 << 20;
+/// Larger requests come from the large pool (`kSmallSize`).
+const SMALL_SIZE: u64 = MIB;
+/// Every block is a multiple of this (`kMinBlockSize`).
+const MIN_BLOCK: u64 = 512;
+
+/// The allocator.
+struct Allocator {
+    options: AllocatorOptions,
+    small: Pool,
+    large: Pool,
+    owners: Vec<Option<(bool, BlockId)>>,
+    allocated: u64,
+    requested: u64,
+    capacity: Option<u64>,
+}
+
+/// Replays a log; `capacity` is what the card has left for the allocator.
+pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Replay {
+    let mut allocator = Allocator {
+        options,
+        small: Pool::new(true, options),
+        large: Pool::new(false, options),
+        owners: vec![None; log.storages.len()],
+        allocated: 0,
+        requested: 0,
+        capacity,
+    };
+    let mut result = Replay::default();
+    let mut phase: Option<PhaseMemory> = None;
+    let mut highest = 0;
+    for (index, event) in log.events.iter().enumerate() {
+        match *event {
+            Event::Allocate(id) => {
+                let bytes = log.storages[id.0 as usize].bytes;
+                if !allocator.allocate(id, bytes) {
+                    result.out_of_memory = true;
+                }
+                if let Some(phase) = &mut phase {
+                    phase.peak = phase.peak.max(allocator.allocated);
+                    phase.peak_reserved = phase.peak_reserved.max(allocator.reserved());
+                    if allocator.allocated > highest {
+                        highest = allocator.allocated;
+                        result.peak_event = index;
+                        result.peak_requested = allocator.requested;
+                    }
+                }
+            }
+            Event::Free(id) => allocator.free(id, log.storages[id.0 as usize].bytes),
+            Event::EmptyCache => allocator.empty_cache(),
+            Event::Phase(_) => {
+                result.phases.extend(phase.map(|phase| allocator.close(phase)));
+                let reserved = allocator.reserved();
+                let now = allocator.allocated;
+                phase = Some(PhaseMemory { before: now, after: now, peak: now, reserved, peak_reserved: reserved });
+            }
+        }
+    }
+    result.phases.extend(phase.map(|phase| allocator.close(phase)));
+    result
+}
+
+impl Allocator {
+    fn reserved(&self) -> u64 {
+        self.small.reserved + self.large.reserved
+    }
+
+    fn close(&self, phase: PhaseMemory) -> PhaseMemory {
+        PhaseMemory { after: self.allocated, reserved: self.reserved(), ..phase }
+    }
+
+    fn allocate(&mut self, id: StorageId, bytes: u64) -> bool {
+        if bytes == 0 {
+            return true;
+        }
+        self.requested += bytes;
+        let size = round_size(bytes, self.options.roundup_power2_divisions);
+        let small = size <= SMALL_SIZE;
+        let mut fits = true;
+        if self.pool(small).find(size).is_none() {
+            let more = self.pool(small).growth(size);
+            if self.over(more) {
+                self.empty_cache();
+                let more = self.pool(small).growth(size);
+                fits = !self.over(more);
+            }
+        }
+        let pool = self.pool(small);
+        let (block, size) = pool.allocate(size);
+        self.owners[id.0 as usize] = Some((small, block));
+        self.allocated += size;
+        fits
+    }
+
+    fn over(&self, more: u64) -> bool {
+        self.capacity.is_some_and(|capacity| self.reserved().saturating_add(more) > capacity)
+    }
+
+    fn free(&mut self, id: StorageId, bytes: u64) {
+        if let Some((small, block)) = self.owners[id.0 as usize].take() {
+            self.requested -= bytes;
+            self.allocated -= self.pool(small).free(block);
+        }
+    }
+
+    fn empty_cache(&mut self) {
+        self.small.release_unused();
+        self.large.release_unused();
+    }
+
+    fn pool(&mut self, small: bool) -> &mut Pool {
+        if small { &mut self.small } else { &mut self.large }
+    }
+}
+
+fn round_size(bytes: u64, divisions: Option<u64>) -> u64 {
+    if bytes < MIN_BLOCK {
+        return MIN_BLOCK;
+    }
+    match divisions {
+        Some(divisions) if divisions > 1 && bytes > MIN_BLOCK * divisions => {
+            let power = 1u64 << bytes.ilog2();
+            if bytes == power {
+                return bytes;
+            }
+            let step = (power / divisions).max(1);
+            bytes.div_ceil(step) * step
+        }
+        _ => bytes.div_ceil(MIN_BLOCK) * MIN_BLOCK,
+    }
+}

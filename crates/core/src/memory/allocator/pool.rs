@@ -1,0 +1,263 @@
+//! One pool of blocks: best fit, splitting, merging.
+
+use super::{MIB, MIN_BLOCK, SMALL_SIZE};
+use crate::plan::AllocatorOptions;
+
+/// A block, by its place in the pool's list.
+pub(super) type BlockId = u32;
+const NONE: BlockId = u32::MAX;
+
+/// Requests of this size and above get a segment of their own (`kMinLargeAlloc`).
+const MIN_LARGE: u64 = 10 * MIB;
+/// What smaller ones of the large pool come from (`kLargeBuffer`).
+const LARGE_BUFFER: u64 = 20 * MIB;
+/// Segments of the small pool (`kSmallBuffer`), and what large segments are rounded to (`kRoundLarge`).
+const SMALL_BUFFER: u64 = 2 * MIB;
+
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    address: u64,
+    size: u64,
+    before: BlockId,
+    after: BlockId,
+    free: bool,
+}
+
+/// Blocks of one pool.
+pub(super) struct Pool {
+    small: bool,
+    options: AllocatorOptions,
+    blocks: Vec<Block>,
+    unused: Vec<BlockId>,
+    /// Free blocks by size, then address.
+    free: Vec<(u64, u64, BlockId)>,
+    next_address: u64,
+    /// The last block of the growing segment.
+    tail: BlockId,
+    pub(super) reserved: u64,
+}
+
+impl Pool {
+    pub(super) fn new(small: bool, options: AllocatorOptions) -> Self {
+        Self {
+            small,
+            options,
+            blocks: Vec::new(),
+            unused: Vec::new(),
+            free: Vec::new(),
+            next_address: 0,
+            tail: NONE,
+            reserved: 0,
+        }
+    }
+
+    /// The free block that a request would get.
+    pub(super) fn find(&self, size: u64) -> Option<usize> {
+        let at = self.free.partition_point(|(free, ..)| *free < size);
+        let (found, ..) = *self.free.get(at)?;
+        if let (Some(limit), false) = (self.options.max_split_size, self.options.expandable_segments) {
+            if (size < limit && found >= limit) || (size >= limit && found >= size + LARGE_BUFFER) {
+                return None;
+            }
+        }
+        Some(at)
+    }
+
+    /// What the pool would take from the driver for a request that no free block fits.
+    pub(super) fn growth(&self, size: u64) -> u64 {
+        if self.options.expandable_segments {
+            let page = if self.small { SMALL_BUFFER } else { LARGE_BUFFER };
+            return (size - self.free_tail().min(size)).div_ceil(page) * page;
+        }
+        match size {
+            _ if size <= SMALL_SIZE => SMALL_BUFFER,
+            _ if size < MIN_LARGE => LARGE_BUFFER,
+            _ => size.div_ceil(SMALL_BUFFER) * SMALL_BUFFER,
+        }
+    }
+
+    fn free_tail(&self) -> u64 {
+        match self.blocks.get(self.tail as usize) {
+            Some(block) if block.free => block.size,
+            _ => 0,
+        }
+    }
+
+    /// A block for a request, and the size it is billed with.
+    pub(super) fn allocate(&mut self, size: u64) -> (BlockId, u64) {
+        let id = match self.find(size) {
+            Some(at) => self.free.remove(at).2,
+            None => self.grow(size),
+        };
+        let block = self.blocks[id as usize];
+        let rest = block.size - size;
+        let splits = if self.small || self.options.expandable_segments {
+            rest >= MIN_BLOCK
+        } else {
+            rest > SMALL_SIZE && self.options.max_split_size.is_none_or(|limit| size < limit)
+        };
+        if splits {
+            let tail = Block { address: block.address + size, size: rest, before: id, after: block.after, free: true };
+            let rest_id = self.add(tail);
+            if block.after != NONE {
+                self.blocks[block.after as usize].before = rest_id;
+            }
+            if self.tail == id {
+                self.tail = rest_id;
+            }
+            self.blocks[id as usize].after = rest_id;
+            self.blocks[id as usize].size = size;
+            self.insert(rest_id);
+        }
+        self.blocks[id as usize].free = false;
+        (id, self.blocks[id as usize].size)
+    }
+
+    fn grow(&mut self, size: u64) -> BlockId {
+        let growth = self.growth(size);
+        self.reserved += growth;
+        if !self.options.expandable_segments {
+            let block = Block { address: self.next_address, size: growth, before: NONE, after: NONE, free: true };
+            // A gap keeps segments from looking adjacent.
+            self.next_address += growth + SMALL_BUFFER;
+            return self.add(block);
+        }
+        if self.free_tail() > 0 {
+            let tail = self.tail;
+            self.remove_free(tail);
+            self.blocks[tail as usize].size += growth;
+            self.next_address += growth;
+            return tail;
+        }
+        let block = Block { address: self.next_address, size: growth, before: self.tail, after: NONE, free: true };
+        self.next_address += growth;
+        let id = self.add(block);
+        if self.tail != NONE {
+            let tail = self.tail;
+            self.blocks[tail as usize].after = id;
+        }
+        self.tail = id;
+        id
+    }
+
+    /// Gives a block back and merges it with free neighbours; returns the size it was billed with.
+    pub(super) fn free(&mut self, id: BlockId) -> u64 {
+        let size = self.blocks[id as usize].size;
+        self.blocks[id as usize].free = true;
+        for neighbour in [self.blocks[id as usize].before, self.blocks[id as usize].after] {
+            if neighbour != NONE && self.blocks[neighbour as usize].free {
+                self.remove_free(neighbour);
+                self.absorb(id, neighbour);
+            }
+        }
+        self.insert(id);
+        size
+    }
+
+    fn absorb(&mut self, id: BlockId, neighbour: BlockId) {
+        let other = self.blocks[neighbour as usize];
+        let block = &mut self.blocks[id as usize];
+        block.size += other.size;
+        if other.address < block.address {
+            block.address = other.address;
+            block.before = other.before;
+            if other.before != NONE {
+                self.blocks[other.before as usize].after = id;
+            }
+        } else {
+            block.after = other.after;
+            if other.after != NONE {
+                self.blocks[other.after as usize].before = id;
+            }
+        }
+        if self.tail == neighbour {
+            self.tail = id;
+        }
+        self.unused.push(neighbour);
+    }
+
+    /// Segments that are free as a whole go back to the driver.
+    pub(super) fn release_unused(&mut self) {
+        if self.options.expandable_segments {
+            return;
+        }
+        let mut released = 0;
+        let (blocks, unused) = (&self.blocks, &mut self.unused);
+        self.free.retain(|&(size, _, id)| {
+            let block = blocks[id as usize];
+            let whole = block.before == NONE && block.after == NONE;
+            if whole {
+                released += size;
+                unused.push(id);
+            }
+            !whole
+        });
+        self.reserved -= released;
+    }
+
+    fn add(&mut self, block: Block) -> BlockId {
+        match self.unused.pop() {
+            Some(id) => {
+                self.blocks[id as usize] = block;
+                id
+            }
+            None => {
+                self.blocks.push(block);
+                self.blocks.len() as BlockId - 1
+            }
+        }
+    }
+
+    fn insert(&mut self, id: BlockId) {
+        let block = self.blocks[id as usize];
+        let key = (block.size, block.address, id);
+        let at = self.free.partition_point(|known| *known < key);
+        self.free.insert(at, key);
+    }
+
+    fn remove_free(&mut self, id: BlockId) {
+        let block = self.blocks[id as usize];
+        let key = (block.size, block.address, id);
+        if let Ok(at) = self.free.binary_search(&key) {
+            self.free.remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_blocks_keep_a_small_rest_and_split_a_large_one() {
+        let mut pool = Pool::new(false, AllocatorOptions::default());
+        // 17.5 MiB gets a segment of 18 MiB and is billed all of it: the rest is not worth splitting.
+        let (first, billed) = pool.allocate(17 * MIB + MIB / 2);
+        assert_eq!((billed, pool.reserved), (18 * MIB, 18 * MIB));
+        pool.free(first);
+        let (_, billed) = pool.allocate(4 * MIB);
+        assert_eq!((billed, pool.reserved), (4 * MIB, 18 * MIB));
+    }
+
+    #[test]
+    fn neighbours_merge_again() {
+        let mut pool = Pool::new(true, AllocatorOptions::default());
+        let blocks: Vec<_> = (0..4).map(|_| pool.allocate(512 * 1024).0).collect();
+        assert_eq!(pool.reserved, 2 * MIB);
+        blocks.into_iter().for_each(|block| drop(pool.free(block)));
+        assert_eq!(pool.free.len(), 1);
+        pool.release_unused();
+        assert_eq!(pool.reserved, 0);
+    }
+
+    #[test]
+    fn an_expandable_segment_grows_by_pages() {
+        let options = AllocatorOptions { expandable_segments: true, ..Default::default() };
+        let mut pool = Pool::new(false, options);
+        let (first, billed) = pool.allocate(17 * MIB + 512);
+        assert_eq!((billed, pool.reserved), (17 * MIB + 512, 20 * MIB));
+        let (_, _) = pool.allocate(10 * MIB);
+        assert_eq!(pool.reserved, 40 * MIB);
+        pool.free(first);
+    }
+}

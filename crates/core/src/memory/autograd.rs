@@ -1,0 +1,294 @@
+//! The graph that a forward pass leaves behind, and the walk back through it, in the order of torch's engine.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BinaryHeap;
+use std::rc::{Rc, Weak};
+
+use super::log::Category;
+use super::tensor::Tensor;
+use super::torch::Torch;
+use crate::dtype::DType;
+use crate::model::Shape;
+
+/// Gradients of the inputs of a node, in order; `None` where none is needed.
+pub type Gradients = Vec<Option<Tensor>>;
+
+/// What a node does when its gradients are complete. What it keeps for that dies with it.
+pub type Backward = Box<dyn FnOnce(&mut Torch, Gradients) -> Gradients>;
+
+/// Where a gradient goes: an input slot of a node.
+#[derive(Clone, Debug)]
+pub struct Edge {
+    /// The node.
+    pub node: Rc<Node>,
+    /// Which of its outputs the tensor was.
+    pub slot: u8,
+}
+
+/// One operation to go back through, or a leaf that collects its gradient.
+pub struct Node {
+    /// Later ones go first; leaves before all.
+    sequence: u64,
+    /// Whose code made it.
+    module: u32,
+    next: RefCell<Vec<Option<Edge>>>,
+    work: RefCell<Work>,
+    waiting: Cell<u32>,
+    visited: Cell<u64>,
+    buffer: RefCell<Gradients>,
+}
+
+enum Work {
+    Function(Backward),
+    Leaf(Rc<Leaf>),
+    Done,
+}
+
+/// A tensor that collects a gradient: a trainable parameter.
+#[derive(Debug)]
+pub struct Leaf {
+    /// The gradient, once there is one.
+    pub grad: RefCell<Option<Tensor>>,
+    /// Strides the gradient must have.
+    pub strides: super::tensor::Strides,
+    /// Its sizes.
+    pub shape: Shape,
+    /// Its element type.
+    pub dtype: DType,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Node({})", self.sequence)
+    }
+}
+
+impl Node {
+    /// The node of an operation with gradient slots for `outputs` tensors.
+    pub fn new(torch: &mut Torch, outputs: usize, next: Vec<Option<Edge>>, backward: Backward) -> Rc<Self> {
+        torch.sequence += 1;
+        let sequence = torch.sequence;
+        Self::with(sequence, torch.module(), outputs, next, Work::Function(backward))
+    }
+
+    /// Whether it is a leaf, which collects its gradient.
+    pub fn is_leaf(&self) -> bool {
+        self.sequence == u64::MAX
+    }
+
+    /// The node that adds to a leaf's gradient.
+    pub fn leaf(leaf: Rc<Leaf>) -> Rc<Self> {
+        Self::with(u64::MAX, 0, 1, Vec::new(), Work::Leaf(leaf))
+    }
+
+    fn with(sequence: u64, module: u32, outputs: usize, next: Vec<Option<Edge>>, work: Work) -> Rc<Self> {
+        Rc::new(Self {
+            sequence,
+            module,
+            next: RefCell::new(next),
+            work: RefCell::new(work),
+            waiting: Cell::new(0),
+            visited: Cell::new(0),
+            buffer: RefCell::new(vec![None; outputs]),
+        })
+    }
+}
+
+impl Drop for Node {
+    /// A chain of thousands of nodes must not be dropped by recursion.
+    fn drop(&mut self) {
+        let mut chain: Vec<Option<Edge>> = std::mem::take(&mut self.next.borrow_mut());
+        while let Some(edge) = chain.pop() {
+            if let Some(mut node) = edge.and_then(|edge| Rc::into_inner(edge.node)) {
+                chain.append(node.next.get_mut());
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Ready(Rc<Node>);
+
+impl PartialEq for Ready {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.sequence == other.0.sequence
+    }
+}
+impl Eq for Ready {}
+impl PartialOrd for Ready {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Ready {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.sequence.cmp(&other.0.sequence)
+    }
+}
+
+/// `tensor.backward()`.
+pub fn backward(torch: &mut Torch, tensor: &Tensor) {
+    let Some(root) = tensor.edge.clone() else { return };
+    let before = torch.enter_backward();
+    let seed = torch.fresh("ones_like", tensor.shape, tensor.dtype);
+    count_dependencies(torch, &root.node);
+    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed);
+    let mut ready = BinaryHeap::from([Ready(root.node)]);
+    while let Some(Ready(node)) = ready.pop() {
+        torch.set_module(node.module);
+        let gradients = std::mem::take(&mut *node.buffer.borrow_mut());
+        let next = std::mem::take(&mut *node.next.borrow_mut());
+        let outputs = match node.work.replace(Work::Done) {
+            Work::Function(backward) if gradients.iter().any(Option::is_some) => backward(torch, gradients),
+            Work::Leaf(leaf) => {
+                accumulate(torch, &leaf, gradients.into_iter().next().flatten());
+                *node.buffer.borrow_mut() = vec![None];
+                node.work.replace(Work::Leaf(leaf));
+                Vec::new()
+            }
+            _ => vec![None; next.len()],
+        };
+        for (edge, gradient) in next.into_iter().zip(outputs) {
+            let Some(edge) = edge else { continue };
+            if let Some(gradient) = gradient {
+                add_to_buffer(torch, &edge, gradient);
+            }
+            edge.node.waiting.set(edge.node.waiting.get() - 1);
+            if edge.node.waiting.get() == 0 {
+                ready.push(Ready(edge.node));
+            }
+        }
+    }
+    torch.leave_backward(before);
+}
+
+fn count_dependencies(torch: &mut Torch, root: &Rc<Node>) {
+    torch.visit += 1;
+    let visit = torch.visit;
+    let mut stack = vec![Rc::clone(root)];
+    root.visited.set(visit);
+    while let Some(node) = stack.pop() {
+        for edge in node.next.borrow().iter().flatten() {
+            if edge.node.visited.replace(visit) != visit {
+                edge.node.waiting.set(0);
+                stack.push(Rc::clone(&edge.node));
+            }
+            edge.node.waiting.set(edge.node.waiting.get() + 1);
+        }
+    }
+}
+
+/// Fan-in is summed out of place: old, new and sum live together for a moment.
+fn add_to_buffer(torch: &mut Torch, edge: &Edge, gradient: Tensor) {
+    let old = edge.node.buffer.borrow_mut()[edge.slot as usize].take();
+    let sum = match old {
+        None => gradient,
+        Some(old) => torch.pointwise("add", &[&old, &gradient], old.dtype),
+    };
+    edge.node.buffer.borrow_mut()[edge.slot as usize] = Some(sum);
+}
+
+/// The first gradient of a leaf is taken over as it is when its layout fits; later ones are added in place.
+fn accumulate(torch: &mut Torch, leaf: &Rc<Leaf>, gradient: Option<Tensor>) {
+    let Some(gradient) = gradient else { return };
+    let mut slot = leaf.grad.borrow_mut();
+    if slot.is_some() {
+        return;
+    }
+    let rank = leaf.shape.rank();
+    let same_layout = gradient.strides[..rank] == leaf.strides[..rank] || gradient.elements() <= 1;
+    // Someone else still holds the tensor: torch copies instead of stealing.
+    let stolen = same_layout && Rc::strong_count(&gradient.storage) == 1;
+    let kept = if stolen { gradient } else { torch.fresh("grad", leaf.shape, leaf.dtype) };
+    torch.log.borrow_mut().reclassify(kept.storage.id(), Category::Gradients);
+    *slot = Some(kept.detached());
+}
+
+/// A tensor kept for backward: held, or to be made again when a checkpoint is in force.
+pub enum Saved {
+    /// Held.
+    Held(Tensor),
+    /// Recomputed on demand.
+    Again(Rc<Holder>),
+}
+
+/// A place in a checkpoint's list of tensors; when it goes, so does the recomputed tensor.
+pub struct Holder {
+    frame: Rc<Frame>,
+    index: usize,
+}
+
+/// A checkpointed region: how to run it again, and what the second run made.
+pub struct Frame {
+    /// Runs the region again (set once the region's first run is over).
+    pub run: RefCell<Option<Rc<dyn Fn(&mut Torch)>>>,
+    holders: RefCell<Vec<Weak<Holder>>>,
+    recomputed: RefCell<Option<Vec<Option<Tensor>>>>,
+}
+
+impl Frame {
+    /// An empty frame.
+    pub fn new() -> Rc<Self> {
+        Rc::new(Self { run: RefCell::default(), holders: RefCell::default(), recomputed: RefCell::default() })
+    }
+}
+
+impl Saved {
+    /// Keeps a tensor for backward.
+    pub fn new(torch: &mut Torch, tensor: &Tensor) -> Self {
+        if let Some(frame) = torch.recording.clone() {
+            let holder = Rc::new(Holder { frame: Rc::clone(&frame), index: frame.holders.borrow().len() });
+            frame.holders.borrow_mut().push(Rc::downgrade(&holder));
+            return Self::Again(holder);
+        }
+        if let Some(frame) = torch.recomputing.clone() {
+            torch.keep_recomputed(&frame, tensor);
+        }
+        Self::Held(tensor.detached())
+    }
+
+    /// The tensor, recomputed if need be.
+    pub fn get(self, torch: &mut Torch) -> Tensor {
+        match self {
+            Self::Held(tensor) => tensor,
+            Self::Again(holder) => {
+                if holder.frame.recomputed.borrow().is_none() {
+                    torch.recompute(&holder.frame);
+                }
+                let taken = holder.frame.recomputed.borrow_mut().as_mut().and_then(|list| list[holder.index].take());
+                // A second run that saves less than the first would be a bug of ours; an empty scalar stands in.
+                taken.unwrap_or_else(|| torch.phantom(Shape::new(&[]), DType::F32))
+            }
+        }
+    }
+}
+
+impl Torch {
+    fn recompute(&mut self, frame: &Rc<Frame>) {
+        let run = frame.run.borrow().clone();
+        *frame.recomputed.borrow_mut() = Some(Vec::with_capacity(frame.holders.borrow().len()));
+        let outer = self.begin_recompute(frame);
+        if let Some(run) = run {
+            run(self);
+        }
+        self.end_recompute(outer);
+        let missing = frame.holders.borrow().len();
+        if let Some(list) = frame.recomputed.borrow_mut().as_mut() {
+            list.resize_with(missing, || None);
+        }
+    }
+
+    /// The second run reached a tensor that the first one saved; after the last one it stops.
+    fn keep_recomputed(&mut self, frame: &Rc<Frame>, tensor: &Tensor) {
+        let mut list = frame.recomputed.borrow_mut();
+        let Some(list) = list.as_mut() else { return };
+        let holders = frame.holders.borrow();
+        if list.len() < holders.len() && !self.stopped {
+            let alive = holders[list.len()].strong_count() > 0;
+            list.push(alive.then(|| tensor.detached()));
+            if list.len() == holders.len() {
+                self.stopped = true;
+            }
+        }
+    }
+}

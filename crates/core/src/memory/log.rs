@@ -1,0 +1,164 @@
+//! What happened to memory, in order: the one thing a simulation leaves behind.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::dtype::DType;
+use crate::model::Shape;
+
+/// A storage, by its place in [`Log::storages`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StorageId(pub u32);
+
+/// One event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A storage comes to life.
+    Allocate(StorageId),
+    /// A storage dies.
+    Free(StorageId),
+    /// A phase begins, by its place in [`Log::phases`].
+    Phase(u32),
+    /// The allocator gives cached memory back to the driver (`empty_cache`).
+    EmptyCache,
+}
+
+/// What a storage is and who made it.
+#[derive(Debug, Clone, Copy)]
+pub struct StorageInfo {
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// What it is for.
+    pub category: Category,
+    /// The operation that made it.
+    pub operation: &'static str,
+    /// The module whose code ran, by its place in the program's modules.
+    pub module: u32,
+    /// Sizes of the tensor it was made for.
+    pub shape: Shape,
+    /// Element type of that tensor.
+    pub dtype: DType,
+}
+
+/// What memory is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Category {
+    /// Parameters of the model.
+    Weights,
+    /// Tensors of the model that are no parameters.
+    Buffers,
+    /// Trainable adapter parameters.
+    Adapters,
+    /// The batch.
+    Batch,
+    /// Gradients of parameters.
+    Gradients,
+    /// State of the optimizer.
+    OptimizerState,
+    /// What forward makes and keeps.
+    Activations,
+    /// Logits, the loss and their gradients.
+    Logits,
+    /// Keys and values of generation.
+    Cache,
+    /// What lives for a moment inside an operation, a backward pass or a step.
+    Temporaries,
+    /// Library workspaces.
+    Workspace,
+}
+
+/// The events of a run.
+#[derive(Debug, Default)]
+pub struct Log {
+    /// In order.
+    pub events: Vec<Event>,
+    /// Every storage that ever lived.
+    pub storages: Vec<StorageInfo>,
+    /// Names of phases.
+    pub phases: Vec<String>,
+    /// Who is running now: stamped on new storages.
+    context: Context,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Context {
+    category: Category,
+    module: u32,
+}
+
+impl Default for Context {
+    fn default() -> Self {
+        Self { category: Category::Weights, module: 0 }
+    }
+}
+
+/// The log, shared by every storage so that its end is written down.
+pub type SharedLog = Rc<RefCell<Log>>;
+
+/// Bytes on the device that tensors share; dropping the last owner frees them.
+#[derive(Debug)]
+pub struct Storage {
+    id: StorageId,
+    log: SharedLog,
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        self.log.borrow_mut().events.push(Event::Free(self.id));
+    }
+}
+
+impl Storage {
+    /// A new storage of `shape` elements of `dtype`, made by `operation`.
+    pub fn new(log: &SharedLog, operation: &'static str, shape: Shape, dtype: DType) -> Rc<Self> {
+        Self::of_bytes(log, operation, shape.elements().saturating_mul(dtype.size()), shape, dtype)
+    }
+
+    /// A new storage of a size of its own.
+    pub fn of_bytes(log: &SharedLog, operation: &'static str, bytes: u64, shape: Shape, dtype: DType) -> Rc<Self> {
+        let mut inner = log.borrow_mut();
+        let id = StorageId(inner.storages.len() as u32);
+        let Context { category, module } = inner.context;
+        inner.storages.push(StorageInfo { bytes, category, operation, module, shape, dtype });
+        inner.events.push(Event::Allocate(id));
+        drop(inner);
+        Rc::new(Self { id, log: Rc::clone(log) })
+    }
+
+    /// Its name in the log.
+    pub fn id(&self) -> StorageId {
+        self.id
+    }
+}
+
+impl Log {
+    /// What new storages are for; returns what they were for.
+    pub fn set_category(&mut self, category: Category) -> Category {
+        std::mem::replace(&mut self.context.category, category)
+    }
+
+    /// Whose code runs.
+    pub fn module(&self) -> u32 {
+        self.context.module
+    }
+
+    /// Whose code runs from now on; returns whose ran.
+    pub fn set_module(&mut self, module: u32) -> u32 {
+        std::mem::replace(&mut self.context.module, module)
+    }
+
+    /// What a storage turns out to be for (a gradient is known as one only when it is kept).
+    pub fn reclassify(&mut self, id: StorageId, category: Category) {
+        if let Some(info) = self.storages.get_mut(id.0 as usize) {
+            info.category = category;
+        }
+    }
+
+    /// Begins a phase.
+    pub fn phase(&mut self, name: String) {
+        let index = self.phases.len() as u32;
+        self.phases.push(name);
+        self.events.push(Event::Phase(index));
+    }
+}

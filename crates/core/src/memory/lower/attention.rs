@@ -1,0 +1,142 @@
+//! Masks, and attention by SDPA or by the models' own code.
+
+use super::Settings;
+use crate::dtype::DType;
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::model::Shape;
+use crate::model::op::{Attention, Binary, EagerStyle, Mask, Unary};
+use crate::plan::AttentionKind;
+
+/// The mask a model builds, or none where SDPA can do without (transformers/masking_utils.py).
+pub(super) fn mask(torch: &mut Torch, kind: Mask, shape: Shape, settings: &Settings) -> Option<Tensor> {
+    let (queries, keys) = (shape.size(2), shape.size(3));
+    let eager = settings.attention == AttentionKind::Eager;
+    let (kind, eager, kept) = match kind {
+        Mask::CausalEager => (Mask::Causal, true, false),
+        Mask::SlidingEager(window) => (Mask::Sliding(window), true, false),
+        Mask::CausalKept => (Mask::Causal, eager, true),
+        kind => (kind, eager, false),
+    };
+    let skippable = !kept
+        && match kind {
+            Mask::Causal | Mask::CausalEager | Mask::CausalKept => queries == 1 || queries == keys,
+            Mask::Full => true,
+            Mask::Images(_) => false,
+            Mask::Sliding(window) | Mask::SlidingEager(window) | Mask::Chunked(window) | Mask::FullSliding(window) => {
+                keys < window && (queries == 1 || queries == keys)
+            }
+        };
+    if !eager {
+        return (!skippable || settings.padded).then(|| torch.fresh("mask", shape, DType::Bool));
+    }
+    if kind == Mask::Full && !settings.padded {
+        return None;
+    }
+    // Eager code adds a float mask of the model's type, made from a boolean one.
+    let boolean = torch.fresh("mask", shape, DType::Bool);
+    let zero = torch.fresh("scalar_tensor", Shape::new(&[]), settings.weights);
+    let float = torch.fresh("mask", shape, settings.weights);
+    drop((zero, boolean));
+    Some(float)
+}
+
+/// Attention; besides the output, what the caller goes on holding until the layer returns.
+pub(super) fn attend(
+    torch: &mut Torch,
+    spec: &Attention,
+    settings: &Settings,
+    [query, key, value]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    sinks: Option<&Tensor>,
+) -> (Tensor, Option<Tensor>) {
+    if spec.sdpa && settings.attention == AttentionKind::Sdpa {
+        (sdpa(torch, spec, query, key, value, mask), None)
+    } else {
+        let (output, probabilities) = eager(torch, spec, query, key, value, mask, sinks);
+        (output, Some(probabilities))
+    }
+}
+
+/// transformers/integrations/sdpa_attention.py.
+fn sdpa(
+    torch: &mut Torch,
+    spec: &Attention,
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    mask: Option<&Tensor>,
+) -> Tensor {
+    let grouped =
+        spec.groups > 1 && mask.is_none() && key.shape.last() == value.shape.last() && key.shape.last() <= 256;
+    let (key, value) = if spec.groups > 1 && !grouped {
+        (torch.repeat_heads(key, spec.groups), torch.repeat_heads(value, spec.groups))
+    } else {
+        (key.clone(), value.clone())
+    };
+    let causal = query.shape.size(2) > 1 && mask.is_none() && spec.causal;
+    let output = torch.attention(query, &key, &value, mask, causal, spec.dropout_per_mille > 0, grouped);
+    drop((key, value));
+    let turned = torch.transpose(&output, 1, 2);
+    torch.contiguous(&turned)
+}
+
+/// The `eager_attention_forward` of the models.
+fn eager(
+    torch: &mut Torch,
+    spec: &Attention,
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    mask: Option<&Tensor>,
+    sinks: Option<&Tensor>,
+) -> (Tensor, Tensor) {
+    let (key, value) = if spec.groups > 1 {
+        (torch.repeat_heads(key, spec.groups), torch.repeat_heads(value, spec.groups))
+    } else {
+        (key.clone(), value.clone())
+    };
+    let turned = torch.transpose(&key, 2, 3);
+    let scores = torch.matmul(query, &turned);
+    let mut scores = torch.scalar(Binary::Mul, &scores);
+    if spec.softcap {
+        scores = torch.scalar(Binary::Div, &scores);
+        scores = torch.unary(Unary::Tanh, &scores);
+        scores = torch.scalar(Binary::Mul, &scores);
+    }
+    if let Some(mask) = mask {
+        scores = torch.binary(Binary::Add, &scores, mask);
+    }
+    if let Some(sinks) = sinks {
+        scores = with_sinks(torch, scores, sinks, query);
+    }
+    let dtype = (spec.eager == EagerStyle::Fp32Softmax).then_some(DType::F32);
+    let mut probabilities = torch.softmax(&scores, dtype, "_softmax");
+    if spec.eager == EagerStyle::Fp32Softmax || torch.autocast.is_some() {
+        // `.to(query.dtype)`; PlainSoftmax code says `.type(value.dtype)`.
+        probabilities = torch.cast(&probabilities, value.dtype);
+    }
+    drop(scores);
+    if sinks.is_some() {
+        let width = probabilities.shape.last() - 1;
+        probabilities = torch.slice(&probabilities, 3, width, 1);
+    }
+    if spec.dropout_per_mille > 0 {
+        probabilities = torch.dropout(&probabilities);
+    }
+    let output = torch.matmul(&probabilities, &value);
+    let turned = torch.transpose(&output, 1, 2);
+    drop(output);
+    (torch.contiguous(&turned), probabilities)
+}
+
+/// A learned sink joins the scores of every row, which are then shifted by their largest.
+fn with_sinks(torch: &mut Torch, scores: Tensor, sinks: &Tensor, query: &Tensor) -> Tensor {
+    let [batch, heads, rows] = [0, 1, 2].map(|axis| query.shape.size(axis));
+    let opened = torch.reshape(sinks, Shape::from([1, heads, 1, 1]));
+    let spread = torch.expand(&opened, Shape::from([batch, heads, rows, 1]));
+    let joined = torch.cat(&[&scores, &spread], 3);
+    drop(scores);
+    let largest = torch.reduce(crate::model::op::Reduction::Max, &joined.detached(), Some(3), true);
+    torch.binary(Binary::Sub, &joined, &largest)
+}

@@ -1,0 +1,111 @@
+//! Routed experts as transformers runs them: sorted by expert, one grouped matrix product up, one down.
+
+use crate::dtype::DType;
+use crate::memory::autograd::Saved;
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::model::Shape;
+use crate::model::op::{Binary, Experts, Reduction};
+
+/// `grouped_mm_experts_forward` of transformers/integrations/moe.py.
+pub(super) fn run(
+    torch: &mut Torch,
+    spec: &Experts,
+    [gate_up, down]: [&Tensor; 2],
+    biases: Option<[&Tensor; 2]>,
+    hidden: &Tensor,
+    indices: &Tensor,
+    weights: &Tensor,
+) -> Tensor {
+    let (tokens, size) = (hidden.shape.size(0), hidden.shape.last());
+    let pairs = tokens.saturating_mul(spec.top_k);
+    let list = Shape::from([pairs]);
+    let sample_weights = torch.reshape(weights, list);
+    let expert_ids = torch.reshape(indices, list);
+    let sorted_ids = torch.fresh("sort", list, DType::I64);
+    let permutation = torch.fresh("sort", list, DType::I64);
+    drop(torch.scratch("sort", pairs * 16));
+    drop(expert_ids);
+    let token_ids = torch.fresh("floor_divide", list, DType::I64);
+    let selected = torch.index(hidden, &token_ids, Shape::from([pairs, size]));
+    drop(token_ids);
+    let sample_weights = torch.index(&sample_weights, &permutation, list);
+    let counts = torch.fresh("histc", Shape::from([spec.count]), DType::I32);
+    let offsets = torch.fresh("cumsum", Shape::from([spec.count]), DType::I32);
+    drop(counts);
+    let sentinel = torch.fresh("ge", Shape::from([pairs, 1]), DType::Bool);
+    let bias_rows = |torch: &mut Torch, bias: &Tensor| {
+        let width = bias.shape.last();
+        torch.index(bias, &sorted_ids, Shape::from([pairs, width]))
+    };
+    let up_bias = biases.map(|[up, _]| bias_rows(torch, up));
+    let selected = torch.masked_fill(&selected, &sentinel, true);
+    let wide = grouped(torch, &selected, gate_up, &offsets, up_bias.as_ref(), spec.transposed);
+    let wide = {
+        let raw = wide;
+        torch.masked_fill(&raw, &sentinel, false)
+    };
+    let narrow = if spec.gated {
+        let parts = torch.split(&wide, 1, &[spec.width, spec.width]);
+        let gate = torch.activation(spec.activation, &parts[0]);
+        torch.binary(Binary::Mul, &gate, &parts[1])
+    } else {
+        torch.activation(spec.activation, &wide)
+    };
+    drop(wide);
+    let down_bias = biases.map(|[_, down]| bias_rows(torch, down));
+    let output = grouped(torch, &narrow, down, &offsets, down_bias.as_ref(), spec.transposed);
+    drop(narrow);
+    let output = {
+        let raw = output;
+        torch.masked_fill(&raw, &sentinel, false)
+    };
+    let column = torch.reshape(&sample_weights, Shape::from([pairs, 1]));
+    let weighted = torch.binary(Binary::Mul, &output, &column);
+    let inverse = torch.fresh("empty_like", list, DType::I64);
+    drop(torch.scratch("arange", pairs * 8));
+    let restored = torch.index(&weighted, &inverse, Shape::from([pairs, size]));
+    drop(weighted);
+    let stacked = torch.reshape(&restored, Shape::from([tokens, spec.top_k, size]));
+    drop(restored);
+    let summed = torch.reduce(Reduction::Sum, &stacked, Some(1), false);
+    torch.cast(&summed, hidden.dtype)
+}
+
+/// `torch._grouped_mm`, with the bias added in place.
+fn grouped(
+    torch: &mut Torch,
+    x: &Tensor,
+    weight: &Tensor,
+    offsets: &Tensor,
+    bias: Option<&Tensor>,
+    transposed: bool,
+) -> Tensor {
+    let (x, weight) = (&torch.narrow(x), &torch.narrow(weight));
+    let width = if transposed { weight.shape.size(2) } else { weight.shape.size(1) };
+    let records = torch.records(&[x, weight]);
+    let saved = records.then(|| {
+        let kept_x = weight.needs_grad().then(|| Saved::new(torch, x));
+        let kept_weight = x.needs_grad().then(|| Saved::new(torch, weight));
+        [kept_x, kept_weight, Some(Saved::new(torch, offsets))]
+    });
+    let output = torch.fresh("_grouped_mm", Shape::from([x.shape.size(0), width]), x.dtype);
+    let mut output = match saved {
+        None => output,
+        Some(saved) => {
+            let (need_x, need_weight) = (x.needs_grad(), weight.needs_grad());
+            let (shape_x, shape_weight) = (x.shape, weight.shape);
+            torch.attach(output, &[x, weight], move |torch, gradient| {
+                let kept: Vec<Tensor> = saved.into_iter().flatten().map(|saved| saved.get(torch)).collect();
+                let for_weight = need_weight.then(|| torch.fresh("_grouped_mm", shape_weight, gradient.dtype));
+                let for_x = need_x.then(|| torch.fresh("_grouped_mm", shape_x, gradient.dtype));
+                drop(kept);
+                vec![for_x, for_weight]
+            })
+        }
+    };
+    if let Some(bias) = bias {
+        output = torch.in_place(Binary::Add, &output, bias);
+    }
+    output
+}

@@ -1,0 +1,35 @@
+//! Losses as transformers computes them (transformers/loss/loss_utils.py).
+
+use crate::dtype::DType;
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::model::Shape;
+use crate::model::op::{Loss, Reduction};
+
+/// One loss: a scalar.
+pub(super) fn lower(torch: &mut Torch, kind: Loss, logits: &Tensor, labels: &Tensor) -> Tensor {
+    let classes = logits.shape.last();
+    let rows = logits.elements() / classes.max(1);
+    match kind {
+        Loss::CausalLm => {
+            let wide = torch.cast(logits, DType::F32);
+            // Labels are padded by one and shifted, so every position of the logits counts.
+            let padded = torch.fresh("constant_pad_nd", labels.shape.with(-1, labels.shape.last() + 1), DType::I64);
+            let shifted = torch.fresh("clone", Shape::from([rows]), DType::I64);
+            let flat = torch.reshape(&wide, Shape::from([rows, classes]));
+            drop(padded);
+            torch.cross_entropy(&flat, &shifted)
+        }
+        Loss::CrossEntropy | Loss::CrossEntropyFp32 => {
+            let logits = if kind == Loss::CrossEntropyFp32 { torch.cast(logits, DType::F32) } else { logits.clone() };
+            let flat = torch.reshape(&logits, Shape::from([rows, classes]));
+            let target = torch.reshape(labels, Shape::from([labels.elements()]));
+            torch.cross_entropy(&flat, &target)
+        }
+        Loss::Ctc => {
+            let log_probabilities = torch.log_softmax(logits);
+            torch.reduce(Reduction::Mean, &log_probabilities, None, false)
+        }
+        _ => torch.reduce(Reduction::Mean, logits, None, false),
+    }
+}

@@ -1,0 +1,276 @@
+//! Runs a program the way transformers' Python runs on torch eager: one rule per operation.
+//!
+//! | module | operations |
+//! |---|---|
+//! | `norm` | the norms, as each model's code spells them |
+//! | `rotary` | tables and rotations |
+//! | `attention` | masks, SDPA and eager attention |
+//! | `experts` | routed experts |
+//! | `loss` | losses |
+//! | `tensors` | plain tensor operations |
+
+mod attention;
+mod experts;
+mod loss;
+mod norm;
+mod rotary;
+mod tensors;
+
+use std::rc::Rc;
+
+use super::autograd::Frame;
+use super::log::Category;
+use super::tensor::Tensor;
+use super::torch::Torch;
+use crate::dtype::DType;
+use crate::model::op::{LinearLayout, ModuleId, Op, ParameterId, ValueId};
+use crate::model::{ModuleKind, Program, Step};
+use crate::plan::{AttentionKind, Kernels};
+
+/// What of a plan the lowering needs.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// How attention is computed.
+    pub attention: AttentionKind,
+    /// Whether layers are recomputed in backward.
+    pub checkpointing: bool,
+    /// Whose kernels run.
+    pub kernels: Kernels,
+    /// The type autocast computes in.
+    pub autocast: Option<DType>,
+    /// The type the model was built in.
+    pub weights: DType,
+    /// Whether the batch brings a mask, and whether it masks anything.
+    pub padded: bool,
+}
+
+/// A program ready to run: its parameters are on the device.
+pub struct Runner {
+    program: Rc<Program>,
+    parameters: Vec<Tensor>,
+    inputs: Vec<(ValueId, Tensor)>,
+    exits: Vec<usize>,
+    settings: Settings,
+}
+
+/// The variables of a run.
+struct Frames {
+    values: Vec<Option<Tensor>>,
+    /// What a layer's caller holds until the layer returns (attention probabilities).
+    held: Vec<Tensor>,
+    returned: Vec<Tensor>,
+}
+
+impl Runner {
+    /// Binds a program to tensors for its parameters and inputs.
+    pub fn new(
+        program: Rc<Program>,
+        parameters: Vec<Tensor>,
+        inputs: Vec<(ValueId, Tensor)>,
+        settings: Settings,
+    ) -> Rc<Self> {
+        let mut exits = vec![0; program.steps.len()];
+        let mut open = Vec::new();
+        for (index, step) in program.steps.iter().enumerate() {
+            match step {
+                Step::Enter(_) => open.push(index),
+                Step::Exit(_) => {
+                    if let Some(start) = open.pop() {
+                        exits[start] = index;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Rc::new(Self { program, parameters, inputs, exits, settings })
+    }
+
+    /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
+    pub fn forward(self: &Rc<Self>, torch: &mut Torch) -> Vec<Tensor> {
+        let mut frames =
+            Frames { values: vec![None; self.program.values.len()], held: Vec::new(), returned: Vec::new() };
+        torch.autocast = self.settings.autocast;
+        torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, 0..self.program.steps.len()));
+        torch.cast_cache.clear();
+        torch.autocast = None;
+        torch.set_module(0);
+        frames.returned
+    }
+
+    fn run(self: &Rc<Self>, torch: &mut Torch, frames: &mut Frames, range: std::ops::Range<usize>) {
+        let mut at = range.start;
+        while at < range.end {
+            if torch.stopped {
+                return;
+            }
+            match &self.program.steps[at] {
+                Step::Run { op, inputs, outputs, module } => self.step(torch, frames, op, inputs, outputs, *module),
+                Step::Release(value) => frames.values[value.0 as usize] = None,
+                Step::Enter(module) if self.is_checkpointed(torch, *module) => {
+                    let exit = self.exits[at];
+                    self.checkpoint(torch, frames, at + 1..exit);
+                    at = exit;
+                    continue;
+                }
+                Step::Enter(_) => {}
+                Step::Exit(module) => {
+                    if self.kind(*module) == ModuleKind::Layer {
+                        frames.held.clear();
+                    }
+                }
+                Step::Grad(on) => torch.grad_enabled = *on && torch.training,
+                Step::Autocast(on) => torch.autocast = if *on { self.settings.autocast } else { None },
+            }
+            at += 1;
+        }
+    }
+
+    fn kind(&self, module: ModuleId) -> ModuleKind {
+        self.program.modules[module.0 as usize].kind
+    }
+
+    fn is_checkpointed(&self, torch: &Torch, module: ModuleId) -> bool {
+        self.settings.checkpointing
+            && torch.grad_enabled
+            && torch.recording.is_none()
+            && torch.recomputing.is_none()
+            && self.kind(module) == ModuleKind::Layer
+    }
+
+    /// Runs a layer keeping only what comes in; backward runs it again when it first needs something from inside.
+    fn checkpoint(self: &Rc<Self>, torch: &mut Torch, frames: &mut Frames, range: std::ops::Range<usize>) {
+        let captured = self.captured(frames, &range);
+        let frame = Frame::new();
+        torch.recording = Some(Rc::clone(&frame));
+        self.run(torch, frames, range.clone());
+        torch.recording = None;
+        frames.held.clear();
+        let runner = Rc::clone(self);
+        let again = move |torch: &mut Torch| {
+            let mut frames =
+                Frames { values: vec![None; runner.program.values.len()], held: Vec::new(), returned: Vec::new() };
+            for (value, tensor) in &captured {
+                frames.values[value.0 as usize] = Some(tensor.clone());
+            }
+            let outer = std::mem::replace(&mut torch.autocast, runner.settings.autocast);
+            runner.run(torch, &mut frames, range.clone());
+            torch.cast_cache.clear();
+            torch.autocast = outer;
+        };
+        *frame.run.borrow_mut() = Some(Rc::new(again));
+    }
+
+    /// The values from outside that a range of steps reads.
+    fn captured(&self, frames: &Frames, range: &std::ops::Range<usize>) -> Vec<(ValueId, Tensor)> {
+        let mut captured: Vec<(ValueId, Tensor)> = Vec::new();
+        for step in &self.program.steps[range.clone()] {
+            let Step::Run { inputs, .. } = step else { continue };
+            for value in inputs {
+                if let Some(tensor) = &frames.values[value.0 as usize] {
+                    if !captured.iter().any(|(known, _)| known == value) {
+                        captured.push((*value, tensor.clone()));
+                    }
+                }
+            }
+        }
+        captured
+    }
+
+    fn parameter(&self, id: ParameterId) -> &Tensor {
+        &self.parameters[id.0 as usize]
+    }
+
+    fn step(
+        self: &Rc<Self>,
+        torch: &mut Torch,
+        frames: &mut Frames,
+        op: &Op,
+        inputs: &[ValueId],
+        outputs: &[ValueId],
+        module: ModuleId,
+    ) {
+        torch.set_module(module.0);
+        let taken: Vec<Option<Tensor>> = inputs.iter().map(|value| frames.values[value.0 as usize].clone()).collect();
+        if let Op::Return = op {
+            frames.returned = taken.into_iter().flatten().collect();
+            return;
+        }
+        let made = self.lower(torch, frames, op, &taken, outputs);
+        drop(taken);
+        for (value, tensor) in outputs.iter().zip(made) {
+            frames.values[value.0 as usize] = tensor;
+        }
+    }
+
+    fn lower(
+        self: &Rc<Self>,
+        torch: &mut Torch,
+        frames: &mut Frames,
+        op: &Op,
+        inputs: &[Option<Tensor>],
+        outputs: &[ValueId],
+    ) -> Vec<Option<Tensor>> {
+        let shape = self.program.values[outputs[0].0 as usize];
+        // A value that is absent (a mask that was not needed) only ever reaches operations that allow for it.
+        let stand_in = if inputs.iter().any(Option::is_none) { Some(torch.phantom(shape, DType::F32)) } else { None };
+        let input = |index: usize| -> &Tensor {
+            match (inputs.get(index), &stand_in) {
+                (Some(Some(tensor)), _) => tensor,
+                (_, Some(stand_in)) => stand_in,
+                _ => unreachable!("an operation reads an input it was not given"),
+            }
+        };
+        let one = |tensor: Tensor| vec![Some(tensor)];
+        match op {
+            Op::Input(_) => vec![self.inputs.iter().find(|(value, _)| *value == outputs[0]).map(|(_, t)| t.clone())],
+            Op::Parameter(id) => one(self.parameter(*id).clone()),
+            Op::Embedding { weight } => one(torch.embedding(self.parameter(*weight), input(0))),
+            Op::Linear { weight, bias, layout } => {
+                let (weight, bias) = (self.parameter(*weight), bias.map(|id| self.parameter(id)));
+                one(match (layout, bias) {
+                    (LinearLayout::InOut, Some(bias)) => torch.conv1d_linear(input(0), weight, bias),
+                    _ => torch.linear(input(0), weight, bias),
+                })
+            }
+            Op::Norm { kind, weight, bias } => {
+                let (weight, bias) = (weight.map(|id| self.parameter(id)), bias.map(|id| self.parameter(id)));
+                one(norm::lower(torch, *kind, input(0), inputs.get(1).and_then(Option::as_ref), weight, bias))
+            }
+            Op::Convolution { weight, bias, .. } => {
+                let bias = bias.map(|id| self.parameter(id));
+                one(torch.convolution(input(0), self.parameter(*weight), bias, shape))
+            }
+            Op::RotaryTable(table) => rotary::table(torch, *table, shape, self.settings.weights),
+            Op::Rotary(style) => {
+                let (query, key) = rotary::rotate(torch, *style, input(0), input(1), input(2), input(3));
+                vec![Some(query), Some(key)]
+            }
+            Op::Mask(kind) => vec![attention::mask(torch, *kind, shape, &self.settings)],
+            Op::Cache(_) => inputs.to_vec(),
+            Op::Attention(spec) => {
+                let mask = inputs.get(3).and_then(Option::as_ref);
+                let sinks = spec.sinks.map(|id| self.parameter(id));
+                let (output, held) =
+                    attention::attend(torch, spec, &self.settings, [input(0), input(1), input(2)], mask, sinks);
+                frames.held.extend(held);
+                one(output)
+            }
+            Op::Activation(kind) | Op::Gate(kind) => one(torch.activation(*kind, input(0))),
+            Op::Glu(kind) => {
+                let gate = torch.activation(*kind, input(0));
+                one(torch.binary(crate::model::op::Binary::Mul, &gate, input(1)))
+            }
+            Op::GateProduct(_) => one(torch.binary(crate::model::op::Binary::Mul, input(0), input(1))),
+            Op::Experts(spec) => {
+                let weights = [self.parameter(spec.gate_up), self.parameter(spec.down)];
+                let biases = spec.biases.map(|(up, down)| [self.parameter(up), self.parameter(down)]);
+                one(experts::run(torch, spec, weights, biases, input(0), input(1), input(2)))
+            }
+            Op::Dropout { .. } => one(torch.dropout(input(0))),
+            Op::Loss(kind) => {
+                one(torch.in_category(Category::Logits, |torch| loss::lower(torch, *kind, input(0), input(1))))
+            }
+            _ => tensors::lower(torch, op, inputs, &input, shape, outputs, &self.program.values, self.settings.weights),
+        }
+    }
+}

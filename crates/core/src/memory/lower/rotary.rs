@@ -1,0 +1,103 @@
+//! Rotary positions.
+
+use crate::dtype::DType;
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::model::Shape;
+use crate::model::op::{Binary, Rotary, RotaryTable, Unary};
+
+/// Cosine and sine: frequencies times positions in fp32, joined, taken and cast, all without a graph.
+pub(super) fn table(torch: &mut Torch, table: RotaryTable, shape: Shape, weights: DType) -> Vec<Option<Tensor>> {
+    let (grad, autocast) = (torch.grad_enabled, torch.autocast.take());
+    torch.grad_enabled = false;
+    let (axes, seq, half) = (table.axes, shape.size(1), table.dim / 2);
+    let frequencies = torch.phantom(Shape::from([axes, half, 1]), DType::F32);
+    let positions = torch.fresh("_to_copy", Shape::from([axes, 1, seq]), DType::F32);
+    let angles = torch.matmul(&frequencies, &positions);
+    let angles = torch.transpose(&angles, 1, 2);
+    let angles = if table.doubled { torch.cat(&[&angles, &angles], 2) } else { angles };
+    let kept = if table.fp32 || autocast.is_some() && weights == DType::F32 { DType::F32 } else { weights };
+    let cosine = torch.unary(Unary::Cos, &angles);
+    let cosine = torch.scalar(Binary::Mul, &cosine);
+    let sine = torch.unary(Unary::Sin, &angles);
+    let sine = torch.scalar(Binary::Mul, &sine);
+    let both = [torch.cast(&cosine, kept), torch.cast(&sine, kept)];
+    torch.grad_enabled = grad;
+    torch.autocast = autocast;
+    // Several position axes are mixed into one table by the rotation itself.
+    both.map(|t| Some(Tensor { shape: Shape::from([1, seq, t.shape.last()]), ..t })).into()
+}
+
+/// Queries and keys, rotated.
+pub(super) fn rotate(
+    torch: &mut Torch,
+    style: Rotary,
+    query: &Tensor,
+    key: &Tensor,
+    cosine: &Tensor,
+    sine: &Tensor,
+) -> (Tensor, Tensor) {
+    // cos.unsqueeze(1): the same tables for every head.
+    let open = |t: &Tensor| if t.shape.rank() == 3 { t.shape.inserted(1, 1) } else { t.shape };
+    let cosine = &torch.reshape(cosine, open(cosine));
+    let sine = &torch.reshape(sine, open(sine));
+    let mut one = |x: &Tensor| match style {
+        Rotary::Half | Rotary::HalfPromoted => half(torch, x, cosine, sine),
+        Rotary::Interleaved => interleaved(torch, x, cosine, sine),
+        Rotary::HalfFp32 | Rotary::InterleavedFp32 => {
+            let wide = torch.cast(x, DType::F32);
+            let turned = if style == Rotary::HalfFp32 {
+                half(torch, &wide, cosine, sine)
+            } else {
+                interleaved(torch, &wide, cosine, sine)
+            };
+            torch.cast(&turned, x.dtype)
+        }
+        Rotary::Complex => complex(torch, x),
+    };
+    let (turned_query, turned_key) = (one(query), one(key));
+    if style == Rotary::HalfPromoted {
+        // fp32 tables make both results fp32; they are cast back once both exist.
+        return (torch.cast(&turned_query, query.dtype), torch.cast(&turned_key, key.dtype));
+    }
+    (turned_query, turned_key)
+}
+
+/// `x * cos + rotate_half(x) * sin`.
+fn half(torch: &mut Torch, x: &Tensor, cosine: &Tensor, sine: &Tensor) -> Tensor {
+    let straight = torch.binary(Binary::Mul, x, cosine);
+    let turned = {
+        let (axis, width) = (x.shape.rank() as u8 - 1, x.shape.last() / 2);
+        let first = torch.slice(x, axis, width, 1);
+        let second = torch.slice(x, axis, x.shape.last() - width, 1);
+        let negative = torch.unary(Unary::Neg, &second);
+        torch.cat(&[&negative, &first], axis)
+    };
+    let crossed = torch.binary(Binary::Mul, &turned, sine);
+    drop(turned);
+    torch.binary(Binary::Add, &straight, &crossed)
+}
+
+/// `x * cos + rotate_every_two(x) * sin`, neighbours being pairs.
+fn interleaved(torch: &mut Torch, x: &Tensor, cosine: &Tensor, sine: &Tensor) -> Tensor {
+    let straight = torch.binary(Binary::Mul, x, cosine);
+    let turned = {
+        let (axis, width) = (x.shape.rank() as u8 - 1, x.shape.last() / 2);
+        let even = torch.slice(x, axis, width, 2);
+        let odd = torch.slice(x, axis, width, 2);
+        let negative = torch.unary(Unary::Neg, &odd);
+        let pairs = torch.stack(&[&negative, &even], axis + 1);
+        torch.reshape(&pairs, x.shape)
+    };
+    let crossed = torch.binary(Binary::Mul, &turned, sine);
+    drop(turned);
+    torch.binary(Binary::Add, &straight, &crossed)
+}
+
+/// `view_as_complex(x.float()) * freqs`, back to the input's type.
+fn complex(torch: &mut Torch, x: &Tensor) -> Tensor {
+    let wide = torch.cast(x, DType::F32);
+    let turned = torch.scalar(Binary::Mul, &wide);
+    drop(wide);
+    torch.cast(&turned, x.dtype)
+}

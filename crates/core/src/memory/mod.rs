@@ -1,0 +1,25 @@
+//! Stage 4: a model and a plan into events over time.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | [`log`] | storages and the events of their lives |
+//! | [`tensor`], [`autograd`] | shape-only tensors, the graph, the backward walk |
+//! | [`torch`] | the operations of torch on them |
+//! | [`lower`] | how transformers' code spends those operations on a program |
+//! | [`optimizer`] | state and step of every optimizer |
+//! | [`allocator`] | the caching allocator, replayed on the events |
+//! | [`device`] | what the card decides |
+//! | [`process`] | what the process holds besides |
+//! | [`train`], [`simulation`] | the training loop, and one call for all of it |
+
+pub mod allocator;
+pub mod autograd;
+pub mod device;
+pub mod log;
+pub mod lower;
+pub mod optimizer;
+pub mod process;
+pub mod simulation;
+pub mod tensor;
+pub mod torch;
+pub mod train;

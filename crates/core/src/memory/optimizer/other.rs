@@ -1,0 +1,87 @@
+//! State of every optimizer, and the steps that fit nowhere else.
+
+use super::Trained;
+use crate::dtype::DType;
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::model::Shape;
+use crate::plan::OptimizerKind;
+
+/// The state of one parameter.
+pub(super) fn states(torch: &mut Torch, kind: OptimizerKind, fused: bool, parameter: &Tensor) -> Vec<Tensor> {
+    let dtype = parameter.dtype;
+    let like = |torch: &mut Torch, count: usize, dtype: DType| -> Vec<Tensor> {
+        (0..count).map(|_| torch.fresh_like("optimizer state", parameter, dtype)).collect()
+    };
+    match kind {
+        OptimizerKind::AdamW | OptimizerKind::Adam | OptimizerKind::Nadam | OptimizerKind::Amsgrad => {
+            // A fused step keeps its counter on the device.
+            let mut states: Vec<Tensor> =
+                fused.then(|| torch.fresh("step", Shape::new(&[]), DType::F32)).into_iter().collect();
+            states.extend(like(torch, if kind == OptimizerKind::Amsgrad { 3 } else { 2 }, dtype));
+            states
+        }
+        OptimizerKind::SgdMomentum | OptimizerKind::Nesterov | OptimizerKind::Adagrad | OptimizerKind::Rmsprop => {
+            like(torch, 1, dtype)
+        }
+        OptimizerKind::Sgd => Vec::new(),
+        OptimizerKind::Muon => {
+            if parameter.shape.rank() == 2 {
+                like(torch, 1, dtype)
+            } else {
+                Vec::new()
+            }
+        }
+        OptimizerKind::AdamWBnb32 => like(torch, 2, DType::F32),
+        OptimizerKind::Lion => like(torch, 1, DType::F32),
+        OptimizerKind::AdamW8bit => blockwise(torch, parameter, 2, true),
+        OptimizerKind::PagedAdamW8bit => blockwise(torch, parameter, 2, false),
+        OptimizerKind::Lion8bit => blockwise(torch, parameter, 1, true),
+        OptimizerKind::Adafactor => factored(torch, parameter, DType::F32),
+        OptimizerKind::TorchAdafactor => factored(torch, parameter, dtype),
+    }
+}
+
+/// bitsandbytes: a byte an element and an fp32 scale per 256; small tensors stay fp32. Paged state is managed memory,
+/// which the caching allocator never sees.
+fn blockwise(torch: &mut Torch, parameter: &Tensor, moments: usize, on_device: bool) -> Vec<Tensor> {
+    const SMALL: u64 = 4096;
+    const BLOCK: u64 = 256;
+    let elements = parameter.elements();
+    let mut states = Vec::new();
+    for _ in 0..moments {
+        if elements < SMALL {
+            states.push(torch.fresh_like("optimizer state", parameter, DType::F32));
+            continue;
+        }
+        if on_device || elements < 100_000 {
+            states.push(torch.fresh_like("optimizer state", parameter, DType::U8));
+        }
+        states.push(torch.fresh("absmax", Shape::from([elements.div_ceil(BLOCK)]), DType::F32));
+    }
+    states
+}
+
+/// Row and column means of matrices; a whole second moment of vectors.
+fn factored(torch: &mut Torch, parameter: &Tensor, dtype: DType) -> Vec<Tensor> {
+    if parameter.shape.rank() < 2 {
+        return vec![torch.fresh_like("optimizer state", parameter, dtype)];
+    }
+    let row = parameter.shape.with(-1, 1);
+    let column = parameter.shape.with(-2, 1);
+    vec![torch.fresh("optimizer state", row, dtype), torch.fresh("optimizer state", column, dtype)]
+}
+
+/// torch.optim.Muon: five Newton-Schulz steps in bf16 per matrix.
+pub(super) fn muon_step(torch: &mut Torch, parameters: &[Trained]) {
+    for parameter in parameters.iter().filter(|p| p.tensor.shape.rank() == 2 && p.leaf.grad.borrow().is_some()) {
+        let update = torch.fresh_like("lerp", &parameter.tensor, parameter.tensor.dtype);
+        let narrow = torch.cast(&update.detached(), DType::BF16);
+        let side = parameter.tensor.shape.size(0).min(parameter.tensor.shape.size(1));
+        let square = Shape::from([side, side]);
+        let gram = torch.fresh("mm", square, DType::BF16);
+        let second = torch.fresh("addmm", square, DType::BF16);
+        let next = torch.fresh_like("addmm", &narrow, DType::BF16);
+        drop((gram, second, next, narrow, update));
+    }
+}

@@ -1,0 +1,173 @@
+//! A tensor without data: sizes, strides, an element type and a share of a storage.
+
+use std::rc::Rc;
+
+use super::autograd::Edge;
+use super::log::Storage;
+use crate::dtype::DType;
+use crate::model::Shape;
+use crate::model::shape::MAX_DIMS;
+
+/// Strides in elements, outermost first.
+pub type Strides = [u64; MAX_DIMS];
+
+/// A tensor.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    /// The bytes it looks at.
+    pub storage: Rc<Storage>,
+    /// Its sizes.
+    pub shape: Shape,
+    /// Its strides.
+    pub strides: Strides,
+    /// Its element type.
+    pub dtype: DType,
+    /// Where its gradient goes; `None`: it needs none.
+    pub edge: Option<Edge>,
+}
+
+impl Tensor {
+    /// Whether a gradient flows into it.
+    pub fn needs_grad(&self) -> bool {
+        self.edge.is_some()
+    }
+
+    /// The same tensor cut off from the graph.
+    pub fn detached(&self) -> Self {
+        Self { edge: None, ..self.clone() }
+    }
+
+    /// How many elements it shows.
+    pub fn elements(&self) -> u64 {
+        self.shape.elements()
+    }
+
+    /// Whether its elements lie densely in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        for dim in (0..self.shape.rank()).rev() {
+            let size = self.shape.sizes()[dim];
+            if size == 1 {
+                continue;
+            }
+            if self.strides[dim] != expected {
+                return false;
+            }
+            expected *= size;
+        }
+        true
+    }
+
+    /// Whether its elements lie densely in some order, none shared.
+    pub fn is_dense(&self) -> bool {
+        let mut dims: Vec<(u64, u64)> =
+            self.shape.sizes().iter().copied().zip(self.strides).filter(|d| d.0 != 1).collect();
+        dims.sort_by_key(|(_, stride)| *stride);
+        let mut expected = 1;
+        dims.iter().all(|(size, stride)| {
+            let fits = *stride == expected;
+            expected *= size;
+            fits
+        })
+    }
+
+    /// Strides of the same elements under other sizes, when no copy is needed. The rule is torch's `computeStride`.
+    pub fn view_strides(&self, shape: &Shape) -> Option<Strides> {
+        let (old, new) = (self.shape.sizes(), shape.sizes());
+        if self.elements() == 0 {
+            return Some(contiguous_strides(shape));
+        }
+        let mut strides = [1; MAX_DIMS];
+        let mut view_dim = new.len();
+        let Some(&last) = self.strides[..old.len()].last() else {
+            return Some(strides);
+        };
+        let mut chunk_stride = last;
+        let (mut old_count, mut new_count) = (1u64, 1u64);
+        for dim in (0..old.len()).rev() {
+            old_count = old_count.saturating_mul(old[dim]);
+            let ends =
+                dim == 0 || (old[dim - 1] != 1 && self.strides[dim - 1] != old_count.saturating_mul(chunk_stride));
+            if !ends {
+                continue;
+            }
+            while view_dim > 0 && (new_count < old_count || new[view_dim - 1] == 1) {
+                strides[view_dim - 1] = new_count.saturating_mul(chunk_stride);
+                new_count = new_count.saturating_mul(new[view_dim - 1]);
+                view_dim -= 1;
+            }
+            if new_count != old_count {
+                return None;
+            }
+            if dim > 0 {
+                chunk_stride = self.strides[dim - 1];
+                (old_count, new_count) = (1, 1);
+            }
+        }
+        (view_dim == 0).then_some(strides)
+    }
+}
+
+/// Row-major strides.
+pub fn contiguous_strides(shape: &Shape) -> Strides {
+    let mut strides = [1; MAX_DIMS];
+    let mut step: u64 = 1;
+    for dim in (0..shape.rank()).rev() {
+        strides[dim] = step;
+        step = step.saturating_mul(shape.sizes()[dim].max(1));
+    }
+    strides
+}
+
+/// Strides of the output of a pointwise operation: torch's TensorIterator keeps the order of dimensions that its inputs
+/// have, and makes the output dense in it.
+pub fn pointwise_strides(shape: &Shape, inputs: &[&Tensor]) -> Strides {
+    let rank = shape.rank();
+    if rank <= 1 || inputs.iter().all(|t| t.shape == *shape && t.is_contiguous()) {
+        return contiguous_strides(shape);
+    }
+    let stride_of = |tensor: &Tensor, dim: usize| {
+        let missing = rank - tensor.shape.rank();
+        if dim < missing || tensor.shape.sizes()[dim - missing] == 1 { 0 } else { tensor.strides[dim - missing] }
+    };
+    // -1: `a` belongs inside `b`; 1: outside; 0: the inputs do not say. As `should_swap` in reorder_dimensions.
+    let order = |a: usize, b: usize| -> i32 {
+        for tensor in inputs {
+            let (x, y) = (stride_of(tensor, a), stride_of(tensor, b));
+            if x == 0 || y == 0 {
+                continue;
+            }
+            if x < y {
+                return -1;
+            }
+            if x > y {
+                return 1;
+            }
+            if shape.sizes()[a] > shape.sizes()[b] {
+                return 1;
+            }
+        }
+        0
+    };
+    let mut inner_first: Vec<usize> = (0..rank).rev().collect();
+    for i in 1..rank {
+        let mut at = i;
+        for before in (0..i).rev() {
+            match order(inner_first[before], inner_first[at]) {
+                1 => {
+                    inner_first.swap(before, at);
+                    at = before;
+                }
+                -1 => break,
+                _ => {}
+            }
+        }
+    }
+    let mut strides = [1; MAX_DIMS];
+    let mut step: u64 = 1;
+    for dim in inner_first {
+        strides[dim] = step;
+        step = step.saturating_mul(shape.sizes()[dim].max(1));
+    }
+    strides
+}

@@ -1,0 +1,256 @@
+//! Scaled dot product attention: which kernel torch chooses, and what each one keeps.
+
+use super::Torch;
+use crate::dtype::DType;
+use crate::memory::autograd::Saved;
+use crate::memory::tensor::{Tensor, pointwise_strides};
+use crate::model::Shape;
+use crate::model::op::Binary;
+
+/// The kernels behind `F.scaled_dot_product_attention`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// cuDNN's fused attention.
+    Cudnn,
+    /// FlashAttention 2 as torch builds it in.
+    Flash,
+    /// The memory-efficient kernel of xFormers.
+    MemoryEfficient,
+    /// Plain products and a softmax.
+    Math,
+}
+
+impl Torch {
+    /// `F.scaled_dot_product_attention` on `[batch, heads, seq, dim]`.
+    pub fn attention(
+        &mut self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        mask: Option<&Tensor>,
+        causal: bool,
+        dropout: bool,
+        grouped: bool,
+    ) -> Tensor {
+        let (query, key, value) = (&self.narrow(query), &self.narrow(key), &self.narrow(value));
+        let mask = mask.map(|mask| if mask.dtype == DType::Bool { mask.clone() } else { self.narrow(mask) });
+        let kernel = self.choose_kernel(query, key, value, mask.as_ref(), grouped);
+        if kernel == Kernel::Math {
+            return self.math_attention(query, key, value, mask.as_ref(), causal, dropout && self.training, grouped);
+        }
+        // A boolean mask becomes an additive one of the query's type.
+        let mask = mask.map(|mask| match mask.dtype {
+            DType::Bool => self.additive_mask(&mask, query.dtype),
+            _ => mask,
+        });
+        self.fused_attention(kernel, query, key, value, mask.as_ref())
+    }
+
+    fn additive_mask(&mut self, mask: &Tensor, dtype: DType) -> Tensor {
+        let scalars =
+            [self.fresh("scalar_tensor", Shape::new(&[]), dtype), self.fresh("scalar_tensor", Shape::new(&[]), dtype)];
+        let output = self.pointwise("where", &[mask], dtype);
+        drop(scalars);
+        output
+    }
+
+    /// torch's order of preference and its conditions (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+    pub fn choose_kernel(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        mask: Option<&Tensor>,
+        grouped: bool,
+    ) -> Kernel {
+        let half = matches!(query.dtype, DType::F16 | DType::BF16);
+        let same_heads = query.shape.size(1) == key.shape.size(1) && key.shape.size(1) == value.shape.size(1);
+        let heads_fit = same_heads || grouped;
+        let (dim, value_dim) = (query.shape.last(), value.shape.last());
+        let capability = self.device.capability;
+        let trained_mask = mask.is_some_and(Tensor::needs_grad);
+        let cudnn = (90..120).contains(&capability)
+            && half
+            && heads_fit
+            && !trained_mask
+            && dim <= 256
+            && dim % 8 == 0
+            && value_dim % 8 == 0
+            && query.shape.size(2) > 1
+            && key.shape.size(2) > 1;
+        let flash = capability >= 80 && half && heads_fit && mask.is_none() && dim <= 256 && dim == value_dim;
+        let type_fits = query.dtype == DType::F32 || query.dtype == DType::F16 || (half && capability >= 80);
+        let efficient = type_fits && same_heads && !trained_mask;
+        match (cudnn, flash, efficient) {
+            (true, ..) => Kernel::Cudnn,
+            (_, true, _) => Kernel::Flash,
+            (_, _, true) => Kernel::MemoryEfficient,
+            _ => Kernel::Math,
+        }
+    }
+
+    /// The fused kernels keep queries, keys, values, the output and a statistic per row; no square of the sequence.
+    fn fused_attention(
+        &mut self,
+        kernel: Kernel,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        mask: Option<&Tensor>,
+    ) -> Tensor {
+        let inputs = [query, key, value];
+        let records = self.records(&inputs);
+        let saved: Option<Vec<Saved>> =
+            records.then(|| inputs.iter().copied().chain(mask).map(|t| Saved::new(self, t)).collect());
+        let (batch, heads, rows) = (query.shape.size(0), query.shape.size(1), query.shape.size(2));
+        let shape = query.shape.with(-1, value.shape.last());
+        let mut like = query.clone();
+        like.shape = shape;
+        // The output has the query's order of dimensions; xFormers always writes [batch, seq, heads, dim].
+        let strides = match kernel {
+            Kernel::MemoryEfficient => [rows * heads * shape.last(), shape.last(), heads * shape.last(), 1, 1, 1, 1, 1],
+            _ => pointwise_strides(&shape, &[&like]),
+        };
+        let output = self.fresh_strided("scaled_dot_product_attention", shape, strides, query.dtype);
+        let statistic = match kernel {
+            Kernel::Cudnn => Shape::from([batch, heads, rows, 1]),
+            Kernel::MemoryEfficient if records => Shape::from([batch, heads, rows.next_multiple_of(32)]),
+            Kernel::MemoryEfficient => Shape::from([batch, heads, 0]),
+            _ => Shape::from([batch, heads, rows]),
+        };
+        let statistic = self.fresh("logsumexp", statistic, DType::F32);
+        let seeds =
+            [self.fresh("philox", Shape::new(&[]), DType::I64), self.fresh("philox", Shape::new(&[]), DType::I64)];
+        let Some(mut saved) = saved else { return output };
+        saved.extend([&output, &statistic, &seeds[0], &seeds[1]].map(|t| Saved::new(self, t)));
+        let layouts = inputs.map(Tensor::detached);
+        // Only shapes and strides of the inputs are needed below; their storages must not be held.
+        let layouts = layouts.map(|t| (t.shape, t.strides, t.dtype));
+        self.attach(output, &inputs, move |torch, gradient| {
+            let kept: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
+            let gradients: Vec<Option<Tensor>> = layouts
+                .iter()
+                .map(|(shape, strides, dtype)| {
+                    let like = Tensor { shape: *shape, strides: *strides, dtype: *dtype, ..gradient.detached() };
+                    Some(torch.fresh_like("scaled_dot_product_attention_backward", &like, *dtype))
+                })
+                .collect();
+            let scratch =
+                torch.attention_scratch(kernel, &layouts[0].0, &layouts[1].0, layouts[2].0.last(), layouts[0].2);
+            drop((scratch, kept));
+            gradients
+        })
+    }
+
+    /// What the backward kernels need besides their results.
+    fn attention_scratch(
+        &mut self,
+        kernel: Kernel,
+        query: &Shape,
+        key: &Shape,
+        value_dim: u64,
+        dtype: DType,
+    ) -> Vec<Tensor> {
+        let (batch, heads, rows, dim) = (query.size(0), query.size(1), query.size(2), query.last());
+        let columns = key.size(2);
+        let expanded = |width: u64| batch * heads * columns * width * dtype.size();
+        let sizes = match kernel {
+            // dk and dv of all query heads, and the row sums.
+            Kernel::Cudnn => vec![expanded(dim), expanded(value_dim), batch * heads * rows * 4],
+            Kernel::Flash => {
+                let padded = rows.next_multiple_of(128);
+                let mut sizes = vec![batch * heads * padded * 4, batch * padded * heads * dim.next_multiple_of(32) * 4];
+                if key.size(1) != heads {
+                    sizes.extend([expanded(dim), expanded(value_dim)]);
+                }
+                sizes
+            }
+            Kernel::MemoryEfficient => {
+                let accumulator = if dtype.size() == 2 { batch * heads * rows * dim * 4 } else { 0 };
+                vec![batch * heads * rows * 4, accumulator]
+            }
+            Kernel::Math => Vec::new(),
+        };
+        sizes.into_iter().filter_map(|bytes| self.scratch("attention scratch", bytes)).collect()
+    }
+
+    /// `_scaled_dot_product_attention_math`: everything is spelled out, in fp32 for the narrow types.
+    fn math_attention(
+        &mut self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        mask: Option<&Tensor>,
+        causal: bool,
+        dropout: bool,
+        grouped: bool,
+    ) -> Tensor {
+        let narrow = query.dtype;
+        let autocast = self.autocast.take();
+        let wide = if narrow.size() == 2 { DType::F32 } else { narrow };
+        let (query, key, value) = (self.cast(query, wide), self.cast(key, wide), self.cast(value, wide));
+        let scaled = self.scalar(Binary::Mul, &query);
+        let (rows, columns) = (query.shape.size(2), key.shape.size(2));
+        let mask = if causal { Some(self.causal_bias(rows, columns, wide)) } else { mask.cloned() };
+        let mask = mask.map(|mask| if mask.dtype == DType::Bool { self.additive_mask(&mask, wide) } else { mask });
+        let (key, value) = match query.shape.size(1) / key.shape.size(1).max(1) {
+            groups if grouped && groups > 1 => (self.repeat_heads(&key, groups), self.repeat_heads(&value, groups)),
+            _ => (key, value),
+        };
+        drop(query);
+        let turned = self.transpose(&key, -2, -1);
+        let turned = self.scalar(Binary::Mul, &turned);
+        let mut scores = self.matmul(&scaled, &turned);
+        drop(turned);
+        if let Some(mask) = &mask {
+            scores = self.binary(Binary::Add, &scores, mask);
+        }
+        let mut probabilities = self.safe_softmax(&scores);
+        drop(scores);
+        if dropout {
+            probabilities = self.dropout(&probabilities);
+        }
+        let output = self.matmul(&probabilities, &value);
+        drop((probabilities, value, key, scaled, mask));
+        let output = self.cast(&output, narrow);
+        self.autocast = autocast;
+        output
+    }
+
+    fn causal_bias(&mut self, rows: u64, columns: u64, dtype: DType) -> Tensor {
+        let shape = Shape::from([rows, columns]);
+        let ones = self.fresh("ones", shape, DType::Bool);
+        let triangle = self.fresh("tril", shape, DType::Bool);
+        drop(ones);
+        self.additive_mask(&triangle, dtype)
+    }
+
+    /// `[batch, kv heads, seq, dim] → [batch, heads, seq, dim]` by copying.
+    pub fn repeat_heads(&mut self, x: &Tensor, groups: u64) -> Tensor {
+        let [batch, heads, rows, dim] = [0, 1, 2, 3].map(|axis| x.shape.size(axis));
+        let opened = self.reshape(x, x.shape.inserted(2, 1));
+        let spread = self.expand(&opened, Shape::from([batch, heads, groups, rows, dim]));
+        self.reshape(&spread, Shape::from([batch, heads * groups, rows, dim]))
+    }
+
+    /// Softmax that gives zero for rows that are masked whole: a boolean of the scores lives beside it for a moment.
+    fn safe_softmax(&mut self, x: &Tensor) -> Tensor {
+        let records = self.records(&[x]);
+        let output = self.fresh_like("_safe_softmax", x, x.dtype);
+        let rows = x.elements() / x.shape.last().max(1);
+        let masked = self.scratch("_safe_softmax", x.elements());
+        let any = self.scratch("_safe_softmax", rows);
+        drop((masked, any));
+        if !records {
+            return output;
+        }
+        let saved = Saved::new(self, &output);
+        self.attach(output, &[x], move |torch, gradient| {
+            let result = saved.get(torch);
+            let product = torch.scratch("_softmax_backward_data", gradient.elements() * gradient.dtype.size());
+            let output = torch.pointwise("_softmax_backward_data", &[&gradient], gradient.dtype);
+            drop((product, result));
+            vec![Some(output)]
+        })
+    }
+}

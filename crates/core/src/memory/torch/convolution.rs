@@ -1,0 +1,33 @@
+//! Convolutions: the output, the kept input, the gradients. Workspaces of the libraries are not modelled.
+
+use super::Torch;
+use crate::memory::autograd::Saved;
+use crate::memory::tensor::Tensor;
+use crate::model::Shape;
+
+impl Torch {
+    /// A convolution with this output shape.
+    pub fn convolution(&mut self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, shape: Shape) -> Tensor {
+        let x = &self.narrow(x);
+        let weight = &self.narrow(weight);
+        let bias = bias.map(|bias| self.narrow(bias));
+        let x = &self.contiguous(x);
+        let mut inputs = vec![x, weight];
+        inputs.extend(bias.as_ref());
+        let records = self.records(&inputs);
+        let saved = records.then(|| [Saved::new(self, x), Saved::new(self, weight)]);
+        let output = self.fresh("convolution", shape, x.dtype);
+        let Some([saved_x, saved_weight]) = saved else { return output };
+        let needs: Vec<_> = inputs.iter().map(|t| (t.needs_grad(), t.shape, t.dtype)).collect();
+        self.attach(output, &inputs, move |torch, gradient| {
+            let (x, weight) = (saved_x.get(torch), saved_weight.get(torch));
+            let dense = torch.contiguous(&gradient);
+            let make = |(needed, shape, dtype): &(bool, Shape, _)| {
+                needed.then(|| torch.fresh("convolution_backward", *shape, *dtype))
+            };
+            let gradients = needs.iter().map(make).collect();
+            drop((x, weight, dense));
+            gradients
+        })
+    }
+}

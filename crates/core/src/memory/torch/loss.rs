@@ -1,0 +1,50 @@
+//! Cross entropy and the other losses.
+
+use super::Torch;
+use crate::dtype::DType;
+use crate::memory::autograd::Saved;
+use crate::memory::tensor::Tensor;
+use crate::model::Shape;
+
+impl Torch {
+    /// `F.cross_entropy` on `[rows, classes]`: log-softmax, kept, then the negative log likelihood.
+    pub fn cross_entropy(&mut self, logits: &Tensor, target: &Tensor) -> Tensor {
+        let log_probabilities = self.log_softmax(logits);
+        self.nll_loss(&log_probabilities, target)
+    }
+
+    /// Log-softmax over the last dimension: its output is kept.
+    pub fn log_softmax(&mut self, x: &Tensor) -> Tensor {
+        let fused = x.dtype == DType::F16 && self.autocast.is_some();
+        let x = &if fused { x.clone() } else { self.widen(x) };
+        let output = self.fresh_like("_log_softmax", x, if fused { DType::F32 } else { x.dtype });
+        if !self.records(&[x]) {
+            return output;
+        }
+        let saved = Saved::new(self, &output);
+        let own = x.dtype;
+        self.attach(output, &[x], move |torch, gradient| {
+            let kept = saved.get(torch);
+            let result = torch.pointwise("_log_softmax_backward_data", &[&gradient], own);
+            drop(kept);
+            vec![Some(result)]
+        })
+    }
+
+    fn nll_loss(&mut self, log_probabilities: &Tensor, target: &Tensor) -> Tensor {
+        let log_probabilities = &self.widen(log_probabilities);
+        let records = self.records(&[log_probabilities]);
+        let saved = records.then(|| [Saved::new(self, log_probabilities), Saved::new(self, target)]);
+        let scalar = Shape::new(&[]);
+        let output = self.fresh("nll_loss_forward", scalar, log_probabilities.dtype);
+        let total = self.fresh("nll_loss_forward", scalar, log_probabilities.dtype);
+        let Some([saved_input, saved_target]) = saved else { return output };
+        let saved_total = Saved::new(self, &total);
+        self.attach(output, &[log_probabilities], move |torch, gradient| {
+            let (input, target, total) = (saved_input.get(torch), saved_target.get(torch), saved_total.get(torch));
+            let result = torch.fresh("nll_loss_backward", input.shape, gradient.dtype);
+            drop((input, target, total));
+            vec![Some(result)]
+        })
+    }
+}

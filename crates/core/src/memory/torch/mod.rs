@@ -1,0 +1,284 @@
+//! A shape-only torch: tensors are made, viewed, saved for backward and freed as the real one does on a CUDA device.
+//!
+//! | module | operations |
+//! |---|---|
+//! | `views` | views, copies, joins and cuts |
+//! | `pointwise` | arithmetic, casts, activations, dropout |
+//! | `reduce` | sums, means, softmax, norms |
+//! | `matmul` | products and linears |
+//! | `index` | embeddings, gathers, sorts |
+//! | `attention` | scaled dot product attention and its kernels |
+//! | `loss` | cross entropy |
+//! | `convolution` | convolutions |
+
+pub mod attention;
+pub mod convolution;
+pub mod index;
+pub mod loss;
+pub mod matmul;
+pub mod pointwise;
+pub mod reduce;
+pub mod views;
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::autograd::{Edge, Frame, Gradients, Leaf, Node};
+use super::device::Device;
+use super::log::{Category, SharedLog, Storage, StorageId};
+use super::tensor::{Strides, Tensor, contiguous_strides, pointwise_strides};
+use crate::dtype::DType;
+use crate::model::Shape;
+
+/// The state of the library: what it records, and what is switched on.
+pub struct Torch {
+    /// What happened to memory.
+    pub log: SharedLog,
+    /// The card.
+    pub device: Device,
+    /// Whether graphs are built.
+    pub grad_enabled: bool,
+    /// The type autocast computes in, when it is on.
+    pub autocast: Option<DType>,
+    /// Whether the model is in training mode.
+    pub training: bool,
+    /// Casts of weights that autocast keeps until its region ends.
+    pub cast_cache: BTreeMap<StorageId, Tensor>,
+    pub(super) sequence: u64,
+    pub(super) visit: u64,
+    /// The checkpoint whose first run is on.
+    pub recording: Option<Rc<Frame>>,
+    /// The checkpoint whose second run is on.
+    pub recomputing: Option<Rc<Frame>>,
+    /// The second run has made all that is needed: nothing more is really computed.
+    pub stopped: bool,
+    in_backward: bool,
+    workspaces: [Option<Tensor>; 2],
+    phantoms: SharedLog,
+}
+
+/// What was in force around a backward pass.
+pub struct BeforeBackward {
+    grad: bool,
+    autocast: Option<DType>,
+    category: Category,
+    module: u32,
+}
+
+/// What was in force around a recomputation.
+pub struct BeforeRecompute {
+    recomputing: Option<Rc<Frame>>,
+    recording: Option<Rc<Frame>>,
+    stopped: bool,
+    grad: bool,
+    category: Category,
+    module: u32,
+}
+
+impl Torch {
+    /// A fresh library on a card.
+    pub fn new(device: Device) -> Self {
+        Self {
+            log: SharedLog::default(),
+            device,
+            grad_enabled: true,
+            autocast: None,
+            training: true,
+            cast_cache: BTreeMap::new(),
+            sequence: 0,
+            visit: 0,
+            recording: None,
+            recomputing: None,
+            stopped: false,
+            in_backward: false,
+            workspaces: [None, None],
+            phantoms: SharedLog::default(),
+        }
+    }
+
+    // ---- making tensors ------------------------------------------------------------------------------------------
+
+    /// A fresh dense tensor.
+    pub fn fresh(&mut self, operation: &'static str, shape: Shape, dtype: DType) -> Tensor {
+        let strides = contiguous_strides(&shape);
+        self.fresh_strided(operation, shape, strides, dtype)
+    }
+
+    /// A fresh dense tensor in a given order of dimensions.
+    pub fn fresh_strided(&mut self, operation: &'static str, shape: Shape, strides: Strides, dtype: DType) -> Tensor {
+        let log = if self.stopped { &self.phantoms } else { &self.log };
+        Tensor { storage: Storage::new(log, operation, shape, dtype), shape, strides, dtype, edge: None }
+    }
+
+    /// A fresh tensor like another.
+    pub fn fresh_like(&mut self, operation: &'static str, like: &Tensor, dtype: DType) -> Tensor {
+        let strides = pointwise_strides(&like.shape, &[like]);
+        self.fresh_strided(operation, like.shape, strides, dtype)
+    }
+
+    /// A tensor that takes no memory: a stand-in where nothing is really computed.
+    pub fn phantom(&mut self, shape: Shape, dtype: DType) -> Tensor {
+        let storage = Storage::new(&self.phantoms, "phantom", shape, dtype);
+        Tensor { storage, shape, strides: contiguous_strides(&shape), dtype, edge: None }
+    }
+
+    /// Bytes that live only inside an operation.
+    pub fn scratch(&mut self, operation: &'static str, bytes: u64) -> Option<Tensor> {
+        if bytes == 0 {
+            return None;
+        }
+        let before = self.log.borrow_mut().set_category(Category::Temporaries);
+        let tensor = self.fresh(operation, Shape::from([bytes]), DType::U8);
+        self.log.borrow_mut().set_category(before);
+        Some(tensor)
+    }
+
+    /// A trainable tensor: a parameter with a place for its gradient.
+    pub fn leaf(&mut self, tensor: Tensor) -> (Tensor, Rc<Leaf>) {
+        let leaf = Rc::new(Leaf {
+            grad: Default::default(),
+            strides: tensor.strides,
+            shape: tensor.shape,
+            dtype: tensor.dtype,
+        });
+        let node = Node::leaf(Rc::clone(&leaf));
+        (Tensor { edge: Some(Edge { node, slot: 0 }), ..tensor }, leaf)
+    }
+
+    /// The output of a pointwise kernel, without a graph.
+    pub fn pointwise(&mut self, operation: &'static str, inputs: &[&Tensor], dtype: DType) -> Tensor {
+        let mut shape = inputs.first().map_or(Shape::new(&[]), |t| t.shape);
+        for input in inputs.iter().skip(1) {
+            shape = shape.broadcast(&input.shape).unwrap_or(shape);
+        }
+        let strides = pointwise_strides(&shape, inputs);
+        self.fresh_strided(operation, shape, strides, dtype)
+    }
+
+    // ---- the graph -----------------------------------------------------------------------------------------------
+
+    /// Whether an operation on these inputs goes into the graph.
+    pub fn records(&self, inputs: &[&Tensor]) -> bool {
+        self.grad_enabled && inputs.iter().any(|t| t.needs_grad())
+    }
+
+    /// Hangs one output into the graph.
+    pub fn attach(
+        &mut self,
+        output: Tensor,
+        inputs: &[&Tensor],
+        backward: impl FnOnce(&mut Torch, Tensor) -> Gradients + 'static,
+    ) -> Tensor {
+        let next = inputs.iter().map(|t| t.edge.clone()).collect();
+        let work = move |torch: &mut Torch, mut gradients: Gradients| match gradients.pop().flatten() {
+            Some(gradient) => backward(torch, gradient),
+            None => Vec::new(),
+        };
+        let node = Node::new(self, 1, next, Box::new(work));
+        Tensor { edge: Some(Edge { node, slot: 0 }), ..output }
+    }
+
+    /// Hangs several outputs of one operation into the graph.
+    pub fn attach_many(
+        &mut self,
+        outputs: &mut [Tensor],
+        inputs: &[&Tensor],
+        backward: impl FnOnce(&mut Torch, Gradients) -> Gradients + 'static,
+    ) {
+        let next = inputs.iter().map(|t| t.edge.clone()).collect();
+        let node = Node::new(self, outputs.len(), next, Box::new(backward));
+        for (slot, output) in outputs.iter_mut().enumerate() {
+            output.edge = Some(Edge { node: Rc::clone(&node), slot: slot as u8 });
+        }
+    }
+
+    // ---- modes ---------------------------------------------------------------------------------------------------
+
+    /// Whose code runs now.
+    pub fn module(&self) -> u32 {
+        self.log.borrow().module()
+    }
+
+    /// Sets whose code runs.
+    pub fn set_module(&mut self, module: u32) {
+        self.log.borrow_mut().set_module(module);
+    }
+
+    /// Runs something whose new storages are for `category`.
+    pub fn in_category<T>(&mut self, category: Category, body: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.log.borrow_mut().set_category(category);
+        let result = body(self);
+        self.log.borrow_mut().set_category(before);
+        result
+    }
+
+    pub(super) fn enter_backward(&mut self) -> BeforeBackward {
+        let module = self.module();
+        let category = self.log.borrow_mut().set_category(Category::Temporaries);
+        let before = BeforeBackward { grad: self.grad_enabled, autocast: self.autocast.take(), category, module };
+        self.grad_enabled = false;
+        self.in_backward = true;
+        before
+    }
+
+    pub(super) fn leave_backward(&mut self, before: BeforeBackward) {
+        self.grad_enabled = before.grad;
+        self.autocast = before.autocast;
+        self.in_backward = false;
+        self.log.borrow_mut().set_category(before.category);
+        self.set_module(before.module);
+    }
+
+    pub(super) fn begin_recompute(&mut self, frame: &Rc<Frame>) -> BeforeRecompute {
+        let module = self.module();
+        let category = self.log.borrow_mut().set_category(Category::Activations);
+        BeforeRecompute {
+            recomputing: self.recomputing.replace(Rc::clone(frame)),
+            recording: self.recording.take(),
+            stopped: std::mem::replace(&mut self.stopped, false),
+            grad: std::mem::replace(&mut self.grad_enabled, true),
+            category,
+            module,
+        }
+    }
+
+    pub(super) fn end_recompute(&mut self, before: BeforeRecompute) {
+        self.recomputing = before.recomputing;
+        self.recording = before.recording;
+        self.stopped = before.stopped;
+        self.grad_enabled = before.grad;
+        self.log.borrow_mut().set_category(before.category);
+        self.set_module(before.module);
+    }
+
+    /// The workspace that cuBLAS takes at the first product, one per thread that multiplies: forward and backward.
+    pub fn use_blas(&mut self) {
+        let thread = usize::from(self.in_backward);
+        if self.workspaces[thread].is_none() && !self.stopped {
+            let bytes = self.device.blas_workspace();
+            let make = |torch: &mut Self| torch.fresh("cublas workspace", Shape::from([bytes]), DType::U8);
+            self.workspaces[thread] = Some(self.in_category(Category::Workspace, make));
+        }
+    }
+}
+
+/// The type two operands meet in; integers give way to floats.
+pub fn promote(a: DType, b: DType) -> DType {
+    let rank = |dtype: DType| match dtype {
+        DType::Bool => 0,
+        DType::U8 | DType::I8 => 1,
+        DType::I16 => 2,
+        DType::I32 => 3,
+        DType::I64 => 4,
+        DType::F16 | DType::BF16 => 6,
+        DType::F32 => 7,
+        DType::F64 => 8,
+        DType::C64 => 9,
+        _ => 5,
+    };
+    match (a, b) {
+        (DType::F16, DType::BF16) | (DType::BF16, DType::F16) => DType::F32,
+        _ if rank(a) >= rank(b) => a,
+        _ => b,
+    }
+}

@@ -1,0 +1,390 @@
+//! Arithmetic, casts, activations and dropout: what each keeps for backward, and what its backward makes.
+
+use super::{Torch, promote};
+use crate::dtype::DType;
+use crate::memory::autograd::Saved;
+use crate::memory::tensor::Tensor;
+use crate::model::op::{Activation, Binary, Unary};
+
+impl Torch {
+    /// To another type; nothing when it has it already.
+    pub fn cast(&mut self, x: &Tensor, dtype: DType) -> Tensor {
+        if x.dtype == dtype {
+            return x.clone();
+        }
+        let output = self.fresh_like("_to_copy", x, dtype);
+        if !self.records(&[x]) {
+            return output;
+        }
+        let old = x.dtype;
+        self.attach(output, &[x], move |torch, gradient| vec![Some(torch.cast(&gradient, old))])
+    }
+
+    /// An input of an operation that autocast runs in the narrow type; casts of weights are kept for the region.
+    pub fn narrow(&mut self, x: &Tensor) -> Tensor {
+        let Some(dtype) = self.autocast else { return x.clone() };
+        if x.dtype == dtype || !is_float(x.dtype) {
+            return x.clone();
+        }
+        let id = x.storage.id();
+        if let Some(known) = self.cast_cache.get(&id).filter(|known| known.shape == x.shape) {
+            return known.clone();
+        }
+        let cast = self.cast(x, dtype);
+        if x.edge.as_ref().is_some_and(|edge| edge.node.is_leaf()) {
+            self.cast_cache.insert(id, cast.clone());
+        }
+        cast
+    }
+
+    /// An input of an operation that autocast runs in fp32.
+    pub fn widen(&mut self, x: &Tensor) -> Tensor {
+        if self.autocast.is_some() && is_float(x.dtype) { self.cast(x, DType::F32) } else { x.clone() }
+    }
+
+    /// `a op b`, broadcast.
+    pub fn binary(&mut self, kind: Binary, a: &Tensor, b: &Tensor) -> Tensor {
+        let dtype = result_type(a, b);
+        let records = self.records(&[a, b]);
+        let saved = (records && matches!(kind, Binary::Mul | Binary::Div | Binary::Pow | Binary::Max | Binary::Min))
+            .then(|| {
+                let other = (a.needs_grad() || matches!(kind, Binary::Div)).then(|| Saved::new(self, b));
+                let own = b.needs_grad().then(|| Saved::new(self, a));
+                (own, other)
+            });
+        let output = self.pointwise(binary_name(kind), &[a, b], dtype);
+        if !records {
+            return output;
+        }
+        let (need_a, need_b) = (a.needs_grad(), b.needs_grad());
+        let (to_a, to_b) = ((a.shape, a.dtype), (b.shape, b.dtype));
+        self.attach(output, &[a, b], move |torch, gradient| {
+            let (own, other) = saved.unwrap_or((None, None));
+            let own = own.map(|saved| saved.get(torch));
+            let other = other.map(|saved| saved.get(torch));
+            // Gradients are computed in the alphabetical order of the arguments' names: `other` before `self`.
+            let mut keep = Vec::new();
+            let for_b = need_b.then(|| match kind {
+                Binary::Add => gradient.clone(),
+                Binary::Sub => torch.pointwise("neg", &[&gradient], gradient.dtype),
+                Binary::Div => {
+                    let ratio = torch.pointwise("div", &[&gradient], gradient.dtype);
+                    let again = torch.pointwise("div", &[&gradient], gradient.dtype);
+                    let negative = torch.pointwise("neg", &[&gradient], gradient.dtype);
+                    keep.extend([ratio, again, negative]);
+                    torch.pointwise("mul", &[&gradient], gradient.dtype)
+                }
+                _ => product(torch, &gradient, own.as_ref()),
+            });
+            let for_a = need_a.then(|| match kind {
+                Binary::Add | Binary::Sub => gradient.clone(),
+                Binary::Div => torch.pointwise("div", &[&gradient], gradient.dtype),
+                _ => product(torch, &gradient, other.as_ref()),
+            });
+            let for_a = for_a.map(|g| torch.reduce_to(g, to_a.0, to_a.1));
+            let for_b = for_b.map(|g| torch.reduce_to(g, to_b.0, to_b.1));
+            vec![for_a, for_b]
+        })
+    }
+
+    /// `x op number`.
+    pub fn scalar(&mut self, kind: Binary, x: &Tensor) -> Tensor {
+        let x = &if kind == Binary::Pow { self.widen(x) } else { x.clone() };
+        let records = self.records(&[x]);
+        let saved = (records && matches!(kind, Binary::Pow | Binary::Max | Binary::Min)).then(|| Saved::new(self, x));
+        let dtype = if kind == Binary::Div && !is_float(x.dtype) { DType::F32 } else { x.dtype };
+        let output = self.pointwise(binary_name(kind), &[x], dtype);
+        if !records {
+            return output;
+        }
+        self.attach(output, &[x], move |torch, gradient| {
+            let gradient = match kind {
+                Binary::Add | Binary::Sub => gradient,
+                Binary::Mul | Binary::Div => torch.pointwise("mul", &[&gradient], gradient.dtype),
+                Binary::Pow => {
+                    // grad * (n * x.pow(n - 1)): all three live until the expression ends.
+                    let x = saved.map(|saved| saved.get(torch));
+                    let power = torch.pointwise("pow", &[x.as_ref().unwrap_or(&gradient)], gradient.dtype);
+                    let scaled = torch.pointwise("mul", &[&power], gradient.dtype);
+                    torch.pointwise("mul", &[&gradient, &scaled], gradient.dtype)
+                }
+                Binary::Max | Binary::Min => {
+                    let x = saved.map(|saved| saved.get(torch));
+                    let mask = torch.pointwise("compare", &[x.as_ref().unwrap_or(&gradient)], DType::Bool);
+                    let masked = torch.pointwise("where", &[&gradient], gradient.dtype);
+                    drop(mask);
+                    masked
+                }
+            };
+            vec![Some(gradient)]
+        })
+    }
+
+    /// `a op= b`: the first input's storage is used again.
+    pub fn in_place(&mut self, kind: Binary, a: &Tensor, b: &Tensor) -> Tensor {
+        let records = self.records(&[a, b]);
+        let keeps = records && kind == Binary::Mul;
+        let saved_b = (keeps && a.needs_grad()).then(|| Saved::new(self, b));
+        let saved_a = (keeps && b.needs_grad()).then(|| Saved::new(self, a));
+        let output = a.detached();
+        if !records {
+            return output;
+        }
+        let (need_a, need_b) = (a.needs_grad(), b.needs_grad());
+        let (to_a, to_b) = ((a.shape, a.dtype), (b.shape, b.dtype));
+        self.attach(output, &[a, b], move |torch, gradient| {
+            let other = saved_b.map(|saved| saved.get(torch));
+            let own = saved_a.map(|saved| saved.get(torch));
+            let mul = kind == Binary::Mul;
+            let for_b = need_b.then(|| if mul { product(torch, &gradient, own.as_ref()) } else { gradient.clone() });
+            let for_a = need_a.then(|| if mul { product(torch, &gradient, other.as_ref()) } else { gradient.clone() });
+            let for_a = for_a.map(|g| torch.reduce_to(g, to_a.0, to_a.1));
+            let for_b = for_b.map(|g| torch.reduce_to(g, to_b.0, to_b.1));
+            vec![for_a, for_b]
+        })
+    }
+
+    /// One input, one output of the same shape.
+    pub fn unary(&mut self, kind: Unary, x: &Tensor) -> Tensor {
+        use Unary::{Abs, Clamp, Clone, Cos, Exp, Log, LogSigmoid, Neg, Not, Reciprocal, Relu, Round, Rsqrt, Sigmoid};
+        use Unary::{Silu, Sin, Softplus, Sqrt, SqrtBound, Square, Tanh};
+        let wide = matches!(kind, Exp | Log | Rsqrt | Reciprocal | Softplus | Square);
+        let x = &if wide { self.widen(x) } else { x.clone() };
+        let records = self.records(&[x]);
+        let keeps_input =
+            matches!(kind, Log | Cos | Sin | Abs | Square | Softplus | Silu | LogSigmoid | Clamp | SqrtBound);
+        let saved_input = (records && keeps_input).then(|| Saved::new(self, x));
+        let dtype = if kind == Not { DType::Bool } else { x.dtype };
+        let output = self.pointwise(unary_name(kind), &[x], dtype);
+        if !records || matches!(kind, Not | Round) {
+            return output;
+        }
+        let saved_output =
+            matches!(kind, Exp | Sqrt | Rsqrt | Reciprocal | Tanh | Sigmoid | Relu).then(|| Saved::new(self, &output));
+        self.attach(output, &[x], move |torch, gradient| {
+            let kept = saved_input.or(saved_output).map(|saved| saved.get(torch));
+            let like = gradient.dtype;
+            let mut keep = Vec::new();
+            let mut middle = |torch: &mut Torch, count: usize| {
+                for _ in 0..count {
+                    let temporary = torch.pointwise("temporary", &[&gradient], like);
+                    keep.push(temporary);
+                }
+            };
+            match kind {
+                Clone => return vec![Some(gradient)],
+                SqrtBound => middle(torch, 3),
+                Square | Rsqrt | Sqrt | Clamp => middle(torch, 2),
+                Cos | Sin | Abs | Reciprocal => middle(torch, 1),
+                Neg | Exp | Log | Tanh | Sigmoid | Softplus | Silu | Relu | LogSigmoid | Round | Not => {}
+            }
+            let result = torch.pointwise(unary_backward_name(kind), &[&gradient], like);
+            drop((kept, keep));
+            vec![Some(result)]
+        })
+    }
+
+    /// A pointwise activation as transformers computes it.
+    pub fn activation(&mut self, kind: Activation, x: &Tensor) -> Tensor {
+        match kind {
+            Activation::Silu => self.unary(Unary::Silu, x),
+            Activation::Relu => self.unary(Unary::Relu, x),
+            Activation::Tanh => self.unary(Unary::Tanh, x),
+            Activation::Sigmoid => self.unary(Unary::Sigmoid, x),
+            Activation::Softplus => self.unary(Unary::Softplus, x),
+            Activation::Gelu | Activation::Mish => self.fused_activation("gelu", x),
+            Activation::GeluBloom => self.fused_activation("gelu_bloom", x),
+            Activation::GeluNew => self.gelu_new(x),
+            Activation::GeluFast => self.gelu_fast(x),
+            Activation::QuickGelu => {
+                let scaled = self.scalar(Binary::Mul, x);
+                let gate = self.unary(Unary::Sigmoid, &scaled);
+                drop(scaled);
+                self.binary(Binary::Mul, x, &gate)
+            }
+            Activation::ReluSquared => {
+                let positive = self.unary(Unary::Relu, x);
+                self.scalar(Binary::Pow, &positive)
+            }
+        }
+    }
+
+    /// One kernel that keeps its input.
+    fn fused_activation(&mut self, name: &'static str, x: &Tensor) -> Tensor {
+        let records = self.records(&[x]);
+        let saved = records.then(|| Saved::new(self, x));
+        let output = self.pointwise(name, &[x], x.dtype);
+        if !records {
+            return output;
+        }
+        self.attach(output, &[x], move |torch, gradient| {
+            let kept = saved.map(|saved| saved.get(torch));
+            let result = torch.pointwise("gelu_backward", &[&gradient], gradient.dtype);
+            drop(kept);
+            vec![Some(result)]
+        })
+    }
+
+    /// `0.5 * x * (1 + tanh(c * (x + 0.044715 * x³)))`, one kernel per sign.
+    fn gelu_new(&mut self, x: &Tensor) -> Tensor {
+        let half = self.scalar(Binary::Mul, x);
+        let cube = self.scalar(Binary::Pow, x);
+        let small = self.scalar(Binary::Mul, &cube);
+        drop(cube);
+        let inner = self.binary(Binary::Add, x, &small);
+        drop(small);
+        let scaled = self.scalar(Binary::Mul, &inner);
+        drop(inner);
+        let squashed = self.unary(Unary::Tanh, &scaled);
+        drop(scaled);
+        let shifted = self.scalar(Binary::Add, &squashed);
+        drop(squashed);
+        self.binary(Binary::Mul, &half, &shifted)
+    }
+
+    /// `0.5 * x * (1 + tanh(x * c * (1 + 0.044715 * x * x)))`.
+    fn gelu_fast(&mut self, x: &Tensor) -> Tensor {
+        let half = self.scalar(Binary::Mul, x);
+        let scaled = self.scalar(Binary::Mul, x);
+        let small = self.scalar(Binary::Mul, x);
+        let square = self.binary(Binary::Mul, &small, x);
+        drop(small);
+        let shifted = self.scalar(Binary::Add, &square);
+        drop(square);
+        let inner = self.binary(Binary::Mul, &scaled, &shifted);
+        drop((scaled, shifted));
+        let squashed = self.unary(Unary::Tanh, &inner);
+        drop(inner);
+        let outer = self.scalar(Binary::Add, &squashed);
+        drop(squashed);
+        self.binary(Binary::Mul, &half, &outer)
+    }
+
+    /// Dropout: the output and a mask of one byte an element, which is kept.
+    pub fn dropout(&mut self, x: &Tensor) -> Tensor {
+        if !self.training {
+            return x.clone();
+        }
+        let records = self.records(&[x]);
+        let output = self.fresh_like("native_dropout", x, x.dtype);
+        let mask = self.fresh_like("native_dropout", x, DType::Bool);
+        if !records {
+            return output;
+        }
+        let saved = Saved::new(self, &mask);
+        self.attach(output, &[x], move |torch, gradient| {
+            let mask = saved.get(torch);
+            let result = torch.pointwise("native_dropout_backward", &[&gradient], gradient.dtype);
+            drop(mask);
+            vec![Some(result)]
+        })
+    }
+
+    /// The first input with a number where the mask is set.
+    pub fn masked_fill(&mut self, x: &Tensor, mask: &Tensor, in_place: bool) -> Tensor {
+        let records = self.records(&[x]);
+        let saved = records.then(|| Saved::new(self, mask));
+        let output = if in_place { x.detached() } else { self.pointwise("masked_fill", &[x, mask], x.dtype) };
+        if !records {
+            return output;
+        }
+        let to = (x.shape, x.dtype);
+        self.attach(output, &[x], move |torch, gradient| {
+            let mask = saved.map(|saved| saved.get(torch));
+            let result = torch.pointwise("masked_fill", &[&gradient], gradient.dtype);
+            drop(mask);
+            vec![Some(torch.reduce_to(result, to.0, to.1))]
+        })
+    }
+
+    /// One of two inputs by a mask.
+    pub fn where_(&mut self, mask: &Tensor, a: &Tensor, b: &Tensor) -> Tensor {
+        let dtype = result_type(a, b);
+        let records = self.records(&[a, b]);
+        let saved = records.then(|| Saved::new(self, mask));
+        let output = self.pointwise("where", &[mask, a, b], dtype);
+        if !records {
+            return output;
+        }
+        let (need_a, need_b) = (a.needs_grad(), b.needs_grad());
+        let (to_a, to_b) = ((a.shape, a.dtype), (b.shape, b.dtype));
+        self.attach(output, &[a, b], move |torch, gradient| {
+            let mask = saved.map(|saved| saved.get(torch));
+            let for_b = need_b.then(|| torch.pointwise("where", &[&gradient], gradient.dtype));
+            let for_a = need_a.then(|| torch.pointwise("where", &[&gradient], gradient.dtype));
+            drop(mask);
+            let for_a = for_a.map(|g| torch.reduce_to(g, to_a.0, to_a.1));
+            let for_b = for_b.map(|g| torch.reduce_to(g, to_b.0, to_b.1));
+            vec![for_a, for_b]
+        })
+    }
+}
+
+fn product(torch: &mut Torch, gradient: &Tensor, factor: Option<&Tensor>) -> Tensor {
+    match factor {
+        Some(factor) => torch.pointwise("mul", &[gradient, factor], promote(gradient.dtype, factor.dtype)),
+        None => gradient.clone(),
+    }
+}
+
+/// The type of a result: a scalar tensor does not widen a tensor of the same kind.
+pub fn result_type(a: &Tensor, b: &Tensor) -> DType {
+    match (a.shape.rank(), b.shape.rank()) {
+        (0, n) if n > 0 && is_float(a.dtype) == is_float(b.dtype) => b.dtype,
+        (n, 0) if n > 0 && is_float(a.dtype) == is_float(b.dtype) => a.dtype,
+        _ => promote(a.dtype, b.dtype),
+    }
+}
+
+/// Whether a type is a floating point one.
+pub fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+}
+
+fn binary_name(kind: Binary) -> &'static str {
+    match kind {
+        Binary::Add => "add",
+        Binary::Sub => "sub",
+        Binary::Mul => "mul",
+        Binary::Div => "div",
+        Binary::Pow => "pow",
+        Binary::Max => "maximum",
+        Binary::Min => "minimum",
+    }
+}
+
+fn unary_name(kind: Unary) -> &'static str {
+    match kind {
+        Unary::Neg => "neg",
+        Unary::Exp => "exp",
+        Unary::Log => "log",
+        Unary::Sqrt | Unary::SqrtBound => "sqrt",
+        Unary::Rsqrt => "rsqrt",
+        Unary::Cos => "cos",
+        Unary::Sin => "sin",
+        Unary::Abs => "abs",
+        Unary::Square => "square",
+        Unary::Reciprocal => "reciprocal",
+        Unary::Tanh => "tanh",
+        Unary::Sigmoid => "sigmoid",
+        Unary::Softplus => "softplus",
+        Unary::Silu => "silu",
+        Unary::Relu => "relu",
+        Unary::LogSigmoid => "log_sigmoid",
+        Unary::Clamp => "clamp",
+        Unary::Round => "round",
+        Unary::Not => "logical_not",
+        Unary::Clone => "clone",
+    }
+}
+
+fn unary_backward_name(kind: Unary) -> &'static str {
+    match kind {
+        Unary::Silu => "silu_backward",
+        Unary::Tanh => "tanh_backward",
+        Unary::Sigmoid => "sigmoid_backward",
+        Unary::Relu => "threshold_backward",
+        Unary::Softplus => "softplus_backward",
+        _ => "mul",
+    }
+}

@@ -1,0 +1,240 @@
+//! Views, and the copies that reshaping, joining and cutting make.
+
+use super::{Torch, promote};
+use crate::dtype::DType;
+use crate::memory::tensor::{Tensor, contiguous_strides};
+use crate::model::Shape;
+use crate::model::shape::MAX_DIMS;
+
+impl Torch {
+    /// The same storage seen otherwise; `back` undoes it on a gradient.
+    fn seen(&mut self, x: &Tensor, view: Tensor, back: impl FnOnce(&mut Torch, Tensor) -> Tensor + 'static) -> Tensor {
+        if !self.records(&[x]) {
+            return view.detached();
+        }
+        self.attach(view, &[x], move |torch, gradient| vec![Some(back(torch, gradient))])
+    }
+
+    /// A view where sizes and strides allow, else a dense copy.
+    pub fn reshape(&mut self, x: &Tensor, shape: Shape) -> Tensor {
+        if x.shape == shape {
+            return x.clone();
+        }
+        match x.view_strides(&shape) {
+            Some(strides) => {
+                let view = Tensor { shape, strides, ..x.clone() };
+                let old = x.shape;
+                self.seen(x, view, move |torch, gradient| torch.reshape(&gradient, old))
+            }
+            None => {
+                let copy = self.dense_copy(x);
+                self.reshape(&copy, shape)
+            }
+        }
+    }
+
+    /// `clone(memory_format=contiguous)`.
+    pub fn dense_copy(&mut self, x: &Tensor) -> Tensor {
+        let output = self.fresh("clone", x.shape, x.dtype);
+        if !self.records(&[x]) {
+            return output;
+        }
+        self.attach(output, &[x], |_, gradient| vec![Some(gradient)])
+    }
+
+    /// A dense copy unless it is dense already.
+    pub fn contiguous(&mut self, x: &Tensor) -> Tensor {
+        if x.is_contiguous() { x.clone() } else { self.dense_copy(x) }
+    }
+
+    /// To another type and dense, in one copy; nothing when it is both already.
+    pub fn dense_cast(&mut self, x: &Tensor, dtype: DType) -> Tensor {
+        if x.dtype == dtype && x.is_contiguous() {
+            return x.clone();
+        }
+        let output = self.fresh("_to_copy", x.shape, dtype);
+        if !self.records(&[x]) {
+            return output;
+        }
+        let old = x.dtype;
+        self.attach(output, &[x], move |torch, gradient| vec![Some(torch.cast(&gradient, old))])
+    }
+
+    /// `x[range] = y`: the first input's storage is used again (`CopySlices`).
+    pub fn assign(&mut self, x: &Tensor, y: &Tensor) -> Tensor {
+        let records = self.records(&[x, y]);
+        let output = x.detached();
+        if !records {
+            return output;
+        }
+        let (need_x, need_y) = (x.needs_grad(), y.needs_grad());
+        let (whole, part, dtype) = (x.shape, y.shape, y.dtype);
+        self.attach(output, &[x, y], move |torch, gradient| {
+            let copy = torch.fresh("copy_slices", whole, gradient.dtype);
+            let range = torch.fresh("clone", part, gradient.dtype);
+            let zeros = need_x.then(|| torch.fresh("zeros", part, gradient.dtype));
+            let for_y = need_y.then(|| torch.cast(&range, dtype));
+            drop((zeros, range));
+            vec![need_x.then_some(copy), for_y]
+        })
+    }
+
+    /// Two dimensions swapped.
+    pub fn transpose(&mut self, x: &Tensor, a: i64, b: i64) -> Tensor {
+        let (Some(first), Some(second)) = (x.shape.axis(a), x.shape.axis(b)) else { return x.clone() };
+        let mut view = x.clone();
+        view.shape = x.shape.with(a, x.shape.size(b)).with(b, x.shape.size(a));
+        view.strides.swap(first, second);
+        self.seen(x, view, move |torch, gradient| torch.transpose(&gradient, first as i64, second as i64))
+    }
+
+    /// All dimensions reordered.
+    pub fn permute(&mut self, x: &Tensor, order: &[u8]) -> Tensor {
+        let mut sizes = [1; MAX_DIMS];
+        let mut strides = [1; MAX_DIMS];
+        let mut inverse = vec![0u8; order.len()];
+        for (to, &from) in order.iter().enumerate() {
+            sizes[to] = x.shape.size(i64::from(from));
+            strides[to] = x.strides[from as usize];
+            inverse[from as usize] = to as u8;
+        }
+        let view = Tensor { shape: Shape::new(&sizes[..order.len()]), strides, ..x.clone() };
+        self.seen(x, view, move |torch, gradient| torch.permute(&gradient, &inverse))
+    }
+
+    /// Broadcast without memory; its gradient is summed.
+    pub fn expand(&mut self, x: &Tensor, shape: Shape) -> Tensor {
+        if x.shape == shape {
+            return x.clone();
+        }
+        let missing = shape.rank().saturating_sub(x.shape.rank());
+        let mut strides = [0; MAX_DIMS];
+        for dim in missing..shape.rank() {
+            let own = dim - missing;
+            strides[dim] = if x.shape.sizes()[own] == shape.sizes()[dim] { x.strides[own] } else { 0 };
+        }
+        let view = Tensor { shape, strides, ..x.clone() };
+        let (old, dtype) = (x.shape, x.dtype);
+        self.seen(x, view, move |torch, gradient| torch.reduce_to(gradient, old, dtype))
+    }
+
+    /// A range of one dimension; its gradient is a whole tensor of zeros with the range copied in.
+    pub fn slice(&mut self, x: &Tensor, dim: u8, length: u64, step: u64) -> Tensor {
+        let dim_index = i64::from(dim);
+        if length == x.shape.size(dim_index) && step == 1 {
+            return x.clone();
+        }
+        let mut view = x.clone();
+        view.shape = x.shape.with(dim_index, length);
+        view.strides[dim as usize] = x.strides[dim as usize] * step;
+        let old = x.shape;
+        self.seen(x, view, move |torch, gradient| torch.fresh("slice_backward", old, gradient.dtype))
+    }
+
+    /// One index of a dimension, which goes.
+    pub fn select(&mut self, x: &Tensor, dim: u8) -> Tensor {
+        let mut view = x.clone();
+        view.shape = x.shape.removed(i64::from(dim));
+        for axis in dim as usize..view.shape.rank() {
+            view.strides[axis] = x.strides[axis + 1];
+        }
+        let old = x.shape;
+        self.seen(x, view, move |torch, gradient| torch.fresh("select_backward", old, gradient.dtype))
+    }
+
+    /// One dimension cut in parts; their gradients are joined again.
+    pub fn split(&mut self, x: &Tensor, dim: u8, parts: &[u64]) -> Vec<Tensor> {
+        let axis = i64::from(dim);
+        let mut views: Vec<Tensor> =
+            parts.iter().map(|&part| Tensor { shape: x.shape.with(axis, part), edge: None, ..x.clone() }).collect();
+        if self.records(&[x]) {
+            let (old, dtype, shapes) = (x.shape, x.dtype, views.iter().map(|v| v.shape).collect::<Vec<_>>());
+            self.attach_many(&mut views, &[x], move |torch, gradients| {
+                // Parts without a gradient are made of zeros first.
+                let whole: Vec<Tensor> = gradients
+                    .into_iter()
+                    .zip(shapes)
+                    .map(|(gradient, shape)| gradient.unwrap_or_else(|| torch.fresh("zeros", shape, dtype)))
+                    .collect();
+                let joined = torch.fresh("cat", old, dtype);
+                drop(whole);
+                vec![Some(joined)]
+            });
+        }
+        views
+    }
+
+    /// Joined along a dimension, in the widest type.
+    pub fn cat(&mut self, parts: &[&Tensor], dim: u8) -> Tensor {
+        let axis = i64::from(dim);
+        let Some(first) = parts.first() else { return self.phantom(Shape::new(&[]), DType::F32) };
+        let dtype = parts.iter().fold(first.dtype, |dtype, part| promote(dtype, part.dtype));
+        // Autocast casts narrower inputs first.
+        let cast: Vec<Tensor> = match self.autocast {
+            Some(_) => parts.iter().map(|part| self.cast(part, dtype)).collect(),
+            None => parts.iter().map(|part| (*part).clone()).collect(),
+        };
+        let total = parts.iter().map(|part| part.shape.size(axis)).sum();
+        let output = self.fresh("cat", first.shape.with(axis, total), dtype);
+        let inputs: Vec<&Tensor> = cast.iter().collect();
+        if !self.records(&inputs) {
+            return output;
+        }
+        let needs: Vec<(bool, Shape, DType)> = cast.iter().map(|p| (p.needs_grad(), p.shape, p.dtype)).collect();
+        self.attach(output, &inputs, move |torch, gradient| {
+            let part = |(needed, shape, dtype): &(bool, Shape, DType)| {
+                needed.then(|| {
+                    let view = Tensor { shape: *shape, edge: None, ..gradient.clone() };
+                    if *dtype == gradient.dtype { view } else { torch.cast(&view, *dtype) }
+                })
+            };
+            needs.iter().map(part).collect()
+        })
+    }
+
+    /// Joined along a new dimension.
+    pub fn stack(&mut self, parts: &[&Tensor], dim: u8) -> Tensor {
+        let opened: Vec<Tensor> =
+            parts.iter().map(|part| self.reshape(part, part.shape.inserted(i64::from(dim), 1))).collect();
+        let inputs: Vec<&Tensor> = opened.iter().collect();
+        self.cat(&inputs, dim)
+    }
+
+    /// Zero padding; its gradient is a copy of the middle.
+    pub fn pad(&mut self, x: &Tensor, shape: Shape) -> Tensor {
+        let output = self.fresh("constant_pad_nd", shape, x.dtype);
+        if !self.records(&[x]) {
+            return output;
+        }
+        let old = x.shape;
+        self.attach(output, &[x], move |torch, gradient| vec![Some(torch.fresh("clone", old, gradient.dtype))])
+    }
+
+    /// Each element repeated, or the whole tiled: a copy whose gradient is summed.
+    pub fn repeated(&mut self, operation: &'static str, x: &Tensor, shape: Shape) -> Tensor {
+        let output = self.fresh(operation, shape, x.dtype);
+        if !self.records(&[x]) {
+            return output;
+        }
+        let old = x.shape;
+        self.attach(output, &[x], move |torch, gradient| vec![Some(torch.fresh("sum", old, gradient.dtype))])
+    }
+
+    /// A gradient brought to the sizes and type of what it is for, as the engine does with every one.
+    pub fn reduce_to(&mut self, gradient: Tensor, shape: Shape, dtype: DType) -> Tensor {
+        let mut gradient = gradient;
+        if gradient.shape != shape {
+            let summed = self.sum_to(&gradient, shape);
+            gradient = Tensor { shape, strides: contiguous_strides(&shape), ..summed };
+        }
+        if gradient.dtype != dtype { self.cast(&gradient, dtype) } else { gradient }
+    }
+
+    fn sum_to(&mut self, gradient: &Tensor, shape: Shape) -> Tensor {
+        if gradient.elements() == shape.elements() {
+            return self.reshape(&gradient.detached(), shape);
+        }
+        let _scratch = self.column_scratch(gradient, shape.elements());
+        self.fresh("sum", shape, gradient.dtype)
+    }
+}

@@ -1,0 +1,123 @@
+//! A training run on one card: load, forward, backward, step.
+
+use std::rc::Rc;
+
+use super::autograd::{self, Leaf};
+use super::device::Device;
+use super::log::{Category, Event, Log};
+use super::lower::{Runner, Settings};
+use super::optimizer::{Optimizer, Trained};
+use super::tensor::Tensor;
+use super::torch::Torch;
+use crate::dtype::DType;
+use crate::model::op::{Input, Op, ValueId};
+use crate::model::{Program, Shape, Step};
+use crate::plan::{Checkpointing, TrainPlan};
+
+/// Steps that are run: the first makes the optimizer's state, the second is what all later ones are.
+const STEPS: u32 = 2;
+
+/// Runs a program and returns what happened to memory.
+pub fn simulate(program: Rc<Program>, plan: &TrainPlan) -> Log {
+    let mut torch = Torch::new(Device::of(&plan.gpu));
+    let (parameters, trained) = load(&mut torch, &program, plan);
+    let inputs = batch(&mut torch, &program, plan);
+    let settings = Settings {
+        attention: plan.attention,
+        checkpointing: plan.checkpointing == Checkpointing::Full,
+        kernels: plan.kernels,
+        autocast: plan.autocast,
+        weights: plan.weights,
+        padded: plan.batch.padded,
+    };
+    let runner = Runner::new(Rc::clone(&program), parameters, inputs, settings);
+    let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
+    torch.log.borrow_mut().events.push(Event::EmptyCache);
+    for step in 0..STEPS {
+        for micro in 0..plan.gradient_accumulation.max(1) {
+            phase(&torch, format!("{step}.{micro}.fwd"));
+            let mut outputs = runner.forward(&mut torch);
+            let loss = outputs.first().cloned();
+            if !plan.keep_outputs {
+                outputs.clear();
+            }
+            phase(&torch, format!("{step}.{micro}.bwd"));
+            if let Some(loss) = loss {
+                autograd::backward(&mut torch, &loss);
+            }
+        }
+        if plan.clip {
+            phase(&torch, format!("{step}.clip"));
+            clip(&mut torch, &trained);
+        }
+        phase(&torch, format!("{step}.opt"));
+        optimizer.step(&mut torch, &trained);
+        phase(&torch, format!("{step}.zero"));
+        trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
+    }
+    phase(&torch, "end".to_owned());
+    let log = Rc::clone(&torch.log);
+    drop((optimizer, runner, trained, torch));
+    Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
+}
+
+fn phase(torch: &Torch, name: String) {
+    torch.log.borrow_mut().phase(name);
+}
+
+/// Parameters and buffers onto the card, one by one.
+fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
+    let mut trained = Vec::new();
+    let mut parameters = Vec::new();
+    for parameter in &program.parameters {
+        let tensor =
+            torch.in_category(Category::Weights, |torch| torch.fresh("parameter", parameter.shape, plan.weights));
+        if plan.is_frozen(&parameter.name) {
+            parameters.push(tensor);
+            continue;
+        }
+        let (tensor, leaf): (Tensor, Rc<Leaf>) = torch.leaf(tensor);
+        trained.push(Trained { tensor: tensor.clone(), leaf });
+        parameters.push(tensor);
+    }
+    torch.in_category(Category::Buffers, |torch| {
+        for buffer in &program.buffers {
+            // Buffers live as long as the run; their handle is kept by forgetting it in the parameter list.
+            parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
+        }
+    });
+    (parameters, trained)
+}
+
+/// The tensors of the batch, made on the host and copied over.
+fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId, Tensor)> {
+    let mut inputs = Vec::new();
+    torch.in_category(Category::Batch, |torch| {
+        for step in &program.steps {
+            let Step::Run { op: Op::Input(kind), outputs, .. } = step else { continue };
+            let shape = program.values[outputs[0].0 as usize];
+            let dtype = match kind {
+                Input::Pixels | Input::Audio => plan.weights,
+                Input::Other(dtype) => *dtype,
+                _ => DType::I64,
+            };
+            inputs.push((outputs[0], torch.fresh("batch", shape, dtype)));
+        }
+        if plan.batch.mask {
+            let shape = inputs.first().map_or(Shape::new(&[]), |(_, tensor)| tensor.shape);
+            inputs.push((ValueId(u32::MAX), torch.fresh("batch", shape, DType::I64)));
+        }
+    });
+    inputs
+}
+
+/// `clip_grad_norm_`: a norm per parameter, then in place.
+fn clip(torch: &mut Torch, trained: &[Trained]) {
+    torch.in_category(Category::Temporaries, |torch| {
+        let with_gradient = trained.iter().filter(|parameter| parameter.leaf.grad.borrow().is_some());
+        let norms: Vec<Tensor> =
+            with_gradient.map(|_| torch.fresh("_foreach_norm", Shape::new(&[]), DType::F32)).collect();
+        let stacked = torch.fresh("stack", Shape::from([norms.len() as u64]), DType::F32);
+        drop((norms, stacked));
+    });
+}

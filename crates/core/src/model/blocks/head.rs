@@ -1,0 +1,74 @@
+//! Heads and losses.
+
+use crate::model::config::Config;
+use crate::model::error::ModelError;
+use crate::model::graph::{Graph, Value};
+use crate::model::op::{Input, Loss, Op, ParameterId};
+
+/// The head of a causal language model: logits (of the last position only when `generate` asks), the loss, the output.
+///
+/// `tied` is the embedding table when head and embedding share it.
+pub fn causal_lm_head(g: &mut Graph, hidden: Value, vocab: u64, tied: Option<ParameterId>, bias: bool) {
+    causal_lm_head_named(g, "lm_head", hidden, vocab, tied, bias, |_, logits| logits);
+}
+
+/// The same under another name, with something done to the logits (scaling, soft caps) before the loss.
+pub fn causal_lm_head_named(
+    g: &mut Graph,
+    name: &str,
+    hidden: Value,
+    vocab: u64,
+    tied: Option<ParameterId>,
+    bias: bool,
+    finish: impl FnOnce(&mut Graph, Value) -> Value,
+) {
+    let kept =
+        if g.inputs.last_logits_only { g.slice(&hidden, 1, hidden.size(1).max(1) - 1, 1) } else { hidden.clone() };
+    let logits = match tied {
+        Some(weight) => g.linear_with(name, weight, &kept, vocab, bias),
+        None => g.linear(name, &kept, vocab, bias),
+    };
+    let logits = finish(g, logits);
+    loss_and_return(g, Loss::CausalLm, logits);
+}
+
+/// The loss when there are labels, then the output object.
+pub fn loss_and_return(g: &mut Graph, kind: Loss, logits: Value) {
+    if g.inputs.labels {
+        let sizes = logits.shape();
+        let labels = g.input(Input::Labels, &sizes.sizes()[..sizes.rank().saturating_sub(1)]);
+        let loss = g.run(Op::Loss(kind), &[&logits, &labels], []);
+        g.run(Op::Return, &[&loss, &logits], []);
+    } else {
+        g.run(Op::Return, &[&logits], []);
+    }
+}
+
+/// The head of a classifier: the loss when there are labels (one per sample), then the output object.
+pub fn classification_head(g: &mut Graph, name: &str, pooled: &Value, labels: &Labels) {
+    let logits = if labels.count > 0 { g.linear(name, pooled, labels.count, true) } else { pooled.clone() };
+    loss_and_return(g, labels.loss, logits);
+}
+
+/// The classes of a classifier.
+#[derive(Debug, Clone, Copy)]
+pub struct Labels {
+    /// How many.
+    pub count: u64,
+    /// The loss that transformers chooses for them.
+    pub loss: Loss,
+}
+
+impl Labels {
+    /// From `id2label`, else `num_labels`, else 2; the loss by `problem_type`.
+    pub fn read(c: &Config<'_>) -> Result<Self, ModelError> {
+        let named = c.get("id2label").and_then(serde_json::Value::as_object).map(|map| map.len() as u64);
+        let count = named.map_or_else(|| c.size_or(&["num_labels"], 2), Ok)?;
+        let loss = match c.str_or("problem_type", if count == 1 { "regression" } else { "" }) {
+            "regression" => Loss::MeanSquared,
+            "multi_label_classification" => Loss::BinaryCrossEntropy,
+            _ => Loss::CrossEntropy,
+        };
+        Ok(Self { count, loss })
+    }
+}

@@ -1,0 +1,45 @@
+//! RoBERTa, XLM-RoBERTa and what is built on them (bge-m3, multilingual-e5, …).
+
+use super::bert::Bert;
+use super::heads::{LmHead, dense_classifier, no_head, pooler, return_base};
+use crate::model::Family;
+use crate::model::blocks::head::{Labels, loss_and_return};
+use crate::model::op::{Activation, Loss, Role};
+use crate::model::{Config, Graph, ModelError, Task};
+
+/// RoBERTa.
+pub const FAMILY: Family = Family { name: "RoBERTa", model_types: &["roberta", "xlm-roberta", "camembert"], build };
+
+fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
+    let vocab = if c.model_type() == "roberta" { 50265 } else { 30522 };
+    let mut bert = Bert::read(c, [vocab, 768, 12, 3072])?;
+    bert.counted_positions = true;
+    match task {
+        Task::Base => {
+            let hidden = bert.model(g);
+            let pooled = g.module("pooler", |g| pooler(g, &hidden));
+            return_base(g, &hidden, Some(&pooled));
+        }
+        Task::MaskedLm | Task::CausalLm | Task::PreTraining => {
+            let words = "roberta.embeddings.word_embeddings.weight";
+            if bert.tied && c.model_type() == "xlm-roberta" {
+                // There the head comes first in the module, and so does its name of the shared table.
+                let table = g.parameter("lm_head.decoder.weight", [bert.vocab, bert.hidden], Role::Embedding);
+                g.alias(words, table);
+            }
+            let hidden = g.module("roberta", |g| bert.model(g));
+            let table = if bert.tied { g.find(words) } else { None };
+            let names = ["dense", "layer_norm"];
+            let head = LmHead { names, width: bert.hidden, activation: Activation::Gelu, vocab: bert.vocab };
+            let logits = g.module("lm_head", |g| head.logits(g, &hidden, table));
+            loss_and_return(g, Loss::CrossEntropy, logits);
+        }
+        Task::SequenceClassification => {
+            let labels = Labels::read(c)?;
+            let hidden = g.module("roberta", |g| bert.model(g));
+            dense_classifier(g, &hidden, Activation::Tanh, bert.classifier_dropout, &labels);
+        }
+        _ => return Err(no_head("RoBERTa", task)),
+    }
+    Ok(())
+}

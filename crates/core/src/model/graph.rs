@@ -1,0 +1,328 @@
+//! The builder a family's forward pass is written against.
+//!
+//! Running a family on a [`Graph`] declares its parameters and records its program, in one go. A [`Value`] is what a
+//! Python variable is: cloning it is a second name, dropping the last name releases it, and the program keeps that
+//! moment, because that is when a framework frees the memory.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::error::ModelError;
+use super::inputs::Inputs;
+use super::op::{Buffer, CacheKind, CacheUpdate, ModuleId, Op, Parameter, ParameterId, Role, ValueId};
+use super::program::{Module, ModuleKind, Program, Step};
+use super::shape::Shape;
+use crate::dtype::DType;
+
+/// A tensor of the forward pass: a shape, no data. `Clone` is another name for the same tensor.
+#[derive(Debug, Clone)]
+pub struct Value(Rc<Handle>);
+
+#[derive(Debug)]
+struct Handle {
+    id: ValueId,
+    shape: Shape,
+    steps: Rc<RefCell<Vec<Step>>>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.steps.borrow_mut().push(Step::Release(self.id));
+    }
+}
+
+impl Value {
+    /// Its sizes.
+    pub fn shape(&self) -> Shape {
+        self.0.shape
+    }
+
+    /// One size; negative counts from the end.
+    pub fn size(&self, dim: i64) -> u64 {
+        self.0.shape.size(dim)
+    }
+
+    /// Its name in the program.
+    pub fn id(&self) -> ValueId {
+        self.0.id
+    }
+}
+
+/// Records what a family's forward pass does.
+#[derive(Debug)]
+pub struct Graph {
+    /// What the pass runs on.
+    pub inputs: Inputs,
+    steps: Rc<RefCell<Vec<Step>>>,
+    values: Vec<Shape>,
+    parameters: Vec<Parameter>,
+    aliases: Vec<(String, ParameterId)>,
+    buffers: Vec<Buffer>,
+    modules: Vec<Module>,
+    parameter_names: BTreeMap<String, ParameterId>,
+    leaf_paths: BTreeMap<String, ModuleId>,
+    path: String,
+    stack: Vec<ModuleId>,
+    caches_in_training: bool,
+    error: Option<ModelError>,
+}
+
+impl Graph {
+    /// An empty graph for these inputs.
+    pub fn new(inputs: Inputs) -> Self {
+        Self {
+            inputs,
+            steps: Rc::default(),
+            values: Vec::new(),
+            parameters: Vec::new(),
+            aliases: Vec::new(),
+            buffers: Vec::new(),
+            modules: vec![Module::root()],
+            parameter_names: BTreeMap::new(),
+            leaf_paths: BTreeMap::new(),
+            path: String::new(),
+            stack: vec![ModuleId(0)],
+            caches_in_training: false,
+            error: None,
+        }
+    }
+
+    /// The finished program, or the first thing that did not fit together.
+    pub fn finish(self) -> Result<Program, ModelError> {
+        match self.error {
+            Some(error) => Err(error),
+            None => Ok(Program {
+                steps: std::mem::take(&mut self.steps.borrow_mut()),
+                values: self.values,
+                parameters: self.parameters,
+                aliases: self.aliases,
+                buffers: self.buffers,
+                modules: self.modules,
+                caches_in_training: self.caches_in_training,
+            }),
+        }
+    }
+
+    // ---- modules -------------------------------------------------------------------------------------------------
+
+    /// Runs `body` inside a child module.
+    pub fn module<T>(&mut self, name: &str, body: impl FnOnce(&mut Self) -> T) -> T {
+        self.module_of(name, ModuleKind::Container, body)
+    }
+
+    /// Runs `body` as layer `index` of a list: the unit that checkpointing recomputes and sharding wraps.
+    pub fn layer<T>(&mut self, list: &str, index: u64, body: impl FnOnce(&mut Self) -> T) -> T {
+        self.module_of(&format!("{list}.{index}"), ModuleKind::Layer, body)
+    }
+
+    fn module_of<T>(&mut self, name: &str, kind: ModuleKind, body: impl FnOnce(&mut Self) -> T) -> T {
+        let parent_len = self.path.len();
+        if !self.path.is_empty() {
+            self.path.push('.');
+        }
+        self.path.push_str(name);
+        let id = self.add_module(self.path.clone(), kind);
+        self.steps.borrow_mut().push(Step::Enter(id));
+        self.stack.push(id);
+        let result = body(self);
+        self.stack.pop();
+        self.steps.borrow_mut().push(Step::Exit(id));
+        self.path.truncate(parent_len);
+        result
+    }
+
+    fn add_module(&mut self, path: String, kind: ModuleKind) -> ModuleId {
+        let id = ModuleId(self.modules.len() as u32);
+        self.modules.push(Module { path, kind, parameters: Vec::new() });
+        id
+    }
+
+    /// A leaf module (a linear, a norm): it has a path and parameters but runs one operation.
+    pub(super) fn leaf(&mut self, name: &str, kind: ModuleKind) -> ModuleId {
+        let path = self.full(name);
+        // A module called twice (a shared layer) is one module.
+        if let Some(known) = self.leaf_paths.get(&path) {
+            return *known;
+        }
+        let id = self.add_module(path.clone(), kind);
+        self.leaf_paths.insert(path, id);
+        id
+    }
+
+    /// The full name of something in the current module.
+    pub fn path_of(&self, name: &str) -> String {
+        self.full(name)
+    }
+
+    fn full(&self, name: &str) -> String {
+        match (self.path.is_empty(), name.is_empty()) {
+            (true, _) => name.to_owned(),
+            (false, true) => self.path.clone(),
+            (false, false) => format!("{}.{name}", self.path),
+        }
+    }
+
+    /// What runs inside keeps nothing for a backward pass (`torch.no_grad`).
+    pub fn without_grad<T>(&mut self, body: impl FnOnce(&mut Self) -> T) -> T {
+        self.steps.borrow_mut().push(Step::Grad(false));
+        let result = body(self);
+        self.steps.borrow_mut().push(Step::Grad(true));
+        result
+    }
+
+    /// Declares what `body` owns without running it: a tower whose input the batch does not bring.
+    pub fn declare_only<T>(&mut self, body: impl FnOnce(&mut Self) -> T) -> T {
+        let recorded = std::mem::take(&mut self.steps);
+        let result = body(self);
+        self.steps = recorded;
+        result
+    }
+
+    /// What runs inside ignores autocast.
+    pub fn without_autocast<T>(&mut self, body: impl FnOnce(&mut Self) -> T) -> T {
+        self.steps.borrow_mut().push(Step::Autocast(false));
+        let result = body(self);
+        self.steps.borrow_mut().push(Step::Autocast(true));
+        result
+    }
+
+    // ---- parameters ----------------------------------------------------------------------------------------------
+
+    /// Declares a parameter of the current module, or finds it when the same module runs again.
+    pub fn parameter(&mut self, name: &str, shape: impl Into<Shape>, role: Role) -> ParameterId {
+        let full = self.full(name);
+        self.declare(full, shape.into(), role)
+    }
+
+    pub(super) fn declare(&mut self, name: String, shape: Shape, role: Role) -> ParameterId {
+        if let Some(known) = self.find(&name) {
+            if self.parameters[known.0 as usize].shape != shape {
+                self.fail(format!("{name} is declared twice with different sizes"));
+            }
+            return known;
+        }
+        let id = ParameterId(self.parameters.len() as u32);
+        self.parameter_names.insert(name.clone(), id);
+        self.parameters.push(Parameter { name, shape, role });
+        id
+    }
+
+    /// A parameter by its full name, also through an alias.
+    pub fn find(&self, name: &str) -> Option<ParameterId> {
+        self.parameter_names.get(name).copied()
+    }
+
+    /// A second name for a parameter (tied weights), relative to the current module.
+    pub fn alias(&mut self, name: &str, parameter: ParameterId) {
+        let full = self.full(name);
+        if self.find(&full).is_none() {
+            self.parameter_names.insert(full.clone(), parameter);
+            self.aliases.push((full, parameter));
+        }
+    }
+
+    /// A tensor that is no parameter but lives as long as the model.
+    pub fn buffer(&mut self, name: &str, shape: impl Into<Shape>, dtype: DType, persistent: bool) {
+        let name = self.full(name);
+        if !self.buffers.iter().any(|buffer| buffer.name == name) {
+            self.buffers.push(Buffer { name, shape: shape.into(), dtype, model_type: false, persistent });
+        }
+    }
+
+    /// A float tensor of the current module that is made in the type of the weights, declared and read.
+    pub fn model_buffer(&mut self, name: &str, shape: impl Into<Shape>, persistent: bool) -> Value {
+        let shape = shape.into();
+        self.buffer(name, shape, DType::F32, persistent);
+        let full = self.full(name);
+        if let Some(buffer) = self.buffers.iter_mut().find(|buffer| buffer.name == full) {
+            buffer.model_type = true;
+        }
+        self.run(Op::ModelBuffer, &[], shape)
+    }
+
+    /// Says that the model fills its cache in training too, unless layers are checkpointed (`use_cache` is not
+    /// switched off when labels are given): the keys and values belong to what the model returns.
+    pub fn caches_in_training(&mut self) {
+        self.caches_in_training = true;
+    }
+
+    // ---- operations ----------------------------------------------------------------------------------------------
+
+    /// Records an operation with several outputs.
+    pub fn run_many(&mut self, op: Op, inputs: &[&Value], shapes: &[Shape]) -> Vec<Value> {
+        self.run_in(None, op, inputs, shapes)
+    }
+
+    /// Records an operation with one output.
+    pub fn run(&mut self, op: Op, inputs: &[&Value], shape: impl Into<Shape>) -> Value {
+        self.run_one(None, op, inputs, shape.into())
+    }
+
+    pub(super) fn run_one(&mut self, module: Option<ModuleId>, op: Op, inputs: &[&Value], shape: Shape) -> Value {
+        let mut outputs = self.run_in(module, op, inputs, &[shape]);
+        outputs.remove(0)
+    }
+
+    pub(super) fn run_in(
+        &mut self,
+        module: Option<ModuleId>,
+        op: Op,
+        inputs: &[&Value],
+        shapes: &[Shape],
+    ) -> Vec<Value> {
+        let module = module.or(self.stack.last().copied()).unwrap_or(ModuleId(0));
+        let first = self.values.len() as u32;
+        self.values.extend_from_slice(shapes);
+        self.steps.borrow_mut().push(Step::Run {
+            op,
+            inputs: inputs.iter().map(|value| value.id()).collect(),
+            outputs: (first..first + shapes.len() as u32).map(ValueId).collect(),
+            module,
+        });
+        let handle = |(index, shape): (usize, &Shape)| {
+            Value(Rc::new(Handle { id: ValueId(first + index as u32), shape: *shape, steps: Rc::clone(&self.steps) }))
+        };
+        shapes.iter().enumerate().map(handle).collect()
+    }
+
+    pub(super) fn attach(&mut self, module: ModuleId, parameters: &[Option<ParameterId>]) {
+        let own = &mut self.modules[module.0 as usize].parameters;
+        for id in parameters.iter().flatten() {
+            if !own.contains(id) {
+                own.push(*id);
+            }
+        }
+    }
+
+    /// Keeps keys and values in a layer's cache.
+    pub fn cache(&mut self, update: CacheUpdate, key: &Value, value: &Value) -> (Value, Value) {
+        let past = if update.kind == CacheKind::Cross { 0 } else { self.inputs.past };
+        let grown = |x: &Value| if past > 0 { x.shape().with(-2, x.size(-2).saturating_add(past)) } else { x.shape() };
+        let mut both = self.run_many(Op::Cache(update), &[key, value], &[grown(key), grown(value)]);
+        let value = both.pop();
+        match (both.pop(), value) {
+            (Some(key), Some(value)) => (key, value),
+            _ => unreachable!("run_many returns one value per shape"),
+        }
+    }
+
+    /// The keys and values of cross-attention that the first token left in the cache.
+    pub fn cached(&mut self, update: CacheUpdate, batch: u64, positions: u64) -> (Value, Value) {
+        let key = Shape::from([batch, update.heads, positions, update.key_dim]);
+        let mut both = self.run_many(Op::Cache(update), &[], &[key, key.with(-1, update.value_dim)]);
+        let value = both.pop();
+        match (both.pop(), value) {
+            (Some(key), Some(value)) => (key, value),
+            _ => unreachable!("run_many returns one value per shape"),
+        }
+    }
+
+    /// Notes that sizes contradict each other; the first note is what [`Graph::finish`] returns.
+    pub fn fail(&mut self, problem: impl Into<String>) {
+        if self.error.is_none() {
+            let module = if self.path.is_empty() { "model".to_owned() } else { self.path.clone() };
+            self.error = Some(ModelError::Inconsistent { module, problem: problem.into() });
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What a family's forward pass is, written down: steps over values, modules and parameters.
+
+use super::op::{Buffer, ModuleId, Op, Parameter, ParameterId, ValueId};
+use super::shape::Shape;
+
+/// The forward pass of a model on given inputs.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// What happens, in order.
+    pub steps: Vec<Step>,
+    /// The sizes of every value.
+    pub values: Vec<Shape>,
+    /// Every parameter once, in order of first use.
+    pub parameters: Vec<Parameter>,
+    /// Second names of parameters.
+    pub aliases: Vec<(String, ParameterId)>,
+    /// Tensors that are no parameters.
+    pub buffers: Vec<Buffer>,
+    /// Every module that runs.
+    pub modules: Vec<Module>,
+    /// Whether the cache is filled in training too, unless layers are checkpointed.
+    pub caches_in_training: bool,
+}
+
+/// One thing that happens.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// An operation.
+    Run {
+        /// Which.
+        op: Op,
+        /// What it reads.
+        inputs: Vec<ValueId>,
+        /// What it makes.
+        outputs: Vec<ValueId>,
+        /// Whose code it is.
+        module: ModuleId,
+    },
+    /// The last name of a value goes.
+    Release(ValueId),
+    /// A module's forward begins.
+    Enter(ModuleId),
+    /// A module's forward ends.
+    Exit(ModuleId),
+    /// Recording for backward is switched off or back on.
+    Grad(bool),
+    /// Autocast is switched off or back on.
+    Autocast(bool),
+}
+
+/// A module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Module {
+    /// Its dotted path.
+    pub path: String,
+    /// What it is.
+    pub kind: ModuleKind,
+    /// Parameters of a leaf.
+    pub parameters: Vec<ParameterId>,
+}
+
+impl Module {
+    pub(super) fn root() -> Self {
+        Self { path: String::new(), kind: ModuleKind::Container, parameters: Vec::new() }
+    }
+}
+
+/// What a module is, as far as adapters and quantisation care.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModuleKind {
+    /// Holds others.
+    Container,
+    /// One layer of the stack: recomputed, wrapped and placed as a unit.
+    Layer,
+    /// `nn.Linear`.
+    Linear {
+        /// Width of its input.
+        inputs: u64,
+        /// Width of its output.
+        outputs: u64,
+    },
+    /// GPT-2's transposed linear.
+    Conv1d {
+        /// Width of its input.
+        inputs: u64,
+        /// Width of its output.
+        outputs: u64,
+    },
+    /// `nn.Embedding`.
+    Embedding {
+        /// Rows.
+        rows: u64,
+        /// Width.
+        width: u64,
+    },
+    /// A convolution.
+    Convolution,
+    /// A norm.
+    Norm,
+    /// Fused experts.
+    Experts,
+}

@@ -1,0 +1,82 @@
+//! What a model is used for, which decides its head.
+
+use super::config::Config;
+use super::error::ModelError;
+
+/// The head on top of a model, as transformers' auto classes name them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task {
+    /// `AutoModelForCausalLM`.
+    CausalLm,
+    /// `AutoModelForMaskedLM`.
+    MaskedLm,
+    /// `AutoModel`: no head.
+    Base,
+    /// `AutoModelForSeq2SeqLM`.
+    Seq2SeqLm,
+    /// `AutoModelForSpeechSeq2Seq`.
+    SpeechSeq2Seq,
+    /// `AutoModelForImageTextToText`.
+    ImageTextToText,
+    /// `AutoModelForMultimodalLM`.
+    MultimodalLm,
+    /// `AutoModelForImageClassification`.
+    ImageClassification,
+    /// `AutoModelForSequenceClassification`.
+    SequenceClassification,
+    /// `AutoModelForCTC`.
+    Ctc,
+    /// `AutoModelForPreTraining`.
+    PreTraining,
+}
+
+/// Auto classes by name.
+const AUTO_CLASSES: &[(&str, Task)] = &[
+    ("AutoModelForCausalLM", Task::CausalLm),
+    ("AutoModelForMaskedLM", Task::MaskedLm),
+    ("AutoModel", Task::Base),
+    ("AutoModelForSeq2SeqLM", Task::Seq2SeqLm),
+    ("AutoModelForSpeechSeq2Seq", Task::SpeechSeq2Seq),
+    ("AutoModelForImageTextToText", Task::ImageTextToText),
+    ("AutoModelForMultimodalLM", Task::MultimodalLm),
+    ("AutoModelForImageClassification", Task::ImageClassification),
+    ("AutoModelForSequenceClassification", Task::SequenceClassification),
+    ("AutoModelForCTC", Task::Ctc),
+    ("AutoModelForPreTraining", Task::PreTraining),
+];
+
+/// Endings of class names in `architectures`, longest first where one ends another.
+const ARCHITECTURE_ENDINGS: &[(&str, Task)] = &[
+    ("ForCausalLM", Task::CausalLm),
+    ("LMHeadModel", Task::CausalLm),
+    ("ForMaskedLM", Task::MaskedLm),
+    ("ForConditionalGeneration", Task::ImageTextToText),
+    ("ForSpeechSeq2Seq", Task::SpeechSeq2Seq),
+    ("ForSequenceClassification", Task::SequenceClassification),
+    ("ForImageClassification", Task::ImageClassification),
+    ("ForCTC", Task::Ctc),
+    ("ForPreTraining", Task::PreTraining),
+    ("Model", Task::Base),
+];
+
+impl Task {
+    /// From an auto class, else from the config's `architectures`, else a causal language model.
+    pub fn of(config: &Config<'_>, auto_class: Option<&str>) -> Result<Self, ModelError> {
+        if let Some(name) = auto_class {
+            let known = AUTO_CLASSES.iter().find(|(class, _)| *class == name);
+            return known.map(|(_, task)| *task).ok_or_else(|| ModelError::Unsupported {
+                what: format!("auto class {name}"),
+                hint: format!("use one of {}", AUTO_CLASSES.iter().map(|(c, _)| *c).collect::<Vec<_>>().join(", ")),
+            });
+        }
+        let architectures = config.strings("architectures")?.unwrap_or_default();
+        let class = architectures.first().copied().unwrap_or_default();
+        let by_ending = ARCHITECTURE_ENDINGS.iter().find(|(ending, _)| class.ends_with(ending)).map(|(_, task)| *task);
+        Ok(match (by_ending, config.model_type()) {
+            (Some(Self::ImageTextToText), "whisper") => Self::SpeechSeq2Seq,
+            (Some(Self::ImageTextToText), "t5" | "mt5" | "bart" | "mbart" | "m2m_100") => Self::Seq2SeqLm,
+            (Some(task), _) => task,
+            (None, _) => Self::CausalLm,
+        })
+    }
+}

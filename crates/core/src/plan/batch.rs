@@ -1,0 +1,58 @@
+//! The sizes of what goes into a model.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Images, Inputs};
+
+/// One batch on one card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Batch {
+    /// Samples per card.
+    pub batch_size: u64,
+    /// Tokens per sample.
+    pub seq_len: u64,
+    /// Tokens per sample of the decoder, in encoder-decoder models; as many as `seq_len` when absent.
+    pub target_len: Option<u64>,
+    /// Images of the whole batch: how many, and their height and width in pixels (or in patches for models fed with
+    /// patches).
+    pub images: Option<[u64; 3]>,
+    /// Audio frames per sample.
+    pub audio_frames: Option<u64>,
+    /// Whether an attention mask is passed.
+    pub mask: bool,
+    /// Whether samples are padded, so that the mask really masks.
+    pub padded: bool,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self {
+            batch_size: 1,
+            seq_len: 2048,
+            target_len: None,
+            images: None,
+            audio_frames: None,
+            mask: false,
+            padded: false,
+        }
+    }
+}
+
+impl Batch {
+    /// The inputs of a training step.
+    pub fn training_inputs(&self) -> Inputs {
+        Inputs {
+            batch: self.batch_size,
+            seq: self.seq_len,
+            target_seq: self.target_len.unwrap_or(self.seq_len),
+            past: 0,
+            cache: false,
+            labels: true,
+            mask: self.mask,
+            images: self.images.map(|[count, height, width]| Images { count, height, width, frames: 1 }),
+            audio_frames: self.audio_frames,
+            last_logits_only: false,
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Stage 3: what shall run, and on what.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | [`train`] | a training run: batch, precision, checkpointing, optimizer |
+//! | [`batch`] | the sizes of what goes in |
+//! | [`optimizer`] | which optimizer, stepping how |
+//! | [`hardware`] | cards |
+//! | [`allocator`] | options of torch's caching allocator |
+
+pub mod allocator;
+pub mod batch;
+pub mod hardware;
+pub mod optimizer;
+pub mod train;
+
+pub use allocator::AllocatorOptions;
+pub use batch::Batch;
+pub use hardware::{Gpu, Gpus};
+pub use optimizer::{Implementation, Optimizer, OptimizerKind};
+pub use train::{AttentionKind, Checkpointing, Kernels, TrainPlan};
+
+/// Why a plan cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// A value that is out of range or unknown.
+    #[error("{key}: {value} is not {expected}")]
+    BadValue {
+        /// The option.
+        key: String,
+        /// What was given.
+        value: String,
+        /// What was expected.
+        expected: String,
+    },
+    /// Options that exclude each other.
+    #[error("{what}; {hint}")]
+    Conflict {
+        /// Which.
+        what: String,
+        /// What to do instead.
+        hint: String,
+    },
+    /// Something this version does not model.
+    #[error("{what} is not supported yet; {hint}")]
+    Unsupported {
+        /// What was asked.
+        what: String,
+        /// What to do instead.
+        hint: String,
+    },
+    /// The model's config is at fault.
+    #[error(transparent)]
+    Model(#[from] crate::model::ModelError),
+}

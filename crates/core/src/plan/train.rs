@@ -1,0 +1,126 @@
+//! A training run.
+
+use serde::{Deserialize, Serialize};
+
+use super::{AllocatorOptions, Batch, Gpu, Optimizer, PlanError};
+use crate::dtype::DType;
+
+/// What is trained, and how, on one card.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainPlan {
+    /// What goes in.
+    pub batch: Batch,
+    /// The type the weights are held in.
+    pub weights: DType,
+    /// The type autocast computes in.
+    pub autocast: Option<DType>,
+    /// How attention is computed.
+    pub attention: AttentionKind,
+    /// Whether layers are recomputed in backward.
+    pub checkpointing: Checkpointing,
+    /// Whose kernels run norms, MLPs and the loss.
+    pub kernels: Kernels,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Micro-batches per step.
+    pub gradient_accumulation: u32,
+    /// Whether gradients are clipped by their norm.
+    pub clip: bool,
+    /// Whether the loop keeps the model's output (and so the logits) until backward is over; `Trainer` does not.
+    pub keep_outputs: bool,
+    /// Parameters that are not trained: those whose name starts with one of these.
+    pub frozen: Vec<String>,
+    /// The card.
+    pub gpu: Gpu,
+    /// Options of the caching allocator.
+    pub allocator: AllocatorOptions,
+}
+
+impl Default for TrainPlan {
+    fn default() -> Self {
+        Self {
+            batch: Batch::default(),
+            weights: DType::BF16,
+            autocast: None,
+            attention: AttentionKind::Sdpa,
+            checkpointing: Checkpointing::Off,
+            kernels: Kernels::Transformers,
+            optimizer: Optimizer::default(),
+            gradient_accumulation: 1,
+            clip: false,
+            keep_outputs: true,
+            frozen: Vec::new(),
+            gpu: Gpu::h200(),
+            allocator: AllocatorOptions::default(),
+        }
+    }
+}
+
+impl TrainPlan {
+    /// Refuses what cannot run.
+    pub fn check(&self) -> Result<(), PlanError> {
+        let bad = |key: &str, value: u64, expected: &str| {
+            Err(PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() })
+        };
+        const MAX_BATCH: u64 = 1 << 20;
+        const MAX_SEQ: u64 = 1 << 24;
+        match self {
+            _ if !(1..=MAX_BATCH).contains(&self.batch.batch_size) => {
+                bad("batch-size", self.batch.batch_size, "from 1 to 1048576")
+            }
+            _ if self.batch.seq_len > MAX_SEQ => bad("seq-len", self.batch.seq_len, "up to 16777216"),
+            _ if self.gradient_accumulation == 0 => bad("gradient-accumulation", 0, "at least 1"),
+            _ if !matches!(self.weights, DType::F32 | DType::BF16 | DType::F16) => Err(PlanError::BadValue {
+                key: "weights".into(),
+                value: self.weights.name().into(),
+                expected: "fp32, bf16 or fp16".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a parameter is left as it is.
+    pub fn is_frozen(&self, name: &str) -> bool {
+        self.frozen.iter().any(|prefix| name.starts_with(prefix.as_str()))
+    }
+
+    /// What a reader should know of this plan.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.gpu.capability.is_none() {
+            notes.push(format!("{}: kernels and workspaces are taken from NVIDIA's H200", self.gpu.name));
+        }
+        notes
+    }
+}
+
+/// How attention is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttentionKind {
+    /// `F.scaled_dot_product_attention`: torch chooses a kernel.
+    Sdpa,
+    /// The model's own eager code.
+    Eager,
+}
+
+/// What of a layer is recomputed in backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Checkpointing {
+    /// Nothing.
+    Off,
+    /// Every layer, without reentrant autograd (`use_reentrant=False`).
+    Full,
+}
+
+/// Whose kernels run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kernels {
+    /// transformers' own Python.
+    Transformers,
+    /// Liger's fused norms, rope, SwiGLU and linear cross entropy.
+    Liger,
+}

@@ -1,0 +1,224 @@
+//! The ledger: recorded runs against their simulation.
+
+use std::rc::Rc;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::dtype::DType;
+use crate::memory::{allocator, train};
+use crate::model::Model;
+use crate::plan::{
+    AllocatorOptions, AttentionKind, Batch, Checkpointing, Gpu, Gpus, Implementation, Kernels, Optimizer, TrainPlan,
+};
+
+/// How one run compares with its simulation.
+#[derive(Debug, Clone, Serialize)]
+#[serde(untagged)]
+pub enum LedgerRow {
+    /// Both figures exist.
+    Scored(Box<Scored>),
+    /// There is no prediction, and why.
+    Skipped {
+        /// The row.
+        id: String,
+        /// Why.
+        skipped: String,
+    },
+}
+
+/// A row with both figures.
+#[derive(Debug, Clone, Serialize)]
+pub struct Scored {
+    /// The row.
+    pub id: String,
+    /// The model.
+    pub model: String,
+    /// What kind of run: `train`, `lora`, `infer`, ….
+    pub group: String,
+    /// Whether it is close enough: peak allocated within 3 %, or predicted not to fit where it did not.
+    pub ok: bool,
+    /// Peak allocated.
+    pub allocated: Measure,
+    /// Peak reserved.
+    pub reserved: Measure,
+    /// What the whole process held.
+    pub process: Measure,
+    /// Phase by phase.
+    pub phases: Vec<PhaseRow>,
+    /// Whether the run ran out of memory, and whether that was predicted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub out_of_memory: Option<bool>,
+}
+
+/// A predicted and a measured number of bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Measure {
+    /// Ours.
+    pub predicted: Option<u64>,
+    /// The run's.
+    pub measured: Option<u64>,
+}
+
+impl Measure {
+    /// The relative error in percent, where both exist.
+    pub fn error(&self) -> Option<f64> {
+        let (predicted, measured) = (self.predicted? as f64, self.measured? as f64);
+        (measured > 0.0).then(|| 100.0 * (predicted - measured) / measured)
+    }
+}
+
+/// One phase.
+#[derive(Debug, Clone, Serialize)]
+pub struct PhaseRow {
+    /// Its name.
+    pub phase: String,
+    /// Allocated at its end.
+    pub after: Measure,
+    /// Most allocated in it.
+    pub peak: Measure,
+    /// Most reserved in it.
+    pub peak_reserved: Measure,
+}
+
+/// Scores one row.
+pub fn score(row: &Value) -> LedgerRow {
+    let id = row["id"].as_str().unwrap_or("(no id)").to_owned();
+    match predict(row) {
+        Ok(scored) => LedgerRow::Scored(Box::new(scored)),
+        Err(skipped) => LedgerRow::Skipped { id, skipped },
+    }
+}
+
+fn predict(row: &Value) -> Result<Scored, String> {
+    let (model, plan) = (model_of(row)?, train_plan(row)?);
+    let program = model.program(plan.batch.training_inputs()).map_err(|e| e.to_string())?;
+    let log = train::simulate(Rc::new(program), &plan);
+    let replay = allocator::replay(&log, plan.allocator, None);
+    let measured = &row["measured"];
+    let mut scored = Scored {
+        id: row["id"].as_str().unwrap_or_default().to_owned(),
+        model: row["model"].as_str().unwrap_or_default().to_owned(),
+        group: "train".into(),
+        ok: false,
+        allocated: Measure { predicted: Some(replay.peak_allocated()), measured: measured["peak_allocated"].as_u64() },
+        reserved: Measure { predicted: Some(replay.peak_reserved()), measured: measured["peak_reserved"].as_u64() },
+        process: Measure { predicted: None, measured: measured["nvml_used_end"].as_u64() },
+        phases: Vec::new(),
+        out_of_memory: None,
+    };
+    if row["oom"] == true {
+        let fits = replay.peak_allocated() < plan.gpu.memory;
+        scored.out_of_memory = Some(!fits);
+        scored.ok = !fits;
+        return Ok(scored);
+    }
+    scored.ok = scored.allocated.error().is_some_and(|error| error.abs() <= 3.0);
+    for phase in measured["phases"].as_array().into_iter().flatten() {
+        let name = phase["phase"].as_str().unwrap_or_default();
+        let Some(ours) = log.phases.iter().position(|known| known == name).and_then(|at| replay.phases.get(at)) else {
+            continue;
+        };
+        let pair = |predicted: u64, key: &str| Measure { predicted: Some(predicted), measured: phase[key].as_u64() };
+        scored.phases.push(PhaseRow {
+            phase: name.to_owned(),
+            after: pair(ours.after, "after"),
+            peak: pair(ours.peak, "peak"),
+            peak_reserved: pair(ours.peak_reserved, "peak_reserved"),
+        });
+    }
+    Ok(scored)
+}
+
+/// The model of a row, with the keys the run changed.
+pub fn model_of(row: &Value) -> Result<Model, String> {
+    let mut config = row["config"].clone();
+    for (key, value) in row["run"]["overrides"].as_object().into_iter().flatten() {
+        let mut target = &mut config;
+        for part in key.split('.') {
+            if target.is_null() {
+                *target = Value::Object(Default::default());
+            }
+            let Some(object) = target.as_object_mut() else { return Err(format!("overrides.{key}: no such section")) };
+            target = object.entry(part).or_insert(Value::Null);
+        }
+        *target = value.clone();
+    }
+    let model = Model::new(config, row["auto_class"].as_str()).map_err(|e| e.to_string())?;
+    match model.notes().first() {
+        Some(note) => Err(note.clone()),
+        None => Ok(model),
+    }
+}
+
+fn train_plan(row: &Value) -> Result<TrainPlan, String> {
+    let run = &row["run"];
+    for (key, what) in [("lora", "adapters"), ("quant", "quantised weights"), ("dist", "several cards")] {
+        if !run[key].is_null() {
+            return Err(format!("{what} are not simulated yet"));
+        }
+    }
+    if run["task"] != "train" {
+        return Err(format!("task {} is not simulated yet", run["task"]));
+    }
+    if run["liger"] == true {
+        return Err("Liger kernels are not simulated yet".into());
+    }
+    let number = |key: &str| run[key].as_u64();
+    let batch_size = number("batch").ok_or("run.batch is missing")?;
+    let grid = run["grid"].as_array().map(|grid| [0, 1].map(|i| grid.get(i).and_then(Value::as_u64).unwrap_or(1)));
+    let optimizer = match run.get("optimizer") {
+        None | Some(Value::Null) => Optimizer::default(),
+        Some(name) => Optimizer {
+            kind: serde_json::from_value(name.clone()).map_err(|_| format!("optimizer {name} is not known"))?,
+            ..Optimizer::default()
+        },
+    };
+    let implementation = match run["impl"].as_str() {
+        Some("fused") => Implementation::Fused,
+        Some("forloop") => Implementation::Forloop,
+        _ => Implementation::Foreach,
+    };
+    let (allocator, _) =
+        AllocatorOptions::parse(run["alloc_conf"].as_str().unwrap_or_default()).map_err(|e| e.to_string())?;
+    Ok(TrainPlan {
+        batch: Batch {
+            batch_size,
+            seq_len: number("seq").unwrap_or(0),
+            target_len: number("target_seq"),
+            images: grid.map(|[height, width]| [batch_size, height, width]),
+            audio_frames: (row["kind"] == "speech").then_some(3000),
+            mask: run["mask"] == true,
+            padded: false,
+        },
+        weights: dtype(&run["weights"]).unwrap_or(DType::BF16),
+        autocast: dtype(&run["autocast"]),
+        attention: if run["attn"] == "eager" { AttentionKind::Eager } else { AttentionKind::Sdpa },
+        checkpointing: if run["checkpointing"] == true { Checkpointing::Full } else { Checkpointing::Off },
+        kernels: Kernels::Transformers,
+        optimizer: Optimizer { implementation, ..optimizer },
+        gradient_accumulation: number("grad_accum").unwrap_or(1) as u32,
+        clip: run["clip"] == true,
+        keep_outputs: run["keep_outputs"] != false,
+        frozen: Vec::new(),
+        gpu: card(row["gpu"].as_str().unwrap_or_default()),
+        allocator,
+    })
+}
+
+fn dtype(value: &Value) -> Option<DType> {
+    match value.as_str()? {
+        "fp32" => Some(DType::F32),
+        "bf16" => Some(DType::BF16),
+        "fp16" => Some(DType::F16),
+        _ => None,
+    }
+}
+
+/// The card a row names; the H200 where it names none.
+fn card(name: &str) -> Gpu {
+    let known = ["A100-80GB", "RTX 4090", "T4", "L40S", "H100-80GB", "B200-180GB"];
+    let short = |card: &str| card.split('-').next().unwrap_or_default().to_owned();
+    let named = known.iter().find(|card| name.contains(&short(card)));
+    named.and_then(|card| Gpus::embedded().find(card).ok()).unwrap_or_else(Gpu::h200)
+}

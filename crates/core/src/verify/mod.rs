@@ -1,0 +1,5 @@
+//! Scores predictions against recorded truth.
+
+pub mod ledger;
+pub mod models;
+pub mod pattern;
