@@ -1,12 +1,10 @@
 //! The ledger: recorded runs against their simulation.
 
-use std::rc::Rc;
-
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::dtype::DType;
-use crate::memory::{allocator, infer, train};
+use crate::memory::simulation;
 use crate::model::Model;
 use crate::plan::{
     AllocatorOptions, AttentionKind, Batch, Checkpointing, Gpu, Gpus, Implementation, Kernels, Optimizer, TrainPlan,
@@ -92,16 +90,14 @@ pub fn score(row: &Value) -> LedgerRow {
 
 fn predict(row: &Value) -> Result<Scored, String> {
     let model = model_of(row)?;
-    let (log, options, gpu, group) = if row["run"]["task"] == "infer" {
+    let (simulation, gpu, group) = if row["run"]["task"] == "infer" {
         let plan = super::generate::plan(row)?;
-        let (_, log) = infer::simulate(&model, &plan).map_err(|e| e.to_string())?;
-        (log, plan.allocator, plan.gpu, "infer")
+        (simulation::infer(&model, &plan).map_err(|e| e.to_string())?, plan.gpu, "infer")
     } else {
         let plan = train_plan(row)?;
-        let program = model.program(plan.batch.training_inputs()).map_err(|e| e.to_string())?;
-        (train::simulate(Rc::new(program), &plan), plan.allocator, plan.gpu, "train")
+        (simulation::train(&model, &plan).map_err(|e| e.to_string())?, plan.gpu, "train")
     };
-    let replay = allocator::replay(&log, options, None);
+    let (log, replay) = (&simulation.log, &simulation.replay);
     let measured = &row["measured"];
     let mut scored = Scored {
         id: row["id"].as_str().unwrap_or_default().to_owned(),
@@ -110,12 +106,15 @@ fn predict(row: &Value) -> Result<Scored, String> {
         ok: false,
         allocated: Measure { predicted: Some(replay.peak_allocated()), measured: measured["peak_allocated"].as_u64() },
         reserved: Measure { predicted: Some(replay.peak_reserved()), measured: measured["peak_reserved"].as_u64() },
-        process: Measure { predicted: None, measured: measured["nvml_used_end"].as_u64() },
+        process: Measure {
+            predicted: Some(simulation.process_bytes()),
+            measured: measured["nvml_used_end"].as_u64(),
+        },
         phases: Vec::new(),
         out_of_memory: None,
     };
     if row["oom"] == true {
-        let fits = replay.peak_allocated() < gpu.memory;
+        let fits = simulation.process_bytes() <= gpu.memory;
         scored.out_of_memory = Some(!fits);
         scored.ok = !fits;
         return Ok(scored);

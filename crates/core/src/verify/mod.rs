@@ -4,3 +4,4 @@ mod generate;
 pub mod ledger;
 pub mod models;
 pub mod pattern;
+pub mod summary;

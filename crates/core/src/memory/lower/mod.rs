@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `norm` | the norms, as each model's code spells them |
 //! | `rotary` | tables and rotations |
-//! | `attention` | masks, SDPA and eager attention |
+//! | `attention`, `falcon` | masks, SDPA and eager attention |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
 //! | [`cache`] | the caches of `generate` and their masks |
 //! | `loss` | losses |
@@ -14,6 +14,7 @@ mod attention;
 mod batched_experts;
 pub mod cache;
 mod experts;
+mod falcon;
 mod loss;
 mod norm;
 mod rotary;
@@ -278,8 +279,13 @@ impl Runner {
                 let mask = inputs.get(3).and_then(Option::as_ref);
                 let sinks = spec.sinks.map(|id| self.parameter(id));
                 let (key, value) = self.visible(torch, spec, mask, [input(0), input(1), input(2)]);
-                let (output, held) =
-                    attention::attend(torch, spec, &self.settings, [input(0), &key, &value], mask, sinks);
+                let three = [input(0), &key, &value];
+                let (output, held) = if spec.eager == crate::model::op::EagerStyle::Falcon {
+                    let alibi = inputs.get(4).and_then(Option::as_ref);
+                    falcon::attend(torch, spec, &self.settings, three, mask, alibi)
+                } else {
+                    attention::attend(torch, spec, &self.settings, three, mask, sinks)
+                };
                 frames.held.extend(held);
                 one(output)
             }

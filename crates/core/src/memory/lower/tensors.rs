@@ -50,6 +50,7 @@ pub(super) fn lower<'a>(
         Op::Softmax { dtype, .. } => torch.softmax(x(), *dtype, "_softmax"),
         Op::Reduce { kind, dim, keep } => torch.reduce(*kind, x(), *dim, *keep),
         Op::MatMul => torch.matmul(x(), input(1)),
+        Op::AddMatMul => torch.matmul(input(1), input(2)),
         Op::SolveTriangular => torch.solve_triangular(x(), input(1)),
         Op::TopK { .. } | Op::Sort => {
             let (values, indices) = torch.top_k(x(), shape.last());
