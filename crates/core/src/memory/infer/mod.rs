@@ -122,8 +122,13 @@ impl<'a> Run<'a> {
             .map(|p| self.parameters.get(&p.name).cloned().unwrap_or_else(|| missing(&mut self.torch, p.shape)))
             .collect();
         let inputs = self.batch.bind(&mut self.torch, program);
-        let runner =
-            Runner::with_cache(Rc::clone(program), parameters, inputs, self.settings, self.store.as_ref().map(Rc::clone));
+        let runner = Runner::with_cache(
+            Rc::clone(program),
+            parameters,
+            inputs,
+            self.settings,
+            self.store.as_ref().map(Rc::clone),
+        );
         runner.forward(&mut self.torch)
     }
 
@@ -221,9 +226,10 @@ impl Batch {
     fn prepare(&mut self, torch: &mut Torch, program: &Program, plan: &InferPlan) {
         torch.in_category(Category::Batch, |torch| {
             let shape = Shape::from([plan.sequences(), plan.batch.seq_len]);
-            let uses_positions = program.steps.iter().any(|step| {
-                matches!(step, Step::Run { op: Op::RotaryTable(_) | Op::Input(Input::Positions), .. })
-            });
+            let uses_positions = program
+                .steps
+                .iter()
+                .any(|step| matches!(step, Step::Run { op: Op::RotaryTable(_) | Op::Input(Input::Positions), .. }));
             if uses_positions {
                 let counted = torch.fresh("cumsum", self.ids.shape, DType::I64);
                 let shifted = torch.fresh("sub", self.ids.shape, DType::I64);

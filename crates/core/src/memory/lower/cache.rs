@@ -54,9 +54,8 @@ impl Store {
     /// Every tensor is copied in a new order of sequences (`reorder_cache`, after each step of beam search).
     pub fn reorder(&self, torch: &mut Torch) {
         for tensor in self.slots.borrow_mut().iter_mut().flatten() {
-            let chosen = torch.in_category(Category::Cache, |torch| {
-                torch.fresh("index_select", tensor.shape, tensor.dtype)
-            });
+            let chosen =
+                torch.in_category(Category::Cache, |torch| torch.fresh("index_select", tensor.shape, tensor.dtype));
             *tensor = chosen;
         }
     }
