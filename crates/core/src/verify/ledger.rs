@@ -1,12 +1,10 @@
 //! The ledger: recorded runs against their simulation.
 
-use std::rc::Rc;
-
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::dtype::DType;
-use crate::memory::{allocator, train};
+use crate::memory::simulation;
 use crate::model::Model;
 use crate::plan::{
     AllocatorOptions, AttentionKind, Batch, Checkpointing, Gpu, Gpus, Implementation, Kernels, Optimizer, TrainPlan,
@@ -92,9 +90,8 @@ pub fn score(row: &Value) -> LedgerRow {
 
 fn predict(row: &Value) -> Result<Scored, String> {
     let (model, plan) = (model_of(row)?, train_plan(row)?);
-    let program = model.program(plan.batch.training_inputs()).map_err(|e| e.to_string())?;
-    let log = train::simulate(Rc::new(program), &plan);
-    let replay = allocator::replay(&log, plan.allocator, None);
+    let simulation = simulation::train(&model, &plan).map_err(|e| e.to_string())?;
+    let (log, replay) = (&simulation.log, &simulation.replay);
     let measured = &row["measured"];
     let mut scored = Scored {
         id: row["id"].as_str().unwrap_or_default().to_owned(),
@@ -103,12 +100,15 @@ fn predict(row: &Value) -> Result<Scored, String> {
         ok: false,
         allocated: Measure { predicted: Some(replay.peak_allocated()), measured: measured["peak_allocated"].as_u64() },
         reserved: Measure { predicted: Some(replay.peak_reserved()), measured: measured["peak_reserved"].as_u64() },
-        process: Measure { predicted: None, measured: measured["nvml_used_end"].as_u64() },
+        process: Measure {
+            predicted: Some(simulation.process_bytes()),
+            measured: measured["nvml_used_end"].as_u64(),
+        },
         phases: Vec::new(),
         out_of_memory: None,
     };
     if row["oom"] == true {
-        let fits = replay.peak_allocated() < plan.gpu.memory;
+        let fits = simulation.process_bytes() <= plan.gpu.memory;
         scored.out_of_memory = Some(!fits);
         scored.ok = !fits;
         return Ok(scored);

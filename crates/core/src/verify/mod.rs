@@ -3,3 +3,4 @@
 pub mod ledger;
 pub mod models;
 pub mod pattern;
+pub mod summary;
