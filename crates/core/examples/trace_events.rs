@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 use vramcast_core::memory::log::{Event, Log};
-use vramcast_core::verify::ledger::log_of;
+use vramcast_core::verify::ledger::simulate;
 
 #[allow(clippy::disallowed_methods)]
 fn main() {
@@ -14,8 +14,8 @@ fn main() {
         let row: serde_json::Value = serde_json::from_str(line).unwrap();
         let id = row["id"].as_str().unwrap();
         if wanted == "all" || wanted.split(',').any(|known| known == id) {
-            match log_of(&row) {
-                Ok(log) => std::fs::write(format!("{folder}/{id}.ev"), text(&log)).unwrap(),
+            match simulate(&row) {
+                Ok((simulation, _)) => std::fs::write(format!("{folder}/{id}.ev"), text(&simulation.log)).unwrap(),
                 Err(why) => println!("{id}: {why}"),
             }
         }

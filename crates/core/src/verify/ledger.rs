@@ -1,13 +1,10 @@
 //! The ledger: recorded runs against their simulation.
 
-use std::rc::Rc;
-
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::dtype::DType;
-use crate::memory::log::Log;
-use crate::memory::{allocator, train};
+use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::{
     AllocatorOptions, AttentionKind, Batch, Checkpointing, Gpu, Gpus, Implementation, Kernels, Optimizer, TrainPlan,
@@ -92,23 +89,23 @@ pub fn score(row: &Value) -> LedgerRow {
 }
 
 fn predict(row: &Value) -> Result<Scored, String> {
-    let plan = train_plan(row)?;
-    let log = log_of(row)?;
-    let replay = allocator::replay(&log, plan.allocator, None);
+    let (simulation, gpu) = simulate(row)?;
+    let group = if row["run"]["task"] == "infer" { "infer" } else { "train" };
+    let (log, replay) = (&simulation.log, &simulation.replay);
     let measured = &row["measured"];
     let mut scored = Scored {
         id: row["id"].as_str().unwrap_or_default().to_owned(),
         model: row["model"].as_str().unwrap_or_default().to_owned(),
-        group: "train".into(),
+        group: group.into(),
         ok: false,
         allocated: Measure { predicted: Some(replay.peak_allocated()), measured: measured["peak_allocated"].as_u64() },
         reserved: Measure { predicted: Some(replay.peak_reserved()), measured: measured["peak_reserved"].as_u64() },
-        process: Measure { predicted: None, measured: measured["nvml_used_end"].as_u64() },
+        process: Measure { predicted: Some(simulation.process_bytes()), measured: measured["nvml_used_end"].as_u64() },
         phases: Vec::new(),
         out_of_memory: None,
     };
     if row["oom"] == true {
-        let fits = replay.peak_allocated() < plan.gpu.memory;
+        let fits = simulation.process_bytes() <= gpu.memory;
         scored.out_of_memory = Some(!fits);
         scored.ok = !fits;
         return Ok(scored);
@@ -130,11 +127,15 @@ fn predict(row: &Value) -> Result<Scored, String> {
     Ok(scored)
 }
 
-/// What happens to memory in the run of a row.
-pub fn log_of(row: &Value) -> Result<Log, String> {
-    let (model, plan) = (model_of(row)?, train_plan(row)?);
-    let program = model.program(plan.batch.training_inputs()).map_err(|e| e.to_string())?;
-    Ok(train::simulate(Rc::new(program), &plan))
+/// The run of a row, simulated.
+pub fn simulate(row: &Value) -> Result<(Simulation, Gpu), String> {
+    let model = model_of(row)?;
+    if row["run"]["task"] == "infer" {
+        let plan = super::generate::plan(row)?;
+        return Ok((simulation::infer(&model, &plan).map_err(|e| e.to_string())?, plan.gpu));
+    }
+    let plan = train_plan(row)?;
+    Ok((simulation::train(&model, &plan).map_err(|e| e.to_string())?, plan.gpu))
 }
 
 /// The model of a row, with the keys the run changed.
@@ -213,7 +214,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     })
 }
 
-fn dtype(value: &Value) -> Option<DType> {
+pub(super) fn dtype(value: &Value) -> Option<DType> {
     match value.as_str()? {
         "fp32" => Some(DType::F32),
         "bf16" => Some(DType::BF16),
@@ -223,7 +224,7 @@ fn dtype(value: &Value) -> Option<DType> {
 }
 
 /// The card a row names; the H200 where it names none.
-fn card(name: &str) -> Gpu {
+pub(super) fn card(name: &str) -> Gpu {
     let known = ["A100-80GB", "RTX 4090", "T4", "L40S", "H100-80GB", "B200-180GB"];
     let short = |card: &str| card.split('-').next().unwrap_or_default().to_owned();
     let named = known.iter().find(|card| name.contains(&short(card)));

@@ -30,12 +30,14 @@ pub(super) fn lower<'a>(
         Op::AddMatMul => torch.add_matmul(x(), input(1), input(2)),
         Op::SolveTriangular => torch.solve_triangular(x(), input(1)),
         Op::Fill(dtype) => torch.fresh("fill", shape, *dtype),
+        Op::CachedState { fp32 } => torch.phantom(shape, if *fp32 { DType::F32 } else { weights }),
         Op::View | Op::Reshape => torch.reshape(x(), shape),
         Op::Transpose(a, b) => torch.transpose(x(), i64::from(*a), i64::from(*b)),
         Op::Permute(order) => torch.permute(x(), &order[..shape.rank()]),
         Op::Contiguous => torch.contiguous(x()),
         Op::Expand => torch.expand(x(), shape),
         Op::Slice { dim, step, .. } => torch.slice(x(), *dim, shape.size(i64::from(*dim)), *step),
+        Op::Assign { .. } => torch.assign(x(), input(1)),
         Op::Split(dim) => {
             let parts: Vec<u64> = outputs.iter().map(|v| shapes[v.0 as usize].size(i64::from(*dim))).collect();
             return torch.split(x(), *dim, &parts).into_iter().map(Some).collect();
@@ -55,6 +57,8 @@ pub(super) fn lower<'a>(
         Op::Softmax { dtype, .. } => torch.softmax(x(), *dtype, "_softmax"),
         Op::Reduce { kind, dim, keep } => torch.reduce(*kind, x(), *dim, *keep),
         Op::MatMul => torch.matmul(x(), input(1)),
+        Op::AddMatMul => torch.matmul(input(1), input(2)),
+        Op::SolveTriangular => torch.solve_triangular(x(), input(1)),
         Op::TopK { .. } | Op::Sort => {
             let (values, indices) = torch.top_k(x(), shape.last());
             return vec![Some(values), Some(indices)];
