@@ -180,13 +180,13 @@ fn count_dependencies(torch: &mut Torch, root: &Rc<Node>) {
     }
 }
 
-/// Fan-in: a gradient that nothing else holds is added to in place, else old, new and sum live together for a moment
-/// (torch/csrc/autograd/input_buffer.cpp).
+/// Fan-in is summed into the first gradient where nothing else can see that one; a view's storage has a second owner, the
+/// tensor it was made from. Else old, new and sum live together for a moment (torch/csrc/autograd/input_buffer.cpp).
 fn add_to_buffer(torch: &mut Torch, edge: &Edge, gradient: Tensor) {
     let old = edge.node.buffer.borrow_mut()[edge.slot as usize].take();
     let sum = match old {
         None => gradient,
-        Some(old) if !old.view && old.is_dense() && Rc::strong_count(&old.storage) == 1 => old,
+        Some(old) if !old.viewed && Rc::strong_count(&old.storage) == 1 && old.is_dense() => old,
         Some(old) => torch.pointwise("add", &[&old, &gradient], old.dtype),
     };
     edge.node.buffer.borrow_mut()[edge.slot as usize] = Some(sum);
@@ -202,7 +202,7 @@ fn accumulate(torch: &mut Torch, leaf: &Rc<Leaf>, gradient: Option<Tensor>) {
     let rank = leaf.shape.rank();
     let same_layout = gradient.strides[..rank] == leaf.strides[..rank] || gradient.elements() <= 1;
     // Someone else still holds the tensor itself: torch copies instead of stealing.
-    let stolen = same_layout && (gradient.view || Rc::strong_count(&gradient.storage) == 1);
+    let stolen = same_layout && (gradient.viewed || Rc::strong_count(&gradient.storage) == 1);
     let kept = if stolen { gradient } else { torch.fresh("grad", leaf.shape, leaf.dtype) };
     torch.log.borrow_mut().reclassify(kept.storage.id(), Category::Gradients);
     *slot = Some(kept.detached());

@@ -22,10 +22,10 @@ pub struct Tensor {
     pub strides: Strides,
     /// Its element type.
     pub dtype: DType,
+    /// Whether it is a view: torch then keeps the tensor it was made from alive too.
+    pub viewed: bool,
     /// Where its gradient goes; `None`: it needs none.
     pub edge: Option<Edge>,
-    /// Whether it is a view, which keeps its base alive: autograd never adds to one in place.
-    pub view: bool,
 }
 
 impl Tensor {
