@@ -2,18 +2,21 @@
 //!
 //! | module | what is in it |
 //! |---|---|
+//! | [`adapter`] | LoRA and its relatives: what they train, where |
 //! | [`train`] | a training run: batch, precision, checkpointing, optimizer |
 //! | [`batch`] | the sizes of what goes in |
 //! | [`optimizer`] | which optimizer, stepping how |
 //! | [`hardware`] | cards |
 //! | [`allocator`] | options of torch's caching allocator |
 
+pub mod adapter;
 pub mod allocator;
 pub mod batch;
 pub mod hardware;
 pub mod optimizer;
 pub mod train;
 
+pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
 pub use allocator::AllocatorOptions;
 pub use batch::Batch;
 pub use hardware::Gpu;

@@ -1,5 +1,6 @@
 //! Scores predictions against recorded truth.
 
 pub mod ledger;
+pub mod lora;
 pub mod models;
 pub mod pattern;
