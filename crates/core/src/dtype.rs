@@ -1,4 +1,13 @@
-//! Element formats: the plain types a tensor computes in ([`DType`]).
+//! Element formats: the plain types a tensor computes in ([`DType`]) and the formats weights are stored in
+//! ([`Format`]), blocks, scales and all.
+//!
+//! Formats are data (`data/dtypes.toml`), and a user's own file of the same shape adds to them.
+
+mod format;
+
+pub use format::{
+    Family, Format, FormatError, Part, Per, builtin_formats, find_format, formats_from_toml, ggml_format,
+};
 
 use serde::{Deserialize, Serialize};
 

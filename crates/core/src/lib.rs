@@ -6,11 +6,17 @@
 //! |---|---|
 //! | [`source`] | bytes and text into facts: configs, tensor headers, quantisation |
 //! | [`model`]  | facts into modules with named, shaped parameters, and the program their forward pass is |
+//! | [`plan`]   | what shall run, and on what |
+//! | [`memory`] | the run, simulated: what is alive when |
+//! | [`report`] | the one value that every interface shows |
+//!
+//! Beside the flow: [`verify`] scores predictions against recorded truth; [`units`] and [`dtype`] are what all share.
 
 pub mod dtype;
 pub mod memory;
 pub mod model;
 pub mod plan;
+pub mod report;
 pub mod source;
 pub mod units;
 pub mod verify;

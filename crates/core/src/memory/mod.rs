@@ -9,6 +9,8 @@
 //! | [`optimizer`] | state and step of every optimizer |
 //! | [`allocator`] | the caching allocator, replayed on the events |
 //! | [`device`] | what the card decides |
+//! | [`process`] | what the process holds besides |
+//! | [`train`], [`simulation`] | the training loop, and one call for all of it |
 
 pub mod allocator;
 pub mod autograd;
@@ -16,6 +18,8 @@ pub mod device;
 pub mod log;
 pub mod lower;
 pub mod optimizer;
+pub mod process;
+pub mod simulation;
 pub mod tensor;
 pub mod torch;
 pub mod train;

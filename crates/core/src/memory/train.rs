@@ -72,7 +72,7 @@ fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>,
     for parameter in &program.parameters {
         let tensor =
             torch.in_category(Category::Weights, |torch| torch.fresh("parameter", parameter.shape, plan.weights));
-        if plan.frozen.iter().any(|prefix| parameter.name.starts_with(prefix.as_str())) {
+        if plan.is_frozen(&parameter.name) {
             parameters.push(tensor);
             continue;
         }

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use super::error::ModelError;
 use super::inputs::Inputs;
-use super::op::{Buffer, CacheUpdate, ModuleId, Op, Parameter, ParameterId, Role, ValueId};
+use super::op::{Buffer, CacheKind, CacheUpdate, ModuleId, Op, Parameter, ParameterId, Role, ValueId};
 use super::program::{Module, ModuleKind, Program, Step};
 use super::shape::Shape;
 use crate::dtype::DType;
@@ -64,6 +64,7 @@ pub struct Graph {
     leaf_paths: BTreeMap<String, ModuleId>,
     path: String,
     stack: Vec<ModuleId>,
+    caches_in_training: bool,
     error: Option<ModelError>,
 }
 
@@ -82,6 +83,7 @@ impl Graph {
             leaf_paths: BTreeMap::new(),
             path: String::new(),
             stack: vec![ModuleId(0)],
+            caches_in_training: false,
             error: None,
         }
     }
@@ -97,6 +99,7 @@ impl Graph {
                 aliases: self.aliases,
                 buffers: self.buffers,
                 modules: self.modules,
+                caches_in_training: self.caches_in_training,
             }),
         }
     }
@@ -223,8 +226,25 @@ impl Graph {
     pub fn buffer(&mut self, name: &str, shape: impl Into<Shape>, dtype: DType, persistent: bool) {
         let name = self.full(name);
         if !self.buffers.iter().any(|buffer| buffer.name == name) {
-            self.buffers.push(Buffer { name, shape: shape.into(), dtype, persistent });
+            self.buffers.push(Buffer { name, shape: shape.into(), dtype, model_type: false, persistent });
         }
+    }
+
+    /// A float tensor of the current module that is made in the type of the weights, declared and read.
+    pub fn model_buffer(&mut self, name: &str, shape: impl Into<Shape>, persistent: bool) -> Value {
+        let shape = shape.into();
+        self.buffer(name, shape, DType::F32, persistent);
+        let full = self.full(name);
+        if let Some(buffer) = self.buffers.iter_mut().find(|buffer| buffer.name == full) {
+            buffer.model_type = true;
+        }
+        self.run(Op::ModelBuffer, &[], shape)
+    }
+
+    /// Says that the model fills its cache in training too, unless layers are checkpointed (`use_cache` is not
+    /// switched off when labels are given): the keys and values belong to what the model returns.
+    pub fn caches_in_training(&mut self) {
+        self.caches_in_training = true;
     }
 
     // ---- operations ----------------------------------------------------------------------------------------------
@@ -277,9 +297,20 @@ impl Graph {
 
     /// Keeps keys and values in a layer's cache.
     pub fn cache(&mut self, update: CacheUpdate, key: &Value, value: &Value) -> (Value, Value) {
-        let past = self.inputs.past;
+        let past = if update.kind == CacheKind::Cross { 0 } else { self.inputs.past };
         let grown = |x: &Value| if past > 0 { x.shape().with(-2, x.size(-2).saturating_add(past)) } else { x.shape() };
         let mut both = self.run_many(Op::Cache(update), &[key, value], &[grown(key), grown(value)]);
+        let value = both.pop();
+        match (both.pop(), value) {
+            (Some(key), Some(value)) => (key, value),
+            _ => unreachable!("run_many returns one value per shape"),
+        }
+    }
+
+    /// The keys and values of cross-attention that the first token left in the cache.
+    pub fn cached(&mut self, update: CacheUpdate, batch: u64, positions: u64) -> (Value, Value) {
+        let key = Shape::from([batch, update.heads, positions, update.key_dim]);
+        let mut both = self.run_many(Op::Cache(update), &[], &[key, key.with(-1, update.value_dim)]);
         let value = both.pop();
         match (both.pop(), value) {
             (Some(key), Some(value)) => (key, value),

@@ -27,6 +27,8 @@ pub enum Op {
     Parameter(ParameterId),
     /// A non-trainable tensor of the module (rotary frequencies, relative positions), there since load.
     Buffer(DType),
+    /// The same for a float tensor that is made in the type of the model's weights.
+    ModelBuffer,
     /// A fresh tensor filled on the device (zeros, ones, arange).
     Fill(DType),
     /// The same in the element type of the input (`zeros_like`, `new_zeros`), of any sizes.
@@ -54,7 +56,8 @@ pub enum Op {
         /// The shift.
         bias: Option<ParameterId>,
     },
-    /// A convolution over one, two or three dimensions.
+    /// A convolution over one, two or three dimensions. With a second input, that tensor is the kernel (weight norm) and
+    /// the parameter only lends its shape.
     Convolution {
         /// The kernel, `[out, in / groups, …]`.
         weight: ParameterId,
@@ -69,7 +72,8 @@ pub enum Op {
     Rotary(Rotary),
     /// The attention mask that the model builds for its batch; a runtime may find that none is needed.
     Mask(Mask),
-    /// Keys and values go into the cache of a layer and come back whole; nothing happens without a cache.
+    /// Keys and values go into the cache of a layer and come back whole; nothing happens without a cache. Without
+    /// inputs, what a cross-attention cache has held since the first token comes back.
     ///
     /// A constant state ([`CacheKind::State`]) has one input and gives it back as it is: its newest elements are copied
     /// into the state, which is allocated at the first call, in the input's type.
@@ -81,6 +85,13 @@ pub enum Op {
     },
     /// Softmax attention: inputs q, k, v and an optional mask or bias; output `[batch, seq, heads, value dim]`.
     Attention(Attention),
+    /// T5's attention: inputs q, k, v, a position bias `[1, heads, queries, keys]`, and the mask. Eager:
+    /// `q @ kᵀ * 1.0`, plus the bias, plus the mask if there is one, softmax in the model's type, dropout, `@ v`. With
+    /// SDPA the float mask is made in each layer: without a mask it is the bias itself, or for a causal module of more
+    /// than one query `where(arange >= arange, bias, min)`; with a boolean mask `where(mask, bias, min)`. A bias from an
+    /// embedding needs a gradient, which only the math kernel gives. The bias of cross-attention is zeros
+    /// ([`Op::FillLike`]) and needs one under gradient checkpointing alone.
+    BiasedAttention(Attention),
     /// A pointwise activation.
     Activation(Activation),
     /// `activation(a) * b`, the heart of a gated MLP.
@@ -624,6 +635,8 @@ pub enum Role {
     Bias,
     /// The scale or shift of a norm.
     Norm,
+    /// A table that is never trained: `requires_grad` is off (Whisper's sinusoids).
+    Frozen,
     /// Anything else.
     Other,
 }
@@ -637,6 +650,8 @@ pub struct Buffer {
     pub shape: Shape,
     /// Its element type.
     pub dtype: DType,
+    /// Whether it has the type of the model's weights instead.
+    pub model_type: bool,
     /// Whether checkpoints hold it.
     pub persistent: bool,
 }

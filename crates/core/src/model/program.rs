@@ -18,6 +18,8 @@ pub struct Program {
     pub buffers: Vec<Buffer>,
     /// Every module that runs.
     pub modules: Vec<Module>,
+    /// Whether the cache is filled in training too, unless layers are checkpointed.
+    pub caches_in_training: bool,
 }
 
 /// One thing that happens.

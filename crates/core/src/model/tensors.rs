@@ -128,7 +128,7 @@ impl Graph {
 
     /// One dimension cut in parts (views).
     pub fn split(&mut self, x: &Value, dim: i64, parts: &[u64]) -> Vec<Value> {
-        if parts.iter().sum::<u64>() != x.size(dim) {
+        if parts.iter().fold(0u64, |sum, &part| sum.saturating_add(part)) != x.size(dim) {
             self.fail(format!("parts {parts:?} do not add up to dimension {dim} of {:?}", x.shape()));
         }
         let shapes: Vec<_> = parts.iter().map(|&part| x.shape().with(dim, part)).collect();
@@ -161,7 +161,7 @@ impl Graph {
             self.fail("nothing to join");
             return self.fill(DType::F32, [1]);
         };
-        let total = parts.iter().map(|part| part.size(dim)).sum();
+        let total = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.size(dim)));
         let axis = first.shape().axis(dim).unwrap_or(0) as u8;
         self.run(Op::Cat(axis), parts, first.shape().with(dim, total))
     }

@@ -2,12 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::PlanError;
+
+/// The embedded table of cards.
+const EMBEDDED: &str = include_str!("../../data/gpus.toml");
+
 /// A card: what it offers, and what of it decides kernels and workspaces.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
     /// Its name, as people type it.
     pub name: String,
+    /// Who makes it.
+    #[serde(default)]
+    pub vendor: String,
     /// What the driver offers to programs, in bytes.
     pub memory: u64,
     /// CUDA compute capability times ten (90 for Hopper); absent for other makers.
@@ -21,15 +29,143 @@ pub struct Gpu {
     pub threads_per_multiprocessor: Option<u64>,
 }
 
+/// A table of cards.
+#[derive(Debug, Clone)]
+pub struct Gpus(Vec<Row>);
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    name: String,
+    #[serde(default)]
+    aliases: Vec<String>,
+    #[serde(default)]
+    vendor: String,
+    memory_mib: u64,
+    capability: Option<u32>,
+    multiprocessors: Option<u64>,
+    threads_per_multiprocessor: Option<u64>,
+    #[serde(default, rename = "source")]
+    _source: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    gpu: Vec<Row>,
+}
+
+impl Gpus {
+    /// The cards vramcast knows.
+    pub fn embedded() -> Self {
+        // The table is part of the program; a test reads it.
+        Self(toml::from_str::<File>(EMBEDDED).map(|file| file.gpu).unwrap_or_default())
+    }
+
+    /// Adds the cards of a user's file, which come first.
+    pub fn with(mut self, text: &str) -> Result<Self, PlanError> {
+        let file: File = toml::from_str(text).map_err(|error| PlanError::BadValue {
+            key: "gpu-file".into(),
+            value: error.to_string().trim().to_owned(),
+            expected: "a table of [[gpu]] entries with name and memory_mib".into(),
+        })?;
+        self.0.splice(0..0, file.gpu);
+        Ok(self)
+    }
+
+    /// Every card.
+    pub fn all(&self) -> impl Iterator<Item = Gpu> {
+        self.0.iter().map(Row::card)
+    }
+
+    /// A card by name or alias; case, spaces and dashes do not matter.
+    pub fn find(&self, name: &str) -> Result<Gpu, PlanError> {
+        let wanted = plain(name);
+        let known = |row: &&Row| plain(&row.name) == wanted || row.aliases.iter().any(|alias| plain(alias) == wanted);
+        if let Some(row) = self.0.iter().find(known) {
+            return Ok(row.card());
+        }
+        let near: Vec<&str> = self
+            .0
+            .iter()
+            .map(|row| row.name.as_str())
+            .filter(|name| !wanted.is_empty() && (plain(name).contains(&wanted) || wanted.contains(&plain(name))))
+            .take(5)
+            .collect();
+        let hint = if near.is_empty() {
+            "see `vramcast list gpus`".into()
+        } else {
+            format!("did you mean {}", near.join(", "))
+        };
+        Err(PlanError::BadValue {
+            key: "gpu".into(),
+            value: name.into(),
+            expected: format!("a card vramcast knows ({hint})"),
+        })
+    }
+}
+
+impl Row {
+    fn card(&self) -> Gpu {
+        Gpu {
+            name: self.name.clone(),
+            vendor: self.vendor.clone(),
+            memory: self.memory_mib.saturating_mul(1 << 20),
+            capability: self.capability,
+            multiprocessors: self.multiprocessors,
+            threads_per_multiprocessor: self.threads_per_multiprocessor,
+        }
+    }
+}
+
+fn plain(name: &str) -> String {
+    name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
+}
+
 impl Gpu {
-    /// The card of the recorded runs: 143,771 MiB by its driver (truth/ledger/h200.jsonl).
+    /// The card of the recorded runs (truth/ledger/h200.jsonl), here without reading the table.
     pub fn h200() -> Self {
         Self {
             name: "H200".into(),
+            vendor: "NVIDIA".into(),
             memory: 143_771 << 20,
             capability: Some(90),
             multiprocessors: Some(132),
             threads_per_multiprocessor: Some(2048),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_whole() {
+        let cards = Gpus::embedded();
+        assert!(cards.all().count() >= 60);
+        assert_eq!(cards.find("h200").unwrap(), Gpu::h200());
+        assert_eq!(cards.find("RTX-4090").unwrap().name, "RTX 4090");
+        assert!(cards.all().all(|card| card.memory > 1 << 30));
+        assert!(cards.find("rtx 409").unwrap_err().to_string().contains("did you mean"));
+    }
+
+    #[test]
+    fn names_do_not_collide() {
+        let cards = Gpus::embedded();
+        let mut names: Vec<String> =
+            cards.0.iter().flat_map(|row| std::iter::once(&row.name).chain(&row.aliases)).map(|n| plain(n)).collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn users_add_their_own() {
+        let cards = Gpus::embedded().with("[[gpu]]\nname = \"Mine\"\nmemory_mib = 1000").unwrap();
+        assert_eq!(cards.find("mine").unwrap().memory, 1000 << 20);
+        assert!(Gpus::embedded().with("[[gpu]]\nname = 3").is_err());
     }
 }

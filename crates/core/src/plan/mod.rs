@@ -19,7 +19,7 @@ pub mod train;
 pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
 pub use allocator::AllocatorOptions;
 pub use batch::Batch;
-pub use hardware::Gpu;
+pub use hardware::{Gpu, Gpus};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use train::{AttentionKind, Checkpointing, Kernels, TrainPlan};
 

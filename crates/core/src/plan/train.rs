@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AllocatorOptions, Batch, Gpu, Optimizer};
+use super::{AllocatorOptions, Batch, Gpu, Optimizer, PlanError};
 use crate::dtype::DType;
 
 /// What is trained, and how, on one card.
@@ -54,6 +54,44 @@ impl Default for TrainPlan {
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
         }
+    }
+}
+
+impl TrainPlan {
+    /// Refuses what cannot run.
+    pub fn check(&self) -> Result<(), PlanError> {
+        let bad = |key: &str, value: u64, expected: &str| {
+            Err(PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() })
+        };
+        const MAX_BATCH: u64 = 1 << 20;
+        const MAX_SEQ: u64 = 1 << 24;
+        match self {
+            _ if !(1..=MAX_BATCH).contains(&self.batch.batch_size) => {
+                bad("batch-size", self.batch.batch_size, "from 1 to 1048576")
+            }
+            _ if self.batch.seq_len > MAX_SEQ => bad("seq-len", self.batch.seq_len, "up to 16777216"),
+            _ if self.gradient_accumulation == 0 => bad("gradient-accumulation", 0, "at least 1"),
+            _ if !matches!(self.weights, DType::F32 | DType::BF16 | DType::F16) => Err(PlanError::BadValue {
+                key: "weights".into(),
+                value: self.weights.name().into(),
+                expected: "fp32, bf16 or fp16".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a parameter is left as it is.
+    pub fn is_frozen(&self, name: &str) -> bool {
+        self.frozen.iter().any(|prefix| name.starts_with(prefix.as_str()))
+    }
+
+    /// What a reader should know of this plan.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.gpu.capability.is_none() {
+            notes.push(format!("{}: kernels and workspaces are taken from NVIDIA's H200", self.gpu.name));
+        }
+        notes
     }
 }
 

@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::memory::{allocator, train};
 use crate::model::Model;
 use crate::plan::{
-    AllocatorOptions, AttentionKind, Batch, Checkpointing, Gpu, Implementation, Kernels, Optimizer, TrainPlan,
+    AllocatorOptions, AttentionKind, Batch, Checkpointing, Gpu, Gpus, Implementation, Kernels, Optimizer, TrainPlan,
 };
 
 /// How one run compares with its simulation.
@@ -217,17 +217,8 @@ fn dtype(value: &Value) -> Option<DType> {
 
 /// The card a row names; the H200 where it names none.
 fn card(name: &str) -> Gpu {
-    let card = |name: &str, memory: u64, capability, multiprocessors, threads| Gpu {
-        name: name.into(),
-        memory: memory << 20,
-        capability: Some(capability),
-        multiprocessors: Some(multiprocessors),
-        threads_per_multiprocessor: Some(threads),
-    };
-    match name {
-        _ if name.contains("A100") => card("A100-80GB", 81_920, 80, 108, 2048),
-        _ if name.contains("4090") => card("RTX 4090", 24_564, 89, 128, 1536),
-        _ if name.contains("T4") => card("T4", 15_360, 75, 40, 1024),
-        _ => Gpu::h200(),
-    }
+    let known = ["A100-80GB", "RTX 4090", "T4", "L40S", "H100-80GB", "B200-180GB"];
+    let short = |card: &str| card.split('-').next().unwrap_or_default().to_owned();
+    let named = known.iter().find(|card| name.contains(&short(card)));
+    named.and_then(|card| Gpus::embedded().find(card).ok()).unwrap_or_else(Gpu::h200)
 }

@@ -9,6 +9,6 @@ pub mod moe;
 pub mod read;
 
 pub use attention::{QkNorm, SelfAttention};
-pub use encoder::EncoderAttention;
+pub use encoder::{Encoded, EncoderAttention};
 pub use head::causal_lm_head;
 pub use mlp::{gated_mlp, joined_gated_mlp, mlp};

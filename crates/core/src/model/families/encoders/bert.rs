@@ -128,7 +128,7 @@ pub(super) fn output(g: &mut Graph, x: &Value, residual: &Value, dropout: f64) -
 }
 
 /// Positions counted over the tokens that are no padding, in int32 and back.
-pub(super) fn counted_positions(g: &mut Graph, ids: &Value) -> Value {
+pub(crate) fn counted_positions(g: &mut Graph, ids: &Value) -> Value {
     let mask = {
         let real = g.compare(ids);
         g.to(&real, DType::I32)

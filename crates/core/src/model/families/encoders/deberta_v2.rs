@@ -120,10 +120,7 @@ impl Deberta {
         let words = g.embedding("word_embeddings", ids, self.vocab, self.embedding);
         let places = match self.position_input {
             true => g.embedding("position_embeddings", &positions, self.positions, self.embedding),
-            false => {
-                let zeros = g.fill(DType::F32, words.shape());
-                g.type_as(&zeros, &words)
-            }
+            false => g.fill_like(&words, words.shape()),
         };
         let mut embeddings = words.clone();
         if self.position_input {

@@ -12,6 +12,8 @@ pub mod modernbert;
 pub mod mpnet;
 pub mod roberta;
 
+pub(crate) use bert::counted_positions;
+
 /// Every family in this folder.
 pub const ALL: &[&Family] = &[
     &bert::FAMILY,

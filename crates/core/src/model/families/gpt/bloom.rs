@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::causal::{LmHead, decoder};
 use crate::model::blocks::{attention, read};
-use crate::model::op::{Activation, Input, Mask, Norm, Op};
+use crate::model::op::{Activation, Input, Mask, Norm, Op, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// BLOOM.
@@ -27,6 +27,10 @@ struct Bloom {
 impl Bloom {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
         let slow = c.flag("slow_but_exact", false)?;
+        let slices = if slow { read::positive(c, &["pretraining_tp"], 1)? } else { 1 };
+        if slices > 1024 {
+            return Err(c.refuse("pretraining_tp", "at most 1024"));
+        }
         Ok(Self {
             vocab: c.size_or(&["vocab_size"], 250880)?,
             hidden: read::positive(c, &["n_embed", "hidden_size"], 64)?,
@@ -35,7 +39,7 @@ impl Bloom {
             hidden_dropout: c.number("hidden_dropout", 0.0)?,
             attention_dropout: c.number("attention_dropout", 0.0)?,
             residual_after_norm: c.flag("apply_residual_connection_post_layernorm", false)?,
-            slices: if slow { read::positive(c, &["pretraining_tp"], 1)? } else { 1 },
+            slices,
             tied: c.flag("tie_word_embeddings", true)?,
         })
     }
@@ -122,8 +126,8 @@ impl Bloom {
         if self.slices <= 1 {
             return g.linear(name, x, self.hidden, true);
         }
-        let weight = g.parameter(&format!("{name}.weight"), [self.hidden, x.size(-1)], crate::model::op::Role::Linear);
-        g.parameter(&format!("{name}.bias"), [self.hidden], crate::model::op::Role::Bias);
+        let weight = g.parameter(&format!("{name}.weight"), [self.hidden, x.size(-1)], Role::Linear);
+        g.parameter(&format!("{name}.bias"), [self.hidden], Role::Bias);
         let weight = g.read(weight, [self.hidden, x.size(-1)]);
         let part = x.size(-1) / self.slices;
         let mut sum = g.run(Op::Fill(DType::F32), &[], x.shape().with(-1, self.hidden));

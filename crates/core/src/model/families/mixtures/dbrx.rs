@@ -32,14 +32,18 @@ impl Dbrx {
         let heads = read::positive(c, &["n_heads", "num_attention_heads"], 16)?;
         let mut attention = SelfAttention::new(heads, read::positive(&own, &["kv_n_heads"], 1)?, hidden / heads);
         attention.dropout = own.number("attn_pdrop", 0.0)?;
+        let count = read::positive(&experts, &["moe_num_experts"], 4)?;
+        if count > 4096 {
+            return Err(experts.refuse("moe_num_experts", "at most 4096"));
+        }
         Ok(Self {
             vocab: c.size_or(&["vocab_size"], 32000)?,
             hidden,
             layers: c.layers(&["n_layers", "num_hidden_layers"], 24)?,
             attention,
             residual_dropout: c.number("resid_pdrop", 0.0)?,
-            width: c.section("ffn_config").size_or(&["ffn_hidden_size"], 3584)?,
-            experts: read::positive(&experts, &["moe_num_experts"], 4)?,
+            width: experts.size_or(&["ffn_hidden_size"], 3584)?,
+            experts: count,
             top_k: read::positive(&experts, &["moe_top_k"], 1)?,
             activation: read::activation(&experts.section("ffn_act_fn"), "name", "silu")?,
             jitter: experts.has("moe_jitter_eps"),

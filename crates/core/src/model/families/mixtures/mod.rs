@@ -6,6 +6,7 @@ pub mod dbrx;
 pub mod deepseek_v2;
 pub mod deepseek_v3;
 pub mod deepseek_v32;
+pub mod deepseek_v4;
 pub mod ernie4_5_moe;
 pub(crate) mod frame;
 pub mod glm4_moe;
@@ -38,5 +39,6 @@ pub const ALL: &[&Family] = &[
     &deepseek_v3::FAMILY,
     &deepseek_v32::FAMILY,
     &deepseek_v32::GLM,
+    &deepseek_v4::FAMILY,
     &llama4_text::FAMILY,
 ];

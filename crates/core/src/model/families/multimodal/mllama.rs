@@ -171,6 +171,11 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
         return Ok(());
     }
     let text = Text::read(&c.section("text_config"))?;
+    if task == Task::CausalLm {
+        let hidden = g.module("model", |g| text.model(g, None));
+        causal_lm_head(g, hidden, text.vocab, None, false);
+        return Ok(());
+    }
     let vision = Vision::read(&c.section("vision_config"))?;
     let features = c.section("vision_config").size_or(&["vision_output_dim"], 7680)?;
     let body = |g: &mut Graph| {

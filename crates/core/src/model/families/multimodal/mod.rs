@@ -13,12 +13,16 @@ mod gemma4_text;
 mod gemma4_vision;
 pub mod idefics3;
 pub mod internvl;
+pub mod lfm2_vl;
+pub mod llama4;
 pub mod llava;
 pub mod mistral3;
 pub mod mllama;
 mod mllama_vision;
 pub mod paligemma;
 mod parts;
+mod phi4_audio;
+pub mod phi4_multimodal;
 mod pixtral;
 pub mod qwen2_5_vl;
 pub mod qwen2_vl;
@@ -33,7 +37,6 @@ pub const ALL: &[&Family] = &[
     &qwen2_5_vl::FAMILY,
     &qwen2_vl::FAMILY,
     &qwen3_vl::FAMILY,
-    &qwen3_5::FAMILY,
     &llava::FAMILY,
     &mistral3::FAMILY,
     &internvl::FAMILY,
@@ -44,4 +47,8 @@ pub const ALL: &[&Family] = &[
     &gemma4::FAMILY,
     &mllama::FAMILY,
     &blip2::FAMILY,
+    &phi4_multimodal::FAMILY,
+    &qwen3_5::FAMILY,
+    &lfm2_vl::FAMILY,
+    &llama4::FAMILY,
 ];

@@ -182,3 +182,13 @@ pub(super) fn turn(g: &mut Graph, x: &Value, cosine: &Value, sine: &Value) -> Va
     };
     g.add(&straight, &crossed)
 }
+
+/// A section with other class defaults: its own keys over these.
+pub(super) fn with_defaults(c: &Config<'_>, mut defaults: serde_json::Value) -> serde_json::Value {
+    if let Some(map) = defaults.as_object_mut() {
+        for key in c.keys() {
+            map.insert(key.to_owned(), c.get(key).cloned().unwrap_or_default());
+        }
+    }
+    defaults
+}

@@ -1,6 +1,8 @@
 //! Voxtral: Whisper's encoder, four frames joined into one token, Llama.
 
-use super::parts::{Host, text_type, two_linears};
+use serde_json::json;
+
+use super::parts::{Host, text_type, two_linears, with_defaults};
 use crate::model::Family;
 use crate::model::blocks::{EncoderAttention, attention, read};
 use crate::model::families::decoders::text_model;
@@ -92,7 +94,14 @@ impl Encoder {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let encoder = Encoder::read(&c.section("audio_config"))?;
-    let text = text_model(&c.section("text_config"), text_type(c, "llama"))?;
+    let text = with_defaults(
+        &c.section("text_config"),
+        json!({
+            "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
+            "num_key_value_heads": 8, "head_dim": 128
+        }),
+    );
+    let text = text_model(&Config::new(&text)?, text_type(c, "llama"))?;
     let activation = read::activation(c, "projector_hidden_act", "gelu")?;
     let width = text.vocabulary().width;
     let host = Host { text: text.as_ref(), module: "language_model", tied: false };

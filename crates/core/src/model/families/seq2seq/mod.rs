@@ -2,5 +2,9 @@
 
 use super::Family;
 
+pub mod bart;
+pub(crate) mod stack;
+pub mod t5;
+
 /// Every family in this folder.
-pub const ALL: &[&Family] = &[];
+pub const ALL: &[&Family] = &[&t5::FAMILY, &bart::FAMILY, &bart::MBART, &bart::M2M_100];

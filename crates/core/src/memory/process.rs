@@ -1,0 +1,42 @@
+//! What a process holds on the card besides the caching allocator: the CUDA context, loaded kernels, libraries.
+//!
+//! All figures are read off the H200 rows of truth/ledger (driver 580, torch 2.11): `nvml_used_end` less what was
+//! reserved. They are machine facts: another driver, card or torch has its own, and `vramcast calibrate` is to learn them.
+
+use super::log::Log;
+use crate::plan::Gpu;
+
+const MIB: u64 = 1 << 20;
+/// Driver, context and torch's own modules when the first tensor exists: 620.8 MiB in all 213 rows.
+const CONTEXT: u64 = 650_969_088;
+/// Kernels loaded lazily and library handles by the end of `generate`: rows without fused attention end at 686.8 MiB.
+const KERNELS_INFERENCE: u64 = 66 * MIB;
+/// The same by the end of training steps: 750.8 MiB.
+const KERNELS_TRAINING: u64 = 130 * MIB;
+/// cuDNN's fused attention: 766.8 against 750.8 MiB in training, 694.8 to 698.8 against 686.8 MiB in `generate`.
+const CUDNN_TRAINING: u64 = 16 * MIB;
+const CUDNN_INFERENCE: u64 = 8 * MIB;
+
+/// One part of what the process holds.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Part {
+    /// What it is.
+    pub name: &'static str,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// What the process holds besides the allocator's segments.
+pub fn parts(log: &Log, gpu: &Gpu, training: bool) -> Vec<Part> {
+    let mut parts = vec![
+        Part { name: "CUDA context", bytes: CONTEXT },
+        Part { name: "kernels and libraries", bytes: if training { KERNELS_TRAINING } else { KERNELS_INFERENCE } },
+    ];
+    let fused = log.storages.iter().any(|storage| storage.operation == "scaled_dot_product_attention");
+    // Which kernel it was follows from the card: Hopper and Blackwell take cuDNN's.
+    if fused && gpu.capability.is_none_or(|capability| (90..120).contains(&capability)) {
+        let bytes = if training { CUDNN_TRAINING } else { CUDNN_INFERENCE };
+        parts.push(Part { name: "cuDNN attention", bytes });
+    }
+    parts
+}

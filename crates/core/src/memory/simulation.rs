@@ -1,0 +1,40 @@
+//! One call from a model and a plan to everything a report needs.
+
+use std::rc::Rc;
+
+use super::allocator::{self, Replay};
+use super::log::Log;
+use super::process::{self, Part};
+use super::train;
+use crate::model::{Model, Program};
+use crate::plan::{PlanError, TrainPlan};
+
+/// A run, simulated.
+#[derive(Debug)]
+pub struct Simulation {
+    /// What ran.
+    pub program: Rc<Program>,
+    /// What happened to memory.
+    pub log: Log,
+    /// What the caching allocator made of it.
+    pub replay: Replay,
+    /// What the process holds besides.
+    pub process: Vec<Part>,
+}
+
+impl Simulation {
+    /// Most of what nvidia-smi shows: the largest reservation and what the process holds besides.
+    pub fn process_bytes(&self) -> u64 {
+        self.replay.peak_reserved() + self.process.iter().map(|part| part.bytes).sum::<u64>()
+    }
+}
+
+/// Simulates training.
+pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
+    plan.check()?;
+    let program = Rc::new(model.program(plan.batch.training_inputs())?);
+    let log = train::simulate(Rc::clone(&program), plan);
+    let replay = allocator::replay(&log, plan.allocator, None);
+    let process = process::parts(&log, &plan.gpu, true);
+    Ok(Simulation { program, log, replay, process })
+}

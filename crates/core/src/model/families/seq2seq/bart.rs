@@ -1,0 +1,176 @@
+//! BART, mBART, and M2M-100 with NLLB.
+
+use super::stack::{Defaults, Stack, decoder_ids, finish, logits};
+use crate::dtype::DType;
+use crate::model::Family;
+use crate::model::blocks::encoder::{full_mask, mask_over};
+use crate::model::blocks::{Encoded, read};
+use crate::model::families::encoders::counted_positions;
+use crate::model::op::{Binary, Input, Mask, Norm, Op, ParameterId, Role};
+use crate::model::{Config, Graph, ModelError, Task, Value};
+
+/// BART.
+pub const FAMILY: Family =
+    Family { name: "BART", model_types: &["bart"], build: |c, task, g| build(c, task, g, Kind::Bart) };
+/// mBART.
+pub const MBART: Family =
+    Family { name: "mBART", model_types: &["mbart"], build: |c, task, g| build(c, task, g, Kind::Mbart) };
+/// M2M-100.
+pub const M2M_100: Family =
+    Family { name: "M2M-100", model_types: &["m2m_100"], build: |c, task, g| build(c, task, g, Kind::M2m100) };
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Norms after each block.
+    Bart,
+    /// Norms before each block and at the end.
+    Mbart,
+    /// As mBART, with sinusoidal positions and no norm on the embeddings.
+    M2m100,
+}
+
+struct Bart {
+    kind: Kind,
+    vocab: u64,
+    hidden: u64,
+    positions: u64,
+    encoder: Stack,
+    decoder: Stack,
+    tied: bool,
+}
+
+impl Bart {
+    fn read(c: &Config<'_>, kind: Kind) -> Result<Self, ModelError> {
+        let other = kind == Kind::M2m100;
+        let defaults = Defaults {
+            hidden: 1024,
+            layers: 12,
+            heads: 16,
+            width: 4096,
+            activation: if other { "relu" } else { "gelu" },
+            dropout: 0.1,
+            attention_dropout: if other { 0.1 } else { 0.0 },
+        };
+        let stack = |side: &str| {
+            let mut stack = Stack::read(c, side, &defaults)?;
+            stack.norm_first = kind != Kind::Bart;
+            Ok::<_, ModelError>(stack)
+        };
+        Ok(Self {
+            kind,
+            vocab: c.size_or(&["vocab_size"], if other { 128_112 } else { 50265 })?,
+            hidden: read::positive(c, &["d_model"], 1024)?,
+            positions: c.size_or(&["max_position_embeddings"], 1024)?,
+            encoder: stack("encoder")?,
+            decoder: stack("decoder")?,
+            tied: c.flag("tie_word_embeddings", true)?,
+        })
+    }
+
+    fn encode(&self, g: &mut Graph, table: ParameterId) -> Value {
+        let ids = g.input(Input::Tokens, [g.inputs.batch, g.inputs.seq]);
+        g.module("encoder", |g| {
+            let words = self.words(g, table, &ids);
+            let mut hidden = self.embeddings(g, &ids, &words, true);
+            let mask = full_mask(g, &words);
+            for index in 0..self.encoder.layers {
+                hidden = g.layer("layers", index, |g| self.encoder.encoder_layer(g, &hidden, Some(&mask)));
+            }
+            self.final_norm(g, hidden)
+        })
+    }
+
+    fn decode(&self, g: &mut Graph, table: ParameterId, encoded: &Encoded) -> Value {
+        let ids = decoder_ids(g);
+        let (batch, seq) = (ids.size(0), ids.size(1));
+        g.module("decoder", |g| {
+            let words = self.words(g, table, &ids);
+            let mask = mask_over(g, Mask::Causal, batch, seq, seq.saturating_add(g.inputs.past));
+            let cross = mask_over(g, Mask::Full, batch, seq, encoded.seq);
+            let mut hidden = self.embeddings(g, &ids, &words, false);
+            for index in 0..self.decoder.layers {
+                hidden =
+                    g.layer("layers", index, |g| self.decoder.decoder_layer(g, &hidden, &mask, encoded, Some(&cross)));
+            }
+            self.final_norm(g, hidden)
+        })
+    }
+
+    /// The words, always multiplied by a scale, if only by 1.
+    fn words(&self, g: &mut Graph, table: ParameterId, ids: &Value) -> Value {
+        let words = g.embedding_with("embed_tokens", table, ids, self.vocab, self.hidden);
+        g.scale(&words)
+    }
+
+    fn embeddings(&self, g: &mut Graph, ids: &Value, words: &Value, encoder: bool) -> Value {
+        let places = match self.kind {
+            Kind::M2m100 => self.sinusoids(g, ids),
+            _ => self.learned(g, ids, encoder),
+        };
+        let mut hidden = g.add(words, &places);
+        if self.kind != Kind::M2m100 {
+            hidden = g.norm("layernorm_embedding", &hidden, Norm::Layer, true);
+        }
+        g.dropout(&hidden, self.encoder.dropout)
+    }
+
+    /// Positions from 2 on: one row per sample in the encoder, one for all in the decoder.
+    fn learned(&self, g: &mut Graph, ids: &Value, encoder: bool) -> Value {
+        let (batch, seq) = (ids.size(0), ids.size(1));
+        let mut positions = g.fill(DType::I64, [1, seq]);
+        positions = match encoder {
+            true => g.expand(&positions, [batch, seq]),
+            false => g.scalar(Binary::Add, &positions),
+        };
+        positions = g.scalar(Binary::Add, &positions);
+        g.embedding("embed_positions", &positions, self.positions.saturating_add(2), self.hidden)
+    }
+
+    /// A fixed table, a row for each token that is no padding.
+    fn sinusoids(&self, g: &mut Graph, ids: &Value) -> Value {
+        let (batch, seq) = (ids.size(0), ids.size(1));
+        let rows = self.positions.saturating_add(2);
+        g.without_grad(|g| {
+            g.module("embed_positions", |g| {
+                let table = g.model_buffer("weights", [rows, self.hidden], false);
+                let positions = counted_positions(g, ids);
+                let flat = g.view(&positions, [batch.saturating_mul(seq)]);
+                let picked = g.index(&table, &flat);
+                g.view(&picked, [batch, seq, self.hidden])
+            })
+        })
+    }
+
+    fn final_norm(&self, g: &mut Graph, hidden: Value) -> Value {
+        if self.kind == Kind::Bart { hidden } else { g.norm("layer_norm", &hidden, Norm::Layer, true) }
+    }
+
+    fn model(&self, g: &mut Graph) -> (Value, Encoded, ParameterId) {
+        let table = g.parameter("shared.weight", [self.vocab, self.hidden], Role::Embedding);
+        let encoded = Encoded::run(g, |g| self.encode(g, table));
+        let hidden = self.decode(g, table, &encoded);
+        (hidden, encoded, table)
+    }
+}
+
+fn build(c: &Config<'_>, task: Task, g: &mut Graph, kind: Kind) -> Result<(), ModelError> {
+    let bart = Bart::read(c, kind)?;
+    // BART and mBART switch the cache off when labels are given.
+    if kind == Kind::M2m100 {
+        g.caches_in_training();
+    }
+    if task == Task::Base {
+        let (hidden, encoded, _) = bart.model(g);
+        let outputs: Vec<&Value> = std::iter::once(&hidden).chain(&encoded.states).collect();
+        g.run(Op::Return, &outputs, []);
+        return Ok(());
+    }
+    let (hidden, encoded, table) = g.module("model", |g| bart.model(g));
+    let mut scores = logits(g, "lm_head", &hidden, bart.vocab, bart.tied.then_some(table));
+    if kind != Kind::M2m100 {
+        let bias = g.model_buffer("final_logits_bias", [1, bart.vocab], true);
+        scores = g.add(&scores, &bias);
+    }
+    finish(g, &scores, &encoded);
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! Stage 5: a simulation into the one value that every interface shows.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | [`alive`] | what is alive at the peak, by component, by module, and the largest things |
+//! | [`timeline`] | allocated memory over the run |
+//! | [`verdict`] | which cards hold it |
+
+pub mod alive;
+pub mod timeline;
+pub mod verdict;
+
+use serde::Serialize;
+
+use crate::memory::log::Category;
+use crate::memory::simulation::Simulation;
+use crate::model::Model;
+use crate::plan::{Gpu, TrainPlan};
+
+pub use alive::{Component, LargeTensor, ModuleShare};
+pub use timeline::{PhaseReport, Sample};
+pub use verdict::Verdict;
+
+/// The version of the JSON document; it changes when a field changes its meaning.
+pub const SCHEMA: u32 = 1;
+
+/// What a run needs, when and why. All sizes are bytes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// The version of this document.
+    pub schema: u32,
+    /// The model.
+    pub model: ModelFacts,
+    /// What was simulated.
+    pub plan: TrainPlan,
+    /// The answer at its three levels.
+    pub totals: Totals,
+    /// The process total taken apart: components at the peak, then slack, fragmentation and what is outside torch. Adds
+    /// up to `totals.process` exactly.
+    pub breakdown: Vec<Component>,
+    /// The peak taken apart by module.
+    pub modules: Vec<ModuleShare>,
+    /// When the peak is.
+    pub peak_phase: String,
+    /// The largest things alive at the peak.
+    pub largest: Vec<LargeTensor>,
+    /// Phase by phase.
+    pub phases: Vec<PhaseReport>,
+    /// Allocated over the run.
+    pub timeline: Vec<Sample>,
+    /// Which cards hold it.
+    pub verdicts: Vec<Verdict>,
+    /// Guesses and limits.
+    pub notes: Vec<String>,
+}
+
+/// The model in a few numbers.
+#[derive(Debug, Clone, Serialize)]
+pub struct ModelFacts {
+    /// As it was asked for.
+    pub name: String,
+    /// Its family.
+    pub family: String,
+    /// Parameters.
+    pub parameters: u64,
+    /// Parameters that are trained.
+    pub trainable: u64,
+}
+
+/// The answer, in bytes, at three levels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// The most that tensors hold (`torch.cuda.max_memory_allocated`).
+    pub allocated: u64,
+    /// The most that torch takes from the driver (`max_memory_reserved`).
+    pub reserved: u64,
+    /// The most that the process takes, as nvidia-smi shows it.
+    pub process: u64,
+}
+
+/// Sums a training simulation up; `cards` are the ones a verdict is wanted for.
+pub fn summarize(name: &str, model: &Model, plan: &TrainPlan, simulation: &Simulation, cards: &[Gpu]) -> Report {
+    let totals = Totals {
+        allocated: simulation.replay.peak_allocated(),
+        reserved: simulation.replay.peak_reserved(),
+        process: simulation.process_bytes(),
+    };
+    let alive = alive::at_peak(&simulation.log, &simulation.replay);
+    let parameters = &simulation.program.parameters;
+    let count = |frozen: bool| {
+        let kept = parameters.iter().filter(|p| !frozen || !plan.is_frozen(&p.name));
+        kept.fold(0, |sum: u64, p| sum.saturating_add(p.shape.elements()))
+    };
+    let mut notes = model.notes().to_vec();
+    notes.extend(plan.notes());
+    Report {
+        schema: SCHEMA,
+        model: ModelFacts {
+            name: name.to_owned(),
+            family: model.family().name.to_owned(),
+            parameters: count(false),
+            trainable: count(true),
+        },
+        plan: plan.clone(),
+        totals,
+        breakdown: alive::breakdown(simulation, &alive, totals),
+        modules: alive::by_module(simulation, &alive),
+        peak_phase: timeline::phase_of(simulation, simulation.replay.peak_event),
+        largest: alive::largest(simulation, &alive, 10),
+        phases: timeline::phases(simulation),
+        timeline: timeline::samples(simulation),
+        verdicts: cards.iter().map(|card| verdict::judge(card, totals.process)).collect(),
+        notes,
+    }
+}
+
+/// How a category is called in reports.
+pub fn category_name(category: Category) -> &'static str {
+    match category {
+        Category::Weights => "weights",
+        Category::Buffers => "buffers",
+        Category::Adapters => "adapters",
+        Category::Batch => "batch",
+        Category::Gradients => "gradients",
+        Category::OptimizerState => "optimizer state",
+        Category::Activations => "activations",
+        Category::Logits => "logits and loss",
+        Category::Cache => "cache",
+        Category::Temporaries => "temporaries",
+        Category::Workspace => "workspace",
+    }
+}

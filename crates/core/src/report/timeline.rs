@@ -1,0 +1,113 @@
+//! Memory over the run.
+
+use serde::Serialize;
+
+use crate::memory::log::{Category, Event};
+use crate::memory::simulation::Simulation;
+
+/// One phase.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PhaseReport {
+    /// Its name: step, micro-batch, what.
+    pub name: String,
+    /// Allocated when it began.
+    pub before: u64,
+    /// Allocated when it ended.
+    pub after: u64,
+    /// Most allocated in it.
+    pub peak: u64,
+    /// Most reserved in it.
+    pub peak_reserved: u64,
+}
+
+/// A moment of the run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Sample {
+    /// The phase it lies in.
+    pub phase: String,
+    /// The most that was asked for in this stretch, without rounding.
+    pub bytes: u64,
+    /// Of it: weights and buffers.
+    pub weights: u64,
+    /// Of it: gradients.
+    pub gradients: u64,
+    /// Of it: optimizer state.
+    pub optimizer: u64,
+}
+
+/// How many samples a timeline has at most.
+const SAMPLES: usize = 240;
+
+/// The phases of a run.
+pub(super) fn phases(simulation: &Simulation) -> Vec<PhaseReport> {
+    let named = simulation.log.phases.iter().zip(&simulation.replay.phases);
+    named
+        .filter(|(name, _)| *name != "end")
+        .map(|(name, phase)| PhaseReport {
+            name: name.clone(),
+            before: phase.before,
+            after: phase.after,
+            peak: phase.peak,
+            peak_reserved: phase.peak_reserved,
+        })
+        .collect()
+}
+
+/// The phase an event lies in.
+pub(super) fn phase_of(simulation: &Simulation, event: usize) -> String {
+    let before = simulation.log.events.iter().take(event + 1).rev();
+    let index = before.filter_map(|event| if let Event::Phase(index) = event { Some(*index) } else { None }).next();
+    index.and_then(|index| simulation.log.phases.get(index as usize)).cloned().unwrap_or_else(|| "load".to_owned())
+}
+
+/// Requested bytes over the run, the highest moment of each stretch.
+pub(super) fn samples(simulation: &Simulation) -> Vec<Sample> {
+    let log = &simulation.log;
+    let stretch = log.events.len().div_ceil(SAMPLES).max(1);
+    let mut samples: Vec<Sample> = Vec::new();
+    let mut now = Sample { phase: "load".into(), bytes: 0, weights: 0, gradients: 0, optimizer: 0 };
+    let mut highest: Option<Sample> = None;
+    for (index, event) in log.events.iter().enumerate() {
+        match event {
+            Event::Allocate(id) => {
+                let info = &log.storages[id.0 as usize];
+                now.bytes += info.bytes;
+                if let Some(part) = part(&mut now, info.category) {
+                    *part += info.bytes;
+                }
+            }
+            Event::Free(id) => {
+                let info = &log.storages[id.0 as usize];
+                now.bytes -= info.bytes;
+                if let Some(part) = part(&mut now, info.category) {
+                    *part -= info.bytes;
+                }
+            }
+            Event::Phase(phase) => {
+                let name = log.phases[*phase as usize].clone();
+                if name == "end" {
+                    break;
+                }
+                now.phase = name;
+            }
+            _ => {}
+        }
+        if highest.as_ref().is_none_or(|known| now.bytes > known.bytes) {
+            highest = Some(now.clone());
+        }
+        if (index + 1) % stretch == 0 {
+            samples.extend(highest.take());
+        }
+    }
+    samples.extend(highest);
+    samples
+}
+
+fn part(sample: &mut Sample, category: Category) -> Option<&mut u64> {
+    match category {
+        Category::Weights | Category::Buffers | Category::Adapters => Some(&mut sample.weights),
+        Category::Gradients => Some(&mut sample.gradients),
+        Category::OptimizerState => Some(&mut sample.optimizer),
+        _ => None,
+    }
+}

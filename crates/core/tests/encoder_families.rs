@@ -1,0 +1,137 @@
+//! Encoders, encoder-decoders, vision and speech models: every mode declares the same parameters, and no size panics.
+
+use serde_json::json;
+use vramcast_core::model::families::{Family, encoders, seq2seq, speech, vision};
+use vramcast_core::model::op::Op;
+use vramcast_core::model::{Inputs, Model, Step};
+
+const CLASSES: [&str; 8] = [
+    "AutoModel",
+    "AutoModelForMaskedLM",
+    "AutoModelForSequenceClassification",
+    "AutoModelForPreTraining",
+    "AutoModelForImageClassification",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForCTC",
+];
+
+fn model_types() -> impl Iterator<Item = &'static str> {
+    let folders: [&[&Family]; 4] = [encoders::ALL, seq2seq::ALL, speech::ALL, vision::ALL];
+    folders.into_iter().flatten().flat_map(|family| family.model_types.iter().copied())
+}
+
+fn modes() -> [Inputs; 4] {
+    let training =
+        Inputs { batch: 2, labels: true, mask: true, cache: false, last_logits_only: false, ..Inputs::inventory() };
+    let prefill = Inputs { batch: 3, seq: 5, target_seq: 1, ..Inputs::inventory() };
+    let decode = Inputs { batch: 3, seq: 5, target_seq: 1, past: 7, ..Inputs::inventory() };
+    [Inputs::inventory(), training, prefill, decode]
+}
+
+#[test]
+fn class_defaults_run_in_every_mode_with_the_same_parameters() {
+    for model_type in model_types() {
+        let mut heads = 0;
+        for class in CLASSES {
+            let model = Model::new(json!({"model_type": model_type}), Some(class)).unwrap();
+            assert!(model.notes().is_empty(), "{model_type}");
+            let Ok(first) = model.program(Inputs::inventory()) else { continue };
+            heads += 1;
+            for inputs in modes() {
+                let program = model.program(inputs).unwrap();
+                assert_eq!(program.parameters, first.parameters, "{model_type} {class}");
+                assert!(program.steps.iter().any(|step| matches!(step, Step::Run { op: Op::Return, .. })));
+            }
+        }
+        assert!(heads >= 1, "{model_type} has no head");
+    }
+}
+
+#[test]
+fn values_are_read_before_their_last_name_goes() {
+    for model_type in model_types() {
+        let model = Model::new(json!({"model_type": model_type}), Some("AutoModel")).unwrap();
+        for inputs in modes() {
+            let program = model.program(inputs).unwrap();
+            let (mut made, mut gone) = (vec![false; program.values.len()], vec![false; program.values.len()]);
+            for step in &program.steps {
+                match step {
+                    Step::Run { inputs, outputs, .. } => {
+                        for id in inputs {
+                            assert!(made[id.0 as usize] && !gone[id.0 as usize], "{model_type}: {step:?}");
+                        }
+                        outputs.iter().for_each(|id| made[id.0 as usize] = true);
+                    }
+                    Step::Release(id) => gone[id.0 as usize] = true,
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_encoder_does_not_run_again_while_its_decoder_generates() {
+    for model_type in ["t5", "bart", "m2m_100", "whisper"] {
+        let model = Model::new(json!({"model_type": model_type}), Some("AutoModelForSeq2SeqLM")).unwrap();
+        let [_, _, prefill, decode] = modes().map(|inputs| model.program(inputs).unwrap());
+        assert!(decode.steps.len() * 4 < prefill.steps.len() * 3, "{model_type}");
+        assert_eq!(model.inventory().unwrap().caches.len(), decode.steps.iter().filter(|s| is_cache(s)).count());
+    }
+}
+
+fn is_cache(step: &Step) -> bool {
+    matches!(step, Step::Run { op: Op::Cache(_), .. })
+}
+
+#[test]
+fn impossible_sizes_are_refused_without_a_panic() {
+    let keys = [
+        "hidden_size",
+        "d_model",
+        "dim",
+        "num_attention_heads",
+        "num_heads",
+        "n_heads",
+        "d_kv",
+        "intermediate_size",
+        "d_ff",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+        "encoder_layers",
+        "num_layers",
+        "image_size",
+        "patch_size",
+        "num_channels",
+        "max_position_embeddings",
+        "max_source_positions",
+        "position_buckets",
+        "embedding_size",
+        "num_hidden_groups",
+        "inner_group_num",
+        "local_attention",
+        "conv_kernel_size",
+        "vocab_size",
+        "global_attn_every_n_layers",
+        "num_conv_pos_embeddings",
+        "num_conv_pos_embedding_groups",
+        "num_mel_bins",
+        "conv_groups",
+        "mlp_ratio",
+        "num_hidden_layers",
+    ];
+    for model_type in model_types() {
+        for (key, value) in keys.iter().flat_map(|key| [(key, 0), (key, 7), (key, 1_u64 << 32)]) {
+            for class in ["AutoModel", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModelForCTC"] {
+                let mut config = json!({"model_type": model_type, "relative_attention": true});
+                config[*key] = json!(value);
+                if let Some(sizes) = config.as_object().cloned() {
+                    config["vision_config"] = json!(sizes);
+                    config["text_config"] = json!(sizes);
+                }
+                let _ = Model::new(config, Some(class)).unwrap().inventory();
+            }
+        }
+    }
+}
