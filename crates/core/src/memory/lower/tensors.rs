@@ -22,12 +22,15 @@ pub(super) fn lower<'a>(
     let made = match op {
         Op::Buffer(dtype) => torch.phantom(shape, *dtype),
         Op::Fill(dtype) => torch.fresh("fill", shape, *dtype),
+        Op::FillLike => torch.fresh("fill", shape, x().dtype),
+        Op::CachedState { fp32 } => torch.phantom(shape, if *fp32 { DType::F32 } else { weights }),
         Op::View | Op::Reshape => torch.reshape(x(), shape),
         Op::Transpose(a, b) => torch.transpose(x(), i64::from(*a), i64::from(*b)),
         Op::Permute(order) => torch.permute(x(), &order[..shape.rank()]),
         Op::Contiguous => torch.contiguous(x()),
         Op::Expand => torch.expand(x(), shape),
         Op::Slice { dim, step, .. } => torch.slice(x(), *dim, shape.size(i64::from(*dim)), *step),
+        Op::Assign { .. } => torch.assign(x(), input(1)),
         Op::Split(dim) => {
             let parts: Vec<u64> = outputs.iter().map(|v| shapes[v.0 as usize].size(i64::from(*dim))).collect();
             return torch.split(x(), *dim, &parts).into_iter().map(Some).collect();
@@ -41,10 +44,13 @@ pub(super) fn lower<'a>(
         Op::InPlace(kind) => torch.in_place(*kind, x(), input(1)),
         Op::Cast(Cast::To(dtype)) => torch.cast(x(), *dtype),
         Op::Cast(Cast::Like) => torch.cast(x(), input(1).dtype),
+        Op::Cast(Cast::Dense(dtype)) => torch.dense_cast(x(), *dtype),
+        Op::Cast(Cast::DenseLike) => torch.dense_cast(x(), input(1).dtype),
         Op::Cast(Cast::Model) => torch.cast(x(), weights),
         Op::Softmax { dtype, .. } => torch.softmax(x(), *dtype, "_softmax"),
         Op::Reduce { kind, dim, keep } => torch.reduce(*kind, x(), *dim, *keep),
         Op::MatMul => torch.matmul(x(), input(1)),
+        Op::SolveTriangular => torch.solve_triangular(x(), input(1)),
         Op::TopK { .. } | Op::Sort => {
             let (values, indices) = torch.top_k(x(), shape.last());
             return vec![Some(values), Some(indices)];
@@ -53,6 +59,8 @@ pub(super) fn lower<'a>(
         Op::Gather(_) => torch.gather(x(), input(1)),
         Op::Index => torch.index(x(), input(1), shape),
         Op::IndexAdd => torch.scattered("index_add", x(), input(1), input(2), false),
+        // A number scattered into a tensor without a graph.
+        Op::Scatter { in_place: true, .. } if inputs.len() == 2 => x().clone(),
         Op::Scatter { in_place, .. } => torch.scattered("scatter", x(), input(1), input(2), *in_place),
         Op::MaskedFill { in_place } => torch.masked_fill(x(), input(1), *in_place),
         Op::MaskedScatter => torch.scattered("masked_scatter", x(), input(1), input(2), false),

@@ -68,6 +68,31 @@ impl Torch {
         self.reshape(&product, Shape::new(&batch))
     }
 
+    /// `torch.linalg.solve_triangular(a, b)`.
+    pub fn solve_triangular(&mut self, a: &Tensor, b: &Tensor) -> Tensor {
+        let records = self.records(&[a, b]);
+        let saved_a = records.then(|| Saved::new(self, a));
+        let output = self.fresh("linalg_solve_triangular", b.shape, b.dtype);
+        if !records {
+            return output;
+        }
+        let saved_x = a.needs_grad().then(|| Saved::new(self, &output));
+        let (need_a, need_b, shape) = (a.needs_grad(), b.needs_grad(), a.shape);
+        self.attach(output, &[a, b], move |torch, gradient| {
+            let kept_a = saved_a.map(|saved| saved.get(torch));
+            let kept_x = saved_x.map(|saved| saved.get(torch));
+            let for_b = torch.fresh("linalg_solve_triangular", gradient.shape, gradient.dtype);
+            let for_a = need_a.then(|| {
+                let product = torch.fresh("bmm", shape, gradient.dtype);
+                let negated = torch.pointwise("neg", &[&product], gradient.dtype);
+                drop(product);
+                torch.pointwise("tril", &[&negated], gradient.dtype)
+            });
+            drop((kept_a, kept_x));
+            vec![for_a, need_b.then_some(for_b)]
+        })
+    }
+
     /// `F.linear` with a `[out, in]` matrix.
     pub fn linear(&mut self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let x = &self.narrow(x);

@@ -6,7 +6,8 @@ use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, read};
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
-use crate::model::op::{Activation, Binary, Mask, Norm, Role, RotaryTable};
+use crate::model::families::mixtures::routing::project;
+use crate::model::op::{Activation, Binary, Mask, Norm, RotaryTable};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Granite 4.
@@ -105,9 +106,8 @@ impl GraniteHybrid {
     fn sparse(&self, g: &mut Graph, experts: &FusedExperts, input: &Value) -> Value {
         let hidden = g.reshape(input, [input.size(0).saturating_mul(input.size(1)), self.vocabulary.width]);
         let (indices, weights) = g.module("router", |g| {
-            let weight = g.parameter("weight", [experts.count, self.vocabulary.width], Role::Other);
             let logits = {
-                let logits = state::functional_linear(g, weight, &hidden, experts.count);
+                let logits = project(g, &hidden, experts.count);
                 g.float(&logits)
             };
             let (chosen, indices) = g.top_k(&logits, experts.top_k);

@@ -2,13 +2,13 @@
 
 use super::mamba2_mixer::Mamba2Mixer;
 use super::state::{self, CausalConvolution};
-use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, mlp, read};
 use crate::model::config::MAX_LAYERS;
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
-use crate::model::op::{Activation, Binary, Mask, Norm, Op, Reduction, Role, Unary};
+use crate::model::families::mixtures::routing::{Grouped, Routing};
+use crate::model::op::{Activation, Mask, Norm};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Nemotron-H.
@@ -26,9 +26,7 @@ struct NemotronH {
     activation: Activation,
     mlp_bias: bool,
     experts: FusedExperts,
-    expert_groups: u64,
-    chosen_groups: u64,
-    normalised: bool,
+    router: Grouped,
     latent: Option<u64>,
     attention: SelfAttention,
     mixer: Mamba2Mixer,
@@ -70,13 +68,9 @@ impl NemotronH {
         };
         mixer.check(c, "n_groups")?;
         let activation = read::activation(c, "mlp_hidden_act", "relu2")?;
-        let count = read::positive(c, &["n_routed_experts", "num_local_experts"], 8)?;
-        let top_k = read::positive(c, &["num_experts_per_tok"], 2)?;
+        let mut router = Grouped::read(c, [8, 1, 1])?;
+        router.top_k = read::positive(c, &["num_experts_per_tok"], 2)?;
         let expert_width = c.size_or(&["moe_intermediate_size"], 7688)?;
-        let expert_groups = read::positive(c, &["n_group"], 1)?;
-        if count % expert_groups != 0 {
-            return Err(c.refuse("n_group", "a number that divides the experts"));
-        }
         let latent = c.size_or(&["moe_latent_size"], 0)?;
         Ok(Self {
             // The head is never tied.
@@ -86,10 +80,11 @@ impl NemotronH {
             shared_width: c.size_or(&["moe_shared_expert_intermediate_size"], 7688)?,
             activation,
             mlp_bias: c.flag("mlp_bias", false)?,
-            experts: FusedExperts { gated: false, ..FusedExperts::new(count, top_k, expert_width, activation) },
-            expert_groups,
-            chosen_groups: read::positive(c, &["topk_group"], 1)?,
-            normalised: c.flag("norm_topk_prob", true)?,
+            experts: FusedExperts {
+                gated: false,
+                ..FusedExperts::new(router.experts, router.top_k, expert_width, activation)
+            },
+            router,
             latent: (latent > 0).then_some(latent),
             attention,
             mixer,
@@ -112,7 +107,10 @@ impl NemotronH {
 
     fn sparse(&self, g: &mut Graph, input: &Value) -> Value {
         let tokens = input.size(0).saturating_mul(input.size(1));
-        let (weights, indices) = g.module("gate", |g| self.route(g, input));
+        let Routing { logits: _, weights, indices } = g.module("gate", |g| {
+            let hidden = g.view(input, [tokens, self.vocabulary.width]);
+            self.router.run(g, &hidden)
+        });
         let mut hidden = g.view(input, [tokens, self.vocabulary.width]);
         if let Some(latent) = self.latent {
             hidden = g.linear("fc1_latent_proj", &hidden, latent, self.mlp_bias);
@@ -126,52 +124,6 @@ impl NemotronH {
         let shared =
             g.module("shared_experts", |g| mlp(g, input, names, self.shared_width, self.activation, self.mlp_bias));
         g.add(&hidden, &shared)
-    }
-
-    /// DeepSeek-V3's router: sigmoid scores, a bias for the choice only, the best groups first.
-    fn route(&self, g: &mut Graph, input: &Value) -> (Value, Value) {
-        let (count, groups, top_k) = (self.experts.count, self.expert_groups, self.experts.top_k);
-        let hidden = g.view(input, [input.size(0).saturating_mul(input.size(1)), self.vocabulary.width]);
-        let tokens = hidden.size(0);
-        let weight = g.parameter("weight", [count, self.vocabulary.width], Role::Other);
-        g.buffer("e_score_correction_bias", [count], DType::F32, true);
-        let logits = {
-            let wide = g.float(&hidden);
-            let weight = g.read(weight, [count, self.vocabulary.width]);
-            let weight = g.float(&weight);
-            let weight = g.transpose(&weight, 0, 1);
-            g.matmul(&wide, &weight)
-        };
-        let scores = g.unary(Unary::Sigmoid, &logits);
-        let bias = g.run(Op::Buffer(DType::F32), &[], [count]);
-        let mut choice = g.add(&scores, &bias);
-        let group_scores = {
-            let grouped = g.view(&choice, [tokens, groups, count / groups]);
-            let (best, _) = g.top_k(&grouped, 2.min(count / groups));
-            g.reduce(Reduction::Sum, &best, -1, false)
-        };
-        let (_, group_indices) = g.top_k(&group_scores, self.chosen_groups);
-        let mut group_mask = g.fill_like(&group_scores, [tokens, groups]);
-        group_mask = g.run(Op::Scatter { dim: 1, in_place: true }, &[&group_mask, &group_indices], [tokens, groups]);
-        let score_mask = {
-            let mask = g.unsqueeze(&group_mask, -1);
-            let mask = g.expand(&mask, [tokens, groups, count / groups]);
-            g.reshape(&mask, [tokens, count])
-        };
-        choice = {
-            let mask = g.to(&score_mask, DType::Bool);
-            let mask = g.unary(Unary::Not, &mask);
-            g.masked_fill(&choice, &mask)
-        };
-        let (_, indices) = g.top_k(&choice, top_k);
-        let mut weights = g.gather(&scores, 1, &indices);
-        if self.normalised {
-            let sum = g.reduce(Reduction::Sum, &weights, -1, true);
-            let sum = g.scalar(Binary::Add, &sum);
-            weights = g.in_place(Binary::Div, &weights, &sum);
-        }
-        weights = g.scale(&weights);
-        (weights, indices)
     }
 }
 

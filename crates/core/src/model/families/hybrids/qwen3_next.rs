@@ -7,7 +7,8 @@ use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, gated_mlp, read};
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
-use crate::model::op::{Activation, Binary, Mask, Norm, Reduction, Role, Rotary, RotaryTable, Unary};
+use crate::model::families::mixtures::routing::{Routing, softmax_top_k};
+use crate::model::op::{Activation, Mask, Norm, Rotary, RotaryTable, Unary};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Qwen3-Next and Qwen3.5's text models on their own.
@@ -164,17 +165,8 @@ impl Qwen3Next {
         let Sparse { experts, shared_width, normalised } = &self.sparse;
         let hidden = g.view(input, [input.size(0).saturating_mul(input.size(1)), input.size(2)]);
         let mut shared = g.module("shared_expert", |g| self.mlp(g, &hidden, *shared_width));
-        let (weights, indices) = g.module("gate", |g| {
-            let weight = g.parameter("weight", [experts.count, hidden.size(1)], Role::Other);
-            let logits = state::functional_linear(g, weight, &hidden, experts.count);
-            let probabilities = g.softmax(&logits, -1, Some(DType::F32));
-            let (mut weights, indices) = g.top_k(&probabilities, experts.top_k);
-            if *normalised {
-                let sum = g.reduce(Reduction::Sum, &weights, -1, true);
-                weights = g.in_place(Binary::Div, &weights, &sum);
-            }
-            (g.type_as(&weights, &logits), indices)
-        });
+        let Routing { logits: _, weights, indices } =
+            g.module("gate", |g| softmax_top_k(g, &hidden, experts.count, experts.top_k, *normalised));
         let mut output = experts.run(g, "experts", &hidden, &indices, &weights);
         shared = {
             let gate = g.linear("shared_expert_gate", &hidden, 1, false);

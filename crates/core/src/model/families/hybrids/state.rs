@@ -1,6 +1,6 @@
 //! What layers with a constant state share: the state itself and the short causal convolution before it.
 
-use crate::model::op::{Activation, CacheKind, CacheUpdate, Convolution, Input, LinearLayout, Op, ParameterId};
+use crate::model::op::{Activation, CacheKind, CacheUpdate, Convolution, Input, Op};
 use crate::model::shape::Shape;
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
@@ -128,12 +128,6 @@ pub(super) fn attention_layers(
         return kinds.iter().take(layers as usize).map(is_attention).collect();
     }
     Ok((0..layers).map(rule).collect())
-}
-
-/// `torch.nn.functional.linear` with a parameter that no linear module owns (routers).
-pub(super) fn functional_linear(g: &mut Graph, weight: ParameterId, x: &Value, outputs: u64) -> Value {
-    let op = Op::Linear { weight, bias: None, layout: LinearLayout::OutIn };
-    g.run(op, &[x], x.shape().with(-1, outputs))
 }
 
 /// Runs a model under its prefix, or bare when no head is asked for; then the hidden states are what it returns.

@@ -7,6 +7,9 @@ use super::Family;
 
 pub mod blip2;
 pub mod gemma3;
+pub mod gemma3n;
+mod gemma3n_audio;
+mod gemma3n_text;
 pub mod gemma4;
 mod gemma4_audio;
 mod gemma4_text;
@@ -19,6 +22,7 @@ pub mod llava;
 pub mod mistral3;
 pub mod mllama;
 mod mllama_vision;
+mod mobilenet_v5;
 pub mod paligemma;
 mod parts;
 mod phi4_audio;
@@ -44,6 +48,7 @@ pub const ALL: &[&Family] = &[
     &idefics3::FAMILY,
     &voxtral::FAMILY,
     &gemma3::FAMILY,
+    &gemma3n::FAMILY,
     &gemma4::FAMILY,
     &mllama::FAMILY,
     &blip2::FAMILY,
