@@ -5,6 +5,7 @@
 //! | [`adapter`] | LoRA and its relatives: what they train, where |
 //! | [`train`] | a training run: batch, precision, checkpointing, optimizer |
 //! | [`batch`] | the sizes of what goes in |
+//! | [`quantization`] | weights in 4 and 8 bits |
 //! | [`optimizer`] | which optimizer, stepping how |
 //! | [`hardware`] | cards |
 //! | [`allocator`] | options of torch's caching allocator |
@@ -14,6 +15,7 @@ pub mod allocator;
 pub mod batch;
 pub mod hardware;
 pub mod optimizer;
+pub mod quantization;
 pub mod train;
 
 pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
@@ -21,6 +23,7 @@ pub use allocator::AllocatorOptions;
 pub use batch::Batch;
 pub use hardware::{Gpu, Gpus};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
+pub use quantization::{Outliers, Quantization, QuantizationScheme};
 pub use train::{AttentionKind, Checkpointing, Kernels, TrainPlan};
 
 /// Why a plan cannot be.

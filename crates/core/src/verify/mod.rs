@@ -4,3 +4,4 @@ pub mod ledger;
 pub mod lora;
 pub mod models;
 pub mod pattern;
+mod recorded;

@@ -80,12 +80,7 @@ impl AdapterLayout {
         Self::of(plan, model_type, &program.modules, &program.parameters)
     }
 
-    fn of(
-        plan: &LoraPlan,
-        model_type: &str,
-        modules: &[Module],
-        parameters: &[Parameter],
-    ) -> Result<Self, PlanError> {
+    fn of(plan: &LoraPlan, model_type: &str, modules: &[Module], parameters: &[Parameter]) -> Result<Self, PlanError> {
         plan.check()?;
         let view = View { model_type, modules, parameters };
         let resolved = targets::resolve(plan, view)?;
@@ -204,7 +199,9 @@ fn adapt_parameter(
     let (experts, inputs, outputs) = match shape.rank() {
         2 => (1, shape.size(1), shape.size(0)),
         3 => (shape.size(0), shape.size(2), shape.size(1)),
-        dims => return Err(bad("target_parameters", name, &format!("a matrix or a stack of them ({dims} dimensions)"))),
+        dims => {
+            return Err(bad("target_parameters", name, &format!("a matrix or a stack of them ({dims} dimensions)")));
+        }
     };
     let rank = targets::rank_of(plan, &resolved.ranks, name)?;
     let wide = rank.saturating_mul(experts);
@@ -231,7 +228,8 @@ fn saved_modules(plan: &LoraPlan, view: View<'_>) -> Vec<SavedModule> {
             continue;
         }
         let mut parameters: Vec<(ParameterId, Shape)> = Vec::new();
-        let under = |path: &str| path == module.path || path.strip_prefix(&module.path).is_some_and(|r| r.starts_with('.'));
+        let under =
+            |path: &str| path == module.path || path.strip_prefix(&module.path).is_some_and(|r| r.starts_with('.'));
         for held in view.modules.iter().filter(|other| under(&other.path)) {
             for id in &held.parameters {
                 if !parameters.iter().any(|(known, _)| known == id) {

@@ -192,8 +192,8 @@ impl LoraPlan {
                 "modules_to_save" => plan.modules_to_save = strings(key, value)?,
                 "target_parameters" => plan.target_parameters = strings(key, value)?,
                 "bias" => {
-                    plan.bias = serde_json::from_value(value.clone())
-                        .map_err(|_| bad(key, value, "none, all or lora_only"))?;
+                    plan.bias =
+                        serde_json::from_value(value.clone()).map_err(|_| bad(key, value, "none, all or lora_only"))?;
                 }
                 "lora_bias" => plan.lora_bias = *value == true,
                 "use_dora" => plan.dora = *value == true,
@@ -211,10 +211,9 @@ impl LoraPlan {
 fn strings(key: &str, value: &Value) -> Result<Vec<String>, PlanError> {
     match value {
         Value::String(one) => Ok(vec![one.clone()]),
-        Value::Array(list) => list
-            .iter()
-            .map(|item| item.as_str().map(str::to_owned).ok_or_else(|| bad(key, item, "a name")))
-            .collect(),
+        Value::Array(list) => {
+            list.iter().map(|item| item.as_str().map(str::to_owned).ok_or_else(|| bad(key, item, "a name"))).collect()
+        }
         _ => Err(bad(key, value, "a list of names")),
     }
 }

@@ -249,10 +249,8 @@ impl<'a> Matcher<'a> {
         };
         let saved = saved_names(plan);
         let saved = saved.iter().map(|name| compile("modules_to_save", &format!(r"^(?:|.*\.){name}(?:$|\..*)")));
-        let layer_patterns = plan
-            .layers_pattern
-            .iter()
-            .map(|name| compile("layers_pattern", &format!(r"^(?:|.*?\.){name}\.(\d+)\.")));
+        let layer_patterns =
+            plan.layers_pattern.iter().map(|name| compile("layers_pattern", &format!(r"^(?:|.*?\.){name}\.(\d+)\.")));
         let mut layer_patterns: Vec<Regex> = layer_patterns.collect::<Result<_, _>>()?;
         if layer_patterns.is_empty() {
             layer_patterns.push(compile("layers_pattern", r"^.*?\.[^.]*\.(\d+)\.")?);
