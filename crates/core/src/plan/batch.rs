@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::{Images, Inputs};
 
 /// One batch on one card.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Batch {
     /// Samples per card.

@@ -6,7 +6,7 @@ use super::PlanError;
 use crate::dtype::DType;
 
 /// A frozen base held in few bits.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Quantization {
     /// The number format.
@@ -48,7 +48,7 @@ impl Default for Quantization {
 }
 
 /// Number formats of bitsandbytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum QuantizationScheme {
     /// 4-bit normal floats.
@@ -60,7 +60,7 @@ pub enum QuantizationScheme {
 }
 
 /// How many columns hold outliers. It depends on the data: the two ends of the range can be asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outliers {
     /// None to speak of, as in trained models: a handful of columns of each layer.

@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::model::Program;
 
 /// What is trained, and how, on one card.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainPlan {
     /// What goes in.
@@ -130,7 +130,7 @@ impl TrainPlan {
 }
 
 /// How attention is computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttentionKind {
     /// `F.scaled_dot_product_attention`: torch chooses a kernel.
@@ -140,7 +140,7 @@ pub enum AttentionKind {
 }
 
 /// What of a layer is recomputed in backward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Checkpointing {
     /// Nothing.
@@ -150,7 +150,7 @@ pub enum Checkpointing {
 }
 
 /// Whose kernels run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kernels {
     /// transformers' own Python.

@@ -5,3 +5,4 @@ pub mod lora;
 pub mod models;
 pub mod pattern;
 mod recorded;
+pub mod summary;

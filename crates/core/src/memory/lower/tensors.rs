@@ -61,6 +61,7 @@ pub(super) fn lower<'a>(
         Op::IndexAdd => torch.scattered("index_add", x(), input(1), input(2), false),
         // A number scattered into a tensor without a graph.
         Op::Scatter { in_place: true, .. } if inputs.len() == 2 => x().clone(),
+        Op::Scatter { .. } if inputs.len() == 2 => torch.fresh_like("scatter", x(), x().dtype),
         Op::Scatter { in_place, .. } => torch.scattered("scatter", x(), input(1), input(2), *in_place),
         Op::MaskedFill { in_place } => torch.masked_fill(x(), input(1), *in_place),
         Op::MaskedScatter => torch.scattered("masked_scatter", x(), input(1), input(2), false),

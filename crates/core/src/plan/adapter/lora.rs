@@ -8,7 +8,7 @@ use super::{PlanError, bad};
 use crate::dtype::DType;
 
 /// LoRA as `peft.LoraConfig` describes it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoraPlan {
     /// The rank.
@@ -70,7 +70,7 @@ impl Default for LoraPlan {
 }
 
 /// Which biases of the model are trained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LoraBias {
     /// None.
@@ -83,7 +83,7 @@ pub enum LoraBias {
 }
 
 /// PEFT's `task_type`, where it matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum TaskType {
     /// A language model.

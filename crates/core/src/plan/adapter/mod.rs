@@ -28,7 +28,7 @@ use super::PlanError;
 use crate::dtype::DType;
 
 /// An adapter.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(tag = "method", rename_all = "kebab-case")]
 pub enum AdapterPlan {
     /// LoRA and its variants.

@@ -8,7 +8,7 @@ use super::{LoraPlan, PlanError, bad, defaults};
 use crate::model::{Inventory, ModuleKind};
 
 /// A method other than LoRA.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OtherAdapter {
     /// IA³: a learned scale per output (or per input of feed-forward layers).
@@ -24,7 +24,7 @@ pub enum OtherAdapter {
 }
 
 /// `peft.IA3Config`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Ia3Plan {
     /// Which modules are scaled.
@@ -34,7 +34,7 @@ pub struct Ia3Plan {
 }
 
 /// `peft.OFTConfig`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OftPlan {
     /// Which modules are rotated.
@@ -54,7 +54,7 @@ impl Default for OftPlan {
 }
 
 /// `peft.VeraConfig`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct VeraPlan {
     /// Which modules are adapted.
@@ -70,7 +70,7 @@ impl Default for VeraPlan {
 }
 
 /// `peft.PromptTuningConfig`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct PromptPlan {
     /// How many virtual tokens.
     pub virtual_tokens: u64,
@@ -80,7 +80,7 @@ pub struct PromptPlan {
 }
 
 /// `peft.PrefixTuningConfig`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct PrefixPlan {
     /// How many virtual tokens.
     pub virtual_tokens: u64,

@@ -10,8 +10,9 @@ use crate::model::op::{ModuleId, Parameter, ParameterId};
 use crate::model::{Module, ModuleKind};
 
 /// Which modules are meant.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(into = "Option<NamesOrPattern>", from = "Option<NamesOrPattern>")]
+#[schemars(with = "Option<NamesOrPattern>")]
 pub enum Targets {
     /// PEFT's own choice for the model type; refused where it has none.
     #[default]
@@ -24,7 +25,7 @@ pub enum Targets {
     Names(Vec<String>),
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(untagged)]
 enum NamesOrPattern {
     Pattern(String),

@@ -1,0 +1,202 @@
+//! From what a user typed to a model's facts: paths of this machine, the embedded catalogue, the hub.
+//!
+//! [`resolve`] is the only way in. It reads configs and tensor headers, never weights. In order: what exists as a
+//! path; what the catalogue knows (unless a revision or `refresh` asks for the hub); a repository of the hub.
+//!
+//! | file | its work |
+//! |---|---|
+//! | `spec` | what a model may be called |
+//! | `contents` | which files of a folder or repository matter, and what they say |
+//! | `prefix` | feeds the header parsers with ever longer prefixes |
+//! | `local` | folders and files |
+//! | `hub` | repositories: what they hold, caches first |
+//! | `http` | one request: redirects, retries, ranges, time-outs |
+//! | `cache` | Hugging Face's cache, read only, and our own |
+//! | `auth`, `error`, `progress` | the token, the messages, the bar |
+
+mod auth;
+mod cache;
+mod contents;
+mod error;
+mod http;
+mod hub;
+mod local;
+mod prefix;
+mod progress;
+mod spec;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::Value;
+use vramcast_core::source::{Tensor, catalogue, gguf};
+
+use crate::env::Environment;
+
+pub use auth::Token;
+pub use error::{BAD_INPUT, COULD_NOT_FETCH, ContentError, FetchError};
+pub use spec::Repository;
+
+/// How to fetch.
+#[derive(Debug, Clone)]
+pub struct FetchOptions {
+    /// The hub, without a slash at its end.
+    pub endpoint: String,
+    /// Sent to the endpoint and to no other host.
+    pub token: Option<Token>,
+    /// No network.
+    pub offline: bool,
+    /// Ask the hub even for what the catalogue knows.
+    pub refresh: bool,
+    /// Branch, tag or commit; one in the name wins.
+    pub revision: Option<String>,
+    /// Whether to read tensor headers. Without them a repository costs two requests.
+    pub tensors: bool,
+    /// How long to wait for an answer.
+    pub answer_timeout: Duration,
+    /// How long to wait for each piece of a body.
+    pub read_timeout: Duration,
+    /// How often to try in all.
+    pub attempts: u32,
+    /// How long to wait before the second try; doubles with each.
+    pub backoff: Duration,
+    /// The longest `Retry-After` we sit out.
+    pub longest_wait: Duration,
+    /// Hugging Face's cache. Read, never written.
+    pub hub_cache: Option<PathBuf>,
+    /// Our own cache.
+    pub cache: Option<PathBuf>,
+    /// Show progress on stderr when it takes long and someone is watching.
+    pub progress: bool,
+}
+
+impl FetchOptions {
+    /// What the environment says, with our defaults for the rest.
+    pub fn new(environment: &Environment) -> Self {
+        Self {
+            endpoint: environment.endpoint.clone(),
+            token: Token::find(environment),
+            offline: environment.offline,
+            refresh: false,
+            revision: None,
+            tensors: true,
+            answer_timeout: environment.answer_timeout,
+            read_timeout: environment.read_timeout,
+            attempts: 4,
+            backoff: Duration::from_millis(500),
+            longest_wait: Duration::from_secs(30),
+            hub_cache: environment.hub_cache.clone(),
+            cache: environment.cache.clone(),
+            progress: environment.progress,
+        }
+    }
+}
+
+/// One file of tensors.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorFile {
+    /// Its name below the model's folder.
+    pub name: String,
+    /// Its tensors.
+    pub tensors: Vec<Tensor>,
+}
+
+/// All tensors of a model, from the headers of its files.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct TensorFiles {
+    /// The files, in order of their names.
+    pub files: Vec<TensorFile>,
+}
+
+impl TensorFiles {
+    /// All tensors.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.files.iter().flat_map(|file| &file.tensors)
+    }
+
+    /// Bytes of all tensors, if they fit in 64 bits.
+    pub fn bytes(&self) -> Option<u64> {
+        self.tensors().try_fold(0u64, |sum, tensor| sum.checked_add(tensor.bytes))
+    }
+}
+
+/// A GGUF model, of one file or several.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GgufFiles {
+    /// The files, in order.
+    pub names: Vec<String>,
+    /// The first file's header, with the tensors of all.
+    pub header: gguf::Header,
+}
+
+/// A model's facts.
+#[derive(Debug, Clone, Default)]
+pub struct Resolved {
+    /// What to call it.
+    pub name: String,
+    /// Its `config.json`.
+    pub config: Option<Value>,
+    /// The transformers class it is loaded with, where the catalogue knows it.
+    pub auto_class: Option<String>,
+    /// Its safetensors headers.
+    pub tensors: Option<TensorFiles>,
+    /// Its GGUF headers.
+    pub gguf: Option<GgufFiles>,
+    /// Its `adapter_config.json`, when it is an adapter.
+    pub adapter: Option<Value>,
+    /// Where all this comes from, for people.
+    pub origin: String,
+    /// What a user should know: renamed, stale, incomplete.
+    pub notes: Vec<String>,
+}
+
+/// Finds a model.
+pub fn resolve(spec: &str, options: &FetchOptions) -> Result<Resolved, FetchError> {
+    let spec = spec.trim();
+    if spec.is_empty() {
+        return Err(FetchError::BadSpec { spec: String::new(), problem: "the name is empty".to_owned() });
+    }
+    if let Some(path) = local::existing(spec) {
+        return local::resolve(&path, options);
+    }
+    if spec::looks_like_path(spec) {
+        return Err(FetchError::NoSuchPath { path: spec.to_owned() });
+    }
+    let asks_for_hub = options.refresh || options.revision.is_some();
+    if !asks_for_hub && let Some(entry) = catalogue::find(spec) {
+        return Ok(from_catalogue(entry));
+    }
+    // `llama3-8b` with a revision means the repository it stands for.
+    let id = catalogue::alias(spec).filter(|id| id.contains('/')).unwrap_or(spec);
+    if !id.contains('/') {
+        return Err(unknown(spec));
+    }
+    let mut repository = Repository::parse(id, &options.endpoint)?;
+    if repository.revision.is_none() {
+        repository.revision.clone_from(&options.revision);
+    }
+    // An address without a revision is the catalogue's model just as well.
+    if !options.refresh
+        && repository.revision.is_none()
+        && repository.choice.is_none()
+        && let Some(entry) = catalogue::find(&repository.id)
+    {
+        return Ok(from_catalogue(entry));
+    }
+    hub::resolve(&repository, options)
+}
+
+fn from_catalogue(entry: catalogue::Entry) -> Resolved {
+    Resolved {
+        name: entry.id,
+        config: Some(entry.config),
+        auto_class: entry.auto_class,
+        origin: "the built-in catalogue".to_owned(),
+        ..Resolved::default()
+    }
+}
+
+fn unknown(name: &str) -> FetchError {
+    let suggestions = catalogue::suggest(name).into_iter().map(str::to_owned).collect();
+    FetchError::UnknownModel { name: name.to_owned(), suggestions }
+}
