@@ -101,10 +101,7 @@ fn predict(row: &Value) -> Result<Scored, String> {
         ok: false,
         allocated: Measure { predicted: Some(replay.peak_allocated()), measured: measured["peak_allocated"].as_u64() },
         reserved: Measure { predicted: Some(replay.peak_reserved()), measured: measured["peak_reserved"].as_u64() },
-        process: Measure {
-            predicted: Some(simulation.process_bytes()),
-            measured: measured["nvml_used_end"].as_u64(),
-        },
+        process: Measure { predicted: Some(simulation.process_bytes()), measured: measured["nvml_used_end"].as_u64() },
         phases: Vec::new(),
         out_of_memory: None,
     };

@@ -199,7 +199,7 @@ fn ia3(plan: &Ia3Plan, view: View<'_>) -> Result<u64, PlanError> {
     })
 }
 
-/// The divisor nearest to `wanted`, the larger one on a tie (`adjust_oft_parameters`).
+/// The divisor nearest to `wanted`, the smaller one on a tie (`adjust_oft_parameters`).
 fn closest_divisor(inputs: u64, wanted: u64) -> u64 {
     if inputs == 0 || wanted >= inputs {
         return inputs;
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn the_nearest_divisor_is_taken() {
         assert_eq!(closest_divisor(4096, 32), 32);
-        assert_eq!(closest_divisor(896, 30), 32);
+        assert_eq!(closest_divisor(896, 30), 28);
         assert_eq!(closest_divisor(100, 200), 100);
     }
 }
