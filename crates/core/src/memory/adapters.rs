@@ -1,11 +1,14 @@
 //! Load with adapters and quantised weights: what is on the card before the first step.
 
+use std::collections::BTreeMap;
+
 use super::log::{Category, Event};
 use super::lower::{LoraWeights, Wrapped};
 use super::optimizer::Trained;
 use super::outliers;
 use super::tensor::Tensor;
 use super::torch::Torch;
+use super::torch::quantised::QuantisedWeight;
 use crate::dtype::DType;
 use crate::model::op::{ModuleId, Op, ParameterId};
 use crate::model::{Module, ModuleKind, Program, Step};
@@ -55,26 +58,9 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan, layou
     loaded
 }
 
-/// Linears go over to their quantised form module by module; a parent's old children die when it is done.
+/// Linears quantised, and everything else made fp32 where the plan prepares the model.
 fn quantise(torch: &mut Torch, program: &Program, plan: &TrainPlan, scheme: &Quantization, loaded: &mut Loaded) {
-    let probabilities = outliers::probabilities(program, scheme);
-    let mut old: Vec<Tensor> = Vec::new();
-    let mut parent = "";
-    for module in program.modules.iter().filter(|module| is_quantised(module, scheme)) {
-        let Some(&id) = module.parameters.first() else { continue };
-        let own = module.path.rsplit_once('.').map_or("", |(parent, _)| parent);
-        if own != parent {
-            old.clear();
-            parent = own;
-        }
-        let shape = program.parameters[id.0 as usize].shape;
-        let mut weight = torch.quantise(shape, plan.weights, scheme);
-        weight.outlier_probability = probabilities.get(&id).copied().unwrap_or(0.0);
-        loaded.wrapped.quantised.insert(id, weight);
-        let stand_in = torch.phantom(shape, plan.weights);
-        old.push(std::mem::replace(&mut loaded.parameters[id.0 as usize], stand_in));
-    }
-    drop(old);
+    loaded.wrapped.quantised = quantise_linears(torch, program, plan.weights, scheme, &mut loaded.parameters);
     if !scheme.prepare {
         return;
     }
@@ -87,8 +73,38 @@ fn quantise(torch: &mut Torch, program: &Program, plan: &TrainPlan, scheme: &Qua
     torch.log.borrow_mut().events.push(Event::EmptyCache);
 }
 
+/// Linears go over to their quantised form module by module; a parent's old children die when it is done. What is left
+/// in `parameters` for them takes no memory.
+pub(super) fn quantise_linears(
+    torch: &mut Torch,
+    program: &Program,
+    weights: DType,
+    scheme: &Quantization,
+    parameters: &mut [Tensor],
+) -> BTreeMap<ParameterId, QuantisedWeight> {
+    let probabilities = outliers::probabilities(program, scheme);
+    let mut quantised = BTreeMap::new();
+    let mut old: Vec<Tensor> = Vec::new();
+    let mut parent = "";
+    for module in program.modules.iter().filter(|module| is_quantised(module, scheme)) {
+        let Some(&id) = module.parameters.first() else { continue };
+        let own = module.path.rsplit_once('.').map_or("", |(parent, _)| parent);
+        if own != parent {
+            old.clear();
+            parent = own;
+        }
+        let shape = program.parameters[id.0 as usize].shape;
+        let mut weight = torch.quantise(shape, weights, scheme);
+        weight.outlier_probability = probabilities.get(&id).copied().unwrap_or(0.0);
+        quantised.insert(id, weight);
+        let stand_in = torch.phantom(shape, weights);
+        old.push(std::mem::replace(&mut parameters[id.0 as usize], stand_in));
+    }
+    quantised
+}
+
 /// Whether bitsandbytes takes a module over.
-pub(super) fn is_quantised(module: &Module, scheme: &Quantization) -> bool {
+fn is_quantised(module: &Module, scheme: &Quantization) -> bool {
     let kept = match &scheme.skip {
         Some(names) => names.iter().any(|name| module.path.contains(name.as_str())),
         None => adapter::defaults::OUTPUT_EMBEDDINGS.contains(&module.path.as_str()),

@@ -39,7 +39,7 @@ pub fn simulate(program: Rc<Program>, plan: &TrainPlan, layout: Option<&AdapterL
         weights: adapters::hidden_dtype(plan),
         padded: plan.batch.padded,
     };
-    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, wrapped);
+    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(wrapped), None);
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..STEPS {

@@ -90,8 +90,14 @@ pub fn score(row: &Value) -> LedgerRow {
 }
 
 fn predict(row: &Value) -> Result<Scored, String> {
-    let (model, plan) = (model_of(row)?, train_plan(row)?);
-    let simulation = simulation::train(&model, &plan).map_err(|e| e.to_string())?;
+    let model = model_of(row)?;
+    let (simulation, gpu) = if row["run"]["task"] == "infer" {
+        let plan = super::generate::plan(row)?;
+        (simulation::infer(&model, &plan).map_err(|e| e.to_string())?, plan.gpu)
+    } else {
+        let plan = train_plan(row)?;
+        (simulation::train(&model, &plan).map_err(|e| e.to_string())?, plan.gpu)
+    };
     let (log, replay) = (&simulation.log, &simulation.replay);
     let measured = &row["measured"];
     let mut scored = Scored {
@@ -106,7 +112,7 @@ fn predict(row: &Value) -> Result<Scored, String> {
         out_of_memory: None,
     };
     if row["oom"] == true {
-        let fits = simulation.process_bytes() <= plan.gpu.memory;
+        let fits = simulation.process_bytes() <= gpu.memory;
         scored.out_of_memory = Some(!fits);
         scored.ok = !fits;
         return Ok(scored);
@@ -131,6 +137,8 @@ fn predict(row: &Value) -> Result<Scored, String> {
 /// What kind of run a row is, as the targets of accuracy group them.
 fn group(run: &Value) -> &'static str {
     match run["quant"].as_str() {
+        Some(_) if run["task"] == "infer" => "infer-quant",
+        None if run["task"] == "infer" => "infer",
         _ if run["task"] == "trainer" => "trainer",
         Some("int8") => "qlora-int8",
         Some(_) => "qlora-4bit",
@@ -216,7 +224,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     })
 }
 
-fn dtype(value: &Value) -> Option<DType> {
+pub(super) fn dtype(value: &Value) -> Option<DType> {
     match value.as_str()? {
         "fp32" => Some(DType::F32),
         "bf16" => Some(DType::BF16),
@@ -226,7 +234,7 @@ fn dtype(value: &Value) -> Option<DType> {
 }
 
 /// The card a row names; the H200 where it names none.
-fn card(name: &str) -> Gpu {
+pub(super) fn card(name: &str) -> Gpu {
     let known = ["A100-80GB", "RTX 4090", "T4", "L40S", "H100-80GB", "B200-180GB"];
     let short = |card: &str| card.split('-').next().unwrap_or_default().to_owned();
     let named = known.iter().find(|card| name.contains(&short(card)));

@@ -1,5 +1,6 @@
 //! Scores predictions against recorded truth.
 
+mod generate;
 pub mod ledger;
 pub mod lora;
 pub mod models;

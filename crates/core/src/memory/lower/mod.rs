@@ -4,14 +4,18 @@
 //! |---|---|
 //! | `norm` | the norms, as each model's code spells them |
 //! | `rotary` | tables and rotations |
-//! | `attention` | masks, SDPA and eager attention |
+//! | `attention`, `falcon` | masks, SDPA and eager attention |
 //! | `linear`, `lora` | linears and embeddings, plain, quantised or under an adapter |
-//! | `experts` | routed experts |
+//! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
+//! | [`cache`] | the caches of `generate` and their masks |
 //! | `loss` | losses |
 //! | `tensors` | plain tensor operations |
 
 mod attention;
+mod batched_experts;
+pub mod cache;
 mod experts;
+mod falcon;
 mod linear;
 mod lora;
 mod loss;
@@ -57,7 +61,8 @@ pub struct Runner {
     inputs: Vec<(ValueId, Tensor)>,
     exits: Vec<usize>,
     settings: Settings,
-    wrapped: Wrapped,
+    wrapped: Rc<Wrapped>,
+    cache: Option<Rc<cache::Store>>,
 }
 
 /// The variables of a run.
@@ -76,7 +81,18 @@ impl Runner {
         inputs: Vec<(ValueId, Tensor)>,
         settings: Settings,
     ) -> Rc<Self> {
-        Self::with(program, parameters, inputs, settings, Wrapped::default())
+        Self::with_cache(program, parameters, inputs, settings, None)
+    }
+
+    /// The same for a pass that reads and fills a cache.
+    pub fn with_cache(
+        program: Rc<Program>,
+        parameters: Vec<Tensor>,
+        inputs: Vec<(ValueId, Tensor)>,
+        settings: Settings,
+        cache: Option<Rc<cache::Store>>,
+    ) -> Rc<Self> {
+        Self::with(program, parameters, inputs, settings, Rc::default(), cache)
     }
 
     /// The same with some parameters quantised, adapted or replaced.
@@ -85,7 +101,8 @@ impl Runner {
         parameters: Vec<Tensor>,
         inputs: Vec<(ValueId, Tensor)>,
         settings: Settings,
-        wrapped: Wrapped,
+        wrapped: Rc<Wrapped>,
+        cache: Option<Rc<cache::Store>>,
     ) -> Rc<Self> {
         let mut exits = vec![0; program.steps.len()];
         let mut open = Vec::new();
@@ -100,7 +117,7 @@ impl Runner {
                 _ => {}
             }
         }
-        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped })
+        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped, cache })
     }
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
@@ -261,13 +278,31 @@ impl Runner {
                 let (query, key) = rotary::rotate(torch, *style, input(0), input(1), input(2), input(3));
                 vec![Some(query), Some(key)]
             }
-            Op::Mask(kind) => vec![attention::mask(torch, *kind, shape, &self.settings)],
-            Op::Cache(_) => inputs.to_vec(),
+            Op::Mask(kind) => vec![match &self.cache {
+                Some(cache) => cache.mask(torch, *kind, shape, &self.settings),
+                None => attention::mask(torch, *kind, shape, &self.settings),
+            }],
+            Op::Cache(update) => match &self.cache {
+                Some(cache) => {
+                    let shapes: Vec<_> = outputs.iter().map(|v| self.program.values[v.0 as usize]).collect();
+                    cache.update(torch, update, inputs, &shapes)
+                }
+                None => inputs.to_vec(),
+            },
+            Op::CachedState { fp32 } => {
+                one(torch.phantom(shape, if *fp32 { DType::F32 } else { self.settings.weights }))
+            }
             Op::Attention(spec) => {
                 let mask = inputs.get(3).and_then(Option::as_ref);
                 let sinks = spec.sinks.map(|id| self.parameter(id));
-                let (output, held) =
-                    attention::attend(torch, spec, &self.settings, [input(0), input(1), input(2)], mask, sinks);
+                let (key, value) = self.visible(torch, spec, mask, [input(0), input(1), input(2)]);
+                let three = [input(0), &key, &value];
+                let (output, held) = if spec.eager == crate::model::op::EagerStyle::Falcon {
+                    let alibi = inputs.get(4).and_then(Option::as_ref);
+                    falcon::attend(torch, spec, &self.settings, three, mask, alibi)
+                } else {
+                    attention::attend(torch, spec, &self.settings, three, mask, sinks)
+                };
                 frames.held.extend(held);
                 one(output)
             }
@@ -280,6 +315,9 @@ impl Runner {
             Op::Experts(spec) => {
                 let weights = [self.parameter(spec.gate_up), self.parameter(spec.down)];
                 let biases = spec.biases.map(|(up, down)| [self.parameter(up), self.parameter(down)]);
+                if self.cache.as_ref().is_some_and(|cache| cache.decodes()) && batched_experts::applies(spec) {
+                    return one(batched_experts::run(torch, spec, weights, biases, input(0), input(2)));
+                }
                 one(experts::run(torch, spec, weights, biases, input(0), input(1), input(2)))
             }
             Op::Dropout { .. } => one(torch.dropout(input(0))),
@@ -288,5 +326,22 @@ impl Runner {
             }
             _ => tensors::lower(torch, op, inputs, &input, shape, outputs, &self.program.values, self.settings.weights),
         }
+    }
+
+    /// The keys and values that a causal kernel gets: of a static cache that is still empty behind the prompt, only the
+    /// prompt's (transformers/integrations/sdpa_attention.py).
+    fn visible(
+        &self,
+        torch: &mut Torch,
+        spec: &crate::model::op::Attention,
+        mask: Option<&Tensor>,
+        [query, key, value]: [&Tensor; 3],
+    ) -> (Tensor, Tensor) {
+        let (queries, keys) = (query.shape.size(2), key.shape.size(2));
+        let sdpa = spec.sdpa && self.settings.attention == AttentionKind::Sdpa;
+        if self.cache.is_some() && sdpa && mask.is_none() && spec.causal && queries > 1 && keys > queries {
+            return (torch.slice(key, 2, queries, 1), torch.slice(value, 2, queries, 1));
+        }
+        (key.clone(), value.clone())
     }
 }
