@@ -188,7 +188,9 @@ fn of_headers(found: &Found, arguments: &Arguments) -> Result<Inspection, Failur
     let lines = tensor_lines(found, None);
     let total = lines.iter().map(|line| line.shape.iter().product::<u64>()).sum();
     let mut notes = found.notes.clone();
-    notes.push("no config: counts and bytes are those of the tensor headers; nothing is known of what it computes".into());
+    notes.push(
+        "no config: counts and bytes are those of the tensor headers; nothing is known of what it computes".into(),
+    );
     let bytes = header_bytes(found)
         .ok_or_else(|| Failure::bad_input(format!("{}: neither a config nor tensor headers", found.name)))?;
     Ok(Inspection {
@@ -249,11 +251,13 @@ fn parameters(inventory: &Inventory) -> Parameters {
 
 fn bytes(inventory: &Inventory, only: Option<&str>) -> Result<Vec<FormatBytes>, Failure> {
     let formats = vramcast_core::dtype::builtin_formats();
-    let names: Vec<&str> = only.map_or_else(|| vec!["fp32", "bf16", "fp8_e4m3", "int8", "nf4", "int4"], |name| vec![name]);
+    let names: Vec<&str> =
+        only.map_or_else(|| vec!["fp32", "bf16", "fp8_e4m3", "int8", "nf4", "int4"], |name| vec![name]);
     let mut all = Vec::new();
     for name in names {
         let format = find_format(formats, name).ok_or_else(|| {
-            Failure::bad_input(format!("--dtype: {name} is not a format vramcast knows")).hint("see `vramcast list dtypes`")
+            Failure::bad_input(format!("--dtype: {name} is not a format vramcast knows"))
+                .hint("see `vramcast list dtypes`")
         })?;
         let sum = inventory.parameters.iter().map(|p| format.bytes(p.shape.sizes())).try_fold(0u64, |sum, bytes| {
             // A row that is no multiple of the block stays in bf16.
@@ -297,8 +301,7 @@ fn stored(found: &Found, inventory: &Inventory, notes: &mut Vec<String>) -> Resu
             Role::Embedding => quantization::Role::Embedding,
             _ => quantization::Role::Other,
         };
-        let weight =
-            Weight { name: &parameter.name, shape: parameter.shape.sizes(), dtype, role, transposed: false };
+        let weight = Weight { name: &parameter.name, shape: parameter.shape.sizes(), dtype, role, transposed: false };
         let stored = quantization.stored(&weight).map_err(|e| Failure::bad_input(e.to_string()))?;
         bytes = bytes.saturating_add(stored.bytes);
     }

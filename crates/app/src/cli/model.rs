@@ -101,7 +101,8 @@ impl ModelArguments {
         let model = Model::new(config.clone(), None)?;
         let count = model.inventory()?.total();
         let name = format!("{} of your numbers", vramcast_core::units::show_count(count));
-        let mut notes = vec!["no config: read as a Llama-style decoder of the given numbers; the result is a guess".into()];
+        let mut notes =
+            vec!["no config: read as a Llama-style decoder of the given numbers; the result is a guess".into()];
         if let Some(params) = params.filter(|params| params.abs_diff(count) * 100 > *params) {
             notes.push(format!("that shape has {count} parameters, not {params}: give --layers and --hidden to match"));
         }

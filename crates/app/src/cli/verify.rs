@@ -51,7 +51,8 @@ pub(super) fn run(arguments: &Arguments, as_json: bool, quiet: bool) -> Result<A
         let document = json!({"schema": 1, "sets": sets});
         return Ok(Answer { text: format!("{document:#}\n"), exit });
     }
-    let text = if quiet { String::new() } else { sets.iter().map(|set| set.text.as_str()).collect::<Vec<_>>().join("\n") };
+    let text =
+        if quiet { String::new() } else { sets.iter().map(|set| set.text.as_str()).collect::<Vec<_>>().join("\n") };
     Ok(Answer { text, exit })
 }
 
@@ -116,13 +117,14 @@ impl Truth {
             if value.get("run").is_some() {
                 return Ok(Self::Ledger(vec![value]));
             }
-            return Err(Failure::bad_input(format!("{shown}: neither model truth nor a ledger"))
-                .hint("a model file has `tensors` and `total_params`; a ledger has one JSON object a line with `run`"));
+            return Err(Failure::bad_input(format!("{shown}: neither model truth nor a ledger")).hint(
+                "a model file has `tensors` and `total_params`; a ledger has one JSON object a line with `run`",
+            ));
         }
         let mut rows = Vec::new();
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let row = json_of_python(line)
-                .map_err(|e| Failure::bad_input(format!("{shown}: line {}: {e}", number + 1)))?;
+            let row =
+                json_of_python(line).map_err(|e| Failure::bad_input(format!("{shown}: line {}: {e}", number + 1)))?;
             if row.get("run").is_none() {
                 return Err(Failure::bad_input(format!("{shown}: line {}: no `run` in it", number + 1)));
             }
@@ -162,12 +164,23 @@ fn model_set(path: &Path, rows: &[ModelRow], worst: usize) -> Set {
 }
 
 fn ledger_set(file: &Path, rows: &[LedgerRow], worst: usize) -> Set {
-    let scored: Vec<&Scored> =
-        rows.iter().filter_map(|row| if let LedgerRow::Scored(row) = row { Some(row.as_ref()) } else { None }).collect();
+    let scored: Vec<&Scored> = rows
+        .iter()
+        .filter_map(|row| if let LedgerRow::Scored(row) = row { Some(row.as_ref()) } else { None })
+        .collect();
     let good = scored.iter().filter(|row| row.ok).count();
     let mut text = format!("{}: {} rows, {} scored\n\n", file.display(), rows.len(), scored.len());
     let groups = summary::by_group(&scored);
-    let mut table = Table::new(&["group", "rows", "allocated: median", "p95", "worst", "reserved: median", "p95", "process: median"]);
+    let mut table = Table::new(&[
+        "group",
+        "rows",
+        "allocated: median",
+        "p95",
+        "worst",
+        "reserved: median",
+        "p95",
+        "process: median",
+    ]);
     let percent = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.3}"));
     for group in &groups {
         let cells = |q: &Option<Quantiles>, pick: fn(&Quantiles) -> f64| percent(q.as_ref().map(pick));
@@ -192,7 +205,13 @@ fn ledger_set(file: &Path, rows: &[LedgerRow], worst: usize) -> Set {
         let mut table = Table::new(&["row", "model", "group", "allocated %", "reserved %"]);
         let signed = |measure: &Measure| measure.error().map_or_else(|| "-".into(), |e| format!("{e:+.3}"));
         for row in by_error.iter().take(worst) {
-            table.row(vec![row.id.clone(), row.model.clone(), row.group.clone(), signed(&row.allocated), signed(&row.reserved)]);
+            table.row(vec![
+                row.id.clone(),
+                row.model.clone(),
+                row.group.clone(),
+                signed(&row.allocated),
+                signed(&row.reserved),
+            ]);
         }
         text += &table.to_string();
     }

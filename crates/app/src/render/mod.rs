@@ -1,9 +1,9 @@
 //! Answers as text: tables and bars that read at 80 columns and without colour.
 
 pub mod inspect;
+pub mod svg;
 pub mod table;
 pub mod train;
-pub mod svg;
 
 /// Columns to use: `COLUMNS`, else 80.
 pub fn width() -> usize {

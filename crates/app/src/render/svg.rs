@@ -33,7 +33,12 @@ pub fn timeline(report: &Report) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
-    let title = format!("{}: peak {} GiB allocated ({})", report.model.name, gib(report.totals.allocated), phase_name(&report.peak_phase));
+    let title = format!(
+        "{}: peak {} GiB allocated ({})",
+        report.model.name,
+        gib(report.totals.allocated),
+        phase_name(&report.peak_phase)
+    );
     let _ = writeln!(svg, "<text x=\"{LEFT}\" y=\"24\" font-size=\"15\">{}</text>", escape(&title));
     let mut below = vec![0u64; samples.len()];
     for (name, colour, pick) in LAYERS {
@@ -49,21 +54,42 @@ pub fn timeline(report: &Report) -> String {
         if sample.phase != last {
             let at = x(index);
             let bottom = TOP + PLOT_HEIGHT;
-            let _ = writeln!(svg, "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\" stroke=\"#999\" stroke-dasharray=\"3 3\"/>");
-            let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{}\" fill=\"#555\">{}</text>", at + 3.0, bottom + 16.0, escape(&sample.phase));
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\" stroke=\"#999\" stroke-dasharray=\"3 3\"/>"
+            );
+            let _ = writeln!(
+                svg,
+                "<text x=\"{:.1}\" y=\"{}\" fill=\"#555\">{}</text>",
+                at + 3.0,
+                bottom + 16.0,
+                escape(&sample.phase)
+            );
             last = &sample.phase;
         }
     }
     if let Some((index, sample)) = samples.iter().enumerate().max_by_key(|(_, sample)| sample.bytes) {
-        let _ = writeln!(svg, "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"none\" stroke=\"black\"/>", x(index), y(sample.bytes));
+        let _ = writeln!(
+            svg,
+            "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"none\" stroke=\"black\"/>",
+            x(index),
+            y(sample.bytes)
+        );
     }
     for share in 0..=4u64 {
         let bytes = highest as u64 / 4 * share;
-        let _ = writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>", LEFT - 6.0, y(bytes) + 4.0, gib(bytes));
+        let _ = writeln!(
+            svg,
+            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            LEFT - 6.0,
+            y(bytes) + 4.0,
+            gib(bytes)
+        );
     }
     for (index, (name, colour, _)) in LAYERS.iter().enumerate() {
         let at = LEFT + 170.0 * index as f64;
-        let _ = writeln!(svg, "<rect x=\"{at}\" y=\"{}\" width=\"10\" height=\"10\" fill=\"{colour}\"/>", HEIGHT - 18.0);
+        let _ =
+            writeln!(svg, "<rect x=\"{at}\" y=\"{}\" width=\"10\" height=\"10\" fill=\"{colour}\"/>", HEIGHT - 18.0);
         let _ = writeln!(svg, "<text x=\"{}\" y=\"{}\">{name}</text>", at + 14.0, HEIGHT - 9.0);
     }
     svg + "</svg>\n"

@@ -23,7 +23,9 @@ impl Table {
 
 fn is_number(cell: &str) -> bool {
     let cell = cell.trim_end_matches(['%', ' ']);
-    cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || c == '+' || c == '-') && cell.chars().all(|c| c.is_ascii_digit() || "+-.,/".contains(c))
+    cell.is_empty()
+        || cell.starts_with(|c: char| c.is_ascii_digit() || c == '+' || c == '-')
+            && cell.chars().all(|c| c.is_ascii_digit() || "+-.,/".contains(c))
 }
 
 impl fmt::Display for Table {
@@ -35,7 +37,11 @@ impl fmt::Display for Table {
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let right: Vec<bool> = (0..columns)
-            .map(|column| column > 0 && !self.rows.is_empty() && self.rows.iter().all(|row| row.get(column).is_none_or(|c| is_number(c))))
+            .map(|column| {
+                column > 0
+                    && !self.rows.is_empty()
+                    && self.rows.iter().all(|row| row.get(column).is_none_or(|c| is_number(c)))
+            })
             .collect();
         let mut line = |cells: &[String]| -> fmt::Result {
             let mut text = String::new();

@@ -33,7 +33,13 @@ fn head(report: &Report) -> String {
         let share = 100.0 * model.trainable as f64 / model.parameters.max(1) as f64;
         format!("{} trained ({share:.2} %)", show_count(model.trainable))
     };
-    format!("{} ({}), {} parameters, {trained}\n{}\n\n", model.name, model.family, show_count(model.parameters), settings(&report.plan))
+    format!(
+        "{} ({}), {} parameters, {trained}\n{}\n\n",
+        model.name,
+        model.family,
+        show_count(model.parameters),
+        settings(&report.plan)
+    )
 }
 
 /// The plan in one or two lines: what was asked and what was assumed.
@@ -135,7 +141,13 @@ fn explained(report: &Report) -> String {
     page += "\nby phase\n";
     let mut table = Table::new(&["phase", "before", "peak", "after", "reserved"]);
     for phase in &report.phases {
-        table.row(vec![phase.name.clone(), gib(phase.before), gib(phase.peak), gib(phase.after), gib(phase.peak_reserved)]);
+        table.row(vec![
+            phase.name.clone(),
+            gib(phase.before),
+            gib(phase.peak),
+            gib(phase.after),
+            gib(phase.peak_reserved),
+        ]);
     }
     page + &table.to_string() + "\n"
 }
@@ -149,7 +161,10 @@ fn plot(report: &Report) -> String {
     let heights: Vec<u64> = report
         .timeline
         .chunks(step)
-        .map(|chunk| chunk.iter().map(|sample| sample.bytes).max().unwrap_or(0) as u128 * u128::from(ROWS * 8) / u128::from(highest))
+        .map(|chunk| {
+            chunk.iter().map(|sample| sample.bytes).max().unwrap_or(0) as u128 * u128::from(ROWS * 8)
+                / u128::from(highest)
+        })
         .map(|height| height as u64)
         .collect();
     let mut page = String::from("memory over two steps (GiB asked for)\n");

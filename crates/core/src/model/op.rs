@@ -250,6 +250,8 @@ pub enum Input {
     Labels,
     /// The 2-D mask of the batch.
     Mask,
+    /// Positions of the tokens, one row per sample.
+    Positions,
     /// Images or patches.
     Pixels,
     /// Audio features or samples.

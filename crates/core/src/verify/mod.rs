@@ -1,6 +1,9 @@
 //! Scores predictions against recorded truth.
 
+mod generate;
 pub mod ledger;
+pub mod lora;
 pub mod models;
 pub mod pattern;
+mod recorded;
 pub mod summary;

@@ -4,13 +4,20 @@
 //! |---|---|
 //! | `norm` | the norms, as each model's code spells them |
 //! | `rotary` | tables and rotations |
-//! | `attention` | masks, SDPA and eager attention |
-//! | `experts` | routed experts |
+//! | `attention`, `falcon` | masks, SDPA and eager attention |
+//! | `linear`, `lora` | linears and embeddings, plain, quantised or under an adapter |
+//! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
+//! | [`cache`] | the caches of `generate` and their masks |
 //! | `loss` | losses |
 //! | `tensors` | plain tensor operations |
 
 mod attention;
+mod batched_experts;
+pub mod cache;
 mod experts;
+mod falcon;
+mod linear;
+mod lora;
 mod loss;
 mod norm;
 mod rotary;
@@ -18,12 +25,15 @@ mod tensors;
 
 use std::rc::Rc;
 
+pub use linear::Wrapped;
+pub use lora::LoraWeights;
+
 use super::autograd::Frame;
 use super::log::Category;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
-use crate::model::op::{LinearLayout, ModuleId, Op, ParameterId, ValueId};
+use crate::model::op::{ModuleId, Op, ParameterId, ValueId};
 use crate::model::{ModuleKind, Program, Step};
 use crate::plan::{AttentionKind, Kernels};
 
@@ -51,6 +61,8 @@ pub struct Runner {
     inputs: Vec<(ValueId, Tensor)>,
     exits: Vec<usize>,
     settings: Settings,
+    wrapped: Rc<Wrapped>,
+    cache: Option<Rc<cache::Store>>,
 }
 
 /// The variables of a run.
@@ -69,6 +81,29 @@ impl Runner {
         inputs: Vec<(ValueId, Tensor)>,
         settings: Settings,
     ) -> Rc<Self> {
+        Self::with_cache(program, parameters, inputs, settings, None)
+    }
+
+    /// The same for a pass that reads and fills a cache.
+    pub fn with_cache(
+        program: Rc<Program>,
+        parameters: Vec<Tensor>,
+        inputs: Vec<(ValueId, Tensor)>,
+        settings: Settings,
+        cache: Option<Rc<cache::Store>>,
+    ) -> Rc<Self> {
+        Self::with(program, parameters, inputs, settings, Rc::default(), cache)
+    }
+
+    /// The same with some parameters quantised, adapted or replaced.
+    pub fn with(
+        program: Rc<Program>,
+        parameters: Vec<Tensor>,
+        inputs: Vec<(ValueId, Tensor)>,
+        settings: Settings,
+        wrapped: Rc<Wrapped>,
+        cache: Option<Rc<cache::Store>>,
+    ) -> Rc<Self> {
         let mut exits = vec![0; program.steps.len()];
         let mut open = Vec::new();
         for (index, step) in program.steps.iter().enumerate() {
@@ -82,7 +117,7 @@ impl Runner {
                 _ => {}
             }
         }
-        Rc::new(Self { program, parameters, inputs, exits, settings })
+        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped, cache })
     }
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
@@ -153,7 +188,9 @@ impl Runner {
                 frames.values[value.0 as usize] = Some(tensor.clone());
             }
             let outer = std::mem::replace(&mut torch.autocast, runner.settings.autocast);
+            let mark = torch.graph_mark();
             runner.run(torch, &mut frames, range.clone());
+            torch.drop_graph(mark);
             torch.cast_cache.clear();
             torch.autocast = outer;
         };
@@ -195,7 +232,7 @@ impl Runner {
             frames.returned = taken.into_iter().flatten().collect();
             return;
         }
-        let made = self.lower(torch, frames, op, &taken, outputs);
+        let made = self.lower(torch, frames, op, module, &taken, outputs);
         drop(taken);
         for (value, tensor) in outputs.iter().zip(made) {
             frames.values[value.0 as usize] = tensor;
@@ -207,6 +244,7 @@ impl Runner {
         torch: &mut Torch,
         frames: &mut Frames,
         op: &Op,
+        module: ModuleId,
         inputs: &[Option<Tensor>],
         outputs: &[ValueId],
     ) -> Vec<Option<Tensor>> {
@@ -224,16 +262,11 @@ impl Runner {
         match op {
             Op::Input(_) => vec![self.inputs.iter().find(|(value, _)| *value == outputs[0]).map(|(_, t)| t.clone())],
             Op::Parameter(id) => one(self.parameter(*id).clone()),
-            Op::Embedding { weight } => one(torch.embedding(self.parameter(*weight), input(0))),
-            Op::Linear { weight, bias, layout } => {
-                let (weight, bias) = (self.parameter(*weight), bias.map(|id| self.parameter(id)));
-                one(match (layout, bias) {
-                    (LinearLayout::InOut, Some(bias)) => torch.conv1d_linear(input(0), weight, bias),
-                    _ => torch.linear(input(0), weight, bias),
-                })
-            }
+            Op::Embedding { weight } => one(self.embedding(torch, module, *weight, input(0))),
+            Op::Linear { weight, bias, layout } => one(self.linear(torch, module, (*weight, *bias, *layout), input(0))),
             Op::Norm { kind, weight, bias } => {
-                let (weight, bias) = (weight.map(|id| self.parameter(id)), bias.map(|id| self.parameter(id)));
+                let own = |id: &ParameterId| self.parameter_of(module, *id);
+                let (weight, bias) = (weight.as_ref().map(own), bias.as_ref().map(own));
                 one(norm::lower(torch, *kind, input(0), inputs.get(1).and_then(Option::as_ref), weight, bias))
             }
             Op::Convolution { weight, bias, .. } => {
@@ -245,13 +278,31 @@ impl Runner {
                 let (query, key) = rotary::rotate(torch, *style, input(0), input(1), input(2), input(3));
                 vec![Some(query), Some(key)]
             }
-            Op::Mask(kind) => vec![attention::mask(torch, *kind, shape, &self.settings)],
-            Op::Cache(_) => inputs.to_vec(),
+            Op::Mask(kind) => vec![match &self.cache {
+                Some(cache) => cache.mask(torch, *kind, shape, &self.settings),
+                None => attention::mask(torch, *kind, shape, &self.settings),
+            }],
+            Op::Cache(update) => match &self.cache {
+                Some(cache) => {
+                    let shapes: Vec<_> = outputs.iter().map(|v| self.program.values[v.0 as usize]).collect();
+                    cache.update(torch, update, inputs, &shapes)
+                }
+                None => inputs.to_vec(),
+            },
+            Op::CachedState { fp32 } => {
+                one(torch.phantom(shape, if *fp32 { DType::F32 } else { self.settings.weights }))
+            }
             Op::Attention(spec) => {
                 let mask = inputs.get(3).and_then(Option::as_ref);
                 let sinks = spec.sinks.map(|id| self.parameter(id));
-                let (output, held) =
-                    attention::attend(torch, spec, &self.settings, [input(0), input(1), input(2)], mask, sinks);
+                let (key, value) = self.visible(torch, spec, mask, [input(0), input(1), input(2)]);
+                let three = [input(0), &key, &value];
+                let (output, held) = if spec.eager == crate::model::op::EagerStyle::Falcon {
+                    let alibi = inputs.get(4).and_then(Option::as_ref);
+                    falcon::attend(torch, spec, &self.settings, three, mask, alibi)
+                } else {
+                    attention::attend(torch, spec, &self.settings, three, mask, sinks)
+                };
                 frames.held.extend(held);
                 one(output)
             }
@@ -264,6 +315,9 @@ impl Runner {
             Op::Experts(spec) => {
                 let weights = [self.parameter(spec.gate_up), self.parameter(spec.down)];
                 let biases = spec.biases.map(|(up, down)| [self.parameter(up), self.parameter(down)]);
+                if self.cache.as_ref().is_some_and(|cache| cache.decodes()) && batched_experts::applies(spec) {
+                    return one(batched_experts::run(torch, spec, weights, biases, input(0), input(2)));
+                }
                 one(experts::run(torch, spec, weights, biases, input(0), input(1), input(2)))
             }
             Op::Dropout { .. } => one(torch.dropout(input(0))),
@@ -272,5 +326,22 @@ impl Runner {
             }
             _ => tensors::lower(torch, op, inputs, &input, shape, outputs, &self.program.values, self.settings.weights),
         }
+    }
+
+    /// The keys and values that a causal kernel gets: of a static cache that is still empty behind the prompt, only the
+    /// prompt's (transformers/integrations/sdpa_attention.py).
+    fn visible(
+        &self,
+        torch: &mut Torch,
+        spec: &crate::model::op::Attention,
+        mask: Option<&Tensor>,
+        [query, key, value]: [&Tensor; 3],
+    ) -> (Tensor, Tensor) {
+        let (queries, keys) = (query.shape.size(2), key.shape.size(2));
+        let sdpa = spec.sdpa && self.settings.attention == AttentionKind::Sdpa;
+        if self.cache.is_some() && sdpa && mask.is_none() && spec.causal && queries > 1 && keys > queries {
+            return (torch.slice(key, 2, queries, 1), torch.slice(value, 2, queries, 1));
+        }
+        (key.clone(), value.clone())
     }
 }
