@@ -39,6 +39,7 @@ pub fn simulate(program: Rc<Program>, plan: &TrainPlan, layout: Option<&AdapterL
         autocast: plan.autocast,
         weights: adapters::hidden_dtype(plan),
         padded: plan.batch.padded,
+        mask: plan.batch.mask || plan.batch.padded,
     };
     let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(wrapped), None);
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);

@@ -105,6 +105,7 @@ impl<'a> Run<'a> {
             kernels: Kernels::Transformers,
             autocast: None,
             weights: plan.weights,
+            mask: true,
             padded: plan.batch.padded,
         };
         Self { torch, plan, settings, parameters, kept, batch, store: None }

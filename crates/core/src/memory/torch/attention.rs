@@ -210,7 +210,7 @@ impl Torch {
         let mut scores = self.matmul(&scaled, &turned);
         drop(turned);
         if let Some(mask) = &mask {
-            scores = self.binary(Binary::Add, &scores, mask);
+            scores = self.in_place(Binary::Add, &scores, mask);
         }
         let mut probabilities = self.safe_softmax(&scores);
         drop(scores);
@@ -247,7 +247,8 @@ impl Torch {
         let rows = x.elements() / x.shape.last().max(1);
         let masked = self.scratch("_safe_softmax", x.elements());
         let any = self.scratch("_safe_softmax", rows);
-        drop((masked, any));
+        let zero = self.scratch("_safe_softmax", 8);
+        drop((masked, any, zero));
         if !records {
             return output;
         }

@@ -210,7 +210,8 @@ impl Torch {
             return self.reshape(&gradient.detached(), shape);
         }
         let output = self.fresh("sum", shape, gradient.dtype);
-        drop(self.column_scratch(gradient, shape.elements()));
+        let rows = shape.last() != gradient.shape.last();
+        drop(self.reduction_scratch(gradient, shape.elements(), rows));
         output
     }
 }
