@@ -94,6 +94,7 @@ impl Torch {
                 Binary::Div => torch.pointwise("div", &[&gradient], gradient.dtype),
                 _ => product(torch, &gradient, other.as_ref()),
             });
+            drop((own, other, keep));
             let for_a = for_a.map(|g| torch.reduce_to(g, to_a.0, to_a.1));
             let for_b = for_b.map(|g| torch.reduce_to(g, to_b.0, to_b.1));
             vec![for_a, for_b]
@@ -151,6 +152,7 @@ impl Torch {
             let mul = kind == Binary::Mul;
             let for_b = need_b.then(|| if mul { product(torch, &gradient, own.as_ref()) } else { gradient.clone() });
             let for_a = need_a.then(|| if mul { product(torch, &gradient, other.as_ref()) } else { gradient.clone() });
+            drop((own, other));
             let for_a = for_a.map(|g| torch.reduce_to(g, to_a.0, to_a.1));
             let for_b = for_b.map(|g| torch.reduce_to(g, to_b.0, to_b.1));
             vec![for_a, for_b]
