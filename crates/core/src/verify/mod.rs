@@ -3,6 +3,8 @@
 pub mod external;
 mod generate;
 pub mod ledger;
+pub mod lora;
 pub mod models;
 pub mod pattern;
+mod recorded;
 pub mod summary;
