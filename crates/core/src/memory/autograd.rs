@@ -178,11 +178,13 @@ fn count_dependencies(torch: &mut Torch, root: &Rc<Node>) {
     }
 }
 
-/// Fan-in is summed out of place: old, new and sum live together for a moment.
+/// Fan-in is summed into the first gradient where nothing else can see that one; a view's storage has a second owner, the
+/// tensor it was made from. Else old, new and sum live together for a moment (torch/csrc/autograd/input_buffer.cpp).
 fn add_to_buffer(torch: &mut Torch, edge: &Edge, gradient: Tensor) {
     let old = edge.node.buffer.borrow_mut()[edge.slot as usize].take();
     let sum = match old {
         None => gradient,
+        Some(old) if !old.viewed && Rc::strong_count(&old.storage) == 1 && old.is_dense() => old,
         Some(old) => torch.pointwise("add", &[&old, &gradient], old.dtype),
     };
     edge.node.buffer.borrow_mut()[edge.slot as usize] = Some(sum);

@@ -22,6 +22,8 @@ pub struct Tensor {
     pub strides: Strides,
     /// Its element type.
     pub dtype: DType,
+    /// Whether it is a view: torch then keeps the tensor it was made from alive too.
+    pub viewed: bool,
     /// Where its gradient goes; `None`: it needs none.
     pub edge: Option<Edge>,
 }

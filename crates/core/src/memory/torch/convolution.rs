@@ -11,17 +11,19 @@ impl Torch {
         let x = &self.narrow(x);
         let weight = &self.narrow(weight);
         let bias = bias.map(|bias| self.narrow(bias));
-        let x = &self.contiguous(x);
         let mut inputs = vec![x, weight];
         inputs.extend(bias.as_ref());
         let records = self.records(&inputs);
         let saved = records.then(|| [Saved::new(self, x), Saved::new(self, weight)]);
+        // The library wants it dense; what is kept is the tensor as it came.
+        let dense = (!x.is_contiguous()).then(|| self.fresh("contiguous", x.shape, x.dtype));
         let output = self.fresh("convolution", shape, x.dtype);
+        drop(dense);
         let Some([saved_x, saved_weight]) = saved else { return output };
         let needs: Vec<_> = inputs.iter().map(|t| (t.needs_grad(), t.shape, t.dtype)).collect();
         self.attach(output, &inputs, move |torch, gradient| {
             let (x, weight) = (saved_x.get(torch), saved_weight.get(torch));
-            let dense = torch.contiguous(&gradient);
+            let dense = (torch.contiguous(&gradient), torch.contiguous(&x.detached()));
             let make = |(needed, shape, dtype): &(bool, Shape, _)| {
                 needed.then(|| torch.fresh("convolution_backward", *shape, *dtype))
             };

@@ -9,6 +9,7 @@ use crate::model::shape::MAX_DIMS;
 impl Torch {
     /// The same storage seen otherwise; `back` undoes it on a gradient.
     fn seen(&mut self, x: &Tensor, view: Tensor, back: impl FnOnce(&mut Torch, Tensor) -> Tensor + 'static) -> Tensor {
+        let view = Tensor { viewed: true, ..view };
         if !self.records(&[x]) {
             return view.detached();
         }
@@ -149,8 +150,10 @@ impl Torch {
     /// One dimension cut in parts; their gradients are joined again.
     pub fn split(&mut self, x: &Tensor, dim: u8, parts: &[u64]) -> Vec<Tensor> {
         let axis = i64::from(dim);
-        let mut views: Vec<Tensor> =
-            parts.iter().map(|&part| Tensor { shape: x.shape.with(axis, part), edge: None, ..x.clone() }).collect();
+        let mut views: Vec<Tensor> = parts
+            .iter()
+            .map(|&part| Tensor { shape: x.shape.with(axis, part), viewed: true, edge: None, ..x.clone() })
+            .collect();
         if self.records(&[x]) {
             let (old, dtype, shapes) = (x.shape, x.dtype, views.iter().map(|v| v.shape).collect::<Vec<_>>());
             self.attach_many(&mut views, &[x], move |torch, gradients| {
@@ -188,7 +191,7 @@ impl Torch {
         self.attach(output, &inputs, move |torch, gradient| {
             let part = |(needed, shape, dtype): &(bool, Shape, DType)| {
                 needed.then(|| {
-                    let view = Tensor { shape: *shape, edge: None, ..gradient.clone() };
+                    let view = Tensor { shape: *shape, viewed: true, edge: None, ..gradient.clone() };
                     if *dtype == gradient.dtype { view } else { torch.cast(&view, *dtype) }
                 })
             };
