@@ -12,7 +12,8 @@ fn a_gguf_file_of_the_reference_writer() {
     assert_eq!(header.number("context_length"), Some(4096));
     assert_eq!(header.get("x.big").and_then(Value::array_length), Some(2000));
     assert_eq!(header.get("tokenizer.ggml.tokens").and_then(Value::as_array).map(<[Value]>::len), Some(3));
-    let tensors: Vec<_> = header.tensors.iter().map(|t| (t.name.as_str(), &t.stored, t.shape.clone(), t.bytes)).collect();
+    let tensors: Vec<_> =
+        header.tensors.iter().map(|t| (t.name.as_str(), &t.stored, t.shape.clone(), t.bytes)).collect();
     let (plain, block) = (StoredType::Plain(DType::F32), StoredType::Format("q4_k".to_owned()));
     assert_eq!(tensors, [("norm.weight", &plain, vec![24], 96), ("q.weight", &block, vec![3, 512], 864)]);
     // The data begin where the writer put them: header, padding, 96 bytes, padding to 32, 864 bytes.
@@ -25,7 +26,8 @@ fn a_safetensors_file_of_the_reference_writer() {
     let Ok(Progress::Ready(header)) = safetensors::parse(bytes) else { panic!("complete") };
     assert_eq!(header.file_bytes(), Some(bytes.len() as u64));
     assert_eq!(header.metadata, [("format".to_owned(), "pt".to_owned())]);
-    let mut tensors: Vec<_> = header.tensors.iter().map(|t| (t.name.as_str(), t.stored.name(), t.shape.clone())).collect();
+    let mut tensors: Vec<_> =
+        header.tensors.iter().map(|t| (t.name.as_str(), t.stored.name(), t.shape.clone())).collect();
     tensors.sort_unstable();
     assert_eq!(tensors, [("a.weight", "fp16", vec![2, 3]), ("b.bias", "fp32", vec![4]), ("c", "int64", vec![])]);
 }
