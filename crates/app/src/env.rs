@@ -194,3 +194,8 @@ mod tests {
         assert_eq!(environment(&[("HF_HOME", "/a/$NOTHING/${X}/$")]).hub_cache, Some("/a/$NOTHING/${X}/$/hub".into()));
     }
 }
+
+/// `COLUMNS`: how wide the terminal is.
+pub fn columns() -> Option<usize> {
+    std::env::var("COLUMNS").ok()?.trim().parse().ok()
+}

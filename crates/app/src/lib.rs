@@ -1,9 +1,24 @@
 //! Everything of vramcast that touches the world: the command line, files, the hub.
+//!
+//! | module | its work |
+//! |---|---|
+//! | [`cli`] | the commands, one file each |
+//! | [`env`] | every environment variable, read here only |
+//! | [`fetch`] | from what a user typed to a model's facts |
+//! | [`render`] | reports as text, SVG and JSON |
 
+pub mod cli;
 pub mod env;
+pub mod exit;
 pub mod fetch;
+pub mod render;
 
-/// Runs the command line.
+/// Runs the command line of this process.
 pub fn run() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+    run_with(std::env::args_os().collect())
+}
+
+/// Runs a command line, its first word being the program's name; for `main` and for the Python package.
+pub fn run_with(arguments: Vec<std::ffi::OsString>) -> std::process::ExitCode {
+    cli::run(arguments)
 }

@@ -12,28 +12,48 @@ pub use format::{
 use serde::{Deserialize, Serialize};
 
 /// A plain element type, at least one byte wide: what a tensor in the simulator holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[allow(missing_docs, reason = "the names are the documentation")]
 pub enum DType {
+    #[serde(rename = "fp64")]
     F64,
+    #[serde(rename = "fp32")]
     F32,
+    #[serde(rename = "fp16")]
     F16,
+    #[serde(rename = "bf16")]
     BF16,
+    #[serde(rename = "fp8_e4m3")]
     F8E4M3,
+    #[serde(rename = "fp8_e5m2")]
     F8E5M2,
+    #[serde(rename = "fp8_e4m3fnuz")]
     F8E4M3Fnuz,
+    #[serde(rename = "fp8_e5m2fnuz")]
     F8E5M2Fnuz,
+    #[serde(rename = "fp8_e8m0")]
     F8E8M0,
+    #[serde(rename = "int64")]
     I64,
+    #[serde(rename = "int32")]
     I32,
+    #[serde(rename = "int16")]
     I16,
+    #[serde(rename = "int8")]
     I8,
+    #[serde(rename = "uint64")]
     U64,
+    #[serde(rename = "uint32")]
     U32,
+    #[serde(rename = "uint16")]
     U16,
+    #[serde(rename = "uint8")]
     U8,
+    #[serde(rename = "bool")]
     Bool,
+    #[serde(rename = "complex64")]
     C64,
+    #[serde(rename = "complex128")]
     C128,
 }
 

@@ -10,11 +10,12 @@
 //! | [`allocator`] | the caching allocator, replayed on the events |
 //! | [`device`] | what the card decides |
 //! | [`process`] | what the process holds besides |
-//! | [`train`], [`simulation`] | the training loop, and one call for all of it |
+//! | [`train`], [`infer`], [`simulation`] | the training loop, `generate`, and one call for all of it |
 
 pub mod allocator;
 pub mod autograd;
 pub mod device;
+pub mod infer;
 pub mod log;
 pub mod lower;
 pub mod optimizer;

@@ -5,9 +5,9 @@ use std::rc::Rc;
 use super::allocator::{self, Replay};
 use super::log::Log;
 use super::process::{self, Part};
-use super::train;
+use super::{infer, train};
 use crate::model::{Model, Program};
-use crate::plan::{PlanError, TrainPlan};
+use crate::plan::{InferPlan, PlanError, TrainPlan};
 
 /// A run, simulated.
 #[derive(Debug)]
@@ -36,5 +36,13 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let log = train::simulate(Rc::clone(&program), plan);
     let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, true);
+    Ok(Simulation { program, log, replay, process })
+}
+
+/// Simulates `generate`; the program is that of the prompt.
+pub fn infer(model: &Model, plan: &InferPlan) -> Result<Simulation, PlanError> {
+    let (program, log) = infer::simulate(model, plan)?;
+    let replay = allocator::replay(&log, plan.allocator, None);
+    let process = process::parts(&log, &plan.gpu, false);
     Ok(Simulation { program, log, replay, process })
 }

@@ -297,8 +297,13 @@ impl Graph {
 
     /// Keeps keys and values in a layer's cache.
     pub fn cache(&mut self, update: CacheUpdate, key: &Value, value: &Value) -> (Value, Value) {
-        let past = if update.kind == CacheKind::Cross { 0 } else { self.inputs.past };
-        let grown = |x: &Value| if past > 0 { x.shape().with(-2, x.size(-2).saturating_add(past)) } else { x.shape() };
+        let inputs = &self.inputs;
+        let grown = |x: &Value| match update.kind {
+            _ if !inputs.cache && inputs.past == 0 => x.shape(),
+            CacheKind::Cross => x.shape(),
+            CacheKind::Sliding(window) => x.shape().with(-2, inputs.keys(Some(window), x.size(-2))),
+            _ => x.shape().with(-2, inputs.keys(None, x.size(-2))),
+        };
         let mut both = self.run_many(Op::Cache(update), &[key, value], &[grown(key), grown(value)]);
         let value = both.pop();
         match (both.pop(), value) {

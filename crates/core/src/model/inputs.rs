@@ -13,6 +13,10 @@ pub struct Inputs {
     pub past: u64,
     /// Whether keys and values are cached.
     pub cache: bool,
+    /// Tokens that a cache allocated ahead of time has room for; `None`: it grows.
+    pub static_cache: Option<u64>,
+    /// Whether every sample brings its own positions, as `generate` gives them.
+    pub position_ids: bool,
     /// Whether labels are given and a loss is computed.
     pub labels: bool,
     /// Whether the batch brings a 2-D attention mask.
@@ -47,11 +51,38 @@ impl Inputs {
             target_seq: 8,
             past: 0,
             cache: true,
+            static_cache: None,
+            position_ids: false,
             labels: false,
             mask: false,
             images: None,
             audio_frames: None,
             last_logits_only: true,
         }
+    }
+
+    /// How many positions a layer's keys span when `queries` new ones come: what its cache hands back
+    /// (`get_mask_sizes` and `update` of transformers/cache_utils.py). `window` is that of a sliding or chunked layer.
+    pub fn keys(&self, window: Option<u64>, queries: u64) -> u64 {
+        let grown = self.past.saturating_add(queries);
+        match (self.static_cache, window) {
+            (None, None) => grown,
+            (None, Some(window)) => self.past.min(window.saturating_sub(1)).saturating_add(queries),
+            (Some(room), None) => room,
+            (Some(room), Some(window)) => match window.min(room) {
+                held if self.past >= held => held.saturating_add(queries).saturating_sub(1),
+                held => grown.max(held),
+            },
+        }
+    }
+
+    /// The same without images and audio where `gone`: they went in with an earlier pass.
+    pub fn without_media(self, gone: bool) -> Self {
+        if gone { Self { images: None, audio_frames: None, ..self } } else { self }
+    }
+
+    /// Rows of the positions: one for all samples, or one each.
+    pub fn position_rows(&self) -> u64 {
+        if self.position_ids { self.batch } else { 1 }
     }
 }

@@ -1,7 +1,7 @@
 //! Operations with parameters: each declares what it owns and records that it runs.
 
 use super::graph::{Graph, Value};
-use super::op::{Activation, Convolution, LinearLayout, Norm, Op, ParameterId, Role, RotaryTable};
+use super::op::{Activation, Convolution, Input, LinearLayout, Norm, Op, ParameterId, Role, RotaryTable};
 use super::program::ModuleKind;
 use super::shape::Shape;
 use crate::dtype::DType;
@@ -125,6 +125,15 @@ impl Graph {
         if per_mille == 0 { x.clone() } else { self.run(Op::Dropout { per_mille }, &[x], x.shape()) }
     }
 
+    /// The positions of `seq` tokens: those `generate` gives, else counted on the spot.
+    pub fn positions(&mut self, seq: u64) -> Value {
+        if self.inputs.position_ids {
+            self.input(Input::Positions, [self.inputs.batch, seq])
+        } else {
+            self.fill(DType::I64, [1, seq])
+        }
+    }
+
     /// A parameter as a tensor.
     pub fn read(&mut self, parameter: ParameterId, shape: impl Into<Shape>) -> Value {
         self.run(Op::Parameter(parameter), &[], shape)
@@ -143,7 +152,8 @@ impl Graph {
 
     /// The rotary tables without buffers of the usual names.
     pub fn rotary_table_bare(&mut self, seq: u64, table: RotaryTable) -> (Value, Value) {
-        let shape = Shape::from([1, seq, if table.doubled { table.dim } else { table.dim / 2 }]);
+        let rows = self.inputs.position_rows();
+        let shape = Shape::from([rows, seq, if table.doubled { table.dim } else { table.dim / 2 }]);
         let mut both = self.run_many(Op::RotaryTable(table), &[], &[shape, shape]);
         let sine = both.pop();
         match (both.pop(), sine) {

@@ -250,6 +250,8 @@ pub enum Input {
     Labels,
     /// The 2-D mask of the batch.
     Mask,
+    /// Positions of the tokens, one row per sample.
+    Positions,
     /// Images or patches.
     Pixels,
     /// Audio features or samples.
@@ -435,8 +437,11 @@ pub struct Attention {
 pub enum EagerStyle {
     /// Llama's: repeat keys and values, scores, scale, mask, softmax in fp32, cast, dropout.
     Fp32Softmax,
-    /// GPT-2's and BERT's: softmax in the model's type.
+    /// GPT-2's: softmax in the model's type, then cast to the type of the values, then dropout.
     PlainSoftmax,
+    /// BERT's and BART's: softmax in the model's type, dropout, no cast (autocast leaves both in fp32, and the product
+    /// casts its input).
+    UncastSoftmax,
     /// Falcon's own: with SDPA, `F.scaled_dot_product_attention` itself is called (keys of fewer heads broadcast, not
     /// repeated, no `enable_gqa`) and its output transposed without a copy. Eager: `q @ kᵀ`, divided in place,
     /// `softmax(scores + mask)` in the model's type, `@ v`. With a fifth input (ALiBi, `[batch, heads, 1, keys]`) eager

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::PlanError;
 
 /// What `PYTORCH_ALLOC_CONF` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AllocatorOptions {
     /// One growing segment per pool.

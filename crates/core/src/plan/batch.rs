@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::{Images, Inputs};
 
 /// One batch on one card.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Batch {
     /// Samples per card.
@@ -48,6 +48,8 @@ impl Batch {
             target_seq: self.target_len.unwrap_or(self.seq_len),
             past: 0,
             cache: false,
+            static_cache: None,
+            position_ids: false,
             labels: true,
             mask: self.mask,
             images: self.images.map(|[count, height, width]| Images { count, height, width, frames: 1 }),

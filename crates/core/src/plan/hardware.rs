@@ -8,7 +8,7 @@ use super::PlanError;
 const EMBEDDED: &str = include_str!("../../data/gpus.toml");
 
 /// A card: what it offers, and what of it decides kernels and workspaces.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
     /// Its name, as people type it.

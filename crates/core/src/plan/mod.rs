@@ -2,6 +2,7 @@
 //!
 //! | module | what is in it |
 //! |---|---|
+//! | [`infer`] | a run of `generate`: prompt, new tokens, cache |
 //! | [`train`] | a training run: batch, precision, checkpointing, optimizer |
 //! | [`batch`] | the sizes of what goes in |
 //! | [`optimizer`] | which optimizer, stepping how |
@@ -11,12 +12,14 @@
 pub mod allocator;
 pub mod batch;
 pub mod hardware;
+pub mod infer;
 pub mod optimizer;
 pub mod train;
 
 pub use allocator::AllocatorOptions;
 pub use batch::Batch;
 pub use hardware::{Gpu, Gpus};
+pub use infer::{CacheImplementation, Choice, InferPlan};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use train::{AttentionKind, Checkpointing, Kernels, TrainPlan};
 

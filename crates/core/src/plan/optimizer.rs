@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// An optimizer and how it steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Optimizer {
     /// Which one.
@@ -19,7 +19,7 @@ impl Default for Optimizer {
 }
 
 /// The optimizers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[allow(missing_docs, reason = "the names are the optimizers' own")]
 pub enum OptimizerKind {
     #[serde(rename = "adamw")]
@@ -59,7 +59,7 @@ pub enum OptimizerKind {
 }
 
 /// How a step runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Implementation {
     /// All parameters at once, by lists (torch's default on CUDA).

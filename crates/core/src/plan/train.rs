@@ -6,7 +6,7 @@ use super::{AllocatorOptions, Batch, Gpu, Optimizer, PlanError};
 use crate::dtype::DType;
 
 /// What is trained, and how, on one card.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainPlan {
     /// What goes in.
@@ -96,7 +96,7 @@ impl TrainPlan {
 }
 
 /// How attention is computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttentionKind {
     /// `F.scaled_dot_product_attention`: torch chooses a kernel.
@@ -106,7 +106,7 @@ pub enum AttentionKind {
 }
 
 /// What of a layer is recomputed in backward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Checkpointing {
     /// Nothing.
@@ -116,7 +116,7 @@ pub enum Checkpointing {
 }
 
 /// Whose kernels run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kernels {
     /// transformers' own Python.

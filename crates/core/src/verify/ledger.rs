@@ -1,12 +1,10 @@
 //! The ledger: recorded runs against their simulation.
 
-use std::rc::Rc;
-
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::dtype::DType;
-use crate::memory::{allocator, train};
+use crate::memory::simulation;
 use crate::model::Model;
 use crate::plan::{
     AllocatorOptions, AttentionKind, Batch, Checkpointing, Gpu, Gpus, Implementation, Kernels, Optimizer, TrainPlan,
@@ -91,24 +89,29 @@ pub fn score(row: &Value) -> LedgerRow {
 }
 
 fn predict(row: &Value) -> Result<Scored, String> {
-    let (model, plan) = (model_of(row)?, train_plan(row)?);
-    let program = model.program(plan.batch.training_inputs()).map_err(|e| e.to_string())?;
-    let log = train::simulate(Rc::new(program), &plan);
-    let replay = allocator::replay(&log, plan.allocator, None);
+    let model = model_of(row)?;
+    let (simulation, gpu, group) = if row["run"]["task"] == "infer" {
+        let plan = super::generate::plan(row)?;
+        (simulation::infer(&model, &plan).map_err(|e| e.to_string())?, plan.gpu, "infer")
+    } else {
+        let plan = train_plan(row)?;
+        (simulation::train(&model, &plan).map_err(|e| e.to_string())?, plan.gpu, "train")
+    };
+    let (log, replay) = (&simulation.log, &simulation.replay);
     let measured = &row["measured"];
     let mut scored = Scored {
         id: row["id"].as_str().unwrap_or_default().to_owned(),
         model: row["model"].as_str().unwrap_or_default().to_owned(),
-        group: "train".into(),
+        group: group.into(),
         ok: false,
         allocated: Measure { predicted: Some(replay.peak_allocated()), measured: measured["peak_allocated"].as_u64() },
         reserved: Measure { predicted: Some(replay.peak_reserved()), measured: measured["peak_reserved"].as_u64() },
-        process: Measure { predicted: None, measured: measured["nvml_used_end"].as_u64() },
+        process: Measure { predicted: Some(simulation.process_bytes()), measured: measured["nvml_used_end"].as_u64() },
         phases: Vec::new(),
         out_of_memory: None,
     };
     if row["oom"] == true {
-        let fits = replay.peak_allocated() < plan.gpu.memory;
+        let fits = simulation.process_bytes() <= gpu.memory;
         scored.out_of_memory = Some(!fits);
         scored.ok = !fits;
         return Ok(scored);
@@ -206,7 +209,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     })
 }
 
-fn dtype(value: &Value) -> Option<DType> {
+pub(super) fn dtype(value: &Value) -> Option<DType> {
     match value.as_str()? {
         "fp32" => Some(DType::F32),
         "bf16" => Some(DType::BF16),
@@ -216,7 +219,7 @@ fn dtype(value: &Value) -> Option<DType> {
 }
 
 /// The card a row names; the H200 where it names none.
-fn card(name: &str) -> Gpu {
+pub(super) fn card(name: &str) -> Gpu {
     let known = ["A100-80GB", "RTX 4090", "T4", "L40S", "H100-80GB", "B200-180GB"];
     let short = |card: &str| card.split('-').next().unwrap_or_default().to_owned();
     let named = known.iter().find(|card| name.contains(&short(card)));

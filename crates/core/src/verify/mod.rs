@@ -1,5 +1,7 @@
 //! Scores predictions against recorded truth.
 
+mod generate;
 pub mod ledger;
 pub mod models;
 pub mod pattern;
+pub mod summary;

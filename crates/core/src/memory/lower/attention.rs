@@ -97,8 +97,10 @@ fn eager(
         (key.clone(), value.clone())
     };
     let turned = torch.transpose(&key, 2, 3);
-    let scores = torch.matmul(query, &turned);
-    let mut scores = torch.scalar(Binary::Mul, &scores);
+    let mut scores = {
+        let raw = torch.matmul(query, &turned);
+        torch.scalar(Binary::Mul, &raw)
+    };
     if spec.softcap {
         scores = torch.scalar(Binary::Div, &scores);
         scores = torch.unary(Unary::Tanh, &scores);

@@ -4,13 +4,17 @@
 //! |---|---|
 //! | `norm` | the norms, as each model's code spells them |
 //! | `rotary` | tables and rotations |
-//! | `attention` | masks, SDPA and eager attention |
-//! | `experts` | routed experts |
+//! | `attention`, `falcon` | masks, SDPA and eager attention |
+//! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
+//! | [`cache`] | the caches of `generate` and their masks |
 //! | `loss` | losses |
 //! | `tensors` | plain tensor operations |
 
 mod attention;
+mod batched_experts;
+pub mod cache;
 mod experts;
+mod falcon;
 mod loss;
 mod norm;
 mod rotary;
@@ -51,6 +55,7 @@ pub struct Runner {
     inputs: Vec<(ValueId, Tensor)>,
     exits: Vec<usize>,
     settings: Settings,
+    cache: Option<Rc<cache::Store>>,
 }
 
 /// The variables of a run.
@@ -69,6 +74,17 @@ impl Runner {
         inputs: Vec<(ValueId, Tensor)>,
         settings: Settings,
     ) -> Rc<Self> {
+        Self::with_cache(program, parameters, inputs, settings, None)
+    }
+
+    /// The same for a pass that reads and fills a cache.
+    pub fn with_cache(
+        program: Rc<Program>,
+        parameters: Vec<Tensor>,
+        inputs: Vec<(ValueId, Tensor)>,
+        settings: Settings,
+        cache: Option<Rc<cache::Store>>,
+    ) -> Rc<Self> {
         let mut exits = vec![0; program.steps.len()];
         let mut open = Vec::new();
         for (index, step) in program.steps.iter().enumerate() {
@@ -82,7 +98,7 @@ impl Runner {
                 _ => {}
             }
         }
-        Rc::new(Self { program, parameters, inputs, exits, settings })
+        Rc::new(Self { program, parameters, inputs, exits, settings, cache })
     }
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
@@ -245,13 +261,31 @@ impl Runner {
                 let (query, key) = rotary::rotate(torch, *style, input(0), input(1), input(2), input(3));
                 vec![Some(query), Some(key)]
             }
-            Op::Mask(kind) => vec![attention::mask(torch, *kind, shape, &self.settings)],
-            Op::Cache(_) => inputs.to_vec(),
+            Op::Mask(kind) => vec![match &self.cache {
+                Some(cache) => cache.mask(torch, *kind, shape, &self.settings),
+                None => attention::mask(torch, *kind, shape, &self.settings),
+            }],
+            Op::Cache(update) => match &self.cache {
+                Some(cache) => {
+                    let shapes: Vec<_> = outputs.iter().map(|v| self.program.values[v.0 as usize]).collect();
+                    cache.update(torch, update, inputs, &shapes)
+                }
+                None => inputs.to_vec(),
+            },
+            Op::CachedState { fp32 } => {
+                one(torch.phantom(shape, if *fp32 { DType::F32 } else { self.settings.weights }))
+            }
             Op::Attention(spec) => {
                 let mask = inputs.get(3).and_then(Option::as_ref);
                 let sinks = spec.sinks.map(|id| self.parameter(id));
-                let (output, held) =
-                    attention::attend(torch, spec, &self.settings, [input(0), input(1), input(2)], mask, sinks);
+                let (key, value) = self.visible(torch, spec, mask, [input(0), input(1), input(2)]);
+                let three = [input(0), &key, &value];
+                let (output, held) = if spec.eager == crate::model::op::EagerStyle::Falcon {
+                    let alibi = inputs.get(4).and_then(Option::as_ref);
+                    falcon::attend(torch, spec, &self.settings, three, mask, alibi)
+                } else {
+                    attention::attend(torch, spec, &self.settings, three, mask, sinks)
+                };
                 frames.held.extend(held);
                 one(output)
             }
@@ -264,6 +298,9 @@ impl Runner {
             Op::Experts(spec) => {
                 let weights = [self.parameter(spec.gate_up), self.parameter(spec.down)];
                 let biases = spec.biases.map(|(up, down)| [self.parameter(up), self.parameter(down)]);
+                if self.cache.as_ref().is_some_and(|cache| cache.decodes()) && batched_experts::applies(spec) {
+                    return one(batched_experts::run(torch, spec, weights, biases, input(0), input(2)));
+                }
                 one(experts::run(torch, spec, weights, biases, input(0), input(1), input(2)))
             }
             Op::Dropout { .. } => one(torch.dropout(input(0))),
@@ -272,5 +309,22 @@ impl Runner {
             }
             _ => tensors::lower(torch, op, inputs, &input, shape, outputs, &self.program.values, self.settings.weights),
         }
+    }
+
+    /// The keys and values that a causal kernel gets: of a static cache that is still empty behind the prompt, only the
+    /// prompt's (transformers/integrations/sdpa_attention.py).
+    fn visible(
+        &self,
+        torch: &mut Torch,
+        spec: &crate::model::op::Attention,
+        mask: Option<&Tensor>,
+        [query, key, value]: [&Tensor; 3],
+    ) -> (Tensor, Tensor) {
+        let (queries, keys) = (query.shape.size(2), key.shape.size(2));
+        let sdpa = spec.sdpa && self.settings.attention == AttentionKind::Sdpa;
+        if self.cache.is_some() && sdpa && mask.is_none() && spec.causal && queries > 1 && keys > queries {
+            return (torch.slice(key, 2, queries, 1), torch.slice(value, 2, queries, 1));
+        }
+        (key.clone(), value.clone())
     }
 }

@@ -10,7 +10,8 @@ use crate::model::op::{Binary, Rotary, RotaryTable, Unary};
 pub(super) fn table(torch: &mut Torch, table: RotaryTable, shape: Shape, weights: DType) -> Vec<Option<Tensor>> {
     let (grad, autocast) = (torch.grad_enabled, torch.autocast.take());
     torch.grad_enabled = false;
-    let (axes, seq, half) = (table.axes, shape.size(1), table.dim / 2);
+    let (rows, seq, half) = (shape.size(0), shape.size(1), table.dim / 2);
+    let axes = table.axes * rows;
     let frequencies = torch.phantom(Shape::from([axes, half, 1]), DType::F32);
     let positions = torch.fresh("_to_copy", Shape::from([axes, 1, seq]), DType::F32);
     let angles = torch.matmul(&frequencies, &positions);
@@ -25,7 +26,7 @@ pub(super) fn table(torch: &mut Torch, table: RotaryTable, shape: Shape, weights
     torch.grad_enabled = grad;
     torch.autocast = autocast;
     // Several position axes are mixed into one table by the rotation itself.
-    both.map(|t| Some(Tensor { shape: Shape::from([1, seq, t.shape.last()]), ..t })).into()
+    both.map(|t| Some(Tensor { shape: Shape::from([rows, seq, t.shape.last()]), ..t })).into()
 }
 
 /// Queries and keys, rotated.
@@ -38,7 +39,10 @@ pub(super) fn rotate(
     sine: &Tensor,
 ) -> (Tensor, Tensor) {
     // cos.unsqueeze(1): the same tables for every head.
-    let open = |t: &Tensor| if t.shape.rank() == 3 { t.shape.inserted(1, 1) } else { t.shape };
+    let (positions, sizes) = (cosine.shape.size(1), query.shape);
+    let heads_last = sizes.rank() == 4 && sizes.size(1) == positions && sizes.size(2) != positions;
+    let axis = if heads_last { 2 } else { 1 };
+    let open = |t: &Tensor| if t.shape.rank() == 3 { t.shape.inserted(axis, 1) } else { t.shape };
     let cosine = &torch.reshape(cosine, open(cosine));
     let sine = &torch.reshape(sine, open(sine));
     let mut one = |x: &Tensor| match style {

@@ -50,6 +50,7 @@ pub(super) fn lower<'a>(
         Op::Softmax { dtype, .. } => torch.softmax(x(), *dtype, "_softmax"),
         Op::Reduce { kind, dim, keep } => torch.reduce(*kind, x(), *dim, *keep),
         Op::MatMul => torch.matmul(x(), input(1)),
+        Op::AddMatMul => torch.matmul(input(1), input(2)),
         Op::SolveTriangular => torch.solve_triangular(x(), input(1)),
         Op::TopK { .. } | Op::Sort => {
             let (values, indices) = torch.top_k(x(), shape.last());
@@ -61,7 +62,11 @@ pub(super) fn lower<'a>(
         Op::IndexAdd => torch.scattered("index_add", x(), input(1), input(2), false),
         // A number scattered into a tensor without a graph.
         Op::Scatter { in_place: true, .. } if inputs.len() == 2 => x().clone(),
-        Op::Scatter { in_place, .. } => torch.scattered("scatter", x(), input(1), input(2), *in_place),
+        Op::Scatter { in_place, .. } => {
+            // A number instead of a source.
+            let source = inputs.get(2).and_then(Option::as_ref).unwrap_or_else(|| x());
+            torch.scattered("scatter", x(), input(1), source, *in_place)
+        }
         Op::MaskedFill { in_place } => torch.masked_fill(x(), input(1), *in_place),
         Op::MaskedScatter => torch.scattered("masked_scatter", x(), input(1), input(2), false),
         Op::Where => torch.where_(x(), input(1), input(2)),

@@ -193,7 +193,8 @@ impl Torch {
             Activation::Sigmoid => self.unary(Unary::Sigmoid, x),
             Activation::Softplus => self.unary(Unary::Softplus, x),
             Activation::Gelu | Activation::Mish => self.fused_activation("gelu", x),
-            Activation::GeluBloom => self.fused_activation("gelu_bloom", x),
+            Activation::GeluBloom if self.training => self.fused_activation("gelu_bloom", x),
+            Activation::GeluBloom => self.gelu_fast(x),
             Activation::GeluNew => self.gelu_new(x),
             Activation::GeluFast => self.gelu_fast(x),
             Activation::QuickGelu => {

@@ -235,8 +235,15 @@ pub fn rotate_whole(
 
 /// The mask a model builds for all its layers of one kind: `[batch, 1, seq, past + seq]`.
 pub fn mask(g: &mut Graph, kind: Mask) -> Value {
-    let (batch, seq, past) = (g.inputs.batch, g.inputs.seq, g.inputs.past);
-    g.run(Op::Mask(kind), &[], [batch, 1, seq, seq.saturating_add(past)])
+    let (batch, seq) = (g.inputs.batch, g.inputs.seq);
+    let window = match kind {
+        Mask::Sliding(window) | Mask::SlidingEager(window) | Mask::Chunked(window) | Mask::Images(Some(window)) => {
+            Some(window)
+        }
+        _ => None,
+    };
+    let keys = g.inputs.keys(window, seq);
+    g.run(Op::Mask(kind), &[], [batch, 1, seq, keys])
 }
 
 /// The masks of a model whose layers see everything or a window.

@@ -58,7 +58,7 @@ impl EncoderAttention {
             names,
             bias: [true; 4],
             dropout: 0.0,
-            eager: EagerStyle::PlainSoftmax,
+            eager: EagerStyle::UncastSoftmax,
             causal: false,
             dense: false,
         }

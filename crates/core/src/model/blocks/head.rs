@@ -34,14 +34,18 @@ pub fn causal_lm_head_named(
 
 /// The loss when there are labels, then the output object.
 pub fn loss_and_return(g: &mut Graph, kind: Loss, logits: Value) {
-    if g.inputs.labels {
+    loss_and_return_with(g, kind, logits, &[]);
+}
+
+/// The same with more in the output object.
+pub fn loss_and_return_with(g: &mut Graph, kind: Loss, logits: Value, more: &[&Value]) {
+    let loss = g.inputs.labels.then(|| {
         let sizes = logits.shape();
         let labels = g.input(Input::Labels, &sizes.sizes()[..sizes.rank().saturating_sub(1)]);
-        let loss = g.run(Op::Loss(kind), &[&logits, &labels], []);
-        g.run(Op::Return, &[&loss, &logits], []);
-    } else {
-        g.run(Op::Return, &[&logits], []);
-    }
+        g.run(Op::Loss(kind), &[&logits, &labels], [])
+    });
+    let outputs: Vec<&Value> = loss.iter().chain([&logits]).chain(more.iter().copied()).collect();
+    g.run(Op::Return, &outputs, []);
 }
 
 /// The head of a classifier: the loss when there are labels (one per sample), then the output object.

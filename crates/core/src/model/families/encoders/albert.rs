@@ -3,9 +3,9 @@
 use super::heads::{LmHead, first_token, no_head, return_base};
 use crate::dtype::DType;
 use crate::model::Family;
-use crate::model::blocks::head::{Labels, classification_head, loss_and_return};
+use crate::model::blocks::head::{Labels, classification_head, loss_and_return, loss_and_return_with};
 use crate::model::blocks::{EncoderAttention, encoder, read};
-use crate::model::op::{Activation, Input, Loss, Norm, Op};
+use crate::model::op::{Activation, Input, Loss, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// ALBERT.
@@ -139,8 +139,7 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             let logits = albert.predictions(g, &hidden);
             pooled = g.dropout(&pooled, albert.classifier_dropout);
             let order = g.module("sop_classifier", |g| g.linear("classifier", &pooled, labels.count, true));
-            g.run(Op::Return, &[&order], []);
-            loss_and_return(g, Loss::CrossEntropy, logits);
+            loss_and_return_with(g, Loss::CrossEntropy, logits, &[&order]);
         }
         Task::SequenceClassification => {
             let labels = Labels::read(c)?;

@@ -3,9 +3,9 @@
 use super::heads::{LmHead, no_head, pooler, return_base};
 use crate::dtype::DType;
 use crate::model::Family;
-use crate::model::blocks::head::{Labels, classification_head, loss_and_return};
+use crate::model::blocks::head::{Labels, classification_head, loss_and_return, loss_and_return_with};
 use crate::model::blocks::{EncoderAttention, encoder, read};
-use crate::model::op::{Activation, Binary, Input, Loss, Norm, Op};
+use crate::model::op::{Activation, Binary, Input, Loss, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// BERT.
@@ -161,8 +161,7 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             let pooled = g.module("bert", |g| g.module("pooler", |g| pooler(g, &hidden)));
             let logits = bert.predictions(g, &hidden);
             let order = g.module("cls", |g| g.linear("seq_relationship", &pooled, 2, true));
-            g.run(Op::Return, &[&order], []);
-            loss_and_return(g, Loss::CrossEntropy, logits);
+            loss_and_return_with(g, Loss::CrossEntropy, logits, &[&order]);
         }
         Task::SequenceClassification => {
             let labels = Labels::read(c)?;

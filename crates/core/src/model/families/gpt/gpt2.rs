@@ -1,6 +1,5 @@
 //! GPT-2 (and DialoGPT, Cerebras-GPT, GPT-3 as published).
 
-use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::causal_lm_head;
 use crate::model::blocks::{attention, read};
@@ -46,7 +45,7 @@ impl Gpt2 {
         let (batch, seq) = (g.inputs.batch, g.inputs.seq);
         let ids = g.input(Input::Tokens, [batch, seq]);
         let embeddings = g.embedding("wte", &ids, self.vocab, self.hidden);
-        let positions = g.fill(DType::I64, [1, seq]);
+        let positions = g.positions(seq);
         let position_embeddings = g.embedding("wpe", &positions, self.positions, self.hidden);
         let mut hidden = g.add(&embeddings, &position_embeddings);
         let mask = attention::mask(g, Mask::Causal);

@@ -52,7 +52,7 @@ impl BigCode {
         g.buffer("bias", [self.positions, self.positions], DType::Bool, false);
         let ids = g.input(Input::Tokens, [batch, seq]);
         let embeddings = g.embedding("wte", &ids, self.vocab, self.hidden);
-        let positions = g.fill(DType::I64, [1, seq]);
+        let positions = g.positions(seq);
         let mask = attention::mask(g, Mask::Causal);
         let position_embeddings = g.embedding("wpe", &positions, self.positions, self.hidden);
         let mut hidden = g.add(&embeddings, &position_embeddings);

@@ -47,7 +47,7 @@ impl GptNeo {
         let (batch, seq) = (g.inputs.batch, g.inputs.seq);
         let ids = g.input(Input::Tokens, [batch, seq]);
         let embeddings = g.embedding("wte", &ids, self.vocab, self.hidden);
-        let positions = g.fill(DType::I64, [1, seq]);
+        let positions = g.positions(seq);
         let mask = attention::mask(g, Mask::CausalEager);
         let position_embeddings = g.embedding("wpe", &positions, self.positions, self.hidden);
         let mut hidden = g.add(&embeddings, &position_embeddings);

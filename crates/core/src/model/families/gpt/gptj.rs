@@ -1,7 +1,6 @@
 //! GPT-J: rotary positions on neighbouring pairs, attention and MLP side by side.
 
 use super::early;
-use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::causal::{LmHead, decoder};
 use crate::model::blocks::{attention, mlp, read};
@@ -66,7 +65,7 @@ impl Sizes {
         let (batch, seq) = (g.inputs.batch, g.inputs.seq);
         let ids = g.input(Input::Tokens, [batch, seq]);
         let embeddings = g.embedding("wte", &ids, self.vocab, self.hidden);
-        let positions = g.fill(DType::I64, [1, seq]);
+        let positions = g.positions(seq);
         let mask = attention::mask(g, Mask::CausalEager);
         let mut hidden = g.dropout(&embeddings, self.embedding_dropout);
         // The loop's `outputs` keeps the probabilities of a layer until the next one has run.
@@ -110,9 +109,9 @@ fn attend(sizes: &Sizes, g: &mut Graph, hidden: &Value, mask: &Value, positions:
     value = g.split_last(&value, heads, head_dim);
     value = g.permute(&value, &[0, 2, 1, 3]);
     let table = early::position_table(g, sizes.positions, sizes.table_width());
-    let repeated_table = g.run(Op::Repeat, &[&table], [1, table.size(0), table.size(1)]);
+    let repeated_table = g.run(Op::Repeat, &[&table], [positions.size(0), table.size(0), table.size(1)]);
     let column = g.unsqueeze(positions, -1);
-    let index = g.run(Op::Repeat, &[&column], [1, positions.size(1), table.size(1)]);
+    let index = g.run(Op::Repeat, &[&column], [positions.size(0), positions.size(1), table.size(1)]);
     let sincos = {
         let rows = g.gather(&repeated_table, 1, &index);
         g.type_as(&rows, &key)

@@ -1,6 +1,6 @@
 //! BLIP-2 over OPT: a ViT, a Q-Former whose queries read the image, one linear, the text model.
 
-use super::parts::{placeholder_mask, resized_pixels, tower};
+use super::parts::{dimension, patches, placeholder_mask, resized_pixels, tower};
 use crate::model::Family;
 use crate::model::blocks::{EncoderAttention, attention, causal_lm_head, encoder, mlp, read};
 use crate::model::families::gpt::opt::Opt;
@@ -25,9 +25,9 @@ struct Vision {
 impl Vision {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
         Ok(Self {
-            patches: Patches::read(c, 224, 14)?,
-            hidden: read::positive(c, &["hidden_size"], 1408)?,
-            heads: read::positive(c, &["num_attention_heads"], 16)?,
+            patches: patches(c, 224, 14)?,
+            hidden: dimension(c, &["hidden_size"], 1408)?,
+            heads: dimension(c, &["num_attention_heads"], 16)?,
             layers: c.layers(&["num_hidden_layers"], 39)?,
             width: c.size_or(&["intermediate_size"], 6144)?,
             activation: read::activation(c, "hidden_act", "gelu")?,
@@ -118,8 +118,8 @@ struct QFormer {
 
 impl QFormer {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
-        let hidden = read::positive(c, &["hidden_size"], 768)?;
-        let heads = read::positive(c, &["num_attention_heads"], 12)?;
+        let hidden = dimension(c, &["hidden_size"], 768)?;
+        let heads = dimension(c, &["num_attention_heads"], 12)?;
         let mut attention = EncoderAttention::new(heads, hidden / heads, ["query", "key", "value", ""]);
         attention.dropout = c.number("attention_probs_dropout_prob", 0.1)?;
         Ok(Self {
@@ -128,8 +128,8 @@ impl QFormer {
             width: c.size_or(&["intermediate_size"], 3072)?,
             activation: read::activation(c, "hidden_act", "gelu")?,
             dropout: c.number("hidden_dropout_prob", 0.1)?,
-            frequency: read::positive(c, &["cross_attention_frequency"], 2)?,
-            seen: read::positive(c, &["encoder_hidden_size"], 1408)?,
+            frequency: dimension(c, &["cross_attention_frequency"], 2)?,
+            seen: dimension(c, &["encoder_hidden_size"], 1408)?,
             text_mlp: c.flag("use_qformer_text_input", false)?,
             attention,
         })
@@ -196,7 +196,7 @@ fn build(c: &Config<'_>, _task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let vision = Vision::read(&c.section("vision_config"))?;
     let qformer = QFormer::read(&c.section("qformer_config"))?;
     let opt = Opt::read(&text_config)?;
-    let count = read::positive(c, &["num_query_tokens"], 32)?;
+    let count = dimension(c, &["num_query_tokens"], 32)?;
     let queries = g.parameter("query_tokens", [1, count, qformer.hidden], Role::Other);
     let ids = g.input(Input::Tokens, [g.inputs.batch, g.inputs.seq]);
     let given = g.inputs.images.is_some();

@@ -1,8 +1,7 @@
 //! Gemma 3 with images: SigLIP, averaged to fewer tokens and projected, and the Gemma 3 text model.
 
-use super::parts::{Head, placeholder_mask, resized_pixels, tied, tower, with_head};
+use super::parts::{Head, dimension, placeholder_mask, resized_pixels, tied, tower, with_head};
 use crate::model::Family;
-use crate::model::blocks::read;
 use crate::model::families::decoders::decoder::Decoder;
 use crate::model::families::decoders::gemma3::Gemma3;
 use crate::model::families::vision::siglip::SiglipVision;
@@ -49,7 +48,7 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let vocabulary = text.vocabulary();
     let features = Features {
         vision: SiglipVision::read(&c.section("vision_config"))?,
-        side: read::positive(c, &["mm_tokens_per_image"], 256)?.isqrt(),
+        side: dimension(c, &["mm_tokens_per_image"], 256)?.isqrt(),
         width: vocabulary.width,
     };
     let head = Head { vocab: vocabulary.rows, tied: tied(c, true)? };

@@ -3,10 +3,9 @@
 use super::gemma3n_audio::Audio;
 use super::gemma3n_text::Gemma3nText;
 use super::mobilenet_v5;
-use super::parts::{placeholder_mask, tied, tower};
+use super::parts::{dimension, placeholder_mask, tied, tower};
 use crate::model::Family;
 use crate::model::blocks::head::causal_lm_head_named;
-use crate::model::blocks::read;
 use crate::model::families::decoders::gemma3::soft_cap;
 use crate::model::op::{Binary, Input, Norm, Op};
 use crate::model::{Config, Graph, ModelError, Task, Value};
@@ -138,7 +137,7 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let audio = Audio::read(&sound)?;
     let width = text.vocabulary.width;
     let embedder = |name, section: &Config<'_>, hidden| {
-        Ok::<_, ModelError>(Embedder { name, rows: read::positive(section, &["vocab_size"], 128)?, hidden, width })
+        Ok::<_, ModelError>(Embedder { name, rows: dimension(section, &["vocab_size"], 128)?, hidden, width })
     };
     let head = (text.vocabulary.rows, tied(c, true)?, text.softcap);
     let gemma = Gemma3n {

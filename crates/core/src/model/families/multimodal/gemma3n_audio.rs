@@ -1,7 +1,7 @@
 //! The audio tower of Gemma 3n: two strided convolutions with cumulative norms, then a conformer that attends in blocks.
 
+use super::parts::dimension;
 use crate::dtype::DType;
-use crate::model::blocks::read;
 use crate::model::op::{Activation, Binary, Convolution, Input, Norm, Op, Reduction, Role, Unary};
 use crate::model::{Config, Graph, ModelError, Value};
 
@@ -32,18 +32,18 @@ impl Audio {
             return Err(c.refuse("sscp_conv_channel_size", "two numbers of channels"));
         };
         Ok(Self {
-            hidden: read::positive(c, &["hidden_size"], 1536)?,
+            hidden: dimension(c, &["hidden_size"], 1536)?,
             layers: c.layers(&["conf_num_hidden_layers"], 12)?,
-            heads: read::positive(c, &["conf_num_attention_heads"], 8)?,
-            bins: read::positive(c, &["input_feat_size"], 128)?,
+            heads: dimension(c, &["conf_num_attention_heads"], 8)?,
+            bins: dimension(c, &["input_feat_size"], 128)?,
             channels: [first, second],
             kernels: pairs(c, "sscp_conv_kernel_size", 3)?,
             strides: pairs(c, "sscp_conv_stride_size", 2)?,
-            kernel: read::positive(c, &["conf_conv_kernel_size"], 5)?,
-            chunk: read::positive(c, &["conf_attention_chunk_size"], 12)?,
+            kernel: dimension(c, &["conf_conv_kernel_size"], 5)?,
+            chunk: dimension(c, &["conf_attention_chunk_size"], 12)?,
             past: c.size_or(&["conf_attention_context_left"], 13)?.max(1) - 1,
             future: c.size_or(&["conf_attention_context_right"], 0)?,
-            reduction: read::positive(c, &["conf_reduction_factor"], 4)?,
+            reduction: dimension(c, &["conf_reduction_factor"], 4)?,
         })
     }
 

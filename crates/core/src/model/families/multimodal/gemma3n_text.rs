@@ -1,7 +1,7 @@
 //! The text model of Gemma 3n: four parallel streams of which one is worked on (AltUp), low-rank side paths (LAuReL),
 //! embeddings of each layer's own, and layers that share keys and values.
 
-use super::parts::turn;
+use super::parts::{dimension, turn};
 use crate::dtype::DType;
 use crate::model::blocks::attention::{self, Masks};
 use crate::model::blocks::read;
@@ -55,7 +55,7 @@ impl Gemma3nText {
             Some(list) => list.iter().map(|share| share.as_f64().unwrap_or(0.0) > 0.0).collect(),
             None => (0..layers).map(|index| layers > 10 && index < 10).collect(),
         };
-        let streams = read::positive(c, &["altup_num_inputs"], 4)?;
+        let streams = dimension(c, &["altup_num_inputs"], 4)?;
         let active = c.size_or(&["altup_active_idx"], 0)?;
         if active >= streams || streams > 64 {
             return Err(c.refuse("altup_num_inputs", "a number of streams up to 64, above altup_active_idx"));
@@ -66,9 +66,9 @@ impl Gemma3nText {
             windows: read::layer_windows(c, layers, Some(window), |index| (index + 1) % 5 != 0)?,
             widths,
             sparse,
-            heads: read::positive(c, &["num_attention_heads"], 8)?,
-            kv_heads: read::positive(c, &["num_key_value_heads"], 2)?,
-            head_dim: read::positive(c, &["head_dim"], 256)?,
+            heads: dimension(c, &["num_attention_heads"], 8)?,
+            kv_heads: dimension(c, &["num_key_value_heads"], 2)?,
+            head_dim: dimension(c, &["head_dim"], 256)?,
             first_shared: match layers.saturating_sub(c.size_or(&["num_kv_shared_layers"], 15)?) {
                 0 => layers,
                 first => first,
@@ -77,11 +77,11 @@ impl Gemma3nText {
             bias: c.flag("attention_bias", false)?,
             dropout: c.number("attention_dropout", 0.0)?,
             layer_rows: c.size_or(&["vocab_size_per_layer_input"], 262_144)?,
-            layer_width: read::positive(c, &["hidden_size_per_layer_input"], 256)?,
+            layer_width: dimension(c, &["hidden_size_per_layer_input"], 256)?,
             streams,
             active,
             scaled: c.flag("altup_correct_scale", true)?,
-            rank: read::positive(c, &["laurel_rank"], 64)?,
+            rank: dimension(c, &["laurel_rank"], 64)?,
         })
     }
 

@@ -4,7 +4,7 @@
 use super::gemma4_audio::Audio;
 use super::gemma4_text::Gemma4Text;
 use super::gemma4_vision::Vision;
-use super::parts::{tied, tower};
+use super::parts::{images, tied, tower};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::causal_lm_head_named;
@@ -56,7 +56,7 @@ impl Gemma4 {
             let patches = g.module("vision_tower", |g| vision.model(g));
             g.module("embed_vision", |g| self.project(g, &patches))
         })?;
-        let images = g.inputs.images.map_or(1, |images| images.count.max(1));
+        let images = images(g);
         let parts = g.split(&features, 0, &vec![features.size(0) / images; images.min(1 << 16) as usize]);
         let mut joined = g.cat(&parts.iter().collect::<Vec<_>>(), 0);
         joined = g.type_as(&joined, embeddings);

@@ -1,6 +1,7 @@
 //! The audio tower of Gemma 4: two strided convolutions, then conformer layers with attention in short blocks.
 
 use super::gemma4_vision::clipped_linear;
+use super::parts::dimension;
 use crate::dtype::DType;
 use crate::model::blocks::read;
 use crate::model::op::{Activation, Binary, Convolution, Input, Norm, Op, Role, Unary};
@@ -32,17 +33,17 @@ impl Audio {
             return Err(c.refuse("subsampling_conv_channels", "two numbers of channels"));
         };
         Ok(Self {
-            hidden: read::positive(c, &["hidden_size"], 1024)?,
+            hidden: dimension(c, &["hidden_size"], 1024)?,
             layers: c.layers(&["num_hidden_layers"], 12)?,
-            heads: read::positive(c, &["num_attention_heads"], 8)?,
+            heads: dimension(c, &["num_attention_heads"], 8)?,
             activation: read::activation(c, "hidden_act", "silu")?,
             channels: [first.max(4), second.max(1)],
-            kernel: read::positive(c, &["conv_kernel_size"], 5)?,
-            chunk: read::positive(c, &["attention_chunk_size"], 12)?,
-            past: read::positive(c, &["attention_context_left"], 13)? - 1,
+            kernel: dimension(c, &["conv_kernel_size"], 5)?,
+            chunk: dimension(c, &["attention_chunk_size"], 12)?,
+            past: dimension(c, &["attention_context_left"], 13)? - 1,
             future: c.size_or(&["attention_context_right"], 0)?,
             clipped: c.flag("use_clipped_linears", true)?,
-            out: read::positive(c, &["output_proj_dims"], 1536)?,
+            out: dimension(c, &["output_proj_dims"], 1536)?,
         })
     }
 

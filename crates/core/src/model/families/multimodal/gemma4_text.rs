@@ -1,6 +1,6 @@
 //! The text model of Gemma 4.
 
-use super::parts::turn;
+use super::parts::{dimension, turn};
 use crate::dtype::DType;
 use crate::model::blocks::attention::{self, Masks};
 use crate::model::blocks::moe::FusedExperts;
@@ -59,10 +59,10 @@ impl Gemma4Text {
         if let Some(last) = windows.last_mut() {
             *last = None;
         }
-        let kv_heads = read::positive(c, &["num_key_value_heads"], 4)?;
+        let kv_heads = dimension(c, &["num_key_value_heads"], 4)?;
         let keys_are_values = c.flag("attention_k_eq_v", false)?;
         let wide_heads =
-            if keys_are_values { read::positive(c, &["num_global_key_value_heads"], kv_heads)? } else { kv_heads };
+            if keys_are_values { dimension(c, &["num_global_key_value_heads"], kv_heads)? } else { kv_heads };
         let activation = read::activation(c, "hidden_activation", "gelu_pytorch_tanh")?;
         let layer_input = c.size_or(&["hidden_size_per_layer_input"], 256)?;
         let experts = if c.flag("enable_moe_block", false)? {
@@ -75,9 +75,9 @@ impl Gemma4Text {
             vocabulary: Vocabulary::read(c, 262_144, 2304, true)?,
             softcap: c.has("final_logit_softcapping"),
             windows,
-            heads: read::positive(c, &["num_attention_heads"], 8)?,
-            sliding: Heads { kv_heads, dim: read::positive(c, &["head_dim"], 256)? },
-            full: Heads { kv_heads: wide_heads, dim: read::positive(c, &["global_head_dim"], 512)? },
+            heads: dimension(c, &["num_attention_heads"], 8)?,
+            sliding: Heads { kv_heads, dim: dimension(c, &["head_dim"], 256)? },
+            full: Heads { kv_heads: wide_heads, dim: dimension(c, &["global_head_dim"], 512)? },
             keys_are_values,
             first_shared: layers.saturating_sub(c.size_or(&["num_kv_shared_layers"], 0)?),
             width: c.size_or(&["intermediate_size"], 9216)?,

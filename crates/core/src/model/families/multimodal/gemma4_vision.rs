@@ -1,6 +1,6 @@
 //! The vision tower of Gemma 4: patches of images of any shape, axial rotary, averaged by position to fewer tokens.
 
-use super::parts::turn;
+use super::parts::{dimension, images, turn};
 use crate::dtype::DType;
 use crate::model::blocks::{attention, encoder, read};
 use crate::model::op::{Activation, Attention, Binary, EagerStyle, Input, Norm, Op, Role, Unary};
@@ -32,18 +32,18 @@ pub(super) struct Vision {
 impl Vision {
     pub(super) fn read(c: &Config<'_>) -> Result<Self, ModelError> {
         Ok(Self {
-            hidden: read::positive(c, &["hidden_size"], 768)?,
+            hidden: dimension(c, &["hidden_size"], 768)?,
             width: c.size_or(&["intermediate_size"], 3072)?,
             layers: c.layers(&["num_hidden_layers"], 16)?,
-            heads: read::positive(c, &["num_attention_heads"], 12)?,
-            kv_heads: read::positive(c, &["num_key_value_heads"], 12)?,
-            head_dim: read::positive(c, &["head_dim"], 64)?,
+            heads: dimension(c, &["num_attention_heads"], 12)?,
+            kv_heads: dimension(c, &["num_key_value_heads"], 12)?,
+            head_dim: dimension(c, &["head_dim"], 64)?,
             activation: read::activation(c, "hidden_activation", "gelu_pytorch_tanh")?,
             dropout: c.number("attention_dropout", 0.0)?,
-            pool: read::positive(c, &["pooling_kernel_size"], 3)?,
-            patch: read::positive(c, &["patch_size"], 16)?,
-            positions: read::positive(c, &["position_embedding_size"], 10240)?,
-            tokens: read::positive(c, &["default_output_length"], 280)?,
+            pool: dimension(c, &["pooling_kernel_size"], 3)?,
+            patch: dimension(c, &["patch_size"], 16)?,
+            positions: dimension(c, &["position_embedding_size"], 10240)?,
+            tokens: dimension(c, &["default_output_length"], 280)?,
             clipped: c.flag("use_clipped_linears", false)?,
             standardised: c.flag("standardize", false)?,
         })
@@ -51,7 +51,7 @@ impl Vision {
 
     /// One row per token of all images: `[tokens, hidden]`. Images are padded to the processor's number of patches.
     pub(super) fn model(&self, g: &mut Graph) -> Value {
-        let images = g.inputs.images.map_or(1, |images| images.count.max(1));
+        let images = images(g);
         let count = self.tokens * self.pool * self.pool;
         let places = g.input(Input::Other(DType::I64), [images, count, 2]);
         let padding = g.fill(DType::Bool, [images, count]);

@@ -1,9 +1,9 @@
 //! Idefics3 and the first SmolVLM: SigLIP's layers over images of any shape, squares of patches joined, Llama.
 
-use super::parts::{Host, text_type, tied};
+use super::parts::{Host, dimension, images, patches, text_type, tied};
 use crate::dtype::DType;
 use crate::model::Family;
-use crate::model::blocks::{encoder, read};
+use crate::model::blocks::encoder;
 use crate::model::families::decoders::text_model;
 use crate::model::families::vision::Patches;
 use crate::model::families::vision::clip::Tower;
@@ -24,7 +24,7 @@ struct Features {
 impl Features {
     /// `[images, tokens, width]`.
     fn model(&self, g: &mut Graph) -> Value {
-        let count = g.inputs.images.map_or(1, |images| images.count.max(1));
+        let count = images(g);
         let [height, width] = self.patches.image;
         let pixels = g.input(Input::Pixels, [count, self.patches.channels, height, width]);
         let mut pixels = g.to_model_type(&pixels);
@@ -79,9 +79,9 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let vision = c.section("vision_config");
     let text = text_model(&c.section("text_config"), text_type(c, "llama"))?;
     let features = Features {
-        patches: Patches::read(&vision, 224, 32)?,
+        patches: patches(&vision, 224, 32)?,
         tower: Tower::read(&vision, [1152, 16, 3072], "gelu_pytorch_tanh")?,
-        scale: read::positive(c, &["scale_factor"], 2)?,
+        scale: dimension(c, &["scale_factor"], 2)?,
         width: text.vocabulary().width,
     };
     let host = Host { text: text.as_ref(), module: "text_model", tied: tied(c, false)? };

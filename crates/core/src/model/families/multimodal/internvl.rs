@@ -1,6 +1,6 @@
 //! InternVL 3 as transformers stores it: a scaled-residual ViT, four patches shuffled into one, a text model.
 
-use super::parts::{FeatureLayers, Host, resized_pixels, text_type, two_linears};
+use super::parts::{FeatureLayers, Host, dimension, patches, resized_pixels, text_type, two_linears};
 use crate::model::Family;
 use crate::model::blocks::{EncoderAttention, attention, mlp, read};
 use crate::model::families::decoders::text_model;
@@ -29,15 +29,15 @@ struct Vision {
 
 impl Vision {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
-        let hidden = read::positive(c, &["hidden_size"], 1024)?;
-        let heads = read::positive(c, &["num_attention_heads"], 16)?;
+        let hidden = dimension(c, &["hidden_size"], 1024)?;
+        let heads = dimension(c, &["num_attention_heads"], 16)?;
         let names = ["q_proj", "k_proj", "v_proj", "projection_layer"];
         let mut attention = EncoderAttention::new(heads, hidden / heads, names);
         let bias = c.flag("attention_bias", false)?;
         attention.bias = [bias, bias, bias, true];
         attention.dropout = c.number("attention_dropout", 0.0)?;
         Ok(Self {
-            patches: Patches::read(c, 448, 14)?,
+            patches: patches(c, 448, 14)?,
             hidden,
             layers: c.layers(&["num_hidden_layers"], 24)?,
             width: c.size_or(&["intermediate_size"], 4096)?,

@@ -1,6 +1,6 @@
 //! LFM2-VL: SigLIP 2 over patches of any shape, squares of patches joined, the LFM2 text model.
 
-use super::parts::{Host, tied};
+use super::parts::{Host, dimension, tied};
 use crate::model::Family;
 use crate::model::blocks::{encoder, read};
 use crate::model::families::decoders::decoder::Decoder;
@@ -115,19 +115,19 @@ impl Features {
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let vision = c.section("vision_config");
     let text = Lfm2::read(&c.section("text_config"))?;
-    let factor = read::positive(c, &["downsample_factor"], 2)?;
-    let tokens = read::positive(c, &["max_image_tokens"], 256)?;
+    let factor = dimension(c, &["downsample_factor"], 2)?;
+    let tokens = dimension(c, &["max_image_tokens"], 256)?;
     let features = Features {
         tower: Tower::read(&vision, [768, 12, 3072], "gelu_pytorch_tanh")?,
-        patch: read::positive(&vision, &["patch_size"], 16)?,
-        channels: read::positive(&vision, &["num_channels"], 3)?,
-        positions: read::positive(&vision, &["num_patches"], 256)?,
+        patch: dimension(&vision, &["patch_size"], 16)?,
+        channels: dimension(&vision, &["num_channels"], 3)?,
+        positions: dimension(&vision, &["num_patches"], 256)?,
         most: tokens.saturating_mul(factor).saturating_mul(factor),
         factor,
         norm: c.flag("projector_use_layernorm", true)?,
         activation: read::activation(c, "projector_hidden_act", "gelu")?,
         bias: c.flag("projector_bias", true)?,
-        middle: read::positive(c, &["projector_hidden_size"], 2560)?,
+        middle: dimension(c, &["projector_hidden_size"], 2560)?,
         width: text.vocabulary().width,
     };
     let shared = c.flag("tie_embedding", tied(c, true)?)?;

@@ -1,10 +1,10 @@
 //! Llama 4 (Scout, Maverick): a vision tower with rotary as complex numbers, patches shuffled, the text model with its
 //! head as one module.
 
-use super::parts::{placeholder_mask, resized_pixels, tower};
+use super::parts::{dimension, patches, placeholder_mask, resized_pixels, tower};
 use crate::dtype::DType;
 use crate::model::Family;
-use crate::model::blocks::{EncoderAttention, attention, causal_lm_head, mlp, read};
+use crate::model::blocks::{EncoderAttention, attention, causal_lm_head, mlp};
 use crate::model::families::mixtures::llama4_text::Llama4Text;
 use crate::model::families::vision::Patches;
 use crate::model::op::{Activation, EagerStyle, Input, Norm, Op, Role, Rotary};
@@ -28,8 +28,8 @@ struct Vision {
 
 impl Vision {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
-        let hidden = read::positive(c, &["hidden_size"], 768)?;
-        let heads = read::positive(c, &["num_attention_heads"], 16)?;
+        let hidden = dimension(c, &["hidden_size"], 768)?;
+        let heads = dimension(c, &["num_attention_heads"], 16)?;
         let mut attention = EncoderAttention::new(heads, hidden / heads, ["q_proj", "k_proj", "v_proj", "o_proj"]);
         attention.dropout = c.number("attention_dropout", 0.0)?;
         attention.eager = EagerStyle::Fp32Softmax;
@@ -38,16 +38,13 @@ impl Vision {
             return Err(c.refuse("pixel_shuffle_ratio", "a ratio between 0.01 and 1"));
         }
         Ok(Self {
-            patches: Patches::read(c, 448, 14)?,
+            patches: patches(c, 448, 14)?,
             hidden,
             layers: c.layers(&["num_hidden_layers"], 34)?,
             width: c.size_or(&["intermediate_size"], 5632)?,
             attention,
             shrink: (1.0 / ratio) as u64,
-            adapter: [
-                read::positive(c, &["projector_input_dim"], 4096)?,
-                read::positive(c, &["projector_output_dim"], 4096)?,
-            ],
+            adapter: [dimension(c, &["projector_input_dim"], 4096)?, dimension(c, &["projector_output_dim"], 4096)?],
             adapter_dropout: c.number("projector_dropout", 0.0)?,
         })
     }

@@ -1,6 +1,6 @@
 //! Mistral Small 3.1 and later: Pixtral's tower, squares of patches merged, a Mistral text model.
 
-use super::parts::{FeatureLayers, Host, text_type, tied, two_linears};
+use super::parts::{FeatureLayers, Host, dimension, text_type, tied, two_linears};
 use super::pixtral::Pixtral;
 use crate::model::Family;
 use crate::model::blocks::read;
@@ -66,7 +66,7 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let features = Features {
         tower: Pixtral::read(&c.section("vision_config"))?,
         layers: FeatureLayers::read(c, -1)?,
-        merge: read::positive(c, &["spatial_merge_size"], 2)?,
+        merge: dimension(c, &["spatial_merge_size"], 2)?,
         activation: read::activation(c, "projector_hidden_act", "gelu")?,
         bias: c.flag("multimodal_projector_bias", false)?,
         width: text.vocabulary().width,

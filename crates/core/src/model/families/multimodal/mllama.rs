@@ -1,7 +1,7 @@
 //! Llama 3.2 Vision: Llama layers, and between them layers that attend to the image instead of the text.
 
 use super::mllama_vision::{Vision, attend_over, cross_mask, gate};
-use super::parts::tower;
+use super::parts::{dimension, tower};
 use crate::model::Family;
 use crate::model::blocks::{SelfAttention, attention, causal_lm_head, gated_mlp, read};
 use crate::model::op::{Activation, CacheKind, CacheUpdate, Input, Mask, Norm, Op, RotaryTable};
@@ -30,9 +30,9 @@ struct Seen {
 
 impl Text {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
-        let hidden = read::positive(c, &["hidden_size"], 4096)?;
-        let heads = read::positive(c, &["num_attention_heads"], 32)?;
-        let kv_heads = read::positive(c, &["num_key_value_heads"], 8)?;
+        let hidden = dimension(c, &["hidden_size"], 4096)?;
+        let heads = dimension(c, &["num_attention_heads"], 32)?;
+        let kv_heads = dimension(c, &["num_key_value_heads"], 8)?;
         let mut attention = SelfAttention::new(heads, kv_heads, hidden / heads);
         attention.dropout = c.number("dropout", 0.0)?;
         Ok(Self {

@@ -1,5 +1,6 @@
 //! The vision tower of Llama 3.2 Vision: tiles of an image seen together, features of several depths joined.
 
+use super::parts::{dimension, images, patches};
 use crate::dtype::DType;
 use crate::model::blocks::{EncoderAttention, attention, mlp, read};
 use crate::model::families::vision::Patches;
@@ -24,21 +25,21 @@ pub(super) struct Vision {
 
 impl Vision {
     pub(super) fn read(c: &Config<'_>) -> Result<Self, ModelError> {
-        let hidden = read::positive(c, &["hidden_size"], 1280)?;
-        let heads = read::positive(c, &["attention_heads", "num_attention_heads"], 16)?;
+        let hidden = dimension(c, &["hidden_size"], 1280)?;
+        let heads = dimension(c, &["attention_heads", "num_attention_heads"], 16)?;
         let mut attention = EncoderAttention::new(heads, hidden / heads, ["q_proj", "k_proj", "v_proj", "o_proj"]);
         attention.bias = [false; 4];
         attention.eager = EagerStyle::Fp32Softmax;
         let layouts = c.get("supported_aspect_ratios").and_then(serde_json::Value::as_array).map_or(8, Vec::len);
         Ok(Self {
-            patches: Patches::read(c, 448, 14)?,
+            patches: patches(c, 448, 14)?,
             hidden,
             layers: c.layers(&["num_hidden_layers"], 32)?,
             global_layers: c.layers(&["num_global_layers"], 8)?,
             width: c.size_or(&["intermediate_size"], 5120)?,
             activation: read::activation(c, "hidden_act", "gelu")?,
             attention,
-            tiles: read::positive(c, &["max_num_tiles"], 4)?,
+            tiles: dimension(c, &["max_num_tiles"], 4)?,
             layouts: layouts as u64 + 1,
             inner: c.sizes("intermediate_layers_indices")?.unwrap_or_else(|| vec![3, 7, 15, 23, 30]),
         })
@@ -56,7 +57,7 @@ impl Vision {
 
     /// `[images, tiles, rows, features]`.
     pub(super) fn model(&self, g: &mut Graph) -> Value {
-        let images = g.inputs.images.map_or(1, |images| images.count.max(1));
+        let images = images(g);
         let (tiles, rows, width) = (self.tiles, self.rows(), self.hidden);
         let shape = [images * tiles, self.patches.channels, self.patches.image[0], self.patches.image[1]];
         let pixels = g.input(Input::Pixels, shape);

@@ -1,5 +1,6 @@
 //! `mobilenetv5_300m_enc` of timm, the vision tower of Gemma 3n: convolutions, then attention with one key head.
 
+use super::parts::images;
 use crate::model::blocks::attention;
 use crate::model::op::{Activation, Attention, Binary, Convolution, EagerStyle, Input, Op, Reduction, Role, Unary};
 use crate::model::{Graph, Value};
@@ -51,7 +52,7 @@ fn stages() -> [(u64, Vec<Block>); 4] {
 
 /// `[images, WIDTH, OUTPUT, OUTPUT]`.
 pub(super) fn run(g: &mut Graph) -> Value {
-    let images = g.inputs.images.map_or(1, |images| images.count.max(1));
+    let images = images(g);
     let pixels = g.input(Input::Pixels, [images, 3, IMAGE, IMAGE]);
     g.module("timm_model", |g| {
         let mut x =

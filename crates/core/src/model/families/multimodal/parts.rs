@@ -101,7 +101,7 @@ pub(super) fn placeholder_mask(g: &mut Graph, ids: &Value) -> Value {
 
 /// Images (or tiles) for a tower of one resolution: processors resize to it, so only their number counts.
 pub(super) fn resized_pixels(g: &mut Graph, patches: &Patches) -> Value {
-    let count = g.inputs.images.map_or(1, |images| images.count.max(1));
+    let count = images(g);
     g.input(Input::Pixels, [count, patches.channels, patches.image[0], patches.image[1]])
 }
 
@@ -191,4 +191,30 @@ pub(super) fn with_defaults(c: &Config<'_>, mut defaults: serde_json::Value) -> 
         }
     }
     defaults
+}
+
+/// No tower is wider or larger than this in any direction: products of four still fit.
+const WIDEST: u64 = 1 << 15;
+
+/// A size of a tower (or of a text model here), positive and bounded, so that products of a few cannot overflow.
+pub(super) fn dimension(c: &Config<'_>, keys: &[&str], default: u64) -> Result<u64, ModelError> {
+    match c.size_or(keys, default)? {
+        size if (1..=WIDEST).contains(&size) => Ok(size),
+        _ => Err(c.refuse(keys.first().copied().unwrap_or_default(), "a size from 1 to 32768")),
+    }
+}
+
+/// Sizes of images and patches, bounded.
+pub(super) fn patches(c: &Config<'_>, image: u64, patch: u64) -> Result<Patches, ModelError> {
+    let patches = Patches::read(c, image, patch)?;
+    let sizes = [patches.image, patches.patch].concat();
+    if sizes.iter().any(|size| *size > WIDEST) || patches.channels > WIDEST || patches.count() == 0 {
+        return Err(c.refuse("image_size", "at least one patch wide, and at most 32768 pixels"));
+    }
+    Ok(patches)
+}
+
+/// Images of the batch (or tiles), at least one.
+pub(super) fn images(g: &Graph) -> u64 {
+    g.inputs.images.map_or(1, |images| images.count.clamp(1, 1 << 20))
 }

@@ -1,5 +1,6 @@
 //! The speech encoder of Phi-4-multimodal: strided convolutions and a conformer with relative positions.
 
+use super::parts::dimension;
 use crate::dtype::DType;
 use crate::model::blocks::{EncoderAttention, read};
 use crate::model::op::{Activation, Binary, Convolution, EagerStyle, Input, Norm, Op, Role};
@@ -34,8 +35,8 @@ pub(super) struct Audio {
 
 impl Audio {
     pub(super) fn read(c: &Config<'_>, embedding_dropout: f64, out: u64) -> Result<Self, ModelError> {
-        let hidden = read::positive(c, &["hidden_size"], 1024)?;
-        let heads = read::positive(c, &["num_attention_heads"], 16)?;
+        let hidden = dimension(c, &["hidden_size"], 1024)?;
+        let heads = dimension(c, &["num_attention_heads"], 16)?;
         let dropout = c.number("dropout_rate", 0.0)?;
         let mut attention = EncoderAttention::new(heads, hidden / heads, ["q_proj", "k_proj", "v_proj", "o_proj"]);
         attention.dropout = dropout;
@@ -47,15 +48,15 @@ impl Audio {
             blocks: c.layers(&["num_blocks"], 24)?,
             activation: read::activation(c, "activation", "swish")?,
             dropout,
-            kernel: read::positive(c, &["kernel_size"], 3)?,
-            gated: read::positive(c, &["ext_pw_out_channel"], 1024)?,
-            multiplier: read::positive(c, &["depthwise_multiplier"], 1)?,
-            separable: read::positive(c, &["depthwise_separable_out_channel"], 1024)?,
-            bins: read::positive(c, &["input_size"], 80)?,
-            halvings: read::positive(c, &["time_reduction"], 8)?.ilog2(),
-            channels: read::positive(c, &["nemo_conv_channels"], 1024)?,
+            kernel: dimension(c, &["kernel_size"], 3)?,
+            gated: dimension(c, &["ext_pw_out_channel"], 1024)?,
+            multiplier: dimension(c, &["depthwise_multiplier"], 1)?,
+            separable: dimension(c, &["depthwise_separable_out_channel"], 1024)?,
+            bins: dimension(c, &["input_size"], 80)?,
+            halvings: dimension(c, &["time_reduction"], 8)?.ilog2(),
+            channels: dimension(c, &["nemo_conv_channels"], 1024)?,
             buckets: if c.flag("bias_symmetric", false)? { distance } else { distance.saturating_mul(2) },
-            downsample: read::positive(c, &["downsample_rate"], 1)?,
+            downsample: dimension(c, &["downsample_rate"], 1)?,
             attention,
             embedding_dropout,
             out,
@@ -68,10 +69,10 @@ impl Audio {
         if self.downsample != 1 {
             g.fail("a downsample_rate other than 1 does not fit the encoder's output");
         }
-        let kinds = ["speech", "vision_speech"];
-        let (used, other) = if beside_images { (kinds[1], kinds[0]) } else { (kinds[0], kinds[1]) };
-        g.declare_only(|g| self.project(g, &heard, other));
-        let projected = self.project(g, &heard, used);
+        for kind in ["speech", "vision_speech"] {
+            g.declare_only(|g| self.project(g, &heard, kind));
+        }
+        let projected = self.project(g, &heard, if beside_images { "vision_speech" } else { "speech" });
         drop(heard);
         let rows = [projected.size(0) * projected.size(1), self.out];
         let parts = g.split(&projected, 0, &vec![1; projected.size(0).min(1 << 16) as usize]);

@@ -1,5 +1,6 @@
 //! Pixtral's vision tower: images of any size in one packed sequence, axial rotary, RMSNorm and gated MLPs.
 
+use super::parts::{dimension, patches};
 use crate::dtype::DType;
 use crate::model::blocks::{EncoderAttention, attention, gated_mlp, read};
 use crate::model::families::vision::Patches;
@@ -19,15 +20,15 @@ pub(super) struct Pixtral {
 
 impl Pixtral {
     pub(super) fn read(c: &Config<'_>) -> Result<Self, ModelError> {
-        let hidden = read::positive(c, &["hidden_size"], 1024)?;
-        let heads = read::positive(c, &["num_attention_heads"], 16)?;
+        let hidden = dimension(c, &["hidden_size"], 1024)?;
+        let heads = dimension(c, &["num_attention_heads"], 16)?;
         let mut attention = EncoderAttention::new(heads, hidden / heads, ["q_proj", "k_proj", "v_proj", "o_proj"]);
         attention.bias = [false; 4];
         attention.dropout = c.number("attention_dropout", 0.0)?;
         attention.eager = EagerStyle::Fp32Softmax;
         Ok(Self {
             hidden,
-            patches: Patches::read(c, 1024, 16)?,
+            patches: patches(c, 1024, 16)?,
             layers: c.layers(&["num_hidden_layers"], 24)?,
             width: c.size_or(&["intermediate_size"], 4096)?,
             activation: read::activation(c, "hidden_act", "gelu")?,

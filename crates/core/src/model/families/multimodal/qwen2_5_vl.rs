@@ -1,5 +1,6 @@
 //! Qwen2.5-VL: Qwen2-VL with a tower of RMSNorm, gated MLPs and attention within windows.
 
+use super::parts::dimension;
 use super::qwen_vision::{Grid, Patches};
 use super::{qwen2_vl, qwen2_vl::merge};
 use crate::dtype::DType;
@@ -26,7 +27,7 @@ struct Vision {
 impl Vision {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
         let patches = Patches::read(c, ("hidden_size", 3584), 14)?;
-        let window = read::positive(c, &["window_size"], 112)? / patches.merge / patches.patch;
+        let window = dimension(c, &["window_size"], 112)? / patches.merge / patches.patch;
         if window == 0 {
             return Err(c.refuse("window_size", "at least one merged patch wide"));
         }
@@ -37,7 +38,7 @@ impl Vision {
             activation: read::activation(c, "hidden_act", "silu")?,
             window,
             full: c.sizes("fullatt_block_indexes")?.unwrap_or_else(|| vec![7, 15, 23, 31]),
-            out: read::positive(c, &["out_hidden_size"], 3584)?,
+            out: dimension(c, &["out_hidden_size"], 3584)?,
         })
     }
 

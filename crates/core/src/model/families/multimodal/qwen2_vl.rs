@@ -1,6 +1,6 @@
 //! Qwen2-VL: a vision tower over packed patches of any size, and a Qwen2 decoder with three-axis positions.
 
-use super::parts::{Head, placeholder_mask, tower, with_head};
+use super::parts::{Head, dimension, images, placeholder_mask, tower, with_head};
 use super::qwen_text::{QwenText, Sections};
 use super::qwen_vision::Patches;
 use crate::dtype::DType;
@@ -29,7 +29,7 @@ impl Vision {
             depth: c.layers(&["depth"], 32)?,
             width: (patches.hidden as f64 * ratio) as u64,
             activation: read::activation(c, "hidden_act", "quick_gelu")?,
-            out: read::positive(c, &["hidden_size"], 3584)?,
+            out: dimension(c, &["hidden_size"], 3584)?,
         })
     }
 
@@ -69,9 +69,9 @@ pub(super) fn merge(g: &mut Graph, patches: &Patches, hidden: &Value, norm: Norm
 /// The language model's part of a config, nested or flat as on the hub.
 pub(super) fn text(c: &Config<'_>) -> Result<QwenText, ModelError> {
     let c = &if c.has("text_config") { c.section("text_config") } else { c.clone() };
-    let hidden = read::positive(c, &["hidden_size"], 8192)?;
-    let heads = read::positive(c, &["num_attention_heads"], 64)?;
-    let kv_heads = read::positive(c, &["num_key_value_heads"], 8)?;
+    let hidden = dimension(c, &["hidden_size"], 8192)?;
+    let heads = dimension(c, &["num_attention_heads"], 64)?;
+    let kv_heads = dimension(c, &["num_key_value_heads"], 8)?;
     let mut attention = SelfAttention::new(heads, kv_heads, hidden / heads);
     attention.qkv_bias = true;
     attention.dropout = c.number("attention_dropout", 0.0)?;
@@ -127,7 +127,7 @@ pub(super) fn run(
 
 /// The features of all images, split by image and joined again as the code does, in the embeddings' type.
 pub(super) fn join_images(g: &mut Graph, merged: &Value, like: &Value) -> Value {
-    let images = g.inputs.images.map_or(1, |images| images.count.max(1));
+    let images = images(g);
     let parts = g.split(merged, 0, &vec![merged.size(0) / images; images as usize]);
     let joined = g.cat(&parts.iter().collect::<Vec<_>>(), 0);
     drop(parts);

@@ -1,7 +1,7 @@
 //! Qwen3-VL, dense or with experts: learned positions resampled to the image, and deepstack: features of several
 //! depths of the tower added to the first layers of the decoder.
 
-use super::parts::{Head, placeholder_mask, tower, with_head};
+use super::parts::{Head, dimension, placeholder_mask, tower, with_head};
 use super::qwen_text::{Deepstack, QwenText, Sections, SparseLayers};
 use super::qwen_vision::{Grid, Patches};
 use super::qwen2_vl::join_images;
@@ -38,9 +38,9 @@ impl Vision {
             depth: c.layers(&["depth"], 27)?,
             width: c.size_or(&["intermediate_size"], 4304)?,
             activation: read::activation(c, "hidden_act", "gelu_pytorch_tanh")?,
-            positions: read::positive(c, &["num_position_embeddings"], 2304)?,
+            positions: dimension(c, &["num_position_embeddings"], 2304)?,
             deepstack: c.sizes("deepstack_visual_indexes")?.unwrap_or_else(|| default_deepstack.to_vec()),
-            out: read::positive(c, &["out_hidden_size"], 3584)?,
+            out: dimension(c, &["out_hidden_size"], 3584)?,
         })
     }
 
@@ -103,10 +103,10 @@ impl Vision {
 
 fn text(c: &Config<'_>, sparse: bool) -> Result<QwenText, ModelError> {
     let defaults = if sparse { [2048, 5632, 24, 16, 16] } else { [4096, 22016, 32, 32, 32] };
-    let hidden = read::positive(c, &["hidden_size"], defaults[0])?;
-    let heads = read::positive(c, &["num_attention_heads"], defaults[3])?;
-    let kv_heads = read::positive(c, &["num_key_value_heads"], defaults[4])?;
-    let head_dim = if sparse { read::head_dim(c, hidden, heads)? } else { read::positive(c, &["head_dim"], 128)? };
+    let hidden = dimension(c, &["hidden_size"], defaults[0])?;
+    let heads = dimension(c, &["num_attention_heads"], defaults[3])?;
+    let kv_heads = dimension(c, &["num_key_value_heads"], defaults[4])?;
+    let head_dim = if sparse { read::head_dim(c, hidden, heads)? } else { dimension(c, &["head_dim"], 128)? };
     let mut attention = SelfAttention::new(heads, kv_heads, head_dim);
     attention.qkv_bias = c.flag("attention_bias", false)?;
     attention.out_bias = attention.qkv_bias;
@@ -119,7 +119,7 @@ fn text(c: &Config<'_>, sparse: bool) -> Result<QwenText, ModelError> {
         let width = c.size_or(&["moe_intermediate_size"], 1408)?;
         Some(SparseLayers {
             experts: FusedExperts::new(count, top_k, width, activation),
-            step: read::positive(c, &["decoder_sparse_step"], 1)?,
+            step: dimension(c, &["decoder_sparse_step"], 1)?,
             dense: c.sizes("mlp_only_layers")?.unwrap_or_default(),
         })
     } else {

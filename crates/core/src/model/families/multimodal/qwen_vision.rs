@@ -1,8 +1,8 @@
 //! What the vision towers of Qwen2-VL, 2.5-VL and 3-VL share: packed patches, axial rotary, attention by segments.
 
-use super::parts::turn;
+use super::parts::{dimension, turn};
 use crate::dtype::DType;
-use crate::model::blocks::{attention, read};
+use crate::model::blocks::attention;
 use crate::model::op::{Attention, Convolution, EagerStyle, Input, Op, Unary};
 use crate::model::{Config, Graph, ModelError, Value};
 
@@ -55,12 +55,12 @@ impl Patches {
     /// Reads them; `width` names the key of the embedding's width.
     pub(super) fn read(c: &Config<'_>, width: (&str, u64), patch: u64) -> Result<Self, ModelError> {
         Ok(Self {
-            hidden: read::positive(c, &[width.0], width.1)?,
-            heads: read::positive(c, &["num_heads", "num_attention_heads"], 16)?,
-            channels: read::positive(c, &["in_channels"], 3)?,
-            patch: read::positive(c, &["patch_size"], patch)?,
-            temporal: read::positive(c, &["temporal_patch_size"], 2)?,
-            merge: read::positive(c, &["spatial_merge_size"], 2)?,
+            hidden: dimension(c, &[width.0], width.1)?,
+            heads: dimension(c, &["num_heads", "num_attention_heads"], 16)?,
+            channels: dimension(c, &["in_channels"], 3)?,
+            patch: dimension(c, &["patch_size"], patch)?,
+            temporal: dimension(c, &["temporal_patch_size"], 2)?,
+            merge: dimension(c, &["spatial_merge_size"], 2)?,
         })
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::parts::{Host, text_type, two_linears, with_defaults};
+use super::parts::{Host, dimension, text_type, two_linears, with_defaults};
 use crate::model::Family;
 use crate::model::blocks::{EncoderAttention, attention, read};
 use crate::model::families::decoders::text_model;
@@ -24,8 +24,8 @@ struct Encoder {
 
 impl Encoder {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
-        let hidden = read::positive(c, &["hidden_size", "d_model"], 1280)?;
-        let heads = read::positive(c, &["num_attention_heads", "encoder_attention_heads"], 20)?;
+        let hidden = dimension(c, &["hidden_size", "d_model"], 1280)?;
+        let heads = dimension(c, &["num_attention_heads", "encoder_attention_heads"], 20)?;
         let mut attention = EncoderAttention::new(heads, hidden / heads, ["q_proj", "k_proj", "v_proj", "out_proj"]);
         attention.bias = [true, false, true, true];
         attention.dropout = c.number("attention_dropout", 0.0)?;
@@ -33,10 +33,10 @@ impl Encoder {
         Ok(Self {
             hidden,
             layers: c.layers(&["num_hidden_layers", "encoder_layers"], 32)?,
-            width: read::positive(c, &["intermediate_size", "encoder_ffn_dim"], 5120)?,
+            width: dimension(c, &["intermediate_size", "encoder_ffn_dim"], 5120)?,
             activation: read::activation(c, "activation_function", "gelu")?,
-            mels: read::positive(c, &["num_mel_bins"], 128)?,
-            positions: read::positive(c, &["max_source_positions"], 1500)?,
+            mels: dimension(c, &["num_mel_bins"], 128)?,
+            positions: dimension(c, &["max_source_positions"], 1500)?,
             attention,
         })
     }

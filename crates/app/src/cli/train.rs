@@ -1,0 +1,267 @@
+//! `vramcast train`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde_json::Value;
+use vramcast_core::dtype::DType;
+use vramcast_core::memory::simulation;
+use vramcast_core::plan::{
+    AllocatorOptions, AttentionKind, Checkpointing, Gpu, Gpus, Implementation, Kernels, OptimizerKind, TrainPlan,
+};
+use vramcast_core::report::{self, Report};
+
+use super::model::ModelArguments;
+use super::{Answer, Failure, plan_file};
+use crate::exit::Exit;
+use crate::render;
+
+/// What to train, and how.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    model: ModelArguments,
+    /// A plan as JSON, TOML or YAML (`vramcast schema`); flags override it.
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+
+    /// Samples per card [default: 1].
+    #[arg(long, short, value_name = "N", visible_alias = "per-device-batch", help_heading = "Batch")]
+    batch_size: Option<u64>,
+    /// Tokens per sample [default: 2048].
+    #[arg(long, short, value_name = "N", visible_alias = "sequence-length", help_heading = "Batch")]
+    seq_len: Option<u64>,
+    /// Tokens per sample of the decoder, for encoder-decoder models [default: as --seq-len].
+    #[arg(long, value_name = "N", help_heading = "Batch")]
+    target_len: Option<u64>,
+    /// Images of the whole batch: COUNTxHEIGHTxWIDTH, in pixels, or in patches for models fed with patches.
+    #[arg(long, value_name = "NxHxW", help_heading = "Batch")]
+    images: Option<String>,
+    /// Audio frames per sample.
+    #[arg(long, value_name = "N", help_heading = "Batch")]
+    audio_frames: Option<u64>,
+    /// Pass an attention mask of ones.
+    #[arg(long, help_heading = "Batch")]
+    mask: bool,
+    /// Samples are padded, so the mask really masks.
+    #[arg(long, help_heading = "Batch")]
+    padded: bool,
+    /// Micro-batches per optimizer step [default: 1].
+    #[arg(long, value_name = "N", visible_alias = "grad-accum", help_heading = "Batch")]
+    gradient_accumulation: Option<u32>,
+
+    /// The usual combinations: pure bf16, fp16 or fp32, or fp32 weights under autocast [default: bf16].
+    #[arg(long, value_name = "PRECISION", help_heading = "Precision")]
+    precision: Option<Precision>,
+
+    /// The optimizer [default: adamw].
+    #[arg(long, value_name = "NAME", help_heading = "Optimizer")]
+    optimizer: Option<String>,
+    /// How the optimizer steps [default: foreach].
+    #[arg(long, value_name = "HOW", help_heading = "Optimizer")]
+    optimizer_implementation: Option<Stepping>,
+    /// Clip gradients by their norm.
+    #[arg(long, help_heading = "Optimizer")]
+    clip: bool,
+
+    /// How attention is computed [default: sdpa].
+    #[arg(long, value_name = "HOW", help_heading = "Kernels")]
+    attention: Option<Attention>,
+    /// Recompute every layer in backward.
+    #[arg(long, visible_alias = "grad-checkpoint", help_heading = "Kernels")]
+    gradient_checkpointing: bool,
+    /// The training loop lets go of the model's output before backward, as transformers' Trainer does.
+    #[arg(long, help_heading = "Kernels")]
+    drop_outputs: bool,
+    /// Do not train parameters whose name starts so (may be given several times).
+    #[arg(long, value_name = "PREFIX", help_heading = "Kernels")]
+    freeze: Vec<String>,
+
+    /// The card [default: H200]; see `vramcast list gpus`.
+    #[arg(long, value_name = "NAME", help_heading = "Hardware")]
+    gpu: Option<String>,
+    /// A TOML file with cards of your own.
+    #[arg(long, value_name = "FILE", help_heading = "Hardware")]
+    gpu_file: Option<PathBuf>,
+    /// Say which of all known cards hold it.
+    #[arg(long, help_heading = "Hardware")]
+    all_gpus: bool,
+    /// PYTORCH_ALLOC_CONF of the run.
+    #[arg(long, value_name = "OPTIONS", help_heading = "Hardware")]
+    alloc_conf: Option<String>,
+
+    /// Show what is alive at the peak, tensor by tensor, and by module.
+    #[arg(long, help_heading = "Output")]
+    explain: bool,
+    /// Plot memory over the run.
+    #[arg(long, help_heading = "Output")]
+    timeline: bool,
+    /// Write the timeline as SVG.
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    svg: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Precision {
+    Fp32,
+    Bf16,
+    Fp16,
+    /// fp32 weights, bf16 autocast (`bf16=True` of the Trainer on an fp32 model).
+    #[value(alias = "amp-bf16")]
+    Bf16Mixed,
+    /// fp32 weights, fp16 autocast with a GradScaler.
+    #[value(alias = "amp-fp16")]
+    Fp16Mixed,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Stepping {
+    Foreach,
+    Fused,
+    Forloop,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Attention {
+    Sdpa,
+    Eager,
+}
+
+pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
+    let cards = arguments.cards()?;
+    let (plan, plan_model) = arguments.plan(&cards)?;
+    let mut model_arguments = arguments.model.clone();
+    model_arguments.model = model_arguments.model.or(plan_model);
+    let found = model_arguments.find(false)?;
+    let model = found.require_model()?;
+    let simulation = simulation::train(model, &plan)?;
+    let judged: Vec<Gpu> = if arguments.all_gpus { cards.all().collect() } else { vec![plan.gpu.clone()] };
+    let mut report = report::summarize(&found.name, model, &plan, &simulation, &judged);
+    report.notes.splice(0..0, found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
+    if let Some(path) = &arguments.svg {
+        write_svg(path, &report)?;
+    }
+    let own = report.verdicts.iter().find(|verdict| verdict.gpu == plan.gpu.name);
+    let exit = if own.is_none_or(|verdict| verdict.fits) { Exit::Success } else { Exit::No };
+    let text = if as_json {
+        serde_json::to_string_pretty(&report).map_err(|e| Failure::bad_input(e.to_string()))? + "\n"
+    } else {
+        render::train::text(&report, arguments.explain, arguments.timeline)
+    };
+    Ok(Answer { text, exit })
+}
+
+fn write_svg(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
+    let text = render::svg::timeline(report);
+    // Written beside and moved over, so that no half file is left.
+    let beside = path.with_extension("svg.part");
+    let write = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+    write.map_err(|e| {
+        let _ = std::fs::remove_file(&beside);
+        Failure::bad_input(format!("--svg {}: {e}", path.display()))
+    })
+}
+
+impl Arguments {
+    fn cards(&self) -> Result<Gpus, Failure> {
+        let cards = Gpus::embedded();
+        let Some(path) = &self.gpu_file else { return Ok(cards) };
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| Failure::bad_input(format!("--gpu-file {}: {e}", path.display())))?;
+        Ok(cards.with(&text)?)
+    }
+
+    /// The plan of the file, overridden by flags; and the model the file names.
+    fn plan(&self, cards: &Gpus) -> Result<(TrainPlan, Option<String>), Failure> {
+        let (mut plan, model) = match &self.plan {
+            Some(path) => plan_of_file(path, cards)?,
+            None => (TrainPlan::default(), None),
+        };
+        let batch = &mut plan.batch;
+        batch.batch_size = self.batch_size.unwrap_or(batch.batch_size);
+        batch.seq_len = self.seq_len.unwrap_or(batch.seq_len);
+        batch.target_len = self.target_len.or(batch.target_len);
+        batch.audio_frames = self.audio_frames.or(batch.audio_frames);
+        if let Some(text) = &self.images {
+            batch.images = Some(parse_images(text)?);
+        }
+        batch.padded |= self.padded;
+        batch.mask |= self.mask || batch.padded;
+        plan.gradient_accumulation = self.gradient_accumulation.unwrap_or(plan.gradient_accumulation);
+        if let Some(precision) = self.precision {
+            (plan.weights, plan.autocast) = match precision {
+                Precision::Fp32 => (DType::F32, None),
+                Precision::Bf16 => (DType::BF16, None),
+                Precision::Fp16 => (DType::F16, None),
+                Precision::Bf16Mixed => (DType::F32, Some(DType::BF16)),
+                Precision::Fp16Mixed => (DType::F32, Some(DType::F16)),
+            };
+        }
+        if let Some(name) = &self.optimizer {
+            plan.optimizer.kind = optimizer(name)?;
+        }
+        if let Some(stepping) = self.optimizer_implementation {
+            plan.optimizer.implementation = match stepping {
+                Stepping::Foreach => Implementation::Foreach,
+                Stepping::Fused => Implementation::Fused,
+                Stepping::Forloop => Implementation::Forloop,
+            };
+        }
+        plan.clip |= self.clip;
+        if let Some(attention) = self.attention {
+            plan.attention = match attention {
+                Attention::Sdpa => AttentionKind::Sdpa,
+                Attention::Eager => AttentionKind::Eager,
+            };
+        }
+        if self.gradient_checkpointing {
+            plan.checkpointing = Checkpointing::Full;
+        }
+        plan.kernels = Kernels::Transformers;
+        plan.keep_outputs &= !self.drop_outputs;
+        plan.frozen.extend(self.freeze.iter().cloned());
+        if let Some(name) = &self.gpu {
+            plan.gpu = cards.find(name)?;
+        }
+        if let Some(text) = &self.alloc_conf {
+            plan.allocator = AllocatorOptions::parse(text)?.0;
+        }
+        plan.check()?;
+        Ok((plan, model))
+    }
+}
+
+/// A plan file; `gpu` may be a name, and `model` may stand in it.
+fn plan_of_file(path: &std::path::Path, cards: &Gpus) -> Result<(TrainPlan, Option<String>), Failure> {
+    let mut value = plan_file::read(path)?;
+    let model = value.as_object_mut().and_then(|object| object.remove("model"));
+    let model = match model {
+        None | Some(Value::Null) => None,
+        Some(Value::String(name)) => Some(name),
+        Some(other) => return Err(Failure::bad_input(format!("{}: model: {other} is not a name", path.display()))),
+    };
+    if let Some(name) = value.get("gpu").and_then(Value::as_str) {
+        let card = cards.find(name)?;
+        value["gpu"] = serde_json::to_value(card).map_err(|e| Failure::bad_input(e.to_string()))?;
+    }
+    let plan = serde_json::from_value(value).map_err(|e| {
+        Failure::bad_input(format!("{}: {e}", path.display())).hint("`vramcast schema` prints what a plan may hold")
+    })?;
+    Ok((plan, model))
+}
+
+fn optimizer(name: &str) -> Result<OptimizerKind, Failure> {
+    serde_json::from_value(Value::String(name.to_lowercase())).map_err(|error| {
+        Failure::bad_input(format!("--optimizer: {name} is not an optimizer vramcast knows")).hint(error.to_string())
+    })
+}
+
+fn parse_images(text: &str) -> Result<[u64; 3], Failure> {
+    let parts: Option<Vec<u64>> = text.split(['x', '×']).map(|part| part.trim().parse().ok()).collect();
+    match parts.as_deref() {
+        Some([count, height, width]) if [count, height, width].iter().all(|n| (1..=1 << 16).contains(*n)) => {
+            Ok([*count, *height, *width])
+        }
+        _ => Err(Failure::bad_input(format!("--images: {text} is not COUNTxHEIGHTxWIDTH, such as 2x448x448"))),
+    }
+}

@@ -1,0 +1,62 @@
+//! Plain tables: columns by spaces, the first left, numbers right.
+
+use std::fmt;
+
+/// A table to be printed.
+#[derive(Debug, Default)]
+pub struct Table {
+    headers: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these column names.
+    pub fn new(headers: &[&str]) -> Self {
+        Self { headers: headers.iter().map(|h| (*h).to_owned()).collect(), rows: Vec::new() }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+}
+
+fn is_number(cell: &str) -> bool {
+    let cell = cell.trim_end_matches(['%', ' ']);
+    cell.is_empty()
+        || cell.starts_with(|c: char| c.is_ascii_digit() || c == '+' || c == '-')
+            && cell.chars().all(|c| c.is_ascii_digit() || "+-.,/".contains(c))
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.headers.len();
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column)).chain(self.headers.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let right: Vec<bool> = (0..columns)
+            .map(|column| {
+                column > 0
+                    && !self.rows.is_empty()
+                    && self.rows.iter().all(|row| row.get(column).is_none_or(|c| is_number(c)))
+            })
+            .collect();
+        let mut line = |cells: &[String]| -> fmt::Result {
+            let mut text = String::new();
+            for (column, cell) in cells.iter().enumerate().take(columns) {
+                let pad = " ".repeat(widths[column].saturating_sub(cell.chars().count()));
+                if right[column] {
+                    text += &format!("{pad}{cell}  ");
+                } else {
+                    text += &format!("{cell}{pad}  ");
+                }
+            }
+            writeln!(f, "{}", text.trim_end())
+        };
+        line(&self.headers)?;
+        line(&widths.iter().map(|width| "─".repeat(*width)).collect::<Vec<_>>())?;
+        self.rows.iter().try_for_each(|row| line(row))
+    }
+}

@@ -1,0 +1,221 @@
+//! A training report as text.
+
+use vramcast_core::plan::{AttentionKind, Checkpointing, TrainPlan};
+use vramcast_core::report::{Report, Verdict};
+use vramcast_core::units::show_count;
+
+use super::table::Table;
+use super::{bar, gib, width};
+
+/// The whole page.
+pub fn text(report: &Report, explain: bool, timeline: bool) -> String {
+    let mut page = head(report);
+    page += &totals(report);
+    page += &breakdown(report);
+    if explain {
+        page += &explained(report);
+    }
+    if timeline {
+        page += &plot(report);
+    }
+    page += &verdicts(&report.verdicts);
+    for note in &report.notes {
+        page += &format!("note: {note}\n");
+    }
+    page
+}
+
+fn head(report: &Report) -> String {
+    let model = &report.model;
+    let trained = if model.trainable == model.parameters {
+        "all trained".to_owned()
+    } else {
+        let share = 100.0 * model.trainable as f64 / model.parameters.max(1) as f64;
+        format!("{} trained ({share:.2} %)", show_count(model.trainable))
+    };
+    format!(
+        "{} ({}), {} parameters, {trained}\n{}\n\n",
+        model.name,
+        model.family,
+        show_count(model.parameters),
+        settings(&report.plan)
+    )
+}
+
+/// The plan in one or two lines: what was asked and what was assumed.
+fn settings(plan: &TrainPlan) -> String {
+    let batch = &plan.batch;
+    let mut parts = vec![format!("batch {} × {} tokens", batch.batch_size, batch.seq_len)];
+    if plan.gradient_accumulation > 1 {
+        parts.push(format!("{} micro-batches a step", plan.gradient_accumulation));
+    }
+    parts.push(match plan.autocast {
+        Some(narrow) => format!("{} weights, {} autocast", plan.weights.name(), narrow.name()),
+        None => format!("{} weights", plan.weights.name()),
+    });
+    let name = |value: &dyn erased::Name| value.name();
+    parts.push(format!("{} ({})", name(&plan.optimizer.kind), name(&plan.optimizer.implementation)));
+    parts.push(match plan.attention {
+        AttentionKind::Sdpa => "SDPA attention".into(),
+        AttentionKind::Eager => "eager attention".into(),
+    });
+    parts.push(match plan.checkpointing {
+        Checkpointing::Off => "no checkpointing".into(),
+        Checkpointing::Full => "gradient checkpointing".into(),
+    });
+    wrap(&parts.join(", "), width())
+}
+
+/// Names of plan values as files and flags spell them.
+mod erased {
+    /// Something with a name.
+    pub(super) trait Name {
+        fn name(&self) -> String;
+    }
+
+    impl<T: serde::Serialize> Name for T {
+        fn name(&self) -> String {
+            serde_json::to_value(self).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+        }
+    }
+}
+
+fn totals(report: &Report) -> String {
+    let totals = &report.totals;
+    let mut table = Table::new(&["peak", "GiB", "which number"]);
+    table.row(vec!["allocated".into(), gib(totals.allocated), "tensors: torch.cuda.max_memory_allocated()".into()]);
+    table.row(vec!["reserved".into(), gib(totals.reserved), "torch from the driver: max_memory_reserved()".into()]);
+    table.row(vec!["process".into(), gib(totals.process), "everything: what nvidia-smi shows".into()]);
+    table.to_string() + "\n"
+}
+
+fn breakdown(report: &Report) -> String {
+    let whole = report.totals.process;
+    let room = width().saturating_sub(40).clamp(10, 40);
+    let mut page = format!("at the peak ({})\n", phase_name(&report.peak_phase));
+    for part in &report.breakdown {
+        page += &format!("  {:<22}{:>9}  {}\n", part.name, gib(part.bytes), bar(part.bytes, whole, room));
+    }
+    page += &format!("  {:<22}{:>9}\n\n", "= process", gib(whole));
+    page
+}
+
+/// `1.0.bwd` as people say it.
+pub fn phase_name(phase: &str) -> String {
+    let parts: Vec<&str> = phase.split('.').collect();
+    let what = match parts.last().copied().unwrap_or_default() {
+        "fwd" => "forward",
+        "bwd" => "backward",
+        "opt" => "optimizer step",
+        "clip" => "gradient clipping",
+        "zero" => "zero_grad",
+        other => return other.to_owned(),
+    };
+    match parts.first().and_then(|step| step.parse::<u32>().ok()) {
+        Some(0) => format!("{what} of the first step"),
+        _ => format!("{what} of a later step"),
+    }
+}
+
+fn explained(report: &Report) -> String {
+    let mut page = String::from("largest things alive then\n");
+    let mut table = Table::new(&["GiB", "n", "what", "module", "operation", "shape"]);
+    for tensor in &report.largest {
+        let shape = tensor.shape.iter().map(u64::to_string).collect::<Vec<_>>().join("×");
+        table.row(vec![
+            gib(tensor.bytes * tensor.count),
+            tensor.count.to_string(),
+            tensor.component.clone(),
+            tensor.module.clone(),
+            tensor.operation.clone(),
+            format!("{shape} {}", tensor.dtype),
+        ]);
+    }
+    page += &table.to_string();
+    page += "\nby module\n";
+    let mut table = Table::new(&["module", "GiB"]);
+    for module in report.modules.iter().take(16) {
+        table.row(vec![module.path.clone(), gib(module.bytes)]);
+    }
+    page += &table.to_string();
+    page += "\nby phase\n";
+    let mut table = Table::new(&["phase", "before", "peak", "after", "reserved"]);
+    for phase in &report.phases {
+        table.row(vec![
+            phase.name.clone(),
+            gib(phase.before),
+            gib(phase.peak),
+            gib(phase.after),
+            gib(phase.peak_reserved),
+        ]);
+    }
+    page + &table.to_string() + "\n"
+}
+
+/// Memory over the run, a column a stretch.
+fn plot(report: &Report) -> String {
+    const ROWS: u64 = 12;
+    let columns = width().saturating_sub(12);
+    let highest = report.timeline.iter().map(|sample| sample.bytes).max().unwrap_or(0).max(1);
+    let step = report.timeline.len().div_ceil(columns).max(1);
+    let heights: Vec<u64> = report
+        .timeline
+        .chunks(step)
+        .map(|chunk| {
+            chunk.iter().map(|sample| sample.bytes).max().unwrap_or(0) as u128 * u128::from(ROWS * 8)
+                / u128::from(highest)
+        })
+        .map(|height| height as u64)
+        .collect();
+    let mut page = String::from("memory over two steps (GiB asked for)\n");
+    for row in (0..ROWS).rev() {
+        let label = if row == ROWS - 1 || row == 0 { gib(highest * (row + 1) / ROWS) } else { String::new() };
+        let cells: String = heights
+            .iter()
+            .map(|height| [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'][height.saturating_sub(row * 8).min(8) as usize])
+            .collect();
+        page += &format!("{label:>8} │{}\n", cells.trim_end());
+    }
+    page += &format!("{:>8} └{}\n\n", "", "─".repeat(heights.len()));
+    page
+}
+
+fn verdicts(verdicts: &[Verdict]) -> String {
+    if let [verdict] = verdicts {
+        let (memory, left) = (gib(verdict.memory), gib(verdict.headroom.unsigned_abs()));
+        return if verdict.fits {
+            format!("fits {} ({memory} GiB): {} % full, {left} GiB left\n", verdict.gpu, verdict.utilization)
+        } else {
+            format!("does not fit {} ({memory} GiB): {left} GiB too much\n", verdict.gpu)
+        };
+    }
+    let mut table = Table::new(&["card", "GiB", "fits", "full %", "left GiB"]);
+    for verdict in verdicts {
+        let sign = if verdict.headroom < 0 { "-" } else { "" };
+        table.row(vec![
+            verdict.gpu.clone(),
+            gib(verdict.memory),
+            if verdict.fits { "yes".into() } else { "no".into() },
+            format!("{:.1}", verdict.utilization),
+            format!("{sign}{}", gib(verdict.headroom.unsigned_abs())),
+        ]);
+    }
+    table.to_string()
+}
+
+fn wrap(text: &str, width: usize) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last().map_or(0, |line| line.chars().count());
+        if line > 0 && line + 1 + word.chars().count() > width {
+            lines.push(String::new());
+        }
+        if let Some(line) = lines.last_mut() {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines.join("\n")
+}

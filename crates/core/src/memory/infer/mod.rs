@@ -1,0 +1,303 @@
+//! `generate` of transformers on one card: load, the prompt in one pass, then token by token.
+//!
+//! Every pass is a program of its own, because sizes grow with the cache. Up to [`ALL_STEPS`] tokens every step is
+//! simulated. Beyond, the first and the last steps are, and between them a step now and then whose cache has grown by
+//! as much as the skipped ones would have made it: peaks of the first and last steps are exact, what fragmentation the
+//! skipped copies leave behind is approximated.
+
+mod choose;
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::device::Device;
+use super::log::{Category, Event, Log};
+use super::lower::cache::Store;
+use super::lower::{Runner, Settings};
+use super::tensor::Tensor;
+use super::torch::Torch;
+use crate::dtype::DType;
+use crate::model::op::{Input, Op, ValueId};
+use crate::model::{Model, Program, Shape, Step, Task};
+use crate::plan::{CacheImplementation, InferPlan, Kernels, PlanError};
+
+/// Up to so many decoding steps are all simulated.
+pub const ALL_STEPS: u64 = 96;
+/// Steps at the start and at the end that are simulated in any case.
+const EDGE_STEPS: u64 = 16;
+
+/// Runs `generate` (or one forward pass, twice, without new tokens) and returns the prompt's program and what happened.
+pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log), PlanError> {
+    plan.check()?;
+    if plan.new_tokens > 0 && matches!(model.task(), Task::Seq2SeqLm | Task::SpeechSeq2Seq) {
+        return Err(PlanError::Unsupported {
+            what: "generate of an encoder-decoder".into(),
+            hint: "simulate a forward pass (new-tokens 0) instead".into(),
+        });
+    }
+    let mut torch = Torch::new(Device::of(&plan.gpu));
+    torch.grad_enabled = false;
+    torch.training = false;
+    let prompt = plan.inputs(plan.batch.seq_len, 0);
+    let program = Rc::new(model.program(prompt)?);
+    let mut run = Run::load(torch, Rc::clone(&program), plan);
+    if plan.new_tokens == 0 {
+        run.forward_twice(&program);
+    } else {
+        run.generate(model, &program)?;
+    }
+    Ok((program, run.finish()))
+}
+
+/// The passes over one token that are simulated, by how many tokens are cached before each.
+fn steps(prompt: u64, count: u64) -> Vec<u64> {
+    if count <= ALL_STEPS {
+        return (0..count).map(|step| prompt.saturating_add(step)).collect();
+    }
+    let stride = (count - 2 * EDGE_STEPS).div_ceil(ALL_STEPS - 2 * EDGE_STEPS).max(1);
+    let middle = (EDGE_STEPS..count - EDGE_STEPS).step_by(usize::try_from(stride).unwrap_or(usize::MAX));
+    let all = (0..EDGE_STEPS).chain(middle).chain(count - EDGE_STEPS..count);
+    all.map(|step| prompt.saturating_add(step)).collect()
+}
+
+/// A run under way.
+struct Run<'a> {
+    torch: Torch,
+    plan: &'a InferPlan,
+    settings: Settings,
+    parameters: BTreeMap<String, Tensor>,
+    /// Buffers, and what `generate` keeps to itself.
+    kept: Vec<Tensor>,
+    batch: Batch,
+    store: Option<Rc<Store>>,
+}
+
+/// The tensors of the batch that grow with every token.
+struct Batch {
+    ids: Tensor,
+    mask: Option<Tensor>,
+    positions: Option<Tensor>,
+    media: Vec<(Input, Tensor)>,
+    next: choose::Next,
+}
+
+impl<'a> Run<'a> {
+    /// Parameters, buffers and the batch onto the card.
+    fn load(mut torch: Torch, program: Rc<Program>, plan: &'a InferPlan) -> Self {
+        let mut parameters = BTreeMap::new();
+        torch.in_category(Category::Weights, |torch| {
+            for parameter in &program.parameters {
+                parameters.insert(parameter.name.clone(), torch.fresh("parameter", parameter.shape, plan.weights));
+            }
+        });
+        let kept = torch.in_category(Category::Buffers, |torch| {
+            let dtype = |model_type: bool, own| if model_type { plan.weights } else { own };
+            let make = |buffer: &crate::model::op::Buffer| {
+                torch.fresh("buffer", buffer.shape, dtype(buffer.model_type, buffer.dtype))
+            };
+            program.buffers.iter().map(make).collect()
+        });
+        let batch = Batch::new(&mut torch, &program, plan);
+        torch.log.borrow_mut().events.push(Event::EmptyCache);
+        let settings = Settings {
+            attention: plan.attention,
+            checkpointing: false,
+            kernels: Kernels::Transformers,
+            autocast: None,
+            weights: plan.weights,
+            padded: plan.batch.padded,
+        };
+        Self { torch, plan, settings, parameters, kept, batch, store: None }
+    }
+
+    /// One pass.
+    fn pass(&mut self, program: &Rc<Program>, past: u64) -> Vec<Tensor> {
+        if let Some(store) = &self.store {
+            store.begin(past);
+        }
+        let missing = |torch: &mut Torch, shape| torch.phantom(shape, self.plan.weights);
+        let parameters = program
+            .parameters
+            .iter()
+            .map(|p| self.parameters.get(&p.name).cloned().unwrap_or_else(|| missing(&mut self.torch, p.shape)))
+            .collect();
+        let inputs = self.batch.bind(&mut self.torch, program);
+        let runner = Runner::with_cache(
+            Rc::clone(program),
+            parameters,
+            inputs,
+            self.settings,
+            self.store.as_ref().map(Rc::clone),
+        );
+        runner.forward(&mut self.torch)
+    }
+
+    /// `model(**batch)` twice: the first pass makes workspaces, the second is what all later ones are.
+    fn forward_twice(&mut self, program: &Rc<Program>) {
+        for name in ["forward", "forward2"] {
+            self.phase(name);
+            self.store = (self.plan.cache != CacheImplementation::None).then(|| Store::new(self.plan.cache, 0));
+            let outputs = self.pass(program, 0);
+            if name == "forward2" {
+                self.phase("end");
+            }
+            drop(outputs);
+        }
+    }
+
+    fn generate(&mut self, model: &Model, prompt: &Rc<Program>) -> Result<(), PlanError> {
+        let plan = self.plan;
+        let room = prompt_room(plan);
+        self.phase("generate");
+        self.store = Some(Store::new(plan.cache, room));
+        self.batch.prepare(&mut self.torch, prompt, plan);
+        let outputs = self.pass(prompt, 0);
+        self.choose(outputs);
+        let tokens = plan.stop_after.unwrap_or(plan.new_tokens).min(plan.new_tokens);
+        for past in steps(plan.batch.seq_len, tokens.saturating_sub(1)) {
+            let inputs = match plan.cache {
+                CacheImplementation::None => plan.inputs(past.saturating_add(1), 0),
+                _ => plan.inputs(1, past),
+            };
+            let cached = inputs.past;
+            let program = Rc::new(model.program(inputs)?);
+            self.batch.grow_to(past.saturating_add(1));
+            let outputs = self.pass(&program, cached);
+            self.choose(outputs);
+        }
+        self.store = None;
+        self.batch.next.clear();
+        self.phase("end");
+        Ok(())
+    }
+
+    fn choose(&mut self, outputs: Vec<Tensor>) {
+        let Some(logits) = outputs.into_iter().next() else { return };
+        self.batch.update(&mut self.torch);
+        let before = self.torch.log.borrow_mut().set_category(Category::Logits);
+        self.batch.next.choose(&mut self.torch, &logits, self.plan);
+        self.torch.log.borrow_mut().set_category(before);
+        self.batch.append(&mut self.torch);
+        if let (true, Some(store)) = (self.plan.beams > 1, &self.store) {
+            store.reorder(&mut self.torch);
+        }
+        drop(logits);
+    }
+
+    fn phase(&self, name: &str) {
+        self.torch.log.borrow_mut().phase(name.to_owned());
+    }
+
+    fn finish(self) -> Log {
+        let log = Rc::clone(&self.torch.log);
+        let Self { torch, parameters, kept, batch, store, .. } = self;
+        drop((store, batch, kept, parameters, torch));
+        Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
+    }
+}
+
+/// Positions of a static cache: the last token is never fed back.
+fn prompt_room(plan: &InferPlan) -> u64 {
+    plan.batch.seq_len.saturating_add(plan.new_tokens).saturating_sub(1)
+}
+
+impl Batch {
+    /// What `loaded` holds: ids, the mask where one is given, images and audio.
+    fn new(torch: &mut Torch, program: &Program, plan: &InferPlan) -> Self {
+        torch.in_category(Category::Batch, |torch| {
+            let shape = Shape::from([plan.batch.batch_size, plan.batch.seq_len]);
+            let mut media = Vec::new();
+            for (kind, shape) in inputs_of(program) {
+                let dtype = match kind {
+                    Input::Pixels | Input::Audio => plan.weights,
+                    Input::Other(dtype) => dtype,
+                    _ => continue,
+                };
+                media.push((kind, torch.fresh("batch", shape, dtype)));
+            }
+            let ids = torch.fresh("batch", shape, DType::I64);
+            let given = plan.new_tokens > 0 || plan.batch.mask;
+            let mask = given.then(|| torch.fresh("batch", shape, DType::I64));
+            Self { ids, mask, positions: None, media, next: choose::Next::default() }
+        })
+    }
+
+    /// What `generate` makes before the first pass: special tokens, positions counted over the mask, beams.
+    fn prepare(&mut self, torch: &mut Torch, program: &Program, plan: &InferPlan) {
+        torch.in_category(Category::Batch, |torch| {
+            let shape = Shape::from([plan.sequences(), plan.batch.seq_len]);
+            let uses_positions = program
+                .steps
+                .iter()
+                .any(|step| matches!(step, Step::Run { op: Op::RotaryTable(_) | Op::Input(Input::Positions), .. }));
+            if uses_positions {
+                let counted = torch.fresh("cumsum", self.ids.shape, DType::I64);
+                let shifted = torch.fresh("sub", self.ids.shape, DType::I64);
+                drop(counted);
+                let empty = torch.fresh("eq", self.ids.shape, DType::Bool);
+                self.positions = Some(torch.fresh("masked_fill", self.ids.shape, DType::I64));
+                drop((shifted, empty));
+            }
+            if plan.beams > 1 {
+                for tensor in std::iter::once(&mut self.ids).chain(&mut self.mask).chain(&mut self.positions) {
+                    *tensor = torch.fresh("repeat_interleave", shape, DType::I64);
+                }
+            }
+        });
+    }
+
+    /// The tensors that a program's inputs are; token ids are a dense copy of the newest.
+    fn bind(&self, torch: &mut Torch, program: &Program) -> Vec<(ValueId, Tensor)> {
+        let mut bound = Vec::new();
+        torch.in_category(Category::Batch, |torch| {
+            for step in &program.steps {
+                let Step::Run { op: Op::Input(kind), outputs, .. } = step else { continue };
+                let shape = program.values[outputs[0].0 as usize];
+                let tensor = match kind {
+                    Input::Tokens | Input::DecoderTokens => torch.fresh("clone", shape, DType::I64),
+                    Input::Mask => self.mask.clone().unwrap_or_else(|| torch.phantom(shape, DType::I64)),
+                    Input::Positions => torch.phantom(shape, DType::I64),
+                    kind => {
+                        let known = self.media.iter().find(|(known, tensor)| known == kind && tensor.shape == shape);
+                        known.map_or_else(|| torch.phantom(shape, DType::I64), |(_, tensor)| tensor.clone())
+                    }
+                };
+                bound.push((outputs[0], Tensor { shape, ..tensor }));
+            }
+        });
+        bound
+    }
+
+    /// Positions and mask for one token more.
+    fn update(&mut self, torch: &mut Torch) {
+        torch.in_category(Category::Batch, |torch| {
+            for tensor in self.positions.iter_mut().chain(&mut self.mask) {
+                *tensor = longer(torch, tensor);
+            }
+        });
+    }
+
+    /// The chosen tokens joined to the ids.
+    fn append(&mut self, torch: &mut Torch) {
+        self.ids = torch.in_category(Category::Batch, |torch| longer(torch, &self.ids));
+    }
+
+    /// Steps that were skipped have made the ids longer.
+    fn grow_to(&mut self, length: u64) {
+        for tensor in std::iter::once(&mut self.ids).chain(&mut self.mask).chain(&mut self.positions) {
+            tensor.shape = tensor.shape.with(1, length);
+        }
+    }
+}
+
+fn longer(torch: &mut Torch, tensor: &Tensor) -> Tensor {
+    let shape = tensor.shape.with(1, tensor.shape.size(1).saturating_add(1));
+    torch.fresh("cat", shape, tensor.dtype)
+}
+
+fn inputs_of(program: &Program) -> impl Iterator<Item = (Input, Shape)> {
+    program.steps.iter().filter_map(|step| match step {
+        Step::Run { op: Op::Input(kind), outputs, .. } => Some((*kind, program.values[outputs[0].0 as usize])),
+        _ => None,
+    })
+}

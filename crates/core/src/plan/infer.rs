@@ -1,0 +1,126 @@
+//! A run of transformers' `generate`, or of a plain forward pass.
+
+use serde::{Deserialize, Serialize};
+
+use super::{AllocatorOptions, AttentionKind, Batch, Gpu, PlanError};
+use crate::dtype::DType;
+use crate::model::Inputs;
+
+/// What is generated, and how, on one card.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct InferPlan {
+    /// The prompts: `seq_len` tokens each.
+    pub batch: Batch,
+    /// Tokens to generate after the prompt; 0: one forward pass over the batch, all logits.
+    pub new_tokens: u64,
+    /// Tokens after which every sequence has ended, when that is before `new_tokens`.
+    pub stop_after: Option<u64>,
+    /// How keys and values are kept.
+    pub cache: CacheImplementation,
+    /// Beams per prompt.
+    pub beams: u64,
+    /// How the next token is chosen.
+    pub choice: Choice,
+    /// Whether `min_new_tokens` forbids the end of the sequence.
+    pub forced_length: bool,
+    /// The type the weights are held in.
+    pub weights: DType,
+    /// How attention is computed.
+    pub attention: AttentionKind,
+    /// The card.
+    pub gpu: Gpu,
+    /// Options of the caching allocator.
+    pub allocator: AllocatorOptions,
+}
+
+impl Default for InferPlan {
+    fn default() -> Self {
+        Self {
+            batch: Batch::default(),
+            new_tokens: 128,
+            stop_after: None,
+            cache: CacheImplementation::Dynamic,
+            beams: 1,
+            choice: Choice::Greedy,
+            forced_length: false,
+            weights: DType::BF16,
+            attention: AttentionKind::Sdpa,
+            gpu: Gpu::h200(),
+            allocator: AllocatorOptions::default(),
+        }
+    }
+}
+
+/// `cache_implementation` of `generate`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheImplementation {
+    /// Grows by copying with every token (transformers' default).
+    Dynamic,
+    /// Allocated once for prompt and new tokens.
+    Static,
+    /// `use_cache=False`: everything is computed again for every token.
+    None,
+}
+
+/// How the next token is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Choice {
+    /// The likeliest.
+    Greedy,
+    /// At random, among the 50 likeliest (`do_sample=True` with transformers' defaults).
+    Sample,
+}
+
+impl InferPlan {
+    /// Refuses what cannot run.
+    pub fn check(&self) -> Result<(), PlanError> {
+        const MAX_BATCH: u64 = 1 << 20;
+        const MAX_TOKENS: u64 = 1 << 24;
+        let bad = |key: &str, value: u64, expected: &str| {
+            Err(PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() })
+        };
+        match self {
+            _ if !(1..=MAX_BATCH).contains(&self.batch.batch_size) => {
+                bad("batch-size", self.batch.batch_size, "from 1 to 1048576")
+            }
+            _ if self.batch.seq_len > MAX_TOKENS => bad("prompt", self.batch.seq_len, "up to 16777216"),
+            _ if self.new_tokens > MAX_TOKENS => bad("new-tokens", self.new_tokens, "up to 16777216"),
+            _ if !(1..=1024).contains(&self.beams) => bad("beams", self.beams, "from 1 to 1024"),
+            _ if !matches!(self.weights, DType::F32 | DType::BF16 | DType::F16) => Err(PlanError::BadValue {
+                key: "weights".into(),
+                value: self.weights.name().into(),
+                expected: "fp32, bf16 or fp16".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sequences that run at once: every beam of every prompt.
+    pub fn sequences(&self) -> u64 {
+        self.batch.batch_size.saturating_mul(self.beams)
+    }
+
+    /// The inputs of a pass over `seq` tokens after `past` ones.
+    pub fn inputs(&self, seq: u64, past: u64) -> Inputs {
+        let generates = self.new_tokens > 0;
+        let room = self.batch.seq_len.saturating_add(self.new_tokens).saturating_sub(1);
+        let first = past == 0;
+        Inputs {
+            batch: self.sequences(),
+            seq,
+            target_seq: if generates { 1 } else { self.batch.target_len.unwrap_or(seq) },
+            past,
+            cache: self.cache != CacheImplementation::None,
+            static_cache: (generates && self.cache == CacheImplementation::Static).then_some(room),
+            position_ids: generates,
+            labels: false,
+            mask: generates || self.batch.mask,
+            last_logits_only: generates,
+            ..self.batch.training_inputs()
+        }
+        .without_media(!first)
+    }
+}

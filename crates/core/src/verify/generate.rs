@@ -1,0 +1,50 @@
+//! Rows of `generate` in the ledger, as plans.
+
+use serde_json::Value;
+
+use super::ledger::{card, dtype};
+use crate::dtype::DType;
+use crate::plan::{AllocatorOptions, AttentionKind, Batch, CacheImplementation, Choice, InferPlan};
+
+/// The plan of a row: greedy, its length forced by `min_new_tokens`, as truth/ledger/measure.py runs it.
+pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
+    let run = &row["run"];
+    for (key, what) in [("lora", "adapters"), ("quant", "quantised weights"), ("dist", "several cards")] {
+        if !run[key].is_null() {
+            return Err(format!("{what} are not simulated yet"));
+        }
+    }
+    let number = |key: &str| run[key].as_u64();
+    let batch_size = number("batch").ok_or("run.batch is missing")?;
+    let grid = run["grid"].as_array().map(|grid| [0, 1].map(|i| grid.get(i).and_then(Value::as_u64).unwrap_or(1)));
+    let (allocator, _) =
+        AllocatorOptions::parse(run["alloc_conf"].as_str().unwrap_or_default()).map_err(|e| e.to_string())?;
+    let name = row["gpu"].as_str().unwrap_or_default();
+    let cache = match run["cache"].as_str() {
+        None | Some("dynamic") => CacheImplementation::Dynamic,
+        Some("static") => CacheImplementation::Static,
+        Some(other) => return Err(format!("cache implementation {other} is not simulated yet")),
+    };
+    Ok(InferPlan {
+        batch: Batch {
+            batch_size,
+            seq_len: number("seq").unwrap_or(0),
+            target_len: number("target_seq"),
+            images: grid.map(|[height, width]| [batch_size, height, width]),
+            audio_frames: (row["kind"] == "speech").then_some(3000),
+            mask: run["mask"] == true,
+            padded: false,
+        },
+        new_tokens: number("new_tokens").unwrap_or(0),
+        // A pretend card holds no data, so every sequence looks finished after its first token.
+        stop_after: name.starts_with("replay").then_some(1),
+        cache,
+        beams: 1,
+        choice: Choice::Greedy,
+        forced_length: true,
+        weights: dtype(&run["weights"]).unwrap_or(DType::BF16),
+        attention: if run["attn"] == "eager" { AttentionKind::Eager } else { AttentionKind::Sdpa },
+        gpu: card(name),
+        allocator,
+    })
+}
