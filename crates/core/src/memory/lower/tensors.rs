@@ -22,6 +22,7 @@ pub(super) fn lower<'a>(
     let made = match op {
         Op::Buffer(dtype) => torch.phantom(shape, *dtype),
         Op::Fill(dtype) => torch.fresh("fill", shape, *dtype),
+        Op::FillLike if shape == x().shape => torch.fresh_like("fill", x(), x().dtype),
         Op::FillLike => torch.fresh("fill", shape, x().dtype),
         Op::CachedState { fp32 } => torch.phantom(shape, if *fp32 { DType::F32 } else { weights }),
         Op::View | Op::Reshape => torch.reshape(x(), shape),

@@ -72,7 +72,11 @@ impl Torch {
     pub fn solve_triangular(&mut self, a: &Tensor, b: &Tensor) -> Tensor {
         let records = self.records(&[a, b]);
         let saved_a = records.then(|| Saved::new(self, a));
-        let output = self.fresh("linalg_solve_triangular", b.shape, b.dtype);
+        // Solutions lie column by column.
+        let flipped = b.shape.with(-1, b.shape.size(-2)).with(-2, b.shape.size(-1));
+        let columns = self.fresh("linalg_solve_triangular", flipped, b.dtype);
+        let output = self.transpose(&columns, -1, -2);
+        drop(columns);
         if !records {
             return output;
         }

@@ -52,9 +52,9 @@ impl Torch {
         if x.is_contiguous() { x.clone() } else { self.dense_copy(x) }
     }
 
-    /// To another type and dense, in one copy; nothing when it is both already.
+    /// `to(dtype, memory_format=contiguous_format)`: dense, but nothing when the type is the same.
     pub fn dense_cast(&mut self, x: &Tensor, dtype: DType) -> Tensor {
-        if x.dtype == dtype && x.is_contiguous() {
+        if x.dtype == dtype {
             return x.clone();
         }
         let output = self.fresh("_to_copy", x.shape, dtype);
