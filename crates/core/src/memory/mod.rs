@@ -8,10 +8,12 @@
 //! | [`lower`] | how transformers' code spends those operations on a program |
 //! | [`optimizer`] | state and step of every optimizer |
 //! | [`allocator`] | the caching allocator, replayed on the events |
+//! | `adapters`, `outliers` | loading with adapters and quantised weights |
 //! | [`device`] | what the card decides |
 //! | [`process`] | what the process holds besides |
 //! | [`train`], [`infer`], [`simulation`] | the training loop, `generate`, and one call for all of it |
 
+mod adapters;
 pub mod allocator;
 pub mod autograd;
 pub mod device;
@@ -19,6 +21,7 @@ pub mod infer;
 pub mod log;
 pub mod lower;
 pub mod optimizer;
+mod outliers;
 pub mod process;
 pub mod simulation;
 pub mod tensor;

@@ -2,6 +2,8 @@
 
 mod generate;
 pub mod ledger;
+pub mod lora;
 pub mod models;
 pub mod pattern;
+mod recorded;
 pub mod summary;
