@@ -19,6 +19,8 @@ pub enum Event {
     Free(StorageId),
     /// A phase begins, by its place in [`Log::phases`].
     Phase(u32),
+    /// The phase that is on ends; what happens until the next begins belongs to none.
+    PhaseEnd,
     /// The allocator gives cached memory back to the driver (`empty_cache`).
     EmptyCache,
 }
@@ -160,5 +162,10 @@ impl Log {
         let index = self.phases.len() as u32;
         self.phases.push(name);
         self.events.push(Event::Phase(index));
+    }
+
+    /// Ends the phase that is on.
+    pub fn end_phase(&mut self) {
+        self.events.push(Event::PhaseEnd);
     }
 }
