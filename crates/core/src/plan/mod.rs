@@ -29,6 +29,26 @@ pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use quantization::{Outliers, Quantization, QuantizationScheme};
 pub use train::{AttentionKind, Checkpointing, Kernels, TrainPlan};
 
+/// A plan of any kind.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunPlan {
+    /// Training.
+    Train(Box<TrainPlan>),
+    /// Generation.
+    Infer(InferPlan),
+}
+
+impl RunPlan {
+    /// The card.
+    pub fn gpu(&self) -> &Gpu {
+        match self {
+            Self::Train(plan) => &plan.gpu,
+            Self::Infer(plan) => &plan.gpu,
+        }
+    }
+}
+
 /// Why a plan cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -289,9 +289,6 @@ impl Runner {
                 }
                 None => inputs.to_vec(),
             },
-            Op::CachedState { fp32 } => {
-                one(torch.phantom(shape, if *fp32 { DType::F32 } else { self.settings.weights }))
-            }
             Op::Attention(spec) => {
                 let mask = inputs.get(3).and_then(Option::as_ref);
                 let sinks = spec.sinks.map(|id| self.parameter(id));
