@@ -1,5 +1,6 @@
 //! Scores predictions against recorded truth.
 
+pub mod external;
 mod generate;
 pub mod ledger;
 pub mod lora;
