@@ -10,6 +10,7 @@
 //! | [`allocator`] | the caching allocator, replayed on the events |
 //! | [`device`] | what the card decides |
 //! | [`process`] | what the process holds besides |
+//! | [`sharding`] | one card of many |
 //! | [`train`], [`infer`], [`simulation`] | the training loop, `generate`, and one call for all of it |
 
 pub mod allocator;
@@ -20,6 +21,7 @@ pub mod log;
 pub mod lower;
 pub mod optimizer;
 pub mod process;
+pub mod sharding;
 pub mod simulation;
 pub mod tensor;
 pub mod torch;

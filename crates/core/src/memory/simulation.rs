@@ -5,9 +5,9 @@ use std::rc::Rc;
 use super::allocator::{self, Replay};
 use super::log::Log;
 use super::process::{self, Part};
-use super::{infer, train};
+use super::{infer, sharding, train};
 use crate::model::{Model, Program};
-use crate::plan::{InferPlan, PlanError, TrainPlan};
+use crate::plan::{InferPlan, ModelSizes, PlanError, TrainPlan};
 
 /// A run, simulated.
 #[derive(Debug)]
@@ -33,7 +33,13 @@ impl Simulation {
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     plan.check()?;
     let program = Rc::new(model.program(plan.batch.training_inputs())?);
-    let log = train::simulate(Rc::clone(&program), plan);
+    let log = match &plan.parallel {
+        Some(parallel) => {
+            parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
+            sharding::simulate(Rc::clone(&program), plan, parallel)
+        }
+        None => train::simulate(Rc::clone(&program), plan),
+    };
     let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, true);
     Ok(Simulation { program, log, replay, process })

@@ -15,22 +15,14 @@ use crate::model::{Program, Shape, Step};
 use crate::plan::{Checkpointing, TrainPlan};
 
 /// Steps that are run: the first makes the optimizer's state, the second is what all later ones are.
-const STEPS: u32 = 2;
+pub(super) const STEPS: u32 = 2;
 
 /// Runs a program and returns what happened to memory.
 pub fn simulate(program: Rc<Program>, plan: &TrainPlan) -> Log {
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let (parameters, trained) = load(&mut torch, &program, plan);
     let inputs = batch(&mut torch, &program, plan);
-    let settings = Settings {
-        attention: plan.attention,
-        checkpointing: plan.checkpointing == Checkpointing::Full,
-        kernels: plan.kernels,
-        autocast: plan.autocast,
-        weights: plan.weights,
-        padded: plan.batch.padded,
-    };
-    let runner = Runner::new(Rc::clone(&program), parameters, inputs, settings);
+    let runner = Runner::new(Rc::clone(&program), parameters, inputs, settings(plan));
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..STEPS {
@@ -65,8 +57,20 @@ fn phase(torch: &Torch, name: String) {
     torch.log.borrow_mut().phase(name);
 }
 
+/// What of a plan the lowering needs.
+pub(super) fn settings(plan: &TrainPlan) -> Settings {
+    Settings {
+        attention: plan.attention,
+        checkpointing: plan.checkpointing == Checkpointing::Full,
+        kernels: plan.kernels,
+        autocast: plan.autocast,
+        weights: plan.weights,
+        padded: plan.batch.padded,
+    }
+}
+
 /// Parameters and buffers onto the card, one by one.
-fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
+pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
     let mut trained = Vec::new();
     let mut parameters = Vec::new();
     for parameter in &program.parameters {
@@ -90,7 +94,7 @@ fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>,
 }
 
 /// The tensors of the batch, made on the host and copied over.
-fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId, Tensor)> {
+pub(super) fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId, Tensor)> {
     let mut inputs = Vec::new();
     torch.in_category(Category::Batch, |torch| {
         for step in &program.steps {
@@ -112,7 +116,7 @@ fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId
 }
 
 /// `clip_grad_norm_`: a norm per parameter, then in place.
-fn clip(torch: &mut Torch, trained: &[Trained]) {
+pub(super) fn clip(torch: &mut Torch, trained: &[Trained]) {
     torch.in_category(Category::Temporaries, |torch| {
         let with_gradient = trained.iter().filter(|parameter| parameter.leaf.grad.borrow().is_some());
         let norms: Vec<Tensor> =

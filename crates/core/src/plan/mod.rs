@@ -7,6 +7,7 @@
 //! | [`batch`] | the sizes of what goes in |
 //! | [`optimizer`] | which optimizer, stepping how |
 //! | [`hardware`] | cards |
+//! | [`parallel`] | many cards: the mesh and the engine |
 //! | [`allocator`] | options of torch's caching allocator |
 
 pub mod allocator;
@@ -14,6 +15,7 @@ pub mod batch;
 pub mod hardware;
 pub mod infer;
 pub mod optimizer;
+pub mod parallel;
 pub mod train;
 
 pub use allocator::AllocatorOptions;
@@ -21,6 +23,7 @@ pub use batch::Batch;
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheImplementation, Choice, InferPlan};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
+pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use train::{AttentionKind, Checkpointing, Kernels, TrainPlan};
 
 /// Why a plan cannot be.

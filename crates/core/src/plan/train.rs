@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AllocatorOptions, Batch, Gpu, Optimizer, PlanError};
+use super::{AllocatorOptions, Batch, Gpu, Optimizer, Parallel, PlanError};
 use crate::dtype::DType;
 
 /// What is trained, and how, on one card.
@@ -31,6 +31,8 @@ pub struct TrainPlan {
     pub keep_outputs: bool,
     /// Parameters that are not trained: those whose name starts with one of these.
     pub frozen: Vec<String>,
+    /// How the run is spread over several cards; `gpu` is then one of them, and the batch is what each gets.
+    pub parallel: Option<Parallel>,
     /// The card.
     pub gpu: Gpu,
     /// Options of the caching allocator.
@@ -51,6 +53,7 @@ impl Default for TrainPlan {
             clip: false,
             keep_outputs: true,
             frozen: Vec::new(),
+            parallel: None,
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
         }

@@ -156,12 +156,12 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
 
 fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     let run = &row["run"];
-    for (key, what) in [("lora", "adapters"), ("quant", "quantised weights"), ("dist", "several cards")] {
+    for (key, what) in [("lora", "adapters"), ("quant", "quantised weights")] {
         if !run[key].is_null() {
             return Err(format!("{what} are not simulated yet"));
         }
     }
-    if run["task"] != "train" {
+    if run["task"] != "train" && run["task"] != "deepspeed" {
         return Err(format!("task {} is not simulated yet", run["task"]));
     }
     if run["liger"] == true {
@@ -204,6 +204,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         clip: run["clip"] == true,
         keep_outputs: run["keep_outputs"] != false,
         frozen: Vec::new(),
+        parallel: super::distributed::parallel(run)?,
         gpu: card(row["gpu"].as_str().unwrap_or_default()),
         allocator,
     })

@@ -1,5 +1,6 @@
 //! Scores predictions against recorded truth.
 
+mod distributed;
 mod generate;
 pub mod ledger;
 pub mod models;

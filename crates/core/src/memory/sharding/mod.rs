@@ -1,0 +1,109 @@
+//! One card of many: what each engine keeps on it, and what it gathers and reduces when.
+//!
+//! | module | engine |
+//! |---|---|
+//! | [`units`] | what is wrapped: which parameters go together |
+//! | [`fsdp2`] | `fully_shard` |
+//!
+//! The card is rank 0 of the data-parallel ranks: where a size does not divide, it has the largest share.
+
+pub mod fsdp2;
+pub mod units;
+
+use std::rc::Rc;
+
+use super::autograd;
+use super::device::Device;
+use super::log::{Event, Log};
+use super::lower::hooks::Hooks;
+use super::lower::Runner;
+use super::optimizer::{Optimizer, Trained};
+use super::tensor::Tensor;
+use super::torch::Torch;
+use super::train;
+use crate::model::Program;
+use crate::plan::TrainPlan;
+use crate::plan::parallel::{Engine, Parallel};
+
+/// A model under an engine.
+struct Wrapped {
+    /// What the forward pass reads: parameters, then buffers.
+    parameters: Vec<Tensor>,
+    /// What the optimizer steps on.
+    trained: Vec<Trained>,
+    /// What runs around modules and passes.
+    engine: Rc<dyn Wrapper>,
+}
+
+/// What an engine does around passes and modules.
+trait Wrapper: Hooks {
+    /// Before the forward pass.
+    fn before_forward(&self, torch: &mut Torch);
+    /// After it, with what it returns.
+    fn after_forward(&self, torch: &mut Torch, outputs: &[Tensor]);
+    /// After the backward pass.
+    fn after_backward(&self, torch: &mut Torch);
+    /// Itself as hooks of modules.
+    fn hooks(self: Rc<Self>) -> Rc<dyn Hooks>;
+}
+
+/// Runs a program on one card of many and returns what happened to its memory.
+pub fn simulate(program: Rc<Program>, plan: &TrainPlan, parallel: &Parallel) -> Log {
+    let mut torch = Torch::new(Device::of(&plan.gpu));
+    let (parameters, trained) = train::load(&mut torch, &program, plan);
+    let wrapped = match &parallel.engine {
+        Engine::Fsdp2(options) => {
+            fsdp2::wrap(&mut torch, &program, (parameters, trained), options, parallel.mesh.dp_shard)
+        }
+        _ => return Log::default(),
+    };
+    run(torch, program, plan, parallel, wrapped)
+}
+
+fn run(mut torch: Torch, program: Rc<Program>, plan: &TrainPlan, parallel: &Parallel, wrapped: Wrapped) -> Log {
+    let Wrapped { parameters, trained, engine } = wrapped;
+    let inputs = train::batch(&mut torch, &program, plan);
+    let mut settings = train::settings(plan);
+    settings.weights = parallel.compute_type().unwrap_or(plan.weights);
+    let runner = Runner::new(Rc::clone(&program), parameters, inputs, settings).hooked(Rc::clone(&engine).hooks());
+    let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
+    torch.log.borrow_mut().events.push(Event::EmptyCache);
+    for step in 0..train::STEPS {
+        for micro in 0..plan.gradient_accumulation.max(1) {
+            phase(&torch, format!("{step}.{micro}.fwd"));
+            engine.before_forward(&mut torch);
+            let mut outputs = runner.forward(&mut torch);
+            engine.after_forward(&mut torch, &outputs);
+            let loss = outputs.first().cloned();
+            if !plan.keep_outputs {
+                outputs.clear();
+            }
+            phase(&torch, format!("{step}.{micro}.bwd"));
+            if let Some(loss) = loss {
+                autograd::backward(&mut torch, &loss);
+            }
+            engine.after_backward(&mut torch);
+        }
+        if plan.clip {
+            phase(&torch, format!("{step}.clip"));
+            train::clip(&mut torch, &trained);
+        }
+        phase(&torch, format!("{step}.opt"));
+        optimizer.step(&mut torch, &trained);
+        phase(&torch, format!("{step}.zero"));
+        trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
+    }
+    phase(&torch, "end".to_owned());
+    finish(torch, (optimizer, runner, trained, engine))
+}
+
+fn phase(torch: &Torch, name: String) {
+    torch.log.borrow_mut().phase(name);
+}
+
+/// The log, once everything that writes to it is gone.
+fn finish<T>(torch: Torch, holders: T) -> Log {
+    let log = Rc::clone(&torch.log);
+    drop((holders, torch));
+    Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
+}
