@@ -41,7 +41,7 @@ fn main() {
             }
         }
     }
-    let mut summary = |name: &str, pick: fn(&vramcast_core::verify::ledger::Scored) -> Measure| {
+    let summary = |name: &str, pick: fn(&vramcast_core::verify::ledger::Scored) -> Measure| {
         let mut errors: Vec<f64> = rows.iter().filter_map(|(row, _)| pick(row).error()).map(f64::abs).collect();
         errors.sort_by(f64::total_cmp);
         if let Some(last) = errors.last() {

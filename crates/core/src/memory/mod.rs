@@ -8,11 +8,13 @@
 //! | [`lower`] | how transformers' code spends those operations on a program |
 //! | [`optimizer`] | state and step of every optimizer |
 //! | [`allocator`] | the caching allocator, replayed on the events |
+//! | `adapters`, `outliers` | loading with adapters and quantised weights |
 //! | [`device`] | what the card decides |
 //! | [`process`] | what the process holds besides |
 //! | [`sharding`] | one card of many |
 //! | [`train`], [`infer`], [`simulation`] | the training loop, `generate`, and one call for all of it |
 
+mod adapters;
 pub mod allocator;
 pub mod autograd;
 pub mod device;
@@ -20,6 +22,7 @@ pub mod infer;
 pub mod log;
 pub mod lower;
 pub mod optimizer;
+mod outliers;
 pub mod process;
 pub mod sharding;
 pub mod simulation;

@@ -7,7 +7,7 @@ use super::log::Log;
 use super::process::{self, Part};
 use super::{infer, sharding, train};
 use crate::model::{Model, Program};
-use crate::plan::{InferPlan, ModelSizes, PlanError, TrainPlan};
+use crate::plan::{AdapterLayout, InferPlan, ModelSizes, PlanError, TrainPlan};
 
 /// A run, simulated.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub struct Simulation {
     pub replay: Replay,
     /// What the process holds besides.
     pub process: Vec<Part>,
+    /// What is trained, where an adapter is.
+    pub adapter: Option<AdapterLayout>,
 }
 
 impl Simulation {
@@ -33,16 +35,17 @@ impl Simulation {
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     plan.check()?;
     let program = Rc::new(model.program(plan.batch.training_inputs())?);
+    let layout = plan.layout(model.config()["model_type"].as_str().unwrap_or_default(), &program)?;
     let log = match &plan.parallel {
         Some(parallel) => {
             parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
             sharding::simulate(Rc::clone(&program), plan, parallel)
         }
-        None => train::simulate(Rc::clone(&program), plan),
+        None => train::simulate(Rc::clone(&program), plan, layout.as_ref()),
     };
     let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, true);
-    Ok(Simulation { program, log, replay, process })
+    Ok(Simulation { program, log, replay, process, adapter: layout })
 }
 
 /// Simulates `generate`; the program is that of the prompt.
@@ -50,5 +53,5 @@ pub fn infer(model: &Model, plan: &InferPlan) -> Result<Simulation, PlanError> {
     let (program, log) = infer::simulate(model, plan)?;
     let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, false);
-    Ok(Simulation { program, log, replay, process })
+    Ok(Simulation { program, log, replay, process, adapter: None })
 }

@@ -2,27 +2,36 @@
 
 use std::rc::Rc;
 
+use super::adapters::{self, Loaded};
 use super::autograd::{self, Leaf};
 use super::device::Device;
 use super::log::{Category, Event, Log};
-use super::lower::{Runner, Settings};
+use super::lower::{Runner, Settings, Wrapped};
 use super::optimizer::{Optimizer, Trained};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
 use crate::model::op::{Input, Op, ValueId};
 use crate::model::{Program, Shape, Step};
-use crate::plan::{Checkpointing, TrainPlan};
+use crate::plan::{AdapterLayout, Checkpointing, TrainPlan};
 
 /// Steps that are run: the first makes the optimizer's state, the second is what all later ones are.
 pub(super) const STEPS: u32 = 2;
 
 /// Runs a program and returns what happened to memory.
-pub fn simulate(program: Rc<Program>, plan: &TrainPlan) -> Log {
+///
+/// `layout` is what the plan's adapter comes to on this program.
+pub fn simulate(program: Rc<Program>, plan: &TrainPlan, layout: Option<&AdapterLayout>) -> Log {
     let mut torch = Torch::new(Device::of(&plan.gpu));
-    let (parameters, trained) = load(&mut torch, &program, plan);
+    let Loaded { parameters, trained, wrapped } = match layout {
+        Some(layout) => adapters::load(&mut torch, &program, plan, layout),
+        None => {
+            let (parameters, trained) = load(&mut torch, &program, plan);
+            Loaded { parameters, trained, wrapped: Wrapped::default() }
+        }
+    };
     let inputs = batch(&mut torch, &program, plan);
-    let runner = Runner::new(Rc::clone(&program), parameters, inputs, settings(plan));
+    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..STEPS {
@@ -37,6 +46,7 @@ pub fn simulate(program: Rc<Program>, plan: &TrainPlan) -> Log {
             if let Some(loss) = loss {
                 autograd::backward(&mut torch, &loss);
             }
+            torch.drop_graph(0);
         }
         if plan.clip {
             phase(&torch, format!("{step}.clip"));
@@ -64,7 +74,7 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
         checkpointing: plan.checkpointing == Checkpointing::Full,
         kernels: plan.kernels,
         autocast: plan.autocast,
-        weights: plan.weights,
+        weights: adapters::hidden_dtype(plan),
         padded: plan.batch.padded,
     }
 }

@@ -152,10 +152,16 @@ impl Parallel {
         if self.mesh.sequence_parallel {
             return unsupported("sequence_parallel".into(), "it needs tensor parallel, which is not simulated");
         }
+        if plan.adapter.is_some() || plan.quantization.is_some() {
+            return unsupported("adapters or quantised weights on several cards".into(), "train the model itself");
+        }
         match &self.engine {
             Engine::Ddp(_) if self.mesh.dp_shard > 1 => Err(PlanError::Conflict {
                 what: format!("ddp replicates, it does not shard over dp_shard {}", self.mesh.dp_shard),
-                hint: format!("use dp_replicate {}, or fsdp2", self.mesh.dp_shard.saturating_mul(self.mesh.dp_replicate)),
+                hint: format!(
+                    "use dp_replicate {}, or fsdp2",
+                    self.mesh.dp_shard.saturating_mul(self.mesh.dp_replicate)
+                ),
             }),
             Engine::Fsdp2(fsdp) => check_types(fsdp.mixed_precision, plan),
             Engine::Fsdp1(Fsdp1 { strategy: Strategy::No, .. }) => {

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AllocatorOptions, Batch, Gpu, Optimizer, Parallel, PlanError};
+use super::{AdapterLayout, AdapterPlan, AllocatorOptions, Batch, Gpu, Optimizer, Parallel, PlanError, Quantization};
 use crate::dtype::DType;
+use crate::model::Program;
 
 /// What is trained, and how, on one card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -33,6 +34,10 @@ pub struct TrainPlan {
     pub frozen: Vec<String>,
     /// How the run is spread over several cards; `gpu` is then one of them, and the batch is what each gets.
     pub parallel: Option<Parallel>,
+    /// What is trained instead of the model's own parameters.
+    pub adapter: Option<AdapterPlan>,
+    /// How the frozen weights are held, when not in `weights`.
+    pub quantization: Option<Quantization>,
     /// The card.
     pub gpu: Gpu,
     /// Options of the caching allocator.
@@ -54,6 +59,8 @@ impl Default for TrainPlan {
             keep_outputs: true,
             frozen: Vec::new(),
             parallel: None,
+            adapter: None,
+            quantization: None,
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
         }
@@ -63,6 +70,7 @@ impl Default for TrainPlan {
 impl TrainPlan {
     /// Refuses what cannot run.
     pub fn check(&self) -> Result<(), PlanError> {
+        self.check_adapter()?;
         let bad = |key: &str, value: u64, expected: &str| {
             Err(PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() })
         };
@@ -80,6 +88,32 @@ impl TrainPlan {
                 expected: "fp32, bf16 or fp16".into(),
             }),
             _ => Ok(()),
+        }
+    }
+
+    /// What the adapter comes to on a model of this type.
+    pub fn layout(&self, model_type: &str, program: &Program) -> Result<Option<AdapterLayout>, PlanError> {
+        match &self.adapter {
+            Some(AdapterPlan::Lora(lora)) => AdapterLayout::of_program(lora, model_type, program).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn check_adapter(&self) -> Result<(), PlanError> {
+        match (&self.adapter, &self.quantization) {
+            (Some(AdapterPlan::Other(_)), _) => Err(PlanError::Unsupported {
+                what: "the memory of PEFT methods other than LoRA".into(),
+                hint: "their trainable parameters can be counted".into(),
+            }),
+            (None, Some(_)) => Err(PlanError::Conflict {
+                what: "quantised weights cannot be trained themselves".into(),
+                hint: "train an adapter beside them (QLoRA)".into(),
+            }),
+            (Some(AdapterPlan::Lora(lora)), quantization) => {
+                lora.check()?;
+                quantization.as_ref().map_or(Ok(()), Quantization::check)
+            }
+            (None, None) => Ok(()),
         }
     }
 

@@ -62,3 +62,16 @@ fn zero(dist: &Value, weights: DType) -> Result<DeepSpeed, String> {
     let zero: ZeroConfig = serde_json::from_value(config).map_err(|e| format!("zero_config: {e}"))?;
     Ok(DeepSpeed { zero })
 }
+
+/// The group a row is scored in.
+pub(super) fn group(run: &Value) -> &'static str {
+    match (run["dist"]["engine"].as_str(), run["dist"]["zero"].as_u64()) {
+        (Some("ddp"), _) => "ddp",
+        (Some("fsdp1"), _) => "fsdp1",
+        (Some("fsdp2"), _) => "fsdp2",
+        (_, Some(0)) => "zero-0",
+        (_, Some(1)) => "zero-1",
+        (_, Some(2)) => "zero-2",
+        _ => "zero-3",
+    }
+}

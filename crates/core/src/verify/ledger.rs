@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
+use super::recorded;
 use crate::dtype::DType;
 use crate::memory::simulation;
 use crate::model::Model;
@@ -90,19 +91,19 @@ pub fn score(row: &Value) -> LedgerRow {
 
 fn predict(row: &Value) -> Result<Scored, String> {
     let model = model_of(row)?;
-    let (simulation, gpu, group) = if row["run"]["task"] == "infer" {
+    let (simulation, gpu) = if row["run"]["task"] == "infer" {
         let plan = super::generate::plan(row)?;
-        (simulation::infer(&model, &plan).map_err(|e| e.to_string())?, plan.gpu, "infer")
+        (simulation::infer(&model, &plan).map_err(|e| e.to_string())?, plan.gpu)
     } else {
         let plan = train_plan(row)?;
-        (simulation::train(&model, &plan).map_err(|e| e.to_string())?, plan.gpu, "train")
+        (simulation::train(&model, &plan).map_err(|e| e.to_string())?, plan.gpu)
     };
     let (log, replay) = (&simulation.log, &simulation.replay);
     let measured = &row["measured"];
     let mut scored = Scored {
         id: row["id"].as_str().unwrap_or_default().to_owned(),
         model: row["model"].as_str().unwrap_or_default().to_owned(),
-        group: group.into(),
+        group: group(&row["run"]).into(),
         ok: false,
         allocated: Measure { predicted: Some(replay.peak_allocated()), measured: measured["peak_allocated"].as_u64() },
         reserved: Measure { predicted: Some(replay.peak_reserved()), measured: measured["peak_reserved"].as_u64() },
@@ -133,6 +134,21 @@ fn predict(row: &Value) -> Result<Scored, String> {
     Ok(scored)
 }
 
+/// What kind of run a row is, as the targets of accuracy group them.
+fn group(run: &Value) -> &'static str {
+    match run["quant"].as_str() {
+        Some(_) if run["task"] == "infer" => "infer-quant",
+        None if run["task"] == "infer" => "infer",
+        _ if run["task"] == "trainer" => "trainer",
+        _ if !run["dist"].is_null() => super::distributed::group(run),
+        Some("int8") => "qlora-int8",
+        Some(_) => "qlora-4bit",
+        None if !run["lora"].is_null() => "lora",
+        None if run["liger"] == true => "liger",
+        None => "train",
+    }
+}
+
 /// The model of a row, with the keys the run changed.
 pub fn model_of(row: &Value) -> Result<Model, String> {
     let mut config = row["config"].clone();
@@ -156,21 +172,15 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
 
 fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     let run = &row["run"];
-    for (key, what) in [("lora", "adapters"), ("quant", "quantised weights")] {
-        if !run[key].is_null() {
-            return Err(format!("{what} are not simulated yet"));
-        }
-    }
-    if run["task"] != "train" && run["task"] != "deepspeed" {
+    let trainer = run["task"] == "trainer";
+    if run["task"] != "train" && run["task"] != "deepspeed" && !trainer {
         return Err(format!("task {} is not simulated yet", run["task"]));
-    }
-    if run["liger"] == true {
-        return Err("Liger kernels are not simulated yet".into());
     }
     let number = |key: &str| run[key].as_u64();
     let batch_size = number("batch").ok_or("run.batch is missing")?;
     let grid = run["grid"].as_array().map(|grid| [0, 1].map(|i| grid.get(i).and_then(Value::as_u64).unwrap_or(1)));
     let optimizer = match run.get("optimizer") {
+        _ if trainer => recorded::trainer_optimizer(run)?,
         None | Some(Value::Null) => Optimizer::default(),
         Some(name) => Optimizer {
             kind: serde_json::from_value(name.clone()).map_err(|_| format!("optimizer {name} is not known"))?,
@@ -180,6 +190,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     let implementation = match run["impl"].as_str() {
         Some("fused") => Implementation::Fused,
         Some("forloop") => Implementation::Forloop,
+        _ if trainer => optimizer.implementation,
         _ => Implementation::Foreach,
     };
     let (allocator, _) =
@@ -191,20 +202,22 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
             target_len: number("target_seq"),
             images: grid.map(|[height, width]| [batch_size, height, width]),
             audio_frames: (row["kind"] == "speech").then_some(3000),
-            mask: run["mask"] == true,
+            mask: run["mask"] == true || trainer,
             padded: false,
         },
         weights: dtype(&run["weights"]).unwrap_or(DType::BF16),
         autocast: dtype(&run["autocast"]),
         attention: if run["attn"] == "eager" { AttentionKind::Eager } else { AttentionKind::Sdpa },
         checkpointing: if run["checkpointing"] == true { Checkpointing::Full } else { Checkpointing::Off },
-        kernels: Kernels::Transformers,
+        kernels: if run["liger"] == true { Kernels::Liger } else { Kernels::Transformers },
         optimizer: Optimizer { implementation, ..optimizer },
         gradient_accumulation: number("grad_accum").unwrap_or(1) as u32,
-        clip: run["clip"] == true,
-        keep_outputs: run["keep_outputs"] != false,
+        clip: run["clip"] == true || trainer,
+        keep_outputs: run["keep_outputs"] != false && !trainer,
         frozen: Vec::new(),
         parallel: super::distributed::parallel(run)?,
+        adapter: recorded::adapter(run)?,
+        quantization: recorded::quantization(row)?,
         gpu: card(row["gpu"].as_str().unwrap_or_default()),
         allocator,
     })

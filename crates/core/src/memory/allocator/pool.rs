@@ -29,8 +29,7 @@ pub(super) struct Pool {
     options: AllocatorOptions,
     blocks: Vec<Block>,
     unused: Vec<BlockId>,
-    /// Free blocks by size, then address.
-    free: Vec<(u64, u64, BlockId)>,
+    free: FreeList,
     next_address: u64,
     /// The last block of the growing segment.
     tail: BlockId,
@@ -44,7 +43,7 @@ impl Pool {
             options,
             blocks: Vec::new(),
             unused: Vec::new(),
-            free: Vec::new(),
+            free: FreeList::default(),
             next_address: 0,
             tail: NONE,
             reserved: 0,
@@ -53,8 +52,7 @@ impl Pool {
 
     /// The free block that a request would get.
     pub(super) fn find(&self, size: u64) -> Option<usize> {
-        let at = self.free.partition_point(|(free, ..)| *free < size);
-        let (found, ..) = *self.free.get(at)?;
+        let (at, found) = self.free.best_fit(size)?;
         if let (Some(limit), false) = (self.options.max_split_size, self.options.expandable_segments) {
             if (size < limit && found >= limit) || (size >= limit && found >= size + LARGE_BUFFER) {
                 return None;
@@ -86,7 +84,7 @@ impl Pool {
     /// A block for a request, and the size it is billed with.
     pub(super) fn allocate(&mut self, size: u64) -> (BlockId, u64) {
         let id = match self.find(size) {
-            Some(at) => self.free.remove(at).2,
+            Some(at) => self.free.take(at),
             None => self.grow(size),
         };
         let block = self.blocks[id as usize];
@@ -181,18 +179,11 @@ impl Pool {
         if self.options.expandable_segments {
             return;
         }
-        let mut released = 0;
-        let (blocks, unused) = (&self.blocks, &mut self.unused);
-        self.free.retain(|&(size, _, id)| {
-            let block = blocks[id as usize];
-            let whole = block.before == NONE && block.after == NONE;
-            if whole {
-                released += size;
-                unused.push(id);
-            }
-            !whole
-        });
-        self.reserved -= released;
+        let blocks = &self.blocks;
+        let whole = |id: BlockId| blocks[id as usize].before == NONE && blocks[id as usize].after == NONE;
+        let gone = self.free.remove_where(whole);
+        self.reserved -= gone.iter().map(|id| self.blocks[*id as usize].size).sum::<u64>();
+        self.unused.extend(gone);
     }
 
     fn add(&mut self, block: Block) -> BlockId {
@@ -210,17 +201,77 @@ impl Pool {
 
     fn insert(&mut self, id: BlockId) {
         let block = self.blocks[id as usize];
-        let key = (block.size, block.address, id);
-        let at = self.free.partition_point(|known| *known < key);
-        self.free.insert(at, key);
+        self.free.insert(block.size, block.address, id);
     }
 
     fn remove_free(&mut self, id: BlockId) {
         let block = self.blocks[id as usize];
-        let key = (block.size, block.address, id);
-        if let Ok(at) = self.free.binary_search(&key) {
-            self.free.remove(at);
+        self.free.remove(block.size, block.address);
+    }
+}
+
+/// Free blocks by size, those of one size by address. A run frees thousands of blocks of a few sizes, so the list is
+/// one of sizes, each with its blocks, the lowest address last.
+#[derive(Default)]
+struct FreeList(Vec<(u64, Vec<(u64, BlockId)>)>);
+
+impl FreeList {
+    /// The smallest size that is large enough: its place and the size.
+    fn best_fit(&self, size: u64) -> Option<(usize, u64)> {
+        let at = self.0.partition_point(|(free, _)| *free < size);
+        self.0.get(at).map(|(found, _)| (at, *found))
+    }
+
+    /// Takes the block of lowest address of the size at a place.
+    fn take(&mut self, at: usize) -> BlockId {
+        let blocks = &mut self.0[at].1;
+        let taken = blocks.pop().map_or(NONE, |(_, id)| id);
+        if blocks.is_empty() {
+            self.0.remove(at);
         }
+        taken
+    }
+
+    fn insert(&mut self, size: u64, address: u64, id: BlockId) {
+        let at = self.0.partition_point(|(free, _)| *free < size);
+        if self.0.get(at).is_none_or(|(free, _)| *free != size) {
+            self.0.insert(at, (size, Vec::new()));
+        }
+        let blocks = &mut self.0[at].1;
+        let place = blocks.partition_point(|(known, _)| *known > address);
+        blocks.insert(place, (address, id));
+    }
+
+    fn remove(&mut self, size: u64, address: u64) {
+        let at = self.0.partition_point(|(free, _)| *free < size);
+        let Some((_, blocks)) = self.0.get_mut(at).filter(|(free, _)| *free == size) else { return };
+        let place = blocks.partition_point(|(known, _)| *known > address);
+        if blocks.get(place).is_some_and(|(known, _)| *known == address) {
+            blocks.remove(place);
+        }
+        if blocks.is_empty() {
+            self.0.remove(at);
+        }
+    }
+
+    fn remove_where(&mut self, gone: impl Fn(BlockId) -> bool) -> Vec<BlockId> {
+        let mut removed = Vec::new();
+        for (_, blocks) in &mut self.0 {
+            blocks.retain(|(_, id)| {
+                let goes = gone(*id);
+                if goes {
+                    removed.push(*id);
+                }
+                !goes
+            });
+        }
+        self.0.retain(|(_, blocks)| !blocks.is_empty());
+        removed
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.0.iter().map(|(_, blocks)| blocks.len()).sum()
     }
 }
 

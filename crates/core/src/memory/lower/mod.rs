@@ -5,6 +5,7 @@
 //! | `norm` | the norms, as each model's code spells them |
 //! | `rotary` | tables and rotations |
 //! | `attention`, `falcon` | masks, SDPA and eager attention |
+//! | `linear`, `lora` | linears and embeddings, plain, quantised or under an adapter |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
 //! | [`cache`] | the caches of `generate` and their masks |
 //! | `loss` | losses |
@@ -17,6 +18,8 @@ pub mod cache;
 mod experts;
 mod falcon;
 pub mod hooks;
+mod linear;
+mod lora;
 mod loss;
 mod norm;
 mod rotary;
@@ -24,12 +27,15 @@ mod tensors;
 
 use std::rc::Rc;
 
+pub use linear::Wrapped;
+pub use lora::LoraWeights;
+
 use super::autograd::Frame;
 use super::log::Category;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
-use crate::model::op::{LinearLayout, ModuleId, Op, ParameterId, ValueId};
+use crate::model::op::{ModuleId, Op, ParameterId, ValueId};
 use crate::model::{ModuleKind, Program, Step};
 use crate::plan::{AttentionKind, Kernels};
 
@@ -57,6 +63,7 @@ pub struct Runner {
     inputs: Vec<(ValueId, Tensor)>,
     exits: Vec<usize>,
     settings: Settings,
+    wrapped: Rc<Wrapped>,
     cache: Option<Rc<cache::Store>>,
     hooks: Option<Rc<dyn hooks::Hooks>>,
 }
@@ -96,6 +103,18 @@ impl Runner {
         settings: Settings,
         cache: Option<Rc<cache::Store>>,
     ) -> Rc<Self> {
+        Self::with(program, parameters, inputs, settings, Rc::default(), cache)
+    }
+
+    /// The same with some parameters quantised, adapted or replaced.
+    pub fn with(
+        program: Rc<Program>,
+        parameters: Vec<Tensor>,
+        inputs: Vec<(ValueId, Tensor)>,
+        settings: Settings,
+        wrapped: Rc<Wrapped>,
+        cache: Option<Rc<cache::Store>>,
+    ) -> Rc<Self> {
         let mut exits = vec![0; program.steps.len()];
         let mut open = Vec::new();
         for (index, step) in program.steps.iter().enumerate() {
@@ -109,7 +128,7 @@ impl Runner {
                 _ => {}
             }
         }
-        Rc::new(Self { program, parameters, inputs, exits, settings, cache, hooks: None })
+        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped, cache, hooks: None })
     }
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
@@ -180,7 +199,9 @@ impl Runner {
                 frames.values[value.0 as usize] = Some(tensor.clone());
             }
             let outer = std::mem::replace(&mut torch.autocast, runner.settings.autocast);
+            let mark = torch.graph_mark();
             runner.run(torch, &mut frames, range.clone());
+            torch.drop_graph(mark);
             torch.cast_cache.clear();
             torch.autocast = outer;
         };
@@ -222,7 +243,7 @@ impl Runner {
             frames.returned = taken.into_iter().flatten().collect();
             return;
         }
-        let made = self.lower(torch, frames, op, &taken, outputs);
+        let made = self.lower(torch, frames, op, module, &taken, outputs);
         drop(taken);
         for (value, tensor) in outputs.iter().zip(made) {
             frames.values[value.0 as usize] = tensor;
@@ -234,6 +255,7 @@ impl Runner {
         torch: &mut Torch,
         frames: &mut Frames,
         op: &Op,
+        module: ModuleId,
         inputs: &[Option<Tensor>],
         outputs: &[ValueId],
     ) -> Vec<Option<Tensor>> {
@@ -251,16 +273,11 @@ impl Runner {
         match op {
             Op::Input(_) => vec![self.inputs.iter().find(|(value, _)| *value == outputs[0]).map(|(_, t)| t.clone())],
             Op::Parameter(id) => one(self.parameter(*id).clone()),
-            Op::Embedding { weight } => one(torch.embedding(self.parameter(*weight), input(0))),
-            Op::Linear { weight, bias, layout } => {
-                let (weight, bias) = (self.parameter(*weight), bias.map(|id| self.parameter(id)));
-                one(match (layout, bias) {
-                    (LinearLayout::InOut, Some(bias)) => torch.conv1d_linear(input(0), weight, bias),
-                    _ => torch.linear(input(0), weight, bias),
-                })
-            }
+            Op::Embedding { weight } => one(self.embedding(torch, module, *weight, input(0))),
+            Op::Linear { weight, bias, layout } => one(self.linear(torch, module, (*weight, *bias, *layout), input(0))),
             Op::Norm { kind, weight, bias } => {
-                let (weight, bias) = (weight.map(|id| self.parameter(id)), bias.map(|id| self.parameter(id)));
+                let own = |id: &ParameterId| self.parameter_of(module, *id);
+                let (weight, bias) = (weight.as_ref().map(own), bias.as_ref().map(own));
                 one(norm::lower(torch, *kind, input(0), inputs.get(1).and_then(Option::as_ref), weight, bias))
             }
             Op::Convolution { weight, bias, .. } => {

@@ -97,7 +97,8 @@ pub(super) fn wrap(
         for &id in members {
             let whole = parameters[id.0 as usize].clone();
             let rows = whole.shape.sizes().first().copied().unwrap_or(1);
-            let shape = if whole.shape.rank() == 0 { Shape::from([1]) } else { whole.shape.with(0, rows.div_ceil(world)) };
+            let shape =
+                if whole.shape.rank() == 0 { Shape::from([1]) } else { whole.shape.with(0, rows.div_ceil(world)) };
             let part = torch.in_category(Category::Weights, |torch| torch.fresh("shard", shape, types.shard));
             let gathered = torch.hollow("gathered parameter", whole.shape, shape.elements() * world, types.gathered);
             let (whole_leaf, shard_leaf, gathered) = if whole.needs_grad() {
@@ -248,7 +249,8 @@ impl FullyShard {
         self.wait_for_unshard(torch, unit);
         // The unit that ran before this one comes next.
         let place = unit.places.borrow_mut().pop();
-        let next = place.and_then(|place| place.checked_sub(1)).and_then(|place| self.order.borrow().get(place).copied());
+        let next =
+            place.and_then(|place| place.checked_sub(1)).and_then(|place| self.order.borrow().get(place).copied());
         if let Some(next) = next {
             self.unshard(torch, &self.units[next]);
         }
@@ -257,11 +259,8 @@ impl FullyShard {
     fn post_backward(&self, torch: &mut Torch, at: usize) {
         let unit = &self.units[at];
         unit.state.set(State::PostBackward);
-        let with_gradient: Vec<(&Parameter, Tensor)> = unit
-            .parameters
-            .iter()
-            .filter_map(|p| Some((p, p.whole_leaf.as_ref()?.grad.take()?)))
-            .collect();
+        let with_gradient: Vec<(&Parameter, Tensor)> =
+            unit.parameters.iter().filter_map(|p| Some((p, p.whole_leaf.as_ref()?.grad.take()?))).collect();
         self.reshard(unit);
         if with_gradient.is_empty() {
             return;

@@ -10,6 +10,7 @@
 //! | `attention` | scaled dot product attention and its kernels |
 //! | `loss` | cross entropy |
 //! | `convolution` | convolutions |
+//! | `quantised` | weights in few bits and linears over them |
 
 pub mod attention;
 pub mod convolution;
@@ -17,6 +18,7 @@ pub mod index;
 pub mod loss;
 pub mod matmul;
 pub mod pointwise;
+pub mod quantised;
 pub mod reduce;
 pub mod views;
 
@@ -52,6 +54,8 @@ pub struct Torch {
     pub recomputing: Option<Rc<Frame>>,
     /// The second run has made all that is needed: nothing more is really computed.
     pub stopped: bool,
+    /// What nodes hold as plain attributes: it lives until the graph does, whatever backward frees.
+    kept_with_graph: Vec<Tensor>,
     in_backward: bool,
     workspaces: [Option<Tensor>; 2],
     phantoms: SharedLog,
@@ -90,6 +94,7 @@ impl Torch {
             recording: None,
             recomputing: None,
             stopped: false,
+            kept_with_graph: Vec::new(),
             in_backward: false,
             workspaces: [None, None],
             phantoms: SharedLog::default(),
@@ -191,6 +196,21 @@ impl Torch {
         for (slot, output) in outputs.iter_mut().enumerate() {
             output.edge = Some(Edge { node: Rc::clone(&node), slot: slot as u8 });
         }
+    }
+
+    /// Holds a tensor until the graph dies: what a Python function keeps as an attribute of its context.
+    pub fn keep_with_graph(&mut self, tensor: Tensor) {
+        self.kept_with_graph.push(tensor);
+    }
+
+    /// How much is held with the graph: a mark to return to.
+    pub fn graph_mark(&self) -> usize {
+        self.kept_with_graph.len()
+    }
+
+    /// The part of the graph that was made since a mark dies.
+    pub fn drop_graph(&mut self, mark: usize) {
+        self.kept_with_graph.truncate(mark);
     }
 
     // ---- modes ---------------------------------------------------------------------------------------------------

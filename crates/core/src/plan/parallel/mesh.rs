@@ -125,11 +125,7 @@ impl Mesh {
     pub fn check(&self, sizes: &ModelSizes) -> Result<(), PlanError> {
         for (size, name) in self.axes().into_iter().chain([(self.ep, "ep")]) {
             if size == 0 {
-                return Err(PlanError::BadValue {
-                    key: name.into(),
-                    value: "0".into(),
-                    expected: "at least 1".into(),
-                });
+                return Err(PlanError::BadValue { key: name.into(), value: "0".into(), expected: "at least 1".into() });
             }
         }
         if self.world() > MAX_WORLD {

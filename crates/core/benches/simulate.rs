@@ -1,0 +1,62 @@
+//! How long an answer takes: one estimate, its parts, and its growth with depth.
+
+use std::rc::Rc;
+
+use divan::{Bencher, black_box};
+use vramcast_core::memory::{allocator, simulation, train};
+use vramcast_core::model::Model;
+use vramcast_core::plan::{Batch, TrainPlan};
+use vramcast_core::source::catalogue;
+
+fn main() {
+    divan::main();
+}
+
+fn model(layers: Option<u64>) -> Model {
+    let mut entry = catalogue::find("meta-llama/Meta-Llama-3-8B").expect("the catalogue has it");
+    if let Some(layers) = layers {
+        entry.config["num_hidden_layers"] = layers.into();
+    }
+    Model::new(entry.config, entry.auto_class.as_deref()).expect("its config is right")
+}
+
+fn plan() -> TrainPlan {
+    TrainPlan { batch: Batch { batch_size: 2, ..Batch::default() }, ..TrainPlan::default() }
+}
+
+/// The whole estimate of Llama-3-8B from its config: program, two steps, allocator.
+#[divan::bench]
+fn estimate_llama_3_8b(bencher: Bencher<'_, '_>) {
+    let (model, plan) = (model(None), plan());
+    bencher.bench_local(|| simulation::train(black_box(&model), &plan).map(|s| s.process_bytes()));
+}
+
+/// The same by number of layers.
+#[divan::bench(args = [16, 32, 64, 128])]
+fn depth(bencher: Bencher<'_, '_>, layers: u64) {
+    let (model, plan) = (model(Some(layers)), plan());
+    bencher.bench_local(|| simulation::train(black_box(&model), &plan).map(|s| s.process_bytes()));
+}
+
+/// Only the forward pass written down.
+#[divan::bench]
+fn program(bencher: Bencher<'_, '_>) {
+    let (model, plan) = (model(None), plan());
+    bencher.bench_local(|| model.program(black_box(plan.batch.training_inputs())).map(|p| p.steps.len()));
+}
+
+/// Only the caching allocator.
+#[divan::bench]
+fn allocator_replay(bencher: Bencher<'_, '_>) {
+    let (model, plan) = (model(None), plan());
+    let program = Rc::new(model.program(plan.batch.training_inputs()).expect("it is consistent"));
+    let log = train::simulate(program, &plan);
+    bencher.bench_local(|| allocator::replay(black_box(&log), plan.allocator, None).peak_reserved());
+}
+
+/// Everything `inspect` counts.
+#[divan::bench]
+fn inventory(bencher: Bencher<'_, '_>) {
+    let model = model(None);
+    bencher.bench_local(|| black_box(&model).inventory().map(|inventory| inventory.total()));
+}

@@ -1,0 +1,196 @@
+//! Load with adapters and quantised weights: what is on the card before the first step.
+
+use std::collections::BTreeMap;
+
+use super::log::{Category, Event};
+use super::lower::{LoraWeights, Wrapped};
+use super::optimizer::Trained;
+use super::outliers;
+use super::tensor::Tensor;
+use super::torch::Torch;
+use super::torch::quantised::QuantisedWeight;
+use crate::dtype::DType;
+use crate::model::op::{ModuleId, Op, ParameterId};
+use crate::model::{Module, ModuleKind, Program, Step};
+use crate::plan::adapter::{self, AdaptedKind, AdapterLayout, LoraPlan};
+use crate::plan::{AdapterPlan, Checkpointing, Quantization, TrainPlan};
+
+/// Everything that is loaded.
+pub(super) struct Loaded {
+    /// The model's parameters, by id, then its buffers.
+    pub(super) parameters: Vec<Tensor>,
+    /// What is trained.
+    pub(super) trained: Vec<Trained>,
+    /// What stands in place of plain parameters.
+    pub(super) wrapped: Wrapped,
+}
+
+/// The type hidden states have: that of embeddings and norms.
+pub(super) fn hidden_dtype(plan: &TrainPlan) -> DType {
+    match &plan.quantization {
+        Some(quantization) if quantization.prepare && plan.weights.size() == 2 => DType::F32,
+        _ => plan.weights,
+    }
+}
+
+/// The model frozen, quantised and prepared as the plan says, with its adapters.
+pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan, layout: &AdapterLayout) -> Loaded {
+    let mut loaded = Loaded { parameters: Vec::new(), trained: Vec::new(), wrapped: Wrapped::default() };
+    torch.in_category(Category::Weights, |torch| {
+        for parameter in &program.parameters {
+            loaded.parameters.push(torch.fresh("parameter", parameter.shape, plan.weights));
+        }
+    });
+    torch.in_category(Category::Buffers, |torch| {
+        for buffer in &program.buffers {
+            loaded.parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
+        }
+    });
+    if let Some(quantization) = &plan.quantization {
+        torch.in_category(Category::Weights, |torch| quantise(torch, program, plan, quantization, &mut loaded));
+    }
+    if let Some(AdapterPlan::Lora(lora)) = &plan.adapter {
+        torch.in_category(Category::Adapters, |torch| adapt(torch, program, plan, lora, layout, &mut loaded));
+        if plan.checkpointing == Checkpointing::Full && plan.quantization.is_none() {
+            loaded.wrapped.input_embedding = input_embedding(program);
+        }
+    }
+    loaded
+}
+
+/// Linears quantised, and everything else made fp32 where the plan prepares the model.
+fn quantise(torch: &mut Torch, program: &Program, plan: &TrainPlan, scheme: &Quantization, loaded: &mut Loaded) {
+    loaded.wrapped.quantised = quantise_linears(torch, program, plan.weights, scheme, &mut loaded.parameters);
+    if !scheme.prepare {
+        return;
+    }
+    let wide = hidden_dtype(plan);
+    for index in 0..program.parameters.len() {
+        if !loaded.wrapped.quantised.contains_key(&ParameterId(index as u32)) {
+            loaded.parameters[index] = torch.cast(&loaded.parameters[index], wide);
+        }
+    }
+    torch.log.borrow_mut().events.push(Event::EmptyCache);
+}
+
+/// Linears go over to their quantised form module by module; a parent's old children die when it is done. What is left
+/// in `parameters` for them takes no memory.
+pub(super) fn quantise_linears(
+    torch: &mut Torch,
+    program: &Program,
+    weights: DType,
+    scheme: &Quantization,
+    parameters: &mut [Tensor],
+) -> BTreeMap<ParameterId, QuantisedWeight> {
+    let probabilities = outliers::probabilities(program, scheme);
+    let mut quantised = BTreeMap::new();
+    let mut old: Vec<Tensor> = Vec::new();
+    let mut parent = "";
+    for module in program.modules.iter().filter(|module| is_quantised(module, scheme)) {
+        let Some(&id) = module.parameters.first() else { continue };
+        let own = module.path.rsplit_once('.').map_or("", |(parent, _)| parent);
+        if own != parent {
+            old.clear();
+            parent = own;
+        }
+        let shape = program.parameters[id.0 as usize].shape;
+        let mut weight = torch.quantise(shape, weights, scheme);
+        weight.outlier_probability = probabilities.get(&id).copied().unwrap_or(0.0);
+        quantised.insert(id, weight);
+        let stand_in = torch.phantom(shape, weights);
+        old.push(std::mem::replace(&mut parameters[id.0 as usize], stand_in));
+    }
+    quantised
+}
+
+/// Whether bitsandbytes takes a module over.
+fn is_quantised(module: &Module, scheme: &Quantization) -> bool {
+    let kept = match &scheme.skip {
+        Some(names) => names.iter().any(|name| module.path.contains(name.as_str())),
+        None => adapter::defaults::OUTPUT_EMBEDDINGS.contains(&module.path.as_str()),
+    };
+    matches!(module.kind, ModuleKind::Linear { .. }) && !kept
+}
+
+/// Adapters are made in the type of what they adapt, then cast in a second pass.
+fn adapt(
+    torch: &mut Torch,
+    program: &Program,
+    plan: &TrainPlan,
+    lora: &LoraPlan,
+    layout: &AdapterLayout,
+    loaded: &mut Loaded,
+) {
+    let hidden = hidden_dtype(plan);
+    let wanted = lora.dtype.unwrap_or_else(|| adapter::default_adapter_dtype(hidden));
+    let first: Vec<Vec<Tensor>> = layout
+        .adapted
+        .iter()
+        .map(|adapted| {
+            let quantised =
+                weight_of(program, adapted.module).is_some_and(|id| loaded.wrapped.quantised.contains_key(&id));
+            let dtype = if quantised { DType::F32 } else { hidden };
+            adapted.tensors.iter().map(|tensor| torch.fresh(tensor.name, tensor.shape, dtype)).collect()
+        })
+        .collect();
+    let mut copies = Vec::new();
+    for saved in &layout.saved {
+        for (id, shape) in &saved.parameters {
+            copies.push((saved.path.as_str(), *id, torch.fresh("modules_to_save", *shape, hidden)));
+        }
+    }
+    let train = |torch: &mut Torch, tensor: Tensor, trained: &mut Vec<Trained>| {
+        let (tensor, leaf) = torch.leaf(tensor);
+        trained.push(Trained { tensor: tensor.clone(), leaf });
+        tensor
+    };
+    for (adapted, tensors) in layout.adapted.iter().zip(first) {
+        let mut tensors = tensors.into_iter().map(|tensor| {
+            let cast = torch.cast(&tensor, wanted);
+            drop(tensor);
+            train(torch, cast, &mut loaded.trained)
+        });
+        let (Some(first), Some(second)) = (tensors.next(), tensors.next()) else { continue };
+        let bias = if lora.lora_bias && adapted.kind != AdaptedKind::Embedding { tensors.next() } else { None };
+        let weights = LoraWeights { first, second, bias, magnitude: tensors.next(), dropout: lora.dropout > 0.0 };
+        match (adapted.kind, adapted.module) {
+            (AdaptedKind::Parameter { parameter, .. }, _) => {
+                loaded.wrapped.lora_parameters.insert(parameter, weights);
+            }
+            (_, Some(module)) => {
+                loaded.wrapped.lora.insert(module, weights);
+            }
+            (_, None) => {}
+        }
+    }
+    for (path, id, tensor) in copies {
+        let tensor = train(torch, tensor, &mut loaded.trained);
+        for module in users(program, path, id) {
+            loaded.wrapped.copies.insert((module, id), tensor.clone());
+        }
+    }
+    for id in &layout.biases {
+        let tensor = loaded.parameters[id.0 as usize].clone();
+        loaded.parameters[id.0 as usize] = train(torch, tensor, &mut loaded.trained);
+    }
+}
+
+fn weight_of(program: &Program, module: Option<ModuleId>) -> Option<ParameterId> {
+    program.modules[module?.0 as usize].parameters.first().copied()
+}
+
+/// The modules under a path that use a parameter.
+fn users(program: &Program, path: &str, id: ParameterId) -> Vec<ModuleId> {
+    let under = |own: &str| own == path || own.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
+    let modules = program.modules.iter().enumerate();
+    let holders = modules.filter(|(_, module)| under(&module.path) && module.parameters.contains(&id));
+    holders.map(|(index, _)| ModuleId(index as u32)).collect()
+}
+
+/// The first embedding that runs.
+fn input_embedding(program: &Program) -> Option<ModuleId> {
+    program.steps.iter().find_map(|step| match step {
+        Step::Run { op: Op::Embedding { .. }, module, .. } => Some(*module),
+        _ => None,
+    })
+}

@@ -1,0 +1,70 @@
+//! Linears and embeddings: plain, quantised, under an adapter, or replaced by a trained copy.
+
+use std::collections::BTreeMap;
+
+use super::Runner;
+use super::lora::{self, Base, LoraWeights};
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::memory::torch::quantised::QuantisedWeight;
+use crate::model::op::{LinearLayout, ModuleId, ParameterId};
+
+/// What stands in place of a model's plain parameters.
+#[derive(Debug, Default)]
+pub struct Wrapped {
+    /// Matrices held in few bits.
+    pub quantised: BTreeMap<ParameterId, QuantisedWeight>,
+    /// Adapters of linears and embeddings.
+    pub lora: BTreeMap<ModuleId, LoraWeights>,
+    /// Adapters of parameters: fused experts and routers.
+    pub lora_parameters: BTreeMap<ParameterId, LoraWeights>,
+    /// Trained copies that a module uses instead of the model's parameter.
+    pub copies: BTreeMap<(ModuleId, ParameterId), Tensor>,
+    /// The input embedding whose output is made to require a gradient (`enable_input_require_grads`).
+    pub input_embedding: Option<ModuleId>,
+}
+
+impl Runner {
+    /// A parameter as a module sees it.
+    pub(super) fn parameter_of(&self, module: ModuleId, id: ParameterId) -> &Tensor {
+        self.wrapped.copies.get(&(module, id)).unwrap_or_else(|| self.parameter(id))
+    }
+
+    /// `nn.Linear` or `Conv1D`, or what PEFT and bitsandbytes put in their place.
+    pub(super) fn linear(
+        &self,
+        torch: &mut Torch,
+        module: ModuleId,
+        (weight, bias, layout): (ParameterId, Option<ParameterId>, LinearLayout),
+        x: &Tensor,
+    ) -> Tensor {
+        let bias = bias.map(|id| self.parameter_of(module, id));
+        let transposed = layout == LinearLayout::InOut;
+        let base = match self.wrapped.quantised.get(&weight) {
+            Some(quantised) => Base::Quantised(quantised),
+            None => Base::Plain { weight: self.parameter_of(module, weight), bias, transposed },
+        };
+        let result = match (base, bias) {
+            (Base::Quantised(quantised), bias) => torch.quantised_linear(x, quantised, bias),
+            (Base::Plain { weight, .. }, Some(bias)) if transposed => torch.conv1d_linear(x, weight, bias),
+            (Base::Plain { weight, .. }, bias) => torch.linear(x, weight, bias),
+        };
+        match self.wrapped.lora.get(&module) {
+            Some(adapter) => lora::linear(torch, adapter, base, result, x),
+            None => result,
+        }
+    }
+
+    /// `nn.Embedding`, or what PEFT puts in its place.
+    pub(super) fn embedding(&self, torch: &mut Torch, module: ModuleId, weight: ParameterId, ids: &Tensor) -> Tensor {
+        let mut result = torch.embedding(self.parameter_of(module, weight), ids);
+        if let Some(adapter) = self.wrapped.lora.get(&module) {
+            result = lora::embedding(torch, adapter, result, ids);
+        }
+        if self.wrapped.input_embedding == Some(module) && !result.needs_grad() && torch.grad_enabled {
+            // A hook makes the output a leaf; its gradient stays with it.
+            result = torch.leaf(result).0;
+        }
+        result
+    }
+}

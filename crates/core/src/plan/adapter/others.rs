@@ -1,0 +1,246 @@
+//! The other common methods of PEFT: what they train. Their runs are not simulated.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::targets::{self, Targets, View};
+use super::{LoraPlan, PlanError, bad, defaults};
+use crate::model::{Inventory, ModuleKind};
+
+/// A method other than LoRA.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OtherAdapter {
+    /// IA³: a learned scale per output (or per input of feed-forward layers).
+    Ia3(Ia3Plan),
+    /// OFT: rotations of blocks of inputs.
+    Oft(OftPlan),
+    /// VeRA: two scales per module around frozen random matrices that all share.
+    Vera(VeraPlan),
+    /// Prompt tuning: virtual tokens before the input.
+    PromptTuning(PromptPlan),
+    /// Prefix tuning: virtual keys and values in every layer.
+    PrefixTuning(PrefixPlan),
+}
+
+/// `peft.IA3Config`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ia3Plan {
+    /// Which modules are scaled.
+    pub targets: Targets,
+    /// Which of them are feed-forward: scaled before instead of after.
+    pub feedforward: Targets,
+}
+
+/// `peft.OFTConfig`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct OftPlan {
+    /// Which modules are rotated.
+    pub targets: Targets,
+    /// Blocks per module; 0 when the block's size is given.
+    pub rank: u64,
+    /// Inputs per block; 0 when the number of blocks is given.
+    pub block_size: u64,
+    /// Whether all blocks of a module share one rotation.
+    pub block_share: bool,
+}
+
+impl Default for OftPlan {
+    fn default() -> Self {
+        Self { targets: Targets::Default, rank: 0, block_size: 32, block_share: false }
+    }
+}
+
+/// `peft.VeraConfig`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct VeraPlan {
+    /// Which modules are adapted.
+    pub targets: Targets,
+    /// The rank.
+    pub rank: u64,
+}
+
+impl Default for VeraPlan {
+    fn default() -> Self {
+        Self { targets: Targets::Default, rank: 256 }
+    }
+}
+
+/// `peft.PromptTuningConfig`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct PromptPlan {
+    /// How many virtual tokens.
+    pub virtual_tokens: u64,
+    /// Whether encoder and decoder have their own (`SEQ_2_SEQ_LM`).
+    #[serde(default)]
+    pub encoder_decoder: bool,
+}
+
+/// `peft.PrefixTuningConfig`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct PrefixPlan {
+    /// How many virtual tokens.
+    pub virtual_tokens: u64,
+    /// Whether they come out of a small network.
+    #[serde(default)]
+    pub projection: bool,
+    /// Width of that network; that of the keys when absent.
+    #[serde(default)]
+    pub encoder_hidden_size: Option<u64>,
+}
+
+impl OtherAdapter {
+    /// Reads `adapter_config.json`.
+    pub fn from_adapter_config(config: &Value) -> Result<Self, PlanError> {
+        let number = |key: &str, default: u64| match &config[key] {
+            Value::Null => Ok(default),
+            value => value.as_u64().ok_or_else(|| bad(key, value, "a whole number")),
+        };
+        let targets = |key: &str| Targets::from_value(key, &config[key]);
+        match config["peft_type"].as_str().unwrap_or_default() {
+            "IA3" => Ok(Self::Ia3(Ia3Plan {
+                targets: targets("target_modules")?,
+                feedforward: targets("feedforward_modules")?,
+            })),
+            "OFT" => Ok(Self::Oft(OftPlan {
+                targets: targets("target_modules")?,
+                rank: number("r", 0)?,
+                block_size: number("oft_block_size", 32)?,
+                block_share: config["block_share"] == true,
+            })),
+            "VERA" => Ok(Self::Vera(VeraPlan { targets: targets("target_modules")?, rank: number("r", 256)? })),
+            "PROMPT_TUNING" => Ok(Self::PromptTuning(PromptPlan {
+                virtual_tokens: number("num_virtual_tokens", 0)?,
+                encoder_decoder: config["task_type"] == "SEQ_2_SEQ_LM",
+            })),
+            "PREFIX_TUNING" => Ok(Self::PrefixTuning(PrefixPlan {
+                virtual_tokens: number("num_virtual_tokens", 0)?,
+                projection: config["prefix_projection"] == true,
+                encoder_hidden_size: config["encoder_hidden_size"].as_u64(),
+            })),
+            other => Err(PlanError::Unsupported {
+                what: format!("PEFT's {other}"),
+                hint: "LORA, IA3, OFT, VERA, PROMPT_TUNING and PREFIX_TUNING are known".into(),
+            }),
+        }
+    }
+
+    /// Elements that are trained on a model.
+    pub fn trainable(&self, model_type: &str, inventory: &Inventory) -> Result<u64, PlanError> {
+        let view = View { model_type, modules: &inventory.modules, parameters: &inventory.parameters };
+        match self {
+            Self::Ia3(plan) => ia3(plan, view),
+            Self::Oft(plan) => sum(view, &plan.targets, defaults::lora(model_type), "OFT", |inputs, _, _| {
+                let block = match (plan.rank, plan.block_size) {
+                    (0, 0) => return Err(bad("oft_block_size", 0, "positive, or a rank")),
+                    (0, size) => closest_divisor(inputs, size),
+                    (rank, 0) => inputs / closest_divisor(inputs, rank).max(1),
+                    _ => return Err(bad("oft_block_size", plan.block_size, "0 when a rank is given")),
+                };
+                let blocks = if plan.block_share { 1 } else { inputs / block.max(1) };
+                Ok(blocks * (block * block.saturating_sub(1) / 2))
+            }),
+            Self::Vera(plan) if plan.rank == 0 => Err(bad("vera rank", 0, "a positive whole number")),
+            Self::Vera(plan) => {
+                sum(view, &plan.targets, defaults::vera(model_type), "VeRA", |_, outputs, _| Ok(plan.rank + outputs))
+            }
+            Self::PromptTuning(plan) => {
+                let copies = if plan.encoder_decoder { 2 } else { 1 };
+                Ok(plan.virtual_tokens.saturating_mul(copies).saturating_mul(embedding_width(inventory)?))
+            }
+            Self::PrefixTuning(plan) => prefix(plan, inventory),
+        }
+    }
+}
+
+/// Adds up something over the linears that targets pick.
+fn sum(
+    view: View<'_>,
+    chosen: &Targets,
+    default: Option<&'static [&'static str]>,
+    method: &str,
+    count: impl Fn(u64, u64, &str) -> Result<u64, PlanError>,
+) -> Result<u64, PlanError> {
+    let chosen = match chosen {
+        Targets::Default => targets::default_targets(default, view.model_type, method)?,
+        chosen => chosen.clone(),
+    };
+    // Rewriting for fused experts is LoRA's alone, so the type is not passed on.
+    let plan = LoraPlan { targets: chosen, ..LoraPlan::default() };
+    let resolved = targets::resolve(&plan, View { model_type: "", ..view })?;
+    let mut total: u64 = 0;
+    for id in resolved.modules {
+        let module = &view.modules[id.0 as usize];
+        let (ModuleKind::Linear { inputs, outputs } | ModuleKind::Conv1d { inputs, outputs }) = module.kind else {
+            let hint = "target linears only".into();
+            return Err(PlanError::Unsupported { what: format!("{method} on {}", module.path), hint });
+        };
+        total = total.saturating_add(count(inputs, outputs, &module.path)?);
+    }
+    Ok(total)
+}
+
+fn ia3(plan: &Ia3Plan, view: View<'_>) -> Result<u64, PlanError> {
+    let default = defaults::ia3(view.model_type);
+    let feedforward = match (&plan.feedforward, &plan.targets) {
+        (Targets::Default, Targets::Default) => {
+            default.map(|(_, names)| names.iter().map(|name| (*name).to_owned()).collect()).unwrap_or_default()
+        }
+        (Targets::Names(names), _) => names.clone(),
+        (Targets::Default, _) => Vec::new(),
+        _ => return Err(bad("feedforward_modules", "a pattern", "a list of names")),
+    };
+    sum(view, &plan.targets, default.map(|(names, _)| names), "IA³", |inputs, outputs, path| {
+        let before = feedforward.iter().any(|name| path.ends_with(name.as_str()));
+        Ok(if before { inputs } else { outputs })
+    })
+}
+
+/// The divisor nearest to `wanted`, the smaller one on a tie (`adjust_oft_parameters`).
+fn closest_divisor(inputs: u64, wanted: u64) -> u64 {
+    if inputs == 0 || wanted >= inputs {
+        return inputs;
+    }
+    let wanted = wanted.max(1);
+    let higher = (wanted..=inputs).find(|n| inputs.is_multiple_of(*n)).unwrap_or(inputs);
+    let lower = (1..=wanted).rev().find(|n| inputs.is_multiple_of(*n)).unwrap_or(1);
+    if wanted - lower <= higher - wanted { lower } else { higher }
+}
+
+fn embedding_width(inventory: &Inventory) -> Result<u64, PlanError> {
+    let width = inventory.modules.iter().find_map(|module| match module.kind {
+        ModuleKind::Embedding { width, .. } => Some(width),
+        _ => None,
+    });
+    width.ok_or_else(|| bad("prompt tuning", "this model", "a model with token embeddings"))
+}
+
+fn prefix(plan: &PrefixPlan, inventory: &Inventory) -> Result<u64, PlanError> {
+    let layers = inventory.modules.iter().filter(|module| module.kind == ModuleKind::Layer).count() as u64;
+    let width = inventory.caches.iter().map(|cache| cache.heads.saturating_mul(cache.key_dim)).max();
+    let width = width.ok_or_else(|| bad("prefix tuning", "this model", "a model with a key-value cache"))?;
+    let outputs = layers.saturating_mul(2).saturating_mul(width);
+    Ok(if plan.projection {
+        let hidden = plan.encoder_hidden_size.unwrap_or(width);
+        let first = width.saturating_mul(hidden).saturating_add(hidden);
+        let second = hidden.saturating_mul(outputs).saturating_add(outputs);
+        plan.virtual_tokens.saturating_mul(width).saturating_add(first).saturating_add(second)
+    } else {
+        plan.virtual_tokens.saturating_mul(outputs)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_divisor_is_taken() {
+        assert_eq!(closest_divisor(4096, 32), 32);
+        assert_eq!(closest_divisor(896, 30), 28);
+        assert_eq!(closest_divisor(100, 200), 100);
+    }
+}

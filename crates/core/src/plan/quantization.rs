@@ -1,0 +1,112 @@
+//! Quantised weights: how bitsandbytes holds and multiplies them.
+
+use serde::{Deserialize, Serialize};
+
+use super::PlanError;
+use crate::dtype::DType;
+
+/// A frozen base held in few bits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Quantization {
+    /// The number format.
+    pub scheme: QuantizationScheme,
+    /// Whether the scales of 4-bit weights are quantised again.
+    pub double: bool,
+    /// Weights that share a scale (4-bit).
+    pub block_size: u64,
+    /// The type 4-bit layers compute in.
+    pub compute: DType,
+    /// From which size on inputs of 8-bit layers are outliers; 0: none are.
+    pub threshold: f64,
+    /// How many columns of an 8-bit layer's input hold outliers.
+    pub outliers: Outliers,
+    /// Deviation of random weights, for the outliers they give (`initializer_range` of the config).
+    pub initializer_range: f64,
+    /// Modules whose path holds one of these stay as they are; when absent, the output embedding does.
+    pub skip: Option<Vec<String>>,
+    /// Whether `prepare_model_for_kbit_training` runs, which makes all other 16-bit parameters fp32.
+    pub prepare: bool,
+}
+
+impl Default for Quantization {
+    /// `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)`, as
+    /// QLoRA is run.
+    fn default() -> Self {
+        Self {
+            scheme: QuantizationScheme::Nf4,
+            double: false,
+            block_size: 64,
+            compute: DType::BF16,
+            threshold: 6.0,
+            outliers: Outliers::Trained,
+            initializer_range: 0.02,
+            skip: None,
+            prepare: true,
+        }
+    }
+}
+
+/// Number formats of bitsandbytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum QuantizationScheme {
+    /// 4-bit normal floats.
+    Nf4,
+    /// 4-bit floats.
+    Fp4,
+    /// LLM.int8.
+    Int8,
+}
+
+/// How many columns hold outliers. It depends on the data: the two ends of the range can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outliers {
+    /// None to speak of, as in trained models: a handful of columns of each layer.
+    Trained,
+    /// As many as random weights (`from_config`) give: nearly all columns of the input of a gated MLP's last linear, as
+    /// `silu(gate) * up` of wide models often passes the threshold. The worst case.
+    RandomWeights,
+}
+
+impl Quantization {
+    /// Reads `nf4`, `nf4-dq`, `fp4`, `fp4-dq` or `int8`.
+    pub fn parse(text: &str) -> Result<Self, PlanError> {
+        let (name, double) = match text.strip_suffix("-dq") {
+            Some(name) => (name, true),
+            None => (text, false),
+        };
+        let scheme = match (name, double) {
+            ("nf4", _) => QuantizationScheme::Nf4,
+            ("fp4", _) => QuantizationScheme::Fp4,
+            ("int8", false) => QuantizationScheme::Int8,
+            _ => {
+                return Err(PlanError::BadValue {
+                    key: "quantization".into(),
+                    value: text.into(),
+                    expected: "nf4, nf4-dq, fp4, fp4-dq or int8".into(),
+                });
+            }
+        };
+        Ok(Self { scheme, double, ..Self::default() })
+    }
+
+    /// Refuses what bitsandbytes cannot do.
+    pub fn check(&self) -> Result<(), PlanError> {
+        const SIZES: [u64; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
+        let bad = |key: &str, value: String, expected: &str| {
+            Err(PlanError::BadValue { key: key.into(), value, expected: expected.into() })
+        };
+        if !SIZES.contains(&self.block_size) {
+            return bad("quantization block size", self.block_size.to_string(), "a power of two from 32 to 4096");
+        }
+        if !matches!(self.compute, DType::F32 | DType::BF16 | DType::F16) {
+            return bad("quantization compute type", self.compute.name().into(), "fp32, bf16 or fp16");
+        }
+        if self.threshold < 0.0 {
+            return bad("int8 threshold", self.threshold.to_string(), "0 or more");
+        }
+        Ok(())
+    }
+}

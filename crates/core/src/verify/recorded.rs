@@ -1,0 +1,65 @@
+//! What the adapter, quantisation and Trainer fields of a recorded run mean as a plan (truth/ledger/measure.py).
+
+use serde_json::Value;
+
+use crate::dtype::DType;
+use crate::plan::adapter::{AdapterPlan, LoraPlan, TaskType};
+use crate::plan::{Implementation, Optimizer, OptimizerKind, Outliers, Quantization, Targets};
+
+/// `run.lora`: `apply_lora` of measure.py.
+pub(super) fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
+    let lora = &run["lora"];
+    if lora.is_null() {
+        return Ok(None);
+    }
+    let targets: Targets =
+        serde_json::from_value(lora["targets"].clone()).map_err(|_| format!("lora targets {}", lora["targets"]))?;
+    Ok(Some(AdapterPlan::Lora(LoraPlan {
+        rank: lora["r"].as_u64().ok_or("run.lora.r is missing")?,
+        dropout: lora["dropout"].as_f64().unwrap_or(0.0),
+        targets,
+        dtype: (lora["fp32_adapter"] == false).then(|| weights(run)),
+        task: Some(TaskType::CausalLm),
+        ..LoraPlan::default()
+    })))
+}
+
+/// `run.quant`: `quantize` of measure.py. Weights are random there, so outliers are too.
+pub(super) fn quantization(row: &Value) -> Result<Option<Quantization>, String> {
+    let run = &row["run"];
+    let Some(name) = run["quant"].as_str() else { return Ok(None) };
+    let quantization = Quantization::parse(name).map_err(|e| e.to_string())?;
+    Ok(Some(Quantization {
+        outliers: Outliers::RandomWeights,
+        initializer_range: row["config"]["initializer_range"].as_f64().unwrap_or(0.02),
+        skip: Some(vec!["lm_head".into()]),
+        prepare: run["prepare_kbit"] != false,
+        ..quantization
+    }))
+}
+
+/// `run.trainer_optim`: the optimizers of transformers.Trainer by its own names.
+pub(super) fn trainer_optimizer(run: &Value) -> Result<Optimizer, String> {
+    let (kind, implementation) = match run["trainer_optim"].as_str().unwrap_or("adamw_torch_fused") {
+        "adamw_torch" => (OptimizerKind::AdamW, Implementation::Foreach),
+        "adamw_torch_fused" => (OptimizerKind::AdamW, Implementation::Fused),
+        "adafactor" => (OptimizerKind::Adafactor, Implementation::Foreach),
+        "adamw_8bit" | "adamw_bnb_8bit" => (OptimizerKind::AdamW8bit, Implementation::Foreach),
+        "paged_adamw_8bit" => (OptimizerKind::PagedAdamW8bit, Implementation::Foreach),
+        "lion_8bit" => (OptimizerKind::Lion8bit, Implementation::Foreach),
+        "lion_32bit" => (OptimizerKind::Lion, Implementation::Foreach),
+        "sgd" => (OptimizerKind::Sgd, Implementation::Foreach),
+        "adagrad" => (OptimizerKind::Adagrad, Implementation::Foreach),
+        "rmsprop" => (OptimizerKind::Rmsprop, Implementation::Foreach),
+        other => return Err(format!("trainer_optim {other} is not known")),
+    };
+    Ok(Optimizer { kind, implementation })
+}
+
+fn weights(run: &Value) -> DType {
+    match run["weights"].as_str() {
+        Some("fp32") => DType::F32,
+        Some("fp16") => DType::F16,
+        _ => DType::BF16,
+    }
+}

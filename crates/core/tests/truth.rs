@@ -1,0 +1,54 @@
+//! Accuracy is a test: recorded truth is scored, and a change that makes it worse does not pass.
+
+#![allow(clippy::disallowed_methods, reason = "tests read the recorded truth")]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use vramcast_core::source::json;
+use vramcast_core::verify::ledger::{self, LedgerRow, Scored};
+use vramcast_core::verify::{models, summary};
+
+fn truth(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../truth").join(path)
+}
+
+fn read(path: &Path) -> Value {
+    json::parse(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// Parameters, tensors, cache and active parameters of every recorded model, to the unit.
+#[test]
+fn models_are_exact() {
+    let files = std::fs::read_dir(truth("models")).unwrap().map(|entry| entry.unwrap().path());
+    let rows: Vec<_> = files.map(|file| models::score(&read(&file))).collect();
+    assert!(rows.len() >= 218);
+    let wrong: Vec<_> = rows.iter().filter(|row| !row.ok).map(|row| (&row.id, &row.error)).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+fn scored(file: &str) -> Vec<Scored> {
+    let text = std::fs::read_to_string(truth(file)).unwrap();
+    let rows = text.lines().filter(|line| !line.trim().is_empty());
+    let scored = rows.map(|line| ledger::score(&json::parse(line.as_bytes()).unwrap()));
+    scored.filter_map(|row| if let LedgerRow::Scored(row) = row { Some(*row) } else { None }).collect()
+}
+
+/// Bounds per kind of run, in percent: median, 95th percentile and worst of allocated; median of reserved.
+fn assert_within(file: &str, group: &str, rows: usize, bounds: [f64; 4]) {
+    let all = scored(file);
+    let all: Vec<&Scored> = all.iter().collect();
+    let groups = summary::by_group(&all);
+    let found = groups.iter().find(|known| known.group == group).unwrap_or_else(|| panic!("no rows of {group}"));
+    assert!(found.rows >= rows, "{} rows of {group}, not {rows}", found.rows);
+    let (allocated, reserved) = (found.allocated.unwrap(), found.reserved.unwrap());
+    let figures = [allocated.median, allocated.p95, allocated.worst, reserved.median];
+    for (figure, bound) in figures.iter().zip(bounds) {
+        assert!(figure <= &bound, "{file}, {group}: {figures:?} against {bounds:?}");
+    }
+}
+
+#[test]
+fn training_on_one_card() {
+    assert_within("ledger/h200.jsonl", "train", 92, [0.1, 1.0, 3.0, 1.0]);
+}
