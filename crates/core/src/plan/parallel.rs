@@ -172,8 +172,8 @@ impl Parallel {
             _ => Ok(()),
         }?;
         match &self.engine {
-            Engine::Fsdp2(_) => Ok(()),
-            other => unsupported(format!("engine {}", other.name()), "fsdp2 is simulated"),
+            Engine::Ddp(_) | Engine::Fsdp2(_) => Ok(()),
+            other => unsupported(format!("engine {}", other.name()), "ddp and fsdp2 are simulated"),
         }
     }
 

@@ -3,11 +3,13 @@
 //! | module | engine |
 //! |---|---|
 //! | [`units`] | what is wrapped: which parameters go together |
-//! | [`fsdp2`] | `fully_shard` |
+//! | `ddp` | `DistributedDataParallel` |
+//! | `fsdp2` | `fully_shard` |
 //!
 //! The card is rank 0 of the data-parallel ranks: where a size does not divide, it has the largest share.
 
-pub mod fsdp2;
+mod ddp;
+mod fsdp2;
 pub mod units;
 
 use std::rc::Rc;
@@ -52,6 +54,7 @@ pub fn simulate(program: Rc<Program>, plan: &TrainPlan, parallel: &Parallel) -> 
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let (parameters, trained) = train::load(&mut torch, &program, plan);
     let wrapped = match &parallel.engine {
+        Engine::Ddp(options) => ddp::wrap(&mut torch, &program, (parameters, trained), options),
         Engine::Fsdp2(options) => {
             fsdp2::wrap(&mut torch, &program, (parameters, trained), options, parallel.mesh.dp_shard)
         }
