@@ -155,7 +155,8 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
     let before = torch.enter_backward();
     let seed = torch.fresh("ones_like", tensor.shape, tensor.dtype);
     count_dependencies(torch, &root.node);
-    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed);
+    // The caller goes on holding the gradient it starts with.
+    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed.clone());
     let mut ready = BinaryHeap::from([Ready(root.node)]);
     while let Some(Ready(node)) = ready.pop() {
         torch.set_module(node.module);
@@ -188,6 +189,7 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
             }
         }
     }
+    drop(seed);
     torch.leave_backward(before);
 }
 
@@ -228,8 +230,8 @@ fn accumulate(torch: &mut Torch, leaf: &Rc<Leaf>, gradient: Option<Tensor>) {
     }
     let rank = leaf.shape.rank();
     let same_layout = gradient.strides[..rank] == leaf.strides[..rank] || gradient.elements() <= 1;
-    // Someone else still holds the tensor: torch copies instead of stealing.
-    let stolen = same_layout && Rc::strong_count(&gradient.storage) == 1;
+    // Someone else still holds the tensor itself: torch copies instead of stealing.
+    let stolen = same_layout && (gradient.viewed || Rc::strong_count(&gradient.storage) == 1);
     let kept = if stolen { gradient } else { torch.fresh("grad", leaf.shape, leaf.dtype) };
     torch.log.borrow_mut().reclassify(kept.storage.id(), Category::Gradients);
     *slot = Some(kept.detached());

@@ -53,13 +53,14 @@ impl Device {
         rows <= most
     }
 
-    /// Scratch of a reduction of `inputs` elements to each of `outputs`, in bytes; accumulators are fp32.
+    /// Scratch of a reduction of `inputs` elements to each of `outputs`, in bytes: partial results of several blocks,
+    /// and the semaphores by which these find out who is last. Accumulators are fp32.
     ///
     /// The rule is `setReduceConfig` of ATen/native/cuda/Reduce.cuh. `rows`: the reduced elements lie side by side.
-    pub fn reduction_scratch(&self, outputs: u64, inputs: u64, rows: bool) -> u64 {
+    pub fn reduction_scratch(&self, outputs: u64, inputs: u64, rows: bool) -> [u64; 2] {
         const MAX_THREADS: u64 = 512;
         if outputs == 0 || inputs == 0 {
-            return 0;
+            return [0, 0];
         }
         let vector = match (rows, outputs % 4, outputs % 2) {
             (true, ..) => 1,
@@ -85,14 +86,14 @@ impl Device {
         let target = self.multiprocessors * (self.threads_per_multiprocessor / (width * height));
         let grid = (outputs / vector).div_ceil(step_output).max(1);
         if !across_warps || per_thread(step_input) < 256 || grid > target {
-            return 0;
+            return [0, 0];
         }
         let blocks =
             target.div_ceil(grid).min(per_thread(step_input).div_ceil(16)).max(per_thread(step_input).div_ceil(256));
         if blocks <= 1 {
-            return 0;
+            return [0, 0];
         }
-        4 * outputs * blocks * if rows { 1 } else { width * vector }
+        [4 * outputs * blocks * if rows { 1 } else { width * vector }, 4 * grid]
     }
 }
 
@@ -108,8 +109,8 @@ mod tests {
     fn column_sums_take_what_traces_show() {
         // 512 * C * k with k = max(min(ceil(2112 / g), ceil(v / 16)), ceil(v / 256)), v = ceil(R / 4), g = ceil(C / 128).
         let device = Device::H200;
-        assert_eq!(device.reduction_scratch(2048, 1020, false), 0);
-        assert_eq!(device.reduction_scratch(2048, 2048, false), 512 * 2048 * 32);
-        assert_eq!(device.reduction_scratch(4096, 8192, false), 512 * 4096 * 66);
+        assert_eq!(device.reduction_scratch(2048, 1020, false), [0, 0]);
+        assert_eq!(device.reduction_scratch(2048, 2048, false), [512 * 2048 * 32, 4 * 16]);
+        assert_eq!(device.reduction_scratch(4096, 8192, false), [512 * 4096 * 66, 4 * 32]);
     }
 }

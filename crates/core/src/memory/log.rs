@@ -19,6 +19,8 @@ pub enum Event {
     Free(StorageId),
     /// A phase begins, by its place in [`Log::phases`].
     Phase(u32),
+    /// The phase that is on ends; what happens until the next begins belongs to none.
+    PhaseEnd,
     /// The allocator gives cached memory back to the driver (`empty_cache`).
     EmptyCache,
 }
@@ -52,6 +54,8 @@ pub enum Stream {
     Gather,
     /// Gradients are reduced on it.
     Reduce,
+    /// Shards are cast on it before they are gathered.
+    Cast,
 }
 
 /// What memory is used for.
@@ -162,6 +166,11 @@ impl Storage {
         }
     }
 
+    /// Whether it has its bytes.
+    pub fn is_alive(&self) -> bool {
+        self.alive.get().is_some()
+    }
+
     /// Takes the bytes again that it was made with.
     pub fn fill(&self) {
         if self.alive.get().is_some() {
@@ -170,7 +179,8 @@ impl Storage {
         let mut log = self.log.borrow_mut();
         let id = StorageId(log.storages.len() as u32);
         if let Some(info) = log.storages.get(self.id.0 as usize).copied() {
-            log.storages.push(info);
+            let stream = log.context.stream;
+            log.storages.push(StorageInfo { stream, ..info });
             log.events.push(Event::Allocate(id));
             self.alive.set(Some(id));
         }
@@ -215,5 +225,10 @@ impl Log {
         let index = self.phases.len() as u32;
         self.phases.push(name);
         self.events.push(Event::Phase(index));
+    }
+
+    /// Ends the phase that is on.
+    pub fn end_phase(&mut self) {
+        self.events.push(Event::PhaseEnd);
     }
 }

@@ -39,7 +39,12 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let log = match &plan.parallel {
         Some(parallel) => {
             parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
-            sharding::simulate(Rc::clone(&program), plan, parallel)
+            if parallel.mesh.world() == 1 {
+                // One card needs no engine.
+                train::simulate(Rc::clone(&program), plan, layout.as_ref())
+            } else {
+                sharding::simulate(Rc::clone(&program), plan, parallel)
+            }
         }
         None => train::simulate(Rc::clone(&program), plan, layout.as_ref()),
     };

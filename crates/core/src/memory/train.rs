@@ -15,8 +15,9 @@ use crate::model::op::{Input, Op, ValueId};
 use crate::model::{Program, Shape, Step};
 use crate::plan::{AdapterLayout, Checkpointing, TrainPlan};
 
-/// Steps that are run: the first makes the optimizer's state, the second is what all later ones are.
-pub(super) const STEPS: u32 = 2;
+/// Steps that are run: the first makes the optimizer's state, the second is what all later ones allocate, and with the
+/// third the cache of segments has settled.
+pub(super) const STEPS: u32 = 3;
 
 /// Runs a program and returns what happened to memory.
 ///
@@ -36,35 +37,41 @@ pub fn simulate(program: Rc<Program>, plan: &TrainPlan, layout: Option<&AdapterL
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..STEPS {
         for micro in 0..plan.gradient_accumulation.max(1) {
-            phase(&torch, format!("{step}.{micro}.fwd"));
-            let mut outputs = runner.forward(&mut torch);
-            let loss = outputs.first().cloned();
-            if !plan.keep_outputs {
-                outputs.clear();
-            }
-            phase(&torch, format!("{step}.{micro}.bwd"));
-            if let Some(loss) = loss {
-                autograd::backward(&mut torch, &loss);
-            }
+            // Loss and output die between the phases: the loop rebinds their names.
+            let (loss, outputs) = phase(&mut torch, format!("{step}.{micro}.fwd"), |torch| {
+                let mut outputs = runner.forward(torch);
+                let loss = outputs.first().cloned();
+                if !plan.keep_outputs {
+                    outputs.clear();
+                }
+                (loss, outputs)
+            });
+            phase(&mut torch, format!("{step}.{micro}.bwd"), |torch| {
+                if let Some(loss) = &loss {
+                    autograd::backward(torch, loss);
+                }
+            });
+            drop((loss, outputs));
             torch.drop_graph(0);
         }
         if plan.clip {
-            phase(&torch, format!("{step}.clip"));
-            clip(&mut torch, &trained);
+            phase(&mut torch, format!("{step}.clip"), |torch| clip(torch, &trained));
         }
-        phase(&torch, format!("{step}.opt"));
-        optimizer.step(&mut torch, &trained);
-        phase(&torch, format!("{step}.zero"));
-        trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
+        phase(&mut torch, format!("{step}.opt"), |torch| optimizer.step(torch, &trained));
+        phase(&mut torch, format!("{step}.zero"), |_| {
+            trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
+        });
     }
-    phase(&torch, "end".to_owned());
     let log = Rc::clone(&torch.log);
     drop((optimizer, runner, trained, torch));
     Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
 }
 
-fn phase(torch: &Torch, name: String) {
+pub(super) fn phase<T>(torch: &mut Torch, name: String, body: impl FnOnce(&mut Torch) -> T) -> T {
     torch.log.borrow_mut().phase(name);
+    let result = body(torch);
+    torch.log.borrow_mut().end_phase();
+    result
 }
 
 /// What of a plan the lowering needs.
@@ -82,18 +89,19 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
 /// Parameters and buffers onto the card, one by one.
 pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
     let mut trained = Vec::new();
-    let mut parameters = Vec::new();
-    for parameter in &program.parameters {
-        let tensor =
+    let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
+    for &id in &program.registration {
+        let parameter = &program.parameters[id.0 as usize];
+        let mut tensor =
             torch.in_category(Category::Weights, |torch| torch.fresh("parameter", parameter.shape, plan.weights));
-        if plan.is_frozen(&parameter.name) {
-            parameters.push(tensor);
-            continue;
+        if !plan.is_frozen(&parameter.name) {
+            let leaf: Rc<Leaf>;
+            (tensor, leaf) = torch.leaf(tensor);
+            trained.push(Trained { tensor: tensor.clone(), leaf });
         }
-        let (tensor, leaf): (Tensor, Rc<Leaf>) = torch.leaf(tensor);
-        trained.push(Trained { tensor: tensor.clone(), leaf });
-        parameters.push(tensor);
+        parameters[id.0 as usize] = Some(tensor);
     }
+    let mut parameters: Vec<Tensor> = parameters.into_iter().flatten().collect();
     torch.in_category(Category::Buffers, |torch| {
         for buffer in &program.buffers {
             // Buffers live as long as the run; their handle is kept by forgetting it in the parameter list.

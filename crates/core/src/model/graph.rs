@@ -93,6 +93,7 @@ impl Graph {
         match self.error {
             Some(error) => Err(error),
             None => Ok(Program {
+                registration: (0..self.parameters.len() as u32).map(ParameterId).collect(),
                 steps: std::mem::take(&mut self.steps.borrow_mut()),
                 values: self.values,
                 parameters: self.parameters,

@@ -22,6 +22,7 @@ pub mod inventory;
 mod layers;
 pub mod op;
 pub mod program;
+mod registration;
 pub mod shape;
 pub mod task;
 mod tensors;
@@ -86,7 +87,9 @@ impl Model {
     pub fn program(&self, inputs: Inputs) -> Result<Program, ModelError> {
         let mut graph = Graph::new(inputs);
         (self.family.build)(&Config::new(&self.config)?, self.task, &mut graph)?;
-        graph.finish()
+        let mut program = graph.finish()?;
+        program.registration = registration::order(Config::new(&self.config)?.model_type(), &program.parameters);
+        Ok(program)
     }
 
     /// Parameters, caches and counts.

@@ -12,6 +12,8 @@ pub struct Program {
     pub values: Vec<Shape>,
     /// Every parameter once, in order of first use.
     pub parameters: Vec<Parameter>,
+    /// All parameters in the order in which the framework registers them, which is that of `model.parameters()`.
+    pub registration: Vec<ParameterId>,
     /// Second names of parameters.
     pub aliases: Vec<(String, ParameterId)>,
     /// Tensors that are no parameters.

@@ -172,8 +172,8 @@ impl Parallel {
             _ => Ok(()),
         }?;
         match &self.engine {
-            Engine::Ddp(_) | Engine::Fsdp2(_) => Ok(()),
-            other => unsupported(format!("engine {}", other.name()), "ddp and fsdp2 are simulated"),
+            Engine::Ddp(_) | Engine::Fsdp1(_) | Engine::Fsdp2(_) => Ok(()),
+            other => unsupported(format!("engine {}", other.name()), "ddp, fsdp1 and fsdp2 are simulated"),
         }
     }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::recorded;
 use crate::dtype::DType;
-use crate::memory::simulation;
+use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::{
     AllocatorOptions, AttentionKind, Batch, Checkpointing, Gpu, Gpus, Implementation, Kernels, Optimizer, TrainPlan,
@@ -90,14 +90,7 @@ pub fn score(row: &Value) -> LedgerRow {
 }
 
 fn predict(row: &Value) -> Result<Scored, String> {
-    let model = model_of(row)?;
-    let (simulation, gpu) = if row["run"]["task"] == "infer" {
-        let plan = super::generate::plan(row)?;
-        (simulation::infer(&model, &plan).map_err(|e| e.to_string())?, plan.gpu)
-    } else {
-        let plan = train_plan(row)?;
-        (simulation::train(&model, &plan).map_err(|e| e.to_string())?, plan.gpu)
-    };
+    let (simulation, gpu) = simulate(row)?;
     let (log, replay) = (&simulation.log, &simulation.replay);
     let measured = &row["measured"];
     let mut scored = Scored {
@@ -132,6 +125,17 @@ fn predict(row: &Value) -> Result<Scored, String> {
         });
     }
     Ok(scored)
+}
+
+/// The run of a row, simulated.
+pub fn simulate(row: &Value) -> Result<(Simulation, Gpu), String> {
+    let model = model_of(row)?;
+    if row["run"]["task"] == "infer" {
+        let plan = super::generate::plan(row)?;
+        return Ok((simulation::infer(&model, &plan).map_err(|e| e.to_string())?, plan.gpu));
+    }
+    let plan = train_plan(row)?;
+    Ok((simulation::train(&model, &plan).map_err(|e| e.to_string())?, plan.gpu))
 }
 
 /// What kind of run a row is, as the targets of accuracy group them.

@@ -99,6 +99,7 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
             }
             Event::Free(id) => allocator.free(id, log.storages[id.0 as usize].bytes),
             Event::EmptyCache => allocator.empty_cache(),
+            Event::PhaseEnd => result.phases.extend(phase.take().map(|phase| allocator.close(phase))),
             Event::Phase(_) => {
                 result.phases.extend(phase.map(|phase| allocator.close(phase)));
                 let reserved = allocator.reserved();

@@ -58,6 +58,64 @@ pub(super) fn attend(
     }
 }
 
+/// Attention with a position bias that joins the scores (T5); inputs are as for [`attend`], the bias before the mask.
+pub(super) fn attend_biased(
+    torch: &mut Torch,
+    spec: &Attention,
+    settings: &Settings,
+    [query, key, value]: [&Tensor; 3],
+    bias: &Tensor,
+    mask: Option<&Tensor>,
+) -> (Tensor, Option<Tensor>) {
+    if settings.attention == AttentionKind::Sdpa {
+        let causal = spec.causal && query.shape.size(2) > 1;
+        let joined = position_mask(torch, causal, query, key, bias, mask);
+        return (sdpa(torch, spec, query, key, value, Some(&joined)), None);
+    }
+    let turned = torch.transpose(key, 2, 3);
+    let scores = torch.matmul(query, &turned);
+    let scores = torch.scalar(Binary::Mul, &scores);
+    let mut scores = torch.binary(Binary::Add, &scores, bias);
+    if let Some(mask) = mask {
+        scores = torch.binary(Binary::Add, &scores, mask);
+    }
+    let mut probabilities = torch.softmax(&scores, None, "_softmax");
+    drop(scores);
+    if spec.dropout_per_mille > 0 {
+        probabilities = torch.dropout(&probabilities);
+    }
+    let output = torch.matmul(&probabilities, value);
+    let turned = torch.transpose(&output, 1, 2);
+    drop(output);
+    (torch.contiguous(&turned), Some(probabilities))
+}
+
+/// `create_position_bias_mask`: the bias, with the smallest number where nothing is seen.
+fn position_mask(
+    torch: &mut Torch,
+    causal: bool,
+    query: &Tensor,
+    key: &Tensor,
+    bias: &Tensor,
+    mask: Option<&Tensor>,
+) -> Tensor {
+    let (queries, keys) = (query.shape.size(2), key.shape.size(2));
+    let seen = match mask {
+        Some(mask) if mask.dtype == DType::Bool => mask.clone(),
+        Some(mask) => return torch.binary(Binary::Add, bias, mask),
+        None if causal => {
+            let rows = torch.fresh("arange", Shape::from([queries]), DType::I64);
+            let columns = torch.fresh("arange", Shape::from([keys]), DType::I64);
+            let seen = torch.fresh("ge", Shape::from([1, 1, queries, keys]), DType::Bool);
+            drop((rows, columns));
+            seen
+        }
+        None => return bias.clone(),
+    };
+    let least = torch.fresh("scalar_tensor", Shape::new(&[]), bias.dtype);
+    torch.where_(&seen, bias, &least)
+}
+
 /// transformers/integrations/sdpa_attention.py.
 fn sdpa(
     torch: &mut Torch,

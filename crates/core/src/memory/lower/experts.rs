@@ -81,7 +81,7 @@ fn grouped(
     bias: Option<&Tensor>,
     transposed: bool,
 ) -> Tensor {
-    let (x, weight) = (&torch.narrow(x), &torch.narrow(weight));
+    let (weight, x) = (&torch.narrow(weight), &torch.narrow(x));
     let width = if transposed { weight.shape.size(2) } else { weight.shape.size(1) };
     let records = torch.records(&[x, weight]);
     let saved = records.then(|| {

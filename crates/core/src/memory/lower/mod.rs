@@ -317,6 +317,13 @@ impl Runner {
                 frames.held.extend(held);
                 one(output)
             }
+            Op::BiasedAttention(spec) => {
+                let qkv = [input(0), input(1), input(2)];
+                let mask = inputs.get(4).and_then(Option::as_ref);
+                let (output, held) = attention::attend_biased(torch, spec, &self.settings, qkv, input(3), mask);
+                frames.held.extend(held);
+                one(output)
+            }
             Op::Activation(kind) | Op::Gate(kind) => one(torch.activation(*kind, input(0))),
             Op::Glu(kind) => {
                 let gate = torch.activation(*kind, input(0));

@@ -21,8 +21,15 @@ pub(super) fn lower<'a>(
     let all = || inputs.iter().flatten().collect::<Vec<&Tensor>>();
     let made = match op {
         Op::Buffer(dtype) => torch.phantom(shape, *dtype),
-        Op::Fill(dtype) => torch.fresh("fill", shape, *dtype),
+        Op::ModelBuffer => torch.phantom(shape, weights),
         Op::FillLike => torch.fresh("fill", shape, x().dtype),
+        Op::Assign { .. } => torch.assign(x(), input(1)),
+        Op::CopySlices(_) => torch.copy_slices(&all(), shape),
+        Op::Jitter => torch.jitter(x()),
+        Op::IndexAddInPlace => torch.index_add_in_place(x(), input(1), input(2)),
+        Op::AddMatMul => torch.add_matmul(x(), input(1), input(2)),
+        Op::SolveTriangular => torch.solve_triangular(x(), input(1)),
+        Op::Fill(dtype) => torch.fresh("fill", shape, *dtype),
         Op::CachedState { fp32 } => torch.phantom(shape, if *fp32 { DType::F32 } else { weights }),
         Op::View | Op::Reshape => torch.reshape(x(), shape),
         Op::Transpose(a, b) => torch.transpose(x(), i64::from(*a), i64::from(*b)),
@@ -44,8 +51,8 @@ pub(super) fn lower<'a>(
         Op::InPlace(kind) => torch.in_place(*kind, x(), input(1)),
         Op::Cast(Cast::To(dtype)) => torch.cast(x(), *dtype),
         Op::Cast(Cast::Like) => torch.cast(x(), input(1).dtype),
-        Op::Cast(Cast::Dense(dtype)) => torch.dense_cast(x(), *dtype),
-        Op::Cast(Cast::DenseLike) => torch.dense_cast(x(), input(1).dtype),
+        Op::Cast(Cast::Dense(dtype)) => torch.cast_dense(x(), *dtype),
+        Op::Cast(Cast::DenseLike) => torch.cast_dense(x(), input(1).dtype),
         Op::Cast(Cast::Model) => torch.cast(x(), weights),
         Op::Softmax { dtype, .. } => torch.softmax(x(), *dtype, "_softmax"),
         Op::Reduce { kind, dim, keep } => torch.reduce(*kind, x(), *dim, *keep),
@@ -59,16 +66,14 @@ pub(super) fn lower<'a>(
         Op::ArgMax => torch.fresh("argmax", shape, DType::I64),
         Op::Gather(_) => torch.gather(x(), input(1)),
         Op::Index => torch.index(x(), input(1), shape),
-        Op::IndexAdd => torch.scattered("index_add", x(), input(1), input(2), false),
-        // A number scattered into a tensor without a graph.
-        Op::Scatter { in_place: true, .. } if inputs.len() == 2 => x().clone(),
+        Op::IndexAdd => torch.scattered("index_add", x(), input(1), Some(input(2)), false),
         Op::Scatter { in_place, .. } => {
-            // A number instead of a source.
-            let source = inputs.get(2).and_then(Option::as_ref).unwrap_or_else(|| x());
+            // Without a source it is a number that is written.
+            let source = inputs.get(2).and_then(Option::as_ref);
             torch.scattered("scatter", x(), input(1), source, *in_place)
         }
         Op::MaskedFill { in_place } => torch.masked_fill(x(), input(1), *in_place),
-        Op::MaskedScatter => torch.scattered("masked_scatter", x(), input(1), input(2), false),
+        Op::MaskedScatter => torch.scattered("masked_scatter", x(), input(1), Some(input(2)), false),
         Op::Where => torch.where_(x(), input(1), input(2)),
         Op::CumulativeSum(_) => torch.cumulative_sum(x()),
         Op::RepeatInterleave(_) => torch.repeated("repeat_interleave", x(), shape),

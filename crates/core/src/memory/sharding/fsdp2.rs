@@ -166,7 +166,8 @@ impl Torch {
         Tensor { storage, strides: contiguous_strides(&shape), ..self.phantom(shape, dtype) }
     }
 
-    fn flat(&mut self, operation: &'static str, elements: u64, dtype: DType, stream: Stream) -> Tensor {
+    /// A flat buffer of a collective.
+    pub(super) fn flat(&mut self, operation: &'static str, elements: u64, dtype: DType, stream: Stream) -> Tensor {
         self.on_stream(stream, |torch| {
             torch.in_category(Category::Communication, |torch| torch.fresh(operation, Shape::from([elements]), dtype))
         })

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | [`units`] | what is wrapped: which parameters go together |
 //! | `ddp` | `DistributedDataParallel` |
+//! | `fsdp1` | `FullyShardedDataParallel` |
 //! | `fsdp2` | `fully_shard` |
 //!
 //! The card is rank 0 of the data-parallel ranks: where a size does not divide, it has the largest share.
 
 mod ddp;
+mod fsdp1;
 mod fsdp2;
 pub mod units;
 
@@ -55,6 +57,9 @@ pub fn simulate(program: Rc<Program>, plan: &TrainPlan, parallel: &Parallel) -> 
     let (parameters, trained) = train::load(&mut torch, &program, plan);
     let wrapped = match &parallel.engine {
         Engine::Ddp(options) => ddp::wrap(&mut torch, &program, (parameters, trained), options),
+        Engine::Fsdp1(options) => {
+            fsdp1::wrap(&mut torch, &program, (parameters, trained), options, parallel.mesh.dp_shard)
+        }
         Engine::Fsdp2(options) => {
             fsdp2::wrap(&mut torch, &program, (parameters, trained), options, parallel.mesh.dp_shard)
         }
@@ -73,35 +78,34 @@ fn run(mut torch: Torch, program: Rc<Program>, plan: &TrainPlan, parallel: &Para
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..train::STEPS {
         for micro in 0..plan.gradient_accumulation.max(1) {
-            phase(&torch, format!("{step}.{micro}.fwd"));
-            engine.before_forward(&mut torch);
-            let mut outputs = runner.forward(&mut torch);
-            engine.after_forward(&mut torch, &outputs);
-            let loss = outputs.first().cloned();
-            if !plan.keep_outputs {
-                outputs.clear();
-            }
-            phase(&torch, format!("{step}.{micro}.bwd"));
-            if let Some(loss) = loss {
-                autograd::backward(&mut torch, &loss);
-            }
-            engine.after_backward(&mut torch);
+            let (loss, outputs) = train::phase(&mut torch, format!("{step}.{micro}.fwd"), |torch| {
+                engine.before_forward(torch);
+                let mut outputs = runner.forward(torch);
+                engine.after_forward(torch, &outputs);
+                let loss = outputs.first().cloned();
+                if !plan.keep_outputs {
+                    outputs.clear();
+                }
+                (loss, outputs)
+            });
+            train::phase(&mut torch, format!("{step}.{micro}.bwd"), |torch| {
+                if let Some(loss) = &loss {
+                    autograd::backward(torch, loss);
+                }
+                engine.after_backward(torch);
+            });
+            drop((loss, outputs));
+            torch.drop_graph(0);
         }
         if plan.clip {
-            phase(&torch, format!("{step}.clip"));
-            train::clip(&mut torch, &trained);
+            train::phase(&mut torch, format!("{step}.clip"), |torch| train::clip(torch, &trained));
         }
-        phase(&torch, format!("{step}.opt"));
-        optimizer.step(&mut torch, &trained);
-        phase(&torch, format!("{step}.zero"));
-        trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
+        train::phase(&mut torch, format!("{step}.opt"), |torch| optimizer.step(torch, &trained));
+        train::phase(&mut torch, format!("{step}.zero"), |_| {
+            trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
+        });
     }
-    phase(&torch, "end".to_owned());
     finish(torch, (optimizer, runner, trained, engine))
-}
-
-fn phase(torch: &Torch, name: String) {
-    torch.log.borrow_mut().phase(name);
 }
 
 /// The log, once everything that writes to it is gone.

@@ -38,9 +38,10 @@ impl Units {
         }
         let by_path: BTreeMap<&str, usize> = paths.iter().enumerate().map(|(unit, path)| (*path, unit)).collect();
         let mut parameters = vec![Vec::new(); paths.len() + 1];
-        for (index, parameter) in program.parameters.iter().enumerate() {
-            let unit = prefixes(&parameter.name).find_map(|prefix| by_path.get(prefix).copied());
-            parameters[unit.unwrap_or(paths.len())].push(ParameterId(index as u32));
+        for &id in &program.registration {
+            let name = &program.parameters[id.0 as usize].name;
+            let unit = prefixes(name).find_map(|prefix| by_path.get(prefix).copied());
+            parameters[unit.unwrap_or(paths.len())].push(id);
         }
         Self { parameters, of_module }
     }

@@ -32,8 +32,8 @@ impl Torch {
         dropout: bool,
         grouped: bool,
     ) -> Tensor {
-        let (query, key, value) = (&self.narrow(query), &self.narrow(key), &self.narrow(value));
         let mask = mask.map(|mask| if mask.dtype == DType::Bool { mask.clone() } else { self.narrow(mask) });
+        let (value, key, query) = (&self.narrow(value), &self.narrow(key), &self.narrow(query));
         let kernel = self.choose_kernel(query, key, value, mask.as_ref(), grouped);
         if kernel == Kernel::Math {
             return self.math_attention(query, key, value, mask.as_ref(), causal, dropout && self.training, grouped);
@@ -111,6 +111,8 @@ impl Torch {
             Kernel::MemoryEfficient => [rows * heads * shape.last(), shape.last(), heads * shape.last(), 1, 1, 1, 1, 1],
             _ => pointwise_strides(&shape, &[&like]),
         };
+        // cuDNN makes its seeds first, the others last.
+        let mut seeds = if kernel == Kernel::Cudnn { self.seeds() } else { Vec::new() };
         let output = self.fresh_strided("scaled_dot_product_attention", shape, strides, query.dtype);
         let statistic = match kernel {
             Kernel::Cudnn => Shape::from([batch, heads, rows, 1]),
@@ -119,8 +121,9 @@ impl Torch {
             _ => Shape::from([batch, heads, rows]),
         };
         let statistic = self.fresh("logsumexp", statistic, DType::F32);
-        let seeds =
-            [self.fresh("philox", Shape::new(&[]), DType::I64), self.fresh("philox", Shape::new(&[]), DType::I64)];
+        if seeds.is_empty() {
+            seeds = self.seeds();
+        }
         let Some(mut saved) = saved else { return output };
         saved.extend([&output, &statistic, &seeds[0], &seeds[1]].map(|t| Saved::new(self, t)));
         let layouts = inputs.map(Tensor::detached);
@@ -142,6 +145,10 @@ impl Torch {
         })
     }
 
+    fn seeds(&mut self) -> Vec<Tensor> {
+        (0..2).map(|_| self.fresh("philox", Shape::new(&[]), DType::I64)).collect()
+    }
+
     /// What the backward kernels need besides their results.
     fn attention_scratch(
         &mut self,
@@ -155,8 +162,8 @@ impl Torch {
         let columns = key.size(2);
         let expanded = |width: u64| batch * heads * columns * width * dtype.size();
         let sizes = match kernel {
-            // dk and dv of all query heads, and the row sums.
-            Kernel::Cudnn => vec![expanded(dim), expanded(value_dim), batch * heads * rows * 4],
+            // One workspace: dk and dv of all query heads, and the row sums.
+            Kernel::Cudnn => vec![expanded(dim) + expanded(value_dim) + batch * heads * rows * 4],
             Kernel::Flash => {
                 let padded = rows.next_multiple_of(128);
                 let mut sizes = vec![batch * heads * padded * 4, batch * padded * heads * dim.next_multiple_of(32) * 4];

@@ -8,9 +8,9 @@ use crate::model::Shape;
 impl Torch {
     /// A convolution with this output shape.
     pub fn convolution(&mut self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, shape: Shape) -> Tensor {
-        let x = &self.narrow(x);
-        let weight = &self.narrow(weight);
         let bias = bias.map(|bias| self.narrow(bias));
+        let weight = &self.narrow(weight);
+        let x = &self.narrow(x);
         let mut inputs = vec![x, weight];
         inputs.extend(bias.as_ref());
         let records = self.records(&inputs);

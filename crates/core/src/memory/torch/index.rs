@@ -11,6 +11,8 @@ impl Torch {
     pub fn embedding(&mut self, weight: &Tensor, ids: &Tensor) -> Tensor {
         let records = self.records(&[weight]);
         let saved = records.then(|| Saved::new(self, ids));
+        // index_select reads a flat list of indices.
+        let _flat = self.reshape(&ids.detached(), Shape::from([ids.elements()]));
         let output = self.fresh("embedding", ids.shape.inserted(-1, weight.shape.last()), weight.dtype);
         if !records {
             return output;
@@ -19,21 +21,43 @@ impl Torch {
         self.attach(output, &[weight], move |torch, gradient| {
             let ids = saved.map(|saved| saved.get(torch));
             let dense = torch.contiguous(&gradient);
-            let result = torch.fresh("embedding_dense_backward", shape, gradient.dtype);
-            let scratch = torch.embedding_scratch(tokens, shape);
-            drop((scratch, dense, ids));
+            let result = torch.embedding_gradient(tokens, shape, &dense);
+            drop((dense, ids));
             vec![Some(result)]
         })
     }
 
-    /// Over 3072 tokens the gradient of a table is made by sorting: partial sums of segments of ten, and the sort's own
-    /// buffers (embedding_dense_backward_cuda_kernel; traces of 4096 to 16384 tokens).
-    fn embedding_scratch(&mut self, tokens: u64, table: Shape) -> Option<Tensor> {
+    /// The gradient of a table. Over 3072 tokens it is made by sorting: partial sums of segments of ten, or, where tokens
+    /// are many to a row, sums straight into the (fp32) table (embedding_dense_backward_cuda; traces of 3072 to 16384
+    /// tokens, tables of 2 to 30522 rows).
+    fn embedding_gradient(&mut self, tokens: u64, table: Shape, gradient: &Tensor) -> Tensor {
+        const NAME: &str = "embedding_dense_backward";
         if tokens <= 3072 {
-            return None;
+            return self.fresh(NAME, table, gradient.dtype);
         }
-        let segments = tokens / 10 + tokens.min(table.size(0));
-        self.scratch("embedding sort", segments * table.last().next_multiple_of(32) * 4 + 48 * tokens)
+        let (rows, list) = (table.size(0), 8 * tokens);
+        let order = [(); 2].map(|()| self.scratch(NAME, list));
+        let range = self.scratch(NAME, list);
+        drop(self.scratch(NAME, 2 * list.next_multiple_of(256) + 16895 + 1024 * tokens.div_ceil(4096)));
+        drop(range);
+        let result = self.fresh(NAME, table, gradient.dtype);
+        let offsets = [list, 8].map(|bytes| self.scratch(NAME, bytes));
+        let unique = self.scratch(NAME, list);
+        drop(self.scratch(NAME, 1279));
+        drop(unique);
+        let segments = tokens.min(rows);
+        let partials = [(); 2].map(|()| self.scratch(NAME, 8 * segments));
+        drop(self.scratch(NAME, 1279));
+        let parts = tokens / 10 + segments;
+        let mut sums = vec![8, 8 * parts];
+        match (tokens / rows.max(1) >= 30, gradient.dtype.size()) {
+            (false, _) => sums.push(4 * parts * table.last()),
+            (true, 4) => sums.push(8 * parts),
+            (true, _) => sums.extend([8 * parts, 4 * table.elements()]),
+        }
+        let sums: Vec<_> = sums.into_iter().map(|bytes| self.scratch(NAME, bytes)).collect();
+        drop((sums, partials, offsets, order));
+        result
     }
 
     /// Whole rows, or elements, by index.
@@ -98,18 +122,20 @@ impl Torch {
         name: &'static str,
         x: &Tensor,
         index: &Tensor,
-        source: &Tensor,
+        source: Option<&Tensor>,
         in_place: bool,
     ) -> Tensor {
-        let records = self.records(&[x, source]);
+        let mut written = vec![x];
+        written.extend(source);
+        let records = self.records(&written);
         let saved = records.then(|| Saved::new(self, index));
         let output = if in_place { x.detached() } else { self.fresh_like(name, x, x.dtype) };
         if !records {
             return output;
         }
-        let (need_x, need_source) = (x.needs_grad(), source.needs_grad());
-        let (whole, part) = (x.shape, source.shape);
-        self.attach(output, &[x, source], move |torch, gradient| {
+        let (need_x, need_source) = (x.needs_grad(), source.is_some_and(Tensor::needs_grad));
+        let (whole, part) = (x.shape, source.map_or(x.shape, |source| source.shape));
+        self.attach(output, &written, move |torch, gradient| {
             let index = saved.map(|saved| saved.get(torch));
             let for_x = need_x.then(|| torch.fresh("masked_fill", whole, gradient.dtype));
             let for_source = need_source.then(|| torch.fresh("gather", part, gradient.dtype));

@@ -9,7 +9,10 @@ use crate::model::Shape;
 impl Torch {
     /// `F.cross_entropy` on `[rows, classes]`: log-softmax, kept, then the negative log likelihood.
     pub fn cross_entropy(&mut self, logits: &Tensor, target: &Tensor) -> Tensor {
+        // It names the type itself, so autocast leaves the log-softmax alone and widens only what comes after.
+        let autocast = self.autocast.take();
         let log_probabilities = self.log_softmax(logits);
+        self.autocast = autocast;
         self.nll_loss(&log_probabilities, target)
     }
 

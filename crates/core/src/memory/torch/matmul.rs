@@ -24,7 +24,6 @@ impl Torch {
         self.attach(output, &[a, b], move |torch, gradient| {
             let kept_a = kept_a.map(|saved| saved.get(torch));
             let kept_b = kept_b.map(|saved| saved.get(torch));
-            torch.use_blas();
             // `mat2` before `self`; a transposed operand gets its gradient in its own layout.
             let for_b = need_b.then(|| torch.product_gradient(name, shape_b, transposed_b, &gradient));
             let for_a = need_a.then(|| torch.product_gradient(name, shape_a, transposed_a, &gradient));
@@ -35,17 +34,16 @@ impl Torch {
 
     fn product_gradient(&mut self, name: &'static str, shape: Shape, transposed: bool, gradient: &Tensor) -> Tensor {
         // Only `mm` keeps the layout of the operand; `bmm` gives a dense result.
-        if transposed && name == "mm" {
-            let flipped = shape.with(-1, shape.size(-2)).with(-2, shape.size(-1));
-            let dense = self.fresh(name, flipped, gradient.dtype);
-            return self.transpose(&dense, -1, -2);
-        }
-        self.fresh(name, shape, gradient.dtype)
+        let transposed = transposed && name == "mm";
+        let made = if transposed { shape.with(-1, shape.size(-2)).with(-2, shape.size(-1)) } else { shape };
+        let dense = self.fresh(name, made, gradient.dtype);
+        self.use_blas();
+        if transposed { self.transpose(&dense, -1, -2) } else { dense }
     }
 
     /// `torch.matmul`: stacks are folded into one dimension, with copies where their strides do not allow a view.
     pub fn matmul(&mut self, a: &Tensor, b: &Tensor) -> Tensor {
-        let (a, b) = (&self.narrow(a), &self.narrow(b));
+        let (b, a) = (&self.narrow(b), &self.narrow(a));
         if b.shape.rank() == 2 && a.shape.rank() >= 2 {
             let folded = self.fold(a);
             let product = self.product("mm", &folded, b);
@@ -68,36 +66,62 @@ impl Torch {
         self.reshape(&product, Shape::new(&batch))
     }
 
-    /// `torch.linalg.solve_triangular(a, b)`.
-    pub fn solve_triangular(&mut self, a: &Tensor, b: &Tensor) -> Tensor {
-        let records = self.records(&[a, b]);
-        let saved_a = records.then(|| Saved::new(self, a));
-        let output = self.fresh("linalg_solve_triangular", b.shape, b.dtype);
+    /// `baddbmm`: a broadcast bias and a scaled product in one kernel.
+    pub fn add_matmul(&mut self, bias: &Tensor, a: &Tensor, b: &Tensor) -> Tensor {
+        let (b, a, bias) = (&self.narrow(b), &self.narrow(a), &self.narrow(bias));
+        let records = self.records(&[bias, a, b]);
+        let kept_a = (records && b.needs_grad()).then(|| Saved::new(self, a));
+        let kept_b = (records && a.needs_grad()).then(|| Saved::new(self, b));
+        let output = self.fresh("baddbmm", a.shape.with(-1, b.shape.size(-1)), a.dtype);
+        self.use_blas();
         if !records {
             return output;
         }
-        let saved_x = a.needs_grad().then(|| Saved::new(self, &output));
-        let (need_a, need_b, shape) = (a.needs_grad(), b.needs_grad(), a.shape);
+        let needs = [bias, a, b].map(Tensor::needs_grad);
+        let (shape_a, shape_b, to_bias) = (a.shape, b.shape, (bias.shape, bias.dtype));
+        self.attach(output, &[bias, a, b], move |torch, gradient| {
+            let kept = [kept_a, kept_b].map(|kept| kept.map(|saved| saved.get(torch)));
+            let mut scaled = |needed: bool, shape: Shape| {
+                needed.then(|| {
+                    let product = torch.product_gradient("bmm", shape, false, &gradient);
+                    torch.pointwise("mul", &[&product], gradient.dtype)
+                })
+            };
+            let (for_a, for_b) = (scaled(needs[1], shape_a), scaled(needs[2], shape_b));
+            let for_bias = needs[0].then(|| torch.reduce_to(gradient.clone(), to_bias.0, to_bias.1));
+            drop(kept);
+            vec![for_bias, for_a, for_b]
+        })
+    }
+
+    /// `torch.linalg.solve_triangular`: both operands are copied column by column, the solution is written over one.
+    pub fn solve_triangular(&mut self, a: &Tensor, b: &Tensor) -> Tensor {
+        let (a, b) = (&self.widen(a), &self.widen(b));
+        let output = self.fresh("linalg_solve_triangular", b.shape, b.dtype);
+        drop(self.scratch("linalg_solve_triangular", a.elements() * a.dtype.size()));
+        if !self.records(&[a, b]) {
+            return output;
+        }
+        let saved = [Saved::new(self, a), Saved::new(self, &output)];
+        let (shape_a, shape_b, needs) = (a.shape, b.shape, [a, b].map(Tensor::needs_grad));
         self.attach(output, &[a, b], move |torch, gradient| {
-            let kept_a = saved_a.map(|saved| saved.get(torch));
-            let kept_x = saved_x.map(|saved| saved.get(torch));
-            let for_b = torch.fresh("linalg_solve_triangular", gradient.shape, gradient.dtype);
-            let for_a = need_a.then(|| {
-                let product = torch.fresh("bmm", shape, gradient.dtype);
-                let negated = torch.pointwise("neg", &[&product], gradient.dtype);
-                drop(product);
-                torch.pointwise("tril", &[&negated], gradient.dtype)
+            let kept = saved.map(|saved| saved.get(torch));
+            let for_b = torch.fresh("linalg_solve_triangular", shape_b, gradient.dtype);
+            let for_a = needs[0].then(|| {
+                let product = torch.product_gradient("bmm", shape_a, false, &gradient);
+                torch.pointwise("triu", &[&product], gradient.dtype)
             });
-            drop((kept_a, kept_x));
-            vec![for_a, need_b.then_some(for_b)]
+            drop(kept);
+            vec![for_a, needs[1].then_some(for_b)]
         })
     }
 
     /// `F.linear` with a `[out, in]` matrix.
     pub fn linear(&mut self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
-        let x = &self.narrow(x);
-        let weight = &self.narrow(weight);
+        // Autocast casts arguments from the last to the first, in the order C++ evaluates them.
         let bias = bias.map(|bias| self.narrow(bias));
+        let weight = &self.narrow(weight);
+        let x = &self.narrow(x);
         let matrix = self.transpose(weight, 0, 1);
         match &bias {
             Some(bias) if x.shape.rank() == 2 || x.is_contiguous() => self.addmm(x, &matrix, bias),
@@ -119,7 +143,7 @@ impl Torch {
     pub fn conv1d_linear(&mut self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
         // Under autocast `addmm` casts all three; the view that Conv1D makes first is of the wide input.
         let folded = self.fold(x);
-        let (folded, weight, bias) = (self.narrow(&folded), self.narrow(weight), self.narrow(bias));
+        let (weight, folded, bias) = (self.narrow(weight), self.narrow(&folded), self.narrow(bias));
         let output = self.addmm(&folded, &weight, &bias);
         self.reshape(&output, x.shape.with(-1, weight.shape.size(-1)))
     }
@@ -132,6 +156,7 @@ impl Torch {
         let kept_matrix = (records && folded.needs_grad()).then(|| Saved::new(self, matrix));
         let output = self.fresh("addmm", folded.shape.with(-1, matrix.shape.size(-1)), x.dtype);
         self.use_blas();
+        self.use_blas_lt();
         let full = x.shape.with(-1, matrix.shape.size(-1));
         if !records {
             return self.reshape(&output, full);
@@ -142,8 +167,7 @@ impl Torch {
         let output = self.attach(output, &[folded, matrix, bias], move |torch, gradient| {
             let kept_x = kept_x.map(|saved| saved.get(torch));
             let kept_matrix = kept_matrix.map(|saved| saved.get(torch));
-            torch.use_blas();
-            let for_x = need_x.then(|| torch.fresh("mm", shape_x, gradient.dtype));
+            let for_x = need_x.then(|| torch.product_gradient("mm", shape_x, false, &gradient));
             let for_matrix = need_matrix.then(|| torch.product_gradient("mm", shape_matrix, transposed, &gradient));
             let for_bias = need_bias.then(|| torch.reduce_to(gradient.clone(), to_bias.0, to_bias.1));
             drop((kept_x, kept_matrix));

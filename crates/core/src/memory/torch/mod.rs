@@ -2,6 +2,7 @@
 //!
 //! | module | operations |
 //! |---|---|
+//! | `assign` | writing into parts of tensors |
 //! | `views` | views, copies, joins and cuts |
 //! | `pointwise` | arithmetic, casts, activations, dropout |
 //! | `reduce` | sums, means, softmax, norms |
@@ -12,6 +13,7 @@
 //! | `convolution` | convolutions |
 //! | `quantised` | weights in few bits and linears over them |
 
+pub mod assign;
 pub mod attention;
 pub mod convolution;
 pub mod index;
@@ -58,6 +60,7 @@ pub struct Torch {
     kept_with_graph: Vec<Tensor>,
     in_backward: bool,
     workspaces: [Option<Tensor>; 2],
+    lt_workspace: Option<Tensor>,
     phantoms: SharedLog,
 }
 
@@ -97,6 +100,7 @@ impl Torch {
             kept_with_graph: Vec::new(),
             in_backward: false,
             workspaces: [None, None],
+            lt_workspace: None,
             phantoms: SharedLog::default(),
         }
     }
@@ -287,6 +291,14 @@ impl Torch {
             let bytes = self.device.blas_workspace();
             let make = |torch: &mut Self| torch.fresh("cublas workspace", Shape::from([bytes]), DType::U8);
             self.workspaces[thread] = Some(self.in_category(Category::Workspace, make));
+        }
+    }
+
+    /// The workspace of cuBLASLt, which adds biases in its epilogue: 1 MiB at the first such product.
+    pub fn use_blas_lt(&mut self) {
+        if self.lt_workspace.is_none() && !self.stopped {
+            let make = |torch: &mut Self| torch.fresh("cublasLt workspace", Shape::from([1 << 20]), DType::U8);
+            self.lt_workspace = Some(self.in_category(Category::Workspace, make));
         }
     }
 }

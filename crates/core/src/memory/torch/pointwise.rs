@@ -20,6 +20,19 @@ impl Torch {
         self.attach(output, &[x], move |torch, gradient| vec![Some(torch.cast(&gradient, old))])
     }
 
+    /// To another type and dense, in one copy; nothing when it is both already.
+    pub fn cast_dense(&mut self, x: &Tensor, dtype: DType) -> Tensor {
+        if x.dtype == dtype && x.is_contiguous() {
+            return x.clone();
+        }
+        let output = self.fresh("_to_copy", x.shape, dtype);
+        if !self.records(&[x]) {
+            return output;
+        }
+        let old = x.dtype;
+        self.attach(output, &[x], move |torch, gradient| vec![Some(torch.cast(&gradient, old))])
+    }
+
     /// An input of an operation that autocast runs in the narrow type; casts of weights are kept for the region.
     pub fn narrow(&mut self, x: &Tensor) -> Tensor {
         let Some(dtype) = self.autocast else { return x.clone() };
@@ -267,8 +280,8 @@ impl Torch {
             return x.clone();
         }
         let records = self.records(&[x]);
-        let output = self.fresh_like("native_dropout", x, x.dtype);
         let mask = self.fresh_like("native_dropout", x, DType::Bool);
+        let output = self.fresh_like("native_dropout", x, x.dtype);
         if !records {
             return output;
         }

@@ -10,9 +10,9 @@ use crate::model::op::Reduction;
 
 impl Torch {
     /// Scratch of summing a tensor down to fewer elements over its outer dimensions.
-    pub fn column_scratch(&mut self, x: &Tensor, outputs: u64) -> Option<Tensor> {
-        let bytes = self.device.reduction_scratch(outputs, x.elements() / outputs.max(1), outputs <= 1);
-        self.scratch("sum scratch", bytes)
+    pub fn column_scratch(&mut self, x: &Tensor, outputs: u64) -> [Option<Tensor>; 2] {
+        let sizes = self.device.reduction_scratch(outputs, x.elements() / outputs.max(1), outputs <= 1);
+        sizes.map(|bytes| self.scratch("sum scratch", bytes))
     }
 
     /// A reduction over one dimension.
@@ -32,12 +32,10 @@ impl Torch {
         let records = self.records(&[x]);
         let keeps = matches!(kind, Reduction::Max | Reduction::Variance | Reduction::Norm | Reduction::LogSumExp);
         let saved = (records && keeps).then(|| Saved::new(self, x));
-        let scratch = match dim {
-            Some(dim) if dim as usize + 1 < x.shape.rank() => self.column_scratch(x, shape.elements()),
-            _ => None,
-        };
         let output = self.fresh(reduction_name(kind), shape, dtype);
-        drop(scratch);
+        if dim.is_some_and(|dim| dim as usize + 1 < x.shape.rank()) {
+            drop(self.column_scratch(x, shape.elements()));
+        }
         if !records {
             return output;
         }
@@ -104,9 +102,9 @@ impl Torch {
         bias: Option<&Tensor>,
         statistics: usize,
     ) -> Tensor {
-        let x = &self.widen(x);
-        let weight = weight.map(|w| self.widen(w));
         let bias = bias.map(|b| self.widen(b));
+        let weight = weight.map(|w| self.widen(w));
+        let x = &self.widen(x);
         let x = &self.contiguous(x);
         let mut inputs = vec![x];
         inputs.extend(weight.as_ref());

@@ -52,38 +52,6 @@ impl Torch {
         if x.is_contiguous() { x.clone() } else { self.dense_copy(x) }
     }
 
-    /// To another type and dense, in one copy; nothing when it is both already.
-    pub fn dense_cast(&mut self, x: &Tensor, dtype: DType) -> Tensor {
-        if x.dtype == dtype && x.is_contiguous() {
-            return x.clone();
-        }
-        let output = self.fresh("_to_copy", x.shape, dtype);
-        if !self.records(&[x]) {
-            return output;
-        }
-        let old = x.dtype;
-        self.attach(output, &[x], move |torch, gradient| vec![Some(torch.cast(&gradient, old))])
-    }
-
-    /// `x[range] = y`: the first input's storage is used again (`CopySlices`).
-    pub fn assign(&mut self, x: &Tensor, y: &Tensor) -> Tensor {
-        let records = self.records(&[x, y]);
-        let output = x.detached();
-        if !records {
-            return output;
-        }
-        let (need_x, need_y) = (x.needs_grad(), y.needs_grad());
-        let (whole, part, dtype) = (x.shape, y.shape, y.dtype);
-        self.attach(output, &[x, y], move |torch, gradient| {
-            let copy = torch.fresh("copy_slices", whole, gradient.dtype);
-            let range = torch.fresh("clone", part, gradient.dtype);
-            let zeros = need_x.then(|| torch.fresh("zeros", part, gradient.dtype));
-            let for_y = need_y.then(|| torch.cast(&range, dtype));
-            drop((zeros, range));
-            vec![need_x.then_some(copy), for_y]
-        })
-    }
-
     /// Two dimensions swapped.
     pub fn transpose(&mut self, x: &Tensor, a: i64, b: i64) -> Tensor {
         let (Some(first), Some(second)) = (x.shape.axis(a), x.shape.axis(b)) else { return x.clone() };
@@ -241,7 +209,8 @@ impl Torch {
         if gradient.elements() == shape.elements() {
             return self.reshape(&gradient.detached(), shape);
         }
-        let _scratch = self.column_scratch(gradient, shape.elements());
-        self.fresh("sum", shape, gradient.dtype)
+        let output = self.fresh("sum", shape, gradient.dtype);
+        drop(self.column_scratch(gradient, shape.elements()));
+        output
     }
 }

@@ -4,7 +4,7 @@ use super::mllama_vision::{Vision, attend_over, cross_mask, gate};
 use super::parts::{dimension, tower};
 use crate::model::Family;
 use crate::model::blocks::{SelfAttention, attention, causal_lm_head, gated_mlp, read};
-use crate::model::op::{Activation, CacheKind, CacheUpdate, Input, Mask, Norm, Op, RotaryTable};
+use crate::model::op::{Activation, CacheKind, CacheUpdate, Input, Mask, Norm, Op, Role, RotaryTable};
 use crate::model::{Config, Graph, ModelError, Shape, Task, Value};
 
 /// Llama 3.2 Vision.
@@ -144,10 +144,11 @@ fn look(g: &mut Graph, vision: &Vision, width: u64, features: u64) -> Option<See
     let length = images.div_ceil(g.inputs.batch.max(1)) * vision.tiles() * vision.rows();
     let rows = tower(g, given.is_some(), |g| {
         let seen = g.module("vision_model", |g| vision.model(g));
-        if seen.size(-1) != features {
+        if seen.size(-1) != features && given.is_some() {
             g.fail(format!("vision_output_dim is {features}, but the tower gives {}", seen.size(-1)));
         }
-        let projected = g.linear("multi_modal_projector", &seen, width, true);
+        let weight = g.parameter("multi_modal_projector.weight", [width, features], Role::Linear);
+        let projected = g.linear_with("multi_modal_projector", weight, &seen, width, true);
         g.reshape(&projected, [seen.size(0) * seen.size(1), seen.size(2), width])
     });
     given?;

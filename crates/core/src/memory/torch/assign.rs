@@ -1,0 +1,60 @@
+//! Writing into parts of tensors, and the nodes that such writes leave in the graph.
+
+use super::Torch;
+use crate::dtype::DType;
+use crate::memory::autograd::Saved;
+use crate::memory::tensor::Tensor;
+use crate::model::Shape;
+use crate::model::op::Binary;
+
+impl Torch {
+    /// `x[…, range, …] = y`: nothing is made, but the graph gets a `CopySlices` node, whose backward copies the whole
+    /// gradient and then the range.
+    pub fn assign(&mut self, x: &Tensor, y: &Tensor) -> Tensor {
+        let output = x.detached();
+        if !self.records(&[x, y]) {
+            return output;
+        }
+        let (part, dtype) = (y.shape, y.dtype);
+        let (need_x, need_y) = (x.needs_grad(), y.needs_grad());
+        self.attach(output, &[x, y], move |torch, gradient| {
+            let whole = torch.fresh_like("copy_slices", &gradient, gradient.dtype);
+            let range = need_y.then(|| torch.fresh("clone", part, gradient.dtype));
+            drop(gradient);
+            let range = range.map(|range| torch.cast(&range, dtype));
+            vec![need_x.then_some(whole), range]
+        })
+    }
+
+    /// A fresh tensor, filled part by part.
+    pub fn copy_slices(&mut self, parts: &[&Tensor], shape: Shape) -> Tensor {
+        let dtype = parts.first().map_or(DType::F32, |part| part.dtype);
+        let whole = self.fresh("new_empty", shape, dtype);
+        parts.iter().fold(whole, |whole, part| self.assign(&whole, part))
+    }
+
+    /// `x *= noise` with noise made on the spot.
+    pub fn jitter(&mut self, x: &Tensor) -> Tensor {
+        if !self.training {
+            return x.clone();
+        }
+        let noise = self.fresh_like("empty_like", x, x.dtype);
+        self.in_place(Binary::Mul, x, &noise)
+    }
+
+    /// Rows added into the first input itself (`index_add_`).
+    pub fn index_add_in_place(&mut self, x: &Tensor, index: &Tensor, source: &Tensor) -> Tensor {
+        let output = x.detached();
+        if !self.records(&[x, source]) {
+            return output;
+        }
+        let saved = Saved::new(self, index);
+        let (part, need_x, need_source) = (source.shape, x.needs_grad(), source.needs_grad());
+        self.attach(output, &[x, source], move |torch, gradient| {
+            let index = saved.get(torch);
+            let rows = need_source.then(|| torch.fresh("index_select", part, gradient.dtype));
+            drop(index);
+            vec![need_x.then_some(gradient), rows]
+        })
+    }
+}

@@ -1,0 +1,109 @@
+//! The order in which a framework registers parameters.
+//!
+//! A forward pass uses parameters in one order, `__init__` registers them in another, and it is the second in which
+//! they are loaded, optimized, flattened and put in buckets. Which children a module has nearly always says in which
+//! order they were registered, so one table (`data/registration.txt`) serves all families.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use super::op::{Parameter, ParameterId};
+
+/// Parameters as `model.parameters()` yields them.
+pub(super) fn order(model_type: &str, parameters: &[Parameter]) -> Vec<ParameterId> {
+    let paths = parameters.iter().map(|parameter| parameter.name.split('.').collect::<Vec<_>>()).collect::<Vec<_>>();
+    let mut order = Vec::with_capacity(parameters.len());
+    walk(model_type, &paths, 0, (0..parameters.len()).collect(), &mut order);
+    order
+}
+
+/// Orders the parameters `members`, which share the first `depth` parts of their names.
+fn walk(model_type: &str, paths: &[Vec<&str>], depth: usize, members: Vec<usize>, order: &mut Vec<ParameterId>) {
+    let mut children: Vec<(&str, Vec<usize>)> = Vec::new();
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    for member in members {
+        let Some(&name) = paths[member].get(depth) else {
+            order.push(ParameterId(member as u32));
+            continue;
+        };
+        let place = *places.entry(name).or_insert(children.len());
+        if place == children.len() {
+            children.push((name, Vec::new()));
+        }
+        children[place].1.push(member);
+    }
+    if children.len() > 1 {
+        if let Some(line) = Table::get().find(model_type, &children) {
+            children.sort_by_key(|(name, _)| line.iter().position(|known| known == name));
+        }
+    }
+    for (_, members) in children {
+        walk(model_type, paths, depth + 1, members, order);
+    }
+}
+
+/// The lines of the table.
+struct Table {
+    general: Vec<Vec<&'static str>>,
+    special: Vec<(Vec<&'static str>, Vec<&'static str>)>,
+}
+
+impl Table {
+    fn get() -> &'static Self {
+        static TABLE: OnceLock<Table> = OnceLock::new();
+        TABLE.get_or_init(|| Self::parse(include_str!("../../data/registration.txt")))
+    }
+
+    fn parse(text: &'static str) -> Self {
+        let mut table = Self { general: Vec::new(), special: Vec::new() };
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            match line.split_once(": ") {
+                Some((types, names)) => {
+                    table.special.push((types.split(',').collect(), names.split(' ').collect()));
+                }
+                None => table.general.push(line.split(' ').collect()),
+            }
+        }
+        table
+    }
+
+    /// The shortest line that knows all children; a line for the model type goes first.
+    fn find(&self, model_type: &str, children: &[(&str, Vec<usize>)]) -> Option<&[&'static str]> {
+        let knows = |line: &&Vec<&'static str>| children.iter().all(|(name, _)| line.contains(name));
+        let special = self.special.iter().filter(|(types, _)| types.contains(&model_type)).map(|(_, line)| line);
+        let found = special.filter(knows).min_by_key(|line| line.len());
+        found.or_else(|| self.general.iter().filter(knows).min_by_key(|line| line.len())).map(Vec::as_slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::op::Role;
+    use crate::model::shape::Shape;
+
+    fn names(model_type: &str, names: &[&str]) -> Vec<String> {
+        let parameter = |name: &&str| Parameter { name: (*name).into(), shape: Shape::from([1]), role: Role::Norm };
+        let parameters: Vec<Parameter> = names.iter().map(parameter).collect();
+        order(model_type, &parameters).iter().map(|id| parameters[id.0 as usize].name.clone()).collect()
+    }
+
+    #[test]
+    fn norms_of_a_llama_layer_come_last() {
+        let used = ["l.0.input_layernorm.weight", "l.0.self_attn.q_proj.weight", "l.0.mlp.up_proj.weight"];
+        let registered = [used[1], used[2], used[0]];
+        assert_eq!(names("llama", &used), registered);
+    }
+
+    #[test]
+    fn the_same_children_can_be_registered_otherwise() {
+        let used = ["h.0.input_layernorm.weight", "h.0.self_attention.dense.weight", "h.0.mlp.up.weight"];
+        assert_eq!(names("bloom", &used), used);
+        assert_eq!(names("falcon", &used), [used[1], used[2], used[0]]);
+    }
+
+    #[test]
+    fn unknown_children_stay_in_order_of_use() {
+        assert_eq!(names("new", &["b.weight", "a.weight", "b.bias"]), ["b.weight", "b.bias", "a.weight"]);
+    }
+}
