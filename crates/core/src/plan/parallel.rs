@@ -170,10 +170,6 @@ impl Parallel {
             Engine::Fsdp1(fsdp) => check_types(fsdp.mixed_precision, plan),
             Engine::Deepspeed(deepspeed) => deepspeed.check(plan, self.mesh.dp_replicate),
             _ => Ok(()),
-        }?;
-        match &self.engine {
-            Engine::Ddp(_) | Engine::Fsdp1(_) | Engine::Fsdp2(_) => Ok(()),
-            other => unsupported(format!("engine {}", other.name()), "ddp, fsdp1 and fsdp2 are simulated"),
         }
     }
 

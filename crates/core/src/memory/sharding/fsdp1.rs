@@ -42,6 +42,8 @@ pub(super) struct FlatShards {
     gathered: DType,
     reduce: DType,
     order: RefCell<Vec<usize>>,
+    /// Reduced gradients, which the flat parameters hold beyond `zero_grad` until the next forward pass begins.
+    held: RefCell<Vec<Tensor>>,
     started: Cell<bool>,
     this: Weak<FlatShards>,
 }
@@ -112,6 +114,7 @@ pub(super) fn wrap(
         gathered: types.0,
         reduce: types.1,
         order: RefCell::default(),
+        held: RefCell::default(),
         started: Cell::new(false),
         this: Weak::clone(this),
     });
@@ -198,6 +201,7 @@ impl FlatShards {
             reduced = torch.flat("_to_copy", handle.shard, self.shard_type, Stream::Reduce);
         }
         torch.log.borrow_mut().reclassify(reduced.storage.id(), Category::Gradients);
+        self.held.borrow_mut().push(reduced.clone());
         for part in &handle.parts {
             let mut slot = part.grad.borrow_mut();
             if slot.is_none() {
@@ -262,6 +266,7 @@ impl Wrapper for FlatShards {
         if !self.started.replace(true) {
             self.lazy_init(torch);
         }
+        self.held.borrow_mut().clear();
         self.unshard(torch, self.modules.root());
     }
 

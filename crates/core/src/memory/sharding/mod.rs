@@ -4,15 +4,18 @@
 //! |---|---|
 //! | [`units`] | what is wrapped: which parameters go together |
 //! | `ddp` | `DistributedDataParallel` |
+//! | `deepspeed`, `zero12` | DeepSpeed's loop, ZeRO 1 and 2 |
 //! | `fsdp1` | `FullyShardedDataParallel` |
 //! | `fsdp2` | `fully_shard` |
 //!
 //! The card is rank 0 of the data-parallel ranks: where a size does not divide, it has the largest share.
 
 mod ddp;
+mod deepspeed;
 mod fsdp1;
 mod fsdp2;
 pub mod units;
+mod zero12;
 
 use std::rc::Rc;
 
@@ -53,6 +56,9 @@ trait Wrapper: Hooks {
 
 /// Runs a program on one card of many and returns what happened to its memory.
 pub fn simulate(program: Rc<Program>, plan: &TrainPlan, parallel: &Parallel) -> Log {
+    if let Engine::Deepspeed(options) = &parallel.engine {
+        return deepspeed::simulate(program, plan, options, parallel.mesh.dp_shard);
+    }
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let (parameters, trained) = train::load(&mut torch, &program, plan);
     let wrapped = match &parallel.engine {
@@ -63,7 +69,7 @@ pub fn simulate(program: Rc<Program>, plan: &TrainPlan, parallel: &Parallel) -> 
         Engine::Fsdp2(options) => {
             fsdp2::wrap(&mut torch, &program, (parameters, trained), options, parallel.mesh.dp_shard)
         }
-        _ => return Log::default(),
+        Engine::Deepspeed(_) => return Log::default(),
     };
     run(torch, program, plan, parallel, wrapped)
 }
