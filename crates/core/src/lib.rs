@@ -10,13 +10,15 @@
 //! | [`memory`] | the run, simulated: what is alive when |
 //! | [`report`] | the one value that every interface shows |
 //!
-//! Beside the flow: [`verify`] scores predictions against recorded truth; [`units`] and [`dtype`] are what all share.
+//! Beside the flow: [`serving`] has the serving engines' own budgets; [`verify`] scores predictions against recorded
+//! truth; [`units`] and [`dtype`] are what all share.
 
 pub mod dtype;
 pub mod memory;
 pub mod model;
 pub mod plan;
 pub mod report;
+pub mod serving;
 pub mod source;
 pub mod units;
 pub mod verify;

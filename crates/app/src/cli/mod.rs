@@ -1,6 +1,8 @@
 //! The commands.
 
+mod adapter;
 mod failure;
+mod infer;
 mod inspect;
 pub use inspect::Inspection;
 mod list;
@@ -37,6 +39,8 @@ struct Cli {
 enum Command {
     /// Predict the memory of a training run.
     Train(Box<train::Arguments>),
+    /// Predict the memory of generation with transformers.
+    Infer(Box<infer::Arguments>),
     /// Show what a model consists of: parameters, tensors, cache.
     Inspect(inspect::Arguments),
     /// List what vramcast knows.
@@ -73,6 +77,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     };
     let answer = match &cli.command {
         Command::Train(arguments) => train::run(arguments, cli.json),
+        Command::Infer(arguments) => infer::run(arguments, cli.json),
         Command::Inspect(arguments) => inspect::run(arguments, cli.json),
         Command::List(arguments) => list::run(arguments, cli.json),
         Command::Verify(arguments) => verify::run(arguments, cli.json, cli.quiet),

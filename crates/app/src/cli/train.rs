@@ -7,10 +7,12 @@ use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::simulation;
 use vramcast_core::plan::{
-    AllocatorOptions, AttentionKind, Checkpointing, Gpu, Gpus, Implementation, Kernels, OptimizerKind, TrainPlan,
+    AllocatorOptions, AttentionKind, Checkpointing, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan,
+    TrainPlan,
 };
 use vramcast_core::report::{self, Report};
 
+use super::adapter::AdapterArguments;
 use super::model::ModelArguments;
 use super::{Answer, Failure, plan_file};
 use crate::exit::Exit;
@@ -64,12 +66,18 @@ pub struct Arguments {
     #[arg(long, help_heading = "Optimizer")]
     clip: bool,
 
+    #[command(flatten)]
+    adapter: AdapterArguments,
+
     /// How attention is computed [default: sdpa].
     #[arg(long, value_name = "HOW", help_heading = "Kernels")]
     attention: Option<Attention>,
     /// Recompute every layer in backward.
     #[arg(long, visible_alias = "grad-checkpoint", help_heading = "Kernels")]
     gradient_checkpointing: bool,
+    /// Liger's fused norms, rope, SwiGLU and linear cross entropy.
+    #[arg(long, help_heading = "Kernels")]
+    liger: bool,
     /// The training loop lets go of the model's output before backward, as transformers' Trainer does.
     #[arg(long, help_heading = "Kernels")]
     drop_outputs: bool,
@@ -129,19 +137,21 @@ enum Attention {
 
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
     let cards = arguments.cards()?;
-    let (plan, plan_model) = arguments.plan(&cards)?;
+    let (plan, plan_model, plan_notes) = arguments.plan(&cards)?;
     let mut model_arguments = arguments.model.clone();
     model_arguments.model = model_arguments.model.or(plan_model);
     let found = model_arguments.find(false)?;
     let model = found.require_model()?;
     let simulation = simulation::train(model, &plan)?;
     let judged: Vec<Gpu> = if arguments.all_gpus { cards.all().collect() } else { vec![plan.gpu.clone()] };
-    let mut report = report::summarize(&found.name, model, &plan, &simulation, &judged);
+    let own = plan.gpu.name.clone();
+    let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
+    report.notes.extend(plan_notes);
     report.notes.splice(0..0, found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
     if let Some(path) = &arguments.svg {
         write_svg(path, &report)?;
     }
-    let own = report.verdicts.iter().find(|verdict| verdict.gpu == plan.gpu.name);
+    let own = report.verdicts.iter().find(|verdict| verdict.gpu == own);
     let exit = if own.is_none_or(|verdict| verdict.fits) { Exit::Success } else { Exit::No };
     let text = if as_json {
         serde_json::to_string_pretty(&report).map_err(|e| Failure::bad_input(e.to_string()))? + "\n"
@@ -172,7 +182,7 @@ impl Arguments {
     }
 
     /// The plan of the file, overridden by flags; and the model the file names.
-    fn plan(&self, cards: &Gpus) -> Result<(TrainPlan, Option<String>), Failure> {
+    fn plan(&self, cards: &Gpus) -> Result<(TrainPlan, Option<String>, Vec<String>), Failure> {
         let (mut plan, model) = match &self.plan {
             Some(path) => plan_of_file(path, cards)?,
             None => (TrainPlan::default(), None),
@@ -208,6 +218,7 @@ impl Arguments {
             };
         }
         plan.clip |= self.clip;
+        let mut notes = self.adapter.apply(&mut plan)?;
         if let Some(attention) = self.attention {
             plan.attention = match attention {
                 Attention::Sdpa => AttentionKind::Sdpa,
@@ -217,17 +228,21 @@ impl Arguments {
         if self.gradient_checkpointing {
             plan.checkpointing = Checkpointing::Full;
         }
-        plan.kernels = Kernels::Transformers;
+        if self.liger {
+            plan.kernels = Kernels::Liger;
+        }
         plan.keep_outputs &= !self.drop_outputs;
         plan.frozen.extend(self.freeze.iter().cloned());
         if let Some(name) = &self.gpu {
             plan.gpu = cards.find(name)?;
         }
         if let Some(text) = &self.alloc_conf {
-            plan.allocator = AllocatorOptions::parse(text)?.0;
+            let (options, ignored) = AllocatorOptions::parse(text)?;
+            plan.allocator = options;
+            notes.extend(ignored.iter().map(|key| format!("PYTORCH_ALLOC_CONF: {key} has no effect on these levels")));
         }
         plan.check()?;
-        Ok((plan, model))
+        Ok((plan, model, notes))
     }
 }
 

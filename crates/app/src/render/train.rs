@@ -1,6 +1,6 @@
-//! A training report as text.
+//! A report as text.
 
-use vramcast_core::plan::{AttentionKind, Checkpointing, TrainPlan};
+use vramcast_core::plan::{AdapterPlan, AttentionKind, Checkpointing, InferPlan, Kernels, RunPlan, TrainPlan};
 use vramcast_core::report::{Report, Verdict};
 use vramcast_core::units::show_count;
 
@@ -27,19 +27,20 @@ pub fn text(report: &Report, explain: bool, timeline: bool) -> String {
 
 fn head(report: &Report) -> String {
     let model = &report.model;
-    let trained = if model.trainable == model.parameters {
-        "all trained".to_owned()
-    } else {
-        let share = 100.0 * model.trainable as f64 / model.parameters.max(1) as f64;
-        format!("{} trained ({share:.2} %)", show_count(model.trainable))
+    let share = || 100.0 * model.trainable as f64 / (model.parameters + model.adapter.unwrap_or(0)).max(1) as f64;
+    let trained = match (&report.plan, model.adapter) {
+        (RunPlan::Infer(_), _) => String::new(),
+        (_, Some(added)) => {
+            format!(", {} in adapters, {} trained ({:.3} %)", show_count(added), show_count(model.trainable), share())
+        }
+        (_, None) if model.trainable == model.parameters => ", all trained".to_owned(),
+        _ => format!(", {} trained ({:.2} %)", show_count(model.trainable), share()),
     };
-    format!(
-        "{} ({}), {} parameters, {trained}\n{}\n\n",
-        model.name,
-        model.family,
-        show_count(model.parameters),
-        settings(&report.plan)
-    )
+    let settings = match &report.plan {
+        RunPlan::Train(plan) => settings(plan),
+        RunPlan::Infer(plan) => generation(plan),
+    };
+    format!("{} ({}), {} parameters{trained}\n{settings}\n\n", model.name, model.family, show_count(model.parameters),)
 }
 
 /// The plan in one or two lines: what was asked and what was assumed.
@@ -63,6 +64,30 @@ fn settings(plan: &TrainPlan) -> String {
         Checkpointing::Off => "no checkpointing".into(),
         Checkpointing::Full => "gradient checkpointing".into(),
     });
+    if let Some(AdapterPlan::Lora(lora)) = &plan.adapter {
+        parts.push(format!("LoRA rank {}", lora.rank));
+    }
+    if let Some(quantization) = &plan.quantization {
+        parts.push(format!("{} base", name(&quantization.scheme)));
+    }
+    if plan.kernels == Kernels::Liger {
+        parts.push("Liger kernels".into());
+    }
+    wrap(&parts.join(", "), width())
+}
+
+fn generation(plan: &InferPlan) -> String {
+    let name = |value: &dyn erased::Name| value.name();
+    let mut parts = vec![
+        format!("{} prompts of {} tokens", plan.batch.batch_size, plan.batch.seq_len),
+        format!("{} new tokens", plan.new_tokens),
+        format!("{} weights", plan.weights.name()),
+        format!("{} cache", name(&plan.cache)),
+        format!("{} attention", name(&plan.attention)),
+    ];
+    if plan.beams > 1 {
+        parts.push(format!("{} beams", plan.beams));
+    }
     wrap(&parts.join(", "), width())
 }
 
@@ -167,7 +192,7 @@ fn plot(report: &Report) -> String {
         })
         .map(|height| height as u64)
         .collect();
-    let mut page = String::from("memory over two steps (GiB asked for)\n");
+    let mut page = String::from("memory over the run (GiB asked for)\n");
     for row in (0..ROWS).rev() {
         let label = if row == ROWS - 1 || row == 0 { gib(highest * (row + 1) / ROWS) } else { String::new() };
         let cells: String = heights

@@ -7,7 +7,7 @@ use super::log::Log;
 use super::process::{self, Part};
 use super::{infer, sharding, train};
 use crate::model::{Model, Program};
-use crate::plan::{AdapterLayout, InferPlan, ModelSizes, PlanError, TrainPlan};
+use crate::plan::{AdapterLayout, InferPlan, Kernels, ModelSizes, PlanError, TrainPlan, liger};
 
 /// A run, simulated.
 #[derive(Debug)]
@@ -35,18 +35,19 @@ impl Simulation {
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     plan.check()?;
     let program = Rc::new(model.program(plan.batch.training_inputs())?);
-    let layout = plan.layout(model.config()["model_type"].as_str().unwrap_or_default(), &program)?;
+    let model_type = model.config()["model_type"].as_str().unwrap_or_default();
+    let layout = plan.layout(model_type, &program)?;
+    let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
     let log = match &plan.parallel {
         Some(parallel) => {
             parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
-            if parallel.mesh.world() == 1 {
-                // One card needs no engine.
-                train::simulate(Rc::clone(&program), plan, layout.as_ref())
-            } else {
-                sharding::simulate(Rc::clone(&program), plan, parallel)
+            // One card needs no engine.
+            match parallel.mesh.world() {
+                1 => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),
+                _ => sharding::simulate(Rc::clone(&program), plan, parallel, liger),
             }
         }
-        None => train::simulate(Rc::clone(&program), plan, layout.as_ref()),
+        None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),
     };
     let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, true);

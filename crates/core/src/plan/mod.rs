@@ -6,6 +6,7 @@
 //! | [`infer`] | a run of `generate`: prompt, new tokens, cache |
 //! | [`train`] | a training run: batch, precision, checkpointing, optimizer |
 //! | [`batch`] | the sizes of what goes in |
+//! | [`liger`] | what Liger patches |
 //! | [`quantization`] | weights in 4 and 8 bits |
 //! | [`optimizer`] | which optimizer, stepping how |
 //! | [`hardware`] | cards |
@@ -17,6 +18,7 @@ pub mod allocator;
 pub mod batch;
 pub mod hardware;
 pub mod infer;
+pub mod liger;
 pub mod optimizer;
 pub mod parallel;
 pub mod quantization;
@@ -31,6 +33,26 @@ pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use quantization::{Outliers, Quantization, QuantizationScheme};
 pub use train::{AttentionKind, Checkpointing, Kernels, TrainPlan};
+
+/// A plan of any kind.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunPlan {
+    /// Training.
+    Train(Box<TrainPlan>),
+    /// Generation.
+    Infer(InferPlan),
+}
+
+impl RunPlan {
+    /// The card.
+    pub fn gpu(&self) -> &Gpu {
+        match self {
+            Self::Train(plan) => &plan.gpu,
+            Self::Infer(plan) => &plan.gpu,
+        }
+    }
+}
 
 /// Why a plan cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

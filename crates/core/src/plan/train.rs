@@ -121,15 +121,6 @@ impl TrainPlan {
     pub fn is_frozen(&self, name: &str) -> bool {
         self.frozen.iter().any(|prefix| name.starts_with(prefix.as_str()))
     }
-
-    /// What a reader should know of this plan.
-    pub fn notes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
-        if self.gpu.capability.is_none() {
-            notes.push(format!("{}: kernels and workspaces are taken from NVIDIA's H200", self.gpu.name));
-        }
-        notes
-    }
 }
 
 /// How attention is computed.

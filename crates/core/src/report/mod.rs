@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::memory::log::Category;
 use crate::memory::simulation::Simulation;
 use crate::model::Model;
-use crate::plan::{Gpu, TrainPlan};
+use crate::plan::{Gpu, RunPlan};
 
 pub use alive::{Component, LargeTensor, ModuleShare};
 pub use timeline::{PhaseReport, Sample};
@@ -32,7 +32,7 @@ pub struct Report {
     /// The model.
     pub model: ModelFacts,
     /// What was simulated.
-    pub plan: TrainPlan,
+    pub plan: RunPlan,
     /// The answer at its three levels.
     pub totals: Totals,
     /// The process total taken apart: components at the peak, then slack, fragmentation and what is outside torch. Adds
@@ -65,6 +65,9 @@ pub struct ModelFacts {
     pub parameters: u64,
     /// Parameters that are trained.
     pub trainable: u64,
+    /// Parameters that an adapter adds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<u64>,
 }
 
 /// The answer, in bytes, at three levels.
@@ -78,30 +81,28 @@ pub struct Totals {
     pub process: u64,
 }
 
-/// Sums a training simulation up; `cards` are the ones a verdict is wanted for.
-pub fn summarize(name: &str, model: &Model, plan: &TrainPlan, simulation: &Simulation, cards: &[Gpu]) -> Report {
+/// Sums a simulation up; `cards` are the ones a verdict is wanted for.
+pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulation, cards: &[Gpu]) -> Report {
     let totals = Totals {
         allocated: simulation.replay.peak_allocated(),
         reserved: simulation.replay.peak_reserved(),
         process: simulation.process_bytes(),
     };
     let alive = alive::at_peak(&simulation.log, &simulation.replay);
-    let parameters = &simulation.program.parameters;
-    let count = |frozen: bool| {
-        let kept = parameters.iter().filter(|p| !frozen || !plan.is_frozen(&p.name));
-        kept.fold(0, |sum: u64, p| sum.saturating_add(p.shape.elements()))
-    };
     let mut notes = model.notes().to_vec();
-    notes.extend(plan.notes());
+    if plan.gpu().capability.is_none() {
+        notes.push(format!("{}: kernels and workspaces are taken from NVIDIA's H200", plan.gpu().name));
+    }
     Report {
         schema: SCHEMA,
         model: ModelFacts {
             name: name.to_owned(),
             family: model.family().name.to_owned(),
-            parameters: count(false),
-            trainable: count(true),
+            parameters: count(simulation, |_| true),
+            trainable: trainable(&plan, simulation),
+            adapter: simulation.adapter.as_ref().map(|layout| layout.added()),
         },
-        plan: plan.clone(),
+        plan,
         totals,
         breakdown: alive::breakdown(simulation, &alive, totals),
         modules: alive::by_module(simulation, &alive),
@@ -111,6 +112,19 @@ pub fn summarize(name: &str, model: &Model, plan: &TrainPlan, simulation: &Simul
         timeline: timeline::samples(simulation),
         verdicts: cards.iter().map(|card| verdict::judge(card, totals.process)).collect(),
         notes,
+    }
+}
+
+fn count(simulation: &Simulation, pick: impl Fn(&str) -> bool) -> u64 {
+    let picked = simulation.program.parameters.iter().filter(|parameter| pick(&parameter.name));
+    picked.fold(0, |sum: u64, parameter| sum.saturating_add(parameter.shape.elements()))
+}
+
+fn trainable(plan: &RunPlan, simulation: &Simulation) -> u64 {
+    match (plan, &simulation.adapter) {
+        (RunPlan::Infer(_), _) => 0,
+        (RunPlan::Train(_), Some(layout)) => layout.trainable(),
+        (RunPlan::Train(plan), None) => count(simulation, |name| !plan.is_frozen(name)),
     }
 }
 

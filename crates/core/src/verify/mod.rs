@@ -1,6 +1,7 @@
 //! Scores predictions against recorded truth.
 
 mod distributed;
+pub mod external;
 mod generate;
 pub mod ledger;
 pub mod lora;

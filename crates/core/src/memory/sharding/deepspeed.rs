@@ -6,8 +6,8 @@ use super::{finish, zero12};
 use crate::memory::autograd;
 use crate::memory::device::Device;
 use crate::memory::log::{Event, Log};
-use crate::memory::lower::Runner;
 use crate::memory::lower::hooks::Hooks;
+use crate::memory::lower::{Runner, Wrapped};
 use crate::memory::optimizer::{Optimizer, Trained};
 use crate::memory::torch::Torch;
 use crate::memory::train;
@@ -32,7 +32,13 @@ pub(super) trait Stage {
 }
 
 /// Runs a program on one card of a DeepSpeed world.
-pub(super) fn simulate(program: Rc<Program>, plan: &TrainPlan, options: &DeepSpeed, world: u64) -> Log {
+pub(super) fn simulate(
+    program: Rc<Program>,
+    plan: &TrainPlan,
+    options: &DeepSpeed,
+    world: u64,
+    kernels: Wrapped,
+) -> Log {
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let (mut parameters, trained) = train::load(&mut torch, &program, plan);
     let stage = match options.zero.stage {
@@ -40,7 +46,8 @@ pub(super) fn simulate(program: Rc<Program>, plan: &TrainPlan, options: &DeepSpe
         _ => return Log::default(),
     };
     let inputs = train::batch(&mut torch, &program, plan);
-    let mut runner = Runner::new(Rc::clone(&program), parameters, inputs, train::settings(plan));
+    let kernels = Rc::new(kernels);
+    let mut runner = Runner::with(Rc::clone(&program), parameters, inputs, train::settings(plan), kernels, None);
     if let Some(hooks) = Rc::clone(&stage).hooks() {
         runner = runner.hooked(hooks);
     }

@@ -22,7 +22,8 @@ use std::rc::Rc;
 use super::autograd;
 use super::device::Device;
 use super::log::{Event, Log};
-use super::lower::Runner;
+use super::lower::liger::Liger;
+use super::lower::{self, Runner};
 use super::lower::hooks::Hooks;
 use super::optimizer::{Optimizer, Trained};
 use super::tensor::Tensor;
@@ -30,6 +31,7 @@ use super::torch::Torch;
 use super::train;
 use crate::model::Program;
 use crate::plan::TrainPlan;
+use crate::plan::liger::LigerPatch;
 use crate::plan::parallel::{Engine, Parallel};
 
 /// A model under an engine.
@@ -55,9 +57,10 @@ trait Wrapper: Hooks {
 }
 
 /// Runs a program on one card of many and returns what happened to its memory.
-pub fn simulate(program: Rc<Program>, plan: &TrainPlan, parallel: &Parallel) -> Log {
+pub fn simulate(program: Rc<Program>, plan: &TrainPlan, parallel: &Parallel, liger: Option<LigerPatch>) -> Log {
+    let kernels = lower::Wrapped { liger: liger.map(|patch| Liger::new(&program, patch)), ..Default::default() };
     if let Engine::Deepspeed(options) = &parallel.engine {
-        return deepspeed::simulate(program, plan, options, parallel.mesh.dp_shard);
+        return deepspeed::simulate(program, plan, options, parallel.mesh.dp_shard, kernels);
     }
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let (parameters, trained) = train::load(&mut torch, &program, plan);
@@ -71,15 +74,22 @@ pub fn simulate(program: Rc<Program>, plan: &TrainPlan, parallel: &Parallel) -> 
         }
         Engine::Deepspeed(_) => return Log::default(),
     };
-    run(torch, program, plan, parallel, wrapped)
+    run(torch, program, (plan, parallel), wrapped, kernels)
 }
 
-fn run(mut torch: Torch, program: Rc<Program>, plan: &TrainPlan, parallel: &Parallel, wrapped: Wrapped) -> Log {
+fn run(
+    mut torch: Torch,
+    program: Rc<Program>,
+    (plan, parallel): (&TrainPlan, &Parallel),
+    wrapped: Wrapped,
+    kernels: lower::Wrapped,
+) -> Log {
     let Wrapped { parameters, trained, engine } = wrapped;
     let inputs = train::batch(&mut torch, &program, plan);
     let mut settings = train::settings(plan);
     settings.weights = parallel.compute_type().unwrap_or(plan.weights);
-    let runner = Runner::new(Rc::clone(&program), parameters, inputs, settings).hooked(Rc::clone(&engine).hooks());
+    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(kernels), None)
+        .hooked(Rc::clone(&engine).hooks());
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..train::STEPS {

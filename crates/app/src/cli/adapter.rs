@@ -1,0 +1,110 @@
+//! Flags of adapters and quantised bases.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use vramcast_core::plan::{AdapterPlan, LoraPlan, Quantization, Targets, TrainPlan};
+use vramcast_core::source::json;
+
+use super::Failure;
+
+/// What is trained instead of the whole model.
+#[derive(Debug, Args)]
+pub struct AdapterArguments {
+    /// Train LoRA adapters as PEFT adds them.
+    #[arg(long, help_heading = "Adapters")]
+    lora: bool,
+    /// LoRA on a base quantised to nf4, after prepare_model_for_kbit_training.
+    #[arg(long, help_heading = "Adapters")]
+    qlora: bool,
+    /// Rank of the adapters [default: 8].
+    #[arg(long, value_name = "R", help_heading = "Adapters")]
+    lora_rank: Option<u64>,
+    /// Alpha of the adapters (no effect on memory).
+    #[arg(long, value_name = "ALPHA", help_heading = "Adapters")]
+    lora_alpha: Option<f64>,
+    /// Dropout on the adapters' input [default: 0].
+    #[arg(long, value_name = "P", help_heading = "Adapters")]
+    lora_dropout: Option<f64>,
+    /// Modules to adapt: names (comma-separated), a regular expression, or all-linear [default: PEFT's for the model type].
+    #[arg(long, value_name = "TARGETS", help_heading = "Adapters")]
+    lora_target_modules: Option<String>,
+    /// Modules trained in full beside the adapters (comma-separated).
+    #[arg(long, value_name = "NAMES", help_heading = "Adapters")]
+    modules_to_save: Option<String>,
+    /// Weight-decomposed adapters (DoRA).
+    #[arg(long, help_heading = "Adapters")]
+    dora: bool,
+    /// An existing adapter_config.json, or a folder with one.
+    #[arg(long, value_name = "PATH", help_heading = "Adapters")]
+    adapter: Option<PathBuf>,
+    /// How the frozen base is held: nf4, nf4-dq, fp4, fp4-dq or int8.
+    #[arg(long, value_name = "SCHEME", help_heading = "Adapters")]
+    quantization: Option<String>,
+}
+
+impl AdapterArguments {
+    /// Puts the flags into a plan; returns what has no effect, by name.
+    pub fn apply(&self, plan: &mut TrainPlan) -> Result<Vec<String>, Failure> {
+        let mut notes = Vec::new();
+        if let Some(path) = &self.adapter {
+            let (adapter, ignored) = AdapterPlan::from_adapter_config(&read_adapter(path)?)?;
+            plan.adapter = Some(adapter);
+            notes.extend(ignored.iter().map(|key| format!("adapter_config.json: {key} has no effect on memory")));
+        }
+        let asked = self.lora
+            || self.qlora
+            || self.lora_rank.is_some()
+            || self.lora_target_modules.is_some()
+            || self.lora_dropout.is_some()
+            || self.dora;
+        if asked {
+            let mut lora = match plan.adapter.take() {
+                Some(AdapterPlan::Lora(lora)) => lora,
+                None => LoraPlan::default(),
+                Some(AdapterPlan::Other(_)) => {
+                    return Err(Failure::bad_input("--lora flags do not go with an adapter of another method"));
+                }
+            };
+            self.fill(&mut lora);
+            plan.adapter = Some(AdapterPlan::Lora(lora));
+        } else if self.modules_to_save.is_some() || self.lora_alpha.is_some() {
+            return Err(Failure::bad_input("--modules-to-save and --lora-alpha have no effect without --lora"));
+        }
+        if let Some(text) = &self.quantization {
+            plan.quantization = Some(Quantization::parse(text)?);
+        } else if self.qlora && plan.quantization.is_none() {
+            plan.quantization = Some(Quantization::default());
+        }
+        Ok(notes)
+    }
+
+    fn fill(&self, lora: &mut LoraPlan) {
+        lora.rank = self.lora_rank.unwrap_or(lora.rank);
+        lora.alpha = self.lora_alpha.unwrap_or(lora.alpha);
+        lora.dropout = self.lora_dropout.unwrap_or(lora.dropout);
+        lora.dora |= self.dora;
+        if let Some(text) = &self.lora_target_modules {
+            lora.targets = targets(text);
+        }
+        if let Some(text) = &self.modules_to_save {
+            lora.modules_to_save = text.split(',').map(|name| name.trim().to_owned()).collect();
+        }
+    }
+}
+
+/// Plain names are a list; anything with the signs of a regular expression is one.
+fn targets(text: &str) -> Targets {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-.,/ ".contains(c);
+    if text != "all-linear" && text.chars().all(plain) {
+        Targets::Names(text.split(',').map(|name| name.trim().to_owned()).collect())
+    } else {
+        Targets::parse(text)
+    }
+}
+
+fn read_adapter(path: &std::path::Path) -> Result<serde_json::Value, Failure> {
+    let file = if path.is_dir() { path.join("adapter_config.json") } else { path.to_owned() };
+    let bytes = std::fs::read(&file).map_err(|e| Failure::bad_input(format!("--adapter {}: {e}", file.display())))?;
+    json::parse(&bytes).map_err(|e| Failure::bad_input(format!("--adapter {}: {e}", file.display())))
+}

@@ -1,0 +1,120 @@
+//! `vramcast infer`.
+
+use clap::{Args, ValueEnum};
+use vramcast_core::dtype::DType;
+use vramcast_core::memory::simulation;
+use vramcast_core::plan::{
+    AllocatorOptions, AttentionKind, Batch, CacheImplementation, Choice, Gpu, Gpus, InferPlan, RunPlan,
+};
+use vramcast_core::report;
+
+use super::model::ModelArguments;
+use super::{Answer, Failure};
+use crate::exit::Exit;
+use crate::render;
+
+/// What to generate, and how.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    model: ModelArguments,
+    /// Prompts at once.
+    #[arg(long, short, value_name = "N", default_value_t = 1, help_heading = "Batch")]
+    batch_size: u64,
+    /// Tokens of a prompt.
+    #[arg(long, short, value_name = "N", default_value_t = 1024, visible_alias = "seq-len", help_heading = "Batch")]
+    prompt: u64,
+    /// Tokens to generate; 0: one forward pass.
+    #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Batch")]
+    new_tokens: u64,
+    /// Beams per prompt.
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Batch")]
+    beams: u64,
+    /// Sample instead of taking the likeliest token.
+    #[arg(long, help_heading = "Batch")]
+    sample: bool,
+    /// The type of the weights: bf16, fp16 or fp32 [default: as the config says, else bf16].
+    #[arg(long, value_name = "TYPE", help_heading = "Precision")]
+    dtype: Option<String>,
+    /// How keys and values are kept.
+    #[arg(long, value_name = "HOW", default_value = "dynamic", help_heading = "Kernels")]
+    cache: Cache,
+    /// Compute everything again for every token (`use_cache=False`).
+    #[arg(long, help_heading = "Kernels", conflicts_with = "cache")]
+    no_kv_cache: bool,
+    /// Use the model's eager attention instead of SDPA.
+    #[arg(long, help_heading = "Kernels")]
+    eager: bool,
+    /// The card [default: H200]; see `vramcast list gpus`.
+    #[arg(long, value_name = "NAME", help_heading = "Hardware")]
+    gpu: Option<String>,
+    /// Say which of all known cards hold it.
+    #[arg(long, help_heading = "Hardware")]
+    all_gpus: bool,
+    /// PYTORCH_ALLOC_CONF of the run.
+    #[arg(long, value_name = "OPTIONS", help_heading = "Hardware")]
+    alloc_conf: Option<String>,
+    /// Show what is alive at the peak, tensor by tensor, and by module.
+    #[arg(long, help_heading = "Output")]
+    explain: bool,
+    /// Plot memory over the run.
+    #[arg(long, help_heading = "Output")]
+    timeline: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Cache {
+    Dynamic,
+    Static,
+}
+
+pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
+    let found = arguments.model.find(false)?;
+    let model = found.require_model()?;
+    let cards = Gpus::embedded();
+    let (plan, mut notes) = arguments.plan(&cards, found.stored_dtype())?;
+    let simulation = simulation::infer(model, &plan)?;
+    let judged: Vec<Gpu> = if arguments.all_gpus { cards.all().collect() } else { vec![plan.gpu.clone()] };
+    let own = plan.gpu.name.clone();
+    let mut report = report::summarize(&found.name, model, RunPlan::Infer(plan), &simulation, &judged);
+    notes.extend(found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
+    report.notes.splice(0..0, notes);
+    let fits = report.verdicts.iter().find(|verdict| verdict.gpu == own).is_none_or(|verdict| verdict.fits);
+    let text = if as_json {
+        serde_json::to_string_pretty(&report).map_err(|e| Failure::bad_input(e.to_string()))? + "\n"
+    } else {
+        render::train::text(&report, arguments.explain, arguments.timeline)
+    };
+    Ok(Answer { text, exit: if fits { Exit::Success } else { Exit::No } })
+}
+
+impl Arguments {
+    fn plan(&self, cards: &Gpus, stored: Option<DType>) -> Result<(InferPlan, Vec<String>), Failure> {
+        let mut notes = Vec::new();
+        let weights = match &self.dtype {
+            Some(text) => DType::parse(text)
+                .ok_or_else(|| Failure::bad_input(format!("--dtype: {text} is not bf16, fp16 or fp32")))?,
+            None => stored.unwrap_or(DType::BF16),
+        };
+        let (allocator, ignored) = AllocatorOptions::parse(self.alloc_conf.as_deref().unwrap_or_default())?;
+        notes.extend(ignored.iter().map(|key| format!("PYTORCH_ALLOC_CONF: {key} has no effect on these levels")));
+        let plan = InferPlan {
+            batch: Batch { batch_size: self.batch_size, seq_len: self.prompt, ..Batch::default() },
+            new_tokens: self.new_tokens,
+            cache: match (self.no_kv_cache, self.cache) {
+                (true, _) => CacheImplementation::None,
+                (_, Cache::Dynamic) => CacheImplementation::Dynamic,
+                (_, Cache::Static) => CacheImplementation::Static,
+            },
+            beams: self.beams,
+            choice: if self.sample { Choice::Sample } else { Choice::Greedy },
+            weights,
+            attention: if self.eager { AttentionKind::Eager } else { AttentionKind::Sdpa },
+            gpu: self.gpu.as_deref().map_or_else(|| Ok(Gpu::h200()), |name| cards.find(name))?,
+            allocator,
+            ..InferPlan::default()
+        };
+        plan.check()?;
+        Ok((plan, notes))
+    }
+}

@@ -1,0 +1,298 @@
+//! A model as an engine sees it: what each layer weighs and what it caches.
+
+use crate::dtype::{DType, Format};
+use crate::model::op::{CacheKind, CacheUpdate, Op, Parameter, Role};
+use crate::model::{Config, Inputs, Model, ModelError, ModuleKind, Step};
+use crate::source::quantization::{self, Quantization, Weight};
+
+/// How weights are stored.
+#[derive(Debug, Clone)]
+pub enum WeightFormat {
+    /// All in one plain type.
+    Plain(DType),
+    /// As the config's `quantization_config` says, the rest in a plain type.
+    Checkpoint(Box<Quantization>, DType),
+    /// Every matrix in one storage format (a GGUF type), vectors in fp32.
+    Stored(Format),
+}
+
+impl WeightFormat {
+    /// What the config says: its `quantization_config`, else its dtype, else bf16.
+    pub fn of(model: &Model) -> Result<Self, quantization::QuantizationError> {
+        let config = model.config();
+        let named = ["dtype", "torch_dtype"].iter().find_map(|key| config[*key].as_str());
+        let dtype = named.and_then(DType::parse).unwrap_or(DType::BF16);
+        Ok(match Quantization::from_config(config)? {
+            Some(quantization) => Self::Checkpoint(Box::new(quantization), dtype),
+            None => Self::Plain(dtype),
+        })
+    }
+
+    /// Bytes of a parameter.
+    pub fn bytes(&self, parameter: &Parameter) -> u64 {
+        let shape = parameter.shape.sizes();
+        let plain = |dtype: DType| parameter.shape.elements().saturating_mul(dtype.size());
+        match self {
+            Self::Plain(dtype) => plain(*dtype),
+            Self::Stored(_) if shape.len() < 2 => plain(DType::F32),
+            Self::Stored(format) => format.bytes(shape).unwrap_or(u64::MAX),
+            Self::Checkpoint(quantization, dtype) => {
+                let role = match parameter.role {
+                    Role::Linear if is_head(&parameter.name) => quantization::Role::Head,
+                    Role::Linear => quantization::Role::Linear,
+                    Role::Experts { .. } => quantization::Role::Experts,
+                    Role::Embedding => quantization::Role::Embedding,
+                    _ => quantization::Role::Other,
+                };
+                let weight = Weight { name: &parameter.name, shape, dtype: *dtype, role, transposed: false };
+                quantization.stored(&weight).map_or_else(|_| plain(*dtype), |stored| stored.bytes)
+            }
+        }
+    }
+}
+
+fn is_head(name: &str) -> bool {
+    name.contains("lm_head") || name.ends_with("output.weight")
+}
+
+/// A decoder layer.
+#[derive(Debug, Clone, Default)]
+pub struct ServedLayer {
+    /// Bytes of its weights that tensor parallelism splits.
+    pub split: u64,
+    /// Bytes of its weights that every card holds (norms, routers).
+    pub whole: u64,
+    /// Bytes of `split` that are routed experts.
+    pub experts: u64,
+    /// What it caches.
+    pub caches: Vec<CacheUpdate>,
+}
+
+/// A model, counted for serving.
+#[derive(Debug, Clone, Default)]
+pub struct ServedModel {
+    /// Decoder layers, in order.
+    pub layers: Vec<ServedLayer>,
+    /// The token embedding.
+    pub embedding: u64,
+    /// The output head; 0 when it is the embedding's table.
+    pub head: u64,
+    /// What is neither in a decoder layer nor a table: last norms, and whole encoders of images and sound.
+    pub outside: u64,
+    /// Parameters.
+    pub parameters: u64,
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// Rows of the vocabulary.
+    pub vocabulary: u64,
+    /// Query heads.
+    pub heads: u64,
+    /// Width of a head.
+    pub head_dim: u64,
+    /// Width of the feed-forward.
+    pub width: u64,
+    /// Width of one routed expert.
+    pub expert_width: u64,
+    /// Experts that run for a token.
+    pub chosen_experts: u64,
+    /// Positions the model was made for.
+    pub positions: u64,
+    /// Dimensions of the rotary table.
+    pub rotary: u64,
+    /// Positions that a layer's short convolution looks at; its state holds one fewer.
+    pub convolution: u64,
+    /// Whether images or sound go in.
+    pub multimodal: bool,
+}
+
+impl ServedModel {
+    /// Counts a model whose weights are stored as `format` says.
+    pub fn of(model: &Model, format: &WeightFormat) -> Result<Self, ModelError> {
+        let program = model.program(Inputs::inventory())?;
+        let mut served = Self::sizes(&Config::new(model.config())?);
+        let layers: Vec<&str> =
+            program.modules.iter().filter(|m| m.kind == ModuleKind::Layer).map(|m| m.path.as_str()).collect();
+        let caches = caches_by_layer(&program.steps, &program.modules);
+        let decoder: Vec<&str> = layers.iter().copied().filter(|path| caches.iter().any(|(p, _)| p == path)).collect();
+        for path in &decoder {
+            let own = caches.iter().filter(|(p, _)| p == path).map(|(_, update)| *update).collect();
+            served.layers.push(ServedLayer { caches: own, ..ServedLayer::default() });
+        }
+        // Layers that cache nothing (shared keys, plain MLP layers) stand beside their neighbours in the same list.
+        let list = decoder.first().and_then(|path| path.rsplit_once('.')).map(|(list, _)| list);
+        for parameter in &program.parameters {
+            let bytes = format.bytes(parameter);
+            served.parameters = served.parameters.saturating_add(parameter.shape.elements());
+            let inside = |path: &str| parameter.name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
+            served.widen(parameter);
+            let splits = matches!(parameter.role, Role::Linear | Role::Experts { .. } | Role::Bias);
+            if let Some(layer) = decoder.iter().position(|path| inside(path)).and_then(|at| served.layers.get_mut(at)) {
+                if splits {
+                    layer.split += bytes
+                } else {
+                    layer.whole += bytes
+                }
+                if matches!(parameter.role, Role::Experts { .. }) {
+                    layer.experts += bytes;
+                }
+            } else if let (Some(first), true) = (served.layers.first_mut(), list.is_some_and(inside)) {
+                if splits { first.split += bytes } else { first.whole += bytes }
+            } else if is_head(&parameter.name) {
+                served.head += bytes;
+            } else if parameter.role == Role::Embedding && parameter.shape.size(0) == served.vocabulary {
+                served.embedding += bytes;
+            } else {
+                served.outside += bytes;
+            }
+        }
+        Ok(served)
+    }
+
+    fn sizes(config: &Config<'_>) -> Self {
+        let text = ["text_config", "llm_config", "thinker_config"]
+            .iter()
+            .find_map(|key| config.get(key).and_then(|inner| Config::new(inner).ok()));
+        let multimodal = config.has("vision_config") || config.has("audio_config");
+        let size = |keys: &[&str]| {
+            let inner = text.as_ref().and_then(|text| text.size_or(keys, 0).ok()).filter(|size| *size > 0);
+            inner.unwrap_or_else(|| config.size_or(keys, 0).unwrap_or(0))
+        };
+        let (hidden, heads) = (size(&["hidden_size", "n_embd", "d_model"]), size(&["num_attention_heads", "n_head"]));
+        let head_dim = match size(&["head_dim"]) {
+            0 => hidden.checked_div(heads).unwrap_or(0),
+            dim => dim,
+        };
+        Self {
+            hidden,
+            heads,
+            head_dim,
+            vocabulary: size(&["vocab_size"]),
+            positions: size(&["max_position_embeddings", "n_positions"]),
+            rotary: match size(&["qk_rope_head_dim"]) {
+                0 => head_dim,
+                dim => dim,
+            },
+            convolution: match size(&["linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel", "conv_L_cache"]) {
+                0 => 4,
+                kernel => kernel,
+            },
+            multimodal,
+            ..Self::default()
+        }
+    }
+
+    /// Takes the widths of feed-forwards and experts from their matrices.
+    fn widen(&mut self, parameter: &Parameter) {
+        let fused = if parameter.name.contains("gate_up") { 2 } else { 1 };
+        match parameter.role {
+            // [experts, hidden, width] or transposed: the side that is not the residual stream.
+            Role::Experts { top_k, .. } if parameter.name.contains("down") => {
+                let sides = [parameter.shape.size(1), parameter.shape.size(2)];
+                self.chosen_experts = top_k;
+                self.expert_width = sides.into_iter().find(|side| *side != self.hidden).unwrap_or(self.hidden);
+            }
+            Role::Linear if ["mlp", "feed_forward", "ffn"].iter().any(|part| parameter.name.contains(part)) => {
+                let own = parameter.shape.size(0) / fused;
+                if !parameter.name.contains("vision") && !parameter.name.contains("audio") {
+                    self.width = self.width.max(own);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// All weights.
+    pub fn weights(&self) -> u64 {
+        let layers = self.layers.iter().fold(0u64, |sum, l| sum.saturating_add(l.split).saturating_add(l.whole));
+        layers.saturating_add(self.embedding).saturating_add(self.head).saturating_add(self.outside)
+    }
+
+    /// Cache bytes a token adds on one of `ranks` tensor-parallel cards, all layers growing: key and value heads are
+    /// split (never below one), the latent of multi-head latent attention is held by every card.
+    pub fn bytes_per_token(&self, element: Element, ranks: u64) -> u64 {
+        self.layers.iter().flat_map(|layer| &layer.caches).map(|cache| per_token(cache, element, ranks)).sum()
+    }
+
+    /// The constant states of one layer per sequence: elements of the short convolution's, and of all others.
+    ///
+    /// Engines keep one position fewer than transformers for the convolution, which comes first where there are two.
+    pub fn states(&self, layer: &ServedLayer) -> (u64, u64) {
+        let all: Vec<u64> = layer
+            .caches
+            .iter()
+            .filter_map(|cache| match cache.kind {
+                CacheKind::State { elements } => Some(elements),
+                _ => None,
+            })
+            .collect();
+        let (first, rest) = match all.split_first() {
+            None => return (0, 0),
+            Some((first, rest)) => (*first, rest.iter().fold(0u64, |sum, e| sum.saturating_add(*e))),
+        };
+        let kernel = self.convolution.max(1);
+        (first / kernel * (kernel - 1), rest)
+    }
+
+    /// Bytes of all constant states per sequence on one of `ranks` cards.
+    pub fn state_bytes(&self, convolution: DType, recurrent: DType, ranks: u64) -> u64 {
+        let bytes = |layer: &ServedLayer| {
+            let (first, rest) = self.states(layer);
+            first.saturating_mul(convolution.size()).saturating_add(rest.saturating_mul(recurrent.size()))
+        };
+        self.layers.iter().map(bytes).fold(0u64, u64::saturating_add) / ranks.max(1)
+    }
+}
+
+/// An element of a cache: bits, so that block formats count exactly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Element {
+    /// Bytes of a group.
+    pub bytes: u64,
+    /// Elements of a group.
+    pub group: u64,
+}
+
+impl Element {
+    /// A plain type.
+    pub const fn plain(dtype: DType) -> Self {
+        Self { bytes: dtype.size(), group: 1 }
+    }
+
+    /// Bytes of that many elements, started groups in full.
+    pub const fn size(&self, elements: u64) -> u64 {
+        elements.div_ceil(self.group).saturating_mul(self.bytes)
+    }
+}
+
+/// What one cache grows by with a token.
+pub fn per_token(cache: &CacheUpdate, element: Element, ranks: u64) -> u64 {
+    match cache.kind {
+        CacheKind::Full | CacheKind::Sliding(_) => {
+            let heads = cache.true_heads.div_ceil(ranks.max(1)).max(1);
+            element.size(heads.saturating_mul(cache.key_dim)) + element.size(heads.saturating_mul(cache.value_dim))
+        }
+        CacheKind::Latent { .. } => element.size(cache.key_dim + cache.value_dim),
+        // Index keys are kept in fp8 with a scale per 128 of them by the engines that have them.
+        CacheKind::Index => cache.key_dim + cache.key_dim.div_ceil(128) * 4,
+        CacheKind::Cross | CacheKind::State { .. } => 0,
+    }
+}
+
+fn caches_by_layer(steps: &[Step], modules: &[crate::model::Module]) -> Vec<(String, CacheUpdate)> {
+    let mut open: Vec<usize> = Vec::new();
+    let mut found = Vec::new();
+    for step in steps {
+        match step {
+            Step::Enter(id) => open.push(id.0 as usize),
+            Step::Exit(_) => drop(open.pop()),
+            Step::Run { op: Op::Cache(update), .. } => {
+                let layer = open.iter().rev().find(|id| modules.get(**id).is_some_and(|m| m.kind == ModuleKind::Layer));
+                if let Some(module) = layer.and_then(|id| modules.get(*id)) {
+                    found.push((module.path.clone(), *update));
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}

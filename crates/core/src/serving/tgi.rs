@@ -1,0 +1,70 @@
+//! Text Generation Inference: a warm-up prefill of the largest batch, then nearly all that is free becomes blocks.
+
+use serde::{Deserialize, Serialize};
+
+use super::model::{Element, ServedModel};
+use super::{Budget, Paged, Share, thousandths};
+use crate::dtype::DType;
+
+/// What the launcher is started with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TgiPlan {
+    /// `--num-shard`.
+    pub shards: u64,
+    /// `--max-total-tokens`.
+    pub max_total_tokens: Option<u64>,
+    /// `--max-batch-prefill-tokens`.
+    pub max_batch_prefill_tokens: u64,
+    /// `--cuda-memory-fraction`, in thousandths.
+    pub fraction_thousandths: u64,
+    /// The type of keys and values.
+    pub cache_dtype: DType,
+    /// What the card has, in bytes.
+    pub memory: u64,
+}
+
+impl Default for TgiPlan {
+    fn default() -> Self {
+        Self {
+            shards: 1,
+            max_total_tokens: None,
+            max_batch_prefill_tokens: 4096,
+            fraction_thousandths: 1000,
+            cache_dtype: DType::F16,
+            memory: 80 << 30,
+        }
+    }
+}
+
+/// `TGI_WIGGLE_ROOM`: this share of what is free after the warm-up becomes blocks, in thousandths.
+const WIGGLE_ROOM: u64 = 900;
+
+impl TgiPlan {
+    /// The budget of a model.
+    pub fn budget(&self, model: &ServedModel) -> Budget {
+        let ranks = self.shards.max(1);
+        let tokens = self.max_batch_prefill_tokens;
+        // The warm-up prefill: hidden states, the feed-forward's halves and their product, fp32 logits of one batch.
+        let width = model.hidden.saturating_mul(3).saturating_add(model.width.saturating_mul(3) / ranks);
+        let prefill = tokens.saturating_mul(width).saturating_mul(2);
+        let weights = model.weights() / ranks;
+        let free = thousandths(self.memory, self.fraction_thousandths).saturating_sub(weights).saturating_sub(prefill);
+        let kept = free - thousandths(free, WIGGLE_ROOM);
+        Paged {
+            engine: "TGI 3".into(),
+            granted: thousandths(self.memory, self.fraction_thousandths),
+            parts: vec![
+                Share::new("weights", weights),
+                Share::new("warm-up prefill", prefill),
+                Share::new("left free", kept),
+            ],
+            bytes_per_token: model.bytes_per_token(Element::plain(self.cache_dtype), ranks),
+            per_sequence: model.state_bytes(DType::BF16, DType::F32, ranks),
+            block_size: 1,
+            sequence: self.max_total_tokens.unwrap_or(model.positions).max(1),
+            notes: vec!["by published rules; no recorded logs of this engine to score against".into()],
+        }
+        .budget()
+    }
+}

@@ -1,0 +1,197 @@
+//! vLLM: a share of the card is granted, a profile run says what weights and activations take, the rest is blocks.
+
+mod groups;
+mod rules;
+
+pub use groups::Layout;
+pub use rules::{RULES, Rules, rules};
+
+use serde::{Deserialize, Serialize};
+
+use super::model::{Element, ServedModel};
+use super::{Budget, Share, thousandths};
+use crate::dtype::DType;
+
+/// What vLLM is started with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VllmPlan {
+    /// Its version, such as `0.11.0`.
+    pub version: String,
+    /// `--gpu-memory-utilization`, in thousandths.
+    pub utilization_thousandths: u64,
+    /// `--tensor-parallel-size`.
+    pub tensor_parallel: u64,
+    /// `--pipeline-parallel-size`.
+    pub pipeline_parallel: u64,
+    /// `--max-model-len`; the model's own length when absent.
+    pub max_model_len: Option<u64>,
+    /// `--max-num-batched-tokens`; the version's default when absent.
+    pub max_num_batched_tokens: Option<u64>,
+    /// `--max-num-seqs`; the version's default when absent.
+    pub max_num_seqs: Option<u64>,
+    /// `--block-size`.
+    pub block_size: u64,
+    /// The type of keys and values; the weights' own 16 bits when absent (`auto`).
+    pub cache_dtype: DType,
+    /// `--enforce-eager`: no CUDA graphs.
+    pub enforce_eager: bool,
+    /// `--max-loras` and `--max-lora-rank`.
+    pub lora: Option<[u64; 2]>,
+    /// Attention layers of a draft model beside the model's own.
+    pub draft_layers: u64,
+    /// What the card has, in bytes.
+    pub memory: u64,
+}
+
+impl Default for VllmPlan {
+    fn default() -> Self {
+        Self {
+            version: "0.11.0".into(),
+            utilization_thousandths: 900,
+            tensor_parallel: 1,
+            pipeline_parallel: 1,
+            max_model_len: None,
+            max_num_batched_tokens: None,
+            max_num_seqs: None,
+            block_size: 16,
+            cache_dtype: DType::BF16,
+            enforce_eager: false,
+            lora: None,
+            draft_layers: 0,
+            memory: 80 << 30,
+        }
+    }
+}
+
+/// Cards above this get the larger defaults (70 GiB in vllm/engine/arg_utils.py).
+const LARGE_CARD: u64 = 70 << 30;
+
+impl VllmPlan {
+    fn sequences(&self, rules: &Rules) -> u64 {
+        self.max_num_seqs.unwrap_or(if rules.v1 && self.memory >= LARGE_CARD { 1024 } else { 256 })
+    }
+
+    fn batched(&self, rules: &Rules, length: u64) -> u64 {
+        self.max_num_batched_tokens.unwrap_or(match rules.v1 {
+            true if self.memory >= LARGE_CARD => 8192,
+            true => 2048,
+            false => length.max(2048),
+        })
+    }
+
+    /// The budget of a model.
+    pub fn budget(&self, model: &ServedModel) -> Budget {
+        let rules = rules(&self.version);
+        let (tensor, stages) = (self.tensor_parallel.max(1), self.pipeline_parallel.max(1));
+        let length = self.max_model_len.unwrap_or(model.positions).max(1);
+        let (sequences, batched) = (self.sequences(rules), self.batched(rules, length));
+        let mut notes = Vec::new();
+        let mut parts = vec![
+            Share::new("weights", weights(model, tensor, stages)),
+            Share::new("activations while profiling", self.activations(model, rules, sequences, batched)),
+            Share::new("outside torch", outside_torch(rules, tensor)),
+        ];
+        if let Some([count, rank]) = self.lora {
+            parts.push(Share::new("LoRA slots", lora_slots(model, count, rank, tensor)));
+        }
+        if rules.graphs_in_budget && !self.enforce_eager {
+            parts.push(Share::new("CUDA graphs", rules::GRAPHS));
+        }
+        if model.multimodal {
+            notes.push("the profile run of the image or audio encoder is not counted".into());
+        }
+        let granted = thousandths(self.memory, self.utilization_thousandths);
+        let held = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes));
+        let cache = granted.saturating_sub(held);
+        let mut budget = self.blocks(model, cache);
+        budget.engine = format!("vLLM {}", self.version);
+        budget.granted = granted;
+        budget.missing = held.saturating_sub(granted);
+        budget.parts = parts;
+        budget.notes.extend(notes);
+        budget
+    }
+
+    /// What a pool of `cache` bytes holds.
+    pub fn blocks(&self, model: &ServedModel, cache: u64) -> Budget {
+        let rules = rules(&self.version);
+        let length = self.max_model_len.unwrap_or(model.positions).max(1);
+        let batched = self.batched(rules, length);
+        let element = Element::plain(self.cache_dtype);
+        let stages = self.pipeline_parallel.max(1);
+        let mut own = model.clone();
+        if let Some(last) = own.layers.iter().rev().find(|layer| model.states(layer) == (0, 0)).cloned() {
+            own.layers.extend(std::iter::repeat_n(last, usize::try_from(self.draft_layers.min(64)).unwrap_or(0)));
+        }
+        let kept = (own.layers.len() as u64).div_ceil(stages);
+        own.layers.truncate(usize::try_from(kept).unwrap_or(usize::MAX));
+        let layout = Layout::new(&own, element, self.tensor_parallel.max(1), self.block_size, rules.state_blocks);
+        let blocks = cache / layout.block_bytes.max(1);
+        let need = layout.blocks(length, batched).max(1);
+        let concurrency = u128::from(blocks) * 1000 / u128::from(need);
+        let hybrid = layout.group_count() > 1;
+        let tokens = if rules.tokens_by_concurrency && hybrid {
+            u128::from(blocks) * u128::from(length) / u128::from(need)
+        } else {
+            u128::from(blocks / layout.group_count().max(1)) * u128::from(layout.block_size)
+        };
+        let longest = super::solve::largest(1, 1 << 40, |length| layout.blocks(length, batched) <= blocks);
+        Budget {
+            engine: String::new(),
+            granted: 0,
+            parts: Vec::new(),
+            cache,
+            missing: 0,
+            cache_tokens: u64::try_from(tokens).unwrap_or(u64::MAX),
+            blocks,
+            block_size: layout.block_size,
+            concurrency_thousandths: u64::try_from(concurrency).unwrap_or(u64::MAX),
+            fits: need <= blocks,
+            largest_sequence: longest.unwrap_or(0),
+            notes: Vec::new(),
+        }
+    }
+
+    /// The peak of the profile run above the weights: hidden states of a full batch, then the sampler on all sequences.
+    fn activations(&self, model: &ServedModel, rules: &Rules, sequences: u64, batched: u64) -> u64 {
+        let tensor = self.tensor_parallel.max(1);
+        let hidden = batched.saturating_mul(model.hidden).saturating_mul(2);
+        let logits = sequences.min(batched).saturating_mul(model.vocabulary);
+        let sampler = hidden.saturating_add(logits.saturating_mul(rules::SAMPLER_TENTHS) / 10);
+        // Eager code also holds the feed-forward's two halves and their product.
+        let width = model.width.saturating_mul(3) / tensor;
+        let forward = batched.saturating_mul(model.hidden.saturating_mul(3).saturating_add(width)).saturating_mul(2);
+        if rules.v1 { sampler } else { sampler.max(forward) }
+    }
+}
+
+/// Weights of one rank: matrices split, norms whole, tables split by rows padded to 64, and the rotary table.
+fn weights(model: &ServedModel, tensor: u64, stages: u64) -> u64 {
+    let padded = |bytes: u64| {
+        let rows = model.vocabulary.max(1);
+        let row = bytes / rows;
+        row.saturating_mul(rows.next_multiple_of(64).next_multiple_of(tensor)) / tensor
+    };
+    let of = |layer: &super::ServedLayer| layer.split / tensor + layer.whole;
+    let layers = model.layers.iter().map(of).fold(0u64, u64::saturating_add) / stages;
+    let rotary = model.positions.saturating_mul(model.rotary).saturating_mul(2);
+    layers + padded(model.embedding) + padded(model.head) + model.outside + rotary
+}
+
+fn outside_torch(rules: &Rules, tensor: u64) -> u64 {
+    let alone = if rules.v1 { rules::OUTSIDE_TORCH } else { rules::OUTSIDE_TORCH_V0 };
+    alone + if tensor > 1 { rules::COMMUNICATION } else { 0 }
+}
+
+/// Adapters have room on every matrix of every layer, and on the tables: `rank · (in + out)` in 16 bits each.
+fn lora_slots(model: &ServedModel, count: u64, rank: u64, tensor: u64) -> u64 {
+    let layers = model.layers.len() as u64;
+    let kv = model.layers.first().and_then(|layer| layer.caches.first()).map_or(0, |c| c.true_heads * c.key_dim);
+    let queries = model.heads.saturating_mul(model.head_dim);
+    let (hidden, width) = (model.hidden, model.width);
+    let sides = 2 * (hidden + queries) + 2 * (hidden + kv) + 3 * (hidden + width);
+    let tables = 2 * (model.vocabulary + 256) + 2 * hidden;
+    let elements = rank.saturating_mul(layers.saturating_mul(sides) + tables);
+    count.max(1).saturating_mul(elements).saturating_mul(2) / tensor
+}

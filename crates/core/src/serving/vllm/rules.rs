@@ -1,0 +1,81 @@
+//! What changed in vLLM from version to version, as far as memory goes.
+
+/// The rules of a range of versions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// The first version they hold for, major, minor and patch.
+    pub since: [u32; 3],
+    /// Whether the V1 engine runs (chunked prefill always, logits on every rank, compiled forward).
+    pub v1: bool,
+    /// Whether captured CUDA graphs are taken out of the cache's share.
+    pub graphs_in_budget: bool,
+    /// Blocks that a sequence holds of a group with constant state.
+    pub state_blocks: u64,
+    /// Whether the printed token count is concurrency times the longest sequence (else blocks per group times block).
+    pub tokens_by_concurrency: bool,
+    /// Where this was read.
+    pub source: &'static str,
+}
+
+/// From new to old.
+pub const RULES: &[Rules] = &[
+    Rules {
+        since: [0, 21, 0],
+        v1: true,
+        graphs_in_budget: true,
+        state_blocks: 2,
+        tokens_by_concurrency: true,
+        source: "truth/external/vllm_logs.json: 0.24 log of a 40-layer hybrid, 300 blocks, 69 per sequence",
+    },
+    Rules {
+        since: [0, 11, 0],
+        v1: true,
+        graphs_in_budget: false,
+        state_blocks: 1,
+        tokens_by_concurrency: false,
+        source: "truth/external/vllm_logs.json: four H100 logs of 0.11.0 add up without graphs",
+    },
+    Rules {
+        since: [0, 9, 0],
+        v1: true,
+        graphs_in_budget: false,
+        state_blocks: 1,
+        tokens_by_concurrency: false,
+        source: "V1 is the default engine; logs of 0.9 in truth/external/vllm_logs.json",
+    },
+    Rules {
+        since: [0, 0, 0],
+        v1: false,
+        graphs_in_budget: false,
+        state_blocks: 1,
+        tokens_by_concurrency: false,
+        source: "logs of 0.6 to 0.8 in truth/external/vllm_logs.json: four terms add up to the grant",
+    },
+];
+
+/// Bytes per logit that the sampler's profile run holds at its peak, in tenths: logits in 16 bits and in fp32, a sort by
+/// value with its indices and their second buffers, probabilities and their running sums (2 + 4 + 4 + 8 + 4 + 8 + 4 + 4),
+/// and small change. Eight logs of 0.7 to 0.11 with 160 to 1024 sequences give 38.2 to 38.9.
+pub(super) const SAMPLER_TENTHS: u64 = 384;
+
+/// What a process holds outside torch when profiled, on one card and on each of several (NCCL and the custom
+/// all-reduce): 0.13 and 0.55 GiB in logs of 0.11 on H100, 0.03 to 0.09 GiB before.
+pub(super) const OUTSIDE_TORCH: u64 = 140 << 20;
+/// The same before V1.
+pub(super) const OUTSIDE_TORCH_V0: u64 = 92 << 20;
+/// Each further rank's share of communication buffers.
+pub(super) const COMMUNICATION: u64 = 424 << 20;
+
+/// Graphs captured by default: 0.1 to 0.6 GiB in logs; the mean of those between 0.5 and 8 billion parameters.
+pub(super) const GRAPHS: u64 = 400 << 20;
+
+/// The rules of a version such as `0.11.0`; the newest where it cannot be read.
+pub fn rules(version: &str) -> &'static Rules {
+    let mut numbers = version
+        .split(['.', '-', '+'])
+        .map(|part| part.chars().take_while(char::is_ascii_digit).collect::<String>())
+        .map_while(|digits| digits.parse::<u32>().ok());
+    let parsed = numbers.next().map(|major| [major, numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)]);
+    let wanted = parsed.unwrap_or([u32::MAX; 3]);
+    RULES.iter().find(|rules| wanted >= rules.since).unwrap_or(&RULES[RULES.len() - 1])
+}

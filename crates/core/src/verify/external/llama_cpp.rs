@@ -1,0 +1,215 @@
+//! llama.cpp's buffer lines, and a table of what it held on cards.
+
+use serde_json::Value;
+
+use super::{ExternalRow, mebibytes, number};
+use crate::model::Model;
+use crate::model::op::{CacheKind, CacheUpdate};
+use crate::serving::llama_cpp::{Build, LlamaCppPlan};
+use crate::serving::{ServedLayer, ServedModel, WeightFormat};
+use crate::source::catalogue;
+
+const MIB: u64 = 1 << 20;
+
+/// A row of llamacpp_logs.json: the model is what the log prints of it.
+pub(super) fn score_log(index: usize, row: &Value) -> Vec<ExternalRow> {
+    let file = row["file"].as_str().or_else(|| row["command"].as_str()).unwrap_or_default();
+    let label = format!("llamacpp_logs {index} {}", file.chars().take(48).collect::<String>());
+    let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.to_owned() }];
+    let Some(model) = printed_model(&row["arch"]) else { return skip("its architecture is not printed whole") };
+    let placed = row["offloaded_layers"].as_str().and_then(|text| text.split('/').nth(1)?.parse::<usize>().ok());
+    if placed.is_some_and(|total| total != model.layers.len() + 1) {
+        return skip("its lines are of two different models");
+    }
+    let Some(plan) = printed_plan(row) else { return skip("its cache types are not printed") };
+    let Ok(estimate) = plan.estimate(&model) else { return skip("its cache type is not one of ggml's") };
+    let mut scored = Vec::new();
+    let devices = row["gpu_buffers_mib"].as_object();
+    let on_devices: Option<u64> = devices.map(|all| all.values().filter_map(|d| mebibytes(&d["kv"])).sum());
+    let on_host: u64 =
+        row["host_buffers_mib"]["kv"].as_object().into_iter().flat_map(|all| all.values()).filter_map(mebibytes).sum();
+    let total = on_devices.unwrap_or(0) + on_host;
+    let ours = estimate.devices.iter().map(|device| device.cache).sum::<u64>() + estimate.host.cache;
+    if total > 0 {
+        // Logs round every buffer to a hundredth of a MiB, and CUDA pads quantised ones.
+        let rounded = |bytes: u64| (bytes + MIB / 2) / MIB;
+        scored.push(ExternalRow::Scored {
+            row: label.clone(),
+            quantity: "cache",
+            predicted: rounded(ours),
+            measured: rounded(total),
+        });
+    }
+    if let Some((predicted, measured)) = printed_compute(row, &plan, &estimate) {
+        scored.push(ExternalRow::Scored { row: label.clone(), quantity: "compute", predicted, measured });
+    }
+    if scored.is_empty() { skip("no buffer in it that our rules answer") } else { scored }
+}
+
+/// The compute buffer where the log says all that decides it: one device or none, nothing placed by hand.
+fn printed_compute(
+    row: &Value,
+    plan: &LlamaCppPlan,
+    estimate: &crate::serving::llama_cpp::LlamaCppEstimate,
+) -> Option<(u64, u64)> {
+    let command = row["command"].as_str().unwrap_or_default();
+    let by_hand = ["-ot ", "--override-tensor", "exps=CPU"].iter().any(|part| command.contains(part));
+    let embedding = row["arch"]["arch"] == "bert";
+    if by_hand || embedding || matches!(plan.build, Build::Ik { mla: 1.. }) {
+        return None;
+    }
+    let devices: Vec<&Value> = row["gpu_buffers_mib"].as_object()?.values().collect();
+    match devices.as_slice() {
+        [] => Some((estimate.host.compute, mebibytes(&row["host_buffers_mib"]["compute"]["CPU"])?)),
+        [only] if mebibytes(&only["model"])? > 0 => {
+            Some((estimate.devices.last()?.compute, mebibytes(&only["compute"])?))
+        }
+        _ => None,
+    }
+}
+
+fn printed_plan(row: &Value) -> Option<LlamaCppPlan> {
+    let context = &row["context"];
+    let lines: Vec<&str> = row["kv_lines"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let typed = |name: &str| {
+        let line = lines.iter().find(|line| line.contains(name))?;
+        let rest = &line[line.find(name)? + name.len()..];
+        Some(rest.split(')').next()?.trim().to_owned())
+    };
+    let windows = lines.iter().any(|line| line.contains("non-SWA"));
+    let keys = typed("c^KV (").or_else(|| typed("K (")).or_else(|| windows.then(|| "f16".to_owned()))?;
+    let values = typed("kv^T (").or_else(|| typed("V (")).unwrap_or_else(|| "f16".to_owned());
+    let ik = row["engine"].as_str().is_some_and(|engine| engine.starts_with("ik"));
+    let mla = number(&context["mla_attn"]).and_then(|mode| u8::try_from(mode).ok()).unwrap_or(0);
+    // A mode that is printed as 0 with a latent cache was chosen by the program.
+    let mla = if mla == 0 && lines.iter().any(|line| line.contains("c^KV")) { 3 } else { mla };
+    let layers = number(&row["arch"]["n_layer"])?;
+    let offloaded = row["offloaded_layers"].as_str().and_then(|text| text.split('/').next()?.parse().ok());
+    let on_device = row["gpu_buffers_mib"].as_object().is_some_and(|all| !all.is_empty());
+    Some(LlamaCppPlan {
+        build: match (ik, windows) {
+            (true, _) => Build::Ik { mla },
+            (_, true) => Build::Current,
+            _ => Build::Early,
+        },
+        context: number(&row["n_ctx"])?,
+        parallel: number(&context["n_seq_max"]).unwrap_or(1),
+        unified: context["kv_unified"] == "true",
+        micro_batch: number(&context["n_ubatch"]).unwrap_or(512),
+        flash_attention: context["flash_attn"] != "0",
+        key_type: keys,
+        value_type: values,
+        gpu_layers: offloaded.unwrap_or(if on_device { layers + 1 } else { 0 }),
+        ..LlamaCppPlan::default()
+    })
+}
+
+/// The model as far as `print_info` tells.
+fn printed_model(arch: &Value) -> Option<ServedModel> {
+    let one = |key: &str| number(&arch[key]);
+    let layers = one("n_layer")?;
+    let key_dim = one("n_embd_head_k")?;
+    let value_dim = one("n_embd_head_v").unwrap_or(key_dim);
+    let heads = one("n_head").unwrap_or(0);
+    let kv_heads = one("n_head_kv")?;
+    let window = one("n_swa").filter(|window| *window > 0);
+    let cache = |index: u64| match (one("kv_lora_rank"), arch["arch"].as_str()) {
+        // For a few months of 2025 the latent was kept as one key head of 576 and one value head of 512.
+        (Some(rank), Some("deepseek2")) if kv_heads > 1 => CacheUpdate {
+            kind: CacheKind::Latent { expanded: heads * (key_dim + value_dim) },
+            heads: 1,
+            key_dim: rank,
+            value_dim: key_dim - value_dim,
+            true_heads: 1,
+        },
+        (_, family) => {
+            // gpt-oss alternates, its first layer sliding; Gemma 3 has five sliding layers before each full one.
+            let slides = match family {
+                Some("gpt-oss") => index % 2 == 0,
+                Some("gemma3") => index % 6 != 5,
+                _ => false,
+            };
+            let kind = window.filter(|_| slides).map_or(CacheKind::Full, CacheKind::Sliding);
+            CacheUpdate { kind, heads: kv_heads, key_dim, value_dim, true_heads: kv_heads }
+        }
+    };
+    let layer = |index| ServedLayer { split: MIB, caches: vec![cache(index)], ..ServedLayer::default() };
+    Some(ServedModel {
+        layers: (0..layers).map(layer).collect(),
+        head: MIB,
+        hidden: one("n_embd").unwrap_or(0),
+        vocabulary: one("n_vocab").unwrap_or(0),
+        heads,
+        head_dim: key_dim,
+        // Experts of a token run side by side; `n_ff` is that of dense layers.
+        width: if one("n_expert").unwrap_or(0) > 0 { 0 } else { one("n_ff").unwrap_or(0) },
+        ..ServedModel::default()
+    })
+}
+
+/// Uploads of llamacpp_ananke.json in the catalogue.
+const MODELS: &[(&str, &str)] = &[
+    ("LFM2.5-Embedding-350M", "LiquidAI/LFM2-350M"),
+    ("Qwen3-4B", "Qwen/Qwen3-4B"),
+    ("gemma-3-27b-it", "google/gemma-3-27b-it"),
+    ("gemma-4-31B-it", "google/gemma-4-31B-it"),
+    ("gemma-4-E4B-it", "google/gemma-4-E4B-it"),
+    ("gemma-4-26B-A4B", "google/gemma-4-26B-A4B-it"),
+    ("Magidonia-24B", "mistralai/Mistral-Small-24B-Base-2501"),
+    ("Qwen3.6-27B", "Qwen/Qwen3.5-27B"),
+    ("Qwen3.6-35B-A3B", "Qwen/Qwen3.5-35B-A3B"),
+    ("Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct"),
+];
+
+/// A cell of llamacpp_ananke.json: whole MiB.
+pub(super) fn score_cell(index: usize, row: &Value) -> Vec<ExternalRow> {
+    let name = row["model"].as_str().unwrap_or_default();
+    let label = format!("llamacpp_ananke {index} {name} ctx {}", row["n_ctx"]);
+    let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.to_owned() }];
+    let Some((_, id)) = MODELS.iter().find(|(part, _)| name.contains(part)) else {
+        return skip("its config is not in the catalogue");
+    };
+    if !row["draft"].is_null() {
+        return skip("a draft model shares its buffers");
+    }
+    let Some(entry) = catalogue::find(id) else { return skip("its config is not in the catalogue") };
+    let Ok(model) = Model::new(entry.config, entry.auto_class.as_deref()) else { return skip("its config is refused") };
+    let format = WeightFormat::Plain(crate::dtype::DType::BF16);
+    let Ok(served) = ServedModel::of(&model, &format) else { return skip("its config is refused") };
+    let parts: Vec<&Value> = row["breakdown_mib"].as_array().into_iter().flatten().collect();
+    let shared = row["note"].as_str().is_some_and(|note| note.contains("ONE GPU share"));
+    let kind = row["kv_type"].as_str().unwrap_or("f16").to_owned();
+    let parallel = number(&row["parallel"])
+        .or_else(|| row["parallel"].as_str()?.trim_start_matches("auto(").trim_end_matches(')').parse().ok())
+        .unwrap_or(1);
+    let plan = LlamaCppPlan {
+        context: number(&row["n_ctx"]).unwrap_or(0),
+        parallel,
+        unified: row["kv_unified"] == true || row["kv_unified"].is_null(),
+        micro_batch: number(&row["n_ubatch"]).unwrap_or(512),
+        flash_attention: row["flash_attn"] != "off",
+        key_type: kind.clone(),
+        value_type: kind,
+        tensor_split: vec![1; parts.len().max(1)],
+        cpu_experts: number(&row["n_cpu_moe"]).unwrap_or(0),
+        ..LlamaCppPlan::default()
+    };
+    let Ok(estimate) = plan.estimate(&served) else { return skip("its cache type is not one of ggml's") };
+    let mut scored = Vec::new();
+    let mut add = |quantity, predicted: u64, measured: u64| {
+        scored.push(ExternalRow::Scored { row: label.clone(), quantity, predicted, measured });
+    };
+    if let Some(whole) = number(&row["kv_mib"]) {
+        add("cache", estimate.devices.iter().map(|d| d.cache).sum::<u64>() / MIB, whole);
+    }
+    for (device, part) in estimate.devices.iter().zip(&parts) {
+        let ranks = if shared { 2 } else { 1 };
+        if let Some(cache) = number(&part["kv"]) {
+            add("cache", device.cache / ranks / MIB, cache);
+        }
+        if let (Some(compute), 0, false) = (number(&part["compute"]), plan.cpu_experts, shared) {
+            add("compute", device.compute / MIB, compute);
+        }
+    }
+    if scored.is_empty() { skip("no buffer in it that our rules answer") } else { scored }
+}

@@ -1,0 +1,108 @@
+//! vLLM's start-up lines.
+
+use serde_json::{Value, json};
+
+use super::{ExternalRow, number};
+use crate::dtype::DType;
+use crate::model::Model;
+use crate::serving::vllm::VllmPlan;
+use crate::serving::{ServedModel, WeightFormat};
+use crate::source::catalogue;
+
+/// The model of a row in the catalogue; names in logs are those of uploads.
+const MODELS: &[(&str, &str)] = &[
+    ("Llama-3.3-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"),
+    ("Meta-Llama-3.1-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"),
+    ("Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+    ("meta-llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+    ("Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B"),
+    ("Llama-3.2-3B-Instruct", "meta-llama/Llama-3.2-3B-Instruct"),
+    ("Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+    ("Qwen3-32B", "Qwen/Qwen3-32B"),
+    ("Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B"),
+    ("DeepSeek-R1-Distill-Qwen-14B", "Qwen/Qwen2.5-14B"),
+    ("DeepSeek-R1-Distill-Qwen-1.5B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
+    ("Qwen2.5-7B-Instruct-AWQ", "Qwen/Qwen2.5-7B-Instruct"),
+    ("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("qwen2.5-vl-7b", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+    ("phi-4", "microsoft/phi-4"),
+    ("gpt-oss-120b", "openai/gpt-oss-120b"),
+    ("qwen3.6-35b-a3b", "Qwen/Qwen3.5-35B-A3B"),
+    ("qwen3.6-27b", "Qwen/Qwen3.5-27B"),
+];
+
+pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
+    let name = row["model"].as_str().unwrap_or_default();
+    let label = format!("vllm_logs {index} {name}");
+    let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.to_owned() }];
+    if row["confidence"] == "low" {
+        return skip("kept for context only by its source");
+    }
+    let Some((_, id)) = MODELS.iter().find(|(part, _)| name.contains(part)) else {
+        return skip("its config is not in the catalogue");
+    };
+    let Some(entry) = catalogue::find(id) else { return skip("its config is not in the catalogue") };
+    let mut config = entry.config;
+    let quantization = row["quantization"].as_str().unwrap_or_default();
+    let method = match quantization {
+        "" => None,
+        q if q.contains("fp8") || q.contains("w8a8") => Some(json!({"quant_method": "fbgemm_fp8"})),
+        q if q.contains("awq") => Some(json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"})),
+        _ => None,
+    };
+    let weights_known = (quantization.is_empty() || method.is_some()) && !name.contains("4-bit");
+    if let (Some(method), Some(object)) = (method, config.as_object_mut()) {
+        object.insert("quantization_config".into(), method);
+    }
+    let Ok(model) = Model::new(config, entry.auto_class.as_deref()) else { return skip("its config is refused") };
+    let Ok(format) = WeightFormat::of(&model) else { return skip("its quantisation is refused") };
+    let Ok(served) = ServedModel::of(&model, &format) else { return skip("its config is refused") };
+    let plan = plan(row);
+    let mut scored = Vec::new();
+    let mut compare = |quantity: &'static str, predicted: u64, measured: Option<u64>| match measured {
+        Some(measured) => scored.push(ExternalRow::Scored { row: label.clone(), quantity, predicted, measured }),
+        None => {}
+    };
+    if weights_known && row["draft"].is_null() {
+        let budget = plan.budget(&served);
+        let held = ["weights", "LoRA slots"];
+        let weights = budget.parts.iter().filter(|part| held.contains(&part.name.as_str())).map(|part| part.bytes);
+        compare("weights", weights.sum(), number(&row["measured_bytes"]));
+        let stated = !row["gpu_memory_utilization"].is_null() && !row["gpu_total_gib"].is_null();
+        if stated && !served.multimodal && row["vllm_version"] == "0.11.0" {
+            compare("cache pool", budget.cache, number(&row["measured_kv_bytes"]));
+        }
+    }
+    // The pool is the log's own, so that this scores how tokens follow from bytes.
+    if let Some(pool) = number(&row["measured_kv_bytes"]) {
+        let held = plan.blocks(&served, pool);
+        // On several cards the smallest pool counts, and only one rank's line is in the log.
+        if number(&row["tensor_parallel"]) == Some(1) || name.contains("qwen3.6") {
+            compare("cache tokens", held.cache_tokens, number(&row["kv_cache_tokens"]));
+        }
+    }
+    if scored.is_empty() { skip("nothing in it that our rules answer") } else { scored }
+}
+
+fn plan(row: &Value) -> VllmPlan {
+    let one = |key: &str| number(&row[key]);
+    let cache = row["kv_cache_dtype"].as_str().unwrap_or("auto");
+    let gibibytes = row["gpu_total_gib"].as_f64().unwrap_or(80.0);
+    let version = row["vllm_version"].as_str().unwrap_or_default();
+    let default = VllmPlan::default();
+    VllmPlan {
+        version: version.replace("0.1x V1", "0.11.0"),
+        utilization_thousandths: (row["gpu_memory_utilization"].as_f64().unwrap_or(0.9) * 1000.0).round() as u64,
+        tensor_parallel: one("tensor_parallel").unwrap_or(1),
+        max_model_len: one("max_model_len"),
+        max_num_batched_tokens: one("max_num_batched_tokens"),
+        max_num_seqs: one("max_num_seqs"),
+        block_size: one("block_size").unwrap_or(16),
+        cache_dtype: if cache.starts_with("fp8") { DType::F8E4M3 } else { DType::BF16 },
+        lora: (row["enable_lora"] == true).then(|| [1, one("max_lora_rank").unwrap_or(16)]),
+        draft_layers: u64::from(row["model"].as_str().is_some_and(|name| name.contains("EAGLE"))),
+        memory: (gibibytes * 1_073_741_824.0) as u64,
+        ..default
+    }
+}
