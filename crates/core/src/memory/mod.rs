@@ -23,6 +23,7 @@ pub mod lower;
 pub mod optimizer;
 mod outliers;
 pub mod process;
+mod repeat;
 pub mod simulation;
 pub mod tensor;
 pub mod torch;
