@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AllocatorOptions, AttentionKind, Batch, Gpu, PlanError};
+use super::{AllocatorOptions, AttentionKind, Batch, Gpu, PlanError, Quantization};
 use crate::dtype::DType;
 use crate::model::Inputs;
 
 /// What is generated, and how, on one card.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct InferPlan {
     /// The prompts: `seq_len` tokens each.
@@ -26,6 +26,8 @@ pub struct InferPlan {
     pub forced_length: bool,
     /// The type the weights are held in.
     pub weights: DType,
+    /// Linears held in few bits by bitsandbytes; `prepare` has no effect here.
+    pub quantization: Option<Quantization>,
     /// How attention is computed.
     pub attention: AttentionKind,
     /// The card.
@@ -45,6 +47,7 @@ impl Default for InferPlan {
             choice: Choice::Greedy,
             forced_length: false,
             weights: DType::BF16,
+            quantization: None,
             attention: AttentionKind::Sdpa,
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
@@ -53,7 +56,7 @@ impl Default for InferPlan {
 }
 
 /// `cache_implementation` of `generate`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheImplementation {
     /// Grows by copying with every token (transformers' default).
@@ -65,7 +68,7 @@ pub enum CacheImplementation {
 }
 
 /// How the next token is chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Choice {
     /// The likeliest.
@@ -94,7 +97,7 @@ impl InferPlan {
                 value: self.weights.name().into(),
                 expected: "fp32, bf16 or fp16".into(),
             }),
-            _ => Ok(()),
+            _ => self.quantization.as_ref().map_or(Ok(()), Quantization::check),
         }
     }
 

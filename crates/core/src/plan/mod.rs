@@ -6,6 +6,7 @@
 //! | [`infer`] | a run of `generate`: prompt, new tokens, cache |
 //! | [`train`] | a training run: batch, precision, checkpointing, optimizer |
 //! | [`batch`] | the sizes of what goes in |
+//! | [`liger`] | what Liger patches |
 //! | [`quantization`] | weights in 4 and 8 bits |
 //! | [`optimizer`] | which optimizer, stepping how |
 //! | [`hardware`] | cards |
@@ -16,6 +17,7 @@ pub mod allocator;
 pub mod batch;
 pub mod hardware;
 pub mod infer;
+pub mod liger;
 pub mod optimizer;
 pub mod quantization;
 pub mod train;

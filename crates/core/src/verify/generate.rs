@@ -9,7 +9,7 @@ use crate::plan::{AllocatorOptions, AttentionKind, Batch, CacheImplementation, C
 /// The plan of a row: greedy, its length forced by `min_new_tokens`, as truth/ledger/measure.py runs it.
 pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
     let run = &row["run"];
-    for (key, what) in [("lora", "adapters"), ("quant", "quantised weights"), ("dist", "several cards")] {
+    for (key, what) in [("lora", "adapters of generate"), ("dist", "several cards")] {
         if !run[key].is_null() {
             return Err(format!("{what} are not simulated yet"));
         }
@@ -43,6 +43,7 @@ pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
         choice: Choice::Greedy,
         forced_length: true,
         weights: dtype(&run["weights"]).unwrap_or(DType::BF16),
+        quantization: super::recorded::quantization(row)?,
         attention: if run["attn"] == "eager" { AttentionKind::Eager } else { AttentionKind::Sdpa },
         gpu: card(name),
         allocator,

@@ -10,14 +10,16 @@ mod choose;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::adapters;
 use super::device::Device;
 use super::log::{Category, Event, Log};
 use super::lower::cache::Store;
-use super::lower::{Runner, Settings};
+use super::lower::{Runner, Settings, Wrapped};
 use super::tensor::Tensor;
 use super::torch::Torch;
+use super::torch::quantised::QuantisedWeight;
 use crate::dtype::DType;
-use crate::model::op::{Input, Op, ValueId};
+use crate::model::op::{Input, Op, ParameterId, ValueId};
 use crate::model::{Model, Program, Shape, Step, Task};
 use crate::plan::{CacheImplementation, InferPlan, Kernels, PlanError};
 
@@ -66,6 +68,7 @@ struct Run<'a> {
     plan: &'a InferPlan,
     settings: Settings,
     parameters: BTreeMap<String, Tensor>,
+    quantised: BTreeMap<String, QuantisedWeight>,
     /// Buffers, and what `generate` keeps to itself.
     kept: Vec<Tensor>,
     batch: Batch,
@@ -84,12 +87,19 @@ struct Batch {
 impl<'a> Run<'a> {
     /// Parameters, buffers and the batch onto the card.
     fn load(mut torch: Torch, program: Rc<Program>, plan: &'a InferPlan) -> Self {
-        let mut parameters = BTreeMap::new();
+        let mut loaded: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
         torch.in_category(Category::Weights, |torch| {
-            for parameter in &program.parameters {
-                parameters.insert(parameter.name.clone(), torch.fresh("parameter", parameter.shape, plan.weights));
+            for &id in &program.registration {
+                let shape = program.parameters[id.0 as usize].shape;
+                loaded[id.0 as usize] = Some(torch.fresh("parameter", shape, plan.weights));
             }
         });
+        let stand_in = |torch: &mut Torch, index: usize| torch.phantom(program.parameters[index].shape, plan.weights);
+        let mut loaded: Vec<Tensor> = loaded
+            .into_iter()
+            .enumerate()
+            .map(|(index, tensor)| tensor.unwrap_or_else(|| stand_in(&mut torch, index)))
+            .collect();
         let kept = torch.in_category(Category::Buffers, |torch| {
             let dtype = |model_type: bool, own| if model_type { plan.weights } else { own };
             let make = |buffer: &crate::model::op::Buffer| {
@@ -97,6 +107,15 @@ impl<'a> Run<'a> {
             };
             program.buffers.iter().map(make).collect()
         });
+        let by_name = |id: ParameterId| program.parameters[id.0 as usize].name.clone();
+        let quantised = plan.quantization.as_ref().map_or_else(BTreeMap::new, |scheme| {
+            torch.in_category(Category::Weights, |torch| {
+                adapters::quantise_linears(torch, &program, plan.weights, scheme, &mut loaded)
+            })
+        });
+        let quantised = quantised.into_iter().map(|(id, weight)| (by_name(id), weight)).collect();
+        let names = program.parameters.iter().map(|parameter| parameter.name.clone());
+        let parameters = names.zip(loaded).collect();
         let batch = Batch::new(&mut torch, &program, plan);
         torch.log.borrow_mut().events.push(Event::EmptyCache);
         let settings = Settings {
@@ -107,7 +126,7 @@ impl<'a> Run<'a> {
             weights: plan.weights,
             padded: plan.batch.padded,
         };
-        Self { torch, plan, settings, parameters, kept, batch, store: None }
+        Self { torch, plan, settings, parameters, quantised, kept, batch, store: None }
     }
 
     /// One pass.
@@ -122,13 +141,11 @@ impl<'a> Run<'a> {
             .map(|p| self.parameters.get(&p.name).cloned().unwrap_or_else(|| missing(&mut self.torch, p.shape)))
             .collect();
         let inputs = self.batch.bind(&mut self.torch, program);
-        let runner = Runner::with_cache(
-            Rc::clone(program),
-            parameters,
-            inputs,
-            self.settings,
-            self.store.as_ref().map(Rc::clone),
-        );
+        let ids = (0..).map(ParameterId).zip(&program.parameters);
+        let quantised = ids.filter_map(|(id, p)| Some((id, self.quantised.get(&p.name)?.clone()))).collect();
+        let wrapped = Rc::new(Wrapped { quantised, ..Wrapped::default() });
+        let cache = self.store.as_ref().map(Rc::clone);
+        let runner = Runner::with(Rc::clone(program), parameters, inputs, self.settings, wrapped, cache);
         runner.forward(&mut self.torch)
     }
 
@@ -138,9 +155,7 @@ impl<'a> Run<'a> {
             self.phase(name);
             self.store = (self.plan.cache != CacheImplementation::None).then(|| Store::new(self.plan.cache, 0));
             let outputs = self.pass(program, 0);
-            if name == "forward2" {
-                self.phase("end");
-            }
+            self.torch.log.borrow_mut().end_phase();
             drop(outputs);
         }
     }
@@ -167,7 +182,7 @@ impl<'a> Run<'a> {
         }
         self.store = None;
         self.batch.next.clear();
-        self.phase("end");
+        self.torch.log.borrow_mut().end_phase();
         Ok(())
     }
 
@@ -190,8 +205,8 @@ impl<'a> Run<'a> {
 
     fn finish(self) -> Log {
         let log = Rc::clone(&self.torch.log);
-        let Self { torch, parameters, kept, batch, store, .. } = self;
-        drop((store, batch, kept, parameters, torch));
+        let Self { torch, parameters, quantised, kept, batch, store, .. } = self;
+        drop((store, batch, kept, quantised, parameters, torch));
         Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
     }
 }

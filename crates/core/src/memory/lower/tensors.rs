@@ -22,6 +22,7 @@ pub(super) fn lower<'a>(
     let made = match op {
         Op::Buffer(dtype) => torch.phantom(shape, *dtype),
         Op::ModelBuffer => torch.phantom(shape, weights),
+        Op::FillLike if shape == x().shape => torch.fresh_like("fill", x(), x().dtype),
         Op::FillLike => torch.fresh("fill", shape, x().dtype),
         Op::Assign { .. } => torch.assign(x(), input(1)),
         Op::CopySlices(_) => torch.copy_slices(&all(), shape),
@@ -37,7 +38,6 @@ pub(super) fn lower<'a>(
         Op::Contiguous => torch.contiguous(x()),
         Op::Expand => torch.expand(x(), shape),
         Op::Slice { dim, step, .. } => torch.slice(x(), *dim, shape.size(i64::from(*dim)), *step),
-        Op::Assign { .. } => torch.assign(x(), input(1)),
         Op::Split(dim) => {
             let parts: Vec<u64> = outputs.iter().map(|v| shapes[v.0 as usize].size(i64::from(*dim))).collect();
             return torch.split(x(), *dim, &parts).into_iter().map(Some).collect();
@@ -57,8 +57,6 @@ pub(super) fn lower<'a>(
         Op::Softmax { dtype, .. } => torch.softmax(x(), *dtype, "_softmax"),
         Op::Reduce { kind, dim, keep } => torch.reduce(*kind, x(), *dim, *keep),
         Op::MatMul => torch.matmul(x(), input(1)),
-        Op::AddMatMul => torch.matmul(input(1), input(2)),
-        Op::SolveTriangular => torch.solve_triangular(x(), input(1)),
         Op::TopK { .. } | Op::Sort => {
             let (values, indices) = torch.top_k(x(), shape.last());
             return vec![Some(values), Some(indices)];
