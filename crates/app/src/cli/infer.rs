@@ -15,7 +15,7 @@ use crate::render;
 
 /// What to generate, and how.
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
     /// Prompts at once.

@@ -15,7 +15,7 @@ use crate::render;
 
 /// What to show of a model.
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
     /// List every tensor.

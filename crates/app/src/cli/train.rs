@@ -20,7 +20,7 @@ use crate::render;
 
 /// What to train, and how.
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
     /// A plan as JSON, TOML or YAML (`vramcast schema`); flags override it.

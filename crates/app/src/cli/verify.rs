@@ -16,7 +16,7 @@ use crate::render::table::Table;
 
 /// What to score.
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Truth: folders or files of models, LoRA truth, ledgers; what each is, is seen from its contents.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
