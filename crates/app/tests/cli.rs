@@ -54,7 +54,8 @@ fn what_does_not_fit_ends_with_1() {
 
 #[test]
 fn adapters_train_a_fraction() {
-    let report = json(&["train", "llama3-8b", "--qlora", "--lora-rank", "16", "--lora-target-modules", "q_proj,v_proj"]);
+    let report =
+        json(&["train", "llama3-8b", "--qlora", "--lora-rank", "16", "--lora-target-modules", "q_proj,v_proj"]);
     // 32 layers, rank 16: q 4096 + 4096, v 4096 + 1024.
     assert_eq!(report["model"]["trainable"], 32 * 16 * (8192 + 5120));
 }
