@@ -59,7 +59,7 @@ pub(super) struct Found {
 impl ModelArguments {
     /// Finds the model; `headers` asks for tensor headers too.
     pub(super) fn find(&self, headers: bool) -> Result<Found, Failure> {
-        let Some(name) = &self.model else { return self.from_numbers() };
+        let Some(name) = &self.model else { return self.numbers() };
         let mut options = FetchOptions::new(&Environment::read());
         options.revision = self.revision.clone();
         options.refresh = self.refresh;
@@ -73,7 +73,7 @@ impl ModelArguments {
     }
 
     /// A Llama-style decoder of given numbers; where only a count is given, a shape that comes near it.
-    fn from_numbers(&self) -> Result<Found, Failure> {
+    fn numbers(&self) -> Result<Found, Failure> {
         let params = match &self.params {
             Some(text) => Some(parse_count(text).map_err(|e| Failure::bad_input(format!("--params: {e}")))?),
             None => None,
