@@ -40,11 +40,12 @@ impl Optimizer {
 
     /// One step.
     pub fn step(&mut self, torch: &mut Torch, parameters: &[Trained]) {
-        if self.states.is_empty() {
+        if self.states.is_empty() && self.kind != OptimizerKind::Adafactor {
             self.make_states(torch, parameters);
         }
         torch.in_category(Category::Temporaries, |torch| match self.kind {
-            OptimizerKind::Adafactor | OptimizerKind::TorchAdafactor => adafactor::step(torch, self.kind, parameters),
+            OptimizerKind::Adafactor => adafactor::transformers_step(torch, parameters, &mut self.states),
+            OptimizerKind::TorchAdafactor => adafactor::torch_step(torch, parameters),
             OptimizerKind::Muon => other::muon_step(torch, parameters),
             _ => adam::step(torch, self.kind, self.implementation, parameters),
         });
