@@ -5,6 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
+use super::shares;
 use super::units::Units;
 use super::{Wrapped, Wrapper};
 use crate::dtype::DType;
@@ -78,9 +79,8 @@ pub(super) fn wrap(
             }
             parameters[id.0 as usize] = view;
         }
-        let shard = torch.in_category(Category::Weights, |torch| {
-            torch.fresh("flat shard", Shape::from([shard_size]), shard_type)
-        });
+        let shard = torch
+            .in_category(Category::Weights, |torch| torch.fresh("flat shard", Shape::from([shard_size]), shard_type));
         drop(flat);
         // Rank 0 has the first elements: whole parameters, and the first part of one more.
         let mut parts = Vec::new();
@@ -137,7 +137,7 @@ fn flat_layout(sizes: impl Iterator<Item = u64>, dtype: DType, world: u64) -> Fl
         starts.push(elements);
         elements = elements.saturating_add(size);
     }
-    FlatLayout { starts, elements: elements.next_multiple_of(world.max(1)) }
+    FlatLayout { starts, elements: shares::of_flat(elements, 1, world, 0).total() * world.max(1) }
 }
 
 impl FlatShards {
