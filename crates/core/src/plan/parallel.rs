@@ -174,6 +174,10 @@ impl Parallel {
             Engine::Fsdp1(Fsdp1 { strategy: Strategy::No, .. }) => {
                 unsupported("fsdp1 with NO_SHARD".into(), "use ddp, which is what it does")
             }
+            Engine::Fsdp1(_) if self.mesh.dp_shard == 1 && self.mesh.world() > 1 => Err(PlanError::Conflict {
+                what: "fsdp1 with dp_shard 1 shards nothing".into(),
+                hint: format!("use ddp, or dp_shard {}", self.mesh.dp_replicate),
+            }),
             Engine::Fsdp1(fsdp) => check_types(fsdp.mixed_precision, plan),
             Engine::Deepspeed(deepspeed) => deepspeed.check(plan, self.mesh.dp_replicate),
             _ => Ok(()),

@@ -23,11 +23,11 @@ enum Status {
 /// A sharded parameter.
 pub(super) struct Sharded {
     /// The whole of it: a storage that is filled while it is gathered.
-    pub whole: Tensor,
+    pub(super) whole: Tensor,
     /// Its elements.
-    pub elements: u64,
+    pub(super) elements: u64,
     /// Whether it is too small to be sharded.
-    pub persistent: bool,
+    pub(super) persistent: bool,
     status: Cell<Status>,
     active: RefCell<BTreeSet<u32>>,
     /// The last step of the order it was fetched for.
@@ -36,7 +36,7 @@ pub(super) struct Sharded {
 
 impl Sharded {
     /// A parameter that is sharded, or gathered for good where it is persistent.
-    pub fn new(whole: Tensor, persistent: bool) -> Self {
+    pub(super) fn new(whole: Tensor, persistent: bool) -> Self {
         let status = if persistent { Status::Available } else { Status::Sharded };
         let elements = whole.elements();
         Self {
@@ -69,7 +69,7 @@ enum Trace {
 /// The coordinator.
 pub(super) struct Coordinator {
     /// The parameters, in order of creation.
-    pub parameters: Vec<Sharded>,
+    pub(super) parameters: Vec<Sharded>,
     config: ZeroConfig,
     world: u64,
     stream: Stream,
@@ -83,7 +83,7 @@ pub(super) struct Coordinator {
 
 impl Coordinator {
     /// A coordinator that knows nothing yet.
-    pub fn new(parameters: Vec<Sharded>, config: &ZeroConfig, world: u64) -> Self {
+    pub(super) fn new(parameters: Vec<Sharded>, config: &ZeroConfig, world: u64) -> Self {
         Self {
             parameters,
             config: config.clone(),
@@ -99,7 +99,7 @@ impl Coordinator {
     }
 
     /// A pass over the model begins or ends (`reset_step`).
-    pub fn reset(&self, torch: &mut Torch) {
+    pub(super) fn reset(&self, torch: &mut Torch) {
         let in_flight = self.in_flight.take();
         for (parameter, gather) in in_flight {
             self.wait(torch, &gather);
@@ -119,7 +119,7 @@ impl Coordinator {
     }
 
     /// A module is about to run, forward or backward (`fetch_sub_module`).
-    pub fn fetch(&self, torch: &mut Torch, module: u32, parameters: &Rc<[usize]>) {
+    pub(super) fn fetch(&self, torch: &mut Torch, module: u32, parameters: &Rc<[usize]>) {
         if self.trace.get() == Trace::Recording {
             self.order.borrow_mut().push(Rc::clone(parameters));
         }
@@ -199,7 +199,7 @@ impl Coordinator {
     }
 
     /// A module has run, forward or backward (`release_sub_module`).
-    pub fn release(&self, module: u32, parameters: &[usize]) {
+    pub(super) fn release(&self, module: u32, parameters: &[usize]) {
         let mut going: BTreeSet<usize> = parameters.iter().copied().collect();
         if self.trace.get() == Trace::Complete {
             let step = self.step.get();
@@ -236,7 +236,7 @@ impl Coordinator {
     }
 
     /// Modules whose turn in backward never came (an embedding) let go at its end.
-    pub fn release_leftovers(&self) {
+    pub(super) fn release_leftovers(&self) {
         for index in 0..self.parameters.len() {
             self.parameters[index].active.borrow_mut().clear();
             self.free(index);

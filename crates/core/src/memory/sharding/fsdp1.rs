@@ -201,7 +201,9 @@ impl FlatShards {
             reduced = torch.flat("_to_copy", handle.shard, self.shard_type, Stream::Reduce);
         }
         torch.log.borrow_mut().reclassify(reduced.storage.id(), Category::Gradients);
-        self.held.borrow_mut().push(reduced.clone());
+        if handle.parts.iter().all(|part| part.grad.borrow().is_none()) {
+            self.held.borrow_mut().push(reduced.clone());
+        }
         for part in &handle.parts {
             let mut slot = part.grad.borrow_mut();
             if slot.is_none() {

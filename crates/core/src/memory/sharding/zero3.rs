@@ -66,6 +66,8 @@ pub(super) fn wrap(
     let mut sharded: Vec<Option<Sharded>> = program.parameters.iter().map(|_| None).collect();
     let mut partitions = Vec::new();
     let mut gradients = Vec::new();
+    // Only what is trained has a gradient, fp32 weights and states.
+    let mut sizes = Vec::new();
     for &id in &program.registration {
         let whole = &parameters[id.0 as usize];
         let (shape, elements, trains) = (whole.shape, whole.elements(), whole.needs_grad());
@@ -80,10 +82,12 @@ pub(super) fn wrap(
         let persistent = elements <= config.stage3_param_persistence_threshold;
         sharded[id.0 as usize] = Some(Sharded::new(hollow.clone(), persistent));
         parameters[id.0 as usize] = hollow;
+        if trains {
+            sizes.push(part.elements());
+        }
         partitions.push(part);
     }
-    let sizes: Vec<u64> = partitions.iter().map(Tensor::elements).collect();
-    let total: u64 = sizes.iter().sum();
+    let total: u64 = partitions.iter().map(Tensor::elements).sum();
     let flat = |torch: &mut Torch, category: Category, name: &'static str, dtype: DType, elements: u64| {
         torch.in_category(category, |torch| torch.fresh(name, Shape::from([elements]), dtype))
     };
@@ -98,7 +102,7 @@ pub(super) fn wrap(
         })
         .collect();
     let bucket = flat(torch, Category::Communication, "gradient bucket", DType::BF16, config.reduce_bucket_size);
-    let reduced = flat(torch, Category::Gradients, "gradient partitions", DType::BF16, total);
+    let reduced = flat(torch, Category::Gradients, "gradient partitions", DType::BF16, sizes.iter().sum());
     let sharded: Vec<Sharded> = sharded.into_iter().flatten().collect();
     sharded.iter().filter(|parameter| parameter.persistent).for_each(|parameter| parameter.whole.storage.fill());
     let of_module = owners(program);
