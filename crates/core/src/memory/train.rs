@@ -6,6 +6,7 @@ use super::adapters::{self, Loaded};
 use super::autograd::{self, Leaf};
 use super::device::Device;
 use super::log::{Category, Event, Log};
+use super::lower::liger::Liger;
 use super::lower::{Runner, Settings, Wrapped};
 use super::optimizer::{Optimizer, Trained};
 use super::tensor::Tensor;
@@ -13,34 +14,33 @@ use super::torch::Torch;
 use crate::dtype::DType;
 use crate::model::op::{Input, Op, ValueId};
 use crate::model::{Program, Shape, Step};
+use crate::plan::liger::LigerPatch;
 use crate::plan::{AdapterLayout, Checkpointing, TrainPlan};
 
 /// Steps that are run: the first makes the optimizer's state, the second is what all later ones allocate, and with the
 /// third the cache of segments has settled.
-const STEPS: u32 = 3;
+pub(super) const STEPS: u32 = 3;
 
 /// Runs a program and returns what happened to memory.
 ///
-/// `layout` is what the plan's adapter comes to on this program.
-pub fn simulate(program: Rc<Program>, plan: &TrainPlan, layout: Option<&AdapterLayout>) -> Log {
+/// `layout` is what the plan's adapter comes to on this program, `liger` what Liger patches in it.
+pub fn simulate(
+    program: Rc<Program>,
+    plan: &TrainPlan,
+    layout: Option<&AdapterLayout>,
+    liger: Option<LigerPatch>,
+) -> Log {
     let mut torch = Torch::new(Device::of(&plan.gpu));
-    let Loaded { parameters, trained, wrapped } = match layout {
+    let Loaded { parameters, trained, mut wrapped } = match layout {
         Some(layout) => adapters::load(&mut torch, &program, plan, layout),
         None => {
             let (parameters, trained) = load(&mut torch, &program, plan);
             Loaded { parameters, trained, wrapped: Wrapped::default() }
         }
     };
+    wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
     let inputs = batch(&mut torch, &program, plan);
-    let settings = Settings {
-        attention: plan.attention,
-        checkpointing: plan.checkpointing == Checkpointing::Full,
-        kernels: plan.kernels,
-        autocast: plan.autocast,
-        weights: adapters::hidden_dtype(plan),
-        padded: plan.batch.padded,
-    };
-    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(wrapped), None);
+    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..STEPS {
@@ -75,15 +75,27 @@ pub fn simulate(program: Rc<Program>, plan: &TrainPlan, layout: Option<&AdapterL
     Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
 }
 
-fn phase<T>(torch: &mut Torch, name: String, body: impl FnOnce(&mut Torch) -> T) -> T {
+pub(super) fn phase<T>(torch: &mut Torch, name: String, body: impl FnOnce(&mut Torch) -> T) -> T {
     torch.log.borrow_mut().phase(name);
     let result = body(torch);
     torch.log.borrow_mut().end_phase();
     result
 }
 
+/// What of a plan the lowering needs.
+pub(super) fn settings(plan: &TrainPlan) -> Settings {
+    Settings {
+        attention: plan.attention,
+        checkpointing: plan.checkpointing == Checkpointing::Full,
+        kernels: plan.kernels,
+        autocast: plan.autocast,
+        weights: adapters::hidden_dtype(plan),
+        padded: plan.batch.padded,
+    }
+}
+
 /// Parameters and buffers onto the card, one by one.
-fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
+pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
     let mut trained = Vec::new();
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
     for &id in &program.registration {
@@ -108,7 +120,7 @@ fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>,
 }
 
 /// The tensors of the batch, made on the host and copied over.
-fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId, Tensor)> {
+pub(super) fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId, Tensor)> {
     let mut inputs = Vec::new();
     torch.in_category(Category::Batch, |torch| {
         for step in &program.steps {
@@ -130,7 +142,7 @@ fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId
 }
 
 /// `clip_grad_norm_`: a norm per parameter, then in place.
-fn clip(torch: &mut Torch, trained: &[Trained]) {
+pub(super) fn clip(torch: &mut Torch, trained: &[Trained]) {
     torch.in_category(Category::Temporaries, |torch| {
         let with_gradient = trained.iter().filter(|parameter| parameter.leaf.grad.borrow().is_some());
         let norms: Vec<Tensor> =

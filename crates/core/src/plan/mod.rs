@@ -6,9 +6,11 @@
 //! | [`infer`] | a run of `generate`: prompt, new tokens, cache |
 //! | [`train`] | a training run: batch, precision, checkpointing, optimizer |
 //! | [`batch`] | the sizes of what goes in |
+//! | [`liger`] | what Liger patches |
 //! | [`quantization`] | weights in 4 and 8 bits |
 //! | [`optimizer`] | which optimizer, stepping how |
 //! | [`hardware`] | cards |
+//! | [`parallel`] | many cards: the mesh and the engine |
 //! | [`allocator`] | options of torch's caching allocator |
 
 pub mod adapter;
@@ -16,7 +18,9 @@ pub mod allocator;
 pub mod batch;
 pub mod hardware;
 pub mod infer;
+pub mod liger;
 pub mod optimizer;
+pub mod parallel;
 pub mod quantization;
 pub mod train;
 
@@ -26,6 +30,7 @@ pub use batch::Batch;
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheImplementation, Choice, InferPlan};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
+pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use quantization::{Outliers, Quantization, QuantizationScheme};
 pub use train::{AttentionKind, Checkpointing, Kernels, TrainPlan};
 

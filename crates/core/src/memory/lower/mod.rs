@@ -5,10 +5,12 @@
 //! | `norm` | the norms, as each model's code spells them |
 //! | `rotary` | tables and rotations |
 //! | `attention`, `falcon` | masks, SDPA and eager attention |
-//! | `linear`, `lora` | linears and embeddings, plain, quantised or under an adapter |
+//! | `linear`, `lora`, `lora_parameter` | linears and embeddings, plain, quantised or under an adapter |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
 //! | [`cache`] | the caches of `generate` and their masks |
+//! | [`liger`] | what Liger's kernels put in place of these |
 //! | `loss` | losses |
+//! | [`hooks`] | what wrappers do around modules |
 //! | `tensors` | plain tensor operations |
 
 mod attention;
@@ -16,8 +18,11 @@ mod batched_experts;
 pub mod cache;
 mod experts;
 mod falcon;
+pub mod hooks;
+pub mod liger;
 mod linear;
 mod lora;
+mod lora_parameter;
 mod loss;
 mod norm;
 mod rotary;
@@ -63,6 +68,7 @@ pub struct Runner {
     settings: Settings,
     wrapped: Rc<Wrapped>,
     cache: Option<Rc<cache::Store>>,
+    hooks: Option<Rc<dyn hooks::Hooks>>,
 }
 
 /// The variables of a run.
@@ -71,6 +77,14 @@ struct Frames {
     /// What a layer's caller holds until the layer returns (attention probabilities).
     held: Vec<Tensor>,
     returned: Vec<Tensor>,
+    /// Modules that hooks are around of, innermost last.
+    entered: Vec<hooks::Entered>,
+}
+
+impl Frames {
+    fn new(values: usize) -> Self {
+        Self { values: vec![None; values], held: Vec::new(), returned: Vec::new(), entered: Vec::new() }
+    }
 }
 
 impl Runner {
@@ -117,13 +131,12 @@ impl Runner {
                 _ => {}
             }
         }
-        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped, cache })
+        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped, cache, hooks: None })
     }
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
     pub fn forward(self: &Rc<Self>, torch: &mut Torch) -> Vec<Tensor> {
-        let mut frames =
-            Frames { values: vec![None; self.program.values.len()], held: Vec::new(), returned: Vec::new() };
+        let mut frames = Frames::new(self.program.values.len());
         torch.autocast = self.settings.autocast;
         torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, 0..self.program.steps.len()));
         torch.cast_cache.clear();
@@ -142,16 +155,18 @@ impl Runner {
                 Step::Run { op, inputs, outputs, module } => self.step(torch, frames, op, inputs, outputs, *module),
                 Step::Release(value) => frames.values[value.0 as usize] = None,
                 Step::Enter(module) if self.is_checkpointed(torch, *module) => {
+                    self.enter(torch, frames, *module, at);
                     let exit = self.exits[at];
                     self.checkpoint(torch, frames, at + 1..exit);
                     at = exit;
                     continue;
                 }
-                Step::Enter(_) => {}
+                Step::Enter(module) => self.enter(torch, frames, *module, at),
                 Step::Exit(module) => {
                     if self.kind(*module) == ModuleKind::Layer {
                         frames.held.clear();
                     }
+                    self.exit(torch, frames, *module, at);
                 }
                 Step::Grad(on) => torch.grad_enabled = *on && torch.training,
                 Step::Autocast(on) => torch.autocast = if *on { self.settings.autocast } else { None },
@@ -182,8 +197,7 @@ impl Runner {
         frames.held.clear();
         let runner = Rc::clone(self);
         let again = move |torch: &mut Torch| {
-            let mut frames =
-                Frames { values: vec![None; runner.program.values.len()], held: Vec::new(), returned: Vec::new() };
+            let mut frames = Frames::new(runner.program.values.len());
             for (value, tensor) in &captured {
                 frames.values[value.0 as usize] = Some(tensor.clone());
             }
@@ -229,10 +243,12 @@ impl Runner {
         torch.set_module(module.0);
         let taken: Vec<Option<Tensor>> = inputs.iter().map(|value| frames.values[value.0 as usize].clone()).collect();
         if let Op::Return = op {
-            frames.returned = taken.into_iter().flatten().collect();
+            let made = inputs.iter().zip(taken).filter(|(value, _)| !self.is_unmade(**value));
+            frames.returned = made.filter_map(|(_, tensor)| tensor).collect();
             return;
         }
-        let made = self.lower(torch, frames, op, module, &taken, outputs);
+        let patched = self.liger(torch, op, module, &taken, outputs);
+        let made = patched.unwrap_or_else(|| self.lower(torch, frames, op, module, &taken, outputs));
         drop(taken);
         for (value, tensor) in outputs.iter().zip(made) {
             frames.values[value.0 as usize] = tensor;
@@ -261,7 +277,7 @@ impl Runner {
         let one = |tensor: Tensor| vec![Some(tensor)];
         match op {
             Op::Input(_) => vec![self.inputs.iter().find(|(value, _)| *value == outputs[0]).map(|(_, t)| t.clone())],
-            Op::Parameter(id) => one(self.parameter(*id).clone()),
+            Op::Parameter(id) => one(self.matrix(torch, *id).get(torch)),
             Op::Embedding { weight } => one(self.embedding(torch, module, *weight, input(0))),
             Op::Linear { weight, bias, layout } => one(self.linear(torch, module, (*weight, *bias, *layout), input(0))),
             Op::Norm { kind, weight, bias } => {
@@ -317,11 +333,14 @@ impl Runner {
             }
             Op::GateProduct(_) => one(torch.binary(crate::model::op::Binary::Mul, input(0), input(1))),
             Op::Experts(spec) => {
-                let weights = [self.parameter(spec.gate_up), self.parameter(spec.down)];
                 let biases = spec.biases.map(|(up, down)| [self.parameter(up), self.parameter(down)]);
                 if self.cache.as_ref().is_some_and(|cache| cache.decodes()) && batched_experts::applies(spec) {
+                    let weights = [self.parameter(spec.gate_up), self.parameter(spec.down)];
                     return one(batched_experts::run(torch, spec, weights, biases, input(0), input(2)));
                 }
+                // The adapter of the second is wrapped around that of the first.
+                let down = self.matrix(torch, spec.down);
+                let weights = [self.matrix(torch, spec.gate_up), down];
                 one(experts::run(torch, spec, weights, biases, input(0), input(1), input(2)))
             }
             Op::Dropout { .. } => one(torch.dropout(input(0))),

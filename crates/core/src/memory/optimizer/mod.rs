@@ -52,8 +52,11 @@ impl Optimizer {
 
     fn make_states(&mut self, torch: &mut Torch, parameters: &[Trained]) {
         let (kind, fused) = (self.kind, self.implementation == Implementation::Fused);
+        // What got no gradient (a tower that did not run) has no state either; Adagrad makes all of its own at once.
+        let has_state = |p: &&Trained| kind == OptimizerKind::Adagrad || p.leaf.grad.borrow().is_some();
         self.states = torch.in_category(Category::OptimizerState, |torch| {
-            parameters.iter().map(|parameter| other::states(torch, kind, fused, &parameter.tensor)).collect()
+            let stepped = parameters.iter().filter(has_state);
+            stepped.map(|parameter| other::states(torch, kind, fused, &parameter.tensor)).collect()
         });
     }
 }
