@@ -9,6 +9,7 @@ use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
+use vramcast_core::plan::adapter::OtherAdapter;
 use vramcast_core::plan::{
     AdapterPlan, Batch, CacheImplementation, Gpus, InferPlan, LoraPlan, Optimizer, OptimizerKind, Quantization,
     Targets, TrainPlan,
@@ -271,7 +272,7 @@ fn peft(row: &Value) -> Outcome {
             Some(AdapterPlan::Lora(LoraPlan { rank, dora, targets, ..LoraPlan::default() }))
         }
         ("LORA", _) => return Err("a variant of LoRA that is not modelled".into()),
-        _ => return Err("a method whose memory is not modelled".into()),
+        _ => return peft_count(row).ok_or_else(|| "a method whose memory is not modelled".to_owned()),
     };
     let model = model("meta-llama/Llama-3.2-3B", false)?;
     let plan = TrainPlan {
@@ -301,6 +302,16 @@ fn peft(row: &Value) -> Outcome {
         figure("allocated after a step", gib("measured_allocated_after_step_avg_bytes"), after as f64 / GIB, "GiB"),
         figure("peak reserved", gib("measured_bytes"), run.replay.peak_reserved() as f64 / GIB, "GiB"),
     ])
+}
+
+/// Methods of which only the trainable parameters are counted.
+fn peft_count(row: &Value) -> Option<Vec<Row>> {
+    let model = model("meta-llama/Llama-3.2-3B", false).ok()?;
+    let adapter = OtherAdapter::from_adapter_config(&row["peft_config"]).ok()?;
+    let trainable = adapter.trainable("llama", &model.inventory().ok()?).ok()?;
+    let name = format!("{} trainable", text(row, "experiment"));
+    let published = row["num_trainable_params"].as_f64()?;
+    Some(vec![Row { name, published: published / 1e6, ours: trainable as f64 / 1e6, unit: "M" }])
 }
 
 /// What the notebooks print before training: reserved after loading. Ours is what is allocated then.
