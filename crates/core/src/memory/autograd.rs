@@ -251,10 +251,13 @@ pub struct Holder {
     index: usize,
 }
 
+/// What runs a region again.
+pub type Again = Rc<dyn Fn(&mut Torch)>;
+
 /// A checkpointed region: how to run it again, and what the second run made.
 pub struct Frame {
     /// Runs the region again (set once the region's first run is over).
-    pub run: RefCell<Option<Rc<dyn Fn(&mut Torch)>>>,
+    pub run: RefCell<Option<Again>>,
     holders: RefCell<Vec<Weak<Holder>>>,
     recomputed: RefCell<Option<Vec<Option<Tensor>>>>,
 }

@@ -217,10 +217,10 @@ impl Runner {
         for step in &self.program.steps[range.clone()] {
             let Step::Run { inputs, .. } = step else { continue };
             for value in inputs {
-                if let Some(tensor) = &frames.values[value.0 as usize] {
-                    if !captured.iter().any(|(known, _)| known == value) {
-                        captured.push((*value, tensor.clone()));
-                    }
+                if let Some(tensor) = &frames.values[value.0 as usize]
+                    && !captured.iter().any(|(known, _)| known == value)
+                {
+                    captured.push((*value, tensor.clone()));
                 }
             }
         }

@@ -107,7 +107,7 @@ impl Partitioned {
     fn hook(&self, torch: &mut Torch, index: usize) {
         self.setup_buckets(torch);
         if self.config.stage == 2 || self.overlaps() {
-            self.into_bucket(torch, index);
+            self.put_in_bucket(torch, index);
         }
         self.remaining.set(self.remaining.get().saturating_sub(1));
         // The last hook runs the epilogue, except where stage 1 has everything still to do.
@@ -129,7 +129,7 @@ impl Partitioned {
     }
 
     /// `reduce_independent_p_g_buckets_and_remove_grads`.
-    fn into_bucket(&self, torch: &mut Torch, index: usize) {
+    fn put_in_bucket(&self, torch: &mut Torch, index: usize) {
         let member = &self.members[index];
         if self.bucket_elements.get() + member.elements > self.config.reduce_bucket_size {
             self.reduce(torch);
@@ -235,7 +235,7 @@ impl Stage for Partitioned {
             // Stage 1 reduces when backward is over, in the order of parameters.
             for index in 0..self.members.len() {
                 if self.members[index].leaf.grad.borrow().is_some() {
-                    self.into_bucket(torch, index);
+                    self.put_in_bucket(torch, index);
                 }
             }
             self.epilogue(torch);

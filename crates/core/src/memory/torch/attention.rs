@@ -22,6 +22,7 @@ pub enum Kernel {
 
 impl Torch {
     /// `F.scaled_dot_product_attention` on `[batch, heads, seq, dim]`.
+    #[allow(clippy::too_many_arguments, reason = "the arguments of torch's own function")]
     pub fn attention(
         &mut self,
         query: &Tensor,
@@ -182,6 +183,7 @@ impl Torch {
     }
 
     /// `_scaled_dot_product_attention_math`: everything is spelled out, in fp32 for the narrow types.
+    #[allow(clippy::too_many_arguments, reason = "the arguments of torch's own function")]
     fn math_attention(
         &mut self,
         query: &Tensor,
