@@ -26,6 +26,9 @@ pub(super) struct Arguments {
     /// Only rows whose id contains this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+    /// Print only the summary tables, as Markdown.
+    #[arg(long)]
+    markdown: bool,
     /// How many of the worst rows to show.
     #[arg(long, default_value_t = 10, value_name = "N")]
     worst: usize,
@@ -39,6 +42,8 @@ struct Set {
     summary: Value,
     #[serde(skip)]
     text: String,
+    #[serde(skip)]
+    markdown: String,
     #[serde(skip)]
     good: bool,
 }
@@ -170,6 +175,7 @@ fn model_set(path: &Path, rows: &[ModelRow], worst: usize) -> Set {
         kind: "models",
         rows: rows.iter().filter_map(|row| serde_json::to_value(row).ok()).collect(),
         summary: json!({"rows": rows.len(), "ok": good}),
+        markdown: format!("{}: {good} of {} models exact\n", path.display(), rows.len()),
         text,
         good: good == rows.len(),
     }
@@ -206,6 +212,7 @@ fn lora_set(file: &Path, rows: &[&Value], worst: usize) -> Set {
         path: file.display().to_string(),
         kind: "lora",
         summary: json!({"rows": rows.len(), "ok": good}),
+        markdown: format!("{}: {good} of {} LoRA rows exact\n", file.display(), rows.len()),
         text: format!("{}: {good} of {} LoRA rows exact\n{wrong}", file.display(), rows.len()),
         good: good == rows.len(),
         rows: values,
@@ -252,6 +259,13 @@ fn ledger_set(file: &Path, rows: &[LedgerRow], worst: usize) -> Set {
             cells(&group.process, |q| q.median),
         ]);
     }
+    let markdown = format!(
+        "`{}`: {} of {} rows scored; absolute errors in percent.\n\n{}",
+        file.display(),
+        scored.len(),
+        rows.len(),
+        table.markdown()
+    );
     text += &table.to_string();
     text += "(absolute errors in percent)\n";
     let mut by_error: Vec<&&Scored> = scored.iter().filter(|row| row.allocated.error().is_some()).collect();
@@ -280,6 +294,7 @@ fn ledger_set(file: &Path, rows: &[LedgerRow], worst: usize) -> Set {
         kind: "ledger",
         rows: rows.iter().filter_map(|row| serde_json::to_value(row).ok()).collect(),
         summary: json!({"rows": rows.len(), "scored": scored.len(), "ok": good, "groups": groups}),
+        markdown,
         text,
         good: good == scored.len(),
     }
