@@ -59,6 +59,10 @@ pub(super) fn run(arguments: &Arguments, as_json: bool, quiet: bool) -> Result<A
         let document = json!({"schema": 1, "sets": sets});
         return Ok(Answer { text: format!("{document:#}\n"), exit });
     }
+    if arguments.markdown {
+        let tables: Vec<&str> = sets.iter().map(|set| set.markdown.as_str()).collect();
+        return Ok(Answer { text: tables.join("\n"), exit });
+    }
     let text =
         if quiet { String::new() } else { sets.iter().map(|set| set.text.as_str()).collect::<Vec<_>>().join("\n") };
     Ok(Answer { text, exit })
