@@ -36,7 +36,12 @@ pub struct Node {
     waiting: Cell<u32>,
     visited: Cell<u64>,
     buffer: RefCell<Gradients>,
+    /// What runs before it (`Tensor.register_hook` of one of its outputs).
+    before: RefCell<Vec<Hook>>,
 }
+
+/// Something that runs at a moment of the backward pass.
+pub type Hook = Rc<dyn Fn(&mut Torch)>;
 
 enum Work {
     Function(Backward),
@@ -55,6 +60,18 @@ pub struct Leaf {
     pub shape: Shape,
     /// Its element type.
     pub dtype: DType,
+    /// What runs when its gradient is complete (`register_post_accumulate_grad_hook`).
+    pub after: AfterGrad,
+}
+
+/// A hook of a leaf.
+#[derive(Default)]
+pub struct AfterGrad(pub RefCell<Option<Hook>>);
+
+impl std::fmt::Debug for AfterGrad {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AfterGrad({})", self.0.borrow().is_some())
+    }
 }
 
 impl std::fmt::Debug for Node {
@@ -90,7 +107,13 @@ impl Node {
             waiting: Cell::new(0),
             visited: Cell::new(0),
             buffer: RefCell::new(vec![None; outputs]),
+            before: RefCell::default(),
         })
+    }
+
+    /// Runs something once, before the node goes back.
+    pub fn run_before(&self, hook: Hook) {
+        self.before.borrow_mut().push(hook);
     }
 }
 
@@ -131,12 +154,28 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
     let Some(root) = tensor.edge.clone() else { return };
     let before = torch.enter_backward();
     let seed = torch.fresh("ones_like", tensor.shape, tensor.dtype);
-    count_dependencies(torch, &root.node);
     // The caller goes on holding the gradient it starts with.
-    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed.clone());
+    walk(torch, root, seed.clone());
+    drop(seed);
+    torch.leave_backward(before);
+}
+
+/// `torch.autograd.backward(tensor, gradient)` inside a backward pass.
+pub fn backward_nested(torch: &mut Torch, tensor: &Tensor, gradient: &Tensor) {
+    let Some(root) = tensor.edge.clone() else { return };
+    let before = torch.enter_backward();
+    walk(torch, root, gradient.clone());
+    torch.leave_backward(before);
+}
+
+fn walk(torch: &mut Torch, root: Edge, seed: Tensor) {
+    count_dependencies(torch, &root.node);
+    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed);
     let mut ready = BinaryHeap::from([Ready(root.node)]);
     while let Some(Ready(node)) = ready.pop() {
         torch.set_module(node.module);
+        let hooks = std::mem::take(&mut *node.before.borrow_mut());
+        hooks.into_iter().for_each(|hook| hook(torch));
         let gradients = std::mem::take(&mut *node.buffer.borrow_mut());
         let next = std::mem::take(&mut *node.next.borrow_mut());
         let outputs = match node.work.replace(Work::Done) {
@@ -144,7 +183,11 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
             Work::Leaf(leaf) => {
                 accumulate(torch, &leaf, gradients.into_iter().next().flatten());
                 *node.buffer.borrow_mut() = vec![None];
+                let hook = leaf.after.0.borrow().clone();
                 node.work.replace(Work::Leaf(leaf));
+                if let Some(hook) = hook {
+                    hook(torch);
+                }
                 Vec::new()
             }
             _ => vec![None; next.len()],
@@ -154,14 +197,12 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
             if let Some(gradient) = gradient {
                 add_to_buffer(torch, &edge, gradient);
             }
-            edge.node.waiting.set(edge.node.waiting.get() - 1);
+            edge.node.waiting.set(edge.node.waiting.get().saturating_sub(1));
             if edge.node.waiting.get() == 0 {
                 ready.push(Ready(edge.node));
             }
         }
     }
-    drop(seed);
-    torch.leave_backward(before);
 }
 
 fn count_dependencies(torch: &mut Torch, root: &Rc<Node>) {

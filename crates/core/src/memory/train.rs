@@ -7,7 +7,7 @@ use super::autograd::{self, Leaf};
 use super::device::Device;
 use super::log::{Category, Event, Log};
 use super::lower::{Runner, Settings, Wrapped};
-use super::optimizer::{Optimizer, Trained};
+use super::optimizer::{Optimizer, Trained, in_backward};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
@@ -41,7 +41,14 @@ pub fn simulate(program: Rc<Program>, plan: &TrainPlan, layout: Option<&AdapterL
         padded: plan.batch.padded,
     };
     let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(wrapped), None);
-    let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
+    let whole = if layout.is_some() { Vec::new() } else { whole(&program, plan) };
+    let mut optimizer = match plan.optimizer_in_backward {
+        true => {
+            in_backward::attach(&mut torch, plan.optimizer, &trained, &whole);
+            None
+        }
+        false => Some(Optimizer::new(&mut torch, plan.optimizer, &trained).with_whole(whole)),
+    };
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..STEPS {
         for micro in 0..plan.gradient_accumulation.max(1) {
@@ -65,7 +72,11 @@ pub fn simulate(program: Rc<Program>, plan: &TrainPlan, layout: Option<&AdapterL
         if plan.clip {
             phase(&mut torch, format!("{step}.clip"), |torch| clip(torch, &trained));
         }
-        phase(&mut torch, format!("{step}.opt"), |torch| optimizer.step(torch, &trained));
+        phase(&mut torch, format!("{step}.opt"), |torch| {
+            if let Some(optimizer) = &mut optimizer {
+                optimizer.step(torch, &trained);
+            }
+        });
         phase(&mut torch, format!("{step}.zero"), |_| {
             trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
         });
@@ -105,6 +116,13 @@ fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>,
         }
     });
     (parameters, trained)
+}
+
+/// Which trained parameters are embeddings and output heads: some optimizers treat those apart, by name as here.
+fn whole(program: &Program, plan: &TrainPlan) -> Vec<bool> {
+    let names = program.registration.iter().map(|id| program.parameters[id.0 as usize].name.as_str());
+    let trained = names.filter(|name| !plan.is_frozen(name));
+    trained.map(|name| ["embed", "embd", "wte", "lm_head"].iter().any(|part| name.contains(part))).collect()
 }
 
 /// The tensors of the batch, made on the host and copied over.

@@ -8,21 +8,26 @@
 //! | [`batch`] | the sizes of what goes in |
 //! | [`quantization`] | weights in 4 and 8 bits |
 //! | [`optimizer`] | which optimizer, stepping how |
+//! | [`checkpoints`] | which layers are recomputed, and how |
+//! | `options` | options that exclude each other, and what a report says about them |
 //! | [`hardware`] | cards |
 //! | [`allocator`] | options of torch's caching allocator |
 
 pub mod adapter;
 pub mod allocator;
 pub mod batch;
+pub mod checkpoints;
 pub mod hardware;
 pub mod infer;
 pub mod optimizer;
+mod options;
 pub mod quantization;
 pub mod train;
 
 pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
 pub use allocator::AllocatorOptions;
 pub use batch::Batch;
+pub use checkpoints::CheckpointOptions;
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheImplementation, Choice, InferPlan};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
