@@ -12,7 +12,7 @@ use super::torch::quantised::QuantisedWeight;
 use crate::dtype::DType;
 use crate::model::op::{ModuleId, Op, ParameterId};
 use crate::model::{Module, ModuleKind, Program, Step};
-use crate::plan::adapter::{self, AdaptedKind, AdapterLayout, LoraPlan};
+use crate::plan::adapter::{self, AdaptedKind, AdaptedModule, AdapterLayout, LoraPlan};
 use crate::plan::{AdapterPlan, Checkpointing, Quantization, TrainPlan};
 
 /// Everything that is loaded.
@@ -36,11 +36,14 @@ pub(super) fn hidden_dtype(plan: &TrainPlan) -> DType {
 /// The model frozen, quantised and prepared as the plan says, with its adapters.
 pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan, layout: &AdapterLayout) -> Loaded {
     let mut loaded = Loaded { parameters: Vec::new(), trained: Vec::new(), wrapped: Wrapped::default() };
+    let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
     torch.in_category(Category::Weights, |torch| {
-        for parameter in &program.parameters {
-            loaded.parameters.push(torch.fresh("parameter", parameter.shape, plan.weights));
+        for &id in &program.registration {
+            let shape = program.parameters[id.0 as usize].shape;
+            parameters[id.0 as usize] = Some(torch.fresh("parameter", shape, plan.weights));
         }
     });
+    loaded.parameters = parameters.into_iter().flatten().collect();
     torch.in_category(Category::Buffers, |torch| {
         for buffer in &program.buffers {
             loaded.parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
@@ -65,9 +68,10 @@ fn quantise(torch: &mut Torch, program: &Program, plan: &TrainPlan, scheme: &Qua
         return;
     }
     let wide = hidden_dtype(plan);
-    for index in 0..program.parameters.len() {
-        if !loaded.wrapped.quantised.contains_key(&ParameterId(index as u32)) {
-            loaded.parameters[index] = torch.cast(&loaded.parameters[index], wide);
+    for id in &program.registration {
+        if !loaded.wrapped.quantised.contains_key(id) {
+            let wider = torch.cast(&loaded.parameters[id.0 as usize], wide);
+            loaded.parameters[id.0 as usize] = wider;
         }
     }
     torch.log.borrow_mut().events.push(Event::EmptyCache);
@@ -86,8 +90,12 @@ pub(super) fn quantise_linears(
     let mut quantised = BTreeMap::new();
     let mut old: Vec<Tensor> = Vec::new();
     let mut parent = "";
+    let mut modules: BTreeMap<ParameterId, &Module> = BTreeMap::new();
     for module in program.modules.iter().filter(|module| is_quantised(module, scheme)) {
-        let Some(&id) = module.parameters.first() else { continue };
+        module.parameters.first().map(|id| modules.insert(*id, module));
+    }
+    for &id in &program.registration {
+        let Some(module) = modules.get(&id) else { continue };
         let own = module.path.rsplit_once('.').map_or("", |(parent, _)| parent);
         if own != parent {
             old.clear();
@@ -123,8 +131,8 @@ fn adapt(
 ) {
     let hidden = hidden_dtype(plan);
     let wanted = lora.dtype.unwrap_or_else(|| adapter::default_adapter_dtype(hidden));
-    let first: Vec<Vec<Tensor>> = layout
-        .adapted
+    let adapted = registered(program, layout);
+    let first: Vec<Vec<Tensor>> = adapted
         .iter()
         .map(|adapted| {
             let quantised =
@@ -144,7 +152,7 @@ fn adapt(
         trained.push(Trained { tensor: tensor.clone(), leaf });
         tensor
     };
-    for (adapted, tensors) in layout.adapted.iter().zip(first) {
+    for (adapted, tensors) in adapted.into_iter().zip(first) {
         let mut tensors = tensors.into_iter().map(|tensor| {
             let cast = torch.cast(&tensor, wanted);
             drop(tensor);
@@ -173,6 +181,24 @@ fn adapt(
         let tensor = loaded.parameters[id.0 as usize].clone();
         loaded.parameters[id.0 as usize] = train(torch, tensor, &mut loaded.trained);
     }
+}
+
+/// Adapted modules in the order of registration.
+fn registered<'a>(program: &Program, layout: &'a AdapterLayout) -> Vec<&'a AdaptedModule> {
+    let mut places: BTreeMap<ParameterId, usize> = BTreeMap::new();
+    for (place, id) in program.registration.iter().enumerate() {
+        places.insert(*id, place);
+    }
+    let place = |adapted: &&AdaptedModule| {
+        let weight = match adapted.kind {
+            AdaptedKind::Parameter { parameter, .. } => Some(parameter),
+            _ => weight_of(program, adapted.module),
+        };
+        weight.and_then(|id| places.get(&id).copied()).unwrap_or(usize::MAX)
+    };
+    let mut adapted: Vec<&AdaptedModule> = layout.adapted.iter().collect();
+    adapted.sort_by_key(place);
+    adapted
 }
 
 fn weight_of(program: &Program, module: Option<ModuleId>) -> Option<ParameterId> {

@@ -7,7 +7,7 @@ use super::log::Log;
 use super::process::{self, Part};
 use super::{infer, train};
 use crate::model::{Model, Program};
-use crate::plan::{AdapterLayout, InferPlan, PlanError, TrainPlan};
+use crate::plan::{AdapterLayout, InferPlan, Kernels, PlanError, TrainPlan, liger};
 
 /// A run, simulated.
 #[derive(Debug)]
@@ -35,8 +35,10 @@ impl Simulation {
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     plan.check()?;
     let program = Rc::new(model.program(plan.batch.training_inputs())?);
-    let layout = plan.layout(model.config()["model_type"].as_str().unwrap_or_default(), &program)?;
-    let log = train::simulate(Rc::clone(&program), plan, layout.as_ref());
+    let model_type = model.config()["model_type"].as_str().unwrap_or_default();
+    let layout = plan.layout(model_type, &program)?;
+    let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
+    let log = train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger);
     let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, true);
     Ok(Simulation { program, log, replay, process, adapter: layout })

@@ -6,6 +6,7 @@ use super::adapters::{self, Loaded};
 use super::autograd::{self, Leaf};
 use super::device::Device;
 use super::log::{Category, Event, Log};
+use super::lower::liger::Liger;
 use super::lower::{Runner, Settings, Wrapped};
 use super::optimizer::{Optimizer, Trained, in_backward};
 use super::tensor::Tensor;
@@ -13,6 +14,7 @@ use super::torch::Torch;
 use crate::dtype::DType;
 use crate::model::op::{Input, Op, ValueId};
 use crate::model::{Program, Shape, Step};
+use crate::plan::liger::LigerPatch;
 use crate::plan::{AdapterLayout, Checkpointing, TrainPlan};
 
 /// Steps that are run: the first makes the optimizer's state, the second is what all later ones allocate, and with the
@@ -21,16 +23,22 @@ const STEPS: u32 = 3;
 
 /// Runs a program and returns what happened to memory.
 ///
-/// `layout` is what the plan's adapter comes to on this program.
-pub fn simulate(program: Rc<Program>, plan: &TrainPlan, layout: Option<&AdapterLayout>) -> Log {
+/// `layout` is what the plan's adapter comes to on this program, `liger` what Liger patches in it.
+pub fn simulate(
+    program: Rc<Program>,
+    plan: &TrainPlan,
+    layout: Option<&AdapterLayout>,
+    liger: Option<LigerPatch>,
+) -> Log {
     let mut torch = Torch::new(Device::of(&plan.gpu));
-    let Loaded { parameters, trained, wrapped } = match layout {
+    let Loaded { parameters, trained, mut wrapped } = match layout {
         Some(layout) => adapters::load(&mut torch, &program, plan, layout),
         None => {
             let (parameters, trained) = load(&mut torch, &program, plan);
             Loaded { parameters, trained, wrapped: Wrapped::default() }
         }
     };
+    wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
     let inputs = batch(&mut torch, &program, plan);
     let settings = Settings {
         attention: plan.attention,

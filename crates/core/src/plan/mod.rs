@@ -6,6 +6,7 @@
 //! | [`infer`] | a run of `generate`: prompt, new tokens, cache |
 //! | [`train`] | a training run: batch, precision, checkpointing, optimizer |
 //! | [`batch`] | the sizes of what goes in |
+//! | [`liger`] | what Liger patches |
 //! | [`quantization`] | weights in 4 and 8 bits |
 //! | [`optimizer`] | which optimizer, stepping how |
 //! | [`checkpoints`] | which layers are recomputed, and how |
@@ -19,6 +20,7 @@ pub mod batch;
 pub mod checkpoints;
 pub mod hardware;
 pub mod infer;
+pub mod liger;
 pub mod optimizer;
 mod options;
 pub mod quantization;

@@ -1,5 +1,6 @@
 //! Routed experts as transformers runs them: sorted by expert, one grouped matrix product up, one down.
 
+use super::lora_parameter::Matrix;
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
@@ -11,7 +12,7 @@ use crate::model::op::{Binary, Experts, Reduction};
 pub(super) fn run(
     torch: &mut Torch,
     spec: &Experts,
-    [gate_up, down]: [&Tensor; 2],
+    [gate_up, down]: [Matrix<'_>; 2],
     biases: Option<[&Tensor; 2]>,
     hidden: &Tensor,
     indices: &Tensor,
@@ -40,7 +41,8 @@ pub(super) fn run(
     };
     let up_bias = biases.map(|[up, _]| bias_rows(torch, up));
     let selected = torch.masked_fill(&selected, &sentinel, true);
-    let wide = grouped(torch, &selected, gate_up, &offsets, up_bias.as_ref(), spec.transposed);
+    let up_matrix = gate_up.get(torch);
+    let wide = grouped(torch, &selected, &up_matrix, &offsets, up_bias.as_ref(), spec.transposed);
     let wide = {
         let raw = wide;
         torch.masked_fill(&raw, &sentinel, false)
@@ -54,7 +56,8 @@ pub(super) fn run(
     };
     drop(wide);
     let down_bias = biases.map(|[_, down]| bias_rows(torch, down));
-    let output = grouped(torch, &narrow, down, &offsets, down_bias.as_ref(), spec.transposed);
+    let down_matrix = down.get(torch);
+    let output = grouped(torch, &narrow, &down_matrix, &offsets, down_bias.as_ref(), spec.transposed);
     drop(narrow);
     let output = {
         let raw = output;
@@ -81,7 +84,8 @@ fn grouped(
     bias: Option<&Tensor>,
     transposed: bool,
 ) -> Tensor {
-    let (weight, x) = (&torch.narrow(weight), &torch.narrow(x));
+    // Autocast does not know it; the code casts the input to the weight's type.
+    let x = &torch.cast(x, weight.dtype);
     let width = if transposed { weight.shape.size(2) } else { weight.shape.size(1) };
     let records = torch.records(&[x, weight]);
     let saved = records.then(|| {

@@ -20,6 +20,8 @@ pub struct Wrapped {
     pub lora_parameters: BTreeMap<ParameterId, LoraWeights>,
     /// Trained copies that a module uses instead of the model's parameter.
     pub copies: BTreeMap<(ModuleId, ParameterId), Tensor>,
+    /// Liger's kernels, where they are patched in.
+    pub liger: Option<super::liger::Liger>,
     /// The input embedding whose output is made to require a gradient (`enable_input_require_grads`).
     pub input_embedding: Option<ModuleId>,
 }
@@ -39,6 +41,10 @@ impl Runner {
         x: &Tensor,
     ) -> Tensor {
         let bias = bias.map(|id| self.parameter_of(module, id));
+        if self.wrapped.lora_parameters.contains_key(&weight) {
+            let matrix = self.matrix(torch, weight).get(torch);
+            return torch.linear(x, &matrix, bias);
+        }
         let transposed = layout == LinearLayout::InOut;
         let base = match self.wrapped.quantised.get(&weight) {
             Some(quantised) => Base::Quantised(quantised),

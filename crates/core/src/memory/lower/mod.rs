@@ -5,9 +5,10 @@
 //! | `norm` | the norms, as each model's code spells them |
 //! | `rotary` | tables and rotations |
 //! | `attention`, `falcon` | masks, SDPA and eager attention |
-//! | `linear`, `lora` | linears and embeddings, plain, quantised or under an adapter |
+//! | `linear`, `lora`, `lora_parameter` | linears and embeddings, plain, quantised or under an adapter |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
 //! | [`cache`] | the caches of `generate` and their masks |
+//! | [`liger`] | what Liger's kernels put in place of these |
 //! | `loss` | losses |
 //! | `tensors` | plain tensor operations |
 
@@ -16,8 +17,10 @@ mod batched_experts;
 pub mod cache;
 mod experts;
 mod falcon;
+pub mod liger;
 mod linear;
 mod lora;
+mod lora_parameter;
 mod loss;
 mod norm;
 mod rotary;
@@ -229,10 +232,12 @@ impl Runner {
         torch.set_module(module.0);
         let taken: Vec<Option<Tensor>> = inputs.iter().map(|value| frames.values[value.0 as usize].clone()).collect();
         if let Op::Return = op {
-            frames.returned = taken.into_iter().flatten().collect();
+            let made = inputs.iter().zip(taken).filter(|(value, _)| !self.is_unmade(**value));
+            frames.returned = made.filter_map(|(_, tensor)| tensor).collect();
             return;
         }
-        let made = self.lower(torch, frames, op, module, &taken, outputs);
+        let patched = self.liger(torch, op, module, &taken, outputs);
+        let made = patched.unwrap_or_else(|| self.lower(torch, frames, op, module, &taken, outputs));
         drop(taken);
         for (value, tensor) in outputs.iter().zip(made) {
             frames.values[value.0 as usize] = tensor;
@@ -261,7 +266,7 @@ impl Runner {
         let one = |tensor: Tensor| vec![Some(tensor)];
         match op {
             Op::Input(_) => vec![self.inputs.iter().find(|(value, _)| *value == outputs[0]).map(|(_, t)| t.clone())],
-            Op::Parameter(id) => one(self.parameter(*id).clone()),
+            Op::Parameter(id) => one(self.matrix(torch, *id).get(torch)),
             Op::Embedding { weight } => one(self.embedding(torch, module, *weight, input(0))),
             Op::Linear { weight, bias, layout } => one(self.linear(torch, module, (*weight, *bias, *layout), input(0))),
             Op::Norm { kind, weight, bias } => {
@@ -317,11 +322,14 @@ impl Runner {
             }
             Op::GateProduct(_) => one(torch.binary(crate::model::op::Binary::Mul, input(0), input(1))),
             Op::Experts(spec) => {
-                let weights = [self.parameter(spec.gate_up), self.parameter(spec.down)];
                 let biases = spec.biases.map(|(up, down)| [self.parameter(up), self.parameter(down)]);
                 if self.cache.as_ref().is_some_and(|cache| cache.decodes()) && batched_experts::applies(spec) {
+                    let weights = [self.parameter(spec.gate_up), self.parameter(spec.down)];
                     return one(batched_experts::run(torch, spec, weights, biases, input(0), input(2)));
                 }
+                // The adapter of the second is wrapped around that of the first.
+                let down = self.matrix(torch, spec.down);
+                let weights = [self.matrix(torch, spec.gate_up), down];
                 one(experts::run(torch, spec, weights, biases, input(0), input(1), input(2)))
             }
             Op::Dropout { .. } => one(torch.dropout(input(0))),
