@@ -10,6 +10,7 @@ mod model;
 mod plan_file;
 mod schema;
 mod train;
+mod train_options;
 mod verify;
 
 use std::ffi::OsString;

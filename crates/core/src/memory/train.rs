@@ -39,6 +39,7 @@ pub fn simulate(
         }
     };
     wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
+    wrapped.checkpoints = plan.checkpoints;
     let inputs = batch(&mut torch, &program, plan);
     let settings = Settings {
         attention: plan.attention,

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AdapterLayout, AdapterPlan, AllocatorOptions, Batch, CheckpointOptions, Gpu, Optimizer, PlanError, Quantization};
+use super::{
+    AdapterLayout, AdapterPlan, AllocatorOptions, Batch, CheckpointOptions, Gpu, Optimizer, PlanError, Quantization,
+};
 use crate::dtype::DType;
 use crate::model::Program;
 

@@ -8,7 +8,8 @@ use crate::dtype::DType;
 use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::{
-    AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Checkpointing, Gpu, Gpus, Implementation, Kernels, Optimizer, TrainPlan,
+    AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Checkpointing, Gpu, Gpus, Implementation, Kernels,
+    Optimizer, TrainPlan,
 };
 
 /// How one run compares with its simulation.

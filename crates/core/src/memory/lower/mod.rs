@@ -10,6 +10,7 @@
 //! | [`cache`] | the caches of `generate` and their masks |
 //! | [`liger`] | what Liger's kernels put in place of these |
 //! | `loss` | losses |
+//! | `nested` | checkpoints with a backward pass of their own |
 //! | `tensors` | plain tensor operations |
 
 mod attention;
@@ -22,6 +23,7 @@ mod linear;
 mod lora;
 mod lora_parameter;
 mod loss;
+mod nested;
 mod norm;
 mod rotary;
 mod tensors;
@@ -76,6 +78,12 @@ struct Frames {
     returned: Vec<Tensor>,
 }
 
+impl Frames {
+    fn new(values: usize) -> Self {
+        Self { values: vec![None; values], held: Vec::new(), returned: Vec::new() }
+    }
+}
+
 impl Runner {
     /// Binds a program to tensors for its parameters and inputs.
     pub fn new(
@@ -125,8 +133,7 @@ impl Runner {
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
     pub fn forward(self: &Rc<Self>, torch: &mut Torch) -> Vec<Tensor> {
-        let mut frames =
-            Frames { values: vec![None; self.program.values.len()], held: Vec::new(), returned: Vec::new() };
+        let mut frames = Frames::new(self.program.values.len());
         torch.autocast = self.settings.autocast;
         torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, 0..self.program.steps.len()));
         torch.cast_cache.clear();
@@ -146,7 +153,11 @@ impl Runner {
                 Step::Release(value) => frames.values[value.0 as usize] = None,
                 Step::Enter(module) if self.is_checkpointed(torch, *module) => {
                     let exit = self.exits[at];
-                    self.checkpoint(torch, frames, at + 1..exit);
+                    if self.wrapped.checkpoints.runs_nested() {
+                        self.checkpoint_nested(torch, frames, at + 1..exit);
+                    } else {
+                        self.checkpoint(torch, frames, at + 1..exit);
+                    }
                     at = exit;
                     continue;
                 }
@@ -173,6 +184,14 @@ impl Runner {
             && torch.recording.is_none()
             && torch.recomputing.is_none()
             && self.kind(module) == ModuleKind::Layer
+            && self.is_nth(module)
+    }
+
+    /// Of every `n` layers the last one is recomputed, as torchtitan counts them.
+    fn is_nth(&self, module: ModuleId) -> bool {
+        let every = self.wrapped.checkpoints.every as usize;
+        let before = &self.program.modules[..module.0 as usize];
+        every <= 1 || (before.iter().filter(|m| m.kind == ModuleKind::Layer).count() + 1).is_multiple_of(every)
     }
 
     /// Runs a layer keeping only what comes in; backward runs it again when it first needs something from inside.
@@ -185,8 +204,7 @@ impl Runner {
         frames.held.clear();
         let runner = Rc::clone(self);
         let again = move |torch: &mut Torch| {
-            let mut frames =
-                Frames { values: vec![None; runner.program.values.len()], held: Vec::new(), returned: Vec::new() };
+            let mut frames = Frames::new(runner.program.values.len());
             for (value, tensor) in &captured {
                 frames.values[value.0 as usize] = Some(tensor.clone());
             }

@@ -13,7 +13,8 @@ pub(super) fn states(torch: &mut Torch, parameter: &Tensor) -> Vec<Tensor> {
 pub(super) fn step(torch: &mut Torch, parameters: &[Trained]) {
     let mut bound: [Option<Tensor>; 2] = [None, None];
     for parameter in parameters.iter().filter(|p| p.leaf.grad.borrow().is_some()) {
-        let like = |torch: &mut Torch, operation| torch.fresh_like(operation, &parameter.tensor, parameter.tensor.dtype);
+        let like =
+            |torch: &mut Torch, operation| torch.fresh_like(operation, &parameter.tensor, parameter.tensor.dtype);
         // grad - exp_avg
         bound[0] = Some(like(torch, "sub"));
         // (exp_avg_var.add_(eps).sqrt() / c).add_(eps)
