@@ -19,7 +19,7 @@ use crate::plan::{AdapterLayout, Checkpointing, TrainPlan};
 
 /// Steps that are run: the first makes the optimizer's state, the second is what all later ones allocate, and with the
 /// third the cache of segments has settled.
-const STEPS: u32 = 3;
+pub(super) const STEPS: u32 = 3;
 
 /// Runs a program and returns what happened to memory.
 ///
@@ -41,15 +41,7 @@ pub fn simulate(
     wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
     wrapped.checkpoints = plan.checkpoints;
     let inputs = batch(&mut torch, &program, plan);
-    let settings = Settings {
-        attention: plan.attention,
-        checkpointing: plan.checkpointing == Checkpointing::Full,
-        kernels: plan.kernels,
-        autocast: plan.autocast,
-        weights: adapters::hidden_dtype(plan),
-        padded: plan.batch.padded,
-    };
-    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(wrapped), None);
+    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);
     let whole = if layout.is_some() { Vec::new() } else { whole(&program, plan) };
     let mut optimizer = match plan.optimizer_in_backward {
         true => {
@@ -95,15 +87,27 @@ pub fn simulate(
     Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
 }
 
-fn phase<T>(torch: &mut Torch, name: String, body: impl FnOnce(&mut Torch) -> T) -> T {
+pub(super) fn phase<T>(torch: &mut Torch, name: String, body: impl FnOnce(&mut Torch) -> T) -> T {
     torch.log.borrow_mut().phase(name);
     let result = body(torch);
     torch.log.borrow_mut().end_phase();
     result
 }
 
+/// What of a plan the lowering needs.
+pub(super) fn settings(plan: &TrainPlan) -> Settings {
+    Settings {
+        attention: plan.attention,
+        checkpointing: plan.checkpointing == Checkpointing::Full,
+        kernels: plan.kernels,
+        autocast: plan.autocast,
+        weights: adapters::hidden_dtype(plan),
+        padded: plan.batch.padded,
+    }
+}
+
 /// Parameters and buffers onto the card, one by one.
-fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
+pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
     let mut trained = Vec::new();
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
     for &id in &program.registration {
@@ -135,7 +139,7 @@ fn whole(program: &Program, plan: &TrainPlan) -> Vec<bool> {
 }
 
 /// The tensors of the batch, made on the host and copied over.
-fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId, Tensor)> {
+pub(super) fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId, Tensor)> {
     let mut inputs = Vec::new();
     torch.in_category(Category::Batch, |torch| {
         for step in &program.steps {
@@ -157,7 +161,7 @@ fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId
 }
 
 /// `clip_grad_norm_`: a norm per parameter, then in place.
-fn clip(torch: &mut Torch, trained: &[Trained]) {
+pub(super) fn clip(torch: &mut Torch, trained: &[Trained]) {
     torch.in_category(Category::Temporaries, |torch| {
         let with_gradient = trained.iter().filter(|parameter| parameter.leaf.grad.borrow().is_some());
         let norms: Vec<Tensor> =

@@ -12,6 +12,7 @@
 //! | [`checkpoints`] | which layers are recomputed, and how |
 //! | `options` | options that exclude each other, and what a report says about them |
 //! | [`hardware`] | cards |
+//! | [`parallel`] | many cards: the mesh and the engine |
 //! | [`allocator`] | options of torch's caching allocator |
 
 pub mod adapter;
@@ -23,6 +24,7 @@ pub mod infer;
 pub mod liger;
 pub mod optimizer;
 mod options;
+pub mod parallel;
 pub mod quantization;
 pub mod train;
 
@@ -33,6 +35,7 @@ pub use checkpoints::CheckpointOptions;
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheImplementation, Choice, InferPlan};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
+pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use quantization::{Outliers, Quantization, QuantizationScheme};
 pub use train::{AttentionKind, Checkpointing, Kernels, TrainPlan};
 

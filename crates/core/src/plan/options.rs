@@ -1,6 +1,6 @@
 //! Options of training that exclude each other, and what a report should say about the others.
 
-use super::{Checkpointing, PlanError, RunPlan, TrainPlan};
+use super::{CheckpointOptions, Checkpointing, OptimizerKind, PlanError, RunPlan, TrainPlan};
 
 impl TrainPlan {
     pub(super) fn check_options(&self) -> Result<(), PlanError> {
@@ -19,8 +19,23 @@ impl TrainPlan {
                 value: "every-0".into(),
                 expected: "every-1 or more".into(),
             }),
+            _ if self.parallel.is_some() => self.check_on_many_cards(),
             _ => Ok(()),
         }
+    }
+
+    fn check_on_many_cards(&self) -> Result<(), PlanError> {
+        use OptimizerKind as K;
+        let what = match self.optimizer.kind {
+            _ if self.optimizer_in_backward => "the optimizer in backward".to_owned(),
+            _ if self.checkpoints != CheckpointOptions::default() => "this kind of gradient checkpointing".to_owned(),
+            K::AdamMini | K::Shampoo | K::GaLoreAdamW | K::ApolloAdamW => {
+                format!("optimizer {}", self.optimizer.kind.name())
+            }
+            _ => return Ok(()),
+        };
+        let hint = "predict it on one card".into();
+        Err(PlanError::Unsupported { what: format!("{what} on several cards"), hint })
     }
 
     fn notes(&self) -> Vec<String> {

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AdapterLayout, AdapterPlan, AllocatorOptions, Batch, CheckpointOptions, Gpu, Optimizer, PlanError, Quantization,
+    AdapterLayout, AdapterPlan, AllocatorOptions, Batch, CheckpointOptions, Gpu, Optimizer, Parallel, PlanError,
+    Quantization,
 };
 use crate::dtype::DType;
 use crate::model::Program;
@@ -38,6 +39,8 @@ pub struct TrainPlan {
     pub keep_outputs: bool,
     /// Parameters that are not trained: those whose name starts with one of these.
     pub frozen: Vec<String>,
+    /// How the run is spread over several cards; `gpu` is then one of them, and the batch is what each gets.
+    pub parallel: Option<Parallel>,
     /// What is trained instead of the model's own parameters.
     pub adapter: Option<AdapterPlan>,
     /// How the frozen weights are held, when not in `weights`.
@@ -64,6 +67,7 @@ impl Default for TrainPlan {
             clip: false,
             keep_outputs: true,
             frozen: Vec::new(),
+            parallel: None,
             adapter: None,
             quantization: None,
             gpu: Gpu::h200(),

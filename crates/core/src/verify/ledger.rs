@@ -145,6 +145,7 @@ fn group(run: &Value) -> &'static str {
         Some(_) if run["task"] == "infer" => "infer-quant",
         None if run["task"] == "infer" => "infer",
         _ if run["task"] == "trainer" => "trainer",
+        _ if !run["dist"].is_null() => super::distributed::group(run),
         Some("int8") => "qlora-int8",
         Some(_) => "qlora-4bit",
         None if !run["lora"].is_null() => "lora",
@@ -176,11 +177,8 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
 
 fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     let run = &row["run"];
-    if !run["dist"].is_null() {
-        return Err("several cards are not simulated yet".into());
-    }
     let trainer = run["task"] == "trainer";
-    if run["task"] != "train" && !trainer {
+    if run["task"] != "train" && run["task"] != "deepspeed" && !trainer {
         return Err(format!("task {} is not simulated yet", run["task"]));
     }
     let number = |key: &str| run[key].as_u64();
@@ -224,6 +222,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         clip: run["clip"] == true || trainer,
         keep_outputs: run["keep_outputs"] != false && !trainer,
         frozen: Vec::new(),
+        parallel: super::distributed::parallel(run)?,
         adapter: recorded::adapter(run)?,
         quantization: recorded::quantization(row)?,
         gpu: card(row["gpu"].as_str().unwrap_or_default()),

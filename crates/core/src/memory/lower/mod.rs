@@ -11,6 +11,7 @@
 //! | [`liger`] | what Liger's kernels put in place of these |
 //! | `loss` | losses |
 //! | `nested` | checkpoints with a backward pass of their own |
+//! | [`hooks`] | what wrappers do around modules |
 //! | `tensors` | plain tensor operations |
 
 mod attention;
@@ -18,6 +19,7 @@ mod batched_experts;
 pub mod cache;
 mod experts;
 mod falcon;
+pub mod hooks;
 pub mod liger;
 mod linear;
 mod lora;
@@ -68,6 +70,7 @@ pub struct Runner {
     settings: Settings,
     wrapped: Rc<Wrapped>,
     cache: Option<Rc<cache::Store>>,
+    hooks: Option<Rc<dyn hooks::Hooks>>,
 }
 
 /// The variables of a run.
@@ -76,11 +79,13 @@ struct Frames {
     /// What a layer's caller holds until the layer returns (attention probabilities).
     held: Vec<Tensor>,
     returned: Vec<Tensor>,
+    /// Modules that hooks are around of, innermost last.
+    entered: Vec<hooks::Entered>,
 }
 
 impl Frames {
     fn new(values: usize) -> Self {
-        Self { values: vec![None; values], held: Vec::new(), returned: Vec::new() }
+        Self { values: vec![None; values], held: Vec::new(), returned: Vec::new(), entered: Vec::new() }
     }
 }
 
@@ -128,7 +133,7 @@ impl Runner {
                 _ => {}
             }
         }
-        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped, cache })
+        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped, cache, hooks: None })
     }
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
@@ -152,6 +157,7 @@ impl Runner {
                 Step::Run { op, inputs, outputs, module } => self.step(torch, frames, op, inputs, outputs, *module),
                 Step::Release(value) => frames.values[value.0 as usize] = None,
                 Step::Enter(module) if self.is_checkpointed(torch, *module) => {
+                    self.enter(torch, frames, *module, at);
                     let exit = self.exits[at];
                     if self.wrapped.checkpoints.runs_nested() {
                         self.checkpoint_nested(torch, frames, at + 1..exit);
@@ -161,11 +167,12 @@ impl Runner {
                     at = exit;
                     continue;
                 }
-                Step::Enter(_) => {}
+                Step::Enter(module) => self.enter(torch, frames, *module, at),
                 Step::Exit(module) => {
                     if self.kind(*module) == ModuleKind::Layer {
                         frames.held.clear();
                     }
+                    self.exit(torch, frames, *module, at);
                 }
                 Step::Grad(on) => torch.grad_enabled = *on && torch.training,
                 Step::Autocast(on) => torch.autocast = if *on { self.settings.autocast } else { None },

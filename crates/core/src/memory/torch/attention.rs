@@ -204,7 +204,6 @@ impl Torch {
             groups if grouped && groups > 1 => (self.repeat_heads(&key, groups), self.repeat_heads(&value, groups)),
             _ => (key, value),
         };
-        drop(query);
         let turned = self.transpose(&key, -2, -1);
         let turned = self.scalar(Binary::Mul, &turned);
         let mut scores = self.matmul(&scaled, &turned);
@@ -218,7 +217,8 @@ impl Torch {
             probabilities = self.dropout(&probabilities);
         }
         let output = self.matmul(&probabilities, &value);
-        drop((probabilities, value, key, scaled, mask));
+        // The wide queries are the caller's, as keys and values are, and live as long.
+        drop((probabilities, value, key, scaled, mask, query));
         let output = self.cast(&output, narrow);
         self.autocast = autocast;
         output
