@@ -97,9 +97,8 @@ pub(super) fn step(
             let channels = Shape::from([projection.rows.max(projection.columns)]);
             let factors = torch.fresh("norm", channels, tensor.dtype);
             bound[3] = Some(torch.fresh_like("mul", tensor, tensor.dtype));
-            if !first {
-                bound[3] = Some(torch.fresh_like("div", tensor, tensor.dtype));
-            }
+            // From the second step on; the first is taken alike.
+            bound[3] = Some(torch.fresh_like("div", tensor, tensor.dtype));
             bound[2] = Some(torch.fresh_like("mul", tensor, tensor.dtype));
             drop(factors);
         }
