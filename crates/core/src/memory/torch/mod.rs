@@ -72,6 +72,7 @@ pub struct BeforeBackward {
     autocast: Option<DType>,
     category: Category,
     module: u32,
+    nested: bool,
 }
 
 /// What was in force around a recomputation.
@@ -251,7 +252,8 @@ impl Torch {
     pub(super) fn enter_backward(&mut self) -> BeforeBackward {
         let module = self.module();
         let category = self.log.borrow_mut().set_category(Category::Temporaries);
-        let before = BeforeBackward { grad: self.grad_enabled, autocast: self.autocast.take(), category, module };
+        let (grad, nested) = (self.grad_enabled, self.in_backward);
+        let before = BeforeBackward { grad, autocast: self.autocast.take(), category, module, nested };
         self.grad_enabled = false;
         self.in_backward = true;
         before
@@ -260,7 +262,7 @@ impl Torch {
     pub(super) fn leave_backward(&mut self, before: BeforeBackward) {
         self.grad_enabled = before.grad;
         self.autocast = before.autocast;
-        self.in_backward = false;
+        self.in_backward = before.nested;
         self.log.borrow_mut().set_category(before.category);
         self.set_module(before.module);
     }
