@@ -167,6 +167,12 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
         }
         *target = value.clone();
     }
+    // measure.py cuts the list of kinds to the layers that are left.
+    if let (Some(layers), Some(kinds)) =
+        (row["run"]["overrides"]["num_hidden_layers"].as_u64(), config["layer_types"].as_array_mut())
+    {
+        kinds.truncate(usize::try_from(layers).unwrap_or(usize::MAX));
+    }
     let model = Model::new(config, row["auto_class"].as_str()).map_err(|e| e.to_string())?;
     match model.notes().first() {
         Some(note) => Err(note.clone()),

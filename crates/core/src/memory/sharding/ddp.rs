@@ -93,7 +93,8 @@ impl Replicas {
         for (bucket, members) in buckets.iter().enumerate() {
             let elements = members.iter().map(|&leaf| self.leaves[leaf].shape.elements()).sum::<u64>();
             let dtype = members.first().map_or(crate::dtype::DType::F32, |&leaf| self.leaves[leaf].dtype);
-            let category = if self.options.gradient_as_bucket_view { Category::Gradients } else { Category::Communication };
+            let category =
+                if self.options.gradient_as_bucket_view { Category::Gradients } else { Category::Communication };
             let flat = torch.in_category(category, |torch| torch.fresh("bucket", Shape::from([elements]), dtype));
             self.buckets.borrow_mut().push(flat);
             members.iter().for_each(|&leaf| self.bucket_of.borrow_mut()[leaf] = bucket);

@@ -78,9 +78,8 @@ pub(super) fn wrap(
             }
             parameters[id.0 as usize] = view;
         }
-        let shard = torch.in_category(Category::Weights, |torch| {
-            torch.fresh("flat shard", Shape::from([shard_size]), shard_type)
-        });
+        let shard = torch
+            .in_category(Category::Weights, |torch| torch.fresh("flat shard", Shape::from([shard_size]), shard_type));
         drop(flat);
         // Rank 0 has the first elements: whole parameters, and the first part of one more.
         let mut parts = Vec::new();
