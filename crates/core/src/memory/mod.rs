@@ -24,6 +24,7 @@ pub mod lower;
 pub mod optimizer;
 mod outliers;
 pub mod process;
+mod repeat;
 pub mod sharding;
 pub mod simulation;
 pub mod tensor;

@@ -50,7 +50,8 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
         None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),
     };
     let replay = allocator::replay(&log, plan.allocator, None);
-    let process = process::parts(&log, &plan.gpu, true);
+    let mut process = process::parts(&log, &plan.gpu, true);
+    process.extend(plan.parallel.iter().filter(|p| p.mesh.world() > 1).flat_map(process::parallel_parts));
     Ok(Simulation { program, log, replay, process, adapter: layout })
 }
 

@@ -9,6 +9,7 @@ use super::log::{Category, Event, Log};
 use super::lower::liger::Liger;
 use super::lower::{Runner, Settings, Wrapped};
 use super::optimizer::{Optimizer, Trained};
+use super::repeat::{self, Start};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
@@ -43,36 +44,41 @@ pub fn simulate(
     let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
-    for step in 0..STEPS {
-        for micro in 0..plan.gradient_accumulation.max(1) {
-            // Loss and output die between the phases: the loop rebinds their names.
-            let (loss, outputs) = phase(&mut torch, format!("{step}.{micro}.fwd"), |torch| {
-                let mut outputs = runner.forward(torch);
-                let loss = outputs.first().cloned();
-                if !plan.keep_outputs {
-                    outputs.clear();
-                }
-                (loss, outputs)
-            });
-            phase(&mut torch, format!("{step}.{micro}.bwd"), |torch| {
-                if let Some(loss) = &loss {
-                    autograd::backward(torch, loss);
-                }
-            });
-            drop((loss, outputs));
-            torch.drop_graph(0);
-        }
-        if plan.clip {
-            phase(&mut torch, format!("{step}.clip"), |torch| clip(torch, &trained));
-        }
-        phase(&mut torch, format!("{step}.opt"), |torch| optimizer.step(torch, &trained));
-        phase(&mut torch, format!("{step}.zero"), |_| {
-            trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
-        });
-    }
+    let start = Start::now(&torch.log.borrow());
+    run_step(&mut torch, &runner, &mut optimizer, &trained, plan);
+    repeat::first_step(&mut torch.log.borrow_mut(), start, STEPS);
     let log = Rc::clone(&torch.log);
     drop((optimizer, runner, trained, torch));
     Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
+}
+
+/// One step: the first, which makes the optimizer's state.
+fn run_step(torch: &mut Torch, runner: &Rc<Runner>, optimizer: &mut Optimizer, trained: &[Trained], plan: &TrainPlan) {
+    for micro in 0..plan.gradient_accumulation.max(1) {
+        // Loss and output die between the phases: the loop rebinds their names.
+        let (loss, outputs) = phase(torch, format!("0.{micro}.fwd"), |torch| {
+            let mut outputs = runner.forward(torch);
+            let loss = outputs.first().cloned();
+            if !plan.keep_outputs {
+                outputs.clear();
+            }
+            (loss, outputs)
+        });
+        phase(torch, format!("0.{micro}.bwd"), |torch| {
+            if let Some(loss) = &loss {
+                autograd::backward(torch, loss);
+            }
+        });
+        drop((loss, outputs));
+        torch.drop_graph(0);
+    }
+    if plan.clip {
+        phase(torch, "0.clip".to_owned(), |torch| clip(torch, trained));
+    }
+    phase(torch, "0.opt".to_owned(), |torch| optimizer.step(torch, trained));
+    phase(torch, "0.zero".to_owned(), |_| {
+        trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
+    });
 }
 
 pub(super) fn phase<T>(torch: &mut Torch, name: String, body: impl FnOnce(&mut Torch) -> T) -> T {
@@ -91,6 +97,7 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
         autocast: plan.autocast,
         weights: adapters::hidden_dtype(plan),
         padded: plan.batch.padded,
+        mask: plan.batch.mask || plan.batch.padded,
     }
 }
 

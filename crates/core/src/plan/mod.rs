@@ -41,7 +41,7 @@ pub enum RunPlan {
     /// Training.
     Train(Box<TrainPlan>),
     /// Generation.
-    Infer(InferPlan),
+    Infer(Box<InferPlan>),
 }
 
 impl RunPlan {

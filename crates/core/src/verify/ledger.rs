@@ -108,6 +108,10 @@ fn predict(row: &Value) -> Result<Scored, String> {
         let fits = simulation.process_bytes() <= gpu.memory;
         scored.out_of_memory = Some(!fits);
         scored.ok = !fits;
+        // What was measured stopped half-way: there is nothing to compare with.
+        for measure in [&mut scored.allocated, &mut scored.reserved, &mut scored.process] {
+            measure.measured = None;
+        }
         return Ok(scored);
     }
     scored.ok = scored.allocated.error().is_some_and(|error| error.abs() <= 3.0);
@@ -167,11 +171,13 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
         }
         *target = value.clone();
     }
-    // measure.py cuts the list of kinds to the layers that are left.
-    if let (Some(layers), Some(kinds)) =
-        (row["run"]["overrides"]["num_hidden_layers"].as_u64(), config["layer_types"].as_array_mut())
-    {
-        kinds.truncate(usize::try_from(layers).unwrap_or(usize::MAX));
+    // As measure.py cuts them when a run has fewer layers.
+    if let Some(layers) = config.get("num_hidden_layers").and_then(Value::as_u64) {
+        for key in ["layer_types", "no_rope_layers"] {
+            if let Some(list) = config.get_mut(key).and_then(Value::as_array_mut) {
+                list.truncate(usize::try_from(layers).unwrap_or(usize::MAX));
+            }
+        }
     }
     let model = Model::new(config, row["auto_class"].as_str()).map_err(|e| e.to_string())?;
     match model.notes().first() {

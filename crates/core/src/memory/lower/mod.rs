@@ -57,6 +57,8 @@ pub struct Settings {
     pub weights: DType,
     /// Whether the batch brings a mask, and whether it masks anything.
     pub padded: bool,
+    /// Whether the batch brings a 2-D mask.
+    pub mask: bool,
 }
 
 /// A program ready to run: its parameters are on the device.
@@ -203,6 +205,7 @@ impl Runner {
             }
             let outer = std::mem::replace(&mut torch.autocast, runner.settings.autocast);
             let mark = torch.graph_mark();
+            runner.recomputed(torch, &range);
             runner.run(torch, &mut frames, range.clone());
             torch.drop_graph(mark);
             torch.cast_cache.clear();
@@ -217,10 +220,10 @@ impl Runner {
         for step in &self.program.steps[range.clone()] {
             let Step::Run { inputs, .. } = step else { continue };
             for value in inputs {
-                if let Some(tensor) = &frames.values[value.0 as usize] {
-                    if !captured.iter().any(|(known, _)| known == value) {
-                        captured.push((*value, tensor.clone()));
-                    }
+                if let Some(tensor) = &frames.values[value.0 as usize]
+                    && !captured.iter().any(|(known, _)| known == value)
+                {
+                    captured.push((*value, tensor.clone()));
                 }
             }
         }
@@ -241,15 +244,23 @@ impl Runner {
         module: ModuleId,
     ) {
         torch.set_module(module.0);
-        let taken: Vec<Option<Tensor>> = inputs.iter().map(|value| frames.values[value.0 as usize].clone()).collect();
+        let mut taken: Vec<Option<Tensor>> =
+            inputs.iter().map(|value| frames.values[value.0 as usize].clone()).collect();
         if let Op::Return = op {
             let made = inputs.iter().zip(taken).filter(|(value, _)| !self.is_unmade(**value));
             frames.returned = made.filter_map(|(_, tensor)| tensor).collect();
             return;
         }
+        let watching = self.watching_operation(op, module);
+        if let Some((hooks, module)) = &watching {
+            hooks.before_operation(torch, *module, &mut taken);
+        }
         let patched = self.liger(torch, op, module, &taken, outputs);
         let made = patched.unwrap_or_else(|| self.lower(torch, frames, op, module, &taken, outputs));
         drop(taken);
+        if let Some((hooks, module)) = &watching {
+            hooks.after_operation(torch, *module, &made);
+        }
         for (value, tensor) in outputs.iter().zip(made) {
             frames.values[value.0 as usize] = tensor;
         }
@@ -296,7 +307,7 @@ impl Runner {
             }
             Op::Mask(kind) => vec![match &self.cache {
                 Some(cache) => cache.mask(torch, *kind, shape, &self.settings),
-                None => attention::mask(torch, *kind, shape, &self.settings),
+                None => attention::mask(torch, *kind, shape, &self.settings, !inputs.is_empty()),
             }],
             Op::Cache(update) => match &self.cache {
                 Some(cache) => {

@@ -5,6 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
+use super::shares;
 use super::units::Units;
 use super::{Wrapped, Wrapper};
 use crate::dtype::DType;
@@ -136,7 +137,7 @@ fn flat_layout(sizes: impl Iterator<Item = u64>, dtype: DType, world: u64) -> Fl
         starts.push(elements);
         elements = elements.saturating_add(size);
     }
-    FlatLayout { starts, elements: elements.next_multiple_of(world.max(1)) }
+    FlatLayout { starts, elements: shares::of_flat(elements, 1, world, 0).total() * world.max(1) }
 }
 
 impl FlatShards {
@@ -200,7 +201,9 @@ impl FlatShards {
             reduced = torch.flat("_to_copy", handle.shard, self.shard_type, Stream::Reduce);
         }
         torch.log.borrow_mut().reclassify(reduced.storage.id(), Category::Gradients);
-        self.held.borrow_mut().push(reduced.clone());
+        if handle.parts.iter().all(|part| part.grad.borrow().is_none()) {
+            self.held.borrow_mut().push(reduced.clone());
+        }
         for part in &handle.parts {
             let mut slot = part.grad.borrow_mut();
             if slot.is_none() {

@@ -6,6 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use super::deepspeed::Stage;
+use super::shares;
 use crate::dtype::DType;
 use crate::memory::autograd::Leaf;
 use crate::memory::log::{Category, Stream};
@@ -52,7 +53,8 @@ pub(super) fn wrap(
     world: u64,
 ) -> Rc<dyn Stage> {
     let total: u64 = trained.iter().map(|parameter| parameter.tensor.elements()).sum();
-    let flat_elements = total.next_multiple_of(ALIGNMENT * world);
+    let partition = shares::of_flat(total, ALIGNMENT, world, 0).total();
+    let flat_elements = partition * world;
     let flat = torch.in_category(Category::Weights, |torch| {
         torch.fresh("flat parameters", Shape::from([flat_elements]), DType::BF16)
     });
@@ -68,7 +70,6 @@ pub(super) fn wrap(
             place.storage = Rc::clone(&flat.storage);
         }
     }
-    let partition = flat_elements / world;
     let shape = Shape::from([partition]);
     let narrow = torch.fresh("clone", shape, DType::BF16);
     let wide = torch.in_category(Category::Weights, |torch| torch.fresh("fp32 partition", shape, DType::F32));
@@ -107,7 +108,7 @@ impl Partitioned {
     fn hook(&self, torch: &mut Torch, index: usize) {
         self.setup_buckets(torch);
         if self.config.stage == 2 || self.overlaps() {
-            self.into_bucket(torch, index);
+            self.put_in_bucket(torch, index);
         }
         self.remaining.set(self.remaining.get().saturating_sub(1));
         // The last hook runs the epilogue, except where stage 1 has everything still to do.
@@ -129,7 +130,7 @@ impl Partitioned {
     }
 
     /// `reduce_independent_p_g_buckets_and_remove_grads`.
-    fn into_bucket(&self, torch: &mut Torch, index: usize) {
+    fn put_in_bucket(&self, torch: &mut Torch, index: usize) {
         let member = &self.members[index];
         if self.bucket_elements.get() + member.elements > self.config.reduce_bucket_size {
             self.reduce(torch);
@@ -235,7 +236,7 @@ impl Stage for Partitioned {
             // Stage 1 reduces when backward is over, in the order of parameters.
             for index in 0..self.members.len() {
                 if self.members[index].leaf.grad.borrow().is_some() {
-                    self.into_bucket(torch, index);
+                    self.put_in_bucket(torch, index);
                 }
             }
             self.epilogue(torch);

@@ -138,7 +138,7 @@ impl Mesh {
         divides("tp", self.tp, "attention heads", sizes.heads)?;
         // Fewer key heads than cards are copied (Megatron, vLLM): then the cards must divide by the heads.
         match sizes.kv_heads {
-            Some(heads) if self.tp > heads && self.tp % heads.max(1) == 0 => {}
+            Some(heads) if self.tp > heads && self.tp.is_multiple_of(heads.max(1)) => {}
             heads => divides("tp", self.tp, "key and value heads", heads)?,
         }
         if self.sequence_parallel {
