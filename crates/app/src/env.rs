@@ -139,6 +139,11 @@ fn expand(text: &str, lookup: &impl Fn(&str) -> Option<String>, home: Option<&Pa
     }
 }
 
+/// `COLUMNS`: how wide the terminal is.
+pub fn columns() -> Option<usize> {
+    std::env::var("COLUMNS").ok()?.trim().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,9 +198,4 @@ mod tests {
     fn unknown_names_stay() {
         assert_eq!(environment(&[("HF_HOME", "/a/$NOTHING/${X}/$")]).hub_cache, Some("/a/$NOTHING/${X}/$/hub".into()));
     }
-}
-
-/// `COLUMNS`: how wide the terminal is.
-pub fn columns() -> Option<usize> {
-    std::env::var("COLUMNS").ok()?.trim().parse().ok()
 }

@@ -1,9 +1,7 @@
 //! How long an answer takes: one estimate, its parts, and its growth with depth.
 
-use std::rc::Rc;
-
 use divan::{Bencher, black_box};
-use vramcast_core::memory::{allocator, simulation, train};
+use vramcast_core::memory::{allocator, simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::{Batch, TrainPlan};
 use vramcast_core::source::catalogue;
@@ -49,9 +47,8 @@ fn program(bencher: Bencher<'_, '_>) {
 #[divan::bench]
 fn allocator_replay(bencher: Bencher<'_, '_>) {
     let (model, plan) = (model(None), plan());
-    let program = Rc::new(model.program(plan.batch.training_inputs()).expect("it is consistent"));
-    let log = train::simulate(program, &plan);
-    bencher.bench_local(|| allocator::replay(black_box(&log), plan.allocator, None).peak_reserved());
+    let run = simulation::train(&model, &plan).expect("it runs");
+    bencher.bench_local(|| allocator::replay(black_box(&run.log), plan.allocator, None).peak_reserved());
 }
 
 /// Everything `inspect` counts.

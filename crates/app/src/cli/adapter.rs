@@ -10,7 +10,7 @@ use super::Failure;
 
 /// What is trained instead of the whole model.
 #[derive(Debug, Args)]
-pub struct AdapterArguments {
+pub(super) struct AdapterArguments {
     /// Train LoRA adapters as PEFT adds them.
     #[arg(long, help_heading = "Adapters")]
     lora: bool,
@@ -45,7 +45,7 @@ pub struct AdapterArguments {
 
 impl AdapterArguments {
     /// Puts the flags into a plan; returns what has no effect, by name.
-    pub fn apply(&self, plan: &mut TrainPlan) -> Result<Vec<String>, Failure> {
+    pub(super) fn apply(&self, plan: &mut TrainPlan) -> Result<Vec<String>, Failure> {
         let mut notes = Vec::new();
         if let Some(path) = &self.adapter {
             let (adapter, ignored) = AdapterPlan::from_adapter_config(&read_adapter(path)?)?;

@@ -15,7 +15,7 @@ use crate::render;
 
 /// What to generate, and how.
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
     /// Prompts at once.
@@ -76,7 +76,7 @@ pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failur
     let simulation = simulation::infer(model, &plan)?;
     let judged: Vec<Gpu> = if arguments.all_gpus { cards.all().collect() } else { vec![plan.gpu.clone()] };
     let own = plan.gpu.name.clone();
-    let mut report = report::summarize(&found.name, model, RunPlan::Infer(plan), &simulation, &judged);
+    let mut report = report::summarize(&found.name, model, RunPlan::Infer(Box::new(plan)), &simulation, &judged);
     notes.extend(found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
     report.notes.splice(0..0, notes);
     let fits = report.verdicts.iter().find(|verdict| verdict.gpu == own).is_none_or(|verdict| verdict.fits);

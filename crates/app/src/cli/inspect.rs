@@ -1,8 +1,10 @@
 //! `vramcast inspect`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use serde::Serialize;
-use vramcast_core::dtype::{DType, find_format};
+use vramcast_core::dtype::{DType, builtin_formats, find_format, formats_from_toml};
 use vramcast_core::model::op::{CacheKind, CacheUpdate, Role};
 use vramcast_core::model::{Inventory, Model};
 use vramcast_core::source::quantization::{self, Quantization, Weight};
@@ -13,7 +15,7 @@ use crate::render;
 
 /// What to show of a model.
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
     /// List every tensor.
@@ -22,6 +24,12 @@ pub struct Arguments {
     /// Count bytes in this format (bf16, fp8, nf4, q4_k, …) instead of a choice of them.
     #[arg(long, value_name = "FORMAT")]
     dtype: Option<String>,
+    /// A TOML file with storage formats of your own, in the shape of vramcast's data/dtypes.toml.
+    #[arg(long, value_name = "FILE")]
+    format_file: Option<PathBuf>,
+    /// Print the config the answer was made from, and nothing else.
+    #[arg(long)]
+    config: bool,
 }
 
 /// What a model consists of.
@@ -147,7 +155,11 @@ pub struct TensorLine {
 }
 
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
-    let found = arguments.model.find(true)?;
+    let found = arguments.model.find(!arguments.config)?;
+    if arguments.config {
+        let config = found.resolved.config.as_ref().ok_or_else(|| Failure::bad_input("there is no config"))?;
+        return Ok(Answer::success(format!("{config:#}\n")));
+    }
     let inspection = match &found.model {
         Some(model) => of_model(&found, model, arguments)?,
         None => of_headers(&found, arguments)?,
@@ -174,7 +186,7 @@ fn of_model(found: &Found, model: &Model, arguments: &Arguments) -> Result<Inspe
         model_type: config.get("model_type").and_then(|v| v.as_str()).unwrap_or_default().to_owned(),
         family: model.family().name.to_owned(),
         parameters: parameters(&inventory),
-        bytes: bytes(&inventory, arguments.dtype.as_deref())?,
+        bytes: bytes(&inventory, arguments)?,
         stored,
         cache: cache(&inventory),
         context_length,
@@ -249,13 +261,26 @@ fn parameters(inventory: &Inventory) -> Parameters {
     }
 }
 
-fn bytes(inventory: &Inventory, only: Option<&str>) -> Result<Vec<FormatBytes>, Failure> {
-    let formats = vramcast_core::dtype::builtin_formats();
-    let names: Vec<&str> =
-        only.map_or_else(|| vec!["fp32", "bf16", "fp8_e4m3", "int8", "nf4", "int4"], |name| vec![name]);
+fn bytes(inventory: &Inventory, arguments: &Arguments) -> Result<Vec<FormatBytes>, Failure> {
+    let mut formats = Vec::new();
+    if let Some(path) = &arguments.format_file {
+        let shown = path.display();
+        let text =
+            std::fs::read_to_string(path).map_err(|e| Failure::bad_input(format!("--format-file {shown}: {e}")))?;
+        let own = formats_from_toml(&text).map_err(|e| Failure::bad_input(format!("--format-file {shown}: {e}")))?;
+        formats.extend(own);
+    }
+    let mut names: Vec<String> = match &arguments.dtype {
+        Some(name) => vec![name.clone()],
+        None => ["fp32", "bf16", "fp8_e4m3", "int8", "nf4", "int4"].map(str::to_owned).to_vec(),
+    };
+    if arguments.dtype.is_none() {
+        names.extend(formats.iter().map(|format| format.name.clone()));
+    }
+    formats.extend_from_slice(builtin_formats());
     let mut all = Vec::new();
     for name in names {
-        let format = find_format(formats, name).ok_or_else(|| {
+        let format = find_format(&formats, &name).ok_or_else(|| {
             Failure::bad_input(format!("--dtype: {name} is not a format vramcast knows"))
                 .hint("see `vramcast list dtypes`")
         })?;

@@ -13,7 +13,7 @@ use crate::render::table::Table;
 
 /// What to list.
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     what: What,
     /// Only lines that contain this.
     #[arg(value_name = "TEXT")]

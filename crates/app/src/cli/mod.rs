@@ -7,6 +7,7 @@ mod inspect;
 pub use inspect::Inspection;
 mod list;
 mod model;
+mod parallel;
 mod plan_file;
 mod schema;
 mod train;

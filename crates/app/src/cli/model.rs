@@ -11,7 +11,7 @@ use crate::fetch::{self, FetchOptions, Resolved};
 
 /// Which model.
 #[derive(Debug, Clone, Default, Args)]
-pub struct ModelArguments {
+pub(super) struct ModelArguments {
     /// A Hugging Face id, a short name (`llama3-8b`), a folder, a config.json, a *.safetensors or *.gguf file.
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
@@ -45,7 +45,7 @@ pub struct ModelArguments {
 }
 
 /// A model and where it came from.
-pub struct Found {
+pub(super) struct Found {
     /// What to call it.
     pub name: String,
     /// The model, where there is a config to build it from.
@@ -58,8 +58,8 @@ pub struct Found {
 
 impl ModelArguments {
     /// Finds the model; `headers` asks for tensor headers too.
-    pub fn find(&self, headers: bool) -> Result<Found, Failure> {
-        let Some(name) = &self.model else { return self.from_numbers() };
+    pub(super) fn find(&self, headers: bool) -> Result<Found, Failure> {
+        let Some(name) = &self.model else { return self.numbers() };
         let mut options = FetchOptions::new(&Environment::read());
         options.revision = self.revision.clone();
         options.refresh = self.refresh;
@@ -73,7 +73,7 @@ impl ModelArguments {
     }
 
     /// A Llama-style decoder of given numbers; where only a count is given, a shape that comes near it.
-    fn from_numbers(&self) -> Result<Found, Failure> {
+    fn numbers(&self) -> Result<Found, Failure> {
         let params = match &self.params {
             Some(text) => Some(parse_count(text).map_err(|e| Failure::bad_input(format!("--params: {e}")))?),
             None => None,
@@ -131,7 +131,7 @@ fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: Option<u64>)
 
 impl Found {
     /// The model, or why there is none.
-    pub fn require_model(&self) -> Result<&Model, Failure> {
+    pub(super) fn require_model(&self) -> Result<&Model, Failure> {
         self.model.as_ref().ok_or_else(|| {
             Failure::bad_input(format!("{} has no config.json, so what it computes is not known", self.name))
                 .hint("pass the folder or repository of the original model")
@@ -139,7 +139,7 @@ impl Found {
     }
 
     /// The element type its config says the weights have.
-    pub fn stored_dtype(&self) -> Option<vramcast_core::dtype::DType> {
+    pub(super) fn stored_dtype(&self) -> Option<vramcast_core::dtype::DType> {
         let config = self.resolved.config.as_ref()?;
         let text = config.get("torch_dtype").or_else(|| config.get("dtype")).and_then(Value::as_str)?;
         vramcast_core::dtype::DType::parse(text)

@@ -14,13 +14,14 @@ use vramcast_core::report::{self, Report};
 
 use super::adapter::AdapterArguments;
 use super::model::ModelArguments;
+use super::parallel::ParallelArguments;
 use super::{Answer, Failure, plan_file};
 use crate::exit::Exit;
 use crate::render;
 
 /// What to train, and how.
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
     /// A plan as JSON, TOML or YAML (`vramcast schema`); flags override it.
@@ -84,6 +85,9 @@ pub struct Arguments {
     /// Do not train parameters whose name starts so (may be given several times).
     #[arg(long, value_name = "PREFIX", help_heading = "Kernels")]
     freeze: Vec<String>,
+
+    #[command(flatten)]
+    parallel: ParallelArguments,
 
     /// The card [default: H200]; see `vramcast list gpus`.
     #[arg(long, value_name = "NAME", help_heading = "Hardware")]
@@ -219,6 +223,7 @@ impl Arguments {
         }
         plan.clip |= self.clip;
         let mut notes = self.adapter.apply(&mut plan)?;
+        self.parallel.apply(&mut plan)?;
         if let Some(attention) = self.attention {
             plan.attention = match attention {
                 Attention::Sdpa => AttentionKind::Sdpa,

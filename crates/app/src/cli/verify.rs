@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
+use vramcast_core::model::Model;
+use vramcast_core::source::catalogue;
 use vramcast_core::source::json as python_json;
 use vramcast_core::verify::ledger::{self, LedgerRow, Measure, Scored};
+use vramcast_core::verify::lora;
 use vramcast_core::verify::models::{self, ModelRow};
 use vramcast_core::verify::summary::{self, Quantiles};
 
@@ -16,7 +19,7 @@ use crate::render::table::Table;
 
 /// What to score.
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Truth: folders or files of models, LoRA truth, ledgers; what each is, is seen from its contents.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
@@ -81,6 +84,11 @@ fn score_path(path: &Path, arguments: &Arguments) -> Result<Vec<Set>, Failure> {
                     model_rows.push(models::score(&truth));
                 }
             }
+            Truth::Lora(rows) => {
+                let rows: Vec<&Value> =
+                    rows.iter().filter(|row| wanted(row["id"].as_str().unwrap_or_default())).collect();
+                sets.push(lora_set(&file, &rows, arguments.worst));
+            }
             Truth::Ledger(rows) => {
                 let rows: Vec<LedgerRow> = rows
                     .iter()
@@ -104,6 +112,7 @@ fn json_of_python(text: &str) -> Result<Value, python_json::JsonError> {
 
 enum Truth {
     Model(Value),
+    Lora(Vec<Value>),
     Ledger(Vec<Value>),
 }
 
@@ -113,6 +122,9 @@ impl Truth {
         if let Ok(value) = json_of_python(text) {
             if value.get("tensors").is_some() && value.get("total_params").is_some() {
                 return Ok(Self::Model(value));
+            }
+            if let Some(rows) = value.get("rows").and_then(Value::as_array) {
+                return Ok(Self::Lora(rows.clone()));
             }
             if value.get("run").is_some() {
                 return Ok(Self::Ledger(vec![value]));
@@ -161,6 +173,51 @@ fn model_set(path: &Path, rows: &[ModelRow], worst: usize) -> Set {
         text,
         good: good == rows.len(),
     }
+}
+
+/// LoRA truth names models of the catalogue, or brings their config.
+fn lora_set(file: &Path, rows: &[&Value], worst: usize) -> Set {
+    let mut values = Vec::new();
+    let mut good = 0;
+    let mut wrong = String::new();
+    for row in rows {
+        let id = row["id"].as_str().unwrap_or_default();
+        let (value, ok, why) = match lora_model(row, id) {
+            Err(why) => (json!({"id": id, "ok": false, "skipped": why}), false, why),
+            Ok(model) => {
+                let scored = lora::score(row, &model);
+                let why = format!(
+                    "{} trainable {:?}, expected {:?} {}",
+                    scored.targets,
+                    scored.trainable.predicted,
+                    scored.trainable.expected,
+                    scored.refused.clone().unwrap_or_default()
+                );
+                (serde_json::to_value(&scored).unwrap_or_default(), scored.ok, why)
+            }
+        };
+        values.push(value);
+        good += usize::from(ok);
+        if !ok && rows.len() - good <= worst {
+            wrong += &format!("  {id}: {why}\n");
+        }
+    }
+    Set {
+        path: file.display().to_string(),
+        kind: "lora",
+        summary: json!({"rows": rows.len(), "ok": good}),
+        text: format!("{}: {good} of {} LoRA rows exact\n{wrong}", file.display(), rows.len()),
+        good: good == rows.len(),
+        rows: values,
+    }
+}
+
+fn lora_model(row: &Value, id: &str) -> Result<Model, String> {
+    let entry = catalogue::find(id);
+    let config = row.get("config").cloned().or_else(|| entry.as_ref().map(|entry| entry.config.clone()));
+    let auto_class = row["auto_class"].as_str().map(str::to_owned).or_else(|| entry.and_then(|entry| entry.auto_class));
+    let config = config.ok_or_else(|| format!("{id} is not in the catalogue and the row has no config"))?;
+    Model::new(config, auto_class.as_deref()).map_err(|e| e.to_string())
 }
 
 fn ledger_set(file: &Path, rows: &[LedgerRow], worst: usize) -> Set {

@@ -14,8 +14,11 @@ const TOP: f64 = 50.0;
 const PLOT_WIDTH: f64 = WIDTH - LEFT - 20.0;
 const PLOT_HEIGHT: f64 = HEIGHT - TOP - 60.0;
 
-/// Layers from the bottom up: name, colour, what it shows.
-const LAYERS: [(&str, &str, fn(&Sample) -> u64); 4] = [
+/// A layer of the picture: name, colour, what it shows.
+type Layer = (&'static str, &'static str, fn(&Sample) -> u64);
+
+/// Layers from the bottom up.
+const LAYERS: [Layer; 4] = [
     ("weights", "#4c78a8", |sample| sample.weights),
     ("optimizer state", "#72b7b2", |sample| sample.optimizer),
     ("gradients", "#eeca3b", |sample| sample.gradients),

@@ -70,6 +70,10 @@ fn settings(plan: &TrainPlan) -> String {
     if let Some(quantization) = &plan.quantization {
         parts.push(format!("{} base", name(&quantization.scheme)));
     }
+    if let Some(parallel) = &plan.parallel {
+        let cards = parallel.mesh.dp_replicate * parallel.mesh.dp_shard;
+        parts.push(format!("one of {cards} cards under {}", parallel.engine.name()));
+    }
     if plan.kernels == Kernels::Liger {
         parts.push("Liger kernels".into());
     }

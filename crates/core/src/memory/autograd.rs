@@ -36,7 +36,12 @@ pub struct Node {
     waiting: Cell<u32>,
     visited: Cell<u64>,
     buffer: RefCell<Gradients>,
+    /// What runs before it (`Tensor.register_hook` of one of its outputs).
+    before: RefCell<Vec<Hook>>,
 }
+
+/// Something that runs at a moment of the backward pass.
+pub type Hook = Rc<dyn Fn(&mut Torch)>;
 
 enum Work {
     Function(Backward),
@@ -55,6 +60,18 @@ pub struct Leaf {
     pub shape: Shape,
     /// Its element type.
     pub dtype: DType,
+    /// What runs when its gradient is complete (`register_post_accumulate_grad_hook`).
+    pub after: AfterGrad,
+}
+
+/// A hook of a leaf.
+#[derive(Default)]
+pub struct AfterGrad(pub RefCell<Option<Hook>>);
+
+impl std::fmt::Debug for AfterGrad {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AfterGrad({})", self.0.borrow().is_some())
+    }
 }
 
 impl std::fmt::Debug for Node {
@@ -90,7 +107,13 @@ impl Node {
             waiting: Cell::new(0),
             visited: Cell::new(0),
             buffer: RefCell::new(vec![None; outputs]),
+            before: RefCell::default(),
         })
+    }
+
+    /// Runs something once, before the node goes back.
+    pub fn run_before(&self, hook: Hook) {
+        self.before.borrow_mut().push(hook);
     }
 }
 
@@ -137,6 +160,8 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
     let mut ready = BinaryHeap::from([Ready(root.node)]);
     while let Some(Ready(node)) = ready.pop() {
         torch.set_module(node.module);
+        let hooks = std::mem::take(&mut *node.before.borrow_mut());
+        hooks.into_iter().for_each(|hook| hook(torch));
         let gradients = std::mem::take(&mut *node.buffer.borrow_mut());
         let next = std::mem::take(&mut *node.next.borrow_mut());
         let outputs = match node.work.replace(Work::Done) {
@@ -144,7 +169,11 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
             Work::Leaf(leaf) => {
                 accumulate(torch, &leaf, gradients.into_iter().next().flatten());
                 *node.buffer.borrow_mut() = vec![None];
+                let hook = leaf.after.0.borrow().clone();
                 node.work.replace(Work::Leaf(leaf));
+                if let Some(hook) = hook {
+                    hook(torch);
+                }
                 Vec::new()
             }
             _ => vec![None; next.len()],
@@ -222,10 +251,13 @@ pub struct Holder {
     index: usize,
 }
 
+/// What runs a region again.
+pub type Again = Rc<dyn Fn(&mut Torch)>;
+
 /// A checkpointed region: how to run it again, and what the second run made.
 pub struct Frame {
     /// Runs the region again (set once the region's first run is over).
-    pub run: RefCell<Option<Rc<dyn Fn(&mut Torch)>>>,
+    pub run: RefCell<Option<Again>>,
     holders: RefCell<Vec<Weak<Holder>>>,
     recomputed: RefCell<Option<Vec<Option<Tensor>>>>,
 }

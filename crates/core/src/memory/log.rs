@@ -1,6 +1,6 @@
 //! What happened to memory, in order: the one thing a simulation leaves behind.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::dtype::DType;
@@ -40,6 +40,22 @@ pub struct StorageInfo {
     pub shape: Shape,
     /// Element type of that tensor.
     pub dtype: DType,
+    /// The stream it was made on: the allocator keeps free blocks of one apart from those of another.
+    pub stream: Stream,
+}
+
+/// A stream, as far as the allocator cares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Stream {
+    /// The one everything runs on.
+    #[default]
+    Default,
+    /// What is gathered is copied in on it.
+    Gather,
+    /// Gradients are reduced on it.
+    Reduce,
+    /// Shards are cast on it before they are gathered.
+    Cast,
 }
 
 /// What memory is used for.
@@ -66,6 +82,8 @@ pub enum Category {
     Cache,
     /// What lives for a moment inside an operation, a backward pass or a step.
     Temporaries,
+    /// What several cards exchange: gathered parameters, buckets, reduction buffers.
+    Communication,
     /// Library workspaces.
     Workspace,
 }
@@ -87,11 +105,12 @@ pub struct Log {
 struct Context {
     category: Category,
     module: u32,
+    stream: Stream,
 }
 
 impl Default for Context {
     fn default() -> Self {
-        Self { category: Category::Weights, module: 0 }
+        Self { category: Category::Weights, module: 0, stream: Stream::Default }
     }
 }
 
@@ -102,12 +121,14 @@ pub type SharedLog = Rc<RefCell<Log>>;
 #[derive(Debug)]
 pub struct Storage {
     id: StorageId,
+    /// The life it is in now: a storage can be emptied and filled again (`resize_`) while tensors look at it.
+    alive: Cell<Option<StorageId>>,
     log: SharedLog,
 }
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        self.log.borrow_mut().events.push(Event::Free(self.id));
+        self.empty();
     }
 }
 
@@ -121,11 +142,48 @@ impl Storage {
     pub fn of_bytes(log: &SharedLog, operation: &'static str, bytes: u64, shape: Shape, dtype: DType) -> Rc<Self> {
         let mut inner = log.borrow_mut();
         let id = StorageId(inner.storages.len() as u32);
-        let Context { category, module } = inner.context;
-        inner.storages.push(StorageInfo { bytes, category, operation, module, shape, dtype });
+        let Context { category, module, stream } = inner.context;
+        inner.storages.push(StorageInfo { bytes, category, operation, module, shape, dtype, stream });
         inner.events.push(Event::Allocate(id));
         drop(inner);
-        Rc::new(Self { id, log: Rc::clone(log) })
+        Rc::new(Self { id, alive: Cell::new(Some(id)), log: Rc::clone(log) })
+    }
+
+    /// A storage that takes no bytes until it is filled.
+    pub fn hollow(log: &SharedLog, operation: &'static str, bytes: u64, shape: Shape, dtype: DType) -> Rc<Self> {
+        let mut inner = log.borrow_mut();
+        let id = StorageId(inner.storages.len() as u32);
+        let Context { category, module, stream } = inner.context;
+        inner.storages.push(StorageInfo { bytes, category, operation, module, shape, dtype, stream });
+        drop(inner);
+        Rc::new(Self { id, alive: Cell::new(None), log: Rc::clone(log) })
+    }
+
+    /// Gives its bytes back while tensors still look at it (`untyped_storage().resize_(0)`).
+    pub fn empty(&self) {
+        if let Some(id) = self.alive.take() {
+            self.log.borrow_mut().events.push(Event::Free(id));
+        }
+    }
+
+    /// Whether it has its bytes.
+    pub fn is_alive(&self) -> bool {
+        self.alive.get().is_some()
+    }
+
+    /// Takes the bytes again that it was made with.
+    pub fn fill(&self) {
+        if self.alive.get().is_some() {
+            return;
+        }
+        let mut log = self.log.borrow_mut();
+        let id = StorageId(log.storages.len() as u32);
+        if let Some(info) = log.storages.get(self.id.0 as usize).copied() {
+            let stream = log.context.stream;
+            log.storages.push(StorageInfo { stream, ..info });
+            log.events.push(Event::Allocate(id));
+            self.alive.set(Some(id));
+        }
     }
 
     /// Its name in the log.
@@ -148,6 +206,11 @@ impl Log {
     /// Whose code runs from now on; returns whose ran.
     pub fn set_module(&mut self, module: u32) -> u32 {
         std::mem::replace(&mut self.context.module, module)
+    }
+
+    /// The stream new storages are made on; returns which it was.
+    pub fn set_stream(&mut self, stream: Stream) -> Stream {
+        std::mem::replace(&mut self.context.stream, stream)
     }
 
     /// What a storage turns out to be for (a gradient is known as one only when it is kept).

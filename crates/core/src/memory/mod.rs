@@ -11,6 +11,7 @@
 //! | `adapters`, `outliers` | loading with adapters and quantised weights |
 //! | [`device`] | what the card decides |
 //! | [`process`] | what the process holds besides |
+//! | [`sharding`] | one card of many |
 //! | [`train`], [`infer`], [`simulation`] | the training loop, `generate`, and one call for all of it |
 
 mod adapters;
@@ -23,6 +24,8 @@ pub mod lower;
 pub mod optimizer;
 mod outliers;
 pub mod process;
+mod repeat;
+pub mod sharding;
 pub mod simulation;
 pub mod tensor;
 pub mod torch;

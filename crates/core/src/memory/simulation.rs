@@ -5,9 +5,9 @@ use std::rc::Rc;
 use super::allocator::{self, Replay};
 use super::log::Log;
 use super::process::{self, Part};
-use super::{infer, train};
+use super::{infer, sharding, train};
 use crate::model::{Model, Program};
-use crate::plan::{AdapterLayout, InferPlan, Kernels, PlanError, TrainPlan, liger};
+use crate::plan::{AdapterLayout, InferPlan, Kernels, ModelSizes, PlanError, TrainPlan, liger};
 
 /// A run, simulated.
 #[derive(Debug)]
@@ -38,7 +38,17 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let model_type = model.config()["model_type"].as_str().unwrap_or_default();
     let layout = plan.layout(model_type, &program)?;
     let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
-    let log = train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger);
+    let log = match &plan.parallel {
+        Some(parallel) => {
+            parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
+            // One card needs no engine.
+            match parallel.mesh.world() {
+                1 => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),
+                _ => sharding::simulate(Rc::clone(&program), plan, parallel, liger),
+            }
+        }
+        None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),
+    };
     let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, true);
     Ok(Simulation { program, log, replay, process, adapter: layout })

@@ -9,6 +9,7 @@ use super::log::{Category, Event, Log};
 use super::lower::liger::Liger;
 use super::lower::{Runner, Settings, Wrapped};
 use super::optimizer::{Optimizer, Trained};
+use super::repeat::{self, Start};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
@@ -19,7 +20,7 @@ use crate::plan::{AdapterLayout, Checkpointing, TrainPlan};
 
 /// Steps that are run: the first makes the optimizer's state, the second is what all later ones allocate, and with the
 /// third the cache of segments has settled.
-const STEPS: u32 = 3;
+pub(super) const STEPS: u32 = 3;
 
 /// Runs a program and returns what happened to memory.
 ///
@@ -40,58 +41,67 @@ pub fn simulate(
     };
     wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
     let inputs = batch(&mut torch, &program, plan);
-    let settings = Settings {
-        attention: plan.attention,
-        checkpointing: plan.checkpointing == Checkpointing::Full,
-        kernels: plan.kernels,
-        autocast: plan.autocast,
-        weights: adapters::hidden_dtype(plan),
-        padded: plan.batch.padded,
-    };
-    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(wrapped), None);
+    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
-    for step in 0..STEPS {
-        for micro in 0..plan.gradient_accumulation.max(1) {
-            // Loss and output die between the phases: the loop rebinds their names.
-            let (loss, outputs) = phase(&mut torch, format!("{step}.{micro}.fwd"), |torch| {
-                let mut outputs = runner.forward(torch);
-                let loss = outputs.first().cloned();
-                if !plan.keep_outputs {
-                    outputs.clear();
-                }
-                (loss, outputs)
-            });
-            phase(&mut torch, format!("{step}.{micro}.bwd"), |torch| {
-                if let Some(loss) = &loss {
-                    autograd::backward(torch, loss);
-                }
-            });
-            drop((loss, outputs));
-            torch.drop_graph(0);
-        }
-        if plan.clip {
-            phase(&mut torch, format!("{step}.clip"), |torch| clip(torch, &trained));
-        }
-        phase(&mut torch, format!("{step}.opt"), |torch| optimizer.step(torch, &trained));
-        phase(&mut torch, format!("{step}.zero"), |_| {
-            trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
-        });
-    }
+    let start = Start::now(&torch.log.borrow());
+    run_step(&mut torch, &runner, &mut optimizer, &trained, plan);
+    repeat::first_step(&mut torch.log.borrow_mut(), start, STEPS);
     let log = Rc::clone(&torch.log);
     drop((optimizer, runner, trained, torch));
     Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
 }
 
-fn phase<T>(torch: &mut Torch, name: String, body: impl FnOnce(&mut Torch) -> T) -> T {
+/// One step: the first, which makes the optimizer's state.
+fn run_step(torch: &mut Torch, runner: &Rc<Runner>, optimizer: &mut Optimizer, trained: &[Trained], plan: &TrainPlan) {
+    for micro in 0..plan.gradient_accumulation.max(1) {
+        // Loss and output die between the phases: the loop rebinds their names.
+        let (loss, outputs) = phase(torch, format!("0.{micro}.fwd"), |torch| {
+            let mut outputs = runner.forward(torch);
+            let loss = outputs.first().cloned();
+            if !plan.keep_outputs {
+                outputs.clear();
+            }
+            (loss, outputs)
+        });
+        phase(torch, format!("0.{micro}.bwd"), |torch| {
+            if let Some(loss) = &loss {
+                autograd::backward(torch, loss);
+            }
+        });
+        drop((loss, outputs));
+        torch.drop_graph(0);
+    }
+    if plan.clip {
+        phase(torch, "0.clip".to_owned(), |torch| clip(torch, trained));
+    }
+    phase(torch, "0.opt".to_owned(), |torch| optimizer.step(torch, trained));
+    phase(torch, "0.zero".to_owned(), |_| {
+        trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
+    });
+}
+
+pub(super) fn phase<T>(torch: &mut Torch, name: String, body: impl FnOnce(&mut Torch) -> T) -> T {
     torch.log.borrow_mut().phase(name);
     let result = body(torch);
     torch.log.borrow_mut().end_phase();
     result
 }
 
+/// What of a plan the lowering needs.
+pub(super) fn settings(plan: &TrainPlan) -> Settings {
+    Settings {
+        attention: plan.attention,
+        checkpointing: plan.checkpointing == Checkpointing::Full,
+        kernels: plan.kernels,
+        autocast: plan.autocast,
+        weights: adapters::hidden_dtype(plan),
+        padded: plan.batch.padded,
+    }
+}
+
 /// Parameters and buffers onto the card, one by one.
-fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
+pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
     let mut trained = Vec::new();
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
     for &id in &program.registration {
@@ -116,7 +126,7 @@ fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>,
 }
 
 /// The tensors of the batch, made on the host and copied over.
-fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId, Tensor)> {
+pub(super) fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId, Tensor)> {
     let mut inputs = Vec::new();
     torch.in_category(Category::Batch, |torch| {
         for step in &program.steps {
@@ -138,7 +148,7 @@ fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Vec<(ValueId
 }
 
 /// `clip_grad_norm_`: a norm per parameter, then in place.
-fn clip(torch: &mut Torch, trained: &[Trained]) {
+pub(super) fn clip(torch: &mut Torch, trained: &[Trained]) {
     torch.in_category(Category::Temporaries, |torch| {
         let with_gradient = trained.iter().filter(|parameter| parameter.leaf.grad.borrow().is_some());
         let norms: Vec<Tensor> =

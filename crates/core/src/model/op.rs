@@ -591,9 +591,10 @@ pub enum Cast {
     Like,
     /// The type the model's weights have.
     Model,
-    /// This type, laid out densely in the same copy (`to(dtype, memory_format=torch.contiguous_format)`).
+    /// This type, laid out densely in the same copy (`to(dtype, memory_format=torch.contiguous_format)`); nothing, not even
+    /// another layout, when it has the type already.
     Dense(DType),
-    /// The type of the second input, laid out densely in the same copy.
+    /// The type of the second input, in the same way.
     DenseLike,
 }
 

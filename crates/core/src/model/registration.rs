@@ -32,10 +32,10 @@ fn walk(model_type: &str, paths: &[Vec<&str>], depth: usize, members: Vec<usize>
         }
         children[place].1.push(member);
     }
-    if children.len() > 1 {
-        if let Some(line) = Table::get().find(model_type, &children) {
-            children.sort_by_key(|(name, _)| line.iter().position(|known| known == name));
-        }
+    if children.len() > 1
+        && let Some(line) = Table::get().find(model_type, &children)
+    {
+        children.sort_by_key(|(name, _)| line.iter().position(|known| known == name));
     }
     for (_, members) in children {
         walk(model_type, paths, depth + 1, members, order);

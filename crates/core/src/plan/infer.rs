@@ -126,4 +126,11 @@ impl InferPlan {
         }
         .without_media(!first)
     }
+
+    /// The inputs of a decoder's pass over one token after `past` ones, beside an encoder that ran with the first.
+    pub fn decoder_inputs(&self, past: u64) -> Inputs {
+        let room = (self.cache == CacheImplementation::Static).then_some(self.new_tokens);
+        Inputs { past, target_seq: 1, static_cache: room, position_ids: false, ..self.inputs(self.batch.seq_len, 0) }
+            .without_media(past > 0)
+    }
 }

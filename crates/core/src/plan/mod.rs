@@ -10,6 +10,7 @@
 //! | [`quantization`] | weights in 4 and 8 bits |
 //! | [`optimizer`] | which optimizer, stepping how |
 //! | [`hardware`] | cards |
+//! | [`parallel`] | many cards: the mesh and the engine |
 //! | [`allocator`] | options of torch's caching allocator |
 
 pub mod adapter;
@@ -19,6 +20,7 @@ pub mod hardware;
 pub mod infer;
 pub mod liger;
 pub mod optimizer;
+pub mod parallel;
 pub mod quantization;
 pub mod train;
 
@@ -28,6 +30,7 @@ pub use batch::Batch;
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheImplementation, Choice, InferPlan};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
+pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use quantization::{Outliers, Quantization, QuantizationScheme};
 pub use train::{AttentionKind, Checkpointing, Kernels, TrainPlan};
 
@@ -38,7 +41,7 @@ pub enum RunPlan {
     /// Training.
     Train(Box<TrainPlan>),
     /// Generation.
-    Infer(InferPlan),
+    Infer(Box<InferPlan>),
 }
 
 impl RunPlan {

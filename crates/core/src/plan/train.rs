@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AdapterLayout, AdapterPlan, AllocatorOptions, Batch, Gpu, Optimizer, PlanError, Quantization};
+use super::{AdapterLayout, AdapterPlan, AllocatorOptions, Batch, Gpu, Optimizer, Parallel, PlanError, Quantization};
 use crate::dtype::DType;
 use crate::model::Program;
 
@@ -32,6 +32,8 @@ pub struct TrainPlan {
     pub keep_outputs: bool,
     /// Parameters that are not trained: those whose name starts with one of these.
     pub frozen: Vec<String>,
+    /// How the run is spread over several cards; `gpu` is then one of them, and the batch is what each gets.
+    pub parallel: Option<Parallel>,
     /// What is trained instead of the model's own parameters.
     pub adapter: Option<AdapterPlan>,
     /// How the frozen weights are held, when not in `weights`.
@@ -56,6 +58,7 @@ impl Default for TrainPlan {
             clip: false,
             keep_outputs: true,
             frozen: Vec::new(),
+            parallel: None,
             adapter: None,
             quantization: None,
             gpu: Gpu::h200(),

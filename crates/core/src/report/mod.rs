@@ -141,6 +141,7 @@ pub fn category_name(category: Category) -> &'static str {
         Category::Logits => "logits and loss",
         Category::Cache => "cache",
         Category::Temporaries => "temporaries",
+        Category::Communication => "communication",
         Category::Workspace => "workspace",
     }
 }

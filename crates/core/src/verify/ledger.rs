@@ -108,6 +108,10 @@ fn predict(row: &Value) -> Result<Scored, String> {
         let fits = simulation.process_bytes() <= gpu.memory;
         scored.out_of_memory = Some(!fits);
         scored.ok = !fits;
+        // What was measured stopped half-way: there is nothing to compare with.
+        for measure in [&mut scored.allocated, &mut scored.reserved, &mut scored.process] {
+            measure.measured = None;
+        }
         return Ok(scored);
     }
     scored.ok = scored.allocated.error().is_some_and(|error| error.abs() <= 3.0);
@@ -144,6 +148,7 @@ fn group(run: &Value) -> &'static str {
         Some(_) if run["task"] == "infer" => "infer-quant",
         None if run["task"] == "infer" => "infer",
         _ if run["task"] == "trainer" => "trainer",
+        _ if !run["dist"].is_null() => super::distributed::group(run),
         Some("int8") => "qlora-int8",
         Some(_) => "qlora-4bit",
         None if !run["lora"].is_null() => "lora",
@@ -166,6 +171,14 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
         }
         *target = value.clone();
     }
+    // As measure.py cuts them when a run has fewer layers.
+    if let Some(layers) = config.get("num_hidden_layers").and_then(Value::as_u64) {
+        for key in ["layer_types", "no_rope_layers"] {
+            if let Some(list) = config.get_mut(key).and_then(Value::as_array_mut) {
+                list.truncate(usize::try_from(layers).unwrap_or(usize::MAX));
+            }
+        }
+    }
     let model = Model::new(config, row["auto_class"].as_str()).map_err(|e| e.to_string())?;
     match model.notes().first() {
         Some(note) => Err(note.clone()),
@@ -175,11 +188,8 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
 
 fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     let run = &row["run"];
-    if !run["dist"].is_null() {
-        return Err("several cards are not simulated yet".into());
-    }
     let trainer = run["task"] == "trainer";
-    if run["task"] != "train" && !trainer {
+    if run["task"] != "train" && run["task"] != "deepspeed" && !trainer {
         return Err(format!("task {} is not simulated yet", run["task"]));
     }
     let number = |key: &str| run[key].as_u64();
@@ -221,6 +231,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         clip: run["clip"] == true || trainer,
         keep_outputs: run["keep_outputs"] != false && !trainer,
         frozen: Vec::new(),
+        parallel: super::distributed::parallel(run)?,
         adapter: recorded::adapter(run)?,
         quantization: recorded::quantization(row)?,
         gpu: card(row["gpu"].as_str().unwrap_or_default()),

@@ -1,5 +1,6 @@
 //! Scores predictions against recorded truth.
 
+mod distributed;
 pub mod external;
 mod generate;
 pub mod ledger;

@@ -7,7 +7,7 @@ mod pool;
 
 use pool::{BlockId, Pool};
 
-use super::log::{Event, Log, StorageId};
+use super::log::{Event, Log, StorageId, Stream};
 use crate::plan::AllocatorOptions;
 
 /// What a phase did to memory, in bytes.
@@ -59,9 +59,9 @@ const MIN_BLOCK: u64 = 512;
 /// The allocator.
 struct Allocator {
     options: AllocatorOptions,
-    small: Pool,
-    large: Pool,
-    owners: Vec<Option<(bool, BlockId)>>,
+    /// Small and large blocks, one pair per stream.
+    pools: Vec<(Stream, [Pool; 2])>,
+    owners: Vec<Option<(usize, bool, BlockId)>>,
     allocated: u64,
     requested: u64,
     capacity: Option<u64>,
@@ -71,8 +71,7 @@ struct Allocator {
 pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Replay {
     let mut allocator = Allocator {
         options,
-        small: Pool::new(true, options),
-        large: Pool::new(false, options),
+        pools: Vec::new(),
         owners: vec![None; log.storages.len()],
         allocated: 0,
         requested: 0,
@@ -84,8 +83,8 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
     for (index, event) in log.events.iter().enumerate() {
         match *event {
             Event::Allocate(id) => {
-                let bytes = log.storages[id.0 as usize].bytes;
-                if !allocator.allocate(id, bytes) {
+                let info = &log.storages[id.0 as usize];
+                if !allocator.allocate(id, info.bytes, info.stream) {
                     result.out_of_memory = true;
                 }
                 if let Some(phase) = &mut phase {
@@ -115,32 +114,32 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
 
 impl Allocator {
     fn reserved(&self) -> u64 {
-        self.small.reserved + self.large.reserved
+        self.pools.iter().flat_map(|(_, pair)| pair).map(|pool| pool.reserved).sum()
     }
 
     fn close(&self, phase: PhaseMemory) -> PhaseMemory {
         PhaseMemory { after: self.allocated, reserved: self.reserved(), ..phase }
     }
 
-    fn allocate(&mut self, id: StorageId, bytes: u64) -> bool {
+    fn allocate(&mut self, id: StorageId, bytes: u64, stream: Stream) -> bool {
         if bytes == 0 {
             return true;
         }
         self.requested += bytes;
         let size = round_size(bytes, self.options.roundup_power2_divisions);
         let small = size <= SMALL_SIZE;
+        let at = self.stream(stream);
         let mut fits = true;
-        if self.pool(small).find(size).is_none() {
-            let more = self.pool(small).growth(size);
+        if self.pool(at, small).find(size).is_none() {
+            let more = self.pool(at, small).growth(size);
             if self.over(more) {
                 self.empty_cache();
-                let more = self.pool(small).growth(size);
+                let more = self.pool(at, small).growth(size);
                 fits = !self.over(more);
             }
         }
-        let pool = self.pool(small);
-        let (block, size) = pool.allocate(size);
-        self.owners[id.0 as usize] = Some((small, block));
+        let (block, size) = self.pool(at, small).allocate(size);
+        self.owners[id.0 as usize] = Some((at, small, block));
         self.allocated += size;
         fits
     }
@@ -150,19 +149,27 @@ impl Allocator {
     }
 
     fn free(&mut self, id: StorageId, bytes: u64) {
-        if let Some((small, block)) = self.owners[id.0 as usize].take() {
+        if let Some((at, small, block)) = self.owners[id.0 as usize].take() {
             self.requested -= bytes;
-            self.allocated -= self.pool(small).free(block);
+            self.allocated -= self.pool(at, small).free(block);
         }
     }
 
     fn empty_cache(&mut self) {
-        self.small.release_unused();
-        self.large.release_unused();
+        self.pools.iter_mut().flat_map(|(_, pair)| pair).for_each(Pool::release_unused);
     }
 
-    fn pool(&mut self, small: bool) -> &mut Pool {
-        if small { &mut self.small } else { &mut self.large }
+    /// The place of a stream's pools.
+    fn stream(&mut self, stream: Stream) -> usize {
+        if let Some(at) = self.pools.iter().position(|(known, _)| *known == stream) {
+            return at;
+        }
+        self.pools.push((stream, [Pool::new(true, self.options), Pool::new(false, self.options)]));
+        self.pools.len() - 1
+    }
+
+    fn pool(&mut self, at: usize, small: bool) -> &mut Pool {
+        &mut self.pools[at].1[usize::from(!small)]
     }
 }
 

@@ -53,10 +53,10 @@ impl Pool {
     /// The free block that a request would get.
     pub(super) fn find(&self, size: u64) -> Option<usize> {
         let (at, found) = self.free.best_fit(size)?;
-        if let (Some(limit), false) = (self.options.max_split_size, self.options.expandable_segments) {
-            if (size < limit && found >= limit) || (size >= limit && found >= size + LARGE_BUFFER) {
-                return None;
-            }
+        if let (Some(limit), false) = (self.options.max_split_size, self.options.expandable_segments)
+            && ((size < limit && found >= limit) || (size >= limit && found >= size + LARGE_BUFFER))
+        {
+            return None;
         }
         Some(at)
     }
@@ -295,7 +295,9 @@ mod tests {
         let mut pool = Pool::new(true, AllocatorOptions::default());
         let blocks: Vec<_> = (0..4).map(|_| pool.allocate(512 * 1024).0).collect();
         assert_eq!(pool.reserved, 2 * MIB);
-        blocks.into_iter().for_each(|block| drop(pool.free(block)));
+        for block in blocks {
+            pool.free(block);
+        }
         assert_eq!(pool.free.len(), 1);
         pool.release_unused();
         assert_eq!(pool.reserved, 0);

@@ -31,16 +31,20 @@ const EDGE_STEPS: u64 = 16;
 /// Runs `generate` (or one forward pass, twice, without new tokens) and returns the prompt's program and what happened.
 pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log), PlanError> {
     plan.check()?;
-    if plan.new_tokens > 0 && matches!(model.task(), Task::Seq2SeqLm | Task::SpeechSeq2Seq) {
-        return Err(PlanError::Unsupported {
-            what: "generate of an encoder-decoder".into(),
-            hint: "simulate a forward pass (new-tokens 0) instead".into(),
-        });
-    }
+    refuse(model, plan)?;
+    let uncached;
+    let plan = if model.config()["use_cache"] == false && plan.new_tokens > 0 {
+        // `generate` takes the config's word (MPT).
+        uncached = InferPlan { cache: CacheImplementation::None, ..plan.clone() };
+        &uncached
+    } else {
+        plan
+    };
     let mut torch = Torch::new(Device::of(&plan.gpu));
     torch.grad_enabled = false;
     torch.training = false;
-    let prompt = plan.inputs(plan.batch.seq_len, 0);
+    let decoder = plan.new_tokens > 0 && model.task() == Task::Seq2SeqLm;
+    let prompt = if decoder { plan.decoder_inputs(0) } else { plan.inputs(plan.batch.seq_len, 0) };
     let program = Rc::new(model.program(prompt)?);
     let mut run = Run::load(torch, Rc::clone(&program), plan);
     if plan.new_tokens == 0 {
@@ -49,6 +53,25 @@ pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log), P
         run.generate(model, &program)?;
     }
     Ok((program, run.finish()))
+}
+
+/// What is not modelled, by name.
+fn refuse(model: &Model, plan: &InferPlan) -> Result<(), PlanError> {
+    let refused = |what: &str, hint: &str| Err(PlanError::Unsupported { what: what.into(), hint: hint.into() });
+    match model.task() {
+        Task::SpeechSeq2Seq if plan.new_tokens > 0 => {
+            refused("generate of a speech model, which has a loop of its own", "simulate a forward pass (0 new tokens)")
+        }
+        Task::Seq2SeqLm if plan.beams > 1 || plan.cache == CacheImplementation::None => {
+            refused("beams or no cache with an encoder-decoder", "use one beam and a cache")
+        }
+        Task::MaskedLm | Task::Base | Task::ImageClassification | Task::SequenceClassification | Task::Ctc
+            if plan.new_tokens > 0 =>
+        {
+            refused("generate of a model without a decoder", "simulate a forward pass (0 new tokens)")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The passes over one token that are simulated, by how many tokens are cached before each.
@@ -81,6 +104,8 @@ struct Batch {
     mask: Option<Tensor>,
     positions: Option<Tensor>,
     media: Vec<(Input, Tensor)>,
+    /// The mask of an encoder's tokens.
+    encoder: Option<Tensor>,
     next: choose::Next,
 }
 
@@ -162,15 +187,21 @@ impl<'a> Run<'a> {
 
     fn generate(&mut self, model: &Model, prompt: &Rc<Program>) -> Result<(), PlanError> {
         let plan = self.plan;
-        let room = prompt_room(plan);
+        let decoder = model.task() == Task::Seq2SeqLm;
+        // The decoder beside an encoder begins with one token of its own.
+        let first = if decoder { 1 } else { plan.batch.seq_len };
         self.phase("generate");
-        self.store = Some(Store::new(plan.cache, room));
-        self.batch.prepare(&mut self.torch, prompt, plan);
-        let outputs = self.pass(prompt, 0);
+        self.store = Some(Store::new(plan.cache, first.saturating_add(plan.new_tokens).saturating_sub(1)));
+        self.batch.prepare(&mut self.torch, prompt, plan, decoder);
+        let mut outputs = self.pass(prompt, 0);
+        if decoder {
+            self.kept.extend(outputs.drain(1.min(outputs.len())..));
+        }
         self.choose(outputs);
         let tokens = plan.stop_after.unwrap_or(plan.new_tokens).min(plan.new_tokens);
-        for past in steps(plan.batch.seq_len, tokens.saturating_sub(1)) {
+        for past in steps(first, tokens.saturating_sub(1)) {
             let inputs = match plan.cache {
+                _ if decoder => plan.decoder_inputs(past),
                 CacheImplementation::None => plan.inputs(past.saturating_add(1), 0),
                 _ => plan.inputs(1, past),
             };
@@ -211,11 +242,6 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Positions of a static cache: the last token is never fed back.
-fn prompt_room(plan: &InferPlan) -> u64 {
-    plan.batch.seq_len.saturating_add(plan.new_tokens).saturating_sub(1)
-}
-
 impl Batch {
     /// What `loaded` holds: ids, the mask where one is given, images and audio.
     fn new(torch: &mut Torch, program: &Program, plan: &InferPlan) -> Self {
@@ -233,13 +259,20 @@ impl Batch {
             let ids = torch.fresh("batch", shape, DType::I64);
             let given = plan.new_tokens > 0 || plan.batch.mask;
             let mask = given.then(|| torch.fresh("batch", shape, DType::I64));
-            Self { ids, mask, positions: None, media, next: choose::Next::default() }
+            Self { ids, mask, positions: None, media, encoder: None, next: choose::Next::default() }
         })
     }
 
     /// What `generate` makes before the first pass: special tokens, positions counted over the mask, beams.
-    fn prepare(&mut self, torch: &mut Torch, program: &Program, plan: &InferPlan) {
+    fn prepare(&mut self, torch: &mut Torch, program: &Program, plan: &InferPlan, decoder: bool) {
         torch.in_category(Category::Batch, |torch| {
+            if decoder {
+                // The mask is the encoder's and does not grow.
+                self.encoder = self.mask.take();
+                let start = Shape::from([plan.batch.batch_size, 1]);
+                self.media
+                    .push((Input::Tokens, std::mem::replace(&mut self.ids, torch.fresh("full", start, DType::I64))));
+            }
             let shape = Shape::from([plan.sequences(), plan.batch.seq_len]);
             let uses_positions = program
                 .steps
@@ -270,7 +303,11 @@ impl Batch {
                 let shape = program.values[outputs[0].0 as usize];
                 let tensor = match kind {
                     Input::Tokens | Input::DecoderTokens => torch.fresh("clone", shape, DType::I64),
-                    Input::Mask => self.mask.clone().unwrap_or_else(|| torch.phantom(shape, DType::I64)),
+                    Input::Mask => self
+                        .mask
+                        .clone()
+                        .or_else(|| self.encoder.clone())
+                        .unwrap_or_else(|| torch.phantom(shape, DType::I64)),
                     Input::Positions => torch.phantom(shape, DType::I64),
                     kind => {
                         let known = self.media.iter().find(|(known, tensor)| known == kind && tensor.shape == shape);

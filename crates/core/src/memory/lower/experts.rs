@@ -84,7 +84,8 @@ fn grouped(
     bias: Option<&Tensor>,
     transposed: bool,
 ) -> Tensor {
-    let (weight, x) = (&torch.narrow(weight), &torch.narrow(x));
+    // Autocast does not know it; the code casts the input to the weight's type.
+    let x = &torch.cast(x, weight.dtype);
     let width = if transposed { weight.shape.size(2) } else { weight.shape.size(1) };
     let records = torch.records(&[x, weight]);
     let saved = records.then(|| {

@@ -10,6 +10,7 @@
 //! | [`cache`] | the caches of `generate` and their masks |
 //! | [`liger`] | what Liger's kernels put in place of these |
 //! | `loss` | losses |
+//! | [`hooks`] | what wrappers do around modules |
 //! | `tensors` | plain tensor operations |
 
 mod attention;
@@ -17,6 +18,7 @@ mod batched_experts;
 pub mod cache;
 mod experts;
 mod falcon;
+pub mod hooks;
 pub mod liger;
 mod linear;
 mod lora;
@@ -66,6 +68,7 @@ pub struct Runner {
     settings: Settings,
     wrapped: Rc<Wrapped>,
     cache: Option<Rc<cache::Store>>,
+    hooks: Option<Rc<dyn hooks::Hooks>>,
 }
 
 /// The variables of a run.
@@ -74,6 +77,14 @@ struct Frames {
     /// What a layer's caller holds until the layer returns (attention probabilities).
     held: Vec<Tensor>,
     returned: Vec<Tensor>,
+    /// Modules that hooks are around of, innermost last.
+    entered: Vec<hooks::Entered>,
+}
+
+impl Frames {
+    fn new(values: usize) -> Self {
+        Self { values: vec![None; values], held: Vec::new(), returned: Vec::new(), entered: Vec::new() }
+    }
 }
 
 impl Runner {
@@ -120,13 +131,12 @@ impl Runner {
                 _ => {}
             }
         }
-        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped, cache })
+        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped, cache, hooks: None })
     }
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
     pub fn forward(self: &Rc<Self>, torch: &mut Torch) -> Vec<Tensor> {
-        let mut frames =
-            Frames { values: vec![None; self.program.values.len()], held: Vec::new(), returned: Vec::new() };
+        let mut frames = Frames::new(self.program.values.len());
         torch.autocast = self.settings.autocast;
         torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, 0..self.program.steps.len()));
         torch.cast_cache.clear();
@@ -145,16 +155,18 @@ impl Runner {
                 Step::Run { op, inputs, outputs, module } => self.step(torch, frames, op, inputs, outputs, *module),
                 Step::Release(value) => frames.values[value.0 as usize] = None,
                 Step::Enter(module) if self.is_checkpointed(torch, *module) => {
+                    self.enter(torch, frames, *module, at);
                     let exit = self.exits[at];
                     self.checkpoint(torch, frames, at + 1..exit);
                     at = exit;
                     continue;
                 }
-                Step::Enter(_) => {}
+                Step::Enter(module) => self.enter(torch, frames, *module, at),
                 Step::Exit(module) => {
                     if self.kind(*module) == ModuleKind::Layer {
                         frames.held.clear();
                     }
+                    self.exit(torch, frames, *module, at);
                 }
                 Step::Grad(on) => torch.grad_enabled = *on && torch.training,
                 Step::Autocast(on) => torch.autocast = if *on { self.settings.autocast } else { None },
@@ -185,8 +197,7 @@ impl Runner {
         frames.held.clear();
         let runner = Rc::clone(self);
         let again = move |torch: &mut Torch| {
-            let mut frames =
-                Frames { values: vec![None; runner.program.values.len()], held: Vec::new(), returned: Vec::new() };
+            let mut frames = Frames::new(runner.program.values.len());
             for (value, tensor) in &captured {
                 frames.values[value.0 as usize] = Some(tensor.clone());
             }
@@ -206,10 +217,10 @@ impl Runner {
         for step in &self.program.steps[range.clone()] {
             let Step::Run { inputs, .. } = step else { continue };
             for value in inputs {
-                if let Some(tensor) = &frames.values[value.0 as usize] {
-                    if !captured.iter().any(|(known, _)| known == value) {
-                        captured.push((*value, tensor.clone()));
-                    }
+                if let Some(tensor) = &frames.values[value.0 as usize]
+                    && !captured.iter().any(|(known, _)| known == value)
+                {
+                    captured.push((*value, tensor.clone()));
                 }
             }
         }

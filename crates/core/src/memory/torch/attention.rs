@@ -22,6 +22,7 @@ pub enum Kernel {
 
 impl Torch {
     /// `F.scaled_dot_product_attention` on `[batch, heads, seq, dim]`.
+    #[allow(clippy::too_many_arguments, reason = "the arguments of torch's own function")]
     pub fn attention(
         &mut self,
         query: &Tensor,
@@ -182,6 +183,7 @@ impl Torch {
     }
 
     /// `_scaled_dot_product_attention_math`: everything is spelled out, in fp32 for the narrow types.
+    #[allow(clippy::too_many_arguments, reason = "the arguments of torch's own function")]
     fn math_attention(
         &mut self,
         query: &Tensor,
@@ -204,7 +206,6 @@ impl Torch {
             groups if grouped && groups > 1 => (self.repeat_heads(&key, groups), self.repeat_heads(&value, groups)),
             _ => (key, value),
         };
-        drop(query);
         let turned = self.transpose(&key, -2, -1);
         let turned = self.scalar(Binary::Mul, &turned);
         let mut scores = self.matmul(&scaled, &turned);
@@ -218,7 +219,8 @@ impl Torch {
             probabilities = self.dropout(&probabilities);
         }
         let output = self.matmul(&probabilities, &value);
-        drop((probabilities, value, key, scaled, mask));
+        // The wide queries are the caller's, as keys and values are, and live as long.
+        drop((probabilities, value, key, scaled, mask, query));
         let output = self.cast(&output, narrow);
         self.autocast = autocast;
         output

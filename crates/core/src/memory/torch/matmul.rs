@@ -97,8 +97,10 @@ impl Torch {
     /// `torch.linalg.solve_triangular`: both operands are copied column by column, the solution is written over one.
     pub fn solve_triangular(&mut self, a: &Tensor, b: &Tensor) -> Tensor {
         let (a, b) = (&self.widen(a), &self.widen(b));
-        let output = self.fresh("linalg_solve_triangular", b.shape, b.dtype);
-        drop(self.scratch("linalg_solve_triangular", a.elements() * a.dtype.size()));
+        // Solutions lie column by column.
+        let flipped = b.shape.with(-1, b.shape.size(-2)).with(-2, b.shape.size(-1));
+        let mut output = self.fresh("linalg_solve_triangular", flipped, b.dtype);
+        output = self.transpose(&output, -1, -2);
         if !self.records(&[a, b]) {
             return output;
         }

@@ -30,7 +30,7 @@ use std::rc::Rc;
 
 use super::autograd::{Edge, Frame, Gradients, Leaf, Node};
 use super::device::Device;
-use super::log::{Category, SharedLog, Storage, StorageId};
+use super::log::{Category, SharedLog, Storage, StorageId, Stream};
 use super::tensor::{Strides, Tensor, contiguous_strides, pointwise_strides};
 use crate::dtype::DType;
 use crate::model::Shape;
@@ -150,6 +150,7 @@ impl Torch {
             strides: tensor.strides,
             shape: tensor.shape,
             dtype: tensor.dtype,
+            after: Default::default(),
         });
         let node = Node::leaf(Rc::clone(&leaf));
         (Tensor { edge: Some(Edge { node, slot: 0 }), ..tensor }, leaf)
@@ -234,6 +235,14 @@ impl Torch {
     /// Sets whose code runs.
     pub fn set_module(&mut self, module: u32) {
         self.log.borrow_mut().set_module(module);
+    }
+
+    /// Runs something on another stream.
+    pub fn on_stream<T>(&mut self, stream: Stream, body: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.log.borrow_mut().set_stream(stream);
+        let result = body(self);
+        self.log.borrow_mut().set_stream(before);
+        result
     }
 
     /// Runs something whose new storages are for `category`.

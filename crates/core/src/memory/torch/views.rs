@@ -82,9 +82,10 @@ impl Torch {
         }
         let missing = shape.rank().saturating_sub(x.shape.rank());
         let mut strides = [0; MAX_DIMS];
-        for dim in missing..shape.rank() {
-            let own = dim - missing;
-            strides[dim] = if x.shape.sizes()[own] == shape.sizes()[dim] { x.strides[own] } else { 0 };
+        let own = x.shape.sizes().iter().zip(x.strides);
+        let whole = shape.sizes().iter().zip(&mut strides).skip(missing);
+        for ((size, stride), (target, new)) in own.zip(whole) {
+            *new = if size == target { stride } else { 0 };
         }
         let view = Tensor { shape, strides, ..x.clone() };
         let (old, dtype) = (x.shape, x.dtype);

@@ -125,7 +125,7 @@ fn printed_model(arch: &Value) -> Option<ServedModel> {
         (_, family) => {
             // gpt-oss alternates, its first layer sliding; Gemma 3 has five sliding layers before each full one.
             let slides = match family {
-                Some("gpt-oss") => index % 2 == 0,
+                Some("gpt-oss") => index.is_multiple_of(2),
                 Some("gemma3") => index % 6 != 5,
                 _ => false,
             };

@@ -60,9 +60,10 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
     let Ok(served) = ServedModel::of(&model, &format) else { return skip("its config is refused") };
     let plan = plan(row);
     let mut scored = Vec::new();
-    let mut compare = |quantity: &'static str, predicted: u64, measured: Option<u64>| match measured {
-        Some(measured) => scored.push(ExternalRow::Scored { row: label.clone(), quantity, predicted, measured }),
-        None => {}
+    let mut compare = |quantity: &'static str, predicted: u64, measured: Option<u64>| {
+        if let Some(measured) = measured {
+            scored.push(ExternalRow::Scored { row: label.clone(), quantity, predicted, measured })
+        }
     };
     if weights_known && row["draft"].is_null() {
         let budget = plan.budget(&served);

@@ -257,7 +257,8 @@ impl GatedDelta {
             g.view(&decays, [batch, heads, chunks, 1, 1])
         };
 
-        // From chunk to chunk.
+        // From chunk to chunk; names of one turn live until the next takes them over.
+        let mut names = None;
         for index in 0..chunks {
             let corrected = {
                 let values = g.select(&new_values, 2, index);
@@ -277,6 +278,7 @@ impl GatedDelta {
             let chunk_output = g.unsqueeze(&chunk_output, 2);
             output = g.assign(&output, 2, index, &chunk_output);
             drop(chunk_output);
+            names = Some((corrected.clone(), between));
             last = {
                 let decay = g.select(&chunk_decays, 2, index);
                 let decayed = g.mul(&last, &decay);
@@ -287,6 +289,7 @@ impl GatedDelta {
             };
         }
         let last = g.inputs.cache.then_some(last);
+        let _names = names;
         output = g.reshape(&output, [batch, heads, padded, value_dim]);
         output = g.slice(&output, 2, 0, seq);
         output = g.transpose(&output, 1, 2);

@@ -85,7 +85,7 @@ impl Bart {
         let (batch, seq) = (ids.size(0), ids.size(1));
         g.module("decoder", |g| {
             let words = self.words(g, table, &ids);
-            let mask = mask_over(g, Mask::Causal, batch, seq, seq.saturating_add(g.inputs.past));
+            let mask = mask_over(g, Mask::Causal, batch, seq, g.inputs.keys(None, seq));
             let cross = mask_over(g, Mask::Full, batch, seq, encoded.seq);
             let mut hidden = self.embeddings(g, &ids, &words, false);
             for index in 0..self.decoder.layers {

@@ -82,7 +82,7 @@ impl T5 {
         let (batch, seq) = (ids.size(0), ids.size(1));
         g.module("decoder", |g| {
             let embeddings = g.embedding_with("embed_tokens", table, &ids, self.vocab, self.hidden);
-            let mask = mask_over(g, Mask::Causal, batch, seq, seq.saturating_add(g.inputs.past));
+            let mask = mask_over(g, Mask::Causal, batch, seq, g.inputs.keys(None, seq));
             let cross = mask_over(g, Mask::Full, batch, seq, encoded.seq);
             self.stack(g, &embeddings, Layers { mask, encoded: Some((encoded, cross)), bias: None, cross_bias: None })
         })

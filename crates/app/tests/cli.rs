@@ -1,0 +1,169 @@
+//! The command line as a user meets it: answers, exit codes, errors that name what is wrong.
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn vramcast(arguments: &[&str]) -> assert_cmd::assert::Assert {
+    let mut command = Command::cargo_bin("vramcast").unwrap();
+    // No network: the embedded catalogue must serve.
+    command.env("HF_HUB_OFFLINE", "1").env("COLUMNS", "80").args(arguments).assert()
+}
+
+fn stdout(assert: &assert_cmd::assert::Assert) -> String {
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+fn stderr(assert: &assert_cmd::assert::Assert) -> String {
+    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let mut arguments = arguments.to_vec();
+    arguments.push("--json");
+    serde_json::from_str(&stdout(&vramcast(&arguments))).unwrap()
+}
+
+#[test]
+fn train_answers_at_three_levels_in_80_columns() {
+    let assert = vramcast(&["train", "llama3-8b", "--batch-size", "2", "--explain", "--timeline"]).success();
+    let text = stdout(&assert);
+    for word in ["allocated", "reserved", "process", "optimizer state", "fits H200"] {
+        assert!(text.contains(word), "{word} is missing in:\n{text}");
+    }
+    let plain = stdout(&vramcast(&["train", "llama3-8b", "--batch-size", "2"]).success());
+    assert!(plain.lines().all(|line| line.chars().count() <= 80), "{plain}");
+}
+
+#[test]
+fn the_breakdown_adds_up_to_the_process() {
+    for arguments in [&["train", "phi-2", "--gradient-checkpointing"][..], &["infer", "phi-2", "--prompt", "64"]] {
+        let report = json(arguments);
+        assert_eq!(report["schema"], 1);
+        let parts = report["breakdown"].as_array().unwrap();
+        let sum: u64 = parts.iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
+        assert_eq!(sum, report["totals"]["process"].as_u64().unwrap());
+        assert!(report["totals"]["allocated"].as_u64() <= report["totals"]["reserved"].as_u64());
+    }
+}
+
+#[test]
+fn what_does_not_fit_ends_with_1() {
+    let assert = vramcast(&["train", "llama3-8b", "--gpu", "rtx4090"]).code(1);
+    assert!(stdout(&assert).contains("does not fit RTX 4090"));
+}
+
+#[test]
+fn adapters_train_a_fraction() {
+    let report =
+        json(&["train", "llama3-8b", "--qlora", "--lora-rank", "16", "--lora-target-modules", "q_proj,v_proj"]);
+    // 32 layers, rank 16: q 4096 + 4096, v 4096 + 1024.
+    assert_eq!(report["model"]["trainable"], 32 * 16 * (8192 + 5120));
+}
+
+#[test]
+fn inspect_counts_to_the_unit() {
+    let inspection = json(&["inspect", "deepseek-ai/DeepSeek-V2-Lite"]);
+    assert_eq!(inspection["parameters"]["total"], 15_706_484_224u64);
+    assert_eq!(inspection["parameters"]["active"], 2_661_150_208u64);
+    assert_eq!(inspection["cache"]["bytes_per_token_bf16"], 31_104);
+    let numbers = json(&["inspect", "--params", "7B"]);
+    let total = numbers["parameters"]["total"].as_u64().unwrap();
+    assert!(total.abs_diff(7_000_000_000) < 700_000_000, "{total}");
+}
+
+#[test]
+fn errors_say_what_is_wrong_and_how_to_mend_it() {
+    let cases: [(&[&str], &str); 8] = [
+        (&["train"], "no model is given"),
+        (&["train", "llama3-8b", "--optimizer", "adamx"], "adamx"),
+        (&["train", "llama3-8b", "--gpu", "h2000"], "h2000"),
+        (&["train", "llama3-8b", "--batch-size", "0"], "batch-size"),
+        (&["train", "llama3-8b", "--lora-rank", "0"], "rank"),
+        (&["train", "llama3-8b", "--lora-target-modules", "nope"], "q_proj"),
+        (&["train", "llama3-8b", "--quantization", "nf4"], "QLoRA"),
+        (&["verify", "no/such/path"], "no/such/path"),
+    ];
+    for (arguments, word) in cases {
+        let assert = vramcast(arguments).code(2);
+        let text = stderr(&assert);
+        assert!(text.starts_with("error: ") && text.contains(word), "{arguments:?}: {text}");
+        assert!(stdout(&assert).is_empty());
+    }
+}
+
+#[test]
+fn a_near_miss_is_answered_with_names_that_exist() {
+    let assert = vramcast(&["inspect", "lama3-8b"]).failure();
+    assert!(stderr(&assert).contains("llama3-8b"), "{}", stderr(&assert));
+}
+
+#[test]
+fn plan_files_and_flags_give_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let plans = [
+        ("plan.json", r#"{"model": "phi-2", "batch": {"batch_size": 4, "seq_len": 512}, "gpu": "a100-80gb"}"#),
+        ("plan.toml", "model = \"phi-2\"\ngpu = \"a100-80gb\"\n[batch]\nbatch_size = 4\nseq_len = 512\n"),
+        ("plan.yaml", "model: phi-2\ngpu: a100-80gb\nbatch: {batch_size: 4, seq_len: 512}\n"),
+    ];
+    let flags = json(&["train", "phi-2", "--batch-size", "4", "--seq-len", "512", "--gpu", "a100-80gb"]);
+    for (name, text) in plans {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let report = json(&["train", "--plan", path.to_str().unwrap()]);
+        assert_eq!(report["totals"], flags["totals"], "{name}");
+    }
+    let bad = folder.path().join("bad.json");
+    std::fs::write(&bad, r#"{"batch": {"batchsize": 4}}"#).unwrap();
+    let assert = vramcast(&["train", "phi-2", "--plan", bad.to_str().unwrap()]).code(2);
+    assert!(stderr(&assert).contains("batchsize"), "{}", stderr(&assert));
+}
+
+#[test]
+fn verify_prints_the_fixed_document() {
+    let truth = concat!(env!("CARGO_MANIFEST_DIR"), "/../../truth");
+    let model = format!("{truth}/models/microsoft__phi-2.json");
+    let document = json(&["verify", &model]);
+    let row = &document["sets"][0]["rows"][0];
+    assert_eq!((&document["schema"], &document["sets"][0]["kind"]), (&1.into(), &"models".into()));
+    assert_eq!(row["ok"], true);
+    assert_eq!(row["params"]["predicted"], row["params"]["expected"]);
+    let ledger = format!("{truth}/ledger/h200.jsonl");
+    let document = json(&["verify", &ledger, "--only", "0014"]);
+    let row = &document["sets"][0]["rows"][0];
+    assert_eq!(row["id"], "0014");
+    assert!(row["allocated"]["measured"].is_u64() && row["phases"].is_array());
+}
+
+#[test]
+fn an_unknown_type_is_read_with_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.json");
+    std::fs::write(&config, r#"{"model_type": "brand_new", "hidden_size": 64, "num_attention_heads": 4}"#).unwrap();
+    let inspection = json(&["inspect", config.to_str().unwrap()]);
+    assert!(inspection["notes"][0].as_str().unwrap().contains("brand_new"));
+    std::fs::write(&config, r#"{"model_type": "llama", "hidden_size": "big"}"#).unwrap();
+    let assert = vramcast(&["inspect", config.to_str().unwrap()]).code(2);
+    assert!(stderr(&assert).contains("hidden_size: \"big\""), "{}", stderr(&assert));
+}
+
+#[test]
+fn a_timeline_is_drawn_to_a_file_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.svg");
+    vramcast(&["train", "phi-2", "--svg", path.to_str().unwrap()]).success();
+    let svg = std::fs::read_to_string(&path).unwrap();
+    assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
+    let nowhere = folder.path().join("missing/run.svg");
+    vramcast(&["train", "phi-2", "--svg", nowhere.to_str().unwrap()]).code(2);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn lists_are_filtered() {
+    assert!(stdout(&vramcast(&["list", "gpus", "4090"]).success()).contains("RTX 4090"));
+    assert!(stdout(&vramcast(&["list", "models", "llama3-8b"]).success()).contains("Meta-Llama-3-8B"));
+    assert!(stdout(&vramcast(&["list", "families", "qwen3"]).success()).contains("qwen3"));
+    assert!(stdout(&vramcast(&["list", "dtypes", "nf4"]).success()).contains("nf4"));
+    let schema: Value = serde_json::from_str(&stdout(&vramcast(&["schema"]).success())).unwrap();
+    assert!(schema["properties"]["batch"].is_object());
+}

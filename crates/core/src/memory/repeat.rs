@@ -1,0 +1,55 @@
+//! Later steps of a training run without running them: they allocate what the first step did, less what it left behind.
+//!
+//! The first step makes the optimizer's state and the library workspaces; all else it makes, it frees. So its events,
+//! without those, are the events of every later step, and writing them down again costs a tenth of running it.
+
+use super::log::{Event, Log, StorageId};
+
+/// Where a step began.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Start {
+    event: usize,
+    storage: usize,
+}
+
+impl Start {
+    /// Now.
+    pub(super) fn now(log: &Log) -> Self {
+        Self { event: log.events.len(), storage: log.storages.len() }
+    }
+}
+
+/// Writes the first step down again as steps 1 up to `steps`.
+pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
+    let events = log.events[start.event..].to_vec();
+    let first = start.storage as u32;
+    let mut freed = vec![false; log.storages.len() - start.storage];
+    for event in &events {
+        if let Event::Free(id) = event
+            && id.0 >= first
+        {
+            freed[(id.0 - first) as usize] = true;
+        }
+    }
+    let stays = |id: StorageId| id.0 < first || !freed[(id.0 - first) as usize];
+    let mut again = vec![0; freed.len()];
+    for step in 1..steps {
+        for event in &events {
+            match *event {
+                Event::Allocate(id) | Event::Free(id) if stays(id) => {}
+                Event::Allocate(id) => {
+                    let copy = log.storages[id.0 as usize];
+                    again[(id.0 - first) as usize] = log.storages.len() as u32;
+                    log.events.push(Event::Allocate(StorageId(log.storages.len() as u32)));
+                    log.storages.push(copy);
+                }
+                Event::Free(id) => log.events.push(Event::Free(StorageId(again[(id.0 - first) as usize]))),
+                Event::Phase(phase) => {
+                    let name = log.phases[phase as usize].replacen('0', &step.to_string(), 1);
+                    log.phase(name);
+                }
+                other => log.events.push(other),
+            }
+        }
+    }
+}

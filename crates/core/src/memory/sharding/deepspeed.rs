@@ -1,0 +1,76 @@
+//! DeepSpeed's training loop: `engine(**batch)`, `engine.backward`, `engine.step`.
+
+use std::rc::Rc;
+
+use super::{finish, zero12};
+use crate::memory::autograd;
+use crate::memory::device::Device;
+use crate::memory::log::{Event, Log};
+use crate::memory::lower::hooks::Hooks;
+use crate::memory::lower::{Runner, Wrapped};
+use crate::memory::optimizer::{Optimizer, Trained};
+use crate::memory::torch::Torch;
+use crate::memory::train;
+use crate::model::Program;
+use crate::plan::TrainPlan;
+use crate::plan::parallel::DeepSpeed;
+
+/// What a stage of ZeRO does around passes.
+pub(super) trait Stage {
+    /// What the optimizer steps on.
+    fn trained(&self) -> &[Trained];
+    /// Before the forward pass.
+    fn before_forward(&self, _torch: &mut Torch) {}
+    /// After the backward pass.
+    fn after_backward(&self, torch: &mut Torch);
+    /// One step.
+    fn step(&self, torch: &mut Torch, optimizer: &mut Optimizer);
+    /// What runs around modules.
+    fn hooks(self: Rc<Self>) -> Option<Rc<dyn Hooks>> {
+        None
+    }
+}
+
+/// Runs a program on one card of a DeepSpeed world.
+pub(super) fn simulate(
+    program: Rc<Program>,
+    plan: &TrainPlan,
+    options: &DeepSpeed,
+    world: u64,
+    kernels: Wrapped,
+) -> Log {
+    let mut torch = Torch::new(Device::of(&plan.gpu));
+    let (mut parameters, trained) = train::load(&mut torch, &program, plan);
+    let stage = match options.zero.stage {
+        1 | 2 => zero12::wrap(&mut torch, &mut parameters, trained, &options.zero, world),
+        _ => return Log::default(),
+    };
+    let inputs = train::batch(&mut torch, &program, plan);
+    let kernels = Rc::new(kernels);
+    let mut runner = Runner::with(Rc::clone(&program), parameters, inputs, train::settings(plan), kernels, None);
+    if let Some(hooks) = Rc::clone(&stage).hooks() {
+        runner = runner.hooked(hooks);
+    }
+    let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, stage.trained());
+    torch.log.borrow_mut().events.push(Event::EmptyCache);
+    for step in 0..train::STEPS {
+        let outputs = train::phase(&mut torch, format!("{step}.0.fwd"), |torch| {
+            stage.before_forward(torch);
+            let mut outputs = runner.forward(torch);
+            if !plan.keep_outputs {
+                outputs.truncate(1);
+            }
+            outputs
+        });
+        train::phase(&mut torch, format!("{step}.0.bwd"), |torch| {
+            if let Some(loss) = outputs.first() {
+                autograd::backward(torch, loss);
+            }
+            stage.after_backward(torch);
+        });
+        drop(outputs);
+        torch.drop_graph(0);
+        train::phase(&mut torch, format!("{step}.opt"), |torch| stage.step(torch, &mut optimizer));
+    }
+    finish(torch, (optimizer, runner, stage))
+}

@@ -1,0 +1,264 @@
+//! DeepSpeed ZeRO 1 and 2: one flat buffer of parameters, and this card's partition of fp32 weights and states.
+//!
+//! Follows deepspeed/runtime/zero/stage_1_and_2.py of DeepSpeed 0.19: bf16, contiguous gradients.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+
+use super::deepspeed::Stage;
+use crate::dtype::DType;
+use crate::memory::autograd::Leaf;
+use crate::memory::log::{Category, Stream};
+use crate::memory::optimizer::{Optimizer, Trained};
+use crate::memory::tensor::{Tensor, contiguous_strides};
+use crate::memory::torch::Torch;
+use crate::model::Shape;
+use crate::plan::parallel::ZeroConfig;
+
+/// Partitions begin at multiples of this many elements (`nccl_start_alignment_factor`).
+const ALIGNMENT: u64 = 2;
+
+/// A parameter's place in the flat buffer.
+struct Member {
+    leaf: Rc<Leaf>,
+    start: u64,
+    elements: u64,
+}
+
+/// The engine (`DeepSpeedZeroOptimizer`).
+pub(super) struct Partitioned {
+    members: Vec<Member>,
+    partition: u64,
+    config: ZeroConfig,
+    /// This card's fp32 weights, which the optimizer steps on.
+    master: Vec<Trained>,
+    /// The bucket gradients are copied into, two when reductions overlap.
+    bucket: RefCell<Vec<Tensor>>,
+    bucket_index: Cell<usize>,
+    in_bucket: RefCell<Vec<usize>>,
+    bucket_elements: Cell<u64>,
+    /// Gradients of the parameters that lie in this card's partition.
+    kept: RefCell<Option<Tensor>>,
+    /// Hooks that have not fired in this backward pass.
+    remaining: Cell<usize>,
+}
+
+/// Flattens a loaded model and makes the fp32 partition.
+pub(super) fn wrap(
+    torch: &mut Torch,
+    parameters: &mut [Tensor],
+    trained: Vec<Trained>,
+    config: &ZeroConfig,
+    world: u64,
+) -> Rc<dyn Stage> {
+    let total: u64 = trained.iter().map(|parameter| parameter.tensor.elements()).sum();
+    let flat_elements = total.next_multiple_of(ALIGNMENT * world);
+    let flat = torch.in_category(Category::Weights, |torch| {
+        torch.fresh("flat parameters", Shape::from([flat_elements]), DType::BF16)
+    });
+    let mut members = Vec::new();
+    let mut start = 0;
+    for parameter in trained {
+        let Trained { tensor, leaf } = parameter;
+        members.push(Member { leaf, start, elements: tensor.elements() });
+        start += tensor.elements();
+        // Parameters become views of the flat buffer.
+        let place = parameters.iter_mut().find(|known| Rc::ptr_eq(&known.storage, &tensor.storage));
+        if let Some(place) = place {
+            place.storage = Rc::clone(&flat.storage);
+        }
+    }
+    let partition = flat_elements / world;
+    let shape = Shape::from([partition]);
+    let narrow = torch.fresh("clone", shape, DType::BF16);
+    let wide = torch.in_category(Category::Weights, |torch| torch.fresh("fp32 partition", shape, DType::F32));
+    drop(narrow);
+    let (tensor, leaf) = torch.leaf(wide);
+    drop(torch.fresh("zeros", shape, DType::F32));
+    let engine = Rc::new(Partitioned {
+        remaining: Cell::new(members.len()),
+        members,
+        partition,
+        config: config.clone(),
+        master: vec![Trained { tensor, leaf }],
+        bucket: RefCell::default(),
+        bucket_index: Cell::new(0),
+        in_bucket: RefCell::default(),
+        bucket_elements: Cell::new(0),
+        kept: RefCell::default(),
+    });
+    for (index, member) in engine.members.iter().enumerate() {
+        let this: Weak<Partitioned> = Rc::downgrade(&engine);
+        *member.leaf.after.0.borrow_mut() = Some(Rc::new(move |torch: &mut Torch| {
+            if let Some(this) = this.upgrade() {
+                this.hook(torch, index);
+            }
+        }));
+    }
+    engine
+}
+
+impl Partitioned {
+    fn overlaps(&self) -> bool {
+        self.config.overlap_comm.unwrap_or(false)
+    }
+
+    /// A gradient is complete (`grad_handling_hook`).
+    fn hook(&self, torch: &mut Torch, index: usize) {
+        self.setup_buckets(torch);
+        if self.config.stage == 2 || self.overlaps() {
+            self.put_in_bucket(torch, index);
+        }
+        self.remaining.set(self.remaining.get().saturating_sub(1));
+        // The last hook runs the epilogue, except where stage 1 has everything still to do.
+        if self.remaining.get() == 0 && (self.config.stage == 2 || self.overlaps()) {
+            self.epilogue(torch);
+        }
+    }
+
+    fn setup_buckets(&self, torch: &mut Torch) {
+        if !self.bucket.borrow().is_empty() {
+            return;
+        }
+        let count = if self.overlaps() { 2 } else { 1 };
+        for _ in 0..count {
+            let buffer = torch.flat("gradient bucket", self.config.reduce_bucket_size, DType::BF16, Stream::Default);
+            self.bucket.borrow_mut().push(buffer);
+        }
+        self.bucket_index.set(0);
+    }
+
+    /// `reduce_independent_p_g_buckets_and_remove_grads`.
+    fn put_in_bucket(&self, torch: &mut Torch, index: usize) {
+        let member = &self.members[index];
+        if self.bucket_elements.get() + member.elements > self.config.reduce_bucket_size {
+            self.reduce(torch);
+            if self.overlaps() {
+                self.bucket_index.set(1 - self.bucket_index.get());
+            }
+        }
+        if member.elements <= self.config.reduce_bucket_size {
+            let bucket = self.bucket.borrow().get(self.bucket_index.get()).cloned();
+            if let Some(bucket) = bucket {
+                *member.leaf.grad.borrow_mut() = Some(view(&bucket, &member.leaf));
+            }
+        }
+        self.bucket_elements.set(self.bucket_elements.get() + member.elements);
+        self.in_bucket.borrow_mut().push(index);
+    }
+
+    /// `reduce_ipg_grads`: what is in the bucket is joined, slice by slice, reduced, and kept where it is ours.
+    fn reduce(&self, torch: &mut Torch) {
+        let members = self.in_bucket.take();
+        self.bucket_elements.set(0);
+        let stream = if self.overlaps() { Stream::Reduce } else { Stream::Default };
+        for slices in self.slices(&members) {
+            if slices.len() > 1 {
+                drop(torch.flat("cat", slices.iter().sum(), DType::BF16, stream));
+            }
+        }
+        for index in members {
+            let leaf = &self.members[index].leaf;
+            if self.members[index].start < self.partition {
+                if self.kept.borrow().is_none() {
+                    let ours = self.members.iter().filter(|member| member.start < self.partition);
+                    let elements = ours.map(|member| member.elements).sum();
+                    let make = |torch: &mut Torch| torch.fresh("gradients", Shape::from([elements]), DType::BF16);
+                    let buffer = torch.in_category(Category::Gradients, |torch| torch.on_stream(stream, make));
+                    *self.kept.borrow_mut() = Some(buffer);
+                }
+                if let Some(kept) = &*self.kept.borrow() {
+                    *leaf.grad.borrow_mut() = Some(view(kept, leaf));
+                }
+            } else if self.config.stage == 2 {
+                drop(leaf.grad.take());
+            }
+        }
+    }
+
+    /// The elements of every slice that goes to one partition, in groups that are reduced at once.
+    fn slices(&self, members: &[usize]) -> Vec<Vec<u64>> {
+        let mut groups = Vec::new();
+        let mut group: Vec<u64> = Vec::new();
+        let mut slices: Vec<(u64, u64)> = Vec::new();
+        for &index in members {
+            let Member { start, elements, .. } = self.members[index];
+            let mut at = start;
+            while at < start + elements {
+                let partition = at / self.partition;
+                let end = (start + elements).min((partition + 1) * self.partition);
+                match slices.last_mut() {
+                    Some((last, size)) if *last == partition => *size += end - at,
+                    _ => slices.push((partition, end - at)),
+                }
+                at = end;
+            }
+        }
+        for (_, elements) in slices {
+            group.push(elements);
+            if group.iter().sum::<u64>() > self.config.reduce_bucket_size {
+                groups.push(std::mem::take(&mut group));
+            }
+        }
+        if !group.is_empty() {
+            groups.push(group);
+        }
+        groups
+    }
+
+    /// `independent_gradient_partition_epilogue`: only the gradients of this partition stay.
+    fn epilogue(&self, torch: &mut Torch) {
+        self.reduce(torch);
+        self.members.iter().for_each(|member| drop(member.leaf.grad.take()));
+        self.bucket.borrow_mut().clear();
+        self.remaining.set(self.members.len());
+    }
+
+    /// The parts of parameters that make up this card's partition.
+    fn parts(&self) -> Vec<u64> {
+        let ours = self.members.iter().filter(|member| member.start < self.partition);
+        ours.map(|member| member.elements.min(self.partition - member.start)).collect()
+    }
+}
+
+fn view(whole: &Tensor, leaf: &Leaf) -> Tensor {
+    Tensor { shape: leaf.shape, strides: contiguous_strides(&leaf.shape), ..whole.clone() }
+}
+
+impl Stage for Partitioned {
+    fn trained(&self) -> &[Trained] {
+        &self.master
+    }
+
+    fn after_backward(&self, torch: &mut Torch) {
+        if self.config.stage == 1 && !self.overlaps() {
+            // Stage 1 reduces when backward is over, in the order of parameters.
+            for index in 0..self.members.len() {
+                if self.members[index].leaf.grad.borrow().is_some() {
+                    self.put_in_bucket(torch, index);
+                }
+            }
+            self.epilogue(torch);
+        } else if self.remaining.get() != self.members.len() {
+            // Parameters that had no gradient leave the epilogue to the engine.
+            self.epilogue(torch);
+        }
+    }
+
+    fn step(&self, torch: &mut Torch, optimizer: &mut Optimizer) {
+        let parts = self.parts();
+        // Norms are taken in fp64, one gradient at a time.
+        for &elements in &parts {
+            drop(torch.scratch("_to_copy", elements * 8));
+        }
+        let flat = (parts.len() > 1 || parts.iter().sum::<u64>() < self.partition)
+            .then(|| torch.scratch("cat", self.partition * 2));
+        let shape = Shape::from([self.partition]);
+        let gradient = torch.in_category(Category::Gradients, |torch| torch.fresh("_to_copy", shape, DType::F32));
+        drop(flat);
+        *self.master[0].leaf.grad.borrow_mut() = Some(gradient);
+        drop(self.kept.take());
+        optimizer.step(torch, &self.master);
+        drop(self.master[0].leaf.grad.take());
+    }
+}
