@@ -71,8 +71,8 @@ impl Runner {
             result = lora::embedding(torch, adapter, result, ids);
         }
         if self.wrapped.input_embedding == Some(module) && !result.needs_grad() && torch.grad_enabled {
-            // A hook makes the output a leaf; its gradient stays with it.
-            result = torch.leaf(result).0;
+            // A hook makes the output a leaf.
+            result = torch.leaf_in_graph(result);
         }
         result
     }
