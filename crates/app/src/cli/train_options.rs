@@ -7,7 +7,7 @@ use super::Failure;
 
 /// How a step runs.
 #[derive(Debug, Args)]
-pub struct StepArguments {
+pub(super) struct StepArguments {
     /// The rank that galore-adamw and apollo-adamw project gradients to [default: 128].
     #[arg(long, value_name = "N", help_heading = "Optimizer")]
     optimizer_rank: Option<u64>,
