@@ -140,14 +140,13 @@ enum Attention {
 }
 
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
-    let cards = arguments.cards()?;
-    let (plan, plan_model, plan_notes) = arguments.plan(&cards)?;
+    let (plan, plan_model, plan_notes) = arguments.plan()?;
     let mut model_arguments = arguments.model.clone();
     model_arguments.model = model_arguments.model.or(plan_model);
     let found = model_arguments.find(false)?;
     let model = found.require_model()?;
     let simulation = simulation::train(model, &plan)?;
-    let judged: Vec<Gpu> = if arguments.all_gpus { cards.all().collect() } else { vec![plan.gpu.clone()] };
+    let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards()?.all().collect() } else { vec![plan.gpu.clone()] };
     let own = plan.gpu.name.clone();
     let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
     report.notes.extend(plan_notes);
@@ -177,6 +176,7 @@ fn write_svg(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
 }
 
 impl Arguments {
+    /// The table of cards; reading it takes longer than one estimate, so only who needs it asks.
     fn cards(&self) -> Result<Gpus, Failure> {
         let cards = Gpus::embedded();
         let Some(path) = &self.gpu_file else { return Ok(cards) };
@@ -186,9 +186,9 @@ impl Arguments {
     }
 
     /// The plan of the file, overridden by flags; and the model the file names.
-    fn plan(&self, cards: &Gpus) -> Result<(TrainPlan, Option<String>, Vec<String>), Failure> {
+    fn plan(&self) -> Result<(TrainPlan, Option<String>, Vec<String>), Failure> {
         let (mut plan, model) = match &self.plan {
-            Some(path) => plan_of_file(path, cards)?,
+            Some(path) => plan_of_file(path, self)?,
             None => (TrainPlan::default(), None),
         };
         let batch = &mut plan.batch;
@@ -239,7 +239,7 @@ impl Arguments {
         plan.keep_outputs &= !self.drop_outputs;
         plan.frozen.extend(self.freeze.iter().cloned());
         if let Some(name) = &self.gpu {
-            plan.gpu = cards.find(name)?;
+            plan.gpu = self.cards()?.find(name)?;
         }
         if let Some(text) = &self.alloc_conf {
             let (options, ignored) = AllocatorOptions::parse(text)?;
@@ -252,7 +252,7 @@ impl Arguments {
 }
 
 /// A plan file; `gpu` may be a name, and `model` may stand in it.
-fn plan_of_file(path: &std::path::Path, cards: &Gpus) -> Result<(TrainPlan, Option<String>), Failure> {
+fn plan_of_file(path: &std::path::Path, arguments: &Arguments) -> Result<(TrainPlan, Option<String>), Failure> {
     let mut value = plan_file::read(path)?;
     let model = value.as_object_mut().and_then(|object| object.remove("model"));
     let model = match model {
@@ -261,7 +261,7 @@ fn plan_of_file(path: &std::path::Path, cards: &Gpus) -> Result<(TrainPlan, Opti
         Some(other) => return Err(Failure::bad_input(format!("{}: model: {other} is not a name", path.display()))),
     };
     if let Some(name) = value.get("gpu").and_then(Value::as_str) {
-        let card = cards.find(name)?;
+        let card = arguments.cards()?.find(name)?;
         value["gpu"] = serde_json::to_value(card).map_err(|e| Failure::bad_input(e.to_string()))?;
     }
     let plan = serde_json::from_value(value).map_err(|e| {

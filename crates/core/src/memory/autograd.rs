@@ -167,7 +167,11 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
         let gradients = std::mem::take(&mut *node.buffer.borrow_mut());
         let next = std::mem::take(&mut *node.next.borrow_mut());
         let outputs = match node.work.replace(Work::Done) {
-            Work::Function(backward) if gradients.iter().any(Option::is_some) => backward(torch, gradients),
+            Work::Function(backward) if gradients.iter().any(Option::is_some) => {
+                let outputs = backward(torch, gradients);
+                torch.retained.clear();
+                outputs
+            }
             Work::Leaf(leaf) => {
                 accumulate(torch, &leaf, gradients.into_iter().next().flatten());
                 *node.buffer.borrow_mut() = vec![None];
@@ -292,10 +296,17 @@ impl Saved {
     }
 
     /// The tensor, recomputed if need be.
+    ///
+    /// What was held stays so until the node is done with; what was recomputed only as long as the node's code needs it,
+    /// which is over before its results are summed down to the sizes of what they are for.
     pub fn get(self, torch: &mut Torch) -> Tensor {
         match self {
-            Self::Held(tensor) => tensor,
+            Self::Held(tensor) => {
+                torch.retained.push(Self::Held(tensor.clone()));
+                tensor
+            }
             Self::Again(holder) => {
+                torch.retained.push(Self::Again(Rc::clone(&holder)));
                 if holder.frame.recomputed.borrow().is_none() {
                     torch.recompute(&holder.frame);
                 }

@@ -97,6 +97,7 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
         autocast: plan.autocast,
         weights: adapters::hidden_dtype(plan),
         padded: plan.batch.padded,
+        mask: plan.batch.mask || plan.batch.padded,
     }
 }
 

@@ -57,6 +57,8 @@ pub struct Settings {
     pub weights: DType,
     /// Whether the batch brings a mask, and whether it masks anything.
     pub padded: bool,
+    /// Whether the batch brings a 2-D mask.
+    pub mask: bool,
 }
 
 /// A program ready to run: its parameters are on the device.
@@ -305,7 +307,7 @@ impl Runner {
             }
             Op::Mask(kind) => vec![match &self.cache {
                 Some(cache) => cache.mask(torch, *kind, shape, &self.settings),
-                None => attention::mask(torch, *kind, shape, &self.settings),
+                None => attention::mask(torch, *kind, shape, &self.settings, !inputs.is_empty()),
             }],
             Op::Cache(update) => match &self.cache {
                 Some(cache) => {

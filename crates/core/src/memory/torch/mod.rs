@@ -27,7 +27,7 @@ pub mod views;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::autograd::{Edge, Frame, Gradients, Leaf, Node};
+use super::autograd::{Edge, Frame, Gradients, Leaf, Node, Saved};
 use super::device::Device;
 use super::log::{Category, SharedLog, Storage, StorageId, Stream};
 use super::tensor::{Strides, Tensor, contiguous_strides, pointwise_strides};
@@ -58,6 +58,8 @@ pub struct Torch {
     pub stopped: bool,
     /// What nodes hold as plain attributes: it lives until the graph does, whatever backward frees.
     kept_with_graph: Vec<Tensor>,
+    /// What the node whose backward runs saved.
+    pub(super) retained: Vec<Saved>,
     in_backward: bool,
     workspaces: [Option<Tensor>; 2],
     lt_workspace: Option<Tensor>,
@@ -98,6 +100,7 @@ impl Torch {
             recomputing: None,
             stopped: false,
             kept_with_graph: Vec::new(),
+            retained: Vec::new(),
             in_backward: false,
             workspaces: [None, None],
             lt_workspace: None,
