@@ -156,9 +156,23 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
     let Some(root) = tensor.edge.clone() else { return };
     let before = torch.enter_backward();
     let seed = torch.fresh("ones_like", tensor.shape, tensor.dtype);
-    count_dependencies(torch, &root.node);
     // The caller goes on holding the gradient it starts with.
-    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed.clone());
+    walk(torch, root, seed.clone());
+    drop(seed);
+    torch.leave_backward(before);
+}
+
+/// `torch.autograd.backward(tensor, gradient)` inside a backward pass.
+pub fn backward_nested(torch: &mut Torch, tensor: &Tensor, gradient: &Tensor) {
+    let Some(root) = tensor.edge.clone() else { return };
+    let before = torch.enter_backward();
+    walk(torch, root, gradient.clone());
+    torch.leave_backward(before);
+}
+
+fn walk(torch: &mut Torch, root: Edge, seed: Tensor) {
+    count_dependencies(torch, &root.node);
+    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed);
     let mut ready = BinaryHeap::from([Ready(root.node)]);
     while let Some(Ready(node)) = ready.pop() {
         torch.set_module(node.module);
@@ -189,14 +203,12 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
             if let Some(gradient) = gradient {
                 add_to_buffer(torch, &edge, gradient);
             }
-            edge.node.waiting.set(edge.node.waiting.get() - 1);
+            edge.node.waiting.set(edge.node.waiting.get().saturating_sub(1));
             if edge.node.waiting.get() == 0 {
                 ready.push(Ready(edge.node));
             }
         }
     }
-    drop(seed);
-    torch.leave_backward(before);
 }
 
 fn count_dependencies(torch: &mut Torch, root: &Rc<Node>) {
