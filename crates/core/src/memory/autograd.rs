@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BinaryHeap;
 use std::rc::{Rc, Weak};
 
-use super::log::Category;
+use super::log::{Category, Stream};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
@@ -62,6 +62,8 @@ pub struct Leaf {
     pub dtype: DType,
     /// What runs when its gradient is complete (`register_post_accumulate_grad_hook`).
     pub after: AfterGrad,
+    /// The stream on which gradients of several uses are summed: the one it was made on.
+    pub stream: Cell<Stream>,
 }
 
 /// A hook of a leaf.
@@ -232,7 +234,13 @@ fn add_to_buffer(torch: &mut Torch, edge: &Edge, gradient: Tensor) {
     let sum = match old {
         None => gradient,
         Some(old) if !old.viewed && Rc::strong_count(&old.storage) == 1 && old.is_dense() => old,
-        Some(old) => torch.pointwise("add", &[&old, &gradient], old.dtype),
+        Some(old) => {
+            let stream = match &*edge.node.work.borrow() {
+                Work::Leaf(leaf) => leaf.stream.get(),
+                _ => Stream::Default,
+            };
+            torch.on_stream(stream, |torch| torch.pointwise("add", &[&old, &gradient], old.dtype))
+        }
     };
     edge.node.buffer.borrow_mut()[edge.slot as usize] = Some(sum);
 }

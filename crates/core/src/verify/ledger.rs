@@ -167,6 +167,12 @@ fn group(run: &Value) -> &'static str {
 pub fn model_of(row: &Value) -> Result<Model, String> {
     let mut config = row["config"].clone();
     for (key, value) in row["run"]["overrides"].as_object().into_iter().flatten() {
+        // Some configs know their layers by another name (`attribute_map`).
+        let named = ["n_layer", "n_layers", "num_layers"].into_iter().find(|name| config.get(name).is_some());
+        let key = match named.filter(|_| key == "num_hidden_layers" && config.get(key).is_none()) {
+            Some(name) => name,
+            None => key.as_str(),
+        };
         let mut target = &mut config;
         for part in key.split('.') {
             if target.is_null() {

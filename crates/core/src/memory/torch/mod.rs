@@ -155,6 +155,7 @@ impl Torch {
             shape: tensor.shape,
             dtype: tensor.dtype,
             after: Default::default(),
+            stream: Default::default(),
         });
         let node = Node::leaf(Rc::clone(&leaf));
         (Tensor { edge: Some(Edge { node, slot: 0 }), ..tensor }, leaf)
