@@ -131,7 +131,11 @@ fn optimizers() -> impl Strategy<Value = Optimizer> {
         OptimizerKind::Lion,
     ]);
     let implementations = prop::sample::select(vec![Implementation::Foreach, Implementation::Forloop]);
-    (kinds, implementations).prop_map(|(kind, implementation)| Optimizer { kind, implementation })
+    (kinds, implementations).prop_map(|(kind, implementation)| Optimizer {
+        kind,
+        implementation,
+        ..Optimizer::default()
+    })
 }
 
 fn precisions() -> impl Strategy<Value = (DType, Option<DType>)> {

@@ -7,14 +7,14 @@ use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::simulation;
 use vramcast_core::plan::{
-    AllocatorOptions, AttentionKind, Checkpointing, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan,
-    TrainPlan,
+    AllocatorOptions, AttentionKind, Gpu, Gpus, Implementation, Kernels, OptimizerKind, PlanError, RunPlan, TrainPlan,
 };
 use vramcast_core::report::{self, Report};
 
 use super::adapter::AdapterArguments;
 use super::model::ModelArguments;
 use super::parallel::ParallelArguments;
+use super::train_options::StepArguments;
 use super::{Answer, Failure, plan_file};
 use crate::exit::Exit;
 use crate::render;
@@ -57,7 +57,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "PRECISION", help_heading = "Precision")]
     precision: Option<Precision>,
 
-    /// The optimizer [default: adamw].
+    /// The optimizer [default: adamw]; see `vramcast list optimizers`.
     #[arg(long, value_name = "NAME", help_heading = "Optimizer")]
     optimizer: Option<String>,
     /// How the optimizer steps [default: foreach].
@@ -68,14 +68,13 @@ pub(super) struct Arguments {
     clip: bool,
 
     #[command(flatten)]
+    step: StepArguments,
+    #[command(flatten)]
     adapter: AdapterArguments,
 
     /// How attention is computed [default: sdpa].
     #[arg(long, value_name = "HOW", help_heading = "Kernels")]
     attention: Option<Attention>,
-    /// Recompute every layer in backward.
-    #[arg(long, visible_alias = "grad-checkpoint", help_heading = "Kernels")]
-    gradient_checkpointing: bool,
     /// Liger's fused norms, rope, SwiGLU and linear cross entropy.
     #[arg(long, help_heading = "Kernels")]
     liger: bool,
@@ -137,6 +136,15 @@ enum Stepping {
 enum Attention {
     Sdpa,
     Eager,
+    /// The flash-attn package's kernels.
+    #[value(name = "flash2", alias = "flash-attention-2", alias = "flash_attention_2")]
+    Flash2,
+    /// Refused: the kernels of FlashAttention 3.
+    #[value(name = "flash3", alias = "flash_attention_3")]
+    Flash3,
+    /// Refused: compiled attention.
+    #[value(alias = "flex_attention")]
+    Flex,
 }
 
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
@@ -228,11 +236,12 @@ impl Arguments {
             plan.attention = match attention {
                 Attention::Sdpa => AttentionKind::Sdpa,
                 Attention::Eager => AttentionKind::Eager,
+                Attention::Flash2 => return Err(unmodelled("flash2")),
+                Attention::Flash3 => return Err(unmodelled("flash3")),
+                Attention::Flex => return Err(unmodelled("flex")),
             };
         }
-        if self.gradient_checkpointing {
-            plan.checkpointing = Checkpointing::Full;
-        }
+        self.step.apply(&mut plan)?;
         if self.liger {
             plan.kernels = Kernels::Liger;
         }
@@ -270,8 +279,13 @@ fn plan_of_file(path: &std::path::Path, arguments: &Arguments) -> Result<(TrainP
     Ok((plan, model))
 }
 
+fn unmodelled(attention: &str) -> Failure {
+    let hint = "sdpa chooses torch's own flash kernels".into();
+    PlanError::Unsupported { what: format!("--attention {attention}"), hint }.into()
+}
+
 fn optimizer(name: &str) -> Result<OptimizerKind, Failure> {
-    serde_json::from_value(Value::String(name.to_lowercase())).map_err(|error| {
+    serde_json::from_value(Value::String(name.to_lowercase().replace('_', "-"))).map_err(|error| {
         Failure::bad_input(format!("--optimizer: {name} is not an optimizer vramcast knows")).hint(error.to_string())
     })
 }

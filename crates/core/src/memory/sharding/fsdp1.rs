@@ -75,6 +75,7 @@ pub(super) fn wrap(
             if trains {
                 let leaf: Rc<Leaf>;
                 (view, leaf) = torch.leaf(view);
+                leaf.stream.set(Stream::Gather);
                 views.push(leaf);
             }
             parameters[id.0 as usize] = view;
@@ -191,7 +192,8 @@ impl FlatShards {
             handle.full.storage.empty();
             return;
         }
-        let whole = torch.flat("cat", handle.shard * self.world, self.gathered, Stream::Default);
+        // The views were split off on the stream that gathers, so autograd joins their gradients there.
+        let whole = torch.flat("cat", handle.shard * self.world, self.gathered, Stream::Gather);
         drop(gradients);
         handle.full.storage.empty();
         let wide = (self.reduce != self.gathered)

@@ -232,7 +232,8 @@ impl Stage3 {
         let members = self.in_bucket.take();
         self.bucket_elements.set(0);
         let stream = if self.config.overlap_comm.unwrap_or(true) { Stream::Reduce } else { Stream::Default };
-        let even = members.len() == 1 && members.iter().all(|&at| self.gradients[at].elements % self.world == 0);
+        let even =
+            members.len() == 1 && members.iter().all(|&at| self.gradients[at].elements.is_multiple_of(self.world));
         let padded = members.iter().map(|&at| self.gradients[at].elements.div_ceil(self.world) * self.world).sum();
         let joined = (!members.is_empty() && !even).then(|| torch.flat("cat", padded, DType::BF16, stream));
         members.iter().for_each(|&at| drop(self.gradients[at].leaf.grad.take()));
