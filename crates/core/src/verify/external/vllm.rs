@@ -104,6 +104,7 @@ fn plan(row: &Value) -> VllmPlan {
         lora: (row["enable_lora"] == true).then(|| [1, one("max_lora_rank").unwrap_or(16)]),
         draft_layers: u64::from(row["model"].as_str().is_some_and(|name| name.contains("EAGLE"))),
         memory: (gibibytes * 1_073_741_824.0) as u64,
+        card: row["gpu"].as_str().unwrap_or_default().to_owned(),
         ..default
     }
 }
