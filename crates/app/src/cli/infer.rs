@@ -71,10 +71,9 @@ enum Cache {
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
     let found = arguments.model.find(false)?;
     let model = found.require_model()?;
-    let cards = Gpus::embedded();
-    let (plan, mut notes) = arguments.plan(&cards, found.stored_dtype())?;
+    let (plan, mut notes) = arguments.plan(found.stored_dtype())?;
     let simulation = simulation::infer(model, &plan)?;
-    let judged: Vec<Gpu> = if arguments.all_gpus { cards.all().collect() } else { vec![plan.gpu.clone()] };
+    let judged: Vec<Gpu> = if arguments.all_gpus { Gpus::embedded().all().collect() } else { vec![plan.gpu.clone()] };
     let own = plan.gpu.name.clone();
     let mut report = report::summarize(&found.name, model, RunPlan::Infer(Box::new(plan)), &simulation, &judged);
     notes.extend(found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
@@ -89,7 +88,7 @@ pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failur
 }
 
 impl Arguments {
-    fn plan(&self, cards: &Gpus, stored: Option<DType>) -> Result<(InferPlan, Vec<String>), Failure> {
+    fn plan(&self, stored: Option<DType>) -> Result<(InferPlan, Vec<String>), Failure> {
         let mut notes = Vec::new();
         let weights = match &self.dtype {
             Some(text) => DType::parse(text)
@@ -110,7 +109,7 @@ impl Arguments {
             choice: if self.sample { Choice::Sample } else { Choice::Greedy },
             weights,
             attention: if self.eager { AttentionKind::Eager } else { AttentionKind::Sdpa },
-            gpu: self.gpu.as_deref().map_or_else(|| Ok(Gpu::h200()), |name| cards.find(name))?,
+            gpu: self.gpu.as_deref().map_or_else(|| Ok(Gpu::h200()), |name| Gpus::embedded().find(name))?,
             allocator,
             ..InferPlan::default()
         };

@@ -11,6 +11,7 @@ mod parallel;
 mod plan_file;
 mod schema;
 mod train;
+mod train_options;
 mod verify;
 
 use std::ffi::OsString;

@@ -50,7 +50,12 @@ impl Device {
             (false, _, 0) => 2,
             _ => 1,
         };
-        let (dim0, dim1) = if rows { (inputs, outputs) } else { (outputs / vector, inputs) };
+        let (dim0, dim1) = match rows {
+            // One long row is read four elements at a time.
+            true if outputs == 1 && inputs > 128 => (inputs / 4, outputs),
+            true => (inputs, outputs),
+            false => (outputs / vector, inputs),
+        };
         let most = MAX_THREADS / vector;
         let power = |n: u64| if n < most { last_power_of_two(n.max(1)) } else { most };
         let mut width = power(dim0).min(32);

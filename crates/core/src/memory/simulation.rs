@@ -55,8 +55,11 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
         }
         None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),
     };
-    let replay = allocator::replay(&log, plan.allocator, None);
-    let process = process::parts(&log, &plan.gpu, true);
+    let mut process = process::parts(&log, &plan.gpu, true);
+    process.extend(plan.parallel.iter().filter(|p| p.mesh.world() > 1).flat_map(process::parallel_parts));
+    // Cached blocks go back to the driver when the card is full, before a run fails.
+    let others: u64 = process.iter().map(|part| part.bytes).sum();
+    let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
     Ok(Simulation { program, log, replay, process, adapter: layout })
 }
 

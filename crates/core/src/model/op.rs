@@ -70,7 +70,8 @@ pub enum Op {
     RotaryTable(RotaryTable),
     /// Rotates queries and keys (inputs q, k, cos, sin; outputs q, k).
     Rotary(Rotary),
-    /// The attention mask that the model builds for its batch; a runtime may find that none is needed.
+    /// The attention mask that the model builds for its batch; a runtime may find that none is needed. An input is the
+    /// 2-D mask that the model makes itself where the batch brings none.
     Mask(Mask),
     /// Keys and values go into the cache of a layer and come back whole; nothing happens without a cache. Without
     /// inputs, what a cross-attention cache has held since the first token comes back.

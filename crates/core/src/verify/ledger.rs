@@ -8,7 +8,8 @@ use crate::dtype::DType;
 use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::{
-    AllocatorOptions, AttentionKind, Batch, Checkpointing, Gpu, Gpus, Implementation, Kernels, Optimizer, TrainPlan,
+    AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Checkpointing, Gpu, Gpus, Implementation, Kernels,
+    Optimizer, TrainPlan,
 };
 
 /// How one run compares with its simulation.
@@ -161,6 +162,12 @@ fn group(run: &Value) -> &'static str {
 pub fn model_of(row: &Value) -> Result<Model, String> {
     let mut config = row["config"].clone();
     for (key, value) in row["run"]["overrides"].as_object().into_iter().flatten() {
+        // Some configs know their layers by another name (`attribute_map`).
+        let named = ["n_layer", "n_layers", "num_layers"].into_iter().find(|name| config.get(name).is_some());
+        let key = match named.filter(|_| key == "num_hidden_layers" && config.get(key).is_none()) {
+            Some(name) => name,
+            None => key.as_str(),
+        };
         let mut target = &mut config;
         for part in key.split('.') {
             if target.is_null() {
@@ -225,8 +232,10 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         autocast: dtype(&run["autocast"]),
         attention: if run["attn"] == "eager" { AttentionKind::Eager } else { AttentionKind::Sdpa },
         checkpointing: if run["checkpointing"] == true { Checkpointing::Full } else { Checkpointing::Off },
+        checkpoints: CheckpointOptions { reentrant: run["reentrant"] == true, ..CheckpointOptions::default() },
         kernels: if run["liger"] == true { Kernels::Liger } else { Kernels::Transformers },
         optimizer: Optimizer { implementation, ..optimizer },
+        optimizer_in_backward: false,
         gradient_accumulation: number("grad_accum").unwrap_or(1) as u32,
         clip: run["clip"] == true || trainer,
         keep_outputs: run["keep_outputs"] != false && !trainer,

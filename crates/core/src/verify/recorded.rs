@@ -58,7 +58,7 @@ pub(super) fn trainer_optimizer(run: &Value) -> Result<Optimizer, String> {
         "rmsprop" => (OptimizerKind::Rmsprop, Implementation::Foreach),
         other => return Err(format!("trainer_optim {other} is not known")),
     };
-    Ok(Optimizer { kind, implementation })
+    Ok(Optimizer { kind, implementation, ..Optimizer::default() })
 }
 
 fn weights(run: &Value) -> DType {

@@ -149,6 +149,7 @@ impl<'a> Run<'a> {
             kernels: Kernels::Transformers,
             autocast: None,
             weights: plan.weights,
+            mask: true,
             padded: plan.batch.padded,
         };
         Self { torch, plan, settings, parameters, quantised, kept, batch, store: None }

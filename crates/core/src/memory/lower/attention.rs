@@ -9,7 +9,9 @@ use crate::model::op::{Attention, Binary, EagerStyle, Mask, Unary};
 use crate::plan::AttentionKind;
 
 /// The mask a model builds, or none where SDPA can do without (transformers/masking_utils.py).
-pub(super) fn mask(torch: &mut Torch, kind: Mask, shape: Shape, settings: &Settings) -> Option<Tensor> {
+///
+/// `given`: the model has a 2-D mask, of the batch or its own.
+pub(super) fn mask(torch: &mut Torch, kind: Mask, shape: Shape, settings: &Settings, given: bool) -> Option<Tensor> {
     let (queries, keys) = (shape.size(2), shape.size(3));
     let eager = settings.attention == AttentionKind::Eager;
     let (kind, eager, kept) = match kind {
@@ -28,17 +30,30 @@ pub(super) fn mask(torch: &mut Torch, kind: Mask, shape: Shape, settings: &Setti
             }
         };
     if !eager {
-        return (!skippable || settings.padded).then(|| torch.fresh("mask", shape, DType::Bool));
+        return (!skippable || settings.padded).then(|| seen(torch, shape, given || settings.mask));
     }
     if kind == Mask::Full && !settings.padded {
         return None;
     }
     // Eager code adds a float mask of the model's type, made from a boolean one.
-    let boolean = torch.fresh("mask", shape, DType::Bool);
+    let boolean = seen(torch, shape, given || settings.mask);
     let zero = torch.fresh("scalar_tensor", Shape::new(&[]), settings.weights);
     let float = torch.fresh("mask", shape, settings.weights);
     drop((zero, boolean));
     Some(float)
+}
+
+/// Which position sees which: one square for all samples, joined with the 2-D mask where there is one.
+fn seen(torch: &mut Torch, shape: Shape, given: bool) -> Tensor {
+    let square = shape.with(0, 1);
+    let mut pattern = torch.fresh("le", square, DType::Bool);
+    if !given {
+        return torch.expand(&pattern, shape);
+    }
+    pattern = torch.fresh("bitwise_and", square, DType::Bool);
+    let joined = torch.fresh("bitwise_and", shape, DType::Bool);
+    drop(pattern);
+    joined
 }
 
 /// Attention; besides the output, what the caller goes on holding until the layer returns.
@@ -172,9 +187,10 @@ fn eager(
     }
     let dtype = (spec.eager == EagerStyle::Fp32Softmax).then_some(DType::F32);
     let mut probabilities = torch.softmax(&scores, dtype, "_softmax");
-    if spec.eager == EagerStyle::Fp32Softmax || torch.autocast.is_some() {
-        // `.to(query.dtype)`; PlainSoftmax code says `.type(value.dtype)`.
-        probabilities = torch.cast(&probabilities, value.dtype);
+    match spec.eager {
+        EagerStyle::Fp32Softmax => probabilities = torch.cast(&probabilities, query.dtype),
+        EagerStyle::PlainSoftmax => probabilities = torch.cast(&probabilities, value.dtype),
+        EagerStyle::UncastSoftmax | EagerStyle::Falcon => {}
     }
     drop(scores);
     if sinks.is_some() {

@@ -18,10 +18,11 @@ pub(super) fn table(torch: &mut Torch, table: RotaryTable, shape: Shape, weights
     let angles = torch.transpose(&angles, 1, 2);
     let angles = if table.doubled { torch.cat(&[&angles, &angles], 2) } else { angles };
     let kept = if table.fp32 || autocast.is_some() && weights == DType::F32 { DType::F32 } else { weights };
-    let cosine = torch.unary(Unary::Cos, &angles);
-    let cosine = torch.scalar(Binary::Mul, &cosine);
-    let sine = torch.unary(Unary::Sin, &angles);
-    let sine = torch.scalar(Binary::Mul, &sine);
+    let scaled = |torch: &mut Torch, kind: Unary| {
+        let raw = torch.unary(kind, &angles);
+        torch.scalar(Binary::Mul, &raw)
+    };
+    let (cosine, sine) = (scaled(torch, Unary::Cos), scaled(torch, Unary::Sin));
     let both = [torch.cast(&cosine, kept), torch.cast(&sine, kept)];
     torch.grad_enabled = grad;
     torch.autocast = autocast;

@@ -36,14 +36,14 @@ impl Torch {
         let mask = mask.map(|mask| if mask.dtype == DType::Bool { mask.clone() } else { self.narrow(mask) });
         let (value, key, query) = (&self.narrow(value), &self.narrow(key), &self.narrow(query));
         let kernel = self.choose_kernel(query, key, value, mask.as_ref(), grouped);
-        if kernel == Kernel::Math {
-            return self.math_attention(query, key, value, mask.as_ref(), causal, dropout && self.training, grouped);
-        }
         // A boolean mask becomes an additive one of the query's type.
         let mask = mask.map(|mask| match mask.dtype {
             DType::Bool => self.additive_mask(&mask, query.dtype),
             _ => mask,
         });
+        if kernel == Kernel::Math {
+            return self.math_attention(query, key, value, mask.as_ref(), causal, dropout && self.training, grouped);
+        }
         self.fused_attention(kernel, query, key, value, mask.as_ref())
     }
 
@@ -201,7 +201,6 @@ impl Torch {
         let scaled = self.scalar(Binary::Mul, &query);
         let (rows, columns) = (query.shape.size(2), key.shape.size(2));
         let mask = if causal { Some(self.causal_bias(rows, columns, wide)) } else { mask.cloned() };
-        let mask = mask.map(|mask| if mask.dtype == DType::Bool { self.additive_mask(&mask, wide) } else { mask });
         let (key, value) = match query.shape.size(1) / key.shape.size(1).max(1) {
             groups if grouped && groups > 1 => (self.repeat_heads(&key, groups), self.repeat_heads(&value, groups)),
             _ => (key, value),
@@ -211,17 +210,18 @@ impl Torch {
         let mut scores = self.matmul(&scaled, &turned);
         drop(turned);
         if let Some(mask) = &mask {
-            scores = self.binary(Binary::Add, &scores, mask);
+            scores = self.in_place(Binary::Add, &scores, mask);
         }
         let mut probabilities = self.safe_softmax(&scores);
         drop(scores);
         if dropout {
             probabilities = self.dropout(&probabilities);
         }
+        // The probabilities are returned too, in the type that came in, and that cast is made first.
+        let returned = self.cast(&probabilities, narrow);
         let output = self.matmul(&probabilities, &value);
-        // The wide queries are the caller's, as keys and values are, and live as long.
-        drop((probabilities, value, key, scaled, mask, query));
         let output = self.cast(&output, narrow);
+        drop((returned, probabilities, value, key, query, scaled, mask));
         self.autocast = autocast;
         output
     }
@@ -249,7 +249,8 @@ impl Torch {
         let rows = x.elements() / x.shape.last().max(1);
         let masked = self.scratch("_safe_softmax", x.elements());
         let any = self.scratch("_safe_softmax", rows);
-        drop((masked, any));
+        let zero = self.scratch("_safe_softmax", 8);
+        drop((masked, any, zero));
         if !records {
             return output;
         }

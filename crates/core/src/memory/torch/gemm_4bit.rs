@@ -201,13 +201,7 @@ impl Product {
                         64
                     }
                 }
-                _ if self.half_wave() => {
-                    if inputs * 2 >= outputs && tiles >= 128 {
-                        64
-                    } else {
-                        8
-                    }
-                }
+                _ if self.half_wave() && inputs * 2 >= outputs && tiles >= 128 => 64,
                 _ if tall && tiles > 64 => 16,
                 _ => 8,
             };

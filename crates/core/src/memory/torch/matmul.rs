@@ -88,8 +88,8 @@ impl Torch {
                 })
             };
             let (for_a, for_b) = (scaled(needs[1], shape_a), scaled(needs[2], shape_b));
-            let for_bias = needs[0].then(|| torch.reduce_to(gradient.clone(), to_bias.0, to_bias.1));
             drop(kept);
+            let for_bias = needs[0].then(|| torch.reduce_to(gradient.clone(), to_bias.0, to_bias.1));
             vec![for_bias, for_a, for_b]
         })
     }
@@ -171,8 +171,8 @@ impl Torch {
             let kept_matrix = kept_matrix.map(|saved| saved.get(torch));
             let for_x = need_x.then(|| torch.product_gradient("mm", shape_x, false, &gradient));
             let for_matrix = need_matrix.then(|| torch.product_gradient("mm", shape_matrix, transposed, &gradient));
-            let for_bias = need_bias.then(|| torch.reduce_to(gradient.clone(), to_bias.0, to_bias.1));
             drop((kept_x, kept_matrix));
+            let for_bias = need_bias.then(|| torch.reduce_to(gradient.clone(), to_bias.0, to_bias.1));
             vec![for_x, for_matrix, for_bias]
         });
         self.reshape(&output, full)

@@ -28,7 +28,7 @@ pub mod views;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::autograd::{Edge, Frame, Gradients, Leaf, Node};
+use super::autograd::{Edge, Frame, Gradients, Leaf, Node, Saved};
 use super::device::Device;
 use super::log::{Category, SharedLog, Storage, StorageId, Stream};
 use super::tensor::{Strides, Tensor, contiguous_strides, pointwise_strides};
@@ -59,6 +59,8 @@ pub struct Torch {
     pub stopped: bool,
     /// What nodes hold as plain attributes: it lives until the graph does, whatever backward frees.
     kept_with_graph: Vec<(Tensor, Option<Rc<Leaf>>)>,
+    /// What the node whose backward runs saved.
+    pub(super) retained: Vec<Saved>,
     in_backward: bool,
     workspaces: [Option<Tensor>; 2],
     lt_workspace: Option<Tensor>,
@@ -71,6 +73,7 @@ pub struct BeforeBackward {
     autocast: Option<DType>,
     category: Category,
     module: u32,
+    nested: bool,
 }
 
 /// What was in force around a recomputation.
@@ -99,6 +102,7 @@ impl Torch {
             recomputing: None,
             stopped: false,
             kept_with_graph: Vec::new(),
+            retained: Vec::new(),
             in_backward: false,
             workspaces: [None, None],
             lt_workspace: None,
@@ -151,6 +155,7 @@ impl Torch {
             shape: tensor.shape,
             dtype: tensor.dtype,
             after: Default::default(),
+            stream: Default::default(),
         });
         let node = Node::leaf(Rc::clone(&leaf));
         (Tensor { edge: Some(Edge { node, slot: 0 }), ..tensor }, leaf)
@@ -256,7 +261,8 @@ impl Torch {
     pub(super) fn enter_backward(&mut self) -> BeforeBackward {
         let module = self.module();
         let category = self.log.borrow_mut().set_category(Category::Temporaries);
-        let before = BeforeBackward { grad: self.grad_enabled, autocast: self.autocast.take(), category, module };
+        let (grad, nested) = (self.grad_enabled, self.in_backward);
+        let before = BeforeBackward { grad, autocast: self.autocast.take(), category, module, nested };
         self.grad_enabled = false;
         self.in_backward = true;
         before
@@ -265,7 +271,7 @@ impl Torch {
     pub(super) fn leave_backward(&mut self, before: BeforeBackward) {
         self.grad_enabled = before.grad;
         self.autocast = before.autocast;
-        self.in_backward = false;
+        self.in_backward = before.nested;
         self.log.borrow_mut().set_category(before.category);
         self.set_module(before.module);
     }

@@ -95,6 +95,7 @@ impl Torch {
                 Binary::Div => torch.pointwise("div", &[&gradient], gradient.dtype),
                 _ => product(torch, &gradient, other.as_ref()),
             });
+            drop((own, other, keep));
             let for_a = for_a.map(|g| torch.reduce_to(g, to_a.0, to_a.1));
             let for_b = for_b.map(|g| torch.reduce_to(g, to_b.0, to_b.1));
             vec![for_a, for_b]
@@ -152,6 +153,7 @@ impl Torch {
             let mul = kind == Binary::Mul;
             let for_b = need_b.then(|| if mul { product(torch, &gradient, own.as_ref()) } else { gradient.clone() });
             let for_a = need_a.then(|| if mul { product(torch, &gradient, other.as_ref()) } else { gradient.clone() });
+            drop((own, other));
             let for_a = for_a.map(|g| torch.reduce_to(g, to_a.0, to_a.1));
             let for_b = for_b.map(|g| torch.reduce_to(g, to_b.0, to_b.1));
             vec![for_a, for_b]
@@ -207,7 +209,7 @@ impl Torch {
             Activation::Sigmoid => self.unary(Unary::Sigmoid, x),
             Activation::Softplus => self.unary(Unary::Softplus, x),
             Activation::Gelu | Activation::Mish => self.fused_activation("gelu", x),
-            Activation::GeluBloom if self.training => self.fused_activation("gelu_bloom", x),
+            Activation::GeluBloom if self.training => self.gelu_bloom(x),
             Activation::GeluBloom => self.gelu_fast(x),
             Activation::GeluNew => self.gelu_new(x),
             Activation::GeluFast => self.gelu_fast(x),
@@ -240,6 +242,57 @@ impl Torch {
         })
     }
 
+    /// BLOOM's own autograd function: [`Self::gelu_fast`], of which only the input is kept, and its derivative spelled
+    /// out in Python (modeling_bloom.py, `bloom_gelu_back`).
+    fn gelu_bloom(&mut self, x: &Tensor) -> Tensor {
+        let records = self.records(&[x]);
+        let saved = records.then(|| Saved::new(self, x));
+        let output = {
+            let before = std::mem::replace(&mut self.grad_enabled, false);
+            let output = self.gelu_fast(x);
+            self.grad_enabled = before;
+            output
+        };
+        if !records {
+            return output;
+        }
+        self.attach(output, &[x], move |torch, gradient| {
+            let x = saved.map_or_else(|| gradient.detached(), |saved| saved.get(torch));
+            let squashed = {
+                let inner = torch.gelu_fast_inner(&x);
+                torch.unary(Unary::Tanh, &inner)
+            };
+            let one = |torch: &mut Torch, a: &Tensor| torch.pointwise("mul", &[a], a.dtype);
+            let slope = {
+                let half = one(torch, &x);
+                let rest = {
+                    let complement = {
+                        let square = one(torch, &squashed);
+                        one(torch, &square)
+                    };
+                    let factor = {
+                        let square = {
+                            let scaled = one(torch, &x);
+                            one(torch, &scaled)
+                        };
+                        one(torch, &square)
+                    };
+                    torch.pointwise("mul", &[&complement, &factor], x.dtype)
+                };
+                torch.pointwise("mul", &[&half, &rest], x.dtype)
+            };
+            let level = {
+                let shifted = one(torch, &squashed);
+                one(torch, &shifted)
+            };
+            let sum = torch.pointwise("add", &[&slope, &level], x.dtype);
+            drop((slope, level));
+            let result = torch.pointwise("mul", &[&sum, &gradient], x.dtype);
+            drop((sum, squashed, x));
+            vec![Some(result)]
+        })
+    }
+
     /// `0.5 * x * (1 + tanh(c * (x + 0.044715 * x³)))`, one kernel per sign.
     fn gelu_new(&mut self, x: &Tensor) -> Tensor {
         let half = self.scalar(Binary::Mul, x);
@@ -260,19 +313,23 @@ impl Torch {
     /// `0.5 * x * (1 + tanh(x * c * (1 + 0.044715 * x * x)))`.
     fn gelu_fast(&mut self, x: &Tensor) -> Tensor {
         let half = self.scalar(Binary::Mul, x);
+        let inner = self.gelu_fast_inner(x);
+        let squashed = self.unary(Unary::Tanh, &inner);
+        drop(inner);
+        let outer = self.scalar(Binary::Add, &squashed);
+        drop(squashed);
+        self.binary(Binary::Mul, &half, &outer)
+    }
+
+    /// `x * c * (1 + 0.044715 * x * x)`.
+    fn gelu_fast_inner(&mut self, x: &Tensor) -> Tensor {
         let scaled = self.scalar(Binary::Mul, x);
         let small = self.scalar(Binary::Mul, x);
         let square = self.binary(Binary::Mul, &small, x);
         drop(small);
         let shifted = self.scalar(Binary::Add, &square);
         drop(square);
-        let inner = self.binary(Binary::Mul, &scaled, &shifted);
-        drop((scaled, shifted));
-        let squashed = self.unary(Unary::Tanh, &inner);
-        drop(inner);
-        let outer = self.scalar(Binary::Add, &squashed);
-        drop(squashed);
-        self.binary(Binary::Mul, &half, &outer)
+        self.binary(Binary::Mul, &scaled, &shifted)
     }
 
     /// Dropout: the output and a mask of one byte an element, which is kept.

@@ -9,9 +9,9 @@ use crate::model::Shape;
 use crate::model::op::Reduction;
 
 impl Torch {
-    /// Scratch of summing a tensor down to fewer elements over its outer dimensions.
-    pub fn column_scratch(&mut self, x: &Tensor, outputs: u64) -> [Option<Tensor>; 2] {
-        let sizes = self.device.reduction_scratch(outputs, x.elements() / outputs.max(1), outputs <= 1);
+    /// Scratch of a reduction of a tensor to fewer elements; `rows`: over its innermost dimension (too).
+    pub fn reduction_scratch(&mut self, x: &Tensor, outputs: u64, rows: bool) -> [Option<Tensor>; 2] {
+        let sizes = self.device.reduction_scratch(outputs, x.elements() / outputs.max(1), rows || outputs <= 1);
         sizes.map(|bytes| self.scratch("sum scratch", bytes))
     }
 
@@ -33,9 +33,8 @@ impl Torch {
         let keeps = matches!(kind, Reduction::Max | Reduction::Variance | Reduction::Norm | Reduction::LogSumExp);
         let saved = (records && keeps).then(|| Saved::new(self, x));
         let output = self.fresh(reduction_name(kind), shape, dtype);
-        if dim.is_some_and(|dim| dim as usize + 1 < x.shape.rank()) {
-            drop(self.column_scratch(x, shape.elements()));
-        }
+        let rows = dim.is_none_or(|dim| dim as usize + 1 >= x.shape.rank());
+        drop(self.reduction_scratch(x, shape.elements(), rows));
         if !records {
             return output;
         }

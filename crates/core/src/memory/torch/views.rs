@@ -145,19 +145,13 @@ impl Torch {
         let axis = i64::from(dim);
         let Some(first) = parts.first() else { return self.phantom(Shape::new(&[]), DType::F32) };
         let dtype = parts.iter().fold(first.dtype, |dtype, part| promote(dtype, part.dtype));
-        // Autocast casts narrower inputs first.
-        let cast: Vec<Tensor> = match self.autocast {
-            Some(_) => parts.iter().map(|part| self.cast(part, dtype)).collect(),
-            None => parts.iter().map(|part| (*part).clone()).collect(),
-        };
         let total = parts.iter().map(|part| part.shape.size(axis)).sum();
         let output = self.fresh("cat", first.shape.with(axis, total), dtype);
-        let inputs: Vec<&Tensor> = cast.iter().collect();
-        if !self.records(&inputs) {
+        if !self.records(parts) {
             return output;
         }
-        let needs: Vec<(bool, Shape, DType)> = cast.iter().map(|p| (p.needs_grad(), p.shape, p.dtype)).collect();
-        self.attach(output, &inputs, move |torch, gradient| {
+        let needs: Vec<(bool, Shape, DType)> = parts.iter().map(|p| (p.needs_grad(), p.shape, p.dtype)).collect();
+        self.attach(output, parts, move |torch, gradient| {
             let part = |(needed, shape, dtype): &(bool, Shape, DType)| {
                 needed.then(|| {
                     let view = Tensor { shape: *shape, viewed: true, edge: None, ..gradient.clone() };
@@ -211,7 +205,8 @@ impl Torch {
             return self.reshape(&gradient.detached(), shape);
         }
         let output = self.fresh("sum", shape, gradient.dtype);
-        drop(self.column_scratch(gradient, shape.elements()));
+        let rows = shape.last() != gradient.shape.last();
+        drop(self.reduction_scratch(gradient, shape.elements(), rows));
         output
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
     let mut scored = Vec::new();
     let mut compare = |quantity: &'static str, predicted: u64, measured: Option<u64>| {
         if let Some(measured) = measured {
-            scored.push(ExternalRow::Scored { row: label.clone(), quantity, predicted, measured })
+            scored.push(ExternalRow::Scored { row: label.clone(), quantity, predicted, measured });
         }
     };
     if weights_known && row["draft"].is_null() {

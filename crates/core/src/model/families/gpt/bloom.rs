@@ -51,7 +51,10 @@ impl Bloom {
         let mut hidden = g.norm("word_embeddings_layernorm", &embeddings, Norm::Layer, true);
         let tokens_mask = alibi::tokens_mask(g, DType::F32);
         let bias = alibi::per_row(g, &tokens_mask, self.heads, &hidden, false);
-        let mask = attention::mask(g, Mask::CausalEager);
+        let mask = {
+            let keys = tokens_mask.size(1);
+            g.run(Op::Mask(Mask::CausalEager), &[&tokens_mask], [batch, 1, seq, keys])
+        };
         // The loop's `outputs` keeps the probabilities of a layer until the next one has run.
         let mut outputs: Option<(Value, Value)> = None;
         for index in 0..self.layers {

@@ -57,18 +57,18 @@ impl Gpt2 {
     }
 
     fn layer(&self, g: &mut Graph, input: &Value, mask: &Value) -> Value {
-        let hidden = g.norm("ln_1", input, Norm::Layer, true);
+        let mut hidden = g.norm("ln_1", input, Norm::Layer, true);
         let attended = g.module("attn", |g| self.attention(g, &hidden, mask));
-        let residual = g.add(&attended, input);
-        drop(attended);
-        let hidden = g.norm("ln_2", &residual, Norm::Layer, true);
-        let hidden = g.module("mlp", |g| {
-            let wide = g.conv1d_linear("c_fc", &hidden, self.width);
-            let wide = g.activation(self.activation, &wide);
-            let narrow = g.conv1d_linear("c_proj", &wide, self.hidden);
-            g.dropout(&narrow, self.residual_dropout)
+        hidden = g.add(&attended, input);
+        let residual = hidden.clone();
+        hidden = g.norm("ln_2", &residual, Norm::Layer, true);
+        let forwarded = g.module("mlp", |g| {
+            let mut wide = g.conv1d_linear("c_fc", &hidden, self.width);
+            wide = g.activation(self.activation, &wide);
+            wide = g.conv1d_linear("c_proj", &wide, self.hidden);
+            g.dropout(&wide, self.residual_dropout)
         });
-        g.add(&residual, &hidden)
+        g.add(&residual, &forwarded)
     }
 
     fn attention(&self, g: &mut Graph, hidden: &Value, mask: &Value) -> Value {
@@ -90,9 +90,9 @@ impl Gpt2 {
             sdpa: true,
         };
         let attended = attention::attend(g, spec, &query, &key, &value, Some(mask));
-        let joined = attention::join_heads(g, attended);
-        let projected = g.conv1d_linear("c_proj", &joined, self.hidden);
-        g.dropout(&projected, self.residual_dropout)
+        let mut output = attention::join_heads(g, attended);
+        output = g.conv1d_linear("c_proj", &output, self.hidden);
+        g.dropout(&output, self.residual_dropout)
     }
 }
 
