@@ -60,7 +60,8 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan, layou
     }
     if let Some(AdapterPlan::Lora(lora)) = &plan.adapter {
         torch.in_category(Category::Adapters, |torch| adapt(torch, program, plan, lora, layout, &mut loaded));
-        if plan.checkpointing == Checkpointing::Full && plan.quantization.is_none() {
+        // `gradient_checkpointing_enable` of transformers 5 does it for every model fed with token ids.
+        if plan.checkpointing == Checkpointing::Full {
             loaded.wrapped.input_embedding = input_embedding(program);
         }
     }

@@ -140,8 +140,10 @@ impl Torch {
             let sub = columns.map(|columns| {
                 let sub_input = self.fresh("index", Shape::from([rows, columns]), x.dtype);
                 let part = self.fresh("index", Shape::from([outputs, columns]), DType::I8);
+                // `A * stats * (1 / 127)`: two products, one after the other.
+                let scaled = self.fresh("int8_vectorwise_dequant", Shape::from([outputs, columns]), DType::F32);
                 let wide = self.fresh("int8_vectorwise_dequant", Shape::from([outputs, columns]), DType::F32);
-                drop(part);
+                drop((part, scaled));
                 let sub_weight = self.cast(&wide, x.dtype);
                 (sub_input, sub_weight)
             });
