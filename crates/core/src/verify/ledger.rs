@@ -111,7 +111,10 @@ fn predict(row: &Value) -> Result<Scored, String> {
         out_of_memory: None,
     };
     if row["oom"] == true {
-        let fits = simulation.process_bytes() <= gpu.memory;
+        // measure.py builds the whole model on the card before an engine shards it.
+        let built: u64 = simulation.program.parameters.iter().map(|p| p.shape.elements()).sum::<u64>()
+            * dtype(&row["run"]["weights"]).unwrap_or(DType::BF16).size();
+        let fits = simulation.process_bytes().max(built) <= gpu.memory;
         scored.out_of_memory = Some(!fits);
         scored.ok = !fits;
         // What was measured stopped half-way: there is nothing to compare with.
