@@ -114,7 +114,8 @@ fn predict(row: &Value) -> Result<Scored, String> {
         // measure.py builds the whole model on the card before an engine shards it.
         let built: u64 = simulation.program.parameters.iter().map(|p| p.shape.elements()).sum::<u64>()
             * dtype(&row["run"]["weights"]).unwrap_or(DType::BF16).size();
-        let fits = simulation.process_bytes().max(built) <= gpu.memory;
+        let outside: u64 = simulation.process.iter().map(|part| part.bytes).sum();
+        let fits = simulation.process_bytes().max(built + outside) <= gpu.memory;
         scored.out_of_memory = Some(!fits);
         scored.ok = !fits;
         // What was measured stopped half-way: there is nothing to compare with.
