@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use vramcast_core::dtype::builtin_formats;
 use vramcast_core::model::families;
-use vramcast_core::plan::Gpus;
+use vramcast_core::plan::{Gpus, OptimizerKind};
 use vramcast_core::source::catalogue;
 use vramcast_core::units::Bytes;
 
@@ -30,6 +30,8 @@ enum What {
     Dtypes,
     /// Cards.
     Gpus,
+    /// Optimizers, and whose code each one is.
+    Optimizers,
 }
 
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
@@ -38,6 +40,7 @@ pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failur
         What::Families => (vec!["family", "model types"], family_rows()),
         What::Dtypes => (vec!["format", "bits per weight", "also called"], dtypes()),
         What::Gpus => (vec!["card", "maker", "GiB"], cards()),
+        What::Optimizers => (vec!["optimizer", "whose code", "recorded runs"], optimizers()),
     };
     let wanted = arguments.filter.as_deref().unwrap_or_default().to_lowercase();
     let rows: Vec<Vec<String>> =
@@ -86,4 +89,9 @@ fn dtypes() -> Vec<Vec<String>> {
 fn cards() -> Vec<Vec<String>> {
     let gib = |bytes: u64| format!("{:.1}", Bytes(bytes).gib());
     Gpus::embedded().all().map(|card| vec![card.name, card.vendor, gib(card.memory)]).collect()
+}
+
+fn optimizers() -> Vec<Vec<String>> {
+    let measured = |kind: OptimizerKind| if kind.is_measured() { "yes" } else { "not yet" };
+    OptimizerKind::ALL.iter().map(|(kind, code)| vec![kind.name(), (*code).into(), measured(*kind).into()]).collect()
 }

@@ -77,7 +77,7 @@ impl ParallelArguments {
         } else {
             Mesh { dp_shard: gpus, ..Mesh::default() }
         };
-        plan.parallel = Some(Parallel { mesh, engine });
+        plan.parallel = Some(Parallel { mesh, engine, communicators: 1 });
         Ok(())
     }
 }

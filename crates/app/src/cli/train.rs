@@ -7,14 +7,14 @@ use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::simulation;
 use vramcast_core::plan::{
-    AllocatorOptions, AttentionKind, Checkpointing, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan,
-    TrainPlan,
+    AllocatorOptions, AttentionKind, Gpu, Gpus, Implementation, Kernels, OptimizerKind, PlanError, RunPlan, TrainPlan,
 };
 use vramcast_core::report::{self, Report};
 
 use super::adapter::AdapterArguments;
 use super::model::ModelArguments;
 use super::parallel::ParallelArguments;
+use super::train_options::StepArguments;
 use super::{Answer, Failure, plan_file};
 use crate::exit::Exit;
 use crate::render;
@@ -57,7 +57,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "PRECISION", help_heading = "Precision")]
     precision: Option<Precision>,
 
-    /// The optimizer [default: adamw].
+    /// The optimizer [default: adamw]; see `vramcast list optimizers`.
     #[arg(long, value_name = "NAME", help_heading = "Optimizer")]
     optimizer: Option<String>,
     /// How the optimizer steps [default: foreach].
@@ -68,14 +68,13 @@ pub(super) struct Arguments {
     clip: bool,
 
     #[command(flatten)]
+    step: StepArguments,
+    #[command(flatten)]
     adapter: AdapterArguments,
 
     /// How attention is computed [default: sdpa].
     #[arg(long, value_name = "HOW", help_heading = "Kernels")]
     attention: Option<Attention>,
-    /// Recompute every layer in backward.
-    #[arg(long, visible_alias = "grad-checkpoint", help_heading = "Kernels")]
-    gradient_checkpointing: bool,
     /// Liger's fused norms, rope, SwiGLU and linear cross entropy.
     #[arg(long, help_heading = "Kernels")]
     liger: bool,
@@ -137,17 +136,25 @@ enum Stepping {
 enum Attention {
     Sdpa,
     Eager,
+    /// The flash-attn package's kernels.
+    #[value(name = "flash2", alias = "flash-attention-2", alias = "flash_attention_2")]
+    Flash2,
+    /// Refused: the kernels of FlashAttention 3.
+    #[value(name = "flash3", alias = "flash_attention_3")]
+    Flash3,
+    /// Refused: compiled attention.
+    #[value(alias = "flex_attention")]
+    Flex,
 }
 
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
-    let cards = arguments.cards()?;
-    let (plan, plan_model, plan_notes) = arguments.plan(&cards)?;
+    let (plan, plan_model, plan_notes) = arguments.plan()?;
     let mut model_arguments = arguments.model.clone();
     model_arguments.model = model_arguments.model.or(plan_model);
     let found = model_arguments.find(false)?;
     let model = found.require_model()?;
     let simulation = simulation::train(model, &plan)?;
-    let judged: Vec<Gpu> = if arguments.all_gpus { cards.all().collect() } else { vec![plan.gpu.clone()] };
+    let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards()?.all().collect() } else { vec![plan.gpu.clone()] };
     let own = plan.gpu.name.clone();
     let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
     report.notes.extend(plan_notes);
@@ -177,6 +184,7 @@ fn write_svg(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
 }
 
 impl Arguments {
+    /// The table of cards; reading it takes longer than one estimate, so only who needs it asks.
     fn cards(&self) -> Result<Gpus, Failure> {
         let cards = Gpus::embedded();
         let Some(path) = &self.gpu_file else { return Ok(cards) };
@@ -186,9 +194,9 @@ impl Arguments {
     }
 
     /// The plan of the file, overridden by flags; and the model the file names.
-    fn plan(&self, cards: &Gpus) -> Result<(TrainPlan, Option<String>, Vec<String>), Failure> {
+    fn plan(&self) -> Result<(TrainPlan, Option<String>, Vec<String>), Failure> {
         let (mut plan, model) = match &self.plan {
-            Some(path) => plan_of_file(path, cards)?,
+            Some(path) => plan_of_file(path, self)?,
             None => (TrainPlan::default(), None),
         };
         let batch = &mut plan.batch;
@@ -228,18 +236,19 @@ impl Arguments {
             plan.attention = match attention {
                 Attention::Sdpa => AttentionKind::Sdpa,
                 Attention::Eager => AttentionKind::Eager,
+                Attention::Flash2 => return Err(unmodelled("flash2")),
+                Attention::Flash3 => return Err(unmodelled("flash3")),
+                Attention::Flex => return Err(unmodelled("flex")),
             };
         }
-        if self.gradient_checkpointing {
-            plan.checkpointing = Checkpointing::Full;
-        }
+        self.step.apply(&mut plan)?;
         if self.liger {
             plan.kernels = Kernels::Liger;
         }
         plan.keep_outputs &= !self.drop_outputs;
         plan.frozen.extend(self.freeze.iter().cloned());
         if let Some(name) = &self.gpu {
-            plan.gpu = cards.find(name)?;
+            plan.gpu = self.cards()?.find(name)?;
         }
         if let Some(text) = &self.alloc_conf {
             let (options, ignored) = AllocatorOptions::parse(text)?;
@@ -252,7 +261,7 @@ impl Arguments {
 }
 
 /// A plan file; `gpu` may be a name, and `model` may stand in it.
-fn plan_of_file(path: &std::path::Path, cards: &Gpus) -> Result<(TrainPlan, Option<String>), Failure> {
+fn plan_of_file(path: &std::path::Path, arguments: &Arguments) -> Result<(TrainPlan, Option<String>), Failure> {
     let mut value = plan_file::read(path)?;
     let model = value.as_object_mut().and_then(|object| object.remove("model"));
     let model = match model {
@@ -261,7 +270,7 @@ fn plan_of_file(path: &std::path::Path, cards: &Gpus) -> Result<(TrainPlan, Opti
         Some(other) => return Err(Failure::bad_input(format!("{}: model: {other} is not a name", path.display()))),
     };
     if let Some(name) = value.get("gpu").and_then(Value::as_str) {
-        let card = cards.find(name)?;
+        let card = arguments.cards()?.find(name)?;
         value["gpu"] = serde_json::to_value(card).map_err(|e| Failure::bad_input(e.to_string()))?;
     }
     let plan = serde_json::from_value(value).map_err(|e| {
@@ -270,8 +279,13 @@ fn plan_of_file(path: &std::path::Path, cards: &Gpus) -> Result<(TrainPlan, Opti
     Ok((plan, model))
 }
 
+fn unmodelled(attention: &str) -> Failure {
+    let hint = "sdpa chooses torch's own flash kernels".into();
+    PlanError::Unsupported { what: format!("--attention {attention}"), hint }.into()
+}
+
 fn optimizer(name: &str) -> Result<OptimizerKind, Failure> {
-    serde_json::from_value(Value::String(name.to_lowercase())).map_err(|error| {
+    serde_json::from_value(Value::String(name.to_lowercase().replace('_', "-"))).map_err(|error| {
         Failure::bad_input(format!("--optimizer: {name} is not an optimizer vramcast knows")).hint(error.to_string())
     })
 }

@@ -26,6 +26,9 @@ pub(super) struct Arguments {
     /// Only rows whose id contains this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+    /// Print only the summary tables, as Markdown.
+    #[arg(long)]
+    markdown: bool,
     /// How many of the worst rows to show.
     #[arg(long, default_value_t = 10, value_name = "N")]
     worst: usize,
@@ -40,6 +43,8 @@ struct Set {
     #[serde(skip)]
     text: String,
     #[serde(skip)]
+    markdown: String,
+    #[serde(skip)]
     good: bool,
 }
 
@@ -53,6 +58,10 @@ pub(super) fn run(arguments: &Arguments, as_json: bool, quiet: bool) -> Result<A
     if as_json {
         let document = json!({"schema": 1, "sets": sets});
         return Ok(Answer { text: format!("{document:#}\n"), exit });
+    }
+    if arguments.markdown {
+        let tables: Vec<&str> = sets.iter().map(|set| set.markdown.as_str()).collect();
+        return Ok(Answer { text: tables.join("\n"), exit });
     }
     let text =
         if quiet { String::new() } else { sets.iter().map(|set| set.text.as_str()).collect::<Vec<_>>().join("\n") };
@@ -170,6 +179,7 @@ fn model_set(path: &Path, rows: &[ModelRow], worst: usize) -> Set {
         kind: "models",
         rows: rows.iter().filter_map(|row| serde_json::to_value(row).ok()).collect(),
         summary: json!({"rows": rows.len(), "ok": good}),
+        markdown: format!("{}: {good} of {} models exact\n", path.display(), rows.len()),
         text,
         good: good == rows.len(),
     }
@@ -206,6 +216,7 @@ fn lora_set(file: &Path, rows: &[&Value], worst: usize) -> Set {
         path: file.display().to_string(),
         kind: "lora",
         summary: json!({"rows": rows.len(), "ok": good}),
+        markdown: format!("{}: {good} of {} LoRA rows exact\n", file.display(), rows.len()),
         text: format!("{}: {good} of {} LoRA rows exact\n{wrong}", file.display(), rows.len()),
         good: good == rows.len(),
         rows: values,
@@ -252,6 +263,13 @@ fn ledger_set(file: &Path, rows: &[LedgerRow], worst: usize) -> Set {
             cells(&group.process, |q| q.median),
         ]);
     }
+    let markdown = format!(
+        "`{}`: {} of {} rows scored; absolute errors in percent.\n\n{}",
+        file.display(),
+        scored.len(),
+        rows.len(),
+        table.markdown()
+    );
     text += &table.to_string();
     text += "(absolute errors in percent)\n";
     let mut by_error: Vec<&&Scored> = scored.iter().filter(|row| row.allocated.error().is_some()).collect();
@@ -280,6 +298,7 @@ fn ledger_set(file: &Path, rows: &[LedgerRow], worst: usize) -> Set {
         kind: "ledger",
         rows: rows.iter().filter_map(|row| serde_json::to_value(row).ok()).collect(),
         summary: json!({"rows": rows.len(), "scored": scored.len(), "ok": good, "groups": groups}),
+        markdown,
         text,
         good: good == scored.len(),
     }

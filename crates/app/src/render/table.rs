@@ -15,6 +15,14 @@ impl Table {
         Self { headers: headers.iter().map(|h| (*h).to_owned()).collect(), rows: Vec::new() }
     }
 
+    /// The table as Markdown.
+    pub fn markdown(&self) -> String {
+        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        let marks: Vec<String> =
+            (0..self.headers.len()).map(|column| if column == 0 { "---" } else { "--:" }.into()).collect();
+        line(&self.headers) + &line(&marks) + &self.rows.iter().map(|row| line(row)).collect::<String>()
+    }
+
     /// Adds a row.
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);

@@ -1,6 +1,8 @@
 //! A report as text.
 
-use vramcast_core::plan::{AdapterPlan, AttentionKind, Checkpointing, InferPlan, Kernels, RunPlan, TrainPlan};
+use vramcast_core::plan::{
+    AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, RunPlan, TrainPlan,
+};
 use vramcast_core::report::{Report, Verdict};
 use vramcast_core::units::show_count;
 
@@ -62,8 +64,11 @@ fn settings(plan: &TrainPlan) -> String {
     });
     parts.push(match plan.checkpointing {
         Checkpointing::Off => "no checkpointing".into(),
-        Checkpointing::Full => "gradient checkpointing".into(),
+        Checkpointing::Full => checkpointing(plan.checkpoints),
     });
+    if plan.optimizer_in_backward {
+        parts.push("optimizer in backward".into());
+    }
     if let Some(AdapterPlan::Lora(lora)) = &plan.adapter {
         parts.push(format!("LoRA rank {}", lora.rank));
     }
@@ -78,6 +83,18 @@ fn settings(plan: &TrainPlan) -> String {
         parts.push("Liger kernels".into());
     }
     wrap(&parts.join(", "), width())
+}
+
+fn checkpointing(options: CheckpointOptions) -> String {
+    let mut text = match options {
+        CheckpointOptions { offload: true, .. } => "offloaded gradient checkpointing".to_owned(),
+        CheckpointOptions { reentrant: true, .. } => "reentrant gradient checkpointing".to_owned(),
+        _ => "gradient checkpointing".to_owned(),
+    };
+    if options.every > 1 {
+        text += &format!(" of every {}th layer", options.every);
+    }
+    text
 }
 
 fn generation(plan: &InferPlan) -> String {

@@ -44,6 +44,12 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan, layou
         }
     });
     loaded.parameters = parameters.into_iter().flatten().collect();
+    // A tied head is made with a matrix of its own, which goes when it is tied: what is made next moves in there.
+    torch.in_category(Category::Weights, |torch| {
+        let tied = program.aliases.iter().map(|(_, id)| program.parameters[id.0 as usize].shape);
+        let untied: Vec<Tensor> = tied.map(|shape| torch.fresh("parameter", shape, plan.weights)).collect();
+        drop(untied);
+    });
     torch.in_category(Category::Buffers, |torch| {
         for buffer in &program.buffers {
             loaded.parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
@@ -54,7 +60,8 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan, layou
     }
     if let Some(AdapterPlan::Lora(lora)) = &plan.adapter {
         torch.in_category(Category::Adapters, |torch| adapt(torch, program, plan, lora, layout, &mut loaded));
-        if plan.checkpointing == Checkpointing::Full && plan.quantization.is_none() {
+        // `gradient_checkpointing_enable` of transformers 5 does it for every model fed with token ids.
+        if plan.checkpointing == Checkpointing::Full {
             loaded.wrapped.input_embedding = input_embedding(program);
         }
     }

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BinaryHeap;
 use std::rc::{Rc, Weak};
 
-use super::log::Category;
+use super::log::{Category, Stream};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
@@ -62,6 +62,8 @@ pub struct Leaf {
     pub dtype: DType,
     /// What runs when its gradient is complete (`register_post_accumulate_grad_hook`).
     pub after: AfterGrad,
+    /// The stream on which gradients of several uses are summed: the one it was made on.
+    pub stream: Cell<Stream>,
 }
 
 /// A hook of a leaf.
@@ -154,9 +156,23 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
     let Some(root) = tensor.edge.clone() else { return };
     let before = torch.enter_backward();
     let seed = torch.fresh("ones_like", tensor.shape, tensor.dtype);
-    count_dependencies(torch, &root.node);
     // The caller goes on holding the gradient it starts with.
-    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed.clone());
+    walk(torch, root, seed.clone());
+    drop(seed);
+    torch.leave_backward(before);
+}
+
+/// `torch.autograd.backward(tensor, gradient)` inside a backward pass.
+pub fn backward_nested(torch: &mut Torch, tensor: &Tensor, gradient: &Tensor) {
+    let Some(root) = tensor.edge.clone() else { return };
+    let before = torch.enter_backward();
+    walk(torch, root, gradient.clone());
+    torch.leave_backward(before);
+}
+
+fn walk(torch: &mut Torch, root: Edge, seed: Tensor) {
+    count_dependencies(torch, &root.node);
+    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed);
     let mut ready = BinaryHeap::from([Ready(root.node)]);
     while let Some(Ready(node)) = ready.pop() {
         torch.set_module(node.module);
@@ -187,14 +203,12 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
             if let Some(gradient) = gradient {
                 add_to_buffer(torch, &edge, gradient);
             }
-            edge.node.waiting.set(edge.node.waiting.get() - 1);
+            edge.node.waiting.set(edge.node.waiting.get().saturating_sub(1));
             if edge.node.waiting.get() == 0 {
                 ready.push(Ready(edge.node));
             }
         }
     }
-    drop(seed);
-    torch.leave_backward(before);
 }
 
 fn count_dependencies(torch: &mut Torch, root: &Rc<Node>) {
@@ -220,7 +234,13 @@ fn add_to_buffer(torch: &mut Torch, edge: &Edge, gradient: Tensor) {
     let sum = match old {
         None => gradient,
         Some(old) if !old.viewed && Rc::strong_count(&old.storage) == 1 && old.is_dense() => old,
-        Some(old) => torch.pointwise("add", &[&old, &gradient], old.dtype),
+        Some(old) => {
+            let stream = match &*edge.node.work.borrow() {
+                Work::Leaf(leaf) => leaf.stream.get(),
+                _ => Stream::Default,
+            };
+            torch.on_stream(stream, |torch| torch.pointwise("add", &[&old, &gradient], old.dtype))
+        }
     };
     edge.node.buffer.borrow_mut()[edge.slot as usize] = Some(sum);
 }

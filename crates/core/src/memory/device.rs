@@ -35,24 +35,6 @@ impl Device {
         if self.capability >= 90 && self.capability < 120 { 32 << 20 } else { (4096 * 2 + 16 * 8) << 10 }
     }
 
-    /// Whether bitsandbytes multiplies this many rows by a 4-bit matrix in one kernel, without making the matrix dense
-    /// (`_gemm_4bit_use_custom_cuda` of 0.50: few rows only; the exact crossover is its ladder for Hopper).
-    pub fn has_fused_4bit(&self, rows: u64, outputs: u64, inputs: u64, block_size: u64) -> bool {
-        if !inputs.is_multiple_of(block_size.max(1)) {
-            return false;
-        }
-        let tiles = outputs.div_ceil(64);
-        let most = match tiles {
-            _ if rows <= 4 => rows,
-            _ if tiles >= self.multiprocessors * 3 => 64,
-            _ if tiles >= self.multiprocessors * 2 => 48,
-            _ if tiles >= self.multiprocessors => 32,
-            _ if tiles >= self.multiprocessors / 2 && (inputs < outputs || tiles * 4 >= self.multiprocessors * 3) => 16,
-            _ => 0,
-        };
-        rows <= most
-    }
-
     /// Scratch of a reduction of `inputs` elements to each of `outputs`, in bytes: partial results of several blocks,
     /// and the semaphores by which these find out who is last. Accumulators are fp32.
     ///

@@ -4,7 +4,7 @@
 //! reserved. They are machine facts: another driver, card or torch has its own, and `vramcast calibrate` is to learn them.
 
 use super::log::Log;
-use crate::plan::Gpu;
+use crate::plan::{Gpu, Parallel};
 
 const MIB: u64 = 1 << 20;
 /// Driver, context and torch's own modules when the first tensor exists: 620.8 MiB in all 213 rows.
@@ -16,6 +16,11 @@ const KERNELS_TRAINING: u64 = 130 * MIB;
 /// cuDNN's fused attention: 766.8 against 750.8 MiB in training, 694.8 to 698.8 against 686.8 MiB in `generate`.
 const CUDNN_TRAINING: u64 = 16 * MIB;
 const CUDNN_INFERENCE: u64 = 8 * MIB;
+
+/// Streams of an engine that gathers and reduces beside the computation: 836.8 against 766.8 MiB in all such rows.
+const STREAMS: u64 = 70 * MIB;
+/// One NCCL communicator: DDP's rows end at 1324.8 MiB, without streams of the engine.
+const COMMUNICATOR: u64 = 558 * MIB;
 
 /// One part of what the process holds.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -37,6 +42,19 @@ pub fn parts(log: &Log, gpu: &Gpu, training: bool) -> Vec<Part> {
     if fused && gpu.capability.is_none_or(|capability| (90..120).contains(&capability)) {
         let bytes = if training { CUDNN_TRAINING } else { CUDNN_INFERENCE };
         parts.push(Part { name: "cuDNN attention", bytes });
+    }
+    parts
+}
+
+/// What running on several cards adds.
+pub fn parallel_parts(parallel: &Parallel) -> Vec<Part> {
+    let mut parts = Vec::new();
+    if parallel.has_streams() {
+        parts.push(Part { name: "streams of the engine", bytes: STREAMS });
+    }
+    if parallel.communicators > 0 {
+        let bytes = COMMUNICATOR.saturating_mul(u64::from(parallel.communicators));
+        parts.push(Part { name: "NCCL", bytes });
     }
     parts
 }

@@ -35,6 +35,12 @@ impl Simulation {
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     plan.check()?;
     let program = Rc::new(model.program(plan.batch.training_inputs())?);
+    if plan.quantization.is_some() && !model.config()["quantization_config"].is_null() {
+        return Err(PlanError::Conflict {
+            what: "the model is quantised already (its config has a quantization_config)".into(),
+            hint: "leave the quantisation out, or start from the model in 16 bits".into(),
+        });
+    }
     let model_type = model.config()["model_type"].as_str().unwrap_or_default();
     let layout = plan.layout(model_type, &program)?;
     let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
@@ -49,8 +55,11 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
         }
         None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),
     };
-    let replay = allocator::replay(&log, plan.allocator, None);
-    let process = process::parts(&log, &plan.gpu, true);
+    let mut process = process::parts(&log, &plan.gpu, true);
+    process.extend(plan.parallel.iter().filter(|p| p.mesh.world() > 1).flat_map(process::parallel_parts));
+    // Cached blocks go back to the driver when the card is full, before a run fails.
+    let others: u64 = process.iter().map(|part| part.bytes).sum();
+    let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
     Ok(Simulation { program, log, replay, process, adapter: layout })
 }
 

@@ -8,7 +8,7 @@ use super::device::Device;
 use super::log::{Category, Event, Log};
 use super::lower::liger::Liger;
 use super::lower::{Runner, Settings, Wrapped};
-use super::optimizer::{Optimizer, Trained};
+use super::optimizer::{Optimizer, Trained, in_backward};
 use super::repeat::{self, Start};
 use super::tensor::Tensor;
 use super::torch::Torch;
@@ -40,12 +40,20 @@ pub fn simulate(
         }
     };
     wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
+    wrapped.checkpoints = plan.checkpoints;
     let inputs = batch(&mut torch, &program, plan);
     let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);
-    let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
+    let whole = if layout.is_some() { Vec::new() } else { whole(&program, plan) };
+    let mut optimizer = match plan.optimizer_in_backward {
+        true => {
+            in_backward::attach(&mut torch, plan.optimizer, &trained, &whole);
+            None
+        }
+        false => Some(Optimizer::new(&mut torch, plan.optimizer, &trained).with_whole(whole)),
+    };
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     let start = Start::now(&torch.log.borrow());
-    run_step(&mut torch, &runner, &mut optimizer, &trained, plan);
+    run_step(&mut torch, &runner, optimizer.as_mut(), &trained, plan);
     repeat::first_step(&mut torch.log.borrow_mut(), start, STEPS);
     let log = Rc::clone(&torch.log);
     drop((optimizer, runner, trained, torch));
@@ -53,7 +61,13 @@ pub fn simulate(
 }
 
 /// One step: the first, which makes the optimizer's state.
-fn run_step(torch: &mut Torch, runner: &Rc<Runner>, optimizer: &mut Optimizer, trained: &[Trained], plan: &TrainPlan) {
+fn run_step(
+    torch: &mut Torch,
+    runner: &Rc<Runner>,
+    optimizer: Option<&mut Optimizer>,
+    trained: &[Trained],
+    plan: &TrainPlan,
+) {
     for micro in 0..plan.gradient_accumulation.max(1) {
         // Loss and output die between the phases: the loop rebinds their names.
         let (loss, outputs) = phase(torch, format!("0.{micro}.fwd"), |torch| {
@@ -75,7 +89,11 @@ fn run_step(torch: &mut Torch, runner: &Rc<Runner>, optimizer: &mut Optimizer, t
     if plan.clip {
         phase(torch, "0.clip".to_owned(), |torch| clip(torch, trained));
     }
-    phase(torch, "0.opt".to_owned(), |torch| optimizer.step(torch, trained));
+    phase(torch, "0.opt".to_owned(), |torch| {
+        if let Some(optimizer) = optimizer {
+            optimizer.step(torch, trained);
+        }
+    });
     phase(torch, "0.zero".to_owned(), |_| {
         trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
     });
@@ -124,6 +142,13 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (V
         }
     });
     (parameters, trained)
+}
+
+/// Which trained parameters are embeddings and output heads: some optimizers treat those apart, by name as here.
+fn whole(program: &Program, plan: &TrainPlan) -> Vec<bool> {
+    let names = program.registration.iter().map(|id| program.parameters[id.0 as usize].name.as_str());
+    let trained = names.filter(|name| !plan.is_frozen(name));
+    trained.map(|name| ["embed", "embd", "wte", "lm_head"].iter().any(|part| name.contains(part))).collect()
 }
 
 /// The tensors of the batch, made on the host and copied over.

@@ -9,6 +9,8 @@
 //! | [`liger`] | what Liger patches |
 //! | [`quantization`] | weights in 4 and 8 bits |
 //! | [`optimizer`] | which optimizer, stepping how |
+//! | [`checkpoints`] | which layers are recomputed, and how |
+//! | `options` | options that exclude each other, and what a report says about them |
 //! | [`hardware`] | cards |
 //! | [`parallel`] | many cards: the mesh and the engine |
 //! | [`allocator`] | options of torch's caching allocator |
@@ -16,10 +18,12 @@
 pub mod adapter;
 pub mod allocator;
 pub mod batch;
+pub mod checkpoints;
 pub mod hardware;
 pub mod infer;
 pub mod liger;
 pub mod optimizer;
+mod options;
 pub mod parallel;
 pub mod quantization;
 pub mod train;
@@ -27,6 +31,7 @@ pub mod train;
 pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
 pub use allocator::AllocatorOptions;
 pub use batch::Batch;
+pub use checkpoints::CheckpointOptions;
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheImplementation, Choice, InferPlan};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};

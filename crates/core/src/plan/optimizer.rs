@@ -1,5 +1,7 @@
 //! Which optimizer, stepping how.
 
+mod facts;
+
 use serde::{Deserialize, Serialize};
 
 /// An optimizer and how it steps.
@@ -10,11 +12,13 @@ pub struct Optimizer {
     pub kind: OptimizerKind,
     /// How a step runs.
     pub implementation: Implementation,
+    /// The rank that GaLore and APOLLO project gradients to.
+    pub rank: u64,
 }
 
 impl Default for Optimizer {
     fn default() -> Self {
-        Self { kind: OptimizerKind::AdamW, implementation: Implementation::Foreach }
+        Self { kind: OptimizerKind::AdamW, implementation: Implementation::Foreach, rank: 128 }
     }
 }
 
@@ -44,18 +48,54 @@ pub enum OptimizerKind {
     Adafactor,
     #[serde(rename = "torch-adafactor")]
     TorchAdafactor,
-    #[serde(rename = "adamw8bit")]
+    #[serde(rename = "adamw8bit", alias = "adamw-8bit", alias = "adamw-bnb-8bit")]
     AdamW8bit,
-    #[serde(rename = "paged-adamw8bit")]
+    #[serde(rename = "paged-adamw8bit", alias = "paged-adamw-8bit")]
     PagedAdamW8bit,
     #[serde(rename = "adamw-bnb32")]
     AdamWBnb32,
-    #[serde(rename = "lion8bit")]
+    #[serde(rename = "paged-adamw32", alias = "paged-adamw-32bit", alias = "paged-adamw")]
+    PagedAdamW32,
+    #[serde(rename = "adam8bit", alias = "adam-8bit")]
+    Adam8bit,
+    #[serde(rename = "paged-adam8bit", alias = "paged-adam-8bit")]
+    PagedAdam8bit,
+    #[serde(rename = "paged-adam32", alias = "paged-adam-32bit", alias = "paged-adam")]
+    PagedAdam32,
+    #[serde(rename = "lion8bit", alias = "lion-8bit")]
     Lion8bit,
-    #[serde(rename = "lion")]
+    #[serde(rename = "lion", alias = "lion32", alias = "lion-32bit")]
     Lion,
+    #[serde(rename = "paged-lion8bit", alias = "paged-lion-8bit")]
+    PagedLion8bit,
+    #[serde(rename = "paged-lion32", alias = "paged-lion-32bit", alias = "paged-lion")]
+    PagedLion32,
+    #[serde(rename = "ademamix")]
+    AdEMAMix,
+    #[serde(rename = "ademamix8bit", alias = "ademamix-8bit")]
+    AdEMAMix8bit,
+    #[serde(rename = "paged-ademamix32", alias = "paged-ademamix-32bit")]
+    PagedAdEMAMix32,
+    #[serde(rename = "paged-ademamix8bit", alias = "paged-ademamix-8bit")]
+    PagedAdEMAMix8bit,
+    #[serde(rename = "lamb")]
+    Lamb,
+    #[serde(rename = "lamb8bit", alias = "lamb-8bit")]
+    Lamb8bit,
     #[serde(rename = "muon")]
     Muon,
+    #[serde(rename = "adabelief")]
+    AdaBelief,
+    #[serde(rename = "adam-mini")]
+    AdamMini,
+    #[serde(rename = "shampoo")]
+    Shampoo,
+    #[serde(rename = "galore-adamw", alias = "galore")]
+    GaLoreAdamW,
+    #[serde(rename = "apollo-adamw", alias = "apollo")]
+    ApolloAdamW,
+    #[serde(rename = "sparse-adam")]
+    SparseAdam,
 }
 
 /// How a step runs.

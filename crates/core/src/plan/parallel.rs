@@ -25,6 +25,13 @@ pub struct Parallel {
     pub mesh: Mesh,
     /// Who spreads the model.
     pub engine: Engine,
+    /// NCCL communicators that the process makes: one for a group that everyone is in.
+    #[serde(default = "one")]
+    pub communicators: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// Who spreads the model.
@@ -167,9 +174,26 @@ impl Parallel {
             Engine::Fsdp1(Fsdp1 { strategy: Strategy::No, .. }) => {
                 unsupported("fsdp1 with NO_SHARD".into(), "use ddp, which is what it does")
             }
+            Engine::Fsdp1(_) if self.mesh.dp_shard == 1 && self.mesh.world() > 1 => Err(PlanError::Conflict {
+                what: "fsdp1 with dp_shard 1 shards nothing".into(),
+                hint: format!("use ddp, or dp_shard {}", self.mesh.dp_replicate),
+            }),
             Engine::Fsdp1(fsdp) => check_types(fsdp.mixed_precision, plan),
             Engine::Deepspeed(deepspeed) => deepspeed.check(plan, self.mesh.dp_replicate),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether the engine makes streams of its own.
+    pub fn has_streams(&self) -> bool {
+        match &self.engine {
+            Engine::Ddp(_) => false,
+            Engine::Fsdp1(_) | Engine::Fsdp2(_) => true,
+            Engine::Deepspeed(DeepSpeed { zero }) => match zero.stage {
+                0 => false,
+                3 => zero.overlap_comm != Some(false),
+                _ => true,
+            },
         }
     }
 

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AdapterLayout, AdapterPlan, AllocatorOptions, Batch, Gpu, Optimizer, Parallel, PlanError, Quantization};
+use super::{
+    AdapterLayout, AdapterPlan, AllocatorOptions, Batch, CheckpointOptions, Gpu, Optimizer, Parallel, PlanError,
+    Quantization,
+};
 use crate::dtype::DType;
 use crate::model::Program;
 
@@ -20,10 +23,14 @@ pub struct TrainPlan {
     pub attention: AttentionKind,
     /// Whether layers are recomputed in backward.
     pub checkpointing: Checkpointing,
+    /// Which layers those are, and how they are recomputed.
+    pub checkpoints: CheckpointOptions,
     /// Whose kernels run norms, MLPs and the loss.
     pub kernels: Kernels,
     /// The optimizer.
     pub optimizer: Optimizer,
+    /// Whether each parameter is stepped, and its gradient freed, as soon as the gradient is complete.
+    pub optimizer_in_backward: bool,
     /// Micro-batches per step.
     pub gradient_accumulation: u32,
     /// Whether gradients are clipped by their norm.
@@ -52,8 +59,10 @@ impl Default for TrainPlan {
             autocast: None,
             attention: AttentionKind::Sdpa,
             checkpointing: Checkpointing::Off,
+            checkpoints: CheckpointOptions::default(),
             kernels: Kernels::Transformers,
             optimizer: Optimizer::default(),
+            optimizer_in_backward: false,
             gradient_accumulation: 1,
             clip: false,
             keep_outputs: true,
@@ -71,6 +80,8 @@ impl TrainPlan {
     /// Refuses what cannot run.
     pub fn check(&self) -> Result<(), PlanError> {
         self.check_adapter()?;
+        self.optimizer.check(self.weights, self.adapter.is_some())?;
+        self.check_options()?;
         let bad = |key: &str, value: u64, expected: &str| {
             Err(PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() })
         };

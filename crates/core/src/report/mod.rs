@@ -90,6 +90,7 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
     };
     let alive = alive::at_peak(&simulation.log, &simulation.replay);
     let mut notes = model.notes().to_vec();
+    notes.extend(plan.notes());
     if plan.gpu().capability.is_none() {
         notes.push(format!("{}: kernels and workspaces are taken from NVIDIA's H200", plan.gpu().name));
     }

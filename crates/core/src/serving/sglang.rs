@@ -41,15 +41,16 @@ impl Default for SglangPlan {
 }
 
 impl SglangPlan {
-    /// What stays free by default: a base for graphs and activations by prefill chunk and largest captured batch
-    /// (`_handle_gpu_memory_settings` of sglang/srt/server_args.py, 0.5: 512 MiB + 1.5 MiB per chunk token + 2 MiB per
-    /// captured sequence, an eighth of a rank's GiB more for each further rank).
+    /// What stays free by default (`_handle_gpu_memory_settings` of sglang/srt/server_args.py, 0.5): 512 MiB, 1.5 MiB per
+    /// token of a prefill chunk, 2 MiB per captured sequence, 128 MiB per rank; on cards above 60 GiB at least 10 GiB.
+    /// Data-parallel attention, speculation and piecewise graphs reserve more and are not counted.
     fn reserved(&self) -> u64 {
         let base = 512u64 << 20;
-        let chunk = self.chunked_prefill.saturating_mul(3 << 19);
+        let chunk = self.chunked_prefill.max(2048).saturating_mul(3 << 19);
         let graphs = self.graph_batch.saturating_mul(2 << 20);
-        let ranks = self.tensor_parallel.max(1).saturating_mul((1 << 30) / 8);
-        base.saturating_add(chunk).saturating_add(graphs).saturating_add(ranks)
+        let ranks = self.tensor_parallel.max(1).saturating_mul(128 << 20);
+        let reserved = base.saturating_add(chunk).saturating_add(graphs).saturating_add(ranks);
+        if self.memory > 60 << 30 { reserved.max(10 << 30) } else { reserved }
     }
 
     /// The budget of a model.

@@ -1,4 +1,5 @@
-//! TensorRT-LLM: a fraction of what is free after engine and activations becomes paged cache.
+//! TensorRT-LLM: a fraction of what is free after engine and activations becomes paged cache (0.9 by default, its
+//! documentation of `KvCacheConfig`). Its activations are fixed at build time by TensorRT's own planner; ours are an estimate.
 
 use serde::{Deserialize, Serialize};
 

@@ -37,7 +37,8 @@ impl Default for TgiPlan {
     }
 }
 
-/// `TGI_WIGGLE_ROOM`: this share of what is free after the warm-up becomes blocks, in thousandths.
+/// `TGI_WIGGLE_ROOM` (0.90 in text_generation_server/models/globals.py): this share of what is free after the warm-up
+/// becomes blocks, in thousandths.
 const WIGGLE_ROOM: u64 = 900;
 
 impl TgiPlan {

@@ -43,11 +43,12 @@ pub(super) fn parallel(run: &Value) -> Result<Option<Parallel>, String> {
         Some("deepspeed") => Engine::Deepspeed(zero(dist, weights)?),
         _ => return Err(format!("engine {} is not known", dist["engine"])),
     };
-    let mesh = match engine {
-        Engine::Ddp(_) => Mesh::replicated(world),
-        _ => Mesh::sharded(world),
+    // Only DDP's rows have a real communicator; the others' process group is torch's fake one.
+    let (mesh, communicators) = match engine {
+        Engine::Ddp(_) => (Mesh::replicated(world), 1),
+        _ => (Mesh::sharded(world), 0),
     };
-    Ok(Some(Parallel { mesh, engine }))
+    Ok(Some(Parallel { mesh, engine, communicators }))
 }
 
 fn zero(dist: &Value, weights: DType) -> Result<DeepSpeed, String> {

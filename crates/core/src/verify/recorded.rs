@@ -14,13 +14,18 @@ pub(super) fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
     }
     let targets: Targets =
         serde_json::from_value(lora["targets"].clone()).map_err(|_| format!("lora targets {}", lora["targets"]))?;
+    // Rows of one's own may carry further keys of `LoraConfig`.
+    let further = match &lora["config"] {
+        Value::Null => LoraPlan::default(),
+        config => LoraPlan::from_adapter_config(config).map_err(|e| e.to_string())?.0,
+    };
     Ok(Some(AdapterPlan::Lora(LoraPlan {
         rank: lora["r"].as_u64().ok_or("run.lora.r is missing")?,
         dropout: lora["dropout"].as_f64().unwrap_or(0.0),
         targets,
         dtype: (lora["fp32_adapter"] == false).then(|| weights(run)),
         task: Some(TaskType::CausalLm),
-        ..LoraPlan::default()
+        ..further
     })))
 }
 
@@ -53,7 +58,7 @@ pub(super) fn trainer_optimizer(run: &Value) -> Result<Optimizer, String> {
         "rmsprop" => (OptimizerKind::Rmsprop, Implementation::Foreach),
         other => return Err(format!("trainer_optim {other} is not known")),
     };
-    Ok(Optimizer { kind, implementation })
+    Ok(Optimizer { kind, implementation, ..Optimizer::default() })
 }
 
 fn weights(run: &Value) -> DType {

@@ -6,8 +6,8 @@ use super::{Frames, Runner};
 use crate::memory::autograd::Edge;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
-use crate::model::op::{ModuleId, ValueId};
-use crate::model::{ModuleKind, Step};
+use crate::model::op::{ModuleId, Op, ValueId};
+use crate::model::{ModuleKind, Program, Step};
 
 /// Runs around a module's forward pass.
 pub trait Hooks {
@@ -21,11 +21,19 @@ pub trait Hooks {
     /// After it ran, with the tensors it returns that a gradient flows into.
     fn after(&self, torch: &mut Torch, module: ModuleId, outputs: &[Tensor]);
 
-    /// Before one operation of a module that owns parameters.
-    fn before_operation(&self, _torch: &mut Torch, _module: ModuleId, _inputs: &mut [Option<Tensor>]) {}
+    /// Whether it cares about an operation: those of leaf modules are modules of their own.
+    fn watches_operation(&self, _op: &Op, _module: ModuleId, _program: &Program) -> bool {
+        false
+    }
+
+    /// Before such an operation; a module without parameters has no name here.
+    fn before_operation(&self, _torch: &mut Torch, _module: Option<ModuleId>, _inputs: &mut [Option<Tensor>]) {}
 
     /// After it.
-    fn after_operation(&self, _torch: &mut Torch, _module: ModuleId, _outputs: &[Option<Tensor>]) {}
+    fn after_operation(&self, _torch: &mut Torch, _module: Option<ModuleId>, _outputs: &[Option<Tensor>]) {}
+
+    /// A checkpointed layer is about to run again.
+    fn recomputed(&self, _torch: &mut Torch, _module: ModuleId) {}
 }
 
 /// Values whose place in the graph a hook changed for the time of a module.
@@ -47,6 +55,21 @@ impl Runner {
     fn watching(&self, torch: &Torch, module: ModuleId) -> Option<Rc<dyn Hooks>> {
         let hooks = self.hooks.as_ref().filter(|hooks| hooks.watches(module))?;
         (torch.recomputing.is_none() || self.kind(module) != ModuleKind::Layer).then(|| Rc::clone(hooks))
+    }
+
+    /// The hooks of an operation, and the module it is when it owns parameters.
+    pub(super) fn watching_operation(&self, op: &Op, module: ModuleId) -> Option<(Rc<dyn Hooks>, Option<ModuleId>)> {
+        let hooks = self.hooks.as_ref().filter(|hooks| hooks.watches_operation(op, module, &self.program))?;
+        let leaf = !matches!(self.kind(module), ModuleKind::Container | ModuleKind::Layer);
+        Some((Rc::clone(hooks), leaf.then_some(module)))
+    }
+
+    /// A checkpointed layer whose steps are `range` runs again.
+    pub(super) fn recomputed(&self, torch: &mut Torch, range: &std::ops::Range<usize>) {
+        let before = range.start.checked_sub(1).and_then(|at| self.program.steps.get(at));
+        if let (Some(hooks), Some(Step::Enter(module))) = (&self.hooks, before) {
+            hooks.recomputed(torch, *module);
+        }
     }
 
     /// A module begins at step `at`.

@@ -8,8 +8,9 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::torch::quantised::QuantisedWeight;
 use crate::model::op::{LinearLayout, ModuleId, ParameterId};
+use crate::plan::CheckpointOptions;
 
-/// What stands in place of a model's plain parameters.
+/// What stands in place of a model's plain parameters, and around its layers.
 #[derive(Debug, Default)]
 pub struct Wrapped {
     /// Matrices held in few bits.
@@ -24,6 +25,8 @@ pub struct Wrapped {
     pub liger: Option<super::liger::Liger>,
     /// The input embedding whose output is made to require a gradient (`enable_input_require_grads`).
     pub input_embedding: Option<ModuleId>,
+    /// How layers are recomputed.
+    pub checkpoints: CheckpointOptions,
 }
 
 impl Runner {
@@ -68,8 +71,8 @@ impl Runner {
             result = lora::embedding(torch, adapter, result, ids);
         }
         if self.wrapped.input_embedding == Some(module) && !result.needs_grad() && torch.grad_enabled {
-            // A hook makes the output a leaf; its gradient stays with it.
-            result = torch.leaf(result).0;
+            // A hook makes the output a leaf.
+            result = torch.leaf_in_graph(result);
         }
         result
     }

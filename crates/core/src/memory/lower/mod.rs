@@ -10,6 +10,7 @@
 //! | [`cache`] | the caches of `generate` and their masks |
 //! | [`liger`] | what Liger's kernels put in place of these |
 //! | `loss` | losses |
+//! | `nested` | checkpoints with a backward pass of their own |
 //! | [`hooks`] | what wrappers do around modules |
 //! | `tensors` | plain tensor operations |
 
@@ -24,6 +25,7 @@ mod linear;
 mod lora;
 mod lora_parameter;
 mod loss;
+mod nested;
 mod norm;
 mod rotary;
 mod tensors;
@@ -159,7 +161,11 @@ impl Runner {
                 Step::Enter(module) if self.is_checkpointed(torch, *module) => {
                     self.enter(torch, frames, *module, at);
                     let exit = self.exits[at];
-                    self.checkpoint(torch, frames, at + 1..exit);
+                    if self.wrapped.checkpoints.runs_nested() {
+                        self.checkpoint_nested(torch, frames, at + 1..exit);
+                    } else {
+                        self.checkpoint(torch, frames, at + 1..exit);
+                    }
                     at = exit;
                     continue;
                 }
@@ -187,6 +193,14 @@ impl Runner {
             && torch.recording.is_none()
             && torch.recomputing.is_none()
             && self.kind(module) == ModuleKind::Layer
+            && self.is_nth(module)
+    }
+
+    /// Of every `n` layers the last one is recomputed, as torchtitan counts them.
+    fn is_nth(&self, module: ModuleId) -> bool {
+        let every = self.wrapped.checkpoints.every as usize;
+        let before = &self.program.modules[..module.0 as usize];
+        every <= 1 || (before.iter().filter(|m| m.kind == ModuleKind::Layer).count() + 1).is_multiple_of(every)
     }
 
     /// Runs a layer keeping only what comes in; backward runs it again when it first needs something from inside.
@@ -205,6 +219,7 @@ impl Runner {
             }
             let outer = std::mem::replace(&mut torch.autocast, runner.settings.autocast);
             let mark = torch.graph_mark();
+            runner.recomputed(torch, &range);
             runner.run(torch, &mut frames, range.clone());
             torch.drop_graph(mark);
             torch.cast_cache.clear();
@@ -243,15 +258,23 @@ impl Runner {
         module: ModuleId,
     ) {
         torch.set_module(module.0);
-        let taken: Vec<Option<Tensor>> = inputs.iter().map(|value| frames.values[value.0 as usize].clone()).collect();
+        let mut taken: Vec<Option<Tensor>> =
+            inputs.iter().map(|value| frames.values[value.0 as usize].clone()).collect();
         if let Op::Return = op {
             let made = inputs.iter().zip(taken).filter(|(value, _)| !self.is_unmade(**value));
             frames.returned = made.filter_map(|(_, tensor)| tensor).collect();
             return;
         }
+        let watching = self.watching_operation(op, module);
+        if let Some((hooks, module)) = &watching {
+            hooks.before_operation(torch, *module, &mut taken);
+        }
         let patched = self.liger(torch, op, module, &taken, outputs);
         let made = patched.unwrap_or_else(|| self.lower(torch, frames, op, module, &taken, outputs));
         drop(taken);
+        if let Some((hooks, module)) = &watching {
+            hooks.after_operation(torch, *module, &made);
+        }
         for (value, tensor) in outputs.iter().zip(made) {
             frames.values[value.0 as usize] = tensor;
         }

@@ -1,8 +1,24 @@
 //! Optimizers: the state they keep and what a step needs for a moment.
 
+//!
+//! | module | optimizers |
+//! |---|---|
+//! | `adam`, `other` | those of torch |
+//! | `adafactor` | transformers' and torch's Adafactor |
+//! | `bitsandbytes` | 8-bit, 32-bit and paged ones, LAMB, Lion, AdEMAMix |
+//! | `adabelief`, `adam_mini`, `shampoo` | the packages of these names |
+//! | `low_rank` | GaLore and APOLLO |
+//! | [`in_backward`] | stepping each parameter as soon as its gradient is there |
+
+mod adabelief;
 mod adafactor;
 mod adam;
+mod adam_mini;
+mod bitsandbytes;
+pub mod in_backward;
+mod low_rank;
 mod other;
+mod shampoo;
 
 use std::rc::Rc;
 
@@ -22,42 +38,69 @@ pub struct Trained {
 
 /// An optimizer over parameters.
 pub struct Optimizer {
-    kind: OptimizerKind,
-    implementation: Implementation,
+    plan: plan::Optimizer,
+    /// Which parameters are embeddings and output heads, where the optimizer treats those apart.
+    whole: Vec<bool>,
     states: Vec<Vec<Tensor>>,
 }
 
 impl Optimizer {
     /// Builds it; some allocate their state at once.
     pub fn new(torch: &mut Torch, plan: plan::Optimizer, parameters: &[Trained]) -> Self {
-        let plan::Optimizer { kind, implementation } = plan;
-        let mut optimizer = Self { kind, implementation, states: Vec::new() };
-        if kind == OptimizerKind::Adagrad {
+        let mut optimizer = Self { plan, whole: Vec::new(), states: Vec::new() };
+        if plan.kind == OptimizerKind::Adagrad {
             optimizer.make_states(torch, parameters);
         }
         optimizer
     }
 
+    /// Says which parameters are embeddings and output heads.
+    pub fn with_whole(mut self, whole: Vec<bool>) -> Self {
+        self.whole = whole;
+        self
+    }
+
     /// One step.
     pub fn step(&mut self, torch: &mut Torch, parameters: &[Trained]) {
-        if self.states.is_empty() && self.kind != OptimizerKind::Adafactor {
+        let first = self.states.is_empty();
+        if first && self.plan.kind != OptimizerKind::Adafactor {
             self.make_states(torch, parameters);
         }
-        torch.in_category(Category::Temporaries, |torch| match self.kind {
+        let plan::Optimizer { kind, implementation, rank } = self.plan;
+        torch.in_category(Category::Temporaries, |torch| match kind {
             OptimizerKind::Adafactor => adafactor::transformers_step(torch, parameters, &mut self.states),
             OptimizerKind::TorchAdafactor => adafactor::torch_step(torch, parameters),
             OptimizerKind::Muon => other::muon_step(torch, parameters),
-            _ => adam::step(torch, self.kind, self.implementation, parameters),
+            OptimizerKind::AdaBelief => adabelief::step(torch, parameters),
+            OptimizerKind::AdamMini => adam_mini::step(torch, parameters, &self.whole),
+            OptimizerKind::Shampoo => shampoo::step(torch, parameters),
+            OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => {
+                low_rank::step(torch, kind, parameters, &self.whole, rank, first);
+            }
+            _ => adam::step(torch, kind, implementation, parameters),
         });
     }
 
     fn make_states(&mut self, torch: &mut Torch, parameters: &[Trained]) {
-        let (kind, fused) = (self.kind, self.implementation == Implementation::Fused);
+        let plan::Optimizer { kind, implementation, rank } = self.plan;
+        let fused = implementation == Implementation::Fused;
         // What got no gradient (a tower that did not run) has no state either; Adagrad makes all of its own at once.
-        let has_state = |p: &&Trained| kind == OptimizerKind::Adagrad || p.leaf.grad.borrow().is_some();
+        let has_state = |p: &Trained| kind == OptimizerKind::Adagrad || p.leaf.grad.borrow().is_some();
         self.states = torch.in_category(Category::OptimizerState, |torch| {
-            let stepped = parameters.iter().filter(has_state);
-            stepped.map(|parameter| other::states(torch, kind, fused, &parameter.tensor)).collect()
+            let stepped = parameters.iter().enumerate().filter(|(_, parameter)| has_state(parameter));
+            let state = |(index, parameter): (usize, &Trained)| {
+                let (tensor, whole) = (&parameter.tensor, self.whole.get(index).copied().unwrap_or(false));
+                match kind {
+                    OptimizerKind::AdaBelief => adabelief::states(torch, tensor),
+                    OptimizerKind::AdamMini => adam_mini::states(torch, tensor, whole),
+                    OptimizerKind::Shampoo => shampoo::states(torch, tensor),
+                    OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => {
+                        low_rank::states(torch, kind, tensor, whole, rank)
+                    }
+                    _ => other::states(torch, kind, fused, tensor),
+                }
+            };
+            stepped.map(state).collect()
         });
     }
 }

@@ -1,6 +1,6 @@
-//! State of every optimizer, and the steps that fit nowhere else.
+//! State of the optimizers of torch and transformers, and the steps that fit nowhere else.
 
-use super::Trained;
+use super::{Trained, bitsandbytes};
 use crate::dtype::DType;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
@@ -32,34 +32,10 @@ pub(super) fn states(torch: &mut Torch, kind: OptimizerKind, fused: bool, parame
                 Vec::new()
             }
         }
-        OptimizerKind::AdamWBnb32 => like(torch, 2, DType::F32),
-        OptimizerKind::Lion => like(torch, 1, DType::F32),
-        OptimizerKind::AdamW8bit => blockwise(torch, parameter, 2, true),
-        OptimizerKind::PagedAdamW8bit => blockwise(torch, parameter, 2, false),
-        OptimizerKind::Lion8bit => blockwise(torch, parameter, 1, true),
         OptimizerKind::Adafactor => factored(torch, parameter, DType::F32),
         OptimizerKind::TorchAdafactor => factored(torch, parameter, dtype),
+        _ => bitsandbytes::states(torch, kind, parameter),
     }
-}
-
-/// bitsandbytes: a byte an element and an fp32 scale per 256; small tensors stay fp32. Paged state is managed memory,
-/// which the caching allocator never sees.
-fn blockwise(torch: &mut Torch, parameter: &Tensor, moments: usize, on_device: bool) -> Vec<Tensor> {
-    const SMALL: u64 = 4096;
-    const BLOCK: u64 = 256;
-    let elements = parameter.elements();
-    let mut states = Vec::new();
-    for _ in 0..moments {
-        if elements < SMALL {
-            states.push(torch.fresh_like("optimizer state", parameter, DType::F32));
-            continue;
-        }
-        if on_device || elements < 100_000 {
-            states.push(torch.fresh_like("optimizer state", parameter, DType::U8));
-        }
-        states.push(torch.fresh("absmax", Shape::from([elements.div_ceil(BLOCK)]), DType::F32));
-    }
-    states
 }
 
 /// Row and column means of matrices; a whole second moment of vectors.

@@ -2,23 +2,28 @@
 
 use std::rc::Rc;
 
-use super::{finish, zero12};
+use super::{finish, zero0, zero3, zero12};
 use crate::memory::autograd;
 use crate::memory::device::Device;
 use crate::memory::log::{Event, Log};
 use crate::memory::lower::hooks::Hooks;
 use crate::memory::lower::{Runner, Wrapped};
 use crate::memory::optimizer::{Optimizer, Trained};
+use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::train;
 use crate::model::Program;
-use crate::plan::TrainPlan;
 use crate::plan::parallel::DeepSpeed;
+use crate::plan::{self, TrainPlan};
 
 /// What a stage of ZeRO does around passes.
 pub(super) trait Stage {
     /// What the optimizer steps on.
     fn trained(&self) -> &[Trained];
+    /// Once everything is loaded.
+    fn prepare(&self, _torch: &mut Torch, _optimizer: &mut Optimizer, _plan: plan::Optimizer) {}
+    /// After the forward pass, with what it returns.
+    fn after_forward(&self, _torch: &mut Torch, _outputs: &[Tensor]) {}
     /// Before the forward pass.
     fn before_forward(&self, _torch: &mut Torch) {}
     /// After the backward pass.
@@ -42,6 +47,8 @@ pub(super) fn simulate(
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let (mut parameters, trained) = train::load(&mut torch, &program, plan);
     let stage = match options.zero.stage {
+        0 => zero0::wrap(&mut torch, trained),
+        3 => zero3::wrap(&mut torch, &program, &mut parameters, trained, &options.zero, world),
         1 | 2 => zero12::wrap(&mut torch, &mut parameters, trained, &options.zero, world),
         _ => return Log::default(),
     };
@@ -52,11 +59,13 @@ pub(super) fn simulate(
         runner = runner.hooked(hooks);
     }
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, stage.trained());
+    stage.prepare(&mut torch, &mut optimizer, plan.optimizer);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..train::STEPS {
         let outputs = train::phase(&mut torch, format!("{step}.0.fwd"), |torch| {
             stage.before_forward(torch);
             let mut outputs = runner.forward(torch);
+            stage.after_forward(torch, &outputs);
             if !plan.keep_outputs {
                 outputs.truncate(1);
             }

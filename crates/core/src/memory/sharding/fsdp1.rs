@@ -5,6 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
+use super::shares;
 use super::units::Units;
 use super::{Wrapped, Wrapper};
 use crate::dtype::DType;
@@ -74,6 +75,7 @@ pub(super) fn wrap(
             if trains {
                 let leaf: Rc<Leaf>;
                 (view, leaf) = torch.leaf(view);
+                leaf.stream.set(Stream::Gather);
                 views.push(leaf);
             }
             parameters[id.0 as usize] = view;
@@ -136,7 +138,7 @@ fn flat_layout(sizes: impl Iterator<Item = u64>, dtype: DType, world: u64) -> Fl
         starts.push(elements);
         elements = elements.saturating_add(size);
     }
-    FlatLayout { starts, elements: elements.next_multiple_of(world.max(1)) }
+    FlatLayout { starts, elements: shares::of_flat(elements, 1, world, 0).total() * world.max(1) }
 }
 
 impl FlatShards {
@@ -190,7 +192,8 @@ impl FlatShards {
             handle.full.storage.empty();
             return;
         }
-        let whole = torch.flat("cat", handle.shard * self.world, self.gathered, Stream::Default);
+        // The views were split off on the stream that gathers, so autograd joins their gradients there.
+        let whole = torch.flat("cat", handle.shard * self.world, self.gathered, Stream::Gather);
         drop(gradients);
         handle.full.storage.empty();
         let wide = (self.reduce != self.gathered)
@@ -200,7 +203,9 @@ impl FlatShards {
             reduced = torch.flat("_to_copy", handle.shard, self.shard_type, Stream::Reduce);
         }
         torch.log.borrow_mut().reclassify(reduced.storage.id(), Category::Gradients);
-        self.held.borrow_mut().push(reduced.clone());
+        if handle.parts.iter().all(|part| part.grad.borrow().is_none()) {
+            self.held.borrow_mut().push(reduced.clone());
+        }
         for part in &handle.parts {
             let mut slot = part.grad.borrow_mut();
             if slot.is_none() {

@@ -5,6 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
+use super::shares;
 use super::units::Units;
 use super::{Wrapped, Wrapper};
 use crate::dtype::DType;
@@ -97,8 +98,11 @@ pub(super) fn wrap(
         for &id in members {
             let whole = parameters[id.0 as usize].clone();
             let rows = whole.shape.sizes().first().copied().unwrap_or(1);
-            let shape =
-                if whole.shape.rank() == 0 { Shape::from([1]) } else { whole.shape.with(0, rows.div_ceil(world)) };
+            let shape = if whole.shape.rank() == 0 {
+                Shape::from([1])
+            } else {
+                whole.shape.with(0, shares::by_rows(rows, 1, world, 0).total())
+            };
             let part = torch.in_category(Category::Weights, |torch| torch.fresh("shard", shape, types.shard));
             let gathered = torch.hollow("gathered parameter", whole.shape, shape.elements() * world, types.gathered);
             let (whole_leaf, shard_leaf, gathered) = if whole.needs_grad() {

@@ -2,20 +2,25 @@
 //!
 //! | module | engine |
 //! |---|---|
+//! | [`shares`] | how much of a tensor each rank has |
 //! | [`units`] | what is wrapped: which parameters go together |
 //! | `ddp` | `DistributedDataParallel` |
-//! | `deepspeed`, `zero12` | DeepSpeed's loop, ZeRO 1 and 2 |
+//! | `deepspeed`, `zero0`, `zero12`, `zero3`, `coordinator` | DeepSpeed's loop, and what ZeRO does in it |
 //! | `fsdp1` | `FullyShardedDataParallel` |
 //! | `fsdp2` | `fully_shard` |
 //!
 //! The card is rank 0 of the data-parallel ranks: where a size does not divide, it has the largest share.
 
+mod coordinator;
 mod ddp;
 mod deepspeed;
 mod fsdp1;
 mod fsdp2;
+pub mod shares;
 pub mod units;
+mod zero0;
 mod zero12;
+mod zero3;
 
 use std::rc::Rc;
 

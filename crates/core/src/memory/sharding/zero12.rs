@@ -6,6 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use super::deepspeed::Stage;
+use super::shares;
 use crate::dtype::DType;
 use crate::memory::autograd::Leaf;
 use crate::memory::log::{Category, Stream};
@@ -52,7 +53,8 @@ pub(super) fn wrap(
     world: u64,
 ) -> Rc<dyn Stage> {
     let total: u64 = trained.iter().map(|parameter| parameter.tensor.elements()).sum();
-    let flat_elements = total.next_multiple_of(ALIGNMENT * world);
+    let partition = shares::of_flat(total, ALIGNMENT, world, 0).total();
+    let flat_elements = partition * world;
     let flat = torch.in_category(Category::Weights, |torch| {
         torch.fresh("flat parameters", Shape::from([flat_elements]), DType::BF16)
     });
@@ -68,7 +70,6 @@ pub(super) fn wrap(
             place.storage = Rc::clone(&flat.storage);
         }
     }
-    let partition = flat_elements / world;
     let shape = Shape::from([partition]);
     let narrow = torch.fresh("clone", shape, DType::BF16);
     let wide = torch.in_category(Category::Weights, |torch| torch.fresh("fp32 partition", shape, DType::F32));

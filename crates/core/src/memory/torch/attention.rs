@@ -44,7 +44,7 @@ impl Torch {
         if kernel == Kernel::Math {
             return self.math_attention(query, key, value, mask.as_ref(), causal, dropout && self.training, grouped);
         }
-        self.fused_attention(kernel, query, key, value, mask.as_ref())
+        self.fused_attention(kernel, query, key, value, mask.as_ref(), dropout && self.training)
     }
 
     fn additive_mask(&mut self, mask: &Tensor, dtype: DType) -> Tensor {
@@ -98,8 +98,11 @@ impl Torch {
         key: &Tensor,
         value: &Tensor,
         mask: Option<&Tensor>,
+        dropout: bool,
     ) -> Tensor {
         let inputs = [query, key, value];
+        let padded = mask.map(|mask| self.aligned_mask(kernel, mask));
+        let mask = padded.as_ref();
         let records = self.records(&inputs);
         let saved: Option<Vec<Saved>> =
             records.then(|| inputs.iter().copied().chain(mask).map(|t| Saved::new(self, t)).collect());
@@ -112,7 +115,7 @@ impl Torch {
             Kernel::MemoryEfficient => [rows * heads * shape.last(), shape.last(), heads * shape.last(), 1, 1, 1, 1, 1],
             _ => pointwise_strides(&shape, &[&like]),
         };
-        // cuDNN makes its seeds first, the others last.
+        // cuDNN makes its seeds first, flash attention last; those of the third kernel stay on the host.
         let mut seeds = if kernel == Kernel::Cudnn { self.seeds() } else { Vec::new() };
         let output = self.fresh_strided("scaled_dot_product_attention", shape, strides, query.dtype);
         let statistic = match kernel {
@@ -122,11 +125,13 @@ impl Torch {
             _ => Shape::from([batch, heads, rows]),
         };
         let statistic = self.fresh("logsumexp", statistic, DType::F32);
-        if seeds.is_empty() {
+        let scratch = self.attention_forward_scratch(kernel, query, key, value.shape.last(), dropout);
+        if kernel == Kernel::Flash {
             seeds = self.seeds();
         }
+        drop(scratch);
         let Some(mut saved) = saved else { return output };
-        saved.extend([&output, &statistic, &seeds[0], &seeds[1]].map(|t| Saved::new(self, t)));
+        saved.extend([&output, &statistic].into_iter().chain(&seeds).map(|t| Saved::new(self, t)));
         let layouts = inputs.map(Tensor::detached);
         // Only shapes and strides of the inputs are needed below; their storages must not be held.
         let layouts = layouts.map(|t| (t.shape, t.strides, t.dtype));
@@ -139,47 +144,15 @@ impl Torch {
                     Some(torch.fresh_like("scaled_dot_product_attention_backward", &like, *dtype))
                 })
                 .collect();
-            let scratch =
-                torch.attention_scratch(kernel, &layouts[0].0, &layouts[1].0, layouts[2].0.last(), layouts[0].2);
-            drop((scratch, kept));
+            let [query, key, value] = layouts.map(|(shape, ..)| shape);
+            torch.attention_backward_scratch(kernel, &query, &key, value.last(), gradient.dtype);
+            drop(kept);
             gradients
         })
     }
 
     fn seeds(&mut self) -> Vec<Tensor> {
         (0..2).map(|_| self.fresh("philox", Shape::new(&[]), DType::I64)).collect()
-    }
-
-    /// What the backward kernels need besides their results.
-    fn attention_scratch(
-        &mut self,
-        kernel: Kernel,
-        query: &Shape,
-        key: &Shape,
-        value_dim: u64,
-        dtype: DType,
-    ) -> Vec<Tensor> {
-        let (batch, heads, rows, dim) = (query.size(0), query.size(1), query.size(2), query.last());
-        let columns = key.size(2);
-        let expanded = |width: u64| batch * heads * columns * width * dtype.size();
-        let sizes = match kernel {
-            // One workspace: dk and dv of all query heads, and the row sums.
-            Kernel::Cudnn => vec![expanded(dim) + expanded(value_dim) + batch * heads * rows * 4],
-            Kernel::Flash => {
-                let padded = rows.next_multiple_of(128);
-                let mut sizes = vec![batch * heads * padded * 4, batch * padded * heads * dim.next_multiple_of(32) * 4];
-                if key.size(1) != heads {
-                    sizes.extend([expanded(dim), expanded(value_dim)]);
-                }
-                sizes
-            }
-            Kernel::MemoryEfficient => {
-                let accumulator = if dtype.size() == 2 { batch * heads * rows * dim * 4 } else { 0 };
-                vec![batch * heads * rows * 4, accumulator]
-            }
-            Kernel::Math => Vec::new(),
-        };
-        sizes.into_iter().filter_map(|bytes| self.scratch("attention scratch", bytes)).collect()
     }
 
     /// `_scaled_dot_product_attention_math`: everything is spelled out, in fp32 for the narrow types.

@@ -8,14 +8,16 @@
 //! | `reduce` | sums, means, softmax, norms |
 //! | `matmul` | products and linears |
 //! | `index` | embeddings, gathers, sorts |
-//! | `attention` | scaled dot product attention and its kernels |
+//! | `attention`, `attention_scratch` | scaled dot product attention and its kernels |
 //! | `loss` | cross entropy |
 //! | `convolution` | convolutions |
-//! | `quantised` | weights in few bits and linears over them |
+//! | `quantised`, `gemm_4bit` | weights in few bits and linears over them |
 
 pub mod assign;
 pub mod attention;
+mod attention_scratch;
 pub mod convolution;
+mod gemm_4bit;
 pub mod index;
 pub mod loss;
 pub mod matmul;
@@ -57,7 +59,7 @@ pub struct Torch {
     /// The second run has made all that is needed: nothing more is really computed.
     pub stopped: bool,
     /// What nodes hold as plain attributes: it lives until the graph does, whatever backward frees.
-    kept_with_graph: Vec<Tensor>,
+    kept_with_graph: Vec<(Tensor, Option<Rc<Leaf>>)>,
     /// What the node whose backward runs saved.
     pub(super) retained: Vec<Saved>,
     in_backward: bool,
@@ -72,6 +74,7 @@ pub struct BeforeBackward {
     autocast: Option<DType>,
     category: Category,
     module: u32,
+    nested: bool,
 }
 
 /// What was in force around a recomputation.
@@ -153,6 +156,7 @@ impl Torch {
             shape: tensor.shape,
             dtype: tensor.dtype,
             after: Default::default(),
+            stream: Default::default(),
         });
         let node = Node::leaf(Rc::clone(&leaf));
         (Tensor { edge: Some(Edge { node, slot: 0 }), ..tensor }, leaf)
@@ -207,7 +211,14 @@ impl Torch {
 
     /// Holds a tensor until the graph dies: what a Python function keeps as an attribute of its context.
     pub fn keep_with_graph(&mut self, tensor: Tensor) {
-        self.kept_with_graph.push(tensor);
+        self.kept_with_graph.push((tensor, None));
+    }
+
+    /// A tensor that is made to require a gradient on the way: with its gradient it lives as long as the graph.
+    pub fn leaf_in_graph(&mut self, tensor: Tensor) -> Tensor {
+        let (tensor, leaf) = self.leaf(tensor);
+        self.kept_with_graph.push((tensor.detached(), Some(leaf)));
+        tensor
     }
 
     /// How much is held with the graph: a mark to return to.
@@ -251,7 +262,8 @@ impl Torch {
     pub(super) fn enter_backward(&mut self) -> BeforeBackward {
         let module = self.module();
         let category = self.log.borrow_mut().set_category(Category::Temporaries);
-        let before = BeforeBackward { grad: self.grad_enabled, autocast: self.autocast.take(), category, module };
+        let (grad, nested) = (self.grad_enabled, self.in_backward);
+        let before = BeforeBackward { grad, autocast: self.autocast.take(), category, module, nested };
         self.grad_enabled = false;
         self.in_backward = true;
         before
@@ -260,7 +272,7 @@ impl Torch {
     pub(super) fn leave_backward(&mut self, before: BeforeBackward) {
         self.grad_enabled = before.grad;
         self.autocast = before.autocast;
-        self.in_backward = false;
+        self.in_backward = before.nested;
         self.log.borrow_mut().set_category(before.category);
         self.set_module(before.module);
     }

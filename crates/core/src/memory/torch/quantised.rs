@@ -1,7 +1,7 @@
 //! bitsandbytes: weights in 4 and 8 bits, and the linears over them (bitsandbytes 0.50: nn/modules.py,
 //! autograd/_functions.py, backends/cuda/ops.py).
 
-use super::Torch;
+use super::{Torch, gemm_4bit};
 use crate::dtype::DType;
 use crate::memory::tensor::Tensor;
 use crate::model::Shape;
@@ -91,7 +91,7 @@ impl Torch {
     fn matmul_4bit(&mut self, x: &Tensor, weight: &QuantisedWeight) -> Tensor {
         let (outputs, inputs) = (weight.shape.size(0), weight.shape.size(1));
         let rows = x.elements() / inputs.max(1);
-        let fused = self.device.has_fused_4bit(rows, outputs, inputs, weight.plan.block_size);
+        let fused = gemm_4bit::is_fused(&self.device, x.dtype, [rows, outputs, inputs], weight.plan.block_size);
         let dense = (!fused).then(|| self.dequantised(weight, x.dtype, false));
         let output = self.fresh("gemm_4bit", x.shape.with(-1, outputs), x.dtype);
         if !fused {
@@ -140,8 +140,10 @@ impl Torch {
             let sub = columns.map(|columns| {
                 let sub_input = self.fresh("index", Shape::from([rows, columns]), x.dtype);
                 let part = self.fresh("index", Shape::from([outputs, columns]), DType::I8);
+                // `A * stats * (1 / 127)`: two products, one after the other.
+                let scaled = self.fresh("int8_vectorwise_dequant", Shape::from([outputs, columns]), DType::F32);
                 let wide = self.fresh("int8_vectorwise_dequant", Shape::from([outputs, columns]), DType::F32);
-                drop(part);
+                drop((part, scaled));
                 let sub_weight = self.cast(&wide, x.dtype);
                 (sub_input, sub_weight)
             });

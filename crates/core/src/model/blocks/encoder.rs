@@ -66,7 +66,12 @@ impl EncoderAttention {
 
     /// With the output projection.
     pub fn run(&self, g: &mut Graph, hidden: &Value, mask: Option<&Value>) -> Value {
-        let context = self.context(g, hidden, mask);
+        // Queries, keys and values have names until the function returns.
+        let query = self.project(g, hidden, 0);
+        let key = self.project(g, hidden, 1);
+        let value = self.project(g, hidden, 2);
+        let attended = attend(g, self.spec(), &query, &key, &value, mask);
+        let context = join_heads(g, attended);
         g.linear(self.names[3], &context, hidden.size(-1), self.bias[3])
     }
 

@@ -217,7 +217,9 @@ fn output_embedding<'a>(plan: &LoraPlan, view: View<'a>) -> Option<&'a str> {
         let is_linear = |module: &&Module| matches!(module.kind, ModuleKind::Linear { .. }) && module.path == path;
         view.modules.iter().find(is_linear).map(|module| module.path.as_str())
     };
-    let output = defaults::OUTPUT_EMBEDDINGS.iter().find_map(|path| path_of(path));
+    // Without input embeddings (speech models) transformers names no output embedding either.
+    let has_inputs = view.modules.iter().any(|module| matches!(module.kind, ModuleKind::Embedding { .. }));
+    let output = defaults::OUTPUT_EMBEDDINGS.iter().filter(|_| has_inputs).find_map(|path| path_of(path));
     match (output, plan.task) {
         (None, Some(TaskType::SeqCls)) => ["score", "classifier"].iter().find_map(|path| path_of(path)),
         _ => output,

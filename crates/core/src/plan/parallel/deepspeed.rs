@@ -76,9 +76,6 @@ impl DeepSpeed {
                 });
             }
         }
-        if matches!(self.zero.stage, 0 | 3) {
-            return unsupported(&format!("with ZeRO {}", self.zero.stage), "ZeRO 1 and 2 are simulated");
-        }
         if dp_replicate > 1 {
             return unsupported("with hpZ or MiCS (dp_replicate over 1)", "shard over all GPUs");
         }

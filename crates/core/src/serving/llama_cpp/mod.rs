@@ -75,12 +75,19 @@ impl Default for LlamaCppPlan {
     }
 }
 
-/// Ollama's defaults over the same engine (its documentation of `OLLAMA_CONTEXT_LENGTH`, `OLLAMA_NUM_PARALLEL`,
-/// `OLLAMA_FLASH_ATTENTION` and `OLLAMA_KV_CACHE_TYPE`): every parallel sequence gets the whole context.
-pub fn ollama(context: Option<u64>, parallel: Option<u64>) -> LlamaCppPlan {
+/// Ollama's defaults over the same engine: a context by the card's memory (ollama's docs/context-length.mdx: 4k below
+/// 24 GiB, 32k below 48 GiB, else 256k, never beyond the model's own), which every parallel sequence gets whole. Flash
+/// attention is left off, as `OLLAMA_FLASH_ATTENTION` is by default.
+pub fn ollama(model: &ServedModel, memory: u64, context: Option<u64>, parallel: Option<u64>) -> LlamaCppPlan {
     let parallel = parallel.unwrap_or(1).max(1);
+    let usual = match memory >> 30 {
+        0..24 => 4096,
+        24..48 => 32_768,
+        _ => 262_144,
+    };
+    let usual = if model.positions > 0 { model.positions.min(usual) } else { usual };
     LlamaCppPlan {
-        context: context.unwrap_or(4096).saturating_mul(parallel),
+        context: context.unwrap_or(usual).saturating_mul(parallel),
         parallel,
         flash_attention: false,
         ..LlamaCppPlan::default()

@@ -42,6 +42,8 @@ pub struct VllmPlan {
     pub draft_layers: u64,
     /// What the card has, in bytes.
     pub memory: u64,
+    /// The card's name: an A100 gets the defaults of small cards whatever its memory.
+    pub card: String,
 }
 
 impl Default for VllmPlan {
@@ -60,21 +62,26 @@ impl Default for VllmPlan {
             lora: None,
             draft_layers: 0,
             memory: 80 << 30,
+            card: String::new(),
         }
     }
 }
 
-/// Cards above this get the larger defaults (70 GiB in vllm/engine/arg_utils.py).
+/// Cards of this and more get the larger defaults (`get_batch_defaults` of vllm/engine/arg_utils.py), but A100s.
 const LARGE_CARD: u64 = 70 << 30;
 
 impl VllmPlan {
+    fn is_large(&self) -> bool {
+        self.memory >= LARGE_CARD && !self.card.to_ascii_lowercase().contains("a100")
+    }
+
     fn sequences(&self, rules: &Rules) -> u64 {
-        self.max_num_seqs.unwrap_or(if rules.v1 && self.memory >= LARGE_CARD { 1024 } else { 256 })
+        self.max_num_seqs.unwrap_or(if rules.v1 && self.is_large() { 1024 } else { 256 })
     }
 
     fn batched(&self, rules: &Rules, length: u64) -> u64 {
         self.max_num_batched_tokens.unwrap_or(match rules.v1 {
-            true if self.memory >= LARGE_CARD => 8192,
+            true if self.is_large() => 8192,
             true => 2048,
             false => length.max(2048),
         })

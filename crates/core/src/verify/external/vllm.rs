@@ -62,7 +62,7 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
     let mut scored = Vec::new();
     let mut compare = |quantity: &'static str, predicted: u64, measured: Option<u64>| {
         if let Some(measured) = measured {
-            scored.push(ExternalRow::Scored { row: label.clone(), quantity, predicted, measured })
+            scored.push(ExternalRow::Scored { row: label.clone(), quantity, predicted, measured });
         }
     };
     if weights_known && row["draft"].is_null() {
@@ -104,6 +104,7 @@ fn plan(row: &Value) -> VllmPlan {
         lora: (row["enable_lora"] == true).then(|| [1, one("max_lora_rank").unwrap_or(16)]),
         draft_layers: u64::from(row["model"].as_str().is_some_and(|name| name.contains("EAGLE"))),
         memory: (gibibytes * 1_073_741_824.0) as u64,
+        card: row["gpu"].as_str().unwrap_or_default().to_owned(),
         ..default
     }
 }

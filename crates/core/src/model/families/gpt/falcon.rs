@@ -136,10 +136,10 @@ impl Falcon {
         };
         let fused = self.linear(g, "query_key_value", hidden, width);
         let stored_heads = if self.new_architecture { self.heads } else { self.kv_heads };
-        let (query, key, value) = self.split_heads(g, &fused);
-        let mut query = by_head(g, &query, [batch, self.heads, seq, head_dim]);
-        let mut key = by_head(g, &key, [batch, stored_heads, seq, head_dim]);
-        let mut value = by_head(g, &value, [batch, stored_heads, seq, head_dim]);
+        let (mut query, mut key, mut value) = self.split_heads(g, &fused);
+        query = by_head(g, &query, [batch, self.heads, seq, head_dim]);
+        key = by_head(g, &key, [batch, stored_heads, seq, head_dim]);
+        value = by_head(g, &value, [batch, stored_heads, seq, head_dim]);
         if bias.is_none() {
             (query, key) = attention::rotate_whole(g, Rotary::Half, &query, &key, &rope.0, &rope.1);
         }

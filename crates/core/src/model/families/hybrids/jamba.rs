@@ -7,7 +7,7 @@ use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, gated_mlp, read};
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
-use crate::model::op::{Activation, Mask, Norm};
+use crate::model::op::{Activation, LinearLayout, Mask, Norm, Op, Role};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Jamba.
@@ -97,7 +97,12 @@ impl Jamba {
 
     fn sparse(&self, g: &mut Graph, input: &Value) -> Value {
         let mut hidden = g.view(input, [input.size(0).saturating_mul(input.size(1)), self.vocabulary.width]);
-        let logits = g.linear("router", &hidden, self.experts.count, false);
+        // The router holds its matrix itself: it is no `nn.Linear`.
+        let logits = g.module("router", |g| {
+            let weight = g.parameter("weight", [self.experts.count, hidden.size(-1)], Role::Other);
+            let op = Op::Linear { weight, bias: None, layout: LinearLayout::OutIn };
+            g.run(op, &[&hidden], hidden.shape().with(-1, self.experts.count))
+        });
         let (weights, indices) = {
             let probabilities = g.softmax(&logits, -1, Some(DType::F32));
             let (weights, indices) = g.top_k(&probabilities, self.experts.top_k);

@@ -50,8 +50,8 @@ impl Stack {
 
     /// One layer of an encoder.
     pub(crate) fn encoder_layer(&self, g: &mut Graph, input: &Value, mask: Option<&Value>) -> Value {
-        let hidden = self.block(g, "self_attn_layer_norm", input, |g, x| {
-            let x = g.module("self_attn", |g| self.attention.run(g, x, mask));
+        let hidden = self.block(g, "self_attn_layer_norm", input, |g, mut x| {
+            x = g.module("self_attn", |g| self.attention.run(g, &x, mask));
             g.dropout(&x, self.dropout)
         });
         self.block(g, "final_layer_norm", &hidden, |g, x| self.feed_forward(g, x))
@@ -68,37 +68,39 @@ impl Stack {
     ) -> Value {
         let mut own = self.attention.clone();
         own.causal = true;
-        let mut hidden = self.block(g, "self_attn_layer_norm", input, |g, x| {
-            let x = g.module("self_attn", |g| own.run_cached(g, x, Some(mask)));
+        let mut hidden = self.block(g, "self_attn_layer_norm", input, |g, mut x| {
+            x = g.module("self_attn", |g| own.run_cached(g, &x, Some(mask)));
             g.dropout(&x, self.dropout)
         });
-        hidden = self.block(g, "encoder_attn_layer_norm", &hidden, |g, x| {
-            let x = g.module("encoder_attn", |g| self.attention.run_cross(g, x, encoded, cross_mask));
+        hidden = self.block(g, "encoder_attn_layer_norm", &hidden, |g, mut x| {
+            x = g.module("encoder_attn", |g| self.attention.run_cross(g, &x, encoded, cross_mask));
             g.dropout(&x, self.dropout)
         });
         self.block(g, "final_layer_norm", &hidden, |g, x| self.feed_forward(g, x))
     }
 
     /// `input + body(norm(input))`, or `norm(input + body(input))`.
-    fn block(&self, g: &mut Graph, norm: &str, input: &Value, body: impl FnOnce(&mut Graph, &Value) -> Value) -> Value {
+    fn block(&self, g: &mut Graph, norm: &str, input: &Value, body: impl FnOnce(&mut Graph, Value) -> Value) -> Value {
         if self.norm_first {
             let mut hidden = g.norm(norm, input, Norm::Layer, true);
-            hidden = body(g, &hidden);
+            hidden = body(g, hidden);
             g.add(input, &hidden)
         } else {
-            let mut hidden = body(g, input);
+            let mut hidden = body(g, input.clone());
             hidden = g.add(input, &hidden);
             g.norm(norm, &hidden, Norm::Layer, true)
         }
     }
 
-    fn feed_forward(&self, g: &mut Graph, x: &Value) -> Value {
-        let mut wide = g.linear("fc1", x, self.width, true);
-        wide = g.activation(self.activation, &wide);
-        wide = g.dropout(&wide, self.activation_dropout);
-        let narrow = g.linear("fc2", &wide, x.size(-1), true);
-        drop(wide);
-        g.dropout(&narrow, self.dropout)
+    fn feed_forward(&self, g: &mut Graph, mut x: Value) -> Value {
+        let hidden = x.size(-1);
+        x = {
+            let wide = g.linear("fc1", &x, self.width, true);
+            g.activation(self.activation, &wide)
+        };
+        x = g.dropout(&x, self.activation_dropout);
+        x = g.linear("fc2", &x, hidden, true);
+        g.dropout(&x, self.dropout)
     }
 }
 

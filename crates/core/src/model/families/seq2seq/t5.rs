@@ -187,6 +187,8 @@ impl T5 {
 
     fn narrow(&self, g: &mut Graph, mut wide: Value) -> Value {
         wide = g.dropout(&wide, self.dropout);
+        // `wo` may be kept in fp32 for accuracy: its input is cast to the type of its weight, whatever autocast does next.
+        wide = g.to_model_type(&wide);
         g.linear("wo", &wide, self.hidden, false)
     }
 }

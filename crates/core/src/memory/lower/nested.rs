@@ -1,0 +1,129 @@
+//! Checkpoints that run a backward pass inside the backward pass: `torch.utils.checkpoint(use_reentrant=True)`, and the
+//! same with the layer's input waiting on the host (Unsloth's offloaded checkpointing).
+//!
+//! The layer first runs without a graph. Backward runs all of it again with one, goes back through that, and hands out
+//! the gradient of the layer's input; there is no early stop, and the layer's output is made once more.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::{Frames, Runner};
+use crate::memory::autograd::{self, Leaf};
+use crate::memory::log::Category;
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::model::Step;
+use crate::model::op::ValueId;
+
+/// A value that a layer reads, as its checkpoint keeps it.
+struct Kept {
+    value: ValueId,
+    tensor: Held,
+    trained: bool,
+}
+
+/// On the card, or on the host: then only the layout is left here.
+enum Held {
+    Here(Tensor),
+    OnHost(Tensor),
+}
+
+impl Runner {
+    /// Runs a layer under such a checkpoint.
+    pub(super) fn checkpoint_nested(self: &Rc<Self>, torch: &mut Torch, frames: &mut Frames, range: Range<usize>) {
+        let captured = self.captured(frames, &range);
+        let inputs: Vec<Tensor> =
+            captured.iter().filter(|(_, tensor)| tensor.needs_grad()).map(|(_, tensor)| tensor.clone()).collect();
+        let grad = std::mem::replace(&mut torch.grad_enabled, false);
+        self.run(torch, frames, range.clone());
+        torch.grad_enabled = grad;
+        frames.held.clear();
+        let written = self.written(frames, &range);
+        if inputs.is_empty() || written.is_empty() {
+            // Nothing to go back to: torch warns that no input needs a gradient, and the layer gets none.
+            return;
+        }
+        let offload = self.wrapped.checkpoints.offload;
+        let kept: Vec<Kept> = captured.into_iter().map(|(value, tensor)| keep(torch, value, tensor, offload)).collect();
+        let mut outputs: Vec<Tensor> = written.iter().filter_map(|id| frames.values[id.0 as usize].clone()).collect();
+        let runner = Rc::clone(self);
+        let ids = written.clone();
+        let inputs: Vec<&Tensor> = inputs.iter().collect();
+        torch.attach_many(&mut outputs, &inputs, move |torch, gradients| {
+            runner.back_through(torch, kept, &ids, range, &gradients)
+        });
+        for (id, output) in written.into_iter().zip(outputs) {
+            frames.values[id.0 as usize] = Some(output);
+        }
+    }
+
+    /// Values that a range of steps made and left behind.
+    fn written(&self, frames: &Frames, range: &Range<usize>) -> Vec<ValueId> {
+        let steps = self.program.steps[range.clone()].iter();
+        let made = steps.flat_map(|step| match step {
+            Step::Run { outputs, .. } => outputs.as_slice(),
+            _ => &[],
+        });
+        made.copied().filter(|id| frames.values[id.0 as usize].is_some()).collect()
+    }
+
+    fn back_through(
+        self: &Rc<Self>,
+        torch: &mut Torch,
+        kept: Vec<Kept>,
+        written: &[ValueId],
+        range: Range<usize>,
+        gradients: &[Option<Tensor>],
+    ) -> Vec<Option<Tensor>> {
+        let mut frames = Frames::new(self.program.values.len());
+        let mut leaves: Vec<Rc<Leaf>> = Vec::new();
+        for Kept { value, tensor, trained } in kept {
+            let mut tensor = match tensor {
+                Held::Here(tensor) => tensor,
+                Held::OnHost(layout) => {
+                    let strides = layout.strides;
+                    torch.fresh_strided("_to_copy", layout.shape, strides, layout.dtype)
+                }
+            };
+            if trained {
+                let leaf: Rc<Leaf>;
+                (tensor, leaf) = torch.leaf(tensor);
+                leaves.push(leaf);
+            }
+            frames.values[value.0 as usize] = Some(tensor);
+        }
+        let (grad, autocast) = (torch.grad_enabled, torch.autocast);
+        (torch.grad_enabled, torch.autocast) = (true, self.settings.autocast);
+        let mark = torch.graph_mark();
+        torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, range));
+        torch.cast_cache.clear();
+        (torch.grad_enabled, torch.autocast) = (grad, autocast);
+        let outputs: Vec<Option<Tensor>> = written.iter().map(|id| frames.values[id.0 as usize].take()).collect();
+        for (output, gradient) in outputs.iter().zip(gradients) {
+            if let (Some(output), Some(gradient)) = (output, gradient) {
+                autograd::backward_nested(torch, output, gradient);
+            }
+        }
+        torch.drop_graph(mark);
+        leaves.iter().map(|leaf| handed_out(torch, leaf)).collect()
+    }
+}
+
+fn keep(torch: &mut Torch, value: ValueId, tensor: Tensor, offload: bool) -> Kept {
+    let trained = tensor.needs_grad();
+    let tensor = tensor.detached();
+    let held = if offload && trained {
+        let phantom = torch.phantom(tensor.shape, tensor.dtype);
+        Held::OnHost(Tensor { strides: tensor.strides, ..phantom })
+    } else {
+        Held::Here(tensor)
+    };
+    Kept { value, tensor: held, trained }
+}
+
+/// The gradient of a layer's input: no longer that of a leaf.
+fn handed_out(torch: &mut Torch, leaf: &Rc<Leaf>) -> Option<Tensor> {
+    let gradient = leaf.grad.take()?;
+    torch.log.borrow_mut().reclassify(gradient.storage.id(), Category::Temporaries);
+    Some(gradient)
+}

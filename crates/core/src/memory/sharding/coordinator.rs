@@ -1,0 +1,245 @@
+//! Which parameters ZeRO 3 has gathered when: fetching, prefetching and releasing along the recorded order of modules.
+//!
+//! Follows deepspeed/runtime/zero/partitioned_param_coordinator.py of DeepSpeed 0.19.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+
+use crate::dtype::DType;
+use crate::memory::log::Stream;
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::plan::parallel::ZeroConfig;
+
+/// Where a parameter is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Sharded,
+    InFlight,
+    Available,
+}
+
+/// A sharded parameter.
+pub(super) struct Sharded {
+    /// The whole of it: a storage that is filled while it is gathered.
+    pub(super) whole: Tensor,
+    /// Its elements.
+    pub(super) elements: u64,
+    /// Whether it is too small to be sharded.
+    pub(super) persistent: bool,
+    status: Cell<Status>,
+    active: RefCell<BTreeSet<u32>>,
+    /// The last step of the order it was fetched for.
+    fetched_for: Cell<i64>,
+}
+
+impl Sharded {
+    /// A parameter that is sharded, or gathered for good where it is persistent.
+    pub(super) fn new(whole: Tensor, persistent: bool) -> Self {
+        let status = if persistent { Status::Available } else { Status::Sharded };
+        let elements = whole.elements();
+        Self {
+            whole,
+            elements,
+            persistent,
+            status: Cell::new(status),
+            active: RefCell::default(),
+            fetched_for: Cell::new(i64::MIN),
+        }
+    }
+}
+
+/// One gather of one or more parameters.
+struct Gather {
+    parameters: Vec<usize>,
+    /// What several parameters are gathered into, before each gets a tensor of its own.
+    flat: Option<Tensor>,
+    complete: Cell<bool>,
+}
+
+/// How far the order of modules is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trace {
+    Unknown,
+    Recording,
+    Complete,
+}
+
+/// The coordinator.
+pub(super) struct Coordinator {
+    /// The parameters, in order of creation.
+    pub(super) parameters: Vec<Sharded>,
+    config: ZeroConfig,
+    world: u64,
+    stream: Stream,
+    trace: Cell<Trace>,
+    order: RefCell<Vec<Rc<[usize]>>>,
+    queue: RefCell<VecDeque<(usize, i64)>>,
+    step: Cell<usize>,
+    available: Cell<u64>,
+    in_flight: RefCell<BTreeMap<usize, Rc<Gather>>>,
+}
+
+impl Coordinator {
+    /// A coordinator that knows nothing yet.
+    pub(super) fn new(parameters: Vec<Sharded>, config: &ZeroConfig, world: u64) -> Self {
+        Self {
+            parameters,
+            config: config.clone(),
+            world,
+            stream: if config.overlap_comm.unwrap_or(true) { Stream::Gather } else { Stream::Default },
+            trace: Cell::new(Trace::Unknown),
+            order: RefCell::default(),
+            queue: RefCell::default(),
+            step: Cell::new(0),
+            available: Cell::new(0),
+            in_flight: RefCell::default(),
+        }
+    }
+
+    /// A pass over the model begins or ends (`reset_step`).
+    pub(super) fn reset(&self, torch: &mut Torch) {
+        let in_flight = self.in_flight.take();
+        for (parameter, gather) in in_flight {
+            self.wait(torch, &gather);
+            self.free(parameter);
+        }
+        match self.trace.get() {
+            Trace::Unknown => self.trace.set(Trace::Recording),
+            Trace::Recording if !self.order.borrow().is_empty() => self.trace.set(Trace::Complete),
+            _ => {}
+        }
+        let order = self.order.borrow();
+        let uses = order.iter().enumerate().flat_map(|(step, module)| module.iter().map(move |&p| (p, step as i64)));
+        *self.queue.borrow_mut() = uses.collect();
+        self.parameters.iter().for_each(|parameter| parameter.fetched_for.set(i64::MIN));
+        self.step.set(0);
+        self.available.set(0);
+    }
+
+    /// A module is about to run, forward or backward (`fetch_sub_module`).
+    pub(super) fn fetch(&self, torch: &mut Torch, module: u32, parameters: &Rc<[usize]>) {
+        if self.trace.get() == Trace::Recording {
+            self.order.borrow_mut().push(Rc::clone(parameters));
+        }
+        self.gather(torch, parameters.iter().copied().collect());
+        for &parameter in parameters.iter() {
+            self.parameters[parameter].active.borrow_mut().insert(module);
+            let gather = self.in_flight.borrow_mut().remove(&parameter);
+            if let Some(gather) = gather {
+                self.wait(torch, &gather);
+            }
+        }
+        if self.trace.get() == Trace::Complete {
+            self.prefetch(torch, parameters);
+        }
+        self.step.set(self.step.get() + 1);
+    }
+
+    fn prefetch(&self, torch: &mut Torch, needed: &[usize]) {
+        let step = self.step.get() as i64;
+        let missing = needed.iter().filter(|&&p| self.parameters[p].fetched_for.get() < step).count();
+        for _ in 0..missing {
+            let Some((parameter, used_at)) = self.queue.borrow_mut().pop_front() else { break };
+            self.parameters[parameter].fetched_for.set(used_at);
+        }
+        let room = self.config.stage3_max_live_parameters.saturating_sub(self.available.get());
+        let limit = room.min(self.config.stage3_prefetch_bucket_size);
+        let mut chosen = BTreeSet::new();
+        let mut elements = 0;
+        while elements < limit {
+            let Some((index, used_at)) = self.queue.borrow_mut().pop_front() else { break };
+            let parameter = &self.parameters[index];
+            parameter.fetched_for.set(parameter.fetched_for.get().max(used_at));
+            if parameter.status.get() == Status::Sharded && chosen.insert(index) {
+                elements += parameter.elements;
+            }
+        }
+        self.gather(torch, chosen);
+    }
+
+    /// Begins to gather those of some parameters that are not here (`all_gather_coalesced`).
+    fn gather(&self, torch: &mut Torch, parameters: BTreeSet<usize>) {
+        let missing: Vec<usize> =
+            parameters.into_iter().filter(|&p| self.parameters[p].status.get() == Status::Sharded).collect();
+        if missing.is_empty() {
+            return;
+        }
+        let elements: u64 = missing.iter().map(|&p| self.parameters[p].elements).sum();
+        self.available.set(self.available.get() + elements);
+        let flat = match missing.as_slice() {
+            [one] => {
+                torch.on_stream(self.stream, |_| self.parameters[*one].whole.storage.fill());
+                None
+            }
+            many => {
+                let padded = many.iter().map(|&p| self.parameters[p].elements.div_ceil(self.world) * self.world);
+                Some(torch.flat("all-gather output", padded.sum(), DType::BF16, self.stream))
+            }
+        };
+        missing.iter().for_each(|&p| self.parameters[p].status.set(Status::InFlight));
+        let gather = Rc::new(Gather { parameters: missing, flat, complete: Cell::new(false) });
+        for &parameter in &gather.parameters {
+            self.in_flight.borrow_mut().insert(parameter, Rc::clone(&gather));
+        }
+    }
+
+    /// What was gathered together is copied apart; the flat buffer goes when the last of its parameters was asked for.
+    fn wait(&self, torch: &mut Torch, gather: &Gather) {
+        if gather.complete.replace(true) {
+            return;
+        }
+        for &parameter in &gather.parameters {
+            if gather.flat.is_some() {
+                torch.on_stream(self.stream, |_| self.parameters[parameter].whole.storage.fill());
+            }
+            self.parameters[parameter].status.set(Status::Available);
+        }
+    }
+
+    /// A module has run, forward or backward (`release_sub_module`).
+    pub(super) fn release(&self, module: u32, parameters: &[usize]) {
+        let mut going: BTreeSet<usize> = parameters.iter().copied().collect();
+        if self.trace.get() == Trace::Complete {
+            let step = self.step.get();
+            going.retain(|&p| self.parameters[p].fetched_for.get() <= step as i64);
+            // What is used again soon stays.
+            let mut passed = 0;
+            for used in self.order.borrow().iter().skip(step) {
+                if passed >= self.config.stage3_max_reuse_distance || going.is_empty() {
+                    break;
+                }
+                for parameter in used.iter() {
+                    going.remove(parameter);
+                    passed += self.parameters[*parameter].elements;
+                }
+            }
+        }
+        for &parameter in parameters {
+            self.parameters[parameter].active.borrow_mut().remove(&module);
+            if going.contains(&parameter) {
+                self.free(parameter);
+            }
+        }
+    }
+
+    fn free(&self, index: usize) {
+        let parameter = &self.parameters[index];
+        let idle = parameter.active.borrow().is_empty();
+        if parameter.persistent || !idle || parameter.status.get() != Status::Available {
+            return;
+        }
+        parameter.status.set(Status::Sharded);
+        parameter.whole.storage.empty();
+        self.available.set(self.available.get().saturating_sub(parameter.elements));
+    }
+
+    /// Modules whose turn in backward never came (an embedding) let go at its end.
+    pub(super) fn release_leftovers(&self) {
+        for index in 0..self.parameters.len() {
+            self.parameters[index].active.borrow_mut().clear();
+            self.free(index);
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! DeepSpeed ZeRO 3: parameters, gradients and states in partitions; parameters are gathered module by module.
+//!
+//! Follows deepspeed/runtime/zero/{stage3,parameter_offload}.py of DeepSpeed 0.19: bf16, contiguous gradients.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+
+use super::coordinator::{Coordinator, Sharded};
+use super::deepspeed::Stage;
+use super::shares;
+use crate::dtype::DType;
+use crate::memory::autograd::{Edge, Leaf, Node};
+use crate::memory::log::{Category, Stream};
+use crate::memory::lower::hooks::Hooks;
+use crate::memory::optimizer::{Optimizer, Trained};
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::model::op::{ModuleId, Op};
+use crate::model::{Program, Shape};
+use crate::plan;
+use crate::plan::parallel::ZeroConfig;
+
+/// A trainable parameter's gradient.
+struct Reduced {
+    leaf: Rc<Leaf>,
+    elements: u64,
+}
+
+/// An optimizer sub-group: the fp32 weights of some partitions.
+struct SubGroup {
+    master: Vec<Trained>,
+    /// Elements of every partition in it.
+    partitions: Vec<u64>,
+    optimizer: RefCell<Option<Optimizer>>,
+}
+
+/// The engine (`DeepSpeedZeroOptimizer_Stage3`).
+pub(super) struct Stage3 {
+    coordinator: Coordinator,
+    /// Parameters that a module owns.
+    of_module: BTreeMap<ModuleId, Rc<[usize]>>,
+    none: Rc<[usize]>,
+    gradients: Vec<Reduced>,
+    sub_groups: Vec<SubGroup>,
+    config: ZeroConfig,
+    world: u64,
+    bucket: Tensor,
+    in_bucket: RefCell<Vec<usize>>,
+    bucket_elements: Cell<u64>,
+    /// Shards, and the buffer that gradients are reduced into.
+    _resident: Vec<Tensor>,
+    this: Weak<Stage3>,
+}
+
+/// Shards a loaded model.
+pub(super) fn wrap(
+    torch: &mut Torch,
+    program: &Program,
+    parameters: &mut [Tensor],
+    trained: Vec<Trained>,
+    config: &ZeroConfig,
+    world: u64,
+) -> Rc<dyn Stage> {
+    drop(trained);
+    let mut sharded: Vec<Option<Sharded>> = program.parameters.iter().map(|_| None).collect();
+    let mut partitions = Vec::new();
+    let mut gradients = Vec::new();
+    // Only what is trained has a gradient, fp32 weights and states.
+    let mut sizes = Vec::new();
+    for &id in &program.registration {
+        let whole = &parameters[id.0 as usize];
+        let (shape, elements, trains) = (whole.shape, whole.elements(), whole.needs_grad());
+        let part =
+            torch.fresh("partition", Shape::from([shares::of_parameter(elements, world, 0).total()]), DType::BF16);
+        let mut hollow = torch.hollow("gathered parameter", shape, elements, DType::BF16);
+        if trains {
+            let leaf: Rc<Leaf>;
+            (hollow, leaf) = torch.leaf(hollow);
+            gradients.push(Reduced { leaf, elements });
+        }
+        let persistent = elements <= config.stage3_param_persistence_threshold;
+        sharded[id.0 as usize] = Some(Sharded::new(hollow.clone(), persistent));
+        parameters[id.0 as usize] = hollow;
+        if trains {
+            sizes.push(part.elements());
+        }
+        partitions.push(part);
+    }
+    let total: u64 = partitions.iter().map(Tensor::elements).sum();
+    let flat = |torch: &mut Torch, category: Category, name: &'static str, dtype: DType, elements: u64| {
+        torch.in_category(category, |torch| torch.fresh(name, Shape::from([elements]), dtype))
+    };
+    let shards = flat(torch, Category::Weights, "partitions", DType::BF16, total);
+    drop(partitions);
+    let sub_groups = group(&sizes, config.sub_group_size)
+        .into_iter()
+        .map(|partitions| {
+            let wide = flat(torch, Category::Weights, "fp32 partition", DType::F32, partitions.iter().sum());
+            let (tensor, leaf) = torch.leaf(wide);
+            SubGroup { master: vec![Trained { tensor, leaf }], partitions, optimizer: RefCell::default() }
+        })
+        .collect();
+    let bucket = flat(torch, Category::Communication, "gradient bucket", DType::BF16, config.reduce_bucket_size);
+    let reduced = flat(torch, Category::Gradients, "gradient partitions", DType::BF16, sizes.iter().sum());
+    let sharded: Vec<Sharded> = sharded.into_iter().flatten().collect();
+    sharded.iter().filter(|parameter| parameter.persistent).for_each(|parameter| parameter.whole.storage.fill());
+    let of_module = owners(program);
+    let engine = Rc::new_cyclic(|this| Stage3 {
+        coordinator: Coordinator::new(sharded, config, world),
+        of_module,
+        none: Rc::from([]),
+        gradients,
+        sub_groups,
+        config: config.clone(),
+        world,
+        bucket,
+        in_bucket: RefCell::default(),
+        bucket_elements: Cell::new(0),
+        _resident: vec![shards, reduced],
+        this: Weak::clone(this),
+    });
+    for (index, gradient) in engine.gradients.iter().enumerate() {
+        let this = Rc::downgrade(&engine);
+        *gradient.leaf.after.0.borrow_mut() = Some(Rc::new(move |torch: &mut Torch| {
+            if let Some(this) = this.upgrade() {
+                this.gradient(torch, index);
+            }
+        }));
+    }
+    engine
+}
+
+/// Partitions in optimizer sub-groups, each closed once it is large enough (`_create_fp16_sub_groups`).
+fn group(sizes: &[u64], limit: u64) -> Vec<Vec<u64>> {
+    let mut groups: Vec<Vec<u64>> = vec![Vec::new()];
+    let whole = sizes.iter().sum::<u64>() <= limit;
+    for (index, &size) in sizes.iter().enumerate() {
+        if let Some(last) = groups.last_mut() {
+            last.push(size);
+            if !whole && last.iter().sum::<u64>() >= limit && index + 1 < sizes.len() {
+                groups.push(Vec::new());
+            }
+        }
+    }
+    groups
+}
+
+/// The parameters every module owns itself, in order of creation.
+fn owners(program: &Program) -> BTreeMap<ModuleId, Rc<[usize]>> {
+    let rank: BTreeMap<u32, usize> = program.registration.iter().enumerate().map(|(at, id)| (id.0, at)).collect();
+    let mut owners = BTreeMap::new();
+    for (index, module) in program.modules.iter().enumerate() {
+        let direct =
+            program.parameters.iter().enumerate().filter(|(_, parameter)| {
+                parameter.name.rsplit_once('.').is_some_and(|(owner, _)| owner == module.path)
+            });
+        let mut own: Vec<usize> = direct.map(|(at, _)| at).collect();
+        own.extend(module.parameters.iter().map(|id| id.0 as usize));
+        own.sort_by_key(|at| rank.get(&(*at as u32)));
+        own.dedup();
+        if !own.is_empty() {
+            owners.insert(ModuleId(index as u32), Rc::from(own));
+        }
+    }
+    owners
+}
+
+impl Stage3 {
+    fn owned(&self, module: ModuleId) -> &Rc<[usize]> {
+        self.of_module.get(&module).unwrap_or(&self.none)
+    }
+
+    /// A module begins: its parameters are fetched, and released again when the gradients of its inputs are known.
+    fn begin(&self, torch: &mut Torch, module: ModuleId, edges: &mut [&mut Option<Edge>]) {
+        self.coordinator.fetch(torch, module.0, self.owned(module));
+        if self.owned(module).is_empty() || edges.is_empty() || torch.recomputing.is_some() || !torch.grad_enabled {
+            return;
+        }
+        let next = edges.iter().map(|edge| (*edge).clone()).collect();
+        let this = Weak::clone(&self.this);
+        let work = move |_: &mut Torch, gradients| {
+            if let Some(this) = this.upgrade() {
+                this.coordinator.release(module.0, this.owned(module));
+            }
+            gradients
+        };
+        let node = Node::new(torch, edges.len(), next, Box::new(work));
+        for (slot, edge) in edges.iter_mut().enumerate() {
+            **edge = Some(Edge { node: Rc::clone(&node), slot: slot as u8 });
+        }
+    }
+
+    /// A module ends: what it does not need soon is released; its backward pass begins with fetching again.
+    fn end<'a>(&self, torch: &mut Torch, module: ModuleId, outputs: impl Iterator<Item = &'a Tensor>) {
+        if torch.stopped {
+            return;
+        }
+        self.coordinator.release(module.0, self.owned(module));
+        if torch.recomputing.is_some() {
+            return;
+        }
+        let edge = outputs.filter_map(|output| output.edge.as_ref()).find(|edge| !edge.node.is_leaf());
+        if let Some(edge) = edge {
+            let this = Weak::clone(&self.this);
+            edge.node.run_before(Rc::new(move |torch: &mut Torch| {
+                if let Some(this) = this.upgrade() {
+                    this.coordinator.fetch(torch, module.0, this.owned(module));
+                }
+            }));
+        }
+    }
+
+    /// A gradient is complete: it goes into the bucket, which is reduced when the next one does not fit.
+    fn gradient(&self, torch: &mut Torch, index: usize) {
+        let Reduced { leaf, elements } = &self.gradients[index];
+        let filled = self.bucket_elements.get();
+        if filled > 0 && filled + elements > self.config.reduce_bucket_size {
+            self.reduce(torch);
+        }
+        let filled = self.bucket_elements.get();
+        if filled + elements <= self.config.reduce_bucket_size {
+            let view = Tensor { shape: leaf.shape, strides: leaf.strides, ..self.bucket.clone() };
+            *leaf.grad.borrow_mut() = Some(view);
+        }
+        self.bucket_elements.set(filled + elements);
+        self.in_bucket.borrow_mut().push(index);
+    }
+
+    /// `reduce_scatter_coalesced`: gradients are joined, padded so that every card gets an equal part of each.
+    fn reduce(&self, torch: &mut Torch) {
+        let members = self.in_bucket.take();
+        self.bucket_elements.set(0);
+        let stream = if self.config.overlap_comm.unwrap_or(true) { Stream::Reduce } else { Stream::Default };
+        let even =
+            members.len() == 1 && members.iter().all(|&at| self.gradients[at].elements.is_multiple_of(self.world));
+        let padded = members.iter().map(|&at| self.gradients[at].elements.div_ceil(self.world) * self.world).sum();
+        let joined = (!members.is_empty() && !even).then(|| torch.flat("cat", padded, DType::BF16, stream));
+        members.iter().for_each(|&at| drop(self.gradients[at].leaf.grad.take()));
+        drop(joined);
+    }
+}
+
+impl Hooks for Stage3 {
+    fn watches(&self, _module: ModuleId) -> bool {
+        true
+    }
+
+    fn before(&self, torch: &mut Torch, module: ModuleId, inputs: &mut [Tensor]) {
+        let mut edges: Vec<&mut Option<Edge>> = inputs.iter_mut().map(|input| &mut input.edge).collect();
+        self.begin(torch, module, &mut edges);
+    }
+
+    fn after(&self, torch: &mut Torch, module: ModuleId, outputs: &[Tensor]) {
+        self.end(torch, module, outputs.iter());
+    }
+
+    fn watches_operation(&self, op: &Op, module: ModuleId, program: &Program) -> bool {
+        use crate::model::ModuleKind::{Container, Layer};
+        let leaf = !matches!(program.modules[module.0 as usize].kind, Container | Layer);
+        leaf || matches!(op, Op::RotaryTable(_) | Op::Activation(_) | Op::Gate(_) | Op::Glu(_) | Op::Dropout { .. })
+    }
+
+    fn before_operation(&self, torch: &mut Torch, module: Option<ModuleId>, inputs: &mut [Option<Tensor>]) {
+        let Some(module) = module else { return self.coordinator.fetch(torch, u32::MAX, &self.none) };
+        let flowing = inputs.iter_mut().flatten().map(|input| &mut input.edge);
+        let mut edges: Vec<&mut Option<Edge>> =
+            flowing.filter(|edge| edge.as_ref().is_some_and(|edge| !edge.node.is_leaf())).collect();
+        self.begin(torch, module, &mut edges);
+    }
+
+    fn after_operation(&self, torch: &mut Torch, module: Option<ModuleId>, outputs: &[Option<Tensor>]) {
+        if let Some(module) = module {
+            self.end(torch, module, outputs.iter().flatten());
+        }
+    }
+
+    fn recomputed(&self, torch: &mut Torch, module: ModuleId) {
+        self.coordinator.fetch(torch, module.0, self.owned(module));
+    }
+}
+
+impl Stage for Stage3 {
+    fn trained(&self) -> &[Trained] {
+        &[]
+    }
+
+    fn prepare(&self, torch: &mut Torch, _optimizer: &mut Optimizer, plan: plan::Optimizer) {
+        for group in &self.sub_groups {
+            *group.optimizer.borrow_mut() = Some(Optimizer::new(torch, plan, &group.master));
+        }
+    }
+
+    fn before_forward(&self, torch: &mut Torch) {
+        self.coordinator.reset(torch);
+        self.coordinator.fetch(torch, u32::MAX, &self.none);
+    }
+
+    fn after_forward(&self, torch: &mut Torch, outputs: &[Tensor]) {
+        self.end(torch, ModuleId(u32::MAX), outputs.iter());
+    }
+
+    fn after_backward(&self, torch: &mut Torch) {
+        self.reduce(torch);
+        self.coordinator.release_leftovers();
+        self.coordinator.reset(torch);
+    }
+
+    fn step(&self, torch: &mut Torch, _optimizer: &mut Optimizer) {
+        // Norms are taken in fp64, one partition at a time.
+        for &elements in self.sub_groups.iter().flat_map(|group| &group.partitions) {
+            drop(torch.scratch("_to_copy", elements * 8));
+        }
+        for group in &self.sub_groups {
+            let total: u64 = group.partitions.iter().sum();
+            let joined = (group.partitions.len() > 1).then(|| torch.scratch("cat", total * 2));
+            let shape = Shape::from([total]);
+            let gradient = torch.in_category(Category::Gradients, |torch| torch.fresh("_to_copy", shape, DType::F32));
+            drop(joined);
+            *group.master[0].leaf.grad.borrow_mut() = Some(gradient);
+            if let Some(optimizer) = group.optimizer.borrow_mut().as_mut() {
+                optimizer.step(torch, &group.master);
+            }
+            drop(group.master[0].leaf.grad.take());
+        }
+    }
+
+    fn hooks(self: Rc<Self>) -> Option<Rc<dyn Hooks>> {
+        Some(self)
+    }
+}

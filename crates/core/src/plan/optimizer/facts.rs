@@ -1,0 +1,162 @@
+//! What is known of every optimizer: whose code it is, whether recorded runs back it, and what it cannot run on.
+
+use super::{Optimizer, OptimizerKind};
+use crate::dtype::DType;
+use crate::plan::PlanError;
+
+impl OptimizerKind {
+    /// All of them, and whose code each one is.
+    pub const ALL: [(Self, &'static str); 35] = [
+        (Self::AdamW, "torch.optim.AdamW"),
+        (Self::Adam, "torch.optim.Adam"),
+        (Self::Amsgrad, "torch.optim.AdamW, amsgrad"),
+        (Self::Nadam, "torch.optim.NAdam"),
+        (Self::Sgd, "torch.optim.SGD"),
+        (Self::SgdMomentum, "torch.optim.SGD, momentum"),
+        (Self::Nesterov, "torch.optim.SGD, nesterov"),
+        (Self::Adagrad, "torch.optim.Adagrad"),
+        (Self::Rmsprop, "torch.optim.RMSprop"),
+        (Self::TorchAdafactor, "torch.optim.Adafactor"),
+        (Self::Muon, "torch.optim.Muon (matrices only)"),
+        (Self::SparseAdam, "torch.optim.SparseAdam (refused: dense gradients)"),
+        (Self::Adafactor, "transformers Adafactor"),
+        (Self::AdamW8bit, "bitsandbytes AdamW8bit"),
+        (Self::PagedAdamW8bit, "bitsandbytes PagedAdamW8bit"),
+        (Self::AdamWBnb32, "bitsandbytes AdamW32bit"),
+        (Self::PagedAdamW32, "bitsandbytes PagedAdamW32bit"),
+        (Self::Adam8bit, "bitsandbytes Adam8bit"),
+        (Self::PagedAdam8bit, "bitsandbytes PagedAdam8bit"),
+        (Self::PagedAdam32, "bitsandbytes PagedAdam32bit"),
+        (Self::Lion, "bitsandbytes Lion"),
+        (Self::Lion8bit, "bitsandbytes Lion8bit"),
+        (Self::PagedLion8bit, "bitsandbytes PagedLion8bit"),
+        (Self::PagedLion32, "bitsandbytes PagedLion32bit"),
+        (Self::AdEMAMix, "bitsandbytes AdEMAMix"),
+        (Self::AdEMAMix8bit, "bitsandbytes AdEMAMix8bit"),
+        (Self::PagedAdEMAMix32, "bitsandbytes PagedAdEMAMix32bit"),
+        (Self::PagedAdEMAMix8bit, "bitsandbytes PagedAdEMAMix8bit"),
+        (Self::Lamb, "bitsandbytes LAMB"),
+        (Self::Lamb8bit, "bitsandbytes LAMB8bit"),
+        (Self::AdaBelief, "adabelief-pytorch AdaBelief"),
+        (Self::AdamMini, "adam-mini Adam_mini"),
+        (Self::Shampoo, "torch_optimizer Shampoo"),
+        (Self::GaLoreAdamW, "galore-torch GaLoreAdamW"),
+        (Self::ApolloAdamW, "apollo-torch APOLLOAdamW"),
+    ];
+
+    /// Its name, as plans and flags spell it.
+    pub fn name(self) -> String {
+        serde_json::to_value(self).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+    }
+
+    /// Whether recorded runs of it (or of one that allocates alike) are scored.
+    pub fn is_measured(self) -> bool {
+        matches!(
+            self,
+            Self::AdamW
+                | Self::Adam
+                | Self::Amsgrad
+                | Self::Nadam
+                | Self::Sgd
+                | Self::SgdMomentum
+                | Self::Nesterov
+                | Self::Adagrad
+                | Self::Rmsprop
+                | Self::Adafactor
+                | Self::TorchAdafactor
+                | Self::AdamW8bit
+                | Self::Adam8bit
+                | Self::PagedAdamW8bit
+                | Self::PagedAdam8bit
+                | Self::Lion
+                | Self::Lion8bit
+        )
+    }
+
+    /// Whether large states lie in managed memory, which moves between host and card.
+    pub fn is_paged(self) -> bool {
+        matches!(
+            self,
+            Self::PagedAdamW8bit
+                | Self::PagedAdamW32
+                | Self::PagedAdam8bit
+                | Self::PagedAdam32
+                | Self::PagedLion8bit
+                | Self::PagedLion32
+                | Self::PagedAdEMAMix32
+                | Self::PagedAdEMAMix8bit
+        )
+    }
+}
+
+impl Optimizer {
+    /// Refuses what could not step on weights of this type.
+    pub(in crate::plan) fn check(&self, weights: DType, adapted: bool) -> Result<(), PlanError> {
+        let refuse = |what: &str, hint: &str| Err(PlanError::Conflict { what: what.into(), hint: hint.into() });
+        match self.kind {
+            OptimizerKind::SparseAdam => Err(PlanError::Unsupported {
+                what: "optimizer sparse-adam (it takes sparse gradients only, and these models make dense ones)".into(),
+                hint: "adam is its dense form".into(),
+            }),
+            OptimizerKind::AdaBelief if weights == DType::F16 => Err(PlanError::Unsupported {
+                what: "adabelief on fp16 weights (it swaps them for fp32 ones during the step)".into(),
+                hint: "use bf16 or fp32 weights".into(),
+            }),
+            OptimizerKind::Shampoo if weights != DType::F32 => {
+                refuse("shampoo's singular values need fp32 weights", "use --precision fp32 or bf16-mixed")
+            }
+            OptimizerKind::AdamMini | OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW if adapted => {
+                refuse("adam-mini, galore and apollo train a model's own matrices", "use adamw for adapters")
+            }
+            OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW if !(1..=1 << 20).contains(&self.rank) => {
+                Err(PlanError::BadValue {
+                    key: "optimizer-rank".into(),
+                    value: self.rank.to_string(),
+                    expected: "from 1 to 1048576".into(),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What a report on a run with it should say.
+    pub(in crate::plan) fn notes(&self) -> Vec<String> {
+        let name = self.kind.name();
+        let mut notes = Vec::new();
+        if !self.kind.is_measured() {
+            notes.push(format!("optimizer {name}: not yet measured; modelled from its published code"));
+        }
+        if self.kind.is_paged() {
+            notes.push(format!("optimizer {name}: paged states are managed memory, which torch's levels do not show"));
+        }
+        if self.kind == OptimizerKind::GaLoreAdamW {
+            notes.push("galore: the workspace of cuSOLVER's SVD at a change of projection is not counted".into());
+        }
+        notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_back_to_their_optimizer() {
+        for (kind, _) in OptimizerKind::ALL {
+            let read: OptimizerKind = serde_json::from_value(kind.name().into()).unwrap();
+            assert_eq!(read, kind);
+        }
+    }
+
+    #[test]
+    fn what_cannot_step_is_refused() {
+        let with = |kind| Optimizer { kind, ..Optimizer::default() };
+        assert!(matches!(
+            with(OptimizerKind::SparseAdam).check(DType::BF16, false),
+            Err(PlanError::Unsupported { .. })
+        ));
+        assert!(with(OptimizerKind::Shampoo).check(DType::BF16, false).is_err());
+        assert!(with(OptimizerKind::Shampoo).check(DType::F32, false).is_ok());
+        assert!(with(OptimizerKind::AdamMini).check(DType::F32, true).is_err());
+    }
+}

@@ -1,0 +1,153 @@
+//! Laws of sharding: nothing is lost, one card is one card, more cards never hold more each.
+
+use proptest::prelude::*;
+use serde_json::json;
+use vramcast_core::memory::log::{Event, Log};
+use vramcast_core::memory::sharding::shares::{self, Share};
+use vramcast_core::memory::simulation;
+use vramcast_core::model::Model;
+use vramcast_core::plan::parallel::{Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, Parallel, ZeroConfig};
+use vramcast_core::plan::{Batch, TrainPlan};
+
+proptest! {
+    /// Over all ranks the shares are one copy, and every rank takes equally much.
+    #[test]
+    fn shares_add_up(rows in 1u64..5000, width in 1u64..300, world in 1u64..70, alignment in 1u64..3) {
+        let whole = rows * width;
+        let kinds: [&dyn Fn(u64) -> Share; 3] = [
+            &|rank| shares::by_rows(rows, width, world, rank),
+            &|rank| shares::of_flat(whole, alignment, world, rank),
+            &|rank| shares::of_parameter(whole, world, rank),
+        ];
+        for share in kinds {
+            let all: Vec<Share> = (0..world).map(share).collect();
+            prop_assert_eq!(all.iter().map(|share| share.elements).sum::<u64>(), whole);
+            prop_assert!(all.iter().all(|share| share.total() == all[0].total()));
+            prop_assert!(all[0].elements >= all[all.len() - 1].elements);
+        }
+    }
+
+    /// A share of a larger world is never larger.
+    #[test]
+    fn more_ranks_take_no_more(rows in 1u64..5000, width in 1u64..300, world in 1u64..70) {
+        let now = shares::by_rows(rows, width, world, 0).total();
+        prop_assert!(shares::by_rows(rows, width, world + 1, 0).total() <= now);
+        let now = shares::of_flat(rows * width, 2, world, 0).total();
+        // Padding to whole pairs may cost one pair.
+        prop_assert!(shares::of_flat(rows * width, 2, world + 1, 0).total() <= now + 2);
+    }
+}
+
+fn engines() -> Vec<Engine> {
+    let zero = |stage| {
+        Engine::Deepspeed(DeepSpeed {
+            zero: ZeroConfig {
+                stage,
+                reduce_bucket_size: 100_000,
+                stage3_param_persistence_threshold: 1000,
+                ..ZeroConfig::default()
+            },
+        })
+    };
+    vec![
+        Engine::Fsdp1(Fsdp1::default()),
+        Engine::Fsdp2(Fsdp2::default()),
+        Engine::Fsdp2(Fsdp2 { reshard_after_forward: false, ..Fsdp2::default() }),
+        zero(1),
+        zero(2),
+        zero(3),
+    ]
+}
+
+fn model() -> Model {
+    let config = json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 700,
+        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1001,
+        "max_position_embeddings": 2048, "tie_word_embeddings": false
+    });
+    Model::new(config, None).expect("a Llama")
+}
+
+fn plan(parallel: Option<Parallel>) -> TrainPlan {
+    let batch = Batch { batch_size: 2, seq_len: 64, ..Batch::default() };
+    TrainPlan { batch, parallel, ..TrainPlan::default() }
+}
+
+fn spread(engine: Engine, world: u64) -> Parallel {
+    let mesh = if let Engine::Ddp(_) = engine { Mesh::replicated(world) } else { Mesh::sharded(world) };
+    Parallel { mesh, engine, communicators: 1 }
+}
+
+/// Bytes asked for that are alive when the last forward pass begins.
+fn persistent(log: &Log) -> u64 {
+    let last = log.phases.iter().rposition(|name| name.ends_with(".fwd")).expect("a forward pass") as u32;
+    let mut alive = 0;
+    for event in &log.events {
+        match *event {
+            Event::Allocate(id) => alive += log.storages[id.0 as usize].bytes,
+            Event::Free(id) => alive -= log.storages[id.0 as usize].bytes,
+            Event::Phase(phase) if phase == last => return alive,
+            _ => {}
+        }
+    }
+    alive
+}
+
+#[test]
+fn one_card_is_one_card_to_the_byte() {
+    let alone = simulation::train(&model(), &plan(None)).expect("it runs");
+    for engine in engines().into_iter().chain([Engine::Ddp(Ddp::default())]) {
+        let name = engine.name();
+        let one = simulation::train(&model(), &plan(Some(spread(engine, 1)))).expect("it runs");
+        assert_eq!(one.replay.phases, alone.replay.phases, "{name}");
+        assert_eq!(one.process_bytes(), alone.process_bytes(), "{name}");
+    }
+}
+
+#[test]
+fn more_cards_never_hold_more_each() {
+    for engine in engines() {
+        let held: Vec<u64> = [2, 3, 4, 8, 16]
+            .into_iter()
+            .map(|world| {
+                let run = simulation::train(&model(), &plan(Some(spread(engine.clone(), world)))).expect("it runs");
+                persistent(&run.log)
+            })
+            .collect();
+        assert!(held.windows(2).all(|pair| pair[1] <= pair[0]), "{engine:?}: {held:?}");
+    }
+}
+
+#[test]
+fn copies_hold_the_same_in_every_world() {
+    let run = |world| {
+        let parallel = spread(Engine::Ddp(Ddp::default()), world);
+        persistent(&simulation::train(&model(), &plan(Some(parallel))).expect("it runs").log)
+    };
+    assert_eq!(run(2), run(64));
+}
+
+#[test]
+fn every_engine_frees_what_it_gathers() {
+    for engine in engines() {
+        let run = simulation::train(&model(), &plan(Some(spread(engine.clone(), 4)))).expect("it runs");
+        let ends: Vec<u64> = run
+            .log
+            .phases
+            .iter()
+            .zip(&run.replay.phases)
+            .filter(|(name, _)| name.ends_with(".fwd"))
+            .map(|(_, phase)| phase.before)
+            .collect();
+        // From the second step on, every step begins with the same.
+        assert_eq!(ends[1], ends[2], "{engine:?}");
+    }
+}
+
+#[test]
+fn impossible_worlds_are_refused_with_numbers() {
+    let mut parallel = spread(Engine::Fsdp2(Fsdp2::default()), 8);
+    parallel.mesh.tp = 3;
+    let refused = simulation::train(&model(), &plan(Some(parallel))).expect_err("8 heads over 3").to_string();
+    assert!(refused.contains("tp 3 does not divide 8 attention heads"), "{refused}");
+}
