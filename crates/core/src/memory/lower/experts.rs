@@ -25,7 +25,7 @@ pub(super) fn run(
     let expert_ids = torch.reshape(indices, list);
     let sorted_ids = torch.fresh("sort", list, DType::I64);
     let permutation = torch.fresh("sort", list, DType::I64);
-    drop(torch.scratch("sort", pairs * 16));
+    torch.sort_scratch(pairs);
     drop(expert_ids);
     let token_ids = torch.fresh("floor_divide", list, DType::I64);
     let selected = torch.index(hidden, &token_ids, Shape::from([pairs, size]));

@@ -40,7 +40,7 @@ use super::log::Category;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
-use crate::model::op::{ModuleId, Op, ParameterId, ValueId};
+use crate::model::op::{CacheKind, CacheUpdate, ModuleId, Op, ParameterId, ValueId};
 use crate::model::{ModuleKind, Program, Step};
 use crate::plan::{AttentionKind, Kernels};
 
@@ -73,6 +73,8 @@ pub struct Runner {
     wrapped: Rc<Wrapped>,
     cache: Option<Rc<cache::Store>>,
     hooks: Option<Rc<dyn hooks::Hooks>>,
+    /// Encoder-decoder models fill a cache in training too, unless they are checkpointed: `use_cache` is their default.
+    caches_in_training: bool,
 }
 
 /// The variables of a run.
@@ -81,13 +83,21 @@ struct Frames {
     /// What a layer's caller holds until the layer returns (attention probabilities).
     held: Vec<Tensor>,
     returned: Vec<Tensor>,
+    /// Keys and values in the cache that the output object brings along.
+    cached: Vec<Tensor>,
     /// Modules that hooks are around of, innermost last.
     entered: Vec<hooks::Entered>,
 }
 
 impl Frames {
     fn new(values: usize) -> Self {
-        Self { values: vec![None; values], held: Vec::new(), returned: Vec::new(), entered: Vec::new() }
+        Self {
+            values: vec![None; values],
+            held: Vec::new(),
+            returned: Vec::new(),
+            cached: Vec::new(),
+            entered: Vec::new(),
+        }
     }
 }
 
@@ -135,7 +145,10 @@ impl Runner {
                 _ => {}
             }
         }
-        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped, cache, hooks: None })
+        let crosses =
+            |step: &Step| matches!(step, Step::Run { op: Op::Cache(CacheUpdate { kind: CacheKind::Cross, .. }), .. });
+        let caches_in_training = cache.is_none() && !settings.checkpointing && program.steps.iter().any(crosses);
+        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped, cache, hooks: None, caches_in_training })
     }
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
@@ -146,7 +159,16 @@ impl Runner {
         torch.cast_cache.clear();
         torch.autocast = None;
         torch.set_module(0);
+        frames.returned.append(&mut frames.cached);
         frames.returned
+    }
+
+    /// The first update of a dynamic cache joins nothing and the new keys and values: a copy of each.
+    fn cache_copies(&self, torch: &mut Torch, frames: &mut Frames, inputs: &[Option<Tensor>]) -> Vec<Option<Tensor>> {
+        let copies: Vec<Option<Tensor>> =
+            inputs.iter().map(|input| input.as_ref().map(|x| torch.cat(&[x], 2))).collect();
+        frames.cached.extend(copies.iter().flatten().map(Tensor::detached));
+        copies
     }
 
     fn run(self: &Rc<Self>, torch: &mut Torch, frames: &mut Frames, range: std::ops::Range<usize>) {
@@ -328,6 +350,7 @@ impl Runner {
                     let shapes: Vec<_> = outputs.iter().map(|v| self.program.values[v.0 as usize]).collect();
                     cache.update(torch, update, inputs, &shapes)
                 }
+                None if self.caches_in_training => self.cache_copies(torch, frames, inputs),
                 None => inputs.to_vec(),
             },
             Op::Attention(spec) => {

@@ -31,13 +31,16 @@ pub(super) fn states(torch: &mut Torch, kind: OptimizerKind, parameter: &Tensor)
     // Paged state is managed memory, which the caching allocator never sees.
     let on_device = !kind.is_paged() || elements < PAGED_FROM;
     let mut states = Vec::new();
-    for &copies in moments {
-        if on_device {
+    // Both moments, then the scales of both.
+    if on_device {
+        for &copies in moments {
             let shape = if copies == 1 { parameter.shape } else { parameter.shape.inserted(0, copies) };
             let dtype = if narrow { DType::U8 } else { DType::F32 };
             states.push(torch.fresh("optimizer state", shape, dtype));
         }
-        if narrow {
+    }
+    if narrow {
+        for &copies in moments {
             let scales = Shape::from([copies, elements.div_ceil(BLOCK)]);
             states.push(torch.fresh("absmax", scales, DType::F32));
         }

@@ -84,8 +84,8 @@ impl Torch {
         let sums = 4 * batch * heads * rows;
         let padded = rows.next_multiple_of(128);
         let sizes = match kernel {
-            // One workspace: dk and dv of all query heads, and the row sums.
-            Kernel::Cudnn => vec![expanded(dim) + expanded(value_dim) + sums],
+            // One workspace: dq in fp32 and the row sums.
+            Kernel::Cudnn => vec![sums * dim + sums],
             Kernel::Flash => {
                 let mut sizes = vec![4 * batch * heads * padded, 4 * batch * padded * heads * dim.next_multiple_of(32)];
                 if key.size(1) != heads {

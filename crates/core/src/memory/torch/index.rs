@@ -38,7 +38,7 @@ impl Torch {
         let (rows, list) = (table.size(0), 8 * tokens);
         let order = [(); 2].map(|()| self.scratch(NAME, list));
         let range = self.scratch(NAME, list);
-        drop(self.scratch(NAME, 2 * list.next_multiple_of(256) + 16895 + 1024 * tokens.div_ceil(4096)));
+        drop(self.scratch(NAME, 2 * list.next_multiple_of(256) + 16895 + 1024 * tokens.div_ceil(4608)));
         drop(range);
         let result = self.fresh(NAME, table, gradient.dtype);
         let offsets = [list, 8].map(|bytes| self.scratch(NAME, bytes));
@@ -71,13 +71,30 @@ impl Torch {
         let (whole, count) = (x.shape, index.elements());
         self.attach(output, &[x], move |torch, gradient| {
             let index = saved.map(|saved| saved.get(torch));
-            let zeros = torch.fresh("new_zeros", whole, gradient.dtype);
-            // index_put with accumulation sorts the indices.
-            let scratch = torch.scratch("index_put sort", count * 48);
-            let result = torch.fresh("index_put", whole, gradient.dtype);
-            drop((zeros, scratch, index));
+            let result = torch.fresh("new_zeros", whole, gradient.dtype);
+            torch.index_put_scratch(count);
+            drop(index);
             vec![Some(result)]
         })
+    }
+
+    /// `index_put_` with accumulation sorts the indices: four lists of them and the sort's own buffer.
+    fn index_put_scratch(&mut self, count: u64) {
+        const NAME: &str = "index_put_";
+        let list = 8 * count;
+        let linear = self.scratch(NAME, list);
+        drop(self.scratch(NAME, list));
+        let lists = [(); 3].map(|()| self.scratch(NAME, list));
+        drop(self.scratch(NAME, 2 * list.next_multiple_of(256) + 6655));
+        drop((linear, lists));
+    }
+
+    /// Scratch of sorting a list of integers: the places they come from and the sort's own buffer.
+    pub fn sort_scratch(&mut self, count: u64) {
+        let list = 8 * count;
+        let places = self.scratch("sort", list);
+        drop(self.scratch("sort", 2 * list.next_multiple_of(256) + 16895 + 1024 * count.div_ceil(4608)));
+        drop(places);
     }
 
     /// Elements by index along a dimension.

@@ -104,7 +104,6 @@ impl Torch {
         let bias = bias.map(|b| self.widen(b));
         let weight = weight.map(|w| self.widen(w));
         let x = &self.widen(x);
-        let x = &self.contiguous(x);
         let mut inputs = vec![x];
         inputs.extend(weight.as_ref());
         inputs.extend(bias.as_ref());
@@ -115,9 +114,12 @@ impl Torch {
             saved.extend(bias.as_ref().map(|b| Saved::new(self, b)));
             saved
         });
+        // The kernel wants it dense, here and in backward; what is kept is the tensor as it came.
+        let dense = (!x.is_contiguous()).then(|| self.fresh("clone", x.shape, x.dtype));
         let output = self.fresh("native_layer_norm", x.shape, x.dtype);
         let per_row = x.shape.with(-1, 1);
         let rows: Vec<Tensor> = (0..statistics).map(|_| self.fresh("native_layer_norm", per_row, DType::F32)).collect();
+        drop(dense);
         if !records {
             return output;
         }
@@ -126,7 +128,7 @@ impl Torch {
         let needs: Vec<(bool, Shape, DType)> = inputs.iter().map(|t| (t.needs_grad(), t.shape, t.dtype)).collect();
         self.attach(output, &inputs, move |torch, gradient| {
             let kept: Vec<Tensor> = saved.into_iter().flatten().chain(statistics).map(|s| s.get(torch)).collect();
-            let dense = torch.contiguous(&gradient);
+            let dense = (torch.contiguous(&gradient), kept.first().map(|x| torch.contiguous(x)));
             let make = |(needed, shape, dtype): &(bool, Shape, DType)| {
                 needed.then(|| torch.fresh("native_layer_norm_backward", *shape, *dtype))
             };
