@@ -159,6 +159,21 @@ fn a_timeline_is_drawn_to_a_file_or_not_at_all() {
 }
 
 #[test]
+fn engines_plan_their_cache() {
+    let document = json(&["infer", "llama3-8b", "--engine", "all", "--gpu", "h100", "--context", "8192"]);
+    let budgets = document["budgets"].as_array().unwrap();
+    assert_eq!(budgets.len(), 4);
+    for budget in budgets {
+        assert!(budget["fits"].as_bool().unwrap(), "{budget}");
+        assert!(budget["cache_tokens"].as_u64().unwrap() > 8192, "{budget}");
+    }
+    // 8192 tokens of 8 heads of 128 elements, keys and values, 32 layers, fp16.
+    let cache = &document["buffers"][0]["estimate"]["devices"][0]["cache"];
+    assert_eq!(cache.as_u64(), Some(8192 * 2 * 8 * 128 * 32 * 2));
+    vramcast(&["infer", "llama3-8b", "--engine", "vllm", "--gpu", "rtx3060"]).code(1);
+}
+
+#[test]
 fn lists_are_filtered() {
     assert!(stdout(&vramcast(&["list", "gpus", "4090"]).success()).contains("RTX 4090"));
     assert!(stdout(&vramcast(&["list", "models", "llama3-8b"]).success()).contains("Meta-Llama-3-8B"));

@@ -8,6 +8,7 @@ use vramcast_core::plan::{
 };
 use vramcast_core::report;
 
+use super::engines::{self, EngineName};
 use super::model::ModelArguments;
 use super::{Answer, Failure};
 use crate::exit::Exit;
@@ -18,6 +19,12 @@ use crate::render;
 pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
+    /// Who serves: transformers by simulation, or an engine by its own budget rules.
+    #[arg(long, value_name = "ENGINE", default_value = "hf", visible_alias = "engines")]
+    engine: EngineName,
+    /// Longest sequence an engine shall hold [default: the engine's].
+    #[arg(long, value_name = "N")]
+    context: Option<u64>,
     /// Prompts at once.
     #[arg(long, short, value_name = "N", default_value_t = 1, help_heading = "Batch")]
     batch_size: u64,
@@ -71,6 +78,15 @@ enum Cache {
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
     let found = arguments.model.find(false)?;
     let model = found.require_model()?;
+    if arguments.engine != EngineName::Hf {
+        let gpu = arguments.gpu.as_deref().map_or_else(|| Ok(Gpu::h200()), |name| Gpus::embedded().find(name))?;
+        return engines::run(arguments.engine, &found.name, model, &gpu, arguments.context, as_json);
+    }
+    if arguments.context.is_some() {
+        return Err(
+            Failure::bad_input("--context is for serving engines").hint("use --prompt and --new-tokens with hf")
+        );
+    }
     let (plan, mut notes) = arguments.plan(found.stored_dtype())?;
     let simulation = simulation::infer(model, &plan)?;
     let judged: Vec<Gpu> = if arguments.all_gpus { Gpus::embedded().all().collect() } else { vec![plan.gpu.clone()] };

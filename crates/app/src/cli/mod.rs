@@ -1,6 +1,7 @@
 //! The commands.
 
 mod adapter;
+mod engines;
 mod failure;
 mod infer;
 mod inspect;
@@ -41,7 +42,7 @@ struct Cli {
 enum Command {
     /// Predict the memory of a training run.
     Train(Box<train::Arguments>),
-    /// Predict the memory of generation with transformers.
+    /// Predict the memory of generation: transformers by simulation, serving engines by their rules.
     Infer(Box<infer::Arguments>),
     /// Show what a model consists of: parameters, tensors, cache.
     Inspect(inspect::Arguments),

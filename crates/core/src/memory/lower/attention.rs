@@ -187,12 +187,13 @@ fn eager(
     }
     let dtype = (spec.eager == EagerStyle::Fp32Softmax).then_some(DType::F32);
     let mut probabilities = torch.softmax(&scores, dtype, "_softmax");
-    match spec.eager {
-        EagerStyle::Fp32Softmax => probabilities = torch.cast(&probabilities, query.dtype),
-        EagerStyle::PlainSoftmax => probabilities = torch.cast(&probabilities, value.dtype),
-        EagerStyle::UncastSoftmax | EagerStyle::Falcon => {}
+    if spec.eager == EagerStyle::Fp32Softmax {
+        probabilities = torch.cast(&probabilities, query.dtype);
     }
     drop(scores);
+    if spec.eager == EagerStyle::PlainSoftmax {
+        probabilities = torch.cast(&probabilities, value.dtype);
+    }
     if sinks.is_some() {
         let width = probabilities.shape.last() - 1;
         probabilities = torch.slice(&probabilities, 3, width, 1);

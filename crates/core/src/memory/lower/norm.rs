@@ -15,21 +15,22 @@ pub(super) fn lower(
     weight: Option<&Tensor>,
     bias: Option<&Tensor>,
 ) -> Tensor {
+    let mut names = Vec::new();
     match kind {
         Norm::Layer => torch.layer_norm(x, weight, bias, 2),
         Norm::RmsFused => torch.layer_norm(x, weight, None, 1),
         Norm::Rms | Norm::RmsBare => {
-            let normal = normalised(torch, x);
+            let normal = normalised(torch, x, &mut names);
             let narrow = torch.cast(&normal, x.dtype);
             scaled(torch, narrow, weight)
         }
         Norm::RmsWeightFirst => {
-            let normal = normalised(torch, x);
+            let normal = normalised(torch, x, &mut names);
             let wide = scaled(torch, normal, weight);
             torch.cast(&wide, x.dtype)
         }
         Norm::RmsGemma => {
-            let normal = normalised(torch, x);
+            let normal = normalised(torch, x, &mut names);
             let wide = match weight {
                 Some(weight) => {
                     let weight = torch.cast(weight, DType::F32);
@@ -52,14 +53,14 @@ pub(super) fn lower(
                 None => wide,
             };
             let normal = match kind {
-                Norm::RmsGatedGroups(groups) => normalised_by_group(torch, &gated, u64::from(groups)),
-                _ => normalised(torch, &gated),
+                Norm::RmsGatedGroups(groups) => normalised_by_group(torch, &gated, u64::from(groups), &mut names),
+                _ => normalised(torch, &gated, &mut names),
             };
             let narrow = torch.cast(&normal, x.dtype);
             scaled(torch, narrow, weight)
         }
         Norm::RmsThenGate => {
-            let normal = normalised(torch, x);
+            let normal = normalised(torch, x, &mut names);
             let narrow = torch.cast(&normal, x.dtype);
             let wide = scaled(torch, narrow, weight);
             match gate {
@@ -99,28 +100,30 @@ fn last(x: &Tensor) -> Option<u8> {
 }
 
 /// `x.float() * rsqrt(mean(x²) + eps)`, in fp32.
-fn normalised(torch: &mut Torch, x: &Tensor) -> Tensor {
+fn normalised(torch: &mut Torch, x: &Tensor, names: &mut Vec<Tensor>) -> Tensor {
     let wide = torch.cast(x, DType::F32);
-    let inverse = inverse_deviation(torch, &wide);
+    let inverse = inverse_deviation(torch, &wide, names);
     torch.binary(Binary::Mul, &wide, &inverse)
 }
 
 /// The same with one variance for each of several groups of channels.
-fn normalised_by_group(torch: &mut Torch, x: &Tensor, groups: u64) -> Tensor {
+fn normalised_by_group(torch: &mut Torch, x: &Tensor, groups: u64, names: &mut Vec<Tensor>) -> Tensor {
     let mut sizes = x.shape.sizes().to_vec();
     let width = sizes.pop().unwrap_or(1);
     sizes.extend([groups, width / groups.max(1)]);
     let grouped = torch.reshape(x, Shape::new(&sizes));
-    let inverse = inverse_deviation(torch, &grouped);
+    let inverse = inverse_deviation(torch, &grouped, names);
     let normal = torch.binary(Binary::Mul, &grouped, &inverse);
     torch.reshape(&normal, x.shape)
 }
 
-fn inverse_deviation(torch: &mut Torch, x: &Tensor) -> Tensor {
+/// The variance has a name of its own, which lives until the norm returns.
+fn inverse_deviation(torch: &mut Torch, x: &Tensor, names: &mut Vec<Tensor>) -> Tensor {
     let square = torch.scalar(Binary::Pow, x);
     let mean = torch.reduce(Reduction::Mean, &square, last(x), true);
     drop(square);
     let shifted = torch.scalar(Binary::Add, &mean);
+    names.push(mean);
     torch.unary(Unary::Rsqrt, &shifted)
 }
 
@@ -133,8 +136,9 @@ fn scaled(torch: &mut Torch, x: Tensor, weight: Option<&Tensor>) -> Tensor {
 
 /// The variance in fp32; the product in the type that the input promotes to; cast to the weight's narrow type.
 fn t5(torch: &mut Torch, x: &Tensor, weight: Option<&Tensor>) -> Tensor {
+    let names = &mut Vec::new();
     let wide = torch.cast(x, DType::F32);
-    let inverse = inverse_deviation(torch, &wide);
+    let inverse = inverse_deviation(torch, &wide, names);
     drop(wide);
     let mut normal = torch.binary(Binary::Mul, x, &inverse);
     if let Some(weight) = weight.filter(|weight| weight.dtype.size() == 2) {

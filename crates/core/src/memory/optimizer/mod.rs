@@ -63,12 +63,14 @@ impl Optimizer {
     /// One step.
     pub fn step(&mut self, torch: &mut Torch, parameters: &[Trained]) {
         let first = self.states.is_empty();
-        if first {
+        let plan::Optimizer { kind, implementation, rank } = self.plan;
+        // transformers' Adafactor makes the state of a parameter when it steps it.
+        if first && kind != OptimizerKind::Adafactor {
             self.make_states(torch, parameters);
         }
-        let plan::Optimizer { kind, implementation, rank } = self.plan;
         torch.in_category(Category::Temporaries, |torch| match kind {
-            OptimizerKind::Adafactor | OptimizerKind::TorchAdafactor => adafactor::step(torch, kind, parameters),
+            OptimizerKind::Adafactor => adafactor::transformers_step(torch, parameters, &mut self.states),
+            OptimizerKind::TorchAdafactor => adafactor::torch_step(torch, parameters),
             OptimizerKind::Muon => other::muon_step(torch, parameters),
             OptimizerKind::AdaBelief => adabelief::step(torch, parameters),
             OptimizerKind::AdamMini => adam_mini::step(torch, parameters, &self.whole),
