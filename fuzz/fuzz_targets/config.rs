@@ -2,6 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use vramcast_core::model::Model;
 use vramcast_core::source::{adapter, json, quantization::Quantization};
 
 fuzz_target!(|data: &[u8]| {
@@ -12,4 +13,8 @@ fuzz_target!(|data: &[u8]| {
     };
     let _ = Quantization::from_config(&config);
     let _ = adapter::parse(&config);
+    // Any family on any config: an inventory or an error, never a panic.
+    if let Ok(model) = Model::new(config, None) {
+        let _ = model.inventory().map(|inventory| (inventory.total(), inventory.active(), inventory.cache_bytes_per_token(2)));
+    }
 });

@@ -105,7 +105,11 @@ impl TrainPlan {
     /// What the adapter comes to on a model of this type.
     pub fn layout(&self, model_type: &str, program: &Program) -> Result<Option<AdapterLayout>, PlanError> {
         match &self.adapter {
-            Some(AdapterPlan::Lora(lora)) => AdapterLayout::of_program(lora, model_type, program).map(Some),
+            Some(AdapterPlan::Lora(lora)) => {
+                let layout = AdapterLayout::of_program(lora, model_type, program)?;
+                layout.check_simulated(lora, program, self.kernels == Kernels::Liger)?;
+                Ok(Some(layout))
+            }
             _ => Ok(None),
         }
     }

@@ -63,10 +63,11 @@ impl Optimizer {
     /// One step.
     pub fn step(&mut self, torch: &mut Torch, parameters: &[Trained]) {
         let first = self.states.is_empty();
-        if first && self.plan.kind != OptimizerKind::Adafactor {
+        let plan::Optimizer { kind, implementation, rank } = self.plan;
+        // transformers' Adafactor makes the state of a parameter when it steps it.
+        if first && kind != OptimizerKind::Adafactor {
             self.make_states(torch, parameters);
         }
-        let plan::Optimizer { kind, implementation, rank } = self.plan;
         torch.in_category(Category::Temporaries, |torch| match kind {
             OptimizerKind::Adafactor => adafactor::transformers_step(torch, parameters, &mut self.states),
             OptimizerKind::TorchAdafactor => adafactor::torch_step(torch, parameters),

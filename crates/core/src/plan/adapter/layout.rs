@@ -98,6 +98,47 @@ impl AdapterLayout {
         Ok(layout)
     }
 
+    /// Refuses what is counted but not simulated; `liger`: whether Liger fuses the head with the loss.
+    pub fn check_simulated(&self, plan: &LoraPlan, program: &Program, liger: bool) -> Result<(), PlanError> {
+        let unsupported = |what: String, hint: &str| Err(PlanError::Unsupported { what, hint: hint.into() });
+        let head = |path: &str| super::defaults::OUTPUT_EMBEDDINGS.contains(&path);
+        for adapted in &self.adapted {
+            match adapted.kind {
+                AdaptedKind::Convolution => {
+                    let what = format!("the memory of an adapter on the convolution {}", adapted.name);
+                    return unsupported(what, "target linears and embeddings only");
+                }
+                AdaptedKind::Embedding if plan.dora => {
+                    return unsupported(format!("the memory of DoRA on {}", adapted.name), "target linears only");
+                }
+                _ if liger && head(&adapted.name) => {
+                    return unsupported(format!("an adapter on {} with Liger's loss", adapted.name), "leave one out");
+                }
+                _ => {}
+            }
+        }
+        for saved in &self.saved {
+            if liger && head(&saved.path) {
+                return unsupported(format!("{} under modules_to_save with Liger's loss", saved.path), "leave one out");
+            }
+            let under = |path: &str| {
+                path == saved.path || path.strip_prefix(&saved.path).is_some_and(|rest| rest.starts_with('.'))
+            };
+            for (id, _) in &saved.parameters {
+                let simulated = program.modules.iter().any(|module| {
+                    let kind = !matches!(module.kind, ModuleKind::Convolution | ModuleKind::Experts);
+                    kind && under(&module.path) && module.parameters.contains(id)
+                });
+                if !simulated {
+                    let name = &program.parameters[id.0 as usize].name;
+                    let what = format!("the memory of a trained copy of {name}");
+                    return unsupported(what, "save linears, norms and embeddings only");
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Elements that are trained.
     pub fn trainable(&self) -> u64 {
         let adapters = self.adapted.iter().flat_map(|module| &module.tensors).map(|tensor| tensor.shape.elements());

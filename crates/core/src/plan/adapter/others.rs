@@ -174,9 +174,14 @@ fn sum(
     let mut total: u64 = 0;
     for id in resolved.modules {
         let module = &view.modules[id.0 as usize];
-        let (ModuleKind::Linear { inputs, outputs } | ModuleKind::Conv1d { inputs, outputs }) = module.kind else {
-            let hint = "target linears only".into();
-            return Err(PlanError::Unsupported { what: format!("{method} on {}", module.path), hint });
+        let (inputs, outputs) = match module.kind {
+            ModuleKind::Linear { inputs, outputs } => (inputs, outputs),
+            // PEFT's OFT knows no `Conv1D`.
+            ModuleKind::Conv1d { inputs, outputs } if method != "OFT" => (inputs, outputs),
+            _ => {
+                let hint = "target linears only".into();
+                return Err(PlanError::Unsupported { what: format!("{method} on {}", module.path), hint });
+            }
         };
         total = total.saturating_add(count(inputs, outputs, &module.path)?);
     }
