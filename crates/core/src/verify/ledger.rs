@@ -162,6 +162,7 @@ fn group(run: &Value) -> &'static str {
         Some("int8") => "qlora-int8",
         Some(_) => "qlora-4bit",
         None if !run["lora"].is_null() => "lora",
+        None if !run["peft"].is_null() => "peft",
         None if run["liger"] == true => "liger",
         None => "train",
     }
