@@ -157,23 +157,31 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
     let before = torch.enter_backward();
     let seed = torch.fresh("ones_like", tensor.shape, tensor.dtype);
     // The caller goes on holding the gradient it starts with.
-    walk(torch, root, seed.clone());
+    walk(torch, vec![(root, seed.clone())]);
     drop(seed);
     torch.leave_backward(before);
 }
 
-/// `torch.autograd.backward(tensor, gradient)` inside a backward pass.
-pub fn backward_nested(torch: &mut Torch, tensor: &Tensor, gradient: &Tensor) {
-    let Some(root) = tensor.edge.clone() else { return };
+/// `torch.autograd.backward(tensors, gradients)` inside a backward pass.
+pub fn backward_nested(torch: &mut Torch, pairs: &[(Tensor, Tensor)]) {
+    let roots: Vec<(Edge, Tensor)> =
+        pairs.iter().filter_map(|(tensor, gradient)| Some((tensor.edge.clone()?, gradient.clone()))).collect();
     let before = torch.enter_backward();
-    walk(torch, root, gradient.clone());
+    walk(torch, roots);
     torch.leave_backward(before);
 }
 
-fn walk(torch: &mut Torch, root: Edge, seed: Tensor) {
-    count_dependencies(torch, &root.node);
-    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed);
-    let mut ready = BinaryHeap::from([Ready(root.node)]);
+fn walk(torch: &mut Torch, roots: Vec<(Edge, Tensor)>) {
+    count_dependencies(torch, &roots);
+    let mut nodes: Vec<Rc<Node>> = Vec::with_capacity(roots.len());
+    for (edge, seed) in roots {
+        if !nodes.iter().any(|node| Rc::ptr_eq(node, &edge.node)) {
+            nodes.push(Rc::clone(&edge.node));
+        }
+        add_to_buffer(torch, &edge, seed);
+    }
+    // A root that others lead to waits for them.
+    let mut ready: BinaryHeap<Ready> = nodes.into_iter().filter(|node| node.waiting.get() == 0).map(Ready).collect();
     while let Some(Ready(node)) = ready.pop() {
         torch.set_module(node.module);
         let hooks = std::mem::take(&mut *node.before.borrow_mut());
@@ -211,11 +219,16 @@ fn walk(torch: &mut Torch, root: Edge, seed: Tensor) {
     }
 }
 
-fn count_dependencies(torch: &mut Torch, root: &Rc<Node>) {
+fn count_dependencies(torch: &mut Torch, roots: &[(Edge, Tensor)]) {
     torch.visit += 1;
     let visit = torch.visit;
-    let mut stack = vec![Rc::clone(root)];
-    root.visited.set(visit);
+    let mut stack = Vec::with_capacity(roots.len());
+    for (edge, _) in roots {
+        if edge.node.visited.replace(visit) != visit {
+            edge.node.waiting.set(0);
+            stack.push(Rc::clone(&edge.node));
+        }
+    }
     while let Some(node) = stack.pop() {
         for edge in node.next.borrow().iter().flatten() {
             if edge.node.visited.replace(visit) != visit {
@@ -230,7 +243,8 @@ fn count_dependencies(torch: &mut Torch, root: &Rc<Node>) {
 /// Fan-in is summed into the first gradient where nothing else can see that one; a view's storage has a second owner, the
 /// tensor it was made from. Else old, new and sum live together for a moment (torch/csrc/autograd/input_buffer.cpp).
 fn add_to_buffer(torch: &mut Torch, edge: &Edge, gradient: Tensor) {
-    let old = edge.node.buffer.borrow_mut()[edge.slot as usize].take();
+    // A node that has run already takes no more (a graph is walked once).
+    let Some(old) = edge.node.buffer.borrow_mut().get_mut(edge.slot as usize).map(Option::take) else { return };
     let sum = match old {
         None => gradient,
         Some(old) if !old.viewed && Rc::strong_count(&old.storage) == 1 && old.is_dense() => old,
@@ -242,7 +256,9 @@ fn add_to_buffer(torch: &mut Torch, edge: &Edge, gradient: Tensor) {
             torch.on_stream(stream, |torch| torch.pointwise("add", &[&old, &gradient], old.dtype))
         }
     };
-    edge.node.buffer.borrow_mut()[edge.slot as usize] = Some(sum);
+    if let Some(slot) = edge.node.buffer.borrow_mut().get_mut(edge.slot as usize) {
+        *slot = Some(sum);
+    }
 }
 
 /// The first gradient of a leaf is taken over as it is when its layout fits; later ones are added in place.

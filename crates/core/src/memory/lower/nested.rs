@@ -99,11 +99,13 @@ impl Runner {
         torch.cast_cache.clear();
         (torch.grad_enabled, torch.autocast) = (grad, autocast);
         let outputs: Vec<Option<Tensor>> = written.iter().map(|id| frames.values[id.0 as usize].take()).collect();
-        for (output, gradient) in outputs.iter().zip(gradients) {
-            if let (Some(output), Some(gradient)) = (output, gradient) {
-                autograd::backward_nested(torch, output, gradient);
-            }
-        }
+        let pairs: Vec<(Tensor, Tensor)> = outputs
+            .into_iter()
+            .zip(gradients)
+            .filter_map(|(output, gradient)| Some((output?, gradient.clone()?)))
+            .collect();
+        autograd::backward_nested(torch, &pairs);
+        drop(pairs);
         torch.drop_graph(mark);
         leaves.iter().map(|leaf| handed_out(torch, leaf)).collect()
     }
