@@ -2,13 +2,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BinaryHeap;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
 use super::log::{Category, Stream};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
 use crate::model::Shape;
+
+pub use super::saved::{Frame, Saved};
 
 /// Gradients of the inputs of a node, in order; `None` where none is needed.
 pub type Gradients = Vec<Option<Tensor>>;
@@ -275,103 +277,4 @@ fn accumulate(torch: &mut Torch, leaf: &Rc<Leaf>, gradient: Option<Tensor>) {
     let kept = if stolen { gradient } else { torch.fresh("grad", leaf.shape, leaf.dtype) };
     torch.log.borrow_mut().reclassify(kept.storage.id(), Category::Gradients);
     *slot = Some(kept.detached());
-}
-
-/// A tensor kept for backward: held, or to be made again when a checkpoint is in force.
-pub enum Saved {
-    /// Held.
-    Held(Tensor),
-    /// Recomputed on demand.
-    Again(Rc<Holder>),
-}
-
-/// A place in a checkpoint's list of tensors; when it goes, so does the recomputed tensor.
-pub struct Holder {
-    frame: Rc<Frame>,
-    index: usize,
-}
-
-/// What runs a region again.
-pub type Again = Rc<dyn Fn(&mut Torch)>;
-
-/// A checkpointed region: how to run it again, and what the second run made.
-pub struct Frame {
-    /// Runs the region again (set once the region's first run is over).
-    pub run: RefCell<Option<Again>>,
-    holders: RefCell<Vec<Weak<Holder>>>,
-    recomputed: RefCell<Option<Vec<Option<Tensor>>>>,
-}
-
-impl Frame {
-    /// An empty frame.
-    pub fn new() -> Rc<Self> {
-        Rc::new(Self { run: RefCell::default(), holders: RefCell::default(), recomputed: RefCell::default() })
-    }
-}
-
-impl Saved {
-    /// Keeps a tensor for backward.
-    pub fn new(torch: &mut Torch, tensor: &Tensor) -> Self {
-        if let Some(frame) = torch.recording.clone() {
-            let holder = Rc::new(Holder { frame: Rc::clone(&frame), index: frame.holders.borrow().len() });
-            frame.holders.borrow_mut().push(Rc::downgrade(&holder));
-            return Self::Again(holder);
-        }
-        if let Some(frame) = torch.recomputing.clone() {
-            torch.keep_recomputed(&frame, tensor);
-        }
-        Self::Held(tensor.detached())
-    }
-
-    /// The tensor, recomputed if need be.
-    ///
-    /// What was held stays so until the node is done with; what was recomputed only as long as the node's code needs it,
-    /// which is over before its results are summed down to the sizes of what they are for.
-    pub fn get(self, torch: &mut Torch) -> Tensor {
-        match self {
-            Self::Held(tensor) => {
-                torch.retained.push(Self::Held(tensor.clone()));
-                tensor
-            }
-            Self::Again(holder) => {
-                torch.retained.push(Self::Again(Rc::clone(&holder)));
-                if holder.frame.recomputed.borrow().is_none() {
-                    torch.recompute(&holder.frame);
-                }
-                let taken = holder.frame.recomputed.borrow_mut().as_mut().and_then(|list| list[holder.index].take());
-                // A second run that saves less than the first would be a bug of ours; an empty scalar stands in.
-                taken.unwrap_or_else(|| torch.phantom(Shape::new(&[]), DType::F32))
-            }
-        }
-    }
-}
-
-impl Torch {
-    fn recompute(&mut self, frame: &Rc<Frame>) {
-        let run = frame.run.borrow().clone();
-        *frame.recomputed.borrow_mut() = Some(Vec::with_capacity(frame.holders.borrow().len()));
-        let outer = self.begin_recompute(frame);
-        if let Some(run) = run {
-            run(self);
-        }
-        self.end_recompute(outer);
-        let missing = frame.holders.borrow().len();
-        if let Some(list) = frame.recomputed.borrow_mut().as_mut() {
-            list.resize_with(missing, || None);
-        }
-    }
-
-    /// The second run reached a tensor that the first one saved; after the last one it stops.
-    fn keep_recomputed(&mut self, frame: &Rc<Frame>, tensor: &Tensor) {
-        let mut list = frame.recomputed.borrow_mut();
-        let Some(list) = list.as_mut() else { return };
-        let holders = frame.holders.borrow();
-        if list.len() < holders.len() && !self.stopped {
-            let alive = holders[list.len()].strong_count() > 0;
-            list.push(alive.then(|| tensor.detached()));
-            if list.len() == holders.len() {
-                self.stopped = true;
-            }
-        }
-    }
 }

@@ -240,6 +240,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
             audio_frames: (row["kind"] == "speech").then_some(3000),
             mask: run["mask"] == true || trainer,
             padded: false,
+            real_tokens: None,
         },
         weights: dtype(&run["weights"]).unwrap_or(DType::BF16),
         autocast: dtype(&run["autocast"]),
@@ -258,6 +259,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         quantization: recorded::quantization(row)?,
         gpu: card(row["gpu"].as_str().unwrap_or_default()),
         allocator,
+        ..TrainPlan::default()
     };
     super::variants::apply(&mut plan, run)?;
     Ok(plan)
