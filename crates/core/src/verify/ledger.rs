@@ -207,7 +207,7 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
     }
 }
 
-fn train_plan(row: &Value) -> Result<TrainPlan, String> {
+pub(super) fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     let run = &row["run"];
     let trainer = run["task"] == "trainer";
     if run["task"] != "train" && run["task"] != "deepspeed" && !trainer {
