@@ -6,7 +6,7 @@ use vramcast_core::memory::log::{Event, Log};
 use vramcast_core::memory::sharding::shares::{self, Share};
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
-use vramcast_core::plan::parallel::{Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, Parallel, ZeroConfig};
+use vramcast_core::plan::parallel::{Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, Parallel, Reshard, ZeroConfig};
 use vramcast_core::plan::{Batch, TrainPlan};
 
 proptest! {
@@ -52,7 +52,7 @@ fn engines() -> Vec<Engine> {
     vec![
         Engine::Fsdp1(Fsdp1::default()),
         Engine::Fsdp2(Fsdp2::default()),
-        Engine::Fsdp2(Fsdp2 { reshard_after_forward: false, ..Fsdp2::default() }),
+        Engine::Fsdp2(Fsdp2 { reshard_after_forward: Reshard::Flag(false), ..Fsdp2::default() }),
         zero(1),
         zero(2),
         zero(3),
@@ -75,7 +75,7 @@ fn plan(parallel: Option<Parallel>) -> TrainPlan {
 
 fn spread(engine: Engine, world: u64) -> Parallel {
     let mesh = if let Engine::Ddp(_) = engine { Mesh::replicated(world) } else { Mesh::sharded(world) };
-    Parallel { mesh, engine, communicators: 1 }
+    Parallel { mesh, engine, communicators: 1, no_sync: false }
 }
 
 /// Bytes asked for that are alive when the last forward pass begins.

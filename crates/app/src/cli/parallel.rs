@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use vramcast_core::dtype::DType;
 use vramcast_core::plan::TrainPlan;
 use vramcast_core::plan::parallel::{
-    DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Parallel, Strategy, ZeroConfig,
+    DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Parallel, Reshard, Strategy, ZeroConfig,
 };
 
 use super::Failure;
@@ -63,7 +63,7 @@ impl ParallelArguments {
                 Engine::Fsdp1(Fsdp1 { strategy, mixed_precision: types, ..Fsdp1::default() })
             }
             EngineName::Fsdp2 => Engine::Fsdp2(Fsdp2 {
-                reshard_after_forward: !self.no_reshard,
+                reshard_after_forward: Reshard::Flag(!self.no_reshard),
                 mixed_precision: types,
                 ..Fsdp2::default()
             }),
@@ -77,7 +77,7 @@ impl ParallelArguments {
         } else {
             Mesh { dp_shard: gpus, ..Mesh::default() }
         };
-        plan.parallel = Some(Parallel { mesh, engine, communicators: 1 });
+        plan.parallel = Some(Parallel { mesh, engine, communicators: 1, no_sync: false });
         Ok(())
     }
 }

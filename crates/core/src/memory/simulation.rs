@@ -50,7 +50,7 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
             // One card needs no engine.
             match parallel.mesh.world() {
                 1 => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),
-                _ => sharding::simulate(Rc::clone(&program), plan, parallel, liger),
+                _ => sharding::simulate(Rc::clone(&program), plan, parallel, layout.as_ref(), liger),
             }
         }
         None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),

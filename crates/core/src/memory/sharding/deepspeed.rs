@@ -3,11 +3,11 @@
 use std::rc::Rc;
 
 use super::{finish, zero0, zero3, zero12};
+use crate::memory::adapters::Loaded;
 use crate::memory::autograd;
-use crate::memory::device::Device;
 use crate::memory::log::{Event, Log};
 use crate::memory::lower::hooks::Hooks;
-use crate::memory::lower::{Runner, Wrapped};
+use crate::memory::lower::Runner;
 use crate::memory::optimizer::{Optimizer, Trained};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
@@ -38,14 +38,14 @@ pub(super) trait Stage {
 
 /// Runs a program on one card of a DeepSpeed world.
 pub(super) fn simulate(
+    mut torch: Torch,
     program: Rc<Program>,
     plan: &TrainPlan,
+    loaded: Loaded,
     options: &DeepSpeed,
     world: u64,
-    kernels: Wrapped,
 ) -> Log {
-    let mut torch = Torch::new(Device::of(&plan.gpu));
-    let (mut parameters, trained) = train::load(&mut torch, &program, plan);
+    let Loaded { mut parameters, trained, wrapped } = loaded;
     let stage = match options.zero.stage {
         0 => zero0::wrap(&mut torch, trained),
         3 => zero3::wrap(&mut torch, &program, &mut parameters, trained, &options.zero, world),
@@ -53,8 +53,8 @@ pub(super) fn simulate(
         _ => return Log::default(),
     };
     let inputs = train::batch(&mut torch, &program, plan);
-    let kernels = Rc::new(kernels);
-    let mut runner = Runner::with(Rc::clone(&program), parameters, inputs, train::settings(plan), kernels, None);
+    let wrapped = Rc::new(wrapped);
+    let mut runner = Runner::with(Rc::clone(&program), parameters, inputs, train::settings(plan), wrapped, None);
     if let Some(hooks) = Rc::clone(&stage).hooks() {
         runner = runner.hooked(hooks);
     }

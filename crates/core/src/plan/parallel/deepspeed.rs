@@ -76,6 +76,9 @@ impl DeepSpeed {
                 });
             }
         }
+        if plan.adapter.is_some() || plan.quantization.is_some() {
+            return unsupported("with adapters or quantised weights", "fsdp2 has them");
+        }
         if dp_replicate > 1 {
             return unsupported("with hpZ or MiCS (dp_replicate over 1)", "shard over all GPUs");
         }
