@@ -10,7 +10,7 @@ mod checks;
 pub mod deepspeed;
 pub mod mesh;
 
-pub use deepspeed::{DeepSpeed, ZeroConfig};
+pub use deepspeed::{DeepSpeed, Offload, OffloadDevice, ZeroConfig};
 pub use mesh::{Mesh, ModelSizes};
 
 use serde::{Deserialize, Serialize};

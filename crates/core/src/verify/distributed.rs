@@ -93,8 +93,8 @@ fn fsdp2(dist: &Value) -> Fsdp2 {
 }
 
 fn zero(dist: &Value, weights: DType) -> Result<DeepSpeed, String> {
-    if weights != DType::BF16 {
-        return Err("deepspeed rows have bf16 weights".into());
+    if weights == DType::F32 {
+        return Err("deepspeed rows have 16-bit weights".into());
     }
     let mut config = match &dist["zero_config"] {
         Value::Null => Value::Object(Default::default()),

@@ -36,12 +36,7 @@ pub(super) struct Replicas {
 }
 
 /// Wraps a loaded model.
-pub(super) fn wrap(
-    torch: &mut Torch,
-    program: &Program,
-    loaded: Loaded,
-    options: &Ddp,
-) -> Wrapped {
+pub(super) fn wrap(torch: &mut Torch, program: &Program, loaded: Loaded, options: &Ddp) -> Wrapped {
     let buffers: Vec<Tensor> = loaded.parameters.iter().skip(program.parameters.len()).cloned().collect();
     let mut state: Vec<Tensor> = members::of(program, &loaded).into_iter().map(|member| member.tensor).collect();
     state.extend(buffers.iter().cloned());
@@ -68,7 +63,7 @@ pub(super) fn wrap(
             }
         }));
     }
-    Wrapped { loaded, engine }
+    Wrapped { loaded, on_host: Vec::new(), engine }
 }
 
 /// `_broadcast_coalesced`: tensors are joined to pieces, two of which are in flight.

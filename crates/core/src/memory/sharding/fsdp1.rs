@@ -27,8 +27,6 @@ struct Handle {
     full: Tensor,
     /// Where autograd puts the gradients of those views.
     views: Vec<Rc<Leaf>>,
-    /// Elements of views that no gradient flows into.
-    frozen: Vec<u64>,
     /// Where the gradients of the parts on this card are.
     parts: Vec<Rc<Leaf>>,
     /// Elements of the shard, padding included.
@@ -40,6 +38,8 @@ struct Handle {
     root: bool,
     /// A gradient of the whole that waits to be reduced.
     waiting: RefCell<Option<Tensor>>,
+    /// The shard as it came up from the host: the original parameters look at it until the unit is sharded again.
+    copy: RefCell<Option<Tensor>>,
 }
 
 /// The engine.
@@ -69,8 +69,8 @@ pub(super) fn wrap(
     options: &Fsdp1,
     (world, replicas): (u64, u64),
 ) -> Wrapped {
-    loaded.trained.clear();
     let members = members::of(program, &loaded);
+    loaded.trained.clear();
     let modules = Units::of(program, options.wrap, &members, &options.ignored);
     let mut members: Vec<Option<Member>> = members.into_iter().map(Some).collect();
     let mut trained = Vec::new();
@@ -82,10 +82,10 @@ pub(super) fn wrap(
         handles.push(flatten(torch, &mut loaded, unit, options, world, root, &mut trained));
     }
     for (index, member) in members.into_iter().enumerate() {
-        let Some(member) = member.filter(|member| member.trains) else { continue };
-        let (tensor, leaf) = torch.leaf(member.tensor.detached());
-        member.replace(&mut loaded, tensor.clone());
-        trained.push((index, Trained { tensor, leaf }));
+        let Some(member) = member else { continue };
+        if let Some(leaf) = member.leaf {
+            trained.push((index, Trained { tensor: member.tensor, leaf }));
+        }
     }
     trained.sort_by_key(|(index, _)| *index);
     loaded.trained = trained.into_iter().map(|(_, trained)| trained).collect();
@@ -113,7 +113,9 @@ pub(super) fn wrap(
             }));
         }
     }
-    Wrapped { loaded, engine }
+    let offloaded = engine.handles.iter().filter(|handle| options.offload && !handle.views.is_empty());
+    let on_host = offloaded.map(|handle| (Shape::from([handle.shard]), handle.dtype)).collect();
+    Wrapped { loaded, on_host, engine }
 }
 
 /// One flat parameter of a unit's parameters, and this card's shard of it.
@@ -133,23 +135,23 @@ fn flatten(
     let flat = torch.fresh("cat", Shape::from([layout.elements]), dtype);
     let full = torch.hollow("flat parameter", Shape::from([layout.elements]), layout.elements, gathered);
     let size = layout.elements / world;
-    let (mut views, mut frozen) = (Vec::new(), Vec::new());
+    let mut views = Vec::new();
     let mut sizes = Vec::new();
+    // The views come from one tensor: where one of them is trained, gradients flow into all.
+    let trains = unit.iter().any(|(_, member)| member.trains());
     for (_, member) in &unit {
         let shape = member.tensor.shape;
-        let mut view = Tensor { shape, strides: contiguous_strides(&shape), ..full.clone() };
-        if member.trains {
+        let mut view = Tensor { edge: None, shape, strides: contiguous_strides(&shape), ..full.clone() };
+        if trains {
             let leaf: Rc<Leaf>;
             (view, leaf) = torch.leaf(view);
             leaf.stream.set(Stream::Gather);
             views.push(leaf);
-        } else {
-            frozen.push(shape.elements());
         }
         member.replace(loaded, view);
         sizes.push(shape.elements());
     }
-    let places: Vec<(usize, bool)> = unit.iter().map(|(index, member)| (*index, member.trains)).collect();
+    let places: Vec<(usize, bool)> = unit.iter().map(|(index, member)| (*index, member.trains())).collect();
     drop(unit);
     let shard = torch.in_category(category, |torch| torch.fresh("flat shard", Shape::from([size]), dtype));
     drop(flat);
@@ -187,7 +189,6 @@ fn flatten(
     Handle {
         full,
         views,
-        frozen,
         parts,
         shard: size,
         dtype,
@@ -195,6 +196,7 @@ fn flatten(
         place: Cell::new(None),
         root,
         waiting: RefCell::default(),
+        copy: RefCell::default(),
     }
 }
 
@@ -233,18 +235,27 @@ impl FlatShards {
 
     fn unshard(&self, torch: &mut Torch, at: usize) {
         let handle = &self.handles[at];
-        if handle.full.storage.is_alive() || handle.shard == 0 {
+        if handle.shard == 0 {
             return;
         }
         let gathered = self.gathered_type(handle);
-        let narrow = (gathered != handle.dtype)
-            .then(|| torch.flat("low precision shard", handle.shard, gathered, Stream::Cast));
-        let copy =
-            self.options.offload.then(|| torch.flat("_to_copy", handle.shard, handle.dtype, Stream::Cast));
-        // What came up to be cast goes when it is.
-        let copy = copy.filter(|_| narrow.is_none());
-        torch.on_stream(Stream::Gather, |_| handle.full.storage.fill());
-        drop((narrow, copy));
+        let casts = gathered != handle.dtype;
+        if self.options.offload && !casts && handle.copy.borrow().is_none() {
+            let copy = torch.flat("_to_copy", handle.shard, handle.dtype, Stream::Cast);
+            *handle.copy.borrow_mut() = Some(copy);
+        }
+        if !handle.full.storage.is_alive() {
+            let narrow = casts.then(|| torch.flat("low precision shard", handle.shard, gathered, Stream::Cast));
+            if casts && self.options.offload {
+                // It goes as soon as it is cast.
+                drop(torch.flat("_to_copy", handle.shard, handle.dtype, Stream::Cast));
+            }
+            torch.on_stream(Stream::Gather, |_| handle.full.storage.fill());
+            drop(narrow);
+        }
+        if self.options.flat_params {
+            drop(handle.copy.take());
+        }
     }
 
     fn pre_forward(&self, torch: &mut Torch, at: usize) {
@@ -285,6 +296,7 @@ impl FlatShards {
             handle.place.set(Some(order.len()));
             order.push(at);
         }
+        drop(handle.copy.take());
         if self.options.strategy == Strategy::Full && !handle.root {
             handle.full.storage.empty();
         }
@@ -305,18 +317,16 @@ impl FlatShards {
         let gradients: Vec<Tensor> = handle.views.iter().filter_map(|leaf| leaf.grad.take()).collect();
         let reduces = self.reduces.get();
         let frees = reduces || self.options.strategy == Strategy::Full;
+        drop(handle.copy.take());
         if gradients.is_empty() {
             if frees {
                 handle.full.storage.empty();
             }
             return;
         }
-        // The views were split off on the stream that gathers, so autograd joins their gradients there, with zeros for
-        // those that have none.
-        let zeros: Vec<Tensor> =
-            handle.frozen.iter().map(|&elements| torch.flat("zeros", elements, gathered, Stream::Gather)).collect();
+        // The views were split off on the stream that gathers, so autograd joins their gradients there.
         let mut whole = torch.flat("cat", handle.shard * self.world, gathered, Stream::Gather);
-        drop((gradients, zeros));
+        drop(gradients);
         if let Some(waiting) = handle.waiting.take() {
             whole = waiting;
         }
@@ -332,8 +342,8 @@ impl FlatShards {
             return;
         }
         let reduce = self.options.mixed_precision.map_or(handle.dtype, |types| types.reduce);
-        let wide = (reduce != gathered)
-            .then(|| torch.flat("_to_copy", handle.shard * self.world, reduce, Stream::Reduce));
+        let wide =
+            (reduce != gathered).then(|| torch.flat("_to_copy", handle.shard * self.world, reduce, Stream::Reduce));
         let mut reduced = torch.flat("reduce-scatter output", handle.shard, reduce, Stream::Reduce);
         if reduce != handle.dtype {
             let stream = if self.replicas > 1 { Stream::AllReduce } else { Stream::Reduce };

@@ -97,11 +97,12 @@ pub(super) fn wrap(
     options: &Fsdp2,
     (world, replicas): (u64, u64),
 ) -> Wrapped {
-    loaded.trained.clear();
     let members = members::of(program, &loaded);
+    loaded.trained.clear();
     let modules = Units::of(program, options.wrap, &members, &options.ignored);
     let mut sharded = Vec::new();
     let mut shards = Vec::new();
+    let mut on_host = Vec::new();
     let mut units = Vec::new();
     let mut members: Vec<Option<Member>> = members.into_iter().map(Some).collect();
     for (place, own) in modules.parameters.iter().enumerate() {
@@ -116,6 +117,8 @@ pub(super) fn wrap(
                     sharded.push((index, Trained { tensor: part.clone(), leaf: Rc::clone(leaf) }));
                 }
                 shards.push(part);
+            } else if member.trains() {
+                on_host.push((parameter.shard, parameter.dtype));
             }
             member.replace(&mut loaded, parameter.whole.clone());
             unit.push(parameter);
@@ -134,10 +137,10 @@ pub(super) fn wrap(
     }
     // What the engine is to leave alone is trained as it is.
     for (index, member) in members.into_iter().enumerate() {
-        let Some(member) = member.filter(|member| member.trains) else { continue };
-        let (tensor, leaf) = torch.leaf(member.tensor.detached());
-        member.replace(&mut loaded, tensor.clone());
-        sharded.push((index, Trained { tensor, leaf }));
+        let Some(member) = member else { continue };
+        if let Some(leaf) = member.leaf {
+            sharded.push((index, Trained { tensor: member.tensor, leaf }));
+        }
     }
     // Shards live as long as the run; the list of what the forward pass reads keeps them.
     loaded.parameters.extend(shards);
@@ -156,7 +159,7 @@ pub(super) fn wrap(
         this: Weak::clone(this),
     });
     loaded.trained = sharded.into_iter().map(|(_, trained)| trained).collect();
-    Wrapped { loaded, engine }
+    Wrapped { loaded, on_host, engine }
 }
 
 /// This card's shard of a parameter, on the card or on the host.
@@ -172,19 +175,25 @@ fn shard(torch: &mut Torch, member: &Member, options: &Fsdp2, world: u64) -> (Pa
     let part = torch.in_category(member.category(), |torch| torch.fresh("shard", shape, dtype));
     let gathered = options.mixed_precision.map_or(dtype, |types| types.parameters);
     let hollow = torch.hollow("gathered parameter", whole.shape, shape.elements() * world, gathered);
-    let mut parameter =
-        Parameter { whole: hollow, whole_leaf: None, shard_leaf: None, shard: shape, dtype, waiting: RefCell::default() };
+    let mut parameter = Parameter {
+        whole: hollow,
+        whole_leaf: None,
+        shard_leaf: None,
+        shard: shape,
+        dtype,
+        waiting: RefCell::default(),
+    };
     let mut part = Some(part);
     if options.offload {
         part = None;
         let bytes = shape.elements().saturating_mul(dtype.size());
         let mut log = torch.log.borrow_mut();
         log.on_host("parameter shards", bytes, true);
-        if member.trains {
+        if member.trains() {
             log.on_host("gradient shards", bytes, true);
         }
     }
-    if member.trains {
+    if member.trains() {
         let (whole, leaf) = torch.leaf(parameter.whole);
         (parameter.whole, parameter.whole_leaf) = (whole, Some(leaf));
         if let Some(tensor) = part {
@@ -265,8 +274,8 @@ impl FullyShard {
         let previous = if forward { self.last_flat.take() } else { None };
         for parameter in &unit.parameters {
             let dtype = self.gathered_type(parameter);
-            let narrow = (self.world == 1 && dtype != parameter.dtype)
-                .then(|| torch.fresh("_to_copy", parameter.shard, dtype));
+            let narrow =
+                (self.world == 1 && dtype != parameter.dtype).then(|| torch.fresh("_to_copy", parameter.shard, dtype));
             parameter.whole.storage.fill();
             drop(narrow);
         }

@@ -2,9 +2,11 @@
 //! bits, in an adapter, or as a trained copy.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use crate::memory::adapters::Loaded;
-use crate::memory::log::Category;
+use crate::memory::autograd::Leaf;
+use crate::memory::log::{Category, StorageId};
 use crate::memory::lower::LoraWeights;
 use crate::memory::tensor::Tensor;
 use crate::model::Program;
@@ -16,8 +18,8 @@ pub(super) struct Member {
     pub(super) name: String,
     /// As it was loaded.
     pub(super) tensor: Tensor,
-    /// Whether it is trained.
-    pub(super) trains: bool,
+    /// Where its gradient goes, when it is trained.
+    pub(super) leaf: Option<Rc<Leaf>>,
     /// Whether it belongs to an adapter.
     pub(super) adapter: bool,
     place: Place,
@@ -45,6 +47,24 @@ enum Part {
 const PARTS: [Part; 4] = [Part::First, Part::Second, Part::Bias, Part::Magnitude];
 
 impl Member {
+    /// Whether it is trained.
+    pub(super) fn trains(&self) -> bool {
+        self.leaf.is_some()
+    }
+
+    /// Whether its elements are packed in few bits.
+    pub(super) fn is_packed(&self) -> bool {
+        matches!(self.place, Place::Packed(_))
+    }
+
+    /// The parameter of the model that it is, where it is one.
+    pub(super) fn id(&self) -> Option<ParameterId> {
+        match self.place {
+            Place::Model(id) | Place::Packed(id) => Some(id),
+            _ => None,
+        }
+    }
+
     /// What its memory is for.
     pub(super) fn category(&self) -> Category {
         if self.adapter { Category::Adapters } else { Category::Weights }
@@ -96,6 +116,8 @@ pub(super) fn of(program: &Program, loaded: &Loaded) -> Vec<Member> {
     for module in wrapped.lora.keys() {
         adapted.entry(program.modules[module.0 as usize].path.as_str()).or_default().push(*module);
     }
+    let leaves: BTreeMap<StorageId, Rc<Leaf>> =
+        loaded.trained.iter().map(|trained| (trained.tensor.storage.id(), Rc::clone(&trained.leaf))).collect();
     let mut members = Vec::new();
     let mut copied = BTreeSet::new();
     let owner = |id: ParameterId| {
@@ -110,7 +132,7 @@ pub(super) fn of(program: &Program, loaded: &Loaded) -> Vec<Member> {
             members.push(Member {
                 name: name.to_owned(),
                 tensor: tensor.clone(),
-                trains: tensor.needs_grad(),
+                leaf: leaves.get(&tensor.storage.id()).map(Rc::clone),
                 adapter,
                 place,
             });

@@ -8,6 +8,7 @@
 //! | `deepspeed`, `zero0`, `zero12`, `zero3`, `coordinator` | DeepSpeed's loop, and what ZeRO does in it |
 //! | `fsdp1` | `FullyShardedDataParallel` |
 //! | `fsdp2` | `fully_shard` |
+//! | `host` | what is kept in the host's memory instead |
 //!
 //! The card is rank 0 of the data-parallel ranks: where a size does not divide, it has the largest share.
 
@@ -16,6 +17,7 @@ mod ddp;
 mod deepspeed;
 mod fsdp1;
 mod fsdp2;
+mod host;
 mod members;
 pub mod shares;
 mod units;
@@ -29,22 +31,25 @@ use super::adapters::{self, Loaded};
 use super::autograd;
 use super::device::Device;
 use super::log::{Event, Log};
+use super::lower::Runner;
 use super::lower::hooks::Hooks;
 use super::lower::liger::Liger;
-use super::lower::Runner;
 use super::optimizer::Optimizer;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::train;
-use crate::model::Program;
-use crate::plan::{AdapterLayout, TrainPlan};
+use crate::dtype::DType;
+use crate::model::{Program, Shape};
 use crate::plan::liger::LigerPatch;
 use crate::plan::parallel::{Engine, Parallel};
+use crate::plan::{AdapterLayout, TrainPlan};
 
 /// A model under an engine.
 struct Wrapped {
     /// What the forward pass reads and the optimizer steps on.
     loaded: Loaded,
+    /// What the optimizer steps on in the host's memory.
+    on_host: Vec<(Shape, DType)>,
     /// What runs around modules and passes.
     engine: Rc<dyn Wrapper>,
 }
@@ -89,13 +94,12 @@ pub fn simulate(
     run(torch, program, (plan, parallel), wrapped)
 }
 
-fn run(
-    mut torch: Torch,
-    program: Rc<Program>,
-    (plan, parallel): (&TrainPlan, &Parallel),
-    wrapped: Wrapped,
-) -> Log {
-    let Wrapped { loaded: Loaded { parameters, trained, wrapped }, engine } = wrapped;
+fn run(mut torch: Torch, program: Rc<Program>, (plan, parallel): (&TrainPlan, &Parallel), wrapped: Wrapped) -> Log {
+    let Wrapped { loaded: Loaded { parameters, trained, wrapped }, on_host, engine } = wrapped;
+    if !on_host.is_empty() {
+        let states = host::state_bytes(plan, &on_host);
+        torch.log.borrow_mut().on_host("optimizer states", states, false);
+    }
     let inputs = train::batch(&mut torch, &program, plan);
     let mut settings = train::settings(plan);
     settings.weights = parallel.compute_type().unwrap_or(settings.weights);

@@ -42,12 +42,12 @@ impl Units {
         let by_path: BTreeMap<&str, usize> = paths.iter().enumerate().map(|(layer, path)| (*path, layer)).collect();
         let mut own = vec![Vec::new(); paths.len() + 1];
         let mut alone = vec![Vec::new(); paths.len() + 1];
-        for (index, Member { name, trains, .. }) in members.iter().enumerate() {
+        for (index, Member { name, leaf, .. }) in members.iter().enumerate() {
             if ignored.iter().any(|part| name.contains(part.as_str())) {
                 continue;
             }
             let layer = prefixes(name).find_map(|prefix| by_path.get(prefix).copied()).unwrap_or(paths.len());
-            let list = if wrap == Wrap::Peft && *trains { &mut alone } else { &mut own };
+            let list = if wrap == Wrap::Peft && leaf.is_some() { &mut alone } else { &mut own };
             list[layer].push(index);
         }
         // Wrapping goes from the inside out.

@@ -71,6 +71,10 @@ fn fsdp1(parallel: &Parallel, options: &Fsdp1, plan: &TrainPlan) -> Result<(), P
             ),
             "wrap as PEFT does (wrap: peft), make adapters of the model's type, or use fsdp2",
         ),
+        Some(_) if options.flat_params && options.wrap != Wrap::Peft => conflict(
+            "fsdp1 without use_orig_params wraps what is trained and what is frozen apart",
+            "wrap as PEFT does (wrap: peft), or keep use_orig_params",
+        ),
         None if options.wrap == Wrap::Peft => conflict("PEFT's wrap policy without an adapter", "drop it"),
         _ => Ok(()),
     }
@@ -88,8 +92,7 @@ fn fsdp2(parallel: &Parallel, options: &Fsdp2, plan: &TrainPlan) -> Result<(), P
         let Reshard::To(ranks) = reshard else { continue };
         let world = parallel.mesh.dp_shard;
         if !(2..world).contains(&ranks) || !world.is_multiple_of(ranks) {
-            let valid: Vec<String> =
-                (2..world).filter(|n| world.is_multiple_of(*n)).map(|n| n.to_string()).collect();
+            let valid: Vec<String> = (2..world).filter(|n| world.is_multiple_of(*n)).map(|n| n.to_string()).collect();
             return Err(PlanError::BadValue {
                 key: key.into(),
                 value: ranks.to_string(),
