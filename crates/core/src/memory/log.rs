@@ -13,7 +13,7 @@ pub struct StorageId(pub u32);
 /// One event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A storage comes to life.
+    /// A storage comes to life (once in every step that is written down again).
     Allocate(StorageId),
     /// A storage dies.
     Free(StorageId),
@@ -242,6 +242,12 @@ impl Log {
             Some(part) => part.bytes = part.bytes.saturating_add(bytes),
             None => self.host.push(HostPart { name, bytes, pinned }),
         }
+    }
+
+    /// Makes room for a run of a program of so many steps; a step makes two or three storages on the way there and back.
+    pub fn reserve(&mut self, steps: usize) {
+        self.storages.reserve(steps * 3);
+        self.events.reserve(steps * 16);
     }
 
     /// Begins a phase.

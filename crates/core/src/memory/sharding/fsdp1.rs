@@ -15,7 +15,7 @@ use crate::memory::autograd::{Edge, Leaf, Node};
 use crate::memory::log::{Category, Stream};
 use crate::memory::lower::hooks::Hooks;
 use crate::memory::optimizer::Trained;
-use crate::memory::tensor::{Tensor, contiguous_strides};
+use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::ModuleId;
 use crate::model::{Program, Shape};
@@ -141,7 +141,7 @@ fn flatten(
     let trains = unit.iter().any(|(_, member)| member.trains());
     for (_, member) in &unit {
         let shape = member.tensor.shape;
-        let mut view = Tensor { edge: None, shape, strides: contiguous_strides(&shape), ..full.clone() };
+        let mut view = full.detached().with_shape(shape);
         if trains {
             let leaf: Rc<Leaf>;
             (view, leaf) = torch.leaf(view);
@@ -158,7 +158,7 @@ fn flatten(
     let mut parts = Vec::new();
     let part = |torch: &mut Torch, elements: u64| {
         let shape = Shape::from([elements]);
-        torch.leaf(Tensor { shape, strides: contiguous_strides(&shape), ..shard.clone() })
+        torch.leaf(shard.clone().with_shape(shape))
     };
     if options.offload {
         let bytes = size.saturating_mul(dtype.size());
@@ -356,7 +356,7 @@ impl FlatShards {
         for part in &handle.parts {
             let mut slot = part.grad.borrow_mut();
             if slot.is_none() {
-                *slot = Some(Tensor { shape: part.shape, strides: part.strides, ..reduced.clone() });
+                *slot = Some(reduced.clone().with_layout(part.shape, part.strides));
             }
         }
         drop((whole, wide));
