@@ -4,13 +4,15 @@
 //! |---|---|
 //! | `checks` | what an engine can run, and what is simulated |
 //! | [`mesh`] | the axes, their names and the rules on their sizes |
-//! | [`deepspeed`] | DeepSpeed's `zero_optimization` section |
+//! | [`deepspeed`], [`deepspeed_file`] | DeepSpeed's `zero_optimization` section, and its file |
 
 mod checks;
 pub mod deepspeed;
+pub mod deepspeed_file;
 pub mod mesh;
 
 pub use deepspeed::{DeepSpeed, Offload, OffloadDevice, ZeroConfig};
+pub use deepspeed_file::DeepSpeedFile;
 pub use mesh::{Mesh, ModelSizes};
 
 use serde::{Deserialize, Serialize};
@@ -211,6 +213,24 @@ impl Parallel {
             return unsupported("sequence_parallel".into(), "it needs tensor parallel, which is not simulated");
         }
         checks::engine(self, plan)
+    }
+
+    /// Whether the engine keeps something in the host's memory.
+    pub fn offloads(&self) -> bool {
+        match &self.engine {
+            Engine::Fsdp1(options) => options.offload,
+            Engine::Fsdp2(options) => options.offload,
+            Engine::Deepspeed(DeepSpeed { zero }) => {
+                [&zero.offload_optimizer, &zero.offload_param].into_iter().flatten().any(Offload::is_on)
+            }
+            Engine::Ddp(_) => false,
+        }
+    }
+
+    /// How many NCCL communicators a mesh makes a process join: one for each axis along which there is someone else.
+    pub fn communicators_of(mesh: &Mesh) -> u32 {
+        let axes = [mesh.dp_replicate, mesh.dp_shard, mesh.tp, mesh.sp, mesh.cp, mesh.pp, mesh.ep];
+        axes.iter().filter(|size| **size > 1).count() as u32
     }
 
     /// Whether the engine makes streams of its own.

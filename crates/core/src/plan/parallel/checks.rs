@@ -22,6 +22,9 @@ pub(super) fn engine(parallel: &Parallel, plan: &TrainPlan) -> Result<(), PlanEr
     if plan.optimizer_in_backward {
         return unsupported("an optimizer that steps in backward on several cards", "step after backward");
     }
+    if mesh.world() == 1 && parallel.offloads() && !matches!(parallel.engine, Engine::Deepspeed(_)) {
+        return unsupported("FSDP's offload on one card", "DeepSpeed's is simulated (--engine deepspeed)");
+    }
     match &parallel.engine {
         Engine::Ddp(_) if mesh.dp_shard > 1 => conflict(
             format!("ddp replicates, it does not shard over dp_shard {}", mesh.dp_shard),
