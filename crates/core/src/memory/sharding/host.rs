@@ -36,20 +36,27 @@ pub(super) fn state_bytes(plan: &TrainPlan, tensors: &[(Shape, DType)]) -> u64 {
     bytes
 }
 
-/// A partition of fp32 weights with gradients and states, and the weights in the model's type on their way to the card.
+/// A partition of fp32 weights with gradients and states.
 pub(super) fn partition(torch: &mut Torch, plan: &TrainPlan, offload: &Offload, elements: u64) {
     let states = state_bytes(plan, &[(Shape::from([elements]), DType::F32)]);
     let mut log = torch.log.borrow_mut();
     let wide = elements.saturating_mul(4);
     log.on_host("fp32 weights", wide, offload.pin_memory);
     log.on_host("fp32 gradients", wide, offload.pin_memory);
-    log.on_host("weights on their way to the card", elements.saturating_mul(2), offload.pin_memory);
     log.on_host("optimizer states", states, false);
 }
 
-/// Gradients on their way down: one buffer, and with several micro-batches those of all parameters of the partition.
-pub(super) fn gradient_buffers(torch: &mut Torch, plan: &TrainPlan, offload: &Offload, largest: u64, ours: u64) {
+/// Buffers of ZeRO 1 and 2: a partition's weights on their way up; a gradient on its way down, and with several
+/// micro-batches those of all parameters of the partition.
+pub(super) fn buffers(
+    torch: &mut Torch,
+    plan: &TrainPlan,
+    offload: &Offload,
+    partition: u64,
+    (largest, ours): (u64, u64),
+) {
     let mut log = torch.log.borrow_mut();
+    log.on_host("weights on their way to the card", partition.saturating_mul(2), offload.pin_memory);
     log.on_host("gradient buffer", largest.saturating_mul(2), offload.pin_memory);
     if plan.gradient_accumulation > 1 {
         log.on_host("accumulated gradients", ours.saturating_mul(2), offload.pin_memory);

@@ -100,7 +100,7 @@ pub(super) fn wrap(
             gradient_buffer = Some(torch.flat("gradient buffer", largest, DType::BF16, Stream::Default));
             let ours = members.iter().filter(|member| member.start < partition).map(|member| member.elements).sum();
             host::partition(torch, plan, offload, partition);
-            host::gradient_buffers(torch, plan, offload, largest, ours);
+            host::buffers(torch, plan, offload, partition, (largest, ours));
         }
     }
     let engine = Rc::new(Partitioned {
