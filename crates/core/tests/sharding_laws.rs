@@ -183,7 +183,8 @@ fn offloaded_partitions_are_one_copy() {
         let zero = ZeroConfig { stage, offload_optimizer: Some(Offload::cpu()), ..ZeroConfig::default() };
         let parallel = spread(Engine::Deepspeed(DeepSpeed { zero }), world);
         let run = simulation::train(&model(), &plan(Some(parallel))).expect("it runs");
-        let held = |name: &str| run.log.host.iter().find(|part| part.name == name).map_or(0, |part| part.bytes) * world;
+        let held =
+            |name: &str| run.log.host_parts.iter().find(|part| part.name == name).map_or(0, |part| part.bytes) * world;
         for (name, each) in [("fp32 weights", 4), ("fp32 gradients", 4), ("optimizer states", 8)] {
             let whole = elements * each;
             let padded = held(name);

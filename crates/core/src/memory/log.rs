@@ -99,8 +99,12 @@ pub struct Log {
     pub storages: Vec<StorageInfo>,
     /// Names of phases.
     pub phases: Vec<String>,
-    /// What is kept in the host's memory instead of the card's.
-    pub host: Vec<HostPart>,
+    /// What engines keep in the host's memory instead of the card's, for the whole run.
+    pub host_parts: Vec<HostPart>,
+    /// What tensors hold in pinned host memory.
+    pub host: HostBytes,
+    /// Why the run would have stopped, where it cannot run as asked.
+    pub refused: Option<String>,
     /// Who is running now: stamped on new storages.
     context: Context,
 }
@@ -114,6 +118,27 @@ pub struct HostPart {
     pub bytes: u64,
     /// Whether its pages are pinned.
     pub pinned: bool,
+}
+
+/// Bytes on the host: now, and at most.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostBytes {
+    now: u64,
+    /// The most there ever was.
+    pub peak: u64,
+}
+
+impl HostBytes {
+    /// Some come to life.
+    pub fn take(&mut self, bytes: u64) {
+        self.now = self.now.saturating_add(bytes);
+        self.peak = self.peak.max(self.now);
+    }
+
+    /// Some die.
+    pub fn give_back(&mut self, bytes: u64) {
+        self.now = self.now.saturating_sub(bytes);
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -238,9 +263,9 @@ impl Log {
     /// A tensor is kept on the host. torch rounds pinned ones up to a power of two (CachingHostAllocatorImpl.h).
     pub fn on_host(&mut self, name: &'static str, bytes: u64, pinned: bool) {
         let bytes = if pinned { bytes.checked_next_power_of_two().unwrap_or(bytes) } else { bytes };
-        match self.host.iter_mut().find(|part| part.name == name && part.pinned == pinned) {
+        match self.host_parts.iter_mut().find(|part| part.name == name && part.pinned == pinned) {
             Some(part) => part.bytes = part.bytes.saturating_add(bytes),
-            None => self.host.push(HostPart { name, bytes, pinned }),
+            None => self.host_parts.push(HostPart { name, bytes, pinned }),
         }
     }
 

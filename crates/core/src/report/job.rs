@@ -23,7 +23,10 @@ pub struct Job {
 impl Job {
     /// Of a simulation of several cards, or of one that uses the host's memory.
     pub fn of(simulation: &Simulation) -> Option<Self> {
-        let host = simulation.log.host.clone();
+        let mut host = simulation.log.host_parts.clone();
+        if simulation.log.host.peak > 0 {
+            host.push(HostPart { name: "saved activations", bytes: simulation.log.host.peak, pinned: true });
+        }
         if simulation.ranks.is_empty() && host.is_empty() {
             return None;
         }
