@@ -2,6 +2,7 @@
 
 pub mod inspect;
 pub mod job;
+pub mod probe;
 pub mod svg;
 pub mod table;
 pub mod train;
