@@ -6,12 +6,14 @@
 //! | [`env`] | every environment variable, read here only |
 //! | [`fetch`] | from what a user typed to a model's facts |
 //! | [`render`] | reports as text, SVG and JSON |
+//! | [`settings`] | a user's own data types, cards and display settings |
 
 pub mod cli;
 pub mod env;
 pub mod exit;
 pub mod fetch;
 pub mod render;
+pub mod settings;
 
 /// Runs the command line of this process.
 pub fn run() -> std::process::ExitCode {

@@ -112,7 +112,7 @@ impl ModelArguments {
 }
 
 /// The hidden size (a multiple of 128) whose usual decoder comes nearest to a count.
-fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: Option<u64>) -> (u64, u64) {
+pub(super) fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: Option<u64>) -> (u64, u64) {
     let count = |layers: u64, hidden: u64| {
         let width = (hidden * 8 / 3).next_multiple_of(256);
         layers * (4 * hidden * hidden + 3 * hidden * width + 2 * hidden) + 2 * vocab * hidden + hidden

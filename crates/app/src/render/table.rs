@@ -23,6 +23,16 @@ impl Table {
         line(&self.headers) + &line(&marks) + &self.rows.iter().map(|row| line(row)).collect::<String>()
     }
 
+    /// The column names.
+    pub fn headers(&self) -> &[String] {
+        &self.headers
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> &[Vec<String>] {
+        &self.rows
+    }
+
     /// Adds a row.
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
@@ -30,7 +40,7 @@ impl Table {
 }
 
 fn is_number(cell: &str) -> bool {
-    let cell = cell.trim_end_matches(['%', ' ']);
+    let cell = cell.trim_start_matches('~').trim_end_matches(['%', ' ']);
     cell.is_empty()
         || cell.starts_with(|c: char| c.is_ascii_digit() || c == '+' || c == '-')
             && cell.chars().all(|c| c.is_ascii_digit() || "+-.,/".contains(c))
