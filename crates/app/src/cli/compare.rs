@@ -146,8 +146,7 @@ fn answer(
         }
     }
     page.add(Block::Table(table));
-    page.add(Block::Text(String::new()));
-    page.add(Block::Bars(bars));
+    page.add(Block::Picture(bars));
     notes.iter().for_each(|note| page.add(Block::Note(note.clone())));
     let document = json!({"schema": 1, "title": title, "baseline": baseline, "methods": rows, "notes": notes});
     context.answer(&page, document, Exit::Success)

@@ -173,7 +173,8 @@ pub(super) fn answer(
     gpu: &Gpu,
     context: &Context,
 ) -> Result<Answer, Failure> {
-    let facts = Facts::of(found.require_model()?).map_err(|silent| Failure::bad_input(silent.to_string()))?;
+    let mut facts = Facts::of(found.require_model()?).map_err(|silent| Failure::bad_input(silent.to_string()))?;
+    facts.parameters = found.stated.unwrap_or(facts.parameters);
     let estimate = lens::estimate(method, &facts, question)
         .map_err(|silent| Failure::bad_input(format!("--method {} {silent}", method.name())))?;
     let mut page = Page::new(format!("{} by the formula {}", found.name, method.name()));
@@ -216,6 +217,5 @@ pub(super) fn add_terms(page: &mut Page, estimate: &Estimate) {
     }
     row("= total", estimate.total());
     page.add(Block::Table(table));
-    page.add(Block::Text(String::new()));
-    page.add(Block::Bars(estimate.terms.iter().map(|term| (term.name.to_owned(), term.bytes as u64)).collect()));
+    page.add(Block::Picture(estimate.terms.iter().map(|term| (term.name.to_owned(), term.bytes as u64)).collect()));
 }

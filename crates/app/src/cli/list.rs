@@ -69,7 +69,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     rows.into_iter().for_each(|row| table.row(row));
     let title = arguments.what.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     if context.format == super::context::Format::Table {
-        return Ok(Answer::success(table.to_string()));
+        return Ok(Answer::success(table.fitted(crate::render::width())));
     }
     let mut page = Page::new(title);
     page.add(Block::Table(table));

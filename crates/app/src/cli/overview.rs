@@ -8,7 +8,7 @@ use vramcast_core::lens::{Facts, GIB, rule_of_thumb};
 use vramcast_core::memory::simulation;
 use vramcast_core::model::{Inventory, Model};
 use vramcast_core::plan::{
-    AdapterPlan, Batch, Gpu, InferPlan, LoraPlan, PlanError, Quantization, QuantizationScheme, TrainPlan,
+    AdapterPlan, Batch, Gpu, InferPlan, LoraPlan, PlanError, Quantization, QuantizationScheme, Targets, TrainPlan,
 };
 
 use super::context::Context;
@@ -79,6 +79,8 @@ pub(super) struct Overview<'a> {
     pub by_rule: bool,
     /// Why a column is empty.
     pub refusals: Vec<String>,
+    /// Whether adapters sit on all linears, for want of PEFT's own choice.
+    pub all_linear: bool,
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
@@ -112,8 +114,17 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     };
     let batch = Batch { batch_size: arguments.batch_size, seq_len: arguments.sequence_length, ..Batch::default() };
     let inventory = model.inventory()?;
-    let mut overview =
-        Overview { model, inventory, facts, batch, lora_rank: arguments.lora_rank, gpu, by_rule, refusals: Vec::new() };
+    let mut overview = Overview {
+        model,
+        inventory,
+        facts,
+        batch,
+        lora_rank: arguments.lora_rank,
+        gpu,
+        by_rule,
+        refusals: Vec::new(),
+        all_linear: false,
+    };
     let mut rows = Vec::new();
     for name in types(arguments, context) {
         let format = context.storage_format(&name)?;
@@ -241,7 +252,15 @@ impl Overview<'_> {
             gpu: self.gpu.clone(),
             ..TrainPlan::default()
         };
-        match simulation::train(self.model, &plan) {
+        // Where PEFT's own choice of modules finds none, every linear is adapted.
+        let run = simulation::train(self.model, &plan).or_else(|error| {
+            let Some(AdapterPlan::Lora(lora)) = &plan.adapter else { return Err(error) };
+            let lora = LoraPlan { targets: Targets::parse("all-linear"), ..lora.clone() };
+            simulation::train(self.model, &TrainPlan { adapter: Some(AdapterPlan::Lora(lora)), ..plan.clone() })
+                .inspect(|_| self.all_linear = true)
+                .map_err(|_| error)
+        });
+        match run {
             Ok(run) => Some(run.process_bytes()),
             Err(error) => {
                 self.note(what, &error);
@@ -318,6 +337,9 @@ fn notes(overview: &Overview<'_>, rows: &[Row], found: &Found) -> Vec<String> {
     }
     if rows.iter().any(|row| matches!(row.name.as_str(), "INT8" | "INT4")) {
         notes.push("int8 and int4 run as bitsandbytes holds them (LLM.int8, nf4); a - has no such run".into());
+    }
+    if overview.all_linear {
+        notes.push("LoRA on all linears: PEFT's modules for this type of model are not in it".into());
     }
     notes.extend(overview.refusals.iter().cloned());
     notes

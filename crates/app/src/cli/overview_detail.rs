@@ -124,7 +124,10 @@ pub(super) fn types(context: &Context) -> Result<Answer, Failure> {
     let builtin = DATA_TYPES.iter().filter_map(|name| builtin_formats().iter().find(|format| format.is_called(name)));
     for format in builtin.chain(own) {
         let bytes = format.bits_per_weight().map_or(0.0, |(bits, weights)| bits as f64 / weights as f64 / 8.0);
-        let about = format.note.clone().unwrap_or_else(|| description(&format.name).to_owned());
+        let about = match description(&format.name) {
+            "" => format.note.clone().unwrap_or_default(),
+            known => known.to_owned(),
+        };
         types.push(json!({"dtype": format.name, "bytes_per_param": bytes, "description": about}));
         table.row(vec![format.name.clone(), trimmed(bytes), about]);
     }

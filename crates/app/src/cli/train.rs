@@ -306,7 +306,6 @@ impl Arguments {
             plan.allocator = options;
             notes.extend(ignored.iter().map(|key| format!("PYTORCH_ALLOC_CONF: {key} has no effect on these levels")));
         }
-        plan.check()?;
         Ok((plan, model, notes))
     }
 }

@@ -49,6 +49,8 @@ pub enum Block {
     Table(Table),
     /// Bytes by name, as bars.
     Bars(Vec<(String, u64)>),
+    /// Bars that only show what a table says already.
+    Picture(Vec<(String, u64)>),
     /// The answer.
     Verdict(Level, String),
     /// Something to know.
@@ -89,8 +91,9 @@ impl Page {
             page += &match block {
                 Block::Heading(text) => format!("\n{bold}{text}{bold:#}\n"),
                 Block::Text(text) => format!("{}\n", wrapped(text, width())),
-                Block::Table(table) => marked(&table.to_string()),
+                Block::Table(table) => marked(&table.fitted(width())),
                 Block::Bars(bars) => bars_text(bars),
+                Block::Picture(bars) => format!("\n{}", bars_text(bars)),
                 Block::Verdict(level, text) => {
                     let style = level.style();
                     format!("\n{style}{text}{style:#}\n")
@@ -110,6 +113,7 @@ impl Page {
                 Block::Text(text) => format!("\n{text}\n"),
                 Block::Table(table) => format!("\n{}", table.markdown()),
                 Block::Bars(bars) => format!("\n{}", bars_table(bars).markdown()),
+                Block::Picture(_) => String::new(),
                 Block::Verdict(_, text) => format!("\n**{text}**\n"),
                 Block::Note(text) => format!("\n> {text}\n"),
             };
@@ -124,6 +128,7 @@ impl Page {
             match block {
                 Block::Table(table) => page += &csv_of(table),
                 Block::Bars(bars) => page += &csv_of(&bars_table(bars)),
+                Block::Picture(_) => {}
                 Block::Heading(text) => page += &format!("\n# {text}\n"),
                 Block::Text(text) | Block::Verdict(_, text) | Block::Note(text) => {
                     text.lines().for_each(|line| page += &format!("# {line}\n"));
@@ -141,7 +146,7 @@ impl Page {
                 Block::Heading(text) => format!("<h2>{}</h2>\n", escape(text)),
                 Block::Text(text) => format!("<p>{}</p>\n", escape(text)),
                 Block::Table(table) => html_of(table),
-                Block::Bars(bars) => html_bars(bars),
+                Block::Bars(bars) | Block::Picture(bars) => html_bars(bars),
                 Block::Verdict(level, text) => {
                     let class = format!("{level:?}").to_lowercase();
                     format!("<p class=\"verdict {class}\">{}</p>\n", escape(text))
@@ -158,7 +163,7 @@ impl Page {
     /// Its bars as a picture, where it has any.
     pub fn svg(&self) -> Option<String> {
         let bars = self.blocks.iter().find_map(|block| match block {
-            Block::Bars(bars) => Some(bars),
+            Block::Bars(bars) | Block::Picture(bars) => Some(bars),
             _ => None,
         })?;
         let most = bars.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0).max(1);

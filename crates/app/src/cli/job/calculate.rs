@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use vramcast_core::lens::{self, EngineKind, GIB, Method};
 use vramcast_core::memory::simulation;
-use vramcast_core::plan::{Gpu, OptimizerKind, RunPlan};
+use vramcast_core::plan::{Gpu, OptimizerKind, PlanError, RunPlan};
 use vramcast_core::planner::suggest::{self, Suggestion};
 use vramcast_core::report;
 use vramcast_core::units::parse_count;
@@ -186,21 +186,13 @@ fn answer(job: &Job, how: &How, context: &Context) -> Result<Answer, Failure> {
     let formula = how.method.lens();
     let result = match formula {
         Some(method) => by_formula(job, method)?,
-        None => match job.plan() {
-            Ok(plan) => {
-                let (model, note) = job.model()?;
+        None => match simulated(job, limit, context)? {
+            Ok((outcome, note)) => {
                 notes.push(note);
-                let run = simulation::train(&model, &plan)?;
-                let now = run.process_bytes();
-                let cards = context.cards();
-                let suggestions =
-                    if now > limit { suggest::for_training(&model, &plan, limit, now, &cards) } else { Vec::new() };
-                let report = report::summarize(&job.name, &model, RunPlan::Train(Box::new(plan)), &run, &[]);
-                let parts = report.breakdown.iter().map(|part| (part.name.to_string(), part.bytes)).collect();
-                Outcome { method: "simulate", parts, total: now, suggestions }
+                outcome
             }
             Err(what) => {
-                notes.push(format!("{what} is not simulated yet: these are the figures of --method engines"));
+                notes.push(format!("{what}: these are the figures of --method engines"));
                 by_formula(job, Method::Engines)?
             }
         },
@@ -226,11 +218,34 @@ fn answer(job: &Job, how: &How, context: &Context) -> Result<Answer, Failure> {
     )));
     page.add(Block::Verdict(if fits { Level::of(percent) } else { Level::Bad }, verdict(fits, percent, kept)));
     if !result.suggestions.is_empty() {
-        page.table("Single changes that would make it fit, cheapest first", suggested(&result.suggestions));
+        page.table(
+            "Single changes (flags of vramcast train) that would make it fit, cheapest first",
+            suggested(&result.suggestions),
+        );
     }
     notes.iter().for_each(|note| page.add(Block::Note(note.clone())));
     let exit = if fits { Exit::Success } else { Exit::No };
     context.answer(&page, document(job, &result, &gpu, percent, fits, &notes), exit)
+}
+
+/// The job simulated, with a note on its model; or what of it is not simulated.
+fn simulated(job: &Job, limit: u64, context: &Context) -> Result<Result<(Outcome, String), String>, Failure> {
+    let plan = match job.plan() {
+        Ok(plan) => plan,
+        Err(what) => return Ok(Err(format!("{what} is not simulated yet"))),
+    };
+    let (model, note) = job.model()?;
+    let run = match simulation::train(&model, &plan) {
+        Ok(run) => run,
+        Err(error @ PlanError::Unsupported { .. }) => return Ok(Err(error.to_string())),
+        Err(error) => return Err(error.into()),
+    };
+    let now = run.process_bytes();
+    let suggestions =
+        if now > limit { suggest::for_training(&model, &plan, limit, now, &context.cards()) } else { Vec::new() };
+    let report = report::summarize(&job.name, &model, RunPlan::Train(Box::new(plan)), &run, &[]);
+    let parts = report.breakdown.iter().map(|part| (part.name.to_string(), part.bytes)).collect();
+    Ok(Ok((Outcome { method: "simulate", parts, total: now, suggestions }, note)))
 }
 
 fn verdict(fits: bool, percent: f64, kept: u64) -> String {
