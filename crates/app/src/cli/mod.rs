@@ -1,6 +1,7 @@
 //! The commands.
 
 mod adapter;
+mod attention;
 mod compare;
 mod context;
 mod engines;
