@@ -142,6 +142,13 @@ impl Arguments {
         lens::answer(method, found, &question, &plan.gpu, context)
     }
 
+    /// The model and the plan, for commands that run it elsewhere.
+    pub(super) fn found_and_plan(&self, context: &Context) -> Result<(Found, InferPlan), Failure> {
+        let found = self.model.find(false)?;
+        let (plan, _) = self.plan(found.stored_dtype(), context)?;
+        Ok((found, plan))
+    }
+
     fn plan(&self, stored: Option<DType>, context: &Context) -> Result<(InferPlan, Vec<String>), Failure> {
         let mut notes = Vec::new();
         let weights = match &self.dtype {

@@ -17,6 +17,7 @@ mod overview;
 mod overview_detail;
 mod parallel;
 mod plan_file;
+mod probe;
 mod schema;
 mod shell;
 mod train;
@@ -95,6 +96,8 @@ enum Command {
     Validate(job::validate::Arguments),
     /// Show what a model consists of: parameters, tensors, cache.
     Inspect(inspect::Arguments),
+    /// Run a plan on this machine's GPU and compare what it takes with the prediction.
+    Probe(probe::Arguments),
     /// List what vramcast knows.
     List(list::Arguments),
     /// Score predictions against recorded truth.
@@ -184,6 +187,7 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::Quick(arguments) => job::calculate::quick(arguments, &context),
         Command::Validate(arguments) => job::validate::run(arguments, &context),
         Command::Inspect(arguments) => inspect::run(arguments, context.text_or_json("inspect")?),
+        Command::Probe(arguments) => probe::run(arguments, &context),
         Command::List(arguments) => list::run(arguments, &context),
         Command::Verify(arguments) => verify::run(arguments, context.text_or_json("verify")?, context.quiet),
         Command::Schema => schema::run(),

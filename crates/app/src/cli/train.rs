@@ -213,6 +213,13 @@ fn write_svg(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
 }
 
 impl Arguments {
+    /// The model and the plan, for commands that run it elsewhere.
+    pub(super) fn found_and_plan(&self, context: &Context) -> Result<(Found, TrainPlan), Failure> {
+        let (found, plan, _) = self.resolve(context)?;
+        plan.check()?;
+        Ok((found, plan))
+    }
+
     /// The table of cards; reading it takes longer than one estimate, so only who needs it asks.
     fn cards(&self, context: &Context) -> Result<Gpus, Failure> {
         let cards = context.cards();
@@ -222,12 +229,15 @@ impl Arguments {
         Ok(cards.with(&text)?)
     }
 
-    /// The model and the plan, and what has no effect.
+    /// The model and the plan, and what has no effect. A plan is checked where it is simulated: formulas take any.
     pub(super) fn resolve(&self, context: &Context) -> Result<(Found, TrainPlan, Vec<String>), Failure> {
-        let (plan, plan_model, notes) = self.plan(context)?;
+        let (mut plan, plan_model, mut notes) = self.plan(context)?;
         let mut model = self.model.clone();
         model.model = model.model.or(plan_model);
-        Ok((model.find(false)?, plan, notes))
+        let found = model.find(false)?;
+        let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
+        notes.extend(self.parallel.apply(&mut plan, hidden)?);
+        Ok((found, plan, notes))
     }
 
     /// The plan of the file, overridden by flags; and the model the file names.
@@ -269,7 +279,6 @@ impl Arguments {
         }
         plan.clip |= self.clip;
         let mut notes = self.adapter.apply(&mut plan)?;
-        self.parallel.apply(&mut plan)?;
         self.attention.apply(&mut plan)?;
         self.step.apply(&mut plan)?;
         if self.liger {

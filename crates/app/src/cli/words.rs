@@ -81,11 +81,16 @@ pub(super) fn rewrite(
             None => ("overview".to_owned(), rest),
         }
     };
-    let rest = match command.as_str() {
-        "train" | "infer" | "compare" => translate(&command, rest, &knows)?,
-        _ => rest.to_vec(),
+    let (rest, probed) = match (command.as_str(), rest.first().map(String::as_str)) {
+        ("train" | "infer" | "compare", _) => translate(&command, rest, &knows)?,
+        ("probe", Some(what @ ("train" | "infer"))) => {
+            let (rest, _) = translate(what, &rest[1..], &knows)?;
+            (std::iter::once(what.to_owned()).chain(rest).collect(), false)
+        }
+        _ => (rest.to_vec(), false),
     };
-    Ok(before.iter().cloned().chain([command]).chain(rest).collect())
+    let probe = probed.then(|| "probe".to_owned());
+    Ok(before.iter().cloned().chain(probe).chain([command]).chain(rest).collect())
 }
 
 /// The place of the first word that is no option of the program itself.
@@ -154,11 +159,16 @@ impl Words<'_> {
     }
 }
 
-fn translate(command: &str, words: &[String], knows: &impl Fn(&str, &str) -> bool) -> Result<Vec<String>, Failure> {
+/// The words of a command in ours, and whether they ask for a real run.
+fn translate(
+    command: &str,
+    words: &[String],
+    knows: &impl Fn(&str, &str) -> bool,
+) -> Result<(Vec<String>, bool), Failure> {
     let named = words.iter().any(|word| word == "--model" || word.starts_with("--model="));
     let lens = words.iter().any(|word| word.starts_with("--method"));
     let mut out: Vec<String> = Vec::new();
-    let (mut replicas, mut stage): (Option<String>, Option<String>) = (None, None);
+    let mut degrees = Degrees::default();
     let mut queue = Words { rest: words.iter().peekable() };
     while let Some(word) = queue.rest.next() {
         let (name, inline) = match word.split_once('=') {
@@ -196,29 +206,16 @@ fn translate(command: &str, words: &[String], knows: &impl Fn(&str, &str) -> boo
                 out.push(format!("{ours}={plain}"));
             }
             "--precision" => out.push(format!("--dtype={}", queue.value(name, inline)?)),
-            "--dp" => replicas = Some(queue.value(name, inline)?),
-            "--zero" => stage = Some(queue.value(name, inline)?),
-            "--tp" | "--pp" => {
-                let value = queue.value(name, inline)?;
-                if value == "1" {
-                    continue;
-                }
-                let ours = if lens { format!("--lens{}", &name[1..]) } else { name.to_owned() };
-                if !knows(command, ours.trim_start_matches('-')) {
-                    return Err(unsupported(
-                        &format!("{name} {value}"),
-                        "the lenses factors, engines and megatron know it",
-                    ));
-                }
-                out.push(format!("{ours}={value}"));
+            "--dp" => degrees.dp = Some(queue.value(name, inline)?),
+            "--tp" => degrees.tp = Some(queue.value(name, inline)?),
+            "--pp" => degrees.pp = Some(queue.value(name, inline)?),
+            "--zero" => degrees.zero = Some(queue.value(name, inline)?),
+            "--probe" => degrees.probe = queue.truth(name, inline)?,
+            "--estimate-only" => degrees.estimate_only = queue.truth(name, inline)?,
+            "--warmup-steps" | "--probe-steps" => {
+                let steps = format!("{name}={}", queue.value(name, inline)?);
+                degrees.steps.push(steps);
             }
-            "--probe" => {
-                if queue.truth(name, inline)? {
-                    return Err(unsupported("--probe", "vramcast needs no GPU; leave it out"));
-                }
-            }
-            "--estimate-only" => drop(queue.truth(name, inline)?),
-            "--warmup-steps" | "--probe-steps" => drop(queue.value(name, inline)?),
             "--lora-target-modules" => {
                 let mut targets = vec![queue.value(name, inline)?];
                 // Further words are targets where the model is known already.
@@ -231,24 +228,63 @@ fn translate(command: &str, words: &[String], knows: &impl Fn(&str, &str) -> boo
             _ => out.push(word.clone()),
         }
     }
-    spread(&mut out, replicas, stage);
-    Ok(out)
+    degrees.spread(&mut out, lens);
+    let probed = degrees.probe && !degrees.estimate_only;
+    if probed {
+        out.extend(degrees.steps);
+    }
+    Ok((out, probed))
 }
 
-/// `--dp` and `--zero` as cards and an engine.
-fn spread(out: &mut Vec<String>, replicas: Option<String>, stage: Option<String>) {
-    let has = |name: &str| out.iter().any(|word| word == name || word.starts_with(&format!("{name}=")));
-    let (counted, engine) = (has("--gpus"), has("--engine"));
-    let count = replicas.as_deref().unwrap_or("1");
-    match stage.as_deref() {
-        Some(stage) if counted => out.push(format!("--zero={stage}")),
-        Some(stage) if stage != "0" => out.extend([format!("--gpus={count}"), format!("--zero={stage}")]),
-        _ if count == "1" => {}
-        _ => {
-            out.push(format!("--gpus={count}"));
-            if !engine {
-                out.push("--engine=ddp".into());
-            }
+/// How a run is spread over cards, and whether it is to be run for real.
+#[derive(Default)]
+struct Degrees {
+    dp: Option<String>,
+    tp: Option<String>,
+    pp: Option<String>,
+    zero: Option<String>,
+    probe: bool,
+    estimate_only: bool,
+    steps: Vec<String>,
+}
+
+impl Degrees {
+    /// `--dp 8 --tp 1 --pp 1 --zero 2` as cards and an engine. Where `--gpus` is given, our own meanings hold.
+    fn spread(&self, out: &mut Vec<String>, lens: bool) {
+        let has =
+            |out: &[String], name: &str| out.iter().any(|word| word == name || word.starts_with(&format!("{name}=")));
+        let given = [("--dp", &self.dp), ("--tp", &self.tp), ("--pp", &self.pp), ("--zero", &self.zero)];
+        if has(out, "--gpus") {
+            out.extend(given.iter().filter_map(|(name, value)| Some(format!("{name}={}", value.as_ref()?))));
+            return;
+        }
+        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "1".into());
+        let (dp, tp, pp) = (text(&self.dp), text(&self.tp), text(&self.pp));
+        let split: Vec<String> = [("tp", &tp), ("pp", &pp)]
+            .iter()
+            .filter(|(_, degree)| degree.as_str() != "1")
+            .map(|(name, degree)| if lens { format!("--lens-{name}={degree}") } else { format!("--{name}={degree}") })
+            .collect();
+        let zero = self.zero.as_deref().filter(|stage| *stage != "0");
+        let offloaded = has(out, "--offload-optimizer") || has(out, "--offload-param");
+        if dp == "1" && (split.is_empty() || lens) && zero.is_none() && !offloaded {
+            out.extend(split);
+            return;
+        }
+        // A number that is none is left for the parser to refuse.
+        let world = match (dp.parse::<u64>(), tp.parse::<u64>(), pp.parse::<u64>()) {
+            (Ok(dp), Ok(tp), Ok(pp)) if !lens => dp.saturating_mul(tp).saturating_mul(pp).to_string(),
+            _ => dp.clone(),
+        };
+        out.push(format!("--gpus={world}"));
+        if !split.is_empty() && !lens {
+            out.push(format!("--dp={dp}"));
+        }
+        out.extend(split);
+        match zero {
+            Some(stage) => out.push(format!("--zero={stage}")),
+            None if !has(out, "--engine") && !offloaded => out.push("--engine=ddp".into()),
+            None => {}
         }
     }
 }
@@ -263,8 +299,8 @@ mod tests {
 
     fn rewritten(line: &str) -> Result<String, String> {
         let words = line.split_whitespace().map(str::to_owned).collect();
-        let commands = ["train", "infer", "list", "overview", "compare"].map(str::to_owned);
-        let knows = |_: &str, option: &str| !["tp", "pp", "offload-optimizer"].contains(&option);
+        let commands = ["train", "infer", "list", "overview", "compare", "probe"].map(str::to_owned);
+        let knows = |_: &str, option: &str| option != "kept-by-nobody";
         rewrite(words, &commands, knows).map(|words| words.join(" ")).map_err(|failure| format!("{failure:?}"))
     }
 
@@ -293,32 +329,52 @@ mod tests {
     }
 
     #[test]
-    fn truth_values_and_degrees() {
+    fn truth_values() {
+        assert_eq!(rewritten("train m/x --lora true --qlora false").unwrap(), "train m/x --lora");
+        assert_eq!(rewritten("train m/x --lora").unwrap(), "train m/x --lora");
+        assert_eq!(rewritten("train --lora m/x").unwrap(), "train --lora m/x");
+        assert_eq!(
+            rewritten("train m/x --dtype nf4 --method factors").unwrap(),
+            "train m/x --lens-dtype=nf4 --method factors"
+        );
+        assert!(rewritten("infer m/x --fused-loss maybe").is_ok());
+        assert!(rewritten("train m/x --fused-loss=maybe").unwrap_err().contains("maybe"));
+        assert!(rewritten("train m/x --nothing --cpu-offload-optimizer").is_ok());
+        assert_eq!(
+            rewritten("train m/x --gradient-checkpointing=every-2").unwrap(),
+            "train m/x --gradient-checkpointing=every-2"
+        );
+    }
+
+    #[test]
+    fn degrees() {
         assert_eq!(
             rewritten("train --model m/x --zero 2 --dp 8 --tp 1 --pp 1 --flashattn true --grad-checkpoint true")
                 .unwrap(),
             "train m/x --attention=sdpa --gradient-checkpointing=full --gpus=8 --zero=2"
         );
-        assert_eq!(rewritten("train m/x --lora true --qlora false").unwrap(), "train m/x --lora");
-        assert_eq!(rewritten("train m/x --lora").unwrap(), "train m/x --lora");
-        assert_eq!(rewritten("train --lora m/x").unwrap(), "train --lora m/x");
         assert_eq!(
             rewritten("train m/x --lora-target-modules q_proj k_proj --dp 4").unwrap(),
             "train m/x --lora-target-modules=q_proj,k_proj --gpus=4 --engine=ddp"
         );
         assert_eq!(rewritten("train m/x --dp 1 --zero 0").unwrap(), "train m/x");
-        assert_eq!(
-            rewritten("train m/x --dtype nf4 --method factors").unwrap(),
-            "train m/x --lens-dtype=nf4 --method factors"
-        );
         assert_eq!(rewritten("train m/x --method=factors --tp 4").unwrap(), "train m/x --method=factors --lens-tp=4");
-        assert!(rewritten("train m/x --tp 4").unwrap_err().contains("--tp 4"));
-        assert!(rewritten("train m/x --probe true").unwrap_err().contains("--probe"));
-        assert!(rewritten("train m/x --cpu-offload-optimizer").unwrap_err().contains("cpu-offload"));
+        assert_eq!(rewritten("train m/x --tp 4 --dp 2").unwrap(), "train m/x --gpus=8 --dp=2 --tp=4 --engine=ddp");
         assert_eq!(rewritten("train m/x --gpus 8 --engine fsdp2").unwrap(), "train m/x --gpus 8 --engine fsdp2");
+        assert_eq!(rewritten("train m/x --gpus 8 --dp 4 --tp 2").unwrap(), "train m/x --gpus 8 --dp=4 --tp=2");
         assert_eq!(
-            rewritten("train m/x --gradient-checkpointing=every-2").unwrap(),
-            "train m/x --gradient-checkpointing=every-2"
+            rewritten("train m/x --zero 3 --dp 4 --cpu-offload-optimizer").unwrap(),
+            "train m/x --offload-optimizer=cpu --gpus=4 --zero=3"
         );
+    }
+
+    #[test]
+    fn a_probe_is_a_command() {
+        assert_eq!(
+            rewritten("train --model m/x --probe true --warmup-steps 3 --dtype bf16").unwrap(),
+            "probe train m/x --precision=bf16 --warmup-steps=3"
+        );
+        assert_eq!(rewritten("train m/x --probe true --estimate-only true --probe-steps 6").unwrap(), "train m/x");
+        assert_eq!(rewritten("probe train --model m/x --dp 1").unwrap(), "probe train m/x");
     }
 }

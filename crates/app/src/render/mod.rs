@@ -1,7 +1,9 @@
 //! Answers as text: tables and bars that read at 80 columns and without colour.
 
 pub mod inspect;
+pub mod job;
 pub mod page;
+pub mod probe;
 pub mod report;
 pub mod svg;
 pub mod table;

@@ -57,13 +57,14 @@ fn qlora() {
     assert_eq!(one["plan"]["train"]["quantization"]["scheme"], "nf4");
 }
 
-/// "4. With Empirical Probe": refused by its name; without it the estimate stands.
+/// "4. With Empirical Probe": `vramcast probe`, which here finds no Python to run; without it the estimate stands.
 #[test]
 fn probe() {
     let line = "train --model mistralai/Mistral-7B-v0.1 --dtype bf16 --seq-len 4096 --per-device-batch 1 --flashattn true \
                 --grad-checkpoint true";
-    let refused = vramcast(&format!("{line} --probe true --warmup-steps 3 --probe-steps 6")).code(2);
-    assert!(stderr(&refused).contains("--probe"));
+    let refused =
+        vramcast(&format!("{line} --probe true --warmup-steps 3 --probe-steps 6 --python no-such-python")).failure();
+    assert!(stderr(&refused).contains("no-such-python"), "{}", stderr(&refused));
     assert!(json(&format!("{line} --probe false --estimate-only true"))["totals"].is_object());
 }
 

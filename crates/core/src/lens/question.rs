@@ -1,7 +1,7 @@
 //! What a published formula is asked: a run, in the few words that formulas know.
 
 use super::factors::Coefficients;
-use crate::plan::parallel::{Engine, Fsdp1, Strategy};
+use crate::plan::parallel::{Engine, Fsdp1, Offload, Strategy};
 use crate::plan::{
     AdapterPlan, AttentionKind, CacheImplementation, Checkpointing, InferPlan, Kernels, OptimizerKind,
     QuantizationScheme, Targets, TrainPlan,
@@ -153,7 +153,12 @@ impl Question {
             (question.tp, question.pp, question.ep) = (mesh.tp, mesh.pp, mesh.ep);
             question.sequence_parallel = mesh.sequence_parallel;
             (question.engine, question.zero) = match &parallel.engine {
-                Engine::Deepspeed(deepspeed) => (EngineKind::Deepspeed, deepspeed.zero.stage),
+                Engine::Deepspeed(deepspeed) => {
+                    let on = |offload: &Option<Offload>| offload.as_ref().is_some_and(Offload::is_on);
+                    question.offload_optimizer = on(&deepspeed.zero.offload_optimizer);
+                    question.offload_parameters = on(&deepspeed.zero.offload_param);
+                    (EngineKind::Deepspeed, deepspeed.zero.stage)
+                }
                 Engine::Fsdp1(Fsdp1 { strategy: Strategy::GradOp, .. }) => (EngineKind::Fsdp, 2),
                 Engine::Fsdp1(_) | Engine::Fsdp2(_) => (EngineKind::Fsdp, 3),
                 _ => (EngineKind::Ddp, 0),

@@ -4,7 +4,7 @@ use serde_json::json;
 use vramcast_core::dtype::DType;
 use vramcast_core::lens::{EngineKind, Facts, Question};
 use vramcast_core::model::Model;
-use vramcast_core::plan::parallel::{DeepSpeed, Engine, Fsdp1, Fsdp2, Strategy, ZeroConfig};
+use vramcast_core::plan::parallel::{DeepSpeed, Engine, Fsdp1, Fsdp2, Offload, OffloadDevice, Strategy, ZeroConfig};
 use vramcast_core::plan::{Batch, Checkpointing, Gpu, Mesh, Optimizer, Parallel, TrainPlan};
 use vramcast_core::source::catalogue;
 
@@ -74,19 +74,15 @@ impl Job {
 
     /// What to simulate, or what of it is not simulated.
     pub(super) fn plan(&self) -> Result<TrainPlan, String> {
-        for (key, device) in
-            [("offload_optimizer", &self.offload_optimizer), ("offload_param", &self.offload_parameters)]
-        {
-            if device != "none" {
-                return Err(format!("{key} {device}"));
-            }
-        }
         let engine = match (self.engine, self.zero) {
             (EngineKind::Megatron | EngineKind::MegatronDeepspeed, _) => {
                 return Err("Megatron-LM's engine".into());
             }
             (EngineKind::Deepspeed, stage) => {
-                Engine::Deepspeed(DeepSpeed { zero: ZeroConfig { stage, ..ZeroConfig::default() } })
+                let offload_optimizer = Some(offload(&self.offload_optimizer));
+                let offload_param = Some(offload(&self.offload_parameters));
+                let zero = ZeroConfig { stage, offload_optimizer, offload_param, ..ZeroConfig::default() };
+                Engine::Deepspeed(DeepSpeed { zero })
             }
             (EngineKind::Fsdp, 3) => Engine::Fsdp2(Fsdp2::default()),
             (EngineKind::Fsdp, 2) => Engine::Fsdp1(Fsdp1 { strategy: Strategy::GradOp, ..Fsdp1::default() }),
@@ -102,9 +98,18 @@ impl Job {
             optimizer: Optimizer { kind: self.optimizer, ..Optimizer::default() },
             gradient_accumulation: u32::try_from(self.accumulation).unwrap_or(u32::MAX),
             checkpointing: if self.checkpointing { Checkpointing::Full } else { Checkpointing::Off },
-            parallel: (self.dp > 1).then_some(Parallel { mesh, engine, communicators: 1 }),
+            parallel: (self.dp > 1).then_some(Parallel { mesh, engine, communicators: 1, no_sync: false }),
             gpu: self.gpu(),
             ..TrainPlan::default()
         })
     }
+}
+
+fn offload(device: &str) -> Offload {
+    let device = match device {
+        "cpu" => OffloadDevice::Cpu,
+        "nvme" => OffloadDevice::Nvme,
+        _ => OffloadDevice::None,
+    };
+    Offload { device, ..Offload::default() }
 }
