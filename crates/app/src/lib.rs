@@ -7,6 +7,7 @@
 //! | [`fetch`] | from what a user typed to a model's facts |
 //! | [`probe`] | a plan run for real, through the user's Python |
 //! | [`render`] | reports as text, SVG and JSON |
+//! | [`settings`] | a user's own data types, cards and display settings |
 
 pub mod cli;
 pub mod env;
@@ -14,6 +15,7 @@ pub mod exit;
 pub mod fetch;
 pub mod probe;
 pub mod render;
+pub mod settings;
 
 /// Runs the command line of this process.
 pub fn run() -> std::process::ExitCode {
