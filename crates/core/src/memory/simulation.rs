@@ -5,8 +5,9 @@ use std::rc::Rc;
 use super::allocator::{self, Replay};
 use super::log::Log;
 use super::process::{self, Part};
-use super::{infer, sharding, train};
+use super::{infer, megatron, sharding, train};
 use crate::model::{Model, Program};
+use crate::plan::parallel::{Engine, Parallel};
 use crate::plan::{AdapterLayout, InferPlan, Kernels, ModelSizes, PlanError, TrainPlan, liger};
 
 /// A run, simulated.
@@ -31,9 +32,17 @@ impl Simulation {
     }
 }
 
-/// Simulates training.
+/// Simulates training; of ranks that differ, the one that needs most.
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     plan.check()?;
+    if let Some(Parallel { engine: Engine::Megatron(_), .. }) = &plan.parallel {
+        let worst = megatron::ranks(model, plan)?.into_iter().max_by_key(|rank| rank.simulation.process_bytes());
+        return worst.map(|rank| rank.simulation).ok_or(PlanError::BadValue {
+            key: "pp".into(),
+            value: "0".into(),
+            expected: "at least 1".into(),
+        });
+    }
     let program = Rc::new(model.program(plan.batch.training_inputs())?);
     if plan.quantization.is_some() && !model.config()["quantization_config"].is_null() {
         return Err(PlanError::Conflict {

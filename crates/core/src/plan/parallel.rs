@@ -4,11 +4,14 @@
 //! |---|---|
 //! | [`mesh`] | the axes, their names and the rules on their sizes |
 //! | [`deepspeed`] | DeepSpeed's `zero_optimization` section |
+//! | [`megatron`] | Megatron-Core's arguments |
 
 pub mod deepspeed;
+pub mod megatron;
 pub mod mesh;
 
 pub use deepspeed::{DeepSpeed, ZeroConfig};
+pub use megatron::Megatron;
 pub use mesh::{Mesh, ModelSizes};
 
 use serde::{Deserialize, Serialize};
@@ -46,6 +49,8 @@ pub enum Engine {
     Fsdp2(Fsdp2),
     /// DeepSpeed's engine with ZeRO.
     Deepspeed(DeepSpeed),
+    /// Megatron-Core with Transformer Engine.
+    Megatron(Megatron),
 }
 
 impl Engine {
@@ -56,6 +61,7 @@ impl Engine {
             Self::Fsdp1(_) => "fsdp1",
             Self::Fsdp2(_) => "fsdp2",
             Self::Deepspeed(_) => "deepspeed",
+            Self::Megatron(_) => "megatron",
         }
     }
 }
@@ -151,6 +157,12 @@ impl Parallel {
     pub fn check(&self, plan: &TrainPlan, sizes: &ModelSizes) -> Result<(), PlanError> {
         self.mesh.check(sizes)?;
         let unsupported = |what: String, hint: &str| Err(PlanError::Unsupported { what, hint: hint.into() });
+        if plan.adapter.is_some() || plan.quantization.is_some() {
+            return unsupported("adapters or quantised weights on several cards".into(), "train the model itself");
+        }
+        if let Engine::Megatron(megatron) = &self.engine {
+            return megatron.check(plan, &self.mesh, sizes);
+        }
         for (axis, name) in self.mesh.model_axes() {
             if axis > 1 {
                 return unsupported(format!("{name} {axis}"), "data-parallel axes are simulated");
@@ -158,9 +170,6 @@ impl Parallel {
         }
         if self.mesh.sequence_parallel {
             return unsupported("sequence_parallel".into(), "it needs tensor parallel, which is not simulated");
-        }
-        if plan.adapter.is_some() || plan.quantization.is_some() {
-            return unsupported("adapters or quantised weights on several cards".into(), "train the model itself");
         }
         match &self.engine {
             Engine::Ddp(_) if self.mesh.dp_shard > 1 => Err(PlanError::Conflict {
@@ -187,7 +196,7 @@ impl Parallel {
     /// Whether the engine makes streams of its own.
     pub fn has_streams(&self) -> bool {
         match &self.engine {
-            Engine::Ddp(_) => false,
+            Engine::Ddp(_) | Engine::Megatron(_) => false,
             Engine::Fsdp1(_) | Engine::Fsdp2(_) => true,
             Engine::Deepspeed(DeepSpeed { zero }) => match zero.stage {
                 0 => false,

@@ -77,7 +77,7 @@ pub fn simulate(program: Rc<Program>, plan: &TrainPlan, parallel: &Parallel, lig
         Engine::Fsdp2(options) => {
             fsdp2::wrap(&mut torch, &program, (parameters, trained), options, parallel.mesh.dp_shard)
         }
-        Engine::Deepspeed(_) => return Log::default(),
+        Engine::Deepspeed(_) | Engine::Megatron(_) => return Log::default(),
     };
     run(torch, program, (plan, parallel), wrapped, kernels)
 }
