@@ -132,17 +132,13 @@ impl Architecture {
             return Err(unsupported("a model without an embedding and a stack of layers"));
         };
         let head = rest.iter().find(|p| p.role == Role::Linear && p.shape.size(0) == embedding.shape.size(0));
-        if let Some(other) =
-            rest.iter().find(|p| p.role != Role::Norm && p.name != embedding.name && head.is_none_or(|h| h.name != p.name))
+        if let Some(other) = rest
+            .iter()
+            .find(|p| p.role != Role::Norm && p.name != embedding.name && head.is_none_or(|h| h.name != p.name))
         {
             return Err(unsupported(&other.name));
         }
-        Ok(Self {
-            hidden: embedding.shape.size(1),
-            vocabulary: embedding.shape.size(0),
-            tied: head.is_none(),
-            layers,
-        })
+        Ok(Self { hidden: embedding.shape.size(1), vocabulary: embedding.shape.size(0), tied: head.is_none(), layers })
     }
 }
 

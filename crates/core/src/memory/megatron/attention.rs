@@ -10,7 +10,7 @@ use super::rank::{Rank, Split};
 use super::recompute;
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
-use crate::memory::log::Category;
+use crate::memory::log::{Category, Stream};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
@@ -102,7 +102,7 @@ fn rotated(torch: &mut Torch, x: &Tensor) -> Tensor {
 /// Views of one tensor, whose gradients are joined.
 pub(super) fn split<const N: usize>(rank: &Rank, torch: &mut Torch, x: &Tensor, widths: [u64; N]) -> [Tensor; N] {
     let rows = x.shape.size(0);
-    let mut parts = widths.map(|width| Tensor { viewed: true, edge: None, ..view(torch, x, rows, width) });
+    let mut parts = widths.map(|width| Tensor { viewed: true, ..x.detached().with_shape(Shape::from([rows, width])) });
     if torch.records(&[x]) {
         let (total, dtype) = (x.shape.last(), rank.dtype);
         torch.attach_many(&mut parts, &[x], move |torch, gradients| {
@@ -112,10 +112,6 @@ pub(super) fn split<const N: usize>(rank: &Rank, torch: &mut Torch, x: &Tensor, 
         });
     }
     parts
-}
-
-fn view(_: &Torch, x: &Tensor, rows: u64, width: u64) -> Tensor {
-    Tensor { shape: Shape::from([rows, width]), ..x.clone() }
 }
 
 /// The attention kernel: cuDNN's on Hopper and later. It keeps queries, keys, values, output and the softmax's sums.
@@ -186,7 +182,7 @@ fn before_kernel<const N: usize>(torch: &mut Torch, inputs: [&Tensor; N]) -> [Te
             received.push(Some(like(torch, "all_to_all", inputs[index - 1])));
         }
         if index > 1 {
-            ordered.push(like(torch, "index_select", inputs[index - 2]));
+            ordered.push(beside(torch, "index_select", inputs[index - 2]));
             received[index - 2] = None;
         }
         if index < N {
@@ -210,7 +206,7 @@ fn after_kernel<const N: usize>(torch: &mut Torch, inputs: [&Tensor; N]) -> [Ten
             sent.push(like(torch, "index_select", inputs[index]));
         }
         if index > 1 {
-            dense.push(like(torch, "contiguous", inputs[index - 2]));
+            dense.push(beside(torch, "contiguous", inputs[index - 2]));
             received[index - 2] = None;
         }
     }
@@ -220,6 +216,11 @@ fn after_kernel<const N: usize>(torch: &mut Torch, inputs: [&Tensor; N]) -> [Ten
 
 fn like(torch: &mut Torch, name: &'static str, x: &Tensor) -> Tensor {
     torch.in_category(Category::Communication, |torch| torch.fresh(name, x.shape, x.dtype))
+}
+
+/// The same on the stream of the exchange, whose free blocks the allocator keeps apart.
+fn beside(torch: &mut Torch, name: &'static str, x: &Tensor) -> Tensor {
+    torch.on_stream(Stream::Gather, |torch| like(torch, name, x))
 }
 
 fn take<const N: usize>(made: Vec<Tensor>, inputs: [&Tensor; N]) -> [Tensor; N] {

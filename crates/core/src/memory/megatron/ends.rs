@@ -24,9 +24,9 @@ pub(super) fn embedding(rank: &Rc<Rank>, torch: &mut Torch, ids: &Tensor, weight
     });
     let mut output = rank.matrix(torch, "embedding", tokens, hidden);
     if rank.scattered() {
-        output = rank.exchanged(torch, "reduce_scatter", rank.own_tokens(), hidden);
+        let scattered = rank.exchanged(torch, "reduce_scatter", rank.own_tokens(), hidden);
         // `clone_scatter_output_in_embedding`.
-        output = rank.matrix(torch, "clone", rank.own_tokens(), hidden);
+        output = rank.matrix(torch, "clone", scattered.shape.size(0), hidden);
     } else if rank.samples > 1 {
         output = rank.matrix(torch, "contiguous", tokens, hidden);
     }
@@ -53,7 +53,7 @@ pub(super) fn output_layer(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, vocab
     let (tokens, hidden) = (rank.tokens(), x.shape.last());
     gather_buffer(rank, torch, hidden);
     let output = torch.in_category(Category::Logits, |torch| rank.matrix(torch, "logits", tokens, vocabulary));
-    torch.use_blas();
+    rank.use_torch_workspace(torch, false);
     if !torch.records(&[x]) {
         return output;
     }
@@ -63,10 +63,14 @@ pub(super) fn output_layer(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, vocab
         let held = saved.get(torch);
         gather_buffer(&shared, torch, hidden);
         let product = shared.matrix(torch, "dgrad", tokens, hidden);
-        torch.use_blas();
+        shared.use_torch_workspace(torch, true);
         let rows = shared.own_tokens();
         let scattered = shared.scattered().then(|| shared.exchanged(torch, "reduce_scatter", rows, hidden));
-        shared.weight_gradient(torch, vocabulary, hidden);
+        if shared.options.core < 14 {
+            drop(shared.matrix(torch, "dummy weight gradient", vocabulary, hidden));
+        } else {
+            shared.weight_gradient(torch, vocabulary, hidden);
+        }
         drop((held, gradient));
         vec![Some(scattered.unwrap_or(product))]
     })
@@ -93,8 +97,8 @@ fn fused(rank: &Rc<Rank>, torch: &mut Torch, logits: &Tensor, labels: &Tensor) -
     let tokens = rank.tokens();
     let output = torch.fresh("cross entropy", Shape::from([tokens]), DType::F32);
     let own = torch.fresh("cross entropy", Shape::from([3 * tokens]), DType::F32);
-    let all = (rank.mesh.tp > 1)
-        .then(|| torch.fresh("cross entropy", Shape::from([3 * tokens * rank.mesh.tp]), DType::F32));
+    let all =
+        (rank.mesh.tp > 1).then(|| torch.fresh("cross entropy", Shape::from([3 * tokens * rank.mesh.tp]), DType::F32));
     drop((own, all));
     if !torch.records(&[logits]) {
         return output;

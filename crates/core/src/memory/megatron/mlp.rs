@@ -20,6 +20,14 @@ pub(super) fn gated(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64) 
     finish(rank, torch, wide, x.shape.last())
 }
 
+/// The same on a gathered input, without exchange: shared experts beside the dispatch.
+pub(super) fn local(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64) -> Tensor {
+    let wide = rank.linear(torch, x, 2 * width / rank.mesh.tp.max(1), Split::Duplicated);
+    let activated = rank.swiglu(torch, &wide, None);
+    drop(wide);
+    rank.linear(torch, &activated, x.shape.last(), Split::Duplicated)
+}
+
 fn finish(rank: &Rc<Rank>, torch: &mut Torch, wide: Tensor, hidden: u64) -> Tensor {
     let activated = rank.swiglu(torch, &wide, None);
     drop(wide);

@@ -67,12 +67,7 @@ pub fn simulate(architecture: Architecture, plan: &TrainPlan, mesh: &Mesh, optio
 }
 
 /// The layouts of a rank's flat buffers, with what lies in them: dense parameters, then experts, chunk by chunk.
-pub fn layouts(
-    architecture: &Architecture,
-    mesh: &Mesh,
-    options: &Megatron,
-    stage: u64,
-) -> Vec<(Layout, Vec<Weight>)> {
+pub fn layouts(architecture: &Architecture, mesh: &Mesh, options: &Megatron, stage: u64) -> Vec<(Layout, Vec<Weight>)> {
     let mut list = Vec::new();
     for chunk in stage_chunks(architecture, mesh, options, stage) {
         let all = weights::of_chunk(architecture, &chunk, mesh, options);
@@ -129,8 +124,7 @@ impl Run {
         let rows = options.padded_vocabulary(architecture.vocabulary, mesh.tp) / mesh.tp.max(1);
         let shape = Shape::from([rows, architecture.hidden]);
         let storage = buffers.parameters.first().cloned().unwrap_or_else(|| torch.phantom(shape, plan.weights));
-        let strides = super::tensor::contiguous_strides(&shape);
-        let (embedding, leaf) = torch.leaf(Tensor { shape, strides, viewed: true, ..storage });
+        let (embedding, leaf) = torch.leaf(Tensor { viewed: true, ..storage.with_shape(shape) });
         // The hook of Megatron's DDP adds the gradient to the main gradients and lets go of it.
         let own = Rc::downgrade(&leaf);
         *leaf.after.0.borrow_mut() = Some(Rc::new(move |_: &mut Torch| {

@@ -33,6 +33,7 @@ struct Kept {
     dummies: BTreeMap<(u64, u64), Tensor>,
     tables: BTreeMap<&'static str, Tensor>,
     workspaces: Vec<Tensor>,
+    dispatched: BTreeMap<u32, Vec<Tensor>>,
 }
 
 /// How a linear is split over the tensor-parallel ranks.
@@ -101,6 +102,15 @@ impl Rank {
         }
     }
 
+    /// The workspace of torch's own products, one for the thread of forward and one for that of backward
+    /// (`parseChosenWorkspaceSize` of ATen/cuda/CublasHandlePool.cpp: Blackwell counts as Hopper since 2.11).
+    pub(super) fn use_torch_workspace(&self, torch: &mut Torch, backward: bool) {
+        let small = self.options.torch <= 10 && torch.device.capability >= 100;
+        let bytes = if small { 8_519_680 } else { torch.device.blas_workspace() };
+        let name = if backward { "cublas workspace of backward" } else { "cublas workspace" };
+        self.table(torch, name, Category::Workspace, Shape::from([bytes]), DType::U8);
+    }
+
     /// The tensor that is handed to autograd as the gradient of a weight whose true gradient went into the main
     /// gradients already: one for every shape of a weight, kept for good (`get_dummy_wgrad`). Without the fusion it is a
     /// gradient, and gone once it was added.
@@ -117,8 +127,21 @@ impl Rank {
         }
     }
 
+    /// What the dispatcher of a layer remembers of the last micro-batch it routed.
+    pub(super) fn remember(&self, layer: u32, tensors: Vec<Tensor>) {
+        let before = self.kept.borrow_mut().dispatched.insert(layer, tensors);
+        drop(before);
+    }
+
     /// A tensor that is made at first use and kept: tables of frequencies, buffers of gathers.
-    pub(super) fn table(&self, torch: &mut Torch, name: &'static str, category: Category, shape: Shape, dtype: DType) -> Tensor {
+    pub(super) fn table(
+        &self,
+        torch: &mut Torch,
+        name: &'static str,
+        category: Category,
+        shape: Shape,
+        dtype: DType,
+    ) -> Tensor {
         let known = self.kept.borrow().tables.get(name).filter(|known| known.elements() >= shape.elements()).cloned();
         if let Some(known) = known {
             return known;

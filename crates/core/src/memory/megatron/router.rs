@@ -16,6 +16,8 @@ use crate::model::Shape;
 pub(super) struct Routing {
     /// The probability of every expert for every token.
     pub probabilities: Tensor,
+    /// Which experts every token goes to.
+    pub chosen: Tensor,
     /// Where every token goes, as the permutation wants it.
     pub map: Tensor,
 }
@@ -33,16 +35,18 @@ pub(super) fn route(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Mixt
     let indices = torch.fresh("topk", Shape::from([tokens, sizes.top_k]), DType::I64);
     let scattered = torch.fresh("scatter", grid, dtype);
     let chosen = torch.fresh("routing map", grid, DType::Bool);
-    drop((narrow, chosen));
-    let capacity = rank.options.moe.capacity_percent.map(|_| torch.fresh("capacity mask", grid, DType::Bool));
+    drop(narrow);
+    // Capacity makes a mask of its own, which is the choice from then on.
+    let capped = rank.options.moe.capacity_percent.is_some();
+    let chosen = if capped { torch.fresh("capacity mask", grid, DType::Bool) } else { chosen };
     let balance = torch.fresh("softmax", grid, DType::F32);
     let output = torch.fresh("routing probabilities", grid, dtype);
     drop(scattered);
     let map = torch.fresh("row id map", Shape::from([tokens, 2 * sizes.experts + 1]), DType::I32);
     if !torch.records(&[&logits]) {
-        return Routing { probabilities: output, map };
+        return Routing { probabilities: output, chosen, map };
     }
-    let kept: Vec<Tensor> = [scores, indices, balance].into_iter().chain(capacity).collect();
+    let kept: Vec<Tensor> = [scores, indices, balance].into_iter().chain(capped.then(|| chosen.clone())).collect();
     let saved: Vec<Saved> = kept.iter().map(|tensor| Saved::new(torch, tensor)).collect();
     drop(kept);
     let probabilities = torch.attach(output, &[&logits], move |torch, gradient| {
@@ -52,7 +56,7 @@ pub(super) fn route(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Mixt
         drop((held, wide, gradient));
         vec![Some(result)]
     });
-    Routing { probabilities, map }
+    Routing { probabilities, chosen, map }
 }
 
 /// The product with the router's weight; its input is kept as it is.

@@ -30,6 +30,11 @@ pub struct Megatron {
     pub make_vocab_size_divisible_by: u64,
     /// Mixtures of experts.
     pub moe: Experts,
+    /// The minor version of Megatron-Core 0: before 0.13 probabilities of experts are applied when tokens come back, before
+    /// 0.14 the output layer makes a gradient of its weight that is thrown away.
+    pub core: u32,
+    /// The minor version of torch 2: up to 2.10 it hands cuBLAS 8 MiB on Blackwell, later 32 MiB as on Hopper.
+    pub torch: u32,
 }
 
 impl Default for Megatron {
@@ -45,6 +50,8 @@ impl Default for Megatron {
             cross_entropy: CrossEntropy::Unfused,
             make_vocab_size_divisible_by: 128,
             moe: Experts::default(),
+            core: 14,
+            torch: 11,
         }
     }
 }
@@ -246,7 +253,10 @@ impl Megatron {
             return conflict("eager attention is transformers'", "drop it: Transformer Engine's kernels run");
         }
         if plan.autocast.is_some() || plan.optimizer_in_backward || !plan.frozen.is_empty() {
-            return conflict("autocast, optimizers in backward and frozen parameters have no place in Megatron", "drop them");
+            return conflict(
+                "autocast, optimizers in backward and frozen parameters have no place in Megatron",
+                "drop them",
+            );
         }
         Ok(())
     }

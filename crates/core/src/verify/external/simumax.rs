@@ -17,7 +17,8 @@ pub(super) fn score(name: &str, row: &Value) -> Vec<ExternalRow> {
     }
     let skip = |why: String| vec![ExternalRow::Skipped { row: case.clone(), skipped: why }];
     let gpu = if name.ends_with("a100") { "A100 80GB" } else { "B200" };
-    let ranks = match plan(row, gpu).and_then(|(model, plan)| megatron::ranks(&model, &plan).map_err(|e| e.to_string())) {
+    let ranks = match plan(row, gpu).and_then(|(model, plan)| megatron::ranks(&model, &plan).map_err(|e| e.to_string()))
+    {
         Ok(ranks) => ranks,
         Err(why) => return skip(why),
     };
@@ -55,7 +56,8 @@ pub(super) fn score(name: &str, row: &Value) -> Vec<ExternalRow> {
     rows
 }
 
-fn plan(row: &Value, gpu: &str) -> Result<(Model, TrainPlan), String> {
+/// What a row ran.
+pub fn plan(row: &Value, gpu: &str) -> Result<(Model, TrainPlan), String> {
     let get = |key: &str| number(&row[key]).ok_or(format!("{key} is missing"));
     let model = Model::new(config(&row["architecture"], row)?, None).map_err(|e| e.to_string())?;
     let moe = &row["moe"];
@@ -68,6 +70,9 @@ fn plan(row: &Value, gpu: &str) -> Result<(Model, TrainPlan), String> {
             _ => CrossEntropy::Unfused,
         },
         moe: Experts { capacity_percent: capacity.map(|factor| (factor * 100.0).round() as u64), ..Experts::default() },
+        // Megatron-LM v0.12.0rc3 on A100, 0.14 on B200 (the files' `software`).
+        core: if gpu == "B200" { 14 } else { 12 },
+        torch: 10,
         ..Megatron::default()
     };
     let mesh = Mesh {
