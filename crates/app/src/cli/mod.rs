@@ -1,6 +1,7 @@
 //! The commands.
 
 mod adapter;
+mod attention;
 mod engines;
 mod failure;
 mod infer;

@@ -34,6 +34,7 @@ pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
             audio_frames: (row["kind"] == "speech").then_some(3000),
             mask: run["mask"] == true,
             padded: false,
+            real_tokens: None,
         },
         new_tokens: number("new_tokens").unwrap_or(0),
         // A pretend card holds no data, so every sequence looks finished after its first token.

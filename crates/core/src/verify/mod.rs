@@ -9,3 +9,4 @@ pub mod models;
 pub mod pattern;
 mod recorded;
 pub mod summary;
+mod variants;
