@@ -203,13 +203,13 @@ impl Run {
         let Some(Waiting { input, output }) = self.waiting[index].pop_front() else { return };
         if chunk.last {
             autograd::backward(torch, &output);
+            drop(output);
         } else {
             let rows = self.rank.own_tokens();
             let received = self.rank.exchanged(torch, "recv_backward", rows, self.architecture.hidden);
             self.received = Some(received.clone());
-            autograd::backward_nested(torch, &output, &received);
+            autograd::backward_nested(torch, &[(output, received)]);
         }
-        drop(output);
         if let Some((tensor, leaf)) = input {
             self.sent = leaf.grad.borrow_mut().take();
             drop((tensor, leaf));

@@ -127,7 +127,7 @@ impl Optimizer {
                 false => shards.extend(layout.weights.iter().map(|(from, to)| to - from)),
             }
         }
-        if options.precision_aware.is_none() {
+        if !options.optimizer_holds_main_parameters() {
             torch.in_category(Category::OptimizerState, |torch| {
                 for elements in &shards {
                     let copy = flat(torch, "clone", *elements, dtype);
@@ -147,25 +147,38 @@ impl Optimizer {
 
     /// One step; the first makes the states.
     pub(super) fn step(&mut self, torch: &mut Torch) {
-        if self.options.main_gradients != DType::F32 && self.options.precision_aware.is_none() {
+        if self.options.main_gradients != DType::F32 && !self.options.optimizer_holds_main_parameters() {
             torch.in_category(Category::Gradients, |torch| {
                 for elements in &self.shards {
                     self.gradients.push(flat(torch, "main gradient", *elements, DType::F32));
                 }
             });
         }
-        if std::mem::replace(&mut self.started, true) {
-            return;
+        let (first, second) = match &self.options.precision_aware {
+            Some(types) => (types.exp_avg, types.exp_avg_sq),
+            None => (DType::F32, DType::F32),
+        };
+        if !std::mem::replace(&mut self.started, true) {
+            self.start(torch, first, second);
         }
+        // Moments that the kernel cannot read are widened, all of a group at once.
+        let mut wide = Vec::new();
+        for dtype in [first, second] {
+            if dtype != DType::F32 && (dtype != DType::BF16 || self.options.transformer_engine < 13) {
+                let make = |elements: &u64| flat(torch, "unscaled moment", *elements, DType::F32);
+                wide.extend(self.shards.iter().map(make));
+            }
+        }
+        drop(wide);
+    }
+
+    fn start(&mut self, torch: &mut Torch, first: DType, second: DType) {
+        let own = self.options.precision_aware.filter(|_| self.options.optimizer_holds_main_parameters());
         torch.in_category(Category::OptimizerState, |torch| {
             for elements in &self.shards {
-                let (first, second) = match &self.options.precision_aware {
-                    Some(types) => (types.exp_avg, types.exp_avg_sq),
-                    None => (DType::F32, DType::F32),
-                };
                 self.held.push(flat(torch, "exp_avg", *elements, first));
                 self.held.push(flat(torch, "exp_avg_sq", *elements, second));
-                if let Some(types) = &self.options.precision_aware {
+                if let Some(types) = own {
                     let dtype = if types.store_param_remainders { DType::I16 } else { DType::F32 };
                     self.held.push(flat(torch, "main parameter", *elements, dtype));
                 }

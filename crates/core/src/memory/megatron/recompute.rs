@@ -29,8 +29,8 @@ pub(super) fn checkpoint(
         let (inputs, leaves): (Vec<Tensor>, Vec<_>) = held.into_iter().map(|tensor| torch.leaf(tensor)).unzip();
         let again = part(torch, &inputs);
         torch.grad_enabled = before;
-        autograd::backward_nested(torch, &again, &gradient);
-        drop((again, inputs, gradient));
+        autograd::backward_nested(torch, &[(again, gradient)]);
+        drop(inputs);
         leaves.iter().zip(needed).map(|(leaf, needed)| leaf.grad.borrow_mut().take().filter(|_| needed)).collect()
     })
 }
@@ -74,8 +74,7 @@ pub(super) fn without_output(
     let backward = Rc::clone(&inner);
     let output = torch.attach(output, &references, move |torch, gradient| {
         let Some((again, leaves)) = backward.borrow_mut().take() else { return vec![None; needed.len()] };
-        autograd::backward_nested(torch, &again, &gradient);
-        drop((again, gradient));
+        autograd::backward_nested(torch, &[(again, gradient)]);
         leaves.iter().zip(needed).map(|(leaf, needed)| leaf.grad.borrow_mut().take().filter(|_| needed)).collect()
     });
     let discarded = Discarded { output: output.detached(), again: Rc::new(again), inner };

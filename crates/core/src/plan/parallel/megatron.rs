@@ -33,6 +33,8 @@ pub struct Megatron {
     /// The minor version of Megatron-Core 0: before 0.13 probabilities of experts are applied when tokens come back, before
     /// 0.14 the output layer makes a gradient of its weight that is thrown away.
     pub core: u32,
+    /// The minor version of Transformer Engine 2: before 2.13 the optimizer widens bf16 moments to fp32 for its step.
+    pub transformer_engine: u32,
     /// The minor version of torch 2: up to 2.10 it hands cuBLAS 8 MiB on Blackwell, later 32 MiB as on Hopper.
     pub torch: u32,
 }
@@ -51,6 +53,7 @@ impl Default for Megatron {
             make_vocab_size_divisible_by: 128,
             moe: Experts::default(),
             core: 14,
+            transformer_engine: 13,
             torch: 11,
         }
     }
@@ -66,11 +69,14 @@ pub struct PrecisionAware {
     pub exp_avg_sq: DType,
     /// `store_param_remainders`: of fp32 main parameters only the 16 bits that bf16 lacks are kept.
     pub store_param_remainders: bool,
+    /// Whether an fp8 recipe other than `delayed` is set, even if nothing runs in fp8 (Megatron-Bridge's
+    /// `MixedPrecisionConfig` always sets one): main parameters and gradients are then Megatron's own, in fp32.
+    pub fp8_recipe: bool,
 }
 
 impl Default for PrecisionAware {
     fn default() -> Self {
-        Self { exp_avg: DType::F32, exp_avg_sq: DType::F32, store_param_remainders: true }
+        Self { exp_avg: DType::F32, exp_avg_sq: DType::F32, store_param_remainders: true, fp8_recipe: false }
     }
 }
 
@@ -155,6 +161,11 @@ impl Megatron {
     /// Rows of the embedding: the vocabulary rounded up to what every tensor-parallel rank can share.
     pub fn padded_vocabulary(&self, vocabulary: u64, tp: u64) -> u64 {
         vocabulary.next_multiple_of(self.make_vocab_size_divisible_by.saturating_mul(tp).max(1))
+    }
+
+    /// Whether the optimizer itself holds the main parameters.
+    pub fn optimizer_holds_main_parameters(&self) -> bool {
+        self.precision_aware.is_some_and(|types| !types.fp8_recipe)
     }
 
     /// Refuses what Megatron refuses, and what is not simulated.

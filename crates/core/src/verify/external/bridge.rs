@@ -92,6 +92,8 @@ fn plan(row: &Value) -> Result<(Model, TrainPlan), String> {
             exp_avg: DType::BF16,
             exp_avg_sq: DType::BF16,
             store_param_remainders: true,
+            // Bridge's mixed precision names a recipe by default.
+            fp8_recipe: true,
         }),
         recompute: Recompute::Selective(modules.map_err(|e| e.to_string())?),
         cross_entropy: CrossEntropy::Te,
@@ -100,6 +102,7 @@ fn plan(row: &Value) -> Result<(Model, TrainPlan), String> {
             router_fp32: true,
             ..Experts::default()
         },
+        transformer_engine: 17,
         ..Megatron::default()
     };
     let mesh = Mesh {
