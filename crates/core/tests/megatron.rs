@@ -164,7 +164,8 @@ fn types_and_losses_count() {
 
 #[test]
 fn impossible_meshes_are_refused_with_numbers() {
-    let refused = |model: Model, mesh: Mesh, options: Megatron| ranks(&model, &plan(mesh, options)).unwrap_err().to_string();
+    let refused =
+        |model: Model, mesh: Mesh, options: Megatron| ranks(&model, &plan(mesh, options)).unwrap_err().to_string();
     let text = refused(dense(), Mesh { tp: 3, ..Mesh::default() }, Megatron::default());
     assert_eq!(text, "tp 3 does not divide 8 attention heads; the nearest that do are 2 and 4");
     let text = refused(dense(), Mesh { pp: 3, ..Mesh::default() }, Megatron::default());

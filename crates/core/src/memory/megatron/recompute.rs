@@ -35,12 +35,15 @@ pub(super) fn checkpoint(
     })
 }
 
+/// What the second run of a part made: its output, and the leaves that collect the gradients of its inputs.
+type SecondRun = Rc<RefCell<Option<(Tensor, Vec<Rc<autograd::Leaf>>)>>>;
+
 /// A part whose output is given back to the allocator once it was used, and made again when the gradient of what used it
 /// arrives (`CheckpointWithoutOutput`).
 pub(super) struct Discarded {
     output: Tensor,
     again: Rc<dyn Fn(&mut Torch) -> Tensor>,
-    inner: Rc<RefCell<Option<(Tensor, Vec<Rc<autograd::Leaf>>)>>>,
+    inner: SecondRun,
 }
 
 /// Runs a part whose output is to be discarded.
@@ -57,7 +60,7 @@ pub(super) fn without_output(
     if !records {
         return (output, None);
     }
-    let inner: Rc<RefCell<Option<(Tensor, Vec<Rc<autograd::Leaf>>)>>> = Rc::default();
+    let inner = SecondRun::default();
     let held: Vec<Tensor> = inputs.iter().map(Tensor::detached).collect();
     let needed: Vec<bool> = inputs.iter().map(Tensor::needs_grad).collect();
     let again = {
