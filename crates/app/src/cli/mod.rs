@@ -8,6 +8,7 @@ mod infer;
 mod inspect;
 pub use inspect::Inspection;
 mod list;
+mod megatron;
 mod model;
 mod parallel;
 mod plan_file;

@@ -25,7 +25,7 @@ mod recompute;
 mod router;
 pub mod weights;
 
-pub use ranks::{RankSimulation, ranks};
+pub use ranks::{RankSimulation, ranks, worst};
 
 use std::collections::VecDeque;
 use std::rc::Rc;

@@ -20,6 +20,28 @@ pub struct RankSimulation {
     pub simulation: Simulation,
 }
 
+impl RankSimulation {
+    /// What it is called in a report of `stages` stages.
+    pub fn name(&self, stages: u64) -> String {
+        match (self.stage, stages) {
+            (_, 1) => "every card".into(),
+            (0, _) => format!("stage 1 of {stages} (embedding)"),
+            (stage, _) if stage + 1 == stages => format!("stage {stages} of {stages} (head and loss)"),
+            (stage, _) => format!("stage {} of {stages}", stage + 1),
+        }
+    }
+}
+
+/// Simulates all stages; the one that needs most stands for the run, and knows of the others.
+pub fn worst(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
+    let list = ranks(model, plan)?;
+    let stages = list.len() as u64;
+    let known = list.iter().map(|rank| rank.simulation.as_rank(rank.name(stages), rank.gpus)).collect();
+    let worst = list.into_iter().map(|rank| rank.simulation).max_by_key(Simulation::process_bytes);
+    let missing = || PlanError::BadValue { key: "pp".into(), value: "0".into(), expected: "at least 1".into() };
+    Ok(Simulation { ranks: known, ..worst.ok_or_else(missing)? })
+}
+
 /// Simulates one rank of every pipeline stage.
 pub fn ranks(model: &Model, plan: &TrainPlan) -> Result<Vec<RankSimulation>, PlanError> {
     let Some(parallel @ Parallel { mesh, engine: Engine::Megatron(options), .. }) = &plan.parallel else {
@@ -37,7 +59,8 @@ pub fn ranks(model: &Model, plan: &TrainPlan) -> Result<Vec<RankSimulation>, Pla
         }
         let others: u64 = process.iter().map(|part| part.bytes).sum();
         let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
-        let simulation = Simulation { program: Rc::clone(&program), log, replay, process, adapter: None };
+        let simulation =
+            Simulation { program: Rc::clone(&program), log, replay, process, adapter: None, ranks: Vec::new() };
         list.push(RankSimulation { stage, gpus: mesh.world() / mesh.pp.max(1), simulation });
     }
     Ok(list)

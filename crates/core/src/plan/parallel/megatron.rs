@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mesh::{Mesh, ModelSizes, divides};
 use crate::dtype::DType;
-use crate::plan::{PlanError, TrainPlan};
+use crate::plan::{OptimizerKind, PlanError, TrainPlan};
 
 /// A run of Megatron-LM or Megatron-Bridge with Transformer Engine's layers. Names are those of Megatron's arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -171,6 +171,12 @@ impl Megatron {
     /// Refuses what Megatron refuses, and what is not simulated.
     pub fn check(&self, plan: &TrainPlan, mesh: &Mesh, sizes: &ModelSizes) -> Result<(), PlanError> {
         let unsupported = |what: &str, hint: &str| Err(PlanError::Unsupported { what: what.into(), hint: hint.into() });
+        if plan.adapter.is_some() || plan.quantization.is_some() {
+            return unsupported("adapters or quantised weights under Megatron", "train the model itself");
+        }
+        if !matches!(plan.optimizer.kind, OptimizerKind::AdamW | OptimizerKind::Adam) {
+            return unsupported("an optimizer other than Adam under Megatron", "use adamw");
+        }
         if plan.weights == DType::F32 {
             return unsupported("Megatron with fp32 weights", "use bf16");
         }
@@ -252,13 +258,16 @@ impl Megatron {
     }
 
     fn check_rest(&self, plan: &TrainPlan) -> Result<(), PlanError> {
-        use crate::plan::{AttentionKind, Checkpointing, Kernels};
+        use crate::plan::{AttentionKind, Checkpointing, Kernels, LossOptions};
         let conflict = |what: &str, hint: &str| Err(PlanError::Conflict { what: what.into(), hint: hint.into() });
         if plan.checkpointing != Checkpointing::Off {
             return conflict("gradient checkpointing is transformers'", "Megatron has recompute");
         }
         if plan.kernels != Kernels::Transformers {
             return conflict("Liger's kernels are for transformers' models", "drop them");
+        }
+        if plan.loss != LossOptions::default() {
+            return conflict("losses of transformers' models have no place in Megatron", "it has cross_entropy");
         }
         if plan.attention != AttentionKind::Sdpa {
             return conflict("eager attention is transformers'", "drop it: Transformer Engine's kernels run");

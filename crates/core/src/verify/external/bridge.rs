@@ -120,7 +120,7 @@ fn plan(row: &Value) -> Result<(Model, TrainPlan), String> {
     let plan = TrainPlan {
         batch: Batch { batch_size: micro, seq_len: get("seq_len")?, ..Batch::default() },
         gradient_accumulation: u32::try_from(accumulation).unwrap_or(1).max(1),
-        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), communicators: 1 }),
+        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), communicators: 1, no_sync: false }),
         gpu: Gpus::embedded().find("H100").map_err(|e| e.to_string())?,
         ..TrainPlan::default()
     };

@@ -90,7 +90,7 @@ pub fn plan(row: &Value, gpu: &str) -> Result<(Model, TrainPlan), String> {
         batch,
         gradient_accumulation: u32::try_from(get("num_microbatches")?).unwrap_or(u32::MAX),
         clip: true,
-        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), communicators: 1 }),
+        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), communicators: 1, no_sync: false }),
         gpu: Gpus::embedded().find(gpu).map_err(|e| e.to_string())?,
         allocator: AllocatorOptions::default(),
         ..TrainPlan::default()
