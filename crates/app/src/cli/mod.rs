@@ -12,6 +12,7 @@ pub use inspect::Inspection;
 mod job;
 mod lens;
 mod list;
+mod megatron;
 mod model;
 mod overview;
 mod overview_detail;
