@@ -1,6 +1,7 @@
 //! vLLM: a share of the card is granted, a profile run says what weights and activations take, the rest is blocks.
 
 mod groups;
+mod load;
 mod rules;
 
 pub use groups::Layout;
@@ -94,13 +95,20 @@ impl VllmPlan {
         let length = self.max_model_len.unwrap_or(model.positions).max(1);
         let (sequences, batched) = (self.sequences(rules), self.batched(rules, length));
         let mut notes = Vec::new();
+        let rank = load::Rank {
+            tensor,
+            experts: tensor,
+            layers: load::stage_layers(model.layers.len() as u64, 0, stages),
+            ends: [true, stages == 1],
+        };
+        let [weights, slots] = load::weights(model, rank, rules, self.lora);
         let mut parts = vec![
-            Share::new("weights", weights(model, tensor, stages)),
+            Share::new("weights", weights),
             Share::new("activations while profiling", self.activations(model, rules, sequences, batched)),
             Share::new("outside torch", outside_torch(rules, tensor)),
         ];
-        if let Some([count, rank]) = self.lora {
-            parts.push(Share::new("LoRA slots", lora_slots(model, count, rank, tensor)));
+        if self.lora.is_some() {
+            parts.push(Share::new("LoRA slots", slots));
         }
         if rules.graphs_in_budget && !self.enforce_eager {
             parts.push(Share::new("CUDA graphs", rules::GRAPHS));
@@ -173,32 +181,7 @@ impl VllmPlan {
     }
 }
 
-/// Weights of one rank: matrices split, norms whole, tables split by rows padded to 64, and the rotary table.
-fn weights(model: &ServedModel, tensor: u64, stages: u64) -> u64 {
-    let padded = |bytes: u64| {
-        let rows = model.vocabulary.max(1);
-        let row = bytes / rows;
-        row.saturating_mul(rows.next_multiple_of(64).next_multiple_of(tensor)) / tensor
-    };
-    let of = |layer: &super::ServedLayer| layer.split / tensor + layer.whole;
-    let layers = model.layers.iter().map(of).fold(0u64, u64::saturating_add) / stages;
-    let rotary = model.positions.saturating_mul(model.rotary).saturating_mul(2);
-    layers + padded(model.embedding) + padded(model.head) + model.outside + rotary
-}
-
 fn outside_torch(rules: &Rules, tensor: u64) -> u64 {
     let alone = if rules.v1 { rules::OUTSIDE_TORCH } else { rules::OUTSIDE_TORCH_V0 };
     alone + if tensor > 1 { rules::COMMUNICATION } else { 0 }
-}
-
-/// Adapters have room on every matrix of every layer, and on the tables: `rank · (in + out)` in 16 bits each.
-fn lora_slots(model: &ServedModel, count: u64, rank: u64, tensor: u64) -> u64 {
-    let layers = model.layers.len() as u64;
-    let kv = model.layers.first().and_then(|layer| layer.caches.first()).map_or(0, |c| c.true_heads * c.key_dim);
-    let queries = model.heads.saturating_mul(model.head_dim);
-    let (hidden, width) = (model.hidden, model.width);
-    let sides = 2 * (hidden + queries) + 2 * (hidden + kv) + 3 * (hidden + width);
-    let tables = 2 * (model.vocabulary + 256) + 2 * hidden;
-    let elements = rank.saturating_mul(layers.saturating_mul(sides) + tables);
-    count.max(1).saturating_mul(elements).saturating_mul(2) / tensor
 }

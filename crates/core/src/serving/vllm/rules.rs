@@ -13,6 +13,10 @@ pub struct Rules {
     pub state_blocks: u64,
     /// Whether the printed token count is concurrency times the longest sequence (else blocks per group times block).
     pub tokens_by_concurrency: bool,
+    /// Rows that adapters may add to the vocabulary, for which the tables' slots have room (none since 0.12).
+    pub lora_extra_vocabulary: u64,
+    /// `max_split_size` of the allocator while weights are loaded (`_scoped_allocator_max_split` of gpu_worker.py).
+    pub load_max_split: Option<u64>,
     /// Where this was read.
     pub source: &'static str,
 }
@@ -25,7 +29,19 @@ pub const RULES: &[Rules] = &[
         graphs_in_budget: true,
         state_blocks: 2,
         tokens_by_concurrency: true,
+        lora_extra_vocabulary: 0,
+        load_max_split: Some(20 << 20),
         source: "truth/external/vllm_logs.json: 0.24 log of a 40-layer hybrid, 300 blocks, 69 per sequence",
+    },
+    Rules {
+        since: [0, 12, 0],
+        v1: true,
+        graphs_in_budget: false,
+        state_blocks: 1,
+        tokens_by_concurrency: false,
+        lora_extra_vocabulary: 0,
+        load_max_split: None,
+        source: "vllm/config/lora.py of v0.12.0: adapters no longer add words",
     },
     Rules {
         since: [0, 11, 0],
@@ -33,6 +49,8 @@ pub const RULES: &[Rules] = &[
         graphs_in_budget: false,
         state_blocks: 1,
         tokens_by_concurrency: false,
+        lora_extra_vocabulary: 256,
+        load_max_split: None,
         source: "truth/external/vllm_logs.json: four H100 logs of 0.11.0 add up without graphs",
     },
     Rules {
@@ -41,6 +59,8 @@ pub const RULES: &[Rules] = &[
         graphs_in_budget: false,
         state_blocks: 1,
         tokens_by_concurrency: false,
+        lora_extra_vocabulary: 256,
+        load_max_split: None,
         source: "V1 is the default engine; logs of 0.9 in truth/external/vllm_logs.json",
     },
     Rules {
@@ -49,6 +69,8 @@ pub const RULES: &[Rules] = &[
         graphs_in_budget: false,
         state_blocks: 1,
         tokens_by_concurrency: false,
+        lora_extra_vocabulary: 256,
+        load_max_split: None,
         source: "logs of 0.6 to 0.8 in truth/external/vllm_logs.json: four terms add up to the grant",
     },
 ];
