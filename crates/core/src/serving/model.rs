@@ -112,6 +112,12 @@ pub struct ServedModel {
     pub convolution: u64,
     /// Whether images or sound go in.
     pub multimodal: bool,
+    /// Whether feed-forwards multiply two halves.
+    pub gated: bool,
+    /// Whether a norm follows attention and feed-forward too (Gemma 2 and later).
+    pub post_norms: bool,
+    /// Whether embeddings are scaled before the first layer (Gemma).
+    pub scaled_embedding: bool,
 }
 
 impl ServedModel {
@@ -134,7 +140,7 @@ impl ServedModel {
         for parameter in &program.parameters {
             let (parts, quantised) = format.parts(parameter);
             let inside = |path: &&str| parameter.name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
-            let layer = decoder.iter().position(|path| inside(path));
+            let layer = decoder.iter().position(inside);
             let division = division(parameter, served.vocabulary);
             let name = parameter.name.clone();
             let shape = parameter.shape.sizes().to_vec();
@@ -142,6 +148,10 @@ impl ServedModel {
             served.widen(parameter);
             served.add(ServedTensor { name, layer, shape, parts, quantised, division });
         }
+        let named = |part: &str| served.tensors.iter().any(|tensor| tensor.name.contains(part));
+        served.gated = named("up_proj") || named("w3.");
+        served.post_norms = named("post_feedforward_layernorm");
+        served.scaled_embedding = model.config()["model_type"].as_str().is_some_and(|kind| kind.starts_with("gemma"));
         Ok(served)
     }
 

@@ -128,7 +128,7 @@ fn own_share(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank)
         Division::Table => {
             // Rows are padded to 64, then to the number of cards (vocab_parallel_embedding.py).
             let rows = model.vocabulary.max(1);
-            bytes / rows * (rows.next_multiple_of(64).next_multiple_of(rank.tensor) / rank.tensor)
+            bytes / rows * rows.next_multiple_of(64).div_ceil(rank.tensor)
         }
     }
 }

@@ -43,6 +43,10 @@ pub struct VllmPlan {
     pub draft_layers: u64,
     /// What the card has, in bytes.
     pub memory: u64,
+    /// cuBLAS's workspace: 32 MiB on Hopper, 8.125 MiB before it.
+    pub workspace: u64,
+    /// Multiprocessors of the card, which decide what its context holds.
+    pub multiprocessors: u64,
     /// The card's name: an A100 gets the defaults of small cards whatever its memory.
     pub card: String,
 }
@@ -63,6 +67,8 @@ impl Default for VllmPlan {
             lora: None,
             draft_layers: 0,
             memory: 80 << 30,
+            workspace: 32 << 20,
+            multiprocessors: 132,
             card: String::new(),
         }
     }
@@ -84,6 +90,8 @@ impl VllmPlan {
         self.max_num_batched_tokens.unwrap_or(match rules.v1 {
             true if self.is_large() => 8192,
             true => 2048,
+            // Before V1 prompts were cut in chunks from 32k on only.
+            false if length > 32_768 => 2048,
             false => length.max(2048),
         })
     }
@@ -105,7 +113,7 @@ impl VllmPlan {
         let mut parts = vec![
             Share::new("weights", weights),
             Share::new("activations while profiling", self.activations(model, rules, sequences, batched)),
-            Share::new("outside torch", outside_torch(rules, tensor)),
+            Share::new("outside torch", self.outside_torch(tensor)),
         ];
         if self.lora.is_some() {
             parts.push(Share::new("LoRA slots", slots));
@@ -168,20 +176,27 @@ impl VllmPlan {
         }
     }
 
-    /// The peak of the profile run above the weights: hidden states of a full batch, then the sampler on all sequences.
+    fn outside_torch(&self, tensor: u64) -> u64 {
+        let alone = self.multiprocessors.saturating_mul(rules::OUTSIDE_TORCH);
+        alone.saturating_add(if tensor > 1 { rules::COMMUNICATION } else { 0 })
+    }
+
+    /// The peak of the profile run above the weights: a full batch in its widest layer, or the sampler on all sequences.
     fn activations(&self, model: &ServedModel, rules: &Rules, sequences: u64, batched: u64) -> u64 {
         let tensor = self.tensor_parallel.max(1);
-        let hidden = batched.saturating_mul(model.hidden).saturating_mul(2);
-        let logits = sequences.min(batched).saturating_mul(model.vocabulary);
-        let sampler = hidden.saturating_add(logits.saturating_mul(rules::SAMPLER_TENTHS) / 10);
-        // Eager code also holds the feed-forward's two halves and their product.
-        let width = model.width.saturating_mul(3) / tensor;
-        let forward = batched.saturating_mul(model.hidden.saturating_mul(3).saturating_add(width)).saturating_mul(2);
-        if rules.v1 { sampler } else { sampler.max(forward) }
+        let rows = sequences.min(batched);
+        let per_logit = match (rules.sampler_sorts || rows < 8, rows) {
+            (true, 128..) => rules::SORTED,
+            (true, _) => rules::SORTED_FEW,
+            (false, _) => rules::UNSORTED,
+        };
+        let two = |rows: u64, width: u64| rows.saturating_mul(width).saturating_mul(2);
+        let logits = rows.saturating_mul(model.vocabulary).saturating_mul(per_logit);
+        // Hidden states of the batch; those that are sampled, and noise of the same size in their stead.
+        let sampler = two(batched, model.hidden).saturating_add(two(2 * rows, model.hidden)).saturating_add(logits);
+        // Embeddings, residual and norm; the feed-forward's two halves and their product, or those of chosen experts.
+        let width = model.width.max(model.expert_width.saturating_mul(model.chosen_experts)).saturating_mul(3) / tensor;
+        let forward = two(batched, model.hidden.saturating_mul(3).saturating_add(width));
+        sampler.max(forward).saturating_add(self.workspace)
     }
-}
-
-fn outside_torch(rules: &Rules, tensor: u64) -> u64 {
-    let alone = if rules.v1 { rules::OUTSIDE_TORCH } else { rules::OUTSIDE_TORCH_V0 };
-    alone + if tensor > 1 { rules::COMMUNICATION } else { 0 }
 }

@@ -136,6 +136,7 @@ fn printed_model(arch: &Value) -> Option<ServedModel> {
     Some(ServedModel {
         layers: (0..layers).map(layer).collect(),
         head: MIB,
+        gated: true,
         hidden: one("n_embd").unwrap_or(0),
         vocabulary: one("n_vocab").unwrap_or(0),
         heads,
@@ -167,7 +168,8 @@ pub(super) fn score_cell(index: usize, row: &Value) -> Vec<ExternalRow> {
     let plan = LlamaCppPlan {
         context: number(&row["n_ctx"]).unwrap_or(0),
         parallel,
-        unified: row["kv_unified"] == true || row["kv_unified"].is_null(),
+        // llama-server shares cells when it chooses the number of sequences itself.
+        unified: row["kv_unified"] == true || row["parallel"].is_string(),
         micro_batch: number(&row["n_ubatch"]).unwrap_or(512),
         flash_attention: row["flash_attn"] != "off",
         key_type: kind.clone(),

@@ -96,7 +96,7 @@ fn words(name: &str) -> Vec<String> {
 mod tests {
     #[test]
     fn uploads_are_recognised() {
-        let id = |name| super::find(name).map(|entry| entry.id);
+        let id = |name: &str| super::find(name).map(|entry| entry.id);
         let known = |name: &str, wanted: &str| assert_eq!(id(name).as_deref(), Some(wanted), "{name}");
         known("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "meta-llama/Llama-3.3-70B-Instruct");
         known("neuralmagic/Meta-Llama-3.1-70B-Instruct-quantized.w8a8", "meta-llama/Llama-3.1-70B");

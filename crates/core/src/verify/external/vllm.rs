@@ -45,7 +45,7 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
         let weights = budget.parts.iter().filter(|part| held.contains(&part.name.as_str())).map(|part| part.bytes);
         compare("weights", weights.sum(), number(&row["measured_bytes"]));
         let stated = !row["gpu_memory_utilization"].is_null() && !row["gpu_total_gib"].is_null();
-        if stated && !served.multimodal && row["vllm_version"] == "0.11.0" {
+        if stated && !served.multimodal && plan.tensor_parallel == 1 || row["vllm_version"] == "0.11.0" {
             compare("cache pool", budget.cache, number(&row["measured_kv_bytes"]));
         }
     }
@@ -65,6 +65,10 @@ fn plan(row: &Value) -> VllmPlan {
     let cache = row["kv_cache_dtype"].as_str().unwrap_or("auto");
     let gibibytes = row["gpu_total_gib"].as_f64().unwrap_or(80.0);
     let version = row["vllm_version"].as_str().unwrap_or_default();
+    let card = row["gpu"].as_str().unwrap_or_default();
+    let multiprocessors = [("H100", 132), ("H200", 132), ("A100", 108), ("T4", 40)].into_iter();
+    let multiprocessors = multiprocessors.filter(|(name, _)| card.contains(name)).map(|(_, count)| count).next();
+    let hopper = card.contains("H100") || card.contains("H200");
     let default = VllmPlan::default();
     VllmPlan {
         version: version.replace("0.1x V1", "0.21.0"),
@@ -78,7 +82,9 @@ fn plan(row: &Value) -> VllmPlan {
         lora: (row["enable_lora"] == true).then(|| [1, one("max_lora_rank").unwrap_or(16)]),
         draft_layers: u64::from(row["model"].as_str().is_some_and(|name| name.contains("EAGLE"))),
         memory: (gibibytes * 1_073_741_824.0) as u64,
-        card: row["gpu"].as_str().unwrap_or_default().to_owned(),
+        card: card.to_owned(),
+        multiprocessors: multiprocessors.unwrap_or(80),
+        workspace: if hopper { 32 << 20 } else { 8519680 },
         ..default
     }
 }
