@@ -5,12 +5,14 @@
 //! | [`cli`] | the commands, one file each |
 //! | [`env`] | every environment variable, read here only |
 //! | [`fetch`] | from what a user typed to a model's facts |
+//! | [`rehearse`] | the user's own program on a pretend GPU |
 //! | [`render`] | reports as text, SVG and JSON |
 
 pub mod cli;
 pub mod env;
 pub mod exit;
 pub mod fetch;
+pub mod rehearse;
 pub mod render;
 
 /// Runs the command line of this process.

@@ -10,6 +10,7 @@ mod list;
 mod model;
 mod parallel;
 mod plan_file;
+mod rehearse;
 mod schema;
 mod train;
 mod train_options;
@@ -48,6 +49,8 @@ enum Command {
     Inspect(inspect::Arguments),
     /// List what vramcast knows.
     List(list::Arguments),
+    /// Run your own program, unchanged, on a pretend GPU and read its memory.
+    Rehearse(rehearse::Arguments),
     /// Score predictions against recorded truth.
     Verify(verify::Arguments),
     /// Print the JSON schema of plan files.
@@ -83,6 +86,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Command::Infer(arguments) => infer::run(arguments, cli.json),
         Command::Inspect(arguments) => inspect::run(arguments, cli.json),
         Command::List(arguments) => list::run(arguments, cli.json),
+        Command::Rehearse(arguments) => rehearse::run(arguments, cli.json, cli.quiet),
         Command::Verify(arguments) => verify::run(arguments, cli.json, cli.quiet),
         Command::Schema => schema::run(),
     };

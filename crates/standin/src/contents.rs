@@ -1,0 +1,151 @@
+//! What the host wrote to small pieces of device memory, so that it reads the same bytes back.
+//!
+//! Sizes, lengths, masks and counters decide what a program does next, and most of them come from the host. They are
+//! kept per piece; the rest of the device reads as zero. A piece is forgotten when torch hands its block out again
+//! ([`vramcast_forget`], called by the hook) or when something else is written over it.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use crate::foreign::host;
+use crate::ledger::device_of;
+
+/// Larger writes are weights and batches: nobody decides by reading those back.
+pub(crate) const LARGEST: usize = 64 << 10;
+/// How many pieces are kept; the oldest go first.
+const PIECES: usize = 1 << 14;
+
+/// Small pieces of device memory with known contents. Pieces never overlap.
+#[derive(Debug, Default)]
+pub(crate) struct Contents {
+    pieces: BTreeMap<u64, Piece>,
+    written: u64,
+}
+
+#[derive(Debug)]
+struct Piece {
+    bytes: Vec<u8>,
+    order: u64,
+}
+
+/// The contents of all devices.
+pub(crate) fn contents() -> MutexGuard<'static, Contents> {
+    static CONTENTS: LazyLock<Mutex<Contents>> = LazyLock::new(Mutex::default);
+    CONTENTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Contents {
+    /// Remembers bytes, or, when they are many, that what was there is gone.
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
+        if bytes.len() > LARGEST {
+            return self.forget(address, bytes.len() as u64);
+        }
+        // A write into a known piece changes that piece.
+        if let Some((start, piece)) = self.pieces.range_mut(..=address).next_back() {
+            let offset = (address - start) as usize;
+            if let Some(place) = piece.bytes.get_mut(offset..offset + bytes.len()) {
+                return place.copy_from_slice(bytes);
+            }
+        }
+        self.forget(address, bytes.len() as u64);
+        if self.pieces.len() >= PIECES {
+            let middle = self.written - (PIECES / 2) as u64;
+            self.pieces.retain(|_, piece| piece.order > middle);
+        }
+        self.written += 1;
+        self.pieces.insert(address, Piece { bytes: bytes.to_vec(), order: self.written });
+    }
+
+    /// The bytes at an address, if all of them are known.
+    pub(crate) fn read(&self, address: u64, length: usize) -> Option<&[u8]> {
+        let (start, piece) = self.pieces.range(..=address).next_back()?;
+        let offset = (address - start) as usize;
+        piece.bytes.get(offset..offset.checked_add(length)?)
+    }
+
+    /// Copies what is known of a range of the device to another; the rest becomes unknown.
+    pub(crate) fn copy(&mut self, to: u64, from: u64, length: u64) {
+        let known = usize::try_from(length).ok().and_then(|length| self.read(from, length)).map(<[u8]>::to_vec);
+        match known {
+            Some(bytes) => self.write(to, &bytes),
+            None => self.forget(to, length),
+        }
+    }
+
+    /// Forgets every piece that touches a range.
+    pub(crate) fn forget(&mut self, address: u64, length: u64) {
+        let reach = address.saturating_sub(LARGEST as u64);
+        let end = address.saturating_add(length);
+        let touched: Vec<u64> = self
+            .pieces
+            .range(reach..end)
+            .filter(|(start, piece)| *start + piece.bytes.len() as u64 > address)
+            .map(|(start, _)| *start)
+            .collect();
+        for start in touched {
+            self.pieces.remove(&start);
+        }
+    }
+}
+
+exports! {
+    // torch hands out a block: what an earlier owner left in its first bytes is nobody's.
+    fn vramcast_forget(address: u64) {
+        if device_of(address).is_some() {
+            contents().forget(address, 512);
+        }
+    }
+
+    // The hook knows what a kernel would have written.
+    fn vramcast_write(address: u64, bytes: *const c_void, length: usize) {
+        if device_of(address).is_some() {
+            contents().write(address, host(bytes, length));
+        }
+    }
+
+    // Whether the bytes at an address are known: 1 or 0.
+    fn vramcast_known(address: u64, length: usize) -> i32 {
+        i32::from(contents().read(address, length).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read() {
+        let mut contents = Contents::default();
+        contents.write(1000, &[1, 2, 3, 4]);
+        assert_eq!(contents.read(1001, 2), Some(&[2, 3][..]));
+        assert_eq!((contents.read(1003, 2), contents.read(999, 1)), (None, None));
+        contents.write(1002, &[9]);
+        assert_eq!(contents.read(1000, 4), Some(&[1, 2, 9, 4][..]));
+        contents.copy(2000, 1000, 4);
+        assert_eq!(contents.read(2000, 4), Some(&[1, 2, 9, 4][..]));
+    }
+
+    #[test]
+    fn overlaps_and_large_writes_forget() {
+        let mut contents = Contents::default();
+        contents.write(1000, &[1; 8]);
+        contents.write(1004, &[2; 8]);
+        assert_eq!((contents.read(1000, 4), contents.read(1004, 8)), (None, Some(&[2; 8][..])));
+        contents.write(900, &vec![0; LARGEST + 1]);
+        assert_eq!(contents.read(1004, 1), None);
+        contents.write(1, &[1]);
+        contents.copy(1, 5000, 1);
+        assert_eq!(contents.read(1, 1), None, "a copy of the unknown is unknown");
+    }
+
+    #[test]
+    fn the_number_of_pieces_is_bounded() {
+        let mut contents = Contents::default();
+        for address in 0..3 * PIECES as u64 {
+            contents.write(address * 16, &[1]);
+        }
+        assert!(contents.pieces.len() <= PIECES);
+        assert!(contents.read((3 * PIECES as u64 - 1) * 16, 1).is_some());
+    }
+}
