@@ -18,7 +18,16 @@ fn main() {
     }
     let mut rustc = Command::new(std::env::var_os("RUSTC").expect("cargo sets RUSTC"));
     rustc.arg(source.join("lib.rs")).arg("-o").arg(&out);
-    rustc.args(["--crate-name", "vramcast_standin", "--crate-type", "cdylib", "--edition", "2024", "--cap-lints", "allow"]);
+    rustc.args([
+        "--crate-name",
+        "vramcast_standin",
+        "--crate-type",
+        "cdylib",
+        "--edition",
+        "2024",
+        "--cap-lints",
+        "allow",
+    ]);
     rustc.args(["-C", "opt-level=2", "-C", "strip=symbols", "-C", "panic=abort"]);
     rustc.args(["-C", "link-arg=-Wl,-soname,libvramcast_standin.so"]);
     rustc.args(["--target", &std::env::var("TARGET").expect("cargo sets TARGET")]);

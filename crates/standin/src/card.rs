@@ -131,7 +131,8 @@ mod tests {
 
     #[test]
     fn descriptions_are_read() {
-        let card = Card::parse("name=Tesla T4;capability=75;memory=15828320256;count=2;multiprocessors=40;odd=1;driver=x");
+        let card =
+            Card::parse("name=Tesla T4;capability=75;memory=15828320256;count=2;multiprocessors=40;odd=1;driver=x");
         assert_eq!((card.name.as_str(), card.major(), card.minor(), card.count), ("Tesla T4", 7, 5, 2));
         assert_eq!((card.memory, card.driver), (15_828_320_256, 13000));
         assert_eq!((card.shared_per_block(), card.blocks_per_multiprocessor()), (65536, 16));
@@ -141,8 +142,9 @@ mod tests {
     #[test]
     fn shared_memory_follows_the_capability() {
         let shared = |capability| Card { capability, ..Card::default() }.shared_per_block();
-        assert_eq!([shared(80), shared(86), shared(89), shared(90), shared(100), shared(120)], [
-            166_912, 101_376, 101_376, 232_448, 232_448, 101_376
-        ]);
+        assert_eq!(
+            [shared(80), shared(86), shared(89), shared(90), shared(100), shared(120)],
+            [166_912, 101_376, 101_376, 232_448, 232_448, 101_376]
+        );
     }
 }

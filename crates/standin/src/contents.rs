@@ -12,15 +12,18 @@ use crate::foreign::host;
 use crate::ledger::device_of;
 
 /// Larger writes are weights and batches: nobody decides by reading those back.
-pub(crate) const LARGEST: usize = 64 << 10;
-/// How many pieces are kept; the oldest go first.
-const PIECES: usize = 1 << 14;
+pub(crate) const LARGEST: usize = 32 << 20;
+/// How many bytes are kept in all; the oldest pieces go first.
+const ROOM: usize = 512 << 20;
 
 /// Small pieces of device memory with known contents. Pieces never overlap.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
     pieces: BTreeMap<u64, Piece>,
+    /// How many were ever written.
     written: u64,
+    /// Bytes of all pieces.
+    held: usize,
 }
 
 #[derive(Debug)]
@@ -49,11 +52,11 @@ impl Contents {
             }
         }
         self.forget(address, bytes.len() as u64);
-        if self.pieces.len() >= PIECES {
-            let middle = self.written - (PIECES / 2) as u64;
-            self.pieces.retain(|_, piece| piece.order > middle);
+        while self.held + bytes.len() > ROOM {
+            self.drop_older_half();
         }
         self.written += 1;
+        self.held += bytes.len();
         self.pieces.insert(address, Piece { bytes: bytes.to_vec(), order: self.written });
     }
 
@@ -84,8 +87,16 @@ impl Contents {
             .map(|(start, _)| *start)
             .collect();
         for start in touched {
-            self.pieces.remove(&start);
+            self.held -= self.pieces.remove(&start).map_or(0, |piece| piece.bytes.len());
         }
+    }
+
+    fn drop_older_half(&mut self) {
+        let mut orders: Vec<u64> = self.pieces.values().map(|piece| piece.order).collect();
+        orders.sort_unstable();
+        let middle = orders.get(orders.len() / 2).copied().unwrap_or(0);
+        self.pieces.retain(|_, piece| piece.order > middle);
+        self.held = self.pieces.values().map(|piece| piece.bytes.len()).sum();
     }
 }
 
@@ -102,6 +113,11 @@ exports! {
         if device_of(address).is_some() {
             contents().write(address, host(bytes, length));
         }
+    }
+
+    // Reads as a copy to the host does.
+    fn vramcast_read(address: u64, out: *mut c_void, length: usize) {
+        crate::memory::copy(out, address as *const c_void, length)
     }
 
     // Whether the bytes at an address are known: 1 or 0.
@@ -140,12 +156,15 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_pieces_is_bounded() {
+    fn what_is_kept_is_bounded() {
         let mut contents = Contents::default();
-        for address in 0..3 * PIECES as u64 {
-            contents.write(address * 16, &[1]);
+        let large = vec![1; LARGEST];
+        let count = 2 * ROOM / LARGEST;
+        for index in 0..count as u64 {
+            contents.write(index * LARGEST as u64, &large);
         }
-        assert!(contents.pieces.len() <= PIECES);
-        assert!(contents.read((3 * PIECES as u64 - 1) * 16, 1).is_some());
+        assert!(contents.held <= ROOM);
+        assert!(contents.read((count as u64 - 1) * LARGEST as u64, LARGEST).is_some());
+        assert!(contents.read(0, 1).is_none());
     }
 }

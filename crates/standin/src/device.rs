@@ -30,7 +30,9 @@ pub(crate) fn remember(status: Status) -> Status {
 pub(crate) fn count() -> usize {
     let all = card().count.min(DEVICES);
     // The driver stops at the first number it does not know.
-    let known = |name: &&str| name.trim().parse().map_or(!name.trim().is_empty(), |index: i64| (0..all as i64).contains(&index));
+    let known = |name: &&str| {
+        name.trim().parse().map_or(!name.trim().is_empty(), |index: i64| (0..all as i64).contains(&index))
+    };
     match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(list) => list.split(',').take_while(known).count().min(all),
         Err(_) => all,
@@ -51,32 +53,32 @@ fn select(device: i32) -> Status {
 fn attribute(number: i32, device: i32) -> i32 {
     let card = card();
     match number {
-        1..=3 => 1024,                                // threads of a block, its x and y
-        4 => 64,                                      // its z
-        5 => i32::MAX,                                // grid x
-        6 | 7 => 65535,                               // grid y and z
-        8 => 48 << 10,                                // shared memory of a block
-        9 => 64 << 10,                                // constants
-        10 => 32,                                     // warp
-        11 => i32::MAX,                               // pitch
-        12 | 82 => 65536,                             // registers
-        13 => 1_755_000,                              // kHz
-        14 => 512,                                    // texture alignment
+        1..=3 => 1024,    // threads of a block, its x and y
+        4 => 64,          // its z
+        5 => i32::MAX,    // grid x
+        6 | 7 => 65535,   // grid y and z
+        8 => 48 << 10,    // shared memory of a block
+        9 => 64 << 10,    // constants
+        10 => 32,         // warp
+        11 => i32::MAX,   // pitch
+        12 | 82 => 65536, // registers
+        13 => 1_755_000,  // kHz
+        14 => 512,        // texture alignment
         16 => card.multiprocessors,
-        33 => device + 1,                             // PCI bus
-        36 => 2_619_000,                              // kHz of memory
-        37 => 5120,                                   // bus width
+        33 => device + 1, // PCI bus
+        36 => 2_619_000,  // kHz of memory
+        37 => 5120,       // bus width
         38 => card.l2_cache,
         39 => card.threads_per_multiprocessor,
-        40 => 3,                                      // copy engines
+        40 => 3, // copy engines
         75 => card.major(),
         76 => card.minor(),
         81 => card.shared_per_multiprocessor(),
         97 => card.shared_per_block(),
-        102 => 1,                                     // virtual memory management, the driver's number only
+        102 => 1, // virtual memory management, the driver's number only
         106 => card.blocks_per_multiprocessor(),
-        111 => 1024,                                  // shared memory the system keeps
-        120 => i32::from(card.capability >= 90),      // clusters
+        111 => 1024,                             // shared memory the system keeps
+        120 => i32::from(card.capability >= 90), // clusters
         // Overlap, mapping, kernels side by side, addressing, priorities, managed memory, cooperation, pools.
         15 | 19 | 31 | 41 | 78 | 79 | 80 | 83 | 89 | 90 | 91 | 95 | 99 | 115 | 125 => 1,
         _ => 0,

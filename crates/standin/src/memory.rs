@@ -73,7 +73,8 @@ fn fill(to: *mut c_void, value: u8, bytes: usize) {
 
 fn copy_rows(to: *mut c_void, to_pitch: usize, from: *const c_void, from_pitch: usize, width: usize, rows: usize) {
     for row in 0..rows {
-        let (to, from) = (to.cast::<u8>().wrapping_add(row * to_pitch), from.cast::<u8>().wrapping_add(row * from_pitch));
+        let (to, from) =
+            (to.cast::<u8>().wrapping_add(row * to_pitch), from.cast::<u8>().wrapping_add(row * from_pitch));
         copy(to.cast(), from.cast(), width);
     }
 }

@@ -11,13 +11,15 @@ use vramcast_core::units::Bytes;
 use super::{Answer, Failure};
 use crate::exit::Exit;
 use crate::rehearse::journal::Line;
-use crate::rehearse::{self, Card, Ending, RehearseError, Rehearsal, Request, World};
+use crate::rehearse::{self, Card, Ending, Rehearsal, RehearseError, Request, World};
 use crate::render;
 use crate::render::gib;
 
 /// What to run, and on what.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit codes: 0 it ran and fits, 1 it does not fit, 2 bad input, 4 the program failed by itself.")]
+#[command(
+    after_help = "Exit codes: 0 it ran and fits, 1 it does not fit, 2 bad input, 4 the program failed by itself."
+)]
 pub(super) struct Arguments {
     /// The program, as you would start it, behind `--`.
     #[arg(required = true, last = true, value_name = "COMMAND")]

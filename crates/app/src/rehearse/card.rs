@@ -61,7 +61,8 @@ impl Card {
     /// The description that the stand-in reads from `VRAMCAST_CARD`.
     pub fn describe(&self, count: u32, torch: &Torch) -> String {
         let number = |text: Option<String>, parts: [u32; 3]| {
-            let numbers: Vec<u32> = text.as_deref().unwrap_or("").split('.').filter_map(|part| part.parse().ok()).collect();
+            let numbers: Vec<u32> =
+                text.as_deref().unwrap_or("").split('.').filter_map(|part| part.parse().ok()).collect();
             (numbers.len() >= 3).then(|| numbers.iter().zip(parts).map(|(number, factor)| number * factor).sum::<u32>())
         };
         // Versions as the libraries write them: 9.19.0 is 91900, 2.28.9 is 22809.
@@ -99,7 +100,11 @@ mod tests {
         for row in rows {
             let card = Gpus::embedded().find(&row.gpu).unwrap();
             assert_eq!(card.name, row.gpu);
-            assert!(row.memory.is_none_or(|memory| memory <= card.memory && memory > card.memory / 10 * 9), "{}", row.gpu);
+            assert!(
+                row.memory.is_none_or(|memory| memory <= card.memory && memory > card.memory / 10 * 9),
+                "{}",
+                row.gpu
+            );
         }
     }
 
@@ -107,7 +112,10 @@ mod tests {
     fn memory_can_be_set_and_other_makers_are_refused() {
         let cards = Gpus::embedded();
         let small = Card::new(cards.find("h100").unwrap(), Some(24 << 30)).unwrap();
-        assert_eq!((small.memory, small.gpu.memory, small.name.as_str()), (24 << 30, 24 << 30, "NVIDIA H100 80GB HBM3"));
+        assert_eq!(
+            (small.memory, small.gpu.memory, small.name.as_str()),
+            (24 << 30, 24 << 30, "NVIDIA H100 80GB HBM3")
+        );
         assert_eq!(Card::new(cards.find("rtx 5080").unwrap(), None).unwrap().name, "NVIDIA RTX 5080");
         assert!(matches!(Card::new(cards.find("mi300x").unwrap(), None), Err(RehearseError::NotCuda(_))));
     }

@@ -192,6 +192,7 @@ def watch(torch):
     if not hasattr(torch._C, "_cuda_memoryStats"):
         return
     it = Watch(torch)
+    import_beside("vramcast_values").install(torch)
     torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats = it.program_stats, it.program_reset
     torch.cuda._lazy_call(it.start)
 
@@ -271,6 +272,14 @@ class Finder:
 
             spec.loader.exec_module = exec_module
         return spec
+
+
+def import_beside(name):
+    """A module of this folder, which is not on the program's path."""
+    spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def begin():

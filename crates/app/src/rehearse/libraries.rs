@@ -8,9 +8,9 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use super::RehearseError;
 use super::elf::{Entry, Imports, imports, library};
 use super::python::Torch;
-use super::RehearseError;
 
 /// The stand-in, compiled by the build script.
 static STANDIN: &[u8] = include_bytes!(env!("VRAMCAST_STANDIN"));
@@ -19,15 +19,50 @@ const REST_NAME: &str = "libvramcast_rest.so";
 
 /// Libraries the stand-in replaces, by the beginning of their names.
 const REPLACED: &[&str] = &[
-    "libcuda.", "libcudart.", "libcublas.", "libcublasLt.", "libcudnn", "libcufft.", "libcufftw.", "libcurand.", "libcusolver.",
-    "libcusolverMg.", "libcusparse.", "libcusparseLt.", "libnccl.", "libnvrtc.", "libnvrtc-builtins.", "libnvJitLink.", "libcupti.",
-    "libcufile.", "libcufile_rdma.", "libnvshmem_host.", "libnvToolsExt.", "libnvidia-ml.", "libcudss.",
+    "libcuda.",
+    "libcudart.",
+    "libcublas.",
+    "libcublasLt.",
+    "libcudnn",
+    "libcufft.",
+    "libcufftw.",
+    "libcurand.",
+    "libcusolver.",
+    "libcusolverMg.",
+    "libcusparse.",
+    "libcusparseLt.",
+    "libnccl.",
+    "libnvrtc.",
+    "libnvrtc-builtins.",
+    "libnvJitLink.",
+    "libcupti.",
+    "libcufile.",
+    "libcufile_rdma.",
+    "libnvshmem_host.",
+    "libnvToolsExt.",
+    "libnvidia-ml.",
+    "libcudss.",
 ];
 
 /// Functions of those libraries, by the beginning of their names; a capital letter follows `cu`.
 const FUNCTIONS: &[&str] = &[
-    "cuda", "__cuda", "cublas", "cudnn", "cufft", "curand", "cusolver", "cusparse", "cupti", "nccl", "nvml", "nvrtc", "nvJitLink",
-    "__nvJitLink", "nvshmem", "nvtx", "cudss",
+    "cuda",
+    "__cuda",
+    "cublas",
+    "cudnn",
+    "cufft",
+    "curand",
+    "cusolver",
+    "cusparse",
+    "cupti",
+    "nccl",
+    "nvml",
+    "nvrtc",
+    "nvJitLink",
+    "__nvJitLink",
+    "nvshmem",
+    "nvtx",
+    "cudss",
 ];
 
 /// Words in the name of a function that fills in answers; one that nobody wrote may mislead its caller, so it is listed.
@@ -57,7 +92,8 @@ pub(super) fn lay_out(torch: &Torch, folder: &Path) -> Result<Laid, RehearseErro
     let standin = write(STANDIN_NAME, STANDIN)?;
     let own: BTreeSet<String> = imports(&standin).map(|found| found.exports).unwrap_or_default().into_iter().collect();
     let found = users(torch);
-    let names: BTreeSet<&String> = found.iter().flat_map(|file| &file.needed).filter(|name| is_replaced(name)).collect();
+    let names: BTreeSet<&String> =
+        found.iter().flat_map(|file| &file.needed).filter(|name| is_replaced(name)).collect();
     let unwritten: BTreeSet<&String> =
         found.iter().flat_map(|file| &file.symbols).filter(|name| is_function(name) && !own.contains(*name)).collect();
     let entry = |name: &&String| if answers(name) { Entry::counted(name) } else { Entry::quiet(name) };
@@ -115,7 +151,9 @@ mod tests {
         assert!(is_function("cuMemCreate") && is_function("cudaMalloc") && is_function("ncclAllReduce"));
         assert!(!is_function("customize") && !is_function("_ZN2at4cuda"));
         assert!(is_replaced("libcudart.so.13") && is_replaced("libcudnn_graph.so.9") && !is_replaced("libc10_cuda.so"));
-        assert!(answers("cusparseSpMM_bufferSize") && answers("cusparseSpGEMM_createDescr") && !answers("cublasSgemm_v2"));
+        assert!(
+            answers("cusparseSpMM_bufferSize") && answers("cusparseSpGEMM_createDescr") && !answers("cublasSgemm_v2")
+        );
     }
 
     /// A program that needs a library of NVIDIA gets ours, entry by entry.

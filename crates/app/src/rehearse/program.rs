@@ -12,8 +12,9 @@ use super::python::Torch;
 use super::report::{Facts, Rehearsal};
 use super::{Card, RehearseError};
 
-/// Runs inside the program (see the file).
-const HOOK: &str = include_str!("hook.py");
+/// What runs inside the program (see the files).
+const HOOK: &[(&str, &str)] =
+    &[("sitecustomize.py", include_str!("hook.py")), ("vramcast_values.py", include_str!("values.py"))];
 /// How often the journals are looked at.
 const GLANCE: Duration = Duration::from_millis(50);
 
@@ -59,9 +60,10 @@ pub fn run(request: &Request, mut show: impl FnMut(u32, &Line)) -> Result<Rehear
     let laid = lay_out(&torch, folder.path())?;
     let mut command = prepare(request, &torch, folder.path(), &laid.preload)?;
     let started = Instant::now();
-    let mut child = command
-        .spawn()
-        .map_err(|error| RehearseError::Start { program: request.command.first().cloned().unwrap_or_default(), error })?;
+    let mut child = command.spawn().map_err(|error| RehearseError::Start {
+        program: request.command.first().cloned().unwrap_or_default(),
+        error,
+    })?;
     let mut journals = Journals::default();
     let mut cut = false;
     let status = loop {
@@ -104,7 +106,7 @@ fn prepare(request: &Request, torch: &Torch, folder: &Path, preload: &[PathBuf])
     let hook = folder.join("hook");
     let write = || {
         std::fs::create_dir(&hook)?;
-        std::fs::write(hook.join("sitecustomize.py"), HOOK)
+        HOOK.iter().try_for_each(|(name, text)| std::fs::write(hook.join(name), text))
     };
     write().map_err(|error| RehearseError::Folder { path: hook.clone(), error })?;
     let mut command = Command::new(request.command.first().cloned().unwrap_or_default());

@@ -76,7 +76,8 @@ fn interpreter(command: &[OsString]) -> Result<PathBuf, RehearseError> {
     let program = command.first().map(OsString::as_os_str).unwrap_or_default();
     let missing = || RehearseError::NotFound { program: program.to_owned() };
     let path = on_path(program).ok_or_else(missing)?;
-    let is_python = |path: &Path| path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with("python"));
+    let is_python =
+        |path: &Path| path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with("python"));
     if is_python(&path) {
         return Ok(path);
     }
@@ -93,7 +94,11 @@ fn first_line(path: &Path) -> Option<PathBuf> {
     let text = String::from_utf8_lossy(&start);
     let mut words = text.strip_prefix("#!")?.lines().next()?.split_whitespace();
     let program = Path::new(words.next()?);
-    if program.file_name() == Some(OsStr::new("env")) { words.next().map(PathBuf::from) } else { Some(program.to_owned()) }
+    if program.file_name() == Some(OsStr::new("env")) {
+        words.next().map(PathBuf::from)
+    } else {
+        Some(program.to_owned())
+    }
 }
 
 /// A program as the shell finds it.

@@ -117,7 +117,9 @@ impl Rehearsal {
         let processes: Vec<Process> = journals.iter().flat_map(|(id, lines)| Process::all(*id, lines)).collect();
         let lines = || journals.iter().flat_map(|(_, lines)| lines);
         let exception = lines().rev().find_map(|line| match line {
-            Line::Exception { kind, message, full, phase } => Some((format!("{kind}: {message}"), *full, phase.clone())),
+            Line::Exception { kind, message, full, phase } => {
+                Some((format!("{kind}: {message}"), *full, phase.clone()))
+            }
             _ => None,
         });
         let full = lines().rev().find_map(|line| if let Line::Full(full) = line { Some(full.clone()) } else { None });
@@ -136,7 +138,9 @@ impl Rehearsal {
         let totals = fullest.map_or(Totals { allocated: 0, reserved: 0, process: 0 }, |process| process.totals);
         let peak_phase = fullest.map(|process| process.peak_phase.clone()).unwrap_or_default();
         let mut notes = Vec::new();
-        for problem in lines().filter_map(|line| if let Line::End { problem, .. } = line { problem.as_ref() } else { None }) {
+        for problem in
+            lines().filter_map(|line| if let Line::End { problem, .. } = line { problem.as_ref() } else { None })
+        {
             notes.push(format!("what is alive at the peak could not be read: {problem}"));
         }
         if processes.iter().any(|process| process.alive.as_ref().is_some_and(|alive| alive.truncated)) {
@@ -173,8 +177,10 @@ impl Process {
             all.filter(|phase| phase.device == device).cloned().collect()
         };
         let rank = lines.iter().find_map(|line| if let Line::Start { rank, .. } = line { Some(*rank) } else { None });
-        let devices: std::collections::BTreeSet<u32> =
-            lines.iter().filter_map(|line| if let Line::Phase(phase) = line { Some(phase.device) } else { None }).collect();
+        let devices: std::collections::BTreeSet<u32> = lines
+            .iter()
+            .filter_map(|line| if let Line::Phase(phase) = line { Some(phase.device) } else { None })
+            .collect();
         devices
             .into_iter()
             .map(|device| {

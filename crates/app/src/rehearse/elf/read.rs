@@ -93,7 +93,9 @@ fn symbol_count(
     let last = table.chunks_exact(4).filter_map(|bucket| word(bucket, 0, 4)).max().unwrap_or(0);
     if last < first {
         // Nothing is exported; linkers put the texts right behind the symbols.
-        return Some(place(value(TEXTS)?)?.saturating_sub(symbols) / 24).filter(|_| last == 0).map(|count| count.max(first));
+        return Some(place(value(TEXTS)?)?.saturating_sub(symbols) / 24)
+            .filter(|_| last == 0)
+            .map(|count| count.max(first));
     }
     let mut index = last;
     loop {

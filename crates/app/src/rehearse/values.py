@@ -1,0 +1,173 @@
+"""Small values of a program whose kernels do nothing. Part of `vramcast rehearse`; standard library only.
+
+Lengths, masks, positions and counters decide what a program does next. Most of them come from the host, so they can be
+known: wherever the inputs of an operation are known and small, the operation is done once more on the CPU, and the
+stand-in is told what the kernel would have written. What depends on real data stays zero, except that
+  - `all` is true and `any` is false (checks are passed),
+  - `topk` picks every index equally often (routers are balanced).
+Nothing here allocates on the device, so memory stays what it is.
+"""
+import ctypes
+
+LARGEST = 4 << 20  # elements; larger results decide nothing
+FLOATS = 4096  # the same for numbers that are not whole
+standin = ctypes.CDLL(None)
+standin.vramcast_write.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
+standin.vramcast_known.argtypes = (ctypes.c_uint64, ctypes.c_size_t)
+standin.vramcast_read.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
+standin.vramcast_forget.argtypes = (ctypes.c_uint64,)
+
+FACTORIES = {"arange", "zeros", "ones", "full", "tensor", "as_tensor", "eye", "linspace", "scalar_tensor", "zeros_like", "ones_like", "full_like"}
+RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal", "uniform_",
+          "normal_", "random_", "exponential_", "bernoulli_", "dropout", "empty", "empty_like", "new_empty", "empty_strided"}
+SHAPED_BY_DATA = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount", "_unique2"}
+MOVES = {"to", "cuda", "cpu", "item", "tolist", "numpy", "__get__", "__set__", "data_ptr", "detach", "__bool__", "__int__", "__index__", "__len__"}
+
+
+def install(torch):
+    """Follows small values through the main thread of the program."""
+    import torch.cuda._gpu_trace as trace
+
+    class Forget:  # torch hands out a block: what an earlier owner left in it is nobody's
+        fire_callbacks = standin.vramcast_forget
+
+    class Nothing:
+        fire_callbacks = staticmethod(lambda *_: None)
+
+    trace.MemoryAllocationCallbacks = Forget
+    trace.MemoryDeallocationCallbacks = Nothing
+    torch._C._activate_gpu_trace()
+    follower(torch)().__enter__()
+
+
+def follower(torch):
+    from torch.overrides import TorchFunctionMode
+
+    Tensor = torch.Tensor
+
+    def extent(tensor):
+        """Where the memory of a tensor begins, and how long it is."""
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+
+    def is_plain(tensor):
+        return tensor.is_cuda and tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+    def known(tensor):
+        start, length = extent(tensor)
+        return length == 0 or bool(start and standin.vramcast_known(start, length))
+
+    class Unknown(Exception):
+        pass
+
+    def twin(value):
+        """The same on the CPU; unknown contents end the attempt."""
+        if isinstance(value, Tensor):
+            if not value.is_cuda:
+                return value
+            if not is_plain(value) or value.numel() > LARGEST or not known(value):
+                raise Unknown
+            start, length = extent(value)
+            room = torch.empty(max(length, 1), dtype=torch.uint8, device="cpu")
+            standin.vramcast_read(start, room.data_ptr(), length)
+            typed = torch.empty(0, dtype=value.dtype, device="cpu").set_(room.untyped_storage())
+            return typed.as_strided(value.size(), value.stride(), value.storage_offset())
+        if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+            return type(value)(twin(part) for part in value)
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        return "cpu" if isinstance(value, str) and value.startswith("cuda") else value
+
+    def tell(tensor, expected):
+        """Tells the stand-in what a tensor holds."""
+        start, length = extent(tensor)
+        room = torch.zeros(max(length, 1), dtype=torch.uint8, device="cpu")
+        typed = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(room.untyped_storage())
+        typed.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(expected)
+        standin.vramcast_write(start, room.data_ptr(), length)
+
+    def worth(tensor):
+        if not isinstance(tensor, Tensor) or not is_plain(tensor) or tensor.requires_grad:
+            return False
+        return tensor.numel() <= (FLOATS if tensor.is_floating_point() else LARGEST)
+
+    def balanced(function, args, result):
+        """Every index equally often, where nothing is known."""
+        indices, choices = result[1], args[0].size(-1)
+        if indices.numel() <= LARGEST:
+            tell(indices, (torch.arange(indices.numel(), device="cpu") % choices).view(indices.shape))
+
+    def follow(function, name, args, kwargs, result):
+        if name in RANDOM or name in MOVES and not (name == "to" and isinstance(args[0], Tensor) and args[0].is_cuda):
+            return
+        changed = args[0] if args and isinstance(args[0], Tensor) and (name == "__setitem__" or name.endswith("_") and not name.endswith("__") or
+                                                                       name.startswith("__i") and name.endswith("__")) else None
+        results = [changed] if changed is not None else list(result) if isinstance(result, (tuple, list)) else [result]
+        if not results or not all(worth(part) for part in results if isinstance(part, Tensor)) or not isinstance(results[0], Tensor):
+            return
+        if changed is None and all(known(part) for part in results):
+            return  # a view of something known, or a copy the stand-in saw
+        try:
+            inputs, options = twin(tuple(args)), {key: twin(value) for key, value in kwargs.items() if key != "out"}
+        except Unknown:
+            if changed is not None:
+                standin.vramcast_forget(extent(changed)[0])
+            elif name == "all":
+                tell(result, torch.ones((), dtype=result.dtype, device="cpu"))
+            return
+        if name in FACTORIES:
+            options["device"] = "cpu"
+        answer = function(*inputs, **options)
+        if changed is not None:
+            # The twin is a window on its whole storage, as the original is.
+            start, length = extent(changed)
+            standin.vramcast_write(start, inputs[0].untyped_storage().data_ptr(), length)
+            return
+        answers = list(answer) if isinstance(answer, (tuple, list)) else [answer]
+        for part, expected in zip(results, answers):
+            if isinstance(part, Tensor) and part.shape == expected.shape and part.dtype == expected.dtype and not known(part):
+                tell(part, expected)
+
+    def by_mask(index):
+        """Masks with known contents as the indices they stand for."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if not any(isinstance(part, Tensor) and part.is_cuda and part.dtype is torch.bool for part in parts):
+            return None
+        replaced = []
+        for part in parts:
+            if isinstance(part, Tensor) and part.is_cuda and part.dtype is torch.bool:
+                replaced += [axis.to(part.device) for axis in twin(part).nonzero().unbind(1)]
+            else:
+                replaced.append(part)
+        return tuple(replaced)
+
+    class Follow(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+            if name == "__get__":
+                return function(*args, **kwargs)
+            try:
+                if name in ("__getitem__", "__setitem__") and len(args) > 1:
+                    index = by_mask(args[1])
+                    if index is not None:
+                        args = (args[0], index, *args[2:])
+                elif name in SHAPED_BY_DATA and isinstance(args[0], Tensor) and args[0].is_cuda:
+                    return move(function(*twin(tuple(args)), **{key: twin(value) for key, value in kwargs.items()}), args[0].device)
+            except Exception:
+                pass
+            result = function(*args, **kwargs)
+            try:
+                if name == "topk" and isinstance(args[0], Tensor) and is_plain(args[0]) and not known(args[0]):
+                    balanced(function, args, result)
+                else:
+                    follow(function, name, args, kwargs, result)
+            except Exception:
+                pass  # a value stays unknown; the program must not notice
+            return result
+
+    def move(value, device):
+        if isinstance(value, Tensor):
+            return value.to(device)
+        return type(value)(move(part, device) for part in value) if isinstance(value, (tuple, list)) else value
+
+    return Follow
