@@ -1,8 +1,8 @@
 //! What the host wrote to small pieces of device memory, so that it reads the same bytes back.
 //!
 //! Sizes, lengths, masks and counters decide what a program does next, and most of them come from the host. They are
-//! kept per piece; the rest of the device reads as zero. A piece is forgotten when torch hands its block out again
-//! ([`vramcast_forget`], called by the hook) or when something else is written over it.
+//! kept per piece; the rest of the device reads as zero. A piece is forgotten when the hook sees that its memory belongs to
+//! something else ([`vramcast_forget`]) or when something else is written over it.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -100,8 +100,20 @@ impl Contents {
     }
 }
 
+thread_local! {
+    /// While set, the thread reads zeros: a kernel's own counters must not be taken from older contents.
+    static BLIND: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// The bytes at an address as the calling thread may see them.
+pub(crate) fn seen(address: u64, length: usize) -> Option<Vec<u8>> {
+    if BLIND.get() { None } else { contents().read(address, length).map(<[u8]>::to_vec) }
+}
+
 exports! {
-    // torch hands out a block: what an earlier owner left in its first bytes is nobody's.
+    fn vramcast_blind(blind: i32) { BLIND.set(blind != 0) }
+
+    // The memory at an address belongs to something new.
     fn vramcast_forget(address: u64) {
         if device_of(address).is_some() {
             contents().forget(address, 512);

@@ -54,8 +54,8 @@ pub(crate) fn copy(to: *mut c_void, from: *const c_void, bytes: usize) {
         (false, false) => copy_host(to, from, bytes),
         (true, false) => contents().write(to as u64, host(from, bytes)),
         (true, true) => contents().copy(to as u64, from as u64, bytes as u64),
-        (false, true) => match contents().read(from as u64, bytes) {
-            Some(known) => host_mut(to, bytes).copy_from_slice(known),
+        (false, true) => match crate::contents::seen(from as u64, bytes) {
+            Some(known) => host_mut(to, bytes).copy_from_slice(&known),
             None => host_mut(to, bytes).fill(0),
         },
     }

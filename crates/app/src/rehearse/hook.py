@@ -4,11 +4,12 @@ It waits until the program imports torch, then watches: phases (from forward cal
 the lines of source that hold memory. All it learns goes, line by line, to a journal in the folder of the rehearsal.
 The program's own view of torch's statistics stays what it would be without this file.
 """
-import atexit, ctypes, importlib.util, json, os, sys, threading, time
+import atexit, contextlib, ctypes, importlib.util, json, os, sys, threading, time
 
 FOLDER = os.environ.get("VRAMCAST_REHEARSAL", "")
 STEPS = int(os.environ.get("VRAMCAST_STEPS", "0"))
 SOURCES = os.environ.get("VRAMCAST_SOURCES", "1") == "1"
+WORLD = int(os.environ.get("VRAMCAST_WORLD", "0"))
 SNAPSHOT = os.environ.get("VRAMCAST_SNAPSHOT", "")
 LARGEST_HISTORY = 2_000_000
 standin = ctypes.CDLL(None)
@@ -34,6 +35,8 @@ class Watch:
         self.most = {}  # per device and kind: the peak of the phase so far
         self.before = {}
         self.ended = False
+        self.named = False  # inside a phase that the program named itself
+        Watch.only = self
         self.lock = threading.RLock()
 
     # --- statistics -----------------------------------------------------------------------------------------------------
@@ -100,15 +103,20 @@ class Watch:
                 print(f"vramcast: stopped after {STEPS} optimizer steps, as asked", file=sys.stderr)
                 raise SystemExit(0)
         grad = self.torch.is_grad_enabled()
-        self.enter(f"{self.step}.{self.micro}.fwd" if grad else "inference")
+        self.found(f"{self.step}.{self.micro}.fwd" if grad else "inference")
+
+    def found(self, name):
+        """A phase seen from outside; one that the program named goes before it."""
+        if not self.named:
+            self.enter(name)
 
     def backward(self):
-        self.enter(f"{self.step}.{self.micro}.bwd")
+        self.found(f"{self.step}.{self.micro}.bwd")
         self.micro += 1
 
     def optimizer(self):
         self.stepped = True
-        self.enter(f"{self.step}.opt")
+        self.found(f"{self.step}.opt")
 
     # --- beginning and end ----------------------------------------------------------------------------------------------
 
@@ -227,7 +235,7 @@ def watch(torch):
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     register_optimizer_step_pre_hook(lambda *_: it.optimizer())
-    register_optimizer_step_post_hook(lambda *_: it.enter(f"{it.step}.after"))
+    register_optimizer_step_post_hook(lambda *_: it.found(f"{it.step}.zero"))
 
     hook, leave = sys.excepthook, os._exit
 
@@ -244,6 +252,55 @@ def watch(torch):
     atexit.register(it.finish)
 
 
+def alone(distributed):
+    """One rank of a larger world: the others are taken to have said what this one waits for."""
+    if not WORLD or not distributed.is_available():
+        return
+
+    class Store(distributed.Store):
+        """Holds what this rank sets; what the others would have set is NCCL's identity, or theirs of a count."""
+
+        def __init__(self):
+            super().__init__()
+            self.values = {}
+
+        def set(self, key, value):
+            self.values[key] = value if isinstance(value, bytes) else value.encode()
+
+        def get(self, key):
+            return self.values.get(key, b"\x01" * 128)
+
+        def add(self, key, amount):
+            self.values[key] = str(int(self.values.get(key, b"0")) + amount * WORLD).encode()
+            return int(self.values[key])
+
+        def compare_set(self, key, expected, desired):
+            return self.values.setdefault(key, desired if isinstance(desired, bytes) else desired.encode())
+
+        def wait(self, *_):
+            pass
+
+        def check(self, keys):
+            return all(key in self.values for key in keys)
+
+        def delete_key(self, key):
+            return self.values.pop(key, None) is not None
+
+    from torch.testing._internal.distributed import fake_pg  # registers a backend whose collectives do nothing
+
+    begin_group = distributed.init_process_group
+
+    def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name="", **options):
+        if backend in (None, "", "nccl", "gloo", "cpu:gloo,cuda:nccl"):
+            backend = "nccl" if backend == "nccl" else "cpu:fake,cuda:nccl"
+        rank = int(os.environ["RANK"]) if rank < 0 else rank
+        if not isinstance(store, fake_pg.FakeStore):
+            store = Watch.only.store = Store()  # C++ calls back into it, so it must live on
+        return begin_group(backend, world_size=WORLD, rank=rank, store=store, group_name=group_name, **options)
+
+    distributed.init_process_group = distributed.distributed_c10d.init_process_group = init_process_group
+
+
 def no_triton(module):
     """Kernels in Triton do nothing; there is nothing to compile them for."""
     for name in ("JITFunction", "Autotuner", "Heuristics"):
@@ -251,7 +308,7 @@ def no_triton(module):
             getattr(module, name).run = lambda self, *args, **kwargs: None
 
 
-AFTER_IMPORT = {"torch": watch, "triton.runtime.jit": no_triton, "triton.runtime.autotuner": no_triton}
+AFTER_IMPORT = {"torch": watch, "torch.distributed": alone, "triton.runtime.jit": no_triton, "triton.runtime.autotuner": no_triton}
 
 
 class Finder:
@@ -272,6 +329,34 @@ class Finder:
 
             spec.loader.exec_module = exec_module
         return spec
+
+
+class Marks:
+    """`import vramcast` where it is not installed: phases that the program names itself, `with vramcast.phase("warm-up"):`."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return importlib.util.spec_from_loader(name, cls) if name == "vramcast" else None
+
+    @staticmethod
+    def create_module(spec):
+        return None
+
+    @staticmethod
+    def exec_module(module):
+        module.phase = phase
+
+
+@contextlib.contextmanager
+def phase(name):
+    it = Watch.only
+    outer, it.named = it.named, True
+    it.enter(name)
+    try:
+        yield
+    finally:
+        it.named = outer
+        it.enter("other")
 
 
 def import_beside(name):
@@ -295,6 +380,7 @@ def begin():
         sys.modules["sitecustomize"] = own  # the import that runs this file looks for it
     if FOLDER:
         sys.meta_path.insert(0, Finder)
+        sys.meta_path.append(Marks)
 
 
 begin()

@@ -113,7 +113,7 @@ pub struct Process {
 impl Rehearsal {
     /// Sums up what the processes wrote.
     pub fn new(facts: Facts, journals: Vec<(u32, Vec<Line>)>) -> Self {
-        let used_cuda = !journals.is_empty();
+        let used_cuda = journals.iter().any(|(_, lines)| lines.iter().any(|line| matches!(line, Line::Start { .. })));
         let processes: Vec<Process> = journals.iter().flat_map(|(id, lines)| Process::all(*id, lines)).collect();
         let lines = || journals.iter().flat_map(|(_, lines)| lines);
         let exception = lines().rev().find_map(|line| match line {

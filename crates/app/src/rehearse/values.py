@@ -21,22 +21,12 @@ FACTORIES = {"arange", "zeros", "ones", "full", "tensor", "as_tensor", "eye", "l
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal", "uniform_",
           "normal_", "random_", "exponential_", "bernoulli_", "dropout", "empty", "empty_like", "new_empty", "empty_strided"}
 SHAPED_BY_DATA = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount", "_unique2"}
+OVERWRITES = {"copy_", "fill_", "zero_"}  # what was there before does not matter
 MOVES = {"to", "cuda", "cpu", "item", "tolist", "numpy", "__get__", "__set__", "data_ptr", "detach", "__bool__", "__int__", "__index__", "__len__"}
 
 
 def install(torch):
     """Follows small values through the main thread of the program."""
-    import torch.cuda._gpu_trace as trace
-
-    class Forget:  # torch hands out a block: what an earlier owner left in it is nobody's
-        fire_callbacks = standin.vramcast_forget
-
-    class Nothing:
-        fire_callbacks = staticmethod(lambda *_: None)
-
-    trace.MemoryAllocationCallbacks = Forget
-    trace.MemoryDeallocationCallbacks = Nothing
-    torch._C._activate_gpu_trace()
     follower(torch)().__enter__()
 
 
@@ -98,35 +88,63 @@ def follower(torch):
             tell(indices, (torch.arange(indices.numel(), device="cpu") % choices).view(indices.shape))
 
     def follow(function, name, args, kwargs, result):
-        if name in RANDOM or name in MOVES and not (name == "to" and isinstance(args[0], Tensor) and args[0].is_cuda):
+        """Does an operation once more on the CPU, if that is possible, and tells what it gives."""
+        if name in MOVES and not (name == "to" and isinstance(args[0], Tensor) and args[0].is_cuda):
+            return  # the stand-in saw the copy
+        if is_change(name) and args and isinstance(args[0], Tensor):
+            return change(function, name, args, kwargs)
+        results = [part for part in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(part, Tensor) and part.is_cuda]
+        if not results or name in ("tensor", "as_tensor"):
             return
-        changed = args[0] if args and isinstance(args[0], Tensor) and (name == "__setitem__" or name.endswith("_") and not name.endswith("__") or
-                                                                       name.startswith("__i") and name.endswith("__")) else None
-        results = [changed] if changed is not None else list(result) if isinstance(result, (tuple, list)) else [result]
-        if not results or not all(worth(part) for part in results if isinstance(part, Tensor)) or not isinstance(results[0], Tensor):
-            return
-        if changed is None and all(known(part) for part in results):
-            return  # a view of something known, or a copy the stand-in saw
+        given = {extent(part)[0] for part in tensors(args) if part.is_cuda}
+        fresh = [part for part in results if is_plain(part) and extent(part)[0] not in given]
+        if not fresh:
+            return  # views of something that is known or not
         try:
+            if name in RANDOM or not all(worth(part) for part in fresh):
+                raise Unknown
             inputs, options = twin(tuple(args)), {key: twin(value) for key, value in kwargs.items() if key != "out"}
-        except Unknown:
-            if changed is not None:
-                standin.vramcast_forget(extent(changed)[0])
-            elif name == "all":
-                tell(result, torch.ones((), dtype=result.dtype, device="cpu"))
-            return
-        if name in FACTORIES:
-            options["device"] = "cpu"
-        answer = function(*inputs, **options)
-        if changed is not None:
-            # The twin is a window on its whole storage, as the original is.
-            start, length = extent(changed)
-            standin.vramcast_write(start, inputs[0].untyped_storage().data_ptr(), length)
-            return
-        answers = list(answer) if isinstance(answer, (tuple, list)) else [answer]
-        for part, expected in zip(results, answers):
-            if isinstance(part, Tensor) and part.shape == expected.shape and part.dtype == expected.dtype and not known(part):
+            if name in FACTORIES:
+                options["device"] = "cpu"
+            answer = function(*inputs, **options)
+            answers = [part for part in (answer if isinstance(answer, (tuple, list)) else [answer]) if isinstance(part, Tensor)]
+            for part, expected in zip(results, answers, strict=True):
+                if part.shape != expected.shape or part.dtype != expected.dtype:
+                    raise Unknown
                 tell(part, expected)
+        except Exception:
+            for part in fresh:  # what an earlier owner of the memory left there is nobody's
+                standin.vramcast_forget(extent(part)[0])
+            if name == "all":
+                tell(result, torch.ones((), dtype=result.dtype, device="cpu"))
+
+    def is_change(name):
+        return name == "__setitem__" or name.endswith("_") and not name.endswith("__") or name.startswith("__i") and name.endswith("__") and name != "__invert__"
+
+    def change(function, name, args, kwargs):
+        """An operation in place: the twin is a window on its whole storage, as the original is."""
+        changed = args[0]
+        if not is_plain(changed) or name == "copy_" and isinstance(args[1], Tensor) and not args[1].is_cuda:
+            return
+        start, length = extent(changed)
+        try:
+            if not worth(changed) or name in RANDOM:
+                raise Unknown
+            if name in OVERWRITES and changed.is_contiguous() and changed.numel() * changed.element_size() == length:
+                first = torch.empty(changed.shape, dtype=changed.dtype, device="cpu")
+            else:
+                first = twin(changed)
+            function(first, *twin(tuple(args[1:])), **{key: twin(value) for key, value in kwargs.items()})
+            standin.vramcast_write(start, first.untyped_storage().data_ptr(), length)
+        except Exception:
+            standin.vramcast_forget(start)
+
+    def tensors(values):
+        for value in values:
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, (list, tuple)):
+                yield from tensors(value)
 
     def by_mask(index):
         """Masks with known contents as the indices they stand for."""
@@ -155,7 +173,13 @@ def follower(torch):
                     return move(function(*twin(tuple(args)), **{key: twin(value) for key, value in kwargs.items()}), args[0].device)
             except Exception:
                 pass
-            result = function(*args, **kwargs)
+            if name in MOVES:
+                return function(*args, **kwargs)
+            standin.vramcast_blind(1)  # what kernels count for themselves is not to be taken from older values
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                standin.vramcast_blind(0)
             try:
                 if name == "topk" and isinstance(args[0], Tensor) and is_plain(args[0]) and not known(args[0]):
                     balanced(function, args, result)
