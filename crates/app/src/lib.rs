@@ -5,6 +5,7 @@
 //! | [`cli`] | the commands, one file each |
 //! | [`env`] | every environment variable, read here only |
 //! | [`fetch`] | from what a user typed to a model's facts |
+//! | [`probe`] | a plan run for real, through the user's Python |
 //! | [`rehearse`] | the user's own program on a pretend GPU |
 //! | [`render`] | reports as text, SVG and JSON |
 
@@ -12,6 +13,7 @@ pub mod cli;
 pub mod env;
 pub mod exit;
 pub mod fetch;
+pub mod probe;
 pub mod rehearse;
 pub mod render;
 

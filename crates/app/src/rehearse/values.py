@@ -22,7 +22,8 @@ RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "ra
           "normal_", "random_", "exponential_", "bernoulli_", "dropout", "empty", "empty_like", "new_empty", "empty_strided"}
 SHAPED_BY_DATA = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount", "_unique2"}
 OVERWRITES = {"copy_", "fill_", "zero_"}  # what was there before does not matter
-MOVES = {"to", "cuda", "cpu", "item", "tolist", "numpy", "__get__", "__set__", "data_ptr", "detach", "__bool__", "__int__", "__index__", "__len__"}
+READS = {"item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__", "__contains__", "equal", "allclose"}
+MOVES = {"to", "cuda", "__get__", "__set__", "data_ptr", "detach", "__len__"} | READS
 
 
 def install(torch):
@@ -89,8 +90,6 @@ def follower(torch):
 
     def follow(function, name, args, kwargs, result):
         """Does an operation once more on the CPU, if that is possible, and tells what it gives."""
-        if name in MOVES and not (name == "to" and isinstance(args[0], Tensor) and args[0].is_cuda):
-            return  # the stand-in saw the copy
         if is_change(name) and args and isinstance(args[0], Tensor):
             return change(function, name, args, kwargs)
         results = [part for part in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(part, Tensor) and part.is_cuda]
@@ -169,12 +168,17 @@ def follower(torch):
                     index = by_mask(args[1])
                     if index is not None:
                         args = (args[0], index, *args[2:])
-                elif name in SHAPED_BY_DATA and isinstance(args[0], Tensor) and args[0].is_cuda:
+                elif name in READS and isinstance(args[0], Tensor) and args[0].is_cuda:
+                    return function(*twin(tuple(args)), **kwargs)
+                elif (name in SHAPED_BY_DATA or name == "where" and len(args) == 1) and isinstance(args[0], Tensor) and args[0].is_cuda:
                     return move(function(*twin(tuple(args)), **{key: twin(value) for key, value in kwargs.items()}), args[0].device)
+            except Unknown:
+                if name in ("equal", "allclose"):
+                    return args[0].shape == args[1].shape
             except Exception:
                 pass
-            if name in MOVES:
-                return function(*args, **kwargs)
+            if name in MOVES and not (name == "to" and args[0].is_cuda):
+                return function(*args, **kwargs)  # the stand-in sees the copy
             standin.vramcast_blind(1)  # what kernels count for themselves is not to be taken from older values
             try:
                 result = function(*args, **kwargs)

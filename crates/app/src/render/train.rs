@@ -1,7 +1,8 @@
 //! A report as text.
 
 use vramcast_core::plan::{
-    AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, RunPlan, TrainPlan,
+    AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, Selective,
+    TrainPlan,
 };
 use vramcast_core::report::{Report, Totals, Verdict};
 use vramcast_core::units::show_count;
@@ -20,6 +21,7 @@ pub fn text(report: &Report, explain: bool, timeline: bool) -> String {
     if timeline {
         page += &plot(report);
     }
+    page += &report.job.as_ref().map(super::job::text).unwrap_or_default();
     page += &verdicts(&report.verdicts);
     for note in &report.notes {
         page += &format!("note: {note}\n");
@@ -61,11 +63,21 @@ fn settings(plan: &TrainPlan) -> String {
     parts.push(match plan.attention {
         AttentionKind::Sdpa => "SDPA attention".into(),
         AttentionKind::Eager => "eager attention".into(),
+        AttentionKind::Flash2 => "FlashAttention 2".into(),
+        AttentionKind::Flash3 => "FlashAttention 3".into(),
     });
     parts.push(match plan.checkpointing {
         Checkpointing::Off => "no checkpointing".into(),
         Checkpointing::Full => checkpointing(plan.checkpoints),
     });
+    match plan.loss.kind {
+        LossKind::Standard => {}
+        LossKind::Chunked => parts.push(format!("loss in {} chunks", plan.loss.chunks)),
+        LossKind::CutCrossEntropy => parts.push("cut cross entropy".into()),
+    }
+    if plan.save_on_cpu {
+        parts.push("saved tensors on the host".into());
+    }
     if plan.optimizer_in_backward {
         parts.push("optimizer in backward".into());
     }
@@ -76,8 +88,7 @@ fn settings(plan: &TrainPlan) -> String {
         parts.push(format!("{} base", name(&quantization.scheme)));
     }
     if let Some(parallel) = &plan.parallel {
-        let cards = parallel.mesh.dp_replicate * parallel.mesh.dp_shard;
-        parts.push(format!("one of {cards} cards under {}", parallel.engine.name()));
+        parts.push(format!("one of {} cards under {}", parallel.mesh.world(), parallel.engine.name()));
     }
     if plan.kernels == Kernels::Liger {
         parts.push("Liger kernels".into());
@@ -91,6 +102,13 @@ fn checkpointing(options: CheckpointOptions) -> String {
         CheckpointOptions { reentrant: true, .. } => "reentrant gradient checkpointing".to_owned(),
         _ => "gradient checkpointing".to_owned(),
     };
+    match options.selective {
+        None => {}
+        Some(Selective::Matmuls) => text = format!("selective {text} (products and attention kept)"),
+        Some(Selective::AlternateMatmuls) => {
+            text = format!("selective {text} (every second product and attention kept)")
+        }
+    }
     if options.every > 1 {
         text += &format!(" of every {}th layer", options.every);
     }

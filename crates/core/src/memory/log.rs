@@ -13,7 +13,7 @@ pub struct StorageId(pub u32);
 /// One event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A storage comes to life.
+    /// A storage comes to life (once in every step that is written down again).
     Allocate(StorageId),
     /// A storage dies.
     Free(StorageId),
@@ -56,6 +56,8 @@ pub enum Stream {
     Reduce,
     /// Shards are cast on it before they are gathered.
     Cast,
+    /// Gradients are reduced on it over copies of the model.
+    AllReduce,
 }
 
 /// What memory is used for.
@@ -97,8 +99,46 @@ pub struct Log {
     pub storages: Vec<StorageInfo>,
     /// Names of phases.
     pub phases: Vec<String>,
+    /// What engines keep in the host's memory instead of the card's, for the whole run.
+    pub host_parts: Vec<HostPart>,
+    /// What tensors hold in pinned host memory.
+    pub host: HostBytes,
+    /// Why the run would have stopped, where it cannot run as asked.
+    pub refused: Option<String>,
     /// Who is running now: stamped on new storages.
     context: Context,
+}
+
+/// Memory of the host that a run keeps.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct HostPart {
+    /// What it is.
+    pub name: &'static str,
+    /// Bytes.
+    pub bytes: u64,
+    /// Whether its pages are pinned.
+    pub pinned: bool,
+}
+
+/// Bytes on the host: now, and at most.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostBytes {
+    now: u64,
+    /// The most there ever was.
+    pub peak: u64,
+}
+
+impl HostBytes {
+    /// Some come to life.
+    pub fn take(&mut self, bytes: u64) {
+        self.now = self.now.saturating_add(bytes);
+        self.peak = self.peak.max(self.now);
+    }
+
+    /// Some die.
+    pub fn give_back(&mut self, bytes: u64) {
+        self.now = self.now.saturating_sub(bytes);
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -218,6 +258,21 @@ impl Log {
         if let Some(info) = self.storages.get_mut(id.0 as usize) {
             info.category = category;
         }
+    }
+
+    /// A tensor is kept on the host. torch rounds pinned ones up to a power of two (CachingHostAllocatorImpl.h).
+    pub fn on_host(&mut self, name: &'static str, bytes: u64, pinned: bool) {
+        let bytes = if pinned { bytes.checked_next_power_of_two().unwrap_or(bytes) } else { bytes };
+        match self.host_parts.iter_mut().find(|part| part.name == name && part.pinned == pinned) {
+            Some(part) => part.bytes = part.bytes.saturating_add(bytes),
+            None => self.host_parts.push(HostPart { name, bytes, pinned }),
+        }
+    }
+
+    /// Makes room for a run of a program of so many steps; a step makes two or three storages on the way there and back.
+    pub fn reserve(&mut self, steps: usize) {
+        self.storages.reserve(steps * 3);
+        self.events.reserve(steps * 16);
     }
 
     /// Begins a phase.

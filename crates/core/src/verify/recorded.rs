@@ -8,6 +8,10 @@ use crate::plan::{Implementation, Optimizer, OptimizerKind, Outliers, Quantizati
 
 /// `run.lora`: `apply_lora` of measure.py.
 pub(super) fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
+    // Any other method, as the probe applies it.
+    if !run["peft"].is_null() {
+        return AdapterPlan::from_adapter_config(&run["peft"]).map(|(plan, _)| Some(plan)).map_err(|e| e.to_string());
+    }
     let lora = &run["lora"];
     if lora.is_null() {
         return Ok(None);
@@ -39,6 +43,7 @@ pub(super) fn quantization(row: &Value) -> Result<Option<Quantization>, String> 
         initializer_range: row["config"]["initializer_range"].as_f64().unwrap_or(0.02),
         skip: Some(vec!["lm_head".into()]),
         prepare: run["prepare_kbit"] != false,
+        storage: super::ledger::dtype(&run["quant_storage"]).unwrap_or(DType::U8),
         ..quantization
     }))
 }
