@@ -19,6 +19,7 @@ mod overview_detail;
 mod parallel;
 mod plan_file;
 mod probe;
+mod rehearse;
 mod schema;
 mod shell;
 mod train;
@@ -101,6 +102,8 @@ enum Command {
     Probe(probe::Arguments),
     /// List what vramcast knows.
     List(list::Arguments),
+    /// Run your own program, unchanged, on a pretend GPU and read its memory.
+    Rehearse(rehearse::Arguments),
     /// Score predictions against recorded truth.
     Verify(verify::Arguments),
     /// Print the JSON schema of plan files.
@@ -189,6 +192,7 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::Validate(arguments) => job::validate::run(arguments, &context),
         Command::Inspect(arguments) => inspect::run(arguments, context.text_or_json("inspect")?),
         Command::Probe(arguments) => probe::run(arguments, &context),
+        Command::Rehearse(arguments) => rehearse::run(arguments, &context),
         Command::List(arguments) => list::run(arguments, &context),
         Command::Verify(arguments) => verify::run(arguments, context.text_or_json("verify")?, context.quiet),
         Command::Schema => schema::run(),

@@ -4,6 +4,7 @@ pub mod inspect;
 pub mod job;
 pub mod page;
 pub mod probe;
+pub mod rehearse;
 pub mod report;
 pub mod svg;
 pub mod table;
