@@ -140,6 +140,18 @@ impl Found {
         })
     }
 
+    /// Tokens of a sample where the user names none: 2048, or as many as the model has positions for.
+    pub(super) fn default_seq_len(&self, usual: u64, notes: &mut Vec<String>) -> u64 {
+        let positions = self.model.as_ref().and_then(|model| model.positions().ok().flatten());
+        match positions.filter(|positions| *positions < usual) {
+            Some(positions) => {
+                notes.push(format!("{} has {positions} positions: samples of {positions} tokens", self.name));
+                positions
+            }
+            None => usual,
+        }
+    }
+
     /// The element type its config says the weights have.
     pub(super) fn stored_dtype(&self) -> Option<vramcast_core::dtype::DType> {
         let config = self.resolved.config.as_ref()?;

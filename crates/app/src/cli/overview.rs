@@ -35,9 +35,9 @@ pub(super) struct Arguments {
     /// Samples at once.
     #[arg(long, short, value_name = "N", default_value_t = 1, alias = "per-device-batch")]
     batch_size: u64,
-    /// Tokens of a sample.
-    #[arg(long, short, value_name = "N", default_value_t = 2048, alias = "seq-len", alias = "seq-length")]
-    sequence_length: u64,
+    /// Tokens of a sample [default: 2048, or as many as the model has positions for].
+    #[arg(long, short, value_name = "N", alias = "seq-len", alias = "seq-length")]
+    sequence_length: Option<u64>,
     /// Rank of LoRA's adapters.
     #[arg(long, value_name = "R", default_value_t = 64)]
     lora_rank: u64,
@@ -95,9 +95,10 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
                 .hint("`vramcast compare MODEL` shows all formulas"));
         }
     };
-    for (name, value, most) in
-        [("--batch-size", arguments.batch_size, 1 << 20), ("--sequence-length", arguments.sequence_length, 1 << 24)]
-    {
+    for (name, value, most) in [
+        ("--batch-size", arguments.batch_size, 1 << 20),
+        ("--sequence-length", arguments.sequence_length.unwrap_or(1), 1 << 24),
+    ] {
         if !(1..=most).contains(&value) {
             return Err(Failure::bad_input(format!("{name}: {value} is not from 1 to {most}")));
         }
@@ -112,7 +113,9 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         Some(name) => context.cards().find(name)?,
         None => Gpu::h200(),
     };
-    let batch = Batch { batch_size: arguments.batch_size, seq_len: arguments.sequence_length, ..Batch::default() };
+    let mut notes = Vec::new();
+    let seq_len = arguments.sequence_length.unwrap_or_else(|| found.default_seq_len(2048, &mut notes));
+    let batch = Batch { batch_size: arguments.batch_size, seq_len, ..Batch::default() };
     let inventory = model.inventory()?;
     let mut overview = Overview {
         model,
@@ -122,7 +125,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         lora_rank: arguments.lora_rank,
         gpu,
         by_rule,
-        refusals: Vec::new(),
+        refusals: notes,
         all_linear: false,
     };
     let mut rows = Vec::new();

@@ -235,6 +235,9 @@ impl Arguments {
         let mut model = self.model.clone();
         model.model = model.model.or(plan_model);
         let found = model.find(false)?;
+        if self.seq_len.is_none() && self.plan.is_none() {
+            plan.batch.seq_len = found.default_seq_len(plan.batch.seq_len, &mut notes);
+        }
         let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
         notes.extend(self.parallel.apply(&mut plan, hidden)?);
         Ok((found, plan, notes))

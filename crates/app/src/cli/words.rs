@@ -84,8 +84,10 @@ pub(super) fn rewrite(
     let (rest, probed) = match (command.as_str(), rest.first().map(String::as_str)) {
         ("train" | "infer" | "compare", _) => translate(&command, rest, &knows)?,
         ("probe", Some(what @ ("train" | "infer"))) => {
-            let (rest, _) = translate(what, &rest[1..], &knows)?;
-            (std::iter::once(what.to_owned()).chain(rest).collect(), false)
+            // It is a probe already: its steps are options of the command.
+            let (mut rest, _) = translate(what, &[&["--probe=true".to_owned()], &rest[1..]].concat(), &knows)?;
+            rest.insert(0, what.to_owned());
+            (rest, false)
         }
         _ => (rest.to_vec(), false),
     };
