@@ -13,7 +13,7 @@ pub struct StorageId(pub u32);
 /// One event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A storage comes to life.
+    /// A storage comes to life (once in every step that is written down again).
     Allocate(StorageId),
     /// A storage dies.
     Free(StorageId),
@@ -218,6 +218,12 @@ impl Log {
         if let Some(info) = self.storages.get_mut(id.0 as usize) {
             info.category = category;
         }
+    }
+
+    /// Makes room for a run of a program of so many steps; a step makes two or three storages on the way there and back.
+    pub fn reserve(&mut self, steps: usize) {
+        self.storages.reserve(steps * 3);
+        self.events.reserve(steps * 16);
     }
 
     /// Begins a phase.

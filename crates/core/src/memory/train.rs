@@ -32,6 +32,7 @@ pub fn simulate(
     liger: Option<LigerPatch>,
 ) -> Log {
     let mut torch = Torch::new(Device::of(&plan.gpu));
+    torch.log.borrow_mut().reserve(program.steps.len());
     let Loaded { parameters, trained, mut wrapped } = match layout {
         Some(layout) => adapters::load(&mut torch, &program, plan, layout),
         None => {

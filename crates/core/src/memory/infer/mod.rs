@@ -315,7 +315,8 @@ impl Batch {
                         known.map_or_else(|| torch.phantom(shape, DType::I64), |(_, tensor)| tensor.clone())
                     }
                 };
-                bound.push((outputs[0], Tensor { shape, ..tensor }));
+                let strides = tensor.strides;
+                bound.push((outputs[0], tensor.with_layout(shape, strides)));
             }
         });
         bound

@@ -7,7 +7,7 @@ use super::Runner;
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::log::Category;
-use crate::memory::tensor::{Tensor, contiguous_strides};
+use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::{Loss, ModuleId, Op, ParameterId, ValueId};
 use crate::model::{Program, Shape, Step};
@@ -216,7 +216,7 @@ fn fused_loss(torch: &mut Torch, hidden: &Tensor, labels: &Tensor, weight: &Tens
         let for_hidden = saved.get(torch);
         let for_weight = saved_weight.map(|saved| saved.get(torch));
         let for_bias = saved_bias.map(|saved| saved.get(torch));
-        let strides = contiguous_strides(&for_hidden.shape);
-        vec![Some(Tensor { strides, ..for_hidden }), for_weight, for_bias]
+        let shape = for_hidden.shape;
+        vec![Some(for_hidden.with_shape(shape)), for_weight, for_bias]
     })
 }

@@ -114,7 +114,7 @@ fn keep(torch: &mut Torch, value: ValueId, tensor: Tensor, offload: bool) -> Kep
     let tensor = tensor.detached();
     let held = if offload && trained {
         let phantom = torch.phantom(tensor.shape, tensor.dtype);
-        Held::OnHost(Tensor { strides: tensor.strides, ..phantom })
+        Held::OnHost(phantom.with_layout(tensor.shape, tensor.strides))
     } else {
         Held::Here(tensor)
     };

@@ -140,7 +140,7 @@ impl Torch {
             let gradients: Vec<Option<Tensor>> = layouts
                 .iter()
                 .map(|(shape, strides, dtype)| {
-                    let like = Tensor { shape: *shape, strides: *strides, dtype: *dtype, ..gradient.detached() };
+                    let like = Tensor { dtype: *dtype, ..gradient.detached() }.with_layout(*shape, *strides);
                     Some(torch.fresh_like("scaled_dot_product_attention_backward", &like, *dtype))
                 })
                 .collect();

@@ -122,7 +122,7 @@ impl Torch {
     /// A fresh dense tensor in a given order of dimensions.
     pub fn fresh_strided(&mut self, operation: &'static str, shape: Shape, strides: Strides, dtype: DType) -> Tensor {
         let log = if self.stopped { &self.phantoms } else { &self.log };
-        Tensor { storage: Storage::new(log, operation, shape, dtype), shape, strides, dtype, viewed: false, edge: None }
+        Tensor::new(Storage::new(log, operation, shape, dtype), shape, strides, dtype)
     }
 
     /// A fresh tensor like another.
@@ -134,7 +134,7 @@ impl Torch {
     /// A tensor that takes no memory: a stand-in where nothing is really computed.
     pub fn phantom(&mut self, shape: Shape, dtype: DType) -> Tensor {
         let storage = Storage::new(&self.phantoms, "phantom", shape, dtype);
-        Tensor { storage, shape, strides: contiguous_strides(&shape), dtype, viewed: false, edge: None }
+        Tensor::new(storage, shape, contiguous_strides(&shape), dtype)
     }
 
     /// Bytes that live only inside an operation.
