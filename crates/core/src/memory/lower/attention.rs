@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
-use crate::model::op::{Attention, Binary, EagerStyle, Mask, Unary};
+use crate::model::op::{Attention, Binary, EagerStyle, Mask, Reduction, Unary};
 use crate::plan::AttentionKind;
 
 /// The mask a model builds, or none where SDPA can do without (transformers/masking_utils.py).
@@ -182,21 +182,25 @@ fn eager(
     if let Some(mask) = mask {
         scores = torch.binary(Binary::Add, &scores, mask);
     }
-    if let Some(sinks) = sinks {
-        scores = with_sinks(torch, scores, sinks, query);
-    }
-    let dtype = (spec.eager == EagerStyle::Fp32Softmax).then_some(DType::F32);
-    let mut probabilities = torch.softmax(&scores, dtype, "_softmax");
-    if spec.eager == EagerStyle::Fp32Softmax {
-        probabilities = torch.cast(&probabilities, query.dtype);
-    }
+    // Names that code with sinks keeps until its attention returns.
+    let mut held = None;
+    let mut probabilities = if let Some(sinks) = sinks {
+        let joined = with_sinks(torch, &scores, sinks, query);
+        let probabilities = torch.softmax(&joined, Some(joined.dtype), "_softmax");
+        held = Some((joined, probabilities.clone()));
+        let kept = torch.slice(&probabilities, 3, probabilities.shape.last() - 1, 1);
+        torch.cast(&kept, value.dtype)
+    } else {
+        let dtype = (spec.eager == EagerStyle::Fp32Softmax).then_some(DType::F32);
+        let mut probabilities = torch.softmax(&scores, dtype, "_softmax");
+        if spec.eager == EagerStyle::Fp32Softmax {
+            probabilities = torch.cast(&probabilities, query.dtype);
+        }
+        probabilities
+    };
     drop(scores);
     if spec.eager == EagerStyle::PlainSoftmax {
         probabilities = torch.cast(&probabilities, value.dtype);
-    }
-    if sinks.is_some() {
-        let width = probabilities.shape.last() - 1;
-        probabilities = torch.slice(&probabilities, 3, width, 1);
     }
     if spec.dropout_per_mille > 0 {
         probabilities = torch.dropout(&probabilities);
@@ -204,16 +208,17 @@ fn eager(
     let output = torch.matmul(&probabilities, &value);
     let turned = torch.transpose(&output, 1, 2);
     drop(output);
-    (torch.contiguous(&turned), probabilities)
+    let dense = torch.contiguous(&turned);
+    drop(held);
+    (dense, probabilities)
 }
 
 /// A learned sink joins the scores of every row, which are then shifted by their largest.
-fn with_sinks(torch: &mut Torch, scores: Tensor, sinks: &Tensor, query: &Tensor) -> Tensor {
+fn with_sinks(torch: &mut Torch, scores: &Tensor, sinks: &Tensor, query: &Tensor) -> Tensor {
     let [batch, heads, rows] = [0, 1, 2].map(|axis| query.shape.size(axis));
     let opened = torch.reshape(sinks, Shape::from([1, heads, 1, 1]));
     let spread = torch.expand(&opened, Shape::from([batch, heads, rows, 1]));
-    let joined = torch.cat(&[&scores, &spread], 3);
-    drop(scores);
-    let largest = torch.reduce(crate::model::op::Reduction::Max, &joined.detached(), Some(3), true);
+    let joined = torch.cat(&[scores, &spread], 3);
+    let largest = torch.reduce(Reduction::Max, &joined, Some(3), true);
     torch.binary(Binary::Sub, &joined, &largest)
 }

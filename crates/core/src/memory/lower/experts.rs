@@ -6,7 +6,7 @@ use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
-use crate::model::op::{Binary, Experts, Reduction};
+use crate::model::op::{Binary, ExpertStyle, Experts, Reduction, Unary};
 
 /// `grouped_mm_experts_forward` of transformers/integrations/moe.py.
 pub(super) fn run(
@@ -47,13 +47,7 @@ pub(super) fn run(
         let raw = wide;
         torch.masked_fill(&raw, &sentinel, false)
     };
-    let narrow = if spec.gated {
-        let parts = torch.split(&wide, 1, &[spec.width, spec.width]);
-        let gate = torch.activation(spec.activation, &parts[0]);
-        torch.binary(Binary::Mul, &gate, &parts[1])
-    } else {
-        torch.activation(spec.activation, &wide)
-    };
+    let narrow = gated(torch, spec, &wide);
     drop(wide);
     let down_bias = biases.map(|[_, down]| bias_rows(torch, down));
     let down_matrix = down.get(torch);
@@ -73,6 +67,52 @@ pub(super) fn run(
     drop(restored);
     let summed = torch.reduce(Reduction::Sum, &stacked, Some(1), false);
     torch.cast(&summed, hidden.dtype)
+}
+
+/// Every expert on the rows that are its own (Llama 4): two batched products with `up * activation(gate)` between.
+pub(super) fn run_dense(torch: &mut Torch, spec: &Experts, [gate_up, down]: [Matrix<'_>; 2], rows: &Tensor) -> Tensor {
+    let per_expert = rows.shape.size(0) / spec.count.max(1);
+    let by_expert = torch.reshape(rows, Shape::from([spec.count, per_expert, rows.shape.last()]));
+    let up_matrix = gate_up.get(torch);
+    let wide = torch.matmul(&by_expert, &up_matrix);
+    let parts = torch.split(&wide, 2, &[spec.width, spec.width]);
+    let output = {
+        let narrow = {
+            let gate = torch.activation(spec.activation, &parts[0]);
+            torch.binary(Binary::Mul, &parts[1], &gate)
+        };
+        let down_matrix = down.get(torch);
+        torch.matmul(&narrow, &down_matrix)
+    };
+    torch.reshape(&output, rows.shape)
+}
+
+/// `_apply_gate`: what an expert does between its two products.
+pub(super) fn gated(torch: &mut Torch, spec: &Experts, wide: &Tensor) -> Tensor {
+    if !spec.gated {
+        return torch.activation(spec.activation, wide);
+    }
+    if spec.style == ExpertStyle::InterfaceClamped {
+        let gate = torch.slice(wide, 1, spec.width, 2);
+        let up = torch.slice(wide, 1, spec.width, 2);
+        let gate = torch.unary(Unary::Clamp, &gate);
+        let up = torch.unary(Unary::Clamp, &up);
+        let opened = {
+            let sharp = {
+                let scaled = torch.scalar(Binary::Mul, &gate);
+                torch.unary(Unary::Sigmoid, &scaled)
+            };
+            torch.binary(Binary::Mul, &gate, &sharp)
+        };
+        let shifted = torch.scalar(Binary::Add, &up);
+        return torch.binary(Binary::Mul, &shifted, &opened);
+    }
+    let mut parts = torch.split(wide, 1, &[spec.width, spec.width]);
+    if spec.style == ExpertStyle::InterfaceClampedHalves {
+        parts = parts.iter().map(|part| torch.unary(Unary::Clamp, part)).collect();
+    }
+    let gate = torch.activation(spec.activation, &parts[0]);
+    torch.binary(Binary::Mul, &gate, &parts[1])
 }
 
 /// `torch._grouped_mm`, with the bias added in place.
