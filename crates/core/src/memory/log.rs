@@ -97,8 +97,33 @@ pub struct Log {
     pub storages: Vec<StorageInfo>,
     /// Names of phases.
     pub phases: Vec<String>,
+    /// What tensors hold in pinned host memory.
+    pub host: HostBytes,
+    /// Why the run would have stopped, where it cannot run as asked.
+    pub refused: Option<String>,
     /// Who is running now: stamped on new storages.
     context: Context,
+}
+
+/// Bytes on the host: now, and at most.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostBytes {
+    now: u64,
+    /// The most there ever was.
+    pub peak: u64,
+}
+
+impl HostBytes {
+    /// Some come to life.
+    pub fn take(&mut self, bytes: u64) {
+        self.now = self.now.saturating_add(bytes);
+        self.peak = self.peak.max(self.now);
+    }
+
+    /// Some die.
+    pub fn give_back(&mut self, bytes: u64) {
+        self.now = self.now.saturating_sub(bytes);
+    }
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -6,12 +6,14 @@ use super::adapters::{self, Loaded};
 use super::autograd::{self, Leaf};
 use super::device::Device;
 use super::log::{Category, Event, Log};
+use super::lower::head::HeadLoss;
 use super::lower::liger::Liger;
 use super::lower::{Runner, Settings, Wrapped};
 use super::optimizer::{Optimizer, Trained, in_backward};
 use super::repeat::{self, Start};
 use super::tensor::Tensor;
 use super::torch::Torch;
+use super::torch::attention::Kernel;
 use crate::dtype::DType;
 use crate::model::op::{Input, Op, ValueId};
 use crate::model::{Program, Shape, Step};
@@ -42,6 +44,8 @@ pub fn simulate(
     };
     wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
     wrapped.checkpoints = plan.checkpoints;
+    wrapped.loss = HeadLoss::new(&program, plan.loss);
+    torch.forced_kernel = plan.sdpa_kernel.map(Kernel::from);
     let inputs = batch(&mut torch, &program, plan);
     let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);
     let whole = if layout.is_some() { Vec::new() } else { whole(&program, plan) };
@@ -117,6 +121,8 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
         weights: adapters::hidden_dtype(plan),
         padded: plan.batch.padded,
         mask: plan.batch.mask || plan.batch.padded,
+        real_tokens: plan.batch.real_tokens,
+        save_on_cpu: plan.save_on_cpu,
     }
 }
 

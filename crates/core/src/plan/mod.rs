@@ -9,6 +9,7 @@
 //! | [`liger`] | what Liger patches |
 //! | [`quantization`] | weights in 4 and 8 bits |
 //! | [`optimizer`] | which optimizer, stepping how |
+//! | [`attention`], [`loss`] | how attention and the loss are computed |
 //! | [`checkpoints`] | which layers are recomputed, and how |
 //! | `options` | options that exclude each other, and what a report says about them |
 //! | [`hardware`] | cards |
@@ -17,11 +18,13 @@
 
 pub mod adapter;
 pub mod allocator;
+pub mod attention;
 pub mod batch;
 pub mod checkpoints;
 pub mod hardware;
 pub mod infer;
 pub mod liger;
+pub mod loss;
 pub mod optimizer;
 mod options;
 pub mod parallel;
@@ -30,14 +33,16 @@ pub mod train;
 
 pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
 pub use allocator::AllocatorOptions;
+pub use attention::{AttentionKind, SdpaKernel};
 pub use batch::Batch;
-pub use checkpoints::CheckpointOptions;
+pub use checkpoints::{CheckpointOptions, Selective};
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheImplementation, Choice, InferPlan};
+pub use loss::{LossKind, LossOptions};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use quantization::{Outliers, Quantization, QuantizationScheme};
-pub use train::{AttentionKind, Checkpointing, Kernels, TrainPlan};
+pub use train::{Checkpointing, Kernels, TrainPlan};
 
 /// A plan of any kind.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]

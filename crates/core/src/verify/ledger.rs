@@ -162,6 +162,7 @@ fn group(run: &Value) -> &'static str {
         Some("int8") => "qlora-int8",
         Some(_) => "qlora-4bit",
         None if !run["lora"].is_null() => "lora",
+        None if !run["peft"].is_null() => "peft",
         None if run["liger"] == true => "liger",
         None => "train",
     }
@@ -213,7 +214,7 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
     }
 }
 
-fn train_plan(row: &Value) -> Result<TrainPlan, String> {
+pub(super) fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     let run = &row["run"];
     let trainer = run["task"] == "trainer";
     if run["task"] != "train" && run["task"] != "deepspeed" && !trainer {
@@ -238,7 +239,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     };
     let (allocator, _) =
         AllocatorOptions::parse(run["alloc_conf"].as_str().unwrap_or_default()).map_err(|e| e.to_string())?;
-    Ok(TrainPlan {
+    let mut plan = TrainPlan {
         batch: Batch {
             batch_size,
             seq_len: number("seq").unwrap_or(0),
@@ -247,6 +248,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
             audio_frames: (row["kind"] == "speech").then_some(3000),
             mask: run["mask"] == true || trainer,
             padded: false,
+            real_tokens: None,
         },
         weights: dtype(&run["weights"]).unwrap_or(DType::BF16),
         autocast: dtype(&run["autocast"]),
@@ -265,7 +267,10 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         quantization: recorded::quantization(row)?,
         gpu: card(row["gpu"].as_str().unwrap_or_default()),
         allocator,
-    })
+        ..TrainPlan::default()
+    };
+    super::variants::apply(&mut plan, run)?;
+    Ok(plan)
 }
 
 pub(super) fn dtype(value: &Value) -> Option<DType> {

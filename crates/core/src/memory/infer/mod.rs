@@ -151,6 +151,8 @@ impl<'a> Run<'a> {
             weights: plan.weights,
             mask: true,
             padded: plan.batch.padded,
+            real_tokens: None,
+            save_on_cpu: false,
         };
         Self { torch, plan, settings, parameters, quantised, kept, batch, store: None }
     }

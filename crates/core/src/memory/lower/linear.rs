@@ -23,6 +23,8 @@ pub struct Wrapped {
     pub copies: BTreeMap<(ModuleId, ParameterId), Tensor>,
     /// Liger's kernels, where they are patched in.
     pub liger: Option<super::liger::Liger>,
+    /// A loss that takes the head along.
+    pub loss: Option<super::head::HeadLoss>,
     /// The input embedding whose output is made to require a gradient (`enable_input_require_grads`).
     pub input_embedding: Option<ModuleId>,
     /// How layers are recomputed.

@@ -9,6 +9,7 @@
 //! | `matmul` | products and linears |
 //! | `index` | embeddings, gathers, sorts |
 //! | `attention`, `attention_scratch` | scaled dot product attention and its kernels |
+//! | `flash_attn` | the flash-attn package |
 //! | `loss` | cross entropy |
 //! | `convolution` | convolutions |
 //! | `quantised`, `gemm_4bit` | weights in few bits and linears over them |
@@ -17,6 +18,7 @@ pub mod assign;
 pub mod attention;
 mod attention_scratch;
 pub mod convolution;
+pub mod flash_attn;
 mod gemm_4bit;
 pub mod index;
 pub mod loss;
@@ -56,6 +58,10 @@ pub struct Torch {
     pub recording: Option<Rc<Frame>>,
     /// The checkpoint whose second run is on.
     pub recomputing: Option<Rc<Frame>>,
+    /// Whether what is saved for backward waits on the host (`save_on_cpu`).
+    pub saves_on_host: bool,
+    /// The kernel of scaled dot product attention that is asked for (`sdpa_kernel`).
+    pub forced_kernel: Option<attention::Kernel>,
     /// The second run has made all that is needed: nothing more is really computed.
     pub stopped: bool,
     /// What nodes hold as plain attributes: it lives until the graph does, whatever backward frees.
@@ -101,6 +107,8 @@ impl Torch {
             visit: 0,
             recording: None,
             recomputing: None,
+            saves_on_host: false,
+            forced_kernel: None,
             stopped: false,
             kept_with_graph: Vec::new(),
             retained: Vec::new(),
@@ -241,6 +249,11 @@ impl Torch {
     /// Sets whose code runs.
     pub fn set_module(&mut self, module: u32) {
         self.log.borrow_mut().set_module(module);
+    }
+
+    /// Notes why the run would stop here; the first reason counts.
+    pub fn refuse(&self, why: &str) {
+        self.log.borrow_mut().refused.get_or_insert_with(|| why.to_owned());
     }
 
     /// Runs something on another stream.

@@ -1,0 +1,31 @@
+//! How the loss is computed.
+
+use serde::{Deserialize, Serialize};
+
+/// The loss of a language model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LossOptions {
+    /// Which code computes it.
+    pub kind: LossKind,
+    /// Into how many pieces the sequence is cut, where it is.
+    pub chunks: u64,
+}
+
+impl Default for LossOptions {
+    fn default() -> Self {
+        Self { kind: LossKind::Standard, chunks: 8 }
+    }
+}
+
+/// Whose loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LossKind {
+    /// transformers' own, on logits in fp32.
+    Standard,
+    /// Head and cross entropy a piece of the sequence at a time (torchtune's `CEWithChunkedOutputLoss`).
+    Chunked,
+    /// Cut cross entropy: no logits at all (cut-cross-entropy 25.1.1).
+    CutCrossEntropy,
+}
