@@ -33,23 +33,38 @@ pub(super) fn mask(torch: &mut Torch, kind: Mask, shape: Shape, settings: &Setti
             }
         };
     if !eager {
-        return (!skippable || settings.padded).then(|| seen(torch, shape, given || settings.mask));
+        return (!skippable || settings.padded).then(|| seen(torch, shape, windowed(kind), given || settings.mask));
     }
     if kind == Mask::Full && !settings.padded {
         return None;
     }
     // Eager code adds a float mask of the model's type, made from a boolean one.
-    let boolean = seen(torch, shape, given || settings.mask);
+    let boolean = seen(torch, shape, windowed(kind), given || settings.mask);
     let zero = torch.fresh("scalar_tensor", Shape::new(&[]), settings.weights);
     let float = torch.fresh("mask", shape, settings.weights);
     drop((zero, boolean));
     Some(float)
 }
 
+fn windowed(kind: Mask) -> bool {
+    matches!(kind, Mask::Sliding(_) | Mask::SlidingEager(_))
+}
+
 /// Which position sees which: one square for all samples, joined with the 2-D mask where there is one.
-fn seen(torch: &mut Torch, shape: Shape, given: bool) -> Tensor {
+fn seen(torch: &mut Torch, shape: Shape, windowed: bool, given: bool) -> Tensor {
     let square = shape.with(0, 1);
-    let mut pattern = torch.fresh("le", square, DType::Bool);
+    let mut pattern = if windowed {
+        // A window is joined with what lies before.
+        let raw = torch.fresh("gt", square, DType::Bool);
+        let near = torch.fresh("bitwise_and", square, DType::Bool);
+        drop(raw);
+        let before = torch.fresh("le", square, DType::Bool);
+        let both = torch.fresh("bitwise_and", square, DType::Bool);
+        drop((near, before));
+        both
+    } else {
+        torch.fresh("le", square, DType::Bool)
+    };
     if !given {
         return torch.expand(&pattern, shape);
     }

@@ -31,6 +31,8 @@ pub(super) fn run(
     let selected = torch.index(hidden, &token_ids, Shape::from([pairs, size]));
     drop(token_ids);
     let sample_weights = torch.index(&sample_weights, &permutation, list);
+    // Expert ids as `int32`, under a name that stays.
+    let narrow_ids = torch.fresh("_to_copy", list, DType::I32);
     let counts = torch.fresh("histc", Shape::from([spec.count]), DType::I32);
     let offsets = torch.fresh("cumsum", Shape::from([spec.count]), DType::I32);
     drop(counts);
@@ -66,7 +68,9 @@ pub(super) fn run(
     let stacked = torch.reshape(&restored, Shape::from([tokens, spec.top_k, size]));
     drop(restored);
     let summed = torch.reduce(Reduction::Sum, &stacked, Some(1), false);
-    torch.cast(&summed, hidden.dtype)
+    let output = torch.cast(&summed, hidden.dtype);
+    drop(narrow_ids);
+    output
 }
 
 /// Every expert on the rows that are its own (Llama 4): two batched products with `up * activation(gate)` between.
@@ -133,7 +137,7 @@ fn grouped(
         let kept_weight = x.needs_grad().then(|| Saved::new(torch, weight));
         [kept_x, kept_weight, Some(Saved::new(torch, offsets))]
     });
-    let output = torch.fresh("_grouped_mm", Shape::from([x.shape.size(0), width]), x.dtype);
+    let output = grouped_kernel(torch, Shape::from([x.shape.size(0), width]), x.dtype);
     let mut output = match saved {
         None => output,
         Some(saved) => {
@@ -141,8 +145,8 @@ fn grouped(
             let (shape_x, shape_weight) = (x.shape, weight.shape);
             torch.attach(output, &[x, weight], move |torch, gradient| {
                 let kept: Vec<Tensor> = saved.into_iter().flatten().map(|saved| saved.get(torch)).collect();
-                let for_weight = need_weight.then(|| torch.fresh("_grouped_mm", shape_weight, gradient.dtype));
-                let for_x = need_x.then(|| torch.fresh("_grouped_mm", shape_x, gradient.dtype));
+                let for_weight = need_weight.then(|| grouped_kernel(torch, shape_weight, gradient.dtype));
+                let for_x = need_x.then(|| grouped_kernel(torch, shape_x, gradient.dtype));
                 drop(kept);
                 vec![for_x, for_weight]
             })
@@ -150,6 +154,15 @@ fn grouped(
     };
     if let Some(bias) = bias {
         output = torch.in_place(Binary::Add, &output, bias);
+    }
+    output
+}
+
+/// The kernel's output and, on Hopper, its descriptors: 512 bytes for each multiprocessor.
+fn grouped_kernel(torch: &mut Torch, shape: Shape, dtype: DType) -> Tensor {
+    let output = torch.fresh("_grouped_mm", shape, dtype);
+    if torch.device.capability == 90 {
+        drop(torch.scratch("_grouped_mm", 512 * torch.device.multiprocessors));
     }
     output
 }

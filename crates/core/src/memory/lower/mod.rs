@@ -407,6 +407,10 @@ impl Runner {
                 }
                 one(experts::run(torch, spec, weights, biases, input(0), input(1), input(2)))
             }
+            Op::Scalar(kind) if self.wrapped.input_embedding == Some(module) => {
+                let scaled = torch.scalar(*kind, input(0));
+                one(self.hooked_input(torch, module, scaled))
+            }
             Op::Dropout { .. } => one(torch.dropout(input(0))),
             Op::Loss(kind) => {
                 one(torch.in_category(Category::Logits, |torch| loss::lower(torch, *kind, input(0), input(1))))

@@ -61,7 +61,10 @@ pub(super) fn rotate(
         Some([query, key]) => (one(query), one(key)),
         None => (one(query), one(key)),
     };
-    // Where the results are in fp32, they are cast back once both exist.
+    if matches!(style, Rotary::Half | Rotary::Interleaved | Rotary::Complex) {
+        return (turned_query, turned_key);
+    }
+    // The results are in fp32; they are cast back once both exist.
     (torch.cast(&turned_query, query.dtype), torch.cast(&turned_key, key.dtype))
 }
 

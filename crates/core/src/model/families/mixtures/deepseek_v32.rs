@@ -19,6 +19,8 @@ struct Sparse {
     attention: Latent,
     mlp: Mlp,
     indexer: Indexer,
+    /// Whether a layer's choice of keys lives on for the next.
+    hands_on: bool,
     /// Layers that have an indexer; the others take the keys of the layer before.
     indexed: Vec<bool>,
 }
@@ -56,6 +58,7 @@ impl Sparse {
         Ok(Self {
             mlp: Mlp::read(c, frame.layers, width, router)?,
             indexed: indexed_layers(c, frame.layers)?,
+            hands_on: glm,
             frame,
             attention,
             indexer,
@@ -72,7 +75,8 @@ impl Sparse {
             let indexed = self.indexed.get(index as usize).copied().unwrap_or(true) || chosen.is_none();
             let attend = |g: &mut Graph, x: &Value| {
                 let (output, indices) = self.attend(g, x, context, if indexed { None } else { chosen.take() });
-                chosen = Some(indices);
+                // Only GLM hands the choice on from layer to layer.
+                chosen = Some(indices).filter(|_| self.hands_on);
                 output
             };
             self.frame.layer(g, input, attend, |g, x| self.mlp.run(g, index, x, routers))
