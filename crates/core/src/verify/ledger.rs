@@ -198,8 +198,15 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
         *target = value.clone();
     }
     // `from_config` of transformers 5 ties these heads; their checkpoints, and so the model truth, do not.
-    if matches!(config.get("model_type").and_then(Value::as_str), Some("t5" | "mt5")) {
-        config["tie_word_embeddings"] = true.into();
+    match config.get("model_type").and_then(Value::as_str) {
+        Some("t5" | "mt5") => config["tie_word_embeddings"] = true.into(),
+        Some("internvl") => {
+            let tied = config.get("tie_word_embeddings").cloned().unwrap_or(true.into());
+            if let Some(text) = config.get_mut("text_config").and_then(Value::as_object_mut) {
+                text.insert("tie_word_embeddings".into(), tied);
+            }
+        }
+        _ => {}
     }
     // As measure.py cuts them when a run has fewer layers.
     if let Some(layers) = config.get("num_hidden_layers").and_then(Value::as_u64) {
