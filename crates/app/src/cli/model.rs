@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde_json::{Value, json};
-use vramcast_core::model::Model;
+use vramcast_core::model::{Inputs, Model};
 use vramcast_core::units::parse_count;
 
 use super::Failure;
@@ -129,6 +129,11 @@ pub(super) fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: O
         _ => usual_layers(best),
     };
     (depth, best)
+}
+
+/// How many positions a model's smallest table of learned ones holds.
+pub(super) fn positions(model: &Model) -> Option<u64> {
+    model.program(Inputs::inventory()).ok()?.positions
 }
 
 impl Found {
