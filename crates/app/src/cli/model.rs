@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde_json::{Value, json};
-use vramcast_core::model::Model;
+use vramcast_core::model::{Inputs, Model};
 use vramcast_core::units::parse_count;
 
 use super::Failure;
@@ -131,6 +131,11 @@ pub(super) fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: O
     (depth, best)
 }
 
+/// How many positions a model's smallest table of learned ones holds.
+pub(super) fn positions(model: &Model) -> Option<u64> {
+    model.program(Inputs::inventory()).ok()?.positions
+}
+
 impl Found {
     /// The model, or why there is none.
     pub(super) fn require_model(&self) -> Result<&Model, Failure> {
@@ -138,18 +143,6 @@ impl Found {
             Failure::bad_input(format!("{} has no config.json, so what it computes is not known", self.name))
                 .hint("pass the folder or repository of the original model")
         })
-    }
-
-    /// Tokens of a sample where the user names none: 2048, or as many as the model has positions for.
-    pub(super) fn default_seq_len(&self, usual: u64, notes: &mut Vec<String>) -> u64 {
-        let positions = self.model.as_ref().and_then(|model| model.positions().ok().flatten());
-        match positions.filter(|positions| *positions < usual) {
-            Some(positions) => {
-                notes.push(format!("{} has {positions} positions: samples of {positions} tokens", self.name));
-                positions
-            }
-            None => usual,
-        }
     }
 
     /// The element type its config says the weights have.

@@ -13,7 +13,7 @@ use vramcast_core::plan::{
 
 use super::context::Context;
 use super::lens::MethodName;
-use super::model::{Found, ModelArguments};
+use super::model::{Found, ModelArguments, positions};
 use super::overview_detail as detail;
 use super::{Answer, Failure};
 use crate::exit::Exit;
@@ -35,9 +35,9 @@ pub(super) struct Arguments {
     /// Samples at once.
     #[arg(long, short, value_name = "N", default_value_t = 1, alias = "per-device-batch")]
     batch_size: u64,
-    /// Tokens of a sample [default: 2048, or as many as the model has positions for].
-    #[arg(long, short, value_name = "N", alias = "seq-len", alias = "seq-length")]
-    sequence_length: Option<u64>,
+    /// Tokens of a sample.
+    #[arg(long, short, value_name = "N", default_value_t = 2048, alias = "seq-len", alias = "seq-length")]
+    sequence_length: u64,
     /// Rank of LoRA's adapters.
     #[arg(long, value_name = "R", default_value_t = 64)]
     lora_rank: u64,
@@ -77,6 +77,8 @@ pub(super) struct Overview<'a> {
     pub lora_rank: u64,
     pub gpu: Gpu,
     pub by_rule: bool,
+    /// Positions the model can take.
+    pub positions: u64,
     /// Why a column is empty.
     pub refusals: Vec<String>,
     /// Whether adapters sit on all linears, for want of PEFT's own choice.
@@ -95,10 +97,9 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
                 .hint("`vramcast compare MODEL` shows all formulas"));
         }
     };
-    for (name, value, most) in [
-        ("--batch-size", arguments.batch_size, 1 << 20),
-        ("--sequence-length", arguments.sequence_length.unwrap_or(1), 1 << 24),
-    ] {
+    for (name, value, most) in
+        [("--batch-size", arguments.batch_size, 1 << 20), ("--sequence-length", arguments.sequence_length, 1 << 24)]
+    {
         if !(1..=most).contains(&value) {
             return Err(Failure::bad_input(format!("{name}: {value} is not from 1 to {most}")));
         }
@@ -113,8 +114,8 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         Some(name) => context.cards().find(name)?,
         None => Gpu::h200(),
     };
-    let mut notes = Vec::new();
-    let seq_len = arguments.sequence_length.unwrap_or_else(|| found.default_seq_len(2048, &mut notes));
+    let most = positions(model).unwrap_or(u64::MAX).max(1);
+    let seq_len = arguments.sequence_length.min(most);
     let batch = Batch { batch_size: arguments.batch_size, seq_len, ..Batch::default() };
     let inventory = model.inventory()?;
     let mut overview = Overview {
@@ -125,7 +126,8 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         lora_rank: arguments.lora_rank,
         gpu,
         by_rule,
-        refusals: notes,
+        positions: most,
+        refusals: Vec::new(),
         all_linear: false,
     };
     let mut rows = Vec::new();
@@ -220,9 +222,10 @@ impl Overview<'_> {
     }
 
     fn inference(&mut self, weights: DType, quantization: Option<Quantization>) -> Option<u64> {
+        // Two new tokens: the second is the first that reads the cache. They need positions too.
+        let prompt = self.batch.seq_len.min(self.positions.saturating_sub(2)).max(1);
         let plan = InferPlan {
-            batch: self.batch.clone(),
-            // Two: the second token is the first that reads the cache.
+            batch: Batch { seq_len: prompt, ..self.batch.clone() },
             new_tokens: 2,
             weights,
             quantization,
@@ -331,6 +334,9 @@ fn notes(overview: &Overview<'_>, rows: &[Row], found: &Found) -> Vec<String> {
         return notes;
     }
     let batch = &overview.batch;
+    if batch.seq_len == overview.positions {
+        notes.push(format!("the model has {} positions", batch.seq_len));
+    }
     notes.push(format!(
         "what the whole process takes on one {}, by simulation: {} × {} tokens, AdamW, LoRA rank {}",
         overview.gpu.name, batch.batch_size, batch.seq_len, overview.lora_rank

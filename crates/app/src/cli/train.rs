@@ -15,7 +15,7 @@ use super::adapter::AdapterArguments;
 use super::attention::AttentionArguments;
 use super::context::{Context, Format, headroom};
 use super::lens::{self, LensArguments};
-use super::model::{Found, ModelArguments};
+use super::model::{Found, ModelArguments, positions};
 use super::parallel::ParallelArguments;
 use super::train_options::StepArguments;
 use super::{Answer, Failure, plan_file};
@@ -235,11 +235,14 @@ impl Arguments {
         let mut model = self.model.clone();
         model.model = model.model.or(plan_model);
         let found = model.find(false)?;
-        if self.seq_len.is_none() && self.plan.is_none() {
-            plan.batch.seq_len = found.default_seq_len(plan.batch.seq_len, &mut notes);
-        }
         let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
         notes.extend(self.parallel.apply(&mut plan, hidden)?);
+        // A length that nobody asked for gives way to what the model can take.
+        let most = found.model.as_ref().filter(|_| self.seq_len.is_none() && self.plan.is_none()).and_then(positions);
+        if let Some(most) = most.filter(|most| *most < plan.batch.seq_len) {
+            plan.batch.seq_len = most;
+            notes.push(format!("the model has {most} positions: samples are {most} tokens long"));
+        }
         Ok((found, plan, notes))
     }
 

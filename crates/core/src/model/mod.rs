@@ -92,11 +92,6 @@ impl Model {
         Ok(program)
     }
 
-    /// How many positions its table of learned ones holds, where it has one.
-    pub fn positions(&self) -> Result<Option<u64>, ModelError> {
-        Ok(self.program(Inputs::inventory())?.positions)
-    }
-
     /// Parameters, caches and counts.
     pub fn inventory(&self) -> Result<Inventory, ModelError> {
         Ok(Inventory::of(&self.program(Inputs::inventory())?))
