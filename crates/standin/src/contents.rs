@@ -4,8 +4,10 @@
 //! kept per piece; the rest of the device reads as zero. A piece is forgotten when the hook sees that its memory belongs to
 //! something else ([`vramcast_forget`]) or when something else is written over it.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::foreign::host;
@@ -100,18 +102,27 @@ impl Contents {
     }
 }
 
+/// Whether the hook follows values; until then every thread sees what was written.
+static FOLLOWED: AtomicBool = AtomicBool::new(false);
+
 thread_local! {
-    /// While set, the thread reads zeros: a kernel's own counters must not be taken from older contents.
-    static BLIND: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    /// While not set, a thread of a followed program reads zeros: a kernel's own counters, and all that autograd's threads
+    /// read, must not be taken from older contents.
+    static SEES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The bytes at an address as the calling thread may see them.
 pub(crate) fn seen(address: u64, length: usize) -> Option<Vec<u8>> {
-    if BLIND.get() { None } else { contents().read(address, length).map(<[u8]>::to_vec) }
+    let sees = SEES.get() || !FOLLOWED.load(Ordering::Relaxed);
+    if sees { contents().read(address, length).map(<[u8]>::to_vec) } else { None }
 }
 
 exports! {
-    fn vramcast_blind(blind: i32) { BLIND.set(blind != 0) }
+    // The hook follows values in this thread, and says when they may be seen.
+    fn vramcast_blind(blind: i32) {
+        FOLLOWED.store(true, Ordering::Relaxed);
+        SEES.set(blind == 0);
+    }
 
     // The memory at an address belongs to something new.
     fn vramcast_forget(address: u64) {
@@ -129,7 +140,8 @@ exports! {
 
     // Reads as a copy to the host does.
     fn vramcast_read(address: u64, out: *mut c_void, length: usize) {
-        crate::memory::copy(out, address as *const c_void, length)
+        let known = contents().read(address, length).map(<[u8]>::to_vec);
+        crate::foreign::host_mut(out, length).copy_from_slice(&known.unwrap_or_else(|| vec![0; length]))
     }
 
     // Whether the bytes at an address are known: 1 or 0.

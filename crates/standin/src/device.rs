@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 
-use crate::card::card;
+use crate::card::{Card, card};
 use crate::foreign::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status, put, put_at, put_text};
 use crate::ledger::DEVICES;
 
@@ -86,10 +86,10 @@ fn attribute(number: i32, device: i32) -> i32 {
 }
 
 /// Fills `struct cudaDeviceProp`. Its fields moved with CUDA 13, which dropped clocks and a few flags.
-fn properties(out: *mut c_void, device: i32) {
-    let card = card();
+fn properties(card: &Card, out: *mut c_void, device: i32) {
+    let old = card.runtime < 13000;
+    crate::foreign::host_mut(out, if old { 1032 } else { 1008 }).fill(0);
     put_text(out.cast(), 256, &card.name);
-    crate::foreign::host_mut(out, 1008)[256 + 16..].fill(0);
     put_at(out, 256, uuid(device));
     let number = |attribute_number| attribute(attribute_number, device);
     put_at(out, 288, card.memory);
@@ -97,7 +97,6 @@ fn properties(out: *mut c_void, device: i32) {
     put_at(out, 304, [65536_i32, 32]);
     put_at(out, 312, i32::MAX as u64);
     put_at(out, 320, [1024_i32, 1024, 1024, 64, i32::MAX, 65535, 65535]);
-    let old = card.runtime < 13000;
     if old {
         put_at(out, 348, 1_755_000_i32);
     }
@@ -163,8 +162,8 @@ exports! {
     fn cudaSetDevice(device: i32) -> Status { select(device) }
     fn cudaInitDevice(device: i32) -> Status { select(device) }
     fn cuDeviceGet(out: *mut i32, device: i32) { put(out, device) }
-    fn cudaGetDeviceProperties(out: *mut c_void, device: i32) { properties(out, device) }
-    fn cudaGetDeviceProperties_v2(out: *mut c_void, device: i32) { properties(out, device) }
+    fn cudaGetDeviceProperties(out: *mut c_void, device: i32) { properties(card(), out, device) }
+    fn cudaGetDeviceProperties_v2(out: *mut c_void, device: i32) { properties(card(), out, device) }
     fn cudaDeviceGetAttribute(out: *mut i32, number: i32, device: i32) { put(out, attribute(number, device)) }
     fn cuDeviceGetAttribute(out: *mut i32, number: i32, device: i32) { put(out, attribute(number, device)) }
     fn cuDeviceGetName(out: *mut c_char, room: i32, _device: i32) { put_text(out, room.max(0) as usize, &card().name) }
@@ -208,12 +207,25 @@ mod tests {
     #[test]
     fn properties_stand_where_cuda_13_puts_them() {
         let mut bytes = [0xff_u8; 1008];
-        properties(bytes.as_mut_ptr().cast(), 0);
+        properties(card(), bytes.as_mut_ptr().cast(), 0);
         let word = |offset: usize| i32::from_ne_bytes(bytes[offset..offset + 4].try_into().unwrap());
         let long = |offset: usize| u64::from_ne_bytes(bytes[offset..offset + 8].try_into().unwrap());
         assert!(bytes.starts_with(b"NVIDIA H200\0"));
         assert_eq!((long(288), word(360), word(364), word(384)), (card().memory, 9, 0, 132));
         assert_eq!((word(596), word(604), long(624), word(632)), (card().l2_cache, 2048, 233_472, 65536));
         assert_eq!((word(668), long(672), word(688), long(696), word(720), word(748)), (1, 232_448, 32, 1024, 1, 1));
+    }
+
+    /// The same for CUDA 12.4.
+    #[test]
+    fn properties_stand_where_cuda_12_puts_them() {
+        let mut bytes = [0xff_u8; 1032];
+        let old = Card { runtime: 12040, ..Card::default() };
+        properties(&old, bytes.as_mut_ptr().cast(), 0);
+        let word = |offset: usize| i32::from_ne_bytes(bytes[offset..offset + 4].try_into().unwrap());
+        let long = |offset: usize| u64::from_ne_bytes(bytes[offset..offset + 8].try_into().unwrap());
+        assert_eq!((long(288), word(360), word(388), word(400)), (old.memory, 9, 132, 1));
+        assert_eq!((word(616), word(624), long(640), word(648)), (old.l2_cache, 2048, 233_472, 65536));
+        assert_eq!((word(688), long(696), word(712), long(720), word(744), word(772)), (1, 232_448, 32, 1024, 1, 1));
     }
 }

@@ -187,7 +187,7 @@ def source(frames):
     shown = []
     for frame in frames:
         path = frame["filename"]
-        if f"{os.sep}torch{os.sep}" in path or path == __file__ or not path or path.startswith("<"):
+        if f"{os.sep}torch{os.sep}" in path or os.path.dirname(path) == os.path.dirname(__file__) or not path or path.startswith("<"):
             continue
         shown.append(f"{os.path.basename(path)}:{frame['line']} {frame['name']}")
         if len(shown) == 2:
@@ -314,18 +314,24 @@ AFTER_IMPORT = {"torch": watch, "torch.distributed": alone, "triton.runtime.jit"
 class Finder:
     """Lets the import of a module run as ever, then calls what waits for it."""
 
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        then = AFTER_IMPORT.pop(name, None)
-        if then is None:
+    searching = set()
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name not in AFTER_IMPORT or name in cls.searching:
             return None
-        spec = importlib.util.find_spec(name)
+        cls.searching.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            cls.searching.discard(name)
         if spec and spec.loader:
             execute = spec.loader.exec_module
 
             def exec_module(module):
                 execute(module)
-                then(module)
+                # Many only ask whether a module is there; it is the import that counts, and that once.
+                AFTER_IMPORT.pop(name, lambda _: None)(module)
 
             spec.loader.exec_module = exec_module
         return spec
