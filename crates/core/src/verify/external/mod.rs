@@ -2,6 +2,7 @@
 
 mod bridge;
 mod llama_cpp;
+mod names;
 pub mod simumax;
 mod vllm;
 
