@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use vramcast_core::plan::Gpus;
 use vramcast_core::units::Bytes;
 
+use super::context::Context;
 use super::{Answer, Failure};
 use crate::exit::Exit;
 use crate::rehearse::journal::Line;
@@ -68,8 +68,9 @@ pub(super) struct Arguments {
     ledger: Option<PathBuf>,
 }
 
-pub(super) fn run(arguments: &Arguments, as_json: bool, quiet: bool) -> Result<Answer, Failure> {
-    let mut cards = Gpus::embedded();
+pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
+    let (as_json, quiet) = (context.text_or_json("rehearse")?, context.quiet);
+    let mut cards = context.cards();
     if let Some(path) = &arguments.gpu_file {
         let text = std::fs::read_to_string(path)
             .map_err(|e| Failure::bad_input(format!("--gpu-file {}: {e}", path.display())))?;

@@ -101,7 +101,7 @@ mod tests {
             let card = Gpus::embedded().find(&row.gpu).unwrap();
             assert_eq!(card.name, row.gpu);
             assert!(
-                row.memory.is_none_or(|memory| memory <= card.memory && memory > card.memory / 10 * 9),
+                row.memory.is_none_or(|memory| memory >> 20 <= card.memory >> 20 && memory > card.memory / 10 * 9),
                 "{}",
                 row.gpu
             );

@@ -29,6 +29,16 @@ pub fn text(report: &Report, explain: bool, timeline: bool) -> String {
     page
 }
 
+/// The first line: the model and what is trained.
+pub fn title(report: &Report) -> String {
+    head(report).lines().next().unwrap_or_default().to_owned()
+}
+
+/// The plan in words, on one line.
+pub fn plan(report: &Report) -> String {
+    head(report).lines().skip(1).collect::<Vec<_>>().join(" ").trim().to_owned()
+}
+
 fn head(report: &Report) -> String {
     let model = &report.model;
     let share = || 100.0 * model.trainable as f64 / (model.parameters + model.adapter.unwrap_or(0)).max(1) as f64;
