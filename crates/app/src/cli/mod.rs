@@ -5,6 +5,7 @@ mod attention;
 mod engines;
 mod failure;
 mod infer;
+mod infer_table;
 mod inspect;
 pub use inspect::Inspection;
 mod list;
@@ -74,7 +75,7 @@ impl Answer {
 
 /// Runs a command line.
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli = match Cli::try_parse_from(engines::known_by_letters(arguments)) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version go to stdout and end well; mistakes go to stderr and end with 2.
