@@ -1,10 +1,13 @@
 //! Operations with parameters: each declares what it owns and records that it runs.
 
 use super::graph::{Graph, Value};
-use super::op::{Activation, Convolution, Input, LinearLayout, Norm, Op, ParameterId, Role, RotaryTable};
+use super::op::{Activation, Binary, Convolution, Input, LinearLayout, Norm, Op, ParameterId, Role, RotaryTable};
 use super::program::ModuleKind;
 use super::shape::Shape;
 use crate::dtype::DType;
+
+/// What models call the table of their learned positions.
+const POSITION_TABLES: [&str; 3] = ["wpe", "embed_positions", "position_embeddings"];
 
 impl Graph {
     /// `nn.Embedding`.
@@ -16,9 +19,19 @@ impl Graph {
     /// `nn.Embedding` over a table that another module owns.
     pub fn embedding_with(&mut self, name: &str, weight: ParameterId, ids: &Value, rows: u64, width: u64) -> Value {
         self.alias(&format!("{name}.weight"), weight);
+        if POSITION_TABLES.contains(&name) {
+            self.limit_positions(name, ids.size(-1), rows);
+        }
         let module = self.leaf(name, ModuleKind::Embedding { rows, width });
         self.attach(module, &[Some(weight)]);
         self.run_one(Some(module), Op::Embedding { weight }, &[ids], ids.shape().inserted(-1, width))
+    }
+
+    /// An embedding that scales its rows in its own forward pass (`…ScaledWordEmbedding`).
+    pub fn scaled_embedding(&mut self, name: &str, ids: &Value, rows: u64, width: u64) -> Value {
+        let table = self.embedding(name, ids, rows, width);
+        let module = self.leaf(name, ModuleKind::Embedding { rows, width });
+        self.run_one(Some(module), Op::Scalar(Binary::Mul), &[&table], table.shape())
     }
 
     /// `nn.Linear`.
