@@ -7,6 +7,7 @@ mod context;
 mod engines;
 mod failure;
 mod infer;
+mod infer_table;
 mod inspect;
 pub use inspect::Inspection;
 mod job;
@@ -147,7 +148,7 @@ pub fn capture(arguments: Vec<OsString>) -> Captured {
         error: Some(message),
         hint,
     };
-    let cli = match translated(arguments).map(Cli::try_parse_from) {
+    let cli = match translated(engines::known_by_letters(arguments)).map(Cli::try_parse_from) {
         Ok(Ok(cli)) => cli,
         Ok(Err(error)) => {
             let text = error.render().to_string();
@@ -163,7 +164,7 @@ pub fn capture(arguments: Vec<OsString>) -> Captured {
 
 /// Runs a command line.
 pub fn run(arguments: Vec<OsString>) -> Exit {
-    let cli = match translated(arguments).map(Cli::try_parse_from) {
+    let cli = match translated(engines::known_by_letters(arguments)).map(Cli::try_parse_from) {
         Ok(Ok(cli)) => cli,
         Ok(Err(error)) => {
             // Help and version go to stdout and end well; mistakes go to stderr and end with 2.
