@@ -219,7 +219,7 @@ impl Arguments {
         plan.clip |= self.clip;
         let mut notes = self.adapter.apply(&mut plan)?;
         self.parallel.apply(&mut plan)?;
-        self.attention.apply(&mut plan)?;
+        self.attention.apply(&mut plan);
         self.step.apply(&mut plan)?;
         if self.liger {
             plan.kernels = Kernels::Liger;

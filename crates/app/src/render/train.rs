@@ -64,6 +64,7 @@ fn settings(plan: &TrainPlan) -> String {
         AttentionKind::Eager => "eager attention".into(),
         AttentionKind::Flash2 => "FlashAttention 2".into(),
         AttentionKind::Flash3 => "FlashAttention 3".into(),
+        AttentionKind::Flex => "flex attention".into(),
     });
     parts.push(match plan.checkpointing {
         Checkpointing::Off => "no checkpointing".into(),

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `norm` | the norms, as each model's code spells them |
 //! | `rotary` | tables and rotations |
-//! | `attention`, `falcon`, `flash` | masks, SDPA, eager and flash attention |
+//! | `attention`, `falcon`, `flash`, `flex` | masks, SDPA, eager, flash and flex attention |
 //! | `linear`, `lora`, `lora_parameter` | linears and embeddings, plain, quantised or under an adapter |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
 //! | [`cache`] | the caches of `generate` and their masks |
@@ -20,6 +20,7 @@ pub mod cache;
 mod experts;
 mod falcon;
 mod flash;
+mod flex;
 pub mod head;
 pub mod hooks;
 pub mod liger;

@@ -1,6 +1,6 @@
 //! What is known of every optimizer: whose code it is, whether recorded runs back it, and what it cannot run on.
 
-use super::{Optimizer, OptimizerKind};
+use super::{Implementation, Optimizer, OptimizerKind};
 use crate::dtype::DType;
 use crate::plan::PlanError;
 
@@ -98,6 +98,13 @@ impl Optimizer {
                 what: "optimizer sparse-adam (it takes sparse gradients only, and these models make dense ones)".into(),
                 hint: "adam is its dense form".into(),
             }),
+            OptimizerKind::Lamb8bit => refuse(
+                "bitsandbytes 0.50 has no blockwise LAMB: lamb8bit stops at its first step",
+                "use lamb or adamw8bit",
+            ),
+            OptimizerKind::Adagrad if self.implementation == Implementation::Fused => {
+                refuse("torch's fused adagrad does not run on CUDA", "use --optimizer-implementation foreach")
+            }
             OptimizerKind::AdaBelief if weights == DType::F16 => Err(PlanError::Unsupported {
                 what: "adabelief on fp16 weights (it swaps them for fp32 ones during the step)".into(),
                 hint: "use bf16 or fp32 weights".into(),
