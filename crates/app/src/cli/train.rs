@@ -11,7 +11,7 @@ use vramcast_core::report::{self, Report};
 
 use super::adapter::AdapterArguments;
 use super::attention::AttentionArguments;
-use super::model::ModelArguments;
+use super::model::{Found, ModelArguments};
 use super::parallel::ParallelArguments;
 use super::train_options::StepArguments;
 use super::{Answer, Failure, plan_file};
@@ -170,6 +170,14 @@ fn write_svg(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
 }
 
 impl Arguments {
+    /// The model and the plan, for commands that run it elsewhere.
+    pub(super) fn found_and_plan(&self) -> Result<(Found, TrainPlan), Failure> {
+        let (plan, plan_model, _) = self.plan()?;
+        let mut arguments = self.model.clone();
+        arguments.model = arguments.model.or(plan_model);
+        Ok((arguments.find(false)?, plan))
+    }
+
     /// The table of cards; reading it takes longer than one estimate, so only who needs it asks.
     fn cards(&self) -> Result<Gpus, Failure> {
         let cards = Gpus::embedded();

@@ -163,6 +163,13 @@ pub enum Op {
     /// Inputs copied one after the other into slices of a fresh tensor along a dimension (`new_empty`, then `copy_` into
     /// each slice): the memory of `cat` in the forward pass, a chain of `CopySlices` nodes in the backward pass.
     CopySlices(u8),
+    /// The second input added to a slice of the first, in place (`x[1:] += y`).
+    AddToSlice {
+        /// Which dimension is cut.
+        dim: u8,
+        /// How much of it the slice takes.
+        length: u64,
+    },
     /// Inputs joined along a new dimension.
     Stack(u8),
     /// Zero padding.

@@ -162,6 +162,7 @@ fn group(run: &Value) -> &'static str {
         Some("int8") => "qlora-int8",
         Some(_) => "qlora-4bit",
         None if !run["lora"].is_null() => "lora",
+        None if !run["peft"].is_null() => "peft",
         None if run["liger"] == true => "liger",
         None => "train",
     }
@@ -206,7 +207,7 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
     }
 }
 
-fn train_plan(row: &Value) -> Result<TrainPlan, String> {
+pub(super) fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     let run = &row["run"];
     let trainer = run["task"] == "trainer";
     if run["task"] != "train" && run["task"] != "deepspeed" && !trainer {

@@ -3,6 +3,7 @@
 mod distributed;
 pub mod external;
 mod generate;
+pub mod job;
 pub mod ledger;
 pub mod lora;
 pub mod models;
