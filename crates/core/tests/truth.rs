@@ -55,6 +55,14 @@ fn training_on_one_card() {
     assert_within("ledger/h200.jsonl", "train", 92, [0.1, 1.0, 4.0, 1.0]);
 }
 
+/// Attention, losses, checkpoints, optimizers, precision, frozen parts, masks, allocator options; other cards.
+#[test]
+fn options_of_training() {
+    assert_within("ledger/h200-options.jsonl", "train", 249, [0.05, 0.5, 1.0, 0.1]);
+    assert_within("ledger/h200-options.jsonl", "liger", 12, [0.2, 0.5, 1.0, 3.0]);
+    assert_within("ledger/replay-options.jsonl", "train", 93, [0.05, 0.5, 1.0, 0.1]);
+}
+
 #[test]
 fn adapters_and_quantised_bases() {
     assert_within("ledger/h200.jsonl", "lora", 18, [0.2, 2.0, 2.0, 2.0]);

@@ -5,6 +5,7 @@ use serde_json::json;
 use vramcast_core::dtype::builtin_formats;
 use vramcast_core::model::families;
 use vramcast_core::plan::{Gpus, OptimizerKind};
+use vramcast_core::report::coverage::Coverage;
 use vramcast_core::source::catalogue;
 use vramcast_core::units::Bytes;
 
@@ -92,6 +93,9 @@ fn cards() -> Vec<Vec<String>> {
 }
 
 fn optimizers() -> Vec<Vec<String>> {
-    let measured = |kind: OptimizerKind| if kind.is_measured() { "yes" } else { "not yet" };
+    let recorded = Coverage::recorded().train.features;
+    let measured = |kind: OptimizerKind| {
+        if recorded.contains_key(&format!("optimizer {}", kind.name())) { "yes" } else { "not yet" }
+    };
     OptimizerKind::ALL.iter().map(|(kind, code)| vec![kind.name(), (*code).into(), measured(*kind).into()]).collect()
 }

@@ -6,7 +6,9 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::simulation;
-use vramcast_core::plan::{AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan, TrainPlan};
+use vramcast_core::plan::{
+    AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan, TrainPlan, provenance,
+};
 use vramcast_core::report::{self, Report};
 
 use super::adapter::AdapterArguments;
@@ -142,7 +144,10 @@ pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failur
     let simulation = simulation::train(model, &plan)?;
     let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards()?.all().collect() } else { vec![plan.gpu.clone()] };
     let own = plan.gpu.name.clone();
+    let file = arguments.plan.as_ref().map(|path| plan_of_file(path, arguments)).transpose()?;
+    let provenance = provenance::trace(&plan, file.as_ref().map(|(plan, _)| plan));
     let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
+    report.provenance = provenance;
     report.notes.extend(plan_notes);
     report.notes.splice(0..0, found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
     if let Some(path) = &arguments.svg {

@@ -9,7 +9,7 @@ use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::{
     AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Checkpointing, Gpu, Gpus, Implementation, Kernels,
-    Optimizer, TrainPlan,
+    Optimizer, RunPlan, TrainPlan,
 };
 
 /// How one run compares with its simulation.
@@ -150,6 +150,14 @@ pub fn simulate(row: &Value) -> Result<(Simulation, Gpu), String> {
     }
     let plan = train_plan(row)?;
     Ok((simulation::train(&model, &plan).map_err(|e| e.to_string())?, plan.gpu))
+}
+
+/// What a row asks for.
+pub fn run_plan(row: &Value) -> Result<RunPlan, String> {
+    match row["run"]["task"] == "infer" {
+        true => Ok(RunPlan::Infer(Box::new(super::generate::plan(row)?))),
+        false => Ok(RunPlan::Train(Box::new(train_plan(row)?))),
+    }
 }
 
 /// What kind of run a row is, as the targets of accuracy group them.

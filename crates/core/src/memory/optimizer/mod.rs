@@ -64,7 +64,7 @@ impl Optimizer {
     pub fn step(&mut self, torch: &mut Torch, parameters: &[Trained]) {
         let first = self.states.is_empty();
         let plan::Optimizer { kind, implementation, rank } = self.plan;
-        if first && !makes_state_on_the_way(kind) {
+        if first && !makes_state_on_the_way(self.plan) {
             self.make_states(torch, parameters);
         }
         let (whole, mut made) = (&self.whole, Vec::new());
@@ -87,7 +87,7 @@ impl Optimizer {
             OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => {
                 low_rank::step(torch, kind, parameters, &self.whole, rank, first, prepare);
             }
-            _ => adam::step(torch, kind, implementation, parameters),
+            _ => adam::step(torch, kind, implementation, parameters, prepare),
         });
         self.states.append(&mut made);
     }
@@ -106,15 +106,13 @@ impl Optimizer {
 
 /// Whether the state of a parameter is made when it is first stepped, after the steps of those before it; else the states
 /// of all are made before any is stepped.
-fn makes_state_on_the_way(kind: OptimizerKind) -> bool {
-    matches!(
-        kind,
-        OptimizerKind::Adafactor
-            | OptimizerKind::AdaBelief
-            | OptimizerKind::AdamMini
-            | OptimizerKind::GaLoreAdamW
-            | OptimizerKind::ApolloAdamW
-    )
+fn makes_state_on_the_way(plan: plan::Optimizer) -> bool {
+    match plan.kind {
+        OptimizerKind::Adafactor | OptimizerKind::AdaBelief | OptimizerKind::AdamMini | OptimizerKind::Lamb => true,
+        OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => true,
+        OptimizerKind::Nesterov => plan.implementation == Implementation::Forloop,
+        _ => false,
+    }
 }
 
 /// The state of one parameter.

@@ -49,30 +49,6 @@ impl OptimizerKind {
         serde_json::to_value(self).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
     }
 
-    /// Whether recorded runs of it (or of one that allocates alike) are scored.
-    pub fn is_measured(self) -> bool {
-        matches!(
-            self,
-            Self::AdamW
-                | Self::Adam
-                | Self::Amsgrad
-                | Self::Nadam
-                | Self::Sgd
-                | Self::SgdMomentum
-                | Self::Nesterov
-                | Self::Adagrad
-                | Self::Rmsprop
-                | Self::Adafactor
-                | Self::TorchAdafactor
-                | Self::AdamW8bit
-                | Self::Adam8bit
-                | Self::PagedAdamW8bit
-                | Self::PagedAdam8bit
-                | Self::Lion
-                | Self::Lion8bit
-        )
-    }
-
     /// Whether large states lie in managed memory, which moves between host and card.
     pub fn is_paged(self) -> bool {
         matches!(
@@ -130,9 +106,6 @@ impl Optimizer {
     pub(in crate::plan) fn notes(&self) -> Vec<String> {
         let name = self.kind.name();
         let mut notes = Vec::new();
-        if !self.kind.is_measured() {
-            notes.push(format!("optimizer {name}: not yet measured; modelled from its published code"));
-        }
         if self.kind.is_paged() {
             notes.push(format!("optimizer {name}: paged states are managed memory, which torch's levels do not show"));
         }
