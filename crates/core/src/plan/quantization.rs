@@ -25,6 +25,8 @@ pub struct Quantization {
     pub initializer_range: f64,
     /// Modules whose path holds one of these stay as they are; when absent, the output embedding does.
     pub skip: Option<Vec<String>>,
+    /// The type packed 4-bit weights are stored as (`bnb_4bit_quant_storage`); FSDP shards floats only.
+    pub storage: DType,
     /// Whether `prepare_model_for_kbit_training` runs, which makes all other 16-bit parameters fp32.
     pub prepare: bool,
 }
@@ -42,6 +44,7 @@ impl Default for Quantization {
             outliers: Outliers::Trained,
             initializer_range: 0.02,
             skip: None,
+            storage: DType::U8,
             prepare: true,
         }
     }

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | [`alive`] | what is alive at the peak, by component, by module, and the largest things |
 //! | [`coverage`] | what recorded runs vouch for |
+//! | [`job`] | all cards of a run on several, and the host's memory |
 //! | [`timeline`] | allocated memory over the run |
 //! | [`verdict`] | which cards hold it |
 
 pub mod alive;
 pub mod coverage;
+pub mod job;
 pub mod timeline;
 pub mod verdict;
 
@@ -20,6 +22,7 @@ use crate::model::Model;
 use crate::plan::{Gpu, Origin, RunPlan};
 
 pub use alive::{Component, LargeTensor, ModuleShare, Term};
+pub use job::Job;
 pub use timeline::{PhaseReport, Sample};
 pub use verdict::Verdict;
 
@@ -52,6 +55,9 @@ pub struct Report {
     pub phases: Vec<PhaseReport>,
     /// Allocated over the run.
     pub timeline: Vec<Sample>,
+    /// All cards together, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<Job>,
     /// Which cards hold it.
     pub verdicts: Vec<Verdict>,
     /// Where every setting comes from.
@@ -124,6 +130,7 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
         phases: timeline::phases(simulation),
         timeline: timeline::samples(simulation),
         provenance: Vec::new(),
+        job: Job::of(simulation),
         verdicts: cards.iter().map(|card| verdict::judge(card, totals.process)).collect(),
         notes,
     }

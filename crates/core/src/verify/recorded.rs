@@ -43,6 +43,7 @@ pub(super) fn quantization(row: &Value) -> Result<Option<Quantization>, String> 
         initializer_range: row["config"]["initializer_range"].as_f64().unwrap_or(0.02),
         skip: Some(vec!["lm_head".into()]),
         prepare: run["prepare_kbit"] != false,
+        storage: super::ledger::dtype(&run["quant_storage"]).unwrap_or(DType::U8),
         ..quantization
     }))
 }

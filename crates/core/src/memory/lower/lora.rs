@@ -1,5 +1,6 @@
 //! LoRA as PEFT runs it: peft/tuners/lora/{layer,bnb,dora}.py of 0.21.
 
+use super::hooks::Hooks;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::torch::quantised::QuantisedWeight;
@@ -39,14 +40,21 @@ pub(super) enum Base<'a> {
 }
 
 /// `lora.Linear.forward` after its base layer has run.
-pub(super) fn linear(torch: &mut Torch, lora: &LoraWeights, base: Base<'_>, result: Tensor, x: &Tensor) -> Tensor {
+pub(super) fn linear(
+    torch: &mut Torch,
+    lora: &LoraWeights,
+    base: Base<'_>,
+    result: Tensor,
+    x: &Tensor,
+    hooks: Option<&dyn Hooks>,
+) -> Tensor {
     match base {
         Base::Plain { .. } => {
             let dtype = result.dtype;
             let x = torch.cast(x, lora.first.dtype);
             let sum = match &lora.magnitude {
                 None => {
-                    let scaled = product(torch, lora, &x);
+                    let scaled = product(torch, lora, &x, hooks);
                     torch.binary(Binary::Add, &result, &scaled)
                 }
                 Some(magnitude) => dora(torch, lora, magnitude, base, &result, &x),
@@ -69,7 +77,7 @@ pub(super) fn linear(torch: &mut Torch, lora: &LoraWeights, base: Base<'_>, resu
             let x = if converts { torch.cast(x, lora.first.dtype) } else { x.clone() };
             match &lora.magnitude {
                 None => {
-                    let mut output = product(torch, lora, &x);
+                    let mut output = product(torch, lora, &x, hooks);
                     if converts {
                         output = torch.cast(&output, dtype);
                     }
@@ -86,15 +94,31 @@ pub(super) fn linear(torch: &mut Torch, lora: &LoraWeights, base: Base<'_>, resu
 }
 
 /// `lora_B(lora_A(dropout(x))) * scaling`.
-fn product(torch: &mut Torch, lora: &LoraWeights, x: &Tensor) -> Tensor {
+fn product(torch: &mut Torch, lora: &LoraWeights, x: &Tensor, hooks: Option<&dyn Hooks>) -> Tensor {
     let outer = {
         let inner = {
             let dropped = if lora.dropout { torch.dropout(x) } else { x.clone() };
-            torch.linear(&dropped, &lora.first, None)
+            watched(torch, hooks, &lora.first, None, dropped)
         };
-        torch.linear(&inner, &lora.second, lora.bias.as_ref())
+        watched(torch, hooks, &lora.second, lora.bias.as_ref(), inner)
     };
     torch.scalar(Binary::Mul, &outer)
+}
+
+/// `lora_A` and `lora_B` are modules of their own, which hooks may be around of.
+fn watched(
+    torch: &mut Torch,
+    hooks: Option<&dyn Hooks>,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    mut x: Tensor,
+) -> Tensor {
+    let Some(hooks) = hooks else { return torch.linear(&x, weight, bias) };
+    hooks.before_adapter(torch, weight, &mut x);
+    let output = torch.linear(&x, weight, bias);
+    drop(x);
+    hooks.after_adapter(torch, weight, &output);
+    output
 }
 
 /// `result + DoraLinearLayer(x)`: the norm of the merged weight is made anew in every pass, in full.
