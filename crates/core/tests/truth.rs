@@ -66,6 +66,14 @@ fn families() {
     assert!(median <= 0.01 && p95 <= 0.2 && worst <= 4.5, "median {median}, p95 {p95}, worst {worst}");
 }
 
+/// Attention, losses, checkpoints, optimizers, precision, frozen parts, masks, allocator options; other cards.
+#[test]
+fn options_of_training() {
+    assert_within("ledger/h200-options.jsonl", "train", 249, [0.05, 0.5, 1.0, 0.1]);
+    assert_within("ledger/h200-options.jsonl", "liger", 12, [0.2, 0.5, 1.0, 3.0]);
+    assert_within("ledger/replay-options.jsonl", "train", 93, [0.05, 0.5, 1.0, 0.1]);
+}
+
 #[test]
 fn adapters_and_quantised_bases() {
     assert_within("ledger/h200.jsonl", "lora", 18, [0.2, 2.0, 2.0, 2.0]);

@@ -7,7 +7,9 @@ use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::lens::Question;
 use vramcast_core::memory::simulation;
-use vramcast_core::plan::{AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan, TrainPlan};
+use vramcast_core::plan::{
+    AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan, TrainPlan, provenance,
+};
 use vramcast_core::planner::suggest::{self, Suggestion};
 use vramcast_core::report::{self, Report};
 
@@ -164,7 +166,10 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         Vec::new()
     };
     let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards(context)?.all().collect() } else { vec![own] };
+    let file = arguments.plan.as_ref().map(|path| plan_of_file(path, arguments, context)).transpose()?;
+    let provenance = provenance::trace(&plan, file.as_ref().map(|(plan, _)| plan));
     let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
+    report.provenance = provenance;
     report.notes.extend(plan_notes);
     report.notes.splice(0..0, found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
     if let Some(path) = &arguments.svg {
@@ -285,7 +290,7 @@ impl Arguments {
         }
         plan.clip |= self.clip;
         let mut notes = self.adapter.apply(&mut plan)?;
-        self.attention.apply(&mut plan)?;
+        self.attention.apply(&mut plan);
         self.step.apply(&mut plan)?;
         if self.liger {
             plan.kernels = Kernels::Liger;
