@@ -3,7 +3,8 @@
 Lengths, masks, positions and counters decide what a program does next. Most of them come from the host, so they can be
 known: wherever the inputs of an operation are known and small, the operation is done once more on the CPU, and the
 stand-in is told what the kernel would have written. What depends on real data stays zero, except that
-  - `all` is true and `any` is false (checks are passed),
+  - `all` is true, every other yes-or-no is no (checks are passed, no sequence ends before its time),
+  - `argmax` and `multinomial` pick one index that is no special token,
   - `topk` picks every index equally often (routers are balanced).
 Nothing here allocates on the device, so memory stays what it is.
 """
@@ -18,9 +19,11 @@ standin.vramcast_read.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_siz
 standin.vramcast_forget.argtypes = (ctypes.c_uint64,)
 
 FACTORIES = {"arange", "zeros", "ones", "full", "tensor", "as_tensor", "eye", "linspace", "scalar_tensor", "zeros_like", "ones_like", "full_like"}
-RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal", "uniform_",
+RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "normal", "uniform_",
           "normal_", "random_", "exponential_", "bernoulli_", "dropout", "empty", "empty_like", "new_empty", "empty_strided"}
 SHAPED_BY_DATA = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount", "_unique2"}
+CHOICES = {"argmax", "argmin", "multinomial"}
+ORDINARY = 10  # tokenizers put special tokens first
 OVERWRITES = {"copy_", "fill_", "zero_"}  # what was there before does not matter
 READS = {"item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__", "__contains__", "equal", "allclose"}
 MOVES = {"to", "cuda", "__get__", "__set__", "data_ptr", "detach", "__len__"} | READS
@@ -101,7 +104,7 @@ def follower(torch):
         if not fresh:
             return  # views of something that is known or not
         try:
-            if name in RANDOM or not all(worth(part) for part in fresh):
+            if name in RANDOM or name in CHOICES or not all(worth(part) for part in fresh):
                 raise Unknown
             inputs, options = twin(tuple(args)), {key: twin(value) for key, value in kwargs.items() if key != "out"}
             if name in FACTORIES:
@@ -113,10 +116,19 @@ def follower(torch):
                     raise Unknown
                 tell(part, expected)
         except Exception:
-            for part in fresh:  # what an earlier owner of the memory left there is nobody's
-                standin.vramcast_forget(extent(part)[0])
-            if name == "all":
-                tell(result, torch.ones((), dtype=result.dtype, device="cpu"))
+            for part in fresh:
+                unknown(name, args, part)
+
+    def unknown(name, args, part):
+        """A result that depends on real data."""
+        start, _ = extent(part)
+        standin.vramcast_forget(start)  # what an earlier owner of the memory left there is nobody's
+        if part.numel() > LARGEST:
+            return
+        if name in CHOICES:
+            tell(part, torch.tensor(min(ORDINARY, args[0].size(-1) - 1), device="cpu"))
+        elif part.dtype is torch.bool:
+            tell(part, torch.tensor(name == "all", device="cpu"))
 
     def is_change(name):
         return name == "__setitem__" or name.endswith("_") and not name.endswith("__") or name.startswith("__i") and name.endswith("__") and name != "__invert__"
