@@ -13,7 +13,7 @@ use vramcast_core::report;
 use super::context::{Context, headroom};
 use super::engines::{self, EngineArguments, EngineName, Need};
 use super::lens::{self, LensArguments};
-use super::model::{Found, ModelArguments};
+use super::model::{Found, ModelArguments, positions};
 use super::{Answer, Failure, infer_table as table, train};
 use crate::exit::Exit;
 
@@ -114,6 +114,10 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     }
     if arguments.table {
         return table::of_generate(&found.name, model, &plan, context.text_or_json("infer --table")?);
+    }
+    let tokens = plan.batch.seq_len.saturating_add(plan.new_tokens);
+    if let Some(most) = positions(model).filter(|most| *most < tokens) {
+        notes.push(format!("{} has {most} positions, and {tokens} tokens need as many: torch would fail", found.name));
     }
     arguments.lens.apply(&mut Question::of_infer(&plan), context)?;
     let simulation = simulation::infer(model, &plan)?;

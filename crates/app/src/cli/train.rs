@@ -17,7 +17,7 @@ use super::adapter::AdapterArguments;
 use super::attention::AttentionArguments;
 use super::context::{Context, Format, headroom};
 use super::lens::{self, LensArguments};
-use super::model::{Found, ModelArguments, positions};
+use super::model::{Found, ModelArguments, positions, too_long};
 use super::parallel::ParallelArguments;
 use super::train_options::StepArguments;
 use super::{Answer, Failure, plan_file};
@@ -242,9 +242,12 @@ impl Arguments {
         let found = model.find(false)?;
         let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
         notes.extend(self.parallel.apply(&mut plan, hidden)?);
-        // A length that nobody asked for gives way to what the model can take.
-        let most = found.model.as_ref().filter(|_| self.seq_len.is_none() && self.plan.is_none()).and_then(positions);
+        let most = found.model.as_ref().and_then(positions);
         if let Some(most) = most.filter(|most| *most < plan.batch.seq_len) {
+            if self.seq_len.is_some() || self.plan.is_some() {
+                return Err(too_long(&found.name, plan.batch.seq_len, most));
+            }
+            // A length that nobody asked for gives way to what the model can take.
             plan.batch.seq_len = most;
             notes.push(format!("the model has {most} positions: samples are {most} tokens long"));
         }
