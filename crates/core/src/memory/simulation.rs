@@ -6,8 +6,9 @@ use super::allocator::{self, Replay};
 use super::log::Log;
 use super::lower::head::Head;
 use super::process::{self, Part};
-use super::{infer, sharding, train};
+use super::{infer, megatron, sharding, train};
 use crate::model::{Model, Program};
+use crate::plan::parallel::{Engine, Parallel};
 use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, ModelSizes, PlanError, TrainPlan, liger};
 
 /// A run, simulated.
@@ -60,9 +61,12 @@ impl Simulation {
     }
 }
 
-/// Simulates training.
+/// Simulates training; of ranks that differ, the one that needs most.
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     plan.check()?;
+    if let Some(Parallel { engine: Engine::Megatron(_), .. }) = &plan.parallel {
+        return megatron::worst(model, plan);
+    }
     let program = Rc::new(model.program(plan.batch.training_inputs())?);
     if plan.quantization.is_some() && !model.config()["quantization_config"].is_null() {
         return Err(PlanError::Conflict {

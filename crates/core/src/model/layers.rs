@@ -7,7 +7,7 @@ use super::shape::Shape;
 use crate::dtype::DType;
 
 /// What models call the table of their learned positions.
-const POSITION_TABLES: [&str; 4] = ["wpe", "embed_positions", "position_embeddings", "position_embedding"];
+const POSITION_TABLES: [&str; 3] = ["wpe", "embed_positions", "position_embeddings"];
 
 impl Graph {
     /// `nn.Embedding`.

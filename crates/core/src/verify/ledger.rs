@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::recorded;
 use crate::dtype::DType;
+use crate::lens::Question;
 use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::{
@@ -150,6 +151,14 @@ pub fn simulate(row: &Value) -> Result<(Simulation, Gpu), String> {
     }
     let plan = train_plan(row)?;
     Ok((simulation::train(&model, &plan).map_err(|e| e.to_string())?, plan.gpu))
+}
+
+/// The run of a row, as a published formula is asked.
+pub fn question(row: &Value) -> Result<Question, String> {
+    if row["run"]["task"] == "infer" {
+        return Ok(Question::of_infer(&super::generate::plan(row)?));
+    }
+    Ok(Question::of_train(&train_plan(row)?))
 }
 
 /// What kind of run a row is, as the targets of accuracy group them.
