@@ -15,8 +15,10 @@ use crate::ledger::device_of;
 
 /// Larger writes are weights and batches: nobody decides by reading those back.
 pub(crate) const LARGEST: usize = 32 << 20;
-/// How many bytes are kept in all; the oldest pieces go first.
+/// How many bytes are kept in all; of the pieces that are not small, the oldest go first.
 const ROOM: usize = 512 << 20;
+/// What decides where a program goes is at most this large; it is kept as long as there is anything larger to drop.
+pub(crate) const SMALL: usize = 64 << 10;
 
 /// Small pieces of device memory with known contents. Pieces never overlap.
 #[derive(Debug, Default)]
@@ -94,10 +96,13 @@ impl Contents {
     }
 
     fn drop_older_half(&mut self) {
-        let mut orders: Vec<u64> = self.pieces.values().map(|piece| piece.order).collect();
+        let any_large = self.pieces.values().any(|piece| piece.bytes.len() > SMALL);
+        let droppable = |piece: &Piece| !any_large || piece.bytes.len() > SMALL;
+        let mut orders: Vec<u64> =
+            self.pieces.values().filter(|piece| droppable(piece)).map(|piece| piece.order).collect();
         orders.sort_unstable();
         let middle = orders.get(orders.len() / 2).copied().unwrap_or(0);
-        self.pieces.retain(|_, piece| piece.order > middle);
+        self.pieces.retain(|_, piece| piece.order > middle || !droppable(piece));
         self.held = self.pieces.values().map(|piece| piece.bytes.len()).sum();
     }
 }
@@ -184,11 +189,13 @@ mod tests {
         let mut contents = Contents::default();
         let large = vec![1; LARGEST];
         let count = 2 * ROOM / LARGEST;
+        contents.write(1 << 60, &[7]);
         for index in 0..count as u64 {
             contents.write(index * LARGEST as u64, &large);
         }
         assert!(contents.held <= ROOM);
         assert!(contents.read((count as u64 - 1) * LARGEST as u64, LARGEST).is_some());
         assert!(contents.read(0, 1).is_none());
+        assert_eq!(contents.read(1 << 60, 1), Some(&[7][..]), "what is small stays");
     }
 }
