@@ -51,7 +51,9 @@ impl Contents {
         // A write into a known piece changes that piece.
         if let Some((start, piece)) = self.pieces.range_mut(..=address).next_back() {
             let offset = (address - start) as usize;
-            if let Some(place) = piece.bytes.get_mut(offset..offset + bytes.len()) {
+            // Into a large one only from its beginning: else it is what an earlier owner of the memory left.
+            let same = offset == 0 || piece.bytes.len() <= SMALL;
+            if let Some(place) = piece.bytes.get_mut(offset..offset + bytes.len()).filter(|_| same) {
                 return place.copy_from_slice(bytes);
             }
         }
@@ -80,7 +82,7 @@ impl Contents {
         }
     }
 
-    /// Forgets every piece that touches a range.
+    /// Forgets a range. What lies around it in a small piece stays; of a large piece only what lies before it.
     pub(crate) fn forget(&mut self, address: u64, length: u64) {
         let reach = address.saturating_sub(LARGEST as u64);
         let end = address.saturating_add(length);
@@ -91,7 +93,19 @@ impl Contents {
             .map(|(start, _)| *start)
             .collect();
         for start in touched {
-            self.held -= self.pieces.remove(&start).map_or(0, |piece| piece.bytes.len());
+            let Some(mut piece) = self.pieces.remove(&start) else { continue };
+            self.held -= piece.bytes.len();
+            let behind = end.saturating_sub(start) as usize;
+            if piece.bytes.len() <= SMALL && behind < piece.bytes.len() {
+                let rest = Piece { bytes: piece.bytes[behind..].to_vec(), order: piece.order };
+                self.held += rest.bytes.len();
+                self.pieces.insert(end, rest);
+            }
+            if start < address {
+                piece.bytes.truncate((address - start) as usize);
+                self.held += piece.bytes.len();
+                self.pieces.insert(start, piece);
+            }
         }
     }
 
@@ -176,7 +190,7 @@ mod tests {
         let mut contents = Contents::default();
         contents.write(1000, &[1; 8]);
         contents.write(1004, &[2; 8]);
-        assert_eq!((contents.read(1000, 4), contents.read(1004, 8)), (None, Some(&[2; 8][..])));
+        assert_eq!((contents.read(1000, 4), contents.read(1004, 8)), (Some(&[1; 4][..]), Some(&[2; 8][..])));
         contents.write(900, &vec![0; LARGEST + 1]);
         assert_eq!(contents.read(1004, 1), None);
         contents.write(1, &[1]);
