@@ -15,8 +15,10 @@ use crate::ledger::device_of;
 
 /// Larger writes are weights and batches: nobody decides by reading those back.
 pub(crate) const LARGEST: usize = 32 << 20;
-/// How many bytes are kept in all; the oldest pieces go first.
+/// How many bytes are kept in all; of the pieces that are not small, the oldest go first.
 const ROOM: usize = 512 << 20;
+/// What decides where a program goes is at most this large; it is kept as long as there is anything larger to drop.
+pub(crate) const SMALL: usize = 64 << 10;
 
 /// Small pieces of device memory with known contents. Pieces never overlap.
 #[derive(Debug, Default)]
@@ -49,7 +51,9 @@ impl Contents {
         // A write into a known piece changes that piece.
         if let Some((start, piece)) = self.pieces.range_mut(..=address).next_back() {
             let offset = (address - start) as usize;
-            if let Some(place) = piece.bytes.get_mut(offset..offset + bytes.len()) {
+            // Into a large one only from its beginning: else it is what an earlier owner of the memory left.
+            let same = offset == 0 || piece.bytes.len() <= SMALL;
+            if let Some(place) = piece.bytes.get_mut(offset..offset + bytes.len()).filter(|_| same) {
                 return place.copy_from_slice(bytes);
             }
         }
@@ -78,7 +82,7 @@ impl Contents {
         }
     }
 
-    /// Forgets every piece that touches a range.
+    /// Forgets a range. What lies around it in a small piece stays; of a large piece only what lies before it.
     pub(crate) fn forget(&mut self, address: u64, length: u64) {
         let reach = address.saturating_sub(LARGEST as u64);
         let end = address.saturating_add(length);
@@ -89,15 +93,30 @@ impl Contents {
             .map(|(start, _)| *start)
             .collect();
         for start in touched {
-            self.held -= self.pieces.remove(&start).map_or(0, |piece| piece.bytes.len());
+            let Some(mut piece) = self.pieces.remove(&start) else { continue };
+            self.held -= piece.bytes.len();
+            let behind = end.saturating_sub(start) as usize;
+            if piece.bytes.len() <= SMALL && behind < piece.bytes.len() {
+                let rest = Piece { bytes: piece.bytes[behind..].to_vec(), order: piece.order };
+                self.held += rest.bytes.len();
+                self.pieces.insert(end, rest);
+            }
+            if start < address {
+                piece.bytes.truncate((address - start) as usize);
+                self.held += piece.bytes.len();
+                self.pieces.insert(start, piece);
+            }
         }
     }
 
     fn drop_older_half(&mut self) {
-        let mut orders: Vec<u64> = self.pieces.values().map(|piece| piece.order).collect();
+        let any_large = self.pieces.values().any(|piece| piece.bytes.len() > SMALL);
+        let droppable = |piece: &Piece| !any_large || piece.bytes.len() > SMALL;
+        let mut orders: Vec<u64> =
+            self.pieces.values().filter(|piece| droppable(piece)).map(|piece| piece.order).collect();
         orders.sort_unstable();
         let middle = orders.get(orders.len() / 2).copied().unwrap_or(0);
-        self.pieces.retain(|_, piece| piece.order > middle);
+        self.pieces.retain(|_, piece| piece.order > middle || !droppable(piece));
         self.held = self.pieces.values().map(|piece| piece.bytes.len()).sum();
     }
 }
@@ -171,7 +190,7 @@ mod tests {
         let mut contents = Contents::default();
         contents.write(1000, &[1; 8]);
         contents.write(1004, &[2; 8]);
-        assert_eq!((contents.read(1000, 4), contents.read(1004, 8)), (None, Some(&[2; 8][..])));
+        assert_eq!((contents.read(1000, 4), contents.read(1004, 8)), (Some(&[1; 4][..]), Some(&[2; 8][..])));
         contents.write(900, &vec![0; LARGEST + 1]);
         assert_eq!(contents.read(1004, 1), None);
         contents.write(1, &[1]);
@@ -184,11 +203,13 @@ mod tests {
         let mut contents = Contents::default();
         let large = vec![1; LARGEST];
         let count = 2 * ROOM / LARGEST;
+        contents.write(1 << 60, &[7]);
         for index in 0..count as u64 {
             contents.write(index * LARGEST as u64, &large);
         }
         assert!(contents.held <= ROOM);
         assert!(contents.read((count as u64 - 1) * LARGEST as u64, LARGEST).is_some());
         assert!(contents.read(0, 1).is_none());
+        assert_eq!(contents.read(1 << 60, 1), Some(&[7][..]), "what is small stays");
     }
 }

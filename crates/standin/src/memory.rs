@@ -64,7 +64,7 @@ pub(crate) fn copy(to: *mut c_void, from: *const c_void, bytes: usize) {
 fn fill(to: *mut c_void, value: u8, bytes: usize) {
     if device_of(to as u64).is_none() {
         host_mut(to, bytes).fill(value);
-    } else if bytes <= crate::contents::LARGEST {
+    } else if bytes <= crate::contents::SMALL {
         contents().write(to as u64, &vec![value; bytes]);
     } else {
         contents().forget(to as u64, bytes as u64);
