@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use vramcast_core::plan::{AdapterPlan, LoraPlan, Quantization, Targets, TrainPlan};
+use vramcast_core::plan::{AdapterPlan, LoraPlan, Quantization, Situation, Targets, TrainPlan};
 use vramcast_core::source::json;
 
 use super::Failure;
@@ -44,6 +44,18 @@ pub(super) struct AdapterArguments {
 }
 
 impl AdapterArguments {
+    /// What kind of run the flags ask for.
+    pub(super) fn situation(&self) -> Situation {
+        match (
+            self.lora || self.adapter.is_some() || self.lora_rank.is_some(),
+            self.qlora || self.quantization.is_some(),
+        ) {
+            (_, true) => Situation::Quantised,
+            (true, _) => Situation::Adapter,
+            _ => Situation::Full,
+        }
+    }
+
     /// Puts the flags into a plan; returns what has no effect, by name.
     pub(super) fn apply(&self, plan: &mut TrainPlan) -> Result<Vec<String>, Failure> {
         let mut notes = Vec::new();
@@ -72,7 +84,12 @@ impl AdapterArguments {
             return Err(Failure::bad_input("--modules-to-save and --lora-alpha have no effect without --lora"));
         }
         if let Some(text) = &self.quantization {
-            plan.quantization = Some(Quantization::parse(text)?);
+            let asked = Quantization::parse(text)?;
+            plan.quantization = Some(match plan.quantization.take() {
+                // What a framework does around it stays.
+                Some(known) => Quantization { scheme: asked.scheme, double: asked.double, ..known },
+                None => asked,
+            });
         } else if self.qlora && plan.quantization.is_none() {
             plan.quantization = Some(Quantization::default());
         }

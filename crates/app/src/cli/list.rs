@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use vramcast_core::dtype::builtin_formats;
 use vramcast_core::model::families;
-use vramcast_core::plan::{Gpus, OptimizerKind};
+use vramcast_core::plan::{Framework, Gpus, OptimizerKind};
 use vramcast_core::source::catalogue;
 use vramcast_core::units::Bytes;
 
@@ -32,6 +32,8 @@ enum What {
     Gpus,
     /// Optimizers, and whose code each one is.
     Optimizers,
+    /// Training frameworks, their defaults and where those stand.
+    Frameworks,
 }
 
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
@@ -40,6 +42,7 @@ pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failur
         What::Families => (vec!["family", "model types"], family_rows()),
         What::Dtypes => (vec!["format", "bits per weight", "also called"], dtypes()),
         What::Gpus => (vec!["card", "maker", "GiB"], cards()),
+        What::Frameworks => (vec!["framework", "when", "plan value", "default", "source"], frameworks()),
         What::Optimizers => (vec!["optimizer", "whose code", "recorded runs"], optimizers()),
     };
     let wanted = arguments.filter.as_deref().unwrap_or_default().to_lowercase();
@@ -94,4 +97,22 @@ fn cards() -> Vec<Vec<String>> {
 fn optimizers() -> Vec<Vec<String>> {
     let measured = |kind: OptimizerKind| if kind.is_measured() { "yes" } else { "not yet" };
     OptimizerKind::ALL.iter().map(|(kind, code)| vec![kind.name(), (*code).into(), measured(*kind).into()]).collect()
+}
+
+fn frameworks() -> Vec<Vec<String>> {
+    let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let mut rows = Vec::new();
+    for framework in Framework::all() {
+        for default in &framework.defaults {
+            let when: Vec<String> = default.when.iter().map(|when| shown(&json!(when))).collect();
+            rows.push(vec![
+                format!("{}@{}", framework.name, framework.version),
+                when.join(", "),
+                default.key.clone(),
+                shown(&default.value),
+                default.source.clone(),
+            ]);
+        }
+    }
+    rows
 }

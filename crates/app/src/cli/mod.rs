@@ -3,6 +3,7 @@
 mod adapter;
 mod engines;
 mod failure;
+mod framework;
 mod infer;
 mod inspect;
 pub use inspect::Inspection;

@@ -12,10 +12,11 @@ use vramcast_core::plan::{
 use vramcast_core::report::{self, Report};
 
 use super::adapter::AdapterArguments;
+use super::framework::{Start, StartArguments};
 use super::model::ModelArguments;
 use super::parallel::ParallelArguments;
 use super::train_options::StepArguments;
-use super::{Answer, Failure, plan_file};
+use super::{Answer, Failure};
 use crate::exit::Exit;
 use crate::render;
 
@@ -24,9 +25,8 @@ use crate::render;
 pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// A plan as JSON, TOML or YAML (`vramcast schema`); flags override it.
-    #[arg(long, value_name = "FILE")]
-    plan: Option<PathBuf>,
+    #[command(flatten)]
+    start: StartArguments,
 
     /// Samples per card [default: 1].
     #[arg(long, short, value_name = "N", visible_alias = "per-device-batch", help_heading = "Batch")]
@@ -66,6 +66,9 @@ pub(super) struct Arguments {
     /// Clip gradients by their norm.
     #[arg(long, help_heading = "Optimizer")]
     clip: bool,
+    /// The largest norm of gradients; 0: they are not clipped.
+    #[arg(long, value_name = "NORM", conflicts_with = "clip", help_heading = "Optimizer")]
+    max_grad_norm: Option<f64>,
 
     #[command(flatten)]
     step: StepArguments,
@@ -148,16 +151,18 @@ enum Attention {
 }
 
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
-    let (plan, plan_model, plan_notes) = arguments.plan()?;
+    let (plan, start) = arguments.plan()?;
     let mut model_arguments = arguments.model.clone();
-    model_arguments.model = model_arguments.model.or(plan_model);
+    model_arguments.model = model_arguments.model.or(start.model.clone());
     let found = model_arguments.find(false)?;
     let model = found.require_model()?;
     let simulation = simulation::train(model, &plan)?;
     let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards()?.all().collect() } else { vec![plan.gpu.clone()] };
     let own = plan.gpu.name.clone();
+    let provenance = start.provenance(&plan);
     let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
-    report.notes.extend(plan_notes);
+    report.provenance = provenance;
+    report.notes.extend(start.notes);
     report.notes.splice(0..0, found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
     if let Some(path) = &arguments.svg {
         write_svg(path, &report)?;
@@ -193,12 +198,10 @@ impl Arguments {
         Ok(cards.with(&text)?)
     }
 
-    /// The plan of the file, overridden by flags; and the model the file names.
-    fn plan(&self) -> Result<(TrainPlan, Option<String>, Vec<String>), Failure> {
-        let (mut plan, model) = match &self.plan {
-            Some(path) => plan_of_file(path, self)?,
-            None => (TrainPlan::default(), None),
-        };
+    /// The plan of the framework and the file, overridden by flags; and what it started from.
+    fn plan(&self) -> Result<(TrainPlan, Start), Failure> {
+        let mut start = self.start.read(self.adapter.situation(), || self.cards())?;
+        let mut plan = start.plan.clone();
         let batch = &mut plan.batch;
         batch.batch_size = self.batch_size.unwrap_or(batch.batch_size);
         batch.seq_len = self.seq_len.unwrap_or(batch.seq_len);
@@ -229,7 +232,7 @@ impl Arguments {
                 Stepping::Forloop => Implementation::Forloop,
             };
         }
-        plan.clip |= self.clip;
+        plan.clip = self.max_grad_norm.map_or(plan.clip || self.clip, |norm| norm > 0.0);
         let mut notes = self.adapter.apply(&mut plan)?;
         self.parallel.apply(&mut plan)?;
         if let Some(attention) = self.attention {
@@ -256,27 +259,9 @@ impl Arguments {
             notes.extend(ignored.iter().map(|key| format!("PYTORCH_ALLOC_CONF: {key} has no effect on these levels")));
         }
         plan.check()?;
-        Ok((plan, model, notes))
+        start.notes.extend(notes);
+        Ok((plan, start))
     }
-}
-
-/// A plan file; `gpu` may be a name, and `model` may stand in it.
-fn plan_of_file(path: &std::path::Path, arguments: &Arguments) -> Result<(TrainPlan, Option<String>), Failure> {
-    let mut value = plan_file::read(path)?;
-    let model = value.as_object_mut().and_then(|object| object.remove("model"));
-    let model = match model {
-        None | Some(Value::Null) => None,
-        Some(Value::String(name)) => Some(name),
-        Some(other) => return Err(Failure::bad_input(format!("{}: model: {other} is not a name", path.display()))),
-    };
-    if let Some(name) = value.get("gpu").and_then(Value::as_str) {
-        let card = arguments.cards()?.find(name)?;
-        value["gpu"] = serde_json::to_value(card).map_err(|e| Failure::bad_input(e.to_string()))?;
-    }
-    let plan = serde_json::from_value(value).map_err(|e| {
-        Failure::bad_input(format!("{}: {e}", path.display())).hint("`vramcast schema` prints what a plan may hold")
-    })?;
-    Ok((plan, model))
 }
 
 fn unmodelled(attention: &str) -> Failure {

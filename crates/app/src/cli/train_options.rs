@@ -1,7 +1,7 @@
 //! Options of `vramcast train` that change how a step runs: checkpoints, the optimizer's habits, and what is refused.
 
 use clap::Args;
-use vramcast_core::plan::{CheckpointOptions, Checkpointing, PlanError, TrainPlan};
+use vramcast_core::plan::{CheckpointOptions, Checkpointing, LossKind, PlanError, TrainPlan};
 
 use super::Failure;
 
@@ -29,7 +29,7 @@ pub(super) struct StepArguments {
     /// Refused: a compiled graph keeps what its compiler decides.
     #[arg(long, help_heading = "Kernels")]
     torch_compile: bool,
-    /// The loss: standard (transformers' own); others are refused by name [default: standard].
+    /// The loss: standard (transformers' own), liger or trl-fused; others are refused by name [default: standard].
     #[arg(long, value_name = "NAME", help_heading = "Kernels")]
     loss: Option<String>,
 }
@@ -46,9 +46,18 @@ impl StepArguments {
             return Err(unsupported("torch.compile", "predict the eager run, which it may go below or above"));
         }
         match self.loss.as_deref() {
-            None | Some("standard" | "transformers") => Ok(()),
+            None => Ok(()),
+            Some("standard" | "transformers") => {
+                plan.loss = LossKind::Transformers;
+                Ok(())
+            }
+            Some("trl-fused") => {
+                plan.loss = LossKind::TrlFused;
+                Ok(())
+            }
             Some("liger" | "fused-linear") => {
                 plan.kernels = vramcast_core::plan::Kernels::Liger;
+                plan.loss = LossKind::Transformers;
                 Ok(())
             }
             Some(name @ ("chunked" | "cut-cross-entropy" | "cce")) => {

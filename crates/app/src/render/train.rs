@@ -1,7 +1,7 @@
 //! A report as text.
 
 use vramcast_core::plan::{
-    AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, RunPlan, TrainPlan,
+    AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, TrainPlan,
 };
 use vramcast_core::report::{Report, Verdict};
 use vramcast_core::units::show_count;
@@ -21,10 +21,29 @@ pub fn text(report: &Report, explain: bool, timeline: bool) -> String {
         page += &plot(report);
     }
     page += &verdicts(&report.verdicts);
+    page += &defaults(report, explain);
     for note in &report.notes {
         page += &format!("note: {note}\n");
     }
     page
+}
+
+/// Which values a framework's defaults decided; with their sources where everything is explained.
+fn defaults(report: &Report, explain: bool) -> String {
+    if report.provenance.is_empty() {
+        return String::new();
+    }
+    let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    if explain {
+        let mut table = Table::new(&["default", "value", "where it comes from"]);
+        for value in &report.provenance {
+            table.row(vec![value.key.clone(), shown(&value.value), value.source.clone()]);
+        }
+        return format!("\n{table}\n");
+    }
+    let package = report.provenance[0].source.split(':').next().unwrap_or_default();
+    let list: Vec<String> = report.provenance.iter().map(|v| format!("{} {}", v.key, shown(&v.value))).collect();
+    wrap(&format!("defaults of {package}: {}", list.join(", ")), width()) + "\n"
 }
 
 fn head(report: &Report) -> String {
@@ -81,6 +100,9 @@ fn settings(plan: &TrainPlan) -> String {
     }
     if plan.kernels == Kernels::Liger {
         parts.push("Liger kernels".into());
+    }
+    if plan.loss == LossKind::TrlFused {
+        parts.push("TRL's fused loss".into());
     }
     wrap(&parts.join(", "), width())
 }

@@ -6,9 +6,11 @@ use super::log::{Category, Event};
 use super::lower::{LoraWeights, Wrapped};
 use super::optimizer::Trained;
 use super::outliers;
+use super::stored;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::torch::quantised::QuantisedWeight;
+use super::torch::stored::StoredKernel;
 use crate::dtype::DType;
 use crate::model::op::{ModuleId, Op, ParameterId};
 use crate::model::{Module, ModuleKind, Program, Step};
@@ -34,16 +36,24 @@ pub(super) fn hidden_dtype(plan: &TrainPlan) -> DType {
 }
 
 /// The model frozen, quantised and prepared as the plan says, with its adapters.
-pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan, layout: &AdapterLayout) -> Loaded {
+pub(super) fn load(
+    torch: &mut Torch,
+    program: &Program,
+    plan: &TrainPlan,
+    layout: &AdapterLayout,
+    base: Option<(&crate::source::quantization::Quantization, StoredKernel)>,
+) -> Loaded {
     let mut loaded = Loaded { parameters: Vec::new(), trained: Vec::new(), wrapped: Wrapped::default() };
-    let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
-    torch.in_category(Category::Weights, |torch| {
-        for &id in &program.registration {
-            let shape = program.parameters[id.0 as usize].shape;
-            parameters[id.0 as usize] = Some(torch.fresh("parameter", shape, plan.weights));
+    match base {
+        Some(base) => {
+            let load = |torch: &mut Torch| stored::load(torch, program, plan.weights, base);
+            (loaded.parameters, loaded.wrapped.stored) = torch.in_category(Category::Weights, load);
         }
-    });
-    loaded.parameters = parameters.into_iter().flatten().collect();
+        None => {
+            let load = |torch: &mut Torch| dense(torch, program, plan.weights, plan.quantization.as_ref());
+            loaded.parameters = torch.in_category(Category::Weights, load);
+        }
+    }
     // A tied head is made with a matrix of its own, which goes when it is tied: what is made next moves in there.
     torch.in_category(Category::Weights, |torch| {
         let tied = program.aliases.iter().map(|(_, id)| program.parameters[id.0 as usize].shape);
@@ -66,6 +76,31 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan, layou
         }
     }
     loaded
+}
+
+/// Parameters in the type of the weights; a matrix that the checkpoint holds quantised takes no memory in full.
+pub(super) fn dense(
+    torch: &mut Torch,
+    program: &Program,
+    weights: DType,
+    quantization: Option<&Quantization>,
+) -> Vec<Tensor> {
+    let held = quantization.filter(|quantization| quantization.stored);
+    let is_held = |id: &ParameterId| {
+        let mut modules = program.modules.iter().filter(|module| module.parameters.first() == Some(id));
+        held.is_some_and(|scheme| modules.any(|module| is_quantised(module, scheme)))
+    };
+    let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
+    for id in &program.registration {
+        let shape = program.parameters[id.0 as usize].shape;
+        parameters[id.0 as usize] = Some(match is_held(id) {
+            true => torch.phantom(shape, weights),
+            false => torch.fresh("parameter", shape, weights),
+        });
+    }
+    let shape = |index: usize| program.parameters[index].shape;
+    let parameters = parameters.into_iter().enumerate();
+    parameters.map(|(index, tensor)| tensor.unwrap_or_else(|| torch.phantom(shape(index), weights))).collect()
 }
 
 /// Linears quantised, and everything else made fp32 where the plan prepares the model.
@@ -142,8 +177,9 @@ fn adapt(
     let first: Vec<Vec<Tensor>> = adapted
         .iter()
         .map(|adapted| {
-            let quantised =
-                weight_of(program, adapted.module).is_some_and(|id| loaded.wrapped.quantised.contains_key(&id));
+            let quantised = weight_of(program, adapted.module).is_some_and(|id| {
+                loaded.wrapped.quantised.contains_key(&id) || loaded.wrapped.stored.contains_key(&id)
+            });
             let dtype = if quantised { DType::F32 } else { hidden };
             adapted.tensors.iter().map(|tensor| torch.fresh(tensor.name, tensor.shape, dtype)).collect()
         })

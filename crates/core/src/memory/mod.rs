@@ -27,6 +27,7 @@ pub mod process;
 mod repeat;
 pub mod sharding;
 pub mod simulation;
+mod stored;
 pub mod tensor;
 pub mod torch;
 pub mod train;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::allocator::{self, Replay};
 use super::log::Log;
 use super::process::{self, Part};
-use super::{infer, sharding, train};
+use super::{infer, sharding, stored, train};
 use crate::model::{Model, Program};
 use crate::plan::{AdapterLayout, InferPlan, Kernels, ModelSizes, PlanError, TrainPlan, liger};
 
@@ -22,6 +22,8 @@ pub struct Simulation {
     pub process: Vec<Part>,
     /// What is trained, where an adapter is.
     pub adapter: Option<AdapterLayout>,
+    /// What a report should say about how the model was taken.
+    pub notes: Vec<String>,
 }
 
 impl Simulation {
@@ -35,12 +37,15 @@ impl Simulation {
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     plan.check()?;
     let program = Rc::new(model.program(plan.batch.training_inputs())?);
-    if plan.quantization.is_some() && !model.config()["quantization_config"].is_null() {
-        return Err(PlanError::Conflict {
-            what: "the model is quantised already (its config has a quantization_config)".into(),
-            hint: "leave the quantisation out, or start from the model in 16 bits".into(),
-        });
-    }
+    let found = stored::in_training(model, plan)?;
+    let quantised;
+    let plan = match found.bitsandbytes() {
+        Some(quantization) => {
+            quantised = TrainPlan { quantization: Some(quantization), ..plan.clone() };
+            &quantised
+        }
+        None => plan,
+    };
     let model_type = model.config()["model_type"].as_str().unwrap_or_default();
     let layout = plan.layout(model_type, &program)?;
     let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
@@ -49,24 +54,24 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
             parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
             // One card needs no engine.
             match parallel.mesh.world() {
-                1 => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),
+                1 => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
                 _ => sharding::simulate(Rc::clone(&program), plan, parallel, liger),
             }
         }
-        None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),
+        None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
     };
     let mut process = process::parts(&log, &plan.gpu, true);
     process.extend(plan.parallel.iter().filter(|p| p.mesh.world() > 1).flat_map(process::parallel_parts));
     // Cached blocks go back to the driver when the card is full, before a run fails.
     let others: u64 = process.iter().map(|part| part.bytes).sum();
     let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
-    Ok(Simulation { program, log, replay, process, adapter: layout })
+    Ok(Simulation { program, log, replay, process, adapter: layout, notes: found.notes })
 }
 
 /// Simulates `generate`; the program is that of the prompt.
 pub fn infer(model: &Model, plan: &InferPlan) -> Result<Simulation, PlanError> {
-    let (program, log) = infer::simulate(model, plan)?;
+    let (program, log, notes) = infer::simulate(model, plan)?;
     let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, false);
-    Ok(Simulation { program, log, replay, process, adapter: None })
+    Ok(Simulation { program, log, replay, process, adapter: None, notes })
 }

@@ -7,16 +7,17 @@ use super::autograd::{self, Leaf};
 use super::device::Device;
 use super::log::{Category, Event, Log};
 use super::lower::liger::Liger;
-use super::lower::{Runner, Settings, Wrapped};
+use super::lower::{Runner, Settings, UnmadeHead, Wrapped};
 use super::optimizer::{Optimizer, Trained, in_backward};
 use super::repeat::{self, Start};
 use super::tensor::Tensor;
 use super::torch::Torch;
+use super::torch::stored::StoredKernel;
 use crate::dtype::DType;
 use crate::model::op::{Input, Op, ValueId};
 use crate::model::{Program, Shape, Step};
 use crate::plan::liger::LigerPatch;
-use crate::plan::{AdapterLayout, Checkpointing, TrainPlan};
+use crate::plan::{AdapterLayout, Checkpointing, LossKind, TrainPlan};
 
 /// Steps that are run: the first makes the optimizer's state, the second is what all later ones allocate, and with the
 /// third the cache of segments has settled.
@@ -24,22 +25,25 @@ pub(super) const STEPS: u32 = 3;
 
 /// Runs a program and returns what happened to memory.
 ///
-/// `layout` is what the plan's adapter comes to on this program, `liger` what Liger patches in it.
+/// `layout` is what the plan's adapter comes to on this program, `liger` what Liger patches in it, `base` how a quantised
+/// checkpoint holds the model.
 pub fn simulate(
     program: Rc<Program>,
     plan: &TrainPlan,
     layout: Option<&AdapterLayout>,
     liger: Option<LigerPatch>,
+    base: Option<(&crate::source::quantization::Quantization, StoredKernel)>,
 ) -> Log {
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let Loaded { parameters, trained, mut wrapped } = match layout {
-        Some(layout) => adapters::load(&mut torch, &program, plan, layout),
+        Some(layout) => adapters::load(&mut torch, &program, plan, layout, base),
         None => {
             let (parameters, trained) = load(&mut torch, &program, plan);
             Loaded { parameters, trained, wrapped: Wrapped::default() }
         }
     };
     wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
+    wrapped.trl_head = if plan.loss == LossKind::TrlFused { UnmadeHead::find(&program) } else { None };
     wrapped.checkpoints = plan.checkpoints;
     let inputs = batch(&mut torch, &program, plan);
     let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);

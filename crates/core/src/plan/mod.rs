@@ -7,10 +7,13 @@
 //! | [`train`] | a training run: batch, precision, checkpointing, optimizer |
 //! | [`batch`] | the sizes of what goes in |
 //! | [`liger`] | what Liger patches |
+//! | [`loss`] | who computes the loss |
 //! | [`quantization`] | weights in 4 and 8 bits |
 //! | [`optimizer`] | which optimizer, stepping how |
 //! | [`checkpoints`] | which layers are recomputed, and how |
 //! | `options` | options that exclude each other, and what a report says about them |
+//! | [`framework`] | defaults of training frameworks, as data |
+//! | [`import`] | plans of other tools |
 //! | [`hardware`] | cards |
 //! | [`parallel`] | many cards: the mesh and the engine |
 //! | [`allocator`] | options of torch's caching allocator |
@@ -19,9 +22,12 @@ pub mod adapter;
 pub mod allocator;
 pub mod batch;
 pub mod checkpoints;
+pub mod framework;
 pub mod hardware;
+pub mod import;
 pub mod infer;
 pub mod liger;
+pub mod loss;
 pub mod optimizer;
 mod options;
 pub mod parallel;
@@ -32,8 +38,10 @@ pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
 pub use allocator::AllocatorOptions;
 pub use batch::Batch;
 pub use checkpoints::CheckpointOptions;
+pub use framework::{Framework, Provenance, Situation};
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheImplementation, Choice, InferPlan};
+pub use loss::LossKind;
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use quantization::{Outliers, Quantization, QuantizationScheme};

@@ -25,6 +25,8 @@ pub struct Quantization {
     pub initializer_range: f64,
     /// Modules whose path holds one of these stay as they are; when absent, the output embedding does.
     pub skip: Option<Vec<String>>,
+    /// Whether the checkpoint holds them so already: nothing is on the card in full first.
+    pub stored: bool,
     /// Whether `prepare_model_for_kbit_training` runs, which makes all other 16-bit parameters fp32.
     pub prepare: bool,
 }
@@ -42,6 +44,7 @@ impl Default for Quantization {
             outliers: Outliers::Trained,
             initializer_range: 0.02,
             skip: None,
+            stored: false,
             prepare: true,
         }
     }

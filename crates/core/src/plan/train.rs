@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AdapterLayout, AdapterPlan, AllocatorOptions, Batch, CheckpointOptions, Gpu, Optimizer, Parallel, PlanError,
-    Quantization,
+    AdapterLayout, AdapterPlan, AllocatorOptions, Batch, CheckpointOptions, Gpu, LossKind, Optimizer, Parallel,
+    PlanError, Quantization,
 };
 use crate::dtype::DType;
 use crate::model::Program;
@@ -27,6 +27,8 @@ pub struct TrainPlan {
     pub checkpoints: CheckpointOptions,
     /// Whose kernels run norms, MLPs and the loss.
     pub kernels: Kernels,
+    /// Who computes the loss.
+    pub loss: LossKind,
     /// The optimizer.
     pub optimizer: Optimizer,
     /// Whether each parameter is stepped, and its gradient freed, as soon as the gradient is complete.
@@ -61,6 +63,7 @@ impl Default for TrainPlan {
             checkpointing: Checkpointing::Off,
             checkpoints: CheckpointOptions::default(),
             kernels: Kernels::Transformers,
+            loss: LossKind::default(),
             optimizer: Optimizer::default(),
             optimizer_in_backward: false,
             gradient_accumulation: 1,
@@ -82,6 +85,7 @@ impl TrainPlan {
         self.check_adapter()?;
         self.optimizer.check(self.weights, self.adapter.is_some())?;
         self.check_options()?;
+        self.check_loss()?;
         let bad = |key: &str, value: u64, expected: &str| {
             Err(PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() })
         };
@@ -107,7 +111,8 @@ impl TrainPlan {
         match &self.adapter {
             Some(AdapterPlan::Lora(lora)) => {
                 let layout = AdapterLayout::of_program(lora, model_type, program)?;
-                layout.check_simulated(lora, program, self.kernels == Kernels::Liger)?;
+                let fused = self.kernels == Kernels::Liger || self.loss != LossKind::Transformers;
+                layout.check_simulated(lora, program, fused)?;
                 Ok(Some(layout))
             }
             _ => Ok(None),

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::memory::log::Category;
 use crate::memory::simulation::Simulation;
 use crate::model::Model;
-use crate::plan::{Gpu, RunPlan};
+use crate::plan::{Gpu, Provenance, RunPlan};
 
 pub use alive::{Component, LargeTensor, ModuleShare};
 pub use timeline::{PhaseReport, Sample};
@@ -50,6 +50,9 @@ pub struct Report {
     pub timeline: Vec<Sample>,
     /// Which cards hold it.
     pub verdicts: Vec<Verdict>,
+    /// Values of the plan that a framework's defaults decided.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub provenance: Vec<Provenance>,
     /// Guesses and limits.
     pub notes: Vec<String>,
 }
@@ -91,6 +94,7 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
     let alive = alive::at_peak(&simulation.log, &simulation.replay);
     let mut notes = model.notes().to_vec();
     notes.extend(plan.notes());
+    notes.extend(simulation.notes.iter().cloned());
     if plan.gpu().capability.is_none() {
         notes.push(format!("{}: kernels and workspaces are taken from NVIDIA's H200", plan.gpu().name));
     }
@@ -112,6 +116,7 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
         phases: timeline::phases(simulation),
         timeline: timeline::samples(simulation),
         verdicts: cards.iter().map(|card| verdict::judge(card, totals.process)).collect(),
+        provenance: Vec::new(),
         notes,
     }
 }

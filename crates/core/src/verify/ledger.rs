@@ -9,7 +9,7 @@ use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::{
     AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Checkpointing, Gpu, Gpus, Implementation, Kernels,
-    Optimizer, TrainPlan,
+    LossKind, Optimizer, TrainPlan,
 };
 
 /// How one run compares with its simulation.
@@ -158,6 +158,7 @@ fn group(run: &Value) -> &'static str {
         Some(_) if run["task"] == "infer" => "infer-quant",
         None if run["task"] == "infer" => "infer",
         _ if run["task"] == "trainer" => "trainer",
+        _ if run["task"] == "sft" => "sft",
         _ if !run["dist"].is_null() => super::distributed::group(run),
         Some("int8") => "qlora-int8",
         Some(_) => "qlora-4bit",
@@ -187,6 +188,10 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
         }
         *target = value.clone();
     }
+    // Rows are built with random weights in full, whatever the checkpoint holds.
+    if let Some(object) = config.as_object_mut() {
+        object.remove("quantization_config");
+    }
     // `from_config` of transformers 5 ties these heads; their checkpoints, and so the model truth, do not.
     if matches!(config.get("model_type").and_then(Value::as_str), Some("t5" | "mt5")) {
         config["tie_word_embeddings"] = true.into();
@@ -208,7 +213,8 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
 
 fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     let run = &row["run"];
-    let trainer = run["task"] == "trainer";
+    let sft = run["task"] == "sft";
+    let trainer = run["task"] == "trainer" || sft;
     if run["task"] != "train" && run["task"] != "deepspeed" && !trainer {
         return Err(format!("task {} is not simulated yet", run["task"]));
     }
@@ -247,6 +253,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         checkpointing: if run["checkpointing"] == true { Checkpointing::Full } else { Checkpointing::Off },
         checkpoints: CheckpointOptions { reentrant: run["reentrant"] == true, ..CheckpointOptions::default() },
         kernels: if run["liger"] == true { Kernels::Liger } else { Kernels::Transformers },
+        loss: if sft { LossKind::TrlFused } else { LossKind::Transformers },
         optimizer: Optimizer { implementation, ..optimizer },
         optimizer_in_backward: false,
         gradient_accumulation: number("grad_accum").unwrap_or(1) as u32,

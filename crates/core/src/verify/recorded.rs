@@ -23,7 +23,11 @@ pub(super) fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
         rank: lora["r"].as_u64().ok_or("run.lora.r is missing")?,
         dropout: lora["dropout"].as_f64().unwrap_or(0.0),
         targets,
-        dtype: (lora["fp32_adapter"] == false).then(|| weights(run)),
+        dtype: match run["task"] == "sft" && !run["quant"].is_null() {
+            // TRL holds the adapters of quantised models in bf16.
+            true => Some(DType::BF16),
+            false => (lora["fp32_adapter"] == false).then(|| weights(run)),
+        },
         task: Some(TaskType::CausalLm),
         ..further
     })))
@@ -38,7 +42,7 @@ pub(super) fn quantization(row: &Value) -> Result<Option<Quantization>, String> 
         outliers: Outliers::RandomWeights,
         initializer_range: row["config"]["initializer_range"].as_f64().unwrap_or(0.02),
         skip: Some(vec!["lm_head".into()]),
-        prepare: run["prepare_kbit"] != false,
+        prepare: run["prepare_kbit"] != false && run["task"] != "sft",
         ..quantization
     }))
 }

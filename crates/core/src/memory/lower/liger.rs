@@ -1,59 +1,29 @@
 //! Liger's kernels: fused norms, rotations in place, gated MLPs in one kernel, and the loss without logits
 //! (liger_kernel 0.8.5, ops/{rms_norm,rope,swiglu,geglu,fused_linear_cross_entropy}.py).
 
-use std::collections::BTreeSet;
-
 use super::Runner;
+use super::unmade::UnmadeHead;
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::log::Category;
 use crate::memory::tensor::{Tensor, contiguous_strides};
 use crate::memory::torch::Torch;
-use crate::model::op::{Loss, ModuleId, Op, ParameterId, ValueId};
-use crate::model::{Program, Shape, Step};
+use crate::model::op::{Loss, ModuleId, Op, ValueId};
+use crate::model::{Program, Shape};
 use crate::plan::liger::LigerPatch;
 
 /// Liger in a program.
 #[derive(Debug, Clone)]
 pub struct Liger {
     patch: LigerPatch,
-    /// The head whose product is never made, and what is computed on it before the loss.
-    head: Option<ParameterId>,
-    bias: Option<ParameterId>,
-    unmade: BTreeSet<ValueId>,
+    /// The head whose product is never made; where it is not a linear, the loss is computed as usual.
+    head: Option<UnmadeHead>,
 }
 
 impl Liger {
     /// Finds the loss and the head before it.
     pub fn new(program: &Program, patch: LigerPatch) -> Self {
-        let mut liger = Self { patch, head: None, bias: None, unmade: BTreeSet::new() };
-        let runs = || {
-            program.steps.iter().rev().filter_map(|step| match step {
-                Step::Run { op, inputs, outputs, .. } => Some((op, inputs, outputs)),
-                _ => None,
-            })
-        };
-        let Some(mut wanted) = runs().find_map(|(op, inputs, _)| match op {
-            Op::Loss(Loss::CausalLm) => inputs.first().copied(),
-            _ => None,
-        }) else {
-            return liger;
-        };
-        for (op, inputs, outputs) in runs() {
-            if !outputs.contains(&wanted) {
-                continue;
-            }
-            liger.unmade.insert(wanted);
-            if let Op::Linear { weight, bias, .. } = op {
-                (liger.head, liger.bias) = (Some(*weight), *bias);
-                return liger;
-            }
-            let Some(first) = inputs.first() else { break };
-            wanted = *first;
-        }
-        // A head that is not a linear: the loss is computed as usual.
-        liger.unmade.clear();
-        liger
+        Self { patch, head: UnmadeHead::find(program) }
     }
 }
 
@@ -69,7 +39,7 @@ impl Runner {
     ) -> Option<Vec<Option<Tensor>>> {
         let liger = self.wrapped.liger.as_ref()?;
         let input = |index: usize| inputs.get(index).and_then(Option::as_ref);
-        if outputs.first().is_some_and(|value| liger.unmade.contains(value)) {
+        if outputs.first().is_some_and(|value| self.is_unmade(*value)) {
             // The hidden states are passed on in place of the logits.
             return Some(vec![input(0).cloned()]);
         }
@@ -92,8 +62,8 @@ impl Runner {
             Op::Gate(_) if liger.patch.glu => Some(vec![input(0).cloned()]),
             Op::GateProduct(_) | Op::Glu(_) if liger.patch.glu => Some(vec![Some(gated(torch, input(0)?, input(1)?))]),
             Op::Loss(Loss::CausalLm) => {
-                let weight = self.parameter(liger.head?);
-                let bias = liger.bias.map(|id| self.parameter(id));
+                let head = liger.head.as_ref()?;
+                let (weight, bias) = (self.parameter(head.weight), head.bias.map(|id| self.parameter(id)));
                 let (hidden, labels) = (input(0)?, input(1)?);
                 let loss = torch.in_category(Category::Logits, |torch| fused_loss(torch, hidden, labels, weight, bias));
                 Some(vec![Some(loss)])
@@ -103,9 +73,8 @@ impl Runner {
         }
     }
 
-    /// Whether a value is one that Liger never makes.
-    pub(super) fn is_unmade(&self, value: ValueId) -> bool {
-        self.wrapped.liger.as_ref().is_some_and(|liger| liger.unmade.contains(&value))
+    pub(super) fn liger_head(&self) -> Option<&UnmadeHead> {
+        self.wrapped.liger.as_ref()?.head.as_ref()
     }
 }
 

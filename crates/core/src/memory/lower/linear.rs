@@ -7,6 +7,7 @@ use super::lora::{self, Base, LoraWeights};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::torch::quantised::QuantisedWeight;
+use crate::memory::torch::stored::StoredWeight;
 use crate::model::op::{LinearLayout, ModuleId, ParameterId};
 use crate::plan::CheckpointOptions;
 
@@ -15,6 +16,8 @@ use crate::plan::CheckpointOptions;
 pub struct Wrapped {
     /// Matrices held in few bits.
     pub quantised: BTreeMap<ParameterId, QuantisedWeight>,
+    /// Matrices as a quantised checkpoint holds them.
+    pub stored: BTreeMap<ParameterId, StoredWeight>,
     /// Adapters of linears and embeddings.
     pub lora: BTreeMap<ModuleId, LoraWeights>,
     /// Adapters of parameters: fused experts and routers.
@@ -23,6 +26,8 @@ pub struct Wrapped {
     pub copies: BTreeMap<(ModuleId, ParameterId), Tensor>,
     /// Liger's kernels, where they are patched in.
     pub liger: Option<super::liger::Liger>,
+    /// The head whose logits TRL's loss never makes.
+    pub trl_head: Option<super::UnmadeHead>,
     /// The input embedding whose output is made to require a gradient (`enable_input_require_grads`).
     pub input_embedding: Option<ModuleId>,
     /// How layers are recomputed.
@@ -49,12 +54,14 @@ impl Runner {
             return torch.linear(x, &matrix, bias);
         }
         let transposed = layout == LinearLayout::InOut;
-        let base = match self.wrapped.quantised.get(&weight) {
-            Some(quantised) => Base::Quantised(quantised),
-            None => Base::Plain { weight: self.parameter_of(module, weight), bias, transposed },
+        let base = match (self.wrapped.quantised.get(&weight), self.wrapped.stored.get(&weight)) {
+            (Some(quantised), _) => Base::Quantised(quantised),
+            (_, Some(stored)) => Base::Stored(stored),
+            (None, None) => Base::Plain { weight: self.parameter_of(module, weight), bias, transposed },
         };
         let result = match (base, bias) {
             (Base::Quantised(quantised), bias) => torch.quantised_linear(x, quantised, bias),
+            (Base::Stored(stored), bias) => torch.stored_linear(x, stored, bias),
             (Base::Plain { weight, .. }, Some(bias)) if transposed => torch.conv1d_linear(x, weight, bias),
             (Base::Plain { weight, .. }, bias) => torch.linear(x, weight, bias),
         };

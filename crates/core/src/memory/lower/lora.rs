@@ -3,6 +3,7 @@
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::torch::quantised::QuantisedWeight;
+use crate::memory::torch::stored::{StoredKernel, StoredWeight};
 use crate::model::Shape;
 use crate::model::op::{Binary, Reduction};
 use crate::plan::QuantizationScheme;
@@ -36,12 +37,26 @@ pub(super) enum Base<'a> {
     },
     /// A quantised one.
     Quantised(&'a QuantisedWeight),
+    /// One as a quantised checkpoint holds it.
+    Stored(&'a StoredWeight),
 }
 
 /// `lora.Linear.forward` after its base layer has run.
 pub(super) fn linear(torch: &mut Torch, lora: &LoraWeights, base: Base<'_>, result: Tensor, x: &Tensor) -> Tensor {
     match base {
-        Base::Plain { .. } => {
+        Base::Stored(StoredWeight { kernel: StoredKernel::AwqDense, .. }) => {
+            // awq.py casts before it scales.
+            let dtype = result.dtype;
+            let converts = torch.autocast.is_none();
+            let x = if converts { torch.cast(x, lora.first.dtype) } else { x.clone() };
+            let output = {
+                let outer = unscaled(torch, lora, &x);
+                let outer = if converts { torch.cast(&outer, dtype) } else { outer };
+                torch.scalar(Binary::Mul, &outer)
+            };
+            torch.binary(Binary::Add, &result, &output)
+        }
+        Base::Plain { .. } | Base::Stored(_) => {
             let dtype = result.dtype;
             let x = torch.cast(x, lora.first.dtype);
             let sum = match &lora.magnitude {
@@ -87,14 +102,17 @@ pub(super) fn linear(torch: &mut Torch, lora: &LoraWeights, base: Base<'_>, resu
 
 /// `lora_B(lora_A(dropout(x))) * scaling`.
 fn product(torch: &mut Torch, lora: &LoraWeights, x: &Tensor) -> Tensor {
-    let outer = {
-        let inner = {
-            let dropped = if lora.dropout { torch.dropout(x) } else { x.clone() };
-            torch.linear(&dropped, &lora.first, None)
-        };
-        torch.linear(&inner, &lora.second, lora.bias.as_ref())
-    };
+    let outer = unscaled(torch, lora, x);
     torch.scalar(Binary::Mul, &outer)
+}
+
+/// `lora_B(lora_A(dropout(x)))`.
+fn unscaled(torch: &mut Torch, lora: &LoraWeights, x: &Tensor) -> Tensor {
+    let inner = {
+        let dropped = if lora.dropout { torch.dropout(x) } else { x.clone() };
+        torch.linear(&dropped, &lora.first, None)
+    };
+    torch.linear(&inner, &lora.second, lora.bias.as_ref())
 }
 
 /// `result + DoraLinearLayer(x)`: the norm of the merged weight is made anew in every pass, in full.
@@ -154,6 +172,7 @@ fn dense_weight(torch: &mut Torch, base: Base<'_>, dtype: crate::dtype::DType) -
             let dense = torch.fresh("dequantize", weight.shape, weight.original);
             torch.cast(&dense, dtype)
         }
+        Base::Stored(weight) => torch.fresh("dequantize", weight.shape, dtype),
     }
 }
 

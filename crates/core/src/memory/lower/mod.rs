@@ -6,12 +6,14 @@
 //! | `rotary` | tables and rotations |
 //! | `attention`, `falcon` | masks, SDPA and eager attention |
 //! | `linear`, `lora`, `lora_parameter` | linears and embeddings, plain, quantised or under an adapter |
+//! | `stored_experts` | experts in fp8 and MXFP4 |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
 //! | [`cache`] | the caches of `generate` and their masks |
 //! | [`liger`] | what Liger's kernels put in place of these |
 //! | `loss` | losses |
 //! | `nested` | checkpoints with a backward pass of their own |
 //! | [`hooks`] | what wrappers do around modules |
+//! | `trl_loss`, `unmade` | TRL's loss without logits |
 //! | `tensors` | plain tensor operations |
 
 mod attention;
@@ -28,12 +30,16 @@ mod loss;
 mod nested;
 mod norm;
 mod rotary;
+mod stored_experts;
 mod tensors;
+mod trl_loss;
+mod unmade;
 
 use std::rc::Rc;
 
 pub use linear::Wrapped;
 pub use lora::LoraWeights;
+pub use unmade::UnmadeHead;
 
 use super::autograd::Frame;
 use super::log::Category;
@@ -292,6 +298,7 @@ impl Runner {
             hooks.before_operation(torch, *module, &mut taken);
         }
         let patched = self.liger(torch, op, module, &taken, outputs);
+        let patched = patched.or_else(|| self.trl_loss(torch, op, &taken, outputs));
         let made = patched.unwrap_or_else(|| self.lower(torch, frames, op, module, &taken, outputs));
         drop(taken);
         if let Some((hooks, module)) = &watching {
@@ -381,6 +388,9 @@ impl Runner {
             }
             Op::GateProduct(_) => one(torch.binary(crate::model::op::Binary::Mul, input(0), input(1))),
             Op::Experts(spec) => {
+                if let Some(stored) = self.wrapped.stored.get(&spec.gate_up) {
+                    return one(stored_experts::run(torch, spec, stored.kernel, input(0)));
+                }
                 let biases = spec.biases.map(|(up, down)| [self.parameter(up), self.parameter(down)]);
                 if self.cache.as_ref().is_some_and(|cache| cache.decodes()) && batched_experts::applies(spec) {
                     let weights = [self.parameter(spec.gate_up), self.parameter(spec.down)];

@@ -12,6 +12,7 @@
 //! | `loss` | cross entropy |
 //! | `convolution` | convolutions |
 //! | `quantised`, `gemm_4bit` | weights in few bits and linears over them |
+//! | `stored` | the same for checkpoints of other libraries |
 
 pub mod assign;
 pub mod attention;
@@ -24,6 +25,7 @@ pub mod matmul;
 pub mod pointwise;
 pub mod quantised;
 pub mod reduce;
+pub mod stored;
 pub mod views;
 
 use std::collections::BTreeMap;
