@@ -91,6 +91,9 @@ fn settings(plan: &TrainPlan) -> String {
     if let Some(AdapterPlan::Lora(lora)) = &plan.adapter {
         parts.push(format!("LoRA rank {}", lora.rank));
     }
+    if let Some(AdapterPlan::Other(other)) = &plan.adapter {
+        parts.push(other.name().into());
+    }
     if let Some(quantization) = &plan.quantization {
         parts.push(format!("{} base", name(&quantization.scheme)));
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::log::{Category, Event};
 use super::lower::{LoraWeights, Wrapped};
 use super::optimizer::Trained;
+use super::other_adapters;
 use super::outliers;
 use super::stored;
 use super::tensor::Tensor;
@@ -13,7 +14,7 @@ use super::torch::quantised::QuantisedWeight;
 use super::torch::stored::StoredKernel;
 use crate::dtype::DType;
 use crate::model::op::{ModuleId, Op, ParameterId};
-use crate::model::{Module, ModuleKind, Program, Step};
+use crate::model::{Module, ModuleKind, Program, Shape, Step};
 use crate::plan::adapter::{self, AdaptedKind, AdaptedModule, AdapterLayout, LoraPlan};
 use crate::plan::{AdapterPlan, Checkpointing, Quantization, TrainPlan};
 
@@ -67,6 +68,14 @@ pub(super) fn load(
     });
     if let Some(quantization) = &plan.quantization {
         torch.in_category(Category::Weights, |torch| quantise(torch, program, plan, quantization, &mut loaded));
+    }
+    if let Some(AdapterPlan::Other(other)) = &plan.adapter {
+        let hidden = hidden_dtype(plan);
+        let add = |torch: &mut Torch| other_adapters::adapt(torch, program, hidden, other, layout, &mut loaded);
+        torch.in_category(Category::Adapters, add);
+        if plan.checkpointing == Checkpointing::Full {
+            loaded.wrapped.input_embedding = input_embedding(program);
+        }
     }
     if let Some(AdapterPlan::Lora(lora)) = &plan.adapter {
         torch.in_category(Category::Adapters, |torch| adapt(torch, program, plan, lora, layout, &mut loaded));
@@ -143,7 +152,11 @@ pub(super) fn quantise_linears(
             old.clear();
             parent = own;
         }
-        let shape = program.parameters[id.0 as usize].shape;
+        let shape = match module.kind {
+            // transformers turns a `Conv1D` round when it makes a linear of it.
+            ModuleKind::Conv1d { inputs, outputs } => Shape::from([outputs, inputs]),
+            _ => program.parameters[id.0 as usize].shape,
+        };
         let mut weight = torch.quantise(shape, weights, scheme);
         weight.outlier_probability = probabilities.get(&id).copied().unwrap_or(0.0);
         quantised.insert(id, weight);
@@ -159,7 +172,8 @@ fn is_quantised(module: &Module, scheme: &Quantization) -> bool {
         Some(names) => names.iter().any(|name| module.path.contains(name.as_str())),
         None => adapter::defaults::OUTPUT_EMBEDDINGS.contains(&module.path.as_str()),
     };
-    matches!(module.kind, ModuleKind::Linear { .. }) && !kept
+    let conv1d = scheme.conv1d && matches!(module.kind, ModuleKind::Conv1d { .. });
+    (conv1d || matches!(module.kind, ModuleKind::Linear { .. })) && !kept
 }
 
 /// Adapters are made in the type of what they adapt, then cast in a second pass.

@@ -22,6 +22,7 @@ pub mod infer;
 pub mod log;
 pub mod lower;
 pub mod optimizer;
+mod other_adapters;
 mod outliers;
 pub mod process;
 mod repeat;

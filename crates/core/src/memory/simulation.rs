@@ -36,7 +36,10 @@ impl Simulation {
 /// Simulates training.
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     plan.check()?;
-    let program = Rc::new(model.program(plan.batch.training_inputs())?);
+    let mut inputs = plan.batch.training_inputs();
+    inputs.seq = inputs.seq.saturating_add(plan.virtual_tokens());
+    inputs.target_seq = inputs.target_seq.saturating_add(plan.virtual_tokens());
+    let program = Rc::new(model.program(inputs)?);
     let found = stored::in_training(model, plan)?;
     let quantised;
     let plan = match found.bitsandbytes() {

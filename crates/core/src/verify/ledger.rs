@@ -191,6 +191,9 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
     // Rows are built with random weights in full, whatever the checkpoint holds.
     if let Some(object) = config.as_object_mut() {
         object.remove("quantization_config");
+        if let Some(section) = row["run"]["quant"].as_str().and_then(recorded::stored) {
+            object.insert("quantization_config".into(), section);
+        }
     }
     // `from_config` of transformers 5 ties these heads; their checkpoints, and so the model truth, do not.
     if matches!(config.get("model_type").and_then(Value::as_str), Some("t5" | "mt5")) {

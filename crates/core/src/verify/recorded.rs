@@ -36,14 +36,25 @@ pub(super) fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
 /// `run.quant`: `quantize` of measure.py. Weights are random there, so outliers are too.
 pub(super) fn quantization(row: &Value) -> Result<Option<Quantization>, String> {
     let run = &row["run"];
-    let Some(name) = run["quant"].as_str() else { return Ok(None) };
+    let Some(name) = run["quant"].as_str().filter(|name| stored(name).is_none()) else { return Ok(None) };
     let quantization = Quantization::parse(name).map_err(|e| e.to_string())?;
     Ok(Some(Quantization {
         outliers: Outliers::RandomWeights,
         initializer_range: row["config"]["initializer_range"].as_f64().unwrap_or(0.02),
         skip: Some(vec!["lm_head".into()]),
+        // measure.py looks for `nn.Linear` alone.
+        conv1d: false,
         prepare: run["prepare_kbit"] != false && run["task"] != "sft",
         ..quantization
+    }))
+}
+
+/// The `quantization_config` that a row's name of another library stands for.
+pub(super) fn stored(name: &str) -> Option<Value> {
+    let bits: u64 = name.strip_prefix("hqq")?.parse().ok()?;
+    let settings = serde_json::json!({"nbits": bits, "group_size": 64, "axis": 1});
+    Some(serde_json::json!({
+        "quant_method": "hqq", "quant_config": {"weight_quant_params": settings}, "skip_modules": ["lm_head"],
     }))
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Runner;
 use super::lora::{self, Base, LoraWeights};
+use super::scales::{self, Scales};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::torch::quantised::QuantisedWeight;
@@ -22,6 +23,10 @@ pub struct Wrapped {
     pub lora: BTreeMap<ModuleId, LoraWeights>,
     /// Adapters of parameters: fused experts and routers.
     pub lora_parameters: BTreeMap<ParameterId, LoraWeights>,
+    /// Scales and shared matrices of IA³ and VeRA.
+    pub scales: BTreeMap<ModuleId, Scales>,
+    /// The table of virtual tokens that goes before what this embedding gives.
+    pub prompt: Option<(ModuleId, Tensor)>,
     /// Trained copies that a module uses instead of the model's parameter.
     pub copies: BTreeMap<(ModuleId, ParameterId), Tensor>,
     /// Liger's kernels, where they are patched in.
@@ -49,6 +54,9 @@ impl Runner {
         x: &Tensor,
     ) -> Tensor {
         let bias = bias.map(|id| self.parameter_of(module, id));
+        let scales = self.wrapped.scales.get(&module);
+        let scaled = scales.and_then(|scales| scales::before(torch, scales, x));
+        let x = scaled.as_ref().unwrap_or(x);
         if self.wrapped.lora_parameters.contains_key(&weight) {
             let matrix = self.matrix(torch, weight).get(torch);
             return torch.linear(x, &matrix, bias);
@@ -67,13 +75,20 @@ impl Runner {
         };
         match self.wrapped.lora.get(&module) {
             Some(adapter) => lora::linear(torch, adapter, base, result, x),
-            None => result,
+            None => match scales {
+                Some(scales) => scales::after(torch, scales, result, x),
+                None => result,
+            },
         }
     }
 
     /// `nn.Embedding`, or what PEFT puts in its place.
     pub(super) fn embedding(&self, torch: &mut Torch, module: ModuleId, weight: ParameterId, ids: &Tensor) -> Tensor {
-        let mut result = torch.embedding(self.parameter_of(module, weight), ids);
+        let prompt = self.wrapped.prompt.as_ref().filter(|(own, _)| *own == module);
+        let mut result = match prompt {
+            Some((_, table)) => scales::prompted(torch, table, self.parameter_of(module, weight), ids),
+            None => torch.embedding(self.parameter_of(module, weight), ids),
+        };
         if let Some(adapter) = self.wrapped.lora.get(&module) {
             result = lora::embedding(torch, adapter, result, ids);
         }

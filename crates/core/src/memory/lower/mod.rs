@@ -5,6 +5,7 @@
 //! | `norm` | the norms, as each model's code spells them |
 //! | `rotary` | tables and rotations |
 //! | `attention`, `falcon` | masks, SDPA and eager attention |
+//! | `scales` | IA³, VeRA, prompt tuning |
 //! | `linear`, `lora`, `lora_parameter` | linears and embeddings, plain, quantised or under an adapter |
 //! | `stored_experts` | experts in fp8 and MXFP4 |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
@@ -30,6 +31,7 @@ mod loss;
 mod nested;
 mod norm;
 mod rotary;
+mod scales;
 mod stored_experts;
 mod tensors;
 mod trl_loss;
@@ -39,6 +41,7 @@ use std::rc::Rc;
 
 pub use linear::Wrapped;
 pub use lora::LoraWeights;
+pub use scales::Scales;
 pub use unmade::UnmadeHead;
 
 use super::autograd::Frame;
