@@ -5,12 +5,14 @@
 //! | [`cli`] | the commands, one file each |
 //! | [`env`] | every environment variable, read here only |
 //! | [`fetch`] | from what a user typed to a model's facts |
+//! | [`probe`] | a plan run for real, through the user's Python |
 //! | [`render`] | reports as text, SVG and JSON |
 
 pub mod cli;
 pub mod env;
 pub mod exit;
 pub mod fetch;
+pub mod probe;
 pub mod render;
 
 /// Runs the command line of this process.

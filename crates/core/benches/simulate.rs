@@ -1,6 +1,11 @@
 //! How long an answer takes: one estimate, its parts, and its growth with depth.
 
 use divan::{Bencher, black_box};
+
+/// What the command runs with.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 use vramcast_core::memory::{allocator, simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::{Batch, TrainPlan};

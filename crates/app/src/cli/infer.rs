@@ -9,7 +9,7 @@ use vramcast_core::plan::{
 use vramcast_core::report;
 
 use super::engines::{self, EngineName};
-use super::model::ModelArguments;
+use super::model::{Found, ModelArguments};
 use super::{Answer, Failure};
 use crate::exit::Exit;
 use crate::render;
@@ -104,6 +104,13 @@ pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failur
 }
 
 impl Arguments {
+    /// The model and the plan, for commands that run it elsewhere.
+    pub(super) fn found_and_plan(&self) -> Result<(Found, InferPlan), Failure> {
+        let found = self.model.find(false)?;
+        let (plan, _) = self.plan(found.stored_dtype())?;
+        Ok((found, plan))
+    }
+
     fn plan(&self, stored: Option<DType>) -> Result<(InferPlan, Vec<String>), Failure> {
         let mut notes = Vec::new();
         let weights = match &self.dtype {

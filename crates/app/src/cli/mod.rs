@@ -1,6 +1,7 @@
 //! The commands.
 
 mod adapter;
+mod attention;
 mod engines;
 mod failure;
 mod framework;
@@ -11,6 +12,7 @@ mod list;
 mod model;
 mod parallel;
 mod plan_file;
+mod probe;
 mod schema;
 mod train;
 mod train_options;
@@ -47,6 +49,8 @@ enum Command {
     Infer(Box<infer::Arguments>),
     /// Show what a model consists of: parameters, tensors, cache.
     Inspect(inspect::Arguments),
+    /// Run a plan on this machine's GPU and compare what it takes with the prediction.
+    Probe(probe::Arguments),
     /// List what vramcast knows.
     List(list::Arguments),
     /// Score predictions against recorded truth.
@@ -83,6 +87,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Command::Train(arguments) => train::run(arguments, cli.json),
         Command::Infer(arguments) => infer::run(arguments, cli.json),
         Command::Inspect(arguments) => inspect::run(arguments, cli.json),
+        Command::Probe(arguments) => probe::run(arguments, cli.json, cli.quiet),
         Command::List(arguments) => list::run(arguments, cli.json),
         Command::Verify(arguments) => verify::run(arguments, cli.json, cli.quiet),
         Command::Schema => schema::run(),

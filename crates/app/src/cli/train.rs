@@ -6,14 +6,13 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::simulation;
-use vramcast_core::plan::{
-    AllocatorOptions, AttentionKind, Gpu, Gpus, Implementation, Kernels, OptimizerKind, PlanError, RunPlan, TrainPlan,
-};
+use vramcast_core::plan::{AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan, TrainPlan};
 use vramcast_core::report::{self, Report};
 
 use super::adapter::AdapterArguments;
+use super::attention::AttentionArguments;
 use super::framework::{Start, StartArguments};
-use super::model::ModelArguments;
+use super::model::{Found, ModelArguments};
 use super::parallel::ParallelArguments;
 use super::train_options::StepArguments;
 use super::{Answer, Failure};
@@ -49,6 +48,9 @@ pub(super) struct Arguments {
     /// Samples are padded, so the mask really masks.
     #[arg(long, help_heading = "Batch")]
     padded: bool,
+    /// Tokens of the whole batch that are no padding; flash attention computes on those alone [default: all].
+    #[arg(long, value_name = "N", requires = "padded", help_heading = "Batch")]
+    real_tokens: Option<u64>,
     /// Micro-batches per optimizer step [default: 1].
     #[arg(long, value_name = "N", visible_alias = "grad-accum", help_heading = "Batch")]
     gradient_accumulation: Option<u32>,
@@ -75,9 +77,8 @@ pub(super) struct Arguments {
     #[command(flatten)]
     adapter: AdapterArguments,
 
-    /// How attention is computed [default: sdpa].
-    #[arg(long, value_name = "HOW", help_heading = "Kernels")]
-    attention: Option<Attention>,
+    #[command(flatten)]
+    attention: AttentionArguments,
     /// Liger's fused norms, rope, SwiGLU and linear cross entropy.
     #[arg(long, help_heading = "Kernels")]
     liger: bool,
@@ -135,21 +136,6 @@ enum Stepping {
     Forloop,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Attention {
-    Sdpa,
-    Eager,
-    /// The flash-attn package's kernels.
-    #[value(name = "flash2", alias = "flash-attention-2", alias = "flash_attention_2")]
-    Flash2,
-    /// Refused: the kernels of FlashAttention 3.
-    #[value(name = "flash3", alias = "flash_attention_3")]
-    Flash3,
-    /// Refused: compiled attention.
-    #[value(alias = "flex_attention")]
-    Flex,
-}
-
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
     let (plan, start) = arguments.plan()?;
     let mut model_arguments = arguments.model.clone();
@@ -189,6 +175,14 @@ fn write_svg(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
 }
 
 impl Arguments {
+    /// The model and the plan, for commands that run it elsewhere.
+    pub(super) fn found_and_plan(&self) -> Result<(Found, TrainPlan), Failure> {
+        let (plan, Start { model: plan_model, .. }) = self.plan()?;
+        let mut arguments = self.model.clone();
+        arguments.model = arguments.model.or(plan_model);
+        Ok((arguments.find(false)?, plan))
+    }
+
     /// The table of cards; reading it takes longer than one estimate, so only who needs it asks.
     fn cards(&self) -> Result<Gpus, Failure> {
         let cards = Gpus::embedded();
@@ -211,6 +205,7 @@ impl Arguments {
             batch.images = Some(parse_images(text)?);
         }
         batch.padded |= self.padded;
+        batch.real_tokens = self.real_tokens.or(batch.real_tokens);
         batch.mask |= self.mask || batch.padded;
         plan.gradient_accumulation = self.gradient_accumulation.unwrap_or(plan.gradient_accumulation);
         if let Some(precision) = self.precision {
@@ -235,15 +230,7 @@ impl Arguments {
         plan.clip = self.max_grad_norm.map_or(plan.clip || self.clip, |norm| norm > 0.0);
         let mut notes = self.adapter.apply(&mut plan)?;
         self.parallel.apply(&mut plan)?;
-        if let Some(attention) = self.attention {
-            plan.attention = match attention {
-                Attention::Sdpa => AttentionKind::Sdpa,
-                Attention::Eager => AttentionKind::Eager,
-                Attention::Flash2 => return Err(unmodelled("flash2")),
-                Attention::Flash3 => return Err(unmodelled("flash3")),
-                Attention::Flex => return Err(unmodelled("flex")),
-            };
-        }
+        self.attention.apply(&mut plan)?;
         self.step.apply(&mut plan)?;
         if self.liger {
             plan.kernels = Kernels::Liger;
@@ -262,11 +249,6 @@ impl Arguments {
         start.notes.extend(notes);
         Ok((plan, start))
     }
-}
-
-fn unmodelled(attention: &str) -> Failure {
-    let hint = "sdpa chooses torch's own flash kernels".into();
-    PlanError::Unsupported { what: format!("--attention {attention}"), hint }.into()
 }
 
 fn optimizer(name: &str) -> Result<OptimizerKind, Failure> {

@@ -1,7 +1,7 @@
 //! Options of `vramcast train` that change how a step runs: checkpoints, the optimizer's habits, and what is refused.
 
 use clap::Args;
-use vramcast_core::plan::{CheckpointOptions, Checkpointing, LossKind, PlanError, TrainPlan};
+use vramcast_core::plan::{CheckpointOptions, Checkpointing, Kernels, LossKind, PlanError, Selective, TrainPlan};
 
 use super::Failure;
 
@@ -14,8 +14,9 @@ pub(super) struct StepArguments {
     /// Step each parameter and free its gradient as soon as the gradient is complete.
     #[arg(long, help_heading = "Optimizer")]
     optimizer_in_backward: bool,
-    /// Recompute layers in backward: full, every-N (every N-th layer), reentrant or offload (inputs wait on the host)
-    /// [without a value: full].
+    /// Recompute layers in backward: full, every-N (every N-th layer), reentrant, offload (inputs wait on the host),
+    /// selective (every second product and attention are kept, as torchtitan does) or selective-matmul (all of them
+    /// are) [without a value: full].
     #[arg(
         long,
         visible_alias = "grad-checkpoint",
@@ -29,9 +30,13 @@ pub(super) struct StepArguments {
     /// Refused: a compiled graph keeps what its compiler decides.
     #[arg(long, help_heading = "Kernels")]
     torch_compile: bool,
-    /// The loss: standard (transformers' own), liger or trl-fused; others are refused by name [default: standard].
+    /// The loss: standard (transformers' own), chunked (torchtune's), cce (cut cross entropy), trl-fused (TRL's) or liger
+    /// [default: standard].
     #[arg(long, value_name = "NAME", help_heading = "Kernels")]
     loss: Option<String>,
+    /// Into how many pieces the chunked loss cuts the sequence [default: 8].
+    #[arg(long, value_name = "N", help_heading = "Kernels")]
+    loss_chunks: Option<u64>,
 }
 
 impl StepArguments {
@@ -45,26 +50,29 @@ impl StepArguments {
         if self.torch_compile {
             return Err(unsupported("torch.compile", "predict the eager run, which it may go below or above"));
         }
-        match self.loss.as_deref() {
-            None => Ok(()),
-            Some("standard" | "transformers") => {
-                plan.loss = LossKind::Transformers;
-                Ok(())
-            }
-            Some("trl-fused") => {
-                plan.loss = LossKind::TrlFused;
-                Ok(())
-            }
-            Some("liger" | "fused-linear") => {
-                plan.kernels = vramcast_core::plan::Kernels::Liger;
-                plan.loss = LossKind::Transformers;
-                Ok(())
-            }
-            Some(name @ ("chunked" | "cut-cross-entropy" | "cce")) => {
-                Err(unsupported(&format!("--loss {name}"), "--liger has a fused linear cross entropy"))
-            }
-            Some(name) => Err(Failure::bad_input(format!("--loss: {name} is not a loss vramcast knows"))),
+        if let Some(chunks) = self.loss_chunks {
+            plan.loss.chunks = chunks;
         }
+        match self.loss.as_deref() {
+            None => {}
+            Some("standard" | "transformers") => plan.loss.kind = LossKind::Standard,
+            Some("chunked") => plan.loss.kind = LossKind::Chunked,
+            Some("cce" | "cut-cross-entropy") => plan.loss.kind = LossKind::CutCrossEntropy,
+            Some("trl-fused") => plan.loss.kind = LossKind::TrlFused,
+            Some("liger" | "fused-linear") => {
+                plan.kernels = Kernels::Liger;
+                plan.loss.kind = LossKind::Standard;
+            }
+            Some(other) => {
+                return Err(Failure::bad_input(format!(
+                    "--loss: {other} is not standard, chunked, cce, trl-fused or liger"
+                )));
+            }
+        }
+        if self.loss_chunks.is_some() && plan.loss.kind != LossKind::Chunked {
+            return Err(Failure::bad_input("--loss-chunks has no effect without --loss chunked".to_owned()));
+        }
+        Ok(())
     }
 }
 
@@ -79,18 +87,13 @@ fn checkpoints(how: &str) -> Result<(Checkpointing, CheckpointOptions), Failure>
         "full" => plain,
         "reentrant" => CheckpointOptions { reentrant: true, ..plain },
         "offload" => CheckpointOptions { offload: true, ..plain },
+        "selective" => CheckpointOptions { selective: Some(Selective::AlternateMatmuls), ..plain },
+        "selective-matmul" => CheckpointOptions { selective: Some(Selective::Matmuls), ..plain },
         _ => match how.strip_prefix("every-").map(str::parse) {
             Some(Ok(every)) => CheckpointOptions { every, ..plain },
-            _ if how == "selective" => {
-                return Err(unsupported(
-                    "--gradient-checkpointing=selective (operation by operation)",
-                    "every-N recomputes whole layers",
-                ));
-            }
             _ => {
-                return Err(Failure::bad_input(format!(
-                    "--gradient-checkpointing: {how} is not full, every-N, reentrant, offload or off"
-                )));
+                let known = "full, every-N, reentrant, offload, selective, selective-matmul or off";
+                return Err(Failure::bad_input(format!("--gradient-checkpointing: {how} is not {known}")));
             }
         },
     };
@@ -110,6 +113,7 @@ mod tests {
         assert_eq!(read("reentrant"), Some((Checkpointing::Full, CheckpointOptions { reentrant: true, ..plain })));
         assert_eq!(read("off"), Some((Checkpointing::Off, plain)));
         assert_eq!(read("every-x"), None);
-        assert_eq!(read("selective"), None);
+        let selective = CheckpointOptions { selective: Some(Selective::AlternateMatmuls), ..plain };
+        assert_eq!(read("selective"), Some((Checkpointing::Full, selective)));
     }
 }

@@ -1,7 +1,8 @@
 //! A report as text.
 
 use vramcast_core::plan::{
-    AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, TrainPlan,
+    AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, Selective,
+    TrainPlan,
 };
 use vramcast_core::report::{Report, Verdict};
 use vramcast_core::units::show_count;
@@ -80,11 +81,22 @@ fn settings(plan: &TrainPlan) -> String {
     parts.push(match plan.attention {
         AttentionKind::Sdpa => "SDPA attention".into(),
         AttentionKind::Eager => "eager attention".into(),
+        AttentionKind::Flash2 => "FlashAttention 2".into(),
+        AttentionKind::Flash3 => "FlashAttention 3".into(),
     });
     parts.push(match plan.checkpointing {
         Checkpointing::Off => "no checkpointing".into(),
         Checkpointing::Full => checkpointing(plan.checkpoints),
     });
+    match plan.loss.kind {
+        LossKind::Standard => {}
+        LossKind::Chunked => parts.push(format!("loss in {} chunks", plan.loss.chunks)),
+        LossKind::CutCrossEntropy => parts.push("cut cross entropy".into()),
+        LossKind::TrlFused => parts.push("TRL's fused loss".into()),
+    }
+    if plan.save_on_cpu {
+        parts.push("saved tensors on the host".into());
+    }
     if plan.optimizer_in_backward {
         parts.push("optimizer in backward".into());
     }
@@ -104,9 +116,6 @@ fn settings(plan: &TrainPlan) -> String {
     if plan.kernels == Kernels::Liger {
         parts.push("Liger kernels".into());
     }
-    if plan.loss == LossKind::TrlFused {
-        parts.push("TRL's fused loss".into());
-    }
     wrap(&parts.join(", "), width())
 }
 
@@ -116,6 +125,13 @@ fn checkpointing(options: CheckpointOptions) -> String {
         CheckpointOptions { reentrant: true, .. } => "reentrant gradient checkpointing".to_owned(),
         _ => "gradient checkpointing".to_owned(),
     };
+    match options.selective {
+        None => {}
+        Some(Selective::Matmuls) => text = format!("selective {text} (products and attention kept)"),
+        Some(Selective::AlternateMatmuls) => {
+            text = format!("selective {text} (every second product and attention kept)")
+        }
+    }
     if options.every > 1 {
         text += &format!(" of every {}th layer", options.every);
     }

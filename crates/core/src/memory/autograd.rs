@@ -2,13 +2,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BinaryHeap;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
 use super::log::{Category, Stream};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
 use crate::model::Shape;
+
+pub use super::saved::{Frame, Saved};
 
 /// Gradients of the inputs of a node, in order; `None` where none is needed.
 pub type Gradients = Vec<Option<Tensor>>;
@@ -157,23 +159,31 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
     let before = torch.enter_backward();
     let seed = torch.fresh("ones_like", tensor.shape, tensor.dtype);
     // The caller goes on holding the gradient it starts with.
-    walk(torch, root, seed.clone());
+    walk(torch, vec![(root, seed.clone())]);
     drop(seed);
     torch.leave_backward(before);
 }
 
-/// `torch.autograd.backward(tensor, gradient)` inside a backward pass.
-pub fn backward_nested(torch: &mut Torch, tensor: &Tensor, gradient: &Tensor) {
-    let Some(root) = tensor.edge.clone() else { return };
+/// `torch.autograd.backward(tensors, gradients)` inside a backward pass.
+pub fn backward_nested(torch: &mut Torch, pairs: &[(Tensor, Tensor)]) {
+    let roots: Vec<(Edge, Tensor)> =
+        pairs.iter().filter_map(|(tensor, gradient)| Some((tensor.edge.clone()?, gradient.clone()))).collect();
     let before = torch.enter_backward();
-    walk(torch, root, gradient.clone());
+    walk(torch, roots);
     torch.leave_backward(before);
 }
 
-fn walk(torch: &mut Torch, root: Edge, seed: Tensor) {
-    count_dependencies(torch, &root.node);
-    root.node.buffer.borrow_mut()[root.slot as usize] = Some(seed);
-    let mut ready = BinaryHeap::from([Ready(root.node)]);
+fn walk(torch: &mut Torch, roots: Vec<(Edge, Tensor)>) {
+    count_dependencies(torch, &roots);
+    let mut nodes: Vec<Rc<Node>> = Vec::with_capacity(roots.len());
+    for (edge, seed) in roots {
+        if !nodes.iter().any(|node| Rc::ptr_eq(node, &edge.node)) {
+            nodes.push(Rc::clone(&edge.node));
+        }
+        add_to_buffer(torch, &edge, seed);
+    }
+    // A root that others lead to waits for them.
+    let mut ready: BinaryHeap<Ready> = nodes.into_iter().filter(|node| node.waiting.get() == 0).map(Ready).collect();
     while let Some(Ready(node)) = ready.pop() {
         torch.set_module(node.module);
         let hooks = std::mem::take(&mut *node.before.borrow_mut());
@@ -211,11 +221,16 @@ fn walk(torch: &mut Torch, root: Edge, seed: Tensor) {
     }
 }
 
-fn count_dependencies(torch: &mut Torch, root: &Rc<Node>) {
+fn count_dependencies(torch: &mut Torch, roots: &[(Edge, Tensor)]) {
     torch.visit += 1;
     let visit = torch.visit;
-    let mut stack = vec![Rc::clone(root)];
-    root.visited.set(visit);
+    let mut stack = Vec::with_capacity(roots.len());
+    for (edge, _) in roots {
+        if edge.node.visited.replace(visit) != visit {
+            edge.node.waiting.set(0);
+            stack.push(Rc::clone(&edge.node));
+        }
+    }
     while let Some(node) = stack.pop() {
         for edge in node.next.borrow().iter().flatten() {
             if edge.node.visited.replace(visit) != visit {
@@ -230,7 +245,8 @@ fn count_dependencies(torch: &mut Torch, root: &Rc<Node>) {
 /// Fan-in is summed into the first gradient where nothing else can see that one; a view's storage has a second owner, the
 /// tensor it was made from. Else old, new and sum live together for a moment (torch/csrc/autograd/input_buffer.cpp).
 fn add_to_buffer(torch: &mut Torch, edge: &Edge, gradient: Tensor) {
-    let old = edge.node.buffer.borrow_mut()[edge.slot as usize].take();
+    // A node that has run already takes no more (a graph is walked once).
+    let Some(old) = edge.node.buffer.borrow_mut().get_mut(edge.slot as usize).map(Option::take) else { return };
     let sum = match old {
         None => gradient,
         Some(old) if !old.viewed && Rc::strong_count(&old.storage) == 1 && old.is_dense() => old,
@@ -242,7 +258,9 @@ fn add_to_buffer(torch: &mut Torch, edge: &Edge, gradient: Tensor) {
             torch.on_stream(stream, |torch| torch.pointwise("add", &[&old, &gradient], old.dtype))
         }
     };
-    edge.node.buffer.borrow_mut()[edge.slot as usize] = Some(sum);
+    if let Some(slot) = edge.node.buffer.borrow_mut().get_mut(edge.slot as usize) {
+        *slot = Some(sum);
+    }
 }
 
 /// The first gradient of a leaf is taken over as it is when its layout fits; later ones are added in place.
@@ -259,103 +277,4 @@ fn accumulate(torch: &mut Torch, leaf: &Rc<Leaf>, gradient: Option<Tensor>) {
     let kept = if stolen { gradient } else { torch.fresh("grad", leaf.shape, leaf.dtype) };
     torch.log.borrow_mut().reclassify(kept.storage.id(), Category::Gradients);
     *slot = Some(kept.detached());
-}
-
-/// A tensor kept for backward: held, or to be made again when a checkpoint is in force.
-pub enum Saved {
-    /// Held.
-    Held(Tensor),
-    /// Recomputed on demand.
-    Again(Rc<Holder>),
-}
-
-/// A place in a checkpoint's list of tensors; when it goes, so does the recomputed tensor.
-pub struct Holder {
-    frame: Rc<Frame>,
-    index: usize,
-}
-
-/// What runs a region again.
-pub type Again = Rc<dyn Fn(&mut Torch)>;
-
-/// A checkpointed region: how to run it again, and what the second run made.
-pub struct Frame {
-    /// Runs the region again (set once the region's first run is over).
-    pub run: RefCell<Option<Again>>,
-    holders: RefCell<Vec<Weak<Holder>>>,
-    recomputed: RefCell<Option<Vec<Option<Tensor>>>>,
-}
-
-impl Frame {
-    /// An empty frame.
-    pub fn new() -> Rc<Self> {
-        Rc::new(Self { run: RefCell::default(), holders: RefCell::default(), recomputed: RefCell::default() })
-    }
-}
-
-impl Saved {
-    /// Keeps a tensor for backward.
-    pub fn new(torch: &mut Torch, tensor: &Tensor) -> Self {
-        if let Some(frame) = torch.recording.clone() {
-            let holder = Rc::new(Holder { frame: Rc::clone(&frame), index: frame.holders.borrow().len() });
-            frame.holders.borrow_mut().push(Rc::downgrade(&holder));
-            return Self::Again(holder);
-        }
-        if let Some(frame) = torch.recomputing.clone() {
-            torch.keep_recomputed(&frame, tensor);
-        }
-        Self::Held(tensor.detached())
-    }
-
-    /// The tensor, recomputed if need be.
-    ///
-    /// What was held stays so until the node is done with; what was recomputed only as long as the node's code needs it,
-    /// which is over before its results are summed down to the sizes of what they are for.
-    pub fn get(self, torch: &mut Torch) -> Tensor {
-        match self {
-            Self::Held(tensor) => {
-                torch.retained.push(Self::Held(tensor.clone()));
-                tensor
-            }
-            Self::Again(holder) => {
-                torch.retained.push(Self::Again(Rc::clone(&holder)));
-                if holder.frame.recomputed.borrow().is_none() {
-                    torch.recompute(&holder.frame);
-                }
-                let taken = holder.frame.recomputed.borrow_mut().as_mut().and_then(|list| list[holder.index].take());
-                // A second run that saves less than the first would be a bug of ours; an empty scalar stands in.
-                taken.unwrap_or_else(|| torch.phantom(Shape::new(&[]), DType::F32))
-            }
-        }
-    }
-}
-
-impl Torch {
-    fn recompute(&mut self, frame: &Rc<Frame>) {
-        let run = frame.run.borrow().clone();
-        *frame.recomputed.borrow_mut() = Some(Vec::with_capacity(frame.holders.borrow().len()));
-        let outer = self.begin_recompute(frame);
-        if let Some(run) = run {
-            run(self);
-        }
-        self.end_recompute(outer);
-        let missing = frame.holders.borrow().len();
-        if let Some(list) = frame.recomputed.borrow_mut().as_mut() {
-            list.resize_with(missing, || None);
-        }
-    }
-
-    /// The second run reached a tensor that the first one saved; after the last one it stops.
-    fn keep_recomputed(&mut self, frame: &Rc<Frame>, tensor: &Tensor) {
-        let mut list = frame.recomputed.borrow_mut();
-        let Some(list) = list.as_mut() else { return };
-        let holders = frame.holders.borrow();
-        if list.len() < holders.len() && !self.stopped {
-            let alive = holders[list.len()].strong_count() > 0;
-            list.push(alive.then(|| tensor.detached()));
-            if list.len() == holders.len() {
-                self.stopped = true;
-            }
-        }
-    }
 }

@@ -13,7 +13,7 @@ pub struct StorageId(pub u32);
 /// One event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A storage comes to life.
+    /// A storage comes to life (once in every step that is written down again).
     Allocate(StorageId),
     /// A storage dies.
     Free(StorageId),
@@ -97,8 +97,33 @@ pub struct Log {
     pub storages: Vec<StorageInfo>,
     /// Names of phases.
     pub phases: Vec<String>,
+    /// What tensors hold in pinned host memory.
+    pub host: HostBytes,
+    /// Why the run would have stopped, where it cannot run as asked.
+    pub refused: Option<String>,
     /// Who is running now: stamped on new storages.
     context: Context,
+}
+
+/// Bytes on the host: now, and at most.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostBytes {
+    now: u64,
+    /// The most there ever was.
+    pub peak: u64,
+}
+
+impl HostBytes {
+    /// Some come to life.
+    pub fn take(&mut self, bytes: u64) {
+        self.now = self.now.saturating_add(bytes);
+        self.peak = self.peak.max(self.now);
+    }
+
+    /// Some die.
+    pub fn give_back(&mut self, bytes: u64) {
+        self.now = self.now.saturating_sub(bytes);
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -218,6 +243,12 @@ impl Log {
         if let Some(info) = self.storages.get_mut(id.0 as usize) {
             info.category = category;
         }
+    }
+
+    /// Makes room for a run of a program of so many steps; a step makes two or three storages on the way there and back.
+    pub fn reserve(&mut self, steps: usize) {
+        self.storages.reserve(steps * 3);
+        self.events.reserve(steps * 16);
     }
 
     /// Begins a phase.

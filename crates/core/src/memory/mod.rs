@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`log`] | storages and the events of their lives |
 //! | [`tensor`], [`autograd`] | shape-only tensors, the graph, the backward walk |
+//! | [`saved`] | what is kept for backward: held, recomputed, or on the host |
 //! | [`torch`] | the operations of torch on them |
 //! | [`lower`] | how transformers' code spends those operations on a program |
 //! | [`optimizer`] | state and step of every optimizer |
@@ -26,6 +27,7 @@ mod other_adapters;
 mod outliers;
 pub mod process;
 mod repeat;
+pub mod saved;
 pub mod sharding;
 pub mod simulation;
 mod stored;

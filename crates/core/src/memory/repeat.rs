@@ -1,7 +1,7 @@
 //! Later steps of a training run without running them: they allocate what the first step did, less what it left behind.
 //!
 //! The first step makes the optimizer's state and the library workspaces; all else it makes, it frees. So its events,
-//! without those, are the events of every later step, and writing them down again costs a tenth of running it.
+//! without those, are the events of every later step: the same storages come to life again.
 
 use super::log::{Event, Log, StorageId};
 
@@ -32,18 +32,11 @@ pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
         }
     }
     let stays = |id: StorageId| id.0 < first || !freed[(id.0 - first) as usize];
-    let mut again = vec![0; freed.len()];
+    log.events.reserve(events.len() * (steps as usize - 1));
     for step in 1..steps {
         for event in &events {
             match *event {
                 Event::Allocate(id) | Event::Free(id) if stays(id) => {}
-                Event::Allocate(id) => {
-                    let copy = log.storages[id.0 as usize];
-                    again[(id.0 - first) as usize] = log.storages.len() as u32;
-                    log.events.push(Event::Allocate(StorageId(log.storages.len() as u32)));
-                    log.storages.push(copy);
-                }
-                Event::Free(id) => log.events.push(Event::Free(StorageId(again[(id.0 - first) as usize]))),
                 Event::Phase(phase) => {
                     let name = log.phases[phase as usize].replacen('0', &step.to_string(), 1);
                     log.phase(name);

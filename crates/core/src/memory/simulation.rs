@@ -4,10 +4,11 @@ use std::rc::Rc;
 
 use super::allocator::{self, Replay};
 use super::log::Log;
+use super::lower::head::Head;
 use super::process::{self, Part};
 use super::{infer, sharding, stored, train};
 use crate::model::{Model, Program};
-use crate::plan::{AdapterLayout, InferPlan, Kernels, ModelSizes, PlanError, TrainPlan, liger};
+use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, ModelSizes, PlanError, TrainPlan, liger};
 
 /// A run, simulated.
 #[derive(Debug)]
@@ -50,6 +51,8 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
         None => plan,
     };
     let model_type = model.config()["model_type"].as_str().unwrap_or_default();
+    plan.attention.check_model(model_type)?;
+    check_loss(plan, &program)?;
     let layout = plan.layout(model_type, &program)?;
     let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
     let log = match &plan.parallel {
@@ -63,12 +66,37 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
         }
         None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
     };
+    if let Some(why) = &log.refused {
+        return Err(PlanError::Conflict { what: why.clone(), hint: "leave the choice to torch".into() });
+    }
     let mut process = process::parts(&log, &plan.gpu, true);
     process.extend(plan.parallel.iter().filter(|p| p.mesh.world() > 1).flat_map(process::parallel_parts));
     // Cached blocks go back to the driver when the card is full, before a run fails.
     let others: u64 = process.iter().map(|part| part.bytes).sum();
     let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
     Ok(Simulation { program, log, replay, process, adapter: layout, notes: found.notes })
+}
+
+/// Losses that take the head along need one whose result goes into the loss as it is.
+fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
+    if plan.loss.kind == LossKind::Standard {
+        return Ok(());
+    }
+    let head = Head::find(program);
+    let fits = match plan.loss.kind {
+        // Its kernel scales and caps logits itself.
+        LossKind::TrlFused => head.weight.is_some(),
+        LossKind::Chunked => head.is_plain(),
+        _ => head.is_plain() && head.bias.is_none(),
+    };
+    if fits {
+        return Ok(());
+    }
+    Err(PlanError::Unsupported {
+        what: "this loss on a model without a plain output head (scaled or capped logits, a bias, no next-token loss)"
+            .into(),
+        hint: "leave --loss out".into(),
+    })
 }
 
 /// Simulates `generate`; the program is that of the prompt.

@@ -1,5 +1,6 @@
 //! A tensor without data: sizes, strides, an element type and a share of a storage.
 
+use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
 use super::autograd::Edge;
@@ -11,15 +12,23 @@ use crate::model::shape::MAX_DIMS;
 /// Strides in elements, outermost first.
 pub type Strides = [u64; MAX_DIMS];
 
-/// A tensor.
-#[derive(Debug, Clone)]
-pub struct Tensor {
-    /// The bytes it looks at.
-    pub storage: Rc<Storage>,
+/// How a tensor looks at its storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
     /// Its sizes.
     pub shape: Shape,
     /// Its strides.
     pub strides: Strides,
+}
+
+/// A tensor. Its sizes and strides are read as if they were fields of it; they are shared, since tensors are moved and
+/// copied far more often than made.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    /// The bytes it looks at.
+    pub storage: Rc<Storage>,
+    /// How it looks at them.
+    pub layout: Rc<Layout>,
     /// Its element type.
     pub dtype: DType,
     /// Whether it is a view: torch then keeps the tensor it was made from alive too.
@@ -28,7 +37,36 @@ pub struct Tensor {
     pub edge: Option<Edge>,
 }
 
+impl Deref for Tensor {
+    type Target = Layout;
+
+    fn deref(&self) -> &Layout {
+        &self.layout
+    }
+}
+
+impl DerefMut for Tensor {
+    fn deref_mut(&mut self) -> &mut Layout {
+        Rc::make_mut(&mut self.layout)
+    }
+}
+
 impl Tensor {
+    /// A tensor outside the graph that looks at a storage.
+    pub fn new(storage: Rc<Storage>, shape: Shape, strides: Strides, dtype: DType) -> Self {
+        Self { storage, layout: Rc::new(Layout { shape, strides }), dtype, viewed: false, edge: None }
+    }
+
+    /// The same bytes under other sizes and strides.
+    pub fn with_layout(self, shape: Shape, strides: Strides) -> Self {
+        Self { layout: Rc::new(Layout { shape, strides }), ..self }
+    }
+
+    /// The same bytes, densely in row-major order under other sizes.
+    pub fn with_shape(self, shape: Shape) -> Self {
+        self.with_layout(shape, contiguous_strides(&shape))
+    }
+
     /// Whether a gradient flows into it.
     pub fn needs_grad(&self) -> bool {
         self.edge.is_some()

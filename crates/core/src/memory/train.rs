@@ -6,18 +6,20 @@ use super::adapters::{self, Loaded};
 use super::autograd::{self, Leaf};
 use super::device::Device;
 use super::log::{Category, Event, Log};
+use super::lower::head::HeadLoss;
 use super::lower::liger::Liger;
-use super::lower::{Runner, Settings, UnmadeHead, Wrapped};
+use super::lower::{Runner, Settings, Wrapped};
 use super::optimizer::{Optimizer, Trained, in_backward};
 use super::repeat::{self, Start};
 use super::tensor::Tensor;
 use super::torch::Torch;
+use super::torch::attention::Kernel;
 use super::torch::stored::StoredKernel;
 use crate::dtype::DType;
 use crate::model::op::{Input, Op, ValueId};
 use crate::model::{Program, Shape, Step};
 use crate::plan::liger::LigerPatch;
-use crate::plan::{AdapterLayout, Checkpointing, LossKind, TrainPlan};
+use crate::plan::{AdapterLayout, Checkpointing, TrainPlan};
 
 /// Steps that are run: the first makes the optimizer's state, the second is what all later ones allocate, and with the
 /// third the cache of segments has settled.
@@ -35,6 +37,7 @@ pub fn simulate(
     base: Option<(&crate::source::quantization::Quantization, StoredKernel)>,
 ) -> Log {
     let mut torch = Torch::new(Device::of(&plan.gpu));
+    torch.log.borrow_mut().reserve(program.steps.len());
     let Loaded { parameters, trained, mut wrapped } = match layout {
         Some(layout) => adapters::load(&mut torch, &program, plan, layout, base),
         None => {
@@ -43,8 +46,9 @@ pub fn simulate(
         }
     };
     wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
-    wrapped.trl_head = if plan.loss == LossKind::TrlFused { UnmadeHead::find(&program) } else { None };
     wrapped.checkpoints = plan.checkpoints;
+    wrapped.loss = HeadLoss::new(&program, plan.loss);
+    torch.forced_kernel = plan.sdpa_kernel.map(Kernel::from);
     let inputs = batch(&mut torch, &program, plan);
     let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);
     let whole = if layout.is_some() { Vec::new() } else { whole(&program, plan) };
@@ -120,6 +124,8 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
         weights: adapters::hidden_dtype(plan),
         padded: plan.batch.padded,
         mask: plan.batch.mask || plan.batch.padded,
+        real_tokens: plan.batch.real_tokens,
+        save_on_cpu: plan.save_on_cpu,
     }
 }
 

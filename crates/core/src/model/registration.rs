@@ -12,33 +12,56 @@ use super::op::{Parameter, ParameterId};
 /// Parameters as `model.parameters()` yields them.
 pub(super) fn order(model_type: &str, parameters: &[Parameter]) -> Vec<ParameterId> {
     let paths = parameters.iter().map(|parameter| parameter.name.split('.').collect::<Vec<_>>()).collect::<Vec<_>>();
-    let mut order = Vec::with_capacity(parameters.len());
-    walk(model_type, &paths, 0, (0..parameters.len()).collect(), &mut order);
-    order
+    let mut walk = Walk { model_type, paths, known: BTreeMap::new(), order: Vec::with_capacity(parameters.len()) };
+    walk.module(0, (0..parameters.len()).collect());
+    walk.order
 }
 
-/// Orders the parameters `members`, which share the first `depth` parts of their names.
-fn walk(model_type: &str, paths: &[Vec<&str>], depth: usize, members: Vec<usize>, order: &mut Vec<ParameterId>) {
-    let mut children: Vec<(&str, Vec<usize>)> = Vec::new();
-    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
-    for member in members {
-        let Some(&name) = paths[member].get(depth) else {
-            order.push(ParameterId(member as u32));
-            continue;
-        };
-        let place = *places.entry(name).or_insert(children.len());
-        if place == children.len() {
-            children.push((name, Vec::new()));
+/// The walk down the tree of modules.
+struct Walk<'a> {
+    model_type: &'a str,
+    paths: Vec<Vec<&'a str>>,
+    /// Lines found already, by children: most modules are like another.
+    known: BTreeMap<Vec<&'a str>, Option<&'static [&'static str]>>,
+    order: Vec<ParameterId>,
+}
+
+impl<'a> Walk<'a> {
+    /// Orders the parameters `members`, which share the first `depth` parts of their names.
+    fn module(&mut self, depth: usize, members: Vec<usize>) {
+        let mut names = Vec::new();
+        let mut children: Vec<Vec<usize>> = Vec::new();
+        for member in members {
+            let Some(&name) = self.paths[member].get(depth) else {
+                self.order.push(ParameterId(member as u32));
+                continue;
+            };
+            // Parameters of one child nearly always follow each other.
+            match names.iter().rposition(|known| *known == name) {
+                Some(place) => children[place].push(member),
+                None => {
+                    names.push(name);
+                    children.push(vec![member]);
+                }
+            }
         }
-        children[place].1.push(member);
+        let line = if names.len() > 1 { self.line(&names) } else { None };
+        let mut children: Vec<_> = names.into_iter().zip(children).collect();
+        if let Some(line) = line {
+            children.sort_by_key(|(name, _)| line.iter().position(|known| known == name));
+        }
+        for (_, members) in children {
+            self.module(depth + 1, members);
+        }
     }
-    if children.len() > 1
-        && let Some(line) = Table::get().find(model_type, &children)
-    {
-        children.sort_by_key(|(name, _)| line.iter().position(|known| known == name));
-    }
-    for (_, members) in children {
-        walk(model_type, paths, depth + 1, members, order);
+
+    fn line(&mut self, names: &[&'a str]) -> Option<&'static [&'static str]> {
+        if let Some(line) = self.known.get(names) {
+            return *line;
+        }
+        let line = Table::get().find(self.model_type, names);
+        self.known.insert(names.to_vec(), line);
+        line
     }
 }
 
@@ -68,8 +91,8 @@ impl Table {
     }
 
     /// The shortest line that knows all children; a line for the model type goes first.
-    fn find(&self, model_type: &str, children: &[(&str, Vec<usize>)]) -> Option<&[&'static str]> {
-        let knows = |line: &&Vec<&'static str>| children.iter().all(|(name, _)| line.contains(name));
+    fn find(&self, model_type: &str, children: &[&str]) -> Option<&[&'static str]> {
+        let knows = |line: &&Vec<&'static str>| children.iter().all(|name| line.contains(name));
         let special = self.special.iter().filter(|(types, _)| types.contains(&model_type)).map(|(_, line)| line);
         let found = special.filter(knows).min_by_key(|line| line.len());
         found.or_else(|| self.general.iter().filter(knows).min_by_key(|line| line.len())).map(Vec::as_slice)

@@ -23,6 +23,8 @@ pub struct Batch {
     pub mask: bool,
     /// Whether samples are padded, so that the mask really masks.
     pub padded: bool,
+    /// Tokens of the whole batch that are no padding; all of them when absent.
+    pub real_tokens: Option<u64>,
 }
 
 impl Default for Batch {
@@ -35,6 +37,7 @@ impl Default for Batch {
             audio_frames: None,
             mask: false,
             padded: false,
+            real_tokens: None,
         }
     }
 }

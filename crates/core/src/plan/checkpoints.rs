@@ -12,11 +12,23 @@ pub struct CheckpointOptions {
     pub reentrant: bool,
     /// Whether the input of a recomputed layer waits on the host.
     pub offload: bool,
+    /// Which results are kept instead of being recomputed.
+    pub selective: Option<Selective>,
+}
+
+/// What a selective checkpoint keeps (torch's `create_selective_checkpoint_contexts`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Selective {
+    /// Every matrix product and every fused attention.
+    Matmuls,
+    /// Every second `mm` and every fused attention: torchtitan's choice.
+    AlternateMatmuls,
 }
 
 impl Default for CheckpointOptions {
     fn default() -> Self {
-        Self { every: 1, reentrant: false, offload: false }
+        Self { every: 1, reentrant: false, offload: false, selective: None }
     }
 }
 

@@ -178,7 +178,7 @@ mod tests {
     fn situations_decide() {
         let trl = Framework::find("trl").unwrap();
         let full = trl.apply(&TrainPlan::default(), Situation::Full).unwrap();
-        assert_eq!((full.weights, full.autocast, full.loss), (DType::F32, Some(DType::BF16), LossKind::TrlFused));
+        assert_eq!((full.weights, full.autocast, full.loss.kind), (DType::F32, Some(DType::BF16), LossKind::TrlFused));
         assert_eq!((full.checkpointing, full.optimizer.implementation), (Checkpointing::Full, Implementation::Fused));
         assert!(full.adapter.is_none() && full.quantization.is_none());
         let quantised = trl.apply(&TrainPlan::default(), Situation::Quantised).unwrap();

@@ -7,9 +7,9 @@
 //! | [`train`] | a training run: batch, precision, checkpointing, optimizer |
 //! | [`batch`] | the sizes of what goes in |
 //! | [`liger`] | what Liger patches |
-//! | [`loss`] | who computes the loss |
 //! | [`quantization`] | weights in 4 and 8 bits |
 //! | [`optimizer`] | which optimizer, stepping how |
+//! | [`attention`], [`loss`] | how attention and the loss are computed |
 //! | [`checkpoints`] | which layers are recomputed, and how |
 //! | `options` | options that exclude each other, and what a report says about them |
 //! | [`framework`] | defaults of training frameworks, as data |
@@ -20,6 +20,7 @@
 
 pub mod adapter;
 pub mod allocator;
+pub mod attention;
 pub mod batch;
 pub mod checkpoints;
 pub mod framework;
@@ -36,16 +37,17 @@ pub mod train;
 
 pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
 pub use allocator::AllocatorOptions;
+pub use attention::{AttentionKind, SdpaKernel};
 pub use batch::Batch;
-pub use checkpoints::CheckpointOptions;
+pub use checkpoints::{CheckpointOptions, Selective};
 pub use framework::{Framework, Provenance, Situation};
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheImplementation, Choice, InferPlan};
-pub use loss::LossKind;
+pub use loss::{LossKind, LossOptions};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use quantization::{Outliers, Quantization, QuantizationScheme};
-pub use train::{AttentionKind, Checkpointing, Kernels, TrainPlan};
+pub use train::{Checkpointing, Kernels, TrainPlan};
 
 /// A plan of any kind.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]

@@ -1,6 +1,9 @@
 //! Options of training that exclude each other, and what a report should say about the others.
 
-use super::{CheckpointOptions, Checkpointing, OptimizerKind, PlanError, RunPlan, TrainPlan};
+use super::{
+    AttentionKind, CheckpointOptions, Checkpointing, Kernels, LossKind, OptimizerKind, PlanError, RunPlan, TrainPlan,
+};
+use crate::dtype::DType;
 
 impl TrainPlan {
     pub(super) fn check_options(&self) -> Result<(), PlanError> {
@@ -19,6 +22,34 @@ impl TrainPlan {
                 value: "every-0".into(),
                 expected: "every-1 or more".into(),
             }),
+            _ if self.checkpoints.selective.is_some() && self.checkpoints.runs_nested() => conflict(
+                "a selective checkpoint is not reentrant and not offloaded",
+                "choose one kind of gradient checkpointing",
+            ),
+            _ if self.attention.is_flash() && self.weights == DType::F32 && self.autocast.is_none() => conflict(
+                "flash attention computes in fp16 and bf16 only",
+                "use --precision bf16 or bf16-mixed, or --attention sdpa",
+            ),
+            _ if self.attention.is_flash() && self.gpu.capability.is_some_and(|capability| capability < 80) => {
+                conflict("flash attention needs an Ampere card or a newer one", "use --attention sdpa")
+            }
+            _ if self.sdpa_kernel.is_some() && self.attention != AttentionKind::Sdpa => {
+                conflict("a kernel of SDPA is forced, but attention is not SDPA's", "use --attention sdpa")
+            }
+            _ if self.loss.kind == LossKind::CutCrossEntropy && self.weights == DType::F32 => conflict(
+                "cut cross entropy takes hidden states in fp16 or bf16 only, and those of fp32 weights are fp32",
+                "use --precision bf16, or --loss chunked",
+            ),
+            _ if self.loss.kind != LossKind::Standard && self.kernels == Kernels::Liger => {
+                conflict("Liger brings a loss of its own", "drop --liger or --loss")
+            }
+            _ if self.loss.kind == LossKind::Chunked && !(1..=1 << 20).contains(&self.loss.chunks) => {
+                Err(PlanError::BadValue {
+                    key: "loss-chunks".into(),
+                    value: self.loss.chunks.to_string(),
+                    expected: "from 1 to 1048576".into(),
+                })
+            }
             _ if self.parallel.is_some() => self.check_on_many_cards(),
             _ => Ok(()),
         }
@@ -29,6 +60,9 @@ impl TrainPlan {
         let what = match self.optimizer.kind {
             _ if self.optimizer_in_backward => "the optimizer in backward".to_owned(),
             _ if self.checkpoints != CheckpointOptions::default() => "this kind of gradient checkpointing".to_owned(),
+            _ if self.loss.kind != LossKind::Standard => "a loss other than transformers' own".to_owned(),
+            _ if self.save_on_cpu => "saving activations on the host".to_owned(),
+            _ if self.sdpa_kernel.is_some() => "a forced kernel of SDPA".to_owned(),
             K::AdamMini | K::Shampoo | K::GaLoreAdamW | K::ApolloAdamW => {
                 format!("optimizer {}", self.optimizer.kind.name())
             }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AdapterLayout, AdapterPlan, AllocatorOptions, Batch, CheckpointOptions, Gpu, LossKind, Optimizer, Parallel,
-    PlanError, Quantization,
+    AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Gpu, LossKind, LossOptions,
+    Optimizer, Parallel, PlanError, Quantization, SdpaKernel,
 };
 use crate::dtype::DType;
 use crate::model::Program;
@@ -21,14 +21,18 @@ pub struct TrainPlan {
     pub autocast: Option<DType>,
     /// How attention is computed.
     pub attention: AttentionKind,
+    /// The kernel that SDPA must take; torch chooses when absent.
+    pub sdpa_kernel: Option<SdpaKernel>,
     /// Whether layers are recomputed in backward.
     pub checkpointing: Checkpointing,
     /// Which layers those are, and how they are recomputed.
     pub checkpoints: CheckpointOptions,
+    /// Whether all that forward saves waits in pinned host memory (`torch.autograd.graph.save_on_cpu`).
+    pub save_on_cpu: bool,
     /// Whose kernels run norms, MLPs and the loss.
     pub kernels: Kernels,
-    /// Who computes the loss.
-    pub loss: LossKind,
+    /// How the loss of a language model is computed.
+    pub loss: LossOptions,
     /// The optimizer.
     pub optimizer: Optimizer,
     /// Whether each parameter is stepped, and its gradient freed, as soon as the gradient is complete.
@@ -60,10 +64,12 @@ impl Default for TrainPlan {
             weights: DType::BF16,
             autocast: None,
             attention: AttentionKind::Sdpa,
+            sdpa_kernel: None,
             checkpointing: Checkpointing::Off,
             checkpoints: CheckpointOptions::default(),
+            save_on_cpu: false,
             kernels: Kernels::Transformers,
-            loss: LossKind::default(),
+            loss: LossOptions::default(),
             optimizer: Optimizer::default(),
             optimizer_in_backward: false,
             gradient_accumulation: 1,
@@ -85,7 +91,6 @@ impl TrainPlan {
         self.check_adapter()?;
         self.optimizer.check(self.weights, self.adapter.is_some())?;
         self.check_options()?;
-        self.check_loss()?;
         let bad = |key: &str, value: u64, expected: &str| {
             Err(PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() })
         };
@@ -111,7 +116,7 @@ impl TrainPlan {
         match &self.adapter {
             Some(AdapterPlan::Lora(lora)) => {
                 let layout = AdapterLayout::of_program(lora, model_type, program)?;
-                let fused = self.kernels == Kernels::Liger || self.loss != LossKind::Transformers;
+                let fused = self.kernels == Kernels::Liger || self.loss.kind != LossKind::Standard;
                 layout.check_simulated(lora, program, fused)?;
                 Ok(Some(layout))
             }
@@ -155,16 +160,6 @@ impl TrainPlan {
     pub fn is_frozen(&self, name: &str) -> bool {
         self.frozen.iter().any(|prefix| name.starts_with(prefix.as_str()))
     }
-}
-
-/// How attention is computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum AttentionKind {
-    /// `F.scaled_dot_product_attention`: torch chooses a kernel.
-    Sdpa,
-    /// The model's own eager code.
-    Eager,
 }
 
 /// What of a layer is recomputed in backward.

@@ -9,7 +9,7 @@ use crate::plan::{AllocatorOptions, AttentionKind, Batch, CacheImplementation, C
 /// The plan of a row: greedy, its length forced by `min_new_tokens`, as truth/ledger/measure.py runs it.
 pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
     let run = &row["run"];
-    for (key, what) in [("lora", "adapters of generate"), ("dist", "several cards")] {
+    for (key, what) in [("lora", "adapters of generate"), ("peft", "adapters of generate"), ("dist", "several cards")] {
         if !run[key].is_null() {
             return Err(format!("{what} are not simulated yet"));
         }
@@ -21,6 +21,7 @@ pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
         AllocatorOptions::parse(run["alloc_conf"].as_str().unwrap_or_default()).map_err(|e| e.to_string())?;
     let name = row["gpu"].as_str().unwrap_or_default();
     let cache = match run["cache"].as_str() {
+        _ if run["use_cache"] == false => CacheImplementation::None,
         None | Some("dynamic") => CacheImplementation::Dynamic,
         Some("static") => CacheImplementation::Static,
         Some(other) => return Err(format!("cache implementation {other} is not simulated yet")),
@@ -34,12 +35,13 @@ pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
             audio_frames: (row["kind"] == "speech").then_some(3000),
             mask: run["mask"] == true,
             padded: false,
+            real_tokens: None,
         },
         new_tokens: number("new_tokens").unwrap_or(0),
         // A pretend card holds no data, so every sequence looks finished after its first token.
         stop_after: name.starts_with("replay").then_some(1),
         cache,
-        beams: 1,
+        beams: number("beams").unwrap_or(1),
         choice: Choice::Greedy,
         forced_length: true,
         weights: dtype(&run["weights"]).unwrap_or(DType::BF16),

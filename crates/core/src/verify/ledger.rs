@@ -9,7 +9,7 @@ use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::{
     AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Checkpointing, Gpu, Gpus, Implementation, Kernels,
-    LossKind, Optimizer, TrainPlan,
+    Optimizer, TrainPlan,
 };
 
 /// How one run compares with its simulation.
@@ -163,6 +163,7 @@ fn group(run: &Value) -> &'static str {
         Some("int8") => "qlora-int8",
         Some(_) => "qlora-4bit",
         None if !run["lora"].is_null() => "lora",
+        None if !run["peft"].is_null() => "peft",
         None if run["liger"] == true => "liger",
         None => "train",
     }
@@ -214,7 +215,7 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
     }
 }
 
-fn train_plan(row: &Value) -> Result<TrainPlan, String> {
+pub(super) fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     let run = &row["run"];
     let sft = run["task"] == "sft";
     let trainer = run["task"] == "trainer" || sft;
@@ -240,7 +241,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     };
     let (allocator, _) =
         AllocatorOptions::parse(run["alloc_conf"].as_str().unwrap_or_default()).map_err(|e| e.to_string())?;
-    Ok(TrainPlan {
+    let mut plan = TrainPlan {
         batch: Batch {
             batch_size,
             seq_len: number("seq").unwrap_or(0),
@@ -249,6 +250,7 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
             audio_frames: (row["kind"] == "speech").then_some(3000),
             mask: run["mask"] == true || trainer,
             padded: false,
+            real_tokens: None,
         },
         weights: dtype(&run["weights"]).unwrap_or(DType::BF16),
         autocast: dtype(&run["autocast"]),
@@ -256,7 +258,6 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         checkpointing: if run["checkpointing"] == true { Checkpointing::Full } else { Checkpointing::Off },
         checkpoints: CheckpointOptions { reentrant: run["reentrant"] == true, ..CheckpointOptions::default() },
         kernels: if run["liger"] == true { Kernels::Liger } else { Kernels::Transformers },
-        loss: if sft { LossKind::TrlFused } else { LossKind::Transformers },
         optimizer: Optimizer { implementation, ..optimizer },
         optimizer_in_backward: false,
         gradient_accumulation: number("grad_accum").unwrap_or(1) as u32,
@@ -268,7 +269,10 @@ fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         quantization: recorded::quantization(row)?,
         gpu: card(row["gpu"].as_str().unwrap_or_default()),
         allocator,
-    })
+        ..TrainPlan::default()
+    };
+    super::variants::apply(&mut plan, run)?;
+    Ok(plan)
 }
 
 pub(super) fn dtype(value: &Value) -> Option<DType> {

@@ -3,9 +3,11 @@
 mod distributed;
 pub mod external;
 mod generate;
+pub mod job;
 pub mod ledger;
 pub mod lora;
 pub mod models;
 pub mod pattern;
 mod recorded;
 pub mod summary;
+mod variants;

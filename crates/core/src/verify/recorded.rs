@@ -8,6 +8,10 @@ use crate::plan::{Implementation, Optimizer, OptimizerKind, Outliers, Quantizati
 
 /// `run.lora`: `apply_lora` of measure.py.
 pub(super) fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
+    // Any other method, as the probe applies it.
+    if !run["peft"].is_null() {
+        return AdapterPlan::from_adapter_config(&run["peft"]).map(|(plan, _)| Some(plan)).map_err(|e| e.to_string());
+    }
     let lora = &run["lora"];
     if lora.is_null() {
         return Ok(None);

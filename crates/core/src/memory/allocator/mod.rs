@@ -3,6 +3,7 @@
 //! It decides two of the three levels: *allocated* counts whole blocks, which can be larger than what was asked for,
 //! and *reserved* counts the segments that were taken from the driver. Rules: c10/cuda/CUDACachingAllocator.cpp.
 
+mod free_list;
 mod pool;
 
 use pool::{BlockId, Pool};
@@ -63,6 +64,7 @@ struct Allocator {
     pools: Vec<(Stream, [Pool; 2])>,
     owners: Vec<Option<(usize, bool, BlockId)>>,
     allocated: u64,
+    reserved: u64,
     requested: u64,
     capacity: Option<u64>,
 }
@@ -74,6 +76,7 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         pools: Vec::new(),
         owners: vec![None; log.storages.len()],
         allocated: 0,
+        reserved: 0,
         requested: 0,
         capacity,
     };
@@ -89,7 +92,7 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
                 }
                 if let Some(phase) = &mut phase {
                     phase.peak = phase.peak.max(allocator.allocated);
-                    phase.peak_reserved = phase.peak_reserved.max(allocator.reserved());
+                    phase.peak_reserved = phase.peak_reserved.max(allocator.reserved);
                     if allocator.allocated > highest {
                         highest = allocator.allocated;
                         result.peak_event = index;
@@ -102,7 +105,7 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
             Event::PhaseEnd => result.phases.extend(phase.take().map(|phase| allocator.close(phase))),
             Event::Phase(_) => {
                 result.phases.extend(phase.map(|phase| allocator.close(phase)));
-                let reserved = allocator.reserved();
+                let reserved = allocator.reserved;
                 let now = allocator.allocated;
                 phase = Some(PhaseMemory { before: now, after: now, peak: now, reserved, peak_reserved: reserved });
             }
@@ -113,12 +116,8 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
 }
 
 impl Allocator {
-    fn reserved(&self) -> u64 {
-        self.pools.iter().flat_map(|(_, pair)| pair).map(|pool| pool.reserved).sum()
-    }
-
     fn close(&self, phase: PhaseMemory) -> PhaseMemory {
-        PhaseMemory { after: self.allocated, reserved: self.reserved(), ..phase }
+        PhaseMemory { after: self.allocated, reserved: self.reserved, ..phase }
     }
 
     fn allocate(&mut self, id: StorageId, bytes: u64, stream: Stream) -> bool {
@@ -130,22 +129,27 @@ impl Allocator {
         let small = size <= SMALL_SIZE;
         let at = self.stream(stream);
         let mut fits = true;
-        if self.pool(at, small).find(size).is_none() {
-            let more = self.pool(at, small).growth(size);
-            if self.over(more) {
-                self.empty_cache();
-                let more = self.pool(at, small).growth(size);
-                fits = !self.over(more);
+        let (block, size) = match self.pool(at, small).take(size) {
+            Some(found) => found,
+            None => {
+                if self.over(self.pools[at].1[usize::from(!small)].growth(size)) {
+                    self.empty_cache();
+                    fits = !self.over(self.pools[at].1[usize::from(!small)].growth(size));
+                    // A run that failed is only followed on for what it would have needed.
+                    self.capacity = self.capacity.filter(|_| fits);
+                }
+                let block = self.pool(at, small).allocate(size);
+                self.count_reserved();
+                block
             }
-        }
-        let (block, size) = self.pool(at, small).allocate(size);
+        };
         self.owners[id.0 as usize] = Some((at, small, block));
         self.allocated += size;
         fits
     }
 
     fn over(&self, more: u64) -> bool {
-        self.capacity.is_some_and(|capacity| self.reserved().saturating_add(more) > capacity)
+        self.capacity.is_some_and(|capacity| self.reserved.saturating_add(more) > capacity)
     }
 
     fn free(&mut self, id: StorageId, bytes: u64) {
@@ -157,6 +161,11 @@ impl Allocator {
 
     fn empty_cache(&mut self) {
         self.pools.iter_mut().flat_map(|(_, pair)| pair).for_each(Pool::release_unused);
+        self.count_reserved();
+    }
+
+    fn count_reserved(&mut self) {
+        self.reserved = self.pools.iter().flat_map(|(_, pair)| pair).map(|pool| pool.reserved).sum();
     }
 
     /// The place of a stream's pools.

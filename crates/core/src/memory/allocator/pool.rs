@@ -1,11 +1,12 @@
 //! One pool of blocks: best fit, splitting, merging.
 
+use super::free_list::FreeList;
 use super::{MIB, MIN_BLOCK, SMALL_SIZE};
 use crate::plan::AllocatorOptions;
 
 /// A block, by its place in the pool's list.
 pub(super) type BlockId = u32;
-const NONE: BlockId = u32::MAX;
+pub(super) const NONE: BlockId = u32::MAX;
 
 /// Requests of this size and above get a segment of their own (`kMinLargeAlloc`).
 const MIN_LARGE: u64 = 10 * MIB;
@@ -50,17 +51,6 @@ impl Pool {
         }
     }
 
-    /// The free block that a request would get.
-    pub(super) fn find(&self, size: u64) -> Option<usize> {
-        let (at, found) = self.free.best_fit(size)?;
-        if let (Some(limit), false) = (self.options.max_split_size, self.options.expandable_segments)
-            && ((size < limit && found >= limit) || (size >= limit && found >= size + LARGE_BUFFER))
-        {
-            return None;
-        }
-        Some(at)
-    }
-
     /// What the pool would take from the driver for a request that no free block fits.
     pub(super) fn growth(&self, size: u64) -> u64 {
         if self.options.expandable_segments {
@@ -81,12 +71,31 @@ impl Pool {
         }
     }
 
+    /// A free block for a request, where there is one, and the size it is billed with.
+    pub(super) fn take(&mut self, size: u64) -> Option<(BlockId, u64)> {
+        let limit = self.options.max_split_size.filter(|_| !self.options.expandable_segments);
+        let refuses = |found: u64| {
+            limit.is_some_and(|limit| {
+                (size < limit && found >= limit) || (size >= limit && found >= size + LARGE_BUFFER)
+            })
+        };
+        let id = self.free.take(size, refuses)?;
+        Some(self.cut(id, size))
+    }
+
     /// A block for a request, and the size it is billed with.
     pub(super) fn allocate(&mut self, size: u64) -> (BlockId, u64) {
-        let id = match self.find(size) {
-            Some(at) => self.free.take(at),
-            None => self.grow(size),
-        };
+        match self.take(size) {
+            Some(found) => found,
+            None => {
+                let id = self.grow(size);
+                self.cut(id, size)
+            }
+        }
+    }
+
+    /// Cuts a block down to a request.
+    fn cut(&mut self, id: BlockId, size: u64) -> (BlockId, u64) {
         let block = self.blocks[id as usize];
         let rest = block.size - size;
         let splits = if self.small || self.options.expandable_segments {
@@ -207,71 +216,6 @@ impl Pool {
     fn remove_free(&mut self, id: BlockId) {
         let block = self.blocks[id as usize];
         self.free.remove(block.size, block.address);
-    }
-}
-
-/// Free blocks by size, those of one size by address. A run frees thousands of blocks of a few sizes, so the list is
-/// one of sizes, each with its blocks, the lowest address last.
-#[derive(Default)]
-struct FreeList(Vec<(u64, Vec<(u64, BlockId)>)>);
-
-impl FreeList {
-    /// The smallest size that is large enough: its place and the size.
-    fn best_fit(&self, size: u64) -> Option<(usize, u64)> {
-        let at = self.0.partition_point(|(free, _)| *free < size);
-        self.0.get(at).map(|(found, _)| (at, *found))
-    }
-
-    /// Takes the block of lowest address of the size at a place.
-    fn take(&mut self, at: usize) -> BlockId {
-        let blocks = &mut self.0[at].1;
-        let taken = blocks.pop().map_or(NONE, |(_, id)| id);
-        if blocks.is_empty() {
-            self.0.remove(at);
-        }
-        taken
-    }
-
-    fn insert(&mut self, size: u64, address: u64, id: BlockId) {
-        let at = self.0.partition_point(|(free, _)| *free < size);
-        if self.0.get(at).is_none_or(|(free, _)| *free != size) {
-            self.0.insert(at, (size, Vec::new()));
-        }
-        let blocks = &mut self.0[at].1;
-        let place = blocks.partition_point(|(known, _)| *known > address);
-        blocks.insert(place, (address, id));
-    }
-
-    fn remove(&mut self, size: u64, address: u64) {
-        let at = self.0.partition_point(|(free, _)| *free < size);
-        let Some((_, blocks)) = self.0.get_mut(at).filter(|(free, _)| *free == size) else { return };
-        let place = blocks.partition_point(|(known, _)| *known > address);
-        if blocks.get(place).is_some_and(|(known, _)| *known == address) {
-            blocks.remove(place);
-        }
-        if blocks.is_empty() {
-            self.0.remove(at);
-        }
-    }
-
-    fn remove_where(&mut self, gone: impl Fn(BlockId) -> bool) -> Vec<BlockId> {
-        let mut removed = Vec::new();
-        for (_, blocks) in &mut self.0 {
-            blocks.retain(|(_, id)| {
-                let goes = gone(*id);
-                if goes {
-                    removed.push(*id);
-                }
-                !goes
-            });
-        }
-        self.0.retain(|(_, blocks)| !blocks.is_empty());
-        removed
-    }
-
-    #[cfg(test)]
-    fn len(&self) -> usize {
-        self.0.iter().map(|(_, blocks)| blocks.len()).sum()
     }
 }
 

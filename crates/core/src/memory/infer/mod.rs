@@ -161,6 +161,8 @@ impl<'a> Run<'a> {
             weights: plan.weights,
             mask: true,
             padded: plan.batch.padded,
+            real_tokens: None,
+            save_on_cpu: false,
         };
         Self { torch, plan, settings, parameters, quantised, stored, kept, batch, store: None }
     }
@@ -326,7 +328,8 @@ impl Batch {
                         known.map_or_else(|| torch.phantom(shape, DType::I64), |(_, tensor)| tensor.clone())
                     }
                 };
-                bound.push((outputs[0], Tensor { shape, ..tensor }));
+                let strides = tensor.strides;
+                bound.push((outputs[0], tensor.with_layout(shape, strides)));
             }
         });
         bound

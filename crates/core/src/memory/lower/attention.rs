@@ -12,6 +12,9 @@ use crate::plan::AttentionKind;
 ///
 /// `given`: the model has a 2-D mask, of the batch or its own.
 pub(super) fn mask(torch: &mut Torch, kind: Mask, shape: Shape, settings: &Settings, given: bool) -> Option<Tensor> {
+    if settings.attention.is_flash() {
+        return super::flash::mask(torch, shape, settings);
+    }
     let (queries, keys) = (shape.size(2), shape.size(3));
     let eager = settings.attention == AttentionKind::Eager;
     let (kind, eager, kept) = match kind {
@@ -65,7 +68,9 @@ pub(super) fn attend(
     mask: Option<&Tensor>,
     sinks: Option<&Tensor>,
 ) -> (Tensor, Option<Tensor>) {
-    if spec.sdpa && settings.attention == AttentionKind::Sdpa {
+    if settings.attention.is_flash() {
+        (super::flash::attend(torch, spec, settings, [query, key, value], mask), None)
+    } else if spec.sdpa && settings.attention == AttentionKind::Sdpa {
         (sdpa(torch, spec, query, key, value, mask), None)
     } else {
         let (output, probabilities) = eager(torch, spec, query, key, value, mask, sinks);

@@ -2,11 +2,11 @@
 //! (liger_kernel 0.8.5, ops/{rms_norm,rope,swiglu,geglu,fused_linear_cross_entropy}.py).
 
 use super::Runner;
-use super::unmade::UnmadeHead;
+use super::head::Head;
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::log::Category;
-use crate::memory::tensor::{Tensor, contiguous_strides};
+use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::{Loss, ModuleId, Op, ValueId};
 use crate::model::{Program, Shape};
@@ -16,14 +16,19 @@ use crate::plan::liger::LigerPatch;
 #[derive(Debug, Clone)]
 pub struct Liger {
     patch: LigerPatch,
-    /// The head whose product is never made; where it is not a linear, the loss is computed as usual.
-    head: Option<UnmadeHead>,
+    /// The head whose product is never made, and what is computed on it before the loss.
+    head: Head,
 }
 
 impl Liger {
-    /// Finds the loss and the head before it.
+    /// Finds the loss and the head before it; a head that is not a linear leaves the loss as usual.
     pub fn new(program: &Program, patch: LigerPatch) -> Self {
-        Self { patch, head: UnmadeHead::find(program) }
+        Self { patch, head: Head::find(program) }
+    }
+
+    /// The head that the loss takes along.
+    pub(super) fn head(&self) -> &Head {
+        &self.head
     }
 }
 
@@ -39,7 +44,7 @@ impl Runner {
     ) -> Option<Vec<Option<Tensor>>> {
         let liger = self.wrapped.liger.as_ref()?;
         let input = |index: usize| inputs.get(index).and_then(Option::as_ref);
-        if outputs.first().is_some_and(|value| self.is_unmade(*value)) {
+        if outputs.first().is_some_and(|value| liger.head.unmade.contains(value)) {
             // The hidden states are passed on in place of the logits.
             return Some(vec![input(0).cloned()]);
         }
@@ -62,8 +67,8 @@ impl Runner {
             Op::Gate(_) if liger.patch.glu => Some(vec![input(0).cloned()]),
             Op::GateProduct(_) | Op::Glu(_) if liger.patch.glu => Some(vec![Some(gated(torch, input(0)?, input(1)?))]),
             Op::Loss(Loss::CausalLm) => {
-                let head = liger.head.as_ref()?;
-                let (weight, bias) = (self.parameter(head.weight), head.bias.map(|id| self.parameter(id)));
+                let weight = self.parameter(liger.head.weight?);
+                let bias = liger.head.bias.map(|id| self.parameter(id));
                 let (hidden, labels) = (input(0)?, input(1)?);
                 let loss = torch.in_category(Category::Logits, |torch| fused_loss(torch, hidden, labels, weight, bias));
                 Some(vec![Some(loss)])
@@ -71,10 +76,6 @@ impl Runner {
             Op::Return => None,
             _ => None,
         }
-    }
-
-    pub(super) fn liger_head(&self) -> Option<&UnmadeHead> {
-        self.wrapped.liger.as_ref()?.head.as_ref()
     }
 }
 
@@ -185,7 +186,7 @@ fn fused_loss(torch: &mut Torch, hidden: &Tensor, labels: &Tensor, weight: &Tens
         let for_hidden = saved.get(torch);
         let for_weight = saved_weight.map(|saved| saved.get(torch));
         let for_bias = saved_bias.map(|saved| saved.get(torch));
-        let strides = contiguous_strides(&for_hidden.shape);
-        vec![Some(Tensor { strides, ..for_hidden }), for_weight, for_bias]
+        let shape = for_hidden.shape;
+        vec![Some(for_hidden.with_shape(shape)), for_weight, for_bias]
     })
 }

@@ -31,8 +31,8 @@ pub struct Wrapped {
     pub copies: BTreeMap<(ModuleId, ParameterId), Tensor>,
     /// Liger's kernels, where they are patched in.
     pub liger: Option<super::liger::Liger>,
-    /// The head whose logits TRL's loss never makes.
-    pub trl_head: Option<super::UnmadeHead>,
+    /// A loss that takes the head along.
+    pub loss: Option<super::head::HeadLoss>,
     /// The input embedding whose output is made to require a gradient (`enable_input_require_grads`).
     pub input_embedding: Option<ModuleId>,
     /// How layers are recomputed.

@@ -4,17 +4,16 @@
 //! |---|---|
 //! | `norm` | the norms, as each model's code spells them |
 //! | `rotary` | tables and rotations |
-//! | `attention`, `falcon` | masks, SDPA and eager attention |
+//! | `attention`, `falcon`, `flash` | masks, SDPA, eager and flash attention |
 //! | `scales` | IA³, VeRA, prompt tuning |
 //! | `linear`, `lora`, `lora_parameter` | linears and embeddings, plain, quantised or under an adapter |
 //! | `stored_experts` | experts in fp8 and MXFP4 |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
 //! | [`cache`] | the caches of `generate` and their masks |
 //! | [`liger`] | what Liger's kernels put in place of these |
-//! | `loss` | losses |
+//! | `loss`, [`head`], `trl_loss` | losses, and those that take the output head along |
 //! | `nested` | checkpoints with a backward pass of their own |
 //! | [`hooks`] | what wrappers do around modules |
-//! | `trl_loss`, `unmade` | TRL's loss without logits |
 //! | `tensors` | plain tensor operations |
 
 mod attention;
@@ -22,6 +21,8 @@ mod batched_experts;
 pub mod cache;
 mod experts;
 mod falcon;
+mod flash;
+pub mod head;
 pub mod hooks;
 pub mod liger;
 mod linear;
@@ -35,14 +36,14 @@ mod scales;
 mod stored_experts;
 mod tensors;
 mod trl_loss;
-mod unmade;
 
 use std::rc::Rc;
 
 pub use linear::Wrapped;
 pub use lora::LoraWeights;
 pub use scales::Scales;
-pub use unmade::UnmadeHead;
+
+use nested::Kept;
 
 use super::autograd::Frame;
 use super::log::Category;
@@ -70,6 +71,10 @@ pub struct Settings {
     pub padded: bool,
     /// Whether the batch brings a 2-D mask.
     pub mask: bool,
+    /// Tokens that are no padding, where that is known.
+    pub real_tokens: Option<u64>,
+    /// Whether what is saved for backward waits on the host.
+    pub save_on_cpu: bool,
 }
 
 /// A program ready to run: its parameters are on the device.
@@ -164,7 +169,9 @@ impl Runner {
     pub fn forward(self: &Rc<Self>, torch: &mut Torch) -> Vec<Tensor> {
         let mut frames = Frames::new(self.program.values.len());
         torch.autocast = self.settings.autocast;
+        torch.saves_on_host = self.settings.save_on_cpu;
         torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, 0..self.program.steps.len()));
+        torch.saves_on_host = false;
         torch.cast_cache.clear();
         torch.autocast = None;
         torch.set_module(0);
@@ -236,8 +243,10 @@ impl Runner {
 
     /// Runs a layer keeping only what comes in; backward runs it again when it first needs something from inside.
     fn checkpoint(self: &Rc<Self>, torch: &mut Torch, frames: &mut Frames, range: std::ops::Range<usize>) {
-        let captured = self.captured(frames, &range);
-        let frame = Frame::new();
+        let on_host = torch.saves_on_host;
+        let captured: Vec<Kept> =
+            self.captured(frames, &range).into_iter().map(|(id, x)| Kept::new(torch, id, x, on_host)).collect();
+        let frame = Frame::new(self.wrapped.checkpoints.selective);
         torch.recording = Some(Rc::clone(&frame));
         self.run(torch, frames, range.clone());
         torch.recording = None;
@@ -245,8 +254,8 @@ impl Runner {
         let runner = Rc::clone(self);
         let again = move |torch: &mut Torch| {
             let mut frames = Frames::new(runner.program.values.len());
-            for (value, tensor) in &captured {
-                frames.values[value.0 as usize] = Some(tensor.clone());
+            for kept in &captured {
+                frames.values[kept.value.0 as usize] = Some(kept.tensor(torch));
             }
             let outer = std::mem::replace(&mut torch.autocast, runner.settings.autocast);
             let mark = torch.graph_mark();
@@ -301,7 +310,7 @@ impl Runner {
             hooks.before_operation(torch, *module, &mut taken);
         }
         let patched = self.liger(torch, op, module, &taken, outputs);
-        let patched = patched.or_else(|| self.trl_loss(torch, op, &taken, outputs));
+        let patched = patched.or_else(|| self.head_loss(torch, op, &taken, outputs));
         let made = patched.unwrap_or_else(|| self.lower(torch, frames, op, module, &taken, outputs));
         drop(taken);
         if let Some((hooks, module)) = &watching {

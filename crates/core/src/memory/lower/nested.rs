@@ -8,24 +8,46 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::{Frames, Runner};
-use crate::memory::autograd::{self, Leaf};
+use crate::memory::autograd::{self, Edge, Leaf};
 use crate::memory::log::Category;
+use crate::memory::saved::OnHost;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Step;
 use crate::model::op::ValueId;
 
 /// A value that a layer reads, as its checkpoint keeps it.
-struct Kept {
-    value: ValueId,
-    tensor: Held,
-    trained: bool,
+pub(super) struct Kept {
+    pub(super) value: ValueId,
+    held: Held,
+    edge: Option<Edge>,
 }
 
-/// On the card, or on the host: then only the layout is left here.
+/// On the card or on the host.
 enum Held {
     Here(Tensor),
-    OnHost(Tensor),
+    OnHost(OnHost),
+}
+
+impl Kept {
+    /// Keeps a value; what a gradient flows into may wait on the host.
+    pub(super) fn new(torch: &Torch, value: ValueId, tensor: Tensor, on_host: bool) -> Self {
+        let edge = tensor.edge.clone();
+        let held = match on_host && edge.is_some() {
+            true => Held::OnHost(OnHost::new(torch, &tensor)),
+            false => Held::Here(tensor.detached()),
+        };
+        Self { value, held, edge }
+    }
+
+    /// The value again, where it was in the graph.
+    pub(super) fn tensor(&self, torch: &mut Torch) -> Tensor {
+        let tensor = match &self.held {
+            Held::Here(tensor) => tensor.clone(),
+            Held::OnHost(copy) => copy.fetch(torch),
+        };
+        Tensor { edge: self.edge.clone(), ..tensor }
+    }
 }
 
 impl Runner {
@@ -43,8 +65,8 @@ impl Runner {
             // Nothing to go back to: torch warns that no input needs a gradient, and the layer gets none.
             return;
         }
-        let offload = self.wrapped.checkpoints.offload;
-        let kept: Vec<Kept> = captured.into_iter().map(|(value, tensor)| keep(torch, value, tensor, offload)).collect();
+        let offload = self.wrapped.checkpoints.offload || torch.saves_on_host;
+        let kept: Vec<Kept> = captured.into_iter().map(|(id, x)| Kept::new(torch, id, x, offload)).collect();
         let mut outputs: Vec<Tensor> = written.iter().filter_map(|id| frames.values[id.0 as usize].clone()).collect();
         let runner = Rc::clone(self);
         let ids = written.clone();
@@ -77,20 +99,14 @@ impl Runner {
     ) -> Vec<Option<Tensor>> {
         let mut frames = Frames::new(self.program.values.len());
         let mut leaves: Vec<Rc<Leaf>> = Vec::new();
-        for Kept { value, tensor, trained } in kept {
-            let mut tensor = match tensor {
-                Held::Here(tensor) => tensor,
-                Held::OnHost(layout) => {
-                    let strides = layout.strides;
-                    torch.fresh_strided("_to_copy", layout.shape, strides, layout.dtype)
-                }
-            };
-            if trained {
+        for kept in kept {
+            let mut tensor = kept.tensor(torch);
+            if tensor.edge.take().is_some() {
                 let leaf: Rc<Leaf>;
                 (tensor, leaf) = torch.leaf(tensor);
                 leaves.push(leaf);
             }
-            frames.values[value.0 as usize] = Some(tensor);
+            frames.values[kept.value.0 as usize] = Some(tensor);
         }
         let (grad, autocast) = (torch.grad_enabled, torch.autocast);
         (torch.grad_enabled, torch.autocast) = (true, self.settings.autocast);
@@ -99,26 +115,16 @@ impl Runner {
         torch.cast_cache.clear();
         (torch.grad_enabled, torch.autocast) = (grad, autocast);
         let outputs: Vec<Option<Tensor>> = written.iter().map(|id| frames.values[id.0 as usize].take()).collect();
-        for (output, gradient) in outputs.iter().zip(gradients) {
-            if let (Some(output), Some(gradient)) = (output, gradient) {
-                autograd::backward_nested(torch, output, gradient);
-            }
-        }
+        let pairs: Vec<(Tensor, Tensor)> = outputs
+            .into_iter()
+            .zip(gradients)
+            .filter_map(|(output, gradient)| Some((output?, gradient.clone()?)))
+            .collect();
+        autograd::backward_nested(torch, &pairs);
+        drop(pairs);
         torch.drop_graph(mark);
         leaves.iter().map(|leaf| handed_out(torch, leaf)).collect()
     }
-}
-
-fn keep(torch: &mut Torch, value: ValueId, tensor: Tensor, offload: bool) -> Kept {
-    let trained = tensor.needs_grad();
-    let tensor = tensor.detached();
-    let held = if offload && trained {
-        let phantom = torch.phantom(tensor.shape, tensor.dtype);
-        Held::OnHost(Tensor { strides: tensor.strides, ..phantom })
-    } else {
-        Held::Here(tensor)
-    };
-    Kept { value, tensor: held, trained }
 }
 
 /// The gradient of a layer's input: no longer that of a leaf.

@@ -27,7 +27,11 @@ pub(super) fn table(torch: &mut Torch, table: RotaryTable, shape: Shape, weights
     torch.grad_enabled = grad;
     torch.autocast = autocast;
     // Several position axes are mixed into one table by the rotation itself.
-    both.map(|t| Some(Tensor { shape: Shape::from([rows, seq, t.shape.last()]), ..t })).into()
+    both.map(|t| {
+        let (shape, strides) = (Shape::from([rows, seq, t.shape.last()]), t.strides);
+        Some(t.with_layout(shape, strides))
+    })
+    .into()
 }
 
 /// Queries and keys, rotated.

@@ -25,6 +25,7 @@ pub(super) fn lower<'a>(
         Op::FillLike if shape == x().shape => torch.fresh_like("fill", x(), x().dtype),
         Op::FillLike => torch.fresh("fill", shape, x().dtype),
         Op::Assign { .. } => torch.assign(x(), input(1)),
+        Op::AddToSlice { dim, length } => torch.add_to_slice(x(), input(1), x().shape.with(i64::from(*dim), *length)),
         Op::CopySlices(_) => torch.copy_slices(&all(), shape),
         Op::Jitter => torch.jitter(x()),
         Op::IndexAddInPlace => torch.index_add_in_place(x(), input(1), input(2)),

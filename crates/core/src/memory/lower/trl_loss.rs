@@ -1,51 +1,26 @@
 //! TRL's fused head: log-probabilities from tiles of logits (trl 1.16: kernels/chunked_logprob.py, `add_fused_lm_head` in
 //! trainer/utils.py).
 
-use super::Runner;
-use super::unmade::UnmadeHead;
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
-use crate::memory::log::Category;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
-use crate::model::op::{Binary, Loss, Op, Reduction, Unary, ValueId};
+use crate::model::op::{Binary, Reduction, Unary};
 
 /// Tokens of a tile (`TOKEN_CHUNK_SIZE`).
 const TOKENS: u64 = 4096;
 /// Its columns (`_CHUNKED_LOGPROB_CHUNK_SIZE`).
 const COLUMNS: u64 = 32768;
 
-impl Runner {
-    /// What the fused head makes of an operation; `None`: it leaves it alone.
-    pub(super) fn trl_loss(
-        &self,
-        torch: &mut Torch,
-        op: &Op,
-        inputs: &[Option<Tensor>],
-        outputs: &[ValueId],
-    ) -> Option<Vec<Option<Tensor>>> {
-        let head = self.wrapped.trl_head.as_ref()?;
-        let input = |index: usize| inputs.get(index).and_then(Option::as_ref);
-        if outputs.first().is_some_and(|value| head.values.contains(value)) {
-            // The hidden states are passed on in place of the logits.
-            return Some(vec![input(0).cloned()]);
-        }
-        let Op::Loss(Loss::CausalLm) = op else { return None };
-        let (weight, bias) = (self.parameter(head.weight), head.bias.map(|id| self.parameter(id)));
-        let (hidden, labels) = (input(0)?, input(1)?);
-        Some(vec![Some(torch.in_category(Category::Logits, |torch| loss(torch, hidden, labels, weight, bias)))])
-    }
-
-    /// Whether a value is one that a fused loss never makes.
-    pub(super) fn is_unmade(&self, value: ValueId) -> bool {
-        let heads = [self.liger_head(), self.wrapped.trl_head.as_ref()];
-        heads.into_iter().flatten().any(|head: &UnmadeHead| head.values.contains(&value))
-    }
-}
-
 /// The loss of `SFTTrainer.compute_loss`.
-fn loss(torch: &mut Torch, hidden: &Tensor, labels: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+pub(super) fn loss(
+    torch: &mut Torch,
+    hidden: &Tensor,
+    labels: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Tensor {
     let (batch, seq, width) = (hidden.shape.size(0), hidden.shape.size(1), hidden.shape.last());
     let positions = seq.saturating_sub(1);
     let places = Shape::from([batch, positions]);

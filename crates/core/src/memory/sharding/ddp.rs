@@ -111,7 +111,7 @@ impl Replicas {
         }
         let leaf = &self.leaves[index];
         let bucket = self.buckets.borrow()[self.bucket_of.borrow()[index]].clone();
-        *leaf.grad.borrow_mut() = Some(Tensor { shape: leaf.shape, strides: leaf.strides, ..bucket });
+        *leaf.grad.borrow_mut() = Some(bucket.with_layout(leaf.shape, leaf.strides));
     }
 
     /// Buckets in the order of gradients: the first small, the others of `bucket_cap_mb`; one list per type.

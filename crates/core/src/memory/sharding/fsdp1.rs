@@ -13,7 +13,7 @@ use crate::memory::autograd::{Edge, Leaf, Node};
 use crate::memory::log::{Category, Stream};
 use crate::memory::lower::hooks::Hooks;
 use crate::memory::optimizer::Trained;
-use crate::memory::tensor::{Tensor, contiguous_strides};
+use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::{ModuleId, ParameterId};
 use crate::model::{Program, Shape};
@@ -71,7 +71,7 @@ pub(super) fn wrap(
         let mut views = Vec::new();
         for &id in members {
             let (shape, trains) = (parameters[id.0 as usize].shape, parameters[id.0 as usize].needs_grad());
-            let mut view = Tensor { shape, strides: contiguous_strides(&shape), ..full.clone() };
+            let mut view = full.clone().with_shape(shape);
             if trains {
                 let leaf: Rc<Leaf>;
                 (view, leaf) = torch.leaf(view);
@@ -89,7 +89,7 @@ pub(super) fn wrap(
             let here = shard_size.saturating_sub(start).min(program.parameters[id.0 as usize].shape.elements());
             if here > 0 && parameters[id.0 as usize].needs_grad() {
                 let shape = Shape::from([here]);
-                let (tensor, leaf) = torch.leaf(Tensor { shape, strides: contiguous_strides(&shape), ..shard.clone() });
+                let (tensor, leaf) = torch.leaf(shard.clone().with_shape(shape));
                 parts.push(Rc::clone(&leaf));
                 on_card.push((id, Trained { tensor, leaf }));
             }
@@ -209,7 +209,7 @@ impl FlatShards {
         for part in &handle.parts {
             let mut slot = part.grad.borrow_mut();
             if slot.is_none() {
-                *slot = Some(Tensor { shape: part.shape, strides: part.strides, ..reduced.clone() });
+                *slot = Some(reduced.clone().with_layout(part.shape, part.strides));
             }
         }
         drop((whole, wide));

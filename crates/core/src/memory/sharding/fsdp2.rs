@@ -167,7 +167,7 @@ impl Torch {
         let bytes = elements.saturating_mul(dtype.size());
         let make = |torch: &mut Self| Storage::hollow(&torch.log, operation, bytes, shape, dtype);
         let storage = self.in_category(Category::Communication, make);
-        Tensor { storage, strides: contiguous_strides(&shape), ..self.phantom(shape, dtype) }
+        Tensor::new(storage, shape, contiguous_strides(&shape), dtype)
     }
 
     /// A flat buffer of a collective.
@@ -284,7 +284,7 @@ impl FullyShard {
         for receiver in receivers {
             let mut slot = receiver.grad.borrow_mut();
             if slot.is_none() {
-                let view = Tensor { shape: receiver.shape, strides: receiver.strides, ..output.clone() };
+                let view = output.clone().with_layout(receiver.shape, receiver.strides);
                 *slot = Some(view);
             }
         }

@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::memory::autograd::Leaf;
 use crate::memory::log::{Category, Stream};
 use crate::memory::optimizer::{Optimizer, Trained};
-use crate::memory::tensor::{Tensor, contiguous_strides};
+use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::plan::parallel::ZeroConfig;
@@ -223,7 +223,7 @@ impl Partitioned {
 }
 
 fn view(whole: &Tensor, leaf: &Leaf) -> Tensor {
-    Tensor { shape: leaf.shape, strides: contiguous_strides(&leaf.shape), ..whole.clone() }
+    whole.clone().with_shape(leaf.shape)
 }
 
 impl Stage for Partitioned {

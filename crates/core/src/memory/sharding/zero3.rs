@@ -220,7 +220,7 @@ impl Stage3 {
         }
         let filled = self.bucket_elements.get();
         if filled + elements <= self.config.reduce_bucket_size {
-            let view = Tensor { shape: leaf.shape, strides: leaf.strides, ..self.bucket.clone() };
+            let view = self.bucket.clone().with_layout(leaf.shape, leaf.strides);
             *leaf.grad.borrow_mut() = Some(view);
         }
         self.bucket_elements.set(filled + elements);

@@ -26,6 +26,22 @@ impl Torch {
         })
     }
 
+    /// `x[…, range, …] += y`, `part` being the sizes of the range: the same, and the part's gradient goes to `y`, summed
+    /// to its sizes.
+    pub fn add_to_slice(&mut self, x: &Tensor, y: &Tensor, part: Shape) -> Tensor {
+        let output = x.detached();
+        if !self.records(&[x, y]) {
+            return output;
+        }
+        let (need_x, need_y, to) = (x.needs_grad(), y.needs_grad(), (y.shape, y.dtype));
+        self.attach(output, &[x, y], move |torch, gradient| {
+            let whole = torch.fresh_like("new_empty_strided", &gradient, gradient.dtype);
+            let slice = torch.fresh("clone", part, gradient.dtype);
+            let for_y = need_y.then(|| torch.reduce_to(slice, to.0, to.1));
+            vec![need_x.then_some(whole), for_y]
+        })
+    }
+
     /// A fresh tensor, filled part by part.
     pub fn copy_slices(&mut self, parts: &[&Tensor], shape: Shape) -> Tensor {
         let dtype = parts.first().map_or(DType::F32, |part| part.dtype);

@@ -3,9 +3,11 @@
 use super::Torch;
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
+use crate::memory::saved::Costly;
 use crate::memory::tensor::{Tensor, pointwise_strides};
 use crate::model::Shape;
 use crate::model::op::Binary;
+use crate::plan::SdpaKernel;
 
 /// The kernels behind `F.scaled_dot_product_attention`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +20,17 @@ pub enum Kernel {
     MemoryEfficient,
     /// Plain products and a softmax.
     Math,
+}
+
+impl From<SdpaKernel> for Kernel {
+    fn from(kernel: SdpaKernel) -> Self {
+        match kernel {
+            SdpaKernel::Cudnn => Self::Cudnn,
+            SdpaKernel::Flash => Self::Flash,
+            SdpaKernel::Efficient => Self::MemoryEfficient,
+            SdpaKernel::Math => Self::Math,
+        }
+    }
 }
 
 impl Torch {
@@ -82,6 +95,18 @@ impl Torch {
         let flash = capability >= 80 && half && heads_fit && mask.is_none() && dim <= 256 && dim == value_dim;
         let type_fits = query.dtype == DType::F32 || query.dtype == DType::F16 || (half && capability >= 80);
         let efficient = type_fits && same_heads && !trained_mask;
+        if let Some(forced) = self.forced_kernel {
+            let possible = match forced {
+                Kernel::Cudnn => cudnn,
+                Kernel::Flash => flash,
+                Kernel::MemoryEfficient => efficient,
+                Kernel::Math => true,
+            };
+            if !possible {
+                self.refuse("torch finds no available kernel: the forced one cannot run this attention");
+            }
+            return forced;
+        }
         match (cudnn, flash, efficient) {
             (true, ..) => Kernel::Cudnn,
             (_, true, _) => Kernel::Flash,
@@ -115,23 +140,40 @@ impl Torch {
             Kernel::MemoryEfficient => [rows * heads * shape.last(), shape.last(), heads * shape.last(), 1, 1, 1, 1, 1],
             _ => pointwise_strides(&shape, &[&like]),
         };
-        // cuDNN makes its seeds first, flash attention last; those of the third kernel stay on the host.
-        let mut seeds = if kernel == Kernel::Cudnn { self.seeds() } else { Vec::new() };
-        let output = self.fresh_strided("scaled_dot_product_attention", shape, strides, query.dtype);
         let statistic = match kernel {
             Kernel::Cudnn => Shape::from([batch, heads, rows, 1]),
             Kernel::MemoryEfficient if records => Shape::from([batch, heads, rows.next_multiple_of(32)]),
             Kernel::MemoryEfficient => Shape::from([batch, heads, 0]),
             _ => Shape::from([batch, heads, rows]),
         };
-        let statistic = self.fresh("logsumexp", statistic, DType::F32);
-        let scratch = self.attention_forward_scratch(kernel, query, key, value.shape.last(), dropout);
-        if kernel == Kernel::Flash {
-            seeds = self.seeds();
-        }
-        drop(scratch);
+        let value_dim = value.shape.last();
+        let run = |torch: &mut Self| {
+            // cuDNN makes its seeds first, flash attention last; those of the third kernel stay on the host.
+            let early = (kernel == Kernel::Cudnn).then(|| torch.seeds());
+            let output = torch.fresh_strided("scaled_dot_product_attention", shape, strides, query.dtype);
+            let statistic = torch.fresh("logsumexp", statistic, DType::F32);
+            let scratch = torch.attention_forward_scratch(kernel, query, key, value_dim, dropout);
+            let late = (kernel == Kernel::Flash).then(|| torch.seeds());
+            drop(scratch);
+            (output, statistic, early.or(late))
+        };
+        let (output, statistic, seeds) = if kernel == Kernel::MemoryEfficient {
+            let [output, statistic] = self.costly(Costly::Attention, |torch| {
+                let (output, statistic, _) = run(torch);
+                [output, statistic]
+            });
+            (output, statistic, None)
+        } else {
+            let [output, statistic, seed, offset] = self.costly(Costly::Attention, |torch| {
+                let (output, statistic, seeds) = run(torch);
+                let [seed, offset] = seeds.unwrap_or_else(|| [statistic.clone(), statistic.clone()]);
+                [output, statistic, seed, offset]
+            });
+            (output, statistic, Some([seed, offset]))
+        };
         let Some(mut saved) = saved else { return output };
-        saved.extend([&output, &statistic].into_iter().chain(&seeds).map(|t| Saved::new(self, t)));
+        let seeds = seeds.iter().flatten();
+        saved.extend([&output, &statistic].into_iter().chain(seeds).map(|t| Saved::new(self, t)));
         let layouts = inputs.map(Tensor::detached);
         // Only shapes and strides of the inputs are needed below; their storages must not be held.
         let layouts = layouts.map(|t| (t.shape, t.strides, t.dtype));
@@ -140,7 +182,7 @@ impl Torch {
             let gradients: Vec<Option<Tensor>> = layouts
                 .iter()
                 .map(|(shape, strides, dtype)| {
-                    let like = Tensor { shape: *shape, strides: *strides, dtype: *dtype, ..gradient.detached() };
+                    let like = Tensor { dtype: *dtype, ..gradient.detached() }.with_layout(*shape, *strides);
                     Some(torch.fresh_like("scaled_dot_product_attention_backward", &like, *dtype))
                 })
                 .collect();
@@ -151,8 +193,8 @@ impl Torch {
         })
     }
 
-    fn seeds(&mut self) -> Vec<Tensor> {
-        (0..2).map(|_| self.fresh("philox", Shape::new(&[]), DType::I64)).collect()
+    fn seeds(&mut self) -> [Tensor; 2] {
+        [(); 2].map(|()| self.fresh("philox", Shape::new(&[]), DType::I64))
     }
 
     /// `_scaled_dot_product_attention_math`: everything is spelled out, in fp32 for the narrow types.

@@ -46,7 +46,7 @@ impl Torch {
     }
 
     /// `num_splits_heuristic` of FlashAttention's flash_api.cpp: the fewest splits that come near the best use of the card.
-    fn flash_splits(&self, heads: u64, rows: u64, columns: u64, dim: u64) -> u64 {
+    pub(super) fn flash_splits(&self, heads: u64, rows: u64, columns: u64, dim: u64) -> u64 {
         let places = 2 * self.device.multiprocessors;
         let blocks = heads * rows.div_ceil(64);
         let width = match dim {

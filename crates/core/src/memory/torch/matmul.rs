@@ -2,6 +2,7 @@
 
 use super::Torch;
 use crate::memory::autograd::Saved;
+use crate::memory::saved::Costly;
 use crate::memory::tensor::Tensor;
 use crate::model::Shape;
 
@@ -12,8 +13,12 @@ impl Torch {
         let kept_a = (records && b.needs_grad()).then(|| Saved::new(self, a));
         let kept_b = (records && a.needs_grad()).then(|| Saved::new(self, b));
         let shape = a.shape.with(-1, b.shape.size(-1));
-        let output = self.fresh(name, shape, a.dtype);
-        self.use_blas();
+        let kind = if name == "mm" { Costly::Product } else { Costly::OtherProduct };
+        let [output] = self.costly(kind, |torch| {
+            let output = torch.fresh(name, shape, a.dtype);
+            torch.use_blas();
+            [output]
+        });
         if !records {
             return output;
         }
@@ -72,8 +77,11 @@ impl Torch {
         let records = self.records(&[bias, a, b]);
         let kept_a = (records && b.needs_grad()).then(|| Saved::new(self, a));
         let kept_b = (records && a.needs_grad()).then(|| Saved::new(self, b));
-        let output = self.fresh("baddbmm", a.shape.with(-1, b.shape.size(-1)), a.dtype);
-        self.use_blas();
+        let [output] = self.costly(Costly::OtherProduct, |torch| {
+            let output = torch.fresh("baddbmm", a.shape.with(-1, b.shape.size(-1)), a.dtype);
+            torch.use_blas();
+            [output]
+        });
         if !records {
             return output;
         }
@@ -156,9 +164,12 @@ impl Torch {
         let records = self.records(&[folded, matrix, bias]);
         let kept_x = (records && matrix.needs_grad()).then(|| Saved::new(self, folded));
         let kept_matrix = (records && folded.needs_grad()).then(|| Saved::new(self, matrix));
-        let output = self.fresh("addmm", folded.shape.with(-1, matrix.shape.size(-1)), x.dtype);
-        self.use_blas();
-        self.use_blas_lt();
+        let [output] = self.costly(Costly::OtherProduct, |torch| {
+            let output = torch.fresh("addmm", folded.shape.with(-1, matrix.shape.size(-1)), x.dtype);
+            torch.use_blas();
+            torch.use_blas_lt();
+            [output]
+        });
         let full = x.shape.with(-1, matrix.shape.size(-1));
         if !records {
             return self.reshape(&output, full);

@@ -9,6 +9,7 @@
 //! | `matmul` | products and linears |
 //! | `index` | embeddings, gathers, sorts |
 //! | `attention`, `attention_scratch` | scaled dot product attention and its kernels |
+//! | `flash_attn` | the flash-attn package |
 //! | `loss` | cross entropy |
 //! | `convolution` | convolutions |
 //! | `quantised`, `gemm_4bit` | weights in few bits and linears over them |
@@ -18,6 +19,7 @@ pub mod assign;
 pub mod attention;
 mod attention_scratch;
 pub mod convolution;
+pub mod flash_attn;
 mod gemm_4bit;
 pub mod index;
 pub mod loss;
@@ -58,6 +60,10 @@ pub struct Torch {
     pub recording: Option<Rc<Frame>>,
     /// The checkpoint whose second run is on.
     pub recomputing: Option<Rc<Frame>>,
+    /// Whether what is saved for backward waits on the host (`save_on_cpu`).
+    pub saves_on_host: bool,
+    /// The kernel of scaled dot product attention that is asked for (`sdpa_kernel`).
+    pub forced_kernel: Option<attention::Kernel>,
     /// The second run has made all that is needed: nothing more is really computed.
     pub stopped: bool,
     /// What nodes hold as plain attributes: it lives until the graph does, whatever backward frees.
@@ -103,6 +109,8 @@ impl Torch {
             visit: 0,
             recording: None,
             recomputing: None,
+            saves_on_host: false,
+            forced_kernel: None,
             stopped: false,
             kept_with_graph: Vec::new(),
             retained: Vec::new(),
@@ -124,7 +132,7 @@ impl Torch {
     /// A fresh dense tensor in a given order of dimensions.
     pub fn fresh_strided(&mut self, operation: &'static str, shape: Shape, strides: Strides, dtype: DType) -> Tensor {
         let log = if self.stopped { &self.phantoms } else { &self.log };
-        Tensor { storage: Storage::new(log, operation, shape, dtype), shape, strides, dtype, viewed: false, edge: None }
+        Tensor::new(Storage::new(log, operation, shape, dtype), shape, strides, dtype)
     }
 
     /// A fresh tensor like another.
@@ -136,7 +144,7 @@ impl Torch {
     /// A tensor that takes no memory: a stand-in where nothing is really computed.
     pub fn phantom(&mut self, shape: Shape, dtype: DType) -> Tensor {
         let storage = Storage::new(&self.phantoms, "phantom", shape, dtype);
-        Tensor { storage, shape, strides: contiguous_strides(&shape), dtype, viewed: false, edge: None }
+        Tensor::new(storage, shape, contiguous_strides(&shape), dtype)
     }
 
     /// Bytes that live only inside an operation.
@@ -243,6 +251,11 @@ impl Torch {
     /// Sets whose code runs.
     pub fn set_module(&mut self, module: u32) {
         self.log.borrow_mut().set_module(module);
+    }
+
+    /// Notes why the run would stop here; the first reason counts.
+    pub fn refuse(&self, why: &str) {
+        self.log.borrow_mut().refused.get_or_insert_with(|| why.to_owned());
     }
 
     /// Runs something on another stream.

@@ -163,7 +163,7 @@ impl Torch {
         };
         drop(narrow);
         let shape = x.shape.with(-1, outputs);
-        let output = Tensor { shape, strides: crate::memory::tensor::contiguous_strides(&shape), ..product };
+        let output = product.with_shape(shape);
         let _ = bias;
         if !self.records(&[x]) {
             return output;

@@ -2,7 +2,7 @@
 
 use super::{Torch, promote};
 use crate::dtype::DType;
-use crate::memory::tensor::{Tensor, contiguous_strides};
+use crate::memory::tensor::Tensor;
 use crate::model::Shape;
 use crate::model::shape::MAX_DIMS;
 
@@ -27,7 +27,7 @@ impl Torch {
         }
         match x.view_strides(&shape) {
             Some(strides) => {
-                let view = Tensor { shape, strides, ..x.clone() };
+                let view = x.clone().with_layout(shape, strides);
                 let old = x.shape;
                 self.seen(x, view, move |torch, gradient| torch.reshape(&gradient, old))
             }
@@ -71,7 +71,7 @@ impl Torch {
             strides[to] = x.strides[from as usize];
             inverse[from as usize] = to as u8;
         }
-        let view = Tensor { shape: Shape::new(&sizes[..order.len()]), strides, ..x.clone() };
+        let view = x.clone().with_layout(Shape::new(&sizes[..order.len()]), strides);
         self.seen(x, view, move |torch, gradient| torch.permute(&gradient, &inverse))
     }
 
@@ -87,7 +87,7 @@ impl Torch {
         for ((size, stride), (target, new)) in own.zip(whole) {
             *new = if size == target { stride } else { 0 };
         }
-        let view = Tensor { shape, strides, ..x.clone() };
+        let view = x.clone().with_layout(shape, strides);
         let (old, dtype) = (x.shape, x.dtype);
         self.seen(x, view, move |torch, gradient| torch.reduce_to(gradient, old, dtype))
     }
@@ -121,7 +121,7 @@ impl Torch {
         let axis = i64::from(dim);
         let mut views: Vec<Tensor> = parts
             .iter()
-            .map(|&part| Tensor { shape: x.shape.with(axis, part), viewed: true, edge: None, ..x.clone() })
+            .map(|&part| Tensor { viewed: true, ..x.detached() }.with_layout(x.shape.with(axis, part), x.strides))
             .collect();
         if self.records(&[x]) {
             let (old, dtype, shapes) = (x.shape, x.dtype, views.iter().map(|v| v.shape).collect::<Vec<_>>());
@@ -154,7 +154,7 @@ impl Torch {
         self.attach(output, parts, move |torch, gradient| {
             let part = |(needed, shape, dtype): &(bool, Shape, DType)| {
                 needed.then(|| {
-                    let view = Tensor { shape: *shape, viewed: true, edge: None, ..gradient.clone() };
+                    let view = Tensor { viewed: true, ..gradient.detached() }.with_layout(*shape, gradient.strides);
                     if *dtype == gradient.dtype { view } else { torch.cast(&view, *dtype) }
                 })
             };
@@ -195,7 +195,7 @@ impl Torch {
         let mut gradient = gradient;
         if gradient.shape != shape {
             let summed = self.sum_to(&gradient, shape);
-            gradient = Tensor { shape, strides: contiguous_strides(&shape), ..summed };
+            gradient = summed.with_shape(shape);
         }
         if gradient.dtype != dtype { self.cast(&gradient, dtype) } else { gradient }
     }

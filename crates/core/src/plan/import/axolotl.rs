@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::keys::Reader;
-use super::trainer::{as_sdpa, attention, optimizer, reentrant};
+use super::trainer::{attention, optimizer, reentrant};
 use super::{Imported, Object, finish, situation};
 use crate::plan::PlanError;
 
@@ -51,11 +51,10 @@ pub(super) fn read(object: &Object) -> Result<Imported, PlanError> {
         reader.set("clip", norm > 0.0);
     }
     attention(&mut reader, "attn_implementation")?;
-    for (key, name) in [("flash_attention", "true"), ("xformers_attention", "true")] {
-        if reader.is_on(key) {
-            as_sdpa(&mut reader, key, name);
-        }
+    if reader.is_on("flash_attention") {
+        reader.set("attention", "flash2");
     }
+    reader.refuse("xformers_attention", "use sdpa or flash_attention_2")?;
     if reader.is_on("sdp_attention") {
         reader.set("attention", "sdpa");
     }
@@ -151,15 +150,11 @@ fn losses(reader: &mut Reader<'_>) -> Result<(), PlanError> {
     let has =
         |name: &str| plugins.is_some_and(|list| list.iter().any(|p| p.as_str().is_some_and(|p| p.contains(name))));
     if has("CutCrossEntropy") && reader.get("cut_cross_entropy").is_none_or(|value| *value != false) {
-        reader.set("loss", "trl-fused");
-        reader.notes.push(
-            "cut_cross_entropy: its kernel keeps no logits at all; simulated as TRL's fused loss, which keeps a tile"
-                .into(),
-        );
+        reader.set("loss.kind", "cut-cross-entropy");
     }
     if liger || has("LigerPlugin") {
         reader.set("kernels", "liger");
-        reader.set("loss", "transformers");
+        reader.set("loss.kind", "standard");
     }
     reader.refuse("chunked_cross_entropy", "leave it out: it is not simulated")
 }

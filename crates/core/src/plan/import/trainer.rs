@@ -87,7 +87,7 @@ pub(super) fn arguments(reader: &mut Reader<'_>) -> Result<(), PlanError> {
     }
     if reader.is_on("use_liger_kernel") {
         reader.set("kernels", "liger");
-        reader.set("loss", "transformers");
+        reader.set("loss.kind", "standard");
     }
     let hint = "give the engine by vramcast's own flags and leave the key out";
     for key in ["deepspeed", "fsdp"] {
@@ -137,19 +137,15 @@ pub(super) fn attention(reader: &mut Reader<'_>, key: &'static str) -> Result<()
     match name {
         "sdpa" | "auto" | "disabled" => reader.set("attention", "sdpa"),
         "eager" => reader.set("attention", "eager"),
-        "fa2" | "flash_attention_2" | "flash_attention_torch" => as_sdpa(reader, key, name),
+        "fa2" | "flash_attention_2" => reader.set("attention", "flash2"),
+        "fa3" | "flash_attention_3" => reader.set("attention", "flash3"),
+        "flash_attention_torch" => reader.set("attention", "sdpa"),
         other => {
-            let hint = "use sdpa, eager or flash_attention_2".into();
+            let hint = "use sdpa, eager, flash_attention_2 or flash_attention_3".into();
             return Err(PlanError::Unsupported { what: format!("{key}: {other}"), hint });
         }
     }
     Ok(())
-}
-
-/// Says that torch's own flash kernels stand for the package's.
-pub(super) fn as_sdpa(reader: &mut Reader<'_>, key: &str, name: &str) {
-    reader.set("attention", "sdpa");
-    reader.notes.push(format!("{key}: {name} is simulated as torch's own flash kernels (sdpa)"));
 }
 
 /// Names of optimizers as transformers spells them.

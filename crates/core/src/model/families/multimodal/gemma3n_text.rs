@@ -198,7 +198,7 @@ impl Gemma3nText {
         let after = g.module("mlp", |g| self.mlp(g, index, &before));
         let after_normed = g.norm("post_feedforward_layernorm", &after, NORM, false);
         let activated = g.add(&joined, &after_normed);
-        let corrected = g.module("altup", |g| self.correct(g, &predictions, &activated));
+        let mut corrected = g.module("altup", |g| self.correct(g, &predictions, &activated));
         let mut first = {
             let picked = stream(g, &corrected, self.active);
             g.unary(Unary::Clone, &picked)
@@ -215,8 +215,8 @@ impl Gemma3nText {
         first = g.linear("per_layer_projection", &first, width, false);
         first = g.norm("post_per_layer_input_norm", &first, NORM, false);
         if self.streams > 1 {
-            let others = g.slice(&corrected, 0, 1, self.streams - 1);
-            g.in_place(Binary::Add, &others, &first);
+            let slice = Op::AddToSlice { dim: 0, length: self.streams - 1 };
+            corrected = g.run(slice, &[&corrected, &first], corrected.shape());
         }
         corrected
     }

@@ -1,0 +1,137 @@
+//! `vramcast probe`: the plan of `train` or `infer`, run for real.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde_json::Value;
+use vramcast_core::verify::job::{self, Subject};
+
+use super::model::Found;
+use super::{Answer, Failure, infer, train};
+use crate::exit::Exit;
+use crate::probe::{self, Interpreter};
+use crate::render;
+
+/// Run a plan on this machine's GPU and compare what it takes with the prediction.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Train, with the flags of `vramcast train`.
+    Train(Box<Train>),
+    /// Generate, with the flags of `vramcast infer`.
+    Infer(Box<Infer>),
+}
+
+#[derive(Debug, Args)]
+struct Train {
+    #[command(flatten)]
+    plan: train::Arguments,
+    #[command(flatten)]
+    probe: ProbeArguments,
+    /// Steps before those that count [default: 1].
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Probe")]
+    warmup_steps: u32,
+    /// Steps that count.
+    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Probe")]
+    probe_steps: u32,
+}
+
+#[derive(Debug, Args)]
+struct Infer {
+    #[command(flatten)]
+    plan: infer::Arguments,
+    #[command(flatten)]
+    probe: ProbeArguments,
+}
+
+/// How to run it.
+#[derive(Debug, Args)]
+struct ProbeArguments {
+    /// The Python that has torch, and whatever else the plan needs.
+    #[arg(long, value_name = "PYTHON", default_value = "python3", env = "VRAMCAST_PYTHON", help_heading = "Probe")]
+    python: PathBuf,
+    /// Append the measured row to this ledger.
+    #[arg(long, value_name = "FILE", help_heading = "Probe")]
+    ledger: Option<PathBuf>,
+    /// Real weights instead of random ones: a folder or an id that transformers finds.
+    #[arg(long, value_name = "MODEL", help_heading = "Probe")]
+    pretrained: Option<String>,
+    /// Processes by torchrun, one per GPU; 1 runs one rank of the plan's world by itself.
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Probe")]
+    processes: u32,
+}
+
+pub(super) fn run(arguments: &Arguments, as_json: bool, quiet: bool) -> Result<Answer, Failure> {
+    let (mut job, options) = match &arguments.what {
+        What::Train(train) => {
+            if train.probe_steps == 0 || train.warmup_steps.saturating_add(train.probe_steps) > 1000 {
+                let steps = format!("{} + {}", train.warmup_steps, train.probe_steps);
+                return Err(Failure::bad_input(format!(
+                    "--warmup-steps, --probe-steps: {steps} is not 1 to 1000 steps"
+                )));
+            }
+            let (found, plan) = train.plan.found_and_plan()?;
+            let mut job = job_of(&found, |subject| job::train(subject, &plan))?;
+            job["run"]["steps"] = (train.warmup_steps + train.probe_steps).into();
+            (job, &train.probe)
+        }
+        What::Infer(infer) => {
+            let (found, plan) = infer.plan.found_and_plan()?;
+            (job_of(&found, |subject| job::infer(subject, &plan))?, &infer.probe)
+        }
+    };
+    if let Some(weights) = &options.pretrained {
+        job["run"]["pretrained"] = weights.as_str().into();
+    }
+    let interpreter = Interpreter { python: options.python.clone(), processes: options.processes.max(1) };
+    let bar = (!quiet && std::io::stderr().is_terminal()).then(indicatif::ProgressBar::new_spinner);
+    let measured = probe::measure(&job, &interpreter, |phase| {
+        if let Some(bar) = &bar {
+            bar.set_message(format!("phase {phase}"));
+            bar.tick();
+        }
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let row = measured.map_err(|error| match error.hint() {
+        Some(hint) => Failure::bad_input(error.to_string()).hint(hint),
+        None => Failure::bad_input(error.to_string()),
+    })?;
+    let failed = row["error"].is_string() && row["oom"] != true;
+    if let Some(path) = options.ledger.as_ref().filter(|_| !failed) {
+        append(path, &row)?;
+    }
+    let comparison = probe::compare(row);
+    let exit = if comparison.row["oom"] == true || failed { Exit::No } else { Exit::Success };
+    let text = if as_json {
+        serde_json::to_string_pretty(&serde_json::json!({"schema": 1, "probe": comparison}))
+            .map_err(|e| Failure::bad_input(e.to_string()))?
+            + "\n"
+    } else {
+        render::probe::text(&comparison)
+    };
+    Ok(Answer { text, exit })
+}
+
+fn job_of(found: &Found, make: impl FnOnce(Subject<'_>) -> Result<Value, String>) -> Result<Value, Failure> {
+    let auto_class = found.resolved.auto_class.as_deref();
+    let subject = Subject { id: "probe", name: &found.name, model: found.require_model()?, auto_class };
+    make(subject).map_err(|problem| {
+        Failure::bad_input(problem).hint("leave that option out, or predict it with `vramcast train` or `infer` alone")
+    })
+}
+
+/// One line more; a ledger is only ever appended to.
+fn append(path: &std::path::Path, row: &Value) -> Result<(), Failure> {
+    use std::io::Write;
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    file.and_then(|mut file| writeln!(file, "{row}"))
+        .map_err(|e| Failure::bad_input(format!("--ledger {}: {e}", path.display())))
+}

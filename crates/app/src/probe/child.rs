@@ -1,0 +1,121 @@
+//! The Python process that runs a job.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+/// The program that measures.
+const PROGRAM: &str = include_str!("probe.py");
+
+/// Who runs it.
+#[derive(Debug, Clone)]
+pub struct Interpreter {
+    /// The user's Python.
+    pub python: PathBuf,
+    /// Processes by torchrun, one per GPU; one process of its own when 1.
+    pub processes: u32,
+}
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// No such interpreter.
+    #[error("{python}: {source}")]
+    Start {
+        /// What was started.
+        python: String,
+        /// Why it did not.
+        source: std::io::Error,
+    },
+    /// Python says it lacks a package.
+    #[error("{python} has no module named {module}")]
+    Missing {
+        /// The interpreter.
+        python: String,
+        /// The package.
+        module: String,
+    },
+    /// The process ended before it wrote its row.
+    #[error("the measuring process ended early ({status}):\n{stderr}")]
+    Died {
+        /// How.
+        status: String,
+        /// What it said last.
+        stderr: String,
+    },
+    /// Temporary files.
+    #[error("temporary folder: {0}")]
+    Files(#[from] std::io::Error),
+}
+
+impl ProbeError {
+    /// How to mend it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Start { .. } => Some("name the interpreter that has torch with --python".into()),
+            Self::Missing { module, .. } => {
+                Some(format!("install {module} there, or name another interpreter with --python"))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Runs a job and returns its row; `progress` hears every phase.
+pub fn measure(job: &Value, interpreter: &Interpreter, mut progress: impl FnMut(&str)) -> Result<Value, ProbeError> {
+    let folder = tempfile::Builder::new().prefix("vramcast-probe-").tempdir()?;
+    let [program, jobs, rows] = ["probe.py", "job.jsonl", "row.jsonl"].map(|name| folder.path().join(name));
+    std::fs::write(&program, PROGRAM)?;
+    std::fs::write(&jobs, format!("{job}\n"))?;
+    let mut command = Command::new(&interpreter.python);
+    if interpreter.processes > 1 {
+        command.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]);
+        command.arg(interpreter.processes.to_string());
+    }
+    command.arg(&program).arg(&jobs).arg(&rows);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let python = interpreter.python.display().to_string();
+    let mut child = command.spawn().map_err(|source| ProbeError::Start { python: python.clone(), source })?;
+    let stderr = read_aside(&mut child);
+    let mut killed = None;
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            let Ok(event) = serde_json::from_str::<Value>(&line) else { continue };
+            match event["event"].as_str() {
+                Some("phase") => progress(event["phase"].as_str().unwrap_or_default()),
+                Some("killed") => killed = Some(event["status"].clone()),
+                _ => {}
+            }
+        }
+    }
+    let status = child.wait()?;
+    let stderr = stderr.and_then(|reader| reader.join().ok()).unwrap_or_default();
+    if let Some(module) =
+        stderr.lines().rev().find_map(|line| line.strip_prefix("ModuleNotFoundError: No module named "))
+    {
+        return Err(ProbeError::Missing { python, module: module.trim_matches('\'').to_owned() });
+    }
+    let row = std::fs::read_to_string(&rows).ok();
+    let row = row.as_deref().and_then(|text| text.lines().next()).and_then(|line| serde_json::from_str(line).ok());
+    row.ok_or_else(|| ProbeError::Died {
+        status: killed.map_or_else(|| status.to_string(), |status| format!("its child was killed, status {status}")),
+        stderr: tail(&stderr),
+    })
+}
+
+/// Standard error is read beside standard output, or a full pipe would stop the child.
+fn read_aside(child: &mut Child) -> Option<std::thread::JoinHandle<String>> {
+    let mut stderr = child.stderr.take()?;
+    Some(std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = stderr.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }))
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(12)..].join("\n")
+}

@@ -1,0 +1,666 @@
+"""Runs jobs on this machine's device and writes down what torch held on it, phase by phase.
+
+    python probe.py JOBS.jsonl ROWS.jsonl
+
+A job is a ledger row without its measurements (see truth/ledger/FORMAT.md): a model by its config, and under `run`
+what to do with it. Each job runs in a process of its own, so that one that fails or runs out of memory cannot touch
+the next. Only torch is needed; transformers, peft, bitsandbytes, liger_kernel and deepspeed are imported by the jobs
+that ask for them. Without a GPU, a job runs on the CPU and its storages are counted instead.
+
+Lines on standard output are events for whoever started the probe: one JSON object each.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib.metadata
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import weakref
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+sys.path[:0] = filter(None, os.environ.get("PROBE_PATH", "").split(os.pathsep))
+
+import torch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "liger_kernel", "deepspeed", "accelerate", "triton")
+
+
+def say(event, **fields):
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+# ---- what is measured -----------------------------------------------------------------------------------------------
+
+
+class CudaMeter:
+    """torch's caching allocator, and the whole process by NVML."""
+
+    device = "cuda"
+
+    def __init__(self):
+        self.nvml = self.open_nvml()
+        self.used_before = self.device_used()
+
+    def start(self):
+        torch.cuda.init()
+        torch.zeros(1, device="cuda")
+        torch.cuda.synchronize()
+        return {"context": self.process_used()}
+
+    @staticmethod
+    def open_nvml():
+        for name in ("libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1", "nvml.dll"):
+            with contextlib.suppress(OSError):
+                library = ctypes.CDLL(name)
+                if library.nvmlInit_v2() == 0:
+                    return library
+        return None
+
+    def device_used(self):
+        if self.nvml is None:
+            return 0
+        handle, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+        self.nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle))
+        self.nvml.nvmlDeviceGetMemoryInfo(handle, memory)
+        return memory[2]
+
+    def process_used(self):
+        return self.device_used() - self.used_before if self.nvml else None
+
+    def settle(self):
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+
+    def begin(self):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+    def end(self):
+        torch.cuda.synchronize()
+        return {
+            "after": torch.cuda.memory_allocated(),
+            "peak": torch.cuda.max_memory_allocated(),
+            "reserved": torch.cuda.memory_reserved(),
+            "peak_reserved": torch.cuda.max_memory_reserved(),
+        }
+
+    def card(self):
+        return torch.cuda.get_device_name(0)
+
+
+class CpuMeter:
+    """Storages alive on the CPU: there is no caching allocator to ask, so every storage an operation makes is counted."""
+
+    device = "cpu"
+
+    def __init__(self):
+        self.allocated = self.peak = 0
+        self.known = weakref.WeakValueDictionary()
+
+    def start(self):
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._pytree import tree_leaves
+
+        meter = self
+
+        class Count(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                result = func(*args, **(kwargs or {}))
+                for leaf in tree_leaves(result):
+                    if isinstance(leaf, torch.Tensor):
+                        meter.count(leaf)
+                return result
+
+        self.mode = Count()
+        self.mode.__enter__()
+        return {"context": None}
+
+    def count(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.known or storage.nbytes() == 0:
+            return
+        self.known[storage._cdata] = storage
+        size = storage.nbytes()
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
+        weakref.finalize(storage, self.gone, size)
+
+    def gone(self, size):
+        self.allocated -= size
+
+    def settle(self):
+        gc.collect()
+
+    def begin(self):
+        gc.collect()
+        self.peak = self.allocated
+        return self.allocated
+
+    def end(self):
+        gc.collect()
+        return {"after": self.allocated, "peak": self.peak, "reserved": None, "peak_reserved": None}
+
+    def process_used(self):
+        return None
+
+    def card(self):
+        return "cpu"
+
+
+class Record:
+    """The phases of one job."""
+
+    def __init__(self, job, meter):
+        self.job, self.meter = job, meter
+        self.measured = {"phases": []}
+
+    @contextlib.contextmanager
+    def phase(self, name):
+        say("phase", id=self.job["id"], phase=name)
+        before = self.meter.begin()
+        try:
+            yield
+        finally:  # what a phase reached before it failed is worth knowing too
+            self.measured["phases"].append({"phase": name, "before": before, **self.meter.end()})
+
+    def loaded(self, model):
+        parameters = list(model.parameters())
+        size = lambda tensors: sum(t.numel() * t.element_size() for t in tensors)
+        self.measured["params"] = sum(p.numel() for p in parameters)
+        self.measured["trainable"] = sum(p.numel() for p in parameters if p.requires_grad)
+        self.measured["param_bytes"] = size(parameters)
+        self.measured["buffer_bytes"] = size(model.buffers())
+
+    def ready(self):
+        self.meter.settle()
+        self.measured["loaded"] = self.meter.begin()
+
+    def close(self):
+        for key, name in (("peak", "peak_allocated"), ("peak_reserved", "peak_reserved")):
+            values = [phase[key] for phase in self.measured["phases"] if phase[key] is not None]
+            if values:
+                self.measured[name] = max(values)
+        return self.measured
+
+
+# ---- the model and its batch ----------------------------------------------------------------------------------------
+
+
+def build_model(job, run, device):
+    import transformers
+
+    config = dict(job["config"])
+    model_type = config.pop("model_type")
+    for key in ("architectures", "torch_dtype", "dtype", "transformers_version"):
+        config.pop(key, None)
+    config = transformers.AutoConfig.for_model(model_type, **config)
+    for path, value in (run.get("overrides") or {}).items():
+        *sections, key = path.split(".")
+        section = config
+        for name in sections:
+            section = getattr(section, name)
+        setattr(section, key, value)
+    if getattr(config, "layer_types", None) and "num_hidden_layers" in (run.get("overrides") or {}):
+        with contextlib.suppress(AttributeError):  # some configs work the list out themselves
+            config.layer_types = config.layer_types[: config.num_hidden_layers]
+    auto_class = getattr(transformers, job.get("auto_class") or "AutoModelForCausalLM")
+    attention = {"attn_implementation": run.get("attn", "sdpa")}
+    if run.get("pretrained"):
+        return auto_class.from_pretrained(run["pretrained"], dtype=DTYPES[run.get("weights", "bf16")], **attention).to(device)
+    with torch.device(device):
+        return auto_class.from_config(config, dtype=DTYPES[run.get("weights", "bf16")], **attention)
+
+
+def make_batch(job, config, run, device):
+    batch, length = run["batch"], run.get("seq", 0)
+    source = torch.Generator().manual_seed(0)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    highest = min(getattr(text, "vocab_size", 30000), 30000) - 10
+    dtype = DTYPES[run.get("weights", "bf16")]
+    ids = lambda count: torch.randint(min(10, highest - 1), highest, (batch, count), generator=source).to(device)
+    noise = lambda *sizes: torch.randn(*sizes, generator=source).to(device).to(dtype)
+    kind = job.get("kind", "causal")
+    if kind == "image":
+        pixels = noise(batch, config.num_channels, config.image_size, config.image_size)
+        return {"pixel_values": pixels, "labels": torch.zeros(batch, dtype=torch.long, device=device)}
+    if kind == "speech":
+        return {"input_features": noise(batch, config.num_mel_bins, 3000), "labels": ids(length)}
+    if kind == "seq2seq":
+        return {"input_ids": ids(length), "labels": ids(run.get("target_seq", length))}
+    tokens = ids(length)
+    result = {"input_ids": tokens}
+    if kind == "qwen_vl":
+        height, width = run.get("grid", [32, 32])
+        vision = config.vision_config
+        count = height * width // vision.spatial_merge_size**2
+        tokens[:, 1] = config.vision_start_token_id
+        tokens[:, 2 : 2 + count] = config.image_token_id
+        patch = 3 * vision.temporal_patch_size * vision.patch_size**2
+        result["pixel_values"] = noise(batch * height * width, patch)
+        result["image_grid_thw"] = torch.tensor([[1, height, width]] * batch, device=device)
+        result["mm_token_type_ids"] = (tokens == config.image_token_id).long()
+    result["labels"] = tokens.clone()
+    if run.get("mask") or kind == "qwen_vl":
+        result["attention_mask"] = torch.ones_like(tokens)
+    return result
+
+
+# ---- adapters, quantised bases, optimizers, several cards -----------------------------------------------------------
+
+
+def quantise(model, kind):
+    """Puts bitsandbytes' linears in place, as `from_pretrained(quantization_config=…)` does; the head stays as it is."""
+    import bitsandbytes as bnb
+
+    def replaced(linear):
+        sizes = (linear.in_features, linear.out_features, linear.bias is not None)
+        if kind == "int8":
+            new = bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=6.0, device="meta")
+            new.weight = bnb.nn.Int8Params(linear.weight.data.cpu(), requires_grad=False, has_fp16_weights=False)
+        else:
+            options = {"quant_type": kind.split("-")[0], "compress_statistics": kind.endswith("-dq")}
+            new = bnb.nn.Linear4bit(*sizes, compute_dtype=torch.bfloat16, device="meta", **options)
+            new.weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, **options)
+        if linear.bias is not None:
+            new.bias = torch.nn.Parameter(linear.bias.data)
+        return new.to("cuda")
+
+    for path, module in list(model.named_modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, torch.nn.Linear) and "lm_head" not in f"{path}.{name}":
+                setattr(module, name, replaced(child))
+                del child
+    model.is_loaded_in_4bit, model.is_loaded_in_8bit = kind != "int8", kind == "int8"
+
+
+def adapted(model, run):
+    """The model under a peft adapter: `run.lora`, or any method of peft as `run.peft`."""
+    import peft
+
+    if run.get("lora"):
+        lora = run["lora"]
+        options = {"r": lora["r"], "lora_alpha": lora.get("alpha", 16), "lora_dropout": lora.get("dropout", 0.0)}
+        config = peft.LoraConfig(target_modules=lora["targets"], task_type="CAUSAL_LM", **options, **lora.get("config", {}))
+        return peft.get_peft_model(model, config, autocast_adapter_dtype=lora.get("fp32_adapter", True))
+    method = run["peft"]["peft_type"]
+    config = peft.PEFT_TYPE_TO_CONFIG_MAPPING[method]
+    return peft.get_peft_model(model, config(**{k: v for k, v in run["peft"].items() if k != "peft_type"}))
+
+
+def make_optimizer(run, parameters):
+    import torch.optim as optim
+
+    name = run.get("optimizer", "adamw")
+    rate = {"lr": 1e-5}
+    steps = {"fused": {"fused": True}, "foreach": {"foreach": True}, "forloop": {"foreach": False}}.get(run.get("impl"), {})
+    torch_optimizers = {
+        "adamw": (optim.AdamW, {}),
+        "adam": (optim.Adam, {}),
+        "amsgrad": (optim.AdamW, {"amsgrad": True}),
+        "nadam": (optim.NAdam, {}),
+        "sgd": (optim.SGD, {}),
+        "sgd-momentum": (optim.SGD, {"momentum": 0.9}),
+        "nesterov": (optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        "adagrad": (optim.Adagrad, {}),
+        "rmsprop": (optim.RMSprop, {}),
+        "torch-adafactor": (optim.Adafactor, {}),
+    }
+    if name in torch_optimizers:
+        kind, options = torch_optimizers[name]
+        return kind(parameters, **rate, **options, **steps)
+    if name == "muon":
+        return optim.Muon([p for p in parameters if p.ndim == 2], **rate)
+    if name == "adafactor":
+        from transformers.optimization import Adafactor
+
+        return Adafactor(parameters, **rate, relative_step=False, scale_parameter=False, warmup_init=False)
+    import bitsandbytes.optim as bnb
+
+    names = {
+        "adamw8bit": "AdamW8bit",
+        "paged-adamw8bit": "PagedAdamW8bit",
+        "adamw-bnb32": "AdamW32bit",
+        "paged-adamw32": "PagedAdamW32bit",
+        "adam8bit": "Adam8bit",
+        "lion": "Lion",
+        "lion8bit": "Lion8bit",
+        "ademamix": "AdEMAMix",
+        "ademamix8bit": "AdEMAMix8bit",
+        "lamb": "LAMB",
+        "lamb8bit": "LAMB8bit",
+    }
+    if name not in names:
+        raise ValueError(f"run.optimizer: {name} is not an optimizer this probe knows")
+    return getattr(bnb, names[name])(parameters, **rate)
+
+
+def join_world(run):
+    """One rank of a world: a real one under torchrun, else a group whose collectives do nothing and whose buffers are real."""
+    import torch.distributed as dist
+
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl")
+        return
+    world = run["dist"]["world"]
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
+    if run["dist"]["engine"] == "ddp":  # the fake group cannot drive DDP's reducer; buckets do not depend on the world
+        os.environ["WORLD_SIZE"] = "1"
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda:0"))
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+
+
+def layers_of(model):
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    return max(lists, key=len)
+
+
+def sharded(model, run):
+    where = run["dist"]
+    engine, mixed = where["engine"], where.get("mp")
+    if engine == "ddp":
+        options = {"gradient_as_bucket_view": where.get("bucket_view", False), "static_graph": where.get("static_graph", False)}
+        return torch.nn.parallel.DistributedDataParallel(model, device_ids=[0], **options)
+    if engine == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        options = {"mesh": init_device_mesh("cuda", (where["world"],)), "reshard_after_forward": where.get("reshard", True)}
+        if mixed:
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for layer in layers_of(model):
+            fully_shard(layer, **options)
+        fully_shard(model, **options)
+        return model
+    if engine == "fsdp1":
+        import functools
+
+        from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+        from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+        strategies = {"full": ShardingStrategy.FULL_SHARD, "grad_op": ShardingStrategy.SHARD_GRAD_OP, "no": ShardingStrategy.NO_SHARD}
+        half = MixedPrecision(*[torch.bfloat16] * 3) if mixed else None
+        wrap = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={type(layers_of(model)[0])})
+        return FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=wrap,
+            sharding_strategy=strategies[where.get("strategy", "full")],
+            device_id=0,
+            use_orig_params=True,
+            mixed_precision=half,
+        )
+    raise ValueError(f"run.dist.engine: {engine} is not an engine this probe knows")
+
+
+# ---- the loops ------------------------------------------------------------------------------------------------------
+
+
+def prepare(job, run, device):
+    """The model as it goes into a training loop."""
+    model = build_model(job, run, device)
+    checkpointing = {"gradient_checkpointing_kwargs": {"use_reentrant": run.get("reentrant", False)}}
+    if run.get("quant"):
+        quantise(model, run["quant"])
+        if run.get("prepare_kbit", True):
+            from peft import prepare_model_for_kbit_training
+
+            use = run.get("checkpointing", False)
+            model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=use, **checkpointing)
+    if run.get("liger"):
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+        _apply_liger_kernel_to_instance(model=model)
+    model.train()
+    if run.get("checkpointing") and not run.get("quant"):
+        model.gradient_checkpointing_enable(**checkpointing)
+        if hasattr(model.config, "use_cache"):
+            model.config.use_cache = False
+        if run.get("lora") or run.get("peft"):
+            model.enable_input_require_grads()
+    if run.get("lora") or run.get("peft"):
+        model = adapted(model, run)
+        model.train()
+    return model
+
+
+def train(job, run, record):
+    device = record.meter.device
+    if run.get("dist"):
+        join_world(run)
+    model = prepare(job, run, device)
+    config = model.config
+    record.loaded(model)
+    if run.get("dist"):
+        model = sharded(model, run)
+    batch = make_batch(job, config, run, device)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = make_optimizer(run, parameters)
+    record.ready()
+    half = DTYPES.get(run.get("autocast"))
+    scaler = torch.amp.GradScaler(device) if run.get("autocast") == "fp16" else None
+    options = {"use_cache": False} if job.get("kind", "causal") in ("causal", "qwen_vl") else {}
+    for step in range(run.get("steps", 3)):
+        for micro in range(run.get("grad_accum", 1)):
+            with record.phase(f"{step}.{micro}.fwd"):
+                with torch.autocast(device, dtype=half) if half else contextlib.nullcontext():
+                    output = model(**batch, **options)
+                    loss = output.loss
+                    if not run.get("keep_outputs", True):
+                        del output
+            with record.phase(f"{step}.{micro}.bwd"):
+                (scaler.scale(loss) if scaler else loss).backward()
+            loss = output = None
+        if run.get("clip"):
+            with record.phase(f"{step}.clip"):
+                torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        with record.phase(f"{step}.opt"):
+            if scaler:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+        with record.phase(f"{step}.zero"):
+            optimizer.zero_grad(set_to_none=True)
+
+
+def train_deepspeed(job, run, record):
+    os.environ["DS_ACCELERATOR"] = "cuda"
+    join_world(run)
+    import deepspeed
+
+    model = prepare(job, run, "cuda")
+    record.loaded(model)
+    where = run["dist"]
+    settings = {
+        "train_micro_batch_size_per_gpu": run["batch"],
+        "gradient_accumulation_steps": run.get("grad_accum", 1),
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": where["zero"], **where.get("zero_config", {})},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 1.0 if run.get("clip") else 0.0,
+    }
+    optimizer = make_optimizer(run, [p for p in model.parameters() if p.requires_grad])
+    config = model.config
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
+    batch = make_batch(job, config, run, "cuda")
+    del model, optimizer
+    record.ready()
+    for step in range(run.get("steps", 3)):
+        for micro in range(run.get("grad_accum", 1)):
+            with record.phase(f"{step}.{micro}.fwd"):
+                output = engine(**batch, use_cache=False)
+                loss = output.loss
+            with record.phase(f"{step}.{micro}.bwd"):
+                engine.backward(loss)
+            loss = output = None
+            with record.phase(f"{step}.opt" if micro + 1 == run.get("grad_accum", 1) else f"{step}.{micro}.step"):
+                engine.step()
+
+
+def train_by_trainer(job, run, record):
+    from transformers import Trainer, TrainingArguments
+
+    model = build_model(job, run, record.meter.device)
+    if run.get("lora") or run.get("peft"):
+        model = adapted(model, run)
+    record.loaded(model)
+    rows = make_batch(job, model.config, {**run, "batch": run["batch"] * 8}, "cpu")
+    rows["attention_mask"] = torch.ones_like(rows["input_ids"])
+    checkpointing = run.get("checkpointing", False)
+    arguments = TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=run["batch"],
+        gradient_accumulation_steps=run.get("grad_accum", 1),
+        max_steps=run.get("steps", 3),
+        bf16=run.get("autocast") == "bf16",
+        fp16=run.get("autocast") == "fp16",
+        optim=run.get("trainer_optim", "adamw_torch_fused"),
+        gradient_checkpointing=checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if checkpointing else None,
+        use_liger_kernel=run.get("liger", False),
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+    data = [{key: value[at] for key, value in rows.items()} for at in range(len(rows["input_ids"]))]
+    trainer = Trainer(model=model, args=arguments, train_dataset=data)
+    del model
+    record.ready()
+    with record.phase("train"):
+        trainer.train()
+
+
+def infer(job, run, record):
+    device = record.meter.device
+    model = build_model(job, run, device)
+    if run.get("quant"):
+        quantise(model, run["quant"])
+    model.eval()
+    record.loaded(model)
+    batch = make_batch(job, model.config, run, device)
+    batch.pop("labels", None)
+    record.ready()
+    with torch.inference_mode():
+        if not run.get("new_tokens"):
+            output = None
+            for name in ("forward", "forward2"):
+                with record.phase(name):
+                    output = None
+                    output = model(**batch)
+            return
+        tokens = run["new_tokens"]
+        options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
+        for key, name in (("cache", "cache_implementation"), ("beams", "num_beams"), ("use_cache", "use_cache")):
+            if run.get(key) is not None:
+                options[name] = run[key]
+        if "input_ids" in batch and "attention_mask" not in batch:
+            batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+        with record.phase("generate"):
+            model.generate(**batch, disable_compile=True, **options)
+
+
+TASKS = {"train": train, "trainer": train_by_trainer, "deepspeed": train_deepspeed, "infer": infer}
+
+
+# ---- one job, one process -------------------------------------------------------------------------------------------
+
+
+def versions():
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def measure(job, rows):
+    run = job["run"]
+    if run.get("alloc_conf"):
+        os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = run["alloc_conf"]
+    started = time.time()
+    meter = CudaMeter() if torch.cuda.is_available() else CpuMeter()
+    record = Record(job, meter)
+    row = {**job, "oom": False, "error": None}
+    try:
+        torch.manual_seed(0)
+        record.measured.update(meter.start())
+        if run["task"] not in TASKS:
+            raise ValueError(f"run.task: {run['task']} is not one of {', '.join(TASKS)}")
+        TASKS[run["task"]](job, run, record)
+        record.measured["nvml_used_end"] = meter.process_used()
+    except torch.OutOfMemoryError as problem:
+        row.update(oom=True, error=str(problem)[:300])
+    except Exception as problem:
+        row["error"] = "".join(traceback.format_exception_only(problem)).strip()[:600]
+        row["trace"] = traceback.format_exc()[-2000:]
+    row.update(gpu=meter.card(), versions=versions(), measured=record.close(), seconds=round(time.time() - started, 2))
+    if row["error"] is None:
+        del row["error"]
+    with open(rows, "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    say("done", id=job["id"], seconds=row["seconds"], error=row.get("error"))
+
+
+def in_child(job, rows, limit):
+    child = os.fork()
+    if child == 0:
+        try:
+            measure(job, rows)
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    deadline = time.time() + limit
+    while True:
+        finished, status = os.waitpid(child, os.WNOHANG)
+        if finished:
+            if status:
+                say("killed", id=job["id"], status=status)
+            return
+        if time.time() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            say("killed", id=job["id"], seconds=limit)
+            return
+        time.sleep(0.02)
+
+
+def main():
+    jobs, rows = sys.argv[1:3]
+    budget = float(os.environ.get("PROBE_SECONDS", "inf"))
+    began = time.time()
+    with open(jobs, encoding="utf-8") as file:
+        jobs = [json.loads(line) for line in file if line.strip()]
+    # Imported once: every child starts from here.
+    import transformers
+
+    for job in jobs:
+        with contextlib.suppress(Exception):
+            getattr(transformers, job.get("auto_class") or "AutoModelForCausalLM")
+    say("ready", jobs=len(jobs), torch=torch.__version__, cuda=torch.version.cuda)
+    for job in jobs:
+        if time.time() - began > budget:
+            say("out of time", id=job["id"])
+            return
+        in_child(job, rows, job["run"].get("timeout", 600))
+
+
+if __name__ == "__main__":
+    main()

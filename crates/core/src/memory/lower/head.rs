@@ -1,0 +1,191 @@
+//! The output head and the loss on it, for losses that take both at once.
+
+use std::collections::BTreeSet;
+
+use super::Runner;
+use crate::dtype::DType;
+use crate::memory::autograd::Saved;
+use crate::memory::log::Category;
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::model::op::{Binary, Loss, Op, ParameterId, ValueId};
+use crate::model::{Program, Shape, Step};
+use crate::plan::{LossKind, LossOptions};
+
+/// The head of a language model whose product is not made by itself.
+#[derive(Debug, Clone, Default)]
+pub struct Head {
+    /// Its matrix.
+    pub weight: Option<ParameterId>,
+    /// Its bias.
+    pub bias: Option<ParameterId>,
+    /// The logits, and what is computed on them before the loss: never made.
+    pub unmade: BTreeSet<ValueId>,
+}
+
+impl Head {
+    /// Finds the loss and the head before it; nothing where the head is not a linear.
+    pub fn find(program: &Program) -> Self {
+        let runs = || {
+            program.steps.iter().rev().filter_map(|step| match step {
+                Step::Run { op, inputs, outputs, .. } => Some((op, inputs, outputs)),
+                _ => None,
+            })
+        };
+        let mut wanted = runs().find_map(|(op, inputs, _)| match op {
+            Op::Loss(Loss::CausalLm) => inputs.first().copied(),
+            _ => None,
+        });
+        let mut unmade = BTreeSet::new();
+        for (op, inputs, outputs) in runs() {
+            let Some(value) = wanted.filter(|value| outputs.contains(value)) else { continue };
+            unmade.insert(value);
+            if let Op::Linear { weight, bias, .. } = op {
+                return Self { weight: Some(*weight), bias: *bias, unmade };
+            }
+            wanted = inputs.first().copied();
+        }
+        Self::default()
+    }
+
+    /// Whether the loss is computed on the linear's result itself.
+    pub fn is_plain(&self) -> bool {
+        self.weight.is_some() && self.unmade.len() == 1
+    }
+}
+
+/// A loss that takes the head along.
+#[derive(Debug, Clone)]
+pub struct HeadLoss {
+    head: Head,
+    options: LossOptions,
+}
+
+impl HeadLoss {
+    /// What a plan asks for, where it is not transformers' own.
+    pub fn new(program: &Program, options: LossOptions) -> Option<Self> {
+        (options.kind != LossKind::Standard).then(|| Self { head: Head::find(program), options })
+    }
+}
+
+impl Runner {
+    /// Whether a value is one that is never made.
+    pub(super) fn is_unmade(&self, value: ValueId) -> bool {
+        let liger = self.wrapped.liger.as_ref().is_some_and(|liger| liger.head().unmade.contains(&value));
+        liger || self.wrapped.loss.as_ref().is_some_and(|loss| loss.head.unmade.contains(&value))
+    }
+
+    /// What such a loss makes of an operation; `None`: it leaves it alone.
+    pub(super) fn head_loss(
+        &self,
+        torch: &mut Torch,
+        op: &Op,
+        inputs: &[Option<Tensor>],
+        outputs: &[ValueId],
+    ) -> Option<Vec<Option<Tensor>>> {
+        let loss = self.wrapped.loss.as_ref()?;
+        let first = inputs.first().and_then(Option::as_ref);
+        if outputs.first().is_some_and(|value| loss.head.unmade.contains(value)) {
+            // The hidden states are passed on in place of the logits.
+            return Some(vec![first.cloned()]);
+        }
+        let Op::Loss(Loss::CausalLm) = op else { return None };
+        let weight = self.parameter(loss.head.weight?);
+        let bias = loss.head.bias.map(|id| self.parameter(id));
+        let (hidden, labels) = (first?, inputs.get(1).and_then(Option::as_ref)?);
+        let made = torch.in_category(Category::Logits, |torch| match loss.options.kind {
+            LossKind::CutCrossEntropy => cut(torch, hidden, labels, weight),
+            LossKind::TrlFused => super::trl_loss::loss(torch, hidden, labels, weight, bias),
+            _ => chunked(torch, hidden, labels, (weight, bias), loss.options.chunks),
+        });
+        Some(vec![Some(made)])
+    }
+}
+
+/// Head and cross entropy a piece of the sequence at a time: all pieces of the logits are made first, each is widened on
+/// its own.
+fn chunked(
+    torch: &mut Torch,
+    hidden: &Tensor,
+    labels: &Tensor,
+    (weight, bias): (&Tensor, Option<&Tensor>),
+    chunks: u64,
+) -> Tensor {
+    let (batch, seq, classes) = (hidden.shape.size(0), hidden.shape.size(1), weight.shape.size(0));
+    let length = seq.div_ceil(chunks.max(1)).max(1);
+    let lengths: Vec<u64> = (0..seq.div_ceil(length)).map(|part| length.min(seq - part * length)).collect();
+    let padded = torch.fresh("constant_pad_nd", labels.shape.with(-1, seq + 1), DType::I64);
+    let pieces = torch.split(hidden, 1, &lengths);
+    let logits: Vec<Tensor> = pieces.iter().map(|piece| torch.linear(piece, weight, bias)).collect();
+    drop(pieces);
+    let counted = torch.fresh("ne", labels.shape, DType::Bool);
+    let total = torch.fresh("sum", Shape::new(&[]), DType::I64);
+    drop(counted);
+    let targets: Vec<Tensor> = lengths
+        .iter()
+        .map(|length| match batch {
+            1 => padded.detached().with_shape(Shape::from([*length])),
+            _ => torch.fresh("clone", Shape::from([batch * length]), DType::I64),
+        })
+        .collect();
+    let mut sum: Option<Tensor> = None;
+    for (piece, target) in logits.iter().zip(&targets) {
+        let flat = torch.reshape(piece, Shape::from([piece.elements() / classes.max(1), classes]));
+        let wide = torch.cast(&flat, DType::F32);
+        let loss = torch.cross_entropy(&wide, target);
+        drop((flat, wide));
+        sum = Some(match sum {
+            None => torch.scalar(Binary::Add, &loss),
+            Some(sum) => torch.in_place(Binary::Add, &sum, &loss),
+        });
+    }
+    drop((targets, logits, padded));
+    match sum {
+        Some(sum) => torch.binary(Binary::Div, &sum, &total),
+        None => total,
+    }
+}
+
+/// `LinearCrossEntropyFunction` of cut-cross-entropy, which shifts the labels itself.
+fn cut(torch: &mut Torch, hidden: &Tensor, labels: &Tensor, weight: &Tensor) -> Tensor {
+    let (width, classes) = (hidden.shape.last(), weight.shape.size(0));
+    let rows = hidden.elements() / width.max(1);
+    let hidden = torch.contiguous(hidden);
+    let flat = torch.reshape(&hidden, Shape::from([rows, width]));
+    let counted = rows - (rows / labels.shape.last().max(1)).min(rows);
+    let pairs = torch.fresh("nonzero", Shape::from([counted, labels.shape.rank() as u64]), DType::I64);
+    let narrow = torch.fresh("_to_copy", pairs.shape, DType::I32);
+    drop(pairs);
+    let valid = torch.fresh("sum", Shape::from([counted]), DType::I64);
+    drop(narrow);
+    let sums = torch.fresh("cce lse", Shape::from([counted]), DType::F32);
+    let locks = torch.fresh("cce locks", Shape::from([counted.div_ceil(128)]), DType::U32);
+    let wants = torch.records(&[&flat, weight]);
+    let averages = wants.then(|| torch.fresh("cce logit_avg", Shape::from([classes]), DType::F32));
+    drop(locks);
+    let dots = torch.fresh("cce neg_dot", Shape::from([counted]), DType::F32);
+    let loss = torch.fresh("mean", Shape::new(&[]), DType::F32);
+    drop(dots);
+    if !wants {
+        return loss;
+    }
+    let kept = [&flat, weight, &sums, labels, &valid].into_iter().chain(&averages);
+    let saved: Vec<Saved> = kept.map(|tensor| Saved::new(torch, tensor)).collect();
+    let (shape, table, dtype) = (flat.shape, weight.shape, flat.dtype);
+    let (own, needs_weight) = (weight.dtype, weight.needs_grad());
+    torch.attach(loss, &[&flat, weight], move |torch, gradient| {
+        let kept: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
+        let sorted = torch.fresh("sort", Shape::from([classes]), DType::F32);
+        let places = torch.fresh("sort", Shape::from([classes]), DType::I64);
+        let order = torch.fresh("_to_copy", Shape::from([classes]), DType::I32);
+        drop((sorted, places));
+        let for_hidden = torch.fresh("zeros_like", shape, dtype);
+        let for_weight = needs_weight.then(|| torch.fresh("zeros_like", table, dtype));
+        let blocks = width.div_ceil(64).max(1);
+        let locks =
+            [counted, classes].map(|n| torch.fresh("cce locks", Shape::from([n.div_ceil(blocks), blocks]), DType::I32));
+        drop((locks, order, kept, gradient));
+        let for_weight = for_weight.map(|made| torch.cast(&made, own));
+        vec![Some(for_hidden), for_weight]
+    })
+}

@@ -1,0 +1,72 @@
+//! Plain tensor operations by name.
+
+use crate::dtype::DType;
+
+/// One-input operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Unary {
+    Neg,
+    Exp,
+    Log,
+    Sqrt,
+    /// RecurrentGemma's own autograd function: `sqrt(x)` that saves `x`; backward `grad / sqrt(clip(4 x))`.
+    SqrtBound,
+    Rsqrt,
+    Cos,
+    Sin,
+    Abs,
+    Square,
+    Reciprocal,
+    Tanh,
+    Sigmoid,
+    Softplus,
+    Silu,
+    Relu,
+    LogSigmoid,
+    Clamp,
+    Round,
+    Not,
+    Clone,
+}
+
+/// Two-input operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Pow,
+    Max,
+    Min,
+}
+
+/// Target element types of a cast.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cast {
+    /// This type.
+    To(DType),
+    /// The type of the second input.
+    Like,
+    /// The type the model's weights have.
+    Model,
+    /// This type, laid out densely in the same copy (`to(dtype, memory_format=torch.contiguous_format)`); nothing, not even
+    /// another layout, when it has the type already.
+    Dense(DType),
+    /// The type of the second input, in the same way.
+    DenseLike,
+}
+
+/// Reductions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Reduction {
+    Sum,
+    Mean,
+    Max,
+    Variance,
+    Norm,
+    LogSumExp,
+}

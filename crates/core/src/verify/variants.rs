@@ -1,0 +1,54 @@
+//! What the fields of a recorded run that name further options of training mean as a plan.
+
+use serde_json::Value;
+
+use crate::plan::{AttentionKind, LossKind, Selective, TrainPlan};
+
+/// Writes them into a plan; what cannot be simulated is named.
+pub(super) fn apply(plan: &mut TrainPlan, run: &Value) -> Result<(), String> {
+    let named = |key: &str, value: &Value| format!("run.{key} {value} is not known");
+    plan.save_on_cpu = run["save_on_cpu"] == true;
+    plan.checkpoints.selective = match &run["selective"] {
+        Value::Null => None,
+        value if value == "matmul" => Some(Selective::Matmuls),
+        value if value == "torchtitan" => Some(Selective::AlternateMatmuls),
+        other => return Err(named("selective", other)),
+    };
+    plan.loss.kind = match &run["loss"] {
+        Value::Null if run["task"] == "sft" => LossKind::TrlFused,
+        Value::Null => LossKind::Standard,
+        value if value == "chunked" => LossKind::Chunked,
+        value if value == "cce" => LossKind::CutCrossEntropy,
+        other => return Err(named("loss", other)),
+    };
+    plan.loss.chunks = run["chunks"].as_u64().unwrap_or(plan.loss.chunks);
+    if !run["sdpa_kernel"].is_null() {
+        let kernel = serde_json::from_value(run["sdpa_kernel"].clone());
+        plan.sdpa_kernel = Some(kernel.map_err(|_| named("sdpa_kernel", &run["sdpa_kernel"]))?);
+    }
+    if let Some(every) = run["every"].as_u64() {
+        plan.checkpoints.every = u32::try_from(every).unwrap_or(u32::MAX);
+    }
+    if let Some(rank) = run["rank"].as_u64() {
+        plan.optimizer.rank = rank;
+    }
+    plan.optimizer_in_backward = run["opt_in_backward"] == true;
+    plan.batch.padded = run["padded"] == true;
+    plan.batch.mask |= plan.batch.padded;
+    if plan.batch.padded {
+        // Every second sample is a quarter shorter, as the runs were made.
+        let (batch, seq) = (plan.batch.batch_size, plan.batch.seq_len);
+        plan.batch.real_tokens = Some(batch * seq - batch / 2 * (seq / 4));
+    }
+    plan.clip |= run["clip"].is_string();
+    let names = run["frozen"].as_array().into_iter().flatten();
+    plan.frozen.extend(names.filter_map(Value::as_str).map(str::to_owned));
+    match run["attn"].as_str() {
+        None | Some("sdpa" | "eager") => Ok(()),
+        Some("flash_attention_2") => {
+            plan.attention = AttentionKind::Flash2;
+            Ok(())
+        }
+        Some(other) => Err(format!("run.attn {other} is not simulated yet")),
+    }
+}
