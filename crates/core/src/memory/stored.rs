@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::model::op::{ParameterId, Role};
 use crate::model::{Model, Program, Shape};
 use crate::plan::adapter::defaults::OUTPUT_EMBEDDINGS;
-use crate::plan::{AdapterPlan, Gpu, PlanError, Quantization, QuantizationScheme, TrainPlan};
+use crate::plan::{AdapterPlan, Gpu, PlanError, Quantization, QuantizationScheme, Targets, TrainPlan};
 use crate::source::quantization::{self as source, Scheme, Weight};
 
 /// How a quantised checkpoint is held and run.
@@ -84,6 +84,18 @@ pub(super) fn in_training(model: &Model, plan: &TrainPlan) -> Result<Found, Plan
         Some(AdapterPlan::Lora(lora)) if lora.dora && kernel.is_some() => {
             return Err(PlanError::Conflict {
                 what: format!("PEFT has no DoRA on this base ({description})"),
+                hint: "use LoRA, or --dequantize".into(),
+            });
+        }
+        Some(AdapterPlan::Lora(lora)) if lora.targets == Targets::AllLinear && kernel.is_some() => {
+            return Err(PlanError::Conflict {
+                what: format!("PEFT finds no linears for all-linear on this base ({description})"),
+                hint: "name the target modules".into(),
+            });
+        }
+        Some(AdapterPlan::Other(other)) => {
+            return Err(PlanError::Unsupported {
+                what: format!("{} beside a quantised base ({description})", other.name()),
                 hint: "use LoRA, or --dequantize".into(),
             });
         }

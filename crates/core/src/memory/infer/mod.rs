@@ -250,8 +250,8 @@ impl<'a> Run<'a> {
 
     fn finish(self) -> Log {
         let log = Rc::clone(&self.torch.log);
-        let Self { torch, parameters, quantised, kept, batch, store, .. } = self;
-        drop((store, batch, kept, quantised, parameters, torch));
+        let Self { torch, parameters, quantised, stored, kept, batch, store, .. } = self;
+        drop((store, batch, kept, quantised, stored, parameters, torch));
         Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
     }
 }

@@ -41,13 +41,15 @@ pub struct Optimizer {
     plan: plan::Optimizer,
     /// Which parameters are embeddings and output heads, where the optimizer treats those apart.
     whole: Vec<bool>,
+    /// Which keep their state in fp32 even in 8-bit optimizers.
+    wide: Vec<bool>,
     states: Vec<Vec<Tensor>>,
 }
 
 impl Optimizer {
     /// Builds it; some allocate their state at once.
     pub fn new(torch: &mut Torch, plan: plan::Optimizer, parameters: &[Trained]) -> Self {
-        let mut optimizer = Self { plan, whole: Vec::new(), states: Vec::new() };
+        let mut optimizer = Self { plan, whole: Vec::new(), wide: Vec::new(), states: Vec::new() };
         if plan.kind == OptimizerKind::Adagrad {
             optimizer.make_states(torch, parameters);
         }
@@ -60,10 +62,16 @@ impl Optimizer {
         self
     }
 
+    /// Says which parameters keep their state in fp32 even in 8-bit optimizers.
+    pub fn with_wide(mut self, wide: Vec<bool>) -> Self {
+        self.wide = wide;
+        self
+    }
+
     /// One step.
     pub fn step(&mut self, torch: &mut Torch, parameters: &[Trained]) {
         let first = self.states.is_empty();
-        let plan::Optimizer { kind, implementation, rank } = self.plan;
+        let plan::Optimizer { kind, implementation, rank, .. } = self.plan;
         // transformers' Adafactor makes the state of a parameter when it steps it.
         if first && kind != OptimizerKind::Adafactor {
             self.make_states(torch, parameters);
@@ -83,7 +91,7 @@ impl Optimizer {
     }
 
     fn make_states(&mut self, torch: &mut Torch, parameters: &[Trained]) {
-        let plan::Optimizer { kind, implementation, rank } = self.plan;
+        let plan::Optimizer { kind, implementation, rank, .. } = self.plan;
         let fused = implementation == Implementation::Fused;
         // What got no gradient (a tower that did not run) has no state either; Adagrad makes all of its own at once.
         let has_state = |p: &Trained| kind == OptimizerKind::Adagrad || p.leaf.grad.borrow().is_some();
@@ -91,6 +99,7 @@ impl Optimizer {
             let stepped = parameters.iter().enumerate().filter(|(_, parameter)| has_state(parameter));
             let state = |(index, parameter): (usize, &Trained)| {
                 let (tensor, whole) = (&parameter.tensor, self.whole.get(index).copied().unwrap_or(false));
+                let wide = self.wide.get(index).copied().unwrap_or(false);
                 match kind {
                     OptimizerKind::AdaBelief => adabelief::states(torch, tensor),
                     OptimizerKind::AdamMini => adam_mini::states(torch, tensor, whole),
@@ -98,6 +107,7 @@ impl Optimizer {
                     OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => {
                         low_rank::states(torch, kind, tensor, whole, rank)
                     }
+                    _ if wide => other::states(torch, kind.in_32_bits(), fused, tensor),
                     _ => other::states(torch, kind, fused, tensor),
                 }
             };
