@@ -162,7 +162,7 @@ fn group(run: &Value) -> &'static str {
         _ if !run["dist"].is_null() => super::distributed::group(run),
         Some("int8") => "qlora-int8",
         Some(_) => "qlora-4bit",
-        None if !run["lora"].is_null() || !run["peft"].is_null() => "lora",
+        None if !run["lora"].is_null() => "lora",
         None if !run["peft"].is_null() => "peft",
         None if run["liger"] == true => "liger",
         None => "train",

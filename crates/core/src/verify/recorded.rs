@@ -12,11 +12,6 @@ pub(super) fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
     if !run["peft"].is_null() {
         return AdapterPlan::from_adapter_config(&run["peft"]).map(|(plan, _)| Some(plan)).map_err(|e| e.to_string());
     }
-    if let Some(method) = run["peft"]["method"].as_str() {
-        let mut config = run["peft"]["config"].clone();
-        config["peft_type"] = method.into();
-        return AdapterPlan::from_adapter_config(&config).map(|(plan, _)| Some(plan)).map_err(|e| e.to_string());
-    }
     let lora = &run["lora"];
     if lora.is_null() {
         return Ok(None);

@@ -167,7 +167,7 @@ impl Torch {
         self.with_bias(output, bias)
     }
 
-    /// `Quantizer.dequantize`: unpacked, less the zeros, times the scales; three matrices, two at a time.
+    /// `Quantizer.dequantize`: unpacked, less the zeros, times the scales; three matrices at once.
     fn hqq_dequantised(&mut self, shape: Shape, bits: u64, dtype: DType) -> Tensor {
         let unpacked = self.fresh("unpack", shape, dtype);
         if bits < 8 {
@@ -177,9 +177,9 @@ impl Torch {
             drop((masked, shifted));
         }
         let centred = self.fresh("sub", shape, dtype);
-        drop(unpacked);
         let scaled = self.fresh("mul", shape, dtype);
-        drop(centred);
+        // The name of the first is bound anew only now.
+        drop((centred, unpacked));
         scaled
     }
 }
