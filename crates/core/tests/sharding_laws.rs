@@ -6,7 +6,9 @@ use vramcast_core::memory::log::{Event, Log};
 use vramcast_core::memory::sharding::shares::{self, Share};
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
-use vramcast_core::plan::parallel::{Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, Parallel, ZeroConfig};
+use vramcast_core::plan::parallel::{
+    Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, Offload, Parallel, Reshard, ZeroConfig,
+};
 use vramcast_core::plan::{Batch, TrainPlan};
 
 proptest! {
@@ -52,7 +54,9 @@ fn engines() -> Vec<Engine> {
     vec![
         Engine::Fsdp1(Fsdp1::default()),
         Engine::Fsdp2(Fsdp2::default()),
-        Engine::Fsdp2(Fsdp2 { reshard_after_forward: false, ..Fsdp2::default() }),
+        Engine::Fsdp2(Fsdp2 { reshard_after_forward: Reshard::Flag(false), ..Fsdp2::default() }),
+        Engine::Fsdp2(Fsdp2 { offload: true, ..Fsdp2::default() }),
+        Engine::Fsdp1(Fsdp1 { offload: true, flat_params: true, ..Fsdp1::default() }),
         zero(1),
         zero(2),
         zero(3),
@@ -75,7 +79,7 @@ fn plan(parallel: Option<Parallel>) -> TrainPlan {
 
 fn spread(engine: Engine, world: u64) -> Parallel {
     let mesh = if let Engine::Ddp(_) = engine { Mesh::replicated(world) } else { Mesh::sharded(world) };
-    Parallel { mesh, engine, communicators: 1 }
+    Parallel { mesh, engine, communicators: 1, no_sync: false }
 }
 
 /// Bytes asked for that are alive when the last forward pass begins.
@@ -97,6 +101,9 @@ fn persistent(log: &Log) -> u64 {
 fn one_card_is_one_card_to_the_byte() {
     let alone = simulation::train(&model(), &plan(None)).expect("it runs");
     for engine in engines().into_iter().chain([Engine::Ddp(Ddp::default())]) {
+        if spread(engine.clone(), 1).offloads() {
+            continue;
+        }
         let name = engine.name();
         let one = simulation::train(&model(), &plan(Some(spread(engine, 1)))).expect("it runs");
         assert_eq!(one.replay.phases, alone.replay.phases, "{name}");
@@ -150,4 +157,65 @@ fn impossible_worlds_are_refused_with_numbers() {
     parallel.mesh.tp = 3;
     let refused = simulation::train(&model(), &plan(Some(parallel))).expect_err("8 heads over 3").to_string();
     assert!(refused.contains("tp 3 does not divide 8 attention heads"), "{refused}");
+}
+
+#[test]
+fn copies_of_shards_hold_what_shards_do() {
+    for engine in [Engine::Fsdp1(Fsdp1::default()), Engine::Fsdp2(Fsdp2::default())] {
+        let mut hybrid = spread(engine.clone(), 4);
+        hybrid.mesh.dp_replicate = 2;
+        let plain = simulation::train(&model(), &plan(Some(spread(engine, 4)))).expect("it runs");
+        let hybrid = simulation::train(&model(), &plan(Some(hybrid))).expect("it runs");
+        assert_eq!(persistent(&hybrid.log), persistent(&plain.log));
+        assert_eq!(hybrid.ranks[0].cards, 8);
+    }
+}
+
+/// What the host holds over all ranks is one copy of weights, gradients and two states in fp32, and what pads it.
+#[test]
+fn offloaded_partitions_are_one_copy() {
+    let elements: u64 = {
+        let run = simulation::train(&model(), &plan(None)).expect("it runs");
+        run.program.parameters.iter().map(|parameter| parameter.shape.elements()).sum()
+    };
+    for stage in 1..=3 {
+        let world = 8;
+        let zero = ZeroConfig { stage, offload_optimizer: Some(Offload::cpu()), ..ZeroConfig::default() };
+        let parallel = spread(Engine::Deepspeed(DeepSpeed { zero }), world);
+        let run = simulation::train(&model(), &plan(Some(parallel))).expect("it runs");
+        let held =
+            |name: &str| run.log.host_parts.iter().find(|part| part.name == name).map_or(0, |part| part.bytes) * world;
+        for (name, each) in [("fp32 weights", 4), ("fp32 gradients", 4), ("optimizer states", 8)] {
+            let whole = elements * each;
+            let padded = held(name);
+            assert!((whole..whole + 4096 * world).contains(&padded), "stage {stage} {name}: {padded} for {whole}");
+        }
+    }
+}
+
+#[test]
+fn gradients_that_are_not_reduced_stay_whole() {
+    let run = |no_sync| {
+        let mut parallel = spread(Engine::Fsdp2(Fsdp2::default()), 8);
+        parallel.no_sync = no_sync;
+        let plan = TrainPlan { gradient_accumulation: 2, ..plan(Some(parallel)) };
+        let run = simulation::train(&model(), &plan).expect("it runs");
+        let at = run.log.phases.iter().position(|name| name == "1.1.fwd").expect("a second micro-batch");
+        run.replay.phases[at].before
+    };
+    assert!(run(true) > run(false));
+}
+
+#[test]
+fn what_an_engine_cannot_run_is_refused() {
+    let refused =
+        |parallel: Parallel| simulation::train(&model(), &plan(Some(parallel))).expect_err("it is refused").to_string();
+    let reshard = Fsdp2 { reshard_after_forward: Reshard::To(3), ..Fsdp2::default() };
+    let text = refused(spread(Engine::Fsdp2(reshard), 8));
+    assert!(text.contains("reshard_after_forward: 3 is not") && text.contains("[2, 4]"), "{text}");
+    let mut unused = spread(Engine::Fsdp2(Fsdp2::default()), 8);
+    unused.no_sync = true;
+    assert!(refused(unused).contains("no effect"));
+    let zero = ZeroConfig { stage: 2, offload_param: Some(Offload::cpu()), ..ZeroConfig::default() };
+    assert!(refused(spread(Engine::Deepspeed(DeepSpeed { zero }), 8)).contains("needs stage 3"));
 }

@@ -137,11 +137,13 @@ enum Stepping {
 }
 
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
-    let (plan, start) = arguments.plan()?;
+    let (mut plan, mut start) = arguments.plan()?;
     let mut model_arguments = arguments.model.clone();
     model_arguments.model = model_arguments.model.or(start.model.clone());
     let found = model_arguments.find(false)?;
     let model = found.require_model()?;
+    start.notes.extend(arguments.parallel.apply(&mut plan, model.config()["hidden_size"].as_u64())?);
+    plan.check()?;
     let simulation = simulation::train(model, &plan)?;
     let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards()?.all().collect() } else { vec![plan.gpu.clone()] };
     let own = plan.gpu.name.clone();
@@ -229,7 +231,6 @@ impl Arguments {
         }
         plan.clip = self.max_grad_norm.map_or(plan.clip || self.clip, |norm| norm > 0.0);
         let mut notes = self.adapter.apply(&mut plan)?;
-        self.parallel.apply(&mut plan)?;
         self.attention.apply(&mut plan)?;
         self.step.apply(&mut plan)?;
         if self.liger {

@@ -1,6 +1,7 @@
 //! Answers as text: tables and bars that read at 80 columns and without colour.
 
 pub mod inspect;
+pub mod job;
 pub mod probe;
 pub mod svg;
 pub mod table;

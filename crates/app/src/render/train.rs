@@ -21,6 +21,7 @@ pub fn text(report: &Report, explain: bool, timeline: bool) -> String {
     if timeline {
         page += &plot(report);
     }
+    page += &report.job.as_ref().map(super::job::text).unwrap_or_default();
     page += &verdicts(&report.verdicts);
     page += &defaults(report, explain);
     for note in &report.notes {
@@ -110,8 +111,7 @@ fn settings(plan: &TrainPlan) -> String {
         parts.push(format!("{} base", name(&quantization.scheme)));
     }
     if let Some(parallel) = &plan.parallel {
-        let cards = parallel.mesh.dp_replicate * parallel.mesh.dp_shard;
-        parts.push(format!("one of {cards} cards under {}", parallel.engine.name()));
+        parts.push(format!("one of {} cards under {}", parallel.mesh.world(), parallel.engine.name()));
     }
     if plan.kernels == Kernels::Liger {
         parts.push("Liger kernels".into());

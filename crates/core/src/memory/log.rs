@@ -56,6 +56,8 @@ pub enum Stream {
     Reduce,
     /// Shards are cast on it before they are gathered.
     Cast,
+    /// Gradients are reduced on it over copies of the model.
+    AllReduce,
 }
 
 /// What memory is used for.
@@ -97,12 +99,25 @@ pub struct Log {
     pub storages: Vec<StorageInfo>,
     /// Names of phases.
     pub phases: Vec<String>,
+    /// What engines keep in the host's memory instead of the card's, for the whole run.
+    pub host_parts: Vec<HostPart>,
     /// What tensors hold in pinned host memory.
     pub host: HostBytes,
     /// Why the run would have stopped, where it cannot run as asked.
     pub refused: Option<String>,
     /// Who is running now: stamped on new storages.
     context: Context,
+}
+
+/// Memory of the host that a run keeps.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct HostPart {
+    /// What it is.
+    pub name: &'static str,
+    /// Bytes.
+    pub bytes: u64,
+    /// Whether its pages are pinned.
+    pub pinned: bool,
 }
 
 /// Bytes on the host: now, and at most.
@@ -242,6 +257,15 @@ impl Log {
     pub fn reclassify(&mut self, id: StorageId, category: Category) {
         if let Some(info) = self.storages.get_mut(id.0 as usize) {
             info.category = category;
+        }
+    }
+
+    /// A tensor is kept on the host. torch rounds pinned ones up to a power of two (CachingHostAllocatorImpl.h).
+    pub fn on_host(&mut self, name: &'static str, bytes: u64, pinned: bool) {
+        let bytes = if pinned { bytes.checked_next_power_of_two().unwrap_or(bytes) } else { bytes };
+        match self.host_parts.iter_mut().find(|part| part.name == name && part.pinned == pinned) {
+            Some(part) => part.bytes = part.bytes.saturating_add(bytes),
+            None => self.host_parts.push(HostPart { name, bytes, pinned }),
         }
     }
 

@@ -25,12 +25,40 @@ pub struct Simulation {
     pub adapter: Option<AdapterLayout>,
     /// What a report should say about how the model was taken.
     pub notes: Vec<String>,
+    /// The cards of a run on several, those that need the same together; this one is the worst of them.
+    pub ranks: Vec<Rank>,
+}
+
+/// Cards of a run that need the same.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Rank {
+    /// Which they are.
+    pub name: String,
+    /// How many.
+    pub cards: u64,
+    /// Peak allocated of each.
+    pub allocated: u64,
+    /// Peak reserved of each.
+    pub reserved: u64,
+    /// What the process takes of each.
+    pub process: u64,
 }
 
 impl Simulation {
     /// Most of what nvidia-smi shows: the largest reservation and what the process holds besides.
     pub fn process_bytes(&self) -> u64 {
         self.replay.peak_reserved() + self.process.iter().map(|part| part.bytes).sum::<u64>()
+    }
+
+    /// So many cards that all need what this one does.
+    pub fn as_rank(&self, name: impl Into<String>, cards: u64) -> Rank {
+        Rank {
+            name: name.into(),
+            cards,
+            allocated: self.replay.peak_allocated(),
+            reserved: self.replay.peak_reserved(),
+            process: self.process_bytes(),
+        }
     }
 }
 
@@ -58,10 +86,12 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let log = match &plan.parallel {
         Some(parallel) => {
             parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
-            // One card needs no engine.
+            // One card needs no engine, except one that uses the host's memory.
             match parallel.mesh.world() {
-                1 => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
-                _ => sharding::simulate(Rc::clone(&program), plan, parallel, liger),
+                1 if !parallel.offloads() => {
+                    train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored())
+                }
+                _ => sharding::simulate(Rc::clone(&program), plan, parallel, layout.as_ref(), liger),
             }
         }
         None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
@@ -74,7 +104,13 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     // Cached blocks go back to the driver when the card is full, before a run fails.
     let others: u64 = process.iter().map(|part| part.bytes).sum();
     let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
-    Ok(Simulation { program, log, replay, process, adapter: layout, notes: found.notes })
+    let notes = found.notes;
+    let mut simulation = Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() };
+    if let Some(parallel) = plan.parallel.as_ref().filter(|parallel| parallel.mesh.world() > 1) {
+        // Shares are padded to the same size: data-parallel cards are alike.
+        simulation.ranks = vec![simulation.as_rank("every card", parallel.mesh.world())];
+    }
+    Ok(simulation)
 }
 
 /// Losses that take the head along need one whose result goes into the loss as it is.
@@ -104,5 +140,5 @@ pub fn infer(model: &Model, plan: &InferPlan) -> Result<Simulation, PlanError> {
     let (program, log, notes) = infer::simulate(model, plan)?;
     let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, false);
-    Ok(Simulation { program, log, replay, process, adapter: None, notes })
+    Ok(Simulation { program, log, replay, process, adapter: None, notes, ranks: Vec::new() })
 }

@@ -65,6 +65,7 @@ pub struct Graph {
     path: String,
     stack: Vec<ModuleId>,
     caches_in_training: bool,
+    positions: Option<u64>,
     error: Option<ModelError>,
 }
 
@@ -84,6 +85,7 @@ impl Graph {
             path: String::new(),
             stack: vec![ModuleId(0)],
             caches_in_training: false,
+            positions: None,
             error: None,
         }
     }
@@ -101,6 +103,7 @@ impl Graph {
                 buffers: self.buffers,
                 modules: self.modules,
                 caches_in_training: self.caches_in_training,
+                positions: self.positions,
             }),
         }
     }
@@ -321,6 +324,15 @@ impl Graph {
         match (both.pop(), value) {
             (Some(key), Some(value)) => (key, value),
             _ => unreachable!("run_many returns one value per shape"),
+        }
+    }
+
+    /// Notes that a table of `rows` learned positions is read at `count` of them.
+    pub(super) fn limit_positions(&mut self, name: &str, count: u64, rows: u64) {
+        self.positions = Some(self.positions.map_or(rows, |known| known.min(rows)));
+        let asked = count.saturating_add(self.inputs.past);
+        if asked > rows {
+            self.fail(format!("{name} holds {rows} positions, and {asked} are asked for"));
         }
     }
 

@@ -6,6 +6,9 @@ use super::program::ModuleKind;
 use super::shape::Shape;
 use crate::dtype::DType;
 
+/// What models call the table of their learned positions.
+const POSITION_TABLES: [&str; 4] = ["wpe", "embed_positions", "position_embeddings", "position_embedding"];
+
 impl Graph {
     /// `nn.Embedding`.
     pub fn embedding(&mut self, name: &str, ids: &Value, rows: u64, width: u64) -> Value {
@@ -16,6 +19,9 @@ impl Graph {
     /// `nn.Embedding` over a table that another module owns.
     pub fn embedding_with(&mut self, name: &str, weight: ParameterId, ids: &Value, rows: u64, width: u64) -> Value {
         self.alias(&format!("{name}.weight"), weight);
+        if POSITION_TABLES.contains(&name) {
+            self.limit_positions(name, ids.size(-1), rows);
+        }
         let module = self.leaf(name, ModuleKind::Embedding { rows, width });
         self.attach(module, &[Some(weight)]);
         self.run_one(Some(module), Op::Embedding { weight }, &[ids], ids.shape().inserted(-1, width))

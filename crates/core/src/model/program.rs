@@ -22,6 +22,8 @@ pub struct Program {
     pub modules: Vec<Module>,
     /// Whether the cache is filled in training too, unless layers are checkpointed.
     pub caches_in_training: bool,
+    /// How many positions its smallest table of learned ones holds.
+    pub positions: Option<u64>,
 }
 
 /// One thing that happens.

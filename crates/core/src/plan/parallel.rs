@@ -2,13 +2,17 @@
 //!
 //! | module | what is in it |
 //! |---|---|
+//! | `checks` | what an engine can run, and what is simulated |
 //! | [`mesh`] | the axes, their names and the rules on their sizes |
-//! | [`deepspeed`] | DeepSpeed's `zero_optimization` section |
+//! | [`deepspeed`], [`deepspeed_file`] | DeepSpeed's `zero_optimization` section, and its file |
 
+mod checks;
 pub mod deepspeed;
+pub mod deepspeed_file;
 pub mod mesh;
 
-pub use deepspeed::{DeepSpeed, ZeroConfig};
+pub use deepspeed::{DeepSpeed, Offload, OffloadDevice, ZeroConfig};
+pub use deepspeed_file::DeepSpeedFile;
 pub use mesh::{Mesh, ModelSizes};
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +32,9 @@ pub struct Parallel {
     /// NCCL communicators that the process makes: one for a group that everyone is in.
     #[serde(default = "one")]
     pub communicators: u32,
+    /// Whether gradients are reduced only after the last micro-batch of a step (`no_sync`, `set_requires_gradient_sync`).
+    #[serde(default)]
+    pub no_sync: bool,
 }
 
 fn one() -> u32 {
@@ -89,6 +96,18 @@ pub enum Wrap {
     LongestStack,
     /// Nothing: the root is the only unit.
     Root,
+    /// PEFT's `fsdp_auto_wrap_policy`: every layer, and in it every trained weight by itself.
+    Peft,
+}
+
+/// `reshard_after_forward`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(untagged)]
+pub enum Reshard {
+    /// Back to shards, or not at all.
+    Flag(bool),
+    /// To parts on this many cards.
+    To(u64),
 }
 
 /// Types that differ from the shards'.
@@ -106,18 +125,29 @@ pub struct MixedPrecision {
 #[serde(deny_unknown_fields, default)]
 pub struct Fsdp2 {
     /// `reshard_after_forward` of the layers.
-    pub reshard_after_forward: bool,
+    pub reshard_after_forward: Reshard,
     /// `reshard_after_forward` of the root; torch's default leaves it gathered from forward to backward.
-    pub reshard_root: bool,
+    pub reshard_root: Reshard,
     /// `mp_policy`.
     pub mixed_precision: Option<MixedPrecision>,
     /// What is wrapped.
     pub wrap: Wrap,
+    /// `CPUOffloadPolicy`: shards, gradients and the optimizer are on the host.
+    pub offload: bool,
+    /// `ignored_params`: those whose name holds one of these stay whole on every card.
+    pub ignored: Vec<String>,
 }
 
 impl Default for Fsdp2 {
     fn default() -> Self {
-        Self { reshard_after_forward: true, reshard_root: false, mixed_precision: None, wrap: Wrap::EveryLayer }
+        Self {
+            reshard_after_forward: Reshard::Flag(true),
+            reshard_root: Reshard::Flag(false),
+            mixed_precision: None,
+            wrap: Wrap::EveryLayer,
+            offload: false,
+            ignored: Vec::new(),
+        }
     }
 }
 
@@ -134,7 +164,20 @@ pub enum Strategy {
     No,
 }
 
-/// Options of `FullyShardedDataParallel` (`use_orig_params=True`).
+/// `backward_prefetch` of FSDP1.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackwardPrefetch {
+    /// `BACKWARD_PRE`: the next unit is gathered before this one's gradients are computed.
+    #[default]
+    Pre,
+    /// `BACKWARD_POST`: after that.
+    Post,
+    /// Not ahead.
+    None,
+}
+
+/// Options of `FullyShardedDataParallel`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Fsdp1 {
@@ -144,6 +187,16 @@ pub struct Fsdp1 {
     pub mixed_precision: Option<MixedPrecision>,
     /// What is wrapped.
     pub wrap: Wrap,
+    /// `cpu_offload`: shards, gradients and the optimizer are on the host.
+    pub offload: bool,
+    /// `ignored_states`: parameters whose name holds one of these stay whole on every card.
+    pub ignored: Vec<String>,
+    /// `backward_prefetch`.
+    pub backward_prefetch: BackwardPrefetch,
+    /// `forward_prefetch`.
+    pub forward_prefetch: bool,
+    /// `use_orig_params=False`: the optimizer sees flat parameters.
+    pub flat_params: bool,
 }
 
 impl Parallel {
@@ -159,29 +212,25 @@ impl Parallel {
         if self.mesh.sequence_parallel {
             return unsupported("sequence_parallel".into(), "it needs tensor parallel, which is not simulated");
         }
-        if plan.adapter.is_some() || plan.quantization.is_some() {
-            return unsupported("adapters or quantised weights on several cards".into(), "train the model itself");
-        }
+        checks::engine(self, plan)
+    }
+
+    /// Whether the engine keeps something in the host's memory.
+    pub fn offloads(&self) -> bool {
         match &self.engine {
-            Engine::Ddp(_) if self.mesh.dp_shard > 1 => Err(PlanError::Conflict {
-                what: format!("ddp replicates, it does not shard over dp_shard {}", self.mesh.dp_shard),
-                hint: format!(
-                    "use dp_replicate {}, or fsdp2",
-                    self.mesh.dp_shard.saturating_mul(self.mesh.dp_replicate)
-                ),
-            }),
-            Engine::Fsdp2(fsdp) => check_types(fsdp.mixed_precision, plan),
-            Engine::Fsdp1(Fsdp1 { strategy: Strategy::No, .. }) => {
-                unsupported("fsdp1 with NO_SHARD".into(), "use ddp, which is what it does")
+            Engine::Fsdp1(options) => options.offload,
+            Engine::Fsdp2(options) => options.offload,
+            Engine::Deepspeed(DeepSpeed { zero }) => {
+                [&zero.offload_optimizer, &zero.offload_param].into_iter().flatten().any(Offload::is_on)
             }
-            Engine::Fsdp1(_) if self.mesh.dp_shard == 1 && self.mesh.world() > 1 => Err(PlanError::Conflict {
-                what: "fsdp1 with dp_shard 1 shards nothing".into(),
-                hint: format!("use ddp, or dp_shard {}", self.mesh.dp_replicate),
-            }),
-            Engine::Fsdp1(fsdp) => check_types(fsdp.mixed_precision, plan),
-            Engine::Deepspeed(deepspeed) => deepspeed.check(plan, self.mesh.dp_replicate),
-            _ => Ok(()),
+            Engine::Ddp(_) => false,
         }
+    }
+
+    /// How many NCCL communicators a mesh makes a process join: one for each axis along which there is someone else.
+    pub fn communicators_of(mesh: &Mesh) -> u32 {
+        let axes = [mesh.dp_replicate, mesh.dp_shard, mesh.tp, mesh.sp, mesh.cp, mesh.pp, mesh.ep];
+        axes.iter().filter(|size| **size > 1).count() as u32
     }
 
     /// Whether the engine makes streams of its own.
@@ -205,24 +254,4 @@ impl Parallel {
             _ => None,
         }
     }
-}
-
-fn check_types(types: Option<MixedPrecision>, plan: &TrainPlan) -> Result<(), PlanError> {
-    let Some(types) = types else { return Ok(()) };
-    for (key, dtype) in [("mixed-precision.parameters", types.parameters), ("mixed-precision.reduce", types.reduce)] {
-        if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
-            return Err(PlanError::BadValue {
-                key: key.into(),
-                value: dtype.name().into(),
-                expected: "fp32, bf16 or fp16".into(),
-            });
-        }
-    }
-    if plan.autocast.is_some() {
-        return Err(PlanError::Unsupported {
-            what: "autocast together with mixed precision of the engine".into(),
-            hint: "drop one of them".into(),
-        });
-    }
-    Ok(())
 }

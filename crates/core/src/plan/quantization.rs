@@ -29,6 +29,8 @@ pub struct Quantization {
     pub conv1d: bool,
     /// Whether the checkpoint holds them so already: nothing is on the card in full first.
     pub stored: bool,
+    /// The type packed 4-bit weights are stored as (`bnb_4bit_quant_storage`); FSDP shards floats only.
+    pub storage: DType,
     /// Whether `prepare_model_for_kbit_training` runs, which makes all other 16-bit parameters fp32.
     pub prepare: bool,
 }
@@ -48,6 +50,7 @@ impl Default for Quantization {
             skip: None,
             conv1d: true,
             stored: false,
+            storage: DType::U8,
             prepare: true,
         }
     }

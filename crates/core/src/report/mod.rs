@@ -3,10 +3,12 @@
 //! | module | what is in it |
 //! |---|---|
 //! | [`alive`] | what is alive at the peak, by component, by module, and the largest things |
+//! | [`job`] | all cards of a run on several, and the host's memory |
 //! | [`timeline`] | allocated memory over the run |
 //! | [`verdict`] | which cards hold it |
 
 pub mod alive;
+pub mod job;
 pub mod timeline;
 pub mod verdict;
 
@@ -18,6 +20,7 @@ use crate::model::Model;
 use crate::plan::{Gpu, Provenance, RunPlan};
 
 pub use alive::{Component, LargeTensor, ModuleShare};
+pub use job::Job;
 pub use timeline::{PhaseReport, Sample};
 pub use verdict::Verdict;
 
@@ -48,6 +51,9 @@ pub struct Report {
     pub phases: Vec<PhaseReport>,
     /// Allocated over the run.
     pub timeline: Vec<Sample>,
+    /// All cards together, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<Job>,
     /// Which cards hold it.
     pub verdicts: Vec<Verdict>,
     /// Values of the plan that a framework's defaults decided.
@@ -115,6 +121,7 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
         largest: alive::largest(simulation, &alive, 10),
         phases: timeline::phases(simulation),
         timeline: timeline::samples(simulation),
+        job: Job::of(simulation),
         verdicts: cards.iter().map(|card| verdict::judge(card, totals.process)).collect(),
         provenance: Vec::new(),
         notes,

@@ -6,6 +6,7 @@
 //! | module | engine |
 //! |---|---|
 //! | [`model`] | a model as an engine sees it: weights by layer, a cache by layer |
+//! | [`tensors`] | its weights one by one |
 //! | [`vllm`] | vLLM: profile, blocks, hybrid groups |
 //! | [`llama_cpp`] | llama.cpp and Ollama: buffers by device |
 //! | [`sglang`], [`tgi`], [`tensorrt_llm`] | their budgets over the same cache |
@@ -16,6 +17,7 @@ pub mod model;
 pub mod sglang;
 pub mod solve;
 pub mod tensorrt_llm;
+pub mod tensors;
 pub mod tgi;
 pub mod vllm;
 

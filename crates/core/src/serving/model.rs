@@ -5,6 +5,8 @@ use crate::model::op::{CacheKind, CacheUpdate, Op, Parameter, Role};
 use crate::model::{Config, Inputs, Model, ModelError, ModuleKind, Step};
 use crate::source::quantization::{self, Quantization, Weight};
 
+use super::tensors::{Division, ServedTensor, division};
+
 /// How weights are stored.
 #[derive(Debug, Clone)]
 pub enum WeightFormat {
@@ -28,14 +30,14 @@ impl WeightFormat {
         })
     }
 
-    /// Bytes of a parameter.
-    pub fn bytes(&self, parameter: &Parameter) -> u64 {
+    /// Bytes of what a parameter is stored as, the matrix first, and whether it is quantised.
+    pub fn parts(&self, parameter: &Parameter) -> (Vec<u64>, bool) {
         let shape = parameter.shape.sizes();
         let plain = |dtype: DType| parameter.shape.elements().saturating_mul(dtype.size());
         match self {
-            Self::Plain(dtype) => plain(*dtype),
-            Self::Stored(_) if shape.len() < 2 => plain(DType::F32),
-            Self::Stored(format) => format.bytes(shape).unwrap_or(u64::MAX),
+            Self::Plain(dtype) => (vec![plain(*dtype)], false),
+            Self::Stored(_) if shape.len() < 2 => (vec![plain(DType::F32)], false),
+            Self::Stored(format) => (vec![format.bytes(shape).unwrap_or(u64::MAX)], true),
             Self::Checkpoint(quantization, dtype) => {
                 let role = match parameter.role {
                     Role::Linear if is_head(&parameter.name) => quantization::Role::Head,
@@ -45,7 +47,10 @@ impl WeightFormat {
                     _ => quantization::Role::Other,
                 };
                 let weight = Weight { name: &parameter.name, shape, dtype: *dtype, role, transposed: false };
-                quantization.stored(&weight).map_or_else(|_| plain(*dtype), |stored| stored.bytes)
+                let untouched = |_| (vec![plain(*dtype)], false);
+                quantization.stored(&weight).map_or_else(untouched, |stored| {
+                    (stored.parts.iter().map(|part| part.bytes).collect(), stored.quantized)
+                })
             }
         }
     }
@@ -73,6 +78,8 @@ pub struct ServedLayer {
 pub struct ServedModel {
     /// Decoder layers, in order.
     pub layers: Vec<ServedLayer>,
+    /// Every weight.
+    pub tensors: Vec<ServedTensor>,
     /// The token embedding.
     pub embedding: u64,
     /// The output head; 0 when it is the embedding's table.
@@ -87,6 +94,8 @@ pub struct ServedModel {
     pub vocabulary: u64,
     /// Query heads.
     pub heads: u64,
+    /// Key and value heads.
+    pub kv_heads: u64,
     /// Width of a head.
     pub head_dim: u64,
     /// Width of the feed-forward.
@@ -103,6 +112,12 @@ pub struct ServedModel {
     pub convolution: u64,
     /// Whether images or sound go in.
     pub multimodal: bool,
+    /// Whether feed-forwards multiply two halves.
+    pub gated: bool,
+    /// Whether a norm follows attention and feed-forward too (Gemma 2 and later).
+    pub post_norms: bool,
+    /// Whether embeddings are scaled before the first layer (Gemma).
+    pub scaled_embedding: bool,
 }
 
 impl ServedModel {
@@ -113,39 +128,55 @@ impl ServedModel {
         let layers: Vec<&str> =
             program.modules.iter().filter(|m| m.kind == ModuleKind::Layer).map(|m| m.path.as_str()).collect();
         let caches = caches_by_layer(&program.steps, &program.modules);
-        let decoder: Vec<&str> = layers.iter().copied().filter(|path| caches.iter().any(|(p, _)| p == path)).collect();
+        // Layers that cache nothing (shared keys, plain MLP layers) stand beside their neighbours in the same list.
+        let cached = layers.iter().find(|path| caches.iter().any(|(p, _)| p == *path));
+        let list = cached.and_then(|path| path.rsplit_once('.')).map(|(list, _)| list);
+        let decoder: Vec<&str> =
+            layers.iter().copied().filter(|path| path.rsplit_once('.').map(|(list, _)| list) == list).collect();
         for path in &decoder {
             let own = caches.iter().filter(|(p, _)| p == path).map(|(_, update)| *update).collect();
             served.layers.push(ServedLayer { caches: own, ..ServedLayer::default() });
         }
-        // Layers that cache nothing (shared keys, plain MLP layers) stand beside their neighbours in the same list.
-        let list = decoder.first().and_then(|path| path.rsplit_once('.')).map(|(list, _)| list);
         for parameter in &program.parameters {
-            let bytes = format.bytes(parameter);
+            let (parts, quantised) = format.parts(parameter);
+            let inside = |path: &&str| parameter.name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
+            let layer = decoder.iter().position(inside);
+            let division = division(parameter, served.vocabulary);
+            let name = parameter.name.clone();
+            let shape = parameter.shape.sizes().to_vec();
             served.parameters = served.parameters.saturating_add(parameter.shape.elements());
-            let inside = |path: &str| parameter.name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
             served.widen(parameter);
-            let splits = matches!(parameter.role, Role::Linear | Role::Experts { .. } | Role::Bias);
-            if let Some(layer) = decoder.iter().position(|path| inside(path)).and_then(|at| served.layers.get_mut(at)) {
-                if splits {
-                    layer.split += bytes
-                } else {
-                    layer.whole += bytes
-                }
-                if matches!(parameter.role, Role::Experts { .. }) {
-                    layer.experts += bytes;
-                }
-            } else if let (Some(first), true) = (served.layers.first_mut(), list.is_some_and(inside)) {
-                if splits { first.split += bytes } else { first.whole += bytes }
-            } else if is_head(&parameter.name) {
-                served.head += bytes;
-            } else if parameter.role == Role::Embedding && parameter.shape.size(0) == served.vocabulary {
-                served.embedding += bytes;
-            } else {
-                served.outside += bytes;
-            }
+            served.add(ServedTensor { name, layer, shape, parts, quantised, division });
         }
+        let named = |part: &str| served.tensors.iter().any(|tensor| tensor.name.contains(part));
+        served.gated = named("up_proj") || named("w3.");
+        served.post_norms = named("post_feedforward_layernorm");
+        served.scaled_embedding = model.config()["model_type"].as_str().is_some_and(|kind| kind.starts_with("gemma"));
         Ok(served)
+    }
+
+    /// Counts a weight where it belongs.
+    fn add(&mut self, tensor: ServedTensor) {
+        let bytes = tensor.bytes();
+        let head = self.is_head(&tensor);
+        let sum = match tensor.layer.and_then(|at| self.layers.get_mut(at)) {
+            Some(layer) => {
+                if tensor.division == Division::Experts {
+                    layer.experts = layer.experts.saturating_add(bytes);
+                }
+                if tensor.division == Division::Whole { &mut layer.whole } else { &mut layer.split }
+            }
+            None if head => &mut self.head,
+            None if tensor.division == Division::Table => &mut self.embedding,
+            None => &mut self.outside,
+        };
+        *sum = sum.saturating_add(bytes);
+        self.tensors.push(tensor);
+    }
+
+    /// Whether a weight is the output's own table.
+    pub fn is_head(&self, tensor: &ServedTensor) -> bool {
+        tensor.layer.is_none() && is_head(&tensor.name)
     }
 
     fn sizes(config: &Config<'_>) -> Self {
@@ -165,6 +196,10 @@ impl ServedModel {
         Self {
             hidden,
             heads,
+            kv_heads: match size(&["num_key_value_heads", "num_kv_heads"]) {
+                0 => heads,
+                heads => heads,
+            },
             head_dim,
             vocabulary: size(&["vocab_size"]),
             positions: size(&["max_position_embeddings", "n_positions"]),

@@ -5,7 +5,9 @@ use serde_json::Value;
 use super::ledger::dtype;
 use crate::dtype::DType;
 use crate::plan::Parallel;
-use crate::plan::parallel::{Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Strategy, Wrap, ZeroConfig};
+use crate::plan::parallel::{
+    BackwardPrefetch, Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Reshard, Strategy, Wrap, ZeroConfig,
+};
 
 /// `run.dist` as measure.py runs it.
 pub(super) fn parallel(run: &Value) -> Result<Option<Parallel>, String> {
@@ -14,46 +16,85 @@ pub(super) fn parallel(run: &Value) -> Result<Option<Parallel>, String> {
         return Ok(None);
     }
     let world = dist["world"].as_u64().ok_or("run.dist.world is missing")?;
+    let replicas = dist["replicate"].as_u64().unwrap_or(1).max(1);
     let weights = dtype(&run["weights"]).unwrap_or(DType::BF16);
-    let mixed = |reduce| (dist["mp"] == true).then_some(MixedPrecision { parameters: DType::BF16, reduce });
-    let wrap = Wrap::LongestStack;
     let engine = match dist["engine"].as_str() {
         Some("ddp") => Engine::Ddp(Ddp {
             gradient_as_bucket_view: dist["bucket_view"] == true,
             static_graph: dist["static_graph"] == true,
             ..Ddp::default()
         }),
-        Some("fsdp1") => {
-            let strategy = match dist["strategy"].as_str() {
-                Some("grad_op") => Strategy::GradOp,
-                Some("no") => Strategy::No,
-                _ => Strategy::Full,
-            };
-            Engine::Fsdp1(Fsdp1 { strategy, mixed_precision: mixed(DType::BF16), wrap })
-        }
-        Some("fsdp2") => {
-            let reshard = dist["reshard"] != false;
-            Engine::Fsdp2(Fsdp2 {
-                reshard_after_forward: reshard,
-                reshard_root: reshard,
-                mixed_precision: mixed(DType::F32),
-                wrap,
-            })
-        }
+        Some("fsdp1") => Engine::Fsdp1(fsdp1(dist)),
+        Some("fsdp2") => Engine::Fsdp2(fsdp2(dist)),
         Some("deepspeed") => Engine::Deepspeed(zero(dist, weights)?),
         _ => return Err(format!("engine {} is not known", dist["engine"])),
     };
     // Only DDP's rows have a real communicator; the others' process group is torch's fake one.
     let (mesh, communicators) = match engine {
         Engine::Ddp(_) => (Mesh::replicated(world), 1),
-        _ => (Mesh::sharded(world), 0),
+        _ => (Mesh { dp_replicate: replicas, dp_shard: world / replicas, ..Mesh::default() }, 0),
     };
-    Ok(Some(Parallel { mesh, engine, communicators }))
+    Ok(Some(Parallel { mesh, engine, communicators, no_sync: dist["no_sync"] == true }))
+}
+
+/// `mp`: true, or the types by name.
+fn mixed(dist: &Value, reduce: DType) -> Option<MixedPrecision> {
+    match &dist["mp"] {
+        Value::Bool(true) => Some(MixedPrecision { parameters: DType::BF16, reduce }),
+        Value::Object(types) => {
+            let named = |key: &str| types.get(key).and_then(dtype);
+            Some(MixedPrecision {
+                parameters: named("param").unwrap_or(DType::BF16),
+                reduce: named("reduce").unwrap_or(reduce),
+            })
+        }
+        _ => None,
+    }
+}
+
+fn names(list: &Value) -> Vec<String> {
+    list.as_array().into_iter().flatten().filter_map(|name| name.as_str().map(str::to_owned)).collect()
+}
+
+fn fsdp1(dist: &Value) -> Fsdp1 {
+    Fsdp1 {
+        strategy: match dist["strategy"].as_str() {
+            Some("grad_op" | "hybrid_grad_op") => Strategy::GradOp,
+            Some("no") => Strategy::No,
+            _ => Strategy::Full,
+        },
+        mixed_precision: mixed(dist, DType::BF16),
+        wrap: if dist["wrap"] == "peft" { Wrap::Peft } else { Wrap::LongestStack },
+        offload: dist["offload"] == true,
+        ignored: names(&dist["ignored"]),
+        backward_prefetch: match dist["backward_prefetch"].as_str() {
+            Some("post") => BackwardPrefetch::Post,
+            Some("none") => BackwardPrefetch::None,
+            _ => BackwardPrefetch::Pre,
+        },
+        forward_prefetch: dist["forward_prefetch"] == true,
+        flat_params: dist["orig_params"] == false,
+    }
+}
+
+fn fsdp2(dist: &Value) -> Fsdp2 {
+    let reshard = match dist["reshard"].as_u64() {
+        Some(ranks) => Reshard::To(ranks),
+        None => Reshard::Flag(dist["reshard"] != false),
+    };
+    Fsdp2 {
+        reshard_after_forward: reshard,
+        reshard_root: reshard,
+        mixed_precision: mixed(dist, DType::F32),
+        wrap: Wrap::LongestStack,
+        offload: dist["offload"] == true,
+        ignored: names(&dist["ignored"]),
+    }
 }
 
 fn zero(dist: &Value, weights: DType) -> Result<DeepSpeed, String> {
-    if weights != DType::BF16 {
-        return Err("deepspeed rows have bf16 weights".into());
+    if weights == DType::F32 {
+        return Err("deepspeed rows have 16-bit weights".into());
     }
     let mut config = match &dist["zero_config"] {
         Value::Null => Value::Object(Default::default()),

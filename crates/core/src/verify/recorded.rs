@@ -49,6 +49,7 @@ pub(super) fn quantization(row: &Value) -> Result<Option<Quantization>, String> 
         // measure.py looks for `nn.Linear` alone.
         conv1d: false,
         prepare: run["prepare_kbit"] != false && run["task"] != "sft",
+        storage: super::ledger::dtype(&run["quant_storage"]).unwrap_or(DType::U8),
         ..quantization
     }))
 }

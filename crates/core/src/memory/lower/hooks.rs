@@ -32,6 +32,12 @@ pub trait Hooks {
     /// After it.
     fn after_operation(&self, _torch: &mut Torch, _module: Option<ModuleId>, _outputs: &[Option<Tensor>]) {}
 
+    /// Before a linear of an adapter runs, which is a module of its own.
+    fn before_adapter(&self, _torch: &mut Torch, _weight: &Tensor, _input: &mut Tensor) {}
+
+    /// After it.
+    fn after_adapter(&self, _torch: &mut Torch, _weight: &Tensor, _output: &Tensor) {}
+
     /// A checkpointed layer is about to run again.
     fn recomputed(&self, _torch: &mut Torch, _module: ModuleId) {}
 }

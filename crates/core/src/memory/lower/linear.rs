@@ -74,7 +74,7 @@ impl Runner {
             (Base::Plain { weight, .. }, bias) => torch.linear(x, weight, bias),
         };
         match self.wrapped.lora.get(&module) {
-            Some(adapter) => lora::linear(torch, adapter, base, result, x),
+            Some(adapter) => lora::linear(torch, adapter, base, result, x, self.hooks.as_deref()),
             None => match scales {
                 Some(scales) => scales::after(torch, scales, result, x),
                 None => result,

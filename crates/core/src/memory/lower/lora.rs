@@ -1,5 +1,6 @@
 //! LoRA as PEFT runs it: peft/tuners/lora/{layer,bnb,dora}.py of 0.21.
 
+use super::hooks::Hooks;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::torch::quantised::QuantisedWeight;
@@ -42,7 +43,14 @@ pub(super) enum Base<'a> {
 }
 
 /// `lora.Linear.forward` after its base layer has run.
-pub(super) fn linear(torch: &mut Torch, lora: &LoraWeights, base: Base<'_>, result: Tensor, x: &Tensor) -> Tensor {
+pub(super) fn linear(
+    torch: &mut Torch,
+    lora: &LoraWeights,
+    base: Base<'_>,
+    result: Tensor,
+    x: &Tensor,
+    hooks: Option<&dyn Hooks>,
+) -> Tensor {
     match base {
         Base::Stored(StoredWeight { kernel: StoredKernel::AwqDense, .. }) => {
             // awq.py casts before it scales.
@@ -50,7 +58,7 @@ pub(super) fn linear(torch: &mut Torch, lora: &LoraWeights, base: Base<'_>, resu
             let converts = torch.autocast.is_none();
             let x = if converts { torch.cast(x, lora.first.dtype) } else { x.clone() };
             let output = {
-                let outer = unscaled(torch, lora, &x);
+                let outer = unscaled(torch, lora, &x, hooks);
                 let outer = if converts { torch.cast(&outer, dtype) } else { outer };
                 torch.scalar(Binary::Mul, &outer)
             };
@@ -61,7 +69,7 @@ pub(super) fn linear(torch: &mut Torch, lora: &LoraWeights, base: Base<'_>, resu
             let x = torch.cast(x, lora.first.dtype);
             let sum = match &lora.magnitude {
                 None => {
-                    let scaled = product(torch, lora, &x);
+                    let scaled = product(torch, lora, &x, hooks);
                     torch.binary(Binary::Add, &result, &scaled)
                 }
                 Some(magnitude) => dora(torch, lora, magnitude, base, &result, &x),
@@ -84,7 +92,7 @@ pub(super) fn linear(torch: &mut Torch, lora: &LoraWeights, base: Base<'_>, resu
             let x = if converts { torch.cast(x, lora.first.dtype) } else { x.clone() };
             match &lora.magnitude {
                 None => {
-                    let mut output = product(torch, lora, &x);
+                    let mut output = product(torch, lora, &x, hooks);
                     if converts {
                         output = torch.cast(&output, dtype);
                     }
@@ -101,18 +109,34 @@ pub(super) fn linear(torch: &mut Torch, lora: &LoraWeights, base: Base<'_>, resu
 }
 
 /// `lora_B(lora_A(dropout(x))) * scaling`.
-fn product(torch: &mut Torch, lora: &LoraWeights, x: &Tensor) -> Tensor {
-    let outer = unscaled(torch, lora, x);
+fn product(torch: &mut Torch, lora: &LoraWeights, x: &Tensor, hooks: Option<&dyn Hooks>) -> Tensor {
+    let outer = unscaled(torch, lora, x, hooks);
     torch.scalar(Binary::Mul, &outer)
 }
 
 /// `lora_B(lora_A(dropout(x)))`.
-fn unscaled(torch: &mut Torch, lora: &LoraWeights, x: &Tensor) -> Tensor {
+fn unscaled(torch: &mut Torch, lora: &LoraWeights, x: &Tensor, hooks: Option<&dyn Hooks>) -> Tensor {
     let inner = {
         let dropped = if lora.dropout { torch.dropout(x) } else { x.clone() };
-        torch.linear(&dropped, &lora.first, None)
+        watched(torch, hooks, &lora.first, None, dropped)
     };
-    torch.linear(&inner, &lora.second, lora.bias.as_ref())
+    watched(torch, hooks, &lora.second, lora.bias.as_ref(), inner)
+}
+
+/// `lora_A` and `lora_B` are modules of their own, which hooks may be around of.
+fn watched(
+    torch: &mut Torch,
+    hooks: Option<&dyn Hooks>,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    mut x: Tensor,
+) -> Tensor {
+    let Some(hooks) = hooks else { return torch.linear(&x, weight, bias) };
+    hooks.before_adapter(torch, weight, &mut x);
+    let output = torch.linear(&x, weight, bias);
+    drop(x);
+    hooks.after_adapter(torch, weight, &output);
+    output
 }
 
 /// `result + DoraLinearLayer(x)`: the norm of the merged weight is made anew in every pass, in full.

@@ -168,16 +168,23 @@ impl Coordinator {
         }
         let elements: u64 = missing.iter().map(|&p| self.parameters[p].elements).sum();
         self.available.set(self.available.get() + elements);
+        let share = |p: usize| self.parameters[p].elements.div_ceil(self.world);
         let flat = match missing.as_slice() {
             [one] => {
                 torch.on_stream(self.stream, |_| self.parameters[*one].whole.storage.fill());
                 None
             }
             many => {
-                let padded = many.iter().map(|&p| self.parameters[p].elements.div_ceil(self.world) * self.world);
+                let padded = many.iter().map(|&p| share(p) * self.world);
                 Some(torch.flat("all-gather output", padded.sum(), DType::BF16, self.stream))
             }
         };
+        if self.config.offload_param.as_ref().is_some_and(|offload| offload.is_on()) {
+            // Shards come up from the host for the gather.
+            let shards: Vec<Tensor> =
+                missing.iter().map(|&p| torch.flat("_to_copy", share(p), DType::BF16, self.stream)).collect();
+            drop(shards);
+        }
         missing.iter().for_each(|&p| self.parameters[p].status.set(Status::InFlight));
         let gather = Rc::new(Gather { parameters: missing, flat, complete: Cell::new(false) });
         for &parameter in &gather.parameters {

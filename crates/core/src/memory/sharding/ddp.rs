@@ -5,11 +5,12 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
+use super::members;
 use super::{Wrapped, Wrapper};
+use crate::memory::adapters::Loaded;
 use crate::memory::autograd::Leaf;
 use crate::memory::log::Category;
 use crate::memory::lower::hooks::Hooks;
-use crate::memory::optimizer::Trained;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::ModuleId;
@@ -35,15 +36,13 @@ pub(super) struct Replicas {
 }
 
 /// Wraps a loaded model.
-pub(super) fn wrap(
-    torch: &mut Torch,
-    program: &Program,
-    (parameters, trained): (Vec<Tensor>, Vec<Trained>),
-    options: &Ddp,
-) -> Wrapped {
-    let buffers = parameters.iter().skip(program.parameters.len()).cloned().collect();
-    broadcast(torch, &parameters);
-    let leaves: Vec<Rc<Leaf>> = trained.iter().map(|parameter| Rc::clone(&parameter.leaf)).collect();
+pub(super) fn wrap(torch: &mut Torch, program: &Program, loaded: Loaded, options: &Ddp) -> Wrapped {
+    let buffers: Vec<Tensor> = loaded.parameters.iter().skip(program.parameters.len()).cloned().collect();
+    let mut state: Vec<Tensor> = members::of(program, &loaded).into_iter().map(|member| member.tensor).collect();
+    state.extend(buffers.iter().cloned());
+    broadcast(torch, &state);
+    drop(state);
+    let leaves: Vec<Rc<Leaf>> = loaded.trained.iter().map(|parameter| Rc::clone(&parameter.leaf)).collect();
     let engine = Rc::new(Replicas {
         bucket_of: RefCell::new(vec![0; leaves.len()]),
         leaves,
@@ -64,7 +63,7 @@ pub(super) fn wrap(
             }
         }));
     }
-    Wrapped { parameters, trained, engine }
+    Wrapped { loaded, on_host: Vec::new(), engine }
 }
 
 /// `_broadcast_coalesced`: tensors are joined to pieces, two of which are in flight.
@@ -151,7 +150,7 @@ impl Hooks for Replicas {
 }
 
 impl Wrapper for Replicas {
-    fn before_forward(&self, torch: &mut Torch) {
+    fn before_forward(&self, torch: &mut Torch, _syncs: bool) {
         if !self.rebuilt.get() && !self.order.borrow().is_empty() {
             self.rebuild(torch);
         }

@@ -2,12 +2,14 @@
 
 use std::rc::Rc;
 
+use super::members::{self, Member};
 use super::{finish, zero0, zero3, zero12};
+use crate::dtype::DType;
+use crate::memory::adapters::Loaded;
 use crate::memory::autograd;
-use crate::memory::device::Device;
 use crate::memory::log::{Event, Log};
 use crate::memory::lower::hooks::Hooks;
-use crate::memory::lower::{Runner, Wrapped};
+use crate::memory::lower::{Runner, Settings};
 use crate::memory::optimizer::{Optimizer, Trained};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
@@ -18,6 +20,8 @@ use crate::plan::{self, TrainPlan};
 
 /// What a stage of ZeRO does around passes.
 pub(super) trait Stage {
+    /// A micro-batch begins; `boundary`: whether a step follows it.
+    fn begin(&self, boundary: bool);
     /// What the optimizer steps on.
     fn trained(&self) -> &[Trained];
     /// Once everything is loaded.
@@ -38,23 +42,27 @@ pub(super) trait Stage {
 
 /// Runs a program on one card of a DeepSpeed world.
 pub(super) fn simulate(
+    mut torch: Torch,
     program: Rc<Program>,
     plan: &TrainPlan,
+    mut loaded: Loaded,
     options: &DeepSpeed,
     world: u64,
-    kernels: Wrapped,
 ) -> Log {
-    let mut torch = Torch::new(Device::of(&plan.gpu));
-    let (mut parameters, trained) = train::load(&mut torch, &program, plan);
-    let stage = match options.zero.stage {
-        0 => zero0::wrap(&mut torch, trained),
-        3 => zero3::wrap(&mut torch, &program, &mut parameters, trained, &options.zero, world),
-        1 | 2 => zero12::wrap(&mut torch, &mut parameters, trained, &options.zero, world),
-        _ => return Log::default(),
+    let members = narrowed(&mut torch, &program, &mut loaded, plan.weights);
+    let zero = &options.zero;
+    let stage: Rc<dyn Stage> = match zero.stage {
+        0 => {
+            drop(members);
+            zero0::wrap(&mut torch, std::mem::take(&mut loaded.trained))
+        }
+        3 => zero3::wrap(&mut torch, &program, &mut loaded, members, plan, zero, world),
+        _ => zero12::wrap(&mut torch, &mut loaded, members, plan, zero, world),
     };
+    let Loaded { parameters, wrapped, .. } = loaded;
     let inputs = train::batch(&mut torch, &program, plan);
-    let kernels = Rc::new(kernels);
-    let mut runner = Runner::with(Rc::clone(&program), parameters, inputs, train::settings(plan), kernels, None);
+    let settings = Settings { weights: plan.weights, ..train::settings(plan) };
+    let mut runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(wrapped), None);
     if let Some(hooks) = Rc::clone(&stage).hooks() {
         runner = runner.hooked(hooks);
     }
@@ -62,24 +70,48 @@ pub(super) fn simulate(
     stage.prepare(&mut torch, &mut optimizer, plan.optimizer);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..train::STEPS {
-        let outputs = train::phase(&mut torch, format!("{step}.0.fwd"), |torch| {
-            stage.before_forward(torch);
-            let mut outputs = runner.forward(torch);
-            stage.after_forward(torch, &outputs);
-            if !plan.keep_outputs {
-                outputs.truncate(1);
-            }
-            outputs
-        });
-        train::phase(&mut torch, format!("{step}.0.bwd"), |torch| {
-            if let Some(loss) = outputs.first() {
-                autograd::backward(torch, loss);
-            }
-            stage.after_backward(torch);
-        });
-        drop(outputs);
-        torch.drop_graph(0);
+        let micro_batches = plan.gradient_accumulation.max(1);
+        for micro in 0..micro_batches {
+            stage.begin(micro + 1 == micro_batches);
+            let outputs = train::phase(&mut torch, format!("{step}.{micro}.fwd"), |torch| {
+                stage.before_forward(torch);
+                let mut outputs = runner.forward(torch);
+                stage.after_forward(torch, &outputs);
+                if !plan.keep_outputs {
+                    outputs.truncate(1);
+                }
+                outputs
+            });
+            train::phase(&mut torch, format!("{step}.{micro}.bwd"), |torch| {
+                if let Some(loss) = outputs.first() {
+                    autograd::backward(torch, loss);
+                }
+                stage.after_backward(torch);
+            });
+            drop(outputs);
+            torch.drop_graph(0);
+        }
         train::phase(&mut torch, format!("{step}.opt"), |torch| stage.step(torch, &mut optimizer));
     }
     finish(torch, (optimizer, runner, stage))
+}
+
+/// `module.bfloat16()` (or `.half()`): every parameter in the model's type, adapters too.
+fn narrowed(torch: &mut Torch, program: &Program, loaded: &mut Loaded, dtype: DType) -> Vec<Member> {
+    for member in members::of(program, loaded) {
+        if member.is_packed() || member.tensor.dtype == dtype {
+            continue;
+        }
+        let narrow = torch.in_category(member.category(), |torch| torch.cast(&member.tensor.detached(), dtype));
+        let Some(old) = &member.leaf else {
+            member.replace(loaded, narrow);
+            continue;
+        };
+        let (tensor, leaf) = torch.leaf(narrow);
+        for trained in loaded.trained.iter_mut().filter(|trained| Rc::ptr_eq(&trained.leaf, old)) {
+            *trained = Trained { tensor: tensor.clone(), leaf: Rc::clone(&leaf) };
+        }
+        member.replace(loaded, tensor);
+    }
+    members::of(program, loaded)
 }

@@ -5,19 +5,21 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
+use super::members::{self, Member};
 use super::shares;
 use super::units::Units;
 use super::{Wrapped, Wrapper};
 use crate::dtype::DType;
+use crate::memory::adapters::Loaded;
 use crate::memory::autograd::{Edge, Leaf, Node};
 use crate::memory::log::{Category, Stream};
 use crate::memory::lower::hooks::Hooks;
 use crate::memory::optimizer::Trained;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
-use crate::model::op::{ModuleId, ParameterId};
+use crate::model::op::ModuleId;
 use crate::model::{Program, Shape};
-use crate::plan::parallel::{Fsdp1, Strategy};
+use crate::plan::parallel::{BackwardPrefetch, Fsdp1, Strategy};
 
 /// A wrapped module's parameters (`FlatParamHandle`).
 struct Handle {
@@ -29,9 +31,15 @@ struct Handle {
     parts: Vec<Rc<Leaf>>,
     /// Elements of the shard, padding included.
     shard: u64,
+    /// The type of the shard.
+    dtype: DType,
     ran_pre_backward: Cell<bool>,
     place: Cell<Option<usize>>,
-    reshard_after_forward: bool,
+    root: bool,
+    /// A gradient of the whole that waits to be reduced.
+    waiting: RefCell<Option<Tensor>>,
+    /// The shard as it came up from the host: the original parameters look at it until the unit is sharded again.
+    copy: RefCell<Option<Tensor>>,
 }
 
 /// The engine.
@@ -39,11 +47,15 @@ pub(super) struct FlatShards {
     handles: Vec<Handle>,
     modules: Units,
     world: u64,
-    shard_type: DType,
-    gathered: DType,
-    reduce: DType,
+    replicas: u64,
+    options: Fsdp1,
+    /// Whether this backward pass reduces gradients.
+    reduces: Cell<bool>,
     order: RefCell<Vec<usize>>,
-    /// Reduced gradients, which the flat parameters hold beyond `zero_grad` until the next forward pass begins.
+    /// The order of the forward pass before this one, and how far this one is.
+    last_order: RefCell<Vec<usize>>,
+    /// Reduced gradients, which the flat parameters hold beyond `zero_grad` until the next forward pass begins; those
+    /// that go to the host stay on the card until backward is over.
     held: RefCell<Vec<Tensor>>,
     started: Cell<bool>,
     this: Weak<FlatShards>,
@@ -53,73 +65,139 @@ pub(super) struct FlatShards {
 pub(super) fn wrap(
     torch: &mut Torch,
     program: &Program,
-    (mut parameters, trained): (Vec<Tensor>, Vec<Trained>),
+    mut loaded: Loaded,
     options: &Fsdp1,
-    world: u64,
+    (world, replicas): (u64, u64),
 ) -> Wrapped {
-    drop(trained);
-    let modules = Units::of(program, options.wrap);
-    let shard_type = parameters.first().map_or(DType::F32, |first| first.dtype);
-    let types = options.mixed_precision.map_or((shard_type, shard_type), |types| (types.parameters, types.reduce));
-    let mut on_card: Vec<(ParameterId, Trained)> = Vec::new();
+    let members = members::of(program, &loaded);
+    loaded.trained.clear();
+    let modules = Units::of(program, options.wrap, &members, &options.ignored);
+    let mut members: Vec<Option<Member>> = members.into_iter().map(Some).collect();
+    let mut trained = Vec::new();
     let mut handles = Vec::new();
-    for (place, members) in modules.parameters.iter().enumerate() {
-        let layout = flat_layout(members.iter().map(|id| parameters[id.0 as usize].elements()), shard_type, world);
-        let flat = torch.fresh("cat", Shape::from([layout.elements]), shard_type);
-        let full = torch.hollow("flat parameter", Shape::from([layout.elements]), layout.elements, types.0);
-        let shard_size = layout.elements / world;
-        let mut views = Vec::new();
-        for &id in members {
-            let (shape, trains) = (parameters[id.0 as usize].shape, parameters[id.0 as usize].needs_grad());
-            let mut view = full.clone().with_shape(shape);
-            if trains {
-                let leaf: Rc<Leaf>;
-                (view, leaf) = torch.leaf(view);
-                leaf.stream.set(Stream::Gather);
-                views.push(leaf);
-            }
-            parameters[id.0 as usize] = view;
-        }
-        let shard = torch
-            .in_category(Category::Weights, |torch| torch.fresh("flat shard", Shape::from([shard_size]), shard_type));
-        drop(flat);
-        // Rank 0 has the first elements: whole parameters, and the first part of one more.
-        let mut parts = Vec::new();
-        for (&id, &start) in members.iter().zip(&layout.starts) {
-            let here = shard_size.saturating_sub(start).min(program.parameters[id.0 as usize].shape.elements());
-            if here > 0 && parameters[id.0 as usize].needs_grad() {
-                let shape = Shape::from([here]);
-                let (tensor, leaf) = torch.leaf(shard.clone().with_shape(shape));
-                parts.push(Rc::clone(&leaf));
-                on_card.push((id, Trained { tensor, leaf }));
-            }
-        }
-        parameters.push(shard);
-        handles.push(Handle {
-            full,
-            views,
-            parts,
-            shard: shard_size,
-            ran_pre_backward: Cell::new(false),
-            place: Cell::new(None),
-            reshard_after_forward: options.strategy == Strategy::Full && place != modules.root(),
-        });
+    for (place, own) in modules.parameters.iter().enumerate() {
+        let unit: Vec<(usize, Member)> =
+            own.iter().filter_map(|&index| Some((index, members[index].take()?))).collect();
+        let root = place == modules.root();
+        handles.push(flatten(torch, &mut loaded, unit, options, world, root, &mut trained));
     }
-    let order_of = |id: &ParameterId| program.registration.iter().position(|known| known == id);
-    on_card.sort_by_key(|(id, _)| order_of(id));
+    for (index, member) in members.into_iter().enumerate() {
+        let Some(member) = member else { continue };
+        if let Some(leaf) = member.leaf {
+            trained.push((index, Trained { tensor: member.tensor, leaf }));
+        }
+    }
+    trained.sort_by_key(|(index, _)| *index);
+    loaded.trained = trained.into_iter().map(|(_, trained)| trained).collect();
     let engine = Rc::new_cyclic(|this| FlatShards {
         handles,
         modules,
         world,
-        shard_type,
-        gathered: types.0,
-        reduce: types.1,
+        replicas,
+        options: options.clone(),
+        reduces: Cell::new(true),
         order: RefCell::default(),
+        last_order: RefCell::default(),
         held: RefCell::default(),
         started: Cell::new(false),
         this: Weak::clone(this),
     });
-    Wrapped { parameters, trained: on_card.into_iter().map(|(_, trained)| trained).collect(), engine }
+    for &at in &engine.modules.weights {
+        // A unit of one parameter is done when that one's gradient is.
+        for leaf in &engine.handles[at].views {
+            let this = Rc::downgrade(&engine);
+            *leaf.after.0.borrow_mut() = Some(Rc::new(move |torch: &mut Torch| {
+                if let Some(this) = this.upgrade() {
+                    this.post_backward(torch, at);
+                }
+            }));
+        }
+    }
+    let offloaded = engine.handles.iter().filter(|handle| options.offload && !handle.views.is_empty());
+    let on_host = offloaded.map(|handle| (Shape::from([handle.shard]), handle.dtype)).collect();
+    Wrapped { loaded, on_host, engine }
+}
+
+/// One flat parameter of a unit's parameters, and this card's shard of it.
+fn flatten(
+    torch: &mut Torch,
+    loaded: &mut Loaded,
+    unit: Vec<(usize, Member)>,
+    options: &Fsdp1,
+    world: u64,
+    root: bool,
+    trained: &mut Vec<(usize, Trained)>,
+) -> Handle {
+    let dtype = unit.first().map_or(DType::F32, |(_, first)| first.tensor.dtype);
+    let gathered = options.mixed_precision.map_or(dtype, |types| types.parameters);
+    let category = unit.first().map_or(Category::Weights, |(_, first)| first.category());
+    let layout = flat_layout(unit.iter().map(|(_, member)| member.tensor.elements()), dtype, world);
+    let flat = torch.fresh("cat", Shape::from([layout.elements]), dtype);
+    let full = torch.hollow("flat parameter", Shape::from([layout.elements]), layout.elements, gathered);
+    let size = layout.elements / world;
+    let mut views = Vec::new();
+    let mut sizes = Vec::new();
+    // The views come from one tensor: where one of them is trained, gradients flow into all.
+    let trains = unit.iter().any(|(_, member)| member.trains());
+    for (_, member) in &unit {
+        let shape = member.tensor.shape;
+        let mut view = full.detached().with_shape(shape);
+        if trains {
+            let leaf: Rc<Leaf>;
+            (view, leaf) = torch.leaf(view);
+            leaf.stream.set(Stream::Gather);
+            views.push(leaf);
+        }
+        member.replace(loaded, view);
+        sizes.push(shape.elements());
+    }
+    let places: Vec<(usize, bool)> = unit.iter().map(|(index, member)| (*index, member.trains())).collect();
+    drop(unit);
+    let shard = torch.in_category(category, |torch| torch.fresh("flat shard", Shape::from([size]), dtype));
+    drop(flat);
+    let mut parts = Vec::new();
+    let part = |torch: &mut Torch, elements: u64| {
+        let shape = Shape::from([elements]);
+        torch.leaf(shard.clone().with_shape(shape))
+    };
+    if options.offload {
+        let bytes = size.saturating_mul(dtype.size());
+        let mut log = torch.log.borrow_mut();
+        log.on_host("parameter shards", bytes, true);
+        log.on_host("gradient shards", bytes, true);
+    } else if options.flat_params {
+        // The optimizer sees the flat parameter itself.
+        if let Some((index, _)) = places.iter().find(|(_, trains)| *trains) {
+            let (tensor, leaf) = part(torch, size);
+            parts.push(Rc::clone(&leaf));
+            trained.push((*index, Trained { tensor, leaf }));
+        }
+    } else {
+        // Rank 0 has the first elements: whole parameters, and the first part of one more.
+        for (((index, trains), elements), start) in places.into_iter().zip(sizes).zip(layout.starts) {
+            let here = size.saturating_sub(start).min(elements);
+            if here > 0 && trains {
+                let (tensor, leaf) = part(torch, here);
+                parts.push(Rc::clone(&leaf));
+                trained.push((index, Trained { tensor, leaf }));
+            }
+        }
+    }
+    if !options.offload {
+        loaded.parameters.push(shard);
+    }
+    Handle {
+        full,
+        views,
+        parts,
+        shard: size,
+        dtype,
+        ran_pre_backward: Cell::new(false),
+        place: Cell::new(None),
+        root,
+        waiting: RefCell::default(),
+        copy: RefCell::default(),
+    }
 }
 
 /// Where parameters lie in a flat one.
@@ -142,15 +220,53 @@ fn flat_layout(sizes: impl Iterator<Item = u64>, dtype: DType, world: u64) -> Fl
 }
 
 impl FlatShards {
+    fn gathered_type(&self, handle: &Handle) -> DType {
+        self.options.mixed_precision.map_or(handle.dtype, |types| types.parameters)
+    }
+
+    /// The unit that a weight is by itself; the second run of a checkpointed layer is not a pass of its own.
+    fn unit_of(&self, torch: &Torch, weight: &Tensor) -> Option<usize> {
+        if torch.recomputing.is_some() {
+            return None;
+        }
+        let is_it = |at: &&usize| Rc::ptr_eq(&self.handles[**at].full.storage, &weight.storage);
+        self.modules.weights.iter().find(is_it).copied()
+    }
+
     fn unshard(&self, torch: &mut Torch, at: usize) {
         let handle = &self.handles[at];
-        if handle.full.storage.is_alive() {
+        if handle.shard == 0 {
             return;
         }
-        let narrow = (self.gathered != self.shard_type)
-            .then(|| torch.flat("low precision shard", handle.shard, self.gathered, Stream::Cast));
-        torch.on_stream(Stream::Gather, |_| handle.full.storage.fill());
-        drop(narrow);
+        let gathered = self.gathered_type(handle);
+        let casts = gathered != handle.dtype;
+        if self.options.offload && !casts && handle.copy.borrow().is_none() {
+            let copy = torch.flat("_to_copy", handle.shard, handle.dtype, Stream::Cast);
+            *handle.copy.borrow_mut() = Some(copy);
+        }
+        if !handle.full.storage.is_alive() {
+            let narrow = casts.then(|| torch.flat("low precision shard", handle.shard, gathered, Stream::Cast));
+            if casts && self.options.offload {
+                // It goes as soon as it is cast.
+                drop(torch.flat("_to_copy", handle.shard, handle.dtype, Stream::Cast));
+            }
+            torch.on_stream(Stream::Gather, |_| handle.full.storage.fill());
+            drop(narrow);
+        }
+        if self.options.flat_params {
+            drop(handle.copy.take());
+        }
+    }
+
+    fn pre_forward(&self, torch: &mut Torch, at: usize) {
+        self.unshard(torch, at);
+        if self.options.forward_prefetch {
+            let last = self.last_order.borrow();
+            let next = last.iter().position(|known| *known == at).and_then(|place| last.get(place + 1)).copied();
+            if let Some(next) = next {
+                self.unshard(torch, next);
+            }
+        }
     }
 
     fn pre_backward(&self, torch: &mut Torch, at: usize) {
@@ -159,7 +275,14 @@ impl FlatShards {
             return;
         }
         self.unshard(torch, at);
-        let next = handle.place.get().and_then(|place| place.checked_sub(1));
+        if self.options.backward_prefetch == BackwardPrefetch::Pre {
+            self.prefetch(torch, at);
+        }
+    }
+
+    /// The unit that ran before this one in forward comes next.
+    fn prefetch(&self, torch: &mut Torch, at: usize) {
+        let next = self.handles[at].place.get().and_then(|place| place.checked_sub(1));
         let next = next.and_then(|place| self.order.borrow().get(place).copied());
         if let Some(next) = next.filter(|next| !self.handles[*next].ran_pre_backward.get()) {
             self.unshard(torch, next);
@@ -169,9 +292,12 @@ impl FlatShards {
     fn post_forward(&self, at: usize, outputs: &[Tensor]) {
         let handle = &self.handles[at];
         let mut order = self.order.borrow_mut();
-        handle.place.set(Some(order.len()));
-        order.push(at);
-        if handle.reshard_after_forward {
+        if handle.shard > 0 {
+            handle.place.set(Some(order.len()));
+            order.push(at);
+        }
+        drop(handle.copy.take());
+        if self.options.strategy == Strategy::Full && !handle.root {
             handle.full.storage.empty();
         }
         for edge in outputs.iter().filter_map(|output| output.edge.as_ref()) {
@@ -187,20 +313,41 @@ impl FlatShards {
     /// The gradients of the views are joined, the flat parameter goes, the joined gradient is reduced.
     fn post_backward(&self, torch: &mut Torch, at: usize) {
         let handle = &self.handles[at];
+        let gathered = self.gathered_type(handle);
         let gradients: Vec<Tensor> = handle.views.iter().filter_map(|leaf| leaf.grad.take()).collect();
+        let reduces = self.reduces.get();
+        let frees = reduces || self.options.strategy == Strategy::Full;
+        drop(handle.copy.take());
         if gradients.is_empty() {
-            handle.full.storage.empty();
+            if frees {
+                handle.full.storage.empty();
+            }
             return;
         }
         // The views were split off on the stream that gathers, so autograd joins their gradients there.
-        let whole = torch.flat("cat", handle.shard * self.world, self.gathered, Stream::Gather);
+        let mut whole = torch.flat("cat", handle.shard * self.world, gathered, Stream::Gather);
         drop(gradients);
-        handle.full.storage.empty();
-        let wide = (self.reduce != self.gathered)
-            .then(|| torch.flat("_to_copy", handle.shard * self.world, self.reduce, Stream::Reduce));
-        let mut reduced = torch.flat("reduce-scatter output", handle.shard, self.reduce, Stream::Reduce);
-        if self.reduce != self.shard_type {
-            reduced = torch.flat("_to_copy", handle.shard, self.shard_type, Stream::Reduce);
+        if let Some(waiting) = handle.waiting.take() {
+            whole = waiting;
+        }
+        if frees {
+            handle.full.storage.empty();
+        }
+        if self.options.backward_prefetch == BackwardPrefetch::Post {
+            self.prefetch(torch, at);
+        }
+        if !reduces {
+            torch.log.borrow_mut().reclassify(whole.storage.id(), Category::Gradients);
+            *handle.waiting.borrow_mut() = Some(whole);
+            return;
+        }
+        let reduce = self.options.mixed_precision.map_or(handle.dtype, |types| types.reduce);
+        let wide =
+            (reduce != gathered).then(|| torch.flat("_to_copy", handle.shard * self.world, reduce, Stream::Reduce));
+        let mut reduced = torch.flat("reduce-scatter output", handle.shard, reduce, Stream::Reduce);
+        if reduce != handle.dtype {
+            let stream = if self.replicas > 1 { Stream::AllReduce } else { Stream::Reduce };
+            reduced = torch.flat("_to_copy", handle.shard, handle.dtype, stream);
         }
         torch.log.borrow_mut().reclassify(reduced.storage.id(), Category::Gradients);
         if handle.parts.iter().all(|part| part.grad.borrow().is_none()) {
@@ -219,13 +366,14 @@ impl FlatShards {
     fn lazy_init(&self, torch: &mut Torch) {
         let root = self.modules.root();
         for at in std::iter::once(root).chain(0..root) {
-            let shard = self.handles[at].shard;
-            if self.gathered != self.shard_type {
-                drop(torch.flat("low precision shard", shard, self.gathered, Stream::Default));
+            let handle = &self.handles[at];
+            let (shard, gathered) = (handle.shard, self.gathered_type(handle));
+            if gathered != handle.dtype {
+                drop(torch.flat("low precision shard", shard, gathered, Stream::Default));
             }
-            drop(torch.flat("flat parameter", shard * self.world, self.gathered, Stream::Default));
-            if self.gathered != self.shard_type {
-                drop(torch.flat("flat parameter", shard * self.world, self.shard_type, Stream::Default));
+            drop(torch.flat("flat parameter", shard * self.world, gathered, Stream::Default));
+            if gathered != handle.dtype {
+                drop(torch.flat("flat parameter", shard * self.world, handle.dtype, Stream::Default));
             }
         }
     }
@@ -238,7 +386,7 @@ impl Hooks for FlatShards {
 
     fn before(&self, torch: &mut Torch, module: ModuleId, inputs: &mut [Tensor]) {
         let Some(&at) = self.modules.of_module.get(&module) else { return };
-        self.unshard(torch, at);
+        self.pre_forward(torch, at);
         if inputs.is_empty() || !torch.grad_enabled {
             return;
         }
@@ -263,15 +411,28 @@ impl Hooks for FlatShards {
             self.post_forward(at, outputs);
         }
     }
+
+    fn before_adapter(&self, torch: &mut Torch, weight: &Tensor, _input: &mut Tensor) {
+        if let Some(at) = self.unit_of(torch, weight) {
+            self.pre_forward(torch, at);
+        }
+    }
+
+    fn after_adapter(&self, torch: &mut Torch, weight: &Tensor, output: &Tensor) {
+        if let Some(at) = self.unit_of(torch, weight) {
+            self.post_forward(at, std::slice::from_ref(output));
+        }
+    }
 }
 
 impl Wrapper for FlatShards {
-    fn before_forward(&self, torch: &mut Torch) {
+    fn before_forward(&self, torch: &mut Torch, syncs: bool) {
         if !self.started.replace(true) {
             self.lazy_init(torch);
         }
+        self.reduces.set(syncs);
         self.held.borrow_mut().clear();
-        self.unshard(torch, self.modules.root());
+        self.pre_forward(torch, self.modules.root());
     }
 
     fn after_forward(&self, _torch: &mut Torch, outputs: &[Tensor]) {
@@ -286,7 +447,10 @@ impl Wrapper for FlatShards {
             self.handles[at].ran_pre_backward.set(false);
             self.handles[at].place.set(None);
         }
-        self.order.borrow_mut().clear();
+        self.last_order.replace(self.order.take());
+        if self.options.offload || self.options.flat_params {
+            self.held.borrow_mut().clear();
+        }
     }
 
     fn hooks(self: Rc<Self>) -> Rc<dyn Hooks> {

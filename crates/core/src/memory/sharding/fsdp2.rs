@@ -5,10 +5,12 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
+use super::members::{self, Member};
 use super::shares;
 use super::units::Units;
 use super::{Wrapped, Wrapper};
 use crate::dtype::DType;
+use crate::memory::adapters::Loaded;
 use crate::memory::autograd::{Edge, Leaf, Node};
 use crate::memory::log::{Category, Storage, Stream};
 use crate::memory::lower::hooks::Hooks;
@@ -17,7 +19,7 @@ use crate::memory::tensor::{Tensor, contiguous_strides};
 use crate::memory::torch::Torch;
 use crate::model::op::ModuleId;
 use crate::model::{Program, Shape};
-use crate::plan::parallel::Fsdp2;
+use crate::plan::parallel::{Fsdp2, MixedPrecision, Reshard};
 
 /// Where a unit is in a step (`TrainingState`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,10 +36,22 @@ struct Parameter {
     whole: Tensor,
     /// Where autograd puts the gradient of the whole.
     whole_leaf: Option<Rc<Leaf>>,
-    /// Where the gradient of the shard is.
+    /// Where the gradient of the shard is; none where shards are on the host.
     shard_leaf: Option<Rc<Leaf>>,
     /// The shard's sizes, padded.
     shard: Shape,
+    /// The type of the shard.
+    dtype: DType,
+    /// A gradient of the whole that waits to be reduced, in the type of reductions (`unsharded_accumulated_grad`).
+    waiting: RefCell<Option<Tensor>>,
+}
+
+impl Parameter {
+    /// Takes what is to be reduced.
+    fn take_gradient(&self) -> Option<Tensor> {
+        let leaf = self.whole_leaf.as_ref()?;
+        self.waiting.take().or_else(|| leaf.grad.take())
+    }
 }
 
 /// Parameters that are gathered and reduced together (`FSDPParamGroup`).
@@ -49,9 +63,11 @@ struct Unit {
     flat: RefCell<Option<Tensor>>,
     /// Places in the order of forward passes.
     places: RefCell<Vec<usize>>,
-    reshard_after_forward: bool,
-    /// Elements of its shards.
-    elements: u64,
+    reshard: Reshard,
+    /// Parts on fewer cards that hold between forward and backward.
+    kept: RefCell<Vec<Tensor>>,
+    /// What is reduced over copies of the model.
+    all_reduced: RefCell<Option<Tensor>>,
 }
 
 /// The engine.
@@ -59,8 +75,12 @@ pub(super) struct FullyShard {
     units: Vec<Unit>,
     modules: Units,
     world: u64,
-    /// The type of shards, of gathered parameters and of reductions.
-    types: Types,
+    replicas: u64,
+    offload: bool,
+    /// The types of gathered parameters and of reductions, where they differ from the shards' and from each other.
+    types: Option<MixedPrecision>,
+    /// Whether this backward pass reduces gradients.
+    reduces: Cell<bool>,
     /// The flat buffer that the next gather's copy-out releases.
     last_flat: RefCell<Option<Tensor>>,
     /// The input of the last reduction.
@@ -69,96 +89,119 @@ pub(super) struct FullyShard {
     this: Weak<FullyShard>,
 }
 
-#[derive(Clone, Copy)]
-struct Types {
-    shard: DType,
-    gathered: DType,
-    reduce: DType,
-}
-
 /// Shards a loaded model, layer by layer and the root last.
 pub(super) fn wrap(
     torch: &mut Torch,
     program: &Program,
-    (mut parameters, trained): (Vec<Tensor>, Vec<Trained>),
+    mut loaded: Loaded,
     options: &Fsdp2,
-    world: u64,
+    (world, replicas): (u64, u64),
 ) -> Wrapped {
-    drop(trained);
-    let modules = Units::of(program, options.wrap);
-    let shard = parameters.first().map_or(DType::F32, |first| first.dtype);
-    let types = match options.mixed_precision {
-        None => Types { shard, gathered: shard, reduce: shard },
-        Some(types) => Types { shard, gathered: types.parameters, reduce: types.reduce },
-    };
+    let members = members::of(program, &loaded);
+    loaded.trained.clear();
+    let modules = Units::of(program, options.wrap, &members, &options.ignored);
     let mut sharded = Vec::new();
-    let mut units = Vec::new();
-    for (place, members) in modules.parameters.iter().enumerate() {
-        let mut unit = Vec::new();
-        for &id in members {
-            let whole = parameters[id.0 as usize].clone();
-            let rows = whole.shape.sizes().first().copied().unwrap_or(1);
-            let shape = if whole.shape.rank() == 0 {
-                Shape::from([1])
-            } else {
-                whole.shape.with(0, shares::by_rows(rows, 1, world, 0).total())
-            };
-            let part = torch.in_category(Category::Weights, |torch| torch.fresh("shard", shape, types.shard));
-            let gathered = torch.hollow("gathered parameter", whole.shape, shape.elements() * world, types.gathered);
-            let (whole_leaf, shard_leaf, gathered) = if whole.needs_grad() {
-                let (gathered, whole_leaf) = torch.leaf(gathered);
-                let (part, shard_leaf) = torch.leaf(part.clone());
-                sharded.push((id, Trained { tensor: part, leaf: Rc::clone(&shard_leaf) }));
-                (Some(whole_leaf), Some(shard_leaf), gathered)
-            } else {
-                (None, None, gathered)
-            };
-            unit.push((id, part, Parameter { whole: gathered, whole_leaf, shard_leaf, shard: shape }));
-        }
-        // The whole parameters go when `fully_shard` returns.
-        let mut kept = Vec::new();
-        for (id, part, parameter) in unit {
-            parameters[id.0 as usize] = parameter.whole.clone();
-            kept.push((part, parameter));
-        }
-        let elements = kept.iter().map(|(_, parameter)| parameter.shard.elements()).sum();
-        let root = place == modules.root();
-        units.push((kept, elements, if root { options.reshard_root } else { options.reshard_after_forward }));
-    }
     let mut shards = Vec::new();
-    let units = units
-        .into_iter()
-        .map(|(kept, elements, reshard_after_forward)| {
-            let mut members = Vec::new();
-            for (part, parameter) in kept {
+    let mut on_host = Vec::new();
+    let mut units = Vec::new();
+    let mut members: Vec<Option<Member>> = members.into_iter().map(Some).collect();
+    for (place, own) in modules.parameters.iter().enumerate() {
+        let mut unit = Vec::new();
+        // The whole parameters go when `fully_shard` returns.
+        let mut wholes = Vec::new();
+        for &index in own {
+            let Some(member) = members[index].take() else { continue };
+            let (parameter, part) = shard(torch, &member, options, world);
+            if let Some(part) = part {
+                if let Some(leaf) = &parameter.shard_leaf {
+                    sharded.push((index, Trained { tensor: part.clone(), leaf: Rc::clone(leaf) }));
+                }
                 shards.push(part);
-                members.push(parameter);
+            } else if member.trains() {
+                on_host.push((parameter.shard, parameter.dtype));
             }
-            Unit {
-                parameters: members,
-                state: Cell::new(State::Idle),
-                gathered: Cell::new(false),
-                flat: RefCell::default(),
-                places: RefCell::default(),
-                reshard_after_forward,
-                elements,
-            }
-        })
-        .collect();
+            member.replace(&mut loaded, parameter.whole.clone());
+            unit.push(parameter);
+            wholes.push(member);
+        }
+        units.push(Unit {
+            parameters: unit,
+            state: Cell::new(State::Idle),
+            gathered: Cell::new(false),
+            flat: RefCell::default(),
+            places: RefCell::default(),
+            reshard: if place == modules.root() { options.reshard_root } else { options.reshard_after_forward },
+            kept: RefCell::default(),
+            all_reduced: RefCell::default(),
+        });
+    }
+    // What the engine is to leave alone is trained as it is.
+    for (index, member) in members.into_iter().enumerate() {
+        let Some(member) = member else { continue };
+        if let Some(leaf) = member.leaf {
+            sharded.push((index, Trained { tensor: member.tensor, leaf }));
+        }
+    }
     // Shards live as long as the run; the list of what the forward pass reads keeps them.
-    parameters.extend(shards);
-    sharded.sort_by_key(|(id, _)| *id);
+    loaded.parameters.extend(shards);
+    sharded.sort_by_key(|(index, _)| *index);
     let engine = Rc::new_cyclic(|this| FullyShard {
         units,
         modules,
         world,
-        types,
+        replicas,
+        offload: options.offload,
+        types: options.mixed_precision,
+        reduces: Cell::new(true),
         last_flat: RefCell::default(),
         last_reduction: RefCell::default(),
         order: RefCell::default(),
         this: Weak::clone(this),
     });
-    Wrapped { parameters, trained: sharded.into_iter().map(|(_, trained)| trained).collect(), engine }
+    loaded.trained = sharded.into_iter().map(|(_, trained)| trained).collect();
+    Wrapped { loaded, on_host, engine }
+}
+
+/// This card's shard of a parameter, on the card or on the host.
+fn shard(torch: &mut Torch, member: &Member, options: &Fsdp2, world: u64) -> (Parameter, Option<Tensor>) {
+    let whole = &member.tensor;
+    let dtype = whole.dtype;
+    let rows = whole.shape.sizes().first().copied().unwrap_or(1);
+    let shape = if whole.shape.rank() == 0 {
+        Shape::from([1])
+    } else {
+        whole.shape.with(0, shares::by_rows(rows, 1, world, 0).total())
+    };
+    let part = torch.in_category(member.category(), |torch| torch.fresh("shard", shape, dtype));
+    let gathered = options.mixed_precision.map_or(dtype, |types| types.parameters);
+    let hollow = torch.hollow("gathered parameter", whole.shape, shape.elements() * world, gathered);
+    let mut parameter = Parameter {
+        whole: hollow,
+        whole_leaf: None,
+        shard_leaf: None,
+        shard: shape,
+        dtype,
+        waiting: RefCell::default(),
+    };
+    let mut part = Some(part);
+    if options.offload {
+        part = None;
+        let bytes = shape.elements().saturating_mul(dtype.size());
+        let mut log = torch.log.borrow_mut();
+        log.on_host("parameter shards", bytes, true);
+        if member.trains() {
+            log.on_host("gradient shards", bytes, true);
+        }
+    }
+    if member.trains() {
+        let (whole, leaf) = torch.leaf(parameter.whole);
+        (parameter.whole, parameter.whole_leaf) = (whole, Some(leaf));
+        if let Some(tensor) = part {
+            let (tensor, leaf) = torch.leaf(tensor);
+            (part, parameter.shard_leaf) = (Some(tensor), Some(leaf));
+        }
+    }
+    (parameter, part)
 }
 
 impl Torch {
@@ -179,16 +222,46 @@ impl Torch {
 }
 
 impl FullyShard {
+    fn gathered_type(&self, parameter: &Parameter) -> DType {
+        self.types.map_or(parameter.dtype, |types| types.parameters)
+    }
+
     /// Begins a gather (`unshard`).
     fn unshard(&self, torch: &mut Torch, unit: &Unit) {
-        if unit.gathered.get() || unit.flat.borrow().is_some() || self.world == 1 {
+        if unit.gathered.get() || unit.flat.borrow().is_some() || self.world == 1 || unit.parameters.is_empty() {
             return;
         }
-        let types = self.types;
-        let narrow = (types.gathered != types.shard)
-            .then(|| torch.flat("all-gather input", unit.elements, types.gathered, Stream::Gather));
-        let flat = torch.flat("all-gather output", unit.elements * self.world, types.gathered, Stream::Gather);
-        drop(narrow);
+        let kept = !unit.kept.borrow().is_empty();
+        let ranks = match unit.reshard {
+            Reshard::To(ranks) if kept => ranks,
+            _ => self.world,
+        };
+        let part = |p: &Parameter| p.shard.elements().saturating_mul(self.world / ranks.max(1));
+        // Shards come up from the host one by one and are cast; those on the card are cast together.
+        let mut staged = Vec::new();
+        let mut cast: u64 = 0;
+        for parameter in &unit.parameters {
+            let dtype = self.gathered_type(parameter);
+            if self.offload && !kept {
+                let mut copy = torch.flat("_to_copy", part(parameter), parameter.dtype, Stream::Gather);
+                if dtype != parameter.dtype {
+                    copy = torch.flat("_to_copy", part(parameter), dtype, Stream::Gather);
+                }
+                staged.push(copy);
+            } else if dtype != parameter.dtype {
+                cast = cast.saturating_add(part(parameter));
+            }
+        }
+        if let (Some(types), true) = (self.types, cast > 0) {
+            staged.push(torch.flat("all-gather input", cast, types.parameters, Stream::Gather));
+        }
+        let first = self.gathered_type(&unit.parameters[0]);
+        let uniform = unit.parameters.iter().all(|parameter| self.gathered_type(parameter) == first);
+        // Parameters of several types are gathered as bytes.
+        let (dtype, size) = if uniform { (first, first.size()) } else { (DType::U8, 1) };
+        let bytes: u64 = unit.parameters.iter().map(|p| part(p).saturating_mul(self.gathered_type(p).size())).sum();
+        let flat = torch.flat("all-gather output", (bytes / size).saturating_mul(ranks), dtype, Stream::Gather);
+        drop(staged);
         *unit.flat.borrow_mut() = Some(flat);
     }
 
@@ -200,12 +273,14 @@ impl FullyShard {
         let forward = unit.state.get() == State::Forward;
         let previous = if forward { self.last_flat.take() } else { None };
         for parameter in &unit.parameters {
-            let narrow = (self.world == 1 && self.types.gathered != self.types.shard)
-                .then(|| torch.fresh("_to_copy", parameter.shard, self.types.gathered));
+            let dtype = self.gathered_type(parameter);
+            let narrow =
+                (self.world == 1 && dtype != parameter.dtype).then(|| torch.fresh("_to_copy", parameter.shard, dtype));
             parameter.whole.storage.fill();
             drop(narrow);
         }
         unit.gathered.set(true);
+        unit.kept.borrow_mut().clear();
         let flat = unit.flat.take();
         if forward {
             *self.last_flat.borrow_mut() = flat;
@@ -218,6 +293,23 @@ impl FullyShard {
         unit.gathered.set(false);
     }
 
+    /// After forward: all, a part on fewer cards, or nothing is let go.
+    fn reshard_after_forward(&self, torch: &mut Torch, unit: &Unit) {
+        match unit.reshard {
+            Reshard::Flag(false) => {}
+            Reshard::To(ranks) if ranks < self.world => {
+                for parameter in &unit.parameters {
+                    let elements = parameter.shard.elements().saturating_mul(self.world / ranks.max(1));
+                    let dtype = self.gathered_type(parameter);
+                    unit.kept.borrow_mut().push(torch.flat("clone", elements, dtype, Stream::Default));
+                    parameter.whole.storage.empty();
+                }
+                unit.gathered.set(false);
+            }
+            Reshard::Flag(true) | Reshard::To(_) => self.reshard(unit),
+        }
+    }
+
     fn pre_forward(&self, torch: &mut Torch, at: usize) {
         let unit = &self.units[at];
         unit.state.set(State::Forward);
@@ -225,11 +317,9 @@ impl FullyShard {
         self.wait_for_unshard(torch, unit);
     }
 
-    fn post_forward(&self, at: usize, outputs: &[Tensor]) {
+    fn post_forward(&self, torch: &mut Torch, at: usize, outputs: &[Tensor]) {
         let unit = &self.units[at];
-        if unit.reshard_after_forward {
-            self.reshard(unit);
-        }
+        self.reshard_after_forward(torch, unit);
         let mut order = self.order.borrow_mut();
         unit.places.borrow_mut().push(order.len());
         order.push(at);
@@ -264,21 +354,46 @@ impl FullyShard {
     fn post_backward(&self, torch: &mut Torch, at: usize) {
         let unit = &self.units[at];
         unit.state.set(State::PostBackward);
-        let with_gradient: Vec<(&Parameter, Tensor)> =
-            unit.parameters.iter().filter_map(|p| Some((p, p.whole_leaf.as_ref()?.grad.take()?))).collect();
-        self.reshard(unit);
-        if with_gradient.is_empty() {
+        let trained = || unit.parameters.iter().filter_map(|p| Some((p, p.whole_leaf.as_ref()?)));
+        for (parameter, leaf) in trained() {
+            // It is added to what waits, in place.
+            if parameter.waiting.borrow().is_some() {
+                drop(leaf.grad.take());
+            }
+        }
+        // Reductions in the type of gathered parameters need no cast.
+        let reduce = self.types.map(|types| types.reduce);
+        if !self.reduces.get() {
+            self.reshard(unit);
+            for (parameter, leaf) in trained() {
+                let Some(dtype) = reduce.filter(|dtype| *dtype != self.gathered_type(parameter)) else { continue };
+                let gradient = leaf.grad.take();
+                if let Some(gradient) = gradient {
+                    let wide = torch.in_category(Category::Gradients, |torch| torch.cast(&gradient, dtype));
+                    *parameter.waiting.borrow_mut() = Some(wide);
+                }
+            }
             return;
         }
+        let with_gradient: Vec<(&Parameter, Tensor)> =
+            unit.parameters.iter().filter_map(|parameter| Some((parameter, parameter.take_gradient()?))).collect();
+        self.reshard(unit);
+        let Some((first, _)) = with_gradient.first() else { return };
+        let (original, reduce) = (first.dtype, reduce.unwrap_or_else(|| self.gathered_type(first)));
         drop(self.last_reduction.take());
+        drop(unit.all_reduced.take());
         let elements: u64 = with_gradient.iter().map(|(p, _)| p.shard.elements()).sum();
-        let Types { shard, reduce, .. } = self.types;
         let input = torch.flat("reduce-scatter input", elements * self.world, reduce, Stream::Default);
         let receivers: Vec<&Rc<Leaf>> = with_gradient.iter().filter_map(|(p, _)| p.shard_leaf.as_ref()).collect();
         drop(with_gradient);
         let mut output = torch.flat("reduce-scatter output", elements, reduce, Stream::Reduce);
-        if reduce != shard {
-            output = torch.flat("_to_copy", elements, shard, Stream::Reduce);
+        let mut last = Stream::Reduce;
+        if self.replicas > 1 {
+            *unit.all_reduced.borrow_mut() = Some(output.clone());
+            last = Stream::AllReduce;
+        }
+        if reduce != original {
+            output = torch.flat("_to_copy", elements, original, last);
         }
         torch.log.borrow_mut().reclassify(output.storage.id(), Category::Gradients);
         for receiver in receivers {
@@ -322,21 +437,22 @@ impl Hooks for FullyShard {
         }
     }
 
-    fn after(&self, _torch: &mut Torch, module: ModuleId, outputs: &[Tensor]) {
+    fn after(&self, torch: &mut Torch, module: ModuleId, outputs: &[Tensor]) {
         if let Some(&at) = self.modules.of_module.get(&module) {
-            self.post_forward(at, outputs);
+            self.post_forward(torch, at, outputs);
         }
     }
 }
 
 impl Wrapper for FullyShard {
-    fn before_forward(&self, torch: &mut Torch) {
+    fn before_forward(&self, torch: &mut Torch, syncs: bool) {
+        self.reduces.set(syncs);
         self.pre_forward(torch, self.modules.root());
     }
 
-    fn after_forward(&self, _torch: &mut Torch, outputs: &[Tensor]) {
+    fn after_forward(&self, torch: &mut Torch, outputs: &[Tensor]) {
         let outputs: Vec<Tensor> = outputs.iter().filter(|output| output.needs_grad()).cloned().collect();
-        self.post_forward(self.modules.root(), &outputs);
+        self.post_forward(torch, self.modules.root(), &outputs);
         drop(self.last_flat.take());
     }
 
@@ -349,6 +465,7 @@ impl Wrapper for FullyShard {
             let unit = &self.units[at];
             unit.state.set(State::Idle);
             drop(unit.flat.take());
+            drop(unit.all_reduced.take());
             unit.places.borrow_mut().clear();
         }
         self.order.borrow_mut().clear();

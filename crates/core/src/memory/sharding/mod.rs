@@ -3,11 +3,12 @@
 //! | module | engine |
 //! |---|---|
 //! | [`shares`] | how much of a tensor each rank has |
-//! | [`units`] | what is wrapped: which parameters go together |
+//! | `members`, `units` | the parameters of a model, and which of them are wrapped together |
 //! | `ddp` | `DistributedDataParallel` |
 //! | `deepspeed`, `zero0`, `zero12`, `zero3`, `coordinator` | DeepSpeed's loop, and what ZeRO does in it |
 //! | `fsdp1` | `FullyShardedDataParallel` |
 //! | `fsdp2` | `fully_shard` |
+//! | `host` | what is kept in the host's memory instead |
 //!
 //! The card is rank 0 of the data-parallel ranks: where a size does not divide, it has the largest share.
 
@@ -16,43 +17,47 @@ mod ddp;
 mod deepspeed;
 mod fsdp1;
 mod fsdp2;
+mod host;
+mod members;
 pub mod shares;
-pub mod units;
+mod units;
 mod zero0;
 mod zero12;
 mod zero3;
 
 use std::rc::Rc;
 
+use super::adapters::{self, Loaded};
 use super::autograd;
 use super::device::Device;
 use super::log::{Event, Log};
+use super::lower::Runner;
 use super::lower::hooks::Hooks;
 use super::lower::liger::Liger;
-use super::lower::{self, Runner};
-use super::optimizer::{Optimizer, Trained};
+use super::optimizer::Optimizer;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::train;
-use crate::model::Program;
-use crate::plan::TrainPlan;
+use crate::dtype::DType;
+use crate::model::{Program, Shape};
 use crate::plan::liger::LigerPatch;
 use crate::plan::parallel::{Engine, Parallel};
+use crate::plan::{AdapterLayout, TrainPlan};
 
 /// A model under an engine.
 struct Wrapped {
-    /// What the forward pass reads: parameters, then buffers.
-    parameters: Vec<Tensor>,
-    /// What the optimizer steps on.
-    trained: Vec<Trained>,
+    /// What the forward pass reads and the optimizer steps on.
+    loaded: Loaded,
+    /// What the optimizer steps on in the host's memory.
+    on_host: Vec<(Shape, DType)>,
     /// What runs around modules and passes.
     engine: Rc<dyn Wrapper>,
 }
 
 /// What an engine does around passes and modules.
 trait Wrapper: Hooks {
-    /// Before the forward pass.
-    fn before_forward(&self, torch: &mut Torch);
+    /// Before the forward pass; `syncs`: whether gradients are reduced after it.
+    fn before_forward(&self, torch: &mut Torch, syncs: bool);
     /// After it, with what it returns.
     fn after_forward(&self, torch: &mut Torch, outputs: &[Tensor]);
     /// After the backward pass.
@@ -62,45 +67,52 @@ trait Wrapper: Hooks {
 }
 
 /// Runs a program on one card of many and returns what happened to its memory.
-pub fn simulate(program: Rc<Program>, plan: &TrainPlan, parallel: &Parallel, liger: Option<LigerPatch>) -> Log {
-    let kernels = lower::Wrapped { liger: liger.map(|patch| Liger::new(&program, patch)), ..Default::default() };
-    if let Engine::Deepspeed(options) = &parallel.engine {
-        return deepspeed::simulate(program, plan, options, parallel.mesh.dp_shard, kernels);
-    }
+pub fn simulate(
+    program: Rc<Program>,
+    plan: &TrainPlan,
+    parallel: &Parallel,
+    layout: Option<&AdapterLayout>,
+    liger: Option<LigerPatch>,
+) -> Log {
     let mut torch = Torch::new(Device::of(&plan.gpu));
-    let (parameters, trained) = train::load(&mut torch, &program, plan);
-    let wrapped = match &parallel.engine {
-        Engine::Ddp(options) => ddp::wrap(&mut torch, &program, (parameters, trained), options),
-        Engine::Fsdp1(options) => {
-            fsdp1::wrap(&mut torch, &program, (parameters, trained), options, parallel.mesh.dp_shard)
+    let mut loaded = match layout {
+        Some(layout) => adapters::load(&mut torch, &program, plan, layout, None),
+        None => {
+            let (parameters, trained) = train::load(&mut torch, &program, plan);
+            Loaded { parameters, trained, wrapped: Default::default() }
         }
-        Engine::Fsdp2(options) => {
-            fsdp2::wrap(&mut torch, &program, (parameters, trained), options, parallel.mesh.dp_shard)
-        }
-        Engine::Deepspeed(_) => return Log::default(),
     };
-    run(torch, program, (plan, parallel), wrapped, kernels)
+    loaded.wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
+    loaded.wrapped.checkpoints = plan.checkpoints;
+    let (world, replicas) = (parallel.mesh.dp_shard, parallel.mesh.dp_replicate);
+    let wrapped = match &parallel.engine {
+        Engine::Deepspeed(options) => return deepspeed::simulate(torch, program, plan, loaded, options, world),
+        Engine::Ddp(options) => ddp::wrap(&mut torch, &program, loaded, options),
+        Engine::Fsdp1(options) => fsdp1::wrap(&mut torch, &program, loaded, options, (world, replicas)),
+        Engine::Fsdp2(options) => fsdp2::wrap(&mut torch, &program, loaded, options, (world, replicas)),
+    };
+    run(torch, program, (plan, parallel), wrapped)
 }
 
-fn run(
-    mut torch: Torch,
-    program: Rc<Program>,
-    (plan, parallel): (&TrainPlan, &Parallel),
-    wrapped: Wrapped,
-    kernels: lower::Wrapped,
-) -> Log {
-    let Wrapped { parameters, trained, engine } = wrapped;
+fn run(mut torch: Torch, program: Rc<Program>, (plan, parallel): (&TrainPlan, &Parallel), wrapped: Wrapped) -> Log {
+    let Wrapped { loaded: Loaded { parameters, trained, wrapped }, on_host, engine } = wrapped;
+    if !on_host.is_empty() {
+        let states = host::state_bytes(plan, &on_host);
+        torch.log.borrow_mut().on_host("optimizer states", states, false);
+    }
     let inputs = train::batch(&mut torch, &program, plan);
     let mut settings = train::settings(plan);
-    settings.weights = parallel.compute_type().unwrap_or(plan.weights);
-    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(kernels), None)
+    settings.weights = parallel.compute_type().unwrap_or(settings.weights);
+    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(wrapped), None)
         .hooked(Rc::clone(&engine).hooks());
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..train::STEPS {
-        for micro in 0..plan.gradient_accumulation.max(1) {
+        let micro_batches = plan.gradient_accumulation.max(1);
+        for micro in 0..micro_batches {
+            let syncs = !parallel.no_sync || micro + 1 == micro_batches;
             let (loss, outputs) = train::phase(&mut torch, format!("{step}.{micro}.fwd"), |torch| {
-                engine.before_forward(torch);
+                engine.before_forward(torch, syncs);
                 let mut outputs = runner.forward(torch);
                 engine.after_forward(torch, &outputs);
                 let loss = outputs.first().cloned();

@@ -2,52 +2,71 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::op::{ModuleId, ParameterId};
+use super::members::Member;
+use crate::model::op::ModuleId;
 use crate::model::{ModuleKind, Program};
 use crate::plan::parallel::Wrap;
 
 /// The units of a model: parameters that are gathered and reduced together.
 #[derive(Debug, Clone, Default)]
-pub struct Units {
-    /// Parameters of every wrapped layer, in order, and of the root last.
-    pub parameters: Vec<Vec<ParameterId>>,
+pub(super) struct Units {
+    /// Parameters of every wrapped layer, in order, and of the root last, by their place in the list of all.
+    pub(super) parameters: Vec<Vec<usize>>,
     /// The unit of a module that is one.
-    pub of_module: BTreeMap<ModuleId, usize>,
+    pub(super) of_module: BTreeMap<ModuleId, usize>,
+    /// Units of one weight.
+    pub(super) weights: Vec<usize>,
 }
 
 impl Units {
-    /// The units of a program.
-    pub fn of(program: &Program, wrap: Wrap) -> Self {
+    /// The units of a program whose parameters are `members`, less those the engine is to leave alone.
+    pub(super) fn of(program: &Program, wrap: Wrap, members: &[Member], ignored: &[String]) -> Self {
         let wrapped = |path: &str| match wrap {
             Wrap::Root => false,
-            Wrap::EveryLayer => true,
+            Wrap::EveryLayer | Wrap::Peft => true,
             Wrap::LongestStack => longest(program).is_some_and(|list| stack(path) == list),
         };
         let mut paths: Vec<&str> = Vec::new();
-        let mut of_module = BTreeMap::new();
+        let mut layers = Vec::new();
         for (index, module) in program.modules.iter().enumerate() {
             if module.kind != ModuleKind::Layer || !wrapped(&module.path) {
                 continue;
             }
             // A layer that runs twice is one unit.
-            let unit = paths.iter().position(|path| *path == module.path).unwrap_or_else(|| {
+            let layer = paths.iter().position(|path| *path == module.path).unwrap_or_else(|| {
                 paths.push(&module.path);
                 paths.len() - 1
             });
-            of_module.insert(ModuleId(index as u32), unit);
+            layers.push((ModuleId(index as u32), layer));
         }
-        let by_path: BTreeMap<&str, usize> = paths.iter().enumerate().map(|(unit, path)| (*path, unit)).collect();
-        let mut parameters = vec![Vec::new(); paths.len() + 1];
-        for &id in &program.registration {
-            let name = &program.parameters[id.0 as usize].name;
-            let unit = prefixes(name).find_map(|prefix| by_path.get(prefix).copied());
-            parameters[unit.unwrap_or(paths.len())].push(id);
+        let by_path: BTreeMap<&str, usize> = paths.iter().enumerate().map(|(layer, path)| (*path, layer)).collect();
+        let mut own = vec![Vec::new(); paths.len() + 1];
+        let mut alone = vec![Vec::new(); paths.len() + 1];
+        for (index, Member { name, leaf, .. }) in members.iter().enumerate() {
+            if ignored.iter().any(|part| name.contains(part.as_str())) {
+                continue;
+            }
+            let layer = prefixes(name).find_map(|prefix| by_path.get(prefix).copied()).unwrap_or(paths.len());
+            let list = if wrap == Wrap::Peft && leaf.is_some() { &mut alone } else { &mut own };
+            list[layer].push(index);
         }
-        Self { parameters, of_module }
+        // Wrapping goes from the inside out.
+        let mut units = Self::default();
+        let mut places = Vec::new();
+        for (own, alone) in own.into_iter().zip(alone) {
+            for index in alone {
+                units.weights.push(units.parameters.len());
+                units.parameters.push(vec![index]);
+            }
+            places.push(units.parameters.len());
+            units.parameters.push(own);
+        }
+        units.of_module = layers.into_iter().map(|(module, layer)| (module, places[layer])).collect();
+        units
     }
 
     /// The root's place.
-    pub fn root(&self) -> usize {
+    pub(super) fn root(&self) -> usize {
         self.parameters.len() - 1
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Follows deepspeed/runtime/fp16/unfused_optimizer.py and the reductions of deepspeed/runtime/engine.py.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use super::deepspeed::Stage;
@@ -20,6 +21,8 @@ const BUCKET: u64 = 500_000_000;
 pub(super) struct Unfused {
     leaves: Vec<Rc<Leaf>>,
     masters: Vec<Trained>,
+    /// Whether a step follows this micro-batch.
+    boundary: Cell<bool>,
 }
 
 /// Makes the fp32 copies of a loaded model.
@@ -33,7 +36,7 @@ pub(super) fn wrap(torch: &mut Torch, trained: Vec<Trained>) -> Rc<dyn Stage> {
         masters.push(Trained { tensor, leaf });
         leaves.push(parameter.leaf);
     }
-    Rc::new(Unfused { leaves, masters })
+    Rc::new(Unfused { leaves, masters, boundary: Cell::new(true) })
 }
 
 impl Unfused {
@@ -49,6 +52,10 @@ impl Unfused {
 }
 
 impl Stage for Unfused {
+    fn begin(&self, boundary: bool) {
+        self.boundary.set(boundary);
+    }
+
     fn trained(&self) -> &[Trained] {
         &self.masters
     }
@@ -62,6 +69,9 @@ impl Stage for Unfused {
     }
 
     fn after_backward(&self, torch: &mut Torch) {
+        if !self.boundary.get() {
+            return;
+        }
         let mut elements = 0;
         let mut count = 0;
         for leaf in self.leaves.iter().filter(|leaf| leaf.grad.borrow().is_some()) {

@@ -6,21 +6,24 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use super::deepspeed::Stage;
-use super::shares;
+use super::members::Member;
+use super::{host, shares};
 use crate::dtype::DType;
+use crate::memory::adapters::Loaded;
 use crate::memory::autograd::Leaf;
 use crate::memory::log::{Category, Stream};
 use crate::memory::optimizer::{Optimizer, Trained};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
+use crate::plan::TrainPlan;
 use crate::plan::parallel::ZeroConfig;
 
 /// Partitions begin at multiples of this many elements (`nccl_start_alignment_factor`).
 const ALIGNMENT: u64 = 2;
 
 /// A parameter's place in the flat buffer.
-struct Member {
+struct Flattened {
     leaf: Rc<Leaf>,
     start: u64,
     elements: u64,
@@ -28,7 +31,7 @@ struct Member {
 
 /// The engine (`DeepSpeedZeroOptimizer`).
 pub(super) struct Partitioned {
-    members: Vec<Member>,
+    members: Vec<Flattened>,
     partition: u64,
     config: ZeroConfig,
     /// This card's fp32 weights, which the optimizer steps on.
@@ -38,8 +41,15 @@ pub(super) struct Partitioned {
     bucket_index: Cell<usize>,
     in_bucket: RefCell<Vec<usize>>,
     bucket_elements: Cell<u64>,
-    /// Gradients of the parameters that lie in this card's partition.
+    /// Gradients of the parameters that lie in this card's partition, of this micro-batch.
     kept: RefCell<Option<Tensor>>,
+    /// Those of the micro-batches before it.
+    accumulated: RefCell<Option<Tensor>>,
+    /// Whether the optimizer is on the host.
+    offload: bool,
+    _gradient_buffer: Option<Tensor>,
+    /// Whether a step follows this micro-batch.
+    boundary: Cell<bool>,
     /// Hooks that have not fired in this backward pass.
     remaining: Cell<usize>,
 }
@@ -47,12 +57,16 @@ pub(super) struct Partitioned {
 /// Flattens a loaded model and makes the fp32 partition.
 pub(super) fn wrap(
     torch: &mut Torch,
-    parameters: &mut [Tensor],
-    trained: Vec<Trained>,
+    loaded: &mut Loaded,
+    trained: Vec<Member>,
+    plan: &TrainPlan,
     config: &ZeroConfig,
     world: u64,
 ) -> Rc<dyn Stage> {
+    loaded.trained.clear();
+    let trained: Vec<Member> = trained.into_iter().filter(Member::trains).collect();
     let total: u64 = trained.iter().map(|parameter| parameter.tensor.elements()).sum();
+    let largest = trained.iter().map(|parameter| parameter.tensor.elements()).max().unwrap_or(0);
     let partition = shares::of_flat(total, ALIGNMENT, world, 0).total();
     let flat_elements = partition * world;
     let flat = torch.in_category(Category::Weights, |torch| {
@@ -61,27 +75,44 @@ pub(super) fn wrap(
     let mut members = Vec::new();
     let mut start = 0;
     for parameter in trained {
-        let Trained { tensor, leaf } = parameter;
-        members.push(Member { leaf, start, elements: tensor.elements() });
-        start += tensor.elements();
+        let Some(leaf) = parameter.leaf.as_ref().map(Rc::clone) else { continue };
+        let elements = parameter.tensor.elements();
+        members.push(Flattened { leaf, start, elements });
+        start += elements;
         // Parameters become views of the flat buffer.
-        let place = parameters.iter_mut().find(|known| Rc::ptr_eq(&known.storage, &tensor.storage));
-        if let Some(place) = place {
-            place.storage = Rc::clone(&flat.storage);
-        }
+        parameter.replace(loaded, Tensor { storage: Rc::clone(&flat.storage), ..parameter.tensor.clone() });
     }
     let shape = Shape::from([partition]);
     let narrow = torch.fresh("clone", shape, DType::BF16);
-    let wide = torch.in_category(Category::Weights, |torch| torch.fresh("fp32 partition", shape, DType::F32));
-    drop(narrow);
-    let (tensor, leaf) = torch.leaf(wide);
-    drop(torch.fresh("zeros", shape, DType::F32));
+    let offload = config.offload_optimizer.as_ref().filter(|offload| offload.is_on());
+    let mut master = Vec::new();
+    let mut gradient_buffer = None;
+    match offload {
+        None => {
+            let wide = torch.in_category(Category::Weights, |torch| torch.fresh("fp32 partition", shape, DType::F32));
+            drop(narrow);
+            let (tensor, leaf) = torch.leaf(wide);
+            master.push(Trained { tensor, leaf });
+            drop(torch.fresh("zeros", shape, DType::F32));
+        }
+        Some(offload) => {
+            drop(narrow);
+            gradient_buffer = Some(torch.flat("gradient buffer", largest, DType::BF16, Stream::Default));
+            let ours = members.iter().filter(|member| member.start < partition).map(|member| member.elements).sum();
+            host::partition(torch, plan, offload, partition);
+            host::buffers(torch, plan, offload, partition, (largest, ours));
+        }
+    }
     let engine = Rc::new(Partitioned {
         remaining: Cell::new(members.len()),
         members,
         partition,
         config: config.clone(),
-        master: vec![Trained { tensor, leaf }],
+        master,
+        offload: offload.is_some(),
+        _gradient_buffer: gradient_buffer,
+        boundary: Cell::new(true),
+        accumulated: RefCell::default(),
         bucket: RefCell::default(),
         bucket_index: Cell::new(0),
         in_bucket: RefCell::default(),
@@ -107,14 +138,19 @@ impl Partitioned {
     /// A gradient is complete (`grad_handling_hook`).
     fn hook(&self, torch: &mut Torch, index: usize) {
         self.setup_buckets(torch);
-        if self.config.stage == 2 || self.overlaps() {
+        if self.reduces_early() {
             self.put_in_bucket(torch, index);
         }
         self.remaining.set(self.remaining.get().saturating_sub(1));
         // The last hook runs the epilogue, except where stage 1 has everything still to do.
-        if self.remaining.get() == 0 && (self.config.stage == 2 || self.overlaps()) {
+        if self.remaining.get() == 0 && self.reduces_early() {
             self.epilogue(torch);
         }
+    }
+
+    /// Whether gradients are reduced as they come: stage 1 waits for the last micro-batch.
+    fn reduces_early(&self) -> bool {
+        self.config.stage == 2 || (self.overlaps() && self.boundary.get())
     }
 
     fn setup_buckets(&self, torch: &mut Torch) {
@@ -160,7 +196,15 @@ impl Partitioned {
         }
         for index in members {
             let leaf = &self.members[index].leaf;
-            if self.members[index].start < self.partition {
+            if self.members[index].start < self.partition && self.offload {
+                if self.boundary.get() {
+                    let Flattened { start, elements, .. } = self.members[index];
+                    let here = elements.min(self.partition - start);
+                    drop(torch.scratch("_to_copy", here * 8));
+                    drop(torch.scratch("_to_copy", here * 4));
+                    drop(leaf.grad.take());
+                }
+            } else if self.members[index].start < self.partition {
                 if self.kept.borrow().is_none() {
                     let ours = self.members.iter().filter(|member| member.start < self.partition);
                     let elements = ours.map(|member| member.elements).sum();
@@ -183,7 +227,7 @@ impl Partitioned {
         let mut group: Vec<u64> = Vec::new();
         let mut slices: Vec<(u64, u64)> = Vec::new();
         for &index in members {
-            let Member { start, elements, .. } = self.members[index];
+            let Flattened { start, elements, .. } = self.members[index];
             let mut at = start;
             while at < start + elements {
                 let partition = at / self.partition;
@@ -211,6 +255,12 @@ impl Partitioned {
     fn epilogue(&self, torch: &mut Torch) {
         self.reduce(torch);
         self.members.iter().for_each(|member| drop(member.leaf.grad.take()));
+        // Later micro-batches are added to the first one's gradients.
+        let kept = self.kept.take();
+        let mut accumulated = self.accumulated.borrow_mut();
+        if accumulated.is_none() {
+            *accumulated = kept;
+        }
         self.bucket.borrow_mut().clear();
         self.remaining.set(self.members.len());
     }
@@ -227,12 +277,18 @@ fn view(whole: &Tensor, leaf: &Leaf) -> Tensor {
 }
 
 impl Stage for Partitioned {
+    fn begin(&self, boundary: bool) {
+        self.boundary.set(boundary);
+    }
+
     fn trained(&self) -> &[Trained] {
         &self.master
     }
 
     fn after_backward(&self, torch: &mut Torch) {
-        if self.config.stage == 1 && !self.overlaps() {
+        if self.config.stage == 1 && !self.boundary.get() {
+            self.remaining.set(self.members.len());
+        } else if self.config.stage == 1 && !self.overlaps() {
             // Stage 1 reduces when backward is over, in the order of parameters.
             for index in 0..self.members.len() {
                 if self.members[index].leaf.grad.borrow().is_some() {
@@ -247,6 +303,7 @@ impl Stage for Partitioned {
     }
 
     fn step(&self, torch: &mut Torch, optimizer: &mut Optimizer) {
+        let Some(master) = self.master.first() else { return };
         let parts = self.parts();
         // Norms are taken in fp64, one gradient at a time.
         for &elements in &parts {
@@ -257,9 +314,9 @@ impl Stage for Partitioned {
         let shape = Shape::from([self.partition]);
         let gradient = torch.in_category(Category::Gradients, |torch| torch.fresh("_to_copy", shape, DType::F32));
         drop(flat);
-        *self.master[0].leaf.grad.borrow_mut() = Some(gradient);
-        drop(self.kept.take());
+        *master.leaf.grad.borrow_mut() = Some(gradient);
+        drop(self.accumulated.take());
         optimizer.step(torch, &self.master);
-        drop(self.master[0].leaf.grad.take());
+        drop(master.leaf.grad.take());
     }
 }

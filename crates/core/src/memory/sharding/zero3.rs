@@ -8,18 +8,20 @@ use std::rc::{Rc, Weak};
 
 use super::coordinator::{Coordinator, Sharded};
 use super::deepspeed::Stage;
-use super::shares;
+use super::members::Member;
+use super::{host, shares};
 use crate::dtype::DType;
+use crate::memory::adapters::Loaded;
 use crate::memory::autograd::{Edge, Leaf, Node};
-use crate::memory::log::{Category, Stream};
+use crate::memory::log::{Category, StorageId, Stream};
 use crate::memory::lower::hooks::Hooks;
 use crate::memory::optimizer::{Optimizer, Trained};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::{ModuleId, Op};
 use crate::model::{Program, Shape};
-use crate::plan;
 use crate::plan::parallel::ZeroConfig;
+use crate::plan::{self, TrainPlan};
 
 /// A trainable parameter's gradient.
 struct Reduced {
@@ -40,6 +42,12 @@ pub(super) struct Stage3 {
     coordinator: Coordinator,
     /// Parameters that a module owns.
     of_module: BTreeMap<ModuleId, Rc<[usize]>>,
+    /// Weights of adapters, which are modules of their own, by the storage they are gathered in.
+    adapters: BTreeMap<StorageId, Rc<[usize]>>,
+    /// Whether a step follows this micro-batch.
+    boundary: Cell<bool>,
+    /// Whether the optimizer is on the host.
+    offload: bool,
     none: Rc<[usize]>,
     gradients: Vec<Reduced>,
     sub_groups: Vec<SubGroup>,
@@ -57,58 +65,86 @@ pub(super) struct Stage3 {
 pub(super) fn wrap(
     torch: &mut Torch,
     program: &Program,
-    parameters: &mut [Tensor],
-    trained: Vec<Trained>,
+    loaded: &mut Loaded,
+    members: Vec<Member>,
+    plan: &TrainPlan,
     config: &ZeroConfig,
     world: u64,
 ) -> Rc<dyn Stage> {
-    drop(trained);
-    let mut sharded: Vec<Option<Sharded>> = program.parameters.iter().map(|_| None).collect();
+    torch.keeps_linear_inputs = true;
+    loaded.trained.clear();
+    let mut sharded = Vec::new();
     let mut partitions = Vec::new();
+    let mut resident = Vec::new();
     let mut gradients = Vec::new();
     // Only what is trained has a gradient, fp32 weights and states.
     let mut sizes = Vec::new();
-    for &id in &program.registration {
-        let whole = &parameters[id.0 as usize];
-        let (shape, elements, trains) = (whole.shape, whole.elements(), whole.needs_grad());
-        let part =
-            torch.fresh("partition", Shape::from([shares::of_parameter(elements, world, 0).total()]), DType::BF16);
+    let mut adapters = Vec::new();
+    let of_module = owners(program, &members);
+    let params_on_host = config.offload_param.as_ref().filter(|offload| offload.is_on());
+    for (index, member) in members.into_iter().enumerate() {
+        let (shape, elements) = (member.tensor.shape, member.tensor.elements());
+        let share = shares::of_parameter(elements, world, 0).total();
+        let part = torch.fresh("partition", Shape::from([share]), DType::BF16);
         let mut hollow = torch.hollow("gathered parameter", shape, elements, DType::BF16);
-        if trains {
+        let persistent = elements <= config.stage3_param_persistence_threshold;
+        if member.trains() {
             let leaf: Rc<Leaf>;
             (hollow, leaf) = torch.leaf(hollow);
             gradients.push(Reduced { leaf, elements });
+            sizes.push(share);
         }
-        let persistent = elements <= config.stage3_param_persistence_threshold;
-        sharded[id.0 as usize] = Some(Sharded::new(hollow.clone(), persistent));
-        parameters[id.0 as usize] = hollow;
-        if trains {
-            sizes.push(part.elements());
+        if member.adapter {
+            adapters.push((hollow.storage.id(), index));
         }
-        partitions.push(part);
+        member.replace(loaded, hollow.clone());
+        sharded.push(Sharded::new(hollow, persistent));
+        match params_on_host {
+            Some(offload) => torch.log.borrow_mut().on_host("parameter shards", share * 2, offload.pin_memory),
+            // What is trained is joined; the rest stays as it is.
+            None if member.trains() => partitions.push(part),
+            None => resident.push(part),
+        }
     }
-    let total: u64 = partitions.iter().map(Tensor::elements).sum();
     let flat = |torch: &mut Torch, category: Category, name: &'static str, dtype: DType, elements: u64| {
         torch.in_category(category, |torch| torch.fresh(name, Shape::from([elements]), dtype))
     };
-    let shards = flat(torch, Category::Weights, "partitions", DType::BF16, total);
+    if params_on_host.is_none() {
+        let total = partitions.iter().map(Tensor::elements).sum();
+        resident.push(flat(torch, Category::Weights, "partitions", DType::BF16, total));
+    }
     drop(partitions);
+    let optimizer_on_host = config.offload_optimizer.as_ref().filter(|offload| offload.is_on());
     let sub_groups = group(&sizes, config.sub_group_size)
         .into_iter()
         .map(|partitions| {
-            let wide = flat(torch, Category::Weights, "fp32 partition", DType::F32, partitions.iter().sum());
-            let (tensor, leaf) = torch.leaf(wide);
-            SubGroup { master: vec![Trained { tensor, leaf }], partitions, optimizer: RefCell::default() }
+            let mut master = Vec::new();
+            if optimizer_on_host.is_none() {
+                let wide = flat(torch, Category::Weights, "fp32 partition", DType::F32, partitions.iter().sum());
+                let (tensor, leaf) = torch.leaf(wide);
+                master.push(Trained { tensor, leaf });
+            }
+            SubGroup { master, partitions, optimizer: RefCell::default() }
         })
         .collect();
     let bucket = flat(torch, Category::Communication, "gradient bucket", DType::BF16, config.reduce_bucket_size);
-    let reduced = flat(torch, Category::Gradients, "gradient partitions", DType::BF16, sizes.iter().sum());
-    let sharded: Vec<Sharded> = sharded.into_iter().flatten().collect();
+    match optimizer_on_host {
+        None => {
+            resident.push(flat(torch, Category::Gradients, "gradient partitions", DType::BF16, sizes.iter().sum()));
+        }
+        Some(offload) => {
+            let total = sizes.iter().sum();
+            host::partition(torch, plan, offload, total);
+            torch.log.borrow_mut().on_host("gradient shards", total.saturating_mul(2), offload.pin_memory);
+        }
+    }
     sharded.iter().filter(|parameter| parameter.persistent).for_each(|parameter| parameter.whole.storage.fill());
-    let of_module = owners(program);
     let engine = Rc::new_cyclic(|this| Stage3 {
         coordinator: Coordinator::new(sharded, config, world),
         of_module,
+        adapters: adapters.into_iter().map(|(id, index)| (id, Rc::from([index]))).collect(),
+        boundary: Cell::new(true),
+        offload: optimizer_on_host.is_some(),
         none: Rc::from([]),
         gradients,
         sub_groups,
@@ -117,7 +153,7 @@ pub(super) fn wrap(
         bucket,
         in_bucket: RefCell::default(),
         bucket_elements: Cell::new(0),
-        _resident: vec![shards, reduced],
+        _resident: resident,
         this: Weak::clone(this),
     });
     for (index, gradient) in engine.gradients.iter().enumerate() {
@@ -147,17 +183,18 @@ fn group(sizes: &[u64], limit: u64) -> Vec<Vec<u64>> {
 }
 
 /// The parameters every module owns itself, in order of creation.
-fn owners(program: &Program) -> BTreeMap<ModuleId, Rc<[usize]>> {
-    let rank: BTreeMap<u32, usize> = program.registration.iter().enumerate().map(|(at, id)| (id.0, at)).collect();
+fn owners(program: &Program, members: &[Member]) -> BTreeMap<ModuleId, Rc<[usize]>> {
+    let place: BTreeMap<u32, usize> =
+        members.iter().enumerate().filter_map(|(at, member)| Some((member.id()?.0, at))).collect();
     let mut owners = BTreeMap::new();
     for (index, module) in program.modules.iter().enumerate() {
         let direct =
             program.parameters.iter().enumerate().filter(|(_, parameter)| {
                 parameter.name.rsplit_once('.').is_some_and(|(owner, _)| owner == module.path)
             });
-        let mut own: Vec<usize> = direct.map(|(at, _)| at).collect();
-        own.extend(module.parameters.iter().map(|id| id.0 as usize));
-        own.sort_by_key(|at| rank.get(&(*at as u32)));
+        let mut own: Vec<usize> = direct.filter_map(|(at, _)| place.get(&(at as u32)).copied()).collect();
+        own.extend(module.parameters.iter().filter_map(|id| place.get(&id.0).copied()));
+        own.sort_unstable();
         own.dedup();
         if !own.is_empty() {
             owners.insert(ModuleId(index as u32), Rc::from(own));
@@ -166,13 +203,25 @@ fn owners(program: &Program) -> BTreeMap<ModuleId, Rc<[usize]>> {
     owners
 }
 
+/// Where modules that adapters make are counted from.
+const ADAPTER: u32 = 1 << 24;
+
 impl Stage3 {
     fn owned(&self, module: ModuleId) -> &Rc<[usize]> {
-        self.of_module.get(&module).unwrap_or(&self.none)
+        let adapter = module.0.checked_sub(ADAPTER).filter(|_| module.0 != u32::MAX);
+        match adapter {
+            Some(index) => self.adapters.values().find(|own| own[0] == index as usize).unwrap_or(&self.none),
+            None => self.of_module.get(&module).unwrap_or(&self.none),
+        }
+    }
+
+    fn adapter(&self, weight: &Tensor) -> Option<ModuleId> {
+        let own = self.adapters.get(&weight.storage.id())?;
+        Some(ModuleId(ADAPTER + own[0] as u32))
     }
 
     /// A module begins: its parameters are fetched, and released again when the gradients of its inputs are known.
-    fn begin(&self, torch: &mut Torch, module: ModuleId, edges: &mut [&mut Option<Edge>]) {
+    fn begin_module(&self, torch: &mut Torch, module: ModuleId, edges: &mut [&mut Option<Edge>]) {
         self.coordinator.fetch(torch, module.0, self.owned(module));
         if self.owned(module).is_empty() || edges.is_empty() || torch.recomputing.is_some() || !torch.grad_enabled {
             return;
@@ -236,6 +285,16 @@ impl Stage3 {
             members.len() == 1 && members.iter().all(|&at| self.gradients[at].elements.is_multiple_of(self.world));
         let padded = members.iter().map(|&at| self.gradients[at].elements.div_ceil(self.world) * self.world).sum();
         let joined = (!members.is_empty() && !even).then(|| torch.flat("cat", padded, DType::BF16, stream));
+        for &at in members.iter().filter(|_| self.offload) {
+            // Every partition goes to the host by way of a copy on the card, its norm and its fp32 form.
+            let share = self.gradients[at].elements.div_ceil(self.world);
+            let copy = torch.flat("_to_copy", share, DType::BF16, stream);
+            if self.boundary.get() {
+                drop(torch.flat("_to_copy", share, DType::F64, stream));
+                drop(torch.flat("_to_copy", share, DType::F32, stream));
+            }
+            drop(copy);
+        }
         members.iter().for_each(|&at| drop(self.gradients[at].leaf.grad.take()));
         drop(joined);
     }
@@ -248,7 +307,7 @@ impl Hooks for Stage3 {
 
     fn before(&self, torch: &mut Torch, module: ModuleId, inputs: &mut [Tensor]) {
         let mut edges: Vec<&mut Option<Edge>> = inputs.iter_mut().map(|input| &mut input.edge).collect();
-        self.begin(torch, module, &mut edges);
+        self.begin_module(torch, module, &mut edges);
     }
 
     fn after(&self, torch: &mut Torch, module: ModuleId, outputs: &[Tensor]) {
@@ -266,12 +325,27 @@ impl Hooks for Stage3 {
         let flowing = inputs.iter_mut().flatten().map(|input| &mut input.edge);
         let mut edges: Vec<&mut Option<Edge>> =
             flowing.filter(|edge| edge.as_ref().is_some_and(|edge| !edge.node.is_leaf())).collect();
-        self.begin(torch, module, &mut edges);
+        self.begin_module(torch, module, &mut edges);
     }
 
     fn after_operation(&self, torch: &mut Torch, module: Option<ModuleId>, outputs: &[Option<Tensor>]) {
         if let Some(module) = module {
             self.end(torch, module, outputs.iter().flatten());
+        }
+    }
+
+    fn before_adapter(&self, torch: &mut Torch, weight: &Tensor, input: &mut Tensor) {
+        let Some(module) = self.adapter(weight) else { return };
+        if input.edge.as_ref().is_some_and(|edge| !edge.node.is_leaf()) {
+            self.begin_module(torch, module, &mut [&mut input.edge]);
+        } else {
+            self.begin_module(torch, module, &mut []);
+        }
+    }
+
+    fn after_adapter(&self, torch: &mut Torch, weight: &Tensor, output: &Tensor) {
+        if let Some(module) = self.adapter(weight) {
+            self.end(torch, module, std::iter::once(output));
         }
     }
 
@@ -281,6 +355,10 @@ impl Hooks for Stage3 {
 }
 
 impl Stage for Stage3 {
+    fn begin(&self, boundary: bool) {
+        self.boundary.set(boundary);
+    }
+
     fn trained(&self) -> &[Trained] {
         &[]
     }
@@ -307,6 +385,9 @@ impl Stage for Stage3 {
     }
 
     fn step(&self, torch: &mut Torch, _optimizer: &mut Optimizer) {
+        if self.offload {
+            return;
+        }
         // Norms are taken in fp64, one partition at a time.
         for &elements in self.sub_groups.iter().flat_map(|group| &group.partitions) {
             drop(torch.scratch("_to_copy", elements * 8));
@@ -317,11 +398,12 @@ impl Stage for Stage3 {
             let shape = Shape::from([total]);
             let gradient = torch.in_category(Category::Gradients, |torch| torch.fresh("_to_copy", shape, DType::F32));
             drop(joined);
-            *group.master[0].leaf.grad.borrow_mut() = Some(gradient);
+            let Some(master) = group.master.first() else { continue };
+            *master.leaf.grad.borrow_mut() = Some(gradient);
             if let Some(optimizer) = group.optimizer.borrow_mut().as_mut() {
                 optimizer.step(torch, &group.master);
             }
-            drop(group.master[0].leaf.grad.take());
+            drop(master.leaf.grad.take());
         }
     }
 

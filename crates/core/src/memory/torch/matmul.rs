@@ -10,7 +10,8 @@ impl Torch {
     /// A product of two matrices, or of two stacks of matrices.
     fn product(&mut self, name: &'static str, a: &Tensor, b: &Tensor) -> Tensor {
         let records = self.records(&[a, b]);
-        let kept_a = (records && b.needs_grad()).then(|| Saved::new(self, a));
+        let kept_a =
+            (records && (b.needs_grad() || (name == "mm" && self.keeps_linear_inputs))).then(|| Saved::new(self, a));
         let kept_b = (records && a.needs_grad()).then(|| Saved::new(self, b));
         let shape = a.shape.with(-1, b.shape.size(-1));
         let kind = if name == "mm" { Costly::Product } else { Costly::OtherProduct };
@@ -162,7 +163,7 @@ impl Torch {
     fn addmm(&mut self, x: &Tensor, matrix: &Tensor, bias: &Tensor) -> Tensor {
         let folded = &self.fold(x);
         let records = self.records(&[folded, matrix, bias]);
-        let kept_x = (records && matrix.needs_grad()).then(|| Saved::new(self, folded));
+        let kept_x = (records && (matrix.needs_grad() || self.keeps_linear_inputs)).then(|| Saved::new(self, folded));
         let kept_matrix = (records && folded.needs_grad()).then(|| Saved::new(self, matrix));
         let [output] = self.costly(Costly::OtherProduct, |torch| {
             let output = torch.fresh("addmm", folded.shape.with(-1, matrix.shape.size(-1)), x.dtype);

@@ -47,7 +47,8 @@ impl Torch {
         let elements = shape.elements();
         let blocks = Shape::from([elements.div_ceil(plan.block_size.max(1))]);
         let scales = self.fresh("absmax", blocks, DType::F32);
-        let packed = self.fresh("quantize_4bit", Shape::from([elements.div_ceil(2), 1]), DType::U8);
+        let stored = elements.div_ceil(2) / plan.storage.size().max(1);
+        let packed = self.fresh("quantize_4bit", Shape::from([stored, 1]), plan.storage);
         let code = self.fresh("code", Shape::from([16]), DType::F32);
         if !plan.double {
             return vec![packed, scales, code];

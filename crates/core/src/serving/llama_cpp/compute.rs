@@ -43,6 +43,13 @@ pub(super) fn fill(plan: &LlamaCppPlan, model: &ServedModel, devices: &mut [Buff
     let count = devices.len();
     let output_on_device = plan.gpu_layers > model.layers.len() as u64;
     for (index, device) in devices.iter_mut().enumerate().filter(|(_, device)| device.model > 0) {
+        if plan.build == Build::Current {
+            let own = |layer: &usize| plan.device_of(*layer as u64, model.layers.len() as u64) == Some(index);
+            let layers = (0..model.layers.len()).filter(own).collect();
+            let output = own(&model.layers.len());
+            device.compute = super::layers::buffer(plan, model, &super::layers::Part { layers, output, copies });
+            continue;
+        }
         let last = index + 1 == count;
         device.compute = match (plan.flash_attention && early, last && output_on_device) {
             // With flash attention the early builds' widest point is the logits.

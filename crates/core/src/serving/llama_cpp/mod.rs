@@ -1,10 +1,12 @@
 //! llama.cpp: buffers for weights, keys and values, and the largest graph, on every device and on the host.
 //!
-//! Keys and values are exact by the rules of llama-kv-cache; the graph's buffer is modelled by what is alive at its
-//! widest point (attention scores, feed-forward or logits), not by running ggml's allocator.
+//! Keys and values are exact by the rules of llama-kv-cache. The graph's buffer of current builds is that of ggml's
+//! allocator over the nodes of the graph; for earlier builds and the fork it is what is alive at the widest point.
 
 mod cache;
 mod compute;
+mod graph;
+mod layers;
 
 use serde::{Deserialize, Serialize};
 

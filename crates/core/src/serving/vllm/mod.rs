@@ -1,6 +1,7 @@
 //! vLLM: a share of the card is granted, a profile run says what weights and activations take, the rest is blocks.
 
 mod groups;
+mod load;
 mod rules;
 
 pub use groups::Layout;
@@ -42,6 +43,10 @@ pub struct VllmPlan {
     pub draft_layers: u64,
     /// What the card has, in bytes.
     pub memory: u64,
+    /// cuBLAS's workspace: 32 MiB on Hopper, 8.125 MiB before it.
+    pub workspace: u64,
+    /// Multiprocessors of the card, which decide what its context holds.
+    pub multiprocessors: u64,
     /// The card's name: an A100 gets the defaults of small cards whatever its memory.
     pub card: String,
 }
@@ -62,6 +67,8 @@ impl Default for VllmPlan {
             lora: None,
             draft_layers: 0,
             memory: 80 << 30,
+            workspace: 32 << 20,
+            multiprocessors: 132,
             card: String::new(),
         }
     }
@@ -83,6 +90,8 @@ impl VllmPlan {
         self.max_num_batched_tokens.unwrap_or(match rules.v1 {
             true if self.is_large() => 8192,
             true => 2048,
+            // Before V1 prompts were cut in chunks from 32k on only.
+            false if length > 32_768 => 2048,
             false => length.max(2048),
         })
     }
@@ -94,13 +103,20 @@ impl VllmPlan {
         let length = self.max_model_len.unwrap_or(model.positions).max(1);
         let (sequences, batched) = (self.sequences(rules), self.batched(rules, length));
         let mut notes = Vec::new();
+        let rank = load::Rank {
+            tensor,
+            experts: tensor,
+            layers: load::stage_layers(model.layers.len() as u64, 0, stages),
+            ends: [true, stages == 1],
+        };
+        let [weights, slots] = load::weights(model, rank, rules, self.lora);
         let mut parts = vec![
-            Share::new("weights", weights(model, tensor, stages)),
+            Share::new("weights", weights),
             Share::new("activations while profiling", self.activations(model, rules, sequences, batched)),
-            Share::new("outside torch", outside_torch(rules, tensor)),
+            Share::new("outside torch", self.outside_torch(tensor)),
         ];
-        if let Some([count, rank]) = self.lora {
-            parts.push(Share::new("LoRA slots", lora_slots(model, count, rank, tensor)));
+        if self.lora.is_some() {
+            parts.push(Share::new("LoRA slots", slots));
         }
         if rules.graphs_in_budget && !self.enforce_eager {
             parts.push(Share::new("CUDA graphs", rules::GRAPHS));
@@ -160,45 +176,27 @@ impl VllmPlan {
         }
     }
 
-    /// The peak of the profile run above the weights: hidden states of a full batch, then the sampler on all sequences.
+    fn outside_torch(&self, tensor: u64) -> u64 {
+        let alone = self.multiprocessors.saturating_mul(rules::OUTSIDE_TORCH);
+        alone.saturating_add(if tensor > 1 { rules::COMMUNICATION } else { 0 })
+    }
+
+    /// The peak of the profile run above the weights: a full batch in its widest layer, or the sampler on all sequences.
     fn activations(&self, model: &ServedModel, rules: &Rules, sequences: u64, batched: u64) -> u64 {
         let tensor = self.tensor_parallel.max(1);
-        let hidden = batched.saturating_mul(model.hidden).saturating_mul(2);
-        let logits = sequences.min(batched).saturating_mul(model.vocabulary);
-        let sampler = hidden.saturating_add(logits.saturating_mul(rules::SAMPLER_TENTHS) / 10);
-        // Eager code also holds the feed-forward's two halves and their product.
-        let width = model.width.saturating_mul(3) / tensor;
-        let forward = batched.saturating_mul(model.hidden.saturating_mul(3).saturating_add(width)).saturating_mul(2);
-        if rules.v1 { sampler } else { sampler.max(forward) }
+        let rows = sequences.min(batched);
+        let per_logit = match (rules.sampler_sorts || rows < 8, rows) {
+            (true, 128..) => rules::SORTED,
+            (true, _) => rules::SORTED_FEW,
+            (false, _) => rules::UNSORTED,
+        };
+        let two = |rows: u64, width: u64| rows.saturating_mul(width).saturating_mul(2);
+        let logits = rows.saturating_mul(model.vocabulary).saturating_mul(per_logit);
+        // Hidden states of the batch; those that are sampled, and noise of the same size in their stead.
+        let sampler = two(batched, model.hidden).saturating_add(two(2 * rows, model.hidden)).saturating_add(logits);
+        // Embeddings, residual and norm; the feed-forward's two halves and their product, or those of chosen experts.
+        let width = model.width.max(model.expert_width.saturating_mul(model.chosen_experts)).saturating_mul(3) / tensor;
+        let forward = two(batched, model.hidden.saturating_mul(3).saturating_add(width));
+        sampler.max(forward).saturating_add(self.workspace)
     }
-}
-
-/// Weights of one rank: matrices split, norms whole, tables split by rows padded to 64, and the rotary table.
-fn weights(model: &ServedModel, tensor: u64, stages: u64) -> u64 {
-    let padded = |bytes: u64| {
-        let rows = model.vocabulary.max(1);
-        let row = bytes / rows;
-        row.saturating_mul(rows.next_multiple_of(64).next_multiple_of(tensor)) / tensor
-    };
-    let of = |layer: &super::ServedLayer| layer.split / tensor + layer.whole;
-    let layers = model.layers.iter().map(of).fold(0u64, u64::saturating_add) / stages;
-    let rotary = model.positions.saturating_mul(model.rotary).saturating_mul(2);
-    layers + padded(model.embedding) + padded(model.head) + model.outside + rotary
-}
-
-fn outside_torch(rules: &Rules, tensor: u64) -> u64 {
-    let alone = if rules.v1 { rules::OUTSIDE_TORCH } else { rules::OUTSIDE_TORCH_V0 };
-    alone + if tensor > 1 { rules::COMMUNICATION } else { 0 }
-}
-
-/// Adapters have room on every matrix of every layer, and on the tables: `rank · (in + out)` in 16 bits each.
-fn lora_slots(model: &ServedModel, count: u64, rank: u64, tensor: u64) -> u64 {
-    let layers = model.layers.len() as u64;
-    let kv = model.layers.first().and_then(|layer| layer.caches.first()).map_or(0, |c| c.true_heads * c.key_dim);
-    let queries = model.heads.saturating_mul(model.head_dim);
-    let (hidden, width) = (model.hidden, model.width);
-    let sides = 2 * (hidden + queries) + 2 * (hidden + kv) + 3 * (hidden + width);
-    let tables = 2 * (model.vocabulary + 256) + 2 * hidden;
-    let elements = rank.saturating_mul(layers.saturating_mul(sides) + tables);
-    count.max(1).saturating_mul(elements).saturating_mul(2) / tensor
 }

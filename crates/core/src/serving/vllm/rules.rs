@@ -13,6 +13,12 @@ pub struct Rules {
     pub state_blocks: u64,
     /// Whether the printed token count is concurrency times the longest sequence (else blocks per group times block).
     pub tokens_by_concurrency: bool,
+    /// Rows that adapters may add to the vocabulary, for which the tables' slots have room (none since 0.12).
+    pub lora_extra_vocabulary: u64,
+    /// `max_split_size` of the allocator while weights are loaded (`_scoped_allocator_max_split` of gpu_worker.py).
+    pub load_max_split: Option<u64>,
+    /// Whether top-p sampling sorts all logits, or a Triton kernel finds the threshold (`apply_top_k_top_p`).
+    pub sampler_sorts: bool,
     /// Where this was read.
     pub source: &'static str,
 }
@@ -25,7 +31,32 @@ pub const RULES: &[Rules] = &[
         graphs_in_budget: true,
         state_blocks: 2,
         tokens_by_concurrency: true,
+        lora_extra_vocabulary: 0,
+        load_max_split: Some(20 << 20),
+        sampler_sorts: false,
         source: "truth/external/vllm_logs.json: 0.24 log of a 40-layer hybrid, 300 blocks, 69 per sequence",
+    },
+    Rules {
+        since: [0, 17, 0],
+        v1: true,
+        graphs_in_budget: false,
+        state_blocks: 1,
+        tokens_by_concurrency: false,
+        lora_extra_vocabulary: 0,
+        load_max_split: None,
+        sampler_sorts: false,
+        source: "vllm/v1/sample/ops/topk_topp_sampler.py of v0.17.0 uses Triton from 8 sequences on",
+    },
+    Rules {
+        since: [0, 12, 0],
+        v1: true,
+        graphs_in_budget: false,
+        state_blocks: 1,
+        tokens_by_concurrency: false,
+        lora_extra_vocabulary: 0,
+        load_max_split: None,
+        sampler_sorts: true,
+        source: "vllm/config/lora.py of v0.12.0: adapters no longer add words",
     },
     Rules {
         since: [0, 11, 0],
@@ -33,6 +64,9 @@ pub const RULES: &[Rules] = &[
         graphs_in_budget: false,
         state_blocks: 1,
         tokens_by_concurrency: false,
+        lora_extra_vocabulary: 256,
+        load_max_split: None,
+        sampler_sorts: true,
         source: "truth/external/vllm_logs.json: four H100 logs of 0.11.0 add up without graphs",
     },
     Rules {
@@ -41,6 +75,9 @@ pub const RULES: &[Rules] = &[
         graphs_in_budget: false,
         state_blocks: 1,
         tokens_by_concurrency: false,
+        lora_extra_vocabulary: 256,
+        load_max_split: None,
+        sampler_sorts: true,
         source: "V1 is the default engine; logs of 0.9 in truth/external/vllm_logs.json",
     },
     Rules {
@@ -49,20 +86,24 @@ pub const RULES: &[Rules] = &[
         graphs_in_budget: false,
         state_blocks: 1,
         tokens_by_concurrency: false,
+        lora_extra_vocabulary: 256,
+        load_max_split: None,
+        sampler_sorts: true,
         source: "logs of 0.6 to 0.8 in truth/external/vllm_logs.json: four terms add up to the grant",
     },
 ];
 
-/// Bytes per logit that the sampler's profile run holds at its peak, in tenths: logits in 16 bits and in fp32, a sort by
-/// value with its indices and their second buffers, probabilities and their running sums (2 + 4 + 4 + 8 + 4 + 8 + 4 + 4),
-/// and small change. Eight logs of 0.7 to 0.11 with 160 to 1024 sequences give 38.2 to 38.9.
-pub(super) const SAMPLER_TENTHS: u64 = 384;
+/// Bytes per logit at the peak of the profile run's sampler: logits in 16 bits and in fp32, then `sort` (values and
+/// indices, and 20 bytes of its own; 33 with fewer than 128 rows), as the same operations take on torch 2.11.
+pub(super) const SORTED: u64 = 38;
+/// The same with fewer than 128 sequences.
+pub(super) const SORTED_FEW: u64 = 51;
+/// Without sorting: logits twice, probabilities and the noise they are divided by.
+pub(super) const UNSORTED: u64 = 14;
 
-/// What a process holds outside torch when profiled, on one card and on each of several (NCCL and the custom
-/// all-reduce): 0.13 and 0.55 GiB in logs of 0.11 on H100, 0.03 to 0.09 GiB before.
-pub(super) const OUTSIDE_TORCH: u64 = 140 << 20;
-/// The same before V1.
-pub(super) const OUTSIDE_TORCH_V0: u64 = 92 << 20;
+/// What a process holds outside torch when profiled, per multiprocessor of the card: 0.13 GiB on an H100 (132 of them),
+/// 0.09 on an A100 (108), 0.03 on a T4 (40) in truth/external/vllm_logs.json.
+pub(super) const OUTSIDE_TORCH: u64 = 1 << 20;
 /// Each further rank's share of communication buffers.
 pub(super) const COMMUNICATION: u64 = 424 << 20;
 

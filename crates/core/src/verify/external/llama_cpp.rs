@@ -7,7 +7,6 @@ use crate::model::Model;
 use crate::model::op::{CacheKind, CacheUpdate};
 use crate::serving::llama_cpp::{Build, LlamaCppPlan};
 use crate::serving::{ServedLayer, ServedModel, WeightFormat};
-use crate::source::catalogue;
 
 const MIB: u64 = 1 << 20;
 
@@ -137,6 +136,7 @@ fn printed_model(arch: &Value) -> Option<ServedModel> {
     Some(ServedModel {
         layers: (0..layers).map(layer).collect(),
         head: MIB,
+        gated: true,
         hidden: one("n_embd").unwrap_or(0),
         vocabulary: one("n_vocab").unwrap_or(0),
         heads,
@@ -147,32 +147,15 @@ fn printed_model(arch: &Value) -> Option<ServedModel> {
     })
 }
 
-/// Uploads of llamacpp_ananke.json in the catalogue.
-const MODELS: &[(&str, &str)] = &[
-    ("LFM2.5-Embedding-350M", "LiquidAI/LFM2-350M"),
-    ("Qwen3-4B", "Qwen/Qwen3-4B"),
-    ("gemma-3-27b-it", "google/gemma-3-27b-it"),
-    ("gemma-4-31B-it", "google/gemma-4-31B-it"),
-    ("gemma-4-E4B-it", "google/gemma-4-E4B-it"),
-    ("gemma-4-26B-A4B", "google/gemma-4-26B-A4B-it"),
-    ("Magidonia-24B", "mistralai/Mistral-Small-24B-Base-2501"),
-    ("Qwen3.6-27B", "Qwen/Qwen3.5-27B"),
-    ("Qwen3.6-35B-A3B", "Qwen/Qwen3.5-35B-A3B"),
-    ("Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct"),
-];
-
 /// A cell of llamacpp_ananke.json: whole MiB.
 pub(super) fn score_cell(index: usize, row: &Value) -> Vec<ExternalRow> {
     let name = row["model"].as_str().unwrap_or_default();
     let label = format!("llamacpp_ananke {index} {name} ctx {}", row["n_ctx"]);
     let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.to_owned() }];
-    let Some((_, id)) = MODELS.iter().find(|(part, _)| name.contains(part)) else {
-        return skip("its config is not in the catalogue");
-    };
+    let Some(entry) = super::names::find(name) else { return skip("its config is not in the catalogue") };
     if !row["draft"].is_null() {
         return skip("a draft model shares its buffers");
     }
-    let Some(entry) = catalogue::find(id) else { return skip("its config is not in the catalogue") };
     let Ok(model) = Model::new(entry.config, entry.auto_class.as_deref()) else { return skip("its config is refused") };
     let format = WeightFormat::Plain(crate::dtype::DType::BF16);
     let Ok(served) = ServedModel::of(&model, &format) else { return skip("its config is refused") };
@@ -185,7 +168,8 @@ pub(super) fn score_cell(index: usize, row: &Value) -> Vec<ExternalRow> {
     let plan = LlamaCppPlan {
         context: number(&row["n_ctx"]).unwrap_or(0),
         parallel,
-        unified: row["kv_unified"] == true || row["kv_unified"].is_null(),
+        // llama-server shares cells when it chooses the number of sequences itself.
+        unified: row["kv_unified"] == true || row["parallel"].is_string(),
         micro_batch: number(&row["n_ubatch"]).unwrap_or(512),
         flash_attention: row["flash_attn"] != "off",
         key_type: kind.clone(),

@@ -1,6 +1,7 @@
 //! Public logs of serving engines against our budgets.
 
 mod llama_cpp;
+mod names;
 mod vllm;
 
 use serde::Serialize;

@@ -7,30 +7,6 @@ use crate::dtype::DType;
 use crate::model::Model;
 use crate::serving::vllm::VllmPlan;
 use crate::serving::{ServedModel, WeightFormat};
-use crate::source::catalogue;
-
-/// The model of a row in the catalogue; names in logs are those of uploads.
-const MODELS: &[(&str, &str)] = &[
-    ("Llama-3.3-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"),
-    ("Meta-Llama-3.1-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"),
-    ("Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
-    ("meta-llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct"),
-    ("Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B"),
-    ("Llama-3.2-3B-Instruct", "meta-llama/Llama-3.2-3B-Instruct"),
-    ("Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
-    ("Qwen3-32B", "Qwen/Qwen3-32B"),
-    ("Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B"),
-    ("DeepSeek-R1-Distill-Qwen-14B", "Qwen/Qwen2.5-14B"),
-    ("DeepSeek-R1-Distill-Qwen-1.5B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
-    ("Qwen2.5-7B-Instruct-AWQ", "Qwen/Qwen2.5-7B-Instruct"),
-    ("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct"),
-    ("qwen2.5-vl-7b", "Qwen/Qwen2.5-VL-7B-Instruct"),
-    ("Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
-    ("phi-4", "microsoft/phi-4"),
-    ("gpt-oss-120b", "openai/gpt-oss-120b"),
-    ("qwen3.6-35b-a3b", "Qwen/Qwen3.5-35B-A3B"),
-    ("qwen3.6-27b", "Qwen/Qwen3.5-27B"),
-];
 
 pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
     let name = row["model"].as_str().unwrap_or_default();
@@ -39,16 +15,14 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
     if row["confidence"] == "low" {
         return skip("kept for context only by its source");
     }
-    let Some((_, id)) = MODELS.iter().find(|(part, _)| name.contains(part)) else {
-        return skip("its config is not in the catalogue");
-    };
-    let Some(entry) = catalogue::find(id) else { return skip("its config is not in the catalogue") };
+    let Some(entry) = super::names::find(name) else { return skip("its config is not in the catalogue") };
     let mut config = entry.config;
     let quantization = row["quantization"].as_str().unwrap_or_default();
     let method = match quantization {
         "" => None,
         q if q.contains("fp8") || q.contains("w8a8") => Some(json!({"quant_method": "fbgemm_fp8"})),
         q if q.contains("awq") => Some(json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"})),
+        q if q.contains("gptq") => Some(json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": true})),
         _ => None,
     };
     let weights_known = (quantization.is_empty() || method.is_some()) && !name.contains("4-bit");
@@ -71,7 +45,7 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
         let weights = budget.parts.iter().filter(|part| held.contains(&part.name.as_str())).map(|part| part.bytes);
         compare("weights", weights.sum(), number(&row["measured_bytes"]));
         let stated = !row["gpu_memory_utilization"].is_null() && !row["gpu_total_gib"].is_null();
-        if stated && !served.multimodal && row["vllm_version"] == "0.11.0" {
+        if stated && !served.multimodal && plan.tensor_parallel == 1 || row["vllm_version"] == "0.11.0" {
             compare("cache pool", budget.cache, number(&row["measured_kv_bytes"]));
         }
     }
@@ -91,9 +65,13 @@ fn plan(row: &Value) -> VllmPlan {
     let cache = row["kv_cache_dtype"].as_str().unwrap_or("auto");
     let gibibytes = row["gpu_total_gib"].as_f64().unwrap_or(80.0);
     let version = row["vllm_version"].as_str().unwrap_or_default();
+    let card = row["gpu"].as_str().unwrap_or_default();
+    let multiprocessors = [("H100", 132), ("H200", 132), ("A100", 108), ("T4", 40)].into_iter();
+    let multiprocessors = multiprocessors.filter(|(name, _)| card.contains(name)).map(|(_, count)| count).next();
+    let hopper = card.contains("H100") || card.contains("H200");
     let default = VllmPlan::default();
     VllmPlan {
-        version: version.replace("0.1x V1", "0.11.0"),
+        version: version.replace("0.1x V1", "0.21.0"),
         utilization_thousandths: (row["gpu_memory_utilization"].as_f64().unwrap_or(0.9) * 1000.0).round() as u64,
         tensor_parallel: one("tensor_parallel").unwrap_or(1),
         max_model_len: one("max_model_len"),
@@ -104,7 +82,9 @@ fn plan(row: &Value) -> VllmPlan {
         lora: (row["enable_lora"] == true).then(|| [1, one("max_lora_rank").unwrap_or(16)]),
         draft_layers: u64::from(row["model"].as_str().is_some_and(|name| name.contains("EAGLE"))),
         memory: (gibibytes * 1_073_741_824.0) as u64,
-        card: row["gpu"].as_str().unwrap_or_default().to_owned(),
+        card: card.to_owned(),
+        multiprocessors: multiprocessors.unwrap_or(80),
+        workspace: if hopper { 32 << 20 } else { 8519680 },
         ..default
     }
 }

@@ -1,0 +1,247 @@
+//! DeepSpeed's own configuration file, read into a plan: every key is used, known to change no memory, or refused.
+
+use serde_json::{Map, Value};
+
+use super::{DeepSpeed, ZeroConfig};
+use crate::dtype::DType;
+use crate::plan::PlanError;
+
+/// What a file says about a run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeepSpeedFile {
+    /// The engine.
+    pub engine: DeepSpeed,
+    /// `train_micro_batch_size_per_gpu`.
+    pub batch_size: Option<u64>,
+    /// `gradient_accumulation_steps`.
+    pub gradient_accumulation: Option<u32>,
+    /// The type of weights: `bf16` or `fp16`.
+    pub weights: Option<DType>,
+    /// Whether `gradient_clipping` is on.
+    pub clip: bool,
+    /// Keys that transformers fills in itself (`auto`) and what they came to, and keys without effect.
+    pub notes: Vec<String>,
+}
+
+/// Keys that change no memory on the card or the host.
+const WITHOUT_EFFECT: [&str; 17] = [
+    "scheduler",
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+    "prescale_gradients",
+    "gradient_predivide_factor",
+    "dump_state",
+    "memory_breakdown",
+    "tensorboard",
+    "wandb",
+    "csv_monitor",
+    "comms_logger",
+    "flops_profiler",
+    "checkpoint",
+    "disable_allgather",
+    "train_batch_size",
+];
+
+/// Keys of `zero_optimization` that change none.
+const ZERO_WITHOUT_EFFECT: [&str; 9] = [
+    "allgather_partitions",
+    "reduce_scatter",
+    "stage3_gather_16bit_weights_on_model_save",
+    "gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save",
+    "ignore_unused_parameters",
+    "load_from_fp32_weights",
+    "elastic_checkpoint",
+    "legacy_stage1",
+];
+
+/// Keys of `zero_optimization` that are simulated at their default only.
+const ZERO_DEFAULT_ONLY: [(&str, bool); 7] = [
+    ("round_robin_gradients", false),
+    ("zero_quantized_weights", false),
+    ("zero_quantized_gradients", false),
+    ("zero_quantized_nontrainable_weights", false),
+    ("mics_hierarchical_params_gather", false),
+    ("memory_efficient_linear", true),
+    ("use_multi_rank_bucket_allreduce", true),
+];
+
+/// Keys of the offload sections that change no memory.
+const OFFLOAD_WITHOUT_EFFECT: [&str; 9] = [
+    "fast_init",
+    "pipeline",
+    "pipeline_read",
+    "pipeline_write",
+    "buffer_count",
+    "buffer_size",
+    "max_in_cpu",
+    "nvme_path",
+    "ratio",
+];
+
+impl DeepSpeedFile {
+    /// Reads a document; `hidden_size` is what transformers fills `auto` bucket sizes in from.
+    pub fn read(document: &Value, hidden_size: Option<u64>) -> Result<Self, PlanError> {
+        let Some(object) = document.as_object() else { return Err(bad("deepspeed", document, "a JSON object")) };
+        let mut file = Self::default();
+        for (key, value) in object {
+            match key.as_str() {
+                "zero_optimization" => file.engine.zero = zero(value, hidden_size, &mut file.notes)?,
+                "train_micro_batch_size_per_gpu" => file.batch_size = number(key, value)?,
+                "gradient_accumulation_steps" => {
+                    file.gradient_accumulation = match number(key, value)? {
+                        Some(steps) => Some(u32::try_from(steps).map_err(|_| bad(key, value, "a number of steps"))?),
+                        None => None,
+                    };
+                }
+                "gradient_clipping" => file.clip = value.as_f64().is_some_and(|norm| norm > 0.0) || value == "auto",
+                "bf16" | "bfloat16" if on(value) => file.weights = Some(DType::BF16),
+                "fp16" if on(value) => file.weights = Some(DType::F16),
+                "bf16" | "bfloat16" | "fp16" => {}
+                "activation_checkpointing" => activation_checkpointing(value)?,
+                "optimizer" => {
+                    let name = value["type"].as_str().unwrap_or_default();
+                    file.notes.push(format!("deepspeed optimizer {name}: the plan's optimizer is used"));
+                }
+                "data_types" if value["grad_accum_dtype"].is_null() => {}
+                "communication_data_type" if value.is_null() => {}
+                "train_batch_size" | "amp" if value.is_null() || value["enabled"] == false => {}
+                _ if WITHOUT_EFFECT.contains(&key.as_str()) => {}
+                _ => return Err(unsupported(key, value)),
+            }
+        }
+        Ok(file)
+    }
+}
+
+fn on(value: &Value) -> bool {
+    matches!(&value["enabled"], Value::Bool(true)) || value["enabled"] == "auto"
+}
+
+fn bad(key: &str, value: &Value, expected: &str) -> PlanError {
+    PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() }
+}
+
+fn unsupported(key: &str, value: &Value) -> PlanError {
+    PlanError::Unsupported { what: format!("deepspeed {key} {value}"), hint: "leave the key out".into() }
+}
+
+fn number(key: &str, value: &Value) -> Result<Option<u64>, PlanError> {
+    match value {
+        Value::String(text) if text == "auto" => Ok(None),
+        // Sizes are often written as 5e8.
+        Value::Number(number) => match (number.as_u64(), number.as_f64()) {
+            (Some(whole), _) => Ok(Some(whole)),
+            (None, Some(float)) if (0.0..1e18).contains(&float) && float.fract() == 0.0 => Ok(Some(float as u64)),
+            _ => Err(bad(key, value, "a whole number")),
+        },
+        _ => Err(bad(key, value, "a number or \"auto\"")),
+    }
+}
+
+fn activation_checkpointing(value: &Value) -> Result<(), PlanError> {
+    for (key, value) in value.as_object().into_iter().flatten() {
+        // They act on deepspeed.checkpointing.checkpoint, which transformers does not call.
+        let matters = ["partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"];
+        if matters.contains(&key.as_str()) && *value == true {
+            return Err(unsupported(&format!("activation_checkpointing.{key}"), value));
+        }
+    }
+    Ok(())
+}
+
+fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Result<ZeroConfig, PlanError> {
+    let Some(object) = value.as_object() else { return Err(bad("zero_optimization", value, "an object")) };
+    let mut kept = Map::new();
+    for (key, value) in object {
+        let known = key.as_str();
+        if ZERO_WITHOUT_EFFECT.contains(&known) {
+            continue;
+        }
+        if let Some((_, default)) = ZERO_DEFAULT_ONLY.iter().find(|(name, _)| *name == known) {
+            if *value != *default {
+                return Err(unsupported(&format!("zero_optimization.{key}"), value));
+            }
+            continue;
+        }
+        let value = match value {
+            Value::String(text) if text == "auto" => {
+                let size = filled_in(known, hidden_size)
+                    .ok_or_else(|| bad(key, value, "a number (auto needs a model with a hidden_size)"))?;
+                notes.push(format!("deepspeed {key}: auto is {size}, as transformers fills it in"));
+                size.into()
+            }
+            Value::Number(_) if known != "mics_shard_size" => number(key, value)?.into(),
+            Value::Object(section) if known.starts_with("offload_") => offload(key, section)?,
+            other => other.clone(),
+        };
+        kept.insert(key.clone(), value);
+    }
+    serde_json::from_value(Value::Object(kept)).map_err(|error| PlanError::BadValue {
+        key: "zero_optimization".into(),
+        value: error.to_string(),
+        expected: "what is simulated".into(),
+    })
+}
+
+/// What transformers puts in place of `auto` (integrations/deepspeed.py).
+fn filled_in(key: &str, hidden_size: Option<u64>) -> Option<u64> {
+    let hidden = hidden_size?;
+    match key {
+        "reduce_bucket_size" => Some(hidden.saturating_mul(hidden)),
+        "stage3_prefetch_bucket_size" => Some(hidden.saturating_mul(hidden).saturating_mul(9) / 10),
+        "stage3_param_persistence_threshold" => Some(hidden.saturating_mul(10)),
+        _ => None,
+    }
+}
+
+fn offload(key: &str, section: &Map<String, Value>) -> Result<Value, PlanError> {
+    let mut kept = Map::new();
+    for (name, value) in section {
+        if name == "ratio" && value.as_f64().is_some_and(|ratio| ratio < 1.0) {
+            return Err(unsupported(&format!("{key}.ratio"), value));
+        }
+        if !OFFLOAD_WITHOUT_EFFECT.contains(&name.as_str()) {
+            kept.insert(name.clone(), value.clone());
+        }
+    }
+    Ok(Value::Object(kept))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_usual_file_is_read() {
+        let document = json!({
+            "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto",
+            "zero_optimization": {
+                "stage": 3, "overlap_comm": true, "contiguous_gradients": true, "reduce_bucket_size": "auto",
+                "sub_group_size": 1e9, "stage3_gather_16bit_weights_on_model_save": true,
+                "offload_optimizer": {"device": "cpu", "pin_memory": true}
+            }
+        });
+        let file = DeepSpeedFile::read(&document, Some(100)).expect("it is read");
+        assert_eq!(file.batch_size, Some(4));
+        assert_eq!(file.gradient_accumulation, None);
+        assert_eq!(file.weights, Some(DType::BF16));
+        assert_eq!(file.engine.zero.stage, 3);
+        assert_eq!(file.engine.zero.reduce_bucket_size, 10_000);
+        assert!(file.engine.zero.offload_optimizer.as_ref().is_some_and(|offload| offload.pin_memory));
+    }
+
+    #[test]
+    fn what_is_not_simulated_is_refused_by_name() {
+        let refused = |document: Value| DeepSpeedFile::read(&document, None).expect_err("refused").to_string();
+        assert!(
+            refused(json!({"zero_optimization": {"zero_quantized_weights": true}})).contains("zero_quantized_weights")
+        );
+        assert!(refused(json!({"zero_optimization": {"stage": 2, "no_such_key": 1}})).contains("no_such_key"));
+        assert!(refused(json!({"curriculum_learning": {"enabled": true}})).contains("curriculum_learning"));
+        assert!(refused(json!({"zero_optimization": {"reduce_bucket_size": "auto"}})).contains("hidden_size"));
+    }
+}

@@ -1,0 +1,167 @@
+//! Weights as vLLM's loader leaves them on a card: fused matrices, in blocks of torch's caching allocator.
+//!
+//! "Model loading took" is a difference of *allocated*, which counts whole blocks: a matrix of 35 MiB fills a segment of
+//! 36 MiB, whose last MiB is too small to be split off. Over all layers that is up to 2 % of the weights. Since 0.21
+//! blocks of 20 MiB and more are not split at all while loading.
+
+use std::rc::Rc;
+
+use super::Rules;
+use crate::dtype::DType;
+use crate::memory::allocator;
+use crate::memory::log::{SharedLog, Storage};
+use crate::model::Shape;
+use crate::plan::AllocatorOptions;
+use crate::serving::model::ServedModel;
+use crate::serving::tensors::{Division, ServedTensor};
+
+/// Matrices that vLLM joins in one parameter (`packed_modules_mapping` of its models), and their common name.
+const FUSED: &[(&str, &str)] = &[
+    ("q_proj", "qkv_proj"),
+    ("k_proj", "qkv_proj"),
+    ("v_proj", "qkv_proj"),
+    ("gate_proj", "gate_up_proj"),
+    ("up_proj", "gate_up_proj"),
+    ("w1", "w13"),
+    ("w3", "w13"),
+    ("q_a_proj", "fused_qkv_a_proj"),
+    ("kv_a_proj_with_mqa", "fused_qkv_a_proj"),
+    ("in_proj_qkv", "in_proj_qkvz"),
+    ("in_proj_z", "in_proj_qkvz"),
+    ("in_proj_b", "in_proj_ba"),
+    ("in_proj_a", "in_proj_ba"),
+];
+
+/// Projections into the latent of multi-head latent attention, which every card holds whole.
+const WHOLE: &[&str] = &["q_a_proj", "kv_a_proj_with_mqa"];
+
+/// The card whose weights are counted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rank {
+    /// Tensor-parallel cards.
+    pub(super) tensor: u64,
+    /// Cards over which experts are spread: tensor times data parallel.
+    pub(super) experts: u64,
+    /// Decoder layers of this pipeline stage, from and to.
+    pub(super) layers: [u64; 2],
+    /// Whether the stage is the first, and whether it is the last.
+    pub(super) ends: [bool; 2],
+}
+
+/// The layers of a pipeline stage: equal shares, what is left over goes to the stages before the last
+/// (`get_pp_indices` of vllm/distributed/utils.py).
+pub(super) fn stage_layers(layers: u64, stage: u64, stages: u64) -> [u64; 2] {
+    let (share, over) = (layers / stages, layers % stages);
+    let own = |index: u64| share + u64::from(index + 1 < stages && index + 1 + over >= stages);
+    let first = (0..stage).map(own).sum::<u64>();
+    [first, first + own(stage)]
+}
+
+/// A parameter of the card.
+struct Piece {
+    name: String,
+    parts: Vec<u64>,
+}
+
+/// What a card holds after loading: weights, and the slots of adapters.
+pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Option<[u64; 2]>) -> [u64; 2] {
+    let log = SharedLog::default();
+    log.borrow_mut().phase("weights".into());
+    let mut held: Vec<Rc<Storage>> = Vec::new();
+    let take = |bytes: u64| Storage::of_bytes(&log, "parameter", bytes, Shape::from([bytes]), DType::U8);
+    for piece in pieces(model, rank) {
+        held.extend(piece.parts.into_iter().map(take));
+    }
+    held.push(take(model.positions.saturating_mul(model.rotary).saturating_mul(2)));
+    log.borrow_mut().phase("adapters".into());
+    if let Some([count, rows]) = lora {
+        held.extend(slots(model, rank, rules, count.max(1), rows).into_iter().map(take));
+    }
+    log.borrow_mut().end_phase();
+    let options = AllocatorOptions { max_split_size: rules.load_max_split, ..AllocatorOptions::default() };
+    let replay = allocator::replay(&log.borrow(), options, None);
+    drop(held);
+    let after = |index: usize| replay.phases.get(index).map_or(0, |phase| phase.after);
+    [after(0), after(1) - after(0)]
+}
+
+/// The card's parameters in the order in which they are made.
+fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    for tensor in model.tensors.iter().filter(|tensor| on_stage(model, tensor, rank)) {
+        let module = tensor.module();
+        let fused = FUSED.iter().find(|(part, _)| *part == module).map(|(_, whole)| *whole);
+        let name = fused.map_or_else(|| tensor.name.clone(), |whole| tensor.name.replace(module, whole));
+        let parts: Vec<u64> = tensor.parts.iter().map(|part| own_share(model, tensor, *part, rank)).collect();
+        match pieces.iter_mut().rev().take(16).find(|piece| fused.is_some() && piece.name == name) {
+            Some(piece) if piece.parts.len() == parts.len() => {
+                piece.parts.iter_mut().zip(&parts).for_each(|(sum, part)| *sum = sum.saturating_add(*part));
+            }
+            _ => pieces.push(Piece { name, parts }),
+        }
+    }
+    pieces
+}
+
+fn on_stage(model: &ServedModel, tensor: &ServedTensor, rank: Rank) -> bool {
+    match tensor.layer {
+        Some(layer) => (rank.layers[0]..rank.layers[1]).contains(&(layer as u64)),
+        // Encoders of images are with the embedding; a tied table is at both ends.
+        None if model.is_head(tensor) => rank.ends[1],
+        None if tensor.division == Division::Table => rank.ends[0] || (rank.ends[1] && model.head == 0),
+        None => rank.ends[0],
+    }
+}
+
+fn own_share(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank) -> u64 {
+    let module = tensor.module();
+    match tensor.division {
+        Division::Whole => bytes,
+        Division::Split if WHOLE.contains(&module) => bytes,
+        Division::Split if tensor.layer.is_some() && (module == "k_proj" || module == "v_proj") => {
+            // Fewer heads than cards are repeated.
+            let heads = model.kv_heads.max(1);
+            bytes / heads * heads.div_ceil(rank.tensor).max(1)
+        }
+        Division::Split => bytes / rank.tensor,
+        Division::Experts => bytes / rank.experts,
+        Division::Table => {
+            // Rows are padded to 64, then to the number of cards (vocab_parallel_embedding.py).
+            let rows = model.vocabulary.max(1);
+            bytes / rows * rows.next_multiple_of(64).div_ceil(rank.tensor)
+        }
+    }
+}
+
+/// Tensors of the adapters' slots: two per joined matrix, and the tables' where the version has them
+/// (vllm/lora/layers).
+fn slots(model: &ServedModel, rank: Rank, rules: &Rules, count: u64, rows: u64) -> Vec<u64> {
+    let mut made = Vec::new();
+    let size = |a: u64, b: u64| count.saturating_mul(a).saturating_mul(b).saturating_mul(2);
+    for tensor in model.tensors.iter().filter(|tensor| on_stage(model, tensor, rank)) {
+        let [outputs, inputs] = tensor.shape[..] else { continue };
+        let module = tensor.module();
+        match (tensor.division, tensor.layer) {
+            (Division::Split, Some(_)) => {
+                // Rows of `o_proj` and `down_proj` are split, columns of the others.
+                let by_rows = ["o_proj", "down_proj", "out_proj", "dense", "c_proj", "w2"].contains(&module);
+                let share = |side: u64, split: bool| if split { side / rank.tensor } else { side };
+                made.push(size(rows, share(inputs, by_rows)));
+                made.push(size(share(outputs, !by_rows), rows));
+            }
+            (Division::Table, None) => {
+                let extra = rules.lora_extra_vocabulary;
+                // The embedding's, and those of the logits; the words that adapters add, beside the table and in each.
+                made.extend([size(extra, inputs), size(extra, inputs), extra.saturating_mul(inputs).saturating_mul(2)]);
+                made.push(size(outputs.saturating_add(extra), rows));
+                made.push(size(inputs, rows));
+                if model.head == 0 {
+                    made.push(size(inputs, rows));
+                    made.push(size(outputs.saturating_add(extra).next_multiple_of(256), rows));
+                }
+            }
+            _ => {}
+        }
+    }
+    made
+}

@@ -1,0 +1,45 @@
+"""How much GPU memory will this job need, and what do I change if it does not fit?
+
+    >>> import vramcast
+    >>> report = vramcast.train("meta-llama/Meta-Llama-3-8B", batch_size=4, gradient_checkpointing=True)
+    >>> report.process > report.reserved > report.allocated
+    True
+    >>> report.fits
+    True
+
+Options are the flags of the command line, with underscores: `vramcast train --help` lists them.
+"""
+
+from vramcast.calculator import (
+    EngineConfig,
+    GPUConfig,
+    GPUMemoryCalculator,
+    ModelConfig,
+    ParallelismConfig,
+    TrainingConfig,
+)
+from vramcast.errors import FetchError, InputError, VramcastError
+from vramcast.estimate import infer, inspect, train
+from vramcast.estimator import Estimator
+from vramcast.guard import MemoryGuard, WillNotFit, guard
+from vramcast.report import Report
+
+__all__ = [
+    "EngineConfig",
+    "Estimator",
+    "FetchError",
+    "GPUConfig",
+    "GPUMemoryCalculator",
+    "InputError",
+    "MemoryGuard",
+    "ModelConfig",
+    "ParallelismConfig",
+    "Report",
+    "TrainingConfig",
+    "VramcastError",
+    "WillNotFit",
+    "guard",
+    "infer",
+    "inspect",
+    "train",
+]

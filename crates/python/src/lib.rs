@@ -1,0 +1,46 @@
+//! What Python calls: a command line and its answer. Everything else of the package is Python (`python/vramcast`).
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use vramcast_core::lens::{self, Facts, GIB, Question};
+
+/// The native module.
+#[pymodule]
+mod _core {
+    #[pymodule_export]
+    use super::{command, korthikanti, main};
+}
+
+/// Runs a command and returns `(text, exit code, error, hint)`; nothing is printed.
+#[pyfunction]
+fn command(py: Python<'_>, arguments: Vec<String>) -> (String, u8, Option<String>, Option<String>) {
+    let captured = py.detach(|| vramcast::capture(arguments.into_iter().map(Into::into).collect()));
+    (captured.text, captured.code, captured.error, captured.hint)
+}
+
+/// Runs the command line of the process and returns its exit code.
+#[pyfunction]
+fn main(py: Python<'_>, arguments: Vec<String>) -> u8 {
+    py.detach(|| vramcast::run_with_code(arguments.into_iter().map(Into::into).collect()))
+}
+
+/// Seed 004's formula, in GiB: all, model states, activations, buffers.
+#[pyfunction]
+fn korthikanti(
+    sizes: (u64, u64, u64, u64, u64),
+    zero: u8,
+    cards: u64,
+    seq: u64,
+    batch: u64,
+) -> PyResult<(f64, f64, f64, f64)> {
+    let (parameters, layers, hidden, heads, vocab) = sizes;
+    let facts = Facts::of_sizes(parameters, layers, hidden, heads, vocab);
+    let question = Question { zero, dp: cards, seq, batch, ..Question::default() };
+    let estimate = lens::korthikanti::estimate(&facts, &question).map_err(|e| PyValueError::new_err(e.to_string()))?;
+    match estimate.terms.as_slice() {
+        [states, activations, buffers] => {
+            Ok((estimate.total() / GIB, states.bytes / GIB, activations.bytes / GIB, buffers.bytes / GIB))
+        }
+        _ => Err(PyValueError::new_err("the formula has three terms")),
+    }
+}

@@ -1,0 +1,158 @@
+"""The package as a user meets it."""
+
+import json
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import vramcast
+
+GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+
+
+def test_the_command_and_the_library_say_the_same():
+    words = ["train", "meta-llama/Meta-Llama-3-8B", "--batch-size", "4", "--gradient-checkpointing", "--json"]
+    printed = subprocess.run([sys.executable, "-m", "vramcast", *words], capture_output=True, text=True, check=True)
+    report = vramcast.train("meta-llama/Meta-Llama-3-8B", batch_size=4, gradient_checkpointing=True)
+    assert report.to_dict() == json.loads(printed.stdout)
+    assert report.allocated < report.reserved < report.process
+
+
+def test_the_breakdown_sums_to_the_process():
+    report = vramcast.train("gpt2", batch_size=2, seq_len=512)
+    assert sum(report.breakdown.values()) == report.process
+    frame = report.to_frame()
+    assert int(frame["bytes"].sum()) == report.process
+    assert "gpt2" in report._repr_html_() and "gpt2" in repr(report)
+
+
+def test_inference_and_inspection():
+    assert vramcast.infer("gpt2", prompt=256, new_tokens=8).process > 0
+    assert vramcast.inspect("gpt2")["parameters"]["total"] == 124_439_808
+
+
+def test_configs_are_taken_as_they_come():
+    expected = vramcast.train("gpt2", seq_len=512).allocated
+    config = SimpleNamespace(to_dict=lambda: dict(GPT2))
+
+    class GPT2LMHeadModel:  # what a model of transformers looks like, on whatever device
+        def __init__(self):
+            self.config = config
+
+    for model in (GPT2, config, GPT2LMHeadModel()):
+        assert vramcast.train(model, seq_len=512).allocated == expected
+
+
+def test_training_arguments_are_what_the_trainer_does():
+    arguments = SimpleNamespace(
+        per_device_train_batch_size=2, gradient_accumulation_steps=1, max_grad_norm=1.0, gradient_checkpointing=True,
+        bf16=True, fp16=False, use_liger_kernel=False, optim="adafactor",
+    )
+    report = vramcast.train("gpt2", seq_len=512, training_arguments=arguments)
+    plan = report.to_dict()["plan"]["train"]
+    assert plan["autocast"] == "bf16" and plan["checkpointing"] == "full" and plan["optimizer"]["kind"] == "adafactor"
+    with pytest.raises(ValueError, match="optim"):
+        vramcast.train("gpt2", training_arguments=SimpleNamespace(optim="no such one"))
+
+
+def test_a_lora_config_is_read():
+    @dataclass
+    class LoraConfig:
+        peft_type: str = "LORA"
+        r: int = 8
+        lora_alpha: int = 16
+        lora_dropout: float = 0.0
+        target_modules: tuple = ("c_attn",)
+        task_type: str = "CAUSAL_LM"
+
+    report = vramcast.train("gpt2", seq_len=512, peft_config=LoraConfig())
+    assert report.to_dict()["model"]["trainable"] == 12 * 8 * (768 + 3 * 768)
+
+
+def test_errors_are_exceptions_with_the_same_words():
+    with pytest.raises(vramcast.InputError, match="optimizer"):
+        vramcast.train("gpt2", optimizer="no such one")
+    with pytest.raises(ValueError):
+        vramcast.train("gpt2", no_such_option=1)
+    with pytest.raises(vramcast.VramcastError):
+        vramcast.train({"model_type": "no such one"})
+
+
+def test_seed_002():
+    calculator = vramcast.GPUMemoryCalculator(
+        model_config=vramcast.ModelConfig(
+            name="llama2-7b", num_parameters=7_000_000_000, num_layers=32, hidden_size=4096, num_attention_heads=32,
+            vocab_size=32000, max_seq_len=4096,
+        ),
+        training_config=vramcast.TrainingConfig(
+            batch_size=4, gradient_accumulation_steps=4, dtype="bf16", optimizer="adamw"
+        ),
+        parallelism_config=vramcast.ParallelismConfig(data_parallel_size=8),
+        engine_config=vramcast.EngineConfig(type="deepspeed", zero_stage=3, offload_optimizer="cpu"),
+        gpu_config=vramcast.GPUConfig(num_gpus=8, gpu_memory_gb=80),
+    )
+    result = calculator.calculate()
+    assert result.total_memory_per_gpu_gb > 0
+    assert result.fits_on_gpu == (result.memory_utilization_percent <= 100)
+    formula = calculator.calculate(method="engines")
+    assert formula.method == "engines"
+    calculator.parallelism_config.data_parallel_size = 3
+    with pytest.raises(vramcast.InputError):
+        calculator.calculate()
+
+
+def test_seed_004_to_the_last_digit():
+    e = vramcast.Estimator()
+    assert e.estimate_gpu_memory_training() == (120.7826795578003, 104.3081283569336, 3.43603515625, 13.0385160446167)
+    assert e.estimate_gpu_memory_training(stage=3, gpu_num=4) == (
+        42.5515832901001, 26.0770320892334, 3.43603515625, 13.0385160446167,
+    )
+    assert e.estimate_gpu_memory_training(stage=3, gpu_num=4, s=2048) == (
+        67.8596887588501, 26.0770320892334, 28.744140625, 13.0385160446167,
+    )
+    e = vramcast.Estimator(model_params=5e8, a=16, h=1024, L=24)
+    assert e.estimate_gpu_memory_inference(precision=2) == 0.9313225746154785
+    assert e.estimate_gpu_memory_training() == (
+        9.310125827789307, 7.450580596923828, 0.92822265625, 0.9313225746154785,
+    )
+    assert e.estimate_gpu_memory_training(stage=3, gpu_num=4, s=2048) == (
+        12.131858348846436, 1.862645149230957, 9.337890625, 0.9313225746154785,
+    )
+
+
+def test_a_guard_warns_before_a_run_that_will_not_fit():
+    with pytest.warns(vramcast.WillNotFit, match="GiB more than"):
+        with vramcast.guard("meta-llama/Meta-Llama-3-8B", gpu="T4"):
+            pass
+    with pytest.raises(MemoryError):
+        with vramcast.guard("meta-llama/Meta-Llama-3-8B", gpu="T4", action="raise"):
+            pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        callback = vramcast.MemoryGuard(seq_len=256)
+        arguments = SimpleNamespace(per_device_train_batch_size=1, optim="adamw_torch")
+        callback.on_init_end(arguments, None, None)
+        callback.on_train_begin(arguments, None, None, model=SimpleNamespace(config=GPT2))
+    assert callback.report is not None and callback.report.fits
+
+
+def test_threads_run_side_by_side():
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = set(pool.map(lambda _: vramcast.train("gpt2", seq_len=256).process, range(16)))
+    assert len(answers) == 1
+
+
+def test_the_notebook_runs():
+    import nbclient
+    import nbformat
+
+    path = Path(__file__).parents[2] / "examples" / "vramcast.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=120).execute()
+    assert any("table" in str(cell.get("outputs")) for cell in notebook.cells)
