@@ -139,6 +139,19 @@ fn expand(text: &str, lookup: &impl Fn(&str) -> Option<String>, home: Option<&Pa
     }
 }
 
+/// `PATH`, for finding the interpreter of a rehearsed program.
+pub fn search_path() -> Vec<PathBuf> {
+    std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default()
+}
+
+/// A variable that is passed on, with something put before it.
+pub fn with_first(name: &str, first: &str) -> String {
+    match std::env::var(name) {
+        Ok(rest) if !rest.is_empty() => format!("{first}:{rest}"),
+        _ => first.to_owned(),
+    }
+}
+
 /// `COLUMNS`: how wide the terminal is.
 pub fn columns() -> Option<usize> {
     std::env::var("COLUMNS").ok()?.trim().parse().ok()

@@ -13,6 +13,8 @@ pub enum Exit {
     BadInput,
     /// Something could not be fetched.
     CouldNotFetch,
+    /// The rehearsed program failed by itself.
+    ProgramFailed,
 }
 
 impl From<Exit> for ExitCode {
@@ -22,6 +24,7 @@ impl From<Exit> for ExitCode {
             Exit::No => 1,
             Exit::BadInput => 2,
             Exit::CouldNotFetch => 3,
+            Exit::ProgramFailed => 4,
         })
     }
 }

@@ -11,7 +11,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let (file, wanted, folder) = (&arguments[1], &arguments[2], &arguments[3]);
     for line in std::fs::read_to_string(file).unwrap().lines().filter(|line| !line.trim().is_empty()) {
-        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        let row: serde_json::Value = vramcast_core::source::json::parse(line.as_bytes()).unwrap();
         let id = row["id"].as_str().unwrap();
         if wanted == "all" || wanted.split(',').any(|known| known == id) {
             match simulate(&row) {

@@ -10,7 +10,7 @@ fn main() {
     let mut rows = Vec::new();
     let mut skipped = std::collections::BTreeMap::<String, u32>::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
-        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        let row: serde_json::Value = vramcast_core::source::json::parse(line.as_bytes()).unwrap();
         if wanted.as_ref().is_some_and(|ids| !ids.split(',').any(|id| row["id"] == id)) {
             continue;
         }
@@ -21,7 +21,7 @@ fn main() {
     }
     let size = |m: &Measure| m.error().unwrap_or(0.0).abs();
     rows.sort_by(|a, b| size(&b.0.allocated).total_cmp(&size(&a.0.allocated)));
-    for (row, run) in rows.iter().take(60) {
+    for (row, run) in rows.iter().take(200) {
         let (allocated, reserved) = (row.allocated.error().unwrap_or(0.0), row.reserved.error().unwrap_or(0.0));
         let text: String = format!("{} {} {run}", row.id, row.model).chars().take(220).collect();
         println!("{allocated:+8.3}% {reserved:+8.2}%  {text}");

@@ -41,6 +41,11 @@ impl Start {
 }
 
 impl StartArguments {
+    /// Whether a file was given.
+    pub(super) fn has_file(&self) -> bool {
+        self.plan.is_some()
+    }
+
     /// The plan that flags are applied to; `asked` is what kind of run the flags ask for.
     pub(super) fn read(&self, asked: Situation, cards: impl Fn() -> Result<Gpus, Failure>) -> Result<Start, Failure> {
         let mut start = Start { plan: TrainPlan::default(), model: None, notes: Vec::new(), profile: None };

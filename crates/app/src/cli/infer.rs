@@ -2,20 +2,23 @@
 
 use clap::{Args, ValueEnum};
 use vramcast_core::dtype::DType;
+use vramcast_core::lens::{Method, Question};
 use vramcast_core::memory::simulation;
 use vramcast_core::plan::{
-    AllocatorOptions, AttentionKind, Batch, CacheImplementation, Choice, Gpu, Gpus, InferPlan, RunPlan,
+    AllocatorOptions, AttentionKind, Batch, CacheImplementation, Choice, Gpu, InferPlan, RunPlan,
 };
+use vramcast_core::planner::suggest;
 use vramcast_core::report;
 
+use super::context::{Context, headroom};
 use super::engines::{self, EngineName};
+use super::lens::{self, LensArguments};
 use super::model::{Found, ModelArguments};
-use super::{Answer, Failure};
+use super::{Answer, Failure, train};
 use crate::exit::Exit;
-use crate::render;
 
 /// What to generate, and how.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
@@ -61,6 +64,14 @@ pub(super) struct Arguments {
     /// PYTORCH_ALLOC_CONF of the run.
     #[arg(long, value_name = "OPTIONS", help_heading = "Hardware")]
     alloc_conf: Option<String>,
+    #[command(flatten)]
+    lens: LensArguments,
+    /// End with 1 when less than this stays free: 10% or 8GiB.
+    #[arg(long, value_name = "SIZE", help_heading = "Output")]
+    fail_under_headroom: Option<String>,
+    /// Do not look for changes that would make it fit.
+    #[arg(long, help_heading = "Output")]
+    no_suggestions: bool,
     /// Show what is alive at the peak, tensor by tensor, and by module.
     #[arg(long, help_heading = "Output")]
     explain: bool,
@@ -75,11 +86,12 @@ enum Cache {
     Static,
 }
 
-pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
+pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
     let found = arguments.model.find(false)?;
     let model = found.require_model()?;
     if arguments.engine != EngineName::Hf {
-        let gpu = arguments.gpu.as_deref().map_or_else(|| Ok(Gpu::h200()), |name| Gpus::embedded().find(name))?;
+        let gpu = arguments.card(context)?;
+        let as_json = context.text_or_json("infer with a serving engine")?;
         return engines::run(arguments.engine, &found.name, model, &gpu, arguments.context, as_json);
     }
     if arguments.context.is_some() {
@@ -87,31 +99,57 @@ pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failur
             Failure::bad_input("--context is for serving engines").hint("use --prompt and --new-tokens with hf")
         );
     }
-    let (plan, mut notes) = arguments.plan(found.stored_dtype())?;
+    if let Some(method) = arguments.lens.method.lens() {
+        return arguments.formula(method, &found, context);
+    }
+    let (plan, mut notes) = arguments.plan(found.stored_dtype(), context)?;
+    arguments.lens.apply(&mut Question::of_infer(&plan), context)?;
     let simulation = simulation::infer(model, &plan)?;
-    let judged: Vec<Gpu> = if arguments.all_gpus { Gpus::embedded().all().collect() } else { vec![plan.gpu.clone()] };
-    let own = plan.gpu.name.clone();
+    let own = plan.gpu.clone();
+    let kept = arguments.fail_under_headroom.as_deref().map_or(Ok(0), |text| headroom(text, own.memory))?;
+    let limit = own.memory.saturating_sub(kept);
+    let now = simulation.process_bytes();
+    let suggestions = if now > limit && !arguments.no_suggestions {
+        suggest::for_generation(model, &plan, limit, now, &context.cards())
+    } else {
+        Vec::new()
+    };
+    let judged: Vec<Gpu> = if arguments.all_gpus { context.cards().all().collect() } else { vec![own] };
     let mut report = report::summarize(&found.name, model, RunPlan::Infer(Box::new(plan)), &simulation, &judged);
     notes.extend(found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
     report.notes.splice(0..0, notes);
-    let fits = report.verdicts.iter().find(|verdict| verdict.gpu == own).is_none_or(|verdict| verdict.fits);
-    let text = if as_json {
-        serde_json::to_string_pretty(&report).map_err(|e| Failure::bad_input(e.to_string()))? + "\n"
-    } else {
-        render::train::text(&report, arguments.explain, arguments.timeline)
-    };
-    Ok(Answer { text, exit: if fits { Exit::Success } else { Exit::No } })
+    let exit = if now <= limit { Exit::Success } else { Exit::No };
+    train::present(&report, &suggestions, (arguments.explain, arguments.timeline), exit, context)
 }
 
 impl Arguments {
+    fn card(&self, context: &Context) -> Result<Gpu, Failure> {
+        Ok(self.gpu.as_deref().map_or_else(|| Ok(Gpu::h200()), |name| context.cards().find(name))?)
+    }
+
+    /// A formula takes any storage format for the weights.
+    fn formula(&self, method: Method, found: &Found, context: &Context) -> Result<Answer, Failure> {
+        let plain = Self { dtype: None, ..self.clone() };
+        let (plan, _) = plain.plan(found.stored_dtype(), context)?;
+        let mut question = Question::of_infer(&plan);
+        self.lens.apply(&mut question, context)?;
+        if let Some(name) = &self.dtype {
+            let bits = context.storage_format(name)?.bits_per_weight();
+            let (bits, weights) =
+                bits.ok_or_else(|| Failure::bad_input(format!("--dtype: {name} has no size per weight")))?;
+            question.weight_bytes = bits as f64 / weights as f64 / 8.0;
+        }
+        lens::answer(method, found, &question, &plan.gpu, context)
+    }
+
     /// The model and the plan, for commands that run it elsewhere.
-    pub(super) fn found_and_plan(&self) -> Result<(Found, InferPlan), Failure> {
+    pub(super) fn found_and_plan(&self, context: &Context) -> Result<(Found, InferPlan), Failure> {
         let found = self.model.find(false)?;
-        let (plan, _) = self.plan(found.stored_dtype())?;
+        let (plan, _) = self.plan(found.stored_dtype(), context)?;
         Ok((found, plan))
     }
 
-    fn plan(&self, stored: Option<DType>) -> Result<(InferPlan, Vec<String>), Failure> {
+    fn plan(&self, stored: Option<DType>, context: &Context) -> Result<(InferPlan, Vec<String>), Failure> {
         let mut notes = Vec::new();
         let weights = match &self.dtype {
             Some(text) => DType::parse(text)
@@ -132,7 +170,7 @@ impl Arguments {
             choice: if self.sample { Choice::Sample } else { Choice::Greedy },
             weights,
             attention: if self.eager { AttentionKind::Eager } else { AttentionKind::Sdpa },
-            gpu: self.gpu.as_deref().map_or_else(|| Ok(Gpu::h200()), |name| Gpus::embedded().find(name))?,
+            gpu: self.card(context)?,
             allocator,
             ..InferPlan::default()
         };

@@ -2,61 +2,117 @@
 
 mod adapter;
 mod attention;
+mod compare;
+mod context;
 mod engines;
 mod failure;
 mod framework;
 mod infer;
 mod inspect;
 pub use inspect::Inspection;
+mod job;
+mod lens;
 mod list;
+mod megatron;
 mod model;
+mod overview;
+mod overview_detail;
 mod parallel;
 mod plan_file;
 mod probe;
+mod rehearse;
 mod schema;
+mod shell;
 mod train;
 mod train_options;
 mod verify;
+mod words;
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::env::Environment;
 use crate::exit::Exit;
+use crate::settings::Settings;
+use context::{Colour, Context, Format};
 pub use failure::Failure;
 
 /// How much GPU memory will this job need, and what do I change if it does not fit?
 #[derive(Debug, Parser)]
-#[command(name = "vramcast", version, about, propagate_version = true, disable_help_subcommand = true)]
+#[command(
+    name = "vramcast",
+    version,
+    about,
+    propagate_version = true,
+    disable_help_subcommand = true,
+    override_usage = "vramcast [OPTIONS] <MODEL>\n       vramcast [OPTIONS] <COMMAND>",
+    after_help = EXAMPLES
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Print one JSON document instead of text.
-    #[arg(long, global = true)]
+    /// Print one JSON document instead of text: --format json.
+    #[arg(long, global = true, conflicts_with = "format")]
     json: bool,
+    /// The form of the answer.
+    #[arg(long, global = true, value_name = "FORM", hide_possible_values = true)]
+    #[arg(help = "The form of the answer: table, markdown, csv, json, html or svg [default: table]")]
+    format: Option<Format>,
+    /// Colours: auto, always or never.
+    #[arg(long, global = true, value_name = "WHEN", hide_possible_values = true)]
+    color: Option<Colour>,
+    /// A folder with data_types.json, gpu_types.json and display_settings.json of your own.
+    #[arg(long, global = true, value_name = "FOLDER")]
+    config_dir: Option<PathBuf>,
     /// Say nothing but the answer.
     #[arg(short, long, global = true)]
     quiet: bool,
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  vramcast microsoft/phi-2                       every data type at a glance
+  vramcast train llama3-8b --batch-size 4        peak memory of training
+  vramcast infer llama3-8b --prompt 4096         peak memory of generation
+  vramcast quick 7 --gpus 8 --engine deepspeed   a model that is only a size
+  vramcast compare llama3-8b                     published formulas beside the simulation";
+
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Every data type × inference, training, LoRA and QLoRA at a glance; `vramcast MODEL` for short.
+    Overview(Box<overview::Arguments>),
     /// Predict the memory of a training run.
     Train(Box<train::Arguments>),
     /// Predict the memory of generation: transformers by simulation, serving engines by their rules.
     Infer(Box<infer::Arguments>),
+    /// Published formulas beside the simulation, and beside a measured run.
+    Compare(Box<compare::Arguments>),
+    /// Memory per GPU of a job file (model, training, parallelism, engine, hardware).
+    Calculate(job::calculate::Calculate),
+    /// Memory per GPU of a model that is only a size.
+    Quick(job::calculate::Quick),
+    /// List every problem of a job file, with its place.
+    Validate(job::validate::Arguments),
     /// Show what a model consists of: parameters, tensors, cache.
     Inspect(inspect::Arguments),
     /// Run a plan on this machine's GPU and compare what it takes with the prediction.
     Probe(probe::Arguments),
     /// List what vramcast knows.
     List(list::Arguments),
+    /// Run your own program, unchanged, on a pretend GPU and read its memory.
+    Rehearse(rehearse::Arguments),
     /// Score predictions against recorded truth.
     Verify(verify::Arguments),
     /// Print the JSON schema of plan files.
     Schema,
+    /// Print completions for a shell.
+    Completions(shell::Arguments),
+    /// Print the manual page.
+    Man,
 }
 
 /// What a command has to say: data for stdout, and how it ended.
@@ -75,24 +131,20 @@ impl Answer {
 
 /// Runs a command line.
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(arguments) {
-        Ok(cli) => cli,
-        Err(error) => {
+    let cli = match translated(arguments).map(Cli::try_parse_from) {
+        Ok(Ok(cli)) => cli,
+        Ok(Err(error)) => {
             // Help and version go to stdout and end well; mistakes go to stderr and end with 2.
             let exit = if error.use_stderr() { Exit::BadInput } else { Exit::Success };
             return if error.print().is_ok() { exit.into() } else { Exit::Success.into() };
         }
+        Err(failure) => {
+            failure.print(false);
+            return failure.exit().into();
+        }
     };
-    let answer = match &cli.command {
-        Command::Train(arguments) => train::run(arguments, cli.json),
-        Command::Infer(arguments) => infer::run(arguments, cli.json),
-        Command::Inspect(arguments) => inspect::run(arguments, cli.json),
-        Command::Probe(arguments) => probe::run(arguments, cli.json, cli.quiet),
-        Command::List(arguments) => list::run(arguments, cli.json),
-        Command::Verify(arguments) => verify::run(arguments, cli.json, cli.quiet),
-        Command::Schema => schema::run(),
-    };
-    match answer {
+    let json = cli.json || cli.format == Some(Format::Json);
+    match answer(&cli) {
         Ok(answer) => {
             // A reader that went away (`| head`) is no error.
             let mut out = anstream::stdout().lock();
@@ -100,8 +152,52 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
             answer.exit.into()
         }
         Err(failure) => {
-            failure.print(cli.json);
+            failure.print(json);
             failure.exit().into()
         }
+    }
+}
+
+/// The command line in our own words. Words that are not UTF-8 are left as they are.
+fn translated(arguments: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
+    let words: Option<Vec<String>> = arguments.iter().skip(1).map(|word| word.to_str().map(str::to_owned)).collect();
+    let Some(words) = words else { return Ok(arguments) };
+    let cli = Cli::command();
+    let commands: Vec<String> = cli.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    let knows = |command: &str, option: &str| {
+        let found = cli.get_subcommands().find(|known| known.get_name() == command);
+        found.is_some_and(|command| command.get_arguments().any(|known| known.get_long() == Some(option)))
+    };
+    let words = words::rewrite(words, &commands, knows)?;
+    Ok(arguments.into_iter().take(1).chain(words.into_iter().map(OsString::from)).collect())
+}
+
+fn answer(cli: &Cli) -> Result<Answer, Failure> {
+    let settings = Settings::read(cli.config_dir.as_deref(), Environment::read().config).map_err(Failure::bad_input)?;
+    let colour = match (cli.color, settings.display.color) {
+        (Some(Colour::Always), _) | (None, Some(true)) => anstream::ColorChoice::Always,
+        (Some(Colour::Never), _) | (None, Some(false)) => anstream::ColorChoice::Never,
+        _ => anstream::ColorChoice::Auto,
+    };
+    colour.write_global();
+    crate::render::set_width(settings.display.width);
+    let format = if cli.json { Format::Json } else { cli.format.unwrap_or_default() };
+    let context = Context { format, quiet: cli.quiet, settings };
+    match &cli.command {
+        Command::Overview(arguments) => overview::run(arguments, &context),
+        Command::Train(arguments) => train::run(arguments, &context),
+        Command::Infer(arguments) => infer::run(arguments, &context),
+        Command::Compare(arguments) => compare::run(arguments, &context),
+        Command::Calculate(arguments) => job::calculate::run(arguments, &context),
+        Command::Quick(arguments) => job::calculate::quick(arguments, &context),
+        Command::Validate(arguments) => job::validate::run(arguments, &context),
+        Command::Inspect(arguments) => inspect::run(arguments, context.text_or_json("inspect")?),
+        Command::Probe(arguments) => probe::run(arguments, &context),
+        Command::Rehearse(arguments) => rehearse::run(arguments, &context),
+        Command::List(arguments) => list::run(arguments, &context),
+        Command::Verify(arguments) => verify::run(arguments, context.text_or_json("verify")?, context.quiet),
+        Command::Schema => schema::run(),
+        Command::Completions(arguments) => Ok(shell::completions(arguments, Cli::command())),
+        Command::Man => shell::manual(Cli::command()),
     }
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde_json::{Value, json};
-use vramcast_core::model::Model;
+use vramcast_core::model::{Inputs, Model};
 use vramcast_core::units::parse_count;
 
 use super::Failure;
@@ -57,6 +57,8 @@ pub(super) struct Found {
     pub resolved: Resolved,
     /// What a user should know.
     pub notes: Vec<String>,
+    /// The number of parameters that was typed, for formulas that need no more.
+    pub stated: Option<u64>,
 }
 
 impl ModelArguments {
@@ -75,7 +77,7 @@ impl ModelArguments {
         let model = resolved.config.clone().map(|config| Model::new(config, auto_class)).transpose()?;
         let mut notes = resolved.notes.clone();
         notes.extend(model.iter().flat_map(|model| model.notes().to_vec()));
-        Ok(Found { name: resolved.name.clone(), model, resolved, notes })
+        Ok(Found { name: resolved.name.clone(), model, resolved, notes, stated: None })
     }
 
     /// A Llama-style decoder of given numbers; where only a count is given, a shape that comes near it.
@@ -113,7 +115,7 @@ impl ModelArguments {
             notes.push(format!("that shape has {count} parameters, not {params}: give --layers and --hidden to match"));
         }
         let resolved = Resolved { name: name.clone(), config: Some(config), ..Resolved::default() };
-        Ok(Found { name, model: Some(model), resolved, notes })
+        Ok(Found { name, model: Some(model), resolved, notes, stated: params })
     }
 }
 
@@ -134,7 +136,7 @@ fn dequantize(resolved: &mut Resolved) -> Result<(), Failure> {
 }
 
 /// The hidden size (a multiple of 128) whose usual decoder comes nearest to a count.
-fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: Option<u64>) -> (u64, u64) {
+pub(super) fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: Option<u64>) -> (u64, u64) {
     let count = |layers: u64, hidden: u64| {
         let width = (hidden * 8 / 3).next_multiple_of(256);
         layers * (4 * hidden * hidden + 3 * hidden * width + 2 * hidden) + 2 * vocab * hidden + hidden
@@ -149,6 +151,11 @@ fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: Option<u64>)
         _ => usual_layers(best),
     };
     (depth, best)
+}
+
+/// How many positions a model's smallest table of learned ones holds.
+pub(super) fn positions(model: &Model) -> Option<u64> {
+    model.program(Inputs::inventory()).ok()?.positions
 }
 
 impl Found {

@@ -12,6 +12,7 @@ use vramcast_core::plan::parallel::{
 use vramcast_core::plan::{PlanError, TrainPlan};
 
 use super::Failure;
+use super::megatron::MegatronArguments;
 
 /// How a run is spread over cards.
 #[derive(Debug, Args)]
@@ -23,7 +24,7 @@ pub(super) struct ParallelArguments {
     /// Nodes with so many cards each [default: 1].
     #[arg(long, value_name = "N", requires = "gpus")]
     nodes: Option<u64>,
-    /// Who spreads the model: ddp, fsdp (version 1), fsdp2 or deepspeed [default: fsdp2].
+    /// Who spreads the model: ddp, fsdp (version 1), fsdp2, deepspeed or megatron [default: fsdp2].
     #[arg(long, value_name = "ENGINE", requires = "gpus")]
     engine: Option<EngineName>,
     /// Data parallel: cards that share one copy [default: what is left of the world].
@@ -52,6 +53,8 @@ pub(super) struct ParallelArguments {
     fsdp: FsdpArguments,
     #[command(flatten)]
     zero: ZeroArguments,
+    #[command(flatten)]
+    megatron: MegatronArguments,
 }
 
 /// FSDP's own.
@@ -116,6 +119,11 @@ enum EngineName {
     Fsdp,
     Fsdp2,
     Deepspeed,
+    Megatron,
+    /// Refused: ZeRO under Megatron's layers.
+    MegatronDeepspeed,
+    /// Refused: Megatron's own sharding of parameters.
+    MegatronFsdp,
 }
 
 impl FsdpArguments {
@@ -263,6 +271,9 @@ impl ParallelArguments {
             )
             .hint("add --engine deepspeed, or drop them"));
         }
+        if self.megatron.is_used() && name != EngineName::Megatron {
+            return Err(Failure::bad_input("flags of Megatron without it").hint("add --engine megatron, or drop them"));
+        }
         if self.fsdp.is_used() && !matches!(name, EngineName::Fsdp | EngineName::Fsdp2) {
             return Err(Failure::bad_input("flags of FSDP without FSDP").hint("add --engine fsdp2, or drop them"));
         }
@@ -274,6 +285,12 @@ impl ParallelArguments {
             EngineName::Fsdp => self.fsdp.engine1(plan.adapter.is_some())?,
             EngineName::Fsdp2 => self.fsdp.engine2()?,
             EngineName::Deepspeed => self.zero.engine(plan, hidden_size, &mut notes)?,
+            EngineName::Megatron => self.megatron.engine(&mut notes)?,
+            EngineName::MegatronDeepspeed | EngineName::MegatronFsdp => {
+                let what = "Megatron with DeepSpeed's ZeRO, or with Megatron-FSDP".into();
+                let hint = "--engine megatron has a distributed optimizer, which is ZeRO 1".into();
+                return Err(PlanError::Unsupported { what, hint }.into());
+            }
         };
         if let Some(quantization) = plan.quantization.as_mut()
             && matches!(name, EngineName::Fsdp | EngineName::Fsdp2)
@@ -282,7 +299,10 @@ impl ParallelArguments {
             quantization.storage = plan.weights;
             notes.push(format!("bnb_4bit_quant_storage is {}: FSDP shards floats", plan.weights.name()));
         }
-        let mesh = self.mesh(gpus.saturating_mul(self.nodes.unwrap_or(1)), name == EngineName::Ddp)?;
+        let mut mesh = self.mesh(gpus.saturating_mul(self.nodes.unwrap_or(1)), name == EngineName::Ddp)?;
+        if name == EngineName::Megatron {
+            self.megatron.place(&mut mesh);
+        }
         let communicators = Parallel::communicators_of(&mesh);
         plan.parallel = Some(Parallel { mesh, engine, communicators, no_sync: self.no_sync });
         Ok(notes)

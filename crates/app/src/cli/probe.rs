@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 use vramcast_core::verify::job::{self, Subject};
 
+use super::context::Context;
 use super::model::Found;
 use super::{Answer, Failure, infer, train};
 use crate::exit::Exit;
@@ -29,6 +30,7 @@ enum What {
 }
 
 #[derive(Debug, Args)]
+#[group(skip)]
 struct Train {
     #[command(flatten)]
     plan: train::Arguments,
@@ -67,7 +69,8 @@ struct ProbeArguments {
     processes: u32,
 }
 
-pub(super) fn run(arguments: &Arguments, as_json: bool, quiet: bool) -> Result<Answer, Failure> {
+pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
+    let (as_json, quiet) = (context.text_or_json("probe")?, context.quiet);
     let (mut job, options) = match &arguments.what {
         What::Train(train) => {
             if train.probe_steps == 0 || train.warmup_steps.saturating_add(train.probe_steps) > 1000 {
@@ -76,13 +79,13 @@ pub(super) fn run(arguments: &Arguments, as_json: bool, quiet: bool) -> Result<A
                     "--warmup-steps, --probe-steps: {steps} is not 1 to 1000 steps"
                 )));
             }
-            let (found, plan) = train.plan.found_and_plan()?;
+            let (found, plan) = train.plan.found_and_plan(context)?;
             let mut job = job_of(&found, |subject| job::train(subject, &plan))?;
             job["run"]["steps"] = (train.warmup_steps + train.probe_steps).into();
             (job, &train.probe)
         }
         What::Infer(infer) => {
-            let (found, plan) = infer.plan.found_and_plan()?;
+            let (found, plan) = infer.plan.found_and_plan(context)?;
             (job_of(&found, |subject| job::infer(subject, &plan))?, &infer.probe)
         }
     };

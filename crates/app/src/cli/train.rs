@@ -5,14 +5,18 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 use vramcast_core::dtype::DType;
+use vramcast_core::lens::Question;
 use vramcast_core::memory::simulation;
 use vramcast_core::plan::{AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan, TrainPlan};
+use vramcast_core::planner::suggest::{self, Suggestion};
 use vramcast_core::report::{self, Report};
 
 use super::adapter::AdapterArguments;
 use super::attention::AttentionArguments;
+use super::context::{Context, Format, headroom};
 use super::framework::{Start, StartArguments};
-use super::model::{Found, ModelArguments};
+use super::lens::{self, LensArguments};
+use super::model::{Found, ModelArguments, positions};
 use super::parallel::ParallelArguments;
 use super::train_options::StepArguments;
 use super::{Answer, Failure};
@@ -91,6 +95,8 @@ pub(super) struct Arguments {
 
     #[command(flatten)]
     parallel: ParallelArguments,
+    #[command(flatten)]
+    pub(super) lens: LensArguments,
 
     /// The card [default: H200]; see `vramcast list gpus`.
     #[arg(long, value_name = "NAME", help_heading = "Hardware")]
@@ -105,6 +111,12 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "OPTIONS", help_heading = "Hardware")]
     alloc_conf: Option<String>,
 
+    /// End with 1 when less than this stays free: 10% or 8GiB.
+    #[arg(long, value_name = "SIZE", help_heading = "Output")]
+    fail_under_headroom: Option<String>,
+    /// Do not look for changes that would make it fit.
+    #[arg(long, help_heading = "Output")]
+    no_suggestions: bool,
     /// Show what is alive at the peak, tensor by tensor, and by module.
     #[arg(long, help_heading = "Output")]
     explain: bool,
@@ -136,17 +148,25 @@ enum Stepping {
     Forloop,
 }
 
-pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
-    let (mut plan, mut start) = arguments.plan()?;
-    let mut model_arguments = arguments.model.clone();
-    model_arguments.model = model_arguments.model.or(start.model.clone());
-    let found = model_arguments.find(false)?;
+pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
+    let (found, plan, start) = arguments.resolve(context)?;
+    let mut question = Question::of_train(&plan);
+    arguments.lens.apply(&mut question, context)?;
+    if let Some(method) = arguments.lens.method.lens() {
+        return lens::answer(method, &found, &question, &plan.gpu, context);
+    }
     let model = found.require_model()?;
-    start.notes.extend(arguments.parallel.apply(&mut plan, model.config()["hidden_size"].as_u64())?);
-    plan.check()?;
     let simulation = simulation::train(model, &plan)?;
-    let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards()?.all().collect() } else { vec![plan.gpu.clone()] };
-    let own = plan.gpu.name.clone();
+    let own = plan.gpu.clone();
+    let kept = arguments.fail_under_headroom.as_deref().map_or(Ok(0), |text| headroom(text, own.memory))?;
+    let limit = own.memory.saturating_sub(kept);
+    let now = simulation.process_bytes();
+    let suggestions = if now > limit && !arguments.no_suggestions {
+        suggest::for_training(model, &plan, limit, now, &context.cards())
+    } else {
+        Vec::new()
+    };
+    let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards(context)?.all().collect() } else { vec![own] };
     let provenance = start.provenance(&plan);
     let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
     report.provenance = provenance;
@@ -155,14 +175,35 @@ pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failur
     if let Some(path) = &arguments.svg {
         write_svg(path, &report)?;
     }
-    let own = report.verdicts.iter().find(|verdict| verdict.gpu == own);
-    let exit = if own.is_none_or(|verdict| verdict.fits) { Exit::Success } else { Exit::No };
-    let text = if as_json {
-        serde_json::to_string_pretty(&report).map_err(|e| Failure::bad_input(e.to_string()))? + "\n"
-    } else {
-        render::train::text(&report, arguments.explain, arguments.timeline)
-    };
-    Ok(Answer { text, exit })
+    let exit = if now <= limit { Exit::Success } else { Exit::No };
+    present(&report, &suggestions, (arguments.explain, arguments.timeline), exit, context)
+}
+
+/// A report in the form that is wanted; shared with `infer`.
+pub(super) fn present(
+    report: &Report,
+    suggestions: &[Suggestion],
+    (explain, timeline): (bool, bool),
+    exit: Exit,
+    context: &Context,
+) -> Result<Answer, Failure> {
+    match context.format {
+        Format::Table => {
+            let text = render::train::text(report, explain, timeline)
+                + &render::report::cards_needed(report.totals.process, &context.cards())
+                + &render::report::suggestions_text(suggestions);
+            Ok(Answer { text, exit })
+        }
+        Format::Svg => Ok(Answer { text: render::svg::timeline(report), exit }),
+        _ => {
+            let mut document = serde_json::to_value(report).map_err(|e| Failure::bad_input(e.to_string()))?;
+            if !suggestions.is_empty() {
+                document["suggestions"] =
+                    serde_json::to_value(suggestions).map_err(|e| Failure::bad_input(e.to_string()))?;
+            }
+            context.answer(&render::report::page(report, suggestions), document, exit)
+        }
+    }
 }
 
 fn write_svg(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
@@ -178,25 +219,42 @@ fn write_svg(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
 
 impl Arguments {
     /// The model and the plan, for commands that run it elsewhere.
-    pub(super) fn found_and_plan(&self) -> Result<(Found, TrainPlan), Failure> {
-        let (plan, Start { model: plan_model, .. }) = self.plan()?;
-        let mut arguments = self.model.clone();
-        arguments.model = arguments.model.or(plan_model);
-        Ok((arguments.find(false)?, plan))
+    pub(super) fn found_and_plan(&self, context: &Context) -> Result<(Found, TrainPlan), Failure> {
+        let (found, plan, _) = self.resolve(context)?;
+        plan.check()?;
+        Ok((found, plan))
     }
 
     /// The table of cards; reading it takes longer than one estimate, so only who needs it asks.
-    fn cards(&self) -> Result<Gpus, Failure> {
-        let cards = Gpus::embedded();
+    fn cards(&self, context: &Context) -> Result<Gpus, Failure> {
+        let cards = context.cards();
         let Some(path) = &self.gpu_file else { return Ok(cards) };
         let text = std::fs::read_to_string(path)
             .map_err(|e| Failure::bad_input(format!("--gpu-file {}: {e}", path.display())))?;
         Ok(cards.with(&text)?)
     }
 
+    /// The model and the plan, and what it started from. A plan is checked where it is simulated: formulas take any.
+    pub(super) fn resolve(&self, context: &Context) -> Result<(Found, TrainPlan, Start), Failure> {
+        let (mut plan, mut start) = self.plan(context)?;
+        let mut model = self.model.clone();
+        model.model = model.model.or(start.model.clone());
+        let found = model.find(false)?;
+        let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
+        start.notes.extend(self.parallel.apply(&mut plan, hidden)?);
+        // A length that nobody asked for gives way to what the model can take.
+        let unasked = self.seq_len.is_none() && !self.start.has_file();
+        let most = found.model.as_ref().filter(|_| unasked).and_then(positions);
+        if let Some(most) = most.filter(|most| *most < plan.batch.seq_len) {
+            plan.batch.seq_len = most;
+            start.notes.push(format!("the model has {most} positions: samples are {most} tokens long"));
+        }
+        Ok((found, plan, start))
+    }
+
     /// The plan of the framework and the file, overridden by flags; and what it started from.
-    fn plan(&self) -> Result<(TrainPlan, Start), Failure> {
-        let mut start = self.start.read(self.adapter.situation(), || self.cards())?;
+    fn plan(&self, context: &Context) -> Result<(TrainPlan, Start), Failure> {
+        let mut start = self.start.read(self.adapter.situation(), || self.cards(context))?;
         let mut plan = start.plan.clone();
         let batch = &mut plan.batch;
         batch.batch_size = self.batch_size.unwrap_or(batch.batch_size);
@@ -239,14 +297,13 @@ impl Arguments {
         plan.keep_outputs &= !self.drop_outputs;
         plan.frozen.extend(self.freeze.iter().cloned());
         if let Some(name) = &self.gpu {
-            plan.gpu = self.cards()?.find(name)?;
+            plan.gpu = self.cards(context)?.find(name)?;
         }
         if let Some(text) = &self.alloc_conf {
             let (options, ignored) = AllocatorOptions::parse(text)?;
             plan.allocator = options;
             notes.extend(ignored.iter().map(|key| format!("PYTORCH_ALLOC_CONF: {key} has no effect on these levels")));
         }
-        plan.check()?;
         start.notes.extend(notes);
         Ok((plan, start))
     }

@@ -2,14 +2,27 @@
 
 pub mod inspect;
 pub mod job;
+pub mod page;
 pub mod probe;
+pub mod rehearse;
+pub mod report;
 pub mod svg;
 pub mod table;
 pub mod train;
 
-/// Columns to use: `COLUMNS`, else 80.
+/// What the user's settings say about columns.
+static WIDTH: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+
+/// Takes the columns of the user's settings, once.
+pub fn set_width(columns: Option<usize>) {
+    if let Some(columns) = columns {
+        let _ = WIDTH.set(columns);
+    }
+}
+
+/// Columns to use: the settings', `COLUMNS`, else 80.
 pub fn width() -> usize {
-    crate::env::columns().unwrap_or(80).clamp(40, 200)
+    WIDTH.get().copied().or_else(crate::env::columns).unwrap_or(80).clamp(40, 200)
 }
 
 /// Bytes as GiB with two digits.

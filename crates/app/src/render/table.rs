@@ -23,6 +23,44 @@ impl Table {
         line(&self.headers) + &line(&marks) + &self.rows.iter().map(|row| line(row)).collect::<String>()
     }
 
+    /// The column names.
+    pub fn headers(&self) -> &[String] {
+        &self.headers
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> &[Vec<String>] {
+        &self.rows
+    }
+
+    /// The table in so many columns: words of wide columns go on on further lines, no word is broken.
+    pub fn fitted(&self, width: usize) -> String {
+        const LEAST: usize = 12;
+        let lengths = |column: usize| {
+            let cells = self.rows.iter().filter_map(move |row| row.get(column)).chain(self.headers.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let mut widths: Vec<usize> = (0..self.headers.len()).map(lengths).collect();
+        while widths.iter().map(|width| width + 2).sum::<usize>() > width + 2 {
+            match widths.iter_mut().max() {
+                Some(widest) if *widest > LEAST => *widest -= 1,
+                _ => break,
+            }
+        }
+        let broken = |cells: &[String]| -> Vec<Vec<String>> {
+            let lines: Vec<Vec<String>> = cells
+                .iter()
+                .zip(&widths)
+                .map(|(cell, width)| super::page::wrapped(cell, *width).lines().map(str::to_owned).collect())
+                .collect();
+            let most = lines.iter().map(Vec::len).max().unwrap_or(0).max(1);
+            let line = |at: usize| lines.iter().map(|cell| cell.get(at).cloned().unwrap_or_default()).collect();
+            (0..most).map(line).collect()
+        };
+        let rows = self.rows.iter().flat_map(|row| broken(row)).collect();
+        Self { headers: self.headers.clone(), rows }.to_string()
+    }
+
     /// Adds a row.
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
@@ -30,7 +68,7 @@ impl Table {
 }
 
 fn is_number(cell: &str) -> bool {
-    let cell = cell.trim_end_matches(['%', ' ']);
+    let cell = cell.trim_start_matches('~').trim_end_matches(['%', ' ']);
     cell.is_empty()
         || cell.starts_with(|c: char| c.is_ascii_digit() || c == '+' || c == '-')
             && cell.chars().all(|c| c.is_ascii_digit() || "+-.,/".contains(c))
@@ -66,5 +104,21 @@ impl fmt::Display for Table {
         line(&self.headers)?;
         line(&widths.iter().map(|width| "─".repeat(*width)).collect::<Vec<_>>())?;
         self.rows.iter().try_for_each(|row| line(row))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wide_tables_are_fitted() {
+        let mut table = Table::new(&["name", "says"]);
+        table.row(vec!["one".into(), "many words that do not fit on one line of the table".into()]);
+        table.row(vec!["two".into(), "few".into()]);
+        let text = table.fitted(30);
+        assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
+        assert!(text.contains("many words that do not") && text.contains("one line"));
+        assert_eq!(table.fitted(200), table.to_string());
     }
 }

@@ -4,7 +4,7 @@ use vramcast_core::plan::{
     AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, Selective,
     TrainPlan,
 };
-use vramcast_core::report::{Report, Verdict};
+use vramcast_core::report::{Report, Totals, Verdict};
 use vramcast_core::units::show_count;
 
 use super::table::Table;
@@ -46,6 +46,16 @@ fn defaults(report: &Report, explain: bool) -> String {
     let package = report.provenance[0].source.split(':').next().unwrap_or_default();
     let list: Vec<String> = report.provenance.iter().map(|v| format!("{} {}", v.key, shown(&v.value))).collect();
     wrap(&format!("defaults of {package}: {}", list.join(", ")), width()) + "\n"
+}
+
+/// The first line: the model and what is trained.
+pub fn title(report: &Report) -> String {
+    head(report).lines().next().unwrap_or_default().to_owned()
+}
+
+/// The plan in words, on one line.
+pub fn plan(report: &Report) -> String {
+    head(report).lines().skip(1).collect::<Vec<_>>().join(" ").trim().to_owned()
 }
 
 fn head(report: &Report) -> String {
@@ -168,7 +178,11 @@ mod erased {
 }
 
 fn totals(report: &Report) -> String {
-    let totals = &report.totals;
+    levels(&report.totals)
+}
+
+/// The answer at its three levels.
+pub(super) fn levels(totals: &Totals) -> String {
     let mut table = Table::new(&["peak", "GiB", "which number"]);
     table.row(vec!["allocated".into(), gib(totals.allocated), "tensors: torch.cuda.max_memory_allocated()".into()]);
     table.row(vec!["reserved".into(), gib(totals.reserved), "torch from the driver: max_memory_reserved()".into()]);
@@ -267,7 +281,7 @@ fn plot(report: &Report) -> String {
     page
 }
 
-fn verdicts(verdicts: &[Verdict]) -> String {
+pub(super) fn verdicts(verdicts: &[Verdict]) -> String {
     if let [verdict] = verdicts {
         let (memory, left) = (gib(verdict.memory), gib(verdict.headroom.unsigned_abs()));
         return if verdict.fits {

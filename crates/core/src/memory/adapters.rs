@@ -82,6 +82,7 @@ pub(super) fn load(
         // `gradient_checkpointing_enable` of transformers 5 does it for every model fed with token ids.
         if plan.checkpointing == Checkpointing::Full {
             loaded.wrapped.input_embedding = input_embedding(program);
+            loaded.wrapped.scaled_input = loaded.wrapped.input_embedding.is_some_and(|id| scales(program, id));
         }
     }
     loaded
@@ -268,6 +269,12 @@ fn users(program: &Program, path: &str, id: ParameterId) -> Vec<ModuleId> {
     let modules = program.modules.iter().enumerate();
     let holders = modules.filter(|(_, module)| under(&module.path) && module.parameters.contains(&id));
     holders.map(|(index, _)| ModuleId(index as u32)).collect()
+}
+
+/// Whether an embedding scales its rows in its own forward pass.
+fn scales(program: &Program, embedding: ModuleId) -> bool {
+    let scaled = |step: &Step| matches!(step, Step::Run { op: Op::Scalar(_), module, .. } if *module == embedding);
+    program.steps.iter().any(scaled)
 }
 
 /// The first embedding that runs.

@@ -13,6 +13,7 @@
 //! | [`device`] | what the card decides |
 //! | [`process`] | what the process holds besides |
 //! | [`sharding`] | one card of many |
+//! | [`megatron`] | one rank of Megatron-Core |
 //! | [`train`], [`infer`], [`simulation`] | the training loop, `generate`, and one call for all of it |
 
 mod adapters;
@@ -22,6 +23,7 @@ pub mod device;
 pub mod infer;
 pub mod log;
 pub mod lower;
+pub mod megatron;
 pub mod optimizer;
 mod other_adapters;
 mod outliers;

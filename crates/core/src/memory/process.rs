@@ -8,7 +8,7 @@ use crate::plan::{Gpu, Parallel};
 
 const MIB: u64 = 1 << 20;
 /// Driver, context and torch's own modules when the first tensor exists: 620.8 MiB in all 213 rows.
-const CONTEXT: u64 = 650_969_088;
+pub const CONTEXT: u64 = 650_969_088;
 /// Kernels loaded lazily and library handles by the end of `generate`: rows without fused attention end at 686.8 MiB.
 const KERNELS_INFERENCE: u64 = 66 * MIB;
 /// The same by the end of training steps: 750.8 MiB.
@@ -20,7 +20,7 @@ const CUDNN_INFERENCE: u64 = 8 * MIB;
 /// Streams of an engine that gathers and reduces beside the computation: 836.8 against 766.8 MiB in all such rows.
 const STREAMS: u64 = 70 * MIB;
 /// One NCCL communicator: DDP's rows end at 1324.8 MiB, without streams of the engine.
-const COMMUNICATOR: u64 = 558 * MIB;
+pub const COMMUNICATOR: u64 = 558 * MIB;
 
 /// One part of what the process holds.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -44,6 +44,12 @@ pub fn parts(log: &Log, gpu: &Gpu, training: bool) -> Vec<Part> {
         parts.push(Part { name: "cuDNN attention", bytes });
     }
     parts
+}
+
+/// What a process holds besides what it asked the driver for: context, loaded kernels and library handles. For runs that
+/// are watched instead of simulated.
+pub fn unasked(training: bool) -> u64 {
+    CONTEXT + if training { KERNELS_TRAINING } else { KERNELS_INFERENCE }
 }
 
 /// What running on several cards adds.

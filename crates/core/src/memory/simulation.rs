@@ -6,8 +6,9 @@ use super::allocator::{self, Replay};
 use super::log::Log;
 use super::lower::head::Head;
 use super::process::{self, Part};
-use super::{infer, sharding, stored, train};
+use super::{infer, megatron, sharding, stored, train};
 use crate::model::{Model, Program};
+use crate::plan::parallel::{Engine, Parallel};
 use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, ModelSizes, PlanError, TrainPlan, liger};
 
 /// A run, simulated.
@@ -62,9 +63,12 @@ impl Simulation {
     }
 }
 
-/// Simulates training.
+/// Simulates training; of ranks that differ, the one that needs most.
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     plan.check()?;
+    if let Some(Parallel { engine: Engine::Megatron(_), .. }) = &plan.parallel {
+        return megatron::worst(model, plan);
+    }
     let mut inputs = plan.batch.training_inputs();
     inputs.seq = inputs.seq.saturating_add(plan.virtual_tokens());
     inputs.target_seq = inputs.target_seq.saturating_add(plan.virtual_tokens());

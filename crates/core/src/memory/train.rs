@@ -138,7 +138,7 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (V
         let parameter = &program.parameters[id.0 as usize];
         let mut tensor =
             torch.in_category(Category::Weights, |torch| torch.fresh("parameter", parameter.shape, plan.weights));
-        if !plan.is_frozen(&parameter.name) {
+        if !plan.is_frozen(parameter) {
             let leaf: Rc<Leaf>;
             (tensor, leaf) = torch.leaf(tensor);
             trained.push(Trained { tensor: tensor.clone(), leaf });
@@ -164,17 +164,17 @@ fn embeddings(program: &Program, plan: &TrainPlan, layout: Option<&AdapterLayout
     match layout {
         Some(_) => Vec::new(),
         None => {
-            let name = |id: &ParameterId| program.parameters[id.0 as usize].name.as_str();
-            program.registration.iter().filter(|id| !plan.is_frozen(name(id))).map(is_table).collect()
+            let of = |id: &ParameterId| &program.parameters[id.0 as usize];
+            program.registration.iter().filter(|id| !plan.is_frozen(of(id))).map(is_table).collect()
         }
     }
 }
 
 /// Which trained parameters are embeddings and output heads: some optimizers treat those apart, by name as here.
 fn whole(program: &Program, plan: &TrainPlan) -> Vec<bool> {
-    let names = program.registration.iter().map(|id| program.parameters[id.0 as usize].name.as_str());
-    let trained = names.filter(|name| !plan.is_frozen(name));
-    trained.map(|name| ["embed", "embd", "wte", "lm_head"].iter().any(|part| name.contains(part))).collect()
+    let all = program.registration.iter().map(|id| &program.parameters[id.0 as usize]);
+    let trained = all.filter(|parameter| !plan.is_frozen(parameter));
+    trained.map(|one| ["embed", "embd", "wte", "lm_head"].iter().any(|part| one.name.contains(part))).collect()
 }
 
 /// The tensors of the batch, made on the host and copied over.

@@ -1,13 +1,13 @@
 //! Operations with parameters: each declares what it owns and records that it runs.
 
 use super::graph::{Graph, Value};
-use super::op::{Activation, Convolution, Input, LinearLayout, Norm, Op, ParameterId, Role, RotaryTable};
+use super::op::{Activation, Binary, Convolution, Input, LinearLayout, Norm, Op, ParameterId, Role, RotaryTable};
 use super::program::ModuleKind;
 use super::shape::Shape;
 use crate::dtype::DType;
 
 /// What models call the table of their learned positions.
-const POSITION_TABLES: [&str; 4] = ["wpe", "embed_positions", "position_embeddings", "position_embedding"];
+const POSITION_TABLES: [&str; 3] = ["wpe", "embed_positions", "position_embeddings"];
 
 impl Graph {
     /// `nn.Embedding`.
@@ -25,6 +25,13 @@ impl Graph {
         let module = self.leaf(name, ModuleKind::Embedding { rows, width });
         self.attach(module, &[Some(weight)]);
         self.run_one(Some(module), Op::Embedding { weight }, &[ids], ids.shape().inserted(-1, width))
+    }
+
+    /// An embedding that scales its rows in its own forward pass (`…ScaledWordEmbedding`).
+    pub fn scaled_embedding(&mut self, name: &str, ids: &Value, rows: u64, width: u64) -> Value {
+        let table = self.embedding(name, ids, rows, width);
+        let module = self.leaf(name, ModuleKind::Embedding { rows, width });
+        self.run_one(Some(module), Op::Scalar(Binary::Mul), &[&table], table.shape())
     }
 
     /// `nn.Linear`.

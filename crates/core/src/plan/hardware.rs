@@ -74,6 +74,12 @@ impl Gpus {
         Ok(self)
     }
 
+    /// Adds further cards, which come first.
+    pub fn and(mut self, cards: impl IntoIterator<Item = Gpu>) -> Self {
+        self.0.splice(0..0, cards.into_iter().map(Row::of));
+        self
+    }
+
     /// Every card.
     pub fn all(&self) -> impl Iterator<Item = Gpu> {
         self.0.iter().map(Row::card)
@@ -107,6 +113,19 @@ impl Gpus {
 }
 
 impl Row {
+    fn of(card: Gpu) -> Self {
+        Self {
+            name: card.name,
+            aliases: Vec::new(),
+            vendor: card.vendor,
+            memory_mib: card.memory >> 20,
+            capability: card.capability,
+            multiprocessors: card.multiprocessors,
+            threads_per_multiprocessor: card.threads_per_multiprocessor,
+            _source: String::new(),
+        }
+    }
+
     fn card(&self) -> Gpu {
         Gpu {
             name: self.name.clone(),

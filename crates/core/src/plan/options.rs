@@ -1,5 +1,6 @@
 //! Options of training that exclude each other, and what a report should say about the others.
 
+use super::parallel::Engine;
 use super::{
     AttentionKind, CheckpointOptions, Checkpointing, Kernels, LossKind, OptimizerKind, PlanError, RunPlan, TrainPlan,
 };
@@ -55,11 +56,19 @@ impl TrainPlan {
         }
     }
 
+    fn is_fully_sharded(&self) -> bool {
+        let engine = self.parallel.as_ref().map(|parallel| &parallel.engine);
+        matches!(engine, Some(Engine::Fsdp1(_) | Engine::Fsdp2(_)))
+    }
+
     fn check_on_many_cards(&self) -> Result<(), PlanError> {
         use OptimizerKind as K;
         let what = match self.optimizer.kind {
             _ if self.optimizer_in_backward => "the optimizer in backward".to_owned(),
-            _ if self.checkpoints != CheckpointOptions::default() => "this kind of gradient checkpointing".to_owned(),
+            _ if self.checkpoints.runs_nested() => "reentrant or offloaded gradient checkpointing".to_owned(),
+            _ if self.checkpoints != CheckpointOptions::default() && !self.is_fully_sharded() => {
+                "this kind of gradient checkpointing without FSDP".to_owned()
+            }
             _ if self.loss.kind != LossKind::Standard => "a loss other than transformers' own".to_owned(),
             _ if self.save_on_cpu => "saving activations on the host".to_owned(),
             _ if self.sdpa_kernel.is_some() => "a forced kernel of SDPA".to_owned(),

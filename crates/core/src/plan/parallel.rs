@@ -5,14 +5,17 @@
 //! | `checks` | what an engine can run, and what is simulated |
 //! | [`mesh`] | the axes, their names and the rules on their sizes |
 //! | [`deepspeed`], [`deepspeed_file`] | DeepSpeed's `zero_optimization` section, and its file |
+//! | [`megatron`] | Megatron-Core's arguments |
 
 mod checks;
 pub mod deepspeed;
 pub mod deepspeed_file;
+pub mod megatron;
 pub mod mesh;
 
 pub use deepspeed::{DeepSpeed, Offload, OffloadDevice, ZeroConfig};
 pub use deepspeed_file::DeepSpeedFile;
+pub use megatron::Megatron;
 pub use mesh::{Mesh, ModelSizes};
 
 use serde::{Deserialize, Serialize};
@@ -53,6 +56,8 @@ pub enum Engine {
     Fsdp2(Fsdp2),
     /// DeepSpeed's engine with ZeRO.
     Deepspeed(DeepSpeed),
+    /// Megatron-Core with Transformer Engine.
+    Megatron(Megatron),
 }
 
 impl Engine {
@@ -63,6 +68,7 @@ impl Engine {
             Self::Fsdp1(_) => "fsdp1",
             Self::Fsdp2(_) => "fsdp2",
             Self::Deepspeed(_) => "deepspeed",
+            Self::Megatron(_) => "megatron",
         }
     }
 }
@@ -204,6 +210,9 @@ impl Parallel {
     pub fn check(&self, plan: &TrainPlan, sizes: &ModelSizes) -> Result<(), PlanError> {
         self.mesh.check(sizes)?;
         let unsupported = |what: String, hint: &str| Err(PlanError::Unsupported { what, hint: hint.into() });
+        if let Engine::Megatron(megatron) = &self.engine {
+            return megatron.check(plan, &self.mesh, sizes);
+        }
         for (axis, name) in self.mesh.model_axes() {
             if axis > 1 {
                 return unsupported(format!("{name} {axis}"), "data-parallel axes are simulated");
@@ -223,7 +232,7 @@ impl Parallel {
             Engine::Deepspeed(DeepSpeed { zero }) => {
                 [&zero.offload_optimizer, &zero.offload_param].into_iter().flatten().any(Offload::is_on)
             }
-            Engine::Ddp(_) => false,
+            Engine::Ddp(_) | Engine::Megatron(_) => false,
         }
     }
 
@@ -236,7 +245,7 @@ impl Parallel {
     /// Whether the engine makes streams of its own.
     pub fn has_streams(&self) -> bool {
         match &self.engine {
-            Engine::Ddp(_) => false,
+            Engine::Ddp(_) | Engine::Megatron(_) => false,
             Engine::Fsdp1(_) | Engine::Fsdp2(_) => true,
             Engine::Deepspeed(DeepSpeed { zero }) => match zero.stage {
                 0 => false,

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::dtype::DType;
 use crate::model::Program;
+use crate::model::op::{Parameter, Role};
 
 /// What is trained, and how, on one card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -156,9 +157,9 @@ impl TrainPlan {
         }
     }
 
-    /// Whether a parameter is left as it is.
-    pub fn is_frozen(&self, name: &str) -> bool {
-        self.frozen.iter().any(|prefix| name.starts_with(prefix.as_str()))
+    /// Whether a parameter is left as it is: the plan says so, or the model's own code.
+    pub fn is_frozen(&self, parameter: &Parameter) -> bool {
+        parameter.role == Role::Frozen || self.frozen.iter().any(|prefix| parameter.name.starts_with(prefix.as_str()))
     }
 }
 

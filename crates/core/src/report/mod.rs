@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::memory::log::Category;
 use crate::memory::simulation::Simulation;
 use crate::model::Model;
+use crate::model::op::Parameter;
 use crate::plan::{Gpu, Provenance, RunPlan};
 
 pub use alive::{Component, LargeTensor, ModuleShare};
@@ -128,8 +129,8 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
     }
 }
 
-fn count(simulation: &Simulation, pick: impl Fn(&str) -> bool) -> u64 {
-    let picked = simulation.program.parameters.iter().filter(|parameter| pick(&parameter.name));
+fn count(simulation: &Simulation, pick: impl Fn(&Parameter) -> bool) -> u64 {
+    let picked = simulation.program.parameters.iter().filter(|parameter| pick(parameter));
     picked.fold(0, |sum: u64, parameter| sum.saturating_add(parameter.shape.elements()))
 }
 
@@ -137,7 +138,7 @@ fn trainable(plan: &RunPlan, simulation: &Simulation) -> u64 {
     match (plan, &simulation.adapter) {
         (RunPlan::Infer(_), _) => 0,
         (RunPlan::Train(_), Some(layout)) => layout.trainable(),
-        (RunPlan::Train(plan), None) => count(simulation, |name| !plan.is_frozen(name)),
+        (RunPlan::Train(plan), None) => count(simulation, |parameter| !plan.is_frozen(parameter)),
     }
 }
 

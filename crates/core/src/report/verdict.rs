@@ -20,7 +20,7 @@ pub struct Verdict {
 }
 
 /// Judges one card.
-pub(super) fn judge(card: &Gpu, process: u64) -> Verdict {
+pub fn judge(card: &Gpu, process: u64) -> Verdict {
     Verdict {
         gpu: card.name.clone(),
         memory: card.memory,

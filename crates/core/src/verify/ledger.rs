@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::recorded;
 use crate::dtype::DType;
+use crate::lens::Question;
 use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::{
@@ -152,6 +153,14 @@ pub fn simulate(row: &Value) -> Result<(Simulation, Gpu), String> {
     Ok((simulation::train(&model, &plan).map_err(|e| e.to_string())?, plan.gpu))
 }
 
+/// The run of a row, as a published formula is asked.
+pub fn question(row: &Value) -> Result<Question, String> {
+    if row["run"]["task"] == "infer" {
+        return Ok(Question::of_infer(&super::generate::plan(row)?));
+    }
+    Ok(Question::of_train(&train_plan(row)?))
+}
+
 /// What kind of run a row is, as the targets of accuracy group them.
 fn group(run: &Value) -> &'static str {
     match run["quant"].as_str() {
@@ -197,8 +206,15 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
         }
     }
     // `from_config` of transformers 5 ties these heads; their checkpoints, and so the model truth, do not.
-    if matches!(config.get("model_type").and_then(Value::as_str), Some("t5" | "mt5")) {
-        config["tie_word_embeddings"] = true.into();
+    match config.get("model_type").and_then(Value::as_str) {
+        Some("t5" | "mt5") => config["tie_word_embeddings"] = true.into(),
+        Some("internvl") => {
+            let tied = config.get("tie_word_embeddings").cloned().unwrap_or(true.into());
+            if let Some(text) = config.get_mut("text_config").and_then(Value::as_object_mut) {
+                text.insert("tie_word_embeddings".into(), tied);
+            }
+        }
+        _ => {}
     }
     // As measure.py cuts them when a run has fewer layers.
     if let Some(layers) = config.get("num_hidden_layers").and_then(Value::as_u64) {

@@ -54,7 +54,7 @@ impl Pool {
     /// What the pool would take from the driver for a request that no free block fits.
     pub(super) fn growth(&self, size: u64) -> u64 {
         if self.options.expandable_segments {
-            let page = if self.small { SMALL_BUFFER } else { LARGE_BUFFER };
+            let page = self.page();
             return (size - self.free_tail().min(size)).div_ceil(page) * page;
         }
         match size {
@@ -186,13 +186,63 @@ impl Pool {
     /// Segments that are free as a whole go back to the driver.
     pub(super) fn release_unused(&mut self) {
         if self.options.expandable_segments {
-            return;
+            return self.unmap_free_pages();
         }
         let blocks = &self.blocks;
         let whole = |id: BlockId| blocks[id as usize].before == NONE && blocks[id as usize].after == NONE;
         let gone = self.free.remove_where(whole);
         self.reserved -= gone.iter().map(|id| self.blocks[*id as usize].size).sum::<u64>();
         self.unused.extend(gone);
+    }
+
+    /// Of a growing segment, pages that are free as a whole go back (`unmap_block`). Addresses are plenty: what was in the
+    /// middle is not mapped again, the end grows instead.
+    fn unmap_free_pages(&mut self) {
+        let page = self.page();
+        for id in self.free.remove_where(|_| true) {
+            let Block { address, size, before, after, .. } = self.blocks[id as usize];
+            let (start, end) = (address.next_multiple_of(page), (address + size) / page * page);
+            if end <= start {
+                self.insert(id);
+                continue;
+            }
+            self.reserved -= end - start;
+            let last = self.tail == id;
+            let right = address + size - end;
+            if right > 0 {
+                let rest = self.add(Block { address: end, size: right, before: NONE, after, free: true });
+                self.link_before(after, rest);
+                self.tail = if last { rest } else { self.tail };
+                self.insert(rest);
+            } else {
+                self.link_before(after, NONE);
+            }
+            if start > address {
+                self.blocks[id as usize].size = start - address;
+                self.blocks[id as usize].after = NONE;
+                self.insert(id);
+            } else {
+                if before != NONE {
+                    self.blocks[before as usize].after = NONE;
+                }
+                self.unused.push(id);
+            }
+            if last && right == 0 {
+                self.next_address = start;
+                self.tail = if start > address { id } else { before };
+            }
+        }
+    }
+
+    fn link_before(&mut self, block: BlockId, before: BlockId) {
+        if block != NONE {
+            self.blocks[block as usize].before = before;
+        }
+    }
+
+    /// What a growing segment grows by.
+    fn page(&self) -> u64 {
+        if self.small { SMALL_BUFFER } else { LARGE_BUFFER }
     }
 
     fn add(&mut self, block: Block) -> BlockId {
@@ -245,6 +295,26 @@ mod tests {
         assert_eq!(pool.free.len(), 1);
         pool.release_unused();
         assert_eq!(pool.reserved, 0);
+    }
+
+    #[test]
+    fn an_expandable_segment_gives_free_pages_back() {
+        let options = AllocatorOptions { expandable_segments: true, ..Default::default() };
+        let mut pool = Pool::new(false, options);
+        let blocks: Vec<_> = (0..5).map(|_| pool.allocate(30 * MIB).0).collect();
+        assert_eq!(pool.reserved, 160 * MIB);
+        pool.free(blocks[1]);
+        pool.free(blocks[2]);
+        // From 30 to 90 MiB is free, and from 150 to 160: the pages from 40 to 80 go.
+        pool.release_unused();
+        assert_eq!(pool.reserved, 120 * MIB);
+        pool.free(blocks[0]);
+        pool.free(blocks[3]);
+        pool.free(blocks[4]);
+        pool.release_unused();
+        assert_eq!(pool.reserved, 0);
+        let (_, billed) = pool.allocate(30 * MIB);
+        assert_eq!((billed, pool.reserved), (30 * MIB, 40 * MIB));
     }
 
     #[test]

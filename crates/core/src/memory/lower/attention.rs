@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
-use crate::model::op::{Attention, Binary, EagerStyle, Mask, Unary};
+use crate::model::op::{Attention, Binary, EagerStyle, Mask, Reduction, Unary};
 use crate::plan::AttentionKind;
 
 /// The mask a model builds, or none where SDPA can do without (transformers/masking_utils.py).
@@ -33,23 +33,38 @@ pub(super) fn mask(torch: &mut Torch, kind: Mask, shape: Shape, settings: &Setti
             }
         };
     if !eager {
-        return (!skippable || settings.padded).then(|| seen(torch, shape, given || settings.mask));
+        return (!skippable || settings.padded).then(|| seen(torch, shape, windowed(kind), given || settings.mask));
     }
     if kind == Mask::Full && !settings.padded {
         return None;
     }
     // Eager code adds a float mask of the model's type, made from a boolean one.
-    let boolean = seen(torch, shape, given || settings.mask);
+    let boolean = seen(torch, shape, windowed(kind), given || settings.mask);
     let zero = torch.fresh("scalar_tensor", Shape::new(&[]), settings.weights);
     let float = torch.fresh("mask", shape, settings.weights);
     drop((zero, boolean));
     Some(float)
 }
 
+fn windowed(kind: Mask) -> bool {
+    matches!(kind, Mask::Sliding(_) | Mask::SlidingEager(_))
+}
+
 /// Which position sees which: one square for all samples, joined with the 2-D mask where there is one.
-fn seen(torch: &mut Torch, shape: Shape, given: bool) -> Tensor {
+fn seen(torch: &mut Torch, shape: Shape, windowed: bool, given: bool) -> Tensor {
     let square = shape.with(0, 1);
-    let mut pattern = torch.fresh("le", square, DType::Bool);
+    let mut pattern = if windowed {
+        // A window is joined with what lies before.
+        let raw = torch.fresh("gt", square, DType::Bool);
+        let near = torch.fresh("bitwise_and", square, DType::Bool);
+        drop(raw);
+        let before = torch.fresh("le", square, DType::Bool);
+        let both = torch.fresh("bitwise_and", square, DType::Bool);
+        drop((near, before));
+        both
+    } else {
+        torch.fresh("le", square, DType::Bool)
+    };
     if !given {
         return torch.expand(&pattern, shape);
     }
@@ -187,21 +202,25 @@ fn eager(
     if let Some(mask) = mask {
         scores = torch.binary(Binary::Add, &scores, mask);
     }
-    if let Some(sinks) = sinks {
-        scores = with_sinks(torch, scores, sinks, query);
-    }
-    let dtype = (spec.eager == EagerStyle::Fp32Softmax).then_some(DType::F32);
-    let mut probabilities = torch.softmax(&scores, dtype, "_softmax");
-    if spec.eager == EagerStyle::Fp32Softmax {
-        probabilities = torch.cast(&probabilities, query.dtype);
-    }
+    // Names that code with sinks keeps until its attention returns.
+    let mut held = None;
+    let mut probabilities = if let Some(sinks) = sinks {
+        let joined = with_sinks(torch, &scores, sinks, query);
+        let probabilities = torch.softmax(&joined, Some(joined.dtype), "_softmax");
+        held = Some((joined, probabilities.clone()));
+        let kept = torch.slice(&probabilities, 3, probabilities.shape.last() - 1, 1);
+        torch.cast(&kept, value.dtype)
+    } else {
+        let dtype = (spec.eager == EagerStyle::Fp32Softmax).then_some(DType::F32);
+        let mut probabilities = torch.softmax(&scores, dtype, "_softmax");
+        if spec.eager == EagerStyle::Fp32Softmax {
+            probabilities = torch.cast(&probabilities, query.dtype);
+        }
+        probabilities
+    };
     drop(scores);
     if spec.eager == EagerStyle::PlainSoftmax {
         probabilities = torch.cast(&probabilities, value.dtype);
-    }
-    if sinks.is_some() {
-        let width = probabilities.shape.last() - 1;
-        probabilities = torch.slice(&probabilities, 3, width, 1);
     }
     if spec.dropout_per_mille > 0 {
         probabilities = torch.dropout(&probabilities);
@@ -209,16 +228,17 @@ fn eager(
     let output = torch.matmul(&probabilities, &value);
     let turned = torch.transpose(&output, 1, 2);
     drop(output);
-    (torch.contiguous(&turned), probabilities)
+    let dense = torch.contiguous(&turned);
+    drop(held);
+    (dense, probabilities)
 }
 
 /// A learned sink joins the scores of every row, which are then shifted by their largest.
-fn with_sinks(torch: &mut Torch, scores: Tensor, sinks: &Tensor, query: &Tensor) -> Tensor {
+fn with_sinks(torch: &mut Torch, scores: &Tensor, sinks: &Tensor, query: &Tensor) -> Tensor {
     let [batch, heads, rows] = [0, 1, 2].map(|axis| query.shape.size(axis));
     let opened = torch.reshape(sinks, Shape::from([1, heads, 1, 1]));
     let spread = torch.expand(&opened, Shape::from([batch, heads, rows, 1]));
-    let joined = torch.cat(&[&scores, &spread], 3);
-    drop(scores);
-    let largest = torch.reduce(crate::model::op::Reduction::Max, &joined.detached(), Some(3), true);
+    let joined = torch.cat(&[scores, &spread], 3);
+    let largest = torch.reduce(Reduction::Max, &joined, Some(3), true);
     torch.binary(Binary::Sub, &joined, &largest)
 }

@@ -32,13 +32,7 @@ pub(super) fn run(
     let up_bias = biases.map(|[up, _]| chosen(torch, up));
     let width = if spec.gated { 2 * spec.width } else { spec.width };
     let mut wide = product(torch, pairs, width, hidden.dtype, up_bias.as_ref());
-    wide = if spec.gated {
-        let parts = torch.split(&wide, 1, &[spec.width, spec.width]);
-        let gate = torch.activation(spec.activation, &parts[0]);
-        torch.binary(Binary::Mul, &gate, &parts[1])
-    } else {
-        torch.activation(spec.activation, &wide)
-    };
+    wide = super::experts::gated(torch, spec, &wide);
     // `selected_weights` is assigned anew: the first copy dies when the second is whole.
     let down_weights = chosen(torch, down);
     drop((up_weights, up_bias));

@@ -6,7 +6,7 @@ use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
-use crate::model::op::{Binary, Experts, Reduction};
+use crate::model::op::{Binary, ExpertStyle, Experts, Reduction, Unary};
 
 /// `grouped_mm_experts_forward` of transformers/integrations/moe.py.
 pub(super) fn run(
@@ -31,6 +31,8 @@ pub(super) fn run(
     let selected = torch.index(hidden, &token_ids, Shape::from([pairs, size]));
     drop(token_ids);
     let sample_weights = torch.index(&sample_weights, &permutation, list);
+    // Expert ids as `int32`, under a name that stays.
+    let narrow_ids = torch.fresh("_to_copy", list, DType::I32);
     let counts = torch.fresh("histc", Shape::from([spec.count]), DType::I32);
     let offsets = torch.fresh("cumsum", Shape::from([spec.count]), DType::I32);
     drop(counts);
@@ -47,13 +49,7 @@ pub(super) fn run(
         let raw = wide;
         torch.masked_fill(&raw, &sentinel, false)
     };
-    let narrow = if spec.gated {
-        let parts = torch.split(&wide, 1, &[spec.width, spec.width]);
-        let gate = torch.activation(spec.activation, &parts[0]);
-        torch.binary(Binary::Mul, &gate, &parts[1])
-    } else {
-        torch.activation(spec.activation, &wide)
-    };
+    let narrow = gated(torch, spec, &wide);
     drop(wide);
     let down_bias = biases.map(|[_, down]| bias_rows(torch, down));
     let down_matrix = down.get(torch);
@@ -72,7 +68,55 @@ pub(super) fn run(
     let stacked = torch.reshape(&restored, Shape::from([tokens, spec.top_k, size]));
     drop(restored);
     let summed = torch.reduce(Reduction::Sum, &stacked, Some(1), false);
-    torch.cast(&summed, hidden.dtype)
+    let output = torch.cast(&summed, hidden.dtype);
+    drop(narrow_ids);
+    output
+}
+
+/// Every expert on the rows that are its own (Llama 4): two batched products with `up * activation(gate)` between.
+pub(super) fn run_dense(torch: &mut Torch, spec: &Experts, [gate_up, down]: [Matrix<'_>; 2], rows: &Tensor) -> Tensor {
+    let per_expert = rows.shape.size(0) / spec.count.max(1);
+    let by_expert = torch.reshape(rows, Shape::from([spec.count, per_expert, rows.shape.last()]));
+    let up_matrix = gate_up.get(torch);
+    let wide = torch.matmul(&by_expert, &up_matrix);
+    let parts = torch.split(&wide, 2, &[spec.width, spec.width]);
+    let output = {
+        let narrow = {
+            let gate = torch.activation(spec.activation, &parts[0]);
+            torch.binary(Binary::Mul, &parts[1], &gate)
+        };
+        let down_matrix = down.get(torch);
+        torch.matmul(&narrow, &down_matrix)
+    };
+    torch.reshape(&output, rows.shape)
+}
+
+/// `_apply_gate`: what an expert does between its two products.
+pub(super) fn gated(torch: &mut Torch, spec: &Experts, wide: &Tensor) -> Tensor {
+    if !spec.gated {
+        return torch.activation(spec.activation, wide);
+    }
+    if spec.style == ExpertStyle::InterfaceClamped {
+        let gate = torch.slice(wide, 1, spec.width, 2);
+        let up = torch.slice(wide, 1, spec.width, 2);
+        let gate = torch.unary(Unary::Clamp, &gate);
+        let up = torch.unary(Unary::Clamp, &up);
+        let opened = {
+            let sharp = {
+                let scaled = torch.scalar(Binary::Mul, &gate);
+                torch.unary(Unary::Sigmoid, &scaled)
+            };
+            torch.binary(Binary::Mul, &gate, &sharp)
+        };
+        let shifted = torch.scalar(Binary::Add, &up);
+        return torch.binary(Binary::Mul, &shifted, &opened);
+    }
+    let mut parts = torch.split(wide, 1, &[spec.width, spec.width]);
+    if spec.style == ExpertStyle::InterfaceClampedHalves {
+        parts = parts.iter().map(|part| torch.unary(Unary::Clamp, part)).collect();
+    }
+    let gate = torch.activation(spec.activation, &parts[0]);
+    torch.binary(Binary::Mul, &gate, &parts[1])
 }
 
 /// `torch._grouped_mm`, with the bias added in place.
@@ -93,7 +137,7 @@ fn grouped(
         let kept_weight = x.needs_grad().then(|| Saved::new(torch, weight));
         [kept_x, kept_weight, Some(Saved::new(torch, offsets))]
     });
-    let output = torch.fresh("_grouped_mm", Shape::from([x.shape.size(0), width]), x.dtype);
+    let output = grouped_kernel(torch, Shape::from([x.shape.size(0), width]), x.dtype);
     let mut output = match saved {
         None => output,
         Some(saved) => {
@@ -101,8 +145,8 @@ fn grouped(
             let (shape_x, shape_weight) = (x.shape, weight.shape);
             torch.attach(output, &[x, weight], move |torch, gradient| {
                 let kept: Vec<Tensor> = saved.into_iter().flatten().map(|saved| saved.get(torch)).collect();
-                let for_weight = need_weight.then(|| torch.fresh("_grouped_mm", shape_weight, gradient.dtype));
-                let for_x = need_x.then(|| torch.fresh("_grouped_mm", shape_x, gradient.dtype));
+                let for_weight = need_weight.then(|| grouped_kernel(torch, shape_weight, gradient.dtype));
+                let for_x = need_x.then(|| grouped_kernel(torch, shape_x, gradient.dtype));
                 drop(kept);
                 vec![for_x, for_weight]
             })
@@ -110,6 +154,15 @@ fn grouped(
     };
     if let Some(bias) = bias {
         output = torch.in_place(Binary::Add, &output, bias);
+    }
+    output
+}
+
+/// The kernel's output and, on Hopper, its descriptors: 512 bytes for each multiprocessor.
+fn grouped_kernel(torch: &mut Torch, shape: Shape, dtype: DType) -> Tensor {
+    let output = torch.fresh("_grouped_mm", shape, dtype);
+    if torch.device.capability == 90 {
+        drop(torch.scratch("_grouped_mm", 512 * torch.device.multiprocessors));
     }
     output
 }

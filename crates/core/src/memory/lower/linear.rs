@@ -35,6 +35,8 @@ pub struct Wrapped {
     pub loss: Option<super::head::HeadLoss>,
     /// The input embedding whose output is made to require a gradient (`enable_input_require_grads`).
     pub input_embedding: Option<ModuleId>,
+    /// Whether that embedding scales its rows itself, so that its output is the product.
+    pub scaled_input: bool,
     /// How layers are recomputed.
     pub checkpoints: CheckpointOptions,
 }
@@ -92,10 +94,14 @@ impl Runner {
         if let Some(adapter) = self.wrapped.lora.get(&module) {
             result = lora::embedding(torch, adapter, result, ids);
         }
-        if self.wrapped.input_embedding == Some(module) && !result.needs_grad() && torch.grad_enabled {
-            // A hook makes the output a leaf.
-            result = torch.leaf_in_graph(result);
+        if self.wrapped.scaled_input { result } else { self.hooked_input(torch, module, result) }
+    }
+
+    /// What the input embedding returns: a hook makes it a leaf (`enable_input_require_grads`).
+    pub(super) fn hooked_input(&self, torch: &mut Torch, module: ModuleId, output: Tensor) -> Tensor {
+        if self.wrapped.input_embedding == Some(module) && !output.needs_grad() && torch.grad_enabled {
+            return torch.leaf_in_graph(output);
         }
-        result
+        output
     }
 }

@@ -50,7 +50,7 @@ use super::log::Category;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
-use crate::model::op::{CacheKind, CacheUpdate, ModuleId, Op, ParameterId, ValueId};
+use crate::model::op::{CacheKind, CacheUpdate, ExpertStyle, ModuleId, Op, ParameterId, ValueId};
 use crate::model::{ModuleKind, Program, Step};
 use crate::plan::{AttentionKind, Kernels};
 
@@ -411,7 +411,14 @@ impl Runner {
                 // The adapter of the second is wrapped around that of the first.
                 let down = self.matrix(torch, spec.down);
                 let weights = [self.matrix(torch, spec.gate_up), down];
+                if spec.style == ExpertStyle::Dense {
+                    return one(experts::run_dense(torch, spec, weights, input(0)));
+                }
                 one(experts::run(torch, spec, weights, biases, input(0), input(1), input(2)))
+            }
+            Op::Scalar(kind) if self.wrapped.input_embedding == Some(module) => {
+                let scaled = torch.scalar(*kind, input(0));
+                one(self.hooked_input(torch, module, scaled))
             }
             Op::Dropout { .. } => one(torch.dropout(input(0))),
             Op::Loss(kind) => {

@@ -26,7 +26,8 @@ pub(super) fn lower(
         }
         Norm::RmsWeightFirst => {
             let normal = normalised(torch, x, &mut names);
-            let wide = scaled(torch, normal, weight);
+            // The normalised input keeps its name until the product is cast.
+            let wide = scaled(torch, normal.clone(), weight);
             torch.cast(&wide, x.dtype)
         }
         Norm::RmsGemma => {
@@ -35,7 +36,9 @@ pub(super) fn lower(
                 Some(weight) => {
                     let weight = torch.cast(weight, DType::F32);
                     let shifted = torch.scalar(Binary::Add, &weight);
-                    torch.binary(Binary::Mul, &normal, &shifted)
+                    let product = torch.binary(Binary::Mul, &normal, &shifted);
+                    drop(normal);
+                    product
                 }
                 None => normal,
             };
@@ -160,7 +163,7 @@ fn cohere(torch: &mut Torch, x: &Tensor, weight: Option<&Tensor>) -> Tensor {
     let shifted = torch.scalar(Binary::Add, &variance);
     let inverse = torch.unary(Unary::Rsqrt, &shifted);
     let normal = torch.binary(Binary::Mul, &centred, &inverse);
-    drop(centred);
+    drop((centred, wide));
     let weight = weight.map(|weight| torch.cast(weight, DType::F32));
     let wide = scaled(torch, normal, weight.as_ref());
     torch.cast(&wide, x.dtype)

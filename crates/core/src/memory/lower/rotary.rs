@@ -50,38 +50,28 @@ pub(super) fn rotate(
     let open = |t: &Tensor| if t.shape.rank() == 3 { t.shape.inserted(axis, 1) } else { t.shape };
     let cosine = &torch.reshape(cosine, open(cosine));
     let sine = &torch.reshape(sine, open(sine));
+    let wide = (style == Rotary::InterleavedFp32).then(|| [query, key].map(|x| torch.cast(x, DType::F32)));
     let mut one = |x: &Tensor| match style {
         Rotary::Half | Rotary::HalfPromoted => half(torch, x, cosine, sine),
-        Rotary::Interleaved => interleaved(torch, x, cosine, sine),
-        Rotary::HalfFp32 | Rotary::InterleavedFp32 => {
-            let wide = torch.cast(x, DType::F32);
-            let turned = if style == Rotary::HalfFp32 {
-                half(torch, &wide, cosine, sine)
-            } else {
-                interleaved(torch, &wide, cosine, sine)
-            };
-            torch.cast(&turned, x.dtype)
-        }
+        Rotary::Interleaved | Rotary::InterleavedFp32 => interleaved(torch, x, cosine, sine),
+        Rotary::HalfFp32 | Rotary::InterleavedPromoted => widened(torch, style, x, cosine, sine),
         Rotary::Complex => complex(torch, x),
     };
-    let (turned_query, turned_key) = (one(query), one(key));
-    if style == Rotary::HalfPromoted {
-        // fp32 tables make both results fp32; they are cast back once both exist.
-        return (torch.cast(&turned_query, query.dtype), torch.cast(&turned_key, key.dtype));
+    let (turned_query, turned_key) = match &wide {
+        Some([query, key]) => (one(query), one(key)),
+        None => (one(query), one(key)),
+    };
+    if matches!(style, Rotary::Half | Rotary::Interleaved | Rotary::Complex) {
+        return (turned_query, turned_key);
     }
-    (turned_query, turned_key)
+    // The results are in fp32; they are cast back once both exist.
+    (torch.cast(&turned_query, query.dtype), torch.cast(&turned_key, key.dtype))
 }
 
 /// `x * cos + rotate_half(x) * sin`.
 fn half(torch: &mut Torch, x: &Tensor, cosine: &Tensor, sine: &Tensor) -> Tensor {
     let straight = torch.binary(Binary::Mul, x, cosine);
-    let turned = {
-        let (axis, width) = (x.shape.rank() as u8 - 1, x.shape.last() / 2);
-        let first = torch.slice(x, axis, width, 1);
-        let second = torch.slice(x, axis, x.shape.last() - width, 1);
-        let negative = torch.unary(Unary::Neg, &second);
-        torch.cat(&[&negative, &first], axis)
-    };
+    let turned = swap_halves(torch, x);
     let crossed = torch.binary(Binary::Mul, &turned, sine);
     drop(turned);
     torch.binary(Binary::Add, &straight, &crossed)
@@ -90,17 +80,48 @@ fn half(torch: &mut Torch, x: &Tensor, cosine: &Tensor, sine: &Tensor) -> Tensor
 /// `x * cos + rotate_every_two(x) * sin`, neighbours being pairs.
 fn interleaved(torch: &mut Torch, x: &Tensor, cosine: &Tensor, sine: &Tensor) -> Tensor {
     let straight = torch.binary(Binary::Mul, x, cosine);
-    let turned = {
-        let (axis, width) = (x.shape.rank() as u8 - 1, x.shape.last() / 2);
-        let even = torch.slice(x, axis, width, 2);
-        let odd = torch.slice(x, axis, width, 2);
-        let negative = torch.unary(Unary::Neg, &odd);
-        let pairs = torch.stack(&[&negative, &even], axis + 1);
-        torch.reshape(&pairs, x.shape)
-    };
+    let turned = swap_pairs(torch, x);
     let crossed = torch.binary(Binary::Mul, &turned, sine);
     drop(turned);
     torch.binary(Binary::Add, &straight, &crossed)
+}
+
+/// The same with a cast to fp32 in each product, of which nothing keeps the name.
+fn widened(torch: &mut Torch, style: Rotary, x: &Tensor, cosine: &Tensor, sine: &Tensor) -> Tensor {
+    let straight = {
+        let wide = torch.cast(x, DType::F32);
+        torch.binary(Binary::Mul, &wide, cosine)
+    };
+    let crossed = {
+        let turned = if style == Rotary::HalfFp32 {
+            let wide = torch.cast(x, DType::F32);
+            swap_halves(torch, &wide)
+        } else {
+            let pairs = swap_pairs(torch, x);
+            torch.cast(&pairs, DType::F32)
+        };
+        torch.binary(Binary::Mul, &turned, sine)
+    };
+    torch.binary(Binary::Add, &straight, &crossed)
+}
+
+/// `rotate_half`.
+fn swap_halves(torch: &mut Torch, x: &Tensor) -> Tensor {
+    let (axis, width) = (x.shape.rank() as u8 - 1, x.shape.last() / 2);
+    let first = torch.slice(x, axis, width, 1);
+    let second = torch.slice(x, axis, x.shape.last() - width, 1);
+    let negative = torch.unary(Unary::Neg, &second);
+    torch.cat(&[&negative, &first], axis)
+}
+
+/// `rotate_every_two`.
+fn swap_pairs(torch: &mut Torch, x: &Tensor) -> Tensor {
+    let (axis, width) = (x.shape.rank() as u8 - 1, x.shape.last() / 2);
+    let even = torch.slice(x, axis, width, 2);
+    let odd = torch.slice(x, axis, width, 2);
+    let negative = torch.unary(Unary::Neg, &odd);
+    let pairs = torch.stack(&[&negative, &even], axis + 1);
+    torch.reshape(&pairs, x.shape)
 }
 
 /// `view_as_complex(x.float()) * freqs`, back to the input's type.

@@ -90,6 +90,8 @@ pub fn simulate(
         Engine::Ddp(options) => ddp::wrap(&mut torch, &program, loaded, options),
         Engine::Fsdp1(options) => fsdp1::wrap(&mut torch, &program, loaded, options, (world, replicas)),
         Engine::Fsdp2(options) => fsdp2::wrap(&mut torch, &program, loaded, options, (world, replicas)),
+        // Has a runtime of its own.
+        Engine::Megatron(_) => return Log::default(),
     };
     run(torch, program, (plan, parallel), wrapped)
 }

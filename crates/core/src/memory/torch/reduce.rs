@@ -30,9 +30,14 @@ impl Torch {
             (_, dtype, _) => dtype,
         };
         let records = self.records(&[x]);
-        let keeps = matches!(kind, Reduction::Max | Reduction::Variance | Reduction::Norm | Reduction::LogSumExp);
-        let saved = (records && keeps).then(|| Saved::new(self, x));
+        let keeps = matches!(kind, Reduction::Variance | Reduction::Norm | Reduction::LogSumExp);
+        let mut saved = (records && keeps).then(|| Saved::new(self, x));
         let output = self.fresh(reduction_name(kind), shape, dtype);
+        // The largest of a dimension come with their places, which is what backward needs.
+        if kind == Reduction::Max && dim.is_some() {
+            let places = self.fresh("max", shape, DType::I64);
+            saved = records.then(|| Saved::new(self, &places));
+        }
         let rows = dim.is_none_or(|dim| dim as usize + 1 >= x.shape.rank());
         drop(self.reduction_scratch(x, shape.elements(), rows));
         if !records {

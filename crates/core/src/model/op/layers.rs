@@ -88,6 +88,9 @@ pub enum Rotary {
     Interleaved,
     /// The same in fp32, cast back.
     InterleavedFp32,
+    /// ERNIE 4.5's: pairs are swapped in the model's type, each product is in fp32, and both sums are cast back once both
+    /// are done.
+    InterleavedPromoted,
     /// As complex numbers in fp32 (Llama 4, DeepSeek-V2).
     Complex,
 }

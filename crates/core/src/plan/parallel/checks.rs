@@ -38,6 +38,8 @@ pub(super) fn engine(parallel: &Parallel, plan: &TrainPlan) -> Result<(), PlanEr
             conflict("no_sync is FSDP's", "DeepSpeed decides itself what it reduces when")
         }
         Engine::Deepspeed(options) => options.check(plan, mesh.dp_replicate),
+        // Checked with the sizes of the model.
+        Engine::Megatron(_) => Ok(()),
     }
 }
 

@@ -22,13 +22,16 @@ pub struct Mesh {
     pub cp: u64,
     /// Expert parallel; its cards are also data-parallel ones.
     pub ep: u64,
+    /// Tensor parallel inside routed experts; as `tp` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etp: Option<u64>,
     /// Pipeline parallel.
     pub pp: u64,
 }
 
 impl Default for Mesh {
     fn default() -> Self {
-        Self { dp_replicate: 1, dp_shard: 1, tp: 1, sequence_parallel: false, sp: 1, cp: 1, ep: 1, pp: 1 }
+        Self { dp_replicate: 1, dp_shard: 1, tp: 1, sequence_parallel: false, sp: 1, cp: 1, ep: 1, etp: None, pp: 1 }
     }
 }
 
@@ -82,6 +85,17 @@ impl Mesh {
         self.axes().iter().fold(1, |product: u64, (size, _)| product.saturating_mul(*size))
     }
 
+    /// Tensor-parallel ranks of a routed expert.
+    pub fn expert_tp(&self) -> u64 {
+        self.etp.unwrap_or(self.tp).max(1)
+    }
+
+    /// Ranks that hold the same routed experts: their data-parallel group.
+    pub fn expert_data_parallel(&self) -> u64 {
+        let all = self.dp_replicate.saturating_mul(self.dp_shard).saturating_mul(self.cp).saturating_mul(self.tp);
+        all / self.ep.saturating_mul(self.expert_tp()).max(1)
+    }
+
     /// The axes whose product is the world, by name.
     fn axes(&self) -> [(u64, &'static str); 6] {
         [
@@ -123,7 +137,7 @@ impl Mesh {
 
     /// Refuses axes that do not divide what they split.
     pub fn check(&self, sizes: &ModelSizes) -> Result<(), PlanError> {
-        for (size, name) in self.axes().into_iter().chain([(self.ep, "ep")]) {
+        for (size, name) in self.axes().into_iter().chain([(self.ep, "ep"), (self.etp.unwrap_or(1), "etp")]) {
             if size == 0 {
                 return Err(PlanError::BadValue { key: name.into(), value: "0".into(), expected: "at least 1".into() });
             }
@@ -162,7 +176,14 @@ impl Mesh {
                 experts => divides("ep", self.ep, "experts", experts)?,
             }
             let data = self.dp_replicate.saturating_mul(self.dp_shard).saturating_mul(self.cp).saturating_mul(self.tp);
-            divides("ep", self.ep, "GPUs of dp x cp x tp", Some(data))?;
+            let experts = self.ep.saturating_mul(self.etp.unwrap_or(1));
+            divides(if self.etp.is_some() { "ep x etp" } else { "ep" }, experts, "GPUs of dp x cp x tp", Some(data))?;
+        }
+        if self.etp.is_some() && sizes.experts.is_none() {
+            return Err(PlanError::Conflict {
+                what: format!("etp {} on a model without routed experts", self.expert_tp()),
+                hint: "drop it".into(),
+            });
         }
         if self.sequence_parallel && self.tp == 1 {
             return Err(PlanError::Conflict {
@@ -175,7 +196,7 @@ impl Mesh {
 }
 
 /// Refuses an axis that does not divide `whole`, with the nearest sizes that do.
-fn divides(axis: &str, size: u64, what: &str, whole: Option<u64>) -> Result<(), PlanError> {
+pub(super) fn divides(axis: &str, size: u64, what: &str, whole: Option<u64>) -> Result<(), PlanError> {
     let Some(whole) = whole.filter(|whole| size > 1 && whole % size != 0) else { return Ok(()) };
     let below = (1..size.min(whole + 1)).rev().find(|candidate| whole % candidate == 0);
     let above = (size.saturating_add(1)..=whole).find(|candidate| whole % candidate == 0);

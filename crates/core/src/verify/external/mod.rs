@@ -1,7 +1,9 @@
-//! Public logs of serving engines against our budgets.
+//! Public logs of serving engines against our budgets, and published training runs against our simulation.
 
+mod bridge;
 mod llama_cpp;
 mod names;
+pub mod simumax;
 mod vllm;
 
 use serde::Serialize;
@@ -15,7 +17,7 @@ pub enum ExternalRow {
     Scored {
         /// Which file, row and model.
         row: String,
-        /// What is compared: `weights`, `cache tokens`, `cache`, `compute`.
+        /// What is compared: `weights`, `cache tokens`, `cache`, `compute`, `allocated`, `reserved`.
         quantity: &'static str,
         /// Ours.
         predicted: u64,
@@ -49,6 +51,8 @@ pub fn score(name: &str, file: &Value) -> Vec<ExternalRow> {
     rows.flat_map(|(index, row)| match name {
         "vllm_logs" => vllm::score(index, row),
         "llamacpp_logs" => llama_cpp::score_log(index, row),
+        "megatron_bridge" => bridge::score(index, row),
+        "simumax_b200" | "simumax_a100" => simumax::score(name, row),
         "llamacpp_ananke" => llama_cpp::score_cell(index, row),
         _ => Vec::new(),
     })

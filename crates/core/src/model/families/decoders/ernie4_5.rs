@@ -37,7 +37,7 @@ impl Ernie {
         let bias = c.flag("use_bias", false)?;
         (sizes.attention.qkv_bias, sizes.attention.out_bias) = (bias, bias);
         sizes.attention.dropout = 0.0;
-        sizes.attention.rotary = Some(Rotary::InterleavedFp32);
+        sizes.attention.rotary = Some(Rotary::InterleavedPromoted);
         sizes.attention.rotary_pairs = true;
         Ok(Self { sizes, bias })
     }

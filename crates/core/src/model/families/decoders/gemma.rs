@@ -78,8 +78,7 @@ impl Decoder for Gemma {
 /// The token table of all Gemmas: rows times `√hidden`, which is a buffer.
 pub(crate) fn scaled_embedding(g: &mut Graph, ids: &Value, table: Vocabulary) -> Value {
     g.buffer("embed_tokens.embed_scale", [], DType::F32, false);
-    let rows = g.embedding("embed_tokens", ids, table.rows, table.width);
-    g.scale(&rows)
+    g.scaled_embedding("embed_tokens", ids, table.rows, table.width)
 }
 
 /// The gated MLP of all Gemmas.

@@ -27,7 +27,8 @@ fn attend(sizes: &Sizes, g: &mut Graph, hidden: &Value, mask: &Value, positions:
     let table = early::position_table(g, sizes.positions, sizes.table_width());
     // The table stays in fp32, and so do rotated queries and keys.
     let sincos = g.index(&table, positions);
-    (query, key) = early::rotate(g, sizes.rotary_dim, &query, &key, &sincos);
+    let parts;
+    (query, key, parts) = early::rotate(g, sizes.rotary_dim, &query, &key, &sincos);
     key = g.permute(&key, &[0, 2, 1, 3]);
     query = g.permute(&query, &[0, 2, 1, 3]);
     if g.inputs.cache {
@@ -38,7 +39,9 @@ fn attend(sizes: &Sizes, g: &mut Graph, hidden: &Value, mask: &Value, positions:
         scores = g.add(&scores, mask);
         g.scalar(Binary::Div, &scores)
     });
-    (sizes.output(g, attended), weights)
+    let output = sizes.output(g, attended);
+    drop(parts);
+    (output, weights)
 }
 
 /// `[batch, seq, ranks, part] → [batch, seq, heads, dim]`, copied where the parts do not lie side by side.

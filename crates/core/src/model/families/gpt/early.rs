@@ -32,20 +32,20 @@ pub(super) fn merge_heads(g: &mut Graph, x: &Value) -> Value {
 }
 
 /// The first `rotary_dim` dimensions of keys, then of queries (both `[batch, seq, heads, dim]`) rotated, the rest joined
-/// again. `sincos` is `[1, seq, rotary_dim]`: sines, then cosines.
+/// again; the parts come third, since the callers' code keeps names for them. `sincos` is `[1, seq, rotary_dim]`: sines, then cosines.
 pub(super) fn rotate(
     g: &mut Graph,
     rotary_dim: Option<u64>,
     query: &Value,
     key: &Value,
     sincos: &Value,
-) -> (Value, Value) {
+) -> (Value, Value, Vec<Value>) {
     let half = sincos.size(-1) / 2;
     let (sine, cosine) = g.split2(sincos, -1, half, half);
     let Some(turned) = rotary_dim else {
         let key = rotate_pairs(g, key, &sine, &cosine);
         let query = rotate_pairs(g, query, &sine, &cosine);
-        return (query, key);
+        return (query, key, Vec::new());
     };
     let rest = key.size(-1).saturating_sub(turned);
     let mut key_turned = g.slice(key, -1, 0, turned);
@@ -56,7 +56,7 @@ pub(super) fn rotate(
     query_turned = rotate_pairs(g, &query_turned, &sine, &cosine);
     let key = g.cat(&[&key_turned, &key_passed], -1);
     let query = g.cat(&[&query_turned, &query_passed], -1);
-    (query, key)
+    (query, key, vec![key_turned, key_passed, query_turned, query_passed])
 }
 
 fn rotate_pairs(g: &mut Graph, x: &Value, sine: &Value, cosine: &Value) -> Value {

@@ -116,7 +116,8 @@ fn attend(sizes: &Sizes, g: &mut Graph, hidden: &Value, mask: &Value, positions:
         let rows = g.gather(&repeated_table, 1, &index);
         g.type_as(&rows, &key)
     };
-    (query, key) = early::rotate(g, sizes.rotary_dim, &query, &key, &sincos);
+    let parts;
+    (query, key, parts) = early::rotate(g, sizes.rotary_dim, &query, &key, &sincos);
     key = g.permute(&key, &[0, 2, 1, 3]);
     query = g.permute(&query, &[0, 2, 1, 3]);
     (key, value) = g.cache(attention::grouped_cache(heads, head_dim, None), &key, &value);
@@ -124,7 +125,9 @@ fn attend(sizes: &Sizes, g: &mut Graph, hidden: &Value, mask: &Value, positions:
         scores = g.scalar(Binary::Div, &scores);
         g.add(&scores, mask)
     });
-    (sizes.output(g, attended), weights)
+    let output = sizes.output(g, attended);
+    drop(parts);
+    (output, weights)
 }
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {

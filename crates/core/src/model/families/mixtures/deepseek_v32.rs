@@ -19,6 +19,8 @@ struct Sparse {
     attention: Latent,
     mlp: Mlp,
     indexer: Indexer,
+    /// Whether a layer's choice of keys lives on for the next.
+    hands_on: bool,
     /// Layers that have an indexer; the others take the keys of the layer before.
     indexed: Vec<bool>,
 }
@@ -56,6 +58,7 @@ impl Sparse {
         Ok(Self {
             mlp: Mlp::read(c, frame.layers, width, router)?,
             indexed: indexed_layers(c, frame.layers)?,
+            hands_on: glm,
             frame,
             attention,
             indexer,
@@ -72,7 +75,8 @@ impl Sparse {
             let indexed = self.indexed.get(index as usize).copied().unwrap_or(true) || chosen.is_none();
             let attend = |g: &mut Graph, x: &Value| {
                 let (output, indices) = self.attend(g, x, context, if indexed { None } else { chosen.take() });
-                chosen = Some(indices);
+                // Only GLM hands the choice on from layer to layer.
+                chosen = Some(indices).filter(|_| self.hands_on);
                 output
             };
             self.frame.layer(g, input, attend, |g, x| self.mlp.run(g, index, x, routers))
@@ -94,17 +98,19 @@ impl Sparse {
             let mask = g.squeeze(&mask, 1);
             g.module("indexer", |g| g.without_grad(|g| self.indexer.run(g, hidden, &latent, &context.rope, &mask)))
         });
+        let hidden_keys = {
+            let all = g.fill(DType::Bool, [hidden.size(0), hidden.size(1), key.size(2)]);
+            let wide = g.to(&chosen, DType::I64);
+            let kept = g.run(Op::Scatter { dim: 2, in_place: false }, &[&all, &wide], all.shape());
+            g.unsqueeze(&kept, 1)
+        };
         let mask = {
-            let hidden_keys = {
-                let all = g.fill(DType::Bool, [hidden.size(0), hidden.size(1), key.size(2)]);
-                let wide = g.to(&chosen, DType::I64);
-                let kept = g.run(Op::Scatter { dim: 2, in_place: false }, &[&all, &wide], all.shape());
-                g.unsqueeze(&kept, 1)
-            };
             let seen = g.unary(Unary::Not, &hidden_keys);
             g.binary(Binary::Mul, &context.mask, &seen)
         };
-        (own.attend(g, &query, &key, &value, &mask, hidden.size(-1)), chosen)
+        let attended = own.attend(g, &query, &key, &value, &mask, hidden.size(-1));
+        drop((hidden_keys, mask));
+        (attended, chosen)
     }
 }
 
@@ -134,17 +140,21 @@ impl Indexer {
             CacheUpdate { kind: CacheKind::Index, heads: 1, key_dim: self.head_dim, value_dim: 0, true_heads: 1 };
         key = g.run(Op::Cache(update), &[&key], [batch, seq.saturating_add(g.inputs.past), self.head_dim]);
         let mut scores = {
-            let wide_query = g.float(&query);
-            let turned = g.transpose(&key, -1, -2);
-            let turned = g.float(&turned);
-            let turned = g.unsqueeze(&turned, 1);
-            let product = g.matmul(&wide_query, &turned);
+            let product = {
+                let wide_query = g.float(&query);
+                let turned = g.transpose(&key, -1, -2);
+                let turned = g.float(&turned);
+                let turned = g.unsqueeze(&turned, 1);
+                g.matmul(&wide_query, &turned)
+            };
             g.scale(&product)
         };
         scores = g.unary(Unary::Relu, &scores);
         let weights = {
-            let narrow = g.linear("weights_proj", hidden, self.heads, false);
-            let wide = g.float(&narrow);
+            let wide = {
+                let narrow = g.linear("weights_proj", hidden, self.heads, false);
+                g.float(&narrow)
+            };
             g.scale(&wide)
         };
         let mut index_scores = {

@@ -36,7 +36,8 @@ impl Ernie {
         let bias = c.flag("use_bias", false)?;
         attention.qkv_bias = bias;
         attention.out_bias = bias;
-        attention.rotary = Some(Rotary::InterleavedFp32);
+        attention.rotary = Some(Rotary::InterleavedPromoted);
+        attention.rotary_pairs = true;
         let activation = read::activation(c, "hidden_act", "silu")?;
         let width = c.size_or(&["moe_intermediate_size"], 1536)?;
         let last = c.number("moe_layer_end_index", -1.0)?;

@@ -85,8 +85,7 @@ impl GptOss {
         let mut key = own.project(g, hidden, 1, own.kv_heads);
         let mut value = own.project(g, hidden, 2, own.kv_heads);
         let (cosine, sine) = (g.unsqueeze(cosine, 1), g.unsqueeze(sine, 1));
-        query = rotate(g, &query, &cosine, &sine);
-        key = rotate(g, &key, &cosine, &sine);
+        (query, key) = (rotate(g, &query, &cosine, &sine), rotate(g, &key, &cosine, &sine));
         let window = sliding.then_some(self.window);
         (key, value) = g.cache(attention::grouped_cache(own.kv_heads, own.head_dim, window), &key, &value);
         let spec = crate::model::op::Attention { sdpa: false, ..own.spec(Some(sinks)) };

@@ -30,6 +30,7 @@ impl MiniMaxM2 {
         attention.qk_norm = QkNorm::Whole(Norm::Rms, ["q_norm", "k_norm"]);
         // transformers does not read the hub's `rotary_dim`.
         attention.rotary_dim = read::rotary_dim(c, head_dim, 1.0)?;
+        attention.rotary_cuts = true;
         let experts = FusedExperts::new(
             read::positive(c, &["num_local_experts", "num_experts"], 256)?,
             read::positive(c, &["num_experts_per_tok"], 8)?,

@@ -1,0 +1,162 @@
+//! `vramcast compare`: every published formula beside the simulation, and beside what was measured.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Value, json};
+use vramcast_core::lens::{self, Facts, Method, Question};
+use vramcast_core::memory::simulation;
+use vramcast_core::model::Model;
+use vramcast_core::source::json as python_json;
+use vramcast_core::verify::ledger;
+
+use super::context::Context;
+use super::{Answer, Failure, train};
+use crate::exit::Exit;
+use crate::render::gib;
+use crate::render::page::{Block, Page};
+use crate::render::table::Table;
+
+/// What to compare: a training run, or a recorded one.
+#[derive(Debug, Args)]
+#[group(skip)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    run: train::Arguments,
+    /// A ledger of measured runs; needs --row.
+    #[arg(long, value_name = "FILE", requires = "row", help_heading = "A measured run")]
+    ledger: Option<PathBuf>,
+    /// The row of the ledger.
+    #[arg(long, value_name = "ID", requires = "ledger", help_heading = "A measured run")]
+    row: Option<String>,
+}
+
+/// One way to a number.
+struct Line {
+    name: String,
+    bytes: Result<u64, String>,
+}
+
+pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
+    match (&arguments.ledger, &arguments.row) {
+        (Some(file), Some(row)) => measured(file, row, context),
+        _ => planned(&arguments.run, context),
+    }
+}
+
+fn planned(arguments: &train::Arguments, context: &Context) -> Result<Answer, Failure> {
+    let (found, plan, start) = arguments.resolve(context)?;
+    let model = found.require_model()?;
+    let mut question = Question::of_train(&plan);
+    arguments.lens.apply(&mut question, context)?;
+    let mut lines = Vec::new();
+    let mut notes = start.notes;
+    let baseline = match simulation::train(model, &plan) {
+        Ok(run) => {
+            let (allocated, reserved) = (run.replay.peak_allocated(), run.replay.peak_reserved());
+            lines.push(Line { name: "simulate: process".into(), bytes: Ok(run.process_bytes()) });
+            lines.push(Line { name: "simulate: reserved".into(), bytes: Ok(reserved) });
+            lines.push(Line { name: "simulate: allocated".into(), bytes: Ok(allocated) });
+            Some(run.process_bytes())
+        }
+        Err(error) => {
+            notes.push(format!("the simulation refuses this run: {error}"));
+            None
+        }
+    };
+    lines.extend(lens_lines(model, &question)?);
+    answer(&format!("{}: formulas beside the simulation", found.name), "process", baseline, &lines, &notes, context)
+}
+
+fn measured(file: &Path, id: &str, context: &Context) -> Result<Answer, Failure> {
+    let text = std::fs::read_to_string(file).map_err(|e| Failure::bad_input(format!("{}: {e}", file.display())))?;
+    let row = text
+        .lines()
+        .filter(|line| line.contains(id))
+        .filter_map(|line| python_json::parse(line.as_bytes()).ok())
+        .find(|row: &Value| row["id"] == id)
+        .ok_or_else(|| Failure::bad_input(format!("{}: no row {id}", file.display())))?;
+    let bad = |error: String| Failure::bad_input(format!("{}: row {id}: {error}", file.display()));
+    let model = ledger::model_of(&row).map_err(bad)?;
+    let question = ledger::question(&row).map_err(bad)?;
+    let (run, gpu) = ledger::simulate(&row).map_err(bad)?;
+    let was = |key: &str| row["measured"][key].as_u64();
+    let mut lines = Vec::new();
+    for (level, key, ours) in [
+        ("allocated", "peak_allocated", run.replay.peak_allocated()),
+        ("reserved", "peak_reserved", run.replay.peak_reserved()),
+        ("process", "nvml_used_end", run.process_bytes()),
+    ] {
+        if let Some(bytes) = was(key) {
+            lines.push(Line { name: format!("measured: {level}"), bytes: Ok(bytes) });
+        }
+        lines.push(Line { name: format!("simulate: {level}"), bytes: Ok(ours) });
+    }
+    lines.extend(lens_lines(&model, &question)?);
+    let name = row["model"].as_str().unwrap_or_default();
+    let title = format!("{name}, row {id} of {} on {}", file.display(), gpu.name);
+    let mut notes = vec!["differences are against the measured peak of allocated memory".to_owned()];
+    if row["oom"] == true {
+        notes = vec!["the run ran out of memory: there is no peak to compare with".to_owned()];
+    }
+    answer(&title, "measured", was("peak_allocated").filter(|_| row["oom"] != true), &lines, &notes, context)
+}
+
+fn lens_lines(model: &Model, question: &Question) -> Result<Vec<Line>, Failure> {
+    let facts = Facts::of(model);
+    let line = |method: Method| {
+        let estimate = facts.clone().and_then(|facts| lens::estimate(method, &facts, question));
+        let bytes = estimate.map(|estimate| estimate.total().round() as u64).map_err(|silent| silent.to_string());
+        Line { name: method.name().to_owned(), bytes }
+    };
+    Ok(Method::ALL.into_iter().map(line).collect())
+}
+
+fn answer(
+    title: &str,
+    against: &str,
+    baseline: Option<u64>,
+    lines: &[Line],
+    notes: &[String],
+    context: &Context,
+) -> Result<Answer, Failure> {
+    let difference = |bytes: u64| {
+        let baseline = baseline.filter(|baseline| *baseline > 0)? as f64;
+        Some(100.0 * (bytes as f64 - baseline) / baseline)
+    };
+    let mut page = Page::new(title);
+    let heading = format!("% of {against}");
+    let mut table = Table::new(&["method", "GiB", &heading, "says"]);
+    let mut bars = Vec::new();
+    let mut rows = Vec::new();
+    for line in lines {
+        let says = Method::ALL.iter().find(|method| method.name() == line.name).map_or("", |method| method.about());
+        match &line.bytes {
+            Ok(bytes) => {
+                let off = difference(*bytes);
+                let shown = off.map_or_else(String::new, |percent| format!("{percent:+.1}"));
+                table.row(vec![line.name.clone(), gib(*bytes), shown, shorten(says)]);
+                bars.push((line.name.clone(), *bytes));
+                rows.push(json!({"method": line.name, "bytes": bytes, "difference_percent": off}));
+            }
+            Err(why) => {
+                table.row(vec![line.name.clone(), String::new(), String::new(), shorten(why)]);
+                rows.push(json!({"method": line.name, "bytes": null, "why": why}));
+            }
+        }
+    }
+    page.add(Block::Table(table));
+    page.add(Block::Picture(bars));
+    notes.iter().for_each(|note| page.add(Block::Note(note.clone())));
+    let document = json!({"schema": 1, "title": title, "baseline": baseline, "methods": rows, "notes": notes});
+    context.answer(&page, document, Exit::Success)
+}
+
+/// Cut to what is left of the line.
+fn shorten(text: &str) -> String {
+    let room = crate::render::width().saturating_sub(44).max(20);
+    if text.chars().count() <= room {
+        return text.to_owned();
+    }
+    text.chars().take(room - 1).collect::<String>().trim_end().to_owned() + "…"
+}

@@ -1,0 +1,127 @@
+//! What every command is told: the form of the answer, and the user's settings.
+
+use clap::ValueEnum;
+use serde_json::Value;
+use vramcast_core::dtype::{Format as StorageFormat, builtin_formats, find_format};
+use vramcast_core::plan::Gpus;
+
+use super::{Answer, Failure};
+use crate::exit::Exit;
+use crate::render::page::Page;
+use crate::settings::Settings;
+
+/// The form of an answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// Text for a terminal.
+    #[default]
+    Table,
+    /// Markdown.
+    Markdown,
+    /// Comma-separated values.
+    Csv,
+    /// One JSON document.
+    Json,
+    /// One HTML file.
+    Html,
+    /// A picture.
+    Svg,
+}
+
+/// When to use colours.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum Colour {
+    /// On terminals.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// What a command is told.
+#[derive(Debug)]
+pub(super) struct Context {
+    /// The form of the answer.
+    pub format: Format,
+    /// Say nothing but the answer.
+    pub quiet: bool,
+    /// The user's settings.
+    pub settings: Settings,
+}
+
+impl Context {
+    /// All cards, the user's first.
+    pub(super) fn cards(&self) -> Gpus {
+        Gpus::embedded().and(self.settings.cards.iter().cloned())
+    }
+
+    /// A storage format by name, the user's first.
+    pub(super) fn storage_format(&self, name: &str) -> Result<StorageFormat, Failure> {
+        let all = self.settings.formats.iter().chain(builtin_formats());
+        find_format(all, name).cloned().ok_or_else(|| {
+            Failure::bad_input(format!("--dtype: {name} is not a format vramcast knows"))
+                .hint("`vramcast list dtypes` shows them; a data_types.json in --config-dir adds yours")
+        })
+    }
+
+    /// For commands that answer in text and JSON only.
+    pub(super) fn text_or_json(&self, command: &str) -> Result<bool, Failure> {
+        match self.format {
+            Format::Table => Ok(false),
+            Format::Json => Ok(true),
+            other => Err(Failure::bad_input(format!("--format {}: {command} has no such form", name(other)))
+                .hint("use table or json")),
+        }
+    }
+
+    /// A page in the form that is wanted; `document` makes the JSON.
+    pub(super) fn answer(&self, page: &Page, document: Value, exit: Exit) -> Result<Answer, Failure> {
+        let text = match self.format {
+            Format::Table => page.text(),
+            Format::Markdown => page.markdown(),
+            Format::Csv => page.csv(),
+            Format::Json => format!("{document:#}\n"),
+            Format::Html => page.html(),
+            Format::Svg => page.svg().ok_or_else(|| {
+                Failure::bad_input("--format svg: this answer has no picture").hint("use html or table")
+            })?,
+        };
+        Ok(Answer { text, exit })
+    }
+}
+
+fn name(format: Format) -> String {
+    format.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+/// `10%` (of the card), `8GiB` or a number of bytes: what must stay free on a card of `memory` bytes.
+pub(super) fn headroom(text: &str, memory: u64) -> Result<u64, Failure> {
+    let bad = || {
+        Failure::bad_input(format!("--fail-under-headroom: {text} is neither a share nor a size"))
+            .hint("write 10% or 8GiB")
+    };
+    match text.trim().strip_suffix('%') {
+        Some(number) => {
+            let percent: f64 = number.trim().parse().map_err(|_| bad())?;
+            if !(0.0..=100.0).contains(&percent) {
+                return Err(bad());
+            }
+            Ok((memory as f64 * percent / 100.0).ceil() as u64)
+        }
+        None => text.parse::<vramcast_core::units::Bytes>().map(|bytes| bytes.get()).map_err(|_| bad()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headroom_is_a_share_or_a_size() {
+        assert_eq!(headroom("10%", 1000).ok(), Some(100));
+        assert_eq!(headroom("8GiB", 0).ok(), Some(8 << 30));
+        assert!(headroom("lots", 0).is_err() && headroom("120%", 0).is_err());
+    }
+}

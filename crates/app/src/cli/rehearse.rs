@@ -1,0 +1,149 @@
+//! `vramcast rehearse`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use vramcast_core::units::Bytes;
+
+use super::context::Context;
+use super::{Answer, Failure};
+use crate::exit::Exit;
+use crate::rehearse::journal::Line;
+use crate::rehearse::{self, Card, Ending, Rehearsal, RehearseError, Request, World};
+use crate::render;
+use crate::render::gib;
+
+/// What to run, and on what.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 it ran and fits, 1 it does not fit, 2 bad input, 4 the program failed by itself."
+)]
+pub(super) struct Arguments {
+    /// The program, as you would start it, behind `--`.
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+
+    /// The card; see `vramcast list gpus`.
+    #[arg(long, value_name = "NAME", default_value = "H200", help_heading = "Hardware")]
+    gpu: String,
+    /// A TOML file with cards of your own.
+    #[arg(long, value_name = "FILE", help_heading = "Hardware")]
+    gpu_file: Option<PathBuf>,
+    /// Give the card another memory, such as 24GiB.
+    #[arg(long, value_name = "SIZE", help_heading = "Hardware")]
+    memory: Option<Bytes>,
+    /// How many cards each process sees.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16), help_heading = "Hardware")]
+    gpus: u32,
+    /// Run one rank of a world of this size, alone.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Hardware")]
+    world: Option<u32>,
+    /// Which rank.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "world", help_heading = "Hardware")]
+    rank: u32,
+    /// Say which of all known cards hold it.
+    #[arg(long, help_heading = "Hardware")]
+    all_gpus: bool,
+
+    /// Stop after so many optimizer steps.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Run")]
+    steps: Option<u64>,
+    /// End the program when it has run for so many seconds.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Run")]
+    time_limit: Option<u64>,
+    /// The interpreter the program uses, where the command does not show it.
+    #[arg(long, value_name = "PATH", help_heading = "Run")]
+    python: Option<PathBuf>,
+
+    /// Do not record which line of source holds what; faster.
+    #[arg(long, help_heading = "Output")]
+    no_sources: bool,
+    /// Write torch's own snapshot, for its memory viewer.
+    #[arg(long, value_name = "FILE", conflicts_with = "no_sources", help_heading = "Output")]
+    snapshot: Option<PathBuf>,
+    /// Append the fullest process as a row of a ledger (truth/ledger).
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    ledger: Option<PathBuf>,
+}
+
+pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
+    let (as_json, quiet) = (context.text_or_json("rehearse")?, context.quiet);
+    let mut cards = context.cards();
+    if let Some(path) = &arguments.gpu_file {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| Failure::bad_input(format!("--gpu-file {}: {e}", path.display())))?;
+        cards = cards.with(&text)?;
+    }
+    let card = Card::new(cards.find(&arguments.gpu)?, arguments.memory.map(Bytes::get))?;
+    if arguments.world.is_some_and(|world| arguments.rank >= world) {
+        return Err(Failure::bad_input(format!("--rank: {} is not below --world", arguments.rank)));
+    }
+    let request = Request {
+        command: arguments.command.clone(),
+        python: arguments.python.clone(),
+        card,
+        gpus: arguments.gpus,
+        world: arguments.world.map(|size| World { size, rank: arguments.rank }),
+        steps: arguments.steps,
+        time_limit: arguments.time_limit.map(Duration::from_secs),
+        sources: !arguments.no_sources,
+        snapshot: arguments.snapshot.clone(),
+        stdout_is_ours: as_json,
+    };
+    let mut rehearsal = rehearse::run(&request, |_, line| {
+        if !quiet {
+            progress(line);
+        }
+    })?;
+    if arguments.all_gpus {
+        rehearsal.judge_all(cards.all());
+    }
+    if let Some(path) = &arguments.ledger {
+        rehearse::ledger::append(path, &rehearsal)
+            .map_err(|e| Failure::bad_input(format!("--ledger {}: {e}", path.display())))?;
+    }
+    let own = rehearsal.verdicts.iter().find(|verdict| verdict.gpu == rehearsal.gpu.name);
+    let exit = match &rehearsal.ending {
+        Ending::OutOfMemory { .. } => Exit::No,
+        Ending::Failed { .. } => Exit::ProgramFailed,
+        Ending::NoCuda { exit_code } if *exit_code != Some(0) => Exit::ProgramFailed,
+        _ if own.is_some_and(|verdict| !verdict.fits) => Exit::No,
+        _ => Exit::Success,
+    };
+    let text = if as_json { json(&rehearsal)? } else { render::rehearse::text(&rehearsal) };
+    Ok(Answer { text, exit })
+}
+
+fn json(rehearsal: &Rehearsal) -> Result<String, Failure> {
+    Ok(serde_json::to_string_pretty(rehearsal).map_err(|e| Failure::bad_input(e.to_string()))? + "\n")
+}
+
+/// A line on stderr at every step, beside what the program itself says.
+fn progress(line: &Line) {
+    match line {
+        Line::Phase(phase) if phase.phase.ends_with(".opt") || phase.phase == "load" => anstream::eprintln!(
+            "vramcast: {}: {} GiB allocated at most, {} GiB reserved",
+            render::train::phase_name(&phase.phase),
+            gib(phase.peak),
+            gib(phase.peak_reserved)
+        ),
+        Line::Full(full) => anstream::eprintln!(
+            "vramcast: the card is full: {} GiB asked for, {} GiB free",
+            gib(full.wanted),
+            gib(full.free)
+        ),
+        _ => {}
+    }
+}
+
+impl From<RehearseError> for Failure {
+    fn from(error: RehearseError) -> Self {
+        let failure = Self::bad_input(error.to_string());
+        match error.hint() {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Command lines as other tools spell them, rewritten into ours before they are parsed.
+//!
+//! `vramcast MODEL` is the overview; `--model M --mode training` is `train M`; `--flashattn true` is `--attention sdpa`. One
+//! name is canonical, and this table has all others. What would change nothing is dropped; what cannot be done is refused.
+
+use super::Failure;
+
+/// Options of the program itself, and whether each takes a value.
+const GLOBAL: [(&str, bool); 6] = [
+    ("--json", false),
+    ("--quiet", false),
+    ("-q", false),
+    ("--format", true),
+    ("--color", true),
+    ("--config-dir", true),
+];
+
+/// Other names of options, with as many values.
+const RENAMED: [(&str, &str); 7] = [
+    ("--seq-length", "--seq-len"),
+    ("--sequence-length", "--seq-len"),
+    ("--max-seq-len", "--seq-len"),
+    ("--per-device-batch", "--batch-size"),
+    ("--grad-accum", "--gradient-accumulation"),
+    ("--gradient-accumulation-steps", "--gradient-accumulation"),
+    ("--lora-r", "--lora-rank"),
+];
+
+/// Options that others give a truth value: what true and false stand for here.
+const TRUTH: [(&str, &[&str], &[&str]); 12] = [
+    ("--lora", &["--lora"], &[]),
+    ("--qlora", &["--qlora"], &[]),
+    ("--liger", &["--liger"], &[]),
+    ("--flashattn", &["--attention=sdpa"], &["--attention=eager"]),
+    ("--grad-checkpoint", &["--gradient-checkpointing=full"], &["--gradient-checkpointing=off"]),
+    ("--gradient-checkpointing", &["--gradient-checkpointing=full"], &["--gradient-checkpointing=off"]),
+    ("--fused-loss", &["--loss=liger"], &[]),
+    ("--kv-cache", &[], &["--no-kv-cache"]),
+    ("--no-kv-cache", &["--no-kv-cache"], &[]),
+    ("--master-weights", &["--master-weights"], &[]),
+    ("--cpu-offload-optimizer", &["--offload-optimizer=cpu"], &[]),
+    // Parameters are counted from the config either way.
+    ("--load-full-model", &[], &[]),
+];
+
+/// Types that a training run may hold its weights in.
+const TRAINABLE: [&str; 12] = [
+    "fp32",
+    "bf16",
+    "fp16",
+    "float32",
+    "bfloat16",
+    "float16",
+    "bf16-mixed",
+    "fp16-mixed",
+    "amp-bf16",
+    "amp-fp16",
+    "f32",
+    "f16",
+];
+
+/// Rewrites the words after the program's name. `commands` are the names of the commands; `knows` says whether a command
+/// has an option.
+pub(super) fn rewrite(
+    words: Vec<String>,
+    commands: &[String],
+    knows: impl Fn(&str, &str) -> bool,
+) -> Result<Vec<String>, Failure> {
+    let at = first_word(&words);
+    let Some(first) = words.get(at) else { return Ok(words) };
+    if ["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
+        return Ok(words);
+    }
+    let (before, rest) = words.split_at(at);
+    let (command, rest) = if commands.contains(first) {
+        (first.clone(), &rest[1..])
+    } else {
+        match mode(rest)? {
+            Some(command) => (command.to_owned(), rest),
+            None if is_a_slip(first) => return Ok(words),
+            None => ("overview".to_owned(), rest),
+        }
+    };
+    let (rest, probed) = match (command.as_str(), rest.first().map(String::as_str)) {
+        ("train" | "infer" | "compare", _) => translate(&command, rest, &knows)?,
+        ("probe", Some(what @ ("train" | "infer"))) => {
+            // It is a probe already: its steps are options of the command.
+            let (mut rest, _) = translate(what, &[&["--probe=true".to_owned()], &rest[1..]].concat(), &knows)?;
+            rest.insert(0, what.to_owned());
+            (rest, false)
+        }
+        _ => (rest.to_vec(), false),
+    };
+    let probe = probed.then(|| "probe".to_owned());
+    Ok(before.iter().cloned().chain(probe).chain([command]).chain(rest).collect())
+}
+
+/// The place of the first word that is no option of the program itself.
+fn first_word(words: &[String]) -> usize {
+    let mut at = 0;
+    while let Some(word) = words.get(at) {
+        match GLOBAL.iter().find(|(name, _)| word == name || word.starts_with(&format!("{name}="))) {
+            Some((name, true)) if word == name => at += 2,
+            Some(_) => at += 1,
+            None => break,
+        }
+    }
+    at.min(words.len())
+}
+
+/// A plain word that is neither a model nor a path is left to be refused as a command.
+fn is_a_slip(word: &str) -> bool {
+    word.chars().all(|c| c.is_ascii_lowercase() || c == '-')
+        && !word.starts_with('-')
+        && vramcast_core::source::catalogue::find(word).is_none()
+        && !std::path::Path::new(word).exists()
+}
+
+fn mode(words: &[String]) -> Result<Option<&'static str>, Failure> {
+    let value = words.iter().enumerate().find_map(|(at, word)| match word.strip_prefix("--mode") {
+        Some("") => Some(words.get(at + 1).map_or("", String::as_str)),
+        Some(rest) => rest.strip_prefix('='),
+        None => None,
+    });
+    match value {
+        None => Ok(None),
+        Some("training" | "train") => Ok(Some("train")),
+        Some("inference" | "infer") => Ok(Some("infer")),
+        Some(other) => Err(Failure::bad_input(format!("--mode: {other} is neither training nor inference"))),
+    }
+}
+
+/// Options with their values, in order.
+struct Words<'a> {
+    rest: std::iter::Peekable<std::slice::Iter<'a, String>>,
+}
+
+impl Words<'_> {
+    /// The value of an option: behind its `=`, or the next word.
+    fn value(&mut self, name: &str, inline: Option<String>) -> Result<String, Failure> {
+        inline
+            .or_else(|| self.rest.next().cloned())
+            .ok_or_else(|| Failure::bad_input(format!("{name}: a value is missing")))
+    }
+
+    /// A truth value, if one follows.
+    fn truth(&mut self, name: &str, inline: Option<String>) -> Result<bool, Failure> {
+        let read = |text: &str| match text.to_ascii_lowercase().as_str() {
+            "true" | "1" | "yes" | "on" => Some(true),
+            "false" | "0" | "no" | "off" => Some(false),
+            _ => None,
+        };
+        if let Some(text) = inline {
+            return read(&text).ok_or_else(|| Failure::bad_input(format!("{name}: {text} is neither true nor false")));
+        }
+        let next = self.rest.peek().and_then(|word| read(word));
+        if next.is_some() {
+            self.rest.next();
+        }
+        Ok(next.unwrap_or(true))
+    }
+}
+
+/// The words of a command in ours, and whether they ask for a real run.
+fn translate(
+    command: &str,
+    words: &[String],
+    knows: &impl Fn(&str, &str) -> bool,
+) -> Result<(Vec<String>, bool), Failure> {
+    let named = words.iter().any(|word| word == "--model" || word.starts_with("--model="));
+    let lens = words.iter().any(|word| word.starts_with("--method"));
+    let mut out: Vec<String> = Vec::new();
+    let mut degrees = Degrees::default();
+    let mut queue = Words { rest: words.iter().peekable() };
+    while let Some(word) = queue.rest.next() {
+        let (name, inline) = match word.split_once('=') {
+            Some((name, value)) if name.starts_with("--") => (name, Some(value.to_owned())),
+            _ => (word.as_str(), None),
+        };
+        if let Some((_, ours)) = RENAMED.iter().find(|(theirs, _)| *theirs == name) {
+            out.push(format!("{ours}={}", queue.value(name, inline)?));
+            continue;
+        }
+        let full = name == "--gradient-checkpointing" && inline.is_some();
+        if let Some((_, yes, no)) = TRUTH.iter().find(|(theirs, _, _)| *theirs == name && !full) {
+            let meant = if queue.truth(name, inline)? { *yes } else { *no };
+            for option in meant {
+                let known = option.split('=').next().unwrap_or(option).trim_start_matches('-').to_owned();
+                if !knows(command, &known) {
+                    return Err(unsupported(name, "it is not simulated yet"));
+                }
+                out.push((*option).to_owned());
+            }
+            continue;
+        }
+        match name {
+            "--mode" => {
+                let value = queue.value(name, inline)?;
+                if mode(&[format!("--mode={value}")])? != Some(command) && command != "compare" {
+                    return Err(Failure::bad_input(format!("--mode {value} does not go with `{command}`")));
+                }
+            }
+            "--model" => out.push(queue.value(name, inline)?),
+            "--dtype" | "--precision" if command != "infer" => {
+                let value = queue.value(name, inline)?.to_ascii_lowercase();
+                let plain = value.replace("bfloat", "bf").replace("float", "fp");
+                let ours = if TRAINABLE.contains(&value.as_str()) { "--precision" } else { "--lens-dtype" };
+                out.push(format!("{ours}={plain}"));
+            }
+            "--precision" => out.push(format!("--dtype={}", queue.value(name, inline)?)),
+            "--dp" => degrees.dp = Some(queue.value(name, inline)?),
+            "--tp" => degrees.tp = Some(queue.value(name, inline)?),
+            "--pp" => degrees.pp = Some(queue.value(name, inline)?),
+            "--zero" => degrees.zero = Some(queue.value(name, inline)?),
+            "--probe" => degrees.probe = queue.truth(name, inline)?,
+            "--estimate-only" => degrees.estimate_only = queue.truth(name, inline)?,
+            "--warmup-steps" | "--probe-steps" => {
+                let steps = format!("{name}={}", queue.value(name, inline)?);
+                degrees.steps.push(steps);
+            }
+            "--lora-target-modules" => {
+                let mut targets = vec![queue.value(name, inline)?];
+                // Further words are targets where the model is known already.
+                let has_model = named || out.iter().any(|word| !word.starts_with('-'));
+                while has_model && queue.rest.peek().is_some_and(|word| !word.starts_with('-')) {
+                    targets.extend(queue.rest.next().cloned());
+                }
+                out.push(format!("--lora-target-modules={}", targets.join(",")));
+            }
+            _ => out.push(word.clone()),
+        }
+    }
+    degrees.spread(&mut out, lens);
+    let probed = degrees.probe && !degrees.estimate_only;
+    if probed {
+        out.extend(degrees.steps);
+    }
+    Ok((out, probed))
+}
+
+/// How a run is spread over cards, and whether it is to be run for real.
+#[derive(Default)]
+struct Degrees {
+    dp: Option<String>,
+    tp: Option<String>,
+    pp: Option<String>,
+    zero: Option<String>,
+    probe: bool,
+    estimate_only: bool,
+    steps: Vec<String>,
+}
+
+impl Degrees {
+    /// `--dp 8 --tp 1 --pp 1 --zero 2` as cards and an engine. Where `--gpus` is given, our own meanings hold.
+    fn spread(&self, out: &mut Vec<String>, lens: bool) {
+        let has =
+            |out: &[String], name: &str| out.iter().any(|word| word == name || word.starts_with(&format!("{name}=")));
+        let given = [("--dp", &self.dp), ("--tp", &self.tp), ("--pp", &self.pp), ("--zero", &self.zero)];
+        if has(out, "--gpus") {
+            out.extend(given.iter().filter_map(|(name, value)| Some(format!("{name}={}", value.as_ref()?))));
+            return;
+        }
+        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "1".into());
+        let (dp, tp, pp) = (text(&self.dp), text(&self.tp), text(&self.pp));
+        let split: Vec<String> = [("tp", &tp), ("pp", &pp)]
+            .iter()
+            .filter(|(_, degree)| degree.as_str() != "1")
+            .map(|(name, degree)| if lens { format!("--lens-{name}={degree}") } else { format!("--{name}={degree}") })
+            .collect();
+        let zero = self.zero.as_deref().filter(|stage| *stage != "0");
+        let offloaded = has(out, "--offload-optimizer") || has(out, "--offload-param");
+        if dp == "1" && (split.is_empty() || lens) && zero.is_none() && !offloaded {
+            out.extend(split);
+            return;
+        }
+        // A number that is none is left for the parser to refuse.
+        let world = match (dp.parse::<u64>(), tp.parse::<u64>(), pp.parse::<u64>()) {
+            (Ok(dp), Ok(tp), Ok(pp)) if !lens => dp.saturating_mul(tp).saturating_mul(pp).to_string(),
+            _ => dp.clone(),
+        };
+        out.push(format!("--gpus={world}"));
+        if !split.is_empty() && !lens {
+            out.push(format!("--dp={dp}"));
+        }
+        out.extend(split);
+        match zero {
+            Some(stage) => out.push(format!("--zero={stage}")),
+            None if !has(out, "--engine") && !offloaded => out.push("--engine=ddp".into()),
+            None => {}
+        }
+    }
+}
+
+fn unsupported(what: &str, hint: &str) -> Failure {
+    Failure::bad_input(format!("{what} is not supported")).hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rewritten(line: &str) -> Result<String, String> {
+        let words = line.split_whitespace().map(str::to_owned).collect();
+        let commands = ["train", "infer", "list", "overview", "compare", "probe"].map(str::to_owned);
+        let knows = |_: &str, option: &str| option != "kept-by-nobody";
+        rewrite(words, &commands, knows).map(|words| words.join(" ")).map_err(|failure| format!("{failure:?}"))
+    }
+
+    #[test]
+    fn a_model_alone_is_the_overview() {
+        assert_eq!(rewritten("gpt2 --dtype bf16").unwrap(), "overview gpt2 --dtype bf16");
+        assert_eq!(rewritten("--json microsoft/phi-2").unwrap(), "--json overview microsoft/phi-2");
+        assert_eq!(rewritten("--config-dir my --list-types").unwrap(), "--config-dir my overview --list-types");
+        assert_eq!(rewritten("--format csv list gpus").unwrap(), "--format csv list gpus");
+        assert_eq!(rewritten("--help").unwrap(), "--help");
+        assert_eq!(rewritten("trian phi-2").unwrap(), "trian phi-2");
+        assert_eq!(rewritten("").unwrap(), "");
+    }
+
+    #[test]
+    fn modes_are_commands() {
+        assert_eq!(
+            rewritten("--model microsoft/phi-2 --mode training --precision bf16 --seq-length 2048").unwrap(),
+            "train microsoft/phi-2 --precision=bf16 --seq-len=2048"
+        );
+        assert_eq!(
+            rewritten("--model microsoft/phi-2 --mode inference --precision bf16 --no-kv-cache").unwrap(),
+            "infer microsoft/phi-2 --dtype=bf16 --no-kv-cache"
+        );
+        assert!(rewritten("infer gpt2 --mode training").is_err() && rewritten("--mode magic").is_err());
+    }
+
+    #[test]
+    fn truth_values() {
+        assert_eq!(rewritten("train m/x --lora true --qlora false").unwrap(), "train m/x --lora");
+        assert_eq!(rewritten("train m/x --lora").unwrap(), "train m/x --lora");
+        assert_eq!(rewritten("train --lora m/x").unwrap(), "train --lora m/x");
+        assert_eq!(
+            rewritten("train m/x --dtype nf4 --method factors").unwrap(),
+            "train m/x --lens-dtype=nf4 --method factors"
+        );
+        assert!(rewritten("infer m/x --fused-loss maybe").is_ok());
+        assert!(rewritten("train m/x --fused-loss=maybe").unwrap_err().contains("maybe"));
+        assert!(rewritten("train m/x --nothing --cpu-offload-optimizer").is_ok());
+        assert_eq!(
+            rewritten("train m/x --gradient-checkpointing=every-2").unwrap(),
+            "train m/x --gradient-checkpointing=every-2"
+        );
+    }
+
+    #[test]
+    fn degrees() {
+        assert_eq!(
+            rewritten("train --model m/x --zero 2 --dp 8 --tp 1 --pp 1 --flashattn true --grad-checkpoint true")
+                .unwrap(),
+            "train m/x --attention=sdpa --gradient-checkpointing=full --gpus=8 --zero=2"
+        );
+        assert_eq!(
+            rewritten("train m/x --lora-target-modules q_proj k_proj --dp 4").unwrap(),
+            "train m/x --lora-target-modules=q_proj,k_proj --gpus=4 --engine=ddp"
+        );
+        assert_eq!(rewritten("train m/x --dp 1 --zero 0").unwrap(), "train m/x");
+        assert_eq!(rewritten("train m/x --method=factors --tp 4").unwrap(), "train m/x --method=factors --lens-tp=4");
+        assert_eq!(rewritten("train m/x --tp 4 --dp 2").unwrap(), "train m/x --gpus=8 --dp=2 --tp=4 --engine=ddp");
+        assert_eq!(rewritten("train m/x --gpus 8 --engine fsdp2").unwrap(), "train m/x --gpus 8 --engine fsdp2");
+        assert_eq!(rewritten("train m/x --gpus 8 --dp 4 --tp 2").unwrap(), "train m/x --gpus 8 --dp=4 --tp=2");
+        assert_eq!(
+            rewritten("train m/x --zero 3 --dp 4 --cpu-offload-optimizer").unwrap(),
+            "train m/x --offload-optimizer=cpu --gpus=4 --zero=3"
+        );
+    }
+
+    #[test]
+    fn a_probe_is_a_command() {
+        assert_eq!(
+            rewritten("train --model m/x --probe true --warmup-steps 3 --dtype bf16").unwrap(),
+            "probe train m/x --precision=bf16 --warmup-steps=3"
+        );
+        assert_eq!(rewritten("train m/x --probe true --estimate-only true --probe-steps 6").unwrap(), "train m/x");
+        assert_eq!(rewritten("probe train --model m/x --dp 1").unwrap(), "probe train m/x");
+    }
+}

@@ -1,0 +1,34 @@
+//! A rehearsal as a row of the ledger: the same shape as the recorded truth, for comparing runs with each other.
+
+use std::io::Write;
+use std::path::Path;
+
+use serde_json::json;
+
+use super::{Ending, Rehearsal};
+
+/// Appends one row for every process that used the card.
+pub fn append(path: &Path, rehearsal: &Rehearsal) -> std::io::Result<()> {
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+    for process in &rehearsal.processes {
+        let phases: Vec<_> = process
+            .phases
+            .iter()
+            .map(|phase| {
+                json!({"phase": phase.phase, "before": phase.before, "after": phase.after, "peak": phase.peak,
+                       "reserved": phase.reserved, "peak_reserved": phase.peak_reserved})
+            })
+            .collect();
+        let row = json!({
+            "gpu": format!("rehearsal: {}", rehearsal.device_name),
+            "rank": process.rank,
+            "device": process.device,
+            "oom": matches!(rehearsal.ending, Ending::OutOfMemory { .. }),
+            "software": {"torch": rehearsal.torch},
+            "measured": {"phases": phases, "peak_allocated": process.totals.allocated,
+                         "peak_reserved": process.totals.reserved, "process": process.totals.process},
+        });
+        writeln!(file, "{row}")?;
+    }
+    Ok(())
+}

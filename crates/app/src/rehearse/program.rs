@@ -1,0 +1,149 @@
+//! Starts the program on the stand-in and watches it to its end.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::journal::{Journals, Line, unknown_calls};
+use super::libraries::lay_out;
+use super::python::Torch;
+use super::report::{Facts, Rehearsal};
+use super::{Card, RehearseError};
+
+/// What runs inside the program (see the files).
+const HOOK: &[(&str, &str)] =
+    &[("sitecustomize.py", include_str!("hook.py")), ("vramcast_values.py", include_str!("values.py"))];
+/// How often the journals are looked at.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// One process of a larger world, alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct World {
+    /// How many ranks it pretends there are.
+    pub size: u32,
+    /// Which of them it is.
+    pub rank: u32,
+}
+
+/// What shall be rehearsed.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// Its interpreter, where it cannot be told from the command.
+    pub python: Option<PathBuf>,
+    /// The card.
+    pub card: Card,
+    /// How many of it a process sees.
+    pub gpus: u32,
+    /// One rank of many.
+    pub world: Option<World>,
+    /// Stop after so many optimizer steps.
+    pub steps: Option<u64>,
+    /// End the program when it has run so long.
+    pub time_limit: Option<Duration>,
+    /// Record which line of source holds what.
+    pub sources: bool,
+    /// Where torch's own snapshot goes.
+    pub snapshot: Option<PathBuf>,
+    /// Whether stdout is kept for the answer.
+    pub stdout_is_ours: bool,
+}
+
+/// Holds the rehearsal; `show` is told every new line.
+pub fn run(request: &Request, mut show: impl FnMut(u32, &Line)) -> Result<Rehearsal, RehearseError> {
+    let torch = Torch::of(&request.command, request.python.as_deref())?;
+    let folder = tempfile::Builder::new().prefix("vramcast-rehearsal-").tempdir();
+    let folder = folder.map_err(|error| RehearseError::Folder { path: std::env::temp_dir(), error })?;
+    let laid = lay_out(&torch, folder.path())?;
+    let mut command = prepare(request, &torch, folder.path(), &laid.preload)?;
+    let started = Instant::now();
+    let mut child = command.spawn().map_err(|error| RehearseError::Start {
+        program: request.command.first().cloned().unwrap_or_default(),
+        error,
+    })?;
+    let mut journals = Journals::default();
+    let mut cut = false;
+    let status = loop {
+        journals.read(folder.path()).iter().for_each(|(process, line)| show(*process, line));
+        if let Ok(Some(status)) = child.try_wait() {
+            break Some(status);
+        }
+        if !cut && request.time_limit.is_some_and(|limit| started.elapsed() > limit) {
+            cut = true;
+            stop(&mut child);
+        }
+        std::thread::sleep(GLANCE);
+    };
+    journals.read(folder.path()).iter().for_each(|(process, line)| show(*process, line));
+    let facts = Facts {
+        card: request.card.clone(),
+        torch: torch.version,
+        exit_code: status.as_ref().and_then(ExitStatus::code),
+        cut,
+        seconds: started.elapsed().as_secs_f64(),
+        unknown: unknown_calls(folder.path()),
+    };
+    Ok(Rehearsal::new(facts, journals.processes()))
+}
+
+/// Asks the program to stop, as Ctrl-C does, so that it can still write its last lines; then makes it.
+fn stop(child: &mut Child) {
+    let asked = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    for _ in 0..200 {
+        if asked.is_err() || matches!(child.try_wait(), Ok(Some(_))) {
+            break;
+        }
+        std::thread::sleep(GLANCE);
+    }
+    let _ = child.kill();
+}
+
+/// The program with its environment; ours is not touched.
+fn prepare(request: &Request, torch: &Torch, folder: &Path, preload: &[PathBuf]) -> Result<Command, RehearseError> {
+    let hook = folder.join("hook");
+    let write = || {
+        std::fs::create_dir(&hook)?;
+        HOOK.iter().try_for_each(|(name, text)| std::fs::write(hook.join(name), text))
+    };
+    write().map_err(|error| RehearseError::Folder { path: hook.clone(), error })?;
+    let mut command = Command::new(request.command.first().cloned().unwrap_or_default());
+    command.args(request.command.iter().skip(1));
+    let preload: Vec<String> = preload.iter().map(|path| path.display().to_string()).collect();
+    command.env("LD_PRELOAD", crate::env::with_first("LD_PRELOAD", &preload.join(":")));
+    command.env("LD_LIBRARY_PATH", crate::env::with_first("LD_LIBRARY_PATH", &folder.display().to_string()));
+    command.env("PYTHONPATH", crate::env::with_first("PYTHONPATH", &hook.display().to_string()));
+    command.env("VRAMCAST_REHEARSAL", folder);
+    command.env("VRAMCAST_CARD", request.card.describe(request.gpus, torch));
+    command.env("VRAMCAST_STEPS", request.steps.unwrap_or(0).to_string());
+    command.env("VRAMCAST_SOURCES", if request.sources { "1" } else { "0" });
+    if let Some(path) = &request.snapshot {
+        command.env("VRAMCAST_SNAPSHOT", std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    }
+    // A list made for the real cards of this machine says nothing about the pretended ones.
+    command.env_remove("CUDA_VISIBLE_DEVICES");
+    // Where no accelerator is found by its usual means, DeepSpeed would take the processor.
+    command.env("DS_ACCELERATOR", "cuda");
+    if let Some(world) = request.world {
+        command.env("VRAMCAST_WORLD", world.size.to_string());
+        command.env("RANK", world.rank.to_string()).env("WORLD_SIZE", world.size.to_string());
+        let local = (world.rank % request.gpus.max(1)).to_string();
+        command.env("LOCAL_RANK", local).env("LOCAL_WORLD_SIZE", request.gpus.to_string());
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "29511");
+    }
+    if request.stdout_is_ours {
+        command.stdout(Stdio::from(std::io::stderr()));
+    }
+    survive_interrupts();
+    Ok(command)
+}
+
+/// Ctrl-C reaches the program as well: it ends, and the report of what it did until then is still made.
+fn survive_interrupts() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !DONE.swap(true, Ordering::Relaxed) {
+        let _ = ctrlc::set_handler(|| {});
+    }
+}

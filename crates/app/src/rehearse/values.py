@@ -1,0 +1,214 @@
+"""Small values of a program whose kernels do nothing. Part of `vramcast rehearse`; standard library only.
+
+Lengths, masks, positions and counters decide what a program does next. Most of them come from the host, so they can be
+known: wherever the inputs of an operation are known and small, the operation is done once more on the CPU, and the
+stand-in is told what the kernel would have written. What depends on real data stays zero, except that
+  - `all` is true, every other yes-or-no is no (checks are passed, no sequence ends before its time),
+  - `argmax` and `multinomial` pick one index that is no special token,
+  - `topk` picks every index equally often (routers are balanced).
+Nothing here allocates on the device, so memory stays what it is.
+"""
+import ctypes
+
+LARGEST = 4 << 20  # elements; larger results decide nothing
+FLOATS = 4096  # the same for numbers that are not whole
+standin = ctypes.CDLL(None)
+standin.vramcast_write.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
+standin.vramcast_known.argtypes = (ctypes.c_uint64, ctypes.c_size_t)
+standin.vramcast_read.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
+standin.vramcast_forget.argtypes = (ctypes.c_uint64,)
+
+FACTORIES = {"arange", "zeros", "ones", "full", "tensor", "as_tensor", "eye", "linspace", "scalar_tensor", "zeros_like", "ones_like", "full_like"}
+RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "normal", "uniform_",
+          "normal_", "random_", "exponential_", "bernoulli_", "dropout", "empty", "empty_like", "new_empty", "empty_strided"}
+SHAPED_BY_DATA = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount", "_unique2"}
+CHOICES = {"argmax", "argmin", "multinomial"}
+ORDINARY = 10  # tokenizers put special tokens first
+OVERWRITES = {"copy_", "fill_", "zero_"}  # what was there before does not matter
+READS = {"item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__", "__contains__", "equal", "allclose"}
+MOVES = {"to", "cuda", "__get__", "__set__", "data_ptr", "detach", "__len__"} | READS
+
+
+def install(torch):
+    """Follows small values through the main thread of the program."""
+    standin.vramcast_blind(0)
+    follower(torch)().__enter__()
+
+
+def follower(torch):
+    from torch.overrides import TorchFunctionMode
+
+    Tensor = torch.Tensor
+
+    def extent(tensor):
+        """Where the memory of a tensor begins, and how long it is."""
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+
+    def is_plain(tensor):
+        return tensor.is_cuda and tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+    def known(tensor):
+        start, length = extent(tensor)
+        return length == 0 or bool(start and standin.vramcast_known(start, length))
+
+    class Unknown(Exception):
+        pass
+
+    def twin(value):
+        """The same on the CPU; unknown contents end the attempt."""
+        if isinstance(value, Tensor):
+            if not value.is_cuda:
+                return value
+            if not is_plain(value) or value.numel() > LARGEST or not known(value):
+                raise Unknown
+            start, length = extent(value)
+            room = torch.empty(max(length, 1), dtype=torch.uint8, device="cpu")
+            standin.vramcast_read(start, room.data_ptr(), length)
+            typed = torch.empty(0, dtype=value.dtype, device="cpu").set_(room.untyped_storage())
+            return typed.as_strided(value.size(), value.stride(), value.storage_offset())
+        if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+            return type(value)(twin(part) for part in value)
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        return "cpu" if isinstance(value, str) and value.startswith("cuda") else value
+
+    def tell(tensor, expected):
+        """Tells the stand-in what a tensor holds."""
+        start, length = extent(tensor)
+        room = torch.zeros(max(length, 1), dtype=torch.uint8, device="cpu")
+        typed = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(room.untyped_storage())
+        typed.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(expected)
+        standin.vramcast_write(start, room.data_ptr(), length)
+
+    def worth(tensor):
+        if not isinstance(tensor, Tensor) or not is_plain(tensor) or tensor.requires_grad:
+            return False
+        return tensor.numel() <= (FLOATS if tensor.is_floating_point() else LARGEST)
+
+    def balanced(function, args, result):
+        """Every index equally often, where nothing is known."""
+        indices, choices = result[1], args[0].size(-1)
+        if indices.numel() <= LARGEST:
+            tell(indices, (torch.arange(indices.numel(), device="cpu") % choices).view(indices.shape))
+
+    def follow(function, name, args, kwargs, result):
+        """Does an operation once more on the CPU, if that is possible, and tells what it gives."""
+        if is_change(name) and args and isinstance(args[0], Tensor):
+            return change(function, name, args, kwargs)
+        results = [part for part in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(part, Tensor) and part.is_cuda]
+        if not results or name in ("tensor", "as_tensor"):
+            return
+        given = {extent(part)[0] for part in tensors(args) if part.is_cuda}
+        fresh = [part for part in results if is_plain(part) and extent(part)[0] not in given]
+        if not fresh:
+            return  # views of something that is known or not
+        try:
+            if name in RANDOM or name in CHOICES or not all(worth(part) for part in fresh):
+                raise Unknown
+            inputs, options = twin(tuple(args)), {key: twin(value) for key, value in kwargs.items() if key != "out"}
+            if name in FACTORIES:
+                options["device"] = "cpu"
+            answer = function(*inputs, **options)
+            answers = [part for part in (answer if isinstance(answer, (tuple, list)) else [answer]) if isinstance(part, Tensor)]
+            for part, expected in zip(results, answers, strict=True):
+                if part.shape != expected.shape or part.dtype != expected.dtype:
+                    raise Unknown
+                tell(part, expected)
+        except Exception:
+            for part in fresh:
+                unknown(name, args, part)
+
+    def unknown(name, args, part):
+        """A result that depends on real data."""
+        start, _ = extent(part)
+        standin.vramcast_forget(start)  # what an earlier owner of the memory left there is nobody's
+        if part.numel() > LARGEST:
+            return
+        if name in CHOICES:
+            tell(part, torch.tensor(min(ORDINARY, args[0].size(-1) - 1), device="cpu"))
+        elif part.dtype is torch.bool:
+            tell(part, torch.tensor(name == "all", device="cpu"))
+
+    def is_change(name):
+        return name == "__setitem__" or name.endswith("_") and not name.endswith("__") or name.startswith("__i") and name.endswith("__") and name != "__invert__"
+
+    def change(function, name, args, kwargs):
+        """An operation in place: the twin is a window on its whole storage, as the original is."""
+        changed = args[0]
+        if not is_plain(changed) or name == "copy_" and isinstance(args[1], Tensor) and not args[1].is_cuda:
+            return
+        start, length = extent(changed)
+        try:
+            if not worth(changed) or name in RANDOM:
+                raise Unknown
+            if name in OVERWRITES and changed.is_contiguous() and changed.numel() * changed.element_size() == length:
+                first = torch.empty(changed.shape, dtype=changed.dtype, device="cpu")
+            else:
+                first = twin(changed)
+            function(first, *twin(tuple(args[1:])), **{key: twin(value) for key, value in kwargs.items()})
+            standin.vramcast_write(start, first.untyped_storage().data_ptr(), length)
+        except Exception:
+            standin.vramcast_forget(start)
+
+    def tensors(values):
+        for value in values:
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, (list, tuple)):
+                yield from tensors(value)
+
+    def by_mask(index):
+        """Masks with known contents as the indices they stand for."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if not any(isinstance(part, Tensor) and part.is_cuda and part.dtype is torch.bool for part in parts):
+            return None
+        replaced = []
+        for part in parts:
+            if isinstance(part, Tensor) and part.is_cuda and part.dtype is torch.bool:
+                replaced += [axis.to(part.device) for axis in twin(part).nonzero().unbind(1)]
+            else:
+                replaced.append(part)
+        return tuple(replaced)
+
+    class Follow(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+            if name == "__get__":
+                return function(*args, **kwargs)
+            try:
+                if name in ("__getitem__", "__setitem__") and len(args) > 1:
+                    index = by_mask(args[1])
+                    if index is not None:
+                        args = (args[0], index, *args[2:])
+                elif name in READS and isinstance(args[0], Tensor) and args[0].is_cuda:
+                    return function(*twin(tuple(args)), **kwargs)
+                elif (name in SHAPED_BY_DATA or name == "where" and len(args) == 1) and isinstance(args[0], Tensor) and args[0].is_cuda and not args[0].requires_grad:
+                    return move(function(*twin(tuple(args)), **{key: twin(value) for key, value in kwargs.items()}), args[0].device)
+            except Unknown:
+                if name in ("equal", "allclose"):
+                    return args[0].shape == args[1].shape
+            except Exception:
+                pass
+            if name in MOVES and not (name == "to" and args[0].is_cuda):
+                return function(*args, **kwargs)  # the stand-in sees the copy
+            standin.vramcast_blind(1)  # what kernels count for themselves is not to be taken from older values
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                standin.vramcast_blind(0)
+            try:
+                if name == "topk" and isinstance(args[0], Tensor) and is_plain(args[0]) and not known(args[0]):
+                    balanced(function, args, result)
+                else:
+                    follow(function, name, args, kwargs, result)
+            except Exception:
+                pass  # a value stays unknown; the program must not notice
+            return result
+
+    def move(value, device):
+        if isinstance(value, Tensor):
+            return value.to(device)
+        return type(value)(move(part, device) for part in value) if isinstance(value, (tuple, list)) else value
+
+    return Follow

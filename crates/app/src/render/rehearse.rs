@@ -1,0 +1,118 @@
+//! A rehearsal as text.
+
+use super::table::Table;
+use super::train::{levels, phase_name, verdicts};
+use super::{bar, gib, width};
+use crate::rehearse::{Ending, Rehearsal};
+
+/// The whole page.
+pub fn text(rehearsal: &Rehearsal) -> String {
+    let mut page = format!(
+        "rehearsed on {} with torch {}, {:.1} s\n{}\n\n",
+        rehearsal.device_name,
+        rehearsal.torch,
+        rehearsal.seconds,
+        ending(&rehearsal.ending)
+    );
+    if rehearsal.processes.is_empty() {
+        return page;
+    }
+    page += &levels(&rehearsal.totals);
+    page += &format!("the most is allocated in: {}\n\n", phase_name(&rehearsal.peak_phase));
+    page += &processes(rehearsal);
+    page += &phases(rehearsal);
+    page += &alive(rehearsal);
+    page += &verdicts(&rehearsal.verdicts);
+    for note in &rehearsal.notes {
+        page += &format!("note: {note}\n");
+    }
+    page + &unknown(rehearsal)
+}
+
+fn ending(ending: &Ending) -> String {
+    match ending {
+        Ending::Finished => "the program ran to its end".into(),
+        Ending::OutOfMemory { phase, wanted } => {
+            format!("out of memory in {}: {} GiB more were asked for", phase_name(phase), gib(*wanted))
+        }
+        Ending::Failed { exit_code, exception } => {
+            let how = exit_code.map_or("a signal ended it".into(), |code| format!("exit code {code}"));
+            let what = exception.as_ref().map(|text| format!(": {text}")).unwrap_or_default();
+            format!("the program failed by itself ({how}){what}")
+        }
+        Ending::Cut => {
+            "the time limit ended the program; does it wait for a value that only a real GPU computes? --steps ends it sooner".into()
+        }
+        Ending::NoCuda { exit_code: Some(0) } => "the program ended without using the GPU".into(),
+        Ending::NoCuda { exit_code } => {
+            let how = exit_code.map_or("a signal ended it".into(), |code| format!("exit code {code}"));
+            format!("the program failed before it used the GPU ({how})")
+        }
+    }
+}
+
+/// One line for each, if there are several.
+fn processes(rehearsal: &Rehearsal) -> String {
+    if rehearsal.processes.len() < 2 {
+        return String::new();
+    }
+    let mut table = Table::new(&["rank", "device", "steps", "allocated", "reserved", "process"]);
+    for process in &rehearsal.processes {
+        let totals = &process.totals;
+        table.row(vec![
+            process.rank.to_string(),
+            process.device.to_string(),
+            process.steps.to_string(),
+            gib(totals.allocated),
+            gib(totals.reserved),
+            gib(totals.process),
+        ]);
+    }
+    table.to_string() + "\n"
+}
+
+/// The fullest process, phase by phase; of many steps the first ones.
+fn phases(rehearsal: &Rehearsal) -> String {
+    const MOST: usize = 16;
+    let Some(process) = rehearsal.processes.iter().max_by_key(|process| process.totals.process) else {
+        return String::new();
+    };
+    let highest = process.totals.allocated.max(1);
+    let room = width().saturating_sub(60).clamp(8, 40);
+    let mut table = Table::new(&["phase", "before", "peak", "after", "reserved", ""]);
+    for phase in process.phases.iter().take(MOST) {
+        table.row(vec![
+            phase.phase.clone(),
+            gib(phase.before),
+            gib(phase.peak),
+            gib(phase.after),
+            gib(phase.peak_reserved),
+            bar(phase.peak, highest, room),
+        ]);
+    }
+    let left = process.phases.len().saturating_sub(MOST);
+    let more = if left > 0 { format!("… and {left} more phases\n") } else { String::new() };
+    format!("{table}{more}\n")
+}
+
+fn alive(rehearsal: &Rehearsal) -> String {
+    let fullest = rehearsal.processes.iter().max_by_key(|process| process.totals.process);
+    let Some(alive) = fullest.and_then(|process| process.alive.as_ref()) else { return String::new() };
+    let mut table = Table::new(&["GiB", "n", "alive at the peak, by line of source"]);
+    for line in alive.lines.iter().take(12) {
+        table.row(vec![gib(line.bytes), line.count.to_string(), line.source.clone()]);
+    }
+    let rest: u64 = alive.lines.iter().skip(12).map(|line| line.bytes).sum();
+    if rest > 0 {
+        table.row(vec![gib(rest), String::new(), "other lines".into()]);
+    }
+    format!("{table}\n")
+}
+
+fn unknown(rehearsal: &Rehearsal) -> String {
+    if rehearsal.unknown_calls.is_empty() {
+        return String::new();
+    }
+    let names: Vec<String> = rehearsal.unknown_calls.iter().map(|(name, times)| format!("{name} × {times}")).collect();
+    format!("note: calls the stand-in does not know, answered with success: {}\n", names.join(", "))
+}

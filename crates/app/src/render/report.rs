@@ -1,0 +1,84 @@
+//! A report as a page, for Markdown, CSV, HTML and SVG.
+
+use vramcast_core::plan::Gpus;
+use vramcast_core::planner::suggest::Suggestion;
+use vramcast_core::report::Report;
+
+use super::page::{Block, Level, Page};
+use super::table::Table;
+use super::{gib, train};
+
+/// The page of a report.
+pub fn page(report: &Report, suggestions: &[Suggestion]) -> Page {
+    let mut page = Page::new(train::title(report));
+    page.add(Block::Text(train::plan(report)));
+    let mut totals = Table::new(&["peak", "GiB", "bytes"]);
+    let levels = [
+        ("allocated", report.totals.allocated),
+        ("reserved", report.totals.reserved),
+        ("process", report.totals.process),
+    ];
+    for (level, bytes) in levels {
+        totals.row(vec![level.into(), gib(bytes), bytes.to_string()]);
+    }
+    page.table("Totals", totals);
+    page.add(Block::Heading(format!("At the peak ({})", train::phase_name(&report.peak_phase))));
+    page.add(Block::Bars(report.breakdown.iter().map(|part| (part.name.to_string(), part.bytes)).collect()));
+    let mut cards = Table::new(&["card", "GiB", "fits", "full %", "left GiB", "cards needed"]);
+    for verdict in &report.verdicts {
+        let left = verdict.headroom as f64 / f64::from(1 << 30);
+        cards.row(vec![
+            verdict.gpu.clone(),
+            gib(verdict.memory),
+            if verdict.fits { "✓" } else { "✗" }.into(),
+            format!("{:.1}", verdict.utilization),
+            format!("{left:.2}"),
+            format!("{:.1}", verdict.utilization / 100.0),
+        ]);
+    }
+    page.table("Cards", cards);
+    if let [verdict] = report.verdicts.as_slice() {
+        let text = if verdict.fits { "fits" } else { "does not fit" };
+        page.add(Block::Verdict(Level::of(verdict.utilization), format!("{text} {}", verdict.gpu)));
+    }
+    if !suggestions.is_empty() {
+        page.table("What would fit", suggested(suggestions));
+    }
+    report.notes.iter().for_each(|note| page.add(Block::Note(note.clone())));
+    page
+}
+
+/// Suggestions as a table.
+pub fn suggested(suggestions: &[Suggestion]) -> Table {
+    let mut table = Table::new(&["change", "GiB", "saves", "at what cost"]);
+    for suggestion in suggestions {
+        table.row(vec![
+            suggestion.change.clone(),
+            gib(suggestion.process),
+            gib(suggestion.saved),
+            suggestion.cost.words().into(),
+        ]);
+    }
+    table
+}
+
+/// How many cards of usual kinds the memory alone would fill.
+pub fn cards_needed(process: u64, cards: &Gpus) -> String {
+    let share = |name: &&str| {
+        let card = cards.find(name).ok()?;
+        Some(format!("{:.1} {}", process as f64 / card.memory.max(1) as f64, card.name))
+    };
+    let all: Vec<String> = ["A100-80GB", "H100-80GB", "A100-40GB"].iter().filter_map(share).collect();
+    format!("cards filled by this much memory: {}\n", all.join(", "))
+}
+
+/// Suggestions as text under a report.
+pub fn suggestions_text(suggestions: &[Suggestion]) -> String {
+    let Some(first) = suggestions.first() else { return String::new() };
+    let heading = if first.fits {
+        "\nsingle changes that would make it fit, cheapest first\n"
+    } else {
+        "\nno single change makes it fit; these save most\n"
+    };
+    heading.to_owned() + &suggested(suggestions).to_string()
+}

@@ -1,0 +1,133 @@
+//! Rehearsals without torch: a shell script plays the interpreter, so that what surrounds the program can be tested on any
+//! machine. Runs with the real torch are `crates/standin/tests/torch.sh`.
+#![cfg(target_os = "linux")]
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use assert_cmd::assert::Assert;
+use serde_json::Value;
+
+const PHASE: &str = r#"{"event":"phase","phase":"0.0.bwd","device":0,"before":1,"after":2,"peak":1073741824,"reserved":3,"peak_reserved":2147483648,"driver":4,"driver_peak":2147483648,"refused":0}"#;
+const START: &str = r#"{"event":"start","torch":"2.11.0","rank":0,"world":1}"#;
+
+/// A folder with a torch of a few files, its interpreter, and a program.
+struct Stage {
+    folder: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new(cuda: &str, program: &str) -> Self {
+        let stage = Self { folder: tempfile::tempdir().unwrap() };
+        let torch = stage.path("packages/torch");
+        std::fs::create_dir_all(&torch).unwrap();
+        std::fs::write(torch.join("version.py"), format!("__version__ = '2.11.0'\ncuda: Optional[str] = {cuda}\n"))
+            .unwrap();
+        let answer =
+            "if [ \"$1\" = -c ]; then echo \"$(dirname \"$0\")/packages/torch/__init__.py\"; else . \"$1\"; fi";
+        write_program(&stage.path("python3"), &format!("#!/bin/sh\n{answer}\n"));
+        let say = "say() { echo \"$1\" >> \"$VRAMCAST_REHEARSAL/journal-$$.jsonl\"; }";
+        std::fs::write(stage.path("train"), format!("{say}\n{program}\n")).unwrap();
+        stage
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn rehearse(&self, options: &[&str]) -> Assert {
+        let mut command = Command::cargo_bin("vramcast").unwrap();
+        command
+            .env("COLUMNS", "80")
+            .arg("rehearse")
+            .args(options)
+            .arg("--")
+            .arg(self.path("python3"))
+            .arg(self.path("train"));
+        command.assert()
+    }
+}
+
+fn write_program(path: &Path, text: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn stdout(assert: &Assert) -> String {
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+fn stderr(assert: &Assert) -> String {
+    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+}
+
+#[test]
+fn a_program_is_run_and_reported() {
+    let program = format!(
+        "echo \"$VRAMCAST_REHEARSAL\" > \"$(dirname \"$0\")/where\"; echo \"$LD_PRELOAD $VRAMCAST_CARD $VRAMCAST_STEPS\"\n\
+         say '{START}'; say '{PHASE}'; echo 'cuOdd 3' > \"$VRAMCAST_REHEARSAL/unknown-1.txt\""
+    );
+    let stage = Stage::new("'13.0'", &program);
+    let assert = stage.rehearse(&["--json", "--gpu", "rtx4090", "--steps", "2"]).success();
+    let report: Value = serde_json::from_str(&stdout(&assert)).unwrap();
+    assert_eq!(report["ending"]["how"], "finished");
+    assert_eq!(report["totals"]["allocated"], 1_u64 << 30);
+    assert_eq!(report["totals"]["reserved"], 2_u64 << 30);
+    assert!(report["totals"]["process"].as_u64() > report["totals"]["reserved"].as_u64());
+    assert_eq!(report["verdicts"][0]["gpu"], "RTX 4090");
+    assert_eq!(report["unknown_calls"]["cuOdd"], 3);
+    // With --json the program's own words go to stderr; they show what it was given.
+    let said = stderr(&assert);
+    assert!(said.contains("libvramcast_standin.so") && said.contains("name=NVIDIA GeForce RTX 4090;"), "{said}");
+    assert!(!said.contains("cannot be preloaded"), "{said}");
+    let left = std::fs::read_to_string(stage.path("where")).unwrap();
+    assert!(!Path::new(left.trim()).exists(), "{left} is left behind");
+}
+
+#[test]
+fn out_of_memory_ends_with_1() {
+    let full = r#"{"event":"full","phase":"0.0.bwd","device":0,"wanted":5368709120,"allocated":1,"free":2}"#;
+    let exception = r#"{"event":"exception","kind":"OutOfMemoryError","message":"CUDA out of memory","full":true,"phase":"0.0.bwd"}"#;
+    let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{PHASE}'; say '{full}'; say '{exception}'; exit 1"));
+    let text = stdout(&stage.rehearse(&[]).code(1));
+    assert!(text.contains("out of memory in backward of the first step: 5.00 GiB more"), "{text}");
+}
+
+#[test]
+fn a_crash_is_the_programs_own() {
+    let exception = r#"{"event":"exception","kind":"KeyError","message":"loss","full":false,"phase":"load"}"#;
+    let stage = Stage::new("'12.4'", &format!("say '{START}'; say '{exception}'; exit 7"));
+    let text = stdout(&stage.rehearse(&[]).code(4));
+    assert!(text.contains("failed by itself (exit code 7): KeyError: loss"), "{text}");
+    let silent = Stage::new("'12.4'", "exit 3");
+    assert!(stdout(&silent.rehearse(&[]).code(4)).contains("before it used the GPU (exit code 3)"));
+}
+
+#[test]
+fn a_program_that_does_not_end_is_cut() {
+    let stage = Stage::new("'13.0'", &format!("say '{START}'; exec sleep 60"));
+    assert!(stdout(&stage.rehearse(&["--time-limit", "1"]).success()).contains("the time limit ended the program"));
+}
+
+#[test]
+fn a_ledger_row_is_written() {
+    let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{PHASE}'"));
+    let ledger = stage.path("rows.jsonl");
+    stage.rehearse(&["--ledger", ledger.to_str().unwrap()]).success();
+    let row: Value = serde_json::from_str(std::fs::read_to_string(&ledger).unwrap().trim()).unwrap();
+    assert_eq!(
+        (&row["gpu"], &row["measured"]["peak_allocated"]),
+        (&"rehearsal: NVIDIA H200".into(), &(1_u64 << 30).into())
+    );
+    assert_eq!(row["measured"]["phases"][0]["phase"], "0.0.bwd");
+}
+
+#[test]
+fn what_cannot_be_rehearsed_is_refused_by_name() {
+    let stage = Stage::new("None", "");
+    assert!(stderr(&stage.rehearse(&[]).code(2)).contains("is built without CUDA"));
+    let stage = Stage::new("'13.0'", "");
+    assert!(stderr(&stage.rehearse(&["--gpu", "mi300x"]).code(2)).contains("MI300X is no CUDA card"));
+    assert!(stderr(&stage.rehearse(&["--world", "4", "--rank", "4"]).code(2)).contains("--rank"));
+}

@@ -1,0 +1,150 @@
+//! Our figures beside torchtitan's published peaks (reserved), as a Markdown table:
+//! `cargo run -p vramcast-core --example published_torchtitan -- truth/external/torchtitan.json`.
+//!
+//! Rows that cannot be expressed are counted with the reason. docs/accuracy.md holds the result and says why rows differ.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use vramcast_core::dtype::DType;
+use vramcast_core::memory::simulation;
+use vramcast_core::model::Model;
+use vramcast_core::plan::checkpoints::Selective;
+use vramcast_core::plan::parallel::{Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Parallel};
+use vramcast_core::plan::{
+    AllocatorOptions, Batch, CheckpointOptions, Checkpointing, Gpus, Implementation, Optimizer, TrainPlan,
+};
+
+const GIB: f64 = (1_u64 << 30) as f64;
+
+#[allow(clippy::disallowed_methods)]
+fn main() {
+    let path = std::env::args().nth(1).expect("the path of torchtitan.json");
+    let file: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let mut left_out = BTreeMap::<String, u32>::new();
+    let mut errors = Vec::new();
+    println!("| run | published | ours | difference |\n|---|---:|---:|---:|");
+    for row in file["rows"].as_array().unwrap() {
+        match predicted(row) {
+            Err(why) => *left_out.entry(why).or_default() += 1,
+            Ok((reserved, allocated)) => {
+                let mut show = |what: &str, published: f64, ours: f64| {
+                    let error = (ours / published - 1.0) * 100.0;
+                    errors.push(error.abs());
+                    println!("| {}, {what} | {published:.2} GiB | {ours:.2} GiB | {error:+.1} % |", name(row));
+                };
+                show("reserved", row["published_gib"].as_f64().unwrap(), reserved);
+                if let Some(active) = row["measured_active_bytes"].as_f64() {
+                    show("active", active / GIB, allocated);
+                }
+            }
+        }
+    }
+    errors.sort_by(f64::total_cmp);
+    if let Some(last) = errors.last() {
+        println!("\n{} figures, median {:.1} %, largest {last:.1} %", errors.len(), errors[errors.len() / 2]);
+    }
+    left_out.iter().for_each(|(why, count)| println!("left out: {count} × {why}"));
+}
+
+fn name(row: &Value) -> String {
+    let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+    let engine = if text("note").contains("FSDP1") { "FSDP1" } else { "FSDP2" };
+    format!(
+        "{} {}, {} cards, {engine}, {} × {}, AC {}{}",
+        text("model"),
+        text("date"),
+        row["world_size"],
+        row["local_batch_size"],
+        row["seq_len"],
+        text("activation_checkpoint"),
+        if text("hardware").contains("A100") { ", A100" } else { "" },
+    )
+}
+
+/// Peak reserved and allocated of a row in GiB, or why there is none.
+fn predicted(row: &Value) -> Result<(f64, f64), String> {
+    let number = |key: &str| row[key].as_u64().unwrap_or(1);
+    for axis in ["tp", "pp", "cp", "ep"] {
+        if number(axis) > 1 {
+            return Err(format!("{axis} is not simulated for this engine"));
+        }
+    }
+    if row["torch_compile"] == true {
+        return Err("torch.compile".into());
+    }
+    if !row["float8"].is_null() {
+        return Err("float8".into());
+    }
+    if row["published_gib"].as_f64().is_none() {
+        return Err("no figure (out of memory)".into());
+    }
+    let loss = row["loss"].as_str().unwrap_or("eager CE on fp32 logits");
+    if !loss.starts_with("eager CE") {
+        return Err(format!("loss: {loss}"));
+    }
+    let (checkpointing, checkpoints) = match row["activation_checkpoint"].as_str() {
+        Some("full") => (Checkpointing::Full, CheckpointOptions::default()),
+        Some("selective-op") => {
+            let selective = Some(Selective::AlternateMatmuls);
+            (Checkpointing::Full, CheckpointOptions { selective, ..CheckpointOptions::default() })
+        }
+        Some("none") => (Checkpointing::Off, CheckpointOptions::default()),
+        other => return Err(format!("activation checkpointing {other:?}")),
+    };
+    let note = row["note"].as_str().unwrap_or_default();
+    let types = Some(MixedPrecision { parameters: DType::BF16, reduce: DType::F32 });
+    let engine = if note.contains("FSDP1") {
+        Engine::Fsdp1(Fsdp1 { mixed_precision: types, ..Fsdp1::default() })
+    } else {
+        Engine::Fsdp2(Fsdp2 { mixed_precision: types, ..Fsdp2::default() })
+    };
+    let shard = number("fsdp_shard");
+    let replicas = (number("world_size") / shard.max(1)).max(1);
+    let mesh = Mesh { dp_replicate: replicas, dp_shard: shard, ..Mesh::default() };
+    let card = if row["hardware"].as_str().unwrap_or_default().contains("A100") { "A100-80GB" } else { "H100-80GB" };
+    // Enough room that nothing is given back: H100s with 96 GB are not in the table of cards.
+    let mut gpu = Gpus::embedded().find(card).map_err(|e| e.to_string())?;
+    gpu.memory = gpu.memory.max(96 << 30);
+    let text = if row["expandable_segments"] == true { "expandable_segments:True" } else { "" };
+    let (allocator, _) = AllocatorOptions::parse(text).map_err(|e| e.to_string())?;
+    let plan = TrainPlan {
+        batch: Batch { batch_size: number("local_batch_size"), seq_len: number("seq_len"), ..Batch::default() },
+        weights: DType::F32,
+        checkpointing,
+        checkpoints,
+        optimizer: Optimizer { implementation: Implementation::Fused, ..Optimizer::default() },
+        clip: true,
+        // The loop lets go of the logits before backward.
+        keep_outputs: false,
+        parallel: Some(Parallel { mesh, engine, communicators: 1, no_sync: false }),
+        gpu,
+        allocator,
+        ..TrainPlan::default()
+    };
+    let model = model(row)?;
+    let simulation = simulation::train(&model, &plan).map_err(|e| e.to_string())?;
+    let replay = &simulation.replay;
+    Ok((replay.peak_reserved() as f64 / GIB, replay.peak_allocated() as f64 / GIB))
+}
+
+/// The architecture of a row as transformers' model of that shape.
+fn model(row: &Value) -> Result<Model, String> {
+    let shape = &row["architecture"];
+    let name = row["model"].as_str().unwrap_or_default().to_lowercase();
+    if ["moe", "deepseek", "llama4", "gpt-oss", "a3b"].iter().any(|part| name.contains(part)) {
+        return Err(format!("{name}: routed experts of torchtitan's own"));
+    }
+    let kind = if name.contains("qwen3") { "qwen3" } else { "llama" };
+    let config = json!({
+        "model_type": kind, "hidden_size": shape["hidden_size"], "num_hidden_layers": shape["num_layers"],
+        "num_attention_heads": shape["num_attention_heads"], "num_key_value_heads": shape["num_kv_heads"],
+        "head_dim": shape["head_dim"], "intermediate_size": shape["ffn_hidden_size"],
+        "vocab_size": shape["vocab_size"], "tie_word_embeddings": shape["tied"],
+        "max_position_embeddings": 1 << 20,
+    });
+    if config.as_object().is_some_and(|config| config.values().any(Value::is_null)) {
+        return Err(format!("{name}: the architecture is not known in full"));
+    }
+    Model::new(config, None).map_err(|e| e.to_string())
+}

@@ -1,0 +1,229 @@
+//! Self-attention with grouped queries, and the fused kernel with and without context parallel.
+//!
+//! Sources: megatron/core/transformer/attention.py; transformer_engine/pytorch/attention (FusedAttnFunc,
+//! AttnFuncWithCPAndQKVOA2A, get_qkv_layout, SplitAlongDim).
+
+use std::rc::Rc;
+
+use super::architecture::Grouped;
+use super::rank::{Rank, Split};
+use super::recompute;
+use crate::dtype::DType;
+use crate::memory::autograd::Saved;
+use crate::memory::log::{Category, Stream};
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::model::Shape;
+use crate::plan::parallel::megatron::RecomputeModule;
+
+/// Sizes of the attention kernel on one tensor-parallel rank.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kernel {
+    /// Query heads.
+    pub heads: u64,
+    /// Key and value heads.
+    pub kv_heads: u64,
+    /// Width of queries and keys.
+    pub key_dim: u64,
+    /// Width of values.
+    pub value_dim: u64,
+}
+
+/// Norm, projection, rotary embedding, attention, output projection.
+pub(super) fn grouped(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Grouped) -> Tensor {
+    let tp = rank.mesh.tp.max(1);
+    let kernel = Kernel {
+        heads: sizes.heads / tp,
+        kv_heads: (sizes.kv_heads / tp).max(1),
+        key_dim: sizes.head_dim,
+        value_dim: sizes.head_dim,
+    };
+    let (query_width, key_width) = (kernel.heads * kernel.key_dim, kernel.kv_heads * kernel.key_dim);
+    let mixed = rank.norm_linear(torch, x, query_width + 2 * key_width);
+    let [query, key, value] = split(rank, torch, &mixed, [query_width, key_width, key_width]);
+    drop(mixed);
+    // Queries of several groups do not lie side by side: `reshape` copies them.
+    let mut query = if kernel.kv_heads > 1 { copied(torch, "reshape", &query) } else { query };
+    let mut key = key;
+    if sizes.qk_norm {
+        query = rank.norm(torch, &query);
+        let dense = copied(torch, "contiguous", &key);
+        key = rank.norm(torch, &dense);
+    }
+    rotary_table(rank, torch, kernel.key_dim);
+    let query = rotated(torch, &query);
+    let key = rotated(torch, &key);
+    let core = {
+        // Transformer Engine wants keys and values of one layout: the values are copied out of the projection.
+        let rank = Rc::clone(rank);
+        move |torch: &mut Torch, inputs: &[Tensor]| {
+            let dense = copied(torch, "contiguous", &inputs[2]);
+            core(&rank, torch, [&inputs[0], &inputs[1], &dense], kernel)
+        }
+    };
+    let inputs = [query, key, value];
+    let output = match rank.recomputes(RecomputeModule::CoreAttn) {
+        true => recompute::checkpoint(torch, &inputs, core),
+        false => core(torch, &inputs),
+    };
+    let result = rank.linear(torch, &output, x.shape.last(), Split::Row);
+    drop(inputs);
+    result
+}
+
+/// The table of rotary angles, fp32, made once; the parts of a context-parallel rank are picked out of it.
+fn rotary_table(rank: &Rank, torch: &mut Torch, dim: u64) {
+    let shape = Shape::from([rank.sequence / rank.mesh.cp.max(1), dim]);
+    rank.table(torch, "rotary embedding", Category::Buffers, shape, DType::F32);
+}
+
+/// A dense copy whose gradient goes back as it is.
+pub(super) fn copied(torch: &mut Torch, name: &'static str, x: &Tensor) -> Tensor {
+    let output = torch.fresh(name, x.shape, x.dtype);
+    if !torch.records(&[x]) {
+        return output;
+    }
+    torch.attach(output, &[x], |_, gradient| vec![Some(gradient)])
+}
+
+/// Transformer Engine's rotary kernel: a fresh tensor each way, and only the angles are kept.
+fn rotated(torch: &mut Torch, x: &Tensor) -> Tensor {
+    let output = torch.fresh("fused rope", x.shape, x.dtype);
+    if !torch.records(&[x]) {
+        return output;
+    }
+    torch.attach(output, &[x], |torch, gradient| {
+        let result = torch.fresh("fused rope backward", gradient.shape, gradient.dtype);
+        drop(gradient);
+        vec![Some(result)]
+    })
+}
+
+/// Views of one tensor, whose gradients are joined.
+pub(super) fn split<const N: usize>(rank: &Rank, torch: &mut Torch, x: &Tensor, widths: [u64; N]) -> [Tensor; N] {
+    let rows = x.shape.size(0);
+    let mut parts = widths.map(|width| Tensor { viewed: true, ..x.detached().with_shape(Shape::from([rows, width])) });
+    if torch.records(&[x]) {
+        let (total, dtype) = (x.shape.last(), rank.dtype);
+        torch.attach_many(&mut parts, &[x], move |torch, gradients| {
+            let joined = torch.fresh("cat", Shape::from([rows, total]), dtype);
+            drop(gradients);
+            vec![Some(joined)]
+        });
+    }
+    parts
+}
+
+/// The attention kernel: cuDNN's on Hopper and later. It keeps queries, keys, values, output and the softmax's sums.
+pub(super) fn core(rank: &Rc<Rank>, torch: &mut Torch, [q, k, v]: [&Tensor; 3], kernel: Kernel) -> Tensor {
+    let cp = rank.mesh.cp.max(1);
+    if cp == 1 {
+        let output = torch.fresh("scaled_dot_product_attention", output_shape(q, kernel), q.dtype);
+        let sums = sums(rank, torch, kernel.heads);
+        if !torch.records(&[q, k, v]) {
+            return output;
+        }
+        let saved = [q, k, v, &output, &sums].map(|tensor| Saved::new(torch, tensor));
+        let rank = Rc::clone(rank);
+        return torch.attach(output, &[q, k, v], move |torch, gradient| {
+            let held = saved.map(|saved| saved.get(torch));
+            let results = core_backward(&rank, torch, [&held[0], &held[1], &held[2]], kernel.heads);
+            drop((held, gradient));
+            results.map(Some).into()
+        });
+    }
+    let [full_q, full_k, full_v] = before_kernel(torch, [q, k, v]);
+    let heads = (kernel.heads / cp).max(1);
+    let inner = torch.fresh("scaled_dot_product_attention", output_shape(q, kernel), q.dtype);
+    let sums = sums(rank, torch, heads);
+    let [output] = after_kernel(torch, [&inner]);
+    if !torch.records(&[q, k, v]) {
+        return output;
+    }
+    let saved = [&full_q, &full_k, &full_v, &inner, &sums].map(|tensor| Saved::new(torch, tensor));
+    drop((full_q, full_k, full_v, inner, sums));
+    let rank = Rc::clone(rank);
+    torch.attach(output, &[q, k, v], move |torch, gradient| {
+        let held = saved.map(|saved| saved.get(torch));
+        let [full] = before_kernel(torch, [&gradient]);
+        let [dq, dk, dv] = core_backward(&rank, torch, [&held[0], &held[1], &held[2]], heads);
+        let results = after_kernel(torch, [&dq, &dk, &dv]);
+        drop((held, full, gradient, dq, dk, dv));
+        results.map(|result| Some(Tensor { viewed: true, ..result })).into()
+    })
+}
+
+fn output_shape(q: &Tensor, kernel: Kernel) -> Shape {
+    Shape::from([q.shape.size(0), kernel.heads * kernel.value_dim])
+}
+
+/// The softmax's log-sums, fp32, one for each query and head: with context parallel for all tokens of fewer heads.
+fn sums(rank: &Rank, torch: &mut Torch, heads: u64) -> Tensor {
+    torch.fresh("softmax sums", Shape::from([rank.samples, heads, rank.sequence, 1]), DType::F32)
+}
+
+/// Gradients of queries, keys and values, with the workspace in which cuDNN sums those of the queries in fp32.
+fn core_backward(rank: &Rank, torch: &mut Torch, [q, k, v]: [&Tensor; 3], heads: u64) -> [Tensor; 3] {
+    let results = [q, k, v].map(|x| torch.fresh("attention backward", x.shape, x.dtype));
+    let rows = 4 * rank.samples * heads * rank.sequence;
+    let workspace = torch.scratch("attention workspace", 4 * q.elements() + rows);
+    drop(workspace);
+    results
+}
+
+/// The all-to-all before the kernel, from parts of the sequence to parts of the heads: a dense copy, what is received,
+/// and the copy in order (`flash_attn_a2a_communicate`). The next tensor is under way while one is put in order.
+fn before_kernel<const N: usize>(torch: &mut Torch, inputs: [&Tensor; N]) -> [Tensor; N] {
+    let mut sent: Vec<Tensor> = Vec::new();
+    let mut received: Vec<Option<Tensor>> = Vec::new();
+    let mut ordered: Vec<Tensor> = Vec::new();
+    for index in 0..N + 2 {
+        if (1..=N).contains(&index) {
+            received.push(Some(like(torch, "all_to_all", inputs[index - 1])));
+        }
+        if index > 1 {
+            ordered.push(beside(torch, "index_select", inputs[index - 2]));
+            received[index - 2] = None;
+        }
+        if index < N {
+            sent.push(like(torch, "contiguous", inputs[index]));
+        }
+    }
+    drop(sent);
+    take(ordered, inputs)
+}
+
+/// The way back.
+fn after_kernel<const N: usize>(torch: &mut Torch, inputs: [&Tensor; N]) -> [Tensor; N] {
+    let mut sent: Vec<Tensor> = Vec::new();
+    let mut received: Vec<Option<Tensor>> = Vec::new();
+    let mut dense: Vec<Tensor> = Vec::new();
+    for index in 0..N + 2 {
+        if (1..=N).contains(&index) {
+            received.push(Some(like(torch, "all_to_all", inputs[index - 1])));
+        }
+        if index < N {
+            sent.push(like(torch, "index_select", inputs[index]));
+        }
+        if index > 1 {
+            dense.push(beside(torch, "contiguous", inputs[index - 2]));
+            received[index - 2] = None;
+        }
+    }
+    drop(sent);
+    take(dense, inputs)
+}
+
+fn like(torch: &mut Torch, name: &'static str, x: &Tensor) -> Tensor {
+    torch.in_category(Category::Communication, |torch| torch.fresh(name, x.shape, x.dtype))
+}
+
+/// The same on the stream of the exchange, whose free blocks the allocator keeps apart.
+fn beside(torch: &mut Torch, name: &'static str, x: &Tensor) -> Tensor {
+    torch.on_stream(Stream::Gather, |torch| like(torch, name, x))
+}
+
+fn take<const N: usize>(made: Vec<Tensor>, inputs: [&Tensor; N]) -> [Tensor; N] {
+    let mut made = made.into_iter();
+    inputs.map(|input| made.next().unwrap_or_else(|| input.detached()))
+}

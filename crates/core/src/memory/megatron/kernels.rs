@@ -1,0 +1,147 @@
+//! Transformer Engine's modules on the tape: what each keeps for backward, and what its backward holds at once.
+//!
+//! Sources: transformer_engine/pytorch/module/{layernorm_linear,linear,grouped_linear}.py, ops/basic/rmsnorm.py of
+//! version 2.11.
+
+use std::rc::Rc;
+
+use super::rank::{Rank, Split};
+use crate::dtype::DType;
+use crate::memory::autograd::Saved;
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::model::Shape;
+
+impl Rank {
+    /// `TENorm`: an RMS norm that stands alone.
+    pub(super) fn norm(self: &Rc<Self>, torch: &mut Torch, x: &Tensor) -> Tensor {
+        let output = torch.fresh("rmsnorm", x.shape, x.dtype);
+        let rows = x.elements() / x.shape.last().max(1);
+        let scale = torch.fresh("rsigma", Shape::from([rows]), DType::F32);
+        if !torch.records(&[x]) {
+            return output;
+        }
+        let saved = [Saved::new(torch, x), Saved::new(torch, &scale)];
+        torch.attach(output, &[x], move |torch, gradient| {
+            let held = saved.map(|saved| saved.get(torch));
+            let result = norm_backward(torch, &held[0]);
+            drop((held, gradient));
+            vec![Some(result)]
+        })
+    }
+
+    /// `TELayerNormColumnParallelLinear`: norm, gather along the sequence, product.
+    ///
+    /// The input and the norm's output are kept, both split along the sequence; the gathered one is made again.
+    pub(super) fn norm_linear(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, outputs: u64) -> Tensor {
+        let (rows, width) = (x.shape.size(0), x.shape.size(1));
+        let normed = self.matrix(torch, "rmsnorm", rows, width);
+        let scale = torch.fresh("rsigma", Shape::from([rows]), DType::F32);
+        let total_rows = if self.scattered() { rows * self.mesh.tp } else { rows };
+        let total = self.scattered().then(|| self.exchanged(torch, "all_gather", total_rows, width));
+        self.use_workspace(torch, false);
+        let output = self.matrix(torch, "gemm", total_rows, outputs);
+        drop(total);
+        if !torch.records(&[x]) {
+            return output;
+        }
+        let saved = [Saved::new(torch, x), Saved::new(torch, &normed), Saved::new(torch, &scale)];
+        let rank = Rc::clone(self);
+        torch.attach(output, &[x], move |torch, gradient| {
+            let [x, normed, scale] = saved.map(|saved| saved.get(torch));
+            let total = rank.scattered().then(|| rank.exchanged(torch, "all_gather", total_rows, width));
+            let product = rank.matrix(torch, "dgrad", total_rows, width);
+            let scattered = rank.scattered().then(|| rank.exchanged(torch, "reduce_scatter", rows, width));
+            rank.weight_gradient(torch, outputs, width);
+            normed.storage.empty();
+            drop(total);
+            let result = norm_backward(torch, &x);
+            drop((product, scattered, scale, x, normed, gradient));
+            vec![Some(result)]
+        })
+    }
+
+    /// `TELinear` and its column- and row-parallel forms.
+    pub(super) fn linear(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, outputs: u64, split: Split) -> Tensor {
+        let (rows, inputs) = (x.shape.size(0), x.shape.size(1));
+        let gathers = split == Split::Column && self.scattered();
+        let scatters = split == Split::Row && self.scattered();
+        let tp = self.mesh.tp.max(1);
+        let total_rows = if gathers { rows * tp } else { rows };
+        let out_rows = if scatters { total_rows / tp } else { total_rows };
+        let total = gathers.then(|| self.exchanged(torch, "all_gather", total_rows, inputs));
+        self.use_workspace(torch, false);
+        let mut output = self.matrix(torch, "gemm", total_rows, outputs);
+        drop(total);
+        if scatters {
+            output = self.exchanged(torch, "reduce_scatter", out_rows, outputs);
+        }
+        if !torch.records(&[x]) {
+            return output;
+        }
+        let saved = Saved::new(torch, x);
+        let rank = Rc::clone(self);
+        torch.attach(output, &[x], move |torch, gradient| {
+            let held = saved.get(torch);
+            let gathered = scatters.then(|| rank.exchanged(torch, "all_gather", total_rows, outputs));
+            let total = gathers.then(|| rank.exchanged(torch, "all_gather", total_rows, inputs));
+            let product = rank.matrix(torch, "dgrad", total_rows, inputs);
+            let scattered = gathers.then(|| rank.exchanged(torch, "reduce_scatter", rows, inputs));
+            rank.weight_gradient(torch, outputs, inputs);
+            drop((total, gathered, held, gradient));
+            vec![Some(scattered.unwrap_or(product))]
+        })
+    }
+
+    /// `TEGroupedLinear`: one product per local expert.
+    pub(super) fn grouped_linear(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, outputs: u64) -> Tensor {
+        let (rows, inputs) = (x.shape.size(0), x.shape.size(1));
+        let output = self.matrix(torch, "grouped gemm", rows, outputs);
+        self.use_workspace(torch, true);
+        if !torch.records(&[x]) {
+            return output;
+        }
+        let saved = Saved::new(torch, x);
+        let rank = Rc::clone(self);
+        torch.attach(output, &[x], move |torch, gradient| {
+            let held = saved.get(torch);
+            let result = rank.matrix(torch, "dgrad", rows, inputs);
+            rank.weight_gradient(torch, outputs, inputs);
+            drop((held, gradient));
+            vec![Some(Tensor { viewed: true, ..result })]
+        })
+    }
+
+    /// A fused function that keeps its input: SwiGLU, in one kernel each way. `weights` are the probabilities of routed
+    /// tokens, which are multiplied in.
+    pub(super) fn swiglu(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, weights: Option<&Tensor>) -> Tensor {
+        let (rows, width) = (x.shape.size(0), x.shape.size(1));
+        let output = self.matrix(torch, "swiglu", rows, width / 2);
+        let inputs: Vec<&Tensor> = std::iter::once(x).chain(weights).collect();
+        if !torch.records(&inputs) {
+            return output;
+        }
+        let saved: Vec<Saved> = inputs.iter().map(|tensor| Saved::new(torch, tensor)).collect();
+        let shape = x.shape;
+        let weights = weights.map(|tensor| (tensor.shape, tensor.dtype));
+        torch.attach(output, &inputs, move |torch, gradient| {
+            let held: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
+            let mut results = vec![Some(torch.fresh("swiglu backward", shape, held[0].dtype))];
+            results.extend(weights.map(|(shape, dtype)| Some(torch.fresh("probs gradient", shape, dtype))));
+            drop((held, gradient));
+            results
+        })
+    }
+}
+
+/// The backward kernel of an RMS norm: the gradient, that of the scale, and partial sums of the latter, a row of fp32 for
+/// every multiprocessor (common/normalization).
+fn norm_backward(torch: &mut Torch, x: &Tensor) -> Tensor {
+    let width = x.shape.last();
+    let result = torch.fresh("rmsnorm backward", x.shape, x.dtype);
+    let scale = torch.fresh("rmsnorm backward", Shape::from([width]), x.dtype);
+    let partial = torch.device.multiprocessors.saturating_mul(width).saturating_mul(4);
+    let scratch = torch.scratch("rmsnorm partial sums", partial);
+    drop((scratch, scale));
+    Tensor { viewed: true, ..result }
+}

@@ -1,0 +1,239 @@
+//! Megatron-Core with Transformer Engine's layers, one rank of it, on the same tape.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | [`architecture`] | what of a model Megatron needs to know |
+//! | [`weights`], [`optimizer`] | a rank's parameters, flat buffers, shards and states |
+//! | [`chunks`], `ranks` | pipeline stages and schedules; a rank of every stage |
+//! | `rank`, `kernels` | Transformer Engine's modules and what they keep for all layers |
+//! | `attention`, `latent`, `mlp`, `moe`, `router`, `layers`, `ends` | the model |
+//! | `recompute` | what is run again in backward |
+
+pub mod architecture;
+mod attention;
+pub mod chunks;
+mod ends;
+mod kernels;
+mod latent;
+mod layers;
+mod mlp;
+mod moe;
+pub mod optimizer;
+mod rank;
+mod ranks;
+mod recompute;
+mod router;
+pub mod weights;
+
+pub use ranks::{RankSimulation, ranks, worst};
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use architecture::Architecture;
+use chunks::{Chunk, Turn};
+use optimizer::{Layout, Optimizer};
+use rank::Rank;
+use weights::Weight;
+
+use super::autograd::{self, Leaf};
+use super::device::Device;
+use super::log::{Category, Log};
+use super::tensor::Tensor;
+use super::torch::Torch;
+use super::train;
+use crate::dtype::DType;
+use crate::model::Shape;
+use crate::plan::TrainPlan;
+use crate::plan::parallel::megatron::Megatron;
+use crate::plan::parallel::mesh::Mesh;
+
+/// Simulates a rank of one pipeline stage.
+pub fn simulate(architecture: Architecture, plan: &TrainPlan, mesh: &Mesh, options: &Megatron, stage: u64) -> Log {
+    let mut torch = Torch::new(Device::of(&plan.gpu));
+    let mut run = Run::new(&mut torch, architecture, plan, mesh, options, stage);
+    // In-flight micro-batches settle after the warm-up; more of them repeat the same turns.
+    let most = 2 * mesh.pp * options.virtual_pipeline.max(1) + mesh.pp;
+    let micro_batches = u64::from(plan.gradient_accumulation.max(1)).min(most.next_multiple_of(mesh.pp.max(1)));
+    let turns = chunks::schedule(stage, mesh.pp, options.virtual_pipeline.max(1), micro_batches);
+    for step in 0..train::STEPS {
+        run.optimizer.zero();
+        run.step(&mut torch, step, &turns);
+        train::phase(&mut torch, format!("{step}.opt"), |torch| run.optimizer.step(torch));
+    }
+    let log = Rc::clone(&torch.log);
+    drop((run, torch));
+    Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
+}
+
+/// The layouts of a rank's flat buffers, with what lies in them: dense parameters, then experts, chunk by chunk.
+pub fn layouts(architecture: &Architecture, mesh: &Mesh, options: &Megatron, stage: u64) -> Vec<(Layout, Vec<Weight>)> {
+    let mut list = Vec::new();
+    for chunk in stage_chunks(architecture, mesh, options, stage) {
+        let all = weights::of_chunk(architecture, &chunk, mesh, options);
+        for expert in [false, true] {
+            let own: Vec<Weight> = all.iter().filter(|weight| weight.expert == expert).copied().collect();
+            let ranks = if expert { mesh.expert_data_parallel() } else { mesh.dp_shard * mesh.cp };
+            // Only the first stage reduces its gradients bucket by bucket.
+            let bucket = (options.overlap_grad_reduce && stage == 0).then(|| (1_000_000 * ranks).max(40_000_000));
+            list.push((Layout::new(&own, ranks, bucket, options.distributed_optimizer), own));
+        }
+    }
+    list
+}
+
+fn stage_chunks(architecture: &Architecture, mesh: &Mesh, options: &Megatron, stage: u64) -> Vec<Chunk> {
+    let interleaved = options.virtual_pipeline.max(1) as usize;
+    chunks::of_stage(architecture.layers.len(), stage as usize, mesh.pp as usize, interleaved)
+}
+
+/// What a rank holds between turns.
+struct Run {
+    rank: Rc<Rank>,
+    architecture: Rc<Architecture>,
+    chunks: Vec<Chunk>,
+    embedding: Tensor,
+    leaf: Rc<Leaf>,
+    optimizer: Optimizer,
+    waiting: Vec<VecDeque<Waiting>>,
+    _parameters: Vec<Tensor>,
+    /// The gradients that were received and sent last: Python's names for them live on.
+    received: Option<Tensor>,
+    sent: Option<Tensor>,
+}
+
+/// A micro-batch that has gone forward.
+struct Waiting {
+    input: Option<(Tensor, Rc<Leaf>)>,
+    output: Tensor,
+}
+
+impl Run {
+    fn new(
+        torch: &mut Torch,
+        architecture: Architecture,
+        plan: &TrainPlan,
+        mesh: &Mesh,
+        options: &Megatron,
+        stage: u64,
+    ) -> Self {
+        let rank = Rank::new(*mesh, options.clone(), plan.weights, plan.batch.batch_size, plan.batch.seq_len);
+        let (layouts, weights): (Vec<Layout>, Vec<Vec<Weight>>) =
+            layouts(&architecture, mesh, options, stage).into_iter().unzip();
+        let (optimizer, buffers) = Optimizer::build(torch, &layouts, &weights, plan.weights, options);
+        let rows = options.padded_vocabulary(architecture.vocabulary, mesh.tp) / mesh.tp.max(1);
+        let shape = Shape::from([rows, architecture.hidden]);
+        let storage = buffers.parameters.first().cloned().unwrap_or_else(|| torch.phantom(shape, plan.weights));
+        let (embedding, leaf) = torch.leaf(Tensor { viewed: true, ..storage.with_shape(shape) });
+        // The hook of Megatron's DDP adds the gradient to the main gradients and lets go of it.
+        let own = Rc::downgrade(&leaf);
+        *leaf.after.0.borrow_mut() = Some(Rc::new(move |_: &mut Torch| {
+            if let Some(leaf) = own.upgrade() {
+                drop(leaf.grad.borrow_mut().take());
+            }
+        }));
+        let chunks = stage_chunks(&architecture, mesh, options, stage);
+        let waiting = chunks.iter().map(|_| VecDeque::new()).collect();
+        Self {
+            rank,
+            architecture: Rc::new(architecture),
+            chunks,
+            embedding,
+            leaf,
+            optimizer,
+            waiting,
+            _parameters: buffers.parameters,
+            received: None,
+            sent: None,
+        }
+    }
+
+    fn step(&mut self, torch: &mut Torch, step: u32, turns: &[Turn]) {
+        let (mut forward, mut backward) = (0, 0);
+        for turn in turns {
+            match *turn {
+                Turn::Forward(chunk) => {
+                    train::phase(torch, format!("{step}.{forward}.fwd"), |torch| self.forward(torch, chunk));
+                    forward += 1;
+                }
+                Turn::Backward(chunk) => {
+                    train::phase(torch, format!("{step}.{backward}.bwd"), |torch| self.backward(torch, chunk));
+                    backward += 1;
+                }
+            }
+        }
+        (self.received, self.sent) = (None, None);
+    }
+
+    fn forward(&mut self, torch: &mut Torch, index: usize) {
+        let chunk = self.chunks[index].clone();
+        let rank = Rc::clone(&self.rank);
+        let input = (!chunk.first).then(|| {
+            let received = rank.exchanged(torch, "recv_forward", rank.own_tokens(), self.architecture.hidden);
+            torch.leaf(received)
+        });
+        let output = torch.in_category(Category::Activations, |torch| {
+            let batch = batch(&rank, torch, &chunk);
+            let x = match &input {
+                Some((tensor, _)) => tensor.clone(),
+                None => ends::embedding(&rank, torch, &batch[0], &self.embedding),
+            };
+            let x = layers::run(&rank, &self.architecture, torch, x, chunk.layers.clone());
+            if !chunk.last {
+                return x;
+            }
+            torch.set_module(0);
+            let normed = rank.norm(torch, &x);
+            drop(x);
+            let logits = ends::output_layer(&rank, torch, &normed, self.embedding.shape.size(0));
+            drop(normed);
+            let losses = ends::cross_entropy(&rank, torch, logits, &batch[0]);
+            mean(torch, &losses)
+        });
+        // What was sent on is let go of; only its place in the graph is needed (`deallocate_output_tensor`).
+        let output = match chunk.last {
+            true => output,
+            false => Tensor { storage: torch.phantom(output.shape, output.dtype).storage, ..output },
+        };
+        self.waiting[index].push_back(Waiting { input, output });
+    }
+
+    fn backward(&mut self, torch: &mut Torch, index: usize) {
+        let chunk = self.chunks[index].clone();
+        let Some(Waiting { input, output }) = self.waiting[index].pop_front() else { return };
+        if chunk.last {
+            autograd::backward(torch, &output);
+            drop(output);
+        } else {
+            let rows = self.rank.own_tokens();
+            let received = self.rank.exchanged(torch, "recv_backward", rows, self.architecture.hidden);
+            self.received = Some(received.clone());
+            autograd::backward_nested(torch, &[(output, received)]);
+        }
+        if let Some((tensor, leaf)) = input {
+            self.sent = leaf.grad.borrow_mut().take();
+            drop((tensor, leaf));
+        }
+        // A gradient the hook has not taken would be one of ours: none is left behind.
+        drop(self.leaf.grad.borrow_mut().take());
+    }
+}
+
+/// Tokens, labels, loss mask and positions of a micro-batch.
+fn batch(rank: &Rank, torch: &mut Torch, chunk: &Chunk) -> [Tensor; 4] {
+    let count = if chunk.first || chunk.last { rank.tokens() } else { 0 };
+    torch.in_category(Category::Batch, |torch| {
+        [DType::I64, DType::I64, DType::F32, DType::I64].map(|dtype| torch.fresh("batch", Shape::from([count]), dtype))
+    })
+}
+
+/// The mean over the tokens, which is what goes backward.
+fn mean(torch: &mut Torch, losses: &Tensor) -> Tensor {
+    let output = torch.fresh("loss", Shape::new(&[]), DType::F32);
+    let shape = losses.shape;
+    torch.attach(output, &[losses], move |torch, gradient| {
+        let result = torch.fresh("loss backward", shape, DType::F32);
+        drop(gradient);
+        vec![Some(result)]
+    })
+}

@@ -1,0 +1,153 @@
+//! One rank: its sizes, its place in the mesh, and what Transformer Engine and Megatron keep for all layers of it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use crate::dtype::DType;
+use crate::memory::log::Category;
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::model::Shape;
+use crate::plan::parallel::megatron::{Megatron, Recompute, RecomputeModule};
+use crate::plan::parallel::mesh::Mesh;
+
+/// What the layers of a rank share.
+pub(super) struct Rank {
+    /// The mesh.
+    pub mesh: Mesh,
+    /// Megatron's options.
+    pub options: Megatron,
+    /// The type of weights and activations.
+    pub dtype: DType,
+    /// Samples of a micro-batch.
+    pub samples: u64,
+    /// Tokens of a sample, over all context-parallel ranks.
+    pub sequence: u64,
+    kept: RefCell<Kept>,
+}
+
+/// Tensors that are made once and stay.
+#[derive(Default)]
+struct Kept {
+    dummies: BTreeMap<(u64, u64), Tensor>,
+    tables: BTreeMap<&'static str, Tensor>,
+    workspaces: Vec<Tensor>,
+    dispatched: BTreeMap<u32, Vec<Tensor>>,
+}
+
+/// How a linear is split over the tensor-parallel ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Split {
+    /// By its outputs: the input is gathered along the sequence.
+    Column,
+    /// By its inputs: the output is summed and scattered along the sequence.
+    Row,
+    /// Not at all.
+    Duplicated,
+}
+
+impl Rank {
+    /// A rank with nothing kept yet.
+    pub(super) fn new(mesh: Mesh, options: Megatron, dtype: DType, samples: u64, sequence: u64) -> Rc<Self> {
+        Rc::new(Self { mesh, options, dtype, samples, sequence, kept: RefCell::default() })
+    }
+
+    /// Whether activations between the tensor-parallel parts are split along the sequence.
+    pub(super) fn scattered(&self) -> bool {
+        self.mesh.sequence_parallel && self.mesh.tp > 1
+    }
+
+    /// Tokens a rank sees inside the tensor-parallel parts.
+    pub(super) fn tokens(&self) -> u64 {
+        self.samples.saturating_mul(self.sequence) / self.mesh.cp.max(1)
+    }
+
+    /// Tokens a rank holds between them.
+    pub(super) fn own_tokens(&self) -> u64 {
+        if self.scattered() { self.tokens() / self.mesh.tp } else { self.tokens() }
+    }
+
+    /// Whether a part of every layer is computed again.
+    pub(super) fn recomputes(&self, module: RecomputeModule) -> bool {
+        matches!(&self.options.recompute, Recompute::Selective(modules) if modules.contains(&module))
+    }
+
+    /// A matrix of activations.
+    pub(super) fn matrix(&self, torch: &mut Torch, name: &'static str, rows: u64, columns: u64) -> Tensor {
+        torch.fresh(name, Shape::from([rows, columns]), self.dtype)
+    }
+
+    /// A matrix that ranks exchange.
+    pub(super) fn exchanged(&self, torch: &mut Torch, name: &'static str, rows: u64, columns: u64) -> Tensor {
+        torch.in_category(Category::Communication, |torch| self.matrix(torch, name, rows, columns))
+    }
+
+    /// The workspace that Transformer Engine hands cuBLAS: 32 MiB and 1 KiB on Hopper and later, else 4 MiB
+    /// (`get_cublas_workspace_size_bytes`), one for plain products and four for grouped ones.
+    pub(super) fn use_workspace(&self, torch: &mut Torch, grouped: bool) {
+        let key = if grouped { "grouped" } else { "plain" };
+        if self.kept.borrow().tables.contains_key(key) {
+            return;
+        }
+        let bytes = if torch.device.capability >= 90 { (32 << 20) + 1024 } else { 4 << 20 };
+        for index in 0..if grouped { 4 } else { 1 } {
+            let make = |torch: &mut Torch| torch.fresh("Transformer Engine workspace", Shape::from([bytes]), DType::U8);
+            let tensor = torch.in_category(Category::Workspace, make);
+            if index == 0 {
+                self.kept.borrow_mut().tables.insert(key, tensor);
+            } else {
+                self.kept.borrow_mut().workspaces.push(tensor);
+            }
+        }
+    }
+
+    /// The workspace of torch's own products, one for the thread of forward and one for that of backward
+    /// (`parseChosenWorkspaceSize` of ATen/cuda/CublasHandlePool.cpp: Blackwell counts as Hopper since 2.11).
+    pub(super) fn use_torch_workspace(&self, torch: &mut Torch, backward: bool) {
+        let small = self.options.torch <= 10 && torch.device.capability >= 100;
+        let bytes = if small { 8_519_680 } else { torch.device.blas_workspace() };
+        let name = if backward { "cublas workspace of backward" } else { "cublas workspace" };
+        self.table(torch, name, Category::Workspace, Shape::from([bytes]), DType::U8);
+    }
+
+    /// The tensor that is handed to autograd as the gradient of a weight whose true gradient went into the main
+    /// gradients already: one for every shape of a weight, kept for good (`get_dummy_wgrad`). Without the fusion it is a
+    /// gradient, and gone once it was added.
+    pub(super) fn weight_gradient(&self, torch: &mut Torch, rows: u64, columns: u64) {
+        if !self.options.gradient_accumulation_fusion {
+            drop(self.matrix(torch, "weight gradient", rows, columns));
+            return;
+        }
+        let known = self.kept.borrow().dummies.contains_key(&(rows, columns));
+        if !known {
+            let make = |torch: &mut Torch| self.matrix(torch, "dummy weight gradient", rows, columns);
+            let dummy = torch.in_category(Category::Workspace, make);
+            self.kept.borrow_mut().dummies.insert((rows, columns), dummy);
+        }
+    }
+
+    /// What the dispatcher of a layer remembers of the last micro-batch it routed.
+    pub(super) fn remember(&self, layer: u32, tensors: Vec<Tensor>) {
+        let before = self.kept.borrow_mut().dispatched.insert(layer, tensors);
+        drop(before);
+    }
+
+    /// A tensor that is made at first use and kept: tables of frequencies, buffers of gathers.
+    pub(super) fn table(
+        &self,
+        torch: &mut Torch,
+        name: &'static str,
+        category: Category,
+        shape: Shape,
+        dtype: DType,
+    ) -> Tensor {
+        let known = self.kept.borrow().tables.get(name).filter(|known| known.elements() >= shape.elements()).cloned();
+        if let Some(known) = known {
+            return known;
+        }
+        let made = torch.in_category(category, |torch| torch.fresh(name, shape, dtype));
+        self.kept.borrow_mut().tables.insert(name, made.clone());
+        made
+    }
+}

@@ -1,0 +1,283 @@
+//! Options of Megatron-Core: what its arguments of the same names say.
+
+use serde::{Deserialize, Serialize};
+
+use super::mesh::{Mesh, ModelSizes, divides};
+use crate::dtype::DType;
+use crate::plan::{OptimizerKind, PlanError, TrainPlan};
+
+/// A run of Megatron-LM or Megatron-Bridge with Transformer Engine's layers. Names are those of Megatron's arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Megatron {
+    /// `virtual_pipeline_model_parallel_size`: chunks of layers a pipeline rank holds (the interleaved schedule).
+    pub virtual_pipeline: u64,
+    /// `use_distributed_optimizer`: states are shared by the data-parallel ranks.
+    pub distributed_optimizer: bool,
+    /// The type gradients are summed and reduced in (`accumulate_allreduce_grads_in_fp32`).
+    pub main_gradients: DType,
+    /// `overlap_grad_reduce`: gradients lie in buckets.
+    pub overlap_grad_reduce: bool,
+    /// `use_precision_aware_optimizer`: the types of the states.
+    pub precision_aware: Option<PrecisionAware>,
+    /// `gradient_accumulation_fusion`: weight gradients are added to the main gradients by the product itself.
+    pub gradient_accumulation_fusion: bool,
+    /// What is computed again in backward.
+    pub recompute: Recompute,
+    /// Who computes the loss.
+    pub cross_entropy: CrossEntropy,
+    /// `make_vocab_size_divisible_by`.
+    pub make_vocab_size_divisible_by: u64,
+    /// Mixtures of experts.
+    pub moe: Experts,
+    /// The minor version of Megatron-Core 0: before 0.13 probabilities of experts are applied when tokens come back, before
+    /// 0.14 the output layer makes a gradient of its weight that is thrown away.
+    pub core: u32,
+    /// The minor version of Transformer Engine 2: before 2.13 the optimizer widens bf16 moments to fp32 for its step.
+    pub transformer_engine: u32,
+    /// The minor version of torch 2: up to 2.10 it hands cuBLAS 8 MiB on Blackwell, later 32 MiB as on Hopper.
+    pub torch: u32,
+}
+
+impl Default for Megatron {
+    fn default() -> Self {
+        Self {
+            virtual_pipeline: 1,
+            distributed_optimizer: true,
+            main_gradients: DType::F32,
+            overlap_grad_reduce: false,
+            precision_aware: None,
+            gradient_accumulation_fusion: true,
+            recompute: Recompute::None,
+            cross_entropy: CrossEntropy::Unfused,
+            make_vocab_size_divisible_by: 128,
+            moe: Experts::default(),
+            core: 14,
+            transformer_engine: 13,
+            torch: 11,
+        }
+    }
+}
+
+/// Types of the precision-aware optimizer's states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct PrecisionAware {
+    /// `exp_avg_dtype`.
+    pub exp_avg: DType,
+    /// `exp_avg_sq_dtype`.
+    pub exp_avg_sq: DType,
+    /// `store_param_remainders`: of fp32 main parameters only the 16 bits that bf16 lacks are kept.
+    pub store_param_remainders: bool,
+    /// Whether an fp8 recipe other than `delayed` is set, even if nothing runs in fp8 (Megatron-Bridge's
+    /// `MixedPrecisionConfig` always sets one): main parameters and gradients are then Megatron's own, in fp32.
+    pub fp8_recipe: bool,
+}
+
+impl Default for PrecisionAware {
+    fn default() -> Self {
+        Self { exp_avg: DType::F32, exp_avg_sq: DType::F32, store_param_remainders: true, fp8_recipe: false }
+    }
+}
+
+/// `recompute_granularity` and what belongs to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// `selective`: parts of every layer.
+    Selective(Vec<RecomputeModule>),
+    /// `full` with `recompute_method uniform`: every group of so many layers keeps only its input.
+    Uniform(u64),
+    /// `full` with `recompute_method block`: the first so many layers of a stage keep only their input.
+    Block(u64),
+}
+
+/// `recompute_modules`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RecomputeModule {
+    /// The attention kernel.
+    CoreAttn,
+    /// The norms that stand alone.
+    Layernorm,
+    /// The activation of routed experts.
+    MoeAct,
+    /// The whole mixture.
+    Moe,
+    /// Dense feed-forwards.
+    Mlp,
+    /// The shared experts.
+    SharedExperts,
+    /// The up-projections and rotary embedding of latent attention.
+    MlaUpProj,
+}
+
+/// Who computes the loss.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CrossEntropy {
+    /// Megatron's vocabulary-parallel cross entropy.
+    #[default]
+    Unfused,
+    /// `cross_entropy_loss_fusion` with `native` kernels.
+    Native,
+    /// `cross_entropy_loss_fusion` with Transformer Engine's kernel, which writes gradients over the logits.
+    Te,
+}
+
+/// Options of mixtures.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Experts {
+    /// `moe_expert_capacity_factor` in hundredths, with `moe_pad_expert_input_to_capacity`; absent: no token is dropped,
+    /// and routing is taken as even.
+    pub capacity_percent: Option<u64>,
+    /// `moe_permute_fusion`.
+    pub permute_fusion: bool,
+    /// `moe_router_fusion`.
+    pub router_fusion: bool,
+    /// `moe_router_dtype` is fp32.
+    pub router_fp32: bool,
+    /// `moe_shared_expert_overlap`.
+    pub shared_expert_overlap: bool,
+}
+
+impl Default for Experts {
+    fn default() -> Self {
+        Self {
+            capacity_percent: None,
+            permute_fusion: true,
+            router_fusion: false,
+            router_fp32: false,
+            shared_expert_overlap: false,
+        }
+    }
+}
+
+impl Megatron {
+    /// Rows of the embedding: the vocabulary rounded up to what every tensor-parallel rank can share.
+    pub fn padded_vocabulary(&self, vocabulary: u64, tp: u64) -> u64 {
+        vocabulary.next_multiple_of(self.make_vocab_size_divisible_by.saturating_mul(tp).max(1))
+    }
+
+    /// Whether the optimizer itself holds the main parameters.
+    pub fn optimizer_holds_main_parameters(&self) -> bool {
+        self.precision_aware.is_some_and(|types| !types.fp8_recipe)
+    }
+
+    /// Refuses what Megatron refuses, and what is not simulated.
+    pub fn check(&self, plan: &TrainPlan, mesh: &Mesh, sizes: &ModelSizes) -> Result<(), PlanError> {
+        let unsupported = |what: &str, hint: &str| Err(PlanError::Unsupported { what: what.into(), hint: hint.into() });
+        if plan.adapter.is_some() || plan.quantization.is_some() {
+            return unsupported("adapters or quantised weights under Megatron", "train the model itself");
+        }
+        if !matches!(plan.optimizer.kind, OptimizerKind::AdamW | OptimizerKind::Adam) {
+            return unsupported("an optimizer other than Adam under Megatron", "use adamw");
+        }
+        if plan.weights == DType::F32 {
+            return unsupported("Megatron with fp32 weights", "use bf16");
+        }
+        if mesh.sp > 1 {
+            return unsupported("sp (Ulysses) with Megatron", "cp with its all-to-all is the same thing there");
+        }
+        if mesh.dp_replicate > 1 {
+            return unsupported("several copies of the distributed optimizer", "use dp_shard for data parallel");
+        }
+        if self.virtual_pipeline > 1 {
+            if mesh.pp == 1 {
+                return Err(PlanError::Conflict {
+                    what: format!("virtual_pipeline {} without pipeline parallel", self.virtual_pipeline),
+                    hint: "set pp to 2 or more".into(),
+                });
+            }
+            let chunks = mesh.pp.saturating_mul(self.virtual_pipeline);
+            divides("pp x virtual_pipeline", chunks, "layers", sizes.layers)?;
+            let micro = u64::from(plan.gradient_accumulation);
+            if micro % mesh.pp != 0 {
+                return Err(PlanError::Conflict {
+                    what: format!("{micro} micro-batches are not a multiple of pp {}", mesh.pp),
+                    hint: format!("the interleaved schedule takes {}", micro.next_multiple_of(mesh.pp)),
+                });
+            }
+        }
+        if plan.weights == DType::F16 && self.main_gradients != DType::F32 {
+            return unsupported("fp16 main gradients", "main_gradients fp32");
+        }
+        if !matches!(self.main_gradients, DType::F32 | DType::BF16) {
+            return Err(PlanError::BadValue {
+                key: "main_gradients".into(),
+                value: self.main_gradients.name().into(),
+                expected: "fp32 or bf16".into(),
+            });
+        }
+        if self.precision_aware.is_some() && !self.distributed_optimizer {
+            return Err(PlanError::Conflict {
+                what: "the precision-aware optimizer needs the distributed optimizer".into(),
+                hint: "set distributed_optimizer".into(),
+            });
+        }
+        if self.make_vocab_size_divisible_by == 0 {
+            return Err(PlanError::BadValue {
+                key: "make_vocab_size_divisible_by".into(),
+                value: "0".into(),
+                expected: "at least 1".into(),
+            });
+        }
+        self.check_recompute(mesh, sizes)?;
+        self.check_rest(plan)
+    }
+
+    fn check_recompute(&self, mesh: &Mesh, sizes: &ModelSizes) -> Result<(), PlanError> {
+        let stage = sizes.layers.map(|layers| layers / mesh.pp.max(1) / self.virtual_pipeline.max(1));
+        match (&self.recompute, stage) {
+            (Recompute::Uniform(0), _) => Err(PlanError::BadValue {
+                key: "recompute.uniform".into(),
+                value: "0".into(),
+                expected: "at least 1 layer".into(),
+            }),
+            (Recompute::Block(count) | Recompute::Uniform(count), Some(stage)) if *count > stage => {
+                Err(PlanError::BadValue {
+                    key: "recompute_num_layers".into(),
+                    value: count.to_string(),
+                    expected: format!("up to {stage}, the layers of a stage"),
+                })
+            }
+            (Recompute::Selective(modules), _)
+                if modules.contains(&RecomputeModule::Moe) && modules.contains(&RecomputeModule::MoeAct) =>
+            {
+                Err(PlanError::Conflict {
+                    what: "recompute of moe and of moe_act".into(),
+                    hint: "moe covers moe_act; name one".into(),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_rest(&self, plan: &TrainPlan) -> Result<(), PlanError> {
+        use crate::plan::{AttentionKind, Checkpointing, Kernels, LossOptions};
+        let conflict = |what: &str, hint: &str| Err(PlanError::Conflict { what: what.into(), hint: hint.into() });
+        if plan.checkpointing != Checkpointing::Off {
+            return conflict("gradient checkpointing is transformers'", "Megatron has recompute");
+        }
+        if plan.kernels != Kernels::Transformers {
+            return conflict("Liger's kernels are for transformers' models", "drop them");
+        }
+        if plan.loss != LossOptions::default() {
+            return conflict("losses of transformers' models have no place in Megatron", "it has cross_entropy");
+        }
+        if plan.attention != AttentionKind::Sdpa {
+            return conflict("eager attention is transformers'", "drop it: Transformer Engine's kernels run");
+        }
+        if plan.autocast.is_some() || plan.optimizer_in_backward || !plan.frozen.is_empty() {
+            return conflict(
+                "autocast, optimizers in backward and frozen parameters have no place in Megatron",
+                "drop them",
+            );
+        }
+        Ok(())
+    }
+}

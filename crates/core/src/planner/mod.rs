@@ -1,0 +1,9 @@
+//! Other plans than the one that was asked for.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | [`suggest`] | when a run does not fit: the single changes that would make it fit, each simulated |
+//! | [`strategies`] | a model's weights and cache under tensor, pipeline, expert and data parallel |
+
+pub mod strategies;
+pub mod suggest;

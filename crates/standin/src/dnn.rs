@@ -1,0 +1,127 @@
+//! cuDNN: the graph interface, by which torch runs attention and convolutions, and what the older one answers.
+//!
+//! A graph always finds one engine, and the plan of it needs no workspace. What attention's backward pass needs beyond
+//! its tensors is allocated by the frontend inside torch, so it is counted there.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_void};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use crate::card::card;
+use crate::foreign::{Status, handle, host, host_mut, put, put_text};
+
+/// Attributes (`cudnnBackendAttributeName_t`) whose value is a result and not what was set.
+const HEURISTIC_RESULTS: i32 = 202;
+const KNOB_CHOICES: i32 = 302;
+const PLAN_JSON: i32 = 405;
+
+/// What was set on a descriptor: attribute to its elements.
+type Attributes = BTreeMap<i32, (i64, Vec<u8>)>;
+static DESCRIPTORS: LazyLock<Mutex<BTreeMap<usize, Attributes>>> = LazyLock::new(Mutex::default);
+
+fn with<T>(read: impl FnOnce(&mut BTreeMap<usize, Attributes>) -> T) -> T {
+    read(&mut DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Bytes of an element (`cudnnBackendAttributeType_t`); descriptors, handles and pointers are addresses.
+fn width(kind: i32) -> usize {
+    match kind {
+        0 | 3 | 5 | 6 | 15 | 26 => 8,
+        2 | 24 => 1,
+        _ => 4,
+    }
+}
+
+/// What the library would have found out itself: numbers (workspace, index, shared memory) are zero; a descriptor that the
+/// caller made becomes the answer, and nothing is to be written into it; notes there are none.
+fn unset(kind: i32, wanted: i64) -> (i64, Vec<u8>) {
+    const INT64: i32 = 3;
+    const DESCRIPTOR: i32 = 15;
+    const INT32: i32 = 23;
+    match kind {
+        INT64 | INT32 => (1, vec![0; width(kind)]),
+        DESCRIPTOR => (wanted.min(1), Vec::new()),
+        _ => (0, Vec::new()),
+    }
+}
+
+exports! {
+    fn cudnnGetVersion() -> usize { card().cudnn }
+    fn cudnnGetCudartVersion() -> usize { card().runtime as usize }
+    fn cudnnGetProperty(kind: i32, out: *mut i32) {
+        // Versions since 9 are written major · 10000 + minor · 100 + patch.
+        let version = card().cudnn as i32;
+        put(out, match kind {
+            0 => version / 10000,
+            1 => version / 100 % 100,
+            _ => version % 100,
+        })
+    }
+    fn cudnnGetErrorString(_status: Status) -> *const c_char { c"CUDNN_STATUS_SUCCESS".as_ptr() }
+    fn cudnnGetLastErrorString(out: *mut c_char, room: usize) { put_text(out, room, "") }
+    fn cudnnGetStream(_handle: usize, out: *mut usize) { put(out, 0) }
+
+    fn cudnnBackendCreateDescriptor(_kind: i32, out: *mut usize) {
+        let descriptor = handle();
+        with(|all| all.insert(descriptor, Attributes::new()));
+        put(out, descriptor);
+    }
+    fn cudnnBackendDestroyDescriptor(descriptor: usize) {
+        with(|all| all.remove(&descriptor));
+    }
+    fn cudnnBackendSetAttribute(descriptor: usize, attribute: i32, kind: i32, count: i64, values: *const c_void) {
+        let bytes = host(values, count.max(0) as usize * width(kind)).to_vec();
+        with(|all| all.entry(descriptor).or_default().insert(attribute, (count, bytes)));
+    }
+    fn cudnnBackendGetAttribute(descriptor: usize, attribute: i32, kind: i32, wanted: i64, count: *mut i64, values: *mut c_void) {
+        let room = wanted.max(0) as usize * width(kind);
+        match attribute {
+            HEURISTIC_RESULTS => put(count, 1),
+            KNOB_CHOICES => put(count, 0),
+            PLAN_JSON => {
+                put(count, 3);
+                put_text(values.cast(), room, "{}");
+            }
+            _ => {
+                let set = with(|all| all.get(&descriptor)?.get(&attribute).cloned());
+                let (elements, bytes) = set.unwrap_or_else(|| unset(kind, wanted));
+                put(count, elements);
+                let shown = room.min(bytes.len());
+                host_mut(values, shown).copy_from_slice(&bytes[..shown]);
+            }
+        }
+    }
+
+    // The older interface of convolutions: the first algorithm, without workspace.
+    #[allow(clippy::too_many_arguments)]
+    fn cudnnGetConvolutionForwardAlgorithm_v7(_a: usize, _b: usize, _c: usize, _d: usize, _e: usize, _wanted: i32, count: *mut i32, out: *mut c_void) {
+        put(count, 1);
+        host_mut(out, 48).fill(0);
+    }
+    #[allow(clippy::too_many_arguments)]
+    fn cudnnGetConvolutionBackwardDataAlgorithm_v7(_a: usize, _b: usize, _c: usize, _d: usize, _e: usize, _wanted: i32, count: *mut i32, out: *mut c_void) {
+        put(count, 1);
+        host_mut(out, 48).fill(0);
+    }
+    #[allow(clippy::too_many_arguments)]
+    fn cudnnGetConvolutionBackwardFilterAlgorithm_v7(_a: usize, _b: usize, _c: usize, _d: usize, _e: usize, _wanted: i32, count: *mut i32, out: *mut c_void) {
+        put(count, 1);
+        host_mut(out, 48).fill(0);
+    }
+}
+
+handles! {
+    cudnnCreate cudnnCreateActivationDescriptor cudnnCreateCTCLossDescriptor cudnnCreateConvolutionDescriptor
+    cudnnCreateDropoutDescriptor cudnnCreateFilterDescriptor cudnnCreatePoolingDescriptor cudnnCreateRNNDataDescriptor
+    cudnnCreateRNNDescriptor cudnnCreateSpatialTransformerDescriptor cudnnCreateTensorDescriptor
+}
+
+nothing! { cudnnBackendFinalize cudnnBackendExecute cudnnBackendInitialize }
+
+sizes! { usize, (_a _b _c _d _e _f);
+    cudnnGetConvolutionForwardWorkspaceSize cudnnGetConvolutionBackwardDataWorkspaceSize cudnnGetConvolutionBackwardFilterWorkspaceSize
+}
+sizes! { usize, (_a _b _c _d _e); cudnnGetBatchNormalizationTrainingExReserveSpaceSize }
+sizes! { usize, (_a _b _c _d _e _f _g _h); cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize }
+sizes! { usize, (_a _b _c _d _e _f _g _h _i _j); cudnnGetBatchNormalizationBackwardExWorkspaceSize }
+sizes! { usize, (_a); cudnnDropoutGetStatesSize }

@@ -1,0 +1,151 @@
+//! Loads the library as a program would and calls it through its C interface.
+//!
+//! One test, because the library keeps one ledger for the process.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::mem::transmute;
+use std::path::PathBuf;
+
+unsafe extern "C" {
+    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+const NOW: c_int = 2;
+const GLOBAL: c_int = 0x100;
+
+struct Library(*mut c_void);
+
+impl Library {
+    /// The library that cargo built beside this test.
+    fn open() -> Self {
+        let mut folder: PathBuf = std::env::current_exe().unwrap();
+        folder.pop();
+        let path = folder.ancestors().map(|folder| folder.join("libvramcast_standin.so")).find(|path| path.exists());
+        let path = CString::new(path.expect("cargo builds the library before its tests").to_str().unwrap()).unwrap();
+        // SAFETY: the path ends with a zero, and the library runs nothing when it is loaded.
+        let library = unsafe { dlopen(path.as_ptr(), NOW | GLOBAL) };
+        assert!(!library.is_null());
+        Self(library)
+    }
+
+    fn address(&self, name: &str) -> *mut c_void {
+        let symbol = CString::new(name).unwrap();
+        // SAFETY: the handle is open and the name ends with a zero.
+        let address = unsafe { dlsym(self.0, symbol.as_ptr()) };
+        assert!(!address.is_null(), "{name} is missing");
+        address
+    }
+}
+
+/// Calls a function of the library: its name, the types of its arguments, the arguments.
+macro_rules! call {
+    ($library:expr, $name:literal, ($($type:ty),*), $($argument:expr),*) => {{
+        // SAFETY: the types are those of the C declaration, and every pointer is to a local of this test.
+        let function: extern "C" fn($($type),*) -> i32 = unsafe { transmute($library.address($name)) };
+        function($($argument),*)
+    }};
+}
+
+#[test]
+fn a_program_can_use_it() {
+    // SAFETY: nothing else in this process reads the environment yet.
+    unsafe {
+        std::env::set_var("VRAMCAST_CARD", "name=Tesla T4;capability=75;memory=15828320256;count=2;context=1000000")
+    };
+    let library = Library::open();
+
+    let (mut count, mut major, mut free, mut total) = (0, 0, 0_usize, 0_usize);
+    assert_eq!(call!(library, "cudaGetDeviceCount", (*mut i32), &mut count), 0);
+    assert_eq!(call!(library, "cudaDeviceGetAttribute", (*mut i32, i32, i32), &mut major, 75, 0), 0);
+    assert_eq!((count, major), (2, 7));
+    assert_eq!(call!(library, "cudaSetDevice", (i32), 5), 101, "there is no sixth card");
+    assert_eq!(call!(library, "cudaSetDevice", (i32), 1), 0);
+
+    // Memory is counted, and runs out as on the card.
+    let (mut first, mut second) = (0_u64, 0_u64);
+    assert_eq!(call!(library, "cudaMalloc", (*mut u64, usize), &mut first, 3 << 20), 0);
+    call!(library, "cudaMemGetInfo", (*mut usize, *mut usize), &mut free, &mut total);
+    assert_eq!((total, total - free), (15_828_320_256, 1_000_000 + (4 << 20)));
+    assert_eq!(call!(library, "cudaMalloc", (*mut u64, usize), &mut second, 16 << 30), 2, "out of memory");
+    assert_eq!(call!(library, "cudaGetLastError", (),), 2);
+    assert_eq!(call!(library, "cudaGetLastError", (),), 0);
+
+    // Small writes of the host read back; what a kernel would have written is zero.
+    let (wrote, mut read) = ([7_i64, 8, 9], [1_i64; 2]);
+    let from = wrote.as_ptr().cast::<c_void>();
+    call!(library, "cudaMemcpyAsync", (u64, *const c_void, usize, i32, usize), first, from, 24, 1, 0);
+    call!(library, "cudaMemcpy", (*mut c_void, u64, usize, i32), read.as_mut_ptr().cast(), first + 8, 16, 2);
+    assert_eq!(read, [8, 9]);
+    call!(library, "cudaMemcpy", (*mut c_void, u64, usize, i32), read.as_mut_ptr().cast(), first + (1 << 20), 16, 2);
+    assert_eq!(read, [0, 0]);
+
+    // A pointer knows its device.
+    let mut attributes = [-1_i32; 22];
+    call!(library, "cudaPointerGetAttributes", (*mut i32, u64), attributes.as_mut_ptr(), first);
+    assert_eq!((attributes[0], attributes[1]), (2, 1));
+    assert_eq!(call!(library, "cudaFree", (u64), first), 0);
+    assert_eq!(call!(library, "cudaFree", (u64), first), 1, "freed twice");
+
+    // Virtual memory: addresses are free, pages are not. The driver's functions are found by name.
+    let (mut create, mut pages, mut range) = (0_usize, 0_u64, 0_u64);
+    let name = c"cuMemCreate".as_ptr();
+    call!(
+        library,
+        "cudaGetDriverEntryPointByVersion",
+        (*const c_char, *mut usize, u32, u64, *mut i32),
+        name,
+        &mut create,
+        12000,
+        0,
+        &mut count
+    );
+    assert_eq!(create, library.address("cuMemCreate") as usize);
+    let properties = [1_i32, 0, 1, 1];
+    let properties = properties.as_ptr();
+    assert_eq!(
+        call!(library, "cuMemAddressReserve", (*mut u64, usize, usize, u64, u64), &mut range, 64 << 30, 0, 0, 0),
+        0
+    );
+    assert_eq!(
+        call!(library, "cuMemCreate", (*mut u64, usize, *const i32, u64), &mut pages, 20 << 20, properties, 0),
+        0
+    );
+    assert_eq!(
+        call!(library, "cuMemCreate", (*mut u64, usize, *const i32, u64), &mut second, 15 << 30, properties, 0),
+        2
+    );
+    assert_eq!(call!(library, "cuMemRelease", (u64), pages), 0);
+
+    // A world of four in one process: everyone holds the same, so a sum is four times as much.
+    #[repr(C)]
+    struct Identity([u64; 16]);
+    let (mut world, mut rank) = (0_usize, 0);
+    assert_eq!(
+        call!(library, "ncclCommInitRank", (*mut usize, i32, Identity, i32), &mut world, 4, Identity([1; 16]), 3),
+        0
+    );
+    call!(library, "ncclCommUserRank", (usize, *mut i32), world, &mut rank);
+    assert_eq!(rank, 3);
+    call!(library, "cudaMalloc", (*mut u64, usize), &mut first, 1000);
+    call!(library, "cudaMemcpyAsync", (u64, *const c_void, usize, i32, usize), first, from, 24, 1, 0);
+    const INT64: i32 = 4;
+    const SUM: i32 = 0;
+    call!(
+        library,
+        "ncclAllReduce",
+        (u64, u64, usize, i32, i32, usize, usize),
+        first,
+        first + 512,
+        2,
+        INT64,
+        SUM,
+        world,
+        0
+    );
+    call!(library, "cudaMemcpy", (*mut c_void, u64, usize, i32), read.as_mut_ptr().cast(), first + 512, 16, 2);
+    assert_eq!(read, [28, 32]);
+
+    // A call that nobody wrote succeeds.
+    assert_eq!(call!(library, "vramcast_unknown", (*const c_char), c"cuOdd".as_ptr()), 0);
+}
