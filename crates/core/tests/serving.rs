@@ -30,7 +30,7 @@ fn cached_by_transformers(model: &Model, prompt: u64) -> u64 {
         cache: CacheImplementation::Dynamic,
         ..InferPlan::default()
     };
-    let (_, log) = vramcast_core::memory::infer::simulate(model, &plan).unwrap();
+    let (_, log, _) = vramcast_core::memory::infer::simulate(model, &plan).unwrap();
     let cache = |storage: &&vramcast_core::memory::log::StorageInfo| {
         storage.category == vramcast_core::memory::log::Category::Cache
     };

@@ -45,12 +45,12 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
 }
 
 fn planned(arguments: &train::Arguments, context: &Context) -> Result<Answer, Failure> {
-    let (found, plan, notes) = arguments.resolve(context)?;
+    let (found, plan, start) = arguments.resolve(context)?;
     let model = found.require_model()?;
     let mut question = Question::of_train(&plan);
     arguments.lens.apply(&mut question, context)?;
     let mut lines = Vec::new();
-    let mut notes = notes;
+    let mut notes = start.notes;
     let baseline = match simulation::train(model, &plan) {
         Ok(run) => {
             let (allocated, reserved) = (run.replay.peak_allocated(), run.replay.peak_reserved());

@@ -5,7 +5,7 @@ use serde_json::json;
 use vramcast_core::dtype::builtin_formats;
 use vramcast_core::lens::Method;
 use vramcast_core::model::families;
-use vramcast_core::plan::OptimizerKind;
+use vramcast_core::plan::{Framework, OptimizerKind};
 use vramcast_core::report::coverage::Coverage;
 use vramcast_core::source::catalogue;
 use vramcast_core::units::Bytes;
@@ -37,6 +37,8 @@ enum What {
     Gpus,
     /// Optimizers, and whose code each one is.
     Optimizers,
+    /// Training frameworks, their defaults and where those stand.
+    Frameworks,
     /// Engines that spread a training run or serve a model.
     Engines,
     /// The simulation and the published formulas (`--method`).
@@ -51,6 +53,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         What::Families => (vec!["family", "model types"], family_rows()),
         What::Dtypes => (vec!["format", "bits per weight", "also called"], dtypes(context)),
         What::Gpus => (vec!["card", "maker", "GiB"], cards(context)),
+        What::Frameworks => (vec!["framework", "when", "plan value", "default", "source"], frameworks()),
         What::Optimizers => (vec!["optimizer", "whose code", "recorded runs"], optimizers()),
         What::Engines => (vec!["engine", "for", "how"], engines()),
         What::Methods => (vec!["method", "formula", "source"], methods()),
@@ -113,6 +116,24 @@ fn optimizers() -> Vec<Vec<String>> {
         if recorded.contains_key(&format!("optimizer {}", kind.name())) { "yes" } else { "not yet" }
     };
     OptimizerKind::ALL.iter().map(|(kind, code)| vec![kind.name(), (*code).into(), measured(*kind).into()]).collect()
+}
+
+fn frameworks() -> Vec<Vec<String>> {
+    let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let mut rows = Vec::new();
+    for framework in Framework::all() {
+        for default in &framework.defaults {
+            let when: Vec<String> = default.when.iter().map(|when| shown(&json!(when))).collect();
+            rows.push(vec![
+                format!("{}@{}", framework.name, framework.version),
+                when.join(", "),
+                default.key.clone(),
+                shown(&default.value),
+                default.source.clone(),
+            ]);
+        }
+    }
+    rows
 }
 
 fn engines() -> Vec<Vec<String>> {

@@ -6,6 +6,7 @@ mod compare;
 mod context;
 mod engines;
 mod failure;
+mod framework;
 mod infer;
 mod infer_table;
 mod inspect;

@@ -24,6 +24,9 @@ pub(super) struct ModelArguments {
     /// The transformers class that loads it (AutoModelForCausalLM, …); by default what its config says.
     #[arg(long, value_name = "CLASS")]
     pub auto_class: Option<String>,
+    /// Take a quantised checkpoint's weights in full (dequantize=True).
+    #[arg(long)]
+    pub dequantize: bool,
     /// A model that has no config: how many parameters (7B), with --layers and --hidden for its shape.
     #[arg(long, value_name = "COUNT", help_heading = "A model without a config", conflicts_with = "model")]
     pub params: Option<String>,
@@ -66,7 +69,10 @@ impl ModelArguments {
         options.revision = self.revision.clone();
         options.refresh = self.refresh;
         options.tensors = headers;
-        let resolved = fetch::resolve(name, &options)?;
+        let mut resolved = fetch::resolve(name, &options)?;
+        if self.dequantize {
+            dequantize(&mut resolved)?;
+        }
         let auto_class = self.auto_class.as_deref().or(resolved.auto_class.as_deref());
         let model = resolved.config.clone().map(|config| Model::new(config, auto_class)).transpose()?;
         let mut notes = resolved.notes.clone();
@@ -110,6 +116,22 @@ impl ModelArguments {
         }
         let resolved = Resolved { name: name.clone(), config: Some(config), ..Resolved::default() };
         Ok(Found { name, model: Some(model), resolved, notes, stated: params })
+    }
+}
+
+/// Forgets how a checkpoint is quantised; without a quantisation there is nothing to do, which is said.
+fn dequantize(resolved: &mut Resolved) -> Result<(), Failure> {
+    let mut removed = false;
+    if let Some(object) = resolved.config.as_mut().and_then(Value::as_object_mut) {
+        removed |= object.remove("quantization_config").is_some_and(|section| !section.is_null());
+        removed |= object.remove("compression_config").is_some();
+        if let Some(text) = object.get_mut("text_config").and_then(Value::as_object_mut) {
+            removed |= text.remove("quantization_config").is_some();
+        }
+    }
+    match removed {
+        true => Ok(()),
+        false => Err(Failure::bad_input(format!("--dequantize: {} is not quantised", resolved.name))),
     }
 }
 

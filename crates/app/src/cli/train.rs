@@ -7,20 +7,19 @@ use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::lens::Question;
 use vramcast_core::memory::simulation;
-use vramcast_core::plan::{
-    AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan, TrainPlan, provenance,
-};
+use vramcast_core::plan::{AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan, TrainPlan};
 use vramcast_core::planner::suggest::{self, Suggestion};
 use vramcast_core::report::{self, Report};
 
 use super::adapter::AdapterArguments;
 use super::attention::AttentionArguments;
 use super::context::{Context, Format, headroom};
+use super::framework::{Start, StartArguments};
 use super::lens::{self, LensArguments};
 use super::model::{Found, ModelArguments, positions, too_long};
 use super::parallel::ParallelArguments;
 use super::train_options::StepArguments;
-use super::{Answer, Failure, plan_file};
+use super::{Answer, Failure};
 use crate::exit::Exit;
 use crate::render;
 
@@ -29,9 +28,8 @@ use crate::render;
 pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// A plan as JSON, TOML or YAML (`vramcast schema`); flags override it.
-    #[arg(long, value_name = "FILE")]
-    plan: Option<PathBuf>,
+    #[command(flatten)]
+    start: StartArguments,
 
     /// Samples per card [default: 1].
     #[arg(long, short, value_name = "N", visible_alias = "per-device-batch", help_heading = "Batch")]
@@ -74,6 +72,9 @@ pub(super) struct Arguments {
     /// Clip gradients by their norm.
     #[arg(long, help_heading = "Optimizer")]
     clip: bool,
+    /// The largest norm of gradients; 0: they are not clipped.
+    #[arg(long, value_name = "NORM", conflicts_with = "clip", help_heading = "Optimizer")]
+    max_grad_norm: Option<f64>,
 
     #[command(flatten)]
     step: StepArguments,
@@ -148,7 +149,7 @@ enum Stepping {
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
-    let (found, plan, plan_notes) = arguments.resolve(context)?;
+    let (found, plan, start) = arguments.resolve(context)?;
     let mut question = Question::of_train(&plan);
     arguments.lens.apply(&mut question, context)?;
     if let Some(method) = arguments.lens.method.lens() {
@@ -166,11 +167,10 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         Vec::new()
     };
     let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards(context)?.all().collect() } else { vec![own] };
-    let file = arguments.plan.as_ref().map(|path| plan_of_file(path, arguments, context)).transpose()?;
-    let provenance = provenance::trace(&plan, file.as_ref().map(|(plan, _)| plan));
+    let provenance = start.provenance(&plan);
     let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
     report.provenance = provenance;
-    report.notes.extend(plan_notes);
+    report.notes.extend(start.notes);
     report.notes.splice(0..0, found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
     if let Some(path) = &arguments.svg {
         write_svg(path, &report)?;
@@ -234,32 +234,30 @@ impl Arguments {
         Ok(cards.with(&text)?)
     }
 
-    /// The model and the plan, and what has no effect. A plan is checked where it is simulated: formulas take any.
-    pub(super) fn resolve(&self, context: &Context) -> Result<(Found, TrainPlan, Vec<String>), Failure> {
-        let (mut plan, plan_model, mut notes) = self.plan(context)?;
+    /// The model and the plan, and what it started from. A plan is checked where it is simulated: formulas take any.
+    pub(super) fn resolve(&self, context: &Context) -> Result<(Found, TrainPlan, Start), Failure> {
+        let (mut plan, mut start) = self.plan(context)?;
         let mut model = self.model.clone();
-        model.model = model.model.or(plan_model);
+        model.model = model.model.or(start.model.clone());
         let found = model.find(false)?;
         let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
-        notes.extend(self.parallel.apply(&mut plan, hidden)?);
+        start.notes.extend(self.parallel.apply(&mut plan, hidden)?);
         let most = found.model.as_ref().and_then(positions);
         if let Some(most) = most.filter(|most| *most < plan.batch.seq_len) {
-            if self.seq_len.is_some() || self.plan.is_some() {
+            if self.seq_len.is_some() || self.start.has_file() {
                 return Err(too_long(&found.name, plan.batch.seq_len, most));
             }
             // A length that nobody asked for gives way to what the model can take.
             plan.batch.seq_len = most;
-            notes.push(format!("the model has {most} positions: samples are {most} tokens long"));
+            start.notes.push(format!("the model has {most} positions: samples are {most} tokens long"));
         }
-        Ok((found, plan, notes))
+        Ok((found, plan, start))
     }
 
-    /// The plan of the file, overridden by flags; and the model the file names.
-    fn plan(&self, context: &Context) -> Result<(TrainPlan, Option<String>, Vec<String>), Failure> {
-        let (mut plan, model) = match &self.plan {
-            Some(path) => plan_of_file(path, self, context)?,
-            None => (TrainPlan::default(), None),
-        };
+    /// The plan of the framework and the file, overridden by flags; and what it started from.
+    fn plan(&self, context: &Context) -> Result<(TrainPlan, Start), Failure> {
+        let mut start = self.start.read(self.adapter.situation(), || self.cards(context))?;
+        let mut plan = start.plan.clone();
         let batch = &mut plan.batch;
         batch.batch_size = self.batch_size.unwrap_or(batch.batch_size);
         batch.seq_len = self.seq_len.unwrap_or(batch.seq_len);
@@ -291,7 +289,7 @@ impl Arguments {
                 Stepping::Forloop => Implementation::Forloop,
             };
         }
-        plan.clip |= self.clip;
+        plan.clip = self.max_grad_norm.map_or(plan.clip || self.clip, |norm| norm > 0.0);
         let mut notes = self.adapter.apply(&mut plan)?;
         self.attention.apply(&mut plan);
         self.step.apply(&mut plan)?;
@@ -308,31 +306,9 @@ impl Arguments {
             plan.allocator = options;
             notes.extend(ignored.iter().map(|key| format!("PYTORCH_ALLOC_CONF: {key} has no effect on these levels")));
         }
-        Ok((plan, model, notes))
+        start.notes.extend(notes);
+        Ok((plan, start))
     }
-}
-
-/// A plan file; `gpu` may be a name, and `model` may stand in it.
-fn plan_of_file(
-    path: &std::path::Path,
-    arguments: &Arguments,
-    context: &Context,
-) -> Result<(TrainPlan, Option<String>), Failure> {
-    let mut value = plan_file::read(path)?;
-    let model = value.as_object_mut().and_then(|object| object.remove("model"));
-    let model = match model {
-        None | Some(Value::Null) => None,
-        Some(Value::String(name)) => Some(name),
-        Some(other) => return Err(Failure::bad_input(format!("{}: model: {other} is not a name", path.display()))),
-    };
-    if let Some(name) = value.get("gpu").and_then(Value::as_str) {
-        let card = arguments.cards(context)?.find(name)?;
-        value["gpu"] = serde_json::to_value(card).map_err(|e| Failure::bad_input(e.to_string()))?;
-    }
-    let plan = serde_json::from_value(value).map_err(|e| {
-        Failure::bad_input(format!("{}: {e}", path.display())).hint("`vramcast schema` prints what a plan may hold")
-    })?;
-    Ok((plan, model))
 }
 
 fn optimizer(name: &str) -> Result<OptimizerKind, Failure> {

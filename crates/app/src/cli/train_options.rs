@@ -30,7 +30,7 @@ pub(super) struct StepArguments {
     /// Refused: a compiled graph keeps what its compiler decides.
     #[arg(long, help_heading = "Kernels")]
     torch_compile: bool,
-    /// The loss: standard (transformers' own), chunked (torchtune's), cce (cut cross entropy) or liger
+    /// The loss: standard (transformers' own), chunked (torchtune's), cce (cut cross entropy), trl-fused (TRL's) or liger
     /// [default: standard].
     #[arg(long, value_name = "NAME", help_heading = "Kernels")]
     loss: Option<String>,
@@ -58,9 +58,15 @@ impl StepArguments {
             Some("standard" | "transformers") => plan.loss.kind = LossKind::Standard,
             Some("chunked") => plan.loss.kind = LossKind::Chunked,
             Some("cce" | "cut-cross-entropy") => plan.loss.kind = LossKind::CutCrossEntropy,
-            Some("liger" | "fused-linear") => plan.kernels = Kernels::Liger,
+            Some("trl-fused") => plan.loss.kind = LossKind::TrlFused,
+            Some("liger" | "fused-linear") => {
+                plan.kernels = Kernels::Liger;
+                plan.loss.kind = LossKind::Standard;
+            }
             Some(other) => {
-                return Err(Failure::bad_input(format!("--loss: {other} is not standard, chunked, cce or liger")));
+                return Err(Failure::bad_input(format!(
+                    "--loss: {other} is not standard, chunked, cce, trl-fused or liger"
+                )));
             }
         }
         if self.loss_chunks.is_some() && plan.loss.kind != LossKind::Chunked {

@@ -23,10 +23,19 @@ pub fn text(report: &Report, explain: bool, timeline: bool) -> String {
     }
     page += &report.job.as_ref().map(super::job::text).unwrap_or_default();
     page += &verdicts(&report.verdicts);
+    page += &defaults(report);
     for note in &report.notes {
         page += &format!("note: {note}\n");
     }
     page
+}
+
+/// Which values a framework's defaults decided; where from is told with everything else that is explained.
+fn defaults(report: &Report) -> String {
+    let chosen = || report.provenance.iter().filter_map(|origin| Some((origin, origin.framework.as_deref()?)));
+    let Some((_, framework)) = chosen().next() else { return String::new() };
+    let list: Vec<String> = chosen().map(|(origin, _)| format!("{} {}", origin.key, origin.value)).collect();
+    wrap(&format!("defaults of {framework}: {}", list.join(", ")), width()) + "\n"
 }
 
 /// The first line: the model and what is trained.
@@ -85,6 +94,7 @@ fn settings(plan: &TrainPlan) -> String {
         LossKind::Standard => {}
         LossKind::Chunked => parts.push(format!("loss in {} chunks", plan.loss.chunks)),
         LossKind::CutCrossEntropy => parts.push("cut cross entropy".into()),
+        LossKind::TrlFused => parts.push("TRL's fused loss".into()),
     }
     if plan.save_on_cpu {
         parts.push("saved tensors on the host".into());
@@ -94,6 +104,9 @@ fn settings(plan: &TrainPlan) -> String {
     }
     if let Some(AdapterPlan::Lora(lora)) = &plan.adapter {
         parts.push(format!("LoRA rank {}", lora.rank));
+    }
+    if let Some(AdapterPlan::Other(other)) = &plan.adapter {
+        parts.push(other.name().into());
     }
     if let Some(quantization) = &plan.quantization {
         parts.push(format!("{} base", name(&quantization.scheme)));

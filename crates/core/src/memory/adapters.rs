@@ -5,13 +5,16 @@ use std::collections::BTreeMap;
 use super::log::{Category, Event};
 use super::lower::{LoraWeights, Wrapped};
 use super::optimizer::Trained;
+use super::other_adapters;
 use super::outliers;
+use super::stored;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::torch::quantised::QuantisedWeight;
+use super::torch::stored::StoredKernel;
 use crate::dtype::DType;
 use crate::model::op::{ModuleId, Op, ParameterId};
-use crate::model::{Module, ModuleKind, Program, Step};
+use crate::model::{Module, ModuleKind, Program, Shape, Step};
 use crate::plan::adapter::{self, AdaptedKind, AdaptedModule, AdapterLayout, LoraPlan};
 use crate::plan::{AdapterPlan, Checkpointing, Quantization, TrainPlan};
 
@@ -34,16 +37,24 @@ pub(super) fn hidden_dtype(plan: &TrainPlan) -> DType {
 }
 
 /// The model frozen, quantised and prepared as the plan says, with its adapters.
-pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan, layout: &AdapterLayout) -> Loaded {
+pub(super) fn load(
+    torch: &mut Torch,
+    program: &Program,
+    plan: &TrainPlan,
+    layout: &AdapterLayout,
+    base: Option<(&crate::source::quantization::Quantization, StoredKernel)>,
+) -> Loaded {
     let mut loaded = Loaded { parameters: Vec::new(), trained: Vec::new(), wrapped: Wrapped::default() };
-    let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
-    torch.in_category(Category::Weights, |torch| {
-        for &id in &program.registration {
-            let shape = program.parameters[id.0 as usize].shape;
-            parameters[id.0 as usize] = Some(torch.fresh("parameter", shape, plan.weights));
+    match base {
+        Some(base) => {
+            let load = |torch: &mut Torch| stored::load(torch, program, plan.weights, base);
+            (loaded.parameters, loaded.wrapped.stored) = torch.in_category(Category::Weights, load);
         }
-    });
-    loaded.parameters = parameters.into_iter().flatten().collect();
+        None => {
+            let load = |torch: &mut Torch| dense(torch, program, plan.weights, plan.quantization.as_ref());
+            loaded.parameters = torch.in_category(Category::Weights, load);
+        }
+    }
     // A tied head is made with a matrix of its own, which goes when it is tied: what is made next moves in there.
     torch.in_category(Category::Weights, |torch| {
         let tied = program.aliases.iter().map(|(_, id)| program.parameters[id.0 as usize].shape);
@@ -58,6 +69,14 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan, layou
     if let Some(quantization) = &plan.quantization {
         torch.in_category(Category::Weights, |torch| quantise(torch, program, plan, quantization, &mut loaded));
     }
+    if let Some(AdapterPlan::Other(other)) = &plan.adapter {
+        let hidden = hidden_dtype(plan);
+        let add = |torch: &mut Torch| other_adapters::adapt(torch, program, hidden, other, layout, &mut loaded);
+        torch.in_category(Category::Adapters, add);
+        if plan.checkpointing == Checkpointing::Full {
+            loaded.wrapped.input_embedding = input_embedding(program);
+        }
+    }
     if let Some(AdapterPlan::Lora(lora)) = &plan.adapter {
         torch.in_category(Category::Adapters, |torch| adapt(torch, program, plan, lora, layout, &mut loaded));
         // `gradient_checkpointing_enable` of transformers 5 does it for every model fed with token ids.
@@ -67,6 +86,31 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan, layou
         }
     }
     loaded
+}
+
+/// Parameters in the type of the weights; a matrix that the checkpoint holds quantised takes no memory in full.
+pub(super) fn dense(
+    torch: &mut Torch,
+    program: &Program,
+    weights: DType,
+    quantization: Option<&Quantization>,
+) -> Vec<Tensor> {
+    let held = quantization.filter(|quantization| quantization.stored);
+    let is_held = |id: &ParameterId| {
+        let mut modules = program.modules.iter().filter(|module| module.parameters.first() == Some(id));
+        held.is_some_and(|scheme| modules.any(|module| is_quantised(module, scheme)))
+    };
+    let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
+    for id in &program.registration {
+        let shape = program.parameters[id.0 as usize].shape;
+        parameters[id.0 as usize] = Some(match is_held(id) {
+            true => torch.phantom(shape, weights),
+            false => torch.fresh("parameter", shape, weights),
+        });
+    }
+    let shape = |index: usize| program.parameters[index].shape;
+    let parameters = parameters.into_iter().enumerate();
+    parameters.map(|(index, tensor)| tensor.unwrap_or_else(|| torch.phantom(shape(index), weights))).collect()
 }
 
 /// Linears quantised, and everything else made fp32 where the plan prepares the model.
@@ -109,7 +153,11 @@ pub(super) fn quantise_linears(
             old.clear();
             parent = own;
         }
-        let shape = program.parameters[id.0 as usize].shape;
+        let shape = match module.kind {
+            // transformers turns a `Conv1D` round when it makes a linear of it.
+            ModuleKind::Conv1d { inputs, outputs } => Shape::from([outputs, inputs]),
+            _ => program.parameters[id.0 as usize].shape,
+        };
         let mut weight = torch.quantise(shape, weights, scheme);
         weight.outlier_probability = probabilities.get(&id).copied().unwrap_or(0.0);
         quantised.insert(id, weight);
@@ -125,7 +173,8 @@ fn is_quantised(module: &Module, scheme: &Quantization) -> bool {
         Some(names) => names.iter().any(|name| module.path.contains(name.as_str())),
         None => adapter::defaults::OUTPUT_EMBEDDINGS.contains(&module.path.as_str()),
     };
-    matches!(module.kind, ModuleKind::Linear { .. }) && !kept
+    let conv1d = scheme.conv1d && matches!(module.kind, ModuleKind::Conv1d { .. });
+    (conv1d || matches!(module.kind, ModuleKind::Linear { .. })) && !kept
 }
 
 /// Adapters are made in the type of what they adapt, then cast in a second pass.
@@ -143,8 +192,9 @@ fn adapt(
     let first: Vec<Vec<Tensor>> = adapted
         .iter()
         .map(|adapted| {
-            let quantised =
-                weight_of(program, adapted.module).is_some_and(|id| loaded.wrapped.quantised.contains_key(&id));
+            let quantised = weight_of(program, adapted.module).is_some_and(|id| {
+                loaded.wrapped.quantised.contains_key(&id) || loaded.wrapped.stored.contains_key(&id)
+            });
             let dtype = if quantised { DType::F32 } else { hidden };
             adapted.tensors.iter().map(|tensor| torch.fresh(tensor.name, tensor.shape, dtype)).collect()
         })

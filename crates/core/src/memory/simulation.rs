@@ -6,7 +6,7 @@ use super::allocator::{self, Replay};
 use super::log::Log;
 use super::lower::head::Head;
 use super::process::{self, Part};
-use super::{infer, megatron, sharding, train};
+use super::{infer, megatron, sharding, stored, train};
 use crate::model::{Model, Program};
 use crate::plan::parallel::{Engine, Parallel};
 use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, ModelSizes, PlanError, TrainPlan, liger};
@@ -24,6 +24,8 @@ pub struct Simulation {
     pub process: Vec<Part>,
     /// What is trained, where an adapter is.
     pub adapter: Option<AdapterLayout>,
+    /// What a report should say about how the model was taken.
+    pub notes: Vec<String>,
     /// The cards of a run on several, those that need the same together; this one is the worst of them.
     pub ranks: Vec<Rank>,
 }
@@ -67,13 +69,19 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     if let Some(Parallel { engine: Engine::Megatron(_), .. }) = &plan.parallel {
         return megatron::worst(model, plan);
     }
-    let program = Rc::new(model.program(plan.batch.training_inputs())?);
-    if plan.quantization.is_some() && !model.config()["quantization_config"].is_null() {
-        return Err(PlanError::Conflict {
-            what: "the model is quantised already (its config has a quantization_config)".into(),
-            hint: "leave the quantisation out, or start from the model in 16 bits".into(),
-        });
-    }
+    let mut inputs = plan.batch.training_inputs();
+    inputs.seq = inputs.seq.saturating_add(plan.virtual_tokens());
+    inputs.target_seq = inputs.target_seq.saturating_add(plan.virtual_tokens());
+    let program = Rc::new(model.program(inputs)?);
+    let found = stored::in_training(model, plan)?;
+    let quantised;
+    let plan = match found.bitsandbytes() {
+        Some(quantization) => {
+            quantised = TrainPlan { quantization: Some(quantization), ..plan.clone() };
+            &quantised
+        }
+        None => plan,
+    };
     let model_type = model.config()["model_type"].as_str().unwrap_or_default();
     plan.attention.check_model(model_type)?;
     check_loss(plan, &program)?;
@@ -84,11 +92,13 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
             parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
             // One card needs no engine, except one that uses the host's memory.
             match parallel.mesh.world() {
-                1 if !parallel.offloads() => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),
+                1 if !parallel.offloads() => {
+                    train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored())
+                }
                 _ => sharding::simulate(Rc::clone(&program), plan, parallel, layout.as_ref(), liger),
             }
         }
-        None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger),
+        None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
     };
     if let Some(why) = &log.refused {
         return Err(PlanError::Conflict { what: why.clone(), hint: "leave the choice to torch".into() });
@@ -98,7 +108,8 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     // Cached blocks go back to the driver when the card is full, before a run fails.
     let others: u64 = process.iter().map(|part| part.bytes).sum();
     let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
-    let mut simulation = Simulation { program, log, replay, process, adapter: layout, ranks: Vec::new() };
+    let notes = found.notes;
+    let mut simulation = Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() };
     if let Some(parallel) = plan.parallel.as_ref().filter(|parallel| parallel.mesh.world() > 1) {
         // Shares are padded to the same size: data-parallel cards are alike.
         simulation.ranks = vec![simulation.as_rank("every card", parallel.mesh.world())];
@@ -112,7 +123,13 @@ fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
         return Ok(());
     }
     let head = Head::find(program);
-    if head.is_plain() && (plan.loss.kind == LossKind::Chunked || head.bias.is_none()) {
+    let fits = match plan.loss.kind {
+        // Its kernel scales and caps logits itself.
+        LossKind::TrlFused => head.weight.is_some(),
+        LossKind::Chunked => head.is_plain(),
+        _ => head.is_plain() && head.bias.is_none(),
+    };
+    if fits {
         return Ok(());
     }
     Err(PlanError::Unsupported {
@@ -124,8 +141,8 @@ fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
 
 /// Simulates `generate`; the program is that of the prompt.
 pub fn infer(model: &Model, plan: &InferPlan) -> Result<Simulation, PlanError> {
-    let (program, log) = infer::simulate(model, plan)?;
+    let (program, log, notes) = infer::simulate(model, plan)?;
     let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, false);
-    Ok(Simulation { program, log, replay, process, adapter: None, ranks: Vec::new() })
+    Ok(Simulation { program, log, replay, process, adapter: None, notes, ranks: Vec::new() })
 }

@@ -14,9 +14,10 @@ use super::repeat::{self, Start};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::torch::attention::Kernel;
+use super::torch::stored::StoredKernel;
 use crate::dtype::DType;
-use crate::model::op::{Input, Op, ValueId};
-use crate::model::{Program, Shape, Step};
+use crate::model::op::{Input, Op, ParameterId, ValueId};
+use crate::model::{Module, ModuleKind, Program, Shape, Step};
 use crate::plan::liger::LigerPatch;
 use crate::plan::{AdapterLayout, Checkpointing, TrainPlan};
 
@@ -26,17 +27,19 @@ pub(super) const STEPS: u32 = 3;
 
 /// Runs a program and returns what happened to memory.
 ///
-/// `layout` is what the plan's adapter comes to on this program, `liger` what Liger patches in it.
+/// `layout` is what the plan's adapter comes to on this program, `liger` what Liger patches in it, `base` how a quantised
+/// checkpoint holds the model.
 pub fn simulate(
     program: Rc<Program>,
     plan: &TrainPlan,
     layout: Option<&AdapterLayout>,
     liger: Option<LigerPatch>,
+    base: Option<(&crate::source::quantization::Quantization, StoredKernel)>,
 ) -> Log {
     let mut torch = Torch::new(Device::of(&plan.gpu));
     torch.log.borrow_mut().reserve(program.steps.len());
     let Loaded { parameters, trained, mut wrapped } = match layout {
-        Some(layout) => adapters::load(&mut torch, &program, plan, layout),
+        Some(layout) => adapters::load(&mut torch, &program, plan, layout, base),
         None => {
             let (parameters, trained) = load(&mut torch, &program, plan);
             Loaded { parameters, trained, wrapped: Wrapped::default() }
@@ -49,12 +52,13 @@ pub fn simulate(
     let inputs = batch(&mut torch, &program, plan);
     let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);
     let whole = if layout.is_some() { Vec::new() } else { whole(&program, plan) };
+    let wide = if plan.optimizer.wide_embeddings { embeddings(&program, plan, layout) } else { Vec::new() };
     let mut optimizer = match plan.optimizer_in_backward {
         true => {
             in_backward::attach(&mut torch, plan.optimizer, &trained, &whole);
             None
         }
-        false => Some(Optimizer::new(&mut torch, plan.optimizer, &trained).with_whole(whole)),
+        false => Some(Optimizer::new(&mut torch, plan.optimizer, &trained).with_whole(whole).with_wide(wide)),
     };
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     let start = Start::now(&torch.log.borrow());
@@ -149,6 +153,21 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (V
         }
     });
     (parameters, trained)
+}
+
+/// Which trained parameters are tables of `nn.Embedding`.
+fn embeddings(program: &Program, plan: &TrainPlan, layout: Option<&AdapterLayout>) -> Vec<bool> {
+    let is_table = |id: &ParameterId| {
+        let of = |module: &Module| module.parameters.contains(id);
+        program.modules.iter().any(|m| matches!(m.kind, ModuleKind::Embedding { .. }) && of(m))
+    };
+    match layout {
+        Some(_) => Vec::new(),
+        None => {
+            let of = |id: &ParameterId| &program.parameters[id.0 as usize];
+            program.registration.iter().filter(|id| !plan.is_frozen(of(id))).map(is_table).collect()
+        }
+    }
 }
 
 /// Which trained parameters are embeddings and output heads: some optimizers treat those apart, by name as here.

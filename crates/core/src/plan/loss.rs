@@ -28,4 +28,7 @@ pub enum LossKind {
     Chunked,
     /// Cut cross entropy: no logits at all (cut-cross-entropy 25.1.1).
     CutCrossEntropy,
+    /// TRL's trainers from 1.x: log-probabilities, entropy and accuracy from tiles of logits that are made again in
+    /// backward (trl/kernels/chunked_logprob.py of 1.16).
+    TrlFused,
 }

@@ -13,6 +13,8 @@
 //! | [`checkpoints`] | which layers are recomputed, and how |
 //! | `features` | what a plan uses, by name |
 //! | `options` | options that exclude each other, and what a report says about them |
+//! | [`framework`] | defaults of training frameworks, as data |
+//! | [`import`] | plans of other tools |
 //! | [`hardware`] | cards |
 //! | [`parallel`] | many cards: the mesh and the engine |
 //! | [`provenance`] | where every setting comes from |
@@ -24,7 +26,9 @@ pub mod attention;
 pub mod batch;
 pub mod checkpoints;
 mod features;
+pub mod framework;
 pub mod hardware;
+pub mod import;
 pub mod infer;
 pub mod liger;
 pub mod loss;
@@ -40,6 +44,7 @@ pub use allocator::AllocatorOptions;
 pub use attention::{AttentionKind, SdpaKernel};
 pub use batch::Batch;
 pub use checkpoints::{CheckpointOptions, Selective};
+pub use framework::{Framework, Provenance, Situation};
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheImplementation, Choice, InferPlan};
 pub use loss::{LossKind, LossOptions};

@@ -14,11 +14,13 @@ pub struct Optimizer {
     pub implementation: Implementation,
     /// The rank that GaLore and APOLLO project gradients to.
     pub rank: u64,
+    /// Whether 8-bit optimizers keep the state of embeddings in fp32, as transformers' Trainer tells bitsandbytes to.
+    pub wide_embeddings: bool,
 }
 
 impl Default for Optimizer {
     fn default() -> Self {
-        Self { kind: OptimizerKind::AdamW, implementation: Implementation::Foreach, rank: 128 }
+        Self { kind: OptimizerKind::AdamW, implementation: Implementation::Foreach, rank: 128, wide_embeddings: false }
     }
 }
 

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::TrainPlan;
+use super::framework::Provenance;
 
 /// One setting and where it comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -14,6 +15,9 @@ pub struct Origin {
     pub value: String,
     /// Where it comes from.
     pub from: String,
+    /// The framework, with its version, whose default it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub framework: Option<String>,
 }
 
 /// What stands behind our defaults; what is not listed is off, as it is everywhere.
@@ -34,8 +38,8 @@ const DEFAULTS: [(&str, &str); 14] = [
     ("clip", "off in a plain training loop"),
 ];
 
-/// Every setting of a plan; `file` is the plan as its file alone had it.
-pub fn trace(plan: &TrainPlan, file: Option<&TrainPlan>) -> Vec<Origin> {
+/// Every setting of a plan; `file` is the plan as its file alone had it, `framework` what a framework's defaults decided.
+pub fn trace(plan: &TrainPlan, file: Option<&TrainPlan>, framework: &[Provenance]) -> Vec<Origin> {
     let flat = |plan: &TrainPlan| {
         let mut settings = Vec::new();
         flatten("", &serde_json::to_value(plan).unwrap_or_default(), &mut settings);
@@ -44,7 +48,10 @@ pub fn trace(plan: &TrainPlan, file: Option<&TrainPlan>) -> Vec<Origin> {
     let same = |known: &[(String, String)], setting: &(String, String)| known.contains(setting);
     let (plain, from_file, settings) = (flat(&TrainPlan::default()), file.map(flat).unwrap_or_default(), flat(plan));
     let origin = |setting: (String, String)| {
-        let from = if same(&plain, &setting) {
+        let decided = framework.iter().find(|known| known.key == setting.0);
+        let from = if let Some(known) = decided {
+            known.source.as_str()
+        } else if same(&plain, &setting) {
             let known = DEFAULTS.iter().find(|(key, _)| *key == setting.0 || setting.0.starts_with(&format!("{key}.")));
             known.map_or("off unless asked for", |(_, from)| *from)
         } else if same(&from_file, &setting) {
@@ -52,7 +59,8 @@ pub fn trace(plan: &TrainPlan, file: Option<&TrainPlan>) -> Vec<Origin> {
         } else {
             "a flag"
         };
-        Origin { key: setting.0, value: setting.1, from: from.to_owned() }
+        let framework = decided.map(|known| known.framework.clone());
+        Origin { key: setting.0, value: setting.1, from: from.to_owned(), framework }
     };
     settings.into_iter().filter(|(key, _)| !key.starts_with("gpu.") || key == "gpu.name").map(origin).collect()
 }
@@ -82,7 +90,7 @@ mod tests {
         file.batch.seq_len = 4096;
         let mut plan = file.clone();
         plan.clip = true;
-        let origins = trace(&plan, Some(&file));
+        let origins = trace(&plan, Some(&file), &[]);
         let from = |key: &str| origins.iter().find(|origin| origin.key == key).map(|origin| origin.from.as_str());
         assert_eq!(from("batch.seq_len"), Some("the plan file"));
         assert_eq!(from("clip"), Some("a flag"));

@@ -25,6 +25,10 @@ pub struct Quantization {
     pub initializer_range: f64,
     /// Modules whose path holds one of these stay as they are; when absent, the output embedding does.
     pub skip: Option<Vec<String>>,
+    /// Whether GPT-2's `Conv1D` is quantised too, as transformers does.
+    pub conv1d: bool,
+    /// Whether the checkpoint holds them so already: nothing is on the card in full first.
+    pub stored: bool,
     /// The type packed 4-bit weights are stored as (`bnb_4bit_quant_storage`); FSDP shards floats only.
     pub storage: DType,
     /// Whether `prepare_model_for_kbit_training` runs, which makes all other 16-bit parameters fp32.
@@ -44,6 +48,8 @@ impl Default for Quantization {
             outliers: Outliers::Trained,
             initializer_range: 0.02,
             skip: None,
+            conv1d: true,
+            stored: false,
             storage: DType::U8,
             prepare: true,
         }

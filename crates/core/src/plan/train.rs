@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Gpu, LossOptions, Optimizer,
-    Parallel, PlanError, Quantization, SdpaKernel,
+    AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Gpu, LossKind, LossOptions,
+    Optimizer, Parallel, PlanError, Quantization, SdpaKernel,
 };
 use crate::dtype::DType;
 use crate::model::Program;
@@ -117,19 +117,26 @@ impl TrainPlan {
         match &self.adapter {
             Some(AdapterPlan::Lora(lora)) => {
                 let layout = AdapterLayout::of_program(lora, model_type, program)?;
-                layout.check_simulated(lora, program, self.kernels == Kernels::Liger)?;
+                let fused = self.kernels == Kernels::Liger || self.loss.kind != LossKind::Standard;
+                layout.check_simulated(lora, program, fused)?;
                 Ok(Some(layout))
             }
-            _ => Ok(None),
+            Some(AdapterPlan::Other(other)) => other.layout(model_type, program).map(Some),
+            None => Ok(None),
         }
     }
 
     fn check_adapter(&self) -> Result<(), PlanError> {
         match (&self.adapter, &self.quantization) {
-            (Some(AdapterPlan::Other(_)), _) => Err(PlanError::Unsupported {
-                what: "the memory of PEFT methods other than LoRA".into(),
-                hint: "their trainable parameters can be counted".into(),
+            (Some(AdapterPlan::Other(_)), Some(_)) => Err(PlanError::Unsupported {
+                what: "a quantised base under PEFT methods other than LoRA".into(),
+                hint: "use LoRA, or leave the quantisation out".into(),
             }),
+            (Some(AdapterPlan::Other(_)), None) if self.parallel.is_some() => Err(PlanError::Unsupported {
+                what: "PEFT methods other than LoRA on several cards".into(),
+                hint: "predict it on one card".into(),
+            }),
+            (Some(AdapterPlan::Other(_)), None) => Ok(()),
             (None, Some(_)) => Err(PlanError::Conflict {
                 what: "quantised weights cannot be trained themselves".into(),
                 hint: "train an adapter beside them (QLoRA)".into(),
@@ -139,6 +146,14 @@ impl TrainPlan {
                 quantization.as_ref().map_or(Ok(()), Quantization::check)
             }
             (None, None) => Ok(()),
+        }
+    }
+
+    /// Tokens that an adapter puts before those of the batch.
+    pub fn virtual_tokens(&self) -> u64 {
+        match &self.adapter {
+            Some(AdapterPlan::Other(other)) => other.virtual_tokens(),
+            _ => 0,
         }
     }
 

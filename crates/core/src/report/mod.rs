@@ -109,6 +109,7 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
         let gib = crate::units::Bytes(simulation.log.host.peak).gib();
         notes.push(format!("saved tensors take up to {gib:.2} GiB of pinned host memory"));
     }
+    notes.extend(simulation.notes.iter().cloned());
     if plan.gpu().capability.is_none() {
         notes.push(format!("{}: kernels and workspaces are taken from NVIDIA's H200", plan.gpu().name));
     }

@@ -107,6 +107,33 @@ pub struct Quantization {
     pub kv_cache: Option<DType>,
 }
 
+/// Whose code runs a quantised model, as far as its memory differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    /// bitsandbytes.
+    BitsAndBytes,
+    /// GPTQ, and what writes its layout.
+    Gptq {
+        /// Bits of an element.
+        bits: u64,
+    },
+    /// AWQ, and what writes its layout.
+    Awq,
+    /// HQQ.
+    Hqq {
+        /// Bits of an element.
+        bits: u64,
+    },
+    /// fp8 as transformers runs it.
+    Fp8,
+    /// compressed-tensors.
+    Compressed,
+    /// Experts in MXFP4.
+    Mxfp4,
+    /// Known by its layout alone.
+    Other,
+}
+
 #[derive(Debug, Clone)]
 enum Method {
     BitsAndBytes(bitsandbytes::BitsAndBytes),
@@ -152,6 +179,20 @@ impl Quantization {
                 kv_cache: None,
             }),
             _ => Err(QuantizationError::Unsupported(method)),
+        }
+    }
+
+    /// Whose code runs it.
+    pub fn scheme(&self) -> Scheme {
+        match &self.method {
+            Method::BitsAndBytes(_) => Scheme::BitsAndBytes,
+            Method::Gptq(method) => Scheme::Gptq { bits: method.bits() },
+            Method::Awq(_) => Scheme::Awq,
+            Method::Hqq(method) => Scheme::Hqq { bits: method.bits() },
+            Method::Fp8(_) => Scheme::Fp8,
+            Method::Compressed(_) => Scheme::Compressed,
+            Method::Mxfp4 => Scheme::Mxfp4,
+            Method::RowwiseFp8 | Method::Eetq | Method::BitNet | Method::ModelOpt(_) => Scheme::Other,
         }
     }
 

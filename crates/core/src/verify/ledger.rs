@@ -175,6 +175,7 @@ fn group(run: &Value) -> &'static str {
         Some(_) if run["task"] == "infer" => "infer-quant",
         None if run["task"] == "infer" => "infer",
         _ if run["task"] == "trainer" => "trainer",
+        _ if run["task"] == "sft" => "sft",
         _ if !run["dist"].is_null() => super::distributed::group(run),
         Some("int8") => "qlora-int8",
         Some(_) => "qlora-4bit",
@@ -205,6 +206,13 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
         }
         *target = value.clone();
     }
+    // Rows are built with random weights in full, whatever the checkpoint holds.
+    if let Some(object) = config.as_object_mut() {
+        object.remove("quantization_config");
+        if let Some(section) = row["run"]["quant"].as_str().and_then(recorded::stored) {
+            object.insert("quantization_config".into(), section);
+        }
+    }
     // `from_config` of transformers 5 ties these heads; their checkpoints, and so the model truth, do not.
     match config.get("model_type").and_then(Value::as_str) {
         Some("t5" | "mt5") => config["tie_word_embeddings"] = true.into(),
@@ -233,7 +241,8 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
 
 pub(super) fn train_plan(row: &Value) -> Result<TrainPlan, String> {
     let run = &row["run"];
-    let trainer = run["task"] == "trainer";
+    let sft = run["task"] == "sft";
+    let trainer = run["task"] == "trainer" || sft;
     if run["task"] != "train" && run["task"] != "deepspeed" && !trainer {
         return Err(format!("task {} is not simulated yet", run["task"]));
     }

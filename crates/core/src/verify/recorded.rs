@@ -27,7 +27,11 @@ pub(super) fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
         rank: lora["r"].as_u64().ok_or("run.lora.r is missing")?,
         dropout: lora["dropout"].as_f64().unwrap_or(0.0),
         targets,
-        dtype: (lora["fp32_adapter"] == false).then(|| weights(run)),
+        dtype: match run["task"] == "sft" && !run["quant"].is_null() {
+            // TRL holds the adapters of quantised models in bf16.
+            true => Some(DType::BF16),
+            false => (lora["fp32_adapter"] == false).then(|| weights(run)),
+        },
         task: Some(TaskType::CausalLm),
         ..further
     })))
@@ -36,15 +40,26 @@ pub(super) fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
 /// `run.quant`: `quantize` of measure.py. Weights are random there, so outliers are too.
 pub(super) fn quantization(row: &Value) -> Result<Option<Quantization>, String> {
     let run = &row["run"];
-    let Some(name) = run["quant"].as_str() else { return Ok(None) };
+    let Some(name) = run["quant"].as_str().filter(|name| stored(name).is_none()) else { return Ok(None) };
     let quantization = Quantization::parse(name).map_err(|e| e.to_string())?;
     Ok(Some(Quantization {
         outliers: Outliers::RandomWeights,
         initializer_range: row["config"]["initializer_range"].as_f64().unwrap_or(0.02),
         skip: Some(vec!["lm_head".into()]),
-        prepare: run["prepare_kbit"] != false,
+        // measure.py looks for `nn.Linear` alone.
+        conv1d: false,
+        prepare: run["prepare_kbit"] != false && run["task"] != "sft",
         storage: super::ledger::dtype(&run["quant_storage"]).unwrap_or(DType::U8),
         ..quantization
+    }))
+}
+
+/// The `quantization_config` that a row's name of another library stands for.
+pub(super) fn stored(name: &str) -> Option<Value> {
+    let bits: u64 = name.strip_prefix("hqq")?.parse().ok()?;
+    let settings = serde_json::json!({"nbits": bits, "group_size": 64, "axis": 1});
+    Some(serde_json::json!({
+        "quant_method": "hqq", "quant_config": {"weight_quant_params": settings}, "skip_modules": ["lm_head"],
     }))
 }
 
@@ -63,7 +78,7 @@ pub(super) fn trainer_optimizer(run: &Value) -> Result<Optimizer, String> {
         "rmsprop" => (OptimizerKind::Rmsprop, Implementation::Foreach),
         other => return Err(format!("trainer_optim {other} is not known")),
     };
-    Ok(Optimizer { kind, implementation, ..Optimizer::default() })
+    Ok(Optimizer { kind, implementation, wide_embeddings: true, ..Optimizer::default() })
 }
 
 fn weights(run: &Value) -> DType {

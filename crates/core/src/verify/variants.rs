@@ -15,6 +15,7 @@ pub(super) fn apply(plan: &mut TrainPlan, run: &Value) -> Result<(), String> {
         other => return Err(named("selective", other)),
     };
     plan.loss.kind = match &run["loss"] {
+        Value::Null if run["task"] == "sft" => LossKind::TrlFused,
         Value::Null => LossKind::Standard,
         value if value == "chunked" => LossKind::Chunked,
         value if value == "cce" => LossKind::CutCrossEntropy,

@@ -15,13 +15,16 @@ use super::device::Device;
 use super::log::{Category, Event, Log};
 use super::lower::cache::Store;
 use super::lower::{Runner, Settings, Wrapped};
+use super::stored;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::torch::quantised::QuantisedWeight;
+use super::torch::stored::{StoredKernel, StoredWeight};
 use crate::dtype::DType;
 use crate::model::op::{Input, Op, ParameterId, ValueId};
 use crate::model::{Model, Program, Shape, Step, Task};
 use crate::plan::{CacheImplementation, InferPlan, Kernels, PlanError};
+use crate::source::quantization as source;
 
 /// Up to so many decoding steps are all simulated.
 pub const ALL_STEPS: u64 = 96;
@@ -29,7 +32,7 @@ pub const ALL_STEPS: u64 = 96;
 const EDGE_STEPS: u64 = 16;
 
 /// Runs `generate` (or one forward pass, twice, without new tokens) and returns the prompt's program and what happened.
-pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log), PlanError> {
+pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log, Vec<String>), PlanError> {
     plan.check()?;
     refuse(model, plan)?;
     let uncached;
@@ -40,19 +43,28 @@ pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log), P
     } else {
         plan
     };
+    let found = stored::in_inference(model, plan.quantization.as_ref(), &plan.gpu)?;
+    let quantised;
+    let plan = match found.bitsandbytes() {
+        Some(quantization) => {
+            quantised = InferPlan { quantization: Some(quantization), ..plan.clone() };
+            &quantised
+        }
+        None => plan,
+    };
     let mut torch = Torch::new(Device::of(&plan.gpu));
     torch.grad_enabled = false;
     torch.training = false;
     let decoder = plan.new_tokens > 0 && model.task() == Task::Seq2SeqLm;
     let prompt = if decoder { plan.decoder_inputs(0) } else { plan.inputs(plan.batch.seq_len, 0) };
     let program = Rc::new(model.program(prompt)?);
-    let mut run = Run::load(torch, Rc::clone(&program), plan);
+    let mut run = Run::load(torch, Rc::clone(&program), plan, found.stored());
     if plan.new_tokens == 0 {
         run.forward_twice(&program);
     } else {
         run.generate(model, &program)?;
     }
-    Ok((program, run.finish()))
+    Ok((program, run.finish(), found.notes))
 }
 
 /// What is not modelled, by name.
@@ -92,6 +104,7 @@ struct Run<'a> {
     settings: Settings,
     parameters: BTreeMap<String, Tensor>,
     quantised: BTreeMap<String, QuantisedWeight>,
+    stored: BTreeMap<String, StoredWeight>,
     /// Buffers, and what `generate` keeps to itself.
     kept: Vec<Tensor>,
     batch: Batch,
@@ -111,20 +124,16 @@ struct Batch {
 
 impl<'a> Run<'a> {
     /// Parameters, buffers and the batch onto the card.
-    fn load(mut torch: Torch, program: Rc<Program>, plan: &'a InferPlan) -> Self {
-        let mut loaded: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
-        torch.in_category(Category::Weights, |torch| {
-            for &id in &program.registration {
-                let shape = program.parameters[id.0 as usize].shape;
-                loaded[id.0 as usize] = Some(torch.fresh("parameter", shape, plan.weights));
-            }
+    fn load(
+        mut torch: Torch,
+        program: Rc<Program>,
+        plan: &'a InferPlan,
+        base: Option<(&source::Quantization, StoredKernel)>,
+    ) -> Self {
+        let (mut loaded, stored) = torch.in_category(Category::Weights, |torch| match base {
+            Some(base) => stored::load(torch, &program, plan.weights, base),
+            None => (adapters::dense(torch, &program, plan.weights, plan.quantization.as_ref()), BTreeMap::new()),
         });
-        let stand_in = |torch: &mut Torch, index: usize| torch.phantom(program.parameters[index].shape, plan.weights);
-        let mut loaded: Vec<Tensor> = loaded
-            .into_iter()
-            .enumerate()
-            .map(|(index, tensor)| tensor.unwrap_or_else(|| stand_in(&mut torch, index)))
-            .collect();
         let kept = torch.in_category(Category::Buffers, |torch| {
             let dtype = |model_type: bool, own| if model_type { plan.weights } else { own };
             let make = |buffer: &crate::model::op::Buffer| {
@@ -139,6 +148,7 @@ impl<'a> Run<'a> {
             })
         });
         let quantised = quantised.into_iter().map(|(id, weight)| (by_name(id), weight)).collect();
+        let stored = stored.into_iter().map(|(id, weight)| (by_name(id), weight)).collect();
         let names = program.parameters.iter().map(|parameter| parameter.name.clone());
         let parameters = names.zip(loaded).collect();
         let batch = Batch::new(&mut torch, &program, plan);
@@ -154,7 +164,7 @@ impl<'a> Run<'a> {
             real_tokens: None,
             save_on_cpu: false,
         };
-        Self { torch, plan, settings, parameters, quantised, kept, batch, store: None }
+        Self { torch, plan, settings, parameters, quantised, stored, kept, batch, store: None }
     }
 
     /// One pass.
@@ -169,9 +179,10 @@ impl<'a> Run<'a> {
             .map(|p| self.parameters.get(&p.name).cloned().unwrap_or_else(|| missing(&mut self.torch, p.shape)))
             .collect();
         let inputs = self.batch.bind(&mut self.torch, program);
-        let ids = (0..).map(ParameterId).zip(&program.parameters);
-        let quantised = ids.filter_map(|(id, p)| Some((id, self.quantised.get(&p.name)?.clone()))).collect();
-        let wrapped = Rc::new(Wrapped { quantised, ..Wrapped::default() });
+        let ids = || (0..).map(ParameterId).zip(&program.parameters);
+        let quantised = ids().filter_map(|(id, p)| Some((id, self.quantised.get(&p.name)?.clone()))).collect();
+        let stored = ids().filter_map(|(id, p)| Some((id, self.stored.get(&p.name)?.clone()))).collect();
+        let wrapped = Rc::new(Wrapped { quantised, stored, ..Wrapped::default() });
         let cache = self.store.as_ref().map(Rc::clone);
         let runner = Runner::with(Rc::clone(program), parameters, inputs, self.settings, wrapped, cache);
         runner.forward(&mut self.torch)
@@ -239,8 +250,8 @@ impl<'a> Run<'a> {
 
     fn finish(self) -> Log {
         let log = Rc::clone(&self.torch.log);
-        let Self { torch, parameters, quantised, kept, batch, store, .. } = self;
-        drop((store, batch, kept, quantised, parameters, torch));
+        let Self { torch, parameters, quantised, stored, kept, batch, store, .. } = self;
+        drop((store, batch, kept, quantised, stored, parameters, torch));
         Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
     }
 }

@@ -104,6 +104,7 @@ impl Runner {
         let (hidden, labels) = (first?, inputs.get(1).and_then(Option::as_ref)?);
         let made = torch.in_category(Category::Logits, |torch| match loss.options.kind {
             LossKind::CutCrossEntropy => cut(torch, hidden, labels, weight),
+            LossKind::TrlFused => super::trl_loss::loss(torch, hidden, labels, weight, bias),
             _ => chunked(torch, hidden, labels, (weight, bias), loss.options.chunks),
         });
         Some(vec![Some(made)])

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use super::Runner;
 use super::lora::{self, Base, LoraWeights};
+use super::scales::{self, Scales};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::torch::quantised::QuantisedWeight;
+use crate::memory::torch::stored::StoredWeight;
 use crate::model::op::{LinearLayout, ModuleId, ParameterId};
 use crate::plan::CheckpointOptions;
 
@@ -15,10 +17,16 @@ use crate::plan::CheckpointOptions;
 pub struct Wrapped {
     /// Matrices held in few bits.
     pub quantised: BTreeMap<ParameterId, QuantisedWeight>,
+    /// Matrices as a quantised checkpoint holds them.
+    pub stored: BTreeMap<ParameterId, StoredWeight>,
     /// Adapters of linears and embeddings.
     pub lora: BTreeMap<ModuleId, LoraWeights>,
     /// Adapters of parameters: fused experts and routers.
     pub lora_parameters: BTreeMap<ParameterId, LoraWeights>,
+    /// Scales and shared matrices of IA³ and VeRA.
+    pub scales: BTreeMap<ModuleId, Scales>,
+    /// The table of virtual tokens that goes before what this embedding gives.
+    pub prompt: Option<(ModuleId, Tensor)>,
     /// Trained copies that a module uses instead of the model's parameter.
     pub copies: BTreeMap<(ModuleId, ParameterId), Tensor>,
     /// Liger's kernels, where they are patched in.
@@ -48,29 +56,41 @@ impl Runner {
         x: &Tensor,
     ) -> Tensor {
         let bias = bias.map(|id| self.parameter_of(module, id));
+        let scales = self.wrapped.scales.get(&module);
+        let scaled = scales.and_then(|scales| scales::before(torch, scales, x));
+        let x = scaled.as_ref().unwrap_or(x);
         if self.wrapped.lora_parameters.contains_key(&weight) {
             let matrix = self.matrix(torch, weight).get(torch);
             return torch.linear(x, &matrix, bias);
         }
         let transposed = layout == LinearLayout::InOut;
-        let base = match self.wrapped.quantised.get(&weight) {
-            Some(quantised) => Base::Quantised(quantised),
-            None => Base::Plain { weight: self.parameter_of(module, weight), bias, transposed },
+        let base = match (self.wrapped.quantised.get(&weight), self.wrapped.stored.get(&weight)) {
+            (Some(quantised), _) => Base::Quantised(quantised),
+            (_, Some(stored)) => Base::Stored(stored),
+            (None, None) => Base::Plain { weight: self.parameter_of(module, weight), bias, transposed },
         };
         let result = match (base, bias) {
             (Base::Quantised(quantised), bias) => torch.quantised_linear(x, quantised, bias),
+            (Base::Stored(stored), bias) => torch.stored_linear(x, stored, bias),
             (Base::Plain { weight, .. }, Some(bias)) if transposed => torch.conv1d_linear(x, weight, bias),
             (Base::Plain { weight, .. }, bias) => torch.linear(x, weight, bias),
         };
         match self.wrapped.lora.get(&module) {
             Some(adapter) => lora::linear(torch, adapter, base, result, x, self.hooks.as_deref()),
-            None => result,
+            None => match scales {
+                Some(scales) => scales::after(torch, scales, result, x),
+                None => result,
+            },
         }
     }
 
     /// `nn.Embedding`, or what PEFT puts in its place.
     pub(super) fn embedding(&self, torch: &mut Torch, module: ModuleId, weight: ParameterId, ids: &Tensor) -> Tensor {
-        let mut result = torch.embedding(self.parameter_of(module, weight), ids);
+        let prompt = self.wrapped.prompt.as_ref().filter(|(own, _)| *own == module);
+        let mut result = match prompt {
+            Some((_, table)) => scales::prompted(torch, table, self.parameter_of(module, weight), ids),
+            None => torch.embedding(self.parameter_of(module, weight), ids),
+        };
         if let Some(adapter) = self.wrapped.lora.get(&module) {
             result = lora::embedding(torch, adapter, result, ids);
         }

@@ -4,6 +4,7 @@ use super::hooks::Hooks;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::torch::quantised::QuantisedWeight;
+use crate::memory::torch::stored::{StoredKernel, StoredWeight};
 use crate::model::Shape;
 use crate::model::op::{Binary, Reduction};
 use crate::plan::QuantizationScheme;
@@ -37,6 +38,8 @@ pub(super) enum Base<'a> {
     },
     /// A quantised one.
     Quantised(&'a QuantisedWeight),
+    /// One as a quantised checkpoint holds it.
+    Stored(&'a StoredWeight),
 }
 
 /// `lora.Linear.forward` after its base layer has run.
@@ -49,7 +52,19 @@ pub(super) fn linear(
     hooks: Option<&dyn Hooks>,
 ) -> Tensor {
     match base {
-        Base::Plain { .. } => {
+        Base::Stored(StoredWeight { kernel: StoredKernel::AwqDense, .. }) => {
+            // awq.py casts before it scales.
+            let dtype = result.dtype;
+            let converts = torch.autocast.is_none();
+            let x = if converts { torch.cast(x, lora.first.dtype) } else { x.clone() };
+            let output = {
+                let outer = unscaled(torch, lora, &x, hooks);
+                let outer = if converts { torch.cast(&outer, dtype) } else { outer };
+                torch.scalar(Binary::Mul, &outer)
+            };
+            torch.binary(Binary::Add, &result, &output)
+        }
+        Base::Plain { .. } | Base::Stored(_) => {
             let dtype = result.dtype;
             let x = torch.cast(x, lora.first.dtype);
             let sum = match &lora.magnitude {
@@ -95,14 +110,17 @@ pub(super) fn linear(
 
 /// `lora_B(lora_A(dropout(x))) * scaling`.
 fn product(torch: &mut Torch, lora: &LoraWeights, x: &Tensor, hooks: Option<&dyn Hooks>) -> Tensor {
-    let outer = {
-        let inner = {
-            let dropped = if lora.dropout { torch.dropout(x) } else { x.clone() };
-            watched(torch, hooks, &lora.first, None, dropped)
-        };
-        watched(torch, hooks, &lora.second, lora.bias.as_ref(), inner)
-    };
+    let outer = unscaled(torch, lora, x, hooks);
     torch.scalar(Binary::Mul, &outer)
+}
+
+/// `lora_B(lora_A(dropout(x)))`.
+fn unscaled(torch: &mut Torch, lora: &LoraWeights, x: &Tensor, hooks: Option<&dyn Hooks>) -> Tensor {
+    let inner = {
+        let dropped = if lora.dropout { torch.dropout(x) } else { x.clone() };
+        watched(torch, hooks, &lora.first, None, dropped)
+    };
+    watched(torch, hooks, &lora.second, lora.bias.as_ref(), inner)
 }
 
 /// `lora_A` and `lora_B` are modules of their own, which hooks may be around of.
@@ -178,6 +196,7 @@ fn dense_weight(torch: &mut Torch, base: Base<'_>, dtype: crate::dtype::DType) -
             let dense = torch.fresh("dequantize", weight.shape, weight.original);
             torch.cast(&dense, dtype)
         }
+        Base::Stored(weight) => torch.fresh("dequantize", weight.shape, dtype),
     }
 }
 

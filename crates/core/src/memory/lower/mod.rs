@@ -5,11 +5,13 @@
 //! | `norm` | the norms, as each model's code spells them |
 //! | `rotary` | tables and rotations |
 //! | `attention`, `falcon`, `flash`, `flex` | masks, SDPA, eager, flash and flex attention |
+//! | `scales` | IA³, VeRA, prompt tuning |
 //! | `linear`, `lora`, `lora_parameter` | linears and embeddings, plain, quantised or under an adapter |
+//! | `stored_experts` | experts in fp8 and MXFP4 |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
 //! | [`cache`] | the caches of `generate` and their masks |
 //! | [`liger`] | what Liger's kernels put in place of these |
-//! | `loss`, [`head`] | losses, and those that take the output head along |
+//! | `loss`, [`head`], `trl_loss` | losses, and those that take the output head along |
 //! | `nested` | checkpoints with a backward pass of their own |
 //! | [`hooks`] | what wrappers do around modules |
 //! | `tensors` | plain tensor operations |
@@ -31,12 +33,16 @@ mod loss;
 mod nested;
 mod norm;
 mod rotary;
+mod scales;
+mod stored_experts;
 mod tensors;
+mod trl_loss;
 
 use std::rc::Rc;
 
 pub use linear::Wrapped;
 pub use lora::LoraWeights;
+pub use scales::Scales;
 
 use nested::Kept;
 
@@ -414,6 +420,9 @@ impl Runner {
             }
             Op::GateProduct(_) => one(torch.binary(crate::model::op::Binary::Mul, input(0), input(1))),
             Op::Experts(spec) => {
+                if let Some(stored) = self.wrapped.stored.get(&spec.gate_up) {
+                    return one(stored_experts::run(torch, spec, stored.kernel, input(0)));
+                }
                 let biases = spec.biases.map(|(up, down)| [self.parameter(up), self.parameter(down)]);
                 if self.cache.as_ref().is_some_and(|cache| cache.decodes()) && batched_experts::applies(spec) {
                     let weights = [self.parameter(spec.gate_up), self.parameter(spec.down)];

@@ -59,8 +59,15 @@ pub fn ranks(model: &Model, plan: &TrainPlan) -> Result<Vec<RankSimulation>, Pla
         }
         let others: u64 = process.iter().map(|part| part.bytes).sum();
         let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
-        let simulation =
-            Simulation { program: Rc::clone(&program), log, replay, process, adapter: None, ranks: Vec::new() };
+        let simulation = Simulation {
+            program: Rc::clone(&program),
+            log,
+            replay,
+            process,
+            adapter: None,
+            notes: Vec::new(),
+            ranks: Vec::new(),
+        };
         list.push(RankSimulation { stage, gpus: mesh.world() / mesh.pp.max(1), simulation });
     }
     Ok(list)

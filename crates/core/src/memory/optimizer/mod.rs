@@ -41,13 +41,15 @@ pub struct Optimizer {
     plan: plan::Optimizer,
     /// Which parameters are embeddings and output heads, where the optimizer treats those apart.
     whole: Vec<bool>,
+    /// Which keep their state in fp32 even in 8-bit optimizers.
+    wide: Vec<bool>,
     states: Vec<Vec<Tensor>>,
 }
 
 impl Optimizer {
     /// Builds it; some allocate their state at once.
     pub fn new(torch: &mut Torch, plan: plan::Optimizer, parameters: &[Trained]) -> Self {
-        let mut optimizer = Self { plan, whole: Vec::new(), states: Vec::new() };
+        let mut optimizer = Self { plan, whole: Vec::new(), wide: Vec::new(), states: Vec::new() };
         if plan.kind == OptimizerKind::Adagrad {
             optimizer.make_states(torch, parameters);
         }
@@ -60,10 +62,16 @@ impl Optimizer {
         self
     }
 
+    /// Says which parameters keep their state in fp32 even in 8-bit optimizers.
+    pub fn with_wide(mut self, wide: Vec<bool>) -> Self {
+        self.wide = wide;
+        self
+    }
+
     /// One step.
     pub fn step(&mut self, torch: &mut Torch, parameters: &[Trained]) {
         let first = self.states.is_empty();
-        let plan::Optimizer { kind, implementation, rank } = self.plan;
+        let plan::Optimizer { kind, implementation, rank, .. } = self.plan;
         if first && !makes_state_on_the_way(self.plan) {
             self.make_states(torch, parameters);
         }
@@ -98,8 +106,13 @@ impl Optimizer {
         let has_state = |p: &Trained| kind == OptimizerKind::Adagrad || p.leaf.grad.borrow().is_some();
         self.states = torch.in_category(Category::OptimizerState, |torch| {
             let stepped = parameters.iter().enumerate().filter(|(_, parameter)| has_state(parameter));
-            let whole = |index: usize| self.whole.get(index).copied().unwrap_or(false);
-            stepped.map(|(index, one)| state(torch, self.plan, &one.tensor, whole(index))).collect()
+            let state = |(index, parameter): (usize, &Trained)| {
+                let whole = self.whole.get(index).copied().unwrap_or(false);
+                let wide = self.wide.get(index).copied().unwrap_or(false);
+                let plan = plan::Optimizer { kind: if wide { kind.in_32_bits() } else { kind }, ..self.plan };
+                state(torch, plan, &parameter.tensor, whole)
+            };
+            stepped.map(state).collect()
         });
     }
 }

@@ -76,7 +76,7 @@ pub fn simulate(
 ) -> Log {
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let mut loaded = match layout {
-        Some(layout) => adapters::load(&mut torch, &program, plan, layout),
+        Some(layout) => adapters::load(&mut torch, &program, plan, layout, None),
         None => {
             let (parameters, trained) = train::load(&mut torch, &program, plan);
             Loaded { parameters, trained, wrapped: Default::default() }

@@ -13,6 +13,7 @@
 //! | `loss` | cross entropy |
 //! | `convolution` | convolutions |
 //! | `quantised`, `gemm_4bit` | weights in few bits and linears over them |
+//! | `stored` | the same for checkpoints of other libraries |
 
 pub mod assign;
 pub mod attention;
@@ -26,6 +27,7 @@ pub mod matmul;
 pub mod pointwise;
 pub mod quantised;
 pub mod reduce;
+pub mod stored;
 pub mod views;
 
 use std::collections::BTreeMap;

@@ -99,7 +99,7 @@ impl AdapterLayout {
     }
 
     /// Refuses what is counted but not simulated; `liger`: whether Liger fuses the head with the loss.
-    pub fn check_simulated(&self, plan: &LoraPlan, program: &Program, liger: bool) -> Result<(), PlanError> {
+    pub fn check_simulated(&self, plan: &LoraPlan, program: &Program, fused_loss: bool) -> Result<(), PlanError> {
         let unsupported = |what: String, hint: &str| Err(PlanError::Unsupported { what, hint: hint.into() });
         let head = |path: &str| super::defaults::OUTPUT_EMBEDDINGS.contains(&path);
         for adapted in &self.adapted {
@@ -111,15 +111,15 @@ impl AdapterLayout {
                 AdaptedKind::Embedding if plan.dora => {
                     return unsupported(format!("the memory of DoRA on {}", adapted.name), "target linears only");
                 }
-                _ if liger && head(&adapted.name) => {
-                    return unsupported(format!("an adapter on {} with Liger's loss", adapted.name), "leave one out");
+                _ if fused_loss && head(&adapted.name) => {
+                    return unsupported(format!("an adapter on {} with a fused loss", adapted.name), "leave one out");
                 }
                 _ => {}
             }
         }
         for saved in &self.saved {
-            if liger && head(&saved.path) {
-                return unsupported(format!("{} under modules_to_save with Liger's loss", saved.path), "leave one out");
+            if fused_loss && head(&saved.path) {
+                return unsupported(format!("{} under modules_to_save with a fused loss", saved.path), "leave one out");
             }
             let under = |path: &str| {
                 path == saved.path || path.strip_prefix(&saved.path).is_some_and(|rest| rest.starts_with('.'))

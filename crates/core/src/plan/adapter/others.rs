@@ -1,11 +1,13 @@
-//! The other common methods of PEFT: what they train. Their runs are not simulated.
+//! The other common methods of PEFT: what they train, and for IA³, VeRA and prompt tuning where it sits. The runs of OFT and
+//! prefix tuning are not simulated.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::targets::{self, Targets, View};
-use super::{LoraPlan, PlanError, bad, defaults};
-use crate::model::{Inventory, ModuleKind};
+use super::{AdaptedKind, AdaptedModule, AdapterLayout, LoraPlan, PlanError, TrainableTensor, bad, defaults};
+use crate::model::op::ModuleId;
+use crate::model::{Inventory, ModuleKind, Program, Shape};
 
 /// A method other than LoRA.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -128,6 +130,86 @@ impl OtherAdapter {
         }
     }
 
+    /// What is trained on a program, and where; methods whose runs are not simulated are refused.
+    pub fn layout(&self, model_type: &str, program: &Program) -> Result<AdapterLayout, PlanError> {
+        let view = View { model_type, modules: &program.modules, parameters: &program.parameters };
+        let vector = |name: &'static str, size: u64| TrainableTensor { name, shape: Shape::from([size]) };
+        let adapted = |(id, name): (ModuleId, &str), kind, tensors| AdaptedModule {
+            module: Some(id),
+            name: name.to_owned(),
+            kind,
+            rank: 0,
+            tensors,
+        };
+        let mut layout = AdapterLayout::default();
+        match self {
+            Self::Ia3(plan) => {
+                let feedforward = feedforward(plan, model_type)?;
+                let default = defaults::ia3(model_type).map(|(names, _)| names);
+                for (id, inputs, outputs) in picked(view, &plan.targets, default, "IA³")? {
+                    let path = program.modules[id.0 as usize].path.as_str();
+                    let tensor = match feedforward.iter().any(|name| path.ends_with(name.as_str())) {
+                        true => vector(IA3_BEFORE, inputs),
+                        false => vector("ia3_l", outputs),
+                    };
+                    layout.adapted.push(adapted((id, path), AdaptedKind::Linear, vec![tensor]));
+                }
+            }
+            Self::Vera(plan) => {
+                if plan.rank == 0 {
+                    return Err(bad("vera rank", 0, "a positive whole number"));
+                }
+                for (id, _, outputs) in picked(view, &plan.targets, defaults::vera(model_type), "VeRA")? {
+                    let path = program.modules[id.0 as usize].path.as_str();
+                    let pair = vec![vector("vera_lambda_b", outputs), vector("vera_lambda_d", plan.rank)];
+                    layout.adapted.push(adapted((id, path), AdaptedKind::Linear, pair));
+                }
+            }
+            Self::PromptTuning(plan) if plan.encoder_decoder => {
+                return Err(not_simulated("prompt tuning of an encoder-decoder"));
+            }
+            Self::PromptTuning(plan) => {
+                let modules = (0..).map(ModuleId).zip(&program.modules);
+                let table = modules.filter_map(|(id, module)| match module.kind {
+                    ModuleKind::Embedding { width, .. } => Some((id, module.path.as_str(), width)),
+                    _ => None,
+                });
+                let (id, path, width) = table
+                    .take(1)
+                    .last()
+                    .ok_or_else(|| bad("prompt tuning", "this model", "a model with token embeddings"))?;
+                let shape = Shape::from([plan.virtual_tokens, width]);
+                let tensor = TrainableTensor { name: "prompt_encoder", shape };
+                layout.adapted.push(adapted((id, path), AdaptedKind::Embedding, vec![tensor]));
+            }
+            Self::Oft(_) | Self::PrefixTuning(_) => {
+                let count = self.trainable(model_type, &Inventory::of(program))?;
+                let name = if matches!(self, Self::Oft(_)) { "OFT" } else { "prefix tuning" };
+                return Err(not_simulated(&format!("{name}, which trains {count} parameters here,")));
+            }
+        }
+        Ok(layout)
+    }
+
+    /// Its name, as papers spell it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Ia3(_) => "IA³",
+            Self::Oft(_) => "OFT",
+            Self::Vera(_) => "VeRA",
+            Self::PromptTuning(_) => "prompt tuning",
+            Self::PrefixTuning(_) => "prefix tuning",
+        }
+    }
+
+    /// Tokens that go before those of the batch.
+    pub fn virtual_tokens(&self) -> u64 {
+        match self {
+            Self::PromptTuning(plan) => plan.virtual_tokens,
+            _ => 0,
+        }
+    }
+
     /// Elements that are trained on a model.
     pub fn trainable(&self, model_type: &str, inventory: &Inventory) -> Result<u64, PlanError> {
         let view = View { model_type, modules: &inventory.modules, parameters: &inventory.parameters };
@@ -156,14 +238,16 @@ impl OtherAdapter {
     }
 }
 
-/// Adds up something over the linears that targets pick.
-fn sum(
+/// The name of an IA³ scale that is applied to the input.
+pub const IA3_BEFORE: &str = "ia3_l (input)";
+
+/// The linears that targets pick, with their inputs and outputs.
+fn picked(
     view: View<'_>,
     chosen: &Targets,
     default: Option<&'static [&'static str]>,
     method: &str,
-    count: impl Fn(u64, u64, &str) -> Result<u64, PlanError>,
-) -> Result<u64, PlanError> {
+) -> Result<Vec<(ModuleId, u64, u64)>, PlanError> {
     let chosen = match chosen {
         Targets::Default => targets::default_targets(default, view.model_type, method)?,
         chosen => chosen.clone(),
@@ -171,7 +255,7 @@ fn sum(
     // Rewriting for fused experts is LoRA's alone, so the type is not passed on.
     let plan = LoraPlan { targets: chosen, ..LoraPlan::default() };
     let resolved = targets::resolve(&plan, View { model_type: "", ..view })?;
-    let mut total: u64 = 0;
+    let mut found = Vec::new();
     for id in resolved.modules {
         let module = &view.modules[id.0 as usize];
         let (inputs, outputs) = match module.kind {
@@ -183,21 +267,47 @@ fn sum(
                 return Err(PlanError::Unsupported { what: format!("{method} on {}", module.path), hint });
             }
         };
-        total = total.saturating_add(count(inputs, outputs, &module.path)?);
+        found.push((id, inputs, outputs));
     }
-    Ok(total)
+    Ok(found)
+}
+
+/// Adds up something over the linears that targets pick.
+fn sum(
+    view: View<'_>,
+    chosen: &Targets,
+    default: Option<&'static [&'static str]>,
+    method: &str,
+    count: impl Fn(u64, u64, &str) -> Result<u64, PlanError>,
+) -> Result<u64, PlanError> {
+    picked(view, chosen, default, method)?.into_iter().try_fold(0u64, |total, (id, inputs, outputs)| {
+        Ok(total.saturating_add(count(inputs, outputs, &view.modules[id.0 as usize].path)?))
+    })
+}
+
+fn not_simulated(method: &str) -> PlanError {
+    PlanError::Unsupported {
+        what: format!("the memory of {method}"),
+        hint: "LoRA, IA³, VeRA and prompt tuning of decoders are".into(),
+    }
+}
+
+/// The ends of names of modules whose input is scaled.
+fn feedforward(plan: &Ia3Plan, model_type: &str) -> Result<Vec<String>, PlanError> {
+    let default = defaults::ia3(model_type);
+    match (&plan.feedforward, &plan.targets) {
+        (Targets::Default, Targets::Default) => {
+            Ok(default.map(|(_, names)| names.iter().map(|name| (*name).to_owned()).collect()).unwrap_or_default())
+        }
+        (Targets::Names(names), _) => Ok(names.clone()),
+        (Targets::Default, _) => Ok(Vec::new()),
+        _ => Err(bad("feedforward_modules", "a pattern", "a list of names")),
+    }
 }
 
 fn ia3(plan: &Ia3Plan, view: View<'_>) -> Result<u64, PlanError> {
     let default = defaults::ia3(view.model_type);
-    let feedforward = match (&plan.feedforward, &plan.targets) {
-        (Targets::Default, Targets::Default) => {
-            default.map(|(_, names)| names.iter().map(|name| (*name).to_owned()).collect()).unwrap_or_default()
-        }
-        (Targets::Names(names), _) => names.clone(),
-        (Targets::Default, _) => Vec::new(),
-        _ => return Err(bad("feedforward_modules", "a pattern", "a list of names")),
-    };
+    let feedforward = feedforward(plan, view.model_type)?;
     sum(view, &plan.targets, default.map(|(names, _)| names), "IA³", |inputs, outputs, path| {
         let before = feedforward.iter().any(|name| path.ends_with(name.as_str()));
         Ok(if before { inputs } else { outputs })

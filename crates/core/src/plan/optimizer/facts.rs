@@ -49,6 +49,22 @@ impl OptimizerKind {
         serde_json::to_value(self).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
     }
 
+    /// The same optimizer of bitsandbytes with its state in 32 bits.
+    pub fn in_32_bits(self) -> Self {
+        match self {
+            Self::AdamW8bit => Self::AdamWBnb32,
+            Self::PagedAdamW8bit => Self::PagedAdamW32,
+            Self::Adam8bit => Self::AdamWBnb32,
+            Self::PagedAdam8bit => Self::PagedAdam32,
+            Self::Lion8bit => Self::Lion,
+            Self::PagedLion8bit => Self::PagedLion32,
+            Self::AdEMAMix8bit => Self::AdEMAMix,
+            Self::PagedAdEMAMix8bit => Self::PagedAdEMAMix32,
+            Self::Lamb8bit => Self::Lamb,
+            other => other,
+        }
+    }
+
     /// Whether large states lie in managed memory, which moves between host and card.
     pub fn is_paged(self) -> bool {
         matches!(

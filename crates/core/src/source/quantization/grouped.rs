@@ -75,6 +75,10 @@ fn read_dynamic(keys: &Keys<'_>, bits: u64, group: Option<u64>) -> Result<Dynami
 }
 
 impl Gptq {
+    pub(super) fn bits(&self) -> u64 {
+        self.bits
+    }
+
     pub(super) fn lay_out(&self, matrix: &Matrix, weight: &Weight<'_>, parts: &mut Parts) -> Option<bool> {
         let module = weight.module();
         let (mut bits, mut group) = (self.bits, self.group);
@@ -203,6 +207,10 @@ fn hqq_settings(config: &Keys<'_>) -> Result<HqqSettings, QuantizationError> {
 }
 
 impl Hqq {
+    pub(super) fn bits(&self) -> u64 {
+        self.settings.bits
+    }
+
     pub(super) fn lay_out(&self, matrix: &Matrix, weight: &Weight<'_>, parts: &mut Parts) -> Option<bool> {
         let settings = match &self.by_tag {
             None => self.settings,

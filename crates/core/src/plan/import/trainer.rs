@@ -1,0 +1,176 @@
+//! Arguments of transformers' `Trainer` and of TRL's scripts (transformers 5.17 training_args.py; trl 1.16
+//! trainer/{sft,model}_config.py).
+
+use serde_json::{Value, json};
+
+use super::keys::Reader;
+use super::{Imported, Object, finish, situation};
+use crate::plan::PlanError;
+
+/// Keys only TRL has.
+const TRL: [&str; 8] = [
+    "max_length",
+    "max_seq_length",
+    "use_peft",
+    "packing",
+    "padding_free",
+    "loss_type",
+    "lora_r",
+    "dataset_text_field",
+];
+
+pub(super) fn read(object: &Object) -> Result<Imported, PlanError> {
+    let mut reader = Reader::new(object);
+    let trl = TRL.iter().any(|key| object.contains_key(*key));
+    let model = reader.text("model_name_or_path").map(str::to_owned);
+    arguments(&mut reader)?;
+    if !trl {
+        return Ok(finish(reader, "hf-trainer", model, situation(false, false)));
+    }
+    for key in ["max_seq_length", "max_length"] {
+        reader.number_to(key, "batch.seq_len")?;
+    }
+    let quantised = quantisation(&mut reader);
+    let adapter = reader.is_on("use_peft") || quantised;
+    if adapter {
+        reader.number_to("lora_r", "adapter.rank")?;
+        if let Some(dropout) = reader.get("lora_dropout") {
+            reader.set("adapter.dropout", dropout.clone());
+        }
+        reader.targets_to("lora_target_modules", "adapter.targets");
+        if let Some(saved) = reader.get("lora_modules_to_save") {
+            reader.set("adapter.modules_to_save", saved.clone());
+        }
+        if reader.is_on("use_dora") {
+            reader.set("adapter.dora", true);
+        }
+    }
+    dtype(&mut reader, "dtype");
+    dtype(&mut reader, "torch_dtype");
+    if reader.is_on("packing") || reader.is_on("padding_free") {
+        reader.set("batch.mask", false);
+        reader.notes.push("packing: the batch is simulated as full rows without a mask".into());
+    }
+    match reader.text("loss_type") {
+        None | Some("nll" | "dft") => {}
+        Some("chunked_nll") => {}
+        Some(other) => {
+            return Err(PlanError::Unsupported { what: format!("loss_type: {other}"), hint: "use nll".into() });
+        }
+    }
+    attention(&mut reader, "attn_implementation")?;
+    reader.refuse("activation_offloading", "leave it out")?;
+    reader.refuse("ref_model", "only supervised fine-tuning is simulated")?;
+    Ok(finish(reader, "trl", model, situation(adapter, quantised)))
+}
+
+/// The keys that LLaMA-Factory shares.
+pub(super) fn arguments(reader: &mut Reader<'_>) -> Result<(), PlanError> {
+    reader.number_to("per_device_train_batch_size", "batch.batch_size")?;
+    reader.number_to("gradient_accumulation_steps", "gradient_accumulation")?;
+    let (bf16, fp16) = (reader.get("bf16"), reader.is_on("fp16"));
+    match bf16 {
+        _ if fp16 => reader.set("autocast", "fp16"),
+        Some(Value::Bool(true)) => reader.set("autocast", "bf16"),
+        Some(Value::Bool(false)) => reader.set("autocast", Value::Null),
+        _ => {}
+    }
+    if let Some(on) = reader.get("gradient_checkpointing").and_then(Value::as_bool) {
+        reader.set("checkpointing", if on { "full" } else { "off" });
+    }
+    reentrant(reader);
+    if let Some(name) = reader.text("optim") {
+        optimizer(reader, "optim", name)?;
+    }
+    if let Some(norm) = reader.get("max_grad_norm").and_then(Value::as_f64) {
+        reader.set("clip", norm > 0.0);
+    }
+    if reader.is_on("use_liger_kernel") {
+        reader.set("kernels", "liger");
+        reader.set("loss.kind", "standard");
+    }
+    let hint = "give the engine by vramcast's own flags and leave the key out";
+    for key in ["deepspeed", "fsdp"] {
+        reader.refuse(key, hint)?;
+    }
+    for key in ["torch_compile", "neftune_noise_alpha", "label_smoothing_factor", "optim_target_modules"] {
+        reader.refuse(key, "leave it out")?;
+    }
+    Ok(())
+}
+
+/// `gradient_checkpointing_kwargs`.
+pub(super) fn reentrant(reader: &mut Reader<'_>) {
+    if let Some(reentrant) = reader.get("gradient_checkpointing_kwargs").and_then(|k| k.get("use_reentrant")) {
+        reader.set("checkpoints.reentrant", reentrant.clone());
+    }
+}
+
+/// `load_in_4bit` and its companions; whether there is any quantisation.
+pub(super) fn quantisation(reader: &mut Reader<'_>) -> bool {
+    let (four, eight) = (reader.is_on("load_in_4bit"), reader.is_on("load_in_8bit"));
+    let (kind, nested) = (reader.text("bnb_4bit_quant_type"), reader.get("use_bnb_nested_quant"));
+    if eight {
+        reader.set("quantization.scheme", "int8");
+    } else if four {
+        reader.set("quantization.scheme", kind.unwrap_or("nf4"));
+        if let Some(nested) = nested {
+            reader.set("quantization.double", *nested == true);
+        }
+    }
+    four || eight
+}
+
+/// The type a model is loaded in.
+pub(super) fn dtype(reader: &mut Reader<'_>, key: &'static str) {
+    match reader.text(key) {
+        Some("bfloat16" | "bf16") => reader.set("weights", "bf16"),
+        Some("float16" | "fp16" | "half") => reader.set("weights", "fp16"),
+        Some("float32" | "fp32" | "float") => reader.set("weights", "fp32"),
+        _ => {}
+    }
+}
+
+/// How attention is computed.
+pub(super) fn attention(reader: &mut Reader<'_>, key: &'static str) -> Result<(), PlanError> {
+    let Some(name) = reader.text(key) else { return Ok(()) };
+    match name {
+        "sdpa" | "auto" | "disabled" => reader.set("attention", "sdpa"),
+        "eager" => reader.set("attention", "eager"),
+        "fa2" | "flash_attention_2" => reader.set("attention", "flash2"),
+        "fa3" | "flash_attention_3" => reader.set("attention", "flash3"),
+        "flash_attention_torch" => reader.set("attention", "sdpa"),
+        other => {
+            let hint = "use sdpa, eager, flash_attention_2 or flash_attention_3".into();
+            return Err(PlanError::Unsupported { what: format!("{key}: {other}"), hint });
+        }
+    }
+    Ok(())
+}
+
+/// Names of optimizers as transformers spells them.
+pub(super) fn optimizer(reader: &mut Reader<'_>, key: &str, name: &str) -> Result<(), PlanError> {
+    let (kind, implementation) = match name {
+        "adamw_torch" | "adamw_hf" => ("adamw", Some("foreach")),
+        "adamw_torch_fused" => ("adamw", Some("fused")),
+        "adafactor" => ("adafactor", None),
+        "adamw_8bit" | "adamw_bnb_8bit" => ("adamw8bit", None),
+        "paged_adamw" | "paged_adamw_32bit" => ("paged-adamw32", None),
+        "paged_adamw_8bit" => ("paged-adamw8bit", None),
+        "lion_32bit" | "lion" => ("lion", None),
+        "lion_8bit" => ("lion8bit", None),
+        "paged_lion" | "paged_lion_32bit" => ("paged-lion32", None),
+        "paged_lion_8bit" => ("paged-lion8bit", None),
+        "ademamix" => ("ademamix", None),
+        "ademamix_8bit" => ("ademamix8bit", None),
+        "sgd" | "adagrad" | "rmsprop" => (name, None),
+        "muon" => ("muon", None),
+        other => {
+            let hint = "`vramcast list optimizers` names what is simulated".into();
+            return Err(PlanError::Unsupported { what: format!("{key}: {other}"), hint });
+        }
+    };
+    reader.set("optimizer.kind", kind);
+    reader.set("optimizer.implementation", json!(implementation.unwrap_or("foreach")));
+    Ok(())
+}
