@@ -17,14 +17,21 @@ pub enum Exit {
     ProgramFailed,
 }
 
+impl Exit {
+    /// The number a shell sees.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Success => 0,
+            Self::No => 1,
+            Self::BadInput => 2,
+            Self::CouldNotFetch => 3,
+            Self::ProgramFailed => 4,
+        }
+    }
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
-        Self::from(match exit {
-            Exit::Success => 0,
-            Exit::No => 1,
-            Exit::BadInput => 2,
-            Exit::CouldNotFetch => 3,
-            Exit::ProgramFailed => 4,
-        })
+        Self::from(exit.code())
     }
 }

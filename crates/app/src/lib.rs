@@ -21,10 +21,5 @@ pub mod settings;
 
 /// Runs the command line of this process.
 pub fn run() -> std::process::ExitCode {
-    run_with(std::env::args_os().collect())
-}
-
-/// Runs a command line, its first word being the program's name; for `main` and for the Python package.
-pub fn run_with(arguments: Vec<std::ffi::OsString>) -> std::process::ExitCode {
-    cli::run(arguments)
+    cli::run(std::env::args_os().collect()).into()
 }

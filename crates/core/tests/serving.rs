@@ -130,3 +130,29 @@ fn public_logs_are_met() {
         }
     }
 }
+
+#[test]
+fn cache_bytes_per_token_are_those_of_truth() {
+    let folder = format!("{}/../../truth/models", env!("CARGO_MANIFEST_DIR"));
+    let (mut compared, mut wrong) = (0, Vec::new());
+    for file in std::fs::read_dir(folder).unwrap() {
+        let row: serde_json::Value = serde_json::from_slice(&std::fs::read(file.unwrap().path()).unwrap()).unwrap();
+        let (kv, id) = (&row["kv_cache"], row["id"].as_str().unwrap());
+        let Some(counted) = row["kv_cache_bytes_per_token_bf16"].as_u64().filter(|bytes| *bytes > 0) else { continue };
+        // Falcon's engines keep fewer heads than transformers; DeepSeek-V4's compressed entries are not in this figure.
+        if kv["kind"] == "encoder-decoder" || row["model_type"] == "falcon" || row["model_type"] == "deepseek_v4" {
+            continue;
+        }
+        // Engines keep the latent, and index keys in fp8 with a scale per 128.
+        let index = kv["indexer_key_bytes_per_token_bf16"].as_u64().unwrap_or(0);
+        let wanted = kv["mla_latent_bytes_per_token_bf16"].as_u64().unwrap_or(counted) + index / 256 * 132;
+        let model = Model::new(row["config"].clone(), row["auto_class"].as_str()).unwrap();
+        let served = ServedModel::of(&model, &WeightFormat::Plain(DType::BF16)).unwrap();
+        let ours = served.bytes_per_token(F16, 1);
+        compared += 1;
+        if ours != wanted {
+            wrong.push(format!("{id}: {ours} instead of {wanted}"));
+        }
+    }
+    assert!(wrong.is_empty() && compared > 100, "{compared} compared: {wrong:#?}");
+}

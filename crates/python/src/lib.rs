@@ -14,14 +14,14 @@ mod _core {
 /// Runs a command and returns `(text, exit code, error, hint)`; nothing is printed.
 #[pyfunction]
 fn command(py: Python<'_>, arguments: Vec<String>) -> (String, u8, Option<String>, Option<String>) {
-    let captured = py.detach(|| vramcast::capture(arguments.into_iter().map(Into::into).collect()));
+    let captured = py.detach(|| vramcast::cli::capture(arguments.into_iter().map(Into::into).collect()));
     (captured.text, captured.code, captured.error, captured.hint)
 }
 
 /// Runs the command line of the process and returns its exit code.
 #[pyfunction]
 fn main(py: Python<'_>, arguments: Vec<String>) -> u8 {
-    py.detach(|| vramcast::run_with_code(arguments.into_iter().map(Into::into).collect()))
+    py.detach(|| vramcast::cli::run(arguments.into_iter().map(Into::into).collect()).code())
 }
 
 /// Seed 004's formula, in GiB: all, model states, activations, buffers.

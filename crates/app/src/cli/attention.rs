@@ -1,9 +1,7 @@
 //! Options of `vramcast train` about attention and what forward saves.
 
 use clap::{Args, ValueEnum};
-use vramcast_core::plan::{AttentionKind, PlanError, SdpaKernel, TrainPlan};
-
-use super::Failure;
+use vramcast_core::plan::{AttentionKind, SdpaKernel, TrainPlan};
 
 /// How attention is computed.
 #[derive(Debug, Args)]
@@ -29,7 +27,7 @@ enum Attention {
     /// FlashAttention 3.
     #[value(name = "flash3", alias = "flash-attention-3", alias = "flash_attention_3")]
     Flash3,
-    /// Refused: compiled attention.
+    /// torch's flex attention, compiled by itself.
     #[value(alias = "flex_attention")]
     Flex,
 }
@@ -44,18 +42,14 @@ enum Kernel {
 
 impl AttentionArguments {
     /// Writes them into a plan.
-    pub(super) fn apply(&self, plan: &mut TrainPlan) -> Result<(), Failure> {
+    pub(super) fn apply(&self, plan: &mut TrainPlan) {
         if let Some(attention) = self.attention {
             plan.attention = match attention {
                 Attention::Sdpa => AttentionKind::Sdpa,
                 Attention::Eager => AttentionKind::Eager,
                 Attention::Flash2 => AttentionKind::Flash2,
                 Attention::Flash3 => AttentionKind::Flash3,
-                Attention::Flex => {
-                    let what = "--attention flex (its compiler decides what is kept)".into();
-                    let hint = "sdpa chooses torch's own flash kernels".into();
-                    return Err(PlanError::Unsupported { what, hint }.into());
-                }
+                Attention::Flex => AttentionKind::Flex,
             };
         }
         if let Some(kernel) = self.sdpa_kernel {
@@ -67,6 +61,5 @@ impl AttentionArguments {
             });
         }
         plan.save_on_cpu |= self.save_on_cpu;
-        Ok(())
     }
 }

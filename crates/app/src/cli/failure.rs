@@ -25,6 +25,16 @@ impl Failure {
         self
     }
 
+    /// The problem.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The cure, where there is one.
+    pub fn cure(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
     /// How the command ends.
     pub fn exit(&self) -> Exit {
         self.exit

@@ -11,10 +11,10 @@ use vramcast_core::planner::suggest;
 use vramcast_core::report;
 
 use super::context::{Context, headroom};
-use super::engines::{self, EngineName};
+use super::engines::{self, EngineArguments, EngineName, Need};
 use super::lens::{self, LensArguments};
-use super::model::{Found, ModelArguments};
-use super::{Answer, Failure, train};
+use super::model::{Found, ModelArguments, positions};
+use super::{Answer, Failure, infer_table as table, train};
 use crate::exit::Exit;
 
 /// What to generate, and how.
@@ -25,9 +25,13 @@ pub(super) struct Arguments {
     /// Who serves: transformers by simulation, or an engine by its own budget rules.
     #[arg(long, value_name = "ENGINE", default_value = "hf", visible_alias = "engines")]
     engine: EngineName,
-    /// Longest sequence an engine shall hold [default: the engine's].
-    #[arg(long, value_name = "N")]
-    context: Option<u64>,
+    #[command(flatten)]
+    serving: EngineArguments,
+    #[command(flatten)]
+    need: Need,
+    /// A table: context x batch for hf, context x engine for the others.
+    #[arg(long, help_heading = "Output")]
+    table: bool,
     /// Prompts at once.
     #[arg(long, short, value_name = "N", default_value_t = 1, help_heading = "Batch")]
     batch_size: u64,
@@ -89,20 +93,32 @@ enum Cache {
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
     let found = arguments.model.find(false)?;
     let model = found.require_model()?;
+    arguments.serving.check(arguments.engine)?;
     if arguments.engine != EngineName::Hf {
         let gpu = arguments.card(context)?;
         let as_json = context.text_or_json("infer with a serving engine")?;
-        return engines::run(arguments.engine, &found.name, model, &gpu, arguments.context, as_json);
-    }
-    if arguments.context.is_some() {
-        return Err(
-            Failure::bad_input("--context is for serving engines").hint("use --prompt and --new-tokens with hf")
-        );
+        let serving = &arguments.serving;
+        let request = engines::Request { engine: arguments.engine, name: &found.name, model, arguments: serving };
+        return match arguments.need.solve {
+            Some(_) => engines::solve_engine(&request, &arguments.need, &gpu, as_json),
+            None => engines::run(&request, &gpu, arguments.table, as_json),
+        };
     }
     if let Some(method) = arguments.lens.method.lens() {
         return arguments.formula(method, &found, context);
     }
     let (plan, mut notes) = arguments.plan(found.stored_dtype(), context)?;
+    if let Some(wanted) = arguments.need.solve {
+        let as_json = context.text_or_json("infer --solve")?;
+        return engines::solve_generate(wanted, &found.name, model, &plan, as_json);
+    }
+    if arguments.table {
+        return table::of_generate(&found.name, model, &plan, context.text_or_json("infer --table")?);
+    }
+    let tokens = plan.batch.seq_len.saturating_add(plan.new_tokens);
+    if let Some(most) = positions(model).filter(|most| *most < tokens) {
+        notes.push(format!("{} has {most} positions, and {tokens} tokens need as many: torch would fail", found.name));
+    }
     arguments.lens.apply(&mut Question::of_infer(&plan), context)?;
     let simulation = simulation::infer(model, &plan)?;
     let own = plan.gpu.clone();

@@ -6,6 +6,7 @@ use vramcast_core::dtype::builtin_formats;
 use vramcast_core::lens::Method;
 use vramcast_core::model::families;
 use vramcast_core::plan::OptimizerKind;
+use vramcast_core::report::coverage::Coverage;
 use vramcast_core::source::catalogue;
 use vramcast_core::units::Bytes;
 
@@ -107,7 +108,10 @@ fn cards(context: &Context) -> Vec<Vec<String>> {
 }
 
 fn optimizers() -> Vec<Vec<String>> {
-    let measured = |kind: OptimizerKind| if kind.is_measured() { "yes" } else { "not yet" };
+    let recorded = Coverage::recorded().train.features;
+    let measured = |kind: OptimizerKind| {
+        if recorded.contains_key(&format!("optimizer {}", kind.name())) { "yes" } else { "not yet" }
+    };
     OptimizerKind::ALL.iter().map(|(kind, code)| vec![kind.name(), (*code).into(), measured(*kind).into()]).collect()
 }
 

@@ -7,6 +7,7 @@ mod context;
 mod engines;
 mod failure;
 mod infer;
+mod infer_table;
 mod inspect;
 pub use inspect::Inspection;
 mod job;
@@ -30,7 +31,6 @@ mod words;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -128,18 +128,52 @@ impl Answer {
     }
 }
 
+/// A command's answer for a caller that prints nothing: the Python package.
+pub struct Captured {
+    /// What would have gone to stdout.
+    pub text: String,
+    /// The exit code.
+    pub code: u8,
+    /// What went wrong.
+    pub error: Option<String>,
+    /// How to mend it.
+    pub hint: Option<String>,
+}
+
+/// Runs a command line and prints nothing.
+pub fn capture(arguments: Vec<OsString>) -> Captured {
+    let refused = |message: String, hint: Option<String>, exit: Exit| Captured {
+        text: String::new(),
+        code: exit.code(),
+        error: Some(message),
+        hint,
+    };
+    let cli = match translated(engines::known_by_letters(arguments)).map(Cli::try_parse_from) {
+        Ok(Ok(cli)) => cli,
+        Ok(Err(error)) => {
+            let text = error.render().to_string();
+            return refused(text.trim_start_matches("error: ").trim_end().to_owned(), None, Exit::BadInput);
+        }
+        Err(failure) => return refused(failure.message().into(), failure.cure().map(Into::into), failure.exit()),
+    };
+    match answer(&cli) {
+        Ok(answer) => Captured { text: answer.text, code: answer.exit.code(), error: None, hint: None },
+        Err(failure) => refused(failure.message().into(), failure.cure().map(Into::into), failure.exit()),
+    }
+}
+
 /// Runs a command line.
-pub fn run(arguments: Vec<OsString>) -> ExitCode {
-    let cli = match translated(arguments).map(Cli::try_parse_from) {
+pub fn run(arguments: Vec<OsString>) -> Exit {
+    let cli = match translated(engines::known_by_letters(arguments)).map(Cli::try_parse_from) {
         Ok(Ok(cli)) => cli,
         Ok(Err(error)) => {
             // Help and version go to stdout and end well; mistakes go to stderr and end with 2.
             let exit = if error.use_stderr() { Exit::BadInput } else { Exit::Success };
-            return if error.print().is_ok() { exit.into() } else { Exit::Success.into() };
+            return if error.print().is_ok() { exit } else { Exit::Success };
         }
         Err(failure) => {
             failure.print(false);
-            return failure.exit().into();
+            return failure.exit();
         }
     };
     let json = cli.json || cli.format == Some(Format::Json);
@@ -148,11 +182,11 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
             // A reader that went away (`| head`) is no error.
             let mut out = anstream::stdout().lock();
             let _ = out.write_all(answer.text.as_bytes()).and_then(|()| out.flush());
-            answer.exit.into()
+            answer.exit
         }
         Err(failure) => {
             failure.print(json);
-            failure.exit().into()
+            failure.exit()
         }
     }
 }

@@ -131,6 +131,11 @@ pub(super) fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: O
     (depth, best)
 }
 
+/// A sequence that the model's table of positions has no rows for; torch would fail on it.
+pub(super) fn too_long(name: &str, asked: u64, most: u64) -> Failure {
+    Failure::bad_input(format!("{name} has {most} positions, not {asked}")).hint(format!("at most {most} tokens fit"))
+}
+
 /// How many positions a model's smallest table of learned ones holds.
 pub(super) fn positions(model: &Model) -> Option<u64> {
     model.program(Inputs::inventory()).ok()?.positions

@@ -7,7 +7,9 @@ use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::lens::Question;
 use vramcast_core::memory::simulation;
-use vramcast_core::plan::{AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan, TrainPlan};
+use vramcast_core::plan::{
+    AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan, TrainPlan, provenance,
+};
 use vramcast_core::planner::suggest::{self, Suggestion};
 use vramcast_core::report::{self, Report};
 
@@ -15,7 +17,7 @@ use super::adapter::AdapterArguments;
 use super::attention::AttentionArguments;
 use super::context::{Context, Format, headroom};
 use super::lens::{self, LensArguments};
-use super::model::{Found, ModelArguments, positions};
+use super::model::{Found, ModelArguments, positions, too_long};
 use super::parallel::ParallelArguments;
 use super::train_options::StepArguments;
 use super::{Answer, Failure, plan_file};
@@ -164,7 +166,10 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         Vec::new()
     };
     let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards(context)?.all().collect() } else { vec![own] };
+    let file = arguments.plan.as_ref().map(|path| plan_of_file(path, arguments, context)).transpose()?;
+    let provenance = provenance::trace(&plan, file.as_ref().map(|(plan, _)| plan));
     let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
+    report.provenance = provenance;
     report.notes.extend(plan_notes);
     report.notes.splice(0..0, found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
     if let Some(path) = &arguments.svg {
@@ -237,9 +242,12 @@ impl Arguments {
         let found = model.find(false)?;
         let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
         notes.extend(self.parallel.apply(&mut plan, hidden)?);
-        // A length that nobody asked for gives way to what the model can take.
-        let most = found.model.as_ref().filter(|_| self.seq_len.is_none() && self.plan.is_none()).and_then(positions);
+        let most = found.model.as_ref().and_then(positions);
         if let Some(most) = most.filter(|most| *most < plan.batch.seq_len) {
+            if self.seq_len.is_some() || self.plan.is_some() {
+                return Err(too_long(&found.name, plan.batch.seq_len, most));
+            }
+            // A length that nobody asked for gives way to what the model can take.
             plan.batch.seq_len = most;
             notes.push(format!("the model has {most} positions: samples are {most} tokens long"));
         }
@@ -285,7 +293,7 @@ impl Arguments {
         }
         plan.clip |= self.clip;
         let mut notes = self.adapter.apply(&mut plan)?;
-        self.attention.apply(&mut plan)?;
+        self.attention.apply(&mut plan);
         self.step.apply(&mut plan)?;
         if self.liger {
             plan.kernels = Kernels::Liger;

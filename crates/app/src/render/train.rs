@@ -75,6 +75,7 @@ fn settings(plan: &TrainPlan) -> String {
         AttentionKind::Eager => "eager attention".into(),
         AttentionKind::Flash2 => "FlashAttention 2".into(),
         AttentionKind::Flash3 => "FlashAttention 3".into(),
+        AttentionKind::Flex => "flex attention".into(),
     });
     parts.push(match plan.checkpointing {
         Checkpointing::Off => "no checkpointing".into(),
@@ -196,18 +197,25 @@ pub fn phase_name(phase: &str) -> String {
 }
 
 fn explained(report: &Report) -> String {
-    let mut page = String::from("largest things alive then\n");
+    let mut page = String::from("each term and its tensors\n");
     let mut table = Table::new(&["GiB", "n", "what", "module", "operation", "shape"]);
-    for tensor in &report.largest {
-        let shape = tensor.shape.iter().map(u64::to_string).collect::<Vec<_>>().join("×");
-        table.row(vec![
-            gib(tensor.bytes * tensor.count),
-            tensor.count.to_string(),
-            tensor.component.clone(),
-            tensor.module.clone(),
-            tensor.operation.clone(),
-            format!("{shape} {}", tensor.dtype),
-        ]);
+    for term in &report.terms {
+        let blank = String::new;
+        table.row(vec![gib(term.bytes), blank(), term.component.clone(), blank(), blank(), blank()]);
+        for tensor in &term.tensors {
+            let shape = tensor.shape.iter().map(u64::to_string).collect::<Vec<_>>().join("×");
+            table.row(vec![
+                gib(tensor.bytes * tensor.count),
+                tensor.count.to_string(),
+                "·".into(),
+                tensor.module.clone(),
+                tensor.operation.clone(),
+                format!("{shape} {}", tensor.dtype),
+            ]);
+        }
+        if term.others > 0 {
+            table.row(vec![gib(term.others), blank(), "·".into(), "smaller ones".into(), blank(), blank()]);
+        }
     }
     page += &table.to_string();
     page += "\nby module\n";
@@ -227,7 +235,17 @@ fn explained(report: &Report) -> String {
             gib(phase.peak_reserved),
         ]);
     }
-    page + &table.to_string() + "\n"
+    page += &table.to_string();
+    let told = || report.provenance.iter().filter(|origin| origin.from != "off unless asked for");
+    if told().next().is_some() {
+        page += "\nsettings and where they come from\n";
+        let mut table = Table::new(&["setting", "value", "from"]);
+        for origin in told() {
+            table.row(vec![origin.key.clone(), origin.value.clone(), origin.from.clone()]);
+        }
+        page += &table.to_string();
+    }
+    page + "\n"
 }
 
 /// Memory over the run, a column a stretch.

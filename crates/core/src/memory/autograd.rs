@@ -33,6 +33,8 @@ pub struct Node {
     sequence: u64,
     /// Whose code made it.
     module: u32,
+    /// What its gradients are for.
+    category: Category,
     next: RefCell<Vec<Option<Edge>>>,
     work: RefCell<Work>,
     waiting: Cell<u32>,
@@ -89,7 +91,11 @@ impl Node {
     pub fn new(torch: &mut Torch, outputs: usize, next: Vec<Option<Edge>>, backward: Backward) -> Rc<Self> {
         torch.sequence += 1;
         let sequence = torch.sequence;
-        Self::with(sequence, torch.module(), outputs, next, Work::Function(backward))
+        let category = match torch.log.borrow().category() {
+            Category::Logits => Category::Logits,
+            _ => Category::Temporaries,
+        };
+        Self::with(sequence, (torch.module(), category), outputs, next, Work::Function(backward))
     }
 
     /// Whether it is a leaf, which collects its gradient.
@@ -99,13 +105,20 @@ impl Node {
 
     /// The node that adds to a leaf's gradient.
     pub fn leaf(leaf: Rc<Leaf>) -> Rc<Self> {
-        Self::with(u64::MAX, 0, 1, Vec::new(), Work::Leaf(leaf))
+        Self::with(u64::MAX, (0, Category::Temporaries), 1, Vec::new(), Work::Leaf(leaf))
     }
 
-    fn with(sequence: u64, module: u32, outputs: usize, next: Vec<Option<Edge>>, work: Work) -> Rc<Self> {
+    fn with(
+        sequence: u64,
+        (module, category): (u32, Category),
+        outputs: usize,
+        next: Vec<Option<Edge>>,
+        work: Work,
+    ) -> Rc<Self> {
         Rc::new(Self {
             sequence,
             module,
+            category,
             next: RefCell::new(next),
             work: RefCell::new(work),
             waiting: Cell::new(0),
@@ -186,6 +199,7 @@ fn walk(torch: &mut Torch, roots: Vec<(Edge, Tensor)>) {
     let mut ready: BinaryHeap<Ready> = nodes.into_iter().filter(|node| node.waiting.get() == 0).map(Ready).collect();
     while let Some(Ready(node)) = ready.pop() {
         torch.set_module(node.module);
+        torch.log.borrow_mut().set_category(node.category);
         let hooks = std::mem::take(&mut *node.before.borrow_mut());
         hooks.into_iter().for_each(|hook| hook(torch));
         let gradients = std::mem::take(&mut *node.buffer.borrow_mut());

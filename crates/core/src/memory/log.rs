@@ -238,6 +238,11 @@ impl Log {
         std::mem::replace(&mut self.context.category, category)
     }
 
+    /// What new storages are for.
+    pub fn category(&self) -> Category {
+        self.context.category
+    }
+
     /// Whose code runs.
     pub fn module(&self) -> u32 {
         self.context.module

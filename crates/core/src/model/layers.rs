@@ -20,7 +20,7 @@ impl Graph {
     pub fn embedding_with(&mut self, name: &str, weight: ParameterId, ids: &Value, rows: u64, width: u64) -> Value {
         self.alias(&format!("{name}.weight"), weight);
         if POSITION_TABLES.contains(&name) {
-            self.limit_positions(name, ids.size(-1), rows);
+            self.limit_positions(rows);
         }
         let module = self.leaf(name, ModuleKind::Embedding { rows, width });
         self.attach(module, &[Some(weight)]);

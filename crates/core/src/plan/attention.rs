@@ -16,6 +16,8 @@ pub enum AttentionKind {
     Flash2,
     /// FlashAttention 3, for Hopper.
     Flash3,
+    /// torch's flex attention, compiled by itself within an eager model.
+    Flex,
 }
 
 /// A kernel of scaled dot product attention to insist on (`torch.nn.attention.sdpa_kernel`).
@@ -96,6 +98,27 @@ const FLASH: [&str; 58] = [
     "clip_vision_model",
 ];
 
+/// Of those, the ones without `_supports_flex_attn`, and those whose attention drops probabilities by default, which flex
+/// attention refuses.
+const NO_FLEX: [&str; 16] = [
+    "albert",
+    "bart",
+    "bert",
+    "camembert",
+    "distilbert",
+    "electra",
+    "gpt2",
+    "gpt_bigcode",
+    "m2m_100",
+    "mbart",
+    "olmoe",
+    "opt",
+    "phimoe",
+    "roberta",
+    "stablelm",
+    "xlm-roberta",
+];
+
 impl AttentionKind {
     /// Whether it is one of the flash-attn package's kernels.
     pub fn is_flash(self) -> bool {
@@ -104,11 +127,16 @@ impl AttentionKind {
 
     /// Refuses what a model of this type cannot run.
     pub fn check_model(self, model_type: &str) -> Result<(), PlanError> {
-        if !self.is_flash() || FLASH.contains(&model_type) {
+        let name = match self {
+            Self::Sdpa | Self::Eager => return Ok(()),
+            Self::Flash2 | Self::Flash3 => "flash attention",
+            Self::Flex => "flex attention",
+        };
+        if FLASH.contains(&model_type) && !(self == Self::Flex && NO_FLEX.contains(&model_type)) {
             return Ok(());
         }
         Err(PlanError::Unsupported {
-            what: format!("flash attention on {model_type} models"),
+            what: format!("{name} on {model_type} models"),
             hint: "sdpa chooses torch's own flash kernels".into(),
         })
     }

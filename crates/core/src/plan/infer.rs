@@ -91,8 +91,8 @@ impl InferPlan {
             }
             _ if self.batch.seq_len > MAX_TOKENS => bad("prompt", self.batch.seq_len, "up to 16777216"),
             _ if self.new_tokens > MAX_TOKENS => bad("new-tokens", self.new_tokens, "up to 16777216"),
-            _ if self.attention.is_flash() => Err(PlanError::Unsupported {
-                what: "flash attention in generation".into(),
+            _ if !matches!(self.attention, AttentionKind::Sdpa | AttentionKind::Eager) => Err(PlanError::Unsupported {
+                what: "flash and flex attention in generation".into(),
                 hint: "sdpa chooses torch's own flash kernels".into(),
             }),
             _ if !(1..=1024).contains(&self.beams) => bad("beams", self.beams, "from 1 to 1024"),

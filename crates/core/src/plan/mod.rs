@@ -11,9 +11,11 @@
 //! | [`optimizer`] | which optimizer, stepping how |
 //! | [`attention`], [`loss`] | how attention and the loss are computed |
 //! | [`checkpoints`] | which layers are recomputed, and how |
+//! | `features` | what a plan uses, by name |
 //! | `options` | options that exclude each other, and what a report says about them |
 //! | [`hardware`] | cards |
 //! | [`parallel`] | many cards: the mesh and the engine |
+//! | [`provenance`] | where every setting comes from |
 //! | [`allocator`] | options of torch's caching allocator |
 
 pub mod adapter;
@@ -21,6 +23,7 @@ pub mod allocator;
 pub mod attention;
 pub mod batch;
 pub mod checkpoints;
+mod features;
 pub mod hardware;
 pub mod infer;
 pub mod liger;
@@ -28,6 +31,7 @@ pub mod loss;
 pub mod optimizer;
 mod options;
 pub mod parallel;
+pub mod provenance;
 pub mod quantization;
 pub mod train;
 
@@ -41,6 +45,7 @@ pub use infer::{CacheImplementation, Choice, InferPlan};
 pub use loss::{LossKind, LossOptions};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use parallel::{Mesh, ModelSizes, Parallel};
+pub use provenance::Origin;
 pub use quantization::{Outliers, Quantization, QuantizationScheme};
 pub use train::{Checkpointing, Kernels, TrainPlan};
 

@@ -83,16 +83,14 @@ impl TrainPlan {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = self.optimizer.notes();
-        if self.optimizer_in_backward {
-            notes.push("optimizer in backward: not yet measured".into());
+        if self.checkpointing != Checkpointing::Off && self.checkpoints.offload {
+            notes.push("offloaded checkpoints: copies are taken to be done when needed".into());
         }
-        if self.checkpointing != Checkpointing::Off {
-            if self.checkpoints.offload {
-                notes.push("offloaded checkpoints: not yet measured; copies are taken to be done when needed".into());
-            }
-            if self.checkpoints.every > 1 {
-                notes.push("checkpoints of every n-th layer: not yet measured".into());
-            }
+        if self.attention == AttentionKind::Flex {
+            notes.push("flex attention: memory while it is compiled is not counted".into());
+        }
+        if self.attention.is_flash() && self.batch.padded && self.batch.real_tokens.is_none() {
+            notes.push("padding: every token is taken to be a real one; --real-tokens says how many are".into());
         }
         notes
     }

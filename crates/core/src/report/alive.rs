@@ -46,6 +46,19 @@ pub struct LargeTensor {
     pub count: u64,
 }
 
+/// A component of the peak with what it consists of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Term {
+    /// The component.
+    pub component: String,
+    /// Bytes of all of it.
+    pub bytes: u64,
+    /// Its largest tensors; equal ones of equal modules are one line.
+    pub tensors: Vec<LargeTensor>,
+    /// Bytes of the other ones, so that the parts add up.
+    pub others: u64,
+}
+
 /// Storages alive at the peak, in order of birth.
 pub(super) fn at_peak(log: &Log, replay: &Replay) -> Vec<StorageInfo> {
     let mut alive = vec![false; log.storages.len()];
@@ -105,6 +118,29 @@ fn module_path(simulation: &Simulation, module: u32) -> String {
 
 /// The largest things alive: equal tensors of equal modules are one line.
 pub(super) fn largest(simulation: &Simulation, alive: &[StorageInfo], count: usize) -> Vec<LargeTensor> {
+    let mut tensors = grouped(simulation, alive);
+    tensors.truncate(count);
+    tensors
+}
+
+/// Every component at the peak with its `count` largest tensors.
+pub(super) fn terms(simulation: &Simulation, alive: &[StorageInfo], count: usize) -> Vec<Term> {
+    let mut categories: Vec<_> = alive.iter().map(|info| info.category).collect();
+    categories.sort();
+    categories.dedup();
+    let term = |category| {
+        let own: Vec<StorageInfo> = alive.iter().filter(|info| info.category == category).copied().collect();
+        let bytes = own.iter().map(|info| info.bytes).sum();
+        let mut tensors = grouped(simulation, &own);
+        tensors.truncate(count);
+        let shown: u64 = tensors.iter().map(|tensor| tensor.bytes * tensor.count).sum();
+        Term { component: category_name(category).to_owned(), bytes, tensors, others: bytes - shown }
+    };
+    categories.into_iter().map(term).collect()
+}
+
+/// All tensors, equal ones taken together, largest first.
+fn grouped(simulation: &Simulation, alive: &[StorageInfo]) -> Vec<LargeTensor> {
     let mut groups: BTreeMap<(String, &str, u64, &str), LargeTensor> = BTreeMap::new();
     for info in alive {
         let module = module_path(simulation, info.module);
@@ -124,6 +160,5 @@ pub(super) fn largest(simulation: &Simulation, alive: &[StorageInfo], count: usi
     }
     let mut tensors: Vec<LargeTensor> = groups.into_values().collect();
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.bytes * tensor.count));
-    tensors.truncate(count);
     tensors
 }

@@ -3,11 +3,13 @@
 //! | module | what is in it |
 //! |---|---|
 //! | [`alive`] | what is alive at the peak, by component, by module, and the largest things |
+//! | [`coverage`] | what recorded runs vouch for |
 //! | [`job`] | all cards of a run on several, and the host's memory |
 //! | [`timeline`] | allocated memory over the run |
 //! | [`verdict`] | which cards hold it |
 
 pub mod alive;
+pub mod coverage;
 pub mod job;
 pub mod timeline;
 pub mod verdict;
@@ -18,9 +20,9 @@ use crate::memory::log::Category;
 use crate::memory::simulation::Simulation;
 use crate::model::Model;
 use crate::model::op::Parameter;
-use crate::plan::{Gpu, RunPlan};
+use crate::plan::{Gpu, Origin, RunPlan};
 
-pub use alive::{Component, LargeTensor, ModuleShare};
+pub use alive::{Component, LargeTensor, ModuleShare, Term};
 pub use job::Job;
 pub use timeline::{PhaseReport, Sample};
 pub use verdict::Verdict;
@@ -48,6 +50,8 @@ pub struct Report {
     pub peak_phase: String,
     /// The largest things alive at the peak.
     pub largest: Vec<LargeTensor>,
+    /// Every component at the peak with its tensors.
+    pub terms: Vec<Term>,
     /// Phase by phase.
     pub phases: Vec<PhaseReport>,
     /// Allocated over the run.
@@ -57,6 +61,8 @@ pub struct Report {
     pub job: Option<Job>,
     /// Which cards hold it.
     pub verdicts: Vec<Verdict>,
+    /// Where every setting comes from.
+    pub provenance: Vec<Origin>,
     /// Guesses and limits.
     pub notes: Vec<String>,
 }
@@ -98,6 +104,11 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
     let alive = alive::at_peak(&simulation.log, &simulation.replay);
     let mut notes = model.notes().to_vec();
     notes.extend(plan.notes());
+    notes.extend(coverage::note(model.config()["model_type"].as_str().unwrap_or_default(), &plan));
+    if simulation.log.host.peak > 0 {
+        let gib = crate::units::Bytes(simulation.log.host.peak).gib();
+        notes.push(format!("saved tensors take up to {gib:.2} GiB of pinned host memory"));
+    }
     if plan.gpu().capability.is_none() {
         notes.push(format!("{}: kernels and workspaces are taken from NVIDIA's H200", plan.gpu().name));
     }
@@ -116,8 +127,10 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
         modules: alive::by_module(simulation, &alive),
         peak_phase: timeline::phase_of(simulation, simulation.replay.peak_event),
         largest: alive::largest(simulation, &alive, 10),
+        terms: alive::terms(simulation, &alive, 8),
         phases: timeline::phases(simulation),
         timeline: timeline::samples(simulation),
+        provenance: Vec::new(),
         job: Job::of(simulation),
         verdicts: cards.iter().map(|card| verdict::judge(card, totals.process)).collect(),
         notes,

@@ -10,7 +10,7 @@ use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::{
     AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Checkpointing, Gpu, Gpus, Implementation, Kernels,
-    Optimizer, TrainPlan,
+    Optimizer, RunPlan, TrainPlan,
 };
 
 /// How one run compares with its simulation.
@@ -155,10 +155,18 @@ pub fn simulate(row: &Value) -> Result<(Simulation, Gpu), String> {
 
 /// The run of a row, as a published formula is asked.
 pub fn question(row: &Value) -> Result<Question, String> {
-    if row["run"]["task"] == "infer" {
-        return Ok(Question::of_infer(&super::generate::plan(row)?));
+    Ok(match run_plan(row)? {
+        RunPlan::Train(plan) => Question::of_train(&plan),
+        RunPlan::Infer(plan) => Question::of_infer(&plan),
+    })
+}
+
+/// What a row asks for.
+pub fn run_plan(row: &Value) -> Result<RunPlan, String> {
+    match row["run"]["task"] == "infer" {
+        true => Ok(RunPlan::Infer(Box::new(super::generate::plan(row)?))),
+        false => Ok(RunPlan::Train(Box::new(train_plan(row)?))),
     }
-    Ok(Question::of_train(&train_plan(row)?))
 }
 
 /// What kind of run a row is, as the targets of accuracy group them.

@@ -48,6 +48,10 @@ pub(super) fn apply(plan: &mut TrainPlan, run: &Value) -> Result<(), String> {
             plan.attention = AttentionKind::Flash2;
             Ok(())
         }
+        Some("flex_attention") => {
+            plan.attention = AttentionKind::Flex;
+            Ok(())
+        }
         Some(other) => Err(format!("run.attn {other} is not simulated yet")),
     }
 }

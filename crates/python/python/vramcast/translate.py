@@ -47,7 +47,10 @@ def from_training_arguments(arguments: Any) -> dict[str, Any]:
     """The options that a TrainingArguments stands for, as transformers.Trainer runs them."""
     if arguments is None:
         return {}
-    get = lambda name, default=None: getattr(arguments, name, default)
+
+    def get(name: str, default: Any = None) -> Any:
+        return getattr(arguments, name, default)
+
     options: dict[str, Any] = {
         "batch_size": get("per_device_train_batch_size", 8),
         "gradient_accumulation": get("gradient_accumulation_steps", 1),

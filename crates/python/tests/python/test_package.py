@@ -79,7 +79,7 @@ def test_errors_are_exceptions_with_the_same_words():
     with pytest.raises(ValueError):
         vramcast.train("gpt2", no_such_option=1)
     with pytest.raises(vramcast.VramcastError):
-        vramcast.train({"model_type": "no such one"})
+        vramcast.train({**GPT2, "n_layer": "twelve"})
 
 
 def test_seed_002():

@@ -12,8 +12,11 @@ use crate::plan::AttentionKind;
 ///
 /// `given`: the model has a 2-D mask, of the batch or its own.
 pub(super) fn mask(torch: &mut Torch, kind: Mask, shape: Shape, settings: &Settings, given: bool) -> Option<Tensor> {
-    if settings.attention.is_flash() {
-        return super::flash::mask(torch, shape, settings);
+    match settings.attention {
+        AttentionKind::Flash2 | AttentionKind::Flash3 => return super::flash::mask(torch, shape, settings),
+        // Lists of blocks: a few KiB.
+        AttentionKind::Flex => return None,
+        AttentionKind::Sdpa | AttentionKind::Eager => {}
     }
     let (queries, keys) = (shape.size(2), shape.size(3));
     let eager = settings.attention == AttentionKind::Eager;
@@ -85,6 +88,8 @@ pub(super) fn attend(
 ) -> (Tensor, Option<Tensor>) {
     if settings.attention.is_flash() {
         (super::flash::attend(torch, spec, settings, [query, key, value], mask), None)
+    } else if settings.attention == AttentionKind::Flex {
+        (super::flex::attend(torch, spec, [query, key, value]), None)
     } else if spec.sdpa && settings.attention == AttentionKind::Sdpa {
         (sdpa(torch, spec, query, key, value, mask), None)
     } else {

@@ -24,8 +24,17 @@ pub struct Head {
 }
 
 impl Head {
-    /// Finds the loss and the head before it; nothing where the head is not a linear.
+    /// Finds the next-token loss and the head before it; nothing where the head is not a linear.
     pub fn find(program: &Program) -> Self {
+        Self::before(program, |loss| loss == Loss::CausalLm)
+    }
+
+    /// What goes into the loss, of whatever kind, from the head on.
+    pub fn logits(program: &Program) -> BTreeSet<ValueId> {
+        Self::before(program, |_| true).unmade
+    }
+
+    fn before(program: &Program, wants: impl Fn(Loss) -> bool) -> Self {
         let runs = || {
             program.steps.iter().rev().filter_map(|step| match step {
                 Step::Run { op, inputs, outputs, .. } => Some((op, inputs, outputs)),
@@ -33,7 +42,7 @@ impl Head {
             })
         };
         let mut wanted = runs().find_map(|(op, inputs, _)| match op {
-            Op::Loss(Loss::CausalLm) => inputs.first().copied(),
+            Op::Loss(loss) if wants(*loss) => inputs.first().copied(),
             _ => None,
         });
         let mut unmade = BTreeSet::new();

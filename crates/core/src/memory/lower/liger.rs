@@ -167,9 +167,21 @@ fn fused_loss(torch: &mut Torch, hidden: &Tensor, labels: &Tensor, weight: &Tens
     let losses = torch.fresh("zeros", Shape::from([rows]), DType::F32);
     let parts = classes.div_ceil(width.max(1)).max(1);
     let chunk = rows.div_ceil(parts).next_power_of_two().min(rows);
-    let dtype = torch.autocast.unwrap_or(flat.dtype);
+    let narrow = torch.autocast.filter(|narrow| *narrow != flat.dtype);
+    let dtype = narrow.unwrap_or(flat.dtype);
     let logits = torch.fresh("liger logits", Shape::from([chunk, classes]), dtype);
     torch.use_blas();
+    if let (Some(narrow), true) = (narrow, wants) {
+        // Under autocast the head is cast once for the gradient of the hidden states, which is kept with the region, and
+        // turned for each chunk of logits; a second chunk meets both.
+        drop(torch.narrow(weight));
+        if rows > chunk {
+            drop(torch.fresh("_to_copy", weight.shape, narrow));
+        }
+    } else if for_weight.is_some() && dtype == DType::F32 {
+        // In fp32 the gradient of the head is made for each chunk and then added.
+        drop(torch.fresh("mm", weight.shape, dtype));
+    }
     drop(logits);
     let loss = torch.fresh("sum", Shape::new(&[]), DType::F32);
     drop((losses, target, padded));

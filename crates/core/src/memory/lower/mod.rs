@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `norm` | the norms, as each model's code spells them |
 //! | `rotary` | tables and rotations |
-//! | `attention`, `falcon`, `flash` | masks, SDPA, eager and flash attention |
+//! | `attention`, `falcon`, `flash`, `flex` | masks, SDPA, eager, flash and flex attention |
 //! | `linear`, `lora`, `lora_parameter` | linears and embeddings, plain, quantised or under an adapter |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
 //! | [`cache`] | the caches of `generate` and their masks |
@@ -20,6 +20,7 @@ pub mod cache;
 mod experts;
 mod falcon;
 mod flash;
+mod flex;
 pub mod head;
 pub mod hooks;
 pub mod liger;
@@ -81,6 +82,8 @@ pub struct Runner {
     wrapped: Rc<Wrapped>,
     cache: Option<Rc<cache::Store>>,
     hooks: Option<Rc<dyn hooks::Hooks>>,
+    /// The values from the output head to the loss.
+    logits: std::collections::BTreeSet<ValueId>,
     /// Encoder-decoder models fill a cache in training too, unless they are checkpointed: `use_cache` is their default.
     caches_in_training: bool,
 }
@@ -156,7 +159,19 @@ impl Runner {
         let crosses =
             |step: &Step| matches!(step, Step::Run { op: Op::Cache(CacheUpdate { kind: CacheKind::Cross, .. }), .. });
         let caches_in_training = cache.is_none() && !settings.checkpointing && program.steps.iter().any(crosses);
-        Rc::new(Self { program, parameters, inputs, exits, settings, wrapped, cache, hooks: None, caches_in_training })
+        let logits = head::Head::logits(&program);
+        Rc::new(Self {
+            program,
+            parameters,
+            inputs,
+            exits,
+            settings,
+            wrapped,
+            cache,
+            hooks: None,
+            logits,
+            caches_in_training,
+        })
     }
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
@@ -303,9 +318,14 @@ impl Runner {
         if let Some((hooks, module)) = &watching {
             hooks.before_operation(torch, *module, &mut taken);
         }
+        let before = outputs.first().filter(|value| self.logits.contains(value));
+        let before = before.map(|_| torch.log.borrow_mut().set_category(Category::Logits));
         let patched = self.liger(torch, op, module, &taken, outputs);
         let patched = patched.or_else(|| self.head_loss(torch, op, &taken, outputs));
         let made = patched.unwrap_or_else(|| self.lower(torch, frames, op, module, &taken, outputs));
+        if let Some(before) = before {
+            torch.log.borrow_mut().set_category(before);
+        }
         drop(taken);
         if let Some((hooks, module)) = &watching {
             hooks.after_operation(torch, *module, &made);

@@ -10,9 +10,11 @@ pub(super) fn states(torch: &mut Torch, parameter: &Tensor) -> Vec<Tensor> {
 }
 
 /// The residual and the denominator of one parameter stay bound until the next rebinds them.
-pub(super) fn step(torch: &mut Torch, parameters: &[Trained]) {
+pub(super) fn step(torch: &mut Torch, parameters: &[Trained], mut prepare: impl FnMut(&mut Torch, usize)) {
     let mut bound: [Option<Tensor>; 2] = [None, None];
-    for parameter in parameters.iter().filter(|p| p.leaf.grad.borrow().is_some()) {
+    let stepped = parameters.iter().enumerate().filter(|(_, p)| p.leaf.grad.borrow().is_some());
+    for (index, parameter) in stepped {
+        prepare(torch, index);
         let like =
             |torch: &mut Torch, operation| torch.fresh_like(operation, &parameter.tensor, parameter.tensor.dtype);
         // grad - exp_avg

@@ -1,16 +1,15 @@
-//! Adam-mini (adam-mini's `Adam_mini`): a whole first moment, and a second moment per block: per element for embeddings
-//! and the output head, per output neuron for matrices, per tensor for the rest.
+//! Adam-mini (adam-mini 1.1's `Adam_mini`): a whole first moment, and a second moment per block: per row of matrices (of
+//! embeddings and heads too), per head for queries and keys, per tensor for the rest.
 
 use super::Trained;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 
-/// The moments of one parameter; `whole` for embeddings and heads.
-pub(super) fn states(torch: &mut Torch, parameter: &Tensor, whole: bool) -> Vec<Tensor> {
+/// The moments of one parameter.
+pub(super) fn states(torch: &mut Torch, parameter: &Tensor) -> Vec<Tensor> {
     let first = torch.fresh_like("optimizer state", parameter, parameter.dtype);
-    let second = if whole { parameter.shape } else { blocks(parameter) };
-    vec![first, torch.fresh("optimizer state", second, parameter.dtype)]
+    vec![first, torch.fresh("optimizer state", blocks(parameter), parameter.dtype)]
 }
 
 /// Queries and keys have a block per head, which takes as little as a block per row: a few KiB at most.
@@ -21,22 +20,15 @@ fn blocks(parameter: &Tensor) -> Shape {
     }
 }
 
-/// One parameter at a time; names stay bound until the next parameter rebinds them.
-pub(super) fn step(torch: &mut Torch, parameters: &[Trained], whole: &[bool]) {
+/// One parameter at a time, its state made first; names stay bound until the next parameter rebinds them.
+pub(super) fn step(torch: &mut Torch, parameters: &[Trained], mut prepare: impl FnMut(&mut Torch, usize)) {
     let mut bound: [Option<Tensor>; 2] = [None, None];
     for (index, parameter) in parameters.iter().enumerate() {
         if parameter.leaf.grad.borrow().is_none() {
             continue;
         }
+        prepare(torch, index);
         let dtype = parameter.tensor.dtype;
-        if whole.get(index).copied().unwrap_or(false) {
-            // h = (v.sqrt() / c).add_(eps)
-            let root = torch.fresh_like("sqrt", &parameter.tensor, dtype);
-            let ratio = torch.fresh_like("div", &parameter.tensor, dtype);
-            drop(root);
-            bound[0] = Some(ratio);
-            continue;
-        }
         let square = torch.fresh_like("mul", &parameter.tensor, dtype);
         let mean = torch.fresh("mean", blocks(&parameter.tensor), dtype);
         drop(square);

@@ -65,6 +65,7 @@ pub(super) fn step(
     whole: &[bool],
     rank: u64,
     first: bool,
+    mut prepare: impl FnMut(&mut Torch, usize),
 ) {
     // `grad`, `denom` and `norm_grad` stay bound until the next parameter rebinds them.
     let mut bound: [Option<Tensor>; 4] = [None, None, None, None];
@@ -75,6 +76,7 @@ pub(super) fn step(
         let tensor = &parameter.tensor;
         let whole = whole.get(index).copied().unwrap_or(false);
         let Some(projection) = Projection::of(tensor, whole, rank) else {
+            prepare(torch, index);
             bound[1] = Some(torch.fresh_like("sqrt", tensor, tensor.dtype));
             bound[2] = Some(torch.fresh_like("div", tensor, tensor.dtype));
             continue;
@@ -85,6 +87,7 @@ pub(super) fn step(
         let low = projection.projected();
         torch.use_blas();
         bound[0] = Some(torch.fresh("mm", low, tensor.dtype));
+        prepare(torch, index);
         bound[1] = Some(torch.fresh("sqrt", low, tensor.dtype));
         bound[2] = Some(torch.fresh("div", low, tensor.dtype));
         if kind == OptimizerKind::GaLoreAdamW {

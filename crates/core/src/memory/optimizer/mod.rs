@@ -64,44 +64,67 @@ impl Optimizer {
     pub fn step(&mut self, torch: &mut Torch, parameters: &[Trained]) {
         let first = self.states.is_empty();
         let plan::Optimizer { kind, implementation, rank } = self.plan;
-        // transformers' Adafactor makes the state of a parameter when it steps it.
-        if first && kind != OptimizerKind::Adafactor {
+        if first && !makes_state_on_the_way(self.plan) {
             self.make_states(torch, parameters);
         }
+        let (whole, mut made) = (&self.whole, Vec::new());
+        let prepare =
+            |torch: &mut Torch, index: usize| {
+                if first && let Some(parameter) = parameters.get(index) {
+                    let whole = whole.get(index).copied().unwrap_or(false);
+                    made.push(torch.in_category(Category::OptimizerState, |torch| {
+                        state(torch, self.plan, &parameter.tensor, whole)
+                    }));
+                }
+            };
         torch.in_category(Category::Temporaries, |torch| match kind {
             OptimizerKind::Adafactor => adafactor::transformers_step(torch, parameters, &mut self.states),
             OptimizerKind::TorchAdafactor => adafactor::torch_step(torch, parameters),
             OptimizerKind::Muon => other::muon_step(torch, parameters),
-            OptimizerKind::AdaBelief => adabelief::step(torch, parameters),
-            OptimizerKind::AdamMini => adam_mini::step(torch, parameters, &self.whole),
+            OptimizerKind::AdaBelief => adabelief::step(torch, parameters, prepare),
+            OptimizerKind::AdamMini => adam_mini::step(torch, parameters, prepare),
             OptimizerKind::Shampoo => shampoo::step(torch, parameters),
             OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => {
-                low_rank::step(torch, kind, parameters, &self.whole, rank, first);
+                low_rank::step(torch, kind, parameters, &self.whole, rank, first, prepare);
             }
-            _ => adam::step(torch, kind, implementation, parameters),
+            _ => adam::step(torch, kind, implementation, parameters, prepare),
         });
+        self.states.append(&mut made);
     }
 
     fn make_states(&mut self, torch: &mut Torch, parameters: &[Trained]) {
-        let plan::Optimizer { kind, implementation, rank } = self.plan;
-        let fused = implementation == Implementation::Fused;
+        let kind = self.plan.kind;
         // What got no gradient (a tower that did not run) has no state either; Adagrad makes all of its own at once.
         let has_state = |p: &Trained| kind == OptimizerKind::Adagrad || p.leaf.grad.borrow().is_some();
         self.states = torch.in_category(Category::OptimizerState, |torch| {
             let stepped = parameters.iter().enumerate().filter(|(_, parameter)| has_state(parameter));
-            let state = |(index, parameter): (usize, &Trained)| {
-                let (tensor, whole) = (&parameter.tensor, self.whole.get(index).copied().unwrap_or(false));
-                match kind {
-                    OptimizerKind::AdaBelief => adabelief::states(torch, tensor),
-                    OptimizerKind::AdamMini => adam_mini::states(torch, tensor, whole),
-                    OptimizerKind::Shampoo => shampoo::states(torch, tensor),
-                    OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => {
-                        low_rank::states(torch, kind, tensor, whole, rank)
-                    }
-                    _ => other::states(torch, kind, fused, tensor),
-                }
-            };
-            stepped.map(state).collect()
+            let whole = |index: usize| self.whole.get(index).copied().unwrap_or(false);
+            stepped.map(|(index, one)| state(torch, self.plan, &one.tensor, whole(index))).collect()
         });
+    }
+}
+
+/// Whether the state of a parameter is made when it is first stepped, after the steps of those before it; else the states
+/// of all are made before any is stepped.
+fn makes_state_on_the_way(plan: plan::Optimizer) -> bool {
+    match plan.kind {
+        OptimizerKind::Adafactor | OptimizerKind::AdaBelief | OptimizerKind::AdamMini | OptimizerKind::Lamb => true,
+        OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => true,
+        OptimizerKind::Nesterov => plan.implementation == Implementation::Forloop,
+        _ => false,
+    }
+}
+
+/// The state of one parameter.
+fn state(torch: &mut Torch, plan: plan::Optimizer, tensor: &Tensor, whole: bool) -> Vec<Tensor> {
+    let fused = plan.implementation == Implementation::Fused;
+    match plan.kind {
+        OptimizerKind::AdaBelief => adabelief::states(torch, tensor),
+        OptimizerKind::AdamMini => adam_mini::states(torch, tensor),
+        OptimizerKind::Shampoo => shampoo::states(torch, tensor),
+        OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => {
+            low_rank::states(torch, plan.kind, tensor, whole, plan.rank)
+        }
+        kind => other::states(torch, kind, fused, tensor),
     }
 }

@@ -48,16 +48,25 @@ fn factored(torch: &mut Torch, parameter: &Tensor, dtype: DType) -> Vec<Tensor> 
     vec![torch.fresh("optimizer state", row, dtype), torch.fresh("optimizer state", column, dtype)]
 }
 
-/// torch.optim.Muon: five Newton-Schulz steps in bf16 per matrix.
+/// torch.optim.Muon: five Newton-Schulz steps in bf16 per matrix. The update of one matrix stays bound until that of the
+/// next is made; within a matrix the update itself, the last iterate and the new one live together.
 pub(super) fn muon_step(torch: &mut Torch, parameters: &[Trained]) {
+    const STEPS: u32 = 5;
+    let mut bound: Option<Tensor> = None;
     for parameter in parameters.iter().filter(|p| p.tensor.shape.rank() == 2 && p.leaf.grad.borrow().is_some()) {
         let update = torch.fresh_like("lerp", &parameter.tensor, parameter.tensor.dtype);
-        let narrow = torch.cast(&update.detached(), DType::BF16);
+        drop(bound.take());
+        let mut iterate = torch.cast(&update.detached(), DType::BF16);
         let side = parameter.tensor.shape.size(0).min(parameter.tensor.shape.size(1));
         let square = Shape::from([side, side]);
-        let gram = torch.fresh("mm", square, DType::BF16);
-        let second = torch.fresh("addmm", square, DType::BF16);
-        let next = torch.fresh_like("addmm", &narrow, DType::BF16);
-        drop((gram, second, next, narrow, update));
+        let mut squares: [Option<Tensor>; 2] = [None, None];
+        for _ in 0..STEPS {
+            squares[0] = Some(torch.fresh("mm", square, DType::BF16));
+            squares[1] = Some(torch.fresh("addmm", square, DType::BF16));
+            iterate = torch.fresh("addmm", parameter.tensor.shape, DType::BF16);
+        }
+        torch.use_blas();
+        drop((squares, update));
+        bound = Some(iterate);
     }
 }

@@ -4,6 +4,7 @@ use super::{Torch, promote};
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
+use crate::model::Shape;
 use crate::model::op::{Activation, Binary, Unary};
 
 impl Torch {
@@ -162,8 +163,11 @@ impl Torch {
 
     /// One input, one output of the same shape.
     pub fn unary(&mut self, kind: Unary, x: &Tensor) -> Tensor {
+        if kind == Unary::ClampFp16 {
+            return self.clamp_fp16(x);
+        }
         use Unary::{Abs, Clamp, Clone, Cos, Exp, Log, LogSigmoid, Neg, Not, Reciprocal, Relu, Round, Rsqrt, Sigmoid};
-        use Unary::{Silu, Sin, Softplus, Sqrt, SqrtBound, Square, Tanh};
+        use Unary::{ClampFp16, Silu, Sin, Softplus, Sqrt, SqrtBound, Square, Tanh};
         let wide = matches!(kind, Exp | Log | Rsqrt | Reciprocal | Softplus | Square);
         let x = &if wide { self.widen(x) } else { x.clone() };
         let records = self.records(&[x]);
@@ -192,10 +196,37 @@ impl Torch {
                 SqrtBound => middle(torch, 3),
                 Square | Rsqrt | Sqrt | Clamp => middle(torch, 2),
                 Cos | Sin | Abs | Reciprocal => middle(torch, 1),
-                Neg | Exp | Log | Tanh | Sigmoid | Softplus | Silu | Relu | LogSigmoid | Round | Not => {}
+                Neg | Exp | Log | Tanh | Sigmoid | Softplus | Silu | Relu | LogSigmoid | Round | Not | ClampFp16 => {}
             }
             let result = torch.pointwise(unary_backward_name(kind), &[&gradient], like);
             drop((kept, keep));
+            vec![Some(result)]
+        })
+    }
+
+    /// `clamp(x, -limit, limit)` with a limit that depends on whether anything is infinite.
+    fn clamp_fp16(&mut self, x: &Tensor) -> Tensor {
+        if x.dtype != DType::F16 {
+            return x.clone();
+        }
+        let magnitudes = self.pointwise("abs", &[x], x.dtype);
+        let infinite = self.pointwise("eq", &[x], DType::Bool);
+        drop(magnitudes);
+        let any = self.fresh("any", Shape::new(&[]), DType::Bool);
+        drop(infinite);
+        let limits = [self.fresh("where", Shape::new(&[]), DType::F32), self.fresh("neg", Shape::new(&[]), DType::F32)];
+        drop(any);
+        let records = self.records(&[x]);
+        let saved = records.then(|| [x, &limits[0], &limits[1]].map(|tensor| Saved::new(self, tensor)));
+        let output = self.pointwise("clamp", &[x], x.dtype);
+        let Some(saved) = saved else { return output };
+        self.attach(output, &[x], move |torch, gradient| {
+            let kept = saved.map(|saved| saved.get(torch));
+            let sides = [(); 2].map(|()| torch.pointwise("ge", &[&gradient], DType::Bool));
+            let inside = torch.pointwise("logical_and", &[&gradient], DType::Bool);
+            drop(sides);
+            let result = torch.pointwise("where", &[&gradient], gradient.dtype);
+            drop((kept, inside));
             vec![Some(result)]
         })
     }
@@ -443,7 +474,7 @@ fn unary_name(kind: Unary) -> &'static str {
         Unary::Silu => "silu",
         Unary::Relu => "relu",
         Unary::LogSigmoid => "log_sigmoid",
-        Unary::Clamp => "clamp",
+        Unary::Clamp | Unary::ClampFp16 => "clamp",
         Unary::Round => "round",
         Unary::Not => "logical_not",
         Unary::Clone => "clone",

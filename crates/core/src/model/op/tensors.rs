@@ -25,6 +25,8 @@ pub enum Unary {
     Relu,
     LogSigmoid,
     Clamp,
+    /// T5's guard against overflow, `torch.clamp` between tensors: in fp16 alone, else nothing.
+    ClampFp16,
     Round,
     Not,
     Clone,

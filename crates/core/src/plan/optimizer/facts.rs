@@ -1,6 +1,6 @@
 //! What is known of every optimizer: whose code it is, whether recorded runs back it, and what it cannot run on.
 
-use super::{Optimizer, OptimizerKind};
+use super::{Implementation, Optimizer, OptimizerKind};
 use crate::dtype::DType;
 use crate::plan::PlanError;
 
@@ -49,30 +49,6 @@ impl OptimizerKind {
         serde_json::to_value(self).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
     }
 
-    /// Whether recorded runs of it (or of one that allocates alike) are scored.
-    pub fn is_measured(self) -> bool {
-        matches!(
-            self,
-            Self::AdamW
-                | Self::Adam
-                | Self::Amsgrad
-                | Self::Nadam
-                | Self::Sgd
-                | Self::SgdMomentum
-                | Self::Nesterov
-                | Self::Adagrad
-                | Self::Rmsprop
-                | Self::Adafactor
-                | Self::TorchAdafactor
-                | Self::AdamW8bit
-                | Self::Adam8bit
-                | Self::PagedAdamW8bit
-                | Self::PagedAdam8bit
-                | Self::Lion
-                | Self::Lion8bit
-        )
-    }
-
     /// Whether large states lie in managed memory, which moves between host and card.
     pub fn is_paged(self) -> bool {
         matches!(
@@ -98,6 +74,13 @@ impl Optimizer {
                 what: "optimizer sparse-adam (it takes sparse gradients only, and these models make dense ones)".into(),
                 hint: "adam is its dense form".into(),
             }),
+            OptimizerKind::Lamb8bit => refuse(
+                "bitsandbytes 0.50 has no blockwise LAMB: lamb8bit stops at its first step",
+                "use lamb or adamw8bit",
+            ),
+            OptimizerKind::Adagrad if self.implementation == Implementation::Fused => {
+                refuse("torch's fused adagrad does not run on CUDA", "use --optimizer-implementation foreach")
+            }
             OptimizerKind::AdaBelief if weights == DType::F16 => Err(PlanError::Unsupported {
                 what: "adabelief on fp16 weights (it swaps them for fp32 ones during the step)".into(),
                 hint: "use bf16 or fp32 weights".into(),
@@ -123,9 +106,6 @@ impl Optimizer {
     pub(in crate::plan) fn notes(&self) -> Vec<String> {
         let name = self.kind.name();
         let mut notes = Vec::new();
-        if !self.kind.is_measured() {
-            notes.push(format!("optimizer {name}: not yet measured; modelled from its published code"));
-        }
         if self.kind.is_paged() {
             notes.push(format!("optimizer {name}: paged states are managed memory, which torch's levels do not show"));
         }

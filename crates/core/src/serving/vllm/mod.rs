@@ -25,6 +25,8 @@ pub struct VllmPlan {
     pub tensor_parallel: u64,
     /// `--pipeline-parallel-size`.
     pub pipeline_parallel: u64,
+    /// `--data-parallel-size`: experts are spread over all replicas' cards.
+    pub data_parallel: u64,
     /// `--max-model-len`; the model's own length when absent.
     pub max_model_len: Option<u64>,
     /// `--max-num-batched-tokens`; the version's default when absent.
@@ -39,6 +41,8 @@ pub struct VllmPlan {
     pub enforce_eager: bool,
     /// `--max-loras` and `--max-lora-rank`.
     pub lora: Option<[u64; 2]>,
+    /// Weights of a draft model, in bytes.
+    pub draft_weights: u64,
     /// Attention layers of a draft model beside the model's own.
     pub draft_layers: u64,
     /// What the card has, in bytes.
@@ -58,6 +62,7 @@ impl Default for VllmPlan {
             utilization_thousandths: 900,
             tensor_parallel: 1,
             pipeline_parallel: 1,
+            data_parallel: 1,
             max_model_len: None,
             max_num_batched_tokens: None,
             max_num_seqs: None,
@@ -65,6 +70,7 @@ impl Default for VllmPlan {
             cache_dtype: DType::BF16,
             enforce_eager: false,
             lora: None,
+            draft_weights: 0,
             draft_layers: 0,
             memory: 80 << 30,
             workspace: 32 << 20,
@@ -96,25 +102,33 @@ impl VllmPlan {
         })
     }
 
-    /// The budget of a model.
+    /// The budget of a model: that of the pipeline stage whose cache holds least.
     pub fn budget(&self, model: &ServedModel) -> Budget {
+        let stages = self.pipeline_parallel.clamp(1, 1024);
+        let all = (0..stages).map(|stage| self.stage_budget(model, stage, stages));
+        let fewest = all.min_by_key(|budget| (budget.blocks, u64::MAX - budget.missing));
+        fewest.unwrap_or_else(|| self.stage_budget(model, 0, 1))
+    }
+
+    fn stage_budget(&self, model: &ServedModel, stage: u64, stages: u64) -> Budget {
         let rules = rules(&self.version);
-        let (tensor, stages) = (self.tensor_parallel.max(1), self.pipeline_parallel.max(1));
+        let tensor = self.tensor_parallel.max(1);
         let length = self.max_model_len.unwrap_or(model.positions).max(1);
         let (sequences, batched) = (self.sequences(rules), self.batched(rules, length));
         let mut notes = Vec::new();
-        let rank = load::Rank {
-            tensor,
-            experts: tensor,
-            layers: load::stage_layers(model.layers.len() as u64, 0, stages),
-            ends: [true, stages == 1],
-        };
+        let layers = load::stage_layers(model.layers.len() as u64, stage, stages);
+        let ends = [stage == 0, stage + 1 == stages];
+        let rank = load::Rank { tensor, experts: tensor.saturating_mul(self.data_parallel.max(1)), layers, ends };
         let [weights, slots] = load::weights(model, rank, rules, self.lora);
+        let activations = self.activations(model, rules, if ends[1] { sequences } else { 0 }, batched);
         let mut parts = vec![
             Share::new("weights", weights),
-            Share::new("activations while profiling", self.activations(model, rules, sequences, batched)),
-            Share::new("outside torch", self.outside_torch(tensor)),
+            Share::new("activations while profiling", activations),
+            Share::new("outside torch", self.outside_torch(tensor.max(stages))),
         ];
+        if self.draft_weights > 0 {
+            parts.push(Share::new("draft model", self.draft_weights / tensor));
+        }
         if self.lora.is_some() {
             parts.push(Share::new("LoRA slots", slots));
         }
@@ -127,7 +141,7 @@ impl VllmPlan {
         let granted = thousandths(self.memory, self.utilization_thousandths);
         let held = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes));
         let cache = granted.saturating_sub(held);
-        let mut budget = self.blocks(model, cache);
+        let mut budget = self.pool(model, cache, layers);
         budget.engine = format!("vLLM {}", self.version);
         budget.granted = granted;
         budget.missing = held.saturating_sub(granted);
@@ -138,17 +152,20 @@ impl VllmPlan {
 
     /// What a pool of `cache` bytes holds.
     pub fn blocks(&self, model: &ServedModel, cache: u64) -> Budget {
+        self.pool(model, cache, [0, model.layers.len() as u64])
+    }
+
+    fn pool(&self, model: &ServedModel, cache: u64, layers: [u64; 2]) -> Budget {
         let rules = rules(&self.version);
         let length = self.max_model_len.unwrap_or(model.positions).max(1);
         let batched = self.batched(rules, length);
         let element = Element::plain(self.cache_dtype);
-        let stages = self.pipeline_parallel.max(1);
         let mut own = model.clone();
+        let [from, to] = layers.map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(model.layers.len()));
+        own.layers = model.layers.get(from..to).unwrap_or_default().to_vec();
         if let Some(last) = own.layers.iter().rev().find(|layer| model.states(layer) == (0, 0)).cloned() {
             own.layers.extend(std::iter::repeat_n(last, usize::try_from(self.draft_layers.min(64)).unwrap_or(0)));
         }
-        let kept = (own.layers.len() as u64).div_ceil(stages);
-        own.layers.truncate(usize::try_from(kept).unwrap_or(usize::MAX));
         let layout = Layout::new(&own, element, self.tensor_parallel.max(1), self.block_size, rules.state_blocks);
         let blocks = cache / layout.block_bytes.max(1);
         let need = layout.blocks(length, batched).max(1);

@@ -140,9 +140,14 @@ impl T5 {
         })
     }
 
+    /// The residual; in fp16 infinities are clamped.
     fn add_dropped(&self, g: &mut Graph, input: &Value, x: &Value) -> Value {
-        let dropped = g.dropout(x, self.dropout);
-        g.add(input, &dropped)
+        let mut sum = {
+            let dropped = g.dropout(x, self.dropout);
+            g.add(input, &dropped)
+        };
+        sum = g.unary(Unary::ClampFp16, &sum);
+        sum
     }
 
     fn attend(&self, g: &mut Graph, inputs: [&Value; 5], causal: bool) -> Value {

@@ -1,0 +1,171 @@
+//! `vramcast infer --engine …`: what a serving engine would do with a model on a card.
+
+mod options;
+mod solve;
+mod text;
+
+pub(super) use options::{EngineArguments, known_by_letters};
+pub(super) use solve::{Need, engine as solve_engine, generate as solve_generate};
+
+use clap::ValueEnum;
+use serde_json::json;
+use vramcast_core::model::Model;
+use vramcast_core::plan::Gpu;
+use vramcast_core::serving::llama_cpp::{CONTEXT, LlamaCppEstimate, LlamaCppPlan, ollama};
+use vramcast_core::serving::sglang::SglangPlan;
+use vramcast_core::serving::tensorrt_llm::TensorRtLlmPlan;
+use vramcast_core::serving::tgi::TgiPlan;
+use vramcast_core::serving::{Budget, ServedModel};
+
+use super::model::ModelArguments;
+use super::{Answer, Failure};
+use crate::exit::Exit;
+
+/// Who serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum EngineName {
+    /// transformers' `generate`, simulated.
+    Hf,
+    Vllm,
+    Sglang,
+    Tgi,
+    TensorrtLlm,
+    #[value(name = "llama.cpp", alias = "llama-cpp")]
+    LlamaCpp,
+    Ollama,
+    /// All of them but `hf`, side by side.
+    All,
+}
+
+impl EngineName {
+    /// What people call it.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Hf => "transformers (hf)",
+            Self::Vllm => "vLLM",
+            Self::Sglang => "SGLang",
+            Self::Tgi => "TGI",
+            Self::TensorrtLlm => "TensorRT-LLM",
+            Self::LlamaCpp => "llama.cpp",
+            Self::Ollama => "Ollama",
+            Self::All => "all engines",
+        }
+    }
+}
+
+/// What was asked, for which model.
+#[derive(Clone, Copy)]
+pub(super) struct Request<'a> {
+    pub(super) engine: EngineName,
+    pub(super) name: &'a str,
+    pub(super) model: &'a Model,
+    pub(super) arguments: &'a EngineArguments,
+}
+
+/// What the engines said about one card.
+pub(super) struct Served {
+    budgets: Vec<Budget>,
+    estimates: Vec<(&'static str, LlamaCppEstimate)>,
+    memory: u64,
+}
+
+impl Served {
+    /// The fullest card of an estimate, with its context.
+    fn fullest(estimate: &LlamaCppEstimate) -> u64 {
+        estimate.devices.iter().map(|buffers| buffers.total()).max().unwrap_or(0).saturating_add(CONTEXT)
+    }
+
+    /// Whether one sequence of full length fits everywhere.
+    fn fits(&self) -> bool {
+        self.budgets.iter().all(|budget| budget.fits)
+            && self.estimates.iter().all(|(_, estimate)| Self::fullest(estimate) <= self.memory)
+    }
+}
+
+impl Request<'_> {
+    /// Asks the engines about a card.
+    fn serve(&self, gpu: &Gpu) -> Result<Served, Failure> {
+        let arguments = self.arguments;
+        let wanted = |one: EngineName| self.engine == one || self.engine == EngineName::All;
+        let (memory, context) = (gpu.memory, arguments.context);
+        let mut budgets: Vec<Budget> = Vec::new();
+        let pooled = [EngineName::Vllm, EngineName::Sglang, EngineName::Tgi, EngineName::TensorrtLlm];
+        if pooled.into_iter().any(wanted) {
+            let format = arguments.format(EngineName::Vllm, self.model)?;
+            let served = ServedModel::of(self.model, &format)?;
+            let cache_dtype = arguments.cache_dtype(&format)?;
+            let ranks = arguments.tensor_parallel_size.unwrap_or(1).max(1);
+            if wanted(EngineName::Vllm) {
+                budgets.push(arguments.vllm(gpu, cache_dtype, self.draft()?)?.budget(&served));
+            }
+            if wanted(EngineName::Sglang) {
+                let static_thousandths = arguments.static_share()?.filter(|_| self.engine == EngineName::Sglang);
+                let default = SglangPlan::default();
+                let plan =
+                    SglangPlan { memory, context, cache_dtype, tensor_parallel: ranks, static_thousandths, ..default };
+                budgets.push(plan.budget(&served));
+            }
+            if wanted(EngineName::Tgi) {
+                let default = TgiPlan::default();
+                let plan = TgiPlan { memory, max_total_tokens: context, cache_dtype, shards: ranks, ..default };
+                budgets.push(plan.budget(&served));
+            }
+            if wanted(EngineName::TensorrtLlm) {
+                let default = TensorRtLlmPlan::default();
+                let plan =
+                    TensorRtLlmPlan { memory, max_seq_len: context, cache_dtype, tensor_parallel: ranks, ..default };
+                budgets.push(plan.budget(&served));
+            }
+        }
+        let mut estimates: Vec<(&'static str, LlamaCppEstimate)> = Vec::new();
+        let refuse = |e: vramcast_core::serving::llama_cpp::LlamaCppError| Failure::bad_input(e.to_string());
+        if wanted(EngineName::LlamaCpp) || wanted(EngineName::Ollama) {
+            let one = if self.engine == EngineName::All { EngineName::Vllm } else { EngineName::LlamaCpp };
+            let served = ServedModel::of(self.model, &arguments.format(one, self.model)?)?;
+            if wanted(EngineName::LlamaCpp) {
+                let mut plan = arguments.llama_cpp(LlamaCppPlan::default())?;
+                plan.parallel = arguments.parallel.unwrap_or(plan.parallel);
+                plan.context = context.unwrap_or(plan.context);
+                estimates.push(("llama.cpp", plan.estimate(&served).map_err(refuse)?));
+            }
+            if wanted(EngineName::Ollama) {
+                let plan = arguments.llama_cpp(ollama(&served, memory, context, arguments.parallel))?;
+                estimates.push(("Ollama", plan.estimate(&served).map_err(refuse)?));
+            }
+        }
+        Ok(Served { budgets, estimates, memory })
+    }
+
+    /// Weights of the draft model, and how many layers it caches.
+    fn draft(&self) -> Result<[u64; 2], Failure> {
+        let Some(text) = &self.arguments.speculative_model else { return Ok([0, 0]) };
+        if let Ok(layers) = text.parse::<u64>() {
+            return Ok([0, layers]);
+        }
+        let found = ModelArguments { model: Some(text.clone()), ..ModelArguments::default() }.find(false)?;
+        let model = found.require_model()?;
+        let format = vramcast_core::serving::WeightFormat::of(model).map_err(|e| Failure::bad_input(e.to_string()))?;
+        let served = ServedModel::of(model, &format)?;
+        Ok([served.weights(), served.layers.len() as u64])
+    }
+}
+
+/// The answer of one engine or of all.
+pub(super) fn run(request: &Request<'_>, gpu: &Gpu, table: bool, as_json: bool) -> Result<Answer, Failure> {
+    if table {
+        return Ok(Answer::success(text::table(request, gpu, as_json)?));
+    }
+    let served = request.serve(gpu)?;
+    let exit = if served.fits() { Exit::Success } else { Exit::No };
+    let (name, memory) = (request.name, gpu.memory);
+    let text = if as_json {
+        let buffers: Vec<_> =
+            served.estimates.iter().map(|(engine, e)| json!({"engine": engine, "estimate": e})).collect();
+        let budgets = &served.budgets;
+        let document = json!({"schema": 1, "model": name, "gpu": gpu.name, "memory": memory, "budgets": budgets, "buffers": buffers});
+        format!("{document:#}\n")
+    } else {
+        text::all(name, gpu, &served)
+    };
+    Ok(Answer { text, exit })
+}

@@ -1,0 +1,94 @@
+//! Serving engines on the command line: their flags, tables and solvers.
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn vramcast(arguments: &[&str]) -> assert_cmd::assert::Assert {
+    let mut command = Command::cargo_bin("vramcast").unwrap();
+    command.env("HF_HUB_OFFLINE", "1").args(arguments).assert()
+}
+
+fn stdout(arguments: &[&str]) -> String {
+    String::from_utf8(vramcast(arguments).success().get_output().stdout.clone()).unwrap()
+}
+
+fn budget(arguments: &[&str]) -> Value {
+    let all = [&["infer", "llama3-8b", "--engine", "vllm", "--gpu", "h100", "--json"], arguments].concat();
+    let document: Value = serde_json::from_str(&stdout(&all)).unwrap();
+    document["budgets"][0].clone()
+}
+
+#[test]
+fn flags_of_vllm_do_what_they_say() {
+    let plain = budget(&["--max-model-len", "8192"]);
+    let tokens = |budget: &Value| budget["cache_tokens"].as_u64().unwrap();
+    let fp8 = budget(&["--max-model-len", "8192", "--kv-cache-dtype", "fp8"]);
+    assert!(tokens(&fp8).abs_diff(2 * tokens(&plain)) <= 32);
+    let split = budget(&["--max-model-len", "8192", "--tensor-parallel-size", "2"]);
+    assert!(tokens(&split) > 2 * tokens(&plain));
+    let staged = budget(&["--max-model-len", "8192", "--pipeline-parallel-size", "2"]);
+    assert!(tokens(&staged) > 2 * tokens(&plain));
+    let less = budget(&["--max-model-len", "8192", "--gpu-memory-utilization", "0.5"]);
+    assert!(tokens(&less) < tokens(&plain));
+    let few = budget(&["--max-model-len", "8192", "--max-num-seqs", "64"]);
+    assert!(tokens(&few) > tokens(&plain));
+    let adapters = budget(&["--max-model-len", "8192", "--enable-lora", "--max-loras", "8", "--max-lora-rank", "64"]);
+    assert!(tokens(&adapters) < tokens(&plain));
+    let drafted = budget(&["--max-model-len", "8192", "--speculative-model", "llama3.2-1b"]);
+    assert!(tokens(&drafted) < tokens(&plain));
+    let awq = budget(&["--max-model-len", "8192", "--quantization", "awq"]);
+    assert!(tokens(&awq) > tokens(&plain));
+}
+
+#[test]
+fn a_flag_of_another_engine_is_refused() {
+    for (engine, flag) in [("hf", "--max-num-seqs"), ("tgi", "--max-num-seqs"), ("vllm", "--ubatch-size")] {
+        let failed = vramcast(&["infer", "llama3-8b", "--engine", engine, flag, "8"]).code(2);
+        let text = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+        assert!(text.contains(flag), "{text}");
+    }
+    vramcast(&["infer", "llama3-8b", "--engine", "vllm", "--gpu-memory-utilization", "90"]).code(2);
+    vramcast(&["infer", "llama3-8b", "--engine", "vllm", "--quantization", "magic"]).code(2);
+}
+
+#[test]
+fn flags_of_llama_cpp_go_by_their_letters() {
+    let run = |more: &[&str]| {
+        let all = [&["infer", "llama3-8b", "--engine", "llama.cpp", "--json", "-c", "8192"], more].concat();
+        serde_json::from_str::<Value>(&stdout(&all)).unwrap()["buffers"][0]["estimate"].clone()
+    };
+    let card = |estimate: &Value, part: &str| estimate["devices"][0][part].as_u64().unwrap();
+    let plain = run(&[]);
+    // 8192 cells of 32 layers, 8 heads of 128, keys and values of 16 bits.
+    assert_eq!(card(&plain, "cache"), 8192 * 32 * 8 * 128 * 2 * 2);
+    let small = run(&["-ctk", "q8_0", "-ctv", "q8_0"]);
+    assert_eq!(card(&small, "cache"), card(&plain, "cache") / 2 * 34 / 32);
+    let half = run(&["-ngl", "16"]);
+    assert!(card(&half, "model") < card(&plain, "model"));
+    assert!(card(&run(&["-fa", "off"]), "compute") > card(&plain, "compute"));
+    assert!(card(&run(&["-ub", "2048"]), "compute") > card(&plain, "compute"));
+    assert_eq!(run(&["-ts", "1,1"])["devices"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn tables_and_solvers_answer() {
+    let table = stdout(&["infer", "llama3-8b", "--engines", "all", "--gpu", "h100", "--table"]);
+    assert!(table.contains("131 072") || table.contains("131,072"), "{table}");
+    let longest = stdout(&["infer", "llama3-8b", "--engine", "vllm", "--gpu", "h100", "--solve", "context"]);
+    assert!(longest.contains("tokens"), "{longest}");
+    let cards = stdout(&[
+        "infer",
+        "meta-llama/Llama-3.3-70B-Instruct",
+        "--engine",
+        "vllm",
+        "--gpu",
+        "h100",
+        "--solve",
+        "gpus",
+        "--context",
+        "8192",
+    ]);
+    assert!(cards.contains("4 x H100") || cards.contains("2 x H100"), "{cards}");
+    let batch = stdout(&["infer", "gpt2", "--prompt", "64", "--new-tokens", "2", "--gpu", "t4", "--solve", "batch"]);
+    assert!(batch.contains("prompts at once"), "{batch}");
+}

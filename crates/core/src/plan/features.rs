@@ -1,0 +1,109 @@
+//! The features of a plan by name: what a recorded run vouches for, and what a report says was never measured.
+
+use super::{
+    AdapterPlan, AllocatorOptions, Checkpointing, Gpu, InferPlan, Kernels, LossKind, Quantization, RunPlan, TrainPlan,
+};
+
+impl RunPlan {
+    /// Every feature the plan uses.
+    pub fn features(&self) -> Vec<String> {
+        match self {
+            Self::Train(plan) => plan.features(),
+            Self::Infer(plan) => plan.features(),
+        }
+    }
+}
+
+/// A value as plans and flags spell it.
+fn spelled<T: serde::Serialize>(value: T) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+impl TrainPlan {
+    /// Every feature the plan uses.
+    pub fn features(&self) -> Vec<String> {
+        let mut names = vec![
+            match self.autocast {
+                Some(narrow) => format!("{} weights under {} autocast", self.weights.name(), narrow.name()),
+                None => format!("{} weights", self.weights.name()),
+            },
+            format!("optimizer {}", self.optimizer.kind.name()),
+            format!("{} steps", spelled(self.optimizer.implementation)),
+            format!("{} attention", spelled(self.attention)),
+        ];
+        let mut add = |used: bool, name: &str| {
+            if used {
+                names.push(name.to_owned());
+            }
+        };
+        let (recomputed, how) = (self.checkpointing == Checkpointing::Full, self.checkpoints);
+        add(recomputed && !how.runs_nested() && how.selective.is_none(), "gradient checkpointing");
+        add(recomputed && how.reentrant, "reentrant gradient checkpointing");
+        add(recomputed && how.offload, "offloaded gradient checkpointing");
+        add(recomputed && how.selective.is_some(), "selective gradient checkpointing");
+        add(recomputed && how.every > 1, "gradient checkpointing of every n-th layer");
+        add(self.save_on_cpu, "saved tensors on the host");
+        add(self.kernels == Kernels::Liger, "Liger kernels");
+        add(self.loss.kind == LossKind::Chunked, "chunked loss");
+        add(self.loss.kind == LossKind::CutCrossEntropy, "cut cross entropy");
+        add(self.optimizer_in_backward, "optimizer in backward");
+        add(self.gradient_accumulation > 1, "gradient accumulation");
+        add(self.clip, "gradient clipping");
+        add(!self.frozen.is_empty(), "frozen parameters");
+        add(self.batch.padded, "padded batches");
+        add(!self.keep_outputs, "outputs dropped before backward");
+        match &self.adapter {
+            Some(AdapterPlan::Lora(lora)) if lora.dora => add(true, "DoRA"),
+            Some(AdapterPlan::Lora(_)) => add(true, "LoRA"),
+            _ => {}
+        }
+        if let Some(kernel) = self.sdpa_kernel {
+            names.push(format!("forced {} kernel", spelled(kernel)));
+        }
+        names.extend(self.quantization.as_ref().map(base));
+        names.extend(self.parallel.as_ref().map(|parallel| format!("{} over several cards", parallel.engine.name())));
+        names.extend(allocator(self.allocator));
+        names.extend(card(&self.gpu));
+        names
+    }
+}
+
+impl InferPlan {
+    /// Every feature the plan uses.
+    pub fn features(&self) -> Vec<String> {
+        let mut names = vec![
+            format!("{} weights", self.weights.name()),
+            format!("{} attention", spelled(self.attention)),
+            format!("{} cache", spelled(self.cache)),
+        ];
+        if self.beams > 1 {
+            names.push("beam search".to_owned());
+        }
+        names.extend(self.quantization.as_ref().map(base));
+        names.extend(allocator(self.allocator));
+        names.extend(card(&self.gpu));
+        names
+    }
+}
+
+fn base(quantization: &Quantization) -> String {
+    format!("{} base", spelled(quantization.scheme))
+}
+
+fn allocator(options: AllocatorOptions) -> Vec<String> {
+    let AllocatorOptions { expandable_segments, max_split_size, roundup_power2_divisions, .. } = options;
+    [
+        (expandable_segments, "expandable_segments"),
+        (max_split_size.is_some(), "max_split_size_mb"),
+        (roundup_power2_divisions.is_some(), "roundup_power2_divisions"),
+    ]
+    .into_iter()
+    .filter(|(used, _)| *used)
+    .map(|(_, name)| name.to_owned())
+    .collect()
+}
+
+/// Kernels and workspaces follow the compute capability.
+fn card(gpu: &Gpu) -> Option<String> {
+    gpu.capability.map(|capability| format!("cards of compute capability {}.{}", capability / 10, capability % 10))
+}
