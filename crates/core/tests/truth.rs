@@ -60,7 +60,7 @@ fn families() {
     let mut errors: Vec<f64> =
         scored("ledger/replay-families.jsonl").iter().filter_map(|row| row.allocated.error()).map(f64::abs).collect();
     errors.sort_by(f64::total_cmp);
-    assert!(errors.len() >= 346);
+    assert!(errors.len() >= 330, "{} rows", errors.len());
     let (median, p95, worst) = (errors[errors.len() / 2], errors[errors.len() * 95 / 100], errors[errors.len() - 1]);
     // The worst is T5 without SDPA in `generate` (docs/accuracy.md).
     assert!(median <= 0.01 && p95 <= 0.2 && worst <= 4.5, "median {median}, p95 {p95}, worst {worst}");
