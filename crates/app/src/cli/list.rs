@@ -137,11 +137,12 @@ fn frameworks() -> Vec<Vec<String>> {
 }
 
 fn engines() -> Vec<Vec<String>> {
-    const ENGINES: [(&str, &str, &str); 11] = [
+    const ENGINES: [(&str, &str, &str); 12] = [
         ("ddp", "train", "simulated: --gpus N --engine ddp"),
         ("fsdp", "train", "simulated: --gpus N --engine fsdp (version 1)"),
         ("fsdp2", "train", "simulated: --gpus N --engine fsdp2"),
         ("deepspeed", "train", "simulated: --gpus N --engine deepspeed --zero 0 to 3"),
+        ("megatron", "train", "simulated: --gpus N --engine megatron --tp T --pp P"),
         ("hf", "infer", "simulated: transformers' generate"),
         ("vllm", "infer", "by its budget rules: --engine vllm"),
         ("sglang", "infer", "by its budget rules: --engine sglang"),

@@ -80,5 +80,5 @@ pub fn suggestions_text(suggestions: &[Suggestion]) -> String {
     } else {
         "\nno single change makes it fit; these save most\n"
     };
-    heading.to_owned() + &suggested(suggestions).to_string()
+    heading.to_owned() + &suggested(suggestions).fitted(super::width())
 }

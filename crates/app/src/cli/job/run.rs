@@ -76,7 +76,7 @@ impl Job {
     pub(super) fn plan(&self) -> Result<TrainPlan, String> {
         let engine = match (self.engine, self.zero) {
             (EngineKind::Megatron | EngineKind::MegatronDeepspeed, _) => {
-                return Err("Megatron-LM's engine".into());
+                return Err("Megatron-LM's engine in a job file (`vramcast train --engine megatron` has it)".into());
             }
             (EngineKind::Deepspeed, stage) => {
                 let offload_optimizer = Some(offload(&self.offload_optimizer));
