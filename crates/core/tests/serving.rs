@@ -136,7 +136,7 @@ fn cache_bytes_per_token_are_those_of_truth() {
     let folder = format!("{}/../../truth/models", env!("CARGO_MANIFEST_DIR"));
     let (mut compared, mut wrong) = (0, Vec::new());
     for file in std::fs::read_dir(folder).unwrap() {
-        let row: serde_json::Value = serde_json::from_slice(&std::fs::read(file.unwrap().path()).unwrap()).unwrap();
+        let row = vramcast_core::source::json::parse(&std::fs::read(file.unwrap().path()).unwrap()).unwrap();
         let (kv, id) = (&row["kv_cache"], row["id"].as_str().unwrap());
         let Some(counted) = row["kv_cache_bytes_per_token_bf16"].as_u64().filter(|bytes| *bytes > 0) else { continue };
         // Falcon's engines keep fewer heads than transformers; DeepSeek-V4's compressed entries are not in this figure.
