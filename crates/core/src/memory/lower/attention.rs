@@ -113,9 +113,11 @@ pub(super) fn attend_biased(
         return (sdpa(torch, spec, query, key, value, Some(&joined)), None);
     }
     let turned = torch.transpose(key, 2, 3);
-    let scores = torch.matmul(query, &turned);
-    let scores = torch.scalar(Binary::Mul, &scores);
-    let mut scores = torch.binary(Binary::Add, &scores, bias);
+    let mut scores = {
+        let raw = torch.matmul(query, &turned);
+        torch.scalar(Binary::Mul, &raw)
+    };
+    scores = torch.binary(Binary::Add, &scores, bias);
     if let Some(mask) = mask {
         scores = torch.binary(Binary::Add, &scores, mask);
     }

@@ -97,19 +97,19 @@ impl Torch {
         drop(places);
     }
 
-    /// Elements by index along a dimension.
+    /// Elements by index along a dimension. Backward asks for the input too, if only for its sizes (derivatives.yaml).
     pub fn gather(&mut self, x: &Tensor, index: &Tensor) -> Tensor {
         let records = self.records(&[x]);
-        let saved = records.then(|| Saved::new(self, index));
+        let saved = records.then(|| [x, index].map(|tensor| Saved::new(self, tensor)));
         let output = self.fresh("gather", index.shape, x.dtype);
         if !records {
             return output;
         }
         let whole = x.shape;
         self.attach(output, &[x], move |torch, gradient| {
-            let index = saved.map(|saved| saved.get(torch));
+            let kept = saved.map(|saved| saved.map(|saved| saved.get(torch)));
             let result = torch.fresh("gather_backward", whole, gradient.dtype);
-            drop(index);
+            drop(kept);
             vec![Some(result)]
         })
     }
