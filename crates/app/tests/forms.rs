@@ -115,3 +115,13 @@ fn lists() {
         assert!(!json(&format!("list {what}"))["rows"].as_array().unwrap().is_empty(), "{what}");
     }
 }
+
+/// Which columns of LLM.int8 hold outliers depends on the data; the report says how far that can go.
+#[test]
+fn int8_reports_a_range() {
+    let report = json("train llama2-7b --lora --quantization int8 --seq-len 512");
+    let notes: Vec<&str> = report["notes"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let range = notes.iter().find(|note| note.starts_with("LLM.int8")).unwrap_or_else(|| panic!("{notes:?}"));
+    let sizes: Vec<f64> = range.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    assert!(sizes.len() == 2 && sizes[0] < sizes[1], "{range}");
+}

@@ -7,7 +7,11 @@ use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::lens::Question;
 use vramcast_core::memory::simulation;
-use vramcast_core::plan::{AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, RunPlan, TrainPlan};
+use vramcast_core::model::Model;
+use vramcast_core::plan::{
+    AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, Outliers, Quantization, QuantizationScheme,
+    RunPlan, TrainPlan,
+};
 use vramcast_core::planner::suggest::{self, Suggestion};
 use vramcast_core::report::{self, Report};
 
@@ -168,9 +172,11 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     };
     let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards(context)?.all().collect() } else { vec![own] };
     let provenance = start.provenance(&plan);
+    let range = outlier_range(model, &plan, simulation.process_bytes())?;
     let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
     report.provenance = provenance;
     report.notes.extend(start.notes);
+    report.notes.extend(range);
     report.notes.splice(0..0, found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
     if let Some(path) = &arguments.svg {
         write_svg(path, &report)?;
@@ -204,6 +210,25 @@ pub(super) fn present(
             context.answer(&render::report::page(report, suggestions), document, exit)
         }
     }
+}
+
+/// How far LLM.int8 can go: which input columns are outliers depends on the data, and random weights give the most.
+fn outlier_range(model: &Model, plan: &TrainPlan, this: u64) -> Result<Option<String>, Failure> {
+    let Some(quantization) = plan.quantization.as_ref().filter(|known| known.scheme == QuantizationScheme::Int8) else {
+        return Ok(None);
+    };
+    let other = match quantization.outliers {
+        Outliers::Trained => Outliers::RandomWeights,
+        _ => Outliers::Trained,
+    };
+    let quantization = Quantization { outliers: other, ..quantization.clone() };
+    let plan = TrainPlan { quantization: Some(quantization), ..plan.clone() };
+    let that = simulation::train(model, &plan)?.process_bytes();
+    let [low, high] = [this.min(that), this.max(that)].map(render::gib);
+    Ok(Some(format!(
+        "LLM.int8: the columns that hold outliers depend on the data; from {low} GiB with those of trained weights to \
+         {high} GiB with random ones, the worst case"
+    )))
 }
 
 fn write_svg(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
