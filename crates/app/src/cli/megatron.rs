@@ -72,7 +72,6 @@ enum Moments {
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum LossKernel {
     Unfused,
-    Native,
     Te,
 }
 
@@ -127,7 +126,6 @@ impl MegatronArguments {
             recompute: self.recompute.as_deref().map_or(Ok(Recompute::None), recompute)?,
             cross_entropy: match self.cross_entropy {
                 Some(LossKernel::Unfused) => CrossEntropy::Unfused,
-                Some(LossKernel::Native) => CrossEntropy::Native,
                 Some(LossKernel::Te) | None => CrossEntropy::Te,
             },
             moe: Experts { capacity_percent: self.moe_capacity_factor.map(percent).transpose()?, ..Experts::default() },

@@ -92,6 +92,10 @@ impl TrainPlan {
         if self.attention.is_flash() && self.batch.padded && self.batch.real_tokens.is_none() {
             notes.push("padding: every token is taken to be a real one; --real-tokens says how many are".into());
         }
+        let megatron = self.parallel.as_ref().is_some_and(|p| matches!(p.engine, Engine::Megatron(_)));
+        if megatron && self.clip {
+            notes.push("clipping is left out: what Megatron's own takes is not simulated".into());
+        }
         notes
     }
 }

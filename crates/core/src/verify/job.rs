@@ -203,7 +203,6 @@ fn distributed(parallel: &Parallel) -> Result<Value, String> {
         Engine::Deepspeed(deepspeed) => {
             Ok(json!({"engine": "deepspeed", "world": world, "zero": deepspeed.zero.stage}))
         }
-        #[allow(unreachable_patterns)]
         other => Err(format!("the probe does not run {}", other.name())),
     }
 }

@@ -88,7 +88,7 @@ fn gather_buffer(rank: &Rank, torch: &mut Torch, hidden: u64) {
 pub(super) fn cross_entropy(rank: &Rc<Rank>, torch: &mut Torch, logits: Tensor, labels: &Tensor) -> Tensor {
     torch.in_category(Category::Logits, |torch| match rank.options.cross_entropy {
         CrossEntropy::Te => fused(rank, torch, &logits, labels),
-        CrossEntropy::Native | CrossEntropy::Unfused => parallel(rank, torch, logits, labels),
+        CrossEntropy::Unfused => parallel(rank, torch, logits, labels),
     })
 }
 

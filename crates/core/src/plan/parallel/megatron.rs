@@ -122,8 +122,6 @@ pub enum CrossEntropy {
     /// Megatron's vocabulary-parallel cross entropy.
     #[default]
     Unfused,
-    /// `cross_entropy_loss_fusion` with `native` kernels.
-    Native,
     /// `cross_entropy_loss_fusion` with Transformer Engine's kernel, which writes gradients over the logits.
     Te,
 }
@@ -135,10 +133,6 @@ pub struct Experts {
     /// `moe_expert_capacity_factor` in hundredths, with `moe_pad_expert_input_to_capacity`; absent: no token is dropped,
     /// and routing is taken as even.
     pub capacity_percent: Option<u64>,
-    /// `moe_permute_fusion`.
-    pub permute_fusion: bool,
-    /// `moe_router_fusion`.
-    pub router_fusion: bool,
     /// `moe_router_dtype` is fp32.
     pub router_fp32: bool,
     /// `moe_shared_expert_overlap`.
@@ -147,13 +141,7 @@ pub struct Experts {
 
 impl Default for Experts {
     fn default() -> Self {
-        Self {
-            capacity_percent: None,
-            permute_fusion: true,
-            router_fusion: false,
-            router_fp32: false,
-            shared_expert_overlap: false,
-        }
+        Self { capacity_percent: None, router_fp32: false, shared_expert_overlap: false }
     }
 }
 

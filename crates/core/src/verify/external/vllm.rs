@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{ExternalRow, number};
 use crate::dtype::DType;
 use crate::model::Model;
-use crate::serving::vllm::VllmPlan;
+use crate::serving::vllm::{VllmPlan, rules};
 use crate::serving::{ServedModel, WeightFormat};
 
 pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
@@ -39,13 +39,17 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
             scored.push(ExternalRow::Scored { row: label.clone(), quantity, predicted, measured });
         }
     };
-    if weights_known && row["draft"].is_null() {
+    // What is loaded and set aside follows rules of a version; `0.1x` names none.
+    let version_known = !row["vllm_version"].as_str().is_some_and(|version| version.starts_with("0.1x"));
+    if weights_known && version_known && row["draft"].is_null() {
         let budget = plan.budget(&served);
         let held = ["weights", "LoRA slots"];
         let weights = budget.parts.iter().filter(|part| held.contains(&part.name.as_str())).map(|part| part.bytes);
         compare("weights", weights.sum(), number(&row["measured_bytes"]));
         let stated = !row["gpu_memory_utilization"].is_null() && !row["gpu_total_gib"].is_null();
-        if stated && !served.multimodal && plan.tensor_parallel == 1 || row["vllm_version"] == "0.11.0" {
+        // Of several cards, the V0 engine logs one and does not say which.
+        let one_pool = plan.tensor_parallel == 1 || rules(&plan.version).v1;
+        if stated && one_pool && !served.multimodal {
             compare("cache pool", budget.cache, number(&row["measured_kv_bytes"]));
         }
     }
@@ -53,7 +57,7 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
     if let Some(pool) = number(&row["measured_kv_bytes"]) {
         let held = plan.blocks(&served, pool);
         // On several cards the smallest pool counts, and only one rank's line is in the log.
-        if number(&row["tensor_parallel"]) == Some(1) || name.contains("qwen3.6") {
+        if plan.tensor_parallel == 1 {
             compare("cache tokens", held.cache_tokens, number(&row["kv_cache_tokens"]));
         }
     }
@@ -71,7 +75,7 @@ fn plan(row: &Value) -> VllmPlan {
     let hopper = card.contains("H100") || card.contains("H200");
     let default = VllmPlan::default();
     VllmPlan {
-        version: version.replace("0.1x V1", "0.21.0"),
+        version: version.to_owned(),
         utilization_thousandths: (row["gpu_memory_utilization"].as_f64().unwrap_or(0.9) * 1000.0).round() as u64,
         tensor_parallel: one("tensor_parallel").unwrap_or(1),
         max_model_len: one("max_model_len"),
