@@ -127,7 +127,7 @@ pub enum CrossEntropy {
 }
 
 /// Options of mixtures.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Experts {
     /// `moe_expert_capacity_factor` in hundredths, with `moe_pad_expert_input_to_capacity`; absent: no token is dropped,
@@ -137,12 +137,6 @@ pub struct Experts {
     pub router_fp32: bool,
     /// `moe_shared_expert_overlap`.
     pub shared_expert_overlap: bool,
-}
-
-impl Default for Experts {
-    fn default() -> Self {
-        Self { capacity_percent: None, router_fp32: false, shared_expert_overlap: false }
-    }
 }
 
 impl Megatron {
