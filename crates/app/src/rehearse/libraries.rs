@@ -168,7 +168,8 @@ mod tests {
         let user = library("libuser.so", &["libcudart.so.13", "libm.so.6"], &[]).unwrap();
         std::fs::write(torch.join("libuser.so"), user).unwrap();
         std::fs::write(torch.join("notes.so"), "no library").unwrap();
-        let torch = Torch { folder: torch, version: "2".into(), cuda: 13000, python: "python".into(), beside: Vec::new() };
+        let torch =
+            Torch { folder: torch, version: "2".into(), cuda: 13000, python: "python".into(), beside: Vec::new() };
         let laid = lay_out(&torch, out.path()).unwrap();
         assert_eq!((laid.read, laid.unwritten), (1, 0));
         let names: Vec<_> = laid.preload.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();

@@ -163,7 +163,9 @@ fn prepare(request: &Request, torch: &Torch, folder: &Path, preload: &[PathBuf])
     if let Some(path) = &request.snapshot {
         command.env("VRAMCAST_SNAPSHOT", std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     }
-    for (name, wanted) in [("VRAMCAST_SKIP_SAVING", request.skip_saving), ("VRAMCAST_SKIP_LOGGING", request.skip_logging)] {
+    for (name, wanted) in
+        [("VRAMCAST_SKIP_SAVING", request.skip_saving), ("VRAMCAST_SKIP_LOGGING", request.skip_logging)]
+    {
         command.env(name, if wanted { "1" } else { "0" });
     }
     if let Some(world) = request.world {

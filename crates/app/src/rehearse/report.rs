@@ -134,7 +134,8 @@ impl Rehearsal {
     /// Sums up what the processes wrote.
     pub fn new(facts: Facts, journals: Vec<(u32, Vec<Line>)>) -> Self {
         let used_cuda = journals.iter().any(|(_, lines)| lines.iter().any(|line| matches!(line, Line::Start { .. })));
-        let processes: Vec<Process> = journals.iter().flat_map(|(id, lines)| Process::all(*id, lines, facts.real)).collect();
+        let processes: Vec<Process> =
+            journals.iter().flat_map(|(id, lines)| Process::all(*id, lines, facts.real)).collect();
         let lines = || journals.iter().flat_map(|(_, lines)| lines);
         let exception = lines().rev().find_map(|line| match line {
             Line::Exception { kind, message, full, phase } => {
@@ -143,17 +144,16 @@ impl Rehearsal {
             _ => None,
         });
         let full = lines().rev().find_map(|line| if let Line::Full(full) = line { Some(full.clone()) } else { None });
-        let waited = lines().find_map(|line| if let Line::Waits { source } = line { Some(source.clone()) } else { None });
+        let waited =
+            lines().find_map(|line| if let Line::Waits { source } = line { Some(source.clone()) } else { None });
         let ending = match (facts.exit_code, &exception) {
             _ if facts.cut => Ending::Cut,
             _ if waited.is_some() => Ending::Waited { source: waited.unwrap_or_default() },
             (exit_code, _) if !used_cuda => Ending::NoCuda { exit_code },
             (Some(0), _) => Ending::Finished,
-            (exit_code, Some((_, true, phase))) => Ending::OutOfMemory {
-                phase: phase.clone(),
-                wanted: full.map_or(0, |full| full.wanted),
-                exit_code,
-            },
+            (exit_code, Some((_, true, phase))) => {
+                Ending::OutOfMemory { phase: phase.clone(), wanted: full.map_or(0, |full| full.wanted), exit_code }
+            }
             (exit_code, exception) => {
                 Ending::Failed { exit_code, exception: exception.as_ref().map(|(text, _, _)| text.clone()) }
             }
@@ -253,7 +253,9 @@ impl Process {
                         .filter(|full| full.device == device)
                         .collect(),
                     phases,
-                    run: lines.iter().find_map(|line| if let Line::Run { row, .. } = line { row.clone() } else { None }),
+                    run: lines
+                        .iter()
+                        .find_map(|line| if let Line::Run { row, .. } = line { row.clone() } else { None }),
                     not_recognised: lines.iter().find_map(|line| match line {
                         Line::Run { problem, .. } => problem.clone(),
                         _ => None,

@@ -17,8 +17,9 @@ config = transformers.LlamaConfig(vocab_size=len(tokenizer), hidden_size=512, in
                                   max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 transformers.LlamaForCausalLM(config).save_pretrained(os.path.join(folder, "model"))
 
-with open(os.path.join(folder, "lines.txt"), "w") as file:
+os.makedirs(os.path.join(folder, "data"), exist_ok=True)
+with open(os.path.join(folder, "data", "lines.txt"), "w") as file:
     file.write("\n".join(lines))
-with open(os.path.join(folder, "pairs.jsonl"), "w") as file:
+with open(os.path.join(folder, "data", "pairs.jsonl"), "w") as file:
     for line in lines:
         file.write(json.dumps({"prompt": line[:60], "completion": line[60:]}) + "\n")
