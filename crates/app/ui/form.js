@@ -80,6 +80,7 @@ export class Form {
       row.wrapper.hidden = !visible;
       if (!visible) this.#local.delete(id);
       const typing = document.activeElement === row.control && row.control.type === 'number';
+      row.wrapper.classList.toggle('default', row.field.get(job) === undefined);
       if (this.#local.has(id) || (typing && !all)) continue;
       this.#show(row);
     }
@@ -92,9 +93,8 @@ export class Form {
   }
 
   /** @param {Row} row */
-  #show({ field, control, wrapper }) {
+  #show({ field, control }) {
     const value = this.#effective(field);
-    wrapper.classList.toggle('default', field.get(this.store.job) === undefined);
     if (control.type === 'checkbox') {
       /** @type {HTMLInputElement} */ (control).checked = Boolean(value);
       return;

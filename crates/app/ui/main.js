@@ -38,7 +38,7 @@ const asker = new Asker((slow) => {
 
 results.pinButton = h('button', {
   type: 'button', id: 'pin', 'data-key': 'pin', title: 'Keep this plan as A and go on editing B',
-  onclick: () => (store.pinned ? compare.unpin() : results.report && compare.pin(results.report)),
+  onclick: () => results.report && compare.pin(results.report),
 }, 'Pin as A');
 
 /** @param {string} text */
@@ -96,7 +96,6 @@ function show(job, document, started) {
   }
   showProblems([]);
   compare.show(results.report);
-  pinState();
   byId('results').dataset['answeredIn'] = (performance.now() - started).toFixed(1);
   byId('results').dataset['answers'] = String(Number(byId('results').dataset['answers'] ?? 0) + 1);
   byId('mini').textContent = results.words();
@@ -155,13 +154,6 @@ async function refused(error, job, signal) {
   if (problems.length > 0) showProblems(problems);
 }
 
-function pinState() {
-  const button = results.pinButton;
-  if (!button) return;
-  button.textContent = store.pinned ? 'Stop comparing' : 'Pin as A';
-  button.hidden = !results.report;
-}
-
 /** Parts of the plan that no field shows. */
 function showUnshown() {
   const shown = new Set(['parallel.communicators', 'quantization.storage']);
@@ -186,7 +178,6 @@ function writeAddress() {
 store.subscribe((why) => {
   if (why === 'pin') {
     compare.show(results.report);
-    pinState();
     writeAddress();
     return;
   }

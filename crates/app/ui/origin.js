@@ -7,7 +7,7 @@ import { scrolled, table } from './tables.js';
 /** @typedef {{ key: string, value: string, from: string }} Origin */
 
 /** A label for what is not yet certain. @param {string} note */
-function badge(note) {
+export function badge(note) {
   if (/not yet measured|no recorded logs/.test(note)) return h('span', { class: 'badge unmeasured' }, 'not yet measured');
   return h('span', { class: 'badge' }, 'note');
 }

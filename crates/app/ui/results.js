@@ -22,7 +22,7 @@ const MEANINGS = /** @type {const} */ ([
   ['process', 'everything: what nvidia-smi shows'],
 ]);
 
-const SIMULATED = ['pair', 'alive', 'gpus'];
+const SIMULATED = ['pair', 'alive', 'gpus', 'origin'];
 
 export class Results {
   /** @type {Report | null} */
@@ -79,7 +79,6 @@ export class Results {
     refill(byId('totals'));
     refill(byId('card-bar'));
     refill(byId('serving-body'), ...servedCards(served));
-    refill(byId('origin-body'), ...origin([], []));
     this.#visible(false);
   }
 
@@ -137,7 +136,7 @@ export function ownVerdict(report, job) {
 
 /** Shows the same component in the bar and in its table. @param {EventTarget | null} target */
 function highlight(target) {
-  const name = target instanceof Element ? target.closest('[data-component]')?.getAttribute('data-component') : null;
+  const name = target instanceof Element ? target.closest('[data-component]')?.getAttribute('data-component') ?? null : null;
   for (const element of document.querySelectorAll('#answer [data-component], #breakdown [data-component]')) {
     element.classList.toggle('lit', name !== null && element.getAttribute('data-component') === name);
     element.classList.toggle('dim', name !== null && element.getAttribute('data-component') !== name);

@@ -2,8 +2,10 @@
 /** What serving engines do with a card: how much cache they get, and how many sequences that holds. */
 
 import { stackedBar } from './charts/bar.js';
+import { colour } from './components.js';
 import { h } from './dom.js';
 import { gib, spaced } from './format.js';
+import { badge } from './origin.js';
 
 /** @typedef {import('./types.js').Served} Served */
 /** @typedef {import('./types.js').Budget} Budget */
@@ -60,10 +62,11 @@ function parts(buffers) {
 /** @param {string} where @param {import('./types.js').Part[]} list @param {number} capacity */
 function bar(where, list, capacity) {
   const words = list.filter((part) => gib(part.bytes) !== '0.00').map((part) => `${part.name} ${gib(part.bytes)}`).join(', ');
-  return h('div', { class: 'served' }, stackedBar({ parts: list, capacity, height: 18, label: `${where}: ${words} GiB` }), h('p', { class: 'help' }, `${where}: ${words || 'nothing'} GiB`));
+  const legend = list.filter((part) => gib(part.bytes) !== '0.00').map((part) => h('li', {}, h('span', { class: `swatch ${colour(part.name)}` }), `${part.name} ${gib(part.bytes)}`));
+  return h('div', { class: 'served' }, stackedBar({ parts: list, capacity, height: 18, label: `${where}: ${words} GiB` }), h('ul', { class: 'legend' }, h('li', {}, `${where}, GiB:`), ...legend));
 }
 
 /** @param {string[]} list */
 function notes(list) {
-  return list.length > 0 && h('ul', { class: 'notes' }, ...list.map((note) => h('li', {}, note)));
+  return list.length > 0 && h('ul', { class: 'notes' }, ...list.map((note) => h('li', {}, badge(note), ' ', note)));
 }

@@ -13,13 +13,14 @@ import { gib, percent, signedGib } from './format.js';
 /** @typedef {import('./dom.js').Child} Child */
 
 /**
- * A table; columns that start with `#` hold numbers.
+ * A table; columns that start with `#` hold numbers, and heads that start with `~` are not shown.
  * @param {string} caption  for screen readers
  * @param {string[]} columns
  * @param {Node[]} rows
  */
 export function table(caption, columns, rows) {
-  const heads = columns.map((name) => h('th', { scope: 'col', class: name.startsWith('#') ? 'number' : null }, name.replace(/^#/, '')));
+  const heads = columns.map((name) => h('th', { scope: 'col', class: name.startsWith('#') ? 'number' : null },
+    name.startsWith('~') ? h('span', { class: 'hidden' }, name.slice(1)) : name.replace(/^#/, '')));
   return h('table', {}, h('caption', { class: 'hidden' }, caption), h('thead', {}, h('tr', {}, ...heads)), h('tbody', {}, ...rows));
 }
 
@@ -101,7 +102,7 @@ export function cards(verdicts, own, search, choose) {
   const found = verdicts.filter((verdict) => words.every((word) => verdict.gpu.toLowerCase().includes(word))).sort((a, b) => a.memory - b.memory);
   const rows = found.map((verdict) => {
     const [name, sign, word] = level(verdict);
-    return h('tr', { class: verdict.gpu === own ? 'own' : null },
+    return h('tr', { class: verdict.gpu === own ? 'own' : null, title: verdict.gpu },
       h('th', { scope: 'row' }, h('button', {
         type: 'button', class: 'link', 'data-key': `card-${verdict.gpu}`, 'aria-pressed': verdict.gpu === own ? 'true' : 'false', onclick: () => choose(verdict.gpu),
       }, verdict.gpu)),
@@ -112,7 +113,7 @@ export function cards(verdicts, own, search, choose) {
       number(signedGib(verdict.headroom)));
   });
   if (rows.length === 0) return h('p', { class: 'help' }, 'No card of that name.');
-  return scrolled('Cards', table('Cards and how full they would be', ['Card', '#GiB', 'Verdict', 'Full', '#', '#Left'], rows));
+  return scrolled('Cards', table('Cards and how full they would be', ['Card', '#GiB', 'Verdict', '~Bar', '#Full', '#Left'], rows));
 }
 
 /** Formulas beside the simulation. @param {Lens[]} lenses @param {number} baseline */
@@ -128,5 +129,5 @@ export function lenses(lenses, baseline) {
     return h('tr', { class: simulated ? 'simulated' : null }, h('th', { scope: 'row' }, simulated ? `${label}, simulated` : label),
       ...(bar ? [bar] : [h('td', { class: 'wide' }, meter((100 * (one.bytes ?? 0)) / most, simulated ? 'simulated' : 'formula')), number(gib(one.bytes ?? 0)), number(difference)]));
   });
-  return table('Published formulas beside the simulation', ['Method', '', '#GiB', '#Off'], rows);
+  return table('Published formulas beside the simulation', ['Method', '~Bar', '#GiB', '#Off'], rows);
 }
