@@ -103,7 +103,7 @@ fn the_page_works_in_a_browser() {
     std::fs::create_dir_all(&shots).unwrap();
     let server = Server::start();
     let mut tests = Command::new("node");
-    tests.args(["--test", "--test-concurrency=1", "--test-timeout=300000"]);
+    tests.args(["--test", "--test-concurrency=1", "--test-timeout=900000"]);
     tests.args(["access.test.js", "numbers.test.js", "plans.test.js"]).current_dir(&folder);
     tests.env("BASE", &server.address).env("CHROMIUM", browser).env("SHOTS", &shots);
     run("node --test", tests.env("VRAMCAST", env!("CARGO_BIN_EXE_vramcast")));
