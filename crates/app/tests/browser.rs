@@ -84,7 +84,8 @@ fn the_page_works_in_a_browser() {
     let _ = std::fs::remove_dir_all(folder.join("ui"));
     copy(&package.join("ui"), &folder.join("ui"));
     // Without node, its registry or a browser there is nothing to test with; what fails after that is our fault.
-    if output(Command::new("node").arg("--version")).is_none() || output(Command::new("npm").arg("--version")).is_none() {
+    if output(Command::new("node").arg("--version")).is_none() || output(Command::new("npm").arg("--version")).is_none()
+    {
         eprintln!("SKIPPED: no node and npm");
         return;
     }

@@ -14,7 +14,8 @@ import { fields, groups } from './fields/index.js';
 /** @typedef {import('./state.js').Store} Store */
 /** @typedef {{ field: Field, wrapper: HTMLElement, control: HTMLInputElement | HTMLSelectElement, problem: HTMLElement }} Row */
 
-const OPEN_AT_FIRST = new Set(['serving', 'batch', 'precision', 'optimizer', 'hardware']);
+/** On narrow screens the result is below the form, so less of it is open. */
+const OPEN_AT_FIRST = new Set(matchMedia('(max-width: 780px)').matches ? ['serving', 'batch', 'hardware'] : ['serving', 'batch', 'precision', 'optimizer', 'hardware']);
 
 export class Form {
   /** @type {Map<string, Row>} */

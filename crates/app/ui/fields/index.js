@@ -24,7 +24,7 @@ function hardware(kind) {
         return { ...job, [kind]: left, gpu: name ?? 'H200' };
       },
     },
-    value(kind, 'hardware', 'allocator.expandable_segments', 'Expandable segments', 'check', false, { when: simulated, help: 'PYTORCH_ALLOC_CONF=expandable_segments:True' }),
+    value(kind, 'hardware', 'allocator.expandable_segments', 'Expandable segments', 'check', false, { when: simulated, help: 'PYTORCH_ALLOC_CONF' }),
   ];
 }
 

@@ -133,7 +133,7 @@ export function quantization(kind) {
 export const trainFields = [
   value(TRAIN, 'batch', 'batch.batch_size', 'Batch size', 'int', 1, { unit: 'samples per card', min: 1 }),
   value(TRAIN, 'batch', 'batch.seq_len', 'Sequence length', 'int', 2048, { unit: 'tokens per sample', min: 1 }),
-  value(TRAIN, 'batch', 'gradient_accumulation', 'Micro-batches', 'int', 1, { unit: 'per optimizer step', min: 1, help: 'Gradient accumulation.' }),
+  value(TRAIN, 'batch', 'gradient_accumulation', 'Accumulation', 'int', 1, { unit: 'micro-batches per step', min: 1 }),
   value(TRAIN, 'batch', 'batch.target_len', 'Target length', 'int', '', { more: true, min: 1, help: 'Tokens of the decoder, for encoder-decoder models.' }),
   images(),
   value(TRAIN, 'batch', 'batch.audio_frames', 'Audio frames', 'int', '', { more: true, min: 1, unit: 'per sample' }),
