@@ -102,25 +102,28 @@ function show(job, document, started) {
   announce(() => results.words());
 }
 
+/** An answer that the page can do without: what is refused is not there. @template T @param {Promise<T>} asked @returns {Promise<T | null>} */
+async function optional(asked) {
+  try {
+    return await asked;
+  } catch (error) {
+    if (error instanceof Refusal) return null;
+    throw error;
+  }
+}
+
 /** What is asked once the number stands: A again after a restore, help, formulas, facts of the model. @param {Job} job @param {AbortSignal} signal */
 async function follow(job, signal) {
   const { report } = results;
   if (store.pinned && !compare.pinnedReport && !isServed(store.pinned)) {
-    compare.pinnedReport = await estimate(store.pinned, signal);
+    compare.pinnedReport = await optional(estimate(store.pinned, signal));
     compare.show(results.report);
   }
-  if (report && !ownVerdict(report, job).fits) {
-    const { suggestions } = await post('/suggest', { ...requestOf(job), kind: job.kind }, signal);
-    showSuggestions(store, suggestions);
-  } else {
-    hideSuggestions();
-  }
-  if (report && job.kind === 'train') {
-    const { methods, baseline } = await post('/compare', requestOf(job), signal);
-    results.showLenses(methods, baseline);
-  } else {
-    results.showLenses([], 0);
-  }
+  const stuck = report && !ownVerdict(report, job).fits;
+  const help = stuck ? await optional(post('/suggest', { ...requestOf(job), kind: job.kind }, signal)) : null;
+  showSuggestions(store, help?.suggestions ?? []);
+  const formulas = report && job.kind === 'train' ? await optional(post('/compare', requestOf(job), signal)) : null;
+  results.showLenses(formulas?.methods ?? [], formulas?.baseline ?? 0);
   await inspect(job, signal);
   byId('results').dataset['settled'] = byId('results').dataset['answers'];
 }
@@ -129,8 +132,9 @@ async function follow(job, signal) {
 async function inspect(job, signal) {
   const key = job.config ? JSON.stringify(job.config) : job.model;
   if (key === inspected) return;
-  const facts = await post('/inspect', job.config ? { config: job.config } : { model: job.model }, signal);
+  const facts = await optional(post('/inspect', job.config ? { config: job.config } : { model: job.model }, signal));
   inspected = key;
+  if (!facts) return;
   byId('model-facts').dataset['inspected'] = 'yes';
   const perToken = facts.cache?.bytes_per_token_bf16;
   picker.setFacts([facts.family, `${short(facts.parameters.total)} parameters`, facts.context_length && `${spaced(facts.context_length)} positions`,

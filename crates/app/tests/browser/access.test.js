@@ -43,7 +43,7 @@ for (const colorScheme of /** @type {const} */ (['light', 'dark'])) {
         await sound(page, name);
         await page.keyboard.press('Escape');
       }
-      await answered(page, () => page.getByText('Infer', { exact: true }).click());
+      await answered(page, () => page.getByRole('radio', { name: 'Infer' }).check());
       await answered(page, () => page.locator('#infer-engine').selectOption('all'));
       await sound(page, 'serving engines');
       await screenshot(page, `serving-${width}-${colorScheme}`);

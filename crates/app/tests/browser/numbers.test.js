@@ -24,7 +24,7 @@ test('the page loads with an answer, and nothing complains', async () => {
 test('a model is found by searching', async () => {
   const { page, complaints, close } = await open(browser);
   await page.getByRole('combobox', { name: 'Model' }).fill('qwen 0.5');
-  const options = page.getByRole('option');
+  const options = page.getByRole('listbox', { name: 'Models' }).getByRole('option');
   await options.first().waitFor();
   for (const name of await options.allInnerTexts()) assert.match(name.toLowerCase(), /qwen/);
   const id = (await page.locator('#models .name').first().innerText()).trim();
@@ -97,7 +97,7 @@ test('Megatron: a mesh gives a bar per stage', async () => {
 
 test('generation and serving engines', async () => {
   const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
-  await answered(page, () => page.getByText('Infer', { exact: true }).click());
+  await answered(page, () => page.getByRole('radio', { name: 'Infer' }).check());
   await answered(page, () => page.locator('#infer-new-tokens').fill('16'));
   assert.deepEqual(await totals(page), await printedTotals('infer', 'gpt2', '--gpu', 'A30', '--new-tokens', '16'));
   await answered(page, () => page.locator('#infer-engine').selectOption('vllm'));

@@ -68,7 +68,7 @@ for (const form of ['YAML', 'JSON', 'TOML']) {
     const { page, complaints, close } = await open(browser, fragment);
     const before = await totals(page);
     await page.getByRole('button', { name: 'Export' }).click();
-    await page.locator('#export-forms').getByText(form, { exact: true }).click();
+    await page.getByRole('radio', { name: form, exact: true }).check();
     await page.waitForFunction((wanted) => /** @type {HTMLTextAreaElement} */ (document.getElementById('export-text')).value.includes('lion') && document.querySelector(`#export-forms input[value=${wanted}]:checked`), form.toLowerCase());
     const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'Download' }).click()]);
     const text = await readFile(await download.path(), 'utf8');
@@ -93,7 +93,7 @@ test('the answer goes out as Markdown, SVG, CSV and JSON', async () => {
   const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
   await page.getByRole('button', { name: 'Export' }).click();
   for (const [form, sign] of /** @type {[string, RegExp][]} */ ([['Markdown', /\|.*process/], ['SVG', /<svg[^>]*>[^]*<\/svg>/], ['CSV', /process/], ['Result', /"totals"/]])) {
-    await page.locator('#export-forms').getByText(form, { exact: true }).click();
+    await page.getByRole('radio', { name: form, exact: true }).check();
     await page.waitForFunction((source) => new RegExp(source).test(/** @type {HTMLTextAreaElement} */ (document.getElementById('export-text')).value), sign.source);
   }
   const result = JSON.parse(await page.locator('#export-text').inputValue());
