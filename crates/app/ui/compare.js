@@ -4,7 +4,8 @@
 import { stackedBar } from './charts/bar.js';
 import { byId, h, refill } from './dom.js';
 import { gib, shown, signedGib } from './format.js';
-import { leaves } from './paths.js';
+import { getAt, leaves } from './paths.js';
+import { planOf } from './state.js';
 import { number, table } from './tables.js';
 
 /** @typedef {import('./types.js').Job} Job */
@@ -80,12 +81,18 @@ function components(a, b) {
 
 /** @param {Job} jobA @param {Report} a @param {Job} jobB @param {Report} b */
 function differences(jobA, a, jobB, b) {
-  const values = (/** @type {Job} */ job, /** @type {Report} */ report) => new Map([
-    ['workload', job.kind], ['model', report.model.name], ...leaves(report.plan[job.kind] ?? {}),
-  ].map(([key, value]) => [String(key), shown(value)]));
-  const [left, right] = [values(jobA, a), values(jobB, b)];
-  const keys = [...new Set([...left.keys(), ...right.keys()])].filter((key) => left.get(key) !== right.get(key));
-  if (keys.length === 0) return h('p', { class: 'help' }, 'Both plans are the same; change something in the form.');
-  const rows = keys.map((key) => h('tr', {}, h('th', { scope: 'row', class: 'code' }, key), h('td', { class: 'code' }, left.get(key) ?? '–'), h('td', { class: 'code' }, right.get(key) ?? '–')));
+  // What was asked for in either; where one asks for nothing, what its answer took.
+  const asked = new Set([...leaves(planOf(jobA)), ...leaves(planOf(jobB))].map(([path]) => path));
+  const value = (/** @type {Job} */ job, /** @type {Report} */ report, /** @type {string} */ path) => getAt(planOf(job), path) ?? getAt(report.plan[job.kind], path);
+  /** @type {[string, unknown, unknown][]} */
+  const all = [
+    ['workload', jobA.kind, jobB.kind], ['model', a.model.name, b.model.name],
+    ['card', getAt(a.plan[jobA.kind], 'gpu.name'), getAt(b.plan[jobB.kind], 'gpu.name')],
+    ...[...asked].map((path) => /** @type {[string, unknown, unknown]} */ ([path, value(jobA, a, path), value(jobB, b, path)])),
+  ];
+  const differing = all.filter(([, left, right]) => shown(left) !== shown(right));
+  if (differing.length === 0) return h('p', { class: 'help' }, 'Both plans are the same; change something in the form.');
+  const cell = (/** @type {unknown} */ one) => h('td', { class: 'code' }, one === undefined ? '–' : shown(one));
+  const rows = differing.map(([key, left, right]) => h('tr', {}, h('th', { scope: 'row', class: 'code' }, key), cell(left), cell(right)));
   return table('Values of the plans that differ', ['Plan', 'A', 'B'], rows);
 }
