@@ -196,13 +196,15 @@ impl Rehearsal {
 
     /// Judges cards. Where the program ran out of memory it needs at least what it asked for last beside what it held.
     pub fn judge_all(&mut self, cards: impl Iterator<Item = Gpu>) {
-        let (more, own) = match &self.ending {
-            Ending::OutOfMemory { wanted, .. } => (*wanted, Some(self.gpu.name.as_str())),
-            _ => (0, None),
+        let Ending::OutOfMemory { wanted, .. } = &self.ending else {
+            self.verdicts = cards.map(|card| judge(&card, self.totals.process)).collect();
+            return;
         };
-        let judged = cards.map(|card| {
-            let verdict = judge(&card, self.totals.process.saturating_add(more));
-            Verdict { fits: verdict.fits && own != Some(verdict.gpu.as_str()), ..verdict }
+        let full = self.processes.iter().flat_map(|process| &process.full).next_back();
+        let missing = full.map_or(*wanted, |full| full.wanted.saturating_sub(full.free)).max(1);
+        let judged = cards.map(|card| match judge(&card, self.totals.process.saturating_add(*wanted)) {
+            own if own.gpu == self.gpu.name => Verdict { fits: false, headroom: -(missing as i64), ..own },
+            other => other,
         });
         self.verdicts = judged.collect();
     }
