@@ -13,6 +13,7 @@ use super::lens::{self, LensArguments};
 use super::model::{Found, ModelArguments};
 use super::{Answer, Failure, infer_table as table, plan_file, train};
 use crate::estimate::run::{self as estimate, Options};
+use crate::estimate::source::Reach;
 use crate::estimate::start;
 
 /// What to generate, and how.
@@ -99,7 +100,13 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         let gpu = arguments.card(context)?;
         let as_json = context.text_or_json("infer with a serving engine")?;
         let serving = &arguments.serving;
-        let request = engines::Request { engine: arguments.engine, name: &found.name, model, arguments: serving };
+        if arguments.plan.is_some() {
+            return Err(
+                Failure::bad_input("--plan has no effect on a serving engine").hint("use the engine's own flags")
+            );
+        }
+        let (engine, reach) = (arguments.engine, Reach::Machine);
+        let request = engines::Request { engine, name: &found.name, model, arguments: serving, reach };
         return match arguments.need.solve {
             Some(_) => engines::solve_engine(&request, &arguments.need, &gpu, as_json),
             None => engines::run(&request, &gpu, arguments.table, as_json),

@@ -2,14 +2,14 @@
 
 mod adapter;
 mod attention;
-mod compare;
+pub(crate) mod compare;
 pub(crate) mod context;
-mod engines;
+pub(crate) mod engines;
 mod failure;
 mod framework;
 mod infer;
 mod infer_table;
-mod inspect;
+pub(crate) mod inspect;
 pub use inspect::Inspection;
 mod job;
 mod lens;
