@@ -93,7 +93,7 @@ enum Cache {
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
-    let found = arguments.model.find(false)?;
+    let found = arguments.find()?;
     let model = found.require_model()?;
     arguments.serving.check(arguments.engine)?;
     if arguments.engine != EngineName::Hf {
@@ -136,6 +136,17 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
 }
 
 impl Arguments {
+    /// The model of the command line, or the one that the plan file names.
+    fn find(&self) -> Result<Found, Failure> {
+        let mut model = self.model.clone();
+        if model.is_silent()
+            && let Some(path) = &self.plan
+        {
+            model.model = plan_file::read(path)?.value["model"].as_str().map(str::to_owned);
+        }
+        model.find(false)
+    }
+
     fn card(&self, context: &Context) -> Result<Gpu, Failure> {
         Ok(self.gpu.as_deref().map_or_else(|| Ok(Gpu::h200()), |name| context.cards().find(name))?)
     }
@@ -157,7 +168,7 @@ impl Arguments {
 
     /// The model and the plan, for commands that run it elsewhere.
     pub(super) fn found_and_plan(&self, context: &Context) -> Result<(Found, InferPlan), Failure> {
-        let found = self.model.find(false)?;
+        let found = self.find()?;
         let (plan, _) = self.plan(found.stored_dtype(), context)?;
         Ok((found, plan))
     }

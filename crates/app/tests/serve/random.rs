@@ -144,10 +144,10 @@ fn random_plans() {
         let plan = value_of(&schema, &schema["$defs"], 5);
         let model = prop::sample::select(vec![
             "gpt2",
-            "EleutherAI/pythia-70m",
-            "openai/whisper-tiny",
-            "google-t5/t5-small",
-            "bert-base-uncased",
+            "EleutherAI/pythia-14m",
+            "openai/whisper-base",
+            "google-t5/t5-base",
+            "FacebookAI/roberta-base",
         ]);
         cases(150)
             .run(&(model, plan), |(model, plan)| holds(&server, path, &json!({"model": model, "plan": plan})))

@@ -22,7 +22,7 @@ fn schemathesis_finds_nothing() {
             return;
         }
     }
-    let server = Server::start(&["--rate", "0", "--timeout", "5"]);
+    let server = Server::start(&["--rate", "0", "--timeout", "60"]);
     // Whether a plan can run is more than a schema says, so a good body may be refused: `positive_data_acceptance` is out.
     let checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,\
                   negative_data_rejection,unsupported_method";
