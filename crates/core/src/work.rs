@@ -18,6 +18,7 @@ pub enum Stopped {
 }
 
 thread_local! {
+    static MOST: Cell<u64> = const { Cell::new(u64::MAX) };
     static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
     static UNWANTED: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
@@ -25,13 +26,16 @@ thread_local! {
 /// Between two looks at whether the answer is still wanted.
 const LOOK_EVERY: u64 = 1024;
 
-/// Does some work that may record at most `most` things, and that ends early once `unwanted` is set.
+/// Does some work, each simulation of which may record at most `most` things, and which ends early once `unwanted` is
+/// set.
 ///
 /// Stopping unwinds the stack, so that every value on it is dropped as usual; nothing is printed.
 pub fn bounded<T>(most: u64, unwanted: Arc<AtomicBool>, work: impl FnOnce() -> T) -> Result<T, Stopped> {
+    MOST.set(most);
     LEFT.set(most);
     UNWANTED.set(Some(unwanted));
     let done = catch_unwind(AssertUnwindSafe(work));
+    MOST.set(u64::MAX);
     LEFT.set(u64::MAX);
     UNWANTED.set(None);
     done.map_err(|payload| match payload.downcast::<Stopped>() {
@@ -39,6 +43,11 @@ pub fn bounded<T>(most: u64, unwanted: Arc<AtomicBool>, work: impl FnOnce() -> T
         // A panic of another kind is not ours to hide.
         Err(payload) => resume_unwind(payload),
     })
+}
+
+/// A simulation begins: what earlier ones recorded is gone.
+pub(crate) fn begin() {
+    LEFT.set(MOST.get());
 }
 
 /// Something is about to be recorded. Called while nothing is borrowed that a destructor needs.

@@ -65,6 +65,7 @@ impl Simulation {
 
 /// Simulates training; of ranks that differ, the one that needs most.
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
+    crate::work::begin();
     plan.check()?;
     if let Some(Parallel { engine: Engine::Megatron(_), .. }) = &plan.parallel {
         return megatron::worst(model, plan);
@@ -141,6 +142,7 @@ fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
 
 /// Simulates `generate`; the program is that of the prompt.
 pub fn infer(model: &Model, plan: &InferPlan) -> Result<Simulation, PlanError> {
+    crate::work::begin();
     let (program, log, notes) = infer::simulate(model, plan)?;
     let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, false);
