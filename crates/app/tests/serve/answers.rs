@@ -152,6 +152,7 @@ fn suggestions_hold_when_applied() {
     for suggestion in suggestions {
         let mut changed = plan.clone();
         patch(&mut changed, &suggestion["changes"]);
+        assert!(changed.get("gpu").is_none_or(Value::is_string), "{suggestion}");
         let gpu = if changed.get("gpu").is_some() { Value::Null } else { json!("A100-40GB") };
         let again = server.post("/train", &json!({"model": "microsoft/phi-2", "plan": changed, "gpu": gpu})).document();
         assert_eq!(again["totals"], suggestion["totals"], "{suggestion}");

@@ -34,7 +34,7 @@ fn bodies_are_json_of_some_size() {
     for broken in ["", "{", "nonsense", "[1,", "{\"model\": \"gpt2\"} {}", "\u{0}", "{\"model\": 1e999}"] {
         assert_eq!(client::post(&server.address, "/train", broken).problem().0, 400, "{broken:?}");
     }
-    let deep = format!("{{\"plan\": {}{}}}", "[".repeat(1000), "]".repeat(1000));
+    let deep = format!("{{\"plan\": {{\"frozen\": {}{}}}}}", "[".repeat(1000), "]".repeat(1000));
     assert_eq!(client::post(&server.address, "/train", &deep).problem().0, 400);
     for wrong in ["3", "null", "[]", "\"gpt2\""] {
         assert_eq!(client::post(&server.address, "/train", wrong).problem().0, 422, "{wrong:?}");

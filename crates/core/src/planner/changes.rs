@@ -16,7 +16,9 @@ fn patch(before: &Value, after: &Value) -> Option<Value> {
             let gone = before.keys().filter(|key| !after.contains_key(*key)).map(|key| (key.clone(), Value::Null));
             let changed = after.iter().filter_map(|(key, value)| {
                 let old = before.get(key).unwrap_or(&Value::Null);
-                Some((key.clone(), patch(old, value)?))
+                // Another card is another card in all it has, also over a plan that names none.
+                let new = if key == "gpu" { Some(value.clone()).filter(|_| value != old) } else { patch(old, value) };
+                Some((key.clone(), new?))
             });
             Some(Value::Object(gone.chain(changed).collect()))
         }
@@ -36,5 +38,7 @@ mod tests {
         let expected = json!({"b": {"d": 4}, "e": {"x": null, "y": 1}, "f": {"g": 1}});
         assert_eq!(patch(&before, &after), Some(expected));
         assert_eq!(between(&before, &before), json!({}));
+        let card = |name: &str| json!({"gpu": {"name": name, "memory": 1}});
+        assert_eq!(patch(&card("a"), &card("b")), Some(card("b")));
     }
 }

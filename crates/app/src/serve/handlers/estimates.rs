@@ -171,13 +171,13 @@ pub(crate) async fn suggest(State(service): Shared, Json(mut request): Json<Plan
                     (fits, if fits { Vec::new() } else { suggest() })
                 }
             };
-            let change = |suggestion: Suggestion| Change {
+            let change = |mut suggestion: Suggestion| Change {
+                changes: service.with_name_of_card(suggestion.changes.take()),
                 text: suggestion.change,
                 cost: suggestion.cost.words(),
                 saves: suggestion.saved,
                 totals: suggestion.totals,
                 fits: suggestion.fits,
-                changes: suggestion.changes,
             };
             Ok(Suggestions { fits, suggestions: found.into_iter().map(change).collect() })
         })
@@ -226,6 +226,15 @@ impl Service {
         }
         plan.check()?;
         Ok(plan)
+    }
+
+    /// A change of the card by its name.
+    fn with_name_of_card(&self, mut changes: Value) -> Value {
+        let name = changes.pointer("/gpu/name").and_then(Value::as_str);
+        if let Some(card) = name.and_then(|name| self.cards.find(name).ok()) {
+            changes["gpu"] = Value::String(card.name);
+        }
+        changes
     }
 
     /// A serving engine, which has a plan of its own: of the request's only the card counts, and that is said.
