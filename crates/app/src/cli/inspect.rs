@@ -58,6 +58,7 @@ pub struct Inspection {
     pub context_length: Option<u64>,
     /// Every tensor, when asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(default)]
     pub tensors: Vec<TensorLine>,
     /// What a user should know.
     pub notes: Vec<String>,

@@ -41,19 +41,19 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
                 StatusCode::PAYLOAD_TOO_LARGE => Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"),
                 _ => Problem::new(StatusCode::BAD_REQUEST, "the body could not be read"),
             })?;
-        let mut reader = serde_json::Deserializer::from_slice(&bytes);
-        let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-            let field = crate::estimate::start::pointer(error.path());
-            let problem = error.into_inner();
-            if problem.is_data() {
-                Problem::new(StatusCode::UNPROCESSABLE_ENTITY, problem.to_string()).at(field)
-            } else {
-                Problem::new(StatusCode::BAD_REQUEST, format!("the body is not JSON: {problem}"))
-            }
-        })?;
-        reader
-            .end()
+        let value: Value = serde_json::from_slice(&bytes)
             .map_err(|error| Problem::new(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))?;
+        // serde would take a list for an object, its values in order.
+        for (place, part) in [("", Some(&value)), ("/engine_options", value.get("engine_options"))] {
+            if part.is_some_and(|part| !part.is_object()) {
+                let problem = Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "it is not an object");
+                return Err(problem.at(place));
+            }
+        }
+        let value = serde_path_to_error::deserialize(value).map_err(|error| {
+            let field = crate::estimate::start::pointer(error.path());
+            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.into_inner().to_string()).at(field)
+        })?;
         Ok(Self(value))
     }
 }

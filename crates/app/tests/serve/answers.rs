@@ -118,7 +118,6 @@ fn problems_name_the_field() {
     assert_eq!(refused("/train", json!({"model": "gpt2", "config": {}})), at("/model"));
     assert_eq!(refused("/train", json!({"model": 3})), at("/model"));
     assert_eq!(refused("/train", json!({"model": "gpt2", "plans": {}})), at("/plans"));
-    assert_eq!(refused("/train", json!({"config": {"model_type": "llama"}})).0, 422);
     let layers = json!({"config": {"model_type": "gpt2", "n_layer": "many"}});
     assert_eq!(refused("/train", layers), at("/config/n_layer"));
     assert_eq!(refused("/infer", json!({"model": "gpt2", "plan": {"beams": 0}})), at("/plan/beams"));
@@ -220,6 +219,7 @@ fn plans_round_trip() {
 fn commands_give_the_same_answer() {
     let server = Server::start(&[]);
     let folder = std::path::Path::new(env!("CARGO_BIN_EXE_vramcast")).parent().unwrap();
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     for (kind, plan) in [
         ("train", json!({"batch": {"batch_size": 3, "mask": true}, "clip": true, "gpu": "RTX 4090"})),
         ("train", json!({"checkpointing": "full", "optimizer": {"kind": "adafactor"}})),
@@ -228,7 +228,7 @@ fn commands_give_the_same_answer() {
         let body = json!({"model": "gpt2", "plan": plan, "kind": kind, "form": "command"});
         let line = server.post("/plan/write", &body).document()["text"].as_str().unwrap().trim().to_owned();
         let mut shell = std::process::Command::new("bash");
-        shell.arg("-c").arg(format!("{line} --json --no-suggestions")).env("PATH", folder);
+        shell.arg("-c").arg(format!("{line} --json --no-suggestions")).env("PATH", &path);
         let text = String::from_utf8(shell.output().unwrap().stdout).unwrap();
         let shown: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{line}: {error}"));
         let answer = server.post(&format!("/{kind}"), &json!({"model": "gpt2", "plan": plan})).document();

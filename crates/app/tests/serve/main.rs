@@ -30,8 +30,13 @@ struct Server {
 impl Server {
     /// Starts one on a free port.
     fn start(arguments: &[&str]) -> Self {
+        Self::start_on("0", arguments)
+    }
+
+    /// Starts one on a port.
+    fn start_on(port: &str, arguments: &[&str]) -> Self {
         let mut child = program()
-            .args(["serve", "--port", "0", "--log-format", "off"])
+            .args(["serve", "--port", port, "--log-format", "off"])
             .args(arguments)
             .stdout(Stdio::piped())
             .spawn()

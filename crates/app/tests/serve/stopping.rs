@@ -46,7 +46,15 @@ fn a_kill_loses_only_what_is_in_flight() {
         "POST /api/v1/train HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
         body.len()
     );
+    // Also when something fails below.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     std::thread::scope(|scope| {
+        let end = Over(&over);
         for _ in 0..4 {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
@@ -77,12 +85,12 @@ fn a_kill_loses_only_what_is_in_flight() {
         wait_for_more(10);
         signal(&first, "-KILL");
         drop(first);
-        let second = Server::start(&["--rate", "0", "--port", &port]);
+        let second = Server::start_on(&port, &["--rate", "0"]);
         assert_eq!(second.address, address);
         wait_for_more(10);
         let refused = lost.load(Ordering::Relaxed);
         wait_for_more(10);
-        over.store(true, Ordering::Relaxed);
+        drop(end);
         assert_eq!(lost.load(Ordering::Relaxed), refused, "requests are lost after the restart");
     });
 }
