@@ -7,7 +7,7 @@ use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::plan::parallel::{
     BackwardPrefetch, Ddp, DeepSpeed, DeepSpeedFile, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Offload,
-    OffloadDevice, Parallel, Reshard, Strategy, Wrap, ZeroConfig,
+    OffloadDevice, Parallel, Reshard, Strategy, TensorParallel, Wrap, ZeroConfig,
 };
 use vramcast_core::plan::{PlanError, TrainPlan};
 
@@ -24,7 +24,8 @@ pub(super) struct ParallelArguments {
     /// Nodes with so many cards each [default: 1].
     #[arg(long, value_name = "N", requires = "gpus")]
     nodes: Option<u64>,
-    /// Who spreads the model: ddp, fsdp (version 1), fsdp2, deepspeed or megatron [default: fsdp2].
+    /// Who spreads the model: ddp, fsdp (version 1), fsdp2, tp (transformers' tensor parallel alone), deepspeed or megatron
+    /// [default: fsdp2; tp where --tp takes all cards].
     #[arg(long, value_name = "ENGINE", requires = "gpus")]
     engine: Option<EngineName>,
     /// Data parallel: cards that share one copy [default: what is left of the world].
@@ -118,6 +119,8 @@ enum EngineName {
     #[value(alias = "fsdp1")]
     Fsdp,
     Fsdp2,
+    /// Tensor parallel alone.
+    Tp,
     Deepspeed,
     Megatron,
     /// Refused: ZeRO under Megatron's layers.
@@ -264,7 +267,12 @@ impl ParallelArguments {
         let mut notes = Vec::new();
         let Some(gpus) = self.gpus else { return Ok(notes) };
         let zero = self.zero.is_used();
-        let name = self.engine.unwrap_or(if zero { EngineName::Deepspeed } else { EngineName::Fsdp2 });
+        let alone = self.tp.is_some_and(|tp| tp > 1 && tp == gpus.saturating_mul(self.nodes.unwrap_or(1)));
+        let name = self.engine.unwrap_or(match zero {
+            true => EngineName::Deepspeed,
+            false if alone && !self.fsdp.is_used() => EngineName::Tp,
+            false => EngineName::Fsdp2,
+        });
         if zero && name != EngineName::Deepspeed {
             return Err(Failure::bad_input(
                 "--zero, --deepspeed, --offload-optimizer and --offload-param are DeepSpeed's",
@@ -284,6 +292,7 @@ impl ParallelArguments {
             EngineName::Ddp => Engine::Ddp(Ddp::default()),
             EngineName::Fsdp => self.fsdp.engine1(plan.adapter.is_some())?,
             EngineName::Fsdp2 => self.fsdp.engine2()?,
+            EngineName::Tp => Engine::Tp(TensorParallel::default()),
             EngineName::Deepspeed => self.zero.engine(plan, hidden_size, &mut notes)?,
             EngineName::Megatron => self.megatron.engine(&mut notes)?,
             EngineName::MegatronDeepspeed | EngineName::MegatronFsdp => {

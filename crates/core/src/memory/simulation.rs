@@ -6,7 +6,7 @@ use super::allocator::{self, Replay};
 use super::log::Log;
 use super::lower::head::Head;
 use super::process::{self, Part};
-use super::{infer, megatron, sharding, stored, train};
+use super::{infer, megatron, sharding, stored, tensor_parallel, train};
 use crate::model::{Model, Program};
 use crate::plan::parallel::{Engine, Parallel};
 use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, ModelSizes, PlanError, TrainPlan, liger};
@@ -72,7 +72,16 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let mut inputs = plan.batch.training_inputs();
     inputs.seq = inputs.seq.saturating_add(plan.virtual_tokens());
     inputs.target_seq = inputs.target_seq.saturating_add(plan.virtual_tokens());
-    let program = Rc::new(model.program(inputs)?);
+    let ways = plan.parallel.as_ref().filter(|parallel| parallel.tensor().is_some()).map_or(1, |p| p.mesh.tp);
+    let (program, split) = match (ways, &plan.parallel) {
+        (2.., Some(parallel)) => {
+            parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
+            let (program, split) = tensor_parallel::localise(model, inputs, ways)?;
+            (program, Some(split))
+        }
+        _ => (model.program(inputs)?, None),
+    };
+    let program = Rc::new(program);
     let found = stored::in_training(model, plan)?;
     let quantised;
     let plan = match found.bitsandbytes() {
@@ -95,7 +104,7 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
                 1 if !parallel.offloads() => {
                     train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored())
                 }
-                _ => sharding::simulate(Rc::clone(&program), plan, parallel, layout.as_ref(), liger),
+                _ => sharding::simulate(Rc::clone(&program), plan, parallel, layout.as_ref(), (liger, split)),
             }
         }
         None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
@@ -108,7 +117,8 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     // Cached blocks go back to the driver when the card is full, before a run fails.
     let others: u64 = process.iter().map(|part| part.bytes).sum();
     let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
-    let notes = found.notes;
+    let mut notes = found.notes;
+    notes.extend(crate::plan::parallel::tensor::note(plan));
     let mut simulation = Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() };
     if let Some(parallel) = plan.parallel.as_ref().filter(|parallel| parallel.mesh.world() > 1) {
         // Shares are padded to the same size: data-parallel cards are alike.

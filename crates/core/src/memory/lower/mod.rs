@@ -14,6 +14,7 @@
 //! | `loss`, [`head`], `trl_loss` | losses, and those that take the output head along |
 //! | `nested` | checkpoints with a backward pass of their own |
 //! | [`hooks`] | what wrappers do around modules |
+//! | [`tensor_parallel`] | what tensor parallel does around linears |
 //! | `tensors` | plain tensor operations |
 
 mod attention;
@@ -35,6 +36,7 @@ mod norm;
 mod rotary;
 mod scales;
 mod stored_experts;
+pub mod tensor_parallel;
 mod tensors;
 mod trl_loss;
 

@@ -38,6 +38,11 @@ pub(super) fn engine(parallel: &Parallel, plan: &TrainPlan) -> Result<(), PlanEr
             conflict("no_sync is FSDP's", "DeepSpeed decides itself what it reduces when")
         }
         Engine::Deepspeed(options) => options.check(plan, mesh.dp_replicate),
+        Engine::Tp(_) if mesh.dp_shard > 1 || mesh.dp_replicate > 1 => conflict(
+            format!("tp alone is {} GPUs, not {}", mesh.tp, mesh.world()),
+            "use fsdp2 with tp, which shards over the others",
+        ),
+        Engine::Tp(_) => Ok(()),
         // Checked with the sizes of the model.
         Engine::Megatron(_) => Ok(()),
     }

@@ -1,0 +1,101 @@
+//! Collectives of tensor parallel as DTensor runs them: functional, so every result is a tensor of its own.
+//!
+//! Source: torch/distributed/tensor/_redistribute.py and placement_types.py of torch 2.11.
+
+use super::Torch;
+use crate::memory::tensor::Tensor;
+use crate::model::Shape;
+
+impl Torch {
+    /// `all_reduce` of torch's functional collectives: a copy that is summed. Its result is a subclass of a tensor until it
+    /// is first used, so gradients are not summed into it.
+    fn summed(&mut self, x: &Tensor) -> Tensor {
+        Tensor { viewed: true, ..self.fresh("all_reduce", x.shape, x.dtype) }
+    }
+
+    /// A whole tensor that enters a part split by columns: its gradient is summed over the cards.
+    pub fn enter_columns(&mut self, x: &Tensor) -> Tensor {
+        if !self.records(&[x]) {
+            return x.clone();
+        }
+        let inside = Tensor { viewed: true, ..x.detached() };
+        self.attach(inside, &[x], |torch, gradient| vec![Some(torch.summed(&gradient))])
+    }
+
+    /// Partial results of all cards, summed; the gradient passes as it is.
+    pub fn leave_rows(&mut self, x: &Tensor) -> Tensor {
+        let sum = self.summed(x);
+        if !self.records(&[x]) {
+            return sum;
+        }
+        self.attach(sum, &[x], |_, gradient| vec![Some(gradient)])
+    }
+
+    /// The parts of all cards gathered along a dimension: a buffer of parts, then the parts joined unless they lie in order.
+    fn gathered(&mut self, x: &Tensor, dim: i64, ways: u64, size: u64) -> Tensor {
+        let parts = x.shape.with(0, x.shape.size(0).saturating_mul(ways));
+        let buffer = self.fresh("all_gather_into_tensor", parts, x.dtype);
+        if x.shape.axis(dim) == Some(0) {
+            return buffer.with_shape(x.shape.with(dim, size));
+        }
+        self.fresh("cat", x.shape.with(dim, size), x.dtype)
+    }
+
+    /// This card's part of a whole tensor, as a copy.
+    fn part(&mut self, x: &Tensor, dim: i64, size: u64) -> Tensor {
+        self.fresh("clone", x.shape.with(dim, size), x.dtype)
+    }
+
+    /// The parts of all cards joined; the gradient is cut again.
+    pub fn gather_parts(&mut self, x: &Tensor, dim: i64, (ways, size): (u64, u64)) -> Tensor {
+        let whole = self.gathered(x, dim, ways, size);
+        let own = x.shape.size(dim);
+        if !self.records(&[x]) {
+            return whole;
+        }
+        self.attach(whole, &[x], move |torch, gradient| vec![Some(torch.part(&gradient, dim, own))])
+    }
+
+    /// This card's part; gradients of all parts are joined.
+    pub fn cut(&mut self, x: &Tensor, dim: i64, ways: u64) -> Tensor {
+        let whole = x.shape.size(dim);
+        let part = self.part(x, dim, whole.div_ceil(ways.max(1)));
+        if !self.records(&[x]) {
+            return part;
+        }
+        self.attach(part, &[x], move |torch, gradient| vec![Some(torch.gathered(&gradient, dim, ways, whole))])
+    }
+
+    /// Rows of a table that is split by rows: ids of other cards' rows are masked, what is found is summed. The gradient of
+    /// the table is made whole on every card.
+    pub fn embedding_rows(&mut self, weight: &Tensor, ids: &Tensor, rows: u64) -> Tensor {
+        let records = self.records(&[weight]);
+        let kept = records.then(|| crate::memory::autograd::Saved::new(self, ids));
+        let mask = self.fresh("mask", ids.shape, crate::dtype::DType::Bool);
+        let shifted = self.fresh("sub", ids.shape, ids.dtype);
+        let found = self.fresh("embedding", ids.shape.inserted(-1, weight.shape.last()), weight.dtype);
+        drop(shifted);
+        let sum = self.summed(&found);
+        drop((found, mask));
+        if !records {
+            return sum;
+        }
+        let (own, tokens) = (weight.shape, ids.elements());
+        self.attach(sum, &[weight], move |torch, gradient| {
+            let ids = kept.map(|kept| kept.get(torch));
+            let dense = torch.contiguous(&gradient);
+            let whole = torch.embedding_gradient(tokens, Shape::from([rows, own.last()]), &dense);
+            drop((ids, dense));
+            vec![Some(torch.rows_of(whole, own))]
+        })
+    }
+
+    /// The rows of a whole gradient that are this card's. The table is the head's too, whose gradient waits: their sum is
+    /// made while the whole one is still there.
+    fn rows_of(&mut self, whole: Tensor, own: Shape) -> Tensor {
+        let part = self.fresh("clone", own, whole.dtype);
+        let sum = self.fresh("add", own, whole.dtype);
+        drop((whole, sum));
+        part
+    }
+}
