@@ -72,11 +72,11 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let mut inputs = plan.batch.training_inputs();
     inputs.seq = inputs.seq.saturating_add(plan.virtual_tokens());
     inputs.target_seq = inputs.target_seq.saturating_add(plan.virtual_tokens());
-    let ways = plan.parallel.as_ref().filter(|parallel| parallel.tensor().is_some()).map_or(1, |p| p.mesh.tp);
-    let (program, split) = match (ways, &plan.parallel) {
-        (2.., Some(parallel)) => {
+    let tensor = plan.parallel.as_ref().and_then(|parallel| Some((parallel, parallel.tensor()?)));
+    let (program, split) = match tensor {
+        Some((parallel, options)) if parallel.mesh.tp > 1 => {
             parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
-            let (program, split) = tensor_parallel::localise(model, inputs, ways)?;
+            let (program, split) = tensor_parallel::localise(model, inputs, parallel.mesh.tp, options)?;
             (program, Some(split))
         }
         _ => (model.program(inputs)?, None),

@@ -15,10 +15,16 @@ use super::train;
 use crate::model::op::{ModuleId, Op, ParameterId};
 use crate::model::tensor_plans::{PLANNED, TensorPlan, TensorStyle, tensor_plan};
 use crate::model::{Inputs, Model, ModuleKind, Program, Shape, Step};
+use crate::plan::parallel::{TensorForm, TensorParallel};
 use crate::plan::{PlanError, TrainPlan};
 
 /// The program of rank 0 of `ways` tensor-parallel cards, and what happens around its modules.
-pub fn localise(model: &Model, inputs: Inputs, ways: u64) -> Result<(Program, Split), PlanError> {
+pub fn localise(
+    model: &Model,
+    inputs: Inputs,
+    ways: u64,
+    options: TensorParallel,
+) -> Result<(Program, Split), PlanError> {
     let text = model.config().get("text_config").filter(|text| text.get("model_type").is_some());
     let model_type = text.unwrap_or(model.config())["model_type"].as_str().unwrap_or_default();
     let plan = tensor_plan(model_type).ok_or_else(|| PlanError::Unsupported {
@@ -26,16 +32,28 @@ pub fn localise(model: &Model, inputs: Inputs, ways: u64) -> Result<(Program, Sp
         hint: format!("models with one are {}, …", PLANNED.join(", ")),
     })?;
     let whole = model.program(inputs.clone())?;
-    let wanted = Wanted::of(&whole, &plan, ways)?;
+    let titan = options.form == TensorForm::Torchtitan;
+    let wanted = Wanted::of(&whole, &plan, ways, titan)?;
+    if titan && !wanted.is_plain() {
+        return Err(PlanError::Unsupported {
+            what: format!(
+                "torchtitan's tensor parallel for this {model_type}: it has Llama's layers and an untied head"
+            ),
+            hint: "use transformers' plan, or a model like Llama 3 8B".into(),
+        });
+    }
     for config in smaller(model.config(), &whole, ways) {
         let Ok(mut program) = model.reconfigured(config).program(inputs.clone()) else { continue };
         if wanted.matches(&program) {
-            let split = wanted.apply(&mut program, ways);
+            let mut split = wanted.apply(&mut program, ways);
+            (split.sequence, split.loss_parallel) = (titan, options.loss_parallel);
             return Ok((program, split));
         }
     }
     Err(PlanError::Unsupported {
-        what: format!("tensor parallel {ways} for this {model_type}: its parts do not come out as transformers' plan cuts them"),
+        what: format!(
+            "tensor parallel {ways} for this {model_type}: its parts do not come out as transformers' plan cuts them"
+        ),
         hint: "use another tp, or data parallel".into(),
     })
 }
@@ -75,15 +93,17 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn of(whole: &Program, plan: &TensorPlan, ways: u64) -> Result<Self, PlanError> {
+    fn of(whole: &Program, plan: &TensorPlan, ways: u64, titan: bool) -> Result<Self, PlanError> {
         let mut wanted = Self { shapes: BTreeMap::new(), styles: BTreeMap::new() };
-        let head = whole.modules.iter().find(|module| module.path == "lm_head").and_then(|head| head.parameters.first());
+        let head =
+            whole.modules.iter().find(|module| module.path == "lm_head").and_then(|head| head.parameters.first());
         let tied = head.filter(|id| whole.modules.iter().any(|m| is_table(m.kind) && m.parameters.contains(id)));
         for parameter in &whole.parameters {
             wanted.shapes.insert(parameter.name.clone(), (parameter.shape, parameter.shape, true));
         }
         for module in &whole.modules {
             let style = match module.kind {
+                ModuleKind::Embedding { .. } if titan && tied.is_none() => Some(TensorStyle::Embedding),
                 ModuleKind::Embedding { .. } if tied.is_some_and(|id| module.parameters.contains(id)) => {
                     module.path.ends_with("embed_tokens").then_some(TensorStyle::Embedding)
                 }
@@ -106,7 +126,10 @@ impl Wanted {
                 size = size.max(all);
                 if style == TensorStyle::ColumnGathered && !all.is_multiple_of(ways) {
                     return Err(PlanError::Conflict {
-                        what: format!("tp {ways} does not divide the {all} outputs of {}, which are gathered", module.path),
+                        what: format!(
+                            "tp {ways} does not divide the {all} outputs of {}, which are gathered",
+                            module.path
+                        ),
                         hint: nearest(all, ways),
                     });
                 }
@@ -118,6 +141,23 @@ impl Wanted {
             wanted.styles.insert(module.path.clone(), (style, size));
         }
         Ok(wanted)
+    }
+
+    /// Whether only the head, the table and Llama's linears are split, the head by itself.
+    fn is_plain(&self) -> bool {
+        use TensorStyle::{Column, ColumnGathered, Embedding, Row};
+        let known = |path: &str, style: TensorStyle| match style {
+            Column => path.ends_with("_proj") && (path.contains(".self_attn.") || path.contains(".mlp.")),
+            Row => path.ends_with(".o_proj") || path.ends_with(".down_proj"),
+            ColumnGathered => path == "lm_head",
+            Embedding => true,
+            _ => false,
+        };
+        let has = |wanted: TensorStyle| self.styles.values().any(|(style, _)| *style == wanted);
+        has(Embedding)
+            && has(ColumnGathered)
+            && self.styles.iter().all(|(path, (style, _))| known(path, *style))
+            && self.shapes.contains_key("lm_head.weight")
     }
 
     /// Whether a program has these parameters, those that are cut afterwards being whole.
@@ -144,7 +184,7 @@ impl Wanted {
         let modules = named
             .filter_map(|(index, module)| Some((ModuleId(index as u32), *self.styles.get(&module.path)?)))
             .collect();
-        Split { ways, modules, wholes }
+        Split { ways, modules, wholes, ..Split::default() }
     }
 }
 
@@ -153,7 +193,8 @@ fn is_table(kind: ModuleKind) -> bool {
 }
 
 fn nearest(whole: u64, ways: u64) -> String {
-    let divisors: Vec<String> = (2..=whole.min(64)).filter(|n| whole.is_multiple_of(*n)).map(|n| n.to_string()).collect();
+    let divisors: Vec<String> =
+        (2..=whole.min(64)).filter(|n| whole.is_multiple_of(*n)).map(|n| n.to_string()).collect();
     match divisors.is_empty() {
         true => format!("no tp up to 64 divides it; use data parallel instead of tp {ways}"),
         false => format!("tp may be {}", divisors.join(", ")),

@@ -81,10 +81,9 @@ pub struct TensorPlan {
 /// The plan of a model type, where transformers has one that is known here.
 pub fn tensor_plan(model_type: &str) -> Option<TensorPlan> {
     let parts: &'static [Rules] = match model_type {
-        "llama" | "mistral" | "ministral" | "ministral3" | "qwen2" | "qwen3" | "gemma" | "gemma2" | "gemma3_text" | "granite" | "cohere"
-        | "cohere2" | "ernie4_5" | "exaone4" | "helium" | "olmo" | "seed_oss" | "smollm3" | "qwen2_moe" => {
-            &[ATTENTION, GATED_MLP]
-        }
+        "llama" | "mistral" | "ministral" | "ministral3" | "qwen2" | "qwen3" | "gemma" | "gemma2" | "gemma3_text"
+        | "granite" | "cohere" | "cohere2" | "ernie4_5" | "exaone4" | "helium" | "olmo" | "seed_oss" | "smollm3"
+        | "qwen2_moe" => &[ATTENTION, GATED_MLP],
         "arcee" | "apertus" => &[ATTENTION, MLP],
         "glm" | "glm4" => &[ATTENTION, JOINED_MLP],
         "olmo2" | "olmo3" => &[GATHERED_ATTENTION, GATED_MLP],
@@ -113,7 +112,8 @@ impl TensorPlan {
 }
 
 /// Model types that have a plan here, for refusals.
-pub const PLANNED: &[&str] = &["llama", "mistral", "qwen2", "qwen3", "gemma2", "mixtral", "phi3", "olmo2", "glm4", "qwen3_moe"];
+pub const PLANNED: &[&str] =
+    &["llama", "mistral", "qwen2", "qwen3", "gemma2", "mixtral", "phi3", "olmo2", "glm4", "qwen3_moe"];
 
 #[cfg(test)]
 mod tests {

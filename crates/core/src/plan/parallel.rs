@@ -260,8 +260,7 @@ impl Parallel {
 
     /// How many NCCL communicators a mesh makes a process join: one for each axis along which there is someone else.
     pub fn communicators_of(mesh: &Mesh) -> u32 {
-        let axes = [mesh.dp_replicate, mesh.dp_shard, mesh.tp, mesh.sp, mesh.cp, mesh.pp, mesh.ep];
-        axes.iter().filter(|size| **size > 1).count() as u32
+        mesh.groups().len() as u32
     }
 
     /// Whether the engine makes streams of its own.

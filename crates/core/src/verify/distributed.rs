@@ -115,7 +115,10 @@ fn zero(dist: &Value, weights: DType) -> Result<DeepSpeed, String> {
 /// `form` of tensor parallel.
 fn tensor(dist: &Value) -> Result<TensorParallel, String> {
     match dist["form"].as_str() {
-        None | Some("transformers") => Ok(TensorParallel { form: TensorForm::Transformers }),
+        None | Some("transformers") => Ok(TensorParallel::default()),
+        Some("torchtitan") => {
+            Ok(TensorParallel { form: TensorForm::Torchtitan, loss_parallel: dist["loss_parallel"] == true })
+        }
         Some(form) => Err(format!("tensor parallel of the form {form} is not simulated")),
     }
 }

@@ -79,9 +79,11 @@ impl Job {
     pub(super) fn plan(&self) -> Result<TrainPlan, String> {
         let engine = match (self.engine, self.zero) {
             (EngineKind::MegatronDeepspeed, _) => {
-                return Err("Megatron-LM with DeepSpeed's ZeRO (`vramcast train --engine megatron` has Megatron's own \
+                return Err(
+                    "Megatron-LM with DeepSpeed's ZeRO (`vramcast train --engine megatron` has Megatron's own \
                             distributed optimizer)"
-                    .into());
+                        .into(),
+                );
             }
             (EngineKind::Megatron, _) => Engine::Megatron(Megatron {
                 // The file's checkpointing is Megatron's full recompute of every layer.

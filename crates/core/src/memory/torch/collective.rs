@@ -3,8 +3,19 @@
 //! Source: torch/distributed/tensor/_redistribute.py and placement_types.py of torch 2.11.
 
 use super::Torch;
+use crate::dtype::DType;
+use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
 use crate::model::Shape;
+
+/// What becomes of the rows that cards found in their parts of a table.
+#[derive(Debug, Clone, Copy)]
+pub enum RowsOutput {
+    /// Summed on every card.
+    Whole,
+    /// Summed and scattered along the sequence over so many cards.
+    Sequence(u64),
+}
 
 impl Torch {
     /// `all_reduce` of torch's functional collectives: a copy that is summed. Its result is a subclass of a tensor until it
@@ -66,27 +77,89 @@ impl Torch {
         self.attach(part, &[x], move |torch, gradient| vec![Some(torch.gathered(&gradient, dim, ways, whole))])
     }
 
+    /// `all_gather` along the sequence (dimension 1); the gradient, a partial sum on every card, is reduced and scattered.
+    pub fn gather_sequence(&mut self, x: &Tensor, ways: u64) -> Tensor {
+        let whole = self.gathered(x, 1, ways, x.shape.size(1).saturating_mul(ways));
+        if !self.records(&[x]) {
+            return whole;
+        }
+        self.attach(whole, &[x], move |torch, gradient| vec![Some(torch.scattered_sum(&gradient, ways))])
+    }
+
+    /// Partial results summed and scattered along the sequence; gradients are gathered.
+    pub fn scatter_sequence(&mut self, x: &Tensor, ways: u64) -> Tensor {
+        let part = self.scattered_sum(x, ways);
+        if !self.records(&[x]) {
+            return part;
+        }
+        let size = x.shape.size(1);
+        self.attach(part, &[x], move |torch, gradient| vec![Some(torch.gathered(&gradient, 1, ways, size))])
+    }
+
+    /// `reduce_scatter` along dimension 1: the parts are first laid one after the other.
+    fn scattered_sum(&mut self, x: &Tensor, ways: u64) -> Tensor {
+        let laid = self.fresh("cat", x.shape, x.dtype);
+        let part = x.shape.with(1, x.shape.size(1).div_ceil(ways.max(1)));
+        let sum = self.fresh("reduce_scatter_tensor", part, x.dtype);
+        drop(laid);
+        Tensor { viewed: true, ..sum }
+    }
+
     /// Rows of a table that is split by rows: ids of other cards' rows are masked, what is found is summed. The gradient of
     /// the table is made whole on every card.
-    pub fn embedding_rows(&mut self, weight: &Tensor, ids: &Tensor, rows: u64) -> Tensor {
+    pub fn embedding_rows(&mut self, weight: &Tensor, ids: &Tensor, rows: u64, output: RowsOutput) -> Tensor {
         let records = self.records(&[weight]);
-        let kept = records.then(|| crate::memory::autograd::Saved::new(self, ids));
-        let mask = self.fresh("mask", ids.shape, crate::dtype::DType::Bool);
+        let kept = records.then(|| Saved::new(self, ids));
+        let mask = self.fresh("mask", ids.shape, DType::Bool);
         let shifted = self.fresh("sub", ids.shape, ids.dtype);
         let found = self.fresh("embedding", ids.shape.inserted(-1, weight.shape.last()), weight.dtype);
         drop(shifted);
-        let sum = self.summed(&found);
+        let sum = match output {
+            RowsOutput::Whole => self.summed(&found),
+            RowsOutput::Sequence(ways) => self.scattered_sum(&found, ways),
+        };
         drop((found, mask));
         if !records {
             return sum;
         }
-        let (own, tokens) = (weight.shape, ids.elements());
+        let (own, tokens, length) = (weight.shape, ids.elements(), ids.shape.last());
         self.attach(sum, &[weight], move |torch, gradient| {
             let ids = kept.map(|kept| kept.get(torch));
-            let dense = torch.contiguous(&gradient);
+            let dense = match output {
+                RowsOutput::Whole => torch.contiguous(&gradient),
+                RowsOutput::Sequence(ways) => torch.gathered(&gradient, 1, ways, length),
+            };
+            drop(gradient);
             let whole = torch.embedding_gradient(tokens, Shape::from([rows, own.last()]), &dense);
             drop((ids, dense));
-            vec![Some(torch.rows_of(whole, own))]
+            vec![Some(match output {
+                RowsOutput::Whole => torch.rows_of(whole, own),
+                // Nobody cuts it before the optimizer or `fully_shard` does.
+                RowsOutput::Sequence(_) => whole,
+            })]
+        })
+    }
+
+    /// `loss_parallel`: log-softmax and likelihood on this card's classes, and one gradient for both.
+    pub fn parallel_cross_entropy(&mut self, logits: &Tensor, target: &Tensor) -> Tensor {
+        let shifted = self.pointwise("sub", &[logits], logits.dtype);
+        drop(self.pointwise("exp", &[logits], logits.dtype));
+        let log_probabilities = self.pointwise("sub", &[logits], logits.dtype);
+        drop(shifted);
+        let loss = self.fresh("nll_loss_forward", Shape::new(&[]), logits.dtype);
+        if !self.records(&[logits]) {
+            return loss;
+        }
+        let saved = [Saved::new(self, &log_probabilities), Saved::new(self, target)];
+        self.attach(loss, &[logits], move |torch, gradient| {
+            let [kept, target] = saved.map(|saved| saved.get(torch));
+            let marks = torch.pointwise("zeros_like", &[&kept], kept.dtype);
+            let exponents = torch.pointwise("exp", &[&kept], kept.dtype);
+            let sum = torch.pointwise("add", &[&kept], kept.dtype);
+            drop(exponents);
+            let result = torch.pointwise("mul", &[&kept], kept.dtype);
+            drop((marks, sum, kept, target, gradient));
+            vec![Some(result)]
         })
     }
 

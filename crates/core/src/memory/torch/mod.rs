@@ -18,7 +18,7 @@
 pub mod assign;
 pub mod attention;
 mod attention_scratch;
-mod collective;
+pub mod collective;
 pub mod convolution;
 pub mod flash_attn;
 mod gemm_4bit;

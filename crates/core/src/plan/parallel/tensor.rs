@@ -14,6 +14,8 @@ pub enum TensorForm {
     /// transformers, by the model's own plan (`tp_plan="auto"`).
     #[default]
     Transformers,
+    /// torchtitan, as it splits Llama: norms and residuals along the sequence.
+    Torchtitan,
 }
 
 /// Options of tensor parallel.
@@ -22,6 +24,8 @@ pub enum TensorForm {
 pub struct TensorParallel {
     /// Who splits the layers.
     pub form: TensorForm,
+    /// Whether the loss is computed on parts of the vocabulary (`loss_parallel`).
+    pub loss_parallel: bool,
 }
 
 /// What torch itself does not run although it is simulated, said with the result.
@@ -62,6 +66,16 @@ pub(super) fn check(parallel: &Parallel, plan: &TrainPlan, sizes: &ModelSizes) -
     // A head is never cut: the model's code views a card's columns as whole heads.
     divides("tp", tp, "attention heads", sizes.heads)?;
     divides("tp", tp, "key and value heads", sizes.kv_heads)?;
+    if let Some(TensorParallel { form, loss_parallel }) = parallel.tensor() {
+        if form == TensorForm::Torchtitan {
+            divides("tp", tp, "tokens of a sequence (torchtitan splits the sequence)", sizes.seq_len)?;
+        } else if loss_parallel {
+            return Err(PlanError::Conflict {
+                what: "loss_parallel with transformers' plan, which gathers the logits".into(),
+                hint: "use torchtitan's form, or drop it".into(),
+            });
+        }
+    }
     let unsupported = |what: &str, hint: &str| {
         Err(PlanError::Unsupported { what: format!("tp {tp} with {what}"), hint: hint.into() })
     };
