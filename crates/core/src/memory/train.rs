@@ -19,7 +19,7 @@ use crate::dtype::DType;
 use crate::model::op::{Input, Op, ParameterId, ValueId};
 use crate::model::{Module, ModuleKind, Program, Shape, Step};
 use crate::plan::liger::LigerPatch;
-use crate::plan::{AdapterLayout, Checkpointing, TrainPlan};
+use crate::plan::{AdapterLayout, Checkpointing, OptimizerKind, TrainPlan};
 
 /// Steps that are run: the first makes the optimizer's state, the second is what all later ones allocate, and with the
 /// third the cache of segments has settled.
@@ -51,7 +51,8 @@ pub fn simulate(
     torch.forced_kernel = plan.sdpa_kernel.map(Kernel::from);
     let inputs = batch(&mut torch, &program, plan);
     let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);
-    let whole = if layout.is_some() { Vec::new() } else { whole(&program, plan) };
+    let projects = matches!(plan.optimizer.kind, OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW);
+    let whole = if layout.is_none() && projects { whole(&program, plan) } else { Vec::new() };
     let wide = if plan.optimizer.wide_embeddings { embeddings(&program, plan, layout) } else { Vec::new() };
     let mut optimizer = match plan.optimizer_in_backward {
         true => {
