@@ -2,6 +2,8 @@
 //!
 //! Source: torch/distributed/tensor/_redistribute.py and placement_types.py of torch 2.11.
 
+use smallvec::smallvec;
+
 use super::Torch;
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
@@ -30,7 +32,7 @@ impl Torch {
             return x.clone();
         }
         let inside = Tensor { viewed: true, ..x.detached() };
-        self.attach(inside, &[x], |torch, gradient| vec![Some(torch.summed(&gradient))])
+        self.attach(inside, &[x], |torch, gradient| smallvec![Some(torch.summed(&gradient))])
     }
 
     /// Partial results of all cards, summed; the gradient passes as it is.
@@ -39,7 +41,7 @@ impl Torch {
         if !self.records(&[x]) {
             return sum;
         }
-        self.attach(sum, &[x], |_, gradient| vec![Some(gradient)])
+        self.attach(sum, &[x], |_, gradient| smallvec![Some(gradient)])
     }
 
     /// The parts of all cards gathered along a dimension: a buffer of parts, then the parts joined unless they lie in order.
@@ -64,7 +66,7 @@ impl Torch {
         if !self.records(&[x]) {
             return whole;
         }
-        self.attach(whole, &[x], move |torch, gradient| vec![Some(torch.part(&gradient, dim, own))])
+        self.attach(whole, &[x], move |torch, gradient| smallvec![Some(torch.part(&gradient, dim, own))])
     }
 
     /// This card's part; gradients of all parts are joined.
@@ -74,7 +76,7 @@ impl Torch {
         if !self.records(&[x]) {
             return part;
         }
-        self.attach(part, &[x], move |torch, gradient| vec![Some(torch.gathered(&gradient, dim, ways, whole))])
+        self.attach(part, &[x], move |torch, gradient| smallvec![Some(torch.gathered(&gradient, dim, ways, whole))])
     }
 
     /// `all_gather` along the sequence (dimension 1); the gradient, a partial sum on every card, is reduced and scattered.
@@ -83,7 +85,7 @@ impl Torch {
         if !self.records(&[x]) {
             return whole;
         }
-        self.attach(whole, &[x], move |torch, gradient| vec![Some(torch.scattered_sum(&gradient, ways))])
+        self.attach(whole, &[x], move |torch, gradient| smallvec![Some(torch.scattered_sum(&gradient, ways))])
     }
 
     /// Partial results summed and scattered along the sequence; gradients are gathered.
@@ -93,7 +95,7 @@ impl Torch {
             return part;
         }
         let size = x.shape.size(1);
-        self.attach(part, &[x], move |torch, gradient| vec![Some(torch.gathered(&gradient, 1, ways, size))])
+        self.attach(part, &[x], move |torch, gradient| smallvec![Some(torch.gathered(&gradient, 1, ways, size))])
     }
 
     /// `reduce_scatter` along dimension 1: the parts are first laid one after the other.
@@ -132,7 +134,7 @@ impl Torch {
             drop(gradient);
             let whole = torch.embedding_gradient(tokens, Shape::from([rows, own.last()]), &dense);
             drop((ids, dense));
-            vec![Some(match output {
+            smallvec![Some(match output {
                 RowsOutput::Whole => torch.rows_of(whole, own),
                 // Nobody cuts it before the optimizer or `fully_shard` does.
                 RowsOutput::Sequence(_) => whole,
@@ -159,7 +161,7 @@ impl Torch {
             drop(exponents);
             let result = torch.pointwise("mul", &[&kept], kept.dtype);
             drop((marks, sum, kept, target, gradient));
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 

@@ -49,8 +49,8 @@ pub(super) fn engine(parallel: &Parallel, plan: &TrainPlan) -> Result<(), PlanEr
 }
 
 fn fsdp1(parallel: &Parallel, options: &Fsdp1, plan: &TrainPlan) -> Result<(), PlanError> {
-    if options.strategy == Strategy::No {
-        return unsupported("fsdp1 with NO_SHARD", "use ddp, which is what it does");
+    if options.strategy == Strategy::No && options.offload {
+        return unsupported("fsdp1 with NO_SHARD and offload", "use FULL_SHARD");
     }
     if parallel.mesh.dp_shard == 1 && parallel.mesh.world() > 1 {
         return conflict(
