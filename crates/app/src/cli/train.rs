@@ -152,6 +152,10 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let (found, plan, start) = arguments.resolve(context)?;
     let mut question = Question::of_train(&plan);
     arguments.lens.apply(&mut question, context)?;
+    if arguments.step.master_weights && arguments.lens.method.lens().is_some() {
+        arguments.lens.only_for_factors("--master-weights")?;
+        question.coefficients.master_weights = true;
+    }
     if let Some(method) = arguments.lens.method.lens() {
         return lens::answer(method, &found, &question, &plan.gpu, context);
     }

@@ -70,6 +70,8 @@ pub struct Leaf {
     pub shape: Shape,
     /// Its element type.
     pub dtype: DType,
+    /// The type its gradient is kept in, when not its own (`Tensor.grad_dtype`).
+    pub grad_dtype: Cell<Option<DType>>,
     /// What runs when its gradient is complete (`register_post_accumulate_grad_hook`).
     pub after: AfterGrad,
     /// The stream on which gradients of several uses are summed: the one it was made on.
@@ -126,6 +128,19 @@ impl Node {
             buffer: RefCell::new(smallvec![None; outputs]),
             before: RefCell::default(),
         })
+    }
+
+    /// What a node hands on is cast to the type the next one expects (`validate_outputs` of torch/csrc/autograd/engine.cpp);
+    /// operations see to that themselves, a leaf may want its gradient otherwise.
+    fn in_own_type(&self, torch: &mut Torch, gradient: Tensor) -> Tensor {
+        let wanted = match &*self.work.borrow() {
+            Work::Leaf(leaf) => leaf.grad_dtype.get(),
+            _ => None,
+        };
+        match wanted.filter(|dtype| *dtype != gradient.dtype) {
+            Some(dtype) => torch.fresh_like("_to_copy", &gradient, dtype),
+            None => gradient,
+        }
     }
 
     /// Runs something once, before the node goes back.
@@ -226,6 +241,7 @@ fn walk(torch: &mut Torch, roots: Vec<(Edge, Tensor)>) {
         for (edge, gradient) in next.into_iter().zip(outputs) {
             let Some(edge) = edge else { continue };
             if let Some(gradient) = gradient {
+                let gradient = edge.node.in_own_type(torch, gradient);
                 add_to_buffer(torch, &edge, gradient);
             }
             edge.node.waiting.set(edge.node.waiting.get().saturating_sub(1));
@@ -289,7 +305,8 @@ fn accumulate(torch: &mut Torch, leaf: &Rc<Leaf>, gradient: Option<Tensor>) {
     let same_layout = gradient.strides[..rank] == leaf.strides[..rank] || gradient.elements() <= 1;
     // Someone else still holds the tensor itself: torch copies instead of stealing.
     let stolen = same_layout && (gradient.viewed || Rc::strong_count(&gradient.storage) == 1);
-    let kept = if stolen { gradient } else { torch.fresh("grad", leaf.shape, leaf.dtype) };
+    let kept =
+        if stolen { gradient } else { torch.fresh("grad", leaf.shape, leaf.grad_dtype.get().unwrap_or(leaf.dtype)) };
     torch.log.borrow_mut().reclassify(kept.storage.id(), Category::Gradients);
     *slot = Some(kept.detached());
 }

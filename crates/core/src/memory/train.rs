@@ -48,6 +48,9 @@ pub fn simulate(
     wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
     wrapped.checkpoints = plan.checkpoints;
     wrapped.loss = HeadLoss::new(&program, plan.loss);
+    if let Some(dtype) = plan.gradients {
+        trained.iter().for_each(|parameter| parameter.leaf.grad_dtype.set(Some(dtype)));
+    }
     torch.forced_kernel = plan.sdpa_kernel.map(Kernel::from);
     let inputs = batch(&mut torch, &program, plan);
     let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);
@@ -74,7 +77,7 @@ pub fn simulate(
 fn run_step(
     torch: &mut Torch,
     runner: &Rc<Runner>,
-    optimizer: Option<&mut Optimizer>,
+    mut optimizer: Option<&mut Optimizer>,
     trained: &[Trained],
     plan: &TrainPlan,
 ) {
@@ -100,11 +103,14 @@ fn run_step(
         phase(torch, "0.clip".to_owned(), |torch| clip(torch, trained));
     }
     phase(torch, "0.opt".to_owned(), |torch| {
-        if let Some(optimizer) = optimizer {
+        if let Some(optimizer) = optimizer.as_deref_mut() {
             optimizer.step(torch, trained);
         }
     });
     phase(torch, "0.zero".to_owned(), |_| {
+        if let Some(optimizer) = optimizer {
+            optimizer.zero_masters();
+        }
         trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
     });
 }

@@ -169,6 +169,7 @@ impl Torch {
             strides: tensor.strides,
             shape: tensor.shape,
             dtype: tensor.dtype,
+            grad_dtype: Default::default(),
             after: Default::default(),
             stream: Default::default(),
         });
