@@ -19,6 +19,7 @@ fetch() { # name, address, files
 }
 
 expect() { # name, exit code, words of the report, options and command
+  rm -rf "$out" # what one trainer leaves there misleads the next
   "$VRAMCAST" rehearse --quiet "${@:4}" > "$folder/script-$1.log" 2>&1
   local code=$?
   if [ $code -eq "$2" ] && grep -q "$3" "$folder/script-$1.log"; then
