@@ -123,10 +123,10 @@ export class Importer {
   }
 }
 
-/** The job that a plan file describes. @param {Job} before @param {{ kind?: string, model?: string, config?: Plan, gpu?: string, plan: Plan }} read @returns {Job} */
+/** The job that a plan file describes. @param {Job} before @param {{ kind?: string, model?: string, config?: Plan, plan: Plan }} read @returns {Job} */
 function imported(before, read) {
   const { gpu: own, ...plan } = read.plan;
-  const gpu = read.gpu ? { name: read.gpu } : own;
+  const gpu = typeof own === 'string' ? { name: own } : own;
   const kind = read.kind === 'infer' ? 'infer' : 'train';
   const job = { ...freshJob(), kind: /** @type {'train' | 'infer'} */ (kind), model: before.model, config: before.config };
   if (read.model) Object.assign(job, { model: read.model, config: null });
