@@ -134,11 +134,13 @@ export class Form {
     }
     for (const [id, row] of this.#rows) {
       const text = texts.get(id) ?? '';
-      if (row.problem.textContent !== text) row.problem.textContent = text;
+      const isNew = row.problem.textContent !== text;
+      if (isNew) row.problem.textContent = text;
       row.control.toggleAttribute('aria-invalid', false);
       if (text) {
         row.control.setAttribute('aria-invalid', 'true');
         for (let up = row.wrapper.closest('details'); up; up = up.parentElement?.closest('details') ?? null) up.open = true;
+        if (isNew) row.problem.scrollIntoView({ block: 'nearest' });
       }
     }
     return homeless;

@@ -23,7 +23,7 @@ import { fragmentOf, readFragment } from './url.js';
 /** @typedef {import('./types.js').Problem} Problem */
 
 const store = new Store();
-const form = new Form(store, () => stale('These numbers are of the last plan without a mistake.'));
+const form = new Form(store, () => stale('A value in the form is not valid. The numbers below are of the last plan without a mistake.'));
 const picker = new Picker(store);
 const results = new Results((gpu) => store.update({ gpu }, 'apply'));
 const compare = new Compare(store);
@@ -149,7 +149,7 @@ async function refused(error, job, signal) {
   }
   hideSuggestions();
   const busy = error.status === 429 || error.status === 503;
-  stale(busy ? `The server is busy (${error.message}); these numbers are of the last answer.` : 'These numbers are of the last plan without a mistake.');
+  stale(busy ? `The server is busy (${error.message}); these numbers are of the last answer.` : `${sentence(error.problem)}. The numbers below are of the last plan without a mistake.`);
   if (busy) return;
   showProblems([error.problem]);
   if (error.status !== 422 || isServed(job)) return;

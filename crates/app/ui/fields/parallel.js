@@ -97,10 +97,25 @@ const cards = {
   set: (job, many) => derived({ ...job, train: withAt(job.train, `parallel.mesh.${dataAxis(job)}`, (many ?? 1) / others(job)) }),
 };
 
+/** Axes that cut a copy of the model: data parallelism gives them room, so that the cards stay as many. */
+const SPLITS = ['tp', 'pp', 'cp'];
+
+/** @param {Job} job @param {number} many */
+function sameCards(job, many) {
+  const left = many / others(job);
+  return Number.isInteger(left) && left >= 1 ? { ...job, train: withAt(job.train, `parallel.mesh.${dataAxis(job)}`, left) } : job;
+}
+
 /** @param {string} axis @param {string} label @param {Partial<Field>} [rest] @returns {Field} */
 function along(axis, label, rest = {}) {
   const plain = value(TRAIN, 'parallel', `parallel.mesh.${axis}`, label, 'int', 1, { min: 1, max: 1 << 20, when: spread, ...rest });
-  return { ...plain, set: (job, many) => derived(plain.set(job, many), job) };
+  return {
+    ...plain,
+    set: (job, many) => {
+      const changed = plain.set(job, many);
+      return derived(SPLITS.includes(axis) ? sameCards(changed, world(job)) : changed, job);
+    },
+  };
 }
 
 /** An option of an engine. @param {string} name @param {string} path @param {string} label @param {Field['type']} type @param {any} fallback @param {Partial<Field>} [rest] */
