@@ -210,19 +210,22 @@ async function readAddress() {
   }
 }
 
-/** Lists that the form offers; the page works without them. */
+/** Lists that the form offers. Each comes when it comes: the first count of all models takes the server a moment. */
 async function loadLists() {
-  const [models, cards, optimizers, frameworks, version] = await Promise.all([
-    get('/models?limit=10000'), list('gpus'), list('optimizers'), list('frameworks'), get('/version'),
-  ]);
-  picker.setModels(models);
-  const cardOptions = cards.map((row) => ({ value: row['card'] ?? '', label: `${row['card']} · ${row['GiB']} GiB`, group: row['maker'] ?? '' }));
-  for (const kind of ['train', 'infer']) form.setOptions(`${kind}-gpu`, cardOptions);
-  form.setOptions('train-optimizer-kind', optimizers.map((row) => ({
+  const models = get('/models').then((all) => picker.setModels(all));
+  const cards = list('gpus').then((rows) => {
+    const options = rows.map((row) => ({ value: row['card'] ?? '', label: `${row['card']} · ${row['GiB']} GiB`, group: row['maker'] ?? '' }));
+    for (const kind of ['train', 'infer']) form.setOptions(`${kind}-gpu`, options);
+  });
+  const optimizers = list('optimizers').then((rows) => form.setOptions('train-optimizer-kind', rows.map((row) => ({
     value: row['optimizer'] ?? '', label: `${row['optimizer']}${row['recorded_runs'] === 'yes' ? '' : ' (not yet measured)'}`, group: (row['whose_code'] ?? '').split(/[ .]/)[0] ?? '',
-  })));
-  fillPresets(store, frameworks);
-  byId('version').textContent = `vramcast ${version.version ?? ''}`;
+  }))));
+  const frameworks = list('frameworks').then((rows) => fillPresets(store, rows));
+  const version = get('/version').then((answer) => {
+    byId('version').textContent = `vramcast ${answer.version}`;
+  });
+  await Promise.all([models, cards, optimizers, frameworks, version]);
+  document.body.dataset['lists'] = 'here';
 }
 
 setUpTheme();

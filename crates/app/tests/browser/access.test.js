@@ -38,7 +38,8 @@ for (const colorScheme of /** @type {const} */ (['light', 'dark'])) {
       await page.locator('#model').fill('llama');
       await sound(page, 'the list of models');
       await page.keyboard.press('Escape');
-      for (const name of ['Presets', 'Import', 'Export', 'Paste a config.json']) {
+      // Dialogs look the same at both widths.
+      for (const name of width > 1000 ? ['Presets', 'Import', 'Export', 'Paste a config.json'] : []) {
         await page.getByRole('button', { name }).click();
         await sound(page, name);
         await page.keyboard.press('Escape');

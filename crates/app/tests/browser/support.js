@@ -53,7 +53,7 @@ export async function open(browser, fragment = '', options = {}) {
 export async function settled(page) {
   await page.waitForFunction(() => {
     const { answers, settled: last } = document.getElementById('results')?.dataset ?? {};
-    return answers !== undefined && answers === last;
+    return answers !== undefined && answers === last && document.body.dataset['lists'] === 'here';
   });
 }
 
