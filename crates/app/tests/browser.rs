@@ -81,7 +81,6 @@ impl Drop for Server {
 }
 
 #[test]
-#[ignore = "the API does not have all that the page asks for yet"]
 fn the_page_works_in_a_browser() {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("browser");
