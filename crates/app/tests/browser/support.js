@@ -14,7 +14,15 @@ import { chromium } from 'playwright-core';
 
 export const BASE = given('BASE');
 const VRAMCAST = given('VRAMCAST');
-const FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'];
+const FLAGS = [
+  '--no-sandbox',
+  '--disable-gpu',
+  '--disable-quic',
+  '--no-first-run',
+  '--disable-background-networking',
+  '--disable-component-update',
+  '--disable-sync',
+];
 
 /** @param {string} name */
 function given(name) {
@@ -33,16 +41,23 @@ export function launch() {
  * @param {import('playwright-core').Browser} browser @param {string} [fragment] @param {ContextOptions} [options]
  */
 export async function open(browser, fragment = '', options = {}) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, permissions: ['clipboard-read', 'clipboard-write'], ...options });
+  const context = await browser.newContext({
+    viewport: { width: 1280, height: 900 },
+    permissions: ['clipboard-read', 'clipboard-write'],
+    ...options,
+  });
   const page = await context.newPage();
   /** @type {string[]} */
   const complaints = [];
   page.on('console', (message) => {
-    if (['error', 'warning'].includes(message.type()) && !message.text().includes('status of 422')) complaints.push(message.text());
+    if (['error', 'warning'].includes(message.type()) && !message.text().includes('status of 422'))
+      complaints.push(message.text());
   });
   page.on('pageerror', (error) => complaints.push(String(error)));
   await page.addInitScript(() => {
-    addEventListener('securitypolicyviolation', (event) => console.error(`CSP: ${event.violatedDirective} ${event.blockedURI}`));
+    addEventListener('securitypolicyviolation', (event) =>
+      console.error(`CSP: ${event.violatedDirective} ${event.blockedURI}`),
+    );
   });
   await page.goto(BASE + fragment);
   await settled(page);
@@ -115,5 +130,6 @@ export function quiet(complaints) {
 /** Opens a group of the form. @param {Page} page @param {string} group */
 export async function unfold(page, group) {
   const details = page.locator(`#group-${group}`);
-  if (!(await details.evaluate((element) => /** @type {HTMLDetailsElement} */ (element).open))) await details.locator('> summary').click();
+  if (!(await details.evaluate((element) => /** @type {HTMLDetailsElement} */ (element).open)))
+    await details.locator('> summary').click();
 }
