@@ -46,6 +46,8 @@ export async function open(browser, fragment = '', options = {}) {
     permissions: ['clipboard-read', 'clipboard-write'],
     ...options,
   });
+  // Machines that build at the same time are slow; nothing here asserts on time.
+  context.setDefaultTimeout(180_000);
   const page = await context.newPage();
   /** @type {string[]} */
   const complaints = [];
