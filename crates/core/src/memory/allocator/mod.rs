@@ -3,6 +3,7 @@
 //! It decides two of the three levels: *allocated* counts whole blocks, which can be larger than what was asked for,
 //! and *reserved* counts the segments that were taken from the driver. Rules: c10/cuda/CUDACachingAllocator.cpp.
 
+mod expandable;
 mod free_list;
 mod pool;
 

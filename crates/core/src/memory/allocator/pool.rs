@@ -1,4 +1,8 @@
 //! One pool of blocks: best fit, splitting, merging.
+//!
+//! `expandable.rs` has the rules of a growing segment.
+
+use std::collections::BTreeMap;
 
 use super::free_list::FreeList;
 use super::{MIB, MIN_BLOCK, SMALL_SIZE};
@@ -11,75 +15,78 @@ pub(super) const NONE: BlockId = u32::MAX;
 /// Requests of this size and above get a segment of their own (`kMinLargeAlloc`).
 const MIN_LARGE: u64 = 10 * MIB;
 /// What smaller ones of the large pool come from (`kLargeBuffer`).
-const LARGE_BUFFER: u64 = 20 * MIB;
+pub(super) const LARGE_BUFFER: u64 = 20 * MIB;
 /// Segments of the small pool (`kSmallBuffer`), and what large segments are rounded to (`kRoundLarge`).
-const SMALL_BUFFER: u64 = 2 * MIB;
+pub(super) const SMALL_BUFFER: u64 = 2 * MIB;
 
 #[derive(Debug, Clone, Copy)]
-struct Block {
-    address: u64,
-    size: u64,
-    before: BlockId,
-    after: BlockId,
-    free: bool,
+pub(super) struct Block {
+    pub(super) address: u64,
+    pub(super) size: u64,
+    pub(super) before: BlockId,
+    pub(super) after: BlockId,
+    pub(super) state: State,
+}
+
+/// What a block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Used,
+    Free,
+    /// Addresses of a growing segment without memory behind them.
+    Unmapped,
 }
 
 /// Blocks of one pool.
 pub(super) struct Pool {
-    small: bool,
+    pub(super) small: bool,
     options: AllocatorOptions,
-    blocks: Vec<Block>,
+    pub(super) blocks: Vec<Block>,
     unused: Vec<BlockId>,
-    free: FreeList,
+    pub(super) free: FreeList,
+    /// Addresses without memory, lowest first.
+    pub(super) unmapped: BTreeMap<u64, BlockId>,
     next_address: u64,
-    /// The last block of the growing segment.
-    tail: BlockId,
     pub(super) reserved: u64,
 }
 
 impl Pool {
     pub(super) fn new(small: bool, options: AllocatorOptions) -> Self {
-        Self {
+        let mut pool = Self {
             small,
             options,
             blocks: Vec::new(),
             unused: Vec::new(),
             free: FreeList::default(),
+            unmapped: BTreeMap::new(),
             next_address: 0,
-            tail: NONE,
             reserved: 0,
+        };
+        if options.expandable_segments {
+            pool.open_segment();
         }
+        pool
     }
 
     /// What the pool would take from the driver for a request that no free block fits.
     pub(super) fn growth(&self, size: u64) -> u64 {
-        if self.options.expandable_segments {
-            let page = self.page();
-            return (size - self.free_tail().min(size)).div_ceil(page) * page;
-        }
         match size {
+            _ if self.options.expandable_segments => self.expansion(size),
             _ if size <= SMALL_SIZE => SMALL_BUFFER,
             _ if size < MIN_LARGE => LARGE_BUFFER,
             _ => size.div_ceil(SMALL_BUFFER) * SMALL_BUFFER,
         }
     }
 
-    fn free_tail(&self) -> u64 {
-        match self.blocks.get(self.tail as usize) {
-            Some(block) if block.free => block.size,
-            _ => 0,
-        }
-    }
-
     /// A free block for a request, where there is one, and the size it is billed with.
     pub(super) fn take(&mut self, size: u64) -> Option<(BlockId, u64)> {
-        let limit = self.options.max_split_size.filter(|_| !self.options.expandable_segments);
-        let refuses = |found: u64| {
-            limit.is_some_and(|limit| {
+        let id = match (self.options.expandable_segments, self.options.max_split_size) {
+            (true, _) => self.take_least_expandable(size),
+            (false, None) => self.free.take(size, |_| false),
+            (false, Some(limit)) => self.free.take(size, |found| {
                 (size < limit && found >= limit) || (size >= limit && found >= size + LARGE_BUFFER)
-            })
-        };
-        let id = self.free.take(size, refuses)?;
+            }),
+        }?;
         Some(self.cut(id, size))
     }
 
@@ -88,7 +95,7 @@ impl Pool {
         match self.take(size) {
             Some(found) => found,
             None => {
-                let id = self.grow(size);
+                let id = if self.options.expandable_segments { self.expand(size) } else { self.new_segment(size) };
                 self.cut(id, size)
             }
         }
@@ -104,61 +111,53 @@ impl Pool {
             rest > SMALL_SIZE && self.options.max_split_size.is_none_or(|limit| size < limit)
         };
         if splits {
-            let tail = Block { address: block.address + size, size: rest, before: id, after: block.after, free: true };
-            let rest_id = self.add(tail);
-            if block.after != NONE {
-                self.blocks[block.after as usize].before = rest_id;
-            }
-            if self.tail == id {
-                self.tail = rest_id;
-            }
-            self.blocks[id as usize].after = rest_id;
-            self.blocks[id as usize].size = size;
+            let rest_id = self.split(id, size, State::Free);
             self.insert(rest_id);
         }
-        self.blocks[id as usize].free = false;
+        self.blocks[id as usize].state = State::Used;
         (id, self.blocks[id as usize].size)
     }
 
-    fn grow(&mut self, size: u64) -> BlockId {
+    /// Cuts a block down to a size; the rest is a block of its own.
+    pub(super) fn split(&mut self, id: BlockId, size: u64, state: State) -> BlockId {
+        let block = self.blocks[id as usize];
+        let (address, rest) = (block.address + size, block.size - size);
+        let rest_id = self.add(Block { address, size: rest, before: id, after: block.after, state });
+        if block.after != NONE {
+            self.blocks[block.after as usize].before = rest_id;
+        }
+        self.blocks[id as usize].after = rest_id;
+        self.blocks[id as usize].size = size;
+        rest_id
+    }
+
+    fn new_segment(&mut self, size: u64) -> BlockId {
         let growth = self.growth(size);
         self.reserved += growth;
-        if !self.options.expandable_segments {
-            let block = Block { address: self.next_address, size: growth, before: NONE, after: NONE, free: true };
-            // A gap keeps segments from looking adjacent.
-            self.next_address += growth + SMALL_BUFFER;
-            return self.add(block);
-        }
-        if self.free_tail() > 0 {
-            let tail = self.tail;
-            self.remove_free(tail);
-            self.blocks[tail as usize].size += growth;
-            self.next_address += growth;
-            return tail;
-        }
-        let block = Block { address: self.next_address, size: growth, before: self.tail, after: NONE, free: true };
-        self.next_address += growth;
-        let id = self.add(block);
-        if self.tail != NONE {
-            let tail = self.tail;
-            self.blocks[tail as usize].after = id;
-        }
-        self.tail = id;
-        id
+        let (address, state) = (self.next_address, State::Free);
+        // A gap keeps segments from looking adjacent.
+        self.next_address += growth + SMALL_BUFFER;
+        self.add(Block { address, size: growth, before: NONE, after: NONE, state })
     }
 
     /// Gives a block back and merges it with free neighbours; returns the size it was billed with.
     pub(super) fn free(&mut self, id: BlockId) -> u64 {
         let size = self.blocks[id as usize].size;
-        self.blocks[id as usize].free = true;
-        for neighbour in [self.blocks[id as usize].before, self.blocks[id as usize].after] {
-            if neighbour != NONE && self.blocks[neighbour as usize].free {
-                self.remove_free(neighbour);
+        self.blocks[id as usize].state = State::Free;
+        self.merge(id);
+        self.insert(id);
+        size
+    }
+
+    /// Takes neighbours in the same state in.
+    pub(super) fn merge(&mut self, id: BlockId) {
+        let Block { before, after, state, .. } = self.blocks[id as usize];
+        for neighbour in [before, after] {
+            if neighbour != NONE && self.blocks[neighbour as usize].state == state {
+                self.take_out(neighbour);
                 self.absorb(id, neighbour);
             }
         }
-        self.insert(id);
-        size
     }
 
     fn absorb(&mut self, id: BlockId, neighbour: BlockId) {
@@ -177,9 +176,6 @@ impl Pool {
                 self.blocks[other.after as usize].before = id;
             }
         }
-        if self.tail == neighbour {
-            self.tail = id;
-        }
         self.unused.push(neighbour);
     }
 
@@ -195,57 +191,7 @@ impl Pool {
         self.unused.extend(gone);
     }
 
-    /// Of a growing segment, pages that are free as a whole go back (`unmap_block`). Addresses are plenty: what was in the
-    /// middle is not mapped again, the end grows instead.
-    fn unmap_free_pages(&mut self) {
-        let page = self.page();
-        for id in self.free.remove_where(|_| true) {
-            let Block { address, size, before, after, .. } = self.blocks[id as usize];
-            let (start, end) = (address.next_multiple_of(page), (address + size) / page * page);
-            if end <= start {
-                self.insert(id);
-                continue;
-            }
-            self.reserved -= end - start;
-            let last = self.tail == id;
-            let right = address + size - end;
-            if right > 0 {
-                let rest = self.add(Block { address: end, size: right, before: NONE, after, free: true });
-                self.link_before(after, rest);
-                self.tail = if last { rest } else { self.tail };
-                self.insert(rest);
-            } else {
-                self.link_before(after, NONE);
-            }
-            if start > address {
-                self.blocks[id as usize].size = start - address;
-                self.blocks[id as usize].after = NONE;
-                self.insert(id);
-            } else {
-                if before != NONE {
-                    self.blocks[before as usize].after = NONE;
-                }
-                self.unused.push(id);
-            }
-            if last && right == 0 {
-                self.next_address = start;
-                self.tail = if start > address { id } else { before };
-            }
-        }
-    }
-
-    fn link_before(&mut self, block: BlockId, before: BlockId) {
-        if block != NONE {
-            self.blocks[block as usize].before = before;
-        }
-    }
-
-    /// What a growing segment grows by.
-    fn page(&self) -> u64 {
-        if self.small { SMALL_BUFFER } else { LARGE_BUFFER }
-    }
-
-    fn add(&mut self, block: Block) -> BlockId {
+    pub(super) fn add(&mut self, block: Block) -> BlockId {
         match self.unused.pop() {
             Some(id) => {
                 self.blocks[id as usize] = block;
@@ -258,14 +204,23 @@ impl Pool {
         }
     }
 
-    fn insert(&mut self, id: BlockId) {
-        let block = self.blocks[id as usize];
-        self.free.insert(block.size, block.address, id);
+    /// Puts a block where blocks of its state are found.
+    pub(super) fn insert(&mut self, id: BlockId) {
+        let Block { size, address, state, .. } = self.blocks[id as usize];
+        match state {
+            State::Free => self.free.insert(size, address, id),
+            State::Unmapped => drop(self.unmapped.insert(address, id)),
+            State::Used => {}
+        }
     }
 
-    fn remove_free(&mut self, id: BlockId) {
-        let block = self.blocks[id as usize];
-        self.free.remove(block.size, block.address);
+    pub(super) fn take_out(&mut self, id: BlockId) {
+        let Block { size, address, state, .. } = self.blocks[id as usize];
+        match state {
+            State::Free => self.free.remove(size, address),
+            State::Unmapped => drop(self.unmapped.remove(&address)),
+            State::Used => {}
+        }
     }
 }
 
