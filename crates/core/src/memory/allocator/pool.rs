@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use super::addresses::AddressSpace;
 use super::free_list::FreeList;
 use super::{MIB, MIN_BLOCK, SMALL_SIZE};
 use crate::plan::AllocatorOptions;
@@ -46,7 +47,6 @@ pub(super) struct Pool {
     pub(super) free: FreeList,
     /// Addresses without memory, lowest first.
     pub(super) unmapped: BTreeMap<u64, BlockId>,
-    next_address: u64,
     pub(super) reserved: u64,
 }
 
@@ -59,7 +59,6 @@ impl Pool {
             unused: Vec::new(),
             free: FreeList::default(),
             unmapped: BTreeMap::new(),
-            next_address: 0,
             reserved: 0,
         };
         if options.expandable_segments {
@@ -91,11 +90,12 @@ impl Pool {
     }
 
     /// A block for a request, and the size it is billed with.
-    pub(super) fn allocate(&mut self, size: u64) -> (BlockId, u64) {
+    pub(super) fn allocate(&mut self, size: u64, space: &mut AddressSpace) -> (BlockId, u64) {
         match self.take(size) {
             Some(found) => found,
             None => {
-                let id = if self.options.expandable_segments { self.expand(size) } else { self.new_segment(size) };
+                let grows = self.options.expandable_segments;
+                let id = if grows { self.expand(size) } else { self.new_segment(size, space) };
                 self.cut(id, size)
             }
         }
@@ -131,12 +131,10 @@ impl Pool {
         rest_id
     }
 
-    fn new_segment(&mut self, size: u64) -> BlockId {
+    fn new_segment(&mut self, size: u64, space: &mut AddressSpace) -> BlockId {
         let growth = self.growth(size);
         self.reserved += growth;
-        let (address, state) = (self.next_address, State::Free);
-        // A gap keeps segments from looking adjacent.
-        self.next_address += growth + SMALL_BUFFER;
+        let (address, state) = (space.take(growth), State::Free);
         self.add(Block { address, size: growth, before: NONE, after: NONE, state })
     }
 
@@ -180,15 +178,19 @@ impl Pool {
     }
 
     /// Segments that are free as a whole go back to the driver.
-    pub(super) fn release_unused(&mut self) {
+    pub(super) fn release_unused(&mut self, space: &mut AddressSpace) {
         if self.options.expandable_segments {
             return self.unmap_free_pages();
         }
         let blocks = &self.blocks;
         let whole = |id: BlockId| blocks[id as usize].before == NONE && blocks[id as usize].after == NONE;
         let gone = self.free.remove_where(whole);
-        self.reserved -= gone.iter().map(|id| self.blocks[*id as usize].size).sum::<u64>();
-        self.unused.extend(gone);
+        for id in gone {
+            let Block { address, size, .. } = self.blocks[id as usize];
+            self.reserved -= size;
+            space.give_back(address, size);
+            self.unused.push(id);
+        }
     }
 
     pub(super) fn add(&mut self, block: Block) -> BlockId {
@@ -227,58 +229,63 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Addresses;
 
     #[test]
     fn large_blocks_keep_a_small_rest_and_split_a_large_one() {
+        let space = &mut AddressSpace::new(Addresses::Driver);
         let mut pool = Pool::new(false, AllocatorOptions::default());
         // 17.5 MiB gets a segment of 18 MiB and is billed all of it: the rest is not worth splitting.
-        let (first, billed) = pool.allocate(17 * MIB + MIB / 2);
+        let (first, billed) = pool.allocate(17 * MIB + MIB / 2, space);
         assert_eq!((billed, pool.reserved), (18 * MIB, 18 * MIB));
         pool.free(first);
-        let (_, billed) = pool.allocate(4 * MIB);
+        let (_, billed) = pool.allocate(4 * MIB, space);
         assert_eq!((billed, pool.reserved), (4 * MIB, 18 * MIB));
     }
 
     #[test]
     fn neighbours_merge_again() {
+        let space = &mut AddressSpace::new(Addresses::Driver);
         let mut pool = Pool::new(true, AllocatorOptions::default());
-        let blocks: Vec<_> = (0..4).map(|_| pool.allocate(512 * 1024).0).collect();
+        let blocks: Vec<_> = (0..4).map(|_| pool.allocate(512 * 1024, space).0).collect();
         assert_eq!(pool.reserved, 2 * MIB);
         for block in blocks {
             pool.free(block);
         }
         assert_eq!(pool.free.len(), 1);
-        pool.release_unused();
+        pool.release_unused(space);
         assert_eq!(pool.reserved, 0);
     }
 
     #[test]
     fn an_expandable_segment_gives_free_pages_back() {
+        let space = &mut AddressSpace::new(Addresses::Driver);
         let options = AllocatorOptions { expandable_segments: true, ..Default::default() };
         let mut pool = Pool::new(false, options);
-        let blocks: Vec<_> = (0..5).map(|_| pool.allocate(30 * MIB).0).collect();
+        let blocks: Vec<_> = (0..5).map(|_| pool.allocate(30 * MIB, space).0).collect();
         assert_eq!(pool.reserved, 160 * MIB);
         pool.free(blocks[1]);
         pool.free(blocks[2]);
         // From 30 to 90 MiB is free, and from 150 to 160: the pages from 40 to 80 go.
-        pool.release_unused();
+        pool.release_unused(space);
         assert_eq!(pool.reserved, 120 * MIB);
         pool.free(blocks[0]);
         pool.free(blocks[3]);
         pool.free(blocks[4]);
-        pool.release_unused();
+        pool.release_unused(space);
         assert_eq!(pool.reserved, 0);
-        let (_, billed) = pool.allocate(30 * MIB);
+        let (_, billed) = pool.allocate(30 * MIB, space);
         assert_eq!((billed, pool.reserved), (30 * MIB, 40 * MIB));
     }
 
     #[test]
     fn an_expandable_segment_grows_by_pages() {
+        let space = &mut AddressSpace::new(Addresses::Driver);
         let options = AllocatorOptions { expandable_segments: true, ..Default::default() };
         let mut pool = Pool::new(false, options);
-        let (first, billed) = pool.allocate(17 * MIB + 512);
+        let (first, billed) = pool.allocate(17 * MIB + 512, space);
         assert_eq!((billed, pool.reserved), (17 * MIB + 512, 20 * MIB));
-        let (_, _) = pool.allocate(10 * MIB);
+        let (_, _) = pool.allocate(10 * MIB, space);
         assert_eq!(pool.reserved, 40 * MIB);
         pool.free(first);
     }
