@@ -323,11 +323,11 @@ def alone(distributed):
         def delete_key(self, key):
             return self.values.pop(key, None) is not None
 
-    from torch.testing._internal.distributed import fake_pg  # registers a backend whose collectives do nothing
-
     begin_group = distributed.init_process_group
 
     def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name="", **options):
+        from torch.testing._internal.distributed import fake_pg  # registers a backend whose collectives do nothing
+
         if backend in (None, "", "nccl", "gloo", "cpu:gloo,cuda:nccl"):
             backend = "nccl" if backend == "nccl" else "cpu:fake,cuda:nccl"
         rank = int(os.environ["RANK"]) if rank < 0 else rank
