@@ -40,7 +40,7 @@ pub mod quantization;
 pub mod train;
 
 pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
-pub use allocator::AllocatorOptions;
+pub use allocator::{Addresses, AllocatorOptions};
 pub use attention::{AttentionKind, SdpaKernel};
 pub use batch::Batch;
 pub use checkpoints::{CheckpointOptions, Selective};
@@ -55,7 +55,7 @@ pub use quantization::{Outliers, Quantization, QuantizationScheme};
 pub use train::{Checkpointing, Kernels, TrainPlan};
 
 /// A plan of any kind.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RunPlan {
     /// Training.
