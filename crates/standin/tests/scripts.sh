@@ -55,16 +55,15 @@ if fetch transformers "${EXAMPLES_TRANSFORMERS:-https://github.com/huggingface/t
   printf '#!/bin/sh\nexec python "$@"\n' > "$folder/run.sh" && chmod +x "$folder/run.sh"
   expect shell-script 0 "$ended" --skip-saving --steps 2 -- "$folder/run.sh" "${clm[@]}"
 fi
-if fetch peft "${EXAMPLES_PEFT:-https://github.com/huggingface/peft}" examples/dora_finetuning; then
-  mkdir -p "$folder/texts" && python -c "
+if fetch peft "${EXAMPLES_PEFT:-https://github.com/huggingface/peft}" examples/olora_finetuning; then
+  mkdir -p "$folder/tasks" && python -c "
 import json, sys
 rows = [json.loads(line) for line in open(sys.argv[1])]
-for split in ('train', 'test'):
-    with open(f'{sys.argv[2]}/{split}.jsonl', 'w') as file:
-        file.writelines(json.dumps({'text': row['prompt'] + row['completion']}) + '\n' for row in rows)
-" "$folder/small/data/pairs.jsonl" "$folder/texts"
-  expect peft-dora 0 "$ended" --skip-saving --steps 2 -- python "$folder/peft/examples/dora_finetuning/dora_finetuning.py" --base_model "$model" \
-    --data_path "$folder/texts" --output_dir "$out" --batch_size 1 --cutoff_len 64 --lora_target_modules q_proj,v_proj
+with open(sys.argv[2] + '/train.jsonl', 'w') as file:
+    file.writelines(json.dumps({'instruction': row['prompt'], 'input': '', 'output': row['completion']}) + '\n' for row in rows)
+" "$folder/small/data/pairs.jsonl" "$folder/tasks"
+  expect peft-olora 0 "$ended" --skip-saving --steps 2 -- python "$folder/peft/examples/olora_finetuning/olora_finetuning.py" --base_model "$model" \
+    --data_path "$folder/tasks" --output_dir "$out" --batch_size 4 --cutoff_len 64 --val_set_size 8
 fi
 expect notebook 0 "$ended" -- "$here/programs/steps.ipynb"
 expect nbconvert 0 "$ended" -- jupyter nbconvert --to notebook --execute --output-dir "$out" "$here/programs/steps.ipynb"
