@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Why work ended before it was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// It recorded more than it may.
+    /// It recorded more than it may, or something larger than anything.
     TooLarge,
     /// Its caller does not want it any more.
     Unwanted,
@@ -43,6 +43,13 @@ pub fn bounded<T>(most: u64, unwanted: Arc<AtomicBool>, work: impl FnOnce() -> T
         // A panic of another kind is not ours to hide.
         Err(payload) => resume_unwind(payload),
     })
+}
+
+/// A tensor of so many bytes is about to be made: none of a bound answer is larger than an exbibyte.
+pub(crate) fn check_size(bytes: u64) {
+    if bytes > 1 << 60 && LEFT.get() != u64::MAX {
+        resume_unwind(Box::new(Stopped::TooLarge));
+    }
 }
 
 /// A simulation begins: what earlier ones recorded is gone.
