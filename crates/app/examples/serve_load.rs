@@ -19,6 +19,10 @@ use vramcast_core::plan::{Checkpointing, RunPlan, TrainPlan};
 use vramcast_core::report;
 use vramcast_core::source::catalogue;
 
+/// As the server has it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 
 /// Model, batch, length, whether layers are checkpointed: what people try in turn.
