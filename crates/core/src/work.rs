@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Why work ended before it was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// It recorded more than it may.
+    /// It recorded more than it may, or something larger than anything.
     TooLarge,
     /// Its caller does not want it any more.
     Unwanted,
@@ -45,6 +45,13 @@ pub fn bounded<T>(most: u64, unwanted: Arc<AtomicBool>, work: impl FnOnce() -> T
     })
 }
 
+/// A tensor of so many bytes is about to be made: none of a bound answer is larger than an exbibyte.
+pub(crate) fn check_size(bytes: u64) {
+    if bytes > 1 << 60 && LEFT.get() != u64::MAX {
+        resume_unwind(Box::new(Stopped::TooLarge));
+    }
+}
+
 /// A simulation begins: what earlier ones recorded is gone.
 pub(crate) fn begin() {
     LEFT.set(MOST.get());
@@ -60,7 +67,7 @@ pub(crate) fn record() {
         resume_unwind(Box::new(Stopped::TooLarge));
     }
     LEFT.set(left - 1);
-    if left % LOOK_EVERY == 0 {
+    if left.is_multiple_of(LOOK_EVERY) {
         let unwanted = UNWANTED.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)));
         if unwanted {
             resume_unwind(Box::new(Stopped::Unwanted));

@@ -80,7 +80,7 @@ impl Pool {
             Ok(Ok(Ok(answer))) => answer,
             Ok(Ok(Err(Stopped::TooLarge))) => Err(Problem::new(
                 StatusCode::UNPROCESSABLE_ENTITY,
-                format!("this would take more than {MOST_RECORDED} operations and tensors to simulate"),
+                format!("too large to simulate: more than {MOST_RECORDED} operations, or a tensor of an exbibyte"),
             )
             .hint("fewer layers, experts, micro-batches or tokens")),
             Ok(Ok(Err(Stopped::Unwanted))) | Err(_) => Err(busy(format!("the estimate took more than {seconds} s"))),

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::HttpBody;
@@ -79,6 +79,9 @@ async fn asset(method: Method, uri: Uri) -> Response {
     ([(header::CONTENT_TYPE, asset.media_type)], asset.content).into_response()
 }
 
+/// How long the body of a request that is refused may take to come.
+const LONGEST_REFUSAL: Duration = Duration::from_secs(1);
+
 /// Checks a request before it is answered; protects, counts and logs the answer.
 async fn every_request(State(service): State<Arc<Service>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
@@ -96,7 +99,12 @@ async fn every_request(State(service): State<Arc<Service>>, request: Request, ne
     };
     let mut response = match checked {
         Ok(()) => next.run(request).await,
-        Err(problem) => problem.into_response(),
+        Err(problem) => {
+            // What the client is still sending is read, so that it gets to read the answer on a connection it can keep.
+            let rest = axum::body::to_bytes(request.into_body(), service.limits.body);
+            let _ = tokio::time::timeout(LONGEST_REFUSAL, rest).await;
+            problem.into_response()
+        }
     };
     protect(&mut response, limited);
     let (status, bytes) = (response.status().as_u16(), response.body().size_hint().exact().unwrap_or(0));

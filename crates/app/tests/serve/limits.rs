@@ -189,3 +189,20 @@ fn abandoned_requests_leave_no_trace() {
         assert!(Instant::now() < until, "no room comes free");
     }
 }
+
+/// With the hub allowed, names reach it; paths of this machine are names of the hub at most.
+#[test]
+fn the_hub_is_asked_only_where_allowed() {
+    let server = Server::start(&["--allow-hub"]);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), r#"{"model_type": "gpt2"}"#).unwrap();
+    // The tests' network is off.
+    let answer = server.post("/train", &json!({"model": "nobody/nothing"}));
+    assert_eq!(answer.problem(), (502, Some("/model".into())));
+    assert!(answer.body.contains("the network is off"), "{}", answer.body);
+    for path in [folder.path().to_str().unwrap(), "../..", "file:///etc/passwd", "http://127.0.0.1:1/a/b"] {
+        let answer = server.post("/train", &json!({"model": path}));
+        assert!(answer.status == 422 || answer.status == 502, "{path}: {}", answer.body);
+    }
+    assert_eq!(server.post("/train", &json!({"model": "gpt2"})).status, 200);
+}

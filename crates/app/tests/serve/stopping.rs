@@ -1,6 +1,7 @@
 //! The server stops when told to, and a killed one leaves nothing behind.
 
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -105,4 +106,31 @@ fn a_taken_port_is_said() {
     for wrong in [["--timeout", "0"], ["--max-body", "1"], ["--concurrency", "0"], ["--bind", "x"]] {
         assert_eq!(super::program().arg("serve").args(wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
     }
+}
+
+/// Every request is a line of JSON, without query and body; the end is one, too.
+#[test]
+fn requests_are_logged() {
+    let mut child = super::program()
+        .args(["serve", "--port", "0", "--log-format", "json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().trim_start_matches("listening on http://").trim_end_matches('/').to_owned();
+    client::get(&address, "/api/v1/models?search=secret");
+    client::get(&address, "/no\u{1b}such");
+    Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let first = &lines[0];
+    assert_eq!(
+        (&first["event"], &first["status"], &first["path"]),
+        (&json!("request"), &json!(200), &json!("/api/v1/models"))
+    );
+    assert!(first["milliseconds"].as_f64().is_some() && first["client"] == "127.0.0.1" && !text.contains("secret"));
+    assert_eq!(lines.last().unwrap()["event"], "stopped");
 }

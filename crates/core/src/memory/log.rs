@@ -181,6 +181,7 @@ impl Storage {
     /// A new storage of a size of its own.
     pub fn of_bytes(log: &SharedLog, operation: &'static str, bytes: u64, shape: Shape, dtype: DType) -> Rc<Self> {
         crate::work::record();
+        crate::work::check_size(bytes);
         let mut inner = log.borrow_mut();
         let id = StorageId(inner.storages.len() as u32);
         let Context { category, module, stream } = inner.context;

@@ -95,7 +95,7 @@ impl Tensor {
             if self.strides[dim] != expected {
                 return false;
             }
-            expected *= size;
+            expected = expected.saturating_mul(size);
         }
         true
     }

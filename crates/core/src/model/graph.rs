@@ -208,6 +208,7 @@ impl Graph {
             return known;
         }
         crate::work::record();
+        self.check_size(&name, &[shape]);
         let id = ParameterId(self.parameters.len() as u32);
         self.parameter_names.insert(name.clone(), id);
         self.parameters.push(Parameter { name, shape, role });
@@ -284,9 +285,18 @@ impl Graph {
         (first..).zip(shapes).map(handle).collect()
     }
 
+    /// Refuses tensors that nothing could hold, so that later arithmetic stays far from the end of 64 bits.
+    fn check_size(&mut self, name: &str, shapes: &[Shape]) {
+        const MOST: u64 = 1 << 44;
+        if shapes.iter().any(|shape| shape.elements() > MOST) {
+            self.fail(format!("{name} a tensor of more than 2^44 elements").trim_start().to_owned());
+        }
+    }
+
     /// Writes a step down and returns the first of its outputs.
     fn record(&mut self, module: Option<ModuleId>, op: Op, inputs: &[&Value], shapes: &[Shape]) -> ValueId {
         crate::work::record();
+        self.check_size("", shapes);
         let module = module.or(self.stack.last().copied()).unwrap_or(ModuleId(0));
         let first = self.values.len() as u32;
         self.values.extend_from_slice(shapes);

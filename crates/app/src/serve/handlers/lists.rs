@@ -45,8 +45,9 @@ pub(crate) async fn models(
     State(service): Shared,
     query: Result<Query<ModelQuery>, QueryRejection>,
 ) -> Result<Document, Problem> {
-    let Ok(Query(query)) = query else {
-        let detail = "search is text and limit a whole number; there is nothing else to ask";
+    let sensible = |query: &ModelQuery| query.search.chars().count() <= 200 && query.limit.is_none_or(|n| n <= 10_000);
+    let Some(query) = query.ok().map(|Query(query)| query).filter(sensible) else {
+        let detail = "search is up to 200 letters, limit a number up to 10000; there is nothing else to ask";
         return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
     };
     let all = service.pool.run(|| Ok(catalogue_models())).await?;
