@@ -101,16 +101,27 @@ pub(super) fn dense(
         held.is_some_and(|scheme| modules.any(|module| is_quantised(module, scheme)))
     };
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
+    let mut untied = untied(torch, program, None, weights);
     for id in &program.registration {
         let shape = program.parameters[id.0 as usize].shape;
         parameters[id.0 as usize] = Some(match is_held(id) {
             true => torch.phantom(shape, weights),
             false => torch.fresh("parameter", shape, weights),
         });
+        if held.is_none() {
+            untied.extend(self::untied(torch, program, Some(*id), weights));
+        }
     }
+    drop(untied);
     let shape = |index: usize| program.parameters[index].shape;
     let parameters = parameters.into_iter().enumerate();
     parameters.map(|(index, tensor)| tensor.unwrap_or_else(|| torch.phantom(shape(index), weights))).collect()
+}
+
+/// The tensors that modules make for themselves after this parameter, until `post_init` ties them to another's.
+pub(super) fn untied(torch: &mut Torch, program: &Program, after: Option<ParameterId>, weights: DType) -> Vec<Tensor> {
+    let made = program.tied.iter().filter(|(before, _)| *before == after);
+    made.map(|(_, id)| torch.fresh("untied", program.parameters[id.0 as usize].shape, weights)).collect()
 }
 
 /// Linears quantised, and everything else made fp32 where the plan prepares the model.
@@ -161,6 +172,11 @@ pub(super) fn quantise_linears(
         let mut weight = torch.quantise(shape, weights, scheme);
         weight.outlier_probability = probabilities.get(&id).copied().unwrap_or(0.0);
         quantised.insert(id, weight);
+        let mut others = program.modules.iter().filter(|other| other.parameters.first() == Some(&id));
+        if others.any(|other| !is_quantised(other, scheme)) {
+            // A head that is tied to the embedding: only the head's copy goes over.
+            continue;
+        }
         let stand_in = torch.phantom(shape, weights);
         old.push(std::mem::replace(&mut parameters[id.0 as usize], stand_in));
     }

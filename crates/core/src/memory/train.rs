@@ -134,6 +134,10 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
 pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
     let mut trained = Vec::new();
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
+    let untied = |torch: &mut Torch, after| {
+        torch.in_category(Category::Weights, |torch| adapters::untied(torch, program, after, plan.weights))
+    };
+    let mut transient = untied(torch, None);
     for &id in &program.registration {
         let parameter = &program.parameters[id.0 as usize];
         let mut tensor =
@@ -144,7 +148,9 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (V
             trained.push(Trained { tensor: tensor.clone(), leaf });
         }
         parameters[id.0 as usize] = Some(tensor);
+        transient.extend(untied(torch, Some(id)));
     }
+    drop(transient);
     let mut parameters: Vec<Tensor> = parameters.into_iter().flatten().collect();
     torch.in_category(Category::Buffers, |torch| {
         for buffer in &program.buffers {

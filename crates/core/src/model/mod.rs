@@ -88,7 +88,9 @@ impl Model {
         let mut graph = Graph::new(inputs);
         (self.family.build)(&Config::new(&self.config)?, self.task, &mut graph)?;
         let mut program = graph.finish()?;
-        program.registration = registration::order(Config::new(&self.config)?.model_type(), &program.parameters);
+        let model_type = Config::new(&self.config)?.model_type().to_owned();
+        program.registration = registration::order(&model_type, &program.parameters);
+        program.tied = registration::tied(&model_type, &program.parameters, &program.aliases);
         Ok(program)
     }
 

@@ -17,6 +17,28 @@ pub(super) fn order(model_type: &str, parameters: &[Parameter]) -> Vec<Parameter
     walk.order
 }
 
+/// For each second name the parameter after which `__init__` makes a tensor for it, and the one it is tied to later.
+pub(super) fn tied(
+    model_type: &str,
+    parameters: &[Parameter],
+    aliases: &[(String, ParameterId)],
+) -> Vec<(Option<ParameterId>, ParameterId)> {
+    if aliases.is_empty() {
+        return Vec::new();
+    }
+    let mut all = parameters.to_vec();
+    all.extend(aliases.iter().map(|(name, id)| Parameter { name: name.clone(), ..parameters[id.0 as usize].clone() }));
+    let mut before = None;
+    let mut found = Vec::new();
+    for id in order(model_type, &all) {
+        match (id.0 as usize).checked_sub(parameters.len()) {
+            None => before = Some(id),
+            Some(alias) => found.push((before, aliases[alias].1)),
+        }
+    }
+    found
+}
+
 /// The walk down the tree of modules.
 struct Walk<'a> {
     model_type: &'a str,
@@ -123,6 +145,15 @@ mod tests {
         let used = ["h.0.input_layernorm.weight", "h.0.self_attention.dense.weight", "h.0.mlp.up.weight"];
         assert_eq!(names("bloom", &used), used);
         assert_eq!(names("falcon", &used), [used[1], used[2], used[0]]);
+    }
+
+    #[test]
+    fn a_tied_head_is_made_after_the_model() {
+        let parameter = |name: &str| Parameter { name: name.into(), shape: Shape::from([1]), role: Role::Norm };
+        let parameters = ["model.embed_tokens.weight", "model.norm.weight"].map(parameter);
+        let aliases = [("lm_head.weight".to_owned(), ParameterId(0))];
+        assert_eq!(tied("llama", &parameters, &aliases), [(Some(ParameterId(1)), ParameterId(0))]);
+        assert_eq!(tied("llama", &parameters, &[]), []);
     }
 
     #[test]

@@ -24,14 +24,20 @@ use crate::exit::Exit;
 /// Who serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum EngineName {
-    /// transformers' `generate`, simulated.
+    /// Simulated: transformers' `generate`.
     Hf,
+    /// By its budget rules: a profile run, the rest is blocks.
     Vllm,
+    /// By its budget rules: a static share for weights and cache.
     Sglang,
+    /// By its budget rules: a warm-up, nearly all that is free becomes blocks.
     Tgi,
+    /// By its budget rules: a share of what is free becomes blocks.
     TensorrtLlm,
+    /// By its buffers, device by device.
     #[value(name = "llama.cpp", alias = "llama-cpp")]
     LlamaCpp,
+    /// By llama.cpp's buffers, with Ollama's context and cache.
     Ollama,
     /// All of them but `hf`, side by side.
     All,

@@ -77,7 +77,7 @@ impl Store {
                 self.slots.borrow()[slot].iter().cloned().map(Some).collect()
             }
             CacheKind::Sliding(window) if static_cache => self.update_static_window(torch, window, inputs, shapes),
-            _ if static_cache => self.update_static(torch, update.kind == CacheKind::Cross, inputs, shapes),
+            _ if static_cache => self.update_static(torch, inputs, shapes),
             CacheKind::Sliding(_) => self.update_window(torch, inputs, shapes),
             _ => self.update_dynamic(torch, inputs, shapes),
         }
@@ -135,16 +135,13 @@ impl Store {
     fn update_static(
         &self,
         torch: &mut Torch,
-        cross: bool,
         inputs: &[Option<Tensor>],
         shapes: &[Shape],
     ) -> Vec<Option<Tensor>> {
         let slot = self.next_slot();
         if self.slots.borrow()[slot].is_empty() {
             let made = inputs.iter().flatten().zip(shapes).map(|(input, shape)| {
-                // Index keys are [batch, seq, dim]; all others [batch, heads, seq, dim], of the right length already.
-                let shape = if shape.rank() == 3 && !cross { shape.with(1, self.room) } else { *shape };
-                fresh(torch, "zeros", shape, input.dtype)
+                fresh(torch, "zeros", *shape, input.dtype)
             });
             let made: Vec<Tensor> = made.collect();
             self.slots.borrow_mut()[slot] = made;
