@@ -86,8 +86,17 @@ pub(super) struct Arguments {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Cache {
+    /// Grows with every token.
     Dynamic,
+    /// Allocated once.
     Static,
+    /// Grows on the host.
+    Offloaded,
+    /// Refused: allocated once, on the host.
+    #[value(alias = "offloaded_static")]
+    OffloadedStatic,
+    /// Refused: in few bits by optimum-quanto or HQQ.
+    Quantized,
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
@@ -181,6 +190,12 @@ impl Arguments {
                 (true, _) => CacheImplementation::None,
                 (_, Cache::Dynamic) => CacheImplementation::Dynamic,
                 (_, Cache::Static) => CacheImplementation::Static,
+                (_, Cache::Offloaded) => CacheImplementation::Offloaded,
+                (_, refused @ (Cache::OffloadedStatic | Cache::Quantized)) => {
+                    let name = refused.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+                    let hint = "use dynamic, static or offloaded";
+                    return Err(Failure::bad_input(format!("--cache {name} is not simulated")).hint(hint));
+                }
             },
             beams: self.beams,
             choice: if self.sample { Choice::Sample } else { Choice::Greedy },

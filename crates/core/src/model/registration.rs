@@ -12,8 +12,14 @@ use super::op::{Parameter, ParameterId};
 /// Parameters as `model.parameters()` yields them.
 pub(super) fn order(model_type: &str, parameters: &[Parameter]) -> Vec<ParameterId> {
     let paths = parameters.iter().map(|parameter| parameter.name.split('.').collect::<Vec<_>>()).collect::<Vec<_>>();
-    let mut walk = Walk { model_type, paths, known: BTreeMap::new(), order: Vec::with_capacity(parameters.len()) };
-    walk.module(0, (0..parameters.len()).collect());
+    walk(model_type, paths, parameters.len())
+}
+
+/// The order of paths, of which the first `own` are parameters and the others second names.
+fn walk(model_type: &str, paths: Vec<Vec<&str>>, own: usize) -> Vec<ParameterId> {
+    let count = paths.len();
+    let mut walk = Walk { model_type, paths, own, known: BTreeMap::new(), order: Vec::with_capacity(count) };
+    walk.module(0, (0..count).collect());
     walk.order
 }
 
@@ -26,11 +32,11 @@ pub(super) fn tied(
     if aliases.is_empty() {
         return Vec::new();
     }
-    let mut all = parameters.to_vec();
-    all.extend(aliases.iter().map(|(name, id)| Parameter { name: name.clone(), ..parameters[id.0 as usize].clone() }));
+    let names = parameters.iter().map(|parameter| &parameter.name).chain(aliases.iter().map(|(name, _)| name));
+    let paths = names.map(|name| name.split('.').collect()).collect();
     let mut before = None;
     let mut found = Vec::new();
-    for id in order(model_type, &all) {
+    for id in walk(model_type, paths, parameters.len()) {
         match (id.0 as usize).checked_sub(parameters.len()) {
             None => before = Some(id),
             Some(alias) => found.push((before, aliases[alias].1)),
@@ -43,6 +49,8 @@ pub(super) fn tied(
 struct Walk<'a> {
     model_type: &'a str,
     paths: Vec<Vec<&'a str>>,
+    /// Paths that are no second names.
+    own: usize,
     /// Lines found already, by children: most modules are like another.
     known: BTreeMap<Vec<&'a str>, Option<&'static [&'static str]>>,
     order: Vec<ParameterId>,
@@ -67,14 +75,26 @@ impl<'a> Walk<'a> {
                 }
             }
         }
-        let line = if names.len() > 1 { self.line(&names) } else { None };
+        let line =
+            if names.len() > 1 { self.line(&names).or_else(|| self.line_of_own(&names, &children)) } else { None };
         let mut children: Vec<_> = names.into_iter().zip(children).collect();
         if let Some(line) = line {
-            children.sort_by_key(|(name, _)| line.iter().position(|known| known == name));
+            // A second name that no line knows is that of a module made last.
+            children.sort_by_key(|(name, _)| line.iter().position(|known| known == name).unwrap_or(usize::MAX));
         }
         for (_, members) in children {
             self.module(depth + 1, members);
         }
+    }
+
+    /// The line of the children that have parameters of their own.
+    fn line_of_own(&mut self, names: &[&'a str], children: &[Vec<usize>]) -> Option<&'static [&'static str]> {
+        let both = names.iter().zip(children);
+        let own: Vec<&str> = both
+            .filter(|(_, members)| members.iter().any(|member| *member < self.own))
+            .map(|(name, _)| *name)
+            .collect();
+        if own.len() == names.len() { None } else { self.line(&own) }
     }
 
     fn line(&mut self, names: &[&'a str]) -> Option<&'static [&'static str]> {
@@ -154,6 +174,10 @@ mod tests {
         let aliases = [("lm_head.weight".to_owned(), ParameterId(0))];
         assert_eq!(tied("llama", &parameters, &aliases), [(Some(ParameterId(1)), ParameterId(0))]);
         assert_eq!(tied("llama", &parameters, &[]), []);
+        // BERT's decoder is made after the transform, whose line does not know it.
+        let parameters = ["cls.predictions.transform.dense.weight", "cls.predictions.bias"].map(parameter);
+        let aliases = [("cls.predictions.decoder.weight".to_owned(), ParameterId(0))];
+        assert_eq!(tied("bert", &parameters, &aliases), [(Some(ParameterId(0)), ParameterId(0))]);
     }
 
     #[test]

@@ -51,7 +51,9 @@ use super::log::Category;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
-use crate::model::op::{Attention, EagerStyle, CacheKind, CacheUpdate, ExpertStyle, ModuleId, Op, ParameterId, ValueId};
+use crate::model::op::{
+    Attention, CacheKind, CacheUpdate, EagerStyle, ExpertStyle, ModuleId, Op, ParameterId, ValueId,
+};
 use crate::model::{ModuleKind, Program, Step};
 use crate::plan::{AttentionKind, Kernels};
 

@@ -141,9 +141,10 @@ impl Torch {
             _ => pointwise_strides(&shape, &[&like]),
         };
         let statistic = match kernel {
-            Kernel::Cudnn => Shape::from([batch, heads, rows, 1]),
+            Kernel::Cudnn if records => Shape::from([batch, heads, rows, 1]),
             Kernel::MemoryEfficient if records => Shape::from([batch, heads, rows.next_multiple_of(32)]),
-            Kernel::MemoryEfficient => Shape::from([batch, heads, 0]),
+            // Nobody will ask for it.
+            Kernel::Cudnn | Kernel::MemoryEfficient => Shape::from([batch, heads, 0]),
             _ => Shape::from([batch, heads, rows]),
         };
         let value_dim = value.shape.last();
