@@ -3,7 +3,7 @@
 mod adapter;
 mod attention;
 mod compare;
-mod context;
+pub(crate) mod context;
 mod engines;
 mod failure;
 mod framework;
@@ -13,16 +13,17 @@ mod inspect;
 pub use inspect::Inspection;
 mod job;
 mod lens;
-mod list;
+pub(crate) mod list;
 mod megatron;
-mod model;
+pub(crate) mod model;
 mod overview;
 mod overview_detail;
 mod parallel;
-mod plan_file;
+pub(crate) mod plan_file;
 mod probe;
 mod rehearse;
 mod schema;
+mod serve;
 mod shell;
 mod train;
 mod train_options;
@@ -39,7 +40,7 @@ use crate::env::Environment;
 use crate::exit::Exit;
 use crate::settings::Settings;
 use context::{Colour, Context, Format};
-pub use failure::Failure;
+pub use failure::{Failure, Place};
 
 /// How much GPU memory will this job need, and what do I change if it does not fit?
 #[derive(Debug, Parser)]
@@ -107,6 +108,8 @@ enum Command {
     Rehearse(rehearse::Arguments),
     /// Score predictions against recorded truth.
     Verify(verify::Arguments),
+    /// Serve the web page and the HTTP API on this machine.
+    Serve(serve::Arguments),
     /// Print the JSON schema of plan files.
     Schema,
     /// Print completions for a shell.
@@ -230,6 +233,7 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::Rehearse(arguments) => rehearse::run(arguments, &context),
         Command::List(arguments) => list::run(arguments, &context),
         Command::Verify(arguments) => verify::run(arguments, context.text_or_json("verify")?, context.quiet),
+        Command::Serve(arguments) => serve::run(arguments, context),
         Command::Schema => schema::run(),
         Command::Completions(arguments) => Ok(shell::completions(arguments, Cli::command())),
         Command::Man => shell::manual(Cli::command()),

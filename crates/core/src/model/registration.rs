@@ -11,15 +11,13 @@ use super::op::{Parameter, ParameterId};
 
 /// Parameters as `model.parameters()` yields them.
 pub(super) fn order(model_type: &str, parameters: &[Parameter]) -> Vec<ParameterId> {
-    let paths = parameters.iter().map(|parameter| parameter.name.split('.').collect::<Vec<_>>()).collect::<Vec<_>>();
-    walk(model_type, paths, parameters.len())
+    walk(model_type, parameters.iter().map(|parameter| parameter.name.as_str()), parameters.len())
 }
 
-/// The order of paths, of which the first `own` are parameters and the others second names.
-fn walk(model_type: &str, paths: Vec<Vec<&str>>, own: usize) -> Vec<ParameterId> {
-    let count = paths.len();
-    let mut walk = Walk { model_type, paths, own, known: BTreeMap::new(), order: Vec::with_capacity(count) };
-    walk.module(0, (0..count).collect());
+/// The order of names, of which the first `own` are parameters' and the others second names.
+fn walk<'a>(model_type: &'a str, names: impl Iterator<Item = &'a str>, own: usize) -> Vec<ParameterId> {
+    let mut walk = Walk { model_type, own, known: BTreeMap::new(), order: Vec::with_capacity(own) };
+    walk.module(names.enumerate().collect());
     walk.order
 }
 
@@ -32,11 +30,11 @@ pub(super) fn tied(
     if aliases.is_empty() {
         return Vec::new();
     }
-    let names = parameters.iter().map(|parameter| &parameter.name).chain(aliases.iter().map(|(name, _)| name));
-    let paths = names.map(|name| name.split('.').collect()).collect();
+    let second = aliases.iter().map(|(name, _)| name.as_str());
+    let names = parameters.iter().map(|parameter| parameter.name.as_str()).chain(second);
     let mut before = None;
     let mut found = Vec::new();
-    for id in walk(model_type, paths, parameters.len()) {
+    for id in walk(model_type, names, parameters.len()) {
         match (id.0 as usize).checked_sub(parameters.len()) {
             None => before = Some(id),
             Some(alias) => found.push((before, aliases[alias].1)),
@@ -48,8 +46,7 @@ pub(super) fn tied(
 /// The walk down the tree of modules.
 struct Walk<'a> {
     model_type: &'a str,
-    paths: Vec<Vec<&'a str>>,
-    /// Paths that are no second names.
+    /// Names that are no second names.
     own: usize,
     /// Lines found already, by children: most modules are like another.
     known: BTreeMap<Vec<&'a str>, Option<&'static [&'static str]>>,
@@ -57,21 +54,23 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Orders the parameters `members`, which share the first `depth` parts of their names.
-    fn module(&mut self, depth: usize, members: Vec<usize>) {
-        let mut names = Vec::new();
-        let mut children: Vec<Vec<usize>> = Vec::new();
-        for member in members {
-            let Some(&name) = self.paths[member].get(depth) else {
+    /// Orders the parameters of a module, by the rest of their names.
+    fn module(&mut self, members: Vec<(usize, &'a str)>) {
+        let mut names: Vec<&str> = Vec::new();
+        let mut children: Vec<Vec<(usize, &str)>> = Vec::new();
+        for (member, path) in members {
+            if path.is_empty() {
                 self.order.push(ParameterId(member as u32));
                 continue;
-            };
+            }
+            let end = path.bytes().position(|byte| byte == b'.').unwrap_or(path.len());
+            let (name, rest) = (&path[..end], path.get(end + 1..).unwrap_or_default());
             // Parameters of one child nearly always follow each other.
             match names.iter().rposition(|known| *known == name) {
-                Some(place) => children[place].push(member),
+                Some(place) => children[place].push((member, rest)),
                 None => {
                     names.push(name);
-                    children.push(vec![member]);
+                    children.push(vec![(member, rest)]);
                 }
             }
         }
@@ -83,15 +82,15 @@ impl<'a> Walk<'a> {
             children.sort_by_key(|(name, _)| line.iter().position(|known| known == name).unwrap_or(usize::MAX));
         }
         for (_, members) in children {
-            self.module(depth + 1, members);
+            self.module(members);
         }
     }
 
     /// The line of the children that have parameters of their own.
-    fn line_of_own(&mut self, names: &[&'a str], children: &[Vec<usize>]) -> Option<&'static [&'static str]> {
+    fn line_of_own(&mut self, names: &[&'a str], children: &[Vec<(usize, &str)>]) -> Option<&'static [&'static str]> {
         let both = names.iter().zip(children);
         let own: Vec<&str> = both
-            .filter(|(_, members)| members.iter().any(|member| *member < self.own))
+            .filter(|(_, members)| members.iter().any(|(member, _)| *member < self.own))
             .map(|(name, _)| *name)
             .collect();
         if own.len() == names.len() { None } else { self.line(&own) }
