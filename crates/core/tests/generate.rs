@@ -40,10 +40,12 @@ fn beams_copy_what_the_encoder_made() {
 
 #[test]
 fn a_decoder_without_a_cache_computes_everything_again() {
-    let cached = plan(64, 200);
-    let uncached = InferPlan { cache: CacheImplementation::None, ..cached.clone() };
-    // Logits of all positions at the last token: [2, 200, 32128] in bf16 and nothing kept.
-    assert!(peak("google/flan-t5-base", &uncached) > peak("google/flan-t5-base", &cached) + 199 * 2 * 32128);
+    let uncached = |new_tokens| InferPlan { cache: CacheImplementation::None, ..plan(64, new_tokens) };
+    let [short, long] = [100, 200].map(|tokens| peak("google/flan-t5-base", &uncached(tokens)));
+    // Logits of all positions so far, in bf16, for two prompts.
+    assert!(long - short >= 100 * 2 * 32128 * 2, "{short} and {long}");
+    let cached = peak("google/flan-t5-base", &plan(64, 200));
+    assert!(cached < long, "{cached} with a cache, {long} without");
 }
 
 #[test]

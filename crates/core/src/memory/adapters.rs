@@ -45,27 +45,28 @@ pub(super) fn load(
     base: Option<(&crate::source::quantization::Quantization, StoredKernel)>,
 ) -> Loaded {
     let mut loaded = Loaded { parameters: Vec::new(), trained: Vec::new(), wrapped: Wrapped::default() };
+    // A tied head is made with a matrix of its own, which goes when it is tied: what is made next moves in there.
+    let untied: Vec<Tensor>;
     match base {
         Some(base) => {
             let load = |torch: &mut Torch| stored::load(torch, program, plan.weights, base);
             (loaded.parameters, loaded.wrapped.stored) = torch.in_category(Category::Weights, load);
+            let tied = program.tied.iter().map(|(_, id)| program.parameters[id.0 as usize].shape);
+            untied = torch.in_category(Category::Weights, |torch| {
+                tied.map(|shape| torch.fresh("untied", shape, plan.weights)).collect()
+            });
         }
         None => {
             let load = |torch: &mut Torch| dense(torch, program, plan.weights, plan.quantization.as_ref());
-            loaded.parameters = torch.in_category(Category::Weights, load);
+            (loaded.parameters, untied) = torch.in_category(Category::Weights, load);
         }
     }
-    // A tied head is made with a matrix of its own, which goes when it is tied: what is made next moves in there.
-    torch.in_category(Category::Weights, |torch| {
-        let tied = program.aliases.iter().map(|(_, id)| program.parameters[id.0 as usize].shape);
-        let untied: Vec<Tensor> = tied.map(|shape| torch.fresh("parameter", shape, plan.weights)).collect();
-        drop(untied);
-    });
     torch.in_category(Category::Buffers, |torch| {
         for buffer in &program.buffers {
             loaded.parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
         }
     });
+    drop(untied);
     if let Some(quantization) = &plan.quantization {
         torch.in_category(Category::Weights, |torch| quantise(torch, program, plan, quantization, &mut loaded));
     }
@@ -88,13 +89,14 @@ pub(super) fn load(
     loaded
 }
 
-/// Parameters in the type of the weights; a matrix that the checkpoint holds quantised takes no memory in full.
+/// Parameters in the type of the weights, and what goes when heads are tied; a matrix that the checkpoint holds
+/// quantised takes no memory in full.
 pub(super) fn dense(
     torch: &mut Torch,
     program: &Program,
     weights: DType,
     quantization: Option<&Quantization>,
-) -> Vec<Tensor> {
+) -> (Vec<Tensor>, Vec<Tensor>) {
     let held = quantization.filter(|quantization| quantization.stored);
     let is_held = |id: &ParameterId| {
         let mut modules = program.modules.iter().filter(|module| module.parameters.first() == Some(id));
@@ -112,10 +114,10 @@ pub(super) fn dense(
             untied.extend(self::untied(torch, program, Some(*id), weights));
         }
     }
-    drop(untied);
     let shape = |index: usize| program.parameters[index].shape;
     let parameters = parameters.into_iter().enumerate();
-    parameters.map(|(index, tensor)| tensor.unwrap_or_else(|| torch.phantom(shape(index), weights))).collect()
+    let parameters = parameters.map(|(index, tensor)| tensor.unwrap_or_else(|| torch.phantom(shape(index), weights)));
+    (parameters.collect(), untied)
 }
 
 /// The tensors that modules make for themselves after this parameter, until `post_init` ties them to another's.

@@ -157,7 +157,6 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (V
         parameters[id.0 as usize] = Some(tensor);
         transient.extend(untied(torch, Some(id)));
     }
-    drop(transient);
     let mut parameters: Vec<Tensor> = parameters.into_iter().flatten().collect();
     torch.in_category(Category::Buffers, |torch| {
         for buffer in &program.buffers {
@@ -165,6 +164,7 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (V
             parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
         }
     });
+    drop(transient);
     (parameters, trained)
 }
 

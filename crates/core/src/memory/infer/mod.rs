@@ -130,8 +130,11 @@ impl<'a> Run<'a> {
         plan: &'a InferPlan,
         base: Option<(&source::Quantization, StoredKernel)>,
     ) -> Self {
-        let (mut loaded, stored) = torch.in_category(Category::Weights, |torch| match base {
-            Some(base) => stored::load(torch, &program, plan.weights, base),
+        let ((mut loaded, untied), stored) = torch.in_category(Category::Weights, |torch| match base {
+            Some(base) => {
+                let (loaded, stored) = stored::load(torch, &program, plan.weights, base);
+                ((loaded, Vec::new()), stored)
+            }
             None => (adapters::dense(torch, &program, plan.weights, plan.quantization.as_ref()), BTreeMap::new()),
         });
         let kept = torch.in_category(Category::Buffers, |torch| {
@@ -141,6 +144,7 @@ impl<'a> Run<'a> {
             };
             program.buffers.iter().map(make).collect()
         });
+        drop(untied);
         let by_name = |id: ParameterId| program.parameters[id.0 as usize].name.clone();
         let quantised = plan.quantization.as_ref().map_or_else(BTreeMap::new, |scheme| {
             torch.in_category(Category::Weights, |torch| {
