@@ -11,7 +11,7 @@
 //! | [`report`] | the one value that every interface shows |
 //!
 //! Beside the flow: [`lens`] has published formulas; [`planner`] tries other plans; [`serving`] has the serving engines' own budgets; [`verify`] scores predictions against recorded
-//! truth; [`units`] and [`dtype`] are what all share.
+//! truth; [`work`] bounds what an answer may take; [`units`] and [`dtype`] are what all share.
 
 pub mod dtype;
 pub mod lens;
@@ -24,3 +24,4 @@ pub mod serving;
 pub mod source;
 pub mod units;
 pub mod verify;
+pub mod work;
