@@ -58,7 +58,11 @@ pub fn parallel_parts(parallel: &Parallel) -> Vec<Part> {
     if parallel.has_streams() {
         parts.push(Part { name: "streams of the engine", bytes: STREAMS });
     }
-    if parallel.communicators > 0 {
+    // One line for each group of the mesh, where the count is the mesh's own.
+    let groups = parallel.mesh.groups();
+    if parallel.communicators as usize == groups.len() {
+        parts.extend(groups.into_iter().map(|name| Part { name, bytes: COMMUNICATOR }));
+    } else if parallel.communicators > 0 {
         let bytes = COMMUNICATOR.saturating_mul(u64::from(parallel.communicators));
         parts.push(Part { name: "NCCL", bytes });
     }
