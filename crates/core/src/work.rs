@@ -60,7 +60,7 @@ pub(crate) fn record() {
         resume_unwind(Box::new(Stopped::TooLarge));
     }
     LEFT.set(left - 1);
-    if left % LOOK_EVERY == 0 {
+    if left.is_multiple_of(LOOK_EVERY) {
         let unwanted = UNWANTED.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)));
         if unwanted {
             resume_unwind(Box::new(Stopped::Unwanted));
