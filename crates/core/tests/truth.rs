@@ -87,6 +87,9 @@ fn adapters_and_quantised_bases() {
 fn generation() {
     assert_within("ledger/h200.jsonl", "infer", 25, [0.1, 1.0, 1.0, 2.0]);
     assert_within("ledger/h200.jsonl", "infer-quant", 14, [0.2, 1.0, 1.0, 2.0]);
+    // 80 families, most of them token by token.
+    assert_within("ledger/replay-inference.jsonl", "infer", 110, [0.01, 0.1, 0.2, 0.1]);
+    assert_within("ledger/replay-inference.jsonl", "infer-quant", 30, [0.05, 0.3, 1.0, 0.5]);
 }
 
 #[test]

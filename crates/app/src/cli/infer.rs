@@ -88,8 +88,17 @@ pub(super) struct Arguments {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Cache {
+    /// Grows with every token.
     Dynamic,
+    /// Allocated once.
     Static,
+    /// Grows on the host.
+    Offloaded,
+    /// Refused: allocated once, on the host.
+    #[value(alias = "offloaded_static")]
+    OffloadedStatic,
+    /// Refused: in few bits by optimum-quanto or HQQ.
+    Quantized,
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
@@ -195,6 +204,12 @@ impl Arguments {
             (true, _) => plan.cache = CacheImplementation::None,
             (_, Some(Cache::Dynamic)) => plan.cache = CacheImplementation::Dynamic,
             (_, Some(Cache::Static)) => plan.cache = CacheImplementation::Static,
+            (_, Some(Cache::Offloaded)) => plan.cache = CacheImplementation::Offloaded,
+            (_, Some(refused @ (Cache::OffloadedStatic | Cache::Quantized))) => {
+                let name = refused.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+                let hint = "use dynamic, static or offloaded";
+                return Err(Failure::bad_input(format!("--cache {name} is not simulated")).hint(hint));
+            }
             (false, None) => {}
         }
         if self.sample {

@@ -369,6 +369,7 @@ fn cache(inventory: &Inventory) -> Cache {
             CacheKind::Latent { .. } => ("latent", None),
             CacheKind::Cross => ("cross", None),
             CacheKind::Index => ("index keys", None),
+            CacheKind::Folded { .. } => ("folded keys", None),
             CacheKind::State { .. } => ("state", None),
         };
         CacheLayers {

@@ -11,7 +11,7 @@ use vramcast_core::source::catalogue;
 use vramcast_core::units::Bytes;
 
 use super::context::Context;
-use super::{Answer, Failure, job};
+use super::{Answer, Failure, engines as serving, job, parallel};
 use crate::exit::Exit;
 use crate::render::page::{Block, Page};
 use crate::render::table::Table;
@@ -149,22 +149,14 @@ fn frameworks() -> Vec<Vec<String>> {
     rows
 }
 
+/// The values that `--engine` takes, with what their help says.
 fn engines() -> Vec<Vec<String>> {
-    const ENGINES: [(&str, &str, &str); 12] = [
-        ("ddp", "train", "simulated: --gpus N --engine ddp"),
-        ("fsdp", "train", "simulated: --gpus N --engine fsdp (version 1)"),
-        ("fsdp2", "train", "simulated: --gpus N --engine fsdp2"),
-        ("deepspeed", "train", "simulated: --gpus N --engine deepspeed --zero 0 to 3"),
-        ("megatron", "train", "simulated: --gpus N --engine megatron --tp T --pp P"),
-        ("hf", "infer", "simulated: transformers' generate"),
-        ("vllm", "infer", "by its budget rules: --engine vllm"),
-        ("sglang", "infer", "by its budget rules: --engine sglang"),
-        ("tgi", "infer", "by its budget rules: --engine tgi"),
-        ("tensorrt-llm", "infer", "by its budget rules: --engine tensorrt-llm"),
-        ("llama.cpp", "infer", "by its buffers: --engine llama.cpp"),
-        ("ollama", "infer", "by its buffers: --engine ollama"),
-    ];
-    ENGINES.iter().map(|(name, what, how)| vec![(*name).into(), (*what).into(), (*how).into()]).collect()
+    fn rows<E: ValueEnum>(command: &str) -> Vec<Vec<String>> {
+        let values = E::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        let help = |value: &clap::builder::PossibleValue| value.get_help().map(ToString::to_string).unwrap_or_default();
+        values.map(|value| vec![value.get_name().to_owned(), command.to_owned(), help(&value)]).collect()
+    }
+    [rows::<parallel::EngineName>("train"), rows::<serving::EngineName>("infer")].concat()
 }
 
 fn methods() -> Vec<Vec<String>> {

@@ -120,14 +120,19 @@ struct ZeroArguments {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum EngineName {
+pub(super) enum EngineName {
+    /// Simulated: every card holds the model, gradients are reduced in buckets.
     Ddp,
+    /// Simulated: torch's FullyShardedDataParallel (version 1).
     #[value(alias = "fsdp1")]
     Fsdp,
+    /// Simulated: torch's `fully_shard` (version 2).
     Fsdp2,
-    /// Tensor parallel alone.
+    /// Simulated: tensor parallel alone.
     Tp,
+    /// Simulated: ZeRO stages 0 to 3 (--zero).
     Deepspeed,
+    /// Simulated: Megatron-Core, its layers split by --tp and --pp.
     Megatron,
     /// Refused: ZeRO under Megatron's layers.
     MegatronDeepspeed,

@@ -1,6 +1,6 @@
 //! Command lines as other tools spell them, rewritten into ours before they are parsed.
 //!
-//! `vramcast MODEL` is the overview; `--model M --mode training` is `train M`; `--flashattn true` is `--attention sdpa`. One
+//! `vramcast MODEL` is the overview; `--model M --mode training` is `train M`; `--flashattn true` is `--attention flash2`. One
 //! name is canonical, and this table has all others. What would change nothing is dropped; what cannot be done is refused.
 
 use super::Failure;
@@ -31,7 +31,7 @@ const TRUTH: [(&str, &[&str], &[&str]); 12] = [
     ("--lora", &["--lora"], &[]),
     ("--qlora", &["--qlora"], &[]),
     ("--liger", &["--liger"], &[]),
-    ("--flashattn", &["--attention=sdpa"], &["--attention=eager"]),
+    ("--flashattn", &["--attention=flash2"], &["--attention=eager"]),
     ("--grad-checkpoint", &["--gradient-checkpointing=full"], &["--gradient-checkpointing=off"]),
     ("--gradient-checkpointing", &["--gradient-checkpointing=full"], &["--gradient-checkpointing=off"]),
     ("--fused-loss", &["--loss=liger"], &[]),
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(
             rewritten("train --model m/x --zero 2 --dp 8 --tp 1 --pp 1 --flashattn true --grad-checkpoint true")
                 .unwrap(),
-            "train m/x --attention=sdpa --gradient-checkpointing=full --gpus=8 --zero=2"
+            "train m/x --attention=flash2 --gradient-checkpointing=full --gpus=8 --zero=2"
         );
         assert_eq!(
             rewritten("train m/x --lora-target-modules q_proj k_proj --dp 4").unwrap(),

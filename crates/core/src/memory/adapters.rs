@@ -45,27 +45,28 @@ pub(super) fn load(
     base: Option<(&crate::source::quantization::Quantization, StoredKernel)>,
 ) -> Loaded {
     let mut loaded = Loaded { parameters: Vec::new(), trained: Vec::new(), wrapped: Wrapped::default() };
+    // A tied head is made with a matrix of its own, which goes when it is tied: what is made next moves in there.
+    let untied: Vec<Tensor>;
     match base {
         Some(base) => {
             let load = |torch: &mut Torch| stored::load(torch, program, plan.weights, base);
             (loaded.parameters, loaded.wrapped.stored) = torch.in_category(Category::Weights, load);
+            let tied = program.tied.iter().map(|(_, id)| program.parameters[id.0 as usize].shape);
+            untied = torch.in_category(Category::Weights, |torch| {
+                tied.map(|shape| torch.fresh("untied", shape, plan.weights)).collect()
+            });
         }
         None => {
             let load = |torch: &mut Torch| dense(torch, program, plan.weights, plan.quantization.as_ref());
-            loaded.parameters = torch.in_category(Category::Weights, load);
+            (loaded.parameters, untied) = torch.in_category(Category::Weights, load);
         }
     }
-    // A tied head is made with a matrix of its own, which goes when it is tied: what is made next moves in there.
-    torch.in_category(Category::Weights, |torch| {
-        let tied = program.aliases.iter().map(|(_, id)| program.parameters[id.0 as usize].shape);
-        let untied: Vec<Tensor> = tied.map(|shape| torch.fresh("parameter", shape, plan.weights)).collect();
-        drop(untied);
-    });
     torch.in_category(Category::Buffers, |torch| {
         for buffer in &program.buffers {
             loaded.parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
         }
     });
+    drop(untied);
     if let Some(quantization) = &plan.quantization {
         torch.in_category(Category::Weights, |torch| quantise(torch, program, plan, quantization, &mut loaded));
     }
@@ -88,29 +89,41 @@ pub(super) fn load(
     loaded
 }
 
-/// Parameters in the type of the weights; a matrix that the checkpoint holds quantised takes no memory in full.
+/// Parameters in the type of the weights, and what goes when heads are tied; a matrix that the checkpoint holds
+/// quantised takes no memory in full.
 pub(super) fn dense(
     torch: &mut Torch,
     program: &Program,
     weights: DType,
     quantization: Option<&Quantization>,
-) -> Vec<Tensor> {
+) -> (Vec<Tensor>, Vec<Tensor>) {
     let held = quantization.filter(|quantization| quantization.stored);
     let is_held = |id: &ParameterId| {
         let mut modules = program.modules.iter().filter(|module| module.parameters.first() == Some(id));
         held.is_some_and(|scheme| modules.any(|module| is_quantised(module, scheme)))
     };
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
+    let mut untied = untied(torch, program, None, weights);
     for id in &program.registration {
         let shape = program.parameters[id.0 as usize].shape;
         parameters[id.0 as usize] = Some(match is_held(id) {
             true => torch.phantom(shape, weights),
             false => torch.fresh("parameter", shape, weights),
         });
+        if held.is_none() {
+            untied.extend(self::untied(torch, program, Some(*id), weights));
+        }
     }
     let shape = |index: usize| program.parameters[index].shape;
     let parameters = parameters.into_iter().enumerate();
-    parameters.map(|(index, tensor)| tensor.unwrap_or_else(|| torch.phantom(shape(index), weights))).collect()
+    let parameters = parameters.map(|(index, tensor)| tensor.unwrap_or_else(|| torch.phantom(shape(index), weights)));
+    (parameters.collect(), untied)
+}
+
+/// The tensors that modules make for themselves after this parameter, until `post_init` ties them to another's.
+pub(super) fn untied(torch: &mut Torch, program: &Program, after: Option<ParameterId>, weights: DType) -> Vec<Tensor> {
+    let made = program.tied.iter().filter(|(before, _)| *before == after);
+    made.map(|(_, id)| torch.fresh("untied", program.parameters[id.0 as usize].shape, weights)).collect()
 }
 
 /// Linears quantised, and everything else made fp32 where the plan prepares the model.
@@ -161,6 +174,11 @@ pub(super) fn quantise_linears(
         let mut weight = torch.quantise(shape, weights, scheme);
         weight.outlier_probability = probabilities.get(&id).copied().unwrap_or(0.0);
         quantised.insert(id, weight);
+        let mut others = program.modules.iter().filter(|other| other.parameters.first() == Some(&id));
+        if others.any(|other| !is_quantised(other, scheme)) {
+            // A head that is tied to the embedding: only the head's copy goes over.
+            continue;
+        }
         let stand_in = torch.phantom(shape, weights);
         old.push(std::mem::replace(&mut parameters[id.0 as usize], stand_in));
     }

@@ -154,7 +154,8 @@ fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
 pub fn infer(model: &Model, plan: &InferPlan) -> Result<Simulation, PlanError> {
     crate::work::begin();
     let (program, log, notes) = infer::simulate(model, plan)?;
-    let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, false);
+    let others: u64 = process.iter().map(|part| part.bytes).sum();
+    let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
     Ok(Simulation { program, log, replay, process, adapter: None, notes, ranks: Vec::new() })
 }

@@ -141,6 +141,10 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
 pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (Vec<Tensor>, Vec<Trained>) {
     let mut trained = Vec::new();
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
+    let untied = |torch: &mut Torch, after| {
+        torch.in_category(Category::Weights, |torch| adapters::untied(torch, program, after, plan.weights))
+    };
+    let mut transient = untied(torch, None);
     for &id in &program.registration {
         let parameter = &program.parameters[id.0 as usize];
         let mut tensor =
@@ -151,6 +155,7 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (V
             trained.push(Trained { tensor: tensor.clone(), leaf });
         }
         parameters[id.0 as usize] = Some(tensor);
+        transient.extend(untied(torch, Some(id)));
     }
     let mut parameters: Vec<Tensor> = parameters.into_iter().flatten().collect();
     torch.in_category(Category::Buffers, |torch| {
@@ -159,6 +164,7 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (V
             parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
         }
     });
+    drop(transient);
     (parameters, trained)
 }
 

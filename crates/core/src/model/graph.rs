@@ -96,6 +96,7 @@ impl Graph {
             Some(error) => Err(error),
             None => Ok(Program {
                 registration: (0..self.parameters.len() as u32).map(ParameterId).collect(),
+                tied: Vec::new(),
                 steps: std::mem::take(&mut self.steps.borrow_mut()),
                 values: self.values,
                 parameters: self.parameters,

@@ -27,6 +27,10 @@ pub struct Inputs {
     pub audio_frames: Option<u64>,
     /// Logits of the last position only, as `generate` asks.
     pub last_logits_only: bool,
+    /// Sequences of a decoder per sample of its encoder (beams).
+    pub beams: u64,
+    /// Whether the encoder's states come with the batch, out of an earlier pass.
+    pub encoded: bool,
 }
 
 /// The images of a batch.
@@ -58,6 +62,8 @@ impl Inputs {
             images: None,
             audio_frames: None,
             last_logits_only: true,
+            beams: 1,
+            encoded: false,
         }
     }
 

@@ -91,7 +91,7 @@ impl CacheUpdate {
         match self.kind {
             CacheKind::Full | CacheKind::Sliding(_) => self.true_heads * (self.key_dim + self.value_dim),
             CacheKind::Latent { .. } => self.key_dim + self.value_dim,
-            CacheKind::Index | CacheKind::Cross | CacheKind::State { .. } => 0,
+            CacheKind::Index | CacheKind::Folded { .. } | CacheKind::Cross | CacheKind::State { .. } => 0,
         }
     }
 }

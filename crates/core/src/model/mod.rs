@@ -91,10 +91,16 @@ impl Model {
 
     /// The forward pass on given inputs.
     pub fn program(&self, inputs: Inputs) -> Result<Program, ModelError> {
+        // Later passes of a generation load nothing.
+        let loads = inputs.past == 0;
         let mut graph = Graph::new(inputs);
         (self.family.build)(&Config::new(&self.config)?, self.task, &mut graph)?;
         let mut program = graph.finish()?;
-        program.registration = registration::order(Config::new(&self.config)?.model_type(), &program.parameters);
+        let model_type = Config::new(&self.config)?.model_type().to_owned();
+        program.registration = registration::order(&model_type, &program.parameters);
+        if loads {
+            program.tied = registration::tied(&model_type, &program.parameters, &program.aliases);
+        }
         Ok(program)
     }
 

@@ -14,6 +14,9 @@ pub struct Program {
     pub parameters: Vec<Parameter>,
     /// All parameters in the order in which the framework registers them, which is that of `model.parameters()`.
     pub registration: Vec<ParameterId>,
+    /// Second names that have a tensor of their own until the framework ties them: after which registered parameter it
+    /// is made, and which one takes its place.
+    pub tied: Vec<(Option<ParameterId>, ParameterId)>,
     /// Second names of parameters.
     pub aliases: Vec<(String, ParameterId)>,
     /// Tensors that are no parameters.

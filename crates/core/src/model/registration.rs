@@ -11,15 +11,43 @@ use super::op::{Parameter, ParameterId};
 
 /// Parameters as `model.parameters()` yields them.
 pub(super) fn order(model_type: &str, parameters: &[Parameter]) -> Vec<ParameterId> {
-    let names = parameters.iter().map(|parameter| parameter.name.as_str()).enumerate().collect();
-    let mut walk = Walk { model_type, known: BTreeMap::new(), order: Vec::with_capacity(parameters.len()) };
-    walk.module(names);
+    walk(model_type, parameters.iter().map(|parameter| parameter.name.as_str()), parameters.len())
+}
+
+/// The order of names, of which the first `own` are parameters' and the others second names.
+fn walk<'a>(model_type: &'a str, names: impl Iterator<Item = &'a str>, own: usize) -> Vec<ParameterId> {
+    let mut walk = Walk { model_type, own, known: BTreeMap::new(), order: Vec::with_capacity(own) };
+    walk.module(names.enumerate().collect());
     walk.order
+}
+
+/// For each second name the parameter after which `__init__` makes a tensor for it, and the one it is tied to later.
+pub(super) fn tied(
+    model_type: &str,
+    parameters: &[Parameter],
+    aliases: &[(String, ParameterId)],
+) -> Vec<(Option<ParameterId>, ParameterId)> {
+    if aliases.is_empty() {
+        return Vec::new();
+    }
+    let second = aliases.iter().map(|(name, _)| name.as_str());
+    let names = parameters.iter().map(|parameter| parameter.name.as_str()).chain(second);
+    let mut before = None;
+    let mut found = Vec::new();
+    for id in walk(model_type, names, parameters.len()) {
+        match (id.0 as usize).checked_sub(parameters.len()) {
+            None => before = Some(id),
+            Some(alias) => found.push((before, aliases[alias].1)),
+        }
+    }
+    found
 }
 
 /// The walk down the tree of modules.
 struct Walk<'a> {
     model_type: &'a str,
+    /// Names that are no second names.
+    own: usize,
     /// Lines found already, by children: most modules are like another.
     known: BTreeMap<Vec<&'a str>, Option<&'static [&'static str]>>,
     order: Vec<ParameterId>,
@@ -46,14 +74,26 @@ impl<'a> Walk<'a> {
                 }
             }
         }
-        let line = if names.len() > 1 { self.line(&names) } else { None };
+        let line =
+            if names.len() > 1 { self.line(&names).or_else(|| self.line_of_own(&names, &children)) } else { None };
         let mut children: Vec<_> = names.into_iter().zip(children).collect();
         if let Some(line) = line {
-            children.sort_by_key(|(name, _)| line.iter().position(|known| known == name));
+            // A second name that no line knows is that of a module made last.
+            children.sort_by_key(|(name, _)| line.iter().position(|known| known == name).unwrap_or(usize::MAX));
         }
         for (_, members) in children {
             self.module(members);
         }
+    }
+
+    /// The line of the children that have parameters of their own.
+    fn line_of_own(&mut self, names: &[&'a str], children: &[Vec<(usize, &str)>]) -> Option<&'static [&'static str]> {
+        let both = names.iter().zip(children);
+        let own: Vec<&str> = both
+            .filter(|(_, members)| members.iter().any(|(member, _)| *member < self.own))
+            .map(|(name, _)| *name)
+            .collect();
+        if own.len() == names.len() { None } else { self.line(&own) }
     }
 
     fn line(&mut self, names: &[&'a str]) -> Option<&'static [&'static str]> {
@@ -124,6 +164,19 @@ mod tests {
         let used = ["h.0.input_layernorm.weight", "h.0.self_attention.dense.weight", "h.0.mlp.up.weight"];
         assert_eq!(names("bloom", &used), used);
         assert_eq!(names("falcon", &used), [used[1], used[2], used[0]]);
+    }
+
+    #[test]
+    fn a_tied_head_is_made_after_the_model() {
+        let parameter = |name: &str| Parameter { name: name.into(), shape: Shape::from([1]), role: Role::Norm };
+        let parameters = ["model.embed_tokens.weight", "model.norm.weight"].map(parameter);
+        let aliases = [("lm_head.weight".to_owned(), ParameterId(0))];
+        assert_eq!(tied("llama", &parameters, &aliases), [(Some(ParameterId(1)), ParameterId(0))]);
+        assert_eq!(tied("llama", &parameters, &[]), []);
+        // BERT's decoder is made after the transform, whose line does not know it.
+        let parameters = ["cls.predictions.transform.dense.weight", "cls.predictions.bias"].map(parameter);
+        let aliases = [("cls.predictions.decoder.weight".to_owned(), ParameterId(0))];
+        assert_eq!(tied("bert", &parameters, &aliases), [(Some(ParameterId(0)), ParameterId(0))]);
     }
 
     #[test]

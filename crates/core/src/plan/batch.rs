@@ -58,6 +58,8 @@ impl Batch {
             images: self.images.map(|[count, height, width]| Images { count, height, width, frames: 1 }),
             audio_frames: self.audio_frames,
             last_logits_only: false,
+            beams: 1,
+            encoded: false,
         }
     }
 }

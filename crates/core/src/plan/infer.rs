@@ -63,6 +63,8 @@ pub enum CacheImplementation {
     Dynamic,
     /// Allocated once for prompt and new tokens.
     Static,
+    /// Grows like the dynamic one, but lies on the host; a layer's part comes over while the layer before it runs.
+    Offloaded,
     /// `use_cache=False`: everything is computed again for every token.
     None,
 }
@@ -134,7 +136,11 @@ impl InferPlan {
     /// The inputs of a decoder's pass over one token after `past` ones, beside an encoder that ran with the first.
     pub fn decoder_inputs(&self, past: u64) -> Inputs {
         let room = (self.cache == CacheImplementation::Static).then_some(self.new_tokens);
-        Inputs { past, target_seq: 1, static_cache: room, position_ids: false, ..self.inputs(self.batch.seq_len, 0) }
-            .without_media(past > 0)
+        let inputs = Inputs { beams: self.beams, position_ids: false, ..self.inputs(self.batch.seq_len, 0) };
+        if self.cache == CacheImplementation::None {
+            // Everything so far goes in again, beside what the encoder made once.
+            return Inputs { target_seq: past.saturating_add(1), encoded: past > 0, ..inputs }.without_media(past > 0);
+        }
+        Inputs { past, target_seq: 1, static_cache: room, ..inputs }.without_media(past > 0)
     }
 }

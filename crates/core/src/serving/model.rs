@@ -123,7 +123,8 @@ pub struct ServedModel {
 impl ServedModel {
     /// Counts a model whose weights are stored as `format` says.
     pub fn of(model: &Model, format: &WeightFormat) -> Result<Self, ModelError> {
-        let program = model.program(Inputs::inventory())?;
+        // As many tokens as the longest window that is folded into one entry.
+        let program = model.program(Inputs { seq: 128, ..Inputs::inventory() })?;
         let mut served = Self::sizes(&Config::new(model.config())?);
         let layers: Vec<&str> =
             program.modules.iter().filter(|m| m.kind == ModuleKind::Layer).map(|m| m.path.as_str()).collect();
@@ -309,6 +310,7 @@ pub fn per_token(cache: &CacheUpdate, element: Element, ranks: u64) -> u64 {
         CacheKind::Latent { .. } => element.size(cache.key_dim + cache.value_dim),
         // Index keys are kept in fp8 with a scale per 128 of them by the engines that have them.
         CacheKind::Index => cache.key_dim + cache.key_dim.div_ceil(128) * 4,
+        CacheKind::Folded { every } => element.size(cache.key_dim).div_ceil(every.max(1)),
         CacheKind::Cross | CacheKind::State { .. } => 0,
     }
 }

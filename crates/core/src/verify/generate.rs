@@ -24,6 +24,7 @@ pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
         _ if run["use_cache"] == false => CacheImplementation::None,
         None | Some("dynamic") => CacheImplementation::Dynamic,
         Some("static") => CacheImplementation::Static,
+        Some("offloaded") => CacheImplementation::Offloaded,
         Some(other) => return Err(format!("cache implementation {other} is not simulated yet")),
     };
     Ok(InferPlan {
@@ -38,8 +39,9 @@ pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
             real_tokens: None,
         },
         new_tokens: number("new_tokens").unwrap_or(0),
-        // A pretend card holds no data, so every sequence looks finished after its first token.
-        stop_after: name.starts_with("replay").then_some(1),
+        // A pretend card holds no data, so every sequence looks finished after its first token, unless the loop was
+        // made to go on.
+        stop_after: (name.starts_with("replay") && run["all_tokens"] != true).then_some(1),
         cache,
         beams: number("beams").unwrap_or(1),
         choice: Choice::Greedy,

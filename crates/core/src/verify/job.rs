@@ -76,6 +76,7 @@ pub fn infer(subject: Subject<'_>, plan: &InferPlan) -> Result<Value, String> {
     match plan.cache {
         CacheImplementation::Static => drop(run.insert("cache".into(), "static".into())),
         CacheImplementation::None => drop(run.insert("use_cache".into(), false.into())),
+        CacheImplementation::Offloaded => drop(run.insert("cache".into(), "offloaded".into())),
         _ => {}
     }
     if plan.beams > 1 {

@@ -28,16 +28,22 @@ use crate::exit::Exit;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum EngineName {
-    /// transformers' `generate`, simulated.
+    /// Simulated: transformers' `generate`.
     #[default]
     Hf,
+    /// By its budget rules: a profile run, the rest is blocks.
     Vllm,
+    /// By its budget rules: a static share for weights and cache.
     Sglang,
+    /// By its budget rules: a warm-up, nearly all that is free becomes blocks.
     Tgi,
+    /// By its budget rules: a share of what is free becomes blocks.
     TensorrtLlm,
+    /// By its buffers, device by device.
     #[value(name = "llama.cpp", alias = "llama-cpp")]
     #[serde(rename = "llama.cpp", alias = "llama-cpp")]
     LlamaCpp,
+    /// By llama.cpp's buffers, with Ollama's context and cache.
     Ollama,
     /// All of them but `hf`, side by side.
     All,

@@ -9,7 +9,7 @@ use vramcast_core::model::Model;
 use vramcast_core::plan::Gpu;
 use vramcast_core::serving::WeightFormat;
 use vramcast_core::serving::llama_cpp::{Build, LlamaCppPlan};
-use vramcast_core::serving::vllm::VllmPlan;
+use vramcast_core::serving::vllm::{VllmPlan, rules};
 use vramcast_core::source::quantization::Quantization;
 
 use super::EngineName;
@@ -187,9 +187,11 @@ impl EngineArguments {
     pub(super) fn vllm(&self, gpu: &Gpu, cache_dtype: DType, draft: [u64; 2]) -> Result<VllmPlan, Failure> {
         let default = VllmPlan::default();
         let lora = [self.max_loras.unwrap_or(1), self.max_lora_rank.unwrap_or(16)];
+        let version = self.engine_version.clone().unwrap_or(default.version.clone());
         Ok(VllmPlan {
-            version: self.engine_version.clone().unwrap_or(default.version.clone()),
-            utilization_thousandths: thousandths(self.gpu_memory_utilization)?.unwrap_or(900),
+            utilization_thousandths: thousandths(self.gpu_memory_utilization)?
+                .unwrap_or(rules(&version).utilization_thousandths),
+            version,
             tensor_parallel: positive("--tensor-parallel-size", self.tensor_parallel_size)?,
             pipeline_parallel: positive("--pipeline-parallel-size", self.pipeline_parallel_size)?,
             data_parallel: positive("--data-parallel-size", self.data_parallel_size)?,

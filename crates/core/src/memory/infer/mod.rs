@@ -1,7 +1,7 @@
 //! `generate` of transformers on one card: load, the prompt in one pass, then token by token.
 //!
 //! Every pass is a program of its own, because sizes grow with the cache. Up to [`ALL_STEPS`] tokens every step is
-//! simulated. Beyond, the first and the last steps are, and between them a step now and then whose cache has grown by
+//! simulated, exactly. Beyond, the first and the last steps are, and between them a step now and then whose cache has grown by
 //! as much as the skipped ones would have made it: peaks of the first and last steps are exact, what fragmentation the
 //! skipped copies leave behind is approximated.
 
@@ -21,13 +21,13 @@ use super::torch::Torch;
 use super::torch::quantised::QuantisedWeight;
 use super::torch::stored::{StoredKernel, StoredWeight};
 use crate::dtype::DType;
-use crate::model::op::{Input, Op, ParameterId, ValueId};
+use crate::model::op::{CacheKind, Input, Op, ParameterId, ValueId};
 use crate::model::{Model, Program, Shape, Step, Task};
 use crate::plan::{CacheImplementation, InferPlan, Kernels, PlanError};
 use crate::source::quantization as source;
 
 /// Up to so many decoding steps are all simulated.
-pub const ALL_STEPS: u64 = 96;
+pub const ALL_STEPS: u64 = 512;
 /// Steps at the start and at the end that are simulated in any case.
 const EDGE_STEPS: u64 = 16;
 
@@ -74,8 +74,8 @@ fn refuse(model: &Model, plan: &InferPlan) -> Result<(), PlanError> {
         Task::SpeechSeq2Seq if plan.new_tokens > 0 => {
             refused("generate of a speech model, which has a loop of its own", "simulate a forward pass (0 new tokens)")
         }
-        Task::Seq2SeqLm if plan.beams > 1 || plan.cache == CacheImplementation::None => {
-            refused("beams or no cache with an encoder-decoder", "use one beam and a cache")
+        task if plan.cache == CacheImplementation::Offloaded && (plan.beams > 1 || task == Task::Seq2SeqLm) => {
+            refused("beams or an encoder-decoder over an offloaded cache", "use one beam and a cache on the card")
         }
         Task::MaskedLm | Task::Base | Task::ImageClassification | Task::SequenceClassification | Task::Ctc
             if plan.new_tokens > 0 =>
@@ -130,8 +130,11 @@ impl<'a> Run<'a> {
         plan: &'a InferPlan,
         base: Option<(&source::Quantization, StoredKernel)>,
     ) -> Self {
-        let (mut loaded, stored) = torch.in_category(Category::Weights, |torch| match base {
-            Some(base) => stored::load(torch, &program, plan.weights, base),
+        let ((mut loaded, untied), stored) = torch.in_category(Category::Weights, |torch| match base {
+            Some(base) => {
+                let (loaded, stored) = stored::load(torch, &program, plan.weights, base);
+                ((loaded, Vec::new()), stored)
+            }
             None => (adapters::dense(torch, &program, plan.weights, plan.quantization.as_ref()), BTreeMap::new()),
         });
         let kept = torch.in_category(Category::Buffers, |torch| {
@@ -141,6 +144,7 @@ impl<'a> Run<'a> {
             };
             program.buffers.iter().map(make).collect()
         });
+        drop(untied);
         let by_name = |id: ParameterId| program.parameters[id.0 as usize].name.clone();
         let quantised = plan.quantization.as_ref().map_or_else(BTreeMap::new, |scheme| {
             torch.in_category(Category::Weights, |torch| {
@@ -192,7 +196,8 @@ impl<'a> Run<'a> {
     fn forward_twice(&mut self, program: &Rc<Program>) {
         for name in ["forward", "forward2"] {
             self.phase(name);
-            self.store = (self.plan.cache != CacheImplementation::None).then(|| Store::new(self.plan.cache, 0));
+            self.store = (self.plan.cache != CacheImplementation::None)
+                .then(|| Store::new(self.plan.cache, 0, growing(program)));
             let outputs = self.pass(program, 0);
             self.torch.log.borrow_mut().end_phase();
             drop(outputs);
@@ -205,11 +210,13 @@ impl<'a> Run<'a> {
         // The decoder beside an encoder begins with one token of its own.
         let first = if decoder { 1 } else { plan.batch.seq_len };
         self.phase("generate");
-        self.store = Some(Store::new(plan.cache, first.saturating_add(plan.new_tokens).saturating_sub(1)));
+        let room = first.saturating_add(plan.new_tokens).saturating_sub(1);
+        self.store = Some(Store::new(plan.cache, room, growing(prompt)));
         self.batch.prepare(&mut self.torch, prompt, plan, decoder);
         let mut outputs = self.pass(prompt, 0);
         if decoder {
-            self.kept.extend(outputs.drain(1.min(outputs.len())..));
+            let states = outputs.drain(1.min(outputs.len())..);
+            self.batch.media.extend(states.map(|states| (Input::Encoded, states)));
         }
         self.choose(outputs);
         let tokens = plan.stop_after.unwrap_or(plan.new_tokens).min(plan.new_tokens);
@@ -287,7 +294,6 @@ impl Batch {
                 self.media
                     .push((Input::Tokens, std::mem::replace(&mut self.ids, torch.fresh("full", start, DType::I64))));
             }
-            let shape = Shape::from([plan.sequences(), plan.batch.seq_len]);
             let uses_positions = program
                 .steps
                 .iter()
@@ -301,7 +307,9 @@ impl Batch {
                 drop((shifted, empty));
             }
             if plan.beams > 1 {
-                for tensor in std::iter::once(&mut self.ids).chain(&mut self.mask).chain(&mut self.positions) {
+                let grown = std::iter::once(&mut self.ids).chain(&mut self.mask).chain(&mut self.positions);
+                for tensor in grown.chain(&mut self.encoder) {
+                    let shape = tensor.shape.with(0, plan.sequences());
                     *tensor = torch.fresh("repeat_interleave", shape, DType::I64);
                 }
             }
@@ -355,6 +363,15 @@ impl Batch {
             tensor.shape = tensor.shape.with(1, length);
         }
     }
+}
+
+/// Layers whose cache grows.
+fn growing(program: &Program) -> usize {
+    let grows = |step: &&Step| match step {
+        Step::Run { op: Op::Cache(update), .. } => !matches!(update.kind, CacheKind::State { .. }),
+        _ => false,
+    };
+    program.steps.iter().filter(grows).count()
 }
 
 fn longer(torch: &mut Torch, tensor: &Tensor) -> Tensor {

@@ -2,14 +2,15 @@
 //!
 //! A dynamic layer joins old and new keys by `cat`, so both live for a moment; a static one is allocated whole at its
 //! first use. A sliding layer of a dynamic cache keeps a *view* of the last positions: the whole prompt stays alive
-//! until the next token makes a new tensor.
+//! until the next token makes a new tensor. An offloaded layer is on the card from the moment the layer before it is
+//! updated until its own attention has run.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::Settings;
 use crate::dtype::DType;
-use crate::memory::log::Category;
+use crate::memory::log::{Category, Stream};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
@@ -25,11 +26,12 @@ pub struct Store {
     cursor: Cell<usize>,
     past: Cell<u64>,
     room: u64,
+    layers: usize,
 }
 
 impl Store {
-    /// An empty cache; a static one has room for `room` positions.
-    pub fn new(implementation: CacheImplementation, room: u64) -> Rc<Self> {
+    /// An empty cache of so many layers that grow; a static one has room for `room` positions.
+    pub fn new(implementation: CacheImplementation, room: u64, layers: usize) -> Rc<Self> {
         Rc::new(Self {
             implementation,
             slots: RefCell::default(),
@@ -37,6 +39,7 @@ impl Store {
             cursor: Cell::new(0),
             past: Cell::new(0),
             room,
+            layers,
         })
     }
 
@@ -76,8 +79,9 @@ impl Store {
                 let slot = self.next_slot();
                 self.slots.borrow()[slot].iter().cloned().map(Some).collect()
             }
+            _ if self.implementation == CacheImplementation::Offloaded => self.update_offloaded(torch, inputs, shapes),
             CacheKind::Sliding(window) if static_cache => self.update_static_window(torch, window, inputs, shapes),
-            _ if static_cache => self.update_static(torch, update.kind == CacheKind::Cross, inputs, shapes),
+            _ if static_cache => self.update_static(torch, inputs, shapes),
             CacheKind::Sliding(_) => self.update_window(torch, inputs, shapes),
             _ => self.update_dynamic(torch, inputs, shapes),
         }
@@ -106,6 +110,16 @@ impl Store {
     /// `self.keys = cat([self.keys, keys])`, then the same for values.
     fn update_dynamic(&self, torch: &mut Torch, inputs: &[Option<Tensor>], shapes: &[Shape]) -> Vec<Option<Tensor>> {
         let slot = self.next_slot();
+        self.joined(torch, slot, inputs, shapes)
+    }
+
+    fn joined(
+        &self,
+        torch: &mut Torch,
+        slot: usize,
+        inputs: &[Option<Tensor>],
+        shapes: &[Shape],
+    ) -> Vec<Option<Tensor>> {
         let mut made = Vec::new();
         for (index, (input, shape)) in inputs.iter().zip(shapes).enumerate() {
             let Some(input) = input else { continue };
@@ -114,6 +128,24 @@ impl Store {
             drop(old);
             made.push(Some(joined));
         }
+        made
+    }
+
+    /// The next layer's keys and values come over on a stream of their own, this layer's grow and go to the host: what
+    /// is left of them are sizes, and the tensors that attention still reads.
+    fn update_offloaded(&self, torch: &mut Torch, inputs: &[Option<Tensor>], shapes: &[Shape]) -> Vec<Option<Tensor>> {
+        let slot = self.next_slot();
+        let next = (slot + 1) % self.layers.max(1);
+        let host: Vec<Tensor> = self.slots.borrow().get(next).filter(|_| next != slot).cloned().unwrap_or_default();
+        if !host.is_empty() {
+            let over = torch.on_stream(Stream::Gather, |torch| {
+                host.iter().map(|tensor| fresh(torch, "_to_copy", tensor.shape, tensor.dtype)).collect()
+            });
+            self.slots.borrow_mut()[next] = over;
+        }
+        let made = self.joined(torch, slot, inputs, shapes);
+        let on_host = made.iter().flatten().map(|tensor| torch.phantom(tensor.shape, tensor.dtype)).collect();
+        self.slots.borrow_mut()[slot] = on_host;
         made
     }
 
@@ -132,20 +164,11 @@ impl Store {
     }
 
     /// Zeros for the whole length at the first use; then positions are copied in.
-    fn update_static(
-        &self,
-        torch: &mut Torch,
-        cross: bool,
-        inputs: &[Option<Tensor>],
-        shapes: &[Shape],
-    ) -> Vec<Option<Tensor>> {
+    fn update_static(&self, torch: &mut Torch, inputs: &[Option<Tensor>], shapes: &[Shape]) -> Vec<Option<Tensor>> {
         let slot = self.next_slot();
         if self.slots.borrow()[slot].is_empty() {
-            let made = inputs.iter().flatten().zip(shapes).map(|(input, shape)| {
-                // Index keys are [batch, seq, dim]; all others [batch, heads, seq, dim], of the right length already.
-                let shape = if shape.rank() == 3 && !cross { shape.with(1, self.room) } else { *shape };
-                fresh(torch, "zeros", shape, input.dtype)
-            });
+            let made =
+                inputs.iter().flatten().zip(shapes).map(|(input, shape)| fresh(torch, "zeros", *shape, input.dtype));
             let made: Vec<Tensor> = made.collect();
             self.slots.borrow_mut()[slot] = made;
         }

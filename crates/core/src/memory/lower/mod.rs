@@ -53,7 +53,9 @@ use super::log::Category;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
-use crate::model::op::{CacheKind, CacheUpdate, ExpertStyle, ModuleId, Op, ParameterId, ValueId};
+use crate::model::op::{
+    Attention, CacheKind, CacheUpdate, EagerStyle, ExpertStyle, ModuleId, Op, ParameterId, ValueId,
+};
 use crate::model::{ModuleKind, Program, Step};
 use crate::plan::{AttentionKind, Kernels};
 
@@ -92,6 +94,8 @@ pub struct Runner {
     hooks: Option<Rc<dyn hooks::Hooks>>,
     /// The values from the output head to the loss.
     logits: std::collections::BTreeSet<ValueId>,
+    /// Whether blocks return their attention probabilities (Falcon).
+    hands_on: bool,
     /// Encoder-decoder models fill a cache in training too, unless they are checkpointed: `use_cache` is their default.
     caches_in_training: bool,
 }
@@ -101,6 +105,8 @@ struct Frames {
     values: Vec<Option<Tensor>>,
     /// What a layer's caller holds until the layer returns (attention probabilities).
     held: Vec<Tensor>,
+    /// What the loop over layers holds until the next one returns: Falcon's blocks return their probabilities.
+    handed_on: Option<(ModuleId, Vec<Tensor>)>,
     returned: Vec<Tensor>,
     /// Keys and values in the cache that the output object brings along.
     cached: Vec<Tensor>,
@@ -115,6 +121,7 @@ impl Frames {
         Self {
             values: vec![None; values],
             held: Vec::new(),
+            handed_on: None,
             returned: Vec::new(),
             cached: Vec::new(),
             entered: Vec::new(),
@@ -169,6 +176,9 @@ impl Runner {
         }
         let crosses =
             |step: &Step| matches!(step, Step::Run { op: Op::Cache(CacheUpdate { kind: CacheKind::Cross, .. }), .. });
+        let falcon = |spec: &Attention| spec.eager == EagerStyle::Falcon;
+        let hands_on =
+            program.steps.iter().any(|step| matches!(step, Step::Run { op: Op::Attention(spec), .. } if falcon(spec)));
         let caches_in_training = cache.is_none() && !settings.checkpointing && program.steps.iter().any(crosses);
         let logits = head::Head::logits(&program);
         Rc::new(Self {
@@ -181,6 +191,7 @@ impl Runner {
             cache,
             hooks: None,
             logits,
+            hands_on,
             caches_in_training,
         })
     }
@@ -232,9 +243,7 @@ impl Runner {
                     self.gather_sequence(torch, frames, *module, at);
                 }
                 Step::Exit(module) => {
-                    if self.kind(*module) == ModuleKind::Layer {
-                        frames.held.clear();
-                    }
+                    self.let_go(frames, *module);
                     frames.leave_gathered(*module);
                     self.exit(torch, frames, *module, at);
                 }
@@ -243,6 +252,17 @@ impl Runner {
             }
             at += 1;
         }
+    }
+
+    /// What was held for a layer goes when it returns, or is handed on until the next has, or until its stack returns.
+    fn let_go(&self, frames: &mut Frames, module: ModuleId) {
+        if self.kind(module) == ModuleKind::Layer {
+            let held = std::mem::take(&mut frames.held);
+            frames.handed_on = self.hands_on.then_some((module, held));
+            return;
+        }
+        let path = |module: ModuleId| &self.program.modules[module.0 as usize].path;
+        frames.handed_on.take_if(|(layer, _)| path(*layer).starts_with(path(module).as_str()));
     }
 
     fn kind(&self, module: ModuleId) -> ModuleKind {
@@ -406,7 +426,7 @@ impl Runner {
                 let sinks = spec.sinks.map(|id| self.parameter(id));
                 let (key, value) = self.visible(torch, spec, mask, [input(0), input(1), input(2)]);
                 let three = [input(0), &key, &value];
-                let (output, held) = if spec.eager == crate::model::op::EagerStyle::Falcon {
+                let (output, held) = if spec.eager == EagerStyle::Falcon {
                     let alibi = inputs.get(4).and_then(Option::as_ref);
                     falcon::attend(torch, spec, &self.settings, three, mask, alibi)
                 } else {

@@ -83,11 +83,13 @@ impl Torch {
         let heads_fit = same_heads || grouped;
         let (dim, value_dim) = (query.shape.last(), value.shape.last());
         let capability = self.device.capability;
-        let trained_mask = mask.is_some_and(Tensor::needs_grad);
+        // A mask that is trained, or whose last dimension is not dense (T5's position bias by itself), is for no kernel.
+        let dense = |mask: &Tensor| mask.shape.last() == 1 || mask.strides[mask.shape.rank().max(1) - 1] == 1;
+        let refused_mask = mask.is_some_and(|mask| mask.needs_grad() || !dense(mask));
         let cudnn = (90..120).contains(&capability)
             && half
             && heads_fit
-            && !trained_mask
+            && !refused_mask
             && dim <= 256
             && dim % 8 == 0
             && value_dim % 8 == 0
@@ -95,7 +97,7 @@ impl Torch {
             && key.shape.size(2) > 1;
         let flash = capability >= 80 && half && heads_fit && mask.is_none() && dim <= 256 && dim == value_dim;
         let type_fits = query.dtype == DType::F32 || query.dtype == DType::F16 || (half && capability >= 80);
-        let efficient = type_fits && same_heads && !trained_mask;
+        let efficient = type_fits && same_heads && !refused_mask;
         if let Some(forced) = self.forced_kernel {
             let possible = match forced {
                 Kernel::Cudnn => cudnn,
@@ -142,9 +144,10 @@ impl Torch {
             _ => pointwise_strides(&shape, &[&like]),
         };
         let statistic = match kernel {
-            Kernel::Cudnn => Shape::from([batch, heads, rows, 1]),
+            Kernel::Cudnn if records => Shape::from([batch, heads, rows, 1]),
             Kernel::MemoryEfficient if records => Shape::from([batch, heads, rows.next_multiple_of(32)]),
-            Kernel::MemoryEfficient => Shape::from([batch, heads, 0]),
+            // Nobody will ask for it.
+            Kernel::Cudnn | Kernel::MemoryEfficient => Shape::from([batch, heads, 0]),
             _ => Shape::from([batch, heads, rows]),
         };
         let value_dim = value.shape.last();

@@ -106,7 +106,8 @@ impl Torch {
         // The packed weight is kept by the function itself; neither the input nor the dense matrix is.
         let (weight, shape) = (weight.clone(), x.shape);
         self.attach(output, &[x], move |torch, gradient| {
-            let dense = torch.dequantised(&weight, weight.original, true);
+            let (dense, scales) = torch.dequantised(&weight, weight.original, true);
+            drop(scales);
             let dense = torch.cast(&dense, gradient.dtype);
             torch.use_blas();
             let result = torch.fresh("mm", shape, gradient.dtype);
@@ -115,18 +116,16 @@ impl Torch {
         })
     }
 
-    /// The matrix in full, with its scales first where those are quantised too.
-    fn dequantised(&mut self, weight: &QuantisedWeight, dtype: DType, backward: bool) -> Tensor {
+    /// The matrix in full, and its scales where those are quantised too: the fused forward holds them through the product.
+    fn dequantised(&mut self, weight: &QuantisedWeight, dtype: DType, backward: bool) -> (Tensor, Vec<Tensor>) {
         let blocks = Shape::from([weight.blocks()]);
-        let scales = weight.is_nested().then(|| {
-            let scales = self.fresh("dequantize_blockwise", blocks, DType::F32);
+        let mut scales = Vec::new();
+        if weight.is_nested() {
+            scales.push(self.fresh("dequantize_blockwise", blocks, DType::F32));
             // The fused forward adds the offset out of place, `dequantize_4bit` in place.
-            let shifted = (!backward).then(|| self.fresh("add", blocks, DType::F32));
-            (scales, shifted)
-        });
-        let dense = self.fresh("dequantize_4bit", weight.shape, dtype);
-        drop(scales);
-        dense
+            scales.extend((!backward).then(|| self.fresh("add", blocks, DType::F32)));
+        }
+        (self.fresh("dequantize_4bit", weight.shape, dtype), scales)
     }
 
     /// `MatMul8bitLt`: the input in fp16, then in int8, outlier columns apart.

@@ -271,7 +271,8 @@ impl Masks {
 
     fn of_kinds(g: &mut Graph, windows: &[Option<u64>], full: bool, all: Mask, some: fn(u64) -> Mask) -> Self {
         let window = windows.iter().copied().flatten().next();
-        let full = full || window.is_none() || windows.contains(&None);
+        // For a static cache `generate` makes the masks itself, of the kinds that the layers have.
+        let full = (full && g.inputs.static_cache.is_none()) || window.is_none() || windows.contains(&None);
         let full = full.then(|| mask(g, all));
         let sliding = window.map(|window| mask(g, some(window)));
         match (full, sliding) {

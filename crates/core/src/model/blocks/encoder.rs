@@ -3,7 +3,7 @@
 use crate::model::blocks::attention::grouped_cache;
 use crate::model::blocks::attention::{attend, join_heads, split_heads};
 use crate::model::graph::{Graph, Value};
-use crate::model::op::{Attention, CacheKind, CacheUpdate, EagerStyle, Mask, Op};
+use crate::model::op::{Attention, CacheKind, CacheUpdate, EagerStyle, Input, Mask, Op};
 
 /// Self-attention over the whole sequence, or attention to what an encoder made of another.
 #[derive(Debug, Clone)]
@@ -38,13 +38,22 @@ pub struct Encoded {
 }
 
 impl Encoded {
-    /// Runs the encoder; after the first token of a generation it is only declared.
+    /// Runs the encoder; after the first token of a generation it is only declared, and without a cache its states are
+    /// given.
     pub fn run(g: &mut Graph, encoder: impl FnOnce(&mut Graph) -> Value) -> Self {
-        if g.inputs.past > 0 {
+        if g.inputs.past > 0 || g.inputs.encoded {
             let states = g.declare_only(encoder);
-            return Self { batch: states.size(0), seq: states.size(1), states: None };
+            let given = g.inputs.encoded.then(|| g.input(Input::Encoded, states.shape()));
+            return Self { batch: states.size(0), seq: states.size(1), states: given };
         }
-        let states = encoder(g);
+        // It runs once per sample; every beam then gets a copy.
+        let (sequences, beams) = (g.inputs.batch, g.inputs.beams.max(1));
+        g.inputs.batch = sequences / beams;
+        let mut states = encoder(g);
+        g.inputs.batch = sequences;
+        if beams > 1 {
+            states = g.repeat_interleave(&states, 0, beams);
+        }
         Self { batch: states.size(0), seq: states.size(1), states: Some(states) }
     }
 }

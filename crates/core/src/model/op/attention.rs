@@ -54,6 +54,11 @@ pub enum CacheKind {
     },
     /// Grows beside keys and values (index keys of sparse attention, one tensor); no part of the KV bytes per token.
     Index,
+    /// Grows by one entry (one tensor) every so many tokens (DeepSeek-V4's folded keys); no part of the KV bytes per token.
+    Folded {
+        /// Tokens of an entry.
+        every: u64,
+    },
     /// Filled once from the encoder or the image.
     Cross,
     /// Does not grow: this many elements per sequence in fp32 or the model's type.

@@ -19,6 +19,8 @@ pub enum Input {
     Pixels,
     /// Audio features or samples.
     Audio,
+    /// What the encoder made in an earlier pass.
+    Encoded,
     /// Anything else the processor makes, with its element type.
     Other(DType),
 }

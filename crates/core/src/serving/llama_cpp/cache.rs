@@ -19,6 +19,9 @@ pub(super) fn bytes(
         }
         CacheKind::Full => heads(cache, cache.true_heads, cells(plan, None), keys, values),
         CacheKind::Latent { .. } => latent(plan, model, cache, keys, values),
+        CacheKind::Folded { every } => {
+            keys.size(cells(plan, None).div_ceil(every.max(1)).saturating_mul(cache.key_dim))
+        }
         CacheKind::Index | CacheKind::Cross | CacheKind::State { .. } => 0,
     };
     let growing = layer.caches.iter().map(grown).fold(0, u64::saturating_add);

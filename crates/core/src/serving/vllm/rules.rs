@@ -19,6 +19,9 @@ pub struct Rules {
     pub load_max_split: Option<u64>,
     /// Whether top-p sampling sorts all logits, or a Triton kernel finds the threshold (`apply_top_k_top_p`).
     pub sampler_sorts: bool,
+    /// `--gpu-memory-utilization` when it is not given, in thousandths: 0.92 since vLLM's pull request 38284 of April
+    /// 2026, taken to hold from 0.21 on.
+    pub utilization_thousandths: u64,
     /// Where this was read.
     pub source: &'static str,
 }
@@ -34,6 +37,7 @@ pub const RULES: &[Rules] = &[
         lora_extra_vocabulary: 0,
         load_max_split: Some(20 << 20),
         sampler_sorts: false,
+        utilization_thousandths: 920,
         source: "truth/external/vllm_logs.json: 0.24 log of a 40-layer hybrid, 300 blocks, 69 per sequence",
     },
     Rules {
@@ -45,6 +49,7 @@ pub const RULES: &[Rules] = &[
         lora_extra_vocabulary: 0,
         load_max_split: None,
         sampler_sorts: false,
+        utilization_thousandths: 900,
         source: "vllm/v1/sample/ops/topk_topp_sampler.py of v0.17.0 uses Triton from 8 sequences on",
     },
     Rules {
@@ -56,6 +61,7 @@ pub const RULES: &[Rules] = &[
         lora_extra_vocabulary: 0,
         load_max_split: None,
         sampler_sorts: true,
+        utilization_thousandths: 900,
         source: "vllm/config/lora.py of v0.12.0: adapters no longer add words",
     },
     Rules {
@@ -67,6 +73,7 @@ pub const RULES: &[Rules] = &[
         lora_extra_vocabulary: 256,
         load_max_split: None,
         sampler_sorts: true,
+        utilization_thousandths: 900,
         source: "truth/external/vllm_logs.json: four H100 logs of 0.11.0 add up without graphs",
     },
     Rules {
@@ -78,6 +85,7 @@ pub const RULES: &[Rules] = &[
         lora_extra_vocabulary: 256,
         load_max_split: None,
         sampler_sorts: true,
+        utilization_thousandths: 900,
         source: "V1 is the default engine; logs of 0.9 in truth/external/vllm_logs.json",
     },
     Rules {
@@ -89,6 +97,7 @@ pub const RULES: &[Rules] = &[
         lora_extra_vocabulary: 256,
         load_max_split: None,
         sampler_sorts: true,
+        utilization_thousandths: 900,
         source: "logs of 0.6 to 0.8 in truth/external/vllm_logs.json: four terms add up to the grant",
     },
 ];

@@ -51,9 +51,12 @@ impl BitNet {
 
     fn mlp(&self, g: &mut Graph, x: &Value) -> Value {
         let product = {
-            let gate = g.linear("gate_proj", x, self.sizes.width, false);
+            let gate = {
+                let gate = g.linear("gate_proj", x, self.sizes.width, false);
+                g.activation(self.sizes.activation, &gate)
+            };
             let up = g.linear("up_proj", x, self.sizes.width, false);
-            g.glu(self.sizes.activation, &gate, &up)
+            g.mul(&gate, &up)
         };
         let normed = g.norm("ffn_sub_norm", &product, Norm::Rms, false);
         drop(product);

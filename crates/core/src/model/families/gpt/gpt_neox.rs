@@ -84,9 +84,9 @@ impl GptNeoX {
         let head_dim = self.head_dim;
         let joined = g.linear("query_key_value", hidden, 3 * self.heads * head_dim, self.attention_bias);
         let joined = attention::split_heads(g, joined, self.heads, 3 * head_dim);
-        let (query, key, value) = g.split3(&joined, -1, [head_dim; 3]);
-        let (query, key) = self.rotate(g, query, key, rope);
-        let (key, value) = g.cache(attention::grouped_cache(self.heads, head_dim, None), &key, &value);
+        let (mut query, mut key, mut value) = g.split3(&joined, -1, [head_dim; 3]);
+        (query, key) = self.rotate(g, query, key, rope);
+        (key, value) = g.cache(attention::grouped_cache(self.heads, head_dim, None), &key, &value);
         let spec = Attention {
             groups: 1,
             causal: true,

@@ -143,8 +143,10 @@ impl RecurrentGemma {
         };
         let mut blocks = g.reshape(x, [batch.saturating_mul(seq), self.blocks, self.channels / self.blocks]);
         blocks = g.permute(&blocks, &[1, 0, 2]);
-        let input_gate = self.gate(g, "input_gate", &blocks, x);
-        let mut recurrent_gate = self.gate(g, "recurrent_gate", &blocks, x);
+        // One name holds the products of both gates, the second one's until the end.
+        let mut product = None;
+        let input_gate = self.gate(g, "input_gate", &blocks, x, &mut product);
+        let mut recurrent_gate = self.gate(g, "recurrent_gate", &blocks, x, &mut product);
         let log_gate = {
             let scaled = g.scale(&recurrent_gate);
             let decay = g.parameter("recurrent_param", [self.channels], Role::Other);
@@ -172,11 +174,13 @@ impl RecurrentGemma {
             let multiplier = g.type_as(&multiplier, x);
             g.mul(&gated, &multiplier)
         };
-        self.scan(g, &normalised, &recurrent_gate, &reset)
+        let states = self.scan(g, &normalised, &recurrent_gate, &reset);
+        drop(product);
+        states
     }
 
     /// A gate by one small matrix per block of channels.
-    fn gate(&self, g: &mut Graph, name: &str, blocks: &Value, like: &Value) -> Value {
+    fn gate(&self, g: &mut Graph, name: &str, blocks: &Value, like: &Value, kept: &mut Option<Value>) -> Value {
         let side = self.channels / self.blocks;
         let weight = g.parameter(&format!("{name}_weight"), [self.blocks, side, side], Role::Other);
         let bias = g.parameter(&format!("{name}_bias"), [self.blocks, side], Role::Other);
@@ -189,8 +193,10 @@ impl RecurrentGemma {
             let bias = g.read(bias, [self.blocks, 1, side]);
             g.in_place(Binary::Add, &product, &bias)
         };
+        *kept = Some(product.clone());
         let flat = g.transpose(&product, 0, 1);
         let flat = g.reshape(&flat, like.shape());
+        drop(product);
         g.unary(Unary::Sigmoid, &flat)
     }
 

@@ -138,7 +138,7 @@ impl Indexer {
         key = g.squeeze(&key, 2);
         let update =
             CacheUpdate { kind: CacheKind::Index, heads: 1, key_dim: self.head_dim, value_dim: 0, true_heads: 1 };
-        key = g.run(Op::Cache(update), &[&key], [batch, seq.saturating_add(g.inputs.past), self.head_dim]);
+        key = g.run(Op::Cache(update), &[&key], [batch, g.inputs.keys(None, seq), self.head_dim]);
         let mut scores = {
             let product = {
                 let wide_query = g.float(&query);

@@ -111,7 +111,7 @@ impl Compressor {
         match folded {
             Some(folded) if g.inputs.cache => {
                 let update = CacheUpdate {
-                    kind: CacheKind::Index,
+                    kind: CacheKind::Folded { every: self.rate },
                     heads: 1,
                     key_dim: self.head_dim,
                     value_dim: 0,

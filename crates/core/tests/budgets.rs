@@ -1,0 +1,58 @@
+//! The budgets of SGLang, TGI and TensorRT-LLM, worked out by hand from their published rules.
+
+#![allow(clippy::unwrap_used)]
+
+use vramcast_core::dtype::DType;
+use vramcast_core::model::Model;
+use vramcast_core::serving::sglang::SglangPlan;
+use vramcast_core::serving::tensorrt_llm::TensorRtLlmPlan;
+use vramcast_core::serving::tgi::TgiPlan;
+use vramcast_core::serving::{ServedModel, WeightFormat};
+use vramcast_core::source::catalogue;
+
+const GIB: u64 = 1 << 30;
+/// Llama 3.1 8B in bf16: 8,030,261,248 parameters; 32 layers of 8 key and 8 value heads of 128.
+const WEIGHTS: u64 = 8_030_261_248 * 2;
+const TOKEN: u64 = 32 * 2 * 8 * 128 * 2;
+
+fn llama() -> ServedModel {
+    let entry = catalogue::find("meta-llama/Llama-3.1-8B").unwrap();
+    let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+    ServedModel::of(&model, &WeightFormat::Plain(DType::BF16)).unwrap()
+}
+
+#[test]
+fn sglang_keeps_chunks_and_graphs_free() {
+    // 512 MiB, 8192 tokens of a chunk at 1.5 MiB, 256 graphs at 2 MiB, 128 MiB of one rank.
+    let free = (512 + 8192 * 3 / 2 + 256 * 2 + 128) << 20;
+    let plan = SglangPlan { memory: 80 * GIB, context: Some(8192), ..SglangPlan::default() };
+    let budget = plan.budget(&llama());
+    assert_eq!((budget.granted, budget.cache), (80 * GIB - free, 80 * GIB - free - WEIGHTS));
+    assert_eq!(budget.cache_tokens, (80 * GIB - free - WEIGHTS) / TOKEN);
+    // A share that is given holds as it is.
+    let given = SglangPlan { static_thousandths: Some(800), ..plan }.budget(&llama());
+    assert_eq!((given.granted, given.cache), (64 * GIB, 64 * GIB - WEIGHTS));
+}
+
+#[test]
+fn tgi_leaves_a_tenth_of_what_is_free() {
+    let plan = TgiPlan { memory: 80 * GIB, max_total_tokens: Some(8192), ..TgiPlan::default() };
+    let budget = plan.budget(&llama());
+    let prefill = budget.parts.iter().find(|part| part.name == "warm-up prefill").unwrap().bytes;
+    let free = 80 * GIB - WEIGHTS - prefill;
+    assert!(prefill > 0 && budget.cache.abs_diff(free / 10 * 9) < 1024, "{budget:?}");
+    assert_eq!(budget.largest_sequence, budget.cache / TOKEN);
+}
+
+#[test]
+fn tensorrt_llm_takes_nine_tenths_in_blocks_of_32() {
+    let plan = TensorRtLlmPlan { memory: 80 * GIB, max_seq_len: Some(8192), ..TensorRtLlmPlan::default() };
+    let budget = plan.budget(&llama());
+    let activations = budget.parts.iter().find(|part| part.name == "activations").unwrap().bytes;
+    assert!(budget.cache.abs_diff((80 * GIB - WEIGHTS - activations) / 10 * 9) < 1024, "{budget:?}");
+    assert_eq!((budget.block_size, budget.blocks), (32, budget.cache / (32 * TOKEN)));
+    // Half as much per card where two share weights and heads.
+    let two = TensorRtLlmPlan { tensor_parallel: 2, ..plan }.budget(&llama());
+    assert_eq!(two.parts[0].bytes, WEIGHTS / 2);
+    assert!(two.cache_tokens > 2 * budget.cache_tokens);
+}
