@@ -30,6 +30,10 @@ pub(super) struct Start {
     pub(super) model: Option<String>,
     /// What a report should say.
     pub(super) notes: Vec<String>,
+    /// Whether a file names the card.
+    pub(super) names_card: bool,
+    /// Where the card comes from, when neither a flag nor a file names it.
+    pub(super) card_from: Option<String>,
     profile: Option<(Framework, Situation)>,
     from_file: bool,
 }
@@ -38,7 +42,11 @@ impl Start {
     /// Where every value of the finished plan comes from.
     pub(super) fn provenance(&self, plan: &TrainPlan) -> Vec<Origin> {
         let chosen = self.profile.as_ref().map(|(framework, situation)| framework.provenance(plan, *situation));
-        provenance::trace(plan, self.from_file.then_some(&self.plan), &chosen.unwrap_or_default())
+        let mut origins = provenance::trace(plan, self.from_file.then_some(&self.plan), &chosen.unwrap_or_default());
+        if let Some(from) = &self.card_from {
+            origins.iter_mut().filter(|origin| origin.key == "gpu.name").for_each(|origin| origin.from = from.clone());
+        }
+        origins
     }
 }
 
@@ -54,10 +62,13 @@ impl StartArguments {
             plan: TrainPlan::default(),
             model: None,
             notes: Vec::new(),
+            names_card: false,
+            card_from: None,
             profile: None,
             from_file: self.has_file(),
         };
         let mut file = self.plan.as_deref().map(plan_file::read).transpose()?;
+        start.names_card = file.as_ref().is_some_and(|file| file.get("gpu").is_some());
         let imported = match (&self.plan, &file) {
             (Some(path), Some(value)) => {
                 import::read(value).map_err(|error| Failure::bad_input(format!("{}: {error}", path.display())))?

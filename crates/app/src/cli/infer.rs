@@ -12,6 +12,7 @@ use vramcast_core::report;
 
 use super::context::{Context, headroom};
 use super::engines::{self, EngineArguments, EngineName, Need};
+use super::hardware::{self, Card, HardwareArguments};
 use super::lens::{self, LensArguments};
 use super::model::{Found, ModelArguments, positions};
 use super::{Answer, Failure, infer_table as table, train};
@@ -59,9 +60,11 @@ pub(super) struct Arguments {
     /// Use the model's eager attention instead of SDPA.
     #[arg(long, help_heading = "Kernels")]
     eager: bool,
-    /// The card [default: H200]; see `vramcast list gpus`.
+    /// The card [default: this machine's, else H200]; see `vramcast list gpus`.
     #[arg(long, value_name = "NAME", help_heading = "Hardware")]
     gpu: Option<String>,
+    #[command(flatten)]
+    hardware: HardwareArguments,
     /// Say which of all known cards hold it.
     #[arg(long, help_heading = "Hardware")]
     all_gpus: bool,
@@ -95,7 +98,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let model = found.require_model()?;
     arguments.serving.check(arguments.engine)?;
     if arguments.engine != EngineName::Hf {
-        let gpu = arguments.card(context)?;
+        let gpu = arguments.card(context)?.gpu;
         let as_json = context.text_or_json("infer with a serving engine")?;
         let serving = &arguments.serving;
         let request = engines::Request { engine: arguments.engine, name: &found.name, model, arguments: serving };
@@ -125,6 +128,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let kept = arguments.fail_under_headroom.as_deref().map_or(Ok(0), |text| headroom(text, own.memory))?;
     let limit = own.memory.saturating_sub(kept);
     let now = simulation.process_bytes();
+    notes.extend(hardware::beside_others(&own, now));
     let suggestions = if now > limit && !arguments.no_suggestions {
         suggest::for_generation(model, &plan, limit, now, &context.cards())
     } else {
@@ -139,8 +143,9 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
 }
 
 impl Arguments {
-    fn card(&self, context: &Context) -> Result<Gpu, Failure> {
-        Ok(self.gpu.as_deref().map_or_else(|| Ok(Gpu::h200()), |name| context.cards().find(name))?)
+    fn card(&self, context: &Context) -> Result<Card, Failure> {
+        let named = self.gpu.as_deref().map(|name| context.cards().find(name)).transpose()?;
+        self.hardware.card(named, || Ok(context.cards()))
     }
 
     /// A formula takes any storage format for the weights.
@@ -174,6 +179,9 @@ impl Arguments {
         };
         let (allocator, ignored) = AllocatorOptions::parse(self.alloc_conf.as_deref().unwrap_or_default())?;
         notes.extend(ignored.iter().map(|key| format!("PYTORCH_ALLOC_CONF: {key} has no effect on these levels")));
+        let card = self.card(context)?;
+        notes.extend(card.from.map(|from| format!("{}: {from}", card.gpu.name)));
+        notes.extend(card.notes);
         let plan = InferPlan {
             batch: Batch { batch_size: self.batch_size, seq_len: self.prompt, ..Batch::default() },
             new_tokens: self.new_tokens,
@@ -186,8 +194,8 @@ impl Arguments {
             choice: if self.sample { Choice::Sample } else { Choice::Greedy },
             weights,
             attention: if self.eager { AttentionKind::Eager } else { AttentionKind::Sdpa },
-            gpu: self.card(context)?,
-            allocator,
+            gpu: card.gpu,
+            allocator: if self.alloc_conf.is_some() { allocator } else { card.allocator.unwrap_or(allocator) },
             ..InferPlan::default()
         };
         plan.check()?;

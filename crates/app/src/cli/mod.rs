@@ -2,11 +2,15 @@
 
 mod adapter;
 mod attention;
+mod calibrate;
 mod compare;
 mod context;
+mod detect;
 mod engines;
 mod failure;
 mod framework;
+mod hardware;
+mod import;
 mod infer;
 mod infer_table;
 mod inspect;
@@ -101,6 +105,12 @@ enum Command {
     Inspect(inspect::Arguments),
     /// Run a plan on this machine's GPU and compare what it takes with the prediction.
     Probe(probe::Arguments),
+    /// Read a memory snapshot or profiler file of a real run, and compare it with the prediction.
+    Import(import::Arguments),
+    /// Show the GPUs of this machine: memory, what is free, who uses it.
+    Detect(detect::Arguments),
+    /// Learn from measured runs what this machine takes, for --profile.
+    Calibrate(calibrate::Arguments),
     /// List what vramcast knows.
     List(list::Arguments),
     /// Run your own program, unchanged, on a pretend GPU and read its memory.
@@ -227,6 +237,9 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::Validate(arguments) => job::validate::run(arguments, &context),
         Command::Inspect(arguments) => inspect::run(arguments, context.text_or_json("inspect")?),
         Command::Probe(arguments) => probe::run(arguments, &context),
+        Command::Import(arguments) => import::run(arguments, &context),
+        Command::Detect(arguments) => detect::run(arguments, &context),
+        Command::Calibrate(arguments) => calibrate::run(arguments, &context),
         Command::Rehearse(arguments) => rehearse::run(arguments, &context),
         Command::List(arguments) => list::run(arguments, &context),
         Command::Verify(arguments) => verify::run(arguments, context.text_or_json("verify")?, context.quiet),

@@ -19,11 +19,12 @@ use super::adapter::AdapterArguments;
 use super::attention::AttentionArguments;
 use super::context::{Context, Format, headroom};
 use super::framework::{Start, StartArguments};
+use super::hardware::HardwareArguments;
 use super::lens::{self, LensArguments};
 use super::model::{Found, ModelArguments, positions, too_long};
 use super::parallel::ParallelArguments;
 use super::train_options::StepArguments;
-use super::{Answer, Failure};
+use super::{Answer, Failure, hardware};
 use crate::exit::Exit;
 use crate::render;
 
@@ -102,9 +103,11 @@ pub(super) struct Arguments {
     #[command(flatten)]
     pub(super) lens: LensArguments,
 
-    /// The card [default: H200]; see `vramcast list gpus`.
+    /// The card [default: this machine's, else H200]; see `vramcast list gpus`.
     #[arg(long, value_name = "NAME", help_heading = "Hardware")]
     gpu: Option<String>,
+    #[command(flatten)]
+    hardware: HardwareArguments,
     /// A TOML file with cards of your own.
     #[arg(long, value_name = "FILE", help_heading = "Hardware")]
     gpu_file: Option<PathBuf>,
@@ -153,7 +156,7 @@ enum Stepping {
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
-    let (found, plan, start) = arguments.resolve(context)?;
+    let (found, plan, mut start) = arguments.resolve(context)?;
     let mut question = Question::of_train(&plan);
     arguments.lens.apply(&mut question, context)?;
     if let Some(method) = arguments.lens.method.lens() {
@@ -171,6 +174,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         Vec::new()
     };
     let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards(context)?.all().collect() } else { vec![own] };
+    start.notes.extend(hardware::beside_others(&plan.gpu, now));
     let provenance = start.provenance(&plan);
     let range = outlier_range(model, &plan, simulation.process_bytes())?;
     let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
@@ -323,9 +327,14 @@ impl Arguments {
         }
         plan.keep_outputs &= !self.drop_outputs;
         plan.frozen.extend(self.freeze.iter().cloned());
-        if let Some(name) = &self.gpu {
-            plan.gpu = self.cards(context)?.find(name)?;
-        }
+        let named = match &self.gpu {
+            Some(name) => Some(self.cards(context)?.find(name)?),
+            None => start.names_card.then(|| plan.gpu.clone()),
+        };
+        let card = self.hardware.card(named, || self.cards(context))?;
+        (plan.gpu, start.card_from) = (card.gpu, card.from);
+        plan.allocator = card.allocator.unwrap_or(plan.allocator);
+        notes.extend(card.notes);
         if let Some(text) = &self.alloc_conf {
             let (options, ignored) = AllocatorOptions::parse(text)?;
             plan.allocator = options;

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use vramcast_core::memory::process;
-use vramcast_core::plan::Gpu;
+use vramcast_core::plan::{Gpu, Machine};
 use vramcast_core::report::verdict::{Verdict, judge};
 use vramcast_core::report::{SCHEMA, Totals};
 
@@ -114,7 +113,8 @@ impl Rehearsal {
     /// Sums up what the processes wrote.
     pub fn new(facts: Facts, journals: Vec<(u32, Vec<Line>)>) -> Self {
         let used_cuda = journals.iter().any(|(_, lines)| lines.iter().any(|line| matches!(line, Line::Start { .. })));
-        let processes: Vec<Process> = journals.iter().flat_map(|(id, lines)| Process::all(*id, lines)).collect();
+        let processes: Vec<Process> =
+            journals.iter().flat_map(|(id, lines)| Process::all(*id, lines, &facts.card.gpu.machine)).collect();
         let lines = || journals.iter().flat_map(|(_, lines)| lines);
         let exception = lines().rev().find_map(|line| match line {
             Line::Exception { kind, message, full, phase } => {
@@ -171,7 +171,7 @@ impl Rehearsal {
 
 impl Process {
     /// The devices that one process used.
-    fn all(process: u32, lines: &[Line]) -> Vec<Self> {
+    fn all(process: u32, lines: &[Line], machine: &Machine) -> Vec<Self> {
         let phases_of = |device: u32| -> Vec<Phase> {
             let all = lines.iter().filter_map(|line| if let Line::Phase(phase) = line { Some(phase) } else { None });
             all.filter(|phase| phase.device == device).cloned().collect()
@@ -195,7 +195,7 @@ impl Process {
                     totals: Totals {
                         allocated: largest.map_or(0, |phase| phase.peak),
                         reserved: phases.iter().map(|phase| phase.peak_reserved).max().unwrap_or(0),
-                        process: driver + process::unasked(training),
+                        process: driver + machine.unasked(training),
                     },
                     peak_phase: largest.map(|phase| phase.phase.clone()).unwrap_or_default(),
                     steps: lines.iter().fold(0, |steps, line| match line {

@@ -83,7 +83,8 @@ impl Torch {
         let (dim, value_dim) = (query.shape.last(), value.shape.last());
         let capability = self.device.capability;
         let trained_mask = mask.is_some_and(Tensor::needs_grad);
-        let cudnn = (90..120).contains(&capability)
+        let cudnn = self.device.cudnn_attention
+            && (90..120).contains(&capability)
             && half
             && heads_fit
             && !trained_mask
