@@ -9,6 +9,8 @@ use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 use vramcast_core::plan::{Gpu, Gpus, Machine};
 
+use crate::render::gib;
+
 /// What there is.
 #[derive(Debug, Clone, Serialize)]
 pub struct Detected {
@@ -164,9 +166,13 @@ pub fn first(cards: impl Fn() -> Gpus) -> Option<&'static DetectedGpu> {
     FIRST.get_or_init(look).as_ref()
 }
 
-/// The GPU that [`first`] has found, without looking for one.
-pub fn found() -> Option<&'static DetectedGpu> {
-    FIRST.get()?.as_ref()
+/// What to say when a run fits the card of this machine, but not beside what others hold on it now.
+pub fn beside_others(gpu: &Gpu, needed: u64) -> Option<String> {
+    let found = FIRST.get()?.as_ref().filter(|found| found.gpu.name == gpu.name)?;
+    (needed <= gpu.memory && needed > found.memory_free).then(|| {
+        let (free, used) = (gib(found.memory_free), gib(found.memory_used));
+        format!("{} has {free} GiB free now: {used} GiB are in use, and this does not fit beside them", gpu.name)
+    })
 }
 
 #[cfg(test)]

@@ -3,22 +3,26 @@
 //! | module | its work |
 //! |---|---|
 //! | [`cli`] | the commands, one file each |
+//! | `estimate` | from a model and a plan to the document, for every interface |
 //! | [`env`] | every environment variable, read here only |
 //! | [`detect`] | the GPUs of this machine, through NVML |
 //! | [`fetch`] | from what a user typed to a model's facts |
 //! | [`probe`] | a plan run for real, through the user's Python |
 //! | [`rehearse`] | the user's own program on a pretend GPU |
 //! | [`render`] | reports as text, SVG and JSON |
+//! | [`serve`] | the web page and the HTTP API |
 //! | [`settings`] | a user's own data types, cards and display settings |
 
 pub mod cli;
 pub mod detect;
 pub mod env;
+mod estimate;
 pub mod exit;
 pub mod fetch;
 pub mod probe;
 pub mod rehearse;
 pub mod render;
+pub mod serve;
 pub mod settings;
 
 /// Runs the command line of this process.

@@ -130,6 +130,30 @@ fn optimizer_in_backward_never_holds_all_gradients() {
 }
 
 #[test]
+fn master_weights_and_the_types_of_gradients_and_moments() {
+    let (all, _) = elements();
+    let with = |optimizer: Optimizer, gradients| run(&TrainPlan { optimizer, gradients, ..plan() });
+    let masters = Optimizer { master_weights: true, ..Optimizer::default() };
+    // A wide copy and two wide moments, where there were two narrow moments.
+    let usual = bytes(&with(Optimizer::default(), None), Category::OptimizerState);
+    assert_near(usual, 4 * all);
+    assert_near(bytes(&with(masters, None), Category::OptimizerState), 12 * all);
+    // Gradients that are wide from the start are not widened again: fewer bytes are made, more live through backward.
+    let (narrow, wide) = (with(masters, None), with(masters, Some(DType::F32)));
+    assert_near(bytes(&narrow, Category::Gradients) - bytes(&wide, Category::Gradients), 2 * all);
+    let after = |run: &Simulation| run.replay.phases[1].after;
+    assert_near(after(&wide) - after(&narrow), 2 * all);
+    let any = |state| with(Optimizer { kind: OptimizerKind::AnyPrecision, state, ..Optimizer::default() }, None);
+    assert_near(bytes(&any(None), Category::OptimizerState), 8 * all);
+    assert_near(bytes(&any(Some(DType::BF16)), Category::OptimizerState), 4 * all);
+    let refused = |plan: TrainPlan| assert!(matches!(plan.check(), Err(PlanError::Conflict { .. })));
+    refused(TrainPlan { weights: DType::F32, optimizer: masters, ..plan() });
+    refused(TrainPlan { gradients: Some(DType::F32), ..plan() });
+    refused(TrainPlan { optimizer: Optimizer { state: Some(DType::BF16), ..Optimizer::default() }, ..plan() });
+    refused(TrainPlan { optimizer: masters, optimizer_in_backward: true, ..plan() });
+}
+
+#[test]
 fn checkpoints_order_as_they_keep_less() {
     let options = CheckpointOptions::default();
     let peak =

@@ -12,7 +12,7 @@ use crate::settings::Settings;
 
 /// The form of an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum Format {
+pub(crate) enum Format {
     /// Text for a terminal.
     #[default]
     Table,
@@ -42,7 +42,7 @@ pub(super) enum Colour {
 
 /// What a command is told.
 #[derive(Debug)]
-pub(super) struct Context {
+pub(crate) struct Context {
     /// The form of the answer.
     pub format: Format,
     /// Say nothing but the answer.
@@ -53,7 +53,7 @@ pub(super) struct Context {
 
 impl Context {
     /// All cards, the user's first.
-    pub(super) fn cards(&self) -> Gpus {
+    pub(crate) fn cards(&self) -> Gpus {
         Gpus::embedded().and(self.settings.cards.iter().cloned())
     }
 

@@ -11,18 +11,43 @@ pub struct Failure {
     message: String,
     hint: Option<String>,
     exit: Exit,
+    place: Option<Place>,
+}
+
+/// What of the input is at fault.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// The model's name.
+    Model,
+    /// A key of the config, its parts joined by dots.
+    Config(String),
+    /// A place in the plan, as a JSON pointer.
+    Plan(String),
+    /// An option, as messages spell it.
+    Option(String),
 }
 
 impl Failure {
     /// The input is at fault.
     pub fn bad_input(message: impl Into<String>) -> Self {
-        Self { message: message.into(), hint: None, exit: Exit::BadInput }
+        Self { message: message.into(), hint: None, exit: Exit::BadInput, place: None }
     }
 
     /// With a cure.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// With what is at fault.
+    pub fn at(mut self, place: Place) -> Self {
+        self.place = Some(place);
+        self
+    }
+
+    /// What is at fault, where it is known.
+    pub fn place(&self) -> Option<&Place> {
+        self.place.as_ref()
     }
 
     /// The problem.
@@ -57,13 +82,17 @@ impl Failure {
 impl From<FetchError> for Failure {
     fn from(error: FetchError) -> Self {
         let exit = if error.exit_code() == 3 { Exit::CouldNotFetch } else { Exit::BadInput };
-        Self { hint: error.hint(), message: error.to_string(), exit }
+        Self { hint: error.hint(), message: error.to_string(), exit, place: Some(Place::Model) }
     }
 }
 
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
-        Self::bad_input(format!("config.json: {error}"))
+        let place = match &error {
+            ModelError::Missing { path, .. } | ModelError::BadValue { path, .. } => path.clone(),
+            _ => String::new(),
+        };
+        Self::bad_input(format!("config.json: {error}")).at(Place::Config(place))
     }
 }
 
@@ -71,6 +100,15 @@ impl From<PlanError> for Failure {
     fn from(error: PlanError) -> Self {
         match error {
             PlanError::Model(error) => error.into(),
+            PlanError::BadValue { ref key, .. } => {
+                let place = Place::Option(key.clone());
+                Self::bad_input(error.to_string()).at(place)
+            }
+            // The axes of a mesh are named first in what is said about them.
+            PlanError::Conflict { ref what, .. } | PlanError::Unsupported { ref what, .. } => {
+                let place = Place::Option(what.split(' ').next().unwrap_or_default().to_owned());
+                Self::bad_input(error.to_string()).at(place)
+            }
             error => Self::bad_input(error.to_string()),
         }
     }

@@ -8,7 +8,6 @@ use vramcast_core::plan::{AllocatorOptions, Gpu, Gpus};
 
 use super::Failure;
 use crate::detect;
-use crate::render::gib;
 
 /// What is known of the machine.
 #[derive(Debug, Clone, Default, Args)]
@@ -61,13 +60,4 @@ impl HardwareArguments {
         };
         Ok(Card { gpu: profile.on(gpu), from, allocator: profile.allocator, notes })
     }
-}
-
-/// What to say when a run fits the card of this machine, but not beside what others hold on it now.
-pub(super) fn beside_others(gpu: &Gpu, needed: u64) -> Option<String> {
-    let found = detect::found().filter(|found| found.gpu.name == gpu.name)?;
-    (needed <= gpu.memory && needed > found.memory_free).then(|| {
-        let (free, used) = (gib(found.memory_free), gib(found.memory_used));
-        format!("{} has {free} GiB free now: {used} GiB are in use, and this does not fit beside them", gpu.name)
-    })
 }

@@ -1,22 +1,20 @@
 //! `vramcast infer`.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use vramcast_core::dtype::DType;
 use vramcast_core::lens::{Method, Question};
-use vramcast_core::memory::simulation;
-use vramcast_core::plan::{
-    AllocatorOptions, AttentionKind, Batch, CacheImplementation, Choice, Gpu, InferPlan, RunPlan,
-};
-use vramcast_core::planner::suggest;
-use vramcast_core::report;
+use vramcast_core::plan::{AllocatorOptions, AttentionKind, CacheImplementation, Choice, Gpu, InferPlan};
 
 use super::context::{Context, headroom};
 use super::engines::{self, EngineArguments, EngineName, Need};
-use super::hardware::{self, Card, HardwareArguments};
+use super::hardware::{Card, HardwareArguments};
 use super::lens::{self, LensArguments};
-use super::model::{Found, ModelArguments, positions};
-use super::{Answer, Failure, infer_table as table, train};
-use crate::exit::Exit;
+use super::model::{Found, ModelArguments};
+use super::{Answer, Failure, infer_table as table, plan_file, train};
+use crate::estimate::run::{self as estimate, Options};
+use crate::estimate::start;
 
 /// What to generate, and how.
 #[derive(Debug, Clone, Args)]
@@ -30,30 +28,33 @@ pub(super) struct Arguments {
     serving: EngineArguments,
     #[command(flatten)]
     need: Need,
+    /// A plan of generation as JSON, TOML or YAML; flags override it.
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
     /// A table: context x batch for hf, context x engine for the others.
     #[arg(long, help_heading = "Output")]
     table: bool,
-    /// Prompts at once.
-    #[arg(long, short, value_name = "N", default_value_t = 1, help_heading = "Batch")]
-    batch_size: u64,
-    /// Tokens of a prompt.
-    #[arg(long, short, value_name = "N", default_value_t = 1024, visible_alias = "seq-len", help_heading = "Batch")]
-    prompt: u64,
-    /// Tokens to generate; 0: one forward pass.
-    #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Batch")]
-    new_tokens: u64,
-    /// Beams per prompt.
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Batch")]
-    beams: u64,
+    /// Prompts at once [default: 1].
+    #[arg(long, short, value_name = "N", help_heading = "Batch")]
+    batch_size: Option<u64>,
+    /// Tokens of a prompt [default: 1024].
+    #[arg(long, short, value_name = "N", visible_alias = "seq-len", help_heading = "Batch")]
+    prompt: Option<u64>,
+    /// Tokens to generate; 0: one forward pass [default: 128].
+    #[arg(long, value_name = "N", help_heading = "Batch")]
+    new_tokens: Option<u64>,
+    /// Beams per prompt [default: 1].
+    #[arg(long, value_name = "N", help_heading = "Batch")]
+    beams: Option<u64>,
     /// Sample instead of taking the likeliest token.
     #[arg(long, help_heading = "Batch")]
     sample: bool,
     /// The type of the weights: bf16, fp16 or fp32 [default: as the config says, else bf16].
     #[arg(long, value_name = "TYPE", help_heading = "Precision")]
     dtype: Option<String>,
-    /// How keys and values are kept.
-    #[arg(long, value_name = "HOW", default_value = "dynamic", help_heading = "Kernels")]
-    cache: Cache,
+    /// How keys and values are kept [default: dynamic].
+    #[arg(long, value_name = "HOW", help_heading = "Kernels")]
+    cache: Option<Cache>,
     /// Compute everything again for every token (`use_cache=False`).
     #[arg(long, help_heading = "Kernels", conflicts_with = "cache")]
     no_kv_cache: bool,
@@ -98,7 +99,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let model = found.require_model()?;
     arguments.serving.check(arguments.engine)?;
     if arguments.engine != EngineName::Hf {
-        let gpu = arguments.card(context)?.gpu;
+        let gpu = arguments.card(None, context)?.gpu;
         let as_json = context.text_or_json("infer with a serving engine")?;
         let serving = &arguments.serving;
         let request = engines::Request { engine: arguments.engine, name: &found.name, model, arguments: serving };
@@ -110,7 +111,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     if let Some(method) = arguments.lens.method.lens() {
         return arguments.formula(method, &found, context);
     }
-    let (plan, mut notes) = arguments.plan(found.stored_dtype(), context)?;
+    let (plan, notes) = arguments.plan(found.stored_dtype(), context)?;
     if let Some(wanted) = arguments.need.solve {
         let as_json = context.text_or_json("infer --solve")?;
         return engines::solve_generate(wanted, &found.name, model, &plan, as_json);
@@ -118,34 +119,23 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     if arguments.table {
         return table::of_generate(&found.name, model, &plan, context.text_or_json("infer --table")?);
     }
-    let tokens = plan.batch.seq_len.saturating_add(plan.new_tokens);
-    if let Some(most) = positions(model).filter(|most| *most < tokens) {
-        notes.push(format!("{} has {most} positions, and {tokens} tokens need as many: torch would fail", found.name));
-    }
     arguments.lens.apply(&mut Question::of_infer(&plan), context)?;
-    let simulation = simulation::infer(model, &plan)?;
-    let own = plan.gpu.clone();
-    let kept = arguments.fail_under_headroom.as_deref().map_or(Ok(0), |text| headroom(text, own.memory))?;
-    let limit = own.memory.saturating_sub(kept);
-    let now = simulation.process_bytes();
-    notes.extend(hardware::beside_others(&own, now));
-    let suggestions = if now > limit && !arguments.no_suggestions {
-        suggest::for_generation(model, &plan, limit, now, &context.cards())
-    } else {
-        Vec::new()
+    let kept = |memory: u64| arguments.fail_under_headroom.as_deref().map_or(Ok(0), |text| headroom(text, memory));
+    let options = Options {
+        kept: &kept,
+        suggest: !arguments.no_suggestions,
+        all_cards: arguments.all_gpus,
+        cards: &|| Ok(context.cards()),
     };
-    let judged: Vec<Gpu> = if arguments.all_gpus { context.cards().all().collect() } else { vec![own] };
-    let mut report = report::summarize(&found.name, model, RunPlan::Infer(Box::new(plan)), &simulation, &judged);
-    notes.extend(found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
-    report.notes.splice(0..0, notes);
-    let exit = if now <= limit { Exit::Success } else { Exit::No };
-    train::present(&report, &suggestions, (arguments.explain, arguments.timeline), exit, context)
+    let estimate = estimate::generate(&found, plan, notes, &options)?;
+    train::present(&estimate, (arguments.explain, arguments.timeline), context)
 }
 
 impl Arguments {
-    fn card(&self, context: &Context) -> Result<Card, Failure> {
+    /// The card of the flags, else that of a file, else that of a profile or of this machine.
+    fn card(&self, of_file: Option<Gpu>, context: &Context) -> Result<Card, Failure> {
         let named = self.gpu.as_deref().map(|name| context.cards().find(name)).transpose()?;
-        self.hardware.card(named, || Ok(context.cards()))
+        self.hardware.card(named.or(of_file), || Ok(context.cards()))
     }
 
     /// A formula takes any storage format for the weights.
@@ -170,34 +160,42 @@ impl Arguments {
         Ok((found, plan))
     }
 
+    /// The plan of the file, overridden by flags, and what a report should say.
     fn plan(&self, stored: Option<DType>, context: &Context) -> Result<(InferPlan, Vec<String>), Failure> {
         let mut notes = Vec::new();
-        let weights = match &self.dtype {
-            Some(text) => DType::parse(text)
-                .ok_or_else(|| Failure::bad_input(format!("--dtype: {text} is not bf16, fp16 or fp32")))?,
-            None => stored.unwrap_or(DType::BF16),
-        };
-        let (allocator, ignored) = AllocatorOptions::parse(self.alloc_conf.as_deref().unwrap_or_default())?;
-        notes.extend(ignored.iter().map(|key| format!("PYTORCH_ALLOC_CONF: {key} has no effect on these levels")));
-        let card = self.card(context)?;
+        let file = self.plan.as_deref().map(plan_file::read).transpose()?;
+        let names_card = file.as_ref().is_some_and(|file| file.value.get("gpu").is_some());
+        let (mut plan, _) = start::generation(file, stored, || Ok(context.cards()))?;
+        plan.batch.batch_size = self.batch_size.unwrap_or(plan.batch.batch_size);
+        plan.batch.seq_len = self.prompt.unwrap_or(plan.batch.seq_len);
+        plan.new_tokens = self.new_tokens.unwrap_or(plan.new_tokens);
+        plan.beams = self.beams.unwrap_or(plan.beams);
+        if let Some(text) = &self.dtype {
+            plan.weights = DType::parse(text)
+                .ok_or_else(|| Failure::bad_input(format!("--dtype: {text} is not bf16, fp16 or fp32")))?;
+        }
+        let card = self.card(names_card.then(|| plan.gpu.clone()), context)?;
         notes.extend(card.from.map(|from| format!("{}: {from}", card.gpu.name)));
         notes.extend(card.notes);
-        let plan = InferPlan {
-            batch: Batch { batch_size: self.batch_size, seq_len: self.prompt, ..Batch::default() },
-            new_tokens: self.new_tokens,
-            cache: match (self.no_kv_cache, self.cache) {
-                (true, _) => CacheImplementation::None,
-                (_, Cache::Dynamic) => CacheImplementation::Dynamic,
-                (_, Cache::Static) => CacheImplementation::Static,
-            },
-            beams: self.beams,
-            choice: if self.sample { Choice::Sample } else { Choice::Greedy },
-            weights,
-            attention: if self.eager { AttentionKind::Eager } else { AttentionKind::Sdpa },
-            gpu: card.gpu,
-            allocator: if self.alloc_conf.is_some() { allocator } else { card.allocator.unwrap_or(allocator) },
-            ..InferPlan::default()
-        };
+        plan.gpu = card.gpu;
+        plan.allocator = card.allocator.unwrap_or(plan.allocator);
+        if let Some(text) = &self.alloc_conf {
+            let (allocator, ignored) = AllocatorOptions::parse(text)?;
+            notes.extend(ignored.iter().map(|key| format!("PYTORCH_ALLOC_CONF: {key} has no effect on these levels")));
+            plan.allocator = allocator;
+        }
+        match (self.no_kv_cache, self.cache) {
+            (true, _) => plan.cache = CacheImplementation::None,
+            (_, Some(Cache::Dynamic)) => plan.cache = CacheImplementation::Dynamic,
+            (_, Some(Cache::Static)) => plan.cache = CacheImplementation::Static,
+            (false, None) => {}
+        }
+        if self.sample {
+            plan.choice = Choice::Sample;
+        }
+        if self.eager {
+            plan.attention = AttentionKind::Eager;
+        }
         plan.check()?;
         Ok((plan, notes))
     }

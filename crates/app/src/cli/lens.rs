@@ -89,9 +89,6 @@ pub(super) struct LensArguments {
     /// factors: CUDA and cuBLAS in GiB [default: 2.5].
     #[arg(long, value_name = "GIB", hide_short_help = true, help_heading = "Method")]
     cuda_libs_gib: Option<f64>,
-    /// factors: count fp32 copies of the weights.
-    #[arg(long, hide_short_help = true, help_heading = "Method")]
-    master_weights: bool,
     /// Weights in a type that is not trained itself (int8, nf4, fp8, yours), for a formula.
     #[arg(long, value_name = "TYPE", hide_short_help = true, help_heading = "Method")]
     lens_dtype: Option<String>,
@@ -125,10 +122,6 @@ impl LensArguments {
             }
             *target = value;
         }
-        if self.master_weights {
-            self.only_for_factors("--master-weights")?;
-            question.coefficients.master_weights = true;
-        }
         for (name, value, target) in
             [("--tp", self.lens_tp, &mut question.tp), ("--pp", self.lens_pp, &mut question.pp)]
         {
@@ -152,7 +145,8 @@ impl LensArguments {
         Ok(())
     }
 
-    fn only_for_factors(&self, name: &str) -> Result<(), Failure> {
+    /// Refuses an option of one formula on another.
+    pub(super) fn only_for_factors(&self, name: &str) -> Result<(), Failure> {
         if self.method == MethodName::Factors {
             return Ok(());
         }

@@ -25,8 +25,9 @@ pub(super) struct Arguments {
     filter: Option<String>,
 }
 
+/// What can be listed.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum What {
+pub(crate) enum What {
     /// The embedded catalogue, with short names.
     Models,
     /// The families and the model types they read.
@@ -48,7 +49,27 @@ enum What {
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
-    let (headers, rows) = match arguments.what {
+    let (headers, rows) = rows(arguments.what, arguments.filter.as_deref(), context);
+    let document = document(&headers, &rows);
+    let mut table = Table::new(&headers);
+    rows.into_iter().for_each(|row| table.row(row));
+    let title = arguments.what.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    if context.format == super::context::Format::Table {
+        return Ok(Answer::success(table.fitted(crate::render::width())));
+    }
+    let mut page = Page::new(title);
+    page.add(Block::Table(table));
+    context.answer(&page, document, Exit::Success)
+}
+
+/// The document of `vramcast list WHAT --json`.
+pub(crate) fn listed(what: What, filter: Option<&str>, context: &Context) -> serde_json::Value {
+    let (headers, rows) = rows(what, filter, context);
+    document(&headers, &rows)
+}
+
+fn rows(what: What, filter: Option<&str>, context: &Context) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let (headers, rows) = match what {
         What::Models => (vec!["id", "short names"], models()),
         What::Families => (vec!["family", "model types"], family_rows()),
         What::Dtypes => (vec!["format", "bits per weight", "also called"], dtypes(context)),
@@ -59,25 +80,17 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         What::Methods => (vec!["method", "formula", "source"], methods()),
         What::Presets => (vec!["preset", "model", "engine", "GPUs"], presets()),
     };
-    let wanted = arguments.filter.as_deref().unwrap_or_default().to_lowercase();
-    let rows: Vec<Vec<String>> =
-        rows.into_iter().filter(|row| row.iter().any(|cell| cell.to_lowercase().contains(&wanted))).collect();
-    let objects: Vec<_> = rows
-        .iter()
-        .map(|row| {
-            let pairs = headers.iter().zip(row).map(|(key, cell)| (key.replace(' ', "_"), json!(cell)));
-            serde_json::Value::Object(pairs.collect())
-        })
-        .collect();
-    let mut table = Table::new(&headers);
-    rows.into_iter().for_each(|row| table.row(row));
-    let title = arguments.what.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-    if context.format == super::context::Format::Table {
-        return Ok(Answer::success(table.fitted(crate::render::width())));
-    }
-    let mut page = Page::new(title);
-    page.add(Block::Table(table));
-    context.answer(&page, json!({"schema": 1, "rows": objects}), Exit::Success)
+    let wanted = filter.unwrap_or_default().to_lowercase();
+    let holds = |row: &Vec<String>| row.iter().any(|cell| cell.to_lowercase().contains(&wanted));
+    (headers, rows.into_iter().filter(holds).collect())
+}
+
+fn document(headers: &[&str], rows: &[Vec<String>]) -> serde_json::Value {
+    let object = |row: &Vec<String>| {
+        let pairs = headers.iter().zip(row).map(|(key, cell)| (key.replace(' ', "_"), json!(cell)));
+        serde_json::Value::Object(pairs.collect())
+    };
+    json!({"schema": 1, "rows": rows.iter().map(object).collect::<Vec<_>>()})
 }
 
 fn models() -> Vec<Vec<String>> {

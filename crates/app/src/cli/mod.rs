@@ -4,7 +4,7 @@ mod adapter;
 mod attention;
 mod calibrate;
 mod compare;
-mod context;
+pub(crate) mod context;
 mod detect;
 mod engines;
 mod failure;
@@ -17,16 +17,17 @@ mod inspect;
 pub use inspect::Inspection;
 mod job;
 mod lens;
-mod list;
+pub(crate) mod list;
 mod megatron;
-mod model;
+pub(crate) mod model;
 mod overview;
 mod overview_detail;
 mod parallel;
-mod plan_file;
+pub(crate) mod plan_file;
 mod probe;
 mod rehearse;
 mod schema;
+mod serve;
 mod shell;
 mod train;
 mod train_options;
@@ -43,7 +44,7 @@ use crate::env::Environment;
 use crate::exit::Exit;
 use crate::settings::Settings;
 use context::{Colour, Context, Format};
-pub use failure::Failure;
+pub use failure::{Failure, Place};
 
 /// How much GPU memory will this job need, and what do I change if it does not fit?
 #[derive(Debug, Parser)]
@@ -117,6 +118,8 @@ enum Command {
     Rehearse(rehearse::Arguments),
     /// Score predictions against recorded truth.
     Verify(verify::Arguments),
+    /// Serve the web page and the HTTP API on this machine.
+    Serve(serve::Arguments),
     /// Print the JSON schema of plan files.
     Schema,
     /// Print completions for a shell.
@@ -171,6 +174,17 @@ pub fn capture(arguments: Vec<OsString>) -> Captured {
         Ok(answer) => Captured { text: answer.text, code: answer.exit.code(), error: None, hint: None },
         Err(failure) => refused(failure.message().into(), failure.cure().map(Into::into), failure.exit()),
     }
+}
+
+/// How long the estimate of a `train` command takes by itself, without reading the command line and writing the answer:
+/// what the benchmark of the Python package compares a call with.
+pub fn time_of_estimate(arguments: Vec<OsString>) -> Result<std::time::Duration, Failure> {
+    let cli = translated(arguments).map(Cli::try_parse_from)?.map_err(|error| Failure::bad_input(error.to_string()))?;
+    let Command::Train(train) = &cli.command else {
+        return Err(Failure::bad_input("only `train` is timed"));
+    };
+    let context = Context { format: Format::Json, quiet: true, settings: Settings::default() };
+    train::time_of_estimate(train, &context)
 }
 
 /// Runs a command line.
@@ -243,6 +257,7 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::Rehearse(arguments) => rehearse::run(arguments, &context),
         Command::List(arguments) => list::run(arguments, &context),
         Command::Verify(arguments) => verify::run(arguments, context.text_or_json("verify")?, context.quiet),
+        Command::Serve(arguments) => serve::run(arguments, context),
         Command::Schema => schema::run(),
         Command::Completions(arguments) => Ok(shell::completions(arguments, Cli::command())),
         Command::Man => shell::manual(Cli::command()),

@@ -48,7 +48,7 @@ pub(super) struct ModelArguments {
 }
 
 /// A model and where it came from.
-pub(super) struct Found {
+pub(crate) struct Found {
     /// What to call it.
     pub name: String,
     /// The model, where there is a config to build it from.
@@ -73,11 +73,7 @@ impl ModelArguments {
         if self.dequantize {
             dequantize(&mut resolved)?;
         }
-        let auto_class = self.auto_class.as_deref().or(resolved.auto_class.as_deref());
-        let model = resolved.config.clone().map(|config| Model::new(config, auto_class)).transpose()?;
-        let mut notes = resolved.notes.clone();
-        notes.extend(model.iter().flat_map(|model| model.notes().to_vec()));
-        Ok(Found { name: resolved.name.clone(), model, resolved, notes, stated: None })
+        Found::of(resolved, self.auto_class.as_deref())
     }
 
     /// A Llama-style decoder of given numbers; where only a count is given, a shape that comes near it.
@@ -154,18 +150,27 @@ pub(super) fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: O
 }
 
 /// A sequence that the model's table of positions has no rows for; torch would fail on it.
-pub(super) fn too_long(name: &str, asked: u64, most: u64) -> Failure {
+pub(crate) fn too_long(name: &str, asked: u64, most: u64) -> Failure {
     Failure::bad_input(format!("{name} has {most} positions, not {asked}")).hint(format!("at most {most} tokens fit"))
 }
 
 /// How many positions a model's smallest table of learned ones holds.
-pub(super) fn positions(model: &Model) -> Option<u64> {
+pub(crate) fn positions(model: &Model) -> Option<u64> {
     model.program(Inputs::inventory()).ok()?.positions
 }
 
 impl Found {
+    /// The model of some facts.
+    pub(crate) fn of(resolved: Resolved, auto_class: Option<&str>) -> Result<Self, Failure> {
+        let auto_class = auto_class.or(resolved.auto_class.as_deref());
+        let model = resolved.config.clone().map(|config| Model::new(config, auto_class)).transpose()?;
+        let mut notes = resolved.notes.clone();
+        notes.extend(model.iter().flat_map(|model| model.notes().to_vec()));
+        Ok(Self { name: resolved.name.clone(), model, resolved, notes, stated: None })
+    }
+
     /// The model, or why there is none.
-    pub(super) fn require_model(&self) -> Result<&Model, Failure> {
+    pub(crate) fn require_model(&self) -> Result<&Model, Failure> {
         self.model.as_ref().ok_or_else(|| {
             Failure::bad_input(format!("{} has no config.json, so what it computes is not known", self.name))
                 .hint("pass the folder or repository of the original model")
@@ -173,7 +178,7 @@ impl Found {
     }
 
     /// The element type its config says the weights have.
-    pub(super) fn stored_dtype(&self) -> Option<vramcast_core::dtype::DType> {
+    pub(crate) fn stored_dtype(&self) -> Option<vramcast_core::dtype::DType> {
         let config = self.resolved.config.as_ref()?;
         let text = config.get("torch_dtype").or_else(|| config.get("dtype")).and_then(Value::as_str)?;
         vramcast_core::dtype::DType::parse(text)

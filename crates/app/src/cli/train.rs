@@ -6,25 +6,21 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::lens::Question;
-use vramcast_core::memory::simulation;
-use vramcast_core::model::Model;
-use vramcast_core::plan::{
-    AllocatorOptions, Gpu, Gpus, Implementation, Kernels, OptimizerKind, Outliers, Quantization, QuantizationScheme,
-    RunPlan, TrainPlan,
-};
-use vramcast_core::planner::suggest::{self, Suggestion};
-use vramcast_core::report::{self, Report};
+use vramcast_core::plan::{AllocatorOptions, Gpus, Implementation, Kernels, OptimizerKind, TrainPlan};
+use vramcast_core::report::Report;
 
 use super::adapter::AdapterArguments;
 use super::attention::AttentionArguments;
 use super::context::{Context, Format, headroom};
-use super::framework::{Start, StartArguments};
+use super::framework::StartArguments;
 use super::hardware::HardwareArguments;
 use super::lens::{self, LensArguments};
-use super::model::{Found, ModelArguments, positions, too_long};
+use super::model::{Found, ModelArguments};
 use super::parallel::ParallelArguments;
 use super::train_options::StepArguments;
-use super::{Answer, Failure, hardware};
+use super::{Answer, Failure};
+use crate::estimate::run::{self as estimate, Estimate, Options};
+use crate::estimate::start::Start;
 use crate::exit::Exit;
 use crate::render;
 
@@ -156,47 +152,48 @@ enum Stepping {
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
-    let (found, plan, mut start) = arguments.resolve(context)?;
+    let (found, plan, start) = arguments.resolve(context)?;
     let mut question = Question::of_train(&plan);
     arguments.lens.apply(&mut question, context)?;
+    if arguments.step.master_weights && arguments.lens.method.lens().is_some() {
+        arguments.lens.only_for_factors("--master-weights")?;
+        question.coefficients.master_weights = true;
+    }
     if let Some(method) = arguments.lens.method.lens() {
         return lens::answer(method, &found, &question, &plan.gpu, context);
     }
-    let model = found.require_model()?;
-    let simulation = simulation::train(model, &plan)?;
-    let own = plan.gpu.clone();
-    let kept = arguments.fail_under_headroom.as_deref().map_or(Ok(0), |text| headroom(text, own.memory))?;
-    let limit = own.memory.saturating_sub(kept);
-    let now = simulation.process_bytes();
-    let suggestions = if now > limit && !arguments.no_suggestions {
-        suggest::for_training(model, &plan, limit, now, &context.cards())
-    } else {
-        Vec::new()
+    let kept = |memory: u64| arguments.fail_under_headroom.as_deref().map_or(Ok(0), |text| headroom(text, memory));
+    let options = Options {
+        kept: &kept,
+        suggest: !arguments.no_suggestions,
+        all_cards: arguments.all_gpus,
+        cards: &|| arguments.cards(context),
     };
-    let judged: Vec<Gpu> = if arguments.all_gpus { arguments.cards(context)?.all().collect() } else { vec![own] };
-    start.notes.extend(hardware::beside_others(&plan.gpu, now));
-    let provenance = start.provenance(&plan);
-    let range = outlier_range(model, &plan, simulation.process_bytes())?;
-    let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
-    report.provenance = provenance;
-    report.notes.extend(start.notes);
-    report.notes.extend(range);
-    report.notes.splice(0..0, found.notes.iter().filter(|note| !model.notes().contains(note)).cloned());
+    let estimate = estimate::train(&found, plan, start, &options)?;
     if let Some(path) = &arguments.svg {
-        write_svg(path, &report)?;
+        write_svg(path, &estimate.report)?;
     }
-    let exit = if now <= limit { Exit::Success } else { Exit::No };
-    present(&report, &suggestions, (arguments.explain, arguments.timeline), exit, context)
+    present(&estimate, (arguments.explain, arguments.timeline), context)
+}
+
+/// How long the simulation and its report take.
+pub(super) fn time_of_estimate(arguments: &Arguments, context: &Context) -> Result<std::time::Duration, Failure> {
+    let (found, plan, start) = arguments.resolve(context)?;
+    let options =
+        Options { kept: &|_| Ok(0), suggest: true, all_cards: false, cards: &|| arguments.cards(context) };
+    let began = std::time::Instant::now();
+    estimate::train(&found, plan, start, &options)?;
+    Ok(began.elapsed())
 }
 
 /// A report in the form that is wanted; shared with `infer`.
 pub(super) fn present(
-    report: &Report,
-    suggestions: &[Suggestion],
+    estimate: &Estimate,
     (explain, timeline): (bool, bool),
-    exit: Exit,
     context: &Context,
 ) -> Result<Answer, Failure> {
+    let (report, suggestions) = (&estimate.report, &estimate.suggestions);
+    let exit = if estimate.fits { Exit::Success } else { Exit::No };
     match context.format {
         Format::Table => {
             let text = render::train::text(report, explain, timeline)
@@ -205,34 +202,8 @@ pub(super) fn present(
             Ok(Answer { text, exit })
         }
         Format::Svg => Ok(Answer { text: render::svg::timeline(report), exit }),
-        _ => {
-            let mut document = serde_json::to_value(report).map_err(|e| Failure::bad_input(e.to_string()))?;
-            if !suggestions.is_empty() {
-                document["suggestions"] =
-                    serde_json::to_value(suggestions).map_err(|e| Failure::bad_input(e.to_string()))?;
-            }
-            context.answer(&render::report::page(report, suggestions), document, exit)
-        }
+        _ => context.answer(&render::report::page(report, suggestions), estimate.document()?, exit),
     }
-}
-
-/// How far LLM.int8 can go: which input columns are outliers depends on the data, and random weights give the most.
-fn outlier_range(model: &Model, plan: &TrainPlan, this: u64) -> Result<Option<String>, Failure> {
-    let Some(quantization) = plan.quantization.as_ref().filter(|known| known.scheme == QuantizationScheme::Int8) else {
-        return Ok(None);
-    };
-    let other = match quantization.outliers {
-        Outliers::Trained => Outliers::RandomWeights,
-        _ => Outliers::Trained,
-    };
-    let quantization = Quantization { outliers: other, ..quantization.clone() };
-    let plan = TrainPlan { quantization: Some(quantization), ..plan.clone() };
-    let that = simulation::train(model, &plan)?.process_bytes();
-    let [low, high] = [this.min(that), this.max(that)].map(render::gib);
-    Ok(Some(format!(
-        "LLM.int8: the columns that hold outliers depend on the data; from {low} GiB with those of trained weights to \
-         {high} GiB with random ones, the worst case"
-    )))
 }
 
 fn write_svg(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
@@ -271,15 +242,7 @@ impl Arguments {
         let found = model.find(false)?;
         let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
         start.notes.extend(self.parallel.apply(&mut plan, hidden)?);
-        let most = found.model.as_ref().and_then(positions);
-        if let Some(most) = most.filter(|most| *most < plan.batch.seq_len) {
-            if self.seq_len.is_some() || self.start.has_file() {
-                return Err(too_long(&found.name, plan.batch.seq_len, most));
-            }
-            // A length that nobody asked for gives way to what the model can take.
-            plan.batch.seq_len = most;
-            start.notes.push(format!("the model has {most} positions: samples are {most} tokens long"));
-        }
+        start.settle(&mut plan, &found, self.seq_len.is_some())?;
         Ok((found, plan, start))
     }
 

@@ -1,6 +1,7 @@
 //! Options of `vramcast train` that change how a step runs: checkpoints, the optimizer's habits, and what is refused.
 
 use clap::Args;
+use vramcast_core::dtype::DType;
 use vramcast_core::plan::{CheckpointOptions, Checkpointing, Kernels, LossKind, PlanError, Selective, TrainPlan};
 
 use super::Failure;
@@ -11,6 +12,15 @@ pub(super) struct StepArguments {
     /// The rank that galore-adamw and apollo-adamw project gradients to [default: 128].
     #[arg(long, value_name = "N", help_heading = "Optimizer")]
     optimizer_rank: Option<u64>,
+    /// Step fp32 copies of narrow weights, as apex and Megatron do.
+    #[arg(long, help_heading = "Optimizer")]
+    pub master_weights: bool,
+    /// Keep gradients in this type (`Parameter.grad_dtype`): fp32, bf16 or fp16 [default: that of the weights].
+    #[arg(long, value_name = "TYPE", help_heading = "Optimizer")]
+    gradient_dtype: Option<String>,
+    /// Keep the moments of adamw-anyprecision in this type: fp32, bf16 or fp16 [default: fp32].
+    #[arg(long, value_name = "TYPE", help_heading = "Optimizer")]
+    optimizer_state_dtype: Option<String>,
     /// Step each parameter and free its gradient as soon as the gradient is complete.
     #[arg(long, help_heading = "Optimizer")]
     optimizer_in_backward: bool,
@@ -44,6 +54,13 @@ impl StepArguments {
     pub(super) fn apply(&self, plan: &mut TrainPlan) -> Result<(), Failure> {
         plan.optimizer.rank = self.optimizer_rank.unwrap_or(plan.optimizer.rank);
         plan.optimizer_in_backward |= self.optimizer_in_backward;
+        plan.optimizer.master_weights |= self.master_weights;
+        if let Some(text) = &self.gradient_dtype {
+            plan.gradients = Some(float_type("--gradient-dtype", text)?);
+        }
+        if let Some(text) = &self.optimizer_state_dtype {
+            plan.optimizer.state = Some(float_type("--optimizer-state-dtype", text)?);
+        }
         if let Some(how) = &self.gradient_checkpointing {
             (plan.checkpointing, plan.checkpoints) = checkpoints(how)?;
         }
@@ -73,6 +90,15 @@ impl StepArguments {
             return Err(Failure::bad_input("--loss-chunks has no effect without --loss chunked".to_owned()));
         }
         Ok(())
+    }
+}
+
+fn float_type(flag: &str, text: &str) -> Result<DType, Failure> {
+    match text.to_lowercase().as_str() {
+        "fp32" | "float32" => Ok(DType::F32),
+        "bf16" | "bfloat16" => Ok(DType::BF16),
+        "fp16" | "float16" => Ok(DType::F16),
+        _ => Err(Failure::bad_input(format!("{flag}: {text} is not fp32, bf16 or fp16"))),
     }
 }
 

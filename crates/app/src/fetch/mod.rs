@@ -162,6 +162,17 @@ pub fn resolve(spec: &str, options: &FetchOptions) -> Result<Resolved, FetchErro
     if spec::looks_like_path(spec) {
         return Err(FetchError::NoSuchPath { path: spec.to_owned() });
     }
+    named(spec, options)
+}
+
+/// Finds a model of the catalogue, and nothing else: no path, no network.
+pub fn embedded(name: &str) -> Result<Resolved, FetchError> {
+    catalogue::find(name).map(from_catalogue).ok_or_else(|| unknown(name.trim()))
+}
+
+/// Finds a model of the catalogue or of the hub; a path of this machine is no name.
+pub fn named(spec: &str, options: &FetchOptions) -> Result<Resolved, FetchError> {
+    let spec = spec.trim();
     let asks_for_hub = options.refresh || options.revision.is_some();
     if !asks_for_hub && let Some(entry) = catalogue::find(spec) {
         return Ok(from_catalogue(entry));

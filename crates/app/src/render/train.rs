@@ -99,6 +99,12 @@ fn settings(plan: &TrainPlan) -> String {
     if plan.save_on_cpu {
         parts.push("saved tensors on the host".into());
     }
+    if plan.optimizer.master_weights {
+        parts.push("fp32 master weights".into());
+    }
+    if let Some(dtype) = plan.gradients {
+        parts.push(format!("{} gradients", dtype.name()));
+    }
     if plan.optimizer_in_backward {
         parts.push("optimizer in backward".into());
     }

@@ -4,6 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
+use smallvec::{SmallVec, smallvec};
+
 use super::log::{Category, Stream};
 use super::tensor::Tensor;
 use super::torch::Torch;
@@ -13,7 +15,11 @@ use crate::model::Shape;
 pub use super::saved::{Frame, Saved};
 
 /// Gradients of the inputs of a node, in order; `None` where none is needed.
-pub type Gradients = Vec<Option<Tensor>>;
+/// Few have more than two, and thousands are made: those live in place.
+pub type Gradients = SmallVec<[Option<Tensor>; 2]>;
+
+/// Where the gradients of a node's inputs go, in order.
+pub type Edges = SmallVec<[Option<Edge>; 2]>;
 
 /// What a node does when its gradients are complete. What it keeps for that dies with it.
 pub type Backward = Box<dyn FnOnce(&mut Torch, Gradients) -> Gradients>;
@@ -35,7 +41,7 @@ pub struct Node {
     module: u32,
     /// What its gradients are for.
     category: Category,
-    next: RefCell<Vec<Option<Edge>>>,
+    next: RefCell<Edges>,
     work: RefCell<Work>,
     waiting: Cell<u32>,
     visited: Cell<u64>,
@@ -64,6 +70,8 @@ pub struct Leaf {
     pub shape: Shape,
     /// Its element type.
     pub dtype: DType,
+    /// The type its gradient is kept in, when not its own (`Tensor.grad_dtype`).
+    pub grad_dtype: Cell<Option<DType>>,
     /// What runs when its gradient is complete (`register_post_accumulate_grad_hook`).
     pub after: AfterGrad,
     /// The stream on which gradients of several uses are summed: the one it was made on.
@@ -88,7 +96,7 @@ impl std::fmt::Debug for Node {
 
 impl Node {
     /// The node of an operation with gradient slots for `outputs` tensors.
-    pub fn new(torch: &mut Torch, outputs: usize, next: Vec<Option<Edge>>, backward: Backward) -> Rc<Self> {
+    pub fn new(torch: &mut Torch, outputs: usize, next: Edges, backward: Backward) -> Rc<Self> {
         torch.sequence += 1;
         let sequence = torch.sequence;
         let category = match torch.log.borrow().category() {
@@ -105,16 +113,10 @@ impl Node {
 
     /// The node that adds to a leaf's gradient.
     pub fn leaf(leaf: Rc<Leaf>) -> Rc<Self> {
-        Self::with(u64::MAX, (0, Category::Temporaries), 1, Vec::new(), Work::Leaf(leaf))
+        Self::with(u64::MAX, (0, Category::Temporaries), 1, Edges::new(), Work::Leaf(leaf))
     }
 
-    fn with(
-        sequence: u64,
-        (module, category): (u32, Category),
-        outputs: usize,
-        next: Vec<Option<Edge>>,
-        work: Work,
-    ) -> Rc<Self> {
+    fn with(sequence: u64, (module, category): (u32, Category), outputs: usize, next: Edges, work: Work) -> Rc<Self> {
         Rc::new(Self {
             sequence,
             module,
@@ -123,9 +125,22 @@ impl Node {
             work: RefCell::new(work),
             waiting: Cell::new(0),
             visited: Cell::new(0),
-            buffer: RefCell::new(vec![None; outputs]),
+            buffer: RefCell::new(smallvec![None; outputs]),
             before: RefCell::default(),
         })
+    }
+
+    /// What a node hands on is cast to the type the next one expects (`validate_outputs` of torch/csrc/autograd/engine.cpp);
+    /// operations see to that themselves, a leaf may want its gradient otherwise.
+    fn in_own_type(&self, torch: &mut Torch, gradient: Tensor) -> Tensor {
+        let wanted = match &*self.work.borrow() {
+            Work::Leaf(leaf) => leaf.grad_dtype.get(),
+            _ => None,
+        };
+        match wanted.filter(|dtype| *dtype != gradient.dtype) {
+            Some(dtype) => torch.fresh_like("_to_copy", &gradient, dtype),
+            None => gradient,
+        }
     }
 
     /// Runs something once, before the node goes back.
@@ -137,7 +152,7 @@ impl Node {
 impl Drop for Node {
     /// A chain of thousands of nodes must not be dropped by recursion.
     fn drop(&mut self) {
-        let mut chain: Vec<Option<Edge>> = std::mem::take(&mut self.next.borrow_mut());
+        let mut chain = std::mem::take(self.next.get_mut());
         while let Some(edge) = chain.pop() {
             if let Some(mut node) = edge.and_then(|edge| Rc::into_inner(edge.node)) {
                 chain.append(node.next.get_mut());
@@ -200,8 +215,9 @@ fn walk(torch: &mut Torch, roots: Vec<(Edge, Tensor)>) {
     while let Some(Ready(node)) = ready.pop() {
         torch.set_module(node.module);
         torch.log.borrow_mut().set_category(node.category);
-        let hooks = std::mem::take(&mut *node.before.borrow_mut());
-        hooks.into_iter().for_each(|hook| hook(torch));
+        if !node.before.borrow().is_empty() {
+            node.before.take().into_iter().for_each(|hook| hook(torch));
+        }
         let gradients = std::mem::take(&mut *node.buffer.borrow_mut());
         let next = std::mem::take(&mut *node.next.borrow_mut());
         let outputs = match node.work.replace(Work::Done) {
@@ -212,19 +228,20 @@ fn walk(torch: &mut Torch, roots: Vec<(Edge, Tensor)>) {
             }
             Work::Leaf(leaf) => {
                 accumulate(torch, &leaf, gradients.into_iter().next().flatten());
-                *node.buffer.borrow_mut() = vec![None];
+                *node.buffer.borrow_mut() = smallvec![None];
                 let hook = leaf.after.0.borrow().clone();
                 node.work.replace(Work::Leaf(leaf));
                 if let Some(hook) = hook {
                     hook(torch);
                 }
-                Vec::new()
+                Gradients::new()
             }
-            _ => vec![None; next.len()],
+            _ => smallvec![None; next.len()],
         };
         for (edge, gradient) in next.into_iter().zip(outputs) {
             let Some(edge) = edge else { continue };
             if let Some(gradient) = gradient {
+                let gradient = edge.node.in_own_type(torch, gradient);
                 add_to_buffer(torch, &edge, gradient);
             }
             edge.node.waiting.set(edge.node.waiting.get().saturating_sub(1));
@@ -288,7 +305,8 @@ fn accumulate(torch: &mut Torch, leaf: &Rc<Leaf>, gradient: Option<Tensor>) {
     let same_layout = gradient.strides[..rank] == leaf.strides[..rank] || gradient.elements() <= 1;
     // Someone else still holds the tensor itself: torch copies instead of stealing.
     let stolen = same_layout && (gradient.viewed || Rc::strong_count(&gradient.storage) == 1);
-    let kept = if stolen { gradient } else { torch.fresh("grad", leaf.shape, leaf.dtype) };
+    let kept =
+        if stolen { gradient } else { torch.fresh("grad", leaf.shape, leaf.grad_dtype.get().unwrap_or(leaf.dtype)) };
     torch.log.borrow_mut().reclassify(kept.storage.id(), Category::Gradients);
     *slot = Some(kept.detached());
 }

@@ -21,10 +21,9 @@ impl Start {
 
 /// Writes the first step down again as steps 1 up to `steps`.
 pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
-    let events = log.events[start.event..].to_vec();
     let first = start.storage as u32;
     let mut freed = vec![false; log.storages.len() - start.storage];
-    for event in &events {
+    for event in &log.events[start.event..] {
         if let Event::Free(id) = event
             && id.0 >= first
         {
@@ -32,16 +31,17 @@ pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
         }
     }
     let stays = |id: StorageId| id.0 < first || !freed[(id.0 - first) as usize];
+    let again = |event: &Event| !matches!(event, Event::Allocate(id) | Event::Free(id) if stays(*id));
+    let events: Vec<Event> = log.events[start.event..].iter().copied().filter(again).collect();
     log.events.reserve(events.len() * (steps as usize - 1));
     for step in 1..steps {
-        for event in &events {
-            match *event {
-                Event::Allocate(id) | Event::Free(id) if stays(id) => {}
-                Event::Phase(phase) => {
-                    let name = log.phases[phase as usize].replacen('0', &step.to_string(), 1);
-                    log.phase(name);
-                }
-                other => log.events.push(other),
+        let begin = log.events.len();
+        log.events.extend_from_slice(&events);
+        for event in &mut log.events[begin..] {
+            if let Event::Phase(phase) = event {
+                let name = log.phases[*phase as usize].replacen('0', &step.to_string(), 1);
+                *phase = log.phases.len() as u32;
+                log.phases.push(name);
             }
         }
     }

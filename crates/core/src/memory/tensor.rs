@@ -3,6 +3,8 @@
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
+use smallvec::SmallVec;
+
 use super::autograd::Edge;
 use super::log::Storage;
 use crate::dtype::DType;
@@ -100,7 +102,10 @@ impl Tensor {
 
     /// Whether its elements lie densely in some order, none shared.
     pub fn is_dense(&self) -> bool {
-        let mut dims: Vec<(u64, u64)> =
+        if self.is_contiguous() {
+            return true;
+        }
+        let mut dims: SmallVec<[(u64, u64); MAX_DIMS]> =
             self.shape.sizes().iter().copied().zip(self.strides).filter(|d| d.0 != 1).collect();
         dims.sort_by_key(|(_, stride)| *stride);
         let mut expected = 1;
@@ -166,6 +171,11 @@ pub fn pointwise_strides(shape: &Shape, inputs: &[&Tensor]) -> Strides {
     if rank <= 1 || inputs.iter().all(|t| t.shape == *shape && t.is_contiguous()) {
         return contiguous_strides(shape);
     }
+    // Where the first input says it all, the others are not asked.
+    let full = |t: &&&Tensor| t.shape == *shape && shape.sizes().iter().all(|size| *size > 1);
+    if let Some(first) = inputs.first().filter(full).filter(|first| first.is_dense()) {
+        return first.strides;
+    }
     let stride_of = |tensor: &Tensor, dim: usize| {
         let missing = rank - tensor.shape.rank();
         if dim < missing || tensor.shape.sizes()[dim - missing] == 1 { 0 } else { tensor.strides[dim - missing] }
@@ -189,7 +199,7 @@ pub fn pointwise_strides(shape: &Shape, inputs: &[&Tensor]) -> Strides {
         }
         0
     };
-    let mut inner_first: Vec<usize> = (0..rank).rev().collect();
+    let mut inner_first: SmallVec<[usize; MAX_DIMS]> = (0..rank).rev().collect();
     for i in 1..rank {
         let mut at = i;
         for before in (0..i).rev() {

@@ -19,7 +19,7 @@ use crate::dtype::DType;
 use crate::model::op::{Input, Op, ParameterId, ValueId};
 use crate::model::{Module, ModuleKind, Program, Shape, Step};
 use crate::plan::liger::LigerPatch;
-use crate::plan::{AdapterLayout, Checkpointing, TrainPlan};
+use crate::plan::{AdapterLayout, Checkpointing, OptimizerKind, TrainPlan};
 
 /// Steps that are run: the first makes the optimizer's state, the second is what all later ones allocate, and with the
 /// third the cache of segments has settled.
@@ -48,10 +48,14 @@ pub fn simulate(
     wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
     wrapped.checkpoints = plan.checkpoints;
     wrapped.loss = HeadLoss::new(&program, plan.loss);
+    if let Some(dtype) = plan.gradients {
+        trained.iter().for_each(|parameter| parameter.leaf.grad_dtype.set(Some(dtype)));
+    }
     torch.forced_kernel = plan.sdpa_kernel.map(Kernel::from);
     let inputs = batch(&mut torch, &program, plan);
     let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings(plan), Rc::new(wrapped), None);
-    let whole = if layout.is_some() { Vec::new() } else { whole(&program, plan) };
+    let projects = matches!(plan.optimizer.kind, OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW);
+    let whole = if layout.is_none() && projects { whole(&program, plan) } else { Vec::new() };
     let wide = if plan.optimizer.wide_embeddings { embeddings(&program, plan, layout) } else { Vec::new() };
     let mut optimizer = match plan.optimizer_in_backward {
         true => {
@@ -73,7 +77,7 @@ pub fn simulate(
 fn run_step(
     torch: &mut Torch,
     runner: &Rc<Runner>,
-    optimizer: Option<&mut Optimizer>,
+    mut optimizer: Option<&mut Optimizer>,
     trained: &[Trained],
     plan: &TrainPlan,
 ) {
@@ -99,11 +103,14 @@ fn run_step(
         phase(torch, "0.clip".to_owned(), |torch| clip(torch, trained));
     }
     phase(torch, "0.opt".to_owned(), |torch| {
-        if let Some(optimizer) = optimizer {
+        if let Some(optimizer) = optimizer.as_deref_mut() {
             optimizer.step(torch, trained);
         }
     });
     phase(torch, "0.zero".to_owned(), |_| {
+        if let Some(optimizer) = optimizer {
+            optimizer.zero_masters();
+        }
         trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
     });
 }

@@ -163,7 +163,7 @@ impl Graph {
         match (self.path.is_empty(), name.is_empty()) {
             (true, _) => name.to_owned(),
             (false, true) => self.path.clone(),
-            (false, false) => format!("{}.{name}", self.path),
+            (false, false) => [self.path.as_str(), name].join("."),
         }
     }
 
@@ -264,8 +264,8 @@ impl Graph {
     }
 
     pub(super) fn run_one(&mut self, module: Option<ModuleId>, op: Op, inputs: &[&Value], shape: Shape) -> Value {
-        let mut outputs = self.run_in(module, op, inputs, &[shape]);
-        outputs.remove(0)
+        let id = self.record(module, op, inputs, &[shape]);
+        Value(Rc::new(Handle { id, shape, steps: Rc::clone(&self.steps) }))
     }
 
     pub(super) fn run_in(
@@ -275,6 +275,15 @@ impl Graph {
         inputs: &[&Value],
         shapes: &[Shape],
     ) -> Vec<Value> {
+        let ValueId(first) = self.record(module, op, inputs, shapes);
+        let handle = |(id, shape): (u32, &Shape)| {
+            Value(Rc::new(Handle { id: ValueId(id), shape: *shape, steps: Rc::clone(&self.steps) }))
+        };
+        (first..).zip(shapes).map(handle).collect()
+    }
+
+    /// Writes a step down and returns the first of its outputs.
+    fn record(&mut self, module: Option<ModuleId>, op: Op, inputs: &[&Value], shapes: &[Shape]) -> ValueId {
         let module = module.or(self.stack.last().copied()).unwrap_or(ModuleId(0));
         let first = self.values.len() as u32;
         self.values.extend_from_slice(shapes);
@@ -284,10 +293,7 @@ impl Graph {
             outputs: (first..first + shapes.len() as u32).map(ValueId).collect(),
             module,
         });
-        let handle = |(index, shape): (usize, &Shape)| {
-            Value(Rc::new(Handle { id: ValueId(first + index as u32), shape: *shape, steps: Rc::clone(&self.steps) }))
-        };
-        shapes.iter().enumerate().map(handle).collect()
+        ValueId(first)
     }
 
     pub(super) fn attach(&mut self, module: ModuleId, parameters: &[Option<ParameterId>]) {

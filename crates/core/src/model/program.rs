@@ -26,6 +26,9 @@ pub struct Program {
     pub positions: Option<u64>,
 }
 
+/// A few values.
+pub type ValueIds = smallvec::SmallVec<[ValueId; 3]>;
+
 /// One thing that happens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
@@ -34,9 +37,9 @@ pub enum Step {
         /// Which.
         op: Op,
         /// What it reads.
-        inputs: Vec<ValueId>,
+        inputs: ValueIds,
         /// What it makes.
-        outputs: Vec<ValueId>,
+        outputs: ValueIds,
         /// Whose code it is.
         module: ModuleId,
     },

@@ -11,37 +11,38 @@ use super::op::{Parameter, ParameterId};
 
 /// Parameters as `model.parameters()` yields them.
 pub(super) fn order(model_type: &str, parameters: &[Parameter]) -> Vec<ParameterId> {
-    let paths = parameters.iter().map(|parameter| parameter.name.split('.').collect::<Vec<_>>()).collect::<Vec<_>>();
-    let mut walk = Walk { model_type, paths, known: BTreeMap::new(), order: Vec::with_capacity(parameters.len()) };
-    walk.module(0, (0..parameters.len()).collect());
+    let names = parameters.iter().map(|parameter| parameter.name.as_str()).enumerate().collect();
+    let mut walk = Walk { model_type, known: BTreeMap::new(), order: Vec::with_capacity(parameters.len()) };
+    walk.module(names);
     walk.order
 }
 
 /// The walk down the tree of modules.
 struct Walk<'a> {
     model_type: &'a str,
-    paths: Vec<Vec<&'a str>>,
     /// Lines found already, by children: most modules are like another.
     known: BTreeMap<Vec<&'a str>, Option<&'static [&'static str]>>,
     order: Vec<ParameterId>,
 }
 
 impl<'a> Walk<'a> {
-    /// Orders the parameters `members`, which share the first `depth` parts of their names.
-    fn module(&mut self, depth: usize, members: Vec<usize>) {
-        let mut names = Vec::new();
-        let mut children: Vec<Vec<usize>> = Vec::new();
-        for member in members {
-            let Some(&name) = self.paths[member].get(depth) else {
+    /// Orders the parameters of a module, by the rest of their names.
+    fn module(&mut self, members: Vec<(usize, &'a str)>) {
+        let mut names: Vec<&str> = Vec::new();
+        let mut children: Vec<Vec<(usize, &str)>> = Vec::new();
+        for (member, path) in members {
+            if path.is_empty() {
                 self.order.push(ParameterId(member as u32));
                 continue;
-            };
+            }
+            let end = path.bytes().position(|byte| byte == b'.').unwrap_or(path.len());
+            let (name, rest) = (&path[..end], path.get(end + 1..).unwrap_or_default());
             // Parameters of one child nearly always follow each other.
             match names.iter().rposition(|known| *known == name) {
-                Some(place) => children[place].push(member),
+                Some(place) => children[place].push((member, rest)),
                 None => {
                     names.push(name);
-                    children.push(vec![member]);
+                    children.push(vec![(member, rest)]);
                 }
             }
         }
@@ -51,7 +52,7 @@ impl<'a> Walk<'a> {
             children.sort_by_key(|(name, _)| line.iter().position(|known| known == name));
         }
         for (_, members) in children {
-            self.module(depth + 1, members);
+            self.module(members);
         }
     }
 

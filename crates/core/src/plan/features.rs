@@ -47,6 +47,8 @@ impl TrainPlan {
         add(self.loss.kind == LossKind::Chunked, "chunked loss");
         add(self.loss.kind == LossKind::CutCrossEntropy, "cut cross entropy");
         add(self.optimizer_in_backward, "optimizer in backward");
+        add(self.optimizer.master_weights, "master weights");
+        add(self.gradients.is_some_and(|dtype| dtype != self.weights), "gradients of another type than the weights");
         add(self.gradient_accumulation > 1, "gradient accumulation");
         add(self.clip, "gradient clipping");
         add(!self.frozen.is_empty(), "frozen parameters");

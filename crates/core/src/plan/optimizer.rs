@@ -4,6 +4,8 @@ mod facts;
 
 use serde::{Deserialize, Serialize};
 
+use crate::dtype::DType;
+
 /// An optimizer and how it steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -16,11 +18,23 @@ pub struct Optimizer {
     pub rank: u64,
     /// Whether 8-bit optimizers keep the state of embeddings in fp32, as transformers' Trainer tells bitsandbytes to.
     pub wide_embeddings: bool,
+    /// Whether fp32 copies of the weights are stepped and copied back (apex, Megatron): they get their gradients in fp32,
+    /// one by one, and the weights' own gradients go.
+    pub master_weights: bool,
+    /// The type adamw-anyprecision keeps its moments in [fp32]; all others follow the weights or have a type of their own.
+    pub state: Option<DType>,
 }
 
 impl Default for Optimizer {
     fn default() -> Self {
-        Self { kind: OptimizerKind::AdamW, implementation: Implementation::Foreach, rank: 128, wide_embeddings: false }
+        Self {
+            kind: OptimizerKind::AdamW,
+            implementation: Implementation::Foreach,
+            rank: 128,
+            wide_embeddings: false,
+            master_weights: false,
+            state: None,
+        }
     }
 }
 
@@ -96,6 +110,8 @@ pub enum OptimizerKind {
     GaLoreAdamW,
     #[serde(rename = "apollo-adamw", alias = "apollo")]
     ApolloAdamW,
+    #[serde(rename = "adamw-anyprecision", alias = "anyprecision")]
+    AnyPrecision,
     #[serde(rename = "sparse-adam")]
     SparseAdam,
 }

@@ -18,6 +18,26 @@ impl TrainPlan {
                 "the optimizer in backward leaves no gradients to clip",
                 "drop --clip or --optimizer-in-backward",
             ),
+            _ if self.optimizer_in_backward && self.optimizer.master_weights => conflict(
+                "the optimizer in backward steps the weights themselves",
+                "drop --master-weights or --optimizer-in-backward",
+            ),
+            _ if self.gradients.is_some_and(|dtype| !matches!(dtype, DType::F32 | DType::BF16 | DType::F16)) => {
+                Err(PlanError::BadValue {
+                    key: "gradient-dtype".into(),
+                    value: self.gradients.map_or("", DType::name).into(),
+                    expected: "fp32, bf16 or fp16".into(),
+                })
+            }
+            _ if self.gradients.is_some() && self.adapter.is_some() => {
+                conflict("gradients of adapters have the adapters' type", "drop --gradient-dtype")
+            }
+            _ if self.gradients.is_some_and(|dtype| dtype != self.weights) && !self.optimizer.master_weights => {
+                conflict(
+                    "torch's optimizers take gradients in the type of the weights only",
+                    "step fp32 copies (--master-weights), or drop --gradient-dtype",
+                )
+            }
             _ if self.checkpoints.every == 0 => Err(PlanError::BadValue {
                 key: "gradient-checkpointing".into(),
                 value: "every-0".into(),
@@ -65,6 +85,8 @@ impl TrainPlan {
         use OptimizerKind as K;
         let what = match self.optimizer.kind {
             _ if self.optimizer_in_backward => "the optimizer in backward".to_owned(),
+            _ if self.optimizer.master_weights => "master weights (DeepSpeed and Megatron bring their own)".to_owned(),
+            _ if self.gradients.is_some() => "a type for gradients".to_owned(),
             _ if self.checkpoints.runs_nested() => "reentrant or offloaded gradient checkpointing".to_owned(),
             _ if self.checkpoints != CheckpointOptions::default() && !self.is_fully_sharded() => {
                 "this kind of gradient checkpointing without FSDP".to_owned()
@@ -72,7 +94,7 @@ impl TrainPlan {
             _ if self.loss.kind != LossKind::Standard => "a loss other than transformers' own".to_owned(),
             _ if self.save_on_cpu => "saving activations on the host".to_owned(),
             _ if self.sdpa_kernel.is_some() => "a forced kernel of SDPA".to_owned(),
-            K::AdamMini | K::Shampoo | K::GaLoreAdamW | K::ApolloAdamW => {
+            K::AdamMini | K::AnyPrecision | K::Shampoo | K::GaLoreAdamW | K::ApolloAdamW => {
                 format!("optimizer {}", self.optimizer.kind.name())
             }
             _ => return Ok(()),

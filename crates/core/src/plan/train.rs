@@ -20,6 +20,8 @@ pub struct TrainPlan {
     pub weights: DType,
     /// The type autocast computes in.
     pub autocast: Option<DType>,
+    /// The type gradients are kept in, when not that of the weights (`Parameter.grad_dtype` of torch 2.10 and later).
+    pub gradients: Option<DType>,
     /// How attention is computed.
     pub attention: AttentionKind,
     /// The kernel that SDPA must take; torch chooses when absent.
@@ -64,6 +66,7 @@ impl Default for TrainPlan {
             batch: Batch::default(),
             weights: DType::BF16,
             autocast: None,
+            gradients: None,
             attention: AttentionKind::Sdpa,
             sdpa_kernel: None,
             checkpointing: Checkpointing::Off,

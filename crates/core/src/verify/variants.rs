@@ -33,6 +33,9 @@ pub(super) fn apply(plan: &mut TrainPlan, run: &Value) -> Result<(), String> {
         plan.optimizer.rank = rank;
     }
     plan.optimizer_in_backward = run["opt_in_backward"] == true;
+    plan.optimizer.master_weights = run["master_weights"] == true;
+    plan.gradients = super::ledger::dtype(&run["grad_dtype"]);
+    plan.optimizer.state = super::ledger::dtype(&run["state_dtype"]);
     plan.batch.padded = run["padded"] == true;
     plan.batch.mask |= plan.batch.padded;
     if plan.batch.padded {

@@ -8,6 +8,8 @@ pub(super) struct FreeList {
     classes: Vec<Class>,
     /// The classes by size.
     order: Vec<(u64, ClassId)>,
+    /// Which places of the order have blocks.
+    filled: Bits,
     /// The class of a size asked for lately, by a hash of the size.
     lately: [(u64, ClassId); 64],
     /// How many classes have no block.
@@ -18,13 +20,15 @@ type ClassId = u32;
 
 struct Class {
     size: u64,
+    /// Where it is in the order.
+    place: u32,
     /// The lowest address last.
     blocks: Vec<(u64, BlockId)>,
 }
 
 impl Default for FreeList {
     fn default() -> Self {
-        Self { classes: Vec::new(), order: Vec::new(), lately: [(0, 0); 64], empty: 0 }
+        Self { classes: Vec::new(), order: Vec::new(), filled: Bits::default(), lately: [(0, 0); 64], empty: 0 }
     }
 }
 
@@ -47,8 +51,7 @@ impl FreeList {
             return Some(class);
         }
         let from = self.order.partition_point(|(known, _)| *known < size);
-        let larger = self.order[from..].iter().map(|(_, class)| *class as usize);
-        larger.into_iter().find(|class| !self.classes[*class].blocks.is_empty())
+        self.filled.next(from).map(|place| self.order[place].1 as usize)
     }
 
     /// The class of exactly this size.
@@ -65,8 +68,11 @@ impl FreeList {
 
     pub(super) fn insert(&mut self, size: u64, address: u64, id: BlockId) {
         let class = self.class(size).unwrap_or_else(|| self.new_class(size));
-        let blocks = &mut self.classes[class].blocks;
-        self.empty -= usize::from(blocks.is_empty());
+        let Class { blocks, place, .. } = &mut self.classes[class];
+        if blocks.is_empty() {
+            self.empty -= 1;
+            self.filled.set(*place as usize, true);
+        }
         let place = match blocks.last() {
             Some((lowest, _)) if *lowest < address => blocks.partition_point(|(known, _)| *known > address),
             _ => blocks.len(),
@@ -76,9 +82,13 @@ impl FreeList {
 
     fn new_class(&mut self, size: u64) -> usize {
         let class = self.classes.len();
-        self.classes.push(Class { size, blocks: Vec::new() });
         let at = self.order.partition_point(|(known, _)| *known < size);
+        self.classes.push(Class { size, place: at as u32, blocks: Vec::new() });
         self.order.insert(at, (size, class as ClassId));
+        self.filled.insert(at);
+        for (_, later) in &self.order[at + 1..] {
+            self.classes[*later as usize].place += 1;
+        }
         self.empty += 1;
         class
     }
@@ -96,6 +106,7 @@ impl FreeList {
     fn ran_out(&mut self, class: usize) {
         if self.classes[class].blocks.is_empty() {
             self.empty += 1;
+            self.filled.set(self.classes[class].place as usize, false);
             if self.empty > Self::MOST_EMPTY {
                 self.forget_empty();
             }
@@ -106,6 +117,12 @@ impl FreeList {
         self.classes.retain(|class| !class.blocks.is_empty());
         self.order = self.classes.iter().enumerate().map(|(at, class)| (class.size, at as ClassId)).collect();
         self.order.sort_unstable();
+        self.filled = Bits::default();
+        for (place, (_, class)) in self.order.iter().enumerate() {
+            self.classes[*class as usize].place = place as u32;
+            self.filled.insert(place);
+            self.filled.set(place, true);
+        }
         self.lately = [(0, 0); 64];
         self.empty = 0;
     }
@@ -124,7 +141,65 @@ impl FreeList {
     }
 }
 
+/// A growing row of bits.
+#[derive(Default)]
+struct Bits {
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl Bits {
+    fn set(&mut self, at: usize, value: bool) {
+        let (word, bit) = (&mut self.words[at / 64], 1 << (at % 64));
+        if value { *word |= bit } else { *word &= !bit }
+    }
+
+    /// Puts a cleared bit in, and those after it one further.
+    fn insert(&mut self, at: usize) {
+        if self.len.is_multiple_of(64) {
+            self.words.push(0);
+        }
+        self.len += 1;
+        let low = (1 << (at % 64)) - 1;
+        let mut carry = 0;
+        for (index, word) in self.words.iter_mut().enumerate().skip(at / 64) {
+            let stays = if index == at / 64 { low } else { 0 };
+            let out = *word >> 63;
+            *word = (*word & stays) | ((*word & !stays) << 1) | carry;
+            carry = out;
+        }
+    }
+
+    /// The first bit set at a place or after it.
+    fn next(&self, from: usize) -> Option<usize> {
+        let first = self.words.get(from / 64)? & (u64::MAX << (from % 64));
+        let rest = self.words.iter().enumerate().skip(from / 64 + 1).map(|(at, word)| (at, *word));
+        let (at, word) = std::iter::once((from / 64, first)).chain(rest).find(|(_, word)| *word != 0)?;
+        Some(at * 64 + word.trailing_zeros() as usize)
+    }
+}
+
 /// Sizes are multiples of 512; a multiplicative hash spreads them.
 fn slot(size: u64) -> usize {
     (size.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_move_up_across_words() {
+        let mut bits = Bits::default();
+        (0..130).for_each(|at| bits.insert(at));
+        [3, 63, 64, 129].into_iter().for_each(|at| bits.set(at, true));
+        bits.insert(10);
+        let mut found = Vec::new();
+        let mut from = 0;
+        while let Some(at) = bits.next(from) {
+            found.push(at);
+            from = at + 1;
+        }
+        assert_eq!(found, [3, 64, 65, 130]);
+    }
 }

@@ -6,7 +6,7 @@
 mod free_list;
 mod pool;
 
-use pool::{BlockId, Pool};
+use pool::{BlockId, NONE, Pool};
 
 use super::log::{Event, Log, StorageId, Stream};
 use crate::plan::AllocatorOptions;
@@ -61,58 +61,90 @@ const MIN_BLOCK: u64 = 512;
 struct Allocator {
     options: AllocatorOptions,
     /// Small and large blocks, one pair per stream.
-    pools: Vec<(Stream, [Pool; 2])>,
-    owners: Vec<Option<(usize, bool, BlockId)>>,
+    pools: Vec<Pool>,
+    streams: Vec<Stream>,
+    owners: Vec<Owner>,
     allocated: u64,
     reserved: u64,
     requested: u64,
     capacity: Option<u64>,
 }
 
+/// The block of a storage.
+#[derive(Clone, Copy)]
+struct Owner {
+    bytes: u64,
+    pool: u32,
+    block: BlockId,
+}
+
+/// A storage without a block.
+const NOTHING: Owner = Owner { bytes: 0, pool: 0, block: NONE };
+
 /// Replays a log; `capacity` is what the card has left for the allocator.
 pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Replay {
     let mut allocator = Allocator {
         options,
         pools: Vec::new(),
-        owners: vec![None; log.storages.len()],
+        streams: Vec::new(),
+        owners: vec![NOTHING; log.storages.len()],
         allocated: 0,
         reserved: 0,
         requested: 0,
         capacity,
     };
-    let mut result = Replay::default();
-    let mut phase: Option<PhaseMemory> = None;
-    let mut highest = 0;
-    for (index, event) in log.events.iter().enumerate() {
-        match *event {
-            Event::Allocate(id) => {
-                let info = &log.storages[id.0 as usize];
-                if !allocator.allocate(id, info.bytes, info.stream) {
-                    result.out_of_memory = true;
-                }
-                if let Some(phase) = &mut phase {
-                    phase.peak = phase.peak.max(allocator.allocated);
-                    phase.peak_reserved = phase.peak_reserved.max(allocator.reserved);
-                    if allocator.allocated > highest {
-                        highest = allocator.allocated;
-                        result.peak_event = index;
-                        result.peak_requested = allocator.requested;
+    let mut run = Run::default();
+    run.events(&mut allocator, log);
+    run.result.phases.extend(run.phase.map(|phase| allocator.close(phase)));
+    run.result
+}
+
+/// What has been seen so far.
+#[derive(Default)]
+struct Run {
+    result: Replay,
+    phase: Option<PhaseMemory>,
+    highest: u64,
+}
+
+impl Run {
+    fn events(&mut self, allocator: &mut Allocator, log: &Log) {
+        for (index, event) in log.events.iter().enumerate() {
+            match *event {
+                Event::Allocate(id) => {
+                    let info = &log.storages[id.0 as usize];
+                    if !allocator.allocate(id, info.bytes, info.stream) {
+                        self.result.out_of_memory = true;
                     }
+                    self.after_allocation(allocator, index);
                 }
-            }
-            Event::Free(id) => allocator.free(id, log.storages[id.0 as usize].bytes),
-            Event::EmptyCache => allocator.empty_cache(),
-            Event::PhaseEnd => result.phases.extend(phase.take().map(|phase| allocator.close(phase))),
-            Event::Phase(_) => {
-                result.phases.extend(phase.map(|phase| allocator.close(phase)));
-                let reserved = allocator.reserved;
-                let now = allocator.allocated;
-                phase = Some(PhaseMemory { before: now, after: now, peak: now, reserved, peak_reserved: reserved });
+                Event::Free(id) => allocator.free(id),
+                Event::EmptyCache => allocator.empty_cache(),
+                Event::PhaseEnd => self.close(allocator),
+                Event::Phase(_) => {
+                    self.close(allocator);
+                    let (now, reserved) = (allocator.allocated, allocator.reserved);
+                    self.phase =
+                        Some(PhaseMemory { before: now, after: now, peak: now, reserved, peak_reserved: reserved });
+                }
             }
         }
     }
-    result.phases.extend(phase.map(|phase| allocator.close(phase)));
-    result
+
+    fn after_allocation(&mut self, allocator: &Allocator, index: usize) {
+        let Some(phase) = &mut self.phase else { return };
+        phase.peak = phase.peak.max(allocator.allocated);
+        phase.peak_reserved = phase.peak_reserved.max(allocator.reserved);
+        if allocator.allocated > self.highest {
+            self.highest = allocator.allocated;
+            self.result.peak_event = index;
+            self.result.peak_requested = allocator.requested;
+        }
+    }
+
+    fn close(&mut self, allocator: &Allocator) {
+        self.result.phases.extend(self.phase.take().map(|phase| allocator.close(phase)));
+    }
 }
 
 impl Allocator {
@@ -126,24 +158,23 @@ impl Allocator {
         }
         self.requested += bytes;
         let size = round_size(bytes, self.options.roundup_power2_divisions);
-        let small = size <= SMALL_SIZE;
-        let at = self.stream(stream);
+        let pool = self.first_pool(stream) + usize::from(size > SMALL_SIZE);
         let mut fits = true;
-        let (block, size) = match self.pool(at, small).take(size) {
+        let (block, size) = match self.pools[pool].take(size) {
             Some(found) => found,
             None => {
-                if self.over(self.pools[at].1[usize::from(!small)].growth(size)) {
+                if self.over(self.pools[pool].growth(size)) {
                     self.empty_cache();
-                    fits = !self.over(self.pools[at].1[usize::from(!small)].growth(size));
+                    fits = !self.over(self.pools[pool].growth(size));
                     // A run that failed is only followed on for what it would have needed.
                     self.capacity = self.capacity.filter(|_| fits);
                 }
-                let block = self.pool(at, small).allocate(size);
+                let block = self.pools[pool].allocate(size);
                 self.count_reserved();
                 block
             }
         };
-        self.owners[id.0 as usize] = Some((at, small, block));
+        self.owners[id.0 as usize] = Owner { bytes, pool: pool as u32, block };
         self.allocated += size;
         fits
     }
@@ -152,33 +183,31 @@ impl Allocator {
         self.capacity.is_some_and(|capacity| self.reserved.saturating_add(more) > capacity)
     }
 
-    fn free(&mut self, id: StorageId, bytes: u64) {
-        if let Some((at, small, block)) = self.owners[id.0 as usize].take() {
-            self.requested -= bytes;
-            self.allocated -= self.pool(at, small).free(block);
+    fn free(&mut self, id: StorageId) {
+        let owner = std::mem::replace(&mut self.owners[id.0 as usize], NOTHING);
+        if owner.block != NONE {
+            self.requested -= owner.bytes;
+            self.allocated -= self.pools[owner.pool as usize].free(owner.block);
         }
     }
 
     fn empty_cache(&mut self) {
-        self.pools.iter_mut().flat_map(|(_, pair)| pair).for_each(Pool::release_unused);
+        self.pools.iter_mut().for_each(Pool::release_unused);
         self.count_reserved();
     }
 
     fn count_reserved(&mut self) {
-        self.reserved = self.pools.iter().flat_map(|(_, pair)| pair).map(|pool| pool.reserved).sum();
+        self.reserved = self.pools.iter().map(|pool| pool.reserved).sum();
     }
 
-    /// The place of a stream's pools.
-    fn stream(&mut self, stream: Stream) -> usize {
-        if let Some(at) = self.pools.iter().position(|(known, _)| *known == stream) {
-            return at;
-        }
-        self.pools.push((stream, [Pool::new(true, self.options), Pool::new(false, self.options)]));
-        self.pools.len() - 1
-    }
-
-    fn pool(&mut self, at: usize, small: bool) -> &mut Pool {
-        &mut self.pools[at].1[usize::from(!small)]
+    /// The place of a stream's small pool; its large one is the next.
+    fn first_pool(&mut self, stream: Stream) -> usize {
+        let at = self.streams.iter().position(|known| *known == stream).unwrap_or_else(|| {
+            self.streams.push(stream);
+            self.pools.extend([Pool::new(true, self.options), Pool::new(false, self.options)]);
+            self.streams.len() - 1
+        });
+        at * 2
     }
 }
 

@@ -7,6 +7,7 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::model::op::{Binary, ExpertStyle, Experts, Reduction, Unary};
+use smallvec::smallvec;
 
 /// `grouped_mm_experts_forward` of transformers/integrations/moe.py.
 pub(super) fn run(
@@ -148,7 +149,7 @@ fn grouped(
                 let for_weight = need_weight.then(|| grouped_kernel(torch, shape_weight, gradient.dtype));
                 let for_x = need_x.then(|| grouped_kernel(torch, shape_x, gradient.dtype));
                 drop(kept);
-                vec![for_x, for_weight]
+                smallvec![for_x, for_weight]
             })
         }
     };

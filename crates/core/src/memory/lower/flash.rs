@@ -10,6 +10,7 @@ use crate::memory::torch::flash_attn::FlashAttn;
 use crate::model::Shape;
 use crate::model::op::Attention;
 use crate::plan::AttentionKind;
+use smallvec::smallvec;
 
 /// The 2-D mask, where the batch is padded; else the kernel needs none.
 pub(super) fn mask(torch: &mut Torch, shape: Shape, settings: &Settings) -> Option<Tensor> {
@@ -82,6 +83,6 @@ fn put_back(torch: &mut Torch, rows: &Tensor, indices: &Tensor, shape: Shape) ->
         let indices = saved.get(torch);
         let result = torch.fresh("index", packed, gradient.dtype);
         drop(indices);
-        vec![Some(result)]
+        smallvec![Some(result)]
     })
 }

@@ -1,5 +1,6 @@
 //! The output head and the loss on it, for losses that take both at once.
 
+use smallvec::smallvec;
 use std::collections::BTreeSet;
 
 use super::Runner;
@@ -195,6 +196,6 @@ fn cut(torch: &mut Torch, hidden: &Tensor, labels: &Tensor, weight: &Tensor) -> 
             [counted, classes].map(|n| torch.fresh("cce locks", Shape::from([n.div_ceil(blocks), blocks]), DType::I32));
         drop((locks, order, kept, gradient));
         let for_weight = for_weight.map(|made| torch.cast(&made, own));
-        vec![Some(for_hidden), for_weight]
+        smallvec![Some(for_hidden), for_weight]
     })
 }

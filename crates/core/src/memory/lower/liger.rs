@@ -11,6 +11,7 @@ use crate::memory::torch::Torch;
 use crate::model::op::{Loss, ModuleId, Op, ValueId};
 use crate::model::{Program, Shape};
 use crate::plan::liger::LigerPatch;
+use smallvec::smallvec;
 
 /// Liger in a program.
 #[derive(Debug, Clone)]
@@ -104,7 +105,7 @@ fn rms_norm(torch: &mut Torch, x: &Tensor, weight: Option<&Tensor>, in_place: bo
             torch.cast(&sum, dtype)
         });
         drop((kept, partial));
-        vec![Some(for_x), for_weight]
+        smallvec![Some(for_x), for_weight]
     })
 }
 
@@ -199,6 +200,6 @@ fn fused_loss(torch: &mut Torch, hidden: &Tensor, labels: &Tensor, weight: &Tens
         let for_weight = saved_weight.map(|saved| saved.get(torch));
         let for_bias = saved_bias.map(|saved| saved.get(torch));
         let shape = for_hidden.shape;
-        vec![Some(for_hidden.with_shape(shape)), for_weight, for_bias]
+        smallvec![Some(for_hidden.with_shape(shape)), for_weight, for_bias]
     })
 }

@@ -8,6 +8,7 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::model::op::{Binary, ParameterId};
+use smallvec::smallvec;
 
 /// A matrix that an operation reads when it needs it.
 pub(super) enum Matrix<'a> {
@@ -98,7 +99,7 @@ impl Torch {
             let for_first = product(shape_first, None);
             let for_second = product(shape_second, Some(shape_first));
             drop(kept);
-            vec![Some(for_first), Some(for_second)]
+            smallvec![Some(for_first), Some(for_second)]
         })
     }
 }

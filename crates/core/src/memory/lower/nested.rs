@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::{Frames, Runner};
+use crate::memory::autograd::Gradients;
 use crate::memory::autograd::{self, Edge, Leaf};
 use crate::memory::log::Category;
 use crate::memory::saved::OnHost;
@@ -96,7 +97,7 @@ impl Runner {
         written: &[ValueId],
         range: Range<usize>,
         gradients: &[Option<Tensor>],
-    ) -> Vec<Option<Tensor>> {
+    ) -> Gradients {
         let mut frames = Frames::new(self.program.values.len());
         let mut leaves: Vec<Rc<Leaf>> = Vec::new();
         for kept in kept {

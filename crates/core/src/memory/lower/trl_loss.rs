@@ -90,7 +90,7 @@ fn log_probabilities(
             .then(|| torch.fresh("_to_copy", Shape::from([COLUMNS, width]), compute));
         drop(next);
         torch.use_blas();
-        let results: Vec<Option<Tensor>> = wide
+        let results = wide
             .iter()
             .zip(&wants)
             .map(|(sum, want)| sum.as_ref().zip(want.as_ref()).map(|(sum, (_, dtype))| torch.cast(sum, *dtype)))

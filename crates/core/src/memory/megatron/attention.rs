@@ -3,6 +3,7 @@
 //! Sources: megatron/core/transformer/attention.py; transformer_engine/pytorch/attention (FusedAttnFunc,
 //! AttnFuncWithCPAndQKVOA2A, get_qkv_layout, SplitAlongDim).
 
+use smallvec::smallvec;
 use std::rc::Rc;
 
 use super::architecture::Grouped;
@@ -83,7 +84,7 @@ pub(super) fn copied(torch: &mut Torch, name: &'static str, x: &Tensor) -> Tenso
     if !torch.records(&[x]) {
         return output;
     }
-    torch.attach(output, &[x], |_, gradient| vec![Some(gradient)])
+    torch.attach(output, &[x], |_, gradient| smallvec![Some(gradient)])
 }
 
 /// Transformer Engine's rotary kernel: a fresh tensor each way, and only the angles are kept.
@@ -95,7 +96,7 @@ fn rotated(torch: &mut Torch, x: &Tensor) -> Tensor {
     torch.attach(output, &[x], |torch, gradient| {
         let result = torch.fresh("fused rope backward", gradient.shape, gradient.dtype);
         drop(gradient);
-        vec![Some(result)]
+        smallvec![Some(result)]
     })
 }
 
@@ -108,7 +109,7 @@ pub(super) fn split<const N: usize>(rank: &Rank, torch: &mut Torch, x: &Tensor, 
         torch.attach_many(&mut parts, &[x], move |torch, gradients| {
             let joined = torch.fresh("cat", Shape::from([rows, total]), dtype);
             drop(gradients);
-            vec![Some(joined)]
+            smallvec![Some(joined)]
         });
     }
     parts
@@ -129,7 +130,7 @@ pub(super) fn core(rank: &Rc<Rank>, torch: &mut Torch, [q, k, v]: [&Tensor; 3], 
             let held = saved.map(|saved| saved.get(torch));
             let results = core_backward(&rank, torch, [&held[0], &held[1], &held[2]], kernel.heads);
             drop((held, gradient));
-            results.map(Some).into()
+            results.map(Some).into_iter().collect()
         });
     }
     let [full_q, full_k, full_v] = before_kernel(torch, [q, k, v]);
@@ -149,7 +150,7 @@ pub(super) fn core(rank: &Rc<Rank>, torch: &mut Torch, [q, k, v]: [&Tensor; 3], 
         let [dq, dk, dv] = core_backward(&rank, torch, [&held[0], &held[1], &held[2]], heads);
         let results = after_kernel(torch, [&dq, &dk, &dv]);
         drop((held, full, gradient, dq, dk, dv));
-        results.map(|result| Some(Tensor { viewed: true, ..result })).into()
+        results.map(|result| Some(Tensor { viewed: true, ..result })).into_iter().collect()
     })
 }
 

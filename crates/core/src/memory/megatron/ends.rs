@@ -3,6 +3,7 @@
 //! Sources: megatron/core/tensor_parallel/{layers,cross_entropy}.py, models/common/embeddings,
 //! models/gpt/gpt_model.py; transformer_engine/pytorch/triton/cross_entropy.py.
 
+use smallvec::smallvec;
 use std::rc::Rc;
 
 use super::rank::Rank;
@@ -44,7 +45,7 @@ pub(super) fn embedding(rank: &Rc<Rank>, torch: &mut Torch, ids: &Tensor, weight
         let result = torch.fresh("embedding backward", shape, shared.dtype);
         torch.sort_scratch(tokens);
         drop((masked, ids, gradient));
-        vec![Some(result)]
+        smallvec![Some(result)]
     })
 }
 
@@ -72,7 +73,7 @@ pub(super) fn output_layer(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, vocab
             shared.weight_gradient(torch, vocabulary, hidden);
         }
         drop((held, gradient));
-        vec![Some(scattered.unwrap_or(product))]
+        smallvec![Some(scattered.unwrap_or(product))]
     })
 }
 
@@ -107,7 +108,7 @@ fn fused(rank: &Rc<Rank>, torch: &mut Torch, logits: &Tensor, labels: &Tensor) -
     torch.attach(output, &[logits], move |torch, gradient| {
         let result = saved.get(torch);
         drop((labels, gradient));
-        vec![Some(result)]
+        smallvec![Some(result)]
     })
 }
 
@@ -130,6 +131,6 @@ fn parallel(rank: &Rc<Rank>, torch: &mut Torch, logits: Tensor, labels: &Tensor)
         // The engine casts the gradient to the type of the logits.
         let result = torch.fresh("to", shape, dtype);
         drop((held, labels, gradient));
-        vec![Some(result)]
+        smallvec![Some(result)]
     })
 }

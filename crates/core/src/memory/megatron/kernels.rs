@@ -3,10 +3,12 @@
 //! Sources: transformer_engine/pytorch/module/{layernorm_linear,linear,grouped_linear}.py, ops/basic/rmsnorm.py of
 //! version 2.11.
 
+use smallvec::smallvec;
 use std::rc::Rc;
 
 use super::rank::{Rank, Split};
 use crate::dtype::DType;
+use crate::memory::autograd::Gradients;
 use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
@@ -26,7 +28,7 @@ impl Rank {
             let held = saved.map(|saved| saved.get(torch));
             let result = norm_backward(torch, &held[0]);
             drop((held, gradient));
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 
@@ -57,7 +59,7 @@ impl Rank {
             drop(total);
             let result = norm_backward(torch, &x);
             drop((product, scattered, scale, x, normed, gradient));
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 
@@ -89,7 +91,7 @@ impl Rank {
             let scattered = gathers.then(|| rank.exchanged(torch, "reduce_scatter", rows, inputs));
             rank.weight_gradient(torch, outputs, inputs);
             drop((total, gathered, held, gradient));
-            vec![Some(scattered.unwrap_or(product))]
+            smallvec![Some(scattered.unwrap_or(product))]
         })
     }
 
@@ -108,7 +110,7 @@ impl Rank {
             let result = rank.matrix(torch, "dgrad", rows, inputs);
             rank.weight_gradient(torch, outputs, inputs);
             drop((held, gradient));
-            vec![Some(Tensor { viewed: true, ..result })]
+            smallvec![Some(Tensor { viewed: true, ..result })]
         })
     }
 
@@ -126,7 +128,7 @@ impl Rank {
         let weights = weights.map(|tensor| (tensor.shape, tensor.dtype));
         torch.attach(output, &inputs, move |torch, gradient| {
             let held: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
-            let mut results = vec![Some(torch.fresh("swiglu backward", shape, held[0].dtype))];
+            let mut results: Gradients = smallvec![Some(torch.fresh("swiglu backward", shape, held[0].dtype))];
             results.extend(weights.map(|(shape, dtype)| Some(torch.fresh("probs gradient", shape, dtype))));
             drop((held, gradient));
             results

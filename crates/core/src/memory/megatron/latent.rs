@@ -2,6 +2,7 @@
 //!
 //! Sources: megatron/core/transformer/multi_latent_attention.py, fusions/fused_mla_yarn_rope_apply.py.
 
+use smallvec::smallvec;
 use std::rc::Rc;
 
 use super::architecture::Latent;
@@ -89,7 +90,7 @@ fn gathered(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor) -> Tensor {
     torch.attach(output, &[x], move |torch, gradient| {
         let result = shared.exchanged(torch, "reduce_scatter", rows, width);
         drop(gradient);
-        vec![Some(result)]
+        smallvec![Some(result)]
     })
 }
 

@@ -27,6 +27,7 @@ pub mod weights;
 
 pub use ranks::{RankSimulation, ranks, worst};
 
+use smallvec::smallvec;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -234,6 +235,6 @@ fn mean(torch: &mut Torch, losses: &Tensor) -> Tensor {
     torch.attach(output, &[losses], move |torch, gradient| {
         let result = torch.fresh("loss backward", shape, DType::F32);
         drop(gradient);
-        vec![Some(result)]
+        smallvec![Some(result)]
     })
 }

@@ -3,6 +3,7 @@
 //! Sources: megatron/core/transformer/moe/{moe_layer,router,moe_utils,token_dispatcher,experts,shared_experts}.py;
 //! transformer_engine/pytorch/permutation.py.
 
+use smallvec::smallvec;
 use std::rc::Rc;
 
 use super::architecture::Mixture;
@@ -10,6 +11,7 @@ use super::mlp;
 use super::rank::Rank;
 use super::recompute;
 use super::router::{self, Routing};
+use crate::memory::autograd::Gradients;
 use crate::memory::autograd::Saved;
 use crate::memory::log::Category;
 use crate::memory::tensor::Tensor;
@@ -101,7 +103,7 @@ fn unpermute(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, shape: Shape, routi
     let inputs: Vec<&Tensor> = if applied { vec![x] } else { vec![x, probabilities] };
     torch.attach(output, &inputs, move |torch, gradient| {
         let held = kept.map(|kept| kept.map(|saved| saved.get(torch)));
-        let mut results = vec![Some(torch.fresh("unpermute backward", own.0, own.1))];
+        let mut results: Gradients = smallvec![Some(torch.fresh("unpermute backward", own.0, own.1))];
         if held.is_some() {
             results.push(Some(torch.fresh("unpermute backward", grid.0, grid.1)));
         }
@@ -123,7 +125,7 @@ fn moved(torch: &mut Torch, name: &'static str, x: &Tensor, rows: u64, category:
     torch.attach(output, &[x], move |torch, gradient| {
         let result = make(torch, shape, dtype);
         drop(gradient);
-        vec![Some(result)]
+        smallvec![Some(result)]
     })
 }
 

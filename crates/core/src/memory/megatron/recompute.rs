@@ -1,5 +1,6 @@
 //! `tensor_parallel.checkpoint` and `CheckpointWithoutOutput`: what is run again in backward.
 
+use smallvec::smallvec;
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -76,7 +77,7 @@ pub(super) fn without_output(
     };
     let backward = Rc::clone(&inner);
     let output = torch.attach(output, &references, move |torch, gradient| {
-        let Some((again, leaves)) = backward.borrow_mut().take() else { return vec![None; needed.len()] };
+        let Some((again, leaves)) = backward.borrow_mut().take() else { return smallvec![None; needed.len()] };
         autograd::backward_nested(torch, &[(again, gradient)]);
         leaves.iter().zip(needed).map(|(leaf, needed)| leaf.grad.borrow_mut().take().filter(|_| needed)).collect()
     });

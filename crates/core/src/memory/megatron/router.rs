@@ -2,6 +2,7 @@
 //!
 //! Source: megatron/core/transformer/moe/{router,moe_utils}.py.
 
+use smallvec::smallvec;
 use std::rc::Rc;
 
 use super::architecture::Mixture;
@@ -54,7 +55,7 @@ pub(super) fn route(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Mixt
         let wide = torch.fresh("softmax backward", grid, DType::F32);
         let result = torch.fresh("softmax backward", grid, dtype);
         drop((held, wide, gradient));
-        vec![Some(result)]
+        smallvec![Some(result)]
     });
     Routing { probabilities, chosen, map }
 }
@@ -80,6 +81,6 @@ fn gating(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, experts: u64) -> Tenso
             result = torch.fresh("to", held.shape, own);
         }
         drop((weight, held, gradient));
-        vec![Some(Tensor { viewed: true, ..result })]
+        smallvec![Some(Tensor { viewed: true, ..result })]
     })
 }

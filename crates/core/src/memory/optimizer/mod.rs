@@ -8,15 +8,19 @@
 //! | `bitsandbytes` | 8-bit, 32-bit and paged ones, LAMB, Lion, AdEMAMix |
 //! | `adabelief`, `adam_mini`, `shampoo` | the packages of these names |
 //! | `low_rank` | GaLore and APOLLO |
+//! | `any_precision` | torchdistx's AnyPrecisionAdamW |
+//! | `masters` | fp32 copies that are stepped instead of the weights |
 //! | [`in_backward`] | stepping each parameter as soon as its gradient is there |
 
 mod adabelief;
 mod adafactor;
 mod adam;
 mod adam_mini;
+mod any_precision;
 mod bitsandbytes;
 pub mod in_backward;
 mod low_rank;
+mod masters;
 mod other;
 mod shampoo;
 
@@ -44,14 +48,17 @@ pub struct Optimizer {
     /// Which keep their state in fp32 even in 8-bit optimizers.
     wide: Vec<bool>,
     states: Vec<Vec<Tensor>>,
+    /// What is stepped, where it is not the parameters themselves.
+    masters: Option<Vec<Trained>>,
 }
 
 impl Optimizer {
     /// Builds it; some allocate their state at once.
     pub fn new(torch: &mut Torch, plan: plan::Optimizer, parameters: &[Trained]) -> Self {
-        let mut optimizer = Self { plan, whole: Vec::new(), wide: Vec::new(), states: Vec::new() };
+        let masters = plan.master_weights.then(|| masters::make(torch, parameters));
+        let mut optimizer = Self { plan, whole: Vec::new(), wide: Vec::new(), states: Vec::new(), masters };
         if plan.kind == OptimizerKind::Adagrad {
-            optimizer.make_states(torch, parameters);
+            optimizer.on_masters(parameters, |optimizer, parameters| optimizer.make_states(torch, parameters));
         }
         optimizer
     }
@@ -70,6 +77,25 @@ impl Optimizer {
 
     /// One step.
     pub fn step(&mut self, torch: &mut Torch, parameters: &[Trained]) {
+        if let Some(masters) = &self.masters {
+            masters::take_gradients(torch, parameters, masters);
+        }
+        self.on_masters(parameters, |optimizer, parameters| optimizer.step_on(torch, parameters));
+    }
+
+    /// The gradients of master weights go.
+    pub fn zero_masters(&self) {
+        self.masters.iter().flatten().for_each(|master| drop(master.leaf.grad.take()));
+    }
+
+    /// Runs something on what is really stepped.
+    fn on_masters(&mut self, parameters: &[Trained], body: impl FnOnce(&mut Self, &[Trained])) {
+        let masters = self.masters.take();
+        body(self, masters.as_deref().unwrap_or(parameters));
+        self.masters = masters;
+    }
+
+    fn step_on(&mut self, torch: &mut Torch, parameters: &[Trained]) {
         let first = self.states.is_empty();
         let plan::Optimizer { kind, implementation, rank, .. } = self.plan;
         if first && !makes_state_on_the_way(self.plan) {
@@ -90,6 +116,7 @@ impl Optimizer {
             OptimizerKind::TorchAdafactor => adafactor::torch_step(torch, parameters),
             OptimizerKind::Muon => other::muon_step(torch, parameters),
             OptimizerKind::AdaBelief => adabelief::step(torch, parameters, prepare),
+            OptimizerKind::AnyPrecision => any_precision::step(torch, self.plan, parameters, prepare),
             OptimizerKind::AdamMini => adam_mini::step(torch, parameters, prepare),
             OptimizerKind::Shampoo => shampoo::step(torch, parameters),
             OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => {
@@ -122,7 +149,7 @@ impl Optimizer {
 fn makes_state_on_the_way(plan: plan::Optimizer) -> bool {
     match plan.kind {
         OptimizerKind::Adafactor | OptimizerKind::AdaBelief | OptimizerKind::AdamMini | OptimizerKind::Lamb => true,
-        OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => true,
+        OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW | OptimizerKind::AnyPrecision => true,
         OptimizerKind::Nesterov => plan.implementation == Implementation::Forloop,
         _ => false,
     }
@@ -133,6 +160,7 @@ fn state(torch: &mut Torch, plan: plan::Optimizer, tensor: &Tensor, whole: bool)
     let fused = plan.implementation == Implementation::Fused;
     match plan.kind {
         OptimizerKind::AdaBelief => adabelief::states(torch, tensor),
+        OptimizerKind::AnyPrecision => any_precision::states(torch, plan, tensor),
         OptimizerKind::AdamMini => adam_mini::states(torch, tensor),
         OptimizerKind::Shampoo => shampoo::states(torch, tensor),
         OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => {

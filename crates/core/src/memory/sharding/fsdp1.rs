@@ -392,7 +392,7 @@ impl Hooks for FlatShards {
         }
         // The views come from one split of the flat parameter, made before the module runs: its turn in backward is when
         // all that the module did is done.
-        let next: Vec<Option<Edge>> = inputs.iter().map(|input| input.edge.clone()).collect();
+        let next = inputs.iter().map(|input| input.edge.clone()).collect();
         let this = Weak::clone(&self.this);
         let work = move |torch: &mut Torch, gradients| {
             if let Some(this) = this.upgrade() {

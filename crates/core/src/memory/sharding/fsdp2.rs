@@ -419,7 +419,7 @@ impl Hooks for FullyShard {
             return;
         }
         // `RegisterPostBackwardFunction`: when the gradients of what came in are known, the unit is done.
-        let next: Vec<Option<Edge>> = inputs.iter().map(|input| input.edge.clone()).collect();
+        let next = inputs.iter().map(|input| input.edge.clone()).collect();
         let this = Weak::clone(&self.this);
         let node = Node::new(
             torch,

@@ -6,6 +6,7 @@ use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
 use crate::model::Shape;
 use crate::model::op::Binary;
+use smallvec::smallvec;
 
 impl Torch {
     /// `x[…, range, …] = y`: nothing is made, but the graph gets a `CopySlices` node, whose backward copies the whole
@@ -22,7 +23,7 @@ impl Torch {
             let range = need_y.then(|| torch.fresh("clone", part, gradient.dtype));
             drop(gradient);
             let range = range.map(|range| torch.cast(&range, dtype));
-            vec![need_x.then_some(whole), range]
+            smallvec![need_x.then_some(whole), range]
         })
     }
 
@@ -38,7 +39,7 @@ impl Torch {
             let whole = torch.fresh_like("new_empty_strided", &gradient, gradient.dtype);
             let slice = torch.fresh("clone", part, gradient.dtype);
             let for_y = need_y.then(|| torch.reduce_to(slice, to.0, to.1));
-            vec![need_x.then_some(whole), for_y]
+            smallvec![need_x.then_some(whole), for_y]
         })
     }
 
@@ -70,7 +71,7 @@ impl Torch {
             let index = saved.get(torch);
             let rows = need_source.then(|| torch.fresh("index_select", part, gradient.dtype));
             drop(index);
-            vec![need_x.then_some(gradient), rows]
+            smallvec![need_x.then_some(gradient), rows]
         })
     }
 }

@@ -8,6 +8,7 @@ use crate::memory::tensor::{Tensor, pointwise_strides};
 use crate::model::Shape;
 use crate::model::op::Binary;
 use crate::plan::SdpaKernel;
+use smallvec::smallvec;
 
 /// The kernels behind `F.scaled_dot_product_attention`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,7 +181,7 @@ impl Torch {
         let layouts = layouts.map(|t| (t.shape, t.strides, t.dtype));
         self.attach(output, &inputs, move |torch, gradient| {
             let kept: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
-            let gradients: Vec<Option<Tensor>> = layouts
+            let gradients = layouts
                 .iter()
                 .map(|(shape, strides, dtype)| {
                     let like = Tensor { dtype: *dtype, ..gradient.detached() }.with_layout(*shape, *strides);
@@ -276,7 +277,7 @@ impl Torch {
             let product = torch.scratch("_softmax_backward_data", gradient.elements() * gradient.dtype.size());
             let output = torch.pointwise("_softmax_backward_data", &[&gradient], gradient.dtype);
             drop((product, result));
-            vec![Some(output)]
+            smallvec![Some(output)]
         })
     }
 }

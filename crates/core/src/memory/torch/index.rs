@@ -5,6 +5,7 @@ use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
 use crate::model::Shape;
+use smallvec::smallvec;
 
 impl Torch {
     /// Rows of a table.
@@ -23,7 +24,7 @@ impl Torch {
             let dense = torch.contiguous(&gradient);
             let result = torch.embedding_gradient(tokens, shape, &dense);
             drop((dense, ids));
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 
@@ -74,7 +75,7 @@ impl Torch {
             let result = torch.fresh("new_zeros", whole, gradient.dtype);
             torch.index_put_scratch(count);
             drop(index);
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 
@@ -110,7 +111,7 @@ impl Torch {
             let kept = saved.map(|saved| saved.map(|saved| saved.get(torch)));
             let result = torch.fresh("gather_backward", whole, gradient.dtype);
             drop(kept);
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 
@@ -128,7 +129,7 @@ impl Torch {
             let indices = saved.get(torch);
             let result = torch.fresh("value_selecting_reduction_backward", whole, gradient.dtype);
             drop(indices);
-            vec![Some(result)]
+            smallvec![Some(result)]
         });
         (values, indices)
     }
@@ -157,7 +158,7 @@ impl Torch {
             let for_x = need_x.then(|| torch.fresh("masked_fill", whole, gradient.dtype));
             let for_source = need_source.then(|| torch.fresh("gather", part, gradient.dtype));
             drop(index);
-            vec![for_x, for_source]
+            smallvec![for_x, for_source]
         })
     }
 }

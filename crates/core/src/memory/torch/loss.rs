@@ -5,6 +5,7 @@ use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
 use crate::model::Shape;
+use smallvec::smallvec;
 
 impl Torch {
     /// `F.cross_entropy` on `[rows, classes]`: log-softmax, kept, then the negative log likelihood.
@@ -30,7 +31,7 @@ impl Torch {
             let kept = saved.get(torch);
             let result = torch.pointwise("_log_softmax_backward_data", &[&gradient], own);
             drop(kept);
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 
@@ -47,7 +48,7 @@ impl Torch {
             let (input, target, total) = (saved_input.get(torch), saved_target.get(torch), saved_total.get(torch));
             let result = torch.fresh("nll_loss_backward", input.shape, gradient.dtype);
             drop((input, target, total));
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 }

@@ -5,6 +5,7 @@ use crate::memory::autograd::Saved;
 use crate::memory::saved::Costly;
 use crate::memory::tensor::Tensor;
 use crate::model::Shape;
+use smallvec::smallvec;
 
 impl Torch {
     /// A product of two matrices, or of two stacks of matrices.
@@ -34,7 +35,7 @@ impl Torch {
             let for_b = need_b.then(|| torch.product_gradient(name, shape_b, transposed_b, &gradient));
             let for_a = need_a.then(|| torch.product_gradient(name, shape_a, transposed_a, &gradient));
             drop((kept_a, kept_b));
-            vec![for_a, for_b]
+            smallvec![for_a, for_b]
         })
     }
 
@@ -99,7 +100,7 @@ impl Torch {
             let (for_a, for_b) = (scaled(needs[1], shape_a), scaled(needs[2], shape_b));
             drop(kept);
             let for_bias = needs[0].then(|| torch.reduce_to(gradient.clone(), to_bias.0, to_bias.1));
-            vec![for_bias, for_a, for_b]
+            smallvec![for_bias, for_a, for_b]
         })
     }
 
@@ -123,7 +124,7 @@ impl Torch {
                 torch.pointwise("triu", &[&product], gradient.dtype)
             });
             drop(kept);
-            vec![for_a, needs[1].then_some(for_b)]
+            smallvec![for_a, needs[1].then_some(for_b)]
         })
     }
 
@@ -185,7 +186,7 @@ impl Torch {
             let for_matrix = need_matrix.then(|| torch.product_gradient("mm", shape_matrix, transposed, &gradient));
             drop((kept_x, kept_matrix));
             let for_bias = need_bias.then(|| torch.reduce_to(gradient.clone(), to_bias.0, to_bias.1));
-            vec![for_x, for_matrix, for_bias]
+            smallvec![for_x, for_matrix, for_bias]
         });
         self.reshape(&output, full)
     }

@@ -168,6 +168,7 @@ impl Torch {
             strides: tensor.strides,
             shape: tensor.shape,
             dtype: tensor.dtype,
+            grad_dtype: Default::default(),
             after: Default::default(),
             stream: Default::default(),
         });
@@ -202,7 +203,7 @@ impl Torch {
         let next = inputs.iter().map(|t| t.edge.clone()).collect();
         let work = move |torch: &mut Torch, mut gradients: Gradients| match gradients.pop().flatten() {
             Some(gradient) => backward(torch, gradient),
-            None => Vec::new(),
+            None => Gradients::new(),
         };
         let node = Node::new(self, 1, next, Box::new(work));
         Tensor { edge: Some(Edge { node, slot: 0 }), ..output }

@@ -6,6 +6,7 @@ use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
 use crate::model::Shape;
 use crate::model::op::{Activation, Binary, Unary};
+use smallvec::smallvec;
 
 impl Torch {
     /// To another type; nothing when it has it already.
@@ -18,7 +19,7 @@ impl Torch {
             return output;
         }
         let old = x.dtype;
-        self.attach(output, &[x], move |torch, gradient| vec![Some(torch.cast(&gradient, old))])
+        self.attach(output, &[x], move |torch, gradient| smallvec![Some(torch.cast(&gradient, old))])
     }
 
     /// To another type and dense, in one copy; nothing when it is both already.
@@ -32,7 +33,7 @@ impl Torch {
             return output;
         }
         let old = x.dtype;
-        self.attach(output, &[x], move |torch, gradient| vec![Some(torch.cast(&gradient, old))])
+        self.attach(output, &[x], move |torch, gradient| smallvec![Some(torch.cast(&gradient, old))])
     }
 
     /// An input of an operation that autocast runs in the narrow type; casts of weights are kept for the region.
@@ -99,7 +100,7 @@ impl Torch {
             drop((own, other, keep));
             let for_a = for_a.map(|g| torch.reduce_to(g, to_a.0, to_a.1));
             let for_b = for_b.map(|g| torch.reduce_to(g, to_b.0, to_b.1));
-            vec![for_a, for_b]
+            smallvec![for_a, for_b]
         })
     }
 
@@ -132,7 +133,7 @@ impl Torch {
                     masked
                 }
             };
-            vec![Some(gradient)]
+            smallvec![Some(gradient)]
         })
     }
 
@@ -157,7 +158,7 @@ impl Torch {
             drop((own, other));
             let for_a = for_a.map(|g| torch.reduce_to(g, to_a.0, to_a.1));
             let for_b = for_b.map(|g| torch.reduce_to(g, to_b.0, to_b.1));
-            vec![for_a, for_b]
+            smallvec![for_a, for_b]
         })
     }
 
@@ -192,7 +193,7 @@ impl Torch {
                 }
             };
             match kind {
-                Clone => return vec![Some(gradient)],
+                Clone => return smallvec![Some(gradient)],
                 SqrtBound => middle(torch, 3),
                 Square | Rsqrt | Sqrt | Clamp => middle(torch, 2),
                 Cos | Sin | Abs | Reciprocal => middle(torch, 1),
@@ -200,7 +201,7 @@ impl Torch {
             }
             let result = torch.pointwise(unary_backward_name(kind), &[&gradient], like);
             drop((kept, keep));
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 
@@ -227,7 +228,7 @@ impl Torch {
             drop(sides);
             let result = torch.pointwise("where", &[&gradient], gradient.dtype);
             drop((kept, inside));
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 
@@ -269,7 +270,7 @@ impl Torch {
             let kept = saved.map(|saved| saved.get(torch));
             let result = torch.pointwise("gelu_backward", &[&gradient], gradient.dtype);
             drop(kept);
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 
@@ -320,7 +321,7 @@ impl Torch {
             drop((slope, level));
             let result = torch.pointwise("mul", &[&sum, &gradient], x.dtype);
             drop((sum, squashed, x));
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 
@@ -379,7 +380,7 @@ impl Torch {
             let mask = saved.get(torch);
             let result = torch.pointwise("native_dropout_backward", &[&gradient], gradient.dtype);
             drop(mask);
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 
@@ -396,7 +397,7 @@ impl Torch {
             let mask = saved.map(|saved| saved.get(torch));
             let result = torch.pointwise("masked_fill", &[&gradient], gradient.dtype);
             drop(mask);
-            vec![Some(torch.reduce_to(result, to.0, to.1))]
+            smallvec![Some(torch.reduce_to(result, to.0, to.1))]
         })
     }
 
@@ -418,7 +419,7 @@ impl Torch {
             drop(mask);
             let for_a = for_a.map(|g| torch.reduce_to(g, to_a.0, to_a.1));
             let for_b = for_b.map(|g| torch.reduce_to(g, to_b.0, to_b.1));
-            vec![for_a, for_b]
+            smallvec![for_a, for_b]
         })
     }
 }

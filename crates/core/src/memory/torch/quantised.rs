@@ -6,6 +6,7 @@ use crate::dtype::DType;
 use crate::memory::tensor::Tensor;
 use crate::model::Shape;
 use crate::plan::quantization::{Outliers, Quantization, QuantizationScheme};
+use smallvec::smallvec;
 
 /// A quantised matrix `[out, in]` on the device.
 #[derive(Debug, Clone)]
@@ -110,7 +111,7 @@ impl Torch {
             torch.use_blas();
             let result = torch.fresh("mm", shape, gradient.dtype);
             drop(dense);
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 
@@ -180,7 +181,7 @@ impl Torch {
             torch.use_blas();
             let result = torch.fresh("mm", shape, dense.dtype);
             drop((matrix, dense));
-            vec![Some(result)]
+            smallvec![Some(result)]
         })
     }
 

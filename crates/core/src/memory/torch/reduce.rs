@@ -7,6 +7,7 @@ use crate::memory::log::Category;
 use crate::memory::tensor::Tensor;
 use crate::model::Shape;
 use crate::model::op::Reduction;
+use smallvec::smallvec;
 
 impl Torch {
     /// Scratch of a reduction of a tensor to fewer elements; `rows`: over its innermost dimension (too).
@@ -67,7 +68,7 @@ impl Torch {
                     result
                 }
             };
-            vec![Some(if gradient.dtype == own { gradient } else { torch.cast(&gradient, own) })]
+            smallvec![Some(if gradient.dtype == own { gradient } else { torch.cast(&gradient, own) })]
         })
     }
 
@@ -94,7 +95,7 @@ impl Torch {
             });
             let output = torch.pointwise("_softmax_backward_data", &[&gradient], own);
             drop((product, result));
-            vec![Some(output)]
+            smallvec![Some(output)]
         })
     }
 
@@ -157,7 +158,7 @@ impl Torch {
             let flipped = torch.pointwise("flip", &[&gradient], gradient.dtype);
             let summed = torch.pointwise("cumsum", &[&flipped], gradient.dtype);
             drop(flipped);
-            vec![Some(torch.pointwise("flip", &[&summed], gradient.dtype))]
+            smallvec![Some(torch.pointwise("flip", &[&summed], gradient.dtype))]
         })
     }
 }

@@ -13,6 +13,7 @@ use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
 use crate::model::Shape;
+use smallvec::smallvec;
 
 /// A matrix `[out, in]` as a checkpoint holds it.
 #[derive(Debug, Clone)]
@@ -136,7 +137,7 @@ impl Torch {
                     torch.use_blas();
                     let result = torch.fresh("bmm", own, gradient.dtype);
                     drop((dense, repeated, kept));
-                    vec![Some(result)]
+                    smallvec![Some(result)]
                 })
             }
         };
@@ -162,7 +163,7 @@ impl Torch {
             torch.use_blas();
             let result = torch.fresh("matmul", own, gradient.dtype);
             drop((dense, kept));
-            vec![Some(result)]
+            smallvec![Some(result)]
         });
         self.with_bias(output, bias)
     }

@@ -5,6 +5,7 @@ use crate::dtype::DType;
 use crate::memory::tensor::Tensor;
 use crate::model::Shape;
 use crate::model::shape::MAX_DIMS;
+use smallvec::smallvec;
 
 impl Torch {
     /// The same storage seen otherwise; `back` undoes it on a gradient.
@@ -13,7 +14,7 @@ impl Torch {
         if !self.records(&[x]) {
             return view.detached();
         }
-        self.attach(view, &[x], move |torch, gradient| vec![Some(back(torch, gradient))])
+        self.attach(view, &[x], move |torch, gradient| smallvec![Some(back(torch, gradient))])
     }
 
     /// A view where sizes and strides allow, else a dense copy.
@@ -44,7 +45,7 @@ impl Torch {
         if !self.records(&[x]) {
             return output;
         }
-        self.attach(output, &[x], |_, gradient| vec![Some(gradient)])
+        self.attach(output, &[x], |_, gradient| smallvec![Some(gradient)])
     }
 
     /// A dense copy unless it is dense already.
@@ -134,7 +135,7 @@ impl Torch {
                     .collect();
                 let joined = torch.fresh("cat", old, dtype);
                 drop(whole);
-                vec![Some(joined)]
+                smallvec![Some(joined)]
             });
         }
         views
@@ -177,7 +178,7 @@ impl Torch {
             return output;
         }
         let old = x.shape;
-        self.attach(output, &[x], move |torch, gradient| vec![Some(torch.fresh("clone", old, gradient.dtype))])
+        self.attach(output, &[x], move |torch, gradient| smallvec![Some(torch.fresh("clone", old, gradient.dtype))])
     }
 
     /// Each element repeated, or the whole tiled: a copy whose gradient is summed.
@@ -187,7 +188,7 @@ impl Torch {
             return output;
         }
         let old = x.shape;
-        self.attach(output, &[x], move |torch, gradient| vec![Some(torch.fresh("sum", old, gradient.dtype))])
+        self.attach(output, &[x], move |torch, gradient| smallvec![Some(torch.fresh("sum", old, gradient.dtype))])
     }
 
     /// A gradient brought to the sizes and type of what it is for, as the engine does with every one.

@@ -6,7 +6,7 @@ use crate::plan::PlanError;
 
 impl OptimizerKind {
     /// All of them, and whose code each one is.
-    pub const ALL: [(Self, &'static str); 35] = [
+    pub const ALL: [(Self, &'static str); 36] = [
         (Self::AdamW, "torch.optim.AdamW"),
         (Self::Adam, "torch.optim.Adam"),
         (Self::Amsgrad, "torch.optim.AdamW, amsgrad"),
@@ -37,6 +37,7 @@ impl OptimizerKind {
         (Self::PagedAdEMAMix8bit, "bitsandbytes PagedAdEMAMix8bit"),
         (Self::Lamb, "bitsandbytes LAMB"),
         (Self::Lamb8bit, "bitsandbytes LAMB8bit"),
+        (Self::AnyPrecision, "torchdistx AnyPrecisionAdamW (adamw_anyprecision)"),
         (Self::AdaBelief, "adabelief-pytorch AdaBelief"),
         (Self::AdamMini, "adam-mini Adam_mini"),
         (Self::Shampoo, "torch_optimizer Shampoo"),
@@ -86,6 +87,23 @@ impl Optimizer {
     pub(in crate::plan) fn check(&self, weights: DType, adapted: bool) -> Result<(), PlanError> {
         let refuse = |what: &str, hint: &str| Err(PlanError::Conflict { what: what.into(), hint: hint.into() });
         match self.kind {
+            _ if self.master_weights && weights == DType::F32 => {
+                refuse("fp32 weights are their own master weights", "drop --master-weights, or use --precision bf16")
+            }
+            _ if self.master_weights && adapted => {
+                refuse("adapters are fp32 already, and the model is not stepped", "drop --master-weights")
+            }
+            kind if self.state.is_some() && kind != OptimizerKind::AnyPrecision => refuse(
+                &format!("the state of {} has no type of its own to choose", kind.name()),
+                "use --optimizer adamw-anyprecision, or drop --optimizer-state-dtype",
+            ),
+            _ if self.state.is_some_and(|dtype| !matches!(dtype, DType::F32 | DType::BF16 | DType::F16)) => {
+                Err(PlanError::BadValue {
+                    key: "optimizer-state-dtype".into(),
+                    value: self.state.map_or("", DType::name).into(),
+                    expected: "fp32, bf16 or fp16".into(),
+                })
+            }
             OptimizerKind::SparseAdam => Err(PlanError::Unsupported {
                 what: "optimizer sparse-adam (it takes sparse gradients only, and these models make dense ones)".into(),
                 hint: "adam is its dense form".into(),

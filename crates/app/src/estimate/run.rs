@@ -1,0 +1,130 @@
+//! A plan simulated, judged and summed up.
+
+use serde_json::Value;
+use vramcast_core::memory::simulation;
+use vramcast_core::model::Model;
+use vramcast_core::plan::{Gpu, Gpus, InferPlan, Outliers, Quantization, QuantizationScheme, RunPlan, TrainPlan};
+use vramcast_core::planner::suggest::{self, Suggestion};
+use vramcast_core::report::{self, Report};
+
+use super::start::Start;
+use crate::cli::Failure;
+use crate::cli::model::{Found, positions};
+use crate::detect;
+use crate::render::gib;
+
+/// What is wanted beside the numbers.
+pub(crate) struct Options<'a> {
+    /// What must stay free on a card of so many bytes.
+    pub(crate) kept: &'a dyn Fn(u64) -> Result<u64, Failure>,
+    /// Whether to look for changes when it does not fit.
+    pub(crate) suggest: bool,
+    /// Whether to judge every known card instead of the plan's own.
+    pub(crate) all_cards: bool,
+    /// The table of cards; reading it takes longer than one estimate, so it is asked for only when needed.
+    pub(crate) cards: &'a dyn Fn() -> Result<Gpus, Failure>,
+}
+
+/// The answer.
+pub(crate) struct Estimate {
+    /// The one value that every interface shows.
+    pub(crate) report: Report,
+    /// Changes that would make it fit.
+    pub(crate) suggestions: Vec<Suggestion>,
+    /// Whether it fits, with what must stay free.
+    pub(crate) fits: bool,
+}
+
+impl Estimate {
+    /// The document of `--json`.
+    pub(crate) fn document(&self) -> Result<Value, Failure> {
+        let broken = |error: serde_json::Error| Failure::bad_input(error.to_string());
+        let mut document = serde_json::to_value(&self.report).map_err(broken)?;
+        if !self.suggestions.is_empty() {
+            document["suggestions"] = serde_json::to_value(&self.suggestions).map_err(broken)?;
+        }
+        Ok(document)
+    }
+}
+
+/// A training run.
+pub(crate) fn train(found: &Found, plan: TrainPlan, start: Start, options: &Options) -> Result<Estimate, Failure> {
+    let model = found.require_model()?;
+    let simulation = simulation::train(model, &plan)?;
+    let (limit, now) = (limit(&plan.gpu, options)?, simulation.process_bytes());
+    let suggestions = if now > limit && options.suggest {
+        suggest::for_training(model, &plan, limit, now, &(options.cards)()?)
+    } else {
+        Vec::new()
+    };
+    let judged = judged(&plan.gpu, options)?;
+    let provenance = start.provenance(&plan);
+    let range = outlier_range(model, &plan, now)?;
+    let beside = detect::beside_others(&plan.gpu, now);
+    let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
+    report.provenance = provenance;
+    report.notes.extend(start.notes);
+    report.notes.extend(range);
+    report.notes.extend(beside);
+    report.notes.splice(0..0, own_notes(found, model));
+    Ok(Estimate { report, suggestions, fits: now <= limit })
+}
+
+/// A run of `generate`; `notes` come before the report's own.
+pub(crate) fn generate(
+    found: &Found,
+    plan: InferPlan,
+    mut notes: Vec<String>,
+    options: &Options,
+) -> Result<Estimate, Failure> {
+    let model = found.require_model()?;
+    let tokens = plan.batch.seq_len.saturating_add(plan.new_tokens);
+    if let Some(most) = positions(model).filter(|most| *most < tokens) {
+        notes.push(format!("{} has {most} positions, and {tokens} tokens need as many: torch would fail", found.name));
+    }
+    let simulation = simulation::infer(model, &plan)?;
+    let (limit, now) = (limit(&plan.gpu, options)?, simulation.process_bytes());
+    let suggestions = if now > limit && options.suggest {
+        suggest::for_generation(model, &plan, limit, now, &(options.cards)()?)
+    } else {
+        Vec::new()
+    };
+    let judged = judged(&plan.gpu, options)?;
+    notes.extend(detect::beside_others(&plan.gpu, now));
+    let mut report = report::summarize(&found.name, model, RunPlan::Infer(Box::new(plan)), &simulation, &judged);
+    notes.extend(own_notes(found, model));
+    report.notes.splice(0..0, notes);
+    Ok(Estimate { report, suggestions, fits: now <= limit })
+}
+
+fn limit(own: &Gpu, options: &Options) -> Result<u64, Failure> {
+    Ok(own.memory.saturating_sub((options.kept)(own.memory)?))
+}
+
+fn judged(own: &Gpu, options: &Options) -> Result<Vec<Gpu>, Failure> {
+    Ok(if options.all_cards { (options.cards)()?.all().collect() } else { vec![own.clone()] })
+}
+
+/// What is known about the source; the model's own notes are in the report already.
+fn own_notes(found: &Found, model: &Model) -> Vec<String> {
+    found.notes.iter().filter(|note| !model.notes().contains(note)).cloned().collect()
+}
+
+/// How far LLM.int8 can go: which input columns are outliers depends on the data, and random weights give the most.
+fn outlier_range(model: &Model, plan: &TrainPlan, this: u64) -> Result<Option<String>, Failure> {
+    let Some(quantization) = plan.quantization.as_ref().filter(|known| known.scheme == QuantizationScheme::Int8) else {
+        return Ok(None);
+    };
+    let other = match quantization.outliers {
+        Outliers::Trained => Outliers::RandomWeights,
+        _ => Outliers::Trained,
+    };
+    let quantization = Quantization { outliers: other, ..quantization.clone() };
+    let plan = TrainPlan { quantization: Some(quantization), ..plan.clone() };
+    let that = simulation::train(model, &plan)?.process_bytes();
+    let [low, high] = [this.min(that), this.max(that)].map(gib);
+    Ok(Some(format!(
+        "LLM.int8: the columns that hold outliers depend on the data; from {low} GiB with those of trained weights to \
+         {high} GiB with random ones, the worst case"
+    )))
+}

@@ -1,0 +1,55 @@
+//! The files of the page, embedded. One table: a new file of `ui/` gets a row here.
+
+/// A file.
+pub(crate) struct Asset {
+    /// Its content.
+    pub(crate) content: &'static [u8],
+    /// Its media type.
+    pub(crate) media_type: &'static str,
+}
+
+/// Addresses and files.
+const ASSETS: &[(&str, &[u8])] = &[("/index.html", include_bytes!("../../ui/index.html"))];
+
+/// The file at an address.
+pub(crate) fn find(path: &str) -> Option<Asset> {
+    let path = if path == "/" { "/index.html" } else { path };
+    let (_, content) = ASSETS.iter().find(|(known, _)| *known == path)?;
+    Some(Asset { content, media_type: media_type(path) })
+}
+
+fn media_type(path: &str) -> &'static str {
+    match path.rsplit_once('.').map(|(_, extension)| extension) {
+        Some("html") => "text/html; charset=utf-8",
+        Some("js") => "text/javascript; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        Some("json") => "application/json",
+        _ => "application/octet-stream",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every file of the page is served, under its own name.
+    #[test]
+    fn the_table_is_whole() {
+        let ui = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("ui");
+        let mut folders = vec![ui.clone()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).unwrap().map(Result::unwrap) {
+                let path = entry.path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let address = format!("/{}", path.strip_prefix(&ui).unwrap().display());
+                let asset = find(&address).unwrap_or_else(|| panic!("{address} has no row"));
+                assert_eq!(asset.content, std::fs::read(&path).unwrap(), "{address}");
+                assert_ne!(asset.media_type, "application/octet-stream", "{address}");
+            }
+        }
+    }
+}

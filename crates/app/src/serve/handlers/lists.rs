@@ -1,0 +1,74 @@
+//! What vramcast knows.
+
+use std::sync::{Arc, OnceLock};
+
+use axum::extract::{Query, State};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use vramcast_core::model::Model;
+use vramcast_core::source::catalogue;
+
+use crate::serve::Service;
+use crate::serve::document::Document;
+use crate::serve::problem::Problem;
+
+type Shared = State<Arc<Service>>;
+
+/// A model of the catalogue.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub(crate) struct CatalogueModel {
+    /// Its id.
+    id: String,
+    /// The family that reads its config.
+    family: String,
+    /// The config's `model_type`.
+    model_type: String,
+    /// Parameters, tied ones once; absent when its config cannot be read.
+    parameters: Option<u64>,
+    /// Other names for it.
+    short_names: Vec<String>,
+}
+
+/// Which models.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ModelQuery {
+    /// Only those whose id, short names or family hold all of these words.
+    #[serde(default)]
+    search: String,
+    /// At most so many.
+    limit: Option<usize>,
+}
+
+/// `GET /models`.
+pub(crate) async fn models(State(service): Shared, query: Query<ModelQuery>) -> Result<Document, Problem> {
+    let all = service.pool.run(|| Ok(catalogue_models())).await?;
+    let words: Vec<String> = query.search.split_whitespace().map(str::to_lowercase).collect();
+    let holds = |model: &&CatalogueModel| {
+        let text = format!("{} {} {}", model.id, model.family, model.short_names.join(" ")).to_lowercase();
+        words.iter().all(|word| text.contains(word))
+    };
+    let found: Vec<&CatalogueModel> = all.iter().filter(holds).take(query.limit.unwrap_or(usize::MAX)).collect();
+    Ok(Document::of(&found))
+}
+
+/// Every model with its size; counting takes a moment, so it happens once.
+fn catalogue_models() -> &'static [CatalogueModel] {
+    static MODELS: OnceLock<Vec<CatalogueModel>> = OnceLock::new();
+    MODELS.get_or_init(|| {
+        let described = |entry: catalogue::Entry| {
+            let short = catalogue::aliases().iter().filter(|(_, id)| **id == entry.id);
+            let short_names = short.map(|(name, _)| name.clone()).collect();
+            let model_type = entry.config["model_type"].as_str().unwrap_or_default().to_owned();
+            let model = Model::new(entry.config, entry.auto_class.as_deref()).ok();
+            CatalogueModel {
+                id: entry.id,
+                family: model.as_ref().map_or("unknown", |model| model.family().name).to_owned(),
+                model_type,
+                parameters: model.and_then(|model| model.inventory().ok()).map(|inventory| inventory.total()),
+                short_names,
+            }
+        };
+        catalogue::entries().map(described).collect()
+    })
+}

@@ -1,0 +1,4 @@
+//! The answers, by topic.
+
+pub(crate) mod estimates;
+pub(crate) mod lists;

@@ -1,0 +1,91 @@
+//! Errors as problem documents (RFC 9457), which name the field that is at fault.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use super::fields;
+use crate::cli::Failure;
+use crate::exit::Exit;
+
+/// What went wrong.
+#[derive(Debug, Clone, Serialize, schemars::JsonSchema)]
+pub(crate) struct Problem {
+    /// A word for the kind of problem, below `urn:vramcast:`.
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// The kind in words.
+    pub(crate) title: String,
+    /// The HTTP status.
+    pub(crate) status: u16,
+    /// What is wrong here.
+    pub(crate) detail: String,
+    /// Where in the body: a JSON pointer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) field: Option<String>,
+    /// How to mend it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hint: Option<String>,
+    /// Seconds after which to try again.
+    #[serde(skip)]
+    pub(crate) retry_after: Option<u64>,
+}
+
+impl Problem {
+    /// A problem of a status.
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        let title = status.canonical_reason().unwrap_or("Error").to_owned();
+        Self {
+            kind: format!("urn:vramcast:{}", title.to_lowercase().replace(' ', "-")),
+            title,
+            status: status.as_u16(),
+            detail: detail.into(),
+            field: None,
+            hint: None,
+            retry_after: None,
+        }
+    }
+
+    /// At a place in the body.
+    pub(crate) fn at(mut self, field: impl Into<String>) -> Self {
+        self.field = Some(field.into());
+        self
+    }
+
+    /// With a cure.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// To be tried again after some seconds.
+    pub(crate) fn retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after = Some(seconds);
+        self
+    }
+}
+
+impl From<Failure> for Problem {
+    fn from(failure: Failure) -> Self {
+        let status = match failure.exit() {
+            Exit::CouldNotFetch => StatusCode::BAD_GATEWAY,
+            _ => StatusCode::UNPROCESSABLE_ENTITY,
+        };
+        let mut problem = Self::new(status, failure.message());
+        problem.field = failure.place().and_then(fields::pointer);
+        problem.hint = failure.cure().map(str::to_owned);
+        problem
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let text = serde_json::to_string(&self).unwrap_or_default();
+        let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], text).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}

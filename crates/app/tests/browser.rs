@@ -1,0 +1,116 @@
+//! The page in a real Chromium on the real server: `tests/browser/` under node, which this sets up by itself.
+#![allow(clippy::disallowed_methods, reason = "tests run programs")]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
+
+/// What a command prints, where it runs and succeeds.
+fn output(command: &mut Command) -> Option<String> {
+    let output = command.output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn run(what: &str, command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{what}: {error}"));
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    println!("{text}");
+    assert!(output.status.success(), "{what}: {}\n{text}", output.status);
+}
+
+/// Copies the files of a folder, and of those in it.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            copy(&source, &target);
+        } else {
+            std::fs::copy(&source, &target).unwrap();
+        }
+    }
+}
+
+/// A Chromium: the one named by `CHROMIUM`, an installed one, else one that is installed now.
+fn chromium(folder: &Path) -> Option<String> {
+    let named = std::env::var("CHROMIUM").ok().filter(|path| Path::new(path).exists());
+    let installed = || NAMES.iter().find_map(|name| output(Command::new("which").arg(name)));
+    if let Some(found) = named.or_else(installed) {
+        return Some(found);
+    }
+    if output(Command::new("id").arg("-u")).as_deref() == Some("0") {
+        let apt = |arguments: &[&str]| Command::new("apt-get").args(arguments).status().is_ok_and(|s| s.success());
+        if apt(&["update", "-qq"]) && apt(&["install", "-y", "-qq", "chromium"]) {
+            return installed();
+        }
+    }
+    let browsers = folder.join("browsers");
+    let mut install = Command::new("npx");
+    install.args(["playwright-core", "install", "chromium"]).current_dir(folder);
+    output(install.env("PLAYWRIGHT_BROWSERS_PATH", &browsers))?;
+    let path = "console.log(require('playwright-core').chromium.executablePath())";
+    output(Command::new("node").args(["-e", path]).current_dir(folder).env("PLAYWRIGHT_BROWSERS_PATH", &browsers))
+}
+
+/// A running server, ended with the test.
+struct Server {
+    process: Child,
+    address: String,
+}
+
+impl Server {
+    fn start() -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vramcast"));
+        command.args(["serve", "--port", "0", "--rate", "0"]).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().rsplit(' ').next().unwrap_or_default().to_owned();
+        assert!(address.starts_with("http://127.0.0.1:"), "the first line is {line:?}");
+        Self { process, address }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+#[ignore = "the API does not have all that the page asks for yet"]
+fn the_page_works_in_a_browser() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("browser");
+    copy(&package.join("tests/browser"), &folder);
+    let _ = std::fs::remove_dir_all(folder.join("ui"));
+    copy(&package.join("ui"), &folder.join("ui"));
+    // Without node, its registry or a browser there is nothing to test with; what fails after that is our fault.
+    if output(Command::new("node").arg("--version")).is_none() || output(Command::new("npm").arg("--version")).is_none()
+    {
+        eprintln!("SKIPPED: no node and npm");
+        return;
+    }
+    let mut install = Command::new("npm");
+    install.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]).current_dir(&folder);
+    if !install.status().is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: npm ci failed; no package registry?");
+        return;
+    }
+    let Some(browser) = chromium(&folder) else {
+        eprintln!("SKIPPED: no Chromium, and none could be installed");
+        return;
+    };
+    run("types", Command::new("npx").args(["tsc", "--project", "."]).current_dir(&folder));
+    let shots = folder.join("shots");
+    std::fs::create_dir_all(&shots).unwrap();
+    let server = Server::start();
+    let mut tests = Command::new("node");
+    tests.args(["--test", "--test-concurrency=1", "--test-timeout=900000"]);
+    tests.args(["access.test.js", "numbers.test.js", "plans.test.js"]).current_dir(&folder);
+    tests.env("BASE", &server.address).env("CHROMIUM", browser).env("SHOTS", &shots);
+    run("node --test", tests.env("VRAMCAST", env!("CARGO_BIN_EXE_vramcast")));
+}

@@ -1,0 +1,200 @@
+// @ts-check
+/** Mistakes, suggestions, files, links, pasted configs, two plans. */
+
+import assert from 'node:assert/strict';
+import { readFile } from 'node:fs/promises';
+import { after, before, test } from 'node:test';
+import { BASE, answered, file, inGib, launch, open, printedTotals, quiet, settled, totals, unfold, vramcast } from './support.js';
+
+/** @type {import('playwright-core').Browser} */
+let browser;
+before(async () => { browser = await launch(); });
+after(() => browser.close());
+
+test('an impossible mesh is explained beside its field, and the last numbers stay', async () => {
+  const { page, complaints, close } = await open(browser, '#model=meta-llama/Meta-Llama-3-8B');
+  const good = await totals(page);
+  await unfold(page, 'parallel');
+  await answered(page, () => page.locator('#train-engine').selectOption('megatron'));
+  const before8 = await totals(page);
+  assert.notDeepEqual(before8, good);
+  const field = page.locator('#train-parallel-mesh-tp');
+  await field.fill('3');
+  const problem = page.locator('#train-parallel-mesh-tp-problem');
+  await page.waitForFunction(() => document.getElementById('train-parallel-mesh-tp-problem')?.textContent);
+  assert.match(await problem.innerText(), /heads|divi|tp|3/i);
+  assert.equal(await field.getAttribute('aria-invalid'), 'true');
+  assert.ok((await field.getAttribute('aria-describedby'))?.includes('train-parallel-mesh-tp-problem'));
+  assert.deepEqual(await totals(page), before8);
+  assert.ok(await page.locator('#stale').isVisible());
+  await answered(page, () => field.fill('2'));
+  assert.equal(await problem.innerText(), '');
+  assert.equal(await page.locator('#stale').isVisible(), false);
+  await page.locator('#train-cards').fill('7');
+  assert.match(await page.locator('#train-cards-problem').innerText(), /7 cards cannot be cut/);
+  quiet(complaints);
+  await close();
+});
+
+test('values are checked as they are typed', async () => {
+  const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2');
+  await page.getByRole('spinbutton', { name: 'Batch size' }).fill('0');
+  assert.match(await page.locator('#train-batch-batch-size-problem').innerText(), /At least 1/);
+  await page.getByRole('spinbutton', { name: 'Batch size' }).fill('1.5');
+  assert.match(await page.locator('#train-batch-batch-size-problem').innerText(), /whole number/);
+  await answered(page, () => page.getByRole('spinbutton', { name: 'Batch size' }).fill('2'));
+  assert.equal(await page.locator('#train-batch-batch-size-problem').innerText(), '');
+  await page.getByRole('spinbutton', { name: 'Sequence length' }).fill('5000');
+  await page.waitForFunction(() => document.getElementById('train-batch-seq-len-problem')?.textContent);
+  assert.match(await page.locator('#train-batch-seq-len-problem').innerText(), /1024/);
+  quiet(complaints);
+  await close();
+});
+
+test('a suggestion is applied by a click, and then it is true', async () => {
+  const { page, complaints, close } = await open(browser, '#model=meta-llama/Meta-Llama-3-8B&gpu=H100-PCIe&batch.batch_size=4');
+  assert.match(await page.locator('#headline').innerText(), /does not fit/);
+  const first = page.locator('.suggestions li').first();
+  const promised = /([\d.]+) GiB/.exec(await first.locator('.number').innerText())?.[1];
+  await answered(page, () => first.getByRole('button', { name: /Apply/ }).click());
+  assert.equal((await totals(page)).process, promised);
+  quiet(complaints);
+  await close();
+});
+
+for (const form of ['YAML', 'JSON', 'TOML']) {
+  test(`a plan goes out as ${form} and comes back`, async () => {
+    const fragment = '#model=openai-community/gpt2&batch.batch_size=3&batch.seq_len=512&checkpointing=full&optimizer.kind=lion&gpu=A30';
+    const { page, complaints, close } = await open(browser, fragment);
+    const before = await totals(page);
+    await page.getByRole('button', { name: 'Export' }).click();
+    await page.getByRole('radio', { name: form, exact: true }).check();
+    await page.waitForFunction((wanted) => /** @type {HTMLTextAreaElement} */ (document.getElementById('export-text')).value.includes('lion') && document.querySelector(`#export-forms input[value=${wanted}]:checked`), form.toLowerCase());
+    const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'Download' }).click()]);
+    const text = await readFile(await download.path(), 'utf8');
+    await page.keyboard.press('Escape');
+    // The command line reads the same file.
+    const path = await file(download.suggestedFilename(), text);
+    assert.deepEqual(before, await printedTotals('train', 'gpt2', '--plan', path));
+    await page.goto(`${BASE}#model=meta-llama/Meta-Llama-3-8B`);
+    await page.reload();
+    await settled(page);
+    await page.getByRole('button', { name: 'Import' }).click();
+    await answered(page, () => page.locator('#import-file').setInputFiles(path));
+    assert.deepEqual(await totals(page), before);
+    assert.equal(await page.getByRole('spinbutton', { name: 'Batch size' }).inputValue(), '3');
+    assert.equal(await page.locator('#train-gpu').inputValue(), 'A30');
+    quiet(complaints);
+    await close();
+  });
+}
+
+test('the answer goes out as Markdown, SVG, CSV and JSON', async () => {
+  const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
+  await page.getByRole('button', { name: 'Export' }).click();
+  for (const [form, sign] of /** @type {[string, RegExp][]} */ ([['Markdown', /\|.*process/], ['SVG', /<svg[^>]*>[^]*<\/svg>/], ['CSV', /process/], ['Result', /"totals"/]])) {
+    await page.getByRole('radio', { name: form, exact: true }).check();
+    await page.waitForFunction((source) => new RegExp(source).test(/** @type {HTMLTextAreaElement} */ (document.getElementById('export-text')).value), sign.source);
+  }
+  const result = JSON.parse(await page.locator('#export-text').inputValue());
+  assert.deepEqual(inGib(result.totals), await totals(page));
+  quiet(complaints);
+  await close();
+});
+
+test('the copied command gives the same numbers', async () => {
+  const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&batch.batch_size=5&checkpointing=full&gpu=A30');
+  await page.getByRole('button', { name: 'Copy command' }).click();
+  await page.waitForFunction(() => document.getElementById('toast')?.textContent);
+  const command = await page.evaluate(() => navigator.clipboard.readText());
+  const words = command.trim().split(/\s+/).map((word) => word.replace(/^'(.*)'$/, '$1'));
+  assert.equal(words[0], 'vramcast');
+  assert.deepEqual(await totals(page), inGib(JSON.parse(await vramcast(...words.slice(1), '--json')).totals));
+  quiet(complaints);
+  await close();
+});
+
+test('a link restores everything, also a plan for comparison', async () => {
+  const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
+  await page.getByRole('button', { name: 'Pin as A' }).click();
+  await answered(page, () => page.getByRole('spinbutton', { name: 'Batch size' }).fill('6'));
+  await unfold(page, 'adapter');
+  await answered(page, () => page.locator('#train-adapter').selectOption('lora'));
+  await answered(page, () => page.locator('#train-adapter-targets').fill('c_attn, c_proj'));
+  await page.getByRole('button', { name: 'Copy link' }).click();
+  await page.waitForFunction(() => document.getElementById('toast')?.textContent);
+  const link = await page.evaluate(() => navigator.clipboard.readText());
+  const [before, compared] = [await totals(page), await page.locator('#compare-body').innerText()];
+  const other = await open(browser, link.slice(BASE.length));
+  assert.deepEqual(await totals(other.page), before);
+  assert.equal(await other.page.locator('#compare-body').innerText(), compared);
+  assert.equal(await other.page.locator('#train-adapter-targets').inputValue(), 'c_attn, c_proj');
+  assert.equal(await other.page.locator('#train-gpu').inputValue(), 'A30');
+  quiet([...complaints, ...other.complaints]);
+  await other.close();
+  await close();
+});
+
+const CONFIG = {
+  architectures: ['LlamaForCausalLM'], model_type: 'llama', hidden_size: 512, intermediate_size: 1376, num_hidden_layers: 6,
+  num_attention_heads: 8, num_key_value_heads: 4, vocab_size: 32000, max_position_embeddings: 2048, rms_norm_eps: 1e-6, hidden_act: 'silu', torch_dtype: 'bfloat16',
+};
+
+test('a pasted config is taken, checked while it is typed, and shared by link', async () => {
+  const { page, complaints, close } = await open(browser);
+  await page.getByRole('button', { name: 'Paste a config.json' }).click();
+  const area = page.locator('#config-text');
+  await area.fill('{"a": ');
+  assert.match(await page.locator('#config-problem').innerText(), /Not JSON/);
+  await area.fill('{"a": 1}');
+  assert.match(await page.locator('#config-problem').innerText(), /model_type/);
+  await area.fill(JSON.stringify(CONFIG));
+  await answered(page, () => page.getByRole('button', { name: 'Use this config' }).click());
+  const path = await file('config.json', JSON.stringify(CONFIG));
+  const shown = await totals(page);
+  assert.deepEqual(shown, await printedTotals('train', path));
+  await page.waitForFunction(() => location.hash.includes('config=~'));
+  const other = await open(browser, await page.evaluate(() => location.hash));
+  assert.deepEqual(await totals(other.page), shown);
+  quiet([...complaints, ...other.complaints]);
+  await other.close();
+  await close();
+});
+
+test('two plans side by side', async () => {
+  const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
+  const a = await totals(page);
+  await page.getByRole('button', { name: 'Pin as A' }).click();
+  await answered(page, () => page.getByRole('spinbutton', { name: 'Batch size' }).fill('2'));
+  const b = await totals(page);
+  const text = await page.locator('#compare-body').innerText();
+  for (const value of [a.process, b.process, 'batch.batch_size']) assert.ok(text.includes(value), `${value} is not in ${text}`);
+  await answered(page, () => page.getByRole('button', { name: 'Swap A and B' }).click());
+  assert.deepEqual(await totals(page), a);
+  await page.locator('#compare').getByRole('button', { name: 'Stop comparing' }).click();
+  assert.equal(await page.locator('#compare').isVisible(), false);
+  quiet(complaints);
+  await close();
+});
+
+test('presets and the defaults of frameworks', async () => {
+  const { page, complaints, close } = await open(browser);
+  await page.getByRole('button', { name: 'Presets' }).click();
+  const presets = page.locator('#presets-body .preset');
+  const count = await presets.count();
+  assert.ok(count >= 10);
+  await page.keyboard.press('Escape');
+  for (let at = 0; at < 9; at += 1) {
+    await page.getByRole('button', { name: 'Presets' }).click();
+    await answered(page, () => presets.nth(at).click());
+    assert.equal(await page.locator('#stale').isVisible(), false, `preset ${at}`);
+  }
+  await page.goto(`${BASE}#model=openai-community/gpt2`);
+  await page.reload();
+  await settled(page);
+  await page.getByRole('button', { name: 'Presets' }).click();
+  await answered(page, () => presets.filter({ hasText: 'trl' }).click());
+  assert.deepEqual(await totals(page), await printedTotals('train', 'gpt2', '--framework', 'trl'));
+  quiet(complaints);
+  await close();
+});

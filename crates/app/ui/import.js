@@ -1,0 +1,154 @@
+// @ts-check
+/** Plans and configs from outside: files, dropped or chosen, and pasted text. */
+
+import { post } from './api.js';
+import { byId, typed } from './dom.js';
+import { sentence } from './form.js';
+import { toast } from './notice.js';
+import { isObject } from './paths.js';
+import { freshJob } from './state.js';
+
+/** @typedef {import('./types.js').Job} Job */
+/** @typedef {import('./types.js').Plan} Plan */
+/** @typedef {import('./state.js').Store} Store */
+
+/** As large as the server takes. */
+const MAX_BYTES = 1 << 20;
+
+export class Importer {
+  /** @param {Store} store */
+  constructor(store) {
+    this.store = store;
+    this.#plans();
+    this.#configs();
+    this.#drops();
+  }
+
+  #plans() {
+    const dialog = typed('import-dialog', HTMLDialogElement);
+    const text = typed('import-text', HTMLTextAreaElement);
+    const file = typed('import-file', HTMLInputElement);
+    byId('open-import').addEventListener('click', () => {
+      text.value = '';
+      file.value = '';
+      byId('import-problem').textContent = '';
+      dialog.showModal();
+    });
+    const take = async (/** @type {string} */ content, /** @type {string | undefined} */ name) => {
+      const problem = await this.#take(content, name);
+      byId('import-problem').textContent = problem;
+      if (!problem) dialog.close();
+    };
+    file.addEventListener('change', async () => {
+      const [chosen] = file.files ?? [];
+      if (chosen) await take(await chosen.text(), chosen.name);
+    });
+    byId('import-use').addEventListener('click', () => void take(text.value, undefined));
+  }
+
+  #configs() {
+    const dialog = typed('config-dialog', HTMLDialogElement);
+    const area = typed('config-text', HTMLTextAreaElement);
+    const check = () => {
+      const read = readConfig(area.value);
+      const problem = area.value.trim() !== '' && typeof read === 'string' ? read : '';
+      if (byId('config-problem').textContent !== problem) byId('config-problem').textContent = problem;
+      return read;
+    };
+    byId('open-config').addEventListener('click', () => {
+      area.value = this.store.job.config ? JSON.stringify(this.store.job.config, null, 2) : '';
+      check();
+      dialog.showModal();
+    });
+    area.addEventListener('input', check);
+    byId('config-use').addEventListener('click', () => {
+      const config = check();
+      if (typeof config === 'string') {
+        byId('config-problem').textContent = config;
+        area.focus();
+        return;
+      }
+      dialog.close();
+      this.store.update({ config, model: '' }, 'model');
+    });
+  }
+
+  #drops() {
+    const cover = byId('drop');
+    let depth = 0;
+    const hasFile = (/** @type {DragEvent} */ event) => event.dataTransfer?.types.includes('Files') ?? false;
+    addEventListener('dragenter', (event) => {
+      if (!hasFile(event)) return;
+      depth += 1;
+      cover.hidden = false;
+    });
+    addEventListener('dragleave', () => {
+      depth = Math.max(depth - 1, 0);
+      cover.hidden = depth === 0;
+    });
+    addEventListener('dragover', (event) => {
+      if (hasFile(event)) event.preventDefault();
+    });
+    addEventListener('drop', async (event) => {
+      if (!hasFile(event)) return;
+      event.preventDefault();
+      depth = 0;
+      cover.hidden = true;
+      const [file] = event.dataTransfer?.files ?? [];
+      if (!file) return;
+      const problem = await this.#take(await file.text(), file.name);
+      if (problem) toast(`${file.name}: ${problem}`);
+    });
+  }
+
+  /** Takes over a plan file or a config; returns what is wrong with it. @param {string} text @param {string | undefined} name */
+  async #take(text, name) {
+    if (text.length > MAX_BYTES) return 'The file is larger than 1 MiB';
+    if (text.trim() === '') return 'There is nothing in it';
+    const config = readConfig(text);
+    if (typeof config !== 'string') {
+      this.store.update({ config, model: '' }, 'model');
+      toast('Taken as a model’s config.json');
+      return '';
+    }
+    try {
+      const read = await post('/plan/read', { text, ...(name ? { name } : {}) });
+      this.store.restore(imported(this.store.job, read), this.store.pinned);
+      toast(['Plan imported', ...(read.notes ?? [])].join(' · '));
+      return '';
+    } catch (error) {
+      const problem = error instanceof Error && 'problem' in error ? /** @type {any} */ (error).problem : null;
+      return problem ? sentence(problem) : String(error);
+    }
+  }
+}
+
+/** The job that a plan file describes. @param {Job} before @param {{ kind?: string, model?: string, config?: Plan, gpu?: string, plan: Plan }} read @returns {Job} */
+function imported(before, read) {
+  const { gpu: own, ...plan } = read.plan;
+  const gpu = read.gpu ? { name: read.gpu } : own;
+  const kind = read.kind === 'infer' ? 'infer' : 'train';
+  const job = { ...freshJob(), kind: /** @type {'train' | 'infer'} */ (kind), model: before.model, config: before.config };
+  if (read.model) Object.assign(job, { model: read.model, config: null });
+  if (read.config) Object.assign(job, { model: '', config: read.config });
+  job[job.kind] = plan;
+  // Known cards go by their name; a card of one's own stays in the plan.
+  const known = [...document.querySelectorAll('#train-gpu option')].some((option) => /** @type {HTMLOptionElement} */ (option).value === gpu?.name);
+  if (gpu && known) job.gpu = gpu.name;
+  else if (gpu) Object.assign(job, { gpu: '', [job.kind]: { ...plan, gpu } });
+  return job;
+}
+
+/** A model's config, or why the text is none. @param {string} text @returns {Plan | string} */
+function readConfig(text) {
+  /** @type {unknown} */
+  let value;
+  try {
+    value = JSON.parse(text);
+  } catch (error) {
+    return `Not JSON: ${error instanceof Error ? error.message : error}`;
+  }
+  if (!isObject(value)) return 'A config.json is an object';
+  if (typeof value['model_type'] !== 'string' && !Array.isArray(value['architectures'])) return 'It has no model_type: not a config.json of transformers';
+  return value;
+}

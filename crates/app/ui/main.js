@@ -1,0 +1,246 @@
+// @ts-check
+/** Puts the parts together: a change of the job asks the server, an answer fills the page. */
+
+import { Refusal, get, list, post } from './api.js';
+import { Asker } from './ask.js';
+import { Compare } from './compare.js';
+import { byId, h, refill } from './dom.js';
+import { Exporter } from './export.js';
+import { Form, sentence } from './form.js';
+import { short, spaced } from './format.js';
+import { Importer } from './import.js';
+import { announce, copy, toast } from './notice.js';
+import { leaves } from './paths.js';
+import { Picker } from './picker.js';
+import { fillPresets } from './presets.js';
+import { Results, ownVerdict } from './results.js';
+import { Store, isServed, planOf, requestOf } from './state.js';
+import { hideSuggestions, showSuggestions } from './suggestions.js';
+import { setUpTheme } from './theme.js';
+import { fragmentOf, readFragment } from './url.js';
+
+/** @typedef {import('./types.js').Job} Job */
+/** @typedef {import('./types.js').Problem} Problem */
+
+const store = new Store();
+const form = new Form(store, () => stale('These numbers are of the last plan without a mistake.'));
+const picker = new Picker(store);
+const results = new Results((gpu) => store.update({ gpu }, 'apply'));
+const compare = new Compare(store);
+/** @type {unknown} */
+let answer = null;
+let inspected = '';
+
+const asker = new Asker((slow) => {
+  byId('progress').hidden = !slow;
+  byId('results').setAttribute('aria-busy', String(slow));
+});
+
+results.pinButton = h('button', {
+  type: 'button', id: 'pin', 'data-key': 'pin', title: 'Keep this plan as A and go on editing B',
+  onclick: () => results.report && compare.pin(results.report),
+}, 'Pin as A');
+
+/** @param {string} text */
+function stale(text) {
+  byId('stale').textContent = text;
+  byId('results').classList.toggle('is-stale', text !== '');
+}
+
+/** Puts problems beside their fields, the others above the form. @param {Problem[]} problems */
+function showProblems(problems) {
+  const homeless = form.setProblems(problems);
+  const model = homeless.filter((one) => /^\/(model|config)\b/.test(one.field ?? ''));
+  const rest = homeless.filter((one) => !model.includes(one));
+  setText('model-problem', model.map(sentence).join(' '));
+  setText('plan-problem', rest.map(sentence).join(' '));
+}
+
+/** An alert speaks when its text changes, so it changes only when it must. @param {string} id @param {string} text */
+function setText(id, text) {
+  if (byId(id).textContent !== text) byId(id).textContent = text;
+}
+
+/** @param {Job} job @param {AbortSignal} signal @returns {Promise<any>} */
+function estimate(job, signal) {
+  return post(job.kind === 'train' ? '/train' : '/infer', { ...requestOf(job), ...(isServed(job) ? {} : { gpus_all: true }) }, signal);
+}
+
+/** The question of every change. */
+function ask() {
+  const { job } = store;
+  const started = performance.now();
+  void asker.ask(async (signal) => {
+    try {
+      const document = await estimate(job, signal);
+      signal.throwIfAborted();
+      answer = document;
+      show(job, document, started);
+      await follow(job, signal);
+    } catch (error) {
+      signal.throwIfAborted();
+      await refused(error, job, signal);
+    }
+  });
+}
+
+/** @param {Job} job @param {any} document @param {number} started */
+function show(job, document, started) {
+  stale('');
+  if (isServed(job)) {
+    results.showServed(job, document);
+    form.setResolved(null);
+  } else {
+    results.showReport(job, document);
+    form.setResolved(document.plan?.[job.kind] ?? null);
+  }
+  showProblems([]);
+  compare.show(results.report);
+  byId('results').dataset['answeredIn'] = (performance.now() - started).toFixed(1);
+  byId('results').dataset['answers'] = String(Number(byId('results').dataset['answers'] ?? 0) + 1);
+  byId('mini').textContent = results.words();
+  announce(() => results.words());
+}
+
+/** An answer that the page can do without: what is refused is not there. @template T @param {Promise<T>} asked @returns {Promise<T | null>} */
+async function optional(asked) {
+  try {
+    return await asked;
+  } catch (error) {
+    if (error instanceof Refusal) return null;
+    throw error;
+  }
+}
+
+/** What is asked once the number stands: A again after a restore, help, formulas, facts of the model. @param {Job} job @param {AbortSignal} signal */
+async function follow(job, signal) {
+  const { report } = results;
+  if (store.pinned && !compare.pinnedReport && !isServed(store.pinned)) {
+    compare.pinnedReport = await optional(estimate(store.pinned, signal));
+    compare.show(results.report);
+  }
+  const stuck = report && !ownVerdict(report, job).fits;
+  const help = stuck ? await optional(post('/suggest', { ...requestOf(job), kind: job.kind }, signal)) : null;
+  showSuggestions(store, help?.suggestions ?? []);
+  const formulas = report && job.kind === 'train' ? await optional(post('/compare', requestOf(job), signal)) : null;
+  results.showLenses(formulas?.methods ?? [], formulas?.baseline ?? 0);
+  await inspect(job, signal);
+  byId('results').dataset['settled'] = byId('results').dataset['answers'];
+}
+
+/** @param {Job} job @param {AbortSignal} signal */
+async function inspect(job, signal) {
+  const key = job.config ? JSON.stringify(job.config) : job.model;
+  if (key === inspected) return;
+  const facts = await optional(post('/inspect', job.config ? { config: job.config } : { model: job.model }, signal));
+  inspected = key;
+  if (!facts) return;
+  byId('model-facts').dataset['inspected'] = 'yes';
+  const perToken = facts.cache?.bytes_per_token_bf16;
+  picker.setFacts([facts.family, `${short(facts.parameters.total)} parameters`, facts.context_length && `${spaced(facts.context_length)} positions`,
+    perToken && `${spaced(perToken / 1024)} KiB of cache per token`]);
+}
+
+/** @param {unknown} error @param {Job} job @param {AbortSignal} signal */
+async function refused(error, job, signal) {
+  if (!(error instanceof Refusal)) {
+    stale('The server cannot be reached; these numbers are of the last answer.');
+    return;
+  }
+  hideSuggestions();
+  const busy = error.status === 429 || error.status === 503;
+  stale(busy ? `The server is busy (${error.message}); these numbers are of the last answer.` : 'These numbers are of the last plan without a mistake.');
+  if (busy) return;
+  showProblems([error.problem]);
+  if (error.status !== 422 || isServed(job)) return;
+  // The answer names the first mistake; all of them are worth knowing.
+  const { problems } = await post('/validate', { ...requestOf(job), kind: job.kind }, signal);
+  if (problems.length > 0) showProblems(problems);
+}
+
+/** Parts of the plan that no field shows. */
+function showUnshown() {
+  const shown = new Set(['parallel.communicators', 'quantization.storage']);
+  const known = ['batch', 'weights', 'autocast', 'attention', 'sdpa_kernel', 'checkpoint', 'save_on_cpu', 'kernels', 'loss', 'optimizer', 'clip', 'gradient_acc', 'keep_outputs', 'frozen', 'parallel', 'adapter', 'quantization', 'allocator', 'new_tokens', 'cache', 'beams', 'choice'];
+  const others = leaves(planOf(store.job)).filter(([path]) => !shown.has(path) && !known.some((start) => path.startsWith(start)));
+  refill(byId('unshown'), others.length > 0 && h('p', { class: 'help' }, `Also in this plan: ${others.map(([path, value]) => `${path} = ${JSON.stringify(value)}`).join(', ')}`));
+}
+
+/** @type {ReturnType<typeof setTimeout> | undefined} */
+let writing;
+let written = '';
+
+/** The address follows the job, not more often than browsers allow. */
+function writeAddress() {
+  clearTimeout(writing);
+  writing = setTimeout(async () => {
+    written = `#${await fragmentOf(store.job, store.pinned)}`;
+    history.replaceState(null, '', written);
+  }, 250);
+}
+
+store.subscribe((why) => {
+  if (why === 'pin') {
+    compare.show(results.report);
+    writeAddress();
+    return;
+  }
+  if (why === 'restore' && !store.pinned) compare.pinnedReport = null;
+  if (why === 'model' || why === 'restore') delete byId('model-facts').dataset['inspected'];
+  form.sync(why !== 'edit');
+  picker.sync();
+  showUnshown();
+  writeAddress();
+  if (form.isValid) ask();
+});
+
+/** The state of the address, where there is one. */
+async function readAddress() {
+  if (location.hash === written) return false;
+  try {
+    const found = await readFragment(location.hash);
+    if (!found) return false;
+    compare.pinnedReport = null;
+    inspected = '';
+    store.restore(found.job, found.pinned);
+    return true;
+  } catch (error) {
+    toast(`The link cannot be read: ${error instanceof Error ? error.message : error}`);
+    return false;
+  }
+}
+
+/** Lists that the form offers; the page works without them. */
+async function loadLists() {
+  const [models, cards, optimizers, frameworks, version] = await Promise.all([
+    get('/models?limit=10000'), list('gpus'), list('optimizers'), list('frameworks'), get('/version'),
+  ]);
+  picker.setModels(models);
+  const cardOptions = cards.map((row) => ({ value: row['card'] ?? '', label: `${row['card']} · ${row['GiB']} GiB`, group: row['maker'] ?? '' }));
+  for (const kind of ['train', 'infer']) form.setOptions(`${kind}-gpu`, cardOptions);
+  form.setOptions('train-optimizer-kind', optimizers.map((row) => ({
+    value: row['optimizer'] ?? '', label: `${row['optimizer']}${row['recorded_runs'] === 'yes' ? '' : ' (not yet measured)'}`, group: (row['whose_code'] ?? '').split(/[ .]/)[0] ?? '',
+  })));
+  fillPresets(store, frameworks);
+  byId('version').textContent = `vramcast ${version.version ?? ''}`;
+}
+
+setUpTheme();
+new Exporter(store, () => answer);
+new Importer(store);
+byId('copy-link').addEventListener('click', async () => {
+  const fragment = await fragmentOf(store.job, store.pinned);
+  await copy(`${location.origin}${location.pathname}#${fragment}`, 'Link');
+});
+for (const id of ['skip', 'mini']) {
+  byId(id).addEventListener('click', (event) => {
+    event.preventDefault();
+    byId('results').focus();
+    byId('results').scrollIntoView();
+  });
+}
+// On narrow screens the total stays in sight while the form is.
+new IntersectionObserver(([entry]) => byId('mini').classList.toggle('away', entry?.isIntersecting ?? false)).observe(byId('answer'));
+addEventListener('hashchange', () => void readAddress());
+loadLists().catch((error) => toast(`The server’s lists cannot be read: ${error instanceof Error ? error.message : error}`));
+if (!(await readAddress())) store.update({}, 'restore');

@@ -1,0 +1,144 @@
+// @ts-check
+/** Puts an answer on the page. */
+
+import { stackedBar } from './charts/bar.js';
+import { Timeline } from './charts/timeline.js';
+import { byId, h, refill, typed } from './dom.js';
+import { gib, percent, phaseName, short } from './format.js';
+import { origin } from './origin.js';
+import { isServed } from './state.js';
+import { servedCards, servedHeadline } from './serving.js';
+import { alive, breakdown, cards, lenses, level, ranks } from './tables.js';
+
+/** @typedef {import('./types.js').Job} Job */
+/** @typedef {import('./types.js').Report} Report */
+/** @typedef {import('./types.js').Served} Served */
+/** @typedef {import('./types.js').Verdict} Verdict */
+/** @typedef {import('./types.js').Lens} Lens */
+
+const MEANINGS = /** @type {const} */ ([
+  ['allocated', 'tensors: max_memory_allocated()'],
+  ['reserved', 'torch from the driver: max_memory_reserved()'],
+  ['process', 'everything: what nvidia-smi shows'],
+]);
+
+const SIMULATED = ['pair', 'alive', 'gpus', 'origin'];
+
+export class Results {
+  /** @type {Report | null} */
+  report = null;
+  /** @type {Job | null} */
+  #job = null;
+
+  /** @param {(card: string) => void} chooseCard */
+  constructor(chooseCard) {
+    this.chooseCard = chooseCard;
+    this.timeline = new Timeline(byId('timeline-body'), byId('timeline-steps'));
+    this.search = typed('gpu-search', HTMLInputElement);
+    this.search.addEventListener('input', () => this.#cards());
+    byId('results').addEventListener('pointerover', (event) => highlight(event.target));
+  }
+
+  /** A simulation. @param {Job} job @param {Report} report */
+  showReport(job, report) {
+    this.report = report;
+    this.#job = job;
+    const { totals } = report;
+    const own = ownVerdict(report, job);
+    const [name, sign] = level(own);
+    const left = own.fits ? `${gib(own.headroom)} GiB left` : `${gib(totals.process - own.memory)} GiB too much`;
+    refill(byId('headline'), this.pinButton,
+      h('p', { class: 'subject' }, h('strong', {}, report.model.name), ` ${[report.model.family, `${short(report.model.parameters)} parameters`,
+        job.kind === 'train' && report.model.trainable !== report.model.parameters && `${short(report.model.trainable)} trained`].filter(Boolean).join(' · ')}`),
+      h('p', { class: `verdict-line ${name}` }, h('span', { class: 'sign', 'aria-hidden': 'true' }, sign),
+        h('span', { class: 'big', id: 'process-total' }, `${gib(totals.process)} GiB`),
+        h('span', {}, own.fits ? ` fits ${own.gpu} (${gib(own.memory)} GiB)` : ` does not fit ${own.gpu} (${gib(own.memory)} GiB)`,
+          h('span', { class: 'left' }, ` ${percent(totals.process, own.memory)} full, ${left}`))));
+    refill(byId('totals'), h('dl', {}, ...MEANINGS.map(([key, text]) => h('div', { class: `total ${key}` },
+      h('dt', {}, key), h('dd', {}, h('span', { class: 'value', id: `total-${key}`, 'data-bytes': totals[key] }, gib(totals[key])), ' GiB'), h('dd', { class: 'help' }, text)))));
+    refill(byId('card-bar'), stackedBar({
+      parts: report.breakdown, capacity: own.memory, height: 34,
+      label: `${gib(totals.process)} of ${gib(own.memory)} GiB: ${report.breakdown.filter((part) => gib(part.bytes) !== '0.00').map((part) => `${part.name} ${gib(part.bytes)}`).join(', ')}`,
+    }), scale(own, totals.process));
+    refill(byId('breakdown-body'), h('p', { class: 'help lead' }, `in ${phaseName(report.peak_phase)}`), ...breakdown(report));
+    byId('ranks').hidden = !report.job;
+    refill(byId('ranks-body'), ...[ranks(report)].flat());
+    refill(byId('alive-body'), alive(report));
+    byId('timeline').hidden = report.timeline.length < 2;
+    this.timeline.show(report);
+    this.#cards();
+    refill(byId('origin-body'), ...origin(report.notes, report.provenance));
+    this.#visible(true);
+  }
+
+  /** What serving engines would do. @param {Job} job @param {Served} served */
+  showServed(job, served) {
+    this.report = null;
+    this.#job = job;
+    refill(byId('headline'), ...servedHeadline(served));
+    refill(byId('totals'));
+    refill(byId('card-bar'));
+    refill(byId('serving-body'), ...servedCards(served));
+    this.#visible(false);
+  }
+
+  /** @param {Lens[]} rows @param {number} baseline */
+  showLenses(rows, baseline) {
+    byId('lenses').hidden = rows.length === 0;
+    refill(byId('lenses-body'), rows.length > 0 && lenses(rows, baseline));
+  }
+
+  /** The total in words, for the live region. */
+  words() {
+    if (!this.report || !this.#job) return byId('headline').textContent ?? '';
+    const own = ownVerdict(this.report, this.#job);
+    return `${gib(this.report.totals.process)} GiB, ${own.fits ? 'fits' : 'does not fit'} ${own.gpu}`;
+  }
+
+  /** @type {HTMLElement | null} the button that pins this plan, placed by compare.js */
+  pinButton = null;
+
+  /** @param {boolean} simulated */
+  #visible(simulated) {
+    for (const id of SIMULATED) byId(id).hidden = !simulated;
+    byId('serving').hidden = simulated;
+    if (!simulated) for (const id of ['lenses', 'ranks']) byId(id).hidden = true;
+  }
+
+  #cards() {
+    if (!this.report || !this.#job || isServed(this.#job)) return;
+    const own = ownVerdict(this.report, this.#job).gpu;
+    refill(byId('gpus-body'), cards(this.report.verdicts, own, this.search.value, this.chooseCard));
+    const row = byId('gpus-body').querySelector('tr.own');
+    const box = row?.closest('.scroll');
+    if (row instanceof HTMLElement && box && this.search.value === '') box.scrollTop = row.offsetTop - box.clientHeight / 2;
+  }
+}
+
+/** The ends of the bar, and the card's where the bar goes beyond it. @param {Verdict} own @param {number} used */
+function scale(own, used) {
+  const limit = h('span', { class: 'at-limit' }, `${own.gpu} ends: ${gib(own.memory)}`);
+  limit.style.left = `${(100 * own.memory) / Math.max(used, 1)}%`;
+  limit.classList.toggle('leftward', own.memory > 0.75 * used);
+  const roomy = own.memory > 0.12 * used;
+  return h('div', { class: 'scale', 'aria-hidden': 'true' }, h('span', {}, roomy || own.fits ? '0' : ''), !own.fits && limit, h('span', {}, `${gib(Math.max(own.memory, used))} GiB`));
+}
+
+/** What the plan's own card says. @param {Report} report @param {Job} job @returns {Verdict} */
+export function ownVerdict(report, job) {
+  const gpu = report.plan[job.kind]?.['gpu'] ?? {};
+  const found = report.verdicts.find((verdict) => verdict.gpu === gpu.name && verdict.memory === gpu.memory);
+  if (found) return found;
+  const memory = gpu.memory ?? 0;
+  const used = report.totals.process;
+  return { gpu: gpu.name ?? 'the card', memory, fits: used <= memory, headroom: Math.max(memory - used, 0), utilization: memory > 0 ? (100 * used) / memory : 0 };
+}
+
+/** Shows the same component in the bar and in its table. @param {EventTarget | null} target */
+function highlight(target) {
+  const name = target instanceof Element ? target.closest('[data-component]')?.getAttribute('data-component') ?? null : null;
+  for (const element of document.querySelectorAll('#answer [data-component], #breakdown [data-component]')) {
+    element.classList.toggle('lit', name !== null && element.getAttribute('data-component') === name);
+    element.classList.toggle('dim', name !== null && element.getAttribute('data-component') !== name);
+  }
+}

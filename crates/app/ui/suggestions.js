@@ -1,0 +1,33 @@
+// @ts-check
+/** Changes that would help, each found by simulating it; a click makes it. */
+
+import { byId, h, refill } from './dom.js';
+import { gib } from './format.js';
+import { merged } from './paths.js';
+import { planOf, withPlan } from './state.js';
+
+/** @typedef {import('./types.js').Suggestion} Suggestion */
+/** @typedef {import('./state.js').Store} Store */
+
+/** @param {Store} store @param {Suggestion[]} suggestions */
+export function showSuggestions(store, suggestions) {
+  byId('suggestions').hidden = suggestions.length === 0;
+  refill(byId('suggestions-body'), h('ul', { class: 'suggestions' }, ...suggestions.map((one, at) => h('li', {},
+    h('span', { class: `verdict ${one.fits ? 'fits' : 'over'}` }, one.fits ? '✓ then fits' : '✕ not enough'),
+    h('span', { class: 'what' }, one.text, one.cost && h('span', { class: 'help' }, ` ${one.cost}`)),
+    h('span', { class: 'number' }, one.totals.process === undefined ? '' : `${gib(one.totals.process)} GiB`, h('span', { class: 'help' }, ` saves ${gib(one.saves)}`)),
+    h('button', { type: 'button', class: 'small primary', 'data-key': `apply-${at}`, 'aria-label': `Apply: ${one.text}`, onclick: () => apply(store, one) }, 'Apply')))));
+}
+
+export function hideSuggestions() {
+  byId('suggestions').hidden = true;
+}
+
+/** @param {Store} store @param {Suggestion} suggestion */
+function apply(store, suggestion) {
+  const { gpu, ...changes } = suggestion.changes;
+  const plan = merged(planOf(store.job), changes);
+  const card = suggestion.gpu ?? (typeof gpu === 'string' ? gpu : gpu?.name);
+  store.update({ ...withPlan(store.job, plan), ...(card ? { gpu: card } : {}) }, 'apply');
+  byId('results').focus({ preventScroll: true });
+}

@@ -1,0 +1,79 @@
+// @ts-check
+/**
+ * The shapes that travel between the modules of the page. Documents of the server are those of `--json`; only what the
+ * page reads is written down here.
+ *
+ * @typedef {Record<string, any>} Plan  a plan file's object, every key optional
+ * @typedef {'train' | 'infer'} Kind
+ *
+ * @typedef {object} Job  all that decides a number: what a share link holds
+ * @property {Kind} kind
+ * @property {string} model  an id or short name of the catalogue; '' with a pasted config
+ * @property {Plan | null} config  a pasted config.json
+ * @property {Plan} train  the plan of a training run
+ * @property {Plan} infer  the plan of `generate`
+ * @property {string} engine  who serves: 'hf' or a serving engine
+ * @property {Record<string, string | number | boolean>} engineOptions  options of the serving engine
+ * @property {string} gpu  the card's name; '' when the plan describes its own
+ *
+ * @typedef {object} Problem  something wrong with a value
+ * @property {string} [field]  a JSON pointer into the request
+ * @property {string} message
+ * @property {string} [hint]
+ *
+ * @typedef {{ allocated: number, reserved: number, process: number }} Totals
+ * @typedef {{ name: string, bytes: number }} Part
+ * @typedef {{ phase: string, bytes: number, weights: number, gradients: number, optimizer: number }} Sample
+ * @typedef {{ component: string, module: string, operation: string, shape: number[], dtype: string, bytes: number, count: number }} Tensor
+ * @typedef {{ component: string, bytes: number, tensors: Tensor[], others: number }} Term
+ * @typedef {{ gpu: string, memory: number, fits: boolean, headroom: number, utilization: number }} Verdict
+ * @typedef {{ name: string, cards: number } & Totals} Rank
+ *
+ * @typedef {object} Report  the document of `train --json`, and of `infer --json` by simulation
+ * @property {{ name: string, family: string, parameters: number, trainable: number }} model
+ * @property {Record<string, Plan>} plan
+ * @property {Totals} totals
+ * @property {Part[]} breakdown
+ * @property {{ path: string, bytes: number }[]} modules
+ * @property {string} peak_phase
+ * @property {Term[]} terms
+ * @property {Sample[]} timeline
+ * @property {{ cards: number, ranks: Rank[], process: number, host: Part[], host_total: number }} [job]
+ * @property {Verdict[]} verdicts
+ * @property {{ key: string, value: string, from: string }[]} provenance
+ * @property {string[]} notes
+ *
+ * @typedef {object} Budget  what a serving engine with a pool of cache does with a card
+ * @property {string} engine
+ * @property {number} granted
+ * @property {Part[]} parts
+ * @property {number} cache
+ * @property {number} missing
+ * @property {number} cache_tokens
+ * @property {number} concurrency_thousandths
+ * @property {boolean} fits
+ * @property {number} largest_sequence
+ * @property {string[]} notes
+ *
+ * @typedef {{ model: number, cache: number, compute: number, output: number }} Buffers
+ *
+ * @typedef {object} Served  the document of `infer --engine … --json`
+ * @property {string} model
+ * @property {string} gpu
+ * @property {number} memory
+ * @property {Budget[]} budgets
+ * @property {{ engine: string, estimate: { devices: Buffers[], host: Buffers, notes: string[] } }[]} buffers
+ *
+ * @typedef {object} Suggestion
+ * @property {string} text
+ * @property {string} [cost]
+ * @property {number} saves
+ * @property {Partial<Totals>} totals
+ * @property {boolean} fits
+ * @property {Plan} changes  a merge patch onto the plan
+ * @property {string} [gpu]  another card, where that is the change
+ *
+ * @typedef {{ method: string, bytes: number | null, difference_percent?: number, why?: string }} Lens
+ * @typedef {{ id: string, name?: string, family: string, parameters: number | null, short_names: string[] }} CatalogueModel
+ */
+export {};
