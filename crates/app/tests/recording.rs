@@ -38,8 +38,9 @@ fn the_peak_of_a_snapshot_is_torchs_own() {
     assert_eq!(recording["peak_reserved"], 121_634_816_u64);
     assert_eq!(recording["peak_in"], "the backward pass");
     // 2,499,840 parameters in bf16, twice as much state, a workspace of cuBLAS for each of two threads.
-    assert_eq!(part(recording, "weights") >> 10, 4_999_680 >> 10);
-    assert_eq!(part(recording, "optimizer_state") >> 10, 9_999_360 >> 10);
+    // Buffers: the rotary frequencies, and a copy of them.
+    assert_eq!(part(recording, "weights"), 4_999_680 + 2 * 512);
+    assert!(part(recording, "optimizer_state").abs_diff(9_999_360) <= 42 * 512, "a step count for each tensor");
     assert_eq!(part(recording, "workspace"), 64 << 20);
     let sum: u64 = recording["parts"].as_array().unwrap().iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
     assert_eq!(sum, PEAK, "the parts are the whole");

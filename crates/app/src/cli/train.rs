@@ -179,8 +179,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
 /// How long the simulation and its report take.
 pub(super) fn time_of_estimate(arguments: &Arguments, context: &Context) -> Result<std::time::Duration, Failure> {
     let (found, plan, start) = arguments.resolve(context)?;
-    let options =
-        Options { kept: &|_| Ok(0), suggest: true, all_cards: false, cards: &|| arguments.cards(context) };
+    let options = Options { kept: &|_| Ok(0), suggest: true, all_cards: false, cards: &|| arguments.cards(context) };
     let began = std::time::Instant::now();
     estimate::train(&found, plan, start, &options)?;
     Ok(began.elapsed())
