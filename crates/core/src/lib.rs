@@ -10,8 +10,10 @@
 //! | [`memory`] | the run, simulated: what is alive when |
 //! | [`report`] | the one value that every interface shows |
 //!
-//! Beside the flow: [`calibrate`] learns what a machine takes from measured runs; [`lens`] has published formulas; [`planner`] tries other plans; [`recording`] reads what real runs recorded; [`serving`] has the serving engines' own budgets; [`verify`] scores predictions against recorded
-//! truth; [`units`] and [`dtype`] are what all share.
+//! Beside the flow: [`calibrate`] learns what a machine takes from measured runs; [`lens`] has published formulas;
+//! [`planner`] tries other plans; [`recording`] reads what real runs recorded; [`serving`] has the serving engines' own
+//! budgets; [`verify`] scores predictions against recorded truth; [`work`] bounds what an answer may take; [`units`] and
+//! [`dtype`] are what all share.
 
 pub mod calibrate;
 pub mod dtype;
@@ -26,3 +28,4 @@ pub mod serving;
 pub mod source;
 pub mod units;
 pub mod verify;
+pub mod work;

@@ -7,10 +7,12 @@ use serde_json::{Value, json};
 use vramcast_core::lens::{self, Facts, Method, Question};
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
+use vramcast_core::plan::TrainPlan;
 use vramcast_core::source::json as python_json;
 use vramcast_core::verify::ledger;
 
 use super::context::Context;
+use super::model::Found;
 use super::{Answer, Failure, train};
 use crate::exit::Exit;
 use crate::render::gib;
@@ -37,6 +39,15 @@ struct Line {
     bytes: Result<u64, String>,
 }
 
+/// Ways to a number, side by side.
+pub(crate) struct Comparison {
+    title: String,
+    against: &'static str,
+    baseline: Option<u64>,
+    lines: Vec<Line>,
+    notes: Vec<String>,
+}
+
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
     match (&arguments.ledger, &arguments.row) {
         (Some(file), Some(row)) => measured(file, row, context),
@@ -46,12 +57,22 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
 
 fn planned(arguments: &train::Arguments, context: &Context) -> Result<Answer, Failure> {
     let (found, plan, start) = arguments.resolve(context)?;
-    let model = found.require_model()?;
     let mut question = Question::of_train(&plan);
     arguments.lens.apply(&mut question, context)?;
+    let compared = beside_the_simulation(&found, &plan, &question, start.notes)?;
+    context.answer(&compared.page(), compared.document(), Exit::Success)
+}
+
+/// Every formula beside the simulation of a plan.
+pub(crate) fn beside_the_simulation(
+    found: &Found,
+    plan: &TrainPlan,
+    question: &Question,
+    mut notes: Vec<String>,
+) -> Result<Comparison, Failure> {
+    let model = found.require_model()?;
     let mut lines = Vec::new();
-    let mut notes = start.notes;
-    let baseline = match simulation::train(model, &plan) {
+    let baseline = match simulation::train(model, plan) {
         Ok(run) => {
             let (allocated, reserved) = (run.replay.peak_allocated(), run.replay.peak_reserved());
             lines.push(Line { name: "simulate: process".into(), bytes: Ok(run.process_bytes()) });
@@ -64,8 +85,9 @@ fn planned(arguments: &train::Arguments, context: &Context) -> Result<Answer, Fa
             None
         }
     };
-    lines.extend(lens_lines(model, &question)?);
-    answer(&format!("{}: formulas beside the simulation", found.name), "process", baseline, &lines, &notes, context)
+    lines.extend(lens_lines(model, question)?);
+    let title = format!("{}: formulas beside the simulation", found.name);
+    Ok(Comparison { title, against: "process", baseline, lines, notes })
 }
 
 fn measured(file: &Path, id: &str, context: &Context) -> Result<Answer, Failure> {
@@ -99,7 +121,9 @@ fn measured(file: &Path, id: &str, context: &Context) -> Result<Answer, Failure>
     if row["oom"] == true {
         notes = vec!["the run ran out of memory: there is no peak to compare with".to_owned()];
     }
-    answer(&title, "measured", was("peak_allocated").filter(|_| row["oom"] != true), &lines, &notes, context)
+    let baseline = was("peak_allocated").filter(|_| row["oom"] != true);
+    let compared = Comparison { title, against: "measured", baseline, lines, notes };
+    context.answer(&compared.page(), compared.document(), Exit::Success)
 }
 
 fn lens_lines(model: &Model, question: &Question) -> Result<Vec<Line>, Failure> {
@@ -112,44 +136,45 @@ fn lens_lines(model: &Model, question: &Question) -> Result<Vec<Line>, Failure> 
     Ok(Method::ALL.into_iter().map(line).collect())
 }
 
-fn answer(
-    title: &str,
-    against: &str,
-    baseline: Option<u64>,
-    lines: &[Line],
-    notes: &[String],
-    context: &Context,
-) -> Result<Answer, Failure> {
-    let difference = |bytes: u64| {
-        let baseline = baseline.filter(|baseline| *baseline > 0)? as f64;
+impl Comparison {
+    fn difference(&self, bytes: u64) -> Option<f64> {
+        let baseline = self.baseline.filter(|baseline| *baseline > 0)? as f64;
         Some(100.0 * (bytes as f64 - baseline) / baseline)
-    };
-    let mut page = Page::new(title);
-    let heading = format!("% of {against}");
-    let mut table = Table::new(&["method", "GiB", &heading, "says"]);
-    let mut bars = Vec::new();
-    let mut rows = Vec::new();
-    for line in lines {
-        let says = Method::ALL.iter().find(|method| method.name() == line.name).map_or("", |method| method.about());
-        match &line.bytes {
-            Ok(bytes) => {
-                let off = difference(*bytes);
-                let shown = off.map_or_else(String::new, |percent| format!("{percent:+.1}"));
-                table.row(vec![line.name.clone(), gib(*bytes), shown, shorten(says)]);
-                bars.push((line.name.clone(), *bytes));
-                rows.push(json!({"method": line.name, "bytes": bytes, "difference_percent": off}));
-            }
-            Err(why) => {
-                table.row(vec![line.name.clone(), String::new(), String::new(), shorten(why)]);
-                rows.push(json!({"method": line.name, "bytes": null, "why": why}));
+    }
+
+    fn page(&self) -> Page {
+        let mut page = Page::new(&self.title);
+        let heading = format!("% of {}", self.against);
+        let mut table = Table::new(&["method", "GiB", &heading, "says"]);
+        let mut bars = Vec::new();
+        for line in &self.lines {
+            let says = Method::ALL.iter().find(|method| method.name() == line.name).map_or("", |method| method.about());
+            match &line.bytes {
+                Ok(bytes) => {
+                    let shown = self.difference(*bytes).map_or_else(String::new, |percent| format!("{percent:+.1}"));
+                    table.row(vec![line.name.clone(), gib(*bytes), shown, shorten(says)]);
+                    bars.push((line.name.clone(), *bytes));
+                }
+                Err(why) => table.row(vec![line.name.clone(), String::new(), String::new(), shorten(why)]),
             }
         }
+        page.add(Block::Table(table));
+        page.add(Block::Picture(bars));
+        self.notes.iter().for_each(|note| page.add(Block::Note(note.clone())));
+        page
     }
-    page.add(Block::Table(table));
-    page.add(Block::Picture(bars));
-    notes.iter().for_each(|note| page.add(Block::Note(note.clone())));
-    let document = json!({"schema": 1, "title": title, "baseline": baseline, "methods": rows, "notes": notes});
-    context.answer(&page, document, Exit::Success)
+
+    /// The document of `--json`.
+    pub(crate) fn document(&self) -> Value {
+        let row = |line: &Line| match &line.bytes {
+            Ok(bytes) => {
+                json!({"method": line.name, "bytes": bytes, "difference_percent": self.difference(*bytes)})
+            }
+            Err(why) => json!({"method": line.name, "bytes": null, "why": why}),
+        };
+        let rows: Vec<Value> = self.lines.iter().map(row).collect();
+        json!({"schema": 1, "title": self.title, "baseline": self.baseline, "methods": rows, "notes": self.notes})
+    }
 }
 
 /// Cut to what is left of the line.

@@ -23,6 +23,8 @@ pub enum Place {
     Config(String),
     /// A place in the plan, as a JSON pointer.
     Plan(String),
+    /// A place in a request, as a JSON pointer.
+    Request(String),
     /// An option, as messages spell it.
     Option(String),
 }

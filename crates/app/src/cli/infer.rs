@@ -14,6 +14,7 @@ use super::lens::{self, LensArguments};
 use super::model::{Found, ModelArguments};
 use super::{Answer, Failure, infer_table as table, plan_file, train};
 use crate::estimate::run::{self as estimate, Options};
+use crate::estimate::source::Reach;
 use crate::estimate::start;
 
 /// What to generate, and how.
@@ -95,14 +96,20 @@ enum Cache {
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
-    let found = arguments.model.find(false)?;
+    let found = arguments.find()?;
     let model = found.require_model()?;
     arguments.serving.check(arguments.engine)?;
     if arguments.engine != EngineName::Hf {
         let gpu = arguments.card(None, context)?.gpu;
         let as_json = context.text_or_json("infer with a serving engine")?;
         let serving = &arguments.serving;
-        let request = engines::Request { engine: arguments.engine, name: &found.name, model, arguments: serving };
+        if arguments.plan.is_some() {
+            return Err(
+                Failure::bad_input("--plan has no effect on a serving engine").hint("use the engine's own flags")
+            );
+        }
+        let (engine, reach) = (arguments.engine, Reach::Machine);
+        let request = engines::Request { engine, name: &found.name, model, arguments: serving, reach };
         return match arguments.need.solve {
             Some(_) => engines::solve_engine(&request, &arguments.need, &gpu, as_json),
             None => engines::run(&request, &gpu, arguments.table, as_json),
@@ -132,6 +139,17 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
 }
 
 impl Arguments {
+    /// The model of the command line, or the one that the plan file names.
+    fn find(&self) -> Result<Found, Failure> {
+        let mut model = self.model.clone();
+        if model.is_silent()
+            && let Some(path) = &self.plan
+        {
+            model.model = plan_file::read(path)?.value["model"].as_str().map(str::to_owned);
+        }
+        model.find(false)
+    }
+
     /// The card of the flags, else that of a file, else that of a profile or of this machine.
     fn card(&self, of_file: Option<Gpu>, context: &Context) -> Result<Card, Failure> {
         let named = self.gpu.as_deref().map(|name| context.cards().find(name)).transpose()?;
@@ -155,7 +173,7 @@ impl Arguments {
 
     /// The model and the plan, for commands that run it elsewhere.
     pub(super) fn found_and_plan(&self, context: &Context) -> Result<(Found, InferPlan), Failure> {
-        let found = self.model.find(false)?;
+        let found = self.find()?;
         let (plan, _) = self.plan(found.stored_dtype(), context)?;
         Ok((found, plan))
     }

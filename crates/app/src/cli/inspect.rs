@@ -1,10 +1,10 @@
 //! `vramcast inspect`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
-use vramcast_core::dtype::{DType, builtin_formats, find_format, formats_from_toml};
+use vramcast_core::dtype::{DType, Format, builtin_formats, find_format, formats_from_toml};
 use vramcast_core::model::op::{CacheKind, CacheUpdate, Role};
 use vramcast_core::model::{Inventory, Model};
 use vramcast_core::source::quantization::{self, Quantization, Weight};
@@ -33,7 +33,7 @@ pub(super) struct Arguments {
 }
 
 /// What a model consists of.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Inspection {
     /// The version of this document.
     pub schema: u32,
@@ -58,13 +58,14 @@ pub struct Inspection {
     pub context_length: Option<u64>,
     /// Every tensor, when asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(default)]
     pub tensors: Vec<TensorLine>,
     /// What a user should know.
     pub notes: Vec<String>,
 }
 
 /// Counts of parameters.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Parameters {
     /// All, tied ones once.
     pub total: u64,
@@ -87,7 +88,7 @@ pub struct Parameters {
 }
 
 /// A module and its parameters.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct ModuleCount {
     /// Its path.
     pub path: String,
@@ -96,7 +97,7 @@ pub struct ModuleCount {
 }
 
 /// All weights in one format.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct FormatBytes {
     /// The format.
     pub format: String,
@@ -105,7 +106,7 @@ pub struct FormatBytes {
 }
 
 /// All weights as stored.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct StoredBytes {
     /// How this is known: tensor headers, or the config's quantisation.
     pub by: String,
@@ -114,7 +115,7 @@ pub struct StoredBytes {
 }
 
 /// The cache of generation.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Cache {
     /// Bytes a token adds in bf16, sliding layers counted as if they grew.
     pub bytes_per_token_bf16: u64,
@@ -125,7 +126,7 @@ pub struct Cache {
 }
 
 /// Layers that cache alike.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct CacheLayers {
     /// Full, sliding, latent, cross or state.
     pub kind: String,
@@ -143,7 +144,7 @@ pub struct CacheLayers {
 }
 
 /// One tensor.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct TensorLine {
     /// Its name.
     pub name: String,
@@ -160,10 +161,12 @@ pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failur
         let config = found.resolved.config.as_ref().ok_or_else(|| Failure::bad_input("there is no config"))?;
         return Ok(Answer::success(format!("{config:#}\n")));
     }
-    let inspection = match &found.model {
-        Some(model) => of_model(&found, model, arguments)?,
-        None => of_headers(&found, arguments)?,
+    let wanted = Wanted {
+        tensors: arguments.tensors,
+        dtype: arguments.dtype.as_deref(),
+        formats: arguments.format_file.as_deref().map_or(Ok(Vec::new()), own_formats)?,
     };
+    let inspection = inspect(&found, &wanted)?;
     if as_json {
         let text = serde_json::to_string_pretty(&inspection).map_err(|e| Failure::bad_input(e.to_string()))?;
         return Ok(Answer::success(text + "\n"));
@@ -171,7 +174,32 @@ pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failur
     Ok(Answer::success(render::inspect::text(&inspection)))
 }
 
-fn of_model(found: &Found, model: &Model, arguments: &Arguments) -> Result<Inspection, Failure> {
+/// What to show beside the counts.
+#[derive(Default)]
+pub(crate) struct Wanted<'a> {
+    /// Whether to list every tensor.
+    pub(crate) tensors: bool,
+    /// The only format to count bytes in.
+    pub(crate) dtype: Option<&'a str>,
+    /// Formats of the user's own.
+    pub(crate) formats: Vec<Format>,
+}
+
+/// What a model consists of.
+pub(crate) fn inspect(found: &Found, wanted: &Wanted) -> Result<Inspection, Failure> {
+    match &found.model {
+        Some(model) => of_model(found, model, wanted),
+        None => of_headers(found, wanted),
+    }
+}
+
+fn own_formats(path: &Path) -> Result<Vec<Format>, Failure> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).map_err(|e| Failure::bad_input(format!("--format-file {shown}: {e}")))?;
+    formats_from_toml(&text).map_err(|e| Failure::bad_input(format!("--format-file {shown}: {e}")))
+}
+
+fn of_model(found: &Found, model: &Model, wanted: &Wanted) -> Result<Inspection, Failure> {
     let inventory = model.inventory()?;
     let config = model.config();
     let mut notes = found.notes.clone();
@@ -186,17 +214,17 @@ fn of_model(found: &Found, model: &Model, arguments: &Arguments) -> Result<Inspe
         model_type: config.get("model_type").and_then(|v| v.as_str()).unwrap_or_default().to_owned(),
         family: model.family().name.to_owned(),
         parameters: parameters(&inventory),
-        bytes: bytes(&inventory, arguments)?,
+        bytes: bytes(&inventory, wanted)?,
         stored,
         cache: cache(&inventory),
         context_length,
-        tensors: if arguments.tensors { tensor_lines(found, Some(&inventory)) } else { Vec::new() },
+        tensors: if wanted.tensors { tensor_lines(found, Some(&inventory)) } else { Vec::new() },
         notes,
     })
 }
 
 /// A file without a config: what its headers say, exactly.
-fn of_headers(found: &Found, arguments: &Arguments) -> Result<Inspection, Failure> {
+fn of_headers(found: &Found, wanted: &Wanted) -> Result<Inspection, Failure> {
     let lines = tensor_lines(found, None);
     let total = lines.iter().map(|line| line.shape.iter().product::<u64>()).sum();
     let mut notes = found.notes.clone();
@@ -225,7 +253,7 @@ fn of_headers(found: &Found, arguments: &Arguments) -> Result<Inspection, Failur
         stored: Some(StoredBytes { by: "tensor headers".into(), bytes }),
         cache: Cache { bytes_per_token_bf16: 0, constant_state_elements: 0, layers: Vec::new() },
         context_length: None,
-        tensors: if arguments.tensors { lines } else { Vec::new() },
+        tensors: if wanted.tensors { lines } else { Vec::new() },
         notes,
     })
 }
@@ -238,7 +266,7 @@ fn parameters(inventory: &Inventory) -> Parameters {
         let end = parts.iter().position(|part| part.bytes().all(|b| b.is_ascii_digit())).unwrap_or(parts.len() - 1);
         let path = parts[..end.clamp(1, 3)].join(".");
         match by_module.iter_mut().find(|known| known.path == path) {
-            Some(known) => known.parameters += parameter.shape.elements(),
+            Some(known) => known.parameters = known.parameters.saturating_add(parameter.shape.elements()),
             None => by_module.push(ModuleCount { path, parameters: parameter.shape.elements() }),
         }
     }
@@ -261,20 +289,13 @@ fn parameters(inventory: &Inventory) -> Parameters {
     }
 }
 
-fn bytes(inventory: &Inventory, arguments: &Arguments) -> Result<Vec<FormatBytes>, Failure> {
-    let mut formats = Vec::new();
-    if let Some(path) = &arguments.format_file {
-        let shown = path.display();
-        let text =
-            std::fs::read_to_string(path).map_err(|e| Failure::bad_input(format!("--format-file {shown}: {e}")))?;
-        let own = formats_from_toml(&text).map_err(|e| Failure::bad_input(format!("--format-file {shown}: {e}")))?;
-        formats.extend(own);
-    }
-    let mut names: Vec<String> = match &arguments.dtype {
-        Some(name) => vec![name.clone()],
+fn bytes(inventory: &Inventory, wanted: &Wanted) -> Result<Vec<FormatBytes>, Failure> {
+    let mut formats = wanted.formats.clone();
+    let mut names: Vec<String> = match wanted.dtype {
+        Some(name) => vec![name.to_owned()],
         None => ["fp32", "bf16", "fp8_e4m3", "int8", "nf4", "int4"].map(str::to_owned).to_vec(),
     };
-    if arguments.dtype.is_none() {
+    if wanted.dtype.is_none() {
         names.extend(formats.iter().map(|format| format.name.clone()));
     }
     formats.extend_from_slice(builtin_formats());
@@ -356,7 +377,7 @@ fn cache(inventory: &Inventory) -> Cache {
             layers,
             heads: update.heads,
             key_value_dims: [update.key_dim, update.value_dim],
-            bytes_per_token_bf16: update.elements_per_token() * 2,
+            bytes_per_token_bf16: update.elements_per_token().saturating_mul(2),
         }
     };
     Cache {

@@ -3,17 +3,17 @@
 mod adapter;
 mod attention;
 mod calibrate;
-mod compare;
+pub(crate) mod compare;
 pub(crate) mod context;
 mod detect;
-mod engines;
+pub(crate) mod engines;
 mod failure;
 mod framework;
 mod hardware;
 mod import;
 mod infer;
 mod infer_table;
-mod inspect;
+pub(crate) mod inspect;
 pub use inspect::Inspection;
 mod job;
 mod lens;
@@ -121,7 +121,7 @@ enum Command {
     /// Serve the web page and the HTTP API on this machine.
     Serve(serve::Arguments),
     /// Print the JSON schema of plan files.
-    Schema,
+    Schema(schema::Arguments),
     /// Print completions for a shell.
     Completions(shell::Arguments),
     /// Print the manual page.
@@ -258,7 +258,7 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::List(arguments) => list::run(arguments, &context),
         Command::Verify(arguments) => verify::run(arguments, context.text_or_json("verify")?, context.quiet),
         Command::Serve(arguments) => serve::run(arguments, context),
-        Command::Schema => schema::run(),
+        Command::Schema(arguments) => schema::run(arguments),
         Command::Completions(arguments) => Ok(shell::completions(arguments, Cli::command())),
         Command::Man => shell::manual(Cli::command()),
     }

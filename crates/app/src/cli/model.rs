@@ -62,6 +62,11 @@ pub(crate) struct Found {
 }
 
 impl ModelArguments {
+    /// Whether nothing says which model.
+    pub(super) fn is_silent(&self) -> bool {
+        self.model.is_none() && self.params.is_none() && self.layers.is_none() && self.hidden.is_none()
+    }
+
     /// Finds the model; `headers` asks for tensor headers too.
     pub(super) fn find(&self, headers: bool) -> Result<Found, Failure> {
         let Some(name) = &self.model else { return self.numbers() };

@@ -1,10 +1,29 @@
 //! `vramcast schema`.
 
-use super::{Answer, Failure};
-use vramcast_core::plan::TrainPlan;
+use clap::{Args, ValueEnum};
+use vramcast_core::plan::{InferPlan, TrainPlan};
 
-pub(super) fn run() -> Result<Answer, Failure> {
-    let schema = schemars::schema_for!(TrainPlan);
+use super::{Answer, Failure};
+
+/// Of which plans.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Plans of `train` or of `infer`.
+    #[arg(default_value = "train")]
+    what: What,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum What {
+    Train,
+    Infer,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
+    let schema = match arguments.what {
+        What::Train => schemars::schema_for!(TrainPlan),
+        What::Infer => schemars::schema_for!(InferPlan),
+    };
     let text = serde_json::to_string_pretty(&schema).map_err(|e| Failure::bad_input(e.to_string()))?;
     Ok(Answer::success(text + "\n"))
 }

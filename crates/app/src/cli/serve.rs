@@ -85,6 +85,6 @@ pub(super) fn run(arguments: &Arguments, context: Context) -> Result<Answer, Fai
             (_, Log::Json) => LogFormat::Json,
         },
     };
-    serve::run(options, context)?;
+    serve::run(&options, context)?;
     Ok(Answer::success(String::new()))
 }

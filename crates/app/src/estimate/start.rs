@@ -161,15 +161,36 @@ fn lay_over<Plan: Serialize + DeserializeOwned>(
         file.value["gpu"] = serde_json::to_value(card).map_err(broken)?;
     }
     let mut whole = serde_json::to_value(plan).map_err(broken)?;
+    if file.value.get("gpu").is_some() {
+        // A card of one's own takes nothing from the usual one.
+        whole["gpu"] = Value::Null;
+    }
     merge(&mut whole, &file.value);
-    serde_path_to_error::deserialize(whole).map_err(|error| {
+    let read: Plan = serde_path_to_error::deserialize(whole).map_err(|error| {
         let (shown, path) = (error.path().to_string(), pointer(error.path()));
         let problem = error.into_inner();
         let within = if path.is_empty() { String::new() } else { format!("{shown}: ") };
         Failure::bad_input(format!("{}: {within}{problem}", file.name))
             .hint("`vramcast schema` prints what a plan may hold")
             .at(Place::Plan(path))
-    })
+    })?;
+    match list_for_object(&file.value, &serde_json::to_value(&read).map_err(broken)?, "") {
+        None => Ok(read),
+        Some(place) => {
+            Err(Failure::bad_input(format!("{}: {place} is a list, not an object", file.name)).at(Place::Plan(place)))
+        }
+    }
+}
+
+/// Where a file has a list for an object: serde would take its values in order.
+fn list_for_object(file: &Value, read: &Value, place: &str) -> Option<String> {
+    match (file, read) {
+        (Value::Array(_), Value::Object(_)) => Some(place.to_owned()),
+        (Value::Object(file), Value::Object(read)) => {
+            file.iter().find_map(|(key, value)| list_for_object(value, read.get(key)?, &format!("{place}/{key}")))
+        }
+        _ => None,
+    }
 }
 
 /// A path as a JSON pointer.
@@ -227,6 +248,9 @@ mod tests {
         assert_eq!(place(json!({"batch": {"nothing": 1}})), at("/batch/nothing"));
         assert_eq!(place(json!({"gpu": "no such card"})), at("/gpu"));
         assert_eq!(place(json!({"parallel": {"engine": {"fsdp2": {"wrap": 3}}}})), at("/parallel/engine/fsdp2/wrap"));
-        assert_eq!(place(json!({"batch": {"seq_len": 5}})), None);
+        assert_eq!(place(json!({"gpu": {"name": "mine"}})), at("/gpu"));
+        assert_eq!(place(json!({"batch": [1, 2]})), at("/batch"));
+        assert_eq!(place(json!({"parallel": {"mesh": [1], "engine": {"ddp": {}}}})), at("/parallel/mesh"));
+        assert_eq!(place(json!({"batch": {"seq_len": 5}, "gpu": {"name": "mine", "memory": 1}})), None);
     }
 }

@@ -11,10 +11,21 @@ pub(crate) struct Asset {
 /// Addresses and files.
 const ASSETS: &[(&str, &[u8])] = &[("/index.html", include_bytes!("../../ui/index.html"))];
 
+/// The readable page of the API.
+const DOCS: &[(&str, &[u8])] = &[
+    ("/docs/docs.html", include_bytes!("docs/docs.html")),
+    ("/docs/docs.js", include_bytes!("docs/docs.js")),
+    ("/docs/docs.css", include_bytes!("docs/docs.css")),
+];
+
 /// The file at an address.
 pub(crate) fn find(path: &str) -> Option<Asset> {
-    let path = if path == "/" { "/index.html" } else { path };
-    let (_, content) = ASSETS.iter().find(|(known, _)| *known == path)?;
+    let path = match path {
+        "/" => "/index.html",
+        "/docs" | "/docs/" => "/docs/docs.html",
+        other => other,
+    };
+    let (_, content) = ASSETS.iter().chain(DOCS).find(|(known, _)| *known == path)?;
     Some(Asset { content, media_type: media_type(path) })
 }
 

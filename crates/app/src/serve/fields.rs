@@ -49,6 +49,7 @@ const OPTIONS: &[(&str, &str)] = &[
 pub(crate) fn pointer(place: &Place) -> Option<String> {
     match place {
         Place::Model => Some("/model".into()),
+        Place::Request(pointer) => Some(pointer.clone()),
         Place::Plan(pointer) => Some(format!("/plan{pointer}")),
         Place::Config(path) if path.is_empty() => Some("/config".into()),
         Place::Config(path) => Some(format!("/config/{}", path.replace('.', "/"))),

@@ -6,7 +6,11 @@
 //! | `handlers` | the answers, by topic |
 //! | `body` | what a request may hold, and how it is read |
 //! | `problem`, `fields` | errors as problem documents that name the field |
-//! | `pool` | estimates at once, and how long one may take |
+//! | `document`, `written` | answers as JSON; plans as YAML, TOML and command lines |
+//! | `pool`, `rate`, `hosts` | estimates at once and their time; requests per second; whom a request is addressed to |
+//! | `metrics`, `logs` | counts for Prometheus; a line for every request |
+//! | `openapi` | the description of the API |
+//! | `listen` | connections |
 //! | `assets` | the files of the page |
 //!
 //! Nothing of a request reaches the file system, and nothing the network unless the operator allows the hub.
@@ -16,9 +20,16 @@ mod body;
 mod document;
 mod fields;
 mod handlers;
+mod hosts;
+mod listen;
+mod logs;
+mod metrics;
+mod openapi;
 mod pool;
 mod problem;
+mod rate;
 mod router;
+mod written;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -30,7 +41,10 @@ use vramcast_core::plan::Gpus;
 use crate::cli::Failure;
 use crate::cli::context::Context;
 use crate::estimate::source::Reach;
+use hosts::Hosts;
+use metrics::Metrics;
 use pool::Pool;
+use rate::Rates;
 
 /// How to serve.
 pub(crate) struct Options {
@@ -78,27 +92,70 @@ pub(crate) struct Service {
     cards: Gpus,
     reach: Reach,
     limits: Limits,
+    log: LogFormat,
     pool: Pool,
+    hosts: Hosts,
+    rates: Rates,
+    metrics: Metrics,
 }
 
 /// Serves until the process is told to stop.
-pub(crate) fn run(options: Options, context: Context) -> Result<(), Failure> {
+pub(crate) fn run(options: &Options, context: Context) -> Result<(), Failure> {
     let broken = |what: &str, error: std::io::Error| Failure::bad_input(format!("{what}: {error}"));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| broken("serve", e))?;
+    let log = options.log;
     let service = Arc::new(Service {
         cards: context.cards(),
         context,
         reach: options.reach,
         limits: options.limits,
+        log,
         pool: Pool::new(options.limits),
+        hosts: Hosts::new(&options.allowed_hosts),
+        rates: Rates::new(options.limits.rate),
+        metrics: Metrics::new(),
     });
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
+        let stop = stop_signal().map_err(|e| broken("serve", e))?;
         let listener = tokio::net::TcpListener::bind(options.address)
             .await
             .map_err(|e| broken(&format!("cannot listen on {}", options.address), e))?;
         let address = listener.local_addr().map_err(|e| broken("serve", e))?;
         let mut out = std::io::stdout();
         let _ = writeln!(out, "listening on http://{address}/").and_then(|()| out.flush());
-        axum::serve(listener, router::router(service)).await.map_err(|e| broken("serve", e))
+        if options.open {
+            open(&format!("http://{address}/"));
+        }
+        if !address.ip().is_loopback() {
+            logs::event(log, "warning", "others can reach this server; it has no passwords");
+        }
+        let finished = listen::serve(listener, router::router(service), stop).await;
+        logs::event(log, "stopped", if finished { "every request was answered" } else { "requests were cut off" });
+        Ok(())
+    });
+    // Threads of estimates that nobody waits for end with the process.
+    runtime.shutdown_background();
+    served
+}
+
+/// Over when the process is told to stop: Ctrl-C, or SIGTERM.
+fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
+    #[cfg(unix)]
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    Ok(async move {
+        #[cfg(unix)]
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+        #[cfg(not(unix))]
+        let _ = tokio::signal::ctrl_c().await;
     })
+}
+
+/// Opens a browser; without one the address is printed anyway.
+fn open(address: &str) {
+    let program = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
+    let quiet = std::process::Stdio::null;
+    let _ = std::process::Command::new(program).arg(address).stdout(quiet()).stderr(quiet()).spawn();
 }

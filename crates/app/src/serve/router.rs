@@ -1,19 +1,31 @@
-//! Which address leads where.
+//! Which address leads where, and what happens to every request on its way.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Router;
-use axum::extract::State;
-use axum::http::{StatusCode, Uri, header};
+use axum::body::HttpBody;
+use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use serde_json::json;
 
 use super::document::Document;
-use super::handlers::{estimates, lists};
+use super::handlers::{about, estimates, lists, plans};
 use super::problem::Problem;
-use super::{Service, assets};
+use super::{Service, assets, logs};
 use crate::cli::list::{What, listed};
+
+/// Both ends of the connection a request came on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ends {
+    /// The client.
+    pub(crate) client: SocketAddr,
+    /// Us, as the client addressed us.
+    pub(crate) local: SocketAddr,
+}
 
 /// Every address.
 pub(crate) fn router(service: Arc<Service>) -> Router {
@@ -24,7 +36,13 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
     };
     let api = Router::new()
         .route("/train", post(estimates::train))
+        .route("/infer", post(estimates::infer))
+        .route("/inspect", post(estimates::inspect))
+        .route("/compare", post(estimates::compare))
         .route("/validate", post(estimates::validate))
+        .route("/suggest", post(estimates::suggest))
+        .route("/plan/read", post(plans::read))
+        .route("/plan/write", post(plans::write))
         .route("/models", get(lists::models))
         .route("/gpus", list(What::Gpus))
         .route("/optimizers", list(What::Optimizers))
@@ -32,15 +50,85 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .route("/frameworks", list(What::Frameworks))
         .route("/presets", list(What::Presets))
         .route("/dtypes", list(What::Dtypes))
-        .route("/health", get(async || Document::of(&json!({"status": "ok"}))))
-        .route("/version", get(async || Document::of(&json!({"version": env!("CARGO_PKG_VERSION")}))));
-    Router::new().nest("/api/v1", api).fallback(asset).with_state(service)
+        .route("/schema/train", get(about::train_schema))
+        .route("/schema/infer", get(about::infer_schema))
+        .route("/health", get(about::health))
+        .route("/version", get(about::version))
+        .route("/openapi.json", get(about::openapi));
+    Router::new()
+        .nest("/api/v1", api)
+        .route("/metrics", get(about::metrics))
+        .fallback(asset)
+        .method_not_allowed_fallback(async |method: Method, uri: Uri| {
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} takes no {method}", uri.path()))
+        })
+        .layer(DefaultBodyLimit::max(service.limits.body))
+        .layer(middleware::from_fn_with_state(Arc::clone(&service), every_request))
+        .with_state(service)
 }
 
 /// A file of the page.
-async fn asset(uri: Uri) -> Response {
-    match assets::find(uri.path()) {
-        Some(asset) => ([(header::CONTENT_TYPE, asset.media_type)], asset.content).into_response(),
-        None => Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path())).into_response(),
+async fn asset(method: Method, uri: Uri) -> Response {
+    let Some(asset) = assets::find(uri.path()) else {
+        return Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path())).into_response();
+    };
+    if method != Method::GET && method != Method::HEAD {
+        let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} takes no {method}", uri.path()));
+        return ([(header::ALLOW, "GET,HEAD")], problem).into_response();
     }
+    ([(header::CONTENT_TYPE, asset.media_type)], asset.content).into_response()
+}
+
+/// Checks a request before it is answered; protects, counts and logs the answer.
+async fn every_request(State(service): State<Arc<Service>>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let ends = request.extensions().get::<Ends>().copied();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let route = request.extensions().get::<MatchedPath>().map_or("(page)", MatchedPath::as_str).to_owned();
+    let limited = path.starts_with("/api/");
+    let checked = match ends {
+        Some(ends) => service
+            .hosts
+            .check(request.headers(), ends.local.ip())
+            .and_then(|()| if limited { service.rates.take(ends.client.ip(), started) } else { Ok(()) }),
+        // Every connection has two ends; without them nothing can be checked.
+        None => Err(Problem::new(StatusCode::BAD_REQUEST, "the connection has no address")),
+    };
+    let mut response = match checked {
+        Ok(()) => next.run(request).await,
+        Err(problem) => problem.into_response(),
+    };
+    protect(&mut response, limited);
+    let (status, bytes) = (response.status().as_u16(), response.body().size_hint().exact().unwrap_or(0));
+    let took = started.elapsed();
+    service.metrics.answered(&route, status, took, bytes);
+    if let Some(ends) = ends {
+        let line = logs::Line { client: ends.client.ip(), method: method.as_str(), path: &path, status, bytes, took };
+        logs::request(service.log, &line);
+    }
+    response
+}
+
+/// What browsers may do with an answer: nothing but what the page needs.
+const PROTECTION: [(HeaderName, &str); 7] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (HeaderName::from_static("permissions-policy"), "camera=(), geolocation=(), microphone=()"),
+];
+
+fn protect(response: &mut Response, api: bool) {
+    let headers = response.headers_mut();
+    for (name, value) in PROTECTION {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    let kept = if api { "no-store" } else { "no-cache" };
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(kept));
 }

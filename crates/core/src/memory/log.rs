@@ -61,7 +61,7 @@ pub enum Stream {
 }
 
 /// What memory is used for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
     /// Parameters of the model.
@@ -110,7 +110,7 @@ pub struct Log {
 }
 
 /// Memory of the host that a run keeps.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct HostPart {
     /// What it is.
     pub name: &'static str,
@@ -180,6 +180,7 @@ impl Storage {
 
     /// A new storage of a size of its own.
     pub fn of_bytes(log: &SharedLog, operation: &'static str, bytes: u64, shape: Shape, dtype: DType) -> Rc<Self> {
+        crate::work::record();
         let mut inner = log.borrow_mut();
         let id = StorageId(inner.storages.len() as u32);
         let Context { category, module, stream } = inner.context;
@@ -216,6 +217,7 @@ impl Storage {
         if self.alive.get().is_some() {
             return;
         }
+        crate::work::record();
         let mut log = self.log.borrow_mut();
         let id = StorageId(log.storages.len() as u32);
         if let Some(info) = log.storages.get(self.id.0 as usize).copied() {

@@ -31,7 +31,7 @@ pub struct Simulation {
 }
 
 /// Cards of a run that need the same.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct Rank {
     /// Which they are.
     pub name: String,
@@ -48,7 +48,7 @@ pub struct Rank {
 impl Simulation {
     /// Most of what nvidia-smi shows: the largest reservation and what the process holds besides.
     pub fn process_bytes(&self) -> u64 {
-        self.replay.peak_reserved() + self.process.iter().map(|part| part.bytes).sum::<u64>()
+        self.process.iter().fold(self.replay.peak_reserved(), |sum, part| sum.saturating_add(part.bytes))
     }
 
     /// So many cards that all need what this one does.
@@ -65,6 +65,7 @@ impl Simulation {
 
 /// Simulates training; of ranks that differ, the one that needs most.
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
+    crate::work::begin();
     plan.check()?;
     if let Some(Parallel { engine: Engine::Megatron(_), .. }) = &plan.parallel {
         return megatron::worst(model, plan);
@@ -108,7 +109,7 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
         plan.parallel.iter().filter(|p| p.mesh.world() > 1).flat_map(|p| process::parallel_parts(p, &plan.gpu.machine)),
     );
     // Cached blocks go back to the driver when the card is full, before a run fails.
-    let others: u64 = process.iter().map(|part| part.bytes).sum();
+    let others = process.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes));
     let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
     let notes = found.notes;
     let mut simulation = Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() };
@@ -143,6 +144,7 @@ fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
 
 /// Simulates `generate`; the program is that of the prompt.
 pub fn infer(model: &Model, plan: &InferPlan) -> Result<Simulation, PlanError> {
+    crate::work::begin();
     let (program, log, notes) = infer::simulate(model, plan)?;
     let replay = allocator::replay(&log, plan.allocator, None);
     let process = process::parts(&log, &plan.gpu, plan.quantization.as_ref(), false);

@@ -137,6 +137,7 @@ impl Graph {
     }
 
     fn add_module(&mut self, path: String, kind: ModuleKind) -> ModuleId {
+        crate::work::record();
         let id = ModuleId(self.modules.len() as u32);
         self.modules.push(Module { path, kind, parameters: Vec::new() });
         id
@@ -206,6 +207,7 @@ impl Graph {
             }
             return known;
         }
+        crate::work::record();
         let id = ParameterId(self.parameters.len() as u32);
         self.parameter_names.insert(name.clone(), id);
         self.parameters.push(Parameter { name, shape, role });
@@ -284,6 +286,7 @@ impl Graph {
 
     /// Writes a step down and returns the first of its outputs.
     fn record(&mut self, module: Option<ModuleId>, op: Op, inputs: &[&Value], shapes: &[Shape]) -> ValueId {
+        crate::work::record();
         let module = module.or(self.stack.last().copied()).unwrap_or(ModuleId(0));
         let first = self.values.len() as u32;
         self.values.extend_from_slice(shapes);

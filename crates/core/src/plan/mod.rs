@@ -58,7 +58,7 @@ pub use quantization::{Outliers, Quantization, QuantizationScheme};
 pub use train::{Checkpointing, Kernels, TrainPlan};
 
 /// A plan of any kind.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RunPlan {
     /// Training.

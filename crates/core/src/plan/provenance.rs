@@ -7,7 +7,7 @@ use super::TrainPlan;
 use super::framework::Provenance;
 
 /// One setting and where it comes from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Origin {
     /// The setting, as plan files spell it.
     pub key: String,

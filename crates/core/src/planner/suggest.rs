@@ -4,7 +4,9 @@
 //! work at once, training less, and more hardware last; among alike ones the largest saving first.
 
 use serde::Serialize;
+use serde_json::Value;
 
+use super::changes;
 use crate::dtype::DType;
 use crate::memory::simulation;
 use crate::model::Model;
@@ -13,9 +15,10 @@ use crate::plan::{
     AdapterPlan, AttentionKind, CacheImplementation, Checkpointing, Gpu, Gpus, Implementation, InferPlan, Kernels,
     LoraPlan, Mesh, OptimizerKind, Parallel, Quantization, TrainPlan,
 };
+use crate::report::Totals;
 
 /// One change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Suggestion {
     /// The flags that make it.
     pub change: String,
@@ -27,10 +30,14 @@ pub struct Suggestion {
     pub saved: u64,
     /// Whether it then fits.
     pub fits: bool,
+    /// The peaks it then has.
+    pub totals: Totals,
+    /// What it changes in the plan, as a JSON merge patch.
+    pub changes: Value,
 }
 
 /// What a change costs, cheapest first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cost {
     /// The same result.
@@ -67,17 +74,18 @@ impl Cost {
 /// Single changes to a training run that must stay below `limit` bytes on its card. Where none suffices alone, the three
 /// that save most.
 pub fn for_training(model: &Model, plan: &TrainPlan, limit: u64, now: u64, cards: &Gpus) -> Vec<Suggestion> {
-    let run = |plan: &TrainPlan| simulation::train(model, plan).ok().map(|run| run.process_bytes());
+    let run = |plan: &TrainPlan| simulation::train(model, plan).ok().map(|run| Totals::of(&run));
+    let room = Room { limit, now };
     let mut found = Vec::new();
-    let mut consider = |change: &str, cost: Cost, plan: Option<TrainPlan>| {
-        if let Some(process) = plan.as_ref().and_then(run) {
-            found.push(suggestion(change, cost, process, now, limit));
+    let mut consider = |change: &str, cost: Cost, changed: &TrainPlan| {
+        if let Some(totals) = run(changed) {
+            found.push(room.suggestion(change, cost, totals, changes::between(plan, changed)));
         }
     };
     for (change, cost, edit) in TRAINING {
         let mut changed = plan.clone();
         if edit(&mut changed) {
-            consider(change, *cost, Some(changed));
+            consider(change, *cost, &changed);
         }
     }
     let sized = |batch: u64, seq: u64| {
@@ -86,14 +94,14 @@ pub fn for_training(model: &Model, plan: &TrainPlan, limit: u64, now: u64, cards
         plan
     };
     let (batch, seq) = (plan.batch.batch_size, plan.batch.seq_len);
-    let fits = |plan: TrainPlan| run(&plan).is_some_and(|bytes| bytes <= limit);
+    let fits = |plan: TrainPlan| run(&plan).is_some_and(|totals| totals.process <= limit);
     if let Some(most) = largest_below(batch, 1, |batch| fits(sized(batch, seq))) {
         let again = batch.div_ceil(most);
         let change = format!("--batch-size {most} (and {again} micro-batches a step for the same batch)");
-        consider(&change, Cost::Batch, Some(sized(most, seq)));
+        consider(&change, Cost::Batch, &sized(most, seq));
     }
     if let Some(most) = largest_below(seq, 64, |seq| fits(sized(batch, seq))) {
-        consider(&format!("--seq-len {most}"), Cost::Length, Some(sized(batch, most)));
+        consider(&format!("--seq-len {most}"), Cost::Length, &sized(batch, most));
     }
     if plan.parallel.is_none() {
         let spread = |world: u64| TrainPlan {
@@ -106,12 +114,13 @@ pub fn for_training(model: &Model, plan: &TrainPlan, limit: u64, now: u64, cards
             ..plan.clone()
         };
         if let Some(world) = (1..=10).map(|power| 1u64 << power).find(|world| fits(spread(*world))) {
-            consider(&format!("--gpus {world} --engine fsdp2"), Cost::Hardware, Some(spread(world)));
+            consider(&format!("--gpus {world} --engine fsdp2"), Cost::Hardware, &spread(world));
         }
     }
     let other = |gpu: Gpu| TrainPlan { gpu, ..plan.clone() };
-    if let Some((card, process)) = larger_card(&plan.gpu, limit, cards, |gpu| run(&other(gpu))) {
-        found.push(Suggestion { fits: true, ..suggestion(&card, Cost::Hardware, process, now, limit) });
+    if let Some((gpu, totals)) = larger_card(&plan.gpu, limit, cards, |gpu| run(&other(gpu))) {
+        let (change, changes) = (format!("--gpu {:?}", gpu.name), changes::between(plan, &other(gpu)));
+        found.push(Suggestion { fits: true, ..room.suggestion(&change, Cost::Hardware, totals, changes) });
     }
     choose(found)
 }
@@ -119,15 +128,19 @@ pub fn for_training(model: &Model, plan: &TrainPlan, limit: u64, now: u64, cards
 /// Single changes to a run of `generate`.
 pub fn for_generation(model: &Model, plan: &InferPlan, limit: u64, now: u64, cards: &Gpus) -> Vec<Suggestion> {
     let run = |plan: &InferPlan| {
-        plan.check().ok().and_then(|()| simulation::infer(model, plan).ok()).map(|run| run.process_bytes())
+        plan.check().ok().and_then(|()| simulation::infer(model, plan).ok()).map(|run| Totals::of(&run))
     };
+    let room = Room { limit, now };
     let mut found = Vec::new();
+    let mut consider = |change: &str, cost: Cost, changed: &InferPlan| {
+        if let Some(totals) = run(changed) {
+            found.push(room.suggestion(change, cost, totals, changes::between(plan, changed)));
+        }
+    };
     for (change, cost, edit) in GENERATION {
         let mut changed = plan.clone();
-        if edit(&mut changed)
-            && let Some(process) = run(&changed)
-        {
-            found.push(suggestion(change, *cost, process, now, limit));
+        if edit(&mut changed) {
+            consider(change, *cost, &changed);
         }
     }
     let sized = |batch: u64, prompt: u64| {
@@ -136,21 +149,17 @@ pub fn for_generation(model: &Model, plan: &InferPlan, limit: u64, now: u64, car
         plan
     };
     let (batch, prompt) = (plan.batch.batch_size, plan.batch.seq_len);
-    let fits = |plan: InferPlan| run(&plan).is_some_and(|bytes| bytes <= limit);
-    let mut resized = |change: String, cost: Cost, plan: InferPlan| {
-        if let Some(process) = run(&plan) {
-            found.push(suggestion(&change, cost, process, now, limit));
-        }
-    };
+    let fits = |plan: InferPlan| run(&plan).is_some_and(|totals| totals.process <= limit);
     if let Some(most) = largest_below(batch, 1, |batch| fits(sized(batch, prompt))) {
-        resized(format!("--batch-size {most}"), Cost::Batch, sized(most, prompt));
+        consider(&format!("--batch-size {most}"), Cost::Batch, &sized(most, prompt));
     }
     if let Some(most) = largest_below(prompt, 64, |prompt| fits(sized(batch, prompt))) {
-        resized(format!("--prompt {most}"), Cost::Length, sized(batch, most));
+        consider(&format!("--prompt {most}"), Cost::Length, &sized(batch, most));
     }
     let other = |gpu: Gpu| InferPlan { gpu, ..plan.clone() };
-    if let Some((card, process)) = larger_card(&plan.gpu, limit, cards, |gpu| run(&other(gpu))) {
-        found.push(Suggestion { fits: true, ..suggestion(&card, Cost::Hardware, process, now, limit) });
+    if let Some((gpu, totals)) = larger_card(&plan.gpu, limit, cards, |gpu| run(&other(gpu))) {
+        let (change, changes) = (format!("--gpu {:?}", gpu.name), changes::between(plan, &other(gpu)));
+        found.push(Suggestion { fits: true, ..room.suggestion(&change, Cost::Hardware, totals, changes) });
     }
     choose(found)
 }
@@ -219,7 +228,7 @@ fn largest_below(now: u64, step: u64, holds: impl Fn(u64) -> bool) -> Option<u64
 }
 
 /// The smallest larger card of the same maker on which the run fits with the same share left free.
-fn larger_card(own: &Gpu, limit: u64, cards: &Gpus, run: impl Fn(Gpu) -> Option<u64>) -> Option<(String, u64)> {
+fn larger_card(own: &Gpu, limit: u64, cards: &Gpus, run: impl Fn(Gpu) -> Option<Totals>) -> Option<(Gpu, Totals)> {
     let mut larger: Vec<Gpu> =
         cards.all().filter(|card| card.memory > own.memory && card.vendor == own.vendor).collect();
     larger.sort_by(|a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
@@ -227,13 +236,22 @@ fn larger_card(own: &Gpu, limit: u64, cards: &Gpus, run: impl Fn(Gpu) -> Option<
     let kept = own.memory.saturating_sub(limit);
     larger.into_iter().find_map(|card| {
         let room = card.memory.saturating_sub(kept);
-        let name = card.name.clone();
-        run(card).filter(|process| *process <= room).map(|process| (format!("--gpu {:?}", name), process))
+        run(card.clone()).filter(|totals| totals.process <= room).map(|totals| (card, totals))
     })
 }
 
-fn suggestion(change: &str, cost: Cost, process: u64, now: u64, limit: u64) -> Suggestion {
-    Suggestion { change: change.to_owned(), cost, process, saved: now.saturating_sub(process), fits: process <= limit }
+/// What there is, and what the run takes now.
+struct Room {
+    limit: u64,
+    now: u64,
+}
+
+impl Room {
+    fn suggestion(&self, change: &str, cost: Cost, totals: Totals, changes: Value) -> Suggestion {
+        let process = totals.process;
+        let (saved, fits) = (self.now.saturating_sub(process), process <= self.limit);
+        Suggestion { change: change.to_owned(), cost, process, saved, fits, totals, changes }
+    }
 }
 
 fn choose(mut found: Vec<Suggestion>) -> Vec<Suggestion> {

@@ -10,7 +10,7 @@ use crate::memory::log::{Event, Log, StorageInfo};
 use crate::memory::simulation::Simulation;
 
 /// One part of the total.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Component {
     /// What it is.
     pub name: String,
@@ -19,7 +19,7 @@ pub struct Component {
 }
 
 /// What a module holds at the peak.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct ModuleShare {
     /// Its path; layers of one list are taken together (`model.layers.*`).
     pub path: String,
@@ -28,7 +28,7 @@ pub struct ModuleShare {
 }
 
 /// One large tensor at the peak.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct LargeTensor {
     /// What it is for.
     pub component: String,
@@ -47,7 +47,7 @@ pub struct LargeTensor {
 }
 
 /// A component of the peak with what it consists of.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Term {
     /// The component.
     pub component: String,

@@ -6,7 +6,7 @@ use crate::memory::log::HostPart;
 use crate::memory::simulation::{Rank, Simulation};
 
 /// A run on several cards.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Job {
     /// How many cards there are.
     pub cards: u64,

@@ -31,7 +31,7 @@ pub use verdict::Verdict;
 pub const SCHEMA: u32 = 1;
 
 /// What a run needs, when and why. All sizes are bytes.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, schemars::JsonSchema)]
 pub struct Report {
     /// The version of this document.
     pub schema: u32,
@@ -68,7 +68,7 @@ pub struct Report {
 }
 
 /// The model in a few numbers.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, schemars::JsonSchema)]
 pub struct ModelFacts {
     /// As it was asked for.
     pub name: String,
@@ -84,7 +84,7 @@ pub struct ModelFacts {
 }
 
 /// The answer, in bytes, at three levels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Totals {
     /// The most that tensors hold (`torch.cuda.max_memory_allocated`).
     pub allocated: u64,
@@ -94,13 +94,20 @@ pub struct Totals {
     pub process: u64,
 }
 
+impl Totals {
+    /// Of a simulation.
+    pub fn of(simulation: &Simulation) -> Self {
+        Self {
+            allocated: simulation.replay.peak_allocated(),
+            reserved: simulation.replay.peak_reserved(),
+            process: simulation.process_bytes(),
+        }
+    }
+}
+
 /// Sums a simulation up; `cards` are the ones a verdict is wanted for.
 pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulation, cards: &[Gpu]) -> Report {
-    let totals = Totals {
-        allocated: simulation.replay.peak_allocated(),
-        reserved: simulation.replay.peak_reserved(),
-        process: simulation.process_bytes(),
-    };
+    let totals = Totals::of(simulation);
     let alive = alive::at_peak(&simulation.log, &simulation.replay);
     let mut notes = model.notes().to_vec();
     notes.extend(plan.notes());

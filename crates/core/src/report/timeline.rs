@@ -6,7 +6,7 @@ use crate::memory::log::{Category, Event};
 use crate::memory::simulation::Simulation;
 
 /// One phase.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct PhaseReport {
     /// Its name: step, micro-batch, what.
     pub name: String,
@@ -21,7 +21,7 @@ pub struct PhaseReport {
 }
 
 /// A moment of the run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Sample {
     /// The phase it lies in.
     pub phase: String,

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::plan::Gpu;
 
 /// Whether a card is large enough.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Verdict {
     /// The card.
     pub gpu: String,
@@ -19,13 +19,17 @@ pub struct Verdict {
     pub utilization: f64,
 }
 
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
 /// Judges one card.
 pub fn judge(card: &Gpu, process: u64) -> Verdict {
     Verdict {
         gpu: card.name.clone(),
         memory: card.memory,
         fits: process <= card.memory,
-        headroom: card.memory as i64 - process as i64,
+        headroom: signed(card.memory).saturating_sub(signed(process)),
         utilization: if card.memory == 0 { 0.0 } else { (1000.0 * process as f64 / card.memory as f64).round() / 10.0 },
     }
 }

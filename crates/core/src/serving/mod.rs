@@ -26,7 +26,7 @@ use serde::Serialize;
 pub use model::{ServedLayer, ServedModel, WeightFormat};
 
 /// What an engine would do with a model on a card. All sizes are bytes per card.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Budget {
     /// The engine and the version whose rules were used.
     pub engine: String,
@@ -55,7 +55,7 @@ pub struct Budget {
 }
 
 /// One thing an engine holds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Share {
     /// What it is.
     pub name: String,

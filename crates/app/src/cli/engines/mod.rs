@@ -4,11 +4,14 @@ mod options;
 mod solve;
 mod text;
 
-pub(super) use options::{EngineArguments, known_by_letters};
+pub(crate) use options::EngineArguments;
+pub(super) use options::known_by_letters;
 pub(super) use solve::{Need, engine as solve_engine, generate as solve_generate};
 
 use clap::ValueEnum;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
 use vramcast_core::model::Model;
 use vramcast_core::plan::Gpu;
 use vramcast_core::serving::llama_cpp::{CONTEXT, LlamaCppEstimate, LlamaCppPlan, ollama};
@@ -17,20 +20,23 @@ use vramcast_core::serving::tensorrt_llm::TensorRtLlmPlan;
 use vramcast_core::serving::tgi::TgiPlan;
 use vramcast_core::serving::{Budget, ServedModel};
 
-use super::model::ModelArguments;
 use super::{Answer, Failure};
+use crate::estimate::source::Reach;
 use crate::exit::Exit;
 
 /// Who serves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum EngineName {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum EngineName {
     /// transformers' `generate`, simulated.
+    #[default]
     Hf,
     Vllm,
     Sglang,
     Tgi,
     TensorrtLlm,
     #[value(name = "llama.cpp", alias = "llama-cpp")]
+    #[serde(rename = "llama.cpp", alias = "llama-cpp")]
     LlamaCpp,
     Ollama,
     /// All of them but `hf`, side by side.
@@ -39,7 +45,7 @@ pub(super) enum EngineName {
 
 impl EngineName {
     /// What people call it.
-    pub(super) fn title(self) -> &'static str {
+    pub(crate) fn title(self) -> &'static str {
         match self {
             Self::Hf => "transformers (hf)",
             Self::Vllm => "vLLM",
@@ -55,15 +61,17 @@ impl EngineName {
 
 /// What was asked, for which model.
 #[derive(Clone, Copy)]
-pub(super) struct Request<'a> {
-    pub(super) engine: EngineName,
-    pub(super) name: &'a str,
-    pub(super) model: &'a Model,
-    pub(super) arguments: &'a EngineArguments,
+pub(crate) struct Request<'a> {
+    pub(crate) engine: EngineName,
+    pub(crate) name: &'a str,
+    pub(crate) model: &'a Model,
+    pub(crate) arguments: &'a EngineArguments,
+    /// How far the name of a draft model may reach.
+    pub(crate) reach: Reach,
 }
 
 /// What the engines said about one card.
-pub(super) struct Served {
+pub(crate) struct Served {
     budgets: Vec<Budget>,
     estimates: Vec<(&'static str, LlamaCppEstimate)>,
     memory: u64,
@@ -76,15 +84,27 @@ impl Served {
     }
 
     /// Whether one sequence of full length fits everywhere.
-    fn fits(&self) -> bool {
+    pub(crate) fn fits(&self) -> bool {
         self.budgets.iter().all(|budget| budget.fits)
             && self.estimates.iter().all(|(_, estimate)| Self::fullest(estimate) <= self.memory)
     }
 }
 
+impl Served {
+    /// The document of `--json`.
+    pub(crate) fn document(&self, name: &str, gpu: &Gpu) -> Value {
+        let buffer = |(engine, estimate): &(&str, LlamaCppEstimate)| json!({"engine": engine, "estimate": estimate});
+        let buffers: Vec<Value> = self.estimates.iter().map(buffer).collect();
+        let budgets = &self.budgets;
+        json!({
+            "schema": 1, "model": name, "gpu": gpu.name, "memory": gpu.memory, "budgets": budgets, "buffers": buffers,
+        })
+    }
+}
+
 impl Request<'_> {
     /// Asks the engines about a card.
-    fn serve(&self, gpu: &Gpu) -> Result<Served, Failure> {
+    pub(crate) fn serve(&self, gpu: &Gpu) -> Result<Served, Failure> {
         let arguments = self.arguments;
         let wanted = |one: EngineName| self.engine == one || self.engine == EngineName::All;
         let (memory, context) = (gpu.memory, arguments.context);
@@ -142,7 +162,7 @@ impl Request<'_> {
         if let Ok(layers) = text.parse::<u64>() {
             return Ok([0, layers]);
         }
-        let found = ModelArguments { model: Some(text.clone()), ..ModelArguments::default() }.find(false)?;
+        let found = self.reach.find(text, None, false)?;
         let model = found.require_model()?;
         let format = vramcast_core::serving::WeightFormat::of(model).map_err(|e| Failure::bad_input(e.to_string()))?;
         let served = ServedModel::of(model, &format)?;
@@ -157,15 +177,10 @@ pub(super) fn run(request: &Request<'_>, gpu: &Gpu, table: bool, as_json: bool) 
     }
     let served = request.serve(gpu)?;
     let exit = if served.fits() { Exit::Success } else { Exit::No };
-    let (name, memory) = (request.name, gpu.memory);
     let text = if as_json {
-        let buffers: Vec<_> =
-            served.estimates.iter().map(|(engine, e)| json!({"engine": engine, "estimate": e})).collect();
-        let budgets = &served.budgets;
-        let document = json!({"schema": 1, "model": name, "gpu": gpu.name, "memory": memory, "budgets": budgets, "buffers": buffers});
-        format!("{document:#}\n")
+        format!("{:#}\n", served.document(request.name, gpu))
     } else {
-        text::all(name, gpu, &served)
+        text::all(request.name, gpu, &served)
     };
     Ok(Answer { text, exit })
 }

@@ -1,6 +1,8 @@
 //! The flags of serving engines, under the names their users know; one that an engine does not have is refused.
 
 use clap::Args;
+use schemars::JsonSchema;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use vramcast_core::dtype::{DType, builtin_formats, find_format};
 use vramcast_core::model::Model;
@@ -14,9 +16,10 @@ use super::EngineName;
 use crate::cli::Failure;
 
 /// What an engine is started with.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Default, Args, Deserialize, JsonSchema)]
 #[command(next_help_heading = "Serving engines")]
-pub(in crate::cli) struct EngineArguments {
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct EngineArguments {
     /// The version whose rules hold (vLLM: 0.6 to 0.28).
     #[arg(long, value_name = "VERSION")]
     pub engine_version: Option<String>,
@@ -107,7 +110,7 @@ use EngineName::{LlamaCpp, Ollama, Sglang, TensorrtLlm, Tgi, Vllm};
 
 impl EngineArguments {
     /// Refuses what the chosen engine does not have.
-    pub(in crate::cli) fn check(&self, engine: EngineName) -> Result<(), Failure> {
+    pub(crate) fn check(&self, engine: EngineName) -> Result<(), Failure> {
         let pooled = [Vllm, Sglang, Tgi, TensorrtLlm];
         let local = [LlamaCpp, Ollama];
         let any = [Vllm, Sglang, Tgi, TensorrtLlm, LlamaCpp, Ollama];

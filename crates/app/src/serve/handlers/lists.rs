@@ -1,18 +1,18 @@
 //! What vramcast knows.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
+use axum::http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use vramcast_core::model::Model;
 use vramcast_core::source::catalogue;
 
-use crate::serve::Service;
+use super::Shared;
 use crate::serve::document::Document;
 use crate::serve::problem::Problem;
-
-type Shared = State<Arc<Service>>;
 
 /// A model of the catalogue.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -41,7 +41,14 @@ pub(crate) struct ModelQuery {
 }
 
 /// `GET /models`.
-pub(crate) async fn models(State(service): Shared, query: Query<ModelQuery>) -> Result<Document, Problem> {
+pub(crate) async fn models(
+    State(service): Shared,
+    query: Result<Query<ModelQuery>, QueryRejection>,
+) -> Result<Document, Problem> {
+    let Ok(Query(query)) = query else {
+        let detail = "search is text and limit a whole number; there is nothing else to ask";
+        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
+    };
     let all = service.pool.run(|| Ok(catalogue_models())).await?;
     let words: Vec<String> = query.search.split_whitespace().map(str::to_lowercase).collect();
     let holds = |model: &&CatalogueModel| {

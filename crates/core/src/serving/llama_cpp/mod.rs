@@ -116,7 +116,7 @@ pub enum LlamaCppError {
 }
 
 /// The buffers of one place.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Buffers {
     /// Weights.
     pub model: u64,
@@ -140,7 +140,7 @@ impl Buffers {
 pub const CONTEXT: u64 = 312 << 20;
 
 /// Buffers by device, and the host's.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct LlamaCppEstimate {
     /// Every device, in order.
     pub devices: Vec<Buffers>,

@@ -1,0 +1,96 @@
+//! How much one answer may take: everything a model or a simulation records counts, and past a bound the work stops.
+//!
+//! A config or a plan is a few bytes that can ask for billions of operations. Who answers strangers sets a bound, and
+//! may stop an answer that nobody waits for any more. Without a bound nothing is counted.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Why work ended before it was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// It recorded more than it may.
+    TooLarge,
+    /// Its caller does not want it any more.
+    Unwanted,
+}
+
+thread_local! {
+    static MOST: Cell<u64> = const { Cell::new(u64::MAX) };
+    static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
+    static UNWANTED: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// Between two looks at whether the answer is still wanted.
+const LOOK_EVERY: u64 = 1024;
+
+/// Does some work, each simulation of which may record at most `most` things, and which ends early once `unwanted` is
+/// set.
+///
+/// Stopping unwinds the stack, so that every value on it is dropped as usual; nothing is printed.
+pub fn bounded<T>(most: u64, unwanted: Arc<AtomicBool>, work: impl FnOnce() -> T) -> Result<T, Stopped> {
+    MOST.set(most);
+    LEFT.set(most);
+    UNWANTED.set(Some(unwanted));
+    let done = catch_unwind(AssertUnwindSafe(work));
+    MOST.set(u64::MAX);
+    LEFT.set(u64::MAX);
+    UNWANTED.set(None);
+    done.map_err(|payload| match payload.downcast::<Stopped>() {
+        Ok(stopped) => *stopped,
+        // A panic of another kind is not ours to hide.
+        Err(payload) => resume_unwind(payload),
+    })
+}
+
+/// A simulation begins: what earlier ones recorded is gone.
+pub(crate) fn begin() {
+    LEFT.set(MOST.get());
+}
+
+/// Something is about to be recorded. Called while nothing is borrowed that a destructor needs.
+pub(crate) fn record() {
+    let left = LEFT.get();
+    if left == u64::MAX {
+        return;
+    }
+    if left == 0 {
+        resume_unwind(Box::new(Stopped::TooLarge));
+    }
+    LEFT.set(left - 1);
+    if left % LOOK_EVERY == 0 {
+        let unwanted = UNWANTED.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)));
+        if unwanted {
+            resume_unwind(Box::new(Stopped::Unwanted));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::simulation;
+    use crate::model::Model;
+    use crate::plan::TrainPlan;
+    use crate::source::catalogue;
+
+    fn train(most: u64, unwanted: bool) -> Result<u64, Stopped> {
+        let entry = catalogue::find("gpt2").unwrap();
+        let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+        let mut plan = TrainPlan::default();
+        plan.batch.seq_len = 512;
+        bounded(most, Arc::new(AtomicBool::new(unwanted)), || simulation::train(&model, &plan).unwrap().process_bytes())
+    }
+
+    #[test]
+    fn work_stops() {
+        let whole = train(u64::MAX - 1, false).unwrap();
+        assert_eq!(train(1 << 22, false), Ok(whole));
+        assert_eq!(train(1000, false), Err(Stopped::TooLarge));
+        assert_eq!(train(1 << 22, true), Err(Stopped::Unwanted));
+        // The thread is as good as new.
+        assert_eq!(train(1 << 22, false), Ok(whole));
+    }
+}
