@@ -7,7 +7,7 @@ use vramcast_core::memory::sharding::shares::{self, Share};
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
 use vramcast_core::plan::parallel::{
-    Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, Offload, Parallel, Reshard, ZeroConfig,
+    Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, Offload, Parallel, Reshard, TensorForm, TensorParallel, ZeroConfig,
 };
 use vramcast_core::plan::{Batch, TrainPlan};
 
@@ -69,6 +69,14 @@ fn model() -> Model {
         "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1001,
         "max_position_embeddings": 2048, "tie_word_embeddings": false
     });
+    Model::new(config, None).expect("a Llama")
+}
+
+/// The same with words and widths that divide.
+fn even() -> Model {
+    let mut config = model().config().clone();
+    config["vocab_size"] = 1024.into();
+    config["intermediate_size"] = 704.into();
     Model::new(config, None).expect("a Llama")
 }
 
@@ -157,6 +165,61 @@ fn impossible_worlds_are_refused_with_numbers() {
     parallel.mesh.tp = 3;
     let refused = simulation::train(&model(), &plan(Some(parallel))).expect_err("8 heads over 3").to_string();
     assert!(refused.contains("tp 3 does not divide 8 attention heads"), "{refused}");
+}
+
+fn split(tp: u64, dp: u64, form: TensorForm) -> Parallel {
+    let tensor = TensorParallel { form, loss_parallel: false };
+    let engine = if dp > 1 { Engine::Fsdp2(Fsdp2 { tensor, ..Fsdp2::default() }) } else { Engine::Tp(tensor) };
+    Parallel { mesh: Mesh { tp, ..Mesh::sharded(dp) }, engine, communicators: 1, no_sync: false }
+}
+
+/// Over all tensor-parallel cards the parts of split parameters are one copy; the others are whole on each.
+#[test]
+fn tensor_parallel_parts_are_one_copy() {
+    let whole = simulation::train(&even(), &plan(None)).expect("it runs").program;
+    for (form, tp) in [(TensorForm::Transformers, 2), (TensorForm::Transformers, 4), (TensorForm::Torchtitan, 4)] {
+        let part = simulation::train(&even(), &plan(Some(split(tp, 1, form)))).expect("it runs").program;
+        for (all, own) in whole.parameters.iter().zip(&part.parameters) {
+            assert_eq!(all.name, own.name);
+            let replicated =
+                own.name.contains("norm") || (own.name.contains("embed") && form == TensorForm::Transformers);
+            let copies = if replicated { 1 } else { tp };
+            assert_eq!(own.shape.elements() * copies, all.shape.elements(), "{} at tp {tp}", own.name);
+        }
+    }
+}
+
+#[test]
+fn more_tensor_parallel_cards_never_hold_more() {
+    for form in [TensorForm::Transformers, TensorForm::Torchtitan] {
+        for dp in [1, 4] {
+            let held: Vec<u64> = [2, 4]
+                .into_iter()
+                .map(|tp| {
+                    let run = simulation::train(&even(), &plan(Some(split(tp, dp, form)))).expect("it runs");
+                    persistent(&run.log)
+                })
+                .collect();
+            assert!(held[1] <= held[0], "{form:?} over {dp}: {held:?}");
+        }
+    }
+}
+
+#[test]
+fn impossible_tensor_parallel_meshes_are_refused_with_numbers() {
+    let refused =
+        |tp, form| simulation::train(&model(), &plan(Some(split(tp, 1, form)))).expect_err("refused").to_string();
+    let text = refused(8, TensorForm::Transformers);
+    assert_eq!(text, "tp 8 does not divide 4 key and value heads; the nearest that do are 4");
+    let text = refused(2, TensorForm::Transformers);
+    assert!(
+        text.contains("tp 2 does not divide the 1001 outputs of lm_head") && text.contains("tp may be 7, 11, 13"),
+        "{text}"
+    );
+    let mut alone = split(2, 1, TensorForm::Transformers);
+    alone.mesh.dp_shard = 2;
+    let text = simulation::train(&even(), &plan(Some(alone))).expect_err("refused").to_string();
+    assert!(text.contains("tp alone is 2 GPUs, not 4"), "{text}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::plan::parallel::{
     BackwardPrefetch, Ddp, DeepSpeed, DeepSpeedFile, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Offload,
-    OffloadDevice, Parallel, Reshard, Strategy, Wrap, ZeroConfig,
+    OffloadDevice, Parallel, Reshard, Strategy, TensorForm, TensorParallel, Wrap, ZeroConfig,
 };
 use vramcast_core::plan::{PlanError, TrainPlan};
 
@@ -24,7 +24,8 @@ pub(super) struct ParallelArguments {
     /// Nodes with so many cards each [default: 1].
     #[arg(long, value_name = "N", requires = "gpus")]
     nodes: Option<u64>,
-    /// Who spreads the model: ddp, fsdp (version 1), fsdp2, deepspeed or megatron [default: fsdp2].
+    /// Who spreads the model: ddp, fsdp (version 1), fsdp2, tp (transformers' tensor parallel alone), deepspeed or megatron
+    /// [default: fsdp2; tp where --tp takes all cards].
     #[arg(long, value_name = "ENGINE", requires = "gpus")]
     engine: Option<EngineName>,
     /// Data parallel: cards that share one copy [default: what is left of the world].
@@ -36,6 +37,12 @@ pub(super) struct ParallelArguments {
     /// Tensor parallel [default: 1].
     #[arg(long, value_name = "N", requires = "gpus")]
     tp: Option<u64>,
+    /// Who splits layers for --tp: transformers (tp_plan="auto") or torchtitan (with sequence parallel) [default: transformers].
+    #[arg(long, value_name = "FORM", requires = "tp")]
+    tp_form: Option<String>,
+    /// Compute the loss on parts of the vocabulary (with --tp-form torchtitan).
+    #[arg(long, requires = "tp_form")]
+    loss_parallel: bool,
     /// Pipeline parallel [default: 1].
     #[arg(long, value_name = "N", requires = "gpus")]
     pp: Option<u64>,
@@ -118,6 +125,8 @@ enum EngineName {
     #[value(alias = "fsdp1")]
     Fsdp,
     Fsdp2,
+    /// Tensor parallel alone.
+    Tp,
     Deepspeed,
     Megatron,
     /// Refused: ZeRO under Megatron's layers.
@@ -264,7 +273,12 @@ impl ParallelArguments {
         let mut notes = Vec::new();
         let Some(gpus) = self.gpus else { return Ok(notes) };
         let zero = self.zero.is_used();
-        let name = self.engine.unwrap_or(if zero { EngineName::Deepspeed } else { EngineName::Fsdp2 });
+        let alone = self.tp.is_some_and(|tp| tp > 1 && tp == gpus.saturating_mul(self.nodes.unwrap_or(1)));
+        let name = self.engine.unwrap_or(match zero {
+            true => EngineName::Deepspeed,
+            false if alone && !self.fsdp.is_used() => EngineName::Tp,
+            false => EngineName::Fsdp2,
+        });
         if zero && name != EngineName::Deepspeed {
             return Err(Failure::bad_input(
                 "--zero, --deepspeed, --offload-optimizer and --offload-param are DeepSpeed's",
@@ -277,13 +291,21 @@ impl ParallelArguments {
         if self.fsdp.is_used() && !matches!(name, EngineName::Fsdp | EngineName::Fsdp2) {
             return Err(Failure::bad_input("flags of FSDP without FSDP").hint("add --engine fsdp2, or drop them"));
         }
+        if self.tp_form.is_some() && !matches!(name, EngineName::Fsdp2 | EngineName::Tp) {
+            return Err(Failure::bad_input("--tp-form is of tensor parallel through DTensor")
+                .hint("add --engine fsdp2 or tp, or drop it"));
+        }
         if self.fsdp.shard_mixed_precision {
             plan.weights = DType::F32;
         }
         let engine = match name {
             EngineName::Ddp => Engine::Ddp(Ddp::default()),
             EngineName::Fsdp => self.fsdp.engine1(plan.adapter.is_some())?,
-            EngineName::Fsdp2 => self.fsdp.engine2()?,
+            EngineName::Fsdp2 => match self.fsdp.engine2()? {
+                Engine::Fsdp2(options) => Engine::Fsdp2(Fsdp2 { tensor: self.tensor()?, ..options }),
+                other => other,
+            },
+            EngineName::Tp => Engine::Tp(self.tensor()?),
             EngineName::Deepspeed => self.zero.engine(plan, hidden_size, &mut notes)?,
             EngineName::Megatron => self.megatron.engine(&mut notes)?,
             EngineName::MegatronDeepspeed | EngineName::MegatronFsdp => {
@@ -306,6 +328,12 @@ impl ParallelArguments {
         let communicators = Parallel::communicators_of(&mesh);
         plan.parallel = Some(Parallel { mesh, engine, communicators, no_sync: self.no_sync });
         Ok(notes)
+    }
+
+    /// How layers are split.
+    fn tensor(&self) -> Result<TensorParallel, Failure> {
+        let form = FsdpArguments::named::<TensorForm>("tp-form", self.tp_form.as_ref())?;
+        Ok(TensorParallel { form, loss_parallel: self.loss_parallel })
     }
 
     /// The axes: data parallel takes what the others leave.

@@ -114,6 +114,10 @@ impl Run {
 
 fn simulated(row: &Value, model: &Model, plan: &RunPlan) -> Result<(Scored, Vec<(Fact, u64)>), String> {
     let simulation = ledger::simulate_plan(model, plan)?;
-    let parts = simulation.process.iter().map(|part| part.fact).collect();
+    let mut parts: BTreeMap<Fact, u64> = BTreeMap::new();
+    for (fact, times) in simulation.process.iter().map(|part| part.fact) {
+        *parts.entry(fact).or_default() += times;
+    }
+    let parts = parts.into_iter().collect();
     Ok((ledger::compare(row, &simulation, plan.gpu()), parts))
 }

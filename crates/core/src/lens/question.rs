@@ -162,7 +162,7 @@ impl Question {
                 Engine::Fsdp1(Fsdp1 { strategy: Strategy::GradOp, .. }) => (EngineKind::Fsdp, 2),
                 Engine::Fsdp1(_) | Engine::Fsdp2(_) => (EngineKind::Fsdp, 3),
                 Engine::Megatron(_) => (EngineKind::Megatron, 0),
-                Engine::Ddp(_) => (EngineKind::Ddp, 0),
+                Engine::Ddp(_) | Engine::Tp(_) => (EngineKind::Ddp, 0),
             };
         }
         question

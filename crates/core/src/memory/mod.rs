@@ -34,5 +34,6 @@ pub mod sharding;
 pub mod simulation;
 mod stored;
 pub mod tensor;
+pub mod tensor_parallel;
 pub mod torch;
 pub mod train;

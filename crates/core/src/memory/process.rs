@@ -112,7 +112,11 @@ pub fn parallel_parts(parallel: &Parallel, machine: &Machine) -> Vec<Part> {
     if parallel.has_streams() {
         parts.push(Fact::Streams.part(machine, 1));
     }
-    if parallel.communicators > 0 {
+    // One line for each group of the mesh, where the count is the mesh's own.
+    let groups = parallel.mesh.groups();
+    if parallel.communicators as usize == groups.len() {
+        parts.extend(groups.into_iter().map(|name| Part { name, ..Fact::Communicator.part(machine, 1) }));
+    } else if parallel.communicators > 0 {
         parts.push(Fact::Communicator.part(machine, u64::from(parallel.communicators)));
     }
     parts

@@ -6,7 +6,7 @@ use super::allocator::{self, Replay};
 use super::log::Log;
 use super::lower::head::Head;
 use super::process::{self, Part};
-use super::{infer, megatron, sharding, stored, train};
+use super::{infer, megatron, sharding, stored, tensor_parallel, train};
 use crate::model::{Model, Program};
 use crate::plan::parallel::{Engine, Parallel};
 use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, ModelSizes, PlanError, TrainPlan, liger};
@@ -73,7 +73,16 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let mut inputs = plan.batch.training_inputs();
     inputs.seq = inputs.seq.saturating_add(plan.virtual_tokens());
     inputs.target_seq = inputs.target_seq.saturating_add(plan.virtual_tokens());
-    let program = Rc::new(model.program(inputs)?);
+    let tensor = plan.parallel.as_ref().and_then(|parallel| Some((parallel, parallel.tensor()?)));
+    let (program, split) = match tensor {
+        Some((parallel, options)) if parallel.mesh.tp > 1 => {
+            parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
+            let (program, split) = tensor_parallel::localise(model, inputs, parallel.mesh.tp, options)?;
+            (program, Some(split))
+        }
+        _ => (model.program(inputs)?, None),
+    };
+    let program = Rc::new(program);
     let found = stored::in_training(model, plan)?;
     let quantised;
     let plan = match found.bitsandbytes() {
@@ -96,7 +105,7 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
                 1 if !parallel.offloads() => {
                     train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored())
                 }
-                _ => sharding::simulate(Rc::clone(&program), plan, parallel, layout.as_ref(), liger),
+                _ => sharding::simulate(Rc::clone(&program), plan, parallel, layout.as_ref(), (liger, split)),
             }
         }
         None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
@@ -111,7 +120,8 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     // Cached blocks go back to the driver when the card is full, before a run fails.
     let others = process.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes));
     let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
-    let notes = found.notes;
+    let mut notes = found.notes;
+    notes.extend(crate::plan::parallel::tensor::note(plan));
     let mut simulation = Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() };
     if let Some(parallel) = plan.parallel.as_ref().filter(|parallel| parallel.mesh.world() > 1) {
         // Shares are padded to the same size: data-parallel cards are alike.

@@ -25,6 +25,7 @@ pub mod program;
 mod registration;
 pub mod shape;
 pub mod task;
+pub mod tensor_plans;
 mod tensors;
 
 pub use config::Config;
@@ -61,6 +62,11 @@ impl Model {
             &families::decoders::llama::FAMILY
         });
         Ok(Self { config, family, task, notes })
+    }
+
+    /// The same model with another config of its family.
+    pub fn reconfigured(&self, config: serde_json::Value) -> Self {
+        Self { config, ..self.clone() }
     }
 
     /// The family that reads the config.

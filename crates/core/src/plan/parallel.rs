@@ -5,6 +5,7 @@
 //! | `checks` | what an engine can run, and what is simulated |
 //! | [`mesh`] | the axes, their names and the rules on their sizes |
 //! | [`deepspeed`], [`deepspeed_file`] | DeepSpeed's `zero_optimization` section, and its file |
+//! | [`tensor`] | tensor parallel through DTensor |
 //! | [`megatron`] | Megatron-Core's arguments |
 
 mod checks;
@@ -12,11 +13,13 @@ pub mod deepspeed;
 pub mod deepspeed_file;
 pub mod megatron;
 pub mod mesh;
+pub mod tensor;
 
 pub use deepspeed::{DeepSpeed, Offload, OffloadDevice, ZeroConfig};
 pub use deepspeed_file::DeepSpeedFile;
 pub use megatron::Megatron;
 pub use mesh::{Mesh, ModelSizes};
+pub use tensor::{TensorForm, TensorParallel};
 
 use serde::{Deserialize, Serialize};
 
@@ -56,6 +59,8 @@ pub enum Engine {
     Fsdp2(Fsdp2),
     /// DeepSpeed's engine with ZeRO.
     Deepspeed(DeepSpeed),
+    /// Tensor parallel only, through DTensor.
+    Tp(TensorParallel),
     /// Megatron-Core with Transformer Engine.
     Megatron(Megatron),
 }
@@ -68,6 +73,7 @@ impl Engine {
             Self::Fsdp1(_) => "fsdp1",
             Self::Fsdp2(_) => "fsdp2",
             Self::Deepspeed(_) => "deepspeed",
+            Self::Tp(_) => "tp",
             Self::Megatron(_) => "megatron",
         }
     }
@@ -142,6 +148,8 @@ pub struct Fsdp2 {
     pub offload: bool,
     /// `ignored_params`: those whose name holds one of these stay whole on every card.
     pub ignored: Vec<String>,
+    /// How layers are split where the mesh has tensor-parallel cards.
+    pub tensor: TensorParallel,
 }
 
 impl Default for Fsdp2 {
@@ -153,6 +161,7 @@ impl Default for Fsdp2 {
             wrap: Wrap::EveryLayer,
             offload: false,
             ignored: Vec::new(),
+            tensor: TensorParallel::default(),
         }
     }
 }
@@ -213,15 +222,28 @@ impl Parallel {
         if let Engine::Megatron(megatron) = &self.engine {
             return megatron.check(plan, &self.mesh, sizes);
         }
+        tensor::check(self, plan, sizes)?;
         for (axis, name) in self.mesh.model_axes() {
-            if axis > 1 {
+            if axis > 1 && !(name == "tp" && self.tensor().is_some()) {
                 return unsupported(format!("{name} {axis}"), "data-parallel axes are simulated");
             }
         }
         if self.mesh.sequence_parallel {
-            return unsupported("sequence_parallel".into(), "it needs tensor parallel, which is not simulated");
+            return unsupported(
+                "sequence_parallel outside Megatron-Core".into(),
+                "transformers' tensor-parallel plans do not split the sequence; drop it, or use --engine megatron",
+            );
         }
         checks::engine(self, plan)
+    }
+
+    /// Tensor parallel through DTensor, where the engine can have it.
+    pub fn tensor(&self) -> Option<TensorParallel> {
+        match &self.engine {
+            Engine::Tp(tensor) => Some(*tensor),
+            Engine::Fsdp2(options) => Some(options.tensor),
+            _ => None,
+        }
     }
 
     /// Whether the engine keeps something in the host's memory.
@@ -232,20 +254,19 @@ impl Parallel {
             Engine::Deepspeed(DeepSpeed { zero }) => {
                 [&zero.offload_optimizer, &zero.offload_param].into_iter().flatten().any(Offload::is_on)
             }
-            Engine::Ddp(_) | Engine::Megatron(_) => false,
+            Engine::Ddp(_) | Engine::Tp(_) | Engine::Megatron(_) => false,
         }
     }
 
     /// How many NCCL communicators a mesh makes a process join: one for each axis along which there is someone else.
     pub fn communicators_of(mesh: &Mesh) -> u32 {
-        let axes = [mesh.dp_replicate, mesh.dp_shard, mesh.tp, mesh.sp, mesh.cp, mesh.pp, mesh.ep];
-        axes.iter().filter(|size| **size > 1).count() as u32
+        mesh.groups().len() as u32
     }
 
     /// Whether the engine makes streams of its own.
     pub fn has_streams(&self) -> bool {
         match &self.engine {
-            Engine::Ddp(_) | Engine::Megatron(_) => false,
+            Engine::Ddp(_) | Engine::Tp(_) | Engine::Megatron(_) => false,
             Engine::Fsdp1(_) | Engine::Fsdp2(_) => true,
             Engine::Deepspeed(DeepSpeed { zero }) => match zero.stage {
                 0 => false,

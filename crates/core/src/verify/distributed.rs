@@ -6,7 +6,8 @@ use super::ledger::dtype;
 use crate::dtype::DType;
 use crate::plan::Parallel;
 use crate::plan::parallel::{
-    BackwardPrefetch, Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Reshard, Strategy, Wrap, ZeroConfig,
+    BackwardPrefetch, Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Reshard, Strategy, TensorForm,
+    TensorParallel, Wrap, ZeroConfig,
 };
 
 /// `run.dist` as measure.py runs it.
@@ -26,13 +27,18 @@ pub(super) fn parallel(run: &Value) -> Result<Option<Parallel>, String> {
         }),
         Some("fsdp1") => Engine::Fsdp1(fsdp1(dist)),
         Some("fsdp2") => Engine::Fsdp2(fsdp2(dist)),
+        Some("tp") if world == dist["tp"].as_u64().unwrap_or(world) => Engine::Tp(tensor(dist)?),
+        Some("tp") => Engine::Fsdp2(Fsdp2 { tensor: tensor(dist)?, ..fsdp2(dist) }),
         Some("deepspeed") => Engine::Deepspeed(zero(dist, weights)?),
         _ => return Err(format!("engine {} is not known", dist["engine"])),
     };
     // Only DDP's rows have a real communicator; the others' process group is torch's fake one.
     let (mesh, communicators) = match engine {
         Engine::Ddp(_) => (Mesh::replicated(world), 1),
-        _ => (Mesh { dp_replicate: replicas, dp_shard: world / replicas, ..Mesh::default() }, 0),
+        _ => {
+            let tp = dist["tp"].as_u64().unwrap_or(1).max(1);
+            (Mesh { dp_replicate: replicas, dp_shard: world / replicas / tp, tp, ..Mesh::default() }, 0)
+        }
     };
     Ok(Some(Parallel { mesh, engine, communicators, no_sync: dist["no_sync"] == true }))
 }
@@ -89,6 +95,7 @@ fn fsdp2(dist: &Value) -> Fsdp2 {
         wrap: Wrap::LongestStack,
         offload: dist["offload"] == true,
         ignored: names(&dist["ignored"]),
+        tensor: TensorParallel::default(),
     }
 }
 
@@ -105,12 +112,25 @@ fn zero(dist: &Value, weights: DType) -> Result<DeepSpeed, String> {
     Ok(DeepSpeed { zero })
 }
 
+/// `form` of tensor parallel.
+fn tensor(dist: &Value) -> Result<TensorParallel, String> {
+    match dist["form"].as_str() {
+        None | Some("transformers") => Ok(TensorParallel::default()),
+        Some("torchtitan") => {
+            Ok(TensorParallel { form: TensorForm::Torchtitan, loss_parallel: dist["loss_parallel"] == true })
+        }
+        Some(form) => Err(format!("tensor parallel of the form {form} is not simulated")),
+    }
+}
+
 /// The group a row is scored in.
 pub(super) fn group(run: &Value) -> &'static str {
     match (run["dist"]["engine"].as_str(), run["dist"]["zero"].as_u64()) {
         (Some("ddp"), _) => "ddp",
         (Some("fsdp1"), _) => "fsdp1",
         (Some("fsdp2"), _) => "fsdp2",
+        (Some("tp"), _) if run["dist"]["tp"] == run["dist"]["world"] => "tp",
+        (Some("tp"), _) => "fsdp2-tp",
         (_, Some(0)) => "zero-0",
         (_, Some(1)) => "zero-1",
         (_, Some(2)) => "zero-2",

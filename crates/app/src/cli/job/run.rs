@@ -4,7 +4,10 @@ use serde_json::json;
 use vramcast_core::dtype::DType;
 use vramcast_core::lens::{EngineKind, Facts, Question};
 use vramcast_core::model::Model;
-use vramcast_core::plan::parallel::{DeepSpeed, Engine, Fsdp1, Fsdp2, Offload, OffloadDevice, Strategy, ZeroConfig};
+use vramcast_core::plan::parallel::megatron::Recompute;
+use vramcast_core::plan::parallel::{
+    DeepSpeed, Engine, Fsdp1, Fsdp2, Megatron, Offload, OffloadDevice, Strategy, ZeroConfig,
+};
 use vramcast_core::plan::{Batch, Checkpointing, Gpu, Mesh, Optimizer, Parallel, TrainPlan};
 use vramcast_core::source::catalogue;
 
@@ -75,9 +78,19 @@ impl Job {
     /// What to simulate, or what of it is not simulated.
     pub(super) fn plan(&self) -> Result<TrainPlan, String> {
         let engine = match (self.engine, self.zero) {
-            (EngineKind::Megatron | EngineKind::MegatronDeepspeed, _) => {
-                return Err("Megatron-LM's engine in a job file (`vramcast train --engine megatron` has it)".into());
+            (EngineKind::MegatronDeepspeed, _) => {
+                return Err(
+                    "Megatron-LM with DeepSpeed's ZeRO (`vramcast train --engine megatron` has Megatron's own \
+                            distributed optimizer)"
+                        .into(),
+                );
             }
+            (EngineKind::Megatron, _) => Engine::Megatron(Megatron {
+                // The file's checkpointing is Megatron's full recompute of every layer.
+                recompute: if self.checkpointing { Recompute::Uniform(1) } else { Recompute::None },
+                distributed_optimizer: false,
+                ..Megatron::default()
+            }),
             (EngineKind::Deepspeed, stage) => {
                 let offload_optimizer = Some(offload(&self.offload_optimizer));
                 let offload_param = Some(offload(&self.offload_parameters));
@@ -90,6 +103,12 @@ impl Job {
         };
         let mesh = match engine {
             Engine::Ddp(_) => Mesh::replicated(self.dp),
+            Engine::Megatron(_) => Mesh {
+                tp: self.tp,
+                pp: self.pp,
+                sequence_parallel: self.sequence_parallel && self.tp > 1,
+                ..Mesh::sharded(self.dp)
+            },
             _ => Mesh::sharded(self.dp),
         };
         Ok(TrainPlan {
@@ -97,8 +116,13 @@ impl Job {
             weights: DType::parse(&self.dtype).unwrap_or(DType::BF16),
             optimizer: Optimizer { kind: self.optimizer, ..Optimizer::default() },
             gradient_accumulation: u32::try_from(self.accumulation).unwrap_or(u32::MAX),
-            checkpointing: if self.checkpointing { Checkpointing::Full } else { Checkpointing::Off },
-            parallel: (self.dp > 1).then_some(Parallel { mesh, engine, communicators: 1, no_sync: false }),
+            // Megatron recomputes itself.
+            checkpointing: match engine {
+                Engine::Megatron(_) => Checkpointing::Off,
+                _ if self.checkpointing => Checkpointing::Full,
+                _ => Checkpointing::Off,
+            },
+            parallel: (mesh.world() > 1).then_some(Parallel { mesh, engine, communicators: 1, no_sync: false }),
             gpu: self.gpu(),
             ..TrainPlan::default()
         })

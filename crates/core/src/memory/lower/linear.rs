@@ -37,6 +37,8 @@ pub struct Wrapped {
     pub input_embedding: Option<ModuleId>,
     /// Whether that embedding scales its rows itself, so that its output is the product.
     pub scaled_input: bool,
+    /// How modules are split over tensor-parallel cards.
+    pub split: Option<super::tensor_parallel::Split>,
     /// How layers are recomputed.
     pub checkpoints: CheckpointOptions,
 }
@@ -56,6 +58,8 @@ impl Runner {
         x: &Tensor,
     ) -> Tensor {
         let bias = bias.map(|id| self.parameter_of(module, id));
+        let entered = self.split_input(torch, module, x);
+        let x = entered.as_ref().unwrap_or(x);
         let scales = self.wrapped.scales.get(&module);
         let scaled = scales.and_then(|scales| scales::before(torch, scales, x));
         let x = scaled.as_ref().unwrap_or(x);
@@ -79,7 +83,7 @@ impl Runner {
             Some(adapter) => lora::linear(torch, adapter, base, result, x, self.hooks.as_deref()),
             None => match scales {
                 Some(scales) => scales::after(torch, scales, result, x),
-                None => result,
+                None => self.split_output(torch, module, result),
             },
         }
     }
@@ -89,7 +93,11 @@ impl Runner {
         let prompt = self.wrapped.prompt.as_ref().filter(|(own, _)| *own == module);
         let mut result = match prompt {
             Some((_, table)) => scales::prompted(torch, table, self.parameter_of(module, weight), ids),
-            None => torch.embedding(self.parameter_of(module, weight), ids),
+            None => {
+                let table = self.parameter_of(module, weight);
+                let split = self.split_embedding(torch, module, table, ids);
+                split.unwrap_or_else(|| torch.embedding(table, ids))
+            }
         };
         if let Some(adapter) = self.wrapped.lora.get(&module) {
             result = lora::embedding(torch, adapter, result, ids);

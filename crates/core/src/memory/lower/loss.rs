@@ -6,8 +6,8 @@ use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::model::op::{Loss, Reduction};
 
-/// One loss: a scalar.
-pub(super) fn lower(torch: &mut Torch, kind: Loss, logits: &Tensor, labels: &Tensor) -> Tensor {
+/// One loss: a scalar; `parallel`: of logits whose classes are split over tensor-parallel cards.
+pub(super) fn lower(torch: &mut Torch, kind: Loss, logits: &Tensor, labels: &Tensor, parallel: bool) -> Tensor {
     let classes = logits.shape.last();
     let rows = logits.elements() / classes.max(1);
     match kind {
@@ -18,7 +18,10 @@ pub(super) fn lower(torch: &mut Torch, kind: Loss, logits: &Tensor, labels: &Ten
             let shifted = torch.fresh("clone", Shape::from([rows]), DType::I64);
             let flat = torch.reshape(&wide, Shape::from([rows, classes]));
             drop(padded);
-            torch.cross_entropy(&flat, &shifted)
+            match parallel {
+                true => torch.parallel_cross_entropy(&flat, &shifted),
+                false => torch.cross_entropy(&flat, &shifted),
+            }
         }
         Loss::CrossEntropy | Loss::CrossEntropyFp32 => {
             let logits = if kind == Loss::CrossEntropyFp32 { torch.cast(logits, DType::F32) } else { logits.clone() };

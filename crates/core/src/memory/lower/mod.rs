@@ -14,6 +14,7 @@
 //! | `loss`, [`head`], `trl_loss` | losses, and those that take the output head along |
 //! | `nested` | checkpoints with a backward pass of their own |
 //! | [`hooks`] | what wrappers do around modules |
+//! | [`tensor_parallel`] | what tensor parallel does around linears |
 //! | `tensors` | plain tensor operations |
 
 mod attention;
@@ -35,6 +36,7 @@ mod norm;
 mod rotary;
 mod scales;
 mod stored_experts;
+pub mod tensor_parallel;
 mod tensors;
 mod trl_loss;
 
@@ -104,6 +106,8 @@ struct Frames {
     cached: Vec<Tensor>,
     /// Modules that hooks are around of, innermost last.
     entered: Vec<hooks::Entered>,
+    /// Modules whose inputs were gathered along the sequence, with what they were before.
+    gathered: Vec<(ModuleId, Vec<(ValueId, Tensor)>)>,
 }
 
 impl Frames {
@@ -114,6 +118,7 @@ impl Frames {
             returned: Vec::new(),
             cached: Vec::new(),
             entered: Vec::new(),
+            gathered: Vec::new(),
         }
     }
 }
@@ -222,11 +227,15 @@ impl Runner {
                     at = exit;
                     continue;
                 }
-                Step::Enter(module) => self.enter(torch, frames, *module, at),
+                Step::Enter(module) => {
+                    self.enter(torch, frames, *module, at);
+                    self.gather_sequence(torch, frames, *module, at);
+                }
                 Step::Exit(module) => {
                     if self.kind(*module) == ModuleKind::Layer {
                         frames.held.clear();
                     }
+                    frames.leave_gathered(*module);
                     self.exit(torch, frames, *module, at);
                 }
                 Step::Grad(on) => torch.grad_enabled = *on && torch.training,
@@ -441,9 +450,9 @@ impl Runner {
                 one(self.hooked_input(torch, module, scaled))
             }
             Op::Dropout { .. } => one(torch.dropout(input(0))),
-            Op::Loss(kind) => {
-                one(torch.in_category(Category::Logits, |torch| loss::lower(torch, *kind, input(0), input(1))))
-            }
+            Op::Loss(kind) => one(torch.in_category(Category::Logits, |torch| {
+                loss::lower(torch, *kind, input(0), input(1), self.is_loss_parallel())
+            })),
             _ => tensors::lower(torch, op, inputs, &input, shape, outputs, &self.program.values, self.settings.weights),
         }
     }

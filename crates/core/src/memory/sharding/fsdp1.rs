@@ -69,6 +69,8 @@ pub(super) fn wrap(
     options: &Fsdp1,
     (world, replicas): (u64, u64),
 ) -> Wrapped {
+    // NO_SHARD: every card has the whole of every flat parameter.
+    let world = if options.strategy == Strategy::No { 1 } else { world };
     let members = members::of(program, &loaded);
     loaded.trained.clear();
     let modules = Units::of(program, options.wrap, &members, &options.ignored);
@@ -133,7 +135,11 @@ fn flatten(
     let category = unit.first().map_or(Category::Weights, |(_, first)| first.category());
     let layout = flat_layout(unit.iter().map(|(_, member)| member.tensor.elements()), dtype, world);
     let flat = torch.fresh("cat", Shape::from([layout.elements]), dtype);
-    let full = torch.hollow("flat parameter", Shape::from([layout.elements]), layout.elements, gathered);
+    let whole = options.strategy == Strategy::No;
+    let full = match whole && gathered == dtype {
+        true => flat.clone(),
+        false => torch.hollow("flat parameter", Shape::from([layout.elements]), layout.elements, gathered),
+    };
     let size = layout.elements / world;
     let mut views = Vec::new();
     let mut sizes = Vec::new();
@@ -153,8 +159,14 @@ fn flatten(
     }
     let places: Vec<(usize, bool)> = unit.iter().map(|(index, member)| (*index, member.trains())).collect();
     drop(unit);
-    let shard = torch.in_category(category, |torch| torch.fresh("flat shard", Shape::from([size]), dtype));
-    drop(flat);
+    let shard = if whole {
+        torch.log.borrow_mut().reclassify(flat.storage.id(), category);
+        flat
+    } else {
+        let shard = torch.in_category(category, |torch| torch.fresh("flat shard", Shape::from([size]), dtype));
+        drop(flat);
+        shard
+    };
     let mut parts = Vec::new();
     let part = |torch: &mut Torch, elements: u64| {
         let shape = Shape::from([elements]);
@@ -220,6 +232,18 @@ fn flat_layout(sizes: impl Iterator<Item = u64>, dtype: DType, world: u64) -> Fl
 }
 
 impl FlatShards {
+    /// Whether units are whole on every card.
+    fn is_whole(&self) -> bool {
+        self.options.strategy == Strategy::No
+    }
+
+    /// The gathered parameter goes; one that is the card's own stays.
+    fn empty(&self, handle: &Handle) {
+        if !self.is_whole() || self.gathered_type(handle) != handle.dtype {
+            handle.full.storage.empty();
+        }
+    }
+
     fn gathered_type(&self, handle: &Handle) -> DType {
         self.options.mixed_precision.map_or(handle.dtype, |types| types.parameters)
     }
@@ -245,12 +269,15 @@ impl FlatShards {
             *handle.copy.borrow_mut() = Some(copy);
         }
         if !handle.full.storage.is_alive() {
-            let narrow = casts.then(|| torch.flat("low precision shard", handle.shard, gathered, Stream::Cast));
+            let narrow = (casts && !self.is_whole())
+                .then(|| torch.flat("low precision shard", handle.shard, gathered, Stream::Cast));
             if casts && self.options.offload {
                 // It goes as soon as it is cast.
                 drop(torch.flat("_to_copy", handle.shard, handle.dtype, Stream::Cast));
             }
-            torch.on_stream(Stream::Gather, |_| handle.full.storage.fill());
+            // Without shards the cast parameter is the one that is used.
+            let stream = if self.is_whole() { Stream::Cast } else { Stream::Gather };
+            torch.on_stream(stream, |_| handle.full.storage.fill());
             drop(narrow);
         }
         if self.options.flat_params {
@@ -297,8 +324,8 @@ impl FlatShards {
             order.push(at);
         }
         drop(handle.copy.take());
-        if self.options.strategy == Strategy::Full && !handle.root {
-            handle.full.storage.empty();
+        if self.is_whole() || (self.options.strategy == Strategy::Full && !handle.root) {
+            self.empty(handle);
         }
         for edge in outputs.iter().filter_map(|output| output.edge.as_ref()) {
             let this = Weak::clone(&self.this);
@@ -320,7 +347,7 @@ impl FlatShards {
         drop(handle.copy.take());
         if gradients.is_empty() {
             if frees {
-                handle.full.storage.empty();
+                self.empty(handle);
             }
             return;
         }
@@ -331,7 +358,7 @@ impl FlatShards {
             whole = waiting;
         }
         if frees {
-            handle.full.storage.empty();
+            self.empty(handle);
         }
         if self.options.backward_prefetch == BackwardPrefetch::Post {
             self.prefetch(torch, at);
@@ -344,7 +371,11 @@ impl FlatShards {
         let reduce = self.options.mixed_precision.map_or(handle.dtype, |types| types.reduce);
         let wide =
             (reduce != gathered).then(|| torch.flat("_to_copy", handle.shard * self.world, reduce, Stream::Reduce));
-        let mut reduced = torch.flat("reduce-scatter output", handle.shard, reduce, Stream::Reduce);
+        let mut reduced = match self.is_whole() {
+            // Summed in place.
+            true => wide.clone().unwrap_or_else(|| whole.clone()),
+            false => torch.flat("reduce-scatter output", handle.shard, reduce, Stream::Reduce),
+        };
         if reduce != handle.dtype {
             let stream = if self.replicas > 1 { Stream::AllReduce } else { Stream::Reduce };
             reduced = torch.flat("_to_copy", handle.shard, handle.dtype, stream);
@@ -370,6 +401,9 @@ impl FlatShards {
             let (shard, gathered) = (handle.shard, self.gathered_type(handle));
             if gathered != handle.dtype {
                 drop(torch.flat("low precision shard", shard, gathered, Stream::Default));
+            }
+            if self.is_whole() {
+                continue;
             }
             drop(torch.flat("flat parameter", shard * self.world, gathered, Stream::Default));
             if gathered != handle.dtype {

@@ -48,9 +48,14 @@ struct Parameter {
 
 impl Parameter {
     /// Takes what is to be reduced.
-    fn take_gradient(&self) -> Option<Tensor> {
+    fn take_gradient(&self, torch: &mut Torch) -> Option<Tensor> {
         let leaf = self.whole_leaf.as_ref()?;
-        self.waiting.take().or_else(|| leaf.grad.take())
+        let gradient = self.waiting.take().or_else(|| leaf.grad.take())?;
+        if gradient.elements() <= leaf.shape.elements() {
+            return Some(gradient);
+        }
+        // A tensor-parallel table's gradient is whole on every card (`unsharded_grad_data` redistributes it).
+        Some(torch.fresh("clone", leaf.shape, gradient.dtype))
     }
 }
 
@@ -376,7 +381,7 @@ impl FullyShard {
             return;
         }
         let with_gradient: Vec<(&Parameter, Tensor)> =
-            unit.parameters.iter().filter_map(|parameter| Some((parameter, parameter.take_gradient()?))).collect();
+            unit.parameters.iter().filter_map(|p| Some((p, p.take_gradient(torch)?))).collect();
         self.reshard(unit);
         let Some((first, _)) = with_gradient.first() else { return };
         let (original, reduce) = (first.dtype, reduce.unwrap_or_else(|| self.gathered_type(first)));

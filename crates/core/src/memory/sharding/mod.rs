@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`shares`] | how much of a tensor each rank has |
 //! | `members`, `units` | the parameters of a model, and which of them are wrapped together |
+//! | `alone` | no engine: tensor parallel by itself |
 //! | `ddp` | `DistributedDataParallel` |
 //! | `deepspeed`, `zero0`, `zero12`, `zero3`, `coordinator` | DeepSpeed's loop, and what ZeRO does in it |
 //! | `fsdp1` | `FullyShardedDataParallel` |
@@ -12,6 +13,7 @@
 //!
 //! The card is rank 0 of the data-parallel ranks: where a size does not divide, it has the largest share.
 
+mod alone;
 mod coordinator;
 mod ddp;
 mod deepspeed;
@@ -34,8 +36,10 @@ use super::log::{Event, Log};
 use super::lower::Runner;
 use super::lower::hooks::Hooks;
 use super::lower::liger::Liger;
+use super::lower::tensor_parallel::Split;
 use super::optimizer::Optimizer;
 use super::tensor::Tensor;
+use super::tensor_parallel;
 use super::torch::Torch;
 use super::train;
 use crate::dtype::DType;
@@ -72,24 +76,29 @@ pub fn simulate(
     plan: &TrainPlan,
     parallel: &Parallel,
     layout: Option<&AdapterLayout>,
-    liger: Option<LigerPatch>,
+    (liger, split): (Option<LigerPatch>, Option<Split>),
 ) -> Log {
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let mut loaded = match layout {
         Some(layout) => adapters::load(&mut torch, &program, plan, layout, None),
         None => {
-            let (parameters, trained) = train::load(&mut torch, &program, plan);
+            let (parameters, trained) = match &split {
+                Some(split) => tensor_parallel::load(&mut torch, &program, split, plan),
+                None => train::load(&mut torch, &program, plan),
+            };
             Loaded { parameters, trained, wrapped: Default::default() }
         }
     };
     loaded.wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
     loaded.wrapped.checkpoints = plan.checkpoints;
+    loaded.wrapped.split = split;
     let (world, replicas) = (parallel.mesh.dp_shard, parallel.mesh.dp_replicate);
     let wrapped = match &parallel.engine {
         Engine::Deepspeed(options) => return deepspeed::simulate(torch, program, plan, loaded, options, world),
         Engine::Ddp(options) => ddp::wrap(&mut torch, &program, loaded, options),
         Engine::Fsdp1(options) => fsdp1::wrap(&mut torch, &program, loaded, options, (world, replicas)),
         Engine::Fsdp2(options) => fsdp2::wrap(&mut torch, &program, loaded, options, (world, replicas)),
+        Engine::Tp(_) => Wrapped { loaded, on_host: Vec::new(), engine: Rc::new(alone::Alone) },
         // Has a runtime of its own.
         Engine::Megatron(_) => return Log::default(),
     };

@@ -1,6 +1,6 @@
 //! DeepSpeed ZeRO 3: parameters, gradients and states in partitions; parameters are gathered module by module.
 //!
-//! Follows deepspeed/runtime/zero/{stage3,parameter_offload}.py of DeepSpeed 0.19: bf16, contiguous gradients.
+//! Follows deepspeed/runtime/zero/{stage3,parameter_offload}.py of DeepSpeed 0.19 in bf16.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -53,7 +53,7 @@ pub(super) struct Stage3 {
     sub_groups: Vec<SubGroup>,
     config: ZeroConfig,
     world: u64,
-    bucket: Tensor,
+    bucket: Option<Tensor>,
     in_bucket: RefCell<Vec<usize>>,
     bucket_elements: Cell<u64>,
     /// Shards, and the buffer that gradients are reduced into.
@@ -127,7 +127,9 @@ pub(super) fn wrap(
             SubGroup { master, partitions, optimizer: RefCell::default() }
         })
         .collect();
-    let bucket = flat(torch, Category::Communication, "gradient bucket", DType::BF16, config.reduce_bucket_size);
+    let bucket = config
+        .contiguous_gradients
+        .then(|| flat(torch, Category::Communication, "gradient bucket", DType::BF16, config.reduce_bucket_size));
     match optimizer_on_host {
         None => {
             resident.push(flat(torch, Category::Gradients, "gradient partitions", DType::BF16, sizes.iter().sum()));
@@ -268,8 +270,8 @@ impl Stage3 {
             self.reduce(torch);
         }
         let filled = self.bucket_elements.get();
-        if filled + elements <= self.config.reduce_bucket_size {
-            let view = self.bucket.clone().with_layout(leaf.shape, leaf.strides);
+        if let Some(bucket) = self.bucket.as_ref().filter(|_| filled + elements <= self.config.reduce_bucket_size) {
+            let view = bucket.clone().with_layout(leaf.shape, leaf.strides);
             *leaf.grad.borrow_mut() = Some(view);
         }
         self.bucket_elements.set(filled + elements);

@@ -31,7 +31,7 @@ impl Torch {
     /// The gradient of a table. Over 3072 tokens it is made by sorting: partial sums of segments of ten, or, where tokens
     /// are many to a row, sums straight into the (fp32) table (embedding_dense_backward_cuda; traces of 3072 to 16384
     /// tokens, tables of 2 to 30522 rows).
-    fn embedding_gradient(&mut self, tokens: u64, table: Shape, gradient: &Tensor) -> Tensor {
+    pub(super) fn embedding_gradient(&mut self, tokens: u64, table: Shape, gradient: &Tensor) -> Tensor {
         const NAME: &str = "embedding_dense_backward";
         if tokens <= 3072 {
             return self.fresh(NAME, table, gradient.dtype);

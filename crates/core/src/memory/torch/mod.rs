@@ -18,6 +18,7 @@
 pub mod assign;
 pub mod attention;
 mod attention_scratch;
+pub mod collective;
 pub mod convolution;
 pub mod flash_attn;
 mod gemm_4bit;

@@ -38,14 +38,19 @@ pub(super) fn engine(parallel: &Parallel, plan: &TrainPlan) -> Result<(), PlanEr
             conflict("no_sync is FSDP's", "DeepSpeed decides itself what it reduces when")
         }
         Engine::Deepspeed(options) => options.check(plan, mesh.dp_replicate),
+        Engine::Tp(_) if mesh.dp_shard > 1 || mesh.dp_replicate > 1 => conflict(
+            format!("tp alone is {} GPUs, not {}", mesh.tp, mesh.world()),
+            "use fsdp2 with tp, which shards over the others",
+        ),
+        Engine::Tp(_) => Ok(()),
         // Checked with the sizes of the model.
         Engine::Megatron(_) => Ok(()),
     }
 }
 
 fn fsdp1(parallel: &Parallel, options: &Fsdp1, plan: &TrainPlan) -> Result<(), PlanError> {
-    if options.strategy == Strategy::No {
-        return unsupported("fsdp1 with NO_SHARD", "use ddp, which is what it does");
+    if options.strategy == Strategy::No && options.offload {
+        return unsupported("fsdp1 with NO_SHARD and offload", "use FULL_SHARD");
     }
     if parallel.mesh.dp_shard == 1 && parallel.mesh.world() > 1 {
         return conflict(

@@ -133,8 +133,8 @@ impl DeepSpeed {
             return unsupported("without 16-bit weights", "use bf16 or fp16 weights and no autocast");
         }
         self.check_offload()?;
-        if !self.zero.contiguous_gradients {
-            return unsupported("with contiguous_gradients off", "leave it on");
+        if !self.zero.contiguous_gradients && matches!(self.zero.stage, 1 | 2) {
+            return unsupported("ZeRO 1 or 2 with contiguous_gradients off", "leave it on, or use ZeRO 3");
         }
         Ok(())
     }
@@ -162,7 +162,7 @@ impl DeepSpeed {
             return unsupported("with zero_hpz_partition_size (ZeRO++)".into(), "leave it at 1");
         }
         if zero.mics_shard_size > 0 {
-            return unsupported("with mics_shard_size (MiCS)".into(), "leave it out");
+            return unsupported("with mics_shard_size (MiCS)".into(), "leave it out: DeepSpeed has removed it");
         }
         Ok(())
     }

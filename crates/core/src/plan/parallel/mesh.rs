@@ -113,6 +113,20 @@ impl Mesh {
         [(self.tp, "tp"), (self.sp, "sp"), (self.cp, "cp"), (self.ep, "ep"), (self.pp, "pp")]
     }
 
+    /// NCCL's groups that a process is in, one for each axis along which there is someone else, as a report names them.
+    pub fn groups(&self) -> Vec<&'static str> {
+        let named = [
+            (self.dp_replicate, "NCCL of the replicas"),
+            (self.dp_shard, "NCCL of data parallel"),
+            (self.tp, "NCCL of tensor parallel"),
+            (self.sp, "NCCL of sequence parallel"),
+            (self.cp, "NCCL of context parallel"),
+            (self.pp, "NCCL of the pipeline"),
+            (self.ep, "NCCL of expert parallel"),
+        ];
+        named.into_iter().filter(|(size, _)| *size > 1).map(|(_, name)| name).collect()
+    }
+
     /// Whether the axes multiply out to a world, with the nearest data-parallel size when not.
     pub fn check_world(&self, world: u64) -> Result<(), PlanError> {
         let product = self.world();

@@ -56,7 +56,7 @@ impl Cohere {
     /// Reads a Cohere 2.
     pub(crate) fn read_second(c: &Config<'_>) -> Result<Self, ModelError> {
         let mut cohere = Self::read(c)?;
-        let head_dim = cohere.sizes.vocabulary.width / cohere.sizes.attention.heads.max(1);
+        let head_dim = read::head_dim(c, cohere.sizes.vocabulary.width, cohere.sizes.attention.heads)?;
         (cohere.sizes.attention.head_dim, cohere.sizes.attention.rotary_dim) = (head_dim, head_dim);
         let window = read::window(c, "sliding_window", Some(4096))?;
         let pattern = read::positive(c, &["sliding_window_pattern"], 4)?;

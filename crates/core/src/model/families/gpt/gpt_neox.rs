@@ -14,6 +14,7 @@ struct GptNeoX {
     hidden: u64,
     layers: u64,
     heads: u64,
+    head_dim: u64,
     width: u64,
     rotary_dim: u64,
     activation: Activation,
@@ -28,13 +29,15 @@ impl GptNeoX {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
         let hidden = read::positive(c, &["hidden_size"], 6144)?;
         let heads = read::positive(c, &["num_attention_heads"], 64)?;
+        let head_dim = read::head_dim(c, hidden, heads)?;
         Ok(Self {
             vocab: c.size_or(&["vocab_size"], 50432)?,
             hidden,
             layers: c.layers(&["num_hidden_layers"], 44)?,
             heads,
+            head_dim,
             width: c.size_or(&["intermediate_size"], 24576)?,
-            rotary_dim: read::rotary_dim(c, hidden / heads, 0.25)?,
+            rotary_dim: read::rotary_dim(c, head_dim, 0.25)?,
             activation: read::activation(c, "hidden_act", "gelu")?,
             attention_bias: c.flag("attention_bias", true)?,
             attention_dropout: c.number("attention_dropout", 0.0)?,
@@ -78,8 +81,8 @@ impl GptNeoX {
     }
 
     fn attention(&self, g: &mut Graph, hidden: &Value, rope: &(Value, Value), mask: &Value) -> Value {
-        let head_dim = self.hidden / self.heads;
-        let joined = g.linear("query_key_value", hidden, 3 * self.hidden, self.attention_bias);
+        let head_dim = self.head_dim;
+        let joined = g.linear("query_key_value", hidden, 3 * self.heads * head_dim, self.attention_bias);
         let joined = attention::split_heads(g, joined, self.heads, 3 * head_dim);
         let (query, key, value) = g.split3(&joined, -1, [head_dim; 3]);
         let (query, key) = self.rotate(g, query, key, rope);
