@@ -298,7 +298,7 @@ impl Reader<'_> {
     fn insert(&mut self, pairs: &[Id]) -> Result<(), PickleError> {
         let top = self.top()?;
         match self.values.get_mut(top as usize) {
-            Some(Value::Dict(dict)) if pairs.len() % 2 == 0 => {
+            Some(Value::Dict(dict)) if pairs.len().is_multiple_of(2) => {
                 dict.extend(pairs.chunks_exact(2).map(|pair| (pair[0], pair[1])));
             }
             _ => return self.broken("keys and values without a dict"),
