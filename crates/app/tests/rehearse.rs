@@ -92,6 +92,9 @@ fn out_of_memory_ends_with_1() {
     let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{PHASE}'; say '{full}'; say '{exception}'; exit 1"));
     let text = stdout(&stage.rehearse(&[]).code(1));
     assert!(text.contains("out of memory in backward of the first step: 5.00 GiB more"), "{text}");
+    assert!(text.contains("the program's exit code is 1"), "{text}");
+    // 3 GiB were held of 140: what is too small is the card that the program ran on, whatever the sum says.
+    assert!(text.contains("does not fit H200"), "{text}");
 }
 
 #[test]
@@ -130,4 +133,64 @@ fn what_cannot_be_rehearsed_is_refused_by_name() {
     let stage = Stage::new("'13.0'", "");
     assert!(stderr(&stage.rehearse(&["--gpu", "mi300x"]).code(2)).contains("MI300X is no CUDA card"));
     assert!(stderr(&stage.rehearse(&["--world", "4", "--rank", "4"]).code(2)).contains("--rank"));
+}
+
+#[test]
+fn a_recognised_run_is_compared_with_the_simulator() {
+    let config = r#"{"model_type":"llama","vocab_size":1000,"hidden_size":256,"intermediate_size":512,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":4}"#;
+    let run = r#"{"task":"train","batch":2,"seq":64,"weights":"fp32","optimizer":"adamw"}"#;
+    let row = format!(
+        r#"{{"event":"run","problem":null,"row":{{"model":"m","kind":"causal","auto_class":"AutoModelForCausalLM","config":{config},"run":{run}}}}}"#
+    );
+    let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{PHASE}'; say '{row}'"));
+    let ledger = stage.path("rows.jsonl");
+    let assert = stage.rehearse(&["--compare", "--json", "--ledger", ledger.to_str().unwrap()]).success();
+    let report: Value = serde_json::from_str(&stdout(&assert)).unwrap();
+    let side = &report["beside"][0];
+    assert_eq!(side["by"], "simulator");
+    assert!(side["parts"]["weights"].as_u64() > Some(0) && side["phases"]["0.0.bwd"].as_u64() > Some(0), "{side}");
+    let text = stdout(&stage.rehearse(&["--compare"]).success());
+    assert!(text.contains("simulator") && text.contains("optimizer state"), "{text}");
+    let written: Value = serde_json::from_str(std::fs::read_to_string(&ledger).unwrap().trim()).unwrap();
+    assert_eq!((&written["run"]["batch"], &written["config"]["model_type"]), (&2.into(), &"llama".into()));
+    let unknown = r#"{"event":"run","row":null,"problem":"several optimizers: A, B"}"#;
+    let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{PHASE}'; say '{unknown}'"));
+    let text = stdout(&stage.rehearse(&["--compare"]).success());
+    assert!(text.contains("the simulator does not know this run: several optimizers: A, B"), "{text}");
+}
+
+#[test]
+fn what_is_left_out_and_what_waits() {
+    let waits = r#"{"event":"waits","source":"solve.py:7"}"#;
+    let program = format!("echo \"$VRAMCAST_SKIP_SAVING $VRAMCAST_SKIP_LOGGING\"; say '{START}'; say '{waits}'");
+    let stage = Stage::new("'13.0'", &program);
+    let text = stdout(&stage.rehearse(&["--skip-saving"]).success());
+    assert!(
+        text.contains("1 0") && text.contains("solve.py:7 waits for a value that only a real GPU computes"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_notebook_is_run_by_its_interpreter() {
+    let stage = Stage::new("'13.0'", "");
+    let notebook = stage.path("train.ipynb");
+    std::fs::write(&notebook, "{}").unwrap();
+    let answer =
+        "if [ \"$1\" = -c ]; then echo \"$(dirname \"$0\")/packages/torch/__init__.py\"; else echo \"ran $*\"; fi";
+    write_program(&stage.path("python3"), &format!("#!/bin/sh\n{answer}\n"));
+    let mut command = Command::cargo_bin("vramcast").unwrap();
+    command.args(["rehearse", "--python"]).arg(stage.path("python3")).arg("--").arg(&notebook);
+    let text = stdout(&command.assert().success());
+    assert!(text.contains("/hook/notebook.py") && text.contains("train.ipynb"), "{text}");
+}
+
+#[test]
+fn a_real_card_is_used_only_where_there_is_one() {
+    if Path::new("/dev/nvidia0").exists() {
+        return;
+    }
+    let stage = Stage::new("'13.0'", "");
+    assert!(stderr(&stage.rehearse(&["--beside-real"]).code(2)).contains("this machine has no NVIDIA GPU"));
+    assert!(stderr(&stage.rehearse(&["--beside-real", "--memory", "8GiB"]).code(2)).contains("--memory"));
 }

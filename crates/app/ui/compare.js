@@ -46,35 +46,81 @@ export class Compare {
     const section = byId('compare');
     section.hidden = !pinned || !this.pinnedReport || !report;
     if (!pinned || !this.pinnedReport || !report) return;
-    refill(byId('compare-body'),
-      totals(this.pinnedReport, report), bars(this.pinnedReport, report), components(this.pinnedReport, report), differences(pinned, this.pinnedReport, job, report),
-      h('div', { class: 'buttons' },
-        h('button', { type: 'button', class: 'small', 'data-key': 'swap', onclick: () => this.swap(report) }, 'Swap A and B'),
-        h('button', { type: 'button', class: 'small', 'data-key': 'unpin', onclick: () => this.unpin() }, 'Stop comparing')));
+    refill(
+      byId('compare-body'),
+      totals(this.pinnedReport, report),
+      bars(this.pinnedReport, report),
+      components(this.pinnedReport, report),
+      differences(pinned, this.pinnedReport, job, report),
+      h(
+        'div',
+        { class: 'buttons' },
+        h(
+          'button',
+          { type: 'button', class: 'small', 'data-key': 'swap', onclick: () => this.swap(report) },
+          'Swap A and B',
+        ),
+        h(
+          'button',
+          { type: 'button', class: 'small', 'data-key': 'unpin', onclick: () => this.unpin() },
+          'Stop comparing',
+        ),
+      ),
+    );
   }
 }
 
 /** @param {Report} a @param {Report} b */
 function totals(a, b) {
-  const rows = /** @type {const} */ (['allocated', 'reserved', 'process']).map((key) => h('tr', {}, h('th', { scope: 'row' }, key),
-    number(gib(a.totals[key])), number(gib(b.totals[key])), number(signedGib(b.totals[key] - a.totals[key]))));
+  const rows = /** @type {const} */ (['allocated', 'reserved', 'process']).map((key) =>
+    h(
+      'tr',
+      {},
+      h('th', { scope: 'row' }, key),
+      number(gib(a.totals[key])),
+      number(gib(b.totals[key])),
+      number(signedGib(b.totals[key] - a.totals[key])),
+    ),
+  );
   return table('Totals of both plans in GiB', ['Peak in GiB', '#A (pinned)', '#B (form)', '#B − A'], rows);
 }
 
 /** @param {Report} a @param {Report} b */
 function bars(a, b) {
   const scale = Math.max(a.totals.process, b.totals.process);
-  const one = (/** @type {string} */ name, /** @type {Report} */ report) => h('div', { class: 'named-bar' }, h('span', { 'aria-hidden': 'true' }, name),
-    stackedBar({ parts: report.breakdown, capacity: 0, scale, height: 20, label: `${name}: ${gib(report.totals.process)} GiB` }));
+  const one = (/** @type {string} */ name, /** @type {Report} */ report) =>
+    h(
+      'div',
+      { class: 'named-bar' },
+      h('span', { 'aria-hidden': 'true' }, name),
+      stackedBar({
+        parts: report.breakdown,
+        capacity: 0,
+        scale,
+        height: 20,
+        label: `${name}: ${gib(report.totals.process)} GiB`,
+      }),
+    );
   return h('div', { class: 'bars' }, one('A', a), one('B', b));
 }
 
 /** Components that differ by what can be seen. @param {Report} a @param {Report} b */
 function components(a, b) {
   const names = [...new Set([...a.breakdown, ...b.breakdown].map((part) => part.name))];
-  const of = (/** @type {Report} */ report, /** @type {string} */ name) => report.breakdown.find((part) => part.name === name)?.bytes ?? 0;
-  const rows = names.filter((name) => gib(of(a, name)) !== gib(of(b, name))).map((name) => h('tr', {}, h('th', { scope: 'row' }, name),
-    number(gib(of(a, name))), number(gib(of(b, name))), number(signedGib(of(b, name) - of(a, name)))));
+  const of = (/** @type {Report} */ report, /** @type {string} */ name) =>
+    report.breakdown.find((part) => part.name === name)?.bytes ?? 0;
+  const rows = names
+    .filter((name) => gib(of(a, name)) !== gib(of(b, name)))
+    .map((name) =>
+      h(
+        'tr',
+        {},
+        h('th', { scope: 'row' }, name),
+        number(gib(of(a, name))),
+        number(gib(of(b, name))),
+        number(signedGib(of(b, name) - of(a, name))),
+      ),
+    );
   if (rows.length === 0) return h('p', { class: 'help' }, 'No component differs.');
   return table('Components that differ, in GiB', ['Component', '#A', '#B', '#B − A'], rows);
 }
@@ -83,16 +129,23 @@ function components(a, b) {
 function differences(jobA, a, jobB, b) {
   // What was asked for in either; where one asks for nothing, what its answer took.
   const asked = new Set([...leaves(planOf(jobA)), ...leaves(planOf(jobB))].map(([path]) => path));
-  const value = (/** @type {Job} */ job, /** @type {Report} */ report, /** @type {string} */ path) => getAt(planOf(job), path) ?? getAt(report.plan[job.kind], path);
+  const value = (/** @type {Job} */ job, /** @type {Report} */ report, /** @type {string} */ path) =>
+    getAt(planOf(job), path) ?? getAt(report.plan[job.kind], path);
   /** @type {[string, unknown, unknown][]} */
   const all = [
-    ['workload', jobA.kind, jobB.kind], ['model', a.model.name, b.model.name],
+    ['workload', jobA.kind, jobB.kind],
+    ['model', a.model.name, b.model.name],
     ['card', getAt(a.plan[jobA.kind], 'gpu.name'), getAt(b.plan[jobB.kind], 'gpu.name')],
-    ...[...asked].map((path) => /** @type {[string, unknown, unknown]} */ ([path, value(jobA, a, path), value(jobB, b, path)])),
+    ...[...asked].map(
+      (path) => /** @type {[string, unknown, unknown]} */ ([path, value(jobA, a, path), value(jobB, b, path)]),
+    ),
   ];
   const differing = all.filter(([, left, right]) => shown(left) !== shown(right));
-  if (differing.length === 0) return h('p', { class: 'help' }, 'Both plans are the same; change something in the form.');
+  if (differing.length === 0)
+    return h('p', { class: 'help' }, 'Both plans are the same; change something in the form.');
   const cell = (/** @type {unknown} */ one) => h('td', { class: 'code' }, one === undefined ? '–' : shown(one));
-  const rows = differing.map(([key, left, right]) => h('tr', {}, h('th', { scope: 'row', class: 'code' }, key), cell(left), cell(right)));
+  const rows = differing.map(([key, left, right]) =>
+    h('tr', {}, h('th', { scope: 'row', class: 'code' }, key), cell(left), cell(right)),
+  );
   return table('Values of the plans that differ', ['Plan', 'A', 'B'], rows);
 }

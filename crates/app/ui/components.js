@@ -3,16 +3,38 @@
 
 /** @type {Record<string, string>} */
 const CLASSES = {
-  weights: 'c-weights', buffers: 'c-buffers', adapters: 'c-adapters', batch: 'c-batch', gradients: 'c-gradients',
-  'optimizer state': 'c-optimizer', activations: 'c-activations', 'logits and loss': 'c-logits', cache: 'c-cache',
-  temporaries: 'c-temporaries', communication: 'c-communication', workspace: 'c-workspace', 'block rounding': 'c-rounding',
-  fragmentation: 'c-fragmentation', 'CUDA context': 'c-context', 'kernels and libraries': 'c-libraries',
-  'cuDNN attention': 'c-cudnn', 'streams of the engine': 'c-streams', NCCL: 'c-nccl',
+  weights: 'c-weights',
+  buffers: 'c-buffers',
+  adapters: 'c-adapters',
+  batch: 'c-batch',
+  gradients: 'c-gradients',
+  'optimizer state': 'c-optimizer',
+  activations: 'c-activations',
+  'logits and loss': 'c-logits',
+  cache: 'c-cache',
+  temporaries: 'c-temporaries',
+  communication: 'c-communication',
+  workspace: 'c-workspace',
+  'block rounding': 'c-rounding',
+  fragmentation: 'c-fragmentation',
+  'CUDA context': 'c-context',
+  'kernels and libraries': 'c-libraries',
+  'cuDNN attention': 'c-cudnn',
+  'streams of the engine': 'c-streams',
+  NCCL: 'c-nccl',
   // Serving engines.
-  'activations while profiling': 'c-activations', 'outside torch': 'c-context', 'warm-up prefill': 'c-activations',
-  'left free': 'c-free', model: 'c-weights', compute: 'c-activations', output: 'c-logits', 'CUDA graphs': 'c-libraries',
+  'activations while profiling': 'c-activations',
+  'outside torch': 'c-context',
+  'warm-up prefill': 'c-activations',
+  'left free': 'c-free',
+  model: 'c-weights',
+  compute: 'c-activations',
+  output: 'c-logits',
+  'CUDA graphs': 'c-libraries',
   // The three levels, where a rank has no components.
-  allocated: 'c-weights', 'reserved beyond': 'c-fragmentation', 'outside torch’s pool': 'c-context',
+  allocated: 'c-weights',
+  'reserved beyond': 'c-fragmentation',
+  'outside torch’s pool': 'c-context',
 };
 
 /** @param {string} name */

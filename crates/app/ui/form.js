@@ -15,7 +15,11 @@ import { fields, groups } from './fields/index.js';
 /** @typedef {{ field: Field, wrapper: HTMLElement, control: HTMLInputElement | HTMLSelectElement, problem: HTMLElement }} Row */
 
 /** On narrow screens the result is below the form, so less of it is open. */
-const OPEN_AT_FIRST = new Set(matchMedia('(max-width: 780px)').matches ? ['serving', 'batch', 'hardware'] : ['serving', 'batch', 'precision', 'optimizer', 'hardware']);
+const OPEN_AT_FIRST = new Set(
+  matchMedia('(max-width: 780px)').matches
+    ? ['serving', 'batch', 'hardware']
+    : ['serving', 'batch', 'precision', 'optimizer', 'hardware'],
+);
 
 export class Form {
   /** @type {Map<string, Row>} */
@@ -134,11 +138,14 @@ export class Form {
     }
     for (const [id, row] of this.#rows) {
       const text = texts.get(id) ?? '';
-      if (row.problem.textContent !== text) row.problem.textContent = text;
+      const isNew = row.problem.textContent !== text;
+      if (isNew) row.problem.textContent = text;
       row.control.toggleAttribute('aria-invalid', false);
       if (text) {
         row.control.setAttribute('aria-invalid', 'true');
-        for (let up = row.wrapper.closest('details'); up; up = up.parentElement?.closest('details') ?? null) up.open = true;
+        for (let up = row.wrapper.closest('details'); up; up = up.parentElement?.closest('details') ?? null)
+          up.open = true;
+        if (isNew) row.problem.scrollIntoView({ block: 'nearest' });
       }
     }
     return homeless;
@@ -151,7 +158,10 @@ export class Form {
     for (const row of this.#rows.values()) {
       if (row.wrapper.hidden) continue;
       for (const point of row.field.points) {
-        const near = pointer === point || pointer.startsWith(`${point}/`) || (pointer.length > 6 && point.startsWith(`${pointer}/`));
+        const near =
+          pointer === point ||
+          pointer.startsWith(`${point}/`) ||
+          (pointer.length > 6 && point.startsWith(`${pointer}/`));
         const score = pointer === point ? 1000 : pointer.startsWith(point) ? point.length : 0;
         if (near && score > length) [best, length] = [row, score];
       }
@@ -163,27 +173,51 @@ export class Form {
   #group(id, title) {
     const own = fields.filter((field) => field.group === id);
     const more = own.filter((field) => field.more);
-    const rows = (/** @type {Field[]} */ list) => h('div', { class: 'fields' }, ...list.map((field) => this.#row(field)));
-    return h('details', { class: 'group', id: `group-${id}`, open: OPEN_AT_FIRST.has(id) },
+    const rows = (/** @type {Field[]} */ list) =>
+      h('div', { class: 'fields' }, ...list.map((field) => this.#row(field)));
+    return h(
+      'details',
+      { class: 'group', id: `group-${id}`, open: OPEN_AT_FIRST.has(id) },
       h('summary', {}, h('span', { class: 'title' }, title), h('span', { class: 'digest', id: `digest-${id}` })),
       rows(own.filter((field) => !field.more)),
-      more.length > 0 && h('details', { class: 'more' }, h('summary', {}, 'More ', h('span', { class: 'hidden' }, `of ${title}`)), rows(more)));
+      more.length > 0 &&
+        h(
+          'details',
+          { class: 'more' },
+          h('summary', {}, 'More ', h('span', { class: 'hidden' }, `of ${title}`)),
+          rows(more),
+        ),
+    );
   }
 
   /** @param {Field} field */
   #row(field) {
     const helped = field.help ? `${field.id}-help ` : '';
     const common = { id: field.id, name: field.id, 'aria-describedby': `${helped}${field.id}-problem` };
-    const control = field.type === 'choice'
-      ? h('select', common, ...optionNodes(field.options ?? []))
-      : h('input', { ...common, ...inputType(field) });
+    const control =
+      field.type === 'choice'
+        ? h('select', common, ...optionNodes(field.options ?? []))
+        : h('input', { ...common, ...inputType(field) });
     const problem = h('p', { class: 'problem', id: `${field.id}-problem`, role: 'alert' });
-    const label = h('label', { for: field.id }, field.label, field.unit && h('span', { class: 'unit' }, ` ${field.unit}`));
+    const label = h(
+      'label',
+      { for: field.id },
+      field.label,
+      field.unit && h('span', { class: 'unit' }, ` ${field.unit}`),
+    );
     const help = field.help && h('p', { class: 'help', id: `${field.id}-help` }, field.help);
-    const wrapper = h('div', { class: `field ${field.type}` }, ...(field.type === 'check' ? [control, label] : [label, control]), help, problem);
+    const wrapper = h(
+      'div',
+      { class: `field ${field.type}` },
+      ...(field.type === 'check' ? [control, label] : [label, control]),
+      help,
+      problem,
+    );
     const row = { field, wrapper, control, problem };
     this.#rows.set(field.id, row);
-    control.addEventListener(field.type === 'choice' || field.type === 'check' ? 'change' : 'input', () => this.#edited(row));
+    control.addEventListener(field.type === 'choice' || field.type === 'check' ? 'change' : 'input', () =>
+      this.#edited(row),
+    );
     control.addEventListener('blur', () => this.sync());
     return wrapper;
   }
@@ -192,7 +226,12 @@ export class Form {
   #edited(row) {
     const { field, control } = row;
     const value = read(field, control);
-    const wrong = value instanceof Error ? value.message : value === undefined ? null : field.check?.(value, this.store.job) ?? null;
+    const wrong =
+      value instanceof Error
+        ? value.message
+        : value === undefined
+          ? null
+          : (field.check?.(value, this.store.job) ?? null);
     if (wrong !== null) {
       this.#local.set(field.id, wrong);
       this.setProblems([]);
@@ -214,7 +253,13 @@ export function sentence(problem) {
 function inputType(field) {
   if (field.type === 'check') return { type: 'checkbox' };
   if (field.type === 'text') return { type: 'text', spellcheck: 'false' };
-  return { type: 'number', inputmode: field.type === 'int' ? 'numeric' : 'decimal', min: field.min, max: field.max, step: field.type === 'int' ? 1 : 'any' };
+  return {
+    type: 'number',
+    inputmode: field.type === 'int' ? 'numeric' : 'decimal',
+    min: field.min,
+    max: field.max,
+    step: field.type === 'int' ? 1 : 'any',
+  };
 }
 
 /** What was typed; an error says what is wrong with it. @param {Field} field @param {HTMLInputElement | HTMLSelectElement} control */

@@ -21,7 +21,12 @@ export function percent(part, whole) {
 
 /** A count with three digits and a letter: 8.03B. @param {number} count */
 export function short(count) {
-  for (const [size, letter] of /** @type {[number, string][]} */ ([[1e12, 'T'], [1e9, 'B'], [1e6, 'M'], [1e3, 'K']])) {
+  for (const [size, letter] of /** @type {[number, string][]} */ ([
+    [1e12, 'T'],
+    [1e9, 'B'],
+    [1e6, 'M'],
+    [1e3, 'K'],
+  ])) {
     if (count >= size) return `${Number((count / size).toPrecision(3))}${letter}`;
   }
   return String(count);
@@ -48,7 +53,12 @@ export function phaseName(phase) {
 }
 
 const PHASES = /** @type {Record<string, string>} */ ({
-  fwd: 'forward', bwd: 'backward', opt: 'optimizer step', clip: 'gradient clipping', zero: 'zero_grad', load: 'loading',
+  fwd: 'forward',
+  bwd: 'backward',
+  opt: 'optimizer step',
+  clip: 'gradient clipping',
+  zero: 'zero_grad',
+  load: 'loading',
 });
 
 /** The last word of a phase. @param {string} phase */

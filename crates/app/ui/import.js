@@ -123,17 +123,24 @@ export class Importer {
   }
 }
 
-/** The job that a plan file describes. @param {Job} before @param {{ kind?: string, model?: string, config?: Plan, gpu?: string, plan: Plan }} read @returns {Job} */
+/** The job that a plan file describes. @param {Job} before @param {{ kind?: string, model?: string, config?: Plan, plan: Plan }} read @returns {Job} */
 function imported(before, read) {
   const { gpu: own, ...plan } = read.plan;
-  const gpu = read.gpu ? { name: read.gpu } : own;
+  const gpu = typeof own === 'string' ? { name: own } : own;
   const kind = read.kind === 'infer' ? 'infer' : 'train';
-  const job = { ...freshJob(), kind: /** @type {'train' | 'infer'} */ (kind), model: before.model, config: before.config };
+  const job = {
+    ...freshJob(),
+    kind: /** @type {'train' | 'infer'} */ (kind),
+    model: before.model,
+    config: before.config,
+  };
   if (read.model) Object.assign(job, { model: read.model, config: null });
   if (read.config) Object.assign(job, { model: '', config: read.config });
   job[job.kind] = plan;
   // Known cards go by their name; a card of one's own stays in the plan.
-  const known = [...document.querySelectorAll('#train-gpu option')].some((option) => /** @type {HTMLOptionElement} */ (option).value === gpu?.name);
+  const known = [...document.querySelectorAll('#train-gpu option')].some(
+    (option) => /** @type {HTMLOptionElement} */ (option).value === gpu?.name,
+  );
   if (gpu && known) job.gpu = gpu.name;
   else if (gpu) Object.assign(job, { gpu: '', [job.kind]: { ...plan, gpu } });
   return job;
@@ -149,6 +156,7 @@ function readConfig(text) {
     return `Not JSON: ${error instanceof Error ? error.message : error}`;
   }
   if (!isObject(value)) return 'A config.json is an object';
-  if (typeof value['model_type'] !== 'string' && !Array.isArray(value['architectures'])) return 'It has no model_type: not a config.json of transformers';
+  if (typeof value['model_type'] !== 'string' && !Array.isArray(value['architectures']))
+    return 'It has no model_type: not a config.json of transformers';
   return value;
 }

@@ -23,7 +23,9 @@ import { fragmentOf, readFragment } from './url.js';
 /** @typedef {import('./types.js').Problem} Problem */
 
 const store = new Store();
-const form = new Form(store, () => stale('These numbers are of the last plan without a mistake.'));
+const form = new Form(store, () =>
+  stale('A value in the form is not valid. The numbers below are of the last plan without a mistake.'),
+);
 const picker = new Picker(store);
 const results = new Results((gpu) => store.update({ gpu }, 'apply'));
 const compare = new Compare(store);
@@ -36,10 +38,17 @@ const asker = new Asker((slow) => {
   byId('results').setAttribute('aria-busy', String(slow));
 });
 
-results.pinButton = h('button', {
-  type: 'button', id: 'pin', 'data-key': 'pin', title: 'Keep this plan as A and go on editing B',
-  onclick: () => results.report && compare.pin(results.report),
-}, 'Pin as A');
+results.pinButton = h(
+  'button',
+  {
+    type: 'button',
+    id: 'pin',
+    'data-key': 'pin',
+    title: 'Keep this plan as A and go on editing B',
+    onclick: () => results.report && compare.pin(results.report),
+  },
+  'Pin as A',
+);
 
 /** @param {string} text */
 function stale(text) {
@@ -63,7 +72,11 @@ function setText(id, text) {
 
 /** @param {Job} job @param {AbortSignal} signal @returns {Promise<any>} */
 function estimate(job, signal) {
-  return post(job.kind === 'train' ? '/train' : '/infer', { ...requestOf(job), ...(isServed(job) ? {} : { gpus_all: true }) }, signal);
+  return post(
+    job.kind === 'train' ? '/train' : '/infer',
+    { ...requestOf(job), ...(isServed(job) ? {} : { gpus_all: true }) },
+    signal,
+  );
 }
 
 /** The question of every change. */
@@ -137,8 +150,12 @@ async function inspect(job, signal) {
   if (!facts) return;
   byId('model-facts').dataset['inspected'] = 'yes';
   const perToken = facts.cache?.bytes_per_token_bf16;
-  picker.setFacts([facts.family, `${short(facts.parameters.total)} parameters`, facts.context_length && `${spaced(facts.context_length)} positions`,
-    perToken && `${spaced(perToken / 1024)} KiB of cache per token`]);
+  picker.setFacts([
+    facts.family,
+    `${short(facts.parameters.total)} parameters`,
+    facts.context_length && `${spaced(facts.context_length)} positions`,
+    perToken && `${spaced(perToken / 1024)} KiB of cache per token`,
+  ]);
 }
 
 /** @param {unknown} error @param {Job} job @param {AbortSignal} signal */
@@ -149,7 +166,11 @@ async function refused(error, job, signal) {
   }
   hideSuggestions();
   const busy = error.status === 429 || error.status === 503;
-  stale(busy ? `The server is busy (${error.message}); these numbers are of the last answer.` : 'These numbers are of the last plan without a mistake.');
+  stale(
+    busy
+      ? `The server is busy (${error.message}); these numbers are of the last answer.`
+      : `${sentence(error.problem)}. The numbers below are of the last plan without a mistake.`,
+  );
   if (busy) return;
   showProblems([error.problem]);
   if (error.status !== 422 || isServed(job)) return;
@@ -161,9 +182,42 @@ async function refused(error, job, signal) {
 /** Parts of the plan that no field shows. */
 function showUnshown() {
   const shown = new Set(['parallel.communicators', 'quantization.storage']);
-  const known = ['batch', 'weights', 'autocast', 'attention', 'sdpa_kernel', 'checkpoint', 'save_on_cpu', 'kernels', 'loss', 'optimizer', 'clip', 'gradient_acc', 'keep_outputs', 'frozen', 'parallel', 'adapter', 'quantization', 'allocator', 'new_tokens', 'cache', 'beams', 'choice'];
-  const others = leaves(planOf(store.job)).filter(([path]) => !shown.has(path) && !known.some((start) => path.startsWith(start)));
-  refill(byId('unshown'), others.length > 0 && h('p', { class: 'help' }, `Also in this plan: ${others.map(([path, value]) => `${path} = ${JSON.stringify(value)}`).join(', ')}`));
+  const known = [
+    'batch',
+    'weights',
+    'autocast',
+    'attention',
+    'sdpa_kernel',
+    'checkpoint',
+    'save_on_cpu',
+    'kernels',
+    'loss',
+    'optimizer',
+    'clip',
+    'gradient_acc',
+    'keep_outputs',
+    'frozen',
+    'parallel',
+    'adapter',
+    'quantization',
+    'allocator',
+    'new_tokens',
+    'cache',
+    'beams',
+    'choice',
+  ];
+  const others = leaves(planOf(store.job)).filter(
+    ([path]) => !shown.has(path) && !known.some((start) => path.startsWith(start)),
+  );
+  refill(
+    byId('unshown'),
+    others.length > 0 &&
+      h(
+        'p',
+        { class: 'help' },
+        `Also in this plan: ${others.map(([path, value]) => `${path} = ${JSON.stringify(value)}`).join(', ')}`,
+      ),
+  );
 }
 
 /** @type {ReturnType<typeof setTimeout> | undefined} */
@@ -210,19 +264,33 @@ async function readAddress() {
   }
 }
 
-/** Lists that the form offers; the page works without them. */
+/** Lists that the form offers. Each comes when it comes: the first count of all models takes the server a moment. */
 async function loadLists() {
-  const [models, cards, optimizers, frameworks, version] = await Promise.all([
-    get('/models?limit=10000'), list('gpus'), list('optimizers'), list('frameworks'), get('/version'),
-  ]);
-  picker.setModels(models);
-  const cardOptions = cards.map((row) => ({ value: row['card'] ?? '', label: `${row['card']} · ${row['GiB']} GiB`, group: row['maker'] ?? '' }));
-  for (const kind of ['train', 'infer']) form.setOptions(`${kind}-gpu`, cardOptions);
-  form.setOptions('train-optimizer-kind', optimizers.map((row) => ({
-    value: row['optimizer'] ?? '', label: `${row['optimizer']}${row['recorded_runs'] === 'yes' ? '' : ' (not yet measured)'}`, group: (row['whose_code'] ?? '').split(/[ .]/)[0] ?? '',
-  })));
-  fillPresets(store, frameworks);
-  byId('version').textContent = `vramcast ${version.version ?? ''}`;
+  const models = get('/models').then((all) => picker.setModels(all));
+  const cards = list('gpus').then((rows) => {
+    const options = rows.map((row) => ({
+      value: row['card'] ?? '',
+      label: `${row['card']} · ${row['GiB']} GiB`,
+      group: row['maker'] ?? '',
+    }));
+    for (const kind of ['train', 'infer']) form.setOptions(`${kind}-gpu`, options);
+  });
+  const optimizers = list('optimizers').then((rows) =>
+    form.setOptions(
+      'train-optimizer-kind',
+      rows.map((row) => ({
+        value: row['optimizer'] ?? '',
+        label: `${row['optimizer']}${row['recorded_runs'] === 'yes' ? '' : ' (not yet measured)'}`,
+        group: (row['whose_code'] ?? '').split(/[ .]/)[0] ?? '',
+      })),
+    ),
+  );
+  const frameworks = list('frameworks').then((rows) => fillPresets(store, rows));
+  const version = get('/version').then((answer) => {
+    byId('version').textContent = `vramcast ${answer.version}`;
+  });
+  await Promise.all([models, cards, optimizers, frameworks, version]);
+  document.body.dataset['lists'] = 'here';
 }
 
 setUpTheme();
@@ -240,7 +308,11 @@ for (const id of ['skip', 'mini']) {
   });
 }
 // On narrow screens the total stays in sight while the form is.
-new IntersectionObserver(([entry]) => byId('mini').classList.toggle('away', entry?.isIntersecting ?? false)).observe(byId('answer'));
+new IntersectionObserver(([entry]) => byId('mini').classList.toggle('away', entry?.isIntersecting ?? false)).observe(
+  byId('answer'),
+);
 addEventListener('hashchange', () => void readAddress());
-loadLists().catch((error) => toast(`The server’s lists cannot be read: ${error instanceof Error ? error.message : error}`));
+loadLists().catch((error) =>
+  toast(`The server’s lists cannot be read: ${error instanceof Error ? error.message : error}`),
+);
 if (!(await readAddress())) store.update({}, 'restore');

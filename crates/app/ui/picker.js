@@ -48,12 +48,14 @@ export class Picker {
   sync() {
     const { config, model } = this.store.job;
     const pasted = config ? config['_name_or_path'] || config['architectures']?.[0] || config['model_type'] : '';
-    if (document.activeElement !== this.input || this.list.hidden) this.input.value = config ? `pasted: ${pasted}` : model;
+    if (document.activeElement !== this.input || this.list.hidden)
+      this.input.value = config ? `pasted: ${pasted}` : model;
     this.input.readOnly = Boolean(config);
     byId('drop-config').hidden = !config;
     byId('open-config').textContent = config ? 'Edit the pasted config.json' : 'Paste a config.json';
     const known = config ? undefined : this.#models.find((one) => one.id === model || one.short_names.includes(model));
-    if (known && !byId('model-facts').dataset.inspected) this.setFacts([known.family, known.parameters && `${short(known.parameters)} parameters`]);
+    if (known && !byId('model-facts').dataset.inspected)
+      this.setFacts([known.family, known.parameters && `${short(known.parameters)} parameters`]);
   }
 
   /** A line of facts below the model. @param {(string | number | null | undefined | false)[]} facts */
@@ -65,10 +67,29 @@ export class Picker {
   #open(text = this.input.value) {
     if (this.store.job.config) return;
     this.#found = search(this.#models, text).slice(0, MOST_SHOWN);
-    this.list.replaceChildren(...this.#found.map((one, at) => h('li', {
-      role: 'option', id: `model-${at}`, 'data-id': one.id, 'aria-selected': one.id === this.store.job.model ? 'true' : 'false',
-    }, h('span', { class: 'name' }, one.id), h('span', { class: 'size' }, one.parameters ? short(one.parameters) : ''))));
-    if (this.#found.length === 0) this.list.append(h('li', { role: 'option', 'aria-disabled': 'true', 'aria-selected': 'false' }, 'Nothing in the catalogue; Enter asks for it as typed'));
+    this.list.replaceChildren(
+      ...this.#found.map((one, at) =>
+        h(
+          'li',
+          {
+            role: 'option',
+            id: `model-${at}`,
+            'data-id': one.id,
+            'aria-selected': one.id === this.store.job.model ? 'true' : 'false',
+          },
+          h('span', { class: 'name' }, one.id),
+          h('span', { class: 'size' }, one.parameters ? short(one.parameters) : ''),
+        ),
+      ),
+    );
+    if (this.#found.length === 0)
+      this.list.append(
+        h(
+          'li',
+          { role: 'option', 'aria-disabled': 'true', 'aria-selected': 'false' },
+          'Nothing in the catalogue; Enter asks for it as typed',
+        ),
+      );
     this.#mark(-1);
     this.list.hidden = false;
     this.input.setAttribute('aria-expanded', 'true');
@@ -121,7 +142,7 @@ export class Picker {
       const typedText = this.input.value.trim();
       const exact = this.#found.find((one) => one.id === typedText || one.short_names.includes(typedText));
       const first = closed ? undefined : this.#found[Math.max(this.#active, 0)];
-      this.#choose(this.#active < 0 && exact ? exact.id : first?.id ?? typedText);
+      this.#choose(this.#active < 0 && exact ? exact.id : (first?.id ?? typedText));
     } else if (event.key === 'Escape' && !closed) {
       event.preventDefault();
       this.#leave();
@@ -131,7 +152,10 @@ export class Picker {
 
 /** Models whose names hold every word, the closest first. @param {CatalogueModel[]} models @param {string} text */
 export function search(models, text) {
-  const words = text.toLowerCase().split(/[\s,]+/).filter(Boolean);
+  const words = text
+    .toLowerCase()
+    .split(/[\s,]+/)
+    .filter(Boolean);
   if (words.length === 0) return models;
   /** @type {[number, CatalogueModel][]} */
   const ranked = [];
@@ -140,7 +164,11 @@ export function search(models, text) {
     const all = `${names.join(' ')} ${model.family.toLowerCase()}`;
     if (!words.every((word) => all.includes(word))) continue;
     const whole = words.join('-');
-    const rank = names.includes(whole) ? 0 : names.some((name) => name.startsWith(whole) || name.includes(`/${whole}`)) ? 1 : 2;
+    const rank = names.includes(whole)
+      ? 0
+      : names.some((name) => name.startsWith(whole) || name.includes(`/${whole}`))
+        ? 1
+        : 2;
     ranked.push([rank, model]);
   }
   return ranked.sort((a, b) => a[0] - b[0] || a[1].id.length - b[1].id.length).map(([, model]) => model);

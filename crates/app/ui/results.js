@@ -47,20 +47,75 @@ export class Results {
     const own = ownVerdict(report, job);
     const [name, sign] = level(own);
     const left = own.fits ? `${gib(own.headroom)} GiB left` : `${gib(totals.process - own.memory)} GiB too much`;
-    refill(byId('headline'), this.pinButton,
-      h('p', { class: 'subject' }, h('strong', {}, report.model.name), ` ${[report.model.family, `${short(report.model.parameters)} parameters`,
-        job.kind === 'train' && report.model.trainable !== report.model.parameters && `${short(report.model.trainable)} trained`].filter(Boolean).join(' · ')}`),
-      h('p', { class: `verdict-line ${name}` }, h('span', { class: 'sign', 'aria-hidden': 'true' }, sign),
+    refill(
+      byId('headline'),
+      this.pinButton,
+      h(
+        'p',
+        { class: 'subject' },
+        h('strong', {}, report.model.name),
+        ` ${[
+          report.model.family,
+          `${short(report.model.parameters)} parameters`,
+          job.kind === 'train' &&
+            report.model.trainable !== report.model.parameters &&
+            `${short(report.model.trainable)} trained`,
+        ]
+          .filter(Boolean)
+          .join(' · ')}`,
+      ),
+      h(
+        'p',
+        { class: `verdict-line ${name}` },
+        h('span', { class: 'sign', 'aria-hidden': 'true' }, sign),
         h('span', { class: 'big', id: 'process-total' }, `${gib(totals.process)} GiB`),
-        h('span', {}, own.fits ? ` fits ${own.gpu} (${gib(own.memory)} GiB)` : ` does not fit ${own.gpu} (${gib(own.memory)} GiB)`,
-          h('span', { class: 'left' }, ` ${percent(totals.process, own.memory)} full, ${left}`))));
-    refill(byId('totals'), h('dl', {}, ...MEANINGS.map(([key, text]) => h('div', { class: `total ${key}` },
-      h('dt', {}, key), h('dd', {}, h('span', { class: 'value', id: `total-${key}`, 'data-bytes': totals[key] }, gib(totals[key])), ' GiB'), h('dd', { class: 'help' }, text)))));
-    refill(byId('card-bar'), stackedBar({
-      parts: report.breakdown, capacity: own.memory, height: 34,
-      label: `${gib(totals.process)} of ${gib(own.memory)} GiB: ${report.breakdown.filter((part) => gib(part.bytes) !== '0.00').map((part) => `${part.name} ${gib(part.bytes)}`).join(', ')}`,
-    }), scale(own, totals.process));
-    refill(byId('breakdown-body'), h('p', { class: 'help lead' }, `in ${phaseName(report.peak_phase)}`), ...breakdown(report));
+        h(
+          'span',
+          {},
+          own.fits ? ` fits ${own.gpu} (${gib(own.memory)} GiB)` : ` does not fit ${own.gpu} (${gib(own.memory)} GiB)`,
+          h('span', { class: 'left' }, ` ${percent(totals.process, own.memory)} full, ${left}`),
+        ),
+      ),
+    );
+    refill(
+      byId('totals'),
+      h(
+        'dl',
+        {},
+        ...MEANINGS.map(([key, text]) =>
+          h(
+            'div',
+            { class: `total ${key}` },
+            h('dt', {}, key),
+            h(
+              'dd',
+              {},
+              h('span', { class: 'value', id: `total-${key}`, 'data-bytes': totals[key] }, gib(totals[key])),
+              ' GiB',
+            ),
+            h('dd', { class: 'help' }, text),
+          ),
+        ),
+      ),
+    );
+    refill(
+      byId('card-bar'),
+      stackedBar({
+        parts: report.breakdown,
+        capacity: own.memory,
+        height: 34,
+        label: `${gib(totals.process)} of ${gib(own.memory)} GiB: ${report.breakdown
+          .filter((part) => gib(part.bytes) !== '0.00')
+          .map((part) => `${part.name} ${gib(part.bytes)}`)
+          .join(', ')}`,
+      }),
+      scale(own, totals.process),
+    );
+    refill(
+      byId('breakdown-body'),
+      h('p', { class: 'help lead' }, `in ${phaseName(report.peak_phase)}`),
+      ...breakdown(report),
+    );
     byId('ranks').hidden = !report.job;
     refill(byId('ranks-body'), ...[ranks(report)].flat());
     refill(byId('alive-body'), alive(report));
@@ -111,7 +166,8 @@ export class Results {
     refill(byId('gpus-body'), cards(this.report.verdicts, own, this.search.value, this.chooseCard));
     const row = byId('gpus-body').querySelector('tr.own');
     const box = row?.closest('.scroll');
-    if (row instanceof HTMLElement && box && this.search.value === '') box.scrollTop = row.offsetTop - box.clientHeight / 2;
+    if (row instanceof HTMLElement && box && this.search.value === '')
+      box.scrollTop = row.offsetTop - box.clientHeight / 2;
   }
 }
 
@@ -121,7 +177,13 @@ function scale(own, used) {
   limit.style.left = `${(100 * own.memory) / Math.max(used, 1)}%`;
   limit.classList.toggle('leftward', own.memory > 0.75 * used);
   const roomy = own.memory > 0.12 * used;
-  return h('div', { class: 'scale', 'aria-hidden': 'true' }, h('span', {}, roomy || own.fits ? '0' : ''), !own.fits && limit, h('span', {}, `${gib(Math.max(own.memory, used))} GiB`));
+  return h(
+    'div',
+    { class: 'scale', 'aria-hidden': 'true' },
+    h('span', {}, roomy || own.fits ? '0' : ''),
+    !own.fits && limit,
+    h('span', {}, `${gib(Math.max(own.memory, used))} GiB`),
+  );
 }
 
 /** What the plan's own card says. @param {Report} report @param {Job} job @returns {Verdict} */
@@ -131,12 +193,19 @@ export function ownVerdict(report, job) {
   if (found) return found;
   const memory = gpu.memory ?? 0;
   const used = report.totals.process;
-  return { gpu: gpu.name ?? 'the card', memory, fits: used <= memory, headroom: Math.max(memory - used, 0), utilization: memory > 0 ? (100 * used) / memory : 0 };
+  return {
+    gpu: gpu.name ?? 'the card',
+    memory,
+    fits: used <= memory,
+    headroom: Math.max(memory - used, 0),
+    utilization: memory > 0 ? (100 * used) / memory : 0,
+  };
 }
 
 /** Shows the same component in the bar and in its table. @param {EventTarget | null} target */
 function highlight(target) {
-  const name = target instanceof Element ? target.closest('[data-component]')?.getAttribute('data-component') ?? null : null;
+  const name =
+    target instanceof Element ? (target.closest('[data-component]')?.getAttribute('data-component') ?? null) : null;
   for (const element of document.querySelectorAll('#answer [data-component], #breakdown [data-component]')) {
     element.classList.toggle('lit', name !== null && element.getAttribute('data-component') === name);
     element.classList.toggle('dim', name !== null && element.getAttribute('data-component') !== name);

@@ -7,9 +7,14 @@
 /** @returns {Job} */
 export function freshJob() {
   return {
-    kind: 'train', model: 'meta-llama/Meta-Llama-3-8B', config: null, train: {},
+    kind: 'train',
+    model: 'meta-llama/Meta-Llama-3-8B',
+    config: null,
+    train: {},
     infer: { batch: { batch_size: 1, seq_len: 1024 }, new_tokens: 128 },
-    engine: 'hf', engineOptions: {}, gpu: 'H200',
+    engine: 'hf',
+    engineOptions: {},
+    gpu: 'H200',
   };
 }
 

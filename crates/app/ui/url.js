@@ -65,7 +65,10 @@ function unword(text) {
 }
 
 /** @param {string} text */
-const escaped = (text) => encodeURIComponent(text).replace(/%(?:2F|3A|2C|5B|5D|40|22)/g, decodeURIComponent).replaceAll('"', '%22');
+const escaped = (text) =>
+  encodeURIComponent(text)
+    .replace(/%(?:2F|3A|2C|5B|5D|40|22)/g, decodeURIComponent)
+    .replaceAll('"', '%22');
 
 const OWN = new Set(['kind', 'model', 'config', 'gpu', 'engine', 'pinned']);
 

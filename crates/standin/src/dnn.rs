@@ -45,6 +45,11 @@ fn unset(kind: i32, wanted: i64) -> (i64, Vec<u8>) {
     }
 }
 
+/// `CUDNN_STATUS_NOT_SUPPORTED`, which has another number since version 9.
+fn unsupported() -> Status {
+    if card().cudnn >= 90000 { 3000 } else { 9 }
+}
+
 exports! {
     fn cudnnGetVersion() -> usize { card().cudnn }
     fn cudnnGetCudartVersion() -> usize { card().runtime as usize }
@@ -57,11 +62,24 @@ exports! {
             _ => version % 100,
         })
     }
-    fn cudnnGetErrorString(_status: Status) -> *const c_char { c"CUDNN_STATUS_SUCCESS".as_ptr() }
+    fn cudnnGetErrorString(status: Status) -> *const c_char {
+        match status {
+            0 => c"CUDNN_STATUS_SUCCESS".as_ptr(),
+            _ => c"CUDNN_STATUS_NOT_SUPPORTED: a rehearsal cannot know the buffers of cuDNN's recurrent networks; with torch.backends.cudnn.enabled = False torch uses its own".as_ptr(),
+        }
+    }
+    // What these hold only cuDNN knows, and it is much: better no answer than a wrong one.
+    fn cudnnGetRNNWeightSpaceSize(_handle: usize, _network: usize, _out: *mut usize) -> Status { unsupported() }
+    fn cudnnGetRNNTempSpaceSizes(_handle: usize, _network: usize, _mode: i32, _input: usize, _work: *mut usize, _reserve: *mut usize) -> Status { unsupported() }
+    fn cudnnGetRNNParamsSize(_handle: usize, _network: usize, _input: usize, _out: *mut usize, _type: i32) -> Status { unsupported() }
     fn cudnnGetLastErrorString(out: *mut c_char, room: usize) { put_text(out, room, "") }
     fn cudnnGetStream(_handle: usize, out: *mut usize) { put(out, 0) }
 
-    fn cudnnBackendCreateDescriptor(_kind: i32, out: *mut usize) {
+    fn cudnnBackendCreateDescriptor(kind: i32, out: *mut usize) {
+        const CONVOLUTION: i32 = 1;
+        if kind == CONVOLUTION {
+            crate::unknown::not_counted("workspaces of cuDNN's convolutions");
+        }
         let descriptor = handle();
         with(|all| all.insert(descriptor, Attributes::new()));
         put(out, descriptor);

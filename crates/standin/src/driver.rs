@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use crate::device::current;
-use crate::foreign::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status, get, handle, put, put_at, text};
+use crate::foreign::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, Status, get, handle, put, put_at, text};
 use crate::ledger::{PAGE, ledger};
 
 /// The one context.
@@ -81,6 +81,19 @@ exports! {
     fn cuCtxCreate_v2(out: *mut usize) { put(out, CONTEXT) }
     fn cuCtxPopCurrent_v2(out: *mut usize) { put(out, CONTEXT) }
     fn cuCtxFromGreenCtx(out: *mut usize) { put(out, handle()) }
+}
+
+// Looked up by every torch when it starts; only programs that ask for these features call them.
+exports! {
+    fn cuDevResourceGenerateDesc() -> Status { NOT_SUPPORTED }
+    fn cuDevSmResourceSplitByCount() -> Status { NOT_SUPPORTED }
+    fn cuDeviceGetDevResource() -> Status { NOT_SUPPORTED }
+    fn cuGreenCtxCreate() -> Status { NOT_SUPPORTED }
+    fn cuMemImportFromShareableHandle() -> Status { NOT_SUPPORTED }
+    fn cuMemRetainAllocationHandle() -> Status { NOT_SUPPORTED }
+    fn cuMulticastCreate() -> Status { NOT_SUPPORTED }
+    fn cuLogsRegisterCallback() -> Status { NOT_SUPPORTED }
+    fn cuLogsUnregisterCallback() -> Status { NOT_SUPPORTED }
 }
 
 nothing! {

@@ -45,7 +45,10 @@ macro_rules! handles {
 macro_rules! sizes {
     (@one $out:ty, ($($argument:ident)*), $name:ident) => { exports! {
         #[allow(clippy::too_many_arguments)]
-        fn $name($($argument: usize,)* out: *mut $out) { $crate::foreign::put(out, 0) }
+        fn $name($($argument: usize,)* out: *mut $out) {
+            $crate::unknown::not_counted(stringify!($name));
+            $crate::foreign::put(out, 0)
+        }
     } };
     ($out:ty, $before:tt; $($name:ident)*) => { $( sizes!(@one $out, $before, $name); )* };
 }

@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 
+use crate::binaries;
 use crate::card::card;
-use crate::foreign::{Status, handle, host_mut, put, put_at};
+use crate::foreign::{Status, get, host_mut, put, put_at};
 
 /// `dim3`.
 #[repr(C)]
@@ -34,7 +35,13 @@ fn resident_blocks(threads: i32) -> i32 {
 }
 
 exports! {
-    fn __cudaRegisterFatBinary(_binary: usize) -> usize { handle() }
+    // The handle of a binary points to the architecture of it that runs.
+    fn __cudaRegisterFatBinary(binary: *const c_void) -> *const i32 { Box::leak(Box::new(binaries::register(binary))) }
+    fn __cudaRegisterFunction(binary: *const i32, function: usize) {
+        if !binary.is_null() {
+            binaries::add(function, get(binary))
+        }
+    }
     fn __cudaPushCallConfiguration(grid: Extent, block: Extent, shared: usize, stream: usize) {
         CONFIGURATION.set(Configuration { grid, block, shared, stream });
     }
@@ -46,10 +53,11 @@ exports! {
         put(stream, last.stream);
     }
     fn __cudaInitModule(_module: usize) -> i8 { 1 }
-    fn cudaFuncGetAttributes(out: *mut c_void, _function: usize) {
+    fn cudaFuncGetAttributes(out: *mut c_void, function: usize) {
+        let architecture = binaries::architecture(function);
         // struct cudaFuncAttributes of CUDA 12 and 13: 144 bytes.
         host_mut(out, 144).fill(0);
-        put_at(out, 24, [1024_i32, 32, card().capability, card().capability]);
+        put_at(out, 24, [1024_i32, 32, architecture, architecture]);
         put_at(out, 44, card().shared_per_block());
     }
     fn cuFuncGetAttribute(out: *mut i32, attribute: i32, _function: usize) {
@@ -104,7 +112,7 @@ handles! {
 }
 
 nothing! {
-    __cudaRegisterFatBinaryEnd __cudaUnregisterFatBinary __cudaRegisterFunction __cudaRegisterVar __cudaRegisterManagedVar
+    __cudaRegisterFatBinaryEnd __cudaUnregisterFatBinary __cudaRegisterVar __cudaRegisterManagedVar
     __cudaLaunchKernel __cudaLaunchKernel_ptsz cudaLaunchKernel cudaLaunchKernelExC cudaLaunchCooperativeKernel cuLaunchKernel
     cuLaunchKernelEx cuLaunchCooperativeKernel cudaFuncSetAttribute cuFuncSetAttribute cuFuncSetCacheConfig cudaFuncSetCacheConfig
     cuModuleUnload cuLibraryUnload cuFuncLoad cuTensorMapEncodeTiled cuTensorMapEncodeIm2col nvrtcCompileProgram

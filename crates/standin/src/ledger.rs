@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::card::card;
+use crate::places::Places;
 
 /// Pages of the driver: every allocation is rounded up to them (cuMemGetAllocationGranularity).
 pub(crate) const PAGE: u64 = 2 << 20;
@@ -22,7 +23,9 @@ pub(crate) const DEVICES: usize = 16;
 struct Device {
     /// Address and length of what was allocated or reserved.
     ranges: BTreeMap<u64, Range>,
-    /// Where the next range is tried.
+    /// Where memory is put, from the end of the device's part downwards.
+    places: Option<Places>,
+    /// Where the next reservation is tried, from its beginning upwards.
     next: u64,
     used: u64,
     peak: u64,
@@ -64,7 +67,9 @@ impl Ledger {
     pub(crate) fn allocate(&mut self, device: usize, bytes: u64) -> Option<u64> {
         let length = bytes.max(1).checked_next_multiple_of(PAGE)?;
         self.take(device, length)?;
-        let address = self.place(device, length);
+        let (start, memory) = (BASE + device as u64 * SPAN, &mut self.devices[device]);
+        let places = memory.places.get_or_insert_with(|| Places::new(start + SPAN));
+        let address = places.take(length, memory.next.max(start));
         match address {
             Some(address) => self.devices[device].ranges.insert(address, Range { length, backed: true }),
             None => return self.give(device, length),
@@ -85,6 +90,9 @@ impl Ledger {
         let Some(device) = device_of(address) else { return false };
         let Some(range) = self.devices[device].ranges.remove(&address) else { return false };
         if range.backed {
+            if let Some(places) = &mut self.devices[device].places {
+                places.give(address);
+            }
             self.give(device, range.length);
         }
         true
@@ -146,7 +154,7 @@ impl Ledger {
         None
     }
 
-    /// Finds addresses: upwards first, so that old ones are not soon used again, then in any gap.
+    /// Finds addresses for a reservation: upwards first, so that old ones are not soon used again, then in any gap.
     fn place(&mut self, device: usize, length: u64) -> Option<u64> {
         let (start, memory) = (BASE + device as u64 * SPAN, &mut self.devices[device]);
         let next = memory.next.max(start);
@@ -181,7 +189,7 @@ mod tests {
         let second = ledger.allocate(0, PAGE + 1).unwrap();
         assert_eq!(ledger.usage(0), (3 * PAGE, 3 * PAGE));
         assert_eq!(ledger.range(second + PAGE), Some((second, 2 * PAGE)));
-        assert_eq!((device_of(first), device_of(first - 1), device_of(7)), (Some(0), None, None));
+        assert_eq!((device_of(first), device_of(BASE - 1), device_of(7)), (Some(0), None, None));
         assert!(ledger.free(first) && !ledger.free(first) && !ledger.free(second + 1));
         assert_eq!(ledger.usage(0), (2 * PAGE, 3 * PAGE));
     }

@@ -8,7 +8,9 @@
 //! |---|---|
 //! | [`card`] | the pretended card, as the parent process describes it |
 //! | [`ledger`] | device memory: who holds which address, and how much is left |
+//! | [`places`] | where in its addresses the driver puts them |
 //! | [`contents`] | what the host wrote to small pieces of device memory |
+//! | [`binaries`] | for which architectures kernels were compiled |
 //! | [`memory`], [`device`], [`stream`], [`graph`], [`launch`] | the runtime (`cuda…`) and its twins in the driver (`cu…`) |
 //! | [`driver`] | the rest of the driver: virtual memory, contexts, entry points |
 //! | [`blas`], [`dnn`], [`solver`] | cuBLAS, cuDNN, and the handles of cuSPARSE, cuSOLVER, cuFFT, cuRAND |
@@ -21,6 +23,7 @@
 
 #[macro_use]
 mod foreign;
+mod binaries;
 mod blas;
 mod card;
 mod contents;
@@ -33,6 +36,7 @@ mod ledger;
 mod memory;
 mod nccl;
 mod nvml;
+mod places;
 mod solver;
 mod stream;
 mod unknown;

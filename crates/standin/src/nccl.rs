@@ -1,6 +1,8 @@
 //! NCCL: a world of any size in one process. Every rank is taken to hold what this one holds.
 
+use std::cell::RefCell;
 use std::ffi::{c_char, c_void};
+use std::mem::take;
 
 use crate::card::card;
 use crate::contents::contents;
@@ -66,6 +68,39 @@ fn reduce(from: *const c_void, to: *mut c_void, count: usize, kind: i32, operati
     contents.write(to as u64, &known);
 }
 
+/// What a group of calls sends and receives, as addresses with their bytes.
+#[derive(Debug, Default)]
+struct Group {
+    depth: u32,
+    sent: Vec<(u64, usize)>,
+    received: Vec<(u64, usize)>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::default();
+}
+
+/// One call of a group, or alone.
+fn note(sends: bool, address: u64, bytes: usize) {
+    let alone = GROUP.with_borrow_mut(|group| {
+        if sends { &mut group.sent } else { &mut group.received }.push((address, bytes));
+        group.depth == 0
+    });
+    if alone {
+        exchange();
+    }
+}
+
+/// The others are taken to have sent what this one sends, wherever that is as long as what is received.
+fn exchange() {
+    let (sent, received) = GROUP.with_borrow_mut(|group| (take(&mut group.sent), take(&mut group.received)));
+    for (to, bytes) in received {
+        if let Some((from, _)) = sent.iter().find(|(_, length)| *length == bytes) {
+            copy(to as *mut c_void, *from as *const c_void, bytes);
+        }
+    }
+}
+
 fn offset(pointer: *mut c_void, bytes: usize) -> *mut c_void {
     pointer.cast::<u8>().wrapping_add(bytes).cast()
 }
@@ -116,9 +151,31 @@ exports! {
         let own = get(communicator).rank.max(0) as usize * count * width(kind);
         reduce(offset(from.cast_mut(), own), to, count, kind, operation, get(communicator).size)
     }
-    fn ncclBroadcast(from: *const c_void, to: *mut c_void, count: usize, kind: i32, _root: i32, _communicator: usize, _stream: usize) {
+    fn ncclBroadcast(from: *const c_void, to: *mut c_void, count: usize, kind: i32, root: i32, communicator: *const Communicator, _stream: usize) {
+        let bytes = count * width(kind);
+        if root == get(communicator).rank {
+            note(true, from as u64, bytes);
+        } else {
+            note(false, to as u64, bytes);
+        }
         if to != from.cast_mut() {
-            copy(to, from, count * width(kind));
+            copy(to, from, bytes);
+        }
+    }
+    fn ncclSend(from: *const c_void, count: usize, kind: i32, _peer: i32, _communicator: usize, _stream: usize) {
+        note(true, from as u64, count * width(kind))
+    }
+    fn ncclRecv(to: *mut c_void, count: usize, kind: i32, _peer: i32, _communicator: usize, _stream: usize) {
+        note(false, to as u64, count * width(kind))
+    }
+    fn ncclGroupStart() { GROUP.with_borrow_mut(|group| group.depth += 1) }
+    fn ncclGroupEnd() {
+        let last = GROUP.with_borrow_mut(|group| {
+            group.depth = group.depth.saturating_sub(1);
+            group.depth == 0
+        });
+        if last {
+            exchange();
         }
     }
     fn ncclAllGather(from: *const c_void, to: *mut c_void, count: usize, kind: i32, communicator: *const Communicator, _stream: usize) {
@@ -139,7 +196,7 @@ exports! {
 }
 
 nothing! {
-    ncclBcast ncclSend ncclRecv ncclGather ncclScatter ncclGroupStart ncclGroupEnd ncclGroupSimulateEnd ncclCommAbort ncclCommDestroy
+    ncclBcast ncclGather ncclScatter ncclGroupSimulateEnd ncclCommAbort ncclCommDestroy
     ncclCommFinalize ncclCommRegister ncclCommDeregister ncclCommWindowRegister ncclCommWindowDeregister ncclRedOpDestroy
     ncclCommDump ncclCommRevoke ncclCommSuspend ncclCommResume
 }

@@ -36,6 +36,11 @@ extern "C" fn write_counts() {
     write(&lines);
 }
 
+/// Counts an answer that only NVIDIA's library knows: what is needed for it is taken to be nothing.
+pub(crate) fn not_counted(what: &str) {
+    count(&format!("not counted: {what}"));
+}
+
 /// What a search by name gives for a function that is nowhere.
 pub(crate) fn entry(name: &str) -> *mut c_void {
     count(&format!("{name} (asked for by name)"));

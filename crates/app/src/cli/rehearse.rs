@@ -10,6 +10,7 @@ use vramcast_core::units::Bytes;
 use super::context::Context;
 use super::{Answer, Failure};
 use crate::exit::Exit;
+use crate::rehearse::beside::Beside;
 use crate::rehearse::journal::Line;
 use crate::rehearse::{self, Card, Ending, Rehearsal, RehearseError, Request, World};
 use crate::render;
@@ -53,17 +54,29 @@ pub(super) struct Arguments {
     /// End the program when it has run for so many seconds.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Run")]
     time_limit: Option<u64>,
+    /// Write no checkpoints: `torch.save`, safetensors and torch's distributed checkpoints do nothing.
+    #[arg(long, help_heading = "Run")]
+    skip_saving: bool,
+    /// Send nothing to trackers of experiments (wandb, comet, neptune, clearml, TensorBoard).
+    #[arg(long, help_heading = "Run")]
+    skip_logging: bool,
+    /// Also run the program on the GPU that is really there, and show both; without this a real GPU is never touched.
+    #[arg(long, conflicts_with_all = ["world", "memory"], help_heading = "Run")]
+    beside_real: bool,
     /// The interpreter the program uses, where the command does not show it.
     #[arg(long, value_name = "PATH", help_heading = "Run")]
     python: Option<PathBuf>,
 
+    /// Show the simulator's prediction for the same run beside it, part by part, where the run is recognised.
+    #[arg(long, conflicts_with = "no_sources", help_heading = "Output")]
+    compare: bool,
     /// Do not record which line of source holds what; faster.
     #[arg(long, help_heading = "Output")]
     no_sources: bool,
     /// Write torch's own snapshot, for its memory viewer.
     #[arg(long, value_name = "FILE", conflicts_with = "no_sources", help_heading = "Output")]
     snapshot: Option<PathBuf>,
-    /// Append the fullest process as a row of a ledger (truth/ledger).
+    /// Append a row for every process to a ledger (truth/ledger).
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     ledger: Option<PathBuf>,
 }
@@ -91,12 +104,26 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         sources: !arguments.no_sources,
         snapshot: arguments.snapshot.clone(),
         stdout_is_ours: as_json,
+        skip_saving: arguments.skip_saving,
+        skip_logging: arguments.skip_logging,
+        real: false,
     };
-    let mut rehearsal = rehearse::run(&request, |_, line| {
+    let show = |_, line: &Line| {
         if !quiet {
             progress(line);
         }
-    })?;
+    };
+    let real = match arguments.beside_real {
+        true => Some(rehearse::run(&Request { real: true, snapshot: None, ..request.clone() }, show)?),
+        false => None,
+    };
+    let mut rehearsal = rehearse::run(&request, show)?;
+    if let Some(real) = &real {
+        rehearsal.beside.push(Beside::real(real));
+    }
+    if arguments.compare {
+        compare(&mut rehearsal);
+    }
     if arguments.all_gpus {
         rehearsal.judge_all(cards.all());
     }
@@ -114,6 +141,19 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     };
     let text = if as_json { json(&rehearsal)? } else { render::rehearse::text(&rehearsal) };
     Ok(Answer { text, exit })
+}
+
+/// Asks the simulator about the same run; why that is not possible becomes a note.
+fn compare(rehearsal: &mut Rehearsal) {
+    let Some(fullest) = rehearsal.fullest() else { return };
+    let answer = match &fullest.run {
+        Some(row) => Beside::simulated(row, &rehearsal.gpu),
+        None => Err(fullest.not_recognised.clone().unwrap_or_else(|| "the program ended too early".into())),
+    };
+    match answer {
+        Ok(side) => rehearsal.beside.push(side),
+        Err(why) => rehearsal.notes.push(format!("--compare: the simulator does not know this run: {why}")),
+    }
 }
 
 fn json(rehearsal: &Rehearsal) -> Result<String, Failure> {

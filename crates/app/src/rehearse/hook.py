@@ -10,6 +10,7 @@ FOLDER = os.environ.get("VRAMCAST_REHEARSAL", "")
 STEPS = int(os.environ.get("VRAMCAST_STEPS", "0"))
 SOURCES = os.environ.get("VRAMCAST_SOURCES", "1") == "1"
 WORLD = int(os.environ.get("VRAMCAST_WORLD", "0"))
+REAL = os.environ.get("VRAMCAST_REAL") == "1"  # watch a run on a card that is there
 SNAPSHOT = os.environ.get("VRAMCAST_SNAPSHOT", "")
 LARGEST_HISTORY = 2_000_000
 standin = ctypes.CDLL(None)
@@ -36,8 +37,9 @@ class Watch:
         self.before = {}
         self.ended = False
         self.named = False  # inside a phase that the program named itself
+        self.run = import_beside("vramcast_recognise").Run(torch)
         Watch.only = self
-        self.lock = threading.RLock()
+        self.lock, self.thread = threading.RLock(), threading.get_ident()
 
     # --- statistics -----------------------------------------------------------------------------------------------------
 
@@ -87,12 +89,20 @@ class Watch:
             most = {kind: self.most.pop((device, kind), 0) for kind in ("allocated_bytes", "reserved_bytes")}
             now, held = stats["allocated_bytes"]["all"]["current"], stats["reserved_bytes"]["all"]["current"]
             if most["reserved_bytes"]:
-                used, peak, refused = (ctypes.c_uint64() for _ in range(3))
-                standin.vramcast_used(device, ctypes.byref(used), ctypes.byref(peak), ctypes.byref(refused))
+                used, peak, refused = self.driver(device)
                 journal("phase", phase=self.phase, device=device, before=self.before.get(device, 0), after=now, peak=most["allocated_bytes"],
-                        reserved=held, peak_reserved=most["reserved_bytes"], driver=used.value, driver_peak=peak.value, refused=refused.value)
+                        reserved=held, peak_reserved=most["reserved_bytes"], driver=used, driver_peak=peak, refused=refused)
             self.before[device] = now
             self.reset(device)
+
+    def driver(self, device):
+        """What was asked from the driver, now and at most, and how often it was full."""
+        if REAL:
+            free, total = self.torch.cuda.mem_get_info(device)
+            return total - free, total - free, 0
+        numbers = [ctypes.c_uint64() for _ in range(3)]
+        standin.vramcast_used(device, *map(ctypes.byref, numbers))
+        return [number.value for number in numbers]
 
     def forward(self):
         """A model is called by the program itself."""
@@ -102,6 +112,8 @@ class Watch:
             if STEPS and self.step >= STEPS:
                 print(f"vramcast: stopped after {STEPS} optimizer steps, as asked", file=sys.stderr)
                 raise SystemExit(0)
+        if not REAL:
+            sys.modules["vramcast_values"].Patience.lost = 0
         grad = self.torch.is_grad_enabled()
         self.found(f"{self.step}.{self.micro}.fwd" if grad else "inference")
 
@@ -114,9 +126,14 @@ class Watch:
         self.found(f"{self.step}.{self.micro}.bwd")
         self.micro += 1
 
-    def optimizer(self):
+    def optimizer(self, optimizer):
         self.stepped = True
+        self.run.stepping(optimizer, self.micro)
         self.found(f"{self.step}.opt")
+
+    def after_optimizer(self, optimizer):
+        self.run.stepped(optimizer)
+        self.found(f"{self.step}.zero")
 
     # --- beginning and end ----------------------------------------------------------------------------------------------
 
@@ -142,9 +159,10 @@ class Watch:
             alive = []
             if SOURCES:
                 snapshot = self.torch.cuda.memory._snapshot()
-                alive = [{"device": device, **peak(trace)} for device, trace in enumerate(snapshot["device_traces"]) if trace]
+                alive = [{"device": device, **peak(trace, self.run)} for device, trace in enumerate(snapshot["device_traces"]) if trace]
                 if SNAPSHOT:
                     self.torch.cuda.memory._dump_snapshot(SNAPSHOT)
+            journal("run", **self.run.answer())
             journal("end", steps=self.step + self.stepped, alive=alive)
         except Exception as error:  # the report suffers, the program must not
             journal("end", steps=self.step + self.stepped, alive=[], problem=repr(error))
@@ -154,8 +172,8 @@ class Watch:
         self.ended = False
 
 
-def peak(trace):
-    """The largest sum of a list of allocations and frees, and what was alive then by line of source."""
+def peak(trace, run):
+    """The largest sum of a list of allocations and frees, what was alive then by line of source, and what it was for."""
     now, most, last = 0, 0, -1
     sizes = {}
     for index, event in enumerate(trace):
@@ -178,7 +196,12 @@ def peak(trace):
         line[0] += event["size"]
         line[1] += 1
     largest = sorted(lines.items(), key=lambda item: -item[1][0])
-    return {"requested": most, "truncated": len(trace) >= LARGEST_HISTORY,
+    deaths = {}
+    for event in trace[last + 1:]:
+        if event["action"] == "free_completed" and event["addr"] in alive:
+            deaths.setdefault(event["addr"], event["time_us"])
+    lives = {address: (event["size"], event["time_us"], deaths.get(address, float("inf"))) for address, event in alive.items()}
+    return {"requested": most, "truncated": len(trace) >= LARGEST_HISTORY, "parts": run.parts(lives),
             "lines": [{"source": name, "bytes": size, "count": count} for name, (size, count) in largest]}
 
 
@@ -200,7 +223,8 @@ def watch(torch):
     if not hasattr(torch._C, "_cuda_memoryStats"):
         return
     it = Watch(torch)
-    import_beside("vramcast_values").install(torch)
+    if not REAL:
+        import_beside("vramcast_values").install(torch)
     torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats = it.program_stats, it.program_reset
     torch.cuda._lazy_call(it.start)
 
@@ -208,10 +232,15 @@ def watch(torch):
 
     def watched_call(self, *args, **kwargs):
         if it.busy:
+            if it.run.inner:
+                it.run.inside()
+            if threading.get_ident() != it.thread and not REAL:
+                return sys.modules["vramcast_values"].followed(call, self, *args, **kwargs)
             return call(self, *args, **kwargs)
         it.busy = True
         try:
             it.forward()
+            it.run.called(self, args, kwargs)
             return call(self, *args, **kwargs)
         finally:
             it.busy = False
@@ -234,8 +263,16 @@ def watch(torch):
     torch.autograd.backward = watched(torch.autograd.backward)
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    register_optimizer_step_pre_hook(lambda *_: it.optimizer())
-    register_optimizer_step_post_hook(lambda *_: it.found(f"{it.step}.zero"))
+    register_optimizer_step_pre_hook(lambda optimizer, *_: it.optimizer(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, *_: it.after_optimizer(optimizer))
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def watched_clip(*args, **kwargs):
+        it.run.clipped = True
+        it.found(f"{it.step}.clip")
+        return clip(*args, **kwargs)
+
+    torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = watched_clip
 
     hook, leave = sys.excepthook, os._exit
 
@@ -286,11 +323,11 @@ def alone(distributed):
         def delete_key(self, key):
             return self.values.pop(key, None) is not None
 
-    from torch.testing._internal.distributed import fake_pg  # registers a backend whose collectives do nothing
-
     begin_group = distributed.init_process_group
 
     def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name="", **options):
+        from torch.testing._internal.distributed import fake_pg  # registers a backend whose collectives do nothing
+
         if backend in (None, "", "nccl", "gloo", "cpu:gloo,cuda:nccl"):
             backend = "nccl" if backend == "nccl" else "cpu:fake,cuda:nccl"
         rank = int(os.environ["RANK"]) if rank < 0 else rank
@@ -301,14 +338,7 @@ def alone(distributed):
     distributed.init_process_group = distributed.distributed_c10d.init_process_group = init_process_group
 
 
-def no_triton(module):
-    """Kernels in Triton do nothing; there is nothing to compile them for."""
-    for name in ("JITFunction", "Autotuner", "Heuristics"):
-        if hasattr(module, name):
-            getattr(module, name).run = lambda self, *args, **kwargs: None
-
-
-AFTER_IMPORT = {"torch": watch, "torch.distributed": alone, "triton.runtime.jit": no_triton, "triton.runtime.autotuner": no_triton}
+AFTER_IMPORT = {"torch": watch, "torch.distributed": alone, "vramcast": lambda module: setattr(module, "phase", phase)}
 
 
 class Finder:
@@ -367,8 +397,10 @@ def phase(name):
 
 def import_beside(name):
     """A module of this folder, which is not on the program's path."""
+    if name in sys.modules:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -377,7 +409,7 @@ def begin():
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     # The user's own sitecustomize, which this one hides.
-    own = sys.modules.pop("sitecustomize", None)
+    own = sys.modules["vramcast_hook"] = sys.modules.pop("sitecustomize", None)
     hidden = importlib.util.find_spec("sitecustomize")
     if hidden and hidden.loader:
         module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(hidden)
@@ -385,6 +417,8 @@ def begin():
     elif own:
         sys.modules["sitecustomize"] = own  # the import that runs this file looks for it
     if FOLDER:
+        for name in ("vramcast_skips",) if REAL else ("vramcast_kernels", "vramcast_skips"):
+            AFTER_IMPORT.update(import_beside(name).AFTER_IMPORT)
         sys.meta_path.insert(0, Finder)
         sys.meta_path.append(Marks)
 

@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// One line.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -38,6 +39,18 @@ pub enum Line {
         full: bool,
         /// When it was.
         phase: String,
+    },
+    /// A line of the program waits for what only a real GPU computes, and was stopped.
+    Waits {
+        /// The line of source.
+        source: String,
+    },
+    /// What kind of run it was (`recognise.py`).
+    Run {
+        /// In the words of the ledger, if it was recognised.
+        row: Option<Value>,
+        /// Why it was not.
+        problem: Option<String>,
     },
     /// The process ended.
     End {
@@ -99,6 +112,9 @@ pub struct Alive {
     pub truncated: bool,
     /// By line of source, largest first.
     pub lines: Vec<SourceLine>,
+    /// By what it is for, where the run was recognised.
+    #[serde(default)]
+    pub parts: BTreeMap<String, u64>,
 }
 
 /// What a line of source holds.

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Ending, Rehearsal};
 
@@ -19,7 +19,7 @@ pub fn append(path: &Path, rehearsal: &Rehearsal) -> std::io::Result<()> {
                        "reserved": phase.reserved, "peak_reserved": phase.peak_reserved})
             })
             .collect();
-        let row = json!({
+        let mut row = json!({
             "gpu": format!("rehearsal: {}", rehearsal.device_name),
             "rank": process.rank,
             "device": process.device,
@@ -28,6 +28,11 @@ pub fn append(path: &Path, rehearsal: &Rehearsal) -> std::io::Result<()> {
             "measured": {"phases": phases, "peak_allocated": process.totals.allocated,
                          "peak_reserved": process.totals.reserved, "process": process.totals.process},
         });
+        // What kind of run it was, where that is known: such a row can be given to `vramcast verify`.
+        if let (Some(known), Some(object)) = (process.run.as_ref().and_then(Value::as_object), row.as_object_mut()) {
+            object.insert("id".into(), format!("rehearsal-{}-{}", process.process, process.device).into());
+            object.extend(known.clone());
+        }
         writeln!(file, "{row}")?;
     }
     Ok(())

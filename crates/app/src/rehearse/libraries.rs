@@ -111,7 +111,8 @@ pub(super) fn lay_out(torch: &Torch, folder: &Path) -> Result<Laid, RehearseErro
 
 /// Every library among the installed packages that uses NVIDIA's.
 fn users(torch: &Torch) -> Vec<Imports> {
-    let (mut found, mut folders) = (Vec::new(), vec![torch.packages().to_owned()]);
+    let (mut found, mut folders) = (Vec::new(), torch.beside.clone());
+    folders.push(torch.packages().to_owned());
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
             let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
@@ -167,7 +168,8 @@ mod tests {
         let user = library("libuser.so", &["libcudart.so.13", "libm.so.6"], &[]).unwrap();
         std::fs::write(torch.join("libuser.so"), user).unwrap();
         std::fs::write(torch.join("notes.so"), "no library").unwrap();
-        let torch = Torch { folder: torch, version: "2".into(), cuda: 13000, python: "python".into() };
+        let torch =
+            Torch { folder: torch, version: "2".into(), cuda: 13000, python: "python".into(), beside: Vec::new() };
         let laid = lay_out(&torch, out.path()).unwrap();
         assert_eq!((laid.read, laid.unwritten), (1, 0));
         let names: Vec<_> = laid.preload.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();

@@ -12,11 +12,13 @@
 //! | [`program`] | starts the program and watches it |
 //! | [`journal`] | what the program's processes wrote down |
 //! | [`ledger`] | a row of recorded truth |
+//! | [`beside`] | the same run by the simulator, or on a real card |
 //! | [`report`] | the one value that is shown |
 //!
 //! Nothing outside the program is touched: the libraries and the hook (`hook.py`) lie in a folder of their own that goes
 //! when the rehearsal ends, and only the program's environment names them.
 
+pub mod beside;
 pub mod card;
 mod elf;
 pub mod journal;
@@ -74,6 +76,9 @@ pub enum RehearseError {
     /// A system or machine the stand-in is not made for.
     #[error("rehearsals run on Linux on x86-64 and ARM64, not on {0}")]
     Platform(&'static str),
+    /// `--beside-real` where there is nothing real.
+    #[error("--beside-real: this machine has no NVIDIA GPU (there is no {})", .0.display())]
+    NoRealCard(PathBuf),
     /// The folder of the rehearsal.
     #[error("{}: {error}", path.display())]
     Folder {
@@ -90,6 +95,7 @@ impl RehearseError {
         match self {
             Self::NoPython | Self::NoTorch { .. } => Some("--python names the interpreter that the program uses"),
             Self::NoCuda { .. } => Some("install torch's CUDA build in that environment; it needs no GPU to be there"),
+            Self::NoRealCard(_) => Some("leave the option out: a rehearsal needs no GPU"),
             Self::NotCuda(_) => Some("`vramcast list gpus` shows the cards; `vramcast train` predicts for all of them"),
             _ => None,
         }

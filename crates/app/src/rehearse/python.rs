@@ -1,5 +1,6 @@
 //! Which Python the command will run, and the torch it will import.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,8 @@ pub struct Torch {
     pub cuda: u32,
     /// The interpreter that finds it.
     pub python: PathBuf,
+    /// Where else that interpreter finds installed packages.
+    pub beside: Vec<PathBuf>,
 }
 
 impl Torch {
@@ -27,16 +30,20 @@ impl Torch {
             Some(path) => path.to_owned(),
             None => interpreter(command)?,
         };
-        let question = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else '')";
+        let question = "import sys, importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else '', *sys.path[1:], sep='\\n')";
         let answer = Command::new(&python).args(["-c", question]).output();
         let answer = answer.map_err(|error| RehearseError::Start { program: python.clone().into(), error })?;
-        let origin = String::from_utf8_lossy(&answer.stdout).trim().to_owned();
+        let text = String::from_utf8_lossy(&answer.stdout).into_owned();
+        let mut lines = text.lines();
+        let origin = lines.next().unwrap_or_default().trim().to_owned();
         let folder = Path::new(&origin).parent().filter(|_| !origin.is_empty() && answer.status.success());
         let folder = folder.ok_or_else(|| RehearseError::NoTorch { python: python.clone() })?.to_owned();
         let text = std::fs::read_to_string(folder.join("version.py")).unwrap_or_default();
         let (version, cuda) = parse_version(&text);
         let Some(cuda) = cuda else { return Err(RehearseError::NoCuda { version, python }) };
-        Ok(Self { folder, version, cuda, python })
+        let packages = folder.parent().unwrap_or(&folder).to_owned();
+        let beside = beside(&packages, lines.map(PathBuf::from));
+        Ok(Self { folder, version, cuda, python, beside })
     }
 
     /// The folder of installed packages.
@@ -55,6 +62,16 @@ impl Torch {
             })
             .max()
     }
+}
+
+/// The interpreter's other folders of installed packages. A folder without any package's metadata is the program's own.
+fn beside(packages: &Path, path: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
+    let installed = |folder: &PathBuf| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.into_iter().any(|entry| entry.path().extension().is_some_and(|ending| ending == "dist-info"))
+    };
+    let folders: BTreeSet<PathBuf> = path.filter(|folder| folder != packages && installed(folder)).collect();
+    folders.into_iter().collect()
 }
 
 /// `__version__` and `cuda` of torch's `version.py`.
@@ -120,6 +137,17 @@ mod tests {
         assert_eq!(parse_version(text), ("2.11.0+cu130".into(), Some(13000)));
         assert_eq!(parse_version("__version__ = '2.11.0+cpu'\ncuda: Optional[str] = None\n").1, None);
         assert_eq!(parse_version("cuda = '12.4'").1, Some(12040));
+    }
+
+    #[test]
+    fn packages_may_lie_in_several_folders() {
+        let folder = tempfile::tempdir().unwrap();
+        let [own, other, program] = ["own", "other", "program"].map(|name| folder.path().join(name));
+        std::fs::create_dir_all(own.join("torch-2.dist-info")).unwrap();
+        std::fs::create_dir_all(other.join("bitsandbytes-1.dist-info")).unwrap();
+        std::fs::create_dir_all(program.join("data")).unwrap();
+        let path = [own.clone(), program, other.clone(), other.clone(), folder.path().join("python311.zip")];
+        assert_eq!(beside(&own, path.into_iter()), [other]);
     }
 
     #[test]

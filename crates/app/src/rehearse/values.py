@@ -3,12 +3,12 @@
 Lengths, masks, positions and counters decide what a program does next. Most of them come from the host, so they can be
 known: wherever the inputs of an operation are known and small, the operation is done once more on the CPU, and the
 stand-in is told what the kernel would have written. What depends on real data stays zero, except that
-  - `all` is true, every other yes-or-no is no (checks are passed, no sequence ends before its time),
+  - `all` and `isfinite` are true, every other yes-or-no is no (checks are passed, no sequence ends before its time),
   - `argmax` and `multinomial` pick one index that is no special token,
   - `topk` picks every index equally often (routers are balanced).
 Nothing here allocates on the device, so memory stays what it is.
 """
-import ctypes
+import contextlib, ctypes, os, sys, threading
 
 LARGEST = 4 << 20  # elements; larger results decide nothing
 FLOATS = 4096  # the same for numbers that are not whole
@@ -24,15 +24,79 @@ RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "ra
 SHAPED_BY_DATA = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount", "_unique2"}
 CHOICES = {"argmax", "argmin", "multinomial"}
 ORDINARY = 10  # tokenizers put special tokens first
+PASSES = {"all", "isfinite", "isclose", "isreal"}  # yes where nothing is known: checks are passed
 OVERWRITES = {"copy_", "fill_", "zero_"}  # what was there before does not matter
 READS = {"item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__", "__contains__", "equal", "allclose"}
 MOVES = {"to", "cuda", "__get__", "__set__", "data_ptr", "detach", "__len__"} | READS
 
 
+class Patience:
+    """A line that reads one value again and again waits for what only a real GPU computes."""
+
+    MOST = 50_000
+    lost = 0  # reads in a row; a call of a model sets it back
+    place = None
+
+    @classmethod
+    def lose(cls, frame):
+        place = (frame.f_code, frame.f_lineno)
+        cls.lost = cls.lost + 1 if place == cls.place else 0
+        cls.place = place
+        if cls.lost > cls.MOST:
+            where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+            sys.modules["vramcast_hook"].journal("waits", source=where)
+            raise SystemExit(f"vramcast: {where} has read a value from the device {cls.MOST} times and waits for what only a real GPU computes")
+
+
+here = threading.local()
+following = None  # the mode that is entered for the whole program
+
+
 def install(torch):
     """Follows small values through the main thread of the program."""
+    global following
     standin.vramcast_blind(0)
-    follower(torch)().__enter__()
+    following = follower(torch)()
+    following.__enter__()
+
+
+def followed(call, *args, **kwargs):
+    """A call in another thread: autograd calls modules once more where activations are recomputed."""
+    if getattr(here, "followed", False):
+        return call(*args, **kwargs)
+    here.followed = True
+    standin.vramcast_blind(0)
+    try:
+        with following:
+            return call(*args, **kwargs)
+    finally:
+        here.followed = False
+        standin.vramcast_blind(1)
+
+
+@contextlib.contextmanager
+def unfollowed():
+    """Takes the mode off for a while; others that lie above it stay."""
+    from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+
+    stack = _get_current_function_mode_stack()
+    if following not in stack:
+        yield
+        return
+    at = stack.index(following)
+    for _ in stack[at:]:
+        _pop_mode()
+    for mode in stack[at + 1:]:
+        _push_mode(mode)
+    standin.vramcast_blind(1)
+    try:
+        yield
+    finally:
+        for _ in stack[at + 1:]:
+            _pop_mode()
+        for mode in stack[at:]:
+            _push_mode(mode)
+        standin.vramcast_blind(0)
 
 
 def follower(torch):
@@ -128,7 +192,7 @@ def follower(torch):
         if name in CHOICES:
             tell(part, torch.tensor(min(ORDINARY, args[0].size(-1) - 1), device="cpu"))
         elif part.dtype is torch.bool:
-            tell(part, torch.tensor(name == "all", device="cpu"))
+            tell(part, torch.tensor(name in PASSES, device="cpu"))
 
     def is_change(name):
         return name == "__setitem__" or name.endswith("_") and not name.endswith("__") or name.startswith("__i") and name.endswith("__") and name != "__invert__"
@@ -182,6 +246,7 @@ def follower(torch):
                     if index is not None:
                         args = (args[0], index, *args[2:])
                 elif name in READS and isinstance(args[0], Tensor) and args[0].is_cuda:
+                    Patience.lose(sys._getframe(1))
                     return function(*twin(tuple(args)), **kwargs)
                 elif (name in SHAPED_BY_DATA or name == "where" and len(args) == 1) and isinstance(args[0], Tensor) and args[0].is_cuda and not args[0].requires_grad:
                     return move(function(*twin(tuple(args)), **{key: twin(value) for key, value in kwargs.items()}), args[0].device)

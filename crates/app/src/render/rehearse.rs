@@ -3,7 +3,11 @@
 use super::table::Table;
 use super::train::{levels, phase_name, verdicts};
 use super::{bar, gib, width};
+use crate::rehearse::beside::{Beside, PARTS};
 use crate::rehearse::{Ending, Rehearsal};
+
+/// How the stand-in marks what it cannot know (`unknown.rs`).
+const NOT_COUNTED: &str = "not counted: ";
 
 /// The whole page.
 pub fn text(rehearsal: &Rehearsal) -> String {
@@ -22,6 +26,7 @@ pub fn text(rehearsal: &Rehearsal) -> String {
     page += &processes(rehearsal);
     page += &phases(rehearsal);
     page += &alive(rehearsal);
+    page.extend(rehearsal.beside.iter().map(|side| beside(rehearsal, side)));
     page += &verdicts(&rehearsal.verdicts);
     for note in &rehearsal.notes {
         page += &format!("note: {note}\n");
@@ -32,8 +37,12 @@ pub fn text(rehearsal: &Rehearsal) -> String {
 fn ending(ending: &Ending) -> String {
     match ending {
         Ending::Finished => "the program ran to its end".into(),
-        Ending::OutOfMemory { phase, wanted } => {
-            format!("out of memory in {}: {} GiB more were asked for", phase_name(phase), gib(*wanted))
+        Ending::OutOfMemory { phase, wanted, exit_code } => {
+            let how = exit_code.map_or(String::new(), |code| format!("; the program's exit code is {code}"));
+            format!("out of memory in {}: {} GiB more were asked for{how}", phase_name(phase), gib(*wanted))
+        }
+        Ending::Waited { source } => {
+            format!("stopped: {source} waits for a value that only a real GPU computes")
         }
         Ending::Failed { exit_code, exception } => {
             let how = exit_code.map_or("a signal ended it".into(), |code| format!("exit code {code}"));
@@ -95,6 +104,31 @@ fn phases(rehearsal: &Rehearsal) -> String {
     format!("{table}{more}\n")
 }
 
+/// The same run by other means: levels, parts of the peak, phases.
+fn beside(rehearsal: &Rehearsal, side: &Beside) -> String {
+    let mut table = Table::new(&["GiB at the peak", "rehearsed", side.by, "off"]);
+    let mut row = |name: String, ours: u64, theirs: u64| {
+        let off = 100.0 * (theirs as f64 / ours.max(1) as f64 - 1.0);
+        let off = if ours == theirs { "0 %".to_owned() } else { format!("{off:+.2} %") };
+        table.row(vec![name, gib(ours), gib(theirs), if ours == 0 { String::new() } else { off }]);
+    };
+    let (ours, theirs) = (&rehearsal.totals, &side.totals);
+    row("allocated".into(), ours.allocated, theirs.allocated);
+    row("reserved".into(), ours.reserved, theirs.reserved);
+    row("process".into(), ours.process, theirs.process);
+    if let Some(process) = rehearsal.fullest() {
+        let parts = process.parts();
+        for name in PARTS.iter().filter(|name| parts.contains_key(**name) || side.parts.contains_key(**name)) {
+            let of = |parts: &std::collections::BTreeMap<String, u64>| parts.get(*name).copied().unwrap_or(0);
+            row(format!("  {name}"), of(&parts), of(&side.parts));
+        }
+        for phase in process.phases.iter().filter(|phase| side.phases.contains_key(&phase.phase)).take(12) {
+            row(phase.phase.clone(), phase.peak, side.phases[&phase.phase]);
+        }
+    }
+    format!("{table}\n")
+}
+
 fn alive(rehearsal: &Rehearsal) -> String {
     let fullest = rehearsal.processes.iter().max_by_key(|process| process.totals.process);
     let Some(alive) = fullest.and_then(|process| process.alive.as_ref()) else { return String::new() };
@@ -113,6 +147,19 @@ fn unknown(rehearsal: &Rehearsal) -> String {
     if rehearsal.unknown_calls.is_empty() {
         return String::new();
     }
-    let names: Vec<String> = rehearsal.unknown_calls.iter().map(|(name, times)| format!("{name} × {times}")).collect();
-    format!("note: calls the stand-in does not know, answered with success: {}\n", names.join(", "))
+    let (known, unknown): (Vec<_>, Vec<_>) =
+        rehearsal.unknown_calls.iter().partition(|(name, _)| name.starts_with(NOT_COUNTED));
+    let list = |calls: Vec<(&String, &u64)>| {
+        let names: Vec<String> =
+            calls.iter().map(|(name, times)| format!("{} × {times}", name.trim_start_matches(NOT_COUNTED))).collect();
+        names.join(", ")
+    };
+    let mut notes = String::new();
+    if !known.is_empty() {
+        notes += &format!("note: not counted, because only NVIDIA's libraries know how much it is: {}\n", list(known));
+    }
+    if !unknown.is_empty() {
+        notes += &format!("note: calls the stand-in does not know, answered with success: {}\n", list(unknown));
+    }
+    notes
 }

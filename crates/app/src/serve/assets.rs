@@ -9,7 +9,44 @@ pub(crate) struct Asset {
 }
 
 /// Addresses and files.
-const ASSETS: &[(&str, &[u8])] = &[("/index.html", include_bytes!("../../ui/index.html"))];
+const ASSETS: &[(&str, &[u8])] = &[
+    ("/index.html", include_bytes!("../../ui/index.html")),
+    ("/api.js", include_bytes!("../../ui/api.js")),
+    ("/ask.js", include_bytes!("../../ui/ask.js")),
+    ("/compare.js", include_bytes!("../../ui/compare.js")),
+    ("/components.js", include_bytes!("../../ui/components.js")),
+    ("/dom.js", include_bytes!("../../ui/dom.js")),
+    ("/export.js", include_bytes!("../../ui/export.js")),
+    ("/form.css", include_bytes!("../../ui/form.css")),
+    ("/form.js", include_bytes!("../../ui/form.js")),
+    ("/format.js", include_bytes!("../../ui/format.js")),
+    ("/icon.svg", include_bytes!("../../ui/icon.svg")),
+    ("/import.js", include_bytes!("../../ui/import.js")),
+    ("/layout.css", include_bytes!("../../ui/layout.css")),
+    ("/main.js", include_bytes!("../../ui/main.js")),
+    ("/notice.js", include_bytes!("../../ui/notice.js")),
+    ("/origin.js", include_bytes!("../../ui/origin.js")),
+    ("/paths.js", include_bytes!("../../ui/paths.js")),
+    ("/picker.js", include_bytes!("../../ui/picker.js")),
+    ("/presets.js", include_bytes!("../../ui/presets.js")),
+    ("/results.css", include_bytes!("../../ui/results.css")),
+    ("/results.js", include_bytes!("../../ui/results.js")),
+    ("/serving.js", include_bytes!("../../ui/serving.js")),
+    ("/state.js", include_bytes!("../../ui/state.js")),
+    ("/suggestions.js", include_bytes!("../../ui/suggestions.js")),
+    ("/tables.js", include_bytes!("../../ui/tables.js")),
+    ("/theme.js", include_bytes!("../../ui/theme.js")),
+    ("/tokens.css", include_bytes!("../../ui/tokens.css")),
+    ("/types.js", include_bytes!("../../ui/types.js")),
+    ("/url.js", include_bytes!("../../ui/url.js")),
+    ("/charts/bar.js", include_bytes!("../../ui/charts/bar.js")),
+    ("/charts/timeline.js", include_bytes!("../../ui/charts/timeline.js")),
+    ("/fields/field.js", include_bytes!("../../ui/fields/field.js")),
+    ("/fields/index.js", include_bytes!("../../ui/fields/index.js")),
+    ("/fields/infer.js", include_bytes!("../../ui/fields/infer.js")),
+    ("/fields/parallel.js", include_bytes!("../../ui/fields/parallel.js")),
+    ("/fields/train.js", include_bytes!("../../ui/fields/train.js")),
+];
 
 /// The readable page of the API.
 const DOCS: &[(&str, &[u8])] = &[

@@ -7,7 +7,9 @@ import { answered, launch, open, printedTotals, quiet, totals, unfold, vramcast 
 
 /** @type {import('playwright-core').Browser} */
 let browser;
-before(async () => { browser = await launch(); });
+before(async () => {
+  browser = await launch();
+});
 after(() => browser.close());
 
 test('the page loads with an answer, and nothing complains', async () => {
@@ -63,7 +65,18 @@ test('options of every group reach the plan', async () => {
   await unfold(page, 'adapter');
   await answered(page, () => page.locator('#train-adapter').selectOption('lora'));
   await answered(page, () => page.locator('#train-adapter-rank').fill('32'));
-  const flags = ['--gpu', 'A30', '--precision', 'bf16-mixed', '--optimizer', 'sgd-momentum', '--gradient-checkpointing', '--lora', '--lora-rank', '32'];
+  const flags = [
+    '--gpu',
+    'A30',
+    '--precision',
+    'bf16-mixed',
+    '--optimizer',
+    'sgd-momentum',
+    '--gradient-checkpointing',
+    '--lora',
+    '--lora-rank',
+    '32',
+  ];
   assert.deepEqual(await totals(page), await printedTotals('train', 'gpt2', ...flags));
   quiet(complaints);
   await close();
@@ -72,9 +85,18 @@ test('options of every group reach the plan', async () => {
 test('many cards: the engines of the form are those of the flags', async () => {
   const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
   await unfold(page, 'parallel');
-  for (const [engine, flag] of [['fsdp2', 'fsdp2'], ['ddp', 'ddp'], ['deepspeed', 'deepspeed'], ['fsdp1', 'fsdp']]) {
+  for (const [engine, flag] of [
+    ['fsdp2', 'fsdp2'],
+    ['ddp', 'ddp'],
+    ['deepspeed', 'deepspeed'],
+    ['fsdp1', 'fsdp'],
+  ]) {
     await answered(page, () => page.locator('#train-engine').selectOption(engine ?? ''));
-    assert.deepEqual(await totals(page), await printedTotals('train', 'gpt2', '--gpu', 'A30', '--gpus', '8', '--engine', flag ?? ''), engine);
+    assert.deepEqual(
+      await totals(page),
+      await printedTotals('train', 'gpt2', '--gpu', 'A30', '--gpus', '8', '--engine', flag ?? ''),
+      engine,
+    );
     assert.ok(await page.locator('#ranks').isVisible());
   }
   quiet(complaints);
@@ -88,7 +110,10 @@ test('Megatron: a mesh gives a bar per stage', async () => {
   await answered(page, () => page.locator('#train-parallel-mesh-tp').fill('2'));
   await answered(page, () => page.locator('#train-parallel-mesh-pp').fill('2'));
   await answered(page, () => page.locator('#train-cards').fill('8'));
-  assert.deepEqual(await totals(page), await printedTotals('train', 'llama3-8b', '--gpus', '8', '--engine', 'megatron', '--tp', '2', '--pp', '2'));
+  assert.deepEqual(
+    await totals(page),
+    await printedTotals('train', 'llama3-8b', '--gpus', '8', '--engine', 'megatron', '--tp', '2', '--pp', '2'),
+  );
   assert.equal(await page.locator('#ranks-body tbody tr').count(), 2);
   assert.match(await page.locator('#origin-body').innerText(), /not yet measured/i);
   quiet(complaints);

@@ -4,11 +4,26 @@
 import assert from 'node:assert/strict';
 import { readFile } from 'node:fs/promises';
 import { after, before, test } from 'node:test';
-import { BASE, answered, file, inGib, launch, open, printedTotals, quiet, settled, totals, unfold, vramcast } from './support.js';
+import {
+  BASE,
+  answered,
+  file,
+  inGib,
+  launch,
+  open,
+  printedTotals,
+  quiet,
+  settled,
+  totals,
+  unfold,
+  vramcast,
+} from './support.js';
 
 /** @type {import('playwright-core').Browser} */
 let browser;
-before(async () => { browser = await launch(); });
+before(async () => {
+  browser = await launch();
+});
 after(() => browser.close());
 
 test('an impossible mesh is explained beside its field, and the last numbers stay', async () => {
@@ -52,7 +67,10 @@ test('values are checked as they are typed', async () => {
 });
 
 test('a suggestion is applied by a click, and then it is true', async () => {
-  const { page, complaints, close } = await open(browser, '#model=meta-llama/Meta-Llama-3-8B&gpu=H100-PCIe&batch.batch_size=4');
+  const { page, complaints, close } = await open(
+    browser,
+    '#model=meta-llama/Meta-Llama-3-8B&gpu=H100-PCIe&batch.batch_size=4',
+  );
   assert.match(await page.locator('#headline').innerText(), /does not fit/);
   const first = page.locator('.suggestions li').first();
   const promised = /([\d.]+) GiB/.exec(await first.locator('.number').innerText())?.[1];
@@ -64,13 +82,22 @@ test('a suggestion is applied by a click, and then it is true', async () => {
 
 for (const form of ['YAML', 'JSON', 'TOML']) {
   test(`a plan goes out as ${form} and comes back`, async () => {
-    const fragment = '#model=openai-community/gpt2&batch.batch_size=3&batch.seq_len=512&checkpointing=full&optimizer.kind=lion&gpu=A30';
+    const fragment =
+      '#model=openai-community/gpt2&batch.batch_size=3&batch.seq_len=512&checkpointing=full&optimizer.kind=lion&gpu=A30';
     const { page, complaints, close } = await open(browser, fragment);
     const before = await totals(page);
     await page.getByRole('button', { name: 'Export' }).click();
     await page.getByRole('radio', { name: form, exact: true }).check();
-    await page.waitForFunction((wanted) => /** @type {HTMLTextAreaElement} */ (document.getElementById('export-text')).value.includes('lion') && document.querySelector(`#export-forms input[value=${wanted}]:checked`), form.toLowerCase());
-    const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'Download' }).click()]);
+    await page.waitForFunction(
+      (wanted) =>
+        /** @type {HTMLTextAreaElement} */ (document.getElementById('export-text')).value.includes('lion') &&
+        document.querySelector(`#export-forms input[value=${wanted}]:checked`),
+      form.toLowerCase(),
+    );
+    const [download] = await Promise.all([
+      page.waitForEvent('download'),
+      page.getByRole('button', { name: 'Download' }).click(),
+    ]);
     const text = await readFile(await download.path(), 'utf8');
     await page.keyboard.press('Escape');
     // The command line reads the same file.
@@ -92,9 +119,18 @@ for (const form of ['YAML', 'JSON', 'TOML']) {
 test('the answer goes out as Markdown, SVG, CSV and JSON', async () => {
   const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
   await page.getByRole('button', { name: 'Export' }).click();
-  for (const [form, sign] of /** @type {[string, RegExp][]} */ ([['Markdown', /\|.*process/], ['SVG', /<svg[^>]*>[^]*<\/svg>/], ['CSV', /process/], ['Result', /"totals"/]])) {
+  for (const [form, sign] of /** @type {[string, RegExp][]} */ ([
+    ['Markdown', /\|.*process/],
+    ['SVG', /<svg[^>]*>[^]*<\/svg>/],
+    ['CSV', /process/],
+    ['Result', /"totals"/],
+  ])) {
     await page.getByRole('radio', { name: form, exact: true }).check();
-    await page.waitForFunction((source) => new RegExp(source).test(/** @type {HTMLTextAreaElement} */ (document.getElementById('export-text')).value), sign.source);
+    await page.waitForFunction(
+      (source) =>
+        new RegExp(source).test(/** @type {HTMLTextAreaElement} */ (document.getElementById('export-text')).value),
+      sign.source,
+    );
   }
   const result = JSON.parse(await page.locator('#export-text').inputValue());
   assert.deepEqual(inGib(result.totals), await totals(page));
@@ -103,11 +139,17 @@ test('the answer goes out as Markdown, SVG, CSV and JSON', async () => {
 });
 
 test('the copied command gives the same numbers', async () => {
-  const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&batch.batch_size=5&checkpointing=full&gpu=A30');
+  const { page, complaints, close } = await open(
+    browser,
+    '#model=openai-community/gpt2&batch.batch_size=5&checkpointing=full&gpu=A30',
+  );
   await page.getByRole('button', { name: 'Copy command' }).click();
   await page.waitForFunction(() => document.getElementById('toast')?.textContent);
   const command = await page.evaluate(() => navigator.clipboard.readText());
-  const words = command.trim().split(/\s+/).map((word) => word.replace(/^'(.*)'$/, '$1'));
+  const words = command
+    .trim()
+    .split(/\s+/)
+    .map((word) => word.replace(/^'(.*)'$/, '$1'));
   assert.equal(words[0], 'vramcast');
   assert.deepEqual(await totals(page), inGib(JSON.parse(await vramcast(...words.slice(1), '--json')).totals));
   quiet(complaints);
@@ -136,8 +178,18 @@ test('a link restores everything, also a plan for comparison', async () => {
 });
 
 const CONFIG = {
-  architectures: ['LlamaForCausalLM'], model_type: 'llama', hidden_size: 512, intermediate_size: 1376, num_hidden_layers: 6,
-  num_attention_heads: 8, num_key_value_heads: 4, vocab_size: 32000, max_position_embeddings: 2048, rms_norm_eps: 1e-6, hidden_act: 'silu', torch_dtype: 'bfloat16',
+  architectures: ['LlamaForCausalLM'],
+  model_type: 'llama',
+  hidden_size: 512,
+  intermediate_size: 1376,
+  num_hidden_layers: 6,
+  num_attention_heads: 8,
+  num_key_value_heads: 4,
+  vocab_size: 32000,
+  max_position_embeddings: 2048,
+  rms_norm_eps: 1e-6,
+  hidden_act: 'silu',
+  torch_dtype: 'bfloat16',
 };
 
 test('a pasted config is taken, checked while it is typed, and shared by link', async () => {
@@ -168,7 +220,8 @@ test('two plans side by side', async () => {
   await answered(page, () => page.getByRole('spinbutton', { name: 'Batch size' }).fill('2'));
   const b = await totals(page);
   const text = await page.locator('#compare-body').innerText();
-  for (const value of [a.process, b.process, 'batch.batch_size']) assert.ok(text.includes(value), `${value} is not in ${text}`);
+  for (const value of [a.process, b.process, 'batch.batch_size'])
+    assert.ok(text.includes(value), `${value} is not in ${text}`);
   await answered(page, () => page.getByRole('button', { name: 'Swap A and B' }).click());
   assert.deepEqual(await totals(page), a);
   await page.locator('#compare').getByRole('button', { name: 'Stop comparing' }).click();

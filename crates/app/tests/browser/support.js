@@ -14,7 +14,15 @@ import { chromium } from 'playwright-core';
 
 export const BASE = given('BASE');
 const VRAMCAST = given('VRAMCAST');
-const FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'];
+const FLAGS = [
+  '--no-sandbox',
+  '--disable-gpu',
+  '--disable-quic',
+  '--no-first-run',
+  '--disable-background-networking',
+  '--disable-component-update',
+  '--disable-sync',
+];
 
 /** @param {string} name */
 function given(name) {
@@ -33,16 +41,25 @@ export function launch() {
  * @param {import('playwright-core').Browser} browser @param {string} [fragment] @param {ContextOptions} [options]
  */
 export async function open(browser, fragment = '', options = {}) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, permissions: ['clipboard-read', 'clipboard-write'], ...options });
+  const context = await browser.newContext({
+    viewport: { width: 1280, height: 900 },
+    permissions: ['clipboard-read', 'clipboard-write'],
+    ...options,
+  });
+  // Machines that build at the same time are slow; nothing here asserts on time.
+  context.setDefaultTimeout(180_000);
   const page = await context.newPage();
   /** @type {string[]} */
   const complaints = [];
   page.on('console', (message) => {
-    if (['error', 'warning'].includes(message.type()) && !message.text().includes('status of 422')) complaints.push(message.text());
+    if (['error', 'warning'].includes(message.type()) && !message.text().includes('status of 422'))
+      complaints.push(message.text());
   });
   page.on('pageerror', (error) => complaints.push(String(error)));
   await page.addInitScript(() => {
-    addEventListener('securitypolicyviolation', (event) => console.error(`CSP: ${event.violatedDirective} ${event.blockedURI}`));
+    addEventListener('securitypolicyviolation', (event) =>
+      console.error(`CSP: ${event.violatedDirective} ${event.blockedURI}`),
+    );
   });
   await page.goto(BASE + fragment);
   await settled(page);
@@ -53,7 +70,7 @@ export async function open(browser, fragment = '', options = {}) {
 export async function settled(page) {
   await page.waitForFunction(() => {
     const { answers, settled: last } = document.getElementById('results')?.dataset ?? {};
-    return answers !== undefined && answers === last;
+    return answers !== undefined && answers === last && document.body.dataset['lists'] === 'here';
   });
 }
 
@@ -115,5 +132,6 @@ export function quiet(complaints) {
 /** Opens a group of the form. @param {Page} page @param {string} group */
 export async function unfold(page, group) {
   const details = page.locator(`#group-${group}`);
-  if (!(await details.evaluate((element) => /** @type {HTMLDetailsElement} */ (element).open))) await details.locator('> summary').click();
+  if (!(await details.evaluate((element) => /** @type {HTMLDetailsElement} */ (element).open)))
+    await details.locator('> summary').click();
 }

@@ -23,14 +23,31 @@ export function stackedBar({ parts, capacity, scale, label, height = 28 }) {
   const whole = scale ?? Math.max(total, capacity, 1);
   const x = (/** @type {number} */ bytes) => (WIDTH * bytes) / whole;
   const svg = s('svg', {
-    class: 'bar', viewBox: `0 0 ${WIDTH} ${height}`, preserveAspectRatio: 'none', height, role: 'img', 'aria-label': label,
+    class: 'bar',
+    viewBox: `0 0 ${WIDTH} ${height}`,
+    preserveAspectRatio: 'none',
+    height,
+    role: 'img',
+    'aria-label': label,
   });
   if (capacity > 0) svg.append(s('rect', { class: 'card', x: 0, y: 0, width: x(Math.min(capacity, whole)), height }));
   let at = 0;
   for (const part of parts) {
     if (part.bytes <= 0) continue;
-    svg.append(s('rect', { class: colour(part.name), 'data-component': part.name, x: x(at), y: 0, width: Math.max(x(part.bytes), 0.6), height },
-      s('title', {}, `${part.name}: ${gib(part.bytes)} GiB`)));
+    svg.append(
+      s(
+        'rect',
+        {
+          class: colour(part.name),
+          'data-component': part.name,
+          x: x(at),
+          y: 0,
+          width: Math.max(x(part.bytes), 0.6),
+          height,
+        },
+        s('title', {}, `${part.name}: ${gib(part.bytes)} GiB`),
+      ),
+    );
     at += part.bytes;
   }
   if (capacity > 0 && capacity < whole) {
@@ -42,7 +59,15 @@ export function stackedBar({ parts, capacity, scale, label, height = 28 }) {
 
 /** A small bar for one share in percent. @param {number} share @param {string} level */
 export function meter(share, level) {
-  const svg = s('svg', { class: `meter ${level}`, viewBox: '0 0 100 8', preserveAspectRatio: 'none', 'aria-hidden': 'true' });
-  svg.append(s('rect', { class: 'card', width: 100, height: 8 }), s('rect', { class: 'full', width: Math.min(share, 100), height: 8 }));
+  const svg = s('svg', {
+    class: `meter ${level}`,
+    viewBox: '0 0 100 8',
+    preserveAspectRatio: 'none',
+    'aria-hidden': 'true',
+  });
+  svg.append(
+    s('rect', { class: 'card', width: 100, height: 8 }),
+    s('rect', { class: 'full', width: Math.min(share, 100), height: 8 }),
+  );
   return svg;
 }

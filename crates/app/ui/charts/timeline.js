@@ -15,11 +15,15 @@ const LAYERS = [
   ['weights', 'c-weights', (sample) => sample.weights],
   ['optimizer state', 'c-optimizer', (sample) => sample.optimizer],
   ['gradients', 'c-gradients', (sample) => sample.gradients],
-  ['activations and the rest', 'c-activations', (sample) => sample.bytes - sample.weights - sample.optimizer - sample.gradients],
+  [
+    'activations and the rest',
+    'c-activations',
+    (sample) => sample.bytes - sample.weights - sample.optimizer - sample.gradients,
+  ],
 ];
 
 /** The step a phase belongs to: '1.0.fwd' is in '1'. @param {string} phase */
-const stepOf = (phase) => (/^\d+\./.test(phase) ? phase.split('.')[0] ?? '' : '');
+const stepOf = (phase) => (/^\d+\./.test(phase) ? (phase.split('.')[0] ?? '') : '');
 
 export class Timeline {
   /** @type {Report | null} */
@@ -34,9 +38,21 @@ export class Timeline {
     this.choices = choices;
     this.picture = h('div', { class: 'picture' });
     this.readout = h('output', { class: 'readout', for: 'timeline-cursor' });
-    this.cursor = h('input', { type: 'range', id: 'timeline-cursor', min: 0, max: 0, step: 1, 'aria-label': 'Point in time', 'aria-describedby': 'timeline-title' });
+    this.cursor = h('input', {
+      type: 'range',
+      id: 'timeline-cursor',
+      min: 0,
+      max: 0,
+      step: 1,
+      'aria-label': 'Point in time',
+      'aria-describedby': 'timeline-title',
+    });
     this.cursor.addEventListener('input', () => this.#point(Number(this.cursor.value)));
-    this.legend = h('ul', { class: 'legend' }, ...LAYERS.map(([name, colour]) => h('li', {}, h('span', { class: `swatch ${colour}` }), name)));
+    this.legend = h(
+      'ul',
+      { class: 'legend' },
+      ...LAYERS.map(([name, colour]) => h('li', {}, h('span', { class: `swatch ${colour}` }), name)),
+    );
     body.append(this.picture, this.cursor, this.readout, this.legend);
     this.picture.addEventListener('pointermove', (event) => this.#hover(event));
     new ResizeObserver(([entry]) => {
@@ -66,16 +82,27 @@ export class Timeline {
     const steps = this.#stepsOf(report);
     if (this.#step === null || (this.#step !== '' && !steps.includes(this.#step))) this.#step = null;
     const chosen = this.#chosen(report);
-    const button = (/** @type {string} */ step, /** @type {string} */ label) => h('button', {
-      type: 'button', class: 'small', 'data-key': `step-${step}`, 'aria-pressed': step === chosen ? 'true' : 'false',
-      onclick: () => {
-        this.#step = step;
-        this.#steps();
-        this.#draw();
-      },
-    }, label);
+    const button = (/** @type {string} */ step, /** @type {string} */ label) =>
+      h(
+        'button',
+        {
+          type: 'button',
+          class: 'small',
+          'data-key': `step-${step}`,
+          'aria-pressed': step === chosen ? 'true' : 'false',
+          onclick: () => {
+            this.#step = step;
+            this.#steps();
+            this.#draw();
+          },
+        },
+        label,
+      );
     const all = [button('', 'Whole run'), ...steps.map((step) => button(step, `Step ${Number(step) + 1}`))];
-    refill(this.choices, steps.length > 1 && h('div', { class: 'choices', role: 'group', 'aria-label': 'Part of the run' }, ...all));
+    refill(
+      this.choices,
+      steps.length > 1 && h('div', { class: 'choices', role: 'group', 'aria-label': 'Part of the run' }, ...all),
+    );
   }
 
   /** The step to show: the one asked for, else the one of the peak. @param {Report} report */
@@ -103,8 +130,14 @@ export class Timeline {
     const svg = s('svg', { width: this.#width, height: HEIGHT, role: 'img', 'aria-label': this.#words(samples) });
     for (const share of [0, 0.25, 0.5, 0.75, 1]) {
       const at = y(highest * share);
-      svg.append(s('line', { class: 'grid', x1: EDGE.left, x2: EDGE.left + plot.width, y1: at, y2: at }),
-        s('text', { class: 'axis', x: EDGE.left - 6, y: at + 4, 'text-anchor': 'end' }, tick((highest * share) / 2 ** 30)));
+      svg.append(
+        s('line', { class: 'grid', x1: EDGE.left, x2: EDGE.left + plot.width, y1: at, y2: at }),
+        s(
+          'text',
+          { class: 'axis', x: EDGE.left - 6, y: at + 4, 'text-anchor': 'end' },
+          tick((highest * share) / 2 ** 30),
+        ),
+      );
     }
     let below = samples.map(() => 0);
     for (const [name, colour, pick] of LAYERS) {
@@ -129,7 +162,9 @@ export class Timeline {
   /** @param {SVGSVGElement} svg @param {Sample[]} samples @param {(at: number) => number} x @param {{ width: number, height: number }} plot */
   #phases(svg, samples, x, plot) {
     const bottom = EDGE.top + plot.height;
-    const starts = samples.map((sample, at) => ({ phase: sample.phase, at })).filter(({ phase, at }) => at === 0 || samples[at - 1]?.phase !== phase);
+    const starts = samples
+      .map((sample, at) => ({ phase: sample.phase, at }))
+      .filter(({ phase, at }) => at === 0 || samples[at - 1]?.phase !== phase);
     let free = 0;
     starts.forEach(({ phase, at }, index) => {
       const from = x(at);
@@ -151,15 +186,27 @@ export class Timeline {
     if (!sample) return;
     const isPeak = sample.phase === this.#report?.peak_phase || this.#step === '';
     const right = x(at) > this.#width / 2;
-    svg.append(s('circle', { class: 'peak', cx: x(at), cy: y(sample.bytes), r: 4.5 }),
-      s('text', { class: 'peak-name', x: x(at) + (right ? 4 : -4), y: Math.max(y(sample.bytes) - 10, 14), 'text-anchor': right ? 'end' : 'start' },
-        `${isPeak ? 'peak' : 'highest here'} ${gib(sample.bytes)} GiB · ${shortPhase(sample.phase)}`));
+    svg.append(
+      s('circle', { class: 'peak', cx: x(at), cy: y(sample.bytes), r: 4.5 }),
+      s(
+        'text',
+        {
+          class: 'peak-name',
+          x: x(at) + (right ? 4 : -4),
+          y: Math.max(y(sample.bytes) - 10, 14),
+          'text-anchor': right ? 'end' : 'start',
+        },
+        `${isPeak ? 'peak' : 'highest here'} ${gib(sample.bytes)} GiB · ${shortPhase(sample.phase)}`,
+      ),
+    );
   }
 
   /** @param {Sample[]} samples */
   #words(samples) {
     const sample = samples[peakOf(samples)];
-    return sample ? `Memory over time, highest with ${gib(sample.bytes)} GiB in ${phaseName(sample.phase)}` : 'Memory over time';
+    return sample
+      ? `Memory over time, highest with ${gib(sample.bytes)} GiB in ${phaseName(sample.phase)}`
+      : 'Memory over time';
   }
 
   /** @param {number} at @param {boolean} [mark] */

@@ -68,7 +68,14 @@ export function options(values) {
  */
 export function value(kind, group, path, label, type, fallback, rest = {}) {
   return {
-    id: `${kind}-${path.replaceAll(/[._]/g, '-')}`, kind, group, label, type, fallback, path, points: [pointer(path)],
+    id: `${kind}-${path.replaceAll(/[._]/g, '-')}`,
+    kind,
+    group,
+    label,
+    type,
+    fallback,
+    path,
+    points: [pointer(path)],
     get: (job) => getAt(plan(job, kind), path),
     set: (job, given) => replaced(job, kind, withAt(plan(job, kind), path, given)),
     ...rest,
@@ -86,10 +93,13 @@ export function names(kind, group, path, label, rest = {}) {
     ...plain,
     get: (job) => {
       const given = plain.get(job);
-      return Array.isArray(given) ? given.join(', ') : given ?? undefined;
+      return Array.isArray(given) ? given.join(', ') : (given ?? undefined);
     },
     set: (job, text) => {
-      const parts = String(text ?? '').split(',').map((part) => part.trim()).filter(Boolean);
+      const parts = String(text ?? '')
+        .split(',')
+        .map((part) => part.trim())
+        .filter(Boolean);
       return plain.set(job, parts.length > 0 ? parts : undefined);
     },
   };

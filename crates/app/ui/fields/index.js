@@ -17,14 +17,24 @@ function hardware(kind) {
   const simulated = (/** @type {Job} */ job) => !isServed(job);
   return [
     {
-      id: `${kind}-gpu`, kind, group: 'hardware', label: 'Card', type: 'choice', fallback: 'H200', options: [], points: ['/gpu', '/plan/gpu', '/plan/gpu/name'],
+      id: `${kind}-gpu`,
+      kind,
+      group: 'hardware',
+      label: 'Card',
+      type: 'choice',
+      fallback: 'H200',
+      options: [],
+      points: ['/gpu', '/plan/gpu', '/plan/gpu/name'],
       get: (job) => job.gpu || getAt(planOf(job), 'gpu.name'),
       set: (job, name) => {
         const { gpu: _, ...left } = planOf(job);
         return { ...job, [kind]: left, gpu: name ?? 'H200' };
       },
     },
-    value(kind, 'hardware', 'allocator.expandable_segments', 'Expandable segments', 'check', false, { when: simulated, help: 'PYTORCH_ALLOC_CONF' }),
+    value(kind, 'hardware', 'allocator.expandable_segments', 'Expandable segments', 'check', false, {
+      when: simulated,
+      help: 'PYTORCH_ALLOC_CONF',
+    }),
   ];
 }
 
@@ -49,25 +59,59 @@ export const groups = [
   { id: 'hardware', title: 'Hardware', summary: (show, job) => String(show(`${job.kind}-gpu`)) },
   { id: 'serving', title: 'Serving', summary: (show) => String(show('infer-engine')) },
   {
-    id: 'batch', title: 'Batch',
-    summary: (show, job) => (job.kind === 'train'
-      ? line(`${show('train-batch-batch-size')} × ${show('train-batch-seq-len')} tokens`, unless(show('train-gradient-accumulation'), 1) && `${show('train-gradient-accumulation')} micro-batches`)
-      : `${show('infer-batch-batch-size')} × (${show('infer-batch-seq-len')} + ${show('infer-new-tokens')}) tokens`),
+    id: 'batch',
+    title: 'Batch',
+    summary: (show, job) =>
+      job.kind === 'train'
+        ? line(
+            `${show('train-batch-batch-size')} × ${show('train-batch-seq-len')} tokens`,
+            unless(show('train-gradient-accumulation'), 1) && `${show('train-gradient-accumulation')} micro-batches`,
+          )
+        : `${show('infer-batch-batch-size')} × (${show('infer-batch-seq-len')} + ${show('infer-new-tokens')}) tokens`,
   },
   {
-    id: 'precision', title: 'Precision',
-    summary: (show, job) => (job.kind === 'train' ? String(show('train-precision')) : line(String(show('infer-weights')), unless(show('infer-quantization'), 'none'))),
-  },
-  { id: 'optimizer', title: 'Optimizer', summary: (show) => line(String(show('train-optimizer-kind')), unless(show('train-optimizer-implementation'), 'foreach'), show('train-clip') ? 'clipped' : '') },
-  {
-    id: 'kernels', title: 'Memory and kernels',
-    summary: (show, job) => (job.kind === 'train'
-      ? line(`checkpointing ${show('train-checkpointing')}`, String(show('train-attention')), unless(show('train-kernels'), 'transformers'), unless(show('train-loss-kind'), 'standard'))
-      : line(`${show('infer-cache')} cache`, String(show('infer-attention')))),
+    id: 'precision',
+    title: 'Precision',
+    summary: (show, job) =>
+      job.kind === 'train'
+        ? String(show('train-precision'))
+        : line(String(show('infer-weights')), unless(show('infer-quantization'), 'none')),
   },
   {
-    id: 'adapter', title: 'Adapter and quantisation',
-    summary: (show) => line(show('train-adapter') === 'none' ? 'full training' : String(show('train-adapter')), unless(show('train-quantization'), 'none')),
+    id: 'optimizer',
+    title: 'Optimizer',
+    summary: (show) =>
+      line(
+        String(show('train-optimizer-kind')),
+        unless(show('train-optimizer-implementation'), 'foreach'),
+        show('train-clip') ? 'clipped' : '',
+      ),
   },
-  { id: 'parallel', title: 'Many cards', summary: (_, job) => (engineOf(job) === 'one' ? 'one card' : `${world(job)} cards · ${engineOf(job)}`) },
+  {
+    id: 'kernels',
+    title: 'Memory and kernels',
+    summary: (show, job) =>
+      job.kind === 'train'
+        ? line(
+            `checkpointing ${show('train-checkpointing')}`,
+            String(show('train-attention')),
+            unless(show('train-kernels'), 'transformers'),
+            unless(show('train-loss-kind'), 'standard'),
+          )
+        : line(`${show('infer-cache')} cache`, String(show('infer-attention'))),
+  },
+  {
+    id: 'adapter',
+    title: 'Adapter and quantisation',
+    summary: (show) =>
+      line(
+        show('train-adapter') === 'none' ? 'full training' : String(show('train-adapter')),
+        unless(show('train-quantization'), 'none'),
+      ),
+  },
+  {
+    id: 'parallel',
+    title: 'Many cards',
+    summary: (_, job) => (engineOf(job) === 'one' ? 'one card' : `${world(job)} cards · ${engineOf(job)}`),
+  },
 ];

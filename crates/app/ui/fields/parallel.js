@@ -14,11 +14,14 @@ const AXES = ['dp_replicate', 'dp_shard', 'tp', 'sp', 'cp', 'ep', 'pp'];
 /** The engine of a plan: a key of `parallel.engine`. @param {Job} job @returns {string} */
 export function engineOf(job) {
   const engine = getAt(job.train, 'parallel.engine');
-  return isObject(engine) ? Object.keys(engine)[0] ?? 'one' : 'one';
+  return isObject(engine) ? (Object.keys(engine)[0] ?? 'one') : 'one';
 }
 
 /** @param {...string} engines */
-const under = (...engines) => (/** @type {Job} */ job) => engines.includes(engineOf(job));
+const under =
+  (...engines) =>
+  (/** @type {Job} */ job) =>
+    engines.includes(engineOf(job));
 const spread = (/** @type {Job} */ job) => engineOf(job) !== 'one';
 
 /** @param {Job} job @param {string} axis @returns {number} */
@@ -58,16 +61,29 @@ function derived(job, before = job) {
 
 /** Each engine with the options it starts from. @type {Record<string, Plan>} */
 const ENGINES = {
-  ddp: {}, fsdp1: {}, fsdp2: {}, deepspeed: { zero: { stage: 2 } }, megatron: { cross_entropy: 'te' },
+  ddp: {},
+  fsdp1: {},
+  fsdp2: {},
+  deepspeed: { zero: { stage: 2 } },
+  megatron: { cross_entropy: 'te' },
 };
 
 /** @type {Field} */
 const engine = {
-  id: 'train-engine', kind: TRAIN, group: 'parallel', label: 'Spread by', type: 'choice', fallback: 'one',
+  id: 'train-engine',
+  kind: TRAIN,
+  group: 'parallel',
+  label: 'Spread by',
+  type: 'choice',
+  fallback: 'one',
   points: ['/plan/parallel', '/plan/parallel/engine'],
   options: options([
-    ['one', 'one card'], ['ddp', 'DDP: a copy on each card'], ['fsdp2', 'FSDP2 (fully_shard)'], ['fsdp1', 'FSDP version 1'],
-    ['deepspeed', 'DeepSpeed ZeRO'], ['megatron', 'Megatron-LM'],
+    ['one', 'one card'],
+    ['ddp', 'DDP: a copy on each card'],
+    ['fsdp2', 'FSDP2 (fully_shard)'],
+    ['fsdp1', 'FSDP version 1'],
+    ['deepspeed', 'DeepSpeed ZeRO'],
+    ['megatron', 'Megatron-LM'],
   ]),
   get: engineOf,
   set: (job, name) => {
@@ -87,25 +103,61 @@ const engine = {
 
 /** @type {Field} */
 const cards = {
-  id: 'train-cards', kind: TRAIN, group: 'parallel', label: 'Cards', type: 'int', fallback: 1, min: 1, max: 1 << 20, when: spread,
-  points: ['/plan/parallel/mesh'], unit: 'in all', get: world,
+  id: 'train-cards',
+  kind: TRAIN,
+  group: 'parallel',
+  label: 'Cards',
+  type: 'int',
+  fallback: 1,
+  min: 1,
+  max: 1 << 20,
+  when: spread,
+  points: ['/plan/parallel/mesh'],
+  unit: 'in all',
+  get: world,
   help: 'Data parallelism takes what the other axes leave.',
   check: (many, job) => {
     const rest = others(job);
     return many % rest === 0 ? null : `${many} cards cannot be cut into groups of ${rest} (the other axes together)`;
   },
-  set: (job, many) => derived({ ...job, train: withAt(job.train, `parallel.mesh.${dataAxis(job)}`, (many ?? 1) / others(job)) }),
+  set: (job, many) =>
+    derived({ ...job, train: withAt(job.train, `parallel.mesh.${dataAxis(job)}`, (many ?? 1) / others(job)) }),
 };
+
+/** Axes that cut a copy of the model: data parallelism gives them room, so that the cards stay as many. */
+const SPLITS = ['tp', 'pp', 'cp'];
+
+/** @param {Job} job @param {number} many */
+function sameCards(job, many) {
+  const left = many / others(job);
+  return Number.isInteger(left) && left >= 1
+    ? { ...job, train: withAt(job.train, `parallel.mesh.${dataAxis(job)}`, left) }
+    : job;
+}
 
 /** @param {string} axis @param {string} label @param {Partial<Field>} [rest] @returns {Field} */
 function along(axis, label, rest = {}) {
-  const plain = value(TRAIN, 'parallel', `parallel.mesh.${axis}`, label, 'int', 1, { min: 1, max: 1 << 20, when: spread, ...rest });
-  return { ...plain, set: (job, many) => derived(plain.set(job, many), job) };
+  const plain = value(TRAIN, 'parallel', `parallel.mesh.${axis}`, label, 'int', 1, {
+    min: 1,
+    max: 1 << 20,
+    when: spread,
+    ...rest,
+  });
+  return {
+    ...plain,
+    set: (job, many) => {
+      const changed = plain.set(job, many);
+      return derived(SPLITS.includes(axis) ? sameCards(changed, world(job)) : changed, job);
+    },
+  };
 }
 
 /** An option of an engine. @param {string} name @param {string} path @param {string} label @param {Field['type']} type @param {any} fallback @param {Partial<Field>} [rest] */
 function own(name, path, label, type, fallback, rest = {}) {
-  return value(TRAIN, 'parallel', `parallel.engine.${name}.${path}`, label, type, fallback, { when: under(name), ...rest });
+  return value(TRAIN, 'parallel', `parallel.engine.${name}.${path}`, label, type, fallback, {
+    when: under(name),
+    ...rest,
+  });
 }
 
 const MIXED = { parameters: 'bf16' };
@@ -113,7 +165,10 @@ const MIXED = { parameters: 'bf16' };
 /** FSDP's mixed precision: fp32 shards, bf16 products. @param {string} name @param {string} reduce @returns {Field} */
 function mixed(name, reduce) {
   const path = `parallel.engine.${name}.mixed_precision`;
-  const plain = value(TRAIN, 'parallel', path, 'bf16 over fp32 shards', 'check', false, { when: under(name), help: 'The mixed precision policy; weights become fp32.' });
+  const plain = value(TRAIN, 'parallel', path, 'bf16 over fp32 shards', 'check', false, {
+    when: under(name),
+    help: 'The mixed precision policy; weights become fp32.',
+  });
   return {
     ...plain,
     get: (job) => (plain.get(job) === undefined ? undefined : Boolean(plain.get(job))),
@@ -128,10 +183,16 @@ function mixed(name, reduce) {
 function offload(what, label, when) {
   const path = `parallel.engine.deepspeed.zero.${what}`;
   const plain = value(TRAIN, 'parallel', path, label, 'choice', 'none', {
-    when, options: options([['none', 'on the card'], ['cpu', 'in the host’s memory']]),
+    when,
+    options: options([
+      ['none', 'on the card'],
+      ['cpu', 'in the host’s memory'],
+    ]),
   });
   return {
-    ...plain, path: `${path}.device`, points: [...plain.points, `/plan/${path.replaceAll('.', '/')}/device`],
+    ...plain,
+    path: `${path}.device`,
+    points: [...plain.points, `/plan/${path.replaceAll('.', '/')}/device`],
     get: (job) => plain.get(job)?.device,
     set: (job, device) => plain.set(job, device === 'none' ? undefined : { device }),
   };
@@ -143,11 +204,19 @@ const stage = (/** @type {Job} */ job) => getAt(job.train, 'parallel.engine.deep
 function recompute() {
   const plain = own('megatron', 'recompute', 'Recompute', 'choice', 'none', {
     options: options([
-      ['none', 'nothing'], ['selective', 'selective: core attention'], ['uniform', 'uniform: every layer'], ['block', 'block: one layer of each stage'],
+      ['none', 'nothing'],
+      ['selective', 'selective: core attention'],
+      ['uniform', 'uniform: every layer'],
+      ['block', 'block: one layer of each stage'],
     ]),
   });
   /** @type {Record<string, any>} */
-  const given = { none: undefined, selective: { selective: ['core_attn'] }, uniform: { uniform: 1 }, block: { block: 1 } };
+  const given = {
+    none: undefined,
+    selective: { selective: ['core_attn'] },
+    uniform: { uniform: 1 },
+    block: { block: 1 },
+  };
   return {
     ...plain,
     get: (job) => (isObject(plain.get(job)) ? Object.keys(plain.get(job))[0] : plain.get(job)),
@@ -155,19 +224,33 @@ function recompute() {
   };
 }
 
-const WRAPS = options([['every-layer', 'every layer'], ['longest-stack', 'the longest stack'], ['root', 'the root alone']]);
+const WRAPS = options([
+  ['every-layer', 'every layer'],
+  ['longest-stack', 'the longest stack'],
+  ['root', 'the root alone'],
+]);
 
 /** @type {Field[]} */
 export const parallelFields = [
   engine,
   cards,
-  along('dp_shard', 'Data parallel, sharded', { when: (job) => spread(job) && engineOf(job) !== 'ddp', help: 'Cards that share one copy.' }),
-  along('dp_replicate', 'Data parallel, replicas', { when: under('ddp', 'fsdp1', 'fsdp2'), help: 'Copies of the model (HSDP).' }),
+  along('dp_shard', 'Data parallel, sharded', {
+    when: (job) => spread(job) && engineOf(job) !== 'ddp',
+    help: 'Cards that share one copy.',
+  }),
+  along('dp_replicate', 'Data parallel, replicas', {
+    when: under('ddp', 'fsdp1', 'fsdp2'),
+    help: 'Copies of the model (HSDP).',
+  }),
   along('tp', 'Tensor parallel'),
   along('pp', 'Pipeline parallel'),
   along('cp', 'Context parallel'),
   along('ep', 'Expert parallel'),
-  along('sequence_parallel', 'Sequence parallel', { type: 'check', fallback: false, when: (job) => engineOf(job) === 'megatron' && size(job, 'tp') > 1 }),
+  along('sequence_parallel', 'Sequence parallel', {
+    type: 'check',
+    fallback: false,
+    when: (job) => engineOf(job) === 'megatron' && size(job, 'tp') > 1,
+  }),
 
   own('ddp', 'gradient_as_bucket_view', 'Gradients are views of buckets', 'check', false),
   own('ddp', 'static_graph', 'Static graph', 'check', false, { more: true }),
@@ -178,28 +261,65 @@ export const parallelFields = [
   own('fsdp2', 'offload', 'Offload to the host', 'check', false),
   own('fsdp2', 'wrap', 'Wrapped', 'choice', 'every-layer', { options: WRAPS, more: true }),
 
-  own('fsdp1', 'strategy', 'Strategy', 'choice', 'full', { options: options([['full', 'FULL_SHARD'], ['grad-op', 'SHARD_GRAD_OP'], ['no', 'NO_SHARD']]) }),
+  own('fsdp1', 'strategy', 'Strategy', 'choice', 'full', {
+    options: options([
+      ['full', 'FULL_SHARD'],
+      ['grad-op', 'SHARD_GRAD_OP'],
+      ['no', 'NO_SHARD'],
+    ]),
+  }),
   mixed('fsdp1', 'bf16'),
   own('fsdp1', 'offload', 'Offload to the host', 'check', false),
-  own('fsdp1', 'wrap', 'Wrapped', 'choice', 'every-layer', { options: [...WRAPS, { value: 'peft', label: 'as PEFT does' }], more: true }),
-  own('fsdp1', 'backward_prefetch', 'Backward prefetch', 'choice', 'pre', { options: options(['pre', 'post', 'none']), more: true }),
+  own('fsdp1', 'wrap', 'Wrapped', 'choice', 'every-layer', {
+    options: [...WRAPS, { value: 'peft', label: 'as PEFT does' }],
+    more: true,
+  }),
+  own('fsdp1', 'backward_prefetch', 'Backward prefetch', 'choice', 'pre', {
+    options: options(['pre', 'post', 'none']),
+    more: true,
+  }),
   own('fsdp1', 'forward_prefetch', 'Forward prefetch', 'check', false, { more: true }),
   own('fsdp1', 'flat_params', 'Flat parameters', 'check', false, { more: true, help: 'use_orig_params=False' }),
 
   own('deepspeed', 'zero.stage', 'ZeRO stage', 'choice', 0, {
-    options: options([['0', '0: nothing is cut'], ['1', '1: optimizer states'], ['2', '2: and gradients'], ['3', '3: and weights']]),
-    set: (job, text) => ({ ...job, train: withAt(job.train, 'parallel.engine.deepspeed.zero.stage', Number(text ?? 0)) }),
+    options: options([
+      ['0', '0: nothing is cut'],
+      ['1', '1: optimizer states'],
+      ['2', '2: and gradients'],
+      ['3', '3: and weights'],
+    ]),
+    set: (job, text) => ({
+      ...job,
+      train: withAt(job.train, 'parallel.engine.deepspeed.zero.stage', Number(text ?? 0)),
+    }),
   }),
   offload('offload_optimizer', 'Optimizer states', (job) => engineOf(job) === 'deepspeed' && stage(job) > 0),
   offload('offload_param', 'Weights', (job) => engineOf(job) === 'deepspeed' && stage(job) === 3),
   own('deepspeed', 'zero.contiguous_gradients', 'Contiguous gradients', 'check', true, { more: true }),
-  own('deepspeed', 'zero.reduce_bucket_size', 'Reduce bucket', 'int', 500000000, { unit: 'elements', min: 1, more: true }),
+  own('deepspeed', 'zero.reduce_bucket_size', 'Reduce bucket', 'int', 500000000, {
+    unit: 'elements',
+    min: 1,
+    more: true,
+  }),
 
-  own('megatron', 'virtual_pipeline', 'Virtual pipeline', 'int', 1, { min: 1, when: (job) => engineOf(job) === 'megatron' && size(job, 'pp') > 1, help: 'Chunks of layers per rank.' }),
+  own('megatron', 'virtual_pipeline', 'Virtual pipeline', 'int', 1, {
+    min: 1,
+    when: (job) => engineOf(job) === 'megatron' && size(job, 'pp') > 1,
+    help: 'Chunks of layers per rank.',
+  }),
   recompute(),
   own('megatron', 'distributed_optimizer', 'Distributed optimizer', 'check', true),
-  own('megatron', 'main_gradients', 'Gradients in', 'choice', 'fp32', { options: options(['fp32', 'bf16']), more: true }),
-  own('megatron', 'cross_entropy', 'Loss by', 'choice', 'te', { options: options([['te', 'Transformer Engine'], ['unfused', 'unfused']]), more: true }),
+  own('megatron', 'main_gradients', 'Gradients in', 'choice', 'fp32', {
+    options: options(['fp32', 'bf16']),
+    more: true,
+  }),
+  own('megatron', 'cross_entropy', 'Loss by', 'choice', 'te', {
+    options: options([
+      ['te', 'Transformer Engine'],
+      ['unfused', 'unfused'],
+    ]),
+    more: true,
+  }),
   own('megatron', 'overlap_grad_reduce', 'Overlap gradient reduction', 'check', false, { more: true }),
   own('megatron', 'gradient_accumulation_fusion', 'Fused gradient accumulation', 'check', true, { more: true }),
 

@@ -14,6 +14,19 @@ pub struct AllocatorOptions {
     pub max_split_size: Option<u64>,
     /// Sizes are rounded up to this many steps between powers of two.
     pub roundup_power2_divisions: Option<u64>,
+    /// Where the driver puts segments: of blocks that fit alike the allocator takes the one at the lowest address.
+    #[serde(skip)]
+    pub addresses: Addresses,
+}
+
+/// How a driver hands out addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Addresses {
+    /// As NVIDIA's does under Linux.
+    #[default]
+    Driver,
+    /// Each above the last: a pretend card whose addresses never come back.
+    Ascending,
 }
 
 /// Options that torch knows and that leave these levels alone unless memory runs out.

@@ -42,7 +42,7 @@ pub mod quantization;
 pub mod train;
 
 pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
-pub use allocator::AllocatorOptions;
+pub use allocator::{Addresses, AllocatorOptions};
 pub use attention::{AttentionKind, SdpaKernel};
 pub use batch::Batch;
 pub use checkpoints::{CheckpointOptions, Selective};

@@ -48,6 +48,6 @@ pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
         quantization: super::recorded::quantization(row)?,
         attention: if run["attn"] == "eager" { AttentionKind::Eager } else { AttentionKind::Sdpa },
         gpu: card(name),
-        allocator,
+        allocator: super::ledger::on_its_card(row, allocator),
     })
 }

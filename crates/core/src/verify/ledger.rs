@@ -9,8 +9,8 @@ use crate::lens::Question;
 use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::{
-    AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Checkpointing, Gpu, Gpus, Implementation, Kernels,
-    Optimizer, RunPlan, TrainPlan,
+    Addresses, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Checkpointing, Gpu, Gpus, Implementation,
+    Kernels, Optimizer, RunPlan, TrainPlan,
 };
 
 /// How one run compares with its simulation.
@@ -305,7 +305,7 @@ pub(super) fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         adapter: recorded::adapter(run)?,
         quantization: recorded::quantization(row)?,
         gpu: card(row["gpu"].as_str().unwrap_or_default()),
-        allocator,
+        allocator: on_its_card(row, allocator),
         ..TrainPlan::default()
     };
     super::variants::apply(&mut plan, run)?;
@@ -319,6 +319,12 @@ pub(super) fn dtype(value: &Value) -> Option<DType> {
         "fp16" => Some(DType::F16),
         _ => None,
     }
+}
+
+/// A pretend card hands out addresses in its own way.
+pub(super) fn on_its_card(row: &Value, options: AllocatorOptions) -> AllocatorOptions {
+    let replayed = row["gpu"].as_str().is_some_and(|gpu| gpu.starts_with("replay"));
+    AllocatorOptions { addresses: if replayed { Addresses::Ascending } else { Addresses::Driver }, ..options }
 }
 
 /// The card a row names; the H200 where it names none.

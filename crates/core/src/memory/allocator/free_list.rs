@@ -44,6 +44,30 @@ impl FreeList {
         Some(taken)
     }
 
+    /// Takes the block that fits best, or the next one in order as long as `better` prefers it.
+    pub(super) fn take_while_better(
+        &mut self,
+        size: u64,
+        better: impl Fn(BlockId, BlockId) -> bool,
+    ) -> Option<BlockId> {
+        let class = |place: usize| self.order[place].1 as usize;
+        let last = |place: usize| (place, self.classes[class(place)].blocks.len() - 1);
+        let next = |(place, index): (usize, usize)| match index {
+            0 => self.filled.next(place + 1).map(last),
+            _ => Some((place, index - 1)),
+        };
+        let id = |(place, index): (usize, usize)| self.classes[class(place)].blocks[index].1;
+        let from = self.order.partition_point(|(known, _)| *known < size);
+        let mut best = last(self.filled.next(from)?);
+        while let Some(other) = next(best).filter(|other| better(id(best), id(*other))) {
+            best = other;
+        }
+        let (class, taken) = (class(best.0), id(best));
+        self.classes[class].blocks.remove(best.1);
+        self.ran_out(class);
+        Some(taken)
+    }
+
     fn best_fit(&mut self, size: u64) -> Option<usize> {
         if let Some(class) = self.class(size)
             && !self.classes[class].blocks.is_empty()

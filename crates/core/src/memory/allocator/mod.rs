@@ -3,9 +3,12 @@
 //! It decides two of the three levels: *allocated* counts whole blocks, which can be larger than what was asked for,
 //! and *reserved* counts the segments that were taken from the driver. Rules: c10/cuda/CUDACachingAllocator.cpp.
 
+mod addresses;
+mod expandable;
 mod free_list;
 mod pool;
 
+use addresses::AddressSpace;
 use pool::{BlockId, NONE, Pool};
 
 use super::log::{Event, Log, StorageId, Stream};
@@ -68,6 +71,7 @@ struct Allocator {
     reserved: u64,
     requested: u64,
     capacity: Option<u64>,
+    space: AddressSpace,
 }
 
 /// The block of a storage.
@@ -92,6 +96,7 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         reserved: 0,
         requested: 0,
         capacity,
+        space: AddressSpace::new(options.addresses),
     };
     let mut run = Run::default();
     run.events(&mut allocator, log);
@@ -169,7 +174,7 @@ impl Allocator {
                     // A run that failed is only followed on for what it would have needed.
                     self.capacity = self.capacity.filter(|_| fits);
                 }
-                let block = self.pools[pool].allocate(size);
+                let block = self.pools[pool].allocate(size, &mut self.space);
                 self.count_reserved();
                 block
             }
@@ -192,7 +197,7 @@ impl Allocator {
     }
 
     fn empty_cache(&mut self) {
-        self.pools.iter_mut().for_each(Pool::release_unused);
+        self.pools.iter_mut().for_each(|pool| pool.release_unused(&mut self.space));
         self.count_reserved();
     }
 
