@@ -22,6 +22,9 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("HF_HUB_ETAG_TIMEOUT", "Seconds to wait for an answer; default 10"),
     ("HF_HUB_DOWNLOAD_TIMEOUT", "Seconds to wait for each piece of a body; default 10"),
     ("HF_HUB_DISABLE_PROGRESS_BARS", "1: no progress on stderr"),
+    ("CUDA_VISIBLE_DEVICES", "The GPUs a program may use, by number or UUID: `vramcast detect` leaves the others out"),
+    ("VRAMCAST_DETECT", "0: the GPU of this machine is not looked for when no card is named"),
+    ("VRAMCAST_NVML", "The NVML library to load; default where the driver puts it"),
     ("XDG_CACHE_HOME", "Where vramcast keeps its own small cache (in vramcast/); default ~/.cache"),
     ("XDG_CONFIG_HOME", "Where vramcast looks for its own files (in vramcast/); default ~/.config"),
 ];
@@ -137,6 +140,13 @@ fn expand(text: &str, lookup: &impl Fn(&str) -> Option<String>, home: Option<&Pa
         (Some(below), Some(home)) if below.starts_with('/') => home.join(below.trim_start_matches('/')),
         _ => PathBuf::from(expanded),
     }
+}
+
+/// `CUDA_VISIBLE_DEVICES`, `VRAMCAST_DETECT`, `VRAMCAST_NVML`: how the GPUs of this machine are looked for.
+pub fn detection() -> (Option<String>, bool, Option<PathBuf>) {
+    let off = std::env::var("VRAMCAST_DETECT").is_ok_and(|value| matches!(value.trim(), "0" | "off" | "false" | "no"));
+    let library = std::env::var_os("VRAMCAST_NVML").filter(|path| !path.is_empty()).map(PathBuf::from);
+    (std::env::var("CUDA_VISIBLE_DEVICES").ok(), !off, library)
 }
 
 /// `PATH`, for finding the interpreter of a rehearsed program.

@@ -5,6 +5,7 @@
 //! | [`cli`] | the commands, one file each |
 //! | `estimate` | from a model and a plan to the document, for every interface |
 //! | [`env`] | every environment variable, read here only |
+//! | [`detect`] | the GPUs of this machine, through NVML |
 //! | [`fetch`] | from what a user typed to a model's facts |
 //! | [`probe`] | a plan run for real, through the user's Python |
 //! | [`rehearse`] | the user's own program on a pretend GPU |
@@ -13,6 +14,7 @@
 //! | [`settings`] | a user's own data types, cards and display settings |
 
 pub mod cli;
+pub mod detect;
 pub mod env;
 mod estimate;
 pub mod exit;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 use vramcast_core::dtype::{Family, Format, Part, Per};
-use vramcast_core::plan::Gpu;
+use vramcast_core::plan::{Gpu, Machine};
 
 /// What a user has set.
 #[derive(Debug, Clone, Default)]
@@ -172,6 +172,7 @@ fn cards(value: Value) -> Result<Vec<Gpu>, String> {
             capability,
             multiprocessors: None,
             threads_per_multiprocessor: None,
+            machine: Machine::default(),
         })
     };
     list.into_iter().enumerate().map(card).collect()

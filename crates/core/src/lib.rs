@@ -10,15 +10,19 @@
 //! | [`memory`] | the run, simulated: what is alive when |
 //! | [`report`] | the one value that every interface shows |
 //!
-//! Beside the flow: [`lens`] has published formulas; [`planner`] tries other plans; [`serving`] has the serving engines' own budgets; [`verify`] scores predictions against recorded
-//! truth; [`work`] bounds what an answer may take; [`units`] and [`dtype`] are what all share.
+//! Beside the flow: [`calibrate`] learns what a machine takes from measured runs; [`lens`] has published formulas;
+//! [`planner`] tries other plans; [`recording`] reads what real runs recorded; [`serving`] has the serving engines' own
+//! budgets; [`verify`] scores predictions against recorded truth; [`work`] bounds what an answer may take; [`units`] and
+//! [`dtype`] are what all share.
 
+pub mod calibrate;
 pub mod dtype;
 pub mod lens;
 pub mod memory;
 pub mod model;
 pub mod plan;
 pub mod planner;
+pub mod recording;
 pub mod report;
 pub mod serving;
 pub mod source;

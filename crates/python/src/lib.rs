@@ -8,7 +8,7 @@ use vramcast_core::lens::{self, Facts, GIB, Question};
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use super::{command, korthikanti, main};
+    use super::{command, estimate_seconds, korthikanti, main};
 }
 
 /// Runs a command and returns `(text, exit code, error, hint)`; nothing is printed.
@@ -16,6 +16,14 @@ mod _core {
 fn command(py: Python<'_>, arguments: Vec<String>) -> (String, u8, Option<String>, Option<String>) {
     let captured = py.detach(|| vramcast::cli::capture(arguments.into_iter().map(Into::into).collect()));
     (captured.text, captured.code, captured.error, captured.hint)
+}
+
+/// How long the estimate of a `train` command takes by itself, in seconds.
+#[pyfunction]
+fn estimate_seconds(py: Python<'_>, arguments: Vec<String>) -> PyResult<f64> {
+    let words = arguments.into_iter().map(Into::into).collect();
+    let time = py.detach(|| vramcast::cli::time_of_estimate(words));
+    time.map(|time| time.as_secs_f64()).map_err(|failure| PyValueError::new_err(failure.message().to_owned()))
 }
 
 /// Runs the command line of the process and returns its exit code.

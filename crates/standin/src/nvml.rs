@@ -3,7 +3,6 @@
 use std::ffi::{c_char, c_void};
 
 use crate::card::card;
-use crate::device::count;
 use crate::foreign::{Status, put, put_at, put_text};
 use crate::ledger::ledger;
 
@@ -22,7 +21,8 @@ fn memory(device: usize) -> [u64; 3] {
 }
 
 exports! {
-    fn nvmlDeviceGetCount_v2(out: *mut u32) { put(out, count() as u32) }
+    // NVML shows every card, whatever CUDA_VISIBLE_DEVICES says.
+    fn nvmlDeviceGetCount_v2(out: *mut u32) { put(out, card().count as u32) }
     fn nvmlDeviceGetHandleByIndex_v2(index: u32, out: *mut usize) { put(out, index as usize + 1) }
     fn nvmlDeviceGetHandleByPciBusId_v2(_bus: *const c_char, out: *mut usize) { put(out, 1) }
     fn nvmlDeviceGetHandleByUUID(_uuid: *const c_char, out: *mut usize) { put(out, 1) }

@@ -9,6 +9,7 @@ use vramcast_core::plan::{AllocatorOptions, AttentionKind, CacheImplementation, 
 
 use super::context::{Context, headroom};
 use super::engines::{self, EngineArguments, EngineName, Need};
+use super::hardware::{Card, HardwareArguments};
 use super::lens::{self, LensArguments};
 use super::model::{Found, ModelArguments};
 use super::{Answer, Failure, infer_table as table, plan_file, train};
@@ -61,9 +62,11 @@ pub(super) struct Arguments {
     /// Use the model's eager attention instead of SDPA.
     #[arg(long, help_heading = "Kernels")]
     eager: bool,
-    /// The card [default: H200]; see `vramcast list gpus`.
+    /// The card [default: this machine's, else H200]; see `vramcast list gpus`.
     #[arg(long, value_name = "NAME", help_heading = "Hardware")]
     gpu: Option<String>,
+    #[command(flatten)]
+    hardware: HardwareArguments,
     /// Say which of all known cards hold it.
     #[arg(long, help_heading = "Hardware")]
     all_gpus: bool,
@@ -106,7 +109,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let model = found.require_model()?;
     arguments.serving.check(arguments.engine)?;
     if arguments.engine != EngineName::Hf {
-        let gpu = arguments.card(context)?;
+        let gpu = arguments.card(None, context)?.gpu;
         let as_json = context.text_or_json("infer with a serving engine")?;
         let serving = &arguments.serving;
         if arguments.plan.is_some() {
@@ -156,8 +159,10 @@ impl Arguments {
         model.find(false)
     }
 
-    fn card(&self, context: &Context) -> Result<Gpu, Failure> {
-        Ok(self.gpu.as_deref().map_or_else(|| Ok(Gpu::h200()), |name| context.cards().find(name))?)
+    /// The card of the flags, else that of a file, else that of a profile or of this machine.
+    fn card(&self, of_file: Option<Gpu>, context: &Context) -> Result<Card, Failure> {
+        let named = self.gpu.as_deref().map(|name| context.cards().find(name)).transpose()?;
+        self.hardware.card(named.or(of_file), || Ok(context.cards()))
     }
 
     /// A formula takes any storage format for the weights.
@@ -186,6 +191,7 @@ impl Arguments {
     fn plan(&self, stored: Option<DType>, context: &Context) -> Result<(InferPlan, Vec<String>), Failure> {
         let mut notes = Vec::new();
         let file = self.plan.as_deref().map(plan_file::read).transpose()?;
+        let names_card = file.as_ref().is_some_and(|file| file.value.get("gpu").is_some());
         let (mut plan, _) = start::generation(file, stored, || Ok(context.cards()))?;
         plan.batch.batch_size = self.batch_size.unwrap_or(plan.batch.batch_size);
         plan.batch.seq_len = self.prompt.unwrap_or(plan.batch.seq_len);
@@ -195,6 +201,11 @@ impl Arguments {
             plan.weights = DType::parse(text)
                 .ok_or_else(|| Failure::bad_input(format!("--dtype: {text} is not bf16, fp16 or fp32")))?;
         }
+        let card = self.card(names_card.then(|| plan.gpu.clone()), context)?;
+        notes.extend(card.from.map(|from| format!("{}: {from}", card.gpu.name)));
+        notes.extend(card.notes);
+        plan.gpu = card.gpu;
+        plan.allocator = card.allocator.unwrap_or(plan.allocator);
         if let Some(text) = &self.alloc_conf {
             let (allocator, ignored) = AllocatorOptions::parse(text)?;
             notes.extend(ignored.iter().map(|key| format!("PYTORCH_ALLOC_CONF: {key} has no effect on these levels")));
@@ -217,9 +228,6 @@ impl Arguments {
         }
         if self.eager {
             plan.attention = AttentionKind::Eager;
-        }
-        if self.gpu.is_some() {
-            plan.gpu = self.card(context)?;
         }
         plan.check()?;
         Ok((plan, notes))

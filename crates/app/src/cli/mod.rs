@@ -2,11 +2,15 @@
 
 mod adapter;
 mod attention;
+mod calibrate;
 pub(crate) mod compare;
 pub(crate) mod context;
+mod detect;
 pub(crate) mod engines;
 mod failure;
 mod framework;
+mod hardware;
+mod import;
 mod infer;
 mod infer_table;
 pub(crate) mod inspect;
@@ -102,6 +106,12 @@ enum Command {
     Inspect(inspect::Arguments),
     /// Run a plan on this machine's GPU and compare what it takes with the prediction.
     Probe(probe::Arguments),
+    /// Read a memory snapshot or profiler file of a real run, and compare it with the prediction.
+    Import(import::Arguments),
+    /// Show the GPUs of this machine: memory, what is free, who uses it.
+    Detect(detect::Arguments),
+    /// Learn from measured runs what this machine takes, for --profile.
+    Calibrate(calibrate::Arguments),
     /// List what vramcast knows.
     List(list::Arguments),
     /// Run your own program, unchanged, on a pretend GPU and read its memory.
@@ -164,6 +174,17 @@ pub fn capture(arguments: Vec<OsString>) -> Captured {
         Ok(answer) => Captured { text: answer.text, code: answer.exit.code(), error: None, hint: None },
         Err(failure) => refused(failure.message().into(), failure.cure().map(Into::into), failure.exit()),
     }
+}
+
+/// How long the estimate of a `train` command takes by itself, without reading the command line and writing the answer:
+/// what the benchmark of the Python package compares a call with.
+pub fn time_of_estimate(arguments: Vec<OsString>) -> Result<std::time::Duration, Failure> {
+    let cli = translated(arguments).map(Cli::try_parse_from)?.map_err(|error| Failure::bad_input(error.to_string()))?;
+    let Command::Train(train) = &cli.command else {
+        return Err(Failure::bad_input("only `train` is timed"));
+    };
+    let context = Context { format: Format::Json, quiet: true, settings: Settings::default() };
+    train::time_of_estimate(train, &context)
 }
 
 /// Runs a command line.
@@ -230,6 +251,9 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::Validate(arguments) => job::validate::run(arguments, &context),
         Command::Inspect(arguments) => inspect::run(arguments, context.text_or_json("inspect")?),
         Command::Probe(arguments) => probe::run(arguments, &context),
+        Command::Import(arguments) => import::run(arguments, &context),
+        Command::Detect(arguments) => detect::run(arguments, &context),
+        Command::Calibrate(arguments) => calibrate::run(arguments, &context),
         Command::Rehearse(arguments) => rehearse::run(arguments, &context),
         Command::List(arguments) => list::run(arguments, &context),
         Command::Verify(arguments) => verify::run(arguments, context.text_or_json("verify")?, context.quiet),

@@ -8,10 +8,12 @@ use vramcast_core::lens::{Facts, GIB, rule_of_thumb};
 use vramcast_core::memory::simulation;
 use vramcast_core::model::{Inventory, Model};
 use vramcast_core::plan::{
-    AdapterPlan, Batch, Gpu, InferPlan, LoraPlan, PlanError, Quantization, QuantizationScheme, Targets, TrainPlan,
+    AdapterPlan, AllocatorOptions, Batch, Gpu, InferPlan, LoraPlan, PlanError, Quantization, QuantizationScheme,
+    Targets, TrainPlan,
 };
 
 use super::context::Context;
+use super::hardware::HardwareArguments;
 use super::lens::MethodName;
 use super::model::{Found, ModelArguments, positions};
 use super::overview_detail as detail;
@@ -47,9 +49,11 @@ pub(super) struct Arguments {
     /// List data types and cards.
     #[arg(long)]
     list_types: bool,
-    /// The card of the simulation [default: H200].
+    /// The card of the simulation [default: this machine's, else H200].
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
+    #[command(flatten)]
+    hardware: HardwareArguments,
     /// simulate, or rule-of-thumb: the factors of the tool this page is modelled on.
     #[arg(long, value_name = "METHOD", default_value = "simulate", hide_possible_values = true)]
     method: MethodName,
@@ -76,6 +80,7 @@ pub(super) struct Overview<'a> {
     pub batch: Batch,
     pub lora_rank: u64,
     pub gpu: Gpu,
+    pub allocator: AllocatorOptions,
     pub by_rule: bool,
     /// Positions the model can take.
     pub positions: u64,
@@ -110,10 +115,8 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         (Err(silent), true) => return Err(Failure::bad_input(silent.to_string())),
         (facts, _) => facts.ok(),
     };
-    let gpu = match &arguments.gpu {
-        Some(name) => context.cards().find(name)?,
-        None => Gpu::h200(),
-    };
+    let named = arguments.gpu.as_deref().map(|name| context.cards().find(name)).transpose()?;
+    let card = arguments.hardware.card(named, || Ok(context.cards()))?;
     let most = positions(model).unwrap_or(u64::MAX).max(1);
     let seq_len = arguments.sequence_length.min(most);
     let batch = Batch { batch_size: arguments.batch_size, seq_len, ..Batch::default() };
@@ -124,10 +127,11 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         facts,
         batch,
         lora_rank: arguments.lora_rank,
-        gpu,
+        gpu: card.gpu,
+        allocator: card.allocator.unwrap_or_default(),
         by_rule,
         positions: most,
-        refusals: Vec::new(),
+        refusals: card.from.into_iter().chain(card.notes).collect(),
         all_linear: false,
     };
     let mut rows = Vec::new();
@@ -230,6 +234,7 @@ impl Overview<'_> {
             weights,
             quantization,
             gpu: self.gpu.clone(),
+            allocator: self.allocator,
             ..InferPlan::default()
         };
         let forward = InferPlan { new_tokens: 0, ..plan.clone() };
@@ -256,6 +261,7 @@ impl Overview<'_> {
             adapter,
             quantization,
             gpu: self.gpu.clone(),
+            allocator: self.allocator,
             ..TrainPlan::default()
         };
         // Where PEFT's own choice of modules finds none, every linear is adapted.

@@ -64,9 +64,10 @@ struct ProbeArguments {
     /// Real weights instead of random ones: a folder or an id that transformers finds.
     #[arg(long, value_name = "MODEL", help_heading = "Probe")]
     pretrained: Option<String>,
-    /// Processes by torchrun, one per GPU; 1 runs one rank of the plan's world by itself.
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Probe")]
-    processes: u32,
+    /// Processes by torchrun, one per GPU: all of the plan's world, or 1 for one rank by itself, whose collectives do
+    /// nothing [default: the world where this machine has as many GPUs, else 1].
+    #[arg(long, value_name = "N", help_heading = "Probe")]
+    processes: Option<u32>,
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
@@ -92,7 +93,8 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     if let Some(weights) = &options.pretrained {
         job["run"]["pretrained"] = weights.as_str().into();
     }
-    let interpreter = Interpreter { python: options.python.clone(), processes: options.processes.max(1) };
+    let world = job["run"]["dist"]["world"].as_u64().and_then(|world| u32::try_from(world).ok()).unwrap_or(1);
+    let interpreter = Interpreter { python: options.python.clone(), processes: processes(options.processes, world)? };
     let bar = (!quiet && std::io::stderr().is_terminal()).then(indicatif::ProgressBar::new_spinner);
     let measured = probe::measure(&job, &interpreter, |phase| {
         if let Some(bar) = &bar {
@@ -121,6 +123,25 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         render::probe::text(&comparison)
     };
     Ok(Answer { text, exit })
+}
+
+/// How many processes run a plan of so many ranks.
+fn processes(asked: Option<u32>, world: u32) -> Result<u32, Failure> {
+    match asked {
+        Some(count) if count == 1 || count == world => Ok(count),
+        Some(count) => {
+            Err(Failure::bad_input(format!("--processes: {count} is neither 1 nor the plan's {world} ranks"))
+                .hint("give the plan as many cards with --gpus, and an engine"))
+        }
+        None => {
+            let (visible, wanted, library) = crate::env::detection();
+            let cards = vramcast_core::plan::Gpus::embedded();
+            let found =
+                wanted.then(|| crate::detect::look(&cards, library.as_deref(), visible.as_deref()).ok()).flatten();
+            let here = found.map_or(0, |found| found.gpus.len());
+            Ok(if here >= world as usize { world } else { 1 })
+        }
+    }
 }
 
 fn job_of(found: &Found, make: impl FnOnce(Subject<'_>) -> Result<Value, String>) -> Result<Value, Failure> {

@@ -13,6 +13,7 @@ use super::adapter::AdapterArguments;
 use super::attention::AttentionArguments;
 use super::context::{Context, Format, headroom};
 use super::framework::StartArguments;
+use super::hardware::HardwareArguments;
 use super::lens::{self, LensArguments};
 use super::model::{Found, ModelArguments};
 use super::parallel::ParallelArguments;
@@ -98,9 +99,11 @@ pub(super) struct Arguments {
     #[command(flatten)]
     pub(super) lens: LensArguments,
 
-    /// The card [default: H200]; see `vramcast list gpus`.
+    /// The card [default: this machine's, else H200]; see `vramcast list gpus`.
     #[arg(long, value_name = "NAME", help_heading = "Hardware")]
     gpu: Option<String>,
+    #[command(flatten)]
+    hardware: HardwareArguments,
     /// A TOML file with cards of your own.
     #[arg(long, value_name = "FILE", help_heading = "Hardware")]
     gpu_file: Option<PathBuf>,
@@ -171,6 +174,15 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         write_svg(path, &estimate.report)?;
     }
     present(&estimate, (arguments.explain, arguments.timeline), context)
+}
+
+/// How long the simulation and its report take.
+pub(super) fn time_of_estimate(arguments: &Arguments, context: &Context) -> Result<std::time::Duration, Failure> {
+    let (found, plan, start) = arguments.resolve(context)?;
+    let options = Options { kept: &|_| Ok(0), suggest: true, all_cards: false, cards: &|| arguments.cards(context) };
+    let began = std::time::Instant::now();
+    estimate::train(&found, plan, start, &options)?;
+    Ok(began.elapsed())
 }
 
 /// A report in the form that is wanted; shared with `infer`.
@@ -277,9 +289,14 @@ impl Arguments {
         }
         plan.keep_outputs &= !self.drop_outputs;
         plan.frozen.extend(self.freeze.iter().cloned());
-        if let Some(name) = &self.gpu {
-            plan.gpu = self.cards(context)?.find(name)?;
-        }
+        let named = match &self.gpu {
+            Some(name) => Some(self.cards(context)?.find(name)?),
+            None => start.names_card.then(|| plan.gpu.clone()),
+        };
+        let card = self.hardware.card(named, || self.cards(context))?;
+        (plan.gpu, start.card_from) = (card.gpu, card.from);
+        plan.allocator = card.allocator.unwrap_or(plan.allocator);
+        notes.extend(card.notes);
         if let Some(text) = &self.alloc_conf {
             let (options, ignored) = AllocatorOptions::parse(text)?;
             plan.allocator = options;

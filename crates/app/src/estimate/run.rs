@@ -10,6 +10,7 @@ use vramcast_core::report::{self, Report};
 use super::start::Start;
 use crate::cli::Failure;
 use crate::cli::model::{Found, positions};
+use crate::detect;
 use crate::render::gib;
 
 /// What is wanted beside the numbers.
@@ -59,10 +60,12 @@ pub(crate) fn train(found: &Found, plan: TrainPlan, start: Start, options: &Opti
     let judged = judged(&plan.gpu, options)?;
     let provenance = start.provenance(&plan);
     let range = outlier_range(model, &plan, now)?;
+    let beside = detect::beside_others(&plan.gpu, now);
     let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
     report.provenance = provenance;
     report.notes.extend(start.notes);
     report.notes.extend(range);
+    report.notes.extend(beside);
     report.notes.splice(0..0, own_notes(found, model));
     Ok(Estimate { report, suggestions, fits: now <= limit })
 }
@@ -87,6 +90,7 @@ pub(crate) fn generate(
         Vec::new()
     };
     let judged = judged(&plan.gpu, options)?;
+    notes.extend(detect::beside_others(&plan.gpu, now));
     let mut report = report::summarize(&found.name, model, RunPlan::Infer(Box::new(plan)), &simulation, &judged);
     notes.extend(own_notes(found, model));
     report.notes.splice(0..0, notes);

@@ -28,6 +28,10 @@ pub(crate) struct Start {
     pub(crate) notes: Vec<String>,
     /// Whether the file says how long samples are.
     pub(crate) states_length: bool,
+    /// Whether the file names the card.
+    pub(crate) names_card: bool,
+    /// Where the card comes from, when neither a flag nor a file names it.
+    pub(crate) card_from: Option<String>,
     profile: Option<(Framework, Situation)>,
     from_file: bool,
 }
@@ -45,6 +49,8 @@ impl Start {
             model: None,
             notes: Vec::new(),
             states_length: false,
+            names_card: file.as_ref().is_some_and(|file| file.value.get("gpu").is_some()),
+            card_from: None,
             profile: None,
             from_file: file.is_some(),
         };
@@ -82,7 +88,11 @@ impl Start {
     /// Where every value of the finished plan comes from.
     pub(crate) fn provenance(&self, plan: &TrainPlan) -> Vec<Origin> {
         let chosen = self.profile.as_ref().map(|(framework, situation)| framework.provenance(plan, *situation));
-        provenance::trace(plan, self.from_file.then_some(&self.plan), &chosen.unwrap_or_default())
+        let mut origins = provenance::trace(plan, self.from_file.then_some(&self.plan), &chosen.unwrap_or_default());
+        if let Some(from) = &self.card_from {
+            origins.iter_mut().filter(|origin| origin.key == "gpu.name").for_each(|origin| origin.from = from.clone());
+        }
+        origins
     }
 
     /// Fits the plan to the model: samples that nobody gave a length are no longer than the model can take.

@@ -63,7 +63,7 @@ impl ProbeError {
     }
 }
 
-/// Runs a job and returns its row; `progress` hears every phase.
+/// Runs a job and returns its row, of several ranks that of the fullest; `progress` hears every phase.
 pub fn measure(job: &Value, interpreter: &Interpreter, mut progress: impl FnMut(&str)) -> Result<Value, ProbeError> {
     let folder = tempfile::Builder::new().prefix("vramcast-probe-").tempdir()?;
     let [program, jobs, rows] = ["probe.py", "job.jsonl", "row.jsonl"].map(|name| folder.path().join(name));
@@ -97,12 +97,37 @@ pub fn measure(job: &Value, interpreter: &Interpreter, mut progress: impl FnMut(
     {
         return Err(ProbeError::Missing { python, module: module.trim_matches('\'').to_owned() });
     }
-    let row = std::fs::read_to_string(&rows).ok();
-    let row = row.as_deref().and_then(|text| text.lines().next()).and_then(|line| serde_json::from_str(line).ok());
-    row.ok_or_else(|| ProbeError::Died {
+    let text = std::fs::read_to_string(&rows).unwrap_or_default();
+    let all: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    fullest(all, interpreter.processes).ok_or_else(|| ProbeError::Died {
         status: killed.map_or_else(|| status.to_string(), |status| format!("its child was killed, status {status}")),
         stderr: tail(&stderr),
     })
+}
+
+/// The row of the rank that took most, with a line for every rank that wrote one.
+fn fullest(mut rows: Vec<Value>, processes: u32) -> Option<Value> {
+    if processes <= 1 {
+        return rows.into_iter().next();
+    }
+    let most = |row: &Value| {
+        let of = |key: &str| row["measured"][key].as_u64().unwrap_or(0);
+        // A rank that failed says more than one that was waiting for it.
+        (row["oom"] == true, of("nvml_used_end"), of("peak_reserved"), of("peak_allocated"))
+    };
+    rows.sort_by_key(|row| row["rank"].as_u64());
+    let ranks: Vec<Value> = rows
+        .iter()
+        .map(|row| {
+            let levels = ["peak_allocated", "peak_reserved", "nvml_used_end"];
+            let mut line = serde_json::json!({"rank": row["rank"], "oom": row["oom"], "error": row["error"]});
+            levels.iter().for_each(|key| line[*key] = row["measured"][*key].clone());
+            line
+        })
+        .collect();
+    let mut worst = rows.into_iter().max_by_key(most)?;
+    worst["ranks"] = Value::Array(ranks);
+    Some(worst)
 }
 
 /// Standard error is read beside standard output, or a full pipe would stop the child.
@@ -118,4 +143,20 @@ fn read_aside(child: &mut Child) -> Option<std::thread::JoinHandle<String>> {
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(12)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_fullest_rank_is_the_answer() {
+        let row = |rank: u64, used: u64, oom: bool| json!({"rank": rank, "oom": oom, "measured": {"nvml_used_end": used, "peak_allocated": 1}});
+        let worst = fullest(vec![row(1, 9, false), row(0, 5, false)], 2).unwrap();
+        assert_eq!((worst["rank"].as_u64(), worst["ranks"][0]["rank"].as_u64()), (Some(1), Some(0)));
+        let worst = fullest(vec![row(0, 9, false), row(1, 5, true)], 2).unwrap();
+        assert_eq!(worst["rank"], 1);
+        assert!(fullest(Vec::new(), 2).is_none());
+    }
 }

@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 use serde_json::Value;
-use vramcast_core::verify::ledger::{self, LedgerRow, PhaseRow, Scored};
+use vramcast_core::memory::log::Category;
+use vramcast_core::verify::ledger::{self, LedgerRow, Measure, Scored};
+use vramcast_core::verify::residual;
 
 /// A measured run beside its prediction.
 #[derive(Debug, Serialize)]
@@ -15,46 +17,48 @@ pub struct Comparison {
     pub unscored: Option<String>,
     /// Where the two differ most, in words.
     pub difference: Option<String>,
+    /// What a run on a CPU and the prediction for a GPU have in common: tensors that live on.
+    pub comparable: Vec<(&'static str, Measure)>,
 }
 
 /// Compares a measured row with its simulation.
 pub fn compare(row: Value) -> Comparison {
     match ledger::score(&row) {
         LedgerRow::Scored(scored) => {
-            let difference = scored.phases.iter().filter_map(worst).max_by_key(|(bytes, _)| bytes.unsigned_abs());
-            let difference = difference.filter(|(bytes, _)| bytes.unsigned_abs() > 1 << 20).map(|(_, words)| words);
-            Comparison { row, scored: Some(scored), unscored: None, difference }
+            let largest = residual::largest(&scored).filter(|residual| residual.bytes.unsigned_abs() > 1 << 20);
+            let difference = largest.map(|residual| residual.to_string());
+            Comparison { row, scored: Some(scored), unscored: None, difference, comparable: Vec::new() }
         }
         LedgerRow::Skipped { skipped, .. } => {
-            Comparison { row, scored: None, unscored: Some(skipped), difference: None }
+            let comparable = if row["gpu"] == "cpu" { on_cpu(&row) } else { Vec::new() };
+            Comparison { row, scored: None, unscored: Some(skipped), difference: None, comparable }
         }
     }
 }
 
-/// How far a phase is off, and what lives then.
-fn worst(phase: &PhaseRow) -> Option<(i64, String)> {
-    let off = |measure: &ledger::Measure| {
-        let (predicted, measured) = (i64::try_from(measure.predicted?).ok()?, i64::try_from(measure.measured?).ok()?);
-        Some(predicted - measured)
-    };
-    let (peak, after) = (off(&phase.peak)?, off(&phase.after)?);
-    let kind = phase.phase.rsplit('.').next().unwrap_or_default();
-    // What stays after a phase is a tensor that lives on; what only its peak shows is a moment's work.
-    let component = match (kind, peak.abs() > 2 * after.abs()) {
-        ("fwd", false) => "activations kept for backward",
-        ("fwd", true) => "temporaries of the forward pass",
-        ("bwd", false) => "gradients",
-        ("bwd", true) => "temporaries of the backward pass",
-        ("opt", false) => "optimizer state",
-        ("opt", true) => "temporaries of the optimizer's step",
-        ("generate" | "forward" | "forward2", _) => "cache, logits and temporaries of generation",
-        _ => "what lives between phases",
-    };
-    let side = if peak > 0 { "more" } else { "less" };
-    let words = format!(
-        "phase {}: {:.1} MiB {side} predicted than measured: {component}",
-        phase.phase,
-        peak.unsigned_abs() as f64 / 1048576.0
-    );
-    Some((peak, words))
+/// Parameters, and what lives between steps: the same tensors on any device. Peaks are not: a CPU has other kernels, other
+/// temporaries and no workspaces.
+fn on_cpu(row: &Value) -> Vec<(&'static str, Measure)> {
+    let Ok((simulation, _)) = ledger::simulate(row) else { return Vec::new() };
+    let log = &simulation.log;
+    let workspaces = log.storages.iter().filter(|storage| storage.category == Category::Workspace);
+    let workspaces: u64 = workspaces.map(|storage| storage.bytes).sum();
+    let parameters = simulation.program.parameters.iter().map(|parameter| parameter.shape.elements()).sum();
+    let measured = &row["measured"];
+    let mut list = vec![(
+        "parameters of the model",
+        Measure { predicted: Some(parameters), measured: measured["params"].as_u64() },
+    )];
+    let last = measured["phases"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .rfind(|phase| phase["phase"].as_str().is_some_and(|name| name.ends_with(".zero")));
+    if let Some(last) = last {
+        let place = log.phases.iter().position(|name| last["phase"] == name.as_str());
+        let after = place.and_then(|place| simulation.replay.phases.get(place)).map(|phase| phase.after);
+        let predicted = after.map(|bytes| bytes.saturating_sub(workspaces));
+        list.push(("bytes between steps", Measure { predicted, measured: last["after"].as_u64() }));
+    }
+    list
 }

@@ -49,11 +49,15 @@ class CudaMeter:
     device = "cuda"
 
     def __init__(self):
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        visible = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip().isdigit()]
+        # NVML numbers all cards, torch those that CUDA_VISIBLE_DEVICES lists.
+        self.index, self.local = int(visible[local]) if local < len(visible) else local, local
         self.nvml = self.open_nvml()
         self.used_before = self.device_used()
 
     def start(self):
-        torch.cuda.init()
+        torch.cuda.set_device(self.local)
         torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
         return {"context": self.process_used()}
@@ -71,7 +75,7 @@ class CudaMeter:
         if self.nvml is None:
             return 0
         handle, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
-        self.nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle))
+        self.nvml.nvmlDeviceGetHandleByIndex_v2(self.index, ctypes.byref(handle))
         self.nvml.nvmlDeviceGetMemoryInfo(handle, memory)
         return memory[2]
 
@@ -98,7 +102,7 @@ class CudaMeter:
         }
 
     def card(self):
-        return torch.cuda.get_device_name(0)
+        return torch.cuda.get_device_name()
 
 
 class CpuMeter:
@@ -351,15 +355,16 @@ def join_world(run):
     """One rank of a world: a real one under torchrun, else a group whose collectives do nothing and whose buffers are real."""
     import torch.distributed as dist
 
+    on_gpu = torch.cuda.is_available()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl")
+        dist.init_process_group("nccl" if on_gpu else "gloo")
         return
     world = run["dist"]["world"]
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
     if run["dist"]["engine"] == "ddp":  # the fake group cannot drive DDP's reducer; buckets do not depend on the world
         os.environ["WORLD_SIZE"] = "1"
-        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda:0"))
+        card = {"backend": "nccl", "device_id": torch.device("cuda:0")} if on_gpu else {"backend": "gloo"}
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1, **card)
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -373,15 +378,16 @@ def layers_of(model):
 
 def sharded(model, run):
     where = run["dist"]
+    card = torch.cuda.current_device() if torch.cuda.is_available() else None
     engine, mixed = where["engine"], where.get("mp")
     if engine == "ddp":
         options = {"gradient_as_bucket_view": where.get("bucket_view", False), "static_graph": where.get("static_graph", False)}
-        return torch.nn.parallel.DistributedDataParallel(model, device_ids=[0], **options)
+        return torch.nn.parallel.DistributedDataParallel(model, device_ids=None if card is None else [card], **options)
     if engine == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        options = {"mesh": init_device_mesh("cuda", (where["world"],)), "reshard_after_forward": where.get("reshard", True)}
+        options = {"mesh": init_device_mesh("cpu" if card is None else "cuda", (where["world"],)), "reshard_after_forward": where.get("reshard", True)}
         if mixed:
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for layer in layers_of(model):
@@ -401,7 +407,7 @@ def sharded(model, run):
             model,
             auto_wrap_policy=wrap,
             sharding_strategy=strategies[where.get("strategy", "full")],
-            device_id=0,
+            device_id=card,
             use_orig_params=True,
             mixed_precision=half,
         )
@@ -614,8 +620,12 @@ def measure(job, rows):
     row.update(gpu=meter.card(), versions=versions(), measured=record.close(), seconds=round(time.time() - started, 2))
     if row["error"] is None:
         del row["error"]
-    with open(rows, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        row["rank"] = int(os.environ["RANK"])
+    # One call, so that ranks do not write into each other's lines.
+    file = os.open(rows, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(file, (json.dumps(row) + "\n").encode())
+    os.close(file)
     say("done", id=job["id"], seconds=row["seconds"], error=row.get("error"))
 
 

@@ -1,7 +1,6 @@
 //! The card as the stand-in is told about it.
 
 use serde::Deserialize;
-use vramcast_core::memory::process;
 use vramcast_core::plan::Gpu;
 
 use super::RehearseError;
@@ -75,8 +74,8 @@ impl Card {
             ("multiprocessors", self.gpu.multiprocessors.unwrap_or(108).to_string()),
             ("threads", self.gpu.threads_per_multiprocessor.unwrap_or(2048).to_string()),
             ("memory", self.memory.to_string()),
-            ("context", process::CONTEXT.to_string()),
-            ("communicator", process::COMMUNICATOR.to_string()),
+            ("context", self.gpu.machine.context.to_string()),
+            ("communicator", self.gpu.machine.communicator.to_string()),
             ("l2", (self.l2_mib << 20).to_string()),
             ("driver", torch.cuda.max(13000).to_string()),
             ("runtime", torch.cuda.to_string()),

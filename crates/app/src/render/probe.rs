@@ -34,6 +34,16 @@ pub fn text(comparison: &Comparison) -> String {
             }
             page += &table.to_string();
         }
+        None if !comparison.comparable.is_empty() => {
+            let mut table = Table::new(&["comparable", "measured", "predicted", "difference"]);
+            for (name, measure) in &comparison.comparable {
+                let number = |value: Option<u64>| value.map_or_else(|| "-".into(), |value| value.to_string());
+                let error = measure.error().map_or_else(|| "-".into(), |error| format!("{error:+.3} %"));
+                table.row(vec![(*name).to_owned(), number(measure.measured), number(measure.predicted), error]);
+            }
+            page += &table.to_string();
+            page += &measured_only(&row["measured"]);
+        }
         None => page += &measured_only(&row["measured"]),
     }
     if let Some(why) = &comparison.unscored {
@@ -42,8 +52,25 @@ pub fn text(comparison: &Comparison) -> String {
     if let Some(difference) = &comparison.difference {
         page += &format!("\nlargest difference: {difference}\n");
     }
+    if let Some(ranks) = row["ranks"].as_array() {
+        let mut table = Table::new(&["rank", "allocated MiB", "reserved MiB", "process MiB", ""]);
+        for rank in ranks {
+            let level = |key: &str| cells("", Measure { predicted: None, measured: rank[key].as_u64() })[1].clone();
+            let ended = match (rank["oom"] == true, rank["error"].is_string()) {
+                (true, _) => "out of memory",
+                (_, true) => "failed",
+                _ if rank["rank"] == row["rank"] => "the fullest: compared above",
+                _ => "",
+            };
+            let name = rank["rank"].as_u64().unwrap_or(0).to_string();
+            let [allocated, reserved, process] = ["peak_allocated", "peak_reserved", "nvml_used_end"].map(level);
+            table.row(vec![name, allocated, reserved, process, ended.into()]);
+        }
+        page += &format!("\n{table}");
+    }
     if row["gpu"] == "cpu" {
-        page += "\nno GPU was found: storages were counted on the CPU, whose kernels and allocator are others\n";
+        page += "\nno GPU was found: storages were counted on the CPU. Tensors that live on are comparable; peaks are not: \
+                 other kernels, other temporaries, no workspaces, no caching allocator\n";
     }
     page
 }
@@ -56,5 +83,6 @@ fn cells(name: &str, measure: Measure) -> Vec<String> {
 
 fn measured_only(measured: &Value) -> String {
     let peak = measured["peak_allocated"].as_u64().unwrap_or(0) as f64 / 1048576.0;
-    format!("peak allocated {peak:.1} MiB\n")
+    let phases = measured["phases"].as_array().map_or(0, Vec::len);
+    format!("peak allocated {peak:.1} MiB as measured, over {phases} phases\n")
 }

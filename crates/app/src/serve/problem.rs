@@ -13,9 +13,9 @@ use crate::exit::Exit;
 pub(crate) struct Problem {
     /// A word for the kind of problem, below `urn:vramcast:`.
     #[serde(rename = "type")]
-    pub(crate) kind: String,
+    pub(crate) kind: Box<str>,
     /// The kind in words.
-    pub(crate) title: String,
+    pub(crate) title: &'static str,
     /// The HTTP status.
     pub(crate) status: u16,
     /// What is wrong here.
@@ -28,15 +28,15 @@ pub(crate) struct Problem {
     pub(crate) hint: Option<String>,
     /// Seconds after which to try again.
     #[serde(skip)]
-    pub(crate) retry_after: Option<u64>,
+    pub(crate) retry_after: Option<u32>,
 }
 
 impl Problem {
     /// A problem of a status.
     pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        let title = status.canonical_reason().unwrap_or("Error").to_owned();
+        let title = status.canonical_reason().unwrap_or("Error");
         Self {
-            kind: format!("urn:vramcast:{}", title.to_lowercase().replace(' ', "-")),
+            kind: format!("urn:vramcast:{}", title.to_lowercase().replace(' ', "-")).into(),
             title,
             status: status.as_u16(),
             detail: detail.into(),
@@ -59,7 +59,7 @@ impl Problem {
     }
 
     /// To be tried again after some seconds.
-    pub(crate) fn retry_after(mut self, seconds: u64) -> Self {
+    pub(crate) fn retry_after(mut self, seconds: u32) -> Self {
         self.retry_after = Some(seconds);
         self
     }

@@ -11,6 +11,10 @@ pub struct Device {
     pub multiprocessors: u64,
     /// Threads a multiprocessor can hold.
     pub threads_per_multiprocessor: u64,
+    /// cuBLAS's workspace, where the machine sets another than torch's rule gives.
+    pub blas_workspace: Option<u64>,
+    /// Whether SDPA may take cuDNN's kernel.
+    pub cudnn_attention: bool,
 }
 
 impl Device {
@@ -23,16 +27,25 @@ impl Device {
                 .threads_per_multiprocessor
                 .unwrap_or(Self::H200.threads_per_multiprocessor)
                 .max(512),
+            blas_workspace: gpu.machine.blas_workspace,
+            cudnn_attention: gpu.machine.cudnn_attention,
         }
     }
 
     /// NVIDIA H200 (and H100 SXM): the card of the recorded runs.
-    pub const H200: Self = Self { capability: 90, multiprocessors: 132, threads_per_multiprocessor: 2048 };
+    pub const H200: Self = Self {
+        capability: 90,
+        multiprocessors: 132,
+        threads_per_multiprocessor: 2048,
+        blas_workspace: None,
+        cudnn_attention: true,
+    };
 
     /// What torch hands cuBLAS as workspace, per thread that multiplies: 32 MiB on Hopper and later, else 8 MiB and
     /// 128 KiB (`getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp; ledger rows of both kinds).
     pub fn blas_workspace(&self) -> u64 {
-        if self.capability >= 90 && self.capability < 120 { 32 << 20 } else { (4096 * 2 + 16 * 8) << 10 }
+        let by_card = if (90..120).contains(&self.capability) { 32 << 20 } else { (4096 * 2 + 16 * 8) << 10 };
+        self.blas_workspace.unwrap_or(by_card)
     }
 
     /// Scratch of a reduction of `inputs` elements to each of `outputs`, in bytes: partial results of several blocks,

@@ -1,26 +1,10 @@
 //! What a process holds on the card besides the caching allocator: the CUDA context, loaded kernels, libraries.
 //!
-//! All figures are read off the H200 rows of truth/ledger (driver 580, torch 2.11): `nvml_used_end` less what was
-//! reserved. They are machine facts: another driver, card or torch has its own, and `vramcast calibrate` is to learn them.
+//! All of it is fact of the machine ([`Machine`]): which parts a run has is decided here, how large they are is not.
 
 use super::log::Log;
-use crate::plan::{Gpu, Parallel};
-
-const MIB: u64 = 1 << 20;
-/// Driver, context and torch's own modules when the first tensor exists: 620.8 MiB in all 213 rows.
-pub const CONTEXT: u64 = 650_969_088;
-/// Kernels loaded lazily and library handles by the end of `generate`: rows without fused attention end at 686.8 MiB.
-const KERNELS_INFERENCE: u64 = 66 * MIB;
-/// The same by the end of training steps: 750.8 MiB.
-const KERNELS_TRAINING: u64 = 130 * MIB;
-/// cuDNN's fused attention: 766.8 against 750.8 MiB in training, 694.8 to 698.8 against 686.8 MiB in `generate`.
-const CUDNN_TRAINING: u64 = 16 * MIB;
-const CUDNN_INFERENCE: u64 = 8 * MIB;
-
-/// Streams of an engine that gathers and reduces beside the computation: 836.8 against 766.8 MiB in all such rows.
-const STREAMS: u64 = 70 * MIB;
-/// One NCCL communicator: DDP's rows end at 1324.8 MiB, without streams of the engine.
-pub const COMMUNICATOR: u64 = 558 * MIB;
+use crate::plan::machine::Machine;
+use crate::plan::{Gpu, Parallel, Quantization, QuantizationScheme};
 
 /// One part of what the process holds.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -29,42 +13,111 @@ pub struct Part {
     pub name: &'static str,
     /// Bytes.
     pub bytes: u64,
+    /// The fact of the machine it is, and how many times.
+    #[serde(skip)]
+    pub fact: (Fact, u64),
+}
+
+/// A fact of the machine that is a number of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fact {
+    /// The CUDA context.
+    Context,
+    /// Kernels and libraries of training.
+    KernelsTraining,
+    /// Kernels and libraries of generation.
+    KernelsInference,
+    /// cuDNN's attention in training.
+    CudnnTraining,
+    /// cuDNN's attention in generation.
+    CudnnInference,
+    /// LLM.int8's products.
+    Int8,
+    /// Streams of an engine.
+    Streams,
+    /// One NCCL communicator.
+    Communicator,
+}
+
+impl Fact {
+    /// All of them, those that stand alone first.
+    pub const ALL: [Self; 8] = [
+        Self::Context,
+        Self::KernelsTraining,
+        Self::KernelsInference,
+        Self::CudnnTraining,
+        Self::CudnnInference,
+        Self::Int8,
+        Self::Streams,
+        Self::Communicator,
+    ];
+
+    /// How reports call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Context => "CUDA context",
+            Self::KernelsTraining | Self::KernelsInference => "kernels and libraries",
+            Self::CudnnTraining | Self::CudnnInference => "cuDNN attention",
+            Self::Int8 => "LLM.int8 products",
+            Self::Streams => "streams of the engine",
+            Self::Communicator => "NCCL",
+        }
+    }
+
+    /// What it is on a machine.
+    pub fn of(self, machine: &Machine) -> u64 {
+        let mut machine = *machine;
+        *self.place(&mut machine)
+    }
+
+    /// Where a machine keeps it.
+    pub fn place(self, machine: &mut Machine) -> &mut u64 {
+        match self {
+            Self::Context => &mut machine.context,
+            Self::KernelsTraining => &mut machine.kernels_training,
+            Self::KernelsInference => &mut machine.kernels_inference,
+            Self::CudnnTraining => &mut machine.cudnn_training,
+            Self::CudnnInference => &mut machine.cudnn_inference,
+            Self::Int8 => &mut machine.int8,
+            Self::Streams => &mut machine.streams,
+            Self::Communicator => &mut machine.communicator,
+        }
+    }
+
+    fn part(self, machine: &Machine, times: u64) -> Part {
+        Part { name: self.name(), bytes: self.of(machine).saturating_mul(times), fact: (self, times) }
+    }
 }
 
 /// What the process holds besides the allocator's segments.
-pub fn parts(log: &Log, gpu: &Gpu, training: bool) -> Vec<Part> {
-    let mut parts = vec![
-        Part { name: "CUDA context", bytes: CONTEXT },
-        Part { name: "kernels and libraries", bytes: if training { KERNELS_TRAINING } else { KERNELS_INFERENCE } },
-    ];
-    let fused = log.storages.iter().any(|storage| storage.operation == "scaled_dot_product_attention");
-    // Which kernel it was follows from the card: Hopper and Blackwell take cuDNN's.
-    if fused && gpu.capability.is_none_or(|capability| (90..120).contains(&capability)) {
-        let bytes = if training { CUDNN_TRAINING } else { CUDNN_INFERENCE };
-        parts.push(Part { name: "cuDNN attention", bytes });
+pub fn parts(log: &Log, gpu: &Gpu, quantization: Option<&Quantization>, training: bool) -> Vec<Part> {
+    let pick = |train: Fact, infer: Fact| if training { train } else { infer };
+    let mut facts = vec![Fact::Context, pick(Fact::KernelsTraining, Fact::KernelsInference)];
+    // cuDNN's kernel and flash attention keep their seeds on the card; which of the two ran follows from the card.
+    let seeds = log.storages.iter().any(|storage| storage.operation == "philox");
+    let cudnn = gpu.machine.cudnn_attention && gpu.capability.is_none_or(|known| (90..120).contains(&known));
+    if seeds && cudnn {
+        facts.push(pick(Fact::CudnnTraining, Fact::CudnnInference));
     }
-    parts
-}
-
-/// What a process holds besides what it asked the driver for: context, loaded kernels and library handles. For runs that
-/// are watched instead of simulated.
-pub fn unasked(training: bool) -> u64 {
-    CONTEXT + if training { KERNELS_TRAINING } else { KERNELS_INFERENCE }
+    if quantization.is_some_and(|known| known.scheme == QuantizationScheme::Int8) {
+        facts.push(Fact::Int8);
+    }
+    facts.into_iter().map(|fact| fact.part(&gpu.machine, 1)).collect()
 }
 
 /// What running on several cards adds.
-pub fn parallel_parts(parallel: &Parallel) -> Vec<Part> {
+pub fn parallel_parts(parallel: &Parallel, machine: &Machine) -> Vec<Part> {
     let mut parts = Vec::new();
     if parallel.has_streams() {
-        parts.push(Part { name: "streams of the engine", bytes: STREAMS });
+        parts.push(Fact::Streams.part(machine, 1));
     }
     // One line for each group of the mesh, where the count is the mesh's own.
     let groups = parallel.mesh.groups();
     if parallel.communicators as usize == groups.len() {
-        parts.extend(groups.into_iter().map(|name| Part { name, bytes: COMMUNICATOR }));
+        parts.extend(groups.into_iter().map(|name| Part { name, ..Fact::Communicator.part(machine, 1) }));
     } else if parallel.communicators > 0 {
-        let bytes = COMMUNICATOR.saturating_mul(u64::from(parallel.communicators));
-        parts.push(Part { name: "NCCL", bytes });
+        parts.push(Fact::Communicator.part(machine, u64::from(parallel.communicators)));
     }
     parts
 }

@@ -113,8 +113,10 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     if let Some(why) = &log.refused {
         return Err(PlanError::Conflict { what: why.clone(), hint: "leave the choice to torch".into() });
     }
-    let mut process = process::parts(&log, &plan.gpu, true);
-    process.extend(plan.parallel.iter().filter(|p| p.mesh.world() > 1).flat_map(process::parallel_parts));
+    let mut process = process::parts(&log, &plan.gpu, plan.quantization.as_ref(), true);
+    process.extend(
+        plan.parallel.iter().filter(|p| p.mesh.world() > 1).flat_map(|p| process::parallel_parts(p, &plan.gpu.machine)),
+    );
     // Cached blocks go back to the driver when the card is full, before a run fails.
     let others = process.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes));
     let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
@@ -154,7 +156,7 @@ fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
 pub fn infer(model: &Model, plan: &InferPlan) -> Result<Simulation, PlanError> {
     crate::work::begin();
     let (program, log, notes) = infer::simulate(model, plan)?;
-    let process = process::parts(&log, &plan.gpu, false);
+    let process = process::parts(&log, &plan.gpu, plan.quantization.as_ref(), false);
     let others: u64 = process.iter().map(|part| part.bytes).sum();
     let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
     Ok(Simulation { program, log, replay, process, adapter: None, notes, ranks: Vec::new() })

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::PlanError;
+use super::{Machine, PlanError};
 
 /// The embedded table of cards.
 const EMBEDDED: &str = include_str!("../../data/gpus.toml");
@@ -27,6 +27,9 @@ pub struct Gpu {
     /// Threads a multiprocessor can hold.
     #[serde(default)]
     pub threads_per_multiprocessor: Option<u64>,
+    /// What the machine it sits in takes and chooses.
+    #[serde(default, skip_serializing_if = "Machine::is_default")]
+    pub machine: Machine,
 }
 
 /// A table of cards.
@@ -112,6 +115,27 @@ impl Gpus {
     }
 }
 
+impl Gpus {
+    /// The card that a driver calls so ("NVIDIA A100-SXM4-80GB"): the entry whose words stand in that name, most of them
+    /// first, and whose memory, where it is known, is within a tenth. A laptop's card of the same name is another one.
+    pub fn called(&self, driver_name: &str, memory: Option<u64>) -> Option<Gpu> {
+        let said = words(driver_name);
+        let stands = |name: &str| {
+            let (sizes, name): (Vec<String>, Vec<String>) = words(name).into_iter().partition(|word| is_size(word));
+            let whole = !name.is_empty() && said.windows(name.len()).any(|part| part == name);
+            whole.then(|| (name.len(), sizes.iter().any(|size| said.contains(size))))
+        };
+        let apart = |row: &Row| memory.map_or(0, |bytes| row.memory_mib.abs_diff(bytes >> 20));
+        let rank = |row: &Row| {
+            let names = std::iter::once(&row.name).chain(&row.aliases);
+            let (longest, sized) = names.filter_map(|name| stands(name)).max()?;
+            Some((longest, sized, std::cmp::Reverse(apart(row))))
+        };
+        let fitting = self.0.iter().filter(|row| apart(row) <= row.memory_mib / 10);
+        fitting.filter_map(|row| Some((rank(row)?, row))).max_by_key(|(rank, _)| *rank).map(|(_, row)| row.card())
+    }
+}
+
 impl Row {
     fn of(card: Gpu) -> Self {
         Self {
@@ -134,8 +158,20 @@ impl Row {
             capability: self.capability,
             multiprocessors: self.multiprocessors,
             threads_per_multiprocessor: self.threads_per_multiprocessor,
+            machine: Machine::default(),
         }
     }
+}
+
+/// The words of a name, in small letters.
+fn words(name: &str) -> Vec<String> {
+    let parts = name.split(|c: char| !c.is_ascii_alphanumeric());
+    parts.filter(|word| !word.is_empty()).map(str::to_ascii_lowercase).collect()
+}
+
+/// `80gb`.
+fn is_size(word: &str) -> bool {
+    word.strip_suffix("gb").is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 fn plain(name: &str) -> String {
@@ -152,6 +188,7 @@ impl Gpu {
             capability: Some(90),
             multiprocessors: Some(132),
             threads_per_multiprocessor: Some(2048),
+            machine: Machine::default(),
         }
     }
 }
@@ -179,6 +216,30 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn drivers_call_cards_by_longer_names() {
+        let cards = Gpus::embedded();
+        let called = |name: &str, mebibytes: u64| cards.called(name, Some(mebibytes << 20)).map(|card| card.name);
+        for (said, mebibytes, name) in [
+            ("NVIDIA H200", 143_771, "H200"),
+            ("NVIDIA H100 80GB HBM3", 81_559, "H100-80GB"),
+            ("NVIDIA H100 PCIe", 81_559, "H100-PCIe"),
+            ("NVIDIA A100-SXM4-80GB", 81_920, "A100-80GB"),
+            ("NVIDIA A100-SXM4-40GB", 40_960, "A100-40GB"),
+            ("NVIDIA GeForce RTX 4090", 24_564, "RTX 4090"),
+            ("NVIDIA GeForce RTX 4070 Ti SUPER", 16_376, "RTX 4070 Ti Super"),
+            ("Tesla V100-SXM2-16GB", 16_384, "V100-16GB"),
+            ("Tesla T4", 15_360, "T4"),
+            ("NVIDIA GH200 480GB", 97_871, "GH200-96GB"),
+            ("NVIDIA A10G", 23_028, "A10G"),
+        ] {
+            assert_eq!(called(said, mebibytes).as_deref(), Some(name), "{said}");
+        }
+        assert_eq!(called("NVIDIA GeForce RTX 4090 Laptop GPU", 16_376), None, "another card of that name");
+        assert_eq!(called("Voodoo 2", 12), None);
+        assert_eq!(cards.called("NVIDIA A100-SXM4-40GB", None).map(|card| card.name).as_deref(), Some("A100-40GB"));
     }
 
     #[test]

@@ -16,6 +16,7 @@
 //! | [`framework`] | defaults of training frameworks, as data |
 //! | [`import`] | plans of other tools |
 //! | [`hardware`] | cards |
+//! | [`machine`] | what driver, libraries and settings of a machine take |
 //! | [`parallel`] | many cards: the mesh and the engine |
 //! | [`provenance`] | where every setting comes from |
 //! | [`allocator`] | options of torch's caching allocator |
@@ -32,6 +33,7 @@ pub mod import;
 pub mod infer;
 pub mod liger;
 pub mod loss;
+pub mod machine;
 pub mod optimizer;
 mod options;
 pub mod parallel;
@@ -48,6 +50,7 @@ pub use framework::{Framework, Provenance, Situation};
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheImplementation, Choice, InferPlan};
 pub use loss::{LossKind, LossOptions};
+pub use machine::Machine;
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use provenance::Origin;

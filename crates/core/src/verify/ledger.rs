@@ -90,6 +90,10 @@ pub fn score(row: &Value) -> LedgerRow {
         let skipped = "a replay holds no data, and DBRX's loop over experts then finds no token for any of them";
         return LedgerRow::Skipped { id, skipped: skipped.into() };
     }
+    if row["gpu"] == "cpu" {
+        let skipped = "measured on a CPU, whose kernels and allocator are others".into();
+        return LedgerRow::Skipped { id, skipped };
+    }
     match predict(row) {
         Ok(scored) => LedgerRow::Scored(Box::new(scored)),
         Err(skipped) => LedgerRow::Skipped { id, skipped },
@@ -98,6 +102,11 @@ pub fn score(row: &Value) -> LedgerRow {
 
 fn predict(row: &Value) -> Result<Scored, String> {
     let (simulation, gpu) = simulate(row)?;
+    Ok(compare(row, &simulation, &gpu))
+}
+
+/// A row beside its simulation on a card.
+pub fn compare(row: &Value, simulation: &Simulation, gpu: &Gpu) -> Scored {
     let (log, replay) = (&simulation.log, &simulation.replay);
     let measured = &row["measured"];
     let mut scored = Scored {
@@ -123,7 +132,7 @@ fn predict(row: &Value) -> Result<Scored, String> {
         for measure in [&mut scored.allocated, &mut scored.reserved, &mut scored.process] {
             measure.measured = None;
         }
-        return Ok(scored);
+        return scored;
     }
     scored.ok = scored.allocated.error().is_some_and(|error| error.abs() <= 3.0);
     for phase in measured["phases"].as_array().into_iter().flatten() {
@@ -139,18 +148,22 @@ fn predict(row: &Value) -> Result<Scored, String> {
             peak_reserved: pair(ours.peak_reserved, "peak_reserved"),
         });
     }
-    Ok(scored)
+    scored
 }
 
 /// The run of a row, simulated.
 pub fn simulate(row: &Value) -> Result<(Simulation, Gpu), String> {
-    let model = model_of(row)?;
-    if row["run"]["task"] == "infer" {
-        let plan = super::generate::plan(row)?;
-        return Ok((simulation::infer(&model, &plan).map_err(|e| e.to_string())?, plan.gpu));
-    }
-    let plan = train_plan(row)?;
-    Ok((simulation::train(&model, &plan).map_err(|e| e.to_string())?, plan.gpu))
+    let plan = run_plan(row)?;
+    Ok((simulate_plan(&model_of(row)?, &plan)?, plan.gpu().clone()))
+}
+
+/// A plan that was read off a row, simulated.
+pub fn simulate_plan(model: &Model, plan: &RunPlan) -> Result<Simulation, String> {
+    let run = match plan {
+        RunPlan::Train(plan) => simulation::train(model, plan),
+        RunPlan::Infer(plan) => simulation::infer(model, plan),
+    };
+    run.map_err(|error| error.to_string())
 }
 
 /// The run of a row, as a published formula is asked.

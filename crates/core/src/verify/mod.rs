@@ -9,5 +9,6 @@ pub mod lora;
 pub mod models;
 pub mod pattern;
 mod recorded;
+pub mod residual;
 pub mod summary;
 mod variants;

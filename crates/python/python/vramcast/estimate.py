@@ -41,20 +41,27 @@ def ask(name: str, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(options)
     given = from_training_arguments(options.pop("training_arguments", None))
     options = {**given, **options}
+    objects = {flag: options.pop(option, None) for option, flag in (("peft_config", "adapter"), ("deepspeed", "deepspeed"))}
+    # A folder costs more than an answer; a question in plain words needs none.
+    plain_words = model is None or isinstance(model, (str, Path))
+    if plain_words and all(value is None for value in objects.values()):
+        return command([name, *([] if model is None else [str(model)]), *option_words(options)])
     with tempfile.TemporaryDirectory(prefix="vramcast-") as folder:
         files = Path(folder)
         words = [name]
         if model is not None:
             words += model_words(model, files)
-        for option, flag in (("peft_config", "adapter"), ("deepspeed", "deepspeed")):
-            value = options.pop(option, None)
+        for flag, value in objects.items():
             if value is not None:
-                path = files / f"{option}.json"
+                path = files / f"{flag}.json"
                 path.write_text(json.dumps(plain(value)), encoding="utf-8")
                 words += [f"--{flag}", str(path)]
-        for option, value in options.items():
-            words += flag_words(option, value)
-        return command(words)
+        return command([*words, *option_words(options)])
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """All options as the command line takes them."""
+    return [word for option, value in options.items() for word in flag_words(option, value)]
 
 
 def command(words: Sequence[str]) -> dict[str, Any]:

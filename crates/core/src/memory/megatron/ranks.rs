@@ -53,9 +53,9 @@ pub fn ranks(model: &Model, plan: &TrainPlan) -> Result<Vec<RankSimulation>, Pla
     let mut list = Vec::new();
     for stage in 0..mesh.pp {
         let log = super::simulate(architecture.clone(), plan, mesh, options, stage);
-        let mut process = process::parts(&log, &plan.gpu, true);
+        let mut process = process::parts(&log, &plan.gpu, None, true);
         if mesh.world() > 1 {
-            process.extend(process::parallel_parts(parallel));
+            process.extend(process::parallel_parts(parallel, &plan.gpu.machine));
         }
         let others: u64 = process.iter().map(|part| part.bytes).sum();
         let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));

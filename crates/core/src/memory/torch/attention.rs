@@ -86,7 +86,8 @@ impl Torch {
         // A mask that is trained, or whose last dimension is not dense (T5's position bias by itself), is for no kernel.
         let dense = |mask: &Tensor| mask.shape.last() == 1 || mask.strides[mask.shape.rank().max(1) - 1] == 1;
         let refused_mask = mask.is_some_and(|mask| mask.needs_grad() || !dense(mask));
-        let cudnn = (90..120).contains(&capability)
+        let cudnn = self.device.cudnn_attention
+            && (90..120).contains(&capability)
             && half
             && heads_fit
             && !refused_mask

@@ -1,0 +1,143 @@
+//! `vramcast import`: what a real run recorded of its memory, beside the prediction.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+use vramcast_core::memory::simulation;
+use vramcast_core::plan::RunPlan;
+use vramcast_core::recording::{self, Reconciled, Recording, profiler, snapshot};
+use vramcast_core::report::{self, Report};
+
+use super::context::Context;
+use super::{Answer, Failure, infer, train};
+use crate::exit::Exit;
+use crate::render::page::{Block, Page};
+use crate::render::table::Table;
+
+/// No file of a run is larger than a person can want to read.
+const MAX_BYTES: u64 = 4 << 30;
+
+/// What was recorded, and what was run.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "vramcast import [OPTIONS] <FILE> [train|infer] [MODEL] [PLAN OPTIONS]",
+    after_help = "\
+Examples:
+  vramcast import snapshot.pickle
+  vramcast import snapshot.pickle train llama3-8b --batch-size 4 --seq-len 4096
+  vramcast import trace.json infer llama3-8b --prompt 4096"
+)]
+pub(super) struct Arguments {
+    /// A memory snapshot of torch (torch.cuda.memory._dump_snapshot), or a chrome trace or memory timeline (JSON) of
+    /// torch.profiler.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    #[command(subcommand)]
+    what: Option<What>,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Beside the prediction of a training run, with the flags of `vramcast train`.
+    Train(Box<train::Arguments>),
+    /// Beside the prediction of generation, with the flags of `vramcast infer`.
+    Infer(Box<infer::Arguments>),
+}
+
+pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
+    let recording = read(&arguments.file)?;
+    let predicted = arguments.what.as_ref().map(|what| predict(what, context)).transpose()?;
+    let lines = predicted.as_ref().map(|report| recording::reconcile(&recording, report));
+    let mut page = Page::new(format!("{}: {}, {} events", arguments.file.display(), recording.kind, recording.events));
+    describe(&mut page, &recording);
+    if let (Some(report), Some(lines)) = (&predicted, &lines) {
+        compare(&mut page, report, lines);
+    }
+    for note in &recording.notes {
+        page.add(Block::Note(note.clone()));
+    }
+    let mut document = json!({"schema": 1, "recording": recording});
+    if let (Some(report), Some(lines)) = (&predicted, &lines) {
+        document["predicted"] = json!({"totals": report.totals, "peak_phase": report.peak_phase});
+        document["reconciled"] = json!(lines);
+    }
+    context.answer(&page, document, Exit::Success)
+}
+
+fn read(path: &Path) -> Result<Recording, Failure> {
+    let shown = path.display();
+    let size = std::fs::metadata(path).map_err(|e| Failure::bad_input(format!("{shown}: {e}")))?.len();
+    if size > MAX_BYTES {
+        return Err(Failure::bad_input(format!("{shown}: {size} bytes is too large to read"))
+            .hint("record fewer steps: _record_memory_history(max_entries=…)"));
+    }
+    let bytes = std::fs::read(path).map_err(|e| Failure::bad_input(format!("{shown}: {e}")))?;
+    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
+    let read = match (first, bytes.starts_with(&[0x1f, 0x8b])) {
+        (_, true) => return Err(Failure::bad_input(format!("{shown}: packed by gzip")).hint("unpack it with gunzip")),
+        (Some(b'{' | b'['), _) => profiler::read(&bytes),
+        _ => snapshot::read(&bytes),
+    };
+    read.map_err(|error| {
+        Failure::bad_input(format!("{shown}: {error}"))
+            .hint("give what torch.cuda.memory._dump_snapshot or torch.profiler wrote")
+    })
+}
+
+fn predict(what: &What, context: &Context) -> Result<Report, Failure> {
+    let (found, plan) = match what {
+        What::Train(train) => {
+            let (found, plan) = train.found_and_plan(context)?;
+            (found, RunPlan::Train(Box::new(plan)))
+        }
+        What::Infer(infer) => {
+            let (found, plan) = infer.found_and_plan(context)?;
+            (found, RunPlan::Infer(Box::new(plan)))
+        }
+    };
+    let model = found.require_model()?;
+    let simulation = match &plan {
+        RunPlan::Train(plan) => simulation::train(model, plan)?,
+        RunPlan::Infer(plan) => simulation::infer(model, plan)?,
+    };
+    Ok(report::summarize(&found.name, model, plan, &simulation, &[]))
+}
+
+fn describe(page: &mut Page, recording: &Recording) {
+    let mut table = Table::new(&["recorded at the peak", "MiB"]);
+    for part in &recording.parts {
+        table.row(vec![part.purpose.map_or("not known", |purpose| purpose.name()).into(), mib(part.bytes)]);
+    }
+    table.row(vec!["allocated".into(), mib(recording.peak_allocated)]);
+    if let Some(bytes) = recording.peak_reserved {
+        table.row(vec!["reserved, at most".into(), mib(bytes)]);
+    }
+    let where_it_is = recording.peak_in.map(|place| format!(", in {place}")).unwrap_or_default();
+    page.table(&format!("The peak{where_it_is}"), table);
+    if !recording.sites.is_empty() {
+        let mut table = Table::new(&["line of source", "MiB", "blocks"]);
+        for site in &recording.sites {
+            table.row(vec![site.source.clone(), mib(site.bytes), site.blocks.to_string()]);
+        }
+        page.table("Who made most of it", table);
+    }
+}
+
+fn compare(page: &mut Page, report: &Report, lines: &[Reconciled]) {
+    let mut table = Table::new(&["part", "recorded MiB", "predicted MiB", "difference MiB"]);
+    for line in lines {
+        let difference = line.recorded.map(|recorded| line.predicted as f64 - recorded as f64);
+        table.row(vec![
+            line.name.into(),
+            line.recorded.map_or_else(|| "-".into(), mib),
+            mib(line.predicted),
+            difference.map_or_else(|| "-".into(), |bytes| format!("{:+.2}", bytes / f64::from(1 << 20))),
+        ]);
+    }
+    page.table(&format!("Beside the prediction, whose peak is in {}", report.peak_phase), table);
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.2}", bytes as f64 / f64::from(1 << 20))
+}

@@ -1,0 +1,69 @@
+//! The file that keeps what was learned of a machine, as TOML.
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{AllocatorOptions, Gpu, Gpus, Machine, PlanError};
+
+/// The version of the file; it changes when a key changes its meaning.
+const SCHEMA: u32 = 1;
+
+/// A machine, learned.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    schema: u32,
+    /// The card of the rows, as the driver calls it.
+    pub card: String,
+    /// The torch of the rows.
+    pub torch: String,
+    /// How many rows it was learned from.
+    pub rows: usize,
+    /// The facts.
+    pub machine: Machine,
+    /// Settings of the allocator, where the machine sets them for every run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocator: Option<AllocatorOptions>,
+}
+
+impl Profile {
+    pub(super) fn new(
+        card: String,
+        torch: String,
+        rows: usize,
+        machine: Machine,
+        allocator: Option<AllocatorOptions>,
+    ) -> Self {
+        Self { schema: SCHEMA, card, torch, rows, machine, allocator }
+    }
+
+    /// Reads a file's text.
+    pub fn parse(text: &str) -> Result<Self, PlanError> {
+        let bad = |value: String, expected: &str| PlanError::BadValue {
+            key: "profile".into(),
+            value,
+            expected: expected.into(),
+        };
+        let profile: Self = toml::from_str(text)
+            .map_err(|error| bad(error.to_string().trim().to_owned(), "a profile that `vramcast calibrate` wrote"))?;
+        if profile.schema != SCHEMA {
+            return Err(bad(format!("schema {}", profile.schema), "of schema 1; calibrate again"));
+        }
+        Ok(profile)
+    }
+
+    /// The file's text.
+    pub fn text(&self) -> String {
+        let head = "# What `vramcast calibrate` learned of a machine, in bytes; for --profile.\n";
+        format!("{head}{}", toml::to_string(self).unwrap_or_default())
+    }
+
+    /// The card as it is in this machine.
+    pub fn on(&self, card: Gpu) -> Gpu {
+        Gpu { machine: self.machine, ..card }
+    }
+
+    /// The card it was learned on.
+    pub fn own_card(&self, cards: &Gpus) -> Option<Gpu> {
+        cards.called(&self.card, None)
+    }
+}
