@@ -11,11 +11,11 @@ use crate::exit::Exit;
 /// What went wrong.
 #[derive(Debug, Clone, Serialize, schemars::JsonSchema)]
 pub(crate) struct Problem {
-    /// A word for the kind of problem, below `urn:vramcast:`.
+    /// `about:blank`: the status says what kind of problem it is.
     #[serde(rename = "type")]
-    pub(crate) kind: String,
+    pub(crate) kind: &'static str,
     /// The kind in words.
-    pub(crate) title: String,
+    pub(crate) title: &'static str,
     /// The HTTP status.
     pub(crate) status: u16,
     /// What is wrong here.
@@ -34,10 +34,9 @@ pub(crate) struct Problem {
 impl Problem {
     /// A problem of a status.
     pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        let title = status.canonical_reason().unwrap_or("Error").to_owned();
         Self {
-            kind: format!("urn:vramcast:{}", title.to_lowercase().replace(' ', "-")),
-            title,
+            kind: "about:blank",
+            title: status.canonical_reason().unwrap_or("Error"),
             status: status.as_u16(),
             detail: detail.into(),
             field: None,
