@@ -28,7 +28,7 @@ pub(crate) struct Problem {
     pub(crate) hint: Option<String>,
     /// Seconds after which to try again.
     #[serde(skip)]
-    pub(crate) retry_after: Option<u64>,
+    pub(crate) retry_after: Option<u32>,
 }
 
 impl Problem {
@@ -58,7 +58,7 @@ impl Problem {
     }
 
     /// To be tried again after some seconds.
-    pub(crate) fn retry_after(mut self, seconds: u64) -> Self {
+    pub(crate) fn retry_after(mut self, seconds: u32) -> Self {
         self.retry_after = Some(seconds);
         self
     }

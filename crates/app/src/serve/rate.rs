@@ -53,7 +53,7 @@ impl Rates {
         if tokens >= 1.0 {
             return Ok(());
         }
-        let seconds = ((1.0 - tokens) / self.per_second).ceil().max(1.0) as u64;
+        let seconds = ((1.0 - tokens) / self.per_second).ceil().max(1.0) as u32;
         let detail = format!("more than {} requests per second", self.per_second);
         Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, detail).retry_after(seconds))
     }
