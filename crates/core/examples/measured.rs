@@ -27,7 +27,7 @@ fn main() {
             }
         }
     }
-    // Megatron's published runs, where every scored counter of one is close.
+    // Megatron's published runs.
     if let Some(external) = std::env::args().nth(2) {
         let text = std::fs::read_to_string(std::path::Path::new(&external).join("simumax_b200.json")).unwrap();
         let document = json::parse(text.as_bytes()).unwrap();

@@ -4,8 +4,10 @@
 
 use std::path::Path;
 
+use vramcast_core::plan::RunPlan;
 use vramcast_core::report::coverage::{Counts, Coverage};
 use vramcast_core::source::json;
+use vramcast_core::verify::external::simumax;
 use vramcast_core::verify::ledger;
 
 #[test]
@@ -22,6 +24,14 @@ fn what_counts_as_measured_has_a_recorded_run() {
             if let Ok(plan) = ledger::run_plan(&row) {
                 found.add(row["config"]["model_type"].as_str().unwrap_or_default(), &plan);
             }
+        }
+    }
+    // Megatron's published runs.
+    let external = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../truth/external/simumax_b200.json");
+    let document = json::parse(&std::fs::read(external).unwrap()).unwrap();
+    for row in document.as_array().or_else(|| document["rows"].as_array()).unwrap() {
+        if let Ok((model, plan)) = simumax::plan(row, "B200") {
+            found.add(model.config()["model_type"].as_str().unwrap_or_default(), &RunPlan::Train(Box::new(plan)));
         }
     }
     let backed = |said: &Counts, found: &Counts| {

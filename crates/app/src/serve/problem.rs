@@ -11,9 +11,9 @@ use crate::exit::Exit;
 /// What went wrong.
 #[derive(Debug, Clone, Serialize, schemars::JsonSchema)]
 pub(crate) struct Problem {
-    /// A word for the kind of problem, below `urn:vramcast:`.
+    /// `about:blank`: the status says what kind of problem it is.
     #[serde(rename = "type")]
-    pub(crate) kind: Box<str>,
+    pub(crate) kind: &'static str,
     /// The kind in words.
     pub(crate) title: &'static str,
     /// The HTTP status.
@@ -34,10 +34,9 @@ pub(crate) struct Problem {
 impl Problem {
     /// A problem of a status.
     pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        let title = status.canonical_reason().unwrap_or("Error");
         Self {
-            kind: format!("urn:vramcast:{}", title.to_lowercase().replace(' ', "-")).into(),
-            title,
+            kind: "about:blank",
+            title: status.canonical_reason().unwrap_or("Error"),
             status: status.as_u16(),
             detail: detail.into(),
             field: None,

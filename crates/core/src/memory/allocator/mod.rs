@@ -221,7 +221,7 @@ fn round_size(bytes: u64, divisions: Option<u64>) -> u64 {
         return MIN_BLOCK;
     }
     match divisions {
-        Some(divisions) if divisions > 1 && bytes > MIN_BLOCK * divisions => {
+        Some(divisions) if divisions > 1 && bytes > MIN_BLOCK.saturating_mul(divisions) => {
             let power = 1u64 << bytes.ilog2();
             if bytes == power {
                 return bytes;
