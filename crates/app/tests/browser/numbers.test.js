@@ -115,7 +115,6 @@ test('Megatron: a mesh gives a bar per stage', async () => {
     await printedTotals('train', 'llama3-8b', '--gpus', '8', '--engine', 'megatron', '--tp', '2', '--pp', '2'),
   );
   assert.equal(await page.locator('#ranks-body tbody tr').count(), 2);
-  assert.match(await page.locator('#origin-body').innerText(), /not yet measured/i);
   quiet(complaints);
   await close();
 });
