@@ -10,7 +10,7 @@ use vramcast_core::work::{self, Stopped};
 use super::Limits;
 use super::problem::Problem;
 
-/// What one answer may record: operations, parameters and tensors. The largest model of the catalogue takes a twentieth.
+/// What one answer may record: operations, parameters and tensors.
 const MOST_RECORDED: u64 = 10_000_000;
 /// Those that may wait, for each that runs.
 const WAITING_PER_SLOT: usize = 64;
