@@ -5,6 +5,8 @@
 //! (driver 580, CUDA 13): the driver takes addresses from the kernel in chunks, multiples of 32 MiB, from the top down; a
 //! segment goes to the youngest chunk with a gap for it, there to the lowest gap; a chunk without a segment goes back.
 
+use std::collections::BTreeMap;
+
 use crate::plan::Addresses;
 
 const MIB: u64 = 1 << 20;
@@ -19,8 +21,16 @@ const CONTEXT_GAPS: [(u64, u64); 3] =
 /// The addresses of a process on the card.
 pub(super) struct AddressSpace {
     order: Addresses,
-    /// The oldest first.
+    /// By age, the oldest first; those that went back are empty.
     chunks: Vec<Chunk>,
+    /// Which chunk begins where.
+    starts: BTreeMap<u64, usize>,
+    /// The largest gap of each chunk, and of each half of them, and so on up: the youngest with room is found from the top.
+    room: Vec<u64>,
+    /// What went back to the kernel between chunks: start and size.
+    holes: BTreeMap<u64, u64>,
+    /// All below is free.
+    bottom: u64,
     next: u64,
 }
 
@@ -35,8 +45,19 @@ struct Chunk {
 
 impl AddressSpace {
     pub(super) fn new(order: Addresses) -> Self {
-        let chunk = |(start, size)| Chunk { start, size, stays: true, gaps: vec![(start, size)] };
-        Self { order, chunks: CONTEXT_GAPS.map(chunk).into(), next: 0 }
+        let mut space = Self {
+            order,
+            chunks: Vec::new(),
+            starts: BTreeMap::new(),
+            room: vec![0; 2],
+            holes: BTreeMap::new(),
+            bottom: CONTEXT - CHUNK,
+            next: 0,
+        };
+        for (start, size) in CONTEXT_GAPS {
+            space.add(Chunk { start, size, stays: true, gaps: vec![(start, size)] });
+        }
+        space
     }
 
     /// Addresses for a segment.
@@ -46,39 +67,102 @@ impl AddressSpace {
             self.next += size + 2 * MIB;
             return self.next - size;
         }
-        let known = self.chunks.iter_mut().rev().find_map(|chunk| chunk.take(size));
-        known.unwrap_or_else(|| {
+        let at = self.youngest_with_room(size).unwrap_or_else(|| {
             let whole = size.next_multiple_of(CHUNK);
-            let start = self.highest_hole(whole);
-            let mut chunk = Chunk { start, size: whole, stays: false, gaps: vec![(start, whole)] };
-            chunk.take(size);
-            self.chunks.push(chunk);
-            start
-        })
-    }
-
-    /// Where a new chunk goes.
-    fn highest_hole(&self, size: u64) -> u64 {
-        let mut taken: Vec<(u64, u64)> = self.chunks.iter().map(|chunk| (chunk.start, chunk.size)).collect();
-        taken.sort_unstable();
-        let mut top = CONTEXT - CHUNK;
-        taken.retain(|(start, _)| *start < top);
-        for (start, length) in taken.into_iter().rev() {
-            if top - (start + length) >= size {
-                break;
-            }
-            top = start;
-        }
-        top - size
+            let start = self.ask_kernel(whole);
+            self.add(Chunk { start, size: whole, stays: false, gaps: vec![(start, whole)] })
+        });
+        let start = self.chunks[at].take(size).unwrap_or_default();
+        self.note_room(at);
+        start
     }
 
     /// A segment goes back.
     pub(super) fn give_back(&mut self, start: u64, size: u64) {
-        let within = |chunk: &Chunk| (chunk.start..chunk.start + chunk.size).contains(&start);
-        let Some(at) = self.chunks.iter().position(within) else { return };
-        self.chunks[at].give_back(start, size);
-        if self.chunks[at].is_empty() {
-            self.chunks.remove(at);
+        let Some((_, &at)) = self.starts.range(..=start).next_back() else { return };
+        let chunk = &mut self.chunks[at];
+        if !(chunk.start..chunk.start + chunk.size).contains(&start) {
+            return;
+        }
+        chunk.give_back(start, size);
+        if chunk.is_empty() {
+            chunk.gaps.clear();
+            let (start, size) = (chunk.start, chunk.size);
+            self.starts.remove(&start);
+            self.return_to_kernel(start, size);
+        }
+        self.note_room(at);
+    }
+
+    fn add(&mut self, chunk: Chunk) -> usize {
+        let at = self.chunks.len();
+        self.starts.insert(chunk.start, at);
+        self.chunks.push(chunk);
+        if self.chunks.len() > self.room.len() / 2 {
+            let leaves = self.chunks.len().next_power_of_two();
+            self.room = vec![0; 2 * leaves];
+            (0..at).for_each(|known| self.note_room(known));
+        }
+        self.note_room(at);
+        at
+    }
+
+    /// Writes a chunk's largest gap down, and what that changes further up.
+    fn note_room(&mut self, at: usize) {
+        let mut place = at + self.room.len() / 2;
+        self.room[place] = self.chunks[at].gaps.iter().map(|(_, free)| *free).max().unwrap_or(0);
+        while place > 1 {
+            place /= 2;
+            self.room[place] = self.room[2 * place].max(self.room[2 * place + 1]);
+        }
+    }
+
+    fn youngest_with_room(&self, size: u64) -> Option<usize> {
+        let leaves = self.room.len() / 2;
+        let mut place = 1;
+        if self.room[place] < size {
+            return None;
+        }
+        while place < leaves {
+            place = if self.room[2 * place + 1] >= size { 2 * place + 1 } else { 2 * place };
+        }
+        Some(place - leaves)
+    }
+
+    /// The highest hole that is large enough, at its end, or what is below all chunks.
+    fn ask_kernel(&mut self, size: u64) -> u64 {
+        let found =
+            self.holes.iter().rev().find(|(_, length)| **length >= size).map(|(start, length)| (*start, *length));
+        match found {
+            Some((hole, length)) => {
+                match length - size {
+                    0 => self.holes.remove(&hole),
+                    rest => self.holes.insert(hole, rest),
+                };
+                hole + length - size
+            }
+            None => {
+                self.bottom -= size;
+                self.bottom
+            }
+        }
+    }
+
+    /// A chunk goes back; holes that touch are one, and the lowest is no hole.
+    fn return_to_kernel(&mut self, mut start: u64, mut size: u64) {
+        if let Some(above) = self.holes.remove(&(start + size)) {
+            size += above;
+        }
+        if let Some((&below, &length)) = self.holes.range(..start).next_back()
+            && below + length == start
+        {
+            self.holes.remove(&below);
+            (start, size) = (below, length + size);
+        }
+        if start == self.bottom {
+            self.bottom += size;
+        } else {
+            self.holes.insert(start, size);
         }
     }
 }
