@@ -120,3 +120,42 @@ impl Pool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::MIB;
+    use super::super::addresses::AddressSpace;
+    use super::*;
+    use crate::plan::{Addresses, AllocatorOptions};
+
+    fn pool() -> (Pool, AddressSpace) {
+        let options = AllocatorOptions { expandable_segments: true, ..AllocatorOptions::default() };
+        (Pool::new(false, options), AddressSpace::new(Addresses::Driver))
+    }
+
+    #[test]
+    fn a_block_that_can_grow_is_taken_last() {
+        let (mut pool, mut space) = pool();
+        let mut take = |pool: &mut Pool, mib: u64| pool.allocate(mib * MIB, &mut space).0;
+        let large = take(&mut pool, 40);
+        let used = take(&mut pool, 30);
+        // Free are 40 MiB at the beginning, and the last 10 of the pages in use, which fit 8 MiB better but can grow.
+        pool.free(large);
+        let small = take(&mut pool, 8);
+        assert_eq!(pool.blocks[small as usize].address, 0);
+        assert_eq!((pool.blocks[used as usize].address, pool.reserved), (40 * MIB, 80 * MIB));
+    }
+
+    #[test]
+    fn pages_in_the_middle_get_their_memory_back_first() {
+        let (mut pool, mut space) = pool();
+        let mut take = |pool: &mut Pool, mib: u64| pool.allocate(mib * MIB, &mut space).0;
+        let [_, middle, _] = [20, 60, 20].map(|mib| take(&mut pool, mib));
+        pool.free(middle);
+        pool.unmap_free_pages();
+        assert_eq!(pool.reserved, 40 * MIB);
+        // 50 MiB fit where 60 were: three pages again, and 10 MiB of the last are left over.
+        let again = take(&mut pool, 50);
+        assert_eq!((pool.blocks[again as usize].address, pool.reserved), (20 * MIB, 100 * MIB));
+    }
+}
