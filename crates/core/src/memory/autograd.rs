@@ -125,7 +125,7 @@ impl Node {
             work: RefCell::new(work),
             waiting: Cell::new(0),
             visited: Cell::new(0),
-            buffer: RefCell::new(smallvec![None; outputs]),
+            buffer: RefCell::new(if outputs == 1 { smallvec![None] } else { smallvec![None; outputs] }),
             before: RefCell::default(),
         })
     }
