@@ -44,6 +44,8 @@ mod variables;
 
 use std::rc::Rc;
 
+use smallvec::SmallVec;
+
 pub use linear::Wrapped;
 pub use lora::LoraWeights;
 pub use scales::Scales;
@@ -345,7 +347,7 @@ impl Runner {
         module: ModuleId,
     ) {
         torch.set_module(module.0);
-        let mut taken: Vec<Option<Tensor>> =
+        let mut taken: SmallVec<[Option<Tensor>; 4]> =
             inputs.iter().map(|value| frames.values[*value].clone()).collect();
         if let Op::Return = op {
             let made = inputs.iter().zip(taken).filter(|(value, _)| !self.is_unmade(**value));
