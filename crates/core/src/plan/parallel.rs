@@ -251,7 +251,7 @@ impl Parallel {
         match &self.engine {
             Engine::Fsdp1(options) => options.offload,
             Engine::Fsdp2(options) => options.offload,
-            Engine::Deepspeed(DeepSpeed { zero }) => {
+            Engine::Deepspeed(DeepSpeed { zero, .. }) => {
                 [&zero.offload_optimizer, &zero.offload_param].into_iter().flatten().any(Offload::is_on)
             }
             Engine::Ddp(_) | Engine::Tp(_) | Engine::Megatron(_) => false,
@@ -268,7 +268,7 @@ impl Parallel {
         match &self.engine {
             Engine::Ddp(_) | Engine::Tp(_) | Engine::Megatron(_) => false,
             Engine::Fsdp1(_) | Engine::Fsdp2(_) => true,
-            Engine::Deepspeed(DeepSpeed { zero }) => match zero.stage {
+            Engine::Deepspeed(DeepSpeed { zero, .. }) => match zero.stage {
                 0 => false,
                 3 => zero.overlap_comm != Some(false),
                 _ => true,
