@@ -85,15 +85,14 @@ impl ZeroArguments {
 
     /// Puts single keys into a file's document.
     fn add_options(&self, document: &mut Value) -> Result<(), Failure> {
-        let mut put = |section: &str, key: &str, value: Value| match document.as_object_mut() {
-            Some(object) => {
+        // What is no object is the reader's to refuse.
+        let mut put = |section: &str, key: &str, value: Value| {
+            if let Some(object) = document.as_object_mut() {
                 let section = object.entry(section).or_insert_with(|| Value::Object(Default::default()));
                 if let Some(section) = section.as_object_mut() {
                     section.insert(key.to_owned(), value);
                 }
             }
-            // The reader says what is wrong with it.
-            None => {}
         };
         for option in &self.zero_option {
             let Some((key, value)) = option.split_once('=') else {

@@ -28,12 +28,17 @@ impl Torch {
         let transposed_b = is_transposed(b);
         let transposed_a = is_transposed(a);
         let (need_a, need_b) = (a.needs_grad(), b.needs_grad());
+        // DeepSpeed's linear function does the input's gradient first.
+        let input_first = name == "mm" && self.keeps_linear_inputs;
         self.attach(output, &[a, b], move |torch, gradient| {
             let kept_a = kept_a.map(|saved| saved.get(torch));
             let kept_b = kept_b.map(|saved| saved.get(torch));
+            let for_a =
+                |torch: &mut Torch| need_a.then(|| torch.product_gradient(name, shape_a, transposed_a, &gradient));
+            let early = if input_first { for_a(torch) } else { None };
             // `mat2` before `self`; a transposed operand gets its gradient in its own layout.
             let for_b = need_b.then(|| torch.product_gradient(name, shape_b, transposed_b, &gradient));
-            let for_a = need_a.then(|| torch.product_gradient(name, shape_a, transposed_a, &gradient));
+            let for_a = if input_first { early } else { for_a(torch) };
             drop((kept_a, kept_b));
             smallvec![for_a, for_b]
         })
