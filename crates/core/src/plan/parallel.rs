@@ -225,7 +225,10 @@ impl Parallel {
         tensor::check(self, plan, sizes)?;
         for (axis, name) in self.mesh.model_axes() {
             if axis > 1 && !(name == "tp" && self.tensor().is_some()) {
-                return unsupported(format!("{name} {axis}"), "data-parallel axes are simulated");
+                return unsupported(
+                    format!("{name} {axis} under {}", self.engine.name()),
+                    "pipeline, context and expert parallel are simulated under megatron (--engine megatron)",
+                );
             }
         }
         if self.mesh.sequence_parallel {
