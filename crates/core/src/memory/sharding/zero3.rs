@@ -76,7 +76,7 @@ pub(super) fn wrap(
 ) -> Rc<dyn Stage> {
     let config = &options.zero;
     let accumulated = if options.accumulates_wide(plan.weights) { DType::F32 } else { DType::BF16 };
-    torch.keeps_linear_inputs = true;
+    torch.linears_are_functions = true;
     loaded.trained.clear();
     let mut sharded = Vec::new();
     let mut partitions = Vec::new();
