@@ -15,7 +15,7 @@ fn document(arguments: &[&str]) -> Value {
 }
 
 fn engine(arguments: &[&str]) -> Value {
-    document(arguments)["plan"]["parallel"]["engine"].clone()
+    document(arguments)["plan"]["train"]["parallel"]["engine"].clone()
 }
 
 fn refused(arguments: &[&str]) -> String {

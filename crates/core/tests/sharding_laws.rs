@@ -259,7 +259,9 @@ fn offloaded_partitions_are_one_copy() {
     };
     for stage in 1..=3 {
         let world = 8;
-        let zero = ZeroConfig { stage, offload_optimizer: Some(Offload::cpu()), ..ZeroConfig::default() };
+        // Pinned pages come in powers of two.
+        let offload = Offload { pin_memory: false, ..Offload::cpu() };
+        let zero = ZeroConfig { stage, offload_optimizer: Some(offload), ..ZeroConfig::default() };
         let parallel = spread(Engine::Deepspeed(DeepSpeed { zero, ..DeepSpeed::default() }), world);
         let run = simulation::train(&model(), &plan(Some(parallel))).expect("it runs");
         let held =
@@ -287,14 +289,14 @@ fn settings_of_zero_cost_what_they_say() {
         run.program.parameters.iter().map(|parameter| parameter.shape.elements()).sum()
     };
     let zero = |stage| ZeroConfig { stage, reduce_bucket_size: 1 << 20, ..ZeroConfig::default() };
-    let slack = 1 << 20;
+    let slack = 1 << 16;
     // fp32 gradients of the whole model under stage 1, of the partition under stage 3.
     let (narrow, _) = resident_and_peak(zero(1), None);
     let (wide, _) = resident_and_peak(zero(1), Some(DType::F32));
-    assert!((elements * 4..elements * 4 + slack).contains(&(wide - narrow)), "{wide} {narrow}");
+    assert!((wide - narrow).abs_diff(elements * 4) < slack, "{wide} {narrow}");
     let (narrow, _) = resident_and_peak(zero(3), None);
     let (wide, _) = resident_and_peak(zero(3), Some(DType::F32));
-    assert!((elements / 4..elements / 4 + slack).contains(&(wide - narrow)), "{wide} {narrow}");
+    assert!((wide - narrow).abs_diff(elements / 4) < slack, "{wide} {narrow}");
     // A second shard over four cards is there from forward to the step.
     let second = ZeroConfig { zero_hpz_partition_size: 4, ..zero(3) };
     assert!(resident_and_peak(second, None).1 > resident_and_peak(zero(3), None).1);
