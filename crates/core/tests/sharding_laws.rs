@@ -289,14 +289,15 @@ fn settings_of_zero_cost_what_they_say() {
         run.program.parameters.iter().map(|parameter| parameter.shape.elements()).sum()
     };
     let zero = |stage| ZeroConfig { stage, reduce_bucket_size: 1 << 20, ..ZeroConfig::default() };
-    let slack = 1 << 16;
+    // Blocks of up to 1 MiB are billed whole.
+    let slack = 1 << 20;
     // fp32 gradients of the whole model under stage 1, of the partition under stage 3.
     let (narrow, _) = resident_and_peak(zero(1), None);
     let (wide, _) = resident_and_peak(zero(1), Some(DType::F32));
     assert!((wide - narrow).abs_diff(elements * 4) < slack, "{wide} {narrow}");
     let (narrow, _) = resident_and_peak(zero(3), None);
     let (wide, _) = resident_and_peak(zero(3), Some(DType::F32));
-    assert!((wide - narrow).abs_diff(elements / 4) < slack, "{wide} {narrow}");
+    assert!((wide - narrow).abs_diff(elements / 4) < slack / 2, "{wide} {narrow}");
     // A second shard over four cards is there from forward to the step.
     let second = ZeroConfig { zero_hpz_partition_size: 4, ..zero(3) };
     assert!(resident_and_peak(second, None).1 > resident_and_peak(zero(3), None).1);
