@@ -75,9 +75,11 @@ pub fn load(torch: &mut Torch, program: &Program, split: &Split, plan: &TrainPla
         let old = &parameters[id.0 as usize];
         let place = trained.iter().position(|one| one.tensor.storage.id() == old.storage.id());
         let shape = program.parameters[id.0 as usize].shape;
-        // `distribute_tensor` lays out the parts of all cards; those of columns are copies.
+        // `distribute_tensor` lays out the parts of all cards, and those of columns are copies; so are those of experts'
+        // packed projections.
         let columns = split.sequence && all.last() != shape.last();
-        let ways = if columns { all.last() / shape.last().max(1) } else { 0 };
+        let packed = all.rank() == 3 && all.size(-2) != shape.size(-2);
+        let ways = if columns || packed { all.elements() / shape.elements().max(1) } else { 0 };
         let parts: Vec<Tensor> = (0..ways).map(|_| torch.fresh("contiguous", shape, plan.weights)).collect();
         let mut part = torch.in_category(Category::Weights, |torch| torch.fresh("parameter", shape, plan.weights));
         drop(parts);
