@@ -149,10 +149,11 @@ impl FeatureArguments {
             // Megatron takes the offload only together with the precision-aware optimizer.
             options.precision_aware = Some(options.precision_aware.unwrap_or_default());
         }
-        options.cp_comm = match self.cp_comm_type {
-            Some(Exchange::A2a) => ContextExchange::A2a,
-            Some(Exchange::P2p) | None => ContextExchange::P2p,
-        };
+        match self.cp_comm_type {
+            Some(Exchange::A2a) => options.cp_comm = ContextExchange::A2a,
+            Some(Exchange::P2p) => options.cp_comm = ContextExchange::P2p,
+            None => {}
+        }
         options.moe.router_fp32 = self.moe_router_fp32;
         options.moe.shared_expert_overlap = self.moe_shared_expert_overlap;
         options.moe.dispatcher = match self.moe_token_dispatcher {

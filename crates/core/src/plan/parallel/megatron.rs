@@ -71,7 +71,7 @@ impl Default for Megatron {
             recompute: Recompute::None,
             cross_entropy: CrossEntropy::Unfused,
             make_vocab_size_divisible_by: 128,
-            cp_comm: ContextExchange::A2a,
+            cp_comm: ContextExchange::P2p,
             moe: Experts::default(),
             fp8: None,
             core: 14,
@@ -141,11 +141,11 @@ pub enum RecomputeModule {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ContextExchange {
-    /// All-to-all: from parts of the sequence to parts of the heads.
-    #[default]
-    A2a,
     /// A ring of keys and values, Megatron's default.
+    #[default]
     P2p,
+    /// All-to-all: from parts of the sequence to parts of the heads.
+    A2a,
 }
 
 /// Who computes the loss.

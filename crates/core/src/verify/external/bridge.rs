@@ -8,8 +8,7 @@ use crate::dtype::DType;
 use crate::memory::megatron;
 use crate::model::Model;
 use crate::plan::parallel::megatron::{
-    ContextExchange, CrossEntropy, Dispatcher, Experts, Fp8, Fp8Recipe, Megatron, PrecisionAware, Recompute,
-    RecomputeModule,
+    CrossEntropy, Dispatcher, Experts, Fp8, Fp8Recipe, Megatron, PrecisionAware, Recompute, RecomputeModule,
 };
 use crate::plan::parallel::{Engine, Mesh, Parallel};
 use crate::plan::{AllocatorOptions, Batch, Gpus, TrainPlan};
@@ -131,7 +130,6 @@ fn options(row: &Value) -> Result<Megatron, String> {
             param_gather: true,
             ..Fp8::default()
         }),
-        cp_comm: ContextExchange::P2p,
         transformer_engine: 17,
         ..Megatron::default()
     })

@@ -130,17 +130,17 @@ fn layout(text: &str, layers: u64, count: u64, pp: u64, mtp: u64) -> Result<Vec<
     let flat = unrolled(text).ok_or_else(|| bad("letters, stages between bars, and *N".into()))?;
     let stages: Vec<&str> = flat.split('|').collect();
     if let Some(letter) = flat.chars().find(|letter| !"EtmL|".contains(*letter)) {
-        return Err(bad(format!("E, t, m, L and bars, not {letter}")));
+        return Err(bad(format!("made of E, t, m, L and bars: it has {letter}")));
     }
     if stages.len() as u64 != count {
-        return Err(bad(format!("{count} stages (pp {pp} x vpp {}), not {}", count / pp, stages.len())));
+        return Err(bad(format!("{count} stages (pp {pp} x vpp {}): it has {}", count / pp, stages.len())));
     }
     let of = |letter: char| flat.matches(letter).count() as u64;
     if !flat.starts_with('E') || !flat.ends_with('L') || of('E') != 1 || of('L') != 1 {
-        return Err(bad("E first, L last, each once".into()));
+        return Err(bad("one E first and one L last".into()));
     }
     if of('t') != layers || of('m') != mtp {
-        return Err(bad(format!("{layers} t and {mtp} m, not {} and {}", of('t'), of('m'))));
+        return Err(bad(format!("{layers} t and {mtp} m: it has {} and {}", of('t'), of('m'))));
     }
     if stages.last().is_some_and(|last| (last.matches('m').count() as u64) != mtp) {
         return Err(PlanError::Unsupported {
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(split.interleaved(2), Some(2));
         assert_eq!(chunks(&split, 7, 2, 2).unwrap(), [3, 2, 2, 0]);
         assert!(chunks(&split, 8, 2, 2).unwrap_err().contains("8 t"));
-        assert!(chunks(&PipelineSplit::Layout("Etx|L".into()), 1, 2, 1).unwrap_err().contains("not x"));
+        assert!(chunks(&PipelineSplit::Layout("Etx|L".into()), 1, 2, 1).unwrap_err().contains("it has x"));
         assert!(unrolled("t*999999999").is_none() && unrolled("((t*9999|)*9999)*9999").is_none());
     }
 }
