@@ -6,7 +6,7 @@ mod text;
 
 pub(crate) use options::EngineArguments;
 pub(super) use options::known_by_letters;
-pub(super) use solve::{Need, engine as solve_engine, generate as solve_generate};
+pub(super) use solve::{Need, Wanted, engine as solve_engine, generate as solve_generate};
 
 use clap::ValueEnum;
 use schemars::JsonSchema;
@@ -122,7 +122,10 @@ impl Request<'_> {
             let cache_dtype = arguments.cache_dtype(&format)?;
             let ranks = arguments.tensor_parallel_size.unwrap_or(1).max(1);
             if wanted(EngineName::Vllm) {
-                budgets.push(arguments.vllm(gpu, cache_dtype, self.draft()?)?.budget(&served));
+                let plan = arguments.vllm(gpu, cache_dtype, self.draft()?)?;
+                let mut budget = plan.budget(&served);
+                budget.notes.extend(arguments.without_effect_on_vllm(&plan, &served)?);
+                budgets.push(budget);
             }
             if wanted(EngineName::Sglang) {
                 let static_thousandths = arguments.static_share()?.filter(|_| self.engine == EngineName::Sglang);

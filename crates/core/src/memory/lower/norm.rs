@@ -78,8 +78,10 @@ pub(super) fn lower(
         }
         Norm::LayerCohere => cohere(torch, x, weight),
         Norm::LayerBare => {
-            let wide = torch.cast(x, DType::F32);
-            let normal = torch.layer_norm(&wide, None, None, 2);
+            let normal = {
+                let wide = torch.cast(x, DType::F32);
+                torch.layer_norm(&wide, None, None, 2)
+            };
             torch.cast(&normal, x.dtype)
         }
         Norm::LayerPlusOne => {
