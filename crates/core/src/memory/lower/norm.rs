@@ -78,10 +78,9 @@ pub(super) fn lower(
         }
         Norm::LayerCohere => cohere(torch, x, weight),
         Norm::LayerBare => {
-            let normal = {
-                let wide = torch.cast(x, DType::F32);
-                torch.layer_norm(&wide, None, None, 2)
-            };
+            let wide = torch.cast(x, DType::F32);
+            let normal = torch.layer_norm(&wide, None, None, 2);
+            drop(wide);
             torch.cast(&normal, x.dtype)
         }
         Norm::LayerPlusOne => {
