@@ -71,6 +71,20 @@ pub enum CacheImplementation {
     None,
 }
 
+impl CacheImplementation {
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dynamic => "dynamic",
+            Self::Static => "static",
+            Self::Offloaded => "offloaded",
+            Self::Quantized(QuantizedCache { backend: CacheBackend::Quanto, .. }) => "quanto",
+            Self::Quantized(QuantizedCache { backend: CacheBackend::Hqq, .. }) => "hqq",
+            Self::None => "none",
+        }
+    }
+}
+
 /// `cache_config` of a quantised cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
