@@ -34,6 +34,7 @@ mod lora_parameter;
 mod loss;
 mod nested;
 mod norm;
+mod quantised_cache;
 mod rotary;
 mod scales;
 mod stored_experts;
@@ -410,6 +411,10 @@ impl Runner {
                 one(torch.convolution(input(0), self.parameter(*weight), bias, shape))
             }
             Op::RotaryTable(table) => rotary::table(torch, *table, shape, self.settings.weights),
+            Op::Rotary(_) if inputs.len() == 6 => {
+                let (query, key) = rotary::rotate_joined(torch, [0, 1, 2, 3, 4, 5].map(&input));
+                vec![Some(query), Some(key)]
+            }
             Op::Rotary(style) => {
                 let (query, key) = rotary::rotate(torch, *style, input(0), input(1), input(2), input(3));
                 vec![Some(query), Some(key)]

@@ -34,6 +34,18 @@ pub(super) fn table(torch: &mut Torch, table: RotaryTable, shape: Shape, weights
     .into()
 }
 
+/// Queries rotated and joined with the dimensions that do not turn, then keys.
+pub(super) fn rotate_joined(torch: &mut Torch, inputs: [&Tensor; 6]) -> (Tensor, Tensor) {
+    let [query, key, cosine, sine, query_rest, key_rest] = inputs;
+    // cos.unsqueeze(1), whose name lives through both.
+    let [cosine, sine] = [cosine, sine].map(|t| torch.reshape(t, t.shape.inserted(1, 1)));
+    let mut one = |x: &Tensor, rest: &Tensor| {
+        let turned = half(torch, x, &cosine, &sine);
+        torch.cat(&[&turned, rest], x.shape.rank() as u8 - 1)
+    };
+    (one(query, query_rest), one(key, key_rest))
+}
+
 /// Queries and keys, rotated.
 pub(super) fn rotate(
     torch: &mut Torch,
