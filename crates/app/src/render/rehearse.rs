@@ -68,7 +68,7 @@ fn ending(ending: &Ending) -> String {
     match ending {
         Ending::Finished => "the program ran to its end".into(),
         Ending::OutOfMemory { phase, wanted, exit_code } => {
-            let how = exit_code.map_or(String::new(), |code| format!("; the program's exit code is {code}"));
+            let how = exit_code.map_or(String::new(), |code| format!("\nthe program's exit code is {code}"));
             format!("out of memory in {}: {} GiB more were asked for{how}", in_words(phase), gib(*wanted))
         }
         Ending::Waited { source } => {
