@@ -39,16 +39,14 @@ def at(trace, run):
 
 
 def source(frames):
-    """The innermost lines outside torch; what autograd's own threads allocate has none."""
-    shown = []
-    for frame in frames:
-        path = frame["filename"]
-        if f"{os.sep}torch{os.sep}" in path or os.path.dirname(path) == HERE or not path or path.startswith("<"):
-            continue
-        shown.append(f"{os.path.basename(path)}:{frame['line']} {frame['name']}")
-        if len(shown) == 2:
-            break
-    return " < ".join(shown) or "backward (autograd's own thread)"
+    """The innermost lines outside torch, or of torch where there are no others; autograd's own threads have none."""
+    shown = [frame for frame in frames if is_the_programs(frame["filename"])] or list(frames)
+    lines = [f"{os.path.basename(frame['filename'])}:{frame['line']} {frame['name']}" for frame in shown[:2]]
+    return " < ".join(lines) or "backward (autograd's own thread)"
+
+
+def is_the_programs(path):
+    return bool(path) and f"{os.sep}torch{os.sep}" not in path and os.path.dirname(path) != HERE and not path.startswith("<frozen")
 
 
 def without_us(snapshot):
