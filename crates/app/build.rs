@@ -10,6 +10,8 @@ fn main() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("standin.so");
     let source = Path::new("../standin/src");
     println!("cargo::rerun-if-changed={}", source.display());
+    // Where the driver puts segments is one definition with the core's.
+    println!("cargo::rerun-if-changed=../core/src/memory/allocator/driver.rs");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-env=VRAMCAST_STANDIN={}", out.display());
     if std::env::var("CARGO_CFG_TARGET_OS").as_deref() != Ok("linux") {

@@ -133,6 +133,8 @@ fn what_cannot_be_rehearsed_is_refused_by_name() {
     let stage = Stage::new("'13.0'", "");
     assert!(stderr(&stage.rehearse(&["--gpu", "mi300x"]).code(2)).contains("MI300X is no CUDA card"));
     assert!(stderr(&stage.rehearse(&["--world", "4", "--rank", "4"]).code(2)).contains("--rank"));
+    let text = stderr(&stage.rehearse(&["--snapshot", "/no/such/folder/snapshot.pickle"]).code(2));
+    assert!(text.contains("--snapshot: there is no folder /no/such/folder"), "{text}");
 }
 
 #[test]
@@ -183,6 +185,25 @@ fn a_notebook_is_run_by_its_interpreter() {
     command.args(["rehearse", "--python"]).arg(stage.path("python3")).arg("--").arg(&notebook);
     let text = stdout(&command.assert().success());
     assert!(text.contains("/hook/notebook.py") && text.contains("train.ipynb"), "{text}");
+}
+
+/// The files that are put into a Python program, in a Python: with a torch that says no more than that it has no CUDA.
+#[test]
+fn phases_can_be_named_where_the_package_is_not_installed() {
+    let stage = Stage::new("'13.0'", "");
+    std::fs::write(stage.path("packages/torch/__init__.py"), "class _C: pass\n").unwrap();
+    std::fs::write(stage.path("packages/sitecustomize.py"), "own = 'the user has one as well'\n").unwrap();
+    let program = "import vramcast\n\
+                   with vramcast.phase('before torch'): pass\n\
+                   import sys, torch\n\
+                   with vramcast.phase('warm-up'): print('inside')\n\
+                   print(sys.modules['sitecustomize'].own, 'vramcast_watch' in sys.modules)\n";
+    std::fs::write(stage.path("train.py"), program).unwrap();
+    let mut command = Command::cargo_bin("vramcast").unwrap();
+    command.env("PYTHONPATH", stage.path("packages")).args(["rehearse", "--", "python3"]).arg(stage.path("train.py"));
+    let text = stdout(&command.assert().success());
+    assert!(text.contains("inside\nthe user has one as well True"), "{text}");
+    assert!(text.contains("the program ended without using the GPU"), "{text}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::card::card;
-use crate::places::Places;
+use crate::places::DriverAddresses;
 
 /// Pages of the driver: every allocation is rounded up to them (cuMemGetAllocationGranularity).
 pub(crate) const PAGE: u64 = 2 << 20;
@@ -24,7 +24,7 @@ struct Device {
     /// Address and length of what was allocated or reserved.
     ranges: BTreeMap<u64, Range>,
     /// Where memory is put, from the end of the device's part downwards.
-    places: Option<Places>,
+    places: Option<DriverAddresses>,
     /// Where the next reservation is tried, from its beginning upwards.
     next: u64,
     used: u64,
@@ -65,16 +65,17 @@ pub(crate) fn device_of(address: u64) -> Option<usize> {
 impl Ledger {
     /// Takes memory; `None` when the card is full.
     pub(crate) fn allocate(&mut self, device: usize, bytes: u64) -> Option<u64> {
-        let length = bytes.max(1).checked_next_multiple_of(PAGE)?;
+        let length = bytes.max(1).checked_next_multiple_of(PAGE).filter(|length| *length < SPAN / 2)?;
         self.take(device, length)?;
         let (start, memory) = (BASE + device as u64 * SPAN, &mut self.devices[device]);
-        let places = memory.places.get_or_insert_with(|| Places::new(start + SPAN));
-        let address = places.take(length, memory.next.max(start));
-        match address {
-            Some(address) => self.devices[device].ranges.insert(address, Range { length, backed: true }),
-            None => return self.give(device, length),
-        };
-        address
+        let places = memory.places.get_or_insert_with(|| DriverAddresses::new(start + SPAN));
+        let address = places.take(length);
+        if address < memory.next.max(start) {
+            places.give_back(address, length);
+            return self.give(device, length);
+        }
+        memory.ranges.insert(address, Range { length, backed: true });
+        Some(address)
     }
 
     /// Takes addresses only.
@@ -91,7 +92,7 @@ impl Ledger {
         let Some(range) = self.devices[device].ranges.remove(&address) else { return false };
         if range.backed {
             if let Some(places) = &mut self.devices[device].places {
-                places.give(address);
+                places.give_back(address, range.length);
             }
             self.give(device, range.length);
         }
@@ -206,6 +207,14 @@ mod tests {
         ledger.release(handle);
         assert_eq!(ledger.usage(1).0, 0);
         assert_eq!(device_of(ledger.allocate(1, 5).unwrap()), Some(1));
+    }
+
+    #[test]
+    fn memory_and_reservations_do_not_meet() {
+        let mut ledger = Ledger::default();
+        assert!(ledger.reserve(0, SPAN - (1 << 30)).is_some());
+        assert_eq!((ledger.allocate(0, SPAN), ledger.allocate(0, 2 << 30), ledger.usage(0).0), (None, None, 0));
+        assert!(ledger.allocate(0, PAGE).is_some());
     }
 
     #[test]

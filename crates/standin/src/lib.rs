@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`card`] | the pretended card, as the parent process describes it |
 //! | [`ledger`] | device memory: who holds which address, and how much is left |
-//! | [`places`] | where in its addresses the driver puts them |
+//! | `places` | where in its addresses the driver puts them |
 //! | [`contents`] | what the host wrote to small pieces of device memory |
 //! | [`binaries`] | for which architectures kernels were compiled |
 //! | [`memory`], [`device`], [`stream`], [`graph`], [`launch`] | the runtime (`cuda…`) and its twins in the driver (`cu…`) |
@@ -36,6 +36,8 @@ mod ledger;
 mod memory;
 mod nccl;
 mod nvml;
+// One definition with the simulator's allocator; the file needs only the standard library.
+#[path = "../../core/src/memory/allocator/driver.rs"]
 mod places;
 mod solver;
 mod stream;

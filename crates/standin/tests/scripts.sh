@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# scripts.sh FOLDER: unmodified public trainers, launchers and notebooks on the pretended card; torch.sh calls it.
+# scripts.sh FOLDER [NAME…]: unmodified public trainers, launchers and notebooks on the pretended card, or those of them
+# that are named; torch.sh calls it.
 #
 # TRL's sft.py comes with its package. transformers' run_clm.py and PEFT's trainer are in no package: they are taken from
 # clones of their repositories (EXAMPLES_TRANSFORMERS, EXAMPLES_PEFT: a path or an address; else the public ones). Where a
@@ -7,18 +8,21 @@
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$1
+wanted=" ${*:2} "
 bin=$folder/env/bin
 export PATH="$bin:$PATH"
 failed=0
 
-fetch() { # name, address, files
-  [ -d "$folder/$1" ] && return 0
+fetch() { # name, address, folder in it
+  [ -d "$folder/$1/$3" ] && return 0
+  rm -rf "${folder:?}/$1"
   git clone --quiet --depth 1 --filter=blob:none --no-checkout "$2" "$folder/$1" 2> "$folder/$1.log" &&
-    git -C "$folder/$1" checkout --quiet HEAD -- "${@:3}" 2>> "$folder/$1.log" ||
+    git -C "$folder/$1" checkout --quiet HEAD -- "$3" 2>> "$folder/$1.log" ||
     { rm -rf "${folder:?}/$1"; echo "skipped: $1: no clone of $2 (see $folder/$1.log)"; return 1; }
 }
 
 expect() { # name, exit code, words of the report, options and command
+  [[ $wanted = "  " || $wanted = *" $1 "* ]] || return 0
   rm -rf "$out" # what one trainer leaves there misleads the next
   "$VRAMCAST" rehearse --quiet "${@:4}" > "$folder/script-$1.log" 2>&1
   local code=$?

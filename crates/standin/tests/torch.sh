@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# torch.sh FOLDER [rows|kinds|scripts|all] [options of rows.py]: rehearsals with the real torch, on a machine without a GPU.
+# torch.sh FOLDER [rows|kinds|cards|scripts|all] [options of rows.py, names of scripts]: rehearsals with the real torch, on a machine without a GPU.
 #
 # Sets up an environment in FOLDER (about 6 GB; torch's NVIDIA packages come with it, though the stand-in takes their
 # place), then runs: rows, the ledger's runs, scored against what an H200 measured; kinds, small programs of many kinds;
-# scripts, unmodified public trainers (scripts.sh). What cannot run here is named, and counts as skipped.
-# Other versions: TORCH=2.6.0 TRANSFORMERS=4.57.6 torch.sh OTHER_FOLDER scripts
+# cards, one of them on three cards; scripts, unmodified public trainers (scripts.sh). What cannot run here is named, and
+# counts as skipped. Another version of torch, in a folder of its own: TORCH=2.6.0 TRANSFORMERS=4.57.6 torch.sh OTHER_FOLDER cards
 set -euo pipefail
-if [ $# -eq 0 ]; then sed -n '2,7s/^# //p' "$0"; exit 2; fi
+if [ $# -eq 0 ]; then sed -n '2,7s/^# \?//p' "$0"; exit 2; fi
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
 mkdir -p "$1"
@@ -42,6 +42,17 @@ if [ "$what" = kinds ] || [ "$what" = all ]; then
     fi
   done
 fi
+if [ "$what" = cards ] || [ "$what" = all ]; then
+  version=$("$python" -c "import importlib.metadata as m; print(m.version('torch'))")
+  for card in h200 a100 t4; do
+    log=$folder/card-$card.log
+    if "$VRAMCAST" rehearse --quiet --gpu $card -- "$python" "$here/programs/kinds.py" encoder-autocast > "$log" 2>&1; then
+      echo "encoder-autocast on $card with torch $version: $(grep ^peaks "$log")"
+    else
+      echo "encoder-autocast on $card with torch $version: failed, see $log"
+    fi
+  done
+fi
 if [ "$what" = scripts ] || [ "$what" = all ]; then
-  bash "$here/scripts.sh" "$folder"
+  bash "$here/scripts.sh" "$folder" "${@:3}"
 fi

@@ -16,6 +16,9 @@ use crate::rehearse::{self, Card, Ending, Rehearsal, RehearseError, Request, Wor
 use crate::render;
 use crate::render::gib;
 
+/// The torch that the simulator follows.
+const SIMULATED_TORCH: &str = "2.11";
+
 /// What to run, and on what.
 #[derive(Debug, Args)]
 #[command(
@@ -73,7 +76,7 @@ pub(super) struct Arguments {
     /// Do not record which line of source holds what; faster.
     #[arg(long, help_heading = "Output")]
     no_sources: bool,
-    /// Write torch's own snapshot, for its memory viewer.
+    /// Write torch's own snapshot, for its memory viewer; ranks after the first add theirs to the name (`-rank1`).
     #[arg(long, value_name = "FILE", conflicts_with = "no_sources", help_heading = "Output")]
     snapshot: Option<PathBuf>,
     /// Append a row for every process to a ledger (truth/ledger).
@@ -92,6 +95,13 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let card = Card::new(cards.find(&arguments.gpu)?, arguments.memory.map(Bytes::get))?;
     if arguments.world.is_some_and(|world| arguments.rank >= world) {
         return Err(Failure::bad_input(format!("--rank: {} is not below --world", arguments.rank)));
+    }
+    for (option, path) in [("--snapshot", &arguments.snapshot), ("--ledger", &arguments.ledger)] {
+        // Better now than after the program has run.
+        let folder = path.as_ref().and_then(|path| path.parent()).filter(|folder| !folder.as_os_str().is_empty());
+        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+            return Err(Failure::bad_input(format!("{option}: there is no folder {}", folder.display())));
+        }
     }
     let request = Request {
         command: arguments.command.clone(),
@@ -151,7 +161,13 @@ fn compare(rehearsal: &mut Rehearsal) {
         None => Err(fullest.not_recognised.clone().unwrap_or_else(|| "the program ended too early".into())),
     };
     match answer {
-        Ok(side) => rehearsal.beside.push(side),
+        Ok(side) => {
+            rehearsal.beside.push(side);
+            if !rehearsal.torch.starts_with(&format!("{SIMULATED_TORCH}.")) {
+                let own = &rehearsal.torch;
+                rehearsal.notes.push(format!("--compare: the simulator follows torch {SIMULATED_TORCH}, not {own}"));
+            }
+        }
         Err(why) => rehearsal.notes.push(format!("--compare: the simulator does not know this run: {why}")),
     }
 }

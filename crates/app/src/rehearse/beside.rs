@@ -37,6 +37,10 @@ impl Beside {
         let simulation = match &mut plan {
             RunPlan::Train(plan) => {
                 plan.gpu = card.clone();
+                // The ledger's ranks have a group without NCCL; a program's have one.
+                if let Some(parallel) = &mut plan.parallel {
+                    parallel.communicators = parallel.communicators.max(1);
+                }
                 simulation::train(&model, plan)
             }
             RunPlan::Infer(plan) => {

@@ -15,9 +15,13 @@ use super::{Card, RehearseError};
 /// What runs inside the program (see the files).
 const HOOK: &[(&str, &str)] = &[
     ("sitecustomize.py", include_str!("hook.py")),
+    ("vramcast_watch.py", include_str!("watch.py")),
+    ("vramcast_peak.py", include_str!("peak.py")),
+    ("vramcast_alone.py", include_str!("alone.py")),
     ("vramcast_values.py", include_str!("values.py")),
     ("vramcast_kernels.py", include_str!("kernels.py")),
     ("vramcast_recognise.py", include_str!("recognise.py")),
+    ("vramcast_shards.py", include_str!("shards.py")),
     ("vramcast_skips.py", include_str!("skips.py")),
     (NOTEBOOK, include_str!("notebook.py")),
 ];

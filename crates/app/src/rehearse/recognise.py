@@ -139,11 +139,16 @@ class Run:
 
     def shards(self, outer, model):
         distributed = self.torch.distributed
-        if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        world = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        if world == 1 and type(outer).__name__ != "DeepSpeedEngine":
             return
-        if type(outer).__name__ != "DistributedDataParallel":
-            raise Unknown(f"{distributed.get_world_size()} ranks with {type(outer).__name__}")
-        self.run["dist"] = {"engine": "ddp", "world": distributed.get_world_size(), "bucket_view": outer.gradient_as_bucket_view, "static_graph": outer.static_graph}
+        from vramcast_hook import import_beside
+
+        self.run["dist"] = import_beside("vramcast_shards").of(outer, model, world)
+        if self.run["dist"] is None:
+            raise Unknown(f"{world} ranks with {type(outer).__name__}")
+        if self.run["dist"]["engine"] == "deepspeed" and self.run["task"] == "train":
+            self.run["task"] = "deepspeed"
 
     def stepping(self, optimizer, micro):
         """An optimizer is about to step."""
@@ -180,7 +185,8 @@ class Run:
         import time
 
         if sum(kind == what for _, kind, _ in self.addresses) < steps:
-            found = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.is_cuda and type(tensor).__name__ != "DTensor"}
+            own = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)  # of a DTensor, what this rank holds
+            found = {tensor.untyped_storage().data_ptr() for tensor in own if tensor.is_cuda}
             self.addresses.append((time.time_ns() // 1000, what, found))
 
     # --- what is said ---------------------------------------------------------------------------------------------------

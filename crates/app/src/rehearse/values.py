@@ -58,6 +58,16 @@ def install(torch):
     standin.vramcast_blind(0)
     following = follower(torch)()
     following.__enter__()
+    ask = torch.overrides.has_torch_function
+
+    def has_torch_function(tensors):
+        """torch's modules leave their fast path where someone looks on; only the program's own onlookers count."""
+        if torch.compiler.is_compiling():
+            return ask(tensors)
+        with unfollowed():
+            return ask(tensors)
+
+    torch.overrides.has_torch_function = has_torch_function
 
 
 def followed(call, *args, **kwargs):

@@ -1,10 +1,35 @@
 //! A rehearsal as text.
 
+use super::page::wrapped;
 use super::table::Table;
 use super::train::{levels, phase_name, verdicts};
 use super::{bar, gib, width};
 use crate::rehearse::beside::{Beside, PARTS};
 use crate::rehearse::{Ending, Rehearsal};
+
+const GIB: u64 = 1 << 30;
+/// Lines of source that are shown.
+const LINES: usize = 12;
+
+/// What the tables of a run are counted in: small programs are tried as well, and in GiB they would be all zeros.
+#[derive(Clone, Copy)]
+struct Unit {
+    name: &'static str,
+    bytes: u64,
+}
+
+impl Unit {
+    fn of(rehearsal: &Rehearsal) -> Self {
+        match rehearsal.totals.allocated {
+            0..GIB => Self { name: "MiB", bytes: 1 << 20 },
+            _ => Self { name: "GiB", bytes: GIB },
+        }
+    }
+
+    fn show(self, bytes: u64) -> String {
+        format!("{:.2}", bytes as f64 / self.bytes as f64)
+    }
+}
 
 /// How the stand-in marks what it cannot know (`unknown.rs`).
 const NOT_COUNTED: &str = "not counted: ";
@@ -16,30 +41,35 @@ pub fn text(rehearsal: &Rehearsal) -> String {
         rehearsal.device_name,
         rehearsal.torch,
         rehearsal.seconds,
-        ending(&rehearsal.ending)
+        wrapped(&ending(&rehearsal.ending), width())
     );
     if rehearsal.processes.is_empty() {
         return page;
     }
     page += &levels(&rehearsal.totals);
-    page += &format!("the most is allocated in: {}\n\n", phase_name(&rehearsal.peak_phase));
+    page += &format!("the most is allocated in: {}\n\n", in_words(&rehearsal.peak_phase));
     page += &processes(rehearsal);
     page += &phases(rehearsal);
     page += &alive(rehearsal);
     page.extend(rehearsal.beside.iter().map(|side| beside(rehearsal, side)));
     page += &verdicts(&rehearsal.verdicts);
     for note in &rehearsal.notes {
-        page += &format!("note: {note}\n");
+        page += &(wrapped(&format!("note: {note}"), width()) + "\n");
     }
     page + &unknown(rehearsal)
+}
+
+/// A phase as one says it; those that the program named are said as it names them.
+fn in_words(phase: &str) -> String {
+    if phase.starts_with(|first: char| first.is_ascii_digit()) { phase_name(phase) } else { phase.to_owned() }
 }
 
 fn ending(ending: &Ending) -> String {
     match ending {
         Ending::Finished => "the program ran to its end".into(),
         Ending::OutOfMemory { phase, wanted, exit_code } => {
-            let how = exit_code.map_or(String::new(), |code| format!("; the program's exit code is {code}"));
-            format!("out of memory in {}: {} GiB more were asked for{how}", phase_name(phase), gib(*wanted))
+            let how = exit_code.map_or(String::new(), |code| format!("\nthe program's exit code is {code}"));
+            format!("out of memory in {}: {} GiB more were asked for{how}", in_words(phase), gib(*wanted))
         }
         Ending::Waited { source } => {
             format!("stopped: {source} waits for a value that only a real GPU computes")
@@ -65,16 +95,18 @@ fn processes(rehearsal: &Rehearsal) -> String {
     if rehearsal.processes.len() < 2 {
         return String::new();
     }
-    let mut table = Table::new(&["rank", "device", "steps", "allocated", "reserved", "process"]);
+    let unit = Unit::of(rehearsal);
+    let levels = ["allocated", "reserved", "process"].map(|level| format!("{level} {}", unit.name));
+    let mut table = Table::new(&["rank", "device", "steps", &levels[0], &levels[1], &levels[2]]);
     for process in &rehearsal.processes {
         let totals = &process.totals;
         table.row(vec![
             process.rank.to_string(),
             process.device.to_string(),
             process.steps.to_string(),
-            gib(totals.allocated),
-            gib(totals.reserved),
-            gib(totals.process),
+            unit.show(totals.allocated),
+            unit.show(totals.reserved),
+            unit.show(totals.process),
         ]);
     }
     table.to_string() + "\n"
@@ -88,29 +120,31 @@ fn phases(rehearsal: &Rehearsal) -> String {
     };
     let highest = process.totals.allocated.max(1);
     let room = width().saturating_sub(60).clamp(8, 40);
-    let mut table = Table::new(&["phase", "before", "peak", "after", "reserved", ""]);
+    let unit = Unit::of(rehearsal);
+    let mut table = Table::new(&[&format!("{} in phase", unit.name), "before", "peak", "after", "reserved", ""]);
     for phase in process.phases.iter().take(MOST) {
         table.row(vec![
             phase.phase.clone(),
-            gib(phase.before),
-            gib(phase.peak),
-            gib(phase.after),
-            gib(phase.peak_reserved),
+            unit.show(phase.before),
+            unit.show(phase.peak),
+            unit.show(phase.after),
+            unit.show(phase.peak_reserved),
             bar(phase.peak, highest, room),
         ]);
     }
     let left = process.phases.len().saturating_sub(MOST);
-    let more = if left > 0 { format!("… and {left} more phases\n") } else { String::new() };
+    let more = if left > 0 { format!("… and {left} more\n") } else { String::new() };
     format!("{table}{more}\n")
 }
 
 /// The same run by other means: levels, parts of the peak, phases.
 fn beside(rehearsal: &Rehearsal, side: &Beside) -> String {
-    let mut table = Table::new(&["GiB at the peak", "rehearsed", side.by, "off"]);
+    let unit = Unit::of(rehearsal);
+    let mut table = Table::new(&[&format!("{} at the peak", unit.name), "rehearsed", side.by, "off"]);
     let mut row = |name: String, ours: u64, theirs: u64| {
         let off = 100.0 * (theirs as f64 / ours.max(1) as f64 - 1.0);
         let off = if ours == theirs { "0 %".to_owned() } else { format!("{off:+.2} %") };
-        table.row(vec![name, gib(ours), gib(theirs), if ours == 0 { String::new() } else { off }]);
+        table.row(vec![name, unit.show(ours), unit.show(theirs), if ours == 0 { String::new() } else { off }]);
     };
     let (ours, theirs) = (&rehearsal.totals, &side.totals);
     row("allocated".into(), ours.allocated, theirs.allocated);
@@ -129,18 +163,22 @@ fn beside(rehearsal: &Rehearsal, side: &Beside) -> String {
     format!("{table}\n")
 }
 
+/// The lines that hold most, as long as they hold a thousandth of it.
 fn alive(rehearsal: &Rehearsal) -> String {
     let fullest = rehearsal.processes.iter().max_by_key(|process| process.totals.process);
     let Some(alive) = fullest.and_then(|process| process.alive.as_ref()) else { return String::new() };
-    let mut table = Table::new(&["GiB", "n", "alive at the peak, by line of source"]);
-    for line in alive.lines.iter().take(12) {
-        table.row(vec![gib(line.bytes), line.count.to_string(), line.source.clone()]);
+    let unit = Unit::of(rehearsal);
+    let mut table = Table::new(&[unit.name, "n", "alive at the peak, by line of source"]);
+    let shown = alive.lines.iter().take(LINES).take_while(|line| line.bytes >= alive.requested / 1000).count();
+    for line in &alive.lines[..shown] {
+        table.row(vec![unit.show(line.bytes), line.count.to_string(), line.source.clone()]);
     }
-    let rest: u64 = alive.lines.iter().skip(12).map(|line| line.bytes).sum();
+    let (rest, count) =
+        alive.lines[shown..].iter().fold((0, 0), |(rest, count), line| (rest + line.bytes, count + line.count));
     if rest > 0 {
-        table.row(vec![gib(rest), String::new(), "other lines".into()]);
+        table.row(vec![unit.show(rest), count.to_string(), "other lines".into()]);
     }
-    format!("{table}\n")
+    format!("{}\n", table.fitted(width()))
 }
 
 fn unknown(rehearsal: &Rehearsal) -> String {
@@ -154,12 +192,12 @@ fn unknown(rehearsal: &Rehearsal) -> String {
             calls.iter().map(|(name, times)| format!("{} × {times}", name.trim_start_matches(NOT_COUNTED))).collect();
         names.join(", ")
     };
-    let mut notes = String::new();
+    let mut notes = Vec::new();
     if !known.is_empty() {
-        notes += &format!("note: not counted, because only NVIDIA's libraries know how much it is: {}\n", list(known));
+        notes.push(format!("note: not counted, because only NVIDIA's libraries know how much it is: {}", list(known)));
     }
     if !unknown.is_empty() {
-        notes += &format!("note: calls the stand-in does not know, answered with success: {}\n", list(unknown));
+        notes.push(format!("note: calls the stand-in does not know, answered with success: {}", list(unknown)));
     }
-    notes
+    notes.iter().map(|note| wrapped(note, width()) + "\n").collect()
 }

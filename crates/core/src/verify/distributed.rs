@@ -90,13 +90,13 @@ fn fsdp1(dist: &Value) -> Fsdp1 {
 }
 
 fn fsdp2(dist: &Value) -> Fsdp2 {
-    let reshard = match dist["reshard"].as_u64() {
+    let reshard = |key: &str| match dist[key].as_u64() {
         Some(ranks) => Reshard::To(ranks),
-        None => Reshard::Flag(dist["reshard"] != false),
+        None => Reshard::Flag(dist[key] != false),
     };
     Fsdp2 {
-        reshard_after_forward: reshard,
-        reshard_root: reshard,
+        reshard_after_forward: reshard("reshard"),
+        reshard_root: reshard(if dist["reshard_root"].is_null() { "reshard" } else { "reshard_root" }),
         mixed_precision: mixed(dist, DType::F32),
         wrap: Wrap::LongestStack,
         offload: dist["offload"] == true,

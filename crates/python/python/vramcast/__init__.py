@@ -22,6 +22,7 @@ from vramcast.errors import FetchError, InputError, VramcastError
 from vramcast.estimate import infer, inspect, train
 from vramcast.estimator import Estimator
 from vramcast.guard import MemoryGuard, WillNotFit, guard
+from vramcast.rehearsal import phase
 from vramcast.report import Report
 
 __all__ = [
@@ -41,5 +42,6 @@ __all__ = [
     "guard",
     "infer",
     "inspect",
+    "phase",
     "train",
 ]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,3 +157,23 @@ def test_the_notebook_runs():
     notebook = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(notebook, timeout=120).execute()
     assert any("table" in str(cell.get("outputs")) for cell in notebook.cells)
+
+
+def test_phases_are_named_in_a_rehearsal_and_do_nothing_elsewhere(monkeypatch):
+    with vramcast.phase("warm-up"):
+        pass
+    seen = []
+
+    @contextmanager
+    def marked(name):
+        seen.append(name)
+        yield
+        seen.append("end")
+
+    monkeypatch.setitem(sys.modules, "vramcast_hook", SimpleNamespace(phase=marked))
+    with pytest.raises(KeyError), vramcast.phase("evaluation"):
+        raise KeyError
+    assert seen == ["evaluation"]
+    with vramcast.phase("saving"):
+        pass
+    assert seen == ["evaluation", "saving", "end"]

@@ -4,6 +4,7 @@
 //! and *reserved* counts the segments that were taken from the driver. Rules: c10/cuda/CUDACachingAllocator.cpp.
 
 mod addresses;
+mod driver;
 mod expandable;
 mod free_list;
 mod pool;
