@@ -22,12 +22,14 @@ from vramcast.errors import FetchError, InputError, VramcastError
 from vramcast.estimate import infer, inspect, train
 from vramcast.estimator import Estimator
 from vramcast.guard import MemoryGuard, WillNotFit, guard
-from vramcast.report import Report
+from vramcast.report import Answer, Formula, Report
 
 __all__ = [
+    "Answer",
     "EngineConfig",
     "Estimator",
     "FetchError",
+    "Formula",
     "GPUConfig",
     "GPUMemoryCalculator",
     "InputError",
