@@ -1,7 +1,14 @@
-//! `vramcast probe` where it must say no: without torch, without an interpreter, with plans that the probe cannot run.
-#![allow(clippy::disallowed_methods, reason = "tests look at files")]
+//! `vramcast probe`: where it must say no, and end to end with the real torch on a machine without a GPU.
+#![allow(clippy::disallowed_methods, reason = "tests look at files and at the environment")]
+
+#[path = "support/torch.rs"]
+mod torch;
+
+use std::path::Path;
 
 use assert_cmd::Command;
+use serde_json::Value;
+use torch::{Card, PythonWithTorch};
 
 fn probe(arguments: &[&str]) -> (String, Option<i32>) {
     let mut command = Command::cargo_bin("vramcast").unwrap();
@@ -23,6 +30,19 @@ fn a_process_that_dies_is_reported_with_its_status() {
     assert!(stderr.contains("ended early") && stderr.contains("exit status: 1"), "{stderr}");
 }
 
+#[cfg(unix)]
+#[test]
+fn a_process_that_is_killed_is_reported_with_its_signal() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let python = folder.path().join("python");
+    std::fs::write(&python, "#!/bin/sh\nkill -9 $$\n").unwrap();
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (stderr, code) = probe(&["train", "gpt2", "--python", python.to_str().unwrap()]);
+    assert_eq!(code, Some(2));
+    assert!(stderr.contains("ended early") && stderr.contains("signal: 9"), "{stderr}");
+}
+
 #[test]
 fn a_plan_that_a_row_cannot_hold_is_refused_by_name() {
     let (stderr, code) = probe(&["train", "gpt2", "--optimizer-in-backward", "--python", "false"]);
@@ -37,50 +57,29 @@ fn steps_are_bounded() {
     assert!(stderr.contains("--probe-steps"), "{stderr}");
 }
 
-/// A Python with torch and transformers: `VRAMCAST_TEST_PYTHON`, or one that is made under the target folder when
-/// `VRAMCAST_TORCH_TESTS=1`. The registry's torch is 2.5 GB with its CUDA libraries: too much to fetch at every test.
-fn python_with_torch() -> Option<std::path::PathBuf> {
-    if let Some(python) = std::env::var_os("VRAMCAST_TEST_PYTHON") {
-        return Some(python.into());
-    }
-    if std::env::var("VRAMCAST_TORCH_TESTS").as_deref() != Ok("1") {
-        eprintln!(
-            "SKIPPED: set VRAMCAST_TEST_PYTHON to a Python with torch and transformers, or VRAMCAST_TORCH_TESTS=1"
-        );
-        return None;
-    }
-    let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("torch");
-    let python = folder.join("bin/python");
-    let run = |program: &std::path::Path, arguments: &[&str]| {
-        assert!(std::process::Command::new(program).args(arguments).status().unwrap().success(), "{arguments:?}");
-    };
-    if !python.exists() {
-        run(std::path::Path::new("python3"), &["-m", "venv", folder.to_str().unwrap()]);
-    }
-    run(&python, &["-m", "pip", "install", "--quiet", "torch==2.11.0", "transformers==5.17.0", "numpy"]);
-    Some(python)
-}
-
-/// Runs `probe` on the CPU, for real, and returns its document and the rows of its ledger.
-fn probe_on_cpu(python: &std::path::Path, what: &str, options: &[&str]) -> (serde_json::Value, Vec<serde_json::Value>) {
+/// Runs `probe` for real and returns its document and the rows of its ledger; none where there is no torch.
+fn probe_for_real(card: Card, what: &str, options: &[&str]) -> Option<(Value, Vec<Value>)> {
+    let python = PythonWithTorch::get()?;
     let folder = tempfile::tempdir().unwrap();
     let ledger = folder.path().join("rows.jsonl");
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recording/config.json");
-    let mut command = Command::cargo_bin("vramcast").unwrap();
-    command.args(["probe", what, config, "--gpu", "H200", "--json", "--python"]).arg(python).args(options);
-    let output = command.arg("--ledger").arg(&ledger).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+    let vramcast = Path::new(env!("CARGO_BIN_EXE_vramcast"));
+    let mut command = python.command(vramcast, card, vramcast.as_os_str())?;
+    command.args(["probe", what, config, "--gpu", "H200", "--json", "--python"]).arg(&python.path).args(options);
+    let output = command.arg("--ledger").arg(&ledger).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     let rows = std::fs::read_to_string(ledger).unwrap();
-    let rows = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    (serde_json::from_str(&text).unwrap(), rows)
+    // The report of a rehearsal follows the answer of its program.
+    let document = serde_json::Deserializer::from_str(&text).into_iter().next().unwrap().unwrap();
+    Some((document, rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect()))
 }
+
+const TINY: [&str; 7] = ["--batch-size", "2", "--seq-len", "64", "--probe-steps", "1", "--clip"];
 
 #[test]
 fn a_tiny_model_is_probed_end_to_end_without_a_gpu() {
-    let Some(python) = python_with_torch() else { return };
-    let train = ["--batch-size", "2", "--seq-len", "64", "--probe-steps", "1", "--clip"];
-    let (document, rows) = probe_on_cpu(&python, "train", &train);
+    let Some((document, rows)) = probe_for_real(Card::None, "train", &TINY) else { return };
     let probe = &document["probe"];
     assert_eq!(rows.len(), 1);
     assert_eq!((&rows[0]["gpu"], &rows[0]["measured"]["params"]), (&"cpu".into(), &2_499_840.into()));
@@ -100,15 +99,34 @@ fn a_tiny_model_is_probed_end_to_end_without_a_gpu() {
         // The allocator rounds each of some seventy tensors up to 512 bytes.
         assert!(predicted.abs_diff(measured) <= 70 * 512, "{comparable}");
     }
-    let (_, rows) = probe_on_cpu(&python, "infer", &["--prompt", "32", "--new-tokens", "4"]);
+}
+
+#[test]
+fn generation_is_probed_without_a_gpu() {
+    let options = ["--prompt", "32", "--new-tokens", "4"];
+    let Some((_, rows)) = probe_for_real(Card::None, "infer", &options) else { return };
     assert_eq!(rows[0]["measured"]["phases"][0]["phase"], "generate");
+}
+
+/// torch's own allocator on a pretended card: every phase is scored, as on a real one.
+#[test]
+fn a_probe_on_a_pretended_card_meets_the_prediction() {
+    let Some((document, rows)) = probe_for_real(Card::H200, "train", &TINY) else { return };
+    assert_eq!(rows[0]["gpu"], "NVIDIA H200");
+    let scored = &document["probe"]["scored"];
+    for level in ["allocated", "reserved"] {
+        let (measured, predicted) = (scored[level]["measured"].as_f64(), scored[level]["predicted"].as_f64());
+        let (Some(measured), Some(predicted)) = (measured, predicted) else { panic!("{scored:#}") };
+        assert!((predicted / measured - 1.0).abs() < 0.001, "{level}: {predicted} predicted, {measured} measured");
+    }
+    assert_eq!(scored["phases"].as_array().map(Vec::len), Some(10), "{scored:#}");
 }
 
 #[test]
 fn every_rank_of_a_world_is_measured_by_torchrun() {
-    let Some(python) = python_with_torch() else { return };
     let options = ["--batch-size", "1", "--seq-len", "32", "--gpus", "2", "--engine", "ddp", "--processes", "2"];
-    let (document, rows) = probe_on_cpu(&python, "train", &[&options[..], &["--probe-steps", "1"]].concat());
+    let options = [&options[..], &["--probe-steps", "1"]].concat();
+    let Some((document, rows)) = probe_for_real(Card::None, "train", &options) else { return };
     let ranks = document["probe"]["row"]["ranks"].as_array().unwrap();
     assert_eq!(ranks.iter().map(|rank| rank["rank"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1]);
     let most = ranks.iter().map(|rank| rank["peak_allocated"].as_u64().unwrap()).max();

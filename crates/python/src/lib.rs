@@ -1,21 +1,35 @@
 //! What Python calls: a command line and its answer. Everything else of the package is Python (`python/vramcast`).
 
+mod document;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use vramcast::cli::Body;
 use vramcast_core::lens::{self, Facts, GIB, Question};
+
+use document::Document;
 
 /// The native module.
 #[pymodule]
 mod _core {
     #[pymodule_export]
+    use super::document::Document;
+    #[pymodule_export]
     use super::{command, estimate_seconds, korthikanti, main};
 }
 
-/// Runs a command and returns `(text, exit code, error, hint)`; nothing is printed.
+/// Runs a command with `--json` and returns `(document, exit code, error, hint)`; nothing is printed.
 #[pyfunction]
-fn command(py: Python<'_>, arguments: Vec<String>) -> (String, u8, Option<String>, Option<String>) {
+fn command(py: Python<'_>, arguments: Vec<String>) -> PyResult<(Option<Document>, u8, Option<String>, Option<String>)> {
     let captured = py.detach(|| vramcast::cli::capture(arguments.into_iter().map(Into::into).collect()));
-    (captured.text, captured.code, captured.error, captured.hint)
+    let document = match captured.body {
+        Some(Body::Document(document)) => Some(Document(document)),
+        Some(Body::Text(text)) => {
+            return Err(PyValueError::new_err(format!("the answer is no document but text: {text:.80}")));
+        }
+        None => None,
+    };
+    Ok((document, captured.code, captured.error, captured.hint))
 }
 
 /// How long the estimate of a `train` command takes by itself, in seconds.

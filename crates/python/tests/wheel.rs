@@ -1,14 +1,26 @@
-//! The wheel, built and installed into a fresh virtual environment, and everything Python says about it.
+//! The wheel, built and installed into a fresh virtual environment, and everything Python says about it; then beside real
+//! torch, transformers and peft.
 #![allow(clippy::disallowed_methods, reason = "tests run programs")]
+
+#[path = "../../app/tests/support/torch.rs"]
+mod torch;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use torch::{Card, PythonWithTorch};
 
 fn run(what: &str, command: &mut Command) {
     let output = command.output().unwrap_or_else(|e| panic!("{what}: {e}"));
     let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     assert!(output.status.success(), "{what}: {}\n{text}", output.status);
     println!("{text}");
+}
+
+fn pip(python: &Path, packages: &[&str]) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(packages);
+    command
 }
 
 #[test]
@@ -19,15 +31,11 @@ fn the_wheel_works() {
     std::fs::create_dir_all(&folder).unwrap();
     let environment = folder.join("environment");
     let python = environment.join("bin/python");
-    let pip = |packages: &[&str]| {
-        let mut command = Command::new(&python);
-        command.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(packages);
-        command
-    };
     // Without Python or its package registry there is nothing to test with; what fails after that is our fault.
     let tools = ["maturin>=1.9,<2", "pytest", "mypy", "pandas", "pandas-stubs", "nbclient", "ipykernel"];
     let made = Command::new("python3").args(["-m", "venv"]).arg(&environment).output();
-    let ready = made.is_ok_and(|made| made.status.success()) && pip(&tools).status().is_ok_and(|s| s.success());
+    let ready =
+        made.is_ok_and(|made| made.status.success()) && pip(&python, &tools).status().is_ok_and(|s| s.success());
     if !ready {
         eprintln!("SKIPPED: no python3 with venv, or no package registry");
         return;
@@ -37,11 +45,32 @@ fn the_wheel_works() {
     build.args(["build", "--profile", "dev", "--out"]).arg(&wheels).current_dir(package);
     run("maturin build", &mut build);
     let wheel = std::fs::read_dir(&wheels).unwrap().next().unwrap().unwrap().path();
-    run("pip install", &mut pip(&[wheel.to_str().unwrap()]));
+    run("pip install", &mut pip(&python, &[wheel.to_str().unwrap()]));
     let tests = package.join("tests/python");
-    run("pytest", Command::new(&python).args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).arg(&tests));
+    let found = std::env::join_paths(
+        std::iter::once(environment.join("bin"))
+            .chain(std::env::var_os("PATH").iter().flat_map(std::env::split_paths).collect::<Vec<_>>()),
+    );
+    let quiet = ["-m", "pytest", "-q", "-p", "no:cacheprovider"];
+    run("pytest", Command::new(&python).args(quiet).arg(&tests).env("PATH", found.unwrap()));
     let types = ["-m", "mypy", "--strict", "--cache-dir"];
     let sources = [package.join("python/vramcast"), tests.join("typed.py")];
     run("mypy", Command::new(&python).args(types).arg(folder.join("mypy")).args(sources));
-    run("the command", Command::new(environment.join("bin/vramcast")).args(["train", "gpt2"]));
+    let vramcast = environment.join("bin/vramcast");
+    run("the command", Command::new(&vramcast).args(["train", "gpt2"]));
+    beside_torch(&folder, &wheel, &vramcast, &tests.join("test_libraries.py"));
+}
+
+/// Objects of the real libraries: the wheel, pytest and peft in a folder of their own before an interpreter with torch.
+fn beside_torch(folder: &Path, wheel: &Path, vramcast: &Path, test: &Path) {
+    let Some(python) = PythonWithTorch::get() else { return };
+    let target = folder.join("beside-torch");
+    let into = ["--target", target.to_str().unwrap()];
+    run("pip install pytest", &mut pip(&python.path, &[&into[..], &["pytest", "psutil"]].concat()));
+    // Alone: they would bring torch's own dependencies.
+    let alone = ["--no-deps", "peft==0.21.0", "accelerate==1.15.0", wheel.to_str().unwrap()];
+    run("pip install peft", &mut pip(&python.path, &[&into[..], &alone].concat()));
+    let Some(mut command) = python.command(vramcast, Card::None, python.path.as_os_str()) else { return };
+    command.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).arg(test).env("PYTHONPATH", &target);
+    run("pytest beside torch", &mut command);
 }

@@ -82,13 +82,13 @@ impl Context {
             Format::Table => page.text(),
             Format::Markdown => page.markdown(),
             Format::Csv => page.csv(),
-            Format::Json => format!("{document:#}\n"),
+            Format::Json => return Ok(Answer::document(document, exit)),
             Format::Html => page.html(),
             Format::Svg => page.svg().ok_or_else(|| {
                 Failure::bad_input("--format svg: this answer has no picture").hint("use html or table")
             })?,
         };
-        Ok(Answer { text, exit })
+        Ok(Answer::text(text, exit))
     }
 }
 

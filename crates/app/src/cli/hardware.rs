@@ -34,10 +34,13 @@ impl HardwareArguments {
     pub(super) fn card(&self, named: Option<Gpu>, cards: impl Fn() -> Result<Gpus, Failure>) -> Result<Card, Failure> {
         let plain = |gpu: Gpu, from: Option<String>| Card { gpu, from, allocator: None, notes: Vec::new() };
         let Some(path) = &self.profile else {
-            return Ok(match (named, detect::first(|| cards().unwrap_or_else(|_| Gpus::embedded()))) {
-                (Some(gpu), _) => plain(gpu, None),
-                (None, Some(found)) => plain(found.gpu.clone(), Some("detected in this machine".into())),
-                (None, None) => plain(Gpu::h200(), None),
+            // Asking the driver takes longer than an estimate: not where it is known already.
+            if let Some(gpu) = named {
+                return Ok(plain(gpu, None));
+            }
+            return Ok(match detect::first(|| cards().unwrap_or_else(|_| Gpus::embedded())) {
+                Some(found) => plain(found.gpu.clone(), Some("detected in this machine".into())),
+                None => plain(Gpu::h200(), None),
             });
         };
         let shown = path.display();

@@ -6,6 +6,7 @@ use vramcast_core::model::Model;
 use vramcast_core::plan::InferPlan;
 
 use super::{Answer, Failure};
+use crate::exit::Exit;
 use crate::render::gib;
 use crate::render::inspect::grouped;
 use crate::render::table::Table;
@@ -27,7 +28,7 @@ pub(super) fn of_generate(name: &str, model: &Model, plan: &InferPlan, as_json: 
     if as_json {
         let rows: Vec<_> = rows.iter().map(|(prompt, cells)| json!({"prompt": prompt, "process": cells})).collect();
         let document = json!({"schema": 1, "model": name, "gpu": plan.gpu.name, "batches": BATCHES, "rows": rows});
-        return Ok(Answer::success(format!("{document:#}\n")));
+        return Ok(Answer::document(document, Exit::Success));
     }
     let heads: Vec<String> = BATCHES.iter().map(|batch| format!("batch {batch}")).collect();
     let mut heads: Vec<&str> = heads.iter().map(String::as_str).collect();

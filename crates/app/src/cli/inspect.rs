@@ -11,6 +11,7 @@ use vramcast_core::source::quantization::{self, Quantization, Weight};
 
 use super::model::{Found, ModelArguments};
 use super::{Answer, Failure};
+use crate::exit::Exit;
 use crate::render;
 
 /// What to show of a model.
@@ -159,7 +160,7 @@ pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failur
     let found = arguments.model.find(!arguments.config)?;
     if arguments.config {
         let config = found.resolved.config.as_ref().ok_or_else(|| Failure::bad_input("there is no config"))?;
-        return Ok(Answer::success(format!("{config:#}\n")));
+        return Ok(Answer::document(config.clone(), Exit::Success));
     }
     let wanted = Wanted {
         tensors: arguments.tensors,
@@ -168,8 +169,8 @@ pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failur
     };
     let inspection = inspect(&found, &wanted)?;
     if as_json {
-        let text = serde_json::to_string_pretty(&inspection).map_err(|e| Failure::bad_input(e.to_string()))?;
-        return Ok(Answer::success(text + "\n"));
+        let document = serde_json::to_value(&inspection).map_err(|e| Failure::bad_input(e.to_string()))?;
+        return Ok(Answer::document(document, Exit::Success));
     }
     Ok(Answer::success(render::inspect::text(&inspection)))
 }

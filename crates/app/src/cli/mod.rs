@@ -1,6 +1,7 @@
 //! The commands.
 
 mod adapter;
+mod answer;
 mod attention;
 mod calibrate;
 pub(crate) mod compare;
@@ -23,6 +24,7 @@ pub(crate) mod model;
 mod overview;
 mod overview_detail;
 mod parallel;
+mod parse;
 pub(crate) mod plan_file;
 mod probe;
 mod rehearse;
@@ -43,6 +45,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::env::Environment;
 use crate::exit::Exit;
 use crate::settings::Settings;
+pub use answer::{Answer, Body, Captured};
 use context::{Colour, Context, Format};
 pub use failure::{Failure, Place};
 
@@ -128,58 +131,24 @@ enum Command {
     Man,
 }
 
-/// What a command has to say: data for stdout, and how it ended.
-pub struct Answer {
-    /// Goes to stdout.
-    pub text: String,
-    /// The exit code.
-    pub exit: Exit,
-}
-
-impl Answer {
-    fn success(text: String) -> Self {
-        Self { text, exit: Exit::Success }
-    }
-}
-
-/// A command's answer for a caller that prints nothing: the Python package.
-pub struct Captured {
-    /// What would have gone to stdout.
-    pub text: String,
-    /// The exit code.
-    pub code: u8,
-    /// What went wrong.
-    pub error: Option<String>,
-    /// How to mend it.
-    pub hint: Option<String>,
-}
-
 /// Runs a command line and prints nothing.
 pub fn capture(arguments: Vec<OsString>) -> Captured {
-    let refused = |message: String, hint: Option<String>, exit: Exit| Captured {
-        text: String::new(),
-        code: exit.code(),
-        error: Some(message),
-        hint,
-    };
-    let cli = match translated(engines::known_by_letters(arguments)).map(Cli::try_parse_from) {
-        Ok(Ok(cli)) => cli,
-        Ok(Err(error)) => {
-            let text = error.render().to_string();
-            return refused(text.trim_start_matches("error: ").trim_end().to_owned(), None, Exit::BadInput);
+    let answered = parse::parse(arguments).and_then(|cli| match cli {
+        Ok(cli) => answer(&cli),
+        Err(error) => {
+            Err(Failure::bad_input(error.render().to_string().trim_start_matches("error: ").trim_end().to_owned()))
         }
-        Err(failure) => return refused(failure.message().into(), failure.cure().map(Into::into), failure.exit()),
-    };
-    match answer(&cli) {
-        Ok(answer) => Captured { text: answer.text, code: answer.exit.code(), error: None, hint: None },
-        Err(failure) => refused(failure.message().into(), failure.cure().map(Into::into), failure.exit()),
+    });
+    match answered {
+        Ok(answer) => Captured::answer(answer),
+        Err(failure) => Captured::failure(&failure),
     }
 }
 
 /// How long the estimate of a `train` command takes by itself, without reading the command line and writing the answer:
 /// what the benchmark of the Python package compares a call with.
 pub fn time_of_estimate(arguments: Vec<OsString>) -> Result<std::time::Duration, Failure> {
-    let cli = translated(arguments).map(Cli::try_parse_from)?.map_err(|error| Failure::bad_input(error.to_string()))?;
+    let cli = parse::parse(arguments)?.map_err(|error| Failure::bad_input(error.to_string()))?;
     let Command::Train(train) = &cli.command else {
         return Err(Failure::bad_input("only `train` is timed"));
     };
@@ -189,7 +158,7 @@ pub fn time_of_estimate(arguments: Vec<OsString>) -> Result<std::time::Duration,
 
 /// Runs a command line.
 pub fn run(arguments: Vec<OsString>) -> Exit {
-    let cli = match translated(engines::known_by_letters(arguments)).map(Cli::try_parse_from) {
+    let cli = match parse::parse(arguments) {
         Ok(Ok(cli)) => cli,
         Ok(Err(error)) => {
             // Help and version go to stdout and end well; mistakes go to stderr and end with 2.
@@ -206,7 +175,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Ok(answer) => {
             // A reader that went away (`| head`) is no error.
             let mut out = anstream::stdout().lock();
-            let _ = out.write_all(answer.text.as_bytes()).and_then(|()| out.flush());
+            let _ = out.write_all(answer.body.into_text().as_bytes()).and_then(|()| out.flush());
             answer.exit
         }
         Err(failure) => {
@@ -214,20 +183,6 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
             failure.exit()
         }
     }
-}
-
-/// The command line in our own words. Words that are not UTF-8 are left as they are.
-fn translated(arguments: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
-    let words: Option<Vec<String>> = arguments.iter().skip(1).map(|word| word.to_str().map(str::to_owned)).collect();
-    let Some(words) = words else { return Ok(arguments) };
-    let cli = Cli::command();
-    let commands: Vec<String> = cli.get_subcommands().map(|command| command.get_name().to_owned()).collect();
-    let knows = |command: &str, option: &str| {
-        let found = cli.get_subcommands().find(|known| known.get_name() == command);
-        found.is_some_and(|command| command.get_arguments().any(|known| known.get_long() == Some(option)))
-    };
-    let words = words::rewrite(words, &commands, knows)?;
-    Ok(arguments.into_iter().take(1).chain(words.into_iter().map(OsString::from)).collect())
 }
 
 fn answer(cli: &Cli) -> Result<Answer, Failure> {

@@ -122,7 +122,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     } else {
         render::probe::text(&comparison)
     };
-    Ok(Answer { text, exit })
+    Ok(Answer::text(text, exit))
 }
 
 /// How many processes run a plan of so many ranks.

@@ -150,7 +150,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         _ => Exit::Success,
     };
     let text = if as_json { json(&rehearsal)? } else { render::rehearse::text(&rehearsal) };
-    Ok(Answer { text, exit })
+    Ok(Answer::text(text, exit))
 }
 
 /// Asks the simulator about the same run; why that is not possible becomes a note.

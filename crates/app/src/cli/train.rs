@@ -201,9 +201,10 @@ pub(super) fn present(
             let text = render::train::text(report, explain, timeline)
                 + &render::report::cards_needed(report.totals.process, &context.cards())
                 + &render::report::suggestions_text(suggestions);
-            Ok(Answer { text, exit })
+            Ok(Answer::text(text, exit))
         }
-        Format::Svg => Ok(Answer { text: render::svg::timeline(report), exit }),
+        Format::Svg => Ok(Answer::text(render::svg::timeline(report), exit)),
+        Format::Json => Ok(Answer::document(estimate.document()?, exit)),
         _ => context.answer(&render::report::page(report, suggestions), estimate.document()?, exit),
     }
 }

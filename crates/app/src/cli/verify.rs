@@ -57,15 +57,15 @@ pub(super) fn run(arguments: &Arguments, as_json: bool, quiet: bool) -> Result<A
     let exit = if good { Exit::Success } else { Exit::No };
     if as_json {
         let document = json!({"schema": 1, "sets": sets});
-        return Ok(Answer { text: format!("{document:#}\n"), exit });
+        return Ok(Answer::document(document, exit));
     }
     if arguments.markdown {
         let tables: Vec<&str> = sets.iter().map(|set| set.markdown.as_str()).collect();
-        return Ok(Answer { text: tables.join("\n"), exit });
+        return Ok(Answer::text(tables.join("\n"), exit));
     }
     let text =
         if quiet { String::new() } else { sets.iter().map(|set| set.text.as_str()).collect::<Vec<_>>().join("\n") };
-    Ok(Answer { text, exit })
+    Ok(Answer::text(text, exit))
 }
 
 fn score_path(path: &Path, arguments: &Arguments) -> Result<Vec<Set>, Failure> {

@@ -66,27 +66,24 @@ impl ProbeError {
 /// Runs a job and returns its row, of several ranks that of the fullest; `progress` hears every phase.
 pub fn measure(job: &Value, interpreter: &Interpreter, mut progress: impl FnMut(&str)) -> Result<Value, ProbeError> {
     let folder = tempfile::Builder::new().prefix("vramcast-probe-").tempdir()?;
-    let [program, jobs, rows] = ["probe.py", "job.jsonl", "row.jsonl"].map(|name| folder.path().join(name));
+    let [program, file, rows] = ["probe.py", "job.json", "rows.jsonl"].map(|name| folder.path().join(name));
     std::fs::write(&program, PROGRAM)?;
-    std::fs::write(&jobs, format!("{job}\n"))?;
+    std::fs::write(&file, job.to_string())?;
     let mut command = Command::new(&interpreter.python);
     if interpreter.processes > 1 {
         command.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]);
         command.arg(interpreter.processes.to_string());
     }
-    command.arg(&program).arg(&jobs).arg(&rows);
+    command.arg(&program).arg(&file).arg(&rows);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let python = interpreter.python.display().to_string();
     let mut child = command.spawn().map_err(|source| ProbeError::Start { python: python.clone(), source })?;
     let stderr = read_aside(&mut child);
-    let mut killed = None;
     if let Some(stdout) = child.stdout.take() {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             let Ok(event) = serde_json::from_str::<Value>(&line) else { continue };
-            match event["event"].as_str() {
-                Some("phase") => progress(event["phase"].as_str().unwrap_or_default()),
-                Some("killed") => killed = Some(event["status"].clone()),
-                _ => {}
+            if event["event"] == "phase" {
+                progress(event["phase"].as_str().unwrap_or_default());
             }
         }
     }
@@ -99,10 +96,8 @@ pub fn measure(job: &Value, interpreter: &Interpreter, mut progress: impl FnMut(
     }
     let text = std::fs::read_to_string(&rows).unwrap_or_default();
     let all: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    fullest(all, interpreter.processes).ok_or_else(|| ProbeError::Died {
-        status: killed.map_or_else(|| status.to_string(), |status| format!("its child was killed, status {status}")),
-        stderr: tail(&stderr),
-    })
+    fullest(all, interpreter.processes)
+        .ok_or_else(|| ProbeError::Died { status: status.to_string(), stderr: tail(&stderr) })
 }
 
 /// The row of the rank that took most, with a line for every rank that wrote one.

@@ -1,11 +1,10 @@
-"""Runs jobs on this machine's device and writes down what torch held on it, phase by phase.
+"""Runs a job on this machine's device and writes down what torch held on it, phase by phase.
 
-    python probe.py JOBS.jsonl ROWS.jsonl
+    python probe.py JOB.json ROWS.jsonl
 
 A job is a ledger row without its measurements (see truth/ledger/FORMAT.md): a model by its config, and under `run`
-what to do with it. Each job runs in a process of its own, so that one that fails or runs out of memory cannot touch
-the next. Only torch is needed; transformers, peft, bitsandbytes, liger_kernel and deepspeed are imported by the jobs
-that ask for them. Without a GPU, a job runs on the CPU and its storages are counted instead.
+what to do with it. Only torch is needed; transformers, peft, bitsandbytes, liger_kernel and deepspeed are imported by
+the jobs that ask for them. Without a GPU, a job runs on the CPU and its storages are counted instead.
 
 Lines on standard output are events for whoever started the probe: one JSON object each.
 """
@@ -16,9 +15,7 @@ import gc
 import importlib.metadata
 import json
 import os
-import signal
 import sys
-import tempfile
 import time
 import traceback
 import weakref
@@ -27,8 +24,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-
-sys.path[:0] = filter(None, os.environ.get("PROBE_PATH", "").split(os.pathsep))
 
 import torch
 
@@ -211,15 +206,6 @@ def build_model(job, run, device):
     for key in ("architectures", "torch_dtype", "dtype", "transformers_version"):
         config.pop(key, None)
     config = transformers.AutoConfig.for_model(model_type, **config)
-    for path, value in (run.get("overrides") or {}).items():
-        *sections, key = path.split(".")
-        section = config
-        for name in sections:
-            section = getattr(section, name)
-        setattr(section, key, value)
-    if getattr(config, "layer_types", None) and "num_hidden_layers" in (run.get("overrides") or {}):
-        with contextlib.suppress(AttributeError):  # some configs work the list out themselves
-            config.layer_types = config.layer_types[: config.num_hidden_layers]
     auto_class = getattr(transformers, job.get("auto_class") or "AutoModelForCausalLM")
     attention = {"attn_implementation": run.get("attn", "sdpa")}
     if run.get("pretrained"):
@@ -304,51 +290,45 @@ def adapted(model, run):
     return peft.get_peft_model(model, config(**{k: v for k, v in run["peft"].items() if k != "peft_type"}))
 
 
-def make_optimizer(run, parameters):
-    import torch.optim as optim
+TORCH_OPTIMIZERS = {
+    "adamw": ("AdamW", {}),
+    "adam": ("Adam", {}),
+    "amsgrad": ("AdamW", {"amsgrad": True}),
+    "nadam": ("NAdam", {}),
+    "sgd": ("SGD", {}),
+    "sgd-momentum": ("SGD", {"momentum": 0.9}),
+    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}),
+    "adagrad": ("Adagrad", {}),
+    "rmsprop": ("RMSprop", {}),
+    "torch-adafactor": ("Adafactor", {}),
+}
+BITSANDBYTES = {
+    "adamw-bnb32": "AdamW32bit", "adamw8bit": "AdamW8bit", "paged-adamw32": "PagedAdamW32bit",
+    "paged-adamw8bit": "PagedAdamW8bit", "adam8bit": "Adam8bit", "paged-adam32": "PagedAdam32bit",
+    "paged-adam8bit": "PagedAdam8bit", "lion": "Lion", "lion8bit": "Lion8bit", "paged-lion32": "PagedLion32bit",
+    "paged-lion8bit": "PagedLion8bit", "ademamix": "AdEMAMix", "ademamix8bit": "AdEMAMix8bit",
+    "paged-ademamix32": "PagedAdEMAMix32bit", "paged-ademamix8bit": "PagedAdEMAMix8bit", "lamb": "LAMB",
+    "lamb8bit": "LAMB8bit",
+}  # fmt: skip
+STEPS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "forloop": {"foreach": False}}
 
-    name = run.get("optimizer", "adamw")
-    rate = {"lr": 1e-5}
-    steps = {"fused": {"fused": True}, "foreach": {"foreach": True}, "forloop": {"foreach": False}}.get(run.get("impl"), {})
-    torch_optimizers = {
-        "adamw": (optim.AdamW, {}),
-        "adam": (optim.Adam, {}),
-        "amsgrad": (optim.AdamW, {"amsgrad": True}),
-        "nadam": (optim.NAdam, {}),
-        "sgd": (optim.SGD, {}),
-        "sgd-momentum": (optim.SGD, {"momentum": 0.9}),
-        "nesterov": (optim.SGD, {"momentum": 0.9, "nesterov": True}),
-        "adagrad": (optim.Adagrad, {}),
-        "rmsprop": (optim.RMSprop, {}),
-        "torch-adafactor": (optim.Adafactor, {}),
-    }
-    if name in torch_optimizers:
-        kind, options = torch_optimizers[name]
-        return kind(parameters, **rate, **options, **steps)
+
+def make_optimizer(run, parameters):
+    name, rate = run.get("optimizer", "adamw"), {"lr": 1e-5}
+    if name in TORCH_OPTIMIZERS:
+        kind, options = TORCH_OPTIMIZERS[name]
+        return getattr(torch.optim, kind)(parameters, **rate, **options, **STEPS.get(run.get("impl"), {}))
     if name == "muon":
-        return optim.Muon([p for p in parameters if p.ndim == 2], **rate)
+        return torch.optim.Muon([p for p in parameters if p.ndim == 2], **rate)
     if name == "adafactor":
         from transformers.optimization import Adafactor
 
         return Adafactor(parameters, **rate, relative_step=False, scale_parameter=False, warmup_init=False)
-    import bitsandbytes.optim as bnb
+    if name in BITSANDBYTES:
+        import bitsandbytes.optim
 
-    names = {
-        "adamw8bit": "AdamW8bit",
-        "paged-adamw8bit": "PagedAdamW8bit",
-        "adamw-bnb32": "AdamW32bit",
-        "paged-adamw32": "PagedAdamW32bit",
-        "adam8bit": "Adam8bit",
-        "lion": "Lion",
-        "lion8bit": "Lion8bit",
-        "ademamix": "AdEMAMix",
-        "ademamix8bit": "AdEMAMix8bit",
-        "lamb": "LAMB",
-        "lamb8bit": "LAMB8bit",
-    }
-    if name not in names:
-        raise ValueError(f"run.optimizer: {name} is not an optimizer this probe knows")
-    return getattr(bnb, names[name])(parameters, **rate)
+        return getattr(bitsandbytes.optim, BITSANDBYTES[name])(parameters, **rate)
+    raise ValueError(f"run.optimizer: {name} is not an optimizer this probe knows")
 
 
 def join_world(run):
@@ -417,72 +397,103 @@ def sharded(model, run):
 # ---- the loops ------------------------------------------------------------------------------------------------------
 
 
-def prepare(job, run, device):
-    """The model as it goes into a training loop."""
-    model = build_model(job, run, device)
-    checkpointing = {"gradient_checkpointing_kwargs": {"use_reentrant": run.get("reentrant", False)}}
-    if run.get("quant"):
-        quantise(model, run["quant"])
-        if run.get("prepare_kbit", True):
-            from peft import prepare_model_for_kbit_training
+class Training:
+    """A plain training loop. What the ledger's own program does otherwise, it does by overriding a method."""
 
-            use = run.get("checkpointing", False)
-            model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=use, **checkpointing)
-    if run.get("liger"):
-        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+    def __init__(self, job, run, record):
+        self.job, self.run, self.record, self.device = job, run, record, record.meter.device
 
-        _apply_liger_kernel_to_instance(model=model)
-    model.train()
-    if run.get("checkpointing") and not run.get("quant"):
-        model.gradient_checkpointing_enable(**checkpointing)
+    def checkpoint(self, model):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=self.checkpointing())
         if hasattr(model.config, "use_cache"):
             model.config.use_cache = False
-        if run.get("lora") or run.get("peft"):
-            model.enable_input_require_grads()
-    if run.get("lora") or run.get("peft"):
-        model = adapted(model, run)
+
+    def checkpointing(self):
+        return {"use_reentrant": self.run.get("reentrant", False)}
+
+    def freeze(self, model):
+        """Nothing: what trains is the model's own affair, or its adapter's."""
+
+    def prepare(self):
+        """The model as it goes into the loop."""
+        run, adapts = self.run, self.run.get("lora") or self.run.get("peft")
+        model = build_model(self.job, run, self.device)
+        if run.get("quant"):
+            quantise(model, run["quant"])
+            if run.get("prepare_kbit", True):
+                from peft import prepare_model_for_kbit_training
+
+                use = {"use_gradient_checkpointing": run.get("checkpointing", False)}
+                model = prepare_model_for_kbit_training(model, **use, gradient_checkpointing_kwargs=self.checkpointing())
+        if run.get("liger"):
+            from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+            _apply_liger_kernel_to_instance(model=model)
         model.train()
-    return model
+        checkpoints = run.get("checkpointing") and not run.get("quant")
+        if checkpoints:
+            self.checkpoint(model)
+        self.freeze(model)
+        if adapts:
+            if checkpoints:
+                model.enable_input_require_grads()
+            model = adapted(model, run)
+            model.train()
+        return model
+
+    def batch(self, config):
+        return make_batch(self.job, config, self.run, self.device)
+
+    def optimizer(self, model, parameters):
+        return make_optimizer(self.run, parameters)
+
+    def forward(self, model, batch, options):
+        """The loss, and whatever else stays alive beside it until backward is done."""
+        output = model(**batch, **options)
+        return output.loss, output if self.run.get("keep_outputs", True) else None
+
+    def clip(self, parameters):
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+
+    def measure(self):
+        run, record = self.run, self.record
+        if run.get("dist"):
+            join_world(run)
+        model = self.prepare()
+        config = model.config
+        record.loaded(model)
+        if run.get("dist"):
+            model = sharded(model, run)
+        batch = self.batch(config)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        optimizer = self.optimizer(model, parameters)
+        record.ready()
+        half = DTYPES.get(run.get("autocast"))
+        scaler = torch.amp.GradScaler(self.device) if run.get("autocast") == "fp16" else None
+        options = {"use_cache": False} if self.job.get("kind", "causal") in ("causal", "qwen_vl") else {}
+        for step in range(run.get("steps", 3)):
+            for micro in range(run.get("grad_accum", 1)):
+                with record.phase(f"{step}.{micro}.fwd"):
+                    with torch.autocast(self.device, dtype=half) if half else contextlib.nullcontext():
+                        loss, output = self.forward(model, batch, options)
+                with record.phase(f"{step}.{micro}.bwd"):
+                    (scaler.scale(loss) if scaler else loss).backward()
+                loss = output = None
+            if run.get("clip"):
+                with record.phase(f"{step}.clip"):
+                    self.clip(parameters)
+            with record.phase(f"{step}.opt"):
+                if scaler:
+                    scaler.step(optimizer)
+                    scaler.update()
+                else:
+                    optimizer.step()
+            with record.phase(f"{step}.zero"):
+                optimizer.zero_grad(set_to_none=True)
 
 
 def train(job, run, record):
-    device = record.meter.device
-    if run.get("dist"):
-        join_world(run)
-    model = prepare(job, run, device)
-    config = model.config
-    record.loaded(model)
-    if run.get("dist"):
-        model = sharded(model, run)
-    batch = make_batch(job, config, run, device)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = make_optimizer(run, parameters)
-    record.ready()
-    half = DTYPES.get(run.get("autocast"))
-    scaler = torch.amp.GradScaler(device) if run.get("autocast") == "fp16" else None
-    options = {"use_cache": False} if job.get("kind", "causal") in ("causal", "qwen_vl") else {}
-    for step in range(run.get("steps", 3)):
-        for micro in range(run.get("grad_accum", 1)):
-            with record.phase(f"{step}.{micro}.fwd"):
-                with torch.autocast(device, dtype=half) if half else contextlib.nullcontext():
-                    output = model(**batch, **options)
-                    loss = output.loss
-                    if not run.get("keep_outputs", True):
-                        del output
-            with record.phase(f"{step}.{micro}.bwd"):
-                (scaler.scale(loss) if scaler else loss).backward()
-            loss = output = None
-        if run.get("clip"):
-            with record.phase(f"{step}.clip"):
-                torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        with record.phase(f"{step}.opt"):
-            if scaler:
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                optimizer.step()
-        with record.phase(f"{step}.zero"):
-            optimizer.zero_grad(set_to_none=True)
+    Training(job, run, record).measure()
 
 
 def train_deepspeed(job, run, record):
@@ -490,7 +501,7 @@ def train_deepspeed(job, run, record):
     join_world(run)
     import deepspeed
 
-    model = prepare(job, run, "cuda")
+    model = Training(job, run, record).prepare()
     record.loaded(model)
     where = run["dist"]
     settings = {
@@ -518,40 +529,6 @@ def train_deepspeed(job, run, record):
             loss = output = None
             with record.phase(f"{step}.opt" if micro + 1 == run.get("grad_accum", 1) else f"{step}.{micro}.step"):
                 engine.step()
-
-
-def train_by_trainer(job, run, record):
-    from transformers import Trainer, TrainingArguments
-
-    model = build_model(job, run, record.meter.device)
-    if run.get("lora") or run.get("peft"):
-        model = adapted(model, run)
-    record.loaded(model)
-    rows = make_batch(job, model.config, {**run, "batch": run["batch"] * 8}, "cpu")
-    rows["attention_mask"] = torch.ones_like(rows["input_ids"])
-    checkpointing = run.get("checkpointing", False)
-    arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=run["batch"],
-        gradient_accumulation_steps=run.get("grad_accum", 1),
-        max_steps=run.get("steps", 3),
-        bf16=run.get("autocast") == "bf16",
-        fp16=run.get("autocast") == "fp16",
-        optim=run.get("trainer_optim", "adamw_torch_fused"),
-        gradient_checkpointing=checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if checkpointing else None,
-        use_liger_kernel=run.get("liger", False),
-        report_to=[],
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-    )
-    data = [{key: value[at] for key, value in rows.items()} for at in range(len(rows["input_ids"]))]
-    trainer = Trainer(model=model, args=arguments, train_dataset=data)
-    del model
-    record.ready()
-    with record.phase("train"):
-        trainer.train()
 
 
 def infer(job, run, record):
@@ -584,7 +561,7 @@ def infer(job, run, record):
             model.generate(**batch, disable_compile=True, **options)
 
 
-TASKS = {"train": train, "trainer": train_by_trainer, "deepspeed": train_deepspeed, "infer": infer}
+TASKS = {"train": train, "deepspeed": train_deepspeed, "infer": infer}
 
 
 # ---- one job, one process -------------------------------------------------------------------------------------------
@@ -598,14 +575,15 @@ def versions():
     return found
 
 
-def measure(job, rows):
+def measure(job, rows, shown=None):
+    """Runs a job and appends its row; `shown` are parts of the row that are not those of the job."""
     run = job["run"]
     if run.get("alloc_conf"):
         os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = run["alloc_conf"]
     started = time.time()
     meter = CudaMeter() if torch.cuda.is_available() else CpuMeter()
     record = Record(job, meter)
-    row = {**job, "oom": False, "error": None}
+    row = {**job, **(shown or {}), "oom": False, "error": None}
     try:
         torch.manual_seed(0)
         record.measured.update(meter.start())
@@ -615,6 +593,8 @@ def measure(job, rows):
         record.measured["nvml_used_end"] = meter.process_used()
     except torch.OutOfMemoryError as problem:
         row.update(oom=True, error=str(problem)[:300])
+    except ModuleNotFoundError:
+        raise
     except Exception as problem:
         row["error"] = "".join(traceback.format_exception_only(problem)).strip()[:600]
         row["trace"] = traceback.format_exc()[-2000:]
@@ -630,47 +610,10 @@ def measure(job, rows):
     say("done", id=job["id"], seconds=row["seconds"], error=row.get("error"))
 
 
-def in_child(job, rows, limit):
-    child = os.fork()
-    if child == 0:
-        try:
-            measure(job, rows)
-        finally:
-            sys.stdout.flush()
-            os._exit(0)
-    deadline = time.time() + limit
-    while True:
-        finished, status = os.waitpid(child, os.WNOHANG)
-        if finished:
-            if status:
-                say("killed", id=job["id"], status=status)
-            return
-        if time.time() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            say("killed", id=job["id"], seconds=limit)
-            return
-        time.sleep(0.02)
-
-
 def main():
-    jobs, rows = sys.argv[1:3]
-    budget = float(os.environ.get("PROBE_SECONDS", "inf"))
-    began = time.time()
-    with open(jobs, encoding="utf-8") as file:
-        jobs = [json.loads(line) for line in file if line.strip()]
-    # Imported once: every child starts from here.
-    import transformers
-
-    for job in jobs:
-        with contextlib.suppress(Exception):
-            getattr(transformers, job.get("auto_class") or "AutoModelForCausalLM")
-    say("ready", jobs=len(jobs), torch=torch.__version__, cuda=torch.version.cuda)
-    for job in jobs:
-        if time.time() - began > budget:
-            say("out of time", id=job["id"])
-            return
-        in_child(job, rows, job["run"].get("timeout", 600))
+    job, rows = sys.argv[1:3]
+    with open(job, encoding="utf-8") as file:
+        measure(json.load(file), rows)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,14 @@ from vramcast.estimate import infer, inspect, train
 from vramcast.estimator import Estimator
 from vramcast.guard import MemoryGuard, WillNotFit, guard
 from vramcast.rehearsal import phase
-from vramcast.report import Report
+from vramcast.report import Answer, Formula, Report
 
 __all__ = [
+    "Answer",
     "EngineConfig",
     "Estimator",
     "FetchError",
+    "Formula",
     "GPUConfig",
     "GPUMemoryCalculator",
     "InputError",

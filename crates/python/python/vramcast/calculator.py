@@ -94,7 +94,7 @@ class GPUMemoryCalculator:
         with tempfile.TemporaryDirectory(prefix="vramcast-") as folder:
             path = Path(folder) / "job.json"
             path.write_text(json.dumps(self.to_dict()), encoding="utf-8")
-            document = command(["calculate", "--config", str(path), "--method", method])
+            document = command(["calculate", "--config", str(path), "--method", method]).to_dict()
         return MemoryResult(
             total_memory_per_gpu_gb=document["total_memory_per_gpu_gb"],
             fits_on_gpu=document["fits_on_gpu"],

@@ -23,6 +23,9 @@ def check(report: Report, action: str) -> Report:
         card = report.verdicts[0]
         over = -card["headroom"] / (1 << 30)
         words = f"vramcast predicts {report.process_gib:.2f} GiB, {over:.2f} GiB more than {card['gpu']} holds"
+        changes = [change["change"] for change in report.suggestions[:3]]
+        if changes:
+            words += "; it would fit with " + ", or with ".join(changes)
         if action == "raise":
             raise MemoryError(words)
         warnings.warn(words, WillNotFit, stacklevel=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import MISSING
 from enum import Enum
 from typing import Any
 
@@ -26,49 +27,67 @@ def plain(value: Any) -> Any:
     return str(value).removeprefix("torch.")
 
 
-# What transformers calls its optimizers, and what they are here.
-TRAINER_OPTIMIZERS = {
-    "adamw_torch": ("adamw", "foreach"),
-    "adamw_torch_fused": ("adamw", "fused"),
-    "adamw_8bit": ("adamw8bit", None),
-    "adamw_bnb_8bit": ("adamw8bit", None),
-    "paged_adamw_8bit": ("paged-adamw8bit", None),
-    "paged_adamw_32bit": ("paged-adamw32", None),
-    "lion_8bit": ("lion8bit", None),
-    "lion_32bit": ("lion", None),
-    "adafactor": ("adafactor", None),
-    "sgd": ("sgd", None),
-    "adagrad": ("adagrad", None),
-    "rmsprop": ("rmsprop", None),
-}
+def training_plan(arguments: Any) -> dict[str, Any]:
+    """A TrainingArguments as the plan file that it could have been read from: what decides memory, and what differs
+    from its class's defaults."""
+    told = {**vars(arguments)} if hasattr(arguments, "__dict__") else plain(arguments)
+    fields = getattr(arguments, "__dataclass_fields__", {})
+
+    def is_default(name: str, value: Any) -> bool:
+        field = fields.get(name)
+        if field is None:
+            return bool(fields)  # what a dataclass holds beside its fields are its own notes
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        return bool(value == default)
+
+    kept = {name: value for name, value in told.items() if name in DECIDING or not is_default(name, value)}
+    return {name: plain(value) for name, value in kept.items() if not name.startswith("_")}
 
 
-def from_training_arguments(arguments: Any) -> dict[str, Any]:
-    """The options that a TrainingArguments stands for, as transformers.Trainer runs them."""
-    if arguments is None:
-        return {}
+DECIDING = frozenset({
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "bf16",
+    "fp16",
+    "optim",
+    "max_grad_norm",
+    "gradient_checkpointing",
+    "gradient_checkpointing_kwargs",
+    "use_liger_kernel",
+    "max_length",
+    "max_seq_length",
+    "packing",
+})
+"""Settings whose defaults matter too: they differ between versions and trainers."""
 
-    def get(name: str, default: Any = None) -> Any:
-        return getattr(arguments, name, default)
 
-    options: dict[str, Any] = {
-        "batch_size": get("per_device_train_batch_size", 8),
-        "gradient_accumulation": get("gradient_accumulation_steps", 1),
-        "drop_outputs": True,
-        "mask": True,
-        "clip": bool(get("max_grad_norm", 1.0)),
-        "gradient_checkpointing": bool(get("gradient_checkpointing", False)),
-        "liger": bool(get("use_liger_kernel", False)),
+def adapted(model: Any) -> tuple[Any, Any]:
+    """A model of peft as the model below and its adapter's config; any other model as it is."""
+    adapters = getattr(model, "peft_config", None)
+    if not isinstance(adapters, Mapping) or not hasattr(model, "get_base_model"):
+        return model, None
+    active = getattr(model, "active_adapter", None)
+    return model.get_base_model(), adapters.get(active) or next(iter(adapters.values()), None)
+
+
+def dtype_of(model: Any) -> str | None:
+    """The type of a model's weights: fp32, bf16 or fp16."""
+    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+    return names.get(str(getattr(model, "dtype", "")).removeprefix("torch."))
+
+
+def auto_class_of(name: str) -> str:
+    """The auto class that makes models of a class of transformers, by the end of its name."""
+    endings = {
+        "ForCausalLM": "AutoModelForCausalLM",
+        "LMHeadModel": "AutoModelForCausalLM",
+        "ForMaskedLM": "AutoModelForMaskedLM",
+        "ForSequenceClassification": "AutoModelForSequenceClassification",
+        "ForImageClassification": "AutoModelForImageClassification",
+        "ForSpeechSeq2Seq": "AutoModelForSpeechSeq2Seq",
+        "ForImageTextToText": "AutoModelForImageTextToText",
     }
-    if get("bf16"):
-        options["precision"] = "bf16-mixed"
-    elif get("fp16"):
-        options["precision"] = "fp16-mixed"
-    name = plain(get("optim", "adamw_torch_fused"))
-    if name not in TRAINER_OPTIMIZERS:
-        raise ValueError(f"training_arguments.optim: {name} is not an optimizer vramcast knows")
-    kind, steps = TRAINER_OPTIMIZERS[name]
-    options["optimizer"] = kind
-    if steps:
-        options["optimizer_implementation"] = steps
-    return options
+    for ending, auto_class in endings.items():
+        if name.endswith(ending):
+            return auto_class
+    return ""

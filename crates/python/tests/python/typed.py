@@ -10,3 +10,7 @@ all_of_it, states, activations, buffers = vramcast.Estimator().estimate_gpu_memo
 total: float = all_of_it
 with vramcast.guard("gpt2", batch_size=1) as predicted:
     size: float = predicted.process_gib
+formula = vramcast.train("gpt2", method="components")
+if isinstance(formula, vramcast.Formula):
+    bytes_of_it: float = formula.total
+document: dict[str, object] = report.to_dict()

@@ -183,14 +183,13 @@ impl Request<'_> {
 /// The answer of one engine or of all.
 pub(super) fn run(request: &Request<'_>, gpu: &Gpu, table: bool, as_json: bool) -> Result<Answer, Failure> {
     if table {
-        return Ok(Answer::success(text::table(request, gpu, as_json)?));
+        return text::table(request, gpu, as_json);
     }
     let served = request.serve(gpu)?;
     let exit = if served.fits() { Exit::Success } else { Exit::No };
-    let text = if as_json {
-        format!("{:#}\n", served.document(request.name, gpu))
+    Ok(if as_json {
+        Answer::document(served.document(request.name, gpu), exit)
     } else {
-        text::all(request.name, gpu, &served)
-    };
-    Ok(Answer { text, exit })
+        Answer::text(text::all(request.name, gpu, &served), exit)
+    })
 }

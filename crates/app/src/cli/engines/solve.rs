@@ -143,10 +143,9 @@ fn shown(gpu: &Gpu) -> String {
 
 fn answer(question: &str, found: Option<String>, as_json: bool) -> Answer {
     let exit = if found.is_some() { Exit::Success } else { Exit::No };
-    let text = if as_json {
-        format!("{:#}\n", json!({"schema": 1, "question": question, "answer": found}))
+    if as_json {
+        Answer::document(json!({"schema": 1, "question": question, "answer": found}), exit)
     } else {
-        format!("{question}: {}\n", found.as_deref().unwrap_or("nothing fits"))
-    };
-    Answer { text, exit }
+        Answer::text(format!("{question}: {}\n", found.as_deref().unwrap_or("nothing fits")), exit)
+    }
 }

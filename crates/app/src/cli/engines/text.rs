@@ -6,7 +6,8 @@ use vramcast_core::serving::Budget;
 use vramcast_core::serving::llama_cpp::{Buffers, LlamaCppEstimate};
 
 use super::{EngineArguments, Request, Served};
-use crate::cli::Failure;
+use crate::cli::{Answer, Failure};
+use crate::exit::Exit;
 use crate::render::gib;
 use crate::render::inspect::grouped;
 use crate::render::table::Table;
@@ -88,7 +89,7 @@ fn buffers(engine: &str, estimate: &LlamaCppEstimate, memory: u64) -> String {
 }
 
 /// Sequences at once by context, or what a card holds where an engine allocates by context.
-pub(super) fn table(request: &Request<'_>, gpu: &Gpu, as_json: bool) -> Result<String, Failure> {
+pub(super) fn table(request: &Request<'_>, gpu: &Gpu, as_json: bool) -> Result<Answer, Failure> {
     let mut lines: Vec<(u64, Vec<(String, String)>)> = Vec::new();
     for context in CONTEXTS {
         let arguments = EngineArguments { context: Some(context), ..request.arguments.clone() };
@@ -111,7 +112,8 @@ pub(super) fn table(request: &Request<'_>, gpu: &Gpu, as_json: bool) -> Result<S
                 json!({"context": context, "engines": cells})
             })
             .collect();
-        return Ok(format!("{:#}\n", json!({"schema": 1, "model": request.name, "gpu": gpu.name, "rows": rows})));
+        let document = json!({"schema": 1, "model": request.name, "gpu": gpu.name, "rows": rows});
+        return Ok(Answer::document(document, Exit::Success));
     }
     let names: Vec<&str> =
         lines.first().map_or(Vec::new(), |(_, cells)| cells.iter().map(|(n, _)| n.as_str()).collect());
@@ -122,5 +124,6 @@ pub(super) fn table(request: &Request<'_>, gpu: &Gpu, as_json: bool) -> Result<S
         table.row(row);
     }
     let meaning = "sequences of that length at once; GiB of the fullest card for llama.cpp and Ollama (!: too much)";
-    Ok(format!("{} on {} ({} GiB): {meaning}\n\n{table}", request.name, gpu.name, gib(gpu.memory)))
+    let text = format!("{} on {} ({} GiB): {meaning}\n\n{table}", request.name, gpu.name, gib(gpu.memory));
+    Ok(Answer::success(text))
 }

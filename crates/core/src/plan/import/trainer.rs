@@ -24,6 +24,10 @@ pub(super) fn read(object: &Object) -> Result<Imported, PlanError> {
     let trl = TRL.iter().any(|key| object.contains_key(*key));
     let model = reader.text("model_name_or_path").map(str::to_owned);
     arguments(&mut reader)?;
+    // A file may say them, and a program that hands over its model and its arguments knows them.
+    dtype(&mut reader, "dtype");
+    dtype(&mut reader, "torch_dtype");
+    attention(&mut reader, "attn_implementation")?;
     if !trl {
         return Ok(finish(reader, "hf-trainer", model, situation(false, false)));
     }
@@ -45,8 +49,6 @@ pub(super) fn read(object: &Object) -> Result<Imported, PlanError> {
             reader.set("adapter.dora", true);
         }
     }
-    dtype(&mut reader, "dtype");
-    dtype(&mut reader, "torch_dtype");
     if reader.is_on("packing") || reader.is_on("padding_free") {
         reader.set("batch.mask", false);
         reader.notes.push("packing: the batch is simulated as full rows without a mask".into());
@@ -58,7 +60,6 @@ pub(super) fn read(object: &Object) -> Result<Imported, PlanError> {
             return Err(PlanError::Unsupported { what: format!("loss_type: {other}"), hint: "use nll".into() });
         }
     }
-    attention(&mut reader, "attn_implementation")?;
     reader.refuse("activation_offloading", "leave it out")?;
     reader.refuse("ref_model", "only supervised fine-tuning is simulated")?;
     Ok(finish(reader, "trl", model, situation(adapter, quantised)))

@@ -1,5 +1,7 @@
 //! The GPUs of this machine, through NVML.
 
+mod remembered;
+
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -9,6 +11,7 @@ use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 use vramcast_core::plan::{Gpu, Gpus, Machine};
 
+use self::remembered::{Key, Seen};
 use crate::render::gib;
 
 /// What there is.
@@ -100,25 +103,12 @@ pub fn look(cards: &Gpus, library: Option<&Path>, visible: Option<&str>) -> Resu
 fn one(device: &Device<'_>, index: u32, cards: &Gpus) -> Result<DetectedGpu, NvmlError> {
     let (name, memory) = (device.name()?, device.memory_info()?);
     let known = cards.called(&name, Some(memory.total));
-    let capability = device.cuda_compute_capability().ok();
-    let capability = capability.and_then(|it| Some(u32::try_from(it.major).ok()? * 10 + u32::try_from(it.minor).ok()?));
+    let card = known.as_ref().map(|card| card.name.clone());
+    let gpu = card_of(known, &name, memory.total, capability(device));
     let processes = device.running_compute_processes().ok().map(|list| {
         let held = |used: UsedGpuMemory| if let UsedGpuMemory::Used(bytes) = used { Some(bytes) } else { None };
         list.into_iter().map(|it| GpuProcess { pid: it.pid, memory: held(it.used_gpu_memory) }).collect()
     });
-    let card = known.as_ref().map(|card| card.name.clone());
-    let gpu = Gpu {
-        memory: memory.total,
-        ..known.unwrap_or_else(|| Gpu {
-            name: name.clone(),
-            vendor: "NVIDIA".into(),
-            memory: memory.total,
-            capability,
-            multiprocessors: None,
-            threads_per_multiprocessor: None,
-            machine: Machine::default(),
-        })
-    };
     Ok(DetectedGpu {
         index,
         uuid: device.uuid().ok(),
@@ -130,6 +120,25 @@ fn one(device: &Device<'_>, index: u32, cards: &Gpus) -> Result<DetectedGpu, Nvm
         gpu,
         name,
     })
+}
+
+fn capability(device: &Device<'_>) -> Option<u32> {
+    let it = device.cuda_compute_capability().ok()?;
+    Some(u32::try_from(it.major).ok()? * 10 + u32::try_from(it.minor).ok()?)
+}
+
+/// What a plan needs to know of a card: the table's, or as much as the driver says, with the memory that is really there.
+fn card_of(known: Option<Gpu>, name: &str, memory: u64, capability: Option<u32>) -> Gpu {
+    let known = known.unwrap_or_else(|| Gpu {
+        name: name.to_owned(),
+        vendor: "NVIDIA".into(),
+        memory,
+        capability,
+        multiprocessors: None,
+        threads_per_multiprocessor: None,
+        machine: Machine::default(),
+    });
+    Gpu { memory, ..known }
 }
 
 /// `CUDA_VISIBLE_DEVICES`: numbers and beginnings of UUIDs, up to the first that is neither (as CUDA reads it, -1 ends
@@ -149,28 +158,50 @@ fn seen(all: &[DetectedGpu], list: &str) -> Result<Vec<DetectedGpu>, DetectError
     Ok(gpus)
 }
 
-static FIRST: OnceLock<Option<DetectedGpu>> = OnceLock::new();
+/// The GPU that a plan is for when nobody names one.
+#[derive(Debug, Clone)]
+pub struct FirstGpu {
+    /// What a plan needs to know of it.
+    pub gpu: Gpu,
+    used: u64,
+    free: u64,
+}
 
-/// The first GPU that a program may use, if there is one and looking is not switched off. Asked once a process: a library
-/// that answers many questions does not wait for the driver at each.
-pub fn first(cards: impl Fn() -> Gpus) -> Option<&'static DetectedGpu> {
-    let look = || {
+static FIRST: OnceLock<Option<FirstGpu>> = OnceLock::new();
+
+/// The first GPU that a program may use, if there is one and looking is not switched off. Asked once a process, and of the
+/// driver at most once a minute: who answers many questions does not wait for the driver at each.
+pub fn first(cards: impl Fn() -> Gpus) -> Option<&'static FirstGpu> {
+    let find = || {
         let (visible, wanted, library) = crate::env::detection();
         // Reading the table takes longer than finding that there is no driver.
         let present = library.is_some() || Path::new("/dev/nvidiactl").exists() || !cfg!(target_os = "linux");
         if !wanted || !(present || Path::new("/dev/dxg").exists()) {
             return None;
         }
-        look(&cards(), library.as_deref(), visible.as_deref()).ok()?.gpus.into_iter().next()
+        let cards = cards();
+        let ask = || {
+            let found = look(&cards, library.as_deref(), visible.as_deref()).ok()?.gpus.into_iter().next()?;
+            let (capability, total) = (found.gpu.capability, found.memory_total);
+            Some(Seen { name: found.name, capability, total, used: found.memory_used, free: found.memory_free })
+        };
+        let cache = crate::env::Environment::read().cache.map(|folder| folder.join("gpu.json"));
+        // A library that somebody names may be of another driver than the system's.
+        let seen = match (cache, Key::read(visible.as_deref())) {
+            (Some(file), Some(key)) if library.is_none() => remembered::or_ask(&file, key, remembered::now(), ask),
+            _ => ask(),
+        }?;
+        let gpu = card_of(cards.called(&seen.name, Some(seen.total)), &seen.name, seen.total, seen.capability);
+        Some(FirstGpu { gpu, used: seen.used, free: seen.free })
     };
-    FIRST.get_or_init(look).as_ref()
+    FIRST.get_or_init(find).as_ref()
 }
 
 /// What to say when a run fits the card of this machine, but not beside what others hold on it now.
 pub fn beside_others(gpu: &Gpu, needed: u64) -> Option<String> {
     let found = FIRST.get()?.as_ref().filter(|found| found.gpu.name == gpu.name)?;
-    (needed <= gpu.memory && needed > found.memory_free).then(|| {
-        let (free, used) = (gib(found.memory_free), gib(found.memory_used));
+    (needed <= gpu.memory && needed > found.free).then(|| {
+        let (free, used) = (gib(found.free), gib(found.used));
         format!("{} has {free} GiB free now: {used} GiB are in use, and this does not fit beside them", gpu.name)
     })
 }

@@ -1,0 +1,56 @@
+//! From words to a command.
+
+use std::cell::RefCell;
+use std::ffi::OsString;
+
+use clap::{Command, CommandFactory, FromArgMatches};
+
+use super::{Cli, Failure, engines, words};
+
+thread_local! {
+    // Some hundreds of options take longer to set up than an estimate takes: once, for a library that is asked often.
+    static GRAMMAR: RefCell<Command> = RefCell::new(Cli::command());
+}
+
+/// Reads a command line, in our words or other tools'. The inner error is clap's: help and the version are such, too.
+pub(super) fn parse(arguments: Vec<OsString>) -> Result<Result<Cli, clap::Error>, Failure> {
+    GRAMMAR.with_borrow_mut(|grammar| {
+        let arguments = translated(engines::known_by_letters(arguments), grammar)?;
+        Ok(grammar.try_get_matches_from_mut(arguments).and_then(|mut matches| {
+            let cli = Cli::from_arg_matches_mut(&mut matches);
+            cli.map_err(|error| error.format(grammar))
+        }))
+    })
+}
+
+/// The command line in our own words. Words that are not UTF-8 are left as they are.
+fn translated(arguments: Vec<OsString>, grammar: &Command) -> Result<Vec<OsString>, Failure> {
+    let words: Option<Vec<String>> = arguments.iter().skip(1).map(|word| word.to_str().map(str::to_owned)).collect();
+    let Some(words) = words else { return Ok(arguments) };
+    let commands: Vec<String> = grammar.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    let knows = |command: &str, option: &str| {
+        let found = grammar.get_subcommands().find(|known| known.get_name() == command);
+        found.is_some_and(|command| command.get_arguments().any(|known| known.get_long() == Some(option)))
+    };
+    let words = words::rewrite(words, &commands, knows)?;
+    Ok(arguments.into_iter().take(1).chain(words.into_iter().map(OsString::from)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One grammar reads many command lines: none may leave something behind for the next.
+    #[test]
+    fn what_one_command_line_said_the_next_does_not_know() {
+        let parse = |words: &[&str]| parse(words.iter().map(OsString::from).collect()).map_err(|_| ()).unwrap();
+        for _ in 0..2 {
+            let mistake = parse(&["vramcast", "train", "gpt2", "--no-such-option"]).err().unwrap().to_string();
+            assert!(mistake.contains("--no-such-option") && mistake.contains("vramcast train"), "{mistake}");
+            assert!(parse(&["vramcast", "train", "gpt2", "--json"]).is_ok_and(|cli| cli.json));
+            assert!(parse(&["vramcast", "infer", "gpt2"]).is_ok_and(|cli| !cli.json));
+            let help = parse(&["vramcast", "--help"]).err().unwrap();
+            assert!(!help.use_stderr());
+        }
+    }
+}
