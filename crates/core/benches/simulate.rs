@@ -8,7 +8,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 use vramcast_core::memory::{allocator, simulation};
 use vramcast_core::model::Model;
-use vramcast_core::plan::{Batch, TrainPlan};
+use vramcast_core::plan::{Batch, Checkpointing, TrainPlan};
 use vramcast_core::source::catalogue;
 
 fn main() {
@@ -38,6 +38,13 @@ fn estimate_llama_3_8b(bencher: Bencher<'_, '_>) {
 #[divan::bench(args = [16, 32, 64, 128])]
 fn depth(bencher: Bencher<'_, '_>, layers: u64) {
     let (model, plan) = (model(Some(layers)), plan());
+    bencher.bench_local(|| simulation::train(black_box(&model), &plan).map(|s| s.process_bytes()));
+}
+
+/// The same with every layer recomputed in backward.
+#[divan::bench(args = [32, 128])]
+fn depth_checkpointed(bencher: Bencher<'_, '_>, layers: u64) {
+    let (model, plan) = (model(Some(layers)), TrainPlan { checkpointing: Checkpointing::Full, ..plan() });
     bencher.bench_local(|| simulation::train(black_box(&model), &plan).map(|s| s.process_bytes()));
 }
 

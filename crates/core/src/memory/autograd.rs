@@ -125,7 +125,7 @@ impl Node {
             work: RefCell::new(work),
             waiting: Cell::new(0),
             visited: Cell::new(0),
-            buffer: RefCell::new(smallvec![None; outputs]),
+            buffer: RefCell::new(if outputs == 1 { smallvec![None] } else { smallvec![None; outputs] }),
             before: RefCell::default(),
         })
     }
@@ -219,8 +219,8 @@ fn walk(torch: &mut Torch, roots: Vec<(Edge, Tensor)>) {
             node.before.take().into_iter().for_each(|hook| hook(torch));
         }
         let gradients = std::mem::take(&mut *node.buffer.borrow_mut());
-        let next = std::mem::take(&mut *node.next.borrow_mut());
-        let outputs = match node.work.replace(Work::Done) {
+        let mut next = std::mem::take(&mut *node.next.borrow_mut());
+        let mut outputs = match node.work.replace(Work::Done) {
             Work::Function(backward) if gradients.iter().any(Option::is_some) => {
                 let outputs = backward(torch, gradients);
                 torch.retained.clear();
@@ -238,9 +238,9 @@ fn walk(torch: &mut Torch, roots: Vec<(Edge, Tensor)>) {
             }
             _ => smallvec![None; next.len()],
         };
-        for (edge, gradient) in next.into_iter().zip(outputs) {
-            let Some(edge) = edge else { continue };
-            if let Some(gradient) = gradient {
+        for (edge, gradient) in next.iter_mut().zip(&mut outputs) {
+            let Some(edge) = edge.take() else { continue };
+            if let Some(gradient) = gradient.take() {
                 let gradient = edge.node.in_own_type(torch, gradient);
                 add_to_buffer(torch, &edge, gradient);
             }

@@ -32,7 +32,8 @@ pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
     }
     let stays = |id: StorageId| id.0 < first || !freed[(id.0 - first) as usize];
     let again = |event: &Event| !matches!(event, Event::Allocate(id) | Event::Free(id) if stays(*id));
-    let events: Vec<Event> = log.events[start.event..].iter().copied().filter(again).collect();
+    let mut events = Vec::with_capacity(log.events.len() - start.event);
+    events.extend(log.events[start.event..].iter().copied().filter(again));
     log.events.reserve(events.len() * (steps as usize - 1));
     for step in 1..steps {
         let begin = log.events.len();

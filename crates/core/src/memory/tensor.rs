@@ -23,6 +23,28 @@ pub struct Layout {
     pub strides: Strides,
 }
 
+/// Layouts made lately: most tensors look like one that was made before, and then share its layout.
+#[derive(Debug)]
+pub struct Layouts([Option<Rc<Layout>>; 64]);
+
+impl Default for Layouts {
+    fn default() -> Self {
+        Self([const { None }; 64])
+    }
+}
+
+impl Layouts {
+    /// The layout of these sizes and strides.
+    pub fn of(&mut self, shape: &Shape, strides: &Strides) -> Rc<Layout> {
+        let mix = |bits: u64, size: &u64| (bits ^ size).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let slot = shape.sizes().iter().fold(shape.rank() as u64, mix) >> 58;
+        match &mut self.0[slot as usize] {
+            Some(known) if known.shape == *shape && known.strides == *strides => Rc::clone(known),
+            slot => Rc::clone(slot.insert(Rc::new(Layout { shape: *shape, strides: *strides }))),
+        }
+    }
+}
+
 /// A tensor. Its sizes and strides are read as if they were fields of it; they are shared, since tensors are moved and
 /// copied far more often than made.
 #[derive(Debug, Clone)]
@@ -55,8 +77,8 @@ impl DerefMut for Tensor {
 
 impl Tensor {
     /// A tensor outside the graph that looks at a storage.
-    pub fn new(storage: Rc<Storage>, shape: Shape, strides: Strides, dtype: DType) -> Self {
-        Self { storage, layout: Rc::new(Layout { shape, strides }), dtype, viewed: false, edge: None }
+    pub fn new(storage: Rc<Storage>, layout: Rc<Layout>, dtype: DType) -> Self {
+        Self { storage, layout, dtype, viewed: false, edge: None }
     }
 
     /// The same bytes under other sizes and strides.

@@ -72,14 +72,17 @@ pub struct Graph {
 impl Graph {
     /// An empty graph for these inputs.
     pub fn new(inputs: Inputs) -> Self {
+        let mut modules = Vec::with_capacity(512);
+        modules.push(Module::root());
         Self {
             inputs,
-            steps: Rc::default(),
-            values: Vec::new(),
-            parameters: Vec::new(),
+            // Room for some thirty layers.
+            steps: Rc::new(RefCell::new(Vec::with_capacity(2048))),
+            values: Vec::with_capacity(1024),
+            parameters: Vec::with_capacity(512),
             aliases: Vec::new(),
             buffers: Vec::new(),
-            modules: vec![Module::root()],
+            modules,
             parameter_names: BTreeMap::new(),
             leaf_paths: BTreeMap::new(),
             path: String::new(),

@@ -4,10 +4,18 @@
 pub const MAX_DIMS: usize = 8;
 
 /// The sizes of a tensor, outermost first.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Eq, PartialOrd, Ord)]
 pub struct Shape {
     len: u8,
     sizes: [u64; MAX_DIMS],
+}
+
+impl PartialEq for Shape {
+    /// Compared more often than anything else: word by word, without a call. What is past the last dimension is always 1.
+    fn eq(&self, other: &Self) -> bool {
+        let differ = self.sizes.iter().zip(&other.sizes).fold(0, |bits, (a, b)| bits | (a ^ b));
+        self.len == other.len && differ == 0
+    }
 }
 
 impl Shape {
@@ -84,6 +92,9 @@ impl Shape {
 
     /// The shape two tensors broadcast to, if they do.
     pub fn broadcast(&self, other: &Self) -> Option<Self> {
+        if self == other {
+            return Some(*self);
+        }
         let rank = self.rank().max(other.rank());
         let mut sizes = [1; MAX_DIMS];
         for back in 1..=rank as i64 {

@@ -113,7 +113,10 @@ impl AddressSpace {
         self.room[place] = self.chunks[at].gaps.iter().map(|(_, free)| *free).max().unwrap_or(0);
         while place > 1 {
             place /= 2;
-            self.room[place] = self.room[2 * place].max(self.room[2 * place + 1]);
+            let most = self.room[2 * place].max(self.room[2 * place + 1]);
+            if std::mem::replace(&mut self.room[place], most) == most {
+                break;
+            }
         }
     }
 

@@ -11,12 +11,14 @@ pub(super) struct FreeList {
     /// Which places of the order have blocks.
     filled: Bits,
     /// The class of a size asked for lately, by a hash of the size.
-    lately: [(u64, ClassId); 64],
+    lately: [(u64, ClassId); SLOTS],
     /// How many classes have no block.
     empty: usize,
 }
 
 type ClassId = u32;
+
+const SLOTS: usize = 256;
 
 struct Class {
     size: u64,
@@ -28,7 +30,7 @@ struct Class {
 
 impl Default for FreeList {
     fn default() -> Self {
-        Self { classes: Vec::new(), order: Vec::new(), filled: Bits::default(), lately: [(0, 0); 64], empty: 0 }
+        Self { classes: Vec::new(), order: Vec::new(), filled: Bits::default(), lately: [(0, 0); SLOTS], empty: 0 }
     }
 }
 
@@ -69,12 +71,11 @@ impl FreeList {
     }
 
     fn best_fit(&mut self, size: u64) -> Option<usize> {
-        if let Some(class) = self.class(size)
-            && !self.classes[class].blocks.is_empty()
-        {
-            return Some(class);
-        }
-        let from = self.order.partition_point(|(known, _)| *known < size);
+        let from = match self.class(size) {
+            Some(class) if !self.classes[class].blocks.is_empty() => return Some(class),
+            Some(class) => self.classes[class].place as usize,
+            None => self.order.partition_point(|(known, _)| *known < size),
+        };
         self.filled.next(from).map(|place| self.order[place].1 as usize)
     }
 
@@ -97,11 +98,7 @@ impl FreeList {
             self.empty -= 1;
             self.filled.set(*place as usize, true);
         }
-        let place = match blocks.last() {
-            Some((lowest, _)) if *lowest < address => blocks.partition_point(|(known, _)| *known > address),
-            _ => blocks.len(),
-        };
-        blocks.insert(place, (address, id));
+        insert_descending(blocks, (address, id));
     }
 
     fn new_class(&mut self, size: u64) -> usize {
@@ -147,7 +144,7 @@ impl FreeList {
             self.filled.insert(place);
             self.filled.set(place, true);
         }
-        self.lately = [(0, 0); 64];
+        self.lately = [(0, 0); SLOTS];
         self.empty = 0;
     }
 
@@ -205,7 +202,24 @@ impl Bits {
 
 /// Sizes are multiples of 512; a multiplicative hash spreads them.
 fn slot(size: u64) -> usize {
-    (size.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
+    (size.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize
+}
+
+/// Most blocks belong near the end: a few steps from there cost less than halving the list and moving its rest.
+fn insert_descending(blocks: &mut Vec<(u64, BlockId)>, block: (u64, BlockId)) {
+    const NEAR: usize = 16;
+    let mut place = blocks.len();
+    blocks.push(block);
+    let near = place.saturating_sub(NEAR);
+    while place > near && blocks[place - 1].0 < block.0 {
+        blocks[place] = blocks[place - 1];
+        place -= 1;
+    }
+    blocks[place] = block;
+    if place == near && near > 0 {
+        let target = blocks[..near].partition_point(|(known, _)| *known > block.0);
+        blocks[target..=near].rotate_right(1);
+    }
 }
 
 #[cfg(test)]

@@ -114,7 +114,13 @@ struct Run {
 
 impl Run {
     fn events(&mut self, allocator: &mut Allocator, log: &Log) {
-        for (index, event) in log.events.iter().enumerate() {
+        // Behind the last phase everything is given back, which nobody counts.
+        let last = log.events.iter().rposition(|event| matches!(event, Event::Phase(_) | Event::PhaseEnd));
+        let counted = match last {
+            Some(last) if log.events[last] == Event::PhaseEnd => &log.events[..=last],
+            _ => &log.events[..],
+        };
+        for (index, event) in counted.iter().enumerate() {
             match *event {
                 Event::Allocate(id) => {
                     let info = &log.storages[id.0 as usize];

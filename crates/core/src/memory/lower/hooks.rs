@@ -87,7 +87,7 @@ impl Runner {
         hooks.before(torch, module, &mut inputs);
         let mut edges = Vec::new();
         for (value, input) in values.into_iter().zip(inputs) {
-            if let Some(tensor) = &mut frames.values[value.0 as usize] {
+            if let Some(tensor) = &mut frames.values[value] {
                 edges.push((value, tensor.edge.take()));
                 tensor.edge = input.edge;
             }
@@ -100,14 +100,14 @@ impl Runner {
         let Some(hooks) = self.watching(torch, module) else { return };
         let Some(entered) = frames.entered.pop() else { return };
         for (value, edge) in entered.edges {
-            if let Some(tensor) = &mut frames.values[value.0 as usize] {
+            if let Some(tensor) = &mut frames.values[value] {
                 tensor.edge = edge;
             }
         }
         let mut outputs = Vec::new();
         for step in &self.program.steps[entered.start..at] {
             let Step::Run { outputs: made, .. } = step else { continue };
-            let alive = made.iter().filter_map(|value| frames.values[value.0 as usize].clone());
+            let alive = made.iter().filter_map(|value| frames.values[*value].clone());
             outputs.extend(alive.filter(Tensor::needs_grad));
         }
         hooks.after(torch, module, &outputs);

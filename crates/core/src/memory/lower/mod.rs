@@ -16,6 +16,7 @@
 //! | [`hooks`] | what wrappers do around modules |
 //! | [`tensor_parallel`] | what tensor parallel does around linears |
 //! | `tensors` | plain tensor operations |
+//! | `variables` | what each value of a program is now |
 
 mod attention;
 mod batched_experts;
@@ -39,14 +40,18 @@ mod stored_experts;
 pub mod tensor_parallel;
 mod tensors;
 mod trl_loss;
+mod variables;
 
 use std::rc::Rc;
+
+use smallvec::SmallVec;
 
 pub use linear::Wrapped;
 pub use lora::LoraWeights;
 pub use scales::Scales;
 
 use nested::Kept;
+use variables::Variables;
 
 use super::autograd::Frame;
 use super::log::Category;
@@ -104,7 +109,7 @@ pub struct Runner {
 
 /// The variables of a run.
 struct Frames {
-    values: Vec<Option<Tensor>>,
+    values: Variables,
     /// What a layer's caller holds until the layer returns (attention probabilities).
     held: Vec<Tensor>,
     /// What the loop over layers holds until the next one returns: Falcon's blocks return their probabilities.
@@ -119,9 +124,9 @@ struct Frames {
 }
 
 impl Frames {
-    fn new(values: usize) -> Self {
+    fn new(values: Variables) -> Self {
         Self {
-            values: vec![None; values],
+            values,
             held: Vec::new(),
             handed_on: None,
             returned: Vec::new(),
@@ -200,7 +205,7 @@ impl Runner {
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
     pub fn forward(self: &Rc<Self>, torch: &mut Torch) -> Vec<Tensor> {
-        let mut frames = Frames::new(self.program.values.len());
+        let mut frames = Frames::new(Variables::all(&self.program));
         torch.autocast = self.settings.autocast;
         torch.saves_on_host = self.settings.save_on_cpu;
         torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, 0..self.program.steps.len()));
@@ -228,7 +233,7 @@ impl Runner {
             }
             match &self.program.steps[at] {
                 Step::Run { op, inputs, outputs, module } => self.step(torch, frames, op, inputs, outputs, *module),
-                Step::Release(value) => frames.values[value.0 as usize] = None,
+                Step::Release(value) => frames.values[*value] = None,
                 Step::Enter(module) if self.is_checkpointed(torch, *module) => {
                     self.enter(torch, frames, *module, at);
                     let exit = self.exits[at];
@@ -299,9 +304,9 @@ impl Runner {
         frames.held.clear();
         let runner = Rc::clone(self);
         let again = move |torch: &mut Torch| {
-            let mut frames = Frames::new(runner.program.values.len());
+            let mut frames = Frames::new(Variables::of(&runner.program, &range));
             for kept in &captured {
-                frames.values[kept.value.0 as usize] = Some(kept.tensor(torch));
+                frames.values[kept.value] = Some(kept.tensor(torch));
             }
             let outer = std::mem::replace(&mut torch.autocast, runner.settings.autocast);
             let mark = torch.graph_mark();
@@ -320,7 +325,7 @@ impl Runner {
         for step in &self.program.steps[range.clone()] {
             let Step::Run { inputs, .. } = step else { continue };
             for value in inputs {
-                if let Some(tensor) = &frames.values[value.0 as usize]
+                if let Some(tensor) = &frames.values[*value]
                     && !captured.iter().any(|(known, _)| known == value)
                 {
                     captured.push((*value, tensor.clone()));
@@ -344,8 +349,8 @@ impl Runner {
         module: ModuleId,
     ) {
         torch.set_module(module.0);
-        let mut taken: Vec<Option<Tensor>> =
-            inputs.iter().map(|value| frames.values[value.0 as usize].clone()).collect();
+        let mut taken: SmallVec<[Option<Tensor>; 4]> =
+            inputs.iter().map(|value| frames.values[*value].clone()).collect();
         if let Op::Return = op {
             let made = inputs.iter().zip(taken).filter(|(value, _)| !self.is_unmade(**value));
             frames.returned = made.filter_map(|(_, tensor)| tensor).collect();
@@ -368,7 +373,7 @@ impl Runner {
             hooks.after_operation(torch, *module, &made);
         }
         for (value, tensor) in outputs.iter().zip(made) {
-            frames.values[value.0 as usize] = tensor;
+            frames.values[*value] = tensor;
         }
     }
 

@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use super::variables::Variables;
 use super::{Frames, Runner};
 use crate::memory::autograd::Gradients;
 use crate::memory::autograd::{self, Edge, Leaf};
@@ -68,7 +69,7 @@ impl Runner {
         }
         let offload = self.wrapped.checkpoints.offload || torch.saves_on_host;
         let kept: Vec<Kept> = captured.into_iter().map(|(id, x)| Kept::new(torch, id, x, offload)).collect();
-        let mut outputs: Vec<Tensor> = written.iter().filter_map(|id| frames.values[id.0 as usize].clone()).collect();
+        let mut outputs: Vec<Tensor> = written.iter().filter_map(|id| frames.values[*id].clone()).collect();
         let runner = Rc::clone(self);
         let ids = written.clone();
         let inputs: Vec<&Tensor> = inputs.iter().collect();
@@ -76,7 +77,7 @@ impl Runner {
             runner.back_through(torch, kept, &ids, range, &gradients)
         });
         for (id, output) in written.into_iter().zip(outputs) {
-            frames.values[id.0 as usize] = Some(output);
+            frames.values[id] = Some(output);
         }
     }
 
@@ -87,7 +88,7 @@ impl Runner {
             Step::Run { outputs, .. } => outputs.as_slice(),
             _ => &[],
         });
-        made.copied().filter(|id| frames.values[id.0 as usize].is_some()).collect()
+        made.copied().filter(|id| frames.values[*id].is_some()).collect()
     }
 
     fn back_through(
@@ -98,7 +99,7 @@ impl Runner {
         range: Range<usize>,
         gradients: &[Option<Tensor>],
     ) -> Gradients {
-        let mut frames = Frames::new(self.program.values.len());
+        let mut frames = Frames::new(Variables::of(&self.program, &range));
         let mut leaves: Vec<Rc<Leaf>> = Vec::new();
         for kept in kept {
             let mut tensor = kept.tensor(torch);
@@ -107,7 +108,7 @@ impl Runner {
                 (tensor, leaf) = torch.leaf(tensor);
                 leaves.push(leaf);
             }
-            frames.values[kept.value.0 as usize] = Some(tensor);
+            frames.values[kept.value] = Some(tensor);
         }
         let (grad, autocast) = (torch.grad_enabled, torch.autocast);
         (torch.grad_enabled, torch.autocast) = (true, self.settings.autocast);
@@ -115,7 +116,7 @@ impl Runner {
         torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, range));
         torch.cast_cache.clear();
         (torch.grad_enabled, torch.autocast) = (grad, autocast);
-        let outputs: Vec<Option<Tensor>> = written.iter().map(|id| frames.values[id.0 as usize].take()).collect();
+        let outputs: Vec<Option<Tensor>> = written.iter().map(|id| frames.values[*id].take()).collect();
         let pairs: Vec<(Tensor, Tensor)> = outputs
             .into_iter()
             .zip(gradients)

@@ -89,7 +89,7 @@ impl Runner {
         for (value, tensor) in self.captured(frames, &(at + 1..self.exits[at])) {
             let whole = self.program.values[value.0 as usize];
             if whole.rank() == 3 && tensor.shape.size(1) < whole.size(1) {
-                frames.values[value.0 as usize] = Some(torch.gather_sequence(&tensor, split.ways));
+                frames.values[value] = Some(torch.gather_sequence(&tensor, split.ways));
                 before.push((value, tensor));
             }
         }
@@ -109,7 +109,7 @@ impl Frames {
             return;
         }
         for (value, tensor) in self.gathered.pop().into_iter().flat_map(|(_, before)| before) {
-            if let Some(now) = self.values[value.0 as usize].as_mut() {
+            if let Some(now) = self.values[value].as_mut() {
                 *now = tensor;
             }
         }

@@ -215,7 +215,7 @@ impl Torch {
         let bytes = elements.saturating_mul(dtype.size());
         let make = |torch: &mut Self| Storage::hollow(&torch.log, operation, bytes, shape, dtype);
         let storage = self.in_category(Category::Communication, make);
-        Tensor::new(storage, shape, contiguous_strides(&shape), dtype)
+        Tensor::new(storage, self.layouts.of(&shape, &contiguous_strides(&shape)), dtype)
     }
 
     /// A flat buffer of a collective.

@@ -37,7 +37,7 @@ use std::rc::Rc;
 use super::autograd::{Edge, Frame, Gradients, Leaf, Node, Saved};
 use super::device::Device;
 use super::log::{Category, SharedLog, Storage, StorageId, Stream};
-use super::tensor::{Strides, Tensor, contiguous_strides, pointwise_strides};
+use super::tensor::{Layouts, Strides, Tensor, contiguous_strides, pointwise_strides};
 use crate::dtype::DType;
 use crate::model::Shape;
 
@@ -77,6 +77,7 @@ pub struct Torch {
     workspaces: [Option<Tensor>; 2],
     lt_workspaces: [Option<Tensor>; 2],
     phantoms: SharedLog,
+    pub(super) layouts: Layouts,
 }
 
 /// What was in force around a backward pass.
@@ -122,6 +123,7 @@ impl Torch {
             workspaces: [None, None],
             lt_workspaces: [None, None],
             phantoms: SharedLog::default(),
+            layouts: Layouts::default(),
         }
     }
 
@@ -136,7 +138,8 @@ impl Torch {
     /// A fresh dense tensor in a given order of dimensions.
     pub fn fresh_strided(&mut self, operation: &'static str, shape: Shape, strides: Strides, dtype: DType) -> Tensor {
         let log = if self.stopped { &self.phantoms } else { &self.log };
-        Tensor::new(Storage::new(log, operation, shape, dtype), shape, strides, dtype)
+        let storage = Storage::new(log, operation, shape, dtype);
+        Tensor::new(storage, self.layouts.of(&shape, &strides), dtype)
     }
 
     /// A fresh tensor like another.
@@ -148,7 +151,7 @@ impl Torch {
     /// A tensor that takes no memory: a stand-in where nothing is really computed.
     pub fn phantom(&mut self, shape: Shape, dtype: DType) -> Tensor {
         let storage = Storage::new(&self.phantoms, "phantom", shape, dtype);
-        Tensor::new(storage, shape, contiguous_strides(&shape), dtype)
+        Tensor::new(storage, self.layouts.of(&shape, &contiguous_strides(&shape)), dtype)
     }
 
     /// Bytes that live only inside an operation.

@@ -1,0 +1,67 @@
+//! The variables of a run: what each value of a program is now.
+
+use std::ops::{Index, IndexMut, Range};
+
+use crate::memory::tensor::Tensor;
+use crate::model::op::ValueId;
+use crate::model::{Program, Step};
+
+/// Variables of a range of steps. A layer that is run again has places for its own values only, so that the cost of a run
+/// does not grow with the square of its depth. Dropped in order of their names, like those of the whole program.
+pub(super) struct Variables {
+    /// What was made before the range, by name.
+    outside: Vec<(ValueId, Option<Tensor>)>,
+    /// The first value made in the range.
+    first: u32,
+    inside: Vec<Option<Tensor>>,
+}
+
+impl Variables {
+    /// Those of the whole program.
+    pub(super) fn all(program: &Program) -> Self {
+        Self { outside: Vec::new(), first: 0, inside: vec![None; program.values.len()] }
+    }
+
+    /// Those of some of its steps: values are numbered in the order in which they are made.
+    pub(super) fn of(program: &Program, range: &Range<usize>) -> Self {
+        let mut made = program.steps[range.clone()].iter().filter_map(|step| match step {
+            Step::Run { outputs, .. } => Some((outputs.first()?.0, outputs.last()?.0)),
+            _ => None,
+        });
+        let Some((first, mut last)) = made.next() else {
+            return Self { outside: Vec::new(), first: u32::MAX, inside: Vec::new() };
+        };
+        last = made.next_back().map_or(last, |(_, later)| later.max(last));
+        Self { outside: Vec::new(), first, inside: vec![None; (last - first + 1) as usize] }
+    }
+
+    fn outside(&self, value: ValueId) -> Result<usize, usize> {
+        self.outside.binary_search_by_key(&value, |(known, _)| *known)
+    }
+}
+
+impl Index<ValueId> for Variables {
+    type Output = Option<Tensor>;
+
+    fn index(&self, value: ValueId) -> &Option<Tensor> {
+        match value.0.checked_sub(self.first) {
+            Some(place) => &self.inside[place as usize],
+            None => self.outside(value).map_or(&None, |place| &self.outside[place].1),
+        }
+    }
+}
+
+impl IndexMut<ValueId> for Variables {
+    fn index_mut(&mut self, value: ValueId) -> &mut Option<Tensor> {
+        match value.0.checked_sub(self.first) {
+            Some(place) => &mut self.inside[place as usize],
+            None => {
+                let place = self.outside(value).unwrap_or_else(|place| {
+                    self.outside.insert(place, (value, None));
+                    place
+                });
+                &mut self.outside[place].1
+            }
+        }
+    }
+}
