@@ -148,6 +148,7 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
         kernels: plan.kernels,
         autocast: plan.autocast,
         weights: adapters::hidden_dtype(plan),
+        buffers: adapters::hidden_dtype(plan),
         padded: plan.batch.padded,
         mask: plan.batch.mask || plan.batch.padded,
         real_tokens: plan.batch.real_tokens,

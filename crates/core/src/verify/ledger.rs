@@ -213,6 +213,11 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
             Some(name) => name,
             None => key.as_str(),
         };
+        // Older vision-language configs hold the text model's keys at the top; transformers moves them.
+        let key = match key.strip_prefix("text_config.") {
+            Some(inner) if config.get("text_config").is_none() && config.get(inner).is_some() => inner,
+            _ => key,
+        };
         let mut target = &mut config;
         for part in key.split('.') {
             if target.is_null() {

@@ -183,6 +183,7 @@ impl<'a> Run<'a> {
             kernels: Kernels::Transformers,
             autocast: None,
             weights: plan.weights,
+            buffers: plan.weights,
             mask: true,
             padded: plan.batch.padded,
             real_tokens: None,

@@ -76,8 +76,10 @@ pub struct Settings {
     pub kernels: Kernels,
     /// The type autocast computes in.
     pub autocast: Option<DType>,
-    /// The type the model was built in.
+    /// The type the model computes in: what it was built in, unless an engine gathers it in another.
     pub weights: DType,
+    /// The type of buffers that were built with the weights; engines may leave it alone.
+    pub buffers: DType,
     /// Whether the batch brings a mask, and whether it masks anything.
     pub padded: bool,
     /// Whether the batch brings a 2-D mask.
@@ -483,6 +485,7 @@ impl Runner {
             Op::Loss(kind) => one(torch.in_category(Category::Logits, |torch| {
                 loss::lower(torch, *kind, input(0), input(1), self.is_loss_parallel())
             })),
+            Op::ModelBuffer => vec![Some(torch.phantom(shape, self.settings.buffers))],
             _ => tensors::lower(torch, op, inputs, &input, shape, outputs, &self.program.values, self.settings.weights),
         }
     }

@@ -62,7 +62,7 @@ pub(super) fn simulate(
     };
     let Loaded { parameters, wrapped, .. } = loaded;
     let inputs = train::batch(&mut torch, &program, plan);
-    let settings = Settings { weights: plan.weights, ..train::settings(plan) };
+    let settings = Settings { weights: plan.weights, buffers: plan.weights, ..train::settings(plan) };
     let mut runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(wrapped), None);
     if let Some(hooks) = Rc::clone(&stage).hooks() {
         runner = runner.hooked(hooks);

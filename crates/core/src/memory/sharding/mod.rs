@@ -116,6 +116,10 @@ fn run(mut torch: Torch, program: Rc<Program>, (plan, parallel): (&TrainPlan, &P
     let inputs = train::batch(&mut torch, &program, plan);
     let mut settings = train::settings(plan);
     settings.weights = parallel.compute_type().unwrap_or(settings.weights);
+    // FSDP2 gathers parameters in another type and leaves buffers alone; FSDP1 is given a type for both.
+    if matches!(parallel.engine, Engine::Fsdp1(_)) {
+        settings.buffers = settings.weights;
+    }
     let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(wrapped), None)
         .hooked(Rc::clone(&engine).hooks());
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);

@@ -75,7 +75,7 @@ pub struct Torch {
     pub linears_are_functions: bool,
     in_backward: bool,
     workspaces: [Option<Tensor>; 2],
-    lt_workspace: Option<Tensor>,
+    lt_workspaces: [Option<Tensor>; 2],
     phantoms: SharedLog,
     pub(super) layouts: Layouts,
 }
@@ -121,7 +121,7 @@ impl Torch {
             linears_are_functions: false,
             in_backward: false,
             workspaces: [None, None],
-            lt_workspace: None,
+            lt_workspaces: [None, None],
             phantoms: SharedLog::default(),
             layouts: Layouts::default(),
         }
@@ -337,11 +337,13 @@ impl Torch {
         }
     }
 
-    /// The workspace of cuBLASLt, which adds biases in its epilogue: 1 MiB at the first such product.
+    /// The workspace of cuBLASLt, which adds biases in its epilogue: 1 MiB at the first such product of a thread (its
+    /// handle is the thread's cuBLAS handle). The backward thread has such products when it recomputes a layer.
     pub fn use_blas_lt(&mut self) {
-        if self.lt_workspace.is_none() && !self.stopped {
+        let thread = usize::from(self.in_backward);
+        if self.lt_workspaces[thread].is_none() && !self.stopped {
             let make = |torch: &mut Self| torch.fresh("cublasLt workspace", Shape::from([1 << 20]), DType::U8);
-            self.lt_workspace = Some(self.in_category(Category::Workspace, make));
+            self.lt_workspaces[thread] = Some(self.in_category(Category::Workspace, make));
         }
     }
 }
