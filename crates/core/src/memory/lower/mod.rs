@@ -413,14 +413,7 @@ impl Runner {
                 one(torch.convolution(input(0), self.parameter(*weight), bias, shape))
             }
             Op::RotaryTable(table) => rotary::table(torch, *table, shape, self.settings.weights),
-            Op::Rotary(_) if inputs.len() == 6 => {
-                let (query, key) = rotary::rotate_joined(torch, [0, 1, 2, 3, 4, 5].map(&input));
-                vec![Some(query), Some(key)]
-            }
-            Op::Rotary(style) => {
-                let (query, key) = rotary::rotate(torch, *style, input(0), input(1), input(2), input(3));
-                vec![Some(query), Some(key)]
-            }
+            Op::Rotary(style) => rotary::lower(torch, *style, inputs.len(), &input),
             Op::Mask(kind) => vec![match &self.cache {
                 Some(cache) => cache.mask(torch, *kind, shape, &self.settings),
                 None => attention::mask(torch, *kind, shape, &self.settings, !inputs.is_empty()),
