@@ -82,17 +82,33 @@ pub struct PhaseRow {
     pub peak_reserved: Measure,
 }
 
+/// Why a row says nothing about a prediction.
+fn beside_the_point(row: &Value) -> Option<&'static str> {
+    let replayed = row["gpu"].as_str().is_some_and(|gpu| gpu.starts_with("replay"));
+    match row["config"]["model_type"].as_str() {
+        _ if row["gpu"] == "cpu" => Some("measured on a CPU, whose kernels and allocator are others"),
+        Some("dbrx") if replayed && row["run"]["task"] != "infer" => {
+            Some("a replay holds no data, and DBRX's loop over experts then finds no token for any of them")
+        }
+        Some("dinov2") if row["config"]["use_swiglu_ffn"] == true && is_before_5_22(row) => {
+            Some("DINOv2's gated MLP was one matrix until transformers 5.22 cut it in two, which the model follows")
+        }
+        _ => None,
+    }
+}
+
+/// Whether a row was made with a transformers before 5.22.
+fn is_before_5_22(row: &Value) -> bool {
+    let version = row["software"]["transformers"].as_str().or(row["versions"]["transformers"].as_str());
+    let mut numbers = version.unwrap_or_default().split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next(), numbers.next()) < (Some(5), Some(22))
+}
+
 /// Scores one row.
 pub fn score(row: &Value) -> LedgerRow {
     let id = row["id"].as_str().unwrap_or("(no id)").to_owned();
-    let replayed = row["gpu"].as_str().is_some_and(|gpu| gpu.starts_with("replay"));
-    if replayed && row["config"]["model_type"] == "dbrx" && row["run"]["task"] != "infer" {
-        let skipped = "a replay holds no data, and DBRX's loop over experts then finds no token for any of them";
-        return LedgerRow::Skipped { id, skipped: skipped.into() };
-    }
-    if row["gpu"] == "cpu" {
-        let skipped = "measured on a CPU, whose kernels and allocator are others".into();
-        return LedgerRow::Skipped { id, skipped };
+    if let Some(why) = beside_the_point(row) {
+        return LedgerRow::Skipped { id, skipped: why.into() };
     }
     match predict(row) {
         Ok(scored) => LedgerRow::Scored(Box::new(scored)),

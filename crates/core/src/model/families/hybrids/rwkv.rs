@@ -206,8 +206,8 @@ impl Rwkv {
         let mut key = self.mixed(g, "time_mix_key", input, &shifted);
         let mut receptance = self.mixed(g, "time_mix_receptance", input, &shifted);
         key = {
-            let wide = g.linear("key", &key, self.width, false);
-            let wide = g.unary(Unary::Relu, &wide);
+            let mut wide = g.linear("key", &key, self.width, false);
+            wide = g.unary(Unary::Relu, &wide);
             g.unary(Unary::Square, &wide)
         };
         let value = g.linear("value", &key, self.hidden, false);
