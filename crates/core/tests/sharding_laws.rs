@@ -299,7 +299,12 @@ fn settings_of_zero_cost_what_they_say() {
     let (wide, ..) = held(zero(3), Some(DType::F32));
     assert!((wide - narrow).abs_diff(elements / 4) < slack / 2, "{wide} {narrow}");
     // A second shard over four cards is there from forward to the step.
-    let zero = ZeroConfig { stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0, ..zero(3) };
+    let zero = ZeroConfig {
+        stage3_param_persistence_threshold: 0,
+        stage3_prefetch_bucket_size: 0,
+        stage3_max_reuse_distance: 0,
+        ..zero(3)
+    };
     let second = ZeroConfig { zero_hpz_partition_size: 4, ..zero.clone() };
     assert!(held(second, None).1 > held(zero, None).1);
     // Without a bucket gradients stay where they are made.
