@@ -274,12 +274,12 @@ fn offloaded_partitions_are_one_copy() {
     }
 }
 
-/// What a card of 8 holds between steps, and its highest point.
-fn resident_and_peak(zero: ZeroConfig, grad_accum_dtype: Option<DType>) -> (u64, u64) {
+/// What a card of 8 holds before and after a forward pass, and its highest point.
+fn held(zero: ZeroConfig, grad_accum_dtype: Option<DType>) -> (u64, u64, u64) {
     let parallel = spread(Engine::Deepspeed(DeepSpeed { zero, grad_accum_dtype }), 8);
     let run = simulation::train(&model(), &plan(Some(parallel))).expect("it runs");
     let at = run.log.phases.iter().position(|name| name == "2.0.fwd").expect("a third step");
-    (run.replay.phases[at].before, run.replay.peak_allocated())
+    (run.replay.phases[at].before, run.replay.phases[at].after, run.replay.peak_allocated())
 }
 
 #[test]
@@ -292,19 +292,25 @@ fn settings_of_zero_cost_what_they_say() {
     // Blocks of up to 1 MiB are billed whole.
     let slack = 1 << 20;
     // fp32 gradients of the whole model under stage 1, of the partition under stage 3.
-    let (narrow, _) = resident_and_peak(zero(1), None);
-    let (wide, _) = resident_and_peak(zero(1), Some(DType::F32));
+    let (narrow, ..) = held(zero(1), None);
+    let (wide, ..) = held(zero(1), Some(DType::F32));
     assert!((wide - narrow).abs_diff(elements * 4) < slack, "{wide} {narrow}");
-    let (narrow, _) = resident_and_peak(zero(3), None);
-    let (wide, _) = resident_and_peak(zero(3), Some(DType::F32));
+    let (narrow, ..) = held(zero(3), None);
+    let (wide, ..) = held(zero(3), Some(DType::F32));
     assert!((wide - narrow).abs_diff(elements / 4) < slack / 2, "{wide} {narrow}");
     // A second shard over four cards is there from forward to the step.
-    let second = ZeroConfig { zero_hpz_partition_size: 4, ..zero(3) };
-    assert!(resident_and_peak(second, None).1 > resident_and_peak(zero(3), None).1);
+    let zero = ZeroConfig {
+        stage3_param_persistence_threshold: 0,
+        stage3_prefetch_bucket_size: 0,
+        stage3_max_reuse_distance: 0,
+        ..zero(3)
+    };
+    let second = ZeroConfig { zero_hpz_partition_size: 4, ..zero.clone() };
+    assert!(held(second, None).1 > held(zero, None).1);
     // Without a bucket gradients stay where they are made.
     let apart = ZeroConfig { contiguous_gradients: false, ..ZeroConfig { stage: 2, ..ZeroConfig::default() } };
     let bucket = ZeroConfig { stage: 2, ..ZeroConfig::default() };
-    assert!(resident_and_peak(apart, None).1 < resident_and_peak(bucket, None).1);
+    assert!(held(apart, None).2 < held(bucket, None).2);
 }
 
 #[test]
