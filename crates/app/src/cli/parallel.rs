@@ -312,7 +312,7 @@ impl ParallelArguments {
             },
             EngineName::Tp => Engine::Tp(self.tensor()?),
             EngineName::Deepspeed => self.zero.engine(plan, hidden_size, &mut notes)?,
-            EngineName::Megatron => self.megatron.engine(&mut notes)?,
+            EngineName::Megatron => self.megatron.engine([self.pp.unwrap_or(1), self.cp.unwrap_or(1)], &mut notes)?,
             EngineName::MegatronDeepspeed | EngineName::MegatronFsdp => {
                 let what = "Megatron with DeepSpeed's ZeRO, or with Megatron-FSDP".into();
                 let hint = "--engine megatron has a distributed optimizer, which is ZeRO 1".into();

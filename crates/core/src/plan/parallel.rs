@@ -217,11 +217,13 @@ pub struct Fsdp1 {
 impl Parallel {
     /// Refuses meshes that cannot be and combinations that are not simulated.
     pub fn check(&self, plan: &TrainPlan, sizes: &ModelSizes) -> Result<(), PlanError> {
-        self.mesh.check(sizes)?;
         let unsupported = |what: String, hint: &str| Err(PlanError::Unsupported { what, hint: hint.into() });
         if let Engine::Megatron(megatron) = &self.engine {
+            // Its stages need not be alike: how layers are dealt out is checked with its options.
+            self.mesh.check(&ModelSizes { layers: None, ..*sizes })?;
             return megatron.check(plan, &self.mesh, sizes);
         }
+        self.mesh.check(sizes)?;
         tensor::check(self, plan, sizes)?;
         for (axis, name) in self.mesh.model_axes() {
             if axis > 1 && !(name == "tp" && self.tensor().is_some()) {
