@@ -205,7 +205,7 @@ pub fn model_of(row: &Value) -> Result<Model, String> {
     // These classes copy text keys of the top level into a section of their own when they are made; a key that is set on
     // the outside afterwards has no effect.
     let copied = matches!(config["model_type"].as_str(), Some("qwen2_vl" | "qwen2_5_vl"));
-    let effective = |key: &String| !(copied && !key.contains('.'));
+    let effective = |key: &String| !copied || key.contains('.');
     for (key, value) in row["run"]["overrides"].as_object().into_iter().flatten().filter(|(key, _)| effective(key)) {
         // Some configs know their layers by another name (`attribute_map`).
         let named = ["n_layer", "n_layers", "num_layers"].into_iter().find(|name| config.get(name).is_some());
