@@ -13,11 +13,13 @@ pub(super) fn lower(torch: &mut Torch, kind: Loss, logits: &Tensor, labels: &Ten
     match kind {
         Loss::CausalLm => {
             let wide = torch.cast(logits, DType::F32);
-            // Labels are padded by one and shifted, so every position of the logits counts.
+            // Labels are padded by one and shifted, so every position of the logits counts. Those of one sample lie densely
+            // in the padded ones, which keep their name until the loss is there.
             let padded = torch.fresh("constant_pad_nd", labels.shape.with(-1, labels.shape.last() + 1), DType::I64);
-            let shifted = torch.fresh("clone", Shape::from([rows]), DType::I64);
+            let later = torch.slice(&padded, (labels.shape.rank().max(1) - 1) as u8, labels.shape.last(), 1);
+            let shifted = torch.contiguous(&later);
             let flat = torch.reshape(&wide, Shape::from([rows, classes]));
-            drop(padded);
+            let shifted = torch.reshape(&shifted, Shape::from([rows]));
             match parallel {
                 true => torch.parallel_cross_entropy(&flat, &shifted),
                 false => torch.cross_entropy(&flat, &shifted),

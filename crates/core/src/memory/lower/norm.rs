@@ -80,6 +80,7 @@ pub(super) fn lower(
         Norm::LayerBare => {
             let wide = torch.cast(x, DType::F32);
             let normal = torch.layer_norm(&wide, None, None, 2);
+            drop(wide);
             torch.cast(&normal, x.dtype)
         }
         Norm::LayerPlusOne => {

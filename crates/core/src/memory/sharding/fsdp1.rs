@@ -341,19 +341,23 @@ impl FlatShards {
     fn post_backward(&self, torch: &mut Torch, at: usize) {
         let handle = &self.handles[at];
         let gathered = self.gathered_type(handle);
-        let gradients: Vec<Tensor> = handle.views.iter().filter_map(|leaf| leaf.grad.take()).collect();
         let reduces = self.reduces.get();
         let frees = reduces || self.options.strategy == Strategy::Full;
         drop(handle.copy.take());
-        if gradients.is_empty() {
+        if handle.views.iter().all(|leaf| leaf.grad.borrow().is_none()) {
             if frees {
                 self.empty(handle);
             }
             return;
         }
-        // The views were split off on the stream that gathers, so autograd joins their gradients there.
+        // The views were split off on the stream that gathers, so autograd joins their gradients there. A view that was
+        // not used has zeros for one (`split_with_sizes_backward` of torch/csrc/autograd/FunctionsManual.cpp).
+        let unused = handle.views.iter().filter(|leaf| leaf.grad.borrow().is_none());
+        let zeros: Vec<Tensor> =
+            unused.map(|leaf| torch.flat("zeros", leaf.shape.elements(), gathered, Stream::Gather)).collect();
+        let gradients: Vec<Tensor> = handle.views.iter().filter_map(|leaf| leaf.grad.take()).collect();
         let mut whole = torch.flat("cat", handle.shard * self.world, gathered, Stream::Gather);
-        drop(gradients);
+        drop((gradients, zeros));
         if let Some(waiting) = handle.waiting.take() {
             whole = waiting;
         }
