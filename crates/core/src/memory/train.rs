@@ -180,7 +180,8 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (V
     torch.in_category(Category::Buffers, |torch| {
         for buffer in &program.buffers {
             // Buffers live as long as the run; their handle is kept by forgetting it in the parameter list.
-            parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
+            let dtype = if buffer.model_type { plan.weights } else { buffer.dtype };
+            parameters.push(torch.fresh("buffer", buffer.shape, dtype));
         }
     });
     drop(transient);

@@ -46,6 +46,9 @@ pub enum Op {
     Fill(DType),
     /// The same in the element type of the input (`zeros_like`, `new_zeros`), of any sizes.
     FillLike,
+    /// Zeros in place of a position bias, in the type of the input; under gradient checkpointing they are made to require
+    /// a gradient, as a layer's inputs had to for the older kind of checkpoint.
+    ZeroBias,
     /// Rows of a table by index.
     Embedding {
         /// The table.
@@ -103,8 +106,8 @@ pub enum Op {
     /// `q @ kᵀ * 1.0`, plus the bias, plus the mask if there is one, softmax in the model's type, dropout, `@ v`. With
     /// SDPA the float mask is made in each layer: without a mask it is the bias itself, or for a causal module of more
     /// than one query `where(arange >= arange, bias, min)`; with a boolean mask `where(mask, bias, min)`. A bias from an
-    /// embedding needs a gradient, which only the math kernel gives. The bias of cross-attention is zeros
-    /// ([`Op::FillLike`]) and needs one under gradient checkpointing alone.
+    /// embedding needs a gradient and lies crosswise, so the math kernel runs. The bias of cross-attention is zeros
+    /// ([`Op::ZeroBias`]).
     BiasedAttention(Attention),
     /// A pointwise activation.
     Activation(Activation),

@@ -59,9 +59,7 @@ use super::log::Category;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
-use crate::model::op::{
-    Attention, CacheKind, CacheUpdate, EagerStyle, ExpertStyle, ModuleId, Op, ParameterId, ValueId,
-};
+use crate::model::op::{Attention, EagerStyle, ExpertStyle, ModuleId, Op, ParameterId, ValueId};
 use crate::model::{ModuleKind, Program, Step};
 use crate::plan::{AttentionKind, Kernels};
 
@@ -104,7 +102,7 @@ pub struct Runner {
     logits: std::collections::BTreeSet<ValueId>,
     /// Whether blocks return their attention probabilities (Falcon).
     hands_on: bool,
-    /// Encoder-decoder models fill a cache in training too, unless they are checkpointed: `use_cache` is their default.
+    /// The model fills a cache in training too, unless it is checkpointed: `use_cache` is its default.
     caches_in_training: bool,
 }
 
@@ -182,12 +180,10 @@ impl Runner {
                 _ => {}
             }
         }
-        let crosses =
-            |step: &Step| matches!(step, Step::Run { op: Op::Cache(CacheUpdate { kind: CacheKind::Cross, .. }), .. });
         let falcon = |spec: &Attention| spec.eager == EagerStyle::Falcon;
         let hands_on =
             program.steps.iter().any(|step| matches!(step, Step::Run { op: Op::Attention(spec), .. } if falcon(spec)));
-        let caches_in_training = cache.is_none() && !settings.checkpointing && program.steps.iter().any(crosses);
+        let caches_in_training = cache.is_none() && !settings.checkpointing && program.caches_in_training;
         let logits = head::Head::logits(&program);
         Rc::new(Self {
             program,
@@ -478,6 +474,15 @@ impl Runner {
             Op::Loss(kind) => one(torch.in_category(Category::Logits, |torch| {
                 loss::lower(torch, *kind, input(0), input(1), self.is_loss_parallel())
             })),
+            Op::ZeroBias => {
+                let zeros = torch.fresh("fill", shape, input(0).dtype);
+                let trained = self.settings.checkpointing && torch.training && torch.grad_enabled;
+                one(match (trained, &torch.recomputing) {
+                    (true, None) => torch.leaf_in_graph(zeros),
+                    (true, Some(_)) => torch.leaf(zeros).0,
+                    (false, _) => zeros,
+                })
+            }
             Op::ModelBuffer => vec![Some(torch.phantom(shape, self.settings.buffers))],
             _ => tensors::lower(torch, op, inputs, &input, shape, outputs, &self.program.values, self.settings.weights),
         }

@@ -1,6 +1,6 @@
 //! Scaled dot product attention: which kernel torch chooses, and what each one keeps.
 
-use super::Torch;
+use super::{Gradients, Torch};
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::saved::Costly;
@@ -83,14 +83,17 @@ impl Torch {
         let heads_fit = same_heads || grouped;
         let (dim, value_dim) = (query.shape.last(), value.shape.last());
         let capability = self.device.capability;
-        // A mask that is trained, or whose last dimension is not dense (T5's position bias by itself), is for no kernel.
+        // A mask whose last dimension is not dense (T5's position bias by itself) is for no kernel; one that is trained
+        // is for the memory-efficient one alone.
         let dense = |mask: &Tensor| mask.shape.last() == 1 || mask.strides[mask.shape.rank().max(1) - 1] == 1;
-        let refused_mask = mask.is_some_and(|mask| mask.needs_grad() || !dense(mask));
+        let refused_mask = mask.is_some_and(|mask| !dense(mask));
+        let trained_mask = mask.is_some_and(Tensor::needs_grad);
         let cudnn = self.device.cudnn_attention
             && (90..120).contains(&capability)
             && half
             && heads_fit
             && !refused_mask
+            && !trained_mask
             && dim <= 256
             && dim % 8 == 0
             && value_dim % 8 == 0
@@ -130,8 +133,10 @@ impl Torch {
         dropout: bool,
     ) -> Tensor {
         let inputs = [query, key, value];
+        let bias = mask.filter(|mask| mask.needs_grad()).map(|mask| mask.shape);
         let padded = mask.map(|mask| self.aligned_mask(kernel, mask));
         let mask = padded.as_ref();
+        let trained_mask = mask.filter(|_| bias.is_some());
         let records = self.records(&inputs);
         let saved: Option<Vec<Saved>> =
             records.then(|| inputs.iter().copied().chain(mask).map(|t| Saved::new(self, t)).collect());
@@ -182,9 +187,11 @@ impl Torch {
         let layouts = inputs.map(Tensor::detached);
         // Only shapes and strides of the inputs are needed below; their storages must not be held.
         let layouts = layouts.map(|t| (t.shape, t.strides, t.dtype));
+        let bias = bias.zip(trained_mask.map(|mask| mask.shape.last()));
+        let inputs: Vec<&Tensor> = inputs.into_iter().chain(trained_mask).collect();
         self.attach(output, &inputs, move |torch, gradient| {
             let kept: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
-            let gradients = layouts
+            let mut gradients: Gradients = layouts
                 .iter()
                 .map(|(shape, strides, dtype)| {
                     let like = Tensor { dtype: *dtype, ..gradient.detached() }.with_layout(*shape, *strides);
@@ -192,8 +199,14 @@ impl Torch {
                 })
                 .collect();
             let [query, key, value] = layouts.map(|(shape, ..)| shape);
+            let scores = query.with(-1, key.size(2));
+            let for_bias = bias.map(|(bias, columns)| (torch.raw_bias_gradient(scores, columns, gradient.dtype), bias));
             torch.attention_backward_scratch(kernel, &query, &key, value.last(), gradient.dtype);
             drop(kept);
+            if let Some((raw, bias)) = for_bias {
+                let for_bias = torch.bias_gradient(raw, bias);
+                gradients.push(Some(for_bias));
+            }
             gradients
         })
     }
@@ -222,7 +235,9 @@ impl Torch {
         let (rows, columns) = (query.shape.size(2), key.shape.size(2));
         let mask = if causal { Some(self.causal_bias(rows, columns, wide)) } else { mask.cloned() };
         let (key, value) = match query.shape.size(1) / key.shape.size(1).max(1) {
-            groups if grouped && groups > 1 => (self.repeat_heads(&key, groups), self.repeat_heads(&value, groups)),
+            groups if grouped && groups > 1 => {
+                (self.repeat_interleave(&key, groups), self.repeat_interleave(&value, groups))
+            }
             _ => (key, value),
         };
         let turned = self.transpose(&key, -2, -1);
@@ -260,6 +275,15 @@ impl Torch {
         let opened = self.reshape(x, x.shape.inserted(2, 1));
         let spread = self.expand(&opened, Shape::from([batch, heads, groups, rows, dim]));
         self.reshape(&spread, Shape::from([batch, heads * groups, rows, dim]))
+    }
+
+    /// The same as torch does it by itself: a single head is copied too.
+    fn repeat_interleave(&mut self, x: &Tensor, groups: u64) -> Tensor {
+        let [batch, heads, rows, dim] = [0, 1, 2, 3].map(|axis| x.shape.size(axis));
+        let opened = self.reshape(x, x.shape.inserted(2, 1));
+        let spread = self.expand(&opened, Shape::from([batch, heads, groups, rows, dim]));
+        let copied = self.contiguous(&spread);
+        self.reshape(&copied, Shape::from([batch, heads * groups, rows, dim]))
     }
 
     /// Softmax that gives zero for rows that are masked whole: a boolean of the scores lives beside it for a moment.

@@ -18,6 +18,28 @@ impl Torch {
         Tensor { edge: mask.edge.clone(), ..copy }
     }
 
+    /// The gradient of a bias as the memory-efficient kernel writes it: for every score, rows aligned to 16 columns; seen
+    /// as the `columns` of the aligned bias.
+    pub(super) fn raw_bias_gradient(&mut self, scores: Shape, columns: u64, dtype: DType) -> Tensor {
+        let raw = self.fresh("attention bias gradient", scores.with(-1, columns.next_multiple_of(16)), dtype);
+        let strides = raw.strides;
+        raw.with_layout(scores.with(-1, columns), strides)
+    }
+
+    /// That gradient brought back to the bias: summed where the bias was expanded, and cut where its rows were padded.
+    pub(super) fn bias_gradient(&mut self, raw: Tensor, bias: Shape) -> Tensor {
+        let columns = raw.shape.last();
+        let dtype = raw.dtype;
+        let mut gradient = self.reduce_to(raw, bias.with(-1, columns), dtype);
+        if columns != bias.last() {
+            let whole = self.fresh("slice_backward", gradient.shape, dtype);
+            drop(gradient);
+            gradient = self.fresh("constant_pad_nd", bias, dtype);
+            drop(whole);
+        }
+        gradient
+    }
+
     /// Scratch of the forward kernels.
     pub(super) fn attention_forward_scratch(
         &mut self,

@@ -84,14 +84,14 @@ impl Torch {
     fn linear_4bit(&mut self, x: &Tensor, weight: &QuantisedWeight, bias: Option<&Tensor>) -> Tensor {
         let narrow = self.cast(x, weight.plan.compute);
         let bias = bias.map(|bias| self.cast(&bias.detached(), weight.plan.compute));
-        let product = self.matmul_4bit(&narrow, weight);
+        let product = self.matmul_4bit(&narrow, weight, bias.is_some());
         drop(bias);
         let result = self.cast(&product, x.dtype);
         drop((narrow, product));
         result
     }
 
-    fn matmul_4bit(&mut self, x: &Tensor, weight: &QuantisedWeight) -> Tensor {
+    fn matmul_4bit(&mut self, x: &Tensor, weight: &QuantisedWeight, biased: bool) -> Tensor {
         let (outputs, inputs) = (weight.shape.size(0), weight.shape.size(1));
         let rows = x.elements() / inputs.max(1);
         let fused = !weight.plan.keeps_inputs
@@ -103,6 +103,9 @@ impl Torch {
         let output = self.fresh("gemm_4bit", x.shape.with(-1, outputs), x.dtype);
         if !fused {
             self.use_blas();
+            if biased {
+                self.use_blas_lt();
+            }
         }
         drop(dense);
         if !self.records(&[x]) {

@@ -1,7 +1,8 @@
 //! Self-attention as most decoders write it.
 
+use crate::dtype::DType;
 use crate::model::graph::{Graph, Value};
-use crate::model::op::{Attention, CacheKind, CacheUpdate, EagerStyle, Mask, Norm, Op, ParameterId, Rotary};
+use crate::model::op::{Attention, Binary, CacheKind, CacheUpdate, EagerStyle, Mask, Norm, Op, ParameterId, Rotary};
 use crate::model::shape::Shape;
 
 /// When the rotated dimensions of a head are cut from the rest and joined with it again.
@@ -48,6 +49,8 @@ pub struct SelfAttention {
     pub dropout: f64,
     /// Whether positions see only those before them.
     pub causal: bool,
+    /// Whether queries are scaled by the logarithm of their position after the rotation (Ministral 3).
+    pub grows: bool,
 }
 
 /// Norms on queries and keys.
@@ -82,6 +85,7 @@ impl SelfAttention {
             softcap: false,
             dropout: 0.0,
             causal: true,
+            grows: false,
         }
     }
 
@@ -110,6 +114,9 @@ impl SelfAttention {
                 RotaryCut::Always => rotate_renamed(g, style, self.rotary_dim, &query, &key, cosine, sine),
                 RotaryCut::WhenPartial => rotate(g, style, self.rotary_dim, query, key, cosine, sine),
             };
+        }
+        if self.grows {
+            query = grown(g, &query);
         }
         (key, value) = g.cache(self.cache(), &key, &value);
         let attended = attend(g, self.spec(None), &query, &key, &value, Some(mask));
@@ -159,6 +166,20 @@ impl SelfAttention {
 pub fn grouped_cache(heads: u64, head_dim: u64, window: Option<u64>) -> CacheUpdate {
     let kind = window.map_or(CacheKind::Full, CacheKind::Sliding);
     CacheUpdate { kind, heads, key_dim: head_dim, value_dim: head_dim, true_heads: heads }
+}
+
+/// `query * (1 + beta * log(1 + floor(positions / trained)))`, the factor cast to the query's type.
+fn grown(g: &mut Graph, query: &Value) -> Value {
+    let seq = query.size(2);
+    let factor = g.without_grad(|g| {
+        let mut factor = g.fill(DType::F32, [1, seq]);
+        for step in [Binary::Div, Binary::Add, Binary::Mul, Binary::Add] {
+            factor = g.scalar(step, &factor);
+        }
+        let factor = g.view(&factor, [1, 1, seq, 1]);
+        g.type_as(&factor, query)
+    });
+    g.mul(query, &factor)
 }
 
 /// `[batch, seq, heads · dim] → [batch, heads, seq, dim]`, as views.

@@ -15,6 +15,7 @@ pub mod gemma3;
 pub mod glm;
 pub mod granite;
 pub mod llama;
+pub mod ministral;
 pub mod nemotron;
 pub mod olmo;
 pub mod olmo2;
@@ -29,6 +30,9 @@ pub mod starcoder2;
 pub const ALL: &[&Family] = &[
     &llama::FAMILY,
     &llama::MISTRAL,
+    &ministral::MINISTRAL,
+    &ministral::MINISTRAL3,
+    &ministral::CWM,
     &llama::QWEN2,
     &llama::QWEN3,
     &gemma::FAMILY,
@@ -61,6 +65,7 @@ pub(crate) fn text_model(c: &Config<'_>, model_type: &str) -> Result<Box<dyn Dec
     Ok(match model_type {
         "llama" => Box::new(llama::Llama::read(c)?),
         "mistral" => Box::new(llama::Llama::read_mistral(c)?),
+        "ministral3" => Box::new(ministral::read_ministral3(c)?),
         "qwen2" => Box::new(llama::Llama::read_qwen2(c)?),
         "qwen3" => Box::new(llama::Llama::read_qwen3(c)?),
         "gemma" => Box::new(gemma::Gemma::read(c)?),

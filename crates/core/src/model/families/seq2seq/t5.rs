@@ -125,7 +125,7 @@ impl T5 {
                     let (key, value) = self.attention.cross_pair(g, &normed, encoded);
                     let bias = layers.cross_bias.take().unwrap_or_else(|| {
                         let sizes = [1, self.attention.heads, query.size(2), key.size(2)];
-                        g.fill_like(&query, sizes)
+                        g.run(Op::ZeroBias, &[&query], sizes)
                     });
                     let bias = layers.cross_bias.insert(bias);
                     self.attend(g, [&query, &key, &value, bias, mask], false)
