@@ -26,16 +26,16 @@ const BESIDE: [&str; 9] = [
 
 /// An interpreter that has torch.
 #[derive(Debug, Clone)]
-pub struct PythonWithTorch {
+pub(crate) struct PythonWithTorch {
     /// Where it is.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
     /// Whether torch is there without NVIDIA's libraries, so that it runs in a rehearsal only.
-    pub bare: bool,
+    pub(crate) bare: bool,
 }
 
 /// What the program is to see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Card {
+pub(crate) enum Card {
     /// No GPU.
     None,
     /// A pretended H200.
@@ -45,7 +45,7 @@ pub enum Card {
 impl PythonWithTorch {
     /// The interpreter that `VRAMCAST_TEST_PYTHON` names, or one that is made under the target folder at the first test;
     /// none, and a line that says so, where there is no Python or no package registry.
-    pub fn get() -> Option<&'static Self> {
+    pub(crate) fn get() -> Option<&'static Self> {
         static FOUND: OnceLock<Option<PythonWithTorch>> = OnceLock::new();
         let find = || match std::env::var_os("VRAMCAST_TEST_PYTHON") {
             Some(path) => Some(Self::of(path.into())),
@@ -61,7 +61,7 @@ impl PythonWithTorch {
 
     /// A command line that runs `program` so that its torch sees that card; `vramcast` holds the rehearsal. None, and a
     /// line that says so, where a card cannot be pretended.
-    pub fn command(&self, vramcast: &Path, card: Card, program: &OsStr) -> Option<Command> {
+    pub(crate) fn command(&self, vramcast: &Path, card: Card, program: &OsStr) -> Option<Command> {
         if !self.bare && card == Card::None {
             let mut command = Command::new(program);
             command.env("CUDA_VISIBLE_DEVICES", "");
