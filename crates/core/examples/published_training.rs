@@ -187,7 +187,9 @@ fn litgpt(row: &Value) -> Outcome {
         None => None,
         Some(scheme) => {
             let read = Quantization::parse(scheme).map_err(|error| error.to_string())?;
-            Some(Quantization { skip: Some(Vec::new()), prepare: false, ..read })
+            // Its rows are older than bitsandbytes 0.43.2, and Lightning packs from fp16.
+            let packed_from = Some(DType::F16);
+            Some(Quantization { skip: Some(Vec::new()), prepare: false, keeps_inputs: true, packed_from, ..read })
         }
     };
     let card = if table.starts_with("config_hub") { "A10G" } else { "A100-40GB" };
@@ -224,6 +226,8 @@ fn litgpt(row: &Value) -> Outcome {
             adapter,
             quantization,
             gpu: gpu.clone(),
+            // Its loop deletes neither logits nor loss.
+            keep_loss: true,
             // Gradients of earlier micro-batches are alive from the second on; all later ones are alike.
             gradient_accumulation: if number(&row["global_batch_size"]).is_some_and(|all| all <= batch_size) {
                 1

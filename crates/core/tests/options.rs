@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 use vramcast_core::dtype::DType;
+use vramcast_core::memory::allocator::Replay;
 use vramcast_core::memory::log::Category;
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::{
-    AttentionKind, Batch, CheckpointOptions, Checkpointing, LossKind, LossOptions, Optimizer, OptimizerKind, PlanError,
-    RunPlan, SdpaKernel, Selective, TrainPlan,
+    AdapterPlan, AttentionKind, Batch, CheckpointOptions, Checkpointing, LoraPlan, LossKind, LossOptions, Optimizer,
+    OptimizerKind, PlanError, Quantization, RunPlan, SdpaKernel, Selective, TrainPlan,
 };
 use vramcast_core::report;
 
@@ -196,6 +197,40 @@ fn losses_that_take_the_head_along_make_fewer_logits() {
         ..plan()
     };
     assert!(matches!(wide.check(), Err(PlanError::Conflict { .. })));
+}
+
+#[test]
+fn a_loss_that_is_kept_holds_the_last_logits_and_graph() {
+    let named = |simulation: &Simulation, name: &str| {
+        let at = simulation.log.phases.iter().position(|phase| phase == name).unwrap();
+        simulation.replay.phases[at]
+    };
+    let (deleted, kept) = (run(&plan()), run(&TrainPlan { keep_loss: true, ..plan() }));
+    assert_eq!(named(&deleted, "0.0.bwd"), named(&kept, "0.0.bwd"));
+    assert_eq!(deleted.log.phases, kept.log.phases);
+    // The logits of the last step, in bf16, beside those of this one; the loss is one block.
+    let more = named(&kept, "1.0.fwd").before - named(&deleted, "1.0.fwd").before;
+    assert_eq!(more, 4 * 1024 * 2048 * 2 + 512);
+    assert_eq!(named(&kept, "1.0.fwd").after, named(&deleted, "1.0.fwd").after);
+}
+
+#[test]
+fn old_bitsandbytes_keeps_the_inputs_of_4_bit_linears() {
+    let with = |keeps_inputs, keep_loss| {
+        let quantization = Quantization { keeps_inputs, prepare: false, ..Quantization::default() };
+        let adapter = AdapterPlan::Lora(LoraPlan { dropout: 0.1, ..LoraPlan::default() });
+        let (adapter, quantization) = (Some(adapter), Some(quantization));
+        run(&TrainPlan { adapter, quantization, keep_loss, keep_outputs: false, ..plan() }).replay
+    };
+    let (new, old) = (with(false, false), with(true, false));
+    // Of each layer the results of both norms and what goes into o_proj and down_proj, but for what is kept anyway: the
+    // latter two are inputs of adapters in no layer, the first is under q_proj and v_proj, which keep a dropped-out copy.
+    let inputs = LAYERS * 4 * 1024 * (3 * HIDDEN + 1024) * 2;
+    let more = old.phases[0].after - new.phases[0].after;
+    assert!((inputs / 2..=inputs).contains(&more), "{more} of {inputs}");
+    // They are not freed by backward: while the loss is there, so are they.
+    let forward = |replay: &Replay| replay.phases[4].peak - replay.phases[4].after;
+    assert!(forward(&with(true, true)) >= forward(&old) + more * 9 / 10);
 }
 
 #[test]

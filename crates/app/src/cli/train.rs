@@ -90,6 +90,9 @@ pub(super) struct Arguments {
     /// The training loop lets go of the model's output before backward, as transformers' Trainer does.
     #[arg(long, help_heading = "Kernels")]
     drop_outputs: bool,
+    /// The training loop does not delete the loss: it is alive, with its graph, until the next one is there.
+    #[arg(long, help_heading = "Kernels")]
+    keep_loss: bool,
     /// Do not train parameters whose name starts so (may be given several times).
     #[arg(long, value_name = "PREFIX", help_heading = "Kernels")]
     freeze: Vec<String>,
@@ -304,6 +307,7 @@ impl Arguments {
             plan.kernels = Kernels::Liger;
         }
         plan.keep_outputs &= !self.drop_outputs;
+        plan.keep_loss |= self.keep_loss;
         plan.frozen.extend(self.freeze.iter().cloned());
         let named = match &self.gpu {
             Some(name) => Some(self.cards(context)?.find(name)?),

@@ -83,6 +83,7 @@ const TRAIN: &[Flag] = &[
     ("--gradient-checkpointing", &["checkpointing"], |value| (value == "full").then(String::new)),
     ("--liger", &["kernels"], |value| (value == "liger").then(String::new)),
     ("--drop-outputs", &["keep_outputs"], |value| (value == &Value::Bool(false)).then(String::new)),
+    ("--keep-loss", &["keep_loss"], |value| (value == &Value::Bool(true)).then(String::new)),
     ("--gpu", &["gpu"], word),
 ];
 

@@ -66,48 +66,66 @@ pub fn simulate(
     };
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     let start = Start::now(&torch.log.borrow());
-    run_step(&mut torch, &runner, optimizer.as_mut(), &trained, plan);
-    repeat::first_step(&mut torch.log.borrow_mut(), start, STEPS);
+    let mut held = Vec::new();
+    if plan.keep_loss {
+        // A step begins with what the last one left behind.
+        (0..STEPS)
+            .for_each(|step| run_step(&mut torch, &runner, optimizer.as_mut(), &trained, (plan, step), &mut held));
+        drop(held);
+        torch.drop_graph(0);
+    } else {
+        run_step(&mut torch, &runner, optimizer.as_mut(), &trained, (plan, 0), &mut held);
+        repeat::first_step(&mut torch.log.borrow_mut(), start, STEPS);
+    }
     let log = Rc::clone(&torch.log);
     drop((optimizer, runner, trained, torch));
     Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
 }
 
-/// One step: the first, which makes the optimizer's state.
+/// One step; `held` is what the loop's names hold from one micro-batch to the next.
 fn run_step(
     torch: &mut Torch,
     runner: &Rc<Runner>,
     mut optimizer: Option<&mut Optimizer>,
     trained: &[Trained],
-    plan: &TrainPlan,
+    (plan, step): (&TrainPlan, u32),
+    held: &mut Vec<Tensor>,
 ) {
     for micro in 0..plan.gradient_accumulation.max(1) {
         // Loss and output die between the phases: the loop rebinds their names.
-        let (loss, outputs) = phase(torch, format!("0.{micro}.fwd"), |torch| {
+        let mark = torch.graph_mark();
+        let (loss, outputs) = phase(torch, format!("{step}.{micro}.fwd"), |torch| {
             let mut outputs = runner.forward(torch);
             let loss = outputs.first().cloned();
             if !plan.keep_outputs {
                 outputs.clear();
             }
+            held.clear();
+            torch.drop_graph_before(mark);
             (loss, outputs)
         });
-        phase(torch, format!("0.{micro}.bwd"), |torch| {
+        phase(torch, format!("{step}.{micro}.bwd"), |torch| {
             if let Some(loss) = &loss {
                 autograd::backward(torch, loss);
             }
         });
-        drop((loss, outputs));
-        torch.drop_graph(0);
+        match plan.keep_loss {
+            true => held.extend(loss.into_iter().chain(outputs)),
+            false => {
+                drop((loss, outputs));
+                torch.drop_graph(0);
+            }
+        }
     }
     if plan.clip {
-        phase(torch, "0.clip".to_owned(), |torch| clip(torch, trained));
+        phase(torch, format!("{step}.clip"), |torch| clip(torch, trained));
     }
-    phase(torch, "0.opt".to_owned(), |torch| {
+    phase(torch, format!("{step}.opt"), |torch| {
         if let Some(optimizer) = optimizer.as_deref_mut() {
             optimizer.step(torch, trained);
         }
     });
-    phase(torch, "0.zero".to_owned(), |_| {
+    phase(torch, format!("{step}.zero"), |_| {
         if let Some(optimizer) = optimizer {
             optimizer.zero_masters();
         }

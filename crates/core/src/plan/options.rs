@@ -22,6 +22,10 @@ impl TrainPlan {
                 "the optimizer in backward steps the weights themselves",
                 "drop --master-weights or --optimizer-in-backward",
             ),
+            _ if self.keep_loss && self.parallel.is_some() => Err(PlanError::Unsupported {
+                what: "a loss that is kept until the next, on several cards".into(),
+                hint: "drop --keep-loss".into(),
+            }),
             _ if self.gradients.is_some_and(|dtype| !matches!(dtype, DType::F32 | DType::BF16 | DType::F16)) => {
                 Err(PlanError::BadValue {
                     key: "gradient-dtype".into(),

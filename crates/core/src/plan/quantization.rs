@@ -33,6 +33,11 @@ pub struct Quantization {
     pub storage: DType,
     /// Whether `prepare_model_for_kbit_training` runs, which makes all other 16-bit parameters fp32.
     pub prepare: bool,
+    /// Whether 4-bit linears keep their input until the graph dies, and multiply by the matrix in full, as those of
+    /// bitsandbytes up to 0.43.1 do.
+    pub keeps_inputs: bool,
+    /// The type that 4-bit weights were packed from and come back in, when not the model's (Lightning packs from fp16).
+    pub packed_from: Option<DType>,
 }
 
 impl Default for Quantization {
@@ -52,6 +57,8 @@ impl Default for Quantization {
             stored: false,
             storage: DType::U8,
             prepare: true,
+            keeps_inputs: false,
+            packed_from: None,
         }
     }
 }

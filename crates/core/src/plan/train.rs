@@ -46,6 +46,9 @@ pub struct TrainPlan {
     pub clip: bool,
     /// Whether the loop keeps the model's output (and so the logits) until backward is over; `Trainer` does not.
     pub keep_outputs: bool,
+    /// Whether the loop's name for the loss is bound until the next one is there, and with it the graph: what its functions
+    /// hold as plain attributes lives on through the next forward pass.
+    pub keep_loss: bool,
     /// Parameters that are not trained: those whose name starts with one of these.
     pub frozen: Vec<String>,
     /// How the run is spread over several cards; `gpu` is then one of them, and the batch is what each gets.
@@ -79,6 +82,7 @@ impl Default for TrainPlan {
             gradient_accumulation: 1,
             clip: false,
             keep_outputs: true,
+            keep_loss: false,
             frozen: Vec::new(),
             parallel: None,
             adapter: None,

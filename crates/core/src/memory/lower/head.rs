@@ -100,13 +100,23 @@ impl Runner {
             return Some(vec![first.cloned()]);
         }
         let Op::Loss(Loss::CausalLm) = op else { return None };
+        let quantised = self.wrapped.quantised.get(&loss.head.weight?);
+        if quantised.is_some() && loss.options.kind != LossKind::Chunked {
+            torch.refuse("a fused loss on an output head that is quantised");
+        }
         let weight = self.parameter(loss.head.weight?);
         let bias = loss.head.bias.map(|id| self.parameter(id));
         let (hidden, labels) = (first?, inputs.get(1).and_then(Option::as_ref)?);
         let made = torch.in_category(Category::Logits, |torch| match loss.options.kind {
             LossKind::CutCrossEntropy => cut(torch, hidden, labels, weight),
             LossKind::TrlFused => super::trl_loss::loss(torch, hidden, labels, weight, bias),
-            _ => chunked(torch, hidden, labels, (weight, bias), loss.options.chunks),
+            _ => {
+                let product = |torch: &mut Torch, piece: &Tensor| match quantised {
+                    Some(matrix) => torch.quantised_linear(piece, matrix, bias),
+                    None => torch.linear(piece, weight, bias),
+                };
+                chunked(torch, hidden, labels, product, loss.options.chunks)
+            }
         });
         Some(vec![Some(made)])
     }
@@ -118,15 +128,15 @@ fn chunked(
     torch: &mut Torch,
     hidden: &Tensor,
     labels: &Tensor,
-    (weight, bias): (&Tensor, Option<&Tensor>),
+    product: impl Fn(&mut Torch, &Tensor) -> Tensor,
     chunks: u64,
 ) -> Tensor {
-    let (batch, seq, classes) = (hidden.shape.size(0), hidden.shape.size(1), weight.shape.size(0));
+    let (batch, seq) = (hidden.shape.size(0), hidden.shape.size(1));
     let length = seq.div_ceil(chunks.max(1)).max(1);
     let lengths: Vec<u64> = (0..seq.div_ceil(length)).map(|part| length.min(seq - part * length)).collect();
     let padded = torch.fresh("constant_pad_nd", labels.shape.with(-1, seq + 1), DType::I64);
     let pieces = torch.split(hidden, 1, &lengths);
-    let logits: Vec<Tensor> = pieces.iter().map(|piece| torch.linear(piece, weight, bias)).collect();
+    let logits: Vec<Tensor> = pieces.iter().map(|piece| product(torch, piece)).collect();
     drop(pieces);
     let counted = torch.fresh("ne", labels.shape, DType::Bool);
     let total = torch.fresh("sum", Shape::new(&[]), DType::I64);
@@ -140,6 +150,7 @@ fn chunked(
         .collect();
     let mut sum: Option<Tensor> = None;
     for (piece, target) in logits.iter().zip(&targets) {
+        let classes = piece.shape.last();
         let flat = torch.reshape(piece, Shape::from([piece.elements() / classes.max(1), classes]));
         let wide = torch.cast(&flat, DType::F32);
         let loss = torch.cross_entropy(&wide, target);

@@ -244,6 +244,11 @@ impl Torch {
         self.kept_with_graph.len()
     }
 
+    /// The part of the graph that was made before a mark dies.
+    pub fn drop_graph_before(&mut self, mark: usize) {
+        drop(self.kept_with_graph.drain(..mark));
+    }
+
     /// The part of the graph that was made since a mark dies.
     pub fn drop_graph(&mut self, mark: usize) {
         self.kept_with_graph.truncate(mark);

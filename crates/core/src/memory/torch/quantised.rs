@@ -41,6 +41,7 @@ impl Torch {
             QuantizationScheme::Int8 => self.quantise_8bit(shape),
             QuantizationScheme::Nf4 | QuantizationScheme::Fp4 => self.quantise_4bit(shape, plan),
         };
+        let original = plan.packed_from.unwrap_or(original);
         QuantisedWeight { parts, shape, original, plan: plan.clone(), outlier_probability: 0.0 }
     }
 
@@ -93,8 +94,12 @@ impl Torch {
     fn matmul_4bit(&mut self, x: &Tensor, weight: &QuantisedWeight) -> Tensor {
         let (outputs, inputs) = (weight.shape.size(0), weight.shape.size(1));
         let rows = x.elements() / inputs.max(1);
-        let fused = gemm_4bit::is_fused(&self.device, x.dtype, [rows, outputs, inputs], weight.plan.block_size);
-        let dense = (!fused).then(|| self.dequantised(weight, x.dtype, false));
+        let fused = !weight.plan.keeps_inputs
+            && gemm_4bit::is_fused(&self.device, x.dtype, [rows, outputs, inputs], weight.plan.block_size);
+        let dense = (!fused).then(|| match weight.plan.keeps_inputs {
+            true => (self.dense(weight, x.dtype), Vec::new()),
+            false => self.dequantised(weight, x.dtype, false),
+        });
         let output = self.fresh("gemm_4bit", x.shape.with(-1, outputs), x.dtype);
         if !fused {
             self.use_blas();
@@ -103,17 +108,25 @@ impl Torch {
         if !self.records(&[x]) {
             return output;
         }
-        // The packed weight is kept by the function itself; neither the input nor the dense matrix is.
+        // The packed weight is kept by the function itself; the dense matrix is not, and the input was once.
+        if weight.plan.keeps_inputs {
+            self.keep_with_graph(x.detached());
+        }
         let (weight, shape) = (weight.clone(), x.shape);
         self.attach(output, &[x], move |torch, gradient| {
-            let (dense, scales) = torch.dequantised(&weight, weight.original, true);
-            drop(scales);
-            let dense = torch.cast(&dense, gradient.dtype);
+            let dense = torch.dense(&weight, gradient.dtype);
             torch.use_blas();
             let result = torch.fresh("mm", shape, gradient.dtype);
             drop(dense);
             smallvec![Some(result)]
         })
+    }
+
+    /// `dequantize_4bit(…).to(dtype)`.
+    fn dense(&mut self, weight: &QuantisedWeight, dtype: DType) -> Tensor {
+        let (dense, scales) = self.dequantised(weight, weight.original, true);
+        drop(scales);
+        self.cast(&dense, dtype)
     }
 
     /// The matrix in full, and its scales where those are quantised too: the fused forward holds them through the product.
