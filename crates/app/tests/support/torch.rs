@@ -3,6 +3,7 @@
 //! The registry's torch for Linux is the CUDA build. By itself it is 0.5 GB; what makes it 3 GB are NVIDIA's packages,
 //! which it cannot be imported without. A rehearsal puts the stand-in in their place, so they are left out: with a card
 //! that is pretended, or with none for runs on the CPU.
+#![allow(dead_code, reason = "not every test that includes this file needs all of it")]
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
