@@ -10,6 +10,8 @@ fuzz_target!(|data: &[u8]| {
     }
     if let Ok(recording) = snapshot::read(data) {
         assert!(recording.peak_allocated > 0);
+        let parts: u64 = recording.parts.iter().map(|part| part.bytes).sum();
+        assert!(recording.parts.is_empty() || parts == recording.peak_allocated);
     }
     let _ = profiler::read(data);
 });

@@ -20,7 +20,7 @@ mod _core {
 
 /// Runs a command with `--json` and returns `(document, exit code, error, hint)`; nothing is printed.
 #[pyfunction]
-fn command(py: Python<'_>, arguments: Vec<String>) -> PyResult<(Option<Document>, u8, Option<String>, Option<String>)> {
+fn command(py: Python<'_>, arguments: Vec<String>) -> PyResult<Answered> {
     let captured = py.detach(|| vramcast::cli::capture(arguments.into_iter().map(Into::into).collect()));
     let document = match captured.body {
         Some(Body::Document(document)) => Some(Document(document)),
@@ -31,6 +31,8 @@ fn command(py: Python<'_>, arguments: Vec<String>) -> PyResult<(Option<Document>
     };
     Ok((document, captured.code, captured.error, captured.hint))
 }
+
+type Answered = (Option<Document>, u8, Option<String>, Option<String>);
 
 /// How long the estimate of a `train` command takes by itself, in seconds.
 #[pyfunction]

@@ -155,7 +155,12 @@ enum Stepping {
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
-    let (found, plan, start) = arguments.resolve(context)?;
+    let (found, mut plan, mut start) = arguments.unsettled(context)?;
+    // A stated length is checked by the simulation, which has the model's tables at hand.
+    let simulated = arguments.lens.method.lens().is_none() && plan.parallel.is_none();
+    if !(simulated && arguments.states_length(&start)) {
+        start.settle(&mut plan, &found, arguments.seq_len.is_some())?;
+    }
     let mut question = Question::of_train(&plan);
     arguments.lens.apply(&mut question, context)?;
     if arguments.step.master_weights && arguments.lens.method.lens().is_some() {
@@ -239,13 +244,23 @@ impl Arguments {
 
     /// The model and the plan, and what it started from. A plan is checked where it is simulated: formulas take any.
     pub(super) fn resolve(&self, context: &Context) -> Result<(Found, TrainPlan, Start), Failure> {
+        let (found, mut plan, mut start) = self.unsettled(context)?;
+        start.settle(&mut plan, &found, self.seq_len.is_some())?;
+        Ok((found, plan, start))
+    }
+
+    fn states_length(&self, start: &Start) -> bool {
+        self.seq_len.is_some() || start.states_length
+    }
+
+    /// The same before the plan is fitted to the model's positions.
+    fn unsettled(&self, context: &Context) -> Result<(Found, TrainPlan, Start), Failure> {
         let (mut plan, mut start) = self.plan(context)?;
         let mut model = self.model.clone();
         model.model = model.model.or(start.model.clone());
         let found = model.find(false)?;
         let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
         start.notes.extend(self.parallel.apply(&mut plan, hidden)?);
-        start.settle(&mut plan, &found, self.seq_len.is_some())?;
         Ok((found, plan, start))
     }
 

@@ -8,8 +8,8 @@ use vramcast_core::planner::suggest::{self, Suggestion};
 use vramcast_core::report::{self, Report};
 
 use super::start::Start;
-use crate::cli::Failure;
-use crate::cli::model::{Found, positions};
+use crate::cli::model::{Found, positions, too_long};
+use crate::cli::{Failure, Place};
 use crate::detect;
 use crate::render::gib;
 
@@ -51,6 +51,9 @@ impl Estimate {
 pub(crate) fn train(found: &Found, plan: TrainPlan, start: Start, options: &Options) -> Result<Estimate, Failure> {
     let model = found.require_model()?;
     let simulation = simulation::train(model, &plan)?;
+    if let Some(most) = simulation.program.positions.filter(|most| *most < plan.batch.seq_len) {
+        return Err(too_long(&found.name, plan.batch.seq_len, most).at(Place::Plan("/batch/seq_len".into())));
+    }
     let (limit, now) = (limit(&plan.gpu, options)?, simulation.process_bytes());
     let suggestions = if now > limit && options.suggest {
         suggest::for_training(model, &plan, limit, now, &(options.cards)()?)

@@ -3,6 +3,7 @@
 //! The registry's torch for Linux is the CUDA build. By itself it is 0.5 GB; what makes it 3 GB are NVIDIA's packages,
 //! which it cannot be imported without. A rehearsal puts the stand-in in their place, so they are left out: with a card
 //! that is pretended, or with none for runs on the CPU.
+#![allow(dead_code, reason = "not every test that includes this file needs all of it")]
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -26,16 +27,16 @@ const BESIDE: [&str; 9] = [
 
 /// An interpreter that has torch.
 #[derive(Debug, Clone)]
-pub struct PythonWithTorch {
+pub(crate) struct PythonWithTorch {
     /// Where it is.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
     /// Whether torch is there without NVIDIA's libraries, so that it runs in a rehearsal only.
-    pub bare: bool,
+    pub(crate) bare: bool,
 }
 
 /// What the program is to see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Card {
+pub(crate) enum Card {
     /// No GPU.
     None,
     /// A pretended H200.
@@ -45,7 +46,7 @@ pub enum Card {
 impl PythonWithTorch {
     /// The interpreter that `VRAMCAST_TEST_PYTHON` names, or one that is made under the target folder at the first test;
     /// none, and a line that says so, where there is no Python or no package registry.
-    pub fn get() -> Option<&'static Self> {
+    pub(crate) fn get() -> Option<&'static Self> {
         static FOUND: OnceLock<Option<PythonWithTorch>> = OnceLock::new();
         let find = || match std::env::var_os("VRAMCAST_TEST_PYTHON") {
             Some(path) => Some(Self::of(path.into())),
@@ -61,7 +62,7 @@ impl PythonWithTorch {
 
     /// A command line that runs `program` so that its torch sees that card; `vramcast` holds the rehearsal. None, and a
     /// line that says so, where a card cannot be pretended.
-    pub fn command(&self, vramcast: &Path, card: Card, program: &OsStr) -> Option<Command> {
+    pub(crate) fn command(&self, vramcast: &Path, card: Card, program: &OsStr) -> Option<Command> {
         if !self.bare && card == Card::None {
             let mut command = Command::new(program);
             command.env("CUDA_VISIBLE_DEVICES", "");

@@ -75,8 +75,9 @@ fn trace(bytes: &[u8]) -> Result<Recording, RecordingError> {
 fn timeline(bytes: &[u8]) -> Result<Recording, RecordingError> {
     let (times, sizes): (Vec<i64>, Vec<Vec<i64>>) =
         serde_json::from_slice(bytes).map_err(|error| RecordingError::Json(error.to_string()))?;
+    // The first column is the axis that torch stacks the others on.
     let bytes_of =
-        |row: &[i64]| row.iter().map(|bytes| u64::try_from(*bytes).unwrap_or(0)).fold(0, u64::saturating_add);
+        |row: &[i64]| row.iter().skip(1).map(|bytes| u64::try_from(*bytes).unwrap_or(0)).fold(0, u64::saturating_add);
     let fullest = sizes.iter().max_by_key(|row| bytes_of(row)).filter(|row| row.len() == COLUMNS.len() + 1);
     let Some(fullest) = fullest else {
         return Err(RecordingError::Empty("not a memory timeline: its rows have not the nine columns of torch's"));

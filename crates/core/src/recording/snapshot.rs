@@ -113,6 +113,13 @@ fn one_device(pickle: &Pickle<'_>, segments: &[Id], trace: &[Id]) -> Recording {
         events: entries.len(),
         notes: Vec::new(),
     };
+    let told = recording.parts.iter().fold(0_u64, |sum, part| sum.saturating_add(part.bytes));
+    if told != peak {
+        recording.parts.clear();
+        recording
+            .notes
+            .push("its history contradicts the blocks at its end, so what lived at the peak is not shown".into());
+    }
     if entries.is_empty() {
         let note = "no history in it: this is what lived when it was written, not the peak; call \
                     torch.cuda.memory._record_memory_history() before the run";

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, overload
 
 from vramcast import _core
-from vramcast.errors import FetchError, InputError
+from vramcast.errors import FetchError, InputError, VramcastError
 from vramcast.report import Answer, Formula, Report
-from vramcast.translate import adapted, auto_class_of, dtype_of, plain, training_plan
+from vramcast.translate import adapted, auto_class_of, dtype_of, name_of, plain, training_plan
 
 COULD_NOT_FETCH = 3
 
@@ -60,7 +60,10 @@ def ask(name: str, model: Any, options: Mapping[str, Any]) -> _core.Document:
         return command([name, *([] if model is None else [str(model)]), *option_words(options)])
     with tempfile.TemporaryDirectory(prefix="vramcast-") as folder:
         words = model_words(name, model, options, objects, Path(folder))
-        return command([name, *words, *option_words(options)])
+        try:
+            return command([name, *words, *option_words(options)])
+        except VramcastError as error:  # where the files lay for a moment helps nobody
+            raise type(error)(error.message.replace(f"{folder}/", ""), error.hint) from None
 
 
 def model_words(name: str, model: Any, options: dict[str, Any], objects: dict[str, Any], folder: Path) -> list[str]:
@@ -73,7 +76,7 @@ def model_words(name: str, model: Any, options: dict[str, Any], objects: dict[st
         words.append(str(model))
     elif model is not None:
         config = getattr(model, "config", model)
-        words.append(write(folder / "config.json", plain(config)))
+        words.append(write(folder / name_of(model, config) / "config.json", plain(config)))
         if config is not model:
             auto_class = auto_class_of(type(model).__name__)
             words += ["--auto-class", auto_class] if auto_class else []
@@ -99,11 +102,12 @@ def as_it_is(name: str, model: Any, options: dict[str, Any], objects: dict[str, 
         options["precision"] = dtype
     if name == "infer" and dtype is not None:
         options.setdefault("dtype", dtype)
-    if name != "inspect" and attention in ("eager", "sdpa"):
+    if name == "train" and attention in ("eager", "sdpa"):
         options.setdefault("attention", attention)
 
 
 def write(path: Path, value: Any) -> str:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(value, default=str), encoding="utf-8")
     return str(path)
 

@@ -40,6 +40,8 @@ def training_plan(arguments: Any) -> dict[str, Any]:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         return bool(value == default)
 
+    # How batches are handed out changes nothing of a step, and is never what its default says.
+    told.pop("accelerator_config", None)
     kept = {name: value for name, value in told.items() if name in DECIDING or not is_default(name, value)}
     return {name: plain(value) for name, value in kept.items() if not name.startswith("_")}
 
@@ -68,6 +70,18 @@ def adapted(model: Any) -> tuple[Any, Any]:
         return model, None
     active = getattr(model, "active_adapter", None)
     return model.get_base_model(), adapters.get(active) or next(iter(adapters.values()), None)
+
+
+def name_of(model: Any, config: Any) -> str:
+    """What to call a model: the last part of where it came from, else its class or its type."""
+
+    def get(key: str) -> Any:
+        return config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
+
+    path = str(get("_name_or_path") or get("name_or_path") or "")
+    name = path.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    kind = f"{get('model_type')} config" if get("model_type") else "config"
+    return name.strip(". ") or (kind if config is model else type(model).__name__)
 
 
 def dtype_of(model: Any) -> str | None:

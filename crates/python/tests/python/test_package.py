@@ -68,12 +68,11 @@ def test_training_arguments_are_what_the_trainer_does():
 
 def test_deepspeeds_settings_are_read():
     settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
-    alone = vramcast.train("gpt2", seq_len=512)
-    report = vramcast.train("gpt2", seq_len=512, gpus=8, engine="deepspeed", deepspeed=settings)
-    assert report.allocated < alone.allocated
+    by_itself = vramcast.train("gpt2", seq_len=512, gpus=8, engine="deepspeed", deepspeed=settings)
     arguments = SimpleNamespace(per_device_train_batch_size=1, optim="adamw_torch", deepspeed=settings)
     report = vramcast.train("gpt2", seq_len=512, gpus=8, training_arguments=arguments)
-    assert report["plan"]["train"]["parallel"]["engine"]["deepspeed"]["zero"]["stage"] == 3
+    for answer in (by_itself, report):
+        assert answer["plan"]["train"]["parallel"]["engine"]["deepspeed"]["zero"]["stage"] == 3
 
 
 def test_a_switch_can_be_off():
@@ -115,6 +114,23 @@ def test_a_lora_config_is_read():
 
     report = vramcast.train("gpt2", seq_len=512, peft_config=LoraConfig())
     assert report.to_dict()["model"]["trainable"] == 12 * 8 * (768 + 3 * 768)
+
+
+def test_objects_have_names_and_no_temporary_files():
+    assert "gpt2 config" in repr(vramcast.train(GPT2, seq_len=64))
+    assert vramcast.train({**GPT2, "_name_or_path": "me/mine"}, seq_len=64)["model"]["name"] == "mine"
+    arguments = SimpleNamespace(optim="sgd", a_new_setting=3)
+    assert "plan.json: not read, may change memory: a_new_setting" in vramcast.train(GPT2, training_arguments=arguments).notes
+    with pytest.raises(vramcast.InputError, match="^plan.json: torch_compile"):
+        vramcast.train(GPT2, training_arguments=SimpleNamespace(optim="sgd", torch_compile=True))
+
+
+def test_samples_are_no_longer_than_a_model_has_positions():
+    for options in ({}, {"gpus": 2, "engine": "ddp"}, {"method": "components"}):
+        with pytest.raises(vramcast.InputError, match="1024 positions, not 4096"):
+            vramcast.train("gpt2", seq_len=4096, **options)
+    report = vramcast.train("gpt2")
+    assert report["plan"]["train"]["batch"]["seq_len"] == 1024 and any("1024 positions" in note for note in report.notes)
 
 
 def test_errors_are_exceptions_with_the_same_words():
