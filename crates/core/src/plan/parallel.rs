@@ -227,7 +227,10 @@ impl Parallel {
         tensor::check(self, plan, sizes)?;
         for (axis, name) in self.mesh.model_axes() {
             if axis > 1 && !(name == "tp" && self.tensor().is_some()) {
-                return unsupported(format!("{name} {axis}"), "data-parallel axes are simulated");
+                return unsupported(
+                    format!("{name} {axis} under {}", self.engine.name()),
+                    "pipeline, context and expert parallel are simulated under megatron (--engine megatron)",
+                );
             }
         }
         if self.mesh.sequence_parallel {
@@ -253,7 +256,7 @@ impl Parallel {
         match &self.engine {
             Engine::Fsdp1(options) => options.offload,
             Engine::Fsdp2(options) => options.offload,
-            Engine::Deepspeed(DeepSpeed { zero }) => {
+            Engine::Deepspeed(DeepSpeed { zero, .. }) => {
                 [&zero.offload_optimizer, &zero.offload_param].into_iter().flatten().any(Offload::is_on)
             }
             Engine::Ddp(_) | Engine::Tp(_) | Engine::Megatron(_) => false,
@@ -270,7 +273,7 @@ impl Parallel {
         match &self.engine {
             Engine::Ddp(_) | Engine::Tp(_) | Engine::Megatron(_) => false,
             Engine::Fsdp1(_) | Engine::Fsdp2(_) => true,
-            Engine::Deepspeed(DeepSpeed { zero }) => match zero.stage {
+            Engine::Deepspeed(DeepSpeed { zero, .. }) => match zero.stage {
                 0 => false,
                 3 => zero.overlap_comm != Some(false),
                 _ => true,
