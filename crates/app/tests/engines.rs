@@ -92,3 +92,64 @@ fn tables_and_solvers_answer() {
     let batch = stdout(&["infer", "gpt2", "--prompt", "64", "--new-tokens", "2", "--gpu", "t4", "--solve", "batch"]);
     assert!(batch.contains("prompts at once"), "{batch}");
 }
+
+/// What is refused, with the flag that is named.
+fn refused(arguments: &[&str], flag: &str) {
+    let failed = vramcast(&[&["infer", "llama3-8b"], arguments].concat()).code(2);
+    let text = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+    assert!(text.contains(flag), "{arguments:?}: {text}");
+}
+
+#[test]
+fn options_without_effect_are_refused() {
+    for engine in ["vllm", "sglang", "tgi", "tensorrt-llm", "ollama", "all"] {
+        refused(&["--engine", engine, "--batch-size", "8"], "--batch-size");
+    }
+    let values =
+        [("--prompt", "9"), ("--new-tokens", "9"), ("--beams", "2"), ("--dtype", "fp16"), ("--cache", "static")];
+    for (flag, value) in values {
+        refused(&["--engine", "vllm", flag, value], flag);
+    }
+    for flag in ["--sample", "--eager", "--no-kv-cache", "--explain", "--timeline", "--all-gpus", "--no-suggestions"] {
+        refused(&["--engine", "llama.cpp", flag], flag);
+    }
+    refused(&["--engine", "vllm", "--solve", "context", "--context", "4096"], "--context");
+    refused(&["--engine", "vllm", "--solve", "batch", "--concurrency", "4"], "--concurrency");
+    refused(&["--engine", "vllm", "--expert-parallel"], "--expert-parallel");
+    refused(&["--engine", "ollama", "--n-cpu-moe", "3"], "--n-cpu-moe");
+    refused(&["--engine", "llama.cpp", "--split-mode", "row"], "--split-mode");
+    refused(&["--solve", "batch", "--batch-size", "4"], "--batch-size");
+    refused(&["--solve", "gpu", "--gpu", "h100"], "--gpu");
+    refused(&["--table", "--prompt", "4"], "--prompt");
+    refused(&["--table", "--explain"], "--explain");
+    refused(&["--new-tokens", "0", "--beams", "4"], "--beams");
+    refused(&["--new-tokens", "0", "--cache", "static"], "--cache");
+    refused(&["--cache-bits", "2"], "--cache-bits");
+    refused(&["--cache", "quantized", "--cache-bits", "3"], "cache-bits");
+}
+
+#[test]
+fn a_logical_batch_bounds_the_micro_batch() {
+    let compute = |more: &[&str]| {
+        let all = [&["infer", "llama3-8b", "--engine", "llama.cpp", "--json", "-c", "8192"], more].concat();
+        let document: Value = serde_json::from_str(&stdout(&all)).unwrap();
+        document["buffers"][0]["estimate"]["devices"][0]["compute"].as_u64().unwrap()
+    };
+    assert_eq!(compute(&["-b", "2048"]), compute(&[]));
+    assert_eq!(compute(&["-b", "128"]), compute(&["-ub", "128"]));
+    assert_eq!(compute(&["-ts", "1,1", "-sm", "none"]), compute(&[]));
+}
+
+#[test]
+fn a_quantised_cache_is_smaller_where_the_prompt_is_long() {
+    let peak = |more: &[&str]| {
+        let all = [
+            &["infer", "qwen2.5-0.5b", "-b", "8", "--prompt", "8192", "--new-tokens", "4", "--gpu", "h200", "--json"],
+            more,
+        ]
+        .concat();
+        let document: Value = serde_json::from_str(&stdout(&all)).unwrap();
+        document["totals"]["allocated"].as_u64().unwrap()
+    };
+    assert!(peak(&["--cache", "quantized"]) < peak(&[]));
+}

@@ -4,7 +4,7 @@
 
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
-use vramcast_core::plan::{Batch, CacheImplementation, InferPlan};
+use vramcast_core::plan::{Batch, CacheBackend, CacheImplementation, InferPlan, QuantizedCache};
 use vramcast_core::source::catalogue;
 
 fn peak(id: &str, plan: &InferPlan) -> u64 {
@@ -59,4 +59,49 @@ fn reserved_bytes_stop_at_the_card() {
     // MPT keeps no cache: each token's scores are a little longer than what was freed before them.
     assert!(simulation.replay.peak_allocated() < 40 << 30);
     assert!(simulation.process_bytes() <= plan.gpu.memory);
+}
+
+fn quantised(how: QuantizedCache) -> CacheImplementation {
+    CacheImplementation::Quantized(how)
+}
+
+#[test]
+fn a_quantised_cache_saves_all_layers_but_the_one_that_is_read() {
+    let dynamic = InferPlan { batch: Batch { batch_size: 8, seq_len: 4096, ..Batch::default() }, ..plan(4096, 4) };
+    let model = "HuggingFaceTB/SmolLM2-1.7B";
+    let four = InferPlan { cache: quantised(QuantizedCache::default()), ..dynamic.clone() };
+    let two =
+        InferPlan { cache: quantised(QuantizedCache { bits: 2, ..QuantizedCache::default() }), ..dynamic.clone() };
+    let [wide, four, two] = [&dynamic, &four, &two].map(|plan| peak(model, plan));
+    // 24 layers of keys and values, 32 heads of 64; 4 bits and two bf16 numbers for 64 elements are 4.5 bits.
+    let elements = 8 * 4096 * 24 * 2 * 32 * 64;
+    let saved = elements * 2 - elements * 9 / 16;
+    assert!(wide - four > saved * 8 / 10 && wide - four <= saved, "{} of {saved}", wide - four);
+    assert!((four - two).abs_diff(elements / 4) < elements / 50, "{} beside {}", four - two, elements / 4);
+}
+
+#[test]
+fn a_quantised_cache_of_sliding_layers_is_refused() {
+    let entry = catalogue::find("google/gemma-3-1b-pt").or_else(|| catalogue::find("google/gemma-3-1b-it")).unwrap();
+    let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+    let how = QuantizedCache { backend: CacheBackend::Hqq, ..QuantizedCache::default() };
+    let refused = simulation::infer(&model, &InferPlan { cache: quantised(how), ..plan(64, 4) });
+    assert!(refused.unwrap_err().to_string().contains("full attention"));
+    let odd = QuantizedCache { bits: 3, ..how };
+    assert!(InferPlan { cache: quantised(odd), ..plan(64, 4) }.check().is_err());
+}
+
+#[test]
+fn whisper_generates_beside_its_encoder() {
+    let speech = |new_tokens| InferPlan {
+        batch: Batch { batch_size: 4, seq_len: 64, ..Batch::default() },
+        ..plan(64, new_tokens)
+    };
+    let [few, many] = [4, 200].map(|tokens| peak("openai/whisper-tiny", &speech(tokens)));
+    // 1500 positions in the encoder weigh more than 200 tokens beside them.
+    assert_eq!(few, many);
+    let entry = catalogue::find("openai/whisper-tiny").unwrap();
+    let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+    let beams = simulation::infer(&model, &InferPlan { beams: 4, ..speech(4) });
+    assert!(beams.unwrap_err().to_string().contains("speech"));
 }

@@ -222,3 +222,29 @@ fn llama_cpp_keeps_as_much_in_its_cells() {
         Some([(cache(8192) - cache(4096)) / 4096, kept_by_engines(row) - index / 256 * 132])
     });
 }
+
+/// The log in the conversation of llama.cpp's pull request 6122: Command-R on two cards, without flash attention.
+#[test]
+fn early_llama_cpp_kept_four_copies_of_inputs_on_several_cards() {
+    let plan = LlamaCppPlan {
+        build: Build::Early,
+        context: 4096,
+        tensor_split: vec![12, 29],
+        flash_attention: false,
+        ..LlamaCppPlan::default()
+    };
+    let estimate = plan.estimate(&served("CohereForAI/c4ai-command-r-v01")).unwrap();
+    assert_eq!(estimate.devices[0].cache, 1536 << 20);
+    assert_eq!(estimate.devices[1].cache, 3584 << 20);
+    assert_eq!(estimate.devices[0].compute >> 20, 672);
+}
+
+#[test]
+fn engines_see_less_of_a_card_than_the_driver_shows() {
+    use vramcast_core::serving::seen_by_cuda;
+    let hundredths = |mib: u64| (seen_by_cuda(mib << 20) * 100) >> 30;
+    // H100, H200 and RTX 4090: totals of 79.18, 139.8 and 23.55 GiB in vLLM's logs.
+    assert!(hundredths(81_559).abs_diff(7918) <= 5);
+    assert!(hundredths(143_771).abs_diff(13_980) <= 5);
+    assert!(hundredths(24_564).abs_diff(2355) <= 5);
+}

@@ -1,11 +1,16 @@
 //! `vramcast infer`.
 
+#[path = "infer_check.rs"]
+mod check;
+
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use vramcast_core::dtype::DType;
 use vramcast_core::lens::{Method, Question};
-use vramcast_core::plan::{AllocatorOptions, AttentionKind, CacheImplementation, Choice, Gpu, InferPlan};
+use vramcast_core::plan::{
+    AllocatorOptions, AttentionKind, CacheBackend, CacheImplementation, Choice, Gpu, InferPlan, QuantizedCache,
+};
 
 use super::context::{Context, headroom};
 use super::engines::{self, EngineArguments, EngineName, Need};
@@ -59,6 +64,18 @@ pub(super) struct Arguments {
     /// Compute everything again for every token (`use_cache=False`).
     #[arg(long, help_heading = "Kernels", conflicts_with = "cache")]
     no_kv_cache: bool,
+    /// Who packs a quantised cache [default: quanto].
+    #[arg(long, value_name = "WHO", help_heading = "Kernels")]
+    cache_backend: Option<Backend>,
+    /// Bits of a quantised cache [default: 4].
+    #[arg(long, value_name = "N", help_heading = "Kernels")]
+    cache_bits: Option<u64>,
+    /// Elements of a quantised cache that share a scale [default: 64].
+    #[arg(long, value_name = "N", help_heading = "Kernels")]
+    cache_group_size: Option<u64>,
+    /// New tokens that a quantised cache keeps in full width [default: 128].
+    #[arg(long, value_name = "N", help_heading = "Kernels")]
+    cache_residual: Option<u64>,
     /// Use the model's eager attention instead of SDPA.
     #[arg(long, help_heading = "Kernels")]
     eager: bool,
@@ -100,23 +117,29 @@ enum Cache {
     /// Refused: allocated once, on the host.
     #[value(alias = "offloaded_static")]
     OffloadedStatic,
-    /// Refused: in few bits by optimum-quanto or HQQ.
+    /// In few bits, but for the newest tokens.
     Quantized,
+}
+
+/// Who packs a quantised cache.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Backend {
+    /// optimum-quanto.
+    Quanto,
+    /// HQQ.
+    Hqq,
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
     let found = arguments.find()?;
     let model = found.require_model()?;
     arguments.serving.check(arguments.engine)?;
+    arguments.check()?;
     if arguments.engine != EngineName::Hf {
         let gpu = arguments.card(None, context)?.gpu;
         let as_json = context.text_or_json("infer with a serving engine")?;
-        let serving = &arguments.serving;
-        if arguments.plan.is_some() {
-            return Err(
-                Failure::bad_input("--plan has no effect on a serving engine").hint("use the engine's own flags")
-            );
-        }
+        // llama.cpp's logical batch goes by the same letter.
+        let serving = &EngineArguments { logical_batch: arguments.batch_size, ..arguments.serving.clone() };
         let (engine, reach) = (arguments.engine, Reach::Machine);
         let request = engines::Request { engine, name: &found.name, model, arguments: serving, reach };
         return match arguments.need.solve {
@@ -216,13 +239,14 @@ impl Arguments {
             (_, Some(Cache::Dynamic)) => plan.cache = CacheImplementation::Dynamic,
             (_, Some(Cache::Static)) => plan.cache = CacheImplementation::Static,
             (_, Some(Cache::Offloaded)) => plan.cache = CacheImplementation::Offloaded,
-            (_, Some(refused @ (Cache::OffloadedStatic | Cache::Quantized))) => {
-                let name = refused.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-                let hint = "use dynamic, static or offloaded";
-                return Err(Failure::bad_input(format!("--cache {name} is not simulated")).hint(hint));
+            (_, Some(Cache::Quantized)) => plan.cache = CacheImplementation::Quantized(QuantizedCache::default()),
+            (_, Some(Cache::OffloadedStatic)) => {
+                let hint = "use dynamic, static, offloaded or quantized";
+                return Err(Failure::bad_input("--cache offloaded-static is not simulated").hint(hint));
             }
             (false, None) => {}
         }
+        self.pack_cache(&mut plan)?;
         if self.sample {
             plan.choice = Choice::Sample;
         }
@@ -230,6 +254,32 @@ impl Arguments {
             plan.attention = AttentionKind::Eager;
         }
         plan.check()?;
+        check::without_effect(&plan)?;
         Ok((plan, notes))
+    }
+
+    /// Settings of a quantised cache.
+    fn pack_cache(&self, plan: &mut InferPlan) -> Result<(), Failure> {
+        let flags = [
+            ("--cache-backend", self.cache_backend.is_some()),
+            ("--cache-bits", self.cache_bits.is_some()),
+            ("--cache-group-size", self.cache_group_size.is_some()),
+            ("--cache-residual", self.cache_residual.is_some()),
+        ];
+        let CacheImplementation::Quantized(how) = &mut plan.cache else {
+            return match flags.iter().find(|(_, given)| *given) {
+                Some((flag, _)) => Err(Failure::bad_input(format!("{flag} has no effect on a cache in full width"))
+                    .hint("add --cache quantized")),
+                None => Ok(()),
+            };
+        };
+        how.backend = self.cache_backend.map_or(how.backend, |backend| match backend {
+            Backend::Quanto => CacheBackend::Quanto,
+            Backend::Hqq => CacheBackend::Hqq,
+        });
+        how.bits = self.cache_bits.unwrap_or(how.bits);
+        how.group_size = self.cache_group_size.unwrap_or(how.group_size);
+        how.residual_length = self.cache_residual.unwrap_or(how.residual_length);
+        Ok(())
     }
 }

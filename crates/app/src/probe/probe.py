@@ -551,7 +551,8 @@ def infer(job, run, record):
             return
         tokens = run["new_tokens"]
         options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
-        for key, name in (("cache", "cache_implementation"), ("beams", "num_beams"), ("use_cache", "use_cache")):
+        named = {"cache": "cache_implementation", "cache_config": "cache_config", "beams": "num_beams", "use_cache": "use_cache"}
+        for key, name in named.items():
             if run.get(key) is not None:
                 options[name] = run[key]
         if "input_ids" in batch and "attention_mask" not in batch:

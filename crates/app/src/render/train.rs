@@ -151,7 +151,7 @@ fn generation(plan: &InferPlan) -> String {
         format!("{} prompts of {} tokens", plan.batch.batch_size, plan.batch.seq_len),
         format!("{} new tokens", plan.new_tokens),
         format!("{} weights", plan.weights.name()),
-        format!("{} cache", name(&plan.cache)),
+        format!("{} cache", plan.cache.name()),
         format!("{} attention", name(&plan.attention)),
     ];
     if plan.beams > 1 {

@@ -78,7 +78,7 @@ impl InferPlan {
         let mut names = vec![
             format!("{} weights", self.weights.name()),
             format!("{} attention", spelled(self.attention)),
-            format!("{} cache", spelled(self.cache)),
+            format!("{} cache", self.cache.name()),
         ];
         if self.beams > 1 {
             names.push("beam search".to_owned());

@@ -65,8 +65,76 @@ pub enum CacheImplementation {
     Static,
     /// Grows like the dynamic one, but lies on the host; a layer's part comes over while the layer before it runs.
     Offloaded,
+    /// Packed in few bits, but for the newest tokens.
+    Quantized(QuantizedCache),
     /// `use_cache=False`: everything is computed again for every token.
     None,
+}
+
+impl CacheImplementation {
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dynamic => "dynamic",
+            Self::Static => "static",
+            Self::Offloaded => "offloaded",
+            Self::Quantized(QuantizedCache { backend: CacheBackend::Quanto, .. }) => "quanto",
+            Self::Quantized(QuantizedCache { backend: CacheBackend::Hqq, .. }) => "hqq",
+            Self::None => "none",
+        }
+    }
+}
+
+/// `cache_config` of a quantised cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct QuantizedCache {
+    /// Who packs.
+    pub backend: CacheBackend,
+    /// `nbits`: 2 or 4 with quanto; 1, 2, 4 or 8 with HQQ.
+    pub bits: u64,
+    /// `q_group_size`: elements that share a scale and a zero.
+    pub group_size: u64,
+    /// `residual_length`: when so many new positions are kept in full width, all is packed anew.
+    pub residual_length: u64,
+}
+
+impl Default for QuantizedCache {
+    fn default() -> Self {
+        Self { backend: CacheBackend::Quanto, bits: 4, group_size: 64, residual_length: 128 }
+    }
+}
+
+impl QuantizedCache {
+    fn check(self) -> Result<(), PlanError> {
+        let bad = |key: &str, value: u64, expected: &str| {
+            Err(PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() })
+        };
+        match (self.backend, self.bits) {
+            (CacheBackend::Quanto, 2 | 4) | (CacheBackend::Hqq, 1 | 2 | 4 | 8) => {}
+            (CacheBackend::Quanto, bits) => return bad("cache-bits", bits, "2 or 4 (quanto)"),
+            (CacheBackend::Hqq, bits) => return bad("cache-bits", bits, "1, 2, 4 or 8 (hqq)"),
+        }
+        match self {
+            _ if !(1..=1 << 20).contains(&self.group_size) => {
+                bad("cache-group-size", self.group_size, "from 1 to 1048576")
+            }
+            _ if !(1..=1 << 24).contains(&self.residual_length) => {
+                bad("cache-residual", self.residual_length, "from 1 to 16777216")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Who packs a quantised cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheBackend {
+    /// optimum-quanto, along axis 0 (its default).
+    Quanto,
+    /// HQQ.
+    Hqq,
 }
 
 /// How the next token is chosen.
@@ -103,6 +171,7 @@ impl InferPlan {
                 value: self.weights.name().into(),
                 expected: "fp32, bf16 or fp16".into(),
             }),
+            Self { cache: CacheImplementation::Quantized(how), .. } if how.check().is_err() => how.check(),
             _ => self.quantization.as_ref().map_or(Ok(()), Quantization::check),
         }
     }

@@ -48,7 +48,7 @@ pub use batch::Batch;
 pub use checkpoints::{CheckpointOptions, Selective};
 pub use framework::{Framework, Provenance, Situation};
 pub use hardware::{Gpu, Gpus};
-pub use infer::{CacheImplementation, Choice, InferPlan};
+pub use infer::{CacheBackend, CacheImplementation, Choice, InferPlan, QuantizedCache};
 pub use loss::{LossKind, LossOptions};
 pub use machine::Machine;
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};

@@ -4,7 +4,9 @@ use serde_json::Value;
 
 use super::ledger::{card, dtype};
 use crate::dtype::DType;
-use crate::plan::{AllocatorOptions, AttentionKind, Batch, CacheImplementation, Choice, InferPlan};
+use crate::plan::{
+    AllocatorOptions, AttentionKind, Batch, CacheBackend, CacheImplementation, Choice, InferPlan, QuantizedCache,
+};
 
 /// The plan of a row: greedy, its length forced by `min_new_tokens`, as truth/ledger/measure.py runs it.
 pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
@@ -25,6 +27,7 @@ pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
         None | Some("dynamic") => CacheImplementation::Dynamic,
         Some("static") => CacheImplementation::Static,
         Some("offloaded") => CacheImplementation::Offloaded,
+        Some("quantized") => CacheImplementation::Quantized(quantised(&run["cache_config"])),
         Some(other) => return Err(format!("cache implementation {other} is not simulated yet")),
     };
     Ok(InferPlan {
@@ -44,7 +47,7 @@ pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
         stop_after: (name.starts_with("replay") && run["all_tokens"] != true).then_some(1),
         cache,
         beams: number("beams").unwrap_or(1),
-        choice: Choice::Greedy,
+        choice: if run["sample"] == true { Choice::Sample } else { Choice::Greedy },
         forced_length: true,
         weights: dtype(&run["weights"]).unwrap_or(DType::BF16),
         quantization: super::recorded::quantization(row)?,
@@ -52,4 +55,15 @@ pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
         gpu: card(name),
         allocator: super::ledger::on_its_card(row, allocator),
     })
+}
+
+/// `cache_config` of a row, over transformers' defaults.
+fn quantised(config: &Value) -> QuantizedCache {
+    let default = QuantizedCache::default();
+    QuantizedCache {
+        backend: if config["backend"] == "hqq" { CacheBackend::Hqq } else { CacheBackend::Quanto },
+        bits: config["nbits"].as_u64().unwrap_or(default.bits),
+        group_size: config["q_group_size"].as_u64().unwrap_or(default.group_size),
+        residual_length: config["residual_length"].as_u64().unwrap_or(default.residual_length),
+    }
 }

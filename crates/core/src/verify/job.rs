@@ -11,8 +11,8 @@ use crate::model::{Model, Task};
 use crate::plan::adapter::{AdapterPlan, LoraPlan};
 use crate::plan::parallel::Engine;
 use crate::plan::{
-    AllocatorOptions, AttentionKind, CacheImplementation, Checkpointing, Implementation, InferPlan, Kernels, Parallel,
-    Quantization, QuantizationScheme, TrainPlan,
+    AllocatorOptions, AttentionKind, CacheBackend, CacheImplementation, Checkpointing, Implementation, InferPlan,
+    Kernels, Parallel, Quantization, QuantizationScheme, TrainPlan,
 };
 
 /// What the probe shall run, besides the plan.
@@ -76,6 +76,15 @@ pub fn infer(subject: Subject<'_>, plan: &InferPlan) -> Result<Value, String> {
     match plan.cache {
         CacheImplementation::Static => drop(run.insert("cache".into(), "static".into())),
         CacheImplementation::None => drop(run.insert("use_cache".into(), false.into())),
+        CacheImplementation::Quantized(how) => {
+            let backend = if how.backend == CacheBackend::Hqq { "hqq" } else { "quanto" };
+            let config = json!({
+                "backend": backend, "nbits": how.bits, "q_group_size": how.group_size,
+                "residual_length": how.residual_length,
+            });
+            run.insert("cache".into(), "quantized".into());
+            run.insert("cache_config".into(), config);
+        }
         CacheImplementation::Offloaded => drop(run.insert("cache".into(), "offloaded".into())),
         _ => {}
     }

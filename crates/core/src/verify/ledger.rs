@@ -202,7 +202,11 @@ fn group(run: &Value) -> &'static str {
 /// The model of a row, with the keys the run changed.
 pub fn model_of(row: &Value) -> Result<Model, String> {
     let mut config = row["config"].clone();
-    for (key, value) in row["run"]["overrides"].as_object().into_iter().flatten() {
+    // These classes copy text keys of the top level into a section of their own when they are made; a key that is set on
+    // the outside afterwards has no effect.
+    let copied = matches!(config["model_type"].as_str(), Some("qwen2_vl" | "qwen2_5_vl"));
+    let effective = |key: &String| !copied || key.contains('.');
+    for (key, value) in row["run"]["overrides"].as_object().into_iter().flatten().filter(|(key, _)| effective(key)) {
         // Some configs know their layers by another name (`attribute_map`).
         let named = ["n_layer", "n_layers", "num_layers"].into_iter().find(|name| config.get(name).is_some());
         let key = match named.filter(|_| key == "num_hidden_layers" && config.get(key).is_none()) {

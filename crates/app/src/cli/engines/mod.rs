@@ -6,7 +6,7 @@ mod text;
 
 pub(crate) use options::EngineArguments;
 pub(super) use options::known_by_letters;
-pub(super) use solve::{Need, engine as solve_engine, generate as solve_generate};
+pub(super) use solve::{Need, Wanted, engine as solve_engine, generate as solve_generate};
 
 use clap::ValueEnum;
 use schemars::JsonSchema;
@@ -18,7 +18,7 @@ use vramcast_core::serving::llama_cpp::{CONTEXT, LlamaCppEstimate, LlamaCppPlan,
 use vramcast_core::serving::sglang::SglangPlan;
 use vramcast_core::serving::tensorrt_llm::TensorRtLlmPlan;
 use vramcast_core::serving::tgi::TgiPlan;
-use vramcast_core::serving::{Budget, ServedModel};
+use vramcast_core::serving::{Budget, ServedModel, seen_by_cuda};
 
 use super::{Answer, Failure};
 use crate::estimate::source::Reach;
@@ -120,9 +120,13 @@ impl Request<'_> {
             let format = arguments.format(EngineName::Vllm, self.model)?;
             let served = ServedModel::of(self.model, &format)?;
             let cache_dtype = arguments.cache_dtype(&format)?;
+            let memory = seen_by_cuda(memory);
             let ranks = arguments.tensor_parallel_size.unwrap_or(1).max(1);
             if wanted(EngineName::Vllm) {
-                budgets.push(arguments.vllm(gpu, cache_dtype, self.draft()?)?.budget(&served));
+                let plan = arguments.vllm(gpu, cache_dtype, self.draft()?)?;
+                let mut budget = plan.budget(&served);
+                budget.notes.extend(arguments.without_effect_on_vllm(&plan, &served)?);
+                budgets.push(budget);
             }
             if wanted(EngineName::Sglang) {
                 let static_thousandths = arguments.static_share()?.filter(|_| self.engine == EngineName::Sglang);

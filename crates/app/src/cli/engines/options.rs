@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use vramcast_core::dtype::{DType, builtin_formats, find_format};
 use vramcast_core::model::Model;
 use vramcast_core::plan::Gpu;
-use vramcast_core::serving::WeightFormat;
 use vramcast_core::serving::llama_cpp::{Build, LlamaCppPlan};
 use vramcast_core::serving::vllm::{VllmPlan, rules};
+use vramcast_core::serving::{ServedModel, WeightFormat, seen_by_cuda};
 use vramcast_core::source::quantization::Quantization;
 
 use super::EngineName;
@@ -101,6 +101,12 @@ pub(crate) struct EngineArguments {
     /// Sequences share one run of cells (llama.cpp).
     #[arg(long)]
     pub kv_unified: bool,
+    /// How several cards share a model: layer or none (llama.cpp -sm).
+    #[arg(long, value_name = "HOW")]
+    pub split_mode: Option<String>,
+    /// Tokens of a logical batch (llama.cpp -b, which the command line reads as --batch-size).
+    #[arg(skip)]
+    pub logical_batch: Option<u64>,
     /// Sequences at once (llama.cpp -np, Ollama).
     #[arg(long, value_name = "N", visible_alias = "num-parallel")]
     pub parallel: Option<u64>,
@@ -114,7 +120,7 @@ impl EngineArguments {
         let pooled = [Vllm, Sglang, Tgi, TensorrtLlm];
         let local = [LlamaCpp, Ollama];
         let any = [Vllm, Sglang, Tgi, TensorrtLlm, LlamaCpp, Ollama];
-        let given: [(&str, bool, &[EngineName]); 27] = [
+        let given: [(&str, bool, &[EngineName]); 28] = [
             ("--engine-version", self.engine_version.is_some(), &[Vllm, LlamaCpp]),
             ("--context", self.context.is_some(), &any),
             ("--quantization", self.quantization.is_some(), &any),
@@ -138,8 +144,9 @@ impl EngineArguments {
             ("--flash-attn", self.flash_attn.is_some(), &local),
             ("--cache-type-k", self.cache_type_k.is_some(), &local),
             ("--cache-type-v", self.cache_type_v.is_some(), &local),
-            ("--tensor-split", !self.tensor_split.is_empty(), &local),
-            ("--n-cpu-moe", self.n_cpu_moe.is_some(), &local),
+            ("--tensor-split", !self.tensor_split.is_empty(), &[LlamaCpp]),
+            ("--split-mode", self.split_mode.is_some(), &[LlamaCpp]),
+            ("--n-cpu-moe", self.n_cpu_moe.is_some(), &[LlamaCpp]),
             ("--swa-full / --kv-unified", self.swa_full || self.kv_unified, &[LlamaCpp]),
             ("--parallel", self.parallel.is_some(), &local),
         ];
@@ -204,11 +211,36 @@ impl EngineArguments {
             lora: self.enable_lora.then_some(lora),
             draft_weights: draft[0],
             draft_layers: draft[1],
-            memory: gpu.memory,
+            memory: seen_by_cuda(gpu.memory),
             workspace: vramcast_core::memory::device::Device::of(gpu).blas_workspace(),
             multiprocessors: gpu.multiprocessors.unwrap_or(default.multiprocessors),
             card: gpu.name.clone(),
         })
+    }
+
+    /// What was given to vLLM and changes no byte, said; refused where the model has nothing it could act on.
+    pub(super) fn without_effect_on_vllm(&self, plan: &VllmPlan, model: &ServedModel) -> Result<Vec<String>, Failure> {
+        let experts = model.layers.iter().any(|layer| layer.experts > 0);
+        if self.expert_parallel && !experts {
+            return Err(Failure::bad_input("--expert-parallel: the model has no experts").hint("leave it out"));
+        }
+        let graphs = rules(&plan.version).graphs_in_budget;
+        let said = [
+            (self.expert_parallel, "--expert-parallel: whole experts on a card weigh what parts of all of them do"),
+            (
+                plan.data_parallel > 1 && !experts,
+                "--data-parallel-size: without experts every replica is the same; sizes are of one card",
+            ),
+            (
+                self.enforce_eager && !graphs,
+                "--enforce-eager: this version does not take CUDA graphs out of the cache's share",
+            ),
+            (
+                self.enable_prefix_caching,
+                "--enable-prefix-caching: kept prompts lie in the same blocks and take no memory of their own",
+            ),
+        ];
+        Ok(said.into_iter().filter(|(given, _)| *given).map(|(_, text)| text.to_owned()).collect())
     }
 
     /// llama.cpp's plan over its defaults or Ollama's.
@@ -227,14 +259,26 @@ impl EngineArguments {
                     .hint("early: llama.cpp before the middle of 2025"));
             }
         };
+        let mut tensor_split = if self.tensor_split.is_empty() { vec![1] } else { self.tensor_split.clone() };
+        match self.split_mode.as_deref() {
+            None | Some("layer") => {}
+            // The first card holds all.
+            Some("none") => tensor_split = vec![1],
+            Some(other @ ("row" | "tensor")) => {
+                return Err(Failure::bad_input(format!("--split-mode {other} is not modelled")).hint("layer or none"));
+            }
+            Some(other) => return Err(Failure::bad_input(format!("--split-mode: {other} is not layer or none"))),
+        }
+        let micro_batch = self.ubatch_size.unwrap_or(default.micro_batch);
         Ok(LlamaCppPlan {
             build,
-            micro_batch: self.ubatch_size.unwrap_or(default.micro_batch),
+            // A graph is never larger than the logical batch (`n_ubatch = min(n_batch, n_ubatch)` of llama-context.cpp).
+            micro_batch: self.logical_batch.map_or(micro_batch, |batch| batch.min(micro_batch)),
             flash_attention,
             key_type: self.cache_type_k.clone().unwrap_or(default.key_type.clone()),
             value_type: self.cache_type_v.clone().unwrap_or(default.value_type.clone()),
             gpu_layers: self.n_gpu_layers.unwrap_or(default.gpu_layers),
-            tensor_split: if self.tensor_split.is_empty() { vec![1] } else { self.tensor_split.clone() },
+            tensor_split,
             cpu_experts: self.n_cpu_moe.unwrap_or(0),
             full_windows: self.swa_full,
             unified: self.kv_unified,
@@ -289,6 +333,7 @@ const LETTERS: &[(&str, &str)] = &[
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
     ("-ts", "--tensor-split"),
+    ("-sm", "--split-mode"),
     ("-ncmoe", "--n-cpu-moe"),
     ("-np", "--parallel"),
     ("-c", "--ctx-size"),

@@ -55,7 +55,12 @@ pub(in crate::cli) fn generate(
                 .hint("use --solve gpu, or an engine that splits a model"));
         }
     };
-    let before = format!("{name}: {} prompt and {} new tokens", plan.batch.seq_len, plan.new_tokens);
+    let asked = match wanted {
+        Wanted::Context => format!("{} prompts at once on {}", plan.batch.batch_size, plan.gpu.name),
+        Wanted::Batch => format!("prompts of {} tokens on {}", plan.batch.seq_len, plan.gpu.name),
+        _ => format!("{} prompts of {} tokens", plan.batch.batch_size, plan.batch.seq_len),
+    };
+    let before = format!("{name}, {asked}, {} new tokens each", plan.new_tokens);
     Ok(answer(&before, found, as_json))
 }
 
@@ -119,7 +124,17 @@ pub(in crate::cli) fn engine(request: &Request<'_>, need: &Need, gpu: &Gpu, as_j
             solve::fewest_cards(64, with_cards).map(|count| format!("{count} x {}", shown(gpu)))
         }
     };
-    Ok(answer(&format!("{} with {}", request.name, request.engine.title()), found, as_json))
+    let mut question = format!("{} with {}", request.name, request.engine.title());
+    if wanted != Wanted::Gpu {
+        question += &format!(" on {}", gpu.name);
+    }
+    if let (true, Some(length)) = (wanted != Wanted::Context, request.arguments.context) {
+        question += &format!(", sequences of {length} tokens");
+    }
+    if let Some(count) = need.concurrency {
+        question += &format!(", {count} at once");
+    }
+    Ok(answer(&question, found, as_json))
 }
 
 fn shown(gpu: &Gpu) -> String {

@@ -23,7 +23,7 @@ use super::torch::stored::{StoredKernel, StoredWeight};
 use crate::dtype::DType;
 use crate::model::op::{CacheKind, Input, Op, ParameterId, ValueId};
 use crate::model::{Model, Program, Shape, Step, Task};
-use crate::plan::{CacheImplementation, InferPlan, Kernels, PlanError};
+use crate::plan::{CacheImplementation, Choice, InferPlan, Kernels, PlanError};
 use crate::source::quantization as source;
 
 /// Up to so many decoding steps are all simulated.
@@ -55,9 +55,14 @@ pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log, Ve
     let mut torch = Torch::new(Device::of(&plan.gpu));
     torch.grad_enabled = false;
     torch.training = false;
-    let decoder = plan.new_tokens > 0 && model.task() == Task::Seq2SeqLm;
+    let decoder = plan.new_tokens > 0 && beside_encoder(model);
     let prompt = if decoder { plan.decoder_inputs(0) } else { plan.inputs(plan.batch.seq_len, 0) };
     let program = Rc::new(model.program(prompt)?);
+    if matches!(plan.cache, CacheImplementation::Quantized(_)) && program.steps.iter().any(needs_width) {
+        // `QuantizedCache` raises a ValueError for any other kind of layer.
+        let what = "a quantised cache of a model with layers other than full attention".into();
+        return Err(PlanError::Unsupported { what, hint: "transformers refuses it too; use a dynamic cache".into() });
+    }
     let mut run = Run::load(torch, Rc::clone(&program), plan, found.stored());
     if plan.new_tokens == 0 {
         run.forward_twice(&program);
@@ -71,11 +76,16 @@ pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log, Ve
 fn refuse(model: &Model, plan: &InferPlan) -> Result<(), PlanError> {
     let refused = |what: &str, hint: &str| Err(PlanError::Unsupported { what: what.into(), hint: hint.into() });
     match model.task() {
-        Task::SpeechSeq2Seq if plan.new_tokens > 0 => {
-            refused("generate of a speech model, which has a loop of its own", "simulate a forward pass (0 new tokens)")
+        Task::SpeechSeq2Seq if plan.new_tokens > 0 && (plan.beams > 1 || plan.choice == Choice::Sample) => {
+            refused("beams and sampling of a speech model, which retries at other temperatures", "use greedy decoding")
         }
-        task if plan.cache == CacheImplementation::Offloaded && (plan.beams > 1 || task == Task::Seq2SeqLm) => {
+        _ if plan.cache == CacheImplementation::Offloaded && (plan.beams > 1 || beside_encoder(model)) => {
             refused("beams or an encoder-decoder over an offloaded cache", "use one beam and a cache on the card")
+        }
+        _ if matches!(plan.cache, CacheImplementation::Quantized(_))
+            && (plan.beams > 1 || beside_encoder(model) || plan.new_tokens == 0) =>
+        {
+            refused("a quantised cache with beams, beside an encoder or in a plain forward pass", "use a dynamic cache")
         }
         Task::MaskedLm | Task::Base | Task::ImageClassification | Task::SequenceClassification | Task::Ctc
             if plan.new_tokens > 0 =>
@@ -84,6 +94,16 @@ fn refuse(model: &Model, plan: &InferPlan) -> Result<(), PlanError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Whether a decoder generates beside an encoder.
+fn beside_encoder(model: &Model) -> bool {
+    matches!(model.task(), Task::Seq2SeqLm | Task::SpeechSeq2Seq)
+}
+
+/// Layers that keep something else than keys and values of all positions.
+fn needs_width(step: &Step) -> bool {
+    matches!(step, Step::Run { op: Op::Cache(update), .. } if update.kind != CacheKind::Full)
 }
 
 /// The passes over one token that are simulated, by how many tokens are cached before each.
@@ -206,7 +226,7 @@ impl<'a> Run<'a> {
 
     fn generate(&mut self, model: &Model, prompt: &Rc<Program>) -> Result<(), PlanError> {
         let plan = self.plan;
-        let decoder = model.task() == Task::Seq2SeqLm;
+        let decoder = beside_encoder(model);
         // The decoder beside an encoder begins with one token of its own.
         let first = if decoder { 1 } else { plan.batch.seq_len };
         self.phase("generate");
@@ -287,6 +307,13 @@ impl Batch {
     /// What `generate` makes before the first pass: special tokens, positions counted over the mask, beams.
     fn prepare(&mut self, torch: &mut Torch, program: &Program, plan: &InferPlan, decoder: bool) {
         torch.in_category(Category::Batch, |torch| {
+            let audio = self.media.iter().position(|(kind, _)| *kind == Input::Audio);
+            if let (true, Some(at)) = (decoder, audio) {
+                // Whisper cuts sound in segments and joins those of the batch; the caller holds the whole.
+                let whole = &self.media[at].1;
+                let segments = torch.fresh("cat", whole.shape, whole.dtype);
+                self.media.insert(0, (Input::Audio, segments));
+            }
             if decoder {
                 // The mask is the encoder's and does not grow.
                 self.encoder = self.mask.take();

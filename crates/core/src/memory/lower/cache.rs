@@ -21,7 +21,9 @@ use crate::plan::{AttentionKind, CacheImplementation};
 #[derive(Debug)]
 pub struct Store {
     implementation: CacheImplementation,
-    slots: RefCell<Vec<Vec<Tensor>>>,
+    pub(super) slots: RefCell<Vec<Vec<Tensor>>>,
+    /// Layers of a quantised cache: keys and values, each in parts.
+    pub(super) packed: RefCell<Vec<Vec<Vec<Tensor>>>>,
     states: RefCell<Vec<Tensor>>,
     cursor: Cell<usize>,
     past: Cell<u64>,
@@ -35,6 +37,7 @@ impl Store {
         Rc::new(Self {
             implementation,
             slots: RefCell::default(),
+            packed: RefCell::default(),
             states: RefCell::default(),
             cursor: Cell::new(0),
             past: Cell::new(0),
@@ -72,6 +75,9 @@ impl Store {
         shapes: &[Shape],
     ) -> Vec<Option<Tensor>> {
         let static_cache = self.implementation == CacheImplementation::Static;
+        if let CacheImplementation::Quantized(how) = self.implementation {
+            return self.update_quantised(torch, how, inputs, shapes);
+        }
         match update.kind {
             CacheKind::State { elements } => self.keep_state(torch, elements, inputs),
             _ if self.implementation == CacheImplementation::None => inputs.to_vec(),
@@ -87,7 +93,7 @@ impl Store {
         }
     }
 
-    fn next_slot(&self) -> usize {
+    pub(super) fn next_slot(&self) -> usize {
         let slot = self.cursor.get();
         self.cursor.set(slot + 1);
         let mut slots = self.slots.borrow_mut();
@@ -256,7 +262,7 @@ fn fresh(torch: &mut Torch, operation: &'static str, shape: Shape, dtype: DType)
     torch.in_category(Category::Cache, |torch| torch.fresh(operation, shape, dtype))
 }
 
-fn replace(slot: &mut Vec<Tensor>, index: usize, tensor: Tensor) -> Option<Tensor> {
+pub(super) fn replace(slot: &mut Vec<Tensor>, index: usize, tensor: Tensor) -> Option<Tensor> {
     match slot.get_mut(index) {
         Some(old) => Some(std::mem::replace(old, tensor)),
         None => {

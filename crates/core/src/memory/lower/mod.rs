@@ -34,6 +34,7 @@ mod lora_parameter;
 mod loss;
 mod nested;
 mod norm;
+mod quantised_cache;
 mod rotary;
 mod scales;
 mod stored_experts;
@@ -410,10 +411,7 @@ impl Runner {
                 one(torch.convolution(input(0), self.parameter(*weight), bias, shape))
             }
             Op::RotaryTable(table) => rotary::table(torch, *table, shape, self.settings.weights),
-            Op::Rotary(style) => {
-                let (query, key) = rotary::rotate(torch, *style, input(0), input(1), input(2), input(3));
-                vec![Some(query), Some(key)]
-            }
+            Op::Rotary(style) => rotary::lower(torch, *style, inputs.len(), &input),
             Op::Mask(kind) => vec![match &self.cache {
                 Some(cache) => cache.mask(torch, *kind, shape, &self.settings),
                 None => attention::mask(torch, *kind, shape, &self.settings, !inputs.is_empty()),

@@ -34,8 +34,34 @@ pub(super) fn table(torch: &mut Torch, table: RotaryTable, shape: Shape, weights
     .into()
 }
 
+/// [`crate::model::op::Op::Rotary`] over four inputs, or six where the dimensions that do not turn are joined at once.
+pub(super) fn lower<'a>(
+    torch: &mut Torch,
+    style: Rotary,
+    inputs: usize,
+    input: &impl Fn(usize) -> &'a Tensor,
+) -> Vec<Option<Tensor>> {
+    let (query, key) = match inputs {
+        6 => rotate_joined(torch, [0, 1, 2, 3, 4, 5].map(input)),
+        _ => rotate(torch, style, input(0), input(1), input(2), input(3)),
+    };
+    vec![Some(query), Some(key)]
+}
+
+/// Queries rotated and joined with the dimensions that do not turn, then keys.
+fn rotate_joined(torch: &mut Torch, inputs: [&Tensor; 6]) -> (Tensor, Tensor) {
+    let [query, key, cosine, sine, query_rest, key_rest] = inputs;
+    // cos.unsqueeze(1), whose name lives through both.
+    let [cosine, sine] = [cosine, sine].map(|t| torch.reshape(t, t.shape.inserted(1, 1)));
+    let mut one = |x: &Tensor, rest: &Tensor| {
+        let turned = half(torch, x, &cosine, &sine);
+        torch.cat(&[&turned, rest], x.shape.rank() as u8 - 1)
+    };
+    (one(query, query_rest), one(key, key_rest))
+}
+
 /// Queries and keys, rotated.
-pub(super) fn rotate(
+fn rotate(
     torch: &mut Torch,
     style: Rotary,
     query: &Tensor,

@@ -4,6 +4,17 @@ use crate::model::graph::{Graph, Value};
 use crate::model::op::{Attention, CacheKind, CacheUpdate, EagerStyle, Mask, Norm, Op, ParameterId, Rotary};
 use crate::model::shape::Shape;
 
+/// When the rotated dimensions of a head are cut from the rest and joined with it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RotaryCut {
+    /// When there is a rest.
+    WhenPartial,
+    /// Also where that rest is empty.
+    Always,
+    /// The same, and the rotated parts keep their names until both are joined.
+    Named,
+}
+
 /// Queries, keys and values by three linears, rotated, cached, attended, projected.
 #[derive(Debug, Clone)]
 pub struct SelfAttention {
@@ -25,8 +36,8 @@ pub struct SelfAttention {
     pub rotary: Option<Rotary>,
     /// Rotated dimensions; fewer than the head's width means the rest passes by.
     pub rotary_dim: u64,
-    /// Whether heads are cut and joined even when all of them is rotated.
-    pub rotary_cuts: bool,
+    /// When heads are cut and joined again.
+    pub rotary_cut: RotaryCut,
     /// Whether each layer makes a table for neighbouring pairs out of the one for halves (GLM, ERNIE).
     pub rotary_pairs: bool,
     /// Only the last so many positions are seen and cached.
@@ -65,7 +76,7 @@ impl SelfAttention {
             qk_norm: QkNorm::None,
             rotary: Some(Rotary::Half),
             rotary_dim: head_dim,
-            rotary_cuts: false,
+            rotary_cut: RotaryCut::WhenPartial,
             rotary_pairs: false,
             window: None,
             softcap: false,
@@ -91,11 +102,13 @@ impl SelfAttention {
         if let (Some(style), Some(rope)) = (self.rotary, rope) {
             let paired = self.rotary_pairs.then(|| paired_table(g, rope));
             let (cosine, sine) = paired.as_ref().unwrap_or(rope);
-            (query, key) = if self.rotary_cuts {
-                let (query, key, _) = rotate_part(g, style, self.rotary_dim, &query, &key, cosine, sine);
-                (query, key)
-            } else {
-                rotate(g, style, self.rotary_dim, query, key, cosine, sine)
+            (query, key) = match self.rotary_cut {
+                RotaryCut::Named => {
+                    let (query, key, _) = rotate_part(g, style, self.rotary_dim, &query, &key, cosine, sine);
+                    (query, key)
+                }
+                RotaryCut::Always => rotate_renamed(g, style, self.rotary_dim, &query, &key, cosine, sine),
+                RotaryCut::WhenPartial => rotate(g, style, self.rotary_dim, query, key, cosine, sine),
             };
         }
         (key, value) = g.cache(self.cache(), &key, &value);
@@ -189,8 +202,47 @@ pub fn rotate(
     if rotary_dim >= query.size(-1) {
         return rotate_whole(g, style, &query, &key, cosine, sine);
     }
-    let (query, key, _) = rotate_part(g, style, rotary_dim, &query, &key, cosine, sine);
+    rotate_renamed(g, style, rotary_dim, &query, &key, cosine, sine)
+}
+
+/// [`rotate_part`] where the joined tensor takes the name of its rotated part, which goes at once.
+fn rotate_renamed(
+    g: &mut Graph,
+    style: Rotary,
+    rotary_dim: u64,
+    query: &Value,
+    key: &Value,
+    cosine: &Value,
+    sine: &Value,
+) -> (Value, Value) {
+    let [query_turned, query_passed] = cut(g, query, rotary_dim);
+    let [key_turned, key_passed] = cut(g, key, rotary_dim);
+    let (mut query, mut key) = rotate_whole(g, style, &query_turned, &key_turned, cosine, sine);
+    drop((query_turned, key_turned));
+    query = g.cat(&[&query, &query_passed], -1);
+    key = g.cat(&[&key, &key_passed], -1);
     (query, key)
+}
+
+/// Queries rotated and joined before keys are: `cat([q * cos + rotate_half(q) * sin, rest])` in one expression.
+pub fn rotate_joined(
+    g: &mut Graph,
+    style: Rotary,
+    rotary_dim: u64,
+    query: &Value,
+    key: &Value,
+    (cosine, sine): &(Value, Value),
+) -> (Value, Value) {
+    let [query_turned, query_passed] = cut(g, query, rotary_dim);
+    let [key_turned, key_passed] = cut(g, key, rotary_dim);
+    let inputs = [&query_turned, &key_turned, cosine, sine, &query_passed, &key_passed];
+    two(g.run_many(Op::Rotary(style), &inputs, &[query.shape(), key.shape()]))
+}
+
+/// The dimensions of a head that turn, and the rest.
+fn cut(g: &mut Graph, x: &Value, rotary_dim: u64) -> [Value; 2] {
+    let rest = x.size(-1).saturating_sub(rotary_dim);
+    [g.slice(x, -1, 0, rotary_dim), g.slice(x, -1, rotary_dim, rest)]
 }
 
 /// The first dimensions of each head rotated and joined with the rest, also where that rest is empty: a copy.
@@ -205,11 +257,8 @@ pub fn rotate_part(
     cosine: &Value,
     sine: &Value,
 ) -> (Value, Value, [Value; 4]) {
-    let rest = query.size(-1).saturating_sub(rotary_dim);
-    let mut query_turned = g.slice(query, -1, 0, rotary_dim);
-    let query_passed = g.slice(query, -1, rotary_dim, rest);
-    let mut key_turned = g.slice(key, -1, 0, rotary_dim);
-    let key_passed = g.slice(key, -1, rotary_dim, rest);
+    let [mut query_turned, query_passed] = cut(g, query, rotary_dim);
+    let [mut key_turned, key_passed] = cut(g, key, rotary_dim);
     (query_turned, key_turned) = rotate_whole(g, style, &query_turned, &key_turned, cosine, sine);
     let query = g.cat(&[&query_turned, &query_passed], -1);
     let key = g.cat(&[&key_turned, &key_passed], -1);
@@ -225,7 +274,10 @@ pub fn rotate_whole(
     cosine: &Value,
     sine: &Value,
 ) -> (Value, Value) {
-    let mut both = g.run_many(Op::Rotary(style), &[query, key, cosine, sine], &[query.shape(), key.shape()]);
+    two(g.run_many(Op::Rotary(style), &[query, key, cosine, sine], &[query.shape(), key.shape()]))
+}
+
+fn two(mut both: Vec<Value>) -> (Value, Value) {
     let key = both.pop();
     match (both.pop(), key) {
         (Some(query), Some(key)) => (query, key),

@@ -16,15 +16,19 @@ pub(super) fn fill(plan: &LlamaCppPlan, model: &ServedModel, devices: &mut [Buff
     let query = rows(model.heads.saturating_mul(model.head_dim));
     let masks = masks(plan, model);
     let used = devices.iter().filter(|device| device.model > 0).count() as u64;
-    let pipelined = used > 1 && plan.build == Build::Current && host.cache == 0 && plan.cpu_experts == 0;
+    let mainline = !matches!(plan.build, Build::Ik { .. });
+    let pipelined = used > 1 && mainline && host.cache == 0 && plan.cpu_experts == 0;
     let copies = if pipelined { COPIES } else { 1 };
     let attention = if plan.flash_attention {
         let unpacked = unpacked(plan, model);
-        masks.saturating_mul(copies).saturating_add(query).saturating_add(3 * hidden).saturating_add(unpacked)
+        let states = hidden.saturating_mul(2 + copies);
+        masks.saturating_mul(copies).saturating_add(query).saturating_add(states).saturating_add(unpacked)
     } else {
         let longest = longest(plan, model);
         let scores = rows(longest.saturating_mul(model.heads));
-        scores.saturating_add(masks.saturating_mul(copies)).saturating_add(query).saturating_add(4 * hidden)
+        // The states that come from the host or the card before are an input, of which there are copies too.
+        let states = hidden.saturating_mul(3 + copies);
+        scores.saturating_add(masks.saturating_mul(copies)).saturating_add(query).saturating_add(states)
     };
     let feed_forward = rows(model.width.saturating_mul(3))
         .saturating_add(query)

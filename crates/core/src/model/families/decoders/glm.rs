@@ -50,7 +50,7 @@ impl Glm {
         attention.rotary = Some(Rotary::Interleaved);
         attention.rotary_dim = read::rotary_dim(c, attention.head_dim, 0.5)?;
         attention.rotary_pairs = true;
-        attention.rotary_cuts = true;
+        attention.rotary_cut = attention::RotaryCut::Always;
         Ok(Self { sizes, norms_after })
     }
 

@@ -35,7 +35,7 @@ impl Nemotron {
             },
         )?;
         sizes.attention.rotary_dim = read::rotary_dim(c, sizes.attention.head_dim, 0.5)?;
-        sizes.attention.rotary_cuts = true;
+        sizes.attention.rotary_cut = attention::RotaryCut::Named;
         Ok(Self { sizes, mlp_bias: c.flag("mlp_bias", false)? })
     }
 }

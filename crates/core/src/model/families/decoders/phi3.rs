@@ -2,7 +2,7 @@
 
 use super::decoder::{self, Decoder, Defaults, Sizes, Vocabulary, run_layers};
 use crate::model::Family;
-use crate::model::blocks::attention::{Masks, attend, rotate_part, split_heads};
+use crate::model::blocks::attention::{Masks, attend, rotate_joined, split_heads};
 use crate::model::blocks::{joined_gated_mlp, read};
 use crate::model::op::{Norm, Rotary};
 use crate::model::{Config, Graph, ModelError, Value};
@@ -69,10 +69,7 @@ impl Phi3 {
         query = split_heads(g, query, heads, dim);
         key = split_heads(g, key, kv_heads, dim);
         value = split_heads(g, value, kv_heads, dim);
-        (query, key) = {
-            let (query, key, _) = rotate_part(g, Rotary::Half, attention.rotary_dim, &query, &key, &rope.0, &rope.1);
-            (query, key)
-        };
+        (query, key) = rotate_joined(g, Rotary::Half, attention.rotary_dim, &query, &key, rope);
         (key, value) = g.cache(attention.cache(), &key, &value);
         let attended = attend(g, attention.spec(None), &query, &key, &value, Some(mask));
         attention.output(g, attended, hidden.size(-1))

@@ -4,9 +4,11 @@ use crate::dtype::DType;
 use crate::model::op::{Binary, Cast, Input, Op};
 use crate::model::{Graph, Value};
 
-/// The 2-D mask of the batch, or ones of this type where it brings none: `[batch, past + seq]`.
+/// The 2-D mask of the batch, or ones of this type where it brings none: `[batch, past + seq]`, filled up to the length of
+/// a static cache.
 pub(super) fn tokens_mask(g: &mut Graph, ones: DType) -> Value {
-    let shape = [g.inputs.batch, g.inputs.seq.saturating_add(g.inputs.past)];
+    let seen = g.inputs.seq.saturating_add(g.inputs.past);
+    let shape = [g.inputs.batch, g.inputs.static_cache.unwrap_or(seen)];
     if g.inputs.mask { g.input(Input::Mask, shape) } else { g.fill(ones, shape) }
 }
 

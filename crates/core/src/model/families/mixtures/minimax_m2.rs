@@ -4,6 +4,7 @@ use super::frame::{Context, Frame, RouterLogits};
 use super::routing::{Routing, flatten, normalise, project};
 use crate::dtype::DType;
 use crate::model::Family;
+use crate::model::blocks::attention::RotaryCut;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{QkNorm, SelfAttention, read};
 use crate::model::op::{Norm, Op, Unary};
@@ -30,7 +31,7 @@ impl MiniMaxM2 {
         attention.qk_norm = QkNorm::Whole(Norm::Rms, ["q_norm", "k_norm"]);
         // transformers does not read the hub's `rotary_dim`.
         attention.rotary_dim = read::rotary_dim(c, head_dim, 1.0)?;
-        attention.rotary_cuts = true;
+        attention.rotary_cut = RotaryCut::Always;
         let experts = FusedExperts::new(
             read::positive(c, &["num_local_experts", "num_experts"], 256)?,
             read::positive(c, &["num_experts_per_tok"], 8)?,

@@ -124,7 +124,7 @@ impl Whisper {
         let places = g.index(&table, &positions);
         let mut hidden = g.add(&words, &places);
         hidden = g.dropout(&hidden, self.decoder.dropout);
-        let mask = mask_over(g, Mask::Causal, batch, seq, seq.saturating_add(g.inputs.past));
+        let mask = mask_over(g, Mask::Causal, batch, seq, g.inputs.keys(None, seq));
         for index in 0..self.decoder.layers {
             hidden = g.layer("layers", index, |g| self.decoder.decoder_layer(g, &hidden, &mask, encoded, None));
         }
