@@ -1,17 +1,24 @@
-//! What is alive at the peak of a SimuMax row: `cargo run --example megatron_peak -- FILE CASE STAGE`.
+//! What is alive at the peak of a published Megatron run: `cargo run --example megatron_peak -- FILE CASE STAGE`, the case by
+//! its name (SimuMax) or its row (Megatron-Bridge).
 
 use std::collections::BTreeMap;
 
 use vramcast_core::memory::log::Event;
 use vramcast_core::memory::megatron;
-use vramcast_core::verify::external::simumax;
+use vramcast_core::verify::external::{bridge, simumax};
 
 #[allow(clippy::disallowed_methods)]
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let file: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&arguments[1]).unwrap()).unwrap();
-    let row = file["rows"].as_array().unwrap().iter().find(|row| row["case"] == arguments[2].as_str()).unwrap();
-    let (model, plan) = simumax::plan(row, "B200").unwrap();
+    let rows = file["rows"].as_array().unwrap();
+    let (model, plan) = match arguments[2].parse::<usize>() {
+        Ok(index) => bridge::plan(&rows[index]).unwrap(),
+        Err(_) => {
+            let row = rows.iter().find(|row| row["case"] == arguments[2].as_str()).unwrap();
+            simumax::plan(row, "B200").unwrap()
+        }
+    };
     let ranks = megatron::ranks(&model, &plan).unwrap();
     let simulation = &ranks[arguments[3].parse::<usize>().unwrap()].simulation;
     let mut alive = BTreeMap::new();

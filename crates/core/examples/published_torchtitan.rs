@@ -10,7 +10,7 @@ use vramcast_core::dtype::DType;
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
 use vramcast_core::plan::checkpoints::Selective;
-use vramcast_core::plan::parallel::{Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Parallel};
+use vramcast_core::plan::parallel::{Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Parallel, TensorForm, TensorParallel};
 use vramcast_core::plan::{
     AllocatorOptions, Batch, CheckpointOptions, Checkpointing, Gpus, Implementation, Optimizer, TrainPlan,
 };
@@ -65,7 +65,7 @@ fn name(row: &Value) -> String {
 /// Peak reserved and allocated of a row in GiB, or why there is none.
 fn predicted(row: &Value) -> Result<(f64, f64), String> {
     let number = |key: &str| row[key].as_u64().unwrap_or(1);
-    for axis in ["tp", "pp", "cp", "ep"] {
+    for axis in ["pp", "cp", "ep"] {
         if number(axis) > 1 {
             return Err(format!("{axis} is not simulated for this engine"));
         }
@@ -97,11 +97,16 @@ fn predicted(row: &Value) -> Result<(f64, f64), String> {
     let engine = if note.contains("FSDP1") {
         Engine::Fsdp1(Fsdp1 { mixed_precision: types, ..Fsdp1::default() })
     } else {
-        Engine::Fsdp2(Fsdp2 { mixed_precision: types, ..Fsdp2::default() })
+        // torchtitan computes the loss on parts of the vocabulary unless told not to.
+        let tensor = match number("tp") {
+            1 => TensorParallel::default(),
+            _ => TensorParallel { form: TensorForm::Torchtitan, loss_parallel: true },
+        };
+        Engine::Fsdp2(Fsdp2 { mixed_precision: types, tensor, ..Fsdp2::default() })
     };
-    let shard = number("fsdp_shard");
-    let replicas = (number("world_size") / shard.max(1)).max(1);
-    let mesh = Mesh { dp_replicate: replicas, dp_shard: shard, ..Mesh::default() };
+    let (shard, tp) = (number("fsdp_shard"), number("tp"));
+    let replicas = (number("world_size") / shard.saturating_mul(tp).max(1)).max(1);
+    let mesh = Mesh { dp_replicate: replicas, dp_shard: shard, tp, ..Mesh::default() };
     let card = if row["hardware"].as_str().unwrap_or_default().contains("A100") { "A100-80GB" } else { "H100-80GB" };
     // Enough room that nothing is given back: H100s with 96 GB are not in the table of cards.
     let mut gpu = Gpus::embedded().find(card).map_err(|e| e.to_string())?;

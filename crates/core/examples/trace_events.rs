@@ -1,6 +1,6 @@
 //! Writes the events of ledger rows: `cargo run --example trace_events -- FILE IDS FOLDER`.
 //!
-//! One line each, so that they can be compared with a trace of the real allocator: `A bytes operation`, `F bytes`.
+//! One line each, so that they can be compared with a trace of the real allocator: `A bytes operation … stream`, `F bytes`.
 
 use std::fmt::Write;
 use vramcast_core::memory::log::{Event, Log};
@@ -32,7 +32,7 @@ fn text(log: &Log) -> String {
             Event::Allocate(id) => {
                 let info = &log.storages[id.0 as usize];
                 let (name, shape, dtype) = (info.operation, info.shape, info.dtype);
-                writeln!(text, "A {} {name} {shape:?} {dtype:?} m{}", size(id.0), info.module)
+                writeln!(text, "A {} {name} {shape:?} {dtype:?} m{} {:?}", size(id.0), info.module, info.stream)
             }
             Event::Free(id) => writeln!(text, "F {}", size(id.0)),
             Event::Phase(index) => {

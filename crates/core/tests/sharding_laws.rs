@@ -2,12 +2,14 @@
 
 use proptest::prelude::*;
 use serde_json::json;
+use vramcast_core::dtype::DType;
 use vramcast_core::memory::log::{Event, Log};
 use vramcast_core::memory::sharding::shares::{self, Share};
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
 use vramcast_core::plan::parallel::{
-    Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, Offload, Parallel, Reshard, TensorForm, TensorParallel, ZeroConfig,
+    Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, Offload, OffloadDevice, Parallel, Reshard, TensorForm, TensorParallel,
+    ZeroConfig,
 };
 use vramcast_core::plan::{Batch, TrainPlan};
 
@@ -49,6 +51,7 @@ fn engines() -> Vec<Engine> {
                 stage3_param_persistence_threshold: 1000,
                 ..ZeroConfig::default()
             },
+            ..DeepSpeed::default()
         })
     };
     vec![
@@ -60,6 +63,19 @@ fn engines() -> Vec<Engine> {
         zero(1),
         zero(2),
         zero(3),
+        Engine::Deepspeed(DeepSpeed {
+            zero: ZeroConfig {
+                stage: 2,
+                contiguous_gradients: false,
+                round_robin_gradients: true,
+                ..ZeroConfig::default()
+            },
+            ..DeepSpeed::default()
+        }),
+        Engine::Deepspeed(DeepSpeed {
+            zero: ZeroConfig { stage: 3, ..ZeroConfig::default() },
+            grad_accum_dtype: Some(DType::F32),
+        }),
     ]
 }
 
@@ -243,8 +259,10 @@ fn offloaded_partitions_are_one_copy() {
     };
     for stage in 1..=3 {
         let world = 8;
-        let zero = ZeroConfig { stage, offload_optimizer: Some(Offload::cpu()), ..ZeroConfig::default() };
-        let parallel = spread(Engine::Deepspeed(DeepSpeed { zero }), world);
+        // Pinned pages come in powers of two.
+        let offload = Offload { pin_memory: false, ..Offload::cpu() };
+        let zero = ZeroConfig { stage, offload_optimizer: Some(offload), ..ZeroConfig::default() };
+        let parallel = spread(Engine::Deepspeed(DeepSpeed { zero, ..DeepSpeed::default() }), world);
         let run = simulation::train(&model(), &plan(Some(parallel))).expect("it runs");
         let held =
             |name: &str| run.log.host_parts.iter().find(|part| part.name == name).map_or(0, |part| part.bytes) * world;
@@ -254,6 +272,60 @@ fn offloaded_partitions_are_one_copy() {
             assert!((whole..whole + 4096 * world).contains(&padded), "stage {stage} {name}: {padded} for {whole}");
         }
     }
+}
+
+/// What a card of 8 holds before and after a forward pass, and its highest point.
+fn held(zero: ZeroConfig, grad_accum_dtype: Option<DType>) -> (u64, u64, u64) {
+    let parallel = spread(Engine::Deepspeed(DeepSpeed { zero, grad_accum_dtype }), 8);
+    let run = simulation::train(&model(), &plan(Some(parallel))).expect("it runs");
+    let at = run.log.phases.iter().position(|name| name == "2.0.fwd").expect("a third step");
+    (run.replay.phases[at].before, run.replay.phases[at].after, run.replay.peak_allocated())
+}
+
+#[test]
+fn settings_of_zero_cost_what_they_say() {
+    let elements: u64 = {
+        let run = simulation::train(&model(), &plan(None)).expect("it runs");
+        run.program.parameters.iter().map(|parameter| parameter.shape.elements()).sum()
+    };
+    let zero = |stage| ZeroConfig { stage, reduce_bucket_size: 1 << 20, ..ZeroConfig::default() };
+    // Blocks of up to 1 MiB are billed whole.
+    let slack = 1 << 20;
+    // fp32 gradients of the whole model under stage 1, of the partition under stage 3.
+    let (narrow, ..) = held(zero(1), None);
+    let (wide, ..) = held(zero(1), Some(DType::F32));
+    assert!((wide - narrow).abs_diff(elements * 4) < slack, "{wide} {narrow}");
+    let (narrow, ..) = held(zero(3), None);
+    let (wide, ..) = held(zero(3), Some(DType::F32));
+    assert!((wide - narrow).abs_diff(elements / 4) < slack / 2, "{wide} {narrow}");
+    // A second shard over four cards is there from forward to the step.
+    let zero = ZeroConfig {
+        stage3_param_persistence_threshold: 0,
+        stage3_prefetch_bucket_size: 0,
+        stage3_max_reuse_distance: 0,
+        ..zero(3)
+    };
+    let second = ZeroConfig { zero_hpz_partition_size: 4, ..zero.clone() };
+    assert!(held(second, None).1 > held(zero, None).1);
+    // Without a bucket gradients stay where they are made.
+    let apart = ZeroConfig { contiguous_gradients: false, ..ZeroConfig { stage: 2, ..ZeroConfig::default() } };
+    let bucket = ZeroConfig { stage: 2, ..ZeroConfig::default() };
+    assert!(held(apart, None).2 < held(bucket, None).2);
+}
+
+#[test]
+fn a_disk_takes_what_the_host_would_hold() {
+    let held = |device| {
+        let offload = Offload { device, ..Offload::default() };
+        let zero = ZeroConfig { stage: 3, offload_optimizer: Some(offload), ..ZeroConfig::default() };
+        let parallel = spread(Engine::Deepspeed(DeepSpeed { zero, ..DeepSpeed::default() }), 8);
+        let run = simulation::train(&model(), &plan(Some(parallel))).expect("it runs");
+        run.log.host_parts.iter().map(|part| (part.name, part.bytes)).collect::<Vec<_>>()
+    };
+    let (host, disk) = (held(OffloadDevice::Cpu), held(OffloadDevice::Nvme));
+    assert!(host.iter().any(|(name, _)| *name == "optimizer states"));
+    assert!(!disk.iter().any(|(name, _)| *name == "optimizer states"));
+    assert!(disk.iter().any(|(name, _)| name.starts_with("buffers to the disk")));
 }
 
 #[test]
@@ -280,5 +352,15 @@ fn what_an_engine_cannot_run_is_refused() {
     unused.no_sync = true;
     assert!(refused(unused).contains("no effect"));
     let zero = ZeroConfig { stage: 2, offload_param: Some(Offload::cpu()), ..ZeroConfig::default() };
-    assert!(refused(spread(Engine::Deepspeed(DeepSpeed { zero }), 8)).contains("needs stage 3"));
+    assert!(
+        refused(spread(Engine::Deepspeed(DeepSpeed { zero, ..DeepSpeed::default() }), 8)).contains("needs stage 3")
+    );
+    let zero = ZeroConfig { stage: 3, zero_hpz_partition_size: 3, ..ZeroConfig::default() };
+    let text = refused(spread(Engine::Deepspeed(DeepSpeed { zero, ..DeepSpeed::default() }), 8));
+    assert!(
+        text.contains("zero_hpz_partition_size 3 does not divide 8 GPUs; the nearest that do are 2 and 4"),
+        "{text}"
+    );
+    let wide = DeepSpeed { grad_accum_dtype: Some(DType::F32), ..DeepSpeed::default() };
+    assert!(refused(spread(Engine::Deepspeed(wide), 8)).contains("DeepSpeed itself refuses it"));
 }

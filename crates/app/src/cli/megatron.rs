@@ -1,5 +1,7 @@
 //! Flags of Megatron runs: what its own arguments of these names say.
 
+mod features;
+
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 use vramcast_core::dtype::DType;
@@ -9,6 +11,7 @@ use vramcast_core::plan::parallel::megatron::{
 use vramcast_core::plan::parallel::{Engine, Mesh};
 
 use super::Failure;
+use features::FeatureArguments;
 
 /// Megatron's own.
 #[derive(Debug, Args)]
@@ -36,7 +39,7 @@ pub(super) struct MegatronArguments {
     /// shared_experts, mla_up_proj), separated by commas.
     #[arg(long, value_name = "WHAT", requires = "gpus")]
     recompute: Option<String>,
-    /// Who computes the loss: unfused, native or te [default: te].
+    /// Who computes the loss: unfused (Megatron's own) or te [default: te].
     #[arg(long, value_name = "WHO", requires = "gpus")]
     cross_entropy: Option<LossKernel>,
     /// Pad every expert's tokens to this share of an even one (moe_expert_capacity_factor); without it no token is dropped.
@@ -51,9 +54,8 @@ pub(super) struct MegatronArguments {
     /// Rows of the vocabulary are padded to a multiple of this times --tp [default: 128].
     #[arg(long, value_name = "N", requires = "gpus")]
     make_vocab_size_divisible_by: Option<u64>,
-    /// Refused: products in fp8.
-    #[arg(long, value_name = "RECIPE", requires = "gpus")]
-    fp8: Option<String>,
+    #[command(flatten)]
+    features: FeatureArguments,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -90,7 +92,7 @@ impl MegatronArguments {
             || self.overlap_grad_reduce
             || self.no_gradient_accumulation_fusion
             || self.make_vocab_size_divisible_by.is_some()
-            || self.fp8.is_some()
+            || self.features.is_used()
     }
 
     /// The axes that only Megatron has.
@@ -99,20 +101,14 @@ impl MegatronArguments {
         mesh.sequence_parallel = mesh.tp > 1 && !self.no_sequence_parallel;
     }
 
-    /// The engine they describe.
-    pub(super) fn engine(&self, notes: &mut Vec<String>) -> Result<Engine, Failure> {
-        if let Some(recipe) = &self.fp8 {
-            return Err(Failure::bad_input(format!(
-                "--fp8 {recipe}: products in fp8 are not simulated under Megatron"
-            ))
-            .hint("predict the bf16 run"));
-        }
+    /// The engine they describe, on so many pipeline and context-parallel ranks.
+    pub(super) fn engine(&self, axes: [u64; 2], notes: &mut Vec<String>) -> Result<Engine, Failure> {
         let moment = |moments: Moments| match moments {
             Moments::Fp32 => DType::F32,
             Moments::Bf16 => DType::BF16,
             Moments::Fp16 => DType::F16,
         };
-        let options = Megatron {
+        let mut options = Megatron {
             virtual_pipeline: self.vpp.unwrap_or(1),
             distributed_optimizer: !self.no_distributed_optimizer,
             main_gradients: if matches!(self.main_grads, Some(Narrow::Bf16)) { DType::BF16 } else { DType::F32 },
@@ -132,10 +128,11 @@ impl MegatronArguments {
             make_vocab_size_divisible_by: self.make_vocab_size_divisible_by.unwrap_or(128),
             ..Megatron::default()
         };
-        notes.push(
-            "Megatron-Core 0.14 with Transformer Engine's layers and attention; routing of experts taken as even"
-                .into(),
-        );
+        self.features.apply(&mut options, axes, notes)?;
+        notes.push(format!(
+            "Megatron-Core 0.{} with Transformer Engine's layers and attention; routing of experts taken as even",
+            options.core
+        ));
         Ok(Engine::Megatron(options))
     }
 }

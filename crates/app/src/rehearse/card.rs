@@ -75,7 +75,7 @@ impl Card {
             ("threads", self.gpu.threads_per_multiprocessor.unwrap_or(2048).to_string()),
             ("memory", self.memory.to_string()),
             ("context", self.gpu.machine.context.to_string()),
-            ("communicator", self.gpu.machine.communicator.to_string()),
+            ("communicator", self.gpu.machine.communicator.saturating_add(self.gpu.machine.nccl).to_string()),
             ("l2", (self.l2_mib << 20).to_string()),
             ("driver", torch.cuda.max(13000).to_string()),
             ("runtime", torch.cuda.to_string()),

@@ -95,7 +95,10 @@ impl Run {
 
     /// The comparison on a machine that chooses otherwise; absent where torch refuses.
     pub fn chosen(&self, chosen: &Chosen) -> Option<(Scored, Vec<(Fact, u64)>)> {
-        let gpu = Gpu { machine: chosen.machine, ..self.plan.gpu().clone() };
+        // Whether the row's communicator has anyone to connect to is the row's, not the machine's.
+        let nccl_channels = self.plan.gpu().machine.nccl_channels;
+        let machine = Machine { nccl_channels, ..chosen.machine };
+        let gpu = Gpu { machine, ..self.plan.gpu().clone() };
         let mut plan = self.plan.clone();
         let settings = chosen.allocator.filter(|_| !self.own_settings);
         match &mut plan {

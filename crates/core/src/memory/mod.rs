@@ -11,7 +11,7 @@
 //! | [`allocator`] | the caching allocator, replayed on the events |
 //! | `adapters`, `outliers` | loading with adapters and quantised weights |
 //! | [`device`] | what the card decides |
-//! | [`process`] | what the process holds besides |
+//! | [`process`], [`nccl`] | what the process holds besides |
 //! | [`sharding`] | one card of many |
 //! | [`megatron`] | one rank of Megatron-Core |
 //! | [`train`], [`infer`], [`simulation`] | the training loop, `generate`, and one call for all of it |
@@ -24,6 +24,7 @@ pub mod infer;
 pub mod log;
 pub mod lower;
 pub mod megatron;
+pub mod nccl;
 pub mod optimizer;
 mod other_adapters;
 mod outliers;

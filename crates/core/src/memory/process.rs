@@ -3,6 +3,7 @@
 //! All of it is fact of the machine ([`Machine`]): which parts a run has is decided here, how large they are is not.
 
 use super::log::Log;
+use super::nccl;
 use crate::plan::machine::Machine;
 use crate::plan::{Gpu, Parallel, Quantization, QuantizationScheme};
 
@@ -38,11 +39,13 @@ pub enum Fact {
     Streams,
     /// One NCCL communicator.
     Communicator,
+    /// NCCL's kernels.
+    Nccl,
 }
 
 impl Fact {
     /// All of them, those that stand alone first.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Context,
         Self::KernelsTraining,
         Self::KernelsInference,
@@ -51,6 +54,7 @@ impl Fact {
         Self::Int8,
         Self::Streams,
         Self::Communicator,
+        Self::Nccl,
     ];
 
     /// How reports call it.
@@ -62,6 +66,7 @@ impl Fact {
             Self::Int8 => "LLM.int8 products",
             Self::Streams => "streams of the engine",
             Self::Communicator => "NCCL",
+            Self::Nccl => "NCCL kernels",
         }
     }
 
@@ -82,6 +87,7 @@ impl Fact {
             Self::Int8 => &mut machine.int8,
             Self::Streams => &mut machine.streams,
             Self::Communicator => &mut machine.communicator,
+            Self::Nccl => &mut machine.nccl,
         }
     }
 
@@ -112,10 +118,17 @@ pub fn parallel_parts(parallel: &Parallel, machine: &Machine) -> Vec<Part> {
     if parallel.has_streams() {
         parts.push(Fact::Streams.part(machine, 1));
     }
+    if parallel.communicators > 0 {
+        parts.push(Fact::Nccl.part(machine, 1));
+    }
     // One line for each group of the mesh, where the count is the mesh's own.
     let groups = parallel.mesh.groups();
     if parallel.communicators as usize == groups.len() {
-        parts.extend(groups.into_iter().map(|name| Part { name, ..Fact::Communicator.part(machine, 1) }));
+        parts.extend(groups.into_iter().map(|group| {
+            let part = Fact::Communicator.part(machine, 1);
+            let connections = nccl::connections(group.ranks, group.traffic, machine);
+            Part { name: group.name, bytes: part.bytes.saturating_add(connections), ..part }
+        }));
     } else if parallel.communicators > 0 {
         parts.push(Fact::Communicator.part(machine, u64::from(parallel.communicators)));
     }

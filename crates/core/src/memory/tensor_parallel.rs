@@ -67,14 +67,22 @@ pub fn load(torch: &mut Torch, program: &Program, split: &Split, plan: &TrainPla
         whole.parameters[id.0 as usize].shape = *shape;
     }
     let (mut parameters, mut trained) = train::load(torch, &whole, plan);
-    for id in &program.registration {
-        if !split.wholes.contains_key(id) {
-            continue;
-        }
+    // torchtitan cuts what is around the layers first.
+    let in_layer = |id: &&ParameterId| program.parameters[id.0 as usize].name.contains("layers.");
+    let (inside, around): (Vec<_>, Vec<_>) = program.registration.iter().partition(|id| split.sequence && in_layer(id));
+    for id in around.into_iter().chain(inside) {
+        let Some(all) = split.wholes.get(id) else { continue };
         let old = &parameters[id.0 as usize];
         let place = trained.iter().position(|one| one.tensor.storage.id() == old.storage.id());
         let shape = program.parameters[id.0 as usize].shape;
+        // `distribute_tensor` lays out the parts of all cards, and those of columns are copies; so are those of experts'
+        // packed projections.
+        let columns = split.sequence && all.last() != shape.last();
+        let packed = all.rank() == 3 && all.size(-2) != shape.size(-2);
+        let ways = if columns || packed { all.elements() / shape.elements().max(1) } else { 0 };
+        let parts: Vec<Tensor> = (0..ways).map(|_| torch.fresh("contiguous", shape, plan.weights)).collect();
         let mut part = torch.in_category(Category::Weights, |torch| torch.fresh("parameter", shape, plan.weights));
+        drop(parts);
         if let Some(place) = place {
             let leaf;
             (part, leaf) = torch.leaf(part);

@@ -68,6 +68,14 @@ const NEOX: Rules = &[
     ("mlp.dense_h_to_4h", Column),
     ("mlp.dense_4h_to_h", Row),
 ];
+/// Mixers of the hybrid models: every projection is split and gathered again, so what is between them is whole.
+const GATED_DELTA: Rules = &[
+    ("linear_attn.in_proj_qkv", ColumnGathered),
+    ("linear_attn.in_proj_z", ColumnGathered),
+    ("linear_attn.in_proj_b", ColumnGathered),
+    ("linear_attn.in_proj_a", ColumnGathered),
+    ("linear_attn.out_proj", ColumnGathered),
+];
 const STARCODER2: Rules = &[("mlp.c_fc", Column), ("mlp.c_proj", Row)];
 
 /// The rules for the modules of a layer, by the end of their path.
@@ -84,6 +92,7 @@ pub fn tensor_plan(model_type: &str) -> Option<TensorPlan> {
         "llama" | "mistral" | "ministral" | "ministral3" | "qwen2" | "qwen3" | "gemma" | "gemma2" | "gemma3_text"
         | "granite" | "cohere" | "cohere2" | "ernie4_5" | "exaone4" | "helium" | "olmo" | "seed_oss" | "smollm3"
         | "qwen2_moe" => &[ATTENTION, GATED_MLP],
+        "qwen3_5_text" => &[ATTENTION, GATED_MLP, GATED_DELTA],
         "arcee" | "apertus" => &[ATTENTION, MLP],
         "glm" | "glm4" => &[ATTENTION, JOINED_MLP],
         "olmo2" | "olmo3" => &[GATHERED_ATTENTION, GATED_MLP],

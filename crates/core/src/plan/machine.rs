@@ -24,8 +24,15 @@ pub struct Machine {
     pub int8: u64,
     /// Streams of an engine that gathers and reduces beside the computation: 836.8 against 766.8 MiB.
     pub streams: u64,
-    /// One NCCL communicator: DDP's rows end at 1324.8 MiB, without streams of the engine.
+    /// NCCL's kernels, which the first communicator loads: it took 558 MiB, each further one 388 to 390 MiB, and with
+    /// `NCCL_MAX_NCHANNELS=4` 198 and 28 to 30 MiB (H200, NCCL 2.28.9, one rank).
+    pub nccl: u64,
+    /// One NCCL communicator: 6 MiB for each of 64 channels, and 4 MiB.
     pub communicator: u64,
+    /// Channels of a collective among several cards (`NCCL_MAX_NCHANNELS`): as logs of eight H100 on one switch show.
+    pub nccl_channels: u64,
+    /// `NCCL_BUFFSIZE`.
+    pub nccl_buffer: u64,
     /// cuBLAS's workspace (`CUBLAS_WORKSPACE_CONFIG`); torch's rule for the card when absent.
     pub blas_workspace: Option<u64>,
     /// Whether SDPA may take cuDNN's kernel where the card has it (`torch.backends.cuda.cudnn_sdp_enabled`).
@@ -42,7 +49,10 @@ impl Default for Machine {
             cudnn_inference: 8 * MIB,
             int8: 64 * MIB,
             streams: 70 * MIB,
-            communicator: 558 * MIB,
+            nccl: 170 * MIB,
+            communicator: 388 * MIB,
+            nccl_channels: 24,
+            nccl_buffer: 4 * MIB,
             blas_workspace: None,
             cudnn_attention: true,
         }

@@ -217,15 +217,20 @@ pub struct Fsdp1 {
 impl Parallel {
     /// Refuses meshes that cannot be and combinations that are not simulated.
     pub fn check(&self, plan: &TrainPlan, sizes: &ModelSizes) -> Result<(), PlanError> {
-        self.mesh.check(sizes)?;
         let unsupported = |what: String, hint: &str| Err(PlanError::Unsupported { what, hint: hint.into() });
         if let Engine::Megatron(megatron) = &self.engine {
+            // Its stages need not be alike: how layers are dealt out is checked with its options.
+            self.mesh.check(&ModelSizes { layers: None, ..*sizes })?;
             return megatron.check(plan, &self.mesh, sizes);
         }
+        self.mesh.check(sizes)?;
         tensor::check(self, plan, sizes)?;
         for (axis, name) in self.mesh.model_axes() {
             if axis > 1 && !(name == "tp" && self.tensor().is_some()) {
-                return unsupported(format!("{name} {axis}"), "data-parallel axes are simulated");
+                return unsupported(
+                    format!("{name} {axis} under {}", self.engine.name()),
+                    "pipeline, context and expert parallel are simulated under megatron (--engine megatron)",
+                );
             }
         }
         if self.mesh.sequence_parallel {
@@ -251,7 +256,7 @@ impl Parallel {
         match &self.engine {
             Engine::Fsdp1(options) => options.offload,
             Engine::Fsdp2(options) => options.offload,
-            Engine::Deepspeed(DeepSpeed { zero }) => {
+            Engine::Deepspeed(DeepSpeed { zero, .. }) => {
                 [&zero.offload_optimizer, &zero.offload_param].into_iter().flatten().any(Offload::is_on)
             }
             Engine::Ddp(_) | Engine::Tp(_) | Engine::Megatron(_) => false,
@@ -268,7 +273,7 @@ impl Parallel {
         match &self.engine {
             Engine::Ddp(_) | Engine::Tp(_) | Engine::Megatron(_) => false,
             Engine::Fsdp1(_) | Engine::Fsdp2(_) => true,
-            Engine::Deepspeed(DeepSpeed { zero }) => match zero.stage {
+            Engine::Deepspeed(DeepSpeed { zero, .. }) => match zero.stage {
                 0 => false,
                 3 => zero.overlap_comm != Some(false),
                 _ => true,

@@ -4,11 +4,11 @@ use serde_json::Value;
 
 use super::ledger::dtype;
 use crate::dtype::DType;
-use crate::plan::Parallel;
 use crate::plan::parallel::{
-    BackwardPrefetch, Ddp, DeepSpeed, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Reshard, Strategy, TensorForm,
-    TensorParallel, Wrap, ZeroConfig,
+    BackwardPrefetch, Ddp, DeepSpeed, DeepSpeedFile, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Reshard, Strategy,
+    TensorForm, TensorParallel, Wrap,
 };
+use crate::plan::{Gpu, Parallel};
 
 /// `run.dist` as measure.py runs it.
 pub(super) fn parallel(run: &Value) -> Result<Option<Parallel>, String> {
@@ -41,6 +41,12 @@ pub(super) fn parallel(run: &Value) -> Result<Option<Parallel>, String> {
         }
     };
     Ok(Some(Parallel { mesh, engine, communicators, no_sync: dist["no_sync"] == true }))
+}
+
+/// Rows are measured on one card: a communicator of theirs has no one to connect to.
+pub(super) fn on_a_card(mut gpu: Gpu) -> Gpu {
+    gpu.machine.nccl_channels = 0;
+    gpu
 }
 
 /// `mp`: true, or the types by name.
@@ -108,8 +114,13 @@ fn zero(dist: &Value, weights: DType) -> Result<DeepSpeed, String> {
         config => config.clone(),
     };
     config["stage"] = dist["zero"].clone();
-    let zero: ZeroConfig = serde_json::from_value(config).map_err(|e| format!("zero_config: {e}"))?;
-    Ok(DeepSpeed { zero })
+    let mut document = match &dist["config"] {
+        Value::Null => Value::Object(Default::default()),
+        document => document.clone(),
+    };
+    document["zero_optimization"] = config;
+    let file = DeepSpeedFile::read(&document, None).map_err(|error| error.to_string())?;
+    Ok(file.engine)
 }
 
 /// `form` of tensor parallel.

@@ -309,7 +309,7 @@ pub(super) fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         parallel: super::distributed::parallel(run)?,
         adapter: recorded::adapter(run)?,
         quantization: recorded::quantization(row)?,
-        gpu: card(row["gpu"].as_str().unwrap_or_default()),
+        gpu: super::distributed::on_a_card(card(row["gpu"].as_str().unwrap_or_default())),
         allocator: on_its_card(row, allocator),
         ..TrainPlan::default()
     };

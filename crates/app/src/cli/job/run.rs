@@ -95,7 +95,7 @@ impl Job {
                 let offload_optimizer = Some(offload(&self.offload_optimizer));
                 let offload_param = Some(offload(&self.offload_parameters));
                 let zero = ZeroConfig { stage, offload_optimizer, offload_param, ..ZeroConfig::default() };
-                Engine::Deepspeed(DeepSpeed { zero })
+                Engine::Deepspeed(DeepSpeed { zero, ..DeepSpeed::default() })
             }
             (EngineKind::Fsdp, 3) => Engine::Fsdp2(Fsdp2::default()),
             (EngineKind::Fsdp, 2) => Engine::Fsdp1(Fsdp1 { strategy: Strategy::GradOp, ..Fsdp1::default() }),

@@ -3,6 +3,7 @@
 use crate::model::op::{Parameter, Role};
 use crate::model::{Config, Model, ModuleKind, Program};
 use crate::plan::PlanError;
+use crate::plan::parallel::megatron::Fp8;
 
 /// A decoder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub struct Architecture {
 pub struct Layer {
     /// Its module in the program.
     pub module: u32,
+    /// Whether its products are in fp8.
+    pub fp8: bool,
     /// Attention.
     pub attention: Attention,
     /// The feed-forward.
@@ -142,6 +145,17 @@ impl Architecture {
     }
 }
 
+impl Architecture {
+    /// Marks the layers whose products are in fp8.
+    pub fn with_fp8(mut self, fp8: Option<Fp8>) -> Self {
+        let count = self.layers.len() as u64;
+        for (layer, index) in self.layers.iter_mut().zip(0..) {
+            layer.fp8 = fp8.is_some_and(|fp8| fp8.covers(index, count));
+        }
+        self
+    }
+}
+
 /// The rest of a name under a path.
 fn within<'a>(name: &'a str, path: &str) -> Option<&'a str> {
     name.strip_prefix(path)?.strip_prefix('.')
@@ -224,7 +238,7 @@ fn layer(module: u32, heads: u64, named: &Named<'_>) -> Result<Layer, PlanError>
     if named.own.iter().any(|(name, p)| p.role == Role::Bias && name.contains("norm")) {
         return Err(unsupported("LayerNorm"));
     }
-    Ok(Layer { module, attention: attention(heads.max(1), named)?, feed_forward: feed_forward(named)? })
+    Ok(Layer { module, fp8: false, attention: attention(heads.max(1), named)?, feed_forward: feed_forward(named)? })
 }
 
 fn attention(heads: u64, named: &Named<'_>) -> Result<Attention, PlanError> {

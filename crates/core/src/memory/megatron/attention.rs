@@ -8,14 +8,14 @@ use std::rc::Rc;
 
 use super::architecture::Grouped;
 use super::rank::{Rank, Split};
-use super::recompute;
+use super::{recompute, ring};
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::log::{Category, Stream};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
-use crate::plan::parallel::megatron::RecomputeModule;
+use crate::plan::parallel::megatron::{ContextExchange, RecomputeModule};
 
 /// Sizes of the attention kernel on one tensor-parallel rank.
 #[derive(Debug, Clone, Copy)]
@@ -67,7 +67,7 @@ pub(super) fn grouped(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Gr
         true => recompute::checkpoint(torch, &inputs, core),
         false => core(torch, &inputs),
     };
-    let result = rank.linear(torch, &output, x.shape.last(), Split::Row);
+    let result = rank.linear_of_kept(torch, &output, x.shape.last(), Split::Row);
     drop(inputs);
     result
 }
@@ -132,6 +132,9 @@ pub(super) fn core(rank: &Rc<Rank>, torch: &mut Torch, [q, k, v]: [&Tensor; 3], 
             drop((held, gradient));
             results.map(Some).into_iter().collect()
         });
+    }
+    if rank.options.cp_comm == ContextExchange::P2p {
+        return ring::core(rank, torch, [q, k, v], kernel);
     }
     let [full_q, full_k, full_v] = before_kernel(torch, [q, k, v]);
     let heads = (kernel.heads / cp).max(1);

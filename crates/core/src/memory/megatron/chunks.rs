@@ -15,20 +15,18 @@ pub struct Chunk {
     pub last: bool,
 }
 
-/// The chunks of a stage: one, or as many as the pipeline is interleaved.
-pub fn of_stage(layers: usize, stage: usize, stages: usize, interleaved: usize) -> Vec<Chunk> {
-    let (stages, interleaved) = (stages.max(1), interleaved.max(1));
-    let length = layers / (stages * interleaved);
-    (0..interleaved)
-        .map(|turn| {
-            let index = turn * stages + stage;
-            Chunk {
-                layers: index * length..(index + 1) * length,
-                first: index == 0,
-                last: index + 1 == stages * interleaved,
-            }
-        })
-        .collect()
+/// The chunks of a stage, of all chunks in the order of the model: one, or as many as the pipeline is interleaved.
+pub fn of_stage(lengths: &[u64], stage: usize, stages: usize) -> Vec<Chunk> {
+    let mut start = 0;
+    let mut list = Vec::new();
+    for (index, length) in lengths.iter().enumerate() {
+        let end = start + *length as usize;
+        if index % stages.max(1) == stage {
+            list.push(Chunk { layers: start..end, first: index == 0, last: index + 1 == lengths.len() });
+        }
+        start = end;
+    }
+    list
 }
 
 /// One turn of a schedule.
@@ -97,7 +95,7 @@ mod tests {
 
     #[test]
     fn chunks_cover_all_layers_once() {
-        let chunks: Vec<Chunk> = (0..4).flat_map(|stage| of_stage(16, stage, 4, 2)).collect();
+        let chunks: Vec<Chunk> = (0..4).flat_map(|stage| of_stage(&[3, 2, 2, 1, 2, 2, 2, 2], stage, 4)).collect();
         let mut covered: Vec<usize> = chunks.iter().flat_map(|chunk| chunk.layers.clone()).collect();
         covered.sort_unstable();
         assert_eq!(covered, (0..16).collect::<Vec<_>>());

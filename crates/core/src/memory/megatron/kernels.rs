@@ -36,6 +36,9 @@ impl Rank {
     ///
     /// The input and the norm's output are kept, both split along the sequence; the gathered one is made again.
     pub(super) fn norm_linear(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, outputs: u64) -> Tensor {
+        if let Some(fp8) = self.fp8_here(torch) {
+            return self.norm_linear_fp8(torch, x, outputs, fp8);
+        }
         let (rows, width) = (x.shape.size(0), x.shape.size(1));
         let normed = self.matrix(torch, "rmsnorm", rows, width);
         let scale = torch.fresh("rsigma", Shape::from([rows]), DType::F32);
@@ -63,8 +66,19 @@ impl Rank {
         })
     }
 
+    /// A linear whose input another module keeps too.
+    pub(super) fn linear_of_kept(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, outputs: u64, split: Split) -> Tensor {
+        match self.fp8_here(torch) {
+            Some(fp8) => self.linear_fp8(torch, x, outputs, (split, true), fp8),
+            None => self.linear(torch, x, outputs, split),
+        }
+    }
+
     /// `TELinear` and its column- and row-parallel forms.
     pub(super) fn linear(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, outputs: u64, split: Split) -> Tensor {
+        if let Some(fp8) = self.fp8_here(torch) {
+            return self.linear_fp8(torch, x, outputs, (split, false), fp8);
+        }
         let (rows, inputs) = (x.shape.size(0), x.shape.size(1));
         let gathers = split == Split::Column && self.scattered();
         let scatters = split == Split::Row && self.scattered();
@@ -95,8 +109,11 @@ impl Rank {
         })
     }
 
-    /// `TEGroupedLinear`: one product per local expert.
-    pub(super) fn grouped_linear(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, outputs: u64) -> Tensor {
+    /// `TEGroupedLinear`: one product per local expert. `kept` says that the input is made again when it is needed.
+    pub(super) fn grouped_linear(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, outputs: u64, kept: bool) -> Tensor {
+        if let Some(fp8) = self.fp8_here(torch) {
+            return self.grouped_linear_fp8(torch, x, outputs, kept, fp8);
+        }
         let (rows, inputs) = (x.shape.size(0), x.shape.size(1));
         let output = self.matrix(torch, "grouped gemm", rows, outputs);
         self.use_workspace(torch, true);
@@ -138,7 +155,7 @@ impl Rank {
 
 /// The backward kernel of an RMS norm: the gradient, that of the scale, and partial sums of the latter, a row of fp32 for
 /// every multiprocessor (common/normalization).
-fn norm_backward(torch: &mut Torch, x: &Tensor) -> Tensor {
+pub(super) fn norm_backward(torch: &mut Torch, x: &Tensor) -> Tensor {
     let width = x.shape.last();
     let result = torch.fresh("rmsnorm backward", x.shape, x.dtype);
     let scale = torch.fresh("rmsnorm backward", Shape::from([width]), x.dtype);

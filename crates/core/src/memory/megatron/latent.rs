@@ -22,10 +22,10 @@ pub(super) fn latent(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Lat
     let kernel = Kernel { heads, kv_heads: heads, key_dim: sizes.query_dim(), value_dim: sizes.value_dim };
     tables(rank, torch, sizes);
     let query = match sizes.query_rank {
-        Some(width) => rank.linear(torch, x, width, Split::Duplicated),
+        Some(width) => down(rank, torch, x, width),
         None => x.clone(),
     };
-    let combined = rank.linear(torch, x, sizes.key_rank + sizes.rotary_dim, Split::Duplicated);
+    let combined = down(rank, torch, x, sizes.key_rank + sizes.rotary_dim);
     let [keys, rotary] = split(rank, torch, &combined, [sizes.key_rank, sizes.rotary_dim]);
     drop(combined);
     let rotary = gathered(rank, torch, &rotary);
@@ -50,7 +50,15 @@ pub(super) fn latent(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Lat
         }
     };
     drop(compressed);
-    rank.linear(torch, &output, x.shape.last(), Split::Row)
+    rank.linear_of_kept(torch, &output, x.shape.last(), Split::Row)
+}
+
+/// A down-projection. Where the norm before it is made again, it keeps the input as it is.
+fn down(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64) -> Tensor {
+    match rank.recomputes(RecomputeModule::Layernorm) {
+        true => rank.linear_of_kept(torch, x, width, Split::Duplicated),
+        false => rank.linear(torch, x, width, Split::Duplicated),
+    }
 }
 
 /// The up-projections and the rotary kernels: queries are rotated in place, keys and values are written anew.

@@ -48,8 +48,10 @@ pub(super) fn run(
     x
 }
 
-fn layer(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, layer: &Layer) -> Tensor {
+/// One layer.
+pub(super) fn layer(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, layer: &Layer) -> Tensor {
     torch.set_module(layer.module);
+    rank.cache_fp8_weights(torch, layer, x.shape.last());
     let attended = match &layer.attention {
         Attention::Grouped(sizes) => attention::grouped(rank, torch, x, sizes),
         Attention::Latent(sizes) => {

@@ -7,6 +7,7 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::model::op::Binary;
+use crate::plan::parallel::megatron::RecomputeModule;
 
 /// A dense feed-forward with its norm.
 pub(super) fn normed(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64) -> Tensor {
@@ -16,16 +17,25 @@ pub(super) fn normed(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64)
 
 /// The same without its norm: shared experts.
 pub(super) fn gated(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64) -> Tensor {
-    let wide = rank.linear(torch, x, 2 * width / rank.mesh.tp.max(1), Split::Column);
+    let wide = first(rank, torch, x, width, Split::Column);
     finish(rank, torch, wide, x.shape.last())
 }
 
 /// The same on a gathered input, without exchange: shared experts beside the dispatch.
 pub(super) fn local(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64) -> Tensor {
-    let wide = rank.linear(torch, x, 2 * width / rank.mesh.tp.max(1), Split::Duplicated);
+    let wide = first(rank, torch, x, width, Split::Duplicated);
     let activated = rank.swiglu(torch, &wide, None);
     drop(wide);
     rank.linear(torch, &activated, x.shape.last(), Split::Duplicated)
+}
+
+/// The first product of shared experts: the router keeps its input too, unless all of it is run again.
+fn first(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64, split: Split) -> Tensor {
+    let outputs = 2 * width / rank.mesh.tp.max(1);
+    match rank.recomputes(RecomputeModule::SharedExperts) {
+        true => rank.linear(torch, x, outputs, split),
+        false => rank.linear_of_kept(torch, x, outputs, split),
+    }
 }
 
 fn finish(rank: &Rc<Rank>, torch: &mut Torch, wide: Tensor, hidden: u64) -> Tensor {

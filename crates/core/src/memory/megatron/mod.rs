@@ -5,23 +5,26 @@
 //! | [`architecture`] | what of a model Megatron needs to know |
 //! | [`weights`], [`optimizer`] | a rank's parameters, flat buffers, shards and states |
 //! | [`chunks`], `ranks` | pipeline stages and schedules; a rank of every stage |
-//! | `rank`, `kernels` | Transformer Engine's modules and what they keep for all layers |
-//! | `attention`, `latent`, `mlp`, `moe`, `router`, `layers`, `ends` | the model |
+//! | `rank`, `kernels`, `fp8` | Transformer Engine's modules and what they keep for all layers |
+//! | `attention`, `ring`, `latent`, `mlp`, `moe`, `router`, `layers`, `mtp`, `ends` | the model |
 //! | `recompute` | what is run again in backward |
 
 pub mod architecture;
 mod attention;
 pub mod chunks;
 mod ends;
+mod fp8;
 mod kernels;
 mod latent;
 mod layers;
 mod mlp;
 mod moe;
+mod mtp;
 pub mod optimizer;
 mod rank;
 mod ranks;
 mod recompute;
+mod ring;
 mod router;
 pub mod weights;
 
@@ -72,8 +75,10 @@ pub fn layouts(architecture: &Architecture, mesh: &Mesh, options: &Megatron, sta
     let mut list = Vec::new();
     for chunk in stage_chunks(architecture, mesh, options, stage) {
         let all = weights::of_chunk(architecture, &chunk, mesh, options);
-        for expert in [false, true] {
-            let own: Vec<Weight> = all.iter().filter(|weight| weight.expert == expert).copied().collect();
+        for (expert, fp8) in [(false, false), (false, true), (true, false), (true, true)] {
+            let apart = |weight: &Weight| weight.fp8 && options.fp8.is_some_and(|fp8| fp8.param_gather);
+            let inside = |weight: &&Weight| weight.expert == expert && apart(weight) == fp8;
+            let own: Vec<Weight> = all.iter().filter(inside).copied().collect();
             let ranks = if expert { mesh.expert_data_parallel() } else { mesh.dp_shard * mesh.cp };
             // Only the first stage reduces its gradients bucket by bucket.
             let bucket = (options.overlap_grad_reduce && stage == 0).then(|| (1_000_000 * ranks).max(40_000_000));
@@ -83,9 +88,11 @@ pub fn layouts(architecture: &Architecture, mesh: &Mesh, options: &Megatron, sta
     list
 }
 
+/// Chunks of a stage; a split that cannot be was refused before.
 fn stage_chunks(architecture: &Architecture, mesh: &Mesh, options: &Megatron, stage: u64) -> Vec<Chunk> {
-    let interleaved = options.virtual_pipeline.max(1) as usize;
-    chunks::of_stage(architecture.layers.len(), stage as usize, mesh.pp as usize, interleaved)
+    let layers = architecture.layers.len() as u64;
+    let split = options.split.chunks(layers, mesh.pp, options.virtual_pipeline, options.mtp_layers);
+    chunks::of_stage(&split.unwrap_or_default(), stage as usize, mesh.pp as usize)
 }
 
 /// What a rank holds between turns.
@@ -118,7 +125,7 @@ impl Run {
         options: &Megatron,
         stage: u64,
     ) -> Self {
-        let rank = Rank::new(*mesh, options.clone(), plan.weights, plan.batch.batch_size, plan.batch.seq_len);
+        let rank = Rank::new(*mesh, options.clone(), plan, &architecture);
         let (layouts, weights): (Vec<Layout>, Vec<Vec<Weight>>) =
             layouts(&architecture, mesh, options, stage).into_iter().unzip();
         let (optimizer, buffers) = Optimizer::build(torch, &layouts, &weights, plan.weights, options);
@@ -184,8 +191,12 @@ impl Run {
                 return x;
             }
             torch.set_module(0);
-            let normed = rank.norm(torch, &x);
+            let mut normed = rank.norm(torch, &x);
             drop(x);
+            if rank.options.mtp_layers > 0 {
+                normed = mtp::predict(&rank, &self.architecture, torch, normed, (&batch[0], &self.embedding));
+                torch.set_module(0);
+            }
             let logits = ends::output_layer(&rank, torch, &normed, self.embedding.shape.size(0));
             drop(normed);
             let losses = ends::cross_entropy(&rank, torch, logits, &batch[0]);

@@ -18,7 +18,7 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::model::op::Binary;
-use crate::plan::parallel::megatron::RecomputeModule;
+use crate::plan::parallel::megatron::{Dispatcher, Fp8Recipe, RecomputeModule};
 
 /// The mixture on a normed input.
 ///
@@ -26,6 +26,9 @@ use crate::plan::parallel::megatron::RecomputeModule;
 /// all alive while tokens go back (`custom_forward` of `MoELayer.forward`).
 pub(super) fn mixture(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Mixture) -> Tensor {
     let routing = router::route(rank, torch, x, sizes);
+    if rank.options.moe.dispatcher == Dispatcher::Hybridep {
+        return fused(rank, torch, x, routing, sizes);
+    }
     let early = rank.options.core >= 13;
     let (permuted, probabilities) = permute(rank, torch, x, &routing, sizes);
     let received = all_to_all(rank, torch, &permuted);
@@ -52,6 +55,23 @@ pub(super) fn mixture(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Mi
     };
     rank.remember(torch.module(), vec![routing.probabilities.detached(), routing.chosen, routing.map]);
     drop((permuted, received, output, shared));
+    result
+}
+
+/// HybridEP: one kernel brings tokens to their experts in order, one brings them back and sums them (`fused_a2a.py`). The
+/// frame that names the received tokens holds them until the layer returns.
+fn fused(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, routing: Routing, sizes: &Mixture) -> Tensor {
+    let (received, probabilities) = permute(rank, torch, x, &routing, sizes);
+    let shared = (sizes.shared > 0).then(|| shared_experts(rank, torch, x, sizes));
+    let output = experts(rank, torch, received.clone(), Some(probabilities), sizes);
+    let combined = moved(torch, "combine", &output, x.shape.size(0), Category::Activations);
+    drop(output);
+    let result = match &shared {
+        Some(shared) => torch.binary(Binary::Add, &combined, shared),
+        None => combined,
+    };
+    rank.remember(torch.module(), vec![routing.probabilities.detached(), routing.chosen, routing.map]);
+    drop((received, shared));
     result
 }
 
@@ -166,8 +186,43 @@ fn sort(torch: &mut Torch, x: &Tensor) -> Tensor {
 
 /// `TEGroupedMLP`.
 fn experts(rank: &Rc<Rank>, torch: &mut Torch, x: Tensor, probabilities: Option<Tensor>, sizes: &Mixture) -> Tensor {
-    let hidden = x.shape.last();
-    let wide = rank.grouped_linear(torch, &x, 2 * sizes.width / rank.mesh.expert_tp());
+    let (hidden, received) = (x.shape.last(), x.shape.size(0));
+    let (x, probabilities) = padded(rank, torch, x, probabilities, sizes);
+    let output = products(rank, torch, x, probabilities, sizes, hidden);
+    match output.shape.size(0) == received {
+        true => output,
+        false => moved(torch, "unpad", &output, received, Category::Activations),
+    }
+}
+
+/// Before products in fp8 every expert's tokens are padded to a multiple that the kernels take (`Fp8Padding`).
+fn padded(
+    rank: &Rc<Rank>,
+    torch: &mut Torch,
+    x: Tensor,
+    probabilities: Option<Tensor>,
+    sizes: &Mixture,
+) -> (Tensor, Option<Tensor>) {
+    let Some(fp8) = rank.fp8_here(torch) else { return (x, probabilities) };
+    let multiple = if fp8.recipe == Fp8Recipe::Mxfp8 { 32 } else { 16 };
+    let local = (sizes.experts / rank.mesh.ep.max(1)).max(1);
+    let rows = (x.shape.size(0).div_ceil(local)).next_multiple_of(multiple) * local;
+    if rows == x.shape.size(0) {
+        return (x, probabilities);
+    }
+    let probabilities = probabilities.map(|own| moved(torch, "pad", &own, rows, Category::Activations));
+    (moved(torch, "pad", &x, rows, Category::Activations), probabilities)
+}
+
+fn products(
+    rank: &Rc<Rank>,
+    torch: &mut Torch,
+    x: Tensor,
+    probabilities: Option<Tensor>,
+    sizes: &Mixture,
+    hidden: u64,
+) -> Tensor {
+    let wide = rank.grouped_linear(torch, &x, 2 * sizes.width / rank.mesh.expert_tp(), false);
     drop(x);
     if rank.recomputes(RecomputeModule::MoeAct) {
         let shared = Rc::clone(rank);
@@ -176,7 +231,7 @@ fn experts(rank: &Rc<Rank>, torch: &mut Torch, x: Tensor, probabilities: Option<
             shared.swiglu(torch, &inputs[0], inputs.get(1))
         });
         drop(inputs);
-        let output = rank.grouped_linear(torch, &activated, hidden);
+        let output = rank.grouped_linear(torch, &activated, hidden, true);
         if let Some(discarded) = discarded {
             discarded.discard_until(&output);
         }
@@ -184,7 +239,7 @@ fn experts(rank: &Rc<Rank>, torch: &mut Torch, x: Tensor, probabilities: Option<
     }
     let activated = rank.swiglu(torch, &wide, probabilities.as_ref());
     drop((wide, probabilities));
-    rank.grouped_linear(torch, &activated, hidden)
+    rank.grouped_linear(torch, &activated, hidden, false)
 }
 
 fn shared_experts(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Mixture) -> Tensor {

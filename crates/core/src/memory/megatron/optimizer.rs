@@ -2,13 +2,14 @@
 //!
 //! Sources: megatron/core/distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py.
 
+use super::fp8;
 use super::weights::Weight;
 use crate::dtype::DType;
-use crate::memory::log::Category;
+use crate::memory::log::{Category, HostPart};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
-use crate::plan::parallel::megatron::Megatron;
+use crate::plan::parallel::megatron::{Fp8, Fp8Recipe, Megatron};
 
 /// Where the parameters of a buffer lie in it, in elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +82,9 @@ fn least_common_multiple(a: u64, b: u64) -> u64 {
 /// What a rank keeps of the optimizer, and the buffers.
 pub(super) struct Optimizer {
     held: Vec<Tensor>,
+    /// Shards with a main parameter on the card that is Megatron's own.
+    mains: Vec<u64>,
+    /// Shards whose moments are on the card.
     shards: Vec<u64>,
     gradients: Vec<Tensor>,
     started: bool,
@@ -109,8 +113,17 @@ impl Optimizer {
             }
         });
         let (mut held, mut parameters, mut shards) = (Vec::new(), Vec::new(), Vec::new());
-        for (layout, own) in layouts.iter().zip(made) {
+        for ((layout, own), list) in layouts.iter().zip(made).zip(weights) {
             if layout.elements == 0 {
+                continue;
+            }
+            let narrow = options.fp8.filter(|fp8| fp8.param_gather && list.iter().any(|weight| weight.fp8));
+            if let Some(fp8) = narrow {
+                drop(own);
+                self::quantised(torch, list, layout, fp8, &mut held);
+                let make = |torch: &mut Torch| flat(torch, "gradient buffer", layout.elements, options.main_gradients);
+                held.push(torch.in_category(Category::Gradients, make));
+                shards.extend(layout.shards(0));
                 continue;
             }
             if options.distributed_optimizer {
@@ -127,16 +140,22 @@ impl Optimizer {
                 false => shards.extend(layout.weights.iter().map(|(from, to)| to - from)),
             }
         }
-        if !options.optimizer_holds_main_parameters() {
-            torch.in_category(Category::OptimizerState, |torch| {
-                for elements in &shards {
-                    let copy = flat(torch, "clone", *elements, dtype);
-                    held.push(flat(torch, "main parameter", *elements, DType::F32));
-                    drop(copy);
-                }
-            });
+        // Main parameters of Megatron's own stay on the card whatever goes to the host.
+        let mains = if options.optimizer_holds_main_parameters() { Vec::new() } else { shards.clone() };
+        let on_host = split_off_host(&mut shards, options.optimizer_cpu_offload_percent);
+        if on_host > 0 {
+            // Main parameter, its gradient and two moments, fp32, pinned (`HybridDeviceOptimizer`).
+            let bytes = on_host.saturating_mul(16);
+            torch.log.borrow_mut().host_parts.push(HostPart { name: "optimizer on the host", bytes, pinned: true });
         }
-        let optimizer = Self { held, shards, gradients: Vec::new(), started: false, options: options.clone() };
+        torch.in_category(Category::OptimizerState, |torch| {
+            for elements in &mains {
+                let copy = flat(torch, "clone", *elements, dtype);
+                held.push(flat(torch, "main parameter", *elements, DType::F32));
+                drop(copy);
+            }
+        });
+        let optimizer = Self { held, mains, shards, gradients: Vec::new(), started: false, options: options.clone() };
         (optimizer, Buffers { parameters })
     }
 
@@ -147,9 +166,9 @@ impl Optimizer {
 
     /// One step; the first makes the states.
     pub(super) fn step(&mut self, torch: &mut Torch) {
-        if self.options.main_gradients != DType::F32 && !self.options.optimizer_holds_main_parameters() {
+        if self.options.main_gradients != DType::F32 {
             torch.in_category(Category::Gradients, |torch| {
-                for elements in &self.shards {
+                for elements in &self.mains {
                     self.gradients.push(flat(torch, "main gradient", *elements, DType::F32));
                 }
             });
@@ -179,12 +198,43 @@ impl Optimizer {
                 self.held.push(flat(torch, "exp_avg", *elements, first));
                 self.held.push(flat(torch, "exp_avg_sq", *elements, second));
                 if let Some(types) = own {
-                    let dtype = if types.store_param_remainders { DType::I16 } else { DType::F32 };
+                    let whole = !types.store_param_remainders || self.options.optimizer_cpu_offload_percent > 0;
+                    let dtype = if whole { DType::F32 } else { DType::I16 };
                     self.held.push(flat(torch, "main parameter", *elements, dtype));
                 }
             }
         });
     }
+}
+
+/// Takes shards off, from the first on, until they are a share of all, and returns their elements
+/// (`_get_sub_optimizer_param_groups`).
+fn split_off_host(shards: &mut Vec<u64>, percent: u64) -> u64 {
+    let all: u64 = shards.iter().sum();
+    let limit = all.saturating_mul(percent.min(100)) / 100;
+    let mut taken = 0;
+    shards.retain(|elements| {
+        let goes = taken < limit;
+        taken += if goes { *elements } else { 0 };
+        !goes
+    });
+    taken
+}
+
+/// Weights that are fp8 themselves: their rows lie in the flat buffer, columns and factors apart. Those of mxfp8 lie apart
+/// altogether, and are gathered through the gradients' buffer.
+fn quantised(torch: &mut Torch, weights: &[Weight], layout: &Layout, fp8: Fp8, held: &mut Vec<Tensor>) {
+    torch.in_category(Category::Weights, |torch| {
+        let flat_rows = fp8.recipe != Fp8Recipe::Mxfp8;
+        let read_both_ways = fp8.recipe.is_per_tensor() && torch.device.capability >= 100;
+        let sides = fp8::Sides { row: !flat_rows, column: !flat_rows || !read_both_ways };
+        for weight in weights {
+            held.extend(fp8::quantise(torch, fp8.recipe, "fp8 weight", weight.matrix, sides).all());
+        }
+        if flat_rows {
+            held.push(flat(torch, "parameter buffer", layout.elements, DType::U8));
+        }
+    });
 }
 
 fn flat(torch: &mut Torch, name: &'static str, elements: u64, dtype: DType) -> Tensor {
@@ -196,7 +246,14 @@ mod tests {
     use super::*;
 
     fn weights(sizes: &[u64]) -> Vec<Weight> {
-        let weight = |&elements| Weight { elements, expert: false, shared_embedding: false, parts: 1 };
+        let weight = |&elements| Weight {
+            elements,
+            expert: false,
+            shared_embedding: false,
+            matrix: [1, elements],
+            fp8: false,
+            parts: 1,
+        };
         sizes.iter().map(weight).collect()
     }
 

@@ -1,9 +1,11 @@
 //! One rank: its sizes, its place in the mesh, and what Transformer Engine and Megatron keep for all layers of it.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use super::architecture::{Architecture, Layer};
+use super::{fp8, weights};
 use crate::dtype::DType;
 use crate::memory::log::Category;
 use crate::memory::tensor::Tensor;
@@ -11,6 +13,7 @@ use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::plan::parallel::megatron::{Megatron, Recompute, RecomputeModule};
 use crate::plan::parallel::mesh::Mesh;
+use crate::plan::{Batch, TrainPlan};
 
 /// What the layers of a rank share.
 pub(super) struct Rank {
@@ -24,6 +27,8 @@ pub(super) struct Rank {
     pub samples: u64,
     /// Tokens of a sample, over all context-parallel ranks.
     pub sequence: u64,
+    /// Modules of the layers whose products are in fp8.
+    pub fp8_layers: BTreeSet<u32>,
     kept: RefCell<Kept>,
 }
 
@@ -34,6 +39,7 @@ struct Kept {
     tables: BTreeMap<&'static str, Tensor>,
     workspaces: Vec<Tensor>,
     dispatched: BTreeMap<u32, Vec<Tensor>>,
+    fp8_weights: BTreeMap<u32, Vec<Tensor>>,
 }
 
 /// How a linear is split over the tensor-parallel ranks.
@@ -49,8 +55,10 @@ pub(super) enum Split {
 
 impl Rank {
     /// A rank with nothing kept yet.
-    pub(super) fn new(mesh: Mesh, options: Megatron, dtype: DType, samples: u64, sequence: u64) -> Rc<Self> {
-        Rc::new(Self { mesh, options, dtype, samples, sequence, kept: RefCell::default() })
+    pub(super) fn new(mesh: Mesh, options: Megatron, plan: &TrainPlan, architecture: &Architecture) -> Rc<Self> {
+        let fp8_layers = architecture.layers.iter().filter(|layer| layer.fp8).map(|layer| layer.module).collect();
+        let Batch { batch_size: samples, seq_len: sequence, .. } = plan.batch;
+        Rc::new(Self { mesh, options, dtype: plan.weights, samples, sequence, fp8_layers, kept: RefCell::default() })
     }
 
     /// Whether activations between the tensor-parallel parts are split along the sequence.
@@ -125,6 +133,20 @@ impl Rank {
             let dummy = torch.in_category(Category::Workspace, make);
             self.kept.borrow_mut().dummies.insert((rows, columns), dummy);
         }
+    }
+
+    /// The fp8 copies of a layer's bf16 weights, where they live on: made when it first runs.
+    pub(super) fn cache_fp8_weights(&self, torch: &mut Torch, layer: &Layer, hidden: u64) {
+        let Some(fp8) = self.fp8_here(torch).filter(|fp8| fp8.weight_cache && !fp8.param_gather) else { return };
+        if self.kept.borrow().fp8_weights.contains_key(&layer.module) {
+            return;
+        }
+        let own = weights::of_layer(layer, hidden, &self.mesh).into_iter().filter(|weight| weight.fp8);
+        let copies = torch.in_category(Category::Weights, |torch| {
+            own.flat_map(|weight| fp8::quantise(torch, fp8.recipe, "fp8 weight", weight.matrix, fp8::BOTH).all())
+                .collect()
+        });
+        self.kept.borrow_mut().fp8_weights.insert(layer.module, copies);
     }
 
     /// What the dispatcher of a layer remembers of the last micro-batch it routed.

@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use crate::dtype::DType;
-use crate::memory::log::Stream;
+use crate::memory::log::{Category, Stream};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
+use crate::model::Shape;
 use crate::plan::parallel::ZeroConfig;
 
 /// Where a parameter is.
@@ -28,6 +29,10 @@ pub(super) struct Sharded {
     pub(super) elements: u64,
     /// Whether it is too small to be sharded.
     pub(super) persistent: bool,
+    /// Whether a step changes it.
+    trains: bool,
+    /// The node's own part of it (`zero_hpz_partition_size`), from when it is first released until a step changes it.
+    secondary: RefCell<Option<Tensor>>,
     status: Cell<Status>,
     active: RefCell<BTreeSet<u32>>,
     /// The last step of the order it was fetched for.
@@ -35,15 +40,16 @@ pub(super) struct Sharded {
 }
 
 impl Sharded {
-    /// A parameter that is sharded, or gathered for good where it is persistent.
-    pub(super) fn new(whole: Tensor, persistent: bool) -> Self {
-        let status = if persistent { Status::Available } else { Status::Sharded };
+    /// A parameter that is sharded: what is persistent is gathered for good after the first step.
+    pub(super) fn new(whole: Tensor, persistent: bool, trains: bool) -> Self {
         let elements = whole.elements();
         Self {
             whole,
             elements,
             persistent,
-            status: Cell::new(status),
+            trains,
+            secondary: RefCell::default(),
+            status: Cell::new(Status::Sharded),
             active: RefCell::default(),
             fetched_for: Cell::new(i64::MIN),
         }
@@ -103,7 +109,7 @@ impl Coordinator {
         let in_flight = self.in_flight.take();
         for (parameter, gather) in in_flight {
             self.wait(torch, &gather);
-            self.free(parameter);
+            self.free(torch, parameter);
         }
         match self.trace.get() {
             Trace::Unknown => self.trace.set(Trace::Recording),
@@ -159,13 +165,19 @@ impl Coordinator {
         self.gather(torch, chosen);
     }
 
-    /// Begins to gather those of some parameters that are not here (`all_gather_coalesced`).
+    /// Begins to gather those of some parameters that are not here: first those that the node has, then the others.
     fn gather(&self, torch: &mut Torch, parameters: BTreeSet<usize>) {
-        let missing: Vec<usize> =
-            parameters.into_iter().filter(|&p| self.parameters[p].status.get() == Status::Sharded).collect();
-        if missing.is_empty() {
-            return;
-        }
+        let missing = parameters.into_iter().filter(|&p| self.parameters[p].status.get() == Status::Sharded);
+        let (near, far): (Vec<usize>, Vec<usize>) =
+            missing.partition(|&p| self.parameters[p].secondary.borrow().is_some());
+        [near, far]
+            .into_iter()
+            .filter(|missing| !missing.is_empty())
+            .for_each(|missing| self.all_gather(torch, missing));
+    }
+
+    /// `all_gather_coalesced`.
+    fn all_gather(&self, torch: &mut Torch, missing: Vec<usize>) {
         let elements: u64 = missing.iter().map(|&p| self.parameters[p].elements).sum();
         self.available.set(self.available.get() + elements);
         let share = |p: usize| self.parameters[p].elements.div_ceil(self.world);
@@ -206,11 +218,11 @@ impl Coordinator {
     }
 
     /// A module has run, forward or backward (`release_sub_module`).
-    pub(super) fn release(&self, module: u32, parameters: &[usize]) {
+    pub(super) fn release(&self, torch: &mut Torch, module: u32, parameters: &[usize]) {
         let mut going: BTreeSet<usize> = parameters.iter().copied().collect();
         if self.trace.get() == Trace::Complete {
             let step = self.step.get();
-            going.retain(|&p| self.parameters[p].fetched_for.get() <= step as i64);
+            going.retain(|&p| !self.parameters[p].persistent && self.parameters[p].fetched_for.get() <= step as i64);
             // What is used again soon stays.
             let mut passed = 0;
             for used in self.order.borrow().iter().skip(step) {
@@ -226,27 +238,63 @@ impl Coordinator {
         for &parameter in parameters {
             self.parameters[parameter].active.borrow_mut().remove(&module);
             if going.contains(&parameter) {
-                self.free(parameter);
+                self.free(torch, parameter);
             }
         }
     }
 
-    fn free(&self, index: usize) {
+    fn free(&self, torch: &mut Torch, index: usize) {
         let parameter = &self.parameters[index];
         let idle = parameter.active.borrow().is_empty();
-        if parameter.persistent || !idle || parameter.status.get() != Status::Available {
+        if !idle || parameter.status.get() != Status::Available {
             return;
         }
+        self.keep_secondary(torch, parameter);
         parameter.status.set(Status::Sharded);
         parameter.whole.storage.empty();
         self.available.set(self.available.get().saturating_sub(parameter.elements));
     }
 
     /// Modules whose turn in backward never came (an embedding) let go at its end.
-    pub(super) fn release_leftovers(&self) {
-        for index in 0..self.parameters.len() {
-            self.parameters[index].active.borrow_mut().clear();
-            self.free(index);
+    pub(super) fn release_leftovers(&self, torch: &mut Torch) {
+        let sharded = (0..self.parameters.len()).filter(|&index| !self.parameters[index].persistent);
+        sharded.for_each(|index| self.release_all_uses(torch, index));
+    }
+
+    fn release_all_uses(&self, torch: &mut Torch, index: usize) {
+        self.parameters[index].active.borrow_mut().clear();
+        self.free(torch, index);
+    }
+
+    /// A step begins: everything is sharded, what is persistent too (`release_and_reset_all`).
+    pub(super) fn release_everything(&self, torch: &mut Torch) {
+        (0..self.parameters.len()).for_each(|index| self.release_all_uses(torch, index));
+    }
+
+    /// A parameter that goes back to shards leaves the node's part of it behind (`_partition_param_sec`).
+    fn keep_secondary(&self, torch: &mut Torch, parameter: &Sharded) {
+        let ranks = self.config.zero_hpz_partition_size;
+        if ranks < 2 || parameter.secondary.borrow().is_some() {
+            return;
+        }
+        let elements = parameter.elements.div_ceil(self.world) * self.world / ranks;
+        let make = |torch: &mut Torch| torch.fresh("second partition", Shape::from([elements]), DType::BF16);
+        *parameter.secondary.borrow_mut() = Some(torch.in_category(Category::Weights, make));
+    }
+
+    /// Everything is sharded for the first time.
+    pub(super) fn partition(&self, torch: &mut Torch) {
+        self.parameters.iter().for_each(|parameter| self.keep_secondary(torch, parameter));
+    }
+
+    /// A step ends: what is persistent is gathered anew, and the node's parts of what was trained are stale.
+    pub(super) fn stepped(&self) {
+        for parameter in self.parameters.iter().filter(|parameter| parameter.persistent) {
+            parameter.whole.storage.fill();
+            parameter.status.set(Status::Available);
+        }
+        for parameter in self.parameters.iter().filter(|parameter| parameter.trains) {
+            drop(parameter.secondary.take());
         }
     }
 }

@@ -32,6 +32,8 @@ pub(super) struct Replicas {
     /// Leaves in the order their gradients came in the first backward pass.
     order: RefCell<Vec<usize>>,
     rebuilt: Cell<bool>,
+    /// Whether this backward pass reduces: under `no_sync` gradients stay where autograd puts them.
+    syncs: Cell<bool>,
     options: Ddp,
 }
 
@@ -50,6 +52,7 @@ pub(super) fn wrap(torch: &mut Torch, program: &Program, loaded: Loaded, options
         buckets: RefCell::default(),
         order: RefCell::default(),
         rebuilt: Cell::new(false),
+        syncs: Cell::new(true),
         options: options.clone(),
     });
     // One bucket for all until the order is known: `find_unused_parameters` is off.
@@ -102,6 +105,9 @@ impl Replicas {
 
     /// A gradient is complete: it is copied into its bucket, and replaced by its place there when gradients are views.
     fn ready(&self, index: usize) {
+        if !self.syncs.get() {
+            return;
+        }
         if !self.rebuilt.get() {
             self.order.borrow_mut().push(index);
         }
@@ -150,7 +156,8 @@ impl Hooks for Replicas {
 }
 
 impl Wrapper for Replicas {
-    fn before_forward(&self, torch: &mut Torch, _syncs: bool) {
+    fn before_forward(&self, torch: &mut Torch, syncs: bool) {
+        self.syncs.set(syncs);
         if !self.rebuilt.get() && !self.order.borrow().is_empty() {
             self.rebuild(torch);
         }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::members::{self, Member};
-use super::{finish, zero0, zero3, zero12};
+use super::{finish, zero0, zero1_wide, zero3, zero12};
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd;
@@ -56,8 +56,9 @@ pub(super) fn simulate(
             drop(members);
             zero0::wrap(&mut torch, std::mem::take(&mut loaded.trained))
         }
-        3 => zero3::wrap(&mut torch, &program, &mut loaded, members, plan, zero, world),
-        _ => zero12::wrap(&mut torch, &mut loaded, members, plan, zero, world),
+        3 => zero3::wrap(&mut torch, &program, &mut loaded, members, (plan, options), world),
+        1 if options.accumulates_wide(plan.weights) => zero1_wide::wrap(&mut torch, &mut loaded, members, world),
+        _ => zero12::wrap(&mut torch, &mut loaded, members, (plan, options), world),
     };
     let Loaded { parameters, wrapped, .. } = loaded;
     let inputs = train::batch(&mut torch, &program, plan);

@@ -46,6 +46,23 @@ pub(super) fn partition(torch: &mut Torch, plan: &TrainPlan, offload: &Offload, 
     log.on_host("optimizer states", states, false);
 }
 
+/// Buffers through which ZeRO 3's fp32 weights, gradients and states go to a disk: each as large as the largest sub-group.
+pub(super) fn swaps_of_states(torch: &mut Torch, offload: &Offload, largest: u64) {
+    let bytes = offload.buffer_count.unwrap_or(4).saturating_mul(largest).saturating_mul(4);
+    torch.log.borrow_mut().on_host("buffers to the disk, optimizer", bytes, true);
+}
+
+/// Shards of ZeRO 3's parameters: those that stay in the host's memory, and the buffers of those that go to a disk.
+pub(super) fn parameters(torch: &mut Torch, offload: &Offload, elements: u64) {
+    let mut log = torch.log.borrow_mut();
+    let here = if offload.is_to_disk() { elements.min(offload.max_in_cpu) } else { elements };
+    log.on_host("parameter shards", here.saturating_mul(2), offload.pin_memory);
+    if offload.is_to_disk() {
+        let bytes = offload.buffer_count.unwrap_or(5).saturating_mul(offload.buffer_size).saturating_mul(2);
+        log.on_host("buffers to the disk, parameters", bytes, true);
+    }
+}
+
 /// Buffers of ZeRO 1 and 2: a partition's weights on their way up; a gradient on its way down, and with several
 /// micro-batches those of all parameters of the partition.
 pub(super) fn buffers(

@@ -6,8 +6,8 @@
 //! | `members`, `units` | the parameters of a model, and which of them are wrapped together |
 //! | `alone` | no engine: tensor parallel by itself |
 //! | `ddp` | `DistributedDataParallel` |
-//! | `deepspeed`, `zero0`, `zero12`, `zero3`, `coordinator` | DeepSpeed's loop, and what ZeRO does in it |
-//! | `fsdp1` | `FullyShardedDataParallel` |
+//! | `deepspeed`, `zero0`, `zero1_wide`, `zero12`, `zero3`, `coordinator` | DeepSpeed's loop, and what ZeRO does in it |
+//! | `fsdp1`, `flat_parameter` | `FullyShardedDataParallel` |
 //! | `fsdp2` | `fully_shard` |
 //! | `host` | what is kept in the host's memory instead |
 //!
@@ -17,6 +17,7 @@ mod alone;
 mod coordinator;
 mod ddp;
 mod deepspeed;
+mod flat_parameter;
 mod fsdp1;
 mod fsdp2;
 mod host;
@@ -25,6 +26,7 @@ pub mod shares;
 mod units;
 mod zero0;
 mod zero12;
+mod zero1_wide;
 mod zero3;
 
 use std::rc::Rc;

@@ -1,6 +1,6 @@
 //! DeepSpeed ZeRO 1 and 2: one flat buffer of parameters, and this card's partition of fp32 weights and states.
 //!
-//! Follows deepspeed/runtime/zero/stage_1_and_2.py of DeepSpeed 0.19: bf16, contiguous gradients.
+//! Follows deepspeed/runtime/zero/stage_1_and_2.py of DeepSpeed 0.19 in bf16.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -17,10 +17,10 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::plan::TrainPlan;
-use crate::plan::parallel::ZeroConfig;
+use crate::plan::parallel::{DeepSpeed, ZeroConfig};
 
 /// Partitions begin at multiples of this many elements (`nccl_start_alignment_factor`).
-const ALIGNMENT: u64 = 2;
+pub(super) const ALIGNMENT: u64 = 2;
 
 /// A parameter's place in the flat buffer.
 struct Flattened {
@@ -44,7 +44,11 @@ pub(super) struct Partitioned {
     /// Gradients of the parameters that lie in this card's partition, of this micro-batch.
     kept: RefCell<Option<Tensor>>,
     /// Those of the micro-batches before it.
-    accumulated: RefCell<Option<Tensor>>,
+    accumulated: RefCell<Vec<Tensor>>,
+    /// Where gradients are accumulated in fp32 instead, whatever they are computed in (`grad_accum_dtype`).
+    wide: Option<RefCell<Option<Tensor>>>,
+    /// Reduced gradients of others that go before the next reduction.
+    reduced: RefCell<Vec<usize>>,
     /// Whether the optimizer is on the host.
     offload: bool,
     _gradient_buffer: Option<Tensor>,
@@ -59,10 +63,10 @@ pub(super) fn wrap(
     torch: &mut Torch,
     loaded: &mut Loaded,
     trained: Vec<Member>,
-    plan: &TrainPlan,
-    config: &ZeroConfig,
+    (plan, options): (&TrainPlan, &DeepSpeed),
     world: u64,
 ) -> Rc<dyn Stage> {
+    let config = &options.zero;
     loaded.trained.clear();
     let trained: Vec<Member> = trained.into_iter().filter(Member::trains).collect();
     let total: u64 = trained.iter().map(|parameter| parameter.tensor.elements()).sum();
@@ -72,13 +76,12 @@ pub(super) fn wrap(
     let flat = torch.in_category(Category::Weights, |torch| {
         torch.fresh("flat parameters", Shape::from([flat_elements]), DType::BF16)
     });
+    let sizes: Vec<u64> = trained.iter().map(|parameter| parameter.tensor.elements()).collect();
+    let starts = starts(&sizes, if config.round_robin_gradients { world } else { 1 });
     let mut members = Vec::new();
-    let mut start = 0;
-    for parameter in trained {
+    for (parameter, start) in trained.into_iter().zip(starts) {
         let Some(leaf) = parameter.leaf.as_ref().map(Rc::clone) else { continue };
-        let elements = parameter.tensor.elements();
-        members.push(Flattened { leaf, start, elements });
-        start += elements;
+        members.push(Flattened { leaf, start, elements: parameter.tensor.elements() });
         // Parameters become views of the flat buffer.
         parameter.replace(loaded, Tensor { storage: Rc::clone(&flat.storage), ..parameter.tensor.clone() });
     }
@@ -113,6 +116,8 @@ pub(super) fn wrap(
         _gradient_buffer: gradient_buffer,
         boundary: Cell::new(true),
         accumulated: RefCell::default(),
+        wide: options.accumulates_wide(plan.weights).then(RefCell::default),
+        reduced: RefCell::default(),
         bucket: RefCell::default(),
         bucket_index: Cell::new(0),
         in_bucket: RefCell::default(),
@@ -130,7 +135,36 @@ pub(super) fn wrap(
     engine
 }
 
+/// Where each parameter begins in the flat buffer. With `round_robin_gradients` neighbours go to different cards
+/// (`_round_robin_reorder`): every `turn`-th parameter lies side by side.
+fn starts(sizes: &[u64], turn: u64) -> Vec<u64> {
+    let mut starts = vec![0; sizes.len()];
+    let mut at = 0;
+    let turn = usize::try_from(turn).unwrap_or(usize::MAX).max(1);
+    for first in 0..turn.min(sizes.len()) {
+        for index in (first..sizes.len()).step_by(turn) {
+            starts[index] = at;
+            at += sizes[index];
+        }
+    }
+    starts
+}
+
 impl Partitioned {
+    /// Whether gradients are copied into a bucket as they come; the host's copies need it.
+    fn is_contiguous(&self) -> bool {
+        self.config.contiguous_gradients || self.offload
+    }
+
+    /// Whether a parameter's gradient ends on this card.
+    fn is_ours(&self, index: usize) -> bool {
+        self.members[index].start < self.partition
+    }
+
+    fn stream(&self) -> Stream {
+        if self.overlaps() { Stream::Reduce } else { Stream::Default }
+    }
+
     fn overlaps(&self) -> bool {
         self.config.overlap_comm.unwrap_or(false)
     }
@@ -154,7 +188,7 @@ impl Partitioned {
     }
 
     fn setup_buckets(&self, torch: &mut Torch) {
-        if !self.bucket.borrow().is_empty() {
+        if !self.bucket.borrow().is_empty() || !self.is_contiguous() {
             return;
         }
         let count = if self.overlaps() { 2 } else { 1 };
@@ -188,37 +222,79 @@ impl Partitioned {
     fn reduce(&self, torch: &mut Torch) {
         let members = self.in_bucket.take();
         self.bucket_elements.set(0);
-        let stream = if self.overlaps() { Stream::Reduce } else { Stream::Default };
-        for slices in self.slices(&members) {
-            if slices.len() > 1 {
-                drop(torch.flat("cat", slices.iter().sum(), DType::BF16, stream));
+        let ours: Vec<u64> = members.iter().filter(|&&index| self.is_ours(index)).map(|&at| self.here(at)).collect();
+        let groups = match self.is_contiguous() {
+            true => {
+                // Slices are cut with their place in the buffer, so it is made first.
+                ours.first().inspect(|_| self.widen(torch));
+                self.slices(&members)
             }
+            false => {
+                self.forget_reduced();
+                vec![members.iter().map(|&index| self.members[index].elements).collect()]
+            }
+        };
+        for slices in groups {
+            let joined = (slices.len() > 1).then(|| torch.flat("cat", slices.iter().sum(), DType::BF16, self.stream()));
+            ours.first().inspect(|_| self.widen(torch));
+            // Each of our parts is added in fp32 to those before it.
+            for &elements in ours.iter().filter(|_| self.wide.is_some()) {
+                drop(torch.flat("_to_copy", elements, DType::F32, self.stream()));
+            }
+            drop(joined);
         }
         for index in members {
             let leaf = &self.members[index].leaf;
-            if self.members[index].start < self.partition && self.offload {
-                if self.boundary.get() {
-                    let Flattened { start, elements, .. } = self.members[index];
-                    let here = elements.min(self.partition - start);
-                    drop(torch.scratch("_to_copy", here * 8));
-                    drop(torch.scratch("_to_copy", here * 4));
-                    drop(leaf.grad.take());
-                }
-            } else if self.members[index].start < self.partition {
-                if self.kept.borrow().is_none() {
-                    let ours = self.members.iter().filter(|member| member.start < self.partition);
-                    let elements = ours.map(|member| member.elements).sum();
-                    let make = |torch: &mut Torch| torch.fresh("gradients", Shape::from([elements]), DType::BF16);
-                    let buffer = torch.in_category(Category::Gradients, |torch| torch.on_stream(stream, make));
-                    *self.kept.borrow_mut() = Some(buffer);
-                }
-                if let Some(kept) = &*self.kept.borrow() {
-                    *leaf.grad.borrow_mut() = Some(view(kept, leaf));
-                }
-            } else if self.config.stage == 2 {
-                drop(leaf.grad.take());
+            match (self.is_ours(index), self.config.stage) {
+                (true, _) if self.is_contiguous() && self.wide.is_none() => self.keep(torch, index),
+                (true, _) | (false, 1) => {}
+                (false, _) if self.overlaps() && !self.is_contiguous() => self.reduced.borrow_mut().push(index),
+                (false, _) => drop(leaf.grad.take()),
             }
         }
+    }
+
+    /// `copy_grads_in_partition`: the bucket is written over, so what is ours is copied out of it.
+    fn keep(&self, torch: &mut Torch, index: usize) {
+        let leaf = &self.members[index].leaf;
+        if self.offload {
+            if self.boundary.get() {
+                let here = self.here(index);
+                drop(torch.scratch("_to_copy", here * 8));
+                drop(torch.scratch("_to_copy", here * 4));
+                drop(leaf.grad.take());
+            }
+            return;
+        }
+        if self.kept.borrow().is_none() {
+            let elements = self.members.iter().filter(|member| member.start < self.partition);
+            let elements = elements.map(|member| member.elements).sum();
+            let make = |torch: &mut Torch| torch.fresh("gradients", Shape::from([elements]), DType::BF16);
+            let buffer = torch.in_category(Category::Gradients, |torch| torch.on_stream(self.stream(), make));
+            *self.kept.borrow_mut() = Some(buffer);
+        }
+        if let Some(kept) = &*self.kept.borrow() {
+            *leaf.grad.borrow_mut() = Some(view(kept, leaf));
+        }
+    }
+
+    /// The buffer that gradients are accumulated in, made when the first of them is reduced.
+    fn widen(&self, torch: &mut Torch) {
+        if let Some(wide) = self.wide.as_ref().filter(|wide| wide.borrow().is_none()) {
+            let make = |torch: &mut Torch| torch.fresh("gradients", Shape::from([self.partition]), DType::F32);
+            let buffer = torch.in_category(Category::Gradients, |torch| torch.on_stream(self.stream(), make));
+            *wide.borrow_mut() = Some(buffer);
+        }
+    }
+
+    fn forget_reduced(&self) {
+        self.reduced.take().into_iter().for_each(|index| drop(self.members[index].leaf.grad.take()));
+    }
+
+    /// The elements of a parameter that lie in this card's partition.
+    fn here(&self, index: usize) -> u64 {
+        let Flattened { start, elements, .. } = self.members[index];
+        elements.min(self.partition.saturating_sub(start))
     }
 
     /// The elements of every slice that goes to one partition, in groups that are reduced at once.
@@ -232,8 +308,9 @@ impl Partitioned {
             while at < start + elements {
                 let partition = at / self.partition;
                 let end = (start + elements).min((partition + 1) * self.partition);
+                let apart = partition == 0 && self.wide.is_some();
                 match slices.last_mut() {
-                    Some((last, size)) if *last == partition => *size += end - at,
+                    Some((last, size)) if *last == partition && !apart => *size += end - at,
                     _ => slices.push((partition, end - at)),
                 }
                 at = end;
@@ -254,11 +331,24 @@ impl Partitioned {
     /// `independent_gradient_partition_epilogue`: only the gradients of this partition stay.
     fn epilogue(&self, torch: &mut Torch) {
         self.reduce(torch);
+        self.forget_reduced();
+        let kept: Vec<Tensor> = match (&self.wide, self.is_contiguous()) {
+            (Some(_), _) => {
+                if self.boundary.get() {
+                    self.widen(torch);
+                }
+                Vec::new()
+            }
+            (None, true) => self.kept.take().into_iter().collect(),
+            (None, false) => {
+                let ours = (0..self.members.len()).filter(|&index| self.is_ours(index));
+                ours.filter_map(|index| self.members[index].leaf.grad.take()).collect()
+            }
+        };
         self.members.iter().for_each(|member| drop(member.leaf.grad.take()));
         // Later micro-batches are added to the first one's gradients.
-        let kept = self.kept.take();
         let mut accumulated = self.accumulated.borrow_mut();
-        if accumulated.is_none() {
+        if accumulated.is_empty() {
             *accumulated = kept;
         }
         self.bucket.borrow_mut().clear();
@@ -267,8 +357,7 @@ impl Partitioned {
 
     /// The parts of parameters that make up this card's partition.
     fn parts(&self) -> Vec<u64> {
-        let ours = self.members.iter().filter(|member| member.start < self.partition);
-        ours.map(|member| member.elements.min(self.partition - member.start)).collect()
+        (0..self.members.len()).filter(|&index| self.is_ours(index)).map(|index| self.here(index)).collect()
     }
 }
 
@@ -308,6 +397,12 @@ impl Stage for Partitioned {
         // Norms are taken in fp64, one gradient at a time.
         for &elements in &parts {
             drop(torch.scratch("_to_copy", elements * 8));
+        }
+        if let Some(wide) = &self.wide {
+            *master.leaf.grad.borrow_mut() = wide.take();
+            optimizer.step(torch, &self.master);
+            drop(master.leaf.grad.take());
+            return;
         }
         let flat = (parts.len() > 1 || parts.iter().sum::<u64>() < self.partition)
             .then(|| torch.scratch("cat", self.partition * 2));

@@ -13,14 +13,14 @@ use super::{host, shares};
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd::{Edge, Leaf, Node};
-use crate::memory::log::{Category, StorageId, Stream};
+use crate::memory::log::{Category, Event, StorageId, Stream};
 use crate::memory::lower::hooks::Hooks;
 use crate::memory::optimizer::{Optimizer, Trained};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::{ModuleId, Op};
 use crate::model::{Program, Shape};
-use crate::plan::parallel::ZeroConfig;
+use crate::plan::parallel::{DeepSpeed, Offload, ZeroConfig};
 use crate::plan::{self, TrainPlan};
 
 /// A trainable parameter's gradient.
@@ -48,11 +48,15 @@ pub(super) struct Stage3 {
     boundary: Cell<bool>,
     /// Whether the optimizer is on the host.
     offload: bool,
+    /// Gradients too small for the disk, which stay on the card until the step; absent where nothing goes to a disk.
+    unswapped: Option<RefCell<Vec<Tensor>>>,
     none: Rc<[usize]>,
     gradients: Vec<Reduced>,
     sub_groups: Vec<SubGroup>,
     config: ZeroConfig,
     world: u64,
+    /// The type gradients are accumulated in.
+    accumulated: DType,
     bucket: Option<Tensor>,
     in_bucket: RefCell<Vec<usize>>,
     bucket_elements: Cell<u64>,
@@ -67,11 +71,12 @@ pub(super) fn wrap(
     program: &Program,
     loaded: &mut Loaded,
     members: Vec<Member>,
-    plan: &TrainPlan,
-    config: &ZeroConfig,
+    (plan, options): (&TrainPlan, &DeepSpeed),
     world: u64,
 ) -> Rc<dyn Stage> {
-    torch.keeps_linear_inputs = true;
+    let config = &options.zero;
+    let accumulated = if options.accumulates_wide(plan.weights) { DType::F32 } else { DType::BF16 };
+    torch.linears_are_functions = true;
     loaded.trained.clear();
     let mut sharded = Vec::new();
     let mut partitions = Vec::new();
@@ -81,6 +86,7 @@ pub(super) fn wrap(
     let mut sizes = Vec::new();
     let mut adapters = Vec::new();
     let of_module = owners(program, &members);
+    let mut shards_on_host: u64 = 0;
     let params_on_host = config.offload_param.as_ref().filter(|offload| offload.is_on());
     for (index, member) in members.into_iter().enumerate() {
         let (shape, elements) = (member.tensor.shape, member.tensor.elements());
@@ -88,6 +94,7 @@ pub(super) fn wrap(
         let part = torch.fresh("partition", Shape::from([share]), DType::BF16);
         let mut hollow = torch.hollow("gathered parameter", shape, elements, DType::BF16);
         let persistent = elements <= config.stage3_param_persistence_threshold;
+        let trains = member.trains();
         if member.trains() {
             let leaf: Rc<Leaf>;
             (hollow, leaf) = torch.leaf(hollow);
@@ -98,9 +105,9 @@ pub(super) fn wrap(
             adapters.push((hollow.storage.id(), index));
         }
         member.replace(loaded, hollow.clone());
-        sharded.push(Sharded::new(hollow, persistent));
+        sharded.push(Sharded::new(hollow, persistent, trains));
         match params_on_host {
-            Some(offload) => torch.log.borrow_mut().on_host("parameter shards", share * 2, offload.pin_memory),
+            Some(_) => shards_on_host += share,
             // What is trained is joined; the rest stays as it is.
             None if member.trains() => partitions.push(part),
             None => resident.push(part),
@@ -109,49 +116,66 @@ pub(super) fn wrap(
     let flat = |torch: &mut Torch, category: Category, name: &'static str, dtype: DType, elements: u64| {
         torch.in_category(category, |torch| torch.fresh(name, Shape::from([elements]), dtype))
     };
-    if params_on_host.is_none() {
-        let total = partitions.iter().map(Tensor::elements).sum();
-        resident.push(flat(torch, Category::Weights, "partitions", DType::BF16, total));
-    }
+    // The partitions leave by way of the host, and come back as one.
+    let total = partitions.iter().map(Tensor::elements).sum();
     drop(partitions);
+    torch.log.borrow_mut().events.push(Event::EmptyCache);
+    match params_on_host {
+        Some(offload) => host::parameters(torch, offload, shards_on_host),
+        None => resident.push(flat(torch, Category::Weights, "partitions", DType::BF16, total)),
+    }
     let optimizer_on_host = config.offload_optimizer.as_ref().filter(|offload| offload.is_on());
-    let sub_groups = group(&sizes, config.sub_group_size)
-        .into_iter()
-        .map(|partitions| {
-            let mut master = Vec::new();
-            if optimizer_on_host.is_none() {
-                let wide = flat(torch, Category::Weights, "fp32 partition", DType::F32, partitions.iter().sum());
-                let (tensor, leaf) = torch.leaf(wide);
-                master.push(Trained { tensor, leaf });
-            }
-            SubGroup { master, partitions, optimizer: RefCell::default() }
-        })
-        .collect();
+    let mut sub_groups = Vec::new();
+    // What a partition is cast to is copied once more; it goes when the next one is cast.
+    let mut converted = None;
+    for partitions in group(&sizes, config.sub_group_size) {
+        let mut master = Vec::new();
+        if optimizer_on_host.is_none() {
+            let elements = partitions.iter().sum();
+            converted = Some(torch.flat("_to_copy", elements, DType::F32, Stream::Default));
+            let wide = flat(torch, Category::Weights, "fp32 partition", DType::F32, elements);
+            let (tensor, leaf) = torch.leaf(wide);
+            master.push(Trained { tensor, leaf });
+        }
+        sub_groups.push(SubGroup { master, partitions, optimizer: RefCell::default() });
+    }
+    drop(converted);
+    let largest = sub_groups.iter().map(|group| group.partitions.iter().sum()).max().unwrap_or(0);
+    if optimizer_on_host.is_none() {
+        drop(torch.flat("zeros", largest, DType::F32, Stream::Default));
+    }
     let bucket = config
         .contiguous_gradients
         .then(|| flat(torch, Category::Communication, "gradient bucket", DType::BF16, config.reduce_bucket_size));
     match optimizer_on_host {
         None => {
-            resident.push(flat(torch, Category::Gradients, "gradient partitions", DType::BF16, sizes.iter().sum()));
+            resident.push(flat(torch, Category::Gradients, "gradient partitions", accumulated, sizes.iter().sum()));
         }
         Some(offload) => {
             let total = sizes.iter().sum();
-            host::partition(torch, plan, offload, total);
+            if offload.is_to_disk() {
+                host::swaps_of_states(torch, offload, largest);
+            } else {
+                host::partition(torch, plan, offload, total);
+            }
             torch.log.borrow_mut().on_host("gradient shards", total.saturating_mul(2), offload.pin_memory);
         }
     }
-    sharded.iter().filter(|parameter| parameter.persistent).for_each(|parameter| parameter.whole.storage.fill());
+    let coordinator = Coordinator::new(sharded, config, world);
+    coordinator.partition(torch);
     let engine = Rc::new_cyclic(|this| Stage3 {
-        coordinator: Coordinator::new(sharded, config, world),
+        coordinator,
         of_module,
         adapters: adapters.into_iter().map(|(id, index)| (id, Rc::from([index]))).collect(),
         boundary: Cell::new(true),
         offload: optimizer_on_host.is_some(),
+        unswapped: optimizer_on_host.is_some_and(Offload::is_to_disk).then(RefCell::default),
         none: Rc::from([]),
         gradients,
         sub_groups,
         config: config.clone(),
         world,
+        accumulated,
         bucket,
         in_bucket: RefCell::default(),
         bucket_elements: Cell::new(0),
@@ -205,6 +229,9 @@ fn owners(program: &Program, members: &[Member]) -> BTreeMap<ModuleId, Rc<[usize
     owners
 }
 
+/// Bytes from which a gradient is written to a disk (`MIN_AIO_BYTES`).
+const SWAPPED: u64 = 1 << 20;
+
 /// Where modules that adapters make are counted from.
 const ADAPTER: u32 = 1 << 24;
 
@@ -230,9 +257,9 @@ impl Stage3 {
         }
         let next = edges.iter().map(|edge| (*edge).clone()).collect();
         let this = Weak::clone(&self.this);
-        let work = move |_: &mut Torch, gradients| {
+        let work = move |torch: &mut Torch, gradients| {
             if let Some(this) = this.upgrade() {
-                this.coordinator.release(module.0, this.owned(module));
+                this.coordinator.release(torch, module.0, this.owned(module));
             }
             gradients
         };
@@ -247,7 +274,7 @@ impl Stage3 {
         if torch.stopped {
             return;
         }
-        self.coordinator.release(module.0, self.owned(module));
+        self.coordinator.release(torch, module.0, self.owned(module));
         if torch.recomputing.is_some() {
             return;
         }
@@ -287,18 +314,33 @@ impl Stage3 {
             members.len() == 1 && members.iter().all(|&at| self.gradients[at].elements.is_multiple_of(self.world));
         let padded = members.iter().map(|&at| self.gradients[at].elements.div_ceil(self.world) * self.world).sum();
         let joined = (!members.is_empty() && !even).then(|| torch.flat("cat", padded, DType::BF16, stream));
+        let widened = members.iter().filter(|_| self.accumulated == DType::F32).map(|&at| {
+            let share = self.gradients[at].elements.div_ceil(self.world);
+            torch.flat("_to_copy", share, DType::F32, stream)
+        });
+        let widened: Vec<Tensor> = widened.collect();
+        let joined = joined.filter(|_| widened.is_empty());
+        // What goes to a disk leaves together.
+        let mut leaving = Vec::new();
         for &at in members.iter().filter(|_| self.offload) {
             // Every partition goes to the host by way of a copy on the card, its norm and its fp32 form.
             let share = self.gradients[at].elements.div_ceil(self.world);
             let copy = torch.flat("_to_copy", share, DType::BF16, stream);
             if self.boundary.get() {
                 drop(torch.flat("_to_copy", share, DType::F64, stream));
-                drop(torch.flat("_to_copy", share, DType::F32, stream));
+                let wide = torch.flat("_to_copy", share, DType::F32, stream);
+                if self.unswapped.is_some() {
+                    leaving.push(wide);
+                }
             }
             drop(copy);
         }
+        if let Some(unswapped) = &self.unswapped {
+            leaving.retain(|tensor| tensor.elements() * 4 < SWAPPED);
+            unswapped.borrow_mut().append(&mut leaving);
+        }
         members.iter().for_each(|&at| drop(self.gradients[at].leaf.grad.take()));
-        drop(joined);
+        drop((joined, widened));
     }
 }
 
@@ -317,8 +359,13 @@ impl Hooks for Stage3 {
     }
 
     fn watches_operation(&self, op: &Op, module: ModuleId, program: &Program) -> bool {
-        use crate::model::ModuleKind::{Container, Layer};
-        let leaf = !matches!(program.modules[module.0 as usize].kind, Container | Layer);
+        use crate::model::ModuleKind::{Container, Embedding, Layer};
+        let leaf = match program.modules[module.0 as usize].kind {
+            Container | Layer => false,
+            // A scaled table is one module, which is there for its rows.
+            Embedding { .. } => matches!(op, Op::Embedding { .. }),
+            _ => true,
+        };
         leaf || matches!(op, Op::RotaryTable(_) | Op::Activation(_) | Op::Gate(_) | Op::Glu(_) | Op::Dropout { .. })
     }
 
@@ -382,13 +429,15 @@ impl Stage for Stage3 {
 
     fn after_backward(&self, torch: &mut Torch) {
         self.reduce(torch);
-        self.coordinator.release_leftovers();
+        self.coordinator.release_leftovers(torch);
         self.coordinator.reset(torch);
     }
 
     fn step(&self, torch: &mut Torch, _optimizer: &mut Optimizer) {
+        self.coordinator.release_everything(torch);
         if self.offload {
-            return;
+            self.unswapped.iter().for_each(|unswapped| unswapped.borrow_mut().clear());
+            return self.coordinator.stepped();
         }
         // Norms are taken in fp64, one partition at a time.
         for &elements in self.sub_groups.iter().flat_map(|group| &group.partitions) {
@@ -396,9 +445,14 @@ impl Stage for Stage3 {
         }
         for group in &self.sub_groups {
             let total: u64 = group.partitions.iter().sum();
-            let joined = (group.partitions.len() > 1).then(|| torch.scratch("cat", total * 2));
+            let many = group.partitions.len() > 1;
+            let joined = (many && self.accumulated != DType::F32).then(|| torch.scratch("cat", total * 2));
             let shape = Shape::from([total]);
-            let gradient = torch.in_category(Category::Gradients, |torch| torch.fresh("_to_copy", shape, DType::F32));
+            // A single partition that is fp32 already is used as it is.
+            let elements = if many || self.accumulated != DType::F32 { total } else { 0 };
+            let gradient = torch.in_category(Category::Gradients, |torch| {
+                torch.fresh("_to_copy", Shape::from([elements]), DType::F32).with_shape(shape)
+            });
             drop(joined);
             let Some(master) = group.master.first() else { continue };
             *master.leaf.grad.borrow_mut() = Some(gradient);
@@ -407,6 +461,7 @@ impl Stage for Stage3 {
             }
             drop(master.leaf.grad.take());
         }
+        self.coordinator.stepped();
     }
 
     fn hooks(self: Rc<Self>) -> Option<Rc<dyn Hooks>> {

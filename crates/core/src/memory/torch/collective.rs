@@ -44,11 +44,13 @@ impl Torch {
         self.attach(sum, &[x], |_, gradient| smallvec![Some(gradient)])
     }
 
-    /// The parts of all cards gathered along a dimension: a buffer of parts, then the parts joined unless they lie in order.
+    /// The parts of all cards gathered along a dimension: a buffer of parts, then the parts joined unless they lie in order,
+    /// as they do where every dimension before it has one entry (`_maybe_view_chunk_cat`).
     fn gathered(&mut self, x: &Tensor, dim: i64, ways: u64, size: u64) -> Tensor {
         let parts = x.shape.with(0, x.shape.size(0).saturating_mul(ways));
         let buffer = self.fresh("all_gather_into_tensor", parts, x.dtype);
-        if x.shape.axis(dim) == Some(0) {
+        let before = x.shape.axis(dim).and_then(|axis| x.shape.sizes().get(..axis));
+        if before.is_some_and(|sizes| sizes.iter().all(|size| *size == 1)) {
             return buffer.with_shape(x.shape.with(dim, size));
         }
         self.fresh("cat", x.shape.with(dim, size), x.dtype)

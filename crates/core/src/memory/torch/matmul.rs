@@ -11,8 +11,7 @@ impl Torch {
     /// A product of two matrices, or of two stacks of matrices.
     fn product(&mut self, name: &'static str, a: &Tensor, b: &Tensor) -> Tensor {
         let records = self.records(&[a, b]);
-        let kept_a =
-            (records && (b.needs_grad() || (name == "mm" && self.keeps_linear_inputs))).then(|| Saved::new(self, a));
+        let kept_a = (records && b.needs_grad()).then(|| Saved::new(self, a));
         let kept_b = (records && a.needs_grad()).then(|| Saved::new(self, b));
         let shape = a.shape.with(-1, b.shape.size(-1));
         let kind = if name == "mm" { Costly::Product } else { Costly::OtherProduct };
@@ -134,6 +133,9 @@ impl Torch {
         let bias = bias.map(|bias| self.narrow(bias));
         let weight = &self.narrow(weight);
         let x = &self.narrow(x);
+        if self.linears_are_functions && (bias.is_none() || x.shape.rank() > 2) {
+            return self.linear_function(x, weight, bias.as_ref());
+        }
         let matrix = self.transpose(weight, 0, 1);
         match &bias {
             Some(bias) if x.shape.rank() == 2 || x.is_contiguous() => self.addmm(x, &matrix, bias),
@@ -151,6 +153,37 @@ impl Torch {
         }
     }
 
+    /// DeepSpeed's `LinearFunctionForZeroStage3`: input and weight are kept whoever needs them, the input's gradient comes
+    /// first and is no view, a bias is added in place.
+    fn linear_function(&mut self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
+        let records = self.records(&inputs);
+        let saved = records.then(|| [x, weight].map(|tensor| Saved::new(self, tensor)));
+        let folded = self.fold(&x.detached());
+        let shape = x.shape.with(-1, weight.shape.size(0));
+        let [output] = self.costly(Costly::Product, |torch| {
+            let output = torch.fresh("mm", shape, x.dtype);
+            torch.use_blas();
+            [output]
+        });
+        drop(folded);
+        let Some(saved) = saved else { return output };
+        let needs: Vec<bool> = inputs.iter().map(|tensor| tensor.needs_grad()).collect();
+        let (shape_x, shape_weight) = (x.shape, weight.shape);
+        let to_bias = bias.map(|bias| (bias.shape, bias.dtype));
+        self.attach(output, &inputs, move |torch, gradient| {
+            let kept = saved.map(|saved| saved.get(torch));
+            let for_x = needs[0].then(|| torch.product_gradient("mm", shape_x, false, &gradient));
+            let for_weight = needs[1].then(|| torch.product_gradient("mm", shape_weight, false, &gradient));
+            drop(kept);
+            let mut gradients = smallvec![for_x, for_weight];
+            if let Some((shape, dtype)) = to_bias {
+                gradients.push(needs[2].then(|| torch.reduce_to(gradient.clone(), shape, dtype)));
+            }
+            gradients
+        })
+    }
+
     /// GPT-2's `Conv1D`: `addmm` with an `[in, out]` matrix.
     pub fn conv1d_linear(&mut self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
         // Under autocast `addmm` casts all three; the view that Conv1D makes first is of the wide input.
@@ -164,7 +197,7 @@ impl Torch {
     fn addmm(&mut self, x: &Tensor, matrix: &Tensor, bias: &Tensor) -> Tensor {
         let folded = &self.fold(x);
         let records = self.records(&[folded, matrix, bias]);
-        let kept_x = (records && (matrix.needs_grad() || self.keeps_linear_inputs)).then(|| Saved::new(self, folded));
+        let kept_x = (records && matrix.needs_grad()).then(|| Saved::new(self, folded));
         let kept_matrix = (records && folded.needs_grad()).then(|| Saved::new(self, matrix));
         let [output] = self.costly(Costly::OtherProduct, |torch| {
             let output = torch.fresh("addmm", folded.shape.with(-1, matrix.shape.size(-1)), x.dtype);

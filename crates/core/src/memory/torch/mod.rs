@@ -71,8 +71,8 @@ pub struct Torch {
     kept_with_graph: Vec<(Tensor, Option<Rc<Leaf>>)>,
     /// What the node whose backward runs saved.
     pub(super) retained: Vec<Saved>,
-    /// Whether linears keep their input even where the matrix needs no gradient (DeepSpeed's `zero3_linear_wrap`).
-    pub keeps_linear_inputs: bool,
+    /// Whether linears are functions of DeepSpeed's (ZeRO 3), which keep other things than torch's.
+    pub linears_are_functions: bool,
     in_backward: bool,
     workspaces: [Option<Tensor>; 2],
     lt_workspaces: [Option<Tensor>; 2],
@@ -118,7 +118,7 @@ impl Torch {
             stopped: false,
             kept_with_graph: Vec::new(),
             retained: Vec::new(),
-            keeps_linear_inputs: false,
+            linears_are_functions: false,
             in_backward: false,
             workspaces: [None, None],
             lt_workspaces: [None, None],

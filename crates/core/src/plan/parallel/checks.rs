@@ -30,14 +30,13 @@ pub(super) fn engine(parallel: &Parallel, plan: &TrainPlan) -> Result<(), PlanEr
             format!("ddp replicates, it does not shard over dp_shard {}", mesh.dp_shard),
             format!("use dp_replicate {}, or fsdp2", mesh.dp_shard.saturating_mul(mesh.dp_replicate)),
         ),
-        Engine::Ddp(_) if parallel.no_sync => unsupported("ddp with no_sync", "fsdp and fsdp2 have it"),
         Engine::Ddp(_) => Ok(()),
         Engine::Fsdp1(options) => fsdp1(parallel, options, plan),
         Engine::Fsdp2(options) => fsdp2(parallel, options, plan),
         Engine::Deepspeed(_) if parallel.no_sync => {
             conflict("no_sync is FSDP's", "DeepSpeed decides itself what it reduces when")
         }
-        Engine::Deepspeed(options) => options.check(plan, mesh.dp_replicate),
+        Engine::Deepspeed(options) => options.check(plan, (mesh.dp_shard, mesh.dp_replicate)),
         Engine::Tp(_) if mesh.dp_shard > 1 || mesh.dp_replicate > 1 => conflict(
             format!("tp alone is {} GPUs, not {}", mesh.tp, mesh.world()),
             "use fsdp2 with tp, which shards over the others",

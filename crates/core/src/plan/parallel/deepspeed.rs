@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::mesh::divides;
 use crate::dtype::DType;
 use crate::plan::{PlanError, TrainPlan};
 
@@ -11,6 +12,9 @@ use crate::plan::{PlanError, TrainPlan};
 pub struct DeepSpeed {
     /// `zero_optimization`.
     pub zero: ZeroConfig,
+    /// What gradients are accumulated in over micro-batches (`data_types.grad_accum_dtype`); absent: the weights' type.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grad_accum_dtype: Option<DType>,
 }
 
 /// `zero_optimization`, with DeepSpeed 0.19's names and defaults.
@@ -21,6 +25,8 @@ pub struct ZeroConfig {
     pub stage: u8,
     /// Gradients are copied into one buffer as they come.
     pub contiguous_gradients: bool,
+    /// Neighbouring parameters belong to different cards (stages 1 and 2).
+    pub round_robin_gradients: bool,
     /// Reductions run beside the backward pass; absent: on for stage 3 only.
     pub overlap_comm: Option<bool>,
     /// Elements of a reduction bucket.
@@ -52,19 +58,43 @@ pub struct ZeroConfig {
 }
 
 /// `offload_optimizer` or `offload_param`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Offload {
     /// Where to.
     pub device: OffloadDevice,
     /// Whether pages are pinned.
     pub pin_memory: bool,
+    /// Pinned buffers on the way to a disk; DeepSpeed's default is 4 for the optimizer, 5 for parameters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub buffer_count: Option<u64>,
+    /// Elements of such a buffer for parameters.
+    pub buffer_size: u64,
+    /// Elements of parameters that stay in the host's memory although the rest goes to a disk.
+    pub max_in_cpu: u64,
+}
+
+impl Default for Offload {
+    fn default() -> Self {
+        Self {
+            device: OffloadDevice::None,
+            pin_memory: true,
+            buffer_count: None,
+            buffer_size: 100_000_000,
+            max_in_cpu: 1_000_000_000,
+        }
+    }
 }
 
 impl Offload {
-    /// To the host, unpinned.
+    /// To the host.
     pub fn cpu() -> Self {
-        Self { device: OffloadDevice::Cpu, pin_memory: false }
+        Self { device: OffloadDevice::Cpu, ..Self::default() }
+    }
+
+    /// Whether it goes to a disk.
+    pub fn is_to_disk(&self) -> bool {
+        self.device == OffloadDevice::Nvme
     }
 
     /// Whether anything is offloaded.
@@ -91,6 +121,7 @@ impl Default for ZeroConfig {
         Self {
             stage: 0,
             contiguous_gradients: true,
+            round_robin_gradients: false,
             overlap_comm: None,
             reduce_bucket_size: 500_000_000,
             allgather_bucket_size: 500_000_000,
@@ -108,8 +139,13 @@ impl Default for ZeroConfig {
 }
 
 impl DeepSpeed {
+    /// Whether gradients are accumulated in fp32 although they are computed in `weights`.
+    pub fn accumulates_wide(&self, weights: DType) -> bool {
+        self.grad_accum_dtype == Some(DType::F32) && weights != DType::F32
+    }
+
     /// Refuses what is not simulated.
-    pub fn check(&self, plan: &TrainPlan, dp_replicate: u64) -> Result<(), PlanError> {
+    pub fn check(&self, plan: &TrainPlan, (dp_shard, dp_replicate): (u64, u64)) -> Result<(), PlanError> {
         let unsupported = |what: &str, hint: &str| {
             Err(PlanError::Unsupported { what: format!("deepspeed {what}"), hint: hint.into() })
         };
@@ -133,10 +169,60 @@ impl DeepSpeed {
             return unsupported("without 16-bit weights", "use bf16 or fp16 weights and no autocast");
         }
         self.check_offload()?;
-        if !self.zero.contiguous_gradients && matches!(self.zero.stage, 1 | 2) {
-            return unsupported("ZeRO 1 or 2 with contiguous_gradients off", "leave it on, or use ZeRO 3");
+        self.check_accumulation(plan)?;
+        self.check_second_partition(dp_shard)?;
+        let conflict = |what: String, hint: &str| Err(PlanError::Conflict { what, hint: hint.into() });
+        if self.zero.round_robin_gradients && !matches!(self.zero.stage, 1 | 2) {
+            return conflict(
+                format!("round_robin_gradients has no effect with ZeRO {}", self.zero.stage),
+                "drop it, or use stage 1 or 2",
+            );
         }
         Ok(())
+    }
+
+    fn check_accumulation(&self, plan: &TrainPlan) -> Result<(), PlanError> {
+        let Some(dtype) = self.grad_accum_dtype.filter(|dtype| *dtype != plan.weights) else { return Ok(()) };
+        let refused = |what: String, hint: &str| {
+            Err(PlanError::Unsupported { what: format!("deepspeed grad_accum_dtype {what}"), hint: hint.into() })
+        };
+        if dtype != DType::F32 {
+            return refused(
+                format!("{} with {} weights", dtype.name(), plan.weights.name()),
+                "use fp32, or leave it out",
+            );
+        }
+        match self.zero.stage {
+            0 => Err(PlanError::Conflict {
+                what: "grad_accum_dtype fp32 with ZeRO 0".into(),
+                hint: "DeepSpeed itself refuses it: use stage 1, 2 or 3, or leave it out".into(),
+            }),
+            1 if plan.weights != DType::BF16 => refused("fp32 with ZeRO 1 and fp16".into(), "use bf16, or ZeRO 2"),
+            _ if self.zero.offload_optimizer.as_ref().is_some_and(Offload::is_on) => {
+                refused("fp32 with offload_optimizer".into(), "leave one of them out")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_second_partition(&self, world: u64) -> Result<(), PlanError> {
+        let ranks = self.zero.zero_hpz_partition_size;
+        if ranks < 2 {
+            return Ok(());
+        }
+        if self.zero.stage < 3 {
+            return Err(PlanError::Conflict {
+                what: format!("zero_hpz_partition_size {ranks} with ZeRO {}", self.zero.stage),
+                hint: "it needs stage 3".into(),
+            });
+        }
+        if self.zero.offload_param.as_ref().is_some_and(Offload::is_on) {
+            return Err(PlanError::Unsupported {
+                what: "deepspeed zero_hpz_partition_size with offload_param".into(),
+                hint: "leave one of them out".into(),
+            });
+        }
+        divides("zero_hpz_partition_size", ranks, "GPUs", Some(world))
     }
 
     fn check_offload(&self) -> Result<(), PlanError> {
@@ -147,22 +233,18 @@ impl DeepSpeed {
         for (key, offload, least) in
             [("offload_optimizer", &zero.offload_optimizer, 1), ("offload_param", &zero.offload_param, 3)]
         {
-            let Some(offload) = offload.as_ref().filter(|offload| offload.is_on()) else { continue };
+            if !offload.as_ref().is_some_and(Offload::is_on) {
+                continue;
+            }
             if zero.stage < least {
                 return Err(PlanError::Conflict {
                     what: format!("{key} with ZeRO {}", zero.stage),
                     hint: format!("it needs stage {least} or more"),
                 });
             }
-            if offload.device == OffloadDevice::Nvme {
-                return unsupported(format!("with {key} to nvme"), "cpu is simulated");
-            }
-        }
-        if zero.zero_hpz_partition_size > 1 {
-            return unsupported("with zero_hpz_partition_size (ZeRO++)".into(), "leave it at 1");
         }
         if zero.mics_shard_size > 0 {
-            return unsupported("with mics_shard_size (MiCS)".into(), "leave it out: DeepSpeed has removed it");
+            return unsupported("with mics_shard_size (MiCS)".into(), "leave it out: DeepSpeed 0.19 refuses it too");
         }
         Ok(())
     }

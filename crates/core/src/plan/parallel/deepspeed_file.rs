@@ -58,8 +58,7 @@ const ZERO_WITHOUT_EFFECT: [&str; 9] = [
 ];
 
 /// Keys of `zero_optimization` that are simulated at their default only.
-const ZERO_DEFAULT_ONLY: [(&str, bool); 7] = [
-    ("round_robin_gradients", false),
+const ZERO_DEFAULT_ONLY: [(&str, bool); 6] = [
     ("zero_quantized_weights", false),
     ("zero_quantized_gradients", false),
     ("zero_quantized_nontrainable_weights", false),
@@ -69,17 +68,7 @@ const ZERO_DEFAULT_ONLY: [(&str, bool); 7] = [
 ];
 
 /// Keys of the offload sections that change no memory.
-const OFFLOAD_WITHOUT_EFFECT: [&str; 9] = [
-    "fast_init",
-    "pipeline",
-    "pipeline_read",
-    "pipeline_write",
-    "buffer_count",
-    "buffer_size",
-    "max_in_cpu",
-    "nvme_path",
-    "ratio",
-];
+const OFFLOAD_WITHOUT_EFFECT: [&str; 5] = ["fast_init", "pipeline", "pipeline_read", "pipeline_write", "nvme_path"];
 
 impl DeepSpeedFile {
     /// Reads a document; `hidden_size` is what transformers fills `auto` bucket sizes in from.
@@ -100,12 +89,12 @@ impl DeepSpeedFile {
                 "bf16" | "bfloat16" if on(value) => file.weights = Some(DType::BF16),
                 "fp16" if on(value) => file.weights = Some(DType::F16),
                 "bf16" | "bfloat16" | "fp16" => {}
-                "activation_checkpointing" => activation_checkpointing(value)?,
+                "activation_checkpointing" => activation_checkpointing(value, &mut file.notes),
                 "optimizer" => {
                     let name = value["type"].as_str().unwrap_or_default();
                     file.notes.push(format!("deepspeed optimizer {name}: the plan's optimizer is used"));
                 }
-                "data_types" if value["grad_accum_dtype"].is_null() => {}
+                "data_types" => file.engine.grad_accum_dtype = accumulation(value)?,
                 "communication_data_type" if value.is_null() => {}
                 "train_batch_size" | "amp" if value.is_null() || value["enabled"] == false => {}
                 _ if WITHOUT_EFFECT.contains(&key.as_str()) => {}
@@ -141,15 +130,32 @@ fn number(key: &str, value: &Value) -> Result<Option<u64>, PlanError> {
     }
 }
 
-fn activation_checkpointing(value: &Value) -> Result<(), PlanError> {
+/// `data_types`, which has one key.
+fn accumulation(value: &Value) -> Result<Option<DType>, PlanError> {
+    let mut found = None;
     for (key, value) in value.as_object().into_iter().flatten() {
-        // They act on deepspeed.checkpointing.checkpoint, which transformers does not call.
+        found = match (key.as_str(), value.as_str()) {
+            ("grad_accum_dtype", _) if value.is_null() => None,
+            ("grad_accum_dtype", Some("fp32" | "float32" | "float")) => Some(DType::F32),
+            ("grad_accum_dtype", Some("bf16" | "bfloat16")) => Some(DType::BF16),
+            ("grad_accum_dtype", Some("fp16" | "float16" | "half")) => Some(DType::F16),
+            ("grad_accum_dtype", _) => return Err(bad("data_types.grad_accum_dtype", value, "fp32, bf16 or fp16")),
+            _ => return Err(unsupported(&format!("data_types.{key}"), value)),
+        };
+    }
+    Ok(found)
+}
+
+/// They act on `deepspeed.checkpointing.checkpoint`, which transformers does not call.
+fn activation_checkpointing(value: &Value, notes: &mut Vec<String>) {
+    for (key, value) in value.as_object().into_iter().flatten() {
         let matters = ["partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"];
         if matters.contains(&key.as_str()) && *value == true {
-            return Err(unsupported(&format!("activation_checkpointing.{key}"), value));
+            notes.push(format!(
+                "deepspeed activation_checkpointing.{key} has no effect: transformers checkpoints with torch's own function"
+            ));
         }
     }
-    Ok(())
 }
 
 fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Result<ZeroConfig, PlanError> {
@@ -200,11 +206,18 @@ fn filled_in(key: &str, hidden_size: Option<u64>) -> Option<u64> {
 fn offload(key: &str, section: &Map<String, Value>) -> Result<Value, PlanError> {
     let mut kept = Map::new();
     for (name, value) in section {
-        if name == "ratio" && value.as_f64().is_some_and(|ratio| ratio < 1.0) {
-            return Err(unsupported(&format!("{key}.ratio"), value));
+        if name == "ratio" {
+            if value.as_f64().is_some_and(|ratio| ratio < 1.0) {
+                return Err(unsupported(&format!("{key}.ratio"), value));
+            }
+            continue;
         }
+        let value = match value {
+            Value::Number(_) => number(name, value)?.into(),
+            other => other.clone(),
+        };
         if !OFFLOAD_WITHOUT_EFFECT.contains(&name.as_str()) {
-            kept.insert(name.clone(), value.clone());
+            kept.insert(name.clone(), value);
         }
     }
     Ok(Value::Object(kept))
@@ -232,6 +245,26 @@ mod tests {
         assert_eq!(file.engine.zero.stage, 3);
         assert_eq!(file.engine.zero.reduce_bucket_size, 10_000);
         assert!(file.engine.zero.offload_optimizer.as_ref().is_some_and(|offload| offload.pin_memory));
+    }
+
+    #[test]
+    fn accumulation_disks_and_options_without_effect_are_read() {
+        let document = json!({
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "activation_checkpointing": {"partition_activations": true, "cpu_checkpointing": false},
+            "zero_optimization": {
+                "stage": 3, "zero_hpz_partition_size": 8,
+                "offload_param": {"device": "nvme", "nvme_path": "/disk", "buffer_count": 6, "buffer_size": 1e8, "ratio": 1.0}
+            }
+        });
+        let file = DeepSpeedFile::read(&document, None).expect("it is read");
+        assert_eq!(file.engine.grad_accum_dtype, Some(DType::F32));
+        assert_eq!(file.engine.zero.zero_hpz_partition_size, 8);
+        let offload = file.engine.zero.offload_param.expect("it is there");
+        assert!(offload.is_to_disk() && offload.pin_memory);
+        assert_eq!((offload.buffer_count, offload.buffer_size), (Some(6), 100_000_000));
+        assert!(file.notes.iter().any(|note| note.contains("partition_activations has no effect")));
+        assert!(!file.notes.iter().any(|note| note.contains("cpu_checkpointing")));
     }
 
     #[test]

@@ -1,5 +1,11 @@
 //! Options of Megatron-Core: what its arguments of the same names say.
 
+mod fp8;
+mod pipeline;
+
+pub use fp8::{Fp8, Fp8Recipe};
+pub use pipeline::PipelineSplit;
+
 use serde::{Deserialize, Serialize};
 
 use super::mesh::{Mesh, ModelSizes, divides};
@@ -12,6 +18,10 @@ use crate::plan::{OptimizerKind, PlanError, TrainPlan};
 pub struct Megatron {
     /// `virtual_pipeline_model_parallel_size`: chunks of layers a pipeline rank holds (the interleaved schedule).
     pub virtual_pipeline: u64,
+    /// Which layers go to which stage.
+    pub split: PipelineSplit,
+    /// `mtp_num_layers`: layers of multi-token prediction behind the last.
+    pub mtp_layers: u64,
     /// `use_distributed_optimizer`: states are shared by the data-parallel ranks.
     pub distributed_optimizer: bool,
     /// The type gradients are summed and reduced in (`accumulate_allreduce_grads_in_fp32`).
@@ -20,6 +30,8 @@ pub struct Megatron {
     pub overlap_grad_reduce: bool,
     /// `use_precision_aware_optimizer`: the types of the states.
     pub precision_aware: Option<PrecisionAware>,
+    /// `optimizer_cpu_offload` with `optimizer_offload_fraction`, in hundredths: so many of the states are on the host.
+    pub optimizer_cpu_offload_percent: u64,
     /// `gradient_accumulation_fusion`: weight gradients are added to the main gradients by the product itself.
     pub gradient_accumulation_fusion: bool,
     /// What is computed again in backward.
@@ -28,8 +40,13 @@ pub struct Megatron {
     pub cross_entropy: CrossEntropy,
     /// `make_vocab_size_divisible_by`.
     pub make_vocab_size_divisible_by: u64,
+    /// `cp_comm_type`: how context-parallel ranks exchange.
+    pub cp_comm: ContextExchange,
     /// Mixtures of experts.
     pub moe: Experts,
+    /// Products in fp8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fp8: Option<Fp8>,
     /// The minor version of Megatron-Core 0: before 0.13 probabilities of experts are applied when tokens come back, before
     /// 0.14 the output layer makes a gradient of its weight that is thrown away.
     pub core: u32,
@@ -43,15 +60,20 @@ impl Default for Megatron {
     fn default() -> Self {
         Self {
             virtual_pipeline: 1,
+            split: PipelineSplit::Even,
+            mtp_layers: 0,
             distributed_optimizer: true,
             main_gradients: DType::F32,
             overlap_grad_reduce: false,
             precision_aware: None,
+            optimizer_cpu_offload_percent: 0,
             gradient_accumulation_fusion: true,
             recompute: Recompute::None,
             cross_entropy: CrossEntropy::Unfused,
             make_vocab_size_divisible_by: 128,
+            cp_comm: ContextExchange::P2p,
             moe: Experts::default(),
+            fp8: None,
             core: 14,
             transformer_engine: 13,
             torch: 11,
@@ -115,6 +137,17 @@ pub enum RecomputeModule {
     MlaUpProj,
 }
 
+/// How context-parallel ranks exchange.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContextExchange {
+    /// A ring of keys and values, Megatron's default.
+    #[default]
+    P2p,
+    /// All-to-all: from parts of the sequence to parts of the heads.
+    A2a,
+}
+
 /// Who computes the loss.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -137,6 +170,19 @@ pub struct Experts {
     pub router_fp32: bool,
     /// `moe_shared_expert_overlap`.
     pub shared_expert_overlap: bool,
+    /// `moe_token_dispatcher_type`, and the backend of the flexible one.
+    pub dispatcher: Dispatcher,
+}
+
+/// Who brings tokens to their experts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dispatcher {
+    /// `alltoall`: permuted here, exchanged, sorted there.
+    #[default]
+    Alltoall,
+    /// `flex` with HybridEP: one kernel permutes and exchanges, through buffers of its own outside torch.
+    Hybridep,
 }
 
 impl Megatron {
@@ -175,8 +221,6 @@ impl Megatron {
                     hint: "set pp to 2 or more".into(),
                 });
             }
-            let chunks = mesh.pp.saturating_mul(self.virtual_pipeline);
-            divides("pp x virtual_pipeline", chunks, "layers", sizes.layers)?;
             let micro = u64::from(plan.gradient_accumulation);
             if micro % mesh.pp != 0 {
                 return Err(PlanError::Conflict {
@@ -185,6 +229,7 @@ impl Megatron {
                 });
             }
         }
+        self.check_split(mesh, sizes)?;
         if plan.weights == DType::F16 && self.main_gradients != DType::F32 {
             return unsupported("fp16 main gradients", "main_gradients fp32");
         }
@@ -208,12 +253,54 @@ impl Megatron {
                 expected: "at least 1".into(),
             });
         }
+        if let Some(fp8) = &self.fp8 {
+            fp8.check(plan)?;
+        }
+        if self.cp_comm == ContextExchange::A2a {
+            let heads = sizes.kv_heads.map(|heads| (heads / mesh.tp.max(1)).max(1));
+            divides("cp (a2a)", mesh.cp, "key and value heads of a tensor-parallel rank", heads)?;
+        }
         self.check_recompute(mesh, sizes)?;
         self.check_rest(plan)
     }
 
+    fn check_split(&self, mesh: &Mesh, sizes: &ModelSizes) -> Result<(), PlanError> {
+        if let Some(layers) = sizes.layers {
+            self.split.chunks(layers, mesh.pp, self.virtual_pipeline, self.mtp_layers)?;
+        }
+        if self.mtp_layers > 16 {
+            return Err(PlanError::BadValue {
+                key: "mtp_layers".into(),
+                value: self.mtp_layers.to_string(),
+                expected: "up to 16".into(),
+            });
+        }
+        let ends = |fp8: &Fp8| fp8.layers_at_start_in_bf16 + fp8.layers_at_end_in_bf16 > 0;
+        if self.mtp_layers > 0 && self.fp8.as_ref().is_some_and(ends) {
+            return Err(PlanError::Unsupported {
+                what: "multi-token prediction with fp8 that leaves layers in bf16".into(),
+                hint: "put all layers into fp8, or none".into(),
+            });
+        }
+        if self.optimizer_cpu_offload_percent > 100 {
+            return Err(PlanError::BadValue {
+                key: "optimizer_cpu_offload_percent".into(),
+                value: self.optimizer_cpu_offload_percent.to_string(),
+                expected: "up to 100".into(),
+            });
+        }
+        if self.optimizer_cpu_offload_percent > 0 && !self.distributed_optimizer {
+            return Err(PlanError::Conflict {
+                what: "optimizer_cpu_offload without the distributed optimizer".into(),
+                hint: "set distributed_optimizer".into(),
+            });
+        }
+        Ok(())
+    }
+
     fn check_recompute(&self, mesh: &Mesh, sizes: &ModelSizes) -> Result<(), PlanError> {
-        let stage = sizes.layers.map(|layers| layers / mesh.pp.max(1) / self.virtual_pipeline.max(1));
+        let chunks = |layers| self.split.chunks(layers, mesh.pp, self.virtual_pipeline, self.mtp_layers).ok();
+        let stage = sizes.layers.and_then(chunks).and_then(|chunks| chunks.into_iter().max());
         match (&self.recompute, stage) {
             (Recompute::Uniform(0), _) => Err(PlanError::BadValue {
                 key: "recompute.uniform".into(),

@@ -35,6 +35,28 @@ impl Default for Mesh {
     }
 }
 
+/// The cards along one axis, among which a process talks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Group {
+    /// As a report names it.
+    pub name: &'static str,
+    /// How many there are.
+    pub ranks: u64,
+    /// Who talks to whom.
+    pub traffic: Traffic,
+}
+
+/// Who talks to whom in a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Traffic {
+    /// Gathers, scatters and sums, which go round.
+    Ring,
+    /// Sends to the next and receives from the one before.
+    Neighbours,
+    /// Each sends each its part (all-to-all).
+    Everyone,
+}
+
 /// The sizes of a model that an axis must divide; absent ones are not checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ModelSizes {
@@ -113,18 +135,19 @@ impl Mesh {
         [(self.tp, "tp"), (self.sp, "sp"), (self.cp, "cp"), (self.ep, "ep"), (self.pp, "pp")]
     }
 
-    /// NCCL's groups that a process is in, one for each axis along which there is someone else, as a report names them.
-    pub fn groups(&self) -> Vec<&'static str> {
+    /// NCCL's groups that a process is in, one for each axis along which there is someone else.
+    pub fn groups(&self) -> Vec<Group> {
         let named = [
-            (self.dp_replicate, "NCCL of the replicas"),
-            (self.dp_shard, "NCCL of data parallel"),
-            (self.tp, "NCCL of tensor parallel"),
-            (self.sp, "NCCL of sequence parallel"),
-            (self.cp, "NCCL of context parallel"),
-            (self.pp, "NCCL of the pipeline"),
-            (self.ep, "NCCL of expert parallel"),
+            (self.dp_replicate, "NCCL of the replicas", Traffic::Ring),
+            (self.dp_shard, "NCCL of data parallel", Traffic::Ring),
+            (self.tp, "NCCL of tensor parallel", Traffic::Ring),
+            (self.sp, "NCCL of sequence parallel", Traffic::Everyone),
+            (self.cp, "NCCL of context parallel", Traffic::Neighbours),
+            (self.pp, "NCCL of the pipeline", Traffic::Neighbours),
+            (self.ep, "NCCL of expert parallel", Traffic::Everyone),
         ];
-        named.into_iter().filter(|(size, _)| *size > 1).map(|(_, name)| name).collect()
+        let used = named.into_iter().filter(|(ranks, _, _)| *ranks > 1);
+        used.map(|(ranks, name, traffic)| Group { name, ranks, traffic }).collect()
     }
 
     /// Whether the axes multiply out to a world, with the nearest data-parallel size when not.

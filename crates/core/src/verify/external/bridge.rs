@@ -1,4 +1,5 @@
-//! Megatron-Bridge's published peaks: decimal GB of rank 0.
+//! Megatron-Bridge's published peaks: decimal GB, mostly of rank 0. What a row does not say is what the recipe of that model
+//! and card count says (src/megatron/bridge/{recipes,perf_recipes}/*/h100 at 067f987d).
 
 use serde_json::{Value, json};
 
@@ -6,9 +7,12 @@ use super::{ExternalRow, number};
 use crate::dtype::DType;
 use crate::memory::megatron;
 use crate::model::Model;
-use crate::plan::parallel::megatron::{CrossEntropy, Experts, Megatron, PrecisionAware, Recompute, RecomputeModule};
+use crate::plan::parallel::megatron::{
+    CrossEntropy, Dispatcher, Experts, Fp8, Fp8Recipe, Megatron, PrecisionAware, Recompute, RecomputeModule,
+};
 use crate::plan::parallel::{Engine, Mesh, Parallel};
-use crate::plan::{Batch, Gpus, TrainPlan};
+use crate::plan::{AllocatorOptions, Batch, Gpus, TrainPlan};
+use crate::source::catalogue;
 
 /// A row of megatron_bridge.json.
 pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
@@ -25,7 +29,11 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
     let simulated = plan(row).and_then(|(model, plan)| megatron::ranks(&model, &plan).map_err(|e| e.to_string()));
     match (simulated, number(&row["measured_bytes"])) {
         (Ok(ranks), Some(measured)) => {
-            let predicted = ranks.first().map_or(0, |rank| rank.simulation.replay.peak_allocated());
+            // Where no rank is named it is the worst.
+            let named =
+                row["metric"].as_str().is_some_and(|metric| metric.contains("rank-0") || metric.contains("rank 0"));
+            let peaks = ranks.iter().map(|rank| rank.simulation.replay.peak_allocated());
+            let predicted = peaks.take(if named { 1 } else { usize::MAX }).max().unwrap_or(0);
             vec![ExternalRow::Scored { row: label, quantity: "allocated", predicted, measured }]
         }
         (Err(why), _) => skip(&why),
@@ -35,59 +43,66 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
 
 /// Why a row cannot be simulated.
 fn beyond(row: &Value, model: &str) -> Option<&'static str> {
-    let text = |key: &str| row[key].as_str().unwrap_or_default();
     if model.contains("Nemotron") {
         return Some("hybrid Mamba layers under Megatron are not simulated");
     }
-    if text("precision").contains("FP8") {
-        return Some("fp8 under Megatron is not simulated");
-    }
-    if text("task").contains("LoRA") {
-        return Some("LoRA under Megatron is not simulated, and its rank and batch are not published");
-    }
-    if text("dispatcher").contains("HybridEP") {
-        return Some("the HybridEP dispatcher and CUDA graphs are not simulated");
-    }
-    if row["optimizer_cpu_offload_fraction"].is_number() || row["seq_len"].is_null() {
-        return Some("its sequence length is not published");
-    }
-    row["architecture"]["kv_lora_rank"].is_null().then_some("its architecture is not published")
+    let lora = row["task"].as_str().is_some_and(|task| task.contains("LoRA"));
+    lora.then_some("LoRA under Megatron is not simulated, and its rank and batch are not published")
 }
 
-fn plan(row: &Value) -> Result<(Model, TrainPlan), String> {
-    let get = |key: &str| number(&row[key]).ok_or(format!("{key} is missing"));
+fn model(row: &Value) -> Result<Model, String> {
     let shape = &row["architecture"];
     let size = |key: &str| number(&shape[key]).ok_or(format!("architecture.{key} is missing"));
-    let config = json!({
-        "model_type": "deepseek_v3",
-        "architectures": ["DeepseekV3ForCausalLM"],
+    let latent = !shape["kv_lora_rank"].is_null();
+    if shape.is_null() {
+        let name = row["model"].as_str().unwrap_or_default();
+        let entry = catalogue::find(name).ok_or(format!("the architecture of {name} is not known"))?;
+        return Model::new(entry.config, None).map_err(|e| e.to_string());
+    }
+    let mut config = json!({
+        "model_type": if latent { "deepseek_v3" } else { "llama" },
+        "architectures": [if latent { "DeepseekV3ForCausalLM" } else { "LlamaForCausalLM" }],
         "hidden_size": size("hidden_size")?,
         "num_hidden_layers": size("num_layers")?,
         "num_attention_heads": size("num_attention_heads")?,
-        "num_key_value_heads": size("num_attention_heads")?,
-        "q_lora_rank": shape["q_lora_rank"],
-        "kv_lora_rank": size("kv_lora_rank")?,
-        "qk_nope_head_dim": size("qk_head_dim")?,
-        "qk_rope_head_dim": size("qk_pos_emb_head_dim")?,
-        "v_head_dim": size("v_head_dim")?,
+        "num_key_value_heads": number(&shape["num_kv_heads"]).map_or_else(|| size("num_attention_heads"), Ok)?,
         "intermediate_size": size("ffn_hidden_size")?,
-        "moe_intermediate_size": size("moe_ffn_hidden_size")?,
-        "n_routed_experts": size("num_experts")?,
-        "num_experts_per_tok": size("topk")?,
-        "n_shared_experts": size("num_shared_experts")?,
-        "first_k_dense_replace": size("dense_layers")?,
-        "n_group": 1,
-        "topk_group": 1,
         "vocab_size": size("vocab_size")?,
         "tie_word_embeddings": shape["tied_embeddings"] == true,
     });
-    let model = Model::new(config, None).map_err(|e| e.to_string())?;
+    if let Some(fields) = config.as_object_mut().filter(|_| latent) {
+        for (key, from) in [
+            ("kv_lora_rank", "kv_lora_rank"),
+            ("qk_nope_head_dim", "qk_head_dim"),
+            ("qk_rope_head_dim", "qk_pos_emb_head_dim"),
+            ("v_head_dim", "v_head_dim"),
+            ("moe_intermediate_size", "moe_ffn_hidden_size"),
+            ("n_routed_experts", "num_experts"),
+            ("num_experts_per_tok", "topk"),
+            ("n_shared_experts", "num_shared_experts"),
+            ("first_k_dense_replace", "dense_layers"),
+        ] {
+            fields.insert(key.into(), json!(size(from)?));
+        }
+        fields.insert("q_lora_rank".into(), shape["q_lora_rank"].clone());
+        fields.insert("n_group".into(), json!(1));
+        fields.insert("topk_group".into(), json!(1));
+    }
+    Model::new(config, None).map_err(|e| e.to_string())
+}
+
+fn options(row: &Value) -> Result<Megatron, String> {
+    let text = |key: &str| row[key].as_str().unwrap_or_default();
     let modules = row["recompute_modules"].as_array().cloned().unwrap_or_default();
     let modules: Result<Vec<RecomputeModule>, _> = modules.into_iter().map(serde_json::from_value).collect();
-    let aware = row["optimizer"].as_str().is_some_and(|text| text.contains("precision-aware"));
-    let options = Megatron {
-        main_gradients: DType::BF16,
-        overlap_grad_reduce: row["overlap_grad_reduce"] == true,
+    let aware = text("optimizer").contains("precision-aware");
+    // The recipe for few cards of Qwen3's mixture recomputes every layer and sums gradients in fp32.
+    let offload = row["optimizer_cpu_offload_fraction"].as_f64();
+    let small = row.get("optimizer_cpu_offload_fraction").is_some();
+    Ok(Megatron {
+        virtual_pipeline: number(&row["vp"]).unwrap_or(1),
+        main_gradients: if small { DType::F32 } else { DType::BF16 },
+        overlap_grad_reduce: row["overlap_grad_reduce"] == true || text("dispatcher").contains("HybridEP") || small,
         precision_aware: aware.then_some(PrecisionAware {
             exp_avg: DType::BF16,
             exp_avg_sq: DType::BF16,
@@ -95,34 +110,62 @@ fn plan(row: &Value) -> Result<(Model, TrainPlan), String> {
             // Bridge's mixed precision names a recipe by default.
             fp8_recipe: true,
         }),
-        recompute: Recompute::Selective(modules.map_err(|e| e.to_string())?),
+        optimizer_cpu_offload_percent: offload.map_or(0, |share| (share * 100.0).round() as u64),
+        recompute: match small {
+            true => Recompute::Uniform(1),
+            false => Recompute::Selective(modules.map_err(|e| e.to_string())?),
+        },
         cross_entropy: CrossEntropy::Te,
         moe: Experts {
             shared_expert_overlap: row["moe"]["shared_expert_overlap"] == true,
             router_fp32: true,
+            dispatcher: match text("dispatcher").contains("HybridEP") {
+                true => Dispatcher::Hybridep,
+                false => Dispatcher::Alltoall,
+            },
             ..Experts::default()
         },
+        fp8: text("precision").contains("FP8 current").then_some(Fp8 {
+            recipe: Fp8Recipe::Tensorwise,
+            param_gather: true,
+            ..Fp8::default()
+        }),
         transformer_engine: 17,
         ..Megatron::default()
-    };
+    })
+}
+
+/// What a row ran.
+pub fn plan(row: &Value) -> Result<(Model, TrainPlan), String> {
+    let get = |key: &str| number(&row[key]).ok_or(format!("{key} is missing"));
+    let or_one = |key: &str| number(&row[key]).unwrap_or(1).max(1);
+    let options = options(row)?;
+    let (tp, pp, cp) = (or_one("tp"), or_one("pp"), or_one("cp"));
+    // "2 nodes of H100 80GB (16 GPUs if nodes are 8-way)".
+    let dp = number(&row["dp"]).unwrap_or(16 / (tp * pp * cp).min(16));
     let mesh = Mesh {
-        dp_shard: get("dp")?,
-        tp: get("tp")?,
-        sequence_parallel: row["sequence_parallel"] == true,
-        cp: get("cp")?,
-        ep: get("ep")?,
-        etp: Some(get("etp")?),
-        pp: get("pp")?,
+        dp_shard: dp,
+        tp,
+        sequence_parallel: tp > 1,
+        cp,
+        ep: or_one("ep"),
+        etp: number(&row["ep"]).map(|_| or_one("etp")),
+        pp,
         ..Mesh::default()
     };
     let micro = get("micro_batch_size")?;
-    let accumulation = get("global_batch_size")? / micro.max(1) / get("dp")?.max(1);
+    let accumulation = get("global_batch_size")? / micro.max(1) / dp.max(1);
     let plan = TrainPlan {
-        batch: Batch { batch_size: micro, seq_len: get("seq_len")?, ..Batch::default() },
+        // The recipes' sequence where a row has none.
+        batch: Batch { batch_size: micro, seq_len: number(&row["seq_len"]).unwrap_or(4096), ..Batch::default() },
         gradient_accumulation: u32::try_from(accumulation).unwrap_or(1).max(1),
         parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), communicators: 1, no_sync: false }),
         gpu: Gpus::embedded().find("H100").map_err(|e| e.to_string())?,
+        allocator: AllocatorOptions {
+            expandable_segments: row["outcome"].as_str().is_some_and(|text| text.contains("expandable_segments")),
+            ..AllocatorOptions::default()
+        },
         ..TrainPlan::default()
     };
-    Ok((model, plan))
+    Ok((model(row)?, plan))
 }

@@ -1,6 +1,6 @@
 //! Public logs of serving engines against our budgets, and published training runs against our simulation.
 
-mod bridge;
+pub mod bridge;
 mod llama_cpp;
 mod names;
 pub mod simumax;

@@ -3,9 +3,10 @@
 use serde_json::{Value, json};
 
 use super::{ExternalRow, number};
+use crate::dtype::DType;
 use crate::memory::megatron;
 use crate::model::Model;
-use crate::plan::parallel::megatron::{CrossEntropy, Experts, Megatron};
+use crate::plan::parallel::megatron::{ContextExchange, CrossEntropy, Experts, Fp8, Megatron, Recompute};
 use crate::plan::parallel::{Engine, Mesh, Parallel};
 use crate::plan::{AllocatorOptions, Batch, Gpus, TrainPlan};
 
@@ -61,10 +62,22 @@ pub fn plan(row: &Value, gpu: &str) -> Result<(Model, TrainPlan), String> {
     let get = |key: &str| number(&row[key]).ok_or(format!("{key} is missing"));
     let model = Model::new(config(&row["architecture"], row)?, None).map_err(|e| e.to_string())?;
     let moe = &row["moe"];
+    let cp_comm = match row["cp_comm_type"].as_str() {
+        None | Some("a2a") => ContextExchange::A2a,
+        Some("p2p") => ContextExchange::P2p,
+        Some(exchange) => return Err(format!("context parallel by {exchange} is not simulated")),
+    };
+    if let Some(dispatcher) = moe["token_dispatcher"].as_str().filter(|dispatcher| *dispatcher != "alltoall") {
+        return Err(format!("the {dispatcher} dispatcher is not simulated"));
+    }
     let capacity = moe["expert_capacity_factor"].as_f64().filter(|_| moe["pad_expert_input_to_capacity"] == true);
     let options = Megatron {
         virtual_pipeline: get("vp")?,
+        cp_comm,
         distributed_optimizer: row["distributed_optimizer"] == true,
+        main_gradients: if row["grad_accum_dtype"] == "bf16" { DType::BF16 } else { DType::F32 },
+        recompute: recompute(row["recompute"].as_str().unwrap_or_default()),
+        fp8: (row["fp8"] == true).then(Fp8::default),
         cross_entropy: match row["cross_entropy_fusion"].as_str() {
             Some(fusion) if fusion.starts_with("te") => CrossEntropy::Te,
             _ => CrossEntropy::Unfused,
@@ -98,14 +111,32 @@ pub fn plan(row: &Value, gpu: &str) -> Result<(Model, TrainPlan), String> {
     Ok((model, plan))
 }
 
+/// What the arguments of a launcher say, as `--recompute-method block --recompute-num-layers 0`.
+fn recompute(arguments: &str) -> Recompute {
+    let mut words = arguments.split(|c: char| c.is_whitespace() || "()".contains(c));
+    let layers = words.by_ref().find(|word| *word == "--recompute-num-layers").and_then(|_| words.next()?.parse().ok());
+    match layers {
+        Some(0) | None => Recompute::None,
+        Some(layers) if arguments.contains("uniform") => Recompute::Uniform(layers),
+        Some(layers) => Recompute::Block(layers),
+    }
+}
+
 /// The config of the truncated model that was run; its vocabulary is padded already.
 fn config(shape: &Value, row: &Value) -> Result<Value, String> {
     let get = |key: &str| number(&shape[key]).ok_or(format!("architecture.{key} is missing"));
     let vocabulary = number(&row["padded_vocab_size"]).ok_or("padded_vocab_size is missing")?;
     let latent = shape["attention_type"] == "mla";
+    let (kind, class) = match (latent, number(&shape["num_experts"]), shape["qk_layernorm"] == true) {
+        (true, _, _) => ("deepseek_v3", "DeepseekV3ForCausalLM"),
+        (false, Some(_), true) => ("qwen3_moe", "Qwen3MoeForCausalLM"),
+        (false, Some(_), false) => ("mixtral", "MixtralForCausalLM"),
+        (false, None, true) => ("qwen3", "Qwen3ForCausalLM"),
+        (false, None, false) => ("llama", "LlamaForCausalLM"),
+    };
     let mut config = json!({
-        "model_type": if latent { "deepseek_v3" } else { "llama" },
-        "architectures": [if latent { "DeepseekV3ForCausalLM" } else { "LlamaForCausalLM" }],
+        "model_type": kind,
+        "architectures": [class],
         "hidden_size": get("hidden_size")?,
         "num_hidden_layers": get("num_layers")?,
         "num_attention_heads": get("num_attention_heads")?,
@@ -133,8 +164,14 @@ fn config(shape: &Value, row: &Value) -> Result<Value, String> {
         fields.insert("n_shared_experts".into(), json!(shared));
         fields.insert("n_group".into(), json!(1));
         fields.insert("topk_group".into(), json!(1));
-    } else {
-        fields.insert("head_dim".into(), json!(get("head_dim")?));
+        return Ok(config);
+    }
+    fields.insert("head_dim".into(), json!(get("head_dim")?));
+    if let Some(experts) = number(&shape["num_experts"]) {
+        let width = json!(get("moe_ffn_hidden_size").or_else(|_| get("ffn_hidden_size"))?);
+        fields.insert(if kind == "mixtral" { "num_local_experts" } else { "num_experts" }.into(), json!(experts));
+        fields.insert(if kind == "mixtral" { "intermediate_size" } else { "moe_intermediate_size" }.into(), width);
+        fields.insert("num_experts_per_tok".into(), json!(get("topk")?));
     }
     Ok(config)
 }
