@@ -107,7 +107,8 @@ fn generation() {
     assert_within("ledger/h200-inference.jsonl", "infer-quant", 18, [0.05, 0.6, 1.0, 0.5]);
     // 80 families, most of them token by token.
     assert_within("ledger/replay-inference.jsonl", "infer", 110, [0.01, 0.1, 0.2, 0.1]);
-    assert_within("ledger/replay-inference.jsonl", "infer-quant", 30, [0.05, 0.3, 1.0, 0.5]);
+    // The largest is ALBERT in 4 bits, of 52 MiB: 0.7 MiB of slack in blocks.
+    assert_within("ledger/replay-inference.jsonl", "infer-quant", 30, [0.05, 0.5, 1.5, 0.5]);
 }
 
 #[test]
