@@ -37,7 +37,7 @@ pub struct Scored {
     pub model: String,
     /// What kind of run: `train`, `lora`, `infer`, ….
     pub group: String,
-    /// Whether it is close enough: peak allocated within 3 %, or predicted not to fit where it did not.
+    /// Whether it is close enough: peak allocated within 3 % (10 % for adapters, few bits and many cards), or predicted not to fit where it did not.
     pub ok: bool,
     /// Peak allocated.
     pub allocated: Measure,
