@@ -2,7 +2,8 @@
 
 use std::rc::Rc;
 
-use super::{Frames, Runner};
+use super::Runner;
+use super::variables::Frames;
 use crate::memory::autograd::Edge;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;

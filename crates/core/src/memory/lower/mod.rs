@@ -52,7 +52,7 @@ pub use lora::LoraWeights;
 pub use scales::Scales;
 
 use nested::Kept;
-use variables::Variables;
+use variables::{Frames, Variables};
 
 use super::autograd::Frame;
 use super::log::Category;
@@ -104,36 +104,6 @@ pub struct Runner {
     hands_on: bool,
     /// The model fills a cache in training too, unless it is checkpointed: `use_cache` is its default.
     caches_in_training: bool,
-}
-
-/// The variables of a run.
-struct Frames {
-    values: Variables,
-    /// What a layer's caller holds until the layer returns (attention probabilities).
-    held: Vec<Tensor>,
-    /// What the loop over layers holds until the next one returns: Falcon's blocks return their probabilities.
-    handed_on: Option<(ModuleId, Vec<Tensor>)>,
-    returned: Vec<Tensor>,
-    /// Keys and values in the cache that the output object brings along.
-    cached: Vec<Tensor>,
-    /// Modules that hooks are around of, innermost last.
-    entered: Vec<hooks::Entered>,
-    /// Modules whose inputs were gathered along the sequence, with what they were before.
-    gathered: Vec<(ModuleId, Vec<(ValueId, Tensor)>)>,
-}
-
-impl Frames {
-    fn new(values: Variables) -> Self {
-        Self {
-            values,
-            held: Vec::new(),
-            handed_on: None,
-            returned: Vec::new(),
-            cached: Vec::new(),
-            entered: Vec::new(),
-            gathered: Vec::new(),
-        }
-    }
 }
 
 impl Runner {

@@ -7,8 +7,8 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::variables::Variables;
-use super::{Frames, Runner};
+use super::Runner;
+use super::variables::{Frames, Variables};
 use crate::memory::autograd::Gradients;
 use crate::memory::autograd::{self, Edge, Leaf};
 use crate::memory::log::Category;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Frames, Runner};
+use super::Runner;
+use super::variables::Frames;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::torch::collective::RowsOutput;

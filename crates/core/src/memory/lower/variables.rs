@@ -1,10 +1,40 @@
-//! The variables of a run: what each value of a program is now.
+//! The variables of a run: what each value of a program is now, and what callers hold besides.
 
 use std::ops::{Index, IndexMut, Range};
 
 use crate::memory::tensor::Tensor;
-use crate::model::op::ValueId;
+use crate::model::op::{ModuleId, ValueId};
 use crate::model::{Program, Step};
+
+/// The variables of a run.
+pub(super) struct Frames {
+    pub(super) values: Variables,
+    /// What a layer's caller holds until the layer returns (attention probabilities).
+    pub(super) held: Vec<Tensor>,
+    /// What the loop over layers holds until the next one returns: Falcon's blocks return their probabilities.
+    pub(super) handed_on: Option<(ModuleId, Vec<Tensor>)>,
+    pub(super) returned: Vec<Tensor>,
+    /// Keys and values in the cache that the output object brings along.
+    pub(super) cached: Vec<Tensor>,
+    /// Modules that hooks are around of, innermost last.
+    pub(super) entered: Vec<super::hooks::Entered>,
+    /// Modules whose inputs were gathered along the sequence, with what they were before.
+    pub(super) gathered: Vec<(ModuleId, Vec<(ValueId, Tensor)>)>,
+}
+
+impl Frames {
+    pub(super) fn new(values: Variables) -> Self {
+        Self {
+            values,
+            held: Vec::new(),
+            handed_on: None,
+            returned: Vec::new(),
+            cached: Vec::new(),
+            entered: Vec::new(),
+            gathered: Vec::new(),
+        }
+    }
+}
 
 /// Variables of a range of steps. A layer that is run again has places for its own values only, so that the cost of a run
 /// does not grow with the square of its depth. Dropped in order of their names, like those of the whole program.
