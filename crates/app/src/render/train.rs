@@ -192,9 +192,9 @@ fn breakdown(report: &Report) -> String {
     let room = width().saturating_sub(40).clamp(10, 40);
     let mut page = format!("at the peak ({})\n", phase_name(&report.peak_phase));
     for part in &report.breakdown {
-        page += &format!("  {:<22}{:>9}  {}\n", part.name, gib(part.bytes), bar(part.bytes, whole, room));
+        page += &format!("  {:<24}{:>7}  {}\n", part.name, gib(part.bytes), bar(part.bytes, whole, room));
     }
-    page += &format!("  {:<22}{:>9}\n\n", "= process", gib(whole));
+    page += &format!("  {:<24}{:>7}\n\n", "= process", gib(whole));
     page
 }
 
