@@ -7,11 +7,9 @@ import argparse, json, os, statistics, sys, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../truth/ledger"))
 import measure, torch
-from measure import probe
 
-probe.say = lambda *event, **fields: None  # a line for every row is enough
-
-KINDS = ("peak_allocated", "peak_reserved")
+TASKS = {"train": measure.run_train, "trainer": measure.run_trainer, "infer": measure.run_infer, "deepspeed": measure.run_deepspeed}
+KINDS = (("peak_allocated", "peak"), ("peak_reserved", "peak_reserved"))
 CLOSE = 0.1  # per cent
 
 
@@ -33,17 +31,18 @@ def prepare(row):
 
 
 def rehearse(row):
-    job, error = measure.job_of(row), None
-    record = probe.Record(job, probe.CudaMeter())
+    recorder, error = measure.Recorder(), None
     try:
         prepare(row)
         torch.manual_seed(0)
-        record.meter.start()
-        measure.TASKS[job["run"]["task"]](job, job["run"], record)
+        torch.cuda.init()
+        torch.zeros(1, device="cuda")
+        model = {key: row[key] for key in ("config", "kind", "auto_class")}
+        TASKS[row["run"]["task"]](model, {**row["run"], "id": row["id"]}, recorder, {})
     except BaseException as problem:
         error = type(problem).__name__ + ": " + str(problem)[:200]
-    measured = record.close()
-    return {"id": row["id"], "error": error, "phases": measured["phases"], **{key: measured[key] for key in KINDS if key in measured}}
+    peaks = {key: recorder.peak(name) for key, name in KINDS} if recorder.phases else {}
+    return {"id": row["id"], "error": error, "phases": recorder.phases, **peaks}
 
 
 class Row:
@@ -75,7 +74,7 @@ def judge(row, found):
         return "out of memory, as recorded" if good else "should not have fitted", None, not good
     if found["error"] or "peak_allocated" not in found:
         return found["error"], 100.0, True
-    off = {key: 100 * (found[key] / row["measured"][key] - 1) for key in KINDS}
+    off = {key: 100 * (found[key] / row["measured"][key] - 1) for key, _ in KINDS}
     text = "  ".join(f"{key} {value:+.4f} %" for key, value in off.items())
     if abs(off["peak_allocated"]) > CLOSE:
         text += "  depends on data: LLM.int8" if depends_on_data(row) else "  OFF"

@@ -48,6 +48,8 @@ if [ "$what" = cards ] || [ "$what" = all ]; then
     log=$folder/card-$card.log
     if "$VRAMCAST" rehearse --quiet --gpu $card -- "$python" "$here/programs/kinds.py" encoder-autocast > "$log" 2>&1; then
       echo "encoder-autocast on $card with torch $version: $(grep ^peaks "$log")"
+    elif grep -q "^does not fit" "$log"; then
+      echo "encoder-autocast on $card with torch $version: $(grep "^does not fit" "$log")"
     else
       echo "encoder-autocast on $card with torch $version: failed, see $log"
     fi
