@@ -37,7 +37,7 @@ pub struct Scored {
     pub model: String,
     /// What kind of run: `train`, `lora`, `infer`, ….
     pub group: String,
-    /// Whether it is close enough: peak allocated within 3 % (10 % for adapters, few bits and many cards), or predicted not to fit where it did not.
+    /// Whether it is close enough: peak allocated within 3 % or the row's own `residual`, or predicted not to fit where it did not.
     pub ok: bool,
     /// Peak allocated.
     pub allocated: Measure,
@@ -82,12 +82,9 @@ pub struct PhaseRow {
     pub peak_reserved: Measure,
 }
 
-/// How far off peak allocated may be, in percent: wider for adapters, few bits and many cards, where a plan leaves more open.
-fn limit(group: &str) -> f64 {
-    match group {
-        "train" | "trainer" | "liger" | "infer" => 3.0,
-        _ => 10.0,
-    }
+/// How far off peak allocated may be, in percent; further where the row names what is left unexplained of it.
+fn limit(row: &Value) -> f64 {
+    row["residual"]["percent"].as_f64().map_or(3.0, |known| known.abs().max(3.0))
 }
 
 /// Why a row says nothing about a prediction.
@@ -158,7 +155,7 @@ pub fn compare(row: &Value, simulation: &Simulation, gpu: &Gpu) -> Scored {
         }
         return scored;
     }
-    scored.ok = scored.allocated.error().is_some_and(|error| error.abs() <= limit(&scored.group));
+    scored.ok = scored.allocated.error().is_some_and(|error| error.abs() <= limit(row));
     for phase in measured["phases"].as_array().into_iter().flatten() {
         let name = phase["phase"].as_str().unwrap_or_default();
         let Some(ours) = log.phases.iter().position(|known| known == name).and_then(|at| replay.phases.get(at)) else {
