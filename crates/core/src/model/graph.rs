@@ -10,6 +10,7 @@ use std::rc::Rc;
 
 use super::error::ModelError;
 use super::inputs::Inputs;
+use super::names::Names;
 use super::op::{Buffer, CacheKind, CacheUpdate, ModuleId, Op, Parameter, ParameterId, Role, ValueId};
 use super::program::{Module, ModuleKind, Program, Step};
 use super::shape::Shape;
@@ -60,8 +61,9 @@ pub struct Graph {
     aliases: Vec<(String, ParameterId)>,
     buffers: Vec<Buffer>,
     modules: Vec<Module>,
-    parameter_names: BTreeMap<String, ParameterId>,
-    leaf_paths: BTreeMap<String, ModuleId>,
+    parameter_names: Names,
+    second_names: BTreeMap<String, ParameterId>,
+    leaf_paths: Names,
     path: String,
     stack: Vec<ModuleId>,
     caches_in_training: bool,
@@ -83,8 +85,9 @@ impl Graph {
             aliases: Vec::new(),
             buffers: Vec::new(),
             modules,
-            parameter_names: BTreeMap::new(),
-            leaf_paths: BTreeMap::new(),
+            parameter_names: Names::default(),
+            second_names: BTreeMap::new(),
+            leaf_paths: Names::default(),
             path: String::new(),
             stack: vec![ModuleId(0)],
             caches_in_training: false,
@@ -151,12 +154,11 @@ impl Graph {
     pub(super) fn leaf(&mut self, name: &str, kind: ModuleKind) -> ModuleId {
         let path = self.full(name);
         // A module called twice (a shared layer) is one module.
-        if let Some(known) = self.leaf_paths.get(&path) {
-            return *known;
+        if let Some(known) = self.leaf_paths.find(&path, |place| &self.modules[place as usize].path) {
+            return ModuleId(known);
         }
-        let id = self.add_module(path.clone(), kind);
-        self.leaf_paths.insert(path, id);
-        id
+        self.leaf_paths.insert(&path, self.modules.len() as u32);
+        self.add_module(path, kind)
     }
 
     /// The full name of something in the current module.
@@ -170,6 +172,10 @@ impl Graph {
             (false, true) => self.path.clone(),
             (false, false) => [self.path.as_str(), name].join("."),
         }
+    }
+
+    fn full_of(&self, module: &str, name: &str) -> String {
+        if self.path.is_empty() { [module, name].join(".") } else { [self.path.as_str(), module, name].join(".") }
     }
 
     /// What runs inside keeps nothing for a backward pass (`torch.no_grad`).
@@ -204,6 +210,18 @@ impl Graph {
         self.declare(full, shape.into(), role)
     }
 
+    /// Declares a parameter of a child of the current module.
+    pub(super) fn parameter_of(
+        &mut self,
+        module: &str,
+        name: &str,
+        shape: impl Into<Shape>,
+        role: Role,
+    ) -> ParameterId {
+        let full = self.full_of(module, name);
+        self.declare(full, shape.into(), role)
+    }
+
     pub(super) fn declare(&mut self, name: String, shape: Shape, role: Role) -> ParameterId {
         if let Some(known) = self.find(&name) {
             if self.parameters[known.0 as usize].shape != shape {
@@ -214,21 +232,22 @@ impl Graph {
         crate::work::record();
         self.check_size(&name, &[shape]);
         let id = ParameterId(self.parameters.len() as u32);
-        self.parameter_names.insert(name.clone(), id);
+        self.parameter_names.insert(&name, id.0);
         self.parameters.push(Parameter { name, shape, role });
         id
     }
 
     /// A parameter by its full name, also through an alias.
     pub fn find(&self, name: &str) -> Option<ParameterId> {
-        self.parameter_names.get(name).copied()
+        let own = self.parameter_names.find(name, |place| &self.parameters[place as usize].name);
+        own.map(ParameterId).or_else(|| self.second_names.get(name).copied())
     }
 
     /// A second name for a parameter (tied weights), relative to the current module.
     pub fn alias(&mut self, name: &str, parameter: ParameterId) {
         let full = self.full(name);
         if self.find(&full).is_none() {
-            self.parameter_names.insert(full.clone(), parameter);
+            self.second_names.insert(full.clone(), parameter);
             self.aliases.push((full, parameter));
         }
     }

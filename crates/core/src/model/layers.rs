@@ -12,7 +12,7 @@ const POSITION_TABLES: [&str; 3] = ["wpe", "embed_positions", "position_embeddin
 impl Graph {
     /// `nn.Embedding`.
     pub fn embedding(&mut self, name: &str, ids: &Value, rows: u64, width: u64) -> Value {
-        let weight = self.parameter(&format!("{name}.weight"), [rows, width], Role::Embedding);
+        let weight = self.parameter_of(name, "weight", [rows, width], Role::Embedding);
         self.embedding_with(name, weight, ids, rows, width)
     }
 
@@ -36,14 +36,18 @@ impl Graph {
 
     /// `nn.Linear`.
     pub fn linear(&mut self, name: &str, x: &Value, outputs: u64, bias: bool) -> Value {
-        let weight = self.parameter(&format!("{name}.weight"), [outputs, x.size(-1)], Role::Linear);
-        self.linear_with(name, weight, x, outputs, bias)
+        let weight = self.parameter_of(name, "weight", [outputs, x.size(-1)], Role::Linear);
+        self.linear_on(name, weight, x, outputs, bias)
     }
 
     /// `nn.Linear` over a matrix that another module owns (a tied head).
     pub fn linear_with(&mut self, name: &str, weight: ParameterId, x: &Value, outputs: u64, bias: bool) -> Value {
         self.alias(&format!("{name}.weight"), weight);
-        let bias = bias.then(|| self.parameter(&format!("{name}.bias"), [outputs], Role::Bias));
+        self.linear_on(name, weight, x, outputs, bias)
+    }
+
+    fn linear_on(&mut self, name: &str, weight: ParameterId, x: &Value, outputs: u64, bias: bool) -> Value {
+        let bias = bias.then(|| self.parameter_of(name, "bias", [outputs], Role::Bias));
         let module = self.leaf(name, ModuleKind::Linear { inputs: x.size(-1), outputs });
         self.attach(module, &[Some(weight), bias]);
         let op = Op::Linear { weight, bias, layout: LinearLayout::OutIn };
@@ -52,8 +56,8 @@ impl Graph {
 
     /// GPT-2's `Conv1D`: a linear whose matrix is `[in, out]`, always with a bias.
     pub fn conv1d_linear(&mut self, name: &str, x: &Value, outputs: u64) -> Value {
-        let weight = self.parameter(&format!("{name}.weight"), [x.size(-1), outputs], Role::Linear);
-        let bias = Some(self.parameter(&format!("{name}.bias"), [outputs], Role::Bias));
+        let weight = self.parameter_of(name, "weight", [x.size(-1), outputs], Role::Linear);
+        let bias = Some(self.parameter_of(name, "bias", [outputs], Role::Bias));
         let module = self.leaf(name, ModuleKind::Conv1d { inputs: x.size(-1), outputs });
         self.attach(module, &[Some(weight), bias]);
         let op = Op::Linear { weight, bias, layout: LinearLayout::InOut };
@@ -73,8 +77,8 @@ impl Graph {
     /// A norm whose weight has a shape of its own (Cohere's per-head norm).
     pub fn norm_shaped(&mut self, name: &str, inputs: &[&Value], kind: Norm, bias: bool, shape: Shape) -> Value {
         let bare = matches!(kind, Norm::RmsBare | Norm::LayerBare | Norm::LayerPlain | Norm::L2);
-        let weight = (!bare).then(|| self.parameter(&format!("{name}.weight"), shape, Role::Norm));
-        let bias = bias.then(|| self.parameter(&format!("{name}.bias"), shape, Role::Norm));
+        let weight = (!bare).then(|| self.parameter_of(name, "weight", shape, Role::Norm));
+        let bias = bias.then(|| self.parameter_of(name, "bias", shape, Role::Norm));
         let module = self.leaf(name, ModuleKind::Norm);
         self.attach(module, &[weight, bias]);
         let shape = inputs.first().map_or(Shape::from([1]), |x| x.shape());
@@ -95,8 +99,8 @@ impl Graph {
         let mut sizes =
             if spec.transposed { vec![x.size(1), outputs / groups] } else { vec![outputs, x.size(1) / groups] };
         sizes.extend_from_slice(kernel);
-        let weight = self.parameter(&format!("{name}.weight"), sizes.as_slice(), Role::Convolution);
-        let bias = bias.then(|| self.parameter(&format!("{name}.bias"), [outputs], Role::Bias));
+        let weight = self.parameter_of(name, "weight", sizes.as_slice(), Role::Convolution);
+        let bias = bias.then(|| self.parameter_of(name, "bias", [outputs], Role::Bias));
         let module = self.leaf(name, ModuleKind::Convolution);
         self.attach(module, &[Some(weight), bias]);
         let mut shape = vec![x.size(0), outputs];

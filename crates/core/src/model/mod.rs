@@ -20,6 +20,7 @@ pub mod graph;
 pub mod inputs;
 pub mod inventory;
 mod layers;
+mod names;
 pub mod op;
 pub mod program;
 mod registration;

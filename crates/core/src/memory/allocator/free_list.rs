@@ -1,5 +1,7 @@
 //! Free blocks of a pool, found by best fit: the smallest size that is large enough, its lowest address.
 
+use std::collections::VecDeque;
+
 use super::pool::{BlockId, NONE};
 
 /// Free blocks. A run frees thousands of blocks of a few sizes, so blocks of one size lie together, and a size that
@@ -24,8 +26,8 @@ struct Class {
     size: u64,
     /// Where it is in the order.
     place: u32,
-    /// The lowest address last.
-    blocks: Vec<(u64, BlockId)>,
+    /// The lowest address first. What is freed mostly lies beyond all others of its size, on either side.
+    blocks: VecDeque<(u64, BlockId)>,
 }
 
 impl Default for FreeList {
@@ -41,7 +43,7 @@ impl FreeList {
     /// Takes the block that fits best, unless `refuses` its size.
     pub(super) fn take(&mut self, size: u64, refuses: impl Fn(u64) -> bool) -> Option<BlockId> {
         let class = self.best_fit(size).filter(|class| !refuses(self.classes[*class].size))?;
-        let taken = self.classes[class].blocks.pop().map_or(NONE, |(_, id)| id);
+        let taken = self.classes[class].blocks.pop_front().map_or(NONE, |(_, id)| id);
         self.ran_out(class);
         Some(taken)
     }
@@ -53,14 +55,13 @@ impl FreeList {
         better: impl Fn(BlockId, BlockId) -> bool,
     ) -> Option<BlockId> {
         let class = |place: usize| self.order[place].1 as usize;
-        let last = |place: usize| (place, self.classes[class(place)].blocks.len() - 1);
-        let next = |(place, index): (usize, usize)| match index {
-            0 => self.filled.next(place + 1).map(last),
-            _ => Some((place, index - 1)),
+        let next = |(place, index): (usize, usize)| match self.classes[class(place)].blocks.len() - index {
+            1 => self.filled.next(place + 1).map(|place| (place, 0)),
+            _ => Some((place, index + 1)),
         };
         let id = |(place, index): (usize, usize)| self.classes[class(place)].blocks[index].1;
         let from = self.order.partition_point(|(known, _)| *known < size);
-        let mut best = last(self.filled.next(from)?);
+        let mut best = (self.filled.next(from)?, 0);
         while let Some(other) = next(best).filter(|other| better(id(best), id(*other))) {
             best = other;
         }
@@ -98,13 +99,13 @@ impl FreeList {
             self.empty -= 1;
             self.filled.set(*place as usize, true);
         }
-        insert_descending(blocks, (address, id));
+        insert_ascending(blocks, (address, id));
     }
 
     fn new_class(&mut self, size: u64) -> usize {
         let class = self.classes.len();
         let at = self.order.partition_point(|(known, _)| *known < size);
-        self.classes.push(Class { size, place: at as u32, blocks: Vec::new() });
+        self.classes.push(Class { size, place: at as u32, blocks: VecDeque::new() });
         self.order.insert(at, (size, class as ClassId));
         self.filled.insert(at);
         for (_, later) in &self.order[at + 1..] {
@@ -117,8 +118,7 @@ impl FreeList {
     pub(super) fn remove(&mut self, size: u64, address: u64) {
         let Some(class) = self.class(size) else { return };
         let blocks = &mut self.classes[class].blocks;
-        let place = blocks.partition_point(|(known, _)| *known > address);
-        if blocks.get(place).is_some_and(|(known, _)| *known == address) {
+        if let Ok(place) = blocks.binary_search_by_key(&address, |(known, _)| *known) {
             blocks.remove(place);
             self.ran_out(class);
         }
@@ -150,8 +150,11 @@ impl FreeList {
 
     /// Takes out all blocks of which `gone` is true.
     pub(super) fn remove_where(&mut self, gone: impl Fn(BlockId) -> bool) -> Vec<BlockId> {
-        let blocks = self.classes.iter_mut().flat_map(|class| class.blocks.extract_if(.., |(_, id)| gone(*id)));
-        let removed = blocks.map(|(_, id)| id).collect();
+        let mut removed = Vec::new();
+        for class in &mut self.classes {
+            removed.extend(class.blocks.iter().map(|(_, id)| *id).filter(|id| gone(*id)));
+            class.blocks.retain(|(_, id)| !gone(*id));
+        }
         self.forget_empty();
         removed
     }
@@ -205,20 +208,14 @@ fn slot(size: u64) -> usize {
     (size.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize
 }
 
-/// Most blocks belong near the end: a few steps from there cost less than halving the list and moving its rest.
-fn insert_descending(blocks: &mut Vec<(u64, BlockId)>, block: (u64, BlockId)) {
-    const NEAR: usize = 16;
-    let mut place = blocks.len();
-    blocks.push(block);
-    let near = place.saturating_sub(NEAR);
-    while place > near && blocks[place - 1].0 < block.0 {
-        blocks[place] = blocks[place - 1];
-        place -= 1;
-    }
-    blocks[place] = block;
-    if place == near && near > 0 {
-        let target = blocks[..near].partition_point(|(known, _)| *known > block.0);
-        blocks[target..=near].rotate_right(1);
+fn insert_ascending(blocks: &mut VecDeque<(u64, BlockId)>, block: (u64, BlockId)) {
+    match (blocks.front(), blocks.back()) {
+        (Some(lowest), _) if block.0 < lowest.0 => blocks.push_front(block),
+        (_, Some(highest)) if block.0 < highest.0 => {
+            let place = blocks.partition_point(|(known, _)| *known < block.0);
+            blocks.insert(place, block);
+        }
+        _ => blocks.push_back(block),
     }
 }
 

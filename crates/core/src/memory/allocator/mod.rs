@@ -12,7 +12,7 @@ mod pool;
 use addresses::AddressSpace;
 use pool::{BlockId, NONE, Pool};
 
-use super::log::{Event, Log, StorageId, Stream};
+use super::log::{Event, Log, StorageId, StorageInfo, Stream};
 use crate::plan::AllocatorOptions;
 
 /// What a phase did to memory, in bytes.
@@ -75,16 +75,15 @@ struct Allocator {
     space: AddressSpace,
 }
 
-/// The block of a storage.
+/// A storage, as far as the allocator knows it: it lives once in every step.
 #[derive(Clone, Copy)]
 struct Owner {
     bytes: u64,
+    /// Rounded up.
+    size: u64,
     pool: u32,
     block: BlockId,
 }
-
-/// A storage without a block.
-const NOTHING: Owner = Owner { bytes: 0, pool: 0, block: NONE };
 
 /// Replays a log; `capacity` is what the card has left for the allocator.
 pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Replay {
@@ -92,13 +91,14 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         options,
         pools: Vec::new(),
         streams: Vec::new(),
-        owners: vec![NOTHING; log.storages.len()],
+        owners: Vec::with_capacity(log.storages.len()),
         allocated: 0,
         reserved: 0,
         requested: 0,
         capacity,
         space: AddressSpace::new(options.addresses),
     };
+    log.storages.iter().for_each(|storage| allocator.know(storage));
     let mut run = Run::default();
     run.events(&mut allocator, log);
     run.result.phases.extend(run.phase.map(|phase| allocator.close(phase)));
@@ -124,8 +124,7 @@ impl Run {
         for (index, event) in counted.iter().enumerate() {
             match *event {
                 Event::Allocate(id) => {
-                    let info = &log.storages[id.0 as usize];
-                    if !allocator.allocate(id, info.bytes, info.stream) {
+                    if !allocator.allocate(id) {
                         self.result.out_of_memory = true;
                     }
                     self.after_allocation(allocator, index);
@@ -164,13 +163,20 @@ impl Allocator {
         PhaseMemory { after: self.allocated, reserved: self.reserved, ..phase }
     }
 
-    fn allocate(&mut self, id: StorageId, bytes: u64, stream: Stream) -> bool {
+    fn know(&mut self, storage: &StorageInfo) {
+        let size = round_size(storage.bytes, self.options.roundup_power2_divisions);
+        let pool = self.first_pool(storage.stream) + usize::from(size > SMALL_SIZE);
+        self.owners.push(Owner { bytes: storage.bytes, size, pool: pool as u32, block: NONE });
+    }
+
+    /// Whether the card had room for it.
+    fn allocate(&mut self, id: StorageId) -> bool {
+        let Owner { bytes, size, pool, .. } = self.owners[id.0 as usize];
         if bytes == 0 {
             return true;
         }
         self.requested += bytes;
-        let size = round_size(bytes, self.options.roundup_power2_divisions);
-        let pool = self.first_pool(stream) + usize::from(size > SMALL_SIZE);
+        let pool = pool as usize;
         let mut fits = true;
         let (block, size) = match self.pools[pool].take(size) {
             Some(found) => found,
@@ -186,7 +192,7 @@ impl Allocator {
                 block
             }
         };
-        self.owners[id.0 as usize] = Owner { bytes, pool: pool as u32, block };
+        self.owners[id.0 as usize].block = block;
         self.allocated += size;
         fits
     }
@@ -196,10 +202,11 @@ impl Allocator {
     }
 
     fn free(&mut self, id: StorageId) {
-        let owner = std::mem::replace(&mut self.owners[id.0 as usize], NOTHING);
-        if owner.block != NONE {
+        let owner = &mut self.owners[id.0 as usize];
+        let block = std::mem::replace(&mut owner.block, NONE);
+        if block != NONE {
             self.requested -= owner.bytes;
-            self.allocated -= self.pools[owner.pool as usize].free(owner.block);
+            self.allocated -= self.pools[owner.pool as usize].free(block);
         }
     }
 

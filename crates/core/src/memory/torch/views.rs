@@ -1,18 +1,26 @@
 //! Views, and the copies that reshaping, joining and cutting make.
 
+use std::rc::Rc;
+
 use super::{Torch, promote};
 use crate::dtype::DType;
-use crate::memory::tensor::Tensor;
+use crate::memory::tensor::{Strides, Tensor};
 use crate::model::Shape;
 use crate::model::shape::MAX_DIMS;
 use smallvec::smallvec;
 
 impl Torch {
     /// The same storage seen otherwise; `back` undoes it on a gradient.
-    fn seen(&mut self, x: &Tensor, view: Tensor, back: impl FnOnce(&mut Torch, Tensor) -> Tensor + 'static) -> Tensor {
-        let view = Tensor { viewed: true, ..view };
+    fn seen(
+        &mut self,
+        x: &Tensor,
+        (shape, strides): (Shape, Strides),
+        back: impl FnOnce(&mut Torch, Tensor) -> Tensor + 'static,
+    ) -> Tensor {
+        let (storage, layout) = (Rc::clone(&x.storage), self.layouts.of(&shape, &strides));
+        let view = Tensor { storage, layout, dtype: x.dtype, viewed: true, edge: None };
         if !self.records(&[x]) {
-            return view.detached();
+            return view;
         }
         self.attach(view, &[x], move |torch, gradient| smallvec![Some(back(torch, gradient))])
     }
@@ -28,9 +36,8 @@ impl Torch {
         }
         match x.view_strides(&shape) {
             Some(strides) => {
-                let view = x.clone().with_layout(shape, strides);
                 let old = x.shape;
-                self.seen(x, view, move |torch, gradient| torch.reshape(&gradient, old))
+                self.seen(x, (shape, strides), move |torch, gradient| torch.reshape(&gradient, old))
             }
             None => {
                 let copy = self.dense_copy(x);
@@ -56,10 +63,10 @@ impl Torch {
     /// Two dimensions swapped.
     pub fn transpose(&mut self, x: &Tensor, a: i64, b: i64) -> Tensor {
         let (Some(first), Some(second)) = (x.shape.axis(a), x.shape.axis(b)) else { return x.clone() };
-        let mut view = x.clone();
-        view.shape = x.shape.with(a, x.shape.size(b)).with(b, x.shape.size(a));
-        view.strides.swap(first, second);
-        self.seen(x, view, move |torch, gradient| torch.transpose(&gradient, first as i64, second as i64))
+        let shape = x.shape.with(a, x.shape.size(b)).with(b, x.shape.size(a));
+        let mut strides = x.strides;
+        strides.swap(first, second);
+        self.seen(x, (shape, strides), move |torch, gradient| torch.transpose(&gradient, first as i64, second as i64))
     }
 
     /// All dimensions reordered.
@@ -72,8 +79,8 @@ impl Torch {
             strides[to] = x.strides[from as usize];
             inverse[from as usize] = to as u8;
         }
-        let view = x.clone().with_layout(Shape::new(&sizes[..order.len()]), strides);
-        self.seen(x, view, move |torch, gradient| torch.permute(&gradient, &inverse))
+        let shape = Shape::new(&sizes[..order.len()]);
+        self.seen(x, (shape, strides), move |torch, gradient| torch.permute(&gradient, &inverse))
     }
 
     /// Broadcast without memory; its gradient is summed.
@@ -88,9 +95,8 @@ impl Torch {
         for ((size, stride), (target, new)) in own.zip(whole) {
             *new = if size == target { stride } else { 0 };
         }
-        let view = x.clone().with_layout(shape, strides);
         let (old, dtype) = (x.shape, x.dtype);
-        self.seen(x, view, move |torch, gradient| torch.reduce_to(gradient, old, dtype))
+        self.seen(x, (shape, strides), move |torch, gradient| torch.reduce_to(gradient, old, dtype))
     }
 
     /// A range of one dimension; its gradient is a whole tensor of zeros with the range copied in.
@@ -99,22 +105,23 @@ impl Torch {
         if length == x.shape.size(dim_index) && step == 1 {
             return x.clone();
         }
-        let mut view = x.clone();
-        view.shape = x.shape.with(dim_index, length);
-        view.strides[dim as usize] = x.strides[dim as usize] * step;
+        let mut strides = x.strides;
+        strides[dim as usize] *= step;
         let old = x.shape;
-        self.seen(x, view, move |torch, gradient| torch.fresh("slice_backward", old, gradient.dtype))
+        self.seen(x, (old.with(dim_index, length), strides), move |torch, gradient| {
+            torch.fresh("slice_backward", old, gradient.dtype)
+        })
     }
 
     /// One index of a dimension, which goes.
     pub fn select(&mut self, x: &Tensor, dim: u8) -> Tensor {
-        let mut view = x.clone();
-        view.shape = x.shape.removed(i64::from(dim));
-        for axis in dim as usize..view.shape.rank() {
-            view.strides[axis] = x.strides[axis + 1];
-        }
         let old = x.shape;
-        self.seen(x, view, move |torch, gradient| torch.fresh("select_backward", old, gradient.dtype))
+        let shape = old.removed(i64::from(dim));
+        let mut strides = x.strides;
+        for axis in dim as usize..shape.rank() {
+            strides[axis] = x.strides[axis + 1];
+        }
+        self.seen(x, (shape, strides), move |torch, gradient| torch.fresh("select_backward", old, gradient.dtype))
     }
 
     /// One dimension cut in parts; their gradients are joined again.
