@@ -17,6 +17,7 @@ use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
 use vramcast_core::plan::{Checkpointing, RunPlan, TrainPlan};
 use vramcast_core::report;
+use vramcast_core::report::verdict::judge;
 use vramcast_core::source::catalogue;
 
 /// As the server has it.
@@ -50,8 +51,8 @@ fn estimate(case: (&str, u64, u64, bool)) -> Result<usize, Fault> {
     let model = Model::new(entry.config, entry.auto_class.as_deref())?;
     let plan = plan(case);
     let simulation = simulation::train(&model, &plan)?;
-    let cards = [plan.gpu.clone()];
-    let report = report::summarize(case.0, &model, RunPlan::Train(Box::new(plan)), &simulation, &cards);
+    let verdicts = vec![judge(&plan.gpu, simulation.process_bytes())];
+    let report = report::summarize(case.0, &model, RunPlan::Train(Box::new(plan)), &simulation, verdicts);
     Ok(serde_json::to_string(&report)?.len())
 }
 

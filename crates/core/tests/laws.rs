@@ -239,7 +239,7 @@ proptest! {
     #[test]
     fn reports_add_up((config, class) in models(), plan in plans()) {
         let (model, simulation) = run(&config, class, &plan);
-        let report = report::summarize("tiny", &model, RunPlan::Train(Box::new(plan)), &simulation, &[]);
+        let report = report::summarize("tiny", &model, RunPlan::Train(Box::new(plan)), &simulation, Vec::new());
         let sum: u64 = report.breakdown.iter().map(|component| component.bytes).sum();
         prop_assert_eq!(sum, report.totals.process, "{} {:?}", config, report.breakdown);
         prop_assert!(report.totals.allocated <= report.totals.reserved);

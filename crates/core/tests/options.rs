@@ -108,7 +108,7 @@ fn unmeasured_options_say_so() {
     let notes = |kind| {
         let plan = TrainPlan { optimizer: optimizer(kind), ..plan() };
         let simulation = run(&plan);
-        report::summarize("tiny", &model(), RunPlan::Train(Box::new(plan)), &simulation, &[]).notes
+        report::summarize("tiny", &model(), RunPlan::Train(Box::new(plan)), &simulation, Vec::new()).notes
     };
     let unmeasured = |kind| notes(kind).iter().any(|note| note == "not yet measured: optimizer paged-ademamix32");
     assert!(unmeasured(OptimizerKind::PagedAdEMAMix32));
@@ -261,7 +261,7 @@ fn attention_runs_where_its_package_does() {
 fn head_logits_belong_to_the_loss_and_the_terms_add_up() {
     let plan = plan();
     let simulation = run(&plan);
-    let report = report::summarize("tiny", &model(), RunPlan::Train(Box::new(plan)), &simulation, &[]);
+    let report = report::summarize("tiny", &model(), RunPlan::Train(Box::new(plan)), &simulation, Vec::new());
     let loss = report.terms.iter().find(|term| term.component == "logits and loss").unwrap();
     assert!(loss.tensors.iter().any(|tensor| tensor.module == "lm_head"), "{loss:?}");
     for term in &report.terms {

@@ -101,7 +101,7 @@ fn predict(what: &What, context: &Context) -> Result<Report, Failure> {
         RunPlan::Train(plan) => simulation::train(model, plan)?,
         RunPlan::Infer(plan) => simulation::infer(model, plan)?,
     };
-    Ok(report::summarize(&found.name, model, plan, &simulation, &[]))
+    Ok(report::summarize(&found.name, model, plan, &simulation, Vec::new()))
 }
 
 fn describe(page: &mut Page, recording: &Recording) {

@@ -41,7 +41,7 @@ pub(super) struct Arguments {
     /// Tokens per sample of the decoder, for encoder-decoder models [default: as --seq-len].
     #[arg(long, value_name = "N", help_heading = "Batch")]
     target_len: Option<u64>,
-    /// Images of the whole batch: COUNTxHEIGHTxWIDTH, in pixels, or in patches for models fed with patches.
+    /// Images of the whole batch: COUNTxHEIGHTxWIDTH, in pixels.
     #[arg(long, value_name = "NxHxW", help_heading = "Batch")]
     images: Option<String>,
     /// Audio frames per sample.
@@ -93,8 +93,9 @@ pub(super) struct Arguments {
     /// The training loop does not delete the loss: it is alive, with its graph, until the next one is there.
     #[arg(long, help_heading = "Kernels")]
     keep_loss: bool,
-    /// Do not train parameters whose name starts so (may be given several times).
-    #[arg(long, value_name = "PREFIX", help_heading = "Kernels")]
+    /// Do not train these: embeddings, vision, first-N-layers, or parameters whose name starts so (may be given several
+    /// times).
+    #[arg(long, value_name = "PART", help_heading = "Kernels")]
     freeze: Vec<String>,
 
     #[command(flatten)]
@@ -259,6 +260,17 @@ impl Arguments {
         let mut model = self.model.clone();
         model.model = model.model.or(start.model.clone());
         let found = model.find(false)?;
+        if let (Some([_, height, width]), Some(model)) = (plan.batch.images.as_mut(), found.model.as_ref())
+            && self.images.is_some()
+            && let Some(patches) = model.image_patches()
+        {
+            let pixels = [*height, *width];
+            (*height, *width) = (patches.along(*height), patches.along(*width));
+            start.notes.push(format!(
+                "images of {}x{} pixels are cut into {height}x{width} patches, as the model's processor does",
+                pixels[0], pixels[1]
+            ));
+        }
         let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
         start.notes.extend(self.parallel.apply(&mut plan, hidden)?);
         Ok((found, plan, start))
@@ -298,6 +310,9 @@ impl Arguments {
                 Stepping::Fused => Implementation::Fused,
                 Stepping::Forloop => Implementation::Forloop,
             };
+        }
+        if let Some(norm) = self.max_grad_norm.filter(|norm| !(0.0..=f64::MAX).contains(norm)) {
+            return Err(Failure::bad_input(format!("--max-grad-norm: {norm} is not a number from 0 (no clipping) up")));
         }
         plan.clip = self.max_grad_norm.map_or(plan.clip || self.clip, |norm| norm > 0.0);
         let mut notes = self.adapter.apply(&mut plan)?;

@@ -43,6 +43,13 @@ const TRUTH: [(&str, &[&str], &[&str]); 12] = [
     ("--load-full-model", &[], &[]),
 ];
 
+/// Options that can do without a value, and the values that may follow as a word of their own.
+const OPTIONAL: [(&str, &[&str]); 3] = [
+    ("--offload-optimizer", &["cpu", "nvme"]),
+    ("--offload-param", &["cpu", "nvme"]),
+    ("--gradient-checkpointing", &["full", "reentrant", "offload", "selective", "selective-matmul", "every-"]),
+];
+
 /// Types that a training run may hold its weights in.
 const TRAINABLE: [&str; 12] = [
     "fp32",
@@ -77,6 +84,7 @@ pub(super) fn rewrite(
     } else {
         match mode(rest)? {
             Some(command) => (command.to_owned(), rest),
+            None if is_option(first, "--model") => ("train".to_owned(), rest),
             None if is_a_slip(first) => return Ok(words),
             None => ("overview".to_owned(), rest),
         }
@@ -106,6 +114,10 @@ fn first_word(words: &[String]) -> usize {
         }
     }
     at.min(words.len())
+}
+
+fn is_option(word: &str, name: &str) -> bool {
+    word.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
 }
 
 /// A plain word that is neither a model nor a path is left to be refused as a command.
@@ -167,7 +179,7 @@ fn translate(
     words: &[String],
     knows: &impl Fn(&str, &str) -> bool,
 ) -> Result<(Vec<String>, bool), Failure> {
-    let named = words.iter().any(|word| word == "--model" || word.starts_with("--model="));
+    let named = words.iter().any(|word| is_option(word, "--model"));
     let lens = words.iter().any(|word| word.starts_with("--method"));
     let mut out: Vec<String> = Vec::new();
     let mut degrees = Degrees::default();
@@ -179,6 +191,14 @@ fn translate(
         };
         if let Some((_, ours)) = RENAMED.iter().find(|(theirs, _)| *theirs == name) {
             out.push(format!("{ours}={}", queue.value(name, inline)?));
+            continue;
+        }
+        let follows = |(theirs, values): &(&str, &[&str])| {
+            let next = queue.rest.peek().filter(|_| *theirs == name && inline.is_none())?;
+            values.iter().any(|value| *next == value || (value.ends_with('-') && next.starts_with(value))).then_some(())
+        };
+        if OPTIONAL.iter().find_map(follows).is_some() {
+            out.push(format!("{name}={}", queue.value(name, None)?));
             continue;
         }
         let full = name == "--gradient-checkpointing" && inline.is_some();
@@ -208,6 +228,7 @@ fn translate(
                 out.push(format!("{ours}={plain}"));
             }
             "--precision" => out.push(format!("--dtype={}", queue.value(name, inline)?)),
+            "--dp" | "--tp" | "--pp" if command == "infer" => out.push(word.clone()),
             "--dp" => degrees.dp = Some(queue.value(name, inline)?),
             "--tp" => degrees.tp = Some(queue.value(name, inline)?),
             "--pp" => degrees.pp = Some(queue.value(name, inline)?),
@@ -253,8 +274,7 @@ struct Degrees {
 impl Degrees {
     /// `--dp 8 --tp 1 --pp 1 --zero 2` as cards and an engine. Where `--gpus` is given, our own meanings hold.
     fn spread(&self, out: &mut Vec<String>, lens: bool) {
-        let has =
-            |out: &[String], name: &str| out.iter().any(|word| word == name || word.starts_with(&format!("{name}=")));
+        let has = |out: &[String], name: &str| out.iter().any(|word| is_option(word, name));
         let given = [("--dp", &self.dp), ("--tp", &self.tp), ("--pp", &self.pp), ("--zero", &self.zero)];
         if has(out, "--gpus") {
             out.extend(given.iter().filter_map(|(name, value)| Some(format!("{name}={}", value.as_ref()?))));
@@ -285,7 +305,7 @@ impl Degrees {
         out.extend(split);
         match zero {
             Some(stage) => out.push(format!("--zero={stage}")),
-            None if !has(out, "--engine") && !offloaded => out.push("--engine=ddp".into()),
+            None if !has(out, "--engine") && !offloaded && dp != "1" => out.push("--engine=ddp".into()),
             None => {}
         }
     }
@@ -327,6 +347,7 @@ mod tests {
             rewritten("--model microsoft/phi-2 --mode inference --precision bf16 --no-kv-cache").unwrap(),
             "infer microsoft/phi-2 --dtype=bf16 --no-kv-cache"
         );
+        assert_eq!(rewritten("--model m/x --dtype bf16 --dp 2").unwrap(), "train m/x --precision=bf16 --gpus=2 --engine=ddp");
         assert!(rewritten("infer gpt2 --mode training").is_err() && rewritten("--mode magic").is_err());
     }
 
@@ -342,6 +363,8 @@ mod tests {
         assert!(rewritten("infer m/x --fused-loss maybe").is_ok());
         assert!(rewritten("train m/x --fused-loss=maybe").unwrap_err().contains("maybe"));
         assert!(rewritten("train m/x --nothing --cpu-offload-optimizer").is_ok());
+        assert_eq!(rewritten("train --gpus 2 --offload-param nvme m/x").unwrap(), "train --gpus 2 --offload-param=nvme m/x");
+        assert_eq!(rewritten("train --gradient-checkpointing every-2 m/x").unwrap(), "train --gradient-checkpointing=every-2 m/x");
         assert_eq!(
             rewritten("train m/x --gradient-checkpointing=every-2").unwrap(),
             "train m/x --gradient-checkpointing=every-2"
@@ -362,6 +385,8 @@ mod tests {
         assert_eq!(rewritten("train m/x --dp 1 --zero 0").unwrap(), "train m/x");
         assert_eq!(rewritten("train m/x --method=factors --tp 4").unwrap(), "train m/x --method=factors --lens-tp=4");
         assert_eq!(rewritten("train m/x --tp 4 --dp 2").unwrap(), "train m/x --gpus=8 --dp=2 --tp=4 --engine=ddp");
+        assert_eq!(rewritten("train m/x --tp 2").unwrap(), "train m/x --gpus=2 --dp=1 --tp=2");
+        assert_eq!(rewritten("infer m/x --engine vllm --tp 2").unwrap(), "infer m/x --engine vllm --tp 2");
         assert_eq!(rewritten("train m/x --gpus 8 --engine fsdp2").unwrap(), "train m/x --gpus 8 --engine fsdp2");
         assert_eq!(rewritten("train m/x --gpus 8 --dp 4 --tp 2").unwrap(), "train m/x --gpus 8 --dp=4 --tp=2");
         assert_eq!(

@@ -128,7 +128,8 @@ fn capability(device: &Device<'_>) -> Option<u32> {
 }
 
 /// What a plan needs to know of a card: the table's, or as much as the driver says, with the memory that is really there.
-fn card_of(known: Option<Gpu>, name: &str, memory: u64, capability: Option<u32>) -> Gpu {
+fn card_of(known: Option<Gpu>, name: &str, total: u64, capability: Option<u32>) -> Gpu {
+    let memory = Gpu::usable_of(total);
     let known = known.unwrap_or_else(|| Gpu {
         name: name.to_owned(),
         vendor: "NVIDIA".into(),

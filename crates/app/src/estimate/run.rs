@@ -1,11 +1,15 @@
 //! A plan simulated, judged and summed up.
 
 use serde_json::Value;
-use vramcast_core::memory::simulation;
+use vramcast_core::memory::device::Device;
+use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
-use vramcast_core::plan::{Gpu, Gpus, InferPlan, Outliers, Quantization, QuantizationScheme, RunPlan, TrainPlan};
+use vramcast_core::plan::{
+    Gpu, Gpus, InferPlan, Outliers, PlanError, Quantization, QuantizationScheme, RunPlan, TrainPlan,
+};
 use vramcast_core::planner::suggest::{self, Suggestion};
-use vramcast_core::report::{self, Report};
+use vramcast_core::report::verdict::judge;
+use vramcast_core::report::{self, Report, Verdict};
 
 use super::start::Start;
 use crate::cli::model::{Found, positions, too_long};
@@ -47,24 +51,44 @@ impl Estimate {
     }
 }
 
+/// Simulations of more events than this take a tenth of a second and more.
+const MOST_EVENTS: usize = 2_000_000;
+
 /// A training run.
-pub(crate) fn train(found: &Found, plan: TrainPlan, start: Start, options: &Options) -> Result<Estimate, Failure> {
+pub(crate) fn train(
+    found: &Found,
+    mut plan: TrainPlan,
+    mut start: Start,
+    options: &Options,
+) -> Result<Estimate, Failure> {
     let model = found.require_model()?;
+    if !plan.frozen.is_empty() {
+        start.notes.extend(plan.resolve_frozen(&model.program(plan.batch.training_inputs())?)?);
+    }
     let simulation = simulation::train(model, &plan)?;
     if let Some(most) = simulation.program.positions.filter(|most| *most < plan.batch.seq_len) {
         return Err(too_long(&found.name, plan.batch.seq_len, most).at(Place::Plan("/batch/seq_len".into())));
     }
+    for unused in model.unused_inputs(&plan.batch.training_inputs())? {
+        start.notes.push(format!("{unused}: {} does not take it, so it changes nothing", found.name));
+    }
     let (limit, now) = (limit(&plan.gpu, options)?, simulation.process_bytes());
-    let suggestions = if now > limit && options.suggest {
+    // Dozens of changes are tried, each a simulation of its own.
+    let quick = simulation.log.events.len() < MOST_EVENTS;
+    if now > limit && options.suggest && !quick {
+        start.notes.push("no changes were tried: each would take as long as this answer".into());
+    }
+    let suggestions = if now > limit && options.suggest && quick {
         suggest::for_training(model, &plan, limit, now, &(options.cards)()?)
     } else {
         Vec::new()
     };
-    let judged = judged(&plan.gpu, options)?;
+    let run = |gpu: &Gpu| simulation::train(model, &TrainPlan { gpu: gpu.clone(), ..plan.clone() });
+    let verdicts = verdicts(&plan.gpu, now, options, run)?;
     let provenance = start.provenance(&plan);
     let range = outlier_range(model, &plan, now)?;
     let beside = detect::beside_others(&plan.gpu, now);
-    let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, &judged);
+    let mut report = report::summarize(&found.name, model, RunPlan::Train(Box::new(plan)), &simulation, verdicts);
     report.provenance = provenance;
     report.notes.extend(start.notes);
     report.notes.extend(range);
@@ -92,9 +116,10 @@ pub(crate) fn generate(
     } else {
         Vec::new()
     };
-    let judged = judged(&plan.gpu, options)?;
+    let run = |gpu: &Gpu| simulation::infer(model, &InferPlan { gpu: gpu.clone(), ..plan.clone() });
+    let verdicts = verdicts(&plan.gpu, now, options, run)?;
     notes.extend(detect::beside_others(&plan.gpu, now));
-    let mut report = report::summarize(&found.name, model, RunPlan::Infer(Box::new(plan)), &simulation, &judged);
+    let mut report = report::summarize(&found.name, model, RunPlan::Infer(Box::new(plan)), &simulation, verdicts);
     notes.extend(own_notes(found, model));
     report.notes.splice(0..0, notes);
     Ok(Estimate { report, suggestions, fits: now <= limit })
@@ -104,8 +129,34 @@ fn limit(own: &Gpu, options: &Options) -> Result<u64, Failure> {
     Ok(own.memory.saturating_sub((options.kept)(own.memory)?))
 }
 
-fn judged(own: &Gpu, options: &Options) -> Result<Vec<Gpu>, Failure> {
-    Ok(if options.all_cards { (options.cards)()?.all().collect() } else { vec![own.clone()] })
+/// The plan's own card judged, or every known one: a card decides kernels and workspaces, so each kind runs for itself, and
+/// one that is too small once more, since a full card gives cached memory back.
+fn verdicts(
+    own: &Gpu,
+    now: u64,
+    options: &Options,
+    run: impl Fn(&Gpu) -> Result<Simulation, PlanError>,
+) -> Result<Vec<Verdict>, Failure> {
+    if !options.all_cards {
+        return Ok(vec![judge(own, now)]);
+    }
+    let mut kinds: Vec<(Device, u64)> = Vec::new();
+    let mut verdicts = Vec::new();
+    for card in (options.cards)()?.all() {
+        let card = Gpu { machine: own.machine, ..card };
+        let kind = Device::of(&card);
+        let roomy = match kinds.iter().find(|(other, _)| *other == kind) {
+            Some((_, process)) => *process,
+            None => {
+                let process = run(&Gpu { memory: u64::MAX, ..card.clone() })?.process_bytes();
+                kinds.push((kind, process));
+                process
+            }
+        };
+        let process = if roomy <= card.memory { roomy } else { run(&card)?.process_bytes() };
+        verdicts.push(judge(&card, process));
+    }
+    Ok(verdicts)
 }
 
 /// What is known about the source; the model's own notes are in the report already.

@@ -49,7 +49,7 @@ impl Beside {
             }
         };
         let simulation = simulation.map_err(|error| error.to_string())?;
-        let report = summarize("", &model, plan, &simulation, &[]);
+        let report = summarize("", &model, plan, &simulation, Vec::new());
         let mut parts = BTreeMap::new();
         for term in &report.terms {
             let name = PARTS.iter().find(|name| **name == term.component).copied().unwrap_or(REST);

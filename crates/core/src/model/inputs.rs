@@ -46,6 +46,24 @@ pub struct Images {
     pub frames: u64,
 }
 
+/// How a processor cuts images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImagePatches {
+    /// Pixels of a patch's side.
+    pub side: u64,
+    /// Patches of a token's side.
+    pub merge: u64,
+}
+
+impl ImagePatches {
+    /// Patches along a side of so many pixels: images are scaled to whole tokens (`smart_resize` of transformers'
+    /// Qwen2-VL processor).
+    pub fn along(self, pixels: u64) -> u64 {
+        let token = self.side.saturating_mul(self.merge).max(1);
+        (pixels.saturating_add(token / 2) / token).max(1).saturating_mul(self.merge)
+    }
+}
+
 impl Inputs {
     /// A small batch that touches every part of a model: what its parameters are does not depend on it.
     pub fn inventory() -> Self {

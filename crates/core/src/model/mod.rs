@@ -33,7 +33,7 @@ pub use config::Config;
 pub use error::ModelError;
 pub use families::Family;
 pub use graph::{Graph, Value};
-pub use inputs::{Images, Inputs};
+pub use inputs::{ImagePatches, Images, Inputs};
 pub use inventory::Inventory;
 pub use program::{Module, ModuleKind, Program, Step};
 pub use shape::Shape;
@@ -88,6 +88,38 @@ impl Model {
     /// Warnings: guesses that were made.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// How images are cut, for models whose processor hands them patches.
+    pub fn image_patches(&self) -> Option<ImagePatches> {
+        let model_type = self.config["model_type"].as_str()?;
+        let side = match model_type {
+            "qwen2_vl" | "qwen2_5_vl" => 14,
+            "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5" | "qwen3_5_moe" => 16,
+            _ => return None,
+        };
+        let size = |key: &str, usual: u64| self.config["vision_config"][key].as_u64().unwrap_or(usual);
+        Some(ImagePatches { side: size("patch_size", side), merge: size("spatial_merge_size", 2) })
+    }
+
+    /// Which of the sizes given the forward pass does not look at.
+    pub fn unused_inputs(&self, inputs: &Inputs) -> Result<Vec<&'static str>, ModelError> {
+        if inputs.images.is_none() && inputs.audio_frames.is_none() && inputs.target_seq == inputs.seq {
+            return Ok(Vec::new());
+        }
+        let given = self.program(inputs.clone())?.values;
+        let other = |inputs: Inputs| Ok::<_, ModelError>(self.program(inputs)?.values == given);
+        let mut unused = Vec::new();
+        if inputs.images.is_some() && other(Inputs { images: None, ..inputs.clone() })? {
+            unused.push("images");
+        }
+        if inputs.audio_frames.is_some() && other(Inputs { audio_frames: None, ..inputs.clone() })? {
+            unused.push("audio_frames");
+        }
+        if inputs.target_seq != inputs.seq && other(Inputs { target_seq: inputs.seq, ..inputs.clone() })? {
+            unused.push("target_len");
+        }
+        Ok(unused)
     }
 
     /// The forward pass on given inputs.

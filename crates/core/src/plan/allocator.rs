@@ -14,6 +14,8 @@ pub struct AllocatorOptions {
     pub max_split_size: Option<u64>,
     /// Sizes are rounded up to this many steps between powers of two.
     pub roundup_power2_divisions: Option<u64>,
+    /// The same by size: for blocks from 1 MiB (and smaller ones), from 2 MiB and so on, doubling, up to 32 GiB.
+    pub roundup_power2_divisions_by_size: Option<[u64; SIZES]>,
     /// Where the driver puts segments: of blocks that fit alike the allocator takes the one at the lowest address.
     #[serde(skip)]
     pub addresses: Addresses,
@@ -29,11 +31,22 @@ pub enum Addresses {
     Ascending,
 }
 
-/// Options that torch knows and that leave these levels alone unless memory runs out.
-const WITHOUT_EFFECT: [&str; 4] =
-    ["garbage_collection_threshold", "backend", "pinned_use_background_threads", "release_lock_on_cudamalloc"];
+/// Sizes with a rounding of their own (`kRoundUpPowerOfTwoIntervals`).
+pub const SIZES: usize = 16;
+
+/// Options that torch knows and that leave these levels alone unless a share of the card is set as a limit.
+const WITHOUT_EFFECT: [&str; 3] =
+    ["garbage_collection_threshold", "pinned_use_background_threads", "release_lock_on_cudamalloc"];
 
 impl AllocatorOptions {
+    /// The steps between powers of two that sizes like this are rounded up to.
+    pub fn divisions(&self, bytes: u64) -> Option<u64> {
+        match &self.roundup_power2_divisions_by_size {
+            Some(table) => Some(table[(bytes >> 20).checked_ilog2().map_or(0, |place| place as usize).min(SIZES - 1)]),
+            None => self.roundup_power2_divisions,
+        }
+    }
+
     /// Reads `expandable_segments:True,max_split_size_mb:128`; what has no effect here is returned by name.
     pub fn parse(text: &str) -> Result<(Self, Vec<String>), PlanError> {
         let mut options = Self::default();
@@ -43,7 +56,7 @@ impl AllocatorOptions {
             value: value.into(),
             expected: expected.into(),
         };
-        for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+        for item in items(text) {
             let (key, value) = item.split_once(':').ok_or_else(|| bad(item, "an option and a value, name:value"))?;
             match key.trim() {
                 "expandable_segments" => {
@@ -60,6 +73,13 @@ impl AllocatorOptions {
                     }
                     options.max_split_size = Some(mebibytes << 20);
                 }
+                "roundup_power2_divisions" if value.trim().starts_with('[') => {
+                    options.roundup_power2_divisions_by_size = Some(
+                        by_size(value).ok_or_else(|| bad(item, "powers of two by MiB, such as [256:1,512:2,>:4]"))?,
+                    );
+                }
+                "backend" if value.trim() == "native" => {}
+                "backend" => return Err(bad(item, "native: what CUDA's own allocator does is not simulated")),
                 "roundup_power2_divisions" => {
                     let divisions: u64 = value.trim().parse().map_err(|_| bad(item, "a power of two"))?;
                     if !divisions.is_power_of_two() {
@@ -75,9 +95,49 @@ impl AllocatorOptions {
     }
 }
 
+/// The options of a line; a list in brackets belongs to one.
+fn items(text: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0;
+    let separates = move |c: char| {
+        depth += i32::from(c == '[') - i32::from(c == ']');
+        c == ',' && depth == 0
+    };
+    text.split(separates).map(str::trim).filter(|item| !item.is_empty())
+}
+
+/// `[256:1,512:2,>:4]` as torch's table (`parseRoundUpPower2Divisions` of c10/core/AllocatorConfig.cpp): the first value
+/// goes for all smaller sizes too, `>` for the last size that was named and all larger ones, and 0 rounds nothing.
+fn by_size(text: &str) -> Option<[u64; SIZES]> {
+    let inner = text.trim().strip_prefix('[')?.strip_suffix(']')?;
+    let mut table = [0; SIZES];
+    let mut last = None;
+    for entry in inner.split(',') {
+        let (size, divisions) = entry.split_once(':')?;
+        let divisions: u64 = divisions.trim().parse().ok().filter(|n: &u64| *n == 0 || n.is_power_of_two())?;
+        if size.trim() == ">" {
+            table[last.unwrap_or(0)..].fill(divisions);
+            continue;
+        }
+        let mebibytes: u64 = size.trim().parse().ok().filter(|n: &u64| n.is_power_of_two())?;
+        let place = (mebibytes.ilog2() as usize).min(SIZES - 1);
+        table[if last.is_none() { 0..=place } else { place..=place }].fill(divisions);
+        last = Some(place);
+    }
+    Some(table)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn roundings_by_size() {
+        let (options, _) = AllocatorOptions::parse("roundup_power2_divisions:[256:1,512:2,>:4],backend:native").unwrap();
+        let table = options.roundup_power2_divisions_by_size.unwrap();
+        assert_eq!((table[0], table[8], table[9], table[10], table[15]), (1, 1, 4, 4, 4));
+        assert!(AllocatorOptions::parse("roundup_power2_divisions:[256:3]").is_err());
+        assert!(AllocatorOptions::parse("backend:cudaMallocAsync").is_err());
+    }
 
     #[test]
     fn options_are_read_as_torch_reads_them() {

@@ -14,8 +14,8 @@ pub struct Batch {
     pub seq_len: u64,
     /// Tokens per sample of the decoder, in encoder-decoder models; as many as `seq_len` when absent.
     pub target_len: Option<u64>,
-    /// Images of the whole batch: how many, and their height and width in pixels (or in patches for models fed with
-    /// patches).
+    /// Images of the whole batch: how many, and their height and width in pixels; in patches for models whose processor
+    /// cuts images into patches (Qwen-VL).
     pub images: Option<[u64; 3]>,
     /// Audio frames per sample.
     pub audio_frames: Option<u64>,
@@ -43,6 +43,11 @@ impl Default for Batch {
 }
 
 impl Batch {
+    /// Tokens of the whole batch, padding among them.
+    pub fn tokens(&self) -> u64 {
+        self.batch_size.saturating_mul(self.seq_len)
+    }
+
     /// The inputs of a training step.
     pub fn training_inputs(&self) -> Inputs {
         Inputs {

@@ -96,10 +96,11 @@ fn base(quantization: &Quantization) -> String {
 
 fn allocator(options: AllocatorOptions) -> Vec<String> {
     let AllocatorOptions { expandable_segments, max_split_size, roundup_power2_divisions, .. } = options;
+    let by_size = options.roundup_power2_divisions_by_size;
     [
         (expandable_segments, "expandable_segments"),
         (max_split_size.is_some(), "max_split_size_mb"),
-        (roundup_power2_divisions.is_some(), "roundup_power2_divisions"),
+        (roundup_power2_divisions.is_some() || by_size.is_some(), "roundup_power2_divisions"),
     ]
     .into_iter()
     .filter(|(used, _)| *used)

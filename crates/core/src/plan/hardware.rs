@@ -18,7 +18,7 @@ pub struct Gpu {
     /// Who makes it.
     #[serde(default)]
     pub vendor: String,
-    /// What the driver offers to programs, in bytes.
+    /// What CUDA offers to programs, in bytes: less than the total that nvidia-smi shows.
     pub memory: u64,
     /// CUDA compute capability times ten (90 for Hopper); absent for other makers.
     #[serde(default)]
@@ -47,6 +47,7 @@ struct Row {
     #[serde(default)]
     vendor: String,
     memory_mib: u64,
+    usable_mib: Option<u64>,
     capability: Option<u32>,
     multiprocessors: Option<u64>,
     threads_per_multiprocessor: Option<u64>,
@@ -147,6 +148,7 @@ impl Row {
             aliases: Vec::new(),
             vendor: card.vendor,
             memory_mib: card.memory >> 20,
+            usable_mib: Some(card.memory >> 20),
             capability: card.capability,
             multiprocessors: card.multiprocessors,
             threads_per_multiprocessor: card.threads_per_multiprocessor,
@@ -154,11 +156,20 @@ impl Row {
         }
     }
 
+    fn usable(&self) -> u64 {
+        let bytes = |mib: u64| mib.saturating_mul(1 << 20);
+        match self.usable_mib {
+            Some(known) => bytes(known),
+            None if self.vendor == "NVIDIA" => Gpu::usable_of(bytes(self.memory_mib)),
+            None => bytes(self.memory_mib),
+        }
+    }
+
     fn card(&self) -> Gpu {
         Gpu {
             name: self.name.clone(),
             vendor: self.vendor.clone(),
-            memory: self.memory_mib.saturating_mul(1 << 20),
+            memory: self.usable(),
             capability: self.capability,
             multiprocessors: self.multiprocessors,
             threads_per_multiprocessor: self.threads_per_multiprocessor,
@@ -183,12 +194,25 @@ fn plain(name: &str) -> String {
 }
 
 impl Gpu {
+    /// What CUDA offers (`cudaMemGetInfo`) of the total that nvidia-smi shows for a card of NVIDIA's.
+    ///
+    /// Totals in vLLM's logs (truth/external/vllm_logs.json) are 0.42 to 0.49 GiB smaller on cards of 24 to 80 GiB and 0.60
+    /// on an H200; torch's messages name 15.77 GiB of a V100's 16.
+    pub fn usable_of(total: u64) -> u64 {
+        let kept = match total >> 30 {
+            0..20 => 240 << 20,
+            20..100 => 450 << 20,
+            _ => 614 << 20,
+        };
+        total.saturating_sub(kept)
+    }
+
     /// The card of the recorded runs (truth/ledger/h200.jsonl), here without reading the table.
     pub fn h200() -> Self {
         Self {
             name: "H200".into(),
             vendor: "NVIDIA".into(),
-            memory: 143_771 << 20,
+            memory: (143_771 - 614) << 20,
             capability: Some(90),
             multiprocessors: Some(132),
             threads_per_multiprocessor: Some(2048),
@@ -247,9 +271,21 @@ mod tests {
     }
 
     #[test]
+    fn cuda_offers_less_than_the_driver_shows() {
+        let cards = Gpus::embedded();
+        // Totals in vLLM's logs, and torch's for a V100, in hundredths of a GiB.
+        for (name, total) in [("H100-80GB", 7918), ("H200", 13_980), ("RTX 4090", 2355), ("V100-16GB", 1577)] {
+            assert!(((cards.find(name).unwrap().memory * 100) >> 30).abs_diff(total) <= 5, "{name}");
+        }
+        assert_eq!(cards.find("T4").unwrap().memory >> 20, 15_095);
+    }
+
+    #[test]
     fn users_add_their_own() {
         let cards = Gpus::embedded().with("[[gpu]]\nname = \"Mine\"\nmemory_mib = 1000").unwrap();
         assert_eq!(cards.find("mine").unwrap().memory, 1000 << 20);
+        let whole = "[[gpu]]\nname = \"Mine\"\nmemory_mib = 1000\nusable_mib = 900";
+        assert_eq!(Gpus::embedded().with(whole).unwrap().find("mine").unwrap().memory, 900 << 20);
         assert!(Gpus::embedded().with("[[gpu]]\nname = 3").is_err());
     }
 }

@@ -28,6 +28,7 @@ pub mod batch;
 pub mod checkpoints;
 mod features;
 pub mod framework;
+mod frozen;
 pub mod hardware;
 pub mod import;
 pub mod infer;

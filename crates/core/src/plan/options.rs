@@ -42,6 +42,11 @@ impl TrainPlan {
                     "step fp32 copies (--master-weights), or drop --gradient-dtype",
                 )
             }
+            _ if self.batch.real_tokens.is_some_and(|real| real > self.batch.tokens()) => Err(PlanError::BadValue {
+                key: "real-tokens".into(),
+                value: self.batch.real_tokens.unwrap_or_default().to_string(),
+                expected: format!("at most the {} tokens of the batch", self.batch.tokens()),
+            }),
             _ if self.checkpoints.every == 0 => Err(PlanError::BadValue {
                 key: "gradient-checkpointing".into(),
                 value: "every-0".into(),

@@ -20,7 +20,7 @@ use crate::memory::log::Category;
 use crate::memory::simulation::Simulation;
 use crate::model::Model;
 use crate::model::op::Parameter;
-use crate::plan::{Gpu, Origin, RunPlan};
+use crate::plan::{Origin, RunPlan};
 
 pub use alive::{Component, LargeTensor, ModuleShare, Term};
 pub use job::Job;
@@ -105,8 +105,14 @@ impl Totals {
     }
 }
 
-/// Sums a simulation up; `cards` are the ones a verdict is wanted for.
-pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulation, cards: &[Gpu]) -> Report {
+/// Sums a simulation up, with verdicts that were reached on it.
+pub fn summarize(
+    name: &str,
+    model: &Model,
+    plan: RunPlan,
+    simulation: &Simulation,
+    verdicts: Vec<Verdict>,
+) -> Report {
     let totals = Totals::of(simulation);
     let alive = alive::at_peak(&simulation.log, &simulation.replay);
     let mut notes = model.notes().to_vec();
@@ -140,7 +146,7 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
         timeline: timeline::samples(simulation),
         provenance: Vec::new(),
         job: Job::of(simulation),
-        verdicts: cards.iter().map(|card| verdict::judge(card, totals.process)).collect(),
+        verdicts,
         notes,
     }
 }

@@ -70,19 +70,6 @@ impl Share {
     }
 }
 
-/// What CUDA says a card has (`cudaMemGetInfo`), of which engines take their share: less than the driver's tools show.
-///
-/// Totals in vLLM's logs (truth/external/vllm_logs.json) are 0.42 to 0.49 GiB smaller on cards of 24 to 80 GiB and 0.60 on
-/// an H200. The T4's entry in the table is CUDA's figure already.
-pub fn seen_by_cuda(memory: u64) -> u64 {
-    let kept = match memory >> 30 {
-        0..16 => 0,
-        16..100 => 450 << 20,
-        _ => 614 << 20,
-    };
-    memory.saturating_sub(kept)
-}
-
 /// `part` of `whole` by a fraction in thousandths.
 pub(crate) fn thousandths(whole: u64, part: u64) -> u64 {
     u64::try_from(u128::from(whole) * u128::from(part) / 1000).unwrap_or(u64::MAX)

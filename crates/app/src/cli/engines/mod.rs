@@ -18,7 +18,7 @@ use vramcast_core::serving::llama_cpp::{CONTEXT, LlamaCppEstimate, LlamaCppPlan,
 use vramcast_core::serving::sglang::SglangPlan;
 use vramcast_core::serving::tensorrt_llm::TensorRtLlmPlan;
 use vramcast_core::serving::tgi::TgiPlan;
-use vramcast_core::serving::{Budget, ServedModel, seen_by_cuda};
+use vramcast_core::serving::{Budget, ServedModel};
 
 use super::{Answer, Failure};
 use crate::estimate::source::Reach;
@@ -120,7 +120,6 @@ impl Request<'_> {
             let format = arguments.format(EngineName::Vllm, self.model)?;
             let served = ServedModel::of(self.model, &format)?;
             let cache_dtype = arguments.cache_dtype(&format)?;
-            let memory = seen_by_cuda(memory);
             let ranks = arguments.tensor_parallel_size.unwrap_or(1).max(1);
             if wanted(EngineName::Vllm) {
                 let plan = arguments.vllm(gpu, cache_dtype, self.draft()?)?;

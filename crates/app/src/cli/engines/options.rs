@@ -9,7 +9,7 @@ use vramcast_core::model::Model;
 use vramcast_core::plan::Gpu;
 use vramcast_core::serving::llama_cpp::{Build, LlamaCppPlan};
 use vramcast_core::serving::vllm::{VllmPlan, rules};
-use vramcast_core::serving::{ServedModel, WeightFormat, seen_by_cuda};
+use vramcast_core::serving::{ServedModel, WeightFormat};
 use vramcast_core::source::quantization::Quantization;
 
 use super::EngineName;
@@ -211,7 +211,7 @@ impl EngineArguments {
             lora: self.enable_lora.then_some(lora),
             draft_weights: draft[0],
             draft_layers: draft[1],
-            memory: seen_by_cuda(gpu.memory),
+            memory: gpu.memory,
             workspace: vramcast_core::memory::device::Device::of(gpu).blas_workspace(),
             multiprocessors: gpu.multiprocessors.unwrap_or(default.multiprocessors),
             card: gpu.name.clone(),

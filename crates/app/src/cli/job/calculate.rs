@@ -243,7 +243,7 @@ fn simulated(job: &Job, limit: u64, context: &Context) -> Result<Result<(Outcome
     let now = run.process_bytes();
     let suggestions =
         if now > limit { suggest::for_training(&model, &plan, limit, now, &context.cards()) } else { Vec::new() };
-    let report = report::summarize(&job.name, &model, RunPlan::Train(Box::new(plan)), &run, &[]);
+    let report = report::summarize(&job.name, &model, RunPlan::Train(Box::new(plan)), &run, Vec::new());
     let parts = report.breakdown.iter().map(|part| (part.name.to_string(), part.bytes)).collect();
     Ok(Ok((Outcome { method: "simulate", parts, total: now, suggestions }, note)))
 }

@@ -164,7 +164,7 @@ impl Allocator {
     }
 
     fn know(&mut self, storage: &StorageInfo) {
-        let size = round_size(storage.bytes, self.options.roundup_power2_divisions);
+        let size = round_size(storage.bytes, self.options.divisions(storage.bytes));
         let pool = self.first_pool(storage.stream) + usize::from(size > SMALL_SIZE);
         self.owners.push(Owner { bytes: storage.bytes, size, pool: pool as u32, block: NONE });
     }

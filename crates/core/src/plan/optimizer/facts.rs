@@ -66,6 +66,27 @@ impl OptimizerKind {
         }
     }
 
+    /// Whether torch steps it by lists, by one kernel or one parameter after the other, as asked.
+    fn has_implementations(self) -> bool {
+        matches!(
+            self,
+            Self::AdamW
+                | Self::Adam
+                | Self::Amsgrad
+                | Self::Nadam
+                | Self::Sgd
+                | Self::SgdMomentum
+                | Self::Nesterov
+                | Self::Adagrad
+                | Self::Rmsprop
+        )
+    }
+
+    /// Whether it keeps its state in a projection of some rank.
+    fn is_low_rank(self) -> bool {
+        matches!(self, Self::GaLoreAdamW | Self::ApolloAdamW)
+    }
+
     /// Whether large states lie in managed memory, which moves between host and card.
     pub fn is_paged(self) -> bool {
         matches!(
@@ -115,6 +136,17 @@ impl Optimizer {
             OptimizerKind::Adagrad if self.implementation == Implementation::Fused => {
                 refuse("torch's fused adagrad does not run on CUDA", "use --optimizer-implementation foreach")
             }
+            OptimizerKind::Rmsprop | OptimizerKind::Nadam if self.implementation == Implementation::Fused => {
+                refuse(&format!("torch's {} has no fused step", self.kind.name()), "use foreach or forloop")
+            }
+            kind if self.implementation != Implementation::Foreach && !kind.has_implementations() => refuse(
+                &format!("{} steps in one way only", kind.name()),
+                "drop --optimizer-implementation",
+            ),
+            kind if self.rank != Self::default().rank && !kind.is_low_rank() => refuse(
+                &format!("{} has no rank", kind.name()),
+                "drop --optimizer-rank, or use galore-adamw or apollo-adamw",
+            ),
             OptimizerKind::AdaBelief if weights == DType::F16 => Err(PlanError::Unsupported {
                 what: "adabelief on fp16 weights (it swaps them for fp32 ones during the step)".into(),
                 hint: "use bf16 or fp32 weights".into(),
@@ -172,5 +204,11 @@ mod tests {
         assert!(with(OptimizerKind::Shampoo).check(DType::BF16, false).is_err());
         assert!(with(OptimizerKind::Shampoo).check(DType::F32, false).is_ok());
         assert!(with(OptimizerKind::AdamMini).check(DType::F32, true).is_err());
+        let fused = |kind| Optimizer { implementation: Implementation::Fused, ..with(kind) };
+        assert!(fused(OptimizerKind::AdamW).check(DType::F32, false).is_ok());
+        for kind in [OptimizerKind::Rmsprop, OptimizerKind::Nadam, OptimizerKind::Lion, OptimizerKind::Adafactor] {
+            assert!(fused(kind).check(DType::F32, false).is_err());
+        }
+        assert!(Optimizer { rank: 4, ..with(OptimizerKind::AdamW) }.check(DType::F32, false).is_err());
     }
 }
