@@ -33,5 +33,38 @@ pub(crate) fn parse(text: &str, name: String) -> Result<File, Failure> {
     if !value.is_object() {
         return Err(bad("a plan file holds an object, see `vramcast schema`"));
     }
-    Ok(File { name, value })
+    Ok(File { name, value: of_report(value) })
+}
+
+/// The plan of a report (`--json`), with its model; anything else is a plan already.
+fn of_report(mut value: Value) -> Value {
+    let model = value.pointer("/model/name").cloned();
+    let plan = if value["totals"].is_object() { value["plan"].take() } else { value.take() };
+    let mut plan = match plan {
+        Value::Object(mut object) if object.len() == 1 => match object.shift_remove_entry("train") {
+            Some((_, inner)) => inner,
+            None => object.shift_remove("infer").unwrap_or(Value::Object(object)),
+        },
+        other => other,
+    };
+    if let (Some(model), Some(object)) = (model, plan.as_object_mut()) {
+        object.insert("model".into(), model);
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_report_is_a_plan_file_too() {
+        let report = json!({"model": {"name": "gpt2"}, "totals": {}, "plan": {"train": {"clip": true}}});
+        assert_eq!(of_report(report), json!({"clip": true, "model": "gpt2"}));
+        assert_eq!(of_report(json!({"train": {"clip": true}})), json!({"clip": true}));
+        assert_eq!(of_report(json!({"infer": {"new_tokens": 3}})), json!({"new_tokens": 3}));
+        assert_eq!(of_report(json!({"clip": true})), json!({"clip": true}));
+        assert_eq!(of_report(json!({"model": "gpt2"})), json!({"model": "gpt2"}));
+    }
 }

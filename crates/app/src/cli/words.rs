@@ -347,7 +347,10 @@ mod tests {
             rewritten("--model microsoft/phi-2 --mode inference --precision bf16 --no-kv-cache").unwrap(),
             "infer microsoft/phi-2 --dtype=bf16 --no-kv-cache"
         );
-        assert_eq!(rewritten("--model m/x --dtype bf16 --dp 2").unwrap(), "train m/x --precision=bf16 --gpus=2 --engine=ddp");
+        assert_eq!(
+            rewritten("--model m/x --dtype bf16 --dp 2").unwrap(),
+            "train m/x --precision=bf16 --gpus=2 --engine=ddp"
+        );
         assert!(rewritten("infer gpt2 --mode training").is_err() && rewritten("--mode magic").is_err());
     }
 
@@ -363,8 +366,14 @@ mod tests {
         assert!(rewritten("infer m/x --fused-loss maybe").is_ok());
         assert!(rewritten("train m/x --fused-loss=maybe").unwrap_err().contains("maybe"));
         assert!(rewritten("train m/x --nothing --cpu-offload-optimizer").is_ok());
-        assert_eq!(rewritten("train --gpus 2 --offload-param nvme m/x").unwrap(), "train --gpus 2 --offload-param=nvme m/x");
-        assert_eq!(rewritten("train --gradient-checkpointing every-2 m/x").unwrap(), "train --gradient-checkpointing=every-2 m/x");
+        assert_eq!(
+            rewritten("train --gpus 2 --offload-param nvme m/x").unwrap(),
+            "train --gpus 2 --offload-param=nvme m/x"
+        );
+        assert_eq!(
+            rewritten("train --gradient-checkpointing every-2 m/x").unwrap(),
+            "train --gradient-checkpointing=every-2 m/x"
+        );
         assert_eq!(
             rewritten("train m/x --gradient-checkpointing=every-2").unwrap(),
             "train m/x --gradient-checkpointing=every-2"

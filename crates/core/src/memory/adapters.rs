@@ -104,8 +104,10 @@ pub(super) fn dense(
     };
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
     let mut untied = untied(torch, program, None, weights);
+    let owners = program.owners();
     for id in &program.registration {
         let shape = program.parameters[id.0 as usize].shape;
+        torch.set_module(owners[id.0 as usize]);
         parameters[id.0 as usize] = Some(match is_held(id) {
             true => torch.phantom(shape, weights),
             false => torch.fresh("parameter", shape, weights),
@@ -114,6 +116,7 @@ pub(super) fn dense(
             untied.extend(self::untied(torch, program, Some(*id), weights));
         }
     }
+    torch.set_module(0);
     let shape = |index: usize| program.parameters[index].shape;
     let parameters = parameters.into_iter().enumerate();
     let parameters = parameters.map(|(index, tensor)| tensor.unwrap_or_else(|| torch.phantom(shape(index), weights)));

@@ -32,6 +32,12 @@ pub(super) fn probabilities(program: &Program, scheme: &Quantization) -> BTreeMa
                 (Some(Spread::Normal(a)), Some(Spread::Normal(b))) => Some(Spread::Normal(a.hypot(b))),
                 _ => None,
             },
+            Op::Binary(Binary::Mul) => match (input(0), input(1)) {
+                (Some(Spread::Product(gate)), Some(Spread::Normal(_))) if !gate.gated => {
+                    Some(Spread::Product(Product { gated: true, ..gate }))
+                }
+                _ => None,
+            },
             Op::Gate(_) => input(0),
             Op::Activation(kind) => Some(Spread::product(*kind, false, input(0))),
             Op::GateProduct(kind) | Op::Glu(kind) => Some(Spread::product(*kind, true, input(0))),

@@ -103,9 +103,7 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
             // One card needs no engine, except one that uses the host's memory or has an optimizer of its own.
             let alone = !parallel.offloads() && !matches!(parallel.engine, Engine::Deepspeed(_));
             match parallel.mesh.world() {
-                1 if alone => {
-                    train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored())
-                }
+                1 if alone => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
                 _ => sharding::simulate(Rc::clone(&program), plan, parallel, layout.as_ref(), (liger, split)),
             }
         }

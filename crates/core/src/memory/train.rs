@@ -164,8 +164,10 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (V
         torch.in_category(Category::Weights, |torch| adapters::untied(torch, program, after, plan.weights))
     };
     let mut transient = untied(torch, None);
+    let owners = program.owners();
     for &id in &program.registration {
         let parameter = &program.parameters[id.0 as usize];
+        torch.set_module(owners[id.0 as usize]);
         let mut tensor =
             torch.in_category(Category::Weights, |torch| torch.fresh("parameter", parameter.shape, plan.weights));
         if !plan.is_frozen(parameter) {
@@ -176,6 +178,7 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (V
         parameters[id.0 as usize] = Some(tensor);
         transient.extend(untied(torch, Some(id)));
     }
+    torch.set_module(0);
     let mut parameters: Vec<Tensor> = parameters.into_iter().flatten().collect();
     torch.in_category(Category::Buffers, |torch| {
         for buffer in &program.buffers {

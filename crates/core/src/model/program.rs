@@ -29,6 +29,19 @@ pub struct Program {
     pub positions: Option<u64>,
 }
 
+impl Program {
+    /// The module that owns each parameter, by their places; the model itself where none is known.
+    pub fn owners(&self) -> Vec<u32> {
+        let mut owners = vec![0; self.parameters.len()];
+        for (place, module) in self.modules.iter().enumerate().rev() {
+            for id in &module.parameters {
+                owners[id.0 as usize] = place as u32;
+            }
+        }
+        owners
+    }
+}
+
 /// A few values.
 pub type ValueIds = smallvec::SmallVec<[ValueId; 3]>;
 

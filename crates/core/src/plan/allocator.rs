@@ -132,7 +132,8 @@ mod tests {
 
     #[test]
     fn roundings_by_size() {
-        let (options, _) = AllocatorOptions::parse("roundup_power2_divisions:[256:1,512:2,>:4],backend:native").unwrap();
+        let (options, _) =
+            AllocatorOptions::parse("roundup_power2_divisions:[256:1,512:2,>:4],backend:native").unwrap();
         let table = options.roundup_power2_divisions_by_size.unwrap();
         assert_eq!((table[0], table[8], table[9], table[10], table[15]), (1, 1, 4, 4, 4));
         assert!(AllocatorOptions::parse("roundup_power2_divisions:[256:3]").is_err());

@@ -106,13 +106,7 @@ impl Totals {
 }
 
 /// Sums a simulation up, with verdicts that were reached on it.
-pub fn summarize(
-    name: &str,
-    model: &Model,
-    plan: RunPlan,
-    simulation: &Simulation,
-    verdicts: Vec<Verdict>,
-) -> Report {
+pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulation, verdicts: Vec<Verdict>) -> Report {
     let totals = Totals::of(simulation);
     let alive = alive::at_peak(&simulation.log, &simulation.replay);
     let mut notes = model.notes().to_vec();

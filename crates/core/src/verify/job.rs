@@ -139,7 +139,8 @@ fn insert_allocator(run: &mut Map<String, Value>, options: AllocatorOptions) {
     parts.extend(options.max_split_size.map(|bytes| format!("max_split_size_mb:{}", bytes >> 20)));
     parts.extend(options.roundup_power2_divisions.map(|n| format!("roundup_power2_divisions:{n}")));
     parts.extend(options.roundup_power2_divisions_by_size.map(|table| {
-        let entries: Vec<String> = table.iter().enumerate().map(|(place, n)| format!("{}:{n}", 1u64 << place)).collect();
+        let entries: Vec<String> =
+            table.iter().enumerate().map(|(place, n)| format!("{}:{n}", 1u64 << place)).collect();
         format!("roundup_power2_divisions:[{}]", entries.join(","))
     }));
     if !parts.is_empty() {

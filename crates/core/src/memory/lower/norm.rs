@@ -85,7 +85,15 @@ pub(super) fn lower(
         }
         Norm::LayerPlusOne => {
             let shifted = weight.map(|weight| torch.scalar(Binary::Add, weight));
-            torch.layer_norm(x, shifted.as_ref(), bias, 2)
+            // Under autocast it casts its arguments itself and runs without (`_cast_if_autocast_enabled`).
+            let autocast = torch.autocast.take();
+            let dtype = autocast.unwrap_or(x.dtype);
+            let x = torch.cast(x, dtype);
+            let [shifted, bias] =
+                [shifted.as_ref(), bias].map(|own| own.map(|own| torch.cast(own, autocast.unwrap_or(own.dtype))));
+            let result = torch.layer_norm(&x, shifted.as_ref(), bias.as_ref(), 2);
+            torch.autocast = autocast;
+            result
         }
         Norm::L2 => {
             let square = torch.scalar(Binary::Pow, x);

@@ -155,8 +155,15 @@ fn makes_state_on_the_way(plan: plan::Optimizer) -> bool {
     }
 }
 
-/// The state of one parameter.
+/// The state of one parameter, which belongs to the module that the parameter does.
 fn state(torch: &mut Torch, plan: plan::Optimizer, tensor: &Tensor, whole: bool) -> Vec<Tensor> {
+    let before = torch.enter_module_of(tensor);
+    let states = states(torch, plan, tensor, whole);
+    torch.set_module(before);
+    states
+}
+
+fn states(torch: &mut Torch, plan: plan::Optimizer, tensor: &Tensor, whole: bool) -> Vec<Tensor> {
     let fused = plan.implementation == Implementation::Fused;
     match plan.kind {
         OptimizerKind::AdaBelief => adabelief::states(torch, tensor),

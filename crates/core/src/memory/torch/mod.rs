@@ -266,6 +266,13 @@ impl Torch {
         self.log.borrow_mut().set_module(module);
     }
 
+    /// Goes on in the name of the module that a tensor was made for; returns whose code ran.
+    pub fn enter_module_of(&mut self, tensor: &Tensor) -> u32 {
+        let mut log = self.log.borrow_mut();
+        let module = log.storages.get(tensor.storage.id().0 as usize).map_or(0, |storage| storage.module);
+        log.set_module(module)
+    }
+
     /// Notes why the run would stop here; the first reason counts.
     pub fn refuse(&self, why: &str) {
         self.log.borrow_mut().refused.get_or_insert_with(|| why.to_owned());

@@ -139,10 +139,9 @@ impl Optimizer {
             OptimizerKind::Rmsprop | OptimizerKind::Nadam if self.implementation == Implementation::Fused => {
                 refuse(&format!("torch's {} has no fused step", self.kind.name()), "use foreach or forloop")
             }
-            kind if self.implementation != Implementation::Foreach && !kind.has_implementations() => refuse(
-                &format!("{} steps in one way only", kind.name()),
-                "drop --optimizer-implementation",
-            ),
+            kind if self.implementation != Implementation::Foreach && !kind.has_implementations() => {
+                refuse(&format!("{} steps in one way only", kind.name()), "drop --optimizer-implementation")
+            }
             kind if self.rank != Self::default().rank && !kind.is_low_rank() => refuse(
                 &format!("{} has no rank", kind.name()),
                 "drop --optimizer-rank, or use galore-adamw or apollo-adamw",
