@@ -175,8 +175,14 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Ok(answer) => {
             // A reader that went away (`| head`) is no error.
             let mut out = anstream::stdout().lock();
-            let _ = out.write_all(answer.body.into_text().as_bytes()).and_then(|()| out.flush());
-            answer.exit
+            match out.write_all(answer.body.into_text().as_bytes()).and_then(|()| out.flush()) {
+                Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                    let failure = Failure::bad_input(format!("the answer could not be written: {error}"));
+                    failure.print(json);
+                    failure.exit()
+                }
+                _ => answer.exit,
+            }
         }
         Err(failure) => {
             failure.print(json);

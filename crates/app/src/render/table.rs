@@ -33,9 +33,10 @@ impl Table {
         &self.rows
     }
 
-    /// The table in so many columns: words of wide columns go on on further lines, no word is broken.
+    /// The table in so many columns: words of wide columns go on on further lines, and a word that is too long for its
+    /// column goes on after a sign in it.
     pub fn fitted(&self, width: usize) -> String {
-        const LEAST: usize = 12;
+        const LEAST: usize = 10;
         let lengths = |column: usize| {
             let cells = self.rows.iter().filter_map(move |row| row.get(column)).chain(self.headers.get(column));
             cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
@@ -51,20 +52,36 @@ impl Table {
             let lines: Vec<Vec<String>> = cells
                 .iter()
                 .zip(&widths)
-                .map(|(cell, width)| super::page::wrapped(cell, *width).lines().map(str::to_owned).collect())
+                .map(|(cell, width)| {
+                    super::page::wrapped(cell, *width).lines().flat_map(|line| pieces(line, *width)).collect()
+                })
                 .collect();
             let most = lines.iter().map(Vec::len).max().unwrap_or(0).max(1);
             let line = |at: usize| lines.iter().map(|cell| cell.get(at).cloned().unwrap_or_default()).collect();
             (0..most).map(line).collect()
         };
         let rows = self.rows.iter().flat_map(|row| broken(row)).collect();
-        Self { headers: self.headers.clone(), rows }.to_string()
+        Self { headers: self.headers.clone(), rows }.plain()
     }
 
     /// Adds a row.
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
+}
+
+/// A line in pieces that fit, each ending in a sign where there is one.
+fn pieces(line: &str, width: usize) -> Vec<String> {
+    let mut rest: Vec<char> = line.chars().collect();
+    let mut pieces = Vec::new();
+    while rest.len() > width.max(1) {
+        let sign = rest[..width].iter().rposition(|c| "/._,=-:".contains(*c)).filter(|at| *at + 1 > width / 2);
+        let tail = rest.split_off(sign.map_or(width, |at| at + 1));
+        pieces.push(rest.into_iter().collect());
+        rest = tail;
+    }
+    pieces.push(rest.into_iter().collect());
+    pieces
 }
 
 fn is_number(cell: &str) -> bool {
@@ -75,7 +92,16 @@ fn is_number(cell: &str) -> bool {
 }
 
 impl fmt::Display for Table {
+    /// In the columns there are.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.fitted(super::width()))
+    }
+}
+
+impl Table {
+    /// As wide as its cells.
+    fn plain(&self) -> String {
+        let mut page = String::new();
         let columns = self.headers.len();
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column)).chain(self.headers.get(column));
@@ -89,7 +115,7 @@ impl fmt::Display for Table {
                     && self.rows.iter().all(|row| row.get(column).is_none_or(|c| is_number(c)))
             })
             .collect();
-        let mut line = |cells: &[String]| -> fmt::Result {
+        let mut line = |cells: &[String]| {
             let mut text = String::new();
             for (column, cell) in cells.iter().enumerate().take(columns) {
                 let pad = " ".repeat(widths[column].saturating_sub(cell.chars().count()));
@@ -99,11 +125,13 @@ impl fmt::Display for Table {
                     text += &format!("{cell}{pad}  ");
                 }
             }
-            writeln!(f, "{}", text.trim_end())
+            page += text.trim_end();
+            page.push('\n');
         };
-        line(&self.headers)?;
-        line(&widths.iter().map(|width| "─".repeat(*width)).collect::<Vec<_>>())?;
-        self.rows.iter().try_for_each(|row| line(row))
+        line(&self.headers);
+        line(&widths.iter().map(|width| "─".repeat(*width)).collect::<Vec<_>>());
+        self.rows.iter().for_each(|row| line(row));
+        page
     }
 }
 
@@ -119,6 +147,10 @@ mod tests {
         let text = table.fitted(30);
         assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
         assert!(text.contains("many words that do not") && text.contains("one line"));
-        assert_eq!(table.fitted(200), table.to_string());
+        assert_eq!(table.fitted(200), table.plain());
+        table.row(vec!["three".into(), "model.layers.*.self_attn.q_proj.weight".into()]);
+        let text = table.fitted(30);
+        assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
+        assert!(text.contains("model.layers.*.self_\n"), "{text}");
     }
 }

@@ -243,7 +243,8 @@ fn explained(report: &Report) -> String {
         table.row(vec![module.path.clone(), gib(module.bytes)]);
     }
     page += &table.to_string();
-    page += "\nby phase\n";
+    page += "\nby phase: GiB allocated before it, at its peak and after it, and reserved\n";
+    page += "(0.1.fwd is the forward pass of micro-batch 1 of step 0)\n";
     let mut table = Table::new(&["phase", "before", "peak", "after", "reserved"]);
     for phase in &report.phases {
         table.row(vec![
@@ -282,17 +283,38 @@ fn plot(report: &Report) -> String {
         })
         .map(|height| height as u64)
         .collect();
-    let mut page = String::from("memory over the run (GiB asked for)\n");
+    let mut page = String::from("allocated over the run (GiB in tensors, before blocks are rounded up)\n");
     for row in (0..ROWS).rev() {
-        let label = if row == ROWS - 1 || row == 0 { gib(highest * (row + 1) / ROWS) } else { String::new() };
+        let label = if (row + 1).is_multiple_of(4) { gib(highest / ROWS * (row + 1)) } else { String::new() };
         let cells: String = heights
             .iter()
             .map(|height| [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'][height.saturating_sub(row * 8).min(8) as usize])
             .collect();
         page += &format!("{label:>8} │{}\n", cells.trim_end());
     }
-    page += &format!("{:>8} └{}\n\n", "", "─".repeat(heights.len()));
+    page += &format!("{:>8} └{}\n", "", "─".repeat(heights.len()));
+    let phases: Vec<&str> = report.timeline.chunks(step).map(|chunk| word_of_phase(&chunk[0].phase)).collect();
+    page += &format!("{:>8}  {}\n\n", "", beneath(&phases).trim_end());
     page
+}
+
+fn word_of_phase(name: &str) -> &str {
+    match name.rsplit('.').next().unwrap_or(name) {
+        "fwd" => "forward",
+        "bwd" => "backward",
+        "opt" => "step",
+        other => other,
+    }
+}
+
+/// The names of columns, each where its run begins, as far as there is room.
+fn beneath(names: &[&str]) -> String {
+    let mut line = String::new();
+    for run in names.chunk_by(|a, b| a == b) {
+        let name: String = run[0].chars().take(run.len().saturating_sub(1)).collect();
+        line += &format!("{name:<width$}", width = run.len());
+    }
+    line
 }
 
 pub(super) fn verdicts(verdicts: &[Verdict]) -> String {

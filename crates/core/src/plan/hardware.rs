@@ -47,7 +47,7 @@ struct Row {
     #[serde(default)]
     vendor: String,
     memory_mib: u64,
-    usable_mib: Option<u64>,
+    usable: Option<u64>,
     capability: Option<u32>,
     multiprocessors: Option<u64>,
     threads_per_multiprocessor: Option<u64>,
@@ -148,7 +148,7 @@ impl Row {
             aliases: Vec::new(),
             vendor: card.vendor,
             memory_mib: card.memory >> 20,
-            usable_mib: Some(card.memory >> 20),
+            usable: Some(card.memory),
             capability: card.capability,
             multiprocessors: card.multiprocessors,
             threads_per_multiprocessor: card.threads_per_multiprocessor,
@@ -157,11 +157,11 @@ impl Row {
     }
 
     fn usable(&self) -> u64 {
-        let bytes = |mib: u64| mib.saturating_mul(1 << 20);
-        match self.usable_mib {
-            Some(known) => bytes(known),
-            None if self.vendor == "NVIDIA" => Gpu::usable_of(bytes(self.memory_mib)),
-            None => bytes(self.memory_mib),
+        let total = self.memory_mib.saturating_mul(1 << 20);
+        match self.usable {
+            Some(known) => known,
+            None if self.vendor == "NVIDIA" => Gpu::usable_of(total),
+            None => total,
         }
     }
 
@@ -212,7 +212,7 @@ impl Gpu {
         Self {
             name: "H200".into(),
             vendor: "NVIDIA".into(),
-            memory: (143_771 - 614) << 20,
+            memory: 150_109_880_320,
             capability: Some(90),
             multiprocessors: Some(132),
             threads_per_multiprocessor: Some(2048),
@@ -274,18 +274,18 @@ mod tests {
     fn cuda_offers_less_than_the_driver_shows() {
         let cards = Gpus::embedded();
         // Totals in vLLM's logs, and torch's for a V100, in hundredths of a GiB.
-        for (name, total) in [("H100-80GB", 7918), ("H200", 13_980), ("RTX 4090", 2355), ("V100-16GB", 1577)] {
+        for (name, total) in [("H100-80GB", 7918), ("H200", 13_980), ("RTX 3090", 2355), ("V100-16GB", 1577)] {
             assert!(((cards.find(name).unwrap().memory * 100) >> 30).abs_diff(total) <= 5, "{name}");
         }
-        assert_eq!(cards.find("T4").unwrap().memory >> 20, 15_095);
+        assert_eq!(cards.find("T4").unwrap().memory, 15_828_320_256);
     }
 
     #[test]
     fn users_add_their_own() {
         let cards = Gpus::embedded().with("[[gpu]]\nname = \"Mine\"\nmemory_mib = 1000").unwrap();
         assert_eq!(cards.find("mine").unwrap().memory, 1000 << 20);
-        let whole = "[[gpu]]\nname = \"Mine\"\nmemory_mib = 1000\nusable_mib = 900";
-        assert_eq!(Gpus::embedded().with(whole).unwrap().find("mine").unwrap().memory, 900 << 20);
+        let whole = "[[gpu]]\nname = \"Mine\"\nmemory_mib = 1000\nusable = 900000000";
+        assert_eq!(Gpus::embedded().with(whole).unwrap().find("mine").unwrap().memory, 900_000_000);
         assert!(Gpus::embedded().with("[[gpu]]\nname = 3").is_err());
     }
 }
