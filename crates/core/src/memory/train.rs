@@ -25,6 +25,9 @@ use crate::plan::{AdapterLayout, Checkpointing, OptimizerKind, TrainPlan};
 /// third the cache of segments has settled.
 pub(super) const STEPS: u32 = 3;
 
+/// Micro-batches that are run: from the second on all are alike, and after a few the cache of segments has settled.
+pub(super) const MOST_MICRO_BATCHES: u32 = 16;
+
 /// Runs a program and returns what happened to memory.
 ///
 /// `layout` is what the plan's adapter comes to on this program, `liger` what Liger patches in it, `base` how a quantised
@@ -91,7 +94,7 @@ fn run_step(
     (plan, step): (&TrainPlan, u32),
     held: &mut Vec<Tensor>,
 ) {
-    for micro in 0..plan.gradient_accumulation.max(1) {
+    for micro in 0..plan.gradient_accumulation.clamp(1, MOST_MICRO_BATCHES) {
         // Loss and output die between the phases: the loop rebinds their names.
         let mark = torch.graph_mark();
         let (loss, outputs) = phase(torch, format!("{step}.{micro}.fwd"), |torch| {

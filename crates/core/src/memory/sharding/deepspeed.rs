@@ -71,7 +71,7 @@ pub(super) fn simulate(
     stage.prepare(&mut torch, &mut optimizer, plan.optimizer);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..train::STEPS {
-        let micro_batches = plan.gradient_accumulation.max(1);
+        let micro_batches = plan.gradient_accumulation.clamp(1, train::MOST_MICRO_BATCHES);
         for micro in 0..micro_batches {
             stage.begin(micro + 1 == micro_batches);
             let outputs = train::phase(&mut torch, format!("{step}.{micro}.fwd"), |torch| {

@@ -125,7 +125,7 @@ fn run(mut torch: Torch, program: Rc<Program>, (plan, parallel): (&TrainPlan, &P
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
     for step in 0..train::STEPS {
-        let micro_batches = plan.gradient_accumulation.max(1);
+        let micro_batches = plan.gradient_accumulation.clamp(1, train::MOST_MICRO_BATCHES);
         for micro in 0..micro_batches {
             let syncs = !parallel.no_sync || micro + 1 == micro_batches;
             let (loss, outputs) = train::phase(&mut torch, format!("{step}.{micro}.fwd"), |torch| {

@@ -350,7 +350,10 @@ fn nothing_matched(plan: &LoraPlan, targets: &Targets, view: View<'_>) -> PlanEr
     names.sort_unstable();
     names.dedup();
     let asked = match targets {
-        Targets::Names(list) if list.is_empty() => "no target modules are left".to_owned(),
+        Targets::Names(list) if list.is_empty() => {
+            "PEFT finds no target modules by itself where experts are fused (name them: --lora-target-modules)"
+                .to_owned()
+        }
         Targets::Names(list) => format!("no module is called {}", list.join(", ")),
         Targets::Regex(text) => format!("no module fits {text}"),
         Targets::AllLinear | Targets::Default => "the model has no linears to adapt".to_owned(),
