@@ -70,7 +70,7 @@ pub(super) fn output_layer(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, vocab
         if shared.options.core < 14 {
             drop(shared.matrix(torch, "dummy weight gradient", vocabulary, hidden));
         } else {
-            shared.weight_gradient(torch, vocabulary, hidden);
+            shared.weight_gradient(torch, vocabulary, hidden, vec![held.clone(), gradient.clone()]);
         }
         drop((held, gradient));
         smallvec![Some(scattered.unwrap_or(product))]

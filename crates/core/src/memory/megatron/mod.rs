@@ -57,9 +57,9 @@ pub fn simulate(architecture: Architecture, plan: &TrainPlan, mesh: &Mesh, optio
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let mut run = Run::new(&mut torch, architecture, plan, mesh, options, stage);
     // In-flight micro-batches settle after the warm-up; more of them repeat the same turns.
-    let most = 2 * mesh.pp * options.virtual_pipeline.max(1) + mesh.pp;
+    let most = 4 * mesh.pp * options.virtual_pipeline.max(1) + mesh.pp;
     let micro_batches = u64::from(plan.gradient_accumulation.max(1)).min(most.next_multiple_of(mesh.pp.max(1)));
-    let turns = chunks::schedule(stage, mesh.pp, options.virtual_pipeline.max(1), micro_batches);
+    let turns = chunks::turns(options.schedule, stage, mesh.pp, options.virtual_pipeline.max(1), micro_batches);
     for step in 0..train::STEPS {
         run.optimizer.zero();
         run.step(&mut torch, step, &turns);
@@ -157,7 +157,7 @@ impl Run {
     }
 
     fn step(&mut self, torch: &mut Torch, step: u32, turns: &[Turn]) {
-        let (mut forward, mut backward) = (0, 0);
+        let (mut forward, mut backward, mut weights) = (0, 0, 0);
         for turn in turns {
             match *turn {
                 Turn::Forward(chunk) => {
@@ -167,6 +167,16 @@ impl Run {
                 Turn::Backward(chunk) => {
                     train::phase(torch, format!("{step}.{backward}.bwd"), |torch| self.backward(torch, chunk));
                     backward += 1;
+                }
+                Turn::BackwardOfInputs(chunk) => {
+                    self.rank.defer(true);
+                    train::phase(torch, format!("{step}.{backward}.bwd"), |torch| self.backward(torch, chunk));
+                    self.rank.defer(false);
+                    backward += 1;
+                }
+                Turn::Weights => {
+                    train::phase(torch, format!("{step}.{weights}.weights"), |torch| self.rank.weight_pass(torch));
+                    weights += 1;
                 }
             }
         }

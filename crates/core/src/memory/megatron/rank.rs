@@ -1,7 +1,7 @@
 //! One rank: its sizes, its place in the mesh, and what Transformer Engine and Megatron keep for all layers of it.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use super::architecture::{Architecture, Layer};
@@ -40,6 +40,15 @@ struct Kept {
     workspaces: Vec<Tensor>,
     dispatched: BTreeMap<u32, Vec<Tensor>>,
     fp8_weights: BTreeMap<u32, Vec<Tensor>>,
+    defers: bool,
+    deferred: Vec<Deferred>,
+    waiting: VecDeque<Vec<Deferred>>,
+}
+
+/// A weight gradient that waits for its turn, with what its product reads (Transformer Engine's `WeightGradStore`).
+struct Deferred {
+    matrix: [u64; 2],
+    _reads: Vec<Tensor>,
 }
 
 /// How a linear is split over the tensor-parallel ranks.
@@ -51,6 +60,19 @@ pub(super) enum Split {
     Row,
     /// Not at all.
     Duplicated,
+}
+
+/// The rows a split linear sees on the way through.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rows {
+    /// Whether the input is gathered along the sequence.
+    pub gathers: bool,
+    /// Whether the output is scattered along it.
+    pub scatters: bool,
+    /// Rows of the product.
+    pub total: u64,
+    /// Rows of the output.
+    pub output: u64,
 }
 
 impl Rank {
@@ -74,6 +96,14 @@ impl Rank {
     /// Tokens a rank holds between them.
     pub(super) fn own_tokens(&self) -> u64 {
         if self.scattered() { self.tokens() / self.mesh.tp } else { self.tokens() }
+    }
+
+    /// The rows of a linear whose input has so many.
+    pub(super) fn rows(&self, split: Split, rows: u64) -> Rows {
+        let (gathers, scatters) = (split == Split::Column && self.scattered(), split == Split::Row && self.scattered());
+        let total = if gathers { rows.saturating_mul(self.mesh.tp) } else { rows };
+        let output = if scatters { total / self.mesh.tp.max(1) } else { total };
+        Rows { gathers, scatters, total, output }
     }
 
     /// Whether a part of every layer is computed again.
@@ -122,7 +152,14 @@ impl Rank {
     /// The tensor that is handed to autograd as the gradient of a weight whose true gradient went into the main
     /// gradients already: one for every shape of a weight, kept for good (`get_dummy_wgrad`). Without the fusion it is a
     /// gradient, and gone once it was added.
-    pub(super) fn weight_gradient(&self, torch: &mut Torch, rows: u64, columns: u64) {
+    ///
+    /// Where weight gradients wait for a turn of their own, the product's operands `reads` wait with them.
+    pub(super) fn weight_gradient(&self, torch: &mut Torch, rows: u64, columns: u64, reads: Vec<Tensor>) {
+        if self.defers() {
+            self.kept.borrow_mut().deferred.push(Deferred { matrix: [rows, columns], _reads: reads });
+            return;
+        }
+        drop(reads);
         if !self.options.gradient_accumulation_fusion {
             drop(self.matrix(torch, "weight gradient", rows, columns));
             return;
@@ -147,6 +184,29 @@ impl Rank {
                 .collect()
         });
         self.kept.borrow_mut().fp8_weights.insert(layer.module, copies);
+    }
+
+    /// Whether weight gradients wait for a turn of their own.
+    pub(super) fn defers(&self) -> bool {
+        self.kept.borrow().defers
+    }
+
+    /// Lets weight gradients wait, or closes the list of those that do: one for every micro-batch.
+    pub(super) fn defer(&self, defers: bool) {
+        let mut kept = self.kept.borrow_mut();
+        kept.defers = defers;
+        if !defers {
+            let list = std::mem::take(&mut kept.deferred);
+            kept.waiting.push_back(list);
+        }
+    }
+
+    /// The weight gradients of the micro-batch that waits longest.
+    pub(super) fn weight_pass(&self, torch: &mut Torch) {
+        let list = self.kept.borrow_mut().waiting.pop_front().unwrap_or_default();
+        for Deferred { matrix: [rows, columns], _reads } in list {
+            self.weight_gradient(torch, rows, columns, Vec::new());
+        }
     }
 
     /// What the dispatcher of a layer remembers of the last micro-batch it routed.

@@ -4,7 +4,7 @@ mod fp8;
 mod pipeline;
 
 pub use fp8::{Fp8, Fp8Recipe};
-pub use pipeline::PipelineSplit;
+pub use pipeline::{PipelineSchedule, PipelineSplit};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,9 @@ pub struct Megatron {
     pub virtual_pipeline: u64,
     /// Which layers go to which stage.
     pub split: PipelineSplit,
+    /// In which order micro-batches go through the stages.
+    #[serde(skip_serializing_if = "PipelineSchedule::is_default")]
+    pub schedule: PipelineSchedule,
     /// `mtp_num_layers`: layers of multi-token prediction behind the last.
     pub mtp_layers: u64,
     /// `use_distributed_optimizer`: states are shared by the data-parallel ranks.
@@ -61,6 +64,7 @@ impl Default for Megatron {
         Self {
             virtual_pipeline: 1,
             split: PipelineSplit::Even,
+            schedule: PipelineSchedule::default(),
             mtp_layers: 0,
             distributed_optimizer: true,
             main_gradients: DType::F32,
@@ -214,6 +218,7 @@ impl Megatron {
         if mesh.dp_replicate > 1 {
             return unsupported("several copies of the distributed optimizer", "use dp_shard for data parallel");
         }
+        self.schedule.check(mesh.pp, self.virtual_pipeline, &self.recompute)?;
         if self.virtual_pipeline > 1 {
             if mesh.pp == 1 {
                 return Err(PlanError::Conflict {
