@@ -169,6 +169,9 @@ impl FeatureArguments {
             (options.split != PipelineSplit::Even, "uneven stages"),
             (options.moe.dispatcher == Dispatcher::Hybridep, "the HybridEP dispatcher"),
             (options.optimizer_cpu_offload_percent > 0, "states on the host"),
+            (!options.schedule.is_default(), "zero-bubble schedules"),
+            (options.fsdp.is_some(), "Megatron-FSDP"),
+            (options.deepspeed.is_some(), "Megatron-DeepSpeed's layers"),
         ];
         let named: Vec<&str> = unmeasured.into_iter().filter(|(used, _)| *used).map(|(_, name)| name).collect();
         if !named.is_empty() {

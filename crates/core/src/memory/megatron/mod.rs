@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`architecture`] | what of a model Megatron needs to know |
 //! | [`weights`], [`optimizer`] | a rank's parameters, flat buffers, shards and states |
+//! | `deepspeed` | Megatron-DeepSpeed: its own layers under DeepSpeed's engines |
+//! | [`fsdp`] | Megatron-FSDP: what is gathered and reduced when |
 //! | [`chunks`], `ranks` | pipeline stages and schedules; a rank of every stage |
 //! | `rank`, `kernels`, `fp8` | Transformer Engine's modules and what they keep for all layers |
 //! | `attention`, `ring`, `latent`, `mlp`, `moe`, `router`, `layers`, `mtp`, `ends` | the model |
@@ -12,8 +14,10 @@
 pub mod architecture;
 mod attention;
 pub mod chunks;
+mod deepspeed;
 mod ends;
 mod fp8;
+pub mod fsdp;
 mod kernels;
 mod latent;
 mod layers;
@@ -36,7 +40,7 @@ use std::rc::Rc;
 
 use architecture::Architecture;
 use chunks::{Chunk, Turn};
-use optimizer::{Layout, Optimizer};
+use optimizer::{Buffers, Layout, Optimizer};
 use rank::Rank;
 use weights::Weight;
 
@@ -54,6 +58,9 @@ use crate::plan::parallel::mesh::Mesh;
 
 /// Simulates a rank of one pipeline stage.
 pub fn simulate(architecture: Architecture, plan: &TrainPlan, mesh: &Mesh, options: &Megatron, stage: u64) -> Log {
+    if let Some(zero) = &options.deepspeed {
+        return deepspeed::simulate(architecture, plan, mesh, (options, zero), stage);
+    }
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let mut run = Run::new(&mut torch, architecture, plan, mesh, options, stage);
     // In-flight micro-batches settle after the warm-up; more of them repeat the same turns.
@@ -126,16 +133,27 @@ impl Run {
         stage: u64,
     ) -> Self {
         let rank = Rank::new(*mesh, options.clone(), plan, &architecture);
-        let (layouts, weights): (Vec<Layout>, Vec<Vec<Weight>>) =
-            layouts(&architecture, mesh, options, stage).into_iter().unzip();
-        let (optimizer, buffers) = Optimizer::build(torch, &layouts, &weights, plan.weights, options);
+        let (optimizer, buffers) = match options.fsdp {
+            Some(fsdp) => {
+                let buckets = fsdp::buckets(&architecture, mesh, options, fsdp);
+                (Optimizer::build_sharded(torch, &buckets, plan.weights, options), Buffers { parameters: Vec::new() })
+            }
+            None => {
+                let (layouts, weights): (Vec<Layout>, Vec<Vec<Weight>>) =
+                    layouts(&architecture, mesh, options, stage).into_iter().unzip();
+                Optimizer::build(torch, &layouts, &weights, plan.weights, options)
+            }
+        };
         let rows = options.padded_vocabulary(architecture.vocabulary, mesh.tp) / mesh.tp.max(1);
         let shape = Shape::from([rows, architecture.hidden]);
         let storage = buffers.parameters.first().cloned().unwrap_or_else(|| torch.phantom(shape, plan.weights));
         let (embedding, leaf) = torch.leaf(Tensor { viewed: true, ..storage.with_shape(shape) });
         // The hook of Megatron's DDP adds the gradient to the main gradients and lets go of it.
-        let own = Rc::downgrade(&leaf);
-        *leaf.after.0.borrow_mut() = Some(Rc::new(move |_: &mut Torch| {
+        let (own, shards) = (Rc::downgrade(&leaf), rank.fsdp.clone());
+        *leaf.after.0.borrow_mut() = Some(Rc::new(move |torch: &mut Torch| {
+            if let Some(shards) = &shards {
+                shards.begin_gradients(torch, 0);
+            }
             if let Some(leaf) = own.upgrade() {
                 drop(leaf.grad.borrow_mut().take());
             }
@@ -192,6 +210,7 @@ impl Run {
         });
         let output = torch.in_category(Category::Activations, |torch| {
             let batch = batch(&rank, torch, &chunk);
+            rank.gather(torch, 0);
             let x = match &input {
                 Some((tensor, _)) => tensor.clone(),
                 None => ends::embedding(&rank, torch, &batch[0], &self.embedding),
@@ -201,6 +220,7 @@ impl Run {
                 return x;
             }
             torch.set_module(0);
+            rank.gather(torch, self.architecture.layers.len() + 1);
             let mut normed = rank.norm(torch, &x);
             drop(x);
             if rank.options.mtp_layers > 0 {
@@ -223,6 +243,9 @@ impl Run {
     fn backward(&mut self, torch: &mut Torch, index: usize) {
         let chunk = self.chunks[index].clone();
         let Some(Waiting { input, output }) = self.waiting[index].pop_front() else { return };
+        if let Some(fsdp) = &self.rank.fsdp {
+            fsdp.begin_backward(torch, self.architecture.layers.len() + 1);
+        }
         if chunk.last {
             autograd::backward(torch, &output);
             drop(output);
@@ -235,6 +258,9 @@ impl Run {
         if let Some((tensor, leaf)) = input {
             self.sent = leaf.grad.borrow_mut().take();
             drop((tensor, leaf));
+        }
+        if let Some(fsdp) = &self.rank.fsdp {
+            fsdp.end_backward();
         }
         // A gradient the hook has not taken would be one of ours: none is left behind.
         drop(self.leaf.grad.borrow_mut().take());

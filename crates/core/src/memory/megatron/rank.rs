@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use super::architecture::{Architecture, Layer};
+use super::fsdp::Sharded;
 use super::{fp8, weights};
 use crate::dtype::DType;
 use crate::memory::log::Category;
@@ -29,6 +30,8 @@ pub(super) struct Rank {
     pub sequence: u64,
     /// Modules of the layers whose products are in fp8.
     pub fp8_layers: BTreeSet<u32>,
+    /// Shards of Megatron-FSDP, where it runs.
+    pub fsdp: Option<Rc<Sharded>>,
     kept: RefCell<Kept>,
 }
 
@@ -80,7 +83,9 @@ impl Rank {
     pub(super) fn new(mesh: Mesh, options: Megatron, plan: &TrainPlan, architecture: &Architecture) -> Rc<Self> {
         let fp8_layers = architecture.layers.iter().filter(|layer| layer.fp8).map(|layer| layer.module).collect();
         let Batch { batch_size: samples, seq_len: sequence, .. } = plan.batch;
-        Rc::new(Self { mesh, options, dtype: plan.weights, samples, sequence, fp8_layers, kept: RefCell::default() })
+        let dtype = plan.weights;
+        let fsdp = Sharded::of(architecture, &mesh, &options, dtype);
+        Rc::new(Self { mesh, options, dtype, samples, sequence, fp8_layers, fsdp, kept: RefCell::default() })
     }
 
     /// Whether activations between the tensor-parallel parts are split along the sequence.
@@ -184,6 +189,13 @@ impl Rank {
                 .collect()
         });
         self.kept.borrow_mut().fp8_weights.insert(layer.module, copies);
+    }
+
+    /// Gathers what lies outside of the layers, where parameters are in shards: the embedding (0), or the norm and the head.
+    pub(super) fn gather(&self, torch: &mut Torch, owner: usize) {
+        if let Some(fsdp) = &self.fsdp {
+            fsdp.gather(torch, owner, true);
+        }
     }
 
     /// Whether weight gradients wait for a turn of their own.

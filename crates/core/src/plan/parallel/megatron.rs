@@ -1,13 +1,17 @@
 //! Options of Megatron-Core: what its arguments of the same names say.
 
+mod deepspeed;
 mod fp8;
+mod fsdp;
 mod pipeline;
 
 pub use fp8::{Fp8, Fp8Recipe};
+pub use fsdp::{MegatronFsdp, ShardingStrategy};
 pub use pipeline::{PipelineSchedule, PipelineSplit};
 
 use serde::{Deserialize, Serialize};
 
+use super::DeepSpeed;
 use super::mesh::{Mesh, ModelSizes, divides};
 use crate::dtype::DType;
 use crate::plan::{OptimizerKind, PlanError, TrainPlan};
@@ -50,6 +54,15 @@ pub struct Megatron {
     /// Products in fp8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp8: Option<Fp8>,
+    /// Megatron-FSDP, which takes the place of the distributed optimizer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fsdp: Option<MegatronFsdp>,
+    /// Megatron-DeepSpeed: its layers under DeepSpeed's engine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deepspeed: Option<DeepSpeed>,
+    /// `partition_activations` of DeepSpeed's checkpoints: tensor-parallel ranks share what is kept for recompute.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub partition_activations: bool,
     /// The minor version of Megatron-Core 0: before 0.13 probabilities of experts are applied when tokens come back, before
     /// 0.14 the output layer makes a gradient of its weight that is thrown away.
     pub core: u32,
@@ -78,6 +91,9 @@ impl Default for Megatron {
             cp_comm: ContextExchange::P2p,
             moe: Experts::default(),
             fp8: None,
+            fsdp: None,
+            deepspeed: None,
+            partition_activations: false,
             core: 14,
             transformer_engine: 13,
             torch: 11,
@@ -218,6 +234,10 @@ impl Megatron {
         if mesh.dp_replicate > 1 {
             return unsupported("several copies of the distributed optimizer", "use dp_shard for data parallel");
         }
+        if let Some(fsdp) = self.fsdp {
+            fsdp.check(self, mesh)?;
+        }
+        self.check_deepspeed(plan, mesh, sizes)?;
         self.schedule.check(mesh.pp, self.virtual_pipeline, &self.recompute)?;
         if self.virtual_pipeline > 1 {
             if mesh.pp == 1 {
