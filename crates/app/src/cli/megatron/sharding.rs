@@ -1,7 +1,9 @@
-//! How Megatron's ranks share what they hold: zero-bubble schedules, Megatron-FSDP, DeepSpeed's checkpoints.
+//! How Megatron's ranks share what they hold: zero-bubble schedules, Megatron-FSDP, DeepSpeed's checkpoints; and its LoRA.
 
 use clap::{Args, ValueEnum};
-use vramcast_core::plan::parallel::megatron::{Megatron, MegatronFsdp, PipelineSchedule, ShardingStrategy};
+use vramcast_core::plan::parallel::megatron::{
+    LoraTarget, Megatron, MegatronFsdp, MegatronLora, PipelineSchedule, ShardingStrategy,
+};
 
 use super::super::Failure;
 
@@ -18,9 +20,31 @@ pub(in super::super) struct ShardingArguments {
     /// Gather layers in two buffers that stay (Megatron-FSDP).
     #[arg(long, requires = "gpus")]
     fsdp_double_buffer: bool,
+    /// Elements of gradients that may wait to be reduced; half as many are gathered ahead (Megatron-FSDP)
+    /// [default: 1e9, or two layers].
+    #[arg(long, value_name = "N", requires = "gpus")]
+    suggested_communication_unit_size: Option<u64>,
+    /// What so many of the first layers keep for backward goes to the host (cpu_offloading).
+    #[arg(long, value_name = "N", requires = "gpus")]
+    cpu_offloading_num_layers: Option<u64>,
     /// Tensor-parallel ranks share what is kept for recompute (Megatron-DeepSpeed).
     #[arg(long, requires = "gpus")]
     partition_activations: bool,
+    /// Train adapters of this rank beside frozen linears, as Megatron-Bridge does [without a value: 32].
+    #[arg(long, value_name = "DIM", num_args = 0..=1, require_equals = true, default_missing_value = "32", requires = "gpus")]
+    megatron_lora: Option<u64>,
+    /// Which linears have adapters, separated by commas: linear_qkv, linear_proj, linear_fc1, linear_fc2 [default: all].
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "megatron_lora")]
+    megatron_lora_targets: Vec<Target>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Target {
+    LinearQkv,
+    LinearProj,
+    LinearFc1,
+    LinearFc2,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -46,14 +70,19 @@ impl ShardingArguments {
         self.pipeline_schedule.is_some()
             || self.data_parallel_sharding_strategy.is_some()
             || self.fsdp_double_buffer
+            || self.suggested_communication_unit_size.is_some()
+            || self.cpu_offloading_num_layers.is_some()
             || self.partition_activations
+            || self.megatron_lora.is_some()
     }
 
     /// Puts them into the options; `fsdp` is whether Megatron-FSDP runs.
     pub(super) fn apply(&self, options: &mut Megatron, fsdp: bool) -> Result<(), Failure> {
-        if !fsdp && (self.data_parallel_sharding_strategy.is_some() || self.fsdp_double_buffer) {
+        let own = self.data_parallel_sharding_strategy.is_some() || self.suggested_communication_unit_size.is_some();
+        if !fsdp && (own || self.fsdp_double_buffer) {
             return Err(Failure::bad_input(
-                "--data-parallel-sharding-strategy and --fsdp-double-buffer are Megatron-FSDP's",
+                "--data-parallel-sharding-strategy, --fsdp-double-buffer and --suggested-communication-unit-size are \
+                 Megatron-FSDP's",
             )
             .hint("add --engine megatron-fsdp, or drop them"));
         }
@@ -68,8 +97,24 @@ impl ShardingArguments {
             Some(Strategy::OptimGrads) => ShardingStrategy::OptimGrads,
             Some(Strategy::OptimGradsParams) | None => ShardingStrategy::OptimGradsParams,
         };
-        options.fsdp = fsdp.then_some(MegatronFsdp { strategy, double_buffer: self.fsdp_double_buffer });
+        options.fsdp = fsdp.then_some(MegatronFsdp {
+            strategy,
+            double_buffer: self.fsdp_double_buffer,
+            communication_unit: self.suggested_communication_unit_size,
+        });
         options.partition_activations = self.partition_activations;
+        options.cpu_offloading_layers = self.cpu_offloading_num_layers.unwrap_or(0);
+        let targets = self.megatron_lora_targets.iter().map(|target| match target {
+            Target::LinearQkv => LoraTarget::LinearQkv,
+            Target::LinearProj => LoraTarget::LinearProj,
+            Target::LinearFc1 => LoraTarget::LinearFc1,
+            Target::LinearFc2 => LoraTarget::LinearFc2,
+        });
+        let targets: Vec<LoraTarget> = targets.collect();
+        options.lora = self.megatron_lora.map(|dim| match targets.is_empty() {
+            true => MegatronLora { dim, ..MegatronLora::default() },
+            false => MegatronLora { dim, targets },
+        });
         Ok(())
     }
 }

@@ -146,7 +146,7 @@ impl Sharded {
         let units = architecture.layers.len().max(1) as u64;
         let layers = buckets.iter().filter(|bucket| bucket.unit);
         let average = layers.flat_map(|bucket| &bucket.weights).map(|(from, to)| to - from).sum::<u64>() / units;
-        let capacity = (2 * average).max(1_000_000_000);
+        let capacity = fsdp.communication_unit.unwrap_or((2 * average).max(1_000_000_000));
         Some(Rc::new(Self {
             buckets,
             options: fsdp,
@@ -162,8 +162,10 @@ impl Sharded {
         }))
     }
 
+    /// The buckets that someone else has a part of.
     fn of_owner(&self, owner: usize) -> Vec<usize> {
-        (0..self.buckets.len()).filter(|index| self.buckets[*index].owners.contains(&owner)).collect()
+        let shared = |bucket: &Bucket| bucket.ranks > 1 && bucket.owners.contains(&owner);
+        (0..self.buckets.len()).filter(|index| shared(&self.buckets[*index])).collect()
     }
 
     /// A whole bucket: fresh, or one of two buffers that stay.
@@ -205,7 +207,8 @@ impl Sharded {
                 false => wanted.first().map(|first| (*first..).find(|index| !wanted.contains(index)).unwrap_or(0)),
                 true => wanted.last().and_then(|last| (0..*last).rev().find(|index| !wanted.contains(index))),
             };
-            let Some(next) = next.filter(|next| *next < self.buckets.len() && sum - base < self.ahead) else { break };
+            let inside = |next: &usize| *next < self.buckets.len() && self.buckets[*next].ranks > 1;
+            let Some(next) = next.filter(|next| inside(next) && sum - base < self.ahead) else { break };
             units.extend(&self.buckets[next].owners);
             if self.options.double_buffer && units.len() > 2 {
                 break;

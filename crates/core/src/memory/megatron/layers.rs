@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::architecture::{Architecture, Attention, FeedForward, Layer};
 use super::rank::Rank;
-use super::{attention, latent, mlp, moe, recompute};
+use super::{attention, latent, mlp, moe, offload, recompute};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::Binary;
@@ -30,7 +30,15 @@ pub(super) fn run(
             _ => 0,
         };
         if group == 0 {
-            x = gathered(rank, torch, &x, (at, &architecture.layers[at]));
+            let own = (at, &architecture.layers[at]);
+            x = match (at as u64) < rank.options.cpu_offloading_layers {
+                true => offload::layer(rank, torch, |torch| gathered(rank, torch, &x, own)),
+                false => {
+                    let output = gathered(rank, torch, &x, own);
+                    rank.under_way(None);
+                    output
+                }
+            };
             at += 1;
             continue;
         }

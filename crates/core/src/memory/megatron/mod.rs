@@ -4,12 +4,13 @@
 //! |---|---|
 //! | [`architecture`] | what of a model Megatron needs to know |
 //! | [`weights`], [`optimizer`] | a rank's parameters, flat buffers, shards and states |
+//! | [`lora`] | adapters beside frozen linears |
 //! | `deepspeed` | Megatron-DeepSpeed: its own layers under DeepSpeed's engines |
 //! | [`fsdp`] | Megatron-FSDP: what is gathered and reduced when |
 //! | [`chunks`], `ranks` | pipeline stages and schedules; a rank of every stage |
 //! | `rank`, `kernels`, `fp8` | Transformer Engine's modules and what they keep for all layers |
 //! | `attention`, `ring`, `latent`, `mlp`, `moe`, `router`, `layers`, `mtp`, `ends` | the model |
-//! | `recompute` | what is run again in backward |
+//! | `recompute`, `offload` | what is run again in backward, and what is on the host until then |
 
 pub mod architecture;
 mod attention;
@@ -21,9 +22,11 @@ pub mod fsdp;
 mod kernels;
 mod latent;
 mod layers;
+pub mod lora;
 mod mlp;
 mod moe;
 mod mtp;
+mod offload;
 pub mod optimizer;
 mod rank;
 mod ranks;
@@ -81,7 +84,10 @@ pub fn simulate(architecture: Architecture, plan: &TrainPlan, mesh: &Mesh, optio
 pub fn layouts(architecture: &Architecture, mesh: &Mesh, options: &Megatron, stage: u64) -> Vec<(Layout, Vec<Weight>)> {
     let mut list = Vec::new();
     for chunk in stage_chunks(architecture, mesh, options, stage) {
-        let all = weights::of_chunk(architecture, &chunk, mesh, options);
+        let all = match &options.lora {
+            Some(lora) => lora::weights(architecture, &chunk, mesh, lora),
+            None => weights::of_chunk(architecture, &chunk, mesh, options),
+        };
         for (expert, fp8) in [(false, false), (false, true), (true, false), (true, true)] {
             let apart = |weight: &Weight| weight.fp8 && options.fp8.is_some_and(|fp8| fp8.param_gather);
             let inside = |weight: &&Weight| weight.expert == expert && apart(weight) == fp8;
@@ -93,6 +99,21 @@ pub fn layouts(architecture: &Architecture, mesh: &Mesh, options: &Megatron, sta
         }
     }
     list
+}
+
+/// The model's own parameters where only adapters are trained: they lie in no buffer.
+fn frozen(
+    torch: &mut Torch,
+    architecture: &Architecture,
+    plan: &TrainPlan,
+    (mesh, options): (&Mesh, &Megatron),
+    stage: u64,
+) -> Vec<Tensor> {
+    let chunks = stage_chunks(architecture, mesh, options, stage).into_iter().filter(|_| options.lora.is_some());
+    let weights = chunks.flat_map(|chunk| weights::of_chunk(architecture, &chunk, mesh, options));
+    torch.in_category(Category::Weights, |torch| {
+        weights.map(|weight| torch.fresh("parameter", Shape::from([weight.elements]), plan.weights)).collect()
+    })
 }
 
 /// Chunks of a stage; a split that cannot be was refused before.
@@ -144,9 +165,11 @@ impl Run {
                 Optimizer::build(torch, &layouts, &weights, plan.weights, options)
             }
         };
+        let frozen = frozen(torch, &architecture, plan, (mesh, options), stage);
         let rows = options.padded_vocabulary(architecture.vocabulary, mesh.tp) / mesh.tp.max(1);
         let shape = Shape::from([rows, architecture.hidden]);
-        let storage = buffers.parameters.first().cloned().unwrap_or_else(|| torch.phantom(shape, plan.weights));
+        let table = buffers.parameters.first().filter(|_| options.lora.is_none());
+        let storage = table.cloned().unwrap_or_else(|| torch.phantom(shape, plan.weights));
         let (embedding, leaf) = torch.leaf(Tensor { viewed: true, ..storage.with_shape(shape) });
         // The hook of Megatron's DDP adds the gradient to the main gradients and lets go of it.
         let (own, shards) = (Rc::downgrade(&leaf), rank.fsdp.clone());
@@ -168,7 +191,7 @@ impl Run {
             leaf,
             optimizer,
             waiting,
-            _parameters: buffers.parameters,
+            _parameters: buffers.parameters.into_iter().chain(frozen).collect(),
             received: None,
             sent: None,
         }
@@ -210,9 +233,15 @@ impl Run {
         });
         let output = torch.in_category(Category::Activations, |torch| {
             let batch = batch(&rank, torch, &chunk);
+            rank.offloaded(0);
             rank.gather(torch, 0);
             let x = match &input {
                 Some((tensor, _)) => tensor.clone(),
+                // What is frozen leaves no graph; adapters want one from the first layer on.
+                None if rank.options.lora.is_some() => {
+                    let rows = ends::embedding(&rank, torch, &batch[0], &self.embedding).detached();
+                    torch.leaf(rows).0
+                }
                 None => ends::embedding(&rank, torch, &batch[0], &self.embedding),
             };
             let x = layers::run(&rank, &self.architecture, torch, x, chunk.layers.clone());
@@ -262,6 +291,7 @@ impl Run {
         if let Some(fsdp) = &self.rank.fsdp {
             fsdp.end_backward();
         }
+        self.rank.under_way(None);
         // A gradient the hook has not taken would be one of ours: none is left behind.
         drop(self.leaf.grad.borrow_mut().take());
     }

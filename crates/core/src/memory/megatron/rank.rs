@@ -46,6 +46,8 @@ struct Kept {
     defers: bool,
     deferred: Vec<Deferred>,
     waiting: VecDeque<Vec<Deferred>>,
+    under_way: Option<Tensor>,
+    offloaded: u64,
 }
 
 /// A weight gradient that waits for its turn, with what its product reads (Transformer Engine's `WeightGradStore`).
@@ -189,6 +191,17 @@ impl Rank {
                 .collect()
         });
         self.kept.borrow_mut().fp8_weights.insert(layer.module, copies);
+    }
+
+    /// What is on its way to or from the host takes the place of what was.
+    pub(super) fn under_way(&self, tensor: Option<Tensor>) {
+        let before = std::mem::replace(&mut self.kept.borrow_mut().under_way, tensor);
+        drop(before);
+    }
+
+    /// Notes what a layer sent to the host, and returns what the one before it did.
+    pub(super) fn offloaded(&self, bytes: u64) -> u64 {
+        std::mem::replace(&mut self.kept.borrow_mut().offloaded, bytes)
     }
 
     /// Gathers what lies outside of the layers, where parameters are in shards: the embedding (0), or the norm and the head.

@@ -3,10 +3,12 @@
 mod deepspeed;
 mod fp8;
 mod fsdp;
+mod lora;
 mod pipeline;
 
 pub use fp8::{Fp8, Fp8Recipe};
 pub use fsdp::{MegatronFsdp, ShardingStrategy};
+pub use lora::{LoraTarget, MegatronLora};
 pub use pipeline::{PipelineSchedule, PipelineSplit};
 
 use serde::{Deserialize, Serialize};
@@ -57,6 +59,12 @@ pub struct Megatron {
     /// Megatron-FSDP, which takes the place of the distributed optimizer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fsdp: Option<MegatronFsdp>,
+    /// `cpu_offloading_num_layers`: what so many of the first layers keep for backward goes to the host.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cpu_offloading_layers: u64,
+    /// Adapters beside frozen linears.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<MegatronLora>,
     /// Megatron-DeepSpeed: its layers under DeepSpeed's engine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deepspeed: Option<DeepSpeed>,
@@ -92,6 +100,8 @@ impl Default for Megatron {
             moe: Experts::default(),
             fp8: None,
             fsdp: None,
+            cpu_offloading_layers: 0,
+            lora: None,
             deepspeed: None,
             partition_activations: false,
             core: 14,
@@ -99,6 +109,10 @@ impl Default for Megatron {
             torch: 11,
         }
     }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Types of the precision-aware optimizer's states.
@@ -220,7 +234,10 @@ impl Megatron {
     pub fn check(&self, plan: &TrainPlan, mesh: &Mesh, sizes: &ModelSizes) -> Result<(), PlanError> {
         let unsupported = |what: &str, hint: &str| Err(PlanError::Unsupported { what: what.into(), hint: hint.into() });
         if plan.adapter.is_some() || plan.quantization.is_some() {
-            return unsupported("adapters or quantised weights under Megatron", "train the model itself");
+            return unsupported(
+                "PEFT's adapters or quantised weights under Megatron",
+                "Megatron-Bridge's own LoRA is --megatron-lora",
+            );
         }
         if !matches!(plan.optimizer.kind, OptimizerKind::AdamW | OptimizerKind::Adam) {
             return unsupported("an optimizer other than Adam under Megatron", "use adamw");
@@ -236,6 +253,9 @@ impl Megatron {
         }
         if let Some(fsdp) = self.fsdp {
             fsdp.check(self, mesh)?;
+        }
+        if let Some(lora) = &self.lora {
+            lora.check(self, mesh, sizes)?;
         }
         self.check_deepspeed(plan, mesh, sizes)?;
         self.schedule.check(mesh.pp, self.virtual_pipeline, &self.recompute)?;
@@ -286,6 +306,7 @@ impl Megatron {
             divides("cp (a2a)", mesh.cp, "key and value heads of a tensor-parallel rank", heads)?;
         }
         self.check_recompute(mesh, sizes)?;
+        self.check_offloading(mesh, sizes)?;
         self.check_rest(plan)
     }
 
@@ -321,6 +342,33 @@ impl Megatron {
             });
         }
         Ok(())
+    }
+
+    /// Megatron's own refusals (`TransformerConfig.__post_init__`), and layers of other engines.
+    fn check_offloading(&self, mesh: &Mesh, sizes: &ModelSizes) -> Result<(), PlanError> {
+        let layers = self.cpu_offloading_layers;
+        if layers == 0 {
+            return Ok(());
+        }
+        let refused = [
+            (mesh.pp > 1, "a pipeline"),
+            (!matches!(&self.recompute, Recompute::None), "recompute"),
+            (self.deepspeed.is_some(), "Megatron-DeepSpeed"),
+        ];
+        if let Some((_, what)) = refused.into_iter().find(|(used, _)| *used) {
+            return Err(PlanError::Conflict {
+                what: format!("cpu_offloading_num_layers {layers} with {what}, which Megatron refuses"),
+                hint: "drop one of them".into(),
+            });
+        }
+        match sizes.layers.filter(|all| layers >= *all) {
+            Some(all) => Err(PlanError::BadValue {
+                key: "cpu_offloading_num_layers".into(),
+                value: layers.to_string(),
+                expected: format!("fewer than {all}, the layers there are"),
+            }),
+            None => Ok(()),
+        }
     }
 
     fn check_recompute(&self, mesh: &Mesh, sizes: &ModelSizes) -> Result<(), PlanError> {

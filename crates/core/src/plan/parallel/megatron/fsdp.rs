@@ -14,6 +14,9 @@ pub struct MegatronFsdp {
     pub strategy: ShardingStrategy,
     /// `fsdp_double_buffer`: layers are gathered and their gradients summed in two buffers each, which stay.
     pub double_buffer: bool,
+    /// `suggested_communication_unit_size`: elements of gradients that may wait; half as many are gathered ahead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub communication_unit: Option<u64>,
 }
 
 /// What the data-parallel ranks share.
