@@ -76,10 +76,10 @@ fn zero_bubble_schedules_trade_memory() {
     assert_eq!(plain[0], h1[0], "the first stage lets no weight gradient wait");
     assert!(h1[1] > plain[1] && h1[2] > plain[2] && h1[3] > plain[3], "{h1:?} {plain:?}");
     assert!((0..4).all(|stage| h2[stage] > h1[stage]), "{h2:?} {h1:?}");
-    assert_eq!(held(&run(&dense(), mesh, Megatron::default())), {
-        let options = Megatron { schedule: PipelineSchedule::ZeroBubbleH2, ..Megatron::default() };
-        held(&run(&dense(), mesh, options))
-    });
+    let options = Megatron { schedule: PipelineSchedule::ZeroBubbleH2, ..Megatron::default() };
+    let (usual, waited) = (held(&run(&dense(), mesh, Megatron::default())), held(&run(&dense(), mesh, options)));
+    // Nothing waits when a step is over; blocks that could not be split differ.
+    assert!(usual.abs_diff(waited) < 2 << 20, "{usual} {waited}");
 }
 
 #[test]

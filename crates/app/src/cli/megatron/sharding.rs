@@ -39,12 +39,15 @@ pub(in super::super) struct ShardingArguments {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-#[value(rename_all = "snake_case")]
 enum Target {
-    LinearQkv,
-    LinearProj,
-    LinearFc1,
-    LinearFc2,
+    #[value(name = "linear_qkv")]
+    Qkv,
+    #[value(name = "linear_proj")]
+    Proj,
+    #[value(name = "linear_fc1")]
+    Fc1,
+    #[value(name = "linear_fc2")]
+    Fc2,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -105,10 +108,10 @@ impl ShardingArguments {
         options.partition_activations = self.partition_activations;
         options.cpu_offloading_layers = self.cpu_offloading_num_layers.unwrap_or(0);
         let targets = self.megatron_lora_targets.iter().map(|target| match target {
-            Target::LinearQkv => LoraTarget::LinearQkv,
-            Target::LinearProj => LoraTarget::LinearProj,
-            Target::LinearFc1 => LoraTarget::LinearFc1,
-            Target::LinearFc2 => LoraTarget::LinearFc2,
+            Target::Qkv => LoraTarget::LinearQkv,
+            Target::Proj => LoraTarget::LinearProj,
+            Target::Fc1 => LoraTarget::LinearFc1,
+            Target::Fc2 => LoraTarget::LinearFc2,
         });
         let targets: Vec<LoraTarget> = targets.collect();
         options.lora = self.megatron_lora.map(|dim| match targets.is_empty() {

@@ -77,6 +77,9 @@ impl Bucket {
     }
 }
 
+/// What parameters of one bucket have in common: the layer, where it is a unit, and whether they are experts.
+type Kind = (Option<usize>, bool);
+
 /// The buckets of a model that is not cut into stages: what belongs to no layer first, then layer by layer.
 pub fn buckets(architecture: &Architecture, mesh: &Mesh, options: &Megatron, fsdp: MegatronFsdp) -> Vec<Bucket> {
     let count = architecture.layers.len();
@@ -94,7 +97,7 @@ pub fn buckets(architecture: &Architecture, mesh: &Mesh, options: &Megatron, fsd
     let shards = fsdp.strategy.shards_states();
     let is_unit = |owner: usize| fsdp.strategy.shards_parameters() && (1..=count).contains(&owner);
     // Groups of one kind, in the order of their first parameter.
-    let mut groups: Vec<((Option<usize>, bool), Vec<(usize, Weight)>)> = Vec::new();
+    let mut groups: Vec<(Kind, Vec<(usize, Weight)>)> = Vec::new();
     for (owner, weight) in parameters {
         let key = (is_unit(owner).then_some(owner), weight.expert);
         match groups.iter_mut().find(|(known, _)| *known == key) {
@@ -239,9 +242,9 @@ impl Sharded {
         let mut x = x.clone();
         if let Some(edge) = x.edge.take().filter(|_| torch.grad_enabled) {
             let this = Rc::clone(self);
-            let work = move |torch: &mut Torch, gradients| {
+            let work = move |_: &mut Torch, gradients| {
                 this.release(owner);
-                this.reduce(torch, owner);
+                this.reduce(owner);
                 gradients
             };
             let node = Node::new(torch, 1, std::iter::once(Some(edge)).collect(), Box::new(work));
@@ -268,7 +271,7 @@ impl Sharded {
     pub(super) fn begin_backward(&self, torch: &mut Torch, head: usize) {
         self.backward.set(true);
         self.begin_gradients(torch, head);
-        self.reduce(torch, head);
+        self.reduce(head);
     }
 
     /// The first gradient of a bucket is written into it.
@@ -286,7 +289,7 @@ impl Sharded {
     }
 
     /// Buckets whose last gradient is there are reduced, beside what runs; those that wait longest go.
-    pub(super) fn reduce(&self, _torch: &mut Torch, owner: usize) {
+    fn reduce(&self, owner: usize) {
         for index in self.of_owner(owner) {
             if self.buckets[index].owners.first() == Some(&owner)
                 && let Some(tensor) = self.gradients.borrow_mut().remove(&index)
