@@ -314,6 +314,24 @@ fn settings_of_zero_cost_what_they_say() {
     assert!(held(apart, None).2 < held(bucket, None).2);
 }
 
+/// Cards that share one copy hold what they would hold without the others (MiCS).
+#[test]
+fn copies_of_shards_hold_what_one_does() {
+    let held = |mics_shard_size, world| {
+        let zero = ZeroConfig { stage: 3, mics_shard_size, ..ZeroConfig::default() };
+        let parallel = spread(Engine::Deepspeed(DeepSpeed { zero, ..DeepSpeed::default() }), world);
+        let run = simulation::train(&model(), &plan(Some(parallel)));
+        run.map(|run| run.replay.phases.last().map_or(0, |phase| phase.after)).map_err(|error| error.to_string())
+    };
+    for ranks in [2, 4, 8] {
+        assert_eq!(held(ranks as i64, 8), held(-1, ranks));
+    }
+    assert!(held(4, 8) > held(8, 8));
+    assert!(held(3, 8).unwrap_err().contains("mics_shard_size 3 does not divide 8 GPUs"));
+    assert!(held(16, 8).unwrap_err().contains("more than 8 GPUs"));
+    assert!(held(0, 8).unwrap_err().contains("mics_shard_size: 0 is not"));
+}
+
 #[test]
 fn a_disk_takes_what_the_host_would_hold() {
     let held = |device| {

@@ -1,6 +1,7 @@
 //! Flags of Megatron runs: what its own arguments of these names say.
 
 mod features;
+mod sharding;
 
 use clap::{Args, ValueEnum};
 use serde_json::Value;
@@ -12,6 +13,7 @@ use vramcast_core::plan::parallel::{Engine, Mesh};
 
 use super::Failure;
 use features::FeatureArguments;
+use sharding::ShardingArguments;
 
 /// Megatron's own.
 #[derive(Debug, Args)]
@@ -56,6 +58,8 @@ pub(super) struct MegatronArguments {
     make_vocab_size_divisible_by: Option<u64>,
     #[command(flatten)]
     features: FeatureArguments,
+    #[command(flatten)]
+    sharding: ShardingArguments,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -93,6 +97,7 @@ impl MegatronArguments {
             || self.no_gradient_accumulation_fusion
             || self.make_vocab_size_divisible_by.is_some()
             || self.features.is_used()
+            || self.sharding.is_used()
     }
 
     /// The axes that only Megatron has.
@@ -102,7 +107,13 @@ impl MegatronArguments {
     }
 
     /// The engine they describe, on so many pipeline and context-parallel ranks.
-    pub(super) fn engine(&self, axes: [u64; 2], notes: &mut Vec<String>) -> Result<Engine, Failure> {
+    /// `zero` is DeepSpeed's engine under Megatron-DeepSpeed's layers, `fsdp` whether Megatron-FSDP shards them.
+    pub(super) fn engine(
+        &self,
+        axes: [u64; 2],
+        (zero, fsdp): (Option<Engine>, bool),
+        notes: &mut Vec<String>,
+    ) -> Result<Engine, Failure> {
         let moment = |moments: Moments| match moments {
             Moments::Fp32 => DType::F32,
             Moments::Bf16 => DType::BF16,
@@ -128,11 +139,21 @@ impl MegatronArguments {
             make_vocab_size_divisible_by: self.make_vocab_size_divisible_by.unwrap_or(128),
             ..Megatron::default()
         };
+        if let Some(Engine::Deepspeed(zero)) = zero {
+            options.deepspeed = Some(zero);
+            options.cross_entropy = CrossEntropy::Unfused;
+        }
+        self.sharding.apply(&mut options, fsdp)?;
         self.features.apply(&mut options, axes, notes)?;
-        notes.push(format!(
-            "Megatron-Core 0.{} with Transformer Engine's layers and attention; routing of experts taken as even",
-            options.core
-        ));
+        notes.push(match options.deepspeed {
+            Some(_) => {
+                "Megatron-DeepSpeed's layers with flash-attention and Apex's norms, no dropout and no biases".into()
+            }
+            None => format!(
+                "Megatron-Core 0.{} with Transformer Engine's layers and attention; routing of experts taken as even",
+                options.core
+            ),
+        });
         Ok(Engine::Megatron(options))
     }
 }

@@ -129,6 +129,11 @@ pub struct HostBytes {
 }
 
 impl HostBytes {
+    /// What there is.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
     /// Some come to life.
     pub fn take(&mut self, bytes: u64) {
         self.now = self.now.saturating_add(bytes);

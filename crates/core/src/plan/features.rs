@@ -1,5 +1,6 @@
 //! The features of a plan by name: what a recorded run vouches for, and what a report says was never measured.
 
+use super::parallel::Parallel;
 use super::{
     AdapterPlan, AllocatorOptions, Checkpointing, Gpu, InferPlan, Kernels, LossKind, Quantization, RunPlan, TrainPlan,
 };
@@ -61,6 +62,7 @@ impl TrainPlan {
             Some(AdapterPlan::Lora(_)) => add(true, "LoRA"),
             _ => {}
         }
+        add(self.parallel.as_ref().is_some_and(Parallel::runs_mics), "MiCS");
         if let Some(kernel) = self.sdpa_kernel {
             names.push(format!("forced {} kernel", spelled(kernel)));
         }

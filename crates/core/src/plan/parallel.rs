@@ -74,6 +74,8 @@ impl Engine {
             Self::Fsdp2(_) => "fsdp2",
             Self::Deepspeed(_) => "deepspeed",
             Self::Tp(_) => "tp",
+            Self::Megatron(Megatron { deepspeed: Some(_), .. }) => "megatron-deepspeed",
+            Self::Megatron(Megatron { fsdp: Some(_), .. }) => "megatron-fsdp",
             Self::Megatron(_) => "megatron",
         }
     }
@@ -259,8 +261,16 @@ impl Parallel {
             Engine::Deepspeed(DeepSpeed { zero, .. }) => {
                 [&zero.offload_optimizer, &zero.offload_param].into_iter().flatten().any(Offload::is_on)
             }
+            Engine::Megatron(Megatron { deepspeed: Some(DeepSpeed { zero, .. }), .. }) => {
+                zero.offload_optimizer.as_ref().is_some_and(Offload::is_on)
+            }
             Engine::Ddp(_) | Engine::Tp(_) | Engine::Megatron(_) => false,
         }
+    }
+
+    /// Whether DeepSpeed shards over a part of the cards only (MiCS).
+    pub fn runs_mics(&self) -> bool {
+        matches!(&self.engine, Engine::Deepspeed(DeepSpeed { zero, .. }) if zero.mics_ranks().is_some())
     }
 
     /// How many NCCL communicators a mesh makes a process join: one for each axis along which there is someone else.

@@ -78,12 +78,15 @@ impl Job {
     /// What to simulate, or what of it is not simulated.
     pub(super) fn plan(&self) -> Result<TrainPlan, String> {
         let engine = match (self.engine, self.zero) {
-            (EngineKind::MegatronDeepspeed, _) => {
-                return Err(
-                    "Megatron-LM with DeepSpeed's ZeRO (`vramcast train --engine megatron` has Megatron's own \
-                            distributed optimizer)"
-                        .into(),
-                );
+            (EngineKind::MegatronDeepspeed, 3) => return Err("Megatron-DeepSpeed with ZeRO 3".into()),
+            (EngineKind::MegatronDeepspeed, stage) => {
+                let offload_optimizer = Some(offload(&self.offload_optimizer));
+                let zero = ZeroConfig { stage, offload_optimizer, ..ZeroConfig::default() };
+                Engine::Megatron(Megatron {
+                    recompute: if self.checkpointing { Recompute::Uniform(1) } else { Recompute::None },
+                    deepspeed: Some(DeepSpeed { zero, ..DeepSpeed::default() }),
+                    ..Megatron::default()
+                })
             }
             (EngineKind::Megatron, _) => Engine::Megatron(Megatron {
                 // The file's checkpointing is Megatron's full recompute of every layer.

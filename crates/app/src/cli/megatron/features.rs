@@ -169,6 +169,11 @@ impl FeatureArguments {
             (options.split != PipelineSplit::Even, "uneven stages"),
             (options.moe.dispatcher == Dispatcher::Hybridep, "the HybridEP dispatcher"),
             (options.optimizer_cpu_offload_percent > 0, "states on the host"),
+            (!options.schedule.is_default(), "zero-bubble schedules"),
+            (options.fsdp.is_some(), "Megatron-FSDP"),
+            (options.cpu_offloading_layers > 0, "activations on the host"),
+            (options.lora.is_some(), "LoRA beside Megatron's linears"),
+            (options.deepspeed.is_some(), "Megatron-DeepSpeed's layers"),
         ];
         let named: Vec<&str> = unmeasured.into_iter().filter(|(used, _)| *used).map(|(_, name)| name).collect();
         if !named.is_empty() {

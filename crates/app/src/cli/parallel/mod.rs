@@ -5,7 +5,7 @@ mod fsdp;
 
 use clap::{Args, ValueEnum};
 use vramcast_core::dtype::DType;
-use vramcast_core::plan::parallel::{Ddp, Engine, Fsdp2, Mesh, Parallel, TensorForm, TensorParallel};
+use vramcast_core::plan::parallel::{Ddp, DeepSpeed, Engine, Fsdp2, Mesh, Parallel, TensorForm, TensorParallel};
 use vramcast_core::plan::{PlanError, TrainPlan};
 
 use self::deepspeed::ZeroArguments;
@@ -23,8 +23,8 @@ pub(super) struct ParallelArguments {
     /// Nodes with so many cards each [default: 1].
     #[arg(long, value_name = "N", requires = "gpus")]
     nodes: Option<u64>,
-    /// Who spreads the model: ddp, fsdp (version 1), fsdp2, tp (transformers' tensor parallel alone), deepspeed or megatron
-    /// [default: fsdp2; tp where --tp takes all cards].
+    /// Who spreads the model: ddp, fsdp (version 1), fsdp2, tp (transformers' tensor parallel alone), deepspeed, megatron,
+    /// megatron-fsdp or megatron-deepspeed [default: fsdp2; tp where --tp takes all cards].
     #[arg(long, value_name = "ENGINE", requires = "gpus")]
     engine: Option<EngineName>,
     /// Data parallel: cards that share one copy [default: what is left of the world].
@@ -110,10 +110,17 @@ pub(super) enum EngineName {
     Deepspeed,
     /// Simulated: Megatron-Core, its layers split by --tp and --pp.
     Megatron,
-    /// Refused: ZeRO under Megatron's layers.
+    /// Simulated: Megatron-DeepSpeed's layers under ZeRO stages 0 to 2 (--zero), with --tp and --pp.
     MegatronDeepspeed,
-    /// Refused: Megatron's own sharding of parameters.
+    /// Simulated: Megatron-Core with its own sharding of parameters.
     MegatronFsdp,
+}
+
+impl EngineName {
+    /// Whether Megatron's layers run.
+    fn is_megatron(self) -> bool {
+        matches!(self, Self::Megatron | Self::MegatronDeepspeed | Self::MegatronFsdp)
+    }
 }
 
 impl ParallelArguments {
@@ -128,13 +135,13 @@ impl ParallelArguments {
             false if alone && !self.fsdp.is_used() => EngineName::Tp,
             false => EngineName::Fsdp2,
         });
-        if zero && name != EngineName::Deepspeed {
+        if zero && !matches!(name, EngineName::Deepspeed | EngineName::MegatronDeepspeed) {
             return Err(Failure::bad_input(
                 "--zero, --zero-option, --deepspeed, --offload-optimizer, --offload-param and --grad-accum-dtype are DeepSpeed's",
             )
             .hint("add --engine deepspeed, or drop them"));
         }
-        if self.megatron.is_used() && name != EngineName::Megatron {
+        if self.megatron.is_used() && !name.is_megatron() {
             return Err(Failure::bad_input("flags of Megatron without it").hint("add --engine megatron, or drop them"));
         }
         if self.ddp.is_used() && name != EngineName::Ddp {
@@ -162,11 +169,15 @@ impl ParallelArguments {
             },
             EngineName::Tp => Engine::Tp(self.tensor()?),
             EngineName::Deepspeed => self.zero.engine(plan, hidden_size, &mut notes)?,
-            EngineName::Megatron => self.megatron.engine([self.pp.unwrap_or(1), self.cp.unwrap_or(1)], &mut notes)?,
-            EngineName::MegatronDeepspeed | EngineName::MegatronFsdp => {
-                let what = "Megatron with DeepSpeed's ZeRO, or with Megatron-FSDP".into();
-                let hint = "--engine megatron has a distributed optimizer, which is ZeRO 1".into();
-                return Err(PlanError::Unsupported { what, hint }.into());
+            EngineName::Megatron | EngineName::MegatronDeepspeed | EngineName::MegatronFsdp => {
+                let zero = match (name, self.zero.is_used()) {
+                    (EngineName::MegatronDeepspeed, true) => Some(self.zero.engine(plan, hidden_size, &mut notes)?),
+                    // Its launch scripts start at ZeRO 0.
+                    (EngineName::MegatronDeepspeed, false) => Some(Engine::Deepspeed(DeepSpeed::default())),
+                    _ => None,
+                };
+                let axes = [self.pp.unwrap_or(1), self.cp.unwrap_or(1)];
+                self.megatron.engine(axes, (zero, name == EngineName::MegatronFsdp), &mut notes)?
             }
         };
         if let Some(quantization) = plan.quantization.as_mut()
@@ -177,7 +188,7 @@ impl ParallelArguments {
             notes.push(format!("bnb_4bit_quant_storage is {}: FSDP shards floats", plan.weights.name()));
         }
         let mut mesh = self.mesh(gpus.saturating_mul(self.nodes.unwrap_or(1)), name == EngineName::Ddp)?;
-        if name == EngineName::Megatron {
+        if name.is_megatron() {
             self.megatron.place(&mut mesh);
         }
         let communicators = Parallel::communicators_of(&mesh);

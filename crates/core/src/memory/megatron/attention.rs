@@ -8,14 +8,14 @@ use std::rc::Rc;
 
 use super::architecture::Grouped;
 use super::rank::{Rank, Split};
-use super::{recompute, ring};
+use super::{lora, recompute, ring};
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::log::{Category, Stream};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
-use crate::plan::parallel::megatron::{ContextExchange, RecomputeModule};
+use crate::plan::parallel::megatron::{ContextExchange, LoraTarget, RecomputeModule};
 
 /// Sizes of the attention kernel on one tensor-parallel rank.
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +40,11 @@ pub(super) fn grouped(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Gr
         value_dim: sizes.head_dim,
     };
     let (query_width, key_width) = (kernel.heads * kernel.key_dim, kernel.kv_heads * kernel.key_dim);
-    let mixed = rank.norm_linear(torch, x, query_width + 2 * key_width);
+    let width = query_width + 2 * key_width;
+    let mixed = match &rank.options.lora {
+        Some(lora) => lora::norm_linear(rank, torch, x, (width, LoraTarget::LinearQkv), lora),
+        None => rank.norm_linear(torch, x, width),
+    };
     let [query, key, value] = split(rank, torch, &mixed, [query_width, key_width, key_width]);
     drop(mixed);
     // Queries of several groups do not lie side by side: `reshape` copies them.
@@ -67,7 +71,10 @@ pub(super) fn grouped(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Gr
         true => recompute::checkpoint(torch, &inputs, core),
         false => core(torch, &inputs),
     };
-    let result = rank.linear_of_kept(torch, &output, x.shape.last(), Split::Row);
+    let result = match &rank.options.lora {
+        Some(lora) => lora::row_linear(rank, torch, &output, (x.shape.last(), LoraTarget::LinearProj), lora),
+        None => rank.linear_of_kept(torch, &output, x.shape.last(), Split::Row),
+    };
     drop(inputs);
     result
 }

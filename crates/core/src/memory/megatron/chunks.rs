@@ -1,8 +1,11 @@
 //! Which layers a pipeline rank holds, and in which order it runs micro-batches through them.
 //!
-//! Source: megatron/core/pipeline_parallel/schedules.py.
+//! Sources: megatron/core/pipeline_parallel/schedules.py; for zero-bubble schedules deepspeed_zbh1_schedule.py of
+//! Megatron-DeepSpeed (4efb479d) and "Zero Bubble Pipeline Parallelism" (Qi et al. 2023), section 2.
 
 use std::ops::Range;
+
+use crate::plan::parallel::megatron::PipelineSchedule;
 
 /// A run of layers that goes forward and backward as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +39,45 @@ pub enum Turn {
     Forward(usize),
     /// The oldest one goes backward through it.
     Backward(usize),
+    /// The same, and its weight gradients wait.
+    BackwardOfInputs(usize),
+    /// The weight gradients that wait longest.
+    Weights,
+}
+
+/// The turns of one step of a stage under a schedule.
+pub fn turns(schedule: PipelineSchedule, stage: u64, stages: u64, interleaved: u64, micro_batches: u64) -> Vec<Turn> {
+    match schedule {
+        PipelineSchedule::OneForwardOneBackward => self::schedule(stage, stages, interleaved, micro_batches),
+        PipelineSchedule::ZeroBubbleH1 => zero_bubble(stages - stage - 1, stage, micro_batches),
+        PipelineSchedule::ZeroBubbleH2 => zero_bubble(2 * (stages - stage - 1), 2 * stage, micro_batches),
+    }
+}
+
+/// `warm_up` micro-batches go forward first, and weight gradients of `behind` micro-batches wait for the end of the step, where
+/// they fill what would be a bubble. The first stage lets none wait.
+fn zero_bubble(warm_up: u64, behind: u64, micro_batches: u64) -> Vec<Turn> {
+    let mut turns = vec![Turn::Forward(0); warm_up.min(micro_batches) as usize];
+    let (mut forward, mut backward, mut weights) = (warm_up.min(micro_batches), 0, 0);
+    while forward < micro_batches && backward < behind {
+        turns.extend([Turn::Forward(0), Turn::BackwardOfInputs(0)]);
+        (forward, backward) = (forward + 1, backward + 1);
+    }
+    while backward < micro_batches {
+        let goes_forward = forward < micro_batches;
+        if goes_forward {
+            turns.push(Turn::Forward(0));
+            forward += 1;
+        }
+        (backward, weights) = (backward + 1, weights + 1);
+        // Once nothing is left to go forward, inputs' gradients go on before weights are looked at.
+        match behind == 0 || (goes_forward && forward < micro_batches) {
+            true => turns.push(Turn::Backward(0)),
+            false => turns.extend([Turn::BackwardOfInputs(0), Turn::Weights]),
+        }
+    }
+    turns.extend((weights..micro_batches).map(|_| Turn::Weights));
+    turns
 }
 
 /// The turns of one step of a stage: all forward and backward alternately after a warm-up, which fills the pipeline.
@@ -84,6 +126,29 @@ mod tests {
             assert_eq!(most_in_flight(&turns), 4 - stage as i64);
         }
         assert_eq!(most_in_flight(&schedule(0, 4, 1, 2)), 2);
+    }
+
+    /// What is in flight, counted with weight gradients that wait; and all work is done.
+    #[test]
+    fn zero_bubble_schedules_hold_what_the_paper_says() {
+        for (schedule, most) in [(PipelineSchedule::ZeroBubbleH1, 4), (PipelineSchedule::ZeroBubbleH2, 7)] {
+            for stage in 0..4 {
+                let turns = turns(schedule, stage, 4, 1, 16);
+                let (mut now, mut highest) = (0i64, 0);
+                for turn in &turns {
+                    now += match turn {
+                        Turn::Forward(_) => 1,
+                        Turn::Backward(_) | Turn::Weights => -1,
+                        Turn::BackwardOfInputs(_) => 0,
+                    };
+                    highest = highest.max(now);
+                }
+                assert_eq!((now, highest), (0, most), "{schedule:?} stage {stage}");
+                let waits = turns.iter().filter(|turn| matches!(turn, Turn::BackwardOfInputs(_))).count();
+                assert_eq!(waits, turns.iter().filter(|turn| **turn == Turn::Weights).count());
+                assert_eq!(turns.iter().filter(|turn| **turn == Turn::Forward(0)).count(), 16);
+            }
+        }
     }
 
     #[test]

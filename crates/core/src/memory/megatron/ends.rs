@@ -58,19 +58,24 @@ pub(super) fn output_layer(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, vocab
     if !torch.records(&[x]) {
         return output;
     }
-    let saved = Saved::new(torch, x);
+    // A frozen head keeps nothing of its input.
+    let saved = rank.options.lora.is_none().then(|| Saved::new(torch, x));
     let shared = Rc::clone(rank);
     torch.attach(output, &[x], move |torch, gradient| {
-        let held = saved.get(torch);
+        let held = saved.map(|saved| saved.get(torch));
         gather_buffer(&shared, torch, hidden);
         let product = shared.matrix(torch, "dgrad", tokens, hidden);
         shared.use_torch_workspace(torch, true);
         let rows = shared.own_tokens();
         let scattered = shared.scattered().then(|| shared.exchanged(torch, "reduce_scatter", rows, hidden));
-        if shared.options.core < 14 {
-            drop(shared.matrix(torch, "dummy weight gradient", vocabulary, hidden));
-        } else {
-            shared.weight_gradient(torch, vocabulary, hidden);
+        match &held {
+            None => {}
+            Some(_) if shared.options.core < 14 => {
+                drop(shared.matrix(torch, "dummy weight gradient", vocabulary, hidden));
+            }
+            Some(held) => {
+                shared.weight_gradient(torch, vocabulary, hidden, vec![held.clone(), gradient.clone()]);
+            }
         }
         drop((held, gradient));
         smallvec![Some(scattered.unwrap_or(product))]

@@ -8,7 +8,7 @@ use smallvec::smallvec;
 use std::rc::Rc;
 
 use super::kernels::norm_backward;
-use super::rank::{Rank, Split};
+use super::rank::{Rank, Rows, Split};
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::log::Category;
@@ -28,6 +28,11 @@ impl Quantised {
     /// What the product of the weight gradient reads: columns, or rows where the card reads them both ways.
     fn by_columns(self) -> Vec<Tensor> {
         if self.column.is_empty() { self.row } else { self.column }
+    }
+
+    /// The same, left where it is.
+    fn read_by_columns(&self) -> &[Tensor] {
+        if self.column.is_empty() { &self.row } else { &self.column }
     }
 
     /// Everything.
@@ -74,6 +79,11 @@ pub(super) fn quantise(
     }
 }
 
+/// Both operands of a product.
+fn joined(first: &[Tensor], second: &[Tensor]) -> Vec<Tensor> {
+    first.iter().chain(second).cloned().collect()
+}
+
 impl Rank {
     /// The recipe, where the layer that runs has its products in fp8.
     pub(super) fn fp8_here(&self, torch: &Torch) -> Option<Fp8> {
@@ -96,8 +106,7 @@ impl Rank {
     pub(super) fn norm_linear_fp8(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, outputs: u64, fp8: Fp8) -> Tensor {
         let recipe = fp8.recipe;
         let (rows, width) = (x.shape.size(0), x.shape.size(1));
-        let gathers = self.scattered();
-        let total_rows = if gathers { rows * self.mesh.tp } else { rows };
+        let Rows { gathers, total: total_rows, .. } = self.rows(Split::Column, rows);
         // Per-tensor data is gathered by rows only.
         let by_row = gathers && recipe.is_per_tensor();
         // Only the delayed recipe knows the factor before the norm has run.
@@ -126,8 +135,9 @@ impl Rank {
                 gathers.then(|| rank.exchange(torch, recipe, [total_rows, width], if by_row { ROW } else { COLUMN }));
             let product = rank.matrix(torch, "dgrad", total_rows, width);
             let scattered = gathers.then(|| rank.exchanged(torch, "reduce_scatter", rows, width));
-            let turned = by_row.then(|| rank.turned(torch, recipe, [total_rows, width]));
-            rank.weight_gradient(torch, outputs, width);
+            let turned = by_row.then(|| rank.turned(torch, recipe, [total_rows, width])).flatten();
+            let reads = [&turned, &total].into_iter().flatten().next().map_or(&normed[..], Quantised::read_by_columns);
+            rank.weight_gradient(torch, outputs, width, joined(reads, quantised.read_by_columns()));
             drop((total, turned, quantised, normed));
             let result = norm_backward(torch, &x);
             drop((product, scattered, scale, x, gradient));
@@ -153,12 +163,8 @@ impl Rank {
         let recipe = fp8.recipe;
         let original = original && recipe != Fp8Recipe::Delayed;
         let (rows, inputs) = (x.shape.size(0), x.shape.size(1));
-        let tp = self.mesh.tp.max(1);
-        let gathers = split == Split::Column && self.scattered();
-        let scatters = split == Split::Row && self.scattered();
+        let Rows { gathers, scatters, total: total_rows, output: out_rows } = self.rows(split, rows);
         let by_row = gathers && recipe.is_per_tensor();
-        let total_rows = if gathers { rows * tp } else { rows };
-        let out_rows = if scatters { total_rows / tp } else { total_rows };
         let own =
             quantise(torch, recipe, "input fp8", [rows, inputs], Sides { row: true, column: !by_row && !original });
         let total = gathers.then(|| self.exchange(torch, recipe, [total_rows, inputs], ROW));
@@ -193,10 +199,13 @@ impl Rank {
                 gathers.then(|| rank.exchange(torch, recipe, [total_rows, inputs], if by_row { ROW } else { COLUMN }));
             let product = rank.matrix(torch, "dgrad", total_rows, inputs);
             let scattered = gathers.then(|| rank.exchanged(torch, "reduce_scatter", rows, inputs));
-            let turned_input = by_row.then(|| rank.turned(torch, recipe, [total_rows, inputs]));
+            let turned_input = by_row.then(|| rank.turned(torch, recipe, [total_rows, inputs])).flatten();
             let one_sided = scatters && recipe.is_per_tensor();
-            let turned_gradient = one_sided.then(|| rank.turned(torch, recipe, [total_rows, outputs]));
-            rank.weight_gradient(torch, outputs, inputs);
+            let turned_gradient = one_sided.then(|| rank.turned(torch, recipe, [total_rows, outputs])).flatten();
+            let input = [&turned_input, &total, &again].into_iter().flatten().next();
+            let reads = input.map_or(&held[..], Quantised::read_by_columns);
+            let gradients = turned_gradient.as_ref().unwrap_or(&quantised).read_by_columns();
+            rank.weight_gradient(torch, outputs, inputs, joined(reads, gradients));
             drop((total, turned_input, turned_gradient, again, quantised, held, gradient));
             smallvec![Some(scattered.unwrap_or(product))]
         })
@@ -230,7 +239,8 @@ impl Rank {
             let quantised = quantise(torch, recipe, "gradient fp8", [rows, outputs], BOTH);
             let result = rank.matrix(torch, "dgrad", rows, inputs);
             let again = original.then(|| quantise(torch, recipe, "input fp8", [rows, inputs], COLUMN));
-            rank.weight_gradient(torch, outputs, inputs);
+            let reads = again.as_ref().map_or(&held[..], Quantised::read_by_columns);
+            rank.weight_gradient(torch, outputs, inputs, joined(reads, quantised.read_by_columns()));
             drop((again, quantised, held, gradient));
             smallvec![Some(Tensor { viewed: true, ..result })]
         })

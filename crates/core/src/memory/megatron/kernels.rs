@@ -6,7 +6,7 @@
 use smallvec::smallvec;
 use std::rc::Rc;
 
-use super::rank::{Rank, Split};
+use super::rank::{Rank, Rows, Split};
 use crate::dtype::DType;
 use crate::memory::autograd::Gradients;
 use crate::memory::autograd::Saved;
@@ -42,7 +42,7 @@ impl Rank {
         let (rows, width) = (x.shape.size(0), x.shape.size(1));
         let normed = self.matrix(torch, "rmsnorm", rows, width);
         let scale = torch.fresh("rsigma", Shape::from([rows]), DType::F32);
-        let total_rows = if self.scattered() { rows * self.mesh.tp } else { rows };
+        let Rows { total: total_rows, .. } = self.rows(Split::Column, rows);
         let total = self.scattered().then(|| self.exchanged(torch, "all_gather", total_rows, width));
         self.use_workspace(torch, false);
         let output = self.matrix(torch, "gemm", total_rows, outputs);
@@ -57,8 +57,12 @@ impl Rank {
             let total = rank.scattered().then(|| rank.exchanged(torch, "all_gather", total_rows, width));
             let product = rank.matrix(torch, "dgrad", total_rows, width);
             let scattered = rank.scattered().then(|| rank.exchanged(torch, "reduce_scatter", rows, width));
-            rank.weight_gradient(torch, outputs, width);
-            normed.storage.empty();
+            let read = total.as_ref().unwrap_or(&normed).detached();
+            rank.weight_gradient(torch, outputs, width, vec![read, gradient.clone()]);
+            // What waits with a weight gradient is not cleared.
+            if !rank.defers() {
+                normed.storage.empty();
+            }
             drop(total);
             let result = norm_backward(torch, &x);
             drop((product, scattered, scale, x, normed, gradient));
@@ -80,11 +84,7 @@ impl Rank {
             return self.linear_fp8(torch, x, outputs, (split, false), fp8);
         }
         let (rows, inputs) = (x.shape.size(0), x.shape.size(1));
-        let gathers = split == Split::Column && self.scattered();
-        let scatters = split == Split::Row && self.scattered();
-        let tp = self.mesh.tp.max(1);
-        let total_rows = if gathers { rows * tp } else { rows };
-        let out_rows = if scatters { total_rows / tp } else { total_rows };
+        let Rows { gathers, scatters, total: total_rows, output: out_rows } = self.rows(split, rows);
         let total = gathers.then(|| self.exchanged(torch, "all_gather", total_rows, inputs));
         self.use_workspace(torch, false);
         let mut output = self.matrix(torch, "gemm", total_rows, outputs);
@@ -103,7 +103,8 @@ impl Rank {
             let total = gathers.then(|| rank.exchanged(torch, "all_gather", total_rows, inputs));
             let product = rank.matrix(torch, "dgrad", total_rows, inputs);
             let scattered = gathers.then(|| rank.exchanged(torch, "reduce_scatter", rows, inputs));
-            rank.weight_gradient(torch, outputs, inputs);
+            let reads = [total.as_ref().unwrap_or(&held), gathered.as_ref().unwrap_or(&gradient)];
+            rank.weight_gradient(torch, outputs, inputs, reads.map(Tensor::clone).to_vec());
             drop((total, gathered, held, gradient));
             smallvec![Some(scattered.unwrap_or(product))]
         })
@@ -125,7 +126,7 @@ impl Rank {
         torch.attach(output, &[x], move |torch, gradient| {
             let held = saved.get(torch);
             let result = rank.matrix(torch, "dgrad", rows, inputs);
-            rank.weight_gradient(torch, outputs, inputs);
+            rank.weight_gradient(torch, outputs, inputs, vec![held.clone(), gradient.clone()]);
             drop((held, gradient));
             smallvec![Some(Tensor { viewed: true, ..result })]
         })

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::architecture::{Architecture, Attention, FeedForward, Layer};
 use super::rank::Rank;
-use super::{attention, latent, mlp, moe, recompute};
+use super::{attention, latent, mlp, moe, offload, recompute};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::Binary;
@@ -30,15 +30,23 @@ pub(super) fn run(
             _ => 0,
         };
         if group == 0 {
-            x = layer(rank, torch, &x, &architecture.layers[at]);
+            let own = (at, &architecture.layers[at]);
+            x = match (at as u64) < rank.options.cpu_offloading_layers {
+                true => offload::layer(rank, torch, |torch| gathered(rank, torch, &x, own)),
+                false => {
+                    let output = gathered(rank, torch, &x, own);
+                    rank.under_way(None);
+                    output
+                }
+            };
             at += 1;
             continue;
         }
         let (shared, architecture) = (Rc::clone(rank), Rc::clone(architecture));
         let part = move |torch: &mut Torch, inputs: &[Tensor]| {
             let mut x = inputs[0].clone();
-            for layer in &architecture.layers[at..at + group] {
-                x = self::layer(&shared, torch, &x, layer);
+            for (index, layer) in architecture.layers[at..at + group].iter().enumerate() {
+                x = gathered(&shared, torch, &x, (at + index, layer));
             }
             x
         };
@@ -46,6 +54,16 @@ pub(super) fn run(
         at += group;
     }
     x
+}
+
+/// A layer, whose parameters are gathered for it where they are in shards.
+fn gathered(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, (index, own): (usize, &Layer)) -> Tensor {
+    let Some(fsdp) = &rank.fsdp else { return layer(rank, torch, x, own) };
+    let x = fsdp.enter(torch, index + 1, x);
+    let output = layer(rank, torch, &x, own);
+    drop(x);
+    fsdp.leave(index + 1, &output);
+    output
 }
 
 /// One layer.

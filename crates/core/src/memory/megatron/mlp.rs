@@ -2,16 +2,21 @@
 
 use std::rc::Rc;
 
+use super::lora;
 use super::rank::{Rank, Split};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::model::op::Binary;
-use crate::plan::parallel::megatron::RecomputeModule;
+use crate::plan::parallel::megatron::{LoraTarget, RecomputeModule};
 
 /// A dense feed-forward with its norm.
 pub(super) fn normed(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64) -> Tensor {
-    let wide = rank.norm_linear(torch, x, 2 * width / rank.mesh.tp.max(1));
+    let outputs = 2 * width / rank.mesh.tp.max(1);
+    let wide = match &rank.options.lora {
+        Some(lora) => lora::norm_linear(rank, torch, x, (outputs, LoraTarget::LinearFc1), lora),
+        None => rank.norm_linear(torch, x, outputs),
+    };
     finish(rank, torch, wide, x.shape.last())
 }
 
@@ -41,7 +46,10 @@ fn first(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64, split: Spli
 fn finish(rank: &Rc<Rank>, torch: &mut Torch, wide: Tensor, hidden: u64) -> Tensor {
     let activated = rank.swiglu(torch, &wide, None);
     drop(wide);
-    rank.linear(torch, &activated, hidden, Split::Row)
+    match &rank.options.lora {
+        Some(lora) => lora::row_linear(rank, torch, &activated, (hidden, LoraTarget::LinearFc2), lora),
+        None => rank.linear(torch, &activated, hidden, Split::Row),
+    }
 }
 
 /// The gate on the shared experts' output: a score per token.

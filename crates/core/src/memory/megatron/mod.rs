@@ -4,22 +4,29 @@
 //! |---|---|
 //! | [`architecture`] | what of a model Megatron needs to know |
 //! | [`weights`], [`optimizer`] | a rank's parameters, flat buffers, shards and states |
+//! | [`lora`] | adapters beside frozen linears |
+//! | `deepspeed` | Megatron-DeepSpeed: its own layers under DeepSpeed's engines |
+//! | [`fsdp`] | Megatron-FSDP: what is gathered and reduced when |
 //! | [`chunks`], `ranks` | pipeline stages and schedules; a rank of every stage |
 //! | `rank`, `kernels`, `fp8` | Transformer Engine's modules and what they keep for all layers |
 //! | `attention`, `ring`, `latent`, `mlp`, `moe`, `router`, `layers`, `mtp`, `ends` | the model |
-//! | `recompute` | what is run again in backward |
+//! | `recompute`, `offload` | what is run again in backward, and what is on the host until then |
 
 pub mod architecture;
 mod attention;
 pub mod chunks;
+mod deepspeed;
 mod ends;
 mod fp8;
+pub mod fsdp;
 mod kernels;
 mod latent;
 mod layers;
+pub mod lora;
 mod mlp;
 mod moe;
 mod mtp;
+mod offload;
 pub mod optimizer;
 mod rank;
 mod ranks;
@@ -36,7 +43,7 @@ use std::rc::Rc;
 
 use architecture::Architecture;
 use chunks::{Chunk, Turn};
-use optimizer::{Layout, Optimizer};
+use optimizer::{Buffers, Layout, Optimizer};
 use rank::Rank;
 use weights::Weight;
 
@@ -54,12 +61,15 @@ use crate::plan::parallel::mesh::Mesh;
 
 /// Simulates a rank of one pipeline stage.
 pub fn simulate(architecture: Architecture, plan: &TrainPlan, mesh: &Mesh, options: &Megatron, stage: u64) -> Log {
+    if let Some(zero) = &options.deepspeed {
+        return deepspeed::simulate(architecture, plan, mesh, (options, zero), stage);
+    }
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let mut run = Run::new(&mut torch, architecture, plan, mesh, options, stage);
     // In-flight micro-batches settle after the warm-up; more of them repeat the same turns.
-    let most = 2 * mesh.pp * options.virtual_pipeline.max(1) + mesh.pp;
+    let most = 4 * mesh.pp * options.virtual_pipeline.max(1) + mesh.pp;
     let micro_batches = u64::from(plan.gradient_accumulation.max(1)).min(most.next_multiple_of(mesh.pp.max(1)));
-    let turns = chunks::schedule(stage, mesh.pp, options.virtual_pipeline.max(1), micro_batches);
+    let turns = chunks::turns(options.schedule, stage, mesh.pp, options.virtual_pipeline.max(1), micro_batches);
     for step in 0..train::STEPS {
         run.optimizer.zero();
         run.step(&mut torch, step, &turns);
@@ -74,7 +84,10 @@ pub fn simulate(architecture: Architecture, plan: &TrainPlan, mesh: &Mesh, optio
 pub fn layouts(architecture: &Architecture, mesh: &Mesh, options: &Megatron, stage: u64) -> Vec<(Layout, Vec<Weight>)> {
     let mut list = Vec::new();
     for chunk in stage_chunks(architecture, mesh, options, stage) {
-        let all = weights::of_chunk(architecture, &chunk, mesh, options);
+        let all = match &options.lora {
+            Some(lora) => lora::weights(architecture, &chunk, mesh, lora),
+            None => weights::of_chunk(architecture, &chunk, mesh, options),
+        };
         for (expert, fp8) in [(false, false), (false, true), (true, false), (true, true)] {
             let apart = |weight: &Weight| weight.fp8 && options.fp8.is_some_and(|fp8| fp8.param_gather);
             let inside = |weight: &&Weight| weight.expert == expert && apart(weight) == fp8;
@@ -86,6 +99,21 @@ pub fn layouts(architecture: &Architecture, mesh: &Mesh, options: &Megatron, sta
         }
     }
     list
+}
+
+/// The model's own parameters where only adapters are trained: they lie in no buffer.
+fn frozen(
+    torch: &mut Torch,
+    architecture: &Architecture,
+    plan: &TrainPlan,
+    (mesh, options): (&Mesh, &Megatron),
+    stage: u64,
+) -> Vec<Tensor> {
+    let chunks = stage_chunks(architecture, mesh, options, stage).into_iter().filter(|_| options.lora.is_some());
+    let weights = chunks.flat_map(|chunk| weights::of_chunk(architecture, &chunk, mesh, options));
+    torch.in_category(Category::Weights, |torch| {
+        weights.map(|weight| torch.fresh("parameter", Shape::from([weight.elements]), plan.weights)).collect()
+    })
 }
 
 /// Chunks of a stage; a split that cannot be was refused before.
@@ -126,16 +154,29 @@ impl Run {
         stage: u64,
     ) -> Self {
         let rank = Rank::new(*mesh, options.clone(), plan, &architecture);
-        let (layouts, weights): (Vec<Layout>, Vec<Vec<Weight>>) =
-            layouts(&architecture, mesh, options, stage).into_iter().unzip();
-        let (optimizer, buffers) = Optimizer::build(torch, &layouts, &weights, plan.weights, options);
+        let (optimizer, buffers) = match options.fsdp {
+            Some(fsdp) => {
+                let buckets = fsdp::buckets(&architecture, mesh, options, fsdp);
+                (Optimizer::build_sharded(torch, &buckets, plan.weights, options), Buffers { parameters: Vec::new() })
+            }
+            None => {
+                let (layouts, weights): (Vec<Layout>, Vec<Vec<Weight>>) =
+                    layouts(&architecture, mesh, options, stage).into_iter().unzip();
+                Optimizer::build(torch, &layouts, &weights, plan.weights, options)
+            }
+        };
+        let frozen = frozen(torch, &architecture, plan, (mesh, options), stage);
         let rows = options.padded_vocabulary(architecture.vocabulary, mesh.tp) / mesh.tp.max(1);
         let shape = Shape::from([rows, architecture.hidden]);
-        let storage = buffers.parameters.first().cloned().unwrap_or_else(|| torch.phantom(shape, plan.weights));
+        let table = buffers.parameters.first().filter(|_| options.lora.is_none());
+        let storage = table.cloned().unwrap_or_else(|| torch.phantom(shape, plan.weights));
         let (embedding, leaf) = torch.leaf(Tensor { viewed: true, ..storage.with_shape(shape) });
         // The hook of Megatron's DDP adds the gradient to the main gradients and lets go of it.
-        let own = Rc::downgrade(&leaf);
-        *leaf.after.0.borrow_mut() = Some(Rc::new(move |_: &mut Torch| {
+        let (own, shards) = (Rc::downgrade(&leaf), rank.fsdp.clone());
+        *leaf.after.0.borrow_mut() = Some(Rc::new(move |torch: &mut Torch| {
+            if let Some(shards) = &shards {
+                shards.begin_gradients(torch, 0);
+            }
             if let Some(leaf) = own.upgrade() {
                 drop(leaf.grad.borrow_mut().take());
             }
@@ -150,14 +191,14 @@ impl Run {
             leaf,
             optimizer,
             waiting,
-            _parameters: buffers.parameters,
+            _parameters: buffers.parameters.into_iter().chain(frozen).collect(),
             received: None,
             sent: None,
         }
     }
 
     fn step(&mut self, torch: &mut Torch, step: u32, turns: &[Turn]) {
-        let (mut forward, mut backward) = (0, 0);
+        let (mut forward, mut backward, mut weights) = (0, 0, 0);
         for turn in turns {
             match *turn {
                 Turn::Forward(chunk) => {
@@ -167,6 +208,16 @@ impl Run {
                 Turn::Backward(chunk) => {
                     train::phase(torch, format!("{step}.{backward}.bwd"), |torch| self.backward(torch, chunk));
                     backward += 1;
+                }
+                Turn::BackwardOfInputs(chunk) => {
+                    self.rank.defer(true);
+                    train::phase(torch, format!("{step}.{backward}.bwd"), |torch| self.backward(torch, chunk));
+                    self.rank.defer(false);
+                    backward += 1;
+                }
+                Turn::Weights => {
+                    train::phase(torch, format!("{step}.{weights}.weights"), |torch| self.rank.weight_pass(torch));
+                    weights += 1;
                 }
             }
         }
@@ -182,8 +233,15 @@ impl Run {
         });
         let output = torch.in_category(Category::Activations, |torch| {
             let batch = batch(&rank, torch, &chunk);
+            rank.offloaded(0);
+            rank.gather(torch, 0);
             let x = match &input {
                 Some((tensor, _)) => tensor.clone(),
+                // What is frozen leaves no graph; adapters want one from the first layer on.
+                None if rank.options.lora.is_some() => {
+                    let rows = ends::embedding(&rank, torch, &batch[0], &self.embedding).detached();
+                    torch.leaf(rows).0
+                }
                 None => ends::embedding(&rank, torch, &batch[0], &self.embedding),
             };
             let x = layers::run(&rank, &self.architecture, torch, x, chunk.layers.clone());
@@ -191,6 +249,7 @@ impl Run {
                 return x;
             }
             torch.set_module(0);
+            rank.gather(torch, self.architecture.layers.len() + 1);
             let mut normed = rank.norm(torch, &x);
             drop(x);
             if rank.options.mtp_layers > 0 {
@@ -213,6 +272,9 @@ impl Run {
     fn backward(&mut self, torch: &mut Torch, index: usize) {
         let chunk = self.chunks[index].clone();
         let Some(Waiting { input, output }) = self.waiting[index].pop_front() else { return };
+        if let Some(fsdp) = &self.rank.fsdp {
+            fsdp.begin_backward(torch, self.architecture.layers.len() + 1);
+        }
         if chunk.last {
             autograd::backward(torch, &output);
             drop(output);
@@ -226,6 +288,10 @@ impl Run {
             self.sent = leaf.grad.borrow_mut().take();
             drop((tensor, leaf));
         }
+        if let Some(fsdp) = &self.rank.fsdp {
+            fsdp.end_backward();
+        }
+        self.rank.under_way(None);
         // A gradient the hook has not taken would be one of ours: none is left behind.
         drop(self.leaf.grad.borrow_mut().take());
     }

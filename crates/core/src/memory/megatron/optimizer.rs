@@ -1,8 +1,9 @@
 //! Flat buffers of parameters and gradients, main parameters, and Adam's states on the shards of a rank.
 //!
-//! Sources: megatron/core/distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py.
+//! Sources: megatron/core/distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py, and those of `fsdp`.
 
 use super::fp8;
+use super::fsdp::Bucket;
 use super::weights::Weight;
 use crate::dtype::DType;
 use crate::memory::log::{Category, HostPart};
@@ -71,12 +72,13 @@ impl Layout {
     }
 }
 
-fn least_common_multiple(a: u64, b: u64) -> u64 {
+/// The smallest number that both divide.
+pub(super) fn least_common_multiple(a: u64, b: u64) -> u64 {
     let (mut x, mut y) = (a, b);
     while y > 0 {
         (x, y) = (y, x % y);
     }
-    a / x.max(1) * b
+    (a / x.max(1)).saturating_mul(b)
 }
 
 /// What a rank keeps of the optimizer, and the buffers.
@@ -157,6 +159,36 @@ impl Optimizer {
         });
         let optimizer = Self { held, mains, shards, gradients: Vec::new(), started: false, options: options.clone() };
         (optimizer, Buffers { parameters })
+    }
+
+    /// The same under Megatron-FSDP: shards of buckets, as far as its strategy shards.
+    pub(super) fn build_sharded(torch: &mut Torch, buckets: &[Bucket], dtype: DType, options: &Megatron) -> Self {
+        let strategy = options.fsdp.unwrap_or_default().strategy;
+        let (mut held, mut shards) = (Vec::new(), Vec::new());
+        let part = |bucket: &Bucket, shared: bool| if shared { bucket.share() } else { bucket.elements };
+        for bucket in buckets {
+            // Parameters are made bucket by bucket, on no device before (`init_model_with_meta_device`).
+            torch.in_category(Category::Weights, |torch| {
+                let sizes = bucket.weights.iter().map(|(from, to)| to - from);
+                let made: Vec<Tensor> = sizes.map(|elements| flat(torch, "parameter", elements, dtype)).collect();
+                match strategy.shards_states() {
+                    true => {
+                        let own = part(bucket, strategy.shards_parameters());
+                        held.push(flat(torch, "parameter buffer", own, dtype));
+                        drop(made);
+                    }
+                    false => held.extend(made),
+                }
+            });
+            let main = part(bucket, strategy.shards_states());
+            let make = |torch: &mut Torch| flat(torch, "main parameter", main, DType::F32);
+            held.push(torch.in_category(Category::OptimizerState, make));
+            shards.extend(bucket.shards(strategy.shards_states()));
+        }
+        let gradients = buckets.iter().map(|bucket| part(bucket, strategy.shards_gradients())).sum();
+        let make = |torch: &mut Torch| flat(torch, "gradient buffer", gradients, options.main_gradients);
+        held.push(torch.in_category(Category::Gradients, make));
+        Self { held, mains: shards.clone(), shards, gradients: Vec::new(), started: false, options: options.clone() }
     }
 
     /// Gradients in the type of the main parameters go when the next step begins.

@@ -1,10 +1,11 @@
 //! One rank: its sizes, its place in the mesh, and what Transformer Engine and Megatron keep for all layers of it.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use super::architecture::{Architecture, Layer};
+use super::fsdp::Sharded;
 use super::{fp8, weights};
 use crate::dtype::DType;
 use crate::memory::log::Category;
@@ -29,6 +30,8 @@ pub(super) struct Rank {
     pub sequence: u64,
     /// Modules of the layers whose products are in fp8.
     pub fp8_layers: BTreeSet<u32>,
+    /// Shards of Megatron-FSDP, where it runs.
+    pub fsdp: Option<Rc<Sharded>>,
     kept: RefCell<Kept>,
 }
 
@@ -40,6 +43,17 @@ struct Kept {
     workspaces: Vec<Tensor>,
     dispatched: BTreeMap<u32, Vec<Tensor>>,
     fp8_weights: BTreeMap<u32, Vec<Tensor>>,
+    defers: bool,
+    deferred: Vec<Deferred>,
+    waiting: VecDeque<Vec<Deferred>>,
+    under_way: Option<Tensor>,
+    offloaded: u64,
+}
+
+/// A weight gradient that waits for its turn, with what its product reads (Transformer Engine's `WeightGradStore`).
+struct Deferred {
+    matrix: [u64; 2],
+    _reads: Vec<Tensor>,
 }
 
 /// How a linear is split over the tensor-parallel ranks.
@@ -53,12 +67,27 @@ pub(super) enum Split {
     Duplicated,
 }
 
+/// The rows a split linear sees on the way through.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rows {
+    /// Whether the input is gathered along the sequence.
+    pub gathers: bool,
+    /// Whether the output is scattered along it.
+    pub scatters: bool,
+    /// Rows of the product.
+    pub total: u64,
+    /// Rows of the output.
+    pub output: u64,
+}
+
 impl Rank {
     /// A rank with nothing kept yet.
     pub(super) fn new(mesh: Mesh, options: Megatron, plan: &TrainPlan, architecture: &Architecture) -> Rc<Self> {
         let fp8_layers = architecture.layers.iter().filter(|layer| layer.fp8).map(|layer| layer.module).collect();
         let Batch { batch_size: samples, seq_len: sequence, .. } = plan.batch;
-        Rc::new(Self { mesh, options, dtype: plan.weights, samples, sequence, fp8_layers, kept: RefCell::default() })
+        let dtype = plan.weights;
+        let fsdp = Sharded::of(architecture, &mesh, &options, dtype);
+        Rc::new(Self { mesh, options, dtype, samples, sequence, fp8_layers, fsdp, kept: RefCell::default() })
     }
 
     /// Whether activations between the tensor-parallel parts are split along the sequence.
@@ -74,6 +103,14 @@ impl Rank {
     /// Tokens a rank holds between them.
     pub(super) fn own_tokens(&self) -> u64 {
         if self.scattered() { self.tokens() / self.mesh.tp } else { self.tokens() }
+    }
+
+    /// The rows of a linear whose input has so many.
+    pub(super) fn rows(&self, split: Split, rows: u64) -> Rows {
+        let (gathers, scatters) = (split == Split::Column && self.scattered(), split == Split::Row && self.scattered());
+        let total = if gathers { rows.saturating_mul(self.mesh.tp) } else { rows };
+        let output = if scatters { total / self.mesh.tp.max(1) } else { total };
+        Rows { gathers, scatters, total, output }
     }
 
     /// Whether a part of every layer is computed again.
@@ -122,7 +159,14 @@ impl Rank {
     /// The tensor that is handed to autograd as the gradient of a weight whose true gradient went into the main
     /// gradients already: one for every shape of a weight, kept for good (`get_dummy_wgrad`). Without the fusion it is a
     /// gradient, and gone once it was added.
-    pub(super) fn weight_gradient(&self, torch: &mut Torch, rows: u64, columns: u64) {
+    ///
+    /// Where weight gradients wait for a turn of their own, the product's operands `reads` wait with them.
+    pub(super) fn weight_gradient(&self, torch: &mut Torch, rows: u64, columns: u64, reads: Vec<Tensor>) {
+        if self.defers() {
+            self.kept.borrow_mut().deferred.push(Deferred { matrix: [rows, columns], _reads: reads });
+            return;
+        }
+        drop(reads);
         if !self.options.gradient_accumulation_fusion {
             drop(self.matrix(torch, "weight gradient", rows, columns));
             return;
@@ -147,6 +191,47 @@ impl Rank {
                 .collect()
         });
         self.kept.borrow_mut().fp8_weights.insert(layer.module, copies);
+    }
+
+    /// What is on its way to or from the host takes the place of what was.
+    pub(super) fn under_way(&self, tensor: Option<Tensor>) {
+        let before = std::mem::replace(&mut self.kept.borrow_mut().under_way, tensor);
+        drop(before);
+    }
+
+    /// Notes what a layer sent to the host, and returns what the one before it did.
+    pub(super) fn offloaded(&self, bytes: u64) -> u64 {
+        std::mem::replace(&mut self.kept.borrow_mut().offloaded, bytes)
+    }
+
+    /// Gathers what lies outside of the layers, where parameters are in shards: the embedding (0), or the norm and the head.
+    pub(super) fn gather(&self, torch: &mut Torch, owner: usize) {
+        if let Some(fsdp) = &self.fsdp {
+            fsdp.gather(torch, owner, true);
+        }
+    }
+
+    /// Whether weight gradients wait for a turn of their own.
+    pub(super) fn defers(&self) -> bool {
+        self.kept.borrow().defers
+    }
+
+    /// Lets weight gradients wait, or closes the list of those that do: one for every micro-batch.
+    pub(super) fn defer(&self, defers: bool) {
+        let mut kept = self.kept.borrow_mut();
+        kept.defers = defers;
+        if !defers {
+            let list = std::mem::take(&mut kept.deferred);
+            kept.waiting.push_back(list);
+        }
+    }
+
+    /// The weight gradients of the micro-batch that waits longest.
+    pub(super) fn weight_pass(&self, torch: &mut Torch) {
+        let list = self.kept.borrow_mut().waiting.pop_front().unwrap_or_default();
+        for Deferred { matrix: [rows, columns], _reads } in list {
+            self.weight_gradient(torch, rows, columns, Vec::new());
+        }
     }
 
     /// What the dispatcher of a layer remembers of the last micro-batch it routed.

@@ -186,6 +186,12 @@ impl Coordinator {
                 torch.on_stream(self.stream, |_| self.parameters[*one].whole.storage.fill());
                 None
             }
+            // MiCS gathers every parameter where it will be (deepspeed/runtime/zero/mics.py of DeepSpeed 0.17).
+            many if self.config.mics_ranks().is_some() => {
+                let fill = |&p: &usize| torch.on_stream(self.stream, |_| self.parameters[p].whole.storage.fill());
+                many.iter().for_each(fill);
+                None
+            }
             many => {
                 let padded = many.iter().map(|&p| share(p) * self.world);
                 Some(torch.flat("all-gather output", padded.sum(), DType::BF16, self.stream))

@@ -7,19 +7,20 @@ use super::{finish, zero0, zero1_wide, zero3, zero12};
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd;
-use crate::memory::log::{Event, Log};
+use crate::memory::autograd::Leaf;
+use crate::memory::log::{Category, Event, Log};
 use crate::memory::lower::hooks::Hooks;
 use crate::memory::lower::{Runner, Settings};
 use crate::memory::optimizer::{Optimizer, Trained};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::train;
-use crate::model::Program;
+use crate::model::{Program, Shape};
 use crate::plan::parallel::DeepSpeed;
 use crate::plan::{self, TrainPlan};
 
 /// What a stage of ZeRO does around passes.
-pub(super) trait Stage {
+pub(in crate::memory) trait Stage {
     /// A micro-batch begins; `boundary`: whether a step follows it.
     fn begin(&self, boundary: bool);
     /// What the optimizer steps on.
@@ -51,6 +52,8 @@ pub(super) fn simulate(
 ) -> Log {
     let members = narrowed(&mut torch, &program, &mut loaded, plan.weights);
     let zero = &options.zero;
+    // MiCS: everything is shared as if the others were not there; gradients are summed over the copies in place.
+    let world = zero.mics_ranks().unwrap_or(world);
     let stage: Rc<dyn Stage> = match zero.stage {
         0 => {
             drop(members);
@@ -95,6 +98,35 @@ pub(super) fn simulate(
         train::phase(&mut torch, format!("{step}.opt"), |torch| stage.step(torch, &mut optimizer));
     }
     finish(torch, (optimizer, runner, stage))
+}
+
+/// ZeRO 0 to 2 on parameters of these shapes, which are made here; returned are the tensors to compute with.
+pub(in crate::memory) fn wrap_plain(
+    torch: &mut Torch,
+    shapes: &[Shape],
+    (plan, options): (&TrainPlan, &DeepSpeed),
+    world: u64,
+) -> (Rc<dyn Stage>, Vec<Tensor>) {
+    let make = |shape: &Shape| {
+        let made = torch.in_category(Category::Weights, |torch| torch.fresh("parameter", *shape, plan.weights));
+        torch.leaf(made)
+    };
+    let made: Vec<(Tensor, Rc<Leaf>)> = shapes.iter().map(make).collect();
+    let members =
+        made.iter().enumerate().map(|(at, (tensor, leaf))| Member::plain(at, tensor.clone(), Rc::clone(leaf)));
+    let members: Vec<Member> = members.collect();
+    let parameters = made.iter().map(|(tensor, _)| tensor.clone()).collect();
+    let trained: Vec<Trained> = made.into_iter().map(|(tensor, leaf)| Trained { tensor, leaf }).collect();
+    let mut loaded = Loaded { parameters, trained, wrapped: Default::default() };
+    let stage = match options.zero.stage {
+        0 => {
+            drop(members);
+            zero0::wrap(torch, std::mem::take(&mut loaded.trained))
+        }
+        1 if options.accumulates_wide(plan.weights) => zero1_wide::wrap(torch, &mut loaded, members, world),
+        _ => zero12::wrap(torch, &mut loaded, members, (plan, options), world),
+    };
+    (stage, loaded.parameters)
 }
 
 /// `module.bfloat16()` (or `.half()`): every parameter in the model's type, adapters too.

@@ -47,6 +47,12 @@ enum Part {
 const PARTS: [Part; 4] = [Part::First, Part::Second, Part::Bias, Part::Magnitude];
 
 impl Member {
+    /// A trained parameter by its place in the list of all.
+    pub(super) fn plain(index: usize, tensor: Tensor, leaf: Rc<Leaf>) -> Self {
+        let place = Place::Model(ParameterId(index as u32));
+        Self { name: String::new(), tensor, leaf: Some(leaf), adapter: false, place }
+    }
+
     /// Whether it is trained.
     pub(super) fn trains(&self) -> bool {
         self.leaf.is_some()

@@ -16,7 +16,7 @@
 mod alone;
 mod coordinator;
 mod ddp;
-mod deepspeed;
+pub(super) mod deepspeed;
 mod flat_parameter;
 mod fsdp1;
 mod fsdp2;

@@ -53,7 +53,7 @@ pub struct ZeroConfig {
     pub offload_param: Option<Offload>,
     /// Cards of a node that share a second copy of the shards (stage 3, ZeRO++).
     pub zero_hpz_partition_size: u64,
-    /// Cards that share one copy of everything (MiCS); -1: all.
+    /// Cards that share one copy of everything (MiCS, which DeepSpeed has up to 0.18); -1: all.
     pub mics_shard_size: i64,
 }
 
@@ -138,6 +138,13 @@ impl Default for ZeroConfig {
     }
 }
 
+impl ZeroConfig {
+    /// Cards that share one copy of everything, where they are not all (`mics_shard_size`).
+    pub fn mics_ranks(&self) -> Option<u64> {
+        u64::try_from(self.mics_shard_size).ok().filter(|ranks| *ranks > 0)
+    }
+}
+
 impl DeepSpeed {
     /// Whether gradients are accumulated in fp32 although they are computed in `weights`.
     pub fn accumulates_wide(&self, weights: DType) -> bool {
@@ -171,6 +178,7 @@ impl DeepSpeed {
         self.check_offload()?;
         self.check_accumulation(plan)?;
         self.check_second_partition(dp_shard)?;
+        self.check_mics(dp_shard)?;
         let conflict = |what: String, hint: &str| Err(PlanError::Conflict { what, hint: hint.into() });
         if self.zero.round_robin_gradients && !matches!(self.zero.stage, 1 | 2) {
             return conflict(
@@ -225,11 +233,34 @@ impl DeepSpeed {
         divides("zero_hpz_partition_size", ranks, "GPUs", Some(world))
     }
 
+    fn check_mics(&self, world: u64) -> Result<(), PlanError> {
+        let zero = &self.zero;
+        if zero.mics_shard_size == 0 || zero.mics_shard_size < -1 {
+            return Err(PlanError::BadValue {
+                key: "mics_shard_size".into(),
+                value: zero.mics_shard_size.to_string(),
+                expected: "-1, or a number of GPUs".into(),
+            });
+        }
+        let Some(ranks) = zero.mics_ranks() else { return Ok(()) };
+        let conflict = |what: String, hint: &str| Err(PlanError::Conflict { what, hint: hint.into() });
+        if zero.stage != 3 {
+            return conflict(format!("mics_shard_size {ranks} with ZeRO {}", zero.stage), "it needs stage 3");
+        }
+        if [&zero.offload_optimizer, &zero.offload_param].into_iter().flatten().any(Offload::is_on) {
+            return conflict("mics_shard_size with offload, which MiCS refuses".into(), "leave one of them out");
+        }
+        if zero.zero_hpz_partition_size > 1 {
+            return conflict("mics_shard_size with zero_hpz_partition_size".into(), "leave one of them out");
+        }
+        if ranks > world {
+            return conflict(format!("mics_shard_size {ranks} is more than {world} GPUs"), "take fewer");
+        }
+        divides("mics_shard_size", ranks, "GPUs", Some(world))
+    }
+
     fn check_offload(&self) -> Result<(), PlanError> {
         let zero = &self.zero;
-        let unsupported = |what: String, hint: &str| {
-            Err(PlanError::Unsupported { what: format!("deepspeed {what}"), hint: hint.into() })
-        };
         for (key, offload, least) in
             [("offload_optimizer", &zero.offload_optimizer, 1), ("offload_param", &zero.offload_param, 3)]
         {
@@ -242,9 +273,6 @@ impl DeepSpeed {
                     hint: format!("it needs stage {least} or more"),
                 });
             }
-        }
-        if zero.mics_shard_size > 0 {
-            return unsupported("with mics_shard_size (MiCS)".into(), "leave it out: DeepSpeed 0.19 refuses it too");
         }
         Ok(())
     }

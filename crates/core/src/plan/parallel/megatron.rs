@@ -1,13 +1,19 @@
 //! Options of Megatron-Core: what its arguments of the same names say.
 
+mod deepspeed;
 mod fp8;
+mod fsdp;
+mod lora;
 mod pipeline;
 
 pub use fp8::{Fp8, Fp8Recipe};
-pub use pipeline::PipelineSplit;
+pub use fsdp::{MegatronFsdp, ShardingStrategy};
+pub use lora::{LoraTarget, MegatronLora};
+pub use pipeline::{PipelineSchedule, PipelineSplit};
 
 use serde::{Deserialize, Serialize};
 
+use super::DeepSpeed;
 use super::mesh::{Mesh, ModelSizes, divides};
 use crate::dtype::DType;
 use crate::plan::{OptimizerKind, PlanError, TrainPlan};
@@ -20,6 +26,9 @@ pub struct Megatron {
     pub virtual_pipeline: u64,
     /// Which layers go to which stage.
     pub split: PipelineSplit,
+    /// In which order micro-batches go through the stages.
+    #[serde(skip_serializing_if = "PipelineSchedule::is_default")]
+    pub schedule: PipelineSchedule,
     /// `mtp_num_layers`: layers of multi-token prediction behind the last.
     pub mtp_layers: u64,
     /// `use_distributed_optimizer`: states are shared by the data-parallel ranks.
@@ -47,6 +56,21 @@ pub struct Megatron {
     /// Products in fp8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp8: Option<Fp8>,
+    /// Megatron-FSDP, which takes the place of the distributed optimizer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fsdp: Option<MegatronFsdp>,
+    /// `cpu_offloading_num_layers`: what so many of the first layers keep for backward goes to the host.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cpu_offloading_layers: u64,
+    /// Adapters beside frozen linears.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<MegatronLora>,
+    /// Megatron-DeepSpeed: its layers under DeepSpeed's engine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deepspeed: Option<DeepSpeed>,
+    /// `partition_activations` of DeepSpeed's checkpoints: tensor-parallel ranks share what is kept for recompute.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub partition_activations: bool,
     /// The minor version of Megatron-Core 0: before 0.13 probabilities of experts are applied when tokens come back, before
     /// 0.14 the output layer makes a gradient of its weight that is thrown away.
     pub core: u32,
@@ -61,6 +85,7 @@ impl Default for Megatron {
         Self {
             virtual_pipeline: 1,
             split: PipelineSplit::Even,
+            schedule: PipelineSchedule::default(),
             mtp_layers: 0,
             distributed_optimizer: true,
             main_gradients: DType::F32,
@@ -74,11 +99,20 @@ impl Default for Megatron {
             cp_comm: ContextExchange::P2p,
             moe: Experts::default(),
             fp8: None,
+            fsdp: None,
+            cpu_offloading_layers: 0,
+            lora: None,
+            deepspeed: None,
+            partition_activations: false,
             core: 14,
             transformer_engine: 13,
             torch: 11,
         }
     }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Types of the precision-aware optimizer's states.
@@ -200,7 +234,10 @@ impl Megatron {
     pub fn check(&self, plan: &TrainPlan, mesh: &Mesh, sizes: &ModelSizes) -> Result<(), PlanError> {
         let unsupported = |what: &str, hint: &str| Err(PlanError::Unsupported { what: what.into(), hint: hint.into() });
         if plan.adapter.is_some() || plan.quantization.is_some() {
-            return unsupported("adapters or quantised weights under Megatron", "train the model itself");
+            return unsupported(
+                "PEFT's adapters or quantised weights under Megatron",
+                "Megatron-Bridge's own LoRA is --megatron-lora",
+            );
         }
         if !matches!(plan.optimizer.kind, OptimizerKind::AdamW | OptimizerKind::Adam) {
             return unsupported("an optimizer other than Adam under Megatron", "use adamw");
@@ -214,6 +251,14 @@ impl Megatron {
         if mesh.dp_replicate > 1 {
             return unsupported("several copies of the distributed optimizer", "use dp_shard for data parallel");
         }
+        if let Some(fsdp) = self.fsdp {
+            fsdp.check(self, mesh)?;
+        }
+        if let Some(lora) = &self.lora {
+            lora.check(self, mesh, sizes)?;
+        }
+        self.check_deepspeed(plan, mesh, sizes)?;
+        self.schedule.check(mesh.pp, self.virtual_pipeline, &self.recompute)?;
         if self.virtual_pipeline > 1 {
             if mesh.pp == 1 {
                 return Err(PlanError::Conflict {
@@ -261,6 +306,7 @@ impl Megatron {
             divides("cp (a2a)", mesh.cp, "key and value heads of a tensor-parallel rank", heads)?;
         }
         self.check_recompute(mesh, sizes)?;
+        self.check_offloading(mesh, sizes)?;
         self.check_rest(plan)
     }
 
@@ -296,6 +342,33 @@ impl Megatron {
             });
         }
         Ok(())
+    }
+
+    /// Megatron's own refusals (`TransformerConfig.__post_init__`), and layers of other engines.
+    fn check_offloading(&self, mesh: &Mesh, sizes: &ModelSizes) -> Result<(), PlanError> {
+        let layers = self.cpu_offloading_layers;
+        if layers == 0 {
+            return Ok(());
+        }
+        let refused = [
+            (mesh.pp > 1, "a pipeline"),
+            (!matches!(&self.recompute, Recompute::None), "recompute"),
+            (self.deepspeed.is_some(), "Megatron-DeepSpeed"),
+        ];
+        if let Some((_, what)) = refused.into_iter().find(|(used, _)| *used) {
+            return Err(PlanError::Conflict {
+                what: format!("cpu_offloading_num_layers {layers} with {what}, which Megatron refuses"),
+                hint: "drop one of them".into(),
+            });
+        }
+        match sizes.layers.filter(|all| layers >= *all) {
+            Some(all) => Err(PlanError::BadValue {
+                key: "cpu_offloading_num_layers".into(),
+                value: layers.to_string(),
+                expected: format!("fewer than {all}, the layers there are"),
+            }),
+            None => Ok(()),
+        }
     }
 
     fn check_recompute(&self, mesh: &Mesh, sizes: &ModelSizes) -> Result<(), PlanError> {

@@ -47,7 +47,7 @@ fn beyond(row: &Value, model: &str) -> Option<&'static str> {
         return Some("hybrid Mamba layers under Megatron are not simulated");
     }
     let lora = row["task"].as_str().is_some_and(|task| task.contains("LoRA"));
-    lora.then_some("LoRA under Megatron is not simulated, and its rank and batch are not published")
+    lora.then_some("the rank, the targets and the batch of the LoRA runs are not published")
 }
 
 fn model(row: &Value) -> Result<Model, String> {

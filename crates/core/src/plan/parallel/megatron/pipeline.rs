@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Recompute;
 use crate::plan::PlanError;
 use crate::plan::parallel::mesh::divides;
 
@@ -31,6 +32,53 @@ pub enum PipelineSplit {
     },
     /// `pipeline_model_parallel_layout`, as `Et*3|(tt|)*29m|L`.
     Layout(String),
+}
+
+/// In which order micro-batches go through the stages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PipelineSchedule {
+    /// One forward, one backward, interleaved where a stage holds several chunks.
+    #[default]
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward,
+    /// ZB-H1: weight gradients wait for the end of a step; as many micro-batches as 1F1B's first stage holds, on every stage.
+    #[serde(rename = "zb-h1")]
+    ZeroBubbleH1,
+    /// ZB-H2: more micro-batches go forward first, up to twice as many less one.
+    #[serde(rename = "zb-h2")]
+    ZeroBubbleH2,
+}
+
+impl PipelineSchedule {
+    /// Whether it is the usual one.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Refuses what a schedule cannot run with.
+    pub(super) fn check(self, pp: u64, interleaved: u64, recompute: &Recompute) -> Result<(), PlanError> {
+        let conflict = |what: String, hint: &str| Err(PlanError::Conflict { what, hint: hint.into() });
+        if self.is_default() {
+            return Ok(());
+        }
+        if pp < 2 {
+            return conflict("a zero-bubble schedule without a pipeline".into(), "set pp to 2 or more");
+        }
+        if interleaved > 1 {
+            return conflict(
+                format!("a zero-bubble schedule with virtual_pipeline {interleaved}"),
+                "ZB-H1 and ZB-H2 run one chunk a stage; drop one of them",
+            );
+        }
+        if *recompute != Recompute::None && *recompute != Recompute::Selective(Vec::new()) {
+            return Err(PlanError::Unsupported {
+                what: "recompute under a zero-bubble schedule".into(),
+                hint: "drop one of them".into(),
+            });
+        }
+        Ok(())
+    }
 }
 
 /// Larger layouts are a slip of the pen.
