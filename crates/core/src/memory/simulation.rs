@@ -8,7 +8,7 @@ use super::lower::head::Head;
 use super::process::{self, Part};
 use super::{infer, megatron, sharding, stored, tensor_parallel, train};
 use crate::model::{Model, Program};
-use crate::plan::parallel::{Engine, Parallel};
+use crate::plan::parallel::{Engine, Parallel, Place};
 use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, ModelSizes, PlanError, TrainPlan, liger};
 
 /// A run, simulated.
@@ -67,16 +67,41 @@ impl Simulation {
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     crate::work::begin();
     plan.check()?;
-    if let Some(Parallel { engine: Engine::Megatron(_), .. }) = &plan.parallel {
+    let Some(parallel) = &plan.parallel else { return train_at(model, plan, Place::default()) };
+    if let Engine::Megatron(_) = &parallel.engine {
         return megatron::worst(model, plan);
     }
+    parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
+    let mut worst: Option<Simulation> = None;
+    let mut ranks: Vec<Rank> = Vec::new();
+    for (place, cards) in parallel.places() {
+        let simulation = train_at(model, plan, place)?;
+        ranks.push(simulation.as_rank(parallel.place_name(place), cards));
+        if worst.as_ref().is_none_or(|worst| worst.process_bytes() < simulation.process_bytes()) {
+            worst = Some(simulation);
+        }
+    }
+    let missing = || PlanError::BadValue { key: "mesh".into(), value: "0".into(), expected: "at least 1 GPU".into() };
+    let worst = worst.ok_or_else(missing)?;
+    // Shares are padded to the same size: data-parallel cards are alike.
+    if parallel.mesh.world() == 1 {
+        ranks.clear();
+    }
+    Ok(Simulation { ranks, ..worst })
+}
+
+/// Simulates one card of a run.
+fn train_at(model: &Model, plan: &TrainPlan, place: Place) -> Result<Simulation, PlanError> {
     let mut inputs = plan.batch.training_inputs();
+    if let Some(Parallel { engine: Engine::Fsdp2(_), mesh, .. }) = &plan.parallel {
+        inputs.seq /= mesh.cp.max(1);
+        inputs.target_seq /= mesh.cp.max(1);
+    }
     inputs.seq = inputs.seq.saturating_add(plan.virtual_tokens());
     inputs.target_seq = inputs.target_seq.saturating_add(plan.virtual_tokens());
     let tensor = plan.parallel.as_ref().and_then(|parallel| Some((parallel, parallel.tensor()?)));
     let (program, split) = match tensor {
         Some((parallel, options)) if parallel.mesh.tp > 1 => {
-            parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
             let (program, split) = tensor_parallel::localise(model, inputs, parallel.mesh.tp, options)?;
             (program, Some(split))
         }
@@ -99,12 +124,11 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
     let log = match &plan.parallel {
         Some(parallel) => {
-            parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
             // One card needs no engine, except one that uses the host's memory or has an optimizer of its own.
             let alone = !parallel.offloads() && !matches!(parallel.engine, Engine::Deepspeed(_));
             match parallel.mesh.world() {
                 1 if alone => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
-                _ => sharding::simulate(Rc::clone(&program), plan, parallel, layout.as_ref(), (liger, split)),
+                _ => sharding::simulate(Rc::clone(&program), plan, parallel, layout.as_ref(), (liger, split), place)?,
             }
         }
         None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
@@ -121,12 +145,7 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
     let mut notes = found.notes;
     notes.extend(crate::plan::parallel::tensor::note(plan));
-    let mut simulation = Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() };
-    if let Some(parallel) = plan.parallel.as_ref().filter(|parallel| parallel.mesh.world() > 1) {
-        // Shares are padded to the same size: data-parallel cards are alike.
-        simulation.ranks = vec![simulation.as_rank("every card", parallel.mesh.world())];
-    }
-    Ok(simulation)
+    Ok(Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() })
 }
 
 /// Losses that take the head along need one whose result goes into the loss as it is.

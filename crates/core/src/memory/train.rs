@@ -182,7 +182,10 @@ pub(super) fn load(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> (V
         transient.extend(untied(torch, Some(id)));
     }
     torch.set_module(0);
-    let mut parameters: Vec<Tensor> = parameters.into_iter().flatten().collect();
+    // A stage of a pipeline has not all of them.
+    let absent = |torch: &mut Torch, at: usize| torch.phantom(program.parameters[at].shape, plan.weights);
+    let mut parameters: Vec<Tensor> =
+        (parameters.into_iter().enumerate()).map(|(at, one)| one.unwrap_or_else(|| absent(torch, at))).collect();
     torch.in_category(Category::Buffers, |torch| {
         for buffer in &program.buffers {
             // Buffers live as long as the run; their handle is kept by forgetting it in the parameter list.

@@ -6,6 +6,7 @@
 //! | [`mesh`] | the axes, their names and the rules on their sizes |
 //! | [`deepspeed`], [`deepspeed_file`] | DeepSpeed's `zero_optimization` section, and its file |
 //! | [`tensor`] | tensor parallel through DTensor |
+//! | [`pipeline`] | pipelines and contexts under `fully_shard` |
 //! | [`megatron`] | Megatron-Core's arguments |
 
 mod checks;
@@ -13,12 +14,14 @@ pub mod deepspeed;
 pub mod deepspeed_file;
 pub mod megatron;
 pub mod mesh;
+pub mod pipeline;
 pub mod tensor;
 
 pub use deepspeed::{DeepSpeed, Offload, OffloadDevice, ZeroConfig};
 pub use deepspeed_file::DeepSpeedFile;
 pub use megatron::Megatron;
 pub use mesh::{Mesh, ModelSizes};
+pub use pipeline::{ContextParallel, Pipeline, Place, Rotate, Schedule};
 pub use tensor::{TensorForm, TensorParallel};
 
 use serde::{Deserialize, Serialize};
@@ -152,6 +155,12 @@ pub struct Fsdp2 {
     pub ignored: Vec<String>,
     /// How layers are split where the mesh has tensor-parallel cards.
     pub tensor: TensorParallel,
+    /// How stages are run where the mesh has a pipeline.
+    pub pipeline: Pipeline,
+    /// How attention goes round where the mesh has context-parallel cards, over which parameters are sharded too.
+    pub context: ContextParallel,
+    /// The one card to look at; all that differ when absent.
+    pub rank: Option<Place>,
 }
 
 impl Default for Fsdp2 {
@@ -164,6 +173,9 @@ impl Default for Fsdp2 {
             offload: false,
             ignored: Vec::new(),
             tensor: TensorParallel::default(),
+            pipeline: Pipeline::default(),
+            context: ContextParallel::default(),
+            rank: None,
         }
     }
 }
@@ -225,13 +237,23 @@ impl Parallel {
             self.mesh.check(&ModelSizes { layers: None, ..*sizes })?;
             return megatron.check(plan, &self.mesh, sizes);
         }
-        self.mesh.check(sizes)?;
+        if let Engine::Fsdp2(options) = &self.engine {
+            self.mesh.check(&ModelSizes { layers: None, ..*sizes })?;
+            options.check_mesh(self, plan, sizes)?;
+        } else {
+            self.mesh.check(sizes)?;
+        }
         tensor::check(self, plan, sizes)?;
         for (axis, name) in self.mesh.model_axes() {
-            if axis > 1 && !(name == "tp" && self.tensor().is_some()) {
+            let taken = match name {
+                "tp" => self.tensor().is_some(),
+                "pp" | "cp" => matches!(self.engine, Engine::Fsdp2(_)),
+                _ => false,
+            };
+            if axis > 1 && !taken {
                 return unsupported(
                     format!("{name} {axis} under {}", self.engine.name()),
-                    "pipeline, context and expert parallel are simulated under megatron (--engine megatron)",
+                    "pipeline and context parallel are simulated under fsdp2 and megatron, expert parallel under megatron",
                 );
             }
         }
@@ -242,6 +264,14 @@ impl Parallel {
             );
         }
         checks::engine(self, plan)
+    }
+
+    /// Cards that share one copy of the parameters: `fully_shard` shards over those of a sequence too.
+    pub fn sharded_over(&self) -> u64 {
+        match self.engine {
+            Engine::Fsdp2(_) => self.mesh.dp_shard.saturating_mul(self.mesh.cp),
+            _ => self.mesh.dp_shard,
+        }
     }
 
     /// Tensor parallel through DTensor, where the engine can have it.

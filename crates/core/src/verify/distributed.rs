@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::ledger::dtype;
 use crate::dtype::DType;
 use crate::plan::parallel::{
-    BackwardPrefetch, Ddp, DeepSpeed, DeepSpeedFile, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Reshard, Strategy,
-    TensorForm, TensorParallel, Wrap,
+    BackwardPrefetch, ContextParallel, Ddp, DeepSpeed, DeepSpeedFile, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision,
+    Pipeline, Place, Reshard, Rotate, Schedule, Strategy, TensorForm, TensorParallel, Wrap,
 };
 use crate::plan::{Gpu, Parallel};
 
@@ -29,6 +29,7 @@ pub(super) fn parallel(run: &Value) -> Result<Option<Parallel>, String> {
         Some("fsdp2") => Engine::Fsdp2(fsdp2(dist)),
         Some("tp") if world == dist["tp"].as_u64().unwrap_or(world) => Engine::Tp(tensor(dist)?),
         Some("tp") => Engine::Fsdp2(Fsdp2 { tensor: tensor(dist)?, ..fsdp2(dist) }),
+        Some("mesh") => Engine::Fsdp2(Fsdp2 { tensor: tensor(dist)?, ..staged(dist)? }),
         Some("deepspeed") => Engine::Deepspeed(zero(dist, weights)?),
         _ => return Err(format!("engine {} is not known", dist["engine"])),
     };
@@ -36,8 +37,18 @@ pub(super) fn parallel(run: &Value) -> Result<Option<Parallel>, String> {
     let (mesh, communicators) = match engine {
         Engine::Ddp(_) => (Mesh::replicated(world), 1),
         _ => {
-            let tp = dist["tp"].as_u64().unwrap_or(1).max(1);
-            (Mesh { dp_replicate: replicas, dp_shard: world / replicas / tp, tp, ..Mesh::default() }, 0)
+            let [tp, cp, pp] = ["tp", "cp", "pp"].map(|axis| dist[axis].as_u64().unwrap_or(1).max(1));
+            (
+                Mesh {
+                    dp_replicate: replicas,
+                    dp_shard: world / replicas / (tp * cp * pp),
+                    tp,
+                    cp,
+                    pp,
+                    ..Mesh::default()
+                },
+                0,
+            )
         }
     };
     Ok(Some(Parallel { mesh, engine, communicators, no_sync: dist["no_sync"] == true }))
@@ -101,8 +112,31 @@ fn fsdp2(dist: &Value) -> Fsdp2 {
         wrap: Wrap::LongestStack,
         offload: dist["offload"] == true,
         ignored: names(&dist["ignored"]),
-        tensor: TensorParallel::default(),
+        ..Fsdp2::default()
     }
+}
+
+/// Pipelines and contexts, and the card of them that was looked at.
+fn staged(dist: &Value) -> Result<Fsdp2, String> {
+    let schedule = match dist["schedule"].as_str() {
+        None | Some("1F1B") => Schedule::OneForwardOneBackward,
+        Some("GPipe") => Schedule::Gpipe,
+        Some("Interleaved1F1B") => Schedule::Interleaved,
+        Some("LoopedBFS") => Schedule::LoopedBfs,
+        Some("InterleavedZeroBubble") => Schedule::InterleavedZeroBubble,
+        Some("ZBVZeroBubble") => Schedule::ZbvZeroBubble,
+        Some(other) => return Err(format!("the schedule {other} is not known")),
+    };
+    let [pp, cp] = ["pp_rank", "cp_rank"].map(|key| dist[key].as_u64().unwrap_or(0));
+    Ok(Fsdp2 {
+        pipeline: Pipeline { schedule, stages_per_rank: dist["stages_per_rank"].as_u64(), ..Pipeline::default() },
+        context: ContextParallel {
+            rotate: if dist["rotate"] == "alltoall" { Rotate::Alltoall } else { Rotate::Allgather },
+            load_balance: dist["load_balance"] != false,
+        },
+        rank: Some(Place { pp, cp }),
+        ..fsdp2(dist)
+    })
 }
 
 fn zero(dist: &Value, weights: DType) -> Result<DeepSpeed, String> {
@@ -140,6 +174,8 @@ pub(super) fn group(run: &Value) -> &'static str {
         (Some("ddp"), _) => "ddp",
         (Some("fsdp1"), _) => "fsdp1",
         (Some("fsdp2"), _) => "fsdp2",
+        (Some("mesh"), _) if run["dist"]["pp"].as_u64().is_some_and(|pp| pp > 1) => "fsdp2-pp",
+        (Some("mesh"), _) => "fsdp2-cp",
         (Some("tp"), _) if run["dist"]["tp"] == run["dist"]["world"] => "tp",
         (Some("tp"), _) => "fsdp2-tp",
         (_, Some(0)) => "zero-0",

@@ -290,7 +290,9 @@ pub(super) fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         return Err(format!("task {} is not simulated yet", run["task"]));
     }
     let number = |key: &str| run[key].as_u64();
-    let batch_size = number("batch").ok_or("run.batch is missing")?;
+    // A pipeline cuts the batch of a step into micro-batches.
+    let micro = run["dist"]["microbatches"].as_u64().filter(|_| run["dist"]["engine"] == "mesh").unwrap_or(1).max(1);
+    let batch_size = number("batch").ok_or("run.batch is missing")? / micro;
     let grid = run["grid"].as_array().map(|grid| [0, 1].map(|i| grid.get(i).and_then(Value::as_u64).unwrap_or(1)));
     let optimizer = match run.get("optimizer") {
         _ if trainer => recorded::trainer_optimizer(run)?,
@@ -327,7 +329,7 @@ pub(super) fn train_plan(row: &Value) -> Result<TrainPlan, String> {
         kernels: if run["liger"] == true { Kernels::Liger } else { Kernels::Transformers },
         optimizer: Optimizer { implementation, ..optimizer },
         optimizer_in_backward: false,
-        gradient_accumulation: number("grad_accum").unwrap_or(1) as u32,
+        gradient_accumulation: number("grad_accum").unwrap_or(1).saturating_mul(micro) as u32,
         clip: run["clip"] == true || trainer,
         keep_outputs: run["keep_outputs"] != false && !trainer,
         frozen: Vec::new(),

@@ -63,6 +63,11 @@ impl FsdpArguments {
             || self.is_first_version()
     }
 
+    /// Whether it is said what happens after forward.
+    pub(super) fn reshards(&self) -> bool {
+        self.reshard.is_some() || self.no_reshard
+    }
+
     fn is_first_version(&self) -> bool {
         self.backward_prefetch.is_some()
             || self.forward_prefetch

@@ -2,6 +2,7 @@
 
 mod deepspeed;
 mod fsdp;
+mod pipeline;
 
 use clap::{Args, ValueEnum};
 use vramcast_core::dtype::DType;
@@ -10,6 +11,7 @@ use vramcast_core::plan::{PlanError, TrainPlan};
 
 use self::deepspeed::ZeroArguments;
 use self::fsdp::FsdpArguments;
+use self::pipeline::PipelineArguments;
 use super::Failure;
 use super::megatron::MegatronArguments;
 
@@ -59,6 +61,8 @@ pub(super) struct ParallelArguments {
     ddp: DdpArguments,
     #[command(flatten)]
     fsdp: FsdpArguments,
+    #[command(flatten)]
+    pipeline: PipelineArguments,
     #[command(flatten)]
     zero: ZeroArguments,
     #[command(flatten)]
@@ -153,6 +157,10 @@ impl ParallelArguments {
         if self.fsdp.is_used() && !matches!(name, EngineName::Fsdp | EngineName::Fsdp2) {
             return Err(Failure::bad_input("flags of FSDP without FSDP").hint("add --engine fsdp2, or drop them"));
         }
+        if self.pipeline.is_used() && name != EngineName::Fsdp2 {
+            return Err(Failure::bad_input("flags of torch's pipelines and context parallel without fsdp2")
+                .hint("add --engine fsdp2, or drop them"));
+        }
         if self.tp_form.is_some() && !matches!(name, EngineName::Fsdp2 | EngineName::Tp) {
             return Err(Failure::bad_input("--tp-form is of tensor parallel through DTensor")
                 .hint("add --engine fsdp2 or tp, or drop it"));
@@ -164,7 +172,10 @@ impl ParallelArguments {
             EngineName::Ddp => Engine::Ddp(self.ddp.options()),
             EngineName::Fsdp => self.fsdp.engine1(plan.adapter.is_some(), self.dp_replicate.unwrap_or(1))?,
             EngineName::Fsdp2 => match self.fsdp.engine2()? {
-                Engine::Fsdp2(options) => Engine::Fsdp2(Fsdp2 { tensor: self.tensor()?, ..options }),
+                Engine::Fsdp2(mut options) => {
+                    notes.extend(self.pipeline.apply(&mut options, self.pp.unwrap_or(1), self.fsdp.reshards())?);
+                    Engine::Fsdp2(Fsdp2 { tensor: self.tensor()?, ..options })
+                }
                 other => other,
             },
             EngineName::Tp => Engine::Tp(self.tensor()?),

@@ -172,7 +172,15 @@ impl Runner {
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.
     pub fn forward(self: &Rc<Self>, torch: &mut Torch) -> Vec<Tensor> {
+        self.forward_from(torch, None)
+    }
+
+    /// The same with a value that was made elsewhere.
+    pub fn forward_from(self: &Rc<Self>, torch: &mut Torch, given: Option<(ValueId, Tensor)>) -> Vec<Tensor> {
         let mut frames = Frames::new(Variables::all(&self.program));
+        if let Some((value, tensor)) = given {
+            frames.values[value] = Some(tensor);
+        }
         torch.autocast = self.settings.autocast;
         torch.saves_on_host = self.settings.save_on_cpu;
         torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, 0..self.program.steps.len()));

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::Wrapper;
+use super::{Staged, Wrapper};
 use crate::memory::lower::hooks::Hooks;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
@@ -31,4 +31,24 @@ impl Wrapper for Alone {
     fn hooks(self: Rc<Self>) -> Rc<dyn Hooks> {
         self
     }
+
+    fn staged(self: Rc<Self>) -> Option<Rc<dyn Staged>> {
+        Some(self)
+    }
+}
+
+impl Staged for Alone {
+    fn before_stage(&self, _torch: &mut Torch) {}
+
+    fn begin_backward(&self) {}
+
+    fn after_stage_backward(&self, _torch: &mut Torch) {}
+
+    fn reduce(&self, _torch: &mut Torch) {}
+
+    fn gather_all(&self, _torch: &mut Torch) {}
+
+    fn wait_for_all(&self, _torch: &mut Torch) {}
+
+    fn scatter_all(&self) {}
 }

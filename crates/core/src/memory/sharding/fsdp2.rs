@@ -2,13 +2,15 @@
 //!
 //! Follows torch/distributed/fsdp/_fully_shard/{_fsdp_state,_fsdp_param_group,_fsdp_collectives}.py of torch 2.11.
 
+mod staged;
+
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use super::members::{self, Member};
 use super::shares;
 use super::units::Units;
-use super::{Wrapped, Wrapper};
+use super::{Staged, Wrapped, Wrapper};
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd::{Edge, Leaf, Node};
@@ -86,6 +88,8 @@ pub(super) struct FullyShard {
     types: Option<MixedPrecision>,
     /// Whether this backward pass reduces gradients.
     reduces: Cell<bool>,
+    /// Whether parameters go back to shards after it (`set_reshard_after_backward`).
+    reshards: Cell<bool>,
     /// The flat buffer that the next gather's copy-out releases.
     last_flat: RefCell<Option<Tensor>>,
     /// The input of the last reduction.
@@ -158,6 +162,7 @@ pub(super) fn wrap(
         offload: options.offload,
         types: options.mixed_precision,
         reduces: Cell::new(true),
+        reshards: Cell::new(true),
         last_flat: RefCell::default(),
         last_reduction: RefCell::default(),
         order: RefCell::default(),
@@ -233,6 +238,10 @@ impl FullyShard {
 
     /// Begins a gather (`unshard`).
     fn unshard(&self, torch: &mut Torch, unit: &Unit) {
+        self.unshard_on(torch, unit, Stream::Gather);
+    }
+
+    fn unshard_on(&self, torch: &mut Torch, unit: &Unit, stream: Stream) {
         if unit.gathered.get() || unit.flat.borrow().is_some() || self.world == 1 || unit.parameters.is_empty() {
             return;
         }
@@ -248,9 +257,9 @@ impl FullyShard {
         for parameter in &unit.parameters {
             let dtype = self.gathered_type(parameter);
             if self.offload && !kept {
-                let mut copy = torch.flat("_to_copy", part(parameter), parameter.dtype, Stream::Gather);
+                let mut copy = torch.flat("_to_copy", part(parameter), parameter.dtype, stream);
                 if dtype != parameter.dtype {
-                    copy = torch.flat("_to_copy", part(parameter), dtype, Stream::Gather);
+                    copy = torch.flat("_to_copy", part(parameter), dtype, stream);
                 }
                 staged.push(copy);
             } else if dtype != parameter.dtype {
@@ -258,14 +267,14 @@ impl FullyShard {
             }
         }
         if let (Some(types), true) = (self.types, cast > 0) {
-            staged.push(torch.flat("all-gather input", cast, types.parameters, Stream::Gather));
+            staged.push(torch.flat("all-gather input", cast, types.parameters, stream));
         }
         let first = self.gathered_type(&unit.parameters[0]);
         let uniform = unit.parameters.iter().all(|parameter| self.gathered_type(parameter) == first);
         // Parameters of several types are gathered as bytes.
         let (dtype, size) = if uniform { (first, first.size()) } else { (DType::U8, 1) };
         let bytes: u64 = unit.parameters.iter().map(|p| part(p).saturating_mul(self.gathered_type(p).size())).sum();
-        let flat = torch.flat("all-gather output", (bytes / size).saturating_mul(ranks), dtype, Stream::Gather);
+        let flat = torch.flat("all-gather output", (bytes / size).saturating_mul(ranks), dtype, stream);
         drop(staged);
         *unit.flat.borrow_mut() = Some(flat);
     }
@@ -325,9 +334,11 @@ impl FullyShard {
     fn post_forward(&self, torch: &mut Torch, at: usize, outputs: &[Tensor]) {
         let unit = &self.units[at];
         self.reshard_after_forward(torch, unit);
-        let mut order = self.order.borrow_mut();
-        unit.places.borrow_mut().push(order.len());
-        order.push(at);
+        if !unit.parameters.is_empty() {
+            let mut order = self.order.borrow_mut();
+            unit.places.borrow_mut().push(order.len());
+            order.push(at);
+        }
         unit.state.set(State::Idle);
         for edge in outputs.iter().filter_map(|output| output.edge.as_ref()) {
             let this = Weak::clone(&self.this);
@@ -369,7 +380,9 @@ impl FullyShard {
         // Reductions in the type of gathered parameters need no cast.
         let reduce = self.types.map(|types| types.reduce);
         if !self.reduces.get() {
-            self.reshard(unit);
+            if self.reshards.get() {
+                self.reshard(unit);
+            }
             for (parameter, leaf) in trained() {
                 let Some(dtype) = reduce.filter(|dtype| *dtype != self.gathered_type(parameter)) else { continue };
                 let gradient = leaf.grad.take();
@@ -479,5 +492,9 @@ impl Wrapper for FullyShard {
 
     fn hooks(self: Rc<Self>) -> Rc<dyn Hooks> {
         self
+    }
+
+    fn staged(self: Rc<Self>) -> Option<Rc<dyn Staged>> {
+        Some(self)
     }
 }

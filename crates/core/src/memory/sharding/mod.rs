@@ -9,6 +9,7 @@
 //! | `deepspeed`, `zero0`, `zero1_wide`, `zero12`, `zero3`, `coordinator` | DeepSpeed's loop, and what ZeRO does in it |
 //! | `fsdp1`, `flat_parameter` | `FullyShardedDataParallel` |
 //! | `fsdp2` | `fully_shard` |
+//! | `pipeline` | one rank of a pipeline: its stages, and the schedule they run by |
 //! | `host` | what is kept in the host's memory instead |
 //!
 //! The card is rank 0 of the data-parallel ranks: where a size does not divide, it has the largest share.
@@ -22,6 +23,7 @@ mod fsdp1;
 mod fsdp2;
 mod host;
 mod members;
+mod pipeline;
 pub mod shares;
 mod units;
 mod zero0;
@@ -43,12 +45,13 @@ use super::optimizer::Optimizer;
 use super::tensor::Tensor;
 use super::tensor_parallel;
 use super::torch::Torch;
+use super::torch::ring::Ring;
 use super::train;
 use crate::dtype::DType;
 use crate::model::{Program, Shape};
 use crate::plan::liger::LigerPatch;
-use crate::plan::parallel::{Engine, Parallel};
-use crate::plan::{AdapterLayout, TrainPlan};
+use crate::plan::parallel::{ContextParallel, Engine, Mesh, Parallel, Place};
+use crate::plan::{AdapterLayout, PlanError, TrainPlan};
 
 /// A model under an engine.
 struct Wrapped {
@@ -70,6 +73,28 @@ trait Wrapper: Hooks {
     fn after_backward(&self, torch: &mut Torch);
     /// Itself as hooks of modules.
     fn hooks(self: Rc<Self>) -> Rc<dyn Hooks>;
+    /// Itself around a stage of a pipeline, where it can be.
+    fn staged(self: Rc<Self>) -> Option<Rc<dyn Staged>> {
+        None
+    }
+}
+
+/// What an engine does around a stage of a pipeline.
+trait Staged: Wrapper {
+    /// Before a micro-batch goes forward.
+    fn before_stage(&self, torch: &mut Torch);
+    /// Before one goes back: nothing is reduced, and what is gathered stays.
+    fn begin_backward(&self);
+    /// After one went back.
+    fn after_stage_backward(&self, torch: &mut Torch);
+    /// After the last: gradients are reduced.
+    fn reduce(&self, torch: &mut Torch);
+    /// Begins to gather all there is.
+    fn gather_all(&self, torch: &mut Torch);
+    /// Waits for that.
+    fn wait_for_all(&self, torch: &mut Torch);
+    /// Lets go of all that is gathered.
+    fn scatter_all(&self);
 }
 
 /// Runs a program on one card of many and returns what happened to its memory.
@@ -79,8 +104,17 @@ pub fn simulate(
     parallel: &Parallel,
     layout: Option<&AdapterLayout>,
     (liger, split): (Option<LigerPatch>, Option<Split>),
-) -> Log {
+    place: Place,
+) -> Result<Log, PlanError> {
     let mut torch = Torch::new(Device::of(&plan.gpu));
+    if let Engine::Fsdp2(options) = &parallel.engine {
+        let Mesh { pp, cp, .. } = parallel.mesh;
+        let ContextParallel { rotate, load_balance } = options.context;
+        torch.ring = (cp > 1).then_some(Ring { ranks: cp, rank: place.cp, rotate, balanced: load_balance });
+        if pp > 1 {
+            return pipeline::simulate(torch, &program, (plan, parallel, options), split, place.pp);
+        }
+    }
     let mut loaded = match layout {
         Some(layout) => adapters::load(&mut torch, &program, plan, layout, None),
         None => {
@@ -94,17 +128,17 @@ pub fn simulate(
     loaded.wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
     loaded.wrapped.checkpoints = plan.checkpoints;
     loaded.wrapped.split = split;
-    let (world, replicas) = (parallel.mesh.dp_shard, parallel.mesh.dp_replicate);
+    let (world, replicas) = (parallel.sharded_over(), parallel.mesh.dp_replicate);
     let wrapped = match &parallel.engine {
-        Engine::Deepspeed(options) => return deepspeed::simulate(torch, program, plan, loaded, options, world),
+        Engine::Deepspeed(options) => return Ok(deepspeed::simulate(torch, program, plan, loaded, options, world)),
         Engine::Ddp(options) => ddp::wrap(&mut torch, &program, loaded, options),
         Engine::Fsdp1(options) => fsdp1::wrap(&mut torch, &program, loaded, options, (world, replicas)),
         Engine::Fsdp2(options) => fsdp2::wrap(&mut torch, &program, loaded, options, (world, replicas)),
         Engine::Tp(_) => Wrapped { loaded, on_host: Vec::new(), engine: Rc::new(alone::Alone) },
         // Has a runtime of its own.
-        Engine::Megatron(_) => return Log::default(),
+        Engine::Megatron(_) => return Ok(Log::default()),
     };
-    run(torch, program, (plan, parallel), wrapped)
+    Ok(run(torch, program, (plan, parallel), wrapped))
 }
 
 fn run(mut torch: Torch, program: Rc<Program>, (plan, parallel): (&TrainPlan, &Parallel), wrapped: Wrapped) -> Log {
@@ -113,7 +147,10 @@ fn run(mut torch: Torch, program: Rc<Program>, (plan, parallel): (&TrainPlan, &P
         let states = host::state_bytes(plan, &on_host);
         torch.log.borrow_mut().on_host("optimizer states", states, false);
     }
-    let inputs = train::batch(&mut torch, &program, plan);
+    let inputs = match parallel.mesh.cp {
+        1 => train::batch(&mut torch, &program, plan),
+        cp => pipeline::batch(&mut torch, &program, (1, cp), true),
+    };
     let mut settings = train::settings(plan);
     settings.weights = parallel.compute_type().unwrap_or(settings.weights);
     // FSDP2 gathers parameters in another type and leaves buffers alone; FSDP1 is given a type for both.

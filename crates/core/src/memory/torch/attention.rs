@@ -55,6 +55,15 @@ impl Torch {
             DType::Bool => self.additive_mask(&mask, query.dtype),
             _ => mask,
         });
+        if let Some(ring) = self.ring {
+            if kernel == Kernel::Math || mask.is_some() || !causal {
+                self.refuse(
+                    "torch's ring attention is for causal attention by a fused kernel and without a mask (windows, \
+                     fewer fp32 key heads than query heads)",
+                );
+            }
+            return self.ring_attention(ring, kernel, [query, key, value], dropout && self.training);
+        }
         if kernel == Kernel::Math {
             return self.math_attention(query, key, value, mask.as_ref(), causal, dropout && self.training, grouped);
         }
@@ -140,33 +149,7 @@ impl Torch {
         let records = self.records(&inputs);
         let saved: Option<Vec<Saved>> =
             records.then(|| inputs.iter().copied().chain(mask).map(|t| Saved::new(self, t)).collect());
-        let (batch, heads, rows) = (query.shape.size(0), query.shape.size(1), query.shape.size(2));
-        let shape = query.shape.with(-1, value.shape.last());
-        let mut like = query.clone();
-        like.shape = shape;
-        // The output has the query's order of dimensions; xFormers always writes [batch, seq, heads, dim].
-        let strides = match kernel {
-            Kernel::MemoryEfficient => [rows * heads * shape.last(), shape.last(), heads * shape.last(), 1, 1, 1, 1, 1],
-            _ => pointwise_strides(&shape, &[&like]),
-        };
-        let statistic = match kernel {
-            Kernel::Cudnn if records => Shape::from([batch, heads, rows, 1]),
-            Kernel::MemoryEfficient if records => Shape::from([batch, heads, rows.next_multiple_of(32)]),
-            // Nobody will ask for it.
-            Kernel::Cudnn | Kernel::MemoryEfficient => Shape::from([batch, heads, 0]),
-            _ => Shape::from([batch, heads, rows]),
-        };
-        let value_dim = value.shape.last();
-        let run = |torch: &mut Self| {
-            // cuDNN makes its seeds first, flash attention last; those of the third kernel stay on the host.
-            let early = (kernel == Kernel::Cudnn).then(|| torch.seeds());
-            let output = torch.fresh_strided("scaled_dot_product_attention", shape, strides, query.dtype);
-            let statistic = torch.fresh("logsumexp", statistic, DType::F32);
-            let scratch = torch.attention_forward_scratch(kernel, query, key, value_dim, dropout);
-            let late = (kernel == Kernel::Flash).then(|| torch.seeds());
-            drop(scratch);
-            (output, statistic, early.or(late))
-        };
+        let run = |torch: &mut Self| torch.attention_kernel(kernel, inputs, dropout, records);
         let (output, statistic, seeds) = if kernel == Kernel::MemoryEfficient {
             let [output, statistic] = self.costly(Costly::Attention, |torch| {
                 let (output, statistic, _) = run(torch);
@@ -209,6 +192,40 @@ impl Torch {
             }
             gradients
         })
+    }
+
+    /// One run of a kernel: its output, a statistic per row, and seeds; nobody will ask for the statistic of a run that is
+    /// not recorded.
+    pub(super) fn attention_kernel(
+        &mut self,
+        kernel: Kernel,
+        [query, key, value]: [&Tensor; 3],
+        dropout: bool,
+        records: bool,
+    ) -> (Tensor, Tensor, Option<[Tensor; 2]>) {
+        let (batch, heads, rows) = (query.shape.size(0), query.shape.size(1), query.shape.size(2));
+        let shape = query.shape.with(-1, value.shape.last());
+        let mut like = query.clone();
+        like.shape = shape;
+        // The output has the query's order of dimensions; xFormers always writes [batch, seq, heads, dim].
+        let strides = match kernel {
+            Kernel::MemoryEfficient => [rows * heads * shape.last(), shape.last(), heads * shape.last(), 1, 1, 1, 1, 1],
+            _ => pointwise_strides(&shape, &[&like]),
+        };
+        let statistic = match kernel {
+            Kernel::Cudnn if records => Shape::from([batch, heads, rows, 1]),
+            Kernel::MemoryEfficient if records => Shape::from([batch, heads, rows.next_multiple_of(32)]),
+            Kernel::Cudnn | Kernel::MemoryEfficient => Shape::from([batch, heads, 0]),
+            _ => Shape::from([batch, heads, rows]),
+        };
+        // cuDNN makes its seeds first, flash attention last; those of the third kernel stay on the host.
+        let early = (kernel == Kernel::Cudnn).then(|| self.seeds());
+        let output = self.fresh_strided("scaled_dot_product_attention", shape, strides, query.dtype);
+        let statistic = self.fresh("logsumexp", statistic, DType::F32);
+        let scratch = self.attention_forward_scratch(kernel, query, key, value.shape.last(), dropout);
+        let late = (kernel == Kernel::Flash).then(|| self.seeds());
+        drop(scratch);
+        (output, statistic, early.or(late))
     }
 
     fn seeds(&mut self) -> [Tensor; 2] {

@@ -10,6 +10,7 @@
 //! | `index` | embeddings, gathers, sorts |
 //! | `attention`, `attention_scratch` | scaled dot product attention and its kernels |
 //! | `flash_attn` | the flash-attn package |
+//! | [`ring`] | attention over a sequence that is split over cards |
 //! | `loss` | cross entropy |
 //! | `convolution` | convolutions |
 //! | `quantised`, `gemm_4bit` | weights in few bits and linears over them |
@@ -28,6 +29,7 @@ pub mod matmul;
 pub mod pointwise;
 pub mod quantised;
 pub mod reduce;
+pub mod ring;
 pub mod stored;
 pub mod views;
 
@@ -65,6 +67,8 @@ pub struct Torch {
     pub saves_on_host: bool,
     /// The kernel of scaled dot product attention that is asked for (`sdpa_kernel`).
     pub forced_kernel: Option<attention::Kernel>,
+    /// The cards that attention goes round over (`context_parallel`).
+    pub ring: Option<ring::Ring>,
     /// The second run has made all that is needed: nothing more is really computed.
     pub stopped: bool,
     /// What nodes hold as plain attributes: it lives until the graph does, whatever backward frees.
@@ -115,6 +119,7 @@ impl Torch {
             recomputing: None,
             saves_on_host: false,
             forced_kernel: None,
+            ring: None,
             stopped: false,
             kept_with_graph: Vec::new(),
             retained: Vec::new(),

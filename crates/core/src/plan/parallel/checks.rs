@@ -99,7 +99,7 @@ fn fsdp2(parallel: &Parallel, options: &Fsdp2, plan: &TrainPlan) -> Result<(), P
         [("reshard_after_forward", options.reshard_after_forward), ("reshard_root", options.reshard_root)]
     {
         let Reshard::To(ranks) = reshard else { continue };
-        let world = parallel.mesh.dp_shard;
+        let world = parallel.sharded_over();
         if !(2..world).contains(&ranks) || !world.is_multiple_of(ranks) {
             let valid: Vec<String> = (2..world).filter(|n| world.is_multiple_of(*n)).map(|n| n.to_string()).collect();
             return Err(PlanError::BadValue {

@@ -57,7 +57,7 @@ pub(super) fn check(parallel: &Parallel, plan: &TrainPlan, sizes: &ModelSizes) -
             hint: "tensor parallel is simulated by itself (tp), under fsdp2, and in megatron".into(),
         });
     }
-    if let (Engine::Fsdp2(_), 1) = (&parallel.engine, parallel.mesh.dp_shard) {
+    if let (Engine::Fsdp2(_), 1, 1) = (&parallel.engine, parallel.sharded_over(), parallel.mesh.pp) {
         return Err(PlanError::Conflict {
             what: format!("fsdp2 with tp {tp} and dp_shard 1 shards nothing"),
             hint: "use the engine tp, or more GPUs".into(),
