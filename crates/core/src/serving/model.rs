@@ -5,6 +5,7 @@ use crate::model::op::{CacheKind, CacheUpdate, Op, Parameter, Role};
 use crate::model::{Config, Inputs, Model, ModelError, ModuleKind, Step};
 use crate::source::quantization::{self, Quantization, Weight};
 
+pub use super::image::ImageEncoder;
 use super::tensors::{Division, ServedTensor, division};
 
 /// How weights are stored.
@@ -110,8 +111,14 @@ pub struct ServedModel {
     pub rotary: u64,
     /// Positions that a layer's short convolution looks at; its state holds one fewer.
     pub convolution: u64,
+    /// The type in which engines that follow the config keep recurrent states; the model's own where it says nothing.
+    pub state_dtype: Option<DType>,
+    /// Whether windows are chunks (Llama 4), not the last positions.
+    pub chunked: bool,
     /// Whether images or sound go in.
     pub multimodal: bool,
+    /// The encoder of images, where the size of the largest image is known.
+    pub image_encoder: Option<ImageEncoder>,
     /// Whether feed-forwards multiply two halves.
     pub gated: bool,
     /// Whether a norm follows attention and feed-forward too (Gemma 2 and later).
@@ -212,7 +219,10 @@ impl ServedModel {
                 0 => 4,
                 kernel => kernel,
             },
+            state_dtype: state_dtype(config, text.as_ref()),
+            chunked: size(&["attention_chunk_size"]) > 0,
             multimodal,
+            image_encoder: super::image::encoder(config),
             ..Self::default()
         }
     }
@@ -277,6 +287,17 @@ impl ServedModel {
         };
         self.layers.iter().map(bytes).fold(0u64, u64::saturating_add) / ranks.max(1)
     }
+}
+
+/// What a config says of its recurrent states: Qwen3.5's `mamba_ssm_dtype`, Nemotron-H's `mamba_ssm_cache_dtype`; Kimi's
+/// linear layers keep fp32 whatever it says, all others the model's own type.
+fn state_dtype(config: &Config<'_>, text: Option<&Config<'_>>) -> Option<DType> {
+    let named = |key: &str| text.and_then(|text| text.get(key)).or_else(|| config.get(key));
+    let said = ["mamba_ssm_dtype", "mamba_ssm_cache_dtype"].iter().find_map(|key| named(key)?.as_str());
+    if named("linear_attn_config").is_some() {
+        return Some(DType::F32);
+    }
+    said.and_then(DType::parse)
 }
 
 /// An element of a cache: bits, so that block formats count exactly.
