@@ -82,7 +82,7 @@ fn vllm_keeps_states_as_the_config_says() {
 #[test]
 fn vllm_drafts_take_weights_and_cache() {
     let model = served("deepseek-ai/DeepSeek-V3");
-    let plan = VllmPlan { tensor_parallel: 8, memory: 141 * GIB, ..vllm("0.11.0") };
+    let plan = VllmPlan { tensor_parallel: 8, memory: 288 * GIB, ..vllm("0.11.0") };
     let plain = plan.budget(&model);
     let with = |speculation| plan.budget_with(&model, Some(&Draft::of(speculation, &model, &plan)));
     let repeated = with(Speculation::NGram);
@@ -90,7 +90,7 @@ fn vllm_drafts_take_weights_and_cache() {
     let guessed = with(Speculation::MultiToken);
     // A layer of 256 experts over 8 cards, more than a GiB in bf16.
     assert!(part(&guessed, "draft model") > GIB && guessed.cache_tokens < plain.cache_tokens);
-    let small = served("meta-llama/Llama-3.2-1B");
+    let small = served("meta-llama/Llama-3.2-1B-Instruct");
     let llama = served("meta-llama/Llama-3.1-8B");
     let plan = vllm("0.11.0");
     let draft = Draft::of(Speculation::Model(&small), &llama, &plan);
@@ -178,6 +178,14 @@ fn llama_cpp_reserved_logits_of_a_whole_batch_before_june_2026() {
     let logits = 512 * gemma.vocabulary * 4;
     assert!(compute(Build::Numbered(9400)) > logits);
     assert!(compute(Build::Numbered(9500)) < logits && compute(Build::Numbered(9500)) == compute(Build::Current));
+}
+
+#[test]
+fn sizes_that_a_config_leaves_out_are_found() {
+    let gemma = served("google/gemma-3-4b-it");
+    assert_eq!((gemma.vocabulary, gemma.heads, gemma.kv_heads, gemma.head_dim), (262_208, 8, 4, 256));
+    // Experts' biases are no matrices.
+    assert_eq!(served("openai/gpt-oss-20b").expert_width, 2880);
 }
 
 #[test]

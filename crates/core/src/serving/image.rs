@@ -26,10 +26,10 @@ pub(super) fn encoder(config: &Config<'_>) -> Option<ImageEncoder> {
     let size = |keys: &[&str]| vision.size_or(keys, 0).ok().filter(|size| *size > 0);
     let hidden = size(&["embed_dim", "hidden_size"])?;
     let width = size(&["intermediate_size"]).unwrap_or(hidden.saturating_mul(4));
-    let side = || Some(size(&["image_size"])? / size(&["patch_size"])?);
+    let squares = || Some((size(&["image_size"])? / size(&["patch_size"])?).saturating_pow(2));
     let (tokens, patches) = match kind {
-        "gemma3" => (config.size_or(&["mm_tokens_per_image"], 256).ok()?, side()?.pow(2)),
-        "llava" => (side()?.pow(2), side()?.pow(2)),
+        "gemma3" => (config.size_or(&["mm_tokens_per_image"], 256).ok()?, squares()?),
+        "llava" => (squares()?, squares()?),
         kind if kind.starts_with("qwen") => {
             let merged = vision.size_or(&["spatial_merge_size"], 2).ok()?.clamp(1, 64);
             (QWEN_TOKENS, QWEN_TOKENS.saturating_mul(merged * merged))

@@ -145,6 +145,7 @@ impl ServedModel {
             let own = caches.iter().filter(|(p, _)| p == path).map(|(_, update)| *update).collect();
             served.layers.push(ServedLayer { caches: own, ..ServedLayer::default() });
         }
+        served.complete(&program.parameters);
         for parameter in &program.parameters {
             let (parts, quantised) = format.parts(parameter);
             let inside = |path: &&str| parameter.name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
@@ -161,6 +162,32 @@ impl ServedModel {
         served.post_norms = named("post_feedforward_layernorm");
         served.scaled_embedding = model.config()["model_type"].as_str().is_some_and(|kind| kind.starts_with("gemma"));
         Ok(served)
+    }
+
+    /// Sizes that a config leaves to its class's defaults (Gemma 3), from the program.
+    fn complete(&mut self, parameters: &[Parameter]) {
+        let table = |parameter: &&Parameter| parameter.role == Role::Embedding && parameter.shape.rank() == 2;
+        let rows = parameters.iter().filter(table).map(|parameter| parameter.shape.size(0)).max();
+        let caches = self.layers.iter().flat_map(|layer| &layer.caches);
+        let grows = |cache: &&CacheUpdate| matches!(cache.kind, CacheKind::Full | CacheKind::Sliding(_));
+        let Some(cache) = caches.filter(grows).max().copied() else {
+            self.vocabulary = if self.vocabulary == 0 { rows.unwrap_or(0) } else { self.vocabulary };
+            return;
+        };
+        let output = |parameter: &&Parameter| parameter.name.ends_with("self_attn.o_proj.weight");
+        let width = parameters.iter().filter(output).map(|parameter| parameter.shape.size(1)).max().unwrap_or(0);
+        let heads = width.checked_div(cache.value_dim).unwrap_or(0);
+        let sizes = [
+            (&mut self.vocabulary, rows.unwrap_or(0)),
+            (&mut self.heads, heads),
+            (&mut self.kv_heads, cache.true_heads),
+            (&mut self.head_dim, cache.key_dim),
+        ];
+        for (size, found) in sizes {
+            if *size == 0 {
+                *size = found;
+            }
+        }
     }
 
     /// Counts a weight where it belongs.
@@ -232,7 +259,7 @@ impl ServedModel {
         let fused = if parameter.name.contains("gate_up") { 2 } else { 1 };
         match parameter.role {
             // [experts, hidden, width] or transposed: the side that is not the residual stream.
-            Role::Experts { top_k, .. } if parameter.name.contains("down") => {
+            Role::Experts { top_k, .. } if parameter.name.contains("down") && parameter.shape.rank() == 3 => {
                 let sides = [parameter.shape.size(1), parameter.shape.size(2)];
                 self.chosen_experts = top_k;
                 self.expert_width = sides.into_iter().find(|side| *side != self.hidden).unwrap_or(self.hidden);

@@ -38,7 +38,9 @@ pub(super) fn fill(plan: &LlamaCppPlan, model: &ServedModel, devices: &mut [Buff
     let layer = attention.max(feed_forward).max(experts);
     let logits = match plan.build {
         // Only the last token of each sequence is reserved.
-        Build::Current | Build::Numbered(Build::FEW_LOGITS..) => plan.parallel.saturating_mul(model.vocabulary).saturating_mul(4).saturating_add(hidden),
+        Build::Current | Build::Numbered(Build::FEW_LOGITS..) => {
+            plan.parallel.saturating_mul(model.vocabulary).saturating_mul(4).saturating_add(hidden)
+        }
         Build::Early | Build::Numbered(_) if plan.flash_attention => {
             rows(model.vocabulary).saturating_add(hidden).saturating_add(masks / 2)
         }

@@ -50,7 +50,10 @@ pub(super) fn buffer(plan: &LlamaCppPlan, model: &ServedModel, part: &Part) -> u
         let normed = builder.norm(stream, 4 * outputs * model.hidden);
         builder.graph.op(4 * outputs * model.vocabulary, &[normed]);
     }
-    builder.graph.buffer()
+    // Where heads are split over devices, the buffer is larger by the widest queries (truth/external/llamacpp_ananke.json
+    // rows 3, 4, 7 and 14, to the MiB); which node it is we did not find.
+    let queries = if plan.split == Split::Tensor { builder.widest_queries(tokens) } else { 0 };
+    builder.graph.buffer().saturating_add(queries)
 }
 
 struct Builder<'a> {
@@ -102,6 +105,16 @@ impl Builder<'_> {
         self.graph.over(&[normed])
     }
 
+    /// Bytes of the widest layer's queries.
+    fn widest_queries(&self, tokens: u64) -> u64 {
+        let layers = self.model.layers.iter().enumerate();
+        let widths = layers.flat_map(|(index, layer)| layer.caches.iter().map(move |cache| (index, cache)));
+        let grows = |cache: &CacheUpdate| matches!(cache.kind, CacheKind::Full | CacheKind::Sliding(_));
+        let widths = widths.filter(|(_, cache)| grows(cache));
+        let widest = widths.map(|(index, cache)| self.query_heads(index, cache).saturating_mul(cache.key_dim)).max();
+        widest.unwrap_or(0).saturating_mul(4 * tokens)
+    }
+
     /// Whether a layer's experts stay on the host and their weights are copied for a batch.
     fn offloads(&self, index: usize) -> bool {
         self.plan.experts_on_host(index as u64) && self.plan.micro_batch >= OFFLOADED
@@ -128,9 +141,7 @@ impl Builder<'_> {
         let middle = self.graph.over(&[projected, residual]);
         let out = self.feed_forward(index, layer, middle, rows);
         let out = if self.model.post_norms { self.in_place_norm(out) } else { out };
-        // Where heads are split over devices, what attention made is there until the layer's end.
-        let kept = if self.plan.split == Split::Tensor { vec![out, middle, mixed] } else { vec![out, middle] };
-        self.graph.over(&kept)
+        self.graph.over(&[out, middle])
     }
 
     fn in_place_norm(&mut self, x: Node) -> Node {

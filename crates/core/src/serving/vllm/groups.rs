@@ -66,7 +66,8 @@ impl Layout {
     /// Cuts the cache of a model on one card.
     pub fn new(model: &ServedModel, terms: Terms, rules: &Rules) -> Self {
         let kinds = kinds(model, terms, rules);
-        let state_blocks = 1 + u64::from(terms.prefix_caching && rules.states_kept) + terms.speculative_tokens;
+        let kept = u64::from(terms.prefix_caching && rules.states_kept);
+        let state_blocks = terms.speculative_tokens.saturating_add(1 + kept);
         let is_latent = |cache: &CacheUpdate| matches!(cache.kind, CacheKind::Latent { .. });
         let latent = model.layers.iter().flat_map(|layer| &layer.caches).any(is_latent);
         let step = if latent { rules.latent_step } else { 16 };
@@ -136,12 +137,11 @@ impl Layout {
 /// The layers of a model by what they keep.
 fn kinds(model: &ServedModel, terms: Terms, rules: &Rules) -> Vec<Layers> {
     let mut kinds: Vec<Layers> = Vec::new();
-    let mut add = |kind: Kind, bytes: u64| {
-        match kinds.iter_mut().find(|layers| layers.kind == kind && layers.bytes == bytes) {
+    let mut add =
+        |kind: Kind, bytes: u64| match kinds.iter_mut().find(|layers| layers.kind == kind && layers.bytes == bytes) {
             Some(layers) => layers.count += 1,
             None => kinds.push(Layers { kind, bytes, count: 1 }),
-        }
-    };
+        };
     let full = |cache: &CacheUpdate| matches!(cache.kind, CacheKind::Full | CacheKind::Latent { .. });
     let any_full = model.layers.iter().flat_map(|layer| &layer.caches).any(full);
     // Without groups, sliding layers beside others are kept like those.
@@ -170,8 +170,10 @@ fn kinds(model: &ServedModel, terms: Terms, rules: &Rules) -> Vec<Layers> {
 fn state_bytes(model: &ServedModel, layer: &ServedLayer, terms: Terms, rules: &Rules) -> u64 {
     let (convolution, recurrent) = model.states(layer);
     let positions = model.convolution.max(2) - 1;
-    let guessed = if recurrent > 0 { convolution / positions * terms.speculative_tokens } else { 0 };
-    let [first, rest] = if rules.state_types { [DType::BF16, model.state_dtype.unwrap_or(DType::BF16)] } else { [terms.dtype; 2] };
+    let per_token = if recurrent > 0 { convolution / positions } else { 0 };
+    let guessed = per_token.saturating_mul(terms.speculative_tokens);
+    let [first, rest] =
+        if rules.state_types { [DType::BF16, model.state_dtype.unwrap_or(DType::BF16)] } else { [terms.dtype; 2] };
     let convolution = convolution.saturating_add(guessed).saturating_mul(first.size());
     convolution.saturating_add(recurrent.saturating_mul(rest.size())) / terms.ranks.max(1)
 }

@@ -64,7 +64,7 @@ impl Tiles {
         let is = |names: &[&str]| names.iter().any(|part| name.contains(part));
         Self(match name.as_str() {
             _ if is(&["H100", "H200", "H20", "H800", "GH200"]) => [1, 64],
-            _ if is(&["B100", "B200", "B300", "GB"]) => [256, 256],
+            _ if is(&["B100", "B200", "B300"]) => [256, 256],
             _ => [256, 128],
         })
     }

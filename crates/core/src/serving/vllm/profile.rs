@@ -72,7 +72,8 @@ impl VllmPlan {
         let tokens = batch.length.saturating_mul(8).max(pages.saturating_mul(4)).min(LATENT_WORKSPACE).max(pages);
         let unpacked = two(tokens, heads.saturating_mul(per_head));
         let query = heads.saturating_mul(per_head / 2 + turned).saturating_add(heads.saturating_mul(per_head / 2));
-        let around = two(batch.tokens, model.hidden.saturating_mul(3).saturating_add(query).saturating_add(rank + turned));
+        let around =
+            two(batch.tokens, model.hidden.saturating_mul(3).saturating_add(query).saturating_add(rank + turned));
         [two(tokens, rank + turned), unpacked.saturating_add(around)]
     }
 }
@@ -91,5 +92,5 @@ fn sampler(model: &ServedModel, rules: &Rules, batch: Batch) -> u64 {
     };
     let logits = rows.saturating_mul(model.vocabulary).saturating_mul(per_logit);
     // Hidden states of the batch; those that are sampled, and noise of the same size in their stead.
-    two(batch.tokens, model.hidden).saturating_add(two(2 * rows, model.hidden)).saturating_add(logits)
+    two(batch.tokens, model.hidden).saturating_add(two(rows.saturating_mul(2), model.hidden)).saturating_add(logits)
 }

@@ -94,12 +94,8 @@ const V0_8_4: Rules = Rules {
     source: "vllm/engine/arg_utils.py of v0.8.4: 256 sequences on cards below 70 GiB",
     ..V0_8_0
 };
-const V0_9_0: Rules = Rules {
-    since: [0, 9, 0],
-    a100_is_small: true,
-    source: "vllm/engine/arg_utils.py of v0.9.0",
-    ..V0_8_4
-};
+const V0_9_0: Rules =
+    Rules { since: [0, 9, 0], a100_is_small: true, source: "vllm/engine/arg_utils.py of v0.9.0", ..V0_8_4 };
 const V0_9_1: Rules = Rules {
     since: [0, 9, 1],
     context_counted: false,
@@ -145,12 +141,8 @@ const V0_17_0: Rules = Rules {
     source: "vllm/v1/sample/ops/topk_topp_sampler.py of v0.17.0 uses Triton from 8 sequences on",
     ..V0_15_0
 };
-const V0_18_0: Rules = Rules {
-    since: [0, 18, 0],
-    group_slack: 50,
-    source: "vllm/v1/core/kv_cache_utils.py of v0.18.0",
-    ..V0_17_0
-};
+const V0_18_0: Rules =
+    Rules { since: [0, 18, 0], group_slack: 50, source: "vllm/v1/core/kv_cache_utils.py of v0.18.0", ..V0_17_0 };
 const V0_20_0: Rules = Rules {
     since: [0, 20, 0],
     graphs_in_budget: true,

@@ -15,7 +15,9 @@ pub(super) fn score_log(index: usize, row: &Value) -> Vec<ExternalRow> {
     let file = row["file"].as_str().or_else(|| row["command"].as_str()).unwrap_or_default();
     let label = format!("llamacpp_logs {index} {}", file.chars().take(48).collect::<String>());
     let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.to_owned() }];
-    let Some(model) = printed_model(&row["arch"], printed_build(row)) else { return skip("its architecture is not printed whole") };
+    let Some(model) = printed_model(&row["arch"], printed_build(row)) else {
+        return skip("its architecture is not printed whole");
+    };
     let placed = row["offloaded_layers"].as_str().and_then(|text| text.split('/').nth(1)?.parse::<usize>().ok());
     if placed.is_some_and(|total| total != model.layers.len() + 1) {
         return skip("its lines are of two different models");
