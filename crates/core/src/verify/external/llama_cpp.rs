@@ -182,6 +182,7 @@ pub(super) fn score_cell(index: usize, row: &Value) -> Vec<ExternalRow> {
     let format = WeightFormat::Plain(crate::dtype::DType::BF16);
     let Ok(served) = ServedModel::of(&model, &format) else { return skip("its config is refused") };
     let parts: Vec<&Value> = row["breakdown_mib"].as_array().into_iter().flatten().collect();
+    let per_layer = served.tensors.iter().any(|tensor| tensor.name.contains("per_layer"));
     let shared = row["note"].as_str().is_some_and(|note| note.contains("ONE GPU share"));
     let kind = row["kv_type"].as_str().unwrap_or("f16").to_owned();
     let parallel = number(&row["parallel"])
@@ -214,8 +215,10 @@ pub(super) fn score_cell(index: usize, row: &Value) -> Vec<ExternalRow> {
         if let Some(cache) = number(&part["kv"]) {
             add("cache", device.cache / MIB, cache);
         }
-        // Copies of the host's experts are as large as their types, which differ from layer to layer.
-        if let (Some(compute), 0) = (number(&part["compute"]), plan.cpu_experts) {
+        // Copies of the host's experts are as large as their types, which differ from layer to layer; inputs that every
+        // layer of Gemma's small models gets are not in our graph.
+        let whole = plan.cpu_experts == 0 && !per_layer;
+        if let (Some(compute), true) = (number(&part["compute"]), whole) {
             add("compute", device.compute / MIB, compute);
         }
     }
