@@ -41,6 +41,51 @@ fn flags_of_vllm_do_what_they_say() {
 }
 
 #[test]
+fn vllm_guesses_ahead_in_several_ways() {
+    let plain = budget(&["--max-model-len", "8192"]);
+    let with = |more: &[&str]| budget(&[&["--max-model-len", "8192", "--speculative-model"], more].concat());
+    assert_eq!(with(&["ngram"])["cache"], plain["cache"]);
+    for head in ["mtp", "eagle"] {
+        let parts = with(&[head])["parts"].to_string();
+        assert!(parts.contains("draft model"), "{head}: {parts}");
+    }
+    let noted = with(&["eagle", "--num-speculative-tokens", "3"])["notes"].to_string();
+    assert!(noted.contains("--num-speculative-tokens"), "{noted}");
+    refused(&["--engine", "vllm", "--num-speculative-tokens", "3"], "--speculative-model");
+}
+
+#[test]
+fn all_engines_fit_a_terminal() {
+    let text = stdout(&["infer", "qwen3-30b-a3b", "--engines", "all", "--gpu", "h100", "--context", "32768"]);
+    let long: Vec<&str> = text.lines().filter(|line| line.chars().count() > 80).collect();
+    assert!(long.is_empty(), "{long:#?}");
+    for engine in ["vLLM", "SGLang", "TGI", "TensorRT-LLM", "llama.cpp", "Ollama"] {
+        assert!(text.contains(engine), "{engine}");
+    }
+}
+
+#[test]
+fn llama_cpp_splits_and_offloads() {
+    let run = |more: &[&str]| {
+        let all = [&["infer", "qwen3-30b-a3b", "--engine", "llama.cpp", "--json", "--gpu", "h200"], more].concat();
+        serde_json::from_str::<Value>(&stdout(&all)).unwrap()["buffers"][0]["estimate"].clone()
+    };
+    let plain = run(&[]);
+    let host = |estimate: &Value| estimate["host"]["model"].as_u64().unwrap();
+    let all = run(&["--cpu-moe"]);
+    assert!(host(&all) > host(&plain));
+    assert_eq!(run(&["-ot", "exps=CPU"]), all);
+    assert_eq!(run(&["-ot", r"\.ffn_.*_exps\.=CPU"]), all);
+    refused(&["--engine", "llama.cpp", "-ot", r"blk\.1\.=CPU"], "--override-tensor");
+    refused(&["--engine", "llama.cpp", "--cpu-moe", "--n-cpu-moe", "3"], "--cpu-moe");
+    let split = run(&["-ts", "1,1", "-sm", "tensor"]);
+    assert_eq!(split["devices"][0]["cache"], split["devices"][1]["cache"]);
+    let rows = run(&["-ts", "1,1", "-sm", "row", "--engine-version", "b9000"]);
+    assert_eq!(rows["devices"].as_array().unwrap().len(), 2);
+    refused(&["--engine", "llama.cpp", "--engine-version", "newest"], "--engine-version");
+}
+
+#[test]
 fn a_flag_of_another_engine_is_refused() {
     for (engine, flag) in [("hf", "--max-num-seqs"), ("tgi", "--max-num-seqs"), ("vllm", "--ubatch-size")] {
         let failed = vramcast(&["infer", "llama3-8b", "--engine", engine, flag, "8"]).code(2);

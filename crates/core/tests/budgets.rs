@@ -21,26 +21,55 @@ fn llama() -> ServedModel {
     ServedModel::of(&model, &WeightFormat::Plain(DType::BF16)).unwrap()
 }
 
-#[test]
-fn sglang_keeps_chunks_and_graphs_free() {
-    // 512 MiB, 8192 tokens of a chunk at 1.5 MiB, 256 graphs at 2 MiB, 128 MiB of one rank.
-    let free = (512 + 8192 * 3 / 2 + 256 * 2 + 128) << 20;
-    let plan = SglangPlan { memory: 80 * GIB, context: Some(8192), ..SglangPlan::default() };
-    let budget = plan.budget(&llama());
-    assert_eq!((budget.granted, budget.cache), (80 * GIB - free, 80 * GIB - free - WEIGHTS));
-    assert_eq!(budget.cache_tokens, (80 * GIB - free - WEIGHTS) / TOKEN);
-    // A share that is given holds as it is.
-    let given = SglangPlan { static_thousandths: Some(800), ..plan }.budget(&llama());
-    assert_eq!((given.granted, given.cache), (64 * GIB, 64 * GIB - WEIGHTS));
+/// What the CUDA context of a process takes.
+fn context() -> u64 {
+    vramcast_core::plan::machine::Machine::default().context
 }
 
 #[test]
-fn tgi_leaves_a_tenth_of_what_is_free() {
+fn sglang_keeps_chunks_and_graphs_free() {
+    // 512 MiB, 8192 tokens of a chunk at 1.5 MiB, 256 graphs at 2 MiB, 128 MiB of one rank: 13440 MiB of 81920, so that
+    // 0.836 of what is free before weights are loaded may be used.
+    let plan = SglangPlan { memory: 80 * GIB, context: Some(8192), ..SglangPlan::default() };
+    let budget = plan.budget(&llama());
+    let granted = (80 * GIB - context()) * 836 / 1000;
+    assert_eq!((budget.granted, budget.cache), (granted, granted - WEIGHTS));
+    assert_eq!(budget.cache_tokens, (granted - WEIGHTS) / TOKEN);
+    // A share that is given holds as it is.
+    let given = SglangPlan { static_thousandths: Some(800), ..plan }.budget(&llama());
+    assert_eq!(given.granted, (80 * GIB - context()) * 800 / 1000);
+    // A small card has small chunks and few graphs: 512 + 2048 * 1.5 + 24 * 2 + 128 MiB of 24 GiB.
+    let small = SglangPlan { memory: 24 * GIB, context: Some(4096), ..SglangPlan::default() };
+    assert_eq!(small.budget(&llama()).granted, (24 * GIB - context()) * 847 / 1000);
+}
+
+#[test]
+fn sglang_counts_sliding_layers_by_four_fifths_and_states_beside() {
+    let served = |id: &str| {
+        let entry = catalogue::find(id).unwrap();
+        let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+        ServedModel::of(&model, &WeightFormat::Plain(DType::BF16)).unwrap()
+    };
+    let gemma = served("google/gemma-3-27b-it");
+    let plan = SglangPlan { memory: 141 * GIB, context: Some(8192), ..SglangPlan::default() };
+    let budget = plan.budget(&gemma);
+    // 10 layers of 16 heads of 128, and 52 of which four fifths are kept.
+    let layer = 2 * 16 * 128 * 2;
+    assert_eq!(budget.cache_tokens, budget.cache / (10 * layer + 52 * layer * 4 / 5));
+    let next = served("Qwen/Qwen3-Next-80B-A3B-Instruct");
+    let budget = SglangPlan { tensor_parallel: 4, ..plan }.budget(&next);
+    let states = budget.parts.iter().find(|part| part.name == "states of sequences").unwrap().bytes;
+    let ratio = 1000 * states / budget.cache;
+    assert!((895..=905).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn tgi_leaves_a_tenth_of_the_card() {
     let plan = TgiPlan { memory: 80 * GIB, max_total_tokens: Some(8192), ..TgiPlan::default() };
     let budget = plan.budget(&llama());
     let prefill = budget.parts.iter().find(|part| part.name == "warm-up prefill").unwrap().bytes;
-    let free = 80 * GIB - WEIGHTS - prefill;
-    assert!(prefill > 0 && budget.cache.abs_diff(free / 10 * 9) < 1024, "{budget:?}");
+    assert!(prefill > 0);
+    assert_eq!(budget.cache, 72 * GIB - WEIGHTS - prefill - context());
     assert_eq!(budget.largest_sequence, budget.cache / TOKEN);
 }
 
@@ -49,7 +78,8 @@ fn tensorrt_llm_takes_nine_tenths_in_blocks_of_32() {
     let plan = TensorRtLlmPlan { memory: 80 * GIB, max_seq_len: Some(8192), ..TensorRtLlmPlan::default() };
     let budget = plan.budget(&llama());
     let activations = budget.parts.iter().find(|part| part.name == "activations").unwrap().bytes;
-    assert!(budget.cache.abs_diff((80 * GIB - WEIGHTS - activations) / 10 * 9) < 1024, "{budget:?}");
+    let free = 80 * GIB - WEIGHTS - activations - context();
+    assert!(budget.cache.abs_diff(free / 10 * 9) < 1024, "{budget:?}");
     assert_eq!((budget.block_size, budget.blocks), (32, budget.cache / (32 * TOKEN)));
     // Half as much per card where two share weights and heads.
     let two = TensorRtLlmPlan { tensor_parallel: 2, ..plan }.budget(&llama());

@@ -82,9 +82,10 @@ fn vllm_makes_pages_of_hybrids_equal() {
         max_model_len: Some(131_072),
         max_num_batched_tokens: Some(8192),
         cache_dtype: DType::F8E4M3,
+        prefix_caching: true,
         ..VllmPlan::default()
     };
-    let held = plan.blocks(&served, 6_453_188_362);
+    let held = plan.blocks(&served, None, 6_453_188_362);
     assert_eq!((held.block_size, held.blocks, held.cache_tokens), (2096, 300, 569_878));
     assert_eq!(held.concurrency_thousandths, 4347);
 }

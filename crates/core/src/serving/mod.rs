@@ -7,11 +7,13 @@
 //! |---|---|
 //! | [`model`] | a model as an engine sees it: weights by layer, a cache by layer |
 //! | [`tensors`] | its weights one by one |
+//! | `image` | its encoder of images |
 //! | [`vllm`] | vLLM: profile, blocks, hybrid groups |
 //! | [`llama_cpp`] | llama.cpp and Ollama: buffers by device |
 //! | [`sglang`], [`tgi`], [`tensorrt_llm`] | their budgets over the same cache |
 //! | [`solve`] | largest batch, context or concurrency; smallest card |
 
+mod image;
 pub mod llama_cpp;
 pub mod model;
 pub mod sglang;

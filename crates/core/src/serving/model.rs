@@ -5,6 +5,7 @@ use crate::model::op::{CacheKind, CacheUpdate, Op, Parameter, Role};
 use crate::model::{Config, Inputs, Model, ModelError, ModuleKind, Step};
 use crate::source::quantization::{self, Quantization, Weight};
 
+pub use super::image::ImageEncoder;
 use super::tensors::{Division, ServedTensor, division};
 
 /// How weights are stored.
@@ -110,8 +111,14 @@ pub struct ServedModel {
     pub rotary: u64,
     /// Positions that a layer's short convolution looks at; its state holds one fewer.
     pub convolution: u64,
+    /// The type in which engines that follow the config keep recurrent states; the model's own where it says nothing.
+    pub state_dtype: Option<DType>,
+    /// Whether windows are chunks (Llama 4), not the last positions.
+    pub chunked: bool,
     /// Whether images or sound go in.
     pub multimodal: bool,
+    /// The encoder of images, where the size of the largest image is known.
+    pub image_encoder: Option<ImageEncoder>,
     /// Whether feed-forwards multiply two halves.
     pub gated: bool,
     /// Whether a norm follows attention and feed-forward too (Gemma 2 and later).
@@ -138,6 +145,7 @@ impl ServedModel {
             let own = caches.iter().filter(|(p, _)| p == path).map(|(_, update)| *update).collect();
             served.layers.push(ServedLayer { caches: own, ..ServedLayer::default() });
         }
+        served.complete(&program.parameters);
         for parameter in &program.parameters {
             let (parts, quantised) = format.parts(parameter);
             let inside = |path: &&str| parameter.name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
@@ -154,6 +162,32 @@ impl ServedModel {
         served.post_norms = named("post_feedforward_layernorm");
         served.scaled_embedding = model.config()["model_type"].as_str().is_some_and(|kind| kind.starts_with("gemma"));
         Ok(served)
+    }
+
+    /// Sizes that a config leaves to its class's defaults (Gemma 3), from the program.
+    fn complete(&mut self, parameters: &[Parameter]) {
+        let table = |parameter: &&Parameter| parameter.role == Role::Embedding && parameter.shape.rank() == 2;
+        let rows = parameters.iter().filter(table).map(|parameter| parameter.shape.size(0)).max();
+        let caches = self.layers.iter().flat_map(|layer| &layer.caches);
+        let grows = |cache: &&CacheUpdate| matches!(cache.kind, CacheKind::Full | CacheKind::Sliding(_));
+        let Some(cache) = caches.filter(grows).max().copied() else {
+            self.vocabulary = if self.vocabulary == 0 { rows.unwrap_or(0) } else { self.vocabulary };
+            return;
+        };
+        let output = |parameter: &&Parameter| parameter.name.ends_with("self_attn.o_proj.weight");
+        let width = parameters.iter().filter(output).map(|parameter| parameter.shape.size(1)).max().unwrap_or(0);
+        let heads = width.checked_div(cache.value_dim).unwrap_or(0);
+        let sizes = [
+            (&mut self.vocabulary, rows.unwrap_or(0)),
+            (&mut self.heads, heads),
+            (&mut self.kv_heads, cache.true_heads),
+            (&mut self.head_dim, cache.key_dim),
+        ];
+        for (size, found) in sizes {
+            if *size == 0 {
+                *size = found;
+            }
+        }
     }
 
     /// Counts a weight where it belongs.
@@ -212,7 +246,10 @@ impl ServedModel {
                 0 => 4,
                 kernel => kernel,
             },
+            state_dtype: state_dtype(config, text.as_ref()),
+            chunked: size(&["attention_chunk_size"]) > 0,
             multimodal,
+            image_encoder: super::image::encoder(config),
             ..Self::default()
         }
     }
@@ -222,7 +259,7 @@ impl ServedModel {
         let fused = if parameter.name.contains("gate_up") { 2 } else { 1 };
         match parameter.role {
             // [experts, hidden, width] or transposed: the side that is not the residual stream.
-            Role::Experts { top_k, .. } if parameter.name.contains("down") => {
+            Role::Experts { top_k, .. } if parameter.name.contains("down") && parameter.shape.rank() == 3 => {
                 let sides = [parameter.shape.size(1), parameter.shape.size(2)];
                 self.chosen_experts = top_k;
                 self.expert_width = sides.into_iter().find(|side| *side != self.hidden).unwrap_or(self.hidden);
@@ -277,6 +314,17 @@ impl ServedModel {
         };
         self.layers.iter().map(bytes).fold(0u64, u64::saturating_add) / ranks.max(1)
     }
+}
+
+/// What a config says of its recurrent states: Qwen3.5's `mamba_ssm_dtype`, Nemotron-H's `mamba_ssm_cache_dtype`; Kimi's
+/// linear layers keep fp32 whatever it says, all others the model's own type.
+fn state_dtype(config: &Config<'_>, text: Option<&Config<'_>>) -> Option<DType> {
+    let named = |key: &str| text.and_then(|text| text.get(key)).or_else(|| config.get(key));
+    let said = ["mamba_ssm_dtype", "mamba_ssm_cache_dtype"].iter().find_map(|key| named(key)?.as_str());
+    if named("linear_attn_config").is_some() {
+        return Some(DType::F32);
+    }
+    said.and_then(DType::parse)
 }
 
 /// An element of a cache: bits, so that block formats count exactly.

@@ -1,10 +1,17 @@
 //! SGLang: weights and cache share a static fraction of the card; activations and graphs get the rest.
+//!
+//! Rules of 0.5 (sglang/srt/server_args.py of v0.5.18 `_handle_gpu_memory_settings`, and
+//! mem_cache/kv_cache_configurator.py `_profile_available_bytes`): the fraction is of what is free before weights are
+//! loaded; sliding layers get 0.8 tokens for each of the others (`swa_full_tokens_ratio`), states of constant size 0.9
+//! bytes for each of the cache (`mamba_full_memory_ratio`).
 
 use serde::{Deserialize, Serialize};
 
-use super::model::{Element, ServedModel};
+use super::model::{Element, ServedModel, per_token};
 use super::{Budget, Paged, Share, thousandths};
 use crate::dtype::DType;
+use crate::model::op::CacheKind;
+use crate::plan::machine::Machine;
 
 /// What SGLang is started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,10 +23,10 @@ pub struct SglangPlan {
     pub tensor_parallel: u64,
     /// `--context-length`.
     pub context: Option<u64>,
-    /// `--chunked-prefill-size`.
-    pub chunked_prefill: u64,
-    /// `--cuda-graph-max-bs`.
-    pub graph_batch: u64,
+    /// `--chunked-prefill-size`; by the card when absent.
+    pub chunked_prefill: Option<u64>,
+    /// `--cuda-graph-max-bs`; by the card when absent.
+    pub graph_batch: Option<u64>,
     /// The type of keys and values.
     pub cache_dtype: DType,
     /// What the card has, in bytes.
@@ -32,45 +39,99 @@ impl Default for SglangPlan {
             static_thousandths: None,
             tensor_parallel: 1,
             context: None,
-            chunked_prefill: 8192,
-            graph_batch: 256,
+            chunked_prefill: None,
+            graph_batch: None,
             cache_dtype: DType::BF16,
             memory: 80 << 30,
         }
     }
 }
 
+/// Tokens of sliding layers for a thousand of the others.
+const SLIDING: u64 = 800;
+/// Bytes of states for a thousand of the cache.
+const STATES: u64 = 900;
+
 impl SglangPlan {
-    /// What stays free by default (`_handle_gpu_memory_settings` of sglang/srt/server_args.py, 0.5): 512 MiB, 1.5 MiB per
-    /// token of a prefill chunk, 2 MiB per captured sequence, 128 MiB per rank; on cards above 60 GiB at least 10 GiB.
-    /// Data-parallel attention, speculation and piecewise graphs reserve more and are not counted.
+    /// Tokens of a prefill chunk and captured sequences by the card's memory.
+    fn defaults(&self) -> [u64; 2] {
+        let many = |few: u64, more: u64| if self.tensor_parallel < 4 { few } else { more };
+        let [chunk, graphs] = match self.memory >> 30 {
+            0..20 => [2048, 8],
+            20..35 => [2048, many(24, 80)],
+            35..60 => [4096, many(32, 160)],
+            60..160 => [8192, many(256, 512)],
+            _ => [16_384, 512],
+        };
+        [self.chunked_prefill.unwrap_or(chunk), self.graph_batch.unwrap_or(graphs)]
+    }
+
+    /// What stays free by default: 512 MiB, 1.5 MiB per token of a prefill chunk, 2 MiB per captured sequence, 128 MiB per
+    /// rank; on cards above 60 GiB at least 10 GiB. Data-parallel attention, speculation and captured prefills reserve
+    /// more and are not counted.
     fn reserved(&self) -> u64 {
+        let [chunk, graphs] = self.defaults();
         let base = 512u64 << 20;
-        let chunk = self.chunked_prefill.max(2048).saturating_mul(3 << 19);
-        let graphs = self.graph_batch.saturating_mul(2 << 20);
+        let chunk = chunk.max(2048).saturating_mul(3 << 19);
+        let graphs = graphs.saturating_mul(2 << 20);
         let ranks = self.tensor_parallel.max(1).saturating_mul(128 << 20);
         let reserved = base.saturating_add(chunk).saturating_add(graphs).saturating_add(ranks);
         if self.memory > 60 << 30 { reserved.max(10 << 30) } else { reserved }
     }
 
+    /// The fraction by default, rounded to thousandths as SGLang does.
+    fn fraction(&self) -> u64 {
+        let left = u128::from(self.memory.saturating_sub(self.reserved())) * 1000;
+        let memory = u128::from(self.memory.max(1));
+        u64::try_from((left + memory / 2) / memory).unwrap_or(1000)
+    }
+
     /// The budget of a model.
     pub fn budget(&self, model: &ServedModel) -> Budget {
         let ranks = self.tensor_parallel.max(1);
-        let granted = match self.static_thousandths {
-            Some(fraction) => thousandths(self.memory, fraction),
-            None => self.memory.saturating_sub(self.reserved()),
-        };
-        let length = self.context.unwrap_or(model.positions).max(1);
-        Paged {
+        let machine = Machine::default();
+        let communicator = if ranks > 1 { machine.communicator } else { 0 };
+        let free = self.memory.saturating_sub(machine.context).saturating_sub(communicator);
+        let granted = thousandths(free, self.static_thousandths.unwrap_or_else(|| self.fraction()));
+        let weights = model.weights() / ranks;
+        let mut parts = vec![Share::new("weights", weights)];
+        let state = model.state_bytes(DType::BF16, DType::F32, ranks);
+        let left = granted.saturating_sub(weights);
+        let states = if state > 0 { thousandths(left, STATES * 1000 / (1000 + STATES)) } else { 0 };
+        if states > 0 {
+            parts.push(Share::new("states of sequences", states));
+        }
+        let mut budget = Paged {
             engine: "SGLang 0.5".into(),
             granted,
-            parts: vec![Share::new("weights", model.weights() / ranks)],
-            bytes_per_token: model.bytes_per_token(Element::plain(self.cache_dtype), ranks),
-            per_sequence: model.state_bytes(DType::BF16, DType::F32, ranks),
+            parts,
+            bytes_per_token: self.bytes_per_token(model, ranks),
+            per_sequence: 0,
             block_size: 1,
-            sequence: length,
-            notes: vec!["by published rules; no recorded logs of this engine to score against".into()],
+            sequence: self.context.unwrap_or(model.positions).max(1),
+            notes: Vec::new(),
         }
-        .budget()
+        .budget();
+        if let Some(slots) = states.checked_div(state) {
+            budget.concurrency_thousandths = budget.concurrency_thousandths.min(slots.saturating_mul(1000));
+            budget.fits &= slots > 0;
+        }
+        if model.multimodal {
+            budget.notes.push("an image encoder lowers the default fraction, which is not counted".into());
+        }
+        budget
+    }
+
+    fn bytes_per_token(&self, model: &ServedModel, ranks: u64) -> u64 {
+        let element = Element::plain(self.cache_dtype);
+        let caches = || model.layers.iter().flat_map(|layer| &layer.caches);
+        let slides = |kind: CacheKind| matches!(kind, CacheKind::Sliding(_));
+        let mixed = caches().any(|cache| slides(cache.kind)) && caches().any(|cache| cache.kind == CacheKind::Full);
+        let sum = |sliding: bool| -> u64 {
+            let own = caches().filter(|cache| slides(cache.kind) == sliding);
+            own.map(|cache| per_token(cache, element, ranks)).fold(0, u64::saturating_add)
+        };
+        let sliding = if mixed { thousandths(sum(true), SLIDING) } else { sum(true) };
+        sum(false).saturating_add(sliding)
     }
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::model::{Element, ServedModel};
 use super::{Budget, Paged, Share, thousandths};
 use crate::dtype::DType;
+use crate::plan::machine::Machine;
 
 /// What the engine is built and started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +56,9 @@ impl TensorRtLlmPlan {
             .saturating_mul(width)
             .saturating_mul(2)
             .saturating_add(self.max_batch_size.saturating_mul(model.vocabulary).saturating_mul(4) / ranks);
-        let free = self.memory.saturating_sub(weights).saturating_sub(activations);
+        let machine = Machine::default();
+        let context = machine.context.saturating_add(if ranks > 1 { machine.communicator } else { 0 });
+        let free = self.memory.saturating_sub(weights).saturating_sub(activations).saturating_sub(context);
         let kept = free - thousandths(free, self.free_thousandths);
         Paged {
             engine: "TensorRT-LLM 1".into(),
@@ -63,13 +66,15 @@ impl TensorRtLlmPlan {
             parts: vec![
                 Share::new("weights", weights),
                 Share::new("activations", activations),
+                Share::new("context", context),
                 Share::new("left free", kept),
             ],
             bytes_per_token: model.bytes_per_token(Element::plain(self.cache_dtype), ranks),
-            per_sequence: model.state_bytes(DType::BF16, DType::F32, ranks),
+            // `mamba_ssm_cache_dtype`: auto is what the config says, else the model's own type.
+            per_sequence: model.state_bytes(DType::BF16, model.state_dtype.unwrap_or(DType::BF16), ranks),
             block_size: BLOCK,
             sequence: self.max_seq_len.unwrap_or(model.positions).max(1),
-            notes: vec!["by published rules; no recorded logs of this engine to score against".into()],
+            notes: vec!["activations are an estimate; no recorded logs of this engine to score against".into()],
         }
         .budget()
     }

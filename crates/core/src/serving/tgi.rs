@@ -1,10 +1,12 @@
-//! Text Generation Inference: a warm-up prefill of the largest batch, then nearly all that is free becomes blocks.
+//! Text Generation Inference: a warm-up prefill of the largest batch, then what is free becomes blocks, but a tenth of the
+//! card.
 
 use serde::{Deserialize, Serialize};
 
 use super::model::{Element, ServedModel};
 use super::{Budget, Paged, Share, thousandths};
 use crate::dtype::DType;
+use crate::plan::machine::Machine;
 
 /// What the launcher is started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,8 +39,8 @@ impl Default for TgiPlan {
     }
 }
 
-/// `TGI_WIGGLE_ROOM` (0.90 in text_generation_server/models/globals.py): this share of what is free after the warm-up
-/// becomes blocks, in thousandths.
+/// `TGI_WIGGLE_ROOM` (0.90 in text_generation_server/models/globals.py): this share of the card may be used, in
+/// thousandths. What is free is counted from the whole card (`get_cuda_free_space` of utils/import_utils.py, v3.3.7).
 const WIGGLE_ROOM: u64 = 900;
 
 impl TgiPlan {
@@ -46,25 +48,28 @@ impl TgiPlan {
     pub fn budget(&self, model: &ServedModel) -> Budget {
         let ranks = self.shards.max(1);
         let tokens = self.max_batch_prefill_tokens;
-        // The warm-up prefill: hidden states, the feed-forward's halves and their product, fp32 logits of one batch.
+        // The warm-up prefill: hidden states, the feed-forward's halves and their product.
         let width = model.hidden.saturating_mul(3).saturating_add(model.width.saturating_mul(3) / ranks);
         let prefill = tokens.saturating_mul(width).saturating_mul(2);
         let weights = model.weights() / ranks;
-        let free = thousandths(self.memory, self.fraction_thousandths).saturating_sub(weights).saturating_sub(prefill);
-        let kept = free - thousandths(free, WIGGLE_ROOM);
+        let machine = Machine::default();
+        let context = machine.context.saturating_add(if ranks > 1 { machine.communicator } else { 0 });
+        let usable = thousandths(self.memory, thousandths(self.fraction_thousandths, WIGGLE_ROOM));
+        let kept = self.memory.saturating_sub(usable);
         Paged {
             engine: "TGI 3".into(),
-            granted: thousandths(self.memory, self.fraction_thousandths),
+            granted: self.memory,
             parts: vec![
                 Share::new("weights", weights),
                 Share::new("warm-up prefill", prefill),
+                Share::new("context", context),
                 Share::new("left free", kept),
             ],
             bytes_per_token: model.bytes_per_token(Element::plain(self.cache_dtype), ranks),
             per_sequence: model.state_bytes(DType::BF16, DType::F32, ranks),
             block_size: 1,
             sequence: self.max_total_tokens.unwrap_or(model.positions).max(1),
-            notes: vec!["by published rules; no recorded logs of this engine to score against".into()],
+            notes: vec!["the warm-up prefill is an estimate; no recorded logs of this engine to score against".into()],
         }
         .budget()
     }

@@ -18,6 +18,7 @@ use vramcast_core::serving::llama_cpp::{CONTEXT, LlamaCppEstimate, LlamaCppPlan,
 use vramcast_core::serving::sglang::SglangPlan;
 use vramcast_core::serving::tensorrt_llm::TensorRtLlmPlan;
 use vramcast_core::serving::tgi::TgiPlan;
+use vramcast_core::serving::vllm::{Draft, Speculation, VllmPlan};
 use vramcast_core::serving::{Budget, ServedModel};
 
 use super::{Answer, Failure};
@@ -122,8 +123,9 @@ impl Request<'_> {
             let cache_dtype = arguments.cache_dtype(&format)?;
             let ranks = arguments.tensor_parallel_size.unwrap_or(1).max(1);
             if wanted(EngineName::Vllm) {
-                let plan = arguments.vllm(gpu, cache_dtype, self.draft()?)?;
-                let mut budget = plan.budget(&served);
+                let plan = arguments.vllm(gpu, cache_dtype)?;
+                let draft = self.draft(&served, &plan)?;
+                let mut budget = plan.budget_with(&served, draft.as_ref());
                 budget.notes.extend(arguments.without_effect_on_vllm(&plan, &served)?);
                 budgets.push(budget);
             }
@@ -165,17 +167,22 @@ impl Request<'_> {
         Ok(Served { budgets, estimates, memory })
     }
 
-    /// Weights of the draft model, and how many layers it caches.
-    fn draft(&self) -> Result<[u64; 2], Failure> {
-        let Some(text) = &self.arguments.speculative_model else { return Ok([0, 0]) };
-        if let Ok(layers) = text.parse::<u64>() {
-            return Ok([0, layers]);
+    /// What guessing ahead takes.
+    fn draft(&self, served: &ServedModel, plan: &VllmPlan) -> Result<Option<Draft>, Failure> {
+        let Some(text) = &self.arguments.speculative_model else { return Ok(None) };
+        let of = |speculation| Ok(Some(Draft::of(speculation, served, plan)));
+        match (text.as_str(), text.parse::<u64>()) {
+            (_, Ok(layers)) => return of(Speculation::Layers(layers)),
+            ("mtp", _) => return of(Speculation::MultiToken),
+            ("eagle", _) => return of(Speculation::Eagle),
+            ("ngram", _) => return of(Speculation::NGram),
+            _ => {}
         }
         let found = self.reach.find(text, None, false)?;
         let model = found.require_model()?;
         let format = vramcast_core::serving::WeightFormat::of(model).map_err(|e| Failure::bad_input(e.to_string()))?;
-        let served = ServedModel::of(model, &format)?;
-        Ok([served.weights(), served.layers.len() as u64])
+        let draft = ServedModel::of(model, &format)?;
+        of(Speculation::Model(&draft))
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use vramcast_core::dtype::{DType, builtin_formats, find_format};
 use vramcast_core::model::Model;
 use vramcast_core::plan::Gpu;
-use vramcast_core::serving::llama_cpp::{Build, LlamaCppPlan};
+use vramcast_core::serving::llama_cpp::{Build, LlamaCppPlan, Split};
 use vramcast_core::serving::vllm::{VllmPlan, rules};
 use vramcast_core::serving::{ServedModel, WeightFormat};
 use vramcast_core::source::quantization::Quantization;
@@ -20,7 +20,8 @@ use crate::cli::Failure;
 #[command(next_help_heading = "Serving engines")]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct EngineArguments {
-    /// The version whose rules hold (vLLM: 0.6 to 0.28).
+    /// The version whose rules hold (vLLM: 0.6 to 0.28, "0.8.5 V0" for the older engine; llama.cpp: a build such as b5781,
+    /// current or early).
     #[arg(long, value_name = "VERSION")]
     pub engine_version: Option<String>,
     /// Longest sequence the engine shall hold [default: the engine's].
@@ -71,9 +72,12 @@ pub(crate) struct EngineArguments {
     /// Largest rank of an adapter (vLLM).
     #[arg(long, value_name = "N", requires = "enable_lora")]
     pub max_lora_rank: Option<u64>,
-    /// A draft model whose guesses are checked: a model, or the number of its layers (EAGLE, MTP) (vLLM).
+    /// Who guesses tokens ahead: a model, mtp, eagle, ngram, or the number of layers of a head counted elsewhere (vLLM).
     #[arg(long, value_name = "MODEL")]
     pub speculative_model: Option<String>,
+    /// Tokens guessed ahead (vLLM).
+    #[arg(long, value_name = "N", requires = "speculative_model")]
+    pub num_speculative_tokens: Option<u64>,
     /// Layers on the card, the output counted as one (llama.cpp -ngl).
     #[arg(long, value_name = "N", visible_alias = "gpu-layers")]
     pub n_gpu_layers: Option<u64>,
@@ -95,13 +99,19 @@ pub(crate) struct EngineArguments {
     /// Layers whose experts stay on the host (llama.cpp).
     #[arg(long, value_name = "N")]
     pub n_cpu_moe: Option<u64>,
+    /// The experts of all layers stay on the host (llama.cpp).
+    #[arg(long)]
+    pub cpu_moe: bool,
+    /// Tensors that stay on the host: a pattern of all routed experts, such as exps=CPU (llama.cpp -ot).
+    #[arg(long, value_name = "PATTERN=CPU")]
+    pub override_tensor: Option<String>,
     /// Sliding layers get as many cells as the others (llama.cpp).
     #[arg(long)]
     pub swa_full: bool,
     /// Sequences share one run of cells (llama.cpp).
     #[arg(long)]
     pub kv_unified: bool,
-    /// How several cards share a model: layer or none (llama.cpp -sm).
+    /// How several cards share a model: layer, row, tensor or none (llama.cpp -sm).
     #[arg(long, value_name = "HOW")]
     pub split_mode: Option<String>,
     /// Tokens of a logical batch (llama.cpp -b, which the command line reads as --batch-size).
@@ -120,7 +130,7 @@ impl EngineArguments {
         let pooled = [Vllm, Sglang, Tgi, TensorrtLlm];
         let local = [LlamaCpp, Ollama];
         let any = [Vllm, Sglang, Tgi, TensorrtLlm, LlamaCpp, Ollama];
-        let given: [(&str, bool, &[EngineName]); 28] = [
+        let given: [(&str, bool, &[EngineName]); 31] = [
             ("--engine-version", self.engine_version.is_some(), &[Vllm, LlamaCpp]),
             ("--context", self.context.is_some(), &any),
             ("--quantization", self.quantization.is_some(), &any),
@@ -139,6 +149,7 @@ impl EngineArguments {
             ("--max-loras", self.max_loras.is_some(), &[Vllm]),
             ("--max-lora-rank", self.max_lora_rank.is_some(), &[Vllm]),
             ("--speculative-model", self.speculative_model.is_some(), &[Vllm]),
+            ("--num-speculative-tokens", self.num_speculative_tokens.is_some(), &[Vllm]),
             ("--n-gpu-layers", self.n_gpu_layers.is_some(), &local),
             ("--ubatch-size", self.ubatch_size.is_some(), &local),
             ("--flash-attn", self.flash_attn.is_some(), &local),
@@ -147,6 +158,8 @@ impl EngineArguments {
             ("--tensor-split", !self.tensor_split.is_empty(), &[LlamaCpp]),
             ("--split-mode", self.split_mode.is_some(), &[LlamaCpp]),
             ("--n-cpu-moe", self.n_cpu_moe.is_some(), &[LlamaCpp]),
+            ("--cpu-moe", self.cpu_moe, &[LlamaCpp]),
+            ("--override-tensor", self.override_tensor.is_some(), &[LlamaCpp]),
             ("--swa-full / --kv-unified", self.swa_full || self.kv_unified, &[LlamaCpp]),
             ("--parallel", self.parallel.is_some(), &local),
         ];
@@ -190,8 +203,8 @@ impl EngineArguments {
         }
     }
 
-    /// vLLM's plan; `draft` is a draft model's weights and the layers it caches.
-    pub(super) fn vllm(&self, gpu: &Gpu, cache_dtype: DType, draft: [u64; 2]) -> Result<VllmPlan, Failure> {
+    /// vLLM's plan.
+    pub(super) fn vllm(&self, gpu: &Gpu, cache_dtype: DType) -> Result<VllmPlan, Failure> {
         let default = VllmPlan::default();
         let lora = [self.max_loras.unwrap_or(1), self.max_lora_rank.unwrap_or(16)];
         let version = self.engine_version.clone().unwrap_or(default.version.clone());
@@ -202,6 +215,7 @@ impl EngineArguments {
             tensor_parallel: positive("--tensor-parallel-size", self.tensor_parallel_size)?,
             pipeline_parallel: positive("--pipeline-parallel-size", self.pipeline_parallel_size)?,
             data_parallel: positive("--data-parallel-size", self.data_parallel_size)?,
+            expert_parallel: self.expert_parallel,
             max_model_len: self.context,
             max_num_batched_tokens: self.max_num_batched_tokens,
             max_num_seqs: self.max_num_seqs,
@@ -209,8 +223,8 @@ impl EngineArguments {
             cache_dtype,
             enforce_eager: self.enforce_eager,
             lora: self.enable_lora.then_some(lora),
-            draft_weights: draft[0],
-            draft_layers: draft[1],
+            prefix_caching: self.enable_prefix_caching,
+            speculative_tokens: self.num_speculative_tokens.unwrap_or(0).min(1 << 16),
             memory: gpu.memory,
             workspace: vramcast_core::memory::device::Device::of(gpu).blas_workspace(),
             multiprocessors: gpu.multiprocessors.unwrap_or(default.multiprocessors),
@@ -224,9 +238,18 @@ impl EngineArguments {
         if self.expert_parallel && !experts {
             return Err(Failure::bad_input("--expert-parallel: the model has no experts").hint("leave it out"));
         }
-        let graphs = rules(&plan.version).graphs_in_budget;
+        let rules = rules(&plan.version);
+        let graphs = rules.graphs_in_budget;
+        let states = model.layers.iter().any(|layer| model.states(layer) != (0, 0));
         let said = [
-            (self.expert_parallel, "--expert-parallel: whole experts on a card weigh what parts of all of them do"),
+            (
+                self.num_speculative_tokens.is_some() && !states,
+                "--num-speculative-tokens: only states of constant size grow with it, which the model does not have",
+            ),
+            (
+                self.expert_parallel && plan.tensor_parallel.saturating_mul(plan.data_parallel) == 1,
+                "--expert-parallel: there is one card",
+            ),
             (
                 plan.data_parallel > 1 && !experts,
                 "--data-parallel-size: without experts every replica is the same; sizes are of one card",
@@ -236,7 +259,7 @@ impl EngineArguments {
                 "--enforce-eager: this version does not take CUDA graphs out of the cache's share",
             ),
             (
-                self.enable_prefix_caching,
+                self.enable_prefix_caching && !(states && rules.states_kept),
                 "--enable-prefix-caching: kept prompts lie in the same blocks and take no memory of their own",
             ),
         ];
@@ -251,24 +274,28 @@ impl EngineArguments {
             Some("off" | "0") => false,
             Some(other) => return Err(Failure::bad_input(format!("--flash-attn: {other} is not on or off"))),
         };
-        let build = match self.engine_version.as_deref() {
-            None | Some("current") => Build::Current,
-            Some("early") => Build::Early,
+        let build = build(self.engine_version.as_deref())?;
+        let mut tensor_split = if self.tensor_split.is_empty() { vec![1] } else { self.tensor_split.clone() };
+        let split = match self.split_mode.as_deref() {
+            None | Some("layer") => Split::Layer,
+            // The first card holds all.
+            Some("none") => {
+                tensor_split = vec![1];
+                Split::Layer
+            }
+            Some("row") => Split::Row,
+            Some("tensor") => Split::Tensor,
             Some(other) => {
-                return Err(Failure::bad_input(format!("--engine-version: {other} is not current or early"))
-                    .hint("early: llama.cpp before the middle of 2025"));
+                return Err(Failure::bad_input(format!("--split-mode: {other} is not layer, row, tensor or none")));
             }
         };
-        let mut tensor_split = if self.tensor_split.is_empty() { vec![1] } else { self.tensor_split.clone() };
-        match self.split_mode.as_deref() {
-            None | Some("layer") => {}
-            // The first card holds all.
-            Some("none") => tensor_split = vec![1],
-            Some(other @ ("row" | "tensor")) => {
-                return Err(Failure::bad_input(format!("--split-mode {other} is not modelled")).hint("layer or none"));
-            }
-            Some(other) => return Err(Failure::bad_input(format!("--split-mode: {other} is not layer or none"))),
-        }
+        let cpu_experts = match (self.n_cpu_moe, self.cpu_moe, self.override_tensor.as_deref()) {
+            (Some(layers), false, None) => layers,
+            (None, true, None) => u64::MAX,
+            (None, false, Some(text)) => overridden(text)?,
+            (None, false, None) => 0,
+            _ => return Err(Failure::bad_input("--n-cpu-moe, --cpu-moe and --override-tensor: give one of them")),
+        };
         let micro_batch = self.ubatch_size.unwrap_or(default.micro_batch);
         Ok(LlamaCppPlan {
             build,
@@ -279,7 +306,8 @@ impl EngineArguments {
             value_type: self.cache_type_v.clone().unwrap_or(default.value_type.clone()),
             gpu_layers: self.n_gpu_layers.unwrap_or(default.gpu_layers),
             tensor_split,
-            cpu_experts: self.n_cpu_moe.unwrap_or(0),
+            split,
+            cpu_experts,
             full_windows: self.swa_full,
             unified: self.kv_unified,
             ..default
@@ -290,6 +318,31 @@ impl EngineArguments {
     pub(super) fn static_share(&self) -> Result<Option<u64>, Failure> {
         thousandths(self.gpu_memory_utilization)
     }
+}
+
+/// llama.cpp's build: a number, or one of the two names.
+fn build(version: Option<&str>) -> Result<Build, Failure> {
+    match version {
+        None | Some("current") => Ok(Build::Current),
+        Some("early") => Ok(Build::Early),
+        Some(other) => match other.trim_start_matches('b').parse::<u32>() {
+            Ok(number) => Ok(Build::Numbered(number)),
+            Err(_) => Err(Failure::bad_input(format!("--engine-version: {other} is not current, early or a build"))
+                .hint("a build of llama.cpp such as b5781; early: before March 2025")),
+        },
+    }
+}
+
+/// Layers whose experts a pattern of `--override-tensor` leaves on the host: all, or it is refused.
+fn overridden(text: &str) -> Result<u64, Failure> {
+    let (pattern, place) = text.rsplit_once('=').unwrap_or((text, ""));
+    let words = ["exps", "ffn_exps", "ffn_(up|down|gate)_exps", "ffn_(gate|up|down)_exps", "ffn_(up|gate|down)_exps"];
+    let plain = pattern.replace(['\\', '.', '*'], "").replace("__", "_");
+    if place == "CPU" && words.contains(&plain.trim_matches('_')) {
+        return Ok(u64::MAX);
+    }
+    Err(Failure::bad_input(format!("--override-tensor: {text} is not modelled"))
+        .hint("a pattern of all routed experts (exps=CPU), or --n-cpu-moe N for the first N layers"))
 }
 
 fn positive(flag: &str, value: Option<u64>) -> Result<u64, Failure> {
@@ -335,6 +388,8 @@ const LETTERS: &[(&str, &str)] = &[
     ("-ts", "--tensor-split"),
     ("-sm", "--split-mode"),
     ("-ncmoe", "--n-cpu-moe"),
+    ("-cmoe", "--cpu-moe"),
+    ("-ot", "--override-tensor"),
     ("-np", "--parallel"),
     ("-c", "--ctx-size"),
 ];

@@ -64,6 +64,9 @@ pub(in crate::cli) fn generate(
     Ok(answer(&before, found, as_json))
 }
 
+/// Tokens of a prompt up to which vLLM's V0 engine computes it at once.
+const CHUNKED: u64 = 32_768;
+
 /// `--solve` with an engine.
 pub(in crate::cli) fn engine(request: &Request<'_>, need: &Need, gpu: &Gpu, as_json: bool) -> Result<Answer, Failure> {
     let Some(wanted) = need.solve else { return Err(Failure::bad_input("--solve: nothing is asked")) };
@@ -99,12 +102,12 @@ pub(in crate::cli) fn engine(request: &Request<'_>, need: &Need, gpu: &Gpu, as_j
         Wanted::Batch => first.budgets.first().filter(|budget| budget.fits).map(|budget| {
             format!("{:.2} sequences of full length at once", budget.concurrency_thousandths as f64 / 1000.0)
         }),
-        Wanted::Context if local => {
-            solve::largest(1, 1 << 24, with_context).map(|length| format!("a context of {length} tokens"))
-        }
         Wanted::Context => {
-            let longest = first.budgets.first().map(|budget| budget.largest_sequence).filter(|length| *length > 0);
-            longest.map(|length| format!("a sequence of {length} tokens"))
+            // vLLM's older engine cuts prompts in chunks above 32k only, so that a longer one may need less.
+            let longest = solve::largest(CHUNKED + 1, 1 << 24, with_context);
+            let longest = longest.or_else(|| solve::largest(1, CHUNKED, with_context));
+            let what = if local { "context" } else { "sequence" };
+            longest.map(|length| format!("a {what} of {length} tokens"))
         }
         Wanted::Gpu => {
             let mut cards: Vec<Gpu> = Gpus::embedded().all().collect();

@@ -10,7 +10,11 @@ use crate::cli::{Answer, Failure};
 use crate::exit::Exit;
 use crate::render::gib;
 use crate::render::inspect::grouped;
+use crate::render::page::wrapped;
 use crate::render::table::Table;
+
+/// Columns of a terminal that everything fits.
+const WIDTH: usize = 80;
 
 /// Contexts of a table.
 const CONTEXTS: [u64; 8] = [1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
@@ -29,7 +33,7 @@ pub(super) fn all(name: &str, gpu: &Gpu, served: &Served) -> String {
 }
 
 fn side_by_side(served: &Served) -> String {
-    let mut table = Table::new(&["engine", "weights GiB", "cache GiB", "cache tokens", "full sequences", "fits"]);
+    let mut table = Table::new(&["engine", "weights GiB", "cache GiB", "tokens", "sequences", "fits"]);
     let yes = |fits: bool| if fits { "yes" } else { "no" }.to_owned();
     for budget in &served.budgets {
         let weights = budget.parts.iter().find(|part| part.name == "weights").map_or(0, |part| part.bytes);
@@ -58,16 +62,13 @@ fn budget(budget: &Budget) -> String {
     } else {
         let concurrency = budget.concurrency_thousandths as f64 / 1000.0;
         let fits = if budget.fits { "a sequence of full length fits" } else { "no sequence of full length fits" };
-        text += &format!(
-            "{fits}; {} tokens in {} blocks of {}; {concurrency:.2} sequences of full length at once; the longest that fits: {}\n",
-            grouped(budget.cache_tokens),
-            grouped(budget.blocks),
-            budget.block_size,
-            grouped(budget.largest_sequence),
-        );
+        text += &format!("{fits}; the longest that does: {} tokens\n", grouped(budget.largest_sequence));
+        let blocks = format!("{} blocks of {}", grouped(budget.blocks), budget.block_size);
+        text += &format!("{} tokens in {blocks}; ", grouped(budget.cache_tokens));
+        text += &format!("{concurrency:.2} full sequences at once\n");
     }
     for note in &budget.notes {
-        text += &format!("note: {note}\n");
+        text += &format!("{}\n", wrapped(&format!("note: {note}"), WIDTH));
     }
     text + "\n"
 }
@@ -83,7 +84,7 @@ fn buffers(engine: &str, estimate: &LlamaCppEstimate, memory: u64) -> String {
     let verdict = if device <= memory { "fits" } else { "does not fit" };
     let mut text = format!("{table}{} GiB on the fullest card with its context: {verdict}\n", gib(device));
     for note in &estimate.notes {
-        text += &format!("note: {note}\n");
+        text += &format!("{}\n", wrapped(&format!("note: {note}"), WIDTH));
     }
     text + "\n"
 }
@@ -124,6 +125,7 @@ pub(super) fn table(request: &Request<'_>, gpu: &Gpu, as_json: bool) -> Result<A
         table.row(row);
     }
     let meaning = "sequences of that length at once; GiB of the fullest card for llama.cpp and Ollama (!: too much)";
-    let text = format!("{} on {} ({} GiB): {meaning}\n\n{table}", request.name, gpu.name, gib(gpu.memory));
+    let title = format!("{} on {} ({} GiB): {meaning}", request.name, gpu.name, gib(gpu.memory));
+    let text = format!("{}\n\n{table}", wrapped(&title, WIDTH));
     Ok(Answer::success(text))
 }

@@ -41,10 +41,11 @@ fn latent(plan: &LlamaCppPlan, model: &ServedModel, cache: &CacheUpdate, keys: E
     let cells = cells(plan, None);
     let (rank, turned) = (cache.key_dim, cache.value_dim);
     let compressed = keys.size(cells.saturating_mul(rank + turned));
+    let with_values = || compressed.saturating_add(values.size(cells.saturating_mul(rank)));
     match plan.build {
-        Build::Current | Build::Ik { mla: 2.. } => compressed,
-        Build::Ik { mla: 1 } => compressed.saturating_add(values.size(cells.saturating_mul(rank))),
-        Build::Early | Build::Ik { .. } => {
+        Build::Current | Build::Ik { mla: 2.. } | Build::Numbered(Build::NO_VALUES..) => compressed,
+        Build::Ik { mla: 1 } | Build::Numbered(Build::LATENT..) => with_values(),
+        Build::Early | Build::Ik { .. } | Build::Numbered(_) => {
             // `expanded` is keys and values of all heads; a value is as wide as a key without its rotary part.
             let CacheKind::Latent { expanded } = cache.kind else { return compressed };
             let per_head = expanded / model.heads.max(1);
@@ -59,10 +60,10 @@ fn latent(plan: &LlamaCppPlan, model: &ServedModel, cache: &CacheUpdate, keys: E
 pub(super) fn cells(plan: &LlamaCppPlan, window: Option<u64>) -> u64 {
     let sequences = plan.parallel.max(1);
     let (streams, shared) = if plan.unified { (1, sequences) } else { (sequences, 1) };
-    let step = if plan.build == Build::Current || plan.flash_attention { 256 } else { 32 };
+    let step = if plan.build.number() >= Build::PADDED || plan.flash_attention { 256 } else { 32 };
     let whole = (plan.context / streams).next_multiple_of(step);
     let own = match window {
-        Some(window) if plan.build == Build::Current && !plan.full_windows => {
+        Some(window) if plan.build.number() >= Build::WINDOWS && !plan.full_windows => {
             let seen = window.saturating_mul(shared).saturating_add(plan.micro_batch);
             whole.min(seen.next_multiple_of(256))
         }

@@ -1,7 +1,7 @@
 //! The buffer of the largest graph: what is alive at its widest point.
 
 use super::cache::cells;
-use super::{Buffers, Build, LlamaCppPlan};
+use super::{Buffers, Build, LlamaCppPlan, Split};
 use crate::model::op::CacheKind;
 use crate::serving::model::ServedModel;
 
@@ -16,7 +16,7 @@ pub(super) fn fill(plan: &LlamaCppPlan, model: &ServedModel, devices: &mut [Buff
     let query = rows(model.heads.saturating_mul(model.head_dim));
     let masks = masks(plan, model);
     let used = devices.iter().filter(|device| device.model > 0).count() as u64;
-    let mainline = !matches!(plan.build, Build::Ik { .. });
+    let mainline = !matches!(plan.build, Build::Ik { .. }) && plan.split == Split::Layer;
     let pipelined = used > 1 && mainline && host.cache == 0 && plan.cpu_experts == 0;
     let copies = if pipelined { COPIES } else { 1 };
     let attention = if plan.flash_attention {
@@ -38,20 +38,30 @@ pub(super) fn fill(plan: &LlamaCppPlan, model: &ServedModel, devices: &mut [Buff
     let layer = attention.max(feed_forward).max(experts);
     let logits = match plan.build {
         // Only the last token of each sequence is reserved.
-        Build::Current => plan.parallel.saturating_mul(model.vocabulary).saturating_mul(4).saturating_add(hidden),
-        Build::Early if plan.flash_attention => rows(model.vocabulary).saturating_add(hidden).saturating_add(masks / 2),
-        Build::Early => rows(model.vocabulary).saturating_add(hidden),
+        Build::Current | Build::Numbered(Build::FEW_LOGITS..) => {
+            plan.parallel.saturating_mul(model.vocabulary).saturating_mul(4).saturating_add(hidden)
+        }
+        Build::Early | Build::Numbered(_) if plan.flash_attention => {
+            rows(model.vocabulary).saturating_add(hidden).saturating_add(masks / 2)
+        }
+        Build::Early | Build::Numbered(_) => rows(model.vocabulary).saturating_add(hidden),
         Build::Ik { .. } => rows(model.vocabulary).saturating_add(2 * hidden),
     };
-    let early = plan.build != Build::Current;
+    let number = plan.build.number();
+    let early = number < Build::WINDOWS;
     let count = devices.len();
     let output_on_device = plan.gpu_layers > model.layers.len() as u64;
     for (index, device) in devices.iter_mut().enumerate().filter(|(_, device)| device.model > 0) {
-        if plan.build == Build::Current {
-            let own = |layer: &usize| plan.device_of(*layer as u64, model.layers.len() as u64) == Some(index);
+        if !early {
+            let all = plan.split == Split::Tensor;
+            let own = |at: &usize| all || plan.device_of(*at as u64, model.layers.len() as u64) == Some(index);
             let layers = (0..model.layers.len()).filter(own).collect();
             let output = own(&model.layers.len());
-            device.compute = super::layers::buffer(plan, model, &super::layers::Part { layers, output, copies });
+            // Experts on the host run on the first device, which gets copies of their weights.
+            let part = super::layers::Part { layers, output, copies, first: index == 0 };
+            let graph = super::layers::buffer(plan, model, &part);
+            let few = number >= Build::FEW_LOGITS || !output;
+            device.compute = if few { graph } else { graph.max(logits) };
             continue;
         }
         let last = index + 1 == count;
@@ -63,7 +73,16 @@ pub(super) fn fill(plan: &LlamaCppPlan, model: &ServedModel, devices: &mut [Buff
         };
     }
     let inputs = masks.saturating_add(hidden);
-    host.compute = if used == 0 { layer.max(logits) } else { inputs };
+    host.compute = match (used, early) {
+        (0, true) => layer.max(logits),
+        (0, false) => {
+            let layers = (0..model.layers.len()).collect();
+            let part = super::layers::Part { layers, output: true, copies: 1, first: true };
+            let graph = super::layers::buffer(plan, model, &part);
+            if number >= Build::FEW_LOGITS { graph } else { graph.max(logits) }
+        }
+        _ => inputs,
+    };
 }
 
 /// Flash attention over a quantised cache reads fp16 copies of one layer's keys and values.
@@ -94,7 +113,7 @@ fn experts(model: &ServedModel, tokens: u64) -> u64 {
 
 /// The masks a graph is given, one for full and one for sliding layers: fp16 in current builds with flash attention.
 fn masks(plan: &LlamaCppPlan, model: &ServedModel) -> u64 {
-    let size = if plan.build == Build::Current { 2 } else { 4 };
+    let size = if plan.build.number() >= Build::HALF_MASKS { 2 } else { 4 };
     let mut kinds: Vec<Option<u64>> = Vec::new();
     for cache in model.layers.iter().flat_map(|layer| &layer.caches) {
         let window = match cache.kind {

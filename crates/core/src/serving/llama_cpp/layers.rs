@@ -1,9 +1,9 @@
 //! The graph of one device, node by node, as llama.cpp's `build_*` functions put it together (llama-graph.cpp and
 //! models/ of August 2026): sizes in bytes, fp32 but for masks.
 
-use super::LlamaCppPlan;
 use super::cache::cells;
 use super::graph::{Graph, Node};
+use super::{Build, LlamaCppPlan, Split};
 use crate::model::op::{CacheKind, CacheUpdate};
 use crate::serving::model::{ServedLayer, ServedModel};
 use crate::serving::tensors::Division;
@@ -17,11 +17,17 @@ pub(super) struct Part {
     pub(super) output: bool,
     /// Copies of every input that a pipeline keeps.
     pub(super) copies: u64,
+    /// Whether it is the first, which runs the experts that stay on the host.
+    pub(super) first: bool,
 }
+
+/// Tokens from which on a matrix of the host is copied to a device and run there (`op_offload` of ggml-cuda).
+const OFFLOADED: u64 = 32;
 
 /// The buffer of a device's graph.
 pub(super) fn buffer(plan: &LlamaCppPlan, model: &ServedModel, part: &Part) -> u64 {
-    let mut builder = Builder { plan, model, graph: Graph::default(), masks: Vec::new(), copies: part.copies };
+    let (graph, masks) = (Graph::default(), Vec::new());
+    let mut builder = Builder { plan, model, graph, masks, copies: part.copies, first: part.first };
     let tokens = plan.micro_batch.min(plan.context);
     let mut stream = builder.copied(4 * tokens * model.hidden);
     let _positions = builder.copied(4 * tokens);
@@ -30,17 +36,24 @@ pub(super) fn buffer(plan: &LlamaCppPlan, model: &ServedModel, part: &Part) -> u
         stream = builder.graph.over(&[stream]);
     }
     let last = model.layers.len().saturating_sub(1);
-    let outputs = plan.parallel.min(tokens);
-    for &index in &part.layers {
-        let Some(layer) = model.layers.get(index) else { continue };
+    let outputs = if plan.build.number() >= Build::FEW_LOGITS { plan.parallel.min(tokens) } else { tokens };
+    for (index, layer) in model.layers.iter().enumerate() {
         let rows = if index == last { outputs } else { tokens };
-        stream = builder.layer(index, layer, stream, tokens, rows);
+        if part.layers.contains(&index) {
+            stream = builder.layer(index, layer, stream, [tokens, rows, u64::from(index == last)]);
+        } else if part.first && layer.experts > 0 && builder.offloads(index) {
+            let visiting = builder.copied(4 * rows * model.hidden);
+            builder.experts_of(index, visiting, rows);
+        }
     }
     if part.output {
         let normed = builder.norm(stream, 4 * outputs * model.hidden);
         builder.graph.op(4 * outputs * model.vocabulary, &[normed]);
     }
-    builder.graph.buffer()
+    // Where heads are split over devices, the buffer is larger by the widest queries (truth/external/llamacpp_ananke.json
+    // rows 3, 4, 7 and 14, to the MiB); which node it is we did not find.
+    let queries = if plan.split == Split::Tensor { builder.widest_queries(tokens) } else { 0 };
+    builder.graph.buffer().saturating_add(queries)
 }
 
 struct Builder<'a> {
@@ -49,6 +62,7 @@ struct Builder<'a> {
     graph: Graph,
     masks: Vec<(Option<u64>, Node)>,
     copies: u64,
+    first: bool,
 }
 
 impl Builder<'_> {
@@ -66,7 +80,8 @@ impl Builder<'_> {
     fn add_masks(&mut self) {
         let tokens = self.plan.micro_batch.min(self.plan.context);
         for window in windows(self.model) {
-            let element = if self.plan.flash_attention { 2 } else { 4 };
+            let halves = self.plan.flash_attention && self.plan.build.number() >= Build::HALF_MASKS;
+            let element = if halves { 2 } else { 4 };
             // Every sequence has rows of its own over its own cells.
             let seen = cells(self.plan, window) / self.streams();
             let mask = self.copied(seen.saturating_mul(tokens).saturating_mul(element));
@@ -74,6 +89,9 @@ impl Builder<'_> {
             let values = if self.plan.flash_attention { 1 } else { value_width(self.model, window) };
             self.copied(8 * tokens);
             self.copied(8 * tokens * values);
+            // Masks in fp32 are cast for flash attention.
+            let cast = self.plan.flash_attention && !halves;
+            let mask = if cast { self.graph.op(seen.saturating_mul(tokens) * 2, &[mask]) } else { mask };
             self.masks.push((window, mask));
         }
     }
@@ -87,7 +105,22 @@ impl Builder<'_> {
         self.graph.over(&[normed])
     }
 
-    fn layer(&mut self, index: usize, layer: &ServedLayer, input: Node, tokens: u64, rows: u64) -> Node {
+    /// Bytes of the widest layer's queries.
+    fn widest_queries(&self, tokens: u64) -> u64 {
+        let layers = self.model.layers.iter().enumerate();
+        let widths = layers.flat_map(|(index, layer)| layer.caches.iter().map(move |cache| (index, cache)));
+        let grows = |cache: &CacheUpdate| matches!(cache.kind, CacheKind::Full | CacheKind::Sliding(_));
+        let widths = widths.filter(|(_, cache)| grows(cache));
+        let widest = widths.map(|(index, cache)| self.query_heads(index, cache).saturating_mul(cache.key_dim)).max();
+        widest.unwrap_or(0).saturating_mul(4 * tokens)
+    }
+
+    /// Whether a layer's experts stay on the host and their weights are copied for a batch.
+    fn offloads(&self, index: usize) -> bool {
+        self.plan.experts_on_host(index as u64) && self.plan.micro_batch >= OFFLOADED
+    }
+
+    fn layer(&mut self, index: usize, layer: &ServedLayer, input: Node, [tokens, rows, last]: [u64; 3]) -> Node {
         let width = |rows: u64| 4 * rows * self.model.hidden;
         let (wide, kept) = (width(tokens), width(rows));
         let normed = self.norm(input, wide);
@@ -99,7 +132,7 @@ impl Builder<'_> {
             None => self.shared_attention(index, normed, tokens),
         };
         let projected = self.graph.op(wide, &[mixed]);
-        let (projected, residual) = if rows == tokens {
+        let (projected, residual) = if last == 0 {
             (projected, input)
         } else {
             (self.graph.op(kept, &[projected]), self.graph.op(kept, &[input]))
@@ -188,6 +221,7 @@ impl Builder<'_> {
                 if plain(kind) { 0 } else { elements.saturating_mul(2) }
             };
             let extra = copy(&self.plan.key_type, cache.key_dim) + copy(&self.plan.value_type, cache.value_dim);
+            let extra = if self.plan.build.number() >= Build::COPIES_IN_GRAPH { extra } else { 0 };
             return self.graph.op(out.saturating_add(extra), &sources);
         }
         let scores = self.graph.op(4 * tokens.saturating_mul(seen / self.streams()).saturating_mul(heads), &[query]);
@@ -239,26 +273,11 @@ impl Builder<'_> {
             return self.gated(normed, dense(width), hidden);
         }
         let normed = self.norm(middle, hidden);
-        let pairs = 4 * rows * self.model.chosen_experts;
-        let count = self.experts(index);
-        let logits = self.graph.op(4 * rows * count, &[normed]);
-        let probabilities = self.graph.over(&[logits]);
-        let sorted = self.graph.op(4 * rows * count, &[probabilities]);
-        let chosen = self.graph.strided(sorted, pairs);
-        let weights = self.graph.op(pairs, &[probabilities, chosen]);
-        let gate = self.graph.op(pairs * self.model.expert_width, &[normed, chosen]);
-        let up = self.graph.op(pairs * self.model.expert_width, &[normed, chosen]);
-        let product = self.graph.op(pairs * self.model.expert_width, &[gate, up]);
-        let down = self.graph.op(pairs * self.model.hidden, &[product, chosen]);
-        let weighted = self.graph.over(&[down, weights]);
-        let mut views: Vec<Node> = Vec::new();
-        for _ in 0..self.model.chosen_experts {
-            views.push(self.graph.strided(weighted, hidden));
-        }
-        let mut sum = views.first().copied().unwrap_or(weighted);
-        for (at, view) in views.iter().enumerate().skip(1) {
-            sum = if at == 1 { self.graph.op(hidden, &[sum, *view]) } else { self.graph.over(&[sum, *view]) };
-        }
+        let sum = match (self.offloads(index), self.first) {
+            // They run elsewhere; what they make comes back.
+            (true, false) => self.copied(hidden),
+            _ => self.experts_of(index, normed, rows),
+        };
         if width == 0 {
             return sum;
         }
@@ -267,11 +286,67 @@ impl Builder<'_> {
         self.graph.over(&[sum, shared])
     }
 
+    /// Routed experts on the states `normed`; weights that stay on the host are copied one matrix after the other.
+    fn experts_of(&mut self, index: usize, normed: Node, rows: u64) -> Node {
+        let hidden = 4 * rows * self.model.hidden;
+        let pairs = 4 * rows * self.model.chosen_experts;
+        let wide = pairs * self.model.expert_width;
+        let count = self.experts(index);
+        let weights = if self.offloads(index) { self.expert_weights(index) } else { Vec::new() };
+        let copy = |graph: &mut Graph, at: usize| weights.get(at).map(|bytes| graph.input(*bytes, false));
+        let logits = self.graph.op(4 * rows * count, &[normed]);
+        let probabilities = self.graph.over(&[logits]);
+        let sorted = self.graph.op(4 * rows * count, &[probabilities]);
+        let chosen = self.graph.strided(sorted, pairs);
+        let shares = self.graph.op(pairs, &[probabilities, chosen]);
+        let first = [Some(normed), Some(chosen), copy(&mut self.graph, 0)];
+        let gate = self.graph.op(wide, &first.into_iter().flatten().collect::<Vec<_>>());
+        let second = [Some(normed), Some(chosen), copy(&mut self.graph, 1)];
+        let up = self.graph.op(wide, &second.into_iter().flatten().collect::<Vec<_>>());
+        let product = self.multiplied(gate, up, wide);
+        let last = [Some(product), Some(chosen), copy(&mut self.graph, 2)];
+        let down = self.graph.op(pairs * self.model.hidden, &last.into_iter().flatten().collect::<Vec<_>>());
+        let weighted = self.graph.over(&[down, shares]);
+        let mut views: Vec<Node> = Vec::new();
+        for _ in 0..self.model.chosen_experts {
+            views.push(self.graph.strided(weighted, hidden));
+        }
+        let mut sum = views.first().copied().unwrap_or(weighted);
+        for (at, view) in views.iter().enumerate().skip(1) {
+            sum = if at == 1 { self.graph.op(hidden, &[sum, *view]) } else { self.graph.over(&[sum, *view]) };
+        }
+        sum
+    }
+
+    /// Two halves of a feed-forward: over one of them before they were fused.
+    fn multiplied(&mut self, gate: Node, up: Node, wide: u64) -> Node {
+        if self.plan.build.number() >= Build::FUSED_HALVES {
+            return self.graph.op(wide, &[gate, up]);
+        }
+        let gate = self.graph.over(&[gate]);
+        self.graph.over(&[gate, up])
+    }
+
+    /// Bytes of a layer's expert matrices, in the order in which they run; GGUF keeps gate and up apart.
+    fn expert_weights(&self, index: usize) -> Vec<u64> {
+        let own = self.model.tensors.iter().filter(|tensor| tensor.layer == Some(index));
+        let matrices = own.filter(|tensor| tensor.division == Division::Experts && tensor.shape.len() == 3);
+        let mut bytes: Vec<(bool, u64)> = Vec::new();
+        for tensor in matrices {
+            match tensor.name.contains("gate_up") {
+                true => bytes.extend([(false, tensor.bytes() / 2); 2]),
+                false => bytes.push((tensor.name.contains("down"), tensor.bytes())),
+            }
+        }
+        bytes.sort_unstable();
+        bytes.into_iter().map(|(_, bytes)| bytes).collect()
+    }
+
     fn gated(&mut self, normed: Node, wide: u64, hidden: u64) -> Node {
         let gate = self.graph.op(wide, &[normed]);
         let product = if self.model.gated {
             let up = self.graph.op(wide, &[normed]);
-            self.graph.op(wide, &[gate, up])
+            self.multiplied(gate, up, wide)
         } else {
             self.graph.over(&[gate])
         };

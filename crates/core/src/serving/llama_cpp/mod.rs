@@ -37,6 +37,8 @@ pub struct LlamaCppPlan {
     pub gpu_layers: u64,
     /// `-ts`: shares of the devices.
     pub tensor_split: Vec<u64>,
+    /// `-sm`: how devices share the model.
+    pub split: Split,
     /// `--n-cpu-moe`: layers whose experts stay on the host.
     pub cpu_experts: u64,
     /// `--swa-full`: sliding layers get as many cells as the others.
@@ -47,15 +49,60 @@ pub struct LlamaCppPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Build {
-    /// llama.cpp since the middle of 2025: latent keys alone, windows cut, fp16 masks, few logits.
+    /// llama.cpp since June 2026: latent keys alone, windows cut, fp16 masks, few logits.
     Current,
-    /// llama.cpp before: whole heads for latent models, logits of a whole micro-batch.
+    /// llama.cpp by the number of its build, such as b5781.
+    Numbered(u32),
+    /// llama.cpp before March 2025: whole heads for latent models, logits of a whole micro-batch.
     Early,
     /// The fork ik_llama.cpp with its `-mla` mode.
     Ik {
         /// 0: whole heads; 1: latent and its transpose; 2 and 3: the latent alone.
         mla: u8,
     },
+}
+
+/// What changed with which build of llama.cpp: the pull request that did it.
+impl Build {
+    /// Multi-head latent attention is stored as a latent (12801).
+    const LATENT: u32 = 5137;
+    /// Sliding layers keep a window (13194).
+    const WINDOWS: u32 = 5429;
+    /// Both halves of a feed-forward are multiplied into a third tensor (14158).
+    const FUSED_HALVES: u32 = 5776;
+    /// Cells are always padded to 256 (17046).
+    const PADDED: u32 = 6975;
+    /// A latent has no values of its own (19067).
+    const NO_VALUES: u32 = 7832;
+    /// Masks are made in fp16 for flash attention (23764).
+    const HALF_MASKS: u32 = 9410;
+    /// Room for few logits, not for those of a whole micro-batch (23861).
+    const FEW_LOGITS: u32 = 9460;
+    /// CUDA's flash attention has room for a quantised cache's copy in the graph (23907).
+    const COPIES_IN_GRAPH: u32 = 9489;
+    /// CUDA no longer splits rows (24216).
+    const NO_ROWS: u32 = 9890;
+
+    /// The number of a build; the fork counts as an early one.
+    fn number(self) -> u32 {
+        match self {
+            Self::Current => u32::MAX,
+            Self::Numbered(number) => number,
+            Self::Early | Self::Ik { .. } => 0,
+        }
+    }
+}
+
+/// How devices share a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Split {
+    /// Whole layers.
+    Layer,
+    /// Rows of every matrix; the rest by layers.
+    Row,
+    /// Heads and halves of every layer, and their caches.
+    Tensor,
 }
 
 impl Default for LlamaCppPlan {
@@ -71,6 +118,7 @@ impl Default for LlamaCppPlan {
             value_type: "f16".into(),
             gpu_layers: 999,
             tensor_split: vec![1],
+            split: Split::Layer,
             cpu_experts: 0,
             full_windows: false,
         }
@@ -103,6 +151,9 @@ pub enum LlamaCppError {
     /// A cache type that ggml does not have.
     #[error("{0} is not a ggml type")]
     UnknownType(String),
+    /// What llama.cpp itself refuses.
+    #[error("{0}")]
+    Unsupported(&'static str),
     /// A value that is out of range.
     #[error("{key}: {value} is not {expected}")]
     BadValue {
@@ -160,24 +211,22 @@ impl LlamaCppPlan {
         let layers = model.layers.len() as u64;
         for (index, layer) in (0..).zip(&model.layers) {
             let cache = cache::bytes(self, model, layer, keys, values);
-            let weights = layer.split.saturating_add(layer.whole);
-            let experts = if index < self.cpu_experts { layer.experts } else { 0 };
-            match self.device_of(index, layers).and_then(|at| devices.get_mut(at)) {
-                Some(device) => {
-                    device.cache = device.cache.saturating_add(cache);
-                    device.model = device.model.saturating_add(weights - experts);
+            let experts = if self.experts_on_host(index) { layer.experts } else { 0 };
+            match self.device_of(index, layers) {
+                Some(at) => {
+                    self.place(&mut devices, at, [layer.split - experts, layer.whole, cache]);
                     host.model = host.model.saturating_add(experts);
                 }
                 None => {
                     host.cache = host.cache.saturating_add(cache);
-                    host.model = host.model.saturating_add(weights);
+                    host.model = host.model.saturating_add(layer.split).saturating_add(layer.whole);
                 }
             }
         }
         // A tied head is the embedding's table once more, where the output runs.
         let head = if model.head > 0 { model.head } else { model.embedding };
-        match self.device_of(layers, layers).and_then(|at| devices.get_mut(at)) {
-            Some(device) => device.model = device.model.saturating_add(head).saturating_add(model.outside),
+        match self.device_of(layers, layers) {
+            Some(at) => self.place(&mut devices, at, [head, model.outside, 0]),
             None => host.model = host.model.saturating_add(model.head).saturating_add(model.outside),
         }
         compute::fill(self, model, &mut devices, &mut host);
@@ -192,12 +241,40 @@ impl LlamaCppPlan {
         Ok(LlamaCppEstimate { devices, host, notes })
     }
 
+    /// Whether a layer's experts stay on the host.
+    fn experts_on_host(&self, layer: u64) -> bool {
+        layer < self.cpu_experts
+    }
+
+    /// Puts matrices, other weights and a cache where layer `at` is, or in parts on all devices.
+    fn place(&self, devices: &mut [Buffers], at: usize, [matrices, whole, cache]: [u64; 3]) {
+        let total: u128 = self.tensor_split.iter().map(|share| u128::from(*share)).sum();
+        for (index, device) in devices.iter_mut().enumerate() {
+            let share = self.tensor_split.get(index).map_or(1, |share| u128::from(*share));
+            let part = |bytes: u64| u64::try_from(u128::from(bytes) * share / total.max(1)).unwrap_or(u64::MAX);
+            let own = |bytes: u64| if index == at { bytes } else { 0 };
+            let [model, cache] = match self.split {
+                Split::Layer => [own(matrices.saturating_add(whole)), own(cache)],
+                Split::Row => [part(matrices).saturating_add(own(whole)), own(cache)],
+                Split::Tensor => [part(matrices).saturating_add(whole), part(cache)],
+            };
+            device.model = device.model.saturating_add(model);
+            device.cache = device.cache.saturating_add(cache);
+        }
+    }
+
     fn check(&self) -> Result<(), LlamaCppError> {
         let bad = |key, value, expected| Err(LlamaCppError::BadValue { key, value, expected });
         match self {
             _ if !(1..=1 << 28).contains(&self.context) => bad("context", self.context, "from 1 to 2^28"),
             _ if !(1..=4096).contains(&self.parallel) => bad("parallel", self.parallel, "from 1 to 4096"),
             _ if !(1..=1 << 20).contains(&self.micro_batch) => bad("ubatch", self.micro_batch, "from 1 to 2^20"),
+            _ if self.split == Split::Row && self.build.number() >= Build::NO_ROWS => {
+                Err(LlamaCppError::Unsupported("--split-mode row: CUDA has it before build b9890 only"))
+            }
+            _ if self.split == Split::Tensor && !self.flash_attention => {
+                Err(LlamaCppError::Unsupported("--split-mode tensor: needs flash attention (--flash-attn on)"))
+            }
             _ => Ok(()),
         }
     }

@@ -42,10 +42,32 @@ pub(super) struct Rank {
     pub(super) tensor: u64,
     /// Cards over which experts are spread: tensor times data parallel.
     pub(super) experts: u64,
+    /// Whether those hold whole experts, or parts of all.
+    pub(super) whole_experts: bool,
     /// Decoder layers of this pipeline stage, from and to.
     pub(super) layers: [u64; 2],
     /// Whether the stage is the first, and whether it is the last.
     pub(super) ends: [bool; 2],
+    /// What kernels for experts in MXFP4 are padded to.
+    pub(super) tiles: Tiles,
+}
+
+/// Sides of an expert's matrix are padded to whole tiles: the residual stream's, and the expert's own.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tiles([u64; 2]);
+
+impl Tiles {
+    /// By the kernel that a card gets (`get_mxfp4_backend` and `create_weights` of vLLM's mxfp4.py, v0.11.0): Triton on
+    /// Hopper, FlashInfer on Blackwell's data-centre cards, Marlin on all others.
+    pub(super) fn of(card: &str) -> Self {
+        let name = card.to_ascii_uppercase();
+        let is = |names: &[&str]| names.iter().any(|part| name.contains(part));
+        Self(match name.as_str() {
+            _ if is(&["H100", "H200", "H20", "H800", "GH200"]) => [1, 64],
+            _ if is(&["B100", "B200", "B300"]) => [256, 256],
+            _ => [256, 128],
+        })
+    }
 }
 
 /// The layers of a pipeline stage: equal shares, what is left over goes to the stages before the last
@@ -113,8 +135,29 @@ fn on_stage(model: &ServedModel, tensor: &ServedTensor, rank: Rank) -> bool {
     }
 }
 
+/// Whether a matrix is in MXFP4: a byte of scale for 32 elements in 4 bits.
+fn is_mxfp4(tensor: &ServedTensor) -> bool {
+    matches!(tensor.parts[..], [blocks, scales] if scales > 0 && blocks == scales.saturating_mul(16))
+}
+
+/// Bytes of a card's experts in MXFP4, in whole tiles.
+fn tiled(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank) -> u64 {
+    let [_, rows, columns] = tensor.shape[..] else { return bytes };
+    let (hidden, width) = (model.hidden.max(1), model.expert_width.max(1));
+    let halves = (rows.saturating_mul(columns) / hidden / width).max(1);
+    let cards = if rank.whole_experts { 1 } else { rank.experts.max(1) };
+    let own = (width / cards).next_multiple_of(rank.tiles.0[1]);
+    let padded = hidden.next_multiple_of(rank.tiles.0[0]).saturating_mul(own).saturating_mul(halves);
+    let plain = u128::from((rows.saturating_mul(columns) / cards).max(1));
+    u64::try_from(u128::from(bytes) * u128::from(padded) / plain).unwrap_or(u64::MAX)
+}
+
 fn own_share(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank) -> u64 {
     let module = tensor.module();
+    let bytes = match tensor.division {
+        Division::Experts if is_mxfp4(tensor) => tiled(model, tensor, bytes, rank),
+        _ => bytes,
+    };
     match tensor.division {
         Division::Whole => bytes,
         Division::Split if WHOLE.contains(&module) => bytes,
@@ -124,7 +167,12 @@ fn own_share(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank)
             bytes / heads * heads.div_ceil(rank.tensor).max(1)
         }
         Division::Split => bytes / rank.tensor,
-        Division::Experts => bytes / rank.experts,
+        Division::Experts if rank.whole_experts => {
+            // The first cards hold one more where they do not divide (`determine_expert_map`).
+            let count = tensor.shape.first().copied().unwrap_or(1).max(1);
+            bytes / count * count.div_ceil(rank.experts.max(1))
+        }
+        Division::Experts => bytes / rank.experts.max(1),
         Division::Table => {
             // Rows are padded to 64, then to the number of cards (vocab_parallel_embedding.py).
             let rows = model.vocabulary.max(1);

@@ -1,10 +1,14 @@
 //! vLLM: a share of the card is granted, a profile run says what weights and activations take, the rest is blocks.
 
+mod draft;
+mod encoder;
 mod groups;
 mod load;
+mod profile;
 mod rules;
 
-pub use groups::Layout;
+pub use draft::{Draft, Speculation};
+pub use groups::{Layout, Terms};
 pub use rules::{RULES, Rules, rules};
 
 use serde::{Deserialize, Serialize};
@@ -27,6 +31,8 @@ pub struct VllmPlan {
     pub pipeline_parallel: u64,
     /// `--data-parallel-size`: experts are spread over all replicas' cards.
     pub data_parallel: u64,
+    /// `--enable-expert-parallel`: whole experts on a card.
+    pub expert_parallel: bool,
     /// `--max-model-len`; the model's own length when absent.
     pub max_model_len: Option<u64>,
     /// `--max-num-batched-tokens`; the version's default when absent.
@@ -41,10 +47,10 @@ pub struct VllmPlan {
     pub enforce_eager: bool,
     /// `--max-loras` and `--max-lora-rank`.
     pub lora: Option<[u64; 2]>,
-    /// Weights of a draft model, in bytes.
-    pub draft_weights: u64,
-    /// Attention layers of a draft model beside the model's own.
-    pub draft_layers: u64,
+    /// `--enable-prefix-caching`, where it was asked for: models with states keep a second one.
+    pub prefix_caching: bool,
+    /// `num_speculative_tokens`: tokens guessed ahead.
+    pub speculative_tokens: u64,
     /// What the card has, in bytes.
     pub memory: u64,
     /// cuBLAS's workspace: 32 MiB on Hopper, 8.125 MiB before it.
@@ -63,6 +69,7 @@ impl Default for VllmPlan {
             tensor_parallel: 1,
             pipeline_parallel: 1,
             data_parallel: 1,
+            expert_parallel: false,
             max_model_len: None,
             max_num_batched_tokens: None,
             max_num_seqs: None,
@@ -70,8 +77,8 @@ impl Default for VllmPlan {
             cache_dtype: DType::BF16,
             enforce_eager: false,
             lora: None,
-            draft_weights: 0,
-            draft_layers: 0,
+            prefix_caching: false,
+            speculative_tokens: 0,
             memory: 80 << 30,
             workspace: 32 << 20,
             multiprocessors: 132,
@@ -84,50 +91,60 @@ impl Default for VllmPlan {
 const LARGE_CARD: u64 = 70 << 30;
 
 impl VllmPlan {
-    fn is_large(&self) -> bool {
-        self.memory >= LARGE_CARD && !self.card.to_ascii_lowercase().contains("a100")
+    fn is_large(&self, rules: &Rules) -> bool {
+        let small = rules.a100_is_small && self.card.to_ascii_lowercase().contains("a100");
+        self.memory >= LARGE_CARD && !small
     }
 
     fn sequences(&self, rules: &Rules) -> u64 {
-        self.max_num_seqs.unwrap_or(if rules.v1 && self.is_large() { 1024 } else { 256 })
+        self.max_num_seqs.unwrap_or(rules.sequences[usize::from(self.is_large(rules))])
     }
 
     fn batched(&self, rules: &Rules, length: u64) -> u64 {
         self.max_num_batched_tokens.unwrap_or(match rules.v1 {
-            true if self.is_large() => 8192,
+            true if self.is_large(rules) => 8192,
             true => 2048,
             // Before V1 prompts were cut in chunks from 32k on only.
-            false if length > 32_768 => 2048,
+            false if length > 32_768 => rules.chunk,
             false => length.max(2048),
         })
     }
 
     /// The budget of a model: that of the pipeline stage whose cache holds least.
     pub fn budget(&self, model: &ServedModel) -> Budget {
-        let stages = self.pipeline_parallel.clamp(1, 1024);
-        let all = (0..stages).map(|stage| self.stage_budget(model, stage, stages));
-        let fewest = all.min_by_key(|budget| (budget.blocks, u64::MAX - budget.missing));
-        fewest.unwrap_or_else(|| self.stage_budget(model, 0, 1))
+        self.budget_with(model, None)
     }
 
-    fn stage_budget(&self, model: &ServedModel, stage: u64, stages: u64) -> Budget {
+    /// The budget of a model whose tokens are guessed ahead by another.
+    pub fn budget_with(&self, model: &ServedModel, draft: Option<&Draft>) -> Budget {
+        let stages = self.pipeline_parallel.clamp(1, 1024);
+        let all = (0..stages).map(|stage| self.stage_budget(model, draft, stage, stages));
+        let fewest = all.min_by_key(|budget| (budget.blocks, u64::MAX - budget.missing));
+        fewest.unwrap_or_else(|| self.stage_budget(model, draft, 0, 1))
+    }
+
+    fn stage_budget(&self, model: &ServedModel, draft: Option<&Draft>, stage: u64, stages: u64) -> Budget {
         let rules = rules(&self.version);
         let tensor = self.tensor_parallel.max(1);
         let length = self.max_model_len.unwrap_or(model.positions).max(1);
-        let (sequences, batched) = (self.sequences(rules), self.batched(rules, length));
-        let mut notes = Vec::new();
+        let (sequences, batched) = (self.sequences(&rules), self.batched(&rules, length));
         let layers = load::stage_layers(model.layers.len() as u64, stage, stages);
         let ends = [stage == 0, stage + 1 == stages];
-        let rank = load::Rank { tensor, experts: tensor.saturating_mul(self.data_parallel.max(1)), layers, ends };
-        let [weights, slots] = load::weights(model, rank, rules, self.lora);
-        let activations = self.activations(model, rules, if ends[1] { sequences } else { 0 }, batched);
+        let experts = tensor.saturating_mul(self.data_parallel.max(1));
+        let tiles = load::Tiles::of(&self.card);
+        let rank = load::Rank { tensor, experts, whole_experts: self.expert_parallel, layers, ends, tiles };
+        let [weights, slots] = load::weights(model, rank, &rules, self.lora);
+        let sampled = if ends[1] { sequences } else { 0 };
+        let batch = profile::Batch { sequences: sampled, tokens: batched, length };
         let mut parts = vec![
             Share::new("weights", weights),
-            Share::new("activations while profiling", activations),
-            Share::new("outside torch", self.outside_torch(tensor.max(stages))),
+            Share::new("activations while profiling", self.activations(model, &rules, batch)),
+            Share::new("outside torch", self.outside_torch(&rules, tensor.max(stages))),
         ];
-        if self.draft_weights > 0 {
-            parts.push(Share::new("draft model", self.draft_weights / tensor));
+        // Drafts are with the output.
+        let draft = draft.filter(|_| ends[1]);
+        if let Some(draft) = draft.filter(|draft| draft.weights > 0) {
+            parts.push(Share::new("draft model", draft.weights));
         }
         if self.lora.is_some() {
             parts.push(Share::new("LoRA slots", slots));
@@ -135,43 +152,53 @@ impl VllmPlan {
         if rules.graphs_in_budget && !self.enforce_eager {
             parts.push(Share::new("CUDA graphs", rules::GRAPHS));
         }
-        if model.multimodal {
-            notes.push("the profile run of the image or audio encoder is not counted".into());
-        }
         let granted = thousandths(self.memory, self.utilization_thousandths);
         let held = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes));
         let cache = granted.saturating_sub(held);
-        let mut budget = self.pool(model, cache, layers);
+        let mut budget = self.pool(model, draft, cache, layers);
         budget.engine = format!("vLLM {}", self.version);
         budget.granted = granted;
         budget.missing = held.saturating_sub(granted);
         budget.parts = parts;
-        budget.notes.extend(notes);
+        match (model.multimodal, model.image_encoder) {
+            (true, None) => {
+                budget.notes.push("the profile run of the image or audio encoder is not counted".into());
+            }
+            (true, Some(_)) => {
+                let text = "images in the profile run are counted by the encoder's widest layer";
+                budget.notes.push(text.into());
+            }
+            _ => {}
+        }
         budget
     }
 
     /// What a pool of `cache` bytes holds.
-    pub fn blocks(&self, model: &ServedModel, cache: u64) -> Budget {
-        self.pool(model, cache, [0, model.layers.len() as u64])
+    pub fn blocks(&self, model: &ServedModel, draft: Option<&Draft>, cache: u64) -> Budget {
+        self.pool(model, draft, cache, [0, model.layers.len() as u64])
     }
 
-    fn pool(&self, model: &ServedModel, cache: u64, layers: [u64; 2]) -> Budget {
+    fn pool(&self, model: &ServedModel, draft: Option<&Draft>, cache: u64, layers: [u64; 2]) -> Budget {
         let rules = rules(&self.version);
         let length = self.max_model_len.unwrap_or(model.positions).max(1);
-        let batched = self.batched(rules, length);
-        let element = Element::plain(self.cache_dtype);
+        let batched = self.batched(&rules, length);
         let mut own = model.clone();
         let [from, to] = layers.map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(model.layers.len()));
         own.layers = model.layers.get(from..to).unwrap_or_default().to_vec();
-        if let Some(last) = own.layers.iter().rev().find(|layer| model.states(layer) == (0, 0)).cloned() {
-            own.layers.extend(std::iter::repeat_n(last, usize::try_from(self.draft_layers.min(64)).unwrap_or(0)));
-        }
-        let layout = Layout::new(&own, element, self.tensor_parallel.max(1), self.block_size, rules.state_blocks);
+        own.layers.extend(draft.into_iter().flat_map(|draft| draft.layers.iter().cloned()));
+        let terms = Terms {
+            element: Element::plain(self.cache_dtype),
+            dtype: self.cache_dtype,
+            ranks: self.tensor_parallel.max(1),
+            block_size: self.block_size,
+            prefix_caching: self.prefix_caching,
+            speculative_tokens: self.speculative_tokens,
+        };
+        let layout = Layout::new(&own, terms, &rules);
         let blocks = cache / layout.block_bytes.max(1);
         let need = layout.blocks(length, batched).max(1);
         let concurrency = u128::from(blocks) * 1000 / u128::from(need);
-        let hybrid = layout.group_count() > 1;
-        let tokens = if rules.tokens_by_concurrency && hybrid {
+        let tokens = if rules.tokens_by_concurrency {
             u128::from(blocks) * u128::from(length) / u128::from(need)
         } else {
             u128::from(blocks / layout.group_count().max(1)) * u128::from(layout.block_size)
@@ -193,27 +220,9 @@ impl VllmPlan {
         }
     }
 
-    fn outside_torch(&self, tensor: u64) -> u64 {
-        let alone = self.multiprocessors.saturating_mul(rules::OUTSIDE_TORCH);
+    fn outside_torch(&self, rules: &Rules, tensor: u64) -> u64 {
+        let context = if rules.context_counted { rules::CONTEXT } else { 0 };
+        let alone = self.multiprocessors.saturating_mul(rules::OUTSIDE_TORCH + context);
         alone.saturating_add(if tensor > 1 { rules::COMMUNICATION } else { 0 })
-    }
-
-    /// The peak of the profile run above the weights: a full batch in its widest layer, or the sampler on all sequences.
-    fn activations(&self, model: &ServedModel, rules: &Rules, sequences: u64, batched: u64) -> u64 {
-        let tensor = self.tensor_parallel.max(1);
-        let rows = sequences.min(batched);
-        let per_logit = match (rules.sampler_sorts || rows < 8, rows) {
-            (true, 128..) => rules::SORTED,
-            (true, _) => rules::SORTED_FEW,
-            (false, _) => rules::UNSORTED,
-        };
-        let two = |rows: u64, width: u64| rows.saturating_mul(width).saturating_mul(2);
-        let logits = rows.saturating_mul(model.vocabulary).saturating_mul(per_logit);
-        // Hidden states of the batch; those that are sampled, and noise of the same size in their stead.
-        let sampler = two(batched, model.hidden).saturating_add(two(2 * rows, model.hidden)).saturating_add(logits);
-        // Embeddings, residual and norm; the feed-forward's two halves and their product, or those of chosen experts.
-        let width = model.width.max(model.expert_width.saturating_mul(model.chosen_experts)).saturating_mul(3) / tensor;
-        let forward = two(batched, model.hidden.saturating_mul(3).saturating_add(width));
-        sampler.max(forward).saturating_add(self.workspace)
     }
 }

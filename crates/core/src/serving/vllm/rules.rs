@@ -5,101 +5,174 @@
 pub struct Rules {
     /// The first version they hold for, major, minor and patch.
     pub since: [u32; 3],
-    /// Whether the V1 engine runs (chunked prefill always, logits on every rank, compiled forward).
+    /// Whether the V1 engine runs when nothing else is said (chunked prefill always, logits on every rank, compiled
+    /// forward).
     pub v1: bool,
     /// Whether captured CUDA graphs are taken out of the cache's share.
     pub graphs_in_budget: bool,
-    /// Blocks that a sequence holds of a group with constant state.
-    pub state_blocks: u64,
+    /// Whether the CUDA context counts as memory of vLLM's own, or only what grew while it profiled.
+    pub context_counted: bool,
+    /// Whether the profile run samples, or makes the logits of every token of the batch (V1 before 0.8).
+    pub samples: bool,
+    /// Sequences in a batch by default, on small cards and on large ones.
+    pub sequences: [u64; 2],
+    /// Whether an A100 counts as a small card whatever its memory.
+    pub a100_is_small: bool,
+    /// Tokens in a batch where prompts of more than 32k are cut in chunks (the V0 engine).
+    pub chunk: u64,
+    /// Whether layers of several kinds get groups of their own; else sliding layers are kept like the others.
+    pub groups: bool,
+    /// Whether layers that attend within chunks (Llama 4) have a group of their own.
+    pub chunked_groups: bool,
+    /// How much more layers than the rarest kind, in percent, the most frequent may have to be padded to one group.
+    pub group_slack: u64,
+    /// Whether states of constant size have types of their own, or that of keys and values.
+    pub state_types: bool,
+    /// Whether finished prompts of a model with states can be kept, which costs a second state per sequence.
+    pub states_kept: bool,
+    /// Blocks of hybrids with latent attention are whole multiples of this.
+    pub latent_step: u64,
     /// Whether the printed token count is concurrency times the longest sequence (else blocks per group times block).
     pub tokens_by_concurrency: bool,
-    /// Rows that adapters may add to the vocabulary, for which the tables' slots have room (none since 0.12).
+    /// Rows that adapters may add to the vocabulary, for which the tables' slots have room.
     pub lora_extra_vocabulary: u64,
     /// `max_split_size` of the allocator while weights are loaded (`_scoped_allocator_max_split` of gpu_worker.py).
     pub load_max_split: Option<u64>,
     /// Whether top-p sampling sorts all logits, or a Triton kernel finds the threshold (`apply_top_k_top_p`).
     pub sampler_sorts: bool,
-    /// `--gpu-memory-utilization` when it is not given, in thousandths: 0.92 since vLLM's pull request 38284 of April
-    /// 2026, taken to hold from 0.21 on.
+    /// `--gpu-memory-utilization` when it is not given, in thousandths.
     pub utilization_thousandths: u64,
-    /// Where this was read.
+    /// What changed with this version, and where it was read.
     pub source: &'static str,
 }
 
+const OLDEST: Rules = Rules {
+    since: [0, 0, 0],
+    v1: false,
+    graphs_in_budget: false,
+    context_counted: true,
+    samples: true,
+    sequences: [256, 256],
+    a100_is_small: false,
+    chunk: 512,
+    groups: false,
+    chunked_groups: false,
+    group_slack: 0,
+    state_types: false,
+    states_kept: false,
+    latent_step: 16,
+    tokens_by_concurrency: false,
+    lora_extra_vocabulary: 256,
+    load_max_split: None,
+    sampler_sorts: true,
+    utilization_thousandths: 900,
+    source: "V0 by default; logs of 0.6 to 0.8 in truth/external/vllm_logs.json: four terms add up to the grant",
+};
+const V0_6_5: Rules = Rules {
+    since: [0, 6, 5],
+    context_counted: false,
+    source: "vllm/worker/worker.py of v0.6.5: `memory_profiling`",
+    ..OLDEST
+};
+const V0_6_6: Rules = Rules {
+    since: [0, 6, 6],
+    chunk: 2048,
+    source: "vllm/config.py of v0.6.6: chunks of 2048 tokens, 512 in v0.6.0",
+    ..V0_6_5
+};
+const V0_8_0: Rules = Rules {
+    since: [0, 8, 0],
+    v1: true,
+    context_counted: true,
+    sequences: [1024, 1024],
+    source: "vllm/engine/arg_utils.py of v0.8.0: V1 by default, 1024 sequences; its gpu_worker.py counts all of the card",
+    ..V0_6_6
+};
+const V0_8_4: Rules = Rules {
+    since: [0, 8, 4],
+    sequences: [256, 1024],
+    source: "vllm/engine/arg_utils.py of v0.8.4: 256 sequences on cards below 70 GiB",
+    ..V0_8_0
+};
+const V0_9_0: Rules =
+    Rules { since: [0, 9, 0], a100_is_small: true, source: "vllm/engine/arg_utils.py of v0.9.0", ..V0_8_4 };
+const V0_9_1: Rules = Rules {
+    since: [0, 9, 1],
+    context_counted: false,
+    groups: true,
+    chunked_groups: true,
+    source: "vllm/v1/core/kv_cache_utils.py of v0.9.1: groups of one page size; v0.9.0 keeps all layers as full ones",
+    ..V0_9_0
+};
+const V0_10_1: Rules = Rules {
+    since: [0, 10, 1],
+    state_types: true,
+    source: "vllm/v1/kv_cache_interface.py of v0.10.1: `MambaSpec.dtypes`; one dtype, that of the cache, in v0.10.0",
+    ..V0_9_1
+};
+const V0_11_0: Rules = Rules {
+    since: [0, 11, 0],
+    chunked_groups: false,
+    source: "vllm/config/__init__.py of v0.11.0; four H100 logs of 0.11.0 add up without graphs",
+    ..V0_10_1
+};
+const V0_11_1: Rules = Rules {
+    since: [0, 11, 1],
+    latent_step: 64,
+    source: "vllm/model_executor/models/config.py of v0.11.1: `kernel_block_alignment_size`",
+    ..V0_11_0
+};
+const V0_12_0: Rules = Rules {
+    since: [0, 12, 0],
+    group_slack: 25,
+    lora_extra_vocabulary: 0,
+    source: "vllm/v1/core/kv_cache_utils.py and vllm/config/lora.py of v0.12.0: adapters no longer add words",
+    ..V0_11_1
+};
+const V0_15_0: Rules = Rules {
+    since: [0, 15, 0],
+    states_kept: true,
+    source: "vllm/v1/kv_cache_interface.py of v0.15.0: `mamba_cache_mode`, two states where it is `align`",
+    ..V0_12_0
+};
+const V0_17_0: Rules = Rules {
+    since: [0, 17, 0],
+    sampler_sorts: false,
+    source: "vllm/v1/sample/ops/topk_topp_sampler.py of v0.17.0 uses Triton from 8 sequences on",
+    ..V0_15_0
+};
+const V0_18_0: Rules =
+    Rules { since: [0, 18, 0], group_slack: 50, source: "vllm/v1/core/kv_cache_utils.py of v0.18.0", ..V0_17_0 };
+const V0_20_0: Rules = Rules {
+    since: [0, 20, 0],
+    graphs_in_budget: true,
+    utilization_thousandths: 920,
+    source: "vllm/envs.py and vllm/config/cache.py of v0.20.0",
+    ..V0_18_0
+};
+const V0_20_1: Rules = Rules {
+    since: [0, 20, 1],
+    tokens_by_concurrency: true,
+    source: "vllm/v1/core/kv_cache_utils.py of v0.20.1: tokens are concurrency times length",
+    ..V0_20_0
+};
+const V0_21_0: Rules = Rules {
+    since: [0, 21, 0],
+    load_max_split: Some(20 << 20),
+    source: "vllm/v1/worker/gpu_worker.py of v0.21.0",
+    ..V0_20_1
+};
+const V0_27_0: Rules = Rules {
+    since: [0, 27, 0],
+    latent_step: 128,
+    source: "vllm/platforms/interface.py of v0.27.0: `_align_hybrid_block_size`",
+    ..V0_21_0
+};
+
 /// From new to old.
 pub const RULES: &[Rules] = &[
-    Rules {
-        since: [0, 21, 0],
-        v1: true,
-        graphs_in_budget: true,
-        state_blocks: 2,
-        tokens_by_concurrency: true,
-        lora_extra_vocabulary: 0,
-        load_max_split: Some(20 << 20),
-        sampler_sorts: false,
-        utilization_thousandths: 920,
-        source: "truth/external/vllm_logs.json: 0.24 log of a 40-layer hybrid, 300 blocks, 69 per sequence",
-    },
-    Rules {
-        since: [0, 17, 0],
-        v1: true,
-        graphs_in_budget: false,
-        state_blocks: 1,
-        tokens_by_concurrency: false,
-        lora_extra_vocabulary: 0,
-        load_max_split: None,
-        sampler_sorts: false,
-        utilization_thousandths: 900,
-        source: "vllm/v1/sample/ops/topk_topp_sampler.py of v0.17.0 uses Triton from 8 sequences on",
-    },
-    Rules {
-        since: [0, 12, 0],
-        v1: true,
-        graphs_in_budget: false,
-        state_blocks: 1,
-        tokens_by_concurrency: false,
-        lora_extra_vocabulary: 0,
-        load_max_split: None,
-        sampler_sorts: true,
-        utilization_thousandths: 900,
-        source: "vllm/config/lora.py of v0.12.0: adapters no longer add words",
-    },
-    Rules {
-        since: [0, 11, 0],
-        v1: true,
-        graphs_in_budget: false,
-        state_blocks: 1,
-        tokens_by_concurrency: false,
-        lora_extra_vocabulary: 256,
-        load_max_split: None,
-        sampler_sorts: true,
-        utilization_thousandths: 900,
-        source: "truth/external/vllm_logs.json: four H100 logs of 0.11.0 add up without graphs",
-    },
-    Rules {
-        since: [0, 9, 0],
-        v1: true,
-        graphs_in_budget: false,
-        state_blocks: 1,
-        tokens_by_concurrency: false,
-        lora_extra_vocabulary: 256,
-        load_max_split: None,
-        sampler_sorts: true,
-        utilization_thousandths: 900,
-        source: "V1 is the default engine; logs of 0.9 in truth/external/vllm_logs.json",
-    },
-    Rules {
-        since: [0, 0, 0],
-        v1: false,
-        graphs_in_budget: false,
-        state_blocks: 1,
-        tokens_by_concurrency: false,
-        lora_extra_vocabulary: 256,
-        load_max_split: None,
-        sampler_sorts: true,
-        utilization_thousandths: 900,
-        source: "logs of 0.6 to 0.8 in truth/external/vllm_logs.json: four terms add up to the grant",
-    },
+    V0_27_0, V0_21_0, V0_20_1, V0_20_0, V0_18_0, V0_17_0, V0_15_0, V0_12_0, V0_11_1, V0_11_0, V0_10_1, V0_9_1, V0_9_0,
+    V0_8_4, V0_8_0, V0_6_6, V0_6_5, OLDEST,
 ];
 
 /// Bytes per logit at the peak of the profile run's sampler: logits in 16 bits and in fp32, then `sort` (values and
@@ -113,19 +186,57 @@ pub(super) const UNSORTED: u64 = 14;
 /// What a process holds outside torch when profiled, per multiprocessor of the card: 0.13 GiB on an H100 (132 of them),
 /// 0.09 on an A100 (108), 0.03 on a T4 (40) in truth/external/vllm_logs.json.
 pub(super) const OUTSIDE_TORCH: u64 = 1 << 20;
+/// What the CUDA context takes per multiprocessor beside it: 0.35 GiB in all on an RTX 3090 (82 of them; log of 0.6.4 in
+/// truth/external/vllm_logs.json), 621 MiB on an H200 (132; truth/ledger).
+pub(super) const CONTEXT: u64 = 7 << 19;
 /// Each further rank's share of communication buffers.
 pub(super) const COMMUNICATION: u64 = 424 << 20;
 
 /// Graphs captured by default: 0.1 to 0.6 GiB in logs; the mean of those between 0.5 and 8 billion parameters.
 pub(super) const GRAPHS: u64 = 400 << 20;
 
-/// The rules of a version such as `0.11.0`; the newest where it cannot be read.
-pub fn rules(version: &str) -> &'static Rules {
+/// The rules of a version such as `0.11.0`; the newest where it cannot be read. `0.8.5 V0` and `0.7.3 V1` name the
+/// engine that was not the default of its time.
+pub fn rules(version: &str) -> Rules {
     let mut numbers = version
-        .split(['.', '-', '+'])
+        .split(['.', '-', '+', '/'])
         .map(|part| part.chars().take_while(char::is_ascii_digit).collect::<String>())
         .map_while(|digits| digits.parse::<u32>().ok());
     let parsed = numbers.next().map(|major| [major, numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)]);
     let wanted = parsed.unwrap_or([u32::MAX; 3]);
-    RULES.iter().find(|rules| wanted >= rules.since).unwrap_or(&RULES[RULES.len() - 1])
+    let found = *RULES.iter().find(|rules| wanted >= rules.since).unwrap_or(&OLDEST);
+    let named = |engine: &str| version.split([' ', '/']).any(|word| word.eq_ignore_ascii_case(engine));
+    match (named("v0"), named("v1")) {
+        // What is V0's is as it had always been.
+        (true, _) => {
+            let context_counted = wanted < V0_6_5.since;
+            Rules { v1: false, context_counted, sequences: [256, 256], groups: false, ..found }
+        }
+        // `profile_run` of v1/worker/gpu_model_runner.py in v0.7.3, `_dummy_sampler_run` in v0.8.0.
+        (_, true) => {
+            let context_counted = wanted < V0_9_1.since;
+            Rules { v1: true, context_counted, samples: found.v1, ..found }
+        }
+        _ => found,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RULES, rules};
+
+    #[test]
+    fn versions_are_from_new_to_old() {
+        assert!(RULES.windows(2).all(|pair| pair[0].since > pair[1].since));
+    }
+
+    #[test]
+    fn the_rules_of_a_version_are_found() {
+        assert_eq!(rules("0.20.1rc1.dev16+g7a1eb8ac2").since, [0, 20, 1]);
+        assert_eq!(rules("0.8.5.post1").since, [0, 8, 4]);
+        assert_eq!(rules("0.26/0.27").since, [0, 21, 0]);
+        assert_eq!(rules("main").since, [0, 27, 0]);
+        assert!(rules("0.8.5").v1 && !rules("0.8.5 V0").v1);
+        assert!(rules("0.7.3 V1").v1 && !rules("0.7.3").v1);
+    }
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{ExternalRow, mebibytes, number};
 use crate::model::Model;
 use crate::model::op::{CacheKind, CacheUpdate};
-use crate::serving::llama_cpp::{Build, LlamaCppPlan};
+use crate::serving::llama_cpp::{Build, LlamaCppPlan, Split};
 use crate::serving::{ServedLayer, ServedModel, WeightFormat};
 
 const MIB: u64 = 1 << 20;
@@ -15,7 +15,9 @@ pub(super) fn score_log(index: usize, row: &Value) -> Vec<ExternalRow> {
     let file = row["file"].as_str().or_else(|| row["command"].as_str()).unwrap_or_default();
     let label = format!("llamacpp_logs {index} {}", file.chars().take(48).collect::<String>());
     let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.to_owned() }];
-    let Some(model) = printed_model(&row["arch"]) else { return skip("its architecture is not printed whole") };
+    let Some(model) = printed_model(&row["arch"], printed_build(row)) else {
+        return skip("its architecture is not printed whole");
+    };
     let placed = row["offloaded_layers"].as_str().and_then(|text| text.split('/').nth(1)?.parse::<usize>().ok());
     if placed.is_some_and(|total| total != model.layers.len() + 1) {
         return skip("its lines are of two different models");
@@ -86,9 +88,10 @@ fn printed_plan(row: &Value) -> Option<LlamaCppPlan> {
     let offloaded = row["offloaded_layers"].as_str().and_then(|text| text.split('/').next()?.parse().ok());
     let on_device = row["gpu_buffers_mib"].as_object().is_some_and(|all| !all.is_empty());
     Some(LlamaCppPlan {
-        build: match (ik, windows) {
-            (true, _) => Build::Ik { mla },
-            (_, true) => Build::Current,
+        build: match (ik, windows, printed_build(row)) {
+            (true, ..) => Build::Ik { mla },
+            (.., Some(number)) => Build::Numbered(number),
+            (_, true, _) => Build::Current,
             _ => Build::Early,
         },
         context: number(&row["n_ctx"])?,
@@ -103,8 +106,26 @@ fn printed_plan(row: &Value) -> Option<LlamaCppPlan> {
     })
 }
 
+/// The number of a build such as `5781 (ba3ef86c5)`.
+fn printed_build(row: &Value) -> Option<u32> {
+    row["build"].as_str()?.trim_start_matches('b').split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// Layers of one round, of which all but one slide, and whether that one comes first (`set_swa_pattern` of llama.cpp's
+/// models/).
+fn windows_of(family: &str) -> Option<(u64, bool)> {
+    Some(match family {
+        "gpt-oss" | "gemma2" => (2, false),
+        "gemma3" => (6, false),
+        "gemma3n" => (5, false),
+        "cohere2" | "exaone4" | "exaone-moe" | "llama4" | "olmo2" | "afmoe" => (4, false),
+        "smallthinker" | "laguna" => (4, true),
+        _ => return None,
+    })
+}
+
 /// The model as far as `print_info` tells.
-fn printed_model(arch: &Value) -> Option<ServedModel> {
+fn printed_model(arch: &Value, build: Option<u32>) -> Option<ServedModel> {
     let one = |key: &str| number(&arch[key]);
     let layers = one("n_layer")?;
     let key_dim = one("n_embd_head_k")?;
@@ -121,13 +142,14 @@ fn printed_model(arch: &Value) -> Option<ServedModel> {
             value_dim: key_dim - value_dim,
             true_heads: 1,
         },
+        (Some(_), Some("deepseek2")) if build.is_some_and(|number| number >= 7832) => {
+            CacheUpdate { kind: CacheKind::Full, heads: 1, key_dim, value_dim: 0, true_heads: 1 }
+        }
         (_, family) => {
-            // gpt-oss alternates, its first layer sliding; Gemma 3 has five sliding layers before each full one.
-            let slides = match family {
-                Some("gpt-oss") => index.is_multiple_of(2),
-                Some("gemma3") => index % 6 != 5,
-                _ => false,
-            };
+            let slides = family.and_then(windows_of).is_some_and(|(round, first)| match first {
+                true => !index.is_multiple_of(round),
+                false => index % round != round - 1,
+            });
             let kind = window.filter(|_| slides).map_or(CacheKind::Full, CacheKind::Sliding);
             CacheUpdate { kind, heads: kv_heads, key_dim, value_dim, true_heads: kv_heads }
         }
@@ -160,6 +182,7 @@ pub(super) fn score_cell(index: usize, row: &Value) -> Vec<ExternalRow> {
     let format = WeightFormat::Plain(crate::dtype::DType::BF16);
     let Ok(served) = ServedModel::of(&model, &format) else { return skip("its config is refused") };
     let parts: Vec<&Value> = row["breakdown_mib"].as_array().into_iter().flatten().collect();
+    let per_layer = served.tensors.iter().any(|tensor| tensor.name.contains("per_layer"));
     let shared = row["note"].as_str().is_some_and(|note| note.contains("ONE GPU share"));
     let kind = row["kv_type"].as_str().unwrap_or("f16").to_owned();
     let parallel = number(&row["parallel"])
@@ -174,7 +197,9 @@ pub(super) fn score_cell(index: usize, row: &Value) -> Vec<ExternalRow> {
         flash_attention: row["flash_attn"] != "off",
         key_type: kind.clone(),
         value_type: kind,
-        tensor_split: vec![1; parts.len().max(1)],
+        // A row of devices that split every layer shows one of them.
+        tensor_split: vec![1; if shared { 2 } else { parts.len().max(1) }],
+        split: if row["split_mode"] == "tensor" { Split::Tensor } else { Split::Layer },
         cpu_experts: number(&row["n_cpu_moe"]).unwrap_or(0),
         ..LlamaCppPlan::default()
     };
@@ -187,11 +212,13 @@ pub(super) fn score_cell(index: usize, row: &Value) -> Vec<ExternalRow> {
         add("cache", estimate.devices.iter().map(|d| d.cache).sum::<u64>() / MIB, whole);
     }
     for (device, part) in estimate.devices.iter().zip(&parts) {
-        let ranks = if shared { 2 } else { 1 };
         if let Some(cache) = number(&part["kv"]) {
-            add("cache", device.cache / ranks / MIB, cache);
+            add("cache", device.cache / MIB, cache);
         }
-        if let (Some(compute), 0, false) = (number(&part["compute"]), plan.cpu_experts, shared) {
+        // Copies of the host's experts are as large as their types, which differ from layer to layer; inputs that every
+        // layer of Gemma's small models gets are not in our graph.
+        let whole = plan.cpu_experts == 0 && !per_layer;
+        if let (Some(compute), true) = (number(&part["compute"]), whole) {
             add("compute", device.compute / MIB, compute);
         }
     }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{ExternalRow, number};
 use crate::dtype::DType;
 use crate::model::Model;
-use crate::serving::vllm::{VllmPlan, rules};
+use crate::serving::vllm::{Draft, Speculation, VllmPlan, rules};
 use crate::serving::{ServedModel, WeightFormat};
 
 pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
@@ -25,7 +25,9 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
         q if q.contains("gptq") => Some(json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": true})),
         _ => None,
     };
-    let weights_known = (quantization.is_empty() || method.is_some()) && !name.contains("4-bit");
+    // The config itself says how it is stored, where it is the upload of the log.
+    let own = config["quantization_config"]["quant_method"].as_str().is_some_and(|own| quantization.contains(own));
+    let weights_known = (quantization.is_empty() || method.is_some() || own) && !name.contains("4-bit");
     if let (Some(method), Some(object)) = (method, config.as_object_mut()) {
         object.insert("quantization_config".into(), method);
     }
@@ -55,9 +57,14 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
     }
     // The pool is the log's own, so that this scores how tokens follow from bytes.
     if let Some(pool) = number(&row["measured_kv_bytes"]) {
-        let held = plan.blocks(&served, pool);
+        let speculation = if name.contains("EAGLE") { Speculation::Layers(1) } else { Speculation::NGram };
+        let draft = Draft::of(speculation, &served, &plan);
+        let held = plan.blocks(&served, Some(&draft), pool);
+        // Whether prompts are kept decides how many states a sequence has.
+        let states = served.layers.iter().any(|layer| served.states(layer) != (0, 0));
+        let known = !states || !rules(&plan.version).states_kept || !row["prefix_caching"].is_null();
         // On several cards the smallest pool counts, and only one rank's line is in the log.
-        if plan.tensor_parallel == 1 {
+        if plan.tensor_parallel == 1 && known {
             compare("cache tokens", held.cache_tokens, number(&row["kv_cache_tokens"]));
         }
     }
@@ -69,13 +76,21 @@ fn plan(row: &Value) -> VllmPlan {
     let cache = row["kv_cache_dtype"].as_str().unwrap_or("auto");
     let gibibytes = row["gpu_total_gib"].as_f64().unwrap_or(80.0);
     let version = row["vllm_version"].as_str().unwrap_or_default();
+    // Before 0.10 only the V0 engine printed what weights and activations take beside each other.
+    let [minor, printed] = [rules(version).since < [0, 10, 0], !row["activation_peak_gib"].is_null()];
+    let version = match version {
+        old if minor && printed && !old.contains("V1") && !old.contains("V0") => format!("{old} V0"),
+        old if old.starts_with("0.1x") => old.replacen("0.1x", "0.11", 1),
+        other => other.to_owned(),
+    };
     let card = row["gpu"].as_str().unwrap_or_default();
-    let multiprocessors = [("H100", 132), ("H200", 132), ("A100", 108), ("T4", 40)].into_iter();
+    let multiprocessors = [("H100", 132), ("H200", 132), ("A100", 108), ("3090", 82), ("4090", 128), ("T4", 40)];
+    let multiprocessors = multiprocessors.into_iter();
     let multiprocessors = multiprocessors.filter(|(name, _)| card.contains(name)).map(|(_, count)| count).next();
     let hopper = card.contains("H100") || card.contains("H200");
     let default = VllmPlan::default();
     VllmPlan {
-        version: version.to_owned(),
+        version,
         utilization_thousandths: (row["gpu_memory_utilization"].as_f64().unwrap_or(0.9) * 1000.0).round() as u64,
         tensor_parallel: one("tensor_parallel").unwrap_or(1),
         max_model_len: one("max_model_len"),
@@ -84,7 +99,7 @@ fn plan(row: &Value) -> VllmPlan {
         block_size: one("block_size").unwrap_or(16),
         cache_dtype: if cache.starts_with("fp8") { DType::F8E4M3 } else { DType::BF16 },
         lora: (row["enable_lora"] == true).then(|| [1, one("max_lora_rank").unwrap_or(16)]),
-        draft_layers: u64::from(row["model"].as_str().is_some_and(|name| name.contains("EAGLE"))),
+        prefix_caching: row["prefix_caching"] == true,
         memory: (gibibytes * 1_073_741_824.0) as u64,
         card: card.to_owned(),
         multiprocessors: multiprocessors.unwrap_or(80),

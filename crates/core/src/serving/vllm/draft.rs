@@ -1,0 +1,69 @@
+//! Who guesses tokens ahead: a smaller model, a head on the model's own states, or nobody (n-grams of the prompt).
+
+use super::super::model::{ServedLayer, ServedModel};
+use super::load;
+use super::{VllmPlan, rules};
+
+/// A way to guess.
+#[derive(Debug, Clone, Copy)]
+pub enum Speculation<'a> {
+    /// A model of its own.
+    Model(&'a ServedModel),
+    /// The checkpoint's own layers for further tokens (DeepSeek-V3, Qwen3-Next): a norm for each side, a projection of
+    /// both, a layer like the last that attends.
+    MultiToken,
+    /// One layer on the model's last states and embeddings; tables are the model's.
+    Eagle,
+    /// Layers like the last one that weigh nothing: for heads whose weights are counted elsewhere.
+    Layers(u64),
+    /// Repetitions of the prompt: no weights, no cache.
+    NGram,
+}
+
+/// What guessing takes on one card.
+#[derive(Debug, Clone, Default)]
+pub struct Draft {
+    /// Bytes of weights.
+    pub weights: u64,
+    /// Layers that cache beside the model's own.
+    pub layers: Vec<ServedLayer>,
+}
+
+impl Draft {
+    /// What a way of guessing takes of a card that a plan describes.
+    pub fn of(speculation: Speculation<'_>, model: &ServedModel, plan: &VllmPlan) -> Self {
+        let tensor = plan.tensor_parallel.max(1);
+        // States of constant size are no cache of a head.
+        let attends = |layer: &&ServedLayer| !layer.caches.is_empty() && model.states(layer) == (0, 0);
+        let last = model.layers.iter().rev().find(attends).cloned().unwrap_or_default();
+        let layer = (last.split.saturating_sub(last.experts) / tensor)
+            .saturating_add(last.whole)
+            .saturating_add(last.experts / tensor.saturating_mul(plan.data_parallel.max(1)));
+        // Both sides go in, one comes out, in 16 bits; the norms.
+        let joined = model.hidden.saturating_mul(model.hidden).saturating_mul(4);
+        let norms = model.hidden.saturating_mul(6);
+        match speculation {
+            Speculation::Model(draft) => {
+                let count = draft.layers.len() as u64;
+                let whole = load::Rank {
+                    tensor,
+                    experts: tensor,
+                    whole_experts: false,
+                    layers: [0, count],
+                    ends: [true, true],
+                    tiles: load::Tiles::of(&plan.card),
+                };
+                let [weights, _] = load::weights(draft, whole, &rules(&plan.version), None);
+                Self { weights, layers: draft.layers.clone() }
+            }
+            Speculation::MultiToken => {
+                Self { weights: layer.saturating_add(joined).saturating_add(norms), layers: vec![last] }
+            }
+            Speculation::Eagle => Self { weights: layer.saturating_add(joined), layers: vec![last] },
+            Speculation::Layers(count) => {
+                Self { weights: 0, layers: vec![last; usize::try_from(count.min(64)).unwrap_or(0)] }
+            }
+            Speculation::NGram => Self::default(),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The profile run: a full batch through the model, then the sampler on all sequences; its peak is set aside.
+
+use super::rules::{Rules, SORTED, SORTED_FEW, UNSORTED};
+use super::{VllmPlan, encoder};
+use crate::model::op::{CacheKind, CacheUpdate};
+use crate::serving::model::ServedModel;
+
+/// Tokens that experts are run on at once (`VLLM_FUSED_MOE_CHUNK_SIZE`).
+const EXPERT_CHUNK: u64 = 32 << 10;
+
+/// Tokens of latent attention's workspace at most, and what it is asked to hold
+/// (`determine_chunked_prefill_workspace_size` of vllm/v1/attention/backends/mla/common.py, v0.11.0).
+const LATENT_WORKSPACE: u64 = 64 << 10;
+
+/// The batch that is profiled.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Batch {
+    /// Sequences that are sampled; none where another pipeline stage does it.
+    pub(super) sequences: u64,
+    /// Tokens.
+    pub(super) tokens: u64,
+    /// `--max-model-len`.
+    pub(super) length: u64,
+}
+
+/// Bytes of 16-bit rows.
+fn two(rows: u64, width: u64) -> u64 {
+    rows.saturating_mul(width).saturating_mul(2)
+}
+
+impl VllmPlan {
+    /// The peak of the profile run above the weights.
+    pub(super) fn activations(&self, model: &ServedModel, rules: &Rules, batch: Batch) -> u64 {
+        let tensor = self.tensor_parallel.max(1);
+        let sampler = sampler(model, rules, batch);
+        // Embeddings, residual and norm; the feed-forward's two halves and their product.
+        let dense = model.hidden.saturating_mul(3).saturating_add(model.width.saturating_mul(3) / tensor);
+        let dense = two(batch.tokens, dense);
+        let experts = self.experts(model, batch.tokens);
+        let [workspace, latent] = self.latent(model, batch, rules);
+        let (cached, encoder) = encoder::profile(model, batch);
+        let text = sampler.max(dense).max(experts).max(latent).saturating_add(cached);
+        text.max(encoder).saturating_add(workspace).saturating_add(self.workspace)
+    }
+
+    /// Chosen experts: both halves or the outputs in one buffer, the product in another (`fused_experts_impl` of
+    /// fused_moe.py), on the tokens of all replicas that share the experts.
+    fn experts(&self, model: &ServedModel, tokens: u64) -> u64 {
+        if model.chosen_experts == 0 {
+            return 0;
+        }
+        let (tensor, replicas) = (self.tensor_parallel.max(1), self.data_parallel.max(1));
+        let gathered = tokens.saturating_mul(replicas);
+        // Whole experts run on the tokens that chose them, a share of all; parts of experts run on all tokens.
+        let width = model.expert_width / tensor.saturating_mul(replicas);
+        let widest = width.saturating_mul(2).max(model.hidden).saturating_add(width);
+        let pairs = gathered.min(EXPERT_CHUNK).saturating_mul(model.chosen_experts);
+        two(pairs, widest).saturating_add(two(gathered, model.hidden.saturating_mul(3)))
+    }
+
+    /// Latent attention: the workspace that stays, and the keys and values it would be unpacked to.
+    fn latent(&self, model: &ServedModel, batch: Batch, rules: &Rules) -> [u64; 2] {
+        let kept = |cache: &CacheUpdate| match cache.kind {
+            CacheKind::Latent { expanded } => Some((expanded, cache.key_dim, cache.value_dim)),
+            _ => None,
+        };
+        let found = model.layers.iter().flat_map(|layer| &layer.caches).find_map(kept);
+        let Some((expanded, rank, turned)) = found.filter(|_| rules.v1) else { return [0, 0] };
+        let heads = (model.heads / self.tensor_parallel.max(1)).max(1);
+        let per_head = (expanded / model.heads.max(1)).saturating_sub(turned);
+        let pages = self.max_num_seqs.unwrap_or(batch.sequences).saturating_mul(self.block_size);
+        let tokens = batch.length.saturating_mul(8).max(pages.saturating_mul(4)).min(LATENT_WORKSPACE).max(pages);
+        let unpacked = two(tokens, heads.saturating_mul(per_head));
+        let query = heads.saturating_mul(per_head / 2 + turned).saturating_add(heads.saturating_mul(per_head / 2));
+        let around =
+            two(batch.tokens, model.hidden.saturating_mul(3).saturating_add(query).saturating_add(rank + turned));
+        [two(tokens, rank + turned), unpacked.saturating_add(around)]
+    }
+}
+
+fn sampler(model: &ServedModel, rules: &Rules, batch: Batch) -> u64 {
+    let rows = batch.sequences.min(batch.tokens);
+    if !rules.samples && rows > 0 {
+        // Logits of every token in 16 bits, then in fp32.
+        let logits = batch.tokens.saturating_mul(model.vocabulary).saturating_mul(6);
+        return two(batch.tokens, model.hidden).saturating_add(logits);
+    }
+    let per_logit = match (rules.sampler_sorts || rows < 8, rows) {
+        (true, 128..) => SORTED,
+        (true, _) => SORTED_FEW,
+        (false, _) => UNSORTED,
+    };
+    let logits = rows.saturating_mul(model.vocabulary).saturating_mul(per_logit);
+    // Hidden states of the batch; those that are sampled, and noise of the same size in their stead.
+    two(batch.tokens, model.hidden).saturating_add(two(rows.saturating_mul(2), model.hidden)).saturating_add(logits)
+}
