@@ -168,6 +168,9 @@ fn options_without_effect_are_refused() {
     refused(&["--table", "--prompt", "4"], "--prompt");
     refused(&["--table", "--explain"], "--explain");
     refused(&["--new-tokens", "0", "--beams", "4"], "--beams");
+    refused(&["--num-assistant-tokens", "5"], "--num-assistant-tokens");
+    refused(&["--accepted", "none"], "--accepted");
+    refused(&["--engine", "vllm", "--prompt-lookup-num-tokens", "5"], "--prompt-lookup-num-tokens");
     refused(&["--new-tokens", "0", "--cache", "static"], "--cache");
     refused(&["--cache-bits", "2"], "--cache-bits");
     refused(&["--cache", "quantized", "--cache-bits", "3"], "cache-bits");
@@ -197,4 +200,22 @@ fn a_quantised_cache_is_smaller_where_the_prompt_is_long() {
         document["totals"]["allocated"].as_u64().unwrap()
     };
     assert!(peak(&["--cache", "quantized"]) < peak(&[]));
+}
+
+/// An assistant by flag and by plan file is the same run, and the report says what was assumed.
+#[test]
+fn an_assistant_drafts() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.yaml");
+    let text = "model: qwen2.5-1.5b\nnew_tokens: 8\nassistant:\n  model: qwen2.5-0.5b\n  tokens: 5\naccepted: none\n";
+    std::fs::write(&file, text).unwrap();
+    let read = |arguments: &[&str]| -> Value { serde_json::from_str(&stdout(arguments)).unwrap() };
+    let by_file = read(&["infer", "--plan", file.to_str().unwrap(), "--gpu", "h100", "--json"]);
+    let flags = ["--assistant-model", "qwen2.5-0.5b", "--num-assistant-tokens", "5", "--accepted", "none"];
+    let plain = ["infer", "qwen2.5-1.5b", "--new-tokens", "8", "--gpu", "h100", "--json"];
+    let by_flags = read(&[&plain[..], &flags[..]].concat());
+    assert_eq!(by_file["totals"], by_flags["totals"]);
+    assert!(by_flags["notes"].to_string().contains("drafts 5 tokens a round"), "{}", by_flags["notes"]);
+    assert_ne!(by_flags["totals"], read(&plain)["totals"]);
+    vramcast(&[&plain[..], &flags[..], &["--batch-size", "2"]].concat()).code(2);
 }

@@ -4,7 +4,7 @@
 
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
-use vramcast_core::plan::{Batch, CacheBackend, CacheImplementation, InferPlan, QuantizedCache};
+use vramcast_core::plan::{Accepted, Assistant, Batch, CacheBackend, CacheImplementation, InferPlan, QuantizedCache};
 use vramcast_core::source::catalogue;
 
 fn peak(id: &str, plan: &InferPlan) -> u64 {
@@ -104,4 +104,70 @@ fn whisper_generates_beside_its_encoder() {
     let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
     let beams = simulation::infer(&model, &InferPlan { beams: 4, ..speech(4) });
     assert!(beams.unwrap_err().to_string().contains("speech"));
+}
+
+fn assisted(prompt: u64, new_tokens: u64, assistant: &str) -> InferPlan {
+    let config = catalogue::find(assistant).unwrap().config;
+    let assistant = Assistant { model: assistant.to_owned(), config, ..Assistant::default() };
+    let batch = Batch { batch_size: 1, ..plan(prompt, new_tokens).batch };
+    InferPlan { batch, assistant: Some(assistant), ..plan(prompt, new_tokens) }
+}
+
+#[test]
+fn an_assistant_brings_its_weights_and_its_cache() {
+    let with = assisted(2048, 24, "Qwen/Qwen2.5-0.5B");
+    let without = InferPlan { assistant: None, ..with.clone() };
+    let more = peak("Qwen/Qwen2.5-1.5B", &with) - peak("Qwen/Qwen2.5-1.5B", &without);
+    // 494,032,768 parameters; 24 layers of keys and values, 2 heads of 64.
+    let weights = 494_032_768 * 2;
+    let cache = 24 * 2 * 2048 * 2 * 64 * 2;
+    assert!(more >= weights + cache && more < weights + 3 * cache, "{more} beside {weights} and {cache}");
+}
+
+#[test]
+fn what_is_accepted_hardly_matters_to_the_peak() {
+    let all = assisted(1024, 30, "Qwen/Qwen2.5-0.5B");
+    let none = InferPlan { accepted: Accepted::None, ..all.clone() };
+    let [all, none] = [all, none].map(|plan| peak("Qwen/Qwen2.5-1.5B", &plan));
+    assert!(all.abs_diff(none) < all / 1000, "{all} and {none}");
+}
+
+#[test]
+fn drafts_are_refused_where_transformers_refuses_them() {
+    let entry = catalogue::find("Qwen/Qwen2.5-1.5B").unwrap();
+    let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+    let good = InferPlan { prompt_lookup: Some(10), assistant: None, ..assisted(64, 4, "Qwen/Qwen2.5-0.5B") };
+    simulation::infer(&model, &good).unwrap();
+    let refused = |plan: InferPlan| simulation::infer(&model, &plan).unwrap_err().to_string();
+    let two = Batch { batch_size: 2, ..good.batch.clone() };
+    assert!(refused(InferPlan { batch: two, ..good.clone() }).contains("several prompts"));
+    assert!(refused(InferPlan { cache: CacheImplementation::Static, ..good.clone() }).contains("a static cache"));
+    assert!(refused(InferPlan { cache: CacheImplementation::None, ..good.clone() }).contains("no cache"));
+    assert!(refused(InferPlan { beams: 2, ..good.clone() }).contains("beams"));
+    assert!(refused(InferPlan { prompt_lookup: Some(0), ..good.clone() }).contains("prompt-lookup-num-tokens"));
+    let nameless = InferPlan { prompt_lookup: None, assistant: Some(Assistant::default()), ..good };
+    assert!(refused(nameless).contains("assistant"));
+}
+
+#[test]
+fn a_model_with_a_state_cannot_forget_rejected_tokens() {
+    let entry = catalogue::find("Qwen/Qwen3-Next-80B-A3B-Instruct").unwrap();
+    let mut config = entry.config;
+    config["num_hidden_layers"] = 4.into();
+    let model = Model::new(config, entry.auto_class.as_deref()).unwrap();
+    let plan = InferPlan { prompt_lookup: Some(10), assistant: None, ..assisted(64, 4, "Qwen/Qwen2.5-0.5B") };
+    assert!(simulation::infer(&model, &plan).unwrap_err().to_string().contains("state"));
+}
+
+#[test]
+fn beams_compute_experts_as_the_prompt_does() {
+    let entry = catalogue::find("allenai/OLMoE-1B-7B-0924").unwrap();
+    let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+    let gathered = |beams| {
+        let run = simulation::infer(&model, &InferPlan { beams, ..plan(64, 4) }).unwrap();
+        run.replay.peak_allocated()
+    };
+    // Without beams, decoding gathers 2 x 8 experts' matrices of 2 x 1024 x 2048; four beams would gather four times that.
+    let one = 2 * 8 * 2 * 1024 * 2048 * 2;
+    assert!(gathered(4) < gathered(1) + one, "{} and {}", gathered(1), gathered(4));
 }

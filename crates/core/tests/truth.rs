@@ -111,6 +111,20 @@ fn generation() {
     assert_within("ledger/replay-inference.jsonl", "infer-quant", 30, [0.05, 0.5, 1.5, 0.5]);
 }
 
+/// Plans drawn at random over all families, and drafted tokens.
+#[test]
+fn generation_drawn_at_random() {
+    assert_within("ledger/replay-blind-inference.jsonl", "infer", 40, [0.01, 0.11, 0.15, 0.01]);
+    // The worst is DistilBERT's tied head, 0.7 MiB of 172; reserved Zamba2's tied blocks.
+    assert_within("ledger/replay-blind-inference.jsonl", "infer-quant", 14, [0.01, 0.7, 0.7, 0.01]);
+}
+
+#[test]
+fn drafted_tokens() {
+    assert_within("ledger/replay-assisted.jsonl", "infer", 11, [0.005, 0.04, 0.04, 0.05]);
+    assert_within("ledger/replay-assisted.jsonl", "infer-quant", 1, [0.005, 0.005, 0.005, 0.05]);
+}
+
 #[test]
 fn several_cards() {
     assert_within("ledger/h200.jsonl", "fsdp2", 16, [0.3, 2.0, 2.0, 2.0]);

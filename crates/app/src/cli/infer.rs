@@ -2,6 +2,8 @@
 
 #[path = "infer_check.rs"]
 mod check;
+#[path = "infer_draft.rs"]
+mod draft;
 
 use std::path::PathBuf;
 
@@ -55,6 +57,8 @@ pub(super) struct Arguments {
     /// Sample instead of taking the likeliest token.
     #[arg(long, help_heading = "Batch")]
     sample: bool,
+    #[command(flatten)]
+    draft: draft::DraftArguments,
     /// The type of the weights: bf16, fp16 or fp32 [default: as the config says, else bf16].
     #[arg(long, value_name = "TYPE", help_heading = "Precision")]
     dtype: Option<String>,
@@ -253,6 +257,7 @@ impl Arguments {
         if self.eager {
             plan.attention = AttentionKind::Eager;
         }
+        self.draft.apply(&mut plan)?;
         plan.check()?;
         check::without_effect(&plan)?;
         Ok((plan, notes))

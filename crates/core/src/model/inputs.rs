@@ -25,8 +25,8 @@ pub struct Inputs {
     pub images: Option<Images>,
     /// Audio frames per sample (mel frames for spectrogram models, samples for waveform models).
     pub audio_frames: Option<u64>,
-    /// Logits of the last position only, as `generate` asks.
-    pub last_logits_only: bool,
+    /// Logits of so many last positions only, as `generate` asks (`logits_to_keep`); `None`: of all.
+    pub last_logits: Option<u64>,
     /// Sequences of a decoder per sample of its encoder (beams).
     pub beams: u64,
     /// Whether the encoder's states come with the batch, out of an earlier pass.
@@ -79,7 +79,7 @@ impl Inputs {
             mask: false,
             images: None,
             audio_frames: None,
-            last_logits_only: true,
+            last_logits: Some(1),
             beams: 1,
             encoded: false,
         }

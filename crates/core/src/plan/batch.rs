@@ -62,7 +62,7 @@ impl Batch {
             mask: self.mask,
             images: self.images.map(|[count, height, width]| Images { count, height, width, frames: 1 }),
             audio_frames: self.audio_frames,
-            last_logits_only: false,
+            last_logits: None,
             beams: 1,
             encoded: false,
         }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AllocatorOptions, AttentionKind, Batch, Gpu, PlanError, Quantization};
+use super::{Accepted, AllocatorOptions, Assistant, AttentionKind, Batch, Draft, Gpu, PlanError, Quantization};
 use crate::dtype::DType;
 use crate::model::Inputs;
 
@@ -24,6 +24,12 @@ pub struct InferPlan {
     pub choice: Choice,
     /// Whether `min_new_tokens` forbids the end of the sequence.
     pub forced_length: bool,
+    /// A small model that drafts tokens (`assistant_model`).
+    pub assistant: Option<Assistant>,
+    /// `prompt_lookup_num_tokens`: so many tokens are drafted by looking them up in the prompt.
+    pub prompt_lookup: Option<u64>,
+    /// How many drafted tokens the model accepts.
+    pub accepted: Accepted,
     /// The type the weights are held in.
     pub weights: DType,
     /// Linears held in few bits by bitsandbytes; `prepare` has no effect here.
@@ -46,6 +52,9 @@ impl Default for InferPlan {
             beams: 1,
             choice: Choice::Greedy,
             forced_length: false,
+            assistant: None,
+            prompt_lookup: None,
+            accepted: Accepted::All,
             weights: DType::BF16,
             quantization: None,
             attention: AttentionKind::Sdpa,
@@ -172,7 +181,43 @@ impl InferPlan {
                 expected: "fp32, bf16 or fp16".into(),
             }),
             Self { cache: CacheImplementation::Quantized(how), .. } if how.check().is_err() => how.check(),
-            _ => self.quantization.as_ref().map_or(Ok(()), Quantization::check),
+            _ => {
+                self.check_draft()?;
+                self.quantization.as_ref().map_or(Ok(()), Quantization::check)
+            }
+        }
+    }
+
+    /// Who drafts tokens, where someone does.
+    pub fn draft(&self) -> Option<Draft<'_>> {
+        let lookup = self.prompt_lookup.map(Draft::PromptLookup);
+        self.assistant.as_ref().map(Draft::Assistant).or(lookup)
+    }
+
+    /// What transformers refuses beside drafted tokens, or what was not modelled with them.
+    fn check_draft(&self) -> Result<(), PlanError> {
+        let Some(draft) = self.draft() else { return Ok(()) };
+        let refused = |what: &str, hint: &str| {
+            let what = format!("assisted or prompt-lookup decoding with {what}");
+            Err(PlanError::Unsupported { what, hint: hint.into() })
+        };
+        match self {
+            Self { assistant: Some(_), prompt_lookup: Some(_), .. } => Err(PlanError::Conflict {
+                what: "an assistant model and prompt lookup both draft tokens".into(),
+                hint: "use one of them".into(),
+            }),
+            _ if self.new_tokens == 0 => refused("no new tokens", "raise --new-tokens"),
+            _ if self.batch.batch_size > 1 => refused("several prompts", "transformers takes one: --batch-size 1"),
+            _ if self.beams > 1 => refused("beams", "transformers would ignore the drafts; use one beam"),
+            _ if self.stop_after.is_some() => refused("an early end", "leave stop_after out"),
+            _ => match self.cache {
+                CacheImplementation::Static | CacheImplementation::None => refused(
+                    &format!("{} cache", if self.cache == CacheImplementation::None { "no" } else { "a static" }),
+                    "transformers refuses it; use a dynamic cache",
+                ),
+                CacheImplementation::Dynamic => draft.check(),
+                _ => refused("an offloaded or quantised cache", "it is not simulated; use a dynamic cache"),
+            },
         }
     }
 
@@ -196,10 +241,19 @@ impl InferPlan {
             position_ids: generates,
             labels: false,
             mask: generates || self.batch.mask,
-            last_logits_only: generates,
+            last_logits: generates.then_some(1),
             ..self.batch.training_inputs()
         }
         .without_media(!first)
+    }
+
+    /// The inputs of a pass that checks `drafted` tokens; the first one takes the prompt along.
+    pub fn checking_inputs(&self, length: u64, drafted: u64, first: bool) -> Inputs {
+        let inputs = match first {
+            true => self.inputs(length.saturating_add(drafted), 0),
+            false => self.inputs(drafted.saturating_add(1), length.saturating_sub(1)),
+        };
+        Inputs { last_logits: Some(drafted.saturating_add(1)), ..inputs }
     }
 
     /// The inputs of a decoder's pass over one token after `past` ones, beside an encoder that ran with the first.

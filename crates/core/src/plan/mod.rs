@@ -3,6 +3,7 @@
 //! | module | what is in it |
 //! |---|---|
 //! | [`adapter`] | LoRA and its relatives: what they train, where |
+//! | [`draft`] | assisted and prompt-lookup decoding |
 //! | [`infer`] | a run of `generate`: prompt, new tokens, cache |
 //! | [`train`] | a training run: batch, precision, checkpointing, optimizer |
 //! | [`batch`] | the sizes of what goes in |
@@ -26,6 +27,7 @@ pub mod allocator;
 pub mod attention;
 pub mod batch;
 pub mod checkpoints;
+pub mod draft;
 mod features;
 pub mod framework;
 mod frozen;
@@ -47,6 +49,7 @@ pub use allocator::{Addresses, AllocatorOptions};
 pub use attention::{AttentionKind, SdpaKernel};
 pub use batch::Batch;
 pub use checkpoints::{CheckpointOptions, Selective};
+pub use draft::{Accepted, Assistant, Draft, Schedule};
 pub use framework::{Framework, Provenance, Situation};
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheBackend, CacheImplementation, Choice, InferPlan, QuantizedCache};

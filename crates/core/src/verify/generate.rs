@@ -5,7 +5,8 @@ use serde_json::Value;
 use super::ledger::{card, dtype};
 use crate::dtype::DType;
 use crate::plan::{
-    AllocatorOptions, AttentionKind, Batch, CacheBackend, CacheImplementation, Choice, InferPlan, QuantizedCache,
+    Accepted, AllocatorOptions, Assistant, AttentionKind, Batch, CacheBackend, CacheImplementation, Choice, InferPlan,
+    QuantizedCache, Schedule,
 };
 
 /// The plan of a row: greedy, its length forced by `min_new_tokens`, as truth/ledger/measure.py runs it.
@@ -30,6 +31,7 @@ pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
         Some("quantized") => CacheImplementation::Quantized(quantised(&run["cache_config"])),
         Some(other) => return Err(format!("cache implementation {other} is not simulated yet")),
     };
+    let weights = dtype(&run["weights"]).unwrap_or(DType::BF16);
     Ok(InferPlan {
         batch: Batch {
             batch_size,
@@ -49,11 +51,26 @@ pub(super) fn plan(row: &Value) -> Result<InferPlan, String> {
         beams: number("beams").unwrap_or(1),
         choice: if run["sample"] == true { Choice::Sample } else { Choice::Greedy },
         forced_length: true,
-        weights: dtype(&run["weights"]).unwrap_or(DType::BF16),
+        assistant: assistant(&run["assistant"], weights),
+        prompt_lookup: number("prompt_lookup"),
+        accepted: if run["accepted"] == "none" { Accepted::None } else { Accepted::All },
+        weights,
         quantization: super::recorded::quantization(row)?,
         attention: if run["attn"] == "eager" { AttentionKind::Eager } else { AttentionKind::Sdpa },
         gpu: card(name),
         allocator: super::ledger::on_its_card(row, allocator),
+    })
+}
+
+/// The assistant of a row, in the model's own type unless it says otherwise.
+fn assistant(row: &Value, weights: DType) -> Option<Assistant> {
+    let default = Assistant::default();
+    row.is_object().then(|| Assistant {
+        model: row["model"].as_str().unwrap_or_default().to_owned(),
+        config: row["config"].clone(),
+        weights: dtype(&row["weights"]).unwrap_or(weights),
+        tokens: row["tokens"].as_u64().unwrap_or(default.tokens),
+        schedule: if row["schedule"] == "heuristic" { Schedule::Heuristic } else { default.schedule },
     })
 }
 

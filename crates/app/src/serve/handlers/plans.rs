@@ -35,7 +35,8 @@ pub(crate) struct ReadPlan {
 }
 
 /// Keys that only a plan of generation has.
-const GENERATION: [&str; 6] = ["new_tokens", "stop_after", "cache", "beams", "choice", "forced_length"];
+const GENERATION: [&str; 9] =
+    ["new_tokens", "stop_after", "cache", "beams", "choice", "forced_length", "assistant", "prompt_lookup", "accepted"];
 
 /// `POST /plan/read`.
 pub(crate) async fn read(State(service): Shared, Json(request): Json<ReadRequest>) -> Result<Document, Problem> {

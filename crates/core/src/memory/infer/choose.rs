@@ -16,62 +16,91 @@ pub(super) struct Next {
 }
 
 impl Next {
-    /// Chooses the next tokens from `[sequences, 1, vocabulary]`.
-    pub(super) fn choose(&mut self, torch: &mut Torch, logits: &Tensor, plan: &InferPlan) {
+    /// Chooses the next tokens from `[sequences, 1, vocabulary]`. Returns the logits where the loop still has them.
+    pub(super) fn choose(&mut self, torch: &mut Torch, logits: Tensor, plan: &InferPlan) -> Option<Tensor> {
         let vocabulary = logits.shape.last();
         let shape = Shape::from([logits.shape.size(0), vocabulary]);
         let float = |torch: &mut Torch, name: &'static str| torch.fresh(name, shape, DType::F32);
         let wide = float(torch, "_to_copy");
         self.logits = Some(wide.clone());
-        let mut scores = wide;
+        // The name of what goes into the processors is only overwritten when they are through.
+        let given = if plan.beams > 1 { float(torch, "_log_softmax") } else { wide };
+        let scores = if plan.forced_length { forbid_end(torch, shape) } else { given.clone() };
+        drop(given);
         if plan.beams > 1 {
-            scores = float(torch, "_log_softmax");
-        }
-        if plan.forced_length {
-            // Two processors forbid the end of the sequence: one for `min_length`, one for `min_new_tokens`.
-            for first in [true, false] {
-                let early = (!first).then(|| float(torch, "clone"));
-                let tokens = torch.fresh("arange", Shape::from([vocabulary]), DType::I64);
-                let scratch = torch.scratch("isin", 2 * vocabulary);
-                let ends = torch.fresh("isin", Shape::from([vocabulary]), DType::Bool);
-                drop(scratch);
-                let late = first.then(|| float(torch, "clone"));
-                scores = float(torch, "where");
-                drop((early, late, tokens, ends));
-            }
-        }
-        if plan.beams > 1 {
-            self.beams(torch, plan, &mut scores, shape);
-            return;
+            drop(logits);
+            self.beams(torch, plan, scores);
+            return None;
         }
         match plan.choice {
             Choice::Greedy => self.scores = Some(scores),
             Choice::Sample => {
-                let kept = torch.top_k(&scores, 50);
-                let removed = torch.fresh("lt", shape, DType::Bool);
-                drop(kept);
-                scores = float(torch, "masked_fill");
-                drop(removed);
-                self.scores = Some(scores);
+                let kept = keep_likeliest(torch, &scores);
+                drop(scores);
+                self.scores = Some(kept);
                 self.probabilities = Some(float(torch, "_softmax"));
                 drop(torch.scratch("multinomial", 4 * shape.elements()));
             }
         }
         drop(torch.fresh("argmax", Shape::from([shape.size(0)]), DType::I64));
+        Some(logits)
+    }
+
+    /// What `output_scores` returns of the last token.
+    pub(super) fn scores(&self) -> Option<Tensor> {
+        self.scores.clone()
     }
 
     /// Running scores are added to each beam's, and the best of all beams are taken.
-    fn beams(&mut self, torch: &mut Torch, plan: &InferPlan, scores: &mut Tensor, shape: Shape) {
-        let summed = torch.fresh("add", shape, DType::F32);
-        self.scores = Some(std::mem::replace(scores, summed.clone()));
-        let all = Shape::from([plan.batch.batch_size, plan.beams.saturating_mul(shape.last())]);
+    fn beams(&mut self, torch: &mut Torch, plan: &InferPlan, scores: Tensor) {
+        let summed = torch.fresh("add", scores.shape, DType::F32);
+        drop(scores);
+        let all = Shape::from([plan.batch.batch_size, plan.beams.saturating_mul(summed.shape.last())]);
         let flat = torch.reshape(&summed, all);
         let best = torch.top_k(&flat, 2 * plan.beams);
         drop(best);
+        self.scores = Some(summed);
     }
 
     /// `generate` returns.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
+}
+
+/// Every processor of the plan on `[sequences, vocabulary]`; `None` where there is none.
+pub(super) fn process(torch: &mut Torch, plan: &InferPlan, scores: &Tensor) -> Option<Tensor> {
+    let forbidden = plan.forced_length.then(|| forbid_end(torch, scores.shape));
+    match plan.choice {
+        Choice::Greedy => forbidden,
+        Choice::Sample => Some(keep_likeliest(torch, forbidden.as_ref().unwrap_or(scores))),
+    }
+}
+
+/// Two processors forbid the end of the sequence: one for `min_length`, one for `min_new_tokens`.
+fn forbid_end(torch: &mut Torch, shape: Shape) -> Tensor {
+    let vocabulary = shape.last();
+    let float = |torch: &mut Torch, name: &'static str| torch.fresh(name, shape, DType::F32);
+    let mut scores = None;
+    for first in [true, false] {
+        let early = (!first).then(|| float(torch, "clone"));
+        let tokens = torch.fresh("arange", Shape::from([vocabulary]), DType::I64);
+        let ends = torch.fresh("isin", Shape::from([vocabulary]), DType::Bool);
+        let scratch = [torch.scratch("isin", vocabulary), torch.scratch("isin", vocabulary)];
+        drop(scratch);
+        let late = first.then(|| float(torch, "clone"));
+        scores = Some(float(torch, "where"));
+        drop((early, late, tokens, ends));
+    }
+    scores.unwrap_or_else(|| float(torch, "where"))
+}
+
+/// `top_k=50`, which sampling has unless told otherwise.
+fn keep_likeliest(torch: &mut Torch, scores: &Tensor) -> Tensor {
+    let kept = torch.top_k(scores, 50);
+    let removed = torch.fresh("lt", scores.shape, DType::Bool);
+    drop(kept);
+    let scores = torch.fresh("masked_fill", scores.shape, DType::F32);
+    drop(removed);
+    scores
 }

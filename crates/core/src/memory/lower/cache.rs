@@ -29,6 +29,8 @@ pub struct Store {
     past: Cell<u64>,
     room: u64,
     layers: usize,
+    /// Whether the loop that decodes has switched experts to batched products.
+    batched_experts: Cell<bool>,
 }
 
 impl Store {
@@ -43,6 +45,7 @@ impl Store {
             past: Cell::new(0),
             room,
             layers,
+            batched_experts: Cell::new(true),
         })
     }
 
@@ -55,6 +58,17 @@ impl Store {
     /// Whether a pass goes on from earlier ones.
     pub fn decodes(&self) -> bool {
         self.past.get() > 0
+    }
+
+    /// Whether experts run as batched products: in the passes of `_sample` after the first, and only there
+    /// (`_optimize_model_for_decode` of transformers/generation/utils.py).
+    pub(super) fn batches_experts(&self) -> bool {
+        self.decodes() && self.batched_experts.get()
+    }
+
+    /// Says whether later passes are those of `_sample` after its first.
+    pub fn batch_experts(&self, batched: bool) {
+        self.batched_experts.set(batched);
     }
 
     /// Every tensor is copied in a new order of sequences (`reorder_cache`, after each step of beam search).

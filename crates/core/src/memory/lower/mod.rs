@@ -432,7 +432,7 @@ impl Runner {
                     return one(stored_experts::run(torch, spec, stored.kernel, input(0)));
                 }
                 let biases = spec.biases.map(|(up, down)| [self.parameter(up), self.parameter(down)]);
-                if self.cache.as_ref().is_some_and(|cache| cache.decodes()) && batched_experts::applies(spec) {
+                if self.cache.as_ref().is_some_and(|cache| cache.batches_experts()) && batched_experts::applies(spec) {
                     let weights = [self.parameter(spec.gate_up), self.parameter(spec.down)];
                     return one(batched_experts::run(torch, spec, weights, biases, input(0), input(2)));
                 }

@@ -22,14 +22,20 @@ pub fn causal_lm_head_named(
     bias: bool,
     finish: impl FnOnce(&mut Graph, Value) -> Value,
 ) {
-    let kept =
-        if g.inputs.last_logits_only { g.slice(&hidden, 1, hidden.size(1).max(1) - 1, 1) } else { hidden.clone() };
+    let kept = kept_positions(g, &hidden);
     let logits = match tied {
         Some(weight) => g.linear_with(name, weight, &kept, vocab, bias),
         None => g.linear(name, &kept, vocab, bias),
     };
     let logits = finish(g, logits);
     loss_and_return(g, Loss::CausalLm, logits);
+}
+
+/// The positions whose logits are asked for (`hidden_states[:, slice_indices, :]`).
+pub fn kept_positions(g: &mut Graph, hidden: &Value) -> Value {
+    let Some(last) = g.inputs.last_logits else { return hidden.clone() };
+    let last = last.clamp(1, hidden.size(1).max(1));
+    g.slice(hidden, 1, hidden.size(1).max(1) - last, last)
 }
 
 /// The loss when there are labels, then the output object.

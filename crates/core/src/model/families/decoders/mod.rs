@@ -91,8 +91,7 @@ mod tests {
 
     fn modes() -> [Inputs; 4] {
         let inventory = Inputs::inventory();
-        let training =
-            Inputs { batch: 2, labels: true, mask: true, cache: false, last_logits_only: false, ..inventory };
+        let training = Inputs { batch: 2, labels: true, mask: true, cache: false, last_logits: None, ..inventory };
         let prefill = Inputs { batch: 3, seq: 5, ..Inputs::inventory() };
         let decode = Inputs { batch: 3, seq: 1, past: 7, ..Inputs::inventory() };
         [Inputs::inventory(), training, prefill, decode]

@@ -3,7 +3,7 @@
 use super::mamba_mixer::{MambaMixer, time_step_rank};
 use super::state::{self, CausalConvolution};
 use crate::model::Family;
-use crate::model::blocks::head::loss_and_return;
+use crate::model::blocks::head::{kept_positions, loss_and_return};
 use crate::model::blocks::read;
 use crate::model::op::{Input, Loss, Norm, ParameterId};
 use crate::model::{Config, Graph, ModelError, Task, Value};
@@ -81,8 +81,7 @@ pub(super) fn residual_block(
 /// The head of the Mamba models: logits from the model's type, kept in fp32.
 pub(super) fn wide_head(g: &mut Graph, hidden: Value, vocab: u64, tied: Option<ParameterId>) {
     let logits = {
-        let kept =
-            if g.inputs.last_logits_only { g.slice(&hidden, 1, hidden.size(1).max(1) - 1, 1) } else { hidden.clone() };
+        let kept = kept_positions(g, &hidden);
         let kept = g.to_model_type(&kept);
         let logits = match tied {
             Some(weight) => g.linear_with("lm_head", weight, &kept, vocab, false),

@@ -39,8 +39,7 @@ mod tests {
 
     fn modes() -> [Inputs; 6] {
         let inventory = Inputs::inventory();
-        let training =
-            Inputs { batch: 2, labels: true, mask: true, cache: false, last_logits_only: false, ..inventory };
+        let training = Inputs { batch: 2, labels: true, mask: true, cache: false, last_logits: None, ..inventory };
         [
             Inputs::inventory(),
             Inputs { seq: 70, ..training.clone() },

@@ -1,6 +1,6 @@
 //! The frame that most mixtures share: Llama's decoder with experts in place of the MLP.
 
-use crate::model::blocks::head::causal_lm_head_named;
+use crate::model::blocks::head::{causal_lm_head_named, kept_positions};
 use crate::model::blocks::{attention, read};
 use crate::model::op::{Binary, Input, Loss, Mask, Norm, Op, RotaryTable};
 use crate::model::{Config, Graph, ModelError, Task, Value};
@@ -133,8 +133,7 @@ impl Frame {
             let finish = |g: &mut Graph, logits: Value| self.finish_logits(g, logits);
             return causal_lm_head_named(g, "lm_head", hidden, self.vocab, tied, self.head_bias, finish);
         }
-        let last = g.inputs.last_logits_only;
-        let kept = if last { g.slice(&hidden, 1, hidden.size(1).max(1) - 1, 1) } else { hidden.clone() };
+        let kept = kept_positions(g, &hidden);
         let logits = match tied {
             Some(weight) => g.linear_with("lm_head", weight, &kept, self.vocab, self.head_bias),
             None => g.linear("lm_head", &kept, self.vocab, self.head_bias),

@@ -89,7 +89,7 @@ mod tests {
 
     fn modes() -> [Inputs; 6] {
         let inventory = Inputs::inventory();
-        let train = Inputs { batch: 2, labels: true, mask: true, cache: false, last_logits_only: false, ..inventory };
+        let train = Inputs { batch: 2, labels: true, mask: true, cache: false, last_logits: None, ..inventory };
         let images = Some(Images { count: 2, height: 32, width: 32, frames: 1 });
         let seeing = Inputs { seq: 512, images, ..train.clone() };
         let hearing = Inputs { seq: 512, audio_frames: Some(3000), ..train.clone() };

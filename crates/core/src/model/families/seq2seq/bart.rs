@@ -71,7 +71,7 @@ impl Bart {
         let ids = g.input(Input::Tokens, [g.inputs.batch, g.inputs.seq]);
         g.module("encoder", |g| {
             let words = self.words(g, table, &ids);
-            let mut hidden = self.embeddings(g, &ids, &words, true);
+            let (mut hidden, _places) = self.embeddings(g, &ids, &words, true);
             let mask = full_mask(g, &words);
             for index in 0..self.encoder.layers {
                 hidden = g.layer("layers", index, |g| self.encoder.encoder_layer(g, &hidden, Some(&mask)));
@@ -87,7 +87,7 @@ impl Bart {
             let words = self.words(g, table, &ids);
             let mask = mask_over(g, Mask::Causal, batch, seq, g.inputs.keys(None, seq));
             let cross = mask_over(g, Mask::Full, batch, seq, encoded.seq);
-            let mut hidden = self.embeddings(g, &ids, &words, false);
+            let (mut hidden, _places) = self.embeddings(g, &ids, &words, false);
             for index in 0..self.decoder.layers {
                 hidden =
                     g.layer("layers", index, |g| self.decoder.decoder_layer(g, &hidden, &mask, encoded, Some(&cross)));
@@ -102,7 +102,8 @@ impl Bart {
         g.scale(&words)
     }
 
-    fn embeddings(&self, g: &mut Graph, ids: &Value, words: &Value, encoder: bool) -> Value {
+    /// What the layers begin with, and the positions, which keep their name until the stack returns.
+    fn embeddings(&self, g: &mut Graph, ids: &Value, words: &Value, encoder: bool) -> (Value, Value) {
         let places = match self.kind {
             Kind::M2m100 => self.sinusoids(g, ids),
             _ => self.learned(g, ids, encoder),
@@ -111,7 +112,7 @@ impl Bart {
         if self.kind != Kind::M2m100 {
             hidden = g.norm("layernorm_embedding", &hidden, Norm::Layer, true);
         }
-        g.dropout(&hidden, self.encoder.dropout)
+        (g.dropout(&hidden, self.encoder.dropout), places)
     }
 
     /// Positions from 2 on: one row per sample in the encoder, one for all in the decoder.

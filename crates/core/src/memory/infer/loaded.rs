@@ -1,0 +1,99 @@
+//! A model on the card, ready for passes of generation.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::batch::Batch;
+use crate::memory::log::Category;
+use crate::memory::lower::cache::Store;
+use crate::memory::lower::{Runner, Settings, Wrapped};
+use crate::memory::tensor::Tensor;
+use crate::memory::torch::Torch;
+use crate::memory::torch::quantised::QuantisedWeight;
+use crate::memory::torch::stored::{StoredKernel, StoredWeight};
+use crate::memory::{adapters, stored};
+use crate::model::Program;
+use crate::model::op::ParameterId;
+use crate::plan::{InferPlan, Kernels};
+use crate::source::quantization as source;
+
+/// Parameters and buffers, and the cache of the run under way.
+pub(super) struct Loaded {
+    pub(super) settings: Settings,
+    pub(super) parameters: BTreeMap<String, Tensor>,
+    pub(super) quantised: BTreeMap<String, QuantisedWeight>,
+    pub(super) stored: BTreeMap<String, StoredWeight>,
+    /// Held as long as the model is.
+    pub(super) _buffers: Vec<Tensor>,
+    pub(super) store: Option<Rc<Store>>,
+}
+
+impl Loaded {
+    /// Parameters and buffers onto the card.
+    pub(super) fn load(
+        torch: &mut Torch,
+        program: &Program,
+        plan: &InferPlan,
+        base: Option<(&source::Quantization, StoredKernel)>,
+    ) -> Self {
+        let ((mut loaded, untied), stored) = torch.in_category(Category::Weights, |torch| match base {
+            Some(base) => {
+                let (loaded, stored) = stored::load(torch, program, plan.weights, base);
+                ((loaded, Vec::new()), stored)
+            }
+            None => (adapters::dense(torch, program, plan.weights, plan.quantization.as_ref()), BTreeMap::new()),
+        });
+        let buffers = torch.in_category(Category::Buffers, |torch| {
+            let dtype = |model_type: bool, own| if model_type { plan.weights } else { own };
+            let make = |buffer: &crate::model::op::Buffer| {
+                torch.fresh("buffer", buffer.shape, dtype(buffer.model_type, buffer.dtype))
+            };
+            program.buffers.iter().map(make).collect()
+        });
+        drop(untied);
+        let by_name = |id: ParameterId| program.parameters[id.0 as usize].name.clone();
+        let quantised = plan.quantization.as_ref().map_or_else(BTreeMap::new, |scheme| {
+            torch.in_category(Category::Weights, |torch| {
+                adapters::quantise_linears(torch, program, plan.weights, scheme, &mut loaded)
+            })
+        });
+        let quantised = quantised.into_iter().map(|(id, weight)| (by_name(id), weight)).collect();
+        let stored = stored.into_iter().map(|(id, weight)| (by_name(id), weight)).collect();
+        let names = program.parameters.iter().map(|parameter| parameter.name.clone());
+        let parameters = names.zip(loaded).collect();
+        let settings = Settings {
+            attention: plan.attention,
+            checkpointing: false,
+            kernels: Kernels::Transformers,
+            autocast: None,
+            weights: plan.weights,
+            buffers: plan.weights,
+            mask: true,
+            padded: plan.batch.padded,
+            real_tokens: None,
+            save_on_cpu: false,
+        };
+        Self { settings, parameters, quantised, stored, _buffers: buffers, store: None }
+    }
+
+    /// One pass over a batch, with so many positions cached.
+    pub(super) fn pass(&self, torch: &mut Torch, batch: &Batch, program: &Rc<Program>, past: u64) -> Vec<Tensor> {
+        if let Some(store) = &self.store {
+            store.begin(past);
+        }
+        let known = |p: &crate::model::op::Parameter| self.parameters.get(&p.name).cloned();
+        let parameters = program
+            .parameters
+            .iter()
+            .map(|p| known(p).unwrap_or_else(|| torch.phantom(p.shape, self.settings.weights)))
+            .collect();
+        let inputs = batch.bind(torch, program);
+        let ids = || (0..).map(ParameterId).zip(&program.parameters);
+        let quantised = ids().filter_map(|(id, p)| Some((id, self.quantised.get(&p.name)?.clone()))).collect();
+        let stored = ids().filter_map(|(id, p)| Some((id, self.stored.get(&p.name)?.clone()))).collect();
+        let wrapped = Rc::new(Wrapped { quantised, stored, ..Wrapped::default() });
+        let cache = self.store.as_ref().map(Rc::clone);
+        let runner = Runner::with(Rc::clone(program), parameters, inputs, self.settings, wrapped, cache);
+        runner.forward(torch)
+    }
+}
