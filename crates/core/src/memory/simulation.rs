@@ -71,6 +71,7 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
         return megatron::worst(model, plan);
     }
     let mut inputs = plan.batch.training_inputs();
+    inputs.sharing = plan.sharing();
     inputs.seq = inputs.seq.saturating_add(plan.virtual_tokens());
     inputs.target_seq = inputs.target_seq.saturating_add(plan.virtual_tokens());
     let tensor = plan.parallel.as_ref().and_then(|parallel| Some((parallel, parallel.tensor()?)));

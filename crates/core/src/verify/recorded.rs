@@ -30,7 +30,8 @@ pub(super) fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
         dtype: match run["task"] == "sft" && !run["quant"].is_null() {
             // TRL holds the adapters of quantised models in bf16.
             true => Some(DType::BF16),
-            false => (lora["fp32_adapter"] == false).then(|| weights(run)),
+            // PEFT makes adapters in fp32 and moves them to the type of their base only where that is a float.
+            false => (lora["fp32_adapter"] == false && run["quant"].is_null()).then(|| weights(run)),
         },
         task: Some(TaskType::CausalLm),
         ..further
@@ -48,6 +49,7 @@ pub(super) fn quantization(row: &Value) -> Result<Option<Quantization>, String> 
         skip: Some(vec!["lm_head".into()]),
         // measure.py looks for `nn.Linear` alone.
         conv1d: false,
+        one_by_one: true,
         prepare: run["prepare_kbit"] != false && run["task"] != "sft",
         storage: super::ledger::dtype(&run["quant_storage"]).unwrap_or(DType::U8),
         ..quantization

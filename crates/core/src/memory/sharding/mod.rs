@@ -6,7 +6,7 @@
 //! | `members`, `units` | the parameters of a model, and which of them are wrapped together |
 //! | `alone` | no engine: tensor parallel by itself |
 //! | `ddp` | `DistributedDataParallel` |
-//! | `deepspeed`, `zero0`, `zero1_wide`, `zero12`, `zero3`, `coordinator` | DeepSpeed's loop, and what ZeRO does in it |
+//! | `deepspeed`, `zero0`, `zero1_wide`, `zero12`, `zero3`, `coordinator`, `leaf_modules` | DeepSpeed's loop, and what ZeRO does in it |
 //! | `fsdp1`, `flat_parameter` | `FullyShardedDataParallel` |
 //! | `fsdp2` | `fully_shard` |
 //! | `host` | what is kept in the host's memory instead |
@@ -21,6 +21,7 @@ mod flat_parameter;
 mod fsdp1;
 mod fsdp2;
 mod host;
+mod leaf_modules;
 mod members;
 pub mod shares;
 mod units;
