@@ -2,14 +2,22 @@
 //!
 //! A norm's output is a standard normal, so a linear over it with weights of deviation `d` gives normals of deviation
 //! `d · sqrt(width)`. Products `activation(gate) * up` of two such have heavy tails: over a few hundred tokens nearly every
-//! column of a wide model passes 6 once. Nothing else in a decoder does. Measured columns (ledger rows 0170, 0190, 0193,
+//! column of a wide model passes 6 once, and so does the square in xIELU (row d1003). Nothing else in a decoder does. Measured columns (ledger rows 0170, 0190, 0193,
 //! 0201, 0204, all with `from_config` weights) follow this within a few per cent; trained weights have far fewer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::op::{Activation, Op, ParameterId, ValueId};
 use crate::model::{Program, Step};
 use crate::plan::{Outliers, Quantization};
+
+/// A curve between the linears of an MLP.
+#[derive(Debug, Clone, Copy)]
+enum Curve {
+    Known(Activation),
+    /// With the two numbers that it begins with.
+    Xielu,
+}
 
 /// The probability for each matrix whose input can hold outliers.
 pub(super) fn probabilities(program: &Program, scheme: &Quantization) -> BTreeMap<ParameterId, f64> {
@@ -17,15 +25,20 @@ pub(super) fn probabilities(program: &Program, scheme: &Quantization) -> BTreeMa
     if scheme.outliers != Outliers::RandomWeights || scheme.threshold <= 0.0 {
         return known;
     }
-    let mut products: BTreeMap<ValueId, (Activation, bool)> = BTreeMap::new();
+    let mut products: BTreeMap<ValueId, (Curve, bool)> = BTreeMap::new();
+    let squared: BTreeSet<&str> =
+        program.parameters.iter().filter_map(|parameter| parameter.name.strip_suffix(".alpha_p")).collect();
     for step in &program.steps {
-        let Step::Run { op, inputs, outputs, .. } = step else { continue };
+        let Step::Run { op, inputs, outputs, module } = step else { continue };
         match op {
             Op::GateProduct(kind) | Op::Glu(kind) => {
-                products.insert(outputs[0], (*kind, true));
+                products.insert(outputs[0], (Curve::Known(*kind), true));
             }
             Op::Activation(kind) => {
-                products.insert(outputs[0], (*kind, false));
+                products.insert(outputs[0], (Curve::Known(*kind), false));
+            }
+            Op::Where if squared.contains(program.modules[module.0 as usize].path.as_str()) => {
+                products.insert(outputs[0], (Curve::Xielu, false));
             }
             Op::Linear { weight, .. } => {
                 let Some((kind, gated)) = inputs.first().and_then(|value| products.get(value)) else { continue };
@@ -41,7 +54,7 @@ pub(super) fn probabilities(program: &Program, scheme: &Quantization) -> BTreeMa
 }
 
 /// `P(|activation(g)| >= threshold)`, or of `activation(g) * u`, for normal `g` and `u`.
-fn probability(kind: Activation, gated: bool, deviation: f64, threshold: f64) -> f64 {
+fn probability(curve: Curve, gated: bool, deviation: f64, threshold: f64) -> f64 {
     const STEPS: u32 = 2000;
     const REACH: f64 = 8.0;
     let step = 2.0 * REACH / f64::from(STEPS);
@@ -49,7 +62,10 @@ fn probability(kind: Activation, gated: bool, deviation: f64, threshold: f64) ->
     for index in 0..STEPS {
         let z = -REACH + (f64::from(index) + 0.5) * step;
         let density = (-z * z / 2.0).exp() / std::f64::consts::TAU.sqrt() * step;
-        let gate = activation(kind, z * deviation).abs();
+        let gate = match curve {
+            Curve::Known(kind) => activation(kind, z * deviation).abs(),
+            Curve::Xielu => xielu(z * deviation).abs(),
+        };
         total += match gated {
             true if gate > 0.0 => density * tail(threshold / (gate * deviation)),
             false if gate >= threshold => density,
@@ -57,6 +73,12 @@ fn probability(kind: Activation, gated: bool, deviation: f64, threshold: f64) ->
         };
     }
     total
+}
+
+/// As `XIELUActivation` of transformers begins: 0.8 on both sides, and 0.5 for the linear part.
+fn xielu(x: f64) -> f64 {
+    let bend = if x > 0.0 { x * x } else { x.exp_m1() - x };
+    0.8 * bend + 0.5 * x
 }
 
 fn activation(kind: Activation, x: f64) -> f64 {
@@ -96,9 +118,12 @@ mod tests {
 
     #[test]
     fn wide_models_pass_the_threshold_often() {
-        let wide = probability(Activation::Silu, true, 0.02 * 4096f64.sqrt(), 6.0);
+        let wide = probability(Curve::Known(Activation::Silu), true, 0.02 * 4096f64.sqrt(), 6.0);
         assert!((wide - 3.38e-3).abs() < 1e-4, "{wide}");
-        assert!(probability(Activation::Gelu, false, 0.64, 6.0) < 1e-12);
+        assert!(probability(Curve::Known(Activation::Gelu), false, 0.64, 6.0) < 1e-12);
+        // 0.8 x² + 0.5 x passes 6 at x = 2.444.
+        let squared = probability(Curve::Xielu, false, 1.28, 6.0);
+        assert!((squared - tail(2.444 / 1.28) / 2.0).abs() < 1e-3, "{squared}");
         assert!((tail(1.96) - 0.05).abs() < 1e-3);
     }
 }

@@ -30,9 +30,9 @@ pub(super) fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
         dtype: match run["task"] == "sft" && !run["quant"].is_null() {
             // TRL holds the adapters of quantised models in bf16.
             true => Some(DType::BF16),
-            // PEFT makes adapters in fp32 and moves them to the type of their base only where that is a float.
-            false => (lora["fp32_adapter"] == false && run["quant"].is_null()).then(|| weights(run)),
+            false => None,
         },
+        follow_base: run["task"] != "sft" && lora["fp32_adapter"] == false,
         task: Some(TaskType::CausalLm),
         ..further
     })))
@@ -81,12 +81,4 @@ pub(super) fn trainer_optimizer(run: &Value) -> Result<Optimizer, String> {
         other => return Err(format!("trainer_optim {other} is not known")),
     };
     Ok(Optimizer { kind, implementation, wide_embeddings: true, ..Optimizer::default() })
-}
-
-fn weights(run: &Value) -> DType {
-    match run["weights"].as_str() {
-        Some("fp32") => DType::F32,
-        Some("fp16") => DType::F16,
-        _ => DType::BF16,
-    }
 }
