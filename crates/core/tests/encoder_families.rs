@@ -23,7 +23,7 @@ fn model_types() -> impl Iterator<Item = &'static str> {
 
 fn modes() -> [Inputs; 4] {
     let training =
-        Inputs { batch: 2, labels: true, mask: true, cache: false, last_logits_only: false, ..Inputs::inventory() };
+        Inputs { batch: 2, labels: true, mask: true, cache: false, last_logits: None, ..Inputs::inventory() };
     let prefill = Inputs { batch: 3, seq: 5, target_seq: 1, ..Inputs::inventory() };
     let decode = Inputs { batch: 3, seq: 5, target_seq: 1, past: 7, ..Inputs::inventory() };
     [Inputs::inventory(), training, prefill, decode]
@@ -73,7 +73,7 @@ fn values_are_read_before_their_last_name_goes() {
 
 #[test]
 fn an_encoder_does_not_run_again_while_its_decoder_generates() {
-    for model_type in ["t5", "bart", "m2m_100", "whisper"] {
+    for model_type in ["t5", "umt5", "bart", "m2m_100", "marian", "pegasus", "whisper"] {
         let model = Model::new(json!({"model_type": model_type}), Some("AutoModelForSeq2SeqLM")).unwrap();
         let [_, _, prefill, decode] = modes().map(|inputs| model.program(inputs).unwrap());
         assert!(decode.steps.len() * 4 < prefill.steps.len() * 3, "{model_type}");

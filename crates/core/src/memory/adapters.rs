@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::model::op::{ModuleId, Op, ParameterId};
 use crate::model::{Module, ModuleKind, Program, Shape, Step};
 use crate::plan::adapter::{self, AdaptedKind, AdaptedModule, AdapterLayout, LoraPlan};
-use crate::plan::{AdapterPlan, Checkpointing, Quantization, TrainPlan};
+use crate::plan::{AdapterPlan, Checkpointing, Quantization, QuantizationScheme, TrainPlan};
 
 /// Everything that is loaded.
 pub(super) struct Loaded {
@@ -208,16 +208,29 @@ fn adapt(
     loaded: &mut Loaded,
 ) {
     let hidden = hidden_dtype(plan);
-    let wanted = lora.dtype.unwrap_or_else(|| adapter::default_adapter_dtype(hidden));
+    let four_bits = plan.quantization.as_ref().filter(|quantization| quantization.scheme != QuantizationScheme::Int8);
+    let wanted = |quantised: bool| match (lora.dtype, lora.follow_base, four_bits) {
+        (Some(dtype), ..) => dtype,
+        (None, false, _) => adapter::default_adapter_dtype(hidden),
+        (None, true, Some(quantization)) if quantised => quantization.compute,
+        // PEFT makes adapters in fp32, and moves them to the type of their base where that is a float.
+        (None, true, _) => {
+            if quantised {
+                DType::F32
+            } else {
+                hidden
+            }
+        }
+    };
     let adapted = registered(program, layout);
-    let first: Vec<Vec<Tensor>> = adapted
+    let first: Vec<(bool, Vec<Tensor>)> = adapted
         .iter()
         .map(|adapted| {
             let quantised = weight_of(program, adapted.module).is_some_and(|id| {
                 loaded.wrapped.quantised.contains_key(&id) || loaded.wrapped.stored.contains_key(&id)
             });
             let dtype = if quantised { DType::F32 } else { hidden };
-            adapted.tensors.iter().map(|tensor| torch.fresh(tensor.name, tensor.shape, dtype)).collect()
+            (quantised, adapted.tensors.iter().map(|tensor| torch.fresh(tensor.name, tensor.shape, dtype)).collect())
         })
         .collect();
     let mut copies = Vec::new();
@@ -231,9 +244,9 @@ fn adapt(
         trained.push(Trained { tensor: tensor.clone(), leaf });
         tensor
     };
-    for (adapted, tensors) in adapted.into_iter().zip(first) {
+    for (adapted, (quantised, tensors)) in adapted.into_iter().zip(first) {
         let mut tensors = tensors.into_iter().map(|tensor| {
-            let cast = torch.cast(&tensor, wanted);
+            let cast = torch.cast(&tensor, wanted(quantised));
             drop(tensor);
             train(torch, cast, &mut loaded.trained)
         });

@@ -3,10 +3,10 @@
 //! A norm's output is a standard normal, so a linear over it with weights of deviation `d` gives normals of deviation
 //! `d · sqrt(width)`. Products `activation(gate) * up` of two such have heavy tails: over a few hundred tokens nearly every
 //! column of a wide model passes 6 once. So does the residual stream itself where norms stand behind the blocks (OLMo 2,
-//! EXAONE 4): every block adds a variance of one to it. Nothing else in a decoder does. Measured columns (ledger rows 0170,
+//! EXAONE 4): every block adds a variance of one to it, and the square in xIELU (row d1003). Nothing else in a decoder does. Measured columns (ledger rows 0170,
 //! 0190, 0193, 0201, 0204, all with `from_config` weights) follow this within a few per cent; trained weights have far fewer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::op::{Activation, Binary, LinearLayout, Op, ParameterId, ValueId};
 use crate::model::{Program, Step};
@@ -19,8 +19,10 @@ pub(super) fn probabilities(program: &Program, scheme: &Quantization) -> BTreeMa
         return known;
     }
     let mut values: BTreeMap<ValueId, Spread> = BTreeMap::new();
+    let squared: BTreeSet<&str> =
+        program.parameters.iter().filter_map(|parameter| parameter.name.strip_suffix(".alpha_p")).collect();
     for step in &program.steps {
-        let Step::Run { op, inputs, outputs, .. } = step else { continue };
+        let Step::Run { op, inputs, outputs, module } = step else { continue };
         let input = |place: usize| inputs.get(place).and_then(|value| values.get(value)).copied();
         let result = match op {
             Op::Embedding { .. } => Some(Spread::Normal(scheme.initializer_range)),
@@ -39,8 +41,11 @@ pub(super) fn probabilities(program: &Program, scheme: &Quantization) -> BTreeMa
                 _ => None,
             },
             Op::Gate(_) => input(0),
-            Op::Activation(kind) => Some(Spread::product(*kind, false, input(0))),
-            Op::GateProduct(kind) | Op::Glu(kind) => Some(Spread::product(*kind, true, input(0))),
+            Op::Activation(kind) => Some(Spread::product(Curve::Known(*kind), false, input(0))),
+            Op::GateProduct(kind) | Op::Glu(kind) => Some(Spread::product(Curve::Known(*kind), true, input(0))),
+            Op::Where if squared.contains(program.modules[module.0 as usize].path.as_str()) => {
+                Some(Spread::product(Curve::Xielu, false, None))
+            }
             Op::Linear { weight, layout, .. } => {
                 let shape = program.parameters[weight.0 as usize].shape;
                 let (takes, gives) = match layout {
@@ -73,6 +78,14 @@ pub(super) fn probabilities(program: &Program, scheme: &Quantization) -> BTreeMa
     known
 }
 
+/// A curve between the linears of an MLP.
+#[derive(Debug, Clone, Copy)]
+enum Curve {
+    Known(Activation),
+    /// With the two numbers that it begins with.
+    Xielu,
+}
+
 /// How the elements of a tensor are spread, as far as it is known.
 #[derive(Clone, Copy)]
 enum Spread {
@@ -84,7 +97,7 @@ enum Spread {
 /// `activation(g)`, or `activation(g) * u`, of normals `g` and `u`.
 #[derive(Clone, Copy)]
 struct Product {
-    kind: Activation,
+    curve: Curve,
     gated: bool,
     /// That of `g` and `u`, where it is known.
     deviation: Option<f64>,
@@ -93,12 +106,12 @@ struct Product {
 }
 
 impl Spread {
-    fn product(kind: Activation, gated: bool, input: Option<Self>) -> Self {
+    fn product(curve: Curve, gated: bool, input: Option<Self>) -> Self {
         let deviation = match input {
             Some(Self::Normal(deviation)) => Some(deviation),
             _ => None,
         };
-        Self::Product(Product { kind, gated, deviation, normed: false })
+        Self::Product(Product { curve, gated, deviation, normed: false })
     }
 }
 
@@ -110,8 +123,8 @@ impl Product {
     /// How often it passes a threshold; `usual` is the deviation of a linear over a norm.
     fn passes(self, threshold: f64, usual: f64) -> f64 {
         let deviation = self.deviation.unwrap_or(usual);
-        let unit = if self.normed { root_mean_square(self.kind, self.gated, deviation) } else { 1.0 };
-        probability(self.kind, self.gated, deviation, threshold * unit)
+        let unit = if self.normed { root_mean_square(self.curve, self.gated, deviation) } else { 1.0 };
+        probability(self.curve, self.gated, deviation, threshold * unit)
     }
 }
 
@@ -126,15 +139,15 @@ fn normal() -> impl Iterator<Item = (f64, f64)> {
     })
 }
 
-fn root_mean_square(kind: Activation, gated: bool, deviation: f64) -> f64 {
-    let square: f64 = normal().map(|(z, density)| density * activation(kind, z * deviation).powi(2)).sum();
+fn root_mean_square(curve: Curve, gated: bool, deviation: f64) -> f64 {
+    let square: f64 = normal().map(|(z, density)| density * curve.at(z * deviation).powi(2)).sum();
     square.sqrt() * if gated { deviation } else { 1.0 }
 }
 
 /// `P(|activation(g)| >= threshold)`, or of `activation(g) * u`, for normal `g` and `u`.
-fn probability(kind: Activation, gated: bool, deviation: f64, threshold: f64) -> f64 {
+fn probability(curve: Curve, gated: bool, deviation: f64, threshold: f64) -> f64 {
     let passing = normal().map(|(z, density)| {
-        let gate = activation(kind, z * deviation).abs();
+        let gate = curve.at(z * deviation).abs();
         match gated {
             true if gate > 0.0 => density * tail(threshold / (gate * deviation)),
             false if gate >= threshold => density,
@@ -142,6 +155,21 @@ fn probability(kind: Activation, gated: bool, deviation: f64, threshold: f64) ->
         }
     });
     passing.sum()
+}
+
+impl Curve {
+    fn at(self, x: f64) -> f64 {
+        match self {
+            Self::Known(kind) => activation(kind, x),
+            Self::Xielu => xielu(x),
+        }
+    }
+}
+
+/// As `XIELUActivation` of transformers begins: 0.8 on both sides, and 0.5 for the linear part.
+fn xielu(x: f64) -> f64 {
+    let bend = if x > 0.0 { x * x } else { x.exp_m1() - x };
+    0.8 * bend + 0.5 * x
 }
 
 fn activation(kind: Activation, x: f64) -> f64 {
@@ -181,9 +209,12 @@ mod tests {
 
     #[test]
     fn wide_models_pass_the_threshold_often() {
-        let wide = probability(Activation::Silu, true, 0.02 * 4096f64.sqrt(), 6.0);
+        let wide = probability(Curve::Known(Activation::Silu), true, 0.02 * 4096f64.sqrt(), 6.0);
         assert!((wide - 3.38e-3).abs() < 1e-4, "{wide}");
-        assert!(probability(Activation::Gelu, false, 0.64, 6.0) < 1e-12);
+        assert!(probability(Curve::Known(Activation::Gelu), false, 0.64, 6.0) < 1e-12);
+        // 0.8 x² + 0.5 x passes 6 at x = 2.444.
+        let squared = probability(Curve::Xielu, false, 1.28, 6.0);
+        assert!((squared - tail(2.444 / 1.28) / 2.0).abs() < 1e-3, "{squared}");
         assert!((tail(1.96) - 0.05).abs() < 1e-3);
     }
 }

@@ -93,6 +93,7 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
 /// Simulates one card of a run.
 fn train_at(model: &Model, plan: &TrainPlan, place: Place) -> Result<Simulation, PlanError> {
     let mut inputs = plan.batch.training_inputs();
+    inputs.sharing = plan.sharing();
     if let Some(Parallel { engine: Engine::Fsdp2(_), mesh, .. }) = &plan.parallel {
         inputs.seq /= mesh.cp.max(1);
         inputs.target_seq /= mesh.cp.max(1);

@@ -103,6 +103,7 @@ impl Graph {
             None => Ok(Program {
                 registration: (0..self.parameters.len() as u32).map(ParameterId).collect(),
                 tied: Vec::new(),
+                model_type: String::new(),
                 steps: std::mem::take(&mut self.steps.borrow_mut()),
                 values: self.values,
                 parameters: self.parameters,

@@ -31,6 +31,20 @@ pub struct Inputs {
     pub beams: u64,
     /// Whether the encoder's states come with the batch, out of an earlier pass.
     pub encoded: bool,
+    /// What becomes of parameters that layers share.
+    pub sharing: Sharing,
+}
+
+/// What becomes of a parameter that several layers share by name. Layers that share a whole module are not meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sharing {
+    /// It exists once.
+    #[default]
+    Once,
+    /// The weight of a linear exists in every layer, as after replacing linears one by one.
+    LinearsApart,
+    /// It exists in every layer, as after wrapping layers one by one.
+    Apart,
 }
 
 /// The images of a batch.
@@ -82,6 +96,7 @@ impl Inputs {
             last_logits: Some(1),
             beams: 1,
             encoded: false,
+            sharing: Sharing::Once,
         }
     }
 

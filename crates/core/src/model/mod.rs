@@ -33,7 +33,7 @@ pub use config::Config;
 pub use error::ModelError;
 pub use families::Family;
 pub use graph::{Graph, Value};
-pub use inputs::{ImagePatches, Images, Inputs};
+pub use inputs::{ImagePatches, Images, Inputs, Sharing};
 pub use inventory::Inventory;
 pub use program::{Module, ModuleKind, Program, Step};
 pub use shape::Shape;
@@ -134,6 +134,7 @@ impl Model {
         if loads {
             program.tied = registration::tied(&model_type, &program.parameters, &program.aliases);
         }
+        program.model_type = model_type;
         Ok(program)
     }
 

@@ -128,6 +128,8 @@ pub enum Op {
     Jitter,
     /// The loss (inputs logits or hidden states, then labels; output a scalar).
     Loss(Loss),
+    /// A tensor as it is, given by name to a layer inside a layer: where both are checkpoints, the inner one holds it.
+    Given,
     /// What the model returns: its inputs stay alive until the caller lets go of the output object.
     Return,
 

@@ -6,6 +6,8 @@ use super::shape::Shape;
 /// The forward pass of a model on given inputs.
 #[derive(Debug, Clone)]
 pub struct Program {
+    /// The `model_type` of its config.
+    pub model_type: String,
     /// What happens, in order.
     pub steps: Vec<Step>,
     /// The sizes of every value.

@@ -56,6 +56,7 @@ const ARCHITECTURE_ENDINGS: &[(&str, Task)] = &[
     ("ForImageClassification", Task::ImageClassification),
     ("ForCTC", Task::Ctc),
     ("ForPreTraining", Task::PreTraining),
+    ("MTModel", Task::Seq2SeqLm),
     ("Model", Task::Base),
 ];
 
@@ -74,7 +75,9 @@ impl Task {
         let by_ending = ARCHITECTURE_ENDINGS.iter().find(|(ending, _)| class.ends_with(ending)).map(|(_, task)| *task);
         Ok(match (by_ending, config.model_type()) {
             (Some(Self::ImageTextToText), "whisper") => Self::SpeechSeq2Seq,
-            (Some(Self::ImageTextToText), "t5" | "mt5" | "bart" | "mbart" | "m2m_100") => Self::Seq2SeqLm,
+            (Some(Self::ImageTextToText), "t5" | "mt5" | "umt5" | "bart" | "mbart" | "m2m_100" | "pegasus") => {
+                Self::Seq2SeqLm
+            }
             (Some(task), _) => task,
             (None, _) => Self::CausalLm,
         })

@@ -37,7 +37,7 @@ pub enum SdpaKernel {
 /// Types whose attention goes through transformers' interface with `_supports_flash_attn` (5.17). Left out: those with
 /// attention code of their own for it (Falcon, GPT-J, GPT-Neo), vision-language models, whose towers hand over lengths
 /// of images, and GPT-OSS, whose sinks FlashAttention 2 does not know.
-const FLASH: [&str; 58] = [
+const FLASH: [&str; 60] = [
     "albert",
     "apertus",
     "arcee",
@@ -67,6 +67,7 @@ const FLASH: [&str; 58] = [
     "granitemoe",
     "llama",
     "m2m_100",
+    "marian",
     "mbart",
     "minimax_m2",
     "mistral",
@@ -77,6 +78,7 @@ const FLASH: [&str; 58] = [
     "olmo3",
     "olmoe",
     "opt",
+    "pegasus",
     "phi",
     "phi3",
     "phimoe",
@@ -100,7 +102,7 @@ const FLASH: [&str; 58] = [
 
 /// Of those, the ones without `_supports_flex_attn`, and those whose attention drops probabilities by default, which flex
 /// attention refuses.
-const NO_FLEX: [&str; 16] = [
+const NO_FLEX: [&str; 18] = [
     "albert",
     "bart",
     "bert",
@@ -110,9 +112,11 @@ const NO_FLEX: [&str; 16] = [
     "gpt2",
     "gpt_bigcode",
     "m2m_100",
+    "marian",
     "mbart",
     "olmoe",
     "opt",
+    "pegasus",
     "phimoe",
     "roberta",
     "stablelm",

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Images, Inputs};
+use crate::model::{Images, Inputs, Sharing};
 
 /// One batch on one card.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -65,6 +65,7 @@ impl Batch {
             last_logits: None,
             beams: 1,
             encoded: false,
+            sharing: Sharing::Once,
         }
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Accepted, AllocatorOptions, Assistant, AttentionKind, Batch, Draft, Gpu, PlanError, Quantization};
 use crate::dtype::DType;
-use crate::model::Inputs;
+use crate::model::{Inputs, Sharing};
 
 /// What is generated, and how, on one card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -242,6 +242,7 @@ impl InferPlan {
             labels: false,
             mask: generates || self.batch.mask,
             last_logits: generates.then_some(1),
+            sharing: self.quantization.as_ref().map_or(Sharing::Once, Quantization::sharing),
             ..self.batch.training_inputs()
         }
         .without_media(!first)

@@ -283,6 +283,16 @@ impl Parallel {
         }
     }
 
+    /// Whether layers are wrapped one by one, and so hold shards of their own of all they use.
+    pub fn wraps_layers(&self) -> bool {
+        match &self.engine {
+            Engine::Fsdp1(Fsdp1 { wrap, .. }) | Engine::Fsdp2(Fsdp2 { wrap, .. }) => {
+                *wrap != Wrap::Root && self.mesh.world() > 1
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the engine keeps something in the host's memory.
     pub fn offloads(&self) -> bool {
         match &self.engine {

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::PlanError;
 use crate::dtype::DType;
+use crate::model::Sharing;
 
 /// A frozen base held in few bits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -27,6 +28,9 @@ pub struct Quantization {
     pub skip: Option<Vec<String>>,
     /// Whether GPT-2's `Conv1D` is quantised too, as transformers does.
     pub conv1d: bool,
+    /// Whether linears of a model that is already there are replaced one by one, so that a weight which layers share is
+    /// packed for each; transformers ties packed weights.
+    pub one_by_one: bool,
     /// Whether the checkpoint holds them so already: nothing is on the card in full first.
     pub stored: bool,
     /// The type packed 4-bit weights are stored as (`bnb_4bit_quant_storage`); FSDP shards floats only.
@@ -54,6 +58,7 @@ impl Default for Quantization {
             initializer_range: 0.02,
             skip: None,
             conv1d: true,
+            one_by_one: false,
             stored: false,
             storage: DType::U8,
             prepare: true,
@@ -87,6 +92,11 @@ pub enum Outliers {
 }
 
 impl Quantization {
+    /// What becomes of weights that layers share.
+    pub fn sharing(&self) -> Sharing {
+        if self.one_by_one { Sharing::LinearsApart } else { Sharing::Once }
+    }
+
     /// Reads `nf4`, `nf4-dq`, `fp4`, `fp4-dq` or `int8`.
     pub fn parse(text: &str) -> Result<Self, PlanError> {
         let (name, double) = match text.strip_suffix("-dq") {

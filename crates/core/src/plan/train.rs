@@ -7,8 +7,8 @@ use super::{
     Optimizer, Parallel, PlanError, Quantization, SdpaKernel,
 };
 use crate::dtype::DType;
-use crate::model::Program;
 use crate::model::op::{Parameter, Role};
+use crate::model::{Program, Sharing};
 
 /// What is trained, and how, on one card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -161,6 +161,14 @@ impl TrainPlan {
         match &self.adapter {
             Some(AdapterPlan::Other(other)) => other.virtual_tokens(),
             _ => 0,
+        }
+    }
+
+    /// What becomes of weights that layers share: an engine that wraps layer after layer makes its own shards of them in each.
+    pub fn sharing(&self) -> Sharing {
+        match self.parallel.as_ref().is_some_and(Parallel::wraps_layers) {
+            true => Sharing::Apart,
+            false => self.quantization.as_ref().map_or(Sharing::Once, Quantization::sharing),
         }
     }
 

@@ -30,8 +30,9 @@ pub(super) fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
         dtype: match run["task"] == "sft" && !run["quant"].is_null() {
             // TRL holds the adapters of quantised models in bf16.
             true => Some(DType::BF16),
-            false => (lora["fp32_adapter"] == false).then(|| weights(run)),
+            false => None,
         },
+        follow_base: run["task"] != "sft" && lora["fp32_adapter"] == false,
         task: Some(TaskType::CausalLm),
         ..further
     })))
@@ -48,6 +49,7 @@ pub(super) fn quantization(row: &Value) -> Result<Option<Quantization>, String> 
         skip: Some(vec!["lm_head".into()]),
         // measure.py looks for `nn.Linear` alone.
         conv1d: false,
+        one_by_one: true,
         prepare: run["prepare_kbit"] != false && run["task"] != "sft",
         storage: super::ledger::dtype(&run["quant_storage"]).unwrap_or(DType::U8),
         ..quantization
@@ -79,12 +81,4 @@ pub(super) fn trainer_optimizer(run: &Value) -> Result<Optimizer, String> {
         other => return Err(format!("trainer_optim {other} is not known")),
     };
     Ok(Optimizer { kind, implementation, wide_embeddings: true, ..Optimizer::default() })
-}
-
-fn weights(run: &Value) -> DType {
-    match run["weights"].as_str() {
-        Some("fp32") => DType::F32,
-        Some("fp16") => DType::F16,
-        _ => DType::BF16,
-    }
 }

@@ -239,9 +239,14 @@ impl Runner {
     /// What was held for a layer goes when it returns, or is handed on until the next has, or until its stack returns.
     fn let_go(&self, frames: &mut Frames, module: ModuleId) {
         if self.kind(module) == ModuleKind::Layer {
+            frames.renames = false;
             let held = std::mem::take(&mut frames.held);
             frames.handed_on = self.hands_on.then_some((module, held));
             return;
+        }
+        if std::mem::take(&mut frames.renames) {
+            let last = frames.held.len().saturating_sub(1);
+            frames.held.drain(..last);
         }
         let path = |module: ModuleId| &self.program.modules[module.0 as usize].path;
         frames.handed_on.take_if(|(layer, _)| path(*layer).starts_with(path(module).as_str()));
@@ -277,8 +282,11 @@ impl Runner {
         self.run(torch, frames, range.clone());
         torch.recording = None;
         frames.held.clear();
+        let given = std::mem::take(&mut frames.given);
         let runner = Rc::clone(self);
         let again = move |torch: &mut Torch| {
+            // Checkpoints inside this one live as long as it does, and what they were given with them.
+            let _given = &given;
             let mut frames = Frames::new(Variables::of(&runner.program, &range));
             for kept in &captured {
                 frames.values[kept.value] = Some(kept.tensor(torch));
@@ -411,6 +419,7 @@ impl Runner {
                 } else {
                     attention::attend(torch, spec, &self.settings, three, mask, sinks)
                 };
+                frames.renames = held.is_some() && !frames.held.is_empty();
                 frames.held.extend(held);
                 one(output)
             }
@@ -420,6 +429,10 @@ impl Runner {
                 let (output, held) = attention::attend_biased(torch, spec, &self.settings, qkv, input(3), mask);
                 frames.held.extend(held);
                 one(output)
+            }
+            Op::Given => {
+                frames.given.extend(torch.recording.is_some().then(|| input(0).clone()));
+                one(input(0).clone())
             }
             Op::Activation(kind) | Op::Gate(kind) => one(torch.activation(*kind, input(0))),
             Op::Glu(kind) => {

@@ -11,6 +11,10 @@ pub(super) struct Frames {
     pub(super) values: Variables,
     /// What a layer's caller holds until the layer returns (attention probabilities).
     pub(super) held: Vec<Tensor>,
+    /// What checkpoints inside a checkpointed layer hold.
+    pub(super) given: Vec<Tensor>,
+    /// Whether the next module to return takes the name of what was held before it (`hidden_states, _ = ...` a second time).
+    pub(super) renames: bool,
     /// What the loop over layers holds until the next one returns: Falcon's blocks return their probabilities.
     pub(super) handed_on: Option<(ModuleId, Vec<Tensor>)>,
     pub(super) returned: Vec<Tensor>,
@@ -27,6 +31,8 @@ impl Frames {
         Self {
             values,
             held: Vec::new(),
+            given: Vec::new(),
+            renames: false,
             handed_on: None,
             returned: Vec::new(),
             cached: Vec::new(),

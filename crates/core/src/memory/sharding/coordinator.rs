@@ -6,6 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
+use super::leaf_modules::LeafModules;
 use crate::dtype::DType;
 use crate::memory::log::{Category, Stream};
 use crate::memory::tensor::Tensor;
@@ -34,6 +35,11 @@ pub(super) struct Sharded {
     /// The node's own part of it (`zero_hpz_partition_size`), from when it is first released until a step changes it.
     secondary: RefCell<Option<Tensor>>,
     status: Cell<Status>,
+    /// Whether what was gathered for a layer that ran again outlives its release: the layer's saved tensors hold it until
+    /// they are used.
+    lingers: Cell<bool>,
+    /// What it was gathered into beside what lingers.
+    anew: RefCell<Option<Tensor>>,
     active: RefCell<BTreeSet<u32>>,
     /// The last step of the order it was fetched for.
     fetched_for: Cell<i64>,
@@ -50,9 +56,31 @@ impl Sharded {
             trains,
             secondary: RefCell::default(),
             status: Cell::new(Status::Sharded),
+            lingers: Cell::new(false),
+            anew: RefCell::default(),
             active: RefCell::default(),
             fetched_for: Cell::new(i64::MIN),
         }
+    }
+
+    /// Memory for the whole of it.
+    fn fill(&self, torch: &mut Torch) {
+        if self.lingers.get() {
+            let anew = torch.fresh("gathered parameter", self.whole.shape, self.whole.dtype);
+            *self.anew.borrow_mut() = Some(anew);
+        } else {
+            self.whole.storage.fill();
+        }
+    }
+
+    /// The memory goes, unless a layer that is running again has saved it.
+    fn empty(&self, torch: &Torch) {
+        if torch.recomputing.is_some() && self.anew.borrow().is_none() {
+            return self.lingers.set(true);
+        }
+        self.lingers.set(false);
+        drop(self.anew.take());
+        self.whole.storage.empty();
     }
 }
 
@@ -72,6 +100,13 @@ enum Trace {
     Complete,
 }
 
+/// A module in the recorded order.
+struct Turn {
+    module: u32,
+    /// What is fetched for it.
+    parameters: Rc<[usize]>,
+}
+
 /// The coordinator.
 pub(super) struct Coordinator {
     /// The parameters, in order of creation.
@@ -80,7 +115,9 @@ pub(super) struct Coordinator {
     world: u64,
     stream: Stream,
     trace: Cell<Trace>,
-    order: RefCell<Vec<Rc<[usize]>>>,
+    order: RefCell<Vec<Turn>>,
+    /// Which modules are gathered whole.
+    pub(super) leaf_modules: LeafModules,
     queue: RefCell<VecDeque<(usize, i64)>>,
     step: Cell<usize>,
     available: Cell<u64>,
@@ -89,9 +126,10 @@ pub(super) struct Coordinator {
 
 impl Coordinator {
     /// A coordinator that knows nothing yet.
-    pub(super) fn new(parameters: Vec<Sharded>, config: &ZeroConfig, world: u64) -> Self {
+    pub(super) fn new(parameters: Vec<Sharded>, leaf_modules: LeafModules, config: &ZeroConfig, world: u64) -> Self {
         Self {
             parameters,
+            leaf_modules,
             config: config.clone(),
             world,
             stream: if config.overlap_comm.unwrap_or(true) { Stream::Gather } else { Stream::Default },
@@ -117,7 +155,8 @@ impl Coordinator {
             _ => {}
         }
         let order = self.order.borrow();
-        let uses = order.iter().enumerate().flat_map(|(step, module)| module.iter().map(move |&p| (p, step as i64)));
+        let uses =
+            order.iter().enumerate().flat_map(|(step, turn)| turn.parameters.iter().map(move |&p| (p, step as i64)));
         *self.queue.borrow_mut() = uses.collect();
         self.parameters.iter().for_each(|parameter| parameter.fetched_for.set(i64::MIN));
         self.step.set(0);
@@ -127,7 +166,7 @@ impl Coordinator {
     /// A module is about to run, forward or backward (`fetch_sub_module`).
     pub(super) fn fetch(&self, torch: &mut Torch, module: u32, parameters: &Rc<[usize]>) {
         if self.trace.get() == Trace::Recording {
-            self.order.borrow_mut().push(Rc::clone(parameters));
+            self.order.borrow_mut().push(Turn { module, parameters: Rc::clone(parameters) });
         }
         self.gather(torch, parameters.iter().copied().collect());
         for &parameter in parameters.iter() {
@@ -183,7 +222,7 @@ impl Coordinator {
         let share = |p: usize| self.parameters[p].elements.div_ceil(self.world);
         let flat = match missing.as_slice() {
             [one] => {
-                torch.on_stream(self.stream, |_| self.parameters[*one].whole.storage.fill());
+                torch.on_stream(self.stream, |torch| self.parameters[*one].fill(torch));
                 None
             }
             // MiCS gathers every parameter where it will be (deepspeed/runtime/zero/mics.py of DeepSpeed 0.17).
@@ -217,7 +256,7 @@ impl Coordinator {
         }
         for &parameter in &gather.parameters {
             if gather.flat.is_some() {
-                torch.on_stream(self.stream, |_| self.parameters[parameter].whole.storage.fill());
+                torch.on_stream(self.stream, |torch| self.parameters[parameter].fill(torch));
             }
             self.parameters[parameter].status.set(Status::Available);
         }
@@ -231,7 +270,8 @@ impl Coordinator {
             going.retain(|&p| !self.parameters[p].persistent && self.parameters[p].fetched_for.get() <= step as i64);
             // What is used again soon stays.
             let mut passed = 0;
-            for used in self.order.borrow().iter().skip(step) {
+            for turn in self.order.borrow().iter().skip(step) {
+                let used = self.leaf_modules.seen(module, turn.module).unwrap_or(&turn.parameters);
                 if passed >= self.config.stage3_max_reuse_distance || going.is_empty() {
                     break;
                 }
@@ -257,7 +297,7 @@ impl Coordinator {
         }
         self.keep_secondary(torch, parameter);
         parameter.status.set(Status::Sharded);
-        parameter.whole.storage.empty();
+        parameter.empty(torch);
         self.available.set(self.available.get().saturating_sub(parameter.elements));
     }
 
@@ -268,7 +308,12 @@ impl Coordinator {
     }
 
     fn release_all_uses(&self, torch: &mut Torch, index: usize) {
-        self.parameters[index].active.borrow_mut().clear();
+        let parameter = &self.parameters[index];
+        parameter.active.borrow_mut().clear();
+        // What was saved and never used goes with the graph.
+        if parameter.status.get() == Status::Sharded && parameter.lingers.replace(false) {
+            parameter.whole.storage.empty();
+        }
         self.free(torch, index);
     }
 
@@ -297,6 +342,7 @@ impl Coordinator {
     pub(super) fn stepped(&self) {
         for parameter in self.parameters.iter().filter(|parameter| parameter.persistent) {
             parameter.whole.storage.fill();
+            parameter.lingers.set(false);
             parameter.status.set(Status::Available);
         }
         for parameter in self.parameters.iter().filter(|parameter| parameter.trains) {

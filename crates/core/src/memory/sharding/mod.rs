@@ -6,7 +6,7 @@
 //! | `members`, `units` | the parameters of a model, and which of them are wrapped together |
 //! | `alone` | no engine: tensor parallel by itself |
 //! | `ddp` | `DistributedDataParallel` |
-//! | `deepspeed`, `zero0`, `zero1_wide`, `zero12`, `zero3`, `coordinator` | DeepSpeed's loop, and what ZeRO does in it |
+//! | `deepspeed`, `zero0`, `zero1_wide`, `zero12`, `zero3`, `coordinator`, `leaf_modules` | DeepSpeed's loop, and what ZeRO does in it |
 //! | `fsdp1`, `flat_parameter` | `FullyShardedDataParallel` |
 //! | `fsdp2` | `fully_shard` |
 //! | `pipeline` | one rank of a pipeline: its stages, and the schedule they run by |
@@ -22,6 +22,7 @@ mod flat_parameter;
 mod fsdp1;
 mod fsdp2;
 mod host;
+mod leaf_modules;
 mod members;
 mod pipeline;
 pub mod shares;

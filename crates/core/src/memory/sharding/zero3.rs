@@ -8,6 +8,7 @@ use std::rc::{Rc, Weak};
 
 use super::coordinator::{Coordinator, Sharded};
 use super::deepspeed::Stage;
+use super::leaf_modules::{LeafModules, NAMELESS, ROOT};
 use super::members::Member;
 use super::{host, shares};
 use crate::dtype::DType;
@@ -85,7 +86,10 @@ pub(super) fn wrap(
     // Only what is trained has a gradient, fp32 weights and states.
     let mut sizes = Vec::new();
     let mut adapters = Vec::new();
-    let of_module = owners(program, &members);
+    let leaf_modules = LeafModules::of(program, &members);
+    let mut of_module = owners(program, &members);
+    of_module.retain(|module, _| !leaf_modules.hides(*module));
+    of_module.extend(leaf_modules.blocks());
     let mut shards_on_host: u64 = 0;
     let params_on_host = config.offload_param.as_ref().filter(|offload| offload.is_on());
     for (index, member) in members.into_iter().enumerate() {
@@ -161,7 +165,7 @@ pub(super) fn wrap(
             torch.log.borrow_mut().on_host("gradient shards", total.saturating_mul(2), offload.pin_memory);
         }
     }
-    let coordinator = Coordinator::new(sharded, config, world);
+    let coordinator = Coordinator::new(sharded, leaf_modules, config, world);
     coordinator.partition(torch);
     let engine = Rc::new_cyclic(|this| Stage3 {
         coordinator,
@@ -182,7 +186,8 @@ pub(super) fn wrap(
         _resident: resident,
         this: Weak::clone(this),
     });
-    for (index, gradient) in engine.gradients.iter().enumerate() {
+    let alone = |(index, _): &(usize, &Reduced)| !engine.coordinator.leaf_modules.holds_back(*index);
+    for (index, gradient) in engine.gradients.iter().enumerate().filter(alone) {
         let this = Rc::downgrade(&engine);
         *gradient.leaf.after.0.borrow_mut() = Some(Rc::new(move |torch: &mut Torch| {
             if let Some(this) = this.upgrade() {
@@ -259,6 +264,7 @@ impl Stage3 {
         let this = Weak::clone(&self.this);
         let work = move |torch: &mut Torch, gradients| {
             if let Some(this) = this.upgrade() {
+                this.coordinator.leaf_modules.gradients(module).iter().for_each(|&index| this.gradient(torch, index));
                 this.coordinator.release(torch, module.0, this.owned(module));
             }
             gradients
@@ -345,8 +351,8 @@ impl Stage3 {
 }
 
 impl Hooks for Stage3 {
-    fn watches(&self, _module: ModuleId) -> bool {
-        true
+    fn watches(&self, module: ModuleId) -> bool {
+        !self.coordinator.leaf_modules.hides(module)
     }
 
     fn before(&self, torch: &mut Torch, module: ModuleId, inputs: &mut [Tensor]) {
@@ -360,6 +366,9 @@ impl Hooks for Stage3 {
 
     fn watches_operation(&self, op: &Op, module: ModuleId, program: &Program) -> bool {
         use crate::model::ModuleKind::{Container, Embedding, Layer};
+        if self.coordinator.leaf_modules.covers(module) {
+            return false;
+        }
         let leaf = match program.modules[module.0 as usize].kind {
             Container | Layer => false,
             // A scaled table is one module, which is there for its rows.
@@ -370,7 +379,7 @@ impl Hooks for Stage3 {
     }
 
     fn before_operation(&self, torch: &mut Torch, module: Option<ModuleId>, inputs: &mut [Option<Tensor>]) {
-        let Some(module) = module else { return self.coordinator.fetch(torch, u32::MAX, &self.none) };
+        let Some(module) = module else { return self.coordinator.fetch(torch, NAMELESS, &self.none) };
         let flowing = inputs.iter_mut().flatten().map(|input| &mut input.edge);
         let mut edges: Vec<&mut Option<Edge>> =
             flowing.filter(|edge| edge.as_ref().is_some_and(|edge| !edge.node.is_leaf())).collect();
@@ -420,11 +429,11 @@ impl Stage for Stage3 {
 
     fn before_forward(&self, torch: &mut Torch) {
         self.coordinator.reset(torch);
-        self.coordinator.fetch(torch, u32::MAX, &self.none);
+        self.coordinator.fetch(torch, ROOT, &self.none);
     }
 
     fn after_forward(&self, torch: &mut Torch, outputs: &[Tensor]) {
-        self.end(torch, ModuleId(u32::MAX), outputs.iter());
+        self.end(torch, ModuleId(ROOT), outputs.iter());
     }
 
     fn after_backward(&self, torch: &mut Torch) {

@@ -164,11 +164,14 @@ impl Torch {
 
     /// One input, one output of the same shape.
     pub fn unary(&mut self, kind: Unary, x: &Tensor) -> Tensor {
-        if kind == Unary::ClampFp16 {
-            return self.clamp_fp16(x);
+        match kind {
+            Unary::ClampFp16 => return self.clamp_fp16(x),
+            Unary::ClampHalf if x.dtype == DType::F16 => return self.unary(Unary::Clamp, x),
+            Unary::ClampHalf => return x.clone(),
+            _ => {}
         }
         use Unary::{Abs, Clamp, Clone, Cos, Exp, Log, LogSigmoid, Neg, Not, Reciprocal, Relu, Round, Rsqrt, Sigmoid};
-        use Unary::{ClampFp16, Silu, Sin, Softplus, Sqrt, SqrtBound, Square, Tanh};
+        use Unary::{ClampFp16, ClampHalf, Silu, Sin, Softplus, Sqrt, SqrtBound, Square, Tanh};
         let wide = matches!(kind, Exp | Log | Rsqrt | Reciprocal | Softplus | Square);
         let x = &if wide { self.widen(x) } else { x.clone() };
         let records = self.records(&[x]);
@@ -197,7 +200,8 @@ impl Torch {
                 SqrtBound => middle(torch, 3),
                 Square | Rsqrt | Sqrt | Clamp => middle(torch, 2),
                 Cos | Sin | Abs | Reciprocal => middle(torch, 1),
-                Neg | Exp | Log | Tanh | Sigmoid | Softplus | Silu | Relu | LogSigmoid | Round | Not | ClampFp16 => {}
+                Neg | Exp | Log | Tanh | Sigmoid | Softplus | Silu | Relu | LogSigmoid | Round | Not | ClampFp16
+                | ClampHalf => {}
             }
             let result = torch.pointwise(unary_backward_name(kind), &[&gradient], like);
             drop((kept, keep));
@@ -475,7 +479,7 @@ fn unary_name(kind: Unary) -> &'static str {
         Unary::Silu => "silu",
         Unary::Relu => "relu",
         Unary::LogSigmoid => "log_sigmoid",
-        Unary::Clamp | Unary::ClampFp16 => "clamp",
+        Unary::Clamp | Unary::ClampFp16 | Unary::ClampHalf => "clamp",
         Unary::Round => "round",
         Unary::Not => "logical_not",
         Unary::Clone => "clone",

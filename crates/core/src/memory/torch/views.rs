@@ -178,14 +178,22 @@ impl Torch {
         self.cat(&inputs, dim)
     }
 
-    /// Zero padding; its gradient is a copy of the middle.
+    /// Zero padding; its gradient is a copy of the middle. Padding by nothing is a copy with the layout that was there.
     pub fn pad(&mut self, x: &Tensor, shape: Shape) -> Tensor {
-        let output = self.fresh("constant_pad_nd", shape, x.dtype);
+        let old = x.shape;
+        let output = match old == shape {
+            true => self.pointwise("clone", &[x], x.dtype),
+            false => self.fresh("constant_pad_nd", shape, x.dtype),
+        };
         if !self.records(&[x]) {
             return output;
         }
-        let old = x.shape;
-        self.attach(output, &[x], move |torch, gradient| smallvec![Some(torch.fresh("clone", old, gradient.dtype))])
+        self.attach(output, &[x], move |torch, gradient| {
+            smallvec![Some(match old == shape {
+                true => torch.pointwise("clone", &[&gradient], gradient.dtype),
+                false => torch.fresh("clone", old, gradient.dtype),
+            })]
+        })
     }
 
     /// Each element repeated, or the whole tiled: a copy whose gradient is summed.

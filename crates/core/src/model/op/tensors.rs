@@ -27,6 +27,8 @@ pub enum Unary {
     Clamp,
     /// T5's guard against overflow, `torch.clamp` between tensors: in fp16 alone, else nothing.
     ClampFp16,
+    /// To fixed limits, where numbers are fp16.
+    ClampHalf,
     Round,
     Not,
     Clone,

@@ -41,6 +41,9 @@ pub struct LoraPlan {
     pub target_parameters: Vec<String>,
     /// The type adapters are held in; PEFT's choice when absent: fp32.
     pub dtype: Option<DType>,
+    /// Whether adapters keep the type of what they adapt, or the one that 4-bit layers compute in
+    /// (`autocast_adapter_dtype=False`).
+    pub follow_base: bool,
     /// What PEFT is told the model is for.
     pub task: Option<TaskType>,
 }
@@ -64,6 +67,7 @@ impl Default for LoraPlan {
             rslora: false,
             target_parameters: Vec::new(),
             dtype: None,
+            follow_base: false,
             task: None,
         }
     }

@@ -34,7 +34,7 @@ pub const ALL: &[&Family] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Inputs, Model};
+    use crate::model::{Inputs, Model, Sharing};
     use serde_json::{Value, json};
 
     fn modes() -> [Inputs; 6] {
@@ -52,6 +52,21 @@ mod tests {
 
     fn model_types() -> impl Iterator<Item = &'static str> {
         ALL.iter().flat_map(|family| family.model_types).copied().chain(["qwen3_5", "qwen3_5_moe"])
+    }
+
+    #[test]
+    fn layers_that_are_wrapped_one_by_one_do_not_share_a_block() {
+        let model = Model::new(json!({"model_type": "zamba2"}), None).unwrap();
+        let copies = |sharing, name: &str| {
+            let program = model.program(Inputs { sharing, ..Inputs::inventory() }).unwrap();
+            program.parameters.iter().filter(|parameter| parameter.name.ends_with(name)).count()
+        };
+        let (norm, linear) =
+            ("shared_transformer.input_layernorm.weight", "shared_transformer.self_attn.q_proj.weight");
+        let uses = 9;
+        assert_eq!([copies(Sharing::Once, norm), copies(Sharing::Once, linear)], [1, 1]);
+        assert_eq!([copies(Sharing::LinearsApart, norm), copies(Sharing::LinearsApart, linear)], [1, uses]);
+        assert_eq!([copies(Sharing::Apart, norm), copies(Sharing::Apart, linear)], [uses, uses]);
     }
 
     #[test]

@@ -8,8 +8,8 @@ use crate::model::Family;
 use crate::model::blocks::{SelfAttention, attention, read};
 use crate::model::config::MAX_LAYERS;
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
-use crate::model::op::{Activation, Mask, Norm, Role, Rotary, RotaryTable, Unary};
-use crate::model::{Config, Graph, ModelError, Value};
+use crate::model::op::{Activation, Mask, Norm, Op, Role, Rotary, RotaryTable, Unary};
+use crate::model::{Config, Graph, ModelError, Sharing, Value};
 
 /// Zamba 2.
 pub const FAMILY: Family = Family {
@@ -115,27 +115,30 @@ impl Zamba2 {
 
     /// Declares a block with its adapters for every use where it stands, and names it again everywhere else.
     fn name_block(&self, g: &mut Graph, which: &Use) {
-        let total = self.hybrid.iter().filter(|hybrid| **hybrid).count() as u64;
         let wide = 2 * self.hidden;
         let mut adapters = Vec::new();
-        for slot in (0..total).filter(|slot| slot % self.blocks == which.index % self.blocks) {
+        for slot in self.slots(which) {
             for list in ["q", "k", "v"].into_iter().filter(|_| self.attention_adapters) {
                 adapters.push((format!("self_attn.linear_{list}_adapter_list.{slot}"), wide, wide));
             }
             adapters.push((format!("feed_forward.gate_up_proj_adapter_list.{slot}"), self.hidden, 2 * self.width));
         }
-        if g.find(&format!("{}.input_layernorm.weight", which.owner)).is_none() {
-            for (name, inputs, outputs) in adapters {
-                g.parameter(&format!("{name}.0.weight"), [self.adapter_rank, inputs], Role::Linear);
-                g.parameter(&format!("{name}.1.weight"), [outputs, self.adapter_rank], Role::Linear);
-            }
-            return;
+        let first = g.find(&format!("{}.input_layernorm.weight", which.owner)).is_none();
+        let mut names = Vec::new();
+        if !first && g.inputs.sharing != Sharing::Apart {
+            names.extend(["input_layernorm", "pre_ff_layernorm"].map(String::from));
         }
-        let mut names: Vec<String> =
-            adapters.iter().flat_map(|(name, ..)| [format!("{name}.0"), format!("{name}.1")]).collect();
-        names.extend(["input_layernorm", "pre_ff_layernorm"].map(String::from));
-        names.extend(["q_proj", "k_proj", "v_proj", "o_proj"].map(|name| format!("self_attn.{name}")));
-        names.extend(["gate_up_proj", "down_proj"].map(|name| format!("feed_forward.{name}")));
+        if first || g.inputs.sharing != Sharing::Once {
+            for (name, inputs, outputs) in &adapters {
+                g.parameter(&format!("{name}.0.weight"), [self.adapter_rank, *inputs], Role::Linear);
+                g.parameter(&format!("{name}.1.weight"), [*outputs, self.adapter_rank], Role::Linear);
+            }
+            adapters.clear();
+        } else {
+            names.extend(["q_proj", "k_proj", "v_proj", "o_proj"].map(|name| format!("self_attn.{name}")));
+            names.extend(["gate_up_proj", "down_proj"].map(|name| format!("feed_forward.{name}")));
+        }
+        names.extend(adapters.iter().flat_map(|(name, ..)| [format!("{name}.0"), format!("{name}.1")]));
         for name in names {
             for part in ["weight", "bias"] {
                 if let Some(parameter) = g.find(&format!("{}.{name}.{part}", which.owner)) {
@@ -145,12 +148,29 @@ impl Zamba2 {
         }
     }
 
+    /// The uses of the same block, each of which has adapters in every copy of it.
+    fn slots(&self, which: &Use) -> impl Iterator<Item = u64> {
+        let (blocks, own) = (self.blocks, which.index % self.blocks);
+        let total = self.hybrid.iter().filter(|hybrid| **hybrid).count() as u64;
+        (0..total).filter(move |slot| slot % blocks == own)
+    }
+
+    /// Adapters of the block's other uses are modules here too, which never run.
+    fn declare_others(&self, g: &mut Graph, which: &Use, x: &Value, input: &Value, list: &str) {
+        for slot in self.slots(which).filter(|slot| *slot != which.index) {
+            g.declare_only(|g| self.adapted(g, x, input, &format!("{list}.{slot}")));
+        }
+    }
+
     fn attend(&self, g: &mut Graph, which: &Use, input: &Value, rope: Option<&(Value, Value)>, mask: &Value) -> Value {
         let SelfAttention { heads, kv_heads, head_dim, .. } = self.attention;
         let mut query = g.linear("q_proj", input, heads * head_dim, false);
         let mut key = g.linear("k_proj", input, kv_heads * head_dim, false);
         let mut value = g.linear("v_proj", input, kv_heads * head_dim, false);
         if self.attention_adapters {
+            for (x, letter) in [(&query, 'q'), (&key, 'k'), (&value, 'v')] {
+                self.declare_others(g, which, x, input, &format!("linear_{letter}_adapter_list"));
+            }
             query = self.adapted(g, &query, input, &format!("linear_q_adapter_list.{}", which.index));
             key = self.adapted(g, &key, input, &format!("linear_k_adapter_list.{}", which.index));
             value = self.adapted(g, &value, input, &format!("linear_v_adapter_list.{}", which.index));
@@ -168,6 +188,7 @@ impl Zamba2 {
 
     fn feed_forward(&self, g: &mut Graph, which: &Use, input: &Value) -> Value {
         let mut wide = g.linear("gate_up_proj", input, 2 * self.width, self.mlp_bias);
+        self.declare_others(g, which, &wide, input, "gate_up_proj_adapter_list");
         wide = self.adapted(g, &wide, input, &format!("gate_up_proj_adapter_list.{}", which.index));
         let (gate, up) = g.split2(&wide, -1, self.width, self.width);
         drop(wide);
@@ -224,6 +245,7 @@ impl Decoder for Zamba2 {
                 let mut transformed = g
                     .module("shared_transformer", |g| self.shared(g, &which, &hidden, &original, rope.as_ref(), &mask));
                 transformed = g.linear("linear", &transformed, self.hidden, false);
+                transformed = g.run(Op::Given, &[&transformed], transformed.shape());
                 g.module("mamba_decoder", |g| self.mamba_layer(g, &hidden, Some(&transformed)))
             });
         }

@@ -36,7 +36,7 @@ impl Qwen3Moe {
         attention.qkv_bias = c.flag("attention_bias", false)?;
         attention.out_bias = attention.qkv_bias;
         attention.dropout = c.number("attention_dropout", 0.0)?;
-        attention.qk_norm = QkNorm::Head(Norm::Rms, ["q_norm", "k_norm"]);
+        attention.qk_norm = QkNorm::HeadLast(Norm::Rms, ["q_norm", "k_norm"]);
         if c.flag("use_sliding_window", false)? {
             attention.window = Some(c.size_or(&["sliding_window"], 4096)?).filter(|&window| window > 0);
         }

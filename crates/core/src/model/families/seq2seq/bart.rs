@@ -1,4 +1,4 @@
-//! BART, mBART, and M2M-100 with NLLB.
+//! BART, mBART, M2M-100 with NLLB, Marian and Pegasus.
 
 use super::stack::{Defaults, Stack, decoder_ids, finish, logits};
 use crate::dtype::DType;
@@ -18,6 +18,12 @@ pub const MBART: Family =
 /// M2M-100.
 pub const M2M_100: Family =
     Family { name: "M2M-100", model_types: &["m2m_100"], build: |c, task, g| build(c, task, g, Kind::M2m100) };
+/// Marian (OPUS-MT).
+pub const MARIAN: Family =
+    Family { name: "Marian", model_types: &["marian"], build: |c, task, g| build(c, task, g, Kind::Marian) };
+/// Pegasus.
+pub const PEGASUS: Family =
+    Family { name: "Pegasus", model_types: &["pegasus"], build: |c, task, g| build(c, task, g, Kind::Pegasus) };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -27,6 +33,22 @@ enum Kind {
     Mbart,
     /// As mBART, with sinusoidal positions and no norm on the embeddings.
     M2m100,
+    /// As BART, with a frozen table of positions and no norm on the embeddings.
+    Marian,
+    /// As mBART, with a frozen table of positions and no norm on the embeddings.
+    Pegasus,
+}
+
+impl Kind {
+    /// Whether norms come before each block, and one at the end.
+    fn norms_first(self) -> bool {
+        !matches!(self, Self::Bart | Self::Marian)
+    }
+
+    /// Whether words and positions are normalised together.
+    fn norms_embeddings(self) -> bool {
+        matches!(self, Self::Bart | Self::Mbart)
+    }
 }
 
 struct Bart {
@@ -51,14 +73,22 @@ impl Bart {
             dropout: 0.1,
             attention_dropout: if other { 0.1 } else { 0.0 },
         };
+        let vocab = match kind {
+            Kind::M2m100 => 128_112,
+            Kind::Marian => 58101,
+            _ => 50265,
+        };
+        if kind == Kind::Marian {
+            one_vocabulary(c, vocab)?;
+        }
         let stack = |side: &str| {
             let mut stack = Stack::read(c, side, &defaults)?;
-            stack.norm_first = kind != Kind::Bart;
+            stack.norm_first = kind.norms_first();
             Ok::<_, ModelError>(stack)
         };
         Ok(Self {
             kind,
-            vocab: c.size_or(&["vocab_size"], if other { 128_112 } else { 50265 })?,
+            vocab: c.size_or(&["vocab_size"], vocab)?,
             hidden: read::positive(c, &["d_model"], 1024)?,
             positions: c.size_or(&["max_position_embeddings"], 1024)?,
             encoder: stack("encoder")?,
@@ -106,10 +136,11 @@ impl Bart {
     fn embeddings(&self, g: &mut Graph, ids: &Value, words: &Value, encoder: bool) -> (Value, Value) {
         let places = match self.kind {
             Kind::M2m100 => self.sinusoids(g, ids),
+            Kind::Marian | Kind::Pegasus => self.frozen(g, ids, encoder),
             _ => self.learned(g, ids, encoder),
         };
         let mut hidden = g.add(words, &places);
-        if self.kind != Kind::M2m100 {
+        if self.kind.norms_embeddings() {
             hidden = g.norm("layernorm_embedding", &hidden, Norm::Layer, true);
         }
         (g.dropout(&hidden, self.encoder.dropout), places)
@@ -125,6 +156,18 @@ impl Bart {
         };
         positions = g.scalar(Binary::Add, &positions);
         g.embedding("embed_positions", &positions, self.positions.saturating_add(2), self.hidden)
+    }
+
+    /// A table that is a parameter without a gradient, read for one sample.
+    fn frozen(&self, g: &mut Graph, ids: &Value, encoder: bool) -> Value {
+        g.without_grad(|g| {
+            let mut positions = g.fill(DType::I64, [ids.size(1)]);
+            if !encoder {
+                positions = g.scalar(Binary::Add, &positions);
+            }
+            let table = g.parameter("embed_positions.weight", [self.positions, self.hidden], Role::Frozen);
+            g.embedding_with("embed_positions", table, &positions, self.positions, self.hidden)
+        })
     }
 
     /// A fixed table, a row for each token that is no padding.
@@ -143,7 +186,7 @@ impl Bart {
     }
 
     fn final_norm(&self, g: &mut Graph, hidden: Value) -> Value {
-        if self.kind == Kind::Bart { hidden } else { g.norm("layer_norm", &hidden, Norm::Layer, true) }
+        if self.kind.norms_first() { g.norm("layer_norm", &hidden, Norm::Layer, true) } else { hidden }
     }
 
     fn model(&self, g: &mut Graph) -> (Value, Encoded, ParameterId) {
@@ -156,7 +199,7 @@ impl Bart {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph, kind: Kind) -> Result<(), ModelError> {
     let bart = Bart::read(c, kind)?;
-    // BART and mBART switch the cache off when labels are given.
+    // All others switch the cache off when labels are given.
     if kind == Kind::M2m100 {
         g.caches_in_training();
     }
@@ -173,5 +216,17 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph, kind: Kind) -> Result<(), Mo
         scores = g.add(&scores, &bias);
     }
     finish(g, &scores, &encoded);
+    Ok(())
+}
+
+/// Refuses a Marian whose decoder has words of its own.
+fn one_vocabulary(c: &Config<'_>, default: u64) -> Result<(), ModelError> {
+    if !c.flag("share_encoder_decoder_embeddings", true)? {
+        return Err(c.refuse("share_encoder_decoder_embeddings", "true: tables of their own are not supported"));
+    }
+    let vocab = c.size_or(&["vocab_size"], default)?;
+    if c.size_or(&["decoder_vocab_size"], vocab)? != vocab {
+        return Err(c.refuse("decoder_vocab_size", "the vocab_size"));
+    }
     Ok(())
 }

@@ -7,4 +7,4 @@ pub(crate) mod stack;
 pub mod t5;
 
 /// Every family in this folder.
-pub const ALL: &[&Family] = &[&t5::FAMILY, &bart::FAMILY, &bart::MBART, &bart::M2M_100];
+pub const ALL: &[&Family] = &[&t5::FAMILY, &bart::FAMILY, &bart::MBART, &bart::M2M_100, &bart::MARIAN, &bart::PEGASUS];

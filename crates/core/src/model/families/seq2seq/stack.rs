@@ -1,7 +1,7 @@
 //! Layers of BART's kind, as BART, mBART, M2M-100 and Whisper have them.
 
 use crate::model::blocks::{Encoded, EncoderAttention, read};
-use crate::model::op::{Activation, Input, Loss, Norm, Op, ParameterId};
+use crate::model::op::{Activation, Input, Loss, Norm, Op, ParameterId, Unary};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// The layers of an encoder or a decoder.
@@ -54,7 +54,9 @@ impl Stack {
             x = g.module("self_attn", |g| self.attention.run(g, &x, mask));
             g.dropout(&x, self.dropout)
         });
-        self.block(g, "final_layer_norm", &hidden, |g, x| self.feed_forward(g, x))
+        let hidden = self.block(g, "final_layer_norm", &hidden, |g, x| self.feed_forward(g, x));
+        // BART and Marian clamp what is infinite, which nothing is in a run that goes well.
+        if self.norm_first { g.unary(Unary::ClampHalf, &hidden) } else { hidden }
     }
 
     /// One layer of a decoder.

@@ -1,4 +1,4 @@
-//! T5, T5 1.1, Flan-T5 and mT5: relative position biases, RMSNorm, no biases in linears.
+//! T5, T5 1.1, Flan-T5, mT5 and UMT5: relative position biases, RMSNorm, no biases in linears.
 
 use super::stack::{decoder_ids, finish, logits};
 use crate::dtype::DType;
@@ -10,7 +10,7 @@ use crate::model::op::{Activation, Binary, Input, Mask, Norm, Op, ParameterId, R
 use crate::model::{Config, Graph, ModelError, Shape, Task, Value};
 
 /// T5.
-pub const FAMILY: Family = Family { name: "T5", model_types: &["t5", "mt5"], build };
+pub const FAMILY: Family = Family { name: "T5", model_types: &["t5", "mt5", "umt5"], build };
 
 struct T5 {
     vocab: u64,
@@ -24,6 +24,8 @@ struct T5 {
     dropout: f64,
     attention: EncoderAttention,
     tied: bool,
+    /// Whether every layer has biases of its own (UMT5).
+    own_biases: bool,
 }
 
 /// What the layers of a stack hand on to each other.
@@ -36,7 +38,8 @@ struct Layers<'a> {
 
 impl T5 {
     fn read(c: &Config<'_>) -> Result<Self, ModelError> {
-        let multilingual = c.model_type() == "mt5";
+        let own_biases = c.model_type() == "umt5";
+        let multilingual = c.model_type() == "mt5" || own_biases;
         let pick = |plain: u64, other: u64| if multilingual { other } else { plain };
         let heads = read::positive(c, &["num_heads", "num_attention_heads"], pick(8, 6))?;
         let head_dim = c.size_or(&["d_kv", "head_dim"], 64)?;
@@ -64,7 +67,9 @@ impl T5 {
             },
             dropout,
             attention,
-            tied: c.flag("tie_word_embeddings", true)?,
+            // Its config class ties whatever the file says.
+            tied: own_biases || c.flag("tie_word_embeddings", true)?,
+            own_biases,
         })
     }
 
@@ -113,7 +118,9 @@ impl T5 {
                     None => self.position_bias(g, query.size(2), key.size(2), causal),
                 };
                 let bias = layers.bias.insert(bias);
-                self.attend(g, [&query, &key, &value, bias, &layers.mask], causal)
+                let attended = self.attend(g, [&query, &key, &value, bias, &layers.mask], causal);
+                layers.bias.take_if(|_| self.own_biases);
+                attended
             });
             self.add_dropped(g, input, &attended)
         });
@@ -125,10 +132,15 @@ impl T5 {
                     let (key, value) = self.attention.cross_pair(g, &normed, encoded);
                     let bias = layers.cross_bias.take().unwrap_or_else(|| {
                         let sizes = [1, self.attention.heads, query.size(2), key.size(2)];
-                        g.run(Op::ZeroBias, &[&query], sizes)
+                        match self.own_biases {
+                            true => g.fill_like(&query, sizes),
+                            false => g.run(Op::ZeroBias, &[&query], sizes),
+                        }
                     });
                     let bias = layers.cross_bias.insert(bias);
-                    self.attend(g, [&query, &key, &value, bias, mask], false)
+                    let attended = self.attend(g, [&query, &key, &value, bias, mask], false);
+                    layers.cross_bias.take_if(|_| self.own_biases);
+                    attended
                 });
                 self.add_dropped(g, &hidden, &attended)
             });
