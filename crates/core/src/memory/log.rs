@@ -58,6 +58,8 @@ pub enum Stream {
     Cast,
     /// Gradients are reduced on it over copies of the model.
     AllReduce,
+    /// One of those of a further stage of a pipeline rank.
+    OfStage(u8),
 }
 
 /// What memory is used for.

@@ -38,6 +38,8 @@ impl Wrapper for Alone {
 }
 
 impl Staged for Alone {
+    fn be_stage(&self, _place: u8) {}
+
     fn before_stage(&self, _torch: &mut Torch) {}
 
     fn begin_backward(&self) {}

@@ -14,10 +14,10 @@ use super::{Staged, Wrapped, Wrapper};
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd::{Edge, Leaf, Node};
-use crate::memory::log::{Category, Storage, Stream};
+use crate::memory::log::{Category, Stream};
 use crate::memory::lower::hooks::Hooks;
 use crate::memory::optimizer::Trained;
-use crate::memory::tensor::{Tensor, contiguous_strides};
+use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::ModuleId;
 use crate::model::{Program, Shape};
@@ -90,6 +90,8 @@ pub(super) struct FullyShard {
     reduces: Cell<bool>,
     /// Whether parameters go back to shards after it (`set_reshard_after_backward`).
     reshards: Cell<bool>,
+    /// What gathers, reductions and reductions over copies run on.
+    streams: Cell<[Stream; 3]>,
     /// The flat buffer that the next gather's copy-out releases.
     last_flat: RefCell<Option<Tensor>>,
     /// The input of the last reduction.
@@ -163,6 +165,7 @@ pub(super) fn wrap(
         types: options.mixed_precision,
         reduces: Cell::new(true),
         reshards: Cell::new(true),
+        streams: Cell::new([Stream::Gather, Stream::Reduce, Stream::AllReduce]),
         last_flat: RefCell::default(),
         last_reduction: RefCell::default(),
         order: RefCell::default(),
@@ -214,23 +217,6 @@ fn shard(torch: &mut Torch, member: &Member, options: &Fsdp2, world: u64) -> (Pa
     (parameter, part)
 }
 
-impl Torch {
-    /// A tensor whose storage is filled and emptied by hand; `elements` counts padding too.
-    pub(super) fn hollow(&mut self, operation: &'static str, shape: Shape, elements: u64, dtype: DType) -> Tensor {
-        let bytes = elements.saturating_mul(dtype.size());
-        let make = |torch: &mut Self| Storage::hollow(&torch.log, operation, bytes, shape, dtype);
-        let storage = self.in_category(Category::Communication, make);
-        Tensor::new(storage, self.layouts.of(&shape, &contiguous_strides(&shape)), dtype)
-    }
-
-    /// A flat buffer of a collective.
-    pub(super) fn flat(&mut self, operation: &'static str, elements: u64, dtype: DType, stream: Stream) -> Tensor {
-        self.on_stream(stream, |torch| {
-            torch.in_category(Category::Communication, |torch| torch.fresh(operation, Shape::from([elements]), dtype))
-        })
-    }
-}
-
 impl FullyShard {
     fn gathered_type(&self, parameter: &Parameter) -> DType {
         self.types.map_or(parameter.dtype, |types| types.parameters)
@@ -238,7 +224,7 @@ impl FullyShard {
 
     /// Begins a gather (`unshard`).
     fn unshard(&self, torch: &mut Torch, unit: &Unit) {
-        self.unshard_on(torch, unit, Stream::Gather);
+        self.unshard_on(torch, unit, self.streams.get()[0]);
     }
 
     fn unshard_on(&self, torch: &mut Torch, unit: &Unit, stream: Stream) {
@@ -403,12 +389,13 @@ impl FullyShard {
         let elements: u64 = with_gradient.iter().map(|(p, _)| p.shard.elements()).sum();
         let input = torch.flat("reduce-scatter input", elements * self.world, reduce, Stream::Default);
         let receivers: Vec<&Rc<Leaf>> = with_gradient.iter().filter_map(|(p, _)| p.shard_leaf.as_ref()).collect();
-        drop(with_gradient);
-        let mut output = torch.flat("reduce-scatter output", elements, reduce, Stream::Reduce);
-        let mut last = Stream::Reduce;
+        // The name of a loop over the gradients (`foreach_reduce`) stays bound to the last until the reduction returns.
+        let last_of_loop = with_gradient.into_iter().next_back().filter(|_| self.world > 1);
+        let [_, mut last, over_copies] = self.streams.get();
+        let mut output = torch.flat("reduce-scatter output", elements, reduce, last);
         if self.replicas > 1 {
             *unit.all_reduced.borrow_mut() = Some(output.clone());
-            last = Stream::AllReduce;
+            last = over_copies;
         }
         if reduce != original {
             output = torch.flat("_to_copy", elements, original, last);
@@ -421,6 +408,7 @@ impl FullyShard {
                 *slot = Some(view);
             }
         }
+        drop(last_of_loop);
         *self.last_reduction.borrow_mut() = Some(input);
     }
 }

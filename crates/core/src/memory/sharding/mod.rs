@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`shares`] | how much of a tensor each rank has |
 //! | `members`, `units` | the parameters of a model, and which of them are wrapped together |
+//! | `buffers` | gathered parameters and buffers of collectives |
 //! | `alone` | no engine: tensor parallel by itself |
 //! | `ddp` | `DistributedDataParallel` |
 //! | `deepspeed`, `zero0`, `zero1_wide`, `zero12`, `zero3`, `coordinator`, `leaf_modules` | DeepSpeed's loop, and what ZeRO does in it |
@@ -15,6 +16,7 @@
 //! The card is rank 0 of the data-parallel ranks: where a size does not divide, it has the largest share.
 
 mod alone;
+mod buffers;
 mod coordinator;
 mod ddp;
 pub(super) mod deepspeed;
@@ -82,6 +84,8 @@ trait Wrapper: Hooks {
 
 /// What an engine does around a stage of a pipeline.
 trait Staged: Wrapper {
+    /// Which of a rank's stages it is.
+    fn be_stage(&self, place: u8);
     /// Before a micro-batch goes forward.
     fn before_stage(&self, torch: &mut Torch);
     /// Before one goes back: nothing is reduced, and what is gathered stays.

@@ -138,8 +138,8 @@ impl Pipeline {
         }
         let micro = u64::from(plan.gradient_accumulation.max(1));
         let rounds = (micro / pp.max(1)).max(1);
-        if self.schedule == Schedule::Interleaved && micro % rounds != 0 {
-            let fits = |count: &u64| count % (count / pp.max(1)).max(1) == 0;
+        if self.schedule == Schedule::Interleaved && !micro.is_multiple_of(rounds) {
+            let fits = |count: &u64| count.is_multiple_of((count / pp.max(1)).max(1));
             let below = (1..micro).rev().find(fits).unwrap_or(1);
             let above = (micro + 1..).find(fits).unwrap_or(micro);
             return conflict(

@@ -16,6 +16,13 @@ impl FullyShard {
 }
 
 impl Staged for FullyShard {
+    fn be_stage(&self, place: u8) {
+        // Every root makes streams of its own.
+        if let Some(first) = place.checked_sub(1).and_then(|before| before.checked_mul(3)) {
+            self.streams.set([0, 1, 2].map(|role| Stream::OfStage(first.saturating_add(role))));
+        }
+    }
+
     fn before_stage(&self, torch: &mut Torch) {
         self.pre_forward(torch, self.modules.root());
     }

@@ -76,6 +76,7 @@ pub(super) fn simulate(
         let loss = cut.loss.as_ref().map(|loss| bind(&with_labels(loss, program), Vec::new()));
         let runner = bind(&cut.program, parameters).hooked(Rc::clone(&engine).hooks());
         let Some(engine) = engine.staged() else { continue };
+        engine.be_stage(stages.len() as u8);
         let (received, gradients, outputs, losses) = Default::default();
         stages.push(Stage { index, cut, runner, loss, engine, received, gradients, outputs, losses });
     }
