@@ -152,7 +152,7 @@ fn recompute_under_fsdp_lowers_the_peak() {
 
 fn with_zero(stage: u8) -> Megatron {
     let zero = ZeroConfig { stage, reduce_bucket_size: 1_000_000, ..ZeroConfig::default() };
-    Megatron { deepspeed: Some(DeepSpeed { zero, ..DeepSpeed::default() }), ..Megatron::default() }
+    Megatron { deepspeed: Some(Box::new(DeepSpeed { zero, ..DeepSpeed::default() })), ..Megatron::default() }
 }
 
 /// Weights, fp32 weights and two moments, whole or in parts.

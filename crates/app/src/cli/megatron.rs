@@ -140,7 +140,7 @@ impl MegatronArguments {
             ..Megatron::default()
         };
         if let Some(Engine::Deepspeed(zero)) = zero {
-            options.deepspeed = Some(zero);
+            options.deepspeed = Some(Box::new(zero));
             options.cross_entropy = CrossEntropy::Unfused;
         }
         self.sharding.apply(&mut options, fsdp)?;

@@ -301,8 +301,8 @@ impl Parallel {
             Engine::Deepspeed(DeepSpeed { zero, .. }) => {
                 [&zero.offload_optimizer, &zero.offload_param].into_iter().flatten().any(Offload::is_on)
             }
-            Engine::Megatron(Megatron { deepspeed: Some(DeepSpeed { zero, .. }), .. }) => {
-                zero.offload_optimizer.as_ref().is_some_and(Offload::is_on)
+            Engine::Megatron(Megatron { deepspeed: Some(deepspeed), .. }) => {
+                deepspeed.zero.offload_optimizer.as_ref().is_some_and(Offload::is_on)
             }
             Engine::Ddp(_) | Engine::Tp(_) | Engine::Megatron(_) => false,
         }

@@ -84,7 +84,7 @@ impl Job {
                 let zero = ZeroConfig { stage, offload_optimizer, ..ZeroConfig::default() };
                 Engine::Megatron(Megatron {
                     recompute: if self.checkpointing { Recompute::Uniform(1) } else { Recompute::None },
-                    deepspeed: Some(DeepSpeed { zero, ..DeepSpeed::default() }),
+                    deepspeed: Some(Box::new(DeepSpeed { zero, ..DeepSpeed::default() })),
                     ..Megatron::default()
                 })
             }

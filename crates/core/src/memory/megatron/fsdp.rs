@@ -196,6 +196,16 @@ impl Sharded {
         })
     }
 
+    /// The bucket behind those that are wanted (before them, on the way back), while few enough are gathered ahead.
+    fn following(&self, wanted: &[usize], base: u64) -> Option<usize> {
+        let sum: u64 = wanted.iter().map(|index| self.buckets[*index].elements).sum();
+        let next = match self.backward.get() {
+            false => (*wanted.first()?..self.buckets.len()).find(|index| !wanted.contains(index)),
+            true => (0..*wanted.last()?).rev().find(|index| !wanted.contains(index)),
+        };
+        next.filter(|next| self.buckets[*next].ranks > 1 && sum - base < self.ahead)
+    }
+
     /// Gathers what `owner` reads, and in its direction what comes next, up to a limit.
     pub(super) fn gather(&self, torch: &mut Torch, owner: usize, ahead: bool) {
         if !self.options.strategy.shards_parameters() {
@@ -204,14 +214,7 @@ impl Sharded {
         let mut wanted = self.of_owner(owner);
         let base: u64 = wanted.iter().map(|index| self.buckets[*index].elements).sum();
         let mut units: BTreeSet<usize> = [owner].into();
-        while ahead {
-            let sum: u64 = wanted.iter().map(|index| self.buckets[*index].elements).sum();
-            let next = match self.backward.get() {
-                false => wanted.first().map(|first| (*first..).find(|index| !wanted.contains(index)).unwrap_or(0)),
-                true => wanted.last().and_then(|last| (0..*last).rev().find(|index| !wanted.contains(index))),
-            };
-            let inside = |next: &usize| *next < self.buckets.len() && self.buckets[*next].ranks > 1;
-            let Some(next) = next.filter(|next| inside(next) && sum - base < self.ahead) else { break };
+        while let Some(next) = self.following(&wanted, base).filter(|_| ahead) {
             units.extend(&self.buckets[next].owners);
             if self.options.double_buffer && units.len() > 2 {
                 break;

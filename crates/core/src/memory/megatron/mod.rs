@@ -61,7 +61,7 @@ use crate::plan::parallel::mesh::Mesh;
 
 /// Simulates a rank of one pipeline stage.
 pub fn simulate(architecture: Architecture, plan: &TrainPlan, mesh: &Mesh, options: &Megatron, stage: u64) -> Log {
-    if let Some(zero) = &options.deepspeed {
+    if let Some(zero) = options.deepspeed.as_deref() {
         return deepspeed::simulate(architecture, plan, mesh, (options, zero), stage);
     }
     let mut torch = Torch::new(Device::of(&plan.gpu));

@@ -67,7 +67,7 @@ pub struct Megatron {
     pub lora: Option<MegatronLora>,
     /// Megatron-DeepSpeed: its layers under DeepSpeed's engine.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub deepspeed: Option<DeepSpeed>,
+    pub deepspeed: Option<Box<DeepSpeed>>,
     /// `partition_activations` of DeepSpeed's checkpoints: tensor-parallel ranks share what is kept for recompute.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub partition_activations: bool,
