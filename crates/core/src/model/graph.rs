@@ -188,6 +188,11 @@ impl Graph {
         result
     }
 
+    /// Says that the model is done and its output has taken the name of the last one: a loop computes the loss itself.
+    pub fn rebound(&mut self) {
+        self.steps.borrow_mut().push(Step::Rebound);
+    }
+
     /// What runs inside ignores autocast.
     pub fn without_autocast<T>(&mut self, body: impl FnOnce(&mut Self) -> T) -> T {
         self.steps.borrow_mut().push(Step::Autocast(false));
@@ -222,6 +227,13 @@ impl Graph {
     /// A parameter by its full name, also through an alias.
     pub fn find(&self, name: &str) -> Option<ParameterId> {
         self.parameter_names.get(name).copied()
+    }
+
+    /// Says which of the parameters so far, by their names, are never trained.
+    pub fn freeze(&mut self, is_frozen: impl Fn(&str) -> bool) {
+        for parameter in self.parameters.iter_mut().filter(|parameter| is_frozen(&parameter.name)) {
+            parameter.role = Role::Frozen;
+        }
     }
 
     /// A second name for a parameter (tied weights), relative to the current module.

@@ -1,7 +1,8 @@
 //! The features of a plan by name: what a recorded run vouches for, and what a report says was never measured.
 
 use super::{
-    AdapterPlan, AllocatorOptions, Checkpointing, Gpu, InferPlan, Kernels, LossKind, Quantization, RunPlan, TrainPlan,
+    AdapterPlan, AllocatorOptions, Checkpointing, Gpu, InferPlan, Kernels, LossKind, ModelCode, Quantization, RunPlan,
+    TrainPlan,
 };
 
 impl RunPlan {
@@ -60,6 +61,9 @@ impl TrainPlan {
             Some(AdapterPlan::Lora(lora)) if lora.dora => add(true, "DoRA"),
             Some(AdapterPlan::Lora(_)) => add(true, "LoRA"),
             _ => {}
+        }
+        if self.model_code != ModelCode::Transformers {
+            names.push(format!("{} model code", spelled(self.model_code)));
         }
         if let Some(kernel) = self.sdpa_kernel {
             names.push(format!("forced {} kernel", spelled(kernel)));
