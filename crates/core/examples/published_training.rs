@@ -11,8 +11,8 @@ use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::adapter::OtherAdapter;
 use vramcast_core::plan::{
-    AdapterPlan, Batch, CacheImplementation, Gpus, InferPlan, LoraPlan, Optimizer, OptimizerKind, Quantization,
-    Targets, TrainPlan,
+    AdapterPlan, Batch, CacheImplementation, Checkpointing, Gpus, Implementation, InferPlan, LoraPlan, LossKind,
+    LossOptions, ModelCode, Optimizer, OptimizerKind, Quantization, Targets, TrainPlan,
 };
 use vramcast_core::source::catalogue;
 
@@ -109,19 +109,49 @@ fn flag(value: &Value) -> bool {
 
 fn torchtune(row: &Value) -> Outcome {
     let method = text(row, "method");
+    let all = ["q_proj", "v_proj", "output_proj", "mlp"].map(str::to_owned).to_vec();
     if text(row, "table").contains("Optimization flags") {
-        match row {
-            _ if row["packed"] != true => return Err("not packed: tokens are not known".into()),
-            _ if row["compile"] == true => return Err("torch.compile, most with chunked loss or offloading".into()),
-            _ => {}
+        if row["packed"] != true {
+            return Err("not packed: tokens are not known".into());
         }
+        let on = |key: &str| row[key] == true;
+        let lora = LoraPlan { rank: 64, targets: Targets::Names(all), dtype: Some(DType::BF16), ..LoraPlan::default() };
+        let chunked = text(row, "loss").starts_with("CEWith");
         let plan = TrainPlan {
             batch: Batch { batch_size: 2, seq_len: 4096, ..Batch::default() },
+            model_code: ModelCode::Torchtune,
+            keep_outputs: false,
+            checkpointing: if on("activation_checkpointing") { Checkpointing::Full } else { Checkpointing::Off },
+            save_on_cpu: on("activation_offloading"),
+            loss: LossOptions { kind: if chunked { LossKind::Chunked } else { LossKind::Standard }, chunks: 8 },
+            optimizer: Optimizer {
+                kind: if text(row, "optimizer").contains("8bit") {
+                    OptimizerKind::AdamW8bit
+                } else {
+                    OptimizerKind::AdamW
+                },
+                // By its figures: weights, gradients and states are 23.9 GiB, and any other step would add 6.
+                implementation: Implementation::Fused,
+                ..Optimizer::default()
+            },
+            optimizer_in_backward: on("optimizer_in_bwd"),
+            adapter: method.contains("lora").then_some(AdapterPlan::Lora(lora)),
+            quantization: (method == "qlora").then(|| Quantization { double: true, ..Quantization::default() }),
             gpu: Gpus::embedded().find("A100-80GB").unwrap(),
             ..TrainPlan::default()
         };
         let peak = train(&model("meta-llama/Llama-3.2-3B", false)?, &plan)?.replay.peak_allocated() as f64;
-        let name = "Llama-3.2-3B full, 2 × 4096, peak active".to_owned();
+        let flags = [
+            ("compile", "compiled"),
+            ("activation_checkpointing", "recomputed"),
+            ("activation_offloading", "offloaded"),
+            ("optimizer_in_bwd", "optimizer in backward"),
+        ];
+        let mut name = format!("Llama-3.2-3B {method}, 2 × 4096, {}", text(row, "optimizer"));
+        flags.iter().filter(|(key, _)| on(key)).for_each(|(_, word)| name += &format!(", {word}"));
+        if chunked {
+            name += ", loss in 8 chunks";
+        }
         return Ok(vec![Row { name, published: row["published"].as_f64().unwrap(), ours: peak / GIB, unit: "GiB" }]);
     }
     let names = |names: &[&str]| Targets::Names(names.iter().map(|&name| name.to_owned()).collect());
@@ -129,10 +159,7 @@ fn torchtune(row: &Value) -> Outcome {
         ("lora model init", "Llama-2-7B") => {
             ("meta-llama/Llama-2-7b-hf", 8, names(&["q_proj", "v_proj"]), 13.96, GB, "GB")
         }
-        ("lora model init", _) => {
-            let all = names(&["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]);
-            ("meta-llama/Llama-3.2-3B", 64, all, 6.21, GIB, "GiB")
-        }
+        ("lora model init", _) => ("meta-llama/Llama-3.2-3B", 64, Targets::Names(all), 6.21, GIB, "GiB"),
         ("qlora model init", _) => return Err("peak of loading and quantising, torchao's NF4".into()),
         _ if text(row, "gpu").starts_with(['4', '8']) => return Err("several cards".into()),
         _ if row["compile"] == true => return Err("torch.compile, most with chunked loss or offloading".into()),
@@ -141,6 +168,7 @@ fn torchtune(row: &Value) -> Outcome {
     let lora = LoraPlan { rank, targets, dtype: Some(DType::BF16), ..LoraPlan::default() };
     let plan = TrainPlan {
         batch: Batch { seq_len: 8, ..Batch::default() },
+        model_code: ModelCode::Torchtune,
         adapter: Some(AdapterPlan::Lora(lora)),
         ..TrainPlan::default()
     };
@@ -153,23 +181,20 @@ fn torchtune(row: &Value) -> Outcome {
     }])
 }
 
-/// What LitGPT's switches come to in the names of transformers' modules.
-fn litgpt_targets(model: &Model, lora: &Value) -> Vec<String> {
-    let parts = match model.config()["model_type"].as_str().unwrap_or_default() {
-        "phi" => ["q_proj", "k_proj", "v_proj", "dense", "fc1 fc2", "lm_head"],
-        "phi3" => ["qkv_proj", "qkv_proj", "qkv_proj", "o_proj", "gate_up_proj down_proj", "lm_head"],
-        "falcon" | "RefinedWeb" | "RefinedWebModel" | "gpt_neox" => {
-            let [qkv, mlp] = ["query_key_value", "dense_h_to_4h dense_4h_to_h"];
-            [qkv, qkv, qkv, "dense", mlp, "lm_head"]
-        }
-        _ => ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj up_proj down_proj", "lm_head"],
-    };
+/// LitGPT's switches, which are its names of what is adapted.
+fn litgpt_targets(lora: &Value) -> Vec<String> {
     let on = |name: &str| flag(&lora[name]) || flag(&lora[format!("lora_{name}").as_str()]);
     let switches = ["query", "key", "value", "projection", "mlp", "head"];
-    let chosen = switches.iter().zip(parts).filter(|(switch, _)| on(switch)).flat_map(|(_, part)| part.split(' '));
-    let mut targets: Vec<String> = chosen.map(str::to_owned).collect();
-    targets.dedup();
-    targets
+    switches.into_iter().filter(|name| on(name)).map(str::to_owned).collect()
+}
+
+/// RMSNorm of spring 2024 casts before it multiplies. Which commit a row ran on is not published: rows of the config hub
+/// whose models were there in spring are taken to be of then.
+fn litgpt_code(row: &Value) -> ModelCode {
+    let later = ["llama-3.1", "llama-3.2", "Phi-3", "gemma-2-"];
+    let spring =
+        text(row, "table").starts_with("config_hub") && !later.iter().any(|name| text(row, "model").starts_with(name));
+    if spring { ModelCode::LitgptSpring2024 } else { ModelCode::Litgpt }
 }
 
 fn litgpt(row: &Value) -> Outcome {
@@ -181,7 +206,7 @@ fn litgpt(row: &Value) -> Outcome {
         "lora" | "qlora" | "full" | "inference" => {}
         _ => return Err(format!("LitGPT's own {method}")),
     }
-    // LitGPT ties no embeddings and lets bitsandbytes take every linear, the output embedding too.
+    // Its own code ties no embeddings; generation is simulated by transformers' with untied ones.
     let model = model(text(row, "hf_id"), true)?;
     let quantization = match text(row, "quantize").strip_prefix("bnb.") {
         None => None,
@@ -192,7 +217,8 @@ fn litgpt(row: &Value) -> Outcome {
             Some(Quantization { skip: Some(Vec::new()), prepare: false, keeps_inputs: true, packed_from, ..read })
         }
     };
-    let card = if table.starts_with("config_hub") { "A10G" } else { "A100-40GB" };
+    let hub = table.starts_with("config_hub");
+    let card = if hub { "A10G" } else { "A100-40GB" };
     let gpu = Gpus::embedded().find(card).unwrap();
     let weights = if text(row, "precision") == "32-true" { DType::F32 } else { DType::BF16 };
     let scheme = text(row, "quantize").trim_start_matches("bnb.");
@@ -211,12 +237,12 @@ fn litgpt(row: &Value) -> Outcome {
             .iter()
             .find_map(|key| lora[*key].as_f64().or_else(|| lora[*key].as_str()?.parse().ok()));
         let adapter = rank.map(|rank| {
-            let targets = Targets::Names(litgpt_targets(&model, lora));
+            let targets = Targets::Names(litgpt_targets(lora));
             let (dropout, dtype) = (dropout.unwrap_or(0.0), Some(weights));
             AdapterPlan::Lora(LoraPlan { rank, dropout, targets, dtype, ..LoraPlan::default() })
         });
         // bitsandbytes' PagedAdamW beside quantised weights: its state is not torch's.
-        let kind = if quantization.is_some() { OptimizerKind::PagedAdamW8bit } else { OptimizerKind::AdamW };
+        let kind = if quantization.is_some() { OptimizerKind::PagedAdamW32 } else { OptimizerKind::AdamW };
         let (batch_size, seq_len) =
             (number(&row["micro_batch_size"]).unwrap(), number(&row["max_seq_length"]).unwrap());
         let plan = TrainPlan {
@@ -225,14 +251,16 @@ fn litgpt(row: &Value) -> Outcome {
             optimizer: Optimizer { kind, ..Optimizer::default() },
             adapter,
             quantization,
+            model_code: litgpt_code(row),
             gpu: gpu.clone(),
             // Its loop deletes neither logits nor loss.
-            keep_loss: true,
+            keep_loss: hub,
             // Gradients of earlier micro-batches are alive from the second on; all later ones are alike.
-            gradient_accumulation: if number(&row["global_batch_size"]).is_some_and(|all| all <= batch_size) {
-                1
-            } else {
+            // In 2023 the longest sample was in the first batch alone, which meets neither those nor an older graph.
+            gradient_accumulation: if hub && number(&row["global_batch_size"]).is_none_or(|all| all > batch_size) {
                 2
+            } else {
+                1
             },
             ..TrainPlan::default()
         };
@@ -248,7 +276,10 @@ fn litgpt(row: &Value) -> Outcome {
             run.process_bytes() as f64 / GB
         ));
     }
-    let ours = run.replay.peak_allocated();
+    let steps = run.log.phases.iter().zip(&run.replay.phases);
+    // The first step alone where the longest sample is there alone.
+    let of_first = steps.filter(|(name, _)| hub || method == "inference" || name.starts_with("0.0."));
+    let ours = of_first.map(|(_, phase)| phase.peak).max().unwrap_or(0);
     let published = row["published_gb"].as_f64().ok_or("no figure")?;
     Ok(vec![Row { name, published, ours: ours as f64 / GB, unit: "GB" }])
 }

@@ -15,8 +15,8 @@ pub(super) struct StartArguments {
     /// Trainer, known by its keys; flags override it.
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Start from a framework's defaults: hf-trainer, trl, unsloth, axolotl or llama-factory; see `vramcast list
-    /// frameworks`.
+    /// Start from a framework's defaults: hf-trainer, trl, unsloth, axolotl, llama-factory, litgpt or torchtune;
+    /// see `vramcast list frameworks`.
     #[arg(long, value_name = "NAME")]
     framework: Option<String>,
 }

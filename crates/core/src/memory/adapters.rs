@@ -89,6 +89,31 @@ pub(super) fn load(
     loaded
 }
 
+/// A model whose own code holds its adapters: what it does not freeze is trained, linears are quantised as they are made.
+pub(super) fn load_own(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Loaded {
+    let held = plan.quantization.as_ref().map(|scheme| Quantization { stored: true, ..scheme.clone() });
+    let mut loaded = Loaded { parameters: Vec::new(), trained: Vec::new(), wrapped: Wrapped::default() };
+    torch.in_category(Category::Weights, |torch| {
+        (loaded.parameters, _) = dense(torch, program, plan.weights, held.as_ref());
+        if let Some(scheme) = &held {
+            loaded.wrapped.quantised = quantise_linears(torch, program, plan.weights, scheme, &mut loaded.parameters);
+        }
+    });
+    torch.in_category(Category::Buffers, |torch| {
+        for buffer in &program.buffers {
+            loaded.parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
+        }
+    });
+    for id in &program.registration {
+        if !plan.is_frozen(&program.parameters[id.0 as usize]) {
+            let (tensor, leaf) = torch.leaf(loaded.parameters[id.0 as usize].clone());
+            loaded.parameters[id.0 as usize] = tensor.clone();
+            loaded.trained.push(Trained { tensor, leaf });
+        }
+    }
+    loaded
+}
+
 /// Parameters in the type of the weights, and what goes when heads are tied; a matrix that the checkpoint holds
 /// quantised takes no memory in full.
 pub(super) fn dense(

@@ -67,6 +67,14 @@ impl Simulation {
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     crate::work::begin();
     plan.check()?;
+    if let Some((model, plan)) = plan.model_code.own(model, plan)? {
+        return run(&model, &plan);
+    }
+    run(model, plan)
+}
+
+/// The same for a plan that was checked and a model whose code is the one that runs.
+fn run(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let Some(parallel) = &plan.parallel else { return train_at(model, plan, Place::default()) };
     if let Engine::Megatron(_) = &parallel.engine {
         return megatron::worst(model, plan);

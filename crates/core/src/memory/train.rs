@@ -19,7 +19,7 @@ use crate::dtype::DType;
 use crate::model::op::{Input, Op, ParameterId, ValueId};
 use crate::model::{Module, ModuleKind, Program, Shape, Step};
 use crate::plan::liger::LigerPatch;
-use crate::plan::{AdapterLayout, Checkpointing, OptimizerKind, TrainPlan};
+use crate::plan::{AdapterLayout, Checkpointing, ModelCode, OptimizerKind, TrainPlan};
 
 /// Steps that are run: the first makes the optimizer's state, the second is what all later ones allocate, and with the
 /// third the cache of segments has settled.
@@ -43,6 +43,7 @@ pub fn simulate(
     torch.log.borrow_mut().reserve(program.steps.len());
     let Loaded { parameters, trained, mut wrapped } = match layout {
         Some(layout) => adapters::load(&mut torch, &program, plan, layout, base),
+        None if plan.model_code != ModelCode::Transformers => adapters::load_own(&mut torch, &program, plan),
         None => {
             let (parameters, trained) = load(&mut torch, &program, plan);
             Loaded { parameters, trained, wrapped: Wrapped::default() }
@@ -96,15 +97,14 @@ fn run_step(
 ) {
     for micro in 0..plan.gradient_accumulation.clamp(1, MOST_MICRO_BATCHES) {
         // Loss and output die between the phases: the loop rebinds their names.
-        let mark = torch.graph_mark();
+        torch.last = Some((std::mem::take(held), torch.graph_mark()));
         let (loss, outputs) = phase(torch, format!("{step}.{micro}.fwd"), |torch| {
             let mut outputs = runner.forward(torch);
             let loss = outputs.first().cloned();
             if !plan.keep_outputs {
                 outputs.clear();
             }
-            held.clear();
-            torch.drop_graph_before(mark);
+            torch.let_go_of_last();
             (loss, outputs)
         });
         phase(torch, format!("{step}.{micro}.bwd"), |torch| {

@@ -195,6 +195,11 @@ impl Graph {
         result
     }
 
+    /// Says that the model is done and its output has taken the name of the last one: a loop computes the loss itself.
+    pub fn rebound(&mut self) {
+        self.steps.borrow_mut().push(Step::Rebound);
+    }
+
     /// What runs inside ignores autocast.
     pub fn without_autocast<T>(&mut self, body: impl FnOnce(&mut Self) -> T) -> T {
         self.steps.borrow_mut().push(Step::Autocast(false));
@@ -242,6 +247,13 @@ impl Graph {
     pub fn find(&self, name: &str) -> Option<ParameterId> {
         let own = self.parameter_names.find(name, |place| &self.parameters[place as usize].name);
         own.map(ParameterId).or_else(|| self.second_names.get(name).copied())
+    }
+
+    /// Says which of the parameters so far, by their names, are never trained.
+    pub fn freeze(&mut self, is_frozen: impl Fn(&str) -> bool) {
+        for parameter in self.parameters.iter_mut().filter(|parameter| is_frozen(&parameter.name)) {
+            parameter.role = Role::Frozen;
+        }
     }
 
     /// A second name for a parameter (tied weights), relative to the current module.

@@ -229,6 +229,8 @@ pub enum Op {
     IndexAdd,
     /// The same into the first input itself (`index_add_`).
     IndexAddInPlace,
+    /// Elements of a source written by index into the first input itself (`index_copy_`; inputs target, index, source).
+    IndexCopyInPlace,
     /// The first input with elements written by index (inputs target, index, source).
     Scatter {
         /// Which dimension.

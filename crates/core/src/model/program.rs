@@ -71,6 +71,8 @@ pub enum Step {
     Grad(bool),
     /// Autocast is switched off or back on.
     Autocast(bool),
+    /// The model's output takes the name that the last one had, which goes: what follows is the loop's own code.
+    Rebound,
 }
 
 /// A module.

@@ -2,7 +2,8 @@
 
 use super::parallel::Parallel;
 use super::{
-    AdapterPlan, AllocatorOptions, Checkpointing, Gpu, InferPlan, Kernels, LossKind, Quantization, RunPlan, TrainPlan,
+    AdapterPlan, AllocatorOptions, Checkpointing, Gpu, InferPlan, Kernels, LossKind, ModelCode, Quantization, RunPlan,
+    TrainPlan,
 };
 
 impl RunPlan {
@@ -63,6 +64,9 @@ impl TrainPlan {
             _ => {}
         }
         add(self.parallel.as_ref().is_some_and(Parallel::runs_mics), "MiCS");
+        if self.model_code != ModelCode::Transformers {
+            names.push(format!("{} model code", spelled(self.model_code)));
+        }
         if let Some(kernel) = self.sdpa_kernel {
             names.push(format!("forced {} kernel", spelled(kernel)));
         }

@@ -17,6 +17,7 @@
 //! | [`framework`] | defaults of training frameworks, as data |
 //! | [`import`] | plans of other tools |
 //! | [`hardware`] | cards |
+//! | [`model_code`] | whose code the model is: transformers', or a training library's own |
 //! | [`machine`] | what driver, libraries and settings of a machine take |
 //! | [`parallel`] | many cards: the mesh and the engine |
 //! | [`provenance`] | where every setting comes from |
@@ -37,6 +38,7 @@ pub mod infer;
 pub mod liger;
 pub mod loss;
 pub mod machine;
+pub mod model_code;
 pub mod optimizer;
 mod options;
 pub mod parallel;
@@ -55,6 +57,7 @@ pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheBackend, CacheImplementation, Choice, InferPlan, QuantizedCache};
 pub use loss::{LossKind, LossOptions};
 pub use machine::Machine;
+pub use model_code::ModelCode;
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use provenance::Origin;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Gpu, LossKind, LossOptions,
-    Optimizer, Parallel, PlanError, Quantization, SdpaKernel,
+    ModelCode, Optimizer, Parallel, PlanError, Quantization, SdpaKernel,
 };
 use crate::dtype::DType;
 use crate::model::op::{Parameter, Role};
@@ -32,6 +32,8 @@ pub struct TrainPlan {
     pub checkpoints: CheckpointOptions,
     /// Whether all that forward saves waits in pinned host memory (`torch.autograd.graph.save_on_cpu`).
     pub save_on_cpu: bool,
+    /// Whose code the model is.
+    pub model_code: ModelCode,
     /// Whose kernels run norms, MLPs and the loss.
     pub kernels: Kernels,
     /// How the loss of a language model is computed.
@@ -75,6 +77,7 @@ impl Default for TrainPlan {
             checkpointing: Checkpointing::Off,
             checkpoints: CheckpointOptions::default(),
             save_on_cpu: false,
+            model_code: ModelCode::Transformers,
             kernels: Kernels::Transformers,
             loss: LossOptions::default(),
             optimizer: Optimizer::default(),

@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use crate::plan::{AttentionKind, LossKind, Selective, TrainPlan};
+use crate::dtype::DType;
+use crate::plan::{AttentionKind, LossKind, ModelCode, Selective, TrainPlan};
 
 /// Writes them into a plan; what cannot be simulated is named.
 pub(super) fn apply(plan: &mut TrainPlan, run: &Value) -> Result<(), String> {
@@ -42,6 +43,18 @@ pub(super) fn apply(plan: &mut TrainPlan, run: &Value) -> Result<(), String> {
         // Every second sample is a quarter shorter, as the runs were made.
         let (batch, seq) = (plan.batch.batch_size, plan.batch.seq_len);
         plan.batch.real_tokens = Some(batch * seq - batch / 2 * (seq / 4));
+    }
+    if !run["model_code"].is_null() {
+        let code = serde_json::from_value(run["model_code"].clone());
+        plan.model_code = code.map_err(|_| named("model_code", &run["model_code"]))?;
+        plan.keep_loss = plan.model_code != ModelCode::Torchtune;
+        // LitGPT's loop rebinds its names when the next forward pass is over. Lightning quantises every linear, and rows are
+        // of bitsandbytes 0.42.
+        if let Some(quantization) = plan.quantization.as_mut().filter(|_| plan.keep_loss) {
+            quantization.skip = Some(Vec::new());
+            quantization.packed_from = Some(DType::F16);
+            (quantization.prepare, quantization.keeps_inputs) = (false, true);
+        }
     }
     plan.clip |= run["clip"].is_string();
     let names = run["frozen"].as_array().into_iter().flatten();

@@ -25,6 +25,7 @@ pub(super) fn lower(torch: &mut Torch, kind: Loss, logits: &Tensor, labels: &Ten
                 false => torch.cross_entropy(&flat, &shifted),
             }
         }
+        Loss::EachToken => torch.cross_entropies(logits, labels),
         Loss::CrossEntropy | Loss::CrossEntropyFp32 => {
             let logits = if kind == Loss::CrossEntropyFp32 { torch.cast(logits, DType::F32) } else { logits.clone() };
             let flat = torch.reshape(&logits, Shape::from([rows, classes]));

@@ -230,6 +230,7 @@ impl Runner {
                     self.exit(torch, frames, *module, at);
                 }
                 Step::Grad(on) => torch.grad_enabled = *on && torch.training,
+                Step::Rebound => torch.let_go_of_last(),
                 Step::Autocast(on) => torch.autocast = if *on { self.settings.autocast } else { None },
             }
             at += 1;
@@ -392,7 +393,8 @@ impl Runner {
             }
             Op::Convolution { weight, bias, .. } => {
                 let bias = bias.map(|id| self.parameter(id));
-                one(torch.convolution(input(0), self.parameter(*weight), bias, shape))
+                let kernel = inputs.get(1).and_then(Option::as_ref).unwrap_or_else(|| self.parameter(*weight));
+                one(torch.convolution(input(0), kernel, bias, shape))
             }
             Op::RotaryTable(table) => rotary::table(torch, *table, shape, self.settings.weights),
             Op::Rotary(style) => rotary::lower(torch, *style, inputs.len(), &input),

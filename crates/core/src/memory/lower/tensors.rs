@@ -28,6 +28,7 @@ pub(super) fn lower<'a>(
         Op::CopySlices(_) => torch.copy_slices(&all(), shape),
         Op::Jitter => torch.jitter(x()),
         Op::IndexAddInPlace => torch.index_add_in_place(x(), input(1), input(2)),
+        Op::IndexCopyInPlace => torch.index_copy_in_place(x(), input(1), input(2)),
         Op::AddMatMul => torch.add_matmul(x(), input(1), input(2)),
         Op::SolveTriangular => torch.solve_triangular(x(), input(1)),
         Op::Fill(dtype) => torch.fresh("fill", shape, *dtype),

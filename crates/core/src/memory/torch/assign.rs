@@ -61,16 +61,26 @@ impl Torch {
 
     /// Rows added into the first input itself (`index_add_`).
     pub fn index_add_in_place(&mut self, x: &Tensor, index: &Tensor, source: &Tensor) -> Tensor {
+        self.indexed_in_place(x, source, &[index])
+    }
+
+    /// Elements written into the first input itself (`index_copy_`), whose backward asks the source for its shape and so
+    /// keeps it.
+    pub fn index_copy_in_place(&mut self, x: &Tensor, index: &Tensor, source: &Tensor) -> Tensor {
+        self.indexed_in_place(x, source, &[index, source])
+    }
+
+    fn indexed_in_place(&mut self, x: &Tensor, source: &Tensor, kept: &[&Tensor]) -> Tensor {
         let output = x.detached();
         if !self.records(&[x, source]) {
             return output;
         }
-        let saved = Saved::new(self, index);
+        let saved: Vec<Saved> = kept.iter().map(|tensor| Saved::new(self, tensor)).collect();
         let (part, need_x, need_source) = (source.shape, x.needs_grad(), source.needs_grad());
         self.attach(output, &[x, source], move |torch, gradient| {
-            let index = saved.get(torch);
+            let kept: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
             let rows = need_source.then(|| torch.fresh("index_select", part, gradient.dtype));
-            drop(index);
+            drop(kept);
             smallvec![need_x.then_some(gradient), rows]
         })
     }

@@ -17,6 +17,14 @@ impl Torch {
         self.nll_loss(&log_probabilities, target)
     }
 
+    /// The same with `reduction="none"`: a figure for every row.
+    pub fn cross_entropies(&mut self, logits: &Tensor, target: &Tensor) -> Tensor {
+        let autocast = self.autocast.take();
+        let log_probabilities = self.log_softmax(logits);
+        self.autocast = autocast;
+        self.nll_loss_of(&log_probabilities, target, target.shape)
+    }
+
     /// Log-softmax over the last dimension: its output is kept.
     pub fn log_softmax(&mut self, x: &Tensor) -> Tensor {
         let fused = x.dtype == DType::F16 && self.autocast.is_some();
@@ -36,12 +44,16 @@ impl Torch {
     }
 
     fn nll_loss(&mut self, log_probabilities: &Tensor, target: &Tensor) -> Tensor {
+        self.nll_loss_of(log_probabilities, target, Shape::new(&[]))
+    }
+
+    /// `shape` is that of the result: a scalar, or one figure for every row.
+    fn nll_loss_of(&mut self, log_probabilities: &Tensor, target: &Tensor, shape: Shape) -> Tensor {
         let log_probabilities = &self.widen(log_probabilities);
         let records = self.records(&[log_probabilities]);
         let saved = records.then(|| [Saved::new(self, log_probabilities), Saved::new(self, target)]);
-        let scalar = Shape::new(&[]);
-        let output = self.fresh("nll_loss_forward", scalar, log_probabilities.dtype);
-        let total = self.fresh("nll_loss_forward", scalar, log_probabilities.dtype);
+        let output = self.fresh("nll_loss_forward", shape, log_probabilities.dtype);
+        let total = self.fresh("nll_loss_forward", Shape::new(&[]), log_probabilities.dtype);
         let Some([saved_input, saved_target]) = saved else { return output };
         let saved_total = Saved::new(self, &total);
         self.attach(output, &[log_probabilities], move |torch, gradient| {

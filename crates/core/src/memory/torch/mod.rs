@@ -73,6 +73,8 @@ pub struct Torch {
     pub stopped: bool,
     /// What nodes hold as plain attributes: it lives until the graph does, whatever backward frees.
     kept_with_graph: Vec<(Tensor, Option<Rc<Leaf>>)>,
+    /// What a loop's names hold of the last micro-batch, and where its graph ends.
+    pub last: Option<(Vec<Tensor>, usize)>,
     /// What the node whose backward runs saved.
     pub(super) retained: Vec<Saved>,
     /// Whether linears are functions of DeepSpeed's (ZeRO 3), which keep other things than torch's.
@@ -122,6 +124,7 @@ impl Torch {
             ring: None,
             stopped: false,
             kept_with_graph: Vec::new(),
+            last: None,
             retained: Vec::new(),
             linears_are_functions: false,
             in_backward: false,
@@ -252,6 +255,14 @@ impl Torch {
     /// The part of the graph that was made before a mark dies.
     pub fn drop_graph_before(&mut self, mark: usize) {
         drop(self.kept_with_graph.drain(..mark));
+    }
+
+    /// The names that a loop had for the last micro-batch go, and with them its graph.
+    pub fn let_go_of_last(&mut self) {
+        if let Some((held, mark)) = self.last.take() {
+            drop(held);
+            self.drop_graph_before(mark);
+        }
     }
 
     /// The part of the graph that was made since a mark dies.

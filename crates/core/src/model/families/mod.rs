@@ -11,6 +11,7 @@ pub mod mixtures;
 pub mod multimodal;
 pub mod seq2seq;
 pub mod speech;
+pub mod trainers;
 pub mod vision;
 
 /// A family of models that share code.
@@ -24,7 +25,7 @@ pub struct Family {
     pub build: fn(&Config<'_>, Task, &mut Graph) -> Result<(), ModelError>,
 }
 
-const FOLDERS: [&[&Family]; 9] = [
+const FOLDERS: [&[&Family]; 10] = [
     decoders::ALL,
     gpt::ALL,
     mixtures::ALL,
@@ -34,6 +35,7 @@ const FOLDERS: [&[&Family]; 9] = [
     vision::ALL,
     speech::ALL,
     multimodal::ALL,
+    trainers::ALL,
 ];
 
 /// Every family.

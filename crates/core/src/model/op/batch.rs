@@ -32,6 +32,8 @@ pub enum Loss {
     CausalLm,
     /// Cross entropy on logits in the model's type.
     CrossEntropy,
+    /// Cross entropy on logits in the model's type, one figure per row (`reduction="none"`).
+    EachToken,
     /// Cross entropy on logits upcast to fp32, labels not shifted.
     CrossEntropyFp32,
     /// Connectionist temporal classification.

@@ -162,7 +162,7 @@ pub const MAMBA_REFUSED: [&str; 2] = ["out_proj", "conv1d"];
 
 /// Paths of output embeddings in transformers: what `all-linear` leaves out (`get_output_embeddings` of each model). A
 /// model without one of these has no such head.
-pub const OUTPUT_EMBEDDINGS: [&str; 11] = [
+pub const OUTPUT_EMBEDDINGS: [&str; 12] = [
     "lm_head",
     "language_model.lm_head",
     "embed_out",
@@ -174,4 +174,5 @@ pub const OUTPUT_EMBEDDINGS: [&str; 11] = [
     "lm_head.decoder",
     "generator_lm_head",
     "vocab_projector",
+    "output",
 ];
