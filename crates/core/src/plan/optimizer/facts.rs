@@ -79,6 +79,7 @@ impl OptimizerKind {
                 | Self::Nesterov
                 | Self::Adagrad
                 | Self::Rmsprop
+                | Self::TorchAdafactor
         )
     }
 
@@ -136,7 +137,9 @@ impl Optimizer {
             OptimizerKind::Adagrad if self.implementation == Implementation::Fused => {
                 refuse("torch's fused adagrad does not run on CUDA", "use --optimizer-implementation foreach")
             }
-            OptimizerKind::Rmsprop | OptimizerKind::Nadam if self.implementation == Implementation::Fused => {
+            OptimizerKind::Rmsprop | OptimizerKind::Nadam | OptimizerKind::TorchAdafactor
+                if self.implementation == Implementation::Fused =>
+            {
                 refuse(&format!("torch's {} has no fused step", self.kind.name()), "use foreach or forloop")
             }
             kind if self.implementation != Implementation::Foreach && !kind.has_implementations() => {
