@@ -87,10 +87,6 @@ impl Saved {
         if let Some(frame) = torch.recomputing.clone() {
             torch.keep_recomputed(&frame, tensor);
         } else if torch.saves_on_host {
-            // What is not dense is made so on the card first.
-            if !tensor.is_contiguous() {
-                drop(torch.fresh("copy_", tensor.shape, tensor.dtype));
-            }
             return Self::OnHost(OnHost::new(torch, tensor));
         }
         Self::Held(tensor.detached())
