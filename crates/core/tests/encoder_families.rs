@@ -23,7 +23,7 @@ fn model_types() -> impl Iterator<Item = &'static str> {
 
 fn modes() -> [Inputs; 4] {
     let training =
-        Inputs { batch: 2, labels: true, mask: true, cache: false, last_logits_only: false, ..Inputs::inventory() };
+        Inputs { batch: 2, labels: true, mask: true, cache: false, last_logits: None, ..Inputs::inventory() };
     let prefill = Inputs { batch: 3, seq: 5, target_seq: 1, ..Inputs::inventory() };
     let decode = Inputs { batch: 3, seq: 5, target_seq: 1, past: 7, ..Inputs::inventory() };
     [Inputs::inventory(), training, prefill, decode]

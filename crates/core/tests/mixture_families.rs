@@ -19,8 +19,7 @@ fn configs() -> impl Iterator<Item = Value> {
 
 fn modes() -> [Inputs; 5] {
     let inventory = Inputs::inventory();
-    let training =
-        Inputs { batch: 2, seq: 300, labels: true, cache: false, last_logits_only: false, ..inventory.clone() };
+    let training = Inputs { batch: 2, seq: 300, labels: true, cache: false, last_logits: None, ..inventory.clone() };
     let padded = Inputs { mask: true, ..training.clone() };
     let prefill = Inputs { batch: 3, seq: 257, mask: true, ..inventory.clone() };
     let decode = Inputs { batch: 3, seq: 1, past: 1000, mask: true, ..inventory.clone() };
