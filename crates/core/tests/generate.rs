@@ -121,7 +121,7 @@ fn an_assistant_brings_its_weights_and_its_cache() {
     // 494,032,768 parameters; 24 layers of keys and values, 2 heads of 64.
     let weights = 494_032_768 * 2;
     let cache = 24 * 2 * 2048 * 2 * 64 * 2;
-    assert!(more >= weights + cache && more < weights + 3 * cache, "{more} beside {weights} and {cache}");
+    assert!(more >= weights + cache && more < weights + weights / 8, "{more} beside {weights} and {cache}");
 }
 
 #[test]

@@ -100,6 +100,7 @@ struct Held {
     outputs: Vec<Tensor>,
     new_logits: Option<Tensor>,
     next_token_logits: Option<Tensor>,
+    probabilities: Option<Tensor>,
 }
 
 impl Run<'_> {
@@ -164,20 +165,21 @@ impl Run<'_> {
         let before = self.torch.log.borrow_mut().set_category(Category::Logits);
         let torch = &mut self.torch;
         let shape = Shape::from([1, drafted.saturating_add(1), vocabulary]);
-        let new_logits = torch.fresh("_to_copy", shape, DType::F32);
-        held.new_logits = Some(new_logits.clone());
+        held.new_logits = Some(torch.fresh("_to_copy", shape, DType::F32));
         held.next_token_logits = Some(torch.fresh("clone", shape, DType::F32));
         let one = torch.phantom(Shape::from([1, vocabulary]), DType::F32);
+        let mut length = self.batch.ids.shape.size(1);
+        let end = plan.batch.seq_len.saturating_add(plan.new_tokens);
         for _ in 0..=drafted {
-            drop(choose::process(torch, plan, &one));
+            drop(choose::process(torch, plan, &one, length < end));
+            length = length.saturating_add(1);
         }
         match (plan.choice, &held.candidate_scores) {
             (Choice::Greedy, _) => drop(torch.fresh("argmax", Shape::from([drafted + 1]), DType::I64)),
             (Choice::Sample, Some(scores)) if drafted > 0 => speculate(torch, scores.shape, shape),
             (Choice::Sample, _) => {
-                let probabilities = torch.fresh("_softmax", shape, DType::F32);
+                held.probabilities = Some(torch.fresh("_softmax", shape, DType::F32));
                 drop(torch.scratch("multinomial", shape.elements().saturating_mul(4)));
-                drop(probabilities);
             }
         }
         torch.log.borrow_mut().set_category(before);
@@ -195,8 +197,9 @@ impl Run<'_> {
         let vocabulary = text["vocab_size"].as_u64().unwrap_or(0);
         let allowed = torch.fresh("ones", Shape::from([1, vocabulary]), DType::F32);
         let mut processed = None;
-        for _ in 0..drafted {
-            processed = choose::process(torch, self.plan, &allowed).or(processed);
+        let end = self.plan.batch.seq_len.saturating_add(self.plan.new_tokens);
+        for more in 0..drafted {
+            processed = choose::process(torch, self.plan, &allowed, length.saturating_add(more) < end).or(processed);
         }
         let ids = longer(torch, &self.batch.ids, drafted);
         drop((matches, allowed, processed));

@@ -25,7 +25,7 @@ impl Next {
         self.logits = Some(wide.clone());
         // The name of what goes into the processors is only overwritten when they are through.
         let given = if plan.beams > 1 { float(torch, "_log_softmax") } else { wide };
-        let scores = if plan.forced_length { forbid_end(torch, shape) } else { given.clone() };
+        let scores = if plan.forced_length { forbid_end(torch, shape, true) } else { given.clone() };
         drop(given);
         if plan.beams > 1 {
             drop(logits);
@@ -68,31 +68,35 @@ impl Next {
     }
 }
 
-/// Every processor of the plan on `[sequences, vocabulary]`; `None` where there is none.
-pub(super) fn process(torch: &mut Torch, plan: &InferPlan, scores: &Tensor) -> Option<Tensor> {
-    let forbidden = plan.forced_length.then(|| forbid_end(torch, scores.shape));
+/// Every processor of the plan on `[sequences, vocabulary]`, `early` where the sequence may not end yet; `None` where there is none.
+pub(super) fn process(torch: &mut Torch, plan: &InferPlan, scores: &Tensor, early: bool) -> Option<Tensor> {
+    let forbidden = plan.forced_length.then(|| forbid_end(torch, scores.shape, early));
     match plan.choice {
         Choice::Greedy => forbidden,
         Choice::Sample => Some(keep_likeliest(torch, forbidden.as_ref().unwrap_or(scores))),
     }
 }
 
-/// Two processors forbid the end of the sequence: one for `min_length`, one for `min_new_tokens`.
-fn forbid_end(torch: &mut Torch, shape: Shape) -> Tensor {
+/// Two processors forbid the end of the sequence: one for `min_length`, one for `min_new_tokens`. Past that length they still
+/// copy.
+fn forbid_end(torch: &mut Torch, shape: Shape, early: bool) -> Tensor {
     let vocabulary = shape.last();
     let float = |torch: &mut Torch, name: &'static str| torch.fresh(name, shape, DType::F32);
-    let mut scores = None;
-    for first in [true, false] {
-        let early = (!first).then(|| float(torch, "clone"));
+    let mut processor = |copies_first: bool| {
+        let first = copies_first.then(|| float(torch, "clone"));
         let tokens = torch.fresh("arange", Shape::from([vocabulary]), DType::I64);
         let ends = torch.fresh("isin", Shape::from([vocabulary]), DType::Bool);
         let scratch = [torch.scratch("isin", vocabulary), torch.scratch("isin", vocabulary)];
         drop(scratch);
-        let late = first.then(|| float(torch, "clone"));
-        scores = Some(float(torch, "where"));
-        drop((early, late, tokens, ends));
-    }
-    scores.unwrap_or_else(|| float(torch, "where"))
+        let copy = first.unwrap_or_else(|| float(torch, "clone"));
+        let scores = if early { float(torch, "where") } else { copy.clone() };
+        drop((copy, tokens, ends));
+        scores
+    };
+    let once = processor(false);
+    let twice = processor(true);
+    drop(once);
+    twice
 }
 
 /// `top_k=50`, which sampling has unless told otherwise.
