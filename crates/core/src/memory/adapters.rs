@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::model::op::{ModuleId, Op, ParameterId};
 use crate::model::{Module, ModuleKind, Program, Shape, Step};
 use crate::plan::adapter::{self, AdaptedKind, AdaptedModule, AdapterLayout, LoraPlan};
-use crate::plan::{AdapterPlan, Checkpointing, Quantization, QuantizationScheme, TrainPlan};
+use crate::plan::{AdapterPlan, Checkpointing, Quantization, TrainPlan};
 
 /// Everything that is loaded.
 pub(super) struct Loaded {
@@ -233,19 +233,9 @@ fn adapt(
     loaded: &mut Loaded,
 ) {
     let hidden = hidden_dtype(plan);
-    let four_bits = plan.quantization.as_ref().filter(|quantization| quantization.scheme != QuantizationScheme::Int8);
-    let wanted = |quantised: bool| match (lora.dtype, lora.follow_base, four_bits) {
-        (Some(dtype), ..) => dtype,
-        (None, false, _) => adapter::default_adapter_dtype(hidden),
-        (None, true, Some(quantization)) if quantised => quantization.compute,
-        // PEFT makes adapters in fp32, and moves them to the type of their base where that is a float.
-        (None, true, _) => {
-            if quantised {
-                DType::F32
-            } else {
-                hidden
-            }
-        }
+    let wanted = |quantised: bool| match quantised {
+        true => lora.dtype_on_quantised(hidden, plan.quantization.as_ref()),
+        false => lora.dtype_on(hidden),
     };
     let adapted = registered(program, layout);
     let first: Vec<(bool, Vec<Tensor>)> = adapted

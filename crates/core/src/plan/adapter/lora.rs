@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::targets::Targets;
-use super::{PlanError, bad};
+use super::{PlanError, bad, default_adapter_dtype};
 use crate::dtype::DType;
+use crate::plan::{Quantization, QuantizationScheme};
 
 /// LoRA as `peft.LoraConfig` describes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -142,6 +143,25 @@ const REFUSED: [&str; 8] = [
     "monteclora_config",
     "kasa_config",
 ];
+
+impl LoraPlan {
+    /// The type of an adapter on a matrix of this type.
+    pub fn dtype_on(&self, base: DType) -> DType {
+        match self.dtype {
+            Some(dtype) => dtype,
+            None if self.follow_base => base,
+            None => default_adapter_dtype(base),
+        }
+    }
+
+    /// The type of an adapter on a quantised matrix of a model in this type: PEFT makes it in fp32, and moves it only where
+    /// it knows what the matrix computes in.
+    pub fn dtype_on_quantised(&self, hidden: DType, base: Option<&Quantization>) -> DType {
+        let computes =
+            base.filter(|base| base.scheme != QuantizationScheme::Int8).map_or(DType::F32, |base| base.compute);
+        if self.dtype.is_none() && self.follow_base { computes } else { self.dtype_on(hidden) }
+    }
+}
 
 impl LoraPlan {
     /// Checks what PEFT itself checks before it looks at a model.

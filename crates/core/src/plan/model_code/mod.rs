@@ -81,7 +81,14 @@ fn lora(plan: &TrainPlan) -> Result<Option<&LoraPlan>, PlanError> {
                 targets: lora.targets.clone(),
                 ..LoraPlan::default()
             };
-            let same = LoraPlan { alpha: plain.alpha, dtype: None, task: None, rslora: false, ..lora.clone() } == plain;
+            let same = LoraPlan {
+                alpha: plain.alpha,
+                dtype: None,
+                follow_base: false,
+                task: None,
+                rslora: false,
+                ..lora.clone()
+            } == plain;
             match same && lora.dtype.is_none_or(|dtype| dtype == plan.weights) {
                 true => Ok(Some(lora)),
                 false => Err(PlanError::Unsupported {

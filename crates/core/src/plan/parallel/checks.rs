@@ -2,7 +2,7 @@
 
 use super::{Engine, Fsdp1, Fsdp2, MixedPrecision, Parallel, Reshard, Strategy, Wrap};
 use crate::dtype::DType;
-use crate::plan::adapter::{self, AdapterPlan};
+use crate::plan::adapter::AdapterPlan;
 use crate::plan::{PlanError, QuantizationScheme, TrainPlan};
 
 fn unsupported(what: impl Into<String>, hint: &str) -> Result<(), PlanError> {
@@ -127,7 +127,11 @@ fn hidden(plan: &TrainPlan) -> DType {
 fn adapter_type(plan: &TrainPlan) -> Option<DType> {
     match &plan.adapter {
         Some(AdapterPlan::Lora(lora)) => {
-            Some(lora.dtype.unwrap_or_else(|| adapter::default_adapter_dtype(hidden(plan))))
+            let hidden = hidden(plan);
+            Some(match &plan.quantization {
+                None => lora.dtype_on(hidden),
+                base => lora.dtype_on_quantised(hidden, base.as_ref()),
+            })
         }
         _ => None,
     }
