@@ -90,7 +90,8 @@ fn plans_take_the_card_that_is_there() {
     // A card that the table does not have is taken as its driver describes it.
     let unknown = "name=NVIDIA Model Z;capability=90;memory=10737418240";
     let found = json(with_gpus(&train, unknown), 0);
-    assert_eq!(found["plan"]["train"]["gpu"]["memory"], 10_737_418_240_u64);
+    // What CUDA offers of ten GiB.
+    assert_eq!(found["plan"]["train"]["gpu"]["memory"], 10_485_760_000_u64);
 }
 
 #[test]

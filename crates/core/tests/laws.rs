@@ -131,10 +131,10 @@ fn optimizers() -> impl Strategy<Value = Optimizer> {
         OptimizerKind::Lion,
     ]);
     let implementations = prop::sample::select(vec![Implementation::Foreach, Implementation::Forloop]);
-    (kinds, implementations).prop_map(|(kind, implementation)| Optimizer {
-        kind,
-        implementation,
-        ..Optimizer::default()
+    (kinds, implementations).prop_map(|(kind, implementation)| {
+        let one_way = matches!(kind, OptimizerKind::Adafactor | OptimizerKind::AdamW8bit | OptimizerKind::Lion);
+        let implementation = if one_way { Implementation::Foreach } else { implementation };
+        Optimizer { kind, implementation, ..Optimizer::default() }
     })
 }
 

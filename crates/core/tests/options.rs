@@ -105,14 +105,13 @@ fn shampoo_keeps_squares_of_every_side() {
 #[test]
 fn unmeasured_options_say_so() {
     let optimizer = |kind| Optimizer { kind, ..Optimizer::default() };
-    let notes = |kind| {
-        let plan = TrainPlan { optimizer: optimizer(kind), ..plan() };
+    let notes = |attention| {
+        let plan = TrainPlan { attention, ..plan() };
         let simulation = run(&plan);
         report::summarize("tiny", &model(), RunPlan::Train(Box::new(plan)), &simulation, Vec::new()).notes
     };
-    let unmeasured = |kind| notes(kind).iter().any(|note| note == "not yet measured: optimizer paged-ademamix32");
-    assert!(unmeasured(OptimizerKind::PagedAdEMAMix32));
-    assert!(notes(OptimizerKind::AdamW).is_empty());
+    assert_eq!(notes(AttentionKind::Flash3), ["not yet measured: flash3 attention"]);
+    assert!(notes(AttentionKind::Sdpa).is_empty());
     let refused = |kind| TrainPlan { optimizer: optimizer(kind), ..plan() }.check();
     assert!(matches!(refused(OptimizerKind::SparseAdam), Err(PlanError::Unsupported { .. })));
     assert!(matches!(refused(OptimizerKind::Lamb8bit), Err(PlanError::Conflict { .. })));

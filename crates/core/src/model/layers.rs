@@ -108,9 +108,9 @@ impl Graph {
             let (stride, padding) = (u64::from(spec.stride[i]).max(1), u64::from(spec.padding[i]));
             let length = x.size(2 + i as i64);
             shape.push(if spec.transposed {
-                ((length.max(1) - 1) * stride + size).saturating_sub(2 * padding)
+                (length.max(1) - 1).saturating_mul(stride).saturating_add(size).saturating_sub(2 * padding)
             } else {
-                (length + 2 * padding).saturating_sub(size) / stride + 1
+                (length.saturating_add(2 * padding).saturating_sub(size) / stride).saturating_add(1)
             });
         }
         self.run_one(Some(module), Op::Convolution { weight, bias, spec }, &[x], Shape::new(&shape))

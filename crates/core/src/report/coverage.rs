@@ -67,14 +67,14 @@ pub(super) fn note(model_type: &str, plan: &RunPlan) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{OptimizerKind, TrainPlan};
+    use crate::plan::{AttentionKind, TrainPlan};
 
     #[test]
     fn what_was_never_run_is_named() {
         let mut plan = TrainPlan::default();
         assert_eq!(note("llama", &RunPlan::Train(Box::new(plan.clone()))), None);
-        plan.optimizer.kind = OptimizerKind::Shampoo;
+        plan.attention = AttentionKind::Flash3;
         let said = note("no-such-family", &RunPlan::Train(Box::new(plan)));
-        assert_eq!(said.as_deref(), Some("not yet measured: no-such-family models, optimizer shampoo"));
+        assert_eq!(said.as_deref(), Some("not yet measured: no-such-family models, flash3 attention"));
     }
 }
