@@ -11,13 +11,15 @@ use clap::{Args, ValueEnum};
 use vramcast_core::dtype::DType;
 use vramcast_core::lens::{Method, Question};
 use vramcast_core::plan::{
-    AllocatorOptions, AttentionKind, CacheBackend, CacheImplementation, Choice, Gpu, InferPlan, QuantizedCache,
+    AllocatorOptions, AttentionKind, CacheBackend, CacheImplementation, Choice, Gpu, InferPlan, Quantization,
+    QuantizedCache,
 };
 
 use super::context::{Context, headroom};
 use super::engines::{self, EngineArguments, EngineName, Need};
 use super::hardware::{Card, HardwareArguments};
 use super::lens::{self, LensArguments};
+use super::media::MediaArguments;
 use super::model::{Found, ModelArguments};
 use super::{Answer, Failure, infer_table as table, plan_file, train};
 use crate::estimate::run::{self as estimate, Options};
@@ -57,6 +59,8 @@ pub(super) struct Arguments {
     /// Sample instead of taking the likeliest token.
     #[arg(long, help_heading = "Batch")]
     sample: bool,
+    #[command(flatten)]
+    media: MediaArguments,
     #[command(flatten)]
     draft: draft::DraftArguments,
     /// The type of the weights: bf16, fp16 or fp32 [default: as the config says, else bf16].
@@ -154,7 +158,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     if let Some(method) = arguments.lens.method.lens() {
         return arguments.formula(method, &found, context);
     }
-    let (plan, notes) = arguments.plan(found.stored_dtype(), context)?;
+    let (plan, notes) = arguments.plan(&found, context)?;
     if let Some(wanted) = arguments.need.solve {
         let as_json = context.text_or_json("infer --solve")?;
         return engines::solve_generate(wanted, &found.name, model, &plan, as_json);
@@ -195,7 +199,7 @@ impl Arguments {
     /// A formula takes any storage format for the weights.
     fn formula(&self, method: Method, found: &Found, context: &Context) -> Result<Answer, Failure> {
         let plain = Self { dtype: None, ..self.clone() };
-        let (plan, _) = plain.plan(found.stored_dtype(), context)?;
+        let (plan, _) = plain.plan(found, context)?;
         let mut question = Question::of_infer(&plan);
         self.lens.apply(&mut question, context)?;
         if let Some(name) = &self.dtype {
@@ -210,20 +214,24 @@ impl Arguments {
     /// The model and the plan, for commands that run it elsewhere.
     pub(super) fn found_and_plan(&self, context: &Context) -> Result<(Found, InferPlan), Failure> {
         let found = self.find()?;
-        let (plan, _) = self.plan(found.stored_dtype(), context)?;
+        let (plan, _) = self.plan(&found, context)?;
         Ok((found, plan))
     }
 
     /// The plan of the file, overridden by flags, and what a report should say.
-    fn plan(&self, stored: Option<DType>, context: &Context) -> Result<(InferPlan, Vec<String>), Failure> {
+    fn plan(&self, found: &Found, context: &Context) -> Result<(InferPlan, Vec<String>), Failure> {
         let mut notes = Vec::new();
         let file = self.plan.as_deref().map(plan_file::read).transpose()?;
         let names_card = file.as_ref().is_some_and(|file| file.value.get("gpu").is_some());
-        let (mut plan, _) = start::generation(file, stored, || Ok(context.cards()))?;
+        let (mut plan, _) = start::generation(file, found.stored_dtype(), || Ok(context.cards()))?;
         plan.batch.batch_size = self.batch_size.unwrap_or(plan.batch.batch_size);
         plan.batch.seq_len = self.prompt.unwrap_or(plan.batch.seq_len);
         plan.new_tokens = self.new_tokens.unwrap_or(plan.new_tokens);
         plan.beams = self.beams.unwrap_or(plan.beams);
+        notes.extend(self.media.apply(&mut plan.batch, found.model.as_ref())?);
+        if let Some(text) = &self.serving.quantization {
+            plan.quantization = Some(Quantization::parse(text)?);
+        }
         if let Some(text) = &self.dtype {
             plan.weights = DType::parse(text)
                 .ok_or_else(|| Failure::bad_input(format!("--dtype: {text} is not bf16, fp16 or fp32")))?;

@@ -66,7 +66,11 @@ impl Arguments {
             ("--cache-residual", self.cache_residual.is_some()),
             ("--alloc-conf", self.alloc_conf.is_some()),
         ];
-        first(others.into_iter().chain(self.draft.given()).chain(self.shown()), &no_effect, "leave it out")?;
+        first(
+            others.into_iter().chain(self.media.given()).chain(self.draft.given()).chain(self.shown()),
+            &no_effect,
+            "leave it out",
+        )?;
         if self.need.concurrency.is_some() && !matches!(self.need.solve, Some(Wanted::Gpu | Wanted::Gpus)) {
             return Err(Failure::bad_input("--concurrency is what must fit: it needs --solve gpu or gpus"));
         }

@@ -19,6 +19,7 @@ pub use inspect::Inspection;
 mod job;
 mod lens;
 pub(crate) mod list;
+mod media;
 mod megatron;
 pub(crate) mod model;
 mod overview;

@@ -15,6 +15,7 @@ use super::context::{Context, Format, headroom};
 use super::framework::StartArguments;
 use super::hardware::HardwareArguments;
 use super::lens::{self, LensArguments};
+use super::media::MediaArguments;
 use super::model::{Found, ModelArguments};
 use super::parallel::ParallelArguments;
 use super::train_options::StepArguments;
@@ -41,12 +42,8 @@ pub(super) struct Arguments {
     /// Tokens per sample of the decoder, for encoder-decoder models [default: as --seq-len].
     #[arg(long, value_name = "N", help_heading = "Batch")]
     target_len: Option<u64>,
-    /// Images of the whole batch: COUNTxHEIGHTxWIDTH, in pixels.
-    #[arg(long, value_name = "NxHxW", help_heading = "Batch")]
-    images: Option<String>,
-    /// Audio frames per sample.
-    #[arg(long, value_name = "N", help_heading = "Batch")]
-    audio_frames: Option<u64>,
+    #[command(flatten)]
+    media: MediaArguments,
     /// Pass an attention mask of ones.
     #[arg(long, help_heading = "Batch")]
     mask: bool,
@@ -260,17 +257,7 @@ impl Arguments {
         let mut model = self.model.clone();
         model.model = model.model.or(start.model.clone());
         let found = model.find(false)?;
-        if let (Some([_, height, width]), Some(model)) = (plan.batch.images.as_mut(), found.model.as_ref())
-            && self.images.is_some()
-            && let Some(patches) = model.image_patches()
-        {
-            let pixels = [*height, *width];
-            (*height, *width) = (patches.along(*height), patches.along(*width));
-            start.notes.push(format!(
-                "images of {}x{} pixels are cut into {height}x{width} patches, as the model's processor does",
-                pixels[0], pixels[1]
-            ));
-        }
+        start.notes.extend(self.media.apply(&mut plan.batch, found.model.as_ref())?);
         let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
         start.notes.extend(self.parallel.apply(&mut plan, hidden)?);
         Ok((found, plan, start))
@@ -284,10 +271,6 @@ impl Arguments {
         batch.batch_size = self.batch_size.unwrap_or(batch.batch_size);
         batch.seq_len = self.seq_len.unwrap_or(batch.seq_len);
         batch.target_len = self.target_len.or(batch.target_len);
-        batch.audio_frames = self.audio_frames.or(batch.audio_frames);
-        if let Some(text) = &self.images {
-            batch.images = Some(parse_images(text)?);
-        }
         batch.padded |= self.padded;
         batch.real_tokens = self.real_tokens.or(batch.real_tokens);
         batch.mask |= self.mask || batch.padded;
@@ -346,14 +329,4 @@ fn optimizer(name: &str) -> Result<OptimizerKind, Failure> {
     serde_json::from_value(Value::String(name.to_lowercase().replace('_', "-"))).map_err(|error| {
         Failure::bad_input(format!("--optimizer: {name} is not an optimizer vramcast knows")).hint(error.to_string())
     })
-}
-
-fn parse_images(text: &str) -> Result<[u64; 3], Failure> {
-    let parts: Option<Vec<u64>> = text.split(['x', '×']).map(|part| part.trim().parse().ok()).collect();
-    match parts.as_deref() {
-        Some([count, height, width]) if [count, height, width].iter().all(|n| (1..=1 << 16).contains(*n)) => {
-            Ok([*count, *height, *width])
-        }
-        _ => Err(Failure::bad_input(format!("--images: {text} is not COUNTxHEIGHTxWIDTH, such as 2x448x448"))),
-    }
 }

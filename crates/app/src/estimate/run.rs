@@ -1,5 +1,7 @@
 //! A plan simulated, judged and summed up.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 use vramcast_core::memory::device::Device;
 use vramcast_core::memory::simulation::{self, Simulation};
@@ -129,8 +131,9 @@ fn limit(own: &Gpu, options: &Options) -> Result<u64, Failure> {
     Ok(own.memory.saturating_sub((options.kept)(own.memory)?))
 }
 
-/// The plan's own card judged, or every known one: a card decides kernels and workspaces, so each kind runs for itself, and
-/// one that is too small once more, since a full card gives cached memory back.
+/// The plan's own card judged, or every known one. A card decides kernels and workspaces, nearly all by its compute
+/// capability, so each of those runs for itself; one that is a little too small runs once more, since a full card gives
+/// cached memory back. Cards that cannot run the plan at all are left out.
 fn verdicts(
     own: &Gpu,
     now: u64,
@@ -140,23 +143,38 @@ fn verdicts(
     if !options.all_cards {
         return Ok(vec![judge(own, now)]);
     }
-    let mut kinds: Vec<(Device, u64)> = Vec::new();
+    let mut kinds: BTreeMap<u32, Option<Needs>> = BTreeMap::new();
     let mut verdicts = Vec::new();
     for card in (options.cards)()?.all() {
         let card = Gpu { machine: own.machine, ..card };
-        let kind = Device::of(&card);
-        let roomy = match kinds.iter().find(|(other, _)| *other == kind) {
-            Some((_, process)) => *process,
-            None => {
-                let process = run(&Gpu { memory: u64::MAX, ..card.clone() })?.process_bytes();
-                kinds.push((kind, process));
-                process
-            }
-        };
-        let process = if roomy <= card.memory { roomy } else { run(&card)?.process_bytes() };
+        if card.name == own.name && card.memory == own.memory {
+            verdicts.push(judge(own, now));
+            continue;
+        }
+        let roomy = || run(&Gpu { memory: u64::MAX, ..card.clone() }).ok().map(|simulation| Needs::of(&simulation));
+        let Some(needs) = *kinds.entry(Device::of(&card).capability).or_insert_with(roomy) else { continue };
+        let squeezed = (needs.least..needs.process).contains(&card.memory);
+        let process = if squeezed { run(&card)?.process_bytes() } else { needs.process };
         verdicts.push(judge(&card, process));
     }
     Ok(verdicts)
+}
+
+/// What a run takes on a card with room.
+#[derive(Clone, Copy)]
+struct Needs {
+    /// Of the process.
+    process: u64,
+    /// Without what the allocator has cached.
+    least: u64,
+}
+
+impl Needs {
+    fn of(simulation: &Simulation) -> Self {
+        let process = simulation.process_bytes();
+        let cached = simulation.replay.peak_reserved().saturating_sub(simulation.replay.peak_allocated());
+        Self { process, least: process.saturating_sub(cached) }
+    }
 }
 
 /// What is known about the source; the model's own notes are in the report already.

@@ -27,7 +27,8 @@ pub(crate) struct EngineArguments {
     /// Longest sequence the engine shall hold [default: the engine's].
     #[arg(long, value_name = "N", visible_aliases = ["max-model-len", "ctx-size", "num-ctx", "max-total-tokens", "context-length"])]
     pub context: Option<u64>,
-    /// How weights are quantised when the config does not say: awq, gptq, fp8, nf4; a ggml type for llama.cpp.
+    /// How weights are quantised when the config does not say: awq, gptq, fp8, nf4; a ggml type for llama.cpp; nf4, fp4 or
+    /// int8 for transformers.
     #[arg(long, value_name = "METHOD")]
     pub quantization: Option<String>,
     /// The type of keys and values: auto, bf16, fp8 and the like.
@@ -122,7 +123,7 @@ pub(crate) struct EngineArguments {
     pub parallel: Option<u64>,
 }
 
-use EngineName::{LlamaCpp, Ollama, Sglang, TensorrtLlm, Tgi, Vllm};
+use EngineName::{Hf, LlamaCpp, Ollama, Sglang, TensorrtLlm, Tgi, Vllm};
 
 impl EngineArguments {
     /// Refuses what the chosen engine does not have.
@@ -130,10 +131,11 @@ impl EngineArguments {
         let pooled = [Vllm, Sglang, Tgi, TensorrtLlm];
         let local = [LlamaCpp, Ollama];
         let any = [Vllm, Sglang, Tgi, TensorrtLlm, LlamaCpp, Ollama];
+        let every = [Hf, Vllm, Sglang, Tgi, TensorrtLlm, LlamaCpp, Ollama];
         let given: [(&str, bool, &[EngineName]); 31] = [
             ("--engine-version", self.engine_version.is_some(), &[Vllm, LlamaCpp]),
             ("--context", self.context.is_some(), &any),
-            ("--quantization", self.quantization.is_some(), &any),
+            ("--quantization", self.quantization.is_some(), &every),
             ("--kv-cache-dtype", self.kv_cache_dtype.is_some(), &pooled),
             ("--tensor-parallel-size", self.tensor_parallel_size.is_some(), &pooled),
             ("--pipeline-parallel-size", self.pipeline_parallel_size.is_some(), &[Vllm]),
