@@ -39,7 +39,7 @@ pub(super) fn of_generate(name: &str, model: &Model, plan: &InferPlan, as_json: 
         table.row(std::iter::once(grouped(*prompt)).chain(cells.iter().map(cell)).collect());
     }
     let text = format!(
-        "{name}: GiB of the process with {} new tokens on {} (!: more than its {} GiB)\n\n{table}",
+        "{name}\nGiB of the process with {} new tokens on {} (!: over its {} GiB)\n\n{table}",
         plan.new_tokens,
         plan.gpu.name,
         gib(plan.gpu.memory)

@@ -150,7 +150,7 @@ impl MegatronArguments {
                 "Megatron-DeepSpeed's layers with flash-attention and Apex's norms, no dropout and no biases".into()
             }
             None => format!(
-                "Megatron-Core 0.{} with Transformer Engine's layers and attention; routing of experts taken as even",
+                "Megatron-Core 0.{} with Transformer Engine's layers and attention; experts, where there are some, get equally many tokens",
                 options.core
             ),
         });

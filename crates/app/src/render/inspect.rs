@@ -56,7 +56,7 @@ pub fn text(inspection: &Inspection) -> String {
         page += &table.to_string();
     }
     for note in &inspection.notes {
-        page += &format!("\nnote: {note}\n");
+        page += &format!("\n{}\n", super::page::wrapped(&format!("note: {note}"), super::width()));
     }
     page
 }

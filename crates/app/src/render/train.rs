@@ -25,7 +25,7 @@ pub fn text(report: &Report, explain: bool, timeline: bool) -> String {
     page += &verdicts(&report.verdicts);
     page += &defaults(report);
     for note in &report.notes {
-        page += &format!("note: {note}\n");
+        page += &(wrap(&format!("note: {note}"), width()) + "\n");
     }
     page
 }

@@ -109,7 +109,7 @@ pub struct Mixture {
 impl Architecture {
     /// Reads a model; models with layers that Megatron has no spec for are refused by the parameter that says so.
     pub fn of(model: &Model, program: &Program) -> Result<Self, PlanError> {
-        let heads = Config::new(model.config())?.size(&["num_attention_heads"])?;
+        let heads = Config::new(model.config())?.size(&["num_attention_heads", "n_head", "num_heads"])?;
         let stack: Vec<(u32, &str)> = program
             .modules
             .iter()

@@ -118,8 +118,9 @@ impl Torch {
         let old = x.shape;
         let shape = old.removed(i64::from(dim));
         let mut strides = x.strides;
-        for axis in dim as usize..shape.rank() {
-            strides[axis] = x.strides[axis + 1];
+        let (dim, rank) = (dim as usize, shape.rank());
+        if let Some(kept) = x.strides.get(dim + 1..=rank) {
+            strides[dim..rank].copy_from_slice(kept);
         }
         self.seen(x, (shape, strides), move |torch, gradient| torch.fresh("select_backward", old, gradient.dtype))
     }
