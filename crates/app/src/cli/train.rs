@@ -287,6 +287,18 @@ impl Arguments {
         if let Some(name) = &self.optimizer {
             plan.optimizer.kind = optimizer(name)?;
         }
+        let kind = plan.optimizer.kind;
+        if self.optimizer_implementation.is_some() && !kind.has_implementations() {
+            return Err(Failure::bad_input(format!(
+                "--optimizer-implementation: {} steps in one way only",
+                kind.name()
+            ))
+            .hint("leave it out"));
+        }
+        // What a framework chose was for its own optimizer.
+        if self.optimizer.is_some() && !kind.has_fused() {
+            plan.optimizer.implementation = Implementation::Foreach;
+        }
         if let Some(stepping) = self.optimizer_implementation {
             plan.optimizer.implementation = match stepping {
                 Stepping::Foreach => Implementation::Foreach,

@@ -66,8 +66,13 @@ impl OptimizerKind {
         }
     }
 
+    /// Whether torch has a fused step for it that runs on CUDA.
+    pub fn has_fused(self) -> bool {
+        matches!(self, Self::AdamW | Self::Adam | Self::Amsgrad | Self::Sgd | Self::SgdMomentum | Self::Nesterov)
+    }
+
     /// Whether torch steps it by lists, by one kernel or one parameter after the other, as asked.
-    fn has_implementations(self) -> bool {
+    pub fn has_implementations(self) -> bool {
         matches!(
             self,
             Self::AdamW
@@ -134,16 +139,11 @@ impl Optimizer {
                 "bitsandbytes 0.50 has no blockwise LAMB: lamb8bit stops at its first step",
                 "use lamb or adamw8bit",
             ),
-            OptimizerKind::Adagrad if self.implementation == Implementation::Fused => {
-                refuse("torch's fused adagrad does not run on CUDA", "use --optimizer-implementation foreach")
-            }
-            OptimizerKind::Rmsprop | OptimizerKind::Nadam | OptimizerKind::TorchAdafactor
-                if self.implementation == Implementation::Fused =>
-            {
-                refuse(&format!("torch's {} has no fused step", self.kind.name()), "use foreach or forloop")
-            }
-            kind if self.implementation != Implementation::Foreach && !kind.has_implementations() => {
-                refuse(&format!("{} steps in one way only", kind.name()), "drop --optimizer-implementation")
+            kind if self.implementation == Implementation::Fused && kind.has_implementations() && !kind.has_fused() => {
+                refuse(
+                    &format!("torch's {} has no fused step on CUDA", kind.name()),
+                    "use --optimizer-implementation foreach",
+                )
             }
             kind if self.rank != Self::default().rank && !kind.is_low_rank() => refuse(
                 &format!("{} has no rank", kind.name()),
@@ -177,6 +177,9 @@ impl Optimizer {
         if self.kind.is_paged() {
             notes.push(format!("optimizer {name}: paged states are managed memory, which torch's levels do not show"));
         }
+        if self.implementation != Implementation::Foreach && !self.kind.has_implementations() {
+            notes.push(format!("optimizer {name} steps in one way only: its implementation changes nothing"));
+        }
         if self.kind == OptimizerKind::GaLoreAdamW {
             notes.push("galore: the workspace of cuSOLVER's SVD at a change of projection is not counted".into());
         }
@@ -208,9 +211,11 @@ mod tests {
         assert!(with(OptimizerKind::AdamMini).check(DType::F32, true).is_err());
         let fused = |kind| Optimizer { implementation: Implementation::Fused, ..with(kind) };
         assert!(fused(OptimizerKind::AdamW).check(DType::F32, false).is_ok());
-        for kind in [OptimizerKind::Rmsprop, OptimizerKind::Nadam, OptimizerKind::Lion, OptimizerKind::Adafactor] {
+        for kind in [OptimizerKind::Rmsprop, OptimizerKind::Nadam, OptimizerKind::Adagrad] {
             assert!(fused(kind).check(DType::F32, false).is_err());
         }
+        assert!(fused(OptimizerKind::Lion).check(DType::F32, false).is_ok());
+        assert!(fused(OptimizerKind::Lion).notes()[0].contains("one way only"));
         assert!(Optimizer { rank: 4, ..with(OptimizerKind::AdamW) }.check(DType::F32, false).is_err());
     }
 }
