@@ -219,3 +219,16 @@ fn an_assistant_drafts() {
     assert_ne!(by_flags["totals"], read(&plain)["totals"]);
     vramcast(&[&plain[..], &flags[..], &["--batch-size", "2"]].concat()).code(2);
 }
+
+#[test]
+fn what_no_engine_would_start_with_is_refused() {
+    let refused = |words: &[&str]| {
+        let all = [&["infer", "llama3-8b", "--engine", "vllm"], words].concat();
+        String::from_utf8(vramcast(&all).code(2).get_output().stderr.clone()).unwrap()
+    };
+    let text = refused(&["--tensor-parallel-size", "3"]);
+    assert!(text.contains("32 attention heads") && text.contains("2, 4"), "{text}");
+    assert!(refused(&["--tensor-parallel-size", "60000"]).contains("nearest that do: 32"));
+    assert!(refused(&["--max-num-seqs", "0"]).contains("--max-num-seqs: 0"));
+    assert!(refused(&["--context", "0"]).contains("--context: 0"));
+}

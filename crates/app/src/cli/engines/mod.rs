@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use vramcast_core::model::Model;
-use vramcast_core::plan::Gpu;
+use vramcast_core::plan::{Gpu, ModelSizes};
 use vramcast_core::serving::llama_cpp::{CONTEXT, LlamaCppEstimate, LlamaCppPlan, ollama};
 use vramcast_core::serving::sglang::SglangPlan;
 use vramcast_core::serving::tensorrt_llm::TensorRtLlmPlan;
@@ -110,6 +110,35 @@ impl Served {
 }
 
 impl Request<'_> {
+    /// Refuses what no engine would start with.
+    fn check(&self) -> Result<(), Failure> {
+        let arguments = self.arguments;
+        let counts = [
+            ("--context", arguments.context),
+            ("--max-num-seqs", arguments.max_num_seqs),
+            ("--max-num-batched-tokens", arguments.max_num_batched_tokens),
+        ];
+        if let Some((flag, _)) = counts.iter().find(|(_, count)| *count == Some(0)) {
+            return Err(Failure::bad_input(format!("{flag}: 0 is not at least 1")));
+        }
+        let heads = ModelSizes::of(self.model.config(), 0).heads;
+        match (arguments.tensor_parallel_size, heads) {
+            (Some(ranks), Some(heads)) if ranks > 0 && !heads.is_multiple_of(ranks) => {
+                let divides = |count: &u64| heads.is_multiple_of(*count);
+                let near: Vec<String> = [(1..=heads.min(ranks - 1)).rev().find(divides), (ranks..=heads).find(divides)]
+                    .into_iter()
+                    .flatten()
+                    .map(|count| count.to_string())
+                    .collect();
+                Err(Failure::bad_input(format!(
+                    "--tensor-parallel-size: {ranks} does not divide the {heads} attention heads"
+                ))
+                .hint(format!("the nearest that do: {}", near.join(", "))))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Asks the engines about a card.
     pub(crate) fn serve(&self, gpu: &Gpu) -> Result<Served, Failure> {
         let arguments = self.arguments;
@@ -191,6 +220,7 @@ pub(super) fn run(request: &Request<'_>, gpu: &Gpu, table: bool, as_json: bool) 
     if table {
         return text::table(request, gpu, as_json);
     }
+    request.check()?;
     let served = request.serve(gpu)?;
     let exit = if served.fits() { Exit::Success } else { Exit::No };
     Ok(if as_json {
