@@ -12,6 +12,7 @@
 //! | [`optimizer`] | which optimizer, stepping how |
 //! | [`attention`], [`loss`] | how attention and the loss are computed |
 //! | [`checkpoints`] | which layers are recomputed, and how |
+//! | [`fault`] | what is wrong with a plan, as data |
 //! | `features` | what a plan uses, by name |
 //! | `options` | options that exclude each other, and what a report says about them |
 //! | [`framework`] | defaults of training frameworks, as data |
@@ -29,6 +30,7 @@ pub mod attention;
 pub mod batch;
 pub mod checkpoints;
 pub mod draft;
+pub mod fault;
 mod features;
 pub mod framework;
 mod frozen;
@@ -52,6 +54,7 @@ pub use attention::{AttentionKind, SdpaKernel};
 pub use batch::Batch;
 pub use checkpoints::{CheckpointOptions, Selective};
 pub use draft::{Accepted, Assistant, Draft, Schedule};
+pub use fault::{Fault, Faults, Remedy, Words};
 pub use framework::{Framework, Provenance, Situation};
 pub use hardware::{Gpu, Gpus};
 pub use infer::{CacheBackend, CacheImplementation, Choice, InferPlan, QuantizedCache};
@@ -85,7 +88,7 @@ impl RunPlan {
 }
 
 /// Why a plan cannot be.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// A value that is out of range or unknown.
@@ -114,7 +117,22 @@ pub enum PlanError {
         /// What to do instead.
         hint: String,
     },
+    /// All that is wrong.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Faults(Vec<Fault>),
     /// The model's config is at fault.
     #[error(transparent)]
     Model(#[from] crate::model::ModelError),
+}
+
+impl From<Fault> for PlanError {
+    fn from(fault: Fault) -> Self {
+        Self::Faults(vec![fault])
+    }
+}
+
+impl From<Vec<Fault>> for PlanError {
+    fn from(faults: Vec<Fault>) -> Self {
+        Self::Faults(faults)
+    }
 }
