@@ -136,7 +136,7 @@ impl RunPlan {
     pub fn notes(&self) -> Vec<String> {
         match self {
             Self::Train(plan) => plan.notes(),
-            Self::Infer(_) => Vec::new(),
+            Self::Infer(_) | Self::Serve(_) => Vec::new(),
         }
     }
 }
