@@ -1,5 +1,5 @@
-//! The families: one file each, in folders by kind. To add one, copy the nearest file, list it in its folder's
-//! `mod.rs`, and run `vramcast verify`.
+//! The families: one file each, in folders by kind. To add one, copy the nearest file and list it in its folder's
+//! `mod.rs` (CONTRIBUTING.md has the steps).
 
 use super::facts::Facts;
 use super::{Config, Graph, ModelError, Task};
