@@ -12,8 +12,9 @@ use super::optimizer::Trained;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::train;
+use crate::model::families;
 use crate::model::op::{ModuleId, Op, ParameterId};
-use crate::model::tensor_plans::{PLANNED, TensorPlan, TensorStyle, tensor_plan};
+use crate::model::tensor_plans::{TensorRules, TensorStyle, style};
 use crate::model::{Inputs, Model, ModuleKind, Program, Shape, Step};
 use crate::plan::parallel::{TensorForm, TensorParallel};
 use crate::plan::{PlanError, TrainPlan};
@@ -27,13 +28,18 @@ pub fn localise(
 ) -> Result<(Program, Split), PlanError> {
     let text = model.config().get("text_config").filter(|text| text.get("model_type").is_some());
     let model_type = text.unwrap_or(model.config())["model_type"].as_str().unwrap_or_default();
-    let plan = tensor_plan(model_type).ok_or_else(|| PlanError::Unsupported {
-        what: format!("tensor parallel for model type {model_type:?}, which has no plan (tp_plan) known here"),
-        hint: format!("models with one are {}, …", PLANNED.join(", ")),
-    })?;
+    let plan = families::facts(model_type).tensor_plan;
+    if plan.is_empty() {
+        let planned = families::all().filter(|family| !family.facts.tensor_plan.is_empty());
+        let planned: Vec<&str> = planned.flat_map(|family| family.model_types).copied().collect();
+        return Err(PlanError::Unsupported {
+            what: format!("tensor parallel for model type {model_type:?}, which has no plan (tp_plan) known here"),
+            hint: format!("models with one are {}", planned.join(", ")),
+        });
+    }
     let whole = model.program(inputs.clone())?;
     let titan = options.form == TensorForm::Torchtitan;
-    let wanted = Wanted::of(&whole, &plan, ways, titan)?;
+    let wanted = Wanted::of(&whole, plan, ways, titan)?;
     if titan && !wanted.is_plain() {
         return Err(PlanError::Unsupported {
             what: format!(
@@ -101,7 +107,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn of(whole: &Program, plan: &TensorPlan, ways: u64, titan: bool) -> Result<Self, PlanError> {
+    fn of(whole: &Program, plan: &[TensorRules], ways: u64, titan: bool) -> Result<Self, PlanError> {
         let mut wanted = Self { shapes: BTreeMap::new(), styles: BTreeMap::new() };
         let head =
             whole.modules.iter().find(|module| module.path == "lm_head").and_then(|head| head.parameters.first());
@@ -116,7 +122,7 @@ impl Wanted {
                     module.path.ends_with("embed_tokens").then_some(TensorStyle::Embedding)
                 }
                 _ if module.path == "lm_head" => Some(TensorStyle::ColumnGathered),
-                _ => plan.of(&module.path),
+                _ => style(plan, &module.path),
             };
             let Some(style) = style else { continue };
             let mut size = 0;

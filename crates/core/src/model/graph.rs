@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::error::ModelError;
+use super::facts::Facts;
 use super::inputs::Inputs;
 use super::names::Names;
 use super::op::{Buffer, CacheKind, CacheUpdate, ModuleId, Op, Parameter, ParameterId, Role, ValueId};
@@ -103,7 +104,7 @@ impl Graph {
             None => Ok(Program {
                 registration: (0..self.parameters.len() as u32).map(ParameterId).collect(),
                 tied: Vec::new(),
-                model_type: String::new(),
+                facts: &Facts::DEFAULT,
                 steps: std::mem::take(&mut self.steps.borrow_mut()),
                 values: self.values,
                 parameters: self.parameters,

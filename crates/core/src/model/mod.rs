@@ -10,11 +10,13 @@
 //! | [`program`] | what the builder records |
 //! | [`blocks`] | what families share |
 //! | [`families`] | one file per family, and the table of all |
+//! | [`facts`], [`tensor_plans`] | what libraries know of a family, which its file states |
 //! | [`inventory`] | counts: parameters, caches, active experts |
 
 pub mod blocks;
 pub mod config;
 pub mod error;
+pub mod facts;
 pub mod families;
 pub mod graph;
 pub mod inputs;
@@ -92,12 +94,7 @@ impl Model {
 
     /// How images are cut, for models whose processor hands them patches.
     pub fn image_patches(&self) -> Option<ImagePatches> {
-        let model_type = self.config["model_type"].as_str()?;
-        let side = match model_type {
-            "qwen2_vl" | "qwen2_5_vl" => 14,
-            "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5" | "qwen3_5_moe" => 16,
-            _ => return None,
-        };
+        let side = self.family.facts.patch_side?;
         let size = |key: &str, usual: u64| self.config["vision_config"][key].as_u64().unwrap_or(usual);
         Some(ImagePatches { side: size("patch_size", side), merge: size("spatial_merge_size", 2) })
     }
@@ -129,12 +126,12 @@ impl Model {
         let mut graph = Graph::new(inputs);
         (self.family.build)(&Config::new(&self.config)?, self.task, &mut graph)?;
         let mut program = graph.finish()?;
-        let model_type = Config::new(&self.config)?.model_type().to_owned();
-        program.registration = registration::order(&model_type, &program.parameters);
+        let facts = &self.family.facts;
+        program.registration = registration::order(facts.registration, &program.parameters);
         if loads {
-            program.tied = registration::tied(&model_type, &program.parameters, &program.aliases);
+            program.tied = registration::tied(facts.registration, &program.parameters, &program.aliases);
         }
-        program.model_type = model_type;
+        program.facts = facts;
         Ok(program)
     }
 

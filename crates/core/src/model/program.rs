@@ -1,13 +1,14 @@
 //! What a family's forward pass is, written down: steps over values, modules and parameters.
 
+use super::facts::Facts;
 use super::op::{Buffer, ModuleId, Op, Parameter, ParameterId, ValueId};
 use super::shape::Shape;
 
 /// The forward pass of a model on given inputs.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// The `model_type` of its config.
-    pub model_type: String,
+    /// What libraries know of its family.
+    pub facts: &'static Facts,
     /// What happens, in order.
     pub steps: Vec<Step>,
     /// The sizes of every value.

@@ -2,28 +2,29 @@
 //!
 //! A forward pass uses parameters in one order, `__init__` registers them in another, and it is the second in which
 //! they are loaded, optimized, flattened and put in buckets. Which children a module has nearly always says in which
-//! order they were registered, so one table (`data/registration.txt`) serves all families.
+//! order they were registered, so one table (`data/registration.txt`) serves all families; a family states its exceptions.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use super::facts::NameList;
 use super::op::{Parameter, ParameterId};
 
-/// Parameters as `model.parameters()` yields them.
-pub(super) fn order(model_type: &str, parameters: &[Parameter]) -> Vec<ParameterId> {
-    walk(model_type, parameters.iter().map(|parameter| parameter.name.as_str()), parameters.len())
+/// Parameters as `model.parameters()` yields them; `lines`: those of the family, which go before the table's.
+pub(super) fn order(lines: &'static [NameList], parameters: &[Parameter]) -> Vec<ParameterId> {
+    walk(lines, parameters.iter().map(|parameter| parameter.name.as_str()), parameters.len())
 }
 
 /// The order of names, of which the first `own` are parameters' and the others second names.
-fn walk<'a>(model_type: &'a str, names: impl Iterator<Item = &'a str>, own: usize) -> Vec<ParameterId> {
-    let mut walk = Walk { model_type, own, known: BTreeMap::new(), order: Vec::with_capacity(own) };
+fn walk<'a>(lines: &'static [NameList], names: impl Iterator<Item = &'a str>, own: usize) -> Vec<ParameterId> {
+    let mut walk = Walk { lines, own, known: BTreeMap::new(), order: Vec::with_capacity(own) };
     walk.module(names.enumerate().collect());
     walk.order
 }
 
 /// For each second name the parameter after which `__init__` makes a tensor for it, and the one it is tied to later.
 pub(super) fn tied(
-    model_type: &str,
+    lines: &'static [NameList],
     parameters: &[Parameter],
     aliases: &[(String, ParameterId)],
 ) -> Vec<(Option<ParameterId>, ParameterId)> {
@@ -34,7 +35,7 @@ pub(super) fn tied(
     let names = parameters.iter().map(|parameter| parameter.name.as_str()).chain(second);
     let mut before = None;
     let mut found = Vec::new();
-    for id in walk(model_type, names, parameters.len()) {
+    for id in walk(lines, names, parameters.len()) {
         match (id.0 as usize).checked_sub(parameters.len()) {
             None => before = Some(id),
             Some(alias) => found.push((before, aliases[alias].1)),
@@ -45,11 +46,12 @@ pub(super) fn tied(
 
 /// The walk down the tree of modules.
 struct Walk<'a> {
-    model_type: &'a str,
-    /// Names that are no second names.
+    /// Lines of the family.
+    lines: &'static [NameList],
+    /// NameList that are no second names.
     own: usize,
     /// Lines found already, by children: most modules are like another.
-    known: BTreeMap<Vec<&'a str>, Option<&'static [&'static str]>>,
+    known: BTreeMap<Vec<&'a str>, Option<NameList>>,
     order: Vec<ParameterId>,
 }
 
@@ -87,7 +89,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The line of the children that have parameters of their own.
-    fn line_of_own(&mut self, names: &[&'a str], children: &[Vec<(usize, &str)>]) -> Option<&'static [&'static str]> {
+    fn line_of_own(&mut self, names: &[&'a str], children: &[Vec<(usize, &str)>]) -> Option<NameList> {
         let both = names.iter().zip(children);
         let own: Vec<&str> = both
             .filter(|(_, members)| members.iter().any(|(member, _)| *member < self.own))
@@ -96,74 +98,55 @@ impl<'a> Walk<'a> {
         if own.len() == names.len() { None } else { self.line(&own) }
     }
 
-    fn line(&mut self, names: &[&'a str]) -> Option<&'static [&'static str]> {
+    fn line(&mut self, names: &[&'a str]) -> Option<NameList> {
         if let Some(line) = self.known.get(names) {
             return *line;
         }
-        let line = Table::get().find(self.model_type, names);
+        // The shortest line that knows all children.
+        let knows = |line: &&NameList| names.iter().all(|name| line.contains(name));
+        let found = self.lines.iter().filter(knows).min_by_key(|line| line.len());
+        let line = found.or_else(|| table().iter().filter(knows).min_by_key(|line| line.len())).copied();
         self.known.insert(names.to_vec(), line);
         line
     }
 }
 
 /// The lines of the table.
-struct Table {
-    general: Vec<Vec<&'static str>>,
-    special: Vec<(Vec<&'static str>, Vec<&'static str>)>,
-}
-
-impl Table {
-    fn get() -> &'static Self {
-        static TABLE: OnceLock<Table> = OnceLock::new();
-        TABLE.get_or_init(|| Self::parse(include_str!("../../data/registration.txt")))
-    }
-
-    fn parse(text: &'static str) -> Self {
-        let mut table = Self { general: Vec::new(), special: Vec::new() };
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            match line.split_once(": ") {
-                Some((types, names)) => {
-                    table.special.push((types.split(',').collect(), names.split(' ').collect()));
-                }
-                None => table.general.push(line.split(' ').collect()),
-            }
-        }
-        table
-    }
-
-    /// The shortest line that knows all children; a line for the model type goes first.
-    fn find(&self, model_type: &str, children: &[&str]) -> Option<&[&'static str]> {
-        let knows = |line: &&Vec<&'static str>| children.iter().all(|name| line.contains(name));
-        let special = self.special.iter().filter(|(types, _)| types.contains(&model_type)).map(|(_, line)| line);
-        let found = special.filter(knows).min_by_key(|line| line.len());
-        found.or_else(|| self.general.iter().filter(knows).min_by_key(|line| line.len())).map(Vec::as_slice)
-    }
+fn table() -> &'static [NameList] {
+    static TABLE: OnceLock<Vec<NameList>> = OnceLock::new();
+    TABLE.get_or_init(|| {
+        let lines = include_str!("../../data/registration.txt").lines().filter(|line| !line.starts_with('#'));
+        lines.map(|line| &*line.split(' ').collect::<Vec<_>>().leak()).collect()
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Family;
+    use crate::model::families::decoders::llama;
+    use crate::model::families::gpt::{bloom, falcon};
     use crate::model::op::Role;
     use crate::model::shape::Shape;
 
-    fn names(model_type: &str, names: &[&str]) -> Vec<String> {
+    fn names(family: &'static Family, names: &[&str]) -> Vec<String> {
         let parameter = |name: &&str| Parameter { name: (*name).into(), shape: Shape::from([1]), role: Role::Norm };
         let parameters: Vec<Parameter> = names.iter().map(parameter).collect();
-        order(model_type, &parameters).iter().map(|id| parameters[id.0 as usize].name.clone()).collect()
+        order(family.facts.registration, &parameters).iter().map(|id| parameters[id.0 as usize].name.clone()).collect()
     }
 
     #[test]
     fn norms_of_a_llama_layer_come_last() {
         let used = ["l.0.input_layernorm.weight", "l.0.self_attn.q_proj.weight", "l.0.mlp.up_proj.weight"];
         let registered = [used[1], used[2], used[0]];
-        assert_eq!(names("llama", &used), registered);
+        assert_eq!(names(&llama::FAMILY, &used), registered);
     }
 
     #[test]
     fn the_same_children_can_be_registered_otherwise() {
         let used = ["h.0.input_layernorm.weight", "h.0.self_attention.dense.weight", "h.0.mlp.up.weight"];
-        assert_eq!(names("bloom", &used), used);
-        assert_eq!(names("falcon", &used), [used[1], used[2], used[0]]);
+        assert_eq!(names(&bloom::FAMILY, &used), used);
+        assert_eq!(names(&falcon::FAMILY, &used), [used[1], used[2], used[0]]);
     }
 
     #[test]
@@ -171,16 +154,16 @@ mod tests {
         let parameter = |name: &str| Parameter { name: name.into(), shape: Shape::from([1]), role: Role::Norm };
         let parameters = ["model.embed_tokens.weight", "model.norm.weight"].map(parameter);
         let aliases = [("lm_head.weight".to_owned(), ParameterId(0))];
-        assert_eq!(tied("llama", &parameters, &aliases), [(Some(ParameterId(1)), ParameterId(0))]);
-        assert_eq!(tied("llama", &parameters, &[]), []);
+        assert_eq!(tied(&[], &parameters, &aliases), [(Some(ParameterId(1)), ParameterId(0))]);
+        assert_eq!(tied(&[], &parameters, &[]), []);
         // BERT's decoder is made after the transform, whose line does not know it.
         let parameters = ["cls.predictions.transform.dense.weight", "cls.predictions.bias"].map(parameter);
         let aliases = [("cls.predictions.decoder.weight".to_owned(), ParameterId(0))];
-        assert_eq!(tied("bert", &parameters, &aliases), [(Some(ParameterId(0)), ParameterId(0))]);
+        assert_eq!(tied(&[], &parameters, &aliases), [(Some(ParameterId(0)), ParameterId(0))]);
     }
 
     #[test]
     fn unknown_children_stay_in_order_of_use() {
-        assert_eq!(names("new", &["b.weight", "a.weight", "b.bias"]), ["b.weight", "b.bias", "a.weight"]);
+        assert_eq!(names(&llama::FAMILY, &["b.weight", "a.weight", "b.bias"]), ["b.weight", "b.bias", "a.weight"]);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::config::Config;
 use super::error::ModelError;
+use super::families::facts;
 
 /// The head on top of a model, as transformers' auto classes name them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,13 +74,10 @@ impl Task {
         let architectures = config.strings("architectures")?.unwrap_or_default();
         let class = architectures.first().copied().unwrap_or_default();
         let by_ending = ARCHITECTURE_ENDINGS.iter().find(|(ending, _)| class.ends_with(ending)).map(|(_, task)| *task);
-        Ok(match (by_ending, config.model_type()) {
-            (Some(Self::ImageTextToText), "whisper") => Self::SpeechSeq2Seq,
-            (Some(Self::ImageTextToText), "t5" | "mt5" | "umt5" | "bart" | "mbart" | "m2m_100" | "pegasus") => {
-                Self::Seq2SeqLm
-            }
-            (Some(task), _) => task,
-            (None, _) => Self::CausalLm,
+        Ok(match by_ending {
+            Some(Self::ImageTextToText) => facts(config.model_type()).conditional_generation,
+            Some(task) => task,
+            None => Self::CausalLm,
         })
     }
 }

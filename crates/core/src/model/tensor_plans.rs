@@ -21,108 +21,46 @@ pub enum TensorStyle {
     LatentKeys,
 }
 
-use TensorStyle::{Column, ColumnGathered, LatentKeys, Row, RowSplit};
+use TensorStyle::{Column, ColumnGathered, Row, RowSplit};
 
-type Rules = &'static [(&'static str, TensorStyle)];
+/// Modules by the end of their path in a layer.
+pub type TensorRules = &'static [(&'static str, TensorStyle)];
 
-const ATTENTION: Rules = &[
+/// Attention whose heads are split.
+pub const ATTENTION: TensorRules = &[
     ("self_attn.q_proj", Column),
     ("self_attn.k_proj", Column),
     ("self_attn.v_proj", Column),
     ("self_attn.o_proj", Row),
 ];
-const GATHERED_ATTENTION: Rules = &[
+/// The same where norms over all heads need them whole.
+pub const GATHERED_ATTENTION: TensorRules = &[
     ("self_attn.q_proj", ColumnGathered),
     ("self_attn.k_proj", ColumnGathered),
     ("self_attn.v_proj", ColumnGathered),
     ("self_attn.o_proj", RowSplit),
 ];
-const LATENT_ATTENTION: Rules = &[
-    ("self_attn.kv_a_proj_with_mqa", LatentKeys),
-    ("self_attn.q_proj", Column),
-    ("self_attn.q_b_proj", Column),
-    ("self_attn.kv_b_proj", Column),
-    ("self_attn.o_proj", Row),
-];
-const GATED_MLP: Rules = &[("mlp.gate_proj", Column), ("mlp.up_proj", Column), ("mlp.down_proj", Row)];
-const MLP: Rules = &[("mlp.up_proj", Column), ("mlp.down_proj", Row)];
-const JOINED_MLP: Rules = &[("mlp.gate_up_proj", ColumnGathered), ("mlp.down_proj", RowSplit)];
-const EXPERTS: Rules = &[("mlp.experts", TensorStyle::Experts)];
-const SHARED_EXPERTS: Rules = &[
+/// A gated MLP.
+pub const GATED_MLP: TensorRules = &[("mlp.gate_proj", Column), ("mlp.up_proj", Column), ("mlp.down_proj", Row)];
+/// An MLP without a gate.
+pub const MLP: TensorRules = &[("mlp.up_proj", Column), ("mlp.down_proj", Row)];
+/// A gated MLP with gate and up projection in one.
+pub const JOINED_MLP: TensorRules = &[("mlp.gate_up_proj", ColumnGathered), ("mlp.down_proj", RowSplit)];
+/// Fused experts.
+pub const EXPERTS: TensorRules = &[("mlp.experts", TensorStyle::Experts)];
+/// Experts that run for every token.
+pub const SHARED_EXPERTS: TensorRules = &[
     ("mlp.shared_experts.gate_proj", Column),
     ("mlp.shared_experts.up_proj", Column),
     ("mlp.shared_experts.down_proj", Row),
 ];
-const PHI3: Rules = &[("self_attn.qkv_proj", ColumnGathered), ("self_attn.o_proj", RowSplit)];
-const PHI: Rules = &[
-    ("self_attn.q_proj", Column),
-    ("self_attn.k_proj", Column),
-    ("self_attn.v_proj", Column),
-    ("self_attn.dense", Row),
-    ("mlp.fc1", Column),
-    ("mlp.fc2", Row),
-];
-const NEOX: Rules = &[
-    ("attention.query_key_value", Column),
-    ("attention.dense", Row),
-    ("mlp.dense_h_to_4h", Column),
-    ("mlp.dense_4h_to_h", Row),
-];
-/// Mixers of the hybrid models: every projection is split and gathered again, so what is between them is whole.
-const GATED_DELTA: Rules = &[
-    ("linear_attn.in_proj_qkv", ColumnGathered),
-    ("linear_attn.in_proj_z", ColumnGathered),
-    ("linear_attn.in_proj_b", ColumnGathered),
-    ("linear_attn.in_proj_a", ColumnGathered),
-    ("linear_attn.out_proj", ColumnGathered),
-];
-const STARCODER2: Rules = &[("mlp.c_fc", Column), ("mlp.c_proj", Row)];
 
-/// The rules for the modules of a layer, by the end of their path.
-#[derive(Debug, Clone, Copy)]
-pub struct TensorPlan {
-    parts: &'static [Rules],
-    /// Where layers are, in front of what the rules name.
-    layers: &'static str,
+/// The style of a module in a layer of the stack, by its path.
+pub fn style(plan: &[TensorRules], path: &str) -> Option<TensorStyle> {
+    let (_, inside) = path.split_once("layers.")?;
+    let (_, inside) = inside.split_once('.')?;
+    plan.iter().flat_map(|rules| rules.iter()).find(|(name, _)| *name == inside).map(|(_, style)| *style)
 }
-
-/// The plan of a model type, where transformers has one that is known here.
-pub fn tensor_plan(model_type: &str) -> Option<TensorPlan> {
-    let parts: &'static [Rules] = match model_type {
-        "llama" | "mistral" | "ministral" | "ministral3" | "qwen2" | "qwen3" | "gemma" | "gemma2" | "gemma3_text"
-        | "granite" | "cohere" | "cohere2" | "ernie4_5" | "exaone4" | "helium" | "olmo" | "seed_oss" | "smollm3"
-        | "qwen2_moe" => &[ATTENTION, GATED_MLP],
-        "qwen3_5_text" => &[ATTENTION, GATED_MLP, GATED_DELTA],
-        "arcee" | "apertus" => &[ATTENTION, MLP],
-        "glm" | "glm4" => &[ATTENTION, JOINED_MLP],
-        "olmo2" | "olmo3" => &[GATHERED_ATTENTION, GATED_MLP],
-        "olmoe" | "minimax_m2" => &[GATHERED_ATTENTION, EXPERTS],
-        "mixtral" => &[ATTENTION, EXPERTS],
-        "qwen3_moe" => &[ATTENTION, GATED_MLP, EXPERTS],
-        "glm4_moe" | "ernie4_5_moe" => &[ATTENTION, GATED_MLP, EXPERTS, SHARED_EXPERTS],
-        "deepseek_v3" => &[GATED_MLP, EXPERTS, SHARED_EXPERTS],
-        "deepseek_v2" => &[LATENT_ATTENTION, GATED_MLP, EXPERTS, SHARED_EXPERTS],
-        "phi3" | "phi4_multimodal" => &[PHI3, JOINED_MLP],
-        "phi" => &[PHI],
-        "gpt_neox" => &[NEOX],
-        "starcoder2" => &[ATTENTION, STARCODER2],
-        _ => return None,
-    };
-    Some(TensorPlan { parts, layers: "layers." })
-}
-
-impl TensorPlan {
-    /// The style of a module in a layer of the stack, by its path.
-    pub fn of(&self, path: &str) -> Option<TensorStyle> {
-        let (_, inside) = path.split_once(self.layers)?;
-        let (_, inside) = inside.split_once('.')?;
-        self.parts.iter().flat_map(|rules| rules.iter()).find(|(name, _)| *name == inside).map(|(_, style)| *style)
-    }
-}
-
-/// Model types that have a plan here, for refusals.
-pub const PLANNED: &[&str] =
-    &["llama", "mistral", "qwen2", "qwen3", "gemma2", "mixtral", "phi3", "olmo2", "glm4", "qwen3_moe"];
 
 #[cfg(test)]
 mod tests {
@@ -130,11 +68,11 @@ mod tests {
 
     #[test]
     fn styles_are_found_by_the_path_inside_a_layer() {
-        let plan = tensor_plan("mixtral").expect("mixtral has a plan");
-        assert_eq!(plan.of("model.layers.3.self_attn.o_proj"), Some(Row));
-        assert_eq!(plan.of("model.layers.3.mlp.experts"), Some(TensorStyle::Experts));
-        assert_eq!(plan.of("model.layers.3.mlp.gate"), None);
-        assert_eq!(plan.of("lm_head"), None);
-        assert!(tensor_plan("bert").is_none());
+        let plan = [ATTENTION, EXPERTS];
+        assert_eq!(style(&plan, "model.layers.3.self_attn.o_proj"), Some(Row));
+        assert_eq!(style(&plan, "model.layers.3.mlp.experts"), Some(TensorStyle::Experts));
+        assert_eq!(style(&plan, "model.layers.3.mlp.gate"), None);
+        assert_eq!(style(&plan, "lm_head"), None);
+        assert_eq!(style(&[], "model.layers.3.self_attn.o_proj"), None);
     }
 }

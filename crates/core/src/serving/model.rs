@@ -160,7 +160,7 @@ impl ServedModel {
         let named = |part: &str| served.tensors.iter().any(|tensor| tensor.name.contains(part));
         served.gated = named("up_proj") || named("w3.");
         served.post_norms = named("post_feedforward_layernorm");
-        served.scaled_embedding = model.config()["model_type"].as_str().is_some_and(|kind| kind.starts_with("gemma"));
+        served.scaled_embedding = model.family().facts.scaled_embedding;
         Ok(served)
     }
 

@@ -7,10 +7,6 @@ use super::members::Member;
 use crate::model::Program;
 use crate::model::op::ModuleId;
 
-/// Model types whose sparse blocks are such modules unless told otherwise (`DEFAULT_LEAF_MODULE_CLASSES` of
-/// deepspeed/runtime/zero/leaf_module_config.py).
-const SPARSE: [&str; 3] = ["mixtral", "qwen2_moe", "qwen3_moe"];
-
 /// The model itself among the modules that DeepSpeed knows.
 pub(super) const ROOT: u32 = u32::MAX;
 
@@ -32,10 +28,11 @@ pub(super) struct LeafModules {
 }
 
 impl LeafModules {
-    /// Those of a program whose parameters are `members`.
+    /// Those of a program whose parameters are `members`: the sparse blocks of the families that DeepSpeed knows
+    /// (`DEFAULT_LEAF_MODULE_CLASSES`).
     pub(super) fn of(program: &Program, members: &[Member]) -> Self {
         let mut found = Self::default();
-        if !SPARSE.contains(&program.model_type.as_str()) {
+        if !program.facts.leaf_blocks {
             return found;
         }
         let paths: BTreeSet<&str> =

@@ -1,6 +1,7 @@
-//! The families: one file each, in folders by kind. To add one, copy the nearest file, list it in its folder's
-//! `mod.rs`, and run `vramcast verify`.
+//! The families: one file each, in folders by kind. To add one, copy the nearest file and list it in its folder's
+//! `mod.rs` (CONTRIBUTING.md has the steps).
 
+use super::facts::Facts;
 use super::{Config, Graph, ModelError, Task};
 
 pub mod decoders;
@@ -21,6 +22,8 @@ pub struct Family {
     pub name: &'static str,
     /// The `model_type`s it reads.
     pub model_types: &'static [&'static str],
+    /// What libraries know of it.
+    pub facts: Facts,
     /// Reads a config and runs the forward pass.
     pub build: fn(&Config<'_>, Task, &mut Graph) -> Result<(), ModelError>,
 }
@@ -46,4 +49,9 @@ pub fn all() -> impl Iterator<Item = &'static Family> {
 /// The family that reads a `model_type`.
 pub fn find(model_type: &str) -> Option<&'static Family> {
     all().find(|family| family.model_types.contains(&model_type))
+}
+
+/// What libraries know of a `model_type`; nothing, where no family reads it.
+pub fn facts(model_type: &str) -> &'static Facts {
+    find(model_type).map_or(&Facts::DEFAULT, |family| &family.facts)
 }

@@ -42,8 +42,6 @@ pub enum Loss {
     MeanSquared,
     /// `BCEWithLogitsLoss` on logits in the model's type, labels cast to it (ELECTRA's discriminator, multi-label heads).
     BinaryCrossEntropy,
-    /// CLIP's and SigLIP's contrastive loss.
-    Contrastive,
     /// Load balancing of experts over router logits.
     RouterBalance,
 }

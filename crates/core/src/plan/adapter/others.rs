@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::targets::{self, Targets, View};
 use super::{AdaptedKind, AdaptedModule, AdapterLayout, LoraPlan, PlanError, TrainableTensor, bad, defaults};
+use crate::model::facts::NameList;
 use crate::model::op::ModuleId;
 use crate::model::{Inventory, ModuleKind, Program, Shape};
 
@@ -245,7 +246,7 @@ pub const IA3_BEFORE: &str = "ia3_l (input)";
 fn picked(
     view: View<'_>,
     chosen: &Targets,
-    default: Option<&'static [&'static str]>,
+    default: Option<NameList>,
     method: &str,
 ) -> Result<Vec<(ModuleId, u64, u64)>, PlanError> {
     let chosen = match chosen {
@@ -276,7 +277,7 @@ fn picked(
 fn sum(
     view: View<'_>,
     chosen: &Targets,
-    default: Option<&'static [&'static str]>,
+    default: Option<NameList>,
     method: &str,
     count: impl Fn(u64, u64, &str) -> Result<u64, PlanError>,
 ) -> Result<u64, PlanError> {

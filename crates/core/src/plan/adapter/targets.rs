@@ -6,6 +6,8 @@ use serde_json::Value;
 
 use super::lora::TaskType;
 use super::{LoraPlan, PlanError, bad, defaults};
+use crate::model::facts::{ExpertNames, NameList};
+use crate::model::families::facts;
 use crate::model::op::{ModuleId, Parameter, ParameterId};
 use crate::model::{Module, ModuleKind};
 
@@ -88,7 +90,7 @@ pub(super) fn resolve(plan: &LoraPlan, view: View<'_>) -> Result<Resolved, PlanE
     let mut ranks = plan.rank_pattern.clone();
     let mut wanted: Vec<String> = plan.target_parameters.clone();
     let mut targets = plan.targets.clone();
-    if let Some(fused) = defaults::fused_experts(view.model_type) {
+    if let Some(fused) = facts(view.model_type).experts {
         targets = Targets::Names(leaf_names(plan, view, &fused)?);
         rewrite(plan, &fused, &mut targets, &mut wanted, &mut ranks)?;
     }
@@ -115,16 +117,12 @@ pub(super) fn resolve(plan: &LoraPlan, view: View<'_>) -> Result<Resolved, PlanE
 }
 
 /// PEFT's own targets for a type, or its refusal.
-pub(super) fn default_targets(
-    list: Option<&'static [&'static str]>,
-    model_type: &str,
-    method: &str,
-) -> Result<Targets, PlanError> {
+pub(super) fn default_targets(list: Option<NameList>, model_type: &str, method: &str) -> Result<Targets, PlanError> {
     match list {
         Some([one]) if one.starts_with(".*") => Ok(Targets::Regex((*one).to_owned())),
         Some(list) => Ok(Targets::Names(list.iter().map(|name| (*name).to_owned()).collect())),
         None => Err(PlanError::Conflict {
-            what: format!("PEFT has no default {method} targets for model_type {model_type}"),
+            what: format!("no default {method} targets of PEFT are known for model_type {model_type}"),
             hint: "name the target modules, or say all-linear".into(),
         }),
     }
@@ -133,7 +131,7 @@ pub(super) fn default_targets(
 /// Expert projections by their old names become fused parameters, with the rank of all that is fused.
 fn rewrite(
     plan: &LoraPlan,
-    fused: &defaults::FusedExperts,
+    fused: &ExpertNames,
     targets: &mut Targets,
     wanted: &mut Vec<String>,
     ranks: &mut Vec<(String, u64)>,
@@ -165,7 +163,7 @@ fn rewrite(
 }
 
 /// A string target on a model with fused experts, as the names of leaves; a list stays as it is.
-fn leaf_names(plan: &LoraPlan, view: View<'_>, fused: &defaults::FusedExperts) -> Result<Vec<String>, PlanError> {
+fn leaf_names(plan: &LoraPlan, view: View<'_>, fused: &ExpertNames) -> Result<Vec<String>, PlanError> {
     let mut names: Vec<String> = Vec::new();
     let mut add = |name: &str| {
         if !names.iter().any(|known| known == name) {
@@ -325,10 +323,11 @@ fn compile(key: &str, text: &str) -> Result<Regex, PlanError> {
 /// Modules that PEFT cannot adapt, or will not on some models.
 fn check_module(module: &Module, model_type: &str, targets: &Targets) -> Result<(), PlanError> {
     let name = leaf(&module.path);
-    if defaults::MAMBA_TYPES.contains(&model_type) && defaults::MAMBA_REFUSED.contains(&name) {
+    let refused = facts(model_type).lora_refused;
+    if refused.contains(&name) {
         return Err(PlanError::Conflict {
             what: format!("PEFT refuses LoRA on {name} of {model_type} models"),
-            hint: format!("leave out {}", defaults::MAMBA_REFUSED.join(" and ")),
+            hint: format!("leave out {}", refused.join(" and ")),
         });
     }
     match module.kind {

@@ -4,13 +4,16 @@ use super::decoder::{self, Decoder, Defaults, Norms, Sizes, Vocabulary, pre_norm
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::{QkNorm, attention, mlp, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Binary, Mask, Norm, Op, Role, Unary};
+use crate::model::tensor_plans::{ATTENTION, MLP};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Apertus.
 pub const FAMILY: Family = Family {
     name: "Apertus",
     model_types: &["apertus"],
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, tensor_plan: &[ATTENTION, MLP], ..Facts::DEFAULT },
     build: |c, task, g| decoder::build(c, task, g, &Apertus::read(c)?),
 };
 

@@ -3,12 +3,18 @@
 use super::decoder::{self, Decoder, Defaults, Norms, Sizes, Vocabulary, pre_norm_layer, run_layers};
 use crate::model::Family;
 use crate::model::blocks::{attention, mlp};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Mask, Norm};
+use crate::model::tensor_plans::{ATTENTION, MLP};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Arcee.
-pub const FAMILY: Family =
-    Family { name: "Arcee", model_types: &["arcee"], build: |c, task, g| decoder::build(c, task, g, &Arcee::read(c)?) };
+pub const FAMILY: Family = Family {
+    name: "Arcee",
+    model_types: &["arcee"],
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, tensor_plan: &[ATTENTION, MLP], ..Facts::DEFAULT },
+    build: |c, task, g| decoder::build(c, task, g, &Arcee::read(c)?),
+};
 
 struct Arcee {
     sizes: Sizes,

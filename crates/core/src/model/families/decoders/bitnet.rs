@@ -3,6 +3,7 @@
 use super::decoder::{self, Decoder, Defaults, Norms, Sizes, Vocabulary, pre_norm_layer, run_layers};
 use crate::model::Family;
 use crate::model::blocks::attention::{self, attend, join_heads, rotate_whole};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Mask, Norm, Rotary};
 use crate::model::{Config, Graph, ModelError, Value};
 
@@ -10,6 +11,7 @@ use crate::model::{Config, Graph, ModelError, Value};
 pub const FAMILY: Family = Family {
     name: "BitNet",
     model_types: &["bitnet"],
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, ..Facts::DEFAULT },
     build: |c, task, g| decoder::build(c, task, g, &BitNet::read(c)?),
 };
 

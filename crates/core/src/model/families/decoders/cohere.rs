@@ -5,13 +5,21 @@ use super::decoder::{self, Decoder, Defaults, Sizes, Vocabulary, llama_mlp, run_
 use crate::model::Family;
 use crate::model::blocks::attention::{Masks, attend, rotate_whole};
 use crate::model::blocks::read;
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Norm, Rotary};
+use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Shape, Value};
 
 /// Command R.
 pub const COHERE: Family = Family {
     name: "Cohere",
     model_types: &["cohere"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        tensor_plan: &[ATTENTION, GATED_MLP],
+        text: Some(|c| Ok(Box::new(Cohere::read(c)?))),
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &Cohere::read(c)?),
 };
 
@@ -19,6 +27,7 @@ pub const COHERE: Family = Family {
 pub const COHERE2: Family = Family {
     name: "Cohere 2",
     model_types: &["cohere2"],
+    facts: Facts { text: Some(|c| Ok(Box::new(Cohere::read_second(c)?))), ..COHERE.facts },
     build: |c, task, g| decoder::build(c, task, g, &Cohere::read_second(c)?),
 };
 

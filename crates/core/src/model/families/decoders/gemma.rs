@@ -5,12 +5,28 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::attention::Masks;
 use crate::model::blocks::{SelfAttention, gated_mlp, read};
+use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch};
 use crate::model::op::{Activation, Norm, RotaryTable};
+use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Gemma.
-pub const FAMILY: Family =
-    Family { name: "Gemma", model_types: &["gemma"], build: |c, task, g| decoder::build(c, task, g, &Gemma::read(c)?) };
+pub const FAMILY: Family = Family {
+    name: "Gemma",
+    model_types: &["gemma"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::Patched(LigerPatch::LLAMA),
+        lora: &["q_proj", "v_proj"],
+        ia3: &["q_proj", "v_proj", "down_proj"],
+        ia3_feedforward: &["down_proj"],
+        tensor_plan: &[ATTENTION, GATED_MLP],
+        scaled_embedding: true,
+        text: Some(|c| Ok(Box::new(Gemma::read(c)?))),
+        ..Facts::DEFAULT
+    },
+    build: |c, task, g| decoder::build(c, task, g, &Gemma::read(c)?),
+};
 
 /// Gemma 1.
 #[derive(Debug, Clone)]

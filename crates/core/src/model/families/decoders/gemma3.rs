@@ -7,13 +7,26 @@ use super::gemma::{mlp, scaled_embedding};
 use crate::model::Family;
 use crate::model::blocks::attention::Masks;
 use crate::model::blocks::{QkNorm, SelfAttention, read};
+use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch};
 use crate::model::op::{Activation, Binary, Norm, Unary};
+use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Gemma 2.
 pub const GEMMA2: Family = Family {
     name: "Gemma 2",
     model_types: &["gemma2"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::Patched(SANDWICH_NORMS),
+        lora: &["q_proj", "v_proj"],
+        ia3: &["q_proj", "v_proj", "down_proj"],
+        ia3_feedforward: &["down_proj"],
+        tensor_plan: &[ATTENTION, GATED_MLP],
+        scaled_embedding: true,
+        text: Some(|c| Ok(Box::new(Gemma3::read_gemma2(c)?))),
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &Gemma3::read_gemma2(c)?),
 };
 
@@ -21,7 +34,23 @@ pub const GEMMA2: Family = Family {
 pub const FAMILY: Family = Family {
     name: "Gemma 3 (text)",
     model_types: &["gemma3_text"],
+    facts: Facts { text: Some(|c| Ok(Box::new(Gemma3::read(c)?))), ..GEMMA2.facts },
     build: |c, task, g| decoder::build(c, task, g, &Gemma3::read(c)?),
+};
+
+/// Norms before and after attention and MLP.
+const SANDWICH_NORMS: LigerPatch = LigerPatch {
+    norms: &[
+        "norm",
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+        "q_norm",
+        "k_norm",
+    ],
+    norms_in_place: false,
+    ..LigerPatch::LLAMA
 };
 
 /// The text model of Gemma 3, or Gemma 2.

@@ -3,13 +3,21 @@
 use super::decoder::{self, Decoder, Defaults, Sizes, Vocabulary, run_layers};
 use crate::model::Family;
 use crate::model::blocks::{attention, joined_gated_mlp, read};
+use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch};
 use crate::model::op::{Mask, Norm, Rotary};
+use crate::model::tensor_plans::{ATTENTION, JOINED_MLP};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// GLM-4-9B.
 pub const GLM: Family = Family {
     name: "GLM",
     model_types: &["glm"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        tensor_plan: &[ATTENTION, JOINED_MLP],
+        text: Some(|c| Ok(Box::new(Glm::read(c, false)?))),
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &Glm::read(c, false)?),
 };
 
@@ -17,6 +25,22 @@ pub const GLM: Family = Family {
 pub const GLM4: Family = Family {
     name: "GLM-4",
     model_types: &["glm4"],
+    facts: Facts {
+        liger: Liger::Patched(LigerPatch {
+            norms: &[
+                "norm",
+                "input_layernorm",
+                "post_attention_layernorm",
+                "post_mlp_layernorm",
+                "post_self_attn_layernorm",
+            ],
+            norms_in_place: false,
+            rope: false,
+            ..LigerPatch::LLAMA
+        }),
+        text: Some(|c| Ok(Box::new(Glm::read(c, true)?))),
+        ..GLM.facts
+    },
     build: |c, task, g| decoder::build(c, task, g, &Glm::read(c, true)?),
 };
 

@@ -3,13 +3,22 @@
 use super::decoder::{self, Decoder, Defaults, Sizes, Vocabulary, run_layers};
 use crate::model::Family;
 use crate::model::blocks::{attention, gated_mlp};
+use crate::model::facts::{AttentionKernels, Facts, Liger};
 use crate::model::op::{Binary, Mask, Norm};
+use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Granite.
 pub const FAMILY: Family = Family {
     name: "Granite",
     model_types: &["granite"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::NotSimulated,
+        tensor_plan: &[ATTENTION, GATED_MLP],
+        text: Some(|c| Ok(Box::new(Granite::read(c)?))),
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &Granite::read(c)?),
 };
 

@@ -5,17 +5,33 @@ use super::decoder::{self, Decoder, Vocabulary};
 use crate::model::Family;
 use crate::model::blocks::attention::Masks;
 use crate::model::blocks::{QkNorm, SelfAttention, gated_mlp, read};
+use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch};
 use crate::model::op::{Activation, Norm, RotaryTable};
+use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Llama.
-pub const FAMILY: Family =
-    Family { name: "Llama", model_types: &["llama"], build: |c, task, g| decoder::build(c, task, g, &Llama::read(c)?) };
+pub const FAMILY: Family = Family {
+    name: "Llama",
+    model_types: &["llama"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::Patched(LigerPatch::LLAMA),
+        lora: &["q_proj", "v_proj"],
+        ia3: &["k_proj", "v_proj", "down_proj"],
+        ia3_feedforward: &["down_proj"],
+        tensor_plan: &[ATTENTION, GATED_MLP],
+        text: Some(|c| Ok(Box::new(Llama::read(c)?))),
+        ..Facts::DEFAULT
+    },
+    build: |c, task, g| decoder::build(c, task, g, &Llama::read(c)?),
+};
 
 /// Mistral: Llama whose layers may all see a window only.
 pub const MISTRAL: Family = Family {
     name: "Mistral",
     model_types: &["mistral"],
+    facts: Facts { text: Some(|c| Ok(Box::new(Llama::read_mistral(c)?))), ..FAMILY.facts },
     build: |c, task, g| decoder::build(c, task, g, &Llama::read_mistral(c)?),
 };
 
@@ -23,6 +39,11 @@ pub const MISTRAL: Family = Family {
 pub const QWEN2: Family = Family {
     name: "Qwen2",
     model_types: &["qwen2"],
+    facts: Facts {
+        ia3: &["q_proj", "v_proj", "down_proj"],
+        text: Some(|c| Ok(Box::new(Llama::read_qwen2(c)?))),
+        ..FAMILY.facts
+    },
     build: |c, task, g| decoder::build(c, task, g, &Llama::read_qwen2(c)?),
 };
 
@@ -30,6 +51,14 @@ pub const QWEN2: Family = Family {
 pub const QWEN3: Family = Family {
     name: "Qwen3",
     model_types: &["qwen3"],
+    facts: Facts {
+        liger: Liger::Patched(LigerPatch {
+            norms: &["norm", "input_layernorm", "post_attention_layernorm", "q_norm", "k_norm"],
+            ..LigerPatch::LLAMA
+        }),
+        text: Some(|c| Ok(Box::new(Llama::read_qwen3(c)?))),
+        ..QWEN2.facts
+    },
     build: |c, task, g| decoder::build(c, task, g, &Llama::read_qwen3(c)?),
 };
 

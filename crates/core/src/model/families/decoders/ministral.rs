@@ -4,12 +4,15 @@
 use super::decoder::{self, Vocabulary};
 use super::llama::Llama;
 use crate::model::blocks::read;
+use crate::model::facts::{Facts, Liger, LigerPatch};
+use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Family, ModelError};
 
 /// Ministral: Mistral with a kind of attention for every layer.
 pub const MINISTRAL: Family = Family {
     name: "Ministral",
     model_types: &["ministral"],
+    facts: Facts { liger: Liger::Patched(LigerPatch::LLAMA), tensor_plan: &[ATTENTION, GATED_MLP], ..Facts::DEFAULT },
     build: |c, task, g| decoder::build(c, task, g, &read_ministral(c)?),
 };
 
@@ -17,12 +20,21 @@ pub const MINISTRAL: Family = Family {
 pub const MINISTRAL3: Family = Family {
     name: "Ministral 3",
     model_types: &["ministral3"],
+    facts: Facts {
+        tensor_plan: &[ATTENTION, GATED_MLP],
+        text: Some(|c| Ok(Box::new(read_ministral3(c)?))),
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &read_ministral3(c)?),
 };
 
 /// Code World Model: Llama of which one layer in four sees everything.
-pub const CWM: Family =
-    Family { name: "CWM", model_types: &["cwm"], build: |c, task, g| decoder::build(c, task, g, &read_cwm(c)?) };
+pub const CWM: Family = Family {
+    name: "CWM",
+    model_types: &["cwm"],
+    facts: Facts::DEFAULT,
+    build: |c, task, g| decoder::build(c, task, g, &read_cwm(c)?),
+};
 
 fn read_ministral(c: &Config<'_>) -> Result<Llama, ModelError> {
     let mut llama = Llama::read_mistral(c)?;

@@ -1,8 +1,6 @@
 //! Dense decoders of the Llama generation: RMSNorm, rotary positions, gated MLPs, grouped heads.
 
 use super::Family;
-use crate::model::{Config, ModelError};
-use decoder::Decoder;
 
 pub mod apertus;
 pub mod arcee;
@@ -14,6 +12,7 @@ pub mod gemma;
 pub mod gemma3;
 pub mod glm;
 pub mod granite;
+pub mod jais2;
 pub mod llama;
 pub mod ministral;
 pub mod nemotron;
@@ -50,6 +49,7 @@ pub const ALL: &[&Family] = &[
     &seed_oss::FAMILY,
     &apertus::FAMILY,
     &arcee::FAMILY,
+    &jais2::FAMILY,
     &bitnet::FAMILY,
     &granite::FAMILY,
     &ernie4_5::FAMILY,
@@ -59,29 +59,6 @@ pub const ALL: &[&Family] = &[
     &glm::GLM,
     &glm::GLM4,
 ];
-
-/// The text model that a multimodal model holds, by the `model_type` of its text config.
-pub(crate) fn text_model(c: &Config<'_>, model_type: &str) -> Result<Box<dyn Decoder>, ModelError> {
-    Ok(match model_type {
-        "llama" => Box::new(llama::Llama::read(c)?),
-        "mistral" => Box::new(llama::Llama::read_mistral(c)?),
-        "ministral3" => Box::new(ministral::read_ministral3(c)?),
-        "qwen2" => Box::new(llama::Llama::read_qwen2(c)?),
-        "qwen3" => Box::new(llama::Llama::read_qwen3(c)?),
-        "gemma" => Box::new(gemma::Gemma::read(c)?),
-        "gemma2" => Box::new(gemma3::Gemma3::read_gemma2(c)?),
-        "gemma3_text" => Box::new(gemma3::Gemma3::read(c)?),
-        "phi" => Box::new(phi::Phi::read(c)?),
-        "phi3" => Box::new(phi3::Phi3::read(c)?),
-        "granite" => Box::new(granite::Granite::read(c)?),
-        "cohere" => Box::new(cohere::Cohere::read(c)?),
-        "cohere2" => Box::new(cohere::Cohere::read_second(c)?),
-        "glm" => Box::new(glm::Glm::read(c, false)?),
-        "glm4" => Box::new(glm::Glm::read(c, true)?),
-        "lfm2" => Box::new(super::hybrids::lfm2::Lfm2::read(c)?),
-        _ => return Err(c.refuse("model_type", "a text model vramcast knows (llama, mistral, qwen2, gemma, …)")),
-    })
-}
 
 #[cfg(test)]
 mod tests {

@@ -3,6 +3,7 @@
 use super::decoder::{self, Decoder, Defaults, Norms, Sizes, Vocabulary, pre_norm_layer, run_layers};
 use crate::model::Family;
 use crate::model::blocks::{attention, mlp, read};
+use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch};
 use crate::model::op::{Mask, Norm};
 use crate::model::{Config, Graph, ModelError, Value};
 
@@ -10,6 +11,11 @@ use crate::model::{Config, Graph, ModelError, Value};
 pub const FAMILY: Family = Family {
     name: "Nemotron",
     model_types: &["nemotron"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::Patched(LigerPatch { norms: &[], norms_in_place: false, rope: false, glu: false }),
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &Nemotron::read(c)?),
 };
 

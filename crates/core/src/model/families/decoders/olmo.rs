@@ -3,12 +3,18 @@
 use super::decoder::{self, Decoder, Defaults, Norms, Sizes, Vocabulary, llama_mlp, pre_norm_layer, run_layers};
 use crate::model::Family;
 use crate::model::blocks::attention::{self, attend, rotate_whole, split_heads};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Mask, Norm, Rotary, Unary};
+use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// OLMo.
-pub const FAMILY: Family =
-    Family { name: "OLMo", model_types: &["olmo"], build: |c, task, g| decoder::build(c, task, g, &Olmo::read(c)?) };
+pub const FAMILY: Family = Family {
+    name: "OLMo",
+    model_types: &["olmo"],
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, tensor_plan: &[ATTENTION, GATED_MLP], ..Facts::DEFAULT },
+    build: |c, task, g| decoder::build(c, task, g, &Olmo::read(c)?),
+};
 
 struct Olmo {
     sizes: Sizes,

@@ -4,13 +4,21 @@ use super::decoder::{self, Decoder, Defaults, Sizes, Vocabulary, llama_mlp, run_
 use crate::model::Family;
 use crate::model::blocks::attention::Masks;
 use crate::model::blocks::{QkNorm, read};
+use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch};
 use crate::model::op::{Norm, Rotary};
+use crate::model::tensor_plans::{ATTENTION, GATED_MLP, GATHERED_ATTENTION};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// OLMo 2.
 pub const OLMO2: Family = Family {
     name: "OLMo 2",
     model_types: &["olmo2"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::Patched(POST_NORMS),
+        tensor_plan: &[GATHERED_ATTENTION, GATED_MLP],
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &PostNorm::read_olmo2(c)?),
 };
 
@@ -18,6 +26,7 @@ pub const OLMO2: Family = Family {
 pub const OLMO3: Family = Family {
     name: "OLMo 3",
     model_types: &["olmo3"],
+    facts: OLMO2.facts,
     build: |c, task, g| decoder::build(c, task, g, &PostNorm::read_olmo3(c)?),
 };
 
@@ -25,7 +34,23 @@ pub const OLMO3: Family = Family {
 pub const EXAONE4: Family = Family {
     name: "EXAONE 4",
     model_types: &["exaone4"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::Patched(LigerPatch {
+            norms: &["norm", "post_attention_layernorm", "post_feedforward_layernorm", "q_norm", "k_norm"],
+            ..POST_NORMS
+        }),
+        tensor_plan: &[ATTENTION, GATED_MLP],
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &PostNorm::read_exaone4(c)?),
+};
+
+/// Norms after attention and MLP.
+const POST_NORMS: LigerPatch = LigerPatch {
+    norms: &["norm", "post_attention_layernorm", "post_feedforward_layernorm"],
+    norms_in_place: false,
+    ..LigerPatch::LLAMA
 };
 
 struct PostNorm {

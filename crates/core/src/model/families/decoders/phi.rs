@@ -4,12 +4,37 @@ use super::decoder::{self, Decoder, Defaults, Sizes, Vocabulary, run_layers};
 use crate::model::Family;
 use crate::model::blocks::attention::{self, attend, rotate_part};
 use crate::model::blocks::{mlp, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Mask, Norm, Rotary};
+use crate::model::tensor_plans::{TensorRules, TensorStyle};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Phi.
-pub const FAMILY: Family =
-    Family { name: "Phi", model_types: &["phi"], build: |c, task, g| decoder::build(c, task, g, &Phi::read(c)?) };
+pub const FAMILY: Family = Family {
+    name: "Phi",
+    model_types: &["phi"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        lora: &["q_proj", "v_proj", "fc1", "fc2"],
+        vera: Some(&["q_proj", "v_proj"]),
+        ia3: &["q_proj", "v_proj", "fc2"],
+        ia3_feedforward: &["fc2"],
+        tensor_plan: &[SPLIT],
+        text: Some(|c| Ok(Box::new(Phi::read(c)?))),
+        ..Facts::DEFAULT
+    },
+    build: |c, task, g| decoder::build(c, task, g, &Phi::read(c)?),
+};
+
+/// How transformers splits its layers.
+const SPLIT: TensorRules = &[
+    ("self_attn.q_proj", TensorStyle::Column),
+    ("self_attn.k_proj", TensorStyle::Column),
+    ("self_attn.v_proj", TensorStyle::Column),
+    ("self_attn.dense", TensorStyle::Row),
+    ("mlp.fc1", TensorStyle::Column),
+    ("mlp.fc2", TensorStyle::Row),
+];
 
 /// Phi-1 to Phi-2.
 #[derive(Debug, Clone)]

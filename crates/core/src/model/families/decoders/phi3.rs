@@ -4,12 +4,28 @@ use super::decoder::{self, Decoder, Defaults, Sizes, Vocabulary, run_layers};
 use crate::model::Family;
 use crate::model::blocks::attention::{Masks, attend, rotate_joined, split_heads};
 use crate::model::blocks::{joined_gated_mlp, read};
+use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch};
 use crate::model::op::{Norm, Rotary};
+use crate::model::tensor_plans::{JOINED_MLP, TensorRules, TensorStyle};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Phi-3.
-pub const FAMILY: Family =
-    Family { name: "Phi-3", model_types: &["phi3"], build: |c, task, g| decoder::build(c, task, g, &Phi3::read(c)?) };
+pub const FAMILY: Family = Family {
+    name: "Phi-3",
+    model_types: &["phi3"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::Patched(LigerPatch::LLAMA),
+        tensor_plan: &[JOINED_ATTENTION, JOINED_MLP],
+        text: Some(|c| Ok(Box::new(Phi3::read(c)?))),
+        ..Facts::DEFAULT
+    },
+    build: |c, task, g| decoder::build(c, task, g, &Phi3::read(c)?),
+};
+
+/// How transformers splits its attention, whose projections are joined.
+pub(crate) const JOINED_ATTENTION: TensorRules =
+    &[("self_attn.qkv_proj", TensorStyle::ColumnGathered), ("self_attn.o_proj", TensorStyle::RowSplit)];
 
 /// Phi-3 and Phi-4.
 #[derive(Debug, Clone)]

@@ -3,13 +3,16 @@
 use super::decoder::{self, Decoder, Defaults, Norms, Sizes, Vocabulary, pre_norm_layer, run_layers};
 use crate::model::Family;
 use crate::model::blocks::{attention, gated_mlp};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Mask, Norm};
+use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Seed-OSS.
 pub const FAMILY: Family = Family {
     name: "Seed-OSS",
     model_types: &["seed_oss"],
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, tensor_plan: &[ATTENTION, GATED_MLP], ..Facts::DEFAULT },
     build: |c, task, g| decoder::build(c, task, g, &SeedOss::read(c)?),
 };
 

@@ -4,13 +4,21 @@ use super::decoder::{self, Decoder, Defaults, Norms, Sizes, Vocabulary, pre_norm
 use crate::model::Family;
 use crate::model::blocks::attention::Masks;
 use crate::model::blocks::{gated_mlp, read};
+use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch};
 use crate::model::op::Norm;
+use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// SmolLM3.
 pub const FAMILY: Family = Family {
     name: "SmolLM3",
     model_types: &["smollm3"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::Patched(LigerPatch::LLAMA),
+        tensor_plan: &[ATTENTION, GATED_MLP],
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &SmolLm3::read(c)?),
 };
 

@@ -5,6 +5,7 @@ use crate::model::Family;
 use crate::model::blocks::attention::{self, attend, rotate_part};
 use crate::model::blocks::read;
 use crate::model::config::MAX_LAYERS;
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Mask, Norm, Rotary};
 use crate::model::{Config, Graph, ModelError, Value};
 
@@ -12,6 +13,7 @@ use crate::model::{Config, Graph, ModelError, Value};
 pub const FAMILY: Family = Family {
     name: "StableLM",
     model_types: &["stablelm"],
+    facts: Facts { attention: AttentionKernels::Flash, lora: &["q_proj", "v_proj"], ..Facts::DEFAULT },
     build: |c, task, g| decoder::build(c, task, g, &StableLm::read(c)?),
 };
 

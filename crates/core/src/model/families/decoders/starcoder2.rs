@@ -4,15 +4,21 @@ use super::decoder::{self, Decoder, Defaults, Norms, Sizes, Vocabulary, pre_norm
 use crate::model::Family;
 use crate::model::blocks::attention::Masks;
 use crate::model::blocks::{mlp, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::Norm;
+use crate::model::tensor_plans::{ATTENTION, TensorRules, TensorStyle};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// StarCoder2.
 pub const FAMILY: Family = Family {
     name: "StarCoder2",
     model_types: &["starcoder2"],
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, tensor_plan: &[ATTENTION, SPLIT], ..Facts::DEFAULT },
     build: |c, task, g| decoder::build(c, task, g, &StarCoder2::read(c)?),
 };
+
+/// How transformers splits its MLP.
+const SPLIT: TensorRules = &[("mlp.c_fc", TensorStyle::Column), ("mlp.c_proj", TensorStyle::Row)];
 
 struct StarCoder2 {
     sizes: Sizes,

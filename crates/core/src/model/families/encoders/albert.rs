@@ -5,11 +5,17 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return, loss_and_return_with};
 use crate::model::blocks::{EncoderAttention, encoder, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Input, Loss, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// ALBERT.
-pub const FAMILY: Family = Family { name: "ALBERT", model_types: &["albert"], build };
+pub const FAMILY: Family = Family {
+    name: "ALBERT",
+    model_types: &["albert"],
+    facts: Facts { attention: AttentionKernels::Flash, ..Facts::DEFAULT },
+    build,
+};
 
 struct Albert {
     vocab: u64,

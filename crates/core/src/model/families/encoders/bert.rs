@@ -5,11 +5,23 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return, loss_and_return_with};
 use crate::model::blocks::{EncoderAttention, encoder, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Binary, Input, Loss, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// BERT.
-pub const FAMILY: Family = Family { name: "BERT", model_types: &["bert"], build };
+pub const FAMILY: Family = Family {
+    name: "BERT",
+    model_types: &["bert"],
+    facts: Facts {
+        attention: AttentionKernels::Flash,
+        lora: &["query", "value"],
+        ia3: &["key", "value", "output.dense"],
+        ia3_feedforward: &["output.dense"],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 pub(crate) struct Bert {
     pub(super) vocab: u64,

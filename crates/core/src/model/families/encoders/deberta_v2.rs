@@ -6,11 +6,22 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return};
 use crate::model::blocks::read;
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, Binary, Convolution, Input, Loss, Norm, Op, ParameterId, Role, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// DeBERTa-v2 and v3.
-pub const FAMILY: Family = Family { name: "DeBERTa-v2", model_types: &["deberta-v2"], build };
+pub const FAMILY: Family = Family {
+    name: "DeBERTa-v2",
+    model_types: &["deberta-v2"],
+    facts: Facts {
+        lora: &["query_proj", "value_proj"],
+        ia3: &["key_proj", "value_proj", "output.dense"],
+        ia3_feedforward: &["output.dense"],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Deberta {
     vocab: u64,

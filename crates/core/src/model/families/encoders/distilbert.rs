@@ -5,11 +5,17 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return};
 use crate::model::blocks::{EncoderAttention, encoder, mlp, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Input, Loss, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// DistilBERT.
-pub const FAMILY: Family = Family { name: "DistilBERT", model_types: &["distilbert"], build };
+pub const FAMILY: Family = Family {
+    name: "DistilBERT",
+    model_types: &["distilbert"],
+    facts: Facts { attention: AttentionKernels::Flash, ..Facts::DEFAULT },
+    build,
+};
 
 struct DistilBert {
     vocab: u64,

@@ -4,11 +4,17 @@ use super::bert::Bert;
 use super::heads::{LmHead, dense_classifier, no_head, return_base};
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, loss_and_return};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Input, Loss, Op};
 use crate::model::{Config, Graph, ModelError, Task};
 
 /// ELECTRA.
-pub const FAMILY: Family = Family { name: "ELECTRA", model_types: &["electra"], build };
+pub const FAMILY: Family = Family {
+    name: "ELECTRA",
+    model_types: &["electra"],
+    facts: Facts { attention: AttentionKernels::Flash, lora: &["query", "value"], ..Facts::DEFAULT },
+    build,
+};
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let mut bert = Bert::read(c, [30522, 256, 4, 1024])?;

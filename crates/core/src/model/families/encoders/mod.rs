@@ -18,6 +18,8 @@ pub(crate) use bert::counted_positions;
 pub const ALL: &[&Family] = &[
     &bert::FAMILY,
     &roberta::FAMILY,
+    &roberta::XLM_ROBERTA,
+    &roberta::CAMEMBERT,
     &electra::FAMILY,
     &albert::FAMILY,
     &distilbert::FAMILY,

@@ -7,11 +7,12 @@ use crate::model::blocks::attention::{attend, join_heads, rotate_whole};
 use crate::model::blocks::encoder::{full_mask, mask_over};
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return};
 use crate::model::blocks::{EncoderAttention, read};
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, EagerStyle, Input, Loss, Mask, Norm, Reduction, Rotary, RotaryTable};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// ModernBERT.
-pub const FAMILY: Family = Family { name: "ModernBERT", model_types: &["modernbert"], build };
+pub const FAMILY: Family = Family { name: "ModernBERT", model_types: &["modernbert"], facts: Facts::DEFAULT, build };
 
 struct ModernBert {
     vocab: u64,

@@ -7,11 +7,12 @@ use crate::model::Family;
 use crate::model::blocks::attention::split_heads;
 use crate::model::blocks::head::{Labels, loss_and_return};
 use crate::model::blocks::read;
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, Binary, Input, Loss, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// MPNet.
-pub const FAMILY: Family = Family { name: "MPNet", model_types: &["mpnet"], build };
+pub const FAMILY: Family = Family { name: "MPNet", model_types: &["mpnet"], facts: Facts::DEFAULT, build };
 
 struct MpNet {
     vocab: u64,

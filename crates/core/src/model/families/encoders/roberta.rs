@@ -4,11 +4,45 @@ use super::bert::Bert;
 use super::heads::{LmHead, dense_classifier, no_head, pooler, return_base};
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, loss_and_return};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Loss, Role};
 use crate::model::{Config, Graph, ModelError, Task};
 
 /// RoBERTa.
-pub const FAMILY: Family = Family { name: "RoBERTa", model_types: &["roberta", "xlm-roberta", "camembert"], build };
+pub const FAMILY: Family = Family {
+    name: "RoBERTa",
+    model_types: &["roberta"],
+    facts: Facts {
+        attention: AttentionKernels::Flash,
+        lora: &["query", "value"],
+        ia3: &["key", "value", "output.dense"],
+        ia3_feedforward: &["output.dense"],
+        registration: &[&["word_embeddings", "token_type_embeddings", "LayerNorm", "position_embeddings"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
+
+/// XLM-RoBERTa.
+pub const XLM_ROBERTA: Family = Family {
+    name: "XLM-RoBERTa",
+    model_types: &["xlm-roberta"],
+    facts: Facts {
+        ia3: &[],
+        ia3_feedforward: &[],
+        registration: &[FAMILY.facts.registration[0], &["lm_head", "roberta"]],
+        ..FAMILY.facts
+    },
+    ..FAMILY
+};
+
+/// CamemBERT.
+pub const CAMEMBERT: Family = Family {
+    name: "CamemBERT",
+    model_types: &["camembert"],
+    facts: Facts { lora: &[], ia3: &[], ia3_feedforward: &[], ..FAMILY.facts },
+    ..FAMILY
+};
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let vocab = if c.model_type() == "roberta" { 50265 } else { 30522 };

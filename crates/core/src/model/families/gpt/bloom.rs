@@ -5,11 +5,23 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::causal::{LmHead, decoder};
 use crate::model::blocks::{attention, read};
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, Input, Mask, Norm, Op, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// BLOOM.
-pub const FAMILY: Family = Family { name: "BLOOM", model_types: &["bloom"], build };
+pub const FAMILY: Family = Family {
+    name: "BLOOM",
+    model_types: &["bloom"],
+    facts: Facts {
+        lora: &["query_key_value"],
+        ia3: &["query_key_value", "mlp.dense_4h_to_h"],
+        ia3_feedforward: &["mlp.dense_4h_to_h"],
+        registration: &[&["input_layernorm", "self_attention", "post_attention_layernorm", "mlp"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Bloom {
     vocab: u64,

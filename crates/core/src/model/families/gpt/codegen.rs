@@ -5,11 +5,17 @@ use super::gptj::Sizes;
 use crate::model::Family;
 use crate::model::blocks::attention;
 use crate::model::blocks::causal::{LmHead, decoder};
+use crate::model::facts::Facts;
 use crate::model::op::Binary;
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// CodeGen.
-pub const FAMILY: Family = Family { name: "CodeGen", model_types: &["codegen"], build };
+pub const FAMILY: Family = Family {
+    name: "CodeGen",
+    model_types: &["codegen"],
+    facts: Facts { lora: &["qkv_proj"], ..Facts::DEFAULT },
+    build,
+};
 
 /// Ranks the fused projection is laid out for, whatever the model.
 const RANKS: u64 = 4;

@@ -5,13 +5,24 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::causal::{LmHead, decoder};
 use crate::model::blocks::{attention, read};
+use crate::model::facts::Facts;
 use crate::model::op::{
     Activation, Attention, Binary, CacheKind, CacheUpdate, EagerStyle, Input, Mask, Norm, Op, Role, Rotary, RotaryTable,
 };
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Falcon.
-pub const FAMILY: Family = Family { name: "Falcon", model_types: &["falcon", "RefinedWeb", "RefinedWebModel"], build };
+pub const FAMILY: Family = Family {
+    name: "Falcon",
+    model_types: &["falcon", "RefinedWeb", "RefinedWebModel"],
+    facts: Facts {
+        lora: &["query_key_value"],
+        ia3: &["query_key_value", "dense_4h_to_h"],
+        ia3_feedforward: &["dense_4h_to_h"],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Falcon {
     vocab: u64,

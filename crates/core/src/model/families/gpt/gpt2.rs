@@ -3,11 +3,23 @@
 use crate::model::Family;
 use crate::model::blocks::head::causal_lm_head;
 use crate::model::blocks::{attention, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Attention, EagerStyle, Input, Mask, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// GPT-2.
-pub const FAMILY: Family = Family { name: "GPT-2", model_types: &["gpt2"], build };
+pub const FAMILY: Family = Family {
+    name: "GPT-2",
+    model_types: &["gpt2"],
+    facts: Facts {
+        attention: AttentionKernels::Flash,
+        lora: &["c_attn"],
+        ia3: &["c_attn", "mlp.c_proj"],
+        ia3_feedforward: &["mlp.c_proj"],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Gpt2 {
     vocab: u64,

@@ -4,11 +4,23 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::causal::{LmHead, decoder};
 use crate::model::blocks::{attention, mlp, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Attention, EagerStyle, Input, Mask, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// GPT-BigCode.
-pub const FAMILY: Family = Family { name: "GPT-BigCode", model_types: &["gpt_bigcode"], build };
+pub const FAMILY: Family = Family {
+    name: "GPT-BigCode",
+    model_types: &["gpt_bigcode"],
+    facts: Facts {
+        attention: AttentionKernels::Flash,
+        lora: &["c_attn"],
+        ia3: &["c_attn", "mlp.c_proj"],
+        ia3_feedforward: &["mlp.c_proj"],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct BigCode {
     vocab: u64,

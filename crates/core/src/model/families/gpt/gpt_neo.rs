@@ -5,11 +5,22 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::causal::{LmHead, decoder};
 use crate::model::blocks::{attention, mlp, read};
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, Input, Mask, Norm, Op};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// GPT-Neo.
-pub const FAMILY: Family = Family { name: "GPT-Neo", model_types: &["gpt_neo"], build };
+pub const FAMILY: Family = Family {
+    name: "GPT-Neo",
+    model_types: &["gpt_neo"],
+    facts: Facts {
+        lora: &["q_proj", "v_proj"],
+        ia3: &["q_proj", "v_proj", "c_proj"],
+        ia3_feedforward: &["c_proj"],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct GptNeo {
     vocab: u64,

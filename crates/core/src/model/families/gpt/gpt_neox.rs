@@ -3,11 +3,33 @@
 use crate::model::Family;
 use crate::model::blocks::causal::{LmHead, decoder};
 use crate::model::blocks::{attention, mlp, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Attention, EagerStyle, Input, Mask, Norm, Rotary, RotaryTable};
+use crate::model::tensor_plans::{TensorRules, TensorStyle};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// GPT-NeoX.
-pub const FAMILY: Family = Family { name: "GPT-NeoX", model_types: &["gpt_neox"], build };
+pub const FAMILY: Family = Family {
+    name: "GPT-NeoX",
+    model_types: &["gpt_neox"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        lora: &["query_key_value"],
+        ia3: &["query_key_value", "dense_4h_to_h"],
+        ia3_feedforward: &["dense_4h_to_h"],
+        tensor_plan: &[SPLIT],
+        ..Facts::DEFAULT
+    },
+    build,
+};
+
+/// How transformers splits its layers.
+const SPLIT: TensorRules = &[
+    ("attention.query_key_value", TensorStyle::Column),
+    ("attention.dense", TensorStyle::Row),
+    ("mlp.dense_h_to_4h", TensorStyle::Column),
+    ("mlp.dense_4h_to_h", TensorStyle::Row),
+];
 
 struct GptNeoX {
     vocab: u64,

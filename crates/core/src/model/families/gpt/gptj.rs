@@ -4,11 +4,22 @@ use super::early;
 use crate::model::Family;
 use crate::model::blocks::causal::{LmHead, decoder};
 use crate::model::blocks::{attention, mlp, read};
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, Binary, Input, Mask, Norm, Op};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// GPT-J.
-pub const FAMILY: Family = Family { name: "GPT-J", model_types: &["gptj"], build };
+pub const FAMILY: Family = Family {
+    name: "GPT-J",
+    model_types: &["gptj"],
+    facts: Facts {
+        lora: &["q_proj", "v_proj"],
+        ia3: &["q_proj", "v_proj", "fc_out"],
+        ia3_feedforward: &["fc_out"],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 /// The sizes of GPT-J and of CodeGen, whose configs have the same keys.
 #[derive(Debug)]

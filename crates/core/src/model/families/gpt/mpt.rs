@@ -4,11 +4,13 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::causal::{LmHead, decoder};
 use crate::model::blocks::{attention, read};
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, Binary, Input, Mask, Norm, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// MPT.
-pub const FAMILY: Family = Family { name: "MPT", model_types: &["mpt"], build };
+pub const FAMILY: Family =
+    Family { name: "MPT", model_types: &["mpt"], facts: Facts { lora: &["Wqkv"], ..Facts::DEFAULT }, build };
 
 struct Mpt {
     vocab: u64,

@@ -4,11 +4,23 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::causal::{LmHead, decoder};
 use crate::model::blocks::{attention, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Attention, Binary, EagerStyle, Input, Mask, Norm};
 use crate::model::{Config, Graph, ModelError, Shape, Task, Value};
 
 /// OPT.
-pub const FAMILY: Family = Family { name: "OPT", model_types: &["opt"], build };
+pub const FAMILY: Family = Family {
+    name: "OPT",
+    model_types: &["opt"],
+    facts: Facts {
+        attention: AttentionKernels::Flash,
+        lora: &["q_proj", "v_proj"],
+        ia3: &["q_proj", "k_proj", "fc2"],
+        ia3_feedforward: &["fc2"],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 /// Rows of the position table before the first position.
 const OFFSET: u64 = 2;

@@ -6,13 +6,18 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, gated_mlp, read};
+use crate::model::facts::Facts;
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
 use crate::model::op::{Activation, LinearLayout, Mask, Norm, Op, Role};
 use crate::model::{Config, Graph, ModelError, Value};
 
 /// Jamba.
-pub const FAMILY: Family =
-    Family { name: "Jamba", model_types: &["jamba"], build: |c, task, g| decoder::build(c, task, g, &Jamba::read(c)?) };
+pub const FAMILY: Family = Family {
+    name: "Jamba",
+    model_types: &["jamba"],
+    facts: Facts::DEFAULT,
+    build: |c, task, g| decoder::build(c, task, g, &Jamba::read(c)?),
+};
 
 struct Jamba {
     vocabulary: Vocabulary,

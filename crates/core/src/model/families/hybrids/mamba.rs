@@ -5,11 +5,17 @@ use super::state::{self, CausalConvolution};
 use crate::model::Family;
 use crate::model::blocks::head::{kept_positions, loss_and_return};
 use crate::model::blocks::read;
+use crate::model::facts::Facts;
 use crate::model::op::{Input, Loss, Norm, ParameterId};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Mamba.
-pub const FAMILY: Family = Family { name: "Mamba", model_types: &["mamba", "falcon_mamba"], build };
+pub const FAMILY: Family = Family {
+    name: "Mamba",
+    model_types: &["mamba", "falcon_mamba"],
+    facts: Facts { lora_refused: &["out_proj", "conv1d"], ..Facts::DEFAULT },
+    build,
+};
 
 struct Mamba {
     vocab: u64,

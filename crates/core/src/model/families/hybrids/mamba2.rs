@@ -5,11 +5,17 @@ use super::mamba2_mixer::Mamba2Mixer;
 use super::state::{self, CausalConvolution};
 use crate::model::Family;
 use crate::model::blocks::read;
+use crate::model::facts::Facts;
 use crate::model::op::{Input, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Mamba-2.
-pub const FAMILY: Family = Family { name: "Mamba-2", model_types: &["mamba2"], build };
+pub const FAMILY: Family = Family {
+    name: "Mamba-2",
+    model_types: &["mamba2"],
+    facts: Facts { lora_refused: &["out_proj", "conv1d"], ..Facts::DEFAULT },
+    build,
+};
 
 struct Mamba2 {
     vocab: u64,

@@ -27,6 +27,8 @@ pub const ALL: &[&Family] = &[
     &nemotron_h::FAMILY,
     &lfm2::FAMILY,
     &qwen3_next::FAMILY,
+    &qwen3_next::QWEN3_5,
+    &qwen3_next::QWEN3_5_MOE,
     &recurrent_gemma::FAMILY,
     &rwkv::FAMILY,
 ];

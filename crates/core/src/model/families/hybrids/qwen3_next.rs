@@ -6,15 +6,18 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, gated_mlp, read};
+use crate::model::facts::{ExpertNames, Facts, Liger};
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
 use crate::model::families::mixtures::routing::{Routing, softmax_top_k};
 use crate::model::op::{Activation, Mask, Norm, Rotary, RotaryTable, Unary};
+use crate::model::tensor_plans::{ATTENTION, GATED_MLP, TensorRules, TensorStyle};
 use crate::model::{Config, Graph, ModelError, Value};
 
-/// Qwen3-Next and Qwen3.5's text models on their own.
+/// Qwen3-Next.
 pub const FAMILY: Family = Family {
     name: "Qwen3-Next",
-    model_types: &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"],
+    model_types: &["qwen3_next"],
+    facts: Facts { liger: Liger::NotSimulated, experts: Some(ExpertNames::USUAL), ..Facts::DEFAULT },
     build: |c, task, g| {
         let generation = match c.model_type() {
             "qwen3_5_text" => Generation::ThreeFive,
@@ -24,6 +27,27 @@ pub const FAMILY: Family = Family {
         decoder::build(c, task, g, &Qwen3Next::read(c, generation)?)
     },
 };
+
+/// Qwen3.5's text model on its own.
+pub const QWEN3_5: Family = Family {
+    name: "Qwen3.5 (text)",
+    model_types: &["qwen3_5_text"],
+    facts: Facts { tensor_plan: &[ATTENTION, GATED_MLP, GATED_DELTA], ..Facts::DEFAULT },
+    ..FAMILY
+};
+
+/// The same with experts.
+pub const QWEN3_5_MOE: Family =
+    Family { name: "Qwen3.5 MoE (text)", model_types: &["qwen3_5_moe_text"], facts: Facts::DEFAULT, ..FAMILY };
+
+/// How transformers splits a mixer: every projection is gathered again, so what is between them is whole.
+const GATED_DELTA: TensorRules = &[
+    ("linear_attn.in_proj_qkv", TensorStyle::ColumnGathered),
+    ("linear_attn.in_proj_z", TensorStyle::ColumnGathered),
+    ("linear_attn.in_proj_b", TensorStyle::ColumnGathered),
+    ("linear_attn.in_proj_a", TensorStyle::ColumnGathered),
+    ("linear_attn.out_proj", TensorStyle::ColumnGathered),
+];
 
 /// Which of the models with this layer it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

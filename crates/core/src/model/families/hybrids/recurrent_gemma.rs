@@ -4,6 +4,7 @@ use super::state::{self, CausalConvolution};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::{SelfAttention, attention, read};
+use crate::model::facts::Facts;
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
 use crate::model::op::{Activation, Binary, Mask, Norm, Op, Reduction, Role, RotaryTable, Unary};
 use crate::model::{Config, Graph, ModelError, Value};
@@ -12,6 +13,7 @@ use crate::model::{Config, Graph, ModelError, Value};
 pub const FAMILY: Family = Family {
     name: "RecurrentGemma",
     model_types: &["recurrent_gemma"],
+    facts: Facts::DEFAULT,
     build: |c, task, g| decoder::build(c, task, g, &RecurrentGemma::read(c)?),
 };
 

@@ -5,11 +5,17 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::causal_lm_head_named;
 use crate::model::blocks::read;
+use crate::model::facts::Facts;
 use crate::model::op::{Binary, Input, Norm, Role, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// RWKV.
-pub const FAMILY: Family = Family { name: "RWKV", model_types: &["rwkv"], build };
+pub const FAMILY: Family = Family {
+    name: "RWKV",
+    model_types: &["rwkv"],
+    facts: Facts { lora: &["key", "value", "receptance", "output"], ..Facts::DEFAULT },
+    build,
+};
 
 struct Rwkv {
     vocab: u64,

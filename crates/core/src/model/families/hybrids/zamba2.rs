@@ -7,6 +7,7 @@ use super::state::{self, CausalConvolution};
 use crate::model::Family;
 use crate::model::blocks::{SelfAttention, attention, read};
 use crate::model::config::MAX_LAYERS;
+use crate::model::facts::Facts;
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
 use crate::model::op::{Activation, Mask, Norm, Op, Role, Rotary, RotaryTable, Unary};
 use crate::model::{Config, Graph, ModelError, Sharing, Value};
@@ -15,6 +16,7 @@ use crate::model::{Config, Graph, ModelError, Sharing, Value};
 pub const FAMILY: Family = Family {
     name: "Zamba2",
     model_types: &["zamba2"],
+    facts: Facts::DEFAULT,
     build: |c, task, g| decoder::build(c, task, g, &Zamba2::read(c)?),
 };
 

@@ -5,11 +5,12 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::causal::{LmHead, decoder};
 use crate::model::blocks::{SelfAttention, attention, read};
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, Input, Mask, Norm, Op, ParameterId, Reduction, Role, Rotary, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// DBRX.
-pub const FAMILY: Family = Family { name: "DBRX", model_types: &["dbrx"], build };
+pub const FAMILY: Family = Family { name: "DBRX", model_types: &["dbrx"], facts: Facts::DEFAULT, build };
 
 struct Dbrx {
     vocab: u64,

@@ -6,11 +6,33 @@ use super::routing::{Routing, SharedExperts, mask_groups, project_fp32};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::{attention, gated_mlp, read};
+use crate::model::facts::{AttentionKernels, ExpertNames, Facts, Liger};
 use crate::model::op::{Mask, Reduction, RotaryTable};
+use crate::model::tensor_plans::{EXPERTS, GATED_MLP, SHARED_EXPERTS, TensorRules, TensorStyle};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// DeepSeek-V2.
-pub const FAMILY: Family = Family { name: "DeepSeek-V2", model_types: &["deepseek_v2"], build };
+pub const FAMILY: Family = Family {
+    name: "DeepSeek-V2",
+    model_types: &["deepseek_v2"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::NotSimulated,
+        experts: Some(ExpertNames::USUAL),
+        tensor_plan: &[LATENT_ATTENTION, GATED_MLP, EXPERTS, SHARED_EXPERTS],
+        ..Facts::DEFAULT
+    },
+    build,
+};
+
+/// How transformers splits its attention.
+const LATENT_ATTENTION: TensorRules = &[
+    ("self_attn.kv_a_proj_with_mqa", TensorStyle::LatentKeys),
+    ("self_attn.q_proj", TensorStyle::Column),
+    ("self_attn.q_b_proj", TensorStyle::Column),
+    ("self_attn.kv_b_proj", TensorStyle::Column),
+    ("self_attn.o_proj", TensorStyle::Row),
+];
 
 struct DeepSeekV2 {
     frame: Frame,

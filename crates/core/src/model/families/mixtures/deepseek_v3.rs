@@ -5,10 +5,26 @@ use super::latent::{Latent, Rotation};
 use super::routing::{Grouped, SharedExperts};
 use crate::model::Family;
 use crate::model::blocks::gated_mlp;
+use crate::model::facts::{AttentionKernels, ExpertNames, Facts, Liger};
+use crate::model::tensor_plans::{EXPERTS, GATED_MLP, SHARED_EXPERTS};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// DeepSeek-V3.
-pub const FAMILY: Family = Family { name: "DeepSeek-V3", model_types: &["deepseek_v3", "kimi_k2"], build };
+pub const FAMILY: Family = Family {
+    name: "DeepSeek-V3",
+    model_types: &["deepseek_v3"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::NotSimulated,
+        experts: Some(ExpertNames::USUAL),
+        tensor_plan: &[GATED_MLP, EXPERTS, SHARED_EXPERTS],
+        ..Facts::DEFAULT
+    },
+    build,
+};
+
+/// Kimi K2, whose code comes with its checkpoint.
+pub const KIMI_K2: Family = Family { name: "Kimi K2", model_types: &["kimi_k2"], facts: Facts::DEFAULT, ..FAMILY };
 
 /// V3's decoder, which others embed or build on.
 #[derive(Debug)]

@@ -6,13 +6,24 @@ use super::latent::{Latent, Rotation, rotate_even_odd};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::{attention, read};
+use crate::model::facts::{ExpertNames, Facts};
 use crate::model::op::{Binary, CacheKind, CacheUpdate, Mask, Norm, Op, Rotary, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// DeepSeek-V3.2.
-pub const FAMILY: Family = Family { name: "DeepSeek-V3.2", model_types: &["deepseek_v32"], build };
+pub const FAMILY: Family = Family {
+    name: "DeepSeek-V3.2",
+    model_types: &["deepseek_v32"],
+    facts: Facts { experts: Some(ExpertNames::USUAL), ..Facts::DEFAULT },
+    build,
+};
 /// GLM-5.
-pub const GLM: Family = Family { name: "GLM-5", model_types: &["glm_moe_dsa"], build };
+pub const GLM: Family = Family {
+    name: "GLM-5",
+    model_types: &["glm_moe_dsa"],
+    facts: Facts { experts: Some(ExpertNames::USUAL), ..Facts::DEFAULT },
+    build,
+};
 
 struct Sparse {
     frame: Frame,

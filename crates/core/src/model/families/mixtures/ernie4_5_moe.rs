@@ -6,11 +6,24 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, gated_mlp, read};
+use crate::model::facts::{AttentionKernels, ExpertNames, Facts};
 use crate::model::op::{Activation, Mask, Reduction, Role, Rotary, RotaryTable, Unary};
+use crate::model::tensor_plans::{ATTENTION, EXPERTS, GATED_MLP, SHARED_EXPERTS};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// ERNIE 4.5 MoE.
-pub const FAMILY: Family = Family { name: "ERNIE 4.5 MoE", model_types: &["ernie4_5_moe"], build };
+pub const FAMILY: Family = Family {
+    name: "ERNIE 4.5 MoE",
+    model_types: &["ernie4_5_moe"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        experts: Some(ExpertNames::USUAL),
+        tensor_plan: &[ATTENTION, GATED_MLP, EXPERTS, SHARED_EXPERTS],
+        registration: &[&["gate", "experts", "shared_experts"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 

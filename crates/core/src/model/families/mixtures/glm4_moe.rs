@@ -4,11 +4,23 @@ use super::frame::{Context, Frame, RouterLogits};
 use super::routing::{Grouped, SharedExperts};
 use crate::model::Family;
 use crate::model::blocks::{QkNorm, SelfAttention, gated_mlp, read};
+use crate::model::facts::{AttentionKernels, ExpertNames, Facts};
 use crate::model::op::Norm;
+use crate::model::tensor_plans::{ATTENTION, EXPERTS, GATED_MLP, SHARED_EXPERTS};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// GLM-4 MoE.
-pub const FAMILY: Family = Family { name: "GLM-4 MoE", model_types: &["glm4_moe"], build };
+pub const FAMILY: Family = Family {
+    name: "GLM-4 MoE",
+    model_types: &["glm4_moe"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        experts: Some(ExpertNames::USUAL),
+        tensor_plan: &[ATTENTION, GATED_MLP, EXPERTS, SHARED_EXPERTS],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Glm4Moe {
     frame: Frame,

@@ -6,11 +6,17 @@ use super::routing::Routing;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, read};
+use crate::model::facts::{Facts, Liger};
 use crate::model::op::{Activation, ExpertStyle, LinearLayout, Mask, Norm, Op, Role, RotaryTable};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// gpt-oss.
-pub const FAMILY: Family = Family { name: "gpt-oss", model_types: &["gpt_oss"], build };
+pub const FAMILY: Family = Family {
+    name: "gpt-oss",
+    model_types: &["gpt_oss"],
+    facts: Facts { liger: Liger::NotSimulated, ..Facts::DEFAULT },
+    build,
+};
 
 struct GptOss {
     frame: Frame,

@@ -5,11 +5,17 @@ use super::routing::{Routing, flatten, project};
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::Input;
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Granite MoE.
-pub const FAMILY: Family = Family { name: "Granite MoE", model_types: &["granitemoe"], build };
+pub const FAMILY: Family = Family {
+    name: "Granite MoE",
+    model_types: &["granitemoe"],
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, ..Facts::DEFAULT },
+    build,
+};
 
 struct GraniteMoe {
     frame: Frame,

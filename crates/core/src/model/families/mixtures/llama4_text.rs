@@ -6,13 +6,19 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, gated_mlp, read};
+use crate::model::facts::{Facts, Liger};
 use crate::model::op::{
     Activation, Attention, Binary, EagerStyle, ExpertStyle, Mask, Norm, Op, Reduction, Rotary, RotaryTable, Unary,
 };
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Llama 4's text model alone.
-pub const FAMILY: Family = Family { name: "Llama 4 text", model_types: &["llama4_text"], build };
+pub const FAMILY: Family = Family {
+    name: "Llama 4 text",
+    model_types: &["llama4_text"],
+    facts: Facts { liger: Liger::NotSimulated, ..Facts::DEFAULT },
+    build,
+};
 
 const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 

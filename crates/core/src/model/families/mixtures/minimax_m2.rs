@@ -7,11 +7,23 @@ use crate::model::Family;
 use crate::model::blocks::attention::RotaryCut;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{QkNorm, SelfAttention, read};
+use crate::model::facts::{AttentionKernels, ExpertNames, Facts};
 use crate::model::op::{Norm, Op, Unary};
+use crate::model::tensor_plans::{EXPERTS, GATHERED_ATTENTION};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// MiniMax-M2.
-pub const FAMILY: Family = Family { name: "MiniMax-M2", model_types: &["minimax_m2"], build };
+pub const FAMILY: Family = Family {
+    name: "MiniMax-M2",
+    model_types: &["minimax_m2"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        experts: Some(ExpertNames::MIXTRAL),
+        tensor_plan: &[GATHERED_ATTENTION, EXPERTS],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct MiniMaxM2 {
     frame: Frame,

@@ -5,11 +5,28 @@ use super::routing::{Routing, flatten, normalise, project};
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, read};
+use crate::model::facts::{AttentionKernels, ExpertNames, Facts, Liger};
 use crate::model::op::Op;
+use crate::model::tensor_plans::{ATTENTION, EXPERTS};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Mixtral.
-pub const FAMILY: Family = Family { name: "Mixtral", model_types: &["mixtral"], build };
+pub const FAMILY: Family = Family {
+    name: "Mixtral",
+    model_types: &["mixtral"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::NotSimulated,
+        lora: &["q_proj", "v_proj"],
+        ia3: &["k_proj", "v_proj", "w2"],
+        ia3_feedforward: &["w2"],
+        experts: Some(ExpertNames::MIXTRAL),
+        tensor_plan: &[ATTENTION, EXPERTS],
+        leaf_blocks: true,
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Mixtral {
     frame: Frame,

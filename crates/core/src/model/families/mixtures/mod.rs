@@ -37,6 +37,7 @@ pub const ALL: &[&Family] = &[
     &dbrx::FAMILY,
     &deepseek_v2::FAMILY,
     &deepseek_v3::FAMILY,
+    &deepseek_v3::KIMI_K2,
     &deepseek_v32::FAMILY,
     &deepseek_v32::GLM,
     &deepseek_v4::FAMILY,

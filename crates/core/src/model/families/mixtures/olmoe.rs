@@ -5,11 +5,23 @@ use super::routing::{flatten, softmax_top_k};
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{QkNorm, SelfAttention, attention, read};
+use crate::model::facts::{AttentionKernels, ExpertNames, Facts};
 use crate::model::op::{Norm, Rotary, Unary};
+use crate::model::tensor_plans::{EXPERTS, GATHERED_ATTENTION};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// OLMoE.
-pub const FAMILY: Family = Family { name: "OLMoE", model_types: &["olmoe"], build };
+pub const FAMILY: Family = Family {
+    name: "OLMoE",
+    model_types: &["olmoe"],
+    facts: Facts {
+        attention: AttentionKernels::Flash,
+        experts: Some(ExpertNames::USUAL),
+        tensor_plan: &[GATHERED_ATTENTION, EXPERTS],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Olmoe {
     frame: Frame,

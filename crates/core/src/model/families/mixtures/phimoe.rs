@@ -5,11 +5,17 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Binary, Norm, Op, Reduction, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Phi-3.5-MoE.
-pub const FAMILY: Family = Family { name: "Phi-MoE", model_types: &["phimoe"], build };
+pub const FAMILY: Family = Family {
+    name: "Phi-MoE",
+    model_types: &["phimoe"],
+    facts: Facts { attention: AttentionKernels::Flash, ..Facts::DEFAULT },
+    build,
+};
 
 struct PhiMoe {
     frame: Frame,

@@ -5,11 +5,23 @@ use super::routing::{flatten, softmax_top_k};
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, gated_mlp, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Mask, Unary};
+use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Qwen2-MoE.
-pub const FAMILY: Family = Family { name: "Qwen2-MoE", model_types: &["qwen2_moe"], build };
+pub const FAMILY: Family = Family {
+    name: "Qwen2-MoE",
+    model_types: &["qwen2_moe"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        tensor_plan: &[ATTENTION, GATED_MLP],
+        leaf_blocks: true,
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 

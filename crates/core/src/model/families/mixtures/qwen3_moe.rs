@@ -6,11 +6,26 @@ use super::routing::{flatten, softmax_top_k};
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{QkNorm, SelfAttention, gated_mlp, read};
+use crate::model::facts::{AttentionKernels, ExpertNames, Facts, Liger};
 use crate::model::op::{Activation, Norm};
+use crate::model::tensor_plans::{ATTENTION, EXPERTS, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Qwen3-MoE.
-pub const FAMILY: Family = Family { name: "Qwen3-MoE", model_types: &["qwen3_moe"], build };
+pub const FAMILY: Family = Family {
+    name: "Qwen3-MoE",
+    model_types: &["qwen3_moe"],
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        liger: Liger::NotSimulated,
+        experts: Some(ExpertNames::USUAL),
+        tensor_plan: &[ATTENTION, GATED_MLP, EXPERTS],
+        leaf_blocks: true,
+        registration: &[&["experts", "gate"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 /// Qwen3's mixture.
 #[derive(Debug)]

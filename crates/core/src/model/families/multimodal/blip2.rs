@@ -3,13 +3,23 @@
 use super::parts::{dimension, patches, placeholder_mask, resized_pixels, tower};
 use crate::model::Family;
 use crate::model::blocks::{EncoderAttention, attention, causal_lm_head, encoder, mlp, read};
+use crate::model::facts::Facts;
 use crate::model::families::gpt::opt::Opt;
 use crate::model::families::vision::Patches;
 use crate::model::op::{Activation, Attention, EagerStyle, Input, Norm, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// BLIP-2.
-pub const FAMILY: Family = Family { name: "BLIP-2", model_types: &["blip-2"], build };
+pub const FAMILY: Family = Family {
+    name: "BLIP-2",
+    model_types: &["blip-2"],
+    facts: Facts {
+        lora: &["q", "v", "q_proj", "v_proj"],
+        registration: &[&["class_embedding", "position_embedding", "patch_embedding"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Vision {
     patches: Patches,

@@ -2,6 +2,7 @@
 
 use super::parts::{Head, dimension, placeholder_mask, resized_pixels, tied, tower, with_head};
 use crate::model::Family;
+use crate::model::facts::{Facts, ImageTokens, Liger};
 use crate::model::families::decoders::decoder::Decoder;
 use crate::model::families::decoders::gemma3::Gemma3;
 use crate::model::families::vision::siglip::SiglipVision;
@@ -9,7 +10,18 @@ use crate::model::op::{Input, Norm, Op, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Gemma 3.
-pub const FAMILY: Family = Family { name: "Gemma 3", model_types: &["gemma3"], build };
+pub const FAMILY: Family = Family {
+    name: "Gemma 3",
+    model_types: &["gemma3"],
+    facts: Facts {
+        liger: Liger::NotSimulated,
+        image_tokens: Some(ImageTokens::Pooled(256)),
+        scaled_embedding: true,
+        registration: &[&["layer_norm1", "self_attn", "layer_norm2", "mlp"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Features {
     vision: SiglipVision,

@@ -6,12 +6,22 @@ use super::mobilenet_v5;
 use super::parts::{dimension, placeholder_mask, tied, tower};
 use crate::model::Family;
 use crate::model::blocks::head::causal_lm_head_named;
+use crate::model::facts::Facts;
 use crate::model::families::decoders::gemma3::soft_cap;
 use crate::model::op::{Binary, Input, Norm, Op};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Gemma 3n.
-pub const FAMILY: Family = Family { name: "Gemma 3n", model_types: &["gemma3n", "gemma3n_text"], build };
+pub const FAMILY: Family = Family {
+    name: "Gemma 3n",
+    model_types: &["gemma3n", "gemma3n_text"],
+    facts: Facts {
+        scaled_embedding: true,
+        registration: &[&["q_proj", "q_norm", "k_proj", "v_proj", "k_norm", "o_proj"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 /// The way of one modality into the text model: tokens of its own, and features of its tower.
 struct Embedder {

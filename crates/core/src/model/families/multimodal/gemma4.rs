@@ -8,12 +8,36 @@ use super::parts::{images, tied, tower};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::causal_lm_head_named;
+use crate::model::facts::{Facts, Liger};
 use crate::model::families::decoders::gemma3::soft_cap;
 use crate::model::op::{Binary, Input, Norm, Op, Reduction, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Gemma 4.
-pub const FAMILY: Family = Family { name: "Gemma 4", model_types: &["gemma4", "gemma4_text"], build };
+pub const FAMILY: Family = Family {
+    name: "Gemma 4",
+    model_types: &["gemma4"],
+    facts: Facts {
+        liger: Liger::NotSimulated,
+        lora: &[r".*language_model\..*\.(q_proj|v_proj)"],
+        scaled_embedding: true,
+        registration: &[
+            &["ffw_layer_1", "ffw_layer_2", "pre_layer_norm", "post_layer_norm"],
+            &["linear_start", "linear_end", "depthwise_conv1d", "pre_layer_norm", "conv_norm"],
+            &["q_proj", "q_norm", "k_norm", "k_proj", "v_proj", "o_proj"],
+        ],
+        ..Facts::DEFAULT
+    },
+    build,
+};
+
+/// Its text model on its own.
+pub const TEXT: Family = Family {
+    name: "Gemma 4 (text)",
+    model_types: &["gemma4_text"],
+    facts: Facts { lora: &[], ..FAMILY.facts },
+    ..FAMILY
+};
 
 struct Gemma4 {
     text: Gemma4Text,

@@ -1,17 +1,25 @@
 //! Idefics3 and the first SmolVLM: SigLIP's layers over images of any shape, squares of patches joined, Llama.
 
-use super::parts::{Host, dimension, images, patches, text_type, tied};
+use super::parts::{Host, dimension, images, patches, text_model, text_type, tied};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::encoder;
-use crate::model::families::decoders::text_model;
+use crate::model::facts::{Facts, Liger};
 use crate::model::families::vision::Patches;
 use crate::model::families::vision::clip::Tower;
 use crate::model::op::{Input, Norm, Op, Reduction};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Idefics3.
-pub const FAMILY: Family = Family { name: "Idefics3", model_types: &["idefics3", "smolvlm"], build };
+pub const FAMILY: Family = Family { name: "Idefics3", model_types: &["idefics3"], facts: Facts::DEFAULT, build };
+
+/// SmolVLM.
+pub const SMOLVLM: Family = Family {
+    name: "SmolVLM",
+    model_types: &["smolvlm"],
+    facts: Facts { liger: Liger::NotSimulated, ..Facts::DEFAULT },
+    ..FAMILY
+};
 
 struct Features {
     patches: Patches,

@@ -1,15 +1,20 @@
 //! InternVL 3 as transformers stores it: a scaled-residual ViT, four patches shuffled into one, a text model.
 
-use super::parts::{FeatureLayers, Host, dimension, patches, resized_pixels, text_type, two_linears};
+use super::parts::{FeatureLayers, Host, dimension, patches, resized_pixels, text_model, text_type, two_linears};
 use crate::model::Family;
 use crate::model::blocks::{EncoderAttention, attention, mlp, read};
-use crate::model::families::decoders::text_model;
+use crate::model::facts::{Facts, Liger};
 use crate::model::families::vision::Patches;
 use crate::model::op::{Activation, Norm, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// InternVL.
-pub const FAMILY: Family = Family { name: "InternVL", model_types: &["internvl"], build };
+pub const FAMILY: Family = Family {
+    name: "InternVL",
+    model_types: &["internvl"],
+    facts: Facts { liger: Liger::NotSimulated, ..Facts::DEFAULT },
+    build,
+};
 
 struct Vision {
     patches: Patches,

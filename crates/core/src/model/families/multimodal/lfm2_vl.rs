@@ -3,6 +3,7 @@
 use super::parts::{Host, dimension, tied};
 use crate::model::Family;
 use crate::model::blocks::{encoder, read};
+use crate::model::facts::Facts;
 use crate::model::families::decoders::decoder::Decoder;
 use crate::model::families::hybrids::lfm2::Lfm2;
 use crate::model::families::vision::clip::Tower;
@@ -10,7 +11,12 @@ use crate::model::op::{Activation, Input, Norm, Op, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// LFM2-VL.
-pub const FAMILY: Family = Family { name: "LFM2-VL", model_types: &["lfm2_vl"], build };
+pub const FAMILY: Family = Family {
+    name: "LFM2-VL",
+    model_types: &["lfm2_vl"],
+    facts: Facts { registration: &[&["layer_norm1", "self_attn", "layer_norm2", "mlp"]], ..Facts::DEFAULT },
+    build,
+};
 
 struct Features {
     tower: Tower,

@@ -5,13 +5,25 @@ use super::parts::{dimension, patches, placeholder_mask, resized_pixels, tower};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::{EncoderAttention, attention, causal_lm_head, mlp};
+use crate::model::facts::{Facts, Liger};
 use crate::model::families::mixtures::llama4_text::Llama4Text;
 use crate::model::families::vision::Patches;
 use crate::model::op::{Activation, EagerStyle, Input, Norm, Op, Role, Rotary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Llama 4.
-pub const FAMILY: Family = Family { name: "Llama 4", model_types: &["llama4"], build };
+pub const FAMILY: Family = Family {
+    name: "Llama 4",
+    model_types: &["llama4"],
+    facts: Facts {
+        liger: Liger::NotSimulated,
+        lora: &["q_proj", "v_proj"],
+        ia3: &["q_proj", "v_proj", "down_proj"],
+        ia3_feedforward: &["down_proj"],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Vision {
     patches: Patches,

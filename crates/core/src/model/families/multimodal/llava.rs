@@ -1,17 +1,30 @@
 //! LLaVA 1.5 and 1.6 (NeXT), and Pixtral as transformers stores it: a tower, two linears, a text model.
 
-use super::parts::{FeatureLayers, Host, rejoined, resized_pixels, text_type, tied, two_linears};
+use super::parts::{FeatureLayers, Host, rejoined, resized_pixels, text_model, text_type, tied, two_linears};
 use super::pixtral::Pixtral;
 use crate::model::Family;
 use crate::model::blocks::read;
-use crate::model::families::decoders::text_model;
+use crate::model::facts::{Facts, ImageTokens, Liger};
 use crate::model::families::vision::clip::ClipVision;
 use crate::model::families::vision::siglip::SiglipVision;
 use crate::model::op::{Activation, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// LLaVA.
-pub const FAMILY: Family = Family { name: "LLaVA", model_types: &["llava", "llava_next"], build };
+pub const FAMILY: Family = Family {
+    name: "LLaVA",
+    model_types: &["llava"],
+    facts: Facts {
+        liger: Liger::NotSimulated,
+        image_tokens: Some(ImageTokens::Patches),
+        registration: &[&["k_proj", "v_proj", "q_proj", "o_proj"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
+
+/// LLaVA-NeXT.
+pub const NEXT: Family = Family { name: "LLaVA-NeXT", model_types: &["llava_next"], facts: Facts::DEFAULT, ..FAMILY };
 
 /// The towers these models come with.
 enum Tower {

@@ -1,15 +1,20 @@
 //! Mistral Small 3.1 and later: Pixtral's tower, squares of patches merged, a Mistral text model.
 
-use super::parts::{FeatureLayers, Host, dimension, text_type, tied, two_linears};
+use super::parts::{FeatureLayers, Host, dimension, text_model, text_type, tied, two_linears};
 use super::pixtral::Pixtral;
 use crate::model::Family;
 use crate::model::blocks::read;
-use crate::model::families::decoders::text_model;
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Mistral 3.
-pub const FAMILY: Family = Family { name: "Mistral 3", model_types: &["mistral3"], build };
+pub const FAMILY: Family = Family {
+    name: "Mistral 3",
+    model_types: &["mistral3"],
+    facts: Facts { registration: &[&["k_proj", "v_proj", "q_proj", "o_proj"]], ..Facts::DEFAULT },
+    build,
+};
 
 struct Features {
     tower: Pixtral,

@@ -4,11 +4,21 @@ use super::mllama_vision::{Vision, attend_over, cross_mask, gate};
 use super::parts::{dimension, tower};
 use crate::model::Family;
 use crate::model::blocks::{SelfAttention, attention, causal_lm_head, gated_mlp, read};
+use crate::model::facts::{Facts, Liger};
 use crate::model::op::{Activation, CacheKind, CacheUpdate, Input, Mask, Norm, Op, Role, RotaryTable};
 use crate::model::{Config, Graph, ModelError, Shape, Task, Value};
 
 /// Llama 3.2 Vision.
-pub const FAMILY: Family = Family { name: "Llama 3.2 Vision", model_types: &["mllama", "mllama_text_model"], build };
+pub const FAMILY: Family = Family {
+    name: "Llama 3.2 Vision",
+    model_types: &["mllama", "mllama_text_model"],
+    facts: Facts {
+        liger: Liger::NotSimulated,
+        registration: &[&["vision_model", "language_model", "multi_modal_projector"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Text {
     vocab: u64,

@@ -1,13 +1,22 @@
 //! PaliGemma 1 and 2: SigLIP, one linear, Gemma; the prefix with the image sees itself in both directions.
 
-use super::parts::{Host, resized_pixels, text_type, tied};
+use super::parts::{Host, resized_pixels, text_model, text_type, tied};
 use crate::model::Family;
-use crate::model::families::decoders::text_model;
+use crate::model::facts::{Facts, Liger};
 use crate::model::families::vision::siglip::SiglipVision;
 use crate::model::{Config, Graph, ModelError, Task};
 
 /// PaliGemma.
-pub const FAMILY: Family = Family { name: "PaliGemma", model_types: &["paligemma"], build };
+pub const FAMILY: Family = Family {
+    name: "PaliGemma",
+    model_types: &["paligemma"],
+    facts: Facts {
+        liger: Liger::NotSimulated,
+        registration: &[&["layer_norm1", "self_attn", "layer_norm2", "mlp"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let vision = SiglipVision::read(&c.section("vision_config"))?;

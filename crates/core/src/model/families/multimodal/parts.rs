@@ -2,6 +2,7 @@
 
 use crate::model::blocks::causal_lm_head;
 use crate::model::families::decoders::decoder::Decoder;
+use crate::model::families::facts;
 use crate::model::families::vision::Patches;
 use crate::model::op::{Activation, Input, Op, Reduction, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
@@ -160,6 +161,14 @@ impl FeatureLayers {
 pub(super) fn tied(c: &Config<'_>, default: bool) -> Result<bool, ModelError> {
     let outer = c.flag("tie_word_embeddings", default)?;
     Ok(outer || (!c.has("tie_word_embeddings") && c.section("text_config").flag("tie_word_embeddings", false)?))
+}
+
+/// The text model that a multimodal model holds, by the `model_type` of its text config.
+pub(super) fn text_model(c: &Config<'_>, model_type: &str) -> Result<Box<dyn Decoder>, ModelError> {
+    match facts(model_type).text {
+        Some(read) => read(c),
+        None => Err(c.refuse("model_type", "a text model vramcast knows (llama, mistral, qwen2, gemma, …)")),
+    }
 }
 
 /// The text config's `model_type`, or the class default.

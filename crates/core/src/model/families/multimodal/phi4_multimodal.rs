@@ -6,14 +6,26 @@ use super::parts::{FeatureLayers, resized_pixels, tower, with_defaults};
 use super::phi4_audio::Audio;
 use crate::model::Family;
 use crate::model::blocks::causal_lm_head;
+use crate::model::facts::Facts;
 use crate::model::families::decoders::decoder::Decoder;
+use crate::model::families::decoders::phi3::JOINED_ATTENTION;
 use crate::model::families::decoders::phi3::Phi3;
 use crate::model::families::vision::siglip::SiglipVision;
 use crate::model::op::{Activation, Input, Op, Role};
+use crate::model::tensor_plans::JOINED_MLP;
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Phi-4-multimodal.
-pub const FAMILY: Family = Family { name: "Phi-4-multimodal", model_types: &["phi4_multimodal"], build };
+pub const FAMILY: Family = Family {
+    name: "Phi-4-multimodal",
+    model_types: &["phi4_multimodal"],
+    facts: Facts {
+        tensor_plan: &[JOINED_ATTENTION, JOINED_MLP],
+        registration: &[&["layer_norm1", "self_attn", "layer_norm2", "mlp"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct ImageEmbedding {
     vision: SiglipVision,

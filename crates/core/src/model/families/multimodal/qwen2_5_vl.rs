@@ -6,11 +6,22 @@ use super::{qwen2_vl, qwen2_vl::merge};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::{gated_mlp, read};
+use crate::model::facts::{Facts, ImageTokens, Liger};
 use crate::model::op::{Activation, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Qwen2.5-VL.
-pub const FAMILY: Family = Family { name: "Qwen2.5-VL", model_types: &["qwen2_5_vl"], build };
+pub const FAMILY: Family = Family {
+    name: "Qwen2.5-VL",
+    model_types: &["qwen2_5_vl"],
+    facts: Facts {
+        liger: Liger::NotSimulated,
+        patch_side: Some(14),
+        image_tokens: Some(ImageTokens::QWEN),
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Vision {
     patches: Patches,

@@ -6,11 +6,22 @@ use super::qwen_vision::Patches;
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::{SelfAttention, mlp, read};
+use crate::model::facts::{Facts, ImageTokens, Liger};
 use crate::model::op::{Activation, Input, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Qwen2-VL.
-pub const FAMILY: Family = Family { name: "Qwen2-VL", model_types: &["qwen2_vl"], build };
+pub const FAMILY: Family = Family {
+    name: "Qwen2-VL",
+    model_types: &["qwen2_vl"],
+    facts: Facts {
+        liger: Liger::NotSimulated,
+        patch_side: Some(14),
+        image_tokens: Some(ImageTokens::QWEN),
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Vision {
     patches: Patches,

@@ -4,13 +4,24 @@ use super::parts::{Head, placeholder_mask, tower, with_head};
 use super::qwen2_vl::join_images;
 use super::qwen3_vl::Vision;
 use crate::model::Family;
+use crate::model::facts::{Facts, ImageTokens, Liger};
 use crate::model::families::decoders::decoder::{self, Decoder};
 use crate::model::families::hybrids::qwen3_next::{Generation, Qwen3Next};
 use crate::model::op::Input;
 use crate::model::{Config, Graph, ModelError, Task};
 
 /// Qwen3.5.
-pub const FAMILY: Family = Family { name: "Qwen3.5", model_types: &["qwen3_5", "qwen3_5_moe"], build };
+pub const FAMILY: Family = Family {
+    name: "Qwen3.5",
+    model_types: &["qwen3_5", "qwen3_5_moe"],
+    facts: Facts {
+        liger: Liger::NotSimulated,
+        patch_side: Some(16),
+        image_tokens: Some(ImageTokens::QWEN),
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let sparse = c.model_type() == "qwen3_5_moe";

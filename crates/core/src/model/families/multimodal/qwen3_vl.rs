@@ -9,11 +9,23 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{QkNorm, SelfAttention, mlp, read};
+use crate::model::facts::{Facts, ImageTokens, Liger};
 use crate::model::op::{Activation, Input, Norm, Reduction};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Qwen3-VL.
-pub const FAMILY: Family = Family { name: "Qwen3-VL", model_types: &["qwen3_vl", "qwen3_vl_moe"], build };
+pub const FAMILY: Family = Family {
+    name: "Qwen3-VL",
+    model_types: &["qwen3_vl", "qwen3_vl_moe"],
+    facts: Facts {
+        liger: Liger::NotSimulated,
+        patch_side: Some(16),
+        image_tokens: Some(ImageTokens::QWEN),
+        registration: &[&["experts", "gate"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 /// The tower, which Qwen3.5 has too.
 pub(super) struct Vision {

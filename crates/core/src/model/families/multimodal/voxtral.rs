@@ -2,15 +2,15 @@
 
 use serde_json::json;
 
-use super::parts::{Host, dimension, text_type, two_linears, with_defaults};
+use super::parts::{Host, dimension, text_model, text_type, two_linears, with_defaults};
 use crate::model::Family;
 use crate::model::blocks::{EncoderAttention, attention, read};
-use crate::model::families::decoders::text_model;
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, Convolution, EagerStyle, Input, Norm, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Voxtral.
-pub const FAMILY: Family = Family { name: "Voxtral", model_types: &["voxtral"], build };
+pub const FAMILY: Family = Family { name: "Voxtral", model_types: &["voxtral"], facts: Facts::DEFAULT, build };
 
 struct Encoder {
     hidden: u64,

@@ -5,25 +5,53 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::encoder::{full_mask, mask_over};
 use crate::model::blocks::{Encoded, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::families::encoders::counted_positions;
 use crate::model::op::{Binary, Input, Mask, Norm, Op, ParameterId, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// BART.
-pub const FAMILY: Family =
-    Family { name: "BART", model_types: &["bart"], build: |c, task, g| build(c, task, g, Kind::Bart) };
+pub const FAMILY: Family = Family {
+    name: "BART",
+    model_types: &["bart"],
+    facts: Facts {
+        attention: AttentionKernels::Flash,
+        lora: &["q_proj", "v_proj"],
+        ia3: &["q_proj", "v_proj", "fc2"],
+        ia3_feedforward: &["fc2"],
+        conditional_generation: Task::Seq2SeqLm,
+        ..Facts::DEFAULT
+    },
+    build: |c, task, g| build(c, task, g, Kind::Bart),
+};
 /// mBART.
-pub const MBART: Family =
-    Family { name: "mBART", model_types: &["mbart"], build: |c, task, g| build(c, task, g, Kind::Mbart) };
+pub const MBART: Family = Family {
+    name: "mBART",
+    model_types: &["mbart"],
+    facts: Facts { attention: AttentionKernels::Flash, conditional_generation: Task::Seq2SeqLm, ..Facts::DEFAULT },
+    build: |c, task, g| build(c, task, g, Kind::Mbart),
+};
 /// M2M-100.
-pub const M2M_100: Family =
-    Family { name: "M2M-100", model_types: &["m2m_100"], build: |c, task, g| build(c, task, g, Kind::M2m100) };
+pub const M2M_100: Family = Family {
+    name: "M2M-100",
+    model_types: &["m2m_100"],
+    facts: MBART.facts,
+    build: |c, task, g| build(c, task, g, Kind::M2m100),
+};
 /// Marian (OPUS-MT).
-pub const MARIAN: Family =
-    Family { name: "Marian", model_types: &["marian"], build: |c, task, g| build(c, task, g, Kind::Marian) };
+pub const MARIAN: Family = Family {
+    name: "Marian",
+    model_types: &["marian"],
+    facts: Facts { attention: AttentionKernels::Flash, ..Facts::DEFAULT },
+    build: |c, task, g| build(c, task, g, Kind::Marian),
+};
 /// Pegasus.
-pub const PEGASUS: Family =
-    Family { name: "Pegasus", model_types: &["pegasus"], build: |c, task, g| build(c, task, g, Kind::Pegasus) };
+pub const PEGASUS: Family = Family {
+    name: "Pegasus",
+    model_types: &["pegasus"],
+    facts: MBART.facts,
+    build: |c, task, g| build(c, task, g, Kind::Pegasus),
+};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {

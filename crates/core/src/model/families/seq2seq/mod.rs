@@ -7,4 +7,5 @@ pub(crate) mod stack;
 pub mod t5;
 
 /// Every family in this folder.
-pub const ALL: &[&Family] = &[&t5::FAMILY, &bart::FAMILY, &bart::MBART, &bart::M2M_100, &bart::MARIAN, &bart::PEGASUS];
+pub const ALL: &[&Family] =
+    &[&t5::FAMILY, &t5::MT5, &t5::UMT5, &bart::FAMILY, &bart::MBART, &bart::M2M_100, &bart::MARIAN, &bart::PEGASUS];

@@ -6,11 +6,39 @@ use crate::model::Family;
 use crate::model::blocks::attention::join_heads;
 use crate::model::blocks::encoder::{full_mask, mask_over};
 use crate::model::blocks::{Encoded, EncoderAttention, read};
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, Binary, Input, Mask, Norm, Op, ParameterId, Role, Unary};
 use crate::model::{Config, Graph, ModelError, Shape, Task, Value};
 
 /// T5.
-pub const FAMILY: Family = Family { name: "T5", model_types: &["t5", "mt5", "umt5"], build };
+pub const FAMILY: Family = Family {
+    name: "T5",
+    model_types: &["t5"],
+    facts: Facts {
+        lora: &["q", "v"],
+        ia3: &["k", "v", "wo"],
+        ia3_feedforward: &["wo"],
+        conditional_generation: Task::Seq2SeqLm,
+        ..Facts::DEFAULT
+    },
+    build,
+};
+
+/// mT5.
+pub const MT5: Family = Family {
+    name: "mT5",
+    model_types: &["mt5"],
+    facts: Facts { ia3: &["k", "v", "wi_1"], ia3_feedforward: &[], ..FAMILY.facts },
+    ..FAMILY
+};
+
+/// UMT5.
+pub const UMT5: Family = Family {
+    name: "UMT5",
+    model_types: &["umt5"],
+    facts: Facts { conditional_generation: Task::Seq2SeqLm, ..Facts::DEFAULT },
+    ..FAMILY
+};
 
 struct T5 {
     vocab: u64,

@@ -4,15 +4,24 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::Labels;
 use crate::model::blocks::{EncoderAttention, encoder, read};
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, Convolution, Input, Loss, Norm, Op, Reduction, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// wav2vec 2.0.
-pub const FAMILY: Family =
-    Family { name: "wav2vec 2.0", model_types: &["wav2vec2"], build: |c, task, g| build(c, task, g, "wav2vec2") };
+pub const FAMILY: Family = Family {
+    name: "wav2vec 2.0",
+    model_types: &["wav2vec2"],
+    facts: Facts::DEFAULT,
+    build: |c, task, g| build(c, task, g, "wav2vec2"),
+};
 /// HuBERT.
-pub const HUBERT: Family =
-    Family { name: "HuBERT", model_types: &["hubert"], build: |c, task, g| build(c, task, g, "hubert") };
+pub const HUBERT: Family = Family {
+    name: "HuBERT",
+    model_types: &["hubert"],
+    facts: Facts::DEFAULT,
+    build: |c, task, g| build(c, task, g, "hubert"),
+};
 
 /// Samples of a second, for batches that bring no audio.
 const DEFAULT_SAMPLES: u64 = 16_000;

@@ -4,12 +4,18 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::encoder::mask_over;
 use crate::model::blocks::{Encoded, read};
+use crate::model::facts::Facts;
 use crate::model::families::seq2seq::stack::{Defaults, Stack, decoder_ids, finish, logits};
 use crate::model::op::{Activation, Binary, Convolution, Input, Mask, Norm, Op, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Whisper.
-pub const FAMILY: Family = Family { name: "Whisper", model_types: &["whisper"], build };
+pub const FAMILY: Family = Family {
+    name: "Whisper",
+    model_types: &["whisper"],
+    facts: Facts { conditional_generation: Task::SpeechSeq2Seq, ..Facts::DEFAULT },
+    build,
+};
 
 const DEFAULTS: Defaults = Defaults {
     hidden: 384,

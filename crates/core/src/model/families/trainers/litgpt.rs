@@ -8,13 +8,14 @@ use super::litgpt_lora::Lora;
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::{attention, read};
+use crate::model::facts::Facts;
 use crate::model::op::{
     Activation, Attention, Binary, EagerStyle, Input, Norm, Op, ParameterId, Reduction, Role, Unary,
 };
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// LitGPT.
-pub const FAMILY: Family = Family { name: "LitGPT", model_types: &["litgpt"], build };
+pub const FAMILY: Family = Family { name: "LitGPT", model_types: &["litgpt"], facts: Facts::DEFAULT, build };
 
 struct Gpt {
     layers: u64,

@@ -7,11 +7,12 @@
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::{attention, head, read};
+use crate::model::facts::Facts;
 use crate::model::op::{Activation, Attention, EagerStyle, Input, Norm};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// torchtune.
-pub const FAMILY: Family = Family { name: "torchtune", model_types: &["torchtune"], build };
+pub const FAMILY: Family = Family { name: "torchtune", model_types: &["torchtune"], facts: Facts::DEFAULT, build };
 
 struct TransformerDecoder {
     vocabulary: u64,

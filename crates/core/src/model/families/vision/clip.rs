@@ -5,12 +5,20 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head};
 use crate::model::blocks::{EncoderAttention, encoder, mlp, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Binary, EagerStyle, Input, Loss, Mask, Norm, Op, Reduction, Role, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// CLIP.
-pub const FAMILY: Family =
-    Family { name: "CLIP", model_types: &["clip", "clip_vision_model", "clip_text_model"], build };
+pub const FAMILY: Family = Family { name: "CLIP", model_types: &["clip"], facts: Facts::DEFAULT, build };
+
+/// One of its towers on its own.
+pub const TOWERS: Family = Family {
+    name: "CLIP (one tower)",
+    model_types: &["clip_vision_model", "clip_text_model"],
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, ..Facts::DEFAULT },
+    ..FAMILY
+};
 
 /// The layers of a tower, image or text, CLIP's or SigLIP's.
 #[derive(Debug, Clone)]
@@ -226,11 +234,26 @@ fn build_both(c: &Config<'_>, g: &mut Graph) -> Result<(), ModelError> {
     let scale = g.unary(Unary::Exp, &scale);
     similarity = g.mul(&similarity, &scale);
     drop(scale);
-    let mut kept = vec![&similarity, &words, &image, &last, &text_summary, &output.last, &image_summary];
-    let loss = g.inputs.labels.then(|| g.run(Op::Loss(Loss::Contrastive), &[&similarity], []));
-    kept.extend(&loss);
+    let loss = g.inputs.labels.then(|| contrastive_loss(g, &similarity));
+    let mut kept: Vec<&Value> = loss.iter().collect();
+    kept.extend([&similarity, &words, &image, &last, &text_summary, &output.last, &image_summary]);
     g.run(Op::Return, &kept, []);
     Ok(())
+}
+
+/// `clip_loss`: every text shall pick its own image, and every image its own text.
+fn contrastive_loss(g: &mut Graph, similarity: &Value) -> Value {
+    let matched = |g: &mut Graph, logits: &Value| {
+        let own = g.fill(DType::I64, [logits.size(0)]);
+        g.run(Op::Loss(Loss::CrossEntropy), &[logits, &own], [])
+    };
+    let texts = matched(g, similarity);
+    let images = {
+        let turned = g.transpose(similarity, 0, 1);
+        matched(g, &turned)
+    };
+    let sum = g.add(&texts, &images);
+    g.scale(&sum)
 }
 
 /// `x / sqrt(sum(x²))`, spelled out.

@@ -5,11 +5,17 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head};
 use crate::model::blocks::{EncoderAttention, gated_mlp, mlp, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Binary, Norm, Op, Reduction, Role, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// DINOv2.
-pub const FAMILY: Family = Family { name: "DINOv2", model_types: &["dinov2"], build };
+pub const FAMILY: Family = Family {
+    name: "DINOv2",
+    model_types: &["dinov2"],
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, ..Facts::DEFAULT },
+    build,
+};
 
 pub(crate) struct Dinov2 {
     patches: Patches,

@@ -11,4 +11,5 @@ pub mod vit;
 pub(crate) use patches::Patches;
 
 /// Every family in this folder.
-pub const ALL: &[&Family] = &[&vit::FAMILY, &dinov2::FAMILY, &clip::FAMILY, &siglip::FAMILY];
+pub const ALL: &[&Family] =
+    &[&vit::FAMILY, &dinov2::FAMILY, &clip::FAMILY, &clip::TOWERS, &siglip::FAMILY, &siglip::TOWERS];

@@ -6,12 +6,25 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::encoder;
 use crate::model::blocks::head::{Labels, classification_head};
-use crate::model::op::{Binary, Input, Loss, Norm, Op, Reduction, Role, Unary};
+use crate::model::facts::{AttentionKernels, Facts};
+use crate::model::op::{Binary, Input, Norm, Op, Reduction, Role, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// SigLIP.
-pub const FAMILY: Family =
-    Family { name: "SigLIP", model_types: &["siglip", "siglip_vision_model", "siglip_text_model"], build };
+pub const FAMILY: Family = Family {
+    name: "SigLIP",
+    model_types: &["siglip"],
+    facts: Facts { registration: &[&["layer_norm1", "self_attn", "layer_norm2", "mlp"]], ..Facts::DEFAULT },
+    build,
+};
+
+/// One of its towers on its own.
+pub const TOWERS: Family = Family {
+    name: "SigLIP (one tower)",
+    model_types: &["siglip_vision_model", "siglip_text_model"],
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, ..FAMILY.facts },
+    ..FAMILY
+};
 
 const DEFAULTS: [u64; 3] = [768, 12, 3072];
 const ACTIVATION: &str = "gelu_pytorch_tanh";
@@ -196,11 +209,32 @@ fn build_both(c: &Config<'_>, g: &mut Graph) -> Result<(), ModelError> {
         let scaled = g.mul(&similarity, &scale);
         g.add(&scaled, &shift)
     };
-    let loss = g.inputs.labels.then(|| g.run(Op::Loss(Loss::Contrastive), &[&similarity], []));
-    let mut kept = vec![&similarity, &words, &image, &last, &text_summary, &output.last, &image_summary];
-    kept.extend(&loss);
+    let loss = g.inputs.labels.then(|| pairwise_loss(g, &similarity));
+    let mut kept: Vec<&Value> = loss.iter().collect();
+    kept.extend([&similarity, &words, &image, &last, &text_summary, &output.last, &image_summary]);
     g.run(Op::Return, &kept, []);
     Ok(())
+}
+
+/// Every pair of a text and an image is one decision: `-logsigmoid(±similarity)`, summed by text.
+fn pairwise_loss(g: &mut Graph, similarity: &Value) -> Value {
+    let texts = similarity.size(0);
+    let eye = g.fill(DType::F32, [texts, texts]);
+    let signs = {
+        let ones = g.fill_like(similarity, similarity.shape());
+        let others = g.unary(Unary::Neg, &ones);
+        let own = g.scale(&eye);
+        g.add(&others, &own)
+    };
+    let likelihood = {
+        let signed = g.mul(&signs, similarity);
+        g.unary(Unary::LogSigmoid, &signed)
+    };
+    let by_text = {
+        let sum = g.reduce(Reduction::Sum, &likelihood, -1, false);
+        g.unary(Unary::Neg, &sum)
+    };
+    g.reduce_all(Reduction::Mean, &by_text)
 }
 
 /// `x / x.norm()`.

@@ -4,11 +4,17 @@ use super::Patches;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head};
 use crate::model::blocks::{EncoderAttention, encoder, mlp, read};
+use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, EagerStyle, Norm, Op, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// ViT.
-pub const FAMILY: Family = Family { name: "ViT", model_types: &["vit"], build };
+pub const FAMILY: Family = Family {
+    name: "ViT",
+    model_types: &["vit"],
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, ..Facts::DEFAULT },
+    build,
+};
 
 pub(crate) struct Vit {
     patches: Patches,

@@ -11,6 +11,7 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{attention, read};
+use crate::model::facts::{Facts, Liger};
 use crate::model::op::{
     Attention, Binary, CacheKind, CacheUpdate, EagerStyle, ExpertStyle, Input, Mask, Norm, Op, Reduction, Role,
     RotaryTable, Unary,
@@ -18,7 +19,16 @@ use crate::model::op::{
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// DeepSeek-V4.
-pub const FAMILY: Family = Family { name: "DeepSeek-V4", model_types: &["deepseek_v4"], build };
+pub const FAMILY: Family = Family {
+    name: "DeepSeek-V4",
+    model_types: &["deepseek_v4"],
+    facts: Facts {
+        liger: Liger::NotSimulated,
+        registration: &[&["gate", "experts", "shared_experts"]],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 /// How a layer reaches beyond its window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,125 @@
+//! A family is its own file: what libraries know of it stands there, and nowhere else; and every model of the catalogue runs.
+
+#![allow(clippy::disallowed_methods, reason = "tests read the source and the recorded truth")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use vramcast_core::memory::simulation;
+use vramcast_core::model::families::{self, trainers};
+use vramcast_core::model::{Inputs, Model, Task};
+use vramcast_core::plan::batch::Batch;
+use vramcast_core::plan::{InferPlan, TrainPlan};
+use vramcast_core::source::{catalogue, json};
+use vramcast_core::verify::models;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = entries.flat_map(|path| if path.is_dir() { rust_files(&path) } else { vec![path] });
+    files.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
+}
+
+/// What stands between quotes in code: comments and tests are left out.
+fn quoted(text: &str) -> Vec<&str> {
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    lines.flat_map(|line| line.split('"').skip(1).step_by(2)).collect()
+}
+
+/// A `model_type`, and its first letters (`gemma` of `gemma3_text`), are named by families, by what reads foreign files, and
+/// by what scores recorded runs.
+#[test]
+fn model_types_are_named_by_families_alone() {
+    // Which configs a trainer's own code can stand for is the trainer's fact.
+    const FOLDERS: [&str; 4] = ["model/families/", "source/", "verify/", "plan/model_code/"];
+    // Words that mean something else too: a bound on gradients, a module, an abbreviation, a random seed.
+    const WORDS: [&str; 4] = ["clip", "vit", "opt", "seed"];
+    let libraries: BTreeSet<&str> = trainers::ALL.iter().flat_map(|family| family.model_types).copied().collect();
+    let types = families::all().flat_map(|family| family.model_types).copied();
+    let types: Vec<&str> = types.filter(|name| !libraries.contains(name)).collect();
+    let stem = |name: &'static str| name.split(|letter: char| !letter.is_ascii_alphabetic()).next().unwrap_or_default();
+    let stems = types.iter().map(|name| stem(name)).filter(|stem| stem.len() > 3);
+    let names: BTreeSet<&str> = types.iter().copied().chain(stems).filter(|name| !WORDS.contains(name)).collect();
+    let source = root().join("src");
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in rust_files(&source) {
+        let path = file.strip_prefix(&source).unwrap().to_string_lossy().into_owned();
+        if FOLDERS.iter().any(|folder| path.starts_with(folder)) || path.ends_with("tests.rs") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&file).unwrap();
+        let named: Vec<String> =
+            quoted(&text).into_iter().filter(|word| names.contains(word)).map(String::from).collect();
+        if !named.is_empty() {
+            found.insert(path, named);
+        }
+    }
+    assert!(found.is_empty(), "these belong into their families' files: {found:#?}");
+}
+
+/// A family that its folder's list forgets would never be found.
+#[test]
+fn every_family_is_listed_and_reads_types_of_its_own() {
+    let files = rust_files(&root().join("src/model/families"));
+    let texts = files.iter().map(|file| std::fs::read_to_string(file).unwrap());
+    let written: usize = texts.map(|text| text.matches(": Family =").count()).sum();
+    assert_eq!(written, families::all().count());
+    let mut types: Vec<&str> = families::all().flat_map(|family| family.model_types).copied().collect();
+    let all = types.len();
+    types.sort_unstable();
+    types.dedup();
+    assert_eq!(types.len(), all, "a model_type is read by two families");
+}
+
+/// Types that have a truth file of names and shapes alone: caches and active parameters were not recorded for them.
+#[test]
+fn tensors_of_types_are_exact() {
+    let folder = root().join("../../truth/types");
+    let files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(!files.is_empty());
+    for file in files {
+        let row = models::score(&json::parse(&std::fs::read(file).unwrap()).unwrap());
+        assert!(families::find(&row.model_type).is_some(), "{} is a guess", row.model_type);
+        assert_eq!(row.error, None, "{}", row.id);
+        assert_eq!(row.params.predicted, row.params.expected, "{}", row.id);
+        assert_eq!(row.tensors, models::Tensors::default(), "{}", row.id);
+    }
+}
+
+/// Every model that comes along runs, generating where it can, and trains.
+#[test]
+fn every_catalogue_model_runs() {
+    let batch = Batch { batch_size: 2, seq_len: 16, ..Batch::default() };
+    for entry in catalogue::entries() {
+        let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+        model.program(Inputs::inventory()).unwrap_or_else(|error| panic!("{}: {error}", entry.id));
+        let decodes = !matches!(
+            model.task(),
+            Task::MaskedLm | Task::Base | Task::ImageClassification | Task::SequenceClassification | Task::Ctc
+        );
+        let infer = InferPlan { batch: batch.clone(), new_tokens: if decodes { 2 } else { 0 }, ..InferPlan::default() };
+        let simulated = simulation::infer(&model, &infer).unwrap_or_else(|error| panic!("{}: {error}", entry.id));
+        assert!(simulated.log.refused.is_none(), "{}", entry.id);
+        let train = TrainPlan { batch: batch.clone(), ..TrainPlan::default() };
+        simulation::train(&model, &train).unwrap_or_else(|error| panic!("{}: {error}", entry.id));
+    }
+}
+
+/// Towers that are compared with each other train on their own loss, as transformers' classes do with `return_loss`.
+#[test]
+fn contrastive_models_train() {
+    for id in ["openai/clip-vit-base-patch32", "google/siglip-base-patch16-224"] {
+        let entry = catalogue::find(id).unwrap();
+        let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+        let peak = |batch_size: u64| {
+            let batch = Batch { batch_size, seq_len: 64, ..Batch::default() };
+            let simulated = simulation::train(&model, &TrainPlan { batch, ..TrainPlan::default() }).unwrap();
+            simulated.replay.peak_allocated()
+        };
+        assert!(peak(64) > peak(8), "{id}");
+    }
+}
