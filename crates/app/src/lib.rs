@@ -3,6 +3,7 @@
 //! | module | its work |
 //! |---|---|
 //! | [`cli`] | the commands, one file each |
+//! | [`api`] | questions as trees of values: what Python asks |
 //! | [`ask`] | from a question to its answer, for every interface |
 //! | [`env`] | every environment variable, read here only |
 //! | [`detect`] | the GPUs of this machine, through NVML |
@@ -13,6 +14,7 @@
 //! | [`serve`] | the web page and the HTTP API |
 //! | [`settings`] | a user's own data types, cards and display settings |
 
+pub mod api;
 pub mod ask;
 pub mod cli;
 pub mod detect;

@@ -12,7 +12,7 @@ import time
 
 import vramcast
 from vramcast import _core
-from vramcast.estimate import option_words
+from vramcast.estimate import question
 
 CALLS = {
     "gpt2": {"batch_size": 2, "seq_len": 512},
@@ -35,12 +35,11 @@ def milliseconds(times, share):
 def main():
     print(f"{'model':20} {'share':>6} {'call ms':>9} {'estimate ms':>12} {'beyond ms':>10} {'to_dict ms':>11}")
     for model, options in CALLS.items():
-        line = ["vramcast", "train", model, *option_words(options)]
         report = vramcast.train(model, **options)
         calls, estimates, dicts = [], [], []
         for _ in range(TIMES):
             calls.append(timed(lambda: vramcast.train(model, **options).process))
-            estimates.append(_core.estimate_seconds(line))
+            estimates.append(_core.answer_seconds(question("train", model, options)))
             dicts.append(timed(report.to_dict))
         for share in (0.0, 0.5):
             call, estimate, whole = (milliseconds(times, share) for times in (calls, estimates, dicts))

@@ -1,9 +1,9 @@
 //! A document as Python's own values, without a text in between, and each part only when somebody looks at it.
 
-use pyo3::exceptions::PyKeyError;
+use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString};
-use serde_json::Value;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use serde_json::{Map, Value, json};
 
 /// The document of a command: a dict whose parts are made when they are asked for. A timeline of hundreds of points costs
 /// nothing to who wants the totals.
@@ -55,4 +55,36 @@ fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>>
             dict.into_any()
         }
     })
+}
+
+/// Plain values of Python as a tree: dicts, lists, texts, numbers, truth values and None.
+pub(crate) fn from_python(value: &Bound<'_, PyAny>) -> PyResult<Value> {
+    if value.is_none() {
+        return Ok(Value::Null);
+    }
+    if let Ok(truth) = value.cast::<PyBool>() {
+        return Ok(json!(truth.is_true()));
+    }
+    if value.is_instance_of::<PyInt>() {
+        let whole = value.extract::<u64>();
+        return Ok(whole.map_or_else(|_| json!(value.extract::<i64>().unwrap_or(i64::MIN)), |number| json!(number)));
+    }
+    if value.is_instance_of::<PyFloat>() {
+        return Ok(json!(value.extract::<f64>()?));
+    }
+    if value.is_instance_of::<PyString>() {
+        return Ok(Value::String(value.extract()?));
+    }
+    if let Ok(dict) = value.cast::<PyDict>() {
+        let mut object = Map::new();
+        for (key, item) in dict {
+            object.insert(key.extract()?, from_python(&item)?);
+        }
+        return Ok(Value::Object(object));
+    }
+    if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        let items: PyResult<Vec<Value>> = value.try_iter()?.map(|item| from_python(&item?)).collect();
+        return Ok(Value::Array(items?));
+    }
+    Err(PyTypeError::new_err(format!("{value} is no plain value")))
 }

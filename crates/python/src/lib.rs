@@ -1,13 +1,13 @@
-//! What Python calls: a command line and its answer. Everything else of the package is Python (`python/vramcast`).
+//! What Python calls: a question as a tree of values, and its answer. Everything else of the package is Python
+//! (`python/vramcast`).
 
 mod document;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use vramcast::cli::Body;
 use vramcast_core::lens::{self, Facts, GIB, Question};
 
-use document::Document;
+use document::{Document, from_python};
 
 /// The native module.
 #[pymodule]
@@ -15,31 +15,25 @@ mod _core {
     #[pymodule_export]
     use super::document::Document;
     #[pymodule_export]
-    use super::{command, estimate_seconds, korthikanti, main};
+    use super::{answer_seconds, ask, korthikanti, main};
 }
 
-/// Runs a command with `--json` and returns `(document, exit code, error, hint)`; nothing is printed.
+/// Answers a question and returns `(document, exit code, error, hint)`; nothing is printed.
 #[pyfunction]
-fn command(py: Python<'_>, arguments: Vec<String>) -> PyResult<Answered> {
-    let captured = py.detach(|| vramcast::cli::capture(arguments.into_iter().map(Into::into).collect()));
-    let document = match captured.body {
-        Some(Body::Document(document)) => Some(Document(document)),
-        Some(Body::Text(text)) => {
-            return Err(PyValueError::new_err(format!("the answer is no document but text: {text:.80}")));
-        }
-        None => None,
-    };
-    Ok((document, captured.code, captured.error, captured.hint))
+fn ask(py: Python<'_>, question: &Bound<'_, PyAny>) -> PyResult<Answered> {
+    let question = from_python(question)?;
+    let told = py.detach(|| vramcast::api::ask(question));
+    Ok((told.document.map(Document), told.code, told.error, told.hint))
 }
 
 type Answered = (Option<Document>, u8, Option<String>, Option<String>);
 
-/// How long the estimate of a `train` command takes by itself, in seconds.
+/// How long the answer to a question about training takes by itself, in seconds.
 #[pyfunction]
-fn estimate_seconds(py: Python<'_>, arguments: Vec<String>) -> PyResult<f64> {
-    let words = arguments.into_iter().map(Into::into).collect();
-    let time = py.detach(|| vramcast::cli::time_of_estimate(words));
-    time.map(|time| time.as_secs_f64()).map_err(|failure| PyValueError::new_err(failure.message().to_owned()))
+fn answer_seconds(py: Python<'_>, question: &Bound<'_, PyAny>) -> PyResult<f64> {
+    let question = from_python(question)?;
+    let time = py.detach(|| vramcast::api::time_of_answer(question));
+    time.map(|time| time.as_secs_f64()).map_err(PyValueError::new_err)
 }
 
 /// Runs the command line of the process and returns its exit code.

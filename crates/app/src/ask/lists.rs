@@ -1,6 +1,5 @@
 //! What vramcast knows, as rows.
 
-use clap::ValueEnum;
 use serde_json::json;
 use vramcast_core::ask::{Kind, Runner, Scope, table};
 use vramcast_core::dtype::builtin_formats;
@@ -15,7 +14,7 @@ use super::job;
 use crate::settings::Settings;
 
 /// What can be listed.
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     /// The embedded catalogue, with short names.
     Models,
@@ -37,6 +36,22 @@ pub(crate) enum What {
     Presets,
     /// Every setting: its flag, its place in a plan, who honours it and where its default comes from.
     Settings,
+}
+
+impl What {
+    /// All of them, by name.
+    pub(crate) const ALL: [(&'static str, Self); 10] = [
+        ("models", Self::Models),
+        ("families", Self::Families),
+        ("dtypes", Self::Dtypes),
+        ("gpus", Self::Gpus),
+        ("optimizers", Self::Optimizers),
+        ("frameworks", Self::Frameworks),
+        ("engines", Self::Engines),
+        ("methods", Self::Methods),
+        ("presets", Self::Presets),
+        ("settings", Self::Settings),
+    ];
 }
 
 /// The document of `vramcast list WHAT --json`.

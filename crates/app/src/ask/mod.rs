@@ -11,6 +11,7 @@
 //! | [`compare`] | published formulas beside the simulation |
 //! | [`formula`] | what a published formula says |
 //! | [`lists`] | what vramcast knows |
+//! | [`solve`], [`table`] | the other way round; many answers side by side |
 //! | [`job`] | job files: a model in numbers, how it is trained, on what |
 
 pub(crate) mod card;
@@ -22,3 +23,5 @@ pub mod inspect;
 pub(crate) mod job;
 pub(crate) mod lists;
 pub(crate) mod question;
+pub(crate) mod solve;
+pub(crate) mod table;

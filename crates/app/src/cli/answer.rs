@@ -12,7 +12,7 @@ pub struct Answer {
     pub exit: Exit,
 }
 
-/// Words, or values that become words only where somebody reads them as such: the Python package takes them as they are.
+/// Words, or values that become words only where somebody reads them as such.
 pub enum Body {
     /// As it is printed.
     Text(String),
@@ -43,33 +43,6 @@ impl Body {
         match self {
             Self::Text(text) => text,
             Self::Document(document) => format!("{document:#}\n"),
-        }
-    }
-}
-
-/// A command's answer for a caller that prints nothing: the Python package.
-pub struct Captured {
-    /// What would have gone to stdout, unless something went wrong.
-    pub body: Option<Body>,
-    /// The exit code.
-    pub code: u8,
-    /// What went wrong.
-    pub error: Option<String>,
-    /// How to mend it.
-    pub hint: Option<String>,
-}
-
-impl Captured {
-    pub(super) fn answer(answer: Answer) -> Self {
-        Self { body: Some(answer.body), code: answer.exit.code(), error: None, hint: None }
-    }
-
-    pub(super) fn failure(failure: &super::Failure) -> Self {
-        Self {
-            body: None,
-            code: failure.exit().code(),
-            error: Some(failure.message(crate::failure::Door::Python)),
-            hint: failure.cure(crate::failure::Door::Python),
         }
     }
 }

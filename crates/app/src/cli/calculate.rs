@@ -3,19 +3,19 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use serde_json::{Value, json};
-use vramcast_core::ask::{Answer as Answered, Asked, Kept, Wanted};
+use serde_json::json;
+use vramcast_core::ask::{Kept, Wanted};
 use vramcast_core::lens::{self, EngineKind, GIB, Method};
 use vramcast_core::plan::OptimizerKind;
 use vramcast_core::units::parse_count;
 
 use super::Answer;
-use super::context::{Context, kept};
+use super::context::Context;
 use super::lens::{MethodName, add_terms};
 use crate::ask::formula;
-use crate::ask::found::{Reach, shape_near};
-use crate::ask::job::{Job, Problem, check, read};
-use crate::ask::question::Question;
+use crate::ask::found::shape_near;
+use crate::ask::job::{self, Job, Problem, check, read};
+use crate::ask::question::Prepared;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::render::page::{Block, Level, Page};
@@ -172,42 +172,20 @@ fn round_shape(parameters: u64) -> (u64, u64) {
     shape_near(parameters, 32_000, None, Some(hidden))
 }
 
-/// What was found out about a job.
-struct Outcome {
-    method: &'static str,
-    parts: Vec<(String, u64)>,
-    total: u64,
-    document: Value,
-    answer: Option<Answered>,
-}
-
 fn answer(job: &Job, how: &How, context: &Context) -> Result<Answer, Failure> {
     let gpu = job.gpu();
-    let kept = how.fail_under_headroom.as_deref().map_or(Ok(Kept::Nothing), kept)?;
-    let limit = gpu.memory.saturating_sub(kept.of(gpu.memory));
-    let mut notes = vec![layout(job)];
-    let formula = how.method.lens();
-    let mut outcome = match formula {
-        Some(method) => by_formula(job, method)?,
-        None => match simulated(job, kept, context) {
-            Ok((outcome, note)) => {
-                notes.push(note);
-                outcome
-            }
-            Err(failure) => {
-                let why = failure.message(crate::failure::Door::CommandLine);
-                notes.push(format!("{why}: these are the figures of --method engines"));
-                by_formula(job, Method::Engines)?
-            }
-        },
-    };
+    let kept = how.fail_under_headroom.as_deref().map_or(Ok(Kept::Nothing), formula::kept)?;
+    let method = how.method.lens();
+    let simulate = |prepared: &Prepared| prepared.answer(Wanted { kept, suggestions: true, all_cards: false });
+    let outcome = job::outcome(job, method.map_or("simulate", Method::name), &context.settings, simulate)?;
     let percent = 100.0 * outcome.total as f64 / gpu.memory as f64;
-    let fits = outcome.total <= limit;
+    let fits = outcome.fits && outcome.total.saturating_add(kept.of(gpu.memory)) <= gpu.memory;
     let mut page = Page::new(format!("{} on {} × {} GB", job.name, job.gpus, gpu.memory as f64 / GIB));
     page.add(Block::Text(format!("method: {}", outcome.method)));
     page.add(Block::Heading("Memory per GPU (GiB)".into()));
     page.add(Block::Bars(outcome.parts.clone()));
-    if let Some(method) = formula {
+    let mut notes = outcome.notes.clone();
+    if let Some(method) = method {
         page.add(Block::Heading(format!("Terms of {}", method.name())));
         if let Ok(estimate) = lens::estimate(method, &job.facts(), &job.question()) {
             add_terms(&mut page, &estimate);
@@ -226,30 +204,9 @@ fn answer(job: &Job, how: &How, context: &Context) -> Result<Answer, Failure> {
         page.table(heading, suggested(&answer.suggestions));
     }
     notes.iter().for_each(|note| page.add(Block::Note(note.clone())));
-    let document = &mut outcome.document;
-    let own: Vec<Value> = document["notes"].as_array().cloned().unwrap_or_default();
-    document["notes"] = notes.into_iter().map(Value::from).chain(own).collect();
-    // The names that the seed's Python objects have.
-    document["method"] = json!(outcome.method);
-    document["total_memory_per_gpu"] = json!(outcome.total);
-    document["total_memory_per_gpu_gb"] = json!(outcome.total as f64 / GIB);
-    document["gpu_memory"] = json!(gpu.memory);
-    document["num_gpus"] = json!(job.gpus);
+    let mut document = outcome.document;
     document["fits_on_gpu"] = json!(fits);
-    document["memory_utilization_percent"] = json!((percent * 10.0).round() / 10.0);
-    let exit = if fits { Exit::Success } else { Exit::No };
-    context.answer(&page, outcome.document, exit)
-}
-
-/// The job simulated, with a note on its model.
-fn simulated(job: &Job, kept: Kept, context: &Context) -> Result<(Outcome, String), Failure> {
-    let (subject, note) = job.subject()?;
-    let asked = Asked { trees: vec![job.plan()], ..Asked::default() };
-    let prepared = Question { subject, asked, ..Question::default() }.prepare(Reach::Machine, &context.settings)?;
-    let answer = prepared.answer(Wanted { kept, suggestions: true, all_cards: false })?;
-    let parts = answer.report.breakdown.iter().map(|part| (part.name.clone(), part.bytes)).collect();
-    let (total, document) = (answer.report.totals.process, answer.document());
-    Ok((Outcome { method: "simulate", parts, total, document, answer: Some(answer) }, note))
+    context.answer(&page, document, if fits { Exit::Success } else { Exit::No })
 }
 
 fn verdict(fits: bool, percent: f64, kept: u64) -> String {
@@ -259,34 +216,6 @@ fn verdict(fits: bool, percent: f64, kept: u64) -> String {
         (false, true) => format!("fits, but leaves less than {:.2} GiB", kept as f64 / GIB),
         (false, false) => "not feasible".into(),
     }
-}
-
-fn by_formula(job: &Job, method: Method) -> Result<Outcome, Failure> {
-    let estimate = lens::estimate(method, &job.facts(), &job.question())
-        .map_err(|silent| Failure::bad_input(format!("--method {} {silent}", method.name())))?;
-    let parts = estimate.terms.iter().map(|term| (term.name.to_owned(), term.bytes as u64)).collect();
-    let document = formula::document(&job.name, method, &estimate, &job.gpu());
-    Ok(Outcome { method: method.name(), parts, total: estimate.total() as u64, document, answer: None })
-}
-
-fn layout(job: &Job) -> String {
-    let engine = match job.engine {
-        EngineKind::Ddp => "PyTorch DDP".to_owned(),
-        EngineKind::Deepspeed => format!("DeepSpeed ZeRO-{}", job.zero),
-        EngineKind::Fsdp => "PyTorch FSDP".to_owned(),
-        EngineKind::Megatron => "Megatron-LM".to_owned(),
-        EngineKind::MegatronDeepspeed => format!("Megatron-LM with DeepSpeed ZeRO-{}", job.zero),
-    };
-    format!(
-        "{engine}, data parallel {}, tensor parallel {}, pipeline parallel {}; batch {} × {} tokens, {}, {}",
-        job.dp,
-        job.tp,
-        job.pp,
-        job.batch_size,
-        job.seq_len,
-        job.dtype,
-        if job.checkpointing { "layers recomputed" } else { "nothing recomputed" }
-    )
 }
 
 #[cfg(test)]

@@ -1,14 +1,12 @@
 //! What every command is told: the form of the answer, and the user's settings.
 
-use clap::ValueEnum;
-use serde_json::Value;
-use vramcast_core::ask::Kept;
-
 use super::Answer;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::render::page::Page;
 use crate::settings::Settings;
+use clap::ValueEnum;
+use serde_json::Value;
 
 /// The form of an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -80,34 +78,4 @@ impl Context {
 
 fn name(format: Format) -> String {
     format.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-}
-
-/// `10%` (of the card), `8GiB` or a number of bytes: what must stay free.
-pub(super) fn kept(text: &str) -> Result<Kept, Failure> {
-    let bad = || {
-        Failure::bad_input(format!("--fail-under-headroom: {text} is neither a share nor a size"))
-            .hint("write 10% or 8GiB")
-    };
-    match text.trim().strip_suffix('%') {
-        Some(number) => {
-            let percent: f64 = number.trim().parse().map_err(|_| bad())?;
-            if !(0.0..=100.0).contains(&percent) {
-                return Err(bad());
-            }
-            Ok(Kept::Percent(percent))
-        }
-        None => text.parse::<vramcast_core::units::Bytes>().map(|bytes| Kept::Size(bytes.get())).map_err(|_| bad()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headroom_is_a_share_or_a_size() {
-        assert_eq!(kept("10%").map(|kept| kept.of(1000)).ok(), Some(100));
-        assert_eq!(kept("8GiB").map(|kept| kept.of(0)).ok(), Some(8 << 30));
-        assert!(kept("lots").is_err() && kept("120%").is_err());
-    }
 }

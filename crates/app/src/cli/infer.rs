@@ -1,8 +1,5 @@
 //! `vramcast infer`.
 
-mod solve;
-mod table;
-
 use std::path::PathBuf;
 
 use clap::Args;
@@ -11,19 +8,21 @@ use vramcast_core::ask::{Answer as Answered, Asked, Given, Runner, Scope, Task};
 use vramcast_core::lens::{Method, Question as Formula};
 use vramcast_core::plan::InferPlan;
 
-use self::solve::Need;
 use super::Answer;
 use super::context::Context;
 use super::lens::{self, LensArguments, MethodName};
 use super::model::ModelArguments;
 use super::output::{MachineArguments, OutputArguments};
 use super::settings::{Inference, SettingFlags};
-use crate::ask::files;
 use crate::ask::found::{Found, Reach};
 use crate::ask::question::{Prepared, Question};
+use crate::ask::solve::{self, Wanted};
+use crate::ask::table::{self, Cell};
+use crate::ask::{files, formula};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::render;
+use crate::render::table::Table;
 
 /// What to generate, and how.
 #[derive(Debug, Clone, Args)]
@@ -35,8 +34,12 @@ pub(super) struct Arguments {
     plan: Option<PathBuf>,
     #[command(flatten)]
     settings: SettingFlags<Inference>,
-    #[command(flatten)]
-    need: Need,
+    /// Find what fits: batch, context, gpu or gpus.
+    #[arg(long, value_name = "WHAT", value_parser = wanted, help_heading = "Solving")]
+    solve: Option<Wanted>,
+    /// Sequences of full length that must fit at once, for --solve gpu and gpus.
+    #[arg(long, value_name = "N", requires = "solve", help_heading = "Solving")]
+    concurrency: Option<u64>,
     /// A table: context x batch for hf, context x engine for the others.
     #[arg(long, help_heading = "Output")]
     table: bool,
@@ -57,11 +60,15 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         return arguments.formula(method, context);
     }
     let prepared = arguments.prepare(context)?;
-    if arguments.need.solve.is_some() {
-        return solve::answer(&prepared, &arguments.need, context);
+    if let Some(wanted) = arguments.solve {
+        let as_json = context.text_or_json("infer --solve")?;
+        let solved = solve::solve(&prepared, solve::Need { wanted, concurrency: arguments.concurrency })?;
+        let exit = if solved.answer.is_some() { Exit::Success } else { Exit::No };
+        let text = format!("{}: {}\n", solved.question, solved.answer.as_deref().unwrap_or("nothing fits"));
+        return Ok(if as_json { Answer::document(solved.document, exit) } else { Answer::text(text, exit) });
     }
     if arguments.table {
-        return table::answer(&[&prepared], context);
+        return tabled(&[&prepared], context);
     }
     arguments.lens.apply(&mut Formula::default(), &context.settings)?;
     let answer = prepared.answer(arguments.output.wanted()?)?;
@@ -104,9 +111,9 @@ impl Arguments {
     fn all_engines(&self, context: &Context) -> Result<Answer, Failure> {
         let prepared = self.each_engine(context)?;
         if self.table {
-            return table::answer(&prepared.iter().collect::<Vec<_>>(), context);
+            return tabled(&prepared.iter().collect::<Vec<_>>(), context);
         }
-        if self.need.solve.is_some() {
+        if self.solve.is_some() {
             return Err(Failure::bad_input("--solve needs one engine").hint("name it with --engine"));
         }
         let wanted = self.output.wanted()?;
@@ -133,10 +140,7 @@ impl Arguments {
         let mut question = Formula::of_infer(&plan);
         self.lens.apply(&mut question, &context.settings)?;
         if let Some(Given::Text(name)) = &dtype {
-            let bits = context.settings.storage_format(name)?.bits_per_weight();
-            let (bits, weights) =
-                bits.ok_or_else(|| Failure::bad_input(format!("--dtype: {name} has no size per weight")))?;
-            question.weight_bytes = bits as f64 / weights as f64 / 8.0;
+            question.weight_bytes = formula::bytes_of(&context.settings, name)?;
         }
         lens::answer(method, &prepared.found, &question, &plan.gpu, context)
     }
@@ -151,7 +155,7 @@ impl Arguments {
     /// Refuses options that what was asked for would not look at.
     fn check(&self) -> Result<(), Failure> {
         let serves = self.engine().is_some_and(|name| Runner::find(&name).is_some_and(Runner::serves) || name == "all");
-        if self.need.solve.is_some() && self.table {
+        if self.solve.is_some() && self.table {
             return Err(Failure::bad_input("--table and --solve are two answers").hint("ask for one"));
         }
         if serves && self.lens.method != MethodName::Simulate {
@@ -159,13 +163,15 @@ impl Arguments {
                 Failure::bad_input("--method has no effect on a serving engine").hint("formulas are for transformers")
             );
         }
-        self.need.check(serves)?;
+        if let Some(wanted) = self.solve {
+            solve::Need { wanted, concurrency: self.concurrency }.check(serves)?;
+        }
         let what = if self.table { "--table" } else { "--solve" };
         let mut unseen: Vec<String> = Vec::new();
-        if self.need.solve.is_some() || self.table {
+        if self.solve.is_some() || self.table {
             unseen.extend(self.output.given().into_iter().map(str::to_owned));
         }
-        let tried: &[&str] = match (self.need.solve, self.table, serves) {
+        let tried: &[&str] = match (self.solve, self.table, serves) {
             (Some(wanted), ..) => wanted.tries(serves),
             (None, true, false) => &["batch-size", "prompt"],
             (None, true, true) => &["context"],
@@ -182,4 +188,29 @@ impl Arguments {
 /// Whether an engine has a setting of this name.
 fn honoured(name: &str, runner: Runner) -> bool {
     vramcast_core::ask::table::called(name, runner).is_none_or(|row| row.scope.has(runner))
+}
+
+fn wanted(text: &str) -> Result<Wanted, String> {
+    Wanted::find(text).ok_or_else(|| "batch, context, gpu or gpus".into())
+}
+
+/// A table as text or as a document.
+fn tabled(prepared: &[&Prepared], context: &Context) -> Result<Answer, Failure> {
+    let as_json = context.text_or_json("infer --table")?;
+    let tabled = table::table(prepared)?;
+    if as_json {
+        return Ok(Answer::document(tabled.document, Exit::Success));
+    }
+    let heads: Vec<&str> = std::iter::once(tabled.rows).chain(tabled.columns.iter().map(String::as_str)).collect();
+    let mut table = Table::new(&heads);
+    let cell = |cell: &Cell| match cell {
+        Cell::Process(bytes, fits) => format!("{}{}", render::gib(*bytes), if *fits { "" } else { " !" }),
+        Cell::Sequences(thousandths) => format!("{:.1}", *thousandths as f64 / 1000.0),
+    };
+    for (number, row) in &tabled.cells {
+        table.row(std::iter::once(render::inspect::grouped(*number)).chain(row.iter().map(cell)).collect());
+    }
+    let name = prepared.first().map_or("", |one| one.found.name.as_str());
+    let title = format!("{name}: {} (!: too much)", tabled.title);
+    Ok(Answer::success(format!("{}\n\n{table}", render::page::wrapped(&title, render::width()))))
 }

@@ -67,67 +67,63 @@ pub(super) struct LensArguments {
         help_heading = "Method"
     )]
     pub method: MethodName,
-    /// factors: activations retained under gradient checkpointing [default: 0.35].
-    #[arg(long, value_name = "X", hide_short_help = true, help_heading = "Method")]
-    grad_ckpt_reduction: Option<f64>,
-    /// factors: attention factor without FlashAttention [default: 4].
-    #[arg(long, value_name = "X", hide_short_help = true, help_heading = "Method")]
-    attn_act_factor_no_fa: Option<f64>,
-    /// factors: attention factor with FlashAttention [default: 0.8].
-    #[arg(long, value_name = "X", hide_short_help = true, help_heading = "Method")]
-    attn_act_factor_fa: Option<f64>,
-    /// factors: MLP factor [default: 6].
-    #[arg(long, value_name = "X", hide_short_help = true, help_heading = "Method")]
-    mlp_act_factor: Option<f64>,
-    /// factors: logits factor [default: 1].
-    #[arg(long, value_name = "X", hide_short_help = true, help_heading = "Method")]
-    logits_factor: Option<f64>,
-    /// factors: fragmentation reserve in GiB [default: 5].
-    #[arg(long, value_name = "GIB", hide_short_help = true, help_heading = "Method")]
-    fragmentation_gib: Option<f64>,
-    /// factors: other overhead in GiB [default: 3].
-    #[arg(long, value_name = "GIB", hide_short_help = true, help_heading = "Method")]
-    misc_overhead_gib: Option<f64>,
-    /// factors: CUDA and cuBLAS in GiB [default: 2.5].
-    #[arg(long, value_name = "GIB", hide_short_help = true, help_heading = "Method")]
-    cuda_libs_gib: Option<f64>,
+    #[command(flatten)]
+    coefficients: CoefficientFlags,
     /// Weights in a type that is not trained itself (int8, nf4, fp8, yours), for a formula.
     #[arg(long, value_name = "TYPE", hide_short_help = true, help_heading = "Method")]
     lens_dtype: Option<String>,
 }
 
+/// Coefficients of the formula `factors`, one flag each.
+#[derive(Debug, Clone, Default)]
+struct CoefficientFlags {
+    given: Vec<(&'static str, f64)>,
+}
+
+impl clap::Args for CoefficientFlags {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let one = |flag: &'static str, help: &str| {
+            clap::Arg::new(flag)
+                .long(flag)
+                .value_name("X")
+                .help(format!("factors: {help}"))
+                .hide_short_help(true)
+                .help_heading("Method")
+                .value_parser(clap::value_parser!(f64))
+        };
+        formula::COEFFICIENTS.iter().fold(command, |command, (flag, help, _)| command.arg(one(flag, help)))
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl clap::FromArgMatches for CoefficientFlags {
+    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Self, clap::Error> {
+        let value = |flag: &'static str| Some((flag, *matches.get_one::<f64>(flag)?));
+        Ok(Self { given: formula::COEFFICIENTS.iter().filter_map(|(flag, ..)| value(flag)).collect() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
 impl LensArguments {
     /// Puts the options into a question; refuses those without effect.
     pub(super) fn apply(&self, question: &mut Question, settings: &Settings) -> Result<(), Failure> {
-        let at = &mut question.coefficients;
-        let given = [
-            ("--grad-ckpt-reduction", self.grad_ckpt_reduction, &mut at.checkpoint_retention),
-            ("--attn-act-factor-no-fa", self.attn_act_factor_no_fa, &mut at.attention),
-            ("--attn-act-factor-fa", self.attn_act_factor_fa, &mut at.flash_attention),
-            ("--mlp-act-factor", self.mlp_act_factor, &mut at.mlp),
-            ("--logits-factor", self.logits_factor, &mut at.logits),
-            ("--fragmentation-gib", self.fragmentation_gib, &mut at.fragmentation_gib),
-            ("--misc-overhead-gib", self.misc_overhead_gib, &mut at.misc_gib),
-            ("--cuda-libs-gib", self.cuda_libs_gib, &mut at.cuda_gib),
-        ];
-        for (name, value, target) in given {
-            let Some(value) = value else { continue };
-            self.only_for_factors(name)?;
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(Failure::bad_input(format!("{name}: {value} is not 0 or more")));
-            }
-            *target = value;
+        for (flag, value) in &self.coefficients.given {
+            self.only_for_factors(&format!("--{flag}"))?;
+            formula::set(question, Method::Factors, flag, *value)?;
         }
         if let Some(text) = &self.lens_dtype {
             if self.method.lens().is_none() {
                 return Err(Failure::bad_input(format!("weights in {text} are not trained"))
                     .hint("--qlora or --quantization holds a frozen base in few bits; formulas take any type"));
             }
-            let format = settings.storage_format(text)?;
-            let (bits, weights) = format
-                .bits_per_weight()
-                .ok_or_else(|| Failure::bad_input(format!("--dtype: {text} has no size per weight")))?;
-            question.weight_bytes = bits as f64 / weights as f64 / 8.0;
+            question.weight_bytes = formula::bytes_of(settings, text)?;
         }
         Ok(())
     }

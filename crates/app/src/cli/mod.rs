@@ -37,7 +37,7 @@ use crate::env::Environment;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::settings::Settings;
-pub use answer::{Answer, Body, Captured};
+pub use answer::{Answer, Body};
 use context::{Colour, Context, Format};
 
 /// How much GPU memory will this job need, and what do I change if it does not fit?
@@ -120,31 +120,6 @@ enum Command {
     Completions(shell::Arguments),
     /// Print the manual page.
     Man,
-}
-
-/// Runs a command line and prints nothing.
-pub fn capture(arguments: Vec<OsString>) -> Captured {
-    let answered = parse::parse(arguments).and_then(|cli| match cli {
-        Ok(cli) => answer(&cli),
-        Err(error) => {
-            Err(Failure::bad_input(error.render().to_string().trim_start_matches("error: ").trim_end().to_owned()))
-        }
-    });
-    match answered {
-        Ok(answer) => Captured::answer(answer),
-        Err(failure) => Captured::failure(&failure),
-    }
-}
-
-/// How long the estimate of a `train` command takes by itself, without reading the command line and writing the answer:
-/// what the benchmark of the Python package compares a call with.
-pub fn time_of_estimate(arguments: Vec<OsString>) -> Result<std::time::Duration, Failure> {
-    let cli = parse::parse(arguments)?.map_err(|error| Failure::bad_input(error.to_string()))?;
-    let Command::Train(train) = &cli.command else {
-        return Err(Failure::bad_input("only `train` is timed"));
-    };
-    let context = Context { format: Format::Json, quiet: true, settings: Settings::default() };
-    train::time_of_estimate(train, &context)
 }
 
 /// Runs a command line.

@@ -7,8 +7,9 @@ use vramcast_core::ask::{Answer as Answered, Kept, Wanted};
 use vramcast_core::report::Report;
 
 use super::Answer;
-use super::context::{Context, Format, kept};
+use super::context::{Context, Format};
 use crate::ask::card::Machine;
+use crate::ask::formula::kept;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::render;

@@ -47,11 +47,7 @@ fn translated(arguments: Vec<OsString>, grammar: &Command) -> Result<Vec<OsStrin
     let words: Option<Vec<String>> = arguments.iter().skip(1).map(|word| word.to_str().map(str::to_owned)).collect();
     let Some(words) = words else { return Ok(arguments) };
     let commands: Vec<String> = grammar.get_subcommands().map(|command| command.get_name().to_owned()).collect();
-    let knows = |command: &str, option: &str| {
-        let found = grammar.get_subcommands().find(|known| known.get_name() == command);
-        found.is_some_and(|command| command.get_arguments().any(|known| known.get_long() == Some(option)))
-    };
-    let words = words::rewrite(words, &commands, knows)?;
+    let words = words::rewrite(words, &commands)?;
     Ok(arguments.into_iter().take(1).chain(words.into_iter().map(OsString::from)).collect())
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use vramcast_core::ask::{Asked, Task, Wanted};
+use vramcast_core::ask::{Asked, Task};
 use vramcast_core::lens::Question as Formula;
 use vramcast_core::plan::TrainPlan;
 
@@ -66,14 +66,6 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     }
     let answer = prepared.answer(arguments.output.wanted()?)?;
     arguments.output.present(&answer, context)
-}
-
-/// How long the simulation and its report take.
-pub(super) fn time_of_estimate(arguments: &Arguments, context: &Context) -> Result<std::time::Duration, Failure> {
-    let prepared = arguments.prepare(context)?;
-    let began = std::time::Instant::now();
-    prepared.answer(Wanted { suggestions: true, ..Wanted::default() })?;
-    Ok(began.elapsed())
 }
 
 impl Arguments {

@@ -1,7 +1,7 @@
 //! Command lines as other tools spell them, rewritten into ours before they are parsed.
 //!
-//! `vramcast MODEL` is the overview; `--model M --mode training` is `train M`; `--flashattn true` is `--attention flash2`. One
-//! name is canonical, and this table has all others. What would change nothing is dropped; what cannot be done is refused.
+//! `vramcast MODEL` is the overview; `--model M --mode training` is `train M`; `--lora true` is `--lora=true`. Other names of
+//! settings stand in the table of settings.
 
 use vramcast_core::ask::{Kind, Runner, read, table};
 
@@ -15,16 +15,6 @@ const GLOBAL: [(&str, bool); 6] = [
     ("--format", true),
     ("--color", true),
     ("--config-dir", true),
-];
-
-/// Options of other tools that take a truth value: what true and false stand for here. Those of our own are in the table.
-const TRUTH: [(&str, &[&str], &[&str]); 5] = [
-    ("--flashattn", &["--attention=flash2"], &["--attention=eager"]),
-    ("--fused-loss", &["--loss=liger"], &[]),
-    ("--kv-cache", &[], &["--no-kv-cache"]),
-    ("--cpu-offload-optimizer", &["--offload-optimizer=cpu"], &[]),
-    // Parameters are counted from the config either way.
-    ("--load-full-model", &[], &[]),
 ];
 
 /// Types that a training run may hold its weights in.
@@ -43,13 +33,8 @@ const TRAINABLE: [&str; 12] = [
     "f16",
 ];
 
-/// Rewrites the words after the program's name. `commands` are the names of the commands; `knows` says whether a command
-/// has an option.
-pub(super) fn rewrite(
-    words: Vec<String>,
-    commands: &[String],
-    knows: impl Fn(&str, &str) -> bool,
-) -> Result<Vec<String>, Failure> {
+/// Rewrites the words after the program's name. `commands` are the names of the commands.
+pub(super) fn rewrite(words: Vec<String>, commands: &[String]) -> Result<Vec<String>, Failure> {
     let at = first_word(&words);
     let Some(first) = words.get(at) else { return Ok(words) };
     if ["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
@@ -67,10 +52,10 @@ pub(super) fn rewrite(
         }
     };
     let (rest, probed) = match (command.as_str(), rest.first().map(String::as_str)) {
-        ("train" | "infer" | "compare", _) => translate(&command, rest, &knows)?,
+        ("train" | "infer" | "compare", _) => translate(&command, rest)?,
         ("probe", Some(what @ ("train" | "infer"))) => {
             // It is a probe already: its steps are options of the command.
-            let (mut rest, _) = translate(what, &[&["--probe=true".to_owned()], &rest[1..]].concat(), &knows)?;
+            let (mut rest, _) = translate(what, &[&["--probe=true".to_owned()], &rest[1..]].concat())?;
             rest.insert(0, what.to_owned());
             (rest, false)
         }
@@ -166,11 +151,7 @@ impl Words<'_> {
 }
 
 /// The words of a command in ours, and whether they ask for a real run.
-fn translate(
-    command: &str,
-    words: &[String],
-    knows: &impl Fn(&str, &str) -> bool,
-) -> Result<(Vec<String>, bool), Failure> {
+fn translate(command: &str, words: &[String]) -> Result<(Vec<String>, bool), Failure> {
     let named = words.iter().any(|word| is_option(word, "--model"));
     let mut out: Vec<String> = Vec::new();
     let mut real = Real::default();
@@ -182,17 +163,6 @@ fn translate(
         };
         if let Some(value) = inline.is_none().then(|| queue.optional(command, name)).flatten() {
             out.push(format!("{name}={value}"));
-            continue;
-        }
-        if let Some((_, yes, no)) = TRUTH.iter().find(|(theirs, _, _)| *theirs == name) {
-            let meant = if queue.truth(name, inline)? { *yes } else { *no };
-            for option in meant {
-                let known = option.split('=').next().unwrap_or(option).trim_start_matches('-').to_owned();
-                if !knows(command, &known) {
-                    return Err(unsupported(name, "it is not simulated yet"));
-                }
-                out.push((*option).to_owned());
-            }
             continue;
         }
         match name {
@@ -257,10 +227,6 @@ fn drop_zero(out: &mut Vec<String>) {
     }
 }
 
-fn unsupported(what: &str, hint: &str) -> Failure {
-    Failure::bad_input(format!("{what} is not supported")).hint(hint)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -268,8 +234,7 @@ mod tests {
     fn rewritten(line: &str) -> Result<String, String> {
         let words = line.split_whitespace().map(str::to_owned).collect();
         let commands = ["train", "infer", "list", "overview", "compare", "probe"].map(str::to_owned);
-        let knows = |_: &str, option: &str| option != "kept-by-nobody";
-        rewrite(words, &commands, knows).map(|words| words.join(" ")).map_err(|failure| format!("{failure:?}"))
+        rewrite(words, &commands).map(|words| words.join(" ")).map_err(|failure| format!("{failure:?}"))
     }
 
     #[test]
@@ -306,7 +271,6 @@ mod tests {
             rewritten("train m/x --dtype nf4 --method factors").unwrap(),
             "train m/x --lens-dtype=nf4 --method factors"
         );
-        assert!(rewritten("train m/x --fused-loss=maybe").unwrap_err().contains("maybe"));
         assert_eq!(
             rewritten("train --gpus 2 --offload-param nvme m/x").unwrap(),
             "train --gpus 2 --offload-param=nvme m/x"
@@ -317,7 +281,7 @@ mod tests {
         );
         assert_eq!(
             rewritten("train m/x --flashattn true --grad-checkpoint true").unwrap(),
-            "train m/x --attention=flash2 --grad-checkpoint=true"
+            "train m/x --flashattn=true --grad-checkpoint=true"
         );
     }
 
@@ -331,7 +295,7 @@ mod tests {
         assert_eq!(rewritten("train m/x --gpus 2 --zero 0").unwrap(), "train m/x --gpus 2 --zero 0");
         assert_eq!(
             rewritten("train m/x --zero 3 --dp 4 --cpu-offload-optimizer").unwrap(),
-            "train m/x --zero 3 --dp 4 --offload-optimizer=cpu"
+            "train m/x --zero 3 --dp 4 --cpu-offload-optimizer"
         );
     }
 

@@ -28,6 +28,7 @@ pub mod rule_of_thumb;
 
 use serde::Serialize;
 
+pub use factors::Coefficients;
 pub use facts::{Experts, Facts};
 pub use question::{Adapter, EngineKind, Purpose, Question};
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from vramcast.estimate import command
+from vramcast.estimate import told
 
 
 @dataclass
@@ -91,10 +88,7 @@ class GPUMemoryCalculator:
 
     def calculate(self, method: str = "simulate") -> MemoryResult:
         """Memory per GPU; raises InputError where a part contradicts another."""
-        with tempfile.TemporaryDirectory(prefix="vramcast-") as folder:
-            path = Path(folder) / "job.json"
-            path.write_text(json.dumps(self.to_dict()), encoding="utf-8")
-            document = command(["calculate", "--config", str(path), "--method", method]).to_dict()
+        document = told({"command": "calculate", "job": self.to_dict(), "options": {"method": method}}).to_dict()
         return MemoryResult(
             total_memory_per_gpu_gb=document["total_memory_per_gpu_gb"],
             fits_on_gpu=document["fits_on_gpu"],

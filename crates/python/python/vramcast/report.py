@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
@@ -22,9 +21,9 @@ class Answer:
     @staticmethod
     def of(document: Document) -> Answer:
         """The object for a document."""
-        if "totals" in document and "breakdown" in document:
-            return Report(document)
-        return Formula(document) if "terms" in document and "method" in document else Answer(document)
+        if "terms" in document and "source" in document:
+            return Formula(document)
+        return Report(document) if "totals" in document and "breakdown" in document else Answer(document)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole document."""
@@ -83,11 +82,11 @@ class Formula(Answer):
         return frame_of([{"term": name, "bytes": size} for name, size in self.terms.items()])
 
     def __repr__(self) -> str:
-        return f"<vramcast.Formula {self.method} for {self['model']}: {self.total_gib:.2f} GiB>"
+        return f"<vramcast.Formula {self.method} for {self['model']['name']}: {self.total_gib:.2f} GiB>"
 
     def _repr_html_(self) -> str:
         words = "fits" if self.fits else "does not fit"
-        caption = f"{self['model']} by the formula “{self.method}”: {words} on {self['gpu']}"
+        caption = f"{self['model']['name']} by the formula “{self.method}”: {words} on {self['gpu']}"
         return table(caption, self.terms, [("total", self.total)], self.notes)
 
 
@@ -144,8 +143,7 @@ class Report(Answer):
     @property
     def notes(self) -> list[str]:
         """What was assumed."""
-        # Objects are handed over in files of a moment; where those lay helps nobody.
-        return [re.sub(r"\S*[/\\]vramcast-\w+[/\\]", "", note) for note in self["notes"]]
+        return list(self["notes"])
 
     def to_frame(self, what: str = "breakdown") -> Any:
         """A part of the document as a pandas frame: breakdown, modules, largest, phases, timeline or verdicts."""

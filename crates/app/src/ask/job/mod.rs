@@ -3,16 +3,19 @@
 //! | module | what is in it |
 //! |---|---|
 //! | `file` | the format: keys, ranges, rules between keys |
+//! | `outcome` | what comes out: by simulation, or by a formula |
 //! | `places` | where a value stands in the file |
 //! | `run` | a job as a plan to simulate and as a question to a formula |
 
 mod file;
+mod outcome;
 mod places;
 mod run;
 
 use std::path::Path;
 
 pub(crate) use file::{Job, Problem, check};
+pub(crate) use outcome::outcome;
 
 use super::files;
 use crate::failure::Failure;

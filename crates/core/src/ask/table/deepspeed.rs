@@ -7,6 +7,13 @@ use crate::ask::setting::{Kind, Setting, Spelling, Topic, setting};
 use crate::ask::tree;
 
 pub(super) const ROWS: &[Setting] = &[
+    setting(
+        "parallel.engine.*.zero.offload_optimizer",
+        "cpu-offload-optimizer",
+        Kind::Spelled(CPU),
+        "Another tool's word for states on the host",
+    )
+    .on(Topic::DeepSpeed, Scope::ZERO),
     setting("parallel.engine.*.zero.stage", "zero", Kind::Whole, "The ZeRO stage")
         .also(&["zero-stage"])
         .value("STAGE")
@@ -95,3 +102,6 @@ const OPTION: Spelling = Spelling {
     },
     write: |_| None,
 };
+
+const CPU: Spelling =
+    Spelling { words: &["true"], bare: Some("true"), read: |_| placed("offload_optimizer", "cpu"), write: |_| None };

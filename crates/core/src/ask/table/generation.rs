@@ -60,6 +60,8 @@ pub(super) const ROWS: &[Setting] = &[
     .from("transformers 5.17's default")
     .on(Topic::Generation, Scope::GENERATE)
     .example("--no-kv-cache"),
+    setting("cache", "kv-cache", Kind::Spelled(KV_CACHE), "Another tool's word: whether keys and values are kept")
+        .on(Topic::Generation, Scope::GENERATE),
     setting(
         "cache.quantized.backend",
         "cache-backend",
@@ -162,3 +164,14 @@ const CACHE: Spelling = Spelling {
 
 const NO_CACHE: Spelling =
     Spelling { words: &["true"], bare: Some("true"), read: |_| Ok(json!({"cache": "none"})), write: |_| None };
+
+const KV_CACHE: Spelling = Spelling {
+    words: &["true", "false"],
+    bare: Some("true"),
+    read: |text| match text {
+        "true" => Ok(json!({})),
+        "false" => Ok(json!({"cache": "none"})),
+        _ => Err("true or false".into()),
+    },
+    write: |_| None,
+};

@@ -73,6 +73,7 @@ pub(super) const BATCH: &[Setting] = &[
 /// How a step runs.
 pub(super) const STEP: &[Setting] = &[
     setting("weights", "precision", Kind::Spelled(PRECISION), "Weights and autocast: pure, or fp32 weights under autocast")
+        .also(&["dtype"])
         .value("PRECISION")
         .from("our guess: how most models are published")
         .on(Topic::Precision, Scope::TRAIN)
@@ -201,6 +202,12 @@ pub(super) const STEP: &[Setting] = &[
         .from("transformers")
         .on(Topic::Kernels, Scope::ONE_CARD)
         .example("--model-code litgpt"),
+    setting("attention", "flashattn", Kind::Spelled(FLASHATTN), "Another tool's word for flash attention, true or false")
+        .on(Topic::Kernels, Scope::TORCH),
+    setting("loss.kind", "fused-loss", Kind::Spelled(FUSED_LOSS), "Another tool's word for Liger's loss")
+        .on(Topic::Kernels, Scope::ONE_CARD),
+    setting("stack.load_full_model", "load-full-model", Kind::Spelled(NOTHING), "Another tool's word: parameters are counted from the config either way")
+        .on(Topic::Kernels, Scope::TENSORS),
     setting("stack", "", Kind::Text, "Versions of the software: stack.torch, stack.transformers and so on")
         .from("the newest that the rules were checked against")
         .on(Topic::Hardware, Scope::TENSORS),
@@ -335,3 +342,28 @@ const LIGER: Spelling = Spelling {
     read: |_| Ok(json!({"kernels": "liger"})),
     write: |plan| (plan.get("kernels")? == "liger").then(|| "true".into()),
 };
+
+const FLASHATTN: Spelling = Spelling {
+    words: &["true", "false"],
+    bare: Some("true"),
+    read: |text| match text {
+        "true" => Ok(json!({"attention": "flash2"})),
+        "false" => Ok(json!({"attention": "eager"})),
+        _ => Err("true or false".into()),
+    },
+    write: |_| None,
+};
+
+const FUSED_LOSS: Spelling = Spelling {
+    words: &["true", "false"],
+    bare: Some("true"),
+    read: |text| match text {
+        "true" => Ok(json!({"kernels": "liger", "loss": {"kind": "standard"}})),
+        "false" => Ok(json!({})),
+        _ => Err("true or false".into()),
+    },
+    write: |_| None,
+};
+
+const NOTHING: Spelling =
+    Spelling { words: &["true", "false"], bare: Some("true"), read: |_| Ok(json!({})), write: |_| None };

@@ -1,26 +1,20 @@
-//! `--solve`: the other way round.
+//! The other way round: what fits, found by asking again and again.
 
-use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use vramcast_core::ask::{Request, Runner, Wanted as Show, tree};
 use vramcast_core::plan::Gpu;
 use vramcast_core::serving::solve;
+use vramcast_core::units::Bytes;
 
-use super::super::Answer;
-use super::super::context::Context;
-use crate::ask::question::Prepared;
-use crate::exit::Exit;
+use super::question::Prepared;
 use crate::failure::Failure;
-use crate::render::gib;
 
 /// What is looked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Wanted {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
     /// The most prompts at once (hf), or sequences of full length (engines).
-    #[value(alias = "concurrency")]
     Batch,
     /// The longest prompt (hf) or sequence (engines).
-    #[value(alias = "prompt")]
     Context,
     /// The smallest card.
     Gpu,
@@ -29,20 +23,38 @@ pub(super) enum Wanted {
 }
 
 /// What must fit.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Solving")]
-pub(super) struct Need {
-    /// Find what fits: batch, context, gpu or gpus.
-    #[arg(long, value_name = "WHAT")]
-    pub(super) solve: Option<Wanted>,
-    /// Sequences of full length that must fit at once, for --solve gpu and gpus.
-    #[arg(long, value_name = "N", requires = "solve")]
-    pub(super) concurrency: Option<u64>,
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Need {
+    /// What is looked for.
+    pub(crate) wanted: Wanted,
+    /// Sequences of full length that must fit at once, for cards.
+    pub(crate) concurrency: Option<u64>,
+}
+
+/// What came out.
+pub(crate) struct Solved {
+    /// The question in words.
+    pub(crate) question: String,
+    /// The answer in words; absent: nothing fits.
+    pub(crate) answer: Option<String>,
+    /// The report of what was found, with both.
+    pub(crate) document: Value,
 }
 
 impl Wanted {
+    /// By name.
+    pub(crate) fn find(name: &str) -> Option<Self> {
+        match name {
+            "batch" | "concurrency" => Some(Self::Batch),
+            "context" | "prompt" => Some(Self::Context),
+            "gpu" => Some(Self::Gpu),
+            "gpus" => Some(Self::Gpus),
+            _ => None,
+        }
+    }
+
     /// The settings that are tried, which nobody can fix at the same time.
-    pub(super) fn tries(self, serves: bool) -> &'static [&'static str] {
+    pub(crate) fn tries(self, serves: bool) -> &'static [&'static str] {
         match (self, serves) {
             (Self::Batch, false) => &["batch-size"],
             (Self::Context, false) => &["prompt"],
@@ -54,12 +66,13 @@ impl Wanted {
 }
 
 impl Need {
-    pub(super) fn check(&self, serves: bool) -> Result<(), Failure> {
-        match (self.concurrency, self.solve) {
+    /// Refuses what would not be looked at.
+    pub(crate) fn check(&self, serves: bool) -> Result<(), Failure> {
+        match (self.concurrency, self.wanted) {
             (Some(_), _) if !serves => {
                 Err(Failure::bad_input("--concurrency has no effect on transformers").hint("use --batch-size"))
             }
-            (Some(_), Some(Wanted::Gpu | Wanted::Gpus)) | (None, _) => Ok(()),
+            (Some(_), Wanted::Gpu | Wanted::Gpus) | (None, _) => Ok(()),
             (Some(_), _) => Err(Failure::bad_input("--concurrency is what must fit: it needs --solve gpu or gpus")),
         }
     }
@@ -76,29 +89,24 @@ struct Found {
 }
 
 /// Looks for the answer, and answers with the report of what was found.
-pub(super) fn answer(prepared: &Prepared, need: &Need, context: &Context) -> Result<Answer, Failure> {
-    let Some(wanted) = need.solve else { return Err(Failure::bad_input("--solve: nothing is asked")) };
-    let as_json = context.text_or_json("infer --solve")?;
+pub(crate) fn solve(prepared: &Prepared, need: Need) -> Result<Solved, Failure> {
+    need.check(prepared.request.runner.serves())?;
     // Errors of the settings show on the first try; later ones differ in one value only.
     let first = prepared.answer(Show::default())?;
     let found = match prepared.request.runner {
-        Runner::Transformers => generate(prepared, wanted)?,
-        _ => served(prepared, need, wanted, &first)?,
+        Runner::Transformers => generate(prepared, need.wanted)?,
+        _ => served(prepared, need, &first)?,
     };
-    let question = question(prepared, need, wanted, &first);
-    let exit = if found.is_some() { Exit::Success } else { Exit::No };
-    if !as_json {
-        let words = found.as_ref().map_or("nothing fits", |found| found.words.as_str());
-        return Ok(Answer::text(format!("{question}: {words}\n"), exit));
-    }
+    let question = question(prepared, need, &first);
     let mut document = match &found {
         Some(found) => prepared.answer_to(&with(prepared, found), Show::default())?.document(),
         None => first.document(),
     };
+    let answer = found.as_ref().map(|found| found.words.clone());
     document["question"] = json!(question);
-    document["answer"] = json!(found.as_ref().map(|found| found.words.clone()));
+    document["answer"] = json!(answer);
     document["solved"] = json!(found.as_ref().map(|found| json!({"setting": found.path, "value": found.value})));
-    Ok(Answer::document(document, exit))
+    Ok(Solved { question, answer, document })
 }
 
 fn with(prepared: &Prepared, found: &Found) -> Request {
@@ -129,12 +137,8 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
     })
 }
 
-fn served(
-    prepared: &Prepared,
-    need: &Need,
-    wanted: Wanted,
-    first: &vramcast_core::ask::Answer,
-) -> Result<Option<Found>, Failure> {
+fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -> Result<Option<Found>, Failure> {
+    let wanted = need.wanted;
     let local = matches!(prepared.request.runner, Runner::LlamaCpp | Runner::Ollama);
     let enough = need.concurrency.unwrap_or(1).max(1).saturating_mul(1000);
     let fits = |request: &Request| {
@@ -202,7 +206,8 @@ fn served(
     })
 }
 
-fn question(prepared: &Prepared, need: &Need, wanted: Wanted, first: &vramcast_core::ask::Answer) -> String {
+fn question(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -> String {
+    let wanted = need.wanted;
     let (name, gpu) = (&prepared.found.name, &first.report.plan.gpu().name);
     if let vramcast_core::plan::RunPlan::Infer(plan) = &first.report.plan {
         let asked = match wanted {
@@ -227,5 +232,5 @@ fn question(prepared: &Prepared, need: &Need, wanted: Wanted, first: &vramcast_c
 }
 
 fn shown(gpu: &Gpu) -> String {
-    format!("{} ({} GiB)", gpu.name, gib(gpu.memory))
+    format!("{} ({:.2} GiB)", gpu.name, Bytes(gpu.memory).gib())
 }
