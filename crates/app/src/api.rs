@@ -232,7 +232,9 @@ impl Asking {
         if dtype.is_some() {
             self.options.shift_remove("dtype");
         }
-        let prepared = self.question(task)?.prepare(Reach::Machine, settings)?;
+        let mut asked = self.question(task)?;
+        asked.asked.lenient = true;
+        let prepared = asked.prepare(Reach::Machine, settings)?;
         let plan = prepared.settle(true)?.plan;
         let mut question = match &plan {
             RunPlan::Train(plan) => Formula::of_train(plan),

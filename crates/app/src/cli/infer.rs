@@ -85,7 +85,12 @@ impl Arguments {
     fn question(&self) -> Result<Question, Failure> {
         Ok(Question {
             subject: self.model.subject(),
-            asked: Asked { task: Task::Infer, named: self.settings.named.clone(), ..Asked::default() },
+            asked: Asked {
+                task: Task::Infer,
+                named: self.settings.named.clone(),
+                lenient: self.lens.method.lens().is_some(),
+                ..Asked::default()
+            },
             file: self.plan.as_deref().map(files::plan).transpose()?,
             machine: self.machine.machine(),
             ..Question::default()
@@ -101,6 +106,15 @@ impl Arguments {
     fn each_engine(&self, context: &Context) -> Result<Vec<Prepared>, Failure> {
         let one = |runner: Runner| {
             let mut question = self.question()?;
+            // A word that means something else to transformers is meant for one engine.
+            let other = |name: &String| {
+                let [own, one] = [Runner::Transformers, runner].map(|who| table_row(name, who));
+                matches!((own, one), (Some(own), Some(one)) if own.path != one.path)
+            };
+            if let Some((name, _)) = question.asked.named.iter().find(|(name, _)| other(name)) {
+                return Err(Failure::bad_input(format!("--{name} means another thing to each engine"))
+                    .hint("name one with --engine"));
+            }
             question.asked.named.retain(|(name, _)| name != "engine" && honoured(name, runner));
             question.asked.named.push(("engine".into(), Given::Text(runner.name().into())));
             question.prepare(Reach::Machine, &context.settings)
@@ -185,9 +199,14 @@ impl Arguments {
     }
 }
 
+/// The setting of a name that an engine has.
+fn table_row(name: &str, runner: Runner) -> Option<&'static vramcast_core::ask::Setting> {
+    vramcast_core::ask::table::called(name, runner).filter(|row| row.scope.has(runner))
+}
+
 /// Whether an engine has a setting of this name.
 fn honoured(name: &str, runner: Runner) -> bool {
-    vramcast_core::ask::table::called(name, runner).is_none_or(|row| row.scope.has(runner))
+    table_row(name, runner).is_some()
 }
 
 fn wanted(text: &str) -> Result<Wanted, String> {

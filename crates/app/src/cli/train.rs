@@ -77,6 +77,7 @@ impl Arguments {
                 task: Task::Train,
                 framework: self.framework.clone(),
                 named: self.settings.named.clone(),
+                lenient: self.lens.method.lens().is_some(),
                 ..Asked::default()
             },
             file: self.plan.as_deref().map(files::plan).transpose()?,

@@ -32,6 +32,8 @@ pub struct Asked {
     pub named: Vec<(String, Given)>,
     /// What a report should say about how this was read.
     pub notes: Vec<String>,
+    /// Whether settings that whoever runs does not have are let through: formulas take any.
+    pub lenient: bool,
 }
 
 /// What is asked, in one tree.
@@ -72,7 +74,7 @@ impl Asked {
             faults.add(fault);
             if self.task == Task::Train { Runner::OneCard } else { Runner::Transformers }
         });
-        for layer in named(self.task, runner, &self.named, &mut faults) {
+        for layer in named(&self, runner, &mut faults) {
             // Names that may be given several times add up within a layer.
             join(&mut stated, layer);
         }
@@ -94,10 +96,10 @@ impl Request {
 }
 
 /// Trees of the names, those that stand for several values first.
-fn named(task: Task, runner: Runner, names: &[(String, Given)], faults: &mut Faults) -> Vec<Value> {
-    let scope = if task == Task::Train { Scope::TRAIN } else { Scope::INFER };
+fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Value> {
+    let scope = if asked.task == Task::Train { Scope::TRAIN } else { Scope::INFER };
     let mut found = Vec::new();
-    for (name, given) in names {
+    for (name, given) in &asked.named {
         if *given == Given::Value(Value::Null) {
             continue;
         }
@@ -115,22 +117,11 @@ fn named(task: Task, runner: Runner, names: &[(String, Given)], faults: &mut Fau
             );
             continue;
         };
-        if !row.scope.has(runner) && !says_nothing(given) {
-            let who: Vec<&str> = row.scope.runners().filter(|one| scope.has(*one)).map(Runner::title).collect();
-            let on = if runner == Runner::OneCard {
-                "without several cards".to_owned()
-            } else {
-                format!("on {}", runner.title())
-            };
-            let mut fault = Fault::no_effect(table::placed(row.path, runner), on);
-            if !who.is_empty() && who.len() <= 3 {
-                fault = fault.or(format!("ask for {}", who.join(" or ")));
-            }
-            faults.add(fault);
-            continue;
-        }
+        let honoured = row.scope.has(runner) || asked.lenient || says_nothing(given);
         match read::read(row, given) {
-            Ok(tree) => found.push((if matches!(row.kind, Kind::Spelled(_)) { 0 } else { 1 }, tree)),
+            Ok(tree) if honoured => found.push((if matches!(row.kind, Kind::Spelled(_)) { 0 } else { 1 }, tree)),
+            Ok(tree) if is_usual(&tree) => {}
+            Ok(_) => faults.add(without_effect(row, runner, scope)),
             Err(fault) => faults.add(fault),
         }
     }
@@ -141,6 +132,34 @@ fn named(task: Task, runner: Runner, names: &[(String, Given)], faults: &mut Fau
 
 fn says_nothing(given: &Given) -> bool {
     matches!(given, Given::Value(Value::Null | Value::Bool(false)))
+}
+
+/// Whether a tree only says that there is one of something.
+fn is_usual(tree: &Value) -> bool {
+    tree::leaves(tree).iter().all(|(path, value)| path.starts_with("parallel.") && *value == json!(1))
+}
+
+/// A setting that whoever runs does not have, and who has it.
+fn without_effect(row: &super::Setting, runner: Runner, scope: Scope) -> Fault {
+    let on = match runner {
+        Runner::OneCard => "without several cards".to_owned(),
+        other => format!("on {}", other.title()),
+    };
+    let fault = Fault::no_effect(table::placed(row.path, runner), on);
+    let who: Vec<Runner> = row.scope.runners().filter(|one| scope.has(*one)).collect();
+    if who.is_empty() || who.len() > 3 || who.contains(&Runner::OneCard) {
+        return fault;
+    }
+    let engine = |fault: Fault, one: &Runner| match one.trains() {
+        true => {
+            let read = table::called("engine", Runner::OneCard)
+                .and_then(|row| read::read(row, &Given::Text(one.name().into())).ok())
+                .and_then(|mut tree| tree::take(&mut tree, "parallel.engine"));
+            fault.or_set("parallel.engine", read.unwrap_or_default())
+        }
+        false => fault.or_set("engine", one.name()),
+    };
+    who.iter().fold(fault, engine)
 }
 
 /// `PATH=VALUE`.

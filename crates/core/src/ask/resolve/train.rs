@@ -63,14 +63,7 @@ pub(super) fn situation(stated: &Value) -> Situation {
 /// The request with its adapter as a plan holds it: a method, and options of that method where they belong.
 fn adapted(stated: &Value) -> Value {
     let mut stated = stated.clone();
-    let has_base = stated.get("quantization").is_some_and(Value::is_object);
-    let Some(adapter) = stated.get_mut("adapter").and_then(Value::as_object_mut) else {
-        // A quantised base is trained beside an adapter.
-        if has_base && stated.get("adapter").is_none() {
-            stated["adapter"] = json!({"method": "lora"});
-        }
-        return stated;
-    };
+    let Some(adapter) = stated.get_mut("adapter").and_then(Value::as_object_mut) else { return stated };
     let methods = ["ia3", "oft", "vera", "prompt-tuning", "prefix-tuning"];
     let other = methods.into_iter().find(|name| adapter.contains_key(*name));
     adapter.entry("method").or_insert_with(|| if other.is_some() { "other".into() } else { "lora".into() });
