@@ -11,6 +11,7 @@
 //! | [`blocks`] | what families share |
 //! | [`families`] | one file per family, and the table of all |
 //! | [`inventory`] | counts: parameters, caches, active experts |
+//! | [`sized`] | a usual decoder of given sizes, where there is no config |
 
 pub mod blocks;
 pub mod config;
@@ -25,6 +26,7 @@ pub mod op;
 pub mod program;
 mod registration;
 pub mod shape;
+pub mod sized;
 pub mod task;
 pub mod tensor_plans;
 mod tensors;

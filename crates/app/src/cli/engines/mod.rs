@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use vramcast_core::model::Model;
 use vramcast_core::plan::{Gpu, ModelSizes};
-use vramcast_core::serving::llama_cpp::{CONTEXT, LlamaCppEstimate, LlamaCppPlan, ollama};
+use vramcast_core::serving::llama_cpp::{self, LlamaCppEstimate, LlamaCppPlan, ollama};
 use vramcast_core::serving::sglang::SglangPlan;
 use vramcast_core::serving::tensorrt_llm::TensorRtLlmPlan;
 use vramcast_core::serving::tgi::TgiPlan;
@@ -82,18 +82,20 @@ pub(crate) struct Served {
     budgets: Vec<Budget>,
     estimates: Vec<(&'static str, LlamaCppEstimate)>,
     memory: u64,
+    /// What a process of llama.cpp holds beside its buffers.
+    context: u64,
 }
 
 impl Served {
     /// The fullest card of an estimate, with its context.
-    fn fullest(estimate: &LlamaCppEstimate) -> u64 {
-        estimate.devices.iter().map(|buffers| buffers.total()).max().unwrap_or(0).saturating_add(CONTEXT)
+    fn fullest(&self, estimate: &LlamaCppEstimate) -> u64 {
+        estimate.devices.iter().map(|buffers| buffers.total()).max().unwrap_or(0).saturating_add(self.context)
     }
 
     /// Whether one sequence of full length fits everywhere.
     pub(crate) fn fits(&self) -> bool {
         self.budgets.iter().all(|budget| budget.fits)
-            && self.estimates.iter().all(|(_, estimate)| Self::fullest(estimate) <= self.memory)
+            && self.estimates.iter().all(|(_, estimate)| self.fullest(estimate) <= self.memory)
     }
 }
 
@@ -143,7 +145,7 @@ impl Request<'_> {
     pub(crate) fn serve(&self, gpu: &Gpu) -> Result<Served, Failure> {
         let arguments = self.arguments;
         let wanted = |one: EngineName| self.engine == one || self.engine == EngineName::All;
-        let (memory, context) = (gpu.memory, arguments.context);
+        let (memory, process, context) = (gpu.memory, gpu.context(), arguments.context);
         let mut budgets: Vec<Budget> = Vec::new();
         let pooled = [EngineName::Vllm, EngineName::Sglang, EngineName::Tgi, EngineName::TensorrtLlm];
         if pooled.into_iter().any(wanted) {
@@ -161,19 +163,33 @@ impl Request<'_> {
             if wanted(EngineName::Sglang) {
                 let static_thousandths = arguments.static_share()?.filter(|_| self.engine == EngineName::Sglang);
                 let default = SglangPlan::default();
-                let plan =
-                    SglangPlan { memory, context, cache_dtype, tensor_parallel: ranks, static_thousandths, ..default };
+                let plan = SglangPlan {
+                    memory,
+                    process,
+                    context,
+                    cache_dtype,
+                    tensor_parallel: ranks,
+                    static_thousandths,
+                    ..default
+                };
                 budgets.push(plan.budget(&served));
             }
             if wanted(EngineName::Tgi) {
                 let default = TgiPlan::default();
-                let plan = TgiPlan { memory, max_total_tokens: context, cache_dtype, shards: ranks, ..default };
+                let plan =
+                    TgiPlan { memory, process, max_total_tokens: context, cache_dtype, shards: ranks, ..default };
                 budgets.push(plan.budget(&served));
             }
             if wanted(EngineName::TensorrtLlm) {
                 let default = TensorRtLlmPlan::default();
-                let plan =
-                    TensorRtLlmPlan { memory, max_seq_len: context, cache_dtype, tensor_parallel: ranks, ..default };
+                let plan = TensorRtLlmPlan {
+                    memory,
+                    process,
+                    max_seq_len: context,
+                    cache_dtype,
+                    tensor_parallel: ranks,
+                    ..default
+                };
                 budgets.push(plan.budget(&served));
             }
         }
@@ -193,7 +209,7 @@ impl Request<'_> {
                 estimates.push(("Ollama", plan.estimate(&served).map_err(refuse)?));
             }
         }
-        Ok(Served { budgets, estimates, memory })
+        Ok(Served { budgets, estimates, memory, context: llama_cpp::context(gpu) })
     }
 
     /// What guessing ahead takes.

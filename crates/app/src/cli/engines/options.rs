@@ -229,7 +229,8 @@ impl EngineArguments {
             speculative_tokens: self.num_speculative_tokens.unwrap_or(0).min(1 << 16),
             memory: gpu.memory,
             workspace: vramcast_core::memory::device::Device::of(gpu).blas_workspace(),
-            multiprocessors: gpu.multiprocessors.unwrap_or(default.multiprocessors),
+            multiprocessors: gpu.threads().0,
+            bare_context: gpu.bare_context(),
             card: gpu.name.clone(),
         })
     }

@@ -24,7 +24,7 @@ pub(super) fn all(name: &str, gpu: &Gpu, served: &Served) -> String {
     let mut text = format!("{name} served on {} ({} GiB)\n\n", gpu.name, gib(gpu.memory));
     text += &served.budgets.iter().map(budget).collect::<String>();
     for (engine, estimate) in &served.estimates {
-        text += &buffers(engine, estimate, served.memory);
+        text += &buffers(engine, estimate, served);
     }
     if served.budgets.len() + served.estimates.len() > 1 {
         text += &side_by_side(served);
@@ -43,7 +43,7 @@ fn side_by_side(served: &Served) -> String {
     }
     for (engine, estimate) in &served.estimates {
         let sum = |of: fn(&Buffers) -> u64| gib(estimate.devices.iter().map(of).sum());
-        let fits = yes(Served::fullest(estimate) <= served.memory);
+        let fits = yes(served.fullest(estimate) <= served.memory);
         table.row(vec![(*engine).into(), sum(|b| b.model), sum(|b| b.cache), "-".into(), "-".into(), fits]);
     }
     table.to_string()
@@ -73,15 +73,15 @@ fn budget(budget: &Budget) -> String {
     text + "\n"
 }
 
-fn buffers(engine: &str, estimate: &LlamaCppEstimate, memory: u64) -> String {
+fn buffers(engine: &str, estimate: &LlamaCppEstimate, served: &Served) -> String {
     let mut table = Table::new(&[engine, "model GiB", "cache", "compute", "output"]);
     let row = |name: String, b: &Buffers| vec![name, gib(b.model), gib(b.cache), gib(b.compute), gib(b.output)];
     for (index, buffers) in estimate.devices.iter().enumerate() {
         table.row(row(format!("card {index}"), buffers));
     }
     table.row(row("host".into(), &estimate.host));
-    let device = Served::fullest(estimate);
-    let verdict = if device <= memory { "fits" } else { "does not fit" };
+    let device = served.fullest(estimate);
+    let verdict = if device <= served.memory { "fits" } else { "does not fit" };
     let mut text = format!("{table}{} GiB on the fullest card with its context: {verdict}\n", gib(device));
     for note in &estimate.notes {
         text += &format!("{}\n", wrapped(&format!("note: {note}"), WIDTH));
@@ -99,7 +99,7 @@ pub(super) fn table(request: &Request<'_>, gpu: &Gpu, as_json: bool) -> Result<A
         let mut cells: Vec<(String, String)> =
             served.budgets.iter().map(|budget| (budget.engine.clone(), sequences(budget))).collect();
         for (engine, estimate) in &served.estimates {
-            let held = Served::fullest(estimate);
+            let held = served.fullest(estimate);
             let mark = if held <= served.memory { "" } else { " !" };
             cells.push((format!("{engine} GiB"), format!("{}{mark}", gib(held))));
         }

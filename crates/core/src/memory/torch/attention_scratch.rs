@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn flash_attention_splits_as_traces_show() {
-        let a100 = Torch::new(Device { capability: 80, multiprocessors: 108, ..Device::H200 });
+        let a100 = Torch::new(Device { capability: 80, multiprocessors: 108, ..Device::h200() });
         assert_eq!(a100.flash_splits(8, 1000, 1000, 64), 4);
         assert_eq!(a100.flash_splits(8, 1000, 1000, 128), 3);
         assert_eq!(a100.flash_splits(8, 128, 128, 64), 1);

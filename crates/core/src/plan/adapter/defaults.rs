@@ -160,19 +160,4 @@ pub const MAMBA_TYPES: [&str; 5] = ["falcon_h1", "mamba", "mamba2", "falcon_mamb
 /// See [`MAMBA_TYPES`].
 pub const MAMBA_REFUSED: [&str; 2] = ["out_proj", "conv1d"];
 
-/// Paths of output embeddings in transformers: what `all-linear` leaves out (`get_output_embeddings` of each model). A
-/// model without one of these has no such head.
-pub const OUTPUT_EMBEDDINGS: [&str; 12] = [
-    "lm_head",
-    "language_model.lm_head",
-    "embed_out",
-    "proj_out",
-    "head",
-    "decoder",
-    "cls.predictions.decoder",
-    "predictions.decoder",
-    "lm_head.decoder",
-    "generator_lm_head",
-    "vocab_projector",
-    "output",
-];
+pub use crate::model::op::OUTPUT_EMBEDDINGS;
