@@ -20,7 +20,7 @@ const SCAN_TILE: u64 = 128 * 7;
 /// Elements of a tile of CUB's `UniqueByKey`: traces have 16 or fewer tiles for 50,000 elements and more for 100,000.
 const UNIQUE_TILE: u64 = 4096;
 
-/// CUB's scratch of a radix sort of pairs by their lowest `bits` (`invoke_onesweep` of dispatch_radix_sort.cuh): 256
+/// CUB's scratch of a radix sort of pairs by their lowest `bits` (`InvokeOnesweep` of dispatch_radix_sort.cuh): 256
 /// counts of 8 bytes for each pass over 8 bits, 256 of 4 bytes for each tile, copies of keys and values where there is more
 /// than one pass, and the passes' counters. Lists of one tile (256 threads with 19 elements of 4 bytes) need none.
 fn radix_sort(count: u64, [key, value]: [u64; 2], bits: u32) -> u64 {
