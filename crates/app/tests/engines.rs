@@ -50,7 +50,7 @@ fn vllm_guesses_ahead_in_several_ways() {
         assert!(parts.contains("draft model"), "{head}: {parts}");
     }
     let noted = with(&["eagle", "--num-speculative-tokens", "3"])["notes"].to_string();
-    assert!(noted.contains("--num-speculative-tokens"), "{noted}");
+    assert!(noted.contains("num_speculative_tokens"), "{noted}");
     refused(&["--engine", "vllm", "--num-speculative-tokens", "3"], "--speculative-model");
 }
 
@@ -227,8 +227,8 @@ fn what_no_engine_would_start_with_is_refused() {
         String::from_utf8(vramcast(&all).code(2).get_output().stderr.clone()).unwrap()
     };
     let text = refused(&["--tensor-parallel-size", "3"]);
-    assert!(text.contains("32 attention heads") && text.contains("2, 4"), "{text}");
-    assert!(refused(&["--tensor-parallel-size", "60000"]).contains("nearest that do: 32"));
+    assert!(text.contains("32 attention heads") && text.contains("size 2, or use"), "{text}");
+    assert!(refused(&["--tensor-parallel-size", "60000"]).contains("size 32"));
     assert!(refused(&["--max-num-seqs", "0"]).contains("--max-num-seqs: 0"));
     assert!(refused(&["--context", "0"]).contains("--context: 0"));
 }

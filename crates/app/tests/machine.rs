@@ -81,7 +81,7 @@ fn plans_take_the_card_that_is_there() {
     assert_eq!(found, ("A100-80GB".into(), "detected in this machine".into()));
     // A name wins, and the switch turns looking off.
     let named = json(with_gpus(&[&train[..], &["--gpu", "T4"]].concat(), TWO_A100), 0);
-    assert_eq!(origin(&named), ("T4".into(), "a flag".into()));
+    assert_eq!(origin(&named), ("T4".into(), "asked for".into()));
     let mut off = with_gpus(&train, TWO_A100);
     off.env("VRAMCAST_DETECT", "0");
     assert_eq!(origin(&json(off, 0)).0, "H200");

@@ -23,7 +23,7 @@ fn llama() -> ServedModel {
 
 /// What the CUDA context of a process takes.
 fn context() -> u64 {
-    vramcast_core::plan::machine::Machine::default().context
+    vramcast_core::plan::Gpu::h200().context()
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn learned(rows: &[Value]) -> Calibration {
 fn the_recorded_machine_is_the_one_that_is_built_in() {
     let learned = learned(&recorded());
     let machine = Machine { cudnn_inference: Machine::default().cudnn_inference, ..learned.profile.machine };
-    assert_eq!(machine, Machine::default());
+    assert_eq!(machine, Machine { context: Some(Gpu::h200().context()), ..Machine::default() });
     assert!(learned.choices.is_empty(), "nothing is off, so nothing is tried: {:?}", learned.choices);
     assert!(learned.not_bent.iter().all(|row| row.allocated.is_none()));
     // Rows of generation with cuDNN's attention show 8 to 12 MiB.
@@ -50,7 +50,7 @@ fn a_larger_context_moves_the_context_alone() {
         add(&mut row["measured"]["nvml_used_end"], 100 * MIB);
     }
     let machine = learned(&rows).profile.machine;
-    assert_eq!(machine.context, Machine::default().context + 100 * MIB);
+    assert_eq!(machine.context, Some(Gpu::h200().context() + 100 * MIB));
     assert_eq!(machine.kernels_training, Machine::default().kernels_training);
 }
 
@@ -68,7 +68,7 @@ fn larger_kernels_of_training_move_those_alone_and_the_worst_rows_are_left_aside
     let machine = learned.profile.machine;
     assert_eq!(machine.kernels_training, Machine::default().kernels_training + 40 * MIB);
     assert_eq!(machine.kernels_inference, Machine::default().kernels_inference);
-    assert_eq!(machine.context, Machine::default().context);
+    assert_eq!(machine.context, Some(Gpu::h200().context()));
     assert!(learned.strangers.iter().any(|stranger| stranger.id == id), "{:?}", learned.strangers);
     let fit = learned.facts.iter().find(|fit| fit.fact == Fact::KernelsTraining).unwrap();
     assert!(fit.left_out.is_some_and(|[median, _]| median <= 2 * MIB), "{fit:?}");

@@ -4,7 +4,7 @@ use serde::Serialize;
 use vramcast_core::dtype::{DType, Format, builtin_formats, find_format};
 use vramcast_core::model::op::{CacheKind, CacheUpdate, Role};
 use vramcast_core::model::{Inventory, Model};
-use vramcast_core::source::quantization::{self, Quantization, Weight};
+use vramcast_core::source::quantization::Quantization;
 
 use super::found::Found;
 use crate::failure::Failure;
@@ -292,15 +292,7 @@ fn stored(found: &Found, inventory: &Inventory, notes: &mut Vec<String>) -> Resu
     let dtype = found.stored_dtype().unwrap_or(DType::BF16);
     let mut bytes: u64 = 0;
     for parameter in &inventory.parameters {
-        let role = match parameter.role {
-            Role::Linear if parameter.name.contains("lm_head") => quantization::Role::Head,
-            Role::Linear => quantization::Role::Linear,
-            Role::Experts { .. } => quantization::Role::Experts,
-            Role::Embedding => quantization::Role::Embedding,
-            _ => quantization::Role::Other,
-        };
-        let weight = Weight { name: &parameter.name, shape: parameter.shape.sizes(), dtype, role, transposed: false };
-        let stored = quantization.stored(&weight).map_err(|e| Failure::bad_input(e.to_string()))?;
+        let stored = quantization.stored(&parameter.weight(dtype)).map_err(|e| Failure::bad_input(e.to_string()))?;
         bytes = bytes.saturating_add(stored.bytes);
     }
     Ok(Some(StoredBytes { by: format!("quantization_config ({})", quantization.description), bytes }))

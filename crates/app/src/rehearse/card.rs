@@ -67,7 +67,7 @@ impl Card {
             ("multiprocessors", self.gpu.multiprocessors.unwrap_or(108).to_string()),
             ("threads", self.gpu.threads_per_multiprocessor.unwrap_or(2048).to_string()),
             ("memory", self.gpu.memory.to_string()),
-            ("context", self.gpu.machine.context.to_string()),
+            ("context", self.gpu.context().to_string()),
             ("communicator", self.gpu.machine.communicator.saturating_add(self.gpu.machine.nccl).to_string()),
             ("l2", (self.l2_mib << 20).to_string()),
             ("driver", torch.cuda.max(13000).to_string()),

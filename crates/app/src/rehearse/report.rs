@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::Value;
-use vramcast_core::plan::{Gpu, Machine};
+use vramcast_core::plan::Gpu;
 use vramcast_core::report::verdict::{Verdict, judge};
 use vramcast_core::report::{SCHEMA, Totals};
 
@@ -133,10 +133,8 @@ impl Rehearsal {
     /// Sums up what the processes wrote.
     pub fn new(facts: Facts, journals: Vec<(u32, Vec<Line>)>) -> Self {
         let used_cuda = journals.iter().any(|(_, lines)| lines.iter().any(|line| matches!(line, Line::Start { .. })));
-        let processes: Vec<Process> = journals
-            .iter()
-            .flat_map(|(id, lines)| Process::all(*id, lines, facts.real, &facts.card.gpu.machine))
-            .collect();
+        let processes: Vec<Process> =
+            journals.iter().flat_map(|(id, lines)| Process::all(*id, lines, facts.real, &facts.card.gpu)).collect();
         let lines = || journals.iter().flat_map(|(_, lines)| lines);
         let exception = lines().rev().find_map(|line| match line {
             Line::Exception { kind, message, full, phase } => {
@@ -213,7 +211,7 @@ impl Rehearsal {
 
 impl Process {
     /// The devices that one process used.
-    fn all(process: u32, lines: &[Line], real: bool, machine: &Machine) -> Vec<Self> {
+    fn all(process: u32, lines: &[Line], real: bool, gpu: &Gpu) -> Vec<Self> {
         let phases_of = |device: u32| -> Vec<Phase> {
             let all = lines.iter().filter_map(|line| if let Line::Phase(phase) = line { Some(phase) } else { None });
             all.filter(|phase| phase.device == device).cloned().collect()
@@ -230,7 +228,7 @@ impl Process {
                 let largest = phases.iter().max_by_key(|phase| phase.peak);
                 let training = phases.iter().any(|phase| phase.phase.ends_with(".bwd"));
                 let driver = phases.iter().map(|phase| phase.driver_peak).max().unwrap_or(0);
-                let unasked = if real { 0 } else { machine.unasked(training) };
+                let unasked = if real { 0 } else { gpu.unasked(training) };
                 Self {
                     process,
                     rank: rank.unwrap_or(0),

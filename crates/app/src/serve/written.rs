@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use vramcast_core::ask::spell;
+
 use crate::failure::Failure;
 
 /// A tree without the keys that say nothing.
@@ -59,18 +61,8 @@ fn scalar(word: &str) -> String {
 
 /// The command line with the same answer.
 pub(crate) fn command(command: &str, model: &str, words: &[String]) -> String {
-    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
-    format!("vramcast {command} {} {}", quoted(model), words.join(" ")).trim_end().to_owned() + "\n"
-}
-
-/// A word as a shell takes it.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./@:=,".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
-    }
+    let first = ["vramcast", command, model].map(str::to_owned);
+    spell::line(&[&first, words].concat()) + "\n"
 }
 
 #[cfg(test)]
@@ -94,11 +86,11 @@ mod tests {
 
     #[test]
     fn commands() {
-        let words = ["--batch-size=4".to_owned(), "--gpu=RTX 4090".to_owned(), "--freeze=it's".to_owned()];
+        let words = ["--batch-size", "4", "--gpu", "RTX 4090", "--freeze", "it's"].map(str::to_owned);
         assert_eq!(command("train", "a/b", &[]), "vramcast train a/b\n");
         assert_eq!(
             command("train", "a/b", &words),
-            "vramcast train a/b --batch-size=4 '--gpu=RTX 4090' '--freeze=it'\\''s'\n"
+            "vramcast train a/b --batch-size 4 --gpu 'RTX 4090' --freeze 'it'\\''s'\n"
         );
     }
 }

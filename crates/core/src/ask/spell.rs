@@ -20,7 +20,7 @@ impl Words for Flags {
     }
 
     fn change(&self, path: &str, value: &Value) -> String {
-        words(&tree::of(path, value.clone()), self.0).join(" ")
+        line(&words(&tree::of(path, value.clone()), self.0))
     }
 }
 
@@ -59,7 +59,7 @@ pub fn command(request: &Request) -> Vec<String> {
         words.insert(0, "--framework".into());
     }
     if request.task == Task::Infer && request.stated.get("engine").is_none() && request.runner.serves() {
-        words.insert(0, format!("--engine={}", request.runner.name()));
+        words.splice(0..0, ["--engine".to_owned(), request.runner.name().to_owned()]);
     }
     words
 }
@@ -109,27 +109,45 @@ fn word(row: &Setting, stated: &Value, rest: &mut Value, runner: super::Runner) 
                 tree::take(rest, path);
             }
         }
-        return Some(vec![if row.is_switch() { flag } else { format!("{flag}={text}") }]);
+        return Some(match (row.is_switch(), spelling.bare) {
+            (true, _) => vec![flag],
+            (false, Some(bare)) if bare == text => vec![flag],
+            (false, Some(_)) => vec![format!("{flag}={text}")],
+            (false, None) => vec![flag, text],
+        });
     }
     let value = tree::get(rest, &path)?.clone();
-    let given = match (row.kind, &value) {
-        (Kind::Switch, Value::Bool(true)) | (Kind::Off, Value::Bool(false)) => vec![flag],
-        (Kind::Whole, Value::Number(number)) if number.is_u64() => vec![format!("{flag}={number}")],
-        (Kind::Real, Value::Number(number)) => vec![format!("{flag}={number}")],
-        (Kind::Text | Kind::Choice(_) | Kind::Listed(_), Value::String(text)) => vec![format!("{flag}={text}")],
-        (Kind::Names, Value::Array(names))
-            if !names.is_empty() && names.iter().all(|name| name.as_str().is_some_and(|name| !name.contains(','))) =>
-        {
-            vec![format!("{flag}={}", names.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(","))]
+    let text = match (row.kind, &value) {
+        (Kind::Switch, Value::Bool(true)) | (Kind::Off, Value::Bool(false)) => None,
+        (Kind::Whole, Value::Number(number)) if number.is_u64() => Some(number.to_string()),
+        (Kind::Real, Value::Number(number)) => Some(number.to_string()),
+        (Kind::Text | Kind::Choice(_) | Kind::Listed(_), Value::String(text)) => Some(text.clone()),
+        (Kind::Names, Value::Array(names)) if !names.is_empty() => {
+            let plain = names.iter().map(|name| name.as_str().filter(|name| !name.contains(',')));
+            Some(plain.collect::<Option<Vec<_>>>()?.join(","))
         }
         _ => return None,
     };
     // Only what reads back to the same is said so.
-    let text =
-        given[0].split_once('=').map(|(_, text)| read::Given::Text(text.to_owned())).unwrap_or(read::Given::Bare);
-    let again = read::read(row, &text).ok()?;
+    let given = text.clone().map_or(read::Given::Bare, read::Given::Text);
+    let again = read::read(row, &given).ok()?;
     (tree::get(&again, row.path) == Some(&value)).then(|| {
         tree::take(rest, &path);
-        given
+        std::iter::once(flag).chain(text).collect()
     })
+}
+
+/// Words as a line that a shell reads back to them.
+pub fn line(words: &[String]) -> String {
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./@:=,".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
 }

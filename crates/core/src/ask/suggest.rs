@@ -210,7 +210,7 @@ impl Search<'_> {
         let process = totals.process;
         let runner = self.edited(&edit).runner;
         Some(Suggestion {
-            change: spell::words(&edit, runner).join(" "),
+            change: spell::line(&spell::words(&edit, runner)),
             cost,
             process,
             saved: self.now.process.saturating_sub(process),

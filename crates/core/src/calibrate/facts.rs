@@ -51,7 +51,7 @@ pub fn fit(runs: &[Run], start: Machine) -> (Machine, Vec<FactFit>) {
         let fit = one(&runs, fact, &machine, &learned);
         if fit.rows > 0 {
             learned.push(fact);
-            *fact.place(&mut machine) = fit.after;
+            fact.learn(&mut machine, fit.after);
         }
         fits.push(fit);
     }
@@ -67,7 +67,7 @@ pub fn fit_without(runs: &[Run], id: &str, start: Machine) -> Machine {
         let fit = one(&runs, fact, &machine, &learned);
         if fit.rows > 0 {
             learned.push(fact);
-            *fact.place(&mut machine) = fit.after;
+            fact.learn(&mut machine, fit.after);
         }
     }
     machine
@@ -76,15 +76,16 @@ pub fn fit_without(runs: &[Run], id: &str, start: Machine) -> Machine {
 /// Rows that the facts do not explain.
 pub fn strangers(runs: &[Run], machine: &Machine) -> Vec<Stranger> {
     let stranger = |run: &Run| {
-        let explained: u64 = run.parts.iter().map(|(fact, times)| fact.of(machine).saturating_mul(*times)).sum();
-        let bytes = signed(run.outside()?).saturating_sub(signed(explained));
+        let bytes = signed(run.outside()?).saturating_sub(signed(run.explained(machine)));
         (bytes.abs() > STRANGE).then(|| Stranger { id: run.id.clone(), bytes })
     };
     runs.iter().filter_map(stranger).collect()
 }
 
 fn one(runs: &[&Run], fact: Fact, machine: &Machine, learned: &[Fact]) -> FactFit {
-    let before = fact.of(&Machine::default());
+    // All runs are of one card.
+    let of = |machine: &Machine| runs.first().map_or(0, |run| run.fact(fact, machine));
+    let before = of(&Machine::default());
     // Rows in which all else is learned say most; else rows in which all else is as built in.
     let mut shown: Vec<i64> = samples(runs, fact, machine, |other| learned.contains(&other));
     let mut given = Vec::new();
@@ -99,7 +100,7 @@ fn one(runs: &[&Run], fact: Fact, machine: &Machine, learned: &[Fact]) -> FactFi
     }
     shown.sort_unstable();
     let range = shown.first().zip(shown.last()).map(|(least, most)| [*least, *most]);
-    let after = median(&shown).and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(fact.of(machine));
+    let after = median(&shown).and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(of(machine));
     FactFit { fact, before, after, rows: shown.len(), range, given, left_out: left_out(&shown) }
 }
 
@@ -118,7 +119,7 @@ fn samples(runs: &[&Run], fact: Fact, machine: &Machine, known: impl Fn(Fact) ->
             }
             // A context that was measured in the row itself is the better one.
             let own = run.context.filter(|_| *part == Fact::Context);
-            rest -= signed(own.unwrap_or_else(|| part.of(machine)).saturating_mul(*times));
+            rest -= signed(own.unwrap_or_else(|| run.fact(*part, machine)).saturating_mul(*times));
         }
         Some(rest / signed(times.max(1)))
     };

@@ -85,9 +85,19 @@ impl Run {
         self.scored.process.measured?.checked_sub(self.reserved_at_end?)
     }
 
+    /// What a fact is on the row's card in a machine.
+    pub fn fact(&self, fact: Fact, machine: &Machine) -> u64 {
+        fact.of(&Gpu { machine: *machine, ..self.plan.gpu().clone() })
+    }
+
+    /// What all facts of the row's process say it holds.
+    pub fn explained(&self, machine: &Machine) -> u64 {
+        self.parts.iter().map(|(fact, times)| self.fact(*fact, machine).saturating_mul(*times)).sum()
+    }
+
     /// The comparison with other facts; torch's own levels do not change.
     pub fn scored_with(&self, machine: &Machine) -> Scored {
-        let outside: u64 = self.parts.iter().map(|(fact, times)| fact.of(machine).saturating_mul(*times)).sum();
+        let outside = self.explained(machine);
         let mut scored = self.scored.clone();
         scored.process.predicted = scored.reserved.predicted.map(|reserved| reserved.saturating_add(outside));
         scored

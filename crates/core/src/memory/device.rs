@@ -1,6 +1,7 @@
 //! What a card decides: kernels, workspaces, scratch.
 
 use crate::plan::Gpu;
+use crate::plan::hardware::since_hopper;
 
 /// What the simulation needs to know of a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,31 +21,30 @@ pub struct Device {
 impl Device {
     /// What decides on a card; what is not known of it is taken from Hopper.
     pub fn of(gpu: &Gpu) -> Self {
+        let (multiprocessors, threads) = gpu.threads();
         Self {
-            capability: gpu.capability.unwrap_or(Self::H200.capability),
-            multiprocessors: gpu.multiprocessors.unwrap_or(Self::H200.multiprocessors),
-            threads_per_multiprocessor: gpu
-                .threads_per_multiprocessor
-                .unwrap_or(Self::H200.threads_per_multiprocessor)
-                .max(512),
+            capability: gpu.capability(),
+            multiprocessors,
+            threads_per_multiprocessor: threads.max(512),
             blas_workspace: gpu.machine.blas_workspace,
             cudnn_attention: gpu.machine.cudnn_attention,
         }
     }
 
-    /// NVIDIA H200 (and H100 SXM): the card of the recorded runs.
-    pub const H200: Self = Self {
-        capability: 90,
-        multiprocessors: 132,
-        threads_per_multiprocessor: 2048,
-        blas_workspace: None,
-        cudnn_attention: true,
-    };
+    /// The card of the recorded runs.
+    pub fn h200() -> Self {
+        Self::of(&Gpu::h200())
+    }
+
+    /// Whether SDPA can take cuDNN's kernel here.
+    pub fn has_cudnn_attention(&self) -> bool {
+        self.cudnn_attention && since_hopper(self.capability)
+    }
 
     /// What torch hands cuBLAS as workspace, per thread that multiplies: 32 MiB on Hopper and later, else 8 MiB and
     /// 128 KiB (`getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp; ledger rows of both kinds).
     pub fn blas_workspace(&self) -> u64 {
-        let by_card = if (90..120).contains(&self.capability) { 32 << 20 } else { (4096 * 2 + 16 * 8) << 10 };
+        let by_card = if since_hopper(self.capability) { 32 << 20 } else { (4096 * 2 + 16 * 8) << 10 };
         self.blas_workspace.unwrap_or(by_card)
     }
 
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn column_sums_take_what_traces_show() {
         // 512 * C * k with k = max(min(ceil(2112 / g), ceil(v / 16)), ceil(v / 256)), v = ceil(R / 4), g = ceil(C / 128).
-        let device = Device::H200;
+        let device = Device::h200();
         assert_eq!(device.reduction_scratch(2048, 1020, false), [0, 0]);
         assert_eq!(device.reduction_scratch(2048, 2048, false), [512 * 2048 * 32, 4 * 16]);
         assert_eq!(device.reduction_scratch(4096, 8192, false), [512 * 4096 * 66, 4 * 32]);

@@ -8,7 +8,7 @@
 use crate::plan::machine::Machine;
 use crate::plan::parallel::mesh::Traffic;
 
-/// What the driver hands out at once.
+/// What the driver hands out at once (`CU_MEM_ALLOC_GRANULARITY_RECOMMENDED` of `cuMemGetAllocationGranularity`).
 const UNIT: u64 = 2 << 20;
 
 /// LL's buffer: 8 lines of 16 bytes for each of 512 threads, in 8 steps.

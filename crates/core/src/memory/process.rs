@@ -2,6 +2,7 @@
 //!
 //! All of it is fact of the machine ([`Machine`]): which parts a run has is decided here, how large they are is not.
 
+use super::device::Device;
 use super::log::Log;
 use super::nccl;
 use crate::plan::machine::Machine;
@@ -70,16 +71,26 @@ impl Fact {
         }
     }
 
-    /// What it is on a machine.
-    pub fn of(self, machine: &Machine) -> u64 {
-        let mut machine = *machine;
-        *self.place(&mut machine)
+    /// What it is on a card.
+    pub fn of(self, gpu: &Gpu) -> u64 {
+        match self {
+            Self::Context => gpu.context(),
+            other => {
+                let mut machine = gpu.machine;
+                *other.place(&mut machine)
+            }
+        }
+    }
+
+    /// Writes down what it was found to be on a machine.
+    pub fn learn(self, machine: &mut Machine, bytes: u64) {
+        *self.place(machine) = bytes;
     }
 
     /// Where a machine keeps it.
-    pub fn place(self, machine: &mut Machine) -> &mut u64 {
+    fn place(self, machine: &mut Machine) -> &mut u64 {
         match self {
-            Self::Context => &mut machine.context,
+            Self::Context => machine.context.get_or_insert_default(),
             Self::KernelsTraining => &mut machine.kernels_training,
             Self::KernelsInference => &mut machine.kernels_inference,
             Self::CudnnTraining => &mut machine.cudnn_training,
@@ -91,8 +102,8 @@ impl Fact {
         }
     }
 
-    fn part(self, machine: &Machine, times: u64) -> Part {
-        Part { name: self.name(), bytes: self.of(machine).saturating_mul(times), fact: (self, times) }
+    fn part(self, gpu: &Gpu, times: u64) -> Part {
+        Part { name: self.name(), bytes: self.of(gpu).saturating_mul(times), fact: (self, times) }
     }
 }
 
@@ -102,35 +113,34 @@ pub fn parts(log: &Log, gpu: &Gpu, quantization: Option<&Quantization>, training
     let mut facts = vec![Fact::Context, pick(Fact::KernelsTraining, Fact::KernelsInference)];
     // cuDNN's kernel and flash attention keep their seeds on the card; which of the two ran follows from the card.
     let seeds = log.storages.iter().any(|storage| storage.operation == "philox");
-    let cudnn = gpu.machine.cudnn_attention && gpu.capability.is_none_or(|known| (90..120).contains(&known));
-    if seeds && cudnn {
+    if seeds && Device::of(gpu).has_cudnn_attention() {
         facts.push(pick(Fact::CudnnTraining, Fact::CudnnInference));
     }
     if quantization.is_some_and(|known| known.scheme == QuantizationScheme::Int8) {
         facts.push(Fact::Int8);
     }
-    facts.into_iter().map(|fact| fact.part(&gpu.machine, 1)).collect()
+    facts.into_iter().map(|fact| fact.part(gpu, 1)).collect()
 }
 
 /// What running on several cards adds.
-pub fn parallel_parts(parallel: &Parallel, machine: &Machine) -> Vec<Part> {
+pub fn parallel_parts(parallel: &Parallel, gpu: &Gpu) -> Vec<Part> {
     let mut parts = Vec::new();
     if parallel.has_streams() {
-        parts.push(Fact::Streams.part(machine, 1));
+        parts.push(Fact::Streams.part(gpu, 1));
     }
     if parallel.communicators > 0 {
-        parts.push(Fact::Nccl.part(machine, 1));
+        parts.push(Fact::Nccl.part(gpu, 1));
     }
     // One line for each group of the mesh, where the count is the mesh's own.
     let groups = parallel.mesh.groups();
     if parallel.communicators as usize == groups.len() {
         parts.extend(groups.into_iter().map(|group| {
-            let part = Fact::Communicator.part(machine, 1);
-            let connections = nccl::connections(group.ranks, group.traffic, machine);
+            let part = Fact::Communicator.part(gpu, 1);
+            let connections = nccl::connections(group.ranks, group.traffic, &gpu.machine);
             Part { name: group.name, bytes: part.bytes.saturating_add(connections), ..part }
         }));
     } else if parallel.communicators > 0 {
-        parts.push(Fact::Communicator.part(machine, u64::from(parallel.communicators)));
+        parts.push(Fact::Communicator.part(gpu, u64::from(parallel.communicators)));
     }
     parts
 }

@@ -147,7 +147,7 @@ fn train_at(model: &Model, plan: &TrainPlan, place: Place) -> Result<Simulation,
     }
     let mut process = process::parts(&log, &plan.gpu, plan.quantization.as_ref(), true);
     process.extend(
-        plan.parallel.iter().filter(|p| p.mesh.world() > 1).flat_map(|p| process::parallel_parts(p, &plan.gpu.machine)),
+        plan.parallel.iter().filter(|p| p.mesh.world() > 1).flat_map(|p| process::parallel_parts(p, &plan.gpu)),
     );
     // Cached blocks go back to the driver when the card is full, before a run fails.
     let others = process.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes));

@@ -6,11 +6,10 @@ use super::tensor::Tensor;
 use super::torch::Torch;
 use super::torch::stored::{StoredKernel, StoredWeight};
 use crate::dtype::DType;
-use crate::model::op::{ParameterId, Role};
+use crate::model::op::ParameterId;
 use crate::model::{Model, Program, Shape};
-use crate::plan::adapter::defaults::OUTPUT_EMBEDDINGS;
 use crate::plan::{AdapterPlan, Gpu, PlanError, Quantization, QuantizationScheme, Targets, TrainPlan};
-use crate::source::quantization::{self as source, Scheme, Weight};
+use crate::source::quantization::{self as source, Scheme};
 
 /// How a quantised checkpoint is held and run.
 #[derive(Debug, Clone)]
@@ -205,18 +204,7 @@ pub(super) fn load(
     let mut stored = BTreeMap::new();
     for &id in &program.registration {
         let parameter = &program.parameters[id.0 as usize];
-        let role = match parameter.role {
-            Role::Linear if OUTPUT_EMBEDDINGS.iter().any(|head| parameter.name == format!("{head}.weight")) => {
-                source::Role::Head
-            }
-            Role::Linear => source::Role::Linear,
-            Role::Experts { .. } => source::Role::Experts,
-            Role::Embedding => source::Role::Embedding,
-            _ => source::Role::Other,
-        };
-        let sizes = parameter.shape.sizes();
-        let weight = Weight { name: &parameter.name, shape: sizes, dtype: weights, role, transposed: false };
-        let held = quantization.stored(&weight).ok().filter(|held| held.quantized);
+        let held = quantization.stored(&parameter.weight(weights)).ok().filter(|held| held.quantized);
         parameters[id.0 as usize] = Some(match held {
             None => torch.fresh("parameter", parameter.shape, weights),
             Some(held) => {

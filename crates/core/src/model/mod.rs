@@ -12,6 +12,7 @@
 //! | [`families`] | one file per family, and the table of all |
 //! | [`facts`], [`tensor_plans`] | what libraries know of a family, which its file states |
 //! | [`inventory`] | counts: parameters, caches, active experts |
+//! | [`sized`] | a usual decoder of given sizes, where there is no config |
 
 pub mod blocks;
 pub mod config;
@@ -27,6 +28,7 @@ pub mod op;
 pub mod program;
 mod registration;
 pub mod shape;
+pub mod sized;
 pub mod task;
 pub mod tensor_plans;
 mod tensors;

@@ -14,7 +14,7 @@ pub use attention::{Attention, CacheKind, CacheUpdate, EagerStyle, Mask};
 pub use batch::{Input, Loss};
 pub use experts::{ExpertStyle, Experts};
 pub use layers::{Activation, Convolution, LinearLayout, Norm, Rotary, RotaryTable};
-pub use parameter::{Buffer, Parameter, Role};
+pub use parameter::{Buffer, OUTPUT_EMBEDDINGS, Parameter, Role, is_head};
 pub use tensors::{Binary, Cast, Reduction, Unary};
 
 use crate::dtype::DType;

@@ -4,7 +4,8 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Machine, PlanError};
+use super::PlanError;
+use super::machine::{self, Machine};
 
 /// The embedded table of cards.
 const EMBEDDED: &str = include_str!("../../data/gpus.toml");
@@ -193,7 +194,44 @@ fn plain(name: &str) -> String {
     name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
 }
 
+/// Capability, multiprocessors and their threads of an H200 and H100 SXM; what is not known of a card is taken from it.
+const HOPPER: (u32, u64, u64) = (90, 132, 2048);
+
+/// Whether a card is of the large chips since Hopper (capabilities 9, 10 and 11): torch hands cuBLAS more workspace there
+/// (`getChosenWorkspaceSize` of CublasHandlePool.cpp) and lets SDPA prefer cuDNN's kernel (`check_prefer_cudnn_attention` of
+/// sdp_utils.cpp).
+pub(crate) fn since_hopper(capability: u32) -> bool {
+    matches!(capability / 10, 9..=11)
+}
+
 impl Gpu {
+    /// Compute capability; Hopper's where it is not known.
+    pub fn capability(&self) -> u32 {
+        self.capability.unwrap_or(HOPPER.0)
+    }
+
+    /// Multiprocessors, and the threads that each can hold.
+    pub fn threads(&self) -> (u64, u64) {
+        (self.multiprocessors.unwrap_or(HOPPER.1), self.threads_per_multiprocessor.unwrap_or(HOPPER.2))
+    }
+
+    /// What the CUDA context of a process holds before its first kernel.
+    pub fn bare_context(&self) -> u64 {
+        let (multiprocessors, threads) = self.threads();
+        machine::bare_context(multiprocessors, threads)
+    }
+
+    /// What a torch process holds when its first tensor exists.
+    pub fn context(&self) -> u64 {
+        self.machine.context(self.bare_context())
+    }
+
+    /// What a torch process holds besides what it asked the driver for: context, loaded kernels and library handles.
+    pub fn unasked(&self, training: bool) -> u64 {
+        let machine = &self.machine;
+        self.context().saturating_add(if training { machine.kernels_training } else { machine.kernels_inference })
+    }
+
     /// What CUDA offers (`cudaMemGetInfo`) of the total that nvidia-smi shows for a card of NVIDIA's.
     ///
     /// Totals in vLLM's logs (truth/external/vllm_logs.json) are 0.42 to 0.49 GiB smaller on cards of 24 to 80 GiB and 0.60
@@ -213,9 +251,9 @@ impl Gpu {
             name: "H200".into(),
             vendor: "NVIDIA".into(),
             memory: 150_109_880_320,
-            capability: Some(90),
-            multiprocessors: Some(132),
-            threads_per_multiprocessor: Some(2048),
+            capability: Some(HOPPER.0),
+            multiprocessors: Some(HOPPER.1),
+            threads_per_multiprocessor: Some(HOPPER.2),
             machine: Machine::default(),
         }
     }
@@ -278,6 +316,17 @@ mod tests {
             assert!(((cards.find(name).unwrap().memory * 100) >> 30).abs_diff(total) <= 5, "{name}");
         }
         assert_eq!(cards.find("T4").unwrap().memory, 15_828_320_256);
+    }
+
+    #[test]
+    fn contexts_follow_the_card() {
+        let context = |name: &str| Gpus::embedded().find(name).unwrap();
+        // Ledger rows, and a context alone on the same card.
+        assert_eq!((Gpu::h200().context(), Gpu::h200().bare_context()), (650_969_088, 552_402_944));
+        // Readings of llama.cpp on an RTX 3090, which has loaded its kernels.
+        assert!((280..295).contains(&(context("RTX 3090").bare_context() >> 20)));
+        let learned = Machine { context: Some(7), ..Machine::default() };
+        assert_eq!(Gpu { machine: learned, ..Gpu::h200() }.context(), 7);
     }
 
     #[test]

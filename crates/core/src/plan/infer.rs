@@ -45,7 +45,8 @@ pub struct InferPlan {
 impl Default for InferPlan {
     fn default() -> Self {
         Self {
-            batch: Batch::default(),
+            // A prompt, not a sample of a data set.
+            batch: Batch { seq_len: 1024, ..Batch::default() },
             new_tokens: 128,
             stop_after: None,
             cache: CacheImplementation::Dynamic,

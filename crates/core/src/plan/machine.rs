@@ -5,13 +5,32 @@ use serde::{Deserialize, Serialize};
 
 const MIB: u64 = 1 << 20;
 
+/// The stack of a thread (`cudaLimitStackSize`): a context has one for every thread that the card can hold. On an H200
+/// each KiB takes 264 MiB, which is 132 multiprocessors of 2048 threads (`cuCtxSetLimit`, driver 580).
+const STACK: u64 = 1 << 10;
+
+/// What else a context holds, on the 132 multiprocessors of an H200 (driver 580): 526.8 MiB less the stacks. NVIDIA does not
+/// say what it is. Taken to grow with multiprocessors, an RTX 3090 (82 of them, of 1536 threads) has 286 MiB in all;
+/// readings there are 295 to 329 MiB with the kernels of llama.cpp (truth/external/llamacpp_ananke.json).
+const REST: [u64; 2] = [275_578_880, 132];
+
+/// What torch's first kernel loads with lazy loading (620.8 MiB in all rows of truth/ledger, less the bare context); with
+/// `CUDA_MODULE_LOADING=EAGER` it would be 734 MiB.
+const TORCH: u64 = 94 * MIB;
+
+/// What the CUDA context of a process holds before its first kernel.
+pub(super) fn bare_context(multiprocessors: u64, threads_per_multiprocessor: u64) -> u64 {
+    let stacks = multiprocessors.saturating_mul(threads_per_multiprocessor).saturating_mul(STACK);
+    stacks.saturating_add(multiprocessors.saturating_mul(REST[0]) / REST[1])
+}
+
 /// What a machine takes besides what is computed on it. The defaults are read off the H200 rows of truth/ledger
 /// (driver 580, torch 2.11): what the process held at the end, less what torch had reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Machine {
-    /// Driver, context and torch's own modules when the first tensor exists: 620.8 MiB in all rows.
-    pub context: u64,
+    /// Driver, context and torch's own modules when the first tensor exists; the rule for the card when absent.
+    pub context: Option<u64>,
     /// Kernels loaded lazily and library handles by the end of training steps: 750.8 MiB with the context.
     pub kernels_training: u64,
     /// The same by the end of `generate`: 686.8 MiB with the context.
@@ -27,7 +46,8 @@ pub struct Machine {
     /// NCCL's kernels, which the first communicator loads: it took 558 MiB, each further one 388 to 390 MiB, and with
     /// `NCCL_MAX_NCHANNELS=4` 198 and 28 to 30 MiB (H200, NCCL 2.28.9, one rank).
     pub nccl: u64,
-    /// One NCCL communicator: 6 MiB for each of 64 channels, and 4 MiB.
+    /// One NCCL communicator of one rank: for each of 64 channels three allocations, which the driver hands out in units
+    /// of 2 MiB (`NCCL_CUMEM_ENABLE=0`: 8 MiB), and 4 MiB. What reaches other ranks is in memory/nccl.rs.
     pub communicator: u64,
     /// Channels of a collective among several cards (`NCCL_MAX_NCHANNELS`): as logs of eight H100 on one switch show.
     pub nccl_channels: u64,
@@ -42,7 +62,7 @@ pub struct Machine {
 impl Default for Machine {
     fn default() -> Self {
         Self {
-            context: 650_969_088,
+            context: None,
             kernels_training: 130 * MIB,
             kernels_inference: 66 * MIB,
             cudnn_training: 16 * MIB,
@@ -65,8 +85,8 @@ impl Machine {
         *self == Self::default()
     }
 
-    /// What a process holds besides what it asked the driver for: context, loaded kernels and library handles.
-    pub fn unasked(&self, training: bool) -> u64 {
-        self.context.saturating_add(if training { self.kernels_training } else { self.kernels_inference })
+    /// What a torch process holds on a card whose context takes `bare` bytes, when the first tensor exists.
+    pub(super) fn context(&self, bare: u64) -> u64 {
+        self.context.unwrap_or(bare.saturating_add(TORCH))
     }
 }

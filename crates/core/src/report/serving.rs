@@ -7,7 +7,7 @@ use crate::memory::log::HostPart;
 use crate::memory::simulation::Rank;
 use crate::model::Model;
 use crate::plan::{RunPlan, ServePlan};
-use crate::serving::llama_cpp::{Buffers, CONTEXT, LlamaCppEstimate};
+use crate::serving::llama_cpp::{self, Buffers, LlamaCppEstimate};
 use crate::serving::{Budget, Served};
 
 /// An engine and its buffers.
@@ -102,14 +102,15 @@ fn job(ranks: Vec<Rank>, host: Vec<HostPart>) -> Job {
     Job { cards: ranks.iter().map(|rank| rank.cards).sum(), ranks, process, host, host_total }
 }
 
-fn totals(buffers: &Buffers) -> Totals {
+fn totals(buffers: &Buffers, context: u64) -> Totals {
     let own = buffers.total();
-    Totals { allocated: own, reserved: own, process: own.saturating_add(CONTEXT) }
+    Totals { allocated: own, reserved: own, process: own.saturating_add(context) }
 }
 
 fn buffers(report: &mut Report, estimate: &LlamaCppEstimate, plan: &ServePlan) {
     let fullest = estimate.devices.iter().max_by_key(|device| device.total()).cloned().unwrap_or_default();
-    report.totals = totals(&fullest);
+    let context = llama_cpp::context(&plan.gpu);
+    report.totals = totals(&fullest, context);
     let parts = |buffers: &Buffers| {
         [
             ("weights", buffers.model),
@@ -118,10 +119,11 @@ fn buffers(report: &mut Report, estimate: &LlamaCppEstimate, plan: &ServePlan) {
             ("output", buffers.output),
         ]
     };
-    let shown = parts(&fullest).into_iter().chain([("context", CONTEXT)]).filter(|(_, bytes)| *bytes > 0);
+    let shown = parts(&fullest).into_iter().chain([("context", context)]).filter(|(_, bytes)| *bytes > 0);
     report.breakdown = shown.map(|(name, bytes)| Component { name: name.into(), bytes }).collect();
     let ranks = estimate.devices.iter().enumerate();
-    let ranks: Vec<Rank> = ranks.map(|(index, device)| ranked(totals(device), &format!("card {index}"), 1)).collect();
+    let ranks: Vec<Rank> =
+        ranks.map(|(index, device)| ranked(totals(device, context), &format!("card {index}"), 1)).collect();
     let host = parts(&estimate.host).into_iter().filter(|(_, bytes)| *bytes > 0);
     let host: Vec<HostPart> = host.map(|(name, bytes)| HostPart { name, bytes, pinned: false }).collect();
     if ranks.len() > 1 || !host.is_empty() {

@@ -75,6 +75,13 @@ impl Share {
     }
 }
 
+/// What further ranks add to a torch process: 0.55 and 0.54 GiB outside torch on two H100 against 0.13 on one (vLLM 0.11.0,
+/// the first four rows of truth/external/vllm_logs.json). NCCL, its kernels and the engine's own reductions together, so
+/// it is another sum than a training process has (memory/process.rs).
+pub(crate) fn communication(ranks: u64) -> u64 {
+    if ranks > 1 { 424 << 20 } else { 0 }
+}
+
 /// `part` of `whole` by a fraction in thousandths.
 pub(crate) fn thousandths(whole: u64, part: u64) -> u64 {
     u64::try_from(u128::from(whole) * u128::from(part) / 1000).unwrap_or(u64::MAX)

@@ -1,9 +1,9 @@
 //! A model as an engine sees it: what each layer weighs and what it caches.
 
 use crate::dtype::{DType, Format};
-use crate::model::op::{CacheKind, CacheUpdate, Op, Parameter, Role};
+use crate::model::op::{CacheKind, CacheUpdate, Op, Parameter, Role, is_head};
 use crate::model::{Config, Inputs, Model, ModelError, ModuleKind, Step};
-use crate::source::quantization::{self, Quantization, Weight};
+use crate::source::quantization::{self, Quantization};
 
 pub use super::image::ImageEncoder;
 use super::tensors::{Division, ServedTensor, division};
@@ -40,25 +40,13 @@ impl WeightFormat {
             Self::Stored(_) if shape.len() < 2 => (vec![plain(DType::F32)], false),
             Self::Stored(format) => (vec![format.bytes(shape).unwrap_or(u64::MAX)], true),
             Self::Checkpoint(quantization, dtype) => {
-                let role = match parameter.role {
-                    Role::Linear if is_head(&parameter.name) => quantization::Role::Head,
-                    Role::Linear => quantization::Role::Linear,
-                    Role::Experts { .. } => quantization::Role::Experts,
-                    Role::Embedding => quantization::Role::Embedding,
-                    _ => quantization::Role::Other,
-                };
-                let weight = Weight { name: &parameter.name, shape, dtype: *dtype, role, transposed: false };
                 let untouched = |_| (vec![plain(*dtype)], false);
-                quantization.stored(&weight).map_or_else(untouched, |stored| {
+                quantization.stored(&parameter.weight(*dtype)).map_or_else(untouched, |stored| {
                     (stored.parts.iter().map(|part| part.bytes).collect(), stored.quantized)
                 })
             }
         }
     }
-}
-
-fn is_head(name: &str) -> bool {
-    name.contains("lm_head") || name.ends_with("output.weight")
 }
 
 /// A decoder layer.

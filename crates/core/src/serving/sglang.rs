@@ -8,10 +8,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::model::{Element, ServedModel, per_token};
-use super::{Budget, Paged, Share, thousandths};
+use super::{Budget, Paged, Share, communication, thousandths};
 use crate::dtype::DType;
 use crate::model::op::CacheKind;
-use crate::plan::machine::Machine;
+use crate::plan::Gpu;
 
 /// What SGLang is started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +31,8 @@ pub struct SglangPlan {
     pub cache_dtype: DType,
     /// What the card has, in bytes.
     pub memory: u64,
+    /// What a torch process holds on the card before it asks for memory (`Gpu::context`).
+    pub process: u64,
 }
 
 impl Default for SglangPlan {
@@ -43,6 +45,7 @@ impl Default for SglangPlan {
             graph_batch: None,
             cache_dtype: DType::BF16,
             memory: 80 << 30,
+            process: Gpu::h200().context(),
         }
     }
 }
@@ -89,9 +92,7 @@ impl SglangPlan {
     /// The budget of a model.
     pub fn budget(&self, model: &ServedModel) -> Budget {
         let ranks = self.tensor_parallel.max(1);
-        let machine = Machine::default();
-        let communicator = if ranks > 1 { machine.communicator } else { 0 };
-        let free = self.memory.saturating_sub(machine.context).saturating_sub(communicator);
+        let free = self.memory.saturating_sub(self.process).saturating_sub(communication(ranks));
         let granted = thousandths(free, self.static_thousandths.unwrap_or_else(|| self.fraction()));
         let weights = model.weights() / ranks;
         let mut parts = vec![Share::new("weights", weights)];

@@ -47,22 +47,22 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
         return Ok(Served::Buffers(Box::new(estimate)));
     }
     let cache_dtype = cache_dtype(plan, &format).map_err(one)?;
-    let (memory, context) = (plan.gpu.memory, plan.context);
+    let (memory, process, context) = (plan.gpu.memory, plan.gpu.context(), plan.context);
     let ranks = plan.tensor_parallel_size.unwrap_or(1).max(1);
     let budget = match plan.engine {
         ServingEngine::Sglang => {
             let static_thousandths = plan.gpu_memory_utilization.map(thousandths);
             let default = SglangPlan::default();
-            SglangPlan { memory, context, cache_dtype, tensor_parallel: ranks, static_thousandths, ..default }
+            SglangPlan { memory, process, context, cache_dtype, tensor_parallel: ranks, static_thousandths, ..default }
                 .budget(&served)
         }
         ServingEngine::Tgi => {
-            TgiPlan { memory, max_total_tokens: context, cache_dtype, shards: ranks, ..TgiPlan::default() }
+            TgiPlan { memory, process, max_total_tokens: context, cache_dtype, shards: ranks, ..TgiPlan::default() }
                 .budget(&served)
         }
         ServingEngine::TensorrtLlm => {
             let default = TensorRtLlmPlan::default();
-            TensorRtLlmPlan { memory, max_seq_len: context, cache_dtype, tensor_parallel: ranks, ..default }
+            TensorRtLlmPlan { memory, process, max_seq_len: context, cache_dtype, tensor_parallel: ranks, ..default }
                 .budget(&served)
         }
         _ => {
@@ -154,7 +154,8 @@ fn vllm(plan: &ServePlan, cache_dtype: DType) -> VllmPlan {
         speculative_tokens: plan.num_speculative_tokens.unwrap_or(0).min(1 << 16),
         memory: plan.gpu.memory,
         workspace: Device::of(&plan.gpu).blas_workspace(),
-        multiprocessors: plan.gpu.multiprocessors.unwrap_or(default.multiprocessors),
+        multiprocessors: plan.gpu.threads().0,
+        bare_context: plan.gpu.bare_context(),
         card: plan.gpu.name.clone(),
     }
 }

@@ -4,9 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::model::{Element, ServedModel};
-use super::{Budget, Paged, Share, thousandths};
+use super::{Budget, Paged, Share, communication, thousandths};
 use crate::dtype::DType;
-use crate::plan::machine::Machine;
+use crate::plan::Gpu;
 
 /// What the engine is built and started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,8 @@ pub struct TensorRtLlmPlan {
     pub cache_dtype: DType,
     /// What the card has, in bytes.
     pub memory: u64,
+    /// What a torch process holds on the card before it asks for memory (`Gpu::context`).
+    pub process: u64,
 }
 
 impl Default for TensorRtLlmPlan {
@@ -38,6 +40,7 @@ impl Default for TensorRtLlmPlan {
             free_thousandths: 900,
             cache_dtype: DType::BF16,
             memory: 80 << 30,
+            process: Gpu::h200().context(),
         }
     }
 }
@@ -56,8 +59,7 @@ impl TensorRtLlmPlan {
             .saturating_mul(width)
             .saturating_mul(2)
             .saturating_add(self.max_batch_size.saturating_mul(model.vocabulary).saturating_mul(4) / ranks);
-        let machine = Machine::default();
-        let context = machine.context.saturating_add(if ranks > 1 { machine.communicator } else { 0 });
+        let context = self.process.saturating_add(communication(ranks));
         let free = self.memory.saturating_sub(weights).saturating_sub(activations).saturating_sub(context);
         let kept = free - thousandths(free, self.free_thousandths);
         Paged {

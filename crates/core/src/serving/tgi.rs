@@ -4,9 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::model::{Element, ServedModel};
-use super::{Budget, Paged, Share, thousandths};
+use super::{Budget, Paged, Share, communication, thousandths};
 use crate::dtype::DType;
-use crate::plan::machine::Machine;
+use crate::plan::Gpu;
 
 /// What the launcher is started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +24,8 @@ pub struct TgiPlan {
     pub cache_dtype: DType,
     /// What the card has, in bytes.
     pub memory: u64,
+    /// What a torch process holds on the card before it asks for memory (`Gpu::context`).
+    pub process: u64,
 }
 
 impl Default for TgiPlan {
@@ -35,6 +37,7 @@ impl Default for TgiPlan {
             fraction_thousandths: 1000,
             cache_dtype: DType::F16,
             memory: 80 << 30,
+            process: Gpu::h200().context(),
         }
     }
 }
@@ -52,8 +55,7 @@ impl TgiPlan {
         let width = model.hidden.saturating_mul(3).saturating_add(model.width.saturating_mul(3) / ranks);
         let prefill = tokens.saturating_mul(width).saturating_mul(2);
         let weights = model.weights() / ranks;
-        let machine = Machine::default();
-        let context = machine.context.saturating_add(if ranks > 1 { machine.communicator } else { 0 });
+        let context = self.process.saturating_add(communication(ranks));
         let usable = thousandths(self.memory, thousandths(self.fraction_thousandths, WIGGLE_ROOM));
         let kept = self.memory.saturating_sub(usable);
         Paged {

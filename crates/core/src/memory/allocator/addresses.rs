@@ -8,7 +8,7 @@ use crate::plan::Addresses;
 
 /// Where the addresses of a card end; only their order matters.
 const TOP: u64 = 1 << 62;
-/// Keeps segments from looking adjacent.
+/// Keeps segments from looking adjacent: one segment of the small pool (`kSmallBuffer`).
 const GAP: u64 = 2 << 20;
 
 /// The addresses of a process on the card.

@@ -9,12 +9,12 @@
 use std::collections::BTreeMap;
 
 const MIB: u64 = 1 << 20;
-/// What the driver asks the kernel for is a multiple of this.
+/// What the driver asks the kernel for is a multiple of this (snapshots: docs/open-constants.md).
 const CHUNK: u64 = 32 * MIB;
 /// The gaps that context and libraries leave in their chunks, the oldest chunk first: how far below the top they begin, and
-/// how large they are. The chunks stay; all others are below.
+/// how large they are. The chunks stay; all others are below. Taken for every card (docs/open-constants.md).
 const CONTEXT_GAPS: [(u64, u64); 3] = [(22 * MIB, 22 * MIB), (512 * MIB, 414 * MIB), (518 * MIB, 6 * MIB)];
-/// Where the context ends, below the top.
+/// Where the context ends, below the top (docs/open-constants.md).
 const CONTEXT: u64 = 544 * MIB;
 
 /// The addresses of a process on the card.

@@ -55,7 +55,7 @@ pub fn ranks(model: &Model, plan: &TrainPlan) -> Result<Vec<RankSimulation>, Pla
         let log = super::simulate(architecture.clone(), plan, mesh, options, stage);
         let mut process = process::parts(&log, &plan.gpu, None, true);
         if mesh.world() > 1 {
-            process.extend(process::parallel_parts(parallel, &plan.gpu.machine));
+            process.extend(process::parallel_parts(parallel, &plan.gpu));
         }
         let others: u64 = process.iter().map(|part| part.bytes).sum();
         let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));

@@ -97,8 +97,7 @@ impl Torch {
         let dense = |mask: &Tensor| mask.shape.last() == 1 || mask.strides[mask.shape.rank().max(1) - 1] == 1;
         let refused_mask = mask.is_some_and(|mask| !dense(mask));
         let trained_mask = mask.is_some_and(Tensor::needs_grad);
-        let cudnn = self.device.cudnn_attention
-            && (90..120).contains(&capability)
+        let cudnn = self.device.has_cudnn_attention()
             && half
             && heads_fit
             && !refused_mask

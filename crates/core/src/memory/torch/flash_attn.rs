@@ -141,8 +141,8 @@ impl Torch {
     }
 }
 
-/// Head sizes as FlashAttention 2 rounds them.
-fn second_width(dim: u64) -> u64 {
+/// Head sizes as FlashAttention 2 rounds them (`head_size_rounded` of flash_api.cpp, in torch's copy too).
+pub(super) fn second_width(dim: u64) -> u64 {
     dim.next_multiple_of(if dim <= 128 { 32 } else { 64 })
 }
 

@@ -240,9 +240,9 @@ mod tests {
 
     #[test]
     fn single_tokens_are_fused_and_long_prompts_are_not() {
-        let fused = |rows| is_fused(&Device::H200, DType::BF16, [rows, 4096, 4096], 64);
+        let fused = |rows| is_fused(&Device::h200(), DType::BF16, [rows, 4096, 4096], 64);
         assert!(fused(1) && fused(4));
         assert!(!fused(16) && !fused(2048));
-        assert!(!is_fused(&Device::H200, DType::BF16, [1, 4096, 100], 64));
+        assert!(!is_fused(&Device::h200(), DType::BF16, [1, 4096, 100], 64));
     }
 }

@@ -7,6 +7,37 @@ use crate::memory::tensor::Tensor;
 use crate::model::Shape;
 use smallvec::smallvec;
 
+/// Parts of CUB's scratch are aligned to this, and the whole can be moved to such an address (`AliasTemporaries`).
+const ALIGNED: u64 = 256;
+
+/// Elements of a tile of CUB's sort of pairs of 8 bytes, as traces of an H200 show them; other cards' may differ, which
+/// makes 1 KiB of difference in some 60,000 elements.
+const SORT_TILE: u64 = 4608;
+
+/// Elements of a tile of CUB's scan of 8 bytes: 128 threads with 15 of 4 bytes (tuning_scan.cuh).
+const SCAN_TILE: u64 = 128 * 7;
+
+/// Elements of a tile of CUB's `UniqueByKey`: traces have 16 or fewer tiles for 50,000 elements and more for 100,000.
+const UNIQUE_TILE: u64 = 4096;
+
+/// CUB's scratch of a radix sort of pairs by their lowest `bits` (`InvokeOnesweep` of dispatch_radix_sort.cuh): 256
+/// counts of 8 bytes for each pass over 8 bits, 256 of 4 bytes for each tile, copies of keys and values where there is more
+/// than one pass, and the passes' counters. Lists of one tile (256 threads with 19 elements of 4 bytes) need none.
+fn radix_sort(count: u64, [key, value]: [u64; 2], bits: u32) -> u64 {
+    if count <= 256 * (19 * 4 / key.max(value).max(4)) {
+        return 1;
+    }
+    let passes = u64::from(bits.div_ceil(8)).max(1);
+    let copies = if passes > 1 { [key, value].map(|size| (size * count).next_multiple_of(ALIGNED)) } else { [0, 0] };
+    let counts = 256 * 8 * passes + 256 * 4 * count.div_ceil(SORT_TILE);
+    counts + copies[0] + copies[1] + ALIGNED + (ALIGNED - 1)
+}
+
+/// CUB's scratch of a scan: 16 bytes for each tile and for 32 before the first (`ScanTileState`), and one part more.
+fn scan(count: u64, tile: u64) -> u64 {
+    (16 * (count.div_ceil(tile) + 32)).next_multiple_of(ALIGNED) + ALIGNED + (ALIGNED - 1)
+}
+
 impl Torch {
     /// Rows of a table.
     pub fn embedding(&mut self, weight: &Tensor, ids: &Tensor) -> Tensor {
@@ -29,8 +60,8 @@ impl Torch {
     }
 
     /// The gradient of a table. Over 3072 tokens it is made by sorting: partial sums of segments of ten, or, where tokens
-    /// are many to a row, sums straight into the (fp32) table (embedding_dense_backward_cuda; traces of 3072 to 16384
-    /// tokens, tables of 2 to 30522 rows).
+    /// are many to a row, sums straight into the (fp32) table (`embedding_dense_backward_cuda`, and
+    /// `embedding_backward_cuda_kernel` of EmbeddingBackwardKernel.cu).
     pub(super) fn embedding_gradient(&mut self, tokens: u64, table: Shape, gradient: &Tensor) -> Tensor {
         const NAME: &str = "embedding_dense_backward";
         if tokens <= 3072 {
@@ -39,16 +70,16 @@ impl Torch {
         let (rows, list) = (table.size(0), 8 * tokens);
         let order = [(); 2].map(|()| self.scratch(NAME, list));
         let range = self.scratch(NAME, list);
-        drop(self.scratch(NAME, 2 * list.next_multiple_of(256) + 16895 + 1024 * tokens.div_ceil(4608)));
+        drop(self.scratch(NAME, radix_sort(tokens, [8, 8], 64)));
         drop(range);
         let result = self.fresh(NAME, table, gradient.dtype);
         let offsets = [list, 8].map(|bytes| self.scratch(NAME, bytes));
         let unique = self.scratch(NAME, list);
-        drop(self.scratch(NAME, 1279));
+        drop(self.scratch(NAME, scan(tokens, UNIQUE_TILE)));
         drop(unique);
         let segments = tokens.min(rows);
         let partials = [(); 2].map(|()| self.scratch(NAME, 8 * segments));
-        drop(self.scratch(NAME, 1279));
+        drop(self.scratch(NAME, scan(segments, SCAN_TILE)));
         let parts = tokens / 10 + segments;
         let mut sums = vec![8, 8 * parts];
         match (tokens / rows.max(1) >= 30, gradient.dtype.size()) {
@@ -70,31 +101,36 @@ impl Torch {
             return output;
         }
         let (whole, count) = (x.shape, index.elements());
+        let slice = shape.elements() / count.max(1);
         self.attach(output, &[x], move |torch, gradient| {
             let index = saved.map(|saved| saved.get(torch));
             let result = torch.fresh("new_zeros", whole, gradient.dtype);
-            torch.index_put_scratch(count);
+            torch.index_put_scratch(count, whole.elements() / slice.max(1));
             drop(index);
             smallvec![Some(result)]
         })
     }
 
-    /// `index_put_` with accumulation sorts the indices: four lists of them and the sort's own buffer.
-    fn index_put_scratch(&mut self, count: u64) {
+    /// `index_put_` with accumulation sorts the indices: four lists of them and the sort's own buffer, for as many bits as
+    /// the places have (`index_put_with_sort_kernel` of Indexing.cu).
+    fn index_put_scratch(&mut self, count: u64, places: u64) {
         const NAME: &str = "index_put_";
         let list = 8 * count;
         let linear = self.scratch(NAME, list);
         drop(self.scratch(NAME, list));
         let lists = [(); 3].map(|()| self.scratch(NAME, list));
-        drop(self.scratch(NAME, 2 * list.next_multiple_of(256) + 6655));
+        let bits = u64::BITS - places.saturating_sub(1).leading_zeros();
+        drop(self.scratch(NAME, radix_sort(count, [8, 8], bits)));
         drop((linear, lists));
     }
 
-    /// Scratch of sorting a list of integers: the places they come from and the sort's own buffer.
+    /// Scratch of sorting a list of integers: the places they come from and, over what one block of threads sorts, the
+    /// sort's own buffer (`should_use_small_sort` of Sort.cpp).
     pub fn sort_scratch(&mut self, count: u64) {
-        let list = 8 * count;
-        let places = self.scratch("sort", list);
-        drop(self.scratch("sort", 2 * list.next_multiple_of(256) + 16895 + 1024 * count.div_ceil(4608)));
+        let places = self.scratch("sort", 8 * count);
+        if count > 4096 {
+            drop(self.scratch("sort", radix_sort(count, [8, 8], 64)));
+        }
         drop(places);
     }
 
@@ -160,5 +196,20 @@ impl Torch {
             drop(index);
             smallvec![for_x, for_source]
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// torch 2.11 on an H200.
+    #[test]
+    fn sorts_take_what_traces_show() {
+        assert_eq!([4608, 4609, 100_000].map(|count| radix_sort(count, [8, 8], 64)), [91_647, 93_183, 1_639_423]);
+        assert_eq!([8, 16, 17].map(|bits| radix_sort(3000, [8, 8], bits)), [3583, 53_759, 55_807]);
+        assert_eq!(radix_sort(1000, [8, 8], 64), 1);
+        assert_eq!([9217, 20_000, 50_000, 100_000].map(|count| scan(count, SCAN_TILE)), [1279, 1535, 2047, 2815]);
+        assert_eq!([50_000, 100_000].map(|count| scan(count, UNIQUE_TILE)), [1279, 1535]);
     }
 }

@@ -26,19 +26,4 @@ fn stated(names: NameList) -> Option<NameList> {
 /// The fused parameter's name.
 pub const FUSED_NAME: &str = "gate_up_proj";
 
-/// Paths of output embeddings in transformers: what `all-linear` leaves out (`get_output_embeddings` of each model). A
-/// model without one of these has no such head.
-pub const OUTPUT_EMBEDDINGS: [&str; 12] = [
-    "lm_head",
-    "language_model.lm_head",
-    "embed_out",
-    "proj_out",
-    "head",
-    "decoder",
-    "cls.predictions.decoder",
-    "predictions.decoder",
-    "lm_head.decoder",
-    "generator_lm_head",
-    "vocab_projector",
-    "output",
-];
+pub use crate::model::op::OUTPUT_EMBEDDINGS;

@@ -51,7 +51,7 @@ pub(super) fn buffer(plan: &LlamaCppPlan, model: &ServedModel, part: &Part) -> u
         builder.graph.op(4 * outputs * model.vocabulary, &[normed]);
     }
     // Where heads are split over devices, the buffer is larger by the widest queries (truth/external/llamacpp_ananke.json
-    // rows 3, 4, 7 and 14, to the MiB); which node it is we did not find.
+    // rows 3, 4, 7 and 14, to the MiB); which node it is is open (docs/open-constants.md).
     let queries = if plan.split == Split::Tensor { builder.widest_queries(tokens) } else { 0 };
     builder.graph.buffer().saturating_add(queries)
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::model::{Element, ServedModel};
 use crate::dtype::{builtin_formats, find_format};
+use crate::plan::Gpu;
 
 /// What `llama-server` is started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -186,9 +187,14 @@ impl Buffers {
     }
 }
 
-/// What the CUDA context of a process takes beside the buffers: 295 to 329 MiB per RTX 3090 in 35 readings of
-/// truth/external/llamacpp_ananke.json.
-pub const CONTEXT: u64 = 312 << 20;
+/// What kernels and cuBLAS take beside the bare context: 9 to 43 MiB in 35 readings of an RTX 3090, whose processes held 295
+/// to 329 MiB besides their buffers (truth/external/llamacpp_ananke.json); the middle.
+const KERNELS: u64 = 26 << 20;
+
+/// What a process holds on a card beside the buffers.
+pub fn context(gpu: &Gpu) -> u64 {
+    gpu.bare_context().saturating_add(KERNELS)
+}
 
 /// Buffers by device, and the host's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
@@ -234,6 +240,9 @@ impl LlamaCppPlan {
         let mut notes = Vec::new();
         if model.multimodal {
             notes.push("the image encoder (mmproj) is a model of its own and not counted".into());
+        }
+        if self.split == Split::Tensor {
+            notes.push("--split-mode tensor: part of the compute buffers is read off four recorded runs".into());
         }
         if matches!(self.build, Build::Ik { mla: 1.. }) {
             notes.push("compute buffers of ik_llama.cpp's -mla modes are not modelled".into());

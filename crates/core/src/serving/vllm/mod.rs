@@ -14,8 +14,9 @@ pub use rules::{RULES, Rules, rules};
 use serde::{Deserialize, Serialize};
 
 use super::model::{Element, ServedModel};
-use super::{Budget, Share, thousandths};
+use super::{Budget, Share, communication, thousandths};
 use crate::dtype::DType;
+use crate::plan::Gpu;
 
 /// What vLLM is started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,8 +56,10 @@ pub struct VllmPlan {
     pub memory: u64,
     /// cuBLAS's workspace: 32 MiB on Hopper, 8.125 MiB before it.
     pub workspace: u64,
-    /// Multiprocessors of the card, which decide what its context holds.
+    /// Multiprocessors of the card.
     pub multiprocessors: u64,
+    /// What a CUDA context takes on the card (`Gpu::bare_context`).
+    pub bare_context: u64,
     /// The card's name: an A100 gets the defaults of small cards whatever its memory.
     pub card: String,
 }
@@ -81,7 +84,8 @@ impl Default for VllmPlan {
             speculative_tokens: 0,
             memory: 80 << 30,
             workspace: 32 << 20,
-            multiprocessors: 132,
+            multiprocessors: Gpu::h200().threads().0,
+            bare_context: Gpu::h200().bare_context(),
             card: String::new(),
         }
     }
@@ -160,6 +164,9 @@ impl VllmPlan {
         budget.granted = granted;
         budget.missing = held.saturating_sub(granted);
         budget.parts = parts;
+        if rules.graphs_in_budget && !self.enforce_eager {
+            budget.notes.push("CUDA graphs: 400 MiB is a guess, logs show 100 to 600".into());
+        }
         match (model.multimodal, model.image_encoder) {
             (true, None) => {
                 budget.notes.push("the profile run of the image or audio encoder is not counted".into());
@@ -221,8 +228,8 @@ impl VllmPlan {
     }
 
     fn outside_torch(&self, rules: &Rules, tensor: u64) -> u64 {
-        let context = if rules.context_counted { rules::CONTEXT } else { 0 };
-        let alone = self.multiprocessors.saturating_mul(rules::OUTSIDE_TORCH + context);
-        alone.saturating_add(if tensor > 1 { rules::COMMUNICATION } else { 0 })
+        let context = if rules.context_counted { self.bare_context } else { 0 };
+        let kernels = self.multiprocessors.saturating_mul(rules::OUTSIDE_TORCH);
+        kernels.saturating_add(context).saturating_add(communication(tensor))
     }
 }

@@ -1,6 +1,6 @@
 //! The profile run: a full batch through the model, then the sampler on all sequences; its peak is set aside.
 
-use super::rules::{Rules, SORTED, SORTED_FEW, UNSORTED};
+use super::rules::Rules;
 use super::{VllmPlan, encoder};
 use crate::model::op::{CacheKind, CacheUpdate};
 use crate::serving::model::ServedModel;
@@ -11,6 +11,20 @@ const EXPERT_CHUNK: u64 = 32 << 10;
 /// Tokens of latent attention's workspace at most, and what it is asked to hold
 /// (`determine_chunked_prefill_workspace_size` of vllm/v1/attention/backends/mla/common.py, v0.11.0).
 const LATENT_WORKSPACE: u64 = 64 << 10;
+
+/// Bytes of a logit when the profile run samples: in 16 bits and in fp32 (`_dummy_sampler_run` of gpu_model_runner.py).
+const LOGIT: u64 = 2 + 4;
+/// What sorting gives: values and indices.
+const SORTED: u64 = 4 + 8;
+/// What sorting takes (`sort_stable_kernel` of torch's Sort.cu; traces of torch 2.11): indices in another order, and CUB's copies
+/// of values and indices.
+const SORTING: u64 = 8 + 12;
+/// With fewer than 128 rows all are sorted at once and then by their rows: two lists of indices, one of rows, CUB's copies.
+const SORTING_ROWS: u64 = 8 + 8 + 4 + 12;
+/// Logits for each of which CUB then has 1 KiB of counts (384 threads with 14 each, in the same traces).
+const SORT_TILE: u64 = 384 * 14;
+/// Without sorting: probabilities and the noise they are divided by.
+const SAMPLING: u64 = 4 + 4;
 
 /// The batch that is profiled.
 #[derive(Debug, Clone, Copy)]
@@ -85,12 +99,12 @@ fn sampler(model: &ServedModel, rules: &Rules, batch: Batch) -> u64 {
         let logits = batch.tokens.saturating_mul(model.vocabulary).saturating_mul(6);
         return two(batch.tokens, model.hidden).saturating_add(logits);
     }
-    let per_logit = match (rules.sampler_sorts || rows < 8, rows) {
-        (true, 128..) => SORTED,
-        (true, _) => SORTED_FEW,
-        (false, _) => UNSORTED,
-    };
-    let logits = rows.saturating_mul(model.vocabulary).saturating_mul(per_logit);
+    let count = rows.saturating_mul(model.vocabulary);
+    let logits = count.saturating_mul(LOGIT).saturating_add(match (rules.sampler_sorts || rows < 8, rows) {
+        (true, 2..128) => count.saturating_mul(SORTED + SORTING_ROWS).saturating_add(count.div_ceil(SORT_TILE) << 10),
+        (true, _) => count.saturating_mul(SORTED + SORTING),
+        (false, _) => count.saturating_mul(SAMPLING),
+    });
     // Hidden states of the batch; those that are sampled, and noise of the same size in their stead.
     two(batch.tokens, model.hidden).saturating_add(two(rows.saturating_mul(2), model.hidden)).saturating_add(logits)
 }

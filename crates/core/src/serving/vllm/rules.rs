@@ -175,24 +175,13 @@ pub const RULES: &[Rules] = &[
     V0_8_4, V0_8_0, V0_6_6, V0_6_5, OLDEST,
 ];
 
-/// Bytes per logit at the peak of the profile run's sampler: logits in 16 bits and in fp32, then `sort` (values and
-/// indices, and 20 bytes of its own; 33 with fewer than 128 rows), as the same operations take on torch 2.11.
-pub(super) const SORTED: u64 = 38;
-/// The same with fewer than 128 sequences.
-pub(super) const SORTED_FEW: u64 = 51;
-/// Without sorting: logits twice, probabilities and the noise they are divided by.
-pub(super) const UNSORTED: u64 = 14;
-
-/// What a process holds outside torch when profiled, per multiprocessor of the card: 0.13 GiB on an H100 (132 of them),
-/// 0.09 on an A100 (108), 0.03 on a T4 (40) in truth/external/vllm_logs.json.
+/// What kernels loaded lazily take by the time of the profile run, per multiprocessor of the card: 0.13 GiB on an H100 (132 of
+/// them), 0.09 on an A100 (108), 0.03 on a T4 (40) in truth/external/vllm_logs.json. That it grows with multiprocessors is
+/// no cause: code differs from card to card (docs/open-constants.md).
 pub(super) const OUTSIDE_TORCH: u64 = 1 << 20;
-/// What the CUDA context takes per multiprocessor beside it: 0.35 GiB in all on an RTX 3090 (82 of them; log of 0.6.4 in
-/// truth/external/vllm_logs.json), 621 MiB on an H200 (132; truth/ledger).
-pub(super) const CONTEXT: u64 = 7 << 19;
-/// Each further rank's share of communication buffers.
-pub(super) const COMMUNICATION: u64 = 424 << 20;
 
-/// Graphs captured by default: 0.1 to 0.6 GiB in logs; the mean of those between 0.5 and 8 billion parameters.
+/// Graphs captured by default: 0.1 to 0.6 GiB in truth/external/vllm_logs.json, the mean of those between 0.5 and 8 billion
+/// parameters. A guess, which the answer's notes say (docs/open-constants.md).
 pub(super) const GRAPHS: u64 = 400 << 20;
 
 /// The rules of a version such as `0.11.0`; the newest where it cannot be read. `0.8.5 V0` and `0.7.3 V1` name the

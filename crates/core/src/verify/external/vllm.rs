@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 
 use super::{ExternalRow, number};
 use crate::dtype::DType;
+use crate::memory::device::Device;
 use crate::model::Model;
+use crate::plan::{Gpu, Gpus};
 use crate::serving::vllm::{Draft, Speculation, VllmPlan, rules};
 use crate::serving::{ServedModel, WeightFormat};
 
@@ -84,10 +86,8 @@ fn plan(row: &Value) -> VllmPlan {
         other => other.to_owned(),
     };
     let card = row["gpu"].as_str().unwrap_or_default();
-    let multiprocessors = [("H100", 132), ("H200", 132), ("A100", 108), ("3090", 82), ("4090", 128), ("T4", 40)];
-    let multiprocessors = multiprocessors.into_iter();
-    let multiprocessors = multiprocessors.filter(|(name, _)| card.contains(name)).map(|(_, count)| count).next();
-    let hopper = card.contains("H100") || card.contains("H200");
+    let memory = (gibibytes * 1_073_741_824.0) as u64;
+    let gpu = card_of(card, memory);
     let default = VllmPlan::default();
     VllmPlan {
         version,
@@ -100,10 +100,19 @@ fn plan(row: &Value) -> VllmPlan {
         cache_dtype: if cache.starts_with("fp8") { DType::F8E4M3 } else { DType::BF16 },
         lora: (row["enable_lora"] == true).then(|| [1, one("max_lora_rank").unwrap_or(16)]),
         prefix_caching: row["prefix_caching"] == true,
-        memory: (gibibytes * 1_073_741_824.0) as u64,
+        memory,
         card: card.to_owned(),
-        multiprocessors: multiprocessors.unwrap_or(80),
-        workspace: if hopper { 32 << 20 } else { 8519680 },
+        multiprocessors: gpu.threads().0,
+        bare_context: gpu.bare_context(),
+        workspace: Device::of(&gpu).blas_workspace(),
         ..default
     }
+}
+
+/// The card of a log; where it says only how much memory there is, one of that size.
+fn card_of(name: &str, memory: u64) -> Gpu {
+    let cards = Gpus::embedded();
+    let nvidia = || cards.all().filter(|card| card.capability.is_some());
+    let nearest = || nvidia().min_by_key(|card| card.memory.abs_diff(memory)).unwrap_or_else(Gpu::h200);
+    cards.called(name, None).unwrap_or_else(nearest)
 }
