@@ -13,6 +13,7 @@
 //! | [`device`] | what the card decides |
 //! | [`process`], [`nccl`] | what the process holds besides |
 //! | [`sharding`] | one card of many |
+//! | [`schedule`] | what a rank of a pipeline does in which order |
 //! | [`megatron`] | one rank of Megatron-Core |
 //! | [`train`], [`infer`], [`simulation`] | the training loop, `generate`, and one call for all of it |
 
@@ -31,6 +32,7 @@ mod outliers;
 pub mod process;
 mod repeat;
 pub mod saved;
+pub mod schedule;
 pub mod sharding;
 pub mod simulation;
 mod stored;

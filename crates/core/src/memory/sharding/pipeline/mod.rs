@@ -3,12 +3,10 @@
 //! Follows torch/distributed/pipelining/{stage,schedules}.py of torch 2.11. What is sent is freed when nothing holds it any
 //! more; NCCL may hold it until the send is over.
 
-mod schedule;
 mod stages;
 
 use std::rc::Rc;
 
-use self::schedule::Action;
 use self::stages::{Cut, Stack};
 use super::{Loaded, Staged, Wrapped, alone, finish, fsdp2};
 use crate::dtype::DType;
@@ -17,6 +15,7 @@ use crate::memory::log::{Category, Event, Log};
 use crate::memory::lower::tensor_parallel::Split;
 use crate::memory::lower::{Runner, Settings};
 use crate::memory::optimizer::{Optimizer, Trained};
+use crate::memory::schedule::{Action, PipelineRank};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::{tensor_parallel, train};
@@ -27,7 +26,6 @@ use crate::plan::{PlanError, TrainPlan};
 
 /// A stage that is loaded.
 struct Stage {
-    index: u64,
     cut: Cut,
     runner: Rc<Runner>,
     loss: Option<Rc<Runner>>,
@@ -52,22 +50,22 @@ pub(super) fn simulate(
     let (pp, micro) = (parallel.mesh.pp, u64::from(plan.gradient_accumulation.max(1)));
     let stack = Stack::of(program)?;
     let ranges = options.pipeline.split(stack.len(), pp)?;
+    let own = options.pipeline.stages_of(rank, pp);
     let cuts =
-        options.pipeline.stages_of(rank, pp).into_iter().map(|index| Ok((index, stack.cut(&ranges[index as usize])?)));
-    let cuts: Vec<(u64, Cut)> = cuts.collect::<Result<_, PlanError>>()?;
+        own.into_iter().map(|index| stack.cut(&ranges[index as usize])).collect::<Result<Vec<Cut>, PlanError>>()?;
     let ways = split.as_ref().filter(|split| split.sequence).map_or(1, |split| split.ways);
     let mut settings = train::settings(plan);
     settings.weights = parallel.compute_type().unwrap_or(settings.weights);
     let mut loaded = Vec::new();
-    for (index, cut) in cuts {
+    for cut in cuts {
         let wrapped = load(&mut torch, &cut.program, (plan, parallel, options), split.clone());
-        loaded.push((index, cut, wrapped));
+        loaded.push((cut, wrapped));
     }
     let positions = parallel.mesh.cp > 1 || options.tensor.form == TensorForm::Torchtitan;
     let inputs = batch(&mut torch, program, (micro, parallel.mesh.cp), positions);
     let mut trained = Vec::new();
     let mut stages = Vec::new();
-    for (index, cut, Wrapped { loaded: Loaded { parameters, trained: own, wrapped }, engine, .. }) in loaded {
+    for (cut, Wrapped { loaded: Loaded { parameters, trained: own, wrapped }, engine, .. }) in loaded {
         trained.extend(own);
         let wrapped = Rc::new(wrapped);
         let bind = |program: &Program, parameters: Vec<Tensor>| {
@@ -78,11 +76,12 @@ pub(super) fn simulate(
         let Some(engine) = engine.staged() else { continue };
         engine.be_stage(stages.len() as u8);
         let (received, gradients, outputs, losses) = Default::default();
-        stages.push(Stage { index, cut, runner, loss, engine, received, gradients, outputs, losses });
+        stages.push(Stage { cut, runner, loss, engine, received, gradients, outputs, losses });
     }
     drop(inputs);
+    let place = PipelineRank { rank, ranks: pp, chunks: options.pipeline.per_rank(), micro_batches: micro };
     let rank = Rank {
-        actions: schedule::actions(&options.pipeline, rank, pp, micro),
+        actions: place.torch(options.pipeline.schedule)?,
         schedule: options.pipeline.schedule,
         micro,
         ways,
@@ -244,14 +243,9 @@ impl Rank {
         let (mut output, mut sent): (Option<Tensor>, Option<Tensor>) = (None, None);
         let (single, keeps_sent) = (self.schedule.is_single(), self.schedule == Schedule::OneForwardOneBackward);
         for &action in &self.actions {
-            let (Action::Forward(index, _)
-            | Action::Backward(index, _)
-            | Action::Gather(index)
-            | Action::Scatter(index)
-            | Action::Reduce(index)) = action;
-            let Some(stage) = self.stages.iter_mut().find(|stage| stage.index == index) else { continue };
+            let stage = &mut self.stages[action.chunk()];
             match action {
-                Action::Forward(_, micro) => {
+                Action::Forward { micro, .. } => {
                     if !single {
                         stage.engine.wait_for_all(torch);
                     }
@@ -266,7 +260,7 @@ impl Rank {
                         output = made;
                     }
                 }
-                Action::Backward(_, micro) => {
+                Action::Backward { micro, .. } => {
                     if !single {
                         stage.engine.wait_for_all(torch);
                     }
@@ -279,6 +273,8 @@ impl Rank {
                 Action::Gather(_) => stage.engine.gather_all(torch),
                 Action::Scatter(_) => stage.engine.scatter_all(),
                 Action::Reduce(_) => stage.engine.reduce(torch),
+                // No schedule of torch's that is modelled runs a backward pass in two halves.
+                Action::BackwardOfInputs { .. } | Action::Weights { .. } => {}
             }
         }
         drop((output, sent));
