@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::log::{Event, Log};
+use vramcast_core::memory::phase::Work;
 use vramcast_core::memory::sharding::shares::{self, Share};
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
@@ -108,7 +109,7 @@ fn spread(engine: Engine, world: u64) -> Parallel {
 
 /// Bytes asked for that are alive when the last forward pass begins.
 fn persistent(log: &Log) -> u64 {
-    let last = log.phases.iter().rposition(|name| name.ends_with(".fwd")).expect("a forward pass") as u32;
+    let last = log.phases.iter().rposition(|phase| phase.work == Work::Forward).expect("a forward pass") as u32;
     let mut alive = 0;
     for event in &log.events {
         match *event {
@@ -168,7 +169,7 @@ fn every_engine_frees_what_it_gathers() {
             .phases
             .iter()
             .zip(&run.replay.phases)
-            .filter(|(name, _)| name.ends_with(".fwd"))
+            .filter(|(phase, _)| phase.work == Work::Forward)
             .map(|(_, phase)| phase.before)
             .collect();
         // From the second step on, every step begins with the same.

@@ -100,10 +100,7 @@ impl Fact {
 pub fn parts(log: &Log, gpu: &Gpu, quantization: Option<&Quantization>, training: bool) -> Vec<Part> {
     let pick = |train: Fact, infer: Fact| if training { train } else { infer };
     let mut facts = vec![Fact::Context, pick(Fact::KernelsTraining, Fact::KernelsInference)];
-    // cuDNN's kernel and flash attention keep their seeds on the card; which of the two ran follows from the card.
-    let seeds = log.storages.iter().any(|storage| storage.operation == "philox");
-    let cudnn = gpu.machine.cudnn_attention && gpu.capability.is_none_or(|known| (90..120).contains(&known));
-    if seeds && cudnn {
+    if log.ran_cudnn {
         facts.push(pick(Fact::CudnnTraining, Fact::CudnnInference));
     }
     if quantization.is_some_and(|known| known.scheme == QuantizationScheme::Int8) {
