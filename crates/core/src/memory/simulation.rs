@@ -135,8 +135,9 @@ fn train_at(
     check_loss(plan, &program)?;
     let layout = plan.layout(model_type, &program)?;
     let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
+    let spread = spread.filter(|spread| spread.is_needed());
     let changes = Changes { layout: layout.as_ref(), liger, base: found.stored(), split };
-    let log = train::simulate(&program, plan, changes, (spread.filter(|spread| spread.is_needed()), place))?;
+    let log = train::simulate(&program, plan, changes, (spread, place))?;
     if let Some(why) = &log.refused {
         return Err(PlanError::Conflict { what: why.clone(), hint: "leave the choice to torch".into() });
     }
@@ -149,6 +150,7 @@ fn train_at(
     let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
     let mut notes = found.notes;
     notes.extend(crate::plan::parallel::tensor::note(plan));
+    notes.extend(spread.and_then(|spread| spread.note(plan)));
     Ok(Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() })
 }
 

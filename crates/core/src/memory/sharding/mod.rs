@@ -93,6 +93,21 @@ impl<'a> Spread<'a> {
         }
     }
 
+    /// What a report should say about options that the engine cannot honour.
+    pub(super) fn note(self, plan: &TrainPlan) -> Option<String> {
+        let flat = match self.by {
+            By::Deepspeed(_) => true,
+            By::Fsdp1(options) => options.flat_params,
+            By::Ddp(_) | By::Fsdp2(_) | By::Tp => false,
+        };
+        let kind = plan.optimizer.kind;
+        // It looks for the weights of modules among what it steps on (`check_overrides` of bitsandbytes/optim/optimizer.py).
+        (flat && plan.optimizer.wide_embeddings && kind.in_32_bits() != kind).then(|| {
+            let engine = self.parallel.engine.name();
+            format!("wide states of embeddings: {engine} steps flat buffers, where bitsandbytes finds no embeddings; all states are in 8 bits")
+        })
+    }
+
     /// The cards that attention goes round over.
     pub(super) fn ring(self, place: Place) -> Option<Ring> {
         let (By::Fsdp2(options), cp) = (self.by, self.parallel.mesh.cp) else { return None };
