@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::device::Device;
+use vramcast_core::memory::phase::{Phase, Work};
 use vramcast_core::memory::tensor::Tensor;
 use vramcast_core::memory::torch::Torch;
 use vramcast_core::memory::{allocator, autograd};
@@ -135,7 +136,7 @@ fn turns(
         leaves.push(leaf);
     }
     for turn in 0..3 {
-        torch.log.borrow_mut().phase(turn.to_string());
+        torch.log.borrow_mut().phase(Phase::pass(turn, 0, Work::Forward));
         let output = operator(&mut torch, &input, &tensors);
         // Scripts time backward passes first, in the same process: its thread keeps a workspace of its own.
         if backward || turn == 0 {

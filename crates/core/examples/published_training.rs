@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use vramcast_core::dtype::DType;
+use vramcast_core::memory::phase::{Phase, Work};
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::adapter::OtherAdapter;
@@ -278,7 +279,8 @@ fn litgpt(row: &Value) -> Outcome {
     }
     let steps = run.log.phases.iter().zip(&run.replay.phases);
     // The first step alone where the longest sample is there alone.
-    let of_first = steps.filter(|(name, _)| hub || method == "inference" || name.starts_with("0.0."));
+    let of_first =
+        steps.filter(|(name, _)| hub || method == "inference" || (name.step, name.micro) == (Some(0), Some(0)));
     let ours = of_first.map(|(_, phase)| phase.peak).max().unwrap_or(0);
     let published = row["published_gb"].as_f64().ok_or("no figure")?;
     Ok(vec![Row { name, published, ours: ours as f64 / GB, unit: "GB" }])
@@ -322,7 +324,12 @@ fn peft(row: &Value) -> Outcome {
         || run.program.parameters.iter().map(|parameter| parameter.shape.elements()).sum(),
         |layout| layout.trainable(),
     );
-    let after = run.log.phases.iter().position(|name| name == "1.opt").map_or(0, |at| run.replay.phases[at].after);
+    let after = run
+        .log
+        .phases
+        .iter()
+        .position(|phase| *phase == Phase::of_step(1, Work::Optimizer))
+        .map_or(0, |at| run.replay.phases[at].after);
     let after = after + MEAN_TOKENS * 128_256 * 2;
     let gib = |key: &str| row[key].as_f64().unwrap_or(0.0) / GIB;
     let figure = |what: &str, published, ours, unit| Row {

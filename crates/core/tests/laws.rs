@@ -10,6 +10,7 @@ use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::log::{Category, Event, Log, StorageInfo};
+use vramcast_core::memory::phase::Work;
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::adapter::Targets;
@@ -110,7 +111,7 @@ fn step_ends(log: &Log) -> Vec<usize> {
     let mut zeroing = false;
     for (index, event) in log.events.iter().enumerate() {
         match event {
-            Event::Phase(id) => zeroing = log.phases[*id as usize].ends_with(".zero"),
+            Event::Phase(id) => zeroing = log.phases[*id as usize].work == Work::Zero,
             Event::PhaseEnd if zeroing => ends.push(index + 1),
             _ => {}
         }

@@ -179,7 +179,7 @@ fn partitioned_activations_are_shared() {
         let options = Megatron { recompute: Recompute::Uniform(1), partition_activations, ..with_zero(1) };
         let ranks = run(&dense(), mesh, options);
         let simulation = &ranks[0].simulation;
-        let at = simulation.log.phases.iter().position(|name| name == "1.0.fwd").unwrap();
+        let at = simulation.log.phases.iter().position(|phase| phase.to_string() == "1.0.fwd").unwrap();
         simulation.replay.phases[at].after
     };
     let (whole, parts) = (kept(false), kept(true));

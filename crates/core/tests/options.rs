@@ -201,7 +201,7 @@ fn losses_that_take_the_head_along_make_fewer_logits() {
 #[test]
 fn a_loss_that_is_kept_holds_the_last_logits_and_graph() {
     let named = |simulation: &Simulation, name: &str| {
-        let at = simulation.log.phases.iter().position(|phase| phase == name).unwrap();
+        let at = simulation.log.phases.iter().position(|phase| phase.to_string() == name).unwrap();
         simulation.replay.phases[at]
     };
     let (deleted, kept) = (run(&plan()), run(&TrainPlan { keep_loss: true, ..plan() }));

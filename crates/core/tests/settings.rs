@@ -178,7 +178,8 @@ fn every_place_of_a_plan_has_a_row() {
         let task = if scope == Scope::TRAIN { Task::Train } else { Task::Infer };
         let request = Asked { task, named: named(words), ..Asked::default() }.request().unwrap();
         let cards = Gpus::embedded;
-        let around = Surroundings { name: "m", cards: &cards, card: None, allocator: None, stored: None, lenient: false };
+        let around =
+            Surroundings { name: "m", cards: &cards, card: None, allocator: None, stored: None, lenient: false };
         let settled = ask::resolve(&decoder(), &request, &around).unwrap();
         let told = settled.origins.iter().filter(|origin| origin.from == "off unless asked for").count();
         assert!(settled.origins.len() > 20 || task == Task::Infer, "{words}");

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::log::{Event, Log};
+use vramcast_core::memory::phase::Work;
 use vramcast_core::memory::sharding::shares::{self, Share};
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
@@ -108,7 +109,7 @@ fn spread(engine: Engine, world: u64) -> Parallel {
 
 /// Bytes asked for that are alive when the last forward pass begins.
 fn persistent(log: &Log) -> u64 {
-    let last = log.phases.iter().rposition(|name| name.ends_with(".fwd")).expect("a forward pass") as u32;
+    let last = log.phases.iter().rposition(|phase| phase.work == Work::Forward).expect("a forward pass") as u32;
     let mut alive = 0;
     for event in &log.events {
         match *event {
@@ -168,7 +169,7 @@ fn every_engine_frees_what_it_gathers() {
             .phases
             .iter()
             .zip(&run.replay.phases)
-            .filter(|(name, _)| name.ends_with(".fwd"))
+            .filter(|(phase, _)| phase.work == Work::Forward)
             .map(|(_, phase)| phase.before)
             .collect();
         // From the second step on, every step begins with the same.
@@ -279,7 +280,7 @@ fn offloaded_partitions_are_one_copy() {
 fn held(zero: ZeroConfig, grad_accum_dtype: Option<DType>) -> (u64, u64, u64) {
     let parallel = spread(Engine::Deepspeed(DeepSpeed { zero, grad_accum_dtype }), 8);
     let run = simulation::train(&model(), &plan(Some(parallel))).expect("it runs");
-    let at = run.log.phases.iter().position(|name| name == "2.0.fwd").expect("a third step");
+    let at = run.log.phases.iter().position(|phase| phase.to_string() == "2.0.fwd").expect("a third step");
     (run.replay.phases[at].before, run.replay.phases[at].after, run.replay.peak_allocated())
 }
 
@@ -354,7 +355,7 @@ fn gradients_that_are_not_reduced_stay_whole() {
         parallel.no_sync = no_sync;
         let plan = TrainPlan { gradient_accumulation: 2, ..plan(Some(parallel)) };
         let run = simulation::train(&model(), &plan).expect("it runs");
-        let at = run.log.phases.iter().position(|name| name == "1.1.fwd").expect("a second micro-batch");
+        let at = run.log.phases.iter().position(|phase| phase.to_string() == "1.1.fwd").expect("a second micro-batch");
         run.replay.phases[at].before
     };
     assert!(run(true) > run(false));

@@ -55,7 +55,8 @@ fn on_cpu(row: &Value) -> Vec<(&'static str, Measure)> {
         .flatten()
         .rfind(|phase| phase["phase"].as_str().is_some_and(|name| name.ends_with(".zero")));
     if let Some(last) = last {
-        let place = log.phases.iter().position(|name| last["phase"] == name.as_str());
+        let known = last["phase"].as_str().and_then(|name| name.parse().ok());
+        let place = log.phases.iter().position(|phase| Some(*phase) == known);
         let after = place.and_then(|place| simulation.replay.phases.get(place)).map(|phase| phase.after);
         let predicted = after.map(|bytes| bytes.saturating_sub(workspaces));
         list.push(("bytes between steps", Measure { predicted, measured: last["after"].as_u64() }));

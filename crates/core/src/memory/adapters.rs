@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::log::{Category, Event};
 use super::lower::{LoraWeights, Wrapped};
-use super::optimizer::Trained;
+use super::optimizer::{Sorted, Trained};
 use super::other_adapters;
 use super::outliers;
 use super::stored;
@@ -104,11 +104,12 @@ pub(super) fn load_own(torch: &mut Torch, program: &Program, plan: &TrainPlan) -
             loaded.parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
         }
     });
+    let sorted = Sorted::by(plan.optimizer, program);
     for id in &program.registration {
         if !plan.is_frozen(&program.parameters[id.0 as usize]) {
             let (tensor, leaf) = torch.leaf(loaded.parameters[id.0 as usize].clone());
             loaded.parameters[id.0 as usize] = tensor.clone();
-            loaded.trained.push(Trained { tensor, leaf });
+            loaded.trained.push(Trained { tensor, leaf, apart: sorted.apart(*id) });
         }
     }
     loaded
@@ -256,7 +257,7 @@ fn adapt(
     }
     let train = |torch: &mut Torch, tensor: Tensor, trained: &mut Vec<Trained>| {
         let (tensor, leaf) = torch.leaf(tensor);
-        trained.push(Trained { tensor: tensor.clone(), leaf });
+        trained.push(Trained::new(tensor.clone(), leaf));
         tensor
     };
     for (adapted, (quantised, tensors)) in adapted.into_iter().zip(first) {

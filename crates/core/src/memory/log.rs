@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use super::phase::Phase;
 use crate::dtype::DType;
 use crate::model::Shape;
 
@@ -99,12 +100,14 @@ pub struct Log {
     pub events: Vec<Event>,
     /// Every storage that ever lived.
     pub storages: Vec<StorageInfo>,
-    /// Names of phases.
-    pub phases: Vec<String>,
+    /// The phases, in order.
+    pub phases: Vec<Phase>,
     /// What engines keep in the host's memory instead of the card's, for the whole run.
     pub host_parts: Vec<HostPart>,
     /// What tensors hold in pinned host memory.
     pub host: HostBytes,
+    /// Whether cuDNN's attention ran.
+    pub ran_cudnn: bool,
     /// Why the run would have stopped, where it cannot run as asked.
     pub refused: Option<String>,
     /// Who is running now: stamped on new storages.
@@ -291,9 +294,9 @@ impl Log {
     }
 
     /// Begins a phase.
-    pub fn phase(&mut self, name: String) {
+    pub fn phase(&mut self, phase: Phase) {
         let index = self.phases.len() as u32;
-        self.phases.push(name);
+        self.phases.push(phase);
         self.events.push(Event::Phase(index));
     }
 

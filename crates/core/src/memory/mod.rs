@@ -2,7 +2,7 @@
 //!
 //! | module | what is in it |
 //! |---|---|
-//! | [`log`] | storages and the events of their lives |
+//! | [`log`], [`phase`] | storages and the events of their lives, and the phases these lie in |
 //! | [`tensor`], [`autograd`] | shape-only tensors, the graph, the backward walk |
 //! | [`saved`] | what is kept for backward: held, recomputed, or on the host |
 //! | [`torch`] | the operations of torch on them |
@@ -13,14 +13,18 @@
 //! | [`device`] | what the card decides |
 //! | [`process`], [`nccl`] | what the process holds besides |
 //! | [`sharding`] | one card of many |
+//! | [`schedule`] | what a rank of a pipeline does in which order |
 //! | [`megatron`] | one rank of Megatron-Core |
-//! | [`train`], [`infer`], [`simulation`] | the training loop, `generate`, and one call for all of it |
+//! | `load`, [`train`], `engine` | what is loaded, the training loop, and what it asks of engines |
+//! | [`infer`], [`simulation`] | `generate`, and one call for all of it |
 
 mod adapters;
 pub mod allocator;
 pub mod autograd;
 pub mod device;
+mod engine;
 pub mod infer;
+mod load;
 pub mod log;
 pub mod lower;
 pub mod megatron;
@@ -28,9 +32,11 @@ pub mod nccl;
 pub mod optimizer;
 mod other_adapters;
 mod outliers;
+pub mod phase;
 pub mod process;
 mod repeat;
 pub mod saved;
+pub mod schedule;
 pub mod sharding;
 pub mod simulation;
 mod stored;

@@ -31,7 +31,7 @@ pub(super) fn adapt(
     let mut train = |torch: &mut Torch, shape: Shape, name: &'static str| {
         let fresh = torch.fresh(name, shape, wanted);
         let (tensor, leaf) = torch.leaf(fresh);
-        trained.push(Trained { tensor: tensor.clone(), leaf });
+        trained.push(Trained::new(tensor.clone(), leaf));
         tensor
     };
     for adapted in &layout.adapted {

@@ -2,7 +2,6 @@
 //!
 //! All of it is fact of the machine ([`Machine`]): which parts a run has is decided here, how large they are is not.
 
-use super::device::Device;
 use super::log::Log;
 use super::nccl;
 use crate::plan::machine::Machine;
@@ -111,9 +110,7 @@ impl Fact {
 pub fn parts(log: &Log, gpu: &Gpu, quantization: Option<&Quantization>, training: bool) -> Vec<Part> {
     let pick = |train: Fact, infer: Fact| if training { train } else { infer };
     let mut facts = vec![Fact::Context, pick(Fact::KernelsTraining, Fact::KernelsInference)];
-    // cuDNN's kernel and flash attention keep their seeds on the card; which of the two ran follows from the card.
-    let seeds = log.storages.iter().any(|storage| storage.operation == "philox");
-    if seeds && Device::of(gpu).has_cudnn_attention() {
+    if log.ran_cudnn {
         facts.push(pick(Fact::CudnnTraining, Fact::CudnnInference));
     }
     if quantization.is_some_and(|known| known.scheme == QuantizationScheme::Int8) {

@@ -40,9 +40,9 @@ pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
         log.events.extend_from_slice(&events);
         for event in &mut log.events[begin..] {
             if let Event::Phase(phase) = event {
-                let name = log.phases[*phase as usize].replacen('0', &step.to_string(), 1);
+                let again = log.phases[*phase as usize].in_step(step);
                 *phase = log.phases.len() as u32;
-                log.phases.push(name);
+                log.phases.push(again);
             }
         }
     }

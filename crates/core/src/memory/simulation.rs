@@ -3,10 +3,12 @@
 use std::rc::Rc;
 
 use super::allocator::{self, Replay};
+use super::load::Changes;
 use super::log::Log;
 use super::lower::head::Head;
 use super::process::{self, Part};
-use super::{infer, megatron, sharding, stored, tensor_parallel, train};
+use super::sharding::Spread;
+use super::{infer, megatron, stored, tensor_parallel, train};
 use crate::model::{Model, Program};
 use crate::plan::parallel::{Engine, Parallel, Place};
 use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, ModelSizes, PlanError, TrainPlan, liger};
@@ -75,15 +77,13 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
 
 /// The same for a plan that was checked and a model whose code is the one that runs.
 fn run(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
-    let Some(parallel) = &plan.parallel else { return train_at(model, plan, Place::default()) };
-    if let Engine::Megatron(_) = &parallel.engine {
-        return megatron::worst(model, plan);
-    }
+    let Some(parallel) = &plan.parallel else { return train_at(model, plan, (None, Place::default())) };
+    let Some(spread) = Spread::of(parallel) else { return megatron::worst(model, plan) };
     parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
     let mut worst: Option<Simulation> = None;
     let mut ranks: Vec<Rank> = Vec::new();
     for (place, cards) in parallel.places() {
-        let simulation = train_at(model, plan, place)?;
+        let simulation = train_at(model, plan, (Some(spread), place))?;
         ranks.push(simulation.as_rank(parallel.place_name(place), cards));
         if worst.as_ref().is_none_or(|worst| worst.process_bytes() < simulation.process_bytes()) {
             worst = Some(simulation);
@@ -99,7 +99,11 @@ fn run(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
 }
 
 /// Simulates one card of a run.
-fn train_at(model: &Model, plan: &TrainPlan, place: Place) -> Result<Simulation, PlanError> {
+fn train_at(
+    model: &Model,
+    plan: &TrainPlan,
+    (spread, place): (Option<Spread>, Place),
+) -> Result<Simulation, PlanError> {
     let mut inputs = plan.batch.training_inputs();
     inputs.sharing = plan.sharing();
     if let Some(Parallel { engine: Engine::Fsdp2(_), mesh, .. }) = &plan.parallel {
@@ -131,17 +135,9 @@ fn train_at(model: &Model, plan: &TrainPlan, place: Place) -> Result<Simulation,
     check_loss(plan, &program)?;
     let layout = plan.layout(model_type, &program)?;
     let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
-    let log = match &plan.parallel {
-        Some(parallel) => {
-            // One card needs no engine, except one that uses the host's memory or has an optimizer of its own.
-            let alone = !parallel.offloads() && !matches!(parallel.engine, Engine::Deepspeed(_));
-            match parallel.mesh.world() {
-                1 if alone => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
-                _ => sharding::simulate(Rc::clone(&program), plan, parallel, layout.as_ref(), (liger, split), place)?,
-            }
-        }
-        None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
-    };
+    let spread = spread.filter(|spread| spread.is_needed());
+    let changes = Changes { layout: layout.as_ref(), liger, base: found.stored(), split };
+    let log = train::simulate(&program, plan, changes, (spread, place))?;
     if let Some(why) = &log.refused {
         return Err(PlanError::Conflict { what: why.clone(), hint: "leave the choice to torch".into() });
     }
@@ -154,6 +150,7 @@ fn train_at(model: &Model, plan: &TrainPlan, place: Place) -> Result<Simulation,
     let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
     let mut notes = found.notes;
     notes.extend(crate::plan::parallel::tensor::note(plan));
+    notes.extend(spread.and_then(|spread| spread.note(plan)));
     Ok(Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() })
 }
 

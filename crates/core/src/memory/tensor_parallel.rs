@@ -6,12 +6,12 @@
 
 use std::collections::BTreeMap;
 
+use super::load;
 use super::log::Category;
 use super::lower::tensor_parallel::Split;
 use super::optimizer::Trained;
 use super::tensor::Tensor;
 use super::torch::Torch;
-use super::train;
 use crate::model::families;
 use crate::model::op::{ModuleId, Op, ParameterId};
 use crate::model::tensor_plans::{TensorRules, TensorStyle, style};
@@ -72,7 +72,7 @@ pub fn load(torch: &mut Torch, program: &Program, split: &Split, plan: &TrainPla
     for (id, shape) in &split.wholes {
         whole.parameters[id.0 as usize].shape = *shape;
     }
-    let (mut parameters, mut trained) = train::load(torch, &whole, plan);
+    let (mut parameters, mut trained) = load::parameters(torch, &whole, plan);
     // torchtitan cuts what is around the layers first.
     let in_layer = |id: &&ParameterId| program.parameters[id.0 as usize].name.contains("layers.");
     let (inside, around): (Vec<_>, Vec<_>) = program.registration.iter().partition(|id| split.sequence && in_layer(id));
@@ -92,7 +92,7 @@ pub fn load(torch: &mut Torch, program: &Program, split: &Split, plan: &TrainPla
         if let Some(place) = place {
             let leaf;
             (part, leaf) = torch.leaf(part);
-            trained[place] = Trained { tensor: part.clone(), leaf };
+            trained[place] = Trained { tensor: part.clone(), leaf, apart: trained[place].apart };
         }
         parameters[id.0 as usize] = part;
     }

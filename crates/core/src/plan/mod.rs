@@ -126,6 +126,12 @@ pub enum PlanError {
     /// All that is wrong.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Faults(Vec<Fault>),
+    /// The program itself is at fault, not the plan.
+    #[error("{what}: a fault of vramcast, please report it")]
+    Internal {
+        /// What cannot be.
+        what: String,
+    },
     /// The model's config is at fault.
     #[error(transparent)]
     Model(#[from] crate::model::ModelError),

@@ -42,9 +42,8 @@ const SAMPLES: usize = 240;
 pub(super) fn phases(simulation: &Simulation) -> Vec<PhaseReport> {
     let named = simulation.log.phases.iter().zip(&simulation.replay.phases);
     named
-        .filter(|(name, _)| *name != "end")
         .map(|(name, phase)| PhaseReport {
-            name: name.clone(),
+            name: name.to_string(),
             before: phase.before,
             after: phase.after,
             peak: phase.peak,
@@ -57,7 +56,9 @@ pub(super) fn phases(simulation: &Simulation) -> Vec<PhaseReport> {
 pub(super) fn phase_of(simulation: &Simulation, event: usize) -> String {
     let before = simulation.log.events.iter().take(event + 1).rev();
     let index = before.filter_map(|event| if let Event::Phase(index) = event { Some(*index) } else { None }).next();
-    index.and_then(|index| simulation.log.phases.get(index as usize)).cloned().unwrap_or_else(|| "load".to_owned())
+    index
+        .and_then(|index| simulation.log.phases.get(index as usize))
+        .map_or_else(|| "load".to_owned(), ToString::to_string)
 }
 
 /// Requested bytes over the run, the highest moment of each stretch.
@@ -83,13 +84,7 @@ pub(super) fn samples(simulation: &Simulation) -> Vec<Sample> {
                     *part -= info.bytes;
                 }
             }
-            Event::Phase(phase) => {
-                let name = log.phases[*phase as usize].clone();
-                if name == "end" {
-                    break;
-                }
-                now.phase = name;
-            }
+            Event::Phase(phase) => now.phase = log.phases[*phase as usize].to_string(),
             _ => {}
         }
         if highest.as_ref().is_none_or(|known| now.bytes > known.bytes) {

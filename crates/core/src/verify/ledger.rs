@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::recorded;
 use crate::dtype::DType;
 use crate::lens::Question;
+use crate::memory::phase::Phase;
 use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::{
@@ -158,7 +159,9 @@ pub fn compare(row: &Value, simulation: &Simulation, gpu: &Gpu) -> Scored {
     scored.ok = scored.allocated.error().is_some_and(|error| error.abs() <= limit(row));
     for phase in measured["phases"].as_array().into_iter().flatten() {
         let name = phase["phase"].as_str().unwrap_or_default();
-        let Some(ours) = log.phases.iter().position(|known| known == name).and_then(|at| replay.phases.get(at)) else {
+        let known = name.parse::<Phase>().ok();
+        let at = log.phases.iter().position(|phase| Some(*phase) == known);
+        let Some(ours) = at.and_then(|at| replay.phases.get(at)) else {
             continue;
         };
         let pair = |predicted: u64, key: &str| Measure { predicted: Some(predicted), measured: phase[key].as_u64() };

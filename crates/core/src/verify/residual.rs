@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::ledger::{Measure, PhaseRow, Scored};
+use crate::memory::phase::{Phase, Work};
 
 /// The phase in which a run and its simulation differ most.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -35,16 +36,16 @@ pub fn difference(measure: &Measure) -> Option<i64> {
 
 fn of_phase(phase: &PhaseRow) -> Option<Residual> {
     let (bytes, after) = (difference(&phase.peak)?, difference(&phase.after)?);
-    let kind = phase.phase.rsplit('.').next().unwrap_or_default();
+    let work = phase.phase.parse::<Phase>().ok().map(|phase| phase.work);
     // What stays after a phase is a tensor that lives on; what only its peak shows is a moment's work.
-    let component = match (kind, bytes.unsigned_abs() > after.unsigned_abs().saturating_mul(2)) {
-        ("fwd", false) => "activations kept for backward",
-        ("fwd", true) => "temporaries of the forward pass",
-        ("bwd", false) => "gradients",
-        ("bwd", true) => "temporaries of the backward pass",
-        ("opt", false) => "optimizer state",
-        ("opt", true) => "temporaries of the optimizer's step",
-        ("generate" | "forward" | "forward2", _) => "cache, logits and temporaries of generation",
+    let component = match (work, bytes.unsigned_abs() > after.unsigned_abs().saturating_mul(2)) {
+        (Some(Work::Forward), false) => "activations kept for backward",
+        (Some(Work::Forward), true) => "temporaries of the forward pass",
+        (Some(Work::Backward), false) => "gradients",
+        (Some(Work::Backward), true) => "temporaries of the backward pass",
+        (Some(Work::Optimizer), false) => "optimizer state",
+        (Some(Work::Optimizer), true) => "temporaries of the optimizer's step",
+        (Some(Work::Generate | Work::FirstPass | Work::SecondPass), _) => "cache, logits and temporaries of generation",
         _ => "what lives between phases",
     };
     Some(Residual { phase: phase.phase.clone(), component, bytes })

@@ -14,6 +14,7 @@ use super::{Run, growing, sampled};
 use crate::dtype::DType;
 use crate::memory::log::Category;
 use crate::memory::lower::cache::Store;
+use crate::memory::phase::Work;
 use crate::memory::stored;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
@@ -113,7 +114,7 @@ impl Run<'_> {
     ) -> Result<(), PlanError> {
         let plan = self.plan;
         let Some(draft) = plan.draft() else { return Ok(()) };
-        self.phase("generate");
+        self.phase(Work::Generate);
         let store = Store::new(CacheImplementation::Dynamic, 0, growing(prompt));
         store.batch_experts(false);
         self.model.store = Some(store);

@@ -93,7 +93,7 @@ impl Loaded {
         let stored = ids().filter_map(|(id, p)| Some((id, self.stored.get(&p.name)?.clone()))).collect();
         let wrapped = Rc::new(Wrapped { quantised, stored, ..Wrapped::default() });
         let cache = self.store.as_ref().map(Rc::clone);
-        let runner = Runner::with(Rc::clone(program), parameters, inputs, self.settings, wrapped, cache);
+        let runner = Rc::new(Runner::with(Rc::clone(program), parameters, inputs, self.settings, wrapped, cache));
         runner.forward(torch)
     }
 }

@@ -15,6 +15,7 @@ use std::rc::Rc;
 use super::device::Device;
 use super::log::{Category, Event, Log};
 use super::lower::cache::Store;
+use super::phase::Work;
 use super::stored;
 use super::tensor::Tensor;
 use super::torch::Torch;
@@ -84,7 +85,7 @@ pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log, Ve
         None if plan.new_tokens == 0 => run.forward_twice(&program),
         None => run.generate(model, &program)?,
     }
-    Ok((program, run.finish(), notes))
+    Ok((program, run.finish()?, notes))
 }
 
 /// What is not modelled, by name.
@@ -165,8 +166,8 @@ impl<'a> Run<'a> {
 
     /// `model(**batch)` twice: the first pass makes workspaces, the second is what all later ones are.
     fn forward_twice(&mut self, program: &Rc<Program>) {
-        for name in ["forward", "forward2"] {
-            self.phase(name);
+        for work in [Work::FirstPass, Work::SecondPass] {
+            self.phase(work);
             self.model.store = (self.plan.cache != CacheImplementation::None)
                 .then(|| Store::new(self.plan.cache, 0, growing(program)));
             let outputs = self.pass(program, 0);
@@ -180,7 +181,7 @@ impl<'a> Run<'a> {
         let decoder = beside_encoder(model);
         // The decoder beside an encoder begins with one token of its own.
         let first = if decoder { 1 } else { plan.batch.seq_len };
-        self.phase("generate");
+        self.phase(Work::Generate);
         let room = first.saturating_add(plan.new_tokens).saturating_sub(1);
         let store = Store::new(plan.cache, room, growing(prompt));
         store.batch_experts(plan.beams == 1);
@@ -224,15 +225,13 @@ impl<'a> Run<'a> {
         drop(logits);
     }
 
-    fn phase(&self, name: &str) {
-        self.torch.log.borrow_mut().phase(name.to_owned());
+    fn phase(&self, work: Work) {
+        self.torch.log.borrow_mut().phase(work.into());
     }
 
-    fn finish(self) -> Log {
-        let log = Rc::clone(&self.torch.log);
+    fn finish(self) -> Result<Log, PlanError> {
         let Self { torch, model, batch, .. } = self;
-        drop((batch, model, torch));
-        Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
+        torch.finish((batch, model))
     }
 }
 

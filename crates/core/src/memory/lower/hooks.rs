@@ -50,12 +50,9 @@ pub(super) struct Entered {
 }
 
 impl Runner {
-    /// The same with hooks around modules.
-    pub fn hooked(self: Rc<Self>, hooks: Rc<dyn Hooks>) -> Rc<Self> {
-        match Rc::try_unwrap(self) {
-            Ok(runner) => Rc::new(Self { hooks: Some(hooks), ..runner }),
-            Err(shared) => shared,
-        }
+    /// The same with hooks around modules, where there are some.
+    pub fn hooked(self, hooks: Option<Rc<dyn Hooks>>) -> Self {
+        Self { hooks, ..self }
     }
 
     /// The hooks of a module, where some care.

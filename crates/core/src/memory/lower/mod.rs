@@ -107,28 +107,7 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// Binds a program to tensors for its parameters and inputs.
-    pub fn new(
-        program: Rc<Program>,
-        parameters: Vec<Tensor>,
-        inputs: Vec<(ValueId, Tensor)>,
-        settings: Settings,
-    ) -> Rc<Self> {
-        Self::with_cache(program, parameters, inputs, settings, None)
-    }
-
-    /// The same for a pass that reads and fills a cache.
-    pub fn with_cache(
-        program: Rc<Program>,
-        parameters: Vec<Tensor>,
-        inputs: Vec<(ValueId, Tensor)>,
-        settings: Settings,
-        cache: Option<Rc<cache::Store>>,
-    ) -> Rc<Self> {
-        Self::with(program, parameters, inputs, settings, Rc::default(), cache)
-    }
-
-    /// The same with some parameters quantised, adapted or replaced.
+    /// Binds a program to tensors for its parameters and inputs, some parameters quantised, adapted or replaced.
     pub fn with(
         program: Rc<Program>,
         parameters: Vec<Tensor>,
@@ -136,7 +115,7 @@ impl Runner {
         settings: Settings,
         wrapped: Rc<Wrapped>,
         cache: Option<Rc<cache::Store>>,
-    ) -> Rc<Self> {
+    ) -> Self {
         let mut exits = vec![0; program.steps.len()];
         let mut open = Vec::new();
         for (index, step) in program.steps.iter().enumerate() {
@@ -155,7 +134,7 @@ impl Runner {
             program.steps.iter().any(|step| matches!(step, Step::Run { op: Op::Attention(spec), .. } if falcon(spec)));
         let caches_in_training = cache.is_none() && !settings.checkpointing && program.caches_in_training;
         let logits = head::Head::logits(&program);
-        Rc::new(Self {
+        Self {
             program,
             parameters,
             inputs,
@@ -167,7 +146,7 @@ impl Runner {
             logits,
             hands_on,
             caches_in_training,
-        })
+        }
     }
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.

@@ -65,7 +65,7 @@ impl Variables {
             _ => None,
         });
         let Some((first, mut last)) = made.next() else {
-            return Self { outside: Vec::new(), first: u32::MAX, inside: Vec::new() };
+            return Self { outside: Vec::new(), first: program.values.len() as u32, inside: Vec::new() };
         };
         last = made.next_back().map_or(last, |(_, later)| later.max(last));
         Self { outside: Vec::new(), first, inside: vec![None; (last - first + 1) as usize] }

@@ -50,6 +50,7 @@ use weights::Weight;
 use super::autograd::{self, Leaf};
 use super::device::Device;
 use super::log::{Category, Log};
+use super::phase::{Phase, Work};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::train;
@@ -73,7 +74,7 @@ pub fn simulate(architecture: Architecture, plan: &TrainPlan, mesh: &Mesh, optio
     for step in 0..train::STEPS {
         run.optimizer.zero();
         run.step(&mut torch, step, &turns);
-        train::phase(&mut torch, format!("{step}.opt"), |torch| run.optimizer.step(torch));
+        train::phase(&mut torch, Phase::of_step(step, Work::Optimizer), |torch| run.optimizer.step(torch));
     }
     let log = Rc::clone(&torch.log);
     drop((run, torch));
@@ -202,21 +203,27 @@ impl Run {
         for turn in turns {
             match *turn {
                 Turn::Forward(chunk) => {
-                    train::phase(torch, format!("{step}.{forward}.fwd"), |torch| self.forward(torch, chunk));
+                    train::phase(torch, Phase::pass(step, forward, Work::Forward), |torch| self.forward(torch, chunk));
                     forward += 1;
                 }
                 Turn::Backward(chunk) => {
-                    train::phase(torch, format!("{step}.{backward}.bwd"), |torch| self.backward(torch, chunk));
+                    train::phase(torch, Phase::pass(step, backward, Work::Backward), |torch| {
+                        self.backward(torch, chunk)
+                    });
                     backward += 1;
                 }
                 Turn::BackwardOfInputs(chunk) => {
                     self.rank.defer(true);
-                    train::phase(torch, format!("{step}.{backward}.bwd"), |torch| self.backward(torch, chunk));
+                    train::phase(torch, Phase::pass(step, backward, Work::Backward), |torch| {
+                        self.backward(torch, chunk)
+                    });
                     self.rank.defer(false);
                     backward += 1;
                 }
                 Turn::Weights => {
-                    train::phase(torch, format!("{step}.{weights}.weights"), |torch| self.rank.weight_pass(torch));
+                    train::phase(torch, Phase::pass(step, weights, Work::Weights), |torch| {
+                        self.rank.weight_pass(torch)
+                    });
                     weights += 1;
                 }
             }

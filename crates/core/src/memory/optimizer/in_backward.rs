@@ -9,16 +9,15 @@ use crate::memory::torch::Torch;
 use crate::plan;
 
 /// Hangs an optimizer onto every parameter.
-pub fn attach(torch: &mut Torch, plan: plan::Optimizer, trained: &[Trained], whole: &[bool]) {
-    for (index, parameter) in trained.iter().enumerate() {
+pub fn attach(torch: &mut Torch, plan: plan::Optimizer, trained: &[Trained]) {
+    for parameter in trained {
         let own = std::slice::from_ref(parameter);
-        let whole = vec![whole.get(index).copied().unwrap_or(false)];
-        let optimizer = RefCell::new(Optimizer::new(torch, plan, own).with_whole(whole));
+        let (optimizer, apart) = (RefCell::new(Optimizer::new(torch, plan, own)), parameter.apart);
         // The leaf holds the hook, so the hook must not hold the leaf.
         let (leaf, tensor) = (Rc::downgrade(&parameter.leaf), parameter.tensor.detached());
         let hook = move |torch: &mut Torch| {
             let Some(leaf) = leaf.upgrade() else { return };
-            let one = [Trained { tensor: tensor.clone(), leaf }];
+            let one = [Trained { tensor: tensor.clone(), leaf, apart }];
             optimizer.borrow_mut().step(torch, &one);
             drop(one[0].leaf.grad.take());
         };

@@ -62,7 +62,6 @@ pub(super) fn step(
     torch: &mut Torch,
     kind: OptimizerKind,
     parameters: &[Trained],
-    whole: &[bool],
     rank: u64,
     first: bool,
     mut prepare: impl FnMut(&mut Torch, usize),
@@ -74,8 +73,7 @@ pub(super) fn step(
             continue;
         }
         let tensor = &parameter.tensor;
-        let whole = whole.get(index).copied().unwrap_or(false);
-        let Some(projection) = Projection::of(tensor, whole, rank) else {
+        let Some(projection) = Projection::of(tensor, parameter.apart.whole, rank) else {
             prepare(torch, index);
             bound[1] = Some(torch.fresh_like("sqrt", tensor, tensor.dtype));
             bound[2] = Some(torch.fresh_like("div", tensor, tensor.dtype));

@@ -12,7 +12,7 @@ pub(super) fn make(torch: &mut Torch, parameters: &[Trained]) -> Vec<Trained> {
         let wide = torch.in_category(Category::OptimizerState, |torch| torch.fresh_like("master", &copy, DType::F32));
         drop(copy);
         let (tensor, leaf) = torch.leaf(wide);
-        Trained { tensor, leaf }
+        Trained { tensor, leaf, apart: parameter.apart }
     };
     parameters.iter().map(master).collect()
 }

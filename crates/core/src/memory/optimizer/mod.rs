@@ -24,29 +24,72 @@ mod masters;
 mod other;
 mod shampoo;
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::autograd::Leaf;
 use super::log::Category;
 use super::tensor::Tensor;
 use super::torch::Torch;
+use crate::model::op::ParameterId;
+use crate::model::{Module, ModuleKind, Program};
 use crate::plan::{self, Implementation, OptimizerKind};
 
-/// A trainable parameter.
+/// A trainable parameter, or a card's part of it.
+#[derive(Clone)]
 pub struct Trained {
     /// The parameter.
     pub tensor: Tensor,
     /// Where its gradient is.
     pub leaf: Rc<Leaf>,
+    /// Whether the optimizer treats it apart.
+    pub apart: Apart,
+}
+
+impl Trained {
+    /// One like all others.
+    pub fn new(tensor: Tensor, leaf: Rc<Leaf>) -> Self {
+        Self { tensor, leaf, apart: Apart::default() }
+    }
+}
+
+/// What some optimizers treat a parameter apart for; engines hand it on to the parts that they make of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Apart {
+    /// An 8-bit optimizer keeps its state in fp32: a table of `nn.Embedding`.
+    pub wide: bool,
+    /// It is not projected to a lower rank: an embedding or an output head, by name.
+    pub whole: bool,
+}
+
+/// Which parameters of a program an optimizer treats apart.
+pub struct Sorted<'a> {
+    program: &'a Program,
+    tables: BTreeSet<ParameterId>,
+    by_name: bool,
+}
+
+impl<'a> Sorted<'a> {
+    /// As the optimizer of a plan does.
+    pub fn by(optimizer: plan::Optimizer, program: &'a Program) -> Self {
+        let is_table = |module: &&Module| matches!(module.kind, ModuleKind::Embedding { .. });
+        let by_name = matches!(optimizer.kind, OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW);
+        let tables = program.modules.iter().filter(|_| optimizer.wide_embeddings).filter(is_table);
+        let tables = tables.flat_map(|module| module.parameters.iter().copied()).collect();
+        Self { program, tables, by_name }
+    }
+
+    /// Whether and how a parameter is one.
+    pub fn apart(&self, id: ParameterId) -> Apart {
+        let name = &self.program.parameters[id.0 as usize].name;
+        let whole = self.by_name && ["embed", "embd", "wte", "lm_head"].iter().any(|part| name.contains(part));
+        Apart { wide: self.tables.contains(&id), whole }
+    }
 }
 
 /// An optimizer over parameters.
 pub struct Optimizer {
     plan: plan::Optimizer,
-    /// Which parameters are embeddings and output heads, where the optimizer treats those apart.
-    whole: Vec<bool>,
-    /// Which keep their state in fp32 even in 8-bit optimizers.
-    wide: Vec<bool>,
     states: Vec<Vec<Tensor>>,
     /// What is stepped, where it is not the parameters themselves.
     masters: Option<Vec<Trained>>,
@@ -56,23 +99,11 @@ impl Optimizer {
     /// Builds it; some allocate their state at once.
     pub fn new(torch: &mut Torch, plan: plan::Optimizer, parameters: &[Trained]) -> Self {
         let masters = plan.master_weights.then(|| masters::make(torch, parameters));
-        let mut optimizer = Self { plan, whole: Vec::new(), wide: Vec::new(), states: Vec::new(), masters };
+        let mut optimizer = Self { plan, states: Vec::new(), masters };
         if plan.kind == OptimizerKind::Adagrad {
             optimizer.on_masters(parameters, |optimizer, parameters| optimizer.make_states(torch, parameters));
         }
         optimizer
-    }
-
-    /// Says which parameters are embeddings and output heads.
-    pub fn with_whole(mut self, whole: Vec<bool>) -> Self {
-        self.whole = whole;
-        self
-    }
-
-    /// Says which parameters keep their state in fp32 even in 8-bit optimizers.
-    pub fn with_wide(mut self, wide: Vec<bool>) -> Self {
-        self.wide = wide;
-        self
     }
 
     /// One step.
@@ -101,16 +132,12 @@ impl Optimizer {
         if first && !makes_state_on_the_way(self.plan) {
             self.make_states(torch, parameters);
         }
-        let (whole, mut made) = (&self.whole, Vec::new());
-        let prepare =
-            |torch: &mut Torch, index: usize| {
-                if first && let Some(parameter) = parameters.get(index) {
-                    let whole = whole.get(index).copied().unwrap_or(false);
-                    made.push(torch.in_category(Category::OptimizerState, |torch| {
-                        state(torch, self.plan, &parameter.tensor, whole)
-                    }));
-                }
-            };
+        let mut made = Vec::new();
+        let prepare = |torch: &mut Torch, index: usize| {
+            if first && let Some(parameter) = parameters.get(index) {
+                made.push(torch.in_category(Category::OptimizerState, |torch| state(torch, self.plan, parameter)));
+            }
+        };
         torch.in_category(Category::Temporaries, |torch| match kind {
             OptimizerKind::Adafactor => adafactor::transformers_step(torch, parameters, &mut self.states),
             OptimizerKind::TorchAdafactor => adafactor::torch_step(torch, parameters),
@@ -120,7 +147,7 @@ impl Optimizer {
             OptimizerKind::AdamMini => adam_mini::step(torch, parameters, prepare),
             OptimizerKind::Shampoo => shampoo::step(torch, parameters),
             OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => {
-                low_rank::step(torch, kind, parameters, &self.whole, rank, first, prepare);
+                low_rank::step(torch, kind, parameters, rank, first, prepare);
             }
             _ => adam::step(torch, kind, implementation, parameters, prepare),
         });
@@ -132,14 +159,8 @@ impl Optimizer {
         // What got no gradient (a tower that did not run) has no state either; Adagrad makes all of its own at once.
         let has_state = |p: &Trained| kind == OptimizerKind::Adagrad || p.leaf.grad.borrow().is_some();
         self.states = torch.in_category(Category::OptimizerState, |torch| {
-            let stepped = parameters.iter().enumerate().filter(|(_, parameter)| has_state(parameter));
-            let state = |(index, parameter): (usize, &Trained)| {
-                let whole = self.whole.get(index).copied().unwrap_or(false);
-                let wide = self.wide.get(index).copied().unwrap_or(false);
-                let plan = plan::Optimizer { kind: if wide { kind.in_32_bits() } else { kind }, ..self.plan };
-                state(torch, plan, &parameter.tensor, whole)
-            };
-            stepped.map(state).collect()
+            let stepped = parameters.iter().filter(|parameter| has_state(parameter));
+            stepped.map(|parameter| state(torch, self.plan, parameter)).collect()
         });
     }
 }
@@ -156,9 +177,11 @@ fn makes_state_on_the_way(plan: plan::Optimizer) -> bool {
 }
 
 /// The state of one parameter, which belongs to the module that the parameter does.
-fn state(torch: &mut Torch, plan: plan::Optimizer, tensor: &Tensor, whole: bool) -> Vec<Tensor> {
-    let before = torch.enter_module_of(tensor);
-    let states = states(torch, plan, tensor, whole);
+fn state(torch: &mut Torch, plan: plan::Optimizer, parameter: &Trained) -> Vec<Tensor> {
+    let Apart { wide, whole } = parameter.apart;
+    let plan = plan::Optimizer { kind: if wide { plan.kind.in_32_bits() } else { plan.kind }, ..plan };
+    let before = torch.enter_module_of(&parameter.tensor);
+    let states = states(torch, plan, &parameter.tensor, whole);
     torch.set_module(before);
     states
 }

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use super::leaf_modules::LeafModules;
+use super::leaf_modules::{LeafModules, Part};
 use crate::dtype::DType;
 use crate::memory::log::{Category, Stream};
 use crate::memory::tensor::Tensor;
@@ -40,7 +40,7 @@ pub(super) struct Sharded {
     lingers: Cell<bool>,
     /// What it was gathered into beside what lingers.
     anew: RefCell<Option<Tensor>>,
-    active: RefCell<BTreeSet<u32>>,
+    active: RefCell<BTreeSet<Part>>,
     /// The last step of the order it was fetched for.
     fetched_for: Cell<i64>,
 }
@@ -102,7 +102,7 @@ enum Trace {
 
 /// A module in the recorded order.
 struct Turn {
-    module: u32,
+    module: Part,
     /// What is fetched for it.
     parameters: Rc<[usize]>,
 }
@@ -164,7 +164,7 @@ impl Coordinator {
     }
 
     /// A module is about to run, forward or backward (`fetch_sub_module`).
-    pub(super) fn fetch(&self, torch: &mut Torch, module: u32, parameters: &Rc<[usize]>) {
+    pub(super) fn fetch(&self, torch: &mut Torch, module: Part, parameters: &Rc<[usize]>) {
         if self.trace.get() == Trace::Recording {
             self.order.borrow_mut().push(Turn { module, parameters: Rc::clone(parameters) });
         }
@@ -263,7 +263,7 @@ impl Coordinator {
     }
 
     /// A module has run, forward or backward (`release_sub_module`).
-    pub(super) fn release(&self, torch: &mut Torch, module: u32, parameters: &[usize]) {
+    pub(super) fn release(&self, torch: &mut Torch, module: Part, parameters: &[usize]) {
         let mut going: BTreeSet<usize> = parameters.iter().copied().collect();
         if self.trace.get() == Trace::Complete {
             let step = self.step.get();

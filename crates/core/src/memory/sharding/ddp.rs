@@ -6,14 +6,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use super::members;
-use super::{Wrapped, Wrapper};
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd::Leaf;
+use crate::memory::engine::Engine;
 use crate::memory::log::Category;
-use crate::memory::lower::hooks::Hooks;
+use crate::memory::optimizer::Trained;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
-use crate::model::op::ModuleId;
 use crate::model::{Program, Shape};
 use crate::plan::parallel::Ddp;
 
@@ -24,6 +23,7 @@ const BROADCAST: u64 = 250 << 20;
 
 /// The engine (`Reducer`).
 pub(super) struct Replicas {
+    trained: Vec<Trained>,
     leaves: Vec<Rc<Leaf>>,
     buffers: Vec<Tensor>,
     /// A flat tensor per bucket, and the bucket of every leaf.
@@ -38,7 +38,12 @@ pub(super) struct Replicas {
 }
 
 /// Wraps a loaded model.
-pub(super) fn wrap(torch: &mut Torch, program: &Program, loaded: Loaded, options: &Ddp) -> Wrapped {
+pub(super) fn wrap(
+    torch: &mut Torch,
+    program: &Program,
+    mut loaded: Loaded,
+    options: &Ddp,
+) -> (Loaded, Rc<dyn Engine>) {
     let buffers: Vec<Tensor> = loaded.parameters.iter().skip(program.parameters.len()).cloned().collect();
     let mut state: Vec<Tensor> = members::of(program, &loaded).into_iter().map(|member| member.tensor).collect();
     state.extend(buffers.iter().cloned());
@@ -47,6 +52,7 @@ pub(super) fn wrap(torch: &mut Torch, program: &Program, loaded: Loaded, options
     let leaves: Vec<Rc<Leaf>> = loaded.trained.iter().map(|parameter| Rc::clone(&parameter.leaf)).collect();
     let engine = Rc::new(Replicas {
         bucket_of: RefCell::new(vec![0; leaves.len()]),
+        trained: std::mem::take(&mut loaded.trained),
         leaves,
         buffers,
         buckets: RefCell::default(),
@@ -66,7 +72,7 @@ pub(super) fn wrap(torch: &mut Torch, program: &Program, loaded: Loaded, options
             }
         }));
     }
-    Wrapped { loaded, on_host: Vec::new(), engine }
+    (loaded, engine)
 }
 
 /// `_broadcast_coalesced`: tensors are joined to pieces, two of which are in flight.
@@ -145,17 +151,11 @@ impl Replicas {
     }
 }
 
-impl Hooks for Replicas {
-    fn watches(&self, _module: ModuleId) -> bool {
-        false
+impl Engine for Replicas {
+    fn trained(&self) -> &[Trained] {
+        &self.trained
     }
 
-    fn before(&self, _torch: &mut Torch, _module: ModuleId, _inputs: &mut [Tensor]) {}
-
-    fn after(&self, _torch: &mut Torch, _module: ModuleId, _outputs: &[Tensor]) {}
-}
-
-impl Wrapper for Replicas {
     fn before_forward(&self, torch: &mut Torch, syncs: bool) {
         self.syncs.set(syncs);
         if !self.rebuilt.get() && !self.order.borrow().is_empty() {
@@ -163,13 +163,5 @@ impl Wrapper for Replicas {
         }
         // `broadcast_buffers`.
         broadcast(torch, &self.buffers);
-    }
-
-    fn after_forward(&self, _torch: &mut Torch, _outputs: &[Tensor]) {}
-
-    fn after_backward(&self, _torch: &mut Torch) {}
-
-    fn hooks(self: Rc<Self>) -> Rc<dyn Hooks> {
-        self
     }
 }

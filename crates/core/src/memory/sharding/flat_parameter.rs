@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd::Leaf;
 use crate::memory::log::{Category, Stream};
-use crate::memory::optimizer::Trained;
+use crate::memory::optimizer::{Apart, Trained};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
@@ -78,7 +78,8 @@ pub(super) fn flatten(
         member.replace(loaded, view);
         sizes.push(shape.elements());
     }
-    let places: Vec<(usize, bool)> = unit.iter().map(|(index, member)| (*index, member.trains())).collect();
+    let places: Vec<(usize, bool, Apart)> =
+        unit.iter().map(|(index, member)| (*index, member.trains(), member.apart)).collect();
     let shard = if whole {
         torch.log.borrow_mut().reclassify(flat.storage.id(), category);
         flat
@@ -101,19 +102,19 @@ pub(super) fn flatten(
         log.on_host("gradient shards", bytes, true);
     } else if options.flat_params {
         // The optimizer sees the flat parameter itself.
-        if let Some((index, _)) = places.iter().find(|(_, trains)| *trains) {
+        if let Some((index, ..)) = places.iter().find(|(_, trains, _)| *trains) {
             let (tensor, leaf) = part(torch, size);
             parts.push(Rc::clone(&leaf));
-            trained.push((*index, Trained { tensor, leaf }));
+            trained.push((*index, Trained::new(tensor, leaf)));
         }
     } else {
         // Rank 0 has the first elements: whole parameters, and the first part of one more.
-        for (((index, trains), elements), start) in places.into_iter().zip(sizes).zip(layout.starts) {
+        for (((index, trains, apart), elements), start) in places.into_iter().zip(sizes).zip(layout.starts) {
             let here = size.saturating_sub(start).min(elements);
             if here > 0 && trains {
                 let (tensor, leaf) = part(torch, here);
                 parts.push(Rc::clone(&leaf));
-                trained.push((index, Trained { tensor, leaf }));
+                trained.push((index, Trained { tensor, leaf, apart }));
             }
         }
     }

@@ -6,15 +6,16 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use super::flat_parameter::{Handle, flatten};
+use super::host::OnHost;
 use super::members::{self, Member};
 use super::units::Units;
-use super::{Wrapped, Wrapper};
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd::{Edge, Node};
+use crate::memory::engine::Engine;
 use crate::memory::log::{Category, Stream};
 use crate::memory::lower::hooks::Hooks;
-use crate::memory::optimizer::Trained;
+use crate::memory::optimizer::{Apart, Trained};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::ModuleId;
@@ -23,6 +24,7 @@ use crate::plan::parallel::{BackwardPrefetch, Fsdp1, Strategy};
 
 /// The engine.
 pub(super) struct FlatShards {
+    trained: Vec<Trained>,
     handles: Vec<Handle>,
     modules: Units,
     world: u64,
@@ -47,7 +49,7 @@ pub(super) fn wrap(
     mut loaded: Loaded,
     options: &Fsdp1,
     (world, replicas): (u64, u64),
-) -> Wrapped {
+) -> (Loaded, Rc<FlatShards>, Vec<OnHost>) {
     // NO_SHARD: every card has the whole of every flat parameter.
     let world = if options.strategy == Strategy::No { 1 } else { world };
     let members = members::of(program, &loaded);
@@ -65,12 +67,12 @@ pub(super) fn wrap(
     for (index, member) in members.into_iter().enumerate() {
         let Some(member) = member else { continue };
         if let Some(leaf) = member.leaf {
-            trained.push((index, Trained { tensor: member.tensor, leaf }));
+            trained.push((index, Trained { tensor: member.tensor, leaf, apart: member.apart }));
         }
     }
     trained.sort_by_key(|(index, _)| *index);
-    loaded.trained = trained.into_iter().map(|(_, trained)| trained).collect();
     let engine = Rc::new_cyclic(|this| FlatShards {
+        trained: trained.into_iter().map(|(_, trained)| trained).collect(),
         handles,
         modules,
         world,
@@ -95,8 +97,8 @@ pub(super) fn wrap(
         }
     }
     let offloaded = engine.handles.iter().filter(|handle| options.offload && !handle.views.is_empty());
-    let on_host = offloaded.map(|handle| (Shape::from([handle.shard]), handle.dtype)).collect();
-    Wrapped { loaded, on_host, engine }
+    let on_host = offloaded.map(|handle| (Shape::from([handle.shard]), handle.dtype, Apart::default())).collect();
+    (loaded, engine, on_host)
 }
 
 impl FlatShards {
@@ -331,7 +333,15 @@ impl Hooks for FlatShards {
     }
 }
 
-impl Wrapper for FlatShards {
+impl Engine for FlatShards {
+    fn trained(&self) -> &[Trained] {
+        &self.trained
+    }
+
+    fn hooks(self: Rc<Self>) -> Option<Rc<dyn Hooks>> {
+        Some(self)
+    }
+
     fn before_forward(&self, torch: &mut Torch, syncs: bool) {
         if !self.started.replace(true) {
             self.lazy_init(torch);
@@ -357,9 +367,5 @@ impl Wrapper for FlatShards {
         if self.options.offload || self.options.flat_params {
             self.held.borrow_mut().clear();
         }
-    }
-
-    fn hooks(self: Rc<Self>) -> Rc<dyn Hooks> {
-        self
     }
 }

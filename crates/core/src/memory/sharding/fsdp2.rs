@@ -7,13 +7,14 @@ mod staged;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
+use super::host::OnHost;
 use super::members::{self, Member};
 use super::shares;
 use super::units::Units;
-use super::{Staged, Wrapped, Wrapper};
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd::{Edge, Leaf, Node};
+use crate::memory::engine::Engine;
 use crate::memory::log::{Category, Stream};
 use crate::memory::lower::hooks::Hooks;
 use crate::memory::optimizer::Trained;
@@ -79,6 +80,7 @@ struct Unit {
 
 /// The engine.
 pub(super) struct FullyShard {
+    trained: Vec<Trained>,
     units: Vec<Unit>,
     modules: Units,
     world: u64,
@@ -107,7 +109,7 @@ pub(super) fn wrap(
     mut loaded: Loaded,
     options: &Fsdp2,
     (world, replicas): (u64, u64),
-) -> Wrapped {
+) -> (Loaded, Rc<FullyShard>, Vec<OnHost>) {
     let members = members::of(program, &loaded);
     loaded.trained.clear();
     let modules = Units::of(program, options.wrap, &members, &options.ignored);
@@ -125,11 +127,11 @@ pub(super) fn wrap(
             let (parameter, part) = shard(torch, &member, options, world);
             if let Some(part) = part {
                 if let Some(leaf) = &parameter.shard_leaf {
-                    sharded.push((index, Trained { tensor: part.clone(), leaf: Rc::clone(leaf) }));
+                    sharded.push((index, Trained { tensor: part.clone(), leaf: Rc::clone(leaf), apart: member.apart }));
                 }
                 shards.push(part);
             } else if member.trains() {
-                on_host.push((parameter.shard, parameter.dtype));
+                on_host.push((parameter.shard, parameter.dtype, member.apart));
             }
             member.replace(&mut loaded, parameter.whole.clone());
             unit.push(parameter);
@@ -150,13 +152,14 @@ pub(super) fn wrap(
     for (index, member) in members.into_iter().enumerate() {
         let Some(member) = member else { continue };
         if let Some(leaf) = member.leaf {
-            sharded.push((index, Trained { tensor: member.tensor, leaf }));
+            sharded.push((index, Trained { tensor: member.tensor, leaf, apart: member.apart }));
         }
     }
     // Shards live as long as the run; the list of what the forward pass reads keeps them.
     loaded.parameters.extend(shards);
     sharded.sort_by_key(|(index, _)| *index);
     let engine = Rc::new_cyclic(|this| FullyShard {
+        trained: sharded.into_iter().map(|(_, trained)| trained).collect(),
         units,
         modules,
         world,
@@ -171,8 +174,7 @@ pub(super) fn wrap(
         order: RefCell::default(),
         this: Weak::clone(this),
     });
-    loaded.trained = sharded.into_iter().map(|(_, trained)| trained).collect();
-    Wrapped { loaded, on_host, engine }
+    (loaded, engine, on_host)
 }
 
 /// This card's shard of a parameter, on the card or on the host.
@@ -450,7 +452,15 @@ impl Hooks for FullyShard {
     }
 }
 
-impl Wrapper for FullyShard {
+impl Engine for FullyShard {
+    fn trained(&self) -> &[Trained] {
+        &self.trained
+    }
+
+    fn hooks(self: Rc<Self>) -> Option<Rc<dyn Hooks>> {
+        Some(self)
+    }
+
     fn before_forward(&self, torch: &mut Torch, syncs: bool) {
         self.reduces.set(syncs);
         self.pre_forward(torch, self.modules.root());
@@ -476,13 +486,5 @@ impl Wrapper for FullyShard {
         }
         self.order.borrow_mut().clear();
         drop(self.last_reduction.take());
-    }
-
-    fn hooks(self: Rc<Self>) -> Rc<dyn Hooks> {
-        self
-    }
-
-    fn staged(self: Rc<Self>) -> Option<Rc<dyn Staged>> {
-        Some(self)
     }
 }

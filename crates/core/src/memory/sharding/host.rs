@@ -3,21 +3,24 @@
 use crate::dtype::DType;
 use crate::memory::device::Device;
 use crate::memory::log::{Category, Event};
-use crate::memory::optimizer::{Optimizer, Trained};
+use crate::memory::optimizer::{Apart, Optimizer, Trained};
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::plan::TrainPlan;
 use crate::plan::parallel::Offload;
 
-/// Bytes of state that the plan's optimizer makes for tensors of these sizes: its first step is run on a card of its own.
-pub(super) fn state_bytes(plan: &TrainPlan, tensors: &[(Shape, DType)]) -> u64 {
+/// What an optimizer steps on in the host's memory: its sizes, its type, and how it is treated.
+pub(super) type OnHost = (Shape, DType, Apart);
+
+/// Bytes of state that the plan's optimizer makes for such tensors: its first step is run on a card of its own.
+pub(super) fn state_bytes(plan: &TrainPlan, tensors: &[OnHost]) -> u64 {
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let mut trained = Vec::new();
-    for (shape, dtype) in tensors {
+    for (shape, dtype, apart) in tensors {
         let tensor = torch.fresh("parameter", *shape, *dtype);
         let (tensor, leaf) = torch.leaf(tensor);
         *leaf.grad.borrow_mut() = Some(torch.fresh("grad", *shape, *dtype));
-        trained.push(Trained { tensor, leaf });
+        trained.push(Trained { tensor, leaf, apart: *apart });
     }
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
     optimizer.step(&mut torch, &trained);
@@ -38,7 +41,7 @@ pub(super) fn state_bytes(plan: &TrainPlan, tensors: &[(Shape, DType)]) -> u64 {
 
 /// A partition of fp32 weights with gradients and states.
 pub(super) fn partition(torch: &mut Torch, plan: &TrainPlan, offload: &Offload, elements: u64) {
-    let states = state_bytes(plan, &[(Shape::from([elements]), DType::F32)]);
+    let states = state_bytes(plan, &[(Shape::from([elements]), DType::F32, Apart::default())]);
     let mut log = torch.log.borrow_mut();
     let wide = elements.saturating_mul(4);
     log.on_host("fp32 weights", wide, offload.pin_memory);

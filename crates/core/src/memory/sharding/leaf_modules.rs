@@ -7,11 +7,25 @@ use super::members::Member;
 use crate::model::Program;
 use crate::model::op::ModuleId;
 
-/// The model itself among the modules that DeepSpeed knows.
-pub(super) const ROOT: u32 = u32::MAX;
+/// A module as DeepSpeed knows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Part {
+    /// The model itself.
+    Root,
+    /// One without parameters.
+    Nameless,
+    /// One of the program's.
+    Module(ModuleId),
+    /// A linear of an adapter, by the place of its weight among all parameters.
+    Adapter(usize),
+}
 
-/// A module without parameters.
-pub(super) const NAMELESS: u32 = u32::MAX - 1;
+impl Part {
+    /// The program's module that it is.
+    fn module(self) -> Option<ModuleId> {
+        if let Self::Module(module) = self { Some(module) } else { None }
+    }
+}
 
 /// The blocks of a program.
 #[derive(Debug, Default)]
@@ -21,7 +35,7 @@ pub(super) struct LeafModules {
     /// For each block the places of its parameters among all.
     blocks: BTreeMap<ModuleId, Rc<[usize]>>,
     /// For every module all parameters that are in it, however deep.
-    nested: BTreeMap<u32, Rc<[usize]>>,
+    nested: BTreeMap<Part, Rc<[usize]>>,
     none: Rc<[usize]>,
     /// For each block the places of its gradients among all gradients.
     gradients: BTreeMap<ModuleId, Vec<usize>>,
@@ -62,9 +76,9 @@ impl LeafModules {
                 member.name.strip_prefix(&module.path).is_some_and(|rest| rest.starts_with('.'))
             };
             let nested: Vec<usize> = members.iter().enumerate().filter(below).map(|(place, _)| place).collect();
-            found.nested.insert(id.0, Rc::from(nested));
+            found.nested.insert(Part::Module(id), Rc::from(nested));
         }
-        found.nested.insert(ROOT, (0..members.len()).collect());
+        found.nested.insert(Part::Root, (0..members.len()).collect());
         found
     }
 
@@ -81,11 +95,12 @@ impl LeafModules {
     /// What a module that is about to be released looks for in one that comes later, where that is not what is fetched for
     /// it: `__params_to_release` goes into all modules when the one to be released is a block, and into none else, not even
     /// into blocks.
-    pub(super) fn seen(&self, released: u32, later: u32) -> Option<&Rc<[usize]>> {
-        if self.blocks.contains_key(&ModuleId(released)) {
+    pub(super) fn seen(&self, released: Part, later: Part) -> Option<&Rc<[usize]>> {
+        let is_block = |part: Part| part.module().is_some_and(|module| self.blocks.contains_key(&module));
+        if is_block(released) {
             return self.nested.get(&later);
         }
-        self.blocks.contains_key(&ModuleId(later)).then_some(&self.none)
+        is_block(later).then_some(&self.none)
     }
 
     /// The parameters of each block.
@@ -94,8 +109,8 @@ impl LeafModules {
     }
 
     /// The gradients that a block holds back until all of it has run backward.
-    pub(super) fn gradients(&self, module: ModuleId) -> &[usize] {
-        self.gradients.get(&module).map_or(&[], Vec::as_slice)
+    pub(super) fn gradients(&self, part: Part) -> &[usize] {
+        part.module().and_then(|module| self.gradients.get(&module)).map_or(&[], Vec::as_slice)
     }
 
     /// Whether a gradient is held back by a block.
@@ -110,15 +125,16 @@ mod tests {
 
     #[test]
     fn a_block_is_looked_into_only_by_another_block() {
-        let (block, other, linear) = (ModuleId(3), ModuleId(9), 5);
+        let (block, other, linear) = (ModuleId(3), ModuleId(9), Part::Module(ModuleId(5)));
         let whole: Rc<[usize]> = Rc::from([1, 2]);
         let found = LeafModules {
             blocks: [(block, Rc::clone(&whole)), (other, Rc::from([7]))].into(),
-            nested: [(block.0, Rc::clone(&whole)), (linear, Rc::from([4]))].into(),
+            nested: [(Part::Module(block), Rc::clone(&whole)), (linear, Rc::from([4]))].into(),
             ..LeafModules::default()
         };
-        assert_eq!(found.seen(other.0, block.0), Some(&whole));
-        assert!(found.seen(linear, block.0).is_some_and(|seen| seen.is_empty()));
+        let [block, other] = [block, other].map(Part::Module);
+        assert_eq!(found.seen(other, block), Some(&whole));
+        assert!(found.seen(linear, block).is_some_and(|seen| seen.is_empty()));
         assert_eq!(found.seen(linear, linear), None, "what is fetched for it");
     }
 }

@@ -8,6 +8,7 @@ use crate::memory::adapters::Loaded;
 use crate::memory::autograd::Leaf;
 use crate::memory::log::{Category, StorageId};
 use crate::memory::lower::LoraWeights;
+use crate::memory::optimizer::{Apart, Trained};
 use crate::memory::tensor::Tensor;
 use crate::model::Program;
 use crate::model::op::{ModuleId, ParameterId};
@@ -20,6 +21,8 @@ pub(super) struct Member {
     pub(super) tensor: Tensor,
     /// Where its gradient goes, when it is trained.
     pub(super) leaf: Option<Rc<Leaf>>,
+    /// Whether the optimizer treats it apart.
+    pub(super) apart: Apart,
     /// Whether it belongs to an adapter.
     pub(super) adapter: bool,
     place: Place,
@@ -50,7 +53,7 @@ impl Member {
     /// A trained parameter by its place in the list of all.
     pub(super) fn plain(index: usize, tensor: Tensor, leaf: Rc<Leaf>) -> Self {
         let place = Place::Model(ParameterId(index as u32));
-        Self { name: String::new(), tensor, leaf: Some(leaf), adapter: false, place }
+        Self { name: String::new(), tensor, leaf: Some(leaf), apart: Apart::default(), adapter: false, place }
     }
 
     /// Whether it is trained.
@@ -122,8 +125,8 @@ pub(super) fn of(program: &Program, loaded: &Loaded) -> Vec<Member> {
     for module in wrapped.lora.keys() {
         adapted.entry(program.modules[module.0 as usize].path.as_str()).or_default().push(*module);
     }
-    let leaves: BTreeMap<StorageId, Rc<Leaf>> =
-        loaded.trained.iter().map(|trained| (trained.tensor.storage.id(), Rc::clone(&trained.leaf))).collect();
+    let trained: BTreeMap<StorageId, &Trained> =
+        loaded.trained.iter().map(|trained| (trained.tensor.storage.id(), trained)).collect();
     let mut members = Vec::new();
     let mut copied = BTreeSet::new();
     let owner = |id: ParameterId| {
@@ -135,10 +138,12 @@ pub(super) fn of(program: &Program, loaded: &Loaded) -> Vec<Member> {
         let name = program.parameters[id.0 as usize].name.as_str();
         let mut push = |tensor: &Tensor, place: Place| {
             let adapter = !matches!(place, Place::Model(_) | Place::Packed(_));
+            let own = trained.get(&tensor.storage.id());
             members.push(Member {
                 name: name.to_owned(),
                 tensor: tensor.clone(),
-                leaf: leaves.get(&tensor.storage.id()).map(Rc::clone),
+                leaf: own.map(|own| Rc::clone(&own.leaf)),
+                apart: own.map_or(Apart::default(), |own| own.apart),
                 adapter,
                 place,
             });

@@ -5,9 +5,8 @@
 //! | [`shares`] | how much of a tensor each rank has |
 //! | `members`, `units` | the parameters of a model, and which of them are wrapped together |
 //! | `buffers` | gathered parameters and buffers of collectives |
-//! | `alone` | no engine: tensor parallel by itself |
 //! | `ddp` | `DistributedDataParallel` |
-//! | `deepspeed`, `zero0`, `zero1_wide`, `zero12`, `zero3`, `coordinator`, `leaf_modules` | DeepSpeed's loop, and what ZeRO does in it |
+//! | `deepspeed`, `zero0`, `zero1_wide`, `zero12`, `zero3`, `coordinator`, `leaf_modules` | DeepSpeed: what ZeRO does |
 //! | `fsdp1`, `flat_parameter` | `FullyShardedDataParallel` |
 //! | `fsdp2` | `fully_shard` |
 //! | `pipeline` | one rank of a pipeline: its stages, and the schedule they run by |
@@ -15,7 +14,6 @@
 //!
 //! The card is rank 0 of the data-parallel ranks: where a size does not divide, it has the largest share.
 
-mod alone;
 mod buffers;
 mod coordinator;
 mod ddp;
@@ -36,173 +34,122 @@ mod zero3;
 
 use std::rc::Rc;
 
-use super::adapters::{self, Loaded};
-use super::autograd;
-use super::device::Device;
-use super::log::{Event, Log};
-use super::lower::Runner;
-use super::lower::hooks::Hooks;
-use super::lower::liger::Liger;
-use super::lower::tensor_parallel::Split;
-use super::optimizer::Optimizer;
-use super::tensor::Tensor;
-use super::tensor_parallel;
+use self::pipeline::PipelineOf;
+use super::adapters::Loaded;
+use super::engine::{Alone, Engine};
+use super::lower::Settings;
 use super::torch::Torch;
 use super::torch::ring::Ring;
-use super::train;
-use crate::dtype::DType;
-use crate::model::{Program, Shape};
-use crate::plan::liger::LigerPatch;
-use crate::plan::parallel::{ContextParallel, Engine, Mesh, Parallel, Place};
-use crate::plan::{AdapterLayout, PlanError, TrainPlan};
+use crate::model::Program;
+use crate::plan::TrainPlan;
+use crate::plan::parallel::{ContextParallel, Ddp, DeepSpeed, Engine as Plan, Fsdp1, Fsdp2, Parallel, Place};
 
-/// A model under an engine.
-struct Wrapped {
-    /// What the forward pass reads and the optimizer steps on.
-    loaded: Loaded,
-    /// What the optimizer steps on in the host's memory.
-    on_host: Vec<(Shape, DType)>,
-    /// What runs around modules and passes.
-    engine: Rc<dyn Wrapper>,
+/// How a run is spread over cards by an engine that wraps a model in torch's loop.
+#[derive(Clone, Copy)]
+pub(super) struct Spread<'a> {
+    /// Over which.
+    pub(super) parallel: &'a Parallel,
+    by: By<'a>,
 }
 
-/// What an engine does around passes and modules.
-trait Wrapper: Hooks {
-    /// Before the forward pass; `syncs`: whether gradients are reduced after it.
-    fn before_forward(&self, torch: &mut Torch, syncs: bool);
-    /// After it, with what it returns.
-    fn after_forward(&self, torch: &mut Torch, outputs: &[Tensor]);
-    /// After the backward pass.
-    fn after_backward(&self, torch: &mut Torch);
-    /// Itself as hooks of modules.
-    fn hooks(self: Rc<Self>) -> Rc<dyn Hooks>;
-    /// Itself around a stage of a pipeline, where it can be.
-    fn staged(self: Rc<Self>) -> Option<Rc<dyn Staged>> {
-        None
+/// The engines that wrap a model.
+#[derive(Clone, Copy)]
+enum By<'a> {
+    Ddp(&'a Ddp),
+    Fsdp1(&'a Fsdp1),
+    Fsdp2(&'a Fsdp2),
+    Deepspeed(&'a DeepSpeed),
+    Tp,
+}
+
+impl<'a> Spread<'a> {
+    /// As a plan says; none for Megatron, which builds its own model.
+    pub(super) fn of(parallel: &'a Parallel) -> Option<Self> {
+        let by = match &parallel.engine {
+            Plan::Ddp(options) => By::Ddp(options),
+            Plan::Fsdp1(options) => By::Fsdp1(options),
+            Plan::Fsdp2(options) => By::Fsdp2(options),
+            Plan::Deepspeed(options) => By::Deepspeed(options),
+            Plan::Tp(_) => By::Tp,
+            Plan::Megatron(_) => return None,
+        };
+        Some(Self { parallel, by })
     }
-}
 
-/// What an engine does around a stage of a pipeline.
-trait Staged: Wrapper {
-    /// Which of a rank's stages it is.
-    fn be_stage(&self, place: u8);
-    /// Before a micro-batch goes forward.
-    fn before_stage(&self, torch: &mut Torch);
-    /// Before one goes back: nothing is reduced, and what is gathered stays.
-    fn begin_backward(&self);
-    /// After one went back.
-    fn after_stage_backward(&self, torch: &mut Torch);
-    /// After the last: gradients are reduced.
-    fn reduce(&self, torch: &mut Torch);
-    /// Begins to gather all there is.
-    fn gather_all(&self, torch: &mut Torch);
-    /// Waits for that.
-    fn wait_for_all(&self, torch: &mut Torch);
-    /// Lets go of all that is gathered.
-    fn scatter_all(&self);
-}
+    /// Whether the engine does anything: one card needs none, except one that uses the host's memory or has an optimizer of its
+    /// own.
+    pub(super) fn is_needed(self) -> bool {
+        self.parallel.mesh.world() > 1 || self.parallel.offloads() || matches!(self.by, By::Deepspeed(_))
+    }
 
-/// Runs a program on one card of many and returns what happened to its memory.
-pub fn simulate(
-    program: Rc<Program>,
-    plan: &TrainPlan,
-    parallel: &Parallel,
-    layout: Option<&AdapterLayout>,
-    (liger, split): (Option<LigerPatch>, Option<Split>),
-    place: Place,
-) -> Result<Log, PlanError> {
-    let mut torch = Torch::new(Device::of(&plan.gpu));
-    if let Engine::Fsdp2(options) = &parallel.engine {
-        let Mesh { pp, cp, .. } = parallel.mesh;
+    /// The types that the engine has the model compute in.
+    pub(super) fn set_types(self, plan: &TrainPlan, settings: &mut Settings) {
+        settings.weights = self.parallel.compute_type().unwrap_or(settings.weights);
+        match self.by {
+            // FSDP2 gathers parameters in another type and leaves buffers alone; FSDP1 is given a type for both.
+            By::Fsdp1(_) => settings.buffers = settings.weights,
+            By::Deepspeed(_) => (settings.weights, settings.buffers) = (plan.weights, plan.weights),
+            By::Ddp(_) | By::Fsdp2(_) | By::Tp => {}
+        }
+    }
+
+    /// What a report should say about options that the engine cannot honour.
+    pub(super) fn note(self, plan: &TrainPlan) -> Option<String> {
+        let flat = match self.by {
+            By::Deepspeed(_) => true,
+            By::Fsdp1(options) => options.flat_params,
+            By::Ddp(_) | By::Fsdp2(_) | By::Tp => false,
+        };
+        let kind = plan.optimizer.kind;
+        // It looks for the weights of modules among what it steps on (`check_overrides` of bitsandbytes/optim/optimizer.py).
+        (flat && plan.optimizer.wide_embeddings && kind.in_32_bits() != kind).then(|| {
+            let engine = self.parallel.engine.name();
+            format!("wide states of embeddings: {engine} steps flat buffers, where bitsandbytes finds no embeddings; all states are in 8 bits")
+        })
+    }
+
+    /// The cards that attention goes round over.
+    pub(super) fn ring(self, place: Place) -> Option<Ring> {
+        let (By::Fsdp2(options), cp) = (self.by, self.parallel.mesh.cp) else { return None };
         let ContextParallel { rotate, load_balance } = options.context;
-        torch.ring = (cp > 1).then_some(Ring { ranks: cp, rank: place.cp, rotate, balanced: load_balance });
-        if pp > 1 {
-            return pipeline::simulate(torch, &program, (plan, parallel, options), split, place.pp);
-        }
+        (cp > 1).then_some(Ring { ranks: cp, rank: place.cp, rotate, balanced: load_balance })
     }
-    let mut loaded = match layout {
-        Some(layout) => adapters::load(&mut torch, &program, plan, layout, None),
-        None => {
-            let (parameters, trained) = match &split {
-                Some(split) => tensor_parallel::load(&mut torch, &program, split, plan),
-                None => train::load(&mut torch, &program, plan),
-            };
-            Loaded { parameters, trained, wrapped: Default::default() }
-        }
-    };
-    loaded.wrapped.liger = liger.map(|patch| Liger::new(&program, patch));
-    loaded.wrapped.checkpoints = plan.checkpoints;
-    loaded.wrapped.split = split;
-    let (world, replicas) = (parallel.sharded_over(), parallel.mesh.dp_replicate);
-    let wrapped = match &parallel.engine {
-        Engine::Deepspeed(options) => return Ok(deepspeed::simulate(torch, program, plan, loaded, options, world)),
-        Engine::Ddp(options) => ddp::wrap(&mut torch, &program, loaded, options),
-        Engine::Fsdp1(options) => fsdp1::wrap(&mut torch, &program, loaded, options, (world, replicas)),
-        Engine::Fsdp2(options) => fsdp2::wrap(&mut torch, &program, loaded, options, (world, replicas)),
-        Engine::Tp(_) => Wrapped { loaded, on_host: Vec::new(), engine: Rc::new(alone::Alone) },
-        // Has a runtime of its own.
-        Engine::Megatron(_) => return Ok(Log::default()),
-    };
-    Ok(run(torch, program, (plan, parallel), wrapped))
-}
 
-fn run(mut torch: Torch, program: Rc<Program>, (plan, parallel): (&TrainPlan, &Parallel), wrapped: Wrapped) -> Log {
-    let Wrapped { loaded: Loaded { parameters, trained, wrapped }, on_host, engine } = wrapped;
-    if !on_host.is_empty() {
-        let states = host::state_bytes(plan, &on_host);
-        torch.log.borrow_mut().on_host("optimizer states", states, false);
+    /// The pipeline it is.
+    pub(super) fn pipeline(self) -> Option<PipelineOf<'a>> {
+        let By::Fsdp2(options) = self.by else { return None };
+        (self.parallel.mesh.pp > 1).then_some(PipelineOf { parallel: self.parallel, options })
     }
-    let inputs = match parallel.mesh.cp {
-        1 => train::batch(&mut torch, &program, plan),
-        cp => pipeline::batch(&mut torch, &program, (1, cp), true),
-    };
-    let mut settings = train::settings(plan);
-    settings.weights = parallel.compute_type().unwrap_or(settings.weights);
-    // FSDP2 gathers parameters in another type and leaves buffers alone; FSDP1 is given a type for both.
-    if matches!(parallel.engine, Engine::Fsdp1(_)) {
-        settings.buffers = settings.weights;
-    }
-    let runner = Runner::with(Rc::clone(&program), parameters, inputs, settings, Rc::new(wrapped), None)
-        .hooked(Rc::clone(&engine).hooks());
-    let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
-    torch.log.borrow_mut().events.push(Event::EmptyCache);
-    for step in 0..train::STEPS {
-        let micro_batches = plan.gradient_accumulation.clamp(1, train::MOST_MICRO_BATCHES);
-        for micro in 0..micro_batches {
-            let syncs = !parallel.no_sync || micro + 1 == micro_batches;
-            let (loss, outputs) = train::phase(&mut torch, format!("{step}.{micro}.fwd"), |torch| {
-                engine.before_forward(torch, syncs);
-                let mut outputs = runner.forward(torch);
-                engine.after_forward(torch, &outputs);
-                let loss = outputs.first().cloned();
-                if !plan.keep_outputs {
-                    outputs.clear();
-                }
-                (loss, outputs)
-            });
-            train::phase(&mut torch, format!("{step}.{micro}.bwd"), |torch| {
-                if let Some(loss) = &loss {
-                    autograd::backward(torch, loss);
-                }
-                engine.after_backward(torch);
-            });
-            drop((loss, outputs));
-            torch.drop_graph(0);
-        }
-        if plan.clip {
-            train::phase(&mut torch, format!("{step}.clip"), |torch| train::clip(torch, &trained));
-        }
-        train::phase(&mut torch, format!("{step}.opt"), |torch| optimizer.step(torch, &trained));
-        train::phase(&mut torch, format!("{step}.zero"), |_| {
-            trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
-        });
-    }
-    finish(torch, (optimizer, runner, trained, engine))
-}
 
-/// The log, once everything that writes to it is gone.
-fn finish<T>(torch: Torch, holders: T) -> Log {
-    let log = Rc::clone(&torch.log);
-    drop((holders, torch));
-    Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
+    /// Wraps a loaded model.
+    pub(super) fn wrap(
+        self,
+        torch: &mut Torch,
+        program: &Program,
+        plan: &TrainPlan,
+        loaded: Loaded,
+    ) -> (Loaded, Rc<dyn Engine>) {
+        let over = (self.parallel.sharded_over(), self.parallel.mesh.dp_replicate);
+        let (wrapped, engine, on_host): (Loaded, Rc<dyn Engine>, _) = match self.by {
+            By::Deepspeed(options) => return deepspeed::wrap(torch, program, plan, loaded, (options, over.0)),
+            By::Ddp(options) => return ddp::wrap(torch, program, loaded, options),
+            By::Tp => {
+                let (loaded, alone) = Alone::around(loaded);
+                return (loaded, alone);
+            }
+            By::Fsdp1(options) => {
+                let (loaded, engine, on_host) = fsdp1::wrap(torch, program, loaded, options, over);
+                (loaded, engine, on_host)
+            }
+            By::Fsdp2(options) => {
+                let (loaded, engine, on_host) = fsdp2::wrap(torch, program, loaded, options, over);
+                (loaded, engine, on_host)
+            }
+        };
+        if !on_host.is_empty() {
+            let states = host::state_bytes(plan, &on_host);
+            torch.log.borrow_mut().on_host("optimizer states", states, false);
+        }
+        (wrapped, engine)
+    }
 }

@@ -5,9 +5,9 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use super::deepspeed::Stage;
 use crate::dtype::DType;
 use crate::memory::autograd::Leaf;
+use crate::memory::engine::Engine;
 use crate::memory::log::{Category, Stream};
 use crate::memory::optimizer::{Optimizer, Trained};
 use crate::memory::tensor::Tensor;
@@ -26,14 +26,14 @@ pub(super) struct Unfused {
 }
 
 /// Makes the fp32 copies of a loaded model.
-pub(super) fn wrap(torch: &mut Torch, trained: Vec<Trained>) -> Rc<dyn Stage> {
+pub(super) fn wrap(torch: &mut Torch, trained: Vec<Trained>) -> Rc<dyn Engine> {
     let mut masters = Vec::new();
     let mut leaves = Vec::new();
     for parameter in trained {
         let narrow = torch.fresh_like("clone", &parameter.tensor, DType::BF16);
         let wide = torch.in_category(Category::Weights, |torch| torch.fresh_like("fp32 copy", &narrow, DType::F32));
         let (tensor, leaf) = torch.leaf(wide);
-        masters.push(Trained { tensor, leaf });
+        masters.push(Trained::new(tensor, leaf));
         leaves.push(parameter.leaf);
     }
     Rc::new(Unfused { leaves, masters, boundary: Cell::new(true) })
@@ -51,9 +51,13 @@ impl Unfused {
     }
 }
 
-impl Stage for Unfused {
-    fn begin(&self, boundary: bool) {
-        self.boundary.set(boundary);
+impl Engine for Unfused {
+    fn begin(&self, last: bool) {
+        self.boundary.set(last);
+    }
+
+    fn steps_alone(&self) -> bool {
+        true
     }
 
     fn trained(&self) -> &[Trained] {

@@ -5,12 +5,12 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
-use super::deepspeed::Stage;
 use super::members::Member;
 use super::{host, shares};
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd::Leaf;
+use crate::memory::engine::Engine;
 use crate::memory::log::{Category, Stream};
 use crate::memory::optimizer::{Optimizer, Trained};
 use crate::memory::tensor::Tensor;
@@ -65,7 +65,7 @@ pub(super) fn wrap(
     trained: Vec<Member>,
     (plan, options): (&TrainPlan, &DeepSpeed),
     world: u64,
-) -> Rc<dyn Stage> {
+) -> Rc<dyn Engine> {
     let config = &options.zero;
     loaded.trained.clear();
     let trained: Vec<Member> = trained.into_iter().filter(Member::trains).collect();
@@ -95,7 +95,7 @@ pub(super) fn wrap(
             let wide = torch.in_category(Category::Weights, |torch| torch.fresh("fp32 partition", shape, DType::F32));
             drop(narrow);
             let (tensor, leaf) = torch.leaf(wide);
-            master.push(Trained { tensor, leaf });
+            master.push(Trained::new(tensor, leaf));
             drop(torch.fresh("zeros", shape, DType::F32));
         }
         Some(offload) => {
@@ -365,9 +365,13 @@ fn view(whole: &Tensor, leaf: &Leaf) -> Tensor {
     whole.clone().with_shape(leaf.shape)
 }
 
-impl Stage for Partitioned {
-    fn begin(&self, boundary: bool) {
-        self.boundary.set(boundary);
+impl Engine for Partitioned {
+    fn begin(&self, last: bool) {
+        self.boundary.set(last);
+    }
+
+    fn steps_alone(&self) -> bool {
+        true
     }
 
     fn trained(&self) -> &[Trained] {

@@ -5,13 +5,13 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use super::deepspeed::Stage;
 use super::members::Member;
 use super::shares;
 use super::zero12::ALIGNMENT;
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd::Leaf;
+use crate::memory::engine::Engine;
 use crate::memory::log::{Category, Stream};
 use crate::memory::optimizer::{Optimizer, Trained};
 use crate::memory::tensor::Tensor;
@@ -31,7 +31,7 @@ struct Wide {
 }
 
 /// Flattens a loaded model, and makes the fp32 partition and gradients.
-pub(super) fn wrap(torch: &mut Torch, loaded: &mut Loaded, members: Vec<Member>, world: u64) -> Rc<dyn Stage> {
+pub(super) fn wrap(torch: &mut Torch, loaded: &mut Loaded, members: Vec<Member>, world: u64) -> Rc<dyn Engine> {
     loaded.trained.clear();
     let trained: Vec<Member> = members.into_iter().filter(Member::trains).collect();
     let total: u64 = trained.iter().map(|parameter| parameter.tensor.elements()).sum();
@@ -49,12 +49,16 @@ pub(super) fn wrap(torch: &mut Torch, loaded: &mut Loaded, members: Vec<Member>,
     drop(narrow);
     let (tensor, leaf) = torch.leaf(wide);
     let gradients = torch.in_category(Category::Gradients, |torch| torch.fresh("zeros", whole, DType::F32));
-    Rc::new(Wide { leaves, master: vec![Trained { tensor, leaf }], gradients, partition, boundary: Cell::new(true) })
+    Rc::new(Wide { leaves, master: vec![Trained::new(tensor, leaf)], gradients, partition, boundary: Cell::new(true) })
 }
 
-impl Stage for Wide {
-    fn begin(&self, boundary: bool) {
-        self.boundary.set(boundary);
+impl Engine for Wide {
+    fn begin(&self, last: bool) {
+        self.boundary.set(last);
+    }
+
+    fn steps_alone(&self) -> bool {
+        true
     }
 
     fn trained(&self) -> &[Trained] {

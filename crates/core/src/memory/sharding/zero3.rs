@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
 use super::coordinator::{Coordinator, Sharded};
-use super::deepspeed::Stage;
-use super::leaf_modules::{LeafModules, NAMELESS, ROOT};
+use super::leaf_modules::{LeafModules, Part};
 use super::members::Member;
 use super::{host, shares};
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd::{Edge, Leaf, Node};
+use crate::memory::engine::Engine;
 use crate::memory::log::{Category, Event, StorageId, Stream};
 use crate::memory::lower::hooks::Hooks;
 use crate::memory::optimizer::{Optimizer, Trained};
@@ -74,7 +74,7 @@ pub(super) fn wrap(
     members: Vec<Member>,
     (plan, options): (&TrainPlan, &DeepSpeed),
     world: u64,
-) -> Rc<dyn Stage> {
+) -> Rc<dyn Engine> {
     let config = &options.zero;
     let accumulated = if options.accumulates_wide(plan.weights) { DType::F32 } else { DType::BF16 };
     torch.linears_are_functions = true;
@@ -139,7 +139,7 @@ pub(super) fn wrap(
             converted = Some(torch.flat("_to_copy", elements, DType::F32, Stream::Default));
             let wide = flat(torch, Category::Weights, "fp32 partition", DType::F32, elements);
             let (tensor, leaf) = torch.leaf(wide);
-            master.push(Trained { tensor, leaf });
+            master.push(Trained::new(tensor, leaf));
         }
         sub_groups.push(SubGroup { master, partitions, optimizer: RefCell::default() });
     }
@@ -237,26 +237,23 @@ fn owners(program: &Program, members: &[Member]) -> BTreeMap<ModuleId, Rc<[usize
 /// Bytes from which a gradient is written to a disk (`MIN_AIO_BYTES`).
 const SWAPPED: u64 = 1 << 20;
 
-/// Where modules that adapters make are counted from.
-const ADAPTER: u32 = 1 << 24;
-
 impl Stage3 {
-    fn owned(&self, module: ModuleId) -> &Rc<[usize]> {
-        let adapter = module.0.checked_sub(ADAPTER).filter(|_| module.0 != u32::MAX);
-        match adapter {
-            Some(index) => self.adapters.values().find(|own| own[0] == index as usize).unwrap_or(&self.none),
-            None => self.of_module.get(&module).unwrap_or(&self.none),
-        }
+    fn owned(&self, part: Part) -> &Rc<[usize]> {
+        let own = match part {
+            Part::Root | Part::Nameless => None,
+            Part::Module(module) => self.of_module.get(&module),
+            Part::Adapter(index) => self.adapters.values().find(|own| own[0] == index),
+        };
+        own.unwrap_or(&self.none)
     }
 
-    fn adapter(&self, weight: &Tensor) -> Option<ModuleId> {
-        let own = self.adapters.get(&weight.storage.id())?;
-        Some(ModuleId(ADAPTER + own[0] as u32))
+    fn adapter(&self, weight: &Tensor) -> Option<Part> {
+        Some(Part::Adapter(self.adapters.get(&weight.storage.id())?[0]))
     }
 
     /// A module begins: its parameters are fetched, and released again when the gradients of its inputs are known.
-    fn begin_module(&self, torch: &mut Torch, module: ModuleId, edges: &mut [&mut Option<Edge>]) {
-        self.coordinator.fetch(torch, module.0, self.owned(module));
+    fn begin_module(&self, torch: &mut Torch, module: Part, edges: &mut [&mut Option<Edge>]) {
+        self.coordinator.fetch(torch, module, self.owned(module));
         if self.owned(module).is_empty() || edges.is_empty() || torch.recomputing.is_some() || !torch.grad_enabled {
             return;
         }
@@ -265,7 +262,7 @@ impl Stage3 {
         let work = move |torch: &mut Torch, gradients| {
             if let Some(this) = this.upgrade() {
                 this.coordinator.leaf_modules.gradients(module).iter().for_each(|&index| this.gradient(torch, index));
-                this.coordinator.release(torch, module.0, this.owned(module));
+                this.coordinator.release(torch, module, this.owned(module));
             }
             gradients
         };
@@ -276,11 +273,11 @@ impl Stage3 {
     }
 
     /// A module ends: what it does not need soon is released; its backward pass begins with fetching again.
-    fn end<'a>(&self, torch: &mut Torch, module: ModuleId, outputs: impl Iterator<Item = &'a Tensor>) {
+    fn end<'a>(&self, torch: &mut Torch, module: Part, outputs: impl Iterator<Item = &'a Tensor>) {
         if torch.stopped {
             return;
         }
-        self.coordinator.release(torch, module.0, self.owned(module));
+        self.coordinator.release(torch, module, self.owned(module));
         if torch.recomputing.is_some() {
             return;
         }
@@ -289,7 +286,7 @@ impl Stage3 {
             let this = Weak::clone(&self.this);
             edge.node.run_before(Rc::new(move |torch: &mut Torch| {
                 if let Some(this) = this.upgrade() {
-                    this.coordinator.fetch(torch, module.0, this.owned(module));
+                    this.coordinator.fetch(torch, module, this.owned(module));
                 }
             }));
         }
@@ -357,11 +354,11 @@ impl Hooks for Stage3 {
 
     fn before(&self, torch: &mut Torch, module: ModuleId, inputs: &mut [Tensor]) {
         let mut edges: Vec<&mut Option<Edge>> = inputs.iter_mut().map(|input| &mut input.edge).collect();
-        self.begin_module(torch, module, &mut edges);
+        self.begin_module(torch, Part::Module(module), &mut edges);
     }
 
     fn after(&self, torch: &mut Torch, module: ModuleId, outputs: &[Tensor]) {
-        self.end(torch, module, outputs.iter());
+        self.end(torch, Part::Module(module), outputs.iter());
     }
 
     fn watches_operation(&self, op: &Op, module: ModuleId, program: &Program) -> bool {
@@ -379,16 +376,16 @@ impl Hooks for Stage3 {
     }
 
     fn before_operation(&self, torch: &mut Torch, module: Option<ModuleId>, inputs: &mut [Option<Tensor>]) {
-        let Some(module) = module else { return self.coordinator.fetch(torch, NAMELESS, &self.none) };
+        let Some(module) = module else { return self.coordinator.fetch(torch, Part::Nameless, &self.none) };
         let flowing = inputs.iter_mut().flatten().map(|input| &mut input.edge);
         let mut edges: Vec<&mut Option<Edge>> =
             flowing.filter(|edge| edge.as_ref().is_some_and(|edge| !edge.node.is_leaf())).collect();
-        self.begin_module(torch, module, &mut edges);
+        self.begin_module(torch, Part::Module(module), &mut edges);
     }
 
     fn after_operation(&self, torch: &mut Torch, module: Option<ModuleId>, outputs: &[Option<Tensor>]) {
         if let Some(module) = module {
-            self.end(torch, module, outputs.iter().flatten());
+            self.end(torch, Part::Module(module), outputs.iter().flatten());
         }
     }
 
@@ -408,13 +405,17 @@ impl Hooks for Stage3 {
     }
 
     fn recomputed(&self, torch: &mut Torch, module: ModuleId) {
-        self.coordinator.fetch(torch, module.0, self.owned(module));
+        self.coordinator.fetch(torch, Part::Module(module), self.owned(Part::Module(module)));
     }
 }
 
-impl Stage for Stage3 {
-    fn begin(&self, boundary: bool) {
-        self.boundary.set(boundary);
+impl Engine for Stage3 {
+    fn begin(&self, last: bool) {
+        self.boundary.set(last);
+    }
+
+    fn steps_alone(&self) -> bool {
+        true
     }
 
     fn trained(&self) -> &[Trained] {
@@ -427,13 +428,13 @@ impl Stage for Stage3 {
         }
     }
 
-    fn before_forward(&self, torch: &mut Torch) {
+    fn before_forward(&self, torch: &mut Torch, _syncs: bool) {
         self.coordinator.reset(torch);
-        self.coordinator.fetch(torch, ROOT, &self.none);
+        self.coordinator.fetch(torch, Part::Root, &self.none);
     }
 
     fn after_forward(&self, torch: &mut Torch, outputs: &[Tensor]) {
-        self.end(torch, ModuleId(ROOT), outputs.iter());
+        self.end(torch, Part::Root, outputs.iter());
     }
 
     fn after_backward(&self, torch: &mut Torch) {

@@ -218,6 +218,7 @@ impl Torch {
             _ => Shape::from([batch, heads, rows]),
         };
         // cuDNN makes its seeds first, flash attention last; those of the third kernel stay on the host.
+        self.log.borrow_mut().ran_cudnn |= kernel == Kernel::Cudnn;
         let early = (kernel == Kernel::Cudnn).then(|| self.seeds());
         let output = self.fresh_strided("scaled_dot_product_attention", shape, strides, query.dtype);
         let statistic = self.fresh("logsumexp", statistic, DType::F32);

@@ -33,15 +33,17 @@ pub mod ring;
 pub mod stored;
 pub mod views;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::autograd::{Edge, Frame, Gradients, Leaf, Node, Saved};
 use super::device::Device;
-use super::log::{Category, SharedLog, Storage, StorageId, Stream};
+use super::log::{Category, Log, SharedLog, Storage, StorageId, Stream};
 use super::tensor::{Layouts, Strides, Tensor, contiguous_strides, pointwise_strides};
 use crate::dtype::DType;
 use crate::model::Shape;
+use crate::plan::PlanError;
 
 /// The state of the library: what it records, and what is switched on.
 pub struct Torch {
@@ -133,6 +135,14 @@ impl Torch {
             phantoms: SharedLog::default(),
             layouts: Layouts::default(),
         }
+    }
+
+    /// What happened, once all that writes to the log is gone; `holders` are what the run still has.
+    pub fn finish<T>(self, holders: T) -> Result<Log, PlanError> {
+        let log = Rc::clone(&self.log);
+        drop((holders, self));
+        let held = || PlanError::Internal { what: "memory is held beyond the end of the run".into() };
+        Rc::try_unwrap(log).map(RefCell::into_inner).map_err(|_| held())
     }
 
     // ---- making tensors ------------------------------------------------------------------------------------------

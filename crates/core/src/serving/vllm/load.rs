@@ -10,6 +10,7 @@ use super::Rules;
 use crate::dtype::DType;
 use crate::memory::allocator;
 use crate::memory::log::{SharedLog, Storage};
+use crate::memory::phase::Work;
 use crate::model::Shape;
 use crate::plan::AllocatorOptions;
 use crate::serving::model::ServedModel;
@@ -88,14 +89,14 @@ struct Piece {
 /// What a card holds after loading: weights, and the slots of adapters.
 pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Option<[u64; 2]>) -> [u64; 2] {
     let log = SharedLog::default();
-    log.borrow_mut().phase("weights".into());
+    log.borrow_mut().phase(Work::Weights.into());
     let mut held: Vec<Rc<Storage>> = Vec::new();
     let take = |bytes: u64| Storage::of_bytes(&log, "parameter", bytes, Shape::from([bytes]), DType::U8);
     for piece in pieces(model, rank) {
         held.extend(piece.parts.into_iter().map(take));
     }
     held.push(take(model.positions.saturating_mul(model.rotary).saturating_mul(2)));
-    log.borrow_mut().phase("adapters".into());
+    log.borrow_mut().phase(Work::Adapters.into());
     if let Some([count, rows]) = lora {
         held.extend(slots(model, rank, rules, count.max(1), rows).into_iter().map(take));
     }

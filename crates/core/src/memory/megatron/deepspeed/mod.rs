@@ -14,9 +14,11 @@ use super::rank::Rank;
 use super::{batch, ends, mean, stage_chunks, weights};
 use crate::memory::autograd::{self, Leaf};
 use crate::memory::device::Device;
+use crate::memory::engine::Engine;
 use crate::memory::log::{Category, Event, Log};
 use crate::memory::optimizer::Optimizer;
-use crate::memory::sharding::deepspeed::{Stage, wrap_plain};
+use crate::memory::phase::{Phase, Work};
+use crate::memory::sharding::deepspeed::wrap_plain;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::train;
@@ -46,15 +48,17 @@ pub(super) fn simulate(
         let (mut forward, mut backward) = (0, 0);
         for turn in &turns {
             if let Turn::Forward(_) = turn {
-                train::phase(&mut torch, format!("{step}.{forward}.fwd"), |torch| run.forward(torch, forward));
+                train::phase(&mut torch, Phase::pass(step, forward, Work::Forward), |torch| {
+                    run.forward(torch, forward)
+                });
                 forward += 1;
             } else {
                 run.zero.begin(backward + 1 == micro_batches);
-                train::phase(&mut torch, format!("{step}.{backward}.bwd"), |torch| run.backward(torch));
+                train::phase(&mut torch, Phase::pass(step, backward, Work::Backward), |torch| run.backward(torch));
                 backward += 1;
             }
         }
-        train::phase(&mut torch, format!("{step}.opt"), |torch| run.zero.step(torch, &mut optimizer));
+        train::phase(&mut torch, Phase::of_step(step, Work::Optimizer), |torch| run.zero.step(torch, &mut optimizer));
     }
     let log = Rc::clone(&torch.log);
     drop((run, optimizer, torch));
@@ -67,7 +71,7 @@ struct Run {
     architecture: Rc<Architecture>,
     chunk: Chunk,
     parameters: Rc<Parameters>,
-    zero: Rc<dyn Stage>,
+    zero: Rc<dyn Engine>,
     waiting: VecDeque<Waiting>,
     /// `pipe_buffers['outputs']` of the last stage: logits in fp32, until a later micro-batch takes the buffer.
     logits: Vec<Option<Tensor>>,

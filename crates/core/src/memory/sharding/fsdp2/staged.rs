@@ -2,8 +2,8 @@
 //!
 //! Source: torch/distributed/pipelining/{stage,schedules}.py of torch 2.11.
 
-use super::super::Staged;
-use super::{FullyShard, State, Wrapper};
+use super::{FullyShard, State};
+use crate::memory::engine::{Engine, Staged};
 use crate::memory::log::Stream;
 use crate::memory::torch::Torch;
 

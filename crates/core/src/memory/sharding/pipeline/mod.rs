@@ -3,31 +3,32 @@
 //! Follows torch/distributed/pipelining/{stage,schedules}.py of torch 2.11. What is sent is freed when nothing holds it any
 //! more; NCCL may hold it until the send is over.
 
-mod schedule;
 mod stages;
 
 use std::rc::Rc;
 
-use self::schedule::Action;
 use self::stages::{Cut, Stack};
-use super::{Loaded, Staged, Wrapped, alone, finish, fsdp2};
+use super::fsdp2;
 use crate::dtype::DType;
+use crate::memory::adapters::Loaded;
 use crate::memory::autograd::{self, Leaf};
-use crate::memory::log::{Category, Event, Log};
-use crate::memory::lower::tensor_parallel::Split;
+use crate::memory::engine::{Alone, Engine, Staged};
+use crate::memory::load::{self, Batch, Changes};
+use crate::memory::log::Category;
 use crate::memory::lower::{Runner, Settings};
-use crate::memory::optimizer::{Optimizer, Trained};
+use crate::memory::optimizer::Trained;
+use crate::memory::phase::{Phase, Work};
+use crate::memory::schedule::{Action, PipelineRank};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
-use crate::memory::{tensor_parallel, train};
+use crate::memory::train::{self, Passes};
 use crate::model::op::{Op, ValueId};
 use crate::model::{Program, Shape, Step};
-use crate::plan::parallel::{Fsdp2, Parallel, Schedule, TensorForm};
+use crate::plan::parallel::{Fsdp2, Mesh, Parallel, Schedule, TensorForm};
 use crate::plan::{PlanError, TrainPlan};
 
 /// A stage that is loaded.
 struct Stage {
-    index: u64,
     cut: Cut,
     runner: Rc<Runner>,
     loss: Option<Rc<Runner>>,
@@ -41,103 +42,82 @@ struct Stage {
     losses: Vec<Option<Tensor>>,
 }
 
-/// Runs a rank and returns what happened to its memory.
-pub(super) fn simulate(
-    mut torch: Torch,
-    program: &Program,
-    (plan, parallel, options): (&TrainPlan, &Parallel, &Fsdp2),
-    split: Option<Split>,
-    rank: u64,
-) -> Result<Log, PlanError> {
-    let (pp, micro) = (parallel.mesh.pp, u64::from(plan.gradient_accumulation.max(1)));
-    let stack = Stack::of(program)?;
-    let ranges = options.pipeline.split(stack.len(), pp)?;
-    let cuts =
-        options.pipeline.stages_of(rank, pp).into_iter().map(|index| Ok((index, stack.cut(&ranges[index as usize])?)));
-    let cuts: Vec<(u64, Cut)> = cuts.collect::<Result<_, PlanError>>()?;
-    let ways = split.as_ref().filter(|split| split.sequence).map_or(1, |split| split.ways);
-    let mut settings = train::settings(plan);
-    settings.weights = parallel.compute_type().unwrap_or(settings.weights);
-    let mut loaded = Vec::new();
-    for (index, cut) in cuts {
-        let wrapped = load(&mut torch, &cut.program, (plan, parallel, options), split.clone());
-        loaded.push((index, cut, wrapped));
+/// A pipeline of a plan.
+pub(in crate::memory) struct PipelineOf<'a> {
+    pub(super) parallel: &'a Parallel,
+    pub(super) options: &'a Fsdp2,
+}
+
+impl PipelineOf<'_> {
+    /// A rank with its stages loaded, and what the optimizer sees of it.
+    pub(in crate::memory) fn load(
+        &self,
+        torch: &mut Torch,
+        program: &Program,
+        (plan, settings): (&TrainPlan, Settings),
+        changes: Changes,
+        rank: u64,
+    ) -> Result<(Rank, Rc<dyn Engine>), PlanError> {
+        let (Mesh { pp, cp, dp_replicate, .. }, pipeline) = (self.parallel.mesh, self.options.pipeline);
+        let micro = u64::from(plan.gradient_accumulation.max(1));
+        let stack = Stack::of(program)?;
+        let ranges = pipeline.split(stack.len(), pp)?;
+        let own = pipeline.stages_of(rank, pp).into_iter();
+        let cuts = own.map(|index| stack.cut(&ranges[index as usize])).collect::<Result<Vec<Cut>, PlanError>>()?;
+        let ways = changes.split.as_ref().filter(|split| split.sequence).map_or(1, |split| split.ways);
+        let mut wrapped = Vec::new();
+        for cut in cuts {
+            let loaded = load::model(torch, &cut.program, plan, changes.clone());
+            let (loaded, engine): (Loaded, Rc<dyn Staged>) = match (self.parallel.sharded_over(), dp_replicate) {
+                (1, 1) => {
+                    let (loaded, alone) = Alone::around(loaded);
+                    (loaded, alone)
+                }
+                over => {
+                    let (loaded, engine, _) = fsdp2::wrap(torch, &cut.program, loaded, self.options, over);
+                    (loaded, engine)
+                }
+            };
+            wrapped.push((cut, loaded, engine));
+        }
+        let positions = cp > 1 || self.options.tensor.form == TensorForm::Torchtitan;
+        let Batch { inputs, beside } = load::shared_batch(torch, program, (micro, cp), positions);
+        let mut trained = Vec::new();
+        let mut stages = Vec::new();
+        for (cut, loaded, engine) in wrapped {
+            trained.extend_from_slice(engine.trained());
+            let patches = Rc::new(loaded.wrapped);
+            let bind = |program: &Program, parameters: Vec<Tensor>| {
+                Runner::with(Rc::new(program.clone()), parameters, inputs.clone(), settings, Rc::clone(&patches), None)
+            };
+            let loss = cut.loss.as_ref().map(|loss| Rc::new(bind(&with_labels(loss, program), Vec::new())));
+            let runner = Rc::new(bind(&cut.program, loaded.parameters).hooked(Rc::clone(&engine).hooks()));
+            engine.be_stage(stages.len() as u8);
+            let (received, gradients, outputs, losses) = Default::default();
+            stages.push(Stage { cut, runner, loss, engine, received, gradients, outputs, losses });
+        }
+        let place = PipelineRank { rank, ranks: pp, chunks: pipeline.per_rank(), micro_batches: micro };
+        let actions = place.torch(pipeline.schedule)?;
+        let rank = Rank { actions, schedule: pipeline.schedule, micro, ways, settings, stages, _beside: beside };
+        Ok((rank, Rc::new(Together { trained })))
     }
-    let positions = parallel.mesh.cp > 1 || options.tensor.form == TensorForm::Torchtitan;
-    let inputs = batch(&mut torch, program, (micro, parallel.mesh.cp), positions);
-    let mut trained = Vec::new();
-    let mut stages = Vec::new();
-    for (index, cut, Wrapped { loaded: Loaded { parameters, trained: own, wrapped }, engine, .. }) in loaded {
-        trained.extend(own);
-        let wrapped = Rc::new(wrapped);
-        let bind = |program: &Program, parameters: Vec<Tensor>| {
-            Runner::with(Rc::new(program.clone()), parameters, inputs.clone(), settings, Rc::clone(&wrapped), None)
-        };
-        let loss = cut.loss.as_ref().map(|loss| bind(&with_labels(loss, program), Vec::new()));
-        let runner = bind(&cut.program, parameters).hooked(Rc::clone(&engine).hooks());
-        let Some(engine) = engine.staged() else { continue };
-        engine.be_stage(stages.len() as u8);
-        let (received, gradients, outputs, losses) = Default::default();
-        stages.push(Stage { index, cut, runner, loss, engine, received, gradients, outputs, losses });
+}
+
+/// The stages of a rank as the optimizer sees them; each has its own engine.
+struct Together {
+    trained: Vec<Trained>,
+}
+
+impl Engine for Together {
+    fn trained(&self) -> &[Trained] {
+        &self.trained
     }
-    drop(inputs);
-    let rank = Rank {
-        actions: schedule::actions(&options.pipeline, rank, pp, micro),
-        schedule: options.pipeline.schedule,
-        micro,
-        ways,
-        stages,
-    };
-    Ok(rank.run(torch, plan, settings, trained))
 }
 
 /// The loss by itself reads labels from the batch.
 fn with_labels(loss: &Program, whole: &Program) -> Program {
     let inputs = whole.steps.iter().filter(|step| matches!(step, Step::Run { op: Op::Input(_), .. }));
     Program { steps: inputs.chain(&loss.steps).cloned().collect(), ..loss.clone() }
-}
-
-fn load(
-    torch: &mut Torch,
-    program: &Program,
-    (plan, parallel, options): (&TrainPlan, &Parallel, &Fsdp2),
-    split: Option<Split>,
-) -> Wrapped {
-    let (parameters, trained) = match &split {
-        Some(split) => tensor_parallel::load(torch, program, split, plan),
-        None => train::load(torch, program, plan),
-    };
-    let mut loaded = Loaded { parameters, trained, wrapped: Default::default() };
-    loaded.wrapped.checkpoints = plan.checkpoints;
-    loaded.wrapped.split = split;
-    match (parallel.sharded_over(), parallel.mesh.dp_replicate) {
-        (1, 1) => Wrapped { loaded, on_host: Vec::new(), engine: Rc::new(alone::Alone) },
-        over => fsdp2::wrap(torch, program, loaded, options, over),
-    }
-}
-
-/// The tensors of the batch of a step, of which micro-batches and context-parallel cards see parts.
-pub(super) fn batch(
-    torch: &mut Torch,
-    program: &Program,
-    (micro, cp): (u64, u64),
-    positions: bool,
-) -> Vec<(ValueId, Tensor)> {
-    let mut inputs = Vec::new();
-    torch.in_category(Category::Batch, |torch| {
-        for step in &program.steps {
-            let Step::Run { op: Op::Input(_), outputs, .. } = step else { continue };
-            let part = program.values[outputs[0].0 as usize];
-            let rows = part.with(0, part.size(0).saturating_mul(micro));
-            let whole = torch.fresh("batch", rows.with(1, part.size(1).saturating_mul(cp)), DType::I64);
-            inputs.push((outputs[0], whole.with_shape(part)));
-        }
-        if let (true, Some((_, first))) = (positions, inputs.first()) {
-            let whole = Shape::from([1, first.shape.size(1).saturating_mul(cp)]);
-            inputs.push((ValueId(u32::MAX), torch.fresh("batch", whole, DType::I64)));
-        }
-    });
-    inputs
 }
 
 impl Stage {
@@ -207,51 +187,38 @@ impl Stage {
 }
 
 /// A rank with all its stages.
-struct Rank {
+pub(in crate::memory) struct Rank {
     actions: Vec<Action>,
     schedule: Schedule,
     micro: u64,
     ways: u64,
+    settings: Settings,
     stages: Vec<Stage>,
+    _beside: Option<Tensor>,
+}
+
+impl Passes for Rank {
+    fn run(&mut self, torch: &mut Torch, _plan: &TrainPlan, _engine: &dyn Engine, step: u32) -> Result<(), PlanError> {
+        train::phase(torch, Phase::pass(step, 0, Work::Pipeline), |torch| {
+            if step == 0 {
+                let (micro, ways, settings) = (self.micro, self.ways, self.settings);
+                self.stages.iter_mut().for_each(|stage| stage.prepare(torch, micro, ways, settings));
+                self.stages.iter_mut().for_each(|stage| stage.prepare_backward(torch, micro, ways, settings));
+            }
+            self.step(torch)
+        })
+    }
 }
 
 impl Rank {
-    fn run(mut self, mut torch: Torch, plan: &TrainPlan, settings: Settings, trained: Vec<Trained>) -> Log {
-        let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, &trained);
-        torch.log.borrow_mut().events.push(Event::EmptyCache);
-        for step in 0..train::STEPS {
-            train::phase(&mut torch, format!("{step}.0.pipe"), |torch| {
-                if step == 0 {
-                    let (micro, ways) = (self.micro, self.ways);
-                    self.stages.iter_mut().for_each(|stage| stage.prepare(torch, micro, ways, settings));
-                    self.stages.iter_mut().for_each(|stage| stage.prepare_backward(torch, micro, ways, settings));
-                }
-                self.step(torch);
-            });
-            if plan.clip {
-                train::phase(&mut torch, format!("{step}.clip"), |torch| train::clip(torch, &trained));
-            }
-            train::phase(&mut torch, format!("{step}.opt"), |torch| optimizer.step(torch, &trained));
-            train::phase(&mut torch, format!("{step}.zero"), |_| {
-                trained.iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
-            });
-        }
-        finish(torch, (optimizer, self, trained))
-    }
-
-    fn step(&mut self, torch: &mut Torch) {
+    fn step(&mut self, torch: &mut Torch) -> Result<(), PlanError> {
         // Names of the schedule's own: the last output and the last gradient that was sent.
         let (mut output, mut sent): (Option<Tensor>, Option<Tensor>) = (None, None);
         let (single, keeps_sent) = (self.schedule.is_single(), self.schedule == Schedule::OneForwardOneBackward);
         for &action in &self.actions {
-            let (Action::Forward(index, _)
-            | Action::Backward(index, _)
-            | Action::Gather(index)
-            | Action::Scatter(index)
-            | Action::Reduce(index)) = action;
-            let Some(stage) = self.stages.iter_mut().find(|stage| stage.index == index) else { continue };
+            let stage = &mut self.stages[action.chunk()];
             match action {
-                Action::Forward(_, micro) => {
+                Action::Forward { micro, .. } => {
                     if !single {
                         stage.engine.wait_for_all(torch);
                     }
@@ -266,7 +233,7 @@ impl Rank {
                         output = made;
                     }
                 }
-                Action::Backward(_, micro) => {
+                Action::Backward { micro, .. } => {
                     if !single {
                         stage.engine.wait_for_all(torch);
                     }
@@ -279,10 +246,14 @@ impl Rank {
                 Action::Gather(_) => stage.engine.gather_all(torch),
                 Action::Scatter(_) => stage.engine.scatter_all(),
                 Action::Reduce(_) => stage.engine.reduce(torch),
+                Action::BackwardOfInputs { .. } | Action::Weights { .. } => {
+                    return Err(PlanError::Internal { what: "half a backward pass in a pipeline of torch's".into() });
+                }
             }
         }
         drop((output, sent));
         self.stages.iter_mut().for_each(|stage| stage.losses.fill(None));
         torch.drop_graph(0);
+        Ok(())
     }
 }
