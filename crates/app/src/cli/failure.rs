@@ -3,7 +3,7 @@
 use crate::exit::Exit;
 use crate::fetch::FetchError;
 use vramcast_core::model::ModelError;
-use vramcast_core::plan::PlanError;
+use vramcast_core::plan::{Fault, PlanError};
 
 /// Why a command could not answer.
 #[derive(Debug)]
@@ -111,7 +111,21 @@ impl From<PlanError> for Failure {
                 let place = Place::Option(what.split(' ').next().unwrap_or_default().to_owned());
                 Self::bad_input(error.to_string()).at(place)
             }
+            PlanError::Faults(faults) => faults.into(),
             error => Self::bad_input(error.to_string()),
         }
+    }
+}
+
+impl From<Vec<Fault>> for Failure {
+    fn from(faults: Vec<Fault>) -> Self {
+        let place = faults.first().map(|fault| Place::Plan(format!("/{}", fault.path.replace('.', "/"))));
+        Self { place, ..Self::bad_input(PlanError::Faults(faults).to_string()) }
+    }
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        vec![fault].into()
     }
 }

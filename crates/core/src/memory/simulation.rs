@@ -9,7 +9,7 @@ use super::process::{self, Part};
 use super::{infer, megatron, sharding, stored, tensor_parallel, train};
 use crate::model::{Model, Program};
 use crate::plan::parallel::{Engine, Parallel, Place};
-use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, ModelSizes, PlanError, TrainPlan, liger};
+use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, PlanError, TrainPlan, liger};
 
 /// A run, simulated.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Simulation {
 /// Simulates training; of ranks that differ, the one that needs most.
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     crate::work::begin();
-    plan.check()?;
+    plan.check_on(model)?;
     if let Some((model, plan)) = plan.model_code.own(model, plan)? {
         return run(&model, &plan);
     }
@@ -79,7 +79,6 @@ fn run(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     if let Engine::Megatron(_) = &parallel.engine {
         return megatron::worst(model, plan);
     }
-    parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
     let mut worst: Option<Simulation> = None;
     let mut ranks: Vec<Rank> = Vec::new();
     for (place, cards) in parallel.places() {

@@ -190,12 +190,8 @@ const TRAINING: &[Edit<TrainPlan>] = &[
         plan.autocast = None;
         std::mem::replace(&mut plan.weights, DType::BF16) == DType::F32
     }),
-    ("--optimizer adamw8bit", Cost::Arithmetic, |plan| {
-        std::mem::replace(&mut plan.optimizer.kind, OptimizerKind::AdamW8bit) == OptimizerKind::AdamW
-    }),
-    ("--optimizer adafactor", Cost::Arithmetic, |plan| {
-        std::mem::replace(&mut plan.optimizer.kind, OptimizerKind::Adafactor) == OptimizerKind::AdamW
-    }),
+    ("--optimizer adamw8bit", Cost::Arithmetic, |plan| steps_with(plan, OptimizerKind::AdamW8bit)),
+    ("--optimizer adafactor", Cost::Arithmetic, |plan| steps_with(plan, OptimizerKind::Adafactor)),
     ("--lora", Cost::Training, |plan| plan.adapter.replace(AdapterPlan::Lora(LoraPlan::default())).is_none()),
     ("--qlora", Cost::Training, |plan| {
         let first = plan.quantization.replace(Quantization::default()).is_none();
@@ -203,6 +199,12 @@ const TRAINING: &[Edit<TrainPlan>] = &[
         first
     }),
 ];
+
+/// Puts another optimizer in AdamW's place; how that one stepped is nothing that others know.
+fn steps_with(plan: &mut TrainPlan, kind: OptimizerKind) -> bool {
+    plan.optimizer.implementation = Implementation::Foreach;
+    std::mem::replace(&mut plan.optimizer.kind, kind) == OptimizerKind::AdamW
+}
 
 const GENERATION: &[Edit<InferPlan>] = &[
     ("--alloc-conf expandable_segments:True", Cost::Nothing, |plan| {

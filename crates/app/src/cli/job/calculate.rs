@@ -238,6 +238,9 @@ fn simulated(job: &Job, limit: u64, context: &Context) -> Result<Result<(Outcome
     let run = match simulation::train(&model, &plan) {
         Ok(run) => run,
         Err(error @ PlanError::Unsupported { .. }) => return Ok(Err(error.to_string())),
+        Err(PlanError::Faults(faults)) if faults.iter().all(|fault| fault.unsupported) => {
+            return Ok(Err(PlanError::Faults(faults).to_string()));
+        }
         Err(error) => return Err(error.into()),
     };
     let now = run.process_bytes();

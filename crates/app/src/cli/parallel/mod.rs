@@ -6,8 +6,8 @@ mod pipeline;
 
 use clap::{Args, ValueEnum};
 use vramcast_core::dtype::DType;
+use vramcast_core::plan::TrainPlan;
 use vramcast_core::plan::parallel::{Ddp, DeepSpeed, Engine, Fsdp2, Mesh, Parallel, TensorForm, TensorParallel};
-use vramcast_core::plan::{PlanError, TrainPlan};
 
 use self::deepspeed::ZeroArguments;
 use self::fsdp::FsdpArguments;
@@ -232,7 +232,7 @@ impl ParallelArguments {
             (None, true) => {}
             (dp, false) => mesh.dp_shard = dp.unwrap_or(left),
         }
-        mesh.check_world(world).map_err(|error: PlanError| Failure::from(error))?;
+        mesh.check_world(world)?;
         Ok(mesh)
     }
 }

@@ -32,7 +32,7 @@ const EDGE_STEPS: u64 = 16;
 
 /// Runs `generate` (or one forward pass, twice, without new tokens) and returns the prompt's program and what happened.
 pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log, Vec<String>), PlanError> {
-    plan.check()?;
+    plan.check_on(model)?;
     refuse(model, plan)?;
     let uncached;
     let plan = if keeps_no_cache(model.config()) && plan.new_tokens > 0 {
