@@ -253,7 +253,8 @@ fn attention_runs_where_its_package_does() {
     });
     let grouped = Model::new(config, Some("AutoModelForCausalLM")).unwrap();
     let forced = TrainPlan { sdpa_kernel: Some(SdpaKernel::Efficient), ..plan() };
-    assert!(matches!(simulation::train(&grouped, &forced), Err(PlanError::Conflict { .. })));
+    let Err(PlanError::Faults(faults)) = simulation::train(&grouped, &forced) else { panic!("it is refused") };
+    assert_eq!(faults[0].path, "sdpa_kernel");
     assert!(simulation::train(&grouped, &TrainPlan { sdpa_kernel: Some(SdpaKernel::Math), ..plan() }).is_ok());
 }
 

@@ -9,7 +9,7 @@ use super::process::{self, Part};
 use super::{infer, megatron, sharding, stored, tensor_parallel, train};
 use crate::model::{Model, Program};
 use crate::plan::parallel::{Engine, Parallel, Place};
-use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, PlanError, TrainPlan, liger};
+use crate::plan::{AdapterLayout, Fault, InferPlan, Kernels, LossKind, PlanError, TrainPlan, liger};
 
 /// A run, simulated.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ fn run(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
             worst = Some(simulation);
         }
     }
-    let missing = || PlanError::BadValue { key: "mesh".into(), value: "0".into(), expected: "at least 1 GPU".into() };
+    let missing = || Fault::value("parallel.mesh", 0, "at least 1 GPU");
     let worst = worst.ok_or_else(missing)?;
     // Shares are padded to the same size: data-parallel cards are alike.
     if parallel.mesh.world() == 1 {
@@ -142,7 +142,7 @@ fn train_at(model: &Model, plan: &TrainPlan, place: Place) -> Result<Simulation,
         None => train::simulate(Rc::clone(&program), plan, layout.as_ref(), liger, found.stored()),
     };
     if let Some(why) = &log.refused {
-        return Err(PlanError::Conflict { what: why.clone(), hint: "leave the choice to torch".into() });
+        return Err(Fault::new("sdpa_kernel", why.clone()).or_drop("sdpa_kernel").into());
     }
     let mut process = process::parts(&log, &plan.gpu, plan.quantization.as_ref(), true);
     process.extend(
@@ -171,11 +171,8 @@ fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
     if fits {
         return Ok(());
     }
-    Err(PlanError::Unsupported {
-        what: "this loss on a model without a plain output head (scaled or capped logits, a bias, no next-token loss)"
-            .into(),
-        hint: "leave --loss out".into(),
-    })
+    let what = "this loss on a model without a plain output head (scaled or capped logits, a bias, no next-token loss)";
+    Err(Fault::unsupported("loss.kind", what).or_drop("loss.kind").into())
 }
 
 /// Simulates `generate`; the program is that of the prompt.

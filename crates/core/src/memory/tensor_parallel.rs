@@ -16,7 +16,10 @@ use crate::model::op::{ModuleId, Op, ParameterId};
 use crate::model::tensor_plans::{PLANNED, TensorPlan, TensorStyle, tensor_plan};
 use crate::model::{Inputs, Model, ModuleKind, Program, Shape, Step};
 use crate::plan::parallel::{TensorForm, TensorParallel};
-use crate::plan::{PlanError, TrainPlan};
+use crate::plan::{Fault, PlanError, TrainPlan};
+
+/// Where the number of cards is in a plan.
+const TP: &str = "parallel.mesh.tp";
 
 /// The program of rank 0 of `ways` tensor-parallel cards, and what happens around its modules.
 pub fn localise(
@@ -27,20 +30,16 @@ pub fn localise(
 ) -> Result<(Program, Split), PlanError> {
     let text = model.config().get("text_config").filter(|text| text.get("model_type").is_some());
     let model_type = text.unwrap_or(model.config())["model_type"].as_str().unwrap_or_default();
-    let plan = tensor_plan(model_type).ok_or_else(|| PlanError::Unsupported {
-        what: format!("tensor parallel for model type {model_type:?}, which has no plan (tp_plan) known here"),
-        hint: format!("models with one are {}, …", PLANNED.join(", ")),
+    let plan = tensor_plan(model_type).ok_or_else(|| {
+        let what = format!("tensor parallel for model type {model_type:?}, which has no plan (tp_plan) known here,");
+        Fault::unsupported(TP, what).or(format!("models with one are {}, …", PLANNED.join(", "))).or_drop(TP)
     })?;
     let whole = model.program(inputs.clone())?;
     let titan = options.form == TensorForm::Torchtitan;
     let wanted = Wanted::of(&whole, &plan, ways, titan)?;
     if titan && !wanted.is_plain() {
-        return Err(PlanError::Unsupported {
-            what: format!(
-                "torchtitan's tensor parallel for this {model_type}: it has Llama's layers and an untied head"
-            ),
-            hint: "use transformers' plan, or a model like Llama 3 8B".into(),
-        });
+        let what = format!("torchtitan's tensor parallel (for Llama's layers and an untied head) of this {model_type}");
+        return Err(Fault::unsupported(TP, what).or("use transformers' plan, or a model like Llama 3 8B").into());
     }
     for config in smaller(model.config(), &whole, ways) {
         let Ok(mut program) = model.reconfigured(config).program(inputs.clone()) else { continue };
@@ -50,12 +49,9 @@ pub fn localise(
             return Ok((program, split));
         }
     }
-    Err(PlanError::Unsupported {
-        what: format!(
-            "tensor parallel {ways} for this {model_type}: its parts do not come out as transformers' plan cuts them"
-        ),
-        hint: "use another tp, or data parallel".into(),
-    })
+    let what =
+        format!("{{{TP}}} {ways} for this {model_type}, whose parts do not come out as transformers' plan cuts them,");
+    Err(Fault::unsupported(TP, what).or("use another {parallel.mesh.tp}, or data parallel").into())
 }
 
 /// Parameters onto the card, and then cut: what `apply_tensor_parallelism` does to a model that is there already. Modules
@@ -133,13 +129,10 @@ impl Wanted {
                 let all = parameter.shape.size(dim);
                 size = size.max(all);
                 if style == TensorStyle::ColumnGathered && !all.is_multiple_of(ways) {
-                    return Err(PlanError::Conflict {
-                        what: format!(
-                            "tp {ways} does not divide the {all} outputs of {}, which are gathered",
-                            module.path
-                        ),
-                        hint: nearest(all, ways),
-                    });
+                    let path = &module.path;
+                    let problem =
+                        format!("{{{TP}}} {ways} does not divide the {all} outputs of {path}, which are gathered");
+                    return Err(Fault::new(TP, problem).or(nearest(all, ways)).into());
                 }
                 let packed = style == TensorStyle::Experts && dim == 1;
                 let part = if packed { 2 * (all / 2).div_ceil(ways) } else { all.div_ceil(ways) };
@@ -204,8 +197,8 @@ fn nearest(whole: u64, ways: u64) -> String {
     let divisors: Vec<String> =
         (2..=whole.min(64)).filter(|n| whole.is_multiple_of(*n)).map(|n| n.to_string()).collect();
     match divisors.is_empty() {
-        true => format!("no tp up to 64 divides it; use data parallel instead of tp {ways}"),
-        false => format!("tp may be {}", divisors.join(", ")),
+        true => format!("use data parallel instead of {{{TP}}} {ways}: none up to 64 divides it"),
+        false => format!("{{{TP}}} may be {}", divisors.join(", ")),
     }
 }
 

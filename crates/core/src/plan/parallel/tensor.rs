@@ -49,9 +49,6 @@ pub(super) fn check(parallel: &Parallel, plan: &TrainPlan, sizes: &ModelSizes, f
         faults.when(matches!(parallel.engine, Engine::Tp(_)) && world > 1, || {
             Fault::new(TP, format!("{{parallel.engine}} tp with {{{TP}}} {tp} splits nothing")).or_set(TP, world)
         });
-        for (key, used) in [("form", form != TensorForm::default()), ("loss_parallel", loss_parallel)] {
-            faults.when(used, || Fault::no_effect(at(key), "without tensor parallel").or_set(TP, 2));
-        }
         return;
     }
     if let (Engine::Fsdp2(_), 1, 1) = (&parallel.engine, parallel.sharded_over(), parallel.mesh.pp) {

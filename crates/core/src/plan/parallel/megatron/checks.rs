@@ -51,7 +51,6 @@ impl Megatron {
         if self.cp_comm == ContextExchange::A2a {
             let heads = sizes.kv_heads.map(|heads| (heads / mesh.tp.max(1)).max(1));
             divides(faults, CP, mesh.cp, "key and value heads of a tensor-parallel rank (all-to-all)", heads);
-            faults.when(mesh.cp == 1, || Fault::no_effect(at("cp_comm"), "without context parallel").or_set(CP, 2));
         }
         self.check_recompute(mesh, sizes, faults);
         self.check_offloading(mesh, sizes, faults);
