@@ -194,7 +194,6 @@ impl InferPlan {
             ("beams", self.beams > 1),
             ("choice", self.choice == Choice::Sample),
             ("cache", kept),
-            ("stop_after", self.stop_after.is_some()),
             ("assistant", self.assistant.is_some()),
             ("prompt_lookup", self.prompt_lookup.is_some()),
         ];
