@@ -3,7 +3,7 @@
 //! | module | its work |
 //! |---|---|
 //! | [`cli`] | the commands, one file each |
-//! | `estimate` | from a model and a plan to the document, for every interface |
+//! | [`ask`] | from a question to its answer, for every interface |
 //! | [`env`] | every environment variable, read here only |
 //! | [`detect`] | the GPUs of this machine, through NVML |
 //! | [`fetch`] | from what a user typed to a model's facts |
@@ -13,11 +13,12 @@
 //! | [`serve`] | the web page and the HTTP API |
 //! | [`settings`] | a user's own data types, cards and display settings |
 
+pub mod ask;
 pub mod cli;
 pub mod detect;
 pub mod env;
-mod estimate;
 pub mod exit;
+pub mod failure;
 pub mod fetch;
 pub mod probe;
 pub mod rehearse;

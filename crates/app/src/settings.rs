@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::Value;
-use vramcast_core::dtype::{Family, Format, Part, Per};
-use vramcast_core::plan::{Gpu, Machine};
+use vramcast_core::dtype::{Family, Format, Part, Per, builtin_formats, find_format};
+use vramcast_core::plan::{Gpu, Gpus, Machine};
+
+use crate::failure::Failure;
 
 /// What a user has set.
 #[derive(Debug, Clone, Default)]
@@ -80,6 +82,20 @@ const ARCHITECTURES: [(&str, u32); 7] =
     [("volta", 70), ("turing", 75), ("ampere", 80), ("ada", 89), ("hopper", 90), ("blackwell", 100), ("rubin", 100)];
 
 impl Settings {
+    /// All cards, the user's first.
+    pub(crate) fn all_cards(&self) -> Gpus {
+        Gpus::embedded().and(self.cards.iter().cloned())
+    }
+
+    /// A storage format by name, the user's first.
+    pub(crate) fn storage_format(&self, name: &str) -> Result<Format, Failure> {
+        let all = self.formats.iter().chain(builtin_formats());
+        find_format(all, name).cloned().ok_or_else(|| {
+            Failure::bad_input(format!("--dtype: {name} is not a format vramcast knows"))
+                .hint("`vramcast list dtypes` shows them; a data_types.json in --config-dir adds yours")
+        })
+    }
+
     /// Reads a folder the user named (which must exist), or the usual one (which need not).
     pub fn read(named: Option<&Path>, usual: Option<PathBuf>) -> Result<Self, String> {
         let folder = match named {

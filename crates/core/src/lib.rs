@@ -15,6 +15,7 @@
 //! budgets; [`verify`] scores predictions against recorded truth; [`work`] bounds what an answer may take; [`units`] and
 //! [`dtype`] are what all share.
 
+pub mod ask;
 pub mod calibrate;
 pub mod dtype;
 pub mod lens;

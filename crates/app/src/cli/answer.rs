@@ -68,8 +68,8 @@ impl Captured {
         Self {
             body: None,
             code: failure.exit().code(),
-            error: Some(failure.message().to_owned()),
-            hint: failure.cure().map(str::to_owned),
+            error: Some(failure.message(crate::failure::Door::Python)),
+            hint: failure.cure(crate::failure::Door::Python),
         }
     }
 }

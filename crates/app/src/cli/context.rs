@@ -2,11 +2,11 @@
 
 use clap::ValueEnum;
 use serde_json::Value;
-use vramcast_core::dtype::{Format as StorageFormat, builtin_formats, find_format};
-use vramcast_core::plan::Gpus;
+use vramcast_core::ask::Kept;
 
-use super::{Answer, Failure};
+use super::Answer;
 use crate::exit::Exit;
+use crate::failure::Failure;
 use crate::render::page::Page;
 use crate::settings::Settings;
 
@@ -52,20 +52,6 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// All cards, the user's first.
-    pub(crate) fn cards(&self) -> Gpus {
-        Gpus::embedded().and(self.settings.cards.iter().cloned())
-    }
-
-    /// A storage format by name, the user's first.
-    pub(super) fn storage_format(&self, name: &str) -> Result<StorageFormat, Failure> {
-        let all = self.settings.formats.iter().chain(builtin_formats());
-        find_format(all, name).cloned().ok_or_else(|| {
-            Failure::bad_input(format!("--dtype: {name} is not a format vramcast knows"))
-                .hint("`vramcast list dtypes` shows them; a data_types.json in --config-dir adds yours")
-        })
-    }
-
     /// For commands that answer in text and JSON only.
     pub(super) fn text_or_json(&self, command: &str) -> Result<bool, Failure> {
         match self.format {
@@ -96,8 +82,8 @@ fn name(format: Format) -> String {
     format.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// `10%` (of the card), `8GiB` or a number of bytes: what must stay free on a card of `memory` bytes.
-pub(super) fn headroom(text: &str, memory: u64) -> Result<u64, Failure> {
+/// `10%` (of the card), `8GiB` or a number of bytes: what must stay free.
+pub(super) fn kept(text: &str) -> Result<Kept, Failure> {
     let bad = || {
         Failure::bad_input(format!("--fail-under-headroom: {text} is neither a share nor a size"))
             .hint("write 10% or 8GiB")
@@ -108,9 +94,9 @@ pub(super) fn headroom(text: &str, memory: u64) -> Result<u64, Failure> {
             if !(0.0..=100.0).contains(&percent) {
                 return Err(bad());
             }
-            Ok((memory as f64 * percent / 100.0).ceil() as u64)
+            Ok(Kept::Percent(percent))
         }
-        None => text.parse::<vramcast_core::units::Bytes>().map(|bytes| bytes.get()).map_err(|_| bad()),
+        None => text.parse::<vramcast_core::units::Bytes>().map(|bytes| Kept::Size(bytes.get())).map_err(|_| bad()),
     }
 }
 
@@ -120,8 +106,8 @@ mod tests {
 
     #[test]
     fn headroom_is_a_share_or_a_size() {
-        assert_eq!(headroom("10%", 1000).ok(), Some(100));
-        assert_eq!(headroom("8GiB", 0).ok(), Some(8 << 30));
-        assert!(headroom("lots", 0).is_err() && headroom("120%", 0).is_err());
+        assert_eq!(kept("10%").map(|kept| kept.of(1000)).ok(), Some(100));
+        assert_eq!(kept("8GiB").map(|kept| kept.of(0)).ok(), Some(8 << 30));
+        assert!(kept("lots").is_err() && kept("120%").is_err());
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
     let (visible, ..) = crate::env::detection();
-    let detected = match detect::look(&context.cards(), arguments.nvml.as_deref(), visible.as_deref()) {
+    let detected = match detect::look(&context.settings.all_cards(), arguments.nvml.as_deref(), visible.as_deref()) {
         Ok(detected) => detected,
         Err(detect::DetectError::NoDriver(why)) => {
             let mut page = Page::new("No NVIDIA GPU: there is no driver");

@@ -4,10 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use vramcast_core::memory::simulation;
-use vramcast_core::plan::RunPlan;
+use vramcast_core::ask::Wanted;
 use vramcast_core::recording::{self, Reconciled, Recording, profiler, snapshot};
-use vramcast_core::report::{self, Report};
+use vramcast_core::report::Report;
 
 use super::context::Context;
 use super::{Answer, Failure, infer, train};
@@ -86,22 +85,11 @@ fn read(path: &Path) -> Result<Recording, Failure> {
 }
 
 fn predict(what: &What, context: &Context) -> Result<Report, Failure> {
-    let (found, plan) = match what {
-        What::Train(train) => {
-            let (found, plan) = train.found_and_plan(context)?;
-            (found, RunPlan::Train(Box::new(plan)))
-        }
-        What::Infer(infer) => {
-            let (found, plan) = infer.found_and_plan(context)?;
-            (found, RunPlan::Infer(Box::new(plan)))
-        }
+    let prepared = match what {
+        What::Train(train) => train.prepare(context)?,
+        What::Infer(infer) => infer.prepare(context)?,
     };
-    let model = found.require_model()?;
-    let simulation = match &plan {
-        RunPlan::Train(plan) => simulation::train(model, plan)?,
-        RunPlan::Infer(plan) => simulation::infer(model, plan)?,
-    };
-    Ok(report::summarize(&found.name, model, plan, &simulation, Vec::new()))
+    Ok(prepared.answer(Wanted::default())?.report)
 }
 
 fn describe(page: &mut Page, recording: &Recording) {

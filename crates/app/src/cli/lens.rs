@@ -1,16 +1,18 @@
 //! `--method`: a published formula instead of the simulation.
 
 use clap::{Args, ValueEnum};
-use serde_json::json;
 use vramcast_core::lens::{self, Estimate, Facts, GIB, Method, Question, components};
 use vramcast_core::plan::Gpu;
 
+use super::Answer;
 use super::context::Context;
-use super::model::Found;
-use super::{Answer, Failure};
+use crate::ask::formula;
+use crate::ask::found::Found;
 use crate::exit::Exit;
+use crate::failure::Failure;
 use crate::render::page::{Block, Level, Page};
 use crate::render::table::Table;
+use crate::settings::Settings;
 
 /// How a number is found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -92,17 +94,11 @@ pub(super) struct LensArguments {
     /// Weights in a type that is not trained itself (int8, nf4, fp8, yours), for a formula.
     #[arg(long, value_name = "TYPE", hide_short_help = true, help_heading = "Method")]
     lens_dtype: Option<String>,
-    /// Tensor-parallel cards, for a formula.
-    #[arg(long, value_name = "N", hide = true)]
-    lens_tp: Option<u64>,
-    /// Pipeline stages, for a formula.
-    #[arg(long, value_name = "N", hide = true)]
-    lens_pp: Option<u64>,
 }
 
 impl LensArguments {
     /// Puts the options into a question; refuses those without effect.
-    pub(super) fn apply(&self, question: &mut Question, context: &Context) -> Result<(), Failure> {
+    pub(super) fn apply(&self, question: &mut Question, settings: &Settings) -> Result<(), Failure> {
         let at = &mut question.coefficients;
         let given = [
             ("--grad-ckpt-reduction", self.grad_ckpt_reduction, &mut at.checkpoint_retention),
@@ -122,21 +118,12 @@ impl LensArguments {
             }
             *target = value;
         }
-        for (name, value, target) in
-            [("--tp", self.lens_tp, &mut question.tp), ("--pp", self.lens_pp, &mut question.pp)]
-        {
-            let Some(value) = value else { continue };
-            if value == 0 {
-                return Err(Failure::bad_input(format!("{name}: 0 is not at least 1")));
-            }
-            *target = value;
-        }
         if let Some(text) = &self.lens_dtype {
             if self.method.lens().is_none() {
                 return Err(Failure::bad_input(format!("weights in {text} are not trained"))
                     .hint("--qlora or --quantization holds a frozen base in few bits; formulas take any type"));
             }
-            let format = context.storage_format(text)?;
+            let format = settings.storage_format(text)?;
             let (bits, weights) = format
                 .bits_per_weight()
                 .ok_or_else(|| Failure::bad_input(format!("--dtype: {text} has no size per weight")))?;
@@ -192,10 +179,7 @@ pub(super) fn answer(
         page.add(Block::Note(note.clone()));
     }
     page.add(Block::Note("a published formula, not the simulation; `vramcast compare` shows both".into()));
-    let document = json!({
-        "schema": 1, "model": found.name, "method": method.name(), "source": method.source(), "terms": estimate.terms,
-        "total": total, "gpu": gpu.name, "fits": percent <= 100.0, "utilization": percent, "notes": estimate.notes,
-    });
+    let document = formula::document(&found.name, method, &estimate, gpu);
     let exit = if percent <= 100.0 { Exit::Success } else { Exit::No };
     context.answer(&page, document, exit)
 }

@@ -1,39 +1,29 @@
 //! The commands.
 
-mod adapter;
 mod answer;
-mod attention;
+mod calculate;
 mod calibrate;
-pub(crate) mod compare;
-pub(crate) mod context;
+mod compare;
+mod context;
 mod detect;
-pub(crate) mod engines;
-mod failure;
-mod framework;
-mod hardware;
 mod import;
 mod infer;
-mod infer_table;
-pub(crate) mod inspect;
-pub use inspect::Inspection;
-mod job;
+mod inspect;
 mod lens;
-pub(crate) mod list;
-mod media;
-mod megatron;
-pub(crate) mod model;
+mod list;
+mod model;
+mod output;
 mod overview;
 mod overview_detail;
-mod parallel;
 mod parse;
-pub(crate) mod plan_file;
 mod probe;
 mod rehearse;
 mod schema;
 mod serve;
+mod settings;
 mod shell;
 mod train;
-mod train_options;
+mod validate;
 mod verify;
 mod words;
 
@@ -45,10 +35,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::env::Environment;
 use crate::exit::Exit;
+use crate::failure::Failure;
 use crate::settings::Settings;
 pub use answer::{Answer, Body, Captured};
 use context::{Colour, Context, Format};
-pub use failure::{Failure, Place};
 
 /// How much GPU memory will this job need, and what do I change if it does not fit?
 #[derive(Debug, Parser)]
@@ -101,11 +91,11 @@ enum Command {
     /// Published formulas beside the simulation, and beside a measured run.
     Compare(Box<compare::Arguments>),
     /// Memory per GPU of a job file (model, training, parallelism, engine, hardware).
-    Calculate(job::calculate::Calculate),
+    Calculate(calculate::Calculate),
     /// Memory per GPU of a model that is only a size.
-    Quick(job::calculate::Quick),
+    Quick(calculate::Quick),
     /// List every problem of a job file, with its place.
-    Validate(job::validate::Arguments),
+    Validate(validate::Arguments),
     /// Show what a model consists of: parameters, tensors, cache.
     Inspect(inspect::Arguments),
     /// Run a plan on this machine's GPU and compare what it takes with the prediction.
@@ -208,9 +198,9 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::Train(arguments) => train::run(arguments, &context),
         Command::Infer(arguments) => infer::run(arguments, &context),
         Command::Compare(arguments) => compare::run(arguments, &context),
-        Command::Calculate(arguments) => job::calculate::run(arguments, &context),
-        Command::Quick(arguments) => job::calculate::quick(arguments, &context),
-        Command::Validate(arguments) => job::validate::run(arguments, &context),
+        Command::Calculate(arguments) => calculate::run(arguments, &context),
+        Command::Quick(arguments) => calculate::quick(arguments, &context),
+        Command::Validate(arguments) => validate::run(arguments, &context),
         Command::Inspect(arguments) => inspect::run(arguments, context.text_or_json("inspect")?),
         Command::Probe(arguments) => probe::run(arguments, &context),
         Command::Import(arguments) => import::run(arguments, &context),

@@ -1,7 +1,8 @@
 //! `vramcast MODEL`: every data type × inference, training, LoRA and QLoRA at a glance.
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
+use vramcast_core::ask::positions;
 use vramcast_core::dtype::DType;
 use vramcast_core::dtype::Format as StorageFormat;
 use vramcast_core::lens::{Facts, GIB, rule_of_thumb};
@@ -13,11 +14,12 @@ use vramcast_core::plan::{
 };
 
 use super::context::Context;
-use super::hardware::HardwareArguments;
 use super::lens::MethodName;
-use super::model::{Found, ModelArguments, positions};
+use super::model::ModelArguments;
+use super::output::MachineArguments;
 use super::overview_detail as detail;
 use super::{Answer, Failure};
+use crate::ask::found::{Found, Reach};
 use crate::exit::Exit;
 use crate::render::inspect::grouped;
 use crate::render::page::{Block, Page};
@@ -53,7 +55,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
     #[command(flatten)]
-    hardware: HardwareArguments,
+    machine: MachineArguments,
     /// simulate, or rule-of-thumb: the factors of the tool this page is modelled on.
     #[arg(long, value_name = "METHOD", default_value = "simulate", hide_possible_values = true)]
     method: MethodName,
@@ -109,14 +111,20 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
             return Err(Failure::bad_input(format!("{name}: {value} is not from 1 to {most}")));
         }
     }
-    let found = arguments.model.find(false)?;
+    let found = arguments.model.subject().find(Reach::Machine, false)?;
     let model = found.require_model()?;
     let facts = match (Facts::of(model), by_rule) {
         (Err(silent), true) => return Err(Failure::bad_input(silent.to_string())),
         (facts, _) => facts.ok(),
     };
-    let named = arguments.gpu.as_deref().map(|name| context.cards().find(name)).transpose()?;
-    let card = arguments.hardware.card(named, || Ok(context.cards()))?;
+    let machine = arguments.machine.machine();
+    let cards = machine.cards(&context.settings)?;
+    let card = machine.card(arguments.gpu.clone().map(Value::from).as_ref(), &cards)?;
+    let gpu = match (&card, arguments.gpu.as_deref()) {
+        (Some(card), _) => serde_json::from_value(card.tree.clone()).unwrap_or_else(|_| Gpu::h200()),
+        (None, Some(name)) => cards.find(name)?,
+        (None, None) => Gpu::h200(),
+    };
     let most = positions(model).unwrap_or(u64::MAX).max(1);
     let seq_len = arguments.sequence_length.min(most);
     let batch = Batch { batch_size: arguments.batch_size, seq_len, ..Batch::default() };
@@ -127,16 +135,16 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         facts,
         batch,
         lora_rank: arguments.lora_rank,
-        gpu: card.gpu,
-        allocator: card.allocator.unwrap_or_default(),
+        gpu,
+        allocator: card.as_ref().and_then(|card| card.allocator).unwrap_or_default(),
         by_rule,
         positions: most,
-        refusals: card.from.into_iter().chain(card.notes).collect(),
+        refusals: card.map(|card| card.notes).unwrap_or_default(),
         all_linear: false,
     };
     let mut rows = Vec::new();
     for name in types(arguments, context) {
-        let format = context.storage_format(&name)?;
+        let format = context.settings.storage_format(&name)?;
         rows.push(overview.row(&name, &format)?);
     }
     page(arguments, &found, &overview, &rows, context)

@@ -53,7 +53,7 @@ pub(super) fn add(
     }
     page.table(&format!("Recommendations ({})", row.name), recommendations(row, context)?);
     let mut least = Table::new(&["Minimum GPU", "GiB", "size", "smallest card"]);
-    let mut cards: Vec<Gpu> = context.cards().all().collect();
+    let mut cards: Vec<Gpu> = context.settings.all_cards().all().collect();
     cards.sort_by(|a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
     for (name, bytes) in scenarios(row) {
         let Some(bytes) = bytes else { continue };
@@ -93,7 +93,7 @@ fn per_card(overview: &Overview<'_>, row: &Row, inference: u64, strategy: &strat
 
 fn recommendations(row: &Row, context: &Context) -> Result<Table, Failure> {
     let display = &context.settings.display;
-    let all: Gpus = context.cards();
+    let all: Gpus = context.settings.all_cards();
     let names: Vec<String> = match &display.gpus {
         Some(names) => names.clone(),
         None => {
@@ -134,7 +134,7 @@ pub(super) fn types(context: &Context) -> Result<Answer, Failure> {
     page.table("Data types (all: vramcast list dtypes)", table);
     let mut table = Table::new(&["GPU Type", "Memory GiB"]);
     let mut cards = Vec::new();
-    for card in context.cards().all() {
+    for card in context.settings.all_cards().all() {
         table.row(vec![card.name.clone(), format!("{:.1}", card.memory as f64 / GIB)]);
         cards.push(json!({"gpu": card.name, "memory": card.memory}));
     }

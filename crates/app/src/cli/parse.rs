@@ -5,7 +5,9 @@ use std::ffi::OsString;
 
 use clap::{Command, CommandFactory, FromArgMatches};
 
-use super::{Cli, Failure, engines, words};
+use vramcast_core::ask::{Scope, table};
+
+use super::{Cli, Failure, words};
 
 thread_local! {
     // Some hundreds of options take longer to set up than an estimate takes: once, for a library that is asked often.
@@ -15,12 +17,29 @@ thread_local! {
 /// Reads a command line, in our words or other tools'. The inner error is clap's: help and the version are such, too.
 pub(super) fn parse(arguments: Vec<OsString>) -> Result<Result<Cli, clap::Error>, Failure> {
     GRAMMAR.with_borrow_mut(|grammar| {
-        let arguments = translated(engines::known_by_letters(arguments), grammar)?;
+        let arguments = translated(known_by_letters(arguments), grammar)?;
         Ok(grammar.try_get_matches_from_mut(arguments).and_then(|mut matches| {
             let cli = Cli::from_arg_matches_mut(&mut matches);
             cli.map_err(|error| error.format(grammar))
         }))
     })
+}
+
+/// Puts llama.cpp's flags of several letters behind one dash in words, for `infer` alone.
+fn known_by_letters(arguments: Vec<OsString>) -> Vec<OsString> {
+    if !arguments.iter().take(3).any(|argument| argument == "infer") {
+        return arguments;
+    }
+    let long = |argument: OsString| {
+        let letters = argument.to_str().and_then(|text| text.strip_prefix('-')).unwrap_or_default();
+        let known = || table::of(Scope::LOCAL).any(|row| row.aliases.contains(&letters));
+        match letters {
+            "c" => "--context".into(),
+            letters if letters.len() > 1 && known() => format!("--{letters}").into(),
+            _ => argument,
+        }
+    };
+    arguments.into_iter().map(long).collect()
 }
 
 /// The command line in our own words. Words that are not UTF-8 are left as they are.

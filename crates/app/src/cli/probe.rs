@@ -8,8 +8,8 @@ use serde_json::Value;
 use vramcast_core::verify::job::{self, Subject};
 
 use super::context::Context;
-use super::model::Found;
 use super::{Answer, Failure, infer, train};
+use crate::ask::found::Found;
 use crate::exit::Exit;
 use crate::probe::{self, Interpreter};
 use crate::render;

@@ -86,7 +86,7 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
     let (as_json, quiet) = (context.text_or_json("rehearse")?, context.quiet);
-    let mut cards = context.cards();
+    let mut cards = context.settings.all_cards();
     if let Some(path) = &arguments.gpu_file {
         let text = std::fs::read_to_string(path)
             .map_err(|e| Failure::bad_input(format!("--gpu-file {}: {e}", path.display())))?;

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::context::Context;
 use super::{Answer, Failure};
-use crate::estimate::source::Reach;
+use crate::ask::found::Reach;
 use crate::serve::{self, Limits, LogFormat, Options};
 
 /// Where to listen, and what to allow.
@@ -85,6 +85,6 @@ pub(super) fn run(arguments: &Arguments, context: Context) -> Result<Answer, Fai
             (_, Log::Json) => LogFormat::Json,
         },
     };
-    serve::run(&options, context)?;
+    serve::run(&options, context.settings)?;
     Ok(Answer::success(String::new()))
 }

@@ -3,6 +3,8 @@
 //! `vramcast MODEL` is the overview; `--model M --mode training` is `train M`; `--flashattn true` is `--attention flash2`. One
 //! name is canonical, and this table has all others. What would change nothing is dropped; what cannot be done is refused.
 
+use vramcast_core::ask::{Kind, Runner, read, table};
+
 use super::Failure;
 
 /// Options of the program itself, and whether each takes a value.
@@ -15,39 +17,14 @@ const GLOBAL: [(&str, bool); 6] = [
     ("--config-dir", true),
 ];
 
-/// Other names of options, with as many values.
-const RENAMED: [(&str, &str); 7] = [
-    ("--seq-length", "--seq-len"),
-    ("--sequence-length", "--seq-len"),
-    ("--max-seq-len", "--seq-len"),
-    ("--per-device-batch", "--batch-size"),
-    ("--grad-accum", "--gradient-accumulation"),
-    ("--gradient-accumulation-steps", "--gradient-accumulation"),
-    ("--lora-r", "--lora-rank"),
-];
-
-/// Options that others give a truth value: what true and false stand for here.
-const TRUTH: [(&str, &[&str], &[&str]); 12] = [
-    ("--lora", &["--lora"], &[]),
-    ("--qlora", &["--qlora"], &[]),
-    ("--liger", &["--liger"], &[]),
+/// Options of other tools that take a truth value: what true and false stand for here. Those of our own are in the table.
+const TRUTH: [(&str, &[&str], &[&str]); 5] = [
     ("--flashattn", &["--attention=flash2"], &["--attention=eager"]),
-    ("--grad-checkpoint", &["--gradient-checkpointing=full"], &["--gradient-checkpointing=off"]),
-    ("--gradient-checkpointing", &["--gradient-checkpointing=full"], &["--gradient-checkpointing=off"]),
     ("--fused-loss", &["--loss=liger"], &[]),
     ("--kv-cache", &[], &["--no-kv-cache"]),
-    ("--no-kv-cache", &["--no-kv-cache"], &[]),
-    ("--master-weights", &["--master-weights"], &[]),
     ("--cpu-offload-optimizer", &["--offload-optimizer=cpu"], &[]),
     // Parameters are counted from the config either way.
     ("--load-full-model", &[], &[]),
-];
-
-/// Options that can do without a value, and the values that may follow as a word of their own.
-const OPTIONAL: [(&str, &[&str]); 3] = [
-    ("--offload-optimizer", &["cpu", "nvme"]),
-    ("--offload-param", &["cpu", "nvme"]),
-    ("--gradient-checkpointing", &["full", "reentrant", "offload", "selective", "selective-matmul", "every-"]),
 ];
 
 /// Types that a training run may hold its weights in.
@@ -155,6 +132,21 @@ impl Words<'_> {
             .ok_or_else(|| Failure::bad_input(format!("{name}: a value is missing")))
     }
 
+    /// The value of a flag that can do without one, if the next word is such a value and no model.
+    fn optional(&mut self, command: &str, name: &str) -> Option<String> {
+        let runner = if command == "infer" { Runner::Transformers } else { Runner::OneCard };
+        let row = table::called(name.strip_prefix("--")?, runner)?;
+        let words: &[&str] = match row.kind {
+            Kind::Spelled(spelling) if spelling.bare.is_some() => spelling.words,
+            Kind::Switch | Kind::Off => &[],
+            _ => return None,
+        };
+        let next = self.rest.peek()?;
+        let begins = |word: &&str| next == word || word.strip_suffix('N').is_some_and(|start| next.starts_with(start));
+        let meant = words.iter().any(|word| begins(&word)) || read::truth(next).is_some_and(|_| next.len() > 1);
+        meant.then(|| self.rest.next().cloned()).flatten()
+    }
+
     /// A truth value, if one follows.
     fn truth(&mut self, name: &str, inline: Option<String>) -> Result<bool, Failure> {
         let read = |text: &str| match text.to_ascii_lowercase().as_str() {
@@ -180,29 +172,19 @@ fn translate(
     knows: &impl Fn(&str, &str) -> bool,
 ) -> Result<(Vec<String>, bool), Failure> {
     let named = words.iter().any(|word| is_option(word, "--model"));
-    let lens = words.iter().any(|word| word.starts_with("--method"));
     let mut out: Vec<String> = Vec::new();
-    let mut degrees = Degrees::default();
+    let mut real = Real::default();
     let mut queue = Words { rest: words.iter().peekable() };
     while let Some(word) = queue.rest.next() {
         let (name, inline) = match word.split_once('=') {
             Some((name, value)) if name.starts_with("--") => (name, Some(value.to_owned())),
             _ => (word.as_str(), None),
         };
-        if let Some((_, ours)) = RENAMED.iter().find(|(theirs, _)| *theirs == name) {
-            out.push(format!("{ours}={}", queue.value(name, inline)?));
+        if let Some(value) = inline.is_none().then(|| queue.optional(command, name)).flatten() {
+            out.push(format!("{name}={value}"));
             continue;
         }
-        let follows = |(theirs, values): &(&str, &[&str])| {
-            let next = queue.rest.peek().filter(|_| *theirs == name && inline.is_none())?;
-            values.iter().any(|value| *next == value || (value.ends_with('-') && next.starts_with(value))).then_some(())
-        };
-        if OPTIONAL.iter().find_map(follows).is_some() {
-            out.push(format!("{name}={}", queue.value(name, None)?));
-            continue;
-        }
-        let full = name == "--gradient-checkpointing" && inline.is_some();
-        if let Some((_, yes, no)) = TRUTH.iter().find(|(theirs, _, _)| *theirs == name && !full) {
+        if let Some((_, yes, no)) = TRUTH.iter().find(|(theirs, _, _)| *theirs == name) {
             let meant = if queue.truth(name, inline)? { *yes } else { *no };
             for option in meant {
                 let known = option.split('=').next().unwrap_or(option).trim_start_matches('-').to_owned();
@@ -228,16 +210,11 @@ fn translate(
                 out.push(format!("{ours}={plain}"));
             }
             "--precision" => out.push(format!("--dtype={}", queue.value(name, inline)?)),
-            "--dp" | "--tp" | "--pp" if command == "infer" => out.push(word.clone()),
-            "--dp" => degrees.dp = Some(queue.value(name, inline)?),
-            "--tp" => degrees.tp = Some(queue.value(name, inline)?),
-            "--pp" => degrees.pp = Some(queue.value(name, inline)?),
-            "--zero" => degrees.zero = Some(queue.value(name, inline)?),
-            "--probe" => degrees.probe = queue.truth(name, inline)?,
-            "--estimate-only" => degrees.estimate_only = queue.truth(name, inline)?,
+            "--probe" => real.probe = queue.truth(name, inline)?,
+            "--estimate-only" => real.estimate_only = queue.truth(name, inline)?,
             "--warmup-steps" | "--probe-steps" => {
                 let steps = format!("{name}={}", queue.value(name, inline)?);
-                degrees.steps.push(steps);
+                real.steps.push(steps);
             }
             "--lora-target-modules" => {
                 let mut targets = vec![queue.value(name, inline)?];
@@ -251,63 +228,32 @@ fn translate(
             _ => out.push(word.clone()),
         }
     }
-    degrees.spread(&mut out, lens);
-    let probed = degrees.probe && !degrees.estimate_only;
+    // ZeRO 0 shards nothing: without cards or an engine it is a plain run.
+    let says = |name: &str| out.iter().any(|word| is_option(word, name));
+    if !says("--gpus") && !says("--engine") {
+        drop_zero(&mut out);
+    }
+    let probed = real.probe && !real.estimate_only;
     if probed {
-        out.extend(degrees.steps);
+        out.extend(real.steps);
     }
     Ok((out, probed))
 }
 
-/// How a run is spread over cards, and whether it is to be run for real.
+/// Whether it is to be run for real.
 #[derive(Default)]
-struct Degrees {
-    dp: Option<String>,
-    tp: Option<String>,
-    pp: Option<String>,
-    zero: Option<String>,
+struct Real {
     probe: bool,
     estimate_only: bool,
     steps: Vec<String>,
 }
 
-impl Degrees {
-    /// `--dp 8 --tp 1 --pp 1 --zero 2` as cards and an engine. Where `--gpus` is given, our own meanings hold.
-    fn spread(&self, out: &mut Vec<String>, lens: bool) {
-        let has = |out: &[String], name: &str| out.iter().any(|word| is_option(word, name));
-        let given = [("--dp", &self.dp), ("--tp", &self.tp), ("--pp", &self.pp), ("--zero", &self.zero)];
-        if has(out, "--gpus") {
-            out.extend(given.iter().filter_map(|(name, value)| Some(format!("{name}={}", value.as_ref()?))));
-            return;
-        }
-        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "1".into());
-        let (dp, tp, pp) = (text(&self.dp), text(&self.tp), text(&self.pp));
-        let split: Vec<String> = [("tp", &tp), ("pp", &pp)]
-            .iter()
-            .filter(|(_, degree)| degree.as_str() != "1")
-            .map(|(name, degree)| if lens { format!("--lens-{name}={degree}") } else { format!("--{name}={degree}") })
-            .collect();
-        let zero = self.zero.as_deref().filter(|stage| *stage != "0");
-        let offloaded = has(out, "--offload-optimizer") || has(out, "--offload-param");
-        if dp == "1" && (split.is_empty() || lens) && zero.is_none() && !offloaded {
-            out.extend(split);
-            return;
-        }
-        // A number that is none is left for the parser to refuse.
-        let world = match (dp.parse::<u64>(), tp.parse::<u64>(), pp.parse::<u64>()) {
-            (Ok(dp), Ok(tp), Ok(pp)) if !lens => dp.saturating_mul(tp).saturating_mul(pp).to_string(),
-            _ => dp.clone(),
-        };
-        out.push(format!("--gpus={world}"));
-        if !split.is_empty() && !lens {
-            out.push(format!("--dp={dp}"));
-        }
-        out.extend(split);
-        match zero {
-            Some(stage) => out.push(format!("--zero={stage}")),
-            None if !has(out, "--engine") && !offloaded && dp != "1" => out.push("--engine=ddp".into()),
-            None => {}
-        }
+/// Takes `--zero 0` out of a line.
+fn drop_zero(out: &mut Vec<String>) {
+    if let Some(at) = out.iter().position(|word| word == "--zero=0") {
+        out.remove(at);
+    } else if let Some(at) = out.windows(2).position(|pair| pair[0] == "--zero" && pair[1] == "0") {
+        out.drain(at..at + 2);
     }
 }
 
@@ -341,31 +287,26 @@ mod tests {
     fn modes_are_commands() {
         assert_eq!(
             rewritten("--model microsoft/phi-2 --mode training --precision bf16 --seq-length 2048").unwrap(),
-            "train microsoft/phi-2 --precision=bf16 --seq-len=2048"
+            "train microsoft/phi-2 --precision=bf16 --seq-length 2048"
         );
         assert_eq!(
             rewritten("--model microsoft/phi-2 --mode inference --precision bf16 --no-kv-cache").unwrap(),
             "infer microsoft/phi-2 --dtype=bf16 --no-kv-cache"
         );
-        assert_eq!(
-            rewritten("--model m/x --dtype bf16 --dp 2").unwrap(),
-            "train m/x --precision=bf16 --gpus=2 --engine=ddp"
-        );
+        assert_eq!(rewritten("--model m/x --dtype bf16 --dp 2").unwrap(), "train m/x --precision=bf16 --dp 2");
         assert!(rewritten("infer gpt2 --mode training").is_err() && rewritten("--mode magic").is_err());
     }
 
     #[test]
     fn truth_values() {
-        assert_eq!(rewritten("train m/x --lora true --qlora false").unwrap(), "train m/x --lora");
+        assert_eq!(rewritten("train m/x --lora true --qlora false").unwrap(), "train m/x --lora=true --qlora=false");
         assert_eq!(rewritten("train m/x --lora").unwrap(), "train m/x --lora");
         assert_eq!(rewritten("train --lora m/x").unwrap(), "train --lora m/x");
         assert_eq!(
             rewritten("train m/x --dtype nf4 --method factors").unwrap(),
             "train m/x --lens-dtype=nf4 --method factors"
         );
-        assert!(rewritten("infer m/x --fused-loss maybe").is_ok());
         assert!(rewritten("train m/x --fused-loss=maybe").unwrap_err().contains("maybe"));
-        assert!(rewritten("train m/x --nothing --cpu-offload-optimizer").is_ok());
         assert_eq!(
             rewritten("train --gpus 2 --offload-param nvme m/x").unwrap(),
             "train --gpus 2 --offload-param=nvme m/x"
@@ -375,32 +316,22 @@ mod tests {
             "train --gradient-checkpointing=every-2 m/x"
         );
         assert_eq!(
-            rewritten("train m/x --gradient-checkpointing=every-2").unwrap(),
-            "train m/x --gradient-checkpointing=every-2"
+            rewritten("train m/x --flashattn true --grad-checkpoint true").unwrap(),
+            "train m/x --attention=flash2 --grad-checkpoint=true"
         );
     }
 
     #[test]
     fn degrees() {
         assert_eq!(
-            rewritten("train --model m/x --zero 2 --dp 8 --tp 1 --pp 1 --flashattn true --grad-checkpoint true")
-                .unwrap(),
-            "train m/x --attention=flash2 --gradient-checkpointing=full --gpus=8 --zero=2"
-        );
-        assert_eq!(
             rewritten("train m/x --lora-target-modules q_proj k_proj --dp 4").unwrap(),
-            "train m/x --lora-target-modules=q_proj,k_proj --gpus=4 --engine=ddp"
+            "train m/x --lora-target-modules=q_proj,k_proj --dp 4"
         );
-        assert_eq!(rewritten("train m/x --dp 1 --zero 0").unwrap(), "train m/x");
-        assert_eq!(rewritten("train m/x --method=factors --tp 4").unwrap(), "train m/x --method=factors --lens-tp=4");
-        assert_eq!(rewritten("train m/x --tp 4 --dp 2").unwrap(), "train m/x --gpus=8 --dp=2 --tp=4 --engine=ddp");
-        assert_eq!(rewritten("train m/x --tp 2").unwrap(), "train m/x --gpus=2 --dp=1 --tp=2");
-        assert_eq!(rewritten("infer m/x --engine vllm --tp 2").unwrap(), "infer m/x --engine vllm --tp 2");
-        assert_eq!(rewritten("train m/x --gpus 8 --engine fsdp2").unwrap(), "train m/x --gpus 8 --engine fsdp2");
-        assert_eq!(rewritten("train m/x --gpus 8 --dp 4 --tp 2").unwrap(), "train m/x --gpus 8 --dp=4 --tp=2");
+        assert_eq!(rewritten("train m/x --dp 1 --zero 0").unwrap(), "train m/x --dp 1");
+        assert_eq!(rewritten("train m/x --gpus 2 --zero 0").unwrap(), "train m/x --gpus 2 --zero 0");
         assert_eq!(
             rewritten("train m/x --zero 3 --dp 4 --cpu-offload-optimizer").unwrap(),
-            "train m/x --offload-optimizer=cpu --gpus=4 --zero=3"
+            "train m/x --zero 3 --dp 4 --offload-optimizer=cpu"
         );
     }
 
@@ -411,6 +342,6 @@ mod tests {
             "probe train m/x --precision=bf16 --warmup-steps=3"
         );
         assert_eq!(rewritten("train m/x --probe true --estimate-only true --probe-steps 6").unwrap(), "train m/x");
-        assert_eq!(rewritten("probe train --model m/x --dp 1").unwrap(), "probe train m/x");
+        assert_eq!(rewritten("probe train --model m/x --dp 1").unwrap(), "probe train m/x --dp 1");
     }
 }

@@ -47,6 +47,7 @@ impl Beside {
                 plan.gpu = card.clone();
                 simulation::infer(&model, plan)
             }
+            RunPlan::Serve(_) => return Err("an engine's own rules are no simulation".into()),
         };
         let simulation = simulation.map_err(|error| error.to_string())?;
         let report = summarize("", &model, plan, &simulation, Vec::new());

@@ -4,7 +4,7 @@ use vramcast_core::units::show_count;
 
 use super::gib;
 use super::table::Table;
-use crate::cli::Inspection;
+use crate::ask::inspect::Inspection;
 
 /// The whole page.
 pub fn text(inspection: &Inspection) -> String {

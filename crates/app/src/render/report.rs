@@ -1,7 +1,7 @@
 //! A report as a page, for Markdown, CSV, HTML and SVG.
 
+use vramcast_core::ask::suggest::Suggestion;
 use vramcast_core::plan::Gpus;
-use vramcast_core::planner::suggest::Suggestion;
 use vramcast_core::report::Report;
 
 use super::page::{Block, Level, Page};
@@ -62,8 +62,12 @@ pub fn suggested(suggestions: &[Suggestion]) -> Table {
     table
 }
 
-/// How many cards of usual kinds the memory alone would fill.
-pub fn cards_needed(process: u64, cards: &Gpus) -> String {
+/// How many cards of usual kinds the memory alone would fill; an engine's pool fills any.
+pub fn cards_needed(report: &Report, cards: &Gpus) -> String {
+    if !report.budgets.is_empty() {
+        return String::new();
+    }
+    let process = report.totals.process;
     let share = |name: &&str| {
         let card = cards.find(name).ok()?;
         Some(format!("{:.1} {}", process as f64 / card.memory.max(1) as f64, card.name))

@@ -2,7 +2,7 @@
 
 use vramcast_core::plan::{
     AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, Selective,
-    TrainPlan,
+    ServePlan, TrainPlan,
 };
 use vramcast_core::report::{Report, Totals, Verdict};
 use vramcast_core::units::show_count;
@@ -14,6 +14,7 @@ use super::{bar, gib, width};
 pub fn text(report: &Report, explain: bool, timeline: bool) -> String {
     let mut page = head(report);
     page += &totals(report);
+    page += &super::serving::account(report);
     page += &breakdown(report);
     if explain {
         page += &explained(report);
@@ -52,7 +53,7 @@ fn head(report: &Report) -> String {
     let model = &report.model;
     let share = || 100.0 * model.trainable as f64 / (model.parameters + model.adapter.unwrap_or(0)).max(1) as f64;
     let trained = match (&report.plan, model.adapter) {
-        (RunPlan::Infer(_), _) => String::new(),
+        (RunPlan::Infer(_) | RunPlan::Serve(_), _) => String::new(),
         (_, Some(added)) => {
             format!(", {} in adapters, {} trained ({:.3} %)", show_count(added), show_count(model.trainable), share())
         }
@@ -62,6 +63,7 @@ fn head(report: &Report) -> String {
     let settings = match &report.plan {
         RunPlan::Train(plan) => settings(plan),
         RunPlan::Infer(plan) => generation(plan),
+        RunPlan::Serve(plan) => serving(plan),
     };
     format!("{} ({}), {} parameters{trained}\n{settings}\n\n", model.name, model.family, show_count(model.parameters),)
 }
@@ -157,6 +159,21 @@ fn generation(plan: &InferPlan) -> String {
     if plan.beams > 1 {
         parts.push(format!("{} beams", plan.beams));
     }
+    wrap(&parts.join(", "), width())
+}
+
+fn serving(plan: &ServePlan) -> String {
+    let name = |value: &dyn erased::Name| value.name();
+    let mut parts =
+        vec![format!("served by {} on {} ({} GiB)", name(&plan.engine), plan.gpu.name, gib(plan.gpu.memory))];
+    parts.extend(plan.context.map(|tokens| format!("sequences of {tokens} tokens")));
+    parts.extend(plan.quantization.iter().map(|method| format!("{method} weights")));
+    parts.extend(
+        plan.tensor_parallel_size
+            .filter(|ranks| *ranks > 1)
+            .map(|ranks| format!("one of {ranks} tensor-parallel cards")),
+    );
+    parts.extend(plan.pipeline_parallel_size.filter(|stages| *stages > 1).map(|stages| format!("{stages} stages")));
     wrap(&parts.join(", "), width())
 }
 

@@ -5,16 +5,15 @@ use std::time::Duration;
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
 use schemars::JsonSchema;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use vramcast_core::plan::{InferPlan, TrainPlan};
+use vramcast_core::ask::{Asked, Given, Task};
+use vramcast_core::plan::{InferPlan, ServePlan, TrainPlan};
 
 use super::problem::Problem;
-use crate::cli::Failure;
-use crate::cli::engines::{EngineArguments, EngineName};
-use crate::cli::model::Found;
-use crate::estimate::source::{self, Reach};
+use crate::ask::found::Subject;
+use crate::ask::question::Question;
 
 /// How long a body may take to come.
 const LONGEST_UPLOAD: Duration = Duration::from_secs(10);
@@ -51,43 +50,28 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
             }
         }
         let value = serde_path_to_error::deserialize(value).map_err(|error| {
-            let field = crate::estimate::start::pointer(error.path());
+            let field = pointer(error.path());
             Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.into_inner().to_string()).at(field)
         })?;
         Ok(Self(value))
     }
 }
 
-/// Which model: exactly one of a name and a config.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Subject {
-    model: Option<String>,
-    config: Option<Map<String, Value>>,
-    auto_class: Option<String>,
+/// A path as a JSON pointer.
+fn pointer(path: &serde_path_to_error::Path) -> String {
+    use serde_path_to_error::Segment;
+    let part = |segment: &Segment| match segment {
+        Segment::Seq { index } => format!("/{index}"),
+        Segment::Map { key } | Segment::Enum { variant: key } => {
+            format!("/{}", key.replace('~', "~0").replace('/', "~1"))
+        }
+        Segment::Unknown => String::new(),
+    };
+    path.iter().map(part).collect()
 }
 
-impl Subject {
-    /// Whether a config was pasted.
-    pub(crate) fn is_pasted(&self) -> bool {
-        self.config.is_some()
-    }
-
-    /// Finds the model.
-    pub(crate) fn find(self, reach: Reach, headers: bool) -> Result<Found, Problem> {
-        let missing = |detail: &str| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).at("/model");
-        let auto_class = self.auto_class.as_deref();
-        let found: Result<Found, Failure> = match (self.model, self.config) {
-            (Some(name), None) => reach.find(&name, auto_class, headers),
-            (None, Some(config)) => source::pasted(Value::Object(config), auto_class),
-            (None, None) => return Err(missing("give a model by its name, or a config")),
-            (Some(_), Some(_)) => return Err(missing("give a model or a config, not both")),
-        };
-        Ok(found?)
-    }
-}
-
-/// A plan as a request says it: what stands in a plan file, and what a command has flags for.
-#[derive(Debug, Clone, Default)]
+/// What every request about a plan says.
+#[derive(Debug, Default)]
 pub(crate) struct Wish {
     /// The plan, over the defaults.
     pub(crate) plan: Map<String, Value>,
@@ -95,6 +79,24 @@ pub(crate) struct Wish {
     pub(crate) framework: Option<String>,
     /// The card, by name.
     pub(crate) gpu: Option<String>,
+    /// Who serves.
+    pub(crate) engine: Option<String>,
+    /// What the engine is started with.
+    pub(crate) engine_options: Map<String, Value>,
+}
+
+impl Wish {
+    /// The question about a model.
+    pub(crate) fn question(self, task: Task, subject: Result<Subject, Problem>) -> Result<Question, Problem> {
+        let mut named: Vec<(String, Given)> =
+            self.engine_options.into_iter().map(|(name, value)| (name, Given::Value(value))).collect();
+        for (name, text) in [("engine", self.engine), ("gpu", self.gpu)] {
+            named.extend(text.map(|text| (name.to_owned(), Given::Text(text))));
+        }
+        let asked =
+            Asked { task, framework: self.framework, trees: vec![Value::Object(self.plan)], named, ..Asked::default() };
+        Ok(Question { subject: subject?, asked, ..Question::default() })
+    }
 }
 
 /// Declares what a request holds beside a model: serde cannot both flatten and refuse unknown keys.
@@ -114,9 +116,15 @@ macro_rules! request {
         }
 
         impl $name {
-            /// Which model.
-            pub(crate) fn subject(&mut self) -> Subject {
-                Subject { model: self.model.take(), config: self.config.take(), auto_class: self.auto_class.take() }
+            /// Which model: exactly one of a name and a config.
+            pub(crate) fn subject(&mut self) -> Result<Subject, Problem> {
+                let missing = |detail: &str| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).at("/model");
+                let (name, config) = (self.model.take(), self.config.take().map(Value::Object));
+                match (&name, &config) {
+                    (None, None) => Err(missing("give a model by its name, or a config")),
+                    (Some(_), Some(_)) => Err(missing("give a model or a config, not both")),
+                    _ => Ok(Subject { name, config, auto_class: self.auto_class.take(), ..Subject::default() }),
+                }
             }
         }
     };
@@ -149,12 +157,12 @@ request! {
         #[serde(default)]
         #[schemars(with = "InferPlan")]
         plan: Map<String, Value>,
-        /// Who serves.
-        #[serde(default)]
-        engine: EngineName,
+        /// Who serves: hf, vllm, sglang, tgi, tensorrt-llm, llama.cpp or ollama.
+        engine: Option<String>,
         /// What the engine is started with, as its flags are called.
         #[serde(default)]
-        engine_options: EngineArguments,
+        #[schemars(with = "ServePlan")]
+        engine_options: Map<String, Value>,
         /// The card, by name; over the plan's.
         gpu: Option<String>,
         /// Whether to judge every known card.
@@ -194,7 +202,7 @@ request! {
     PlanRequest {
         /// What the plan is for.
         #[serde(default)]
-        kind: Kind,
+        kind: Task,
         /// The plan, over the defaults.
         #[serde(default)]
         plan: Map<String, Value>,
@@ -202,6 +210,11 @@ request! {
         framework: Option<String>,
         /// The card, by name; over the plan's.
         gpu: Option<String>,
+        /// Who serves, for inference.
+        engine: Option<String>,
+        /// What the engine is started with, as its flags are called.
+        #[serde(default)]
+        engine_options: Map<String, Value>,
     }
 }
 
@@ -210,7 +223,7 @@ request! {
     WriteRequest {
         /// What the plan is for.
         #[serde(default)]
-        kind: Kind,
+        kind: Task,
         /// The form.
         form: Form,
         /// The plan, over the defaults.
@@ -220,6 +233,11 @@ request! {
         framework: Option<String>,
         /// The card, by name; over the plan's.
         gpu: Option<String>,
+        /// Who serves, for inference.
+        engine: Option<String>,
+        /// What the engine is started with, as its flags are called.
+        #[serde(default)]
+        engine_options: Map<String, Value>,
     }
 }
 
@@ -231,17 +249,6 @@ pub(crate) struct ReadRequest {
     pub(crate) text: String,
     /// The file's name, whose ending says which form it has; without one all are tried.
     pub(crate) name: Option<String>,
-}
-
-/// What a plan is for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
-    /// Training.
-    #[default]
-    Train,
-    /// Generation.
-    Infer,
 }
 
 /// How a plan or its report is written down.

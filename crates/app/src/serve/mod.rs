@@ -5,7 +5,7 @@
 //! | `router` | which address leads where |
 //! | `handlers` | the answers, by topic |
 //! | `body` | what a request may hold, and how it is read |
-//! | `problem`, `fields` | errors as problem documents that name the field |
+//! | `problem` | errors as problem documents that name the field |
 //! | `document`, `written` | answers as JSON; plans as YAML, TOML and command lines |
 //! | `pool`, `rate`, `hosts` | estimates at once and their time; requests per second; whom a request is addressed to |
 //! | `metrics`, `logs` | counts for Prometheus; a line for every request |
@@ -18,7 +18,6 @@
 mod assets;
 mod body;
 mod document;
-mod fields;
 mod handlers;
 mod hosts;
 mod listen;
@@ -36,11 +35,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vramcast_core::plan::Gpus;
-
-use crate::cli::Failure;
-use crate::cli::context::Context;
-use crate::estimate::source::Reach;
+use crate::ask::found::Reach;
+use crate::failure::Failure;
+use crate::settings::Settings;
 use hosts::Hosts;
 use metrics::Metrics;
 use pool::Pool;
@@ -88,8 +85,7 @@ pub(crate) enum LogFormat {
 
 /// What every handler shares.
 pub(crate) struct Service {
-    context: Context,
-    cards: Gpus,
+    settings: Settings,
     reach: Reach,
     limits: Limits,
     log: LogFormat,
@@ -100,13 +96,12 @@ pub(crate) struct Service {
 }
 
 /// Serves until the process is told to stop.
-pub(crate) fn run(options: &Options, context: Context) -> Result<(), Failure> {
+pub(crate) fn run(options: &Options, settings: Settings) -> Result<(), Failure> {
     let broken = |what: &str, error: std::io::Error| Failure::bad_input(format!("{what}: {error}"));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| broken("serve", e))?;
     let log = options.log;
     let service = Arc::new(Service {
-        cards: context.cards(),
-        context,
+        settings,
         reach: options.reach,
         limits: options.limits,
         log,

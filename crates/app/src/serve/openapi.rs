@@ -11,7 +11,7 @@ use super::handlers::estimates::{Suggestions, Validation};
 use super::handlers::lists::CatalogueModel;
 use super::handlers::plans::{ReadPlan, WrittenPlan};
 use super::problem::Problem;
-use crate::cli::Inspection;
+use crate::ask::inspect::Inspection;
 
 /// A call with a body.
 struct Call {
@@ -117,16 +117,21 @@ fn calls(schemas: &mut SchemaGenerator) -> Vec<Call> {
         example: example.clone(),
     };
     let report = of::<Report>(schemas);
-    let either =
-        json!({"anyOf": [report, {"type": "object", "required": ["schema", "model", "gpu", "budgets", "buffers"]}]});
     vec![
-        call("/train", "Peak memory of training", "estimates", schemas.subschema_for::<TrainRequest>(), report, &plan),
+        call(
+            "/train",
+            "Peak memory of training",
+            "estimates",
+            schemas.subschema_for::<TrainRequest>(),
+            report.clone(),
+            &plan,
+        ),
         call(
             "/infer",
             "Peak memory of generation, or a serving engine's budget",
             "estimates",
             schemas.subschema_for::<InferRequest>(),
-            either,
+            report.clone(),
             &json!({"model": "llama3-8b", "plan": {"new_tokens": 64}}),
         ),
         call(
@@ -197,6 +202,7 @@ fn lists(schemas: &mut SchemaGenerator) -> Vec<(&'static str, &'static str, &'st
         ("/frameworks", "Training frameworks and their defaults", "lists", rows.clone()),
         ("/presets", "Jobs that are built in", "lists", rows.clone()),
         ("/dtypes", "Element and storage formats", "lists", rows),
+        ("/settings", "Every setting: its flag, its place in a plan, who honours it", "lists", any.clone()),
         ("/schema/train", "JSON schema of training plans", "about", any.clone()),
         ("/schema/infer", "JSON schema of generation plans", "about", any.clone()),
         ("/health", "Whether the server works", "about", any.clone()),
@@ -207,7 +213,7 @@ fn lists(schemas: &mut SchemaGenerator) -> Vec<(&'static str, &'static str, &'st
 
 /// In a request a card is also known by its name.
 fn allow_names_of_cards(definitions: &mut Map<String, Value>) {
-    for plan in ["TrainPlan", "InferPlan"] {
+    for plan in ["TrainPlan", "InferPlan", "ServePlan"] {
         let Some(gpu) = definitions.get_mut(plan).and_then(|schema| schema.pointer_mut("/properties/gpu")) else {
             continue;
         };

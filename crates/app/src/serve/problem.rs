@@ -4,9 +4,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-use super::fields;
-use crate::cli::Failure;
 use crate::exit::Exit;
+use crate::failure::{Complaint, Door, Failure, Place, field};
 
 /// What went wrong.
 #[derive(Debug, Clone, Serialize, schemars::JsonSchema)]
@@ -26,12 +25,48 @@ pub(crate) struct Problem {
     /// How to mend it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hint: Option<String>,
+    /// Everything that is wrong, where that is more than one thing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(default)]
+    pub(crate) faults: Vec<Fault>,
     /// Seconds after which to try again.
     #[serde(skip)]
     pub(crate) retry_after: Option<u32>,
 }
 
+/// One thing that is wrong.
+#[derive(Debug, Clone, Serialize, schemars::JsonSchema)]
+pub(crate) struct Fault {
+    /// Where in the body: a JSON pointer.
+    pub(crate) field: Option<String>,
+    /// What is wrong.
+    pub(crate) message: String,
+    /// How to mend it.
+    pub(crate) hint: Option<String>,
+}
+
+impl From<Complaint> for Fault {
+    fn from(complaint: Complaint) -> Self {
+        let field = complaint.place.map(|place| match place {
+            Place::Model => "/model".into(),
+            Place::Request(pointer) => pointer,
+            Place::Setting(path) => field(&path, complaint.serves),
+            Place::Config(path) if path.is_empty() => "/config".into(),
+            Place::Config(path) => format!("/config/{}", path.replace('.', "/")),
+        });
+        Self { field, message: complaint.message, hint: complaint.hint }
+    }
+}
+
 impl Problem {
+    /// Everything that is wrong.
+    pub(crate) fn all(self) -> Vec<Fault> {
+        match self.faults.is_empty() {
+            true => vec![Fault { field: self.field, message: self.detail, hint: self.hint }],
+            false => self.faults,
+        }
+    }
+
     /// A problem of a status.
     pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self {
@@ -41,6 +76,7 @@ impl Problem {
             detail: detail.into(),
             field: None,
             hint: None,
+            faults: Vec::new(),
             retry_after: None,
         }
     }
@@ -70,9 +106,15 @@ impl From<Failure> for Problem {
             Exit::CouldNotFetch => StatusCode::BAD_GATEWAY,
             _ => StatusCode::UNPROCESSABLE_ENTITY,
         };
-        let mut problem = Self::new(status, failure.message());
-        problem.field = failure.place().and_then(fields::pointer);
-        problem.hint = failure.cure().map(str::to_owned);
+        let mut faults: Vec<Fault> = failure.complaints(Door::Http).into_iter().map(Fault::from).collect();
+        let mut problem = Self::new(status, faults.first().map(|fault| fault.message.clone()).unwrap_or_default());
+        if let Some(first) = faults.first() {
+            (problem.field, problem.hint) = (first.field.clone(), first.hint.clone());
+        }
+        if faults.len() < 2 {
+            faults.clear();
+        }
+        problem.faults = faults;
         problem
     }
 }

@@ -16,7 +16,7 @@ use super::document::Document;
 use super::handlers::{about, estimates, lists, plans};
 use super::problem::Problem;
 use super::{Service, assets, logs};
-use crate::cli::list::{What, listed};
+use crate::ask::lists::{What, listed, settings};
 
 /// Both ends of the connection a request came on.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +31,7 @@ pub(crate) struct Ends {
 pub(crate) fn router(service: Arc<Service>) -> Router {
     let list = |what: What| {
         get(
-            move |State(service): State<Arc<Service>>| async move { Document::of(&listed(what, None, &service.context)) },
+            move |State(service): State<Arc<Service>>| async move { Document::of(&listed(what, None, &service.settings)) },
         )
     };
     let api = Router::new()
@@ -50,6 +50,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .route("/frameworks", list(What::Frameworks))
         .route("/presets", list(What::Presets))
         .route("/dtypes", list(What::Dtypes))
+        .route("/settings", get(async || Document::of(&settings())))
         .route("/schema/train", get(about::train_schema))
         .route("/schema/infer", get(about::infer_schema))
         .route("/health", get(about::health))

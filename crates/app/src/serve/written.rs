@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 
 /// A tree without the keys that say nothing.
 pub(crate) fn without_nulls(value: Value) -> Value {
@@ -57,79 +57,15 @@ fn scalar(word: &str) -> String {
     }
 }
 
-/// Flags and the places in a plan that they set, with how a value becomes the flag's.
-type Flag = (&'static str, &'static [&'static str], fn(&Value) -> Option<String>);
-
-fn number(value: &Value) -> Option<String> {
-    value.as_u64().map(|number| format!(" {number}"))
-}
-
-fn word(value: &Value) -> Option<String> {
-    value.as_str().map(|word| format!(" {}", quoted(word)))
-}
-
-fn yes(value: &Value) -> Option<String> {
-    (value == &Value::Bool(true)).then(String::new)
-}
-
-const TRAIN: &[Flag] = &[
-    ("--batch-size", &["batch", "batch_size"], number),
-    ("--seq-len", &["batch", "seq_len"], number),
-    ("--gradient-accumulation", &["gradient_accumulation"], number),
-    ("--optimizer", &["optimizer", "kind"], word),
-    ("--optimizer-implementation", &["optimizer", "implementation"], word),
-    ("--optimizer-in-backward", &["optimizer_in_backward"], yes),
-    ("--clip", &["clip"], yes),
-    ("--gradient-checkpointing", &["checkpointing"], |value| (value == "full").then(String::new)),
-    ("--liger", &["kernels"], |value| (value == "liger").then(String::new)),
-    ("--drop-outputs", &["keep_outputs"], |value| (value == &Value::Bool(false)).then(String::new)),
-    ("--keep-loss", &["keep_loss"], |value| (value == &Value::Bool(true)).then(String::new)),
-    ("--gpu", &["gpu"], word),
-];
-
-const INFER: &[Flag] = &[
-    ("--batch-size", &["batch", "batch_size"], number),
-    ("--prompt", &["batch", "seq_len"], number),
-    ("--new-tokens", &["new_tokens"], number),
-    ("--beams", &["beams"], number),
-    ("--cache", &["cache"], |value| value.as_str().filter(|how| *how == "static").map(|how| format!(" {how}"))),
-    ("--sample", &["choice"], |value| (value == "sample").then(String::new)),
-    ("--eager", &["attention"], |value| (value == "eager").then(String::new)),
-    ("--dtype", &["weights"], word),
-    ("--gpu", &["gpu"], word),
-];
-
-/// The command line: flags where there are any, and the rest as a plan file that the shell makes.
-pub(crate) fn command(command: &str, model: &str, plan: Map<String, Value>) -> String {
-    let mut line = format!("vramcast {command} {}", quoted(model));
-    let mut rest = Value::Object(plan);
-    for (flag, place, spelled) in if command == "train" { TRAIN } else { INFER } {
-        let found = place.iter().try_fold(&rest, |value, key| value.get(key)).and_then(spelled);
-        if let Some(value) = found {
-            line += &format!(" {flag}{value}");
-            remove(&mut rest, place);
-        }
-    }
-    if rest.as_object().is_some_and(|rest| !rest.is_empty()) {
-        line += &format!(" --plan <(echo {})", quoted(&rest.to_string()));
-    }
-    line + "\n"
-}
-
-/// Takes a value out of a tree, and what is empty after that.
-fn remove(value: &mut Value, place: &[&str]) {
-    let (Some(object), [first, rest @ ..]) = (value.as_object_mut(), place) else { return };
-    if let Some(inner) = object.get_mut(*first) {
-        remove(inner, rest);
-        if rest.is_empty() || inner.as_object().is_some_and(Map::is_empty) {
-            object.shift_remove(*first);
-        }
-    }
+/// The command line with the same answer.
+pub(crate) fn command(command: &str, model: &str, words: &[String]) -> String {
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    format!("vramcast {command} {} {}", quoted(model), words.join(" ")).trim_end().to_owned() + "\n"
 }
 
 /// A word as a shell takes it.
 fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./@:".contains(c);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./@:=,".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         word.to_owned()
     } else {
@@ -158,15 +94,11 @@ mod tests {
 
     #[test]
     fn commands() {
-        let line = |value: Value| command("train", "a/b", value.as_object().unwrap().clone());
-        assert_eq!(line(json!({})), "vramcast train a/b\n");
+        let words = ["--batch-size=4".to_owned(), "--gpu=RTX 4090".to_owned(), "--freeze=it's".to_owned()];
+        assert_eq!(command("train", "a/b", &[]), "vramcast train a/b\n");
         assert_eq!(
-            line(json!({"batch": {"batch_size": 4}, "gpu": "RTX 4090", "clip": true, "checkpointing": "full"})),
-            "vramcast train a/b --batch-size 4 --clip --gradient-checkpointing --gpu 'RTX 4090'\n"
-        );
-        assert_eq!(
-            line(json!({"batch": {"batch_size": 4, "mask": true}, "frozen": ["it's"]})),
-            "vramcast train a/b --batch-size 4 --plan <(echo '{\"batch\":{\"mask\":true},\"frozen\":[\"it'\\''s\"]}')\n"
+            command("train", "a/b", &words),
+            "vramcast train a/b --batch-size=4 '--gpu=RTX 4090' '--freeze=it'\\''s'\n"
         );
     }
 }

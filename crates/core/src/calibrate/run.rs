@@ -110,6 +110,7 @@ impl Run {
                 plan.gpu = gpu;
                 plan.allocator = settings.unwrap_or(plan.allocator);
             }
+            RunPlan::Serve(plan) => plan.gpu = gpu,
         }
         simulated(&self.row, &self.model, &plan).ok()
     }

@@ -47,6 +47,22 @@ impl AllocatorOptions {
         }
     }
 
+    /// As `PYTORCH_ALLOC_CONF` spells them; empty where all are torch's own.
+    pub fn written(&self) -> String {
+        let mut parts = Vec::new();
+        if self.expandable_segments {
+            parts.push("expandable_segments:True".to_owned());
+        }
+        parts.extend(self.max_split_size.map(|bytes| format!("max_split_size_mb:{}", bytes >> 20)));
+        parts.extend(self.roundup_power2_divisions.map(|n| format!("roundup_power2_divisions:{n}")));
+        parts.extend(self.roundup_power2_divisions_by_size.map(|table| {
+            let entries: Vec<String> =
+                table.iter().enumerate().map(|(place, n)| format!("{}:{n}", 1u64 << place)).collect();
+            format!("roundup_power2_divisions:[{}]", entries.join(","))
+        }));
+        parts.join(",")
+    }
+
     /// Reads `expandable_segments:True,max_split_size_mb:128`; what has no effect here is returned by name.
     pub fn parse(text: &str) -> Result<(Self, Vec<String>), PlanError> {
         let mut options = Self::default();

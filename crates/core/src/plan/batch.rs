@@ -88,7 +88,8 @@ impl Batch {
             static_cache: None,
             position_ids: false,
             labels: true,
-            mask: self.mask,
+            // Who pads masks.
+            mask: self.mask || self.padded,
             images: self.images.map(|[count, height, width]| Images { count, height, width, frames: 1 }),
             audio_frames: self.audio_frames,
             last_logits: None,

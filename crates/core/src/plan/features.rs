@@ -12,6 +12,7 @@ impl RunPlan {
         match self {
             Self::Train(plan) => plan.features(),
             Self::Infer(plan) => plan.features(),
+            Self::Serve(_) => Vec::new(),
         }
     }
 }

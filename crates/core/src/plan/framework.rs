@@ -114,7 +114,7 @@ impl Framework {
             .collect()
     }
 
-    fn holding(&self, situation: Situation) -> impl Iterator<Item = &FrameworkDefault> {
+    pub(crate) fn holding(&self, situation: Situation) -> impl Iterator<Item = &FrameworkDefault> {
         self.defaults.iter().filter(move |default| default.when.is_empty() || default.when.contains(&situation))
     }
 }

@@ -5,6 +5,7 @@
 //! | [`adapter`] | LoRA and its relatives: what they train, where |
 //! | [`draft`] | assisted and prompt-lookup decoding |
 //! | [`infer`] | a run of `generate`: prompt, new tokens, cache |
+//! | [`serve`] | what a serving engine is started with |
 //! | [`train`] | a training run: batch, precision, checkpointing, optimizer |
 //! | [`batch`] | the sizes of what goes in |
 //! | [`liger`] | what Liger patches |
@@ -46,6 +47,7 @@ mod options;
 pub mod parallel;
 pub mod provenance;
 pub mod quantization;
+pub mod serve;
 pub mod train;
 
 pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
@@ -65,6 +67,7 @@ pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use provenance::Origin;
 pub use quantization::{Outliers, Quantization, QuantizationScheme};
+pub use serve::{ServePlan, ServingEngine};
 pub use train::{Checkpointing, Kernels, TrainPlan};
 
 /// A plan of any kind.
@@ -75,6 +78,8 @@ pub enum RunPlan {
     Train(Box<TrainPlan>),
     /// Generation.
     Infer(Box<InferPlan>),
+    /// A serving engine.
+    Serve(Box<ServePlan>),
 }
 
 impl RunPlan {
@@ -83,6 +88,7 @@ impl RunPlan {
         match self {
             Self::Train(plan) => &plan.gpu,
             Self::Infer(plan) => &plan.gpu,
+            Self::Serve(plan) => &plan.gpu,
         }
     }
 }

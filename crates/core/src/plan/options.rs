@@ -209,6 +209,7 @@ impl RunPlan {
         let (mut notes, bf16) = match self {
             Self::Train(plan) => (plan.notes(), plan.uses(DType::BF16)),
             Self::Infer(plan) => (Vec::new(), plan.uses(DType::BF16)),
+            Self::Serve(_) => (Vec::new(), false),
         };
         notes.extend(emulated(self.gpu()).filter(|_| bf16));
         notes

@@ -35,7 +35,7 @@ impl Coverage {
     pub fn of(&self, plan: &RunPlan) -> &Counts {
         match plan {
             RunPlan::Train(_) => &self.train,
-            RunPlan::Infer(_) => &self.infer,
+            RunPlan::Infer(_) | RunPlan::Serve(_) => &self.infer,
         }
     }
 
@@ -43,7 +43,7 @@ impl Coverage {
     pub fn add(&mut self, model_type: &str, plan: &RunPlan) {
         let counts = match plan {
             RunPlan::Train(_) => &mut self.train,
-            RunPlan::Infer(_) => &mut self.infer,
+            RunPlan::Infer(_) | RunPlan::Serve(_) => &mut self.infer,
         };
         *counts.families.entry(model_type.to_owned()).or_default() += 1;
         for feature in plan.features() {

@@ -5,12 +5,14 @@
 //! | [`alive`] | what is alive at the peak, by component, by module, and the largest things |
 //! | [`coverage`] | what recorded runs vouch for |
 //! | [`job`] | all cards of a run on several, and the host's memory |
+//! | [`serving`] | an engine's own account in the same form |
 //! | [`timeline`] | allocated memory over the run |
 //! | [`verdict`] | which cards hold it |
 
 pub mod alive;
 pub mod coverage;
 pub mod job;
+pub mod serving;
 pub mod timeline;
 pub mod verdict;
 
@@ -21,9 +23,11 @@ use crate::memory::simulation::Simulation;
 use crate::model::Model;
 use crate::model::op::Parameter;
 use crate::plan::{Origin, RunPlan};
+use crate::serving::Budget;
 
 pub use alive::{Component, LargeTensor, ModuleShare, Term};
 pub use job::Job;
+pub use serving::Buffered;
 pub use timeline::{PhaseReport, Sample};
 pub use verdict::Verdict;
 
@@ -37,6 +41,9 @@ pub struct Report {
     pub schema: u32,
     /// The model.
     pub model: ModelFacts,
+    /// What was asked for, from which the plan follows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<RequestFacts>,
     /// What was simulated.
     pub plan: RunPlan,
     /// The answer at its three levels.
@@ -59,12 +66,28 @@ pub struct Report {
     /// All cards together, where there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<Job>,
+    /// A serving engine's own account: its pool of blocks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub budgets: Vec<Budget>,
+    /// A serving engine's own account: its buffers, device by device.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub buffers: Vec<Buffered>,
     /// Which cards hold it.
     pub verdicts: Vec<Verdict>,
     /// Where every setting comes from.
     pub provenance: Vec<Origin>,
     /// Guesses and limits.
     pub notes: Vec<String>,
+}
+
+/// What was asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, schemars::JsonSchema)]
+pub struct RequestFacts {
+    /// The framework whose defaults lie below.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub framework: Option<String>,
+    /// Every value that was asked for, by its place in the plan.
+    pub settings: serde_json::Value,
 }
 
 /// The model in a few numbers.
@@ -129,8 +152,11 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
             trainable: trainable(&plan, simulation),
             adapter: simulation.adapter.as_ref().map(|layout| layout.added()),
         },
+        request: None,
         plan,
         totals,
+        budgets: Vec::new(),
+        buffers: Vec::new(),
         breakdown: alive::breakdown(simulation, &alive, totals),
         modules: alive::by_module(simulation, &alive),
         peak_phase: timeline::phase_of(simulation, simulation.replay.peak_event),
@@ -152,7 +178,7 @@ fn count(simulation: &Simulation, pick: impl Fn(&Parameter) -> bool) -> u64 {
 
 fn trainable(plan: &RunPlan, simulation: &Simulation) -> u64 {
     match (plan, &simulation.adapter) {
-        (RunPlan::Infer(_), _) => 0,
+        (RunPlan::Infer(_) | RunPlan::Serve(_), _) => 0,
         (RunPlan::Train(_), Some(layout)) => layout.trainable(),
         (RunPlan::Train(plan), None) => count(simulation, |parameter| !plan.is_frozen(parameter)),
     }

@@ -11,6 +11,7 @@
 //! | [`vllm`] | vLLM: profile, blocks, hybrid groups |
 //! | [`llama_cpp`] | llama.cpp and Ollama: buffers by device |
 //! | [`sglang`], [`tgi`], [`tensorrt_llm`] | their budgets over the same cache |
+//! | [`start`] | from what an engine is started with to what it sets aside |
 //! | [`solve`] | largest batch, context or concurrency; smallest card |
 
 mod image;
@@ -18,6 +19,7 @@ pub mod llama_cpp;
 pub mod model;
 pub mod sglang;
 pub mod solve;
+pub mod start;
 pub mod tensorrt_llm;
 pub mod tensors;
 pub mod tgi;
@@ -26,6 +28,7 @@ pub mod vllm;
 use serde::Serialize;
 
 pub use model::{ServedLayer, ServedModel, WeightFormat};
+pub use start::{Served, start};
 
 /// What an engine would do with a model on a card. All sizes are bytes per card.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]

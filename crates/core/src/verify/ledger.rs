@@ -183,6 +183,7 @@ pub fn simulate_plan(model: &Model, plan: &RunPlan) -> Result<Simulation, String
     let run = match plan {
         RunPlan::Train(plan) => simulation::train(model, plan),
         RunPlan::Infer(plan) => simulation::infer(model, plan),
+        RunPlan::Serve(_) => return Err("an engine's own rules are no simulation".into()),
     };
     run.map_err(|error| error.to_string())
 }
@@ -192,6 +193,7 @@ pub fn question(row: &Value) -> Result<Question, String> {
     Ok(match run_plan(row)? {
         RunPlan::Train(plan) => Question::of_train(&plan),
         RunPlan::Infer(plan) => Question::of_infer(&plan),
+        RunPlan::Serve(_) => return Err("no formula is asked about a serving engine".into()),
     })
 }
 

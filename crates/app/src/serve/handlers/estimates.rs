@@ -5,23 +5,18 @@ use std::sync::Arc;
 use axum::extract::State;
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json};
-use vramcast_core::lens::Question;
-use vramcast_core::memory::simulation;
-use vramcast_core::plan::{InferPlan, Situation, TrainPlan};
-use vramcast_core::planner::suggest::{self, Suggestion};
+use serde_json::Value;
+use vramcast_core::ask::{Task, Wanted};
+use vramcast_core::lens::Question as Formula;
 use vramcast_core::report::Totals;
 
 use super::Shared;
-use crate::cli::engines::{self, EngineName};
-use crate::cli::model::Found;
-use crate::cli::{Failure, Place, compare, inspect};
-use crate::estimate::run::{self, Estimate, Options};
-use crate::estimate::start::{self, File, Start};
+use crate::ask::question::Prepared;
+use crate::ask::{compare, inspect};
 use crate::serve::Service;
-use crate::serve::body::{CompareRequest, InferRequest, InspectRequest, Json, Kind, PlanRequest, TrainRequest, Wish};
+use crate::serve::body::{CompareRequest, InferRequest, InspectRequest, Json, PlanRequest, TrainRequest, Wish};
 use crate::serve::document::Document;
-use crate::serve::problem::Problem;
+use crate::serve::problem::{Fault, Problem};
 
 type Answer = Result<Document, Problem>;
 
@@ -29,11 +24,11 @@ type Answer = Result<Document, Problem>;
 pub(crate) async fn train(State(service): Shared, Json(mut request): Json<TrainRequest>) -> Answer {
     service
         .answer(move |service| {
-            let found = request.subject().find(service.reach, false)?;
-            let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu };
-            let (plan, start) = service.train_plan(&found, wish)?;
-            let wanted = (request.suggestions, request.gpus_all);
-            Ok(service.estimate(wanted, |options| run::train(&found, plan, start, options))?.document()?)
+            let subject = request.subject();
+            let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
+            let wanted = Wanted { suggestions: request.suggestions, all_cards: request.gpus_all, ..Wanted::default() };
+            let question = wish.question(Task::Train, subject)?;
+            Ok(question.prepare(service.reach, &service.settings)?.answer(wanted)?.document())
         })
         .await
 }
@@ -42,14 +37,12 @@ pub(crate) async fn train(State(service): Shared, Json(mut request): Json<TrainR
 pub(crate) async fn infer(State(service): Shared, Json(mut request): Json<InferRequest>) -> Answer {
     service
         .answer(move |service| {
-            let found = request.subject().find(service.reach, false)?;
-            request.engine_options.check(request.engine)?;
-            if request.engine != EngineName::Hf {
-                return service.serving(&found, request);
-            }
-            let plan = service.infer_plan(&found, Wish { plan: request.plan, framework: None, gpu: request.gpu })?;
-            let wanted = (request.suggestions, request.gpus_all);
-            Ok(service.estimate(wanted, |options| run::generate(&found, plan, Vec::new(), options))?.document()?)
+            let subject = request.subject();
+            let (engine, engine_options) = (request.engine, request.engine_options);
+            let wish = Wish { plan: request.plan, gpu: request.gpu, engine, engine_options, ..Wish::default() };
+            let wanted = Wanted { suggestions: request.suggestions, all_cards: request.gpus_all, ..Wanted::default() };
+            let question = wish.question(Task::Infer, subject)?;
+            Ok(question.prepare(service.reach, &service.settings)?.answer(wanted)?.document())
         })
         .await
 }
@@ -58,7 +51,7 @@ pub(crate) async fn infer(State(service): Shared, Json(mut request): Json<InferR
 pub(crate) async fn inspect(State(service): Shared, Json(mut request): Json<InspectRequest>) -> Answer {
     service
         .answer(move |service| {
-            let found = request.subject().find(service.reach, true)?;
+            let found = request.subject()?.find(service.reach, true)?;
             let wanted = inspect::Wanted { tensors: request.tensors, ..inspect::Wanted::default() };
             Ok(inspect::inspect(&found, &wanted)?)
         })
@@ -69,11 +62,12 @@ pub(crate) async fn inspect(State(service): Shared, Json(mut request): Json<Insp
 pub(crate) async fn compare(State(service): Shared, Json(mut request): Json<CompareRequest>) -> Answer {
     service
         .answer(move |service| {
-            let found = request.subject().find(service.reach, false)?;
-            let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu };
-            let (plan, start) = service.train_plan(&found, wish)?;
-            let question = Question::of_train(&plan);
-            Ok(compare::beside_the_simulation(&found, &plan, &question, start.notes)?.document())
+            let subject = request.subject();
+            let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
+            let prepared = wish.question(Task::Train, subject)?.prepare(service.reach, &service.settings)?;
+            let (plan, notes) = prepared.train(true)?;
+            let formula = Formula::of_train(&plan);
+            Ok(compare::beside_the_simulation(&prepared.found, &plan, &formula, notes)?.document())
         })
         .await
 }
@@ -85,39 +79,15 @@ pub(crate) struct Validation {
     problems: Vec<Fault>,
 }
 
-/// One thing that is wrong.
-#[derive(Debug, Serialize, JsonSchema)]
-struct Fault {
-    /// Where in the body: a JSON pointer.
-    field: Option<String>,
-    /// What is wrong.
-    message: String,
-    /// How to mend it.
-    hint: Option<String>,
-}
-
-/// `POST /validate`: the simulation itself is the judge of what cannot run.
-pub(crate) async fn validate(State(service): Shared, Json(mut request): Json<PlanRequest>) -> Answer {
+/// `POST /validate`: the answer itself is the judge of what cannot run.
+pub(crate) async fn validate(State(service): Shared, Json(request): Json<PlanRequest>) -> Answer {
     service
         .answer(move |service| {
             let checked = || -> Result<(), Problem> {
-                let found = request.subject().find(service.reach, false)?;
-                let model = found.require_model()?;
-                let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu };
-                match request.kind {
-                    Kind::Train => {
-                        let (plan, _) = service.train_plan(&found, wish)?;
-                        simulation::train(model, &plan).map_err(Failure::from)?;
-                    }
-                    Kind::Infer => {
-                        let plan = service.infer_plan(&found, wish)?;
-                        simulation::infer(model, &plan).map_err(Failure::from)?;
-                    }
-                }
+                service.prepare(request)?.answer(Wanted::default())?;
                 Ok(())
             };
-            let fault = |problem: Problem| Fault { field: problem.field, message: problem.detail, hint: problem.hint };
-            Ok(Validation { problems: checked().err().into_iter().map(fault).collect() })
+            Ok(Validation { problems: checked().err().map(Problem::all).unwrap_or_default() })
         })
         .await
 }
@@ -149,37 +119,20 @@ struct Change {
 }
 
 /// `POST /suggest`.
-pub(crate) async fn suggest(State(service): Shared, Json(mut request): Json<PlanRequest>) -> Answer {
+pub(crate) async fn suggest(State(service): Shared, Json(request): Json<PlanRequest>) -> Answer {
     service
         .answer(move |service| {
-            let found = request.subject().find(service.reach, false)?;
-            let model = found.require_model()?;
-            let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu };
-            let (fits, found) = match request.kind {
-                Kind::Train => {
-                    let (plan, _) = service.train_plan(&found, wish)?;
-                    let now = simulation::train(model, &plan).map_err(Failure::from)?.process_bytes();
-                    let fits = now <= plan.gpu.memory;
-                    let suggest = || suggest::for_training(model, &plan, plan.gpu.memory, now, &service.cards);
-                    (fits, if fits { Vec::new() } else { suggest() })
-                }
-                Kind::Infer => {
-                    let plan = service.infer_plan(&found, wish)?;
-                    let now = simulation::infer(model, &plan).map_err(Failure::from)?.process_bytes();
-                    let fits = now <= plan.gpu.memory;
-                    let suggest = || suggest::for_generation(model, &plan, plan.gpu.memory, now, &service.cards);
-                    (fits, if fits { Vec::new() } else { suggest() })
-                }
-            };
-            let change = |mut suggestion: Suggestion| Change {
-                changes: service.with_name_of_card(suggestion.changes.take()),
+            let wanted = Wanted { suggestions: true, ..Wanted::default() };
+            let answer = service.prepare(request)?.answer(wanted)?;
+            let change = |suggestion: vramcast_core::ask::suggest::Suggestion| Change {
                 text: suggestion.change,
                 cost: suggestion.cost.words(),
                 saves: suggestion.saved,
                 totals: suggestion.totals,
                 fits: suggestion.fits,
+                changes: suggestion.changes,
             };
-            Ok(Suggestions { fits, suggestions: found.into_iter().map(change).collect() })
+            Ok(Suggestions { fits: answer.fits, suggestions: answer.suggestions.into_iter().map(change).collect() })
         })
         .await
 }
@@ -194,76 +147,15 @@ impl Service {
         self.pool.run(move || Ok(Document::of(&work(&service)?))).await
     }
 
-    /// An estimate with the cards of this server; whether suggestions and all cards are wanted.
-    pub(super) fn estimate(
-        &self,
-        (suggest, all_cards): (bool, bool),
-        run: impl FnOnce(&Options) -> Result<Estimate, Failure>,
-    ) -> Result<Estimate, Failure> {
-        run(&Options { kept: &|_| Ok(0), suggest, all_cards, cards: &|| Ok(self.cards.clone()) })
-    }
-
-    /// The plan of a request: a framework's defaults, the plan as its file would say it, the card.
-    pub(super) fn train_plan(&self, found: &Found, wish: Wish) -> Result<(TrainPlan, Start), Failure> {
-        let file = File { name: "plan".into(), value: Value::Object(wish.plan) };
-        let framework = wish.framework.as_deref();
-        let mut start = Start::read(Some(file), framework, Situation::Full, || Ok(self.cards.clone()))?;
-        let mut plan = start.plan.clone();
-        plan.batch.mask |= plan.batch.padded;
-        if let Some(name) = &wish.gpu {
-            plan.gpu = self.cards.find(name)?;
-        }
-        start.settle(&mut plan, found, false)?;
-        Ok((plan, start))
-    }
-
-    /// The same for generation.
-    pub(super) fn infer_plan(&self, found: &Found, wish: Wish) -> Result<InferPlan, Failure> {
-        let file = File { name: "plan".into(), value: Value::Object(wish.plan) };
-        let (mut plan, _) = start::generation(Some(file), found.stored_dtype(), || Ok(self.cards.clone()))?;
-        if let Some(name) = &wish.gpu {
-            plan.gpu = self.cards.find(name)?;
-        }
-        plan.check()?;
-        Ok(plan)
-    }
-
-    /// A change of the card by its name.
-    fn with_name_of_card(&self, mut changes: Value) -> Value {
-        let name = changes.pointer("/gpu/name").and_then(Value::as_str);
-        if let Some(card) = name.and_then(|name| self.cards.find(name).ok()) {
-            changes["gpu"] = Value::String(card.name);
-        }
-        changes
-    }
-
-    /// A serving engine, which has a plan of its own: of the request's only the card counts, and that is said.
-    fn serving(&self, found: &Found, request: InferRequest) -> Result<Value, Problem> {
-        let ignored: Vec<&String> = request.plan.keys().filter(|key| *key != "gpu").collect();
-        let notes: Vec<String> =
-            ignored.iter().map(|key| format!("plan: {key} has no effect on {}", request.engine.title())).collect();
-        let card = request
-            .plan
-            .get("gpu")
-            .cloned()
-            .map(|gpu| Wish { plan: [("gpu".to_owned(), gpu)].into_iter().collect(), ..Wish::default() });
-        let wish = Wish { gpu: request.gpu, ..card.unwrap_or_default() };
-        let gpu = self.infer_plan(found, wish)?.gpu;
-        let asked = engines::Request {
+    fn prepare(&self, mut request: PlanRequest) -> Result<Prepared, Problem> {
+        let subject = request.subject();
+        let wish = Wish {
+            plan: request.plan,
+            framework: request.framework,
+            gpu: request.gpu,
             engine: request.engine,
-            name: &found.name,
-            model: found.require_model()?,
-            arguments: &request.engine_options,
-            reach: self.reach,
+            engine_options: request.engine_options,
         };
-        let served = asked.serve(&gpu).map_err(|failure| match failure.place() {
-            None => failure.at(Place::Request("/engine_options".into())),
-            Some(_) => failure,
-        })?;
-        let mut document = served.document(&found.name, &gpu);
-        if !notes.is_empty() {
-            document["notes"] = json!(notes);
-        }
-        Ok(document)
+        Ok(wish.question(request.kind, subject)?.prepare(self.reach, &self.settings)?)
     }
 }

@@ -173,28 +173,6 @@ impl Mesh {
         used.map(|(ranks, name, traffic)| Group { name, ranks, traffic }).collect()
     }
 
-    /// Whether the axes multiply out to a world, with the nearest data-parallel size when not.
-    pub fn check_world(&self, world: u64) -> Result<(), Fault> {
-        let product = self.world();
-        if product == world {
-            return Ok(());
-        }
-        let rest = product / self.dp_shard.max(1);
-        let below = (world / rest.max(1)).max(1);
-        let fault = Fault::new("parallel.mesh", format!("{} is {product} GPUs, not {world}", self.written()));
-        Err(match world % rest.max(1) {
-            0 if world > 0 => fault.or_set(DP_SHARD, below),
-            _ => fault.or(format!("take {} or {} GPUs", below * rest, (below + 1) * rest)),
-        })
-    }
-
-    /// The axes in use, as a product.
-    fn written(&self) -> String {
-        let used: Vec<String> =
-            self.axes().iter().filter(|(size, _)| *size > 1).map(|(size, path)| format!("{{{path}}} {size}")).collect();
-        if used.is_empty() { "one GPU".to_owned() } else { used.join(" x ") }
-    }
-
     /// Refuses axes that do not divide what they split.
     pub fn check(&self, sizes: &ModelSizes, faults: &mut Faults) {
         for path in self.empty_axes() {
@@ -310,17 +288,5 @@ mod tests {
         assert!(refused(Mesh { cp: 3, ..Mesh::default() })[0].contains("3 x 2 chunks does not divide 4096 tokens"));
         assert_eq!(refused(Mesh { tp: 0, pp: 0, ..Mesh::default() }).len(), 2, "and no divisions by nothing");
         assert!(refused(Mesh { tp: 16, ..Mesh::default() }).is_empty());
-    }
-
-    #[test]
-    fn worlds_must_multiply_out() {
-        let mesh = Mesh { dp_shard: 4, tp: 2, ..Mesh::default() };
-        assert!(mesh.check_world(8).is_ok());
-        let text = mesh.check_world(16).unwrap_err().to_string();
-        assert_eq!(
-            text,
-            "parallel.mesh.dp_shard 4 x parallel.mesh.tp 2 is 8 GPUs, not 16; use parallel.mesh.dp_shard = 8"
-        );
-        assert!(mesh.check_world(9).unwrap_err().to_string().contains("8 or 10"));
     }
 }

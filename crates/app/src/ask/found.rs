@@ -1,0 +1,238 @@
+//! Which model is meant, and how far a name may reach.
+
+use serde_json::{Value, json};
+use vramcast_core::dtype::DType;
+use vramcast_core::model::Model;
+use vramcast_core::units::{parse_count, show_count};
+
+use crate::env::Environment;
+use crate::failure::{Failure, Place};
+use crate::fetch::{self, FetchOptions, Resolved};
+
+/// How far a model's name may reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Files of this machine, the catalogue and the hub: what a shell's user may name.
+    Machine,
+    /// The catalogue and the hub, never a path.
+    Hub,
+    /// The catalogue.
+    Catalogue,
+}
+
+/// A model that is asked about.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Subject {
+    /// Its name: an id, a short name, a path.
+    pub(crate) name: Option<String>,
+    /// Its config itself.
+    pub(crate) config: Option<Value>,
+    /// What a config that has no name is called.
+    pub(crate) title: Option<String>,
+    /// Its sizes, where there is neither.
+    pub(crate) sizes: Sizes,
+    /// The transformers class that loads it.
+    pub(crate) auto_class: Option<String>,
+    /// Branch, tag or commit on the hub.
+    pub(crate) revision: Option<String>,
+    /// Ask the hub even for models of the embedded catalogue.
+    pub(crate) refresh: bool,
+    /// Take a quantised checkpoint's weights in full.
+    pub(crate) dequantize: bool,
+}
+
+/// A model in numbers.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sizes {
+    pub(crate) params: Option<String>,
+    pub(crate) layers: Option<u64>,
+    pub(crate) hidden: Option<u64>,
+    pub(crate) heads: Option<u64>,
+    pub(crate) kv_heads: Option<u64>,
+    pub(crate) vocab: Option<u64>,
+}
+
+/// A model and where it came from.
+pub(crate) struct Found {
+    /// What to call it.
+    pub(crate) name: String,
+    /// The model, where there is a config to build it from.
+    pub(crate) model: Option<Model>,
+    /// The facts it was built from.
+    pub(crate) resolved: Resolved,
+    /// What a user should know.
+    pub(crate) notes: Vec<String>,
+    /// The number of parameters that was typed, for formulas that need no more.
+    pub(crate) stated: Option<u64>,
+}
+
+impl Reach {
+    fn resolve(self, name: &str, options: &FetchOptions) -> Result<Resolved, Failure> {
+        match self {
+            Self::Machine => Ok(fetch::resolve(name, options)?),
+            Self::Hub => Ok(fetch::named(name, options)?),
+            Self::Catalogue => fetch::embedded(name).map_err(|error| match (error.hint(), name.contains('/')) {
+                (Some(cure), false) => Failure::from(error).hint(cure),
+                _ => Failure::from(error)
+                    .hint("only models of the built-in catalogue are known here; paste a config.json"),
+            }),
+        }
+    }
+}
+
+impl Subject {
+    /// A model of a name.
+    pub(crate) fn named(name: &str) -> Self {
+        Self { name: Some(name.to_owned()), ..Self::default() }
+    }
+
+    /// Whether nothing says which model.
+    pub(crate) fn is_silent(&self) -> bool {
+        let sizes = &self.sizes;
+        self.name.is_none()
+            && self.config.is_none()
+            && sizes.params.is_none()
+            && sizes.layers.is_none()
+            && sizes.hidden.is_none()
+    }
+
+    /// Finds the model; `headers` asks for tensor headers too.
+    pub(crate) fn find(&self, reach: Reach, headers: bool) -> Result<Found, Failure> {
+        if let Some(config) = &self.config {
+            return self.pasted(config.clone());
+        }
+        let Some(name) = &self.name else { return self.sizes.find() };
+        let mut options = FetchOptions::new(&Environment::read());
+        options.progress &= reach == Reach::Machine;
+        options.revision = self.revision.clone();
+        options.refresh = self.refresh;
+        options.tensors = headers;
+        let mut resolved = reach.resolve(name, &options)?;
+        if self.dequantize {
+            dequantize(&mut resolved)?;
+        }
+        Found::of(resolved, self.auto_class.as_deref())
+    }
+
+    /// The model of a config that stands in a question.
+    fn pasted(&self, config: Value) -> Result<Found, Failure> {
+        if !config.is_object() {
+            return Err(Failure::bad_input("the config is not a JSON object").at(Place::Config(String::new())));
+        }
+        let named = config.get("_name_or_path").and_then(Value::as_str).filter(|name| !name.is_empty());
+        let name = self.title.clone().unwrap_or_else(|| named.unwrap_or("a pasted config").to_owned());
+        let resolved = Resolved { name, config: Some(config), origin: "the request".to_owned(), ..Resolved::default() };
+        Found::of(resolved, self.auto_class.as_deref())
+    }
+}
+
+impl Sizes {
+    /// A Llama-style decoder of given numbers; where only a count is given, a shape that comes near it.
+    fn find(&self) -> Result<Found, Failure> {
+        let params = match &self.params {
+            Some(text) => Some(parse_count(text).map_err(|e| Failure::bad_input(format!("--params: {e}")))?),
+            None => None,
+        };
+        let vocab = self.vocab.unwrap_or(32_000);
+        let (layers, hidden) = match (self.layers, self.hidden, params) {
+            (Some(layers), Some(hidden), _) => (layers, hidden),
+            (layers, hidden, Some(params)) => shape_near(params, vocab, layers, hidden),
+            (None, None, None) => {
+                return Err(Failure::bad_input("no model is given")
+                    .hint("vramcast COMMAND MODEL, such as llama3-8b; `vramcast list models` shows what is built in"));
+            }
+            _ => {
+                return Err(Failure::bad_input("--layers and --hidden are needed")
+                    .hint("give both, or --params and let a usual shape be taken"));
+            }
+        };
+        let heads = self.heads.unwrap_or((hidden / 128).max(1));
+        let config = decoder([layers, hidden, heads, self.kv_heads.unwrap_or(heads), vocab]);
+        let model = Model::new(config.clone(), None)?;
+        let count = model.inventory()?.total();
+        let name = format!("{} of your numbers", show_count(count));
+        let mut notes =
+            vec!["no config: read as a Llama-style decoder of the given numbers; the result is a guess".into()];
+        if let Some(params) = params.filter(|params| params.abs_diff(count) * 100 > *params) {
+            notes.push(format!("that shape has {count} parameters, not {params}: give --layers and --hidden to match"));
+        }
+        let resolved = Resolved { name: name.clone(), config: Some(config), ..Resolved::default() };
+        Ok(Found { name, model: Some(model), resolved, notes, stated: params })
+    }
+}
+
+/// The config of a usual decoder: layers, hidden size, heads, key heads, vocabulary.
+pub(crate) fn decoder([layers, hidden, heads, kv_heads, vocab]: [u64; 5]) -> Value {
+    json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": hidden,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "vocab_size": vocab, "intermediate_size": (hidden.saturating_mul(8) / 3).next_multiple_of(256),
+        "tie_word_embeddings": false,
+    })
+}
+
+/// Forgets how a checkpoint is quantised; without a quantisation there is nothing to do, which is said.
+fn dequantize(resolved: &mut Resolved) -> Result<(), Failure> {
+    let mut removed = false;
+    if let Some(object) = resolved.config.as_mut().and_then(Value::as_object_mut) {
+        removed |= object.remove("quantization_config").is_some_and(|section| !section.is_null());
+        removed |= object.remove("compression_config").is_some();
+        if let Some(text) = object.get_mut("text_config").and_then(Value::as_object_mut) {
+            removed |= text.remove("quantization_config").is_some();
+        }
+    }
+    match removed {
+        true => Ok(()),
+        false => Err(Failure::bad_input(format!("--dequantize: {} is not quantised", resolved.name))),
+    }
+}
+
+/// The hidden size (a multiple of 128) whose usual decoder comes nearest to a count.
+pub(crate) fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: Option<u64>) -> (u64, u64) {
+    let count = |layers: u64, hidden: u64| {
+        let width = (hidden * 8 / 3).next_multiple_of(256);
+        layers * (4 * hidden * hidden + 3 * hidden * width + 2 * hidden) + 2 * vocab * hidden + hidden
+    };
+    // Depth follows width as in the published models: 32 layers at 4096, 80 at 8192.
+    let usual_layers = |hidden: u64| layers.unwrap_or((hidden / 128).clamp(8, 128));
+    let candidates: Vec<u64> = hidden.map_or_else(|| (1..=256).map(|n| n * 128).collect(), |hidden| vec![hidden]);
+    let distance = |hidden: &u64| count(usual_layers(*hidden), *hidden).abs_diff(params);
+    let best = candidates.iter().copied().min_by_key(distance).unwrap_or(4096);
+    let depth = match (layers, hidden) {
+        (None, Some(hidden)) => (1..=256).min_by_key(|layers| count(*layers, hidden).abs_diff(params)).unwrap_or(32),
+        _ => usual_layers(best),
+    };
+    (depth, best)
+}
+
+impl Found {
+    /// The model of some facts.
+    pub(crate) fn of(resolved: Resolved, auto_class: Option<&str>) -> Result<Self, Failure> {
+        let auto_class = auto_class.or(resolved.auto_class.as_deref());
+        let model = resolved.config.clone().map(|config| Model::new(config, auto_class)).transpose()?;
+        let mut notes = resolved.notes.clone();
+        notes.extend(model.iter().flat_map(|model| model.notes().to_vec()));
+        Ok(Self { name: resolved.name.clone(), model, resolved, notes, stated: None })
+    }
+
+    /// The model, or why there is none.
+    pub(crate) fn require_model(&self) -> Result<&Model, Failure> {
+        self.model.as_ref().ok_or_else(|| {
+            Failure::bad_input(format!("{} has no config.json, so what it computes is not known", self.name))
+                .hint("pass the folder or repository of the original model")
+        })
+    }
+
+    /// The element type its config says the weights have.
+    pub(crate) fn stored_dtype(&self) -> Option<DType> {
+        let config = self.resolved.config.as_ref()?;
+        let text = config.get("torch_dtype").or_else(|| config.get("dtype")).and_then(Value::as_str)?;
+        DType::parse(text)
+    }
+
+    /// What is known about the source; the model's own notes are in a report already.
+    pub(crate) fn own_notes(&self) -> Vec<String> {
+        let known = self.model.as_ref().map_or(&[] as &[String], |model| model.notes());
+        self.notes.iter().filter(|note| !known.contains(note)).cloned().collect()
+    }
+}

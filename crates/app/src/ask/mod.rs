@@ -1,0 +1,24 @@
+//! Asking: find the model, read files, settle the plan, simulate it. No interface is known here; each of them makes a
+//! [`question::Question`] and shows its answer.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | [`question`] | the one way from what is asked to the answer |
+//! | [`found`] | which model is meant, and how far a name may reach |
+//! | [`files`] | plan files and their like, read with a cap |
+//! | [`card`] | the card where nobody names one |
+//! | [`inspect`] | what a model consists of |
+//! | [`compare`] | published formulas beside the simulation |
+//! | [`formula`] | what a published formula says |
+//! | [`lists`] | what vramcast knows |
+//! | [`job`] | job files: a model in numbers, how it is trained, on what |
+
+pub(crate) mod card;
+pub(crate) mod compare;
+pub(crate) mod files;
+pub(crate) mod formula;
+pub(crate) mod found;
+pub mod inspect;
+pub(crate) mod job;
+pub(crate) mod lists;
+pub(crate) mod question;

@@ -1,0 +1,188 @@
+//! A question and its answer: the one way that every interface goes.
+
+use serde_json::Value;
+use vramcast_core::ask::file::Content;
+use vramcast_core::ask::resolve::Settled;
+use vramcast_core::ask::{self, Answer, Asked, Request, Surroundings, Task, Wanted, tree};
+use vramcast_core::model::Model;
+use vramcast_core::plan::{Gpus, InferPlan, RunPlan, TrainPlan};
+
+use super::card::{Card, Machine};
+use super::found::{Found, Reach, Subject};
+use crate::detect;
+use crate::failure::{Failure, Place};
+use crate::settings::Settings;
+
+/// What is asked, and about which model.
+#[derive(Default)]
+pub(crate) struct Question {
+    /// The model.
+    pub(crate) subject: Subject,
+    /// The settings.
+    pub(crate) asked: Asked,
+    /// A plan file's content, below everything else that is asked.
+    pub(crate) file: Option<Content>,
+    /// PEFT's config of an adapter.
+    pub(crate) adapter: Option<Value>,
+    /// DeepSpeed's configuration.
+    pub(crate) deepspeed: Option<Value>,
+    /// What is known of the machine.
+    pub(crate) machine: Machine,
+}
+
+/// A question with its model found and its layers laid.
+pub(crate) struct Prepared {
+    /// The model.
+    pub(crate) found: Found,
+    /// What is asked.
+    pub(crate) request: Request,
+    card: Option<Card>,
+    cards: Gpus,
+}
+
+impl Question {
+    /// Finds the model and lays the layers over each other.
+    pub(crate) fn prepare(mut self, reach: Reach, settings: &Settings) -> Result<Prepared, Failure> {
+        if let Some(file) = self.file.take() {
+            if self.subject.is_silent() {
+                self.subject.name = file.model;
+            }
+            if let Some(task) = file.task.filter(|task| *task != self.asked.task) {
+                let (is, wanted) = if task == Task::Train { ("training", "infer") } else { ("generation", "train") };
+                return Err(Failure::bad_input(format!("the plan file is of {is}, not for `{wanted}`")));
+            }
+            self.asked.framework = self.asked.framework.or(file.framework);
+            self.asked.trees.insert(0, file.tree);
+            self.asked.notes.splice(0..0, file.notes);
+        }
+        let found = self.subject.find(reach, false)?;
+        let fault = |faults| Failure::faults(faults, vramcast_core::ask::Runner::OneCard);
+        if let Some(config) = &self.adapter {
+            let content = Content::of_adapter(config).map_err(fault)?;
+            self.asked.trees.push(content.tree);
+            self.asked.notes.extend(content.notes);
+        }
+        if let Some(document) = &self.deepspeed {
+            let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
+            let content = Content::of_deepspeed(document, hidden).map_err(fault)?;
+            let mut tree = content.tree;
+            if self.asked.names("engine").is_none() && tree::get(&tree, "parallel.engine.*").is_some() {
+                let options = tree::take(&mut tree, "parallel.engine.*").unwrap_or_default();
+                tree::set(&mut tree, "parallel.engine.deepspeed", options);
+            }
+            self.asked.trees.push(tree);
+            self.asked.notes.extend(content.notes);
+        }
+        let mut request = self.asked.request().map_err(fault)?;
+        look_up(&mut request, reach)?;
+        let cards = self.machine.cards(settings)?;
+        let named = request.stated.get("gpu").cloned();
+        let card = self.machine.card(named.as_ref(), &cards)?;
+        if let Some(card) = &card {
+            request.notes.extend(card.notes.iter().cloned());
+        }
+        Ok(Prepared { found, request, card, cards })
+    }
+}
+
+/// Fills in the configs of models that a request only names.
+fn look_up(request: &mut Request, reach: Reach) -> Result<(), Failure> {
+    let named =
+        |request: &Request, path: &str| tree::get(&request.stated, path).and_then(Value::as_str).map(str::to_owned);
+    if let Some(name) = named(request, "assistant.model")
+        && tree::get(&request.stated, "assistant.config").is_none_or(Value::is_null)
+    {
+        let found = Subject::named(&name).find(reach, false)?;
+        tree::set(&mut request.stated, "assistant.config", found.require_model()?.config().clone());
+        if let Some(dtype) = found.stored_dtype()
+            && tree::get(&request.stated, "assistant.weights").is_none()
+        {
+            tree::set(&mut request.stated, "assistant.weights", dtype.name().into());
+        }
+    }
+    let guesses = |name: &String| !["mtp", "eagle", "ngram"].contains(&name.as_str()) && name.parse::<u64>().is_err();
+    if let Some(name) = named(request, "speculative_model").filter(guesses)
+        && request.stated.get("speculative_config").is_none()
+    {
+        let found = Subject::named(&name).find(reach, false)?;
+        tree::set(&mut request.stated, "speculative_config", found.require_model()?.config().clone());
+    }
+    Ok(())
+}
+
+impl Prepared {
+    /// The model.
+    pub(crate) fn model(&self) -> Result<&Model, Failure> {
+        self.found.require_model()
+    }
+
+    fn around<T>(&self, lenient: bool, then: impl FnOnce(&Model, &Surroundings<'_>) -> T) -> Result<T, Failure> {
+        let cards = || self.cards.clone();
+        let around = Surroundings {
+            name: &self.found.name,
+            cards: &cards,
+            card: self.card.as_ref().map(|card| (card.tree.clone(), card.from.clone())),
+            allocator: self.card.as_ref().and_then(|card| card.allocator),
+            stored: self.found.stored_dtype(),
+            lenient,
+        };
+        Ok(then(self.model()?, &around))
+    }
+
+    /// The plan that follows, checked unless it is for a formula, which takes any.
+    pub(crate) fn settle(&self, lenient: bool) -> Result<Settled, Failure> {
+        self.around(lenient, |model, around| ask::resolve(model, &self.request, around))?
+            .map_err(|faults| self.failed(faults))
+    }
+
+    /// The plan of training.
+    pub(crate) fn train(&self, lenient: bool) -> Result<(TrainPlan, Vec<String>), Failure> {
+        match self.settle(lenient)? {
+            Settled { plan: RunPlan::Train(plan), notes, .. } => Ok((*plan, notes)),
+            _ => Err(Failure::bad_input("this is no plan of training")),
+        }
+    }
+
+    /// The plan of generation.
+    pub(crate) fn generation(&self, lenient: bool) -> Result<(InferPlan, Vec<String>), Failure> {
+        match self.settle(lenient)? {
+            Settled { plan: RunPlan::Infer(plan), notes, .. } => Ok((*plan, notes)),
+            _ => Err(Failure::bad_input("this is no plan of transformers' generate")),
+        }
+    }
+
+    /// The answer.
+    pub(crate) fn answer(&self, wanted: Wanted) -> Result<Answer, Failure> {
+        let answered = self.around(false, |model, around| ask::answer(model, &self.request, around, wanted))?;
+        let mut answer = answered.map_err(|faults| self.failed(faults))?;
+        let (gpu, now) = (answer.report.plan.gpu().clone(), answer.report.totals.process);
+        answer.report.notes.extend(detect::beside_others(&gpu, now));
+        answer.report.notes.splice(0..0, self.found.own_notes());
+        Ok(answer)
+    }
+
+    fn failed(&self, faults: Vec<vramcast_core::plan::Fault>) -> Failure {
+        match faults.as_slice() {
+            [one] if one.path == "model" => Failure::bad_input(one.problem.clone()).at(Place::Model),
+            _ => Failure::faults(faults, self.request.runner),
+        }
+    }
+
+    /// The same question with another value.
+    pub(crate) fn with(&self, path: &str, value: Value) -> Request {
+        let mut request = self.request.clone();
+        tree::set(&mut request.stated, path, value);
+        request
+    }
+
+    /// Answers another request about the same model.
+    pub(crate) fn answer_to(&self, request: &Request, wanted: Wanted) -> Result<Answer, Failure> {
+        self.around(false, |model, around| ask::answer(model, request, around, wanted))?
+            .map_err(|faults| self.failed(faults))
+    }
+
+    /// The cards that a name may mean.
+    pub(crate) fn cards(&self) -> &Gpus {
+        &self.cards
+    }
+}

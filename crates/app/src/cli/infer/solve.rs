@@ -1,0 +1,231 @@
+//! `--solve`: the other way round.
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use vramcast_core::ask::{Request, Runner, Wanted as Show, tree};
+use vramcast_core::plan::Gpu;
+use vramcast_core::serving::solve;
+
+use super::super::Answer;
+use super::super::context::Context;
+use crate::ask::question::Prepared;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::render::gib;
+
+/// What is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Wanted {
+    /// The most prompts at once (hf), or sequences of full length (engines).
+    #[value(alias = "concurrency")]
+    Batch,
+    /// The longest prompt (hf) or sequence (engines).
+    #[value(alias = "prompt")]
+    Context,
+    /// The smallest card.
+    Gpu,
+    /// The fewest cards of one kind (engines that split).
+    Gpus,
+}
+
+/// What must fit.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Solving")]
+pub(super) struct Need {
+    /// Find what fits: batch, context, gpu or gpus.
+    #[arg(long, value_name = "WHAT")]
+    pub(super) solve: Option<Wanted>,
+    /// Sequences of full length that must fit at once, for --solve gpu and gpus.
+    #[arg(long, value_name = "N", requires = "solve")]
+    pub(super) concurrency: Option<u64>,
+}
+
+impl Wanted {
+    /// The settings that are tried, which nobody can fix at the same time.
+    pub(super) fn tries(self, serves: bool) -> &'static [&'static str] {
+        match (self, serves) {
+            (Self::Batch, false) => &["batch-size"],
+            (Self::Context, false) => &["prompt"],
+            (Self::Context, true) => &["context"],
+            (Self::Gpu, _) => &["gpu"],
+            _ => &[],
+        }
+    }
+}
+
+impl Need {
+    pub(super) fn check(&self, serves: bool) -> Result<(), Failure> {
+        match (self.concurrency, self.solve) {
+            (Some(_), _) if !serves => {
+                Err(Failure::bad_input("--concurrency has no effect on transformers").hint("use --batch-size"))
+            }
+            (Some(_), Some(Wanted::Gpu | Wanted::Gpus)) | (None, _) => Ok(()),
+            (Some(_), _) => Err(Failure::bad_input("--concurrency is what must fit: it needs --solve gpu or gpus")),
+        }
+    }
+}
+
+/// Tokens of a prompt up to which vLLM's V0 engine computes it at once.
+const CHUNKED: u64 = 32_768;
+
+/// What was found: the setting, its value, and both in words.
+struct Found {
+    path: &'static str,
+    value: Value,
+    words: String,
+}
+
+/// Looks for the answer, and answers with the report of what was found.
+pub(super) fn answer(prepared: &Prepared, need: &Need, context: &Context) -> Result<Answer, Failure> {
+    let Some(wanted) = need.solve else { return Err(Failure::bad_input("--solve: nothing is asked")) };
+    let as_json = context.text_or_json("infer --solve")?;
+    // Errors of the settings show on the first try; later ones differ in one value only.
+    let first = prepared.answer(Show::default())?;
+    let found = match prepared.request.runner {
+        Runner::Transformers => generate(prepared, wanted)?,
+        _ => served(prepared, need, wanted, &first)?,
+    };
+    let question = question(prepared, need, wanted, &first);
+    let exit = if found.is_some() { Exit::Success } else { Exit::No };
+    if !as_json {
+        let words = found.as_ref().map_or("nothing fits", |found| found.words.as_str());
+        return Ok(Answer::text(format!("{question}: {words}\n"), exit));
+    }
+    let mut document = match &found {
+        Some(found) => prepared.answer_to(&with(prepared, found), Show::default())?.document(),
+        None => first.document(),
+    };
+    document["question"] = json!(question);
+    document["answer"] = json!(found.as_ref().map(|found| found.words.clone()));
+    document["solved"] = json!(found.as_ref().map(|found| json!({"setting": found.path, "value": found.value})));
+    Ok(Answer::document(document, exit))
+}
+
+fn with(prepared: &Prepared, found: &Found) -> Request {
+    prepared.with(found.path, found.value.clone())
+}
+
+/// With transformers every try is a simulation.
+fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failure> {
+    let model = prepared.model()?;
+    let (plan, _) = prepared.generation(false)?;
+    let number = |path, count: u64, words: String| Found { path, value: json!(count), words };
+    Ok(match wanted {
+        Wanted::Batch => {
+            solve::largest_batch(model, &plan)?.map(|n| number("batch.batch_size", n, format!("{n} prompts at once")))
+        }
+        Wanted::Context => {
+            solve::largest_prompt(model, &plan)?.map(|n| number("batch.seq_len", n, format!("a prompt of {n} tokens")))
+        }
+        Wanted::Gpu => solve::smallest_card(model, &plan, prepared.cards())?.map(|gpu| Found {
+            path: "gpu",
+            words: shown(&gpu),
+            value: json!(gpu.name),
+        }),
+        Wanted::Gpus => {
+            return Err(Failure::bad_input("--solve gpus: transformers runs on one card here")
+                .hint("use --solve gpu, or an engine that splits a model"));
+        }
+    })
+}
+
+fn served(
+    prepared: &Prepared,
+    need: &Need,
+    wanted: Wanted,
+    first: &vramcast_core::ask::Answer,
+) -> Result<Option<Found>, Failure> {
+    let local = matches!(prepared.request.runner, Runner::LlamaCpp | Runner::Ollama);
+    let enough = need.concurrency.unwrap_or(1).max(1).saturating_mul(1000);
+    let fits = |request: &Request| {
+        let answer = prepared.answer_to(request, Show::default());
+        answer.is_ok_and(|answer| {
+            answer.fits && answer.report.budgets.iter().all(|budget| budget.concurrency_thousandths >= enough)
+        })
+    };
+    let stated = |path: &str| tree::get(&prepared.request.stated, path).and_then(Value::as_u64);
+    Ok(match wanted {
+        Wanted::Batch if local => {
+            let with_parallel = |count: u64| {
+                let mut request = prepared.with("parallel", json!(count));
+                // llama.cpp's context is shared by its sequences.
+                let context = stated("context").unwrap_or(4096);
+                let whole =
+                    if prepared.request.runner == Runner::LlamaCpp { context.saturating_mul(count) } else { context };
+                tree::set(&mut request.stated, "context", json!(whole));
+                fits(&request)
+            };
+            solve::largest(1, 4096, with_parallel).map(|count| Found {
+                path: "parallel",
+                value: json!(count),
+                words: format!("{count} sequences of full length at once"),
+            })
+        }
+        Wanted::Batch => first.report.budgets.first().filter(|budget| budget.fits).map(|budget| Found {
+            path: "max_num_seqs",
+            value: json!((budget.concurrency_thousandths / 1000).max(1)),
+            words: format!("{:.2} sequences of full length at once", budget.concurrency_thousandths as f64 / 1000.0),
+        }),
+        Wanted::Context => {
+            let with_context = |length: u64| fits(&prepared.with("context", json!(length)));
+            // vLLM's older engine cuts prompts in chunks above 32k only, so that a longer one may need less.
+            let longest = solve::largest(CHUNKED + 1, 1 << 24, with_context);
+            let longest = longest.or_else(|| solve::largest(1, CHUNKED, with_context));
+            let what = if local { "context" } else { "sequence" };
+            longest.map(|length| Found {
+                path: "context",
+                value: json!(length),
+                words: format!("a {what} of {length} tokens"),
+            })
+        }
+        Wanted::Gpu => {
+            let mut cards: Vec<Gpu> = prepared.cards().all().collect();
+            cards.sort_by(|a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
+            let card = cards.into_iter().find(|card| fits(&prepared.with("gpu", json!(card.name))));
+            card.map(|gpu| Found { path: "gpu", words: shown(&gpu), value: json!(gpu.name) })
+        }
+        Wanted::Gpus => {
+            let split = |count: u64| match local {
+                true => ("tensor_split", json!(vec![1; usize::try_from(count).unwrap_or(1)])),
+                false => ("tensor_parallel_size", json!(count)),
+            };
+            let gpu = first.report.plan.gpu();
+            let count = solve::fewest_cards(64, |count| {
+                let (path, value) = split(count);
+                fits(&prepared.with(path, value))
+            });
+            count.map(|count| {
+                let (path, value) = split(count);
+                Found { path, value, words: format!("{count} x {}", shown(gpu)) }
+            })
+        }
+    })
+}
+
+fn question(prepared: &Prepared, need: &Need, wanted: Wanted, first: &vramcast_core::ask::Answer) -> String {
+    let (name, gpu) = (&prepared.found.name, &first.report.plan.gpu().name);
+    if let vramcast_core::plan::RunPlan::Infer(plan) = &first.report.plan {
+        let asked = match wanted {
+            Wanted::Context => format!("{} prompts at once on {gpu}", plan.batch.batch_size),
+            Wanted::Batch => format!("prompts of {} tokens on {gpu}", plan.batch.seq_len),
+            _ => format!("{} prompts of {} tokens", plan.batch.batch_size, plan.batch.seq_len),
+        };
+        return format!("{name}, {asked}, {} new tokens each", plan.new_tokens);
+    }
+    let mut question = format!("{name} with {}", prepared.request.runner.title());
+    if wanted != Wanted::Gpu {
+        question += &format!(" on {gpu}");
+    }
+    let context = tree::get(&prepared.request.stated, "context").and_then(Value::as_u64);
+    if let (true, Some(length)) = (wanted != Wanted::Context, context) {
+        question += &format!(", sequences of {length} tokens");
+    }
+    if let Some(count) = need.concurrency {
+        question += &format!(", {count} at once");
+    }
+    question
+}
+
+fn shown(gpu: &Gpu) -> String {
+    format!("{} ({} GiB)", gpu.name, gib(gpu.memory))
+}

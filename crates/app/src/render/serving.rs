@@ -1,0 +1,60 @@
+//! A serving engine's own account as text.
+
+use vramcast_core::report::{Buffered, Report};
+use vramcast_core::serving::Budget;
+use vramcast_core::serving::llama_cpp::Buffers;
+
+use super::gib;
+use super::inspect::grouped;
+use super::table::Table;
+
+/// What the cache holds, or buffers by device.
+pub(super) fn account(report: &Report) -> String {
+    report.budgets.iter().map(pool).chain(report.buffers.iter().map(buffers)).collect()
+}
+
+fn pool(budget: &Budget) -> String {
+    let mut text = format!("granted to {}: {} GiB\n", budget.engine, gib(budget.granted));
+    if budget.missing > 0 {
+        return text + &format!("{} GiB are missing before any cache fits\n\n", gib(budget.missing));
+    }
+    let concurrency = budget.concurrency_thousandths as f64 / 1000.0;
+    let fits = if budget.fits { "a sequence of full length fits" } else { "no sequence of full length fits" };
+    text += &format!("{fits}; the longest that does: {} tokens\n", grouped(budget.largest_sequence));
+    let blocks = format!("{} blocks of {}", grouped(budget.blocks), budget.block_size);
+    text +=
+        &format!("{} tokens in {blocks}; {concurrency:.2} full sequences at once\n\n", grouped(budget.cache_tokens));
+    text
+}
+
+fn buffers(buffered: &Buffered) -> String {
+    let mut table = Table::new(&[buffered.engine.as_str(), "model GiB", "cache", "compute", "output"]);
+    let row = |name: String, b: &Buffers| vec![name, gib(b.model), gib(b.cache), gib(b.compute), gib(b.output)];
+    for (index, buffers) in buffered.estimate.devices.iter().enumerate() {
+        table.row(row(format!("card {index}"), buffers));
+    }
+    table.row(row("host".into(), &buffered.estimate.host));
+    format!("{table}\n")
+}
+
+/// Several engines' reports, and a line for each.
+pub fn side_by_side(reports: &[&Report]) -> String {
+    let mut text: String = reports.iter().map(|report| super::train::text(report, false, false) + "\n").collect();
+    let mut table = Table::new(&["engine", "weights GiB", "cache GiB", "tokens", "sequences", "fits"]);
+    for report in reports {
+        let part = |name: &str| report.breakdown.iter().find(|part| part.name == name).map_or(0, |part| part.bytes);
+        let fits = if report.verdicts.iter().all(|verdict| verdict.fits) { "yes" } else { "no" };
+        let (engine, tokens, sequences) = match (report.budgets.first(), report.buffers.first()) {
+            (Some(budget), _) => (
+                budget.engine.clone(),
+                grouped(budget.cache_tokens),
+                format!("{:.2}", budget.concurrency_thousandths as f64 / 1000.0),
+            ),
+            (None, Some(buffers)) => (buffers.engine.clone(), "-".into(), "-".into()),
+            (None, None) => continue,
+        };
+        table.row(vec![engine, gib(part("weights")), gib(part("keys and values")), tokens, sequences, fits.into()]);
+    }
+    text += &table.to_string();
+    text
+}

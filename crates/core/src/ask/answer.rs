@@ -1,0 +1,242 @@
+//! A settled plan simulated, judged and summed up: the one document that every interface shows.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::request::Request;
+use super::resolve::{Settled, Surroundings, faults_of, resolve};
+use super::suggest::{self, Suggestion};
+use crate::memory::device::Device;
+use crate::memory::simulation::{self, Simulation};
+use crate::model::Model;
+use crate::plan::{
+    Fault, Gpu, Gpus, InferPlan, Outliers, PlanError, Quantization, QuantizationScheme, RunPlan, ServePlan, TrainPlan,
+};
+use crate::report::verdict::judge;
+use crate::report::{self, Report, RequestFacts, Totals, Verdict};
+use crate::serving;
+use crate::units::Bytes;
+
+/// What is wanted beside the numbers.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted {
+    /// What must stay free on a card.
+    pub kept: Kept,
+    /// Whether to look for changes when it does not fit.
+    pub suggestions: bool,
+    /// Whether to judge every known card instead of the plan's own.
+    pub all_cards: bool,
+}
+
+/// What must stay free on a card.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub enum Kept {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// So many bytes.
+    Size(u64),
+    /// So many hundredths of it.
+    Percent(f64),
+}
+
+impl Kept {
+    /// Of a card of so many bytes.
+    pub fn of(self, memory: u64) -> u64 {
+        match self {
+            Self::Nothing => 0,
+            Self::Size(bytes) => bytes,
+            Self::Percent(percent) => (memory as f64 * percent / 100.0).ceil() as u64,
+        }
+    }
+}
+
+/// The answer.
+#[derive(Debug)]
+pub struct Answer {
+    /// The one value that every interface shows.
+    pub report: Report,
+    /// Changes that would make it fit.
+    pub suggestions: Vec<Suggestion>,
+    /// Whether it fits, with what must stay free.
+    pub fits: bool,
+}
+
+impl Answer {
+    /// The document.
+    pub fn document(&self) -> Value {
+        let mut document = serde_json::to_value(&self.report).unwrap_or_default();
+        if !self.suggestions.is_empty() {
+            document["suggestions"] = serde_json::to_value(&self.suggestions).unwrap_or_default();
+        }
+        document
+    }
+}
+
+/// Simulations of more events than this take a tenth of a second and more.
+const MOST_EVENTS: usize = 2_000_000;
+
+/// Answers a request about a model.
+pub fn answer(
+    model: &Model,
+    request: &Request,
+    around: &Surroundings<'_>,
+    wanted: Wanted,
+) -> Result<Answer, Vec<Fault>> {
+    let settled = resolve(model, request, around)?;
+    let mut answer = match &settled.plan {
+        RunPlan::Train(plan) => train(model, plan, request, around, wanted)?,
+        RunPlan::Infer(plan) => generate(model, plan, request, around, wanted)?,
+        RunPlan::Serve(plan) => serve(model, plan, around, wanted)?,
+    };
+    let Settled { notes, origins, .. } = settled;
+    answer.report.request =
+        Some(RequestFacts { framework: request.framework.clone(), settings: request.stated.clone() });
+    answer.report.provenance = origins;
+    answer.report.notes.extend(notes);
+    Ok(answer)
+}
+
+fn failed(error: PlanError) -> Vec<Fault> {
+    faults_of(error, "")
+}
+
+fn train(
+    model: &Model,
+    plan: &TrainPlan,
+    request: &Request,
+    around: &Surroundings<'_>,
+    wanted: Wanted,
+) -> Result<Answer, Vec<Fault>> {
+    let simulation = simulation::train(model, plan).map_err(failed)?;
+    let run = |gpu: &Gpu| simulation::train(model, &TrainPlan { gpu: gpu.clone(), ..plan.clone() });
+    let whole = RunPlan::Train(Box::new(plan.clone()));
+    let mut answer = judged(model, whole, &simulation, (request, around, wanted), run)?;
+    answer.report.notes.extend(outlier_range(model, plan, simulation.process_bytes()).map_err(failed)?);
+    Ok(answer)
+}
+
+fn generate(
+    model: &Model,
+    plan: &InferPlan,
+    request: &Request,
+    around: &Surroundings<'_>,
+    wanted: Wanted,
+) -> Result<Answer, Vec<Fault>> {
+    let simulation = simulation::infer(model, plan).map_err(failed)?;
+    let run = |gpu: &Gpu| simulation::infer(model, &InferPlan { gpu: gpu.clone(), ..plan.clone() });
+    let whole = RunPlan::Infer(Box::new(plan.clone()));
+    judged(model, whole, &simulation, (request, around, wanted), run)
+}
+
+/// A simulation with its verdicts and, where it does not fit, what to change.
+fn judged(
+    model: &Model,
+    plan: RunPlan,
+    simulation: &Simulation,
+    (request, around, wanted): (&Request, &Surroundings<'_>, Wanted),
+    run: impl Fn(&Gpu) -> Result<Simulation, PlanError>,
+) -> Result<Answer, Vec<Fault>> {
+    let gpu = plan.gpu().clone();
+    let (limit, now) = (gpu.memory.saturating_sub(wanted.kept.of(gpu.memory)), simulation.process_bytes());
+    let fits = now <= limit;
+    let mut notes = Vec::new();
+    // Dozens of changes are tried, each a simulation of its own.
+    let quick = simulation.log.events.len() < MOST_EVENTS;
+    if !fits && wanted.suggestions && !quick {
+        notes.push("no changes were tried: each would take as long as this answer".to_owned());
+    }
+    let suggestions = match !fits && wanted.suggestions && quick {
+        true => suggest::changes(model, request, around, (&plan, Totals::of(simulation)), limit),
+        false => Vec::new(),
+    };
+    let verdicts = verdicts(&gpu, now, wanted, around.cards, run).map_err(failed)?;
+    let mut report = report::summarize(around.name, model, plan, simulation, verdicts);
+    report.notes.extend(notes);
+    Ok(Answer { report, suggestions, fits })
+}
+
+fn serve(model: &Model, plan: &ServePlan, around: &Surroundings<'_>, wanted: Wanted) -> Result<Answer, Vec<Fault>> {
+    let served = serving::start(model, plan)?;
+    let mut report = report::serving::summarize(around.name, model, plan, &served);
+    let fits = report.verdicts.iter().all(|verdict| {
+        verdict.fits && u64::try_from(verdict.headroom).is_ok_and(|left| left >= wanted.kept.of(verdict.memory))
+    });
+    if wanted.all_cards {
+        let cards = (around.cards)();
+        let on = |gpu: Gpu| {
+            let plan = ServePlan { gpu, ..plan.clone() };
+            let served = serving::start(model, &plan).ok()?;
+            report::serving::summarize(around.name, model, &plan, &served).verdicts.pop()
+        };
+        report.verdicts = cards.all().filter_map(on).collect();
+    }
+    Ok(Answer { report, suggestions: Vec::new(), fits })
+}
+
+/// The plan's own card judged, or every known one. A card decides kernels and workspaces, nearly all by its compute
+/// capability, so each of those runs for itself; one that is a little too small runs once more, since a full card gives
+/// cached memory back. Cards that cannot run the plan at all are left out.
+fn verdicts(
+    own: &Gpu,
+    now: u64,
+    wanted: Wanted,
+    cards: &dyn Fn() -> Gpus,
+    run: impl Fn(&Gpu) -> Result<Simulation, PlanError>,
+) -> Result<Vec<Verdict>, PlanError> {
+    if !wanted.all_cards {
+        return Ok(vec![judge(own, now)]);
+    }
+    let mut kinds: BTreeMap<u32, Option<Needs>> = BTreeMap::new();
+    let mut verdicts = Vec::new();
+    for card in cards().all() {
+        let card = Gpu { machine: own.machine, ..card };
+        if card.name == own.name && card.memory == own.memory {
+            verdicts.push(judge(own, now));
+            continue;
+        }
+        let roomy = || run(&Gpu { memory: u64::MAX, ..card.clone() }).ok().map(|simulation| Needs::of(&simulation));
+        let Some(needs) = *kinds.entry(Device::of(&card).capability).or_insert_with(roomy) else { continue };
+        let squeezed = (needs.least..needs.process).contains(&card.memory);
+        let process = if squeezed { run(&card)?.process_bytes() } else { needs.process };
+        verdicts.push(judge(&card, process));
+    }
+    Ok(verdicts)
+}
+
+/// What a run takes on a card with room.
+#[derive(Clone, Copy)]
+struct Needs {
+    /// Of the process.
+    process: u64,
+    /// Without what the allocator has cached.
+    least: u64,
+}
+
+impl Needs {
+    fn of(simulation: &Simulation) -> Self {
+        let process = simulation.process_bytes();
+        let cached = simulation.replay.peak_reserved().saturating_sub(simulation.replay.peak_allocated());
+        Self { process, least: process.saturating_sub(cached) }
+    }
+}
+
+/// How far LLM.int8 can go: which input columns are outliers depends on the data, and random weights give the most.
+fn outlier_range(model: &Model, plan: &TrainPlan, this: u64) -> Result<Option<String>, PlanError> {
+    let Some(quantization) = plan.quantization.as_ref().filter(|known| known.scheme == QuantizationScheme::Int8) else {
+        return Ok(None);
+    };
+    let other = match quantization.outliers {
+        Outliers::Trained => Outliers::RandomWeights,
+        _ => Outliers::Trained,
+    };
+    let quantization = Quantization { outliers: other, ..quantization.clone() };
+    let plan = TrainPlan { quantization: Some(quantization), ..plan.clone() };
+    let that = simulation::train(model, &plan)?.process_bytes();
+    let [low, high] = [this.min(that), this.max(that)].map(|bytes| Bytes(bytes).gib());
+    Ok(Some(format!(
+        "LLM.int8: the columns that hold outliers depend on the data; from {low:.2} GiB with those of trained weights to \
+         {high:.2} GiB with random ones, the worst case"
+    )))
+}

@@ -1,0 +1,157 @@
+//! Plan files, reports and files of other tools, as layers of a request.
+
+use serde_json::{Map, Value, json};
+
+use super::request::Task;
+use super::resolve::faults_of;
+use super::tree;
+use crate::plan::parallel::DeepSpeedFile;
+use crate::plan::{AdapterPlan, Fault, import};
+
+/// What stands in a file.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Content {
+    /// What the plan is for, where the file says it.
+    pub task: Option<Task>,
+    /// The model it names.
+    pub model: Option<String>,
+    /// Whose defaults hold where the file is silent.
+    pub framework: Option<String>,
+    /// Part of a plan.
+    pub tree: Value,
+    /// What was not read, or was read in another sense.
+    pub notes: Vec<String>,
+}
+
+/// Keys that only a plan of generation has.
+const GENERATION: [&str; 9] =
+    ["new_tokens", "stop_after", "cache", "beams", "choice", "forced_length", "assistant", "prompt_lookup", "accepted"];
+
+impl Content {
+    /// A plan of our own, a report, or a plan of axolotl, LLaMA-Factory, TRL or the Trainer.
+    pub fn read(value: Value) -> Result<Self, Vec<Fault>> {
+        let Value::Object(_) = &value else {
+            return Err(vec![Fault::new("", "a plan file holds an object, see `vramcast schema`")]);
+        };
+        if value.get("totals").is_some_and(Value::is_object) {
+            return Ok(Self::of_report(value));
+        }
+        if let Some(imported) = import::read(&value).map_err(|error| faults_of(error, ""))? {
+            let mut tree = json!({});
+            if imported.changes.iter().any(|(key, _)| key.starts_with("adapter.")) {
+                tree::set(&mut tree, "adapter", json!({"method": "lora"}));
+            }
+            if imported.situation == crate::plan::Situation::Adapter && tree.get("adapter").is_none() {
+                tree::set(&mut tree, "adapter", json!({"method": "lora"}));
+            }
+            for (path, value) in imported.changes {
+                tree::set(&mut tree, &path, value);
+            }
+            return Ok(Self {
+                task: Some(Task::Train),
+                model: imported.model,
+                framework: Some(imported.framework.to_owned()),
+                tree,
+                notes: imported.notes,
+            });
+        }
+        Self::own(value)
+    }
+
+    /// A plan of our own: its keys are places, beside the model, a framework and the kind.
+    fn own(mut tree: Value) -> Result<Self, Vec<Fault>> {
+        let mut task = None;
+        if let Some(object) = tree.as_object_mut().filter(|object| object.len() == 1) {
+            for (key, kind) in [("train", Task::Train), ("infer", Task::Infer), ("serve", Task::Infer)] {
+                if let Some(inner) = object.get_mut(key).map(Value::take) {
+                    (tree, task) = (inner, Some(kind));
+                    break;
+                }
+            }
+        }
+        let mut text = |key: &str| match tree.as_object_mut().and_then(|object| object.shift_remove(key)) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(name)) => Ok(Some(name)),
+            Some(other) => Err(vec![Fault::new(key, format!("{{{key}}}: {other} is not a name"))]),
+        };
+        let (model, framework, kind) = (text("model")?, text("framework")?, text("task")?);
+        task = match kind.as_deref() {
+            Some("train") => Some(Task::Train),
+            Some("infer") => Some(Task::Infer),
+            Some(other) => return Err(vec![Fault::value("task", other, "train or infer")]),
+            None => task,
+        };
+        let generates = GENERATION.iter().any(|key| tree.get(key).is_some());
+        let serves = tree.get("engine").is_some_and(Value::is_string);
+        if generates || serves {
+            task = task.or(Some(Task::Infer));
+        }
+        Ok(Self { task, model, framework, tree, notes: Vec::new() })
+    }
+
+    /// A report as the request it answered; an older one without it, as its plan.
+    fn of_report(mut report: Value) -> Self {
+        let model = report.pointer("/model/name").and_then(Value::as_str).map(str::to_owned);
+        let kinds = [("train", Task::Train), ("infer", Task::Infer), ("serve", Task::Infer)];
+        let found = kinds.into_iter().find(|(key, _)| report["plan"].get(key).is_some());
+        let task = found.map(|(_, task)| task);
+        if let Some(request) = report.get_mut("request").filter(|request| request.is_object()) {
+            let framework = request["framework"].as_str().map(str::to_owned);
+            return Self { task, model, framework, tree: request["settings"].take(), notes: Vec::new() };
+        }
+        let tree = found.map_or_else(|| Value::Object(Map::new()), |(key, _)| report["plan"][key].take());
+        Self { task, model, framework: None, tree, notes: Vec::new() }
+    }
+
+    /// DeepSpeed's own configuration; `hidden_size` fills in what is `auto`.
+    pub fn of_deepspeed(document: &Value, hidden_size: Option<u64>) -> Result<Self, Vec<Fault>> {
+        const AT: &str = "parallel.engine.*";
+        let file = DeepSpeedFile::read(document, hidden_size)
+            .map_err(|error| faults_of(error, "parallel.engine.deepspeed"))?;
+        let mut tree = json!({});
+        let mut put = |path: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                tree::set(&mut tree, path, value);
+            }
+        };
+        put(&format!("{AT}.zero"), serde_json::to_value(&file.engine.zero).ok());
+        put(&format!("{AT}.grad_accum_dtype"), file.engine.grad_accum_dtype.map(|dtype| json!(dtype.name())));
+        put("weights", file.weights.map(|dtype| json!(dtype.name())));
+        put("batch.batch_size", file.batch_size.map(Into::into));
+        put("gradient_accumulation", file.gradient_accumulation.map(Into::into));
+        put("clip", file.clip.then(|| json!(true)));
+        Ok(Self { tree, notes: file.notes, ..Self::default() })
+    }
+
+    /// PEFT's `adapter_config.json`.
+    pub fn of_adapter(config: &Value) -> Result<Self, Vec<Fault>> {
+        let (adapter, ignored) =
+            AdapterPlan::from_adapter_config(config).map_err(|error| faults_of(error, "adapter"))?;
+        let notes = ignored.iter().map(|key| format!("adapter_config.json: {key} has no effect on memory")).collect();
+        Ok(Self { tree: json!({"adapter": adapter}), notes, ..Self::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_and_plans_are_read_alike() {
+        let read = |value: Value| Content::read(value).unwrap();
+        let report = json!({"model": {"name": "gpt2"}, "totals": {}, "plan": {"train": {"clip": true}}});
+        let content = read(report);
+        assert_eq!(
+            (content.model.as_deref(), content.task, content.tree),
+            (Some("gpt2"), Some(Task::Train), json!({"clip": true}))
+        );
+        let asked = json!({"model": {"name": "gpt2"}, "totals": {}, "plan": {"infer": {"beams": 1}},
+            "request": {"settings": {"beams": 2}}});
+        assert_eq!((read(asked.clone()).task, read(asked).tree), (Some(Task::Infer), json!({"beams": 2})));
+        assert_eq!(read(json!({"train": {"clip": true}})).tree, json!({"clip": true}));
+        assert_eq!(read(json!({"new_tokens": 3})).task, Some(Task::Infer));
+        let named = read(json!({"model": "gpt2", "framework": "trl", "clip": true}));
+        assert_eq!((named.framework.as_deref(), named.tree), (Some("trl"), json!({"clip": true})));
+        assert!(Content::read(json!({"model": 3})).is_err() && Content::read(json!([1])).is_err());
+    }
+}

@@ -1,0 +1,34 @@
+//! Asking: from what somebody wants to a settled plan, and from that to the one document every interface shows.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | [`table`] | every setting, one row each; [`setting`] what a row is; [`runner`] who honours it |
+//! | [`request`] | layers of values, whoever brings them, as one tree |
+//! | [`read`], [`spell`] | words of flags into values, and back |
+//! | [`resolve`] | a request settled for a model: defaults, what follows from other values, all faults at once |
+//! | [`answer`] | a settled plan simulated, judged and summed up; [`suggest`] what to change where it does not fit |
+//! | [`origin`] | where every value comes from |
+//! | [`file`] | plan files, reports and files of other tools as layers |
+//! | [`tree`] | places in a plan |
+//!
+//! No interface is known here: flags, fields and keywords are derived from the table.
+
+pub mod answer;
+pub mod file;
+pub mod origin;
+pub mod read;
+pub mod request;
+pub mod resolve;
+pub mod runner;
+pub mod setting;
+pub mod spell;
+pub mod suggest;
+pub mod table;
+pub mod tree;
+
+pub use answer::{Answer, Kept, Wanted, answer};
+pub use read::Given;
+pub use request::{Asked, Request, Task};
+pub use resolve::{Settled, Surroundings, positions, resolve};
+pub use runner::{Runner, Scope};
+pub use setting::{Kind, Setting, Topic};

@@ -1,0 +1,327 @@
+//! What is asked: layers of values, whoever brings them, as one tree over a framework's defaults.
+
+use serde_json::{Value, json};
+
+use super::read::{self, Given};
+use super::runner::{Runner, Scope};
+use super::setting::Kind;
+use super::{table, tree};
+use crate::plan::{Fault, Faults};
+
+/// What a plan is for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Task {
+    /// Training.
+    #[default]
+    Train,
+    /// Generation and serving.
+    Infer,
+}
+
+/// Layers as a door takes them: whole trees (files, a request's plan), lowest first, then names with values.
+#[derive(Debug, Clone, Default)]
+pub struct Asked {
+    /// What for.
+    pub task: Task,
+    /// Whose defaults lie below everything.
+    pub framework: Option<String>,
+    /// Parts of plans.
+    pub trees: Vec<Value>,
+    /// Flags or keywords, and what stands behind them.
+    pub named: Vec<(String, Given)>,
+    /// What a report should say about how this was read.
+    pub notes: Vec<String>,
+}
+
+/// What is asked, in one tree.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// What for.
+    pub task: Task,
+    /// Who runs it.
+    pub runner: Runner,
+    /// Whose defaults lie below.
+    pub framework: Option<String>,
+    /// Every value that was asked for.
+    pub stated: Value,
+    /// What a report should say about how this was read.
+    pub notes: Vec<String>,
+}
+
+impl Asked {
+    /// What stands behind a name.
+    pub fn names(&self, name: &str) -> Option<&Given> {
+        self.named.iter().rev().find(|(known, _)| known == name).map(|(_, given)| given)
+    }
+
+    /// The layers as one.
+    pub fn request(self) -> Result<Request, Vec<Fault>> {
+        let mut stated = json!({});
+        for tree in &self.trees {
+            let mut tree = tree.clone();
+            plain_names(&mut tree);
+            tree::lay(&mut stated, &tree);
+        }
+        let mut faults = Faults::default();
+        let runner = match self.task {
+            Task::Train => trainer(&stated, &self.named),
+            Task::Infer => server(&stated, &self.named),
+        };
+        let runner = runner.unwrap_or_else(|fault| {
+            faults.add(fault);
+            if self.task == Task::Train { Runner::OneCard } else { Runner::Transformers }
+        });
+        for layer in named(self.task, runner, &self.named, &mut faults) {
+            // Names that may be given several times add up within a layer.
+            join(&mut stated, layer);
+        }
+        let mut request = Request { task: self.task, runner, framework: self.framework, stated, notes: self.notes };
+        request.place();
+        faults.end()?;
+        Ok(request)
+    }
+}
+
+impl Request {
+    /// Puts the engine's own place where `*` stands.
+    fn place(&mut self) {
+        let Some(engine) = self.stated.pointer_mut("/parallel/engine").and_then(Value::as_object_mut) else { return };
+        let Some(options) = engine.shift_remove("*") else { return };
+        let above = tree::of(self.runner.place(), options);
+        tree::lay(&mut self.stated, &above);
+    }
+}
+
+/// Trees of the names, those that stand for several values first.
+fn named(task: Task, runner: Runner, names: &[(String, Given)], faults: &mut Faults) -> Vec<Value> {
+    let scope = if task == Task::Train { Scope::TRAIN } else { Scope::INFER };
+    let mut found = Vec::new();
+    for (name, given) in names {
+        if *given == Given::Value(Value::Null) {
+            continue;
+        }
+        if name == "set" {
+            match assignment(given) {
+                Ok(tree) => found.push((2, tree)),
+                Err(fault) => faults.add(fault),
+            }
+            continue;
+        }
+        let Some(row) = table::called(name, runner).filter(|row| row.scope.meets(scope)) else {
+            faults.add(
+                Fault::new(name.clone(), format!("{name} is no setting of {}", runner.title()))
+                    .or("`vramcast list settings` shows them"),
+            );
+            continue;
+        };
+        if !row.scope.has(runner) && !says_nothing(given) {
+            let who: Vec<&str> = row.scope.runners().filter(|one| scope.has(*one)).map(Runner::title).collect();
+            let on = if runner == Runner::OneCard {
+                "without several cards".to_owned()
+            } else {
+                format!("on {}", runner.title())
+            };
+            let mut fault = Fault::no_effect(table::placed(row.path, runner), on);
+            if !who.is_empty() && who.len() <= 3 {
+                fault = fault.or(format!("ask for {}", who.join(" or ")));
+            }
+            faults.add(fault);
+            continue;
+        }
+        match read::read(row, given) {
+            Ok(tree) => found.push((if matches!(row.kind, Kind::Spelled(_)) { 0 } else { 1 }, tree)),
+            Err(fault) => faults.add(fault),
+        }
+    }
+    // The sort is stable: among alike ones the order is the user's.
+    found.sort_by_key(|(rank, _)| *rank);
+    found.into_iter().map(|(_, tree)| tree).collect()
+}
+
+fn says_nothing(given: &Given) -> bool {
+    matches!(given, Given::Value(Value::Null | Value::Bool(false)))
+}
+
+/// `PATH=VALUE`.
+fn assignment(given: &Given) -> Result<Value, Fault> {
+    let text = match given {
+        Given::Text(text) => text.clone(),
+        Given::Value(Value::Object(object)) => {
+            let mut tree = json!({});
+            object.iter().for_each(|(path, value)| tree::set(&mut tree, path, value.clone()));
+            return Ok(tree);
+        }
+        _ => String::new(),
+    };
+    let (path, value) = text.split_once('=').filter(|(path, _)| !path.is_empty()).ok_or_else(|| {
+        Fault::new("set", "a setting and its value are written PATH=VALUE, such as quantization.threshold=0")
+    })?;
+    let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+    Ok(tree::of(path, value))
+}
+
+/// Lays a tree over another; lists of names add up.
+fn join(below: &mut Value, above: Value) {
+    let mut above = above;
+    for path in ["frozen", "parallel.engine.*.ignored"] {
+        let (Some(old), Some(new)) = (tree::get(below, path), tree::get(&above, path)) else { continue };
+        if let (Some(old), Some(new)) = (old.as_array(), new.as_array()) {
+            let all: Vec<Value> = old.iter().chain(new.iter().filter(|name| !old.contains(name))).cloned().collect();
+            tree::set(&mut above, path, json!(all));
+        }
+    }
+    tree::lay(below, &above);
+}
+
+/// An engine that stands as a bare word, and an adapter without its method.
+fn plain_names(tree: &mut Value) {
+    if let Some(name) = tree::get(tree, "parallel.engine").and_then(Value::as_str).map(str::to_owned)
+        && let Some(row) = table::called("engine", Runner::OneCard)
+        && let Ok(written) = read::read(row, &Given::Text(name))
+    {
+        tree::take(tree, "parallel.engine");
+        tree::lay(tree, &written);
+    }
+    // A key that plans up to now held and that follows from the mesh.
+    tree::take(tree, "parallel.communicators");
+}
+
+/// Who spreads a training run, from what is said.
+fn trainer(stated: &Value, names: &[(String, Given)]) -> Result<Runner, Fault> {
+    let given = |name: &str| {
+        let row = table::called(name, Runner::OneCard)?;
+        let found = names.iter().rev().find(|(known, given)| row.is_called(known) && !says_nothing(given));
+        found.map(|(_, given)| given)
+    };
+    if let Some(engine) = given("engine") {
+        let text = match engine {
+            Given::Text(text) => text.clone(),
+            Given::Value(value) => value.as_str().unwrap_or_default().to_owned(),
+            Given::Bare => String::new(),
+        };
+        let row = table::called("engine", Runner::OneCard);
+        let read = row.map_or(Ok(json!({})), |row| read::read(row, &Given::Text(text)))?;
+        return Ok(engine_of(&read).unwrap_or(Runner::OneCard));
+    }
+    if let Some(engine) = engine_of(stated) {
+        return Ok(engine);
+    }
+    let number = |name: &str, path: &str| {
+        let said = match given(name) {
+            Some(Given::Text(text)) => text.parse().ok(),
+            Some(Given::Value(value)) => value.as_u64().or_else(|| value.as_str()?.parse().ok()),
+            _ => None,
+        };
+        said.or_else(|| tree::get(stated, path).and_then(Value::as_u64))
+    };
+    let names_any = |scope: Scope| {
+        names.iter().filter(|(_, given)| !says_nothing(given)).any(|(name, _)| {
+            let only = |row: &&super::Setting| {
+                row.is_called(name) && row.scope.meets(scope) && !row.scope.meets(Scope::TRAIN.without(scope))
+            };
+            table::all().any(|row| only(&row))
+        })
+    };
+    let cards =
+        number("gpus", "parallel.gpus").map(|gpus| gpus.saturating_mul(number("nodes", "parallel.nodes").unwrap_or(1)));
+    let (tp, dp) = (number("tp", "parallel.mesh.tp"), number("dp", "parallel.dp"));
+    let axes = ["pp", "cp", "ep"].map(|axis| number(axis, &format!("parallel.mesh.{axis}")).unwrap_or(1));
+    let others: u64 = axes.iter().fold(dp.unwrap_or(1), |product: u64, axis| product.saturating_mul(*axis));
+    let copies = number("dp-replicate", "parallel.mesh.dp_replicate").is_some_and(|copies| copies > 1);
+    let many = cards.is_some() || tp.is_some_and(|tp| tp > 1) || others > 1 || copies;
+    Ok(match tp.filter(|tp| *tp > 1) {
+        _ if names_any(Scope::ZERO) => Runner::Deepspeed,
+        _ if !many && tree::get(stated, "parallel").is_none_or(Value::is_null) => Runner::OneCard,
+        Some(tp) if cards.unwrap_or(tp.saturating_mul(others)) == tp && !names_any(Scope::FSDP) && !copies => {
+            Runner::Tp
+        }
+        // Copies of a model over so many cards, and nothing said about sharing them.
+        None if cards.is_none() && dp.is_some() && axes == [1; 3] && !names_any(Scope::FSDP) => Runner::Ddp,
+        _ => Runner::Fsdp2,
+    })
+}
+
+/// The engine that a tree names.
+pub(super) fn engine_of(tree: &Value) -> Option<Runner> {
+    let engine = tree::get(tree, "parallel.engine")?.as_object()?;
+    let (name, options) = engine.iter().find(|(name, _)| *name != "*")?;
+    let within = |key: &str| options.get(key).is_some_and(Value::is_object);
+    match name.as_str() {
+        "megatron" if within("deepspeed") => Some(Runner::MegatronDeepspeed),
+        "megatron" if within("fsdp") => Some(Runner::MegatronFsdp),
+        other => Runner::find(other),
+    }
+}
+
+/// Who generates or serves, from what is said.
+fn server(stated: &Value, names: &[(String, Given)]) -> Result<Runner, Fault> {
+    let said = names.iter().rev().find(|(name, _)| name == "engine" || name == "engines");
+    let name = match said.map(|(_, given)| given) {
+        Some(Given::Text(text)) => Some(text.clone()),
+        Some(Given::Value(value)) => value.as_str().map(str::to_owned),
+        _ => stated.get("engine").and_then(Value::as_str).map(str::to_owned),
+    };
+    let Some(name) = name else { return Ok(Runner::Transformers) };
+    Runner::find(&name).filter(|runner| !runner.trains()).ok_or_else(|| {
+        let known: Vec<&str> = Scope::INFER.runners().map(Runner::name).collect();
+        Fault::value("engine", name, format!("one of {}", known.join(", ")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(task: Task, words: &[(&str, &str)]) -> Result<Request, Vec<Fault>> {
+        let named = words.iter().map(|(name, text)| {
+            let given = if text.is_empty() { Given::Bare } else { Given::Text((*text).to_owned()) };
+            ((*name).to_owned(), given)
+        });
+        Asked { task, named: named.collect(), ..Asked::default() }.request()
+    }
+
+    fn runner(words: &[(&str, &str)]) -> Runner {
+        request(Task::Train, words).unwrap().runner
+    }
+
+    #[test]
+    fn engines_follow_from_what_is_said() {
+        assert_eq!(runner(&[("batch-size", "4")]), Runner::OneCard);
+        assert_eq!(runner(&[("gpus", "8")]), Runner::Fsdp2);
+        assert_eq!(runner(&[("gpus", "8"), ("zero", "3")]), Runner::Deepspeed);
+        assert_eq!(runner(&[("tp", "2")]), Runner::Tp);
+        assert_eq!(runner(&[("tp", "2"), ("gpus", "4")]), Runner::Fsdp2);
+        assert_eq!(runner(&[("dp", "4")]), Runner::Ddp);
+        assert_eq!(runner(&[("engine", "fsdp"), ("gpus", "2")]), Runner::Fsdp1);
+        let tree = json!({"parallel": {"engine": {"megatron": {"deepspeed": {}}}}});
+        let asked = Asked { trees: vec![tree], ..Asked::default() };
+        assert_eq!(asked.request().unwrap().runner, Runner::MegatronDeepspeed);
+    }
+
+    #[test]
+    fn options_go_to_their_engine() {
+        let request = request(Task::Train, &[("wrap", "root"), ("gpus", "2"), ("engine", "fsdp2")]).unwrap();
+        assert_eq!(request.stated["parallel"]["engine"], json!({"fsdp2": {"wrap": "root"}}));
+        let zero =
+            super::tests::request(Task::Train, &[("zero", "1"), ("gpus", "2"), ("engine", "megatron-deepspeed")]);
+        assert_eq!(zero.unwrap().stated.pointer("/parallel/engine/megatron/deepspeed/zero/stage"), Some(&json!(1)));
+    }
+
+    #[test]
+    fn all_that_is_wrong_comes_back() {
+        let faults = request(
+            Task::Train,
+            &[("seq-len", "x"), ("wrap", "root"), ("beams", "2"), ("vpp", "2"), ("gpus", "2"), ("engine", "ddp")],
+        );
+        let paths: Vec<String> = faults.unwrap_err().into_iter().map(|fault| fault.path).collect();
+        assert_eq!(paths.len(), 4, "{paths:?}");
+        assert!(request(Task::Infer, &[("engine", "nobody")]).is_err());
+    }
+
+    #[test]
+    fn any_place_can_be_set() {
+        let request = request(Task::Train, &[("set", "quantization.threshold=0"), ("qlora", "")]).unwrap();
+        assert_eq!(request.stated["quantization"], json!({"threshold": 0}));
+    }
+}

@@ -1,0 +1,231 @@
+//! A request settled for a model: a framework's defaults, what was asked, what follows from other values; every fault at once.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | `train`, `infer`, `serve` | the three kinds of plan |
+//! | `mesh` | cards into axes |
+//! | `engine` | what follows from the engine that spreads a model |
+
+mod engine;
+mod infer;
+mod mesh;
+mod serve;
+mod train;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::request::{Request, Task};
+use super::runner::Runner;
+use super::{table, tree};
+use crate::model::{Inputs, Model};
+use crate::plan::{Fault, Faults, Framework, Gpus, Origin, PlanError, RunPlan, Situation};
+
+/// A plan that can run, and how it came about.
+#[derive(Debug, Clone)]
+pub struct Settled {
+    /// The plan.
+    pub plan: RunPlan,
+    /// What a report should say.
+    pub notes: Vec<String>,
+    /// Where every value comes from.
+    pub origins: Vec<Origin>,
+}
+
+/// What is known besides the model and the request.
+pub struct Surroundings<'a> {
+    /// What the model is called.
+    pub name: &'a str,
+    /// The cards that a name may mean.
+    pub cards: &'a dyn Fn() -> Gpus,
+    /// The card where nobody names one, as a part of a plan, and where it comes from.
+    pub card: Option<(Value, String)>,
+    /// Options of the allocator that the machine has for every run.
+    pub allocator: Option<crate::plan::AllocatorOptions>,
+    /// The type in which the config says the weights are stored.
+    pub stored: Option<crate::dtype::DType>,
+    /// Whether a plan that cannot run is let through: formulas take any.
+    pub lenient: bool,
+}
+
+/// Settles a request.
+pub fn resolve(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
+    match (request.task, request.runner) {
+        (Task::Train, _) => train::settle(model, request, around),
+        (Task::Infer, Runner::Transformers) => infer::settle(model, request, around),
+        (Task::Infer, _) => serve::settle(model, request, around),
+    }
+}
+
+/// The tree of a plan with a request over it, on its way to a plan.
+struct Draft<'a> {
+    request: &'a Request,
+    tree: Value,
+    faults: Faults,
+    notes: Vec<String>,
+    /// What a framework's defaults decided: place, value, framework and source.
+    framework: Vec<(String, Value, String, String)>,
+    /// Values that follow from others, with the reason.
+    derived: Vec<(String, String)>,
+}
+
+impl<'a> Draft<'a> {
+    fn new(request: &'a Request, defaults: &impl Serialize) -> Self {
+        Self {
+            request,
+            tree: serde_json::to_value(defaults).unwrap_or_default(),
+            faults: Faults::default(),
+            notes: request.notes.clone(),
+            framework: Vec::new(),
+            derived: Vec::new(),
+        }
+    }
+
+    /// Whether somebody asked for a value at a place.
+    fn states(&self, path: &str) -> bool {
+        tree::get(&self.request.stated, path).is_some_and(|value| !value.is_null())
+    }
+
+    /// A value that follows from others, unless somebody asked for another.
+    fn derive(&mut self, path: &str, value: Value, why: &str) {
+        if !self.states(path) && tree::get(&self.tree, path) != Some(&value) {
+            tree::set(&mut self.tree, path, value);
+            self.derived.push((path.to_owned(), why.to_owned()));
+        }
+    }
+
+    /// Lays a framework's defaults over ours.
+    fn framework(&mut self, name: &str, situation: Situation) {
+        let framework = match Framework::find(name) {
+            Ok(framework) => framework,
+            Err(error) => return faults_of(error, "framework").into_iter().for_each(|fault| self.faults.add(fault)),
+        };
+        let title = format!("{} {}", framework.package, framework.version);
+        for default in framework.holding(situation) {
+            let value = default.value.clone();
+            if default.key.starts_with("adapter.") && tree::get(&self.tree, "adapter").is_none_or(Value::is_null) {
+                tree::set(&mut self.tree, "adapter", json!({"method": "lora"}));
+            }
+            tree::set(&mut self.tree, &default.key, value.clone());
+            let source = format!("{title}: {}", default.source);
+            self.framework.push((default.key.clone(), value, title.clone(), source));
+        }
+        self.notes.extend(framework.notes.iter().cloned());
+    }
+
+    /// The card of a name, or the one that is found where nobody names one.
+    fn card(&mut self, around: &Surroundings<'_>) {
+        let stated = tree::get(&self.request.stated, "gpu").cloned().filter(|gpu| !gpu.is_null());
+        if let Some(options) = around.allocator.filter(|_| !self.states("allocator") && !self.request.runner.serves()) {
+            self.tree["allocator"] = json!(options);
+            self.derived.push(("allocator".into(), "as the machine is set up".into()));
+        }
+        let gpu = match (&stated, &around.card) {
+            // A card that was named, with what is known of its machine.
+            (Some(_), Some((card, _))) => Some(card.clone()),
+            (Some(Value::String(name)), _) => match (around.cards)().find(name) {
+                Ok(card) => serde_json::to_value(card).ok(),
+                Err(error) => {
+                    faults_of(error, "gpu").into_iter().for_each(|fault| self.faults.add(fault));
+                    None
+                }
+            },
+            (Some(card), None) => Some(card.clone()),
+            (None, Some((card, from))) => {
+                self.derived.push(("gpu".into(), from.clone()));
+                Some(card.clone())
+            }
+            (None, None) => None,
+        };
+        if let Some(gpu) = gpu {
+            self.tree["gpu"] = gpu;
+        }
+    }
+
+    /// Refuses settings that whoever runs does not honour; at their default they say nothing.
+    fn honoured(&mut self, defaults: &Value, around: &Surroundings<'_>) {
+        if around.lenient {
+            return;
+        }
+        let (runner, task) = (self.request.runner, self.request.task);
+        for (path, value) in tree::leaves(&self.request.stated) {
+            let Some(row) = table::at(&path, runner.alone()) else { continue };
+            let same_task = row.scope.runners().any(|one| one.trains() == (task == Task::Train));
+            let usual = tree::get(defaults, &path).is_some_and(|usual| *usual == value) || value.is_null();
+            if row.scope.has(runner) || usual || value == json!({}) || !same_task {
+                continue;
+            }
+            let on = match runner {
+                Runner::OneCard => "without several cards".to_owned(),
+                other => format!("on {}", other.title()),
+            };
+            self.faults.add(Fault::no_effect(path, on));
+        }
+    }
+
+    /// The plan, where the tree is one.
+    fn plan<Plan: DeserializeOwned + Serialize>(&mut self) -> Option<Plan> {
+        match serde_path_to_error::deserialize::<_, Plan>(self.tree.clone()) {
+            Ok(plan) => {
+                let read = serde_json::to_value(&plan).unwrap_or_default();
+                if let Some(place) = list_for_object(&self.request.stated, &read, "") {
+                    self.faults.add(Fault::new(place.clone(), format!("{{{place}}} is a list, not an object")));
+                    return None;
+                }
+                Some(plan)
+            }
+            Err(error) => {
+                let path = dotted(error.path());
+                let problem = error.into_inner().to_string();
+                let problem = problem.split(" at line").next().unwrap_or(&problem).to_owned();
+                let fault =
+                    Fault::new(path.clone(), if path.is_empty() { problem } else { format!("{{{path}}}: {problem}") });
+                self.faults.add(fault.or("`vramcast schema` prints what a plan may hold"));
+                None
+            }
+        }
+    }
+}
+
+/// Where a request has a list for an object: serde would take its values in order.
+fn list_for_object(stated: &Value, read: &Value, place: &str) -> Option<String> {
+    match (stated, read) {
+        (Value::Array(_), Value::Object(_)) => Some(place.to_owned()),
+        (Value::Object(stated), Value::Object(read)) => stated.iter().find_map(|(key, value)| {
+            let place = if place.is_empty() { key.clone() } else { format!("{place}.{key}") };
+            list_for_object(value, read.get(key)?, &place)
+        }),
+        _ => None,
+    }
+}
+
+/// A path of serde's as a place in a plan.
+fn dotted(path: &serde_path_to_error::Path) -> String {
+    use serde_path_to_error::Segment;
+    let part = |segment: &Segment| match segment {
+        Segment::Seq { index } => Some(index.to_string()),
+        Segment::Map { key } | Segment::Enum { variant: key } => Some(key.clone()),
+        Segment::Unknown => None,
+    };
+    path.iter().filter_map(part).collect::<Vec<_>>().join(".")
+}
+
+/// An error of the plan stage as faults; those of the model stand at the model.
+pub fn faults_of(error: PlanError, path: &str) -> Vec<Fault> {
+    match error {
+        PlanError::Faults(faults) => faults,
+        PlanError::BadValue { key, value, expected } => {
+            let key = if key.is_empty() { path.to_owned() } else { key };
+            vec![Fault::value(key, value, expected)]
+        }
+        PlanError::Conflict { what, hint } => vec![Fault::new(path, what).or(hint)],
+        PlanError::Unsupported { what, hint } => vec![Fault::unsupported(path, what).or(hint)],
+        error => vec![Fault::new(path, error.to_string())],
+    }
+}
+
+/// How many positions a model's smallest table of learned ones holds.
+pub fn positions(model: &Model) -> Option<u64> {
+    model.program(Inputs::inventory()).ok()?.positions
+}

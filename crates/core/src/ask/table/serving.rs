@@ -1,0 +1,185 @@
+//! Settings of serving engines, under the names their users know.
+
+use serde_json::json;
+
+use crate::ask::runner::{Runner, Scope};
+use crate::ask::setting::{Kind, Setting, Spelling, Topic, setting};
+
+const S: Topic = Topic::Serving;
+
+pub(super) const ROWS: &[Setting] = &[
+    setting("engine", "engine", Kind::Choice(&[
+        ("hf", "transformers' generate, simulated"),
+        ("vllm", ""),
+        ("sglang", ""),
+        ("tgi", ""),
+        ("tensorrt-llm", ""),
+        ("llama.cpp", ""),
+        ("ollama", ""),
+        ("all", "all that serve, side by side"),
+    ]), "Who serves: transformers by simulation, or an engine by its own rules")
+        .also(&["engines"])
+        .value("ENGINE")
+        .from("transformers")
+        .on(S, Scope::INFER)
+        .example("--engine sglang"),
+    setting("version", "engine-version", Kind::Text, "The version whose rules hold (vLLM: 0.6 to 0.28, \"0.8.5 V0\" for the older engine; llama.cpp: a build such as b5781, current or early)")
+        .value("VERSION")
+        .from("the newest that the rules know")
+        .on(S, Scope::VLLM.and(Scope::LLAMA_CPP)),
+    setting("context", "context", Kind::Whole, "Longest sequence the engine shall hold")
+        .also(&["max-model-len", "ctx-size", "num-ctx", "max-total-tokens", "context-length"])
+        .from("the engine's")
+        .on(S, Scope::SERVE)
+        .example("--context 2048"),
+    setting("quantization", "quantization", Kind::Text, "How weights are quantised when the config does not say: awq, gptq, fp8, mxfp4, nf4 or int8; a ggml type for llama.cpp")
+        .value("METHOD")
+        .from("as the config says")
+        .on(S, Scope::SERVE)
+        .example("--quantization nf4"),
+    setting("kv_cache_dtype", "kv-cache-dtype", Kind::Text, "The type of keys and values: auto, bf16, fp8 and the like")
+        .value("TYPE")
+        .from("auto: that of the weights")
+        .on(S, Scope::POOLED)
+        .example("--kv-cache-dtype fp8"),
+    setting("tensor_parallel_size", "tensor-parallel-size", Kind::Whole, "Cards over which every layer is split")
+        .also(&["tp", "tp-size", "num-shard"])
+        .from("one")
+        .on(S, Scope::POOLED)
+        .example("--tensor-parallel-size 2"),
+    setting("pipeline_parallel_size", "pipeline-parallel-size", Kind::Whole, "Stages of layers")
+        .also(&["pp"])
+        .from("one")
+        .on(S, Scope::VLLM)
+        .example("--pipeline-parallel-size 2"),
+    setting("data_parallel_size", "data-parallel-size", Kind::Whole, "Replicas that share experts")
+        .also(&["dp"])
+        .from("one")
+        .on(S, Scope::VLLM),
+    setting("expert_parallel", "expert-parallel", Kind::Switch, "Whole experts on each card instead of parts of all")
+        .also(&["enable-expert-parallel"])
+        .on(S, Scope::VLLM),
+    setting("gpu_memory_utilization", "gpu-memory-utilization", Kind::Real, "Share of the card that the engine may use; SGLang's static share")
+        .also(&["mem-fraction-static"])
+        .value("SHARE")
+        .from("the version's default")
+        .on(S, Scope::VLLM.and(Runner::Sglang.alone()))
+        .example("--gpu-memory-utilization 0.5"),
+    setting("max_num_seqs", "max-num-seqs", Kind::Whole, "Sequences in a batch")
+        .from("the version's default")
+        .on(S, Scope::VLLM)
+        .example("--max-num-seqs 8"),
+    setting("max_num_batched_tokens", "max-num-batched-tokens", Kind::Whole, "Tokens in a batch")
+        .from("the version's default")
+        .on(S, Scope::VLLM)
+        .example("--max-num-batched-tokens 1024"),
+    setting("block_size", "block-size", Kind::Whole, "Tokens of a cache block")
+        .from("the version's default")
+        .on(S, Scope::VLLM)
+        .example("--block-size 64"),
+    setting("enforce_eager", "enforce-eager", Kind::Switch, "No CUDA graphs").on(S, Scope::VLLM).example("--enforce-eager"),
+    setting("enable_prefix_caching", "enable-prefix-caching", Kind::Switch, "Keep finished prompts in the cache; takes no memory of its own")
+        .on(S, Scope::VLLM),
+    setting("enable_lora", "enable-lora", Kind::Switch, "Room for adapters").on(S, Scope::VLLM).example("--enable-lora"),
+    setting("max_loras", "max-loras", Kind::Whole, "Adapters at once")
+        .from("vLLM's default")
+        .on(S, Scope::VLLM)
+        .example("--max-loras 8 --enable-lora"),
+    setting("max_lora_rank", "max-lora-rank", Kind::Whole, "Largest rank of an adapter")
+        .from("vLLM's default")
+        .on(S, Scope::VLLM)
+        .example("--max-lora-rank 128 --enable-lora"),
+    setting("speculative_model", "speculative-model", Kind::Text, "Who guesses tokens ahead: a model, mtp, eagle, ngram, or the number of layers of a head counted elsewhere")
+        .value("MODEL")
+        .from("nobody")
+        .on(S, Scope::VLLM)
+        .example("--speculative-model eagle"),
+    setting("num_speculative_tokens", "num-speculative-tokens", Kind::Whole, "Tokens guessed ahead")
+        .from("none")
+        .on(S, Scope::VLLM),
+    setting("n_gpu_layers", "n-gpu-layers", Kind::Whole, "Layers on the card, the output counted as one (-ngl)")
+        .also(&["gpu-layers", "ngl"])
+        .from("all")
+        .on(S, Scope::LOCAL)
+        .example("--n-gpu-layers 10"),
+    setting("ubatch_size", "ubatch-size", Kind::Whole, "Tokens computed at once (-ub)")
+        .also(&["ub"])
+        .from("llama.cpp's default")
+        .on(S, Scope::LOCAL)
+        .example("--ubatch-size 64"),
+    setting("logical_batch", "batch-size", Kind::Whole, "Tokens of a logical batch (-b)").also(&["logical-batch"])
+        .short('b')
+        .from("llama.cpp's default")
+        .on(S, Scope::LLAMA_CPP)
+        .example("--batch-size 64"),
+    setting("flash_attn", "flash-attn", Kind::Spelled(FLASH), "Flash attention: on or off (-fa)")
+        .also(&["fa"])
+        .value("on|off")
+        .from("llama.cpp's default")
+        .on(S, Scope::LOCAL)
+        .example("--flash-attn=off"),
+    setting("cache_type_k", "cache-type-k", Kind::Text, "The ggml type of keys (-ctk)")
+        .also(&["ctk"])
+        .value("TYPE")
+        .from("f16")
+        .on(S, Scope::LOCAL)
+        .example("--cache-type-k q8_0"),
+    setting("cache_type_v", "cache-type-v", Kind::Text, "The ggml type of values (-ctv)")
+        .also(&["ctv"])
+        .value("TYPE")
+        .from("f16")
+        .on(S, Scope::LOCAL)
+        .example("--cache-type-v q8_0"),
+    setting("tensor_split", "tensor-split", Kind::Spelled(SHARES), "Shares of several cards, such as 3,1 (-ts)")
+        .also(&["ts"])
+        .value("SHARES")
+        .from("one card")
+        .on(S, Scope::LLAMA_CPP)
+        .example("--tensor-split 3,1"),
+    setting("split_mode", "split-mode", Kind::Choice(&[("layer", ""), ("row", ""), ("tensor", ""), ("none", "")]), "How several cards share a model (-sm)")
+        .also(&["sm"])
+        .from("llama.cpp's default")
+        .on(S, Scope::LLAMA_CPP)
+        .example("--split-mode row --tensor-split 1,1"),
+    setting("n_cpu_moe", "n-cpu-moe", Kind::Whole, "Layers whose experts stay on the host (-ncmoe)")
+        .also(&["ncmoe"])
+        .from("none")
+        .on(S, Scope::LLAMA_CPP),
+    setting("cpu_moe", "cpu-moe", Kind::Switch, "The experts of all layers stay on the host (-cmoe)").also(&["cmoe"]).on(S, Scope::LLAMA_CPP),
+    setting("override_tensor", "override-tensor", Kind::Text, "Tensors that stay on the host: a pattern of all routed experts, such as exps=CPU (-ot)")
+        .also(&["ot"])
+        .value("PATTERN=CPU")
+        .from("none")
+        .on(S, Scope::LLAMA_CPP),
+    setting("swa_full", "swa-full", Kind::Switch, "Sliding layers get as many cells as the others").on(S, Scope::LLAMA_CPP),
+    setting("kv_unified", "kv-unified", Kind::Switch, "Sequences share one run of cells").on(S, Scope::LLAMA_CPP),
+    setting("parallel", "parallel", Kind::Whole, "Sequences at once (-np)")
+        .also(&["num-parallel", "np"])
+        .from("the engine's default")
+        .on(S, Scope::LOCAL)
+        .example("--parallel 4 --context 8192"),
+];
+
+const FLASH: Spelling = Spelling {
+    words: &["on", "off"],
+    bare: Some("on"),
+    read: |text| match text {
+        "on" | "1" | "auto" | "true" => Ok(json!({"flash_attn": "on"})),
+        "off" | "0" | "false" => Ok(json!({"flash_attn": "off"})),
+        _ => Err("on or off".into()),
+    },
+    write: |plan| Some(plan.get("flash_attn")?.as_str()?.to_owned()),
+};
+
+const SHARES: Spelling = Spelling {
+    words: &[],
+    bare: None,
+    read: |text| {
+        let shares: Option<Vec<u64>> = text.split([',', '/']).map(|part| part.trim().parse().ok()).collect();
+        shares.map(|shares| json!({"tensor_split": shares})).ok_or_else(|| "whole numbers, such as 3,1".into())
+    },
+    write: |plan| {
+        let shares = plan.get("tensor_split")?.as_array()?;
+        Some(shares.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
+    },
+};

@@ -1,0 +1,147 @@
+//! What a serving engine is started with, under the names its users know.
+
+use serde::{Deserialize, Serialize};
+
+use super::Gpu;
+
+/// A serving engine on a card.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServePlan {
+    /// Who serves.
+    pub engine: ServingEngine,
+    /// The version whose rules hold; the newest that the rules know when absent.
+    pub version: Option<String>,
+    /// Longest sequence the engine shall hold; the engine's own when absent.
+    pub context: Option<u64>,
+    /// How weights are quantised when the config does not say.
+    pub quantization: Option<String>,
+    /// The type of keys and values; that of the weights when absent.
+    pub kv_cache_dtype: Option<String>,
+    /// Cards over which every layer is split.
+    pub tensor_parallel_size: Option<u64>,
+    /// Stages of layers (vLLM).
+    pub pipeline_parallel_size: Option<u64>,
+    /// Replicas that share experts (vLLM).
+    pub data_parallel_size: Option<u64>,
+    /// Whole experts on each card instead of parts of all (vLLM).
+    pub expert_parallel: bool,
+    /// Share of the card that vLLM may use, or SGLang's static share.
+    pub gpu_memory_utilization: Option<f64>,
+    /// Sequences in a batch (vLLM).
+    pub max_num_seqs: Option<u64>,
+    /// Tokens in a batch (vLLM).
+    pub max_num_batched_tokens: Option<u64>,
+    /// Tokens of a cache block (vLLM).
+    pub block_size: Option<u64>,
+    /// No CUDA graphs (vLLM).
+    pub enforce_eager: bool,
+    /// Keep finished prompts in the cache (vLLM).
+    pub enable_prefix_caching: bool,
+    /// Room for adapters (vLLM).
+    pub enable_lora: bool,
+    /// Adapters at once (vLLM).
+    pub max_loras: Option<u64>,
+    /// Largest rank of an adapter (vLLM).
+    pub max_lora_rank: Option<u64>,
+    /// Who guesses tokens ahead (vLLM).
+    pub speculative_model: Option<String>,
+    /// The config of a model that does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculative_config: Option<serde_json::Value>,
+    /// Tokens guessed ahead (vLLM).
+    pub num_speculative_tokens: Option<u64>,
+    /// Layers on the card, the output counted as one (llama.cpp).
+    pub n_gpu_layers: Option<u64>,
+    /// Tokens computed at once (llama.cpp).
+    pub ubatch_size: Option<u64>,
+    /// Tokens of a logical batch (llama.cpp).
+    pub logical_batch: Option<u64>,
+    /// Flash attention: on or off (llama.cpp).
+    pub flash_attn: Option<String>,
+    /// The ggml type of keys (llama.cpp).
+    pub cache_type_k: Option<String>,
+    /// The ggml type of values (llama.cpp).
+    pub cache_type_v: Option<String>,
+    /// Shares of several cards (llama.cpp); one card when empty.
+    pub tensor_split: Vec<u64>,
+    /// How several cards share a model (llama.cpp).
+    pub split_mode: Option<String>,
+    /// Layers whose experts stay on the host (llama.cpp).
+    pub n_cpu_moe: Option<u64>,
+    /// The experts of all layers stay on the host (llama.cpp).
+    pub cpu_moe: bool,
+    /// Tensors that stay on the host (llama.cpp).
+    pub override_tensor: Option<String>,
+    /// Sliding layers get as many cells as the others (llama.cpp).
+    pub swa_full: bool,
+    /// Sequences share one run of cells (llama.cpp).
+    pub kv_unified: bool,
+    /// Sequences at once (llama.cpp, Ollama).
+    pub parallel: Option<u64>,
+    /// The card.
+    pub gpu: Gpu,
+}
+
+/// Who serves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ServingEngine {
+    /// vLLM.
+    #[default]
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// Text Generation Inference.
+    Tgi,
+    /// TensorRT-LLM.
+    TensorrtLlm,
+    /// llama.cpp.
+    #[serde(rename = "llama.cpp", alias = "llama-cpp")]
+    LlamaCpp,
+    /// Ollama.
+    Ollama,
+}
+
+impl Default for ServePlan {
+    fn default() -> Self {
+        Self {
+            engine: ServingEngine::Vllm,
+            version: None,
+            context: None,
+            quantization: None,
+            kv_cache_dtype: None,
+            tensor_parallel_size: None,
+            pipeline_parallel_size: None,
+            data_parallel_size: None,
+            expert_parallel: false,
+            gpu_memory_utilization: None,
+            max_num_seqs: None,
+            max_num_batched_tokens: None,
+            block_size: None,
+            enforce_eager: false,
+            enable_prefix_caching: false,
+            enable_lora: false,
+            max_loras: None,
+            max_lora_rank: None,
+            speculative_model: None,
+            speculative_config: None,
+            num_speculative_tokens: None,
+            n_gpu_layers: None,
+            ubatch_size: None,
+            logical_batch: None,
+            flash_attn: None,
+            cache_type_k: None,
+            cache_type_v: None,
+            tensor_split: Vec::new(),
+            split_mode: None,
+            n_cpu_moe: None,
+            cpu_moe: false,
+            override_tensor: None,
+            swa_full: false,
+            kv_unified: false,
+            parallel: None,
+            gpu: Gpu::h200(),
+        }
+    }
+}
