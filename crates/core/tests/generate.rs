@@ -144,7 +144,10 @@ fn drafts_are_refused_where_transformers_refuses_them() {
     assert!(refused(InferPlan { cache: CacheImplementation::Static, ..good.clone() }).contains("a static cache"));
     assert!(refused(InferPlan { cache: CacheImplementation::None, ..good.clone() }).contains("no cache"));
     assert!(refused(InferPlan { beams: 2, ..good.clone() }).contains("beams"));
-    assert!(refused(InferPlan { prompt_lookup: Some(0), ..good.clone() }).contains("prompt-lookup-num-tokens"));
+    assert!(
+        refused(InferPlan { prompt_lookup: Some(0), ..good.clone() })
+            .contains("prompt_lookup: 0 is not from 1 to 4096")
+    );
     let nameless = InferPlan { prompt_lookup: None, assistant: Some(Assistant::default()), ..good };
     assert!(refused(nameless).contains("assistant"));
 }

@@ -167,16 +167,19 @@ fn impossible_meshes_are_refused_with_numbers() {
     let refused =
         |model: Model, mesh: Mesh, options: Megatron| ranks(&model, &plan(mesh, options)).unwrap_err().to_string();
     let text = refused(dense(), Mesh { tp: 3, ..Mesh::default() }, Megatron::default());
-    assert_eq!(text, "tp 3 does not divide 8 attention heads; the nearest that do are 2 and 4");
+    assert_eq!(
+        text,
+        "parallel.mesh.tp 3 does not divide 8 attention heads; use parallel.mesh.tp = 2, or use parallel.mesh.tp = 4"
+    );
     let text = refused(dense(), Mesh { pp: 3, ..Mesh::default() }, Megatron::default());
     assert!(text.contains("8 layers"), "{text}");
     let text = refused(mixture(), Mesh { ep: 3, dp_shard: 3, ..Mesh::default() }, Megatron::default());
     assert!(text.contains("16 experts"), "{text}");
     let text = refused(mixture(), Mesh { ep: 4, etp: Some(2), dp_shard: 4, ..Mesh::default() }, Megatron::default());
-    assert!(text.contains("ep x etp 8"), "{text}");
+    assert!(text.contains("ep 4 x parallel.mesh.etp 2 does not divide"), "{text}");
     let interleaved = Megatron { virtual_pipeline: 3, ..Megatron::default() };
     let text = refused(dense(), Mesh { pp: 2, ..Mesh::default() }, interleaved);
-    assert!(text.contains("pp x virtual_pipeline 6"), "{text}");
+    assert!(text.contains("pp 2 x parallel.engine.megatron.virtual_pipeline 3 does not divide"), "{text}");
     let text = refused(dense(), Mesh::default(), Megatron { recompute: Recompute::Block(9), ..Megatron::default() });
     assert!(text.contains("up to 8"), "{text}");
 }

@@ -2,15 +2,17 @@
 
 use proptest::prelude::*;
 use serde_json::json;
+use vramcast_core::dtype::DType;
 use vramcast_core::memory::log::Category;
 use vramcast_core::memory::megatron::architecture::Architecture;
 use vramcast_core::memory::megatron::{RankSimulation, fsdp, ranks};
 use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::parallel::megatron::{
-    LoraTarget, Megatron, MegatronFsdp, MegatronLora, PipelineSchedule, Recompute, RecomputeModule, ShardingStrategy,
+    CrossEntropy, Experts, LoraTarget, Megatron, MegatronFsdp, MegatronLora, PipelineSchedule, Recompute,
+    RecomputeModule, ShardingStrategy,
 };
 use vramcast_core::plan::parallel::{DeepSpeed, Engine, Mesh, Parallel, ZeroConfig};
-use vramcast_core::plan::{Batch, TrainPlan};
+use vramcast_core::plan::{Batch, Implementation, Remedy, TrainPlan};
 
 const STRATEGIES: [ShardingStrategy; 4] = [
     ShardingStrategy::NoShard,
@@ -200,6 +202,40 @@ fn what_megatron_deepspeed_lacks_is_refused() {
     assert!(refused(&dense(), Mesh::default(), shared).contains("no effect"));
     let alone = Megatron { partition_activations: true, ..Megatron::default() };
     assert!(refused(&dense(), Mesh::default(), alone).contains("DeepSpeed's"));
+    let not_read = Megatron {
+        main_gradients: DType::BF16,
+        cross_entropy: CrossEntropy::Te,
+        overlap_grad_reduce: true,
+        gradient_accumulation_fusion: false,
+        ..with_zero(1)
+    };
+    let text = refused(&dense(), Mesh::default(), not_read);
+    for key in ["main_gradients", "cross_entropy", "overlap_grad_reduce", "gradient_accumulation_fusion"] {
+        assert!(text.contains(&format!("{key} has no effect on Megatron-DeepSpeed")), "{key}: {text}");
+    }
+}
+
+/// All that Megatron does not look at is named at once, by its place in the plan, and leaving it out is offered.
+#[test]
+fn settings_that_megatron_does_not_read_are_refused() {
+    let moe = Experts { capacity_percent: Some(100), router_fp32: true, ..Experts::default() };
+    let mut plan = plan(Mesh::default(), Megatron { moe, ..Megatron::default() });
+    plan.batch.mask = true;
+    plan.keep_outputs = false;
+    plan.optimizer.implementation = Implementation::Forloop;
+    plan.parallel.iter_mut().for_each(|parallel| parallel.no_sync = true);
+    let faults = plan.check_on(&dense()).unwrap_err();
+    let mut paths: Vec<&str> = faults.iter().map(|fault| fault.path.as_str()).collect();
+    let moe = ["capacity_percent", "router_fp32"].map(|key| format!("parallel.engine.megatron.moe.{key}"));
+    let (capacity, router) = (moe[0].as_str(), moe[1].as_str());
+    let own = ["optimizer.implementation", "keep_outputs", "batch.mask", "parallel.no_sync"];
+    assert_eq!(paths, [&own[..], &[capacity, router]].concat());
+    assert!(faults.iter().all(|fault| fault.remedies == [Remedy::Drop(fault.path.clone())]));
+    // On a mixture the options of mixtures are at home; and a plan without a model says nothing about its experts.
+    let faults = plan.check_on(&mixture()).unwrap_err();
+    paths = faults.iter().map(|fault| fault.path.as_str()).collect();
+    assert_eq!(paths, own);
+    assert_eq!(plan.check().unwrap_err().len(), own.len());
 }
 
 /// Activations of the first layers leave the card, and are counted on the host.

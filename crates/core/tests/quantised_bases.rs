@@ -76,7 +76,7 @@ fn adapters_go_beside_what_can_be_trained() {
 #[test]
 fn what_cannot_run_is_refused_with_its_reason() {
     let quantised = model(gptq());
-    assert!(refusal(&quantised, &plan()).contains("--lora"));
+    assert!(refusal(&quantised, &plan()).contains("train an adapter beside them"));
     let twice = TrainPlan { quantization: Some(Quantization::default()), ..lora() };
     assert!(refusal(&quantised, &twice).contains("quantised already"));
     let dora = LoraPlan { dora: true, targets: Targets::Names(vec!["q_proj".into()]), ..LoraPlan::default() };

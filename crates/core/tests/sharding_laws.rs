@@ -228,7 +228,7 @@ fn impossible_tensor_parallel_meshes_are_refused_with_numbers() {
     let refused =
         |tp, form| simulation::train(&model(), &plan(Some(split(tp, 1, form)))).expect_err("refused").to_string();
     let text = refused(8, TensorForm::Transformers);
-    assert_eq!(text, "tp 8 does not divide 4 key and value heads; the nearest that do are 4");
+    assert_eq!(text, "parallel.mesh.tp 8 does not divide 4 key and value heads; use parallel.mesh.tp = 4");
     let text = refused(2, TensorForm::Transformers);
     assert!(
         text.contains("tp 2 does not divide the 1001 outputs of lm_head") && text.contains("tp may be 7, 11, 13"),
@@ -378,7 +378,7 @@ fn what_an_engine_cannot_run_is_refused() {
     let zero = ZeroConfig { stage: 3, zero_hpz_partition_size: 3, ..ZeroConfig::default() };
     let text = refused(spread(Engine::Deepspeed(DeepSpeed { zero, ..DeepSpeed::default() }), 8));
     assert!(
-        text.contains("zero_hpz_partition_size 3 does not divide 8 GPUs; the nearest that do are 2 and 4"),
+        text.contains("zero_hpz_partition_size 3 does not divide 8 GPUs") && text.contains("partition_size = 4"),
         "{text}"
     );
     let wide = DeepSpeed { grad_accum_dtype: Some(DType::F32), ..DeepSpeed::default() };
@@ -483,12 +483,16 @@ fn impossible_pipelines_and_contexts_are_refused_with_numbers() {
     };
     let plain = Pipeline::default();
     let text = refused([1, 1, 1, 8], plain, 8);
-    assert!(text.contains("pp may be up to 6"), "{text}");
+    assert!(text.contains("use parallel.mesh.pp = 6"), "{text}");
     let text = refused([1, 1, 48, 1], plain, 1);
-    assert!(text.contains("2 x cp 96 does not divide 64 tokens") && text.contains("64"), "{text}");
+    assert!(text.contains("cp 48 x 2 chunks does not divide 64 tokens") && text.contains("cp = 32"), "{text}");
     let interleaved = Pipeline { schedule: Schedule::Interleaved, ..plain };
     let text = refused([1, 1, 1, 2], interleaved, 5);
-    assert!(text.contains("does not take 5 micro-batches") && text.contains("4 and 6"), "{text}");
+    assert!(
+        text.contains("does not take 5 micro-batches")
+            && text.contains("gradient_accumulation = 4, or use gradient_accumulation = 6"),
+        "{text}"
+    );
     let text = refused([1, 1, 1, 2], Pipeline { schedule: Schedule::ZbvZeroBubble, ..plain }, 4);
     assert!(text.contains("ZBVZeroBubble"), "{text}");
     let mut tied = even().config().clone();

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{AllocatorOptions, Gpu, Gpus, Machine, PlanError};
+use crate::plan::{AllocatorOptions, Fault, Gpu, Gpus, Machine, PlanError};
 
 /// The version of the file; it changes when a key changes its meaning.
 const SCHEMA: u32 = 1;
@@ -38,11 +38,7 @@ impl Profile {
 
     /// Reads a file's text.
     pub fn parse(text: &str) -> Result<Self, PlanError> {
-        let bad = |value: String, expected: &str| PlanError::BadValue {
-            key: "profile".into(),
-            value,
-            expected: expected.into(),
-        };
+        let bad = |value: String, expected: &str| PlanError::from(Fault::value("profile", value, expected));
         let profile: Self = toml::from_str(text)
             .map_err(|error| bad(error.to_string().trim().to_owned(), "a profile that `vramcast calibrate` wrote"))?;
         if profile.schema != SCHEMA {

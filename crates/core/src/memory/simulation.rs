@@ -11,7 +11,7 @@ use super::sharding::Spread;
 use super::{infer, megatron, stored, tensor_parallel, train};
 use crate::model::{Model, Program};
 use crate::plan::parallel::{Engine, Parallel, Place};
-use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, ModelSizes, PlanError, TrainPlan, liger};
+use crate::plan::{AdapterLayout, Fault, InferPlan, Kernels, LossKind, PlanError, TrainPlan, liger};
 
 /// A run, simulated.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl Simulation {
 /// Simulates training; of ranks that differ, the one that needs most.
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     crate::work::begin();
-    plan.check()?;
+    plan.check_on(model)?;
     if let Some((model, plan)) = plan.model_code.own(model, plan)? {
         return run(&model, &plan);
     }
@@ -79,7 +79,6 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
 fn run(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let Some(parallel) = &plan.parallel else { return train_at(model, plan, (None, Place::default())) };
     let Some(spread) = Spread::of(parallel) else { return megatron::worst(model, plan) };
-    parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
     let mut worst: Option<Simulation> = None;
     let mut ranks: Vec<Rank> = Vec::new();
     for (place, cards) in parallel.places() {
@@ -89,7 +88,7 @@ fn run(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
             worst = Some(simulation);
         }
     }
-    let missing = || PlanError::BadValue { key: "mesh".into(), value: "0".into(), expected: "at least 1 GPU".into() };
+    let missing = || Fault::value("parallel.mesh", 0, "at least 1 GPU");
     let worst = worst.ok_or_else(missing)?;
     // Shares are padded to the same size: data-parallel cards are alike.
     if parallel.mesh.world() == 1 {
@@ -139,7 +138,7 @@ fn train_at(
     let changes = Changes { layout: layout.as_ref(), liger, base: found.stored(), split };
     let log = train::simulate(&program, plan, changes, (spread, place))?;
     if let Some(why) = &log.refused {
-        return Err(PlanError::Conflict { what: why.clone(), hint: "leave the choice to torch".into() });
+        return Err(Fault::new("sdpa_kernel", why.clone()).or_drop("sdpa_kernel").into());
     }
     let mut process = process::parts(&log, &plan.gpu, plan.quantization.as_ref(), true);
     process.extend(
@@ -169,11 +168,8 @@ fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
     if fits {
         return Ok(());
     }
-    Err(PlanError::Unsupported {
-        what: "this loss on a model without a plain output head (scaled or capped logits, a bias, no next-token loss)"
-            .into(),
-        hint: "leave --loss out".into(),
-    })
+    let what = "this loss on a model without a plain output head (scaled or capped logits, a bias, no next-token loss)";
+    Err(Fault::unsupported("loss.kind", what).or_drop("loss.kind").into())
 }
 
 /// Simulates `generate`; the program is that of the prompt.

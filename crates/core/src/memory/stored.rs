@@ -8,7 +8,7 @@ use super::torch::stored::{StoredKernel, StoredWeight};
 use crate::dtype::DType;
 use crate::model::op::ParameterId;
 use crate::model::{Model, Program, Shape};
-use crate::plan::{AdapterPlan, Gpu, PlanError, Quantization, QuantizationScheme, Targets, TrainPlan};
+use crate::plan::{AdapterPlan, Fault, Gpu, PlanError, Quantization, QuantizationScheme, Targets, TrainPlan};
 use crate::source::quantization::{self as source, Scheme};
 
 /// How a quantised checkpoint is held and run.
@@ -51,10 +51,19 @@ impl Found {
 }
 
 fn read(model: &Model) -> Result<Option<source::Quantization>, PlanError> {
-    source::Quantization::from_config(model.config()).map_err(|error| PlanError::Unsupported {
-        what: format!("this checkpoint ({error})"),
-        hint: "--dequantize takes its weights in full".into(),
-    })
+    source::Quantization::from_config(model.config())
+        .map_err(|error| Fault::unsupported("model", format!("this checkpoint ({error})")).or(IN_FULL).into())
+}
+
+/// What mends most that a quantised checkpoint stands in the way of.
+const IN_FULL: &str = "take the checkpoint's weights in full (dequantize)";
+
+/// A checkpoint that is quantised is not quantised again.
+fn twice(description: &str) -> PlanError {
+    Fault::new("quantization", format!("the model is quantised already ({description})"))
+        .or_drop("quantization")
+        .or(IN_FULL)
+        .into()
 }
 
 /// What training finds. Adapters go beside what PEFT can adapt; what transformers cannot train quantised is dense.
@@ -62,10 +71,7 @@ pub(super) fn in_training(model: &Model, plan: &TrainPlan) -> Result<Found, Plan
     let Some(quantization) = read(model)? else { return Ok(Found::dense(Vec::new())) };
     let description = &quantization.description;
     if plan.quantization.is_some() {
-        return Err(PlanError::Conflict {
-            what: format!("the model is quantised already ({description})"),
-            hint: "leave the quantisation out, or start from the model in 16 bits (--dequantize)".into(),
-        });
+        return Err(twice(&description));
     }
     let kernel = match quantization.scheme() {
         Scheme::BitsAndBytes => None,
@@ -81,36 +87,26 @@ pub(super) fn in_training(model: &Model, plan: &TrainPlan) -> Result<Found, Plan
     };
     match &plan.adapter {
         Some(AdapterPlan::Lora(lora)) if lora.dora && kernel.is_some() => {
-            return Err(PlanError::Conflict {
-                what: format!("PEFT has no DoRA on this base ({description})"),
-                hint: "use LoRA, or --dequantize".into(),
-            });
+            let problem = format!("PEFT has no DoRA on this base ({description})");
+            return Err(Fault::new("adapter.dora", problem).or_drop("adapter.dora").or(IN_FULL).into());
         }
         Some(AdapterPlan::Lora(lora)) if lora.targets == Targets::AllLinear && kernel.is_some() => {
-            return Err(PlanError::Conflict {
-                what: format!("PEFT finds no linears for all-linear on this base ({description})"),
-                hint: "name the target modules".into(),
-            });
+            let problem = format!("PEFT finds no linears for all-linear on this base ({description})");
+            return Err(Fault::new("adapter.targets", problem).or("name the target modules").into());
         }
         Some(AdapterPlan::Other(other)) => {
-            return Err(PlanError::Unsupported {
-                what: format!("{} beside a quantised base ({description})", other.name()),
-                hint: "use LoRA, or --dequantize".into(),
-            });
+            let what = format!("{} beside a quantised base ({description})", other.name());
+            return Err(Fault::unsupported("adapter", what).or("use LoRA").or(IN_FULL).into());
         }
         Some(_) => {}
         None => {
-            return Err(PlanError::Conflict {
-                what: format!("the model is quantised ({description}): its weights cannot be trained themselves"),
-                hint: "train an adapter beside them (--lora), or take them in full (--dequantize)".into(),
-            });
+            let problem = format!("the model is quantised ({description}): its weights cannot be trained themselves");
+            return Err(Fault::new("adapter", problem).or("train an {adapter} beside them").or(IN_FULL).into());
         }
     }
     if plan.parallel.as_ref().is_some_and(|parallel| parallel.mesh.world() > 1) {
-        return Err(PlanError::Unsupported {
-            what: format!("a quantised base ({description}) on several cards"),
-            hint: "predict it on one card, or --dequantize".into(),
-        });
+        let what = format!("a quantised base ({description}) on several cards");
+        return Err(Fault::unsupported("parallel", what).or_drop("parallel").or(IN_FULL).into());
     }
     match kernel {
         None => Ok(Found { base: Base::BitsAndBytes(Box::new(as_plan(model))), notes: Vec::new() }),
@@ -131,10 +127,7 @@ pub(super) fn in_inference(model: &Model, asked: Option<&Quantization>, gpu: &Gp
     let Some(quantization) = read(model)? else { return Ok(Found::dense(Vec::new())) };
     let description = quantization.description.clone();
     if asked.is_some() {
-        return Err(PlanError::Conflict {
-            what: format!("the model is quantised already ({description})"),
-            hint: "leave the quantisation out, or start from the model in 16 bits (--dequantize)".into(),
-        });
+        return Err(twice(&description));
     }
     let capability = gpu.capability.unwrap_or(90);
     let symmetric = model.config()["quantization_config"]["sym"] != false;
@@ -151,7 +144,7 @@ pub(super) fn in_inference(model: &Model, asked: Option<&Quantization>, gpu: &Gp
         Scheme::Hqq { bits } => (StoredKernel::Hqq { bits }, "hqq's torch backend"),
         Scheme::Fp8 => (StoredKernel::Fp8, "kernels from the hub (without the `kernels` package it does not run)"),
         Scheme::Mxfp4 if capability >= 75 => {
-            (StoredKernel::Mxfp4, "kernels from the hub (without the `kernels` package: --dequantize)")
+            (StoredKernel::Mxfp4, "kernels from the hub (without the `kernels` package: dequantize)")
         }
         Scheme::Mxfp4 => return Ok(Found::dense(vec![format!("{description}: dequantised, the card has no kernel")])),
         Scheme::Compressed => {
@@ -160,10 +153,7 @@ pub(super) fn in_inference(model: &Model, asked: Option<&Quantization>, gpu: &Gp
             )]));
         }
         Scheme::Other => {
-            return Err(PlanError::Unsupported {
-                what: format!("running {description}"),
-                hint: "--dequantize takes the weights in full".into(),
-            });
+            return Err(Fault::unsupported("model", format!("running {description}")).or(IN_FULL).into());
         }
     };
     let notes = vec![format!("base: {description}; {note}")];

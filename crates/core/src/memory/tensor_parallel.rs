@@ -17,7 +17,10 @@ use crate::model::op::{ModuleId, Op, ParameterId};
 use crate::model::tensor_plans::{TensorRules, TensorStyle, style};
 use crate::model::{Inputs, Model, ModuleKind, Program, Shape, Step};
 use crate::plan::parallel::{TensorForm, TensorParallel};
-use crate::plan::{PlanError, TrainPlan};
+use crate::plan::{Fault, PlanError, TrainPlan};
+
+/// Where the number of cards is in a plan.
+const TP: &str = "parallel.mesh.tp";
 
 /// The program of rank 0 of `ways` tensor-parallel cards, and what happens around its modules.
 pub fn localise(
@@ -32,21 +35,16 @@ pub fn localise(
     if plan.is_empty() {
         let planned = families::all().filter(|family| !family.facts.tensor_plan.is_empty());
         let planned: Vec<&str> = planned.flat_map(|family| family.model_types).copied().collect();
-        return Err(PlanError::Unsupported {
-            what: format!("tensor parallel for model type {model_type:?}, which has no plan (tp_plan) known here"),
-            hint: format!("models with one are {}", planned.join(", ")),
-        });
+        let what = format!("tensor parallel for model type {model_type:?}, which has no plan (tp_plan) known here,");
+        let fault = Fault::unsupported(TP, what).or(format!("models with one are {}", planned.join(", ")));
+        return Err(fault.or_drop(TP).into());
     }
     let whole = model.program(inputs.clone())?;
     let titan = options.form == TensorForm::Torchtitan;
     let wanted = Wanted::of(&whole, plan, ways, titan)?;
     if titan && !wanted.is_plain() {
-        return Err(PlanError::Unsupported {
-            what: format!(
-                "torchtitan's tensor parallel for this {model_type}: it has Llama's layers and an untied head"
-            ),
-            hint: "use transformers' plan, or a model like Llama 3 8B".into(),
-        });
+        let what = format!("torchtitan's tensor parallel (for Llama's layers and an untied head) of this {model_type}");
+        return Err(Fault::unsupported(TP, what).or("use transformers' plan, or a model like Llama 3 8B").into());
     }
     for config in smaller(model.config(), &whole, ways) {
         let Ok(mut program) = model.reconfigured(config).program(inputs.clone()) else { continue };
@@ -56,12 +54,9 @@ pub fn localise(
             return Ok((program, split));
         }
     }
-    Err(PlanError::Unsupported {
-        what: format!(
-            "tensor parallel {ways} for this {model_type}: its parts do not come out as transformers' plan cuts them"
-        ),
-        hint: "use another tp, or data parallel".into(),
-    })
+    let what =
+        format!("{{{TP}}} {ways} for this {model_type}, whose parts do not come out as transformers' plan cuts them,");
+    Err(Fault::unsupported(TP, what).or("use another {parallel.mesh.tp}, or data parallel").into())
 }
 
 /// Parameters onto the card, and then cut: what `apply_tensor_parallelism` does to a model that is there already. Modules
@@ -139,13 +134,10 @@ impl Wanted {
                 let all = parameter.shape.size(dim);
                 size = size.max(all);
                 if style == TensorStyle::ColumnGathered && !all.is_multiple_of(ways) {
-                    return Err(PlanError::Conflict {
-                        what: format!(
-                            "tp {ways} does not divide the {all} outputs of {}, which are gathered",
-                            module.path
-                        ),
-                        hint: nearest(all, ways),
-                    });
+                    let path = &module.path;
+                    let problem =
+                        format!("{{{TP}}} {ways} does not divide the {all} outputs of {path}, which are gathered");
+                    return Err(Fault::new(TP, problem).or(nearest(all, ways)).into());
                 }
                 let packed = style == TensorStyle::Experts && dim == 1;
                 let part = if packed { 2 * (all / 2).div_ceil(ways) } else { all.div_ceil(ways) };
@@ -210,8 +202,8 @@ fn nearest(whole: u64, ways: u64) -> String {
     let divisors: Vec<String> =
         (2..=whole.min(64)).filter(|n| whole.is_multiple_of(*n)).map(|n| n.to_string()).collect();
     match divisors.is_empty() {
-        true => format!("no tp up to 64 divides it; use data parallel instead of tp {ways}"),
-        false => format!("tp may be {}", divisors.join(", ")),
+        true => format!("use data parallel instead of {{{TP}}} {ways}: none up to 64 divides it"),
+        false => format!("{{{TP}}} may be {}", divisors.join(", ")),
     }
 }
 

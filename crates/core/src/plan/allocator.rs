@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::PlanError;
+use super::{Fault, PlanError};
 
 /// What `PYTORCH_ALLOC_CONF` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
@@ -67,10 +67,8 @@ impl AllocatorOptions {
     pub fn parse(text: &str) -> Result<(Self, Vec<String>), PlanError> {
         let mut options = Self::default();
         let mut ignored = Vec::new();
-        let bad = |value: &str, expected: &str| PlanError::BadValue {
-            key: "PYTORCH_ALLOC_CONF".into(),
-            value: value.into(),
-            expected: expected.into(),
+        let bad = |value: &str, expected: &str| {
+            PlanError::from(Fault::new("allocator", format!("PYTORCH_ALLOC_CONF: {value} is not {expected}")))
         };
         for item in items(text) {
             let (key, value) = item.split_once(':').ok_or_else(|| bad(item, "an option and a value, name:value"))?;

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Images, Inputs, Sharing};
+use super::{Fault, Faults};
+use crate::model::{Images, Inputs, Model, Sharing, Task};
 
 /// One batch on one card.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -42,7 +43,35 @@ impl Default for Batch {
     }
 }
 
+/// Larger sizes are a slip of the pen.
+const MAX_SAMPLES: u64 = 1 << 20;
+pub(super) const MAX_TOKENS: u64 = 1 << 24;
+
 impl Batch {
+    /// Refuses sizes that cannot be.
+    pub(super) fn check(&self, faults: &mut Faults) {
+        faults.range("batch.batch_size", self.batch_size, 1..=MAX_SAMPLES);
+        faults.range("batch.seq_len", self.seq_len, 0..=MAX_TOKENS);
+        let (path, all) = ("batch.real_tokens", self.tokens());
+        if let Some(real) = self.real_tokens.filter(|real| *real > all) {
+            let expected = format!("at most the {all} tokens of the batch");
+            faults.add(Fault::value(path, real, expected).or_set(path, all).or_drop(path));
+        }
+    }
+
+    /// Refuses samples without a token where a model reads tokens.
+    pub(super) fn check_tokens(&self, model: &Model, faults: &mut Faults) {
+        let config = model.config();
+        let reads = match model.task() {
+            Task::ImageClassification | Task::SpeechSeq2Seq | Task::Ctc => false,
+            Task::Base | Task::PreTraining => [config, &config["text_config"]].iter().any(|c| c["vocab_size"].is_u64()),
+            _ => true,
+        };
+        faults.when(reads && self.seq_len == 0, || {
+            Fault::value("batch.seq_len", 0, format!("from 1 to {MAX_TOKENS}")).or_set("batch.seq_len", 1)
+        });
+    }
+
     /// Tokens of the whole batch, padding among them.
     pub fn tokens(&self) -> u64 {
         self.batch_size.saturating_mul(self.seq_len)

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::PlanError;
+use super::Faults;
 use crate::dtype::DType;
 
 /// `assistant_model` of `generate`: a small model that drafts tokens.
@@ -74,16 +74,12 @@ impl Draft<'_> {
     }
 
     /// Refuses lengths that cannot be.
-    pub(super) fn check(self) -> Result<(), PlanError> {
-        let key = match self {
-            Self::Assistant(_) => "num-assistant-tokens",
-            Self::PromptLookup(_) => "prompt-lookup-num-tokens",
+    pub(super) fn check(self, faults: &mut Faults) {
+        let path = match self {
+            Self::Assistant(_) => "assistant.tokens",
+            Self::PromptLookup(_) => "prompt_lookup",
         };
-        if (1..=4096).contains(&self.tokens()) {
-            return Ok(());
-        }
-        let (value, expected) = (self.tokens().to_string(), "from 1 to 4096".into());
-        Err(PlanError::BadValue { key: key.into(), value, expected })
+        faults.range(path, self.tokens(), 1..=4096);
     }
 
     /// The rounds of a run of `prompt` and `new` tokens: how many tokens there are before each, and how many are drafted.

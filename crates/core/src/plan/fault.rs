@@ -3,8 +3,12 @@
 //! A fault names settings by their places in a plan (`batch.seq_len`), never by a flag: every interface puts its own words
 //! in their place. In a text such a place stands in braces.
 
+use std::ops::RangeInclusive;
+
 use serde::Serialize;
 use serde_json::Value;
+
+use crate::dtype::DType;
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Serialize, schemars::JsonSchema)]
@@ -15,6 +19,9 @@ pub struct Fault {
     pub problem: String,
     /// Changes of which each mends it.
     pub remedies: Vec<Remedy>,
+    /// Whether it could run, and only is not simulated.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub unsupported: bool,
 }
 
 /// A change that mends a fault.
@@ -32,7 +39,7 @@ pub enum Remedy {
 impl Fault {
     /// Something wrong with a setting.
     pub fn new(path: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self { path: path.into(), problem: problem.into(), remedies: Vec::new() }
+        Self { path: path.into(), problem: problem.into(), remedies: Vec::new(), unsupported: false }
     }
 
     /// A value that is out of range or unknown.
@@ -43,7 +50,7 @@ impl Fault {
 
     /// Something that this version does not simulate.
     pub fn unsupported(path: impl Into<String>, what: impl std::fmt::Display) -> Self {
-        Self::new(path, format!("{what} is not supported yet"))
+        Self { unsupported: true, ..Self::new(path, format!("{what} is not supported yet")) }
     }
 
     /// A setting that would change nothing, and on what.
@@ -152,6 +159,21 @@ impl Faults {
         }
     }
 
+    /// A number that is not in a range; the nearer end of it mends that.
+    pub fn range(&mut self, path: &str, value: u64, allowed: RangeInclusive<u64>) {
+        let (least, most) = (*allowed.start(), *allowed.end());
+        self.when(!allowed.contains(&value), || {
+            let expected = if least == 0 { format!("at most {most}") } else { format!("from {least} to {most}") };
+            Fault::value(path, value, expected).or_set(path, value.clamp(least, most))
+        });
+    }
+
+    /// A type that no weights are trained in.
+    pub fn float(&mut self, path: &str, dtype: DType) {
+        let wrong = !matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
+        self.when(wrong, || Fault::value(path, dtype.name(), "fp32, bf16 or fp16").or_set(path, "bf16"));
+    }
+
     /// Those of a check.
     pub fn take(&mut self, checked: Result<(), Vec<Fault>>) {
         self.0.extend(checked.err().into_iter().flatten());
@@ -202,5 +224,18 @@ mod tests {
         faults.take(Err(vec![Fault::new("c", "wrong too")]));
         assert_eq!(faults.end().unwrap_err().len(), 2);
         assert!(Faults::default().end().is_ok());
+    }
+
+    #[test]
+    fn the_nearer_end_of_a_range_is_offered() {
+        let mut faults = Faults::default();
+        faults.range("beams", 0, 1..=1024);
+        faults.range("beams", 2000, 1..=1024);
+        faults.range("beams", 1024, 1..=1024);
+        let said: Vec<String> = faults.end().unwrap_err().iter().map(ToString::to_string).collect();
+        assert_eq!(
+            said,
+            ["beams: 0 is not from 1 to 1024; use beams = 1", "beams: 2000 is not from 1 to 1024; use beams = 1024"]
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! Which parameters a run leaves as they are, by the names people use.
 
-use super::{PlanError, TrainPlan};
+use super::{Fault, Faults, TrainPlan};
 use crate::model::{Module, ModuleKind, Program};
 
 /// What models call the part that sees.
@@ -10,34 +10,42 @@ const TOWERS: [&str; 7] =
 impl TrainPlan {
     /// Puts beginnings of parameter names in the place of `embeddings`, `vision` and `first-N-layers`, and refuses what
     /// names nothing; returns what a report should say.
-    pub fn resolve_frozen(&mut self, program: &Program) -> Result<Vec<String>, PlanError> {
-        let (mut prefixes, mut notes) = (Vec::new(), Vec::new());
+    pub fn resolve_frozen(&mut self, program: &Program) -> Result<Vec<String>, Vec<Fault>> {
+        let (mut prefixes, mut notes, mut faults) = (Vec::new(), Vec::new(), Faults::default());
         for name in &self.frozen {
             let found = match name.as_str() {
                 "embeddings" => paths(program, |module| matches!(module.kind, ModuleKind::Embedding { .. })),
                 "vision" => paths(program, |module| TOWERS.contains(&last(&module.path))),
                 _ => match name.strip_prefix("first-").and_then(|rest| rest.strip_suffix("-layers")) {
-                    Some(count) => first_layers(program, count.parse().map_err(|_| bad(name, "first-4-layers"))?),
+                    Some(count) => count.parse().map_or_else(|_| Vec::new(), |count| first_layers(program, count)),
                     None => vec![name.clone()],
                 },
             };
             let named = |prefix: &String| program.parameters.iter().any(|one| one.name.starts_with(prefix.as_str()));
             if name.is_empty() || found.is_empty() || !found.iter().all(named) {
-                return Err(bad(name, &known(program)));
+                faults.add(unknown(name, program));
+                continue;
             }
             notes.extend(cut_in_the_middle(name, program));
             prefixes.extend(found);
         }
+        faults.end()?;
         self.frozen = prefixes;
         if program.parameters.iter().all(|parameter| self.is_frozen(parameter)) && self.adapter.is_none() {
-            return Err(bad(&self.frozen.join(","), "something less than the whole model, or nothing is trained"));
+            let problem = format!("{{frozen}} {} leaves nothing to train", self.frozen.join(", "));
+            return Err(vec![Fault::new("frozen", problem).or("freeze something less than the whole model")]);
         }
         Ok(notes)
     }
 }
 
-fn bad(name: &str, expected: &str) -> PlanError {
-    PlanError::BadValue { key: "freeze".into(), value: name.into(), expected: expected.into() }
+/// A name that nothing in the model goes by.
+fn unknown(name: &str, program: &Program) -> Fault {
+    let problem = match name {
+        "embeddings" | "vision" => format!("{{frozen}} {name}: this model has no such part"),
+        _ => format!("{{frozen}}: {name:?} names nothing in this model"),
+    };
+    Fault::new("frozen", problem).or(format!("use {}", known(program)))
 }
 
 fn last(path: &str) -> &str {
@@ -70,7 +78,7 @@ fn cut_in_the_middle(name: &str, program: &Program) -> Option<String> {
     let cut = program.parameters.iter().find(|parameter| {
         rest(&parameter.name).is_some_and(|rest| !rest.is_empty() && !rest.starts_with('.') && !name.ends_with('.'))
     })?;
-    Some(format!("--freeze {name} also freezes {}: end it with a dot for that module alone", cut.name))
+    Some(format!("freezing {name} also freezes {}: end it with a dot for that module alone", cut.name))
 }
 
 /// How names begin.
@@ -93,7 +101,7 @@ mod tests {
     use crate::model::Model;
     use crate::source::catalogue;
 
-    fn resolved(name: &str) -> Result<(Vec<String>, Vec<String>), PlanError> {
+    fn resolved(name: &str) -> Result<(Vec<String>, Vec<String>), Vec<Fault>> {
         let entry = catalogue::find("Qwen/Qwen2.5-VL-3B-Instruct").unwrap();
         let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
         let mut plan = TrainPlan { frozen: vec![name.to_owned()], ..TrainPlan::default() };
@@ -112,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_name_of_nothing_is_refused_and_half_a_name_is_noted() {
-        assert!(resolved("visual").unwrap_err().to_string().contains("model.visual"));
+        assert!(resolved("visual").unwrap_err()[0].to_string().contains("model.visual"));
         assert!(resolved("").is_err() && resolved("first-x-layers").is_err() && resolved("m").is_err());
         assert!(resolved("model.visual.blocks.1").unwrap().1[0].contains("blocks.10"));
         assert!(resolved("model.visual.blocks.1.").unwrap().1.is_empty());

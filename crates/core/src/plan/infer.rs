@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Accepted, AllocatorOptions, Assistant, AttentionKind, Batch, Draft, Gpu, PlanError, Quantization};
+use super::batch::MAX_TOKENS;
+use super::{Accepted, AllocatorOptions, Assistant, AttentionKind, Batch, Draft, Fault, Faults, Gpu, Quantization};
 use crate::dtype::DType;
-use crate::model::{Inputs, Sharing};
+use crate::model::{Inputs, Model, Sharing};
 
 /// What is generated, and how, on one card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -116,24 +117,17 @@ impl Default for QuantizedCache {
 }
 
 impl QuantizedCache {
-    fn check(self) -> Result<(), PlanError> {
-        let bad = |key: &str, value: u64, expected: &str| {
-            Err(PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() })
+    fn check(self, faults: &mut Faults) {
+        let (known, nearest): (&str, &[u64]) = match self.backend {
+            CacheBackend::Quanto => ("2 or 4 (quanto)", &[2, 4]),
+            CacheBackend::Hqq => ("1, 2, 4 or 8 (hqq)", &[1, 2, 4, 8]),
         };
-        match (self.backend, self.bits) {
-            (CacheBackend::Quanto, 2 | 4) | (CacheBackend::Hqq, 1 | 2 | 4 | 8) => {}
-            (CacheBackend::Quanto, bits) => return bad("cache-bits", bits, "2 or 4 (quanto)"),
-            (CacheBackend::Hqq, bits) => return bad("cache-bits", bits, "1, 2, 4 or 8 (hqq)"),
-        }
-        match self {
-            _ if !(1..=1 << 20).contains(&self.group_size) => {
-                bad("cache-group-size", self.group_size, "from 1 to 1048576")
-            }
-            _ if !(1..=1 << 24).contains(&self.residual_length) => {
-                bad("cache-residual", self.residual_length, "from 1 to 16777216")
-            }
-            _ => Ok(()),
-        }
+        faults.when(!nearest.contains(&self.bits), || {
+            let fault = Fault::value("cache.quantized.bits", self.bits, known);
+            nearest.iter().fold(fault, |fault, bits| fault.or_set("cache.quantized.bits", *bits))
+        });
+        faults.range("cache.quantized.group_size", self.group_size, 1..=1 << 20);
+        faults.range("cache.quantized.residual_length", self.residual_length, 1..=MAX_TOKENS);
     }
 }
 
@@ -158,34 +152,56 @@ pub enum Choice {
 }
 
 impl InferPlan {
-    /// Refuses what cannot run.
-    pub fn check(&self) -> Result<(), PlanError> {
-        const MAX_BATCH: u64 = 1 << 20;
-        const MAX_TOKENS: u64 = 1 << 24;
-        let bad = |key: &str, value: u64, expected: &str| {
-            Err(PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() })
-        };
-        match self {
-            _ if !(1..=MAX_BATCH).contains(&self.batch.batch_size) => {
-                bad("batch-size", self.batch.batch_size, "from 1 to 1048576")
-            }
-            _ if self.batch.seq_len > MAX_TOKENS => bad("prompt", self.batch.seq_len, "up to 16777216"),
-            _ if self.new_tokens > MAX_TOKENS => bad("new-tokens", self.new_tokens, "up to 16777216"),
-            _ if !matches!(self.attention, AttentionKind::Sdpa | AttentionKind::Eager) => Err(PlanError::Unsupported {
-                what: "flash and flex attention in generation".into(),
-                hint: "sdpa chooses torch's own flash kernels".into(),
-            }),
-            _ if !(1..=1024).contains(&self.beams) => bad("beams", self.beams, "from 1 to 1024"),
-            _ if !matches!(self.weights, DType::F32 | DType::BF16 | DType::F16) => Err(PlanError::BadValue {
-                key: "weights".into(),
-                value: self.weights.name().into(),
-                expected: "fp32, bf16 or fp16".into(),
-            }),
-            Self { cache: CacheImplementation::Quantized(how), .. } if how.check().is_err() => how.check(),
-            _ => {
-                self.check_draft()?;
-                self.quantization.as_ref().map_or(Ok(()), Quantization::check)
-            }
+    /// Refuses what cannot run on any model; all of it at once.
+    pub fn check(&self) -> Result<(), Vec<Fault>> {
+        self.faults().end()
+    }
+
+    /// Refuses what cannot run on this model; all of it at once.
+    pub fn check_on(&self, model: &Model) -> Result<(), Vec<Fault>> {
+        let mut faults = self.faults();
+        self.batch.check_tokens(model, &mut faults);
+        faults.end()
+    }
+
+    fn faults(&self) -> Faults {
+        let mut faults = Faults::default();
+        self.batch.check(&mut faults);
+        faults.range("new_tokens", self.new_tokens, 0..=MAX_TOKENS);
+        faults.range("beams", self.beams, 1..=1024);
+        faults.float("weights", self.weights);
+        faults.when(!matches!(self.attention, AttentionKind::Sdpa | AttentionKind::Eager), || {
+            Fault::unsupported(
+                "attention",
+                "flash and flex attention in generation (sdpa chooses torch's own flash kernels)",
+            )
+            .or_set("attention", "sdpa")
+        });
+        if let CacheImplementation::Quantized(how) = self.cache {
+            how.check(&mut faults);
+        }
+        if let Some(quantization) = &self.quantization {
+            quantization.check(&mut faults);
+        }
+        self.check_forward(&mut faults);
+        self.check_draft(&mut faults);
+        faults
+    }
+
+    /// What chooses or keeps tokens has no place in one forward pass.
+    fn check_forward(&self, faults: &mut Faults) {
+        let kept = !matches!(self.cache, CacheImplementation::Dynamic | CacheImplementation::None);
+        let unseen = [
+            ("beams", self.beams > 1),
+            ("choice", self.choice == Choice::Sample),
+            ("cache", kept),
+            ("assistant", self.assistant.is_some()),
+            ("prompt_lookup", self.prompt_lookup.is_some()),
+        ];
+        for (path, _) in unseen.into_iter().filter(|(_, used)| *used && self.new_tokens == 0) {
+            faults.add(
+                Fault::no_effect(path, "without new tokens: one forward pass chooses none").or_set("new_tokens", 128),
+            );
         }
     }
 
@@ -196,30 +212,35 @@ impl InferPlan {
     }
 
     /// What transformers refuses beside drafted tokens, or what was not modelled with them.
-    fn check_draft(&self) -> Result<(), PlanError> {
-        let Some(draft) = self.draft() else { return Ok(()) };
-        let refused = |what: &str, hint: &str| {
-            let what = format!("assisted or prompt-lookup decoding with {what}");
-            Err(PlanError::Unsupported { what, hint: hint.into() })
+    fn check_draft(&self, faults: &mut Faults) {
+        let Some(draft) = self.draft() else {
+            return faults.when(self.accepted != Accepted::All, || {
+                Fault::no_effect("accepted", "where nothing is drafted").or("add {assistant} or {prompt_lookup}")
+            });
         };
-        match self {
-            Self { assistant: Some(_), prompt_lookup: Some(_), .. } => Err(PlanError::Conflict {
-                what: "an assistant model and prompt lookup both draft tokens".into(),
-                hint: "use one of them".into(),
-            }),
-            _ if self.new_tokens == 0 => refused("no new tokens", "raise --new-tokens"),
-            _ if self.batch.batch_size > 1 => refused("several prompts", "transformers takes one: --batch-size 1"),
-            _ if self.beams > 1 => refused("beams", "transformers would ignore the drafts; use one beam"),
-            _ if self.stop_after.is_some() => refused("an early end", "leave stop_after out"),
-            _ => match self.cache {
-                CacheImplementation::Static | CacheImplementation::None => refused(
-                    &format!("{} cache", if self.cache == CacheImplementation::None { "no" } else { "a static" }),
-                    "transformers refuses it; use a dynamic cache",
-                ),
-                CacheImplementation::Dynamic => draft.check(),
-                _ => refused("an offloaded or quantised cache", "it is not simulated; use a dynamic cache"),
-            },
-        }
+        draft.check(faults);
+        faults.when(self.assistant.is_some() && self.prompt_lookup.is_some(), || {
+            Fault::new("prompt_lookup", "{assistant} and {prompt_lookup} both draft tokens")
+                .or_drop("assistant")
+                .or_drop("prompt_lookup")
+        });
+        let refused = |path: &str, what: &str| {
+            Fault::unsupported(path, format!("assisted or prompt-lookup decoding with {what}"))
+        };
+        faults.when(self.batch.batch_size > 1, || {
+            refused("batch.batch_size", "several prompts, where transformers takes one,").or_set("batch.batch_size", 1)
+        });
+        faults.when(self.beams > 1, || {
+            refused("beams", "beams, where transformers would ignore the drafts,").or_set("beams", 1)
+        });
+        faults.when(self.stop_after.is_some(), || refused("stop_after", "an early end").or_drop("stop_after"));
+        let cache = match self.cache {
+            CacheImplementation::Dynamic => return,
+            CacheImplementation::None => "no cache, which transformers refuses,",
+            CacheImplementation::Static => "a static cache, which transformers refuses,",
+            _ => "an offloaded or quantised cache",
+        };
+        faults.add(refused("cache", cache).or_set("cache", "dynamic"));
     }
 
     /// Sequences that run at once: every beam of every prompt.
@@ -267,5 +288,32 @@ impl InferPlan {
             return Inputs { target_seq: past.saturating_add(1), encoded: past > 0, ..inputs }.without_media(past > 0);
         }
         Inputs { past, target_seq: 1, static_cache: room, ..inputs }.without_media(past > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(plan: &InferPlan) -> Vec<String> {
+        plan.check().err().into_iter().flatten().map(|fault| fault.path).collect()
+    }
+
+    #[test]
+    fn one_forward_pass_chooses_no_tokens() {
+        let cache = CacheImplementation::Static;
+        let plan = InferPlan { new_tokens: 0, beams: 2, choice: Choice::Sample, cache, ..InferPlan::default() };
+        assert_eq!(paths(&plan), ["beams", "choice", "cache"]);
+        assert!(paths(&InferPlan { new_tokens: 8, ..plan }).is_empty());
+        assert_eq!(paths(&InferPlan { accepted: Accepted::None, ..InferPlan::default() }), ["accepted"]);
+    }
+
+    #[test]
+    fn a_cache_and_drafts_are_looked_at_together() {
+        let how = QuantizedCache { bits: 3, group_size: 0, ..QuantizedCache::default() };
+        let cache = CacheImplementation::Quantized(how);
+        let plan = InferPlan { cache, prompt_lookup: Some(0), beams: 2, ..InferPlan::default() };
+        let expected = ["cache.quantized.bits", "cache.quantized.group_size", "prompt_lookup", "beams", "cache"];
+        assert_eq!(paths(&plan), expected);
     }
 }

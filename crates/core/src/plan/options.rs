@@ -1,115 +1,156 @@
 //! Options of training that exclude each other, and what a report should say about the others.
 
-use super::parallel::Engine;
+use super::parallel::{Ddp, Engine};
 use super::{
-    AttentionKind, CheckpointOptions, Checkpointing, Kernels, LossKind, OptimizerKind, PlanError, RunPlan, TrainPlan,
+    AttentionKind, CheckpointOptions, Checkpointing, Fault, Faults, Gpu, InferPlan, Kernels, LossKind, LossOptions,
+    OptimizerKind, Parallel, RunPlan, TrainPlan,
 };
 use crate::dtype::DType;
 
 impl TrainPlan {
-    pub(super) fn check_options(&self) -> Result<(), PlanError> {
-        let conflict = |what: &str, hint: &str| Err(PlanError::Conflict { what: what.into(), hint: hint.into() });
-        match self {
-            _ if self.optimizer_in_backward && self.gradient_accumulation > 1 => conflict(
-                "the optimizer in backward leaves no gradients to accumulate",
-                "drop --gradient-accumulation or --optimizer-in-backward",
-            ),
-            _ if self.optimizer_in_backward && self.clip => conflict(
-                "the optimizer in backward leaves no gradients to clip",
-                "drop --clip or --optimizer-in-backward",
-            ),
-            _ if self.optimizer_in_backward && self.optimizer.master_weights => conflict(
-                "the optimizer in backward steps the weights themselves",
-                "drop --master-weights or --optimizer-in-backward",
-            ),
-            _ if self.keep_loss && self.parallel.is_some() => Err(PlanError::Unsupported {
-                what: "a loss that is kept until the next, on several cards".into(),
-                hint: "drop --keep-loss".into(),
+    pub(super) fn check_options(&self, faults: &mut Faults) {
+        if self.optimizer_in_backward {
+            let path = "optimizer_in_backward";
+            let refused = [
+                (
+                    self.gradient_accumulation > 1,
+                    "gradient_accumulation",
+                    "{optimizer_in_backward} leaves no gradients to accumulate",
+                ),
+                (self.clip, "clip", "{optimizer_in_backward} leaves no gradients to clip"),
+                (
+                    self.optimizer.master_weights,
+                    "optimizer.master_weights",
+                    "{optimizer_in_backward} steps the weights themselves, not {optimizer.master_weights}",
+                ),
+            ];
+            for (_, other, problem) in refused.into_iter().filter(|(used, ..)| *used) {
+                faults.add(Fault::new(other, problem).or_drop(other).or_drop(path));
+            }
+        }
+        if let Some(dtype) = self.gradients {
+            faults.float("gradients", dtype);
+            faults.when(self.adapter.is_some(), || {
+                Fault::new("gradients", "gradients of adapters have the adapters' type").or_drop("gradients")
+            });
+            faults.when(dtype != self.weights && !self.optimizer.master_weights, || {
+                Fault::new("gradients", "torch's optimizers take gradients in the type of the weights only")
+                    .or_set("optimizer.master_weights", true)
+                    .or_drop("gradients")
+            });
+        }
+        faults.range("checkpoints.every", self.checkpoints.every.into(), 1..=u32::MAX.into());
+        for (key, used) in [("reentrant", self.checkpoints.reentrant), ("offload", self.checkpoints.offload)] {
+            let (path, selective) = (format!("checkpoints.{key}"), "checkpoints.selective");
+            faults.when(used && self.checkpoints.selective.is_some(), || {
+                Fault::new(selective, format!("{{{selective}}} with {{{path}}}: it is neither reentrant nor offloaded"))
+                    .or_drop(selective)
+                    .or_drop(path)
+            });
+        }
+        self.check_attention(faults);
+        self.check_loss(faults);
+    }
+
+    fn check_attention(&self, faults: &mut Faults) {
+        let (path, flash) = ("attention", self.attention.is_flash());
+        faults.when(flash && self.weights == DType::F32 && self.autocast.is_none(), || {
+            Fault::new(path, "flash attention computes in fp16 and bf16 only")
+                .or_set("weights", "bf16")
+                .or_set("autocast", "bf16")
+                .or_set(path, "sdpa")
+        });
+        let Gpu { name, vendor, capability, .. } = &self.gpu;
+        match capability {
+            _ if !flash => {}
+            None => faults.when(!vendor.is_empty() && vendor != "NVIDIA", || {
+                Fault::unsupported(path, format!("flash attention on cards of {vendor} ({name})")).or_set(path, "sdpa")
             }),
-            _ if self.gradients.is_some_and(|dtype| !matches!(dtype, DType::F32 | DType::BF16 | DType::F16)) => {
-                Err(PlanError::BadValue {
-                    key: "gradient-dtype".into(),
-                    value: self.gradients.map_or("", DType::name).into(),
-                    expected: "fp32, bf16 or fp16".into(),
-                })
-            }
-            _ if self.gradients.is_some() && self.adapter.is_some() => {
-                conflict("gradients of adapters have the adapters' type", "drop --gradient-dtype")
-            }
-            _ if self.gradients.is_some_and(|dtype| dtype != self.weights) && !self.optimizer.master_weights => {
-                conflict(
-                    "torch's optimizers take gradients in the type of the weights only",
-                    "step fp32 copies (--master-weights), or drop --gradient-dtype",
+            Some(capability @ ..80) => faults.add(
+                Fault::new(
+                    path,
+                    format!("flash attention needs an Ampere card (80) or a newer one, and {name} has {capability}"),
                 )
-            }
-            _ if self.batch.real_tokens.is_some_and(|real| real > self.batch.tokens()) => Err(PlanError::BadValue {
-                key: "real-tokens".into(),
-                value: self.batch.real_tokens.unwrap_or_default().to_string(),
-                expected: format!("at most the {} tokens of the batch", self.batch.tokens()),
+                .or_set(path, "sdpa"),
+            ),
+            Some(90) => {}
+            Some(capability) => faults.when(self.attention == AttentionKind::Flash3, || {
+                Fault::new(
+                    path,
+                    format!("FlashAttention 3 is for Hopper (compute capability 90), and {name} has {capability}"),
+                )
+                .or_set(path, "flash2")
+                .or_set(path, "sdpa")
             }),
-            _ if self.checkpoints.every == 0 => Err(PlanError::BadValue {
-                key: "gradient-checkpointing".into(),
-                value: "every-0".into(),
-                expected: "every-1 or more".into(),
-            }),
-            _ if self.checkpoints.selective.is_some() && self.checkpoints.runs_nested() => conflict(
-                "a selective checkpoint is not reentrant and not offloaded",
-                "choose one kind of gradient checkpointing",
-            ),
-            _ if self.attention.is_flash() && self.weights == DType::F32 && self.autocast.is_none() => conflict(
-                "flash attention computes in fp16 and bf16 only",
-                "use --precision bf16 or bf16-mixed, or --attention sdpa",
-            ),
-            _ if self.attention.is_flash() && self.gpu.capability.is_some_and(|capability| capability < 80) => {
-                conflict("flash attention needs an Ampere card or a newer one", "use --attention sdpa")
-            }
-            _ if self.sdpa_kernel.is_some() && self.attention != AttentionKind::Sdpa => {
-                conflict("a kernel of SDPA is forced, but attention is not SDPA's", "use --attention sdpa")
-            }
-            _ if self.loss.kind == LossKind::CutCrossEntropy && self.weights == DType::F32 => conflict(
-                "cut cross entropy takes hidden states in fp16 or bf16 only, and those of fp32 weights are fp32",
-                "use --precision bf16, or --loss chunked",
-            ),
-            _ if self.loss.kind != LossKind::Standard && self.kernels == Kernels::Liger => {
-                conflict("Liger brings a loss of its own", "drop --liger or --loss")
-            }
-            _ if self.loss.kind == LossKind::Chunked && !(1..=1 << 20).contains(&self.loss.chunks) => {
-                Err(PlanError::BadValue {
-                    key: "loss-chunks".into(),
-                    value: self.loss.chunks.to_string(),
-                    expected: "from 1 to 1048576".into(),
-                })
-            }
-            _ if self.parallel.is_some() => self.check_on_many_cards(),
-            _ => Ok(()),
+        }
+        faults.when(self.sdpa_kernel.is_some() && self.attention != AttentionKind::Sdpa, || {
+            Fault::new("sdpa_kernel", "a kernel of SDPA is forced, but {attention} is not SDPA's")
+                .or_set(path, "sdpa")
+                .or_drop("sdpa_kernel")
+        });
+    }
+
+    fn check_loss(&self, faults: &mut Faults) {
+        let (kind, chunks) = ("loss.kind", "loss.chunks");
+        faults.when(self.loss.kind == LossKind::CutCrossEntropy && self.weights == DType::F32, || {
+            let problem =
+                "cut cross entropy takes hidden states in fp16 or bf16 only, and those of fp32 weights are fp32";
+            Fault::new(kind, problem).or_set("weights", "bf16").or_set(kind, "chunked")
+        });
+        faults.when(self.loss.kind != LossKind::Standard && self.kernels == Kernels::Liger, || {
+            Fault::new(kind, "Liger brings a loss of its own").or_drop("kernels").or_drop(kind)
+        });
+        if self.loss.kind == LossKind::Chunked {
+            faults.range(chunks, self.loss.chunks, 1..=1 << 20);
+        } else {
+            faults.when(self.loss.chunks != LossOptions::default().chunks, || {
+                Fault::no_effect(chunks, "without a chunked loss").or_set(kind, "chunked")
+            });
         }
     }
 
-    fn is_fully_sharded(&self) -> bool {
-        let engine = self.parallel.as_ref().map(|parallel| &parallel.engine);
-        matches!(engine, Some(Engine::Fsdp1(_) | Engine::Fsdp2(_)))
-    }
-
-    fn check_on_many_cards(&self) -> Result<(), PlanError> {
+    /// What is simulated on one card only. Megatron has no transformers' options at all, and says so itself.
+    pub(super) fn check_on_many_cards(&self, parallel: &Parallel, faults: &mut Faults) {
         use OptimizerKind as K;
-        let what = match self.optimizer.kind {
-            _ if self.optimizer_in_backward => "the optimizer in backward".to_owned(),
-            _ if self.optimizer.master_weights => "master weights (DeepSpeed and Megatron bring their own)".to_owned(),
-            _ if self.gradients.is_some() => "a type for gradients".to_owned(),
-            _ if self.checkpoints.runs_nested() => "reentrant or offloaded gradient checkpointing".to_owned(),
-            _ if self.checkpoints != CheckpointOptions::default() && !self.is_fully_sharded() => {
-                "this kind of gradient checkpointing without FSDP".to_owned()
-            }
-            _ if self.loss.kind != LossKind::Standard => "a loss other than transformers' own".to_owned(),
-            _ if self.save_on_cpu => "saving activations on the host".to_owned(),
-            _ if self.sdpa_kernel.is_some() => "a forced kernel of SDPA".to_owned(),
-            K::AdamMini | K::AnyPrecision | K::Shampoo | K::GaLoreAdamW | K::ApolloAdamW => {
-                format!("optimizer {}", self.optimizer.kind.name())
-            }
-            _ => return Ok(()),
-        };
-        let hint = "predict it on one card".into();
-        Err(PlanError::Unsupported { what: format!("{what} on several cards"), hint })
+        if matches!(parallel.engine, Engine::Megatron(_)) {
+            return;
+        }
+        let kind = self.optimizer.kind;
+        let optimizer = format!("optimizer {}", kind.name());
+        let sharded = matches!(parallel.engine, Engine::Fsdp1(_) | Engine::Fsdp2(_));
+        let nested = self.checkpoints.runs_nested();
+        let refused = [
+            (self.keep_loss, "keep_loss", "a loss that is kept until the next,"),
+            (self.optimizer_in_backward, "optimizer_in_backward", "the optimizer in backward"),
+            (
+                self.optimizer.master_weights,
+                "optimizer.master_weights",
+                "master weights (DeepSpeed and Megatron bring their own)",
+            ),
+            (self.gradients.is_some(), "gradients", "a type for gradients"),
+            (self.checkpoints.reentrant, "checkpoints.reentrant", "reentrant gradient checkpointing"),
+            (self.checkpoints.offload, "checkpoints.offload", "offloaded gradient checkpointing"),
+            (
+                self.checkpoints != CheckpointOptions::default() && !sharded && !nested,
+                "checkpoints",
+                "this kind of gradient checkpointing without FSDP",
+            ),
+            (
+                self.loss.kind != LossKind::Standard && parallel.mesh.pp < 2,
+                "loss.kind",
+                "a loss other than transformers' own",
+            ),
+            (self.save_on_cpu, "save_on_cpu", "saving activations on the host"),
+            (self.sdpa_kernel.is_some(), "sdpa_kernel", "a forced kernel of SDPA"),
+            (
+                matches!(kind, K::AdamMini | K::AnyPrecision | K::Shampoo | K::GaLoreAdamW | K::ApolloAdamW),
+                "optimizer.kind",
+                &optimizer,
+            ),
+        ];
+        for (_, path, what) in refused.into_iter().filter(|(used, ..)| *used) {
+            faults.add(Fault::unsupported(path, format!("{what} on several cards")).or_drop(path).or_drop("parallel"));
+        }
     }
 
     fn notes(&self) -> Vec<String> {
@@ -121,22 +162,116 @@ impl TrainPlan {
             notes.push("flex attention: memory while it is compiled is not counted".into());
         }
         if self.attention.is_flash() && self.batch.padded && self.batch.real_tokens.is_none() {
-            notes.push("padding: every token is taken to be a real one; --real-tokens says how many are".into());
+            notes.push("padding: every token is taken to be a real one; batch.real_tokens says how many are".into());
         }
-        let megatron = self.parallel.as_ref().is_some_and(|p| matches!(p.engine, Engine::Megatron(_)));
-        if megatron && self.clip {
-            notes.push("clipping is left out: what Megatron's own takes is not simulated".into());
+        match self.parallel.as_ref().map(|parallel| (&parallel.engine, &parallel.mesh)) {
+            Some((Engine::Megatron(options), mesh)) => {
+                if self.clip {
+                    notes.push("clipping is left out: what Megatron's own takes is not simulated".into());
+                }
+                notes.extend(options.notes(mesh));
+            }
+            Some((Engine::Ddp(Ddp { static_graph: true, .. }), _)) => {
+                notes.push("static_graph changes when the first step's gradients are reduced, not memory".into());
+            }
+            _ => {}
         }
         notes
     }
+
+    fn uses(&self, dtype: DType) -> bool {
+        let engine = self.parallel.as_ref().and_then(Parallel::compute_type);
+        let computes = self.quantization.as_ref().map(|quantization| quantization.compute);
+        self.weights == dtype || [self.autocast, engine, computes].contains(&Some(dtype))
+    }
+}
+
+impl InferPlan {
+    fn uses(&self, dtype: DType) -> bool {
+        self.weights == dtype || self.quantization.as_ref().is_some_and(|quantization| quantization.compute == dtype)
+    }
+}
+
+/// What torch does with bf16 on a card that has none. It multiplies in fp32 (`torch.cuda.is_bf16_supported` counts that as
+/// support); before Volta cuBLAS has no such products at all (pytorch issue 57773).
+fn emulated(gpu: &Gpu) -> Option<String> {
+    let capability = gpu.capability.filter(|capability| *capability < 80)?;
+    let what = match capability {
+        ..70 => "cuBLAS has no products of it there, and torch fails",
+        _ => "torch computes it in fp32, slowly, and flash kernels are missing; fp16 is what the card has",
+    };
+    Some(format!("{} has no bf16 (compute capability {capability}; it begins with 80): {what}", gpu.name))
 }
 
 impl RunPlan {
     /// What a report should say about the plan's options.
     pub fn notes(&self) -> Vec<String> {
-        match self {
-            Self::Train(plan) => plan.notes(),
-            Self::Infer(_) | Self::Serve(_) => Vec::new(),
+        let (mut notes, bf16) = match self {
+            Self::Train(plan) => (plan.notes(), plan.uses(DType::BF16)),
+            Self::Infer(plan) => (Vec::new(), plan.uses(DType::BF16)),
+            Self::Serve(_) => (Vec::new(), false),
+        };
+        notes.extend(emulated(self.gpu()).filter(|_| bf16));
+        notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Batch, Gpus, Implementation, Optimizer};
+
+    fn paths(plan: &TrainPlan) -> Vec<String> {
+        plan.check().err().into_iter().flatten().map(|fault| fault.path).collect()
+    }
+
+    fn on(card: &str, attention: AttentionKind) -> TrainPlan {
+        TrainPlan { gpu: Gpus::embedded().find(card).unwrap(), attention, ..TrainPlan::default() }
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_said_at_once() {
+        let plan = TrainPlan {
+            batch: Batch { batch_size: 0, ..Batch::default() },
+            optimizer_in_backward: true,
+            clip: true,
+            gradient_accumulation: 2,
+            optimizer: Optimizer {
+                kind: OptimizerKind::Lion,
+                implementation: Implementation::Fused,
+                ..Optimizer::default()
+            },
+            loss: LossOptions { chunks: 4, ..LossOptions::default() },
+            ..TrainPlan::default()
+        };
+        let expected = ["batch.batch_size", "optimizer.implementation", "gradient_accumulation", "clip", "loss.chunks"];
+        assert_eq!(paths(&plan), expected);
+        for fault in plan.check().unwrap_err() {
+            assert!(!fault.remedies.is_empty() && !fault.to_string().contains("--"), "{fault}");
         }
+    }
+
+    #[test]
+    fn flash_attention_asks_for_its_cards() {
+        for (card, attention, fits) in [
+            ("H100", AttentionKind::Flash3, true),
+            ("A100 80GB", AttentionKind::Flash3, false),
+            ("RTX 4090", AttentionKind::Flash3, false),
+            ("A100 80GB", AttentionKind::Flash2, true),
+            ("T4", AttentionKind::Flash2, false),
+            ("MI300X", AttentionKind::Flash2, false),
+            ("MI300X", AttentionKind::Sdpa, true),
+        ] {
+            assert_eq!(paths(&on(card, attention)).is_empty(), fits, "{card} {attention:?}");
+        }
+    }
+
+    #[test]
+    fn bf16_on_a_card_without_it_is_noted() {
+        let notes = |card: &str, weights| {
+            RunPlan::Train(Box::new(TrainPlan { weights, ..on(card, AttentionKind::Sdpa) })).notes()
+        };
+        assert!(notes("T4", DType::BF16)[0].contains("T4 has no bf16 (compute capability 75"));
+        assert!(notes("T4", DType::F16).is_empty() && notes("A100 80GB", DType::BF16).is_empty());
     }
 }

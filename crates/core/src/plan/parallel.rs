@@ -26,7 +26,7 @@ pub use tensor::{TensorForm, TensorParallel};
 
 use serde::{Deserialize, Serialize};
 
-use super::{PlanError, TrainPlan};
+use super::{Fault, Faults, TrainPlan};
 use crate::dtype::DType;
 
 /// How a run is spread over cards.
@@ -48,6 +48,11 @@ pub struct Parallel {
 
 fn one() -> u32 {
     1
+}
+
+/// An engine with its defaults, as a plan spells it.
+fn named(engine: &str) -> serde_json::Value {
+    serde_json::json!({ engine: {} })
 }
 
 /// Who spreads the model.
@@ -230,40 +235,49 @@ pub struct Fsdp1 {
 
 impl Parallel {
     /// Refuses meshes that cannot be and combinations that are not simulated.
-    pub fn check(&self, plan: &TrainPlan, sizes: &ModelSizes) -> Result<(), PlanError> {
-        let unsupported = |what: String, hint: &str| Err(PlanError::Unsupported { what, hint: hint.into() });
+    pub fn check(&self, plan: &TrainPlan, sizes: &ModelSizes) -> Result<(), Vec<Fault>> {
+        let mut faults = Faults::default();
+        self.check_into(plan, sizes, &mut faults);
+        faults.end()
+    }
+
+    pub(super) fn check_into(&self, plan: &TrainPlan, sizes: &ModelSizes, faults: &mut Faults) {
+        // Stages of these need not be alike: how layers are dealt out is checked with their options.
+        let uneven = matches!(self.engine, Engine::Megatron(_) | Engine::Fsdp2(_));
+        self.mesh.check(&ModelSizes { layers: sizes.layers.filter(|_| !uneven), ..*sizes }, faults);
+        if self.mesh.has_empty_axis() {
+            return;
+        }
         if let Engine::Megatron(megatron) = &self.engine {
-            // Its stages need not be alike: how layers are dealt out is checked with its options.
-            self.mesh.check(&ModelSizes { layers: None, ..*sizes })?;
-            return megatron.check(plan, &self.mesh, sizes);
+            return megatron.check(plan, self, sizes, faults);
         }
         if let Engine::Fsdp2(options) = &self.engine {
-            self.mesh.check(&ModelSizes { layers: None, ..*sizes })?;
-            options.check_mesh(self, plan, sizes)?;
-        } else {
-            self.mesh.check(sizes)?;
+            options.check_mesh(self, plan, sizes, faults);
         }
-        tensor::check(self, plan, sizes)?;
-        for (axis, name) in self.mesh.model_axes() {
-            let taken = match name {
-                "tp" => self.tensor().is_some(),
-                "pp" | "cp" => matches!(self.engine, Engine::Fsdp2(_)),
+        tensor::check(self, plan, sizes, faults);
+        for (ranks, path) in self.mesh.model_axes() {
+            let taken = match path {
+                mesh::TP => self.tensor().is_some(),
+                mesh::PP | mesh::CP => matches!(self.engine, Engine::Fsdp2(_)),
                 _ => false,
             };
-            if axis > 1 && !taken {
-                return unsupported(
-                    format!("{name} {axis} under {}", self.engine.name()),
-                    "pipeline and context parallel are simulated under fsdp2 and megatron, expert parallel under megatron",
-                );
-            }
+            faults.when(ranks > 1 && !taken, || {
+                let fault = Fault::unsupported(path, format!("{{{path}}} {ranks} under {}", self.engine.name()));
+                let fault = match path {
+                    mesh::TP => fault.or_set("parallel.engine", named("tp")).or_set("parallel.engine", named("fsdp2")),
+                    mesh::PP | mesh::CP => fault.or_set("parallel.engine", named("fsdp2")),
+                    _ => fault,
+                };
+                fault.or_set("parallel.engine", named("megatron")).or_drop(path)
+            });
         }
-        if self.mesh.sequence_parallel {
-            return unsupported(
-                "sequence_parallel outside Megatron-Core".into(),
-                "transformers' tensor-parallel plans do not split the sequence; drop it, or use --engine megatron",
-            );
-        }
-        checks::engine(self, plan)
+        faults.when(self.mesh.sequence_parallel, || {
+            let path = "parallel.mesh.sequence_parallel";
+            Fault::unsupported(path, "sequence parallel outside Megatron-Core (transformers' plans do not split it)")
+                .or_drop(path)
+                .or_set("parallel.engine", named("megatron"))
+        });
+        checks::engine(self, plan, faults);
     }
 
     /// Cards that share one copy of the parameters: `fully_shard` shards over those of a sequence too.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::PlanError;
+use super::{Fault, Faults};
 use crate::dtype::DType;
 use crate::model::Sharing;
 
@@ -98,7 +98,7 @@ impl Quantization {
     }
 
     /// Reads `nf4`, `nf4-dq`, `fp4`, `fp4-dq` or `int8`.
-    pub fn parse(text: &str) -> Result<Self, PlanError> {
+    pub fn parse(text: &str) -> Result<Self, Fault> {
         let (name, double) = match text.strip_suffix("-dq") {
             Some(name) => (name, true),
             None => (text, false),
@@ -107,32 +107,40 @@ impl Quantization {
             ("nf4", _) => QuantizationScheme::Nf4,
             ("fp4", _) => QuantizationScheme::Fp4,
             ("int8", false) => QuantizationScheme::Int8,
-            _ => {
-                return Err(PlanError::BadValue {
-                    key: "quantization".into(),
-                    value: text.into(),
-                    expected: "nf4, nf4-dq, fp4, fp4-dq or int8".into(),
-                });
-            }
+            _ => return Err(Fault::value("quantization", text, "nf4, nf4-dq, fp4, fp4-dq or int8")),
         };
         Ok(Self { scheme, double, ..Self::default() })
     }
 
     /// Refuses what bitsandbytes cannot do.
-    pub fn check(&self) -> Result<(), PlanError> {
-        const SIZES: [u64; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
-        let bad = |key: &str, value: String, expected: &str| {
-            Err(PlanError::BadValue { key: key.into(), value, expected: expected.into() })
+    pub(super) fn check(&self, faults: &mut Faults) {
+        let (path, sizes) = ("quantization.block_size", 32..=4096);
+        faults.when(!self.block_size.is_power_of_two() || !sizes.contains(&self.block_size), || {
+            let above = self.block_size.checked_next_power_of_two().unwrap_or(4096).clamp(32, 4096);
+            let below = (above / 2).clamp(32, 4096);
+            let fault = Fault::value(path, self.block_size, "a power of two from 32 to 4096");
+            let fault = if (32..4096).contains(&self.block_size) { fault.or_set(path, below) } else { fault };
+            fault.or_set(path, above)
+        });
+        faults.float("quantization.compute", self.compute);
+        faults.when(!(0.0..).contains(&self.threshold), || {
+            Fault::value("quantization.threshold", self.threshold, "0 or more").or_set("quantization.threshold", 6.0)
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearby_block_sizes_are_offered() {
+        let said = |block_size| {
+            let mut faults = Faults::default();
+            Quantization { block_size, threshold: f64::NAN, ..Quantization::default() }.check(&mut faults);
+            faults.end().unwrap_err().iter().map(|fault| fault.remedies.len()).collect::<Vec<_>>()
         };
-        if !SIZES.contains(&self.block_size) {
-            return bad("quantization block size", self.block_size.to_string(), "a power of two from 32 to 4096");
-        }
-        if !matches!(self.compute, DType::F32 | DType::BF16 | DType::F16) {
-            return bad("quantization compute type", self.compute.name().into(), "fp32, bf16 or fp16");
-        }
-        if self.threshold < 0.0 {
-            return bad("int8 threshold", self.threshold.to_string(), "0 or more");
-        }
-        Ok(())
+        assert_eq!((said(100), said(0), said(64)), (vec![2, 1], vec![1, 1], vec![1]));
+        assert!(Quantization::parse("int8-dq").is_err() && Quantization::parse("fp4-dq").is_ok());
     }
 }

@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Gpu, LossKind, LossOptions,
-    ModelCode, Optimizer, Parallel, PlanError, Quantization, SdpaKernel,
+    AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Fault, Faults, Gpu,
+    LossKind, LossOptions, ModelCode, ModelSizes, Optimizer, Parallel, PlanError, Quantization, SdpaKernel,
 };
 use crate::dtype::DType;
 use crate::model::op::{Parameter, Role};
-use crate::model::{Program, Sharing};
+use crate::model::{Model, Program, Sharing};
 
 /// What is trained, and how, on one card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -97,29 +97,32 @@ impl Default for TrainPlan {
 }
 
 impl TrainPlan {
-    /// Refuses what cannot run.
-    pub fn check(&self) -> Result<(), PlanError> {
-        self.check_adapter()?;
-        self.optimizer.check(self.weights, self.adapter.is_some())?;
-        self.check_options()?;
-        let bad = |key: &str, value: u64, expected: &str| {
-            Err(PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() })
-        };
-        const MAX_BATCH: u64 = 1 << 20;
-        const MAX_SEQ: u64 = 1 << 24;
-        match self {
-            _ if !(1..=MAX_BATCH).contains(&self.batch.batch_size) => {
-                bad("batch-size", self.batch.batch_size, "from 1 to 1048576")
-            }
-            _ if self.batch.seq_len > MAX_SEQ => bad("seq-len", self.batch.seq_len, "up to 16777216"),
-            _ if self.gradient_accumulation == 0 => bad("gradient-accumulation", 0, "at least 1"),
-            _ if !matches!(self.weights, DType::F32 | DType::BF16 | DType::F16) => Err(PlanError::BadValue {
-                key: "weights".into(),
-                value: self.weights.name().into(),
-                expected: "fp32, bf16 or fp16".into(),
-            }),
-            _ => Ok(()),
+    /// Refuses what cannot run on any model; all of it at once.
+    pub fn check(&self) -> Result<(), Vec<Fault>> {
+        self.faults(&ModelSizes::default()).end()
+    }
+
+    /// Refuses what cannot run on this model; all of it at once.
+    pub fn check_on(&self, model: &Model) -> Result<(), Vec<Fault>> {
+        let mut faults = self.faults(&ModelSizes::of(model.config(), self.batch.seq_len));
+        self.batch.check_tokens(model, &mut faults);
+        faults.end()
+    }
+
+    fn faults(&self, sizes: &ModelSizes) -> Faults {
+        let mut faults = Faults::default();
+        self.batch.check(&mut faults);
+        faults.range("gradient_accumulation", self.gradient_accumulation.into(), 1..=u32::MAX.into());
+        faults.float("weights", self.weights);
+        self.check_adapter(&mut faults);
+        self.optimizer.check(self.weights, self.adapter.is_some(), &mut faults);
+        self.check_options(&mut faults);
+        self.model_code.check(self, &mut faults);
+        if let Some(parallel) = &self.parallel {
+            self.check_on_many_cards(parallel, &mut faults);
+            parallel.check_into(self, sizes, &mut faults);
         }
+        faults
     }
 
     /// What the adapter comes to on a model of this type.
@@ -136,26 +139,28 @@ impl TrainPlan {
         }
     }
 
-    fn check_adapter(&self) -> Result<(), PlanError> {
-        match (&self.adapter, &self.quantization) {
-            (Some(AdapterPlan::Other(_)), Some(_)) => Err(PlanError::Unsupported {
-                what: "a quantised base under PEFT methods other than LoRA".into(),
-                hint: "use LoRA, or leave the quantisation out".into(),
-            }),
-            (Some(AdapterPlan::Other(_)), None) if self.parallel.is_some() => Err(PlanError::Unsupported {
-                what: "PEFT methods other than LoRA on several cards".into(),
-                hint: "predict it on one card".into(),
-            }),
-            (Some(AdapterPlan::Other(_)), None) => Ok(()),
-            (None, Some(_)) => Err(PlanError::Conflict {
-                what: "quantised weights cannot be trained themselves".into(),
-                hint: "train an adapter beside them (QLoRA)".into(),
-            }),
-            (Some(AdapterPlan::Lora(lora)), quantization) => {
-                lora.check()?;
-                quantization.as_ref().map_or(Ok(()), Quantization::check)
+    fn check_adapter(&self, faults: &mut Faults) {
+        if let Some(quantization) = &self.quantization {
+            quantization.check(faults);
+        }
+        match &self.adapter {
+            Some(AdapterPlan::Lora(lora)) => faults.take(lora.check()),
+            Some(AdapterPlan::Other(other)) => {
+                faults.take(other.check());
+                faults.when(self.quantization.is_some(), || {
+                    Fault::unsupported("quantization", "a quantised base under PEFT methods other than LoRA")
+                        .or_drop("quantization")
+                        .or("use LoRA ({adapter})")
+                });
+                faults.when(self.parallel.is_some(), || {
+                    Fault::unsupported("adapter", "PEFT methods other than LoRA on several cards").or_drop("parallel")
+                });
             }
-            (None, None) => Ok(()),
+            None => faults.when(self.quantization.is_some(), || {
+                Fault::new("quantization", "quantised weights cannot be trained themselves")
+                    .or("train an adapter beside them (QLoRA): {adapter}")
+                    .or_drop("quantization")
+            }),
         }
     }
 

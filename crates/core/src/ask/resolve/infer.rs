@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Draft, Settled, Surroundings, faults_of, positions};
+use super::{Draft, Settled, Surroundings, positions};
 use crate::ask::request::Request;
 use crate::ask::{origin, tree};
 use crate::model::{Model, Task};
@@ -33,7 +33,7 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
         draft.faults.clone().end()?;
         return Ok(Settled { plan: RunPlan::Infer(Box::new(plan)), notes: draft.notes, origins: Vec::new() });
     }
-    draft.faults.take(plan.check().map_err(|error| faults_of(error.into(), "")));
+    draft.faults.take(plan.check_on(model));
     draft.faults.clone().end()?;
     for unused in model.unused_inputs(&plan.inputs(plan.batch.seq_len, 0)).unwrap_or_default() {
         draft.notes.push(format!("{unused}: {} does not take it, so it changes nothing", around.name));

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::{Draft, Settled, Surroundings, engine, faults_of, mesh, positions};
+use super::{Draft, Settled, Surroundings, engine, mesh, positions};
 use crate::ask::request::Request;
 use crate::ask::{origin, tree};
 use crate::model::Model;
-use crate::plan::{Fault, ModelSizes, OptimizerKind, RunPlan, Situation, TrainPlan};
+use crate::plan::{Fault, OptimizerKind, RunPlan, Situation, TrainPlan};
 
 pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
     let defaults = TrainPlan::default();
@@ -28,16 +28,12 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
         draft.faults.clone().end()?;
         return Ok(Settled { plan: RunPlan::Train(Box::new(plan)), notes: draft.notes, origins: Vec::new() });
     }
-    draft.faults.take(plan.check().map_err(|error| faults_of(error.into(), "")));
-    if let Some(parallel) = &plan.parallel {
-        let sizes = ModelSizes::of(model.config(), plan.batch.seq_len);
-        draft.faults.take(parallel.check(&plan, &sizes).map_err(|error| faults_of(error.into(), "parallel")));
-    }
+    draft.faults.take(plan.check_on(model));
     if draft.faults.is_empty() && !plan.frozen.is_empty() {
         match model.program(plan.batch.training_inputs()) {
             Ok(program) => match plan.resolve_frozen(&program) {
                 Ok(notes) => draft.notes.extend(notes),
-                Err(error) => draft.faults.take(Err(faults_of(error, "frozen"))),
+                Err(faults) => draft.faults.take(Err(faults)),
             },
             Err(error) => draft.faults.add(Fault::new("model", error.to_string())),
         }

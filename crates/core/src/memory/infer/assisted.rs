@@ -20,7 +20,7 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::{CacheKind, Op};
 use crate::model::{Model, Program, Shape, Step, Task};
-use crate::plan::{Accepted, Assistant, CacheImplementation, Choice, Draft, InferPlan, PlanError};
+use crate::plan::{Accepted, Assistant, CacheImplementation, Choice, Draft, Fault, InferPlan, PlanError};
 
 /// Passes that are simulated at most, over all rounds.
 const ALL_PASSES: u64 = 1024;
@@ -38,8 +38,8 @@ impl Helper {
     /// The assistant of a plan.
     pub(super) fn new(plan: &InferPlan, assistant: &Assistant) -> Result<Self, PlanError> {
         if assistant.config.is_null() {
-            let expected = "a model whose config is known, or its config under `assistant.config`".into();
-            return Err(PlanError::BadValue { key: "assistant".into(), value: assistant.model.clone(), expected });
+            let expected = "a model whose config is known, or its config is under {assistant.config}";
+            return Err(Fault::value("assistant.model", &assistant.model, expected).into());
         }
         let model = Model::new(assistant.config.clone(), None)?;
         let own = InferPlan {
@@ -65,17 +65,17 @@ impl Helper {
 
 /// What cannot take part in assisted decoding.
 pub(super) fn refuse(model: &Model, program: &Program) -> Result<(), PlanError> {
-    let refused = |what: &str, hint: &str| {
-        let what = format!("assisted or prompt-lookup decoding {what}");
-        Err(PlanError::Unsupported { what, hint: hint.into() })
+    let refused = |what: &str| {
+        let what = format!("assisted or prompt-lookup decoding of {what}");
+        Err(Fault::unsupported("assistant", what).or_drop("assistant").or_drop("prompt_lookup").into())
     };
     let keeps_state = |step: &Step| matches!(step, Step::Run { op: Op::Cache(update), .. } if matches!(update.kind, CacheKind::State { .. }));
     match model.task() {
         _ if program.steps.iter().any(keeps_state) => {
-            refused("of a model with a state instead of a cache", "a state cannot forget rejected tokens")
+            refused("a model with a state instead of a cache, which cannot forget rejected tokens,")
         }
         Task::CausalLm => Ok(()),
-        _ => refused("of anything but a decoder", "leave the assistant and the lookup out"),
+        _ => refused("anything but a decoder"),
     }
 }
 

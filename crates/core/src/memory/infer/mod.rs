@@ -21,7 +21,7 @@ use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::model::op::{CacheKind, Input, Op};
 use crate::model::{Model, Program, Step, Task};
-use crate::plan::{CacheImplementation, Choice, InferPlan, PlanError};
+use crate::plan::{CacheImplementation, Choice, Fault, InferPlan, PlanError};
 use assisted::Helper;
 use batch::Batch;
 use loaded::Loaded;
@@ -33,7 +33,7 @@ const EDGE_STEPS: u64 = 16;
 
 /// Runs `generate` (or one forward pass, twice, without new tokens) and returns the prompt's program and what happened.
 pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log, Vec<String>), PlanError> {
-    plan.check()?;
+    plan.check_on(model)?;
     refuse(model, plan)?;
     let uncached;
     let plan = if keeps_no_cache(model.config()) && plan.new_tokens > 0 {
@@ -59,8 +59,9 @@ pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log, Ve
     let program = Rc::new(model.program(prompt)?);
     if matches!(plan.cache, CacheImplementation::Quantized(_)) && program.steps.iter().any(needs_width) {
         // `QuantizedCache` raises a ValueError for any other kind of layer.
-        let what = "a quantised cache of a model with layers other than full attention".into();
-        return Err(PlanError::Unsupported { what, hint: "transformers refuses it too; use a dynamic cache".into() });
+        let what =
+            "a quantised cache of a model with layers other than full attention, which transformers refuses too,";
+        return Err(Fault::unsupported("cache", what).or_set("cache", "dynamic").into());
     }
     let mut notes = found.notes.clone();
     let helper = plan.assistant.as_ref().map(|assistant| Helper::new(plan, assistant)).transpose()?;
@@ -90,23 +91,28 @@ pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log, Ve
 
 /// What is not modelled, by name.
 fn refuse(model: &Model, plan: &InferPlan) -> Result<(), PlanError> {
-    let refused = |what: &str, hint: &str| Err(PlanError::Unsupported { what: what.into(), hint: hint.into() });
+    let refused = |path: &str, what: &str, set: &str| Err(Fault::unsupported(path, what).or_set(path, set).into());
     match model.task() {
-        Task::SpeechSeq2Seq if plan.new_tokens > 0 && (plan.beams > 1 || plan.choice == Choice::Sample) => {
-            refused("beams and sampling of a speech model, which retries at other temperatures", "use greedy decoding")
+        Task::SpeechSeq2Seq if plan.new_tokens > 0 && plan.beams > 1 => {
+            let what = "beams of a speech model, which retries at other temperatures,";
+            Err(Fault::unsupported("beams", what).or_set("beams", 1).into())
+        }
+        Task::SpeechSeq2Seq if plan.new_tokens > 0 && plan.choice == Choice::Sample => {
+            refused("choice", "sampling of a speech model, which retries at other temperatures,", "greedy")
         }
         _ if plan.cache == CacheImplementation::Offloaded && (plan.beams > 1 || beside_encoder(model)) => {
-            refused("beams or an encoder-decoder over an offloaded cache", "use one beam and a cache on the card")
+            refused("cache", "beams or an encoder-decoder over an offloaded cache", "dynamic")
         }
         _ if matches!(plan.cache, CacheImplementation::Quantized(_))
             && (plan.beams > 1 || beside_encoder(model) || plan.new_tokens == 0) =>
         {
-            refused("a quantised cache with beams, beside an encoder or in a plain forward pass", "use a dynamic cache")
+            refused("cache", "a quantised cache with beams, beside an encoder or in a plain forward pass", "dynamic")
         }
         Task::MaskedLm | Task::Base | Task::ImageClassification | Task::SequenceClassification | Task::Ctc
             if plan.new_tokens > 0 =>
         {
-            refused("generate of a model without a decoder", "simulate a forward pass (0 new tokens)")
+            let what = "generate of a model without a decoder";
+            Err(Fault::unsupported("new_tokens", what).or_set("new_tokens", 0).into())
         }
         _ => Ok(()),
     }

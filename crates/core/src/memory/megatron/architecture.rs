@@ -162,11 +162,9 @@ fn within<'a>(name: &'a str, path: &str) -> Option<&'a str> {
 }
 
 fn unsupported(what: &str) -> PlanError {
-    PlanError::Unsupported {
-        what: format!("Megatron with {what}"),
-        hint: "decoders with RMS norms, grouped-query or latent attention, gated MLPs and routed experts are simulated"
-            .into(),
-    }
+    crate::plan::Fault::unsupported("parallel.engine", format!("Megatron with {what}"))
+        .or("decoders with RMS norms, grouped-query or latent attention, gated MLPs and routed experts are simulated")
+        .into()
 }
 
 /// The parameters of a layer, by the rest of their names.

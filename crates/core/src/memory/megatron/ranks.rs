@@ -7,7 +7,7 @@ use crate::memory::simulation::Simulation;
 use crate::memory::{allocator, process};
 use crate::model::Model;
 use crate::plan::parallel::{Engine, Parallel};
-use crate::plan::{ModelSizes, PlanError, TrainPlan};
+use crate::plan::{Fault, ModelSizes, PlanError, TrainPlan};
 
 /// A rank that stands for others like it.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub fn worst(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let stages = list.len() as u64;
     let known = list.iter().map(|rank| rank.simulation.as_rank(rank.name(stages), rank.gpus)).collect();
     let worst = list.into_iter().map(|rank| rank.simulation).max_by_key(Simulation::process_bytes);
-    let missing = || PlanError::BadValue { key: "pp".into(), value: "0".into(), expected: "at least 1".into() };
+    let missing = || Fault::value("parallel.mesh.pp", 0, "at least 1");
     Ok(Simulation { ranks: known, ..worst.ok_or_else(missing)? })
 }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::targets::Targets;
 use super::{PlanError, bad, default_adapter_dtype};
 use crate::dtype::DType;
-use crate::plan::{Quantization, QuantizationScheme};
+use crate::plan::{Fault, Faults, Quantization, QuantizationScheme};
 
 /// LoRA as `peft.LoraConfig` describes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -165,23 +165,25 @@ impl LoraPlan {
 
 impl LoraPlan {
     /// Checks what PEFT itself checks before it looks at a model.
-    pub fn check(&self) -> Result<(), PlanError> {
-        if self.rank == 0 {
-            return Err(bad("lora rank", 0, "a positive whole number"));
+    pub fn check(&self) -> Result<(), Vec<Fault>> {
+        let mut faults = Faults::default();
+        const WHOLE: &str = "a positive whole number";
+        faults.when(self.rank == 0, || Fault::value("adapter.rank", 0, WHOLE).or_set("adapter.rank", 8));
+        for (pattern, _) in self.rank_pattern.iter().filter(|(_, rank)| *rank == 0) {
+            faults.add(
+                Fault::value("adapter.rank_pattern", format!("0 for {pattern}"), WHOLE).or_drop("adapter.rank_pattern"),
+            );
         }
-        if let Some((pattern, _)) = self.rank_pattern.iter().find(|(_, rank)| *rank == 0) {
-            return Err(bad(&format!("rank_pattern.{pattern}"), 0, "a positive whole number"));
-        }
-        if !(0.0..=1.0).contains(&self.dropout) {
-            return Err(bad("lora dropout", self.dropout, "a probability from 0 to 1"));
-        }
-        if !self.layers_to_transform.is_empty() && matches!(self.targets, Targets::Regex(_)) {
-            return Err(PlanError::Conflict {
-                what: "layers_to_transform cannot be used when target_modules is a regular expression".into(),
-                hint: "name the modules, or put the layers into the expression".into(),
-            });
-        }
-        Ok(())
+        faults.when(!(0.0..=1.0).contains(&self.dropout), || {
+            Fault::value("adapter.dropout", self.dropout, "a probability from 0 to 1").or_set("adapter.dropout", 0.0)
+        });
+        faults.when(!self.layers_to_transform.is_empty() && matches!(self.targets, Targets::Regex(_)), || {
+            let path = "adapter.layers_to_transform";
+            Fault::new(path, format!("{{{path}}} cannot be used when {{adapter.targets}} is a regular expression"))
+                .or("name the modules")
+                .or("put the layers into the expression")
+        });
+        faults.end()
     }
 
     /// Reads the keys of PEFT's `adapter_config.json`; keys without effect on memory are returned by name.
@@ -194,10 +196,7 @@ impl LoraPlan {
             if REFUSED.contains(&key.as_str()) {
                 let set = !(value.is_null() || *value == false || value.as_array().is_some_and(Vec::is_empty));
                 if set {
-                    return Err(PlanError::Unsupported {
-                        what: format!("{key} in adapter_config.json"),
-                        hint: "leave it out".into(),
-                    });
+                    return Err(Fault::unsupported(key, format!("{key} in adapter_config.json")).or_drop(key).into());
                 }
                 continue;
             }
@@ -283,6 +282,8 @@ mod tests {
     fn a_rank_of_zero_and_what_is_not_modelled_are_refused() {
         assert!(LoraPlan::from_adapter_config(&serde_json::json!({"r": 0})).is_err());
         assert!(LoraPlan::from_adapter_config(&serde_json::json!({"r": 8, "use_bdlora": true})).is_err());
-        assert!(LoraPlan { dropout: 2.0, ..LoraPlan::default() }.check().is_err());
+        let faults = LoraPlan { rank: 0, dropout: f64::NAN, ..LoraPlan::default() }.check().unwrap_err();
+        let paths: Vec<String> = faults.into_iter().map(|fault| fault.path).collect();
+        assert_eq!(paths, ["adapter.rank", "adapter.dropout"]);
     }
 }

@@ -24,7 +24,7 @@ pub use targets::Targets;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::PlanError;
+use super::{Fault, PlanError};
 use crate::dtype::DType;
 
 /// An adapter.
@@ -57,5 +57,5 @@ pub fn default_adapter_dtype(weights: DType) -> DType {
 }
 
 fn bad(key: &str, value: impl std::fmt::Display, expected: &str) -> PlanError {
-    PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() }
+    Fault::value(key, value, expected).into()
 }

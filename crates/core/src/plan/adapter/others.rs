@@ -9,6 +9,7 @@ use super::{AdaptedKind, AdaptedModule, AdapterLayout, LoraPlan, PlanError, Trai
 use crate::model::facts::NameList;
 use crate::model::op::ModuleId;
 use crate::model::{Inventory, ModuleKind, Program, Shape};
+use crate::plan::{Fault, Faults};
 
 /// A method other than LoRA.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -124,11 +125,33 @@ impl OtherAdapter {
                 projection: config["prefix_projection"] == true,
                 encoder_hidden_size: config["encoder_hidden_size"].as_u64(),
             })),
-            other => Err(PlanError::Unsupported {
-                what: format!("PEFT's {other}"),
-                hint: "LORA, IA3, OFT, VERA, PROMPT_TUNING and PREFIX_TUNING are known".into(),
-            }),
+            other => Err(Fault::unsupported("peft_type", format!("PEFT's {other}"))
+                .or("LORA, IA3, OFT, VERA, PROMPT_TUNING and PREFIX_TUNING are known")
+                .into()),
         }
+    }
+
+    /// Checks what PEFT itself checks before it looks at a model.
+    pub fn check(&self) -> Result<(), Vec<Fault>> {
+        const BLOCK: &str = "adapter.oft.block_size";
+        let mut faults = Faults::default();
+        match self {
+            Self::Vera(plan) => faults.when(plan.rank == 0, || {
+                Fault::value("adapter.vera.rank", 0, "a positive whole number").or_set("adapter.vera.rank", 256)
+            }),
+            Self::Oft(OftPlan { rank, block_size, .. }) => {
+                faults.when(*rank == 0 && *block_size == 0, || {
+                    Fault::value(BLOCK, 0, "positive, or {adapter.oft.rank} is").or_set(BLOCK, 32)
+                });
+                faults.when(*rank > 0 && *block_size > 0, || {
+                    Fault::value(BLOCK, block_size, "0 when {adapter.oft.rank} is given")
+                        .or_set(BLOCK, 0)
+                        .or_set("adapter.oft.rank", 0)
+                });
+            }
+            Self::Ia3(_) | Self::PromptTuning(_) | Self::PrefixTuning(_) => {}
+        }
+        faults.end()
     }
 
     /// What is trained on a program, and where; methods whose runs are not simulated are refused.
@@ -157,9 +180,7 @@ impl OtherAdapter {
                 }
             }
             Self::Vera(plan) => {
-                if plan.rank == 0 {
-                    return Err(bad("vera rank", 0, "a positive whole number"));
-                }
+                self.check()?;
                 for (id, _, outputs) in picked(view, &plan.targets, defaults::vera(model_type), "VeRA")? {
                     let path = program.modules[id.0 as usize].path.as_str();
                     let pair = vec![vector("vera_lambda_b", outputs), vector("vera_lambda_d", plan.rank)];
@@ -178,7 +199,7 @@ impl OtherAdapter {
                 let (id, path, width) = table
                     .take(1)
                     .last()
-                    .ok_or_else(|| bad("prompt tuning", "this model", "a model with token embeddings"))?;
+                    .ok_or_else(|| bad("adapter", "this model", "a model with token embeddings"))?;
                 let shape = Shape::from([plan.virtual_tokens, width]);
                 let tensor = TrainableTensor { name: "prompt_encoder", shape };
                 layout.adapted.push(adapted((id, path), AdaptedKind::Embedding, vec![tensor]));
@@ -214,19 +235,17 @@ impl OtherAdapter {
     /// Elements that are trained on a model.
     pub fn trainable(&self, model_type: &str, inventory: &Inventory) -> Result<u64, PlanError> {
         let view = View { model_type, modules: &inventory.modules, parameters: &inventory.parameters };
+        self.check()?;
         match self {
             Self::Ia3(plan) => ia3(plan, view),
             Self::Oft(plan) => sum(view, &plan.targets, defaults::lora(model_type), "OFT", |inputs, _, _| {
-                let block = match (plan.rank, plan.block_size) {
-                    (0, 0) => return Err(bad("oft_block_size", 0, "positive, or a rank")),
-                    (0, size) => closest_divisor(inputs, size),
-                    (rank, 0) => inputs / closest_divisor(inputs, rank).max(1),
-                    _ => return Err(bad("oft_block_size", plan.block_size, "0 when a rank is given")),
+                let block = match plan.rank {
+                    0 => closest_divisor(inputs, plan.block_size),
+                    rank => inputs / closest_divisor(inputs, rank).max(1),
                 };
                 let blocks = if plan.block_share { 1 } else { inputs / block.max(1) };
                 Ok(blocks * (block * block.saturating_sub(1) / 2))
             }),
-            Self::Vera(plan) if plan.rank == 0 => Err(bad("vera rank", 0, "a positive whole number")),
             Self::Vera(plan) => {
                 sum(view, &plan.targets, defaults::vera(model_type), "VeRA", |_, outputs, _| Ok(plan.rank + outputs))
             }
@@ -264,8 +283,8 @@ fn picked(
             // PEFT's OFT knows no `Conv1D`.
             ModuleKind::Conv1d { inputs, outputs } if method != "OFT" => (inputs, outputs),
             _ => {
-                let hint = "target linears only".into();
-                return Err(PlanError::Unsupported { what: format!("{method} on {}", module.path), hint });
+                let fault = Fault::unsupported("adapter", format!("{method} on {}", module.path));
+                return Err(fault.or("target linears only").into());
             }
         };
         found.push((id, inputs, outputs));
@@ -287,10 +306,9 @@ fn sum(
 }
 
 fn not_simulated(method: &str) -> PlanError {
-    PlanError::Unsupported {
-        what: format!("the memory of {method}"),
-        hint: "LoRA, IA³, VeRA and prompt tuning of decoders are".into(),
-    }
+    Fault::unsupported("adapter", format!("the memory of {method}"))
+        .or("LoRA, IA³, VeRA and prompt tuning of decoders are")
+        .into()
 }
 
 /// The ends of names of modules whose input is scaled.
@@ -302,7 +320,7 @@ fn feedforward(plan: &Ia3Plan, model_type: &str) -> Result<Vec<String>, PlanErro
         }
         (Targets::Names(names), _) => Ok(names.clone()),
         (Targets::Default, _) => Ok(Vec::new()),
-        _ => Err(bad("feedforward_modules", "a pattern", "a list of names")),
+        _ => Err(bad("adapter.ia3.feedforward", "a pattern", "a list of names")),
     }
 }
 
@@ -331,13 +349,13 @@ fn embedding_width(inventory: &Inventory) -> Result<u64, PlanError> {
         ModuleKind::Embedding { width, .. } => Some(width),
         _ => None,
     });
-    width.ok_or_else(|| bad("prompt tuning", "this model", "a model with token embeddings"))
+    width.ok_or_else(|| bad("adapter", "this model", "a model with token embeddings"))
 }
 
 fn prefix(plan: &PrefixPlan, inventory: &Inventory) -> Result<u64, PlanError> {
     let layers = inventory.modules.iter().filter(|module| module.kind == ModuleKind::Layer).count() as u64;
     let width = inventory.caches.iter().map(|cache| cache.heads.saturating_mul(cache.key_dim)).max();
-    let width = width.ok_or_else(|| bad("prefix tuning", "this model", "a model with a key-value cache"))?;
+    let width = width.ok_or_else(|| bad("adapter", "this model", "a model with a key-value cache"))?;
     let outputs = layers.saturating_mul(2).saturating_mul(width);
     Ok(if plan.projection {
         let hidden = plan.encoder_hidden_size.unwrap_or(width);

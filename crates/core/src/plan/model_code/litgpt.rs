@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::{LoraPlan, PlanError};
+use super::super::{Fault, LoraPlan, PlanError};
 
 /// Words of LitGPT's LoRA switches; `lora_query` and `lora_value` are its defaults.
 const DEFAULT: [&str; 2] = ["query", "value"];
@@ -60,10 +60,9 @@ pub(super) fn config(hf: &Value, lora: Option<&LoraPlan>, weight_first: bool) ->
             ]
         }
         _ => {
-            return Err(PlanError::Unsupported {
-                what: format!("model type {kind} in LitGPT's model code"),
-                hint: "known are falcon, gemma, gemma2, gpt_neox, llama, mistral, phi, phi3 and stablelm".into(),
-            });
+            return Err(Fault::unsupported("model_code", format!("model type {kind} in LitGPT's model code"))
+                .or("known are falcon, gemma, gemma2, gpt_neox, llama, mistral, phi, phi3 and stablelm")
+                .into());
         }
     };
     for part in parts {

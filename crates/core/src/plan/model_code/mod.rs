@@ -7,7 +7,7 @@ mod torchtune;
 
 use serde::{Deserialize, Serialize};
 
-use super::{AdapterPlan, LoraPlan, PlanError, Targets, TrainPlan};
+use super::{AdapterPlan, Fault, Faults, LoraPlan, PlanError, Targets, TrainPlan};
 use crate::model::Model;
 
 /// Whose code the model is.
@@ -31,12 +31,13 @@ impl ModelCode {
         if self == Self::Transformers {
             return Ok(None);
         }
-        self.check(plan)?;
-        let lora = lora(plan)?;
+        let mut faults = Faults::default();
+        self.check(plan, &mut faults);
+        faults.end()?;
         let (config, plan) = match self {
             Self::Torchtune => (torchtune::config(model.config())?, torchtune::renamed(plan)?),
             _ => {
-                let config = litgpt::config(model.config(), lora, self == Self::Litgpt)?;
+                let config = litgpt::config(model.config(), lora(plan), self == Self::Litgpt)?;
                 // Its adapters are part of the model.
                 (config, TrainPlan { adapter: None, ..plan.clone() })
             }
@@ -53,55 +54,48 @@ impl ModelCode {
     }
 
     /// What such code does not do, or what is not simulated of it.
-    fn check(self, plan: &TrainPlan) -> Result<(), PlanError> {
-        let refuse = |what: &str| {
-            let hint = "leave it out, or take transformers' model code (model_code = \"transformers\")".to_owned();
-            Err(PlanError::Unsupported { what: format!("{what} with {} model code", self.name()), hint })
-        };
+    pub(super) fn check(self, plan: &TrainPlan, faults: &mut Faults) {
+        if self == Self::Transformers {
+            return;
+        }
         let plain = TrainPlan::default();
-        match plan {
-            _ if plan.parallel.is_some() => refuse("several cards"),
-            _ if plan.kernels != plain.kernels => refuse("kernels of others"),
-            _ if plan.attention != plain.attention => refuse("another attention than SDPA"),
-            _ if plan.batch.padded || plan.batch.mask => refuse("an attention mask"),
-            _ if self != Self::Torchtune && plan.loss != plain.loss => refuse("another loss"),
-            _ => Ok(()),
+        let other = matches!(plan.adapter, Some(AdapterPlan::Other(_)));
+        let refused = [
+            (plan.parallel.is_some(), "parallel", "several cards"),
+            (plan.kernels != plain.kernels, "kernels", "kernels of others"),
+            (plan.attention != plain.attention, "attention", "another attention than SDPA"),
+            (plan.batch.padded, "batch.padded", "padded samples"),
+            (plan.batch.mask && !plan.batch.padded, "batch.mask", "an attention mask"),
+            (self != Self::Torchtune && plan.loss != plain.loss, "loss", "another loss"),
+            (other, "adapter", "PEFT's methods other than LoRA"),
+            (
+                lora(plan).is_some_and(|lora| !is_plain(lora, plan)),
+                "adapter",
+                "LoRA with more than rank, dropout and targets (adapters are in the type of the weights)",
+            ),
+        ];
+        for (_, path, what) in refused.into_iter().filter(|(used, ..)| *used) {
+            let fault = Fault::unsupported(path, format!("{what} with {} model code", self.name()));
+            faults.add(fault.or_drop(path).or_set("model_code", "transformers"));
         }
     }
 }
 
-/// The plan's LoRA; other adapters are refused.
-fn lora(plan: &TrainPlan) -> Result<Option<&LoraPlan>, PlanError> {
+/// The plan's LoRA.
+fn lora(plan: &TrainPlan) -> Option<&LoraPlan> {
     match &plan.adapter {
-        None => Ok(None),
-        Some(AdapterPlan::Lora(lora)) => {
-            let plain = LoraPlan {
-                rank: lora.rank,
-                dropout: lora.dropout,
-                targets: lora.targets.clone(),
-                ..LoraPlan::default()
-            };
-            let same = LoraPlan {
-                alpha: plain.alpha,
-                dtype: None,
-                follow_base: false,
-                task: None,
-                rslora: false,
-                ..lora.clone()
-            } == plain;
-            match same && lora.dtype.is_none_or(|dtype| dtype == plan.weights) {
-                true => Ok(Some(lora)),
-                false => Err(PlanError::Unsupported {
-                    what: "LoRA with more than rank, dropout and targets in a library's own model code".into(),
-                    hint: "leave the other options out; adapters are in the type of the weights".into(),
-                }),
-            }
-        }
-        Some(AdapterPlan::Other(_)) => Err(PlanError::Unsupported {
-            what: "PEFT's methods in a library's own model code".into(),
-            hint: "use LoRA".into(),
-        }),
+        Some(AdapterPlan::Lora(lora)) => Some(lora),
+        _ => None,
     }
+}
+
+/// Whether it asks for rank, dropout and targets only.
+fn is_plain(lora: &LoraPlan, plan: &TrainPlan) -> bool {
+    let plain =
+        LoraPlan { rank: lora.rank, dropout: lora.dropout, targets: lora.targets.clone(), ..LoraPlan::default() };
+    let same =
+        LoraPlan { alpha: plain.alpha, dtype: None, follow_base: false, task: None, rslora: false, ..lora.clone() };
+    same == plain && lora.dtype.is_none_or(|dtype| dtype == plan.weights)
 }
 
 /// What is adapted, by the words a library uses; every name that modules of transformers go by is known too.
@@ -123,13 +117,7 @@ fn targets(lora: &LoraPlan, default: &[&'static str], all: &[&'static str]) -> R
             "mlp" | "gate_proj" | "up_proj" | "down_proj" | "gate_up_proj" | "fc1" | "fc2" | "w1" | "w2" | "w3"
             | "dense_h_to_4h" | "dense_4h_to_h" => &["mlp"],
             "head" | "lm_head" | "embed_out" | "output" => &["head"],
-            _ => {
-                return Err(PlanError::BadValue {
-                    key: "adapter.targets".into(),
-                    value: name.clone(),
-                    expected: "query, key, value, projection, mlp or head".into(),
-                });
-            }
+            _ => return Err(Fault::value("adapter.targets", name, "query, key, value, projection, mlp or head").into()),
         });
     }
     Ok(found)

@@ -2,17 +2,16 @@
 
 use serde_json::{Value, json};
 
-use super::super::{AdapterPlan, LoraPlan, PlanError, Targets, TrainPlan};
+use super::super::{AdapterPlan, Fault, LoraPlan, PlanError, Targets, TrainPlan};
 
 /// The arguments of torchtune's model builders (torchtune/models/llama3_1/_component_builders.py and its neighbours).
 pub(super) fn config(hf: &Value) -> Result<Value, PlanError> {
     let number = |key: &str| hf[key].as_u64();
     let kind = hf["model_type"].as_str().unwrap_or_default();
     if !matches!(kind, "llama" | "mistral" | "qwen2") {
-        return Err(PlanError::Unsupported {
-            what: format!("model type {kind} in torchtune's model code"),
-            hint: "known are llama, mistral and qwen2".into(),
-        });
+        return Err(Fault::unsupported("model_code", format!("model type {kind} in torchtune's model code"))
+            .or("known are llama, mistral and qwen2")
+            .into());
     }
     Ok(json!({
         "model_type": "torchtune",

@@ -2,7 +2,7 @@
 
 use super::{Implementation, Optimizer, OptimizerKind};
 use crate::dtype::DType;
-use crate::plan::PlanError;
+use crate::plan::{Fault, Faults};
 
 impl OptimizerKind {
     /// All of them, and whose code each one is.
@@ -111,62 +111,69 @@ impl OptimizerKind {
 
 impl Optimizer {
     /// Refuses what could not step on weights of this type.
-    pub(in crate::plan) fn check(&self, weights: DType, adapted: bool) -> Result<(), PlanError> {
-        let refuse = |what: &str, hint: &str| Err(PlanError::Conflict { what: what.into(), hint: hint.into() });
-        match self.kind {
-            _ if self.master_weights && weights == DType::F32 => {
-                refuse("fp32 weights are their own master weights", "drop --master-weights, or use --precision bf16")
+    pub(in crate::plan) fn check(&self, weights: DType, adapted: bool, faults: &mut Faults) {
+        const KIND: &str = "optimizer.kind";
+        let (kind, name) = (self.kind, self.kind.name());
+        let refused = [
+            (self.master_weights && weights == DType::F32, "fp32 weights are their own master weights"),
+            (self.master_weights && adapted, "adapters are fp32 already, and the model is not stepped"),
+        ];
+        for (_, problem) in refused.into_iter().filter(|(used, _)| *used) {
+            faults.add(Fault::new("optimizer.master_weights", problem).or_drop("optimizer.master_weights"));
+        }
+        if let Some(dtype) = self.state {
+            faults.when(kind != OptimizerKind::AnyPrecision, || {
+                Fault::new("optimizer.state", format!("the state of {name} has no type of its own to choose"))
+                    .or_set(KIND, "adamw-anyprecision")
+                    .or_drop("optimizer.state")
+            });
+            faults.float("optimizer.state", dtype);
+        }
+        match kind {
+            OptimizerKind::SparseAdam => {
+                let what = "optimizer sparse-adam (it takes sparse gradients only, and these models make dense ones)";
+                faults.add(Fault::unsupported(KIND, what).or_set(KIND, "adam"));
             }
-            _ if self.master_weights && adapted => {
-                refuse("adapters are fp32 already, and the model is not stepped", "drop --master-weights")
+            OptimizerKind::Lamb8bit => {
+                let problem = "bitsandbytes 0.50 has no blockwise LAMB: lamb8bit stops at its first step";
+                faults.add(Fault::new(KIND, problem).or_set(KIND, "lamb").or_set(KIND, "adamw8bit"));
             }
-            kind if self.state.is_some() && kind != OptimizerKind::AnyPrecision => refuse(
-                &format!("the state of {} has no type of its own to choose", kind.name()),
-                "use --optimizer adamw-anyprecision, or drop --optimizer-state-dtype",
-            ),
-            _ if self.state.is_some_and(|dtype| !matches!(dtype, DType::F32 | DType::BF16 | DType::F16)) => {
-                Err(PlanError::BadValue {
-                    key: "optimizer-state-dtype".into(),
-                    value: self.state.map_or("", DType::name).into(),
-                    expected: "fp32, bf16 or fp16".into(),
-                })
-            }
-            OptimizerKind::SparseAdam => Err(PlanError::Unsupported {
-                what: "optimizer sparse-adam (it takes sparse gradients only, and these models make dense ones)".into(),
-                hint: "adam is its dense form".into(),
+            OptimizerKind::AdaBelief => faults.when(weights == DType::F16, || {
+                Fault::unsupported(KIND, "adabelief on fp16 weights (it swaps them for fp32 ones during the step)")
+                    .or_set("weights", "bf16")
+                    .or_set("weights", "fp32")
             }),
-            OptimizerKind::Lamb8bit => refuse(
-                "bitsandbytes 0.50 has no blockwise LAMB: lamb8bit stops at its first step",
-                "use lamb or adamw8bit",
-            ),
-            kind if self.implementation == Implementation::Fused && kind.has_implementations() && !kind.has_fused() => {
-                refuse(
-                    &format!("torch's {} has no fused step on CUDA", kind.name()),
-                    "use --optimizer-implementation foreach",
-                )
-            }
-            kind if self.rank != Self::default().rank && !kind.is_low_rank() => refuse(
-                &format!("{} has no rank", kind.name()),
-                "drop --optimizer-rank, or use galore-adamw or apollo-adamw",
-            ),
-            OptimizerKind::AdaBelief if weights == DType::F16 => Err(PlanError::Unsupported {
-                what: "adabelief on fp16 weights (it swaps them for fp32 ones during the step)".into(),
-                hint: "use bf16 or fp32 weights".into(),
+            OptimizerKind::Shampoo => faults.when(weights != DType::F32, || {
+                Fault::new(KIND, "shampoo's singular values need fp32 weights").or_set("weights", "fp32")
             }),
-            OptimizerKind::Shampoo if weights != DType::F32 => {
-                refuse("shampoo's singular values need fp32 weights", "use --precision fp32 or bf16-mixed")
+            OptimizerKind::AdamMini | OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW => {
+                faults.when(adapted, || {
+                    Fault::new(KIND, "adam-mini, galore and apollo train a model's own matrices, not adapters")
+                        .or_set(KIND, "adamw")
+                });
             }
-            OptimizerKind::AdamMini | OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW if adapted => {
-                refuse("adam-mini, galore and apollo train a model's own matrices", "use adamw for adapters")
-            }
-            OptimizerKind::GaLoreAdamW | OptimizerKind::ApolloAdamW if !(1..=1 << 20).contains(&self.rank) => {
-                Err(PlanError::BadValue {
-                    key: "optimizer-rank".into(),
-                    value: self.rank.to_string(),
-                    expected: "from 1 to 1048576".into(),
-                })
-            }
-            _ => Ok(()),
+            _ => {}
+        }
+        let implementation = "optimizer.implementation";
+        if !kind.has_implementations() {
+            faults.when(self.implementation != Self::default().implementation, || {
+                Fault::no_effect(implementation, format!("on {name}, which steps in one way only"))
+            });
+        } else {
+            faults.when(self.implementation == Implementation::Fused && !kind.has_fused(), || {
+                Fault::new(implementation, format!("torch's {name} has no fused step on CUDA"))
+                    .or_set(implementation, "foreach")
+            });
+        }
+        if kind.is_low_rank() {
+            faults.range("optimizer.rank", self.rank, 1..=1 << 20);
+        } else {
+            faults.when(self.rank != Self::default().rank, || {
+                Fault::new("optimizer.rank", format!("{name} has no rank"))
+                    .or_drop("optimizer.rank")
+                    .or_set(KIND, "galore-adamw")
+                    .or_set(KIND, "apollo-adamw")
+            });
         }
     }
 
@@ -176,9 +183,6 @@ impl Optimizer {
         let mut notes = Vec::new();
         if self.kind.is_paged() {
             notes.push(format!("optimizer {name}: paged states are managed memory, which torch's levels do not show"));
-        }
-        if self.implementation != Implementation::Foreach && !self.kind.has_implementations() {
-            notes.push(format!("optimizer {name} steps in one way only: its implementation changes nothing"));
         }
         if self.kind == OptimizerKind::GaLoreAdamW {
             notes.push("galore: the workspace of cuSOLVER's SVD at a change of projection is not counted".into());
@@ -202,20 +206,22 @@ mod tests {
     #[test]
     fn what_cannot_step_is_refused() {
         let with = |kind| Optimizer { kind, ..Optimizer::default() };
-        assert!(matches!(
-            with(OptimizerKind::SparseAdam).check(DType::BF16, false),
-            Err(PlanError::Unsupported { .. })
-        ));
-        assert!(with(OptimizerKind::Shampoo).check(DType::BF16, false).is_err());
-        assert!(with(OptimizerKind::Shampoo).check(DType::F32, false).is_ok());
-        assert!(with(OptimizerKind::AdamMini).check(DType::F32, true).is_err());
+        let check = |optimizer: Optimizer, weights, adapted| {
+            let mut faults = Faults::default();
+            optimizer.check(weights, adapted, &mut faults);
+            faults.end()
+        };
+        assert!(check(with(OptimizerKind::SparseAdam), DType::BF16, false).unwrap_err()[0].unsupported);
+        assert!(check(with(OptimizerKind::Shampoo), DType::BF16, false).is_err());
+        assert!(check(with(OptimizerKind::Shampoo), DType::F32, false).is_ok());
+        assert!(check(with(OptimizerKind::AdamMini), DType::F32, true).is_err());
         let fused = |kind| Optimizer { implementation: Implementation::Fused, ..with(kind) };
-        assert!(fused(OptimizerKind::AdamW).check(DType::F32, false).is_ok());
+        assert!(check(fused(OptimizerKind::AdamW), DType::F32, false).is_ok());
         for kind in [OptimizerKind::Rmsprop, OptimizerKind::Nadam, OptimizerKind::Adagrad] {
-            assert!(fused(kind).check(DType::F32, false).is_err());
+            assert!(check(fused(kind), DType::F32, false).is_err());
         }
-        assert!(fused(OptimizerKind::Lion).check(DType::F32, false).is_ok());
-        assert!(fused(OptimizerKind::Lion).notes()[0].contains("one way only"));
-        assert!(Optimizer { rank: 4, ..with(OptimizerKind::AdamW) }.check(DType::F32, false).is_err());
+        let one_way = check(fused(OptimizerKind::Lion), DType::F32, false).unwrap_err();
+        assert!(one_way[0].path == "optimizer.implementation" && one_way[0].problem.contains("one way only"));
+        assert!(check(Optimizer { rank: 4, ..with(OptimizerKind::AdamW) }, DType::F32, false).is_err());
     }
 }

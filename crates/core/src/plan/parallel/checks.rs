@@ -1,118 +1,141 @@
 //! What an engine can run, and what of that is simulated.
 
-use super::{Engine, Fsdp1, Fsdp2, MixedPrecision, Parallel, Reshard, Strategy, Wrap};
+use super::{Engine, Fsdp1, Fsdp2, MixedPrecision, Parallel, Reshard, Strategy, Wrap, named};
 use crate::dtype::DType;
 use crate::plan::adapter::AdapterPlan;
-use crate::plan::{PlanError, QuantizationScheme, TrainPlan};
+use crate::plan::{Fault, Faults, QuantizationScheme, TrainPlan};
 
-fn unsupported(what: impl Into<String>, hint: &str) -> Result<(), PlanError> {
-    Err(PlanError::Unsupported { what: what.into(), hint: hint.into() })
-}
-
-fn conflict(what: impl Into<String>, hint: impl Into<String>) -> Result<(), PlanError> {
-    Err(PlanError::Conflict { what: what.into(), hint: hint.into() })
-}
+const ENGINE: &str = "parallel.engine";
+const NO_SYNC: &str = "parallel.no_sync";
+const DP_SHARD: &str = "parallel.mesh.dp_shard";
+const DP_REPLICATE: &str = "parallel.mesh.dp_replicate";
 
 /// Refuses what an engine cannot run or the simulation does not know.
-pub(super) fn engine(parallel: &Parallel, plan: &TrainPlan) -> Result<(), PlanError> {
+pub(super) fn engine(parallel: &Parallel, plan: &TrainPlan, faults: &mut Faults) {
     let mesh = &parallel.mesh;
-    if parallel.no_sync && plan.gradient_accumulation < 2 {
-        return conflict("no_sync without gradient accumulation has no effect", "drop it, or accumulate");
-    }
-    if plan.optimizer_in_backward {
-        return unsupported("an optimizer that steps in backward on several cards", "step after backward");
-    }
-    if mesh.world() == 1 && parallel.offloads() && !matches!(parallel.engine, Engine::Deepspeed(_)) {
-        return unsupported("FSDP's offload on one card", "DeepSpeed's is simulated (--engine deepspeed)");
-    }
+    faults.when(parallel.no_sync && plan.gradient_accumulation == 1, || {
+        Fault::no_effect(NO_SYNC, "without gradient accumulation").or_set("gradient_accumulation", 2)
+    });
+    faults.when(mesh.world() == 1 && parallel.offloads() && !matches!(parallel.engine, Engine::Deepspeed(_)), || {
+        let path = format!("{ENGINE}.{}.offload", parallel.engine.name());
+        Fault::unsupported(&path, "FSDP's offload on one card").or_drop(path).or_set(ENGINE, named("deepspeed"))
+    });
     match &parallel.engine {
-        Engine::Ddp(_) if mesh.dp_shard > 1 => conflict(
-            format!("ddp replicates, it does not shard over dp_shard {}", mesh.dp_shard),
-            format!("use dp_replicate {}, or fsdp2", mesh.dp_shard.saturating_mul(mesh.dp_replicate)),
-        ),
-        Engine::Ddp(_) => Ok(()),
-        Engine::Fsdp1(options) => fsdp1(parallel, options, plan),
-        Engine::Fsdp2(options) => fsdp2(parallel, options, plan),
-        Engine::Deepspeed(_) if parallel.no_sync => {
-            conflict("no_sync is FSDP's", "DeepSpeed decides itself what it reduces when")
+        Engine::Ddp(_) => faults.when(mesh.dp_shard > 1, || {
+            let problem = format!("ddp replicates, it does not shard over {{{DP_SHARD}}} {}", mesh.dp_shard);
+            let all = mesh.dp_shard.saturating_mul(mesh.dp_replicate);
+            Fault::new(DP_SHARD, problem)
+                .or(format!("use {{{DP_REPLICATE}}} {all} and {{{DP_SHARD}}} 1"))
+                .or_set(ENGINE, named("fsdp2"))
+        }),
+        Engine::Fsdp1(options) => fsdp1(parallel, options, plan, faults),
+        Engine::Fsdp2(options) => fsdp2(parallel, options, plan, faults),
+        Engine::Deepspeed(options) => {
+            faults.when(parallel.no_sync, || {
+                Fault::new(NO_SYNC, format!("{{{NO_SYNC}}} is FSDP's: DeepSpeed decides itself what it reduces when"))
+                    .or_drop(NO_SYNC)
+            });
+            options.check(plan, (mesh.dp_shard, mesh.dp_replicate), "parallel.engine.deepspeed", faults);
         }
-        Engine::Deepspeed(options) => options.check(plan, (mesh.dp_shard, mesh.dp_replicate)),
-        Engine::Tp(_) if mesh.dp_shard > 1 || mesh.dp_replicate > 1 => conflict(
-            format!("tp alone is {} GPUs, not {}", mesh.tp, mesh.world()),
-            "use fsdp2 with tp, which shards over the others",
-        ),
-        Engine::Tp(_) => Ok(()),
+        Engine::Tp(_) => faults.when(mesh.dp_shard > 1 || mesh.dp_replicate > 1, || {
+            let problem = format!("tp alone is {} GPUs, not {}", mesh.tp, mesh.world());
+            Fault::new(ENGINE, problem).or_set(ENGINE, named("fsdp2"))
+        }),
         // Checked with the sizes of the model.
-        Engine::Megatron(_) => Ok(()),
+        Engine::Megatron(_) => {}
     }
 }
 
-fn fsdp1(parallel: &Parallel, options: &Fsdp1, plan: &TrainPlan) -> Result<(), PlanError> {
-    if options.strategy == Strategy::No && options.offload {
-        return unsupported("fsdp1 with NO_SHARD and offload", "use FULL_SHARD");
-    }
-    if parallel.mesh.dp_shard == 1 && parallel.mesh.world() > 1 {
-        return conflict(
-            "fsdp1 with dp_shard 1 shards nothing",
-            format!("use ddp, or dp_shard {}", parallel.mesh.dp_replicate),
-        );
-    }
-    types(options.mixed_precision, plan)?;
-    quantised(plan)?;
+fn fsdp1(parallel: &Parallel, options: &Fsdp1, plan: &TrainPlan, faults: &mut Faults) {
+    const AT: &str = "parallel.engine.fsdp1";
+    let (mesh, strategy, wrap) = (&parallel.mesh, format!("{AT}.strategy"), format!("{AT}.wrap"));
+    let no_shard = options.strategy == Strategy::No;
+    faults.when(no_shard && options.offload, || {
+        let offload = format!("{AT}.offload");
+        Fault::unsupported(&offload, "fsdp1 with NO_SHARD and offload").or_set(&strategy, "full").or_drop(offload)
+    });
+    faults.when(no_shard && mesh.dp_replicate > 1, || {
+        let problem =
+            format!("{{{strategy}}} no with {{{DP_REPLICATE}}} {}: hybrid strategies replicate", mesh.dp_replicate);
+        Fault::new(&strategy, problem).or_set(&strategy, "full").or_set(DP_REPLICATE, 1)
+    });
+    faults.when(mesh.dp_shard == 1 && mesh.world() > 1, || {
+        Fault::new(DP_SHARD, format!("fsdp1 with {{{DP_SHARD}}} 1 shards nothing"))
+            .or_set(ENGINE, named("ddp"))
+            .or(format!("use {{{DP_SHARD}}} {} and {{{DP_REPLICATE}}} 1", mesh.dp_replicate))
+    });
+    types(AT, options.mixed_precision, plan, faults);
+    let shardable = quantised(plan, faults);
     // `_flatten` wants one type in a unit.
     let hidden = hidden(plan);
-    if let Some(quantization) = plan.quantization.as_ref().filter(|quantization| quantization.storage != hidden) {
-        return conflict(
-            format!(
-                "fsdp1 wraps parameters of one type together: 4-bit weights are stored as {} and the rest is {}",
-                quantization.storage.name(),
-                hidden.name()
-            ),
-            "store them in that type (bnb_4bit_quant_storage), skip prepare_model_for_kbit_training, or use fsdp2",
+    let stored = plan.quantization.as_ref().map(|quantization| quantization.storage);
+    if let Some(stored) = stored.filter(|stored| shardable && *stored != hidden) {
+        let problem = format!(
+            "fsdp1 wraps parameters of one type together: 4-bit weights are stored as {} and the rest is {}",
+            stored.name(),
+            hidden.name()
+        );
+        faults.add(
+            Fault::new("quantization.storage", problem)
+                .or_set("quantization.storage", hidden.name())
+                .or_set("quantization.prepare", false)
+                .or_set(ENGINE, named("fsdp2")),
         );
     }
     match adapter_type(plan) {
-        Some(adapter) if adapter != hidden && options.wrap != Wrap::Peft => conflict(
-            format!(
+        Some(adapter) if adapter != hidden && options.wrap != Wrap::Peft => {
+            let problem = format!(
                 "fsdp1 wraps parameters of one type together: adapters are {} and the model is {}",
                 adapter.name(),
                 hidden.name()
-            ),
-            "wrap as PEFT does (wrap: peft), make adapters of the model's type, or use fsdp2",
-        ),
-        Some(_) if options.flat_params && options.wrap != Wrap::Peft => conflict(
-            "fsdp1 without use_orig_params wraps what is trained and what is frozen apart",
-            "wrap as PEFT does (wrap: peft), or keep use_orig_params",
-        ),
-        None if options.wrap == Wrap::Peft => conflict("PEFT's wrap policy without an adapter", "drop it"),
-        _ => Ok(()),
+            );
+            faults.add(
+                Fault::new(&wrap, problem)
+                    .or_set(&wrap, "peft")
+                    .or_set("adapter.dtype", hidden.name())
+                    .or_set(ENGINE, named("fsdp2")),
+            );
+        }
+        Some(_) => faults.when(options.flat_params && options.wrap != Wrap::Peft, || {
+            let flat = format!("{AT}.flat_params");
+            Fault::new(&flat, "fsdp1 without use_orig_params wraps what is trained and what is frozen apart")
+                .or_set(&wrap, "peft")
+                .or_drop(flat)
+        }),
+        None => faults.when(options.wrap == Wrap::Peft, || {
+            Fault::new(&wrap, format!("{{{wrap}}} peft without an adapter")).or_drop(&wrap)
+        }),
     }
 }
 
-fn fsdp2(parallel: &Parallel, options: &Fsdp2, plan: &TrainPlan) -> Result<(), PlanError> {
-    types(options.mixed_precision, plan)?;
-    quantised(plan)?;
-    if options.wrap == Wrap::Peft {
-        return unsupported("PEFT's wrap policy with fsdp2", "wrap every layer");
-    }
+fn fsdp2(parallel: &Parallel, options: &Fsdp2, plan: &TrainPlan, faults: &mut Faults) {
+    const AT: &str = "parallel.engine.fsdp2";
+    types(AT, options.mixed_precision, plan, faults);
+    quantised(plan, faults);
+    faults.when(options.wrap == Wrap::Peft, || {
+        let path = format!("{AT}.wrap");
+        Fault::unsupported(&path, "PEFT's wrap policy with fsdp2").or_set(path, "every-layer")
+    });
     for (key, reshard) in
         [("reshard_after_forward", options.reshard_after_forward), ("reshard_root", options.reshard_root)]
     {
         let Reshard::To(ranks) = reshard else { continue };
-        let world = parallel.sharded_over();
-        if !(2..world).contains(&ranks) || !world.is_multiple_of(ranks) {
-            let valid: Vec<String> = (2..world).filter(|n| world.is_multiple_of(*n)).map(|n| n.to_string()).collect();
-            return Err(PlanError::BadValue {
-                key: key.into(),
-                value: ranks.to_string(),
-                expected: format!("true, false or one of [{}], which divide dp_shard {world}", valid.join(", ")),
-            });
-        }
-        if parallel.mesh.dp_replicate > 1 {
-            return unsupported(format!("{key} {ranks} with dp_replicate"), "use true or false");
+        let (path, world) = (format!("{AT}.{key}"), parallel.sharded_over());
+        let fits = |ranks: u64| (2..world).contains(&ranks) && world.is_multiple_of(ranks);
+        if !fits(ranks) {
+            let valid: Vec<u64> = (2..world).filter(|ranks| fits(*ranks)).collect();
+            let listed: Vec<String> = valid.iter().map(u64::to_string).collect();
+            let expected =
+                format!("true, false or one of [{}], which divide {{{DP_SHARD}}} {world}", listed.join(", "));
+            let below = valid.iter().rev().find(|valid| **valid < ranks);
+            let nearest = [below, valid.iter().find(|valid| **valid > ranks)].into_iter().flatten();
+            let fault = Fault::value(&path, ranks, expected);
+            faults.add(nearest.fold(fault, |fault, ranks| fault.or_set(&path, *ranks)).or_set(&path, true));
+        } else if parallel.mesh.dp_replicate > 1 {
+            let what = format!("{{{path}}} {ranks} with {{{DP_REPLICATE}}}");
+            faults.add(Fault::unsupported(&path, what).or_set(&path, true).or_set(&path, false));
         }
     }
-    Ok(())
 }
 
 /// The type of embeddings and norms.
@@ -137,33 +160,34 @@ fn adapter_type(plan: &TrainPlan) -> Option<DType> {
     }
 }
 
-fn quantised(plan: &TrainPlan) -> Result<(), PlanError> {
-    let Some(quantization) = &plan.quantization else { return Ok(()) };
+/// Whether 4-bit weights, where there are some, can be sharded.
+fn quantised(plan: &TrainPlan, faults: &mut Faults) -> bool {
+    let Some(quantization) = &plan.quantization else { return true };
     if quantization.scheme == QuantizationScheme::Int8 {
-        return unsupported("LLM.int8 under FSDP", "FSDP shards 4-bit weights stored as floats (nf4)");
-    }
-    if !matches!(quantization.storage, DType::F32 | DType::BF16 | DType::F16) {
-        return conflict(
-            format!("FSDP shards floats, and 4-bit weights are stored as {}", quantization.storage.name()),
-            "set bnb_4bit_quant_storage to the type of the model",
+        let path = "quantization.scheme";
+        faults.add(
+            Fault::unsupported(path, "LLM.int8 under FSDP, which shards 4-bit weights stored as floats,")
+                .or_set(path, "nf4"),
         );
+        return false;
     }
-    Ok(())
+    let float = matches!(quantization.storage, DType::F32 | DType::BF16 | DType::F16);
+    faults.when(!float, || {
+        let (path, stored) = ("quantization.storage", quantization.storage.name());
+        Fault::new(path, format!("FSDP shards floats, and 4-bit weights are stored as {stored}"))
+            .or_set(path, plan.weights.name())
+    });
+    float
 }
 
-fn types(types: Option<MixedPrecision>, plan: &TrainPlan) -> Result<(), PlanError> {
-    let Some(types) = types else { return Ok(()) };
-    for (key, dtype) in [("mixed-precision.parameters", types.parameters), ("mixed-precision.reduce", types.reduce)] {
-        if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
-            return Err(PlanError::BadValue {
-                key: key.into(),
-                value: dtype.name().into(),
-                expected: "fp32, bf16 or fp16".into(),
-            });
-        }
-    }
-    if plan.autocast.is_some() {
-        return unsupported("autocast together with mixed precision of the engine", "drop one of them");
-    }
-    Ok(())
+fn types(engine: &str, types: Option<MixedPrecision>, plan: &TrainPlan, faults: &mut Faults) {
+    let Some(types) = types else { return };
+    faults.float(&format!("{engine}.mixed_precision.parameters"), types.parameters);
+    faults.float(&format!("{engine}.mixed_precision.reduce"), types.reduce);
+    faults.when(plan.autocast.is_some(), || {
+        let path = format!("{engine}.mixed_precision");
+        Fault::unsupported("autocast", format!("{{autocast}} together with {{{path}}}"))
+            .or_drop("autocast")
+            .or_drop(path)
+    });
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mesh::divides;
 use crate::dtype::DType;
-use crate::plan::{PlanError, TrainPlan};
+use crate::plan::{Fault, Faults, TrainPlan};
 
 /// DeepSpeed's engine with bf16 enabled.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -151,129 +151,126 @@ impl DeepSpeed {
         self.grad_accum_dtype == Some(DType::F32) && weights != DType::F32
     }
 
-    /// Refuses what is not simulated.
-    pub fn check(&self, plan: &TrainPlan, (dp_shard, dp_replicate): (u64, u64)) -> Result<(), PlanError> {
-        let unsupported = |what: &str, hint: &str| {
-            Err(PlanError::Unsupported { what: format!("deepspeed {what}"), hint: hint.into() })
-        };
-        match self.zero.stage {
-            0..=3 => {}
-            stage => {
-                return Err(PlanError::BadValue {
-                    key: "zero".into(),
-                    value: stage.to_string(),
-                    expected: "0, 1, 2 or 3".into(),
-                });
-            }
+    /// Refuses what DeepSpeed refuses and what is not simulated; `at` is the engine's place in a plan.
+    pub(super) fn check(&self, plan: &TrainPlan, (dp_shard, dp_replicate): (u64, u64), at: &str, faults: &mut Faults) {
+        let stage = format!("{at}.zero.stage");
+        if self.zero.stage > 3 {
+            faults.add(Fault::value(&stage, self.zero.stage, "0, 1, 2 or 3").or_set(&stage, 3));
+            return;
         }
-        if plan.quantization.is_some() && self.zero.stage == 3 {
-            return unsupported("ZeRO 3 with quantised weights", "use ZeRO 2, or fsdp2");
-        }
-        if dp_replicate > 1 {
-            return unsupported("over copies (dp_replicate over 1)", "shard over all GPUs");
-        }
-        if !matches!(plan.weights, DType::BF16 | DType::F16) || plan.autocast.is_some() {
-            return unsupported("without 16-bit weights", "use bf16 or fp16 weights and no autocast");
-        }
-        self.check_offload()?;
-        self.check_accumulation(plan)?;
-        self.check_second_partition(dp_shard)?;
-        self.check_mics(dp_shard)?;
-        let conflict = |what: String, hint: &str| Err(PlanError::Conflict { what, hint: hint.into() });
-        if self.zero.round_robin_gradients && !matches!(self.zero.stage, 1 | 2) {
-            return conflict(
-                format!("round_robin_gradients has no effect with ZeRO {}", self.zero.stage),
-                "drop it, or use stage 1 or 2",
-            );
-        }
-        Ok(())
+        faults.when(plan.quantization.is_some() && self.zero.stage == 3, || {
+            Fault::unsupported("quantization", "deepspeed ZeRO 3 with quantised weights")
+                .or_set(&stage, 2)
+                .or_set("parallel.engine", super::named("fsdp2"))
+        });
+        faults.when(dp_replicate > 1, || {
+            let path = "parallel.mesh.dp_replicate";
+            Fault::unsupported(path, format!("deepspeed over copies ({{{path}}} {dp_replicate})")).or_set(path, 1)
+        });
+        faults.when(!matches!(plan.weights, DType::BF16 | DType::F16), || {
+            Fault::unsupported("weights", "deepspeed without 16-bit weights").or_set("weights", "bf16")
+        });
+        faults.when(plan.autocast.is_some(), || {
+            Fault::unsupported("autocast", "deepspeed with {autocast}").or_drop("autocast")
+        });
+        self.check_offload(at, faults);
+        self.check_accumulation(plan, at, faults);
+        self.check_second_partition(dp_shard, at, faults);
+        self.check_mics(dp_shard, at, faults);
+        faults.when(self.zero.round_robin_gradients && !matches!(self.zero.stage, 1 | 2), || {
+            Fault::no_effect(format!("{at}.zero.round_robin_gradients"), format!("with ZeRO {}", self.zero.stage))
+                .or_set(&stage, 2)
+        });
     }
 
-    fn check_accumulation(&self, plan: &TrainPlan) -> Result<(), PlanError> {
-        let Some(dtype) = self.grad_accum_dtype.filter(|dtype| *dtype != plan.weights) else { return Ok(()) };
-        let refused = |what: String, hint: &str| {
-            Err(PlanError::Unsupported { what: format!("deepspeed grad_accum_dtype {what}"), hint: hint.into() })
-        };
+    fn check_accumulation(&self, plan: &TrainPlan, at: &str, faults: &mut Faults) {
+        let Some(dtype) = self.grad_accum_dtype.filter(|dtype| *dtype != plan.weights) else { return };
+        let (path, stage, offload) =
+            (format!("{at}.grad_accum_dtype"), format!("{at}.zero.stage"), format!("{at}.zero.offload_optimizer"));
+        let refused = |what: String| Fault::unsupported(&path, format!("deepspeed {{{path}}} {what}"));
         if dtype != DType::F32 {
-            return refused(
-                format!("{} with {} weights", dtype.name(), plan.weights.name()),
-                "use fp32, or leave it out",
-            );
+            let what = format!("{} with {} weights", dtype.name(), plan.weights.name());
+            return faults.add(refused(what).or_set(&path, "fp32").or_drop(&path));
         }
         match self.zero.stage {
-            0 => Err(PlanError::Conflict {
-                what: "grad_accum_dtype fp32 with ZeRO 0".into(),
-                hint: "DeepSpeed itself refuses it: use stage 1, 2 or 3, or leave it out".into(),
-            }),
-            1 if plan.weights != DType::BF16 => refused("fp32 with ZeRO 1 and fp16".into(), "use bf16, or ZeRO 2"),
-            _ if self.zero.offload_optimizer.as_ref().is_some_and(Offload::is_on) => {
-                refused("fp32 with offload_optimizer".into(), "leave one of them out")
+            0 => {
+                let problem = format!("{{{path}}} fp32 with ZeRO 0: DeepSpeed itself refuses it");
+                faults.add(Fault::new(&path, problem).or_set(&stage, 1).or_drop(&path));
             }
-            _ => Ok(()),
+            1 if plan.weights == DType::F16 => {
+                faults.add(refused("fp32 with ZeRO 1 and fp16".into()).or_set("weights", "bf16").or_set(&stage, 2));
+            }
+            _ => faults.when(self.zero.offload_optimizer.as_ref().is_some_and(Offload::is_on), || {
+                refused(format!("fp32 with {{{offload}}}")).or_drop(&path).or_drop(&offload)
+            }),
         }
     }
 
-    fn check_second_partition(&self, world: u64) -> Result<(), PlanError> {
+    fn check_second_partition(&self, world: u64, at: &str, faults: &mut Faults) {
         let ranks = self.zero.zero_hpz_partition_size;
         if ranks < 2 {
-            return Ok(());
+            return;
         }
+        let (path, stage, offload) = (
+            format!("{at}.zero.zero_hpz_partition_size"),
+            format!("{at}.zero.stage"),
+            format!("{at}.zero.offload_param"),
+        );
         if self.zero.stage < 3 {
-            return Err(PlanError::Conflict {
-                what: format!("zero_hpz_partition_size {ranks} with ZeRO {}", self.zero.stage),
-                hint: "it needs stage 3".into(),
-            });
+            return faults.add(needs(&path, format!("{{{path}}} {ranks}"), (self.zero.stage, 3), &stage));
         }
-        if self.zero.offload_param.as_ref().is_some_and(Offload::is_on) {
-            return Err(PlanError::Unsupported {
-                what: "deepspeed zero_hpz_partition_size with offload_param".into(),
-                hint: "leave one of them out".into(),
-            });
-        }
-        divides("zero_hpz_partition_size", ranks, "GPUs", Some(world))
+        faults.when(self.zero.offload_param.as_ref().is_some_and(Offload::is_on), || {
+            Fault::unsupported(&path, format!("deepspeed {{{path}}} with {{{offload}}}"))
+                .or_drop(&path)
+                .or_drop(&offload)
+        });
+        divides(faults, &path, ranks, "GPUs", Some(world));
     }
 
-    fn check_mics(&self, world: u64) -> Result<(), PlanError> {
-        let zero = &self.zero;
+    fn check_mics(&self, world: u64, at: &str, faults: &mut Faults) {
+        let (zero, path) = (&self.zero, format!("{at}.zero.mics_shard_size"));
         if zero.mics_shard_size == 0 || zero.mics_shard_size < -1 {
-            return Err(PlanError::BadValue {
-                key: "mics_shard_size".into(),
-                value: zero.mics_shard_size.to_string(),
-                expected: "-1, or a number of GPUs".into(),
-            });
+            let fault = Fault::value(&path, zero.mics_shard_size, "-1, or a number of GPUs");
+            return faults.add(fault.or_set(&path, -1));
         }
-        let Some(ranks) = zero.mics_ranks() else { return Ok(()) };
-        let conflict = |what: String, hint: &str| Err(PlanError::Conflict { what, hint: hint.into() });
+        let Some(ranks) = zero.mics_ranks() else { return };
         if zero.stage != 3 {
-            return conflict(format!("mics_shard_size {ranks} with ZeRO {}", zero.stage), "it needs stage 3");
+            let stage = format!("{at}.zero.stage");
+            faults.add(needs(&path, format!("{{{path}}} {ranks}"), (zero.stage, 3), &stage));
         }
-        if [&zero.offload_optimizer, &zero.offload_param].into_iter().flatten().any(Offload::is_on) {
-            return conflict("mics_shard_size with offload, which MiCS refuses".into(), "leave one of them out");
-        }
-        if zero.zero_hpz_partition_size > 1 {
-            return conflict("mics_shard_size with zero_hpz_partition_size".into(), "leave one of them out");
+        let on = |offload: &Option<Offload>| offload.as_ref().is_some_and(Offload::is_on);
+        for (key, used, why) in [
+            ("offload_optimizer", on(&zero.offload_optimizer), ", which MiCS refuses"),
+            ("offload_param", on(&zero.offload_param), ", which MiCS refuses"),
+            ("zero_hpz_partition_size", zero.zero_hpz_partition_size > 1, ""),
+        ] {
+            let other = format!("{at}.zero.{key}");
+            faults.when(used, || {
+                Fault::new(&path, format!("{{{path}}} with {{{other}}}{why}")).or_drop(&path).or_drop(&other)
+            });
         }
         if ranks > world {
-            return conflict(format!("mics_shard_size {ranks} is more than {world} GPUs"), "take fewer");
+            let problem = format!("{{{path}}} {ranks} is more than {world} GPUs");
+            return faults.add(Fault::new(&path, problem).or_set(&path, world));
         }
-        divides("mics_shard_size", ranks, "GPUs", Some(world))
+        divides(faults, &path, ranks, "GPUs", Some(world));
     }
 
-    fn check_offload(&self) -> Result<(), PlanError> {
+    fn check_offload(&self, at: &str, faults: &mut Faults) {
         let zero = &self.zero;
         for (key, offload, least) in
             [("offload_optimizer", &zero.offload_optimizer, 1), ("offload_param", &zero.offload_param, 3)]
         {
-            if !offload.as_ref().is_some_and(Offload::is_on) {
-                continue;
-            }
-            if zero.stage < least {
-                return Err(PlanError::Conflict {
-                    what: format!("{key} with ZeRO {}", zero.stage),
-                    hint: format!("it needs stage {least} or more"),
-                });
-            }
+            let path = format!("{at}.zero.{key}");
+            faults.when(offload.as_ref().is_some_and(Offload::is_on) && zero.stage < least, || {
+                needs(&path, format!("{{{path}}}"), (zero.stage, least), &format!("{at}.zero.stage"))
+            });
         }
-        Ok(())
     }
+}
+
+/// What a lower stage of ZeRO does not have.
+fn needs(path: &str, what: String, (stage, least): (u8, u8), at: &str) -> Fault {
+    let more = if least < 3 { " or more" } else { "" };
+    Fault::new(path, format!("{what} with ZeRO {stage}: it needs stage {least}{more}")).or_set(at, least).or_drop(path)
 }

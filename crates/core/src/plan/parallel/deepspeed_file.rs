@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::{DeepSpeed, ZeroConfig};
 use crate::dtype::DType;
-use crate::plan::PlanError;
+use crate::plan::{Fault, Faults, PlanError};
 
 /// What a file says about a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -71,37 +71,44 @@ const ZERO_DEFAULT_ONLY: [(&str, bool); 6] = [
 const OFFLOAD_WITHOUT_EFFECT: [&str; 5] = ["fast_init", "pipeline", "pipeline_read", "pipeline_write", "nvme_path"];
 
 impl DeepSpeedFile {
-    /// Reads a document; `hidden_size` is what transformers fills `auto` bucket sizes in from.
+    /// Reads a document; `hidden_size` is what transformers fills `auto` bucket sizes in from. Faults name the file's keys.
     pub fn read(document: &Value, hidden_size: Option<u64>) -> Result<Self, PlanError> {
-        let Some(object) = document.as_object() else { return Err(bad("deepspeed", document, "a JSON object")) };
+        let Some(object) = document.as_object() else { return Err(bad("deepspeed", document, "a JSON object").into()) };
         let mut file = Self::default();
+        let mut faults = Faults::default();
         for (key, value) in object {
-            match key.as_str() {
-                "zero_optimization" => file.engine.zero = zero(value, hidden_size, &mut file.notes)?,
-                "train_micro_batch_size_per_gpu" => file.batch_size = number(key, value)?,
-                "gradient_accumulation_steps" => {
-                    file.gradient_accumulation = match number(key, value)? {
-                        Some(steps) => Some(u32::try_from(steps).map_err(|_| bad(key, value, "a number of steps"))?),
-                        None => None,
-                    };
-                }
-                "gradient_clipping" => file.clip = value.as_f64().is_some_and(|norm| norm > 0.0) || value == "auto",
-                "bf16" | "bfloat16" if on(value) => file.weights = Some(DType::BF16),
-                "fp16" if on(value) => file.weights = Some(DType::F16),
-                "bf16" | "bfloat16" | "fp16" => {}
-                "activation_checkpointing" => activation_checkpointing(value, &mut file.notes),
-                "optimizer" => {
-                    let name = value["type"].as_str().unwrap_or_default();
-                    file.notes.push(format!("deepspeed optimizer {name}: the plan's optimizer is used"));
-                }
-                "data_types" => file.engine.grad_accum_dtype = accumulation(value)?,
-                "communication_data_type" if value.is_null() => {}
-                "train_batch_size" | "amp" if value.is_null() || value["enabled"] == false => {}
-                _ if WITHOUT_EFFECT.contains(&key.as_str()) => {}
-                _ => return Err(unsupported(key, value)),
+            if let Err(found) = file.take(key, value, hidden_size) {
+                faults.take(Err(found));
             }
         }
+        faults.end()?;
         Ok(file)
+    }
+
+    fn take(&mut self, key: &str, value: &Value, hidden_size: Option<u64>) -> Result<(), Vec<Fault>> {
+        match key {
+            "zero_optimization" => self.engine.zero = zero(value, hidden_size, &mut self.notes)?,
+            "train_micro_batch_size_per_gpu" => self.batch_size = number(key, value)?,
+            "gradient_accumulation_steps" => {
+                self.gradient_accumulation = match number(key, value)? {
+                    Some(steps) => Some(u32::try_from(steps).map_err(|_| vec![bad(key, value, "a number of steps")])?),
+                    None => None,
+                };
+            }
+            "gradient_clipping" => self.clip = value.as_f64().is_some_and(|norm| norm > 0.0) || value == "auto",
+            "bf16" | "bfloat16" if on(value) => self.weights = Some(DType::BF16),
+            "fp16" if on(value) => self.weights = Some(DType::F16),
+            "bf16" | "bfloat16" | "fp16" => {}
+            "activation_checkpointing" => activation_checkpointing(value, &mut self.notes),
+            "optimizer" => {
+                let name = value["type"].as_str().unwrap_or_default();
+                self.notes.push(format!("deepspeed optimizer {name}: the plan's optimizer is used"));
+            }
+            "data_types" => self.engine.grad_accum_dtype = accumulation(value)?,
+            _ if WITHOUT_EFFECT.contains(&key) => {}
+            _ => return Err(vec![unsupported(key, value)]),
+        }
+        Ok(())
     }
 }
 
@@ -109,29 +116,29 @@ fn on(value: &Value) -> bool {
     matches!(&value["enabled"], Value::Bool(true)) || value["enabled"] == "auto"
 }
 
-fn bad(key: &str, value: &Value, expected: &str) -> PlanError {
-    PlanError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() }
+fn bad(key: &str, value: &Value, expected: &str) -> Fault {
+    Fault::value(key, value, expected)
 }
 
-fn unsupported(key: &str, value: &Value) -> PlanError {
-    PlanError::Unsupported { what: format!("deepspeed {key} {value}"), hint: "leave the key out".into() }
+fn unsupported(key: &str, value: &Value) -> Fault {
+    Fault::unsupported(key, format!("deepspeed {key} {value}")).or_drop(key)
 }
 
-fn number(key: &str, value: &Value) -> Result<Option<u64>, PlanError> {
+fn number(key: &str, value: &Value) -> Result<Option<u64>, Vec<Fault>> {
     match value {
         Value::String(text) if text == "auto" => Ok(None),
         // Sizes are often written as 5e8.
         Value::Number(number) => match (number.as_u64(), number.as_f64()) {
             (Some(whole), _) => Ok(Some(whole)),
             (None, Some(float)) if (0.0..1e18).contains(&float) && float.fract() == 0.0 => Ok(Some(float as u64)),
-            _ => Err(bad(key, value, "a whole number")),
+            _ => Err(vec![bad(key, value, "a whole number")]),
         },
-        _ => Err(bad(key, value, "a number or \"auto\"")),
+        _ => Err(vec![bad(key, value, "a number or \"auto\"")]),
     }
 }
 
 /// `data_types`, which has one key.
-fn accumulation(value: &Value) -> Result<Option<DType>, PlanError> {
+fn accumulation(value: &Value) -> Result<Option<DType>, Vec<Fault>> {
     let mut found = None;
     for (key, value) in value.as_object().into_iter().flatten() {
         found = match (key.as_str(), value.as_str()) {
@@ -139,8 +146,10 @@ fn accumulation(value: &Value) -> Result<Option<DType>, PlanError> {
             ("grad_accum_dtype", Some("fp32" | "float32" | "float")) => Some(DType::F32),
             ("grad_accum_dtype", Some("bf16" | "bfloat16")) => Some(DType::BF16),
             ("grad_accum_dtype", Some("fp16" | "float16" | "half")) => Some(DType::F16),
-            ("grad_accum_dtype", _) => return Err(bad("data_types.grad_accum_dtype", value, "fp32, bf16 or fp16")),
-            _ => return Err(unsupported(&format!("data_types.{key}"), value)),
+            ("grad_accum_dtype", _) => {
+                return Err(vec![bad("data_types.grad_accum_dtype", value, "fp32, bf16 or fp16")]);
+            }
+            _ => return Err(vec![unsupported(&format!("data_types.{key}"), value)]),
         };
     }
     Ok(found)
@@ -158,38 +167,39 @@ fn activation_checkpointing(value: &Value, notes: &mut Vec<String>) {
     }
 }
 
-fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Result<ZeroConfig, PlanError> {
-    let Some(object) = value.as_object() else { return Err(bad("zero_optimization", value, "an object")) };
+fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Result<ZeroConfig, Vec<Fault>> {
+    let Some(object) = value.as_object() else { return Err(vec![bad("zero_optimization", value, "an object")]) };
     let mut kept = Map::new();
+    let mut faults = Faults::default();
     for (key, value) in object {
-        let known = key.as_str();
+        let (known, place) = (key.as_str(), format!("zero_optimization.{key}"));
         if ZERO_WITHOUT_EFFECT.contains(&known) {
             continue;
         }
         if let Some((_, default)) = ZERO_DEFAULT_ONLY.iter().find(|(name, _)| *name == known) {
-            if *value != *default {
-                return Err(unsupported(&format!("zero_optimization.{key}"), value));
-            }
+            faults.when(*value != *default, || unsupported(&place, value));
             continue;
         }
-        let value = match value {
-            Value::String(text) if text == "auto" => {
-                let size = filled_in(known, hidden_size)
-                    .ok_or_else(|| bad(key, value, "a number (auto needs a model with a hidden_size)"))?;
-                notes.push(format!("deepspeed {key}: auto is {size}, as transformers fills it in"));
-                size.into()
-            }
-            Value::Number(_) if known != "mics_shard_size" => number(key, value)?.into(),
-            Value::Object(section) if known.starts_with("offload_") => offload(key, section)?,
-            other => other.clone(),
+        let read = match value {
+            Value::String(text) if text == "auto" => match filled_in(known, hidden_size) {
+                Some(size) => {
+                    notes.push(format!("deepspeed {key}: auto is {size}, as transformers fills it in"));
+                    Ok(size.into())
+                }
+                None => Err(vec![bad(&place, value, "a number (auto needs a model with a hidden_size)")]),
+            },
+            Value::Number(_) if known != "mics_shard_size" => number(&place, value).map(Into::into),
+            Value::Object(section) if known.starts_with("offload_") => offload(&place, section),
+            other => Ok(other.clone()),
         };
-        kept.insert(key.clone(), value);
+        match read {
+            Ok(value) => drop(kept.insert(key.clone(), value)),
+            Err(found) => faults.take(Err(found)),
+        }
     }
-    serde_json::from_value(Value::Object(kept)).map_err(|error| PlanError::BadValue {
-        key: "zero_optimization".into(),
-        value: error.to_string(),
-        expected: "what is simulated".into(),
-    })
+    faults.end()?;
+    serde_json::from_value(Value::Object(kept))
+        .map_err(|error| vec![Fault::value("zero_optimization", error, "what is simulated")])
 }
 
 /// What transformers puts in place of `auto` (integrations/deepspeed.py).
@@ -203,17 +213,18 @@ fn filled_in(key: &str, hidden_size: Option<u64>) -> Option<u64> {
     }
 }
 
-fn offload(key: &str, section: &Map<String, Value>) -> Result<Value, PlanError> {
+fn offload(key: &str, section: &Map<String, Value>) -> Result<Value, Vec<Fault>> {
     let mut kept = Map::new();
     for (name, value) in section {
+        let place = format!("{key}.{name}");
         if name == "ratio" {
             if value.as_f64().is_some_and(|ratio| ratio < 1.0) {
-                return Err(unsupported(&format!("{key}.ratio"), value));
+                return Err(vec![unsupported(&place, value)]);
             }
             continue;
         }
         let value = match value {
-            Value::Number(_) => number(name, value)?.into(),
+            Value::Number(_) => number(&place, value)?.into(),
             other => other.clone(),
         };
         if !OFFLOAD_WITHOUT_EFFECT.contains(&name.as_str()) {
@@ -269,12 +280,22 @@ mod tests {
 
     #[test]
     fn what_is_not_simulated_is_refused_by_name() {
-        let refused = |document: Value| DeepSpeedFile::read(&document, None).expect_err("refused").to_string();
-        assert!(
-            refused(json!({"zero_optimization": {"zero_quantized_weights": true}})).contains("zero_quantized_weights")
+        let refused = |document: Value| {
+            let PlanError::Faults(faults) = DeepSpeedFile::read(&document, None).expect_err("refused") else {
+                panic!("no faults")
+            };
+            faults.iter().map(|fault| fault.path.clone()).collect::<Vec<_>>()
+        };
+        let zero = |section: Value| refused(json!({"zero_optimization": section}));
+        assert_eq!(
+            zero(json!({"reduce_bucket_size": "auto", "sub_group_size": -1, "zero_quantized_weights": true})),
+            ["reduce_bucket_size", "sub_group_size", "zero_quantized_weights"]
+                .map(|key| format!("zero_optimization.{key}"))
         );
-        assert!(refused(json!({"zero_optimization": {"stage": 2, "no_such_key": 1}})).contains("no_such_key"));
-        assert!(refused(json!({"curriculum_learning": {"enabled": true}})).contains("curriculum_learning"));
-        assert!(refused(json!({"zero_optimization": {"reduce_bucket_size": "auto"}})).contains("hidden_size"));
+        assert_eq!(zero(json!({"stage": 2, "no_such_key": 1})), ["zero_optimization"]);
+        assert_eq!(
+            refused(json!({"curriculum_learning": {}, "data_types": {"x": 1}})),
+            ["curriculum_learning", "data_types.x"]
+        );
     }
 }

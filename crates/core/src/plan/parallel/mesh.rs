@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::PlanError;
+use crate::plan::{Fault, Faults};
 
 /// Cards along each axis; their product is the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -60,6 +60,8 @@ pub enum Traffic {
 /// The sizes of a model that an axis must divide; absent ones are not checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ModelSizes {
+    /// Whether they are of a model at all; a plan may be looked at without one.
+    pub known: bool,
     /// Attention heads.
     pub heads: Option<u64>,
     /// Heads of keys and values.
@@ -79,12 +81,23 @@ impl ModelSizes {
         let read = |keys: &[&str]| keys.iter().find_map(|key| text.get(key)?.as_u64());
         let heads = read(&["num_attention_heads", "n_head", "n_heads", "num_heads"]);
         Self {
+            known: true,
             heads,
             kv_heads: read(&["num_key_value_heads"]).or(heads),
             layers: read(&["num_hidden_layers", "n_layer", "n_layers", "num_layers"]),
             experts: read(&["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"]),
             seq_len: (seq_len > 0).then_some(seq_len),
         }
+    }
+
+    /// Whether fewer key heads than tensor-parallel cards are copied (Megatron, vLLM), so that each card has one.
+    pub(super) fn copies_keys(&self, tp: u64) -> bool {
+        self.kv_heads.is_some_and(|heads| tp > heads && tp.is_multiple_of(heads.max(1)))
+    }
+
+    /// Whether the model has no routed experts.
+    pub fn is_dense(&self) -> bool {
+        self.known && self.experts.is_none()
     }
 }
 
@@ -121,18 +134,28 @@ impl Mesh {
     /// The axes whose product is the world, by name.
     fn axes(&self) -> [(u64, &'static str); 6] {
         [
-            (self.dp_replicate, "dp_replicate"),
-            (self.dp_shard, "dp_shard"),
-            (self.tp, "tp"),
-            (self.sp, "sp"),
-            (self.cp, "cp"),
-            (self.pp, "pp"),
+            (self.dp_replicate, DP_REPLICATE),
+            (self.dp_shard, DP_SHARD),
+            (self.tp, TP),
+            (self.sp, SP),
+            (self.cp, CP),
+            (self.pp, PP),
         ]
+    }
+
+    /// Axes without a card.
+    fn empty_axes(&self) -> impl Iterator<Item = &'static str> {
+        let all = self.axes().into_iter().chain([(self.ep, EP), (self.etp.unwrap_or(1), ETP)]);
+        all.filter(|(size, _)| *size == 0).map(|(_, path)| path)
+    }
+
+    pub(super) fn has_empty_axis(&self) -> bool {
+        self.empty_axes().next().is_some()
     }
 
     /// The axes that split the model or its activations rather than the batch.
     pub fn model_axes(&self) -> [(u64, &'static str); 5] {
-        [(self.tp, "tp"), (self.sp, "sp"), (self.cp, "cp"), (self.ep, "ep"), (self.pp, "pp")]
+        [(self.tp, TP), (self.sp, SP), (self.cp, CP), (self.ep, EP), (self.pp, PP)]
     }
 
     /// NCCL's groups that a process is in, one for each axis along which there is someone else.
@@ -150,98 +173,91 @@ impl Mesh {
         used.map(|(ranks, name, traffic)| Group { name, ranks, traffic }).collect()
     }
 
-    /// Whether the axes multiply out to a world, with the nearest data-parallel size when not.
-    pub fn check_world(&self, world: u64) -> Result<(), PlanError> {
-        let product = self.world();
-        if product == world {
-            return Ok(());
-        }
-        let rest = product / self.dp_shard.max(1);
-        let below = (world / rest.max(1)).max(1);
-        let hint = match world % rest.max(1) {
-            0 => format!("dp_shard {below} would fit"),
-            _ => format!("the nearest worlds are {} and {}", below * rest, (below + 1) * rest),
-        };
-        Err(PlanError::Conflict { what: format!("{} is {product} GPUs, not {world}", self.written()), hint })
-    }
-
-    /// The axes in use, as a product.
-    fn written(&self) -> String {
-        let used: Vec<String> =
-            self.axes().iter().filter(|(size, _)| *size > 1).map(|(size, name)| format!("{name} {size}")).collect();
-        if used.is_empty() { "one GPU".to_owned() } else { used.join(" x ") }
-    }
-
     /// Refuses axes that do not divide what they split.
-    pub fn check(&self, sizes: &ModelSizes) -> Result<(), PlanError> {
-        for (size, name) in self.axes().into_iter().chain([(self.ep, "ep"), (self.etp.unwrap_or(1), "etp")]) {
-            if size == 0 {
-                return Err(PlanError::BadValue { key: name.into(), value: "0".into(), expected: "at least 1".into() });
-            }
+    pub fn check(&self, sizes: &ModelSizes, faults: &mut Faults) {
+        for path in self.empty_axes() {
+            faults.add(Fault::value(path, 0, "at least 1").or_set(path, 1));
         }
-        if self.world() > MAX_WORLD {
-            return Err(PlanError::BadValue {
-                key: "mesh".into(),
-                value: self.world().to_string(),
-                expected: format!("up to {MAX_WORLD} GPUs"),
-            });
+        // Divisions by nothing say nothing.
+        if self.has_empty_axis() {
+            return;
         }
-        divides("tp", self.tp, "attention heads", sizes.heads)?;
-        // Fewer key heads than cards are copied (Megatron, vLLM): then the cards must divide by the heads.
-        match sizes.kv_heads {
-            Some(heads) if self.tp > heads && self.tp.is_multiple_of(heads.max(1)) => {}
-            heads => divides("tp", self.tp, "key and value heads", heads)?,
+        let world = self.world();
+        if world > MAX_WORLD {
+            faults.add(Fault::value("parallel.mesh", world, format!("up to {MAX_WORLD} GPUs")));
+            return;
+        }
+        // What does not divide the heads does not divide the fewer heads of keys either.
+        match indivisible((TP, self.tp), ("", 1), "attention heads", sizes.heads) {
+            Some(fault) => faults.add(fault),
+            None if sizes.copies_keys(self.tp) => {}
+            None => divides(faults, TP, self.tp, "key and value heads", sizes.kv_heads),
         }
         if self.sequence_parallel {
-            divides("tp", self.tp, "tokens of a sequence (sequence_parallel)", sizes.seq_len)?;
+            divides(faults, TP, self.tp, "tokens of a sequence ({parallel.mesh.sequence_parallel})", sizes.seq_len);
         }
-        divides("sp", self.sp, "attention heads", sizes.heads)?;
-        divides("sp", self.sp, "tokens of a sequence", sizes.seq_len)?;
+        divides(faults, SP, self.sp, "attention heads", sizes.heads);
+        divides(faults, SP, self.sp, "tokens of a sequence", sizes.seq_len);
         if self.cp > 1 {
             // Two chunks a card, so that causal work is even.
-            divides("2 x cp", self.cp.saturating_mul(2), "tokens of a sequence", sizes.seq_len)?;
+            divides_with(faults, (CP, self.cp), (" x 2 chunks", 2), "tokens of a sequence", sizes.seq_len);
         }
-        divides("pp", self.pp, "layers", sizes.layers)?;
-        if self.ep > 1 {
-            match sizes.experts {
-                None => {
-                    return Err(PlanError::Conflict {
-                        what: format!("ep {} on a model without routed experts", self.ep),
-                        hint: "drop it".into(),
-                    });
-                }
-                experts => divides("ep", self.ep, "experts", experts)?,
+        divides(faults, PP, self.pp, "layers", sizes.layers);
+        if sizes.is_dense() {
+            for (path, ranks) in [(EP, Some(self.ep).filter(|ep| *ep > 1)), (ETP, self.etp)] {
+                let Some(ranks) = ranks else { continue };
+                let problem = format!("{{{path}}} {ranks} on a model without routed experts");
+                faults.add(Fault::new(path, problem).or_drop(path));
             }
+        } else if self.ep > 1 {
+            divides(faults, EP, self.ep, "experts", sizes.experts);
             let data = self.dp_replicate.saturating_mul(self.dp_shard).saturating_mul(self.cp).saturating_mul(self.tp);
-            let experts = self.ep.saturating_mul(self.etp.unwrap_or(1));
-            divides(if self.etp.is_some() { "ep x etp" } else { "ep" }, experts, "GPUs of dp x cp x tp", Some(data))?;
+            let by = self.etp.map_or(String::new(), |etp| format!(" x {{{ETP}}} {etp}"));
+            let etp = self.etp.unwrap_or(1);
+            divides_with(faults, (EP, self.ep), (&by, etp), "GPUs of dp x cp x tp", Some(data));
         }
-        if self.etp.is_some() && sizes.experts.is_none() {
-            return Err(PlanError::Conflict {
-                what: format!("etp {} on a model without routed experts", self.expert_tp()),
-                hint: "drop it".into(),
-            });
-        }
-        if self.sequence_parallel && self.tp == 1 {
-            return Err(PlanError::Conflict {
-                what: "sequence_parallel without tensor parallel".into(),
-                hint: "set tp to 2 or more".into(),
-            });
-        }
-        Ok(())
+        faults.when(self.sequence_parallel && self.tp == 1, || {
+            let path = "parallel.mesh.sequence_parallel";
+            Fault::new(path, "{parallel.mesh.sequence_parallel} without tensor parallel").or_drop(path).or_set(TP, 2)
+        });
     }
 }
 
+/// Where the axes are in a plan.
+const DP_REPLICATE: &str = "parallel.mesh.dp_replicate";
+const DP_SHARD: &str = "parallel.mesh.dp_shard";
+pub(super) const TP: &str = "parallel.mesh.tp";
+const SP: &str = "parallel.mesh.sp";
+pub(super) const CP: &str = "parallel.mesh.cp";
+const EP: &str = "parallel.mesh.ep";
+const ETP: &str = "parallel.mesh.etp";
+pub(super) const PP: &str = "parallel.mesh.pp";
+
 /// Refuses an axis that does not divide `whole`, with the nearest sizes that do.
-pub(super) fn divides(axis: &str, size: u64, what: &str, whole: Option<u64>) -> Result<(), PlanError> {
-    let Some(whole) = whole.filter(|whole| size > 1 && whole % size != 0) else { return Ok(()) };
-    let below = (1..size.min(whole + 1)).rev().find(|candidate| whole % candidate == 0);
-    let above = (size.saturating_add(1)..=whole).find(|candidate| whole % candidate == 0);
-    let nearest: Vec<String> = [below, above].into_iter().flatten().map(|size| size.to_string()).collect();
-    Err(PlanError::Conflict {
-        what: format!("{axis} {size} does not divide {whole} {what}"),
-        hint: format!("the nearest that do are {}", nearest.join(" and ")),
-    })
+pub(super) fn divides(faults: &mut Faults, path: &str, size: u64, what: &str, whole: Option<u64>) {
+    divides_with(faults, (path, size), ("", 1), what, whole);
+}
+
+/// The same for an axis that something else multiplies.
+pub(super) fn divides_with(faults: &mut Faults, axis: (&str, u64), times: (&str, u64), what: &str, whole: Option<u64>) {
+    if let Some(fault) = indivisible(axis, times, what, whole) {
+        faults.add(fault);
+    }
+}
+
+/// What is wrong with an axis that does not divide `whole`.
+pub(super) fn indivisible(
+    (path, size): (&str, u64),
+    (by, times): (&str, u64),
+    what: &str,
+    whole: Option<u64>,
+) -> Option<Fault> {
+    let fits = |size: u64, whole: u64| whole.is_multiple_of(size.saturating_mul(times).max(1));
+    let whole = whole.filter(|whole| !fits(size, *whole))?;
+    let below = (1..size.min(whole.saturating_add(1))).rev().find(|candidate| fits(*candidate, whole));
+    let above = (size.saturating_add(1)..=whole / times.max(1)).find(|candidate| fits(*candidate, whole));
+    let fault = Fault::new(path, format!("{{{path}}} {size}{by} does not divide {whole} {what}"));
+    Some([below, above].into_iter().flatten().fold(fault, |fault, size| fault.or_set(path, size)))
 }
 
 #[cfg(test)]
@@ -249,30 +265,28 @@ mod tests {
     use super::*;
 
     fn llama() -> ModelSizes {
-        ModelSizes { heads: Some(32), kv_heads: Some(8), layers: Some(30), experts: None, seq_len: Some(4096) }
+        let known = true;
+        ModelSizes { known, heads: Some(32), kv_heads: Some(8), layers: Some(30), experts: None, seq_len: Some(4096) }
+    }
+
+    fn refused(mesh: Mesh) -> Vec<String> {
+        let mut faults = Faults::default();
+        mesh.check(&llama(), &mut faults);
+        faults.end().err().into_iter().flatten().map(|fault| fault.to_string()).collect()
     }
 
     #[test]
     fn refusals_name_numbers_and_neighbours() {
-        let refused = |mesh: Mesh| mesh.check(&llama()).unwrap_err().to_string();
         assert_eq!(
-            refused(Mesh { tp: 3, ..Mesh::default() }),
-            "tp 3 does not divide 32 attention heads; the nearest that do are 2 and 4"
+            refused(Mesh { tp: 3, pp: 4, ..Mesh::default() }),
+            [
+                "parallel.mesh.tp 3 does not divide 32 attention heads; use parallel.mesh.tp = 2, or use parallel.mesh.tp = 4",
+                "parallel.mesh.pp 4 does not divide 30 layers; use parallel.mesh.pp = 3, or use parallel.mesh.pp = 5",
+            ]
         );
-        assert_eq!(
-            refused(Mesh { pp: 4, ..Mesh::default() }),
-            "pp 4 does not divide 30 layers; the nearest that do are 3 and 5"
-        );
-        assert!(refused(Mesh { ep: 2, ..Mesh::default() }).contains("without routed experts"));
-        assert!(Mesh { tp: 16, ..Mesh::default() }.check(&llama()).is_ok());
-    }
-
-    #[test]
-    fn worlds_must_multiply_out() {
-        let mesh = Mesh { dp_shard: 4, tp: 2, ..Mesh::default() };
-        assert!(mesh.check_world(8).is_ok());
-        let text = mesh.check_world(16).unwrap_err().to_string();
-        assert_eq!(text, "dp_shard 4 x tp 2 is 8 GPUs, not 16; dp_shard 8 would fit");
-        assert!(mesh.check_world(9).unwrap_err().to_string().contains("8 and 10"));
+        assert!(refused(Mesh { ep: 2, ..Mesh::default() })[0].contains("without routed experts"));
+        assert!(refused(Mesh { cp: 3, ..Mesh::default() })[0].contains("3 x 2 chunks does not divide 4096 tokens"));
+        assert_eq!(refused(Mesh { tp: 0, pp: 0, ..Mesh::default() }).len(), 2, "and no divisions by nothing");
+        assert!(refused(Mesh { tp: 16, ..Mesh::default() }).is_empty());
     }
 }

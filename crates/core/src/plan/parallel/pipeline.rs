@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::mesh::divides;
+use super::mesh::{CP, PP, TP, divides};
 use super::{Engine, Fsdp2, ModelSizes, Parallel, TensorForm};
-use crate::plan::{AttentionKind, Kernels, LossKind, PlanError, TrainPlan};
+use crate::plan::{AttentionKind, Fault, Faults, Kernels, LossKind, TrainPlan};
 
 /// The order in which a rank runs its micro-batches; names as torch has them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -75,7 +75,7 @@ impl Pipeline {
     }
 
     /// The layers of every stage, as torchtitan deals them out: the ends count as layers, and the first stages get what is left.
-    pub fn split(&self, layers: u64, pp: u64) -> Result<Vec<Range<u64>>, PlanError> {
+    pub fn split(&self, layers: u64, pp: u64) -> Result<Vec<Range<u64>>, Fault> {
         let stages = pp.saturating_mul(self.per_rank()).max(1);
         if stages == 1 {
             return Ok(std::iter::once(0..layers).collect());
@@ -84,16 +84,14 @@ impl Pipeline {
         let (each, more) = (counted / stages, counted % stages);
         let least = self.first_less.max(self.last_less).max(1);
         if each < least {
-            return Err(PlanError::Conflict {
-                what: format!(
-                    "pp {pp} with {} stages a rank is {stages} stages, and {layers} layers (the ends counting as {} and {}) \
-                     do not fill them",
-                    self.per_rank(),
-                    self.first_less,
-                    self.last_less
-                ),
-                hint: format!("pp may be up to {}", (counted / least / self.per_rank()).max(1)),
-            });
+            let problem = format!(
+                "{{{PP}}} {pp} with {} stages a rank is {stages} stages, and {layers} layers (the ends counting as {} and {}) do \
+                 not fill them",
+                self.per_rank(),
+                self.first_less,
+                self.last_less
+            );
+            return Err(Fault::new(PP, problem).or_set(PP, (counted / least / self.per_rank()).max(1)));
         }
         let mut next = 0;
         let ranges = (0..stages).map(|stage| {
@@ -117,60 +115,58 @@ impl Pipeline {
         }
     }
 
-    fn check(&self, plan: &TrainPlan, (pp, layers): (u64, Option<u64>)) -> Result<(), PlanError> {
-        let per_rank = self.per_rank();
-        let name = self.schedule.name();
-        let conflict = |what: String, hint: String| Err(PlanError::Conflict { what, hint });
+    fn check(&self, plan: &TrainPlan, (pp, layers): (u64, Option<u64>), faults: &mut Faults) {
+        let (schedule, stages) = (format!("{AT}.pipeline.schedule"), format!("{AT}.pipeline.stages_per_rank"));
+        let (per_rank, name) = (self.per_rank(), self.schedule.name());
         match self.schedule {
             Schedule::InterleavedZeroBubble | Schedule::ZbvZeroBubble => {
-                return Err(PlanError::Unsupported {
-                    what: format!("the schedule {name}, whose backward passes run in two halves"),
-                    hint: "gpipe, 1f1b, interleaved-1f1b and looped-bfs are simulated".into(),
-                });
+                let what = format!("the schedule {name}, whose backward passes run in two halves,");
+                let fault = Fault::unsupported(&schedule, what);
+                let simulated = ["interleaved-1f1b", "looped-bfs", "1f1b", "gpipe"];
+                faults.add(simulated.into_iter().fold(fault, |fault, name| fault.or_set(&schedule, name)));
             }
-            single if single.is_single() && per_rank != 1 => {
-                return conflict(format!("{name} has one stage a rank, not {per_rank}"), "use interleaved-1f1b".into());
-            }
-            several if !several.is_single() && per_rank < 2 => {
-                return conflict(format!("{name} wants two stages a rank or more"), "use 1f1b".into());
-            }
-            _ => {}
+            single if single.is_single() => faults.when(per_rank != 1, || {
+                Fault::new(&stages, format!("{name} has one stage a rank, not {per_rank}"))
+                    .or_set(&schedule, "interleaved-1f1b")
+                    .or_drop(&stages)
+            }),
+            _ => faults.when(per_rank < 2, || {
+                Fault::new(&stages, format!("{name} wants two stages a rank or more"))
+                    .or_set(&stages, 2)
+                    .or_set(&schedule, "1f1b")
+            }),
         }
         let micro = u64::from(plan.gradient_accumulation.max(1));
-        let rounds = (micro / pp.max(1)).max(1);
-        if self.schedule == Schedule::Interleaved && !micro.is_multiple_of(rounds) {
-            let fits = |count: &u64| count.is_multiple_of((count / pp.max(1)).max(1));
+        let fits = |count: &u64| count.is_multiple_of((count / pp.max(1)).max(1));
+        faults.when(self.schedule == Schedule::Interleaved && !fits(&micro), || {
+            let path = "gradient_accumulation";
             let below = (1..micro).rev().find(fits).unwrap_or(1);
             let above = (micro + 1..).find(fits).unwrap_or(micro);
-            return conflict(
-                format!("{name} over pp {pp} does not take {micro} micro-batches (gradient accumulation)"),
-                format!("the nearest that it takes are {below} and {above}"),
-            );
+            Fault::new(path, format!("{name} over {{{PP}}} {pp} does not take {micro} micro-batches ({{{path}}})"))
+                .or_set(path, below)
+                .or_set(path, above)
+        });
+        if let Some(Err(fault)) = layers.map(|layers| self.split(layers, pp)) {
+            faults.add(fault);
         }
-        if let Some(layers) = layers {
-            self.split(layers, pp)?;
+        let refused = [
+            (plan.adapter.is_some(), "adapter", "an adapter"),
+            (plan.quantization.is_some(), "quantization", "quantised weights"),
+            (plan.kernels == Kernels::Liger, "kernels", "Liger's kernels"),
+            (
+                plan.loss.kind != LossKind::Standard,
+                "loss.kind",
+                "a loss that takes the head along (the schedule computes it on the logits)",
+            ),
+        ];
+        for (_, path, what) in refused.into_iter().filter(|(used, ..)| *used) {
+            faults.add(Fault::unsupported(path, format!("{{{PP}}} {pp} with {what}")).or_drop(path));
         }
-        let unsupported = |what: &str, hint: &str| {
-            Err(PlanError::Unsupported { what: format!("pp {pp} with {what}"), hint: hint.into() })
-        };
-        if plan.adapter.is_some() {
-            return unsupported("an adapter", "train the whole model, or use data parallel");
-        }
-        if plan.quantization.is_some() {
-            return unsupported("quantised weights", "use 16-bit weights");
-        }
-        if plan.kernels == Kernels::Liger {
-            return unsupported("Liger's kernels", "leave them out");
-        }
-        if plan.loss.kind != LossKind::Standard {
-            return unsupported(
-                "a loss that takes the head along",
-                "leave --loss out: the schedule computes it on the logits",
-            );
-        }
-        Ok(())
     }
 }
+
+/// Where the engine's options are in a plan.
+const AT: &str = "parallel.engine.fsdp2";
 
 /// How keys and values go round.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -211,65 +207,48 @@ pub struct Place {
 
 impl Fsdp2 {
     /// Refuses pipelines and contexts that cannot be or are not simulated.
-    pub(super) fn check_mesh(
-        &self,
-        parallel: &Parallel,
-        plan: &TrainPlan,
-        sizes: &ModelSizes,
-    ) -> Result<(), PlanError> {
-        let mesh = &parallel.mesh;
-        let unsupported = |what: String, hint: &str| Err(PlanError::Unsupported { what, hint: hint.into() });
-        if mesh.pp > 1 {
-            self.pipeline.check(plan, (mesh.pp, sizes.layers))?;
-            if self.offload {
-                return unsupported(format!("pp {} with CPU offload", mesh.pp), "keep shards on the GPU");
-            }
-            if parallel.no_sync {
-                return Err(PlanError::Conflict {
-                    what: "no_sync under a pipeline, which reduces gradients after the last micro-batch anyway".into(),
-                    hint: "drop it".into(),
-                });
-            }
-            if mesh.tp > 1 && self.tensor.form == TensorForm::Transformers {
-                return unsupported(
-                    format!("pp {} with transformers' tensor-parallel plan", mesh.pp),
-                    "stages are split as torchtitan does (--tp-form torchtitan)",
-                );
-            }
-        } else if self.pipeline != Pipeline::default() {
-            return Err(PlanError::Conflict {
-                what: "options of a pipeline without pipeline parallel".into(),
-                hint: "set pp to 2 or more, or drop them".into(),
+    pub(super) fn check_mesh(&self, parallel: &Parallel, plan: &TrainPlan, sizes: &ModelSizes, faults: &mut Faults) {
+        let (mesh, form) = (&parallel.mesh, format!("{AT}.tensor.form"));
+        let (pp, cp) = (mesh.pp, mesh.cp);
+        if pp > 1 {
+            self.pipeline.check(plan, (pp, sizes.layers), faults);
+            faults.when(self.offload, || {
+                let path = format!("{AT}.offload");
+                Fault::unsupported(&path, format!("{{{PP}}} {pp} with shards on the host")).or_drop(path)
+            });
+            faults.when(parallel.no_sync, || {
+                Fault::no_effect(
+                    "parallel.no_sync",
+                    "under a pipeline, which reduces gradients after the last micro-batch anyway",
+                )
+            });
+            faults.when(mesh.tp > 1 && self.tensor.form == TensorForm::Transformers, || {
+                let what = format!("{{{PP}}} {pp} with transformers' tensor-parallel plan");
+                Fault::unsupported(&form, what).or_set(&form, "torchtitan")
             });
         }
-        if mesh.cp > 1 {
-            if plan.attention != AttentionKind::Sdpa {
-                return unsupported(
-                    format!("cp {} with this attention", mesh.cp),
-                    "torch's context_parallel takes the place of SDPA (--attention sdpa)",
-                );
-            }
-            if plan.batch.mask || plan.batch.padded {
-                return unsupported(
-                    format!("cp {} with a mask", mesh.cp),
-                    "torch's ring attention takes none: pack sequences instead of padding them",
-                );
-            }
+        faults.when(pp < 2 && self.pipeline != Pipeline::default(), || {
+            Fault::no_effect(format!("{AT}.pipeline"), "without pipeline parallel").or_set(PP, 2)
+        });
+        if cp > 1 {
+            faults.when(plan.attention != AttentionKind::Sdpa, || {
+                let what =
+                    format!("{{{CP}}} {cp} with this attention (torch's context_parallel takes the place of SDPA)");
+                Fault::unsupported("attention", what).or_set("attention", "sdpa")
+            });
+            faults.when(plan.batch.mask || plan.batch.padded, || {
+                let path = if plan.batch.padded { "batch.padded" } else { "batch.mask" };
+                let what = format!("{{{CP}}} {cp} with a mask, which torch's ring attention does not take,");
+                Fault::unsupported(path, what).or("pack sequences instead of padding them")
+            });
             if mesh.tp > 1 && self.tensor.form == TensorForm::Torchtitan {
-                divides(
-                    "tp",
-                    mesh.tp,
-                    "tokens of a card's part of a sequence",
-                    sizes.seq_len.map(|seq| seq / mesh.cp),
-                )?;
+                let own = sizes.seq_len.map(|seq| seq / cp);
+                divides(faults, TP, mesh.tp, "tokens of a card's part of a sequence", own);
             }
-        } else if self.context != ContextParallel::default() {
-            return Err(PlanError::Conflict {
-                what: "options of context parallel without it".into(),
-                hint: "set cp to 2 or more, or drop them".into(),
-            });
         }
-        Ok(())
+        faults.when(cp < 2 && self.context != ContextParallel::default(), || {
+            Fault::no_effect(format!("{AT}.context"), "without context parallel").or_set(CP, 2)
+        });
     }
 }
 
@@ -323,7 +302,7 @@ mod tests {
         assert_eq!(sizes(6, 2), [3, 3]);
         assert_eq!(sizes(126, 8), [15, 16, 16, 16, 16, 16, 16, 15]);
         let error = Pipeline::default().split(2, 8).unwrap_err().to_string();
-        assert!(error.contains("pp may be up to 4"), "{error}");
+        assert!(error.ends_with("use parallel.mesh.pp = 4"), "{error}");
     }
 
     #[test]

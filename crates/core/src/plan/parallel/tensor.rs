@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::mesh::divides;
+use super::mesh::{TP, divides};
 use super::{Engine, ModelSizes, Parallel};
 use crate::plan::optimizer::Implementation;
-use crate::plan::{Kernels, PlanError, TrainPlan};
+use crate::plan::{Fault, Faults, Kernels, TrainPlan};
 
 /// Who splits the layers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -40,53 +40,40 @@ pub(crate) fn note(plan: &TrainPlan) -> Option<String> {
 }
 
 /// Refuses what tensor parallel cannot run or the simulation does not know.
-pub(super) fn check(parallel: &Parallel, plan: &TrainPlan, sizes: &ModelSizes) -> Result<(), PlanError> {
-    let tp = parallel.mesh.tp;
+pub(super) fn check(parallel: &Parallel, plan: &TrainPlan, sizes: &ModelSizes, faults: &mut Faults) {
+    let (tp, world) = (parallel.mesh.tp, parallel.mesh.world());
+    let Some(TensorParallel { form, loss_parallel }) = parallel.tensor() else { return };
+    let place = if matches!(parallel.engine, Engine::Tp(_)) { "tp" } else { "fsdp2.tensor" };
+    let at = |key: &str| format!("parallel.engine.{place}.{key}");
     if tp < 2 {
-        return match parallel.engine {
-            Engine::Tp(_) if parallel.mesh.world() > 1 => Err(PlanError::Conflict {
-                what: format!("engine tp with tp {tp} splits nothing"),
-                hint: format!("set tp to {}", parallel.mesh.world()),
-            }),
-            _ => Ok(()),
-        };
-    }
-    if parallel.tensor().is_none() {
-        return Err(PlanError::Unsupported {
-            what: format!("tp {tp} under {}", parallel.engine.name()),
-            hint: "tensor parallel is simulated by itself (tp), under fsdp2, and in megatron".into(),
+        faults.when(matches!(parallel.engine, Engine::Tp(_)) && world > 1, || {
+            Fault::new(TP, format!("{{parallel.engine}} tp with {{{TP}}} {tp} splits nothing")).or_set(TP, world)
         });
+        return;
     }
     if let (Engine::Fsdp2(_), 1, 1) = (&parallel.engine, parallel.sharded_over(), parallel.mesh.pp) {
-        return Err(PlanError::Conflict {
-            what: format!("fsdp2 with tp {tp} and dp_shard 1 shards nothing"),
-            hint: "use the engine tp, or more GPUs".into(),
-        });
+        let problem = format!("fsdp2 with {{{TP}}} {tp} and {{parallel.mesh.dp_shard}} 1 shards nothing");
+        faults.add(
+            Fault::new("parallel.engine", problem).or_set("parallel.engine", super::named("tp")).or("take more GPUs"),
+        );
     }
     // A head is never cut: the model's code views a card's columns as whole heads.
-    divides("tp", tp, "attention heads", sizes.heads)?;
-    divides("tp", tp, "key and value heads", sizes.kv_heads)?;
-    if let Some(TensorParallel { form, loss_parallel }) = parallel.tensor() {
-        if form == TensorForm::Torchtitan {
-            divides("tp", tp, "tokens of a sequence (torchtitan splits the sequence)", sizes.seq_len)?;
-        } else if loss_parallel {
-            return Err(PlanError::Conflict {
-                what: "loss_parallel with transformers' plan, which gathers the logits".into(),
-                hint: "use torchtitan's form, or drop it".into(),
-            });
-        }
+    if sizes.copies_keys(tp) {
+        divides(faults, TP, tp, "key and value heads", sizes.kv_heads);
     }
-    let unsupported = |what: &str, hint: &str| {
-        Err(PlanError::Unsupported { what: format!("tp {tp} with {what}"), hint: hint.into() })
-    };
-    if plan.adapter.is_some() {
-        return unsupported("an adapter", "train the whole model, or use data parallel");
+    if form == TensorForm::Torchtitan {
+        divides(faults, TP, tp, "tokens of a sequence (torchtitan splits the sequence)", sizes.seq_len);
+    } else if loss_parallel {
+        let path = at("loss_parallel");
+        let problem = format!("{{{path}}} with transformers' plan, which gathers the logits");
+        faults.add(Fault::new(&path, problem).or_set(at("form"), "torchtitan").or_drop(&path));
     }
-    if plan.quantization.is_some() {
-        return unsupported("quantised weights", "use 16-bit weights");
+    let refused = [
+        (plan.adapter.is_some(), "adapter", "an adapter"),
+        (plan.quantization.is_some(), "quantization", "quantised weights"),
+        (plan.kernels == Kernels::Liger, "kernels", "Liger's kernels (DTensor's linears are torch's)"),
+    ];
+    for (_, path, what) in refused.into_iter().filter(|(used, ..)| *used) {
+        faults.add(Fault::unsupported(path, format!("{{{TP}}} {tp} with {what}")).or_drop(path));
     }
-    if plan.kernels == Kernels::Liger {
-        return unsupported("Liger's kernels", "leave them out: DTensor's linears are torch's");
-    }
-    Ok(())
 }

@@ -34,12 +34,11 @@ pub(super) struct Stack<'a> {
 }
 
 fn refused(what: &str) -> PlanError {
-    PlanError::Unsupported {
-        what: format!("a pipeline for this model: {what}"),
-        hint: "stages are cut as torchtitan cuts decoders: an embedding, layers that pass hidden states on, a norm and a head \
-               of its own; use fsdp2 without pp"
-            .into(),
-    }
+    let problem = format!(
+        "a pipeline for this model ({what}; stages are cut as torchtitan cuts decoders: an embedding, layers that pass \
+         hidden states on, a norm and a head of its own)"
+    );
+    crate::plan::Fault::unsupported("parallel.mesh.pp", problem).or_drop("parallel.mesh.pp").into()
 }
 
 impl<'a> Stack<'a> {

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{PlanError, TrainPlan};
+use super::checks::at;
+use crate::plan::{Fault, Faults, TrainPlan};
 
 /// Transformer Engine's products in fp8. Attention, router, embedding and output layer stay in bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -61,25 +62,32 @@ impl Fp8 {
     }
 
     /// Refuses cards without such products, and what Megatron refuses.
-    pub(super) fn check(&self, plan: &TrainPlan) -> Result<(), PlanError> {
+    pub(super) fn check(&self, plan: &TrainPlan, faults: &mut Faults) {
+        let (recipe, capability) = (at("fp8.recipe"), plan.gpu.capability.unwrap_or(0));
         let (needed, name) = match self.recipe {
             Fp8Recipe::Delayed | Fp8Recipe::Tensorwise => (89, "fp8 products need Ada, Hopper or later"),
             Fp8Recipe::Blockwise => (90, "the blockwise recipe needs Hopper or later"),
             Fp8Recipe::Mxfp8 => (100, "the mxfp8 recipe needs Blackwell"),
         };
-        if plan.gpu.capability.is_none_or(|capability| capability < needed) {
-            return Err(PlanError::Conflict {
-                what: format!("{name}, not {}", plan.gpu.name),
-                hint: "take another recipe or card, or drop fp8".into(),
-            });
-        }
-        if self.recipe == Fp8Recipe::Delayed && self.layers_at_start_in_bf16 + self.layers_at_end_in_bf16 > 0 {
-            return Err(PlanError::Conflict {
-                what: "layers in bf16 at the ends with the delayed recipe, which Megatron refuses".into(),
-                hint: "drop them, or take tensorwise".into(),
-            });
-        }
-        Ok(())
+        faults.when(capability < needed, || {
+            let fault = Fault::new(&recipe, format!("{name}, not {}", plan.gpu.name));
+            let fault = if capability >= 89 { fault.or_set(&recipe, "tensorwise") } else { fault };
+            fault.or_drop(at("fp8")).or("take another card ({gpu})")
+        });
+        let ends = self.layers_at_start_in_bf16.saturating_add(self.layers_at_end_in_bf16);
+        faults.when(self.recipe == Fp8Recipe::Delayed && ends > 0, || {
+            let key = if self.layers_at_start_in_bf16 > 0 { "start" } else { "end" };
+            let path = at(&format!("fp8.layers_at_{key}_in_bf16"));
+            Fault::new(&path, "layers in bf16 at the ends with the delayed recipe, which Megatron refuses")
+                .or_set(&recipe, "tensorwise")
+                .or_drop(path)
+        });
+        faults.when(self.param_gather && !self.weight_cache, || {
+            Fault::no_effect(
+                at("fp8.weight_cache"),
+                "where weights are fp8 themselves ({parallel.engine.megatron.fp8.param_gather})",
+            )
+        });
     }
 }
 

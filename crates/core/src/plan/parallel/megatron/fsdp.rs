@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::Megatron;
-use crate::plan::PlanError;
-use crate::plan::parallel::mesh::Mesh;
+use super::checks::at;
+use crate::plan::parallel::mesh::{Mesh, PP};
+use crate::plan::{Fault, Faults};
 
 /// Megatron-FSDP (version 1) in place of the distributed optimizer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -53,26 +54,21 @@ impl ShardingStrategy {
 
 impl MegatronFsdp {
     /// Refuses what is not simulated, and what Megatron refuses.
-    pub(super) fn check(self, options: &Megatron, mesh: &Mesh) -> Result<(), PlanError> {
+    pub(super) fn check(self, options: &Megatron, mesh: &Mesh, faults: &mut Faults) {
         let refused = [
-            (mesh.pp > 1, "a pipeline"),
-            (options.mtp_layers > 0, "multi-token prediction"),
-            (options.fp8.is_some_and(|fp8| fp8.param_gather), "fp8 weights"),
-            (options.optimizer_cpu_offload_percent > 0, "states on the host"),
-            (options.precision_aware.is_some(), "the precision-aware optimizer"),
+            (mesh.pp > 1, PP.to_owned(), "a pipeline"),
+            (options.mtp_layers > 0, at("mtp_layers"), "multi-token prediction"),
+            (options.fp8.is_some_and(|fp8| fp8.param_gather), at("fp8.param_gather"), "fp8 weights"),
+            (options.optimizer_cpu_offload_percent > 0, at("optimizer_cpu_offload_percent"), "states on the host"),
+            (options.precision_aware.is_some(), at("precision_aware"), "the precision-aware optimizer"),
         ];
-        if let Some((_, what)) = refused.into_iter().find(|(used, _)| *used) {
-            return Err(PlanError::Unsupported {
-                what: format!("Megatron-FSDP with {what}"),
-                hint: "use --engine megatron, or drop it".into(),
-            });
+        for (_, path, what) in refused.into_iter().filter(|(used, ..)| *used) {
+            faults
+                .add(Fault::unsupported(&path, format!("Megatron-FSDP with {what}")).or_drop(path).or_drop(at("fsdp")));
         }
-        if self.double_buffer && !self.strategy.shards_parameters() {
-            return Err(PlanError::Conflict {
-                what: "fsdp_double_buffer without shared parameters has no effect".into(),
-                hint: "use optim_grads_params, or drop it".into(),
-            });
-        }
-        Ok(())
+        faults.when(self.double_buffer && !self.strategy.shards_parameters(), || {
+            Fault::no_effect(at("fsdp.double_buffer"), "without shared parameters")
+                .or_set(at("fsdp.strategy"), "optim_grads_params")
+        });
     }
 }

@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::Megatron;
-use crate::plan::PlanError;
-use crate::plan::parallel::mesh::{Mesh, ModelSizes, divides};
+use super::checks::at;
+use crate::plan::parallel::mesh::{Mesh, ModelSizes, TP, divides};
+use crate::plan::{Fault, Faults};
 
 /// Megatron-Bridge's `LoRA`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -44,29 +45,23 @@ impl MegatronLora {
     }
 
     /// Refuses what is not simulated.
-    pub(super) fn check(&self, options: &Megatron, mesh: &Mesh, sizes: &ModelSizes) -> Result<(), PlanError> {
-        if self.dim == 0 || self.targets.is_empty() {
-            return Err(PlanError::BadValue {
-                key: "megatron lora".into(),
-                value: format!("dim {} on {} linears", self.dim, self.targets.len()),
-                expected: "a rank of at least 1 and a linear".into(),
-            });
-        }
-        divides("tp", mesh.tp, "values of the rank of LoRA", Some(self.dim))?;
+    pub(super) fn check(&self, options: &Megatron, mesh: &Mesh, sizes: &ModelSizes, faults: &mut Faults) {
+        faults.range(&at("lora.dim"), self.dim, 1..=1 << 20);
+        faults.when(self.targets.is_empty(), || {
+            Fault::value(at("lora.targets"), "nothing", "a linear of a layer").or_drop(at("lora.targets"))
+        });
+        divides(faults, TP, mesh.tp, "values of the rank of LoRA", Some(self.dim));
         let refused = [
-            (sizes.experts.is_some(), "mixtures of experts"),
-            (options.fp8.is_some(), "fp8 products"),
-            (options.fsdp.is_some(), "Megatron-FSDP"),
-            (options.deepspeed.is_some(), "Megatron-DeepSpeed"),
-            (options.mtp_layers > 0, "multi-token prediction"),
-            (!options.schedule.is_default(), "zero-bubble schedules"),
+            (sizes.experts.is_some(), "lora", "mixtures of experts"),
+            (options.fp8.is_some(), "fp8", "fp8 products"),
+            (options.fsdp.is_some(), "fsdp", "Megatron-FSDP"),
+            (options.deepspeed.is_some(), "deepspeed", "Megatron-DeepSpeed"),
+            (options.mtp_layers > 0, "mtp_layers", "multi-token prediction"),
+            (!options.schedule.is_default(), "schedule", "zero-bubble schedules"),
         ];
-        match refused.into_iter().find(|(used, _)| *used) {
-            Some((_, what)) => Err(PlanError::Unsupported {
-                what: format!("LoRA under Megatron with {what}"),
-                hint: "drop one of them".into(),
-            }),
-            None => Ok(()),
+        for (_, key, what) in refused.into_iter().filter(|(used, ..)| *used) {
+            let fault = Fault::unsupported(at(key), format!("LoRA under Megatron with {what}")).or_drop(at("lora"));
+            faults.add(if key == "lora" { fault } else { fault.or_drop(at(key)) });
         }
     }
 }

@@ -6,8 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::Recompute;
-use crate::plan::PlanError;
-use crate::plan::parallel::mesh::divides;
+use super::checks::at;
+use crate::plan::parallel::mesh::{PP, indivisible};
+use crate::plan::{Fault, Faults};
 
 /// Which layers go to which stage.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -57,27 +58,24 @@ impl PipelineSchedule {
     }
 
     /// Refuses what a schedule cannot run with.
-    pub(super) fn check(self, pp: u64, interleaved: u64, recompute: &Recompute) -> Result<(), PlanError> {
-        let conflict = |what: String, hint: &str| Err(PlanError::Conflict { what, hint: hint.into() });
+    pub(super) fn check(self, pp: u64, interleaved: u64, recompute: &Recompute, faults: &mut Faults) {
         if self.is_default() {
-            return Ok(());
+            return;
         }
-        if pp < 2 {
-            return conflict("a zero-bubble schedule without a pipeline".into(), "set pp to 2 or more");
-        }
-        if interleaved > 1 {
-            return conflict(
-                format!("a zero-bubble schedule with virtual_pipeline {interleaved}"),
-                "ZB-H1 and ZB-H2 run one chunk a stage; drop one of them",
+        let (path, chunks) = (at("schedule"), at("virtual_pipeline"));
+        faults.when(pp < 2, || {
+            Fault::new(&path, "a zero-bubble schedule without a pipeline").or_set(PP, 2).or_drop(&path)
+        });
+        faults.when(interleaved > 1, || {
+            let problem = format!(
+                "a zero-bubble schedule with {{{chunks}}} {interleaved}: ZB-H1 and ZB-H2 run one chunk a stage"
             );
-        }
-        if *recompute != Recompute::None && *recompute != Recompute::Selective(Vec::new()) {
-            return Err(PlanError::Unsupported {
-                what: "recompute under a zero-bubble schedule".into(),
-                hint: "drop one of them".into(),
-            });
-        }
-        Ok(())
+            Fault::new(&chunks, problem).or_drop(&chunks).or_drop(&path)
+        });
+        faults.when(*recompute != Recompute::None && *recompute != Recompute::Selective(Vec::new()), || {
+            let recompute = at("recompute");
+            Fault::unsupported(&recompute, "recompute under a zero-bubble schedule").or_drop(&recompute).or_drop(&path)
+        });
     }
 }
 
@@ -86,24 +84,33 @@ const MAX_LAYOUT: usize = 1 << 16;
 
 impl PipelineSplit {
     /// Layers of every chunk, in the order of the model: `pp` x `interleaved` of them.
-    pub fn chunks(&self, layers: u64, pp: u64, interleaved: u64, mtp: u64) -> Result<Vec<u64>, PlanError> {
+    pub fn chunks(&self, layers: u64, pp: u64, interleaved: u64, mtp: u64) -> Result<Vec<u64>, Fault> {
         let (pp, interleaved) = (pp.max(1), interleaved.max(1));
         let count = pp.saturating_mul(interleaved);
-        let of_stages = |stages: Vec<u64>| -> Result<Vec<u64>, PlanError> {
-            for (stage, layers) in stages.iter().enumerate() {
-                divides("vpp", interleaved, &format!("layers of stage {}", stage + 1), Some(*layers))?;
-            }
-            Ok((0..count).map(|index| stages[(index % pp) as usize] / interleaved).collect())
-        };
+        let by =
+            if interleaved > 1 { format!(" x {{{}}} {interleaved}", at("virtual_pipeline")) } else { String::new() };
         match self {
-            Self::Even => {
-                divides(if interleaved > 1 { "pp x virtual_pipeline" } else { "pp" }, count, "layers", Some(layers))?;
-                Ok(vec![layers / count; count as usize])
+            Self::Even => match indivisible((PP, pp), (&by, interleaved), "layers", Some(layers)) {
+                Some(fault) => Err(fault),
+                None => Ok(vec![layers / count; count as usize]),
+            },
+            Self::Ends { first, last } => {
+                let stages = ends(layers, pp, *first, *last)?;
+                let path = at("virtual_pipeline");
+                for (stage, layers) in stages.iter().enumerate() {
+                    let what = format!("layers of stage {}", stage + 1);
+                    if let Some(fault) = indivisible((&path, interleaved), ("", 1), &what, Some(*layers)) {
+                        return Err(fault);
+                    }
+                }
+                Ok((0..count).map(|index| stages[(index % pp) as usize] / interleaved).collect())
             }
-            Self::Ends { first, last } => of_stages(ends(layers, pp, *first, *last)?),
             Self::Counted { embedding, loss } => {
-                let total = layers + u64::from(*embedding) + u64::from(*loss);
-                divides("pp x vpp", count, "layers, with embedding and loss as they count", Some(total))?;
+                let total = layers.saturating_add(u64::from(*embedding)).saturating_add(u64::from(*loss));
+                let what = "layers, with embedding and loss as they count";
+                if let Some(fault) = indivisible((PP, pp), (&by, interleaved), what, Some(total)) {
+                    return Err(fault);
+                }
                 let mut chunks = vec![total / count; count as usize];
                 chunks[0] -= u64::from(*embedding).min(chunks[0]);
                 let at = chunks.len() - 1;
@@ -121,23 +128,31 @@ impl PipelineSplit {
     }
 }
 
-fn ends(layers: u64, pp: u64, first: Option<u64>, last: Option<u64>) -> Result<Vec<u64>, PlanError> {
+fn ends(layers: u64, pp: u64, first: Option<u64>, last: Option<u64>) -> Result<Vec<u64>, Fault> {
+    let path = at("split.ends");
     let named = u64::from(first.is_some()) + u64::from(last.is_some());
     if pp < 2 {
-        return Err(PlanError::Conflict {
-            what: "layers of the first or last stage without a pipeline".into(),
-            hint: "set pp to 2 or more".into(),
-        });
+        let fault = Fault::new(&path, "layers of the first or last stage without a pipeline");
+        return Err(fault.or_set(PP, 2).or_drop(path));
     }
     let taken = first.unwrap_or(0).saturating_add(last.unwrap_or(0));
     let (rest, stages) = (layers.saturating_sub(taken), pp - named);
     if taken > layers || (stages == 0 && rest > 0) {
-        return Err(PlanError::Conflict {
-            what: format!("the first and last stage take {taken} of {layers} layers, and {stages} stages are left"),
-            hint: "name as many layers as there are".into(),
-        });
+        let problem = format!("the first and last stage take {taken} of {layers} layers, and {stages} stages are left");
+        return Err(Fault::new(path, problem).or("name as many layers as there are"));
     }
-    divides("the other stages,", stages, "layers that are left", Some(rest))?;
+    if stages > 0 && !rest.is_multiple_of(stages) {
+        let problem = format!("the other {stages} stages do not divide {rest} layers that are left");
+        let fault = Fault::new(&path, problem);
+        // One layer more or less at an end, until the rest is dealt out evenly.
+        let (key, own) = if first.is_some() { ("first", first) } else { ("last", last) };
+        let place = format!("{path}.{key}");
+        let near = [rest % stages, (rest % stages).wrapping_sub(stages)];
+        return Err(near.into_iter().fold(fault, |fault, more| match own.map(|own| own.wrapping_add(more)) {
+            Some(size) if size > 0 && size <= layers => fault.or_set(&place, size),
+            _ => fault,
+        }));
+    }
     let mut list = vec![rest.checked_div(stages).unwrap_or(0); pp as usize];
     let at = list.len() - 1;
     list[0] = first.unwrap_or(list[0]);
@@ -173,15 +188,19 @@ fn unrolled(text: &str) -> Option<String> {
     Some(result)
 }
 
-fn layout(text: &str, layers: u64, count: u64, pp: u64, mtp: u64) -> Result<Vec<u64>, PlanError> {
-    let bad = |expected: String| PlanError::BadValue { key: "pipeline layout".into(), value: text.into(), expected };
+fn layout(text: &str, layers: u64, count: u64, pp: u64, mtp: u64) -> Result<Vec<u64>, Fault> {
+    let path = at("split.layout");
+    let bad = |expected: String| Fault::value(&path, text, expected);
     let flat = unrolled(text).ok_or_else(|| bad("letters, stages between bars, and *N".into()))?;
     let stages: Vec<&str> = flat.split('|').collect();
     if let Some(letter) = flat.chars().find(|letter| !"EtmL|".contains(*letter)) {
         return Err(bad(format!("made of E, t, m, L and bars: it has {letter}")));
     }
-    if stages.len() as u64 != count {
-        return Err(bad(format!("{count} stages (pp {pp} x vpp {}): it has {}", count / pp, stages.len())));
+    let has = stages.len() as u64;
+    if has != count {
+        let chunks = at("virtual_pipeline");
+        let fault = bad(format!("{count} stages ({{{PP}}} {pp} x {{{chunks}}} {}): it has {has}", count / pp));
+        return Err(if has.is_multiple_of(pp) { fault.or_set(chunks, has / pp) } else { fault });
     }
     let of = |letter: char| flat.matches(letter).count() as u64;
     if !flat.starts_with('E') || !flat.ends_with('L') || of('E') != 1 || of('L') != 1 {
@@ -191,10 +210,8 @@ fn layout(text: &str, layers: u64, count: u64, pp: u64, mtp: u64) -> Result<Vec<
         return Err(bad(format!("{layers} t and {mtp} m: it has {} and {}", of('t'), of('m'))));
     }
     if stages.last().is_some_and(|last| (last.matches('m').count() as u64) != mtp) {
-        return Err(PlanError::Unsupported {
-            what: "multi-token prediction in another stage than the loss".into(),
-            hint: "put every m into the stage of L".into(),
-        });
+        let fault = Fault::unsupported(&path, "multi-token prediction in another stage than the loss");
+        return Err(fault.or("put every m into the stage of L"));
     }
     Ok(stages.iter().map(|stage| stage.matches('t').count() as u64).collect())
 }
