@@ -161,7 +161,7 @@ fn predicted(row: &Value) -> Result<(f64, f64), String> {
         gradient_accumulation: micro as u32,
         // The loop lets go of the logits before backward.
         keep_outputs: false,
-        parallel: Some(Parallel { mesh, engine, communicators: 1, no_sync: false }),
+        parallel: Some(Parallel { mesh, engine, no_sync: false }),
         gpu,
         allocator,
         ..TrainPlan::default()

@@ -150,8 +150,8 @@ impl MegatronArguments {
                 "Megatron-DeepSpeed's layers with flash-attention and Apex's norms, no dropout and no biases".into()
             }
             None => format!(
-                "Megatron-Core 0.{} with Transformer Engine's layers and attention; experts, where there are some, get equally many tokens",
-                options.core
+                "Megatron-Core {} with Transformer Engine's layers and attention; experts, where there are some, get equally many tokens",
+                options.older_spelling(Default::default()).version(vramcast_core::plan::Package::MegatronCore)
             ),
         });
         Ok(Engine::Megatron(options))

@@ -118,19 +118,16 @@ pub fn parallel_parts(parallel: &Parallel, machine: &Machine) -> Vec<Part> {
     if parallel.has_streams() {
         parts.push(Fact::Streams.part(machine, 1));
     }
-    if parallel.communicators > 0 {
-        parts.push(Fact::Nccl.part(machine, 1));
-    }
-    // One line for each group of the mesh, where the count is the mesh's own.
+    // A machine whose communicators take nothing has none: torch's fake process group.
     let groups = parallel.mesh.groups();
-    if parallel.communicators as usize == groups.len() {
-        parts.extend(groups.into_iter().map(|group| {
-            let part = Fact::Communicator.part(machine, 1);
-            let connections = nccl::connections(group.ranks, group.traffic, machine);
-            Part { name: group.name, bytes: part.bytes.saturating_add(connections), ..part }
-        }));
-    } else if parallel.communicators > 0 {
-        parts.push(Fact::Communicator.part(machine, u64::from(parallel.communicators)));
+    if machine.communicator == 0 || groups.is_empty() {
+        return parts;
     }
+    parts.push(Fact::Nccl.part(machine, 1));
+    parts.extend(groups.into_iter().map(|group| {
+        let part = Fact::Communicator.part(machine, 1);
+        let connections = nccl::connections(group.ranks, group.traffic, machine);
+        Part { name: group.name, bytes: part.bytes.saturating_add(connections), ..part }
+    }));
     parts
 }

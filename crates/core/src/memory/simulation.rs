@@ -9,7 +9,9 @@ use super::process::{self, Part};
 use super::{infer, megatron, sharding, stored, tensor_parallel, train};
 use crate::model::{Model, Program};
 use crate::plan::parallel::{Engine, Parallel, Place};
-use crate::plan::{AdapterLayout, InferPlan, Kernels, LossKind, ModelSizes, PlanError, TrainPlan, liger};
+use crate::plan::{
+    AdapterLayout, InferPlan, Kernels, LossKind, ModelSizes, Package, PlanError, Quantization, TrainPlan, liger,
+};
 
 /// A run, simulated.
 #[derive(Debug)]
@@ -102,6 +104,7 @@ fn run(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
 fn train_at(model: &Model, plan: &TrainPlan, place: Place) -> Result<Simulation, PlanError> {
     let mut inputs = plan.batch.training_inputs();
     inputs.sharing = plan.sharing();
+    inputs.transformers = Some(plan.stack.version(Package::Transformers).release());
     if let Some(Parallel { engine: Engine::Fsdp2(_), mesh, .. }) = &plan.parallel {
         inputs.seq /= mesh.cp.max(1);
         inputs.target_seq /= mesh.cp.max(1);
@@ -119,9 +122,11 @@ fn train_at(model: &Model, plan: &TrainPlan, place: Place) -> Result<Simulation,
     let program = Rc::new(program);
     let found = stored::in_training(model, plan)?;
     let quantised;
-    let plan = match found.bitsandbytes() {
+    let plan = match found.bitsandbytes().or_else(|| plan.quantization.clone()) {
         Some(quantization) => {
-            quantised = TrainPlan { quantization: Some(quantization), ..plan.clone() };
+            let held = TrainPlan { quantization: Some(quantization.clone()), ..plan.clone() };
+            let quantization = Quantization { keeps_inputs: held.keeps_inputs(), ..quantization };
+            quantised = TrainPlan { quantization: Some(quantization), ..held };
             &quantised
         }
         None => plan,

@@ -66,6 +66,7 @@ impl Batch {
             beams: 1,
             encoded: false,
             sharing: Sharing::Once,
+            transformers: None,
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Accepted, AllocatorOptions, Assistant, AttentionKind, Batch, Draft, Gpu, PlanError, Quantization};
+use super::{
+    Accepted, AllocatorOptions, Assistant, AttentionKind, Batch, Draft, Gpu, Package, PlanError, Quantization, Stack,
+};
 use crate::dtype::DType;
 use crate::model::{Inputs, Sharing};
 
@@ -40,6 +42,9 @@ pub struct InferPlan {
     pub gpu: Gpu,
     /// Options of the caching allocator.
     pub allocator: AllocatorOptions,
+    /// Versions of the software.
+    #[serde(skip_serializing_if = "Stack::is_default")]
+    pub stack: Stack,
 }
 
 impl Default for InferPlan {
@@ -60,6 +65,7 @@ impl Default for InferPlan {
             attention: AttentionKind::Sdpa,
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
+            stack: Stack::default(),
         }
     }
 }
@@ -243,6 +249,7 @@ impl InferPlan {
             mask: generates || self.batch.mask,
             last_logits: generates.then_some(1),
             sharing: self.quantization.as_ref().map_or(Sharing::Once, Quantization::sharing),
+            transformers: Some(self.stack.version(Package::Transformers).release()),
             ..self.batch.training_inputs()
         }
         .without_media(!first)

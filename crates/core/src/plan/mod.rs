@@ -23,6 +23,7 @@
 //! | [`parallel`] | many cards: the mesh and the engine |
 //! | [`provenance`] | where every setting comes from |
 //! | [`allocator`] | options of torch's caching allocator |
+//! | [`stack`] | versions of the software |
 
 pub mod adapter;
 pub mod allocator;
@@ -46,6 +47,7 @@ mod options;
 pub mod parallel;
 pub mod provenance;
 pub mod quantization;
+pub mod stack;
 pub mod train;
 
 pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
@@ -65,6 +67,7 @@ pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use provenance::Origin;
 pub use quantization::{Outliers, Quantization, QuantizationScheme};
+pub use stack::{Package, Stack, Version};
 pub use train::{Checkpointing, Kernels, TrainPlan};
 
 /// A plan of any kind.

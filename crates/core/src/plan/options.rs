@@ -114,6 +114,7 @@ impl TrainPlan {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = self.optimizer.notes();
+        notes.extend(self.versions().unknown());
         if self.checkpointing != Checkpointing::Off && self.checkpoints.offload {
             notes.push("offloaded checkpoints: copies are taken to be done when needed".into());
         }
@@ -136,7 +137,7 @@ impl RunPlan {
     pub fn notes(&self) -> Vec<String> {
         match self {
             Self::Train(plan) => plan.notes(),
-            Self::Infer(_) => Vec::new(),
+            Self::Infer(plan) => plan.stack.unknown(),
         }
     }
 }

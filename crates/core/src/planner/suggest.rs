@@ -108,7 +108,6 @@ pub fn for_training(model: &Model, plan: &TrainPlan, limit: u64, now: u64, cards
             parallel: Some(Parallel {
                 mesh: Mesh::sharded(world),
                 engine: Engine::Fsdp2(Fsdp2::default()),
-                communicators: 1,
                 no_sync: false,
             }),
             ..plan.clone()

@@ -125,7 +125,7 @@ impl Job {
                 _ if self.checkpointing => Checkpointing::Full,
                 _ => Checkpointing::Off,
             },
-            parallel: (mesh.world() > 1).then_some(Parallel { mesh, engine, communicators: 1, no_sync: false }),
+            parallel: (mesh.world() > 1).then_some(Parallel { mesh, engine, no_sync: false }),
             gpu: self.gpu(),
             ..TrainPlan::default()
         })

@@ -60,7 +60,7 @@ pub(in super::super) struct FeatureArguments {
     /// Minor version of Megatron-Core 0 [default: 14].
     #[arg(long, value_name = "N", requires = "gpus")]
     megatron_core_minor: Option<u32>,
-    /// Minor version of Transformer Engine 2 [default: 13].
+    /// Minor version of Transformer Engine 2 [default: 17].
     #[arg(long, value_name = "N", requires = "gpus")]
     transformer_engine_minor: Option<u32>,
 }
@@ -160,8 +160,7 @@ impl FeatureArguments {
             Some(DispatcherName::Hybridep) => Dispatcher::Hybridep,
             Some(DispatcherName::Alltoall) | None => Dispatcher::Alltoall,
         };
-        options.core = self.megatron_core_minor.unwrap_or(options.core);
-        options.transformer_engine = self.transformer_engine_minor.unwrap_or(options.transformer_engine);
+        (options.core, options.transformer_engine) = (self.megatron_core_minor, self.transformer_engine_minor);
         let unmeasured = [
             (options.fp8.is_some(), "fp8 products"),
             (cp > 1 && options.cp_comm == ContextExchange::P2p, "context parallel by a ring"),

@@ -202,8 +202,7 @@ impl ParallelArguments {
         if name.is_megatron() {
             self.megatron.place(&mut mesh);
         }
-        let communicators = Parallel::communicators_of(&mesh);
-        plan.parallel = Some(Parallel { mesh, engine, communicators, no_sync: self.no_sync });
+        plan.parallel = Some(Parallel { mesh, engine, no_sync: self.no_sync });
         Ok(notes)
     }
 

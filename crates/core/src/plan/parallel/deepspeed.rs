@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mesh::divides;
 use crate::dtype::DType;
-use crate::plan::{PlanError, TrainPlan};
+use crate::plan::{Package, PlanError, Stack, TrainPlan, Version};
 
 /// DeepSpeed's engine with bf16 enabled.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -178,7 +178,7 @@ impl DeepSpeed {
         self.check_offload()?;
         self.check_accumulation(plan)?;
         self.check_second_partition(dp_shard)?;
-        self.check_mics(dp_shard)?;
+        self.check_mics(dp_shard, &plan.stack)?;
         let conflict = |what: String, hint: &str| Err(PlanError::Conflict { what, hint: hint.into() });
         if self.zero.round_robin_gradients && !matches!(self.zero.stage, 1 | 2) {
             return conflict(
@@ -233,7 +233,7 @@ impl DeepSpeed {
         divides("zero_hpz_partition_size", ranks, "GPUs", Some(world))
     }
 
-    fn check_mics(&self, world: u64) -> Result<(), PlanError> {
+    fn check_mics(&self, world: u64, stack: &Stack) -> Result<(), PlanError> {
         let zero = &self.zero;
         if zero.mics_shard_size == 0 || zero.mics_shard_size < -1 {
             return Err(PlanError::BadValue {
@@ -244,6 +244,13 @@ impl DeepSpeed {
         }
         let Some(ranks) = zero.mics_ranks() else { return Ok(()) };
         let conflict = |what: String, hint: &str| Err(PlanError::Conflict { what, hint: hint.into() });
+        // A plan that names no version means one that has it.
+        if let Some(version) = stack.named(Package::Deepspeed).filter(|version| *version >= Version::new(0, 19, 0)) {
+            return conflict(
+                format!("mics_shard_size {ranks} with DeepSpeed {version}"),
+                "MiCS is in DeepSpeed up to 0.18",
+            );
+        }
         if zero.stage != 3 {
             return conflict(format!("mics_shard_size {ranks} with ZeRO {}", zero.stage), "it needs stage 3");
         }

@@ -11,11 +11,11 @@ use crate::plan::parallel::megatron::{
     CrossEntropy, Dispatcher, Experts, Fp8, Fp8Recipe, Megatron, PrecisionAware, Recompute, RecomputeModule,
 };
 use crate::plan::parallel::{Engine, Mesh, Parallel};
-use crate::plan::{AllocatorOptions, Batch, Gpus, TrainPlan};
+use crate::plan::{AllocatorOptions, Batch, Gpus, Package, Stack, TrainPlan, Version};
 use crate::source::catalogue;
 
 /// A row of megatron_bridge.json.
-pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
+pub(super) fn score(index: u64, row: &Value) -> Vec<ExternalRow> {
     let model = row["model"].as_str().unwrap_or_default();
     let modules = row["recompute_modules"].as_array().map(|list| {
         let names: Vec<&str> = list.iter().filter_map(Value::as_str).collect();
@@ -130,7 +130,6 @@ fn options(row: &Value) -> Result<Megatron, String> {
             param_gather: true,
             ..Fp8::default()
         }),
-        transformer_engine: 17,
         ..Megatron::default()
     })
 }
@@ -159,12 +158,13 @@ pub fn plan(row: &Value) -> Result<(Model, TrainPlan), String> {
         // The recipes' sequence where a row has none.
         batch: Batch { batch_size: micro, seq_len: number(&row["seq_len"]).unwrap_or(4096), ..Batch::default() },
         gradient_accumulation: u32::try_from(accumulation).unwrap_or(1).max(1),
-        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), communicators: 1, no_sync: false }),
+        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), no_sync: false }),
         gpu: Gpus::embedded().find("H100").map_err(|e| e.to_string())?,
         allocator: AllocatorOptions {
             expandable_segments: row["outcome"].as_str().is_some_and(|text| text.contains("expandable_segments")),
             ..AllocatorOptions::default()
         },
+        stack: Stack::default().with(Package::TransformerEngine, Version::new(2, 17, 0)),
         ..TrainPlan::default()
     };
     Ok((model(row)?, plan))

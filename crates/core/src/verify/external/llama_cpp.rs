@@ -11,7 +11,7 @@ use crate::serving::{ServedLayer, ServedModel, WeightFormat};
 const MIB: u64 = 1 << 20;
 
 /// A row of llamacpp_logs.json: the model is what the log prints of it.
-pub(super) fn score_log(index: usize, row: &Value) -> Vec<ExternalRow> {
+pub(super) fn score_log(index: u64, row: &Value) -> Vec<ExternalRow> {
     let file = row["file"].as_str().or_else(|| row["command"].as_str()).unwrap_or_default();
     let label = format!("llamacpp_logs {index} {}", file.chars().take(48).collect::<String>());
     let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.to_owned() }];
@@ -170,7 +170,7 @@ fn printed_model(arch: &Value, build: Option<u32>) -> Option<ServedModel> {
 }
 
 /// A cell of llamacpp_ananke.json: whole MiB.
-pub(super) fn score_cell(index: usize, row: &Value) -> Vec<ExternalRow> {
+pub(super) fn score_cell(index: u64, row: &Value) -> Vec<ExternalRow> {
     let name = row["model"].as_str().unwrap_or_default();
     let label = format!("llamacpp_ananke {index} {name} ctx {}", row["n_ctx"]);
     let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.to_owned() }];

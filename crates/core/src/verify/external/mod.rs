@@ -9,6 +9,9 @@ mod vllm;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::kinds::{Kind, Outcome, Score};
+use super::ledger::Measure;
+
 /// One figure of one log, or why there is none.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
@@ -34,29 +37,55 @@ pub enum ExternalRow {
 }
 
 impl ExternalRow {
-    /// The relative error in percent.
-    pub fn error(&self) -> Option<f64> {
+    fn into_score(self) -> Score {
+        let document = serde_json::to_value(&self).unwrap_or_default();
+        let none = Measure::default();
         match self {
-            Self::Scored { predicted, measured, .. } if *measured > 0 => {
-                Some(100.0 * (*predicted as f64 - *measured as f64) / *measured as f64)
+            Self::Scored { row: id, quantity, predicted, measured } => {
+                let compared = Measure { predicted: Some(predicted), measured: Some(measured) };
+                let levels = [compared, none, none];
+                Score { id, group: quantity.into(), levels, outcome: Outcome::Good, document }
             }
-            _ => None,
+            Self::Skipped { row: id, skipped } => {
+                Score { id, group: String::new(), levels: [none; 3], outcome: Outcome::Skipped(skipped), document }
+            }
         }
     }
 }
 
-/// Scores a file of truth/external; files of other kinds give nothing.
-pub fn score(name: &str, file: &Value) -> Vec<ExternalRow> {
-    let rows = file["rows"].as_array().into_iter().flatten().enumerate();
-    rows.flat_map(|(index, row)| match name {
-        "vllm_logs" => vllm::score(index, row),
-        "llamacpp_logs" => llama_cpp::score_log(index, row),
-        "megatron_bridge" => bridge::score(index, row),
-        "simumax_b200" | "simumax_a100" => simumax::score(name, row),
-        "llamacpp_ananke" => llama_cpp::score_cell(index, row),
-        _ => Vec::new(),
-    })
-    .collect()
+/// Files of published figures.
+pub(super) const KIND: Kind = Kind {
+    name: "external",
+    noun: "figures",
+    looks: "one document of published figures with `source`, `metric` and `rows` (truth/external)",
+    levels: &["error"],
+    joined: false,
+    rows: |file| {
+        let document = file.documents.first().filter(|document| document["metric"].is_string())?;
+        let number = |(index, row): (usize, &Value)| {
+            let mut row = row.clone();
+            row["index"] = index.into();
+            row
+        };
+        Some(document["rows"].as_array()?.iter().enumerate().map(number).collect())
+    },
+    score: |file, row| score(file, row).into_iter().map(ExternalRow::into_score).collect(),
+};
+
+/// Scores a row of a file, whose `scored_as` says by which rules.
+fn score(file: &Value, row: &Value) -> Vec<ExternalRow> {
+    let index = row["index"].as_u64().unwrap_or(0);
+    match file["scored_as"].as_str() {
+        Some("vllm log") => vllm::score(index, row),
+        Some("llama.cpp log") => llama_cpp::score_log(index, row),
+        Some("llama.cpp table") => llama_cpp::score_cell(index, row),
+        Some("megatron-bridge") => bridge::score(index, row),
+        Some("simumax") => simumax::score(file["card"].as_str().unwrap_or_default(), row),
+        _ => {
+            let why = file["expected_skip"].as_str().unwrap_or("the file names no rules (`scored_as`)");
+            vec![ExternalRow::Skipped { row: format!("row {index}"), skipped: why.into() }]
+        }
+    }
 }
 
 /// Bytes of a number of MiB as logs print them.

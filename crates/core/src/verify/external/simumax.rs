@@ -8,16 +8,15 @@ use crate::memory::megatron;
 use crate::model::Model;
 use crate::plan::parallel::megatron::{ContextExchange, CrossEntropy, Experts, Fp8, Megatron, Recompute};
 use crate::plan::parallel::{Engine, Mesh, Parallel};
-use crate::plan::{AllocatorOptions, Batch, Gpus, TrainPlan};
+use crate::plan::{AllocatorOptions, Batch, Gpus, Package, Stack, TrainPlan, Version};
 
 /// A row of simumax_b200.json or simumax_a100.json; rows that repeat another's memory run are left out.
-pub(super) fn score(name: &str, row: &Value) -> Vec<ExternalRow> {
+pub(super) fn score(gpu: &str, row: &Value) -> Vec<ExternalRow> {
     let case = row["case"].as_str().unwrap_or_default().to_owned();
     if row["memory_reused_from_case"].is_string() {
         return Vec::new();
     }
     let skip = |why: String| vec![ExternalRow::Skipped { row: case.clone(), skipped: why }];
-    let gpu = if name.ends_with("a100") { "A100 80GB" } else { "B200" };
     let ranks = match plan(row, gpu).and_then(|(model, plan)| megatron::ranks(&model, &plan).map_err(|e| e.to_string()))
     {
         Ok(ranks) => ranks,
@@ -83,9 +82,6 @@ pub fn plan(row: &Value, gpu: &str) -> Result<(Model, TrainPlan), String> {
             _ => CrossEntropy::Unfused,
         },
         moe: Experts { capacity_percent: capacity.map(|factor| (factor * 100.0).round() as u64), ..Experts::default() },
-        // Megatron-LM v0.12.0rc3 on A100, 0.14 on B200 (the files' `software`).
-        core: if gpu == "B200" { 14 } else { 12 },
-        torch: 10,
         ..Megatron::default()
     };
     let mesh = Mesh {
@@ -99,13 +95,20 @@ pub fn plan(row: &Value, gpu: &str) -> Result<(Model, TrainPlan), String> {
         ..Mesh::default()
     };
     let batch = Batch { batch_size: get("micro_batch_size")?, seq_len: get("seq_len")?, ..Batch::default() };
+    // The files' `software`; torch on A100 is not named there.
+    let [core, engine] = if gpu == "B200" { [14, 11] } else { [12, 1] };
+    let stack = Stack::default()
+        .with(Package::MegatronCore, Version::new(0, core, 0))
+        .with(Package::TransformerEngine, Version::new(2, engine, 0))
+        .with(Package::Torch, Version::new(2, 10, 0));
     let plan = TrainPlan {
         batch,
         gradient_accumulation: u32::try_from(get("num_microbatches")?).unwrap_or(u32::MAX),
         clip: true,
-        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), communicators: 1, no_sync: false }),
+        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), no_sync: false }),
         gpu: Gpus::embedded().find(gpu).map_err(|e| e.to_string())?,
         allocator: AllocatorOptions::default(),
+        stack,
         ..TrainPlan::default()
     };
     Ok((model, plan))

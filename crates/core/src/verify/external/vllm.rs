@@ -8,7 +8,7 @@ use crate::model::Model;
 use crate::serving::vllm::{Draft, Speculation, VllmPlan, rules};
 use crate::serving::{ServedModel, WeightFormat};
 
-pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
+pub(super) fn score(index: u64, row: &Value) -> Vec<ExternalRow> {
     let name = row["model"].as_str().unwrap_or_default();
     let label = format!("vllm_logs {index} {name}");
     let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.to_owned() }];
