@@ -2,7 +2,7 @@
 //! `cargo run -p vramcast-core --example published_torchtitan -- truth/external/torchtitan.json`.
 //!
 //! Rows that cannot be expressed are counted with the reason. Those of pipelines and contexts were all compiled, and multiplied
-//! in float8: ours without that stands beside them in a table of its own. docs/accuracy.md holds the result and says why rows differ.
+//! in float8: ours without that stands beside them in a table of its own. docs/accuracy.md lists what is left.
 
 use std::collections::BTreeMap;
 
