@@ -28,7 +28,7 @@ pub struct Kind {
     pub joined: bool,
     /// The rows of a file, if it is of this kind.
     pub(super) rows: fn(&File) -> Option<Vec<Value>>,
-    /// Scores a row, of a file whose first document is given: one score, several, or none where it repeats another.
+    /// Scores a row beside what its document says of all: one score, several, or none where it repeats another.
     pub(super) score: fn(&Value, &Value) -> Vec<Score>,
 }
 
@@ -54,6 +54,22 @@ pub struct Score {
     pub document: Value,
 }
 
+impl Score {
+    /// A row that is not scored, and why.
+    pub(super) fn skipped(id: &str, why: &str) -> Self {
+        let document = json!({"id": id, "skipped": why});
+        let outcome = Outcome::Skipped(why.to_owned());
+        Self { id: id.to_owned(), group: String::new(), levels: Default::default(), outcome, document }
+    }
+
+    /// A row that is right or wrong as a whole.
+    pub(super) fn exact(id: &str, wrong: Option<String>, row: &impl Serialize) -> Self {
+        let document = serde_json::to_value(row).unwrap_or_default();
+        let outcome = wrong.map_or(Outcome::Good, Outcome::Wrong);
+        Self { id: id.to_owned(), group: String::new(), levels: Default::default(), outcome, document }
+    }
+}
+
 /// What came of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -74,7 +90,7 @@ pub struct Truth {
     pub kind: &'static Kind,
     /// Its rows.
     pub rows: Vec<Value>,
-    /// What the rows have in common.
+    /// What the document of the rows says besides them.
     head: Value,
 }
 
@@ -97,10 +113,8 @@ impl Truth {
             let known: Vec<String> = KINDS.iter().map(|kind| format!("{}: {}", kind.name, kind.looks)).collect();
             return Err(format!("{path}: not of a kind that can be scored; these are: {}", known.join("; ")));
         };
-        let mut head = file.documents.into_iter().next().unwrap_or_default();
-        if let Some(object) = head.as_object_mut() {
-            object.remove("rows");
-        }
+        let mut head = file.documents.into_iter().next().filter(|first| first["rows"].is_array()).unwrap_or_default();
+        head.as_object_mut().and_then(|document| document.remove("rows"));
         Ok(Self { path: path.to_owned(), kind, rows, head })
     }
 
@@ -211,14 +225,17 @@ impl Set {
         let Summary { rows, scored, ok, expected_skips, .. } = self.summary;
         match self.of.levels {
             [] => format!("{}: {ok} of {rows} {} exact", self.path, self.of.noun),
-            _ if scored == rows => format!("{}: {rows} rows, all scored, {ok} close enough", self.path),
-            _ => {
-                let unexpected = rows - scored - expected_skips.min(rows - scored);
-                let turned = if unexpected > 0 { format!(", {unexpected} TURNED SKIPPED") } else { String::new() };
-                format!(
-                    "{}: {rows} rows, {scored} scored, {ok} close enough, {expected_skips} skipped as recorded{turned}",
-                    self.path
-                )
+            levels => {
+                let part =
+                    |count: usize, what: &str| if count > 0 { format!(", {count} {what}") } else { String::new() };
+                let off = if levels.len() > 1 { scored.saturating_sub(ok) } else { 0 };
+                let turned = rows.saturating_sub(scored + expected_skips);
+                let parts = [
+                    part(expected_skips, "skipped as recorded"),
+                    part(off, "OFF BY TOO MUCH"),
+                    part(turned, "TURNED SKIPPED"),
+                ];
+                format!("{}: {scored} of {rows} {} scored{}", self.path, self.of.noun, parts.concat())
             }
         }
     }

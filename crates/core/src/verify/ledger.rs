@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::kinds::{File, Kind, Outcome, Score};
+use super::kinds::{Kind, Score};
 use super::{keys, run};
 use crate::dtype::DType;
 use crate::lens::Question;
@@ -20,20 +20,19 @@ pub(super) const KIND: Kind = Kind {
     looks: "recorded runs, one JSON object a line, with `run` and `config` (truth/ledger/FORMAT.md)",
     levels: &["allocated", "reserved", "process"],
     joined: false,
-    rows: |file: &File| file.documents.iter().all(|row| row["run"].is_object()).then(|| file.documents.clone()),
+    rows: |file| {
+        let of_runs = !file.documents.is_empty() && file.documents.iter().all(|row| row["run"].is_object());
+        of_runs.then(|| file.documents.clone())
+    },
     score: |_, row| {
-        let (id, group, levels, outcome, document) = match score(row) {
-            LedgerRow::Skipped { id, skipped } => {
-                let document = serde_json::json!({"id": id, "skipped": skipped});
-                (id, String::new(), [Measure::default(); 3], Outcome::Skipped(skipped), document)
-            }
-            LedgerRow::Scored(row) => {
-                let document = serde_json::to_value(&row).unwrap_or_default();
-                let outcome = if row.ok { Outcome::Good } else { Outcome::Wrong(row.said()) };
-                (row.id.clone(), row.group.clone(), row.levels(), outcome, document)
-            }
-        };
-        vec![Score { id, group, levels, outcome, document }]
+        vec![match score(row) {
+            LedgerRow::Skipped { id, skipped } => Score::skipped(&id, &skipped),
+            LedgerRow::Scored(row) => Score {
+                group: row.group.clone(),
+                levels: row.levels(),
+                ..Score::exact(&row.id, (!row.ok).then(|| row.said()), &row)
+            },
+        }]
     },
 };
 

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::kinds::{Kind, Outcome, Score};
+use super::kinds::{Kind, Score};
 use super::models::Pair;
 use crate::model::{Inventory, Model};
 use crate::plan::adapter::{AdaptedKind, AdapterLayout, LoraPlan};
@@ -21,19 +21,11 @@ pub(super) const KIND: Kind = Kind {
         rows.iter().all(|row| row.get("target_modules").is_some()).then(|| rows.clone())
     },
     score: |_, row| {
-        let id = row["id"].as_str().unwrap_or_default().to_owned();
-        let (outcome, document) = match model(row, &id) {
-            Err(why) => {
-                let document = serde_json::json!({"id": id, "ok": false, "skipped": why});
-                (Outcome::Skipped(why), document)
-            }
-            Ok(model) => {
-                let row = score(row, &model);
-                let document = serde_json::to_value(&row).unwrap_or_default();
-                (if row.ok { Outcome::Good } else { Outcome::Wrong(row.said()) }, document)
-            }
-        };
-        vec![Score { id, group: String::new(), levels: Default::default(), outcome, document }]
+        let id = row["id"].as_str().unwrap_or_default();
+        vec![match model(row, id).map(|model| score(row, &model)) {
+            Err(why) => Score::skipped(id, &why),
+            Ok(row) => Score::exact(id, (!row.ok).then(|| row.said()), &row),
+        }]
     },
 };
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::kinds::{Kind, Outcome, Score};
+use super::kinds::{Kind, Score};
 use super::pattern;
 use crate::model::{Model, Shape};
 
@@ -22,9 +22,7 @@ pub(super) const KIND: Kind = Kind {
     },
     score: |_, truth| {
         let row = score(truth);
-        let outcome = if row.ok { Outcome::Good } else { Outcome::Wrong(row.said()) };
-        let document = serde_json::to_value(&row).unwrap_or_default();
-        vec![Score { id: row.id, group: String::new(), levels: Default::default(), outcome, document }]
+        vec![Score::exact(&row.id, (!row.ok).then(|| row.said()), &row)]
     },
 };
 
