@@ -2,7 +2,7 @@
 //! `cargo run -p vramcast-core --example published_torchtitan -- truth/external/torchtitan.json`.
 //!
 //! Rows that cannot be expressed are counted with the reason. Those of pipelines and contexts were all compiled, and multiplied
-//! in float8: ours without that stands beside them in a table of its own. docs/accuracy.md holds the result and says why rows differ.
+//! in float8: ours without that stands beside them in a table of its own. docs/accuracy.md lists what is left.
 
 use std::collections::BTreeMap;
 
@@ -161,7 +161,7 @@ fn predicted(row: &Value) -> Result<(f64, f64), String> {
         gradient_accumulation: micro as u32,
         // The loop lets go of the logits before backward.
         keep_outputs: false,
-        parallel: Some(Parallel { mesh, engine, communicators: 1, no_sync: false }),
+        parallel: Some(Parallel { mesh, engine, no_sync: false }),
         gpu,
         allocator,
         ..TrainPlan::default()

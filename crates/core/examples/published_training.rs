@@ -1,7 +1,7 @@
 //! Our figures beside published training and generation runs of others, as Markdown tables:
 //! `cargo run -p vramcast-core --example published_training -- truth/external/{torchtune,litgpt,peft_metamathqa,unsloth_notebooks}.json`.
 //!
-//! Rows that cannot be expressed are counted with the reason. docs/accuracy.md holds the result and says why rows differ.
+//! Rows that cannot be expressed are counted with the reason. docs/accuracy.md lists what is left.
 
 use std::collections::BTreeMap;
 

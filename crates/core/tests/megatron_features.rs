@@ -36,7 +36,7 @@ fn plan(mesh: Mesh, options: Megatron, gpu: &str) -> TrainPlan {
     TrainPlan {
         batch: Batch { batch_size: 2, seq_len: 512, ..Batch::default() },
         gradient_accumulation: 8,
-        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), communicators: 1, no_sync: false }),
+        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), no_sync: false }),
         gpu: Gpus::embedded().find(gpu).unwrap(),
         ..TrainPlan::default()
     }

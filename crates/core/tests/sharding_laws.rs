@@ -104,7 +104,7 @@ fn plan(parallel: Option<Parallel>) -> TrainPlan {
 
 fn spread(engine: Engine, world: u64) -> Parallel {
     let mesh = if let Engine::Ddp(_) = engine { Mesh::replicated(world) } else { Mesh::sharded(world) };
-    Parallel { mesh, engine, communicators: 1, no_sync: false }
+    Parallel { mesh, engine, no_sync: false }
 }
 
 /// Bytes asked for that are alive when the last forward pass begins.
@@ -188,7 +188,7 @@ fn impossible_worlds_are_refused_with_numbers() {
 fn split(tp: u64, dp: u64, form: TensorForm) -> Parallel {
     let tensor = TensorParallel { form, loss_parallel: false };
     let engine = if dp > 1 { Engine::Fsdp2(Fsdp2 { tensor, ..Fsdp2::default() }) } else { Engine::Tp(tensor) };
-    Parallel { mesh: Mesh { tp, ..Mesh::sharded(dp) }, engine, communicators: 1, no_sync: false }
+    Parallel { mesh: Mesh { tp, ..Mesh::sharded(dp) }, engine, no_sync: false }
 }
 
 /// Over all tensor-parallel cards the parts of split parameters are one copy; the others are whole on each.
@@ -389,7 +389,7 @@ fn what_an_engine_cannot_run_is_refused() {
 fn staged([dp, tp, cp, pp]: [u64; 4], pipeline: Pipeline, rank: Option<Place>) -> Parallel {
     let tensor = TensorParallel { form: TensorForm::Torchtitan, loss_parallel: tp > 1 };
     let engine = Engine::Fsdp2(Fsdp2 { tensor, pipeline, rank, ..Fsdp2::default() });
-    Parallel { mesh: Mesh { tp, cp, pp, ..Mesh::sharded(dp) }, engine, communicators: 1, no_sync: false }
+    Parallel { mesh: Mesh { tp, cp, pp, ..Mesh::sharded(dp) }, engine, no_sync: false }
 }
 
 fn micro_batched(parallel: Parallel, micro: u32) -> TrainPlan {

@@ -211,7 +211,20 @@ def build_model(job, run, device):
     if run.get("pretrained"):
         return auto_class.from_pretrained(run["pretrained"], dtype=DTYPES[run.get("weights", "bf16")], **attention).to(device)
     with torch.device(device):
-        return auto_class.from_config(config, dtype=DTYPES[run.get("weights", "bf16")], **attention)
+        model = auto_class.from_config(config, dtype=DTYPES[run.get("weights", "bf16")], **attention)
+    note_ties(job, model)
+    return model
+
+
+def note_ties(job, model):
+    """Some classes tie their head whatever the config says, which holds for models made of a config alone: the row says so."""
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        nested = model.config.get_text_config() is not model.config
+        section = (job["config"].get("text_config") or {}) if nested else job["config"]
+        if tied != section.get("tie_word_embeddings", False):
+            path = ("text_config." if nested else "") + "tie_word_embeddings"
+            job["run"].setdefault("overrides", {})[path] = tied
 
 
 def make_batch(job, config, run, device):

@@ -36,11 +36,8 @@ impl Beside {
         let mut plan = ledger::run_plan(row)?;
         let simulation = match &mut plan {
             RunPlan::Train(plan) => {
-                plan.gpu = card.clone();
                 // The ledger's ranks have a group without NCCL; a program's have one.
-                if let Some(parallel) = &mut plan.parallel {
-                    parallel.communicators = parallel.communicators.max(1);
-                }
+                plan.gpu = card.clone();
                 simulation::train(&model, plan)
             }
             RunPlan::Infer(plan) => {

@@ -107,7 +107,7 @@ pub fn calibrate(rows: &[Value]) -> Result<Calibration, CalibrateError> {
         strangers: facts::strangers(&runs, &machine),
         not_bent: not_bent(&after),
         before,
-        after: summary::by_group(&after.iter().collect::<Vec<_>>()),
+        after: grouped(&after),
         left_out,
         facts,
         choices,
@@ -117,7 +117,11 @@ pub fn calibrate(rows: &[Value]) -> Result<Calibration, CalibrateError> {
 
 fn scores(runs: &[Run], machine: impl Fn(&Run) -> Machine) -> Vec<Group> {
     let scored: Vec<Scored> = runs.iter().map(|run| run.scored_with(&machine(run))).collect();
-    summary::by_group(&scored.iter().collect::<Vec<_>>())
+    grouped(&scored)
+}
+
+fn grouped(scored: &[Scored]) -> Vec<Group> {
+    summary::by_group(&scored.iter().map(|row| (row.group.as_str(), row.levels())).collect::<Vec<_>>())
 }
 
 fn not_bent(scored: &[Scored]) -> Vec<NotBent> {

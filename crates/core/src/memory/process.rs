@@ -125,19 +125,16 @@ pub fn parallel_parts(parallel: &Parallel, gpu: &Gpu) -> Vec<Part> {
     if parallel.has_streams() {
         parts.push(Fact::Streams.part(gpu, 1));
     }
-    if parallel.communicators > 0 {
-        parts.push(Fact::Nccl.part(gpu, 1));
-    }
-    // One line for each group of the mesh, where the count is the mesh's own.
+    // A machine whose communicators take nothing has none: torch's fake process group.
     let groups = parallel.mesh.groups();
-    if parallel.communicators as usize == groups.len() {
-        parts.extend(groups.into_iter().map(|group| {
-            let part = Fact::Communicator.part(gpu, 1);
-            let connections = nccl::connections(group.ranks, group.traffic, &gpu.machine);
-            Part { name: group.name, bytes: part.bytes.saturating_add(connections), ..part }
-        }));
-    } else if parallel.communicators > 0 {
-        parts.push(Fact::Communicator.part(gpu, u64::from(parallel.communicators)));
+    if gpu.machine.communicator == 0 || groups.is_empty() {
+        return parts;
     }
+    parts.push(Fact::Nccl.part(gpu, 1));
+    parts.extend(groups.into_iter().map(|group| {
+        let part = Fact::Communicator.part(gpu, 1);
+        let connections = nccl::connections(group.ranks, group.traffic, &gpu.machine);
+        Part { name: group.name, bytes: part.bytes.saturating_add(connections), ..part }
+    }));
     parts
 }

@@ -11,7 +11,9 @@ use super::sharding::Spread;
 use super::{infer, megatron, stored, tensor_parallel, train};
 use crate::model::{Model, Program};
 use crate::plan::parallel::{Engine, Parallel, Place};
-use crate::plan::{AdapterLayout, Fault, InferPlan, Kernels, LossKind, PlanError, TrainPlan, liger};
+use crate::plan::{
+    AdapterLayout, Fault, InferPlan, Kernels, LossKind, Package, PlanError, Quantization, TrainPlan, liger,
+};
 
 /// A run, simulated.
 #[derive(Debug)]
@@ -105,6 +107,7 @@ fn train_at(
 ) -> Result<Simulation, PlanError> {
     let mut inputs = plan.batch.training_inputs();
     inputs.sharing = plan.sharing();
+    inputs.transformers = Some(plan.stack.version(Package::Transformers).release());
     if let Some(Parallel { engine: Engine::Fsdp2(_), mesh, .. }) = &plan.parallel {
         inputs.seq /= mesh.cp.max(1);
         inputs.target_seq /= mesh.cp.max(1);
@@ -122,9 +125,11 @@ fn train_at(
     let program = Rc::new(program);
     let found = stored::in_training(model, plan)?;
     let quantised;
-    let plan = match found.bitsandbytes() {
+    let plan = match found.bitsandbytes().or_else(|| plan.quantization.clone()) {
         Some(quantization) => {
-            quantised = TrainPlan { quantization: Some(quantization), ..plan.clone() };
+            let held = TrainPlan { quantization: Some(quantization.clone()), ..plan.clone() };
+            let quantization = Quantization { keeps_inputs: held.keeps_inputs(), ..quantization };
+            quantised = TrainPlan { quantization: Some(quantization), ..held };
             &quantised
         }
         None => plan,

@@ -33,6 +33,8 @@ pub struct Inputs {
     pub encoded: bool,
     /// What becomes of parameters that layers share.
     pub sharing: Sharing,
+    /// Major and minor version of transformers; the newest that is known when absent.
+    pub transformers: Option<[u32; 2]>,
 }
 
 /// What becomes of a parameter that several layers share by name. Layers that share a whole module are not meant.
@@ -97,6 +99,7 @@ impl Inputs {
             beams: 1,
             encoded: false,
             sharing: Sharing::Once,
+            transformers: None,
         }
     }
 

@@ -96,6 +96,7 @@ impl Batch {
             beams: 1,
             encoded: false,
             sharing: Sharing::Once,
+            transformers: None,
         }
     }
 }

@@ -58,7 +58,7 @@ impl TrainPlan {
         add(self.batch.padded, "padded batches");
         add(!self.keep_outputs, "outputs dropped before backward");
         add(self.keep_loss, "loss kept until the next");
-        add(self.quantization.as_ref().is_some_and(|q| q.keeps_inputs), "bitsandbytes up to 0.43.1");
+        add(self.keeps_inputs(), "bitsandbytes up to 0.43.1");
         match &self.adapter {
             Some(AdapterPlan::Lora(lora)) if lora.dora => add(true, "DoRA"),
             Some(AdapterPlan::Lora(_)) => add(true, "LoRA"),

@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::batch::MAX_TOKENS;
-use super::{Accepted, AllocatorOptions, Assistant, AttentionKind, Batch, Draft, Fault, Faults, Gpu, Quantization};
+use super::{
+    Accepted, AllocatorOptions, Assistant, AttentionKind, Batch, Draft, Fault, Faults, Gpu, Package, Quantization,
+    Stack,
+};
 use crate::dtype::DType;
 use crate::model::{Inputs, Model, Sharing};
 
@@ -41,6 +44,9 @@ pub struct InferPlan {
     pub gpu: Gpu,
     /// Options of the caching allocator.
     pub allocator: AllocatorOptions,
+    /// Versions of the software.
+    #[serde(skip_serializing_if = "Stack::is_default")]
+    pub stack: Stack,
 }
 
 impl Default for InferPlan {
@@ -62,6 +68,7 @@ impl Default for InferPlan {
             attention: AttentionKind::Sdpa,
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
+            stack: Stack::default(),
         }
     }
 }
@@ -265,6 +272,7 @@ impl InferPlan {
             mask: generates || self.batch.mask,
             last_logits: generates.then_some(1),
             sharing: self.quantization.as_ref().map_or(Sharing::Once, Quantization::sharing),
+            transformers: Some(self.stack.version(Package::Transformers).release()),
             ..self.batch.training_inputs()
         }
         .without_media(!first)

@@ -24,6 +24,7 @@
 //! | [`parallel`] | many cards: the mesh and the engine |
 //! | [`provenance`] | where every setting comes from |
 //! | [`allocator`] | options of torch's caching allocator |
+//! | [`stack`] | versions of the software |
 
 pub mod adapter;
 pub mod allocator;
@@ -48,6 +49,7 @@ pub mod parallel;
 pub mod provenance;
 pub mod quantization;
 pub mod serve;
+pub mod stack;
 pub mod train;
 
 pub use adapter::{AdapterLayout, AdapterPlan, LoraPlan, Targets};
@@ -68,6 +70,7 @@ pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use provenance::Origin;
 pub use quantization::{Outliers, Quantization, QuantizationScheme};
 pub use serve::{ServePlan, ServingEngine};
+pub use stack::{Package, Stack, Version};
 pub use train::{Checkpointing, Kernels, TrainPlan};
 
 /// A plan of any kind.

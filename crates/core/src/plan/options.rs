@@ -155,6 +155,7 @@ impl TrainPlan {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = self.optimizer.notes();
+        notes.extend(self.versions().unknown());
         if self.checkpointing != Checkpointing::Off && self.checkpoints.offload {
             notes.push("offloaded checkpoints: copies are taken to be done when needed".into());
         }
@@ -208,7 +209,7 @@ impl RunPlan {
     pub fn notes(&self) -> Vec<String> {
         let (mut notes, bf16) = match self {
             Self::Train(plan) => (plan.notes(), plan.uses(DType::BF16)),
-            Self::Infer(plan) => (Vec::new(), plan.uses(DType::BF16)),
+            Self::Infer(plan) => (plan.stack.unknown(), plan.uses(DType::BF16)),
             Self::Serve(_) => (Vec::new(), false),
         };
         notes.extend(emulated(self.gpu()).filter(|_| bf16));

@@ -31,23 +31,39 @@ use crate::dtype::DType;
 
 /// How a run is spread over cards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(from = "Written")]
 pub struct Parallel {
     /// How many cards along which axis.
-    #[serde(default)]
     pub mesh: Mesh,
     /// Who spreads the model.
     pub engine: Engine,
-    /// NCCL communicators that the process makes: one for a group that everyone is in.
-    #[serde(default = "one")]
-    pub communicators: u32,
     /// Whether gradients are reduced only after the last micro-batch of a step (`no_sync`, `set_requires_gradient_sync`).
-    #[serde(default)]
     pub no_sync: bool,
 }
 
-fn one() -> u32 {
-    1
+/// How a plan file writes it.
+#[derive(Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Parallel")]
+struct Written {
+    /// How many cards along which axis.
+    #[serde(default)]
+    mesh: Mesh,
+    /// Who spreads the model.
+    engine: Engine,
+    /// Whether gradients are reduced only after the last micro-batch of a step (`no_sync`, `set_requires_gradient_sync`).
+    #[serde(default)]
+    no_sync: bool,
+    /// In older plans; it follows from the mesh.
+    #[serde(default, rename = "communicators")]
+    #[schemars(skip)]
+    _communicators: serde::de::IgnoredAny,
+}
+
+impl From<Written> for Parallel {
+    fn from(written: Written) -> Self {
+        Self { mesh: written.mesh, engine: written.engine, no_sync: written.no_sync }
+    }
 }
 
 /// An engine with its defaults, as a plan spells it.
@@ -325,11 +341,6 @@ impl Parallel {
     /// Whether DeepSpeed shards over a part of the cards only (MiCS).
     pub fn runs_mics(&self) -> bool {
         matches!(&self.engine, Engine::Deepspeed(DeepSpeed { zero, .. }) if zero.mics_ranks().is_some())
-    }
-
-    /// How many NCCL communicators a mesh makes a process join: one for each axis along which there is someone else.
-    pub fn communicators_of(mesh: &Mesh) -> u32 {
-        mesh.groups().len() as u32
     }
 
     /// Whether the engine makes streams of its own.

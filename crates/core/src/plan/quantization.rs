@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Fault, Faults};
+use super::{Fault, Faults, Version};
 use crate::dtype::DType;
 use crate::model::Sharing;
 
@@ -37,8 +37,8 @@ pub struct Quantization {
     pub storage: DType,
     /// Whether `prepare_model_for_kbit_training` runs, which makes all other 16-bit parameters fp32.
     pub prepare: bool,
-    /// Whether 4-bit linears keep their input until the graph dies, and multiply by the matrix in full, as those of
-    /// bitsandbytes up to 0.43.1 do.
+    /// Whether 4-bit linears keep their input until the graph dies, and multiply by the matrix in full: another way to
+    /// name a bitsandbytes of up to 0.43.1 in the plan's `stack`.
     pub keeps_inputs: bool,
     /// The type that 4-bit weights were packed from and come back in, when not the model's (Lightning packs from fp16).
     pub packed_from: Option<DType>,
@@ -92,6 +92,9 @@ pub enum Outliers {
 }
 
 impl Quantization {
+    /// The last bitsandbytes whose 4-bit linears keep their input until the graph dies.
+    pub const LAST_TO_KEEP_INPUTS: Version = Version::new(0, 43, 1);
+
     /// What becomes of weights that layers share.
     pub fn sharing(&self) -> Sharing {
         if self.one_by_one { Sharing::LinearsApart } else { Sharing::Once }

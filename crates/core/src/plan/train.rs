@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Fault, Faults, Gpu,
-    LossKind, LossOptions, ModelCode, ModelSizes, Optimizer, Parallel, PlanError, Quantization, SdpaKernel,
+    LossKind, LossOptions, ModelCode, ModelSizes, Optimizer, Package, Parallel, PlanError, Quantization, SdpaKernel,
+    Stack,
 };
 use crate::dtype::DType;
 use crate::model::op::{Parameter, Role};
@@ -63,6 +64,9 @@ pub struct TrainPlan {
     pub gpu: Gpu,
     /// Options of the caching allocator.
     pub allocator: AllocatorOptions,
+    /// Versions of the software.
+    #[serde(skip_serializing_if = "Stack::is_default")]
+    pub stack: Stack,
 }
 
 impl Default for TrainPlan {
@@ -92,6 +96,7 @@ impl Default for TrainPlan {
             quantization: None,
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
+            stack: Stack::default(),
         }
     }
 }
@@ -162,6 +167,26 @@ impl TrainPlan {
                     .or_drop("quantization")
             }),
         }
+    }
+
+    /// The versions that rules go by: those of the stack, and those that plans named elsewhere before it was there.
+    pub fn versions(&self) -> Stack {
+        let mut stack = self.stack.clone();
+        if let Some(Parallel { engine: super::parallel::Engine::Megatron(options), .. }) = &self.parallel {
+            stack = options.older_spelling(stack);
+        }
+        if self.quantization.as_ref().is_some_and(|known| known.keeps_inputs)
+            && stack.named(Package::Bitsandbytes).is_none()
+        {
+            stack = stack.with(Package::Bitsandbytes, Quantization::LAST_TO_KEEP_INPUTS);
+        }
+        stack
+    }
+
+    /// Whether 4-bit linears keep their input until the graph dies.
+    pub fn keeps_inputs(&self) -> bool {
+        self.quantization.is_some()
+            && self.versions().version(Package::Bitsandbytes) <= Quantization::LAST_TO_KEEP_INPUTS
     }
 
     /// Tokens that an adapter puts before those of the batch.

@@ -1,5 +1,5 @@
 //! What recorded runs vouch for: families and features with at least one scored run in `truth/ledger`
-//! (`data/measured.json`; `cargo run -p vramcast-core --example measured -- truth/ledger` writes it anew).
+//! (`data/measured.json`; `cargo run -p vramcast-core --example accuracy` writes it anew).
 
 use std::collections::BTreeMap;
 

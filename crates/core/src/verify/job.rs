@@ -5,14 +5,13 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{generate, ledger};
+use super::{keys, run};
 use crate::dtype::DType;
 use crate::model::{Model, Task};
 use crate::plan::adapter::{AdapterPlan, LoraPlan};
 use crate::plan::parallel::Engine;
 use crate::plan::{
-    AllocatorOptions, AttentionKind, CacheBackend, CacheImplementation, Checkpointing, Implementation, InferPlan,
-    Kernels, Parallel, Quantization, QuantizationScheme, TrainPlan,
+    AllocatorOptions, AttentionKind, Batch, CacheImplementation, InferPlan, Parallel, Quantization, TrainPlan,
 };
 
 /// What the probe shall run, besides the plan.
@@ -30,77 +29,64 @@ pub struct Subject<'a> {
 
 /// A job that trains.
 pub fn train(subject: Subject<'_>, plan: &TrainPlan) -> Result<Value, String> {
-    let mut run = Map::new();
     let deepspeed = matches!(&plan.parallel, Some(Parallel { engine: Engine::Deepspeed(_), .. }));
-    run.insert("task".into(), if deepspeed { "deepspeed" } else { "train" }.into());
-    insert_batch(&mut run, &plan.batch);
-    run.insert("weights".into(), dtype(plan.weights)?.into());
-    if let Some(autocast) = plan.autocast {
-        run.insert("autocast".into(), dtype(autocast)?.into());
-    }
-    run.insert("attn".into(), attention(plan.attention)?.into());
-    run.insert("checkpointing".into(), (plan.checkpointing == Checkpointing::Full).into());
-    run.insert("reentrant".into(), plan.checkpoints.reentrant.into());
-    run.insert("optimizer".into(), serde_json::to_value(plan.optimizer.kind).unwrap_or_default());
-    if plan.optimizer.implementation != Implementation::Foreach {
-        run.insert("impl".into(), serde_json::to_value(plan.optimizer.implementation).unwrap_or_default());
-    }
-    run.insert("grad_accum".into(), plan.gradient_accumulation.into());
-    run.insert("clip".into(), plan.clip.into());
-    run.insert("keep_outputs".into(), plan.keep_outputs.into());
-    run.insert("liger".into(), (plan.kernels == Kernels::Liger).into());
-    insert_allocator(&mut run, plan.allocator);
+    let mut run = Map::from_iter([("task".to_owned(), if deepspeed { "deepspeed" } else { "train" }.into())]);
+    let tree = tree(plan);
+    check(plan.attention, [plan.weights, plan.autocast.unwrap_or(plan.weights)])?;
+    run.extend(keys::write(keys::ANY, &tree));
+    run.extend(keys::write(keys::TRAINING, &tree));
+    insert_rest(&mut run, &plan.batch, plan.allocator, plan.quantization.as_ref());
     match &plan.adapter {
         None => {}
         Some(AdapterPlan::Lora(plan)) => drop(run.insert("lora".into(), lora(plan))),
         Some(_) => return Err("the probe runs LoRA and its variants; this adapter is not one of them".into()),
     }
     if let Some(quantization) = &plan.quantization {
-        run.insert("quant".into(), scheme(quantization).into());
         run.insert("prepare_kbit".into(), quantization.prepare.into());
     }
     if let Some(parallel) = &plan.parallel {
         run.insert("dist".into(), distributed(parallel)?);
     }
     let row = row(subject, run);
-    same(plan, &ledger::train_plan(&row)?)?;
+    same(plan, &run::training(&row)?)?;
     Ok(row)
 }
 
 /// A job that generates.
 pub fn infer(subject: Subject<'_>, plan: &InferPlan) -> Result<Value, String> {
-    let mut run = Map::new();
-    run.insert("task".into(), "infer".into());
-    insert_batch(&mut run, &plan.batch);
-    run.insert("new_tokens".into(), plan.new_tokens.into());
+    let mut run = Map::from_iter([("task".to_owned(), "infer".into())]);
+    let tree = tree(plan);
+    check(plan.attention, [plan.weights; 2])?;
+    run.extend(keys::write(keys::ANY, &tree));
+    run.extend(keys::write(keys::GENERATION, &tree));
     match plan.cache {
-        CacheImplementation::Static => drop(run.insert("cache".into(), "static".into())),
         CacheImplementation::None => drop(run.insert("use_cache".into(), false.into())),
-        CacheImplementation::Quantized(how) => {
-            let backend = if how.backend == CacheBackend::Hqq { "hqq" } else { "quanto" };
-            let config = json!({
-                "backend": backend, "nbits": how.bits, "q_group_size": how.group_size,
-                "residual_length": how.residual_length,
-            });
+        CacheImplementation::Quantized(_) => {
             run.insert("cache".into(), "quantized".into());
-            run.insert("cache_config".into(), config);
+            run.insert("cache_config".into(), keys::write(keys::CACHE, &tree["cache"]["quantized"]).into());
         }
-        CacheImplementation::Offloaded => drop(run.insert("cache".into(), "offloaded".into())),
-        _ => {}
+        CacheImplementation::Dynamic => {}
+        _ => drop(run.insert("cache".into(), tree["cache"].clone())),
     }
-    if plan.beams > 1 {
-        run.insert("beams".into(), plan.beams.into());
-    }
-    run.insert("weights".into(), dtype(plan.weights)?.into());
-    run.insert("attn".into(), attention(plan.attention)?.into());
-    if let Some(quantization) = &plan.quantization {
-        run.insert("quant".into(), scheme(quantization).into());
-    }
-    insert_allocator(&mut run, plan.allocator);
+    insert_rest(&mut run, &plan.batch, plan.allocator, plan.quantization.as_ref());
     let row = row(subject, run);
     // The probe forces the length, so that every run does the same work.
-    same(&InferPlan { forced_length: true, ..plan.clone() }, &generate::plan(&row)?)?;
+    same(&InferPlan { forced_length: true, ..plan.clone() }, &run::generation(&row)?)?;
     Ok(row)
+}
+
+fn tree(plan: &impl serde::Serialize) -> Value {
+    serde_json::to_value(plan).unwrap_or_default()
+}
+
+fn check(attention: AttentionKind, types: [DType; 2]) -> Result<(), String> {
+    if !matches!(attention, AttentionKind::Sdpa | AttentionKind::Eager | AttentionKind::Flash2) {
+        return Err(format!("the probe does not run {attention:?} attention"));
+    }
+    match types.into_iter().find(|dtype| !matches!(dtype, DType::F32 | DType::BF16 | DType::F16)) {
+        Some(other) => Err(format!("the probe builds models in fp32, bf16 or fp16, not in {other:?}")),
+        None => Ok(()),
+    }
 }
 
 fn row(subject: Subject<'_>, run: Map<String, Value>) -> Value {
@@ -119,19 +105,20 @@ fn row(subject: Subject<'_>, run: Map<String, Value>) -> Value {
     })
 }
 
-fn insert_batch(run: &mut Map<String, Value>, batch: &crate::plan::Batch) {
-    run.insert("batch".into(), batch.batch_size.into());
-    run.insert("seq".into(), batch.seq_len.into());
-    if let Some(target) = batch.target_len {
-        run.insert("target_seq".into(), target.into());
-    }
+/// What has no place of its own in the table.
+fn insert_rest(
+    run: &mut Map<String, Value>,
+    batch: &Batch,
+    options: AllocatorOptions,
+    quantization: Option<&Quantization>,
+) {
     if let Some([_, height, width]) = batch.images {
         run.insert("grid".into(), json!([height, width]));
     }
-    run.insert("mask".into(), batch.mask.into());
-}
-
-fn insert_allocator(run: &mut Map<String, Value>, options: AllocatorOptions) {
+    if let Some(quantization) = quantization {
+        let name = tree(&quantization.scheme).as_str().unwrap_or_default().to_owned();
+        run.insert("quant".into(), if quantization.double { name + "-dq" } else { name }.into());
+    }
     let mut parts = Vec::new();
     if options.expandable_segments {
         parts.push("expandable_segments:True".to_owned());
@@ -146,33 +133,6 @@ fn insert_allocator(run: &mut Map<String, Value>, options: AllocatorOptions) {
     if !parts.is_empty() {
         run.insert("alloc_conf".into(), parts.join(",").into());
     }
-}
-
-fn dtype(dtype: DType) -> Result<&'static str, String> {
-    match dtype {
-        DType::F32 => Ok("fp32"),
-        DType::BF16 => Ok("bf16"),
-        DType::F16 => Ok("fp16"),
-        other => Err(format!("the probe builds models in fp32, bf16 or fp16, not in {other:?}")),
-    }
-}
-
-fn attention(kind: AttentionKind) -> Result<&'static str, String> {
-    match kind {
-        AttentionKind::Sdpa => Ok("sdpa"),
-        AttentionKind::Eager => Ok("eager"),
-        AttentionKind::Flash2 => Ok("flash_attention_2"),
-        other => Err(format!("the probe does not run {other:?} attention")),
-    }
-}
-
-fn scheme(quantization: &Quantization) -> String {
-    let name = match quantization.scheme {
-        QuantizationScheme::Nf4 => "nf4",
-        QuantizationScheme::Fp4 => "fp4",
-        QuantizationScheme::Int8 => "int8",
-    };
-    if quantization.double { format!("{name}-dq") } else { name.to_owned() }
 }
 
 /// `LoraConfig`'s own names.
@@ -201,25 +161,24 @@ fn lora(plan: &LoraPlan) -> Value {
 }
 
 fn distributed(parallel: &Parallel) -> Result<Value, String> {
-    let world = parallel.mesh.world();
+    let tree = tree(&parallel.engine);
+    let keys = match &parallel.engine {
+        Engine::Ddp(_) => keys::DDP,
+        Engine::Fsdp1(_) => keys::FSDP1,
+        Engine::Fsdp2(_) => keys::FSDP2,
+        Engine::Deepspeed(_) => &[],
+        other => return Err(format!("the probe does not run {}", other.name())),
+    };
+    let name = parallel.engine.name();
+    let options = &tree[name];
+    let mut dist = Map::from_iter([("engine".to_owned(), name.into()), ("world".into(), parallel.mesh.world().into())]);
+    dist.extend(keys::write(keys, options));
     match &parallel.engine {
-        Engine::Ddp(ddp) => Ok(json!({
-            "engine": "ddp", "world": world, "bucket_view": ddp.gradient_as_bucket_view,
-            "static_graph": ddp.static_graph,
-        })),
-        Engine::Fsdp2(fsdp) => Ok(json!({
-            "engine": "fsdp2", "world": world, "reshard": fsdp.reshard_after_forward,
-            "mp": fsdp.mixed_precision.is_some(),
-        })),
-        Engine::Fsdp1(fsdp) => Ok(json!({
-            "engine": "fsdp1", "world": world, "mp": fsdp.mixed_precision.is_some(),
-            "strategy": serde_json::to_value(fsdp.strategy).unwrap_or_default(),
-        })),
-        Engine::Deepspeed(deepspeed) => {
-            Ok(json!({"engine": "deepspeed", "world": world, "zero": deepspeed.zero.stage}))
-        }
-        other => Err(format!("the probe does not run {}", other.name())),
+        Engine::Deepspeed(deepspeed) => drop(dist.insert("zero".into(), deepspeed.zero.stage.into())),
+        Engine::Ddp(_) => {}
+        _ => drop(dist.insert("mp".into(), (!options["mixed_precision"].is_null()).into())),
     }
+    Ok(dist.into())
 }
 
 /// Whether a plan came back from its row; what has no effect on memory, or is the machine's, may differ.
@@ -231,19 +190,13 @@ fn same<P: serde::Serialize>(asked: &P, understood: &P) -> Result<(), String> {
 }
 
 fn simplified<P: serde::Serialize>(plan: &P) -> Value {
-    let mut value = serde_json::to_value(plan).unwrap_or_default();
-    for path in ["/gpu", "/adapter/alpha", "/adapter/task", "/adapter/rslora", "/adapter/dtype"] {
-        if let Some(place) = value.pointer_mut(path) {
+    let mut value = tree(plan);
+    let adapter = ["alpha", "task", "rslora", "dtype"].map(|key| format!("/adapter/{key}"));
+    let quantization = ["outliers", "initializer_range", "skip"].map(|key| format!("/quantization/{key}"));
+    for path in ["/gpu".to_owned(), "/stack".to_owned()].into_iter().chain(adapter).chain(quantization) {
+        if let Some(place) = value.pointer_mut(&path) {
             *place = Value::Null;
         }
-    }
-    for path in ["outliers", "initializer_range", "skip"] {
-        if let Some(place) = value.pointer_mut(&format!("/quantization/{path}")) {
-            *place = Value::Null;
-        }
-    }
-    if let Some(place) = value.pointer_mut("/parallel/communicators") {
-        *place = Value::Null;
     }
     value
 }

@@ -3,9 +3,40 @@
 use serde::Serialize;
 use serde_json::Value;
 
+use super::kinds::{Kind, Score};
 use super::models::Pair;
 use crate::model::{Inventory, Model};
 use crate::plan::adapter::{AdaptedKind, AdapterLayout, LoraPlan};
+use crate::source::catalogue;
+
+/// Files of LoRA rows.
+pub(super) const KIND: Kind = Kind {
+    name: "lora",
+    noun: "LoRA rows",
+    looks: "one document whose `rows` have `target_modules` and what PEFT trains then",
+    levels: &[],
+    joined: false,
+    rows: |file| {
+        let rows = file.documents.first()?["rows"].as_array()?;
+        rows.iter().all(|row| row.get("target_modules").is_some()).then(|| rows.clone())
+    },
+    score: |_, row| {
+        let id = row["id"].as_str().unwrap_or_default();
+        vec![match model(row, id).map(|model| score(row, &model)) {
+            Err(why) => Score::skipped(id, &why),
+            Ok(row) => Score::exact(id, (!row.ok).then(|| row.said()), &row),
+        }]
+    },
+};
+
+/// The model a row names, of the catalogue, or that it brings.
+fn model(row: &Value, id: &str) -> Result<Model, String> {
+    let entry = catalogue::find(id);
+    let config = row.get("config").cloned().or_else(|| entry.as_ref().map(|entry| entry.config.clone()));
+    let auto_class = row["auto_class"].as_str().map(str::to_owned).or_else(|| entry.and_then(|entry| entry.auto_class));
+    let config = config.ok_or_else(|| format!("{id} is not in the catalogue and the row has no config"))?;
+    Model::new(config, auto_class.as_deref()).map_err(|e| e.to_string())
+}
 
 /// How one row compares.
 #[derive(Debug, Clone, Serialize)]
@@ -28,6 +59,14 @@ pub struct LoraRow {
     /// Why PEFT refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected_refusal: Option<String>,
+}
+
+impl LoraRow {
+    fn said(&self) -> String {
+        let Pair { predicted, expected } = self.trainable;
+        let refused = self.refused.as_deref().unwrap_or_default();
+        format!("{} trainable {predicted:?}, expected {expected:?} {refused}", self.targets)
+    }
 }
 
 /// Scores one row of the file's `rows` on the model its `id` names.

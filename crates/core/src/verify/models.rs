@@ -5,8 +5,26 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::kinds::{Kind, Score};
 use super::pattern;
 use crate::model::{Model, Shape};
+
+/// Files of one model each.
+pub(super) const KIND: Kind = Kind {
+    name: "models",
+    noun: "models",
+    looks: "a model a file, with `tensors` and `total_params`",
+    levels: &[],
+    joined: true,
+    rows: |file| match file.documents.as_slice() {
+        [model] if model["tensors"].is_array() && model["total_params"].is_u64() => Some(vec![model.clone()]),
+        _ => None,
+    },
+    score: |_, truth| {
+        let row = score(truth);
+        vec![Score::exact(&row.id, (!row.ok).then(|| row.said()), &row)]
+    },
+};
 
 /// How one model compares with its truth file.
 #[derive(Debug, Clone, Serialize)]
@@ -28,6 +46,22 @@ pub struct ModelRow {
     /// Why there is no prediction at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+impl ModelRow {
+    fn said(&self) -> String {
+        let Tensors { missing, extra, reshaped } = &self.tensors;
+        let mut parts: Vec<String> = self.error.iter().cloned().collect();
+        for (what, names) in [("missing", missing), ("extra", extra), ("reshaped", reshaped)] {
+            parts.extend(names.first().map(|first| format!("{} tensors {what} ({first})", names.len())));
+        }
+        for (what, pair) in [("kv", self.kv_bytes_per_token), ("active", self.active_params)] {
+            if pair.predicted.unwrap_or(0) != pair.expected.unwrap_or(0) {
+                parts.push(format!("{what} {:?} for {:?}", pair.predicted, pair.expected));
+            }
+        }
+        format!("({}) {}", self.model_type, parts.join("; "))
+    }
 }
 
 /// A predicted and an expected number.

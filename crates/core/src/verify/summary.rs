@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::ledger::{LedgerRow, Measure, Scored};
+use super::kinds::Set;
+use super::ledger::Measure;
 
 /// Absolute errors in percent.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -20,7 +21,7 @@ pub struct Quantiles {
 /// The rows of one kind.
 #[derive(Debug, Clone, Serialize)]
 pub struct Group {
-    /// What kind; `all` for all.
+    /// Which; `all` for all.
     pub group: String,
     /// How many.
     pub rows: usize,
@@ -34,28 +35,28 @@ pub struct Group {
     pub under_predicted: usize,
 }
 
-/// Errors by kind of run, then over all.
-pub fn by_group(rows: &[&Scored]) -> Vec<Group> {
-    let mut kinds: BTreeMap<&str, Vec<&Scored>> = BTreeMap::new();
-    for row in rows {
-        kinds.entry(&row.group).or_default().push(row);
+/// Errors by kind of row, then over all; a row is its kind and its levels.
+pub fn by_group(rows: &[(&str, [Measure; 3])]) -> Vec<Group> {
+    let mut kinds: BTreeMap<&str, Vec<[Measure; 3]>> = BTreeMap::new();
+    for (kind, levels) in rows {
+        kinds.entry(kind).or_default().push(*levels);
     }
     let mut groups: Vec<Group> = kinds.iter().map(|(name, rows)| group(name, rows)).collect();
     if groups.len() > 1 {
-        groups.push(group("all", rows));
+        groups.push(group("all", &rows.iter().map(|(_, levels)| *levels).collect::<Vec<_>>()));
     }
     groups
 }
 
-fn group(name: &str, rows: &[&Scored]) -> Group {
-    let errors = |pick: fn(&Scored) -> Measure| quantiles(rows.iter().filter_map(|row| pick(row).error()).collect());
+fn group(name: &str, rows: &[[Measure; 3]]) -> Group {
+    let errors = |level: usize| quantiles(rows.iter().filter_map(|row| row[level].error()).collect());
     Group {
         group: name.to_owned(),
         rows: rows.len(),
-        allocated: errors(|row| row.allocated),
-        reserved: errors(|row| row.reserved),
-        process: errors(|row| row.process),
-        under_predicted: rows.iter().filter(|row| row.allocated.error().is_some_and(|error| error < -1.0)).count(),
+        allocated: errors(0),
+        reserved: errors(1),
+        process: errors(2),
+        under_predicted: rows.iter().filter(|row| row[0].error().is_some_and(|error| error < -1.0)).count(),
     }
 }
 
@@ -66,13 +67,40 @@ fn quantiles(errors: Vec<f64>) -> Option<Quantiles> {
     Some(Quantiles { median: at(50)?, p95: at(95)?, worst: *sizes.last()? })
 }
 
-/// Why rows were skipped, and how many for each reason.
-pub fn skipped(rows: &[LedgerRow]) -> BTreeMap<&str, usize> {
-    let mut reasons = BTreeMap::new();
-    for row in rows {
-        if let LedgerRow::Skipped { skipped, .. } = row {
-            *reasons.entry(skipped.as_str()).or_insert(0) += 1;
+/// The table of a set's groups: absolute errors in percent.
+pub fn table(set: &Set) -> Vec<Vec<String>> {
+    let columns: &[(&str, fn(&Group) -> Option<f64>)] = &[
+        ("allocated: median", |group| Some(group.allocated?.median)),
+        ("p95", |group| Some(group.allocated?.p95)),
+        ("worst", |group| Some(group.allocated?.worst)),
+        ("reserved: median", |group| Some(group.reserved?.median)),
+        ("p95", |group| Some(group.reserved?.p95)),
+        ("process: median", |group| Some(group.process?.median)),
+    ];
+    let one = set.of.levels.len() == 1;
+    let columns = if one { &columns[..3] } else { columns };
+    let header = |name: &str| if one { name.trim_start_matches("allocated: ") } else { name }.to_owned();
+    let first = ["group".to_owned(), "rows".to_owned()];
+    let mut lines: Vec<Vec<String>> =
+        vec![first.into_iter().chain(columns.iter().map(|(name, _)| header(name))).collect()];
+    for group in &set.summary.groups {
+        let figures = columns.iter().map(|(_, pick)| pick(group).map_or("-".to_owned(), |value| format!("{value:.3}")));
+        lines.push([group.group.clone(), group.rows.to_string()].into_iter().chain(figures).collect());
+    }
+    lines
+}
+
+/// A set as Markdown.
+pub fn markdown(set: &Set) -> String {
+    let mut text = format!("{}\n", set.headline());
+    if set.summary.groups.is_empty() {
+        return text;
+    }
+    for (index, cells) in table(set).iter().enumerate() {
+        text += &format!("{}| {} |\n", if index == 0 { "\n" } else { "" }, cells.join(" | "));
+        if index == 0 {
+            text += &format!("| --- |{}\n", " --: |".repeat(cells.len() - 1));
         }
     }
-    reasons
+    text
 }

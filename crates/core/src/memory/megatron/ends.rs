@@ -13,6 +13,7 @@ use crate::memory::log::Category;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
+use crate::plan::Package;
 use crate::plan::parallel::megatron::CrossEntropy;
 
 /// The embedding's rows; `weight` collects a gradient, which is added to the main gradients and freed at once.
@@ -70,7 +71,8 @@ pub(super) fn output_layer(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, vocab
         let scattered = shared.scattered().then(|| shared.exchanged(torch, "reduce_scatter", rows, hidden));
         match &held {
             None => {}
-            Some(_) if shared.options.core < 14 => {
+            // Made for autograd, and thrown away.
+            Some(_) if shared.stack.before(Package::MegatronCore, 0, 14, 0) => {
                 drop(shared.matrix(torch, "dummy weight gradient", vocabulary, hidden));
             }
             Some(held) => {

@@ -158,12 +158,12 @@ impl Run {
         let (optimizer, buffers) = match options.fsdp {
             Some(fsdp) => {
                 let buckets = fsdp::buckets(&architecture, mesh, options, fsdp);
-                (Optimizer::build_sharded(torch, &buckets, plan.weights, options), Buffers { parameters: Vec::new() })
+                (Optimizer::build_sharded(torch, &buckets, plan, options), Buffers { parameters: Vec::new() })
             }
             None => {
                 let (layouts, weights): (Vec<Layout>, Vec<Vec<Weight>>) =
                     layouts(&architecture, mesh, options, stage).into_iter().unzip();
-                Optimizer::build(torch, &layouts, &weights, plan.weights, options)
+                Optimizer::build(torch, &layouts, &weights, plan, options)
             }
         };
         let frozen = frozen(torch, &architecture, plan, (mesh, options), stage);

@@ -18,6 +18,7 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::model::op::Binary;
+use crate::plan::Package;
 use crate::plan::parallel::megatron::{Dispatcher, Fp8Recipe, RecomputeModule};
 
 /// The mixture on a normed input.
@@ -29,7 +30,8 @@ pub(super) fn mixture(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Mi
     if rank.options.moe.dispatcher == Dispatcher::Hybridep {
         return fused(rank, torch, x, routing, sizes);
     }
-    let early = rank.options.core >= 13;
+    // Before 0.13 probabilities are applied when tokens come back.
+    let early = !rank.stack.before(Package::MegatronCore, 0, 13, 0);
     let (permuted, probabilities) = permute(rank, torch, x, &routing, sizes);
     let received = all_to_all(rank, torch, &permuted);
     let probabilities = all_to_all(rank, torch, &probabilities);

@@ -11,6 +11,7 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::plan::parallel::megatron::{Fp8, Fp8Recipe, Megatron};
+use crate::plan::{Package, TrainPlan};
 
 /// Where the parameters of a buffer lie in it, in elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,6 +92,8 @@ pub(super) struct Optimizer {
     gradients: Vec<Tensor>,
     started: bool,
     options: Megatron,
+    /// Transformer Engine before 2.13, whose kernel reads no moments in bf16.
+    reads_fp32_moments: bool,
 }
 
 /// Where a buffer's parameters are.
@@ -105,9 +108,10 @@ impl Optimizer {
         torch: &mut Torch,
         layouts: &[Layout],
         weights: &[Vec<Weight>],
-        dtype: DType,
+        plan: &TrainPlan,
         options: &Megatron,
     ) -> (Self, Buffers) {
+        let dtype = plan.weights;
         let mut made: Vec<Vec<Tensor>> = Vec::new();
         torch.in_category(Category::Weights, |torch| {
             for list in weights {
@@ -157,12 +161,12 @@ impl Optimizer {
                 drop(copy);
             }
         });
-        let optimizer = Self { held, mains, shards, gradients: Vec::new(), started: false, options: options.clone() };
-        (optimizer, Buffers { parameters })
+        (Self::holding(held, mains, shards, plan, options), Buffers { parameters })
     }
 
     /// The same under Megatron-FSDP: shards of buckets, as far as its strategy shards.
-    pub(super) fn build_sharded(torch: &mut Torch, buckets: &[Bucket], dtype: DType, options: &Megatron) -> Self {
+    pub(super) fn build_sharded(torch: &mut Torch, buckets: &[Bucket], plan: &TrainPlan, options: &Megatron) -> Self {
+        let dtype = plan.weights;
         let strategy = options.fsdp.unwrap_or_default().strategy;
         let (mut held, mut shards) = (Vec::new(), Vec::new());
         let part = |bucket: &Bucket, shared: bool| if shared { bucket.share() } else { bucket.elements };
@@ -188,7 +192,13 @@ impl Optimizer {
         let gradients = buckets.iter().map(|bucket| part(bucket, strategy.shards_gradients())).sum();
         let make = |torch: &mut Torch| flat(torch, "gradient buffer", gradients, options.main_gradients);
         held.push(torch.in_category(Category::Gradients, make));
-        Self { held, mains: shards.clone(), shards, gradients: Vec::new(), started: false, options: options.clone() }
+        Self::holding(held, shards.clone(), shards, plan, options)
+    }
+
+    fn holding(held: Vec<Tensor>, mains: Vec<u64>, shards: Vec<u64>, plan: &TrainPlan, options: &Megatron) -> Self {
+        let reads_fp32_moments = plan.versions().before(Package::TransformerEngine, 2, 13, 0);
+        let (gradients, options) = (Vec::new(), options.clone());
+        Self { held, mains, shards, gradients, started: false, options, reads_fp32_moments }
     }
 
     /// Gradients in the type of the main parameters go when the next step begins.
@@ -215,7 +225,7 @@ impl Optimizer {
         // Moments that the kernel cannot read are widened, all of a group at once.
         let mut wide = Vec::new();
         for dtype in [first, second] {
-            if dtype != DType::F32 && (dtype != DType::BF16 || self.options.transformer_engine < 13) {
+            if dtype != DType::F32 && (dtype != DType::BF16 || self.reads_fp32_moments) {
                 let make = |elements: &u64| flat(torch, "unscaled moment", *elements, DType::F32);
                 wide.extend(self.shards.iter().map(make));
             }

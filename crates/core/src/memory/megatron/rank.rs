@@ -14,7 +14,7 @@ use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::plan::parallel::megatron::{Megatron, Recompute, RecomputeModule};
 use crate::plan::parallel::mesh::Mesh;
-use crate::plan::{Batch, TrainPlan};
+use crate::plan::{Batch, Package, Stack, TrainPlan};
 
 /// What the layers of a rank share.
 pub(super) struct Rank {
@@ -22,6 +22,8 @@ pub(super) struct Rank {
     pub mesh: Mesh,
     /// Megatron's options.
     pub options: Megatron,
+    /// Versions of the software.
+    pub stack: Stack,
     /// The type of weights and activations.
     pub dtype: DType,
     /// Samples of a micro-batch.
@@ -87,7 +89,8 @@ impl Rank {
         let Batch { batch_size: samples, seq_len: sequence, .. } = plan.batch;
         let dtype = plan.weights;
         let fsdp = Sharded::of(architecture, &mesh, &options, dtype);
-        Rc::new(Self { mesh, options, dtype, samples, sequence, fp8_layers, fsdp, kept: RefCell::default() })
+        let stack = plan.versions();
+        Rc::new(Self { mesh, options, stack, dtype, samples, sequence, fp8_layers, fsdp, kept: RefCell::default() })
     }
 
     /// Whether activations between the tensor-parallel parts are split along the sequence.
@@ -150,7 +153,7 @@ impl Rank {
     /// The workspace of torch's own products, one for the thread of forward and one for that of backward
     /// (`parseChosenWorkspaceSize` of ATen/cuda/CublasHandlePool.cpp: Blackwell counts as Hopper since 2.11).
     pub(super) fn use_torch_workspace(&self, torch: &mut Torch, backward: bool) {
-        let small = self.options.torch <= 10 && torch.device.capability >= 100;
+        let small = self.stack.before(Package::Torch, 2, 11, 0) && torch.device.capability >= 100;
         let bytes = if small { 8_519_680 } else { torch.device.blas_workspace() };
         let name = if backward { "cublas workspace of backward" } else { "cublas workspace" };
         self.table(torch, name, Category::Workspace, Shape::from([bytes]), DType::U8);

@@ -20,10 +20,10 @@ pub fn mlp(g: &mut Graph, x: &Value, names: [&str; 2], width: u64, kind: Activat
 }
 
 /// A gated MLP whose first linear makes gate and up at once: names of the joined linear and of the last.
-pub fn joined_gated_mlp(g: &mut Graph, x: &Value, names: [&str; 2], width: u64, kind: Activation) -> Value {
-    let joined = g.linear(names[0], x, width.saturating_mul(2), false);
+pub fn joined_gated_mlp(g: &mut Graph, x: &Value, names: [&str; 2], width: u64, kind: Activation, bias: bool) -> Value {
+    let joined = g.linear(names[0], x, width.saturating_mul(2), bias);
     let (gate, mut up) = g.split2(&joined, -1, width, width);
     drop(joined);
     up = g.glu(kind, &gate, &up);
-    g.linear(names[1], &up, x.size(-1), false)
+    g.linear(names[1], &up, x.size(-1), bias)
 }

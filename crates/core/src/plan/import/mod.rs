@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 use super::PlanError;
 use super::framework::Situation;
 use keys::Reader;
+pub(crate) use trainer::trainer_optimizer;
 
 /// A file of another tool, as changes to a plan.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,7 +1,7 @@
 //! Arguments of transformers' `Trainer` and of TRL's scripts (transformers 5.17 training_args.py; trl 1.16
 //! trainer/{sft,model}_config.py).
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::keys::Reader;
 use super::{Imported, Object, finish, situation};
@@ -149,29 +149,30 @@ pub(super) fn attention(reader: &mut Reader<'_>, key: &'static str) -> Result<()
     Ok(())
 }
 
-/// Names of optimizers as transformers spells them.
+/// Names of optimizers as transformers spells them: which one, and how it steps.
+pub(crate) fn trainer_optimizer(name: &str) -> Option<(&str, &'static str)> {
+    Some(match name {
+        "adamw_torch" | "adamw_hf" => ("adamw", "foreach"),
+        "adamw_torch_fused" => ("adamw", "fused"),
+        "adamw_8bit" | "adamw_bnb_8bit" => ("adamw8bit", "foreach"),
+        "paged_adamw" | "paged_adamw_32bit" => ("paged-adamw32", "foreach"),
+        "paged_adamw_8bit" => ("paged-adamw8bit", "foreach"),
+        "lion_32bit" | "lion" => ("lion", "foreach"),
+        "lion_8bit" => ("lion8bit", "foreach"),
+        "paged_lion" | "paged_lion_32bit" => ("paged-lion32", "foreach"),
+        "paged_lion_8bit" => ("paged-lion8bit", "foreach"),
+        "ademamix_8bit" => ("ademamix8bit", "foreach"),
+        "adafactor" | "ademamix" | "sgd" | "adagrad" | "rmsprop" | "muon" => (name, "foreach"),
+        _ => return None,
+    })
+}
+
 pub(super) fn optimizer(reader: &mut Reader<'_>, key: &str, name: &str) -> Result<(), PlanError> {
-    let (kind, implementation) = match name {
-        "adamw_torch" | "adamw_hf" => ("adamw", Some("foreach")),
-        "adamw_torch_fused" => ("adamw", Some("fused")),
-        "adafactor" => ("adafactor", None),
-        "adamw_8bit" | "adamw_bnb_8bit" => ("adamw8bit", None),
-        "paged_adamw" | "paged_adamw_32bit" => ("paged-adamw32", None),
-        "paged_adamw_8bit" => ("paged-adamw8bit", None),
-        "lion_32bit" | "lion" => ("lion", None),
-        "lion_8bit" => ("lion8bit", None),
-        "paged_lion" | "paged_lion_32bit" => ("paged-lion32", None),
-        "paged_lion_8bit" => ("paged-lion8bit", None),
-        "ademamix" => ("ademamix", None),
-        "ademamix_8bit" => ("ademamix8bit", None),
-        "sgd" | "adagrad" | "rmsprop" => (name, None),
-        "muon" => ("muon", None),
-        other => {
-            let hint = "`vramcast list optimizers` names what is simulated".into();
-            return Err(PlanError::Unsupported { what: format!("{key}: {other}"), hint });
-        }
+    let Some((kind, implementation)) = trainer_optimizer(name) else {
+        let hint = "`vramcast list optimizers` names what is simulated".into();
+        return Err(PlanError::Unsupported { what: format!("{key}: {name}"), hint });
     };
     reader.set("optimizer.kind", kind);
-    reader.set("optimizer.implementation", json!(implementation.unwrap_or("foreach")));
+    reader.set("optimizer.implementation", implementation);
     Ok(())
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mesh::divides;
 use crate::dtype::DType;
-use crate::plan::{Fault, Faults, TrainPlan};
+use crate::plan::{Fault, Faults, Package, Stack, TrainPlan, Version};
 
 /// DeepSpeed's engine with bf16 enabled.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -176,7 +176,7 @@ impl DeepSpeed {
         self.check_offload(at, faults);
         self.check_accumulation(plan, at, faults);
         self.check_second_partition(dp_shard, at, faults);
-        self.check_mics(dp_shard, at, faults);
+        self.check_mics(dp_shard, &plan.stack, (at, faults));
         faults.when(self.zero.round_robin_gradients && !matches!(self.zero.stage, 1 | 2), || {
             Fault::no_effect(format!("{at}.zero.round_robin_gradients"), format!("with ZeRO {}", self.zero.stage))
                 .or_set(&stage, 2)
@@ -227,13 +227,24 @@ impl DeepSpeed {
         divides(faults, &path, ranks, "GPUs", Some(world));
     }
 
-    fn check_mics(&self, world: u64, at: &str, faults: &mut Faults) {
+    fn check_mics(&self, world: u64, stack: &Stack, (at, faults): (&str, &mut Faults)) {
         let (zero, path) = (&self.zero, format!("{at}.zero.mics_shard_size"));
         if zero.mics_shard_size == 0 || zero.mics_shard_size < -1 {
             let fault = Fault::value(&path, zero.mics_shard_size, "-1, or a number of GPUs");
             return faults.add(fault.or_set(&path, -1));
         }
         let Some(ranks) = zero.mics_ranks() else { return };
+        // A plan that names no version means one that has it.
+        faults.when(stack.named(Package::Deepspeed).is_some_and(|version| version >= Version::new(0, 19, 0)), || {
+            Fault::new(
+                &path,
+                format!(
+                    "{{{path}}} with DeepSpeed {}: MiCS is in DeepSpeed up to 0.18",
+                    stack.version(Package::Deepspeed)
+                ),
+            )
+            .or_drop(&path)
+        });
         if zero.stage != 3 {
             let stage = format!("{at}.zero.stage");
             faults.add(needs(&path, format!("{{{path}}} {ranks}"), (zero.stage, 3), &stage));

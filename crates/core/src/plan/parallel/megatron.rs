@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::DeepSpeed;
 use crate::dtype::DType;
+use crate::plan::{Package, Stack, Version};
 
 /// A run of Megatron-LM or Megatron-Bridge with Transformer Engine's layers. Names are those of Megatron's arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -70,13 +71,15 @@ pub struct Megatron {
     /// `partition_activations` of DeepSpeed's checkpoints: tensor-parallel ranks share what is kept for recompute.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub partition_activations: bool,
-    /// The minor version of Megatron-Core 0: before 0.13 probabilities of experts are applied when tokens come back, before
-    /// 0.14 the output layer makes a gradient of its weight that is thrown away.
-    pub core: u32,
-    /// The minor version of Transformer Engine 2: before 2.13 the optimizer widens bf16 moments to fp32 for its step.
-    pub transformer_engine: u32,
-    /// The minor version of torch 2: up to 2.10 it hands cuBLAS 8 MiB on Blackwell, later 32 MiB as on Hopper.
-    pub torch: u32,
+    /// The minor version of Megatron-Core 0: another way to name it in the plan's `stack`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub core: Option<u32>,
+    /// The minor version of Transformer Engine 2: another way to name it in the plan's `stack`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transformer_engine: Option<u32>,
+    /// The minor version of torch 2: another way to name it in the plan's `stack`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torch: Option<u32>,
 }
 
 impl Default for Megatron {
@@ -103,10 +106,25 @@ impl Default for Megatron {
             lora: None,
             deepspeed: None,
             partition_activations: false,
-            core: 14,
-            transformer_engine: 13,
-            torch: 11,
+            core: None,
+            transformer_engine: None,
+            torch: None,
         }
+    }
+}
+
+impl Megatron {
+    /// A stack with the versions that are named here; its own come first.
+    pub fn older_spelling(&self, stack: Stack) -> Stack {
+        let minors = [
+            (Package::MegatronCore, 0, self.core),
+            (Package::TransformerEngine, 2, self.transformer_engine),
+            (Package::Torch, 2, self.torch),
+        ];
+        minors.into_iter().fold(stack, |stack, (package, major, minor)| match minor {
+            Some(minor) if stack.named(package).is_none() => stack.with(package, Version::new(major, minor, 0)),
+            _ => stack,
+        })
     }
 }
 

@@ -1,9 +1,9 @@
 //! Megatron-Bridge's published peaks: decimal GB, mostly of rank 0. What a row does not say is what the recipe of that model
 //! and card count says (src/megatron/bridge/{recipes,perf_recipes}/*/h100 at 067f987d).
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::{ExternalRow, number};
+use super::{compared, number};
 use crate::dtype::DType;
 use crate::memory::megatron;
 use crate::model::Model;
@@ -11,18 +11,19 @@ use crate::plan::parallel::megatron::{
     CrossEntropy, Dispatcher, Experts, Fp8, Fp8Recipe, Megatron, PrecisionAware, Recompute, RecomputeModule,
 };
 use crate::plan::parallel::{Engine, Mesh, Parallel};
-use crate::plan::{AllocatorOptions, Batch, Gpus, TrainPlan};
+use crate::plan::{AllocatorOptions, Batch, Gpus, Package, Stack, TrainPlan, Version};
 use crate::source::catalogue;
+use crate::verify::kinds::Score;
 
 /// A row of megatron_bridge.json.
-pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
+pub(super) fn score(index: u64, row: &Value) -> Vec<Score> {
     let model = row["model"].as_str().unwrap_or_default();
     let modules = row["recompute_modules"].as_array().map(|list| {
         let names: Vec<&str> = list.iter().filter_map(Value::as_str).collect();
         format!(" recompute [{}]", names.join(" "))
     });
     let label = format!("row {index} {model}{}", modules.unwrap_or_default());
-    let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.into() }];
+    let skip = |why: &str| vec![Score::skipped(&label, why)];
     if let Some(why) = beyond(row, model) {
         return skip(why);
     }
@@ -34,7 +35,7 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
                 row["metric"].as_str().is_some_and(|metric| metric.contains("rank-0") || metric.contains("rank 0"));
             let peaks = ranks.iter().map(|rank| rank.simulation.replay.peak_allocated());
             let predicted = peaks.take(if named { 1 } else { usize::MAX }).max().unwrap_or(0);
-            vec![ExternalRow::Scored { row: label, quantity: "allocated", predicted, measured }]
+            vec![compared(&label, "allocated", predicted, measured)]
         }
         (Err(why), _) => skip(&why),
         _ => skip("nothing was measured"),
@@ -51,43 +52,13 @@ fn beyond(row: &Value, model: &str) -> Option<&'static str> {
 }
 
 fn model(row: &Value) -> Result<Model, String> {
-    let shape = &row["architecture"];
-    let size = |key: &str| number(&shape[key]).ok_or(format!("architecture.{key} is missing"));
-    let latent = !shape["kv_lora_rank"].is_null();
-    if shape.is_null() {
-        let name = row["model"].as_str().unwrap_or_default();
-        let entry = catalogue::find(name).ok_or(format!("the architecture of {name} is not known"))?;
-        return Model::new(entry.config, None).map_err(|e| e.to_string());
-    }
-    let mut config = json!({
-        "model_type": if latent { "deepseek_v3" } else { "llama" },
-        "architectures": [if latent { "DeepseekV3ForCausalLM" } else { "LlamaForCausalLM" }],
-        "hidden_size": size("hidden_size")?,
-        "num_hidden_layers": size("num_layers")?,
-        "num_attention_heads": size("num_attention_heads")?,
-        "num_key_value_heads": number(&shape["num_kv_heads"]).map_or_else(|| size("num_attention_heads"), Ok)?,
-        "intermediate_size": size("ffn_hidden_size")?,
-        "vocab_size": size("vocab_size")?,
-        "tie_word_embeddings": shape["tied_embeddings"] == true,
-    });
-    if let Some(fields) = config.as_object_mut().filter(|_| latent) {
-        for (key, from) in [
-            ("kv_lora_rank", "kv_lora_rank"),
-            ("qk_nope_head_dim", "qk_head_dim"),
-            ("qk_rope_head_dim", "qk_pos_emb_head_dim"),
-            ("v_head_dim", "v_head_dim"),
-            ("moe_intermediate_size", "moe_ffn_hidden_size"),
-            ("n_routed_experts", "num_experts"),
-            ("num_experts_per_tok", "topk"),
-            ("n_shared_experts", "num_shared_experts"),
-            ("first_k_dense_replace", "dense_layers"),
-        ] {
-            fields.insert(key.into(), json!(size(from)?));
+    let config = match &row["architecture"] {
+        Value::Null => {
+            let name = row["model"].as_str().unwrap_or_default();
+            catalogue::find(name).ok_or(format!("the architecture of {name} is not known"))?.config
         }
-        fields.insert("q_lora_rank".into(), shape["q_lora_rank"].clone());
-        fields.insert("n_group".into(), json!(1));
-        fields.insert("topk_group".into(), json!(1));
-    }
+        shape => super::config(shape, None)?,
+    };
     Model::new(config, None).map_err(|e| e.to_string())
 }
 
@@ -130,7 +101,6 @@ fn options(row: &Value) -> Result<Megatron, String> {
             param_gather: true,
             ..Fp8::default()
         }),
-        transformer_engine: 17,
         ..Megatron::default()
     })
 }
@@ -159,12 +129,13 @@ pub fn plan(row: &Value) -> Result<(Model, TrainPlan), String> {
         // The recipes' sequence where a row has none.
         batch: Batch { batch_size: micro, seq_len: number(&row["seq_len"]).unwrap_or(4096), ..Batch::default() },
         gradient_accumulation: u32::try_from(accumulation).unwrap_or(1).max(1),
-        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), communicators: 1, no_sync: false }),
+        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), no_sync: false }),
         gpu: Gpus::embedded().find("H100").map_err(|e| e.to_string())?,
         allocator: AllocatorOptions {
             expandable_segments: row["outcome"].as_str().is_some_and(|text| text.contains("expandable_segments")),
             ..AllocatorOptions::default()
         },
+        stack: Stack::default().with(Package::TransformerEngine, Version::new(2, 17, 0)),
         ..TrainPlan::default()
     };
     Ok((model(row)?, plan))

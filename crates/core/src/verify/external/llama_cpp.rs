@@ -2,19 +2,20 @@
 
 use serde_json::Value;
 
-use super::{ExternalRow, mebibytes, number};
+use super::{compared, mebibytes, number};
 use crate::model::Model;
 use crate::model::op::{CacheKind, CacheUpdate};
 use crate::serving::llama_cpp::{Build, LlamaCppPlan, Split};
 use crate::serving::{ServedLayer, ServedModel, WeightFormat};
+use crate::verify::kinds::Score;
 
 const MIB: u64 = 1 << 20;
 
 /// A row of llamacpp_logs.json: the model is what the log prints of it.
-pub(super) fn score_log(index: usize, row: &Value) -> Vec<ExternalRow> {
+pub(super) fn score_log(index: u64, row: &Value) -> Vec<Score> {
     let file = row["file"].as_str().or_else(|| row["command"].as_str()).unwrap_or_default();
     let label = format!("llamacpp_logs {index} {}", file.chars().take(48).collect::<String>());
-    let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.to_owned() }];
+    let skip = |why: &str| vec![Score::skipped(&label, why)];
     let Some(model) = printed_model(&row["arch"], printed_build(row)) else {
         return skip("its architecture is not printed whole");
     };
@@ -34,15 +35,10 @@ pub(super) fn score_log(index: usize, row: &Value) -> Vec<ExternalRow> {
     if total > 0 {
         // Logs round every buffer to a hundredth of a MiB, and CUDA pads quantised ones.
         let rounded = |bytes: u64| (bytes + MIB / 2) / MIB;
-        scored.push(ExternalRow::Scored {
-            row: label.clone(),
-            quantity: "cache",
-            predicted: rounded(ours),
-            measured: rounded(total),
-        });
+        scored.push(compared(&label, "cache", rounded(ours), rounded(total)));
     }
     if let Some((predicted, measured)) = printed_compute(row, &plan, &estimate) {
-        scored.push(ExternalRow::Scored { row: label.clone(), quantity: "compute", predicted, measured });
+        scored.push(compared(&label, "compute", predicted, measured));
     }
     if scored.is_empty() { skip("no buffer in it that our rules answer") } else { scored }
 }
@@ -170,10 +166,10 @@ fn printed_model(arch: &Value, build: Option<u32>) -> Option<ServedModel> {
 }
 
 /// A cell of llamacpp_ananke.json: whole MiB.
-pub(super) fn score_cell(index: usize, row: &Value) -> Vec<ExternalRow> {
+pub(super) fn score_cell(index: u64, row: &Value) -> Vec<Score> {
     let name = row["model"].as_str().unwrap_or_default();
     let label = format!("llamacpp_ananke {index} {name} ctx {}", row["n_ctx"]);
-    let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.to_owned() }];
+    let skip = |why: &str| vec![Score::skipped(&label, why)];
     let Some(entry) = super::names::find(name) else { return skip("its config is not in the catalogue") };
     if !row["draft"].is_null() {
         return skip("a draft model shares its buffers");
@@ -206,7 +202,7 @@ pub(super) fn score_cell(index: usize, row: &Value) -> Vec<ExternalRow> {
     let Ok(estimate) = plan.estimate(&served) else { return skip("its cache type is not one of ggml's") };
     let mut scored = Vec::new();
     let mut add = |quantity, predicted: u64, measured: u64| {
-        scored.push(ExternalRow::Scored { row: label.clone(), quantity, predicted, measured });
+        scored.push(compared(&label, quantity, predicted, measured));
     };
     if let Some(whole) = number(&row["kv_mib"]) {
         add("cache", estimate.devices.iter().map(|d| d.cache).sum::<u64>() / MIB, whole);

@@ -3,55 +3,9 @@
 use crate::source::catalogue;
 
 /// Words of a name that say how weights are stored or tuned, not what is computed.
-const NOISE: &[&str] = &[
-    "instruct",
-    "it",
-    "chat",
-    "base",
-    "hf",
-    "meta",
-    "thinking",
-    "preview",
-    "fp8",
-    "dynamic",
-    "block",
-    "awq",
-    "gptq",
-    "int4",
-    "int8",
-    "4bit",
-    "8bit",
-    "bit",
-    "w4a16",
-    "w8a8",
-    "quantized",
-    "nvfp4",
-    "mxfp4",
-    "bnb",
-    "unsloth",
-    "gguf",
-    "qat",
-    "autoround",
-    "abliterated",
-    "2501",
-    "2503",
-    "2507",
-    "2506",
-    "v1",
-    "ud",
-    "bf16",
-    "f16",
-    "q8",
-    "q4",
-    "0",
-    "k",
-    "m",
-    "xl",
-    "text",
-    "nvidia",
-    "redhatai",
-    "mlabonne",
-];
+const NOISE: &str = "instruct it chat base hf meta thinking preview fp8 dynamic block awq gptq int4 int8 4bit 8bit bit \
+    w4a16 w8a8 quantized nvfp4 mxfp4 bnb unsloth gguf qat autoround abliterated 2501 2503 2507 2506 v1 \
+    ud bf16 f16 q8 q4 0 k m xl text nvidia redhatai mlabonne";
 
 /// Names that are not those of the model they are computed as.
 const SAME: &[(&str, &str)] = &[
@@ -84,10 +38,11 @@ pub(super) fn find(name: &str) -> Option<catalogue::Entry> {
 }
 
 fn words(name: &str) -> Vec<String> {
-    let all = name.split(['-', '_']).filter(|word| !word.is_empty() && !NOISE.contains(word));
+    let means_nothing = |word: &str| NOISE.split(' ').any(|noise| noise == word);
+    let all = name.split(['-', '_']).filter(|word| !word.is_empty() && !means_nothing(word));
     // `quantized.w8a8` is one word with a dot of no number.
     let plain = all.map(|word| word.trim_end_matches(".w8a8").trim_end_matches(".w4a16"));
-    let mut words: Vec<String> = plain.filter(|word| !NOISE.contains(word)).map(str::to_owned).collect();
+    let mut words: Vec<String> = plain.filter(|word| !means_nothing(word)).map(str::to_owned).collect();
     words.sort();
     words
 }

@@ -2,18 +2,19 @@
 
 use serde_json::{Value, json};
 
-use super::{ExternalRow, number};
+use super::{compared, number};
 use crate::dtype::DType;
 use crate::memory::device::Device;
 use crate::model::Model;
 use crate::plan::{Gpu, Gpus};
 use crate::serving::vllm::{Draft, Speculation, VllmPlan, rules};
 use crate::serving::{ServedModel, WeightFormat};
+use crate::verify::kinds::Score;
 
-pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
+pub(super) fn score(index: u64, row: &Value) -> Vec<Score> {
     let name = row["model"].as_str().unwrap_or_default();
     let label = format!("vllm_logs {index} {name}");
-    let skip = |why: &str| vec![ExternalRow::Skipped { row: label.clone(), skipped: why.to_owned() }];
+    let skip = |why: &str| vec![Score::skipped(&label, why)];
     if row["confidence"] == "low" {
         return skip("kept for context only by its source");
     }
@@ -40,7 +41,7 @@ pub(super) fn score(index: usize, row: &Value) -> Vec<ExternalRow> {
     let mut scored = Vec::new();
     let mut compare = |quantity: &'static str, predicted: u64, measured: Option<u64>| {
         if let Some(measured) = measured {
-            scored.push(ExternalRow::Scored { row: label.clone(), quantity, predicted, measured });
+            scored.push(compared(&label, quantity, predicted, measured));
         }
     };
     // What is loaded and set aside follows rules of a version; `0.1x` names none.

@@ -88,7 +88,8 @@ impl Glm {
         hidden = g.add(input, &hidden);
         let residual = hidden.clone();
         hidden = g.norm("post_attention_layernorm", &hidden, Norm::Rms, false);
-        hidden = g.module("mlp", |g| joined_gated_mlp(g, &hidden, ["gate_up_proj", "down_proj"], *width, *activation));
+        hidden = g
+            .module("mlp", |g| joined_gated_mlp(g, &hidden, ["gate_up_proj", "down_proj"], *width, *activation, false));
         if self.norms_after {
             hidden = g.norm("post_mlp_layernorm", &hidden, Norm::Rms, false);
         }

@@ -64,7 +64,8 @@ impl Phi3 {
         let residual = hidden.clone();
         hidden = g.norm("post_attention_layernorm", &hidden, Norm::Rms, false);
         let (width, activation) = (self.sizes.width, self.sizes.activation);
-        hidden = g.module("mlp", |g| joined_gated_mlp(g, &hidden, ["gate_up_proj", "down_proj"], width, activation));
+        hidden =
+            g.module("mlp", |g| joined_gated_mlp(g, &hidden, ["gate_up_proj", "down_proj"], width, activation, false));
         self.add_dropped(g, &residual, &hidden)
     }
 

@@ -4,7 +4,7 @@ use super::Patches;
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head};
-use crate::model::blocks::{EncoderAttention, gated_mlp, mlp, read};
+use crate::model::blocks::{EncoderAttention, gated_mlp, joined_gated_mlp, mlp, read};
 use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Binary, Norm, Op, Reduction, Role, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
@@ -124,7 +124,12 @@ impl Dinov2 {
         let hidden = g.add(&dropped, input);
         drop(dropped);
         let mut output = g.norm("norm2", &hidden, Norm::Layer, true);
+        // One matrix made gate and up at once before transformers 5.22.
+        let joined = g.inputs.transformers.is_some_and(|version| version < [5, 22]);
         output = g.module("mlp", |g| match self.gated {
+            true if joined => {
+                joined_gated_mlp(g, &output, ["weights_in", "weights_out"], self.width, Activation::Silu, true)
+            }
             true => gated_mlp(g, &output, ["gate_proj", "up_proj", "down_proj"], self.width, Activation::Silu, true),
             false => mlp(g, &output, ["fc1", "fc2"], self.width, self.activation, true),
         });

@@ -6,7 +6,7 @@ use crate::plan::parallel::Parallel;
 use crate::plan::parallel::mesh::{CP, Mesh, ModelSizes, PP, divides};
 use crate::plan::{
     AttentionKind, CheckpointOptions, Checkpointing, Fault, Faults, Implementation, Kernels, LossOptions,
-    OptimizerKind, TrainPlan,
+    OptimizerKind, Package, Stack, TrainPlan,
 };
 
 /// The place of an option in a plan.
@@ -260,9 +260,9 @@ impl Megatron {
                 "Megatron-DeepSpeed's layers with flash-attention and Apex's norms, no dropout and no biases".into()
             }
             None => format!(
-                "Megatron-Core 0.{} with Transformer Engine's layers and attention; experts, where there are some, get \
+                "Megatron-Core {} with Transformer Engine's layers and attention; experts, where there are some, get \
                  equally many tokens",
-                self.core
+                self.older_spelling(Stack::default()).version(Package::MegatronCore)
             ),
         });
         notes
