@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_stack_is_a_map_of_strings_and_unknown_packages_are_refused_by_name() {
         let stack: Stack = serde_json::from_str(r#"{"torch": "2.10.1", "liger_kernel": "0.8.5"}"#).unwrap();
-        assert_eq!(serde_json::to_string(&stack).unwrap(), r#"{"torch":"2.10.1","liger-kernel":"0.8.5"}"#);
+        assert_eq!(serde_json::to_string(&stack).unwrap(), r#"{"liger-kernel":"0.8.5","torch":"2.10.1"}"#);
         assert!(stack.before(Package::Torch, 2, 11, 0) && !Stack::default().before(Package::Torch, 2, 11, 0));
         let error = serde_json::from_str::<Stack>(r#"{"tensorflow": "2.0"}"#).unwrap_err().to_string();
         assert!(error.contains("tensorflow") && error.contains("deepspeed"), "{error}");
@@ -261,5 +261,21 @@ mod tests {
         let other = known.with(Package::Torch, version("2.13")).with(Package::Peft, version("0.4"));
         let said = other.unknown();
         assert!(said[0].starts_with("torch 2.13 is newer than 2.11") && said[1].contains("older"), "{said:?}");
+    }
+
+    #[test]
+    fn older_spellings_are_read() {
+        let plan = serde_json::json!({
+            "parallel": {"engine": {"megatron": {"core": 12, "torch": 10}}, "communicators": 3},
+            "quantization": {"keeps_inputs": true},
+            "stack": {"torch": "2.11"},
+        });
+        let plan: crate::plan::TrainPlan = serde_json::from_value(plan).unwrap();
+        let stack = plan.versions();
+        assert_eq!(stack.named(Package::MegatronCore), Some(version("0.12")));
+        assert_eq!(stack.named(Package::Torch), Some(version("2.11")), "what the stack says comes first");
+        assert!(plan.keeps_inputs());
+        let newer = crate::plan::TrainPlan { stack: Stack::default(), quantization: Some(Default::default()), ..plan };
+        assert!(!newer.keeps_inputs());
     }
 }
