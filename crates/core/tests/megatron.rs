@@ -75,7 +75,7 @@ fn parameters_add_up_to_one_copy() {
         (mixture(), vec![(1, 1, 1, 1), (1, 1, 4, 1), (2, 2, 4, 1), (2, 1, 2, 2), (4, 2, 2, 2)]),
     ] {
         let program = model.program(Inputs::inventory()).unwrap();
-        let architecture = Architecture::of(&model, &program).unwrap();
+        let architecture = Architecture::of(&program).unwrap();
         let elements: u64 = program.parameters.iter().map(|parameter| parameter.shape.elements()).sum();
         for (tp, pp, ep, etp) in meshes {
             let mesh = Mesh { dp_shard: 8, tp, pp, ep, etp: (ep > 1).then_some(etp), ..Mesh::default() };

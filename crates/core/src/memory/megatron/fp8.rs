@@ -7,7 +7,7 @@
 use smallvec::smallvec;
 use std::rc::Rc;
 
-use super::kernels::norm_backward;
+use super::architecture::Norm;
 use super::rank::{Rank, Rows, Split};
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
@@ -103,16 +103,22 @@ impl Rank {
     }
 
     /// `TELayerNormColumnParallelLinear`: the norm's output is kept in fp8.
-    pub(super) fn norm_linear_fp8(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, outputs: u64, fp8: Fp8) -> Tensor {
+    pub(super) fn norm_linear_fp8(
+        self: &Rc<Self>,
+        torch: &mut Torch,
+        x: &Tensor,
+        (norm, outputs): (Norm, u64),
+        fp8: Fp8,
+    ) -> Tensor {
         let recipe = fp8.recipe;
         let (rows, width) = (x.shape.size(0), x.shape.size(1));
         let Rows { gathers, total: total_rows, .. } = self.rows(Split::Column, rows);
         // Per-tensor data is gathered by rows only.
         let by_row = gathers && recipe.is_per_tensor();
         // Only the delayed recipe knows the factor before the norm has run.
-        let plain = (recipe != Fp8Recipe::Delayed).then(|| self.matrix(torch, "rmsnorm", rows, width));
-        let scale = torch.fresh("rsigma", Shape::from([rows]), DType::F32);
-        let normed = quantise(torch, recipe, "rmsnorm fp8", [rows, width], Sides { row: true, column: !by_row });
+        let plain = (recipe != Fp8Recipe::Delayed).then(|| self.matrix(torch, norm.name(), rows, width));
+        let statistics = norm.statistics(torch, rows);
+        let normed = quantise(torch, recipe, norm.name_in_fp8(), [rows, width], Sides { row: true, column: !by_row });
         drop(plain);
         let total = gathers.then(|| self.exchange(torch, recipe, [total_rows, width], ROW));
         let weight = self.own_weight(torch, fp8, [outputs, width]);
@@ -123,12 +129,12 @@ impl Rank {
             return output;
         }
         let kept = if by_row { normed.row } else { normed.by_columns() };
-        let saved = [Saved::new(torch, x), Saved::new(torch, &scale)];
+        let saved: Vec<Saved> = std::iter::once(x).chain(&statistics).map(|kept| Saved::new(torch, kept)).collect();
         let saved_normed: Vec<Saved> = kept.iter().chain(&weight).map(|tensor| Saved::new(torch, tensor)).collect();
         drop((kept, weight));
         let rank = Rc::clone(self);
         torch.attach(output, &[x], move |torch, gradient| {
-            let [x, scale] = saved.map(|saved| saved.get(torch));
+            let held: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
             let normed: Vec<Tensor> = saved_normed.into_iter().map(|saved| saved.get(torch)).collect();
             let quantised = quantise(torch, recipe, "gradient fp8", [total_rows, outputs], BOTH);
             let total =
@@ -139,8 +145,8 @@ impl Rank {
             let reads = [&turned, &total].into_iter().flatten().next().map_or(&normed[..], Quantised::read_by_columns);
             rank.weight_gradient(torch, outputs, width, joined(reads, quantised.read_by_columns()));
             drop((total, turned, quantised, normed));
-            let result = norm_backward(torch, &x);
-            drop((product, scattered, scale, x, gradient));
+            let result = norm.backward(torch, &held[0]);
+            drop((product, scattered, held, gradient));
             smallvec![Some(result)]
         })
     }

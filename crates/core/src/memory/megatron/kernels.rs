@@ -6,6 +6,7 @@
 use smallvec::smallvec;
 use std::rc::Rc;
 
+use super::architecture::Norm;
 use super::rank::{Rank, Rows, Split};
 use crate::dtype::DType;
 use crate::memory::autograd::Gradients;
@@ -15,18 +16,17 @@ use crate::memory::torch::Torch;
 use crate::model::Shape;
 
 impl Rank {
-    /// `TENorm`: an RMS norm that stands alone.
-    pub(super) fn norm(self: &Rc<Self>, torch: &mut Torch, x: &Tensor) -> Tensor {
-        let output = torch.fresh("rmsnorm", x.shape, x.dtype);
-        let rows = x.elements() / x.shape.last().max(1);
-        let scale = torch.fresh("rsigma", Shape::from([rows]), DType::F32);
+    /// `TENorm`: a norm that stands alone.
+    pub(super) fn norm(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, norm: Norm) -> Tensor {
+        let output = torch.fresh(norm.name(), x.shape, x.dtype);
+        let statistics = norm.statistics(torch, x.elements() / x.shape.last().max(1));
         if !torch.records(&[x]) {
             return output;
         }
-        let saved = [Saved::new(torch, x), Saved::new(torch, &scale)];
+        let saved: Vec<Saved> = std::iter::once(x).chain(&statistics).map(|kept| Saved::new(torch, kept)).collect();
         torch.attach(output, &[x], move |torch, gradient| {
-            let held = saved.map(|saved| saved.get(torch));
-            let result = norm_backward(torch, &held[0]);
+            let held: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
+            let result = norm.backward(torch, &held[0]);
             drop((held, gradient));
             smallvec![Some(result)]
         })
@@ -35,13 +35,13 @@ impl Rank {
     /// `TELayerNormColumnParallelLinear`: norm, gather along the sequence, product.
     ///
     /// The input and the norm's output are kept, both split along the sequence; the gathered one is made again.
-    pub(super) fn norm_linear(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, outputs: u64) -> Tensor {
+    pub(super) fn norm_linear(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, norm: Norm, outputs: u64) -> Tensor {
         if let Some(fp8) = self.fp8_here(torch) {
-            return self.norm_linear_fp8(torch, x, outputs, fp8);
+            return self.norm_linear_fp8(torch, x, (norm, outputs), fp8);
         }
         let (rows, width) = (x.shape.size(0), x.shape.size(1));
-        let normed = self.matrix(torch, "rmsnorm", rows, width);
-        let scale = torch.fresh("rsigma", Shape::from([rows]), DType::F32);
+        let normed = self.matrix(torch, norm.name(), rows, width);
+        let statistics = norm.statistics(torch, rows);
         let Rows { total: total_rows, .. } = self.rows(Split::Column, rows);
         let total = self.scattered().then(|| self.exchanged(torch, "all_gather", total_rows, width));
         self.use_workspace(torch, false);
@@ -50,10 +50,12 @@ impl Rank {
         if !torch.records(&[x]) {
             return output;
         }
-        let saved = [Saved::new(torch, x), Saved::new(torch, &normed), Saved::new(torch, &scale)];
+        let saved = [x, &normed].map(|kept| Saved::new(torch, kept));
+        let statistics: Vec<Saved> = statistics.iter().map(|kept| Saved::new(torch, kept)).collect();
         let rank = Rc::clone(self);
         torch.attach(output, &[x], move |torch, gradient| {
-            let [x, normed, scale] = saved.map(|saved| saved.get(torch));
+            let [x, normed] = saved.map(|saved| saved.get(torch));
+            let statistics: Vec<Tensor> = statistics.into_iter().map(|saved| saved.get(torch)).collect();
             let total = rank.scattered().then(|| rank.exchanged(torch, "all_gather", total_rows, width));
             let product = rank.matrix(torch, "dgrad", total_rows, width);
             let scattered = rank.scattered().then(|| rank.exchanged(torch, "reduce_scatter", rows, width));
@@ -64,8 +66,8 @@ impl Rank {
                 normed.storage.empty();
             }
             drop(total);
-            let result = norm_backward(torch, &x);
-            drop((product, scattered, scale, x, normed, gradient));
+            let result = norm.backward(torch, &x);
+            drop((product, scattered, statistics, x, normed, gradient));
             smallvec![Some(result)]
         })
     }
@@ -132,11 +134,18 @@ impl Rank {
         })
     }
 
-    /// A fused function that keeps its input: SwiGLU, in one kernel each way. `weights` are the probabilities of routed
-    /// tokens, which are multiplied in.
-    pub(super) fn swiglu(self: &Rc<Self>, torch: &mut Torch, x: &Tensor, weights: Option<&Tensor>) -> Tensor {
+    /// A fused function that keeps its input, in one kernel each way: SwiGLU and its like, which halve the width, or an
+    /// activation alone. `weights` are the probabilities of routed tokens, which are multiplied in.
+    pub(super) fn activation(
+        self: &Rc<Self>,
+        torch: &mut Torch,
+        x: &Tensor,
+        gated: bool,
+        weights: Option<&Tensor>,
+    ) -> Tensor {
         let (rows, width) = (x.shape.size(0), x.shape.size(1));
-        let output = self.matrix(torch, "swiglu", rows, width / 2);
+        let (name, width) = if gated { ("swiglu", width / 2) } else { ("activation", width) };
+        let output = self.matrix(torch, name, rows, width);
         let inputs: Vec<&Tensor> = std::iter::once(x).chain(weights).collect();
         if !torch.records(&inputs) {
             return output;
@@ -154,14 +163,45 @@ impl Rank {
     }
 }
 
-/// The backward kernel of an RMS norm: the gradient, that of the scale, and partial sums of the latter, a row of fp32 for
-/// every multiprocessor (common/normalization).
-pub(super) fn norm_backward(torch: &mut Torch, x: &Tensor) -> Tensor {
-    let width = x.shape.last();
-    let result = torch.fresh("rmsnorm backward", x.shape, x.dtype);
-    let scale = torch.fresh("rmsnorm backward", Shape::from([width]), x.dtype);
-    let partial = torch.device.multiprocessors.saturating_mul(width).saturating_mul(4);
-    let scratch = torch.scratch("rmsnorm partial sums", partial);
-    drop((scratch, scale));
-    Tensor { viewed: true, ..result }
+impl Norm {
+    /// What it is called in a log.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Rms => "rmsnorm",
+            Self::Layer => "layernorm",
+        }
+    }
+
+    /// What its backward kernel, its partial sums and its output in fp8 are called.
+    fn other_names(self) -> [&'static str; 3] {
+        match self {
+            Self::Rms => ["rmsnorm backward", "rmsnorm partial sums", "rmsnorm fp8"],
+            Self::Layer => ["layernorm backward", "layernorm partial sums", "layernorm fp8"],
+        }
+    }
+
+    /// What its output in fp8 is called.
+    pub(super) fn name_in_fp8(self) -> &'static str {
+        self.other_names()[2]
+    }
+
+    /// What it keeps of every row, fp32: the inverse deviation, and the mean where there is a shift.
+    pub(super) fn statistics(self, torch: &mut Torch, rows: u64) -> Vec<Tensor> {
+        let names = ["rsigma", "mu"].into_iter().take(self.vectors() as usize);
+        names.map(|name| torch.fresh(name, Shape::from([rows]), DType::F32)).collect()
+    }
+
+    /// The backward kernel: the gradient, those of scale and shift, and partial sums of the latter, a row of fp32 for every
+    /// multiprocessor (common/normalization).
+    pub(super) fn backward(self, torch: &mut Torch, x: &Tensor) -> Tensor {
+        let (width, count) = (x.shape.last(), self.vectors());
+        let [name, sums, _] = self.other_names();
+        let result = torch.fresh(name, x.shape, x.dtype);
+        let vector = |torch: &mut Torch| torch.fresh(name, Shape::from([width]), x.dtype);
+        let vectors: Vec<Tensor> = (0..count).map(|_| vector(torch)).collect();
+        let partial = torch.device.multiprocessors.saturating_mul(width).saturating_mul(4);
+        let scratch: Vec<Option<Tensor>> = (0..count).map(|_| torch.scratch(sums, partial)).collect();
+        drop((scratch, vectors));
+        Tensor { viewed: true, ..result }
+    }
 }

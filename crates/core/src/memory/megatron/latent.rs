@@ -5,7 +5,7 @@
 use smallvec::smallvec;
 use std::rc::Rc;
 
-use super::architecture::Latent;
+use super::architecture::{Latent, Norm};
 use super::attention::{Kernel, core, split};
 use super::rank::{Rank, Split};
 use super::recompute;
@@ -65,10 +65,10 @@ fn down(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64) -> Tensor {
 fn up(rank: &Rc<Rank>, torch: &mut Torch, compressed: &[Tensor], sizes: &Latent, heads: u64) -> [Tensor; 3] {
     let width = heads * sizes.query_dim();
     let query = match sizes.query_rank {
-        Some(_) => rank.norm_linear(torch, &compressed[0], width),
+        Some(_) => rank.norm_linear(torch, &compressed[0], Norm::Rms, width),
         None => rank.linear(torch, &compressed[0], width, Split::Column),
     };
-    let both = rank.norm_linear(torch, &compressed[1], heads * (sizes.plain_dim + sizes.value_dim));
+    let both = rank.norm_linear(torch, &compressed[1], Norm::Rms, heads * (sizes.plain_dim + sizes.value_dim));
     let rotary = &compressed[2];
     let rows = both.shape.size(0);
     let mut outputs = [

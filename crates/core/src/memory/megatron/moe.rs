@@ -228,7 +228,7 @@ fn products(
         let shared = Rc::clone(rank);
         let inputs: Vec<Tensor> = std::iter::once(wide).chain(probabilities).collect();
         let (activated, discarded) = recompute::without_output(torch, &inputs, move |torch, inputs| {
-            shared.swiglu(torch, &inputs[0], inputs.get(1))
+            shared.activation(torch, &inputs[0], true, inputs.get(1))
         });
         drop(inputs);
         let output = rank.grouped_linear(torch, &activated, hidden, true);
@@ -237,7 +237,7 @@ fn products(
         }
         return output;
     }
-    let activated = rank.swiglu(torch, &wide, probabilities.as_ref());
+    let activated = rank.activation(torch, &wide, true, probabilities.as_ref());
     drop((wide, probabilities));
     rank.grouped_linear(torch, &activated, hidden, false)
 }
