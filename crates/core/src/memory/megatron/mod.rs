@@ -2,7 +2,7 @@
 //!
 //! | module | what is in it |
 //! |---|---|
-//! | `read`, [`architecture`] | from a model's program to what Megatron makes of it |
+//! | `flow`, `read`, [`architecture`] | from a model's program to what Megatron makes of it |
 //! | [`weights`], [`optimizer`] | a rank's parameters, flat buffers, shards and states |
 //! | [`lora`] | adapters beside frozen linears |
 //! | `deepspeed` | Megatron-DeepSpeed: its own layers under DeepSpeed's engines |
@@ -18,6 +18,7 @@ mod attention;
 pub mod chunks;
 mod deepspeed;
 mod ends;
+mod flow;
 mod fp8;
 pub mod fsdp;
 mod kernels;
@@ -97,7 +98,7 @@ pub fn layouts(architecture: &Architecture, mesh: &Mesh, options: &Megatron, sta
             let own: Vec<Weight> = all.iter().filter(inside).copied().collect();
             let ranks = if expert { mesh.expert_data_parallel() } else { mesh.dp_shard * mesh.cp };
             // Only the first stage reduces its gradients bucket by bucket.
-            let bucket = (options.overlap_grad_reduce && stage == 0).then(|| (1_000_000 * ranks).max(40_000_000));
+            let bucket = (options.overlap_grad_reduce && stage == 0).then(|| optimizer::bucket_size(mesh));
             list.push((Layout::new(&own, ranks, bucket, options.distributed_optimizer), own));
         }
     }

@@ -39,6 +39,7 @@ pub(super) fn simulate(
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, run.zero.trained());
     run.zero.prepare(&mut torch, &mut optimizer, plan.optimizer);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
+    // In-flight micro-batches settle after the warm-up of at most a pipeline's length.
     let most = 3 * mesh.pp;
     let micro_batches = u64::from(plan.gradient_accumulation.max(1)).min(most.max(2));
     let turns = chunks::schedule(stage, mesh.pp, 1, micro_batches);
