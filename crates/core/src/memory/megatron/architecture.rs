@@ -232,13 +232,13 @@ impl Architecture {
 
 impl Branch {
     /// Its operations in the order in which Megatron's modules register their parameters: the output projection of attention
-    /// is made first (`Attention.__init__`), then what `SelfAttention` adds.
+    /// is made first (`Attention.__init__`), then what `SelfAttention` adds, norms of heads last.
     pub fn registered(&self) -> Vec<&Op> {
         let mut list: Vec<&Op> = self.0.iter().collect();
         if list.iter().any(|op| matches!(op, Op::Attention(_))) {
             list.sort_by_key(|op| match op {
-                Op::Column(_) => 2,
-                Op::HeadNorms(_) => 1,
+                Op::Column(_) => 1,
+                Op::HeadNorms(_) => 2,
                 _ => 0,
             });
         }

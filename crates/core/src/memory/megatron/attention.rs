@@ -7,6 +7,7 @@ use smallvec::smallvec;
 use std::rc::Rc;
 
 use super::architecture::Grouped;
+use super::kernels::fresh_back;
 use super::rank::Rank;
 use super::{recompute, ring};
 use crate::dtype::DType;
@@ -93,14 +94,7 @@ pub(super) fn copied(torch: &mut Torch, name: &'static str, x: &Tensor) -> Tenso
 /// Transformer Engine's rotary kernel: a fresh tensor each way, and only the angles are kept.
 fn rotated(torch: &mut Torch, x: &Tensor) -> Tensor {
     let output = torch.fresh("fused rope", x.shape, x.dtype);
-    if !torch.records(&[x]) {
-        return output;
-    }
-    torch.attach(output, &[x], |torch, gradient| {
-        let result = torch.fresh("fused rope backward", gradient.shape, gradient.dtype);
-        drop(gradient);
-        smallvec![Some(result)]
-    })
+    fresh_back(torch, output, x, "fused rope backward", None)
 }
 
 /// Views of one tensor, whose gradients are joined.

@@ -12,10 +12,34 @@ use super::rank::{Rank, Rows, Split};
 use crate::dtype::DType;
 use crate::memory::autograd::Gradients;
 use crate::memory::autograd::Saved;
+use crate::memory::log::Category;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::plan::parallel::megatron::Fp8Recipe;
+
+/// Hangs an output into the graph whose gradient becomes a fresh tensor in the shape of the input.
+pub(super) fn fresh_back(
+    torch: &mut Torch,
+    output: Tensor,
+    x: &Tensor,
+    name: &'static str,
+    category: Option<Category>,
+) -> Tensor {
+    if !torch.records(&[x]) {
+        return output;
+    }
+    let (shape, dtype) = (x.shape, x.dtype);
+    torch.attach(output, &[x], move |torch, gradient| {
+        let make = |torch: &mut Torch| torch.fresh(name, shape, dtype);
+        let result = match category {
+            Some(category) => torch.in_category(category, make),
+            None => make(torch),
+        };
+        drop(gradient);
+        smallvec![Some(result)]
+    })
+}
 
 /// How a linear runs.
 #[derive(Clone, Copy)]

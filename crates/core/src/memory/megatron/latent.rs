@@ -2,11 +2,11 @@
 //!
 //! Sources: megatron/core/transformer/multi_latent_attention.py, fusions/fused_mla_yarn_rope_apply.py.
 
-use smallvec::smallvec;
 use std::rc::Rc;
 
 use super::architecture::{Latent, Norm};
 use super::attention::{Kernel, core, split};
+use super::kernels::fresh_back;
 use super::rank::{Rank, Split};
 use super::recompute;
 use crate::dtype::DType;
@@ -94,12 +94,7 @@ fn gathered(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor) -> Tensor {
     }
     let (rows, width) = (x.shape.size(0), x.shape.last());
     let output = rank.exchanged(torch, "all_gather", rows * rank.mesh.tp, width);
-    let shared = Rc::clone(rank);
-    torch.attach(output, &[x], move |torch, gradient| {
-        let result = shared.exchanged(torch, "reduce_scatter", rows, width);
-        drop(gradient);
-        smallvec![Some(result)]
-    })
+    fresh_back(torch, output, x, "reduce_scatter", Some(Category::Communication))
 }
 
 /// Cosines and sines, cached in the type of the model.

@@ -11,6 +11,7 @@ use super::recompute::Discarded;
 use super::{attention, latent, lora, moe, offload, recompute};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
+use crate::model::Shape;
 use crate::model::op::Binary;
 use crate::plan::parallel::megatron::{Recompute, RecomputeModule};
 
@@ -170,11 +171,17 @@ fn lower(rank: &Rc<Rank>, torch: &mut Torch, frame: &mut Frame, (op, first): (&O
 fn attend(rank: &Rc<Rank>, torch: &mut Torch, frame: &mut Frame, op: &Op) {
     let Some([mut query, mut key, value]) = frame.heads.take() else { return };
     frame.heads = Some(match op {
-        Op::HeadNorms(_) => {
-            query = rank.norm(torch, &query, Norm::Rms);
+        Op::HeadNorms(widths) => {
+            // Every head is a row of its own.
+            let norm = |torch: &mut Torch, x: &Tensor, width: u64| {
+                let width = width.clamp(1, x.shape.last().max(1));
+                let rows = x.clone().with_shape(Shape::from([x.elements() / width, width]));
+                rank.norm(torch, &rows, Norm::Rms).with_shape(x.shape)
+            };
+            query = norm(torch, &query, widths[0]);
             // The keys are still a view of what the linears made.
             let dense = attention::copied(torch, "contiguous", &key);
-            key = rank.norm(torch, &dense, Norm::Rms);
+            key = norm(torch, &dense, widths[1]);
             [query, key, value]
         }
         Op::Rotary(width) => {

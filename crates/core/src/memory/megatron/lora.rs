@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use super::architecture::{Architecture, Branch, Column, Makes, Norm, Op, Row};
 use super::chunks::Chunk;
+use super::kernels::fresh_back;
 use super::rank::{Rank, Rows, Split};
 use super::weights::Weight;
 use crate::memory::autograd::Saved;
@@ -183,29 +184,16 @@ fn joined(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64) -> Tensor 
     let gathered = rank.exchanged(torch, "all_gather", rows, width);
     let output = rank.matrix(torch, "cat", rows, width);
     drop(gathered);
-    shaped_back(torch, output, x, "contiguous")
+    fresh_back(torch, output, x, "contiguous", None)
 }
 
 /// A rank's part of the sequence.
 fn scattered(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, rows: u64) -> Tensor {
     let output = rank.matrix(torch, "contiguous", rows, x.shape.last());
-    shaped_back(torch, output, x, "all_gather")
+    fresh_back(torch, output, x, "all_gather", None)
 }
 
 fn fresh_each_way(torch: &mut Torch, name: &'static str, x: &Tensor) -> Tensor {
     let output = torch.fresh(name, x.shape, x.dtype);
-    shaped_back(torch, output, x, name)
-}
-
-/// An output whose gradient becomes a fresh one in the shape of the input.
-fn shaped_back(torch: &mut Torch, output: Tensor, x: &Tensor, name: &'static str) -> Tensor {
-    if !torch.records(&[x]) {
-        return output;
-    }
-    let (shape, dtype) = (x.shape, x.dtype);
-    torch.attach(output, &[x], move |torch, gradient| {
-        let result = torch.fresh(name, shape, dtype);
-        drop(gradient);
-        smallvec![Some(result)]
-    })
+    fresh_back(torch, output, x, name, None)
 }

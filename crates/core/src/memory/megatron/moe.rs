@@ -7,6 +7,7 @@ use smallvec::smallvec;
 use std::rc::Rc;
 
 use super::architecture::Mixture;
+use super::kernels::fresh_back;
 use super::mlp;
 use super::rank::Rank;
 use super::recompute;
@@ -134,19 +135,8 @@ fn unpermute(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, shape: Shape, routi
 
 /// A fresh tensor of another number of rows each way.
 fn moved(torch: &mut Torch, name: &'static str, x: &Tensor, rows: u64, category: Category) -> Tensor {
-    let make = move |torch: &mut Torch, shape: Shape, dtype| {
-        torch.in_category(category, |torch| torch.fresh(name, shape, dtype))
-    };
-    let output = make(torch, x.shape.with(0, rows), x.dtype);
-    if !torch.records(&[x]) {
-        return output;
-    }
-    let (shape, dtype) = (x.shape, x.dtype);
-    torch.attach(output, &[x], move |torch, gradient| {
-        let result = make(torch, shape, dtype);
-        drop(gradient);
-        smallvec![Some(result)]
-    })
+    let output = torch.in_category(category, |torch| torch.fresh(name, x.shape.with(0, rows), x.dtype));
+    fresh_back(torch, output, x, name, Some(category))
 }
 
 /// Between the expert-parallel ranks; routing is taken as even.

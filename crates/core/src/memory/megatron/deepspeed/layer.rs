@@ -12,6 +12,7 @@ use crate::memory::autograd::{self, Saved};
 use crate::memory::log::Category;
 use crate::memory::megatron::architecture::{Grouped, Layer, Makes, Norm, Op};
 use crate::memory::megatron::attention::{Kernel, copied, core, split};
+use crate::memory::megatron::kernels::fresh_back;
 use crate::memory::megatron::rank::{Rank, Rows, Split};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
@@ -171,12 +172,7 @@ fn linear(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, weight: &Tensor, split
 /// Each group's heads, as often as there are queries for them.
 fn repeat(torch: &mut Torch, x: &Tensor, width: u64) -> Tensor {
     let output = torch.fresh("repeat_kv", Shape::from([x.shape.size(0), width]), x.dtype);
-    let (shape, dtype) = (x.shape, x.dtype);
-    torch.attach(output, &[x], move |torch, gradient| {
-        let result = torch.fresh("sum", shape, dtype);
-        drop(gradient);
-        smallvec![Some(result)]
-    })
+    fresh_back(torch, output, x, "sum", None)
 }
 
 /// `apply_rotary_pos_emb` in plain operations: only the tables are kept, the rest are temporaries.
