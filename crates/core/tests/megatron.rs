@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::json;
 use vramcast_core::dtype::DType;
-use vramcast_core::memory::megatron::architecture::Architecture;
+use vramcast_core::memory::megatron::architecture::{Architecture, Branch, Column, Grouped, Makes, Norm, Op, Row};
 use vramcast_core::memory::megatron::{layouts, ranks};
 use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::parallel::megatron::{CrossEntropy, Megatron, PrecisionAware, Recompute, RecomputeModule};
@@ -56,7 +56,7 @@ fn parameters_add_up_to_one_copy() {
         (mixture(), vec![(1, 1, 1, 1), (1, 1, 4, 1), (2, 2, 4, 1), (2, 1, 2, 2), (4, 2, 2, 2)]),
     ] {
         let program = model.program(Inputs::inventory()).unwrap();
-        let architecture = Architecture::of(&model, &program).unwrap();
+        let architecture = Architecture::of(&program).unwrap();
         let elements: u64 = program.parameters.iter().map(|parameter| parameter.shape.elements()).sum();
         for (tp, pp, ep, etp) in meshes {
             let mesh = Mesh { dp_shard: 8, tp, pp, ep, etp: (ep > 1).then_some(etp), ..Mesh::default() };
@@ -178,4 +178,68 @@ proptest! {
         };
         prop_assert_eq!(with(16 + more), with(16));
     }
+}
+
+/// A small model of a type, with sizes that every family here reads.
+fn small(model_type: &str, more: Value) -> Model {
+    let mut config = json!({
+        "model_type": model_type, "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1024, "vocab_size": 5000,
+    });
+    for (key, value) in more.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    Model::new(config, Some("AutoModelForCausalLM")).unwrap()
+}
+
+/// What a layer does is read off the program's operations: other norms, activations and orders are other kernels and weights.
+#[test]
+fn layers_follow_the_program() {
+    let of = |model: &Model| Architecture::of(&model.program(Inputs::inventory()).unwrap()).unwrap();
+    let first = |model: Model| of(&model).layers.remove(0).branches;
+    let sizes = Grouped { heads: 8, kv_heads: 4, head_dim: 64 };
+    let column = |norm, makes| Op::Column(Column { norm, makes, bias: false });
+    let row = |inputs, of_attention| Op::Row(Row { inputs, bias: false, of_attention });
+    let rms = Some(Norm::Rms);
+    let attention = vec![column(rms, Makes::Heads(sizes)), Op::Rotary(64), Op::Attention(sizes), row(512, true)];
+    let gated = vec![column(rms, Makes::Width(2048)), Op::Activation { gated: true }, row(1024, false)];
+    assert_eq!(first(small("llama", json!({}))), [Branch(attention.clone()), Branch(gated.clone())]);
+    // Qwen3 norms every head before it is rotated.
+    let mut normed = attention.clone();
+    normed.insert(1, Op::HeadNorms([64, 64]));
+    assert_eq!(first(small("qwen3", json!({}))), [Branch(normed), Branch(gated.clone())]);
+    // Arcee's MLP has no gate.
+    let plain = vec![column(rms, Makes::Width(1024)), Op::Activation { gated: false }, row(1024, false)];
+    assert_eq!(first(small("arcee", json!({}))), [Branch(attention.clone()), Branch(plain)]);
+    // OLMo 2 norms what a branch makes instead of what it reads.
+    let behind = |branch: &Branch| branch.0.last() == Some(&Op::Norm(Norm::Rms));
+    assert!(first(small("olmo2", json!({}))).iter().all(behind));
+    // Nemotron's norms have a shift, Phi-3's matrices are one.
+    assert!(matches!(first(small("nemotron", json!({})))[0].0[0], Op::Column(Column { norm: Some(Norm::Layer), .. })));
+    assert_eq!(first(small("phi3", json!({ "pad_token_id": 0 }))), [Branch(attention), Branch(gated)]);
+    // SmolLM3 leaves some layers unrotated; Gemma scales its embedding.
+    let layers = of(&small("smollm3", json!({ "no_rope_layers": [1, 0] }))).layers;
+    let rotates = |at: usize| layers[at].branches[0].0.contains(&Op::Rotary(64));
+    assert!(rotates(0) && !rotates(1));
+    assert!(of(&small("gemma", json!({}))).scaled_embedding);
+}
+
+/// What Megatron has no place for is refused by its name, never taken for a Llama.
+#[test]
+fn other_layers_are_refused() {
+    for (model_type, reason) in [
+        ("cohere", "Binary(Add)"),
+        ("gemma2", "squashed by tanh"),
+        ("olmo", "LayerBare"),
+        ("gpt_oss", "experts"),
+        ("mamba", "Binary(Mul)"),
+    ] {
+        let program = small(model_type, json!({})).program(Inputs::inventory()).unwrap();
+        let error = Architecture::of(&program).unwrap_err().to_string();
+        assert!(error.contains(reason), "{model_type}: {error}");
+    }
+    // Megatron-DeepSpeed's layers have no norms of heads here.
+    let deepspeed = Megatron { deepspeed: Some(Box::default()), ..Megatron::default() };
+    let error = ranks(&small("qwen3", json!({})), &plan(Mesh::default(), deepspeed)).unwrap_err().to_string();
+    assert!(error.contains("other than Llama's"), "{error}");
 }

@@ -154,7 +154,7 @@ fn impossible_splits_are_refused_with_numbers() {
 fn multi_token_prediction_adds_its_parameters() {
     let model = dense();
     let program = model.program(Inputs::inventory()).unwrap();
-    let architecture = Architecture::of(&model, &program).unwrap();
+    let architecture = Architecture::of(&program).unwrap();
     let count = |mtp_layers, pp| -> u64 {
         let mesh = Mesh { pp, ..Mesh::default() };
         let options = Megatron { mtp_layers, ..Megatron::default() };
@@ -241,7 +241,7 @@ proptest! {
         let split = PipelineSplit::Layout(format!("E{}L", stages.join("|")));
         let model = dense();
         let program = model.program(Inputs::inventory()).unwrap();
-        let architecture = Architecture::of(&model, &program).unwrap();
+        let architecture = Architecture::of(&program).unwrap();
         let options = Megatron { split, ..Megatron::default() };
         let mesh = Mesh { pp: 4, ..Mesh::default() };
         let stages = (0..4).flat_map(|stage| layouts(&architecture, &mesh, &options, stage));

@@ -286,7 +286,7 @@ proptest! {
     fn shards_add_up(dp_shard in 1u64..17, tp in 0u32..3, strategy in 0usize..4, experts: bool) {
         let model = if experts { mixture() } else { dense() };
         let program = model.program(Inputs::inventory()).unwrap();
-        let architecture = Architecture::of(&model, &program).unwrap();
+        let architecture = Architecture::of(&program).unwrap();
         let tp = 1 << tp;
         let mesh = Mesh { dp_shard, tp, etp: experts.then_some(1), ..Mesh::default() };
         let options = with_fsdp(STRATEGIES[strategy]);

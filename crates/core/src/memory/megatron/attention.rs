@@ -7,15 +7,16 @@ use smallvec::smallvec;
 use std::rc::Rc;
 
 use super::architecture::Grouped;
-use super::rank::{Rank, Split};
-use super::{lora, recompute, ring};
+use super::kernels::fresh_back;
+use super::rank::Rank;
+use super::{recompute, ring};
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::log::{Category, Stream};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
-use crate::plan::parallel::megatron::{ContextExchange, LoraTarget, RecomputeModule};
+use crate::plan::parallel::megatron::{ContextExchange, RecomputeModule};
 
 /// Sizes of the attention kernel on one tensor-parallel rank.
 #[derive(Debug, Clone, Copy)]
@@ -30,53 +31,49 @@ pub(super) struct Kernel {
     pub value_dim: u64,
 }
 
-/// Norm, projection, rotary embedding, attention, output projection.
-pub(super) fn grouped(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, sizes: &Grouped) -> Tensor {
-    let tp = rank.mesh.tp.max(1);
-    let kernel = Kernel {
-        heads: sizes.heads / tp,
-        kv_heads: (sizes.kv_heads / tp).max(1),
-        key_dim: sizes.head_dim,
-        value_dim: sizes.head_dim,
-    };
-    let (query_width, key_width) = (kernel.heads * kernel.key_dim, kernel.kv_heads * kernel.key_dim);
-    let width = query_width + 2 * key_width;
-    let mixed = match &rank.options.lora {
-        Some(lora) => lora::norm_linear(rank, torch, x, (width, LoraTarget::LinearQkv), lora),
-        None => rank.norm_linear(torch, x, width),
-    };
-    let [query, key, value] = split(rank, torch, &mixed, [query_width, key_width, key_width]);
-    drop(mixed);
-    // Queries of several groups do not lie side by side: `reshape` copies them.
-    let mut query = if kernel.kv_heads > 1 { copied(torch, "reshape", &query) } else { query };
-    let mut key = key;
-    if sizes.qk_norm {
-        query = rank.norm(torch, &query);
-        let dense = copied(torch, "contiguous", &key);
-        key = rank.norm(torch, &dense);
-    }
-    rotary_table(rank, torch, kernel.key_dim);
-    let query = rotated(torch, &query);
-    let key = rotated(torch, &key);
-    let core = {
-        // Transformer Engine wants keys and values of one layout: the values are copied out of the projection.
-        let rank = Rc::clone(rank);
-        move |torch: &mut Torch, inputs: &[Tensor]| {
-            let dense = copied(torch, "contiguous", &inputs[2]);
-            core(&rank, torch, [&inputs[0], &inputs[1], &dense], kernel)
+impl Kernel {
+    fn new(rank: &Rank, sizes: &Grouped) -> Self {
+        let tp = rank.mesh.tp.max(1);
+        Self {
+            heads: sizes.heads / tp,
+            kv_heads: (sizes.kv_heads / tp).max(1),
+            key_dim: sizes.head_dim,
+            value_dim: sizes.head_dim,
         }
+    }
+}
+
+/// Queries, keys and values out of what their linears made.
+pub(super) fn heads(rank: &Rank, torch: &mut Torch, mixed: Tensor, sizes: &Grouped) -> [Tensor; 3] {
+    let kernel = Kernel::new(rank, sizes);
+    let (queries, keys) = (kernel.heads * kernel.key_dim, kernel.kv_heads * kernel.key_dim);
+    let [query, key, value] = split(rank, torch, &mixed, [queries, keys, keys]);
+    // Queries of several groups do not lie side by side: `reshape` copies them.
+    let query = if kernel.kv_heads > 1 { copied(torch, "reshape", &query) } else { query };
+    [query, key, value]
+}
+
+/// Queries and keys rotated.
+pub(super) fn rotary(rank: &Rank, torch: &mut Torch, [query, key]: [&Tensor; 2], width: u64) -> [Tensor; 2] {
+    rotary_table(rank, torch, width);
+    [query, key].map(|x| rotated(torch, x))
+}
+
+/// The kernel, run again in backward where that is asked for. Transformer Engine wants keys and values of one layout: what is
+/// a view of the projection is copied out of it.
+pub(super) fn attend(rank: &Rc<Rank>, torch: &mut Torch, heads: &[Tensor; 3], sizes: &Grouped) -> Tensor {
+    let (shared, kernel) = (Rc::clone(rank), Kernel::new(rank, sizes));
+    let part = move |torch: &mut Torch, inputs: &[Tensor]| {
+        let dense = [0, 1, 2].map(|index| match &inputs[index] {
+            x if x.viewed => copied(torch, "contiguous", x),
+            x => x.clone(),
+        });
+        core(&shared, torch, [&dense[0], &dense[1], &dense[2]], kernel)
     };
-    let inputs = [query, key, value];
-    let output = match rank.recomputes(RecomputeModule::CoreAttn) {
-        true => recompute::checkpoint(torch, &inputs, core),
-        false => core(torch, &inputs),
-    };
-    let result = match &rank.options.lora {
-        Some(lora) => lora::row_linear(rank, torch, &output, (x.shape.last(), LoraTarget::LinearProj), lora),
-        None => rank.linear_of_kept(torch, &output, x.shape.last(), Split::Row),
-    };
-    drop(inputs);
-    result
+    match rank.recomputes(RecomputeModule::CoreAttn) {
+        true => recompute::checkpoint(torch, heads, part),
+        false => part(torch, heads),
+    }
 }
 
 /// The table of rotary angles, fp32, made once; the parts of a context-parallel rank are picked out of it.
@@ -97,14 +94,7 @@ pub(super) fn copied(torch: &mut Torch, name: &'static str, x: &Tensor) -> Tenso
 /// Transformer Engine's rotary kernel: a fresh tensor each way, and only the angles are kept.
 fn rotated(torch: &mut Torch, x: &Tensor) -> Tensor {
     let output = torch.fresh("fused rope", x.shape, x.dtype);
-    if !torch.records(&[x]) {
-        return output;
-    }
-    torch.attach(output, &[x], |torch, gradient| {
-        let result = torch.fresh("fused rope backward", gradient.shape, gradient.dtype);
-        drop(gradient);
-        smallvec![Some(result)]
-    })
+    fresh_back(torch, output, x, "fused rope backward", None)
 }
 
 /// Views of one tensor, whose gradients are joined.

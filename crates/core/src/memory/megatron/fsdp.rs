@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use super::architecture::Architecture;
 use super::chunks::Chunk;
-use super::optimizer::least_common_multiple;
+use super::optimizer::{bucket_size, least_common_multiple};
 use super::weights::{self, Weight};
 use crate::dtype::DType;
 use crate::memory::autograd::{Edge, Node};
@@ -93,7 +93,7 @@ pub fn buckets(architecture: &Architecture, mesh: &Mesh, options: &Megatron, fsd
     }
     parameters.extend(ends.map(|weight| (count + 1, weight)));
     let dense = mesh.dp_shard.saturating_mul(mesh.cp).max(1);
-    let size = dense.saturating_mul(1_000_000).max(40_000_000);
+    let size = bucket_size(mesh);
     let shards = fsdp.strategy.shards_states();
     let is_unit = |owner: usize| fsdp.strategy.shards_parameters() && (1..=count).contains(&owner);
     // Groups of one kind, in the order of their first parameter.
@@ -124,6 +124,10 @@ pub fn buckets(architecture: &Architecture, mesh: &Mesh, options: &Megatron, fsd
     buckets
 }
 
+/// The least elements that `MegatronFSDP.__init__` takes as `suggested_communication_unit_size` where none is set; above it
+/// counts twice an average layer.
+const LEAST_UNIT: u64 = 1_000_000_000;
+
 /// What is gathered and what waits to be reduced.
 pub(super) struct Sharded {
     buckets: Vec<Bucket>,
@@ -149,7 +153,7 @@ impl Sharded {
         let units = architecture.layers.len().max(1) as u64;
         let layers = buckets.iter().filter(|bucket| bucket.unit);
         let average = layers.flat_map(|bucket| &bucket.weights).map(|(from, to)| to - from).sum::<u64>() / units;
-        let capacity = fsdp.communication_unit.unwrap_or((2 * average).max(1_000_000_000));
+        let capacity = fsdp.communication_unit.unwrap_or((2 * average).max(LEAST_UNIT));
         Some(Rc::new(Self {
             buckets,
             options: fsdp,

@@ -2,11 +2,11 @@
 //!
 //! Sources: megatron/core/transformer/multi_latent_attention.py, fusions/fused_mla_yarn_rope_apply.py.
 
-use smallvec::smallvec;
 use std::rc::Rc;
 
-use super::architecture::Latent;
+use super::architecture::{Latent, Norm};
 use super::attention::{Kernel, core, split};
+use super::kernels::fresh_back;
 use super::rank::{Rank, Split};
 use super::recompute;
 use crate::dtype::DType;
@@ -65,10 +65,10 @@ fn down(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64) -> Tensor {
 fn up(rank: &Rc<Rank>, torch: &mut Torch, compressed: &[Tensor], sizes: &Latent, heads: u64) -> [Tensor; 3] {
     let width = heads * sizes.query_dim();
     let query = match sizes.query_rank {
-        Some(_) => rank.norm_linear(torch, &compressed[0], width),
+        Some(_) => rank.norm_linear(torch, &compressed[0], Norm::Rms, width),
         None => rank.linear(torch, &compressed[0], width, Split::Column),
     };
-    let both = rank.norm_linear(torch, &compressed[1], heads * (sizes.plain_dim + sizes.value_dim));
+    let both = rank.norm_linear(torch, &compressed[1], Norm::Rms, heads * (sizes.plain_dim + sizes.value_dim));
     let rotary = &compressed[2];
     let rows = both.shape.size(0);
     let mut outputs = [
@@ -94,12 +94,7 @@ fn gathered(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor) -> Tensor {
     }
     let (rows, width) = (x.shape.size(0), x.shape.last());
     let output = rank.exchanged(torch, "all_gather", rows * rank.mesh.tp, width);
-    let shared = Rc::clone(rank);
-    torch.attach(output, &[x], move |torch, gradient| {
-        let result = shared.exchanged(torch, "reduce_scatter", rows, width);
-        drop(gradient);
-        smallvec![Some(result)]
-    })
+    fresh_back(torch, output, x, "reduce_scatter", Some(Category::Communication))
 }
 
 /// Cosines and sines, cached in the type of the model.

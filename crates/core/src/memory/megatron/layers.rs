@@ -5,11 +5,13 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::architecture::{Architecture, Attention, FeedForward, Layer};
-use super::rank::Rank;
-use super::{attention, latent, mlp, moe, offload, recompute};
+use super::architecture::{Architecture, Branch, Layer, Makes, Norm, Op};
+use super::rank::{Rank, Split};
+use super::recompute::Discarded;
+use super::{attention, latent, lora, moe, offload, recompute};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
+use crate::model::Shape;
 use crate::model::op::Binary;
 use crate::plan::parallel::megatron::{Recompute, RecomputeModule};
 
@@ -70,57 +72,130 @@ fn gathered(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, (index, own): (usize
 pub(super) fn layer(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, layer: &Layer) -> Tensor {
     torch.set_module(layer.module);
     rank.cache_fp8_weights(torch, layer, x.shape.last());
-    let attended = match &layer.attention {
-        Attention::Grouped(sizes) => attention::grouped(rank, torch, x, sizes),
-        Attention::Latent(sizes) => {
-            let sizes = *sizes;
-            let shared = Rc::clone(rank);
-            after_norm(rank, torch, x, move |torch, normed| latent::latent(&shared, torch, normed, &sizes))
-        }
-    };
-    let x = torch.binary(Binary::Add, x, &attended);
-    drop(attended);
-    let output = match layer.feed_forward {
-        FeedForward::Dense { width } => {
-            let shared = Rc::clone(rank);
-            let part = move |torch: &mut Torch, inputs: &[Tensor]| mlp::normed(&shared, torch, &inputs[0], width);
-            match rank.recomputes(RecomputeModule::Mlp) {
-                true => recompute::checkpoint(torch, std::slice::from_ref(&x), part),
-                false => part(torch, std::slice::from_ref(&x)),
-            }
-        }
-        FeedForward::Mixture(sizes) => {
-            let shared = Rc::clone(rank);
-            after_norm(rank, torch, &x, move |torch, normed| {
-                let inner = Rc::clone(&shared);
-                let part = move |torch: &mut Torch, inputs: &[Tensor]| moe::mixture(&inner, torch, &inputs[0], &sizes);
-                match shared.recomputes(RecomputeModule::Moe) {
-                    true => recompute::checkpoint(torch, std::slice::from_ref(normed), part),
-                    false => part(torch, std::slice::from_ref(normed)),
-                }
-            })
-        }
-    };
-    torch.binary(Binary::Add, &x, &output)
+    let mut x = x.clone();
+    for branch in &layer.branches {
+        let output = self::branch(rank, torch, &x, branch);
+        let sum = torch.binary(Binary::Add, &x, &output);
+        drop(output);
+        x = sum;
+    }
+    x
 }
 
-/// A part behind a norm that stands alone; the norm's output can be made again instead of kept.
-fn after_norm(
-    rank: &Rc<Rank>,
-    torch: &mut Torch,
-    x: &Tensor,
-    part: impl FnOnce(&mut Torch, &Tensor) -> Tensor,
-) -> Tensor {
-    if !rank.recomputes(RecomputeModule::Layernorm) {
-        let normed = rank.norm(torch, x);
-        return part(torch, &normed);
+/// What is added to the residual stream; dense feed-forwards can be run again as a whole.
+fn branch(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, branch: &Branch) -> Tensor {
+    let dense = branch.0.iter().any(|op| matches!(op, Op::Activation { .. }));
+    if !dense || !rank.recomputes(RecomputeModule::Mlp) {
+        return walk(rank, torch, x, &branch.0);
     }
-    let shared = Rc::clone(rank);
-    let norm = move |torch: &mut Torch, inputs: &[Tensor]| shared.norm(torch, &inputs[0]);
-    let (normed, discarded) = recompute::without_output(torch, std::slice::from_ref(x), norm);
-    let output = part(torch, &normed);
-    if let Some(discarded) = discarded {
-        discarded.discard_until(&output);
+    let (shared, own) = (Rc::clone(rank), branch.0.clone());
+    let part = move |torch: &mut Torch, inputs: &[Tensor]| walk(&shared, torch, &inputs[0], &own);
+    recompute::checkpoint(torch, std::slice::from_ref(x), part)
+}
+
+/// What Python's frames name while a branch runs.
+struct Frame {
+    /// What the last operation made.
+    x: Tensor,
+    /// Queries, keys and values, until the output projection returns.
+    heads: Option<[Tensor; 3]>,
+    /// Queries and keys before they were rotated, as long.
+    named: Option<[Tensor; 2]>,
+    /// The output of the norm at the start, where it is made again.
+    discarded: Option<Discarded>,
+}
+
+fn walk(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, operations: &[Op]) -> Tensor {
+    let hidden = x.shape.last();
+    let mut frame = Frame { x: x.clone(), heads: None, named: None, discarded: None };
+    for (place, op) in operations.iter().enumerate() {
+        lower(rank, torch, &mut frame, (op, place == 0), hidden);
     }
-    output
+    if let Some(discarded) = frame.discarded {
+        discarded.discard_until(&frame.x);
+    }
+    frame.x
+}
+
+/// The kernels that Megatron and Transformer Engine run for an operation.
+fn lower(rank: &Rc<Rank>, torch: &mut Torch, frame: &mut Frame, (op, first): (&Op, bool), hidden: u64) {
+    let tp = rank.mesh.tp.max(1);
+    let made = match op {
+        Op::Norm(norm) if first && rank.recomputes(RecomputeModule::Layernorm) => {
+            let (shared, norm) = (Rc::clone(rank), *norm);
+            let part = move |torch: &mut Torch, inputs: &[Tensor]| shared.norm(torch, &inputs[0], norm);
+            let (normed, discarded) = recompute::without_output(torch, std::slice::from_ref(&frame.x), part);
+            frame.discarded = discarded;
+            normed
+        }
+        Op::Norm(norm) => rank.norm(torch, &frame.x, *norm),
+        Op::Column(own) => {
+            let outputs = own.makes.outputs(tp) / tp;
+            let wide = match (own.norm, &rank.options.lora) {
+                (Some(norm), Some(lora)) => lora::norm_linear(rank, torch, &frame.x, (own, norm, outputs), lora),
+                (Some(norm), None) => rank.norm_linear(torch, &frame.x, norm, outputs),
+                (None, _) => rank.linear(torch, &frame.x, outputs, Split::Column),
+            };
+            if let Makes::Heads(sizes) = &own.makes {
+                frame.heads = Some(attention::heads(rank, torch, wide.clone(), sizes));
+            }
+            wide
+        }
+        Op::HeadNorms(_) | Op::Rotary(_) | Op::Attention(_) => return attend(rank, torch, frame, op),
+        Op::Activation { gated } => rank.activation(torch, &frame.x, *gated, None),
+        Op::Row(own) => {
+            let output = match &rank.options.lora {
+                Some(lora) => lora::row_linear(rank, torch, &frame.x, (own, hidden), lora),
+                None if own.of_attention => rank.linear_of_kept(torch, &frame.x, hidden, Split::Row),
+                None => rank.linear(torch, &frame.x, hidden, Split::Row),
+            };
+            (frame.heads, frame.named) = (None, None);
+            output
+        }
+        Op::Latent(sizes) => latent::latent(rank, torch, &frame.x, sizes),
+        Op::Mixture(sizes) => {
+            let (shared, sizes) = (Rc::clone(rank), *sizes);
+            let part = move |torch: &mut Torch, inputs: &[Tensor]| moe::mixture(&shared, torch, &inputs[0], &sizes);
+            match rank.recomputes(RecomputeModule::Moe) {
+                true => recompute::checkpoint(torch, std::slice::from_ref(&frame.x), part),
+                false => part(torch, std::slice::from_ref(&frame.x)),
+            }
+        }
+        Op::Scale => torch.scalar(Binary::Mul, &frame.x),
+        Op::Dropout => torch.dropout(&frame.x),
+    };
+    frame.x = made;
+}
+
+/// The same for what runs on heads: norms, rotation, the kernel.
+fn attend(rank: &Rc<Rank>, torch: &mut Torch, frame: &mut Frame, op: &Op) {
+    let Some([mut query, mut key, value]) = frame.heads.take() else { return };
+    frame.heads = Some(match op {
+        Op::HeadNorms(widths) => {
+            // Every head is a row of its own.
+            let norm = |torch: &mut Torch, x: &Tensor, width: u64| {
+                let width = width.clamp(1, x.shape.last().max(1));
+                let rows = x.clone().with_shape(Shape::from([x.elements() / width, width]));
+                rank.norm(torch, &rows, Norm::Rms).with_shape(x.shape)
+            };
+            query = norm(torch, &query, widths[0]);
+            // The keys are still a view of what the linears made.
+            let dense = attention::copied(torch, "contiguous", &key);
+            key = norm(torch, &dense, widths[1]);
+            [query, key, value]
+        }
+        Op::Rotary(width) => {
+            let turned = attention::rotary(rank, torch, [&query, &key], *width);
+            // `qkv_output` of `Attention.forward` still names what came before.
+            frame.named = Some([query, key]);
+            let [query, key] = turned;
+            [query, key, value]
+        }
+        Op::Attention(sizes) => {
+            let heads = [query, key, value];
+            frame.x = attention::attend(rank, torch, &heads, sizes);
+            heads
+        }
+        _ => [query, key, value],
+    });
 }

@@ -7,16 +7,14 @@
 use smallvec::smallvec;
 use std::rc::Rc;
 
-use super::architecture::{Architecture, Attention, FeedForward};
+use super::architecture::{Architecture, Branch, Column, Makes, Norm, Op, Row};
 use super::chunks::Chunk;
-use super::kernels::norm_backward;
+use super::kernels::fresh_back;
 use super::rank::{Rank, Rows, Split};
 use super::weights::Weight;
-use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
-use crate::model::Shape;
 use crate::model::op::Binary;
 use crate::plan::parallel::megatron::{LoraTarget, MegatronLora};
 use crate::plan::parallel::mesh::Mesh;
@@ -33,26 +31,36 @@ pub fn weights(architecture: &Architecture, chunk: &Chunk, mesh: &Mesh, lora: &M
         parts: tp,
     };
     let mut list = Vec::new();
-    for layer in &architecture.layers[chunk.layers.clone()] {
-        let Attention::Grouped(sizes) = layer.attention else { continue };
-        let FeedForward::Dense { width } = layer.feed_forward else { continue };
-        let queries = sizes.heads * sizes.head_dim;
-        let mixed = queries + 2 * sizes.kv_heads.max(tp) * sizes.head_dim;
-        for (target, inputs, outputs) in [
-            (LoraTarget::LinearProj, queries, hidden),
-            (LoraTarget::LinearQkv, hidden, mixed),
-            (LoraTarget::LinearFc1, hidden, 2 * width),
-            (LoraTarget::LinearFc2, width, hidden),
-        ] {
-            if !lora.adapts(target) {
-                continue;
+    let branches = architecture.layers[chunk.layers.clone()].iter().flat_map(|layer| &layer.branches);
+    for op in branches.flat_map(Branch::registered) {
+        match op {
+            Op::Column(own) if lora.adapts(own.target()) => {
+                list.push(weight([lora.dim / tp, hidden]));
+                list.push(weight([own.makes.outputs(tp) / tp, lora.dim]));
             }
-            let row = matches!(target, LoraTarget::LinearProj | LoraTarget::LinearFc2);
-            list.push(weight(if row { [lora.dim, inputs / tp] } else { [lora.dim / tp, inputs] }));
-            list.push(weight([outputs / tp, lora.dim]));
+            Op::Row(own) if lora.adapts(own.target()) => {
+                list.push(weight([lora.dim, own.inputs / tp]));
+                list.push(weight([hidden / tp, lora.dim]));
+            }
+            _ => {}
         }
     }
     list
+}
+
+impl Column {
+    fn target(&self) -> LoraTarget {
+        match self.makes {
+            Makes::Heads(_) => LoraTarget::LinearQkv,
+            Makes::Width(_) => LoraTarget::LinearFc1,
+        }
+    }
+}
+
+impl Row {
+    fn target(&self) -> LoraTarget {
+        if self.of_attention { LoraTarget::LinearProj } else { LoraTarget::LinearFc2 }
+    }
 }
 
 /// A norm and a column-parallel linear.
@@ -60,13 +68,13 @@ pub(super) fn norm_linear(
     rank: &Rc<Rank>,
     torch: &mut Torch,
     x: &Tensor,
-    (outputs, target): (u64, LoraTarget),
+    (own, norm, outputs): (&Column, Norm, u64),
     lora: &MegatronLora,
 ) -> Tensor {
     let (rows, width) = (x.shape.size(0), x.shape.size(1));
     let Rows { total, .. } = rank.rows(Split::Column, rows);
-    let normed = rank.matrix(torch, "rmsnorm", rows, width);
-    let scale = torch.fresh("rsigma", Shape::from([rows]), DType::F32);
+    let normed = rank.matrix(torch, norm.name(), rows, width);
+    let statistics = norm.statistics(torch, rows);
     let mut gathered = match rank.scattered() {
         true => rank.exchanged(torch, "all_gather", total, width),
         false => normed.clone(),
@@ -76,20 +84,20 @@ pub(super) fn norm_linear(
     let output = rank.matrix(torch, "gemm", total, outputs);
     let mut results = [output, gathered.detached()];
     if torch.records(&[x]) {
-        let saved = [Saved::new(torch, x), Saved::new(torch, &scale)];
+        let saved: Vec<Saved> = std::iter::once(x).chain(&statistics).map(|kept| Saved::new(torch, kept)).collect();
         let shared = Rc::clone(rank);
         torch.attach_many(&mut results, &[x], move |torch, gradients| {
-            let [x, scale] = saved.map(|saved| saved.get(torch));
+            let held: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
             let product = shared.matrix(torch, "dgrad", total, width);
             let scattered = shared.scattered().then(|| shared.exchanged(torch, "reduce_scatter", rows, width));
-            let result = norm_backward(torch, &x);
-            drop((product, scattered, scale, x, gradients));
+            let result = norm.backward(torch, &held[0]);
+            drop((product, scattered, held, gradients));
             smallvec![Some(result)]
         });
     }
     let [output, normed] = results;
     gathered = normed;
-    match lora.adapts(target) {
+    match lora.adapts(own.target()) {
         true => added(rank, torch, output, &gathered, (outputs, Split::Column), lora),
         false => output,
     }
@@ -100,7 +108,7 @@ pub(super) fn row_linear(
     rank: &Rc<Rank>,
     torch: &mut Torch,
     x: &Tensor,
-    (outputs, target): (u64, LoraTarget),
+    (own, outputs): (&Row, u64),
     lora: &MegatronLora,
 ) -> Tensor {
     let (rows, inputs) = (x.shape.size(0), x.shape.size(1));
@@ -119,7 +127,7 @@ pub(super) fn row_linear(
             smallvec![Some(product)]
         });
     }
-    match lora.adapts(target) {
+    match lora.adapts(own.target()) {
         true => added(rank, torch, output, x, (outputs, Split::Row), lora),
         false => output,
     }
@@ -176,29 +184,16 @@ fn joined(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, width: u64) -> Tensor 
     let gathered = rank.exchanged(torch, "all_gather", rows, width);
     let output = rank.matrix(torch, "cat", rows, width);
     drop(gathered);
-    shaped_back(torch, output, x, "contiguous")
+    fresh_back(torch, output, x, "contiguous", None)
 }
 
 /// A rank's part of the sequence.
 fn scattered(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, rows: u64) -> Tensor {
     let output = rank.matrix(torch, "contiguous", rows, x.shape.last());
-    shaped_back(torch, output, x, "all_gather")
+    fresh_back(torch, output, x, "all_gather", None)
 }
 
 fn fresh_each_way(torch: &mut Torch, name: &'static str, x: &Tensor) -> Tensor {
     let output = torch.fresh(name, x.shape, x.dtype);
-    shaped_back(torch, output, x, name)
-}
-
-/// An output whose gradient becomes a fresh one in the shape of the input.
-fn shaped_back(torch: &mut Torch, output: Tensor, x: &Tensor, name: &'static str) -> Tensor {
-    if !torch.records(&[x]) {
-        return output;
-    }
-    let (shape, dtype) = (x.shape, x.dtype);
-    torch.attach(output, &[x], move |torch, gradient| {
-        let result = torch.fresh(name, shape, dtype);
-        drop(gradient);
-        smallvec![Some(result)]
-    })
+    fresh_back(torch, output, x, name, None)
 }

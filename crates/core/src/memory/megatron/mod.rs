@@ -2,14 +2,15 @@
 //!
 //! | module | what is in it |
 //! |---|---|
-//! | [`architecture`] | what of a model Megatron needs to know |
+//! | `flow`, `read`, [`architecture`] | from a model's program to what Megatron makes of it |
 //! | [`weights`], [`optimizer`] | a rank's parameters, flat buffers, shards and states |
 //! | [`lora`] | adapters beside frozen linears |
 //! | `deepspeed` | Megatron-DeepSpeed: its own layers under DeepSpeed's engines |
 //! | [`fsdp`] | Megatron-FSDP: what is gathered and reduced when |
 //! | [`chunks`], `ranks` | pipeline stages and schedules; a rank of every stage |
 //! | `rank`, `kernels`, `fp8` | Transformer Engine's modules and what they keep for all layers |
-//! | `attention`, `ring`, `latent`, `mlp`, `moe`, `router`, `layers`, `mtp`, `ends` | the model |
+//! | `layers` | the walk over a layer's operations, and the lowering of each |
+//! | `attention`, `ring`, `latent`, `mlp`, `moe`, `router`, `mtp`, `ends` | what lowerings spend |
 //! | `recompute`, `offload` | what is run again in backward, and what is on the host until then |
 
 pub mod architecture;
@@ -17,6 +18,7 @@ mod attention;
 pub mod chunks;
 mod deepspeed;
 mod ends;
+mod flow;
 mod fp8;
 pub mod fsdp;
 mod kernels;
@@ -30,6 +32,7 @@ mod offload;
 pub mod optimizer;
 mod rank;
 mod ranks;
+mod read;
 mod recompute;
 mod ring;
 mod router;
@@ -56,6 +59,7 @@ use super::torch::Torch;
 use super::train;
 use crate::dtype::DType;
 use crate::model::Shape;
+use crate::model::op::Binary;
 use crate::plan::TrainPlan;
 use crate::plan::parallel::megatron::Megatron;
 use crate::plan::parallel::mesh::Mesh;
@@ -95,7 +99,7 @@ pub fn layouts(architecture: &Architecture, mesh: &Mesh, options: &Megatron, sta
             let own: Vec<Weight> = all.iter().filter(inside).copied().collect();
             let ranks = if expert { mesh.expert_data_parallel() } else { mesh.dp_shard * mesh.cp };
             // Only the first stage reduces its gradients bucket by bucket.
-            let bucket = (options.overlap_grad_reduce && stage == 0).then(|| (1_000_000 * ranks).max(40_000_000));
+            let bucket = (options.overlap_grad_reduce && stage == 0).then(|| optimizer::bucket_size(mesh));
             list.push((Layout::new(&own, ranks, bucket, options.distributed_optimizer), own));
         }
     }
@@ -251,13 +255,14 @@ impl Run {
                 }
                 None => ends::embedding(&rank, torch, &batch[0], &self.embedding),
             };
+            let x = if self.architecture.scaled_embedding && chunk.first { torch.scalar(Binary::Mul, &x) } else { x };
             let x = layers::run(&rank, &self.architecture, torch, x, chunk.layers.clone());
             if !chunk.last {
                 return x;
             }
             torch.set_module(0);
             rank.gather(torch, self.architecture.layers.len() + 1);
-            let mut normed = rank.norm(torch, &x);
+            let mut normed = rank.norm(torch, &x, self.architecture.norm);
             drop(x);
             if rank.options.mtp_layers > 0 {
                 normed = mtp::predict(&rank, &self.architecture, torch, normed, (&batch[0], &self.embedding));
@@ -265,6 +270,10 @@ impl Run {
             }
             let logits = ends::output_layer(&rank, torch, &normed, self.embedding.shape.size(0));
             drop(normed);
+            let logits = match self.architecture.scaled_logits {
+                true => torch.in_category(Category::Logits, |torch| torch.scalar(Binary::Mul, &logits)),
+                false => logits,
+            };
             let losses = ends::cross_entropy(&rank, torch, logits, &batch[0]);
             mean(torch, &losses)
         });

@@ -7,6 +7,7 @@ use smallvec::smallvec;
 use std::rc::Rc;
 
 use super::architecture::Mixture;
+use super::kernels::fresh_back;
 use super::mlp;
 use super::rank::Rank;
 use super::recompute;
@@ -136,19 +137,8 @@ fn unpermute(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, shape: Shape, routi
 
 /// A fresh tensor of another number of rows each way.
 fn moved(torch: &mut Torch, name: &'static str, x: &Tensor, rows: u64, category: Category) -> Tensor {
-    let make = move |torch: &mut Torch, shape: Shape, dtype| {
-        torch.in_category(category, |torch| torch.fresh(name, shape, dtype))
-    };
-    let output = make(torch, x.shape.with(0, rows), x.dtype);
-    if !torch.records(&[x]) {
-        return output;
-    }
-    let (shape, dtype) = (x.shape, x.dtype);
-    torch.attach(output, &[x], move |torch, gradient| {
-        let result = make(torch, shape, dtype);
-        drop(gradient);
-        smallvec![Some(result)]
-    })
+    let output = torch.in_category(category, |torch| torch.fresh(name, x.shape.with(0, rows), x.dtype));
+    fresh_back(torch, output, x, name, Some(category))
 }
 
 /// Between the expert-parallel ranks; routing is taken as even.
@@ -230,7 +220,7 @@ fn products(
         let shared = Rc::clone(rank);
         let inputs: Vec<Tensor> = std::iter::once(wide).chain(probabilities).collect();
         let (activated, discarded) = recompute::without_output(torch, &inputs, move |torch, inputs| {
-            shared.swiglu(torch, &inputs[0], inputs.get(1))
+            shared.activation(torch, &inputs[0], true, inputs.get(1))
         });
         drop(inputs);
         let output = rank.grouped_linear(torch, &activated, hidden, true);
@@ -239,7 +229,7 @@ fn products(
         }
         return output;
     }
-    let activated = rank.swiglu(torch, &wide, probabilities.as_ref());
+    let activated = rank.activation(torch, &wide, true, probabilities.as_ref());
     drop((wide, probabilities));
     rank.grouped_linear(torch, &activated, hidden, false)
 }

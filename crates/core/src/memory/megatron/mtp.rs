@@ -68,8 +68,8 @@ fn layer(rank: &Rc<Rank>, architecture: &Architecture, torch: &mut Torch, inputs
     let Some(last) = architecture.layers.last() else { return inputs[0].clone() };
     torch.set_module(last.module);
     let hidden = architecture.hidden;
-    let embedded = rank.norm(torch, &inputs[1]);
-    let before = rank.norm(torch, &inputs[0]);
+    let embedded = rank.norm(torch, &inputs[1], architecture.norm);
+    let before = rank.norm(torch, &inputs[0], architecture.norm);
     let (rows, width) = (before.shape.size(0), before.shape.last() + embedded.shape.last());
     let both = rank.matrix(torch, "cat", rows, width);
     let both = torch.attach(both, &[&embedded, &before], move |torch, gradient| {
@@ -84,7 +84,7 @@ fn layer(rank: &Rc<Rank>, architecture: &Architecture, torch: &mut Torch, inputs
     drop(both);
     let x = if tp > 1 { whole(rank, torch, &narrow, rows, hidden) } else { narrow };
     let x = layers::layer(rank, torch, &x, last);
-    rank.norm(torch, &x)
+    rank.norm(torch, &x, architecture.norm)
 }
 
 /// The parts of the width gathered, and with sequence parallel the rank's tokens taken out.

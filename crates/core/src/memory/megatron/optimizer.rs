@@ -11,6 +11,7 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::plan::parallel::megatron::{Fp8, Fp8Recipe, Megatron};
+use crate::plan::parallel::mesh::Mesh;
 use crate::plan::{Package, TrainPlan};
 
 /// Where the parameters of a buffer lie in it, in elements.
@@ -71,6 +72,12 @@ impl Layout {
         }
         shards
     }
+}
+
+/// Elements of a bucket, of dense parameters and experts alike: a ring with many ranks wants longer messages
+/// (`resolve_ddp_bucket_size` of megatron/training/training.py).
+pub(super) fn bucket_size(mesh: &Mesh) -> u64 {
+    mesh.dp_shard.saturating_mul(mesh.cp).saturating_mul(1_000_000).max(40_000_000)
 }
 
 /// The smallest number that both divide.

@@ -49,7 +49,8 @@ pub fn ranks(model: &Model, plan: &TrainPlan) -> Result<Vec<RankSimulation>, Pla
     };
     parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
     let program = Rc::new(model.program(plan.batch.training_inputs())?);
-    let architecture = Architecture::of(model, &program)?.with_fp8(options.fp8);
+    let architecture = Architecture::of(&program)?.with_fp8(options.fp8);
+    architecture.check(options)?;
     let mut list = Vec::new();
     for stage in 0..mesh.pp {
         let log = super::simulate(architecture.clone(), plan, mesh, options, stage);

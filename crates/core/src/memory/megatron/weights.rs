@@ -1,6 +1,6 @@
 //! The parameters a rank holds, in the order in which Megatron's modules register them.
 
-use super::architecture::{Architecture, Attention, FeedForward, Layer};
+use super::architecture::{Architecture, Branch, Latent, Layer, Mixture, Norm, Op};
 use super::chunks::Chunk;
 use crate::plan::parallel::megatron::Megatron;
 use crate::plan::parallel::mesh::Mesh;
@@ -43,18 +43,18 @@ pub fn of_chunk(architecture: &Architecture, chunk: &Chunk, mesh: &Mesh, options
         list.layer(layer, hidden, mesh);
     }
     if chunk.last {
-        list.whole(hidden);
+        list.norm(architecture.norm, hidden);
         // Layers of multi-token prediction embed tokens themselves; their head is the model's.
         if options.mtp_layers > 0 && !chunk.first && !architecture.tied {
             list.weights.push(table);
         }
         for layer in architecture.layers.last().into_iter().cycle().take(options.mtp_layers as usize) {
             list.fp8 = layer.fp8;
-            list.whole(hidden);
-            list.whole(hidden);
+            list.norm(architecture.norm, hidden);
+            list.norm(architecture.norm, hidden);
             list.columns(hidden, 2 * hidden);
             list.layer(layer, hidden, mesh);
-            list.whole(hidden);
+            list.norm(architecture.norm, hidden);
         }
         if !architecture.tied || !chunk.first {
             list.weights.push(Weight { shared_embedding: architecture.tied && mesh.pp > 1, ..table });
@@ -67,6 +67,13 @@ pub fn of_chunk(architecture: &Architecture, chunk: &Chunk, mesh: &Mesh, options
 pub fn of_layer(layer: &Layer, hidden: u64, mesh: &Mesh) -> Vec<Weight> {
     let mut list = List { weights: Vec::new(), tp: mesh.tp.max(1), fp8: false };
     list.layer(layer, hidden, mesh);
+    list.weights
+}
+
+/// The parameters of one operation, in the order in which it uses them.
+pub(super) fn of_operation(op: &Op, hidden: u64, mesh: &Mesh) -> Vec<Weight> {
+    let mut list = List { weights: Vec::new(), tp: mesh.tp.max(1), fp8: false };
+    list.operation(op, hidden, mesh);
     list.weights
 }
 
@@ -102,72 +109,74 @@ impl List {
         self.push([rows, columns / self.tp], self.tp, self.fp8);
     }
 
+    fn norm(&mut self, norm: Norm, width: u64) {
+        (0..norm.vectors()).for_each(|_| self.whole(width));
+    }
+
     fn layer(&mut self, layer: &Layer, hidden: u64, mesh: &Mesh) {
         self.fp8 = layer.fp8;
-        match &layer.attention {
-            Attention::Grouped(sizes) => {
-                let queries = sizes.heads * sizes.head_dim;
-                // Fewer groups than ranks are held several times.
-                let keys = sizes.kv_heads.max(self.tp) * sizes.head_dim;
-                self.rows(hidden, queries);
-                if sizes.qk_norm {
-                    self.whole(sizes.head_dim);
-                    self.whole(sizes.head_dim);
-                }
-                self.whole(hidden);
-                self.columns(queries + 2 * keys, hidden);
-                if sizes.bias {
-                    self.push([1, (queries + 2 * keys) / self.tp], self.tp, false);
-                }
-            }
-            Attention::Latent(sizes) => {
-                self.whole(hidden);
-                self.rows(hidden, sizes.heads * sizes.value_dim);
-                match sizes.query_rank {
-                    Some(rank) => {
-                        self.duplicated(rank, hidden);
-                        self.whole(rank);
-                        self.columns(sizes.heads * sizes.query_dim(), rank);
-                    }
-                    None => self.columns(sizes.heads * sizes.query_dim(), hidden),
-                }
-                self.duplicated(sizes.key_rank + sizes.rotary_dim, hidden);
-                self.whole(sizes.key_rank);
-                self.columns(sizes.heads * (sizes.plain_dim + sizes.value_dim), sizes.key_rank);
-            }
+        for op in layer.branches.iter().flat_map(Branch::registered) {
+            self.operation(op, hidden, mesh);
         }
-        self.whole(hidden);
-        match &layer.feed_forward {
-            FeedForward::Dense { width } => {
-                self.columns(2 * width, hidden);
-                self.rows(hidden, *width);
+    }
+
+    fn operation(&mut self, op: &Op, hidden: u64, mesh: &Mesh) {
+        match op {
+            Op::Norm(norm) => self.norm(*norm, hidden),
+            Op::HeadNorms(widths) => widths.iter().for_each(|width| self.whole(*width)),
+            Op::Column(own) => {
+                if let Some(norm) = own.norm {
+                    self.norm(norm, hidden);
+                }
+                let outputs = own.makes.outputs(self.tp);
+                self.columns(outputs, hidden);
+                if own.bias {
+                    self.push([1, outputs / self.tp], self.tp, false);
+                }
             }
-            FeedForward::Mixture(sizes) => {
-                self.whole(sizes.experts.saturating_mul(hidden));
-                let parts = mesh.expert_tp();
-                let width = sizes.width / parts.max(1);
-                for matrix in [[2 * width, hidden], [hidden, width]] {
-                    for _ in 0..sizes.experts / mesh.ep.max(1) {
-                        let elements = matrix[0].saturating_mul(matrix[1]);
-                        let fp8 = self.fp8;
-                        self.weights.push(Weight {
-                            elements,
-                            expert: true,
-                            shared_embedding: false,
-                            matrix,
-                            fp8,
-                            parts,
-                        });
-                    }
-                }
-                if sizes.shared > 0 {
-                    self.columns(2 * sizes.shared, hidden);
-                    self.rows(hidden, sizes.shared);
-                }
-                if sizes.shared_gate {
+            Op::Row(own) => {
+                self.rows(hidden, own.inputs);
+                if own.bias {
                     self.whole(hidden);
                 }
             }
+            Op::Latent(sizes) => self.latent(sizes, hidden),
+            Op::Mixture(sizes) => self.mixture(sizes, hidden, mesh),
+            Op::Rotary(_) | Op::Attention(_) | Op::Activation { .. } | Op::Scale | Op::Dropout => {}
+        }
+    }
+
+    fn latent(&mut self, sizes: &Latent, hidden: u64) {
+        self.rows(hidden, sizes.heads * sizes.value_dim);
+        match sizes.query_rank {
+            Some(rank) => {
+                self.duplicated(rank, hidden);
+                self.whole(rank);
+                self.columns(sizes.heads * sizes.query_dim(), rank);
+            }
+            None => self.columns(sizes.heads * sizes.query_dim(), hidden),
+        }
+        self.duplicated(sizes.key_rank + sizes.rotary_dim, hidden);
+        self.whole(sizes.key_rank);
+        self.columns(sizes.heads * (sizes.plain_dim + sizes.value_dim), sizes.key_rank);
+    }
+
+    fn mixture(&mut self, sizes: &Mixture, hidden: u64, mesh: &Mesh) {
+        self.whole(sizes.experts.saturating_mul(hidden));
+        let parts = mesh.expert_tp();
+        let width = sizes.width / parts.max(1);
+        for matrix in [[2 * width, hidden], [hidden, width]] {
+            for _ in 0..sizes.experts / mesh.ep.max(1) {
+                self.push(matrix, parts, self.fp8);
+                self.weights.last_mut().into_iter().for_each(|weight| weight.expert = true);
+            }
+        }
+        if sizes.shared > 0 {
+            self.columns(2 * sizes.shared, hidden);
+            self.rows(hidden, sizes.shared);
+        }
+        if sizes.shared_gate {
+            self.whole(hidden);
         }
     }
 }

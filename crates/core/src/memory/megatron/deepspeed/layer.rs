@@ -10,65 +10,110 @@ use std::rc::Rc;
 use crate::dtype::DType;
 use crate::memory::autograd::{self, Saved};
 use crate::memory::log::Category;
-use crate::memory::megatron::architecture::{Attention, Layer};
+use crate::memory::megatron::architecture::{Grouped, Layer, Makes, Norm, Op};
 use crate::memory::megatron::attention::{Kernel, copied, core, split};
-use crate::memory::megatron::kernels::norm_backward;
+use crate::memory::megatron::kernels::fresh_back;
 use crate::memory::megatron::rank::{Rank, Rows, Split};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::model::op::Binary;
 
-/// One layer with its six parameters.
-pub(super) fn run(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, (own, weights): (&Layer, &[Tensor; 6])) -> Tensor {
-    let normed = norm(rank, torch, x, &weights[0]);
-    let attended = attention(rank, torch, &normed, own, weights);
-    drop(normed);
-    let x = torch.binary(Binary::Add, x, &attended);
-    drop(attended);
-    let normed = norm(rank, torch, &x, &weights[3]);
-    let wide = column(rank, torch, &normed, &weights[4]);
-    drop(normed);
-    let width = wide.shape.last() / 2;
-    let [gate, up] = split(rank, torch, &wide, [width, width]);
-    drop(wide);
-    let gate = silu(torch, &gate);
-    let activated = torch.binary(Binary::Mul, &gate, &up);
-    drop((gate, up));
-    let output = linear(rank, torch, &activated, &weights[5], Split::Row);
-    drop(activated);
-    torch.binary(Binary::Add, &x, &output)
+/// One layer with its parameters, in the order in which its operations use them.
+pub(super) fn run(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, (own, weights): (&Layer, &[Tensor])) -> Tensor {
+    let mut weights = weights.iter();
+    let mut x = x.clone();
+    for branch in &own.branches {
+        let mut frame = Frame { x: x.clone(), heads: None };
+        for op in &branch.0 {
+            lower(rank, torch, &mut frame, op, &mut weights);
+        }
+        let sum = torch.binary(Binary::Add, &x, &frame.x);
+        drop(frame);
+        x = sum;
+    }
+    x
 }
 
-fn attention(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, own: &Layer, weights: &[Tensor; 6]) -> Tensor {
-    let Attention::Grouped(sizes) = own.attention else { return x.clone() };
+/// What Python's frames name while a branch runs.
+struct Frame {
+    x: Tensor,
+    heads: Option<[Tensor; 3]>,
+}
+
+/// The kernels that Megatron-DeepSpeed runs for an operation; what it has none for was refused before.
+fn lower<'a>(
+    rank: &Rc<Rank>,
+    torch: &mut Torch,
+    frame: &mut Frame,
+    op: &Op,
+    weights: &mut impl Iterator<Item = &'a Tensor>,
+) {
+    match op {
+        Op::Column(own) => {
+            let [Some(scale), Some(matrix)] = [weights.next(), weights.next()] else { return };
+            frame.x = norm(rank, torch, &frame.x, scale);
+            frame.x = column(rank, torch, &frame.x, matrix);
+            if let Makes::Heads(sizes) = &own.makes {
+                frame.heads = Some(heads(rank, torch, &frame.x, sizes));
+            }
+        }
+        Op::Rotary(_) => {
+            frame.heads = frame.heads.take().map(|[mut query, mut key, value]| {
+                query = rotated(torch, &query);
+                key = rotated(torch, &key);
+                [query, key, value]
+            });
+        }
+        Op::Attention(sizes) => {
+            if let Some(heads) = frame.heads.take() {
+                frame.x = attention(rank, torch, heads, sizes);
+            }
+        }
+        Op::Activation { .. } => {
+            let width = frame.x.shape.last() / 2;
+            let [gate, up] = split(rank, torch, &frame.x, [width, width]);
+            let gate = silu(torch, &gate);
+            frame.x = torch.binary(Binary::Mul, &gate, &up);
+        }
+        Op::Row(_) => {
+            if let Some(matrix) = weights.next() {
+                frame.x = linear(rank, torch, &frame.x, matrix, Split::Row);
+            }
+        }
+        Op::Norm(_) | Op::HeadNorms(_) | Op::Latent(_) | Op::Mixture(_) | Op::Scale | Op::Dropout => {}
+    }
+}
+
+/// Queries, keys and values; keys and values of a group are repeated for its queries.
+fn heads(rank: &Rank, torch: &mut Torch, mixed: &Tensor, sizes: &Grouped) -> [Tensor; 3] {
     let tp = rank.mesh.tp.max(1);
     let (heads, groups) = (sizes.heads / tp, (sizes.kv_heads / tp).max(1));
-    let kernel = Kernel { heads, kv_heads: heads, key_dim: sizes.head_dim, value_dim: sizes.head_dim };
-    let mixed = column(rank, torch, x, &weights[1]);
-    let widths = [heads * sizes.head_dim, groups * sizes.head_dim, groups * sizes.head_dim];
-    let [query, key, value] = split(rank, torch, &mixed, widths);
-    drop(mixed);
-    // Keys and values of a group are repeated for its queries.
+    let widths = [heads, groups, groups].map(|count| count * sizes.head_dim);
+    let [query, key, value] = split(rank, torch, mixed, widths);
     let repeated = |torch: &mut Torch, x: Tensor| if groups == heads { x } else { repeat(torch, &x, widths[0]) };
-    let (key, value) = (repeated(torch, key), repeated(torch, value));
-    let (query, key) = (rotated(torch, &query), rotated(torch, &key));
-    // Dense, and samples outermost.
+    let key = repeated(torch, key);
+    [query, key, repeated(torch, value)]
+}
+
+/// Flash-attention on what is dense, with samples outermost.
+fn attention(rank: &Rc<Rank>, torch: &mut Torch, [query, key, value]: [Tensor; 3], sizes: &Grouped) -> Tensor {
+    let heads = sizes.heads / rank.mesh.tp.max(1);
+    let kernel = Kernel { heads, kv_heads: heads, key_dim: sizes.head_dim, value_dim: sizes.head_dim };
     let dense =
         |torch: &mut Torch, x: &Tensor| if rank.samples > 1 { copied(torch, "contiguous", x) } else { x.clone() };
     let inputs = [dense(torch, &query), dense(torch, &key)];
-    let value = if groups == heads || rank.samples > 1 { copied(torch, "contiguous", &value) } else { value };
+    let value = if value.viewed || rank.samples > 1 { copied(torch, "contiguous", &value) } else { value };
     drop((query, key));
     let context = core(rank, torch, [&inputs[0], &inputs[1], &value], kernel);
     drop((inputs, value));
-    let context = if rank.samples > 1 { copied(torch, "contiguous", &context) } else { context };
-    linear(rank, torch, &context, &weights[2], Split::Row)
+    if rank.samples > 1 { copied(torch, "contiguous", &context) } else { context }
 }
 
 /// Apex's fused norm: it keeps its input and the inverse deviation.
 pub(super) fn norm(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, weight: &Tensor) -> Tensor {
     let rows = x.elements() / x.shape.last().max(1);
-    let output = rank.matrix(torch, "rmsnorm", rows, x.shape.last());
+    let output = rank.matrix(torch, Norm::Rms.name(), rows, x.shape.last());
     let scale = torch.fresh("rsigma", Shape::from([rows]), DType::F32);
     if !torch.records(&[x]) {
         return output;
@@ -77,7 +122,7 @@ pub(super) fn norm(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, weight: &Tens
     let (shape, dtype) = (weight.shape, weight.dtype);
     torch.attach(output, &[x, weight], move |torch, gradient| {
         let held = saved.map(|saved| saved.get(torch));
-        let result = norm_backward(torch, &held[0]);
+        let result = Norm::Rms.backward(torch, &held[0]);
         let own = torch.fresh("rmsnorm backward", shape, dtype);
         drop((held, gradient));
         smallvec![Some(result), Some(own)]
@@ -127,12 +172,7 @@ fn linear(rank: &Rc<Rank>, torch: &mut Torch, x: &Tensor, weight: &Tensor, split
 /// Each group's heads, as often as there are queries for them.
 fn repeat(torch: &mut Torch, x: &Tensor, width: u64) -> Tensor {
     let output = torch.fresh("repeat_kv", Shape::from([x.shape.size(0), width]), x.dtype);
-    let (shape, dtype) = (x.shape, x.dtype);
-    torch.attach(output, &[x], move |torch, gradient| {
-        let result = torch.fresh("sum", shape, dtype);
-        drop(gradient);
-        smallvec![Some(result)]
-    })
+    fresh_back(torch, output, x, "sum", None)
 }
 
 /// `apply_rotary_pos_emb` in plain operations: only the tables are kept, the rest are temporaries.

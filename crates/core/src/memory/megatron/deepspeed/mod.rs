@@ -8,7 +8,7 @@ mod layer;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use super::architecture::{Architecture, FeedForward};
+use super::architecture::{Architecture, Layer, Op};
 use super::chunks::{self, Chunk, Turn};
 use super::rank::Rank;
 use super::{batch, ends, mean, stage_chunks, weights};
@@ -41,6 +41,7 @@ pub(super) fn simulate(
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, run.zero.trained());
     run.zero.prepare(&mut torch, &mut optimizer, plan.optimizer);
     torch.log.borrow_mut().events.push(Event::EmptyCache);
+    // In-flight micro-batches settle after the warm-up of at most a pipeline's length.
     let most = 3 * mesh.pp;
     let micro_batches = u64::from(plan.gradient_accumulation.max(1)).min(most.max(2));
     let turns = chunks::schedule(stage, mesh.pp, 1, micro_batches);
@@ -82,8 +83,8 @@ struct Run {
 /// A stage's parameters, in the order of its modules.
 struct Parameters {
     embedding: Option<Tensor>,
-    /// Norm, projection of queries, keys and values, output projection, norm, and the two products of the feed-forward.
-    layers: Vec<[Tensor; 6]>,
+    /// Those of every layer, in the order in which its operations use them.
+    layers: Vec<Vec<Tensor>>,
     norm: Option<Tensor>,
     head: Option<Tensor>,
 }
@@ -96,6 +97,11 @@ struct Waiting {
     _kept: Option<Tensor>,
 }
 
+/// What a layer runs, in order.
+fn operations(layer: &Layer) -> impl Iterator<Item = &Op> {
+    layer.branches.iter().flat_map(|branch| &branch.0)
+}
+
 /// Shapes of a stage's parameters.
 fn shapes(architecture: &Architecture, chunk: &Chunk, mesh: &Mesh, options: &Megatron) -> Vec<Shape> {
     let (tp, hidden) = (mesh.tp.max(1), architecture.hidden);
@@ -104,17 +110,11 @@ fn shapes(architecture: &Architecture, chunk: &Chunk, mesh: &Mesh, options: &Meg
     if chunk.first {
         list.push(table);
     }
-    for own in &architecture.layers[chunk.layers.clone()] {
-        let norm = Shape::from([hidden]);
-        let matrices: Vec<Shape> = weights::of_layer(own, hidden, mesh)
-            .iter()
-            .filter(|weight| weight.matrix[0] > 1)
-            .map(|weight| Shape::from(weight.matrix))
-            .collect();
-        // The output projection comes first in Megatron-Core's list.
-        if let [output, mixed, up, down] = matrices[..] {
-            list.extend([norm, mixed, output, norm, up, down]);
-        }
+    for op in architecture.layers[chunk.layers.clone()].iter().flat_map(operations) {
+        list.extend(weights::of_operation(op, hidden, mesh).iter().map(|weight| match weight.matrix {
+            [1, elements] => Shape::from([elements]),
+            matrix => Shape::from(matrix),
+        }));
     }
     if chunk.last {
         list.push(Shape::from([hidden]));
@@ -126,13 +126,13 @@ fn shapes(architecture: &Architecture, chunk: &Chunk, mesh: &Mesh, options: &Meg
 }
 
 impl Parameters {
-    fn of(list: Vec<Tensor>, chunk: &Chunk) -> Self {
+    fn of(list: Vec<Tensor>, architecture: &Architecture, chunk: &Chunk, mesh: &Mesh) -> Self {
         let mut list = list.into_iter();
         let embedding = if chunk.first { list.next() } else { None };
         let mut layers = Vec::new();
-        for _ in chunk.layers.clone() {
-            let six: Vec<Tensor> = list.by_ref().take(6).collect();
-            layers.extend(<[Tensor; 6]>::try_from(six).ok());
+        for layer in &architecture.layers[chunk.layers.clone()] {
+            let count = weights::of_layer(layer, architecture.hidden, mesh).len();
+            layers.push(list.by_ref().take(count).collect());
         }
         Self { embedding, layers, norm: list.next(), head: list.next() }
     }
@@ -159,7 +159,7 @@ impl Run {
         let (zero, parameters) = wrap_plain(torch, &shapes, (plan, deepspeed), mesh.dp_shard);
         let buffers = (mesh.pp - stage).max(2) as usize;
         Self {
-            parameters: Rc::new(Parameters::of(parameters, &chunk)),
+            parameters: Rc::new(Parameters::of(parameters, &architecture, &chunk, mesh)),
             rank,
             architecture: Rc::new(architecture),
             chunk,
@@ -247,7 +247,6 @@ impl Run {
                 for index in &list {
                     let own = &architecture.layers[*index];
                     torch.set_module(own.module);
-                    let FeedForward::Dense { .. } = own.feed_forward else { continue };
                     x = layer::run(&rank, torch, &x, (own, &parameters.layers[index - first]));
                 }
                 x
