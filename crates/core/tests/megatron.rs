@@ -1,7 +1,7 @@
 //! Megatron: published runs, laws of its axes, and refusals.
 
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::megatron::architecture::{Architecture, Branch, Column, Grouped, Makes, Norm, Op, Row};
 use vramcast_core::memory::megatron::{layouts, ranks};
