@@ -6,7 +6,7 @@
 
 import { byId, h } from './dom.js';
 import { isAsked } from './fields/field.js';
-import { fields, groups, wholeOf } from './fields/index.js';
+import { fields, groups } from './fields/index.js';
 import { defaults, engineOf, isHonoured, placed, rows } from './fields/settings.js';
 import { getAt, isObject, laid } from './paths.js';
 import { planOf, taskOf } from './state.js';
@@ -103,7 +103,10 @@ export class Form {
     for (const [id, row] of this.#rows) {
       const visible = this.#visible(row.field);
       row.wrapper.hidden = !visible;
-      if (!visible) this.#local.delete(id);
+      if (!visible) {
+        this.#local.delete(id);
+        continue;
+      }
       const typing = document.activeElement === row.control && row.control.type === 'number';
       const asked = row.field.get || isAsked(row.field, planOf(job), this.#runner);
       row.wrapper.classList.toggle('default', !asked);
@@ -116,8 +119,7 @@ export class Form {
   /** @param {Field} field */
   #visible(field) {
     if (field.kind !== this.store.job.kind || !isHonoured(field.row, this.#runner)) return false;
-    const whole = wholeOf(field);
-    return whole === undefined || isObject(getAt(this.#whole, this.#at(whole)));
+    return field.whole === undefined || isObject(getAt(this.#whole, this.#at(field.whole)));
   }
 
   /** @param {Row} row */

@@ -72,7 +72,9 @@ export class Results {
             h(
               'span',
               {},
-              own.fits ? ` fits ${own.gpu} (${gib(own.memory)} GiB)` : ` does not fit ${own.gpu} (${gib(own.memory)} GiB)`,
+              own.fits
+                ? ` fits ${own.gpu} (${gib(own.memory)} GiB)`
+                : ` does not fit ${own.gpu} (${gib(own.memory)} GiB)`,
               h('span', { class: 'left' }, ` ${percent(totals.process, own.memory)} full, ${left}`),
             ),
           ),

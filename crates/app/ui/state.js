@@ -11,7 +11,7 @@ export function freshJob() {
     model: 'meta-llama/Meta-Llama-3-8B',
     config: null,
     train: {},
-    infer: { batch: { batch_size: 1, seq_len: 1024 }, new_tokens: 128 },
+    infer: {},
     engine: 'hf',
     engineOptions: {},
     framework: '',
@@ -47,9 +47,7 @@ export function requestOf(job) {
   const body = job.config ? { config: job.config } : { model: job.model };
   if (job.gpu) body.gpu = job.gpu;
   if (job.kind === 'train' && job.framework) body.framework = job.framework;
-  return isServed(job)
-    ? { ...body, engine: job.engine, engine_options: planOf(job) }
-    : { ...body, plan: planOf(job) };
+  return isServed(job) ? { ...body, engine: job.engine, engine_options: planOf(job) } : { ...body, plan: planOf(job) };
 }
 
 export class Store {

@@ -120,7 +120,8 @@ export async function readFragment(fragment) {
   }
   job.engine = given.get('engine') ?? job.engine;
   job.framework = given.get('framework') ?? '';
-  let plan = isServed(job) ? job.infer : {};
+  /** @type {import('./types.js').Plan} */
+  let plan = {};
   for (const [key, value] of entries) {
     if (key.startsWith('option.')) job.engineOptions = { ...job.engineOptions, [key.slice(7)]: unword(value) };
     else if (!OWN.has(key)) plan = withAt(plan, OLD[key] ?? key, unword(value));

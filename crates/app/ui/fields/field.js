@@ -39,6 +39,7 @@ import { defaults, placed, rows } from './settings.js';
  * @property {boolean} more  shown only after "more"
  * @property {(job: Job, value: any, at: Places) => Job} set
  * @property {(job: Job) => any} [get]  where the value is none of the plan's
+ * @property {string | undefined} whole  the place that must be there for it to be a part of
  * @property {string} [unit]
  * @property {string} [help]
  * @property {number} [min]
@@ -76,7 +77,8 @@ const pairs = (path) => [
       .filter(([key, one]) => !isRow(`${path}.${key}`) && one !== null)
       .map(([key, one]) => `${key}=${typeof one === 'string' ? one : JSON.stringify(one)}`)
       .join(', '),
-  (text) => Object.fromEntries(list(text).map((pair) => [pair.split('=')[0], json(pair.split('=').slice(1).join('='))])),
+  (text) =>
+    Object.fromEntries(list(text).map((pair) => [pair.split('=')[0], json(pair.split('=').slice(1).join('='))])),
 ];
 
 /** What plans hold in another form than people write it: to text, and from it. @type {Record<string, [(value: any) => any, (text: any) => any]>} */
@@ -162,13 +164,20 @@ function worded(row, task) {
     put: (plan, value, at, whole) => {
       const word = words.find((one) => one.value === String(value));
       const before = current(plan, at)?.sets ?? [];
-      const gone = word ? before : [...before, .../** @type {[string, unknown][]} */ (isSwitch ? [] : [[row.path, null]])];
+      const gone = word
+        ? before
+        : [...before, .../** @type {[string, unknown][]} */ (isSwitch ? [] : [[row.path, null]])];
       const kept = new Set(word?.sets.map(([path]) => path));
       let changed = gone.reduce((left, [path]) => (kept.has(path) ? left : withAt(left, at(path), undefined)), plan);
-      const tree = (word?.sets ?? []).reduce((tree, [path, one]) => withAt(tree, at(path), one), /** @type {Plan} */ ({}));
+      const tree = (word?.sets ?? []).reduce(
+        (tree, [path, one]) => withAt(tree, at(path), one),
+        /** @type {Plan} */ ({}),
+      );
       changed = laid(changed, tree);
       if (whole) return changed;
-      const usual = (word?.sets ?? []).filter(([path, one]) => same(getAt(defaults[task], path), one) && !isObject(one));
+      const usual = (word?.sets ?? []).filter(
+        ([path, one]) => same(getAt(defaults[task], path), one) && !isObject(one),
+      );
       return usual.reduce((left, [path]) => withAt(left, at(path), undefined), changed);
     },
   };
@@ -187,6 +196,7 @@ export function field(row, task, rest) {
     row,
     kind: task === 'train' ? 'train' : 'infer',
     more: false,
+    whole: undefined,
     options: row.default === null || row.default === undefined ? [{ value: '', label: none }, ...words] : words,
     set: (job, value, at) => withPlan(job, codec.put(planOf(job), value, at, Boolean(job.framework))),
     ...rest,

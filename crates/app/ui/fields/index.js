@@ -35,7 +35,7 @@ const SHOWN = {
     ['cache_type_v', 'Values'],
   ],
   batch: [
-    ['batch.batch_size', 'Batch size', { unit: 'samples per card', min: 1 }],
+    ['batch.batch_size', 'Batch size', { unit: 'at once on a card', min: 1 }],
     ['batch.seq_len', 'Sequence length', { unit: 'tokens', min: 1 }],
     ['new_tokens', 'New tokens', { unit: 'tokens; 0: one forward pass' }],
     ['gradient_accumulation', 'Accumulation', { unit: 'micro-batches per step', min: 1 }],
@@ -104,18 +104,29 @@ const SPECIAL = {
     type: 'choice',
     options: [],
     get: (job) => job.gpu || getAt(planOf(job), 'gpu.name'),
-    set: (job, name) => ({ ...job, train: withAt(job.train, 'gpu', undefined), infer: withAt(job.infer, 'gpu', undefined), gpu: name }),
+    set: (job, name) => ({
+      ...job,
+      train: withAt(job.train, 'gpu', undefined),
+      infer: withAt(job.infer, 'gpu', undefined),
+      gpu: name,
+    }),
   },
   engine: {
     resets: true,
     get: (job) => job.engine,
     // Options that another engine has too are kept.
-    set: (job, name) => ({ ...job, engine: name || 'hf', engineOptions: honoured(job.engineOptions, 'serve', name || 'hf') }),
+    set: (job, name) => ({
+      ...job,
+      engine: name || 'hf',
+      engineOptions: honoured(job.engineOptions, 'serve', name || 'hf'),
+    }),
   },
   'parallel.engine': {
     resets: true,
     set: (job, name) => {
-      const sets = rows.find((row) => row.path === 'parallel.engine')?.kind.words?.find((word) => word.value === name)?.sets;
+      const sets = rows
+        .find((row) => row.path === 'parallel.engine')
+        ?.kind.words?.find((word) => word.value === name)?.sets;
       const plain = withAt(job.train, sets ? 'parallel.engine' : 'parallel', undefined);
       const train = laid(honoured(plain, 'train', sets ? engineOf(sets) : 'one'), sets ?? {});
       const counted = !sets || ['gpus', 'dp', 'mesh'].some((key) => getAt(train, `parallel.${key}`) !== undefined);
@@ -127,7 +138,7 @@ const SPECIAL = {
 /** A flag in words. @param {Setting} row */
 const called = (row) => {
   const words = (row.flag || (row.path.split('.').at(-1) ?? '')).replaceAll(/[-_]/g, ' ');
-  const short = words.replaceAll(/\b(sdpa|kv|moe|swa|fsdp|[cgt]pu|[cdpt]p|etp|vpp|mtp)\b/g, (word) => word.toUpperCase());
+  const short = words.replaceAll(/\b(sdpa|kv|swa|fsdp|[cgt]pu|[cdpt]p|etp|vpp|mtp)\b/g, (word) => word.toUpperCase());
   return short.charAt(0).toUpperCase() + short.slice(1);
 };
 
@@ -142,11 +153,17 @@ function isShorthand(row, at) {
   });
 }
 
+/** Settings of which others are parts. */
+const wholes = rows.filter((row) => row.kind.words?.some((word) => word.sets)).map((row) => row.path);
+
 /** @param {Setting} row @param {Task} task @returns {Field} */
 function made(row, task) {
   const inGroup = (/** @type {Shown[]} */ list) => list.find(([path]) => path === row.path);
   const usual = GROUPS[row.topic] ?? 'parallel';
-  const at = SHOWN[usual] && inGroup(SHOWN[usual]) ? usual : Object.keys(SHOWN).find((name) => name !== 'serving' && inGroup(SHOWN[name] ?? []));
+  const at =
+    SHOWN[usual] && inGroup(SHOWN[usual])
+      ? usual
+      : Object.keys(SHOWN).find((name) => name !== 'serving' && inGroup(SHOWN[name] ?? []));
   const [, label, rest] = (at && inGroup(SHOWN[at] ?? [])) || [];
   const name = row.path.replace('.*', '').replaceAll(/[._]/g, '-');
   const own = task === 'serve' ? `infer-option-${name}` : `${task === 'train' ? 'train' : 'infer'}-${name}`;
@@ -155,6 +172,7 @@ function made(row, task) {
     group: at ?? usual,
     label: label ?? called(row),
     more: !at,
+    whole: wholes.find((path) => row.path.startsWith(`${path}.`)),
     ...(at ? {} : { help: row.help }),
     ...rest,
     ...(task === 'infer' && row.path === 'batch.seq_len' ? { label: 'Prompt' } : {}),
@@ -178,13 +196,6 @@ const rank = (one) => {
   return at < 0 ? fields.length : at;
 };
 fields.sort((a, b) => rank(a) - rank(b));
-
-/** A field of which others are parts: they are shown where it is there. @param {Field} one */
-export function wholeOf(one) {
-  return rows.find(
-    (row) => row.kind.words?.some((word) => word.sets) && one.row.path.startsWith(`${row.path}.`),
-  )?.path;
-}
 
 /**
  * @typedef {object} Group

@@ -4,7 +4,7 @@
  * a form.
  */
 
-import { get } from '../api.js';
+import { get, list } from '../api.js';
 import { byId } from '../dom.js';
 import { getAt, isObject, leaves, withAt } from '../paths.js';
 
@@ -12,7 +12,7 @@ import { getAt, isObject, leaves, withAt } from '../paths.js';
 /** @typedef {import('../types.js').Setting} Setting */
 /** @typedef {'train' | 'infer' | 'serve'} Task  a plan of training, of `generate`, or options of a serving engine */
 
-const { settings } = await get('/settings').catch((error) => {
+const [{ settings }, engines] = await Promise.all([get('/settings'), list('engines')]).catch((error) => {
   byId('plan-problem').textContent = `The server’s settings cannot be read: ${error.message}`;
   throw error;
 });
@@ -27,6 +27,17 @@ const numbered = (row) =>
       return { ...row, path, flag: '', kind: { type: 'whole' }, default: getAt(row.default, key) };
     });
 
+/** Engines with what the list of engines says of them. @param {Setting} row @returns {Setting} */
+const explained = (row) => {
+  if (row.flag !== 'engine') return row;
+  const how = (/** @type {string} */ name) => engines.find((one) => one['engine'] === name)?.['how'] ?? '';
+  const words = row.kind.words?.map((word) => {
+    const help = how(word.sets ? engineOf(word.sets) : word.value).replace('simulated: ', '');
+    return { ...word, help };
+  });
+  return { ...row, kind: { ...row.kind, words: words ?? [] } };
+};
+
 /** Every setting; those of serving engines by the names of their flags. @type {Setting[]} */
 export const rows = /** @type {Setting[]} */ (settings)
   .map((row) =>
@@ -34,7 +45,7 @@ export const rows = /** @type {Setting[]} */ (settings)
       ? { ...row, place: row.path, path: row.flag.replaceAll('-', '_') }
       : row,
   )
-  .flatMap((row) => [row, ...numbered(row)]);
+  .flatMap((row) => [explained(row), ...numbered(row)]);
 
 /** Who honours a setting that every one of a kind has. @param {string} path */
 const all = (path) => rows.find((row) => row.path === path)?.engines ?? [];
