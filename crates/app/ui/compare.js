@@ -135,6 +135,7 @@ function differences(jobA, a, jobB, b) {
   /** @type {[string, unknown, unknown][]} */
   const all = [
     ['workload', jobA.kind, jobB.kind],
+    ['engine', jobA.kind === 'infer' && jobA.engine, jobB.kind === 'infer' && jobB.engine],
     ['model', a.model.name, b.model.name],
     ['card', getAt(settledPlan(a), 'gpu.name'), getAt(settledPlan(b), 'gpu.name')],
     ...[...asked].map(

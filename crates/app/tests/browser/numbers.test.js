@@ -123,6 +123,9 @@ test('generation and serving engines', async () => {
   const served = JSON.parse(await vramcast('infer', 'gpt2', '--gpu', 'A30', '--engine', 'vllm', '--json'));
   const tokens = (await page.locator('#headline .big').innerText()).replace(/\D/g, '');
   assert.equal(Number(tokens), served.budgets[0].cache_tokens);
+  await answered(page, () => page.locator('#infer-option-context').fill('512'));
+  const flags = ['infer', 'gpt2', '--gpu', 'A30', '--engine', 'vllm', '--context', '512'];
+  assert.deepEqual(await totals(page), await printedTotals(...flags));
   await answered(page, () => page.locator('#infer-engine').selectOption('all'));
   assert.equal(await page.locator('.engine').count(), 6);
   quiet(complaints);

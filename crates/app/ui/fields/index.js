@@ -4,7 +4,7 @@
 import { getAt, laid, withAt } from '../paths.js';
 import { planOf } from '../state.js';
 import { field } from './field.js';
-import { engineOf, honoured, rows, tasksOf } from './settings.js';
+import { engineOf, honoured, isHonoured, rows, tasksOf } from './settings.js';
 
 /** @typedef {import('./field.js').Field} Field */
 /** @typedef {import('../types.js').Job} Job */
@@ -114,12 +114,12 @@ const SPECIAL = {
   engine: {
     resets: true,
     get: (job) => job.engine,
-    // Options that another engine has too are kept.
-    set: (job, name) => ({
-      ...job,
-      engine: name || 'hf',
-      engineOptions: honoured(job.engineOptions, 'serve', name || 'hf'),
-    }),
+    // Options that the other engine has too are kept, but for words of its own.
+    set: (job, name) => {
+      const known = rows.filter((row) => row.place && row.kind.type !== 'text' && isHonoured(row, name));
+      const kept = Object.entries(job.engineOptions).filter(([key]) => known.some((row) => row.path === key));
+      return { ...job, engine: name, engineOptions: Object.fromEntries(kept) };
+    },
   },
   'parallel.engine': {
     resets: true,
@@ -128,7 +128,7 @@ const SPECIAL = {
         .find((row) => row.path === 'parallel.engine')
         ?.kind.words?.find((word) => word.value === name)?.sets;
       const plain = withAt(job.train, sets ? 'parallel.engine' : 'parallel', undefined);
-      const train = laid(honoured(plain, 'train', sets ? engineOf(sets) : 'one'), sets ?? {});
+      const train = laid(honoured(plain, sets ? engineOf(sets) : 'one'), sets ?? {});
       const counted = !sets || ['gpus', 'dp', 'mesh'].some((key) => getAt(train, `parallel.${key}`) !== undefined);
       return { ...job, train: counted ? train : withAt(train, 'parallel.gpus', 8) };
     },

@@ -35,7 +35,8 @@ const explained = (row) => {
     const help = how(word.sets ? engineOf(word.sets) : word.value).replace('simulated: ', '');
     return { ...word, help };
   });
-  return { ...row, kind: { ...row.kind, words: words ?? [] } };
+  // Somebody always serves; on one card nobody spreads.
+  return { ...row, kind: { ...row.kind, words: words ?? [] }, default: row.path === 'engine' ? 'hf' : null };
 };
 
 /** Every setting; those of serving engines by the names of their flags. @type {Setting[]} */
@@ -92,9 +93,9 @@ export function isHonoured(row, runner) {
   return names.filter((name) => row.engines.includes(name)).length >= least;
 }
 
-/** A plan without what another engine does not honour. @param {Plan} plan @param {Task} task @param {string} runner */
-export function honoured(plan, task, runner) {
-  const own = rows.filter((row) => tasksOf(row).includes(task));
+/** A training plan without what an engine does not honour. @param {Plan} plan @param {string} runner */
+export function honoured(plan, runner) {
+  const own = rows.filter((row) => tasksOf(row).includes('train'));
   const known = new Set(own.filter((row) => isHonoured(row, runner)).map((row) => row.path));
   return own.reduce((left, { path }) => (known.has(path) ? left : withAt(left, path, undefined)), plan);
 }
