@@ -7,11 +7,11 @@ const BASE = '/api/v1';
 
 /** An answer that is not the one asked for. */
 export class Refusal extends Error {
-  /** @param {number} status @param {Problem} problem */
-  constructor(status, problem) {
-    super(problem.message);
+  /** @param {number} status @param {[Problem, ...Problem[]]} problems */
+  constructor(status, problems) {
+    super(problems[0].message);
     this.status = status;
-    this.problem = problem;
+    this.problems = problems;
   }
 }
 
@@ -32,7 +32,7 @@ async function call(path, options) {
   }
   if (response.ok && document !== null) return document;
   const message = document?.detail ?? document?.title ?? `the server answered ${response.status}`;
-  throw new Refusal(response.status, { field: document?.field, message, hint: document?.hint });
+  throw new Refusal(response.status, document?.faults ?? [{ field: document?.field, message, hint: document?.hint }]);
 }
 
 /** @param {string} path @param {unknown} body @param {AbortSignal} [signal] */

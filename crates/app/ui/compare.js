@@ -5,6 +5,7 @@ import { stackedBar } from './charts/bar.js';
 import { byId, h, refill } from './dom.js';
 import { gib, shown, signedGib } from './format.js';
 import { getAt, leaves } from './paths.js';
+import { settledPlan } from './results.js';
 import { planOf } from './state.js';
 import { number, table } from './tables.js';
 
@@ -130,12 +131,13 @@ function differences(jobA, a, jobB, b) {
   // What was asked for in either; where one asks for nothing, what its answer took.
   const asked = new Set([...leaves(planOf(jobA)), ...leaves(planOf(jobB))].map(([path]) => path));
   const value = (/** @type {Job} */ job, /** @type {Report} */ report, /** @type {string} */ path) =>
-    getAt(planOf(job), path) ?? getAt(report.plan[job.kind], path);
+    getAt(planOf(job), path) ?? getAt(settledPlan(report), path);
   /** @type {[string, unknown, unknown][]} */
   const all = [
     ['workload', jobA.kind, jobB.kind],
+    ['engine', jobA.kind === 'infer' && jobA.engine, jobB.kind === 'infer' && jobB.engine],
     ['model', a.model.name, b.model.name],
-    ['card', getAt(a.plan[jobA.kind], 'gpu.name'), getAt(b.plan[jobB.kind], 'gpu.name')],
+    ['card', getAt(settledPlan(a), 'gpu.name'), getAt(settledPlan(b), 'gpu.name')],
     ...[...asked].map(
       (path) => /** @type {[string, unknown, unknown]} */ ([path, value(jobA, a, path), value(jobB, b, path)]),
     ),

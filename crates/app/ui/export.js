@@ -4,7 +4,7 @@
 import { post } from './api.js';
 import { byId, h, typed } from './dom.js';
 import { copy, toast } from './notice.js';
-import { isServed, requestOf } from './state.js';
+import { requestOf } from './state.js';
 
 /** @typedef {import('./state.js').Store} Store */
 /** @typedef {{ name: string, media_type: string, text: string }} Written */
@@ -55,7 +55,6 @@ export class Exporter {
         text: `${JSON.stringify(this.answer(), null, 2)}\n`,
       };
     }
-    if (isServed(this.store.job)) return served(this.store.job, form);
     return post('/plan/write', { ...requestOf(this.store.job), kind: this.store.job.kind, form });
   }
 
@@ -86,22 +85,6 @@ export class Exporter {
       toast(error instanceof Error ? error.message : String(error));
     }
   }
-}
-
-/** Serving engines have flags, and no plan files. @param {import('./types.js').Job} job @param {string} form @returns {Written} */
-function served(job, form) {
-  if (form !== 'command') throw new Error('A serving engine has no plan file: take its result, or the command line');
-  const quoted = (/** @type {string} */ word) =>
-    /^[\w./@:-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
-  const flags = Object.entries(job.engineOptions).map(
-    ([key, value]) => ` --${key.replaceAll('_', '-')}${value === true ? '' : ` ${quoted(String(value))}`}`,
-  );
-  const model = job.config ? 'config.json' : quoted(job.model);
-  return {
-    name: 'plan.sh',
-    media_type: 'text/x-shellscript',
-    text: `vramcast infer ${model} --engine ${job.engine}${flags.join('')} --gpu ${quoted(job.gpu)}\n`,
-  };
 }
 
 /** @param {Written} written */

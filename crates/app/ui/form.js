@@ -5,11 +5,16 @@
  */
 
 import { byId, h } from './dom.js';
+import { isAsked } from './fields/field.js';
 import { fields, groups } from './fields/index.js';
+import { defaults, engineOf, isHonoured, placed, rows } from './fields/settings.js';
+import { getAt, isObject, laid } from './paths.js';
+import { planOf, taskOf } from './state.js';
 
 /** @typedef {import('./types.js').Job} Job */
 /** @typedef {import('./types.js').Plan} Plan */
 /** @typedef {import('./types.js').Problem} Problem */
+/** @typedef {import('./types.js').Report} Report */
 /** @typedef {import('./fields/field.js').Field} Field */
 /** @typedef {import('./state.js').Store} Store */
 /** @typedef {{ field: Field, wrapper: HTMLElement, control: HTMLInputElement | HTMLSelectElement, problem: HTMLElement }} Row */
@@ -26,8 +31,11 @@ export class Form {
   #rows = new Map();
   /** Problems that need no server to be seen. @type {Map<string, string>} */
   #local = new Map();
-  /** @type {Plan | null} */
-  #resolved = null;
+  /** What the answer says whole plans are. @type {Partial<Record<'train' | 'infer' | 'serve', Plan>>} */
+  #resolved = {};
+  /** The plan with all that nobody asked for. @type {Plan} */
+  #whole = {};
+  #runner = 'one';
 
   /** @param {Store} store @param {() => void} onInvalid  told when a value cannot be asked about */
   constructor(store, onInvalid) {
@@ -50,9 +58,18 @@ export class Form {
     return this.#local.size === 0;
   }
 
-  /** What the answer says the whole plan is. @param {Plan | null} plan */
-  setResolved(plan) {
-    this.#resolved = plan;
+  /** What the answer says the whole plan is. @param {Report | null} report */
+  setResolved(report) {
+    this.#resolved = { ...report?.plan };
+    const { train, serve } = this.#resolved;
+    if (train?.['parallel'] && report?.job) {
+      // Counts of cards are what axes are made from; a plan has only those.
+      const { dp_shard: shard, dp_replicate: copies } = train['parallel'].mesh;
+      const gpus = report.job.cards / (getAt(this.store.job.train, 'parallel.nodes') ?? 1);
+      this.#resolved.train = laid(train, { parallel: { gpus, dp: shard > 1 ? shard : copies } });
+    }
+    const named = rows.filter((row) => row.place).map((row) => [row.path, serve?.[row.place ?? '']]);
+    if (serve) this.#resolved.serve = Object.fromEntries(named);
     this.sync();
   }
 
@@ -64,18 +81,21 @@ export class Form {
     this.sync();
   }
 
-  /** The value in force. @param {Field} field @param {Job} [job] */
-  #effective(field, job = this.store.job) {
-    const own = field.get(job);
-    if (own !== undefined && own !== null) return own;
-    const resolved = this.#resolved ? field.get({ ...job, [job.kind]: this.#resolved }) : undefined;
-    return resolved ?? field.fallback;
+  /** @param {string} path */
+  #at = (path) => placed(path, this.#runner);
+
+  /** The value in force. @param {Field} field */
+  #effective(field) {
+    const { job } = this.store;
+    return (field.get ? field.get(job) : field.of(field.asked ? planOf(job) : this.#whole, this.#at)) ?? '';
   }
 
   /** Shows the job: values, which fields there are, and the lines of closed groups. @param {boolean} [all] also where someone types */
   sync(all = false) {
     const { job } = this.store;
     if (all) this.#local.clear();
+    this.#whole = laid(this.#resolved[taskOf(job)] ?? defaults[taskOf(job)], planOf(job));
+    this.#runner = job.kind === 'train' ? engineOf(this.#whole) : job.engine;
     for (const radio of document.querySelectorAll('#kinds input')) {
       const input = /** @type {HTMLInputElement} */ (radio);
       input.checked = input.value === job.kind;
@@ -83,9 +103,13 @@ export class Form {
     for (const [id, row] of this.#rows) {
       const visible = this.#visible(row.field);
       row.wrapper.hidden = !visible;
-      if (!visible) this.#local.delete(id);
+      if (!visible) {
+        this.#local.delete(id);
+        continue;
+      }
       const typing = document.activeElement === row.control && row.control.type === 'number';
-      row.wrapper.classList.toggle('default', row.field.get(job) === undefined);
+      const asked = row.field.get || isAsked(row.field, planOf(job), this.#runner);
+      row.wrapper.classList.toggle('default', !asked);
       if (this.#local.has(id) || (typing && !all)) continue;
       this.#show(row);
     }
@@ -94,7 +118,8 @@ export class Form {
 
   /** @param {Field} field */
   #visible(field) {
-    return field.kind === this.store.job.kind && (field.when?.(this.store.job) ?? true);
+    if (field.kind !== this.store.job.kind || !isHonoured(field.row, this.#runner)) return false;
+    return field.whole === undefined || isObject(getAt(this.#whole, this.#at(field.whole)));
   }
 
   /** @param {Row} row */
@@ -157,7 +182,7 @@ export class Form {
     let length = -1;
     for (const row of this.#rows.values()) {
       if (row.wrapper.hidden) continue;
-      for (const point of row.field.points) {
+      for (const point of this.#points(row.field)) {
         const near =
           pointer === point ||
           pointer.startsWith(`${point}/`) ||
@@ -167,6 +192,12 @@ export class Form {
       }
     }
     return best;
+  }
+
+  /** Pointers of problems that belong to a field: its places, and its flag. @param {Field} field */
+  #points({ row, places }) {
+    const names = [...places.map(this.#at), row.flag, row.place ?? ''].filter(Boolean);
+    return names.flatMap((name) => ['', '/plan', '/engine_options'].map((of) => `${of}/${name.replaceAll('.', '/')}`));
   }
 
   /** @param {string} id @param {string} title */
@@ -196,7 +227,7 @@ export class Form {
     const common = { id: field.id, name: field.id, 'aria-describedby': `${helped}${field.id}-problem` };
     const control =
       field.type === 'choice'
-        ? h('select', common, ...optionNodes(field.options ?? []))
+        ? h('select', common, ...optionNodes(field.options))
         : h('input', { ...common, ...inputType(field) });
     const problem = h('p', { class: 'problem', id: `${field.id}-problem`, role: 'alert' });
     const label = h(
@@ -226,21 +257,19 @@ export class Form {
   #edited(row) {
     const { field, control } = row;
     const value = read(field, control);
-    const wrong =
-      value instanceof Error
-        ? value.message
-        : value === undefined
-          ? null
-          : (field.check?.(value, this.store.job) ?? null);
-    if (wrong !== null) {
-      this.#local.set(field.id, wrong);
+    if (value instanceof Error) {
+      this.#local.set(field.id, value.message);
       this.setProblems([]);
       this.onInvalid();
       return;
     }
     this.#local.delete(field.id);
-    const changed = field.set(this.store.job, value);
-    this.store.update(changed);
+    // Until the answer comes, what it will say is what was chosen.
+    const task = taskOf(this.store.job);
+    const resolved = this.#resolved[task];
+    if (field.resets) this.#resolved = {};
+    else if (resolved && !field.get) this.#resolved[task] = field.put(resolved, value, this.#at, true);
+    this.store.update(field.set(this.store.job, value, this.#at));
   }
 }
 
@@ -252,12 +281,13 @@ export function sentence(problem) {
 /** @param {Field} field */
 function inputType(field) {
   if (field.type === 'check') return { type: 'checkbox' };
-  if (field.type === 'text') return { type: 'text', spellcheck: 'false' };
+  const placeholder = field.row.default === null ? field.row.from.replace(/^off unless.*/, 'none') : null;
+  if (field.type === 'text') return { type: 'text', spellcheck: 'false', placeholder };
   return {
     type: 'number',
+    placeholder,
     inputmode: field.type === 'int' ? 'numeric' : 'decimal',
-    min: field.min,
-    max: field.max,
+    min: field.min ?? 0,
     step: field.type === 'int' ? 1 : 'any',
   };
 }
@@ -270,8 +300,7 @@ function read(field, control) {
   if (control.value.trim() === '') return undefined;
   const number = Number(control.value);
   if (field.type === 'int' && !Number.isSafeInteger(number)) return new Error('A whole number is needed');
-  if (field.min !== undefined && number < field.min) return new Error(`At least ${field.min}`);
-  if (field.max !== undefined && number > field.max) return new Error(`At most ${field.max}`);
+  if (number < (field.min ?? 0)) return new Error(`At least ${field.min ?? 0}`);
   return number;
 }
 

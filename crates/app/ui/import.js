@@ -1,12 +1,13 @@
 // @ts-check
 /** Plans and configs from outside: files, dropped or chosen, and pasted text. */
 
-import { post } from './api.js';
+import { Refusal, post } from './api.js';
 import { byId, typed } from './dom.js';
+import { rows } from './fields/settings.js';
 import { sentence } from './form.js';
 import { toast } from './notice.js';
 import { isObject } from './paths.js';
-import { freshJob } from './state.js';
+import { freshJob, isServed, planOf, withPlan } from './state.js';
 
 /** @typedef {import('./types.js').Job} Job */
 /** @typedef {import('./types.js').Plan} Plan */
@@ -117,33 +118,27 @@ export class Importer {
       toast(['Plan imported', ...(read.notes ?? [])].join(' · '));
       return '';
     } catch (error) {
-      const problem = error instanceof Error && 'problem' in error ? /** @type {any} */ (error).problem : null;
-      return problem ? sentence(problem) : String(error);
+      return error instanceof Refusal ? error.problems.map(sentence).join(' ') : String(error);
     }
   }
 }
 
-/** The job that a plan file describes. @param {Job} before @param {{ kind?: string, model?: string, config?: Plan, plan: Plan }} read @returns {Job} */
+/** The job that a plan file describes. @param {Job} before @param {{ kind: 'train' | 'infer', model?: string, framework?: string, plan: Plan }} read @returns {Job} */
 function imported(before, read) {
-  const { gpu: own, ...plan } = read.plan;
+  const { gpu: own, engine = 'hf', ...plan } = read.plan;
   const gpu = typeof own === 'string' ? { name: own } : own;
-  const kind = read.kind === 'infer' ? 'infer' : 'train';
-  const job = {
-    ...freshJob(),
-    kind: /** @type {'train' | 'infer'} */ (kind),
-    model: before.model,
-    config: before.config,
-  };
-  if (read.model) Object.assign(job, { model: read.model, config: null });
-  if (read.config) Object.assign(job, { model: '', config: read.config });
-  job[job.kind] = plan;
+  const { model, config } = read.model ? { model: read.model, config: null } : before;
+  const job = { ...freshJob(), kind: read.kind, model, config, engine, framework: read.framework ?? '' };
+  // Options of serving engines go by their flags.
+  const flags = new Map(rows.map((row) => [row.place, row.path]));
+  const named = Object.entries(plan).map(([key, value]) => [flags.get(key) ?? key, value]);
+  const taken = withPlan(job, isServed(job) ? Object.fromEntries(named) : plan);
   // Known cards go by their name; a card of one's own stays in the plan.
   const known = [...document.querySelectorAll('#train-gpu option')].some(
     (option) => /** @type {HTMLOptionElement} */ (option).value === gpu?.name,
   );
-  if (gpu && known) job.gpu = gpu.name;
-  else if (gpu) Object.assign(job, { gpu: '', [job.kind]: { ...plan, gpu } });
-  return job;
+  if (!gpu || known) return { ...taken, gpu: gpu?.name ?? taken.gpu };
+  return { ...withPlan(taken, { ...planOf(taken), gpu }), gpu: '' };
 }
 
 /** A model's config, or why the text is none. @param {string} text @returns {Plan | string} */

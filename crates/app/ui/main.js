@@ -6,11 +6,11 @@ import { Asker } from './ask.js';
 import { Compare } from './compare.js';
 import { byId, h, refill } from './dom.js';
 import { Exporter } from './export.js';
+import { isHonoured, rows, servers, unlisted } from './fields/settings.js';
 import { Form, sentence } from './form.js';
 import { short, spaced } from './format.js';
 import { Importer } from './import.js';
 import { announce, copy, toast } from './notice.js';
-import { leaves } from './paths.js';
 import { Picker } from './picker.js';
 import { fillPresets } from './presets.js';
 import { Results, ownVerdict } from './results.js';
@@ -72,11 +72,27 @@ function setText(id, text) {
 
 /** @param {Job} job @param {AbortSignal} signal @returns {Promise<any>} */
 function estimate(job, signal) {
-  return post(
-    job.kind === 'train' ? '/train' : '/infer',
-    { ...requestOf(job), ...(isServed(job) ? {} : { gpus_all: true }) },
-    signal,
-  );
+  return post(job.kind === 'train' ? '/train' : '/infer', { ...requestOf(job), gpus_all: true }, signal);
+}
+
+/** What every serving engine says, each asked with the options it has. @param {Job} job @param {AbortSignal} signal */
+async function everyEngine(job, signal) {
+  const own = (/** @type {string} */ engine) =>
+    Object.entries(job.engineOptions).filter(([key]) =>
+      rows.some((row) => row.path === key && row.place && isHonoured(row, engine)),
+    );
+  /** @type {import('./serving.js').Served[]} */
+  const engines = [];
+  for (const engine of servers) {
+    try {
+      const asked = { ...job, engine, engineOptions: Object.fromEntries(own(engine)) };
+      engines.push({ engine, report: await estimate(asked, signal) });
+    } catch (error) {
+      if (!(error instanceof Refusal) || error.status !== 422) throw error;
+      engines.push({ engine, problem: error.problems.map(sentence).join(' ') });
+    }
+  }
+  return engines;
 }
 
 /** The question of every change. */
@@ -85,14 +101,14 @@ function ask() {
   const started = performance.now();
   void asker.ask(async (signal) => {
     try {
-      const document = await estimate(job, signal);
+      const document = await (job.kind === 'infer' && job.engine === 'all' ? everyEngine : estimate)(job, signal);
       signal.throwIfAborted();
       answer = document;
       show(job, document, started);
       await follow(job, signal);
     } catch (error) {
       signal.throwIfAborted();
-      await refused(error, job, signal);
+      refused(error);
     }
   });
 }
@@ -100,13 +116,9 @@ function ask() {
 /** @param {Job} job @param {any} document @param {number} started */
 function show(job, document, started) {
   stale('');
-  if (isServed(job)) {
-    results.showServed(job, document);
-    form.setResolved(null);
-  } else {
-    results.showReport(job, document);
-    form.setResolved(document.plan?.[job.kind] ?? null);
-  }
+  if (Array.isArray(document)) results.showEngines(job.gpu, document);
+  else results.showReport(job, document);
+  form.setResolved(results.report);
   showProblems([]);
   compare.show(results.report);
   byId('results').dataset['answeredIn'] = (performance.now() - started).toFixed(1);
@@ -128,11 +140,11 @@ async function optional(asked) {
 /** What is asked once the number stands: A again after a restore, help, formulas, facts of the model. @param {Job} job @param {AbortSignal} signal */
 async function follow(job, signal) {
   const { report } = results;
-  if (store.pinned && !compare.pinnedReport && !isServed(store.pinned)) {
+  if (store.pinned && !compare.pinnedReport) {
     compare.pinnedReport = await optional(estimate(store.pinned, signal));
     compare.show(results.report);
   }
-  const stuck = report && !ownVerdict(report, job).fits;
+  const stuck = report && !isServed(job) && !ownVerdict(report).fits;
   const help = stuck ? await optional(post('/suggest', { ...requestOf(job), kind: job.kind }, signal)) : null;
   showSuggestions(store, help?.suggestions ?? []);
   const formulas = report && job.kind === 'train' ? await optional(post('/compare', requestOf(job), signal)) : null;
@@ -158,8 +170,8 @@ async function inspect(job, signal) {
   ]);
 }
 
-/** @param {unknown} error @param {Job} job @param {AbortSignal} signal */
-async function refused(error, job, signal) {
+/** @param {unknown} error */
+function refused(error) {
   if (!(error instanceof Refusal)) {
     stale('The server cannot be reached; these numbers are of the last answer.');
     return;
@@ -169,48 +181,26 @@ async function refused(error, job, signal) {
   stale(
     busy
       ? `The server is busy (${error.message}); these numbers are of the last answer.`
-      : `${sentence(error.problem)}. The numbers below are of the last plan without a mistake.`,
+      : `${error.problems.map(sentence).join('; ')}. The numbers below are of the last plan without a mistake.`,
   );
-  if (busy) return;
-  showProblems([error.problem]);
-  if (error.status !== 422 || isServed(job)) return;
-  // The answer names the first mistake; all of them are worth knowing.
-  const { problems } = await post('/validate', { ...requestOf(job), kind: job.kind }, signal);
-  if (problems.length > 0) showProblems(problems);
+  if (!busy) showProblems(error.problems);
 }
 
-/** Parts of the plan that no field shows. */
+/** Parts of the plan that no field shows, and whose defaults lie below it. */
 function showUnshown() {
-  const shown = new Set(['parallel.communicators', 'quantization.storage']);
-  const known = [
-    'batch',
-    'weights',
-    'autocast',
-    'attention',
-    'sdpa_kernel',
-    'checkpoint',
-    'save_on_cpu',
-    'kernels',
-    'loss',
-    'optimizer',
-    'clip',
-    'gradient_acc',
-    'keep_outputs',
-    'frozen',
-    'parallel',
-    'adapter',
-    'quantization',
-    'allocator',
-    'new_tokens',
-    'cache',
-    'beams',
-    'choice',
-  ];
-  const others = leaves(planOf(store.job)).filter(
-    ([path]) => !shown.has(path) && !known.some((start) => path.startsWith(start)),
-  );
+  const { job } = store;
+  const others = isServed(job) ? [] : unlisted(planOf(job));
+  const drop = () => store.update({ framework: '' }, 'apply');
   refill(
     byId('unshown'),
+    job.kind === 'train' &&
+      job.framework !== '' &&
+      h(
+        'p',
+        { class: 'help' },
+        `Defaults of ${job.framework.replace('@', ' ')}. `,
+        h('button', { type: 'button', class: 'link', onclick: drop }, 'Back to plain torch'),
+      ),
     others.length > 0 &&
       h(
         'p',

@@ -18,16 +18,21 @@ export function getAt(root, path) {
   return value;
 }
 
+/** Places where an object says something even when it is empty. */
+const TELLING = /^(parallel\.engine\.[^.]+(\.fsdp|\.deepspeed)?|adapter(\..+)?|quantization|cache\.quantized)$/;
+
 /**
  * A copy with another value at `a.b.c`; `undefined` removes the key, and objects that this leaves empty.
- * @param {Plan} root @param {string} path @param {unknown} value @returns {Plan}
+ * @param {Plan} root @param {string} path @param {unknown} value @param {string} [above] @returns {Plan}
  */
-export function withAt(root, path, value) {
+export function withAt(root, path, value, above = '') {
   const [key = '', ...rest] = path.split('.');
   const copy = { ...root };
+  const here = above ? `${above}.${key}` : key;
   if (rest.length > 0) {
-    const inner = withAt(isObject(copy[key]) ? copy[key] : {}, rest.join('.'), value);
-    if (value === undefined && Object.keys(inner).length === 0) delete copy[key];
+    if (value === undefined && !isObject(copy[key])) return copy;
+    const inner = withAt(isObject(copy[key]) ? copy[key] : {}, rest.join('.'), value, here);
+    if (value === undefined && Object.keys(inner).length === 0 && !TELLING.test(here)) delete copy[key];
     else copy[key] = inner;
   } else if (value === undefined) {
     delete copy[key];
@@ -37,14 +42,21 @@ export function withAt(root, path, value) {
   return copy;
 }
 
-/** A JSON merge patch (RFC 7396) applied. @param {Plan} root @param {Plan} patch @returns {Plan} */
-export function merged(root, patch) {
-  const copy = { ...root };
-  for (const [key, value] of Object.entries(patch)) {
-    if (value === null) delete copy[key];
-    else if (isObject(value)) copy[key] = merged(isObject(copy[key]) ? copy[key] : {}, value);
-    else copy[key] = value;
-  }
+/** Places whose object has one key that says which of several it is: another one replaces it. */
+const ONE_OF = new Set([
+  'parallel.engine',
+  'cache',
+  'parallel.engine.megatron.split',
+  'parallel.engine.megatron.recompute',
+]);
+
+/** One tree over another, as the server lays them. @param {any} below @param {any} above @param {string} [path] @returns {any} */
+export function laid(below, above, path = '') {
+  if (!isObject(below) || !isObject(above)) return above;
+  if (path === 'gpu' || ('method' in above && above['method'] !== below['method'])) return above;
+  const kept = Object.entries(below).filter(([key]) => !ONE_OF.has(path) || key in above);
+  const copy = Object.fromEntries(kept);
+  for (const [key, value] of Object.entries(above)) copy[key] = laid(copy[key], value, path ? `${path}.${key}` : key);
   return copy;
 }
 

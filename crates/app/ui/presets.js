@@ -2,20 +2,14 @@
 /** Jobs to start from, and the defaults of training frameworks. */
 
 import { byId, h, typed } from './dom.js';
-import { withAt } from './paths.js';
 import { freshJob } from './state.js';
 
 /** @typedef {import('./types.js').Job} Job */
 /** @typedef {import('./types.js').Plan} Plan */
 /** @typedef {import('./state.js').Store} Store */
 
-/** @param {string} engine @param {Plan} options @param {number} cards @param {Plan} [mesh] @returns {Plan} */
-function spread(engine, options, cards, mesh = {}) {
-  const axis = engine === 'ddp' ? 'dp_replicate' : 'dp_shard';
-  const all = { ...mesh, [axis]: cards };
-  const communicators = Object.values(all).filter((size) => typeof size === 'number' && size > 1).length;
-  return { mesh: all, engine: { [engine]: options }, communicators };
-}
+/** @param {string} engine @param {Plan} options @param {number} gpus @param {Plan} [mesh] @returns {Plan} */
+const spread = (engine, options, gpus, mesh) => ({ gpus, engine: { [engine]: options }, ...(mesh ? { mesh } : {}) });
 
 const LORA = { method: 'lora', rank: 16, targets: 'all-linear' };
 
@@ -78,11 +72,7 @@ const PRESETS = [
       train: {
         batch: { seq_len: 8192 },
         gradient_accumulation: 8,
-        parallel: spread('megatron', { cross_entropy: 'te', recompute: { uniform: 1 } }, 2, {
-          tp: 8,
-          pp: 4,
-          sequence_parallel: true,
-        }),
+        parallel: spread('megatron', { recompute: { uniform: 1 } }, 64, { tp: 8, pp: 4 }),
       },
     },
   ],
@@ -118,27 +108,6 @@ const PRESETS = [
   ],
 ];
 
-/** The plan with a framework's defaults laid over it. @param {Plan} plan @param {Record<string, string>[]} rows */
-export function withFramework(plan, rows) {
-  const situation = plan['quantization'] ? 'quantised' : plan['adapter'] ? 'adapter' : 'full';
-  let changed = plan;
-  for (const row of rows) {
-    const when = (row['when'] ?? '').split(', ').filter(Boolean);
-    if (when.length > 0 && !when.includes(situation)) continue;
-    changed = withAt(changed, row['plan_value'] ?? '', parsed(row['default'] ?? ''));
-  }
-  return changed;
-}
-
-/** @param {string} text */
-function parsed(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return text;
-  }
-}
-
 /** @param {Store} store @param {Record<string, string>[]} frameworks */
 export function fillPresets(store, frameworks) {
   const dialog = typed('presets-dialog', HTMLDialogElement);
@@ -163,12 +132,11 @@ export function fillPresets(store, frameworks) {
         class: 'preset',
         onclick: () => {
           dialog.close();
-          const rows = frameworks.filter((row) => row['framework'] === name);
-          store.update({ kind: 'train', train: withFramework(store.job.train, rows) }, 'apply');
+          store.update({ kind: 'train', framework: name }, 'apply');
         },
       },
       h('strong', {}, name.replace('@', ' ')),
-      h('span', {}, 'its defaults, over this plan'),
+      h('span', {}, 'its defaults, below this plan'),
     ),
   );
   byId('presets-body').replaceChildren(

@@ -6,13 +6,12 @@ import { Timeline } from './charts/timeline.js';
 import { byId, h, refill, typed } from './dom.js';
 import { gib, percent, phaseName, short } from './format.js';
 import { origin } from './origin.js';
-import { isServed } from './state.js';
-import { servedCards, servedHeadline } from './serving.js';
+import { pooledLine, refusedCard, servedCards } from './serving.js';
 import { alive, breakdown, cards, lenses, level, ranks } from './tables.js';
 
 /** @typedef {import('./types.js').Job} Job */
 /** @typedef {import('./types.js').Report} Report */
-/** @typedef {import('./types.js').Served} Served */
+/** @typedef {import('./serving.js').Served} Served */
 /** @typedef {import('./types.js').Verdict} Verdict */
 /** @typedef {import('./types.js').Lens} Lens */
 
@@ -22,13 +21,12 @@ const MEANINGS = /** @type {const} */ ([
   ['process', 'everything: what nvidia-smi shows'],
 ]);
 
-const SIMULATED = ['pair', 'alive', 'gpus', 'origin'];
+/** Panels of one report; several engines side by side have none of them. */
+const ALONE = ['totals', 'card-bar', 'pair', 'alive', 'gpus', 'origin'];
 
 export class Results {
   /** @type {Report | null} */
   report = null;
-  /** @type {Job | null} */
-  #job = null;
 
   /** @param {(card: string) => void} chooseCard */
   constructor(chooseCard) {
@@ -39,12 +37,12 @@ export class Results {
     byId('results').addEventListener('pointerover', (event) => highlight(event.target));
   }
 
-  /** A simulation. @param {Job} job @param {Report} report */
+  /** One answer. @param {Job} job @param {Report} report */
   showReport(job, report) {
     this.report = report;
-    this.#job = job;
     const { totals } = report;
-    const own = ownVerdict(report, job);
+    const [budget] = report.budgets ?? [];
+    const own = ownVerdict(report);
     const [name, sign] = level(own);
     const left = own.fits ? `${gib(own.headroom)} GiB left` : `${gib(totals.process - own.memory)} GiB too much`;
     refill(
@@ -64,18 +62,22 @@ export class Results {
           .filter(Boolean)
           .join(' · ')}`,
       ),
-      h(
-        'p',
-        { class: `verdict-line ${name}` },
-        h('span', { class: 'sign', 'aria-hidden': 'true' }, sign),
-        h('span', { class: 'big', id: 'process-total' }, `${gib(totals.process)} GiB`),
-        h(
-          'span',
-          {},
-          own.fits ? ` fits ${own.gpu} (${gib(own.memory)} GiB)` : ` does not fit ${own.gpu} (${gib(own.memory)} GiB)`,
-          h('span', { class: 'left' }, ` ${percent(totals.process, own.memory)} full, ${left}`),
-        ),
-      ),
+      budget
+        ? pooledLine(budget, own.gpu)
+        : h(
+            'p',
+            { class: `verdict-line ${name}` },
+            h('span', { class: 'sign', 'aria-hidden': 'true' }, sign),
+            h('span', { class: 'big', id: 'process-total' }, `${gib(totals.process)} GiB`),
+            h(
+              'span',
+              {},
+              own.fits
+                ? ` fits ${own.gpu} (${gib(own.memory)} GiB)`
+                : ` does not fit ${own.gpu} (${gib(own.memory)} GiB)`,
+              h('span', { class: 'left' }, ` ${percent(totals.process, own.memory)} full, ${left}`),
+            ),
+          ),
     );
     refill(
       byId('totals'),
@@ -123,17 +125,25 @@ export class Results {
     this.timeline.show(report);
     this.#cards();
     refill(byId('origin-body'), ...origin(report.notes, report.provenance));
+    refill(byId('serving-body'), ...servedCards(report, own.memory));
     this.#visible(true);
+    byId('serving').hidden = !report.budgets && !report.buffers;
+    byId('alive').hidden = report.terms.length === 0;
+    // An engine with a pool takes its share of any card.
+    byId('gpus').hidden = budget !== undefined;
   }
 
-  /** What serving engines would do. @param {Job} job @param {Served} served */
-  showServed(job, served) {
+  /** What every serving engine would do with a card. @param {string} gpu @param {Served[]} engines */
+  showEngines(gpu, engines) {
     this.report = null;
-    this.#job = job;
-    refill(byId('headline'), ...servedHeadline(served));
-    refill(byId('totals'));
-    refill(byId('card-bar'));
-    refill(byId('serving-body'), ...servedCards(served));
+    refill(
+      byId('headline'),
+      h('p', { class: 'verdict-line' }, h('span', { class: 'big' }, gpu), h('span', {}, ' under every engine')),
+    );
+    const cards = engines.flatMap(({ engine, report, problem }) =>
+      report ? servedCards(report, ownVerdict(report).memory) : [refusedCard(engine, problem ?? '')],
+    );
+    refill(byId('serving-body'), ...cards);
     this.#visible(false);
   }
 
@@ -145,24 +155,24 @@ export class Results {
 
   /** The total in words, for the live region. */
   words() {
-    if (!this.report || !this.#job) return byId('headline').textContent ?? '';
-    const own = ownVerdict(this.report, this.#job);
+    if (!this.report || this.report.budgets) return byId('headline').textContent ?? '';
+    const own = ownVerdict(this.report);
     return `${gib(this.report.totals.process)} GiB, ${own.fits ? 'fits' : 'does not fit'} ${own.gpu}`;
   }
 
   /** @type {HTMLElement | null} the button that pins this plan, placed by compare.js */
   pinButton = null;
 
-  /** @param {boolean} simulated */
-  #visible(simulated) {
-    for (const id of SIMULATED) byId(id).hidden = !simulated;
-    byId('serving').hidden = simulated;
-    if (!simulated) for (const id of ['lenses', 'ranks']) byId(id).hidden = true;
+  /** @param {boolean} alone */
+  #visible(alone) {
+    for (const id of ALONE) byId(id).hidden = !alone;
+    byId('serving').hidden = alone;
+    if (!alone) for (const id of ['lenses', 'ranks']) byId(id).hidden = true;
   }
 
   #cards() {
-    if (!this.report || !this.#job || isServed(this.#job)) return;
-    const own = ownVerdict(this.report, this.#job).gpu;
+    if (!this.report) return;
+    const own = ownVerdict(this.report).gpu;
     refill(byId('gpus-body'), cards(this.report.verdicts, own, this.search.value, this.chooseCard));
     const row = byId('gpus-body').querySelector('tr.own');
     const box = row?.closest('.scroll');
@@ -186,9 +196,9 @@ function scale(own, used) {
   );
 }
 
-/** What the plan's own card says. @param {Report} report @param {Job} job @returns {Verdict} */
-export function ownVerdict(report, job) {
-  const gpu = report.plan[job.kind]?.['gpu'] ?? {};
+/** What the plan's own card says. @param {Report} report @returns {Verdict} */
+export function ownVerdict(report) {
+  const gpu = settledPlan(report)['gpu'] ?? {};
   const found = report.verdicts.find((verdict) => verdict.gpu === gpu.name && verdict.memory === gpu.memory);
   if (found) return found;
   const memory = gpu.memory ?? 0;
@@ -200,6 +210,11 @@ export function ownVerdict(report, job) {
     headroom: Math.max(memory - used, 0),
     utilization: memory > 0 ? (100 * used) / memory : 0,
   };
+}
+
+/** The plan of an answer, whatever it is for. @param {Report} report */
+export function settledPlan(report) {
+  return Object.values(report.plan)[0] ?? {};
 }
 
 /** Shows the same component in the bar and in its table. @param {EventTarget | null} target */

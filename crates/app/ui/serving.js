@@ -7,62 +7,42 @@ import { h } from './dom.js';
 import { gib, spaced } from './format.js';
 import { badge } from './origin.js';
 
-/** @typedef {import('./types.js').Served} Served */
+/** @typedef {import('./types.js').Report} Report */
 /** @typedef {import('./types.js').Budget} Budget */
 /** @typedef {import('./types.js').Buffers} Buffers */
+/** @typedef {{ engine: string, report?: Report, problem?: string }} Served  what one engine says of a card */
 
-/** What llama.cpp's processes take beside their buffers is not in the document; the verdict leaves it out too. @param {Buffers} buffers */
-const sum = (buffers) => buffers.model + buffers.cache + buffers.compute + buffers.output;
-
-/** @param {Served} served */
-export function servedHeadline(served) {
-  const [first] = served.budgets;
-  const alone = served.budgets.length + served.buffers.length === 1;
-  const [buffers] = served.buffers;
-  const line =
-    alone && first
-      ? h(
-          'p',
-          { class: `verdict-line ${first.fits ? 'fits' : 'over'}` },
-          h('span', { class: 'sign', 'aria-hidden': 'true' }, first.fits ? '✓' : '✕'),
-          h('span', { class: 'big' }, first.fits ? `${spaced(first.cache_tokens)} tokens` : 'no room'),
-          h(
-            'span',
-            {},
-            first.fits ? ` of cache on ${served.gpu}` : ` on ${served.gpu}: ${gib(first.missing)} GiB short`,
-          ),
-        )
-      : alone && buffers
-        ? h(
-            'p',
-            { class: 'verdict-line' },
-            h('span', { class: 'big' }, `${gib(Math.max(...buffers.estimate.devices.map(sum)))} GiB`),
-            h('span', {}, ` on the fullest of the cards (${served.gpu}, ${gib(served.memory)} GiB)`),
-          )
-        : h(
-            'p',
-            { class: 'verdict-line' },
-            h('span', { class: 'big' }, served.gpu),
-            h('span', {}, ` ${gib(served.memory)} GiB under every engine`),
-          );
-  return [h('p', { class: 'subject' }, h('strong', {}, served.model)), line];
+/** How much cache an engine gets of its card. @param {Budget} budget @param {string} gpu */
+export function pooledLine(budget, gpu) {
+  return h(
+    'p',
+    { class: `verdict-line ${budget.fits ? 'fits' : 'over'}` },
+    h('span', { class: 'sign', 'aria-hidden': 'true' }, budget.fits ? '✓' : '✕'),
+    h('span', { class: 'big' }, budget.fits ? `${spaced(budget.cache_tokens)} tokens` : 'no room'),
+    h('span', {}, budget.fits ? ` of cache on ${gpu}` : ` on ${gpu}: ${gib(budget.missing)} GiB short`),
+  );
 }
 
-/** @param {Served} served */
-export function servedCards(served) {
+/** @param {Report} report @param {number} memory */
+export function servedCards({ budgets = [], buffers = [] }, memory) {
   return [
-    ...served.budgets.map((budget) => pooled(budget, served.memory)),
-    ...served.buffers.map(({ engine, estimate }) =>
+    ...budgets.map((budget) => pooled(budget, memory)),
+    ...buffers.map(({ engine, estimate }) =>
       h(
         'article',
         { class: 'engine' },
         h('h3', {}, engine),
-        ...estimate.devices.map((device, at) => bar(`card ${at + 1}`, parts(device), served.memory)),
+        ...estimate.devices.map((device, at) => bar(`card ${at + 1}`, parts(device), memory)),
         bar('host', parts(estimate.host), 0),
         notes(estimate.notes),
       ),
     ),
   ];
+}
+
+/** An engine that refuses, and why. @param {string} engine @param {string} problem */
+export function refusedCard(engine, problem) {
+  return h('article', { class: 'engine' }, h('h3', {}, engine), h('p', { class: 'problem' }, problem));
 }
 
 /** @param {Budget} budget @param {number} memory */

@@ -11,36 +11,43 @@ export function freshJob() {
     model: 'meta-llama/Meta-Llama-3-8B',
     config: null,
     train: {},
-    infer: { batch: { batch_size: 1, seq_len: 1024 }, new_tokens: 128 },
+    infer: {},
     engine: 'hf',
     engineOptions: {},
+    framework: '',
     gpu: 'H200',
   };
 }
 
+/** Which plan counts: the key of the answer's. @param {Job} job @returns {'train' | 'infer' | 'serve'} */
+export function taskOf(job) {
+  return job.kind === 'train' ? 'train' : job.engine === 'hf' ? 'infer' : 'serve';
+}
+
+/** Whether a serving engine answers, by its own rules instead of a simulation. @param {Job} job */
+export function isServed(job) {
+  return taskOf(job) === 'serve';
+}
+
+const PLANS = /** @type {const} */ ({ train: 'train', infer: 'infer', serve: 'engineOptions' });
+
 /** The plan that counts. @param {Job} job @returns {Plan} */
 export function planOf(job) {
-  return job.kind === 'train' ? job.train : job.infer;
+  return job[PLANS[taskOf(job)]];
 }
 
-/** A copy with another plan for the current kind. @param {Job} job @param {Plan} plan @returns {Job} */
+/** A copy with another plan in its place. @param {Job} job @param {Plan} plan @returns {Job} */
 export function withPlan(job, plan) {
-  return job.kind === 'train' ? { ...job, train: plan } : { ...job, infer: plan };
-}
-
-/** Whether a serving engine answers, with a budget instead of a simulation. @param {Job} job */
-export function isServed(job) {
-  return job.kind === 'infer' && job.engine !== 'hf';
+  return { ...job, [PLANS[taskOf(job)]]: plan };
 }
 
 /** The body of a request about a job. @param {Job} job @returns {Plan} */
 export function requestOf(job) {
   /** @type {Plan} */
   const body = job.config ? { config: job.config } : { model: job.model };
-  if (isServed(job)) return { ...body, gpu: job.gpu, engine: job.engine, engine_options: job.engineOptions, plan: {} };
-  body.plan = planOf(job);
   if (job.gpu) body.gpu = job.gpu;
-  return body;
+  if (job.kind === 'train' && job.framework) body.framework = job.framework;
+  return isServed(job) ? { ...body, engine: job.engine, engine_options: planOf(job) } : { ...body, plan: planOf(job) };
 }
 
 export class Store {
@@ -59,12 +66,6 @@ export class Store {
   /** Changes the job and tells everyone. @param {Partial<Job>} change @param {string} [why] */
   update(change, why = 'edit') {
     this.job = { ...this.job, ...change };
-    this.#tell(why);
-  }
-
-  /** Changes the plan that counts. @param {Plan} plan @param {string} [why] */
-  setPlan(plan, why = 'edit') {
-    this.job = withPlan(this.job, plan);
     this.#tell(why);
   }
 

@@ -3,7 +3,7 @@
 
 import { byId, h, refill } from './dom.js';
 import { gib } from './format.js';
-import { merged } from './paths.js';
+import { laid } from './paths.js';
 import { planOf, withPlan } from './state.js';
 
 /** @typedef {import('./types.js').Suggestion} Suggestion */
@@ -57,9 +57,7 @@ export function hideSuggestions() {
 
 /** @param {Store} store @param {Suggestion} suggestion */
 function apply(store, suggestion) {
-  const { gpu, ...changes } = suggestion.changes;
-  const plan = merged(planOf(store.job), changes);
-  const card = suggestion.gpu ?? (typeof gpu === 'string' ? gpu : gpu?.name);
-  store.update({ ...withPlan(store.job, plan), ...(card ? { gpu: card } : {}) }, 'apply');
+  const { gpu = store.job.gpu, ...changes } = suggestion.changes;
+  store.update({ ...withPlan(store.job, laid(planOf(store.job), changes)), gpu }, 'apply');
   byId('results').focus({ preventScroll: true });
 }

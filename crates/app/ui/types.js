@@ -13,8 +13,20 @@
  * @property {Plan} train  the plan of a training run
  * @property {Plan} infer  the plan of `generate`
  * @property {string} engine  who serves: 'hf' or a serving engine
- * @property {Record<string, string | number | boolean>} engineOptions  options of the serving engine
+ * @property {Plan} engineOptions  options of the serving engine, by the names of its flags
+ * @property {string} framework  whose defaults lie below the plan of a training run; '' for ours
  * @property {string} gpu  the card's name; '' when the plan describes its own
+ *
+ * @typedef {object} Setting  a row of the table of settings
+ * @property {string} path  its place in a plan; `*` is the engine that spreads the model
+ * @property {string} [place]  of a serving engine's: its place in the answer's plan
+ * @property {string} flag
+ * @property {{ type: string, off?: boolean, words?: { value: string, help?: string, sets?: Plan | null }[] }} kind
+ * @property {string} help
+ * @property {any} default
+ * @property {string} from  what stands behind the default
+ * @property {string} topic
+ * @property {string[]} engines  who honours it
  *
  * @typedef {object} Problem  something wrong with a value
  * @property {string} [field]  a JSON pointer into the request
@@ -29,7 +41,7 @@
  * @typedef {{ gpu: string, memory: number, fits: boolean, headroom: number, utilization: number }} Verdict
  * @typedef {{ name: string, cards: number } & Totals} Rank
  *
- * @typedef {object} Report  the document of `train --json`, and of `infer --json` by simulation
+ * @typedef {object} Report  the document of `train --json` and `infer --json`
  * @property {{ name: string, family: string, parameters: number, trainable: number }} model
  * @property {Record<string, Plan>} plan
  * @property {Totals} totals
@@ -39,6 +51,8 @@
  * @property {Term[]} terms
  * @property {Sample[]} timeline
  * @property {{ cards: number, ranks: Rank[], process: number, host: Part[], host_total: number }} [job]
+ * @property {Budget[]} [budgets]  of serving engines with a pool of cache
+ * @property {{ engine: string, estimate: { devices: Buffers[], host: Buffers, notes: string[] } }[]} [buffers]
  * @property {Verdict[]} verdicts
  * @property {{ key: string, value: string, from: string }[]} provenance
  * @property {string[]} notes
@@ -57,21 +71,13 @@
  *
  * @typedef {{ model: number, cache: number, compute: number, output: number }} Buffers
  *
- * @typedef {object} Served  the document of `infer --engine … --json`
- * @property {string} model
- * @property {string} gpu
- * @property {number} memory
- * @property {Budget[]} budgets
- * @property {{ engine: string, estimate: { devices: Buffers[], host: Buffers, notes: string[] } }[]} buffers
- *
  * @typedef {object} Suggestion
  * @property {string} text
  * @property {string} [cost]
  * @property {number} saves
  * @property {Partial<Totals>} totals
  * @property {boolean} fits
- * @property {Plan} changes  a merge patch onto the plan
- * @property {string} [gpu]  another card, where that is the change
+ * @property {Plan} changes  settings to lay over the plan
  *
  * @typedef {{ method: string, bytes: number | null, difference_percent?: number, why?: string }} Lens
  * @typedef {{ id: string, name?: string, family: string, parameters: number | null, short_names: string[] }} CatalogueModel

@@ -7,7 +7,7 @@
  */
 
 import { getAt, isObject, leaves, withAt } from './paths.js';
-import { freshJob, planOf, withPlan } from './state.js';
+import { freshJob, isServed, planOf } from './state.js';
 
 /** @typedef {import('./types.js').Job} Job */
 
@@ -70,7 +70,10 @@ const escaped = (text) =>
     .replace(/%(?:2F|3A|2C|5B|5D|40|22)/g, decodeURIComponent)
     .replaceAll('"', '%22');
 
-const OWN = new Set(['kind', 'model', 'config', 'gpu', 'engine', 'pinned']);
+const OWN = new Set(['kind', 'model', 'config', 'gpu', 'engine', 'framework', 'pinned']);
+
+/** Places in links of before: how many cards share a copy is a count that the others are derived from. @type {Record<string, string>} */
+const OLD = { 'parallel.mesh.dp_shard': 'parallel.dp' };
 
 /** @param {Job} job @returns {Promise<[string, string][]>} */
 async function pairsOf(job) {
@@ -78,12 +81,10 @@ async function pairsOf(job) {
   const pairs = [['model', job.model]];
   if (job.config) pairs[0] = ['config', await pack(job.config)];
   if (job.kind !== 'train') pairs.push(['kind', job.kind]);
-  if (job.kind === 'infer' && job.engine !== 'hf') {
-    pairs.push(['engine', job.engine]);
-    for (const [key, value] of Object.entries(job.engineOptions)) pairs.push([`option.${key}`, word(value)]);
-  } else {
-    for (const [path, value] of leaves(planOf(job))) pairs.push([path, word(value)]);
-  }
+  if (job.kind === 'train' && job.framework) pairs.push(['framework', job.framework]);
+  if (isServed(job)) pairs.push(['engine', job.engine]);
+  const prefix = isServed(job) ? 'option.' : '';
+  for (const [path, value] of leaves(planOf(job))) pairs.push([`${prefix}${path}`, word(value)]);
   if (job.gpu) pairs.push(['gpu', job.gpu]);
   return pairs;
 }
@@ -118,13 +119,15 @@ export async function readFragment(fragment) {
     job = { ...job, config, model: '' };
   }
   job.engine = given.get('engine') ?? job.engine;
-  let plan = job.kind === 'infer' && !given.has('engine') ? {} : planOf(job);
+  job.framework = given.get('framework') ?? '';
+  /** @type {import('./types.js').Plan} */
+  let plan = {};
   for (const [key, value] of entries) {
     if (key.startsWith('option.')) job.engineOptions = { ...job.engineOptions, [key.slice(7)]: unword(value) };
-    else if (!OWN.has(key)) plan = withAt(plan, key, unword(value));
+    else if (!OWN.has(key)) plan = withAt(plan, OLD[key] ?? key, unword(value));
   }
+  job = { ...job, [job.kind]: plan };
   job.gpu = given.get('gpu') ?? (getAt(plan, 'gpu.name') === undefined ? job.gpu : '');
-  job = withPlan(job, plan);
   const other = given.get('pinned');
   const pinned = other ? await readFragment(await unpack(other)) : null;
   return { job, pinned: pinned ? pinned.job : null };

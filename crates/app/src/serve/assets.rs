@@ -43,9 +43,7 @@ const ASSETS: &[(&str, &[u8])] = &[
     ("/charts/timeline.js", include_bytes!("../../ui/charts/timeline.js")),
     ("/fields/field.js", include_bytes!("../../ui/fields/field.js")),
     ("/fields/index.js", include_bytes!("../../ui/fields/index.js")),
-    ("/fields/infer.js", include_bytes!("../../ui/fields/infer.js")),
-    ("/fields/parallel.js", include_bytes!("../../ui/fields/parallel.js")),
-    ("/fields/train.js", include_bytes!("../../ui/fields/train.js")),
+    ("/fields/settings.js", include_bytes!("../../ui/fields/settings.js")),
 ];
 
 /// The readable page of the API.

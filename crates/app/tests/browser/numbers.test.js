@@ -83,18 +83,13 @@ test('options of every group reach the plan', async () => {
 });
 
 test('many cards: the engines of the form are those of the flags', async () => {
-  const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
+  const { page, complaints, close } = await open(browser, '#model=meta-llama/Meta-Llama-3-8B');
   await unfold(page, 'parallel');
-  for (const [engine, flag] of [
-    ['fsdp2', 'fsdp2'],
-    ['ddp', 'ddp'],
-    ['deepspeed', 'deepspeed'],
-    ['fsdp1', 'fsdp'],
-  ]) {
-    await answered(page, () => page.locator('#train-engine').selectOption(engine ?? ''));
+  for (const engine of ['fsdp2', 'ddp', 'deepspeed', 'fsdp', 'megatron', 'megatron-fsdp', 'megatron-deepspeed']) {
+    await answered(page, () => page.locator('#train-engine').selectOption(engine));
     assert.deepEqual(
       await totals(page),
-      await printedTotals('train', 'gpt2', '--gpu', 'A30', '--gpus', '8', '--engine', flag ?? ''),
+      await printedTotals('train', 'llama3-8b', '--gpus', '8', '--engine', engine),
       engine,
     );
     assert.ok(await page.locator('#ranks').isVisible());
@@ -128,8 +123,73 @@ test('generation and serving engines', async () => {
   const served = JSON.parse(await vramcast('infer', 'gpt2', '--gpu', 'A30', '--engine', 'vllm', '--json'));
   const tokens = (await page.locator('#headline .big').innerText()).replace(/\D/g, '');
   assert.equal(Number(tokens), served.budgets[0].cache_tokens);
+  await answered(page, () => page.locator('#infer-option-context').fill('512'));
+  const flags = ['infer', 'gpt2', '--gpu', 'A30', '--engine', 'vllm', '--context', '512'];
+  assert.deepEqual(await totals(page), await printedTotals(...flags));
   await answered(page, () => page.locator('#infer-engine').selectOption('all'));
   assert.equal(await page.locator('.engine').count(), 6);
+  quiet(complaints);
+  await close();
+});
+
+test('every setting of the table has a field that writes it', async () => {
+  const { page, complaints, close } = await open(browser);
+  const lost = await page.evaluate(async () => {
+    const { settings } = await (await fetch('/api/v1/settings')).json();
+    const { fields } = await import(/** @type {any} */ ('/fields/index.js'));
+    return settings
+      .filter((/** @type {any} */ row) => row.kind.type !== 'refused')
+      .filter((/** @type {any} */ row) => {
+        const writes = fields.filter(
+          (/** @type {any} */ field) =>
+            (field.places.includes(row.path) || field.row.place === row.path) &&
+            row.engines.some((/** @type {string} */ name) => field.row.engines.includes(name)) &&
+            document.getElementById(field.id),
+        );
+        return writes.length === 0;
+      })
+      .map((/** @type {any} */ row) => row.path);
+  });
+  assert.deepEqual(lost, []);
+  const doubled = await page.evaluate(() => {
+    const ids = [...document.querySelectorAll('.field input, .field select')].map((element) => element.id);
+    return ids.filter((id, at) => ids.indexOf(id) !== at);
+  });
+  assert.deepEqual(doubled, []);
+  quiet(complaints);
+  await close();
+});
+
+test('settings after “more” are those of the flags', async () => {
+  const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
+  const plain = await totals(page);
+  for (const group of ['optimizer', 'kernels', 'adapter', 'parallel']) await unfold(page, group);
+  for (const more of await page.locator('details.more > summary').all()) if (await more.isVisible()) await more.click();
+  await answered(page, () => page.locator('#train-optimizer-master-weights').check());
+  await answered(page, () => page.locator('#train-keep-outputs').check());
+  await answered(page, () => page.locator('#train-frozen').fill('embeddings'));
+  const flags = ['train', 'gpt2', '--gpu', 'A30'];
+  assert.deepEqual(
+    await totals(page),
+    await printedTotals(...flags, '--master-weights', '--drop-outputs', '--freeze', 'embeddings'),
+  );
+  await answered(page, () => page.locator('#train-optimizer-master-weights').uncheck());
+  await answered(page, () => page.locator('#train-keep-outputs').uncheck());
+  await answered(page, () => page.locator('#train-frozen').fill(''));
+  assert.deepEqual(await totals(page), plain);
+  await answered(page, () => page.locator('#train-engine').selectOption('fsdp2'));
+  await answered(page, () => page.locator('#train-parallel-engine-mixed-precision').check());
+  await answered(page, () => page.locator('#train-parallel-engine-wrap').selectOption('root'));
+  assert.deepEqual(
+    await totals(page),
+    await printedTotals(...flags, '--gpus', '8', '--shard-mixed-precision', '--wrap', 'root'),
+  );
+  await answered(page, () => page.locator('#train-parallel-engine-mixed-precision').uncheck());
+  // What another engine does not have goes with it.
+  await answered(page, () => page.locator('#train-engine').selectOption('deepspeed'));
+  await answered(page, () => page.locator('#train-parallel-engine-zero').fill('contiguous_gradients=false'));
+  const zero = ['--engine', 'deepspeed', '--gpus', '8', '--zero-option', 'contiguous_gradients=false'];
+  assert.deepEqual(await totals(page), await printedTotals(...flags, ...zero));
   quiet(complaints);
   await close();
 });
