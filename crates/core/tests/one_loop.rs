@@ -28,7 +28,7 @@ fn model() -> Model {
 fn run(engine: Option<Engine>, mesh: Mesh, optimizer_in_backward: bool, wide_embeddings: bool) -> (u64, Vec<String>) {
     let optimizer = Optimizer { kind: OptimizerKind::AdamW8bit, wide_embeddings, ..Optimizer::default() };
     let batch = Batch { batch_size: 2, seq_len: 64, ..Batch::default() };
-    let parallel = engine.map(|engine| Parallel { mesh, engine, communicators: 1, no_sync: false });
+    let parallel = engine.map(|engine| Parallel { mesh, engine, no_sync: false });
     let plan = TrainPlan { batch, optimizer, optimizer_in_backward, parallel, ..TrainPlan::default() };
     let run = simulation::train(&model(), &plan).unwrap();
     let states = run.log.storages.iter().filter(|storage| storage.category == Category::OptimizerState);

@@ -45,7 +45,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use architecture::Architecture;
-use chunks::{Chunk, Turn};
+use chunks::Chunk;
 use optimizer::{Buffers, Layout, Optimizer};
 use rank::Rank;
 use weights::Weight;
@@ -58,14 +58,21 @@ use super::tensor::Tensor;
 use super::torch::Torch;
 use super::train;
 use crate::dtype::DType;
+use crate::memory::schedule::{Action, PipelineRank};
 use crate::model::Shape;
 use crate::model::op::Binary;
-use crate::plan::TrainPlan;
 use crate::plan::parallel::megatron::Megatron;
 use crate::plan::parallel::mesh::Mesh;
+use crate::plan::{PlanError, TrainPlan};
 
 /// Simulates a rank of one pipeline stage.
-pub fn simulate(architecture: Architecture, plan: &TrainPlan, mesh: &Mesh, options: &Megatron, stage: u64) -> Log {
+pub fn simulate(
+    architecture: Architecture,
+    plan: &TrainPlan,
+    mesh: &Mesh,
+    options: &Megatron,
+    stage: u64,
+) -> Result<Log, PlanError> {
     if let Some(zero) = options.deepspeed.as_deref() {
         return deepspeed::simulate(architecture, plan, mesh, (options, zero), stage);
     }
@@ -74,15 +81,14 @@ pub fn simulate(architecture: Architecture, plan: &TrainPlan, mesh: &Mesh, optio
     // In-flight micro-batches settle after the warm-up; more of them repeat the same turns.
     let most = 4 * mesh.pp * options.virtual_pipeline.max(1) + mesh.pp;
     let micro_batches = u64::from(plan.gradient_accumulation.max(1)).min(most.next_multiple_of(mesh.pp.max(1)));
-    let turns = chunks::turns(options.schedule, stage, mesh.pp, options.virtual_pipeline.max(1), micro_batches);
+    let chunks = options.virtual_pipeline.max(1);
+    let turns = PipelineRank { rank: stage, ranks: mesh.pp, chunks, micro_batches }.megatron(options.schedule);
     for step in 0..train::STEPS {
         run.optimizer.zero();
         run.step(&mut torch, step, &turns);
         train::phase(&mut torch, Phase::of_step(step, Work::Optimizer), |torch| run.optimizer.step(torch));
     }
-    let log = Rc::clone(&torch.log);
-    drop((run, torch));
-    Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
+    torch.finish(run)
 }
 
 /// The layouts of a rank's flat buffers, with what lies in them: dense parameters, then experts, chunk by chunk.
@@ -202,21 +208,21 @@ impl Run {
         }
     }
 
-    fn step(&mut self, torch: &mut Torch, step: u32, turns: &[Turn]) {
+    fn step(&mut self, torch: &mut Torch, step: u32, turns: &[Action]) {
         let (mut forward, mut backward, mut weights) = (0, 0, 0);
         for turn in turns {
             match *turn {
-                Turn::Forward(chunk) => {
+                Action::Forward { chunk, .. } => {
                     train::phase(torch, Phase::pass(step, forward, Work::Forward), |torch| self.forward(torch, chunk));
                     forward += 1;
                 }
-                Turn::Backward(chunk) => {
+                Action::Backward { chunk, .. } => {
                     train::phase(torch, Phase::pass(step, backward, Work::Backward), |torch| {
                         self.backward(torch, chunk)
                     });
                     backward += 1;
                 }
-                Turn::BackwardOfInputs(chunk) => {
+                Action::BackwardOfInputs { chunk, .. } => {
                     self.rank.defer(true);
                     train::phase(torch, Phase::pass(step, backward, Work::Backward), |torch| {
                         self.backward(torch, chunk)
@@ -224,12 +230,14 @@ impl Run {
                     self.rank.defer(false);
                     backward += 1;
                 }
-                Turn::Weights => {
+                Action::Weights { .. } => {
                     train::phase(torch, Phase::pass(step, weights, Work::Weights), |torch| {
                         self.rank.weight_pass(torch)
                     });
                     weights += 1;
                 }
+                // Its buffers hold parameters and gradients for the whole step.
+                Action::Gather(_) | Action::Scatter(_) | Action::Reduce(_) => {}
             }
         }
         (self.received, self.sent) = (None, None);

@@ -53,7 +53,7 @@ pub fn ranks(model: &Model, plan: &TrainPlan) -> Result<Vec<RankSimulation>, Pla
     architecture.check(options)?;
     let mut list = Vec::new();
     for stage in 0..mesh.pp {
-        let log = super::simulate(architecture.clone(), plan, mesh, options, stage);
+        let log = super::simulate(architecture.clone(), plan, mesh, options, stage)?;
         let mut process = process::parts(&log, &plan.gpu, None, true);
         if mesh.world() > 1 {
             process.extend(process::parallel_parts(parallel, &plan.gpu));

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::architecture::{Architecture, Layer, Op};
-use super::chunks::{self, Chunk, Turn};
+use super::chunks::Chunk;
 use super::rank::Rank;
 use super::{batch, ends, mean, stage_chunks, weights};
 use crate::memory::autograd::{self, Leaf};
@@ -18,11 +18,13 @@ use crate::memory::engine::Engine;
 use crate::memory::log::{Category, Event, Log};
 use crate::memory::optimizer::Optimizer;
 use crate::memory::phase::{Phase, Work};
+use crate::memory::schedule::{Action, PipelineRank};
 use crate::memory::sharding::deepspeed::wrap_plain;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::train;
 use crate::model::Shape;
+use crate::plan::PlanError;
 use crate::plan::TrainPlan;
 use crate::plan::parallel::DeepSpeed;
 use crate::plan::parallel::megatron::{Megatron, Recompute};
@@ -35,7 +37,7 @@ pub(super) fn simulate(
     mesh: &Mesh,
     (options, deepspeed): (&Megatron, &DeepSpeed),
     stage: u64,
-) -> Log {
+) -> Result<Log, PlanError> {
     let mut torch = Torch::new(Device::of(&plan.gpu));
     let mut run = Run::new(&mut torch, architecture, plan, mesh, (options, deepspeed), stage);
     let mut optimizer = Optimizer::new(&mut torch, plan.optimizer, run.zero.trained());
@@ -44,11 +46,11 @@ pub(super) fn simulate(
     // In-flight micro-batches settle after the warm-up of at most a pipeline's length.
     let most = 3 * mesh.pp;
     let micro_batches = u64::from(plan.gradient_accumulation.max(1)).min(most.max(2));
-    let turns = chunks::schedule(stage, mesh.pp, 1, micro_batches);
+    let turns = PipelineRank { rank: stage, ranks: mesh.pp, chunks: 1, micro_batches }.one_by_one();
     for step in 0..train::STEPS {
         let (mut forward, mut backward) = (0, 0);
         for turn in &turns {
-            if let Turn::Forward(_) = turn {
+            if let Action::Forward { .. } = turn {
                 train::phase(&mut torch, Phase::pass(step, forward, Work::Forward), |torch| {
                     run.forward(torch, forward)
                 });
@@ -61,9 +63,7 @@ pub(super) fn simulate(
         }
         train::phase(&mut torch, Phase::of_step(step, Work::Optimizer), |torch| run.zero.step(torch, &mut optimizer));
     }
-    let log = Rc::clone(&torch.log);
-    drop((run, optimizer, torch));
-    Rc::try_unwrap(log).map(std::cell::RefCell::into_inner).unwrap_or_default()
+    torch.finish((run, optimizer))
 }
 
 /// What a rank holds between turns.
