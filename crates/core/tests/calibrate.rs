@@ -120,6 +120,7 @@ fn rows_of(machine: Machine) -> Vec<Value> {
                 plan.gpu = Gpu { machine, ..plan.gpu };
                 RunPlan::Infer(plan)
             }
+            RunPlan::Serve(_) => unreachable!("ledgers have no serving engines"),
         };
         let simulation = ledger::simulate_plan(&model, &plan).unwrap();
         let replay = &simulation.replay;

@@ -3,6 +3,7 @@
 
 mod answers;
 mod client;
+mod doors;
 mod limits;
 mod random;
 mod schemathesis;

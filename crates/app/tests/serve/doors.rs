@@ -1,0 +1,165 @@
+//! One answer at every door: flags, plan files in three forms, a report read again, HTTP, Python's tree, and the command that
+//! the page exports give the same document, byte for byte, for plans of every engine drawn at random.
+
+use std::process::Command;
+
+use serde_json::{Map, Value, json};
+
+use super::{Server, program};
+
+const MODEL: &str = "Qwen/Qwen2.5-0.5B";
+
+/// Numbers that repeat.
+struct Draw(u64);
+
+impl Draw {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % below.max(1)
+    }
+}
+
+/// Flags of an example that are the setting's own.
+fn own(row: &Value) -> Option<Vec<String>> {
+    let flag = format!("--{}", row["flag"].as_str()?);
+    let words: Vec<&str> = row["example"].as_str()?.split_whitespace().collect();
+    let at = words.iter().position(|word| *word == flag || word.starts_with(&format!("{flag}=")))?;
+    let value = words.get(at + 1).filter(|word| !word.starts_with("--") && words[at] == flag);
+    Some(std::iter::once(words[at]).chain(value.copied()).map(str::to_owned).collect())
+}
+
+/// A command line of an engine with some of its settings.
+fn line(settings: &[Value], engine: &str, draw: &mut Draw) -> Vec<String> {
+    let serves = ["hf", "vllm", "sglang", "tgi", "tensorrt-llm", "llama.cpp", "ollama"].contains(&engine);
+    let mut words: Vec<String> = vec![if serves { "infer" } else { "train" }.into(), MODEL.into()];
+    if engine != "one" {
+        words.extend(["--engine".into(), engine.into()]);
+    }
+    match engine {
+        "tp" => words.extend(["--gpus", "2", "--tp", "2"].map(str::to_owned)),
+        _ if engine != "one" && !serves => words.extend(["--gpus", "4"].map(str::to_owned)),
+        _ => {}
+    }
+    let chooses = ["engine", "gpus", "nodes", "dp", "dp-replicate", "tp", "pp", "cp", "ep", "assistant-model"];
+    let usable: Vec<Vec<String>> = settings
+        .iter()
+        .filter(|row| row["engines"].as_array().is_some_and(|names| names.iter().any(|name| name == engine)))
+        .filter(|row| !chooses.contains(&row["flag"].as_str().unwrap_or_default()))
+        .filter_map(own)
+        .collect();
+    for _ in 0..draw.next(4) {
+        let pick = &usable[draw.next(usable.len())];
+        let flag = pick[0].split('=').next().unwrap_or_default().to_owned();
+        if !words.iter().any(|word| word.split('=').next() == Some(flag.as_str())) {
+            words.extend(pick.iter().cloned());
+        }
+    }
+    words
+}
+
+fn answered(words: &[String]) -> Option<Value> {
+    let output = program().args(words).args(["--json", "--no-suggestions"]).output().unwrap();
+    matches!(output.status.code(), Some(0 | 1)).then(|| serde_json::from_slice(&output.stdout).unwrap())
+}
+
+fn through_python(task: &str, settings: &Value) -> Value {
+    let set = json!({"command": task, "model": MODEL, "plan": with_task(task, settings), "options": {"no_suggestions": true}});
+    let told = vramcast::api::ask(set);
+    told.document.unwrap_or_else(|| panic!("{:?}: {settings}", told.error))
+}
+
+fn with_task(task: &str, settings: &Value) -> Value {
+    let mut file = settings.as_object().cloned().unwrap_or_default();
+    file.insert("task".into(), json!(task));
+    Value::Object(file)
+}
+
+#[test]
+fn every_door_gives_the_same_document() {
+    let server = Server::start(&[]);
+    let table = server.get("/api/v1/settings").document();
+    let settings = table["settings"].as_array().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut draw = Draw(17);
+    let mut runners: Vec<String> = Vec::new();
+    for row in settings {
+        runners.extend(row["engines"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()));
+    }
+    runners.sort();
+    runners.dedup();
+    assert_eq!(runners.len(), 16);
+    for engine in &runners {
+        let mut same = 0;
+        for _ in 0..12 {
+            let words = line(settings, engine, &mut draw);
+            let Some(by_flags) = answered(&words) else { continue };
+            let (task, asked) = (words[0].as_str(), &by_flags["request"]["settings"]);
+            let at = |name: &str, text: &str| {
+                let path = folder.path().join(name);
+                std::fs::write(&path, text).unwrap();
+                path.display().to_string()
+            };
+            let report = at("report.json", &by_flags.to_string());
+            let file = at("plan.json", &with_task(task, asked).to_string());
+            for (door, path) in [("a plan file", file), ("a report", report)] {
+                let words = [task, MODEL, "--plan", &path].map(str::to_owned);
+                assert_eq!(answered(&words).as_ref(), Some(&by_flags), "{door}: {words:?}");
+            }
+            assert_eq!(through_python(task, asked), by_flags, "Python: {words:?}");
+            let serves = by_flags["plan"].get("serve").is_some();
+            let mut body = Map::from_iter([("model".to_owned(), json!(MODEL)), ("plan".to_owned(), asked.clone())]);
+            if serves {
+                body.insert("engine".into(), json!(engine));
+            }
+            let by_http = server.post(&format!("/api/v1/{task}"), &Value::Object(body.clone())).document();
+            assert_eq!(by_http, by_flags, "HTTP: {words:?}");
+            body.insert("kind".into(), json!(task));
+            for form in ["command", "yaml", "toml"] {
+                body.insert("form".into(), json!(form));
+                let written = server.post("/api/v1/plan/write", &Value::Object(body.clone())).document();
+                let text = written["text"].as_str().unwrap();
+                let again = if form == "command" {
+                    let line = text.trim().replacen("vramcast", env!("CARGO_BIN_EXE_vramcast"), 1);
+                    let shell = Command::new("sh").args(["-c", &format!("{line} --json --no-suggestions")]).output().unwrap();
+                    serde_json::from_slice(&shell.stdout).unwrap_or_else(|_| panic!("{line}: {shell:?}"))
+                } else {
+                    let path = at(&format!("plan.{form}"), text);
+                    answered(&[task.to_owned(), "--plan".into(), path]).unwrap_or_else(|| panic!("{form}: {text}"))
+                };
+                assert_eq!(again, by_flags, "{form}: {text}");
+            }
+            same += 1;
+            if same == 3 {
+                break;
+            }
+        }
+        assert!(same > 0, "no plan of {engine} could run");
+    }
+}
+
+/// Every suggestion, applied, gives the numbers it promised.
+#[test]
+fn suggestions_keep_their_promise() {
+    for line in [
+        "train microsoft/phi-2 --batch-size 16 --gpu A100-80GB",
+        "train llama3-8b --gpu rtx4090 --seq-len 1024",
+        "train bert-large-uncased --batch-size 32 --seq-len 512 --gpu t4 --precision fp16",
+        "infer llama3-8b --gpu rtx3060 --prompt 512 --new-tokens 4",
+    ] {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let ask = |words: &[String]| -> Value {
+            serde_json::from_slice(&program().args(words).arg("--json").output().unwrap().stdout).unwrap()
+        };
+        let document = ask(&words);
+        let suggestions = document["suggestions"].as_array().unwrap_or_else(|| panic!("{line}: {document}"));
+        assert!(!suggestions.is_empty(), "{line}");
+        for suggestion in suggestions {
+            let mut file = document["request"]["settings"].clone();
+            vramcast_core::ask::tree::lay(&mut file, &suggestion["changes"]);
+            let path = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+            std::fs::write(path.path(), with_task(&words[0], &file).to_string()).unwrap();
+            let again = ask(&[words[0].clone(), words[1].clone(), "--plan".into(), path.path().display().to_string()]);
+            assert_eq!(again["totals"], suggestion["totals"], "{line}: {}", suggestion["change"]);
+        }
+    }
+}
