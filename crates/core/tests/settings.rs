@@ -27,7 +27,6 @@ fn model_for(row: &Setting) -> Model {
     match row.path {
         "batch.target_len" => catalogued("google-t5/t5-small"),
         "batch.images" => catalogued("Qwen/Qwen2-VL-2B-Instruct"),
-        "batch.audio_frames" => catalogued("openai/whisper-tiny"),
         _ => decoder(),
     }
 }
@@ -55,6 +54,9 @@ fn named(line: &str) -> Named {
     }
     found
 }
+
+/// Naming cards, axes or an engine makes another one run.
+const CHOOSES: [&str; 9] = ["engine", "gpus", "nodes", "dp", "dp-replicate", "tp", "pp", "cp", "ep"];
 
 /// Flags that make a runner run, unless they are there already.
 fn with_runner(mut names: Named, runner: Runner) -> Named {
@@ -119,6 +121,7 @@ fn settings_change_the_answer_where_they_are_honoured() {
             match (answer(&model, task(runner), &with), answer(&model, task(runner), &without)) {
                 (Ok(with), Ok(without)) if numbers(&with) != numbers(&without) => shown = true,
                 (Ok(with), Ok(without)) if with["notes"] != without["notes"] => shown = true,
+                (Ok(_), Ok(_)) if CHOOSES.contains(&row.flag) => {}
                 (Ok(_), Ok(_)) => silent.push(format!("--{} changes nothing on {}", row.flag, runner.title())),
                 (Ok(_), Err(_)) => shown = true,
                 (Err(faults), _) => refused.push(format!("{}: {}", runner.title(), faults[0])),
@@ -139,8 +142,7 @@ fn settings_are_refused_where_they_are_not_honoured() {
         let own: Named = named(row.example).into_iter().filter(|(name, _)| row.is_called(name)).collect();
         for runner in Runner::ALL {
             let other = table::all().any(|other| other.is_called(row.flag) && other.scope.has(runner));
-            // Naming cards, axes or an engine makes another one run.
-            let chooses = ["engine", "gpus", "nodes", "dp", "dp-replicate", "tp", "pp", "cp", "ep"].contains(&row.flag);
+            let chooses = CHOOSES.contains(&row.flag);
             if other || chooses || !row.scope.runners().any(|one| one.trains() == runner.trains()) {
                 continue;
             }
@@ -151,8 +153,12 @@ fn settings_are_refused_where_they_are_not_honoured() {
             match answer(&decoder(), task(runner), &with_runner(own.clone(), runner)) {
                 Ok(_) => taken.push(format!("--{} is taken by {}", row.flag, runner.title())),
                 Err(faults) => {
-                    let at = |fault: &Fault| fault.path == table::placed(row.path, runner) || fault.path == row.path;
-                    if !faults.iter().any(at) {
+                    let own = |fault: &Fault| {
+                        let named = table::all().filter(|other| other.is_called(row.flag));
+                        let mut places = named.map(|other| other.path);
+                        places.any(|path| fault.path == path || fault.path == table::placed(path, runner))
+                    };
+                    if !faults.iter().any(own) {
                         taken.push(format!("--{} on {}: {:?}", row.flag, runner.title(), faults[0]));
                     }
                 }

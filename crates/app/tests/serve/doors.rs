@@ -120,7 +120,8 @@ fn every_door_gives_the_same_document() {
                 let text = written["text"].as_str().unwrap();
                 let again = if form == "command" {
                     let line = text.trim().replacen("vramcast", env!("CARGO_BIN_EXE_vramcast"), 1);
-                    let shell = Command::new("sh").args(["-c", &format!("{line} --json --no-suggestions")]).output().unwrap();
+                    let shell =
+                        Command::new("sh").args(["-c", &format!("{line} --json --no-suggestions")]).output().unwrap();
                     serde_json::from_slice(&shell.stdout).unwrap_or_else(|_| panic!("{line}: {shell:?}"))
                 } else {
                     let path = at(&format!("plan.{form}"), text);

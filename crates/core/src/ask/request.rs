@@ -136,7 +136,9 @@ fn says_nothing(given: &Given) -> bool {
 
 /// Whether a tree only says that there is one of something.
 fn is_usual(tree: &Value) -> bool {
-    tree::leaves(tree).iter().all(|(path, value)| path.starts_with("parallel.") && *value == json!(1))
+    tree::leaves(tree).iter().all(|(path, value)| {
+        path.starts_with("parallel.") && !path.starts_with("parallel.engine.") && *value == json!(1)
+    })
 }
 
 /// A setting that whoever runs does not have, and who has it.

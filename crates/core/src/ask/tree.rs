@@ -57,8 +57,8 @@ fn lay_at(below: &mut Value, above: &Value, path: &str) {
         *below = above.clone();
         return;
     };
-    let tag = |object: &Map<String, Value>| object.get("method").cloned();
-    let replaces = over.contains_key("method") && tag(inner) != tag(over);
+    // Options without a method are of whichever is named later.
+    let replaces = inner.get("method").zip(over.get("method")).is_some_and(|(below, above)| below != above);
     // A card of one's own takes nothing from the usual one.
     if replaces || path == "gpu" {
         *below = above.clone();

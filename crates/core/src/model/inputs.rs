@@ -54,9 +54,9 @@ pub enum Sharing {
 pub struct Images {
     /// How many images (or tiles, for models that cut them).
     pub count: u64,
-    /// Height in pixels, or in patches for models fed with patches.
+    /// Height in pixels.
     pub height: u64,
-    /// Width in pixels, or in patches for models fed with patches.
+    /// Width in pixels.
     pub width: u64,
     /// Frames (1 for a still).
     pub frames: u64,

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::families;
+
 /// Numbers of a decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
@@ -56,7 +58,7 @@ impl Sizes {
     /// Its config.json.
     pub fn config(&self) -> Value {
         json!({
-            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": self.hidden,
+            "model_type": families::decoders::llama::FAMILY.model_types[0], "architectures": ["LlamaForCausalLM"], "hidden_size": self.hidden,
             "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads, "vocab_size": self.vocab,
             "intermediate_size": self.width(), "tie_word_embeddings": false,

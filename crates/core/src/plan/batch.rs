@@ -15,8 +15,7 @@ pub struct Batch {
     pub seq_len: u64,
     /// Tokens per sample of the decoder, in encoder-decoder models; as many as `seq_len` when absent.
     pub target_len: Option<u64>,
-    /// Images of the whole batch: how many, and their height and width in pixels; in patches for models whose processor
-    /// cuts images into patches (Qwen-VL).
+    /// Images of the whole batch: how many, and their height and width in pixels.
     pub images: Option<[u64; 3]>,
     /// Audio frames per sample.
     pub audio_frames: Option<u64>,
@@ -52,6 +51,9 @@ impl Batch {
     pub(super) fn check(&self, faults: &mut Faults) {
         faults.range("batch.batch_size", self.batch_size, 1..=MAX_SAMPLES);
         faults.range("batch.seq_len", self.seq_len, 0..=MAX_TOKENS);
+        for size in self.images.into_iter().flatten() {
+            faults.range("batch.images", size, 1..=1 << 16);
+        }
         let (path, all) = ("batch.real_tokens", self.tokens());
         if let Some(real) = self.real_tokens.filter(|real| *real > all) {
             let expected = format!("at most the {all} tokens of the batch");

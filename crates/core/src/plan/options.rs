@@ -172,6 +172,9 @@ impl TrainPlan {
                 }
                 notes.extend(options.notes(mesh));
             }
+            Some((Engine::Deepspeed(_), _)) if self.clip => {
+                notes.push("clipping changes nothing: DeepSpeed takes the norms of gradients anyway".into());
+            }
             Some((Engine::Ddp(Ddp { static_graph: true, .. }), _)) => {
                 notes.push("static_graph changes when the first step's gradients are reduced, not memory".into());
             }
@@ -188,6 +191,14 @@ impl TrainPlan {
 }
 
 impl InferPlan {
+    fn notes(&self) -> Vec<String> {
+        let mut notes = self.stack.unknown();
+        if self.batch.mask && self.new_tokens > 0 {
+            notes.push("batch.mask changes nothing: generate makes a mask of ones itself".into());
+        }
+        notes
+    }
+
     fn uses(&self, dtype: DType) -> bool {
         self.weights == dtype || self.quantization.as_ref().is_some_and(|quantization| quantization.compute == dtype)
     }
@@ -209,7 +220,7 @@ impl RunPlan {
     pub fn notes(&self) -> Vec<String> {
         let (mut notes, bf16) = match self {
             Self::Train(plan) => (plan.notes(), plan.uses(DType::BF16)),
-            Self::Infer(plan) => (plan.stack.unknown(), plan.uses(DType::BF16)),
+            Self::Infer(plan) => (plan.notes(), plan.uses(DType::BF16)),
             Self::Serve(_) => (Vec::new(), false),
         };
         notes.extend(emulated(self.gpu()).filter(|_| bf16));

@@ -35,7 +35,7 @@ pub fn train(subject: Subject<'_>, plan: &TrainPlan) -> Result<Value, String> {
     check(plan.attention, [plan.weights, plan.autocast.unwrap_or(plan.weights)])?;
     run.extend(keys::write(keys::ANY, &tree));
     run.extend(keys::write(keys::TRAINING, &tree));
-    insert_rest(&mut run, &plan.batch, plan.allocator, plan.quantization.as_ref());
+    insert_rest(&mut run, subject.model, &plan.batch, plan.allocator, plan.quantization.as_ref());
     match &plan.adapter {
         None => {}
         Some(AdapterPlan::Lora(plan)) => drop(run.insert("lora".into(), lora(plan))),
@@ -68,7 +68,7 @@ pub fn infer(subject: Subject<'_>, plan: &InferPlan) -> Result<Value, String> {
         CacheImplementation::Dynamic => {}
         _ => drop(run.insert("cache".into(), tree["cache"].clone())),
     }
-    insert_rest(&mut run, &plan.batch, plan.allocator, plan.quantization.as_ref());
+    insert_rest(&mut run, subject.model, &plan.batch, plan.allocator, plan.quantization.as_ref());
     let row = row(subject, run);
     // The probe forces the length, so that every run does the same work.
     same(&InferPlan { forced_length: true, ..plan.clone() }, &run::generation(&row)?)?;
@@ -108,12 +108,14 @@ fn row(subject: Subject<'_>, run: Map<String, Value>) -> Value {
 /// What has no place of its own in the table.
 fn insert_rest(
     run: &mut Map<String, Value>,
+    model: &Model,
     batch: &Batch,
     options: AllocatorOptions,
     quantization: Option<&Quantization>,
 ) {
     if let Some([_, height, width]) = batch.images {
-        run.insert("grid".into(), json!([height, width]));
+        let along = |pixels: u64| model.image_patches().map_or(pixels, |cut| cut.along(pixels));
+        run.insert("grid".into(), json!([along(height), along(width)]));
     }
     if let Some(quantization) = quantization {
         let name = tree(&quantization.scheme).as_str().unwrap_or_default().to_owned();

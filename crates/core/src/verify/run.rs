@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::keys::{self, put};
+use super::ledger::model_of;
 use crate::dtype::DType;
 use crate::plan::adapter::{AdapterPlan, LoraPlan, TaskType};
 use crate::plan::{
@@ -114,7 +115,10 @@ fn insert_media(row: &Value, tree: &mut Value) -> Result<(), String> {
     let run = &row["run"];
     let batch = run["batch"].as_u64().ok_or("run.batch is missing")?;
     if let Some([height, width]) = run["grid"].as_array().map(Vec::as_slice) {
-        put(tree, "batch.images", json!([batch, height, width]));
+        // Rows count patches.
+        let side = model_of(row)?.image_patches().map_or(1, |cut| cut.side);
+        let pixels = |patches: &Value| patches.as_u64().unwrap_or(0).saturating_mul(side);
+        put(tree, "batch.images", json!([batch, pixels(height), pixels(width)]));
     }
     if row["kind"] == "speech" {
         put(tree, "batch.audio_frames", 3000.into());
@@ -132,6 +136,10 @@ fn machine(row: &Value) -> Result<(Gpu, AllocatorOptions, Stack), String> {
     let (run, name) = (&row["run"], row["gpu"].as_str().unwrap_or_default());
     let named = KNOWN.iter().find(|card| name.contains(card.split('-').next().unwrap_or_default()));
     let mut gpu = named.and_then(|card| Gpus::embedded().find(card).ok()).unwrap_or_else(Gpu::h200);
+    if is_replayed(row) {
+        // The pretend driver gives every card the H200's.
+        gpu.machine.context = Some(Gpu::h200().context());
+    }
     if run["dist"].is_object() {
         // One card of a world that is not there: DDP's communicator is real and has no one to connect to, the others'
         // process group is torch's fake one.

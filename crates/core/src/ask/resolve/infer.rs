@@ -28,6 +28,7 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
         }
     }
     let Some(mut plan) = draft.plan::<InferPlan>() else { return Err(draft.faults.end().err().unwrap_or_default()) };
+    draft.images(model, &mut plan.batch);
     length(model, &mut draft, &mut plan, around.name);
     if around.lenient {
         draft.faults.clone().end()?;

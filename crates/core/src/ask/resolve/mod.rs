@@ -20,7 +20,7 @@ use super::request::{Request, Task};
 use super::runner::Runner;
 use super::{table, tree};
 use crate::model::{Inputs, Model};
-use crate::plan::{Fault, Faults, Framework, Gpus, Origin, PlanError, RunPlan, Situation};
+use crate::plan::{Batch, Fault, Faults, Framework, Gpus, Origin, PlanError, RunPlan, Situation};
 
 /// A plan that can run, and how it came about.
 #[derive(Debug, Clone)]
@@ -140,6 +140,21 @@ impl<'a> Draft<'a> {
         };
         if let Some(gpu) = gpu {
             self.tree["gpu"] = gpu;
+        }
+    }
+
+    /// Images as the model's processor scales them: to whole patches of those that are cut.
+    fn images(&mut self, model: &Model, batch: &mut Batch) {
+        let (Some([count, height, width]), Some(cut)) = (batch.images, model.image_patches()) else { return };
+        let grid = [cut.along(height), cut.along(width)];
+        let scaled = grid.map(|patches| patches.saturating_mul(cut.side));
+        self.notes.push(format!(
+            "images are scaled to {}x{} pixels, {}x{} patches, as the model's processor does",
+            scaled[0], scaled[1], grid[0], grid[1]
+        ));
+        batch.images = Some([count, scaled[0], scaled[1]]);
+        if scaled != [height, width] {
+            self.derived.push(("batch.images".into(), "as the model's processor scales them".into()));
         }
     }
 

@@ -23,6 +23,7 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     mesh::settle(&mut draft);
     engine::settle(&mut draft);
     let Some(mut plan) = draft.plan::<TrainPlan>() else { return Err(draft.faults.end().err().unwrap_or_default()) };
+    draft.images(model, &mut plan.batch);
     length(model, &mut draft, &mut plan, around.name);
     if around.lenient {
         draft.faults.clone().end()?;

@@ -163,7 +163,7 @@ pub(super) const ROWS: &[Setting] = &[
     )
     .from("torchtitan's default")
     .on(Topic::Pipeline, Scope::FSDP2)
-    .example("--first-stage-less-layers 2 --pp 2 --gpus 4"),
+    .example("--first-stage-less-layers 4 --pp 2 --gpus 4"),
     setting(
         "parallel.engine.fsdp2.pipeline.last_less",
         "last-stage-less-layers",

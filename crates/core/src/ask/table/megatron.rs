@@ -51,7 +51,7 @@ pub(super) const ROWS: &[Setting] = &[
         .on(M, CORE),
     setting("parallel.engine.megatron.overlap_grad_reduce", "overlap-grad-reduce", Kind::Switch, "Gradients in buckets that are reduced during backward")
         .on(M, Runner::Megatron.alone())
-        .example("--overlap-grad-reduce --gpus 2 --engine megatron"),
+        .example("--overlap-grad-reduce --gpus 6 --engine megatron"),
     setting("parallel.engine.megatron.gradient_accumulation_fusion", "no-gradient-accumulation-fusion", Kind::Off, "Weight gradients as tensors of their own before they are summed")
         .from("Megatron's default")
         .on(M, CORE)

@@ -101,7 +101,7 @@ pub(super) const ROWS: &[Setting] = &[
         .also(&["gpu-layers", "ngl"])
         .from("all")
         .on(S, Scope::LOCAL)
-        .example("--n-gpu-layers 10"),
+        .example("--n-gpu-layers 4"),
     setting("ubatch_size", "ubatch-size", Kind::Whole, "Tokens computed at once (-ub)")
         .also(&["ub"])
         .from("llama.cpp's default")
@@ -116,8 +116,14 @@ pub(super) const ROWS: &[Setting] = &[
         .also(&["fa"])
         .value("on|off")
         .from("llama.cpp's default")
-        .on(S, Scope::LOCAL)
+        .on(S, Scope::LLAMA_CPP)
         .example("--flash-attn=off"),
+    setting("flash_attn", "flash-attn", Kind::Spelled(FLASH), "Flash attention: on or off (OLLAMA_FLASH_ATTENTION)")
+        .also(&["fa"])
+        .value("on|off")
+        .from("off in Ollama")
+        .on(S, Runner::Ollama.alone())
+        .example("--flash-attn=on"),
     setting("cache_type_k", "cache-type-k", Kind::Text, "The ggml type of keys (-ctk)")
         .also(&["ctk"])
         .value("TYPE")
@@ -140,7 +146,7 @@ pub(super) const ROWS: &[Setting] = &[
         .also(&["sm"])
         .from("llama.cpp's default")
         .on(S, Scope::LLAMA_CPP)
-        .example("--split-mode row --tensor-split 1,1"),
+        .example("--split-mode tensor --tensor-split 1,1"),
     setting("n_cpu_moe", "n-cpu-moe", Kind::Whole, "Layers whose experts stay on the host (-ncmoe)")
         .also(&["ncmoe"])
         .from("none")

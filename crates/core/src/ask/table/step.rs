@@ -44,9 +44,7 @@ pub(super) const BATCH: &[Setting] = &[
         .value("NxHxW")
         .on(Topic::Batch, TOKENS)
         .example("--images 1x448x448"),
-    setting("batch.audio_frames", "audio-frames", Kind::Whole, "Audio frames per sample")
-        .on(Topic::Batch, TOKENS)
-        .example("--audio-frames 1500"),
+    setting("batch.audio_frames", "audio-frames", Kind::Whole, "Audio frames per sample").on(Topic::Batch, TOKENS),
     setting("batch.mask", "mask", Kind::Switch, "Pass an attention mask of ones")
         .from("a plain training loop passes none")
         .on(Topic::Batch, TOKENS)
@@ -186,8 +184,7 @@ pub(super) const STEP: &[Setting] = &[
         .on(Topic::Kernels, Scope::TORCH)
         .example("--drop-outputs"),
     setting("keep_loss", "keep-loss", Kind::Switch, "The training loop does not delete the loss: it is alive, with its graph, until the next one is there")
-        .on(Topic::Kernels, Scope::ONE_CARD)
-        .example("--keep-loss --framework litgpt"),
+        .on(Topic::Kernels, Scope::ONE_CARD),
     setting("frozen", "freeze", Kind::Names, "Do not train these: embeddings, vision, first-N-layers, or parameters whose name starts so")
         .value("PARTS")
         .on(Topic::Kernels, Scope::TORCH)

@@ -89,7 +89,7 @@ fn options(row: &Value) -> Result<Megatron, String> {
         cross_entropy: CrossEntropy::Te,
         moe: Experts {
             shared_expert_overlap: row["moe"]["shared_expert_overlap"] == true,
-            router_fp32: true,
+            router_fp32: row["moe"].is_object() || number(&row["ep"]).is_some(),
             dispatcher: match text("dispatcher").contains("HybridEP") {
                 true => Dispatcher::Hybridep,
                 false => Dispatcher::Alltoall,

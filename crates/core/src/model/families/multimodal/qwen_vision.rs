@@ -4,7 +4,7 @@ use super::parts::{dimension, turn};
 use crate::dtype::DType;
 use crate::model::blocks::attention;
 use crate::model::op::{Attention, Convolution, EagerStyle, Input, Op, Unary};
-use crate::model::{Config, Graph, ModelError, Value};
+use crate::model::{Config, Graph, ImagePatches, ModelError, Value};
 
 /// Sizes that all three towers have.
 #[derive(Debug, Clone, Copy)]
@@ -77,11 +77,12 @@ impl Patches {
     /// The patches of this batch; a small square when it has no images.
     pub(super) fn grid(&self, g: &mut Graph) -> Grid {
         let side = self.merge.saturating_mul(2);
+        let cut = ImagePatches { side: self.patch, merge: self.merge };
         let grid = g.inputs.images.map_or(Grid { images: 1, frames: 1, height: side, width: side }, |images| Grid {
             images: images.count,
             frames: images.frames.div_ceil(self.temporal).max(1),
-            height: images.height,
-            width: images.width,
+            height: cut.along(images.height),
+            width: cut.along(images.width),
         });
         let fits =
             grid.height.is_multiple_of(self.merge) && grid.width.is_multiple_of(self.merge) && grid.patches() > 0;
