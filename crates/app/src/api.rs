@@ -13,7 +13,7 @@ use crate::ask::card::Machine;
 use crate::ask::found::{Reach, Sizes, Subject};
 use crate::ask::question::{Prepared, Question};
 use crate::ask::solve::{self, Need};
-use crate::ask::{files, formula, inspect, job, table};
+use crate::ask::{engines, files, formula, inspect, job, table};
 use crate::env::Environment;
 use crate::failure::{Door, Failure};
 use crate::settings::Settings;
@@ -194,14 +194,27 @@ impl Asking {
             all_cards: self.is_on("all_gpus"),
         };
         // What only text shows.
-        (self.is_on("explain"), self.is_on("timeline"));
+        self.is_on("explain");
+        self.is_on("timeline");
         let method = self.text("method")?.filter(|name| name != "simulate");
         if let Some(name) = method {
             return self.formula(task, &name, settings);
         }
         let solve = self.text("solve")?;
         let (concurrency, tabled) = (self.number("concurrency")?, self.is_on("table"));
-        let prepared = self.question(task)?.prepare(Reach::Machine, settings)?;
+        let question = self.question(task)?;
+        if question.is_to_all() {
+            let prepared = question.to_each(Reach::Machine, settings)?;
+            if tabled {
+                return Ok((table::table(&prepared.iter().collect::<Vec<_>>())?.document, true));
+            }
+            if solve.is_some() {
+                return Err(Failure::bad_input("solve needs one engine").hint("name it"));
+            }
+            let answers = engines::answers(&prepared, wanted)?;
+            return Ok((engines::document(&answers), answers.iter().all(|answer| answer.fits)));
+        }
+        let prepared = question.prepare(Reach::Machine, settings)?;
         if let Some(name) = solve {
             let wanted = solve::Wanted::find(&name)
                 .ok_or_else(|| Failure::bad_input(format!("solve: {name} is not batch, context, gpu or gpus")))?;

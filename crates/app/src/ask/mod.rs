@@ -12,10 +12,12 @@
 //! | [`formula`] | what a published formula says |
 //! | [`lists`] | what vramcast knows |
 //! | [`solve`], [`table`] | the other way round; many answers side by side |
+//! | [`engines`] | one question to every engine that serves |
 //! | [`job`] | job files: a model in numbers, how it is trained, on what |
 
 pub(crate) mod card;
 pub(crate) mod compare;
+pub(crate) mod engines;
 pub(crate) mod files;
 pub(crate) mod formula;
 pub(crate) mod found;

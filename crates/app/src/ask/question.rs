@@ -14,7 +14,7 @@ use crate::failure::{Failure, Place};
 use crate::settings::Settings;
 
 /// What is asked, and about which model.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Question {
     /// The model.
     pub(crate) subject: Subject,
@@ -73,7 +73,8 @@ impl Question {
             self.asked.trees.push(tree);
             self.asked.notes.extend(content.notes);
         }
-        let mut request = self.asked.request().map_err(fault)?;
+        let runner = self.asked.runner();
+        let mut request = self.asked.request().map_err(|faults| Failure::faults(faults, runner))?;
         look_up(&mut request, reach)?;
         let cards = self.machine.cards(settings)?;
         let named = request.stated.get("gpu").cloned();

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use serde_json::json;
-use vramcast_core::ask::{Answer as Answered, Asked, Given, Runner, Scope, Task};
+use vramcast_core::ask::{Asked, Given, Runner, Task};
 use vramcast_core::lens::{Method, Question as Formula};
 use vramcast_core::plan::InferPlan;
 
@@ -18,7 +17,7 @@ use crate::ask::found::{Found, Reach};
 use crate::ask::question::{Prepared, Question};
 use crate::ask::solve::{self, Wanted};
 use crate::ask::table::{self, Cell};
-use crate::ask::{files, formula};
+use crate::ask::{engines, files, formula};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::render;
@@ -53,7 +52,7 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
     arguments.check()?;
-    if arguments.engine().as_deref() == Some("all") {
+    if arguments.question()?.is_to_all() {
         return arguments.all_engines(context);
     }
     if let Some(method) = arguments.lens.method.lens() {
@@ -102,43 +101,18 @@ impl Arguments {
         self.question()?.prepare(Reach::Machine, &context.settings)
     }
 
-    /// The same to every engine that serves, with the settings each one has.
-    fn each_engine(&self, context: &Context) -> Result<Vec<Prepared>, Failure> {
-        let one = |runner: Runner| {
-            let mut question = self.question()?;
-            // A word that means something else to transformers is meant for one engine.
-            let other = |name: &String| {
-                let [own, one] = [Runner::Transformers, runner].map(|who| table_row(name, who));
-                matches!((own, one), (Some(own), Some(one)) if own.path != one.path)
-            };
-            if let Some((name, _)) = question.asked.named.iter().find(|(name, _)| other(name)) {
-                return Err(Failure::bad_input(format!("--{name} means another thing to each engine"))
-                    .hint("name one with --engine"));
-            }
-            question.asked.named.retain(|(name, _)| name != "engine" && honoured(name, runner));
-            question.asked.named.push(("engine".into(), Given::Text(runner.name().into())));
-            question.prepare(Reach::Machine, &context.settings)
-        };
-        Scope::SERVE.runners().map(one).collect()
-    }
-
     fn all_engines(&self, context: &Context) -> Result<Answer, Failure> {
-        let prepared = self.each_engine(context)?;
+        let prepared = self.question()?.to_each(Reach::Machine, &context.settings)?;
         if self.table {
             return tabled(&prepared.iter().collect::<Vec<_>>(), context);
         }
         if self.solve.is_some() {
             return Err(Failure::bad_input("--solve needs one engine").hint("name it with --engine"));
         }
-        let wanted = self.output.wanted()?;
-        let answers: Vec<Answered> = prepared.iter().map(|one| one.answer(wanted)).collect::<Result<_, _>>()?;
+        let answers = engines::answers(&prepared, self.output.wanted()?)?;
         let exit = if answers.iter().all(|answer| answer.fits) { Exit::Success } else { Exit::No };
         if context.text_or_json("infer --engine all")? {
-            let documents: Vec<_> = answers.iter().map(Answered::document).collect();
-            let budgets: Vec<_> = answers.iter().flat_map(|answer| answer.report.budgets.clone()).collect();
-            let buffers: Vec<_> = answers.iter().flat_map(|answer| answer.report.buffers.clone()).collect();
-            let document = json!({"schema": 1, "engines": documents, "budgets": budgets, "buffers": buffers});
-            return Ok(Answer::document(document, exit));
+            return Ok(Answer::document(engines::document(&answers), exit));
         }
         let reports: Vec<_> = answers.iter().map(|answer| &answer.report).collect();
         Ok(Answer::text(render::serving::side_by_side(&reports), exit))
@@ -200,15 +174,6 @@ impl Arguments {
 }
 
 /// The setting of a name that an engine has.
-fn table_row(name: &str, runner: Runner) -> Option<&'static vramcast_core::ask::Setting> {
-    vramcast_core::ask::table::called(name, runner).filter(|row| row.scope.has(runner))
-}
-
-/// Whether an engine has a setting of this name.
-fn honoured(name: &str, runner: Runner) -> bool {
-    table_row(name, runner).is_some()
-}
-
 fn wanted(text: &str) -> Result<Wanted, String> {
     Wanted::find(text).ok_or_else(|| "batch, context, gpu or gpus".into())
 }

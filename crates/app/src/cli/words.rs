@@ -128,7 +128,7 @@ impl Words<'_> {
         };
         let next = self.rest.peek()?;
         let begins = |word: &&str| next == word || word.strip_suffix('N').is_some_and(|start| next.starts_with(start));
-        let meant = words.iter().any(|word| begins(&word)) || read::truth(next).is_some_and(|_| next.len() > 1);
+        let meant = words.iter().any(begins) || read::truth(next).is_some_and(|_| next.len() > 1);
         meant.then(|| self.rest.next().cloned()).flatten()
     }
 

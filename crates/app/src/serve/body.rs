@@ -13,7 +13,8 @@ use vramcast_core::plan::{InferPlan, ServePlan, TrainPlan};
 
 use super::problem::Problem;
 use crate::ask::found::Subject;
-use crate::ask::question::Question;
+use crate::ask::question::{Prepared, Question};
+use crate::serve::Service;
 
 /// How long a body may take to come.
 const LONGEST_UPLOAD: Duration = Duration::from_secs(10);
@@ -96,6 +97,20 @@ impl Wish {
         let asked =
             Asked { task, framework: self.framework, trees: vec![Value::Object(self.plan)], named, ..Asked::default() };
         Ok(Question { subject: subject?, asked, ..Question::default() })
+    }
+
+    /// The question, ready to be answered.
+    pub(crate) fn prepare(
+        self,
+        task: Task,
+        subject: Result<Subject, Problem>,
+        service: &Service,
+    ) -> Result<Prepared, Problem> {
+        let inside = self.gpu.is_none() && self.plan.contains_key("gpu");
+        self.question(task, subject)?.prepare(service.reach, &service.settings).map_err(|failure| {
+            let problem = Problem::from(failure);
+            if inside && problem.field.as_deref() == Some("/gpu") { problem.at("/plan/gpu") } else { problem }
+        })
     }
 }
 

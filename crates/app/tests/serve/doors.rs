@@ -111,12 +111,12 @@ fn every_door_gives_the_same_document() {
             if serves {
                 body.insert("engine".into(), json!(engine));
             }
-            let by_http = server.post(&format!("/api/v1/{task}"), &Value::Object(body.clone())).document();
+            let by_http = server.post(&format!("/{task}"), &Value::Object(body.clone())).document();
             assert_eq!(by_http, by_flags, "HTTP: {words:?}");
             body.insert("kind".into(), json!(task));
             for form in ["command", "yaml", "toml"] {
                 body.insert("form".into(), json!(form));
-                let written = server.post("/api/v1/plan/write", &Value::Object(body.clone())).document();
+                let written = server.post("/plan/write", &Value::Object(body.clone())).document();
                 let text = written["text"].as_str().unwrap();
                 let again = if form == "command" {
                     let line = text.trim().replacen("vramcast", env!("CARGO_BIN_EXE_vramcast"), 1);

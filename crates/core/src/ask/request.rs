@@ -57,22 +57,39 @@ impl Asked {
         self.named.iter().rev().find(|(known, _)| known == name).map(|(_, given)| given)
     }
 
-    /// The layers as one.
-    pub fn request(self) -> Result<Request, Vec<Fault>> {
+    fn laid(&self) -> Value {
         let mut stated = json!({});
         for tree in &self.trees {
             let mut tree = tree.clone();
             plain_names(&mut tree);
             tree::lay(&mut stated, &tree);
         }
+        stated
+    }
+
+    fn deduced(&self, stated: &Value) -> Result<Runner, Fault> {
+        match self.task {
+            Task::Train => trainer(stated, &self.named),
+            Task::Infer => server(stated, &self.named),
+        }
+    }
+
+    fn simplest(&self) -> Runner {
+        if self.task == Task::Train { Runner::OneCard } else { Runner::Transformers }
+    }
+
+    /// Who would run it; the simplest one where what is asked names nobody that is known.
+    pub fn runner(&self) -> Runner {
+        self.deduced(&self.laid()).unwrap_or_else(|_| self.simplest())
+    }
+
+    /// The layers as one.
+    pub fn request(self) -> Result<Request, Vec<Fault>> {
+        let mut stated = self.laid();
         let mut faults = Faults::default();
-        let runner = match self.task {
-            Task::Train => trainer(&stated, &self.named),
-            Task::Infer => server(&stated, &self.named),
-        };
-        let runner = runner.unwrap_or_else(|fault| {
+        let runner = self.deduced(&stated).unwrap_or_else(|fault| {
             faults.add(fault);
-            if self.task == Task::Train { Runner::OneCard } else { Runner::Transformers }
+            self.simplest()
         });
         for layer in named(&self, runner, &mut faults) {
             // Names that may be given several times add up within a layer.

@@ -46,9 +46,11 @@ impl Words for Keywords {
 /// The row whose flag people would use for a place.
 fn flagged(path: &str, runner: super::Runner) -> Option<&'static Setting> {
     let exact = |row: &&Setting| !row.flag.is_empty() && table::placed(row.path, runner) == path;
+    let kin = |row: &&Setting| row.scope.runners().any(|one| one.trains() == runner.trains());
+    // A flag that means something else to whoever runs names nothing here.
+    let foreign = |row: &&Setting| !table::all().any(|own| own.scope.has(runner) && own.is_called(row.flag));
     let own = table::all().filter(|row| row.scope.has(runner)).find(exact);
-    own.or_else(|| table::all().find(exact))
-        .or_else(|| table::at(path, runner.alone()).filter(|row| !row.flag.is_empty()))
+    own.or_else(|| table::all().filter(exact).filter(kin).find(foreign)).or_else(|| table::all().find(exact))
 }
 
 /// Everything that was asked for, as words of a command line.

@@ -71,7 +71,7 @@ pub(super) fn in_training(model: &Model, plan: &TrainPlan) -> Result<Found, Plan
     let Some(quantization) = read(model)? else { return Ok(Found::dense(Vec::new())) };
     let description = &quantization.description;
     if plan.quantization.is_some() {
-        return Err(twice(&description));
+        return Err(twice(description));
     }
     let kernel = match quantization.scheme() {
         Scheme::BitsAndBytes => None,

@@ -67,10 +67,10 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<Job>,
     /// A serving engine's own account: its pool of blocks.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub budgets: Vec<Budget>,
     /// A serving engine's own account: its buffers, device by device.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buffers: Vec<Buffered>,
     /// Which cards hold it.
     pub verdicts: Vec<Verdict>,

@@ -69,7 +69,8 @@ fn quantiles(errors: Vec<f64>) -> Option<Quantiles> {
 
 /// The table of a set's groups: absolute errors in percent.
 pub fn table(set: &Set) -> Vec<Vec<String>> {
-    let columns: &[(&str, fn(&Group) -> Option<f64>)] = &[
+    type Column = (&'static str, fn(&Group) -> Option<f64>);
+    let columns: &[Column] = &[
         ("allocated: median", |group| Some(group.allocated?.median)),
         ("p95", |group| Some(group.allocated?.p95)),
         ("worst", |group| Some(group.allocated?.worst)),

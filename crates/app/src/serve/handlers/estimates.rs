@@ -12,7 +12,7 @@ use vramcast_core::report::Totals;
 
 use super::Shared;
 use crate::ask::question::Prepared;
-use crate::ask::{compare, inspect};
+use crate::ask::{compare, engines, inspect};
 use crate::serve::Service;
 use crate::serve::body::{CompareRequest, InferRequest, InspectRequest, Json, PlanRequest, TrainRequest, Wish};
 use crate::serve::document::Document;
@@ -27,8 +27,7 @@ pub(crate) async fn train(State(service): Shared, Json(mut request): Json<TrainR
             let subject = request.subject();
             let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
             let wanted = Wanted { suggestions: request.suggestions, all_cards: request.gpus_all, ..Wanted::default() };
-            let question = wish.question(Task::Train, subject)?;
-            Ok(question.prepare(service.reach, &service.settings)?.answer(wanted)?.document())
+            Ok(wish.prepare(Task::Train, subject, service)?.answer(wanted)?.document())
         })
         .await
 }
@@ -41,8 +40,11 @@ pub(crate) async fn infer(State(service): Shared, Json(mut request): Json<InferR
             let (engine, engine_options) = (request.engine, request.engine_options);
             let wish = Wish { plan: request.plan, gpu: request.gpu, engine, engine_options, ..Wish::default() };
             let wanted = Wanted { suggestions: request.suggestions, all_cards: request.gpus_all, ..Wanted::default() };
-            let question = wish.question(Task::Infer, subject)?;
-            Ok(question.prepare(service.reach, &service.settings)?.answer(wanted)?.document())
+            if wish.engine.as_deref() == Some("all") {
+                let prepared = wish.question(Task::Infer, subject)?.to_each(service.reach, &service.settings)?;
+                return Ok(engines::document(&engines::answers(&prepared, wanted)?));
+            }
+            Ok(wish.prepare(Task::Infer, subject, service)?.answer(wanted)?.document())
         })
         .await
 }
@@ -64,7 +66,7 @@ pub(crate) async fn compare(State(service): Shared, Json(mut request): Json<Comp
         .answer(move |service| {
             let subject = request.subject();
             let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
-            let prepared = wish.question(Task::Train, subject)?.prepare(service.reach, &service.settings)?;
+            let prepared = wish.prepare(Task::Train, subject, service)?;
             let (plan, notes) = prepared.train(true)?;
             let formula = Formula::of_train(&plan);
             Ok(compare::beside_the_simulation(&prepared.found, &plan, &formula, notes)?.document())
@@ -114,7 +116,7 @@ struct Change {
     totals: Totals,
     /// Whether it then fits.
     fits: bool,
-    /// What it changes in the plan: a JSON merge patch (RFC 7396).
+    /// What it changes: a part of a plan, to be laid over it.
     changes: Value,
 }
 
@@ -156,6 +158,6 @@ impl Service {
             engine: request.engine,
             engine_options: request.engine_options,
         };
-        Ok(wish.question(request.kind, subject)?.prepare(self.reach, &self.settings)?)
+        wish.prepare(request.kind, subject, self)
     }
 }

@@ -85,7 +85,7 @@ impl Service {
             engine: request.engine,
             engine_options: request.engine_options,
         };
-        let prepared = wish.question(request.kind, subject)?.prepare(self.reach, &self.settings)?;
+        let prepared = wish.prepare(request.kind, subject, self)?;
         // A plan that cannot run is not written down as if it could.
         let answer = prepared.answer(Wanted::default())?;
         let report = || render::report::page(&answer.report, &[]);
