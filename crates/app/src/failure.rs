@@ -5,6 +5,7 @@ use vramcast_core::ask::Runner;
 use vramcast_core::ask::resolve::faults_of;
 use vramcast_core::ask::spell::{Flags, Keywords};
 use vramcast_core::model::ModelError;
+use vramcast_core::plan::fault::place;
 use vramcast_core::plan::{Fault, PlanError, Words};
 
 use crate::exit::Exit;
@@ -177,7 +178,7 @@ struct Fields(Runner);
 
 impl Words for Fields {
     fn setting(&self, path: &str) -> String {
-        field(path, self.0.serves()).trim_start_matches('/').replace('/', ".")
+        field(place(path), self.0.serves()).trim_start_matches('/').replace('/', ".")
     }
 
     fn change(&self, path: &str, value: &Value) -> String {

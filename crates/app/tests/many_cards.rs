@@ -35,7 +35,7 @@ fn flags_of_ddp_and_fsdp_reach_the_plan() {
     assert_eq!(strategy("SHARD_GRAD_OP", &[]), "grad-op");
     assert_eq!(strategy("hybrid", &["--dp-replicate", "2"]), "full");
     assert!(refused(&["--engine", "fsdp", "--sharding-strategy", "hybrid"]).contains("--dp-replicate"));
-    assert!(refused(&["--sharding-strategy", "no"]).contains("FSDP1"));
+    assert!(refused(&["--sharding-strategy", "no"]).contains("fsdp1"));
     assert_eq!(engine(&["--reshard-root", "true"])["fsdp2"]["reshard_root"], true);
 }
 
@@ -62,7 +62,7 @@ fn single_keys_of_deepspeed_are_flags_too() {
     assert!(refused(&["--zero-option", "overlap_comm"]).contains("KEY=VALUE"));
     assert!(refused(&["--zero", "3", "--zero-option", "mics_shard_size=3"]).contains("mics_shard_size 3"));
     assert!(refused(&["--zero", "2", "--zero-option", "mics_shard_size=4"]).contains("stage 3"));
-    assert!(refused(&["--zero", "3", "--zero-option", "zero_hpz_partition_size=3"]).contains("2 and 4"));
+    assert!(refused(&["--zero", "3", "--zero-option", "zero_hpz_partition_size=3"]).contains("=2"));
 }
 
 #[test]

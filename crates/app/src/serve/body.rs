@@ -106,11 +106,7 @@ impl Wish {
         subject: Result<Subject, Problem>,
         service: &Service,
     ) -> Result<Prepared, Problem> {
-        let inside = self.gpu.is_none() && self.plan.contains_key("gpu");
-        self.question(task, subject)?.prepare(service.reach, &service.settings).map_err(|failure| {
-            let problem = Problem::from(failure);
-            if inside && problem.field.as_deref() == Some("/gpu") { problem.at("/plan/gpu") } else { problem }
-        })
+        Ok(self.question(task, subject)?.prepare(service.reach, &service.settings)?)
     }
 }
 

@@ -52,8 +52,8 @@ fn infer_is_the_commands() {
     let flags = ["--context", "4096", "--gpu-memory-utilization", "0.8", "--speculative-model", "gpt2"];
     let expected = printed(&[["infer", "llama3-8b", "--engine", "vllm"].as_slice(), &flags].concat());
     assert_eq!(answer.document(), expected);
-    let noted = server.post("/infer", &json!({"model": "gpt2", "engine": "vllm", "plan": {"beams": 2}})).document();
-    assert!(noted["notes"][0].as_str().unwrap().contains("beams"));
+    let beams = server.post("/infer", &json!({"model": "gpt2", "engine": "vllm", "plan": {"beams": 2}})).problem();
+    assert_eq!(beams, (422, Some("/engine_options/beams".into())));
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn problems_name_the_field() {
     assert_eq!(refused("/train", train(json!({"batch": {"size": 1}}))), at("/plan/batch/size"));
     assert_eq!(refused("/train", train(json!({"batch": {"seq_len": -1}}))), at("/plan/batch/seq_len"));
     assert_eq!(refused("/train", train(json!({"optimizer": {"kind": "sgdd"}}))), at("/plan/optimizer/kind"));
-    assert_eq!(refused("/train", train(json!({"gpu": "B9000"}))), at("/plan/gpu"));
+    assert_eq!(refused("/train", train(json!({"gpu": "B9000"}))), at("/gpu"));
     let mesh = |mesh: Value| train(json!({"parallel": {"mesh": mesh, "engine": {"megatron": {}}}}));
     assert_eq!(refused("/train", mesh(json!({"tp": 3}))), at("/plan/parallel/mesh/tp"));
     assert_eq!(refused("/train", mesh(json!({"pp": 5}))), at("/plan/parallel/mesh/pp"));

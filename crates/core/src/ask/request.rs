@@ -164,7 +164,9 @@ fn without_effect(row: &super::Setting, runner: Runner, scope: Scope) -> Fault {
         Runner::OneCard => "without several cards".to_owned(),
         other => format!("on {}", other.title()),
     };
-    let fault = Fault::no_effect(table::placed(row.path, runner), on);
+    // The name that was given, where a place has several.
+    let path = table::placed(row.path, runner);
+    let fault = Fault { path: path.clone(), ..Fault::no_effect(format!("{path}#{}", row.flag), on) };
     let who: Vec<Runner> = row.scope.runners().filter(|one| scope.has(*one)).collect();
     if who.is_empty() || who.len() > 3 || who.contains(&Runner::OneCard) {
         return fault;

@@ -45,6 +45,9 @@ impl Words for Keywords {
 
 /// The row whose flag people would use for a place.
 fn flagged(path: &str, runner: super::Runner) -> Option<&'static Setting> {
+    if let Some((_, flag)) = path.split_once('#') {
+        return table::all().find(|row| row.flag == flag);
+    }
     let exact = |row: &&Setting| !row.flag.is_empty() && table::placed(row.path, runner) == path;
     let kin = |row: &&Setting| row.scope.runners().any(|one| one.trains() == runner.trains());
     // A flag that means something else to whoever runs names nothing here.

@@ -102,13 +102,18 @@ pub trait Words {
     fn change(&self, path: &str, value: &Value) -> String;
 }
 
+/// A place without the name that was used for it, which may follow a `#`.
+pub fn place(path: &str) -> &str {
+    path.split('#').next().unwrap_or(path)
+}
+
 /// Places in a plan as they are: the words of the core itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Places;
 
 impl Words for Places {
     fn setting(&self, path: &str) -> String {
-        path.to_owned()
+        place(path).to_owned()
     }
 
     fn change(&self, path: &str, value: &Value) -> String {
