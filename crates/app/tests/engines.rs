@@ -155,7 +155,7 @@ fn options_without_effect_are_refused() {
     for (flag, value) in values {
         refused(&["--engine", "vllm", flag, value], flag);
     }
-    for flag in ["--sample", "--eager", "--no-kv-cache", "--explain", "--timeline", "--all-gpus", "--no-suggestions"] {
+    for flag in ["--sample", "--eager", "--no-kv-cache", "--explain", "--timeline"] {
         refused(&["--engine", "llama.cpp", flag], flag);
     }
     refused(&["--engine", "vllm", "--solve", "context", "--context", "4096"], "--context");

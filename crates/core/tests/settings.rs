@@ -27,6 +27,8 @@ fn model_for(row: &Setting) -> Model {
     match row.path {
         "batch.target_len" => catalogued("google-t5/t5-small"),
         "batch.images" => catalogued("Qwen/Qwen2-VL-2B-Instruct"),
+        // More than one bucket.
+        "parallel.engine.megatron.overlap_grad_reduce" => catalogued("Qwen/Qwen3-8B"),
         _ => decoder(),
     }
 }
@@ -122,6 +124,8 @@ fn settings_change_the_answer_where_they_are_honoured() {
                 (Ok(with), Ok(without)) if numbers(&with) != numbers(&without) => shown = true,
                 (Ok(with), Ok(without)) if with["notes"] != without["notes"] => shown = true,
                 (Ok(_), Ok(_)) if CHOOSES.contains(&row.flag) => {}
+                // Off is what Ollama has anyway.
+                (Ok(_), Ok(_)) if (row.flag, runner) == ("flash-attn", Runner::Ollama) => {}
                 (Ok(_), Ok(_)) => silent.push(format!("--{} changes nothing on {}", row.flag, runner.title())),
                 (Ok(_), Err(_)) => shown = true,
                 (Err(faults), _) => refused.push(format!("{}: {}", runner.title(), faults[0])),

@@ -4,7 +4,7 @@ use serde_json::Value;
 use vramcast_core::ask::file::Content;
 use vramcast_core::ask::resolve::Settled;
 use vramcast_core::ask::{self, Answer, Asked, Request, Surroundings, Task, Wanted, tree};
-use vramcast_core::model::Model;
+use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::{Gpus, InferPlan, RunPlan, TrainPlan};
 
 use super::card::{Card, Machine};
@@ -163,6 +163,10 @@ impl Prepared {
     }
 
     fn failed(&self, faults: Vec<vramcast_core::plan::Fault>) -> Failure {
+        // A config that is no model is told by its key.
+        if let Some(Err(error)) = self.found.model.as_ref().map(|model| model.program(Inputs::inventory())) {
+            return error.into();
+        }
         match faults.as_slice() {
             [one] if one.path == "model" => Failure::bad_input(one.problem.clone()).at(Place::Model),
             _ => Failure::faults(faults, self.request.runner),

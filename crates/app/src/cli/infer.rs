@@ -154,8 +154,16 @@ impl Arguments {
         if let Some(wanted) = self.solve {
             solve::Need { wanted, concurrency: self.concurrency }.check(serves)?;
         }
-        let what = if self.table { "--table" } else { "--solve" };
+        let what = match (self.table, self.solve) {
+            (true, _) => "with --table",
+            (_, Some(_)) => "with --solve",
+            _ => "on a serving engine",
+        };
         let mut unseen: Vec<String> = Vec::new();
+        if serves {
+            let told = |flag: &&str| ["--explain", "--timeline"].contains(flag);
+            unseen.extend(self.output.given().into_iter().filter(told).map(str::to_owned));
+        }
         if self.solve.is_some() || self.table {
             unseen.extend(self.output.given().into_iter().map(str::to_owned));
         }
@@ -167,7 +175,7 @@ impl Arguments {
         };
         unseen.extend(tried.iter().filter(|name| self.settings.gives(name)).map(|name| format!("--{name}")));
         match unseen.first() {
-            Some(flag) => Err(Failure::bad_input(format!("{flag} has no effect with {what}")).hint("leave it out")),
+            Some(flag) => Err(Failure::bad_input(format!("{flag} has no effect {what}")).hint("leave it out")),
             None => Ok(()),
         }
     }

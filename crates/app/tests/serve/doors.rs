@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Server, program};
 
-const MODEL: &str = "Qwen/Qwen2.5-0.5B";
+const MODEL: &str = "TinyLlama/TinyLlama-1.1B-Chat-v1.0";
 
 /// Numbers that repeat.
 struct Draw(u64);

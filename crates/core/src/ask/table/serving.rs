@@ -116,14 +116,8 @@ pub(super) const ROWS: &[Setting] = &[
         .also(&["fa"])
         .value("on|off")
         .from("llama.cpp's default")
-        .on(S, Scope::LLAMA_CPP)
+        .on(S, Scope::LOCAL)
         .example("--flash-attn=off"),
-    setting("flash_attn", "flash-attn", Kind::Spelled(FLASH), "Flash attention: on or off (OLLAMA_FLASH_ATTENTION)")
-        .also(&["fa"])
-        .value("on|off")
-        .from("off in Ollama")
-        .on(S, Runner::Ollama.alone())
-        .example("--flash-attn=on"),
     setting("cache_type_k", "cache-type-k", Kind::Text, "The ggml type of keys (-ctk)")
         .also(&["ctk"])
         .value("TYPE")
