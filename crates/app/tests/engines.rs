@@ -168,11 +168,10 @@ fn options_without_effect_are_refused() {
     refused(&["--table", "--prompt", "4"], "--prompt");
     refused(&["--table", "--explain"], "--explain");
     refused(&["--new-tokens", "0", "--beams", "4"], "--beams");
-    refused(&["--num-assistant-tokens", "5"], "--num-assistant-tokens");
+    refused(&["--num-assistant-tokens", "5"], "--assistant-model");
     refused(&["--accepted", "none"], "--accepted");
     refused(&["--engine", "vllm", "--prompt-lookup-num-tokens", "5"], "--prompt-lookup-num-tokens");
     refused(&["--new-tokens", "0", "--cache", "static"], "--cache");
-    refused(&["--cache-bits", "2"], "--cache-bits");
     refused(&["--cache", "quantized", "--cache-bits", "3"], "cache-bits");
 }
 
