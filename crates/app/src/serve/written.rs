@@ -2,23 +2,15 @@
 
 use serde_json::{Map, Value};
 
-use vramcast_core::ask::spell;
+use vramcast_core::ask::{spell, tree};
 
 use crate::failure::Failure;
 
-/// A tree without the keys that say nothing.
-pub(crate) fn without_nulls(value: Value) -> Value {
-    match value {
-        Value::Object(object) => {
-            let kept = object.into_iter().filter(|(_, value)| !value.is_null());
-            Value::Object(kept.map(|(key, value)| (key, without_nulls(value))).collect())
-        }
-        other => other,
-    }
-}
-
 /// As TOML.
 pub(crate) fn toml(value: &Value) -> Result<String, Failure> {
+    if let Some((path, _)) = tree::leaves(value).into_iter().find(|(_, value)| value.is_null()) {
+        return Err(Failure::bad_input(format!("{path} is null here, and TOML has no null")).hint("use YAML or JSON"));
+    }
     toml::to_string(value).map_err(|error| Failure::bad_input(format!("the plan cannot be written as TOML: {error}")))
 }
 
@@ -68,6 +60,7 @@ pub(crate) fn command(command: &str, model: &str, words: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::Door;
     use serde_json::json;
 
     fn plan() -> Value {
@@ -81,7 +74,9 @@ mod tests {
         assert!(text.contains("batch:\n  batch_size: 4\n") && text.contains("gpu: \"RTX 4090\"\n"), "{text}");
         assert_eq!(serde_saphyr::from_str::<Value>(&text).unwrap(), plan());
         assert_eq!(toml::from_str::<Value>(&toml(&plan()).unwrap()).unwrap(), plan());
-        assert_eq!(without_nulls(json!({"a": null, "b": {"c": null, "d": 1}})), json!({"b": {"d": 1}}));
+        let reset = json!({"batch": {"seq_len": 8}, "autocast": null});
+        assert_eq!(serde_saphyr::from_str::<Value>(&yaml(&reset)).unwrap(), reset);
+        assert!(toml(&reset).unwrap_err().message(Door::Http).contains("autocast"));
     }
 
     #[test]

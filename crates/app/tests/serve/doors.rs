@@ -75,7 +75,6 @@ fn with_task(task: &str, settings: &Value) -> Value {
 }
 
 #[test]
-#[ignore = "YAML and TOML leave out the nulls that a flag such as --checkpointing states: the request differs there"]
 fn every_door_gives_the_same_document() {
     let server = Server::start(&[]);
     let table = server.get("/api/v1/settings").document();

@@ -6,7 +6,7 @@ use super::read::{self, Given};
 use super::runner::{Runner, Scope};
 use super::setting::Kind;
 use super::{table, tree};
-use crate::plan::{Fault, Faults};
+use crate::plan::{Fault, Faults, InferPlan, ServePlan, TrainPlan};
 
 /// What a plan is for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -95,6 +95,10 @@ impl Asked {
             // Names that may be given several times add up within a layer.
             join(&mut stated, layer);
         }
+        // Against a framework's defaults a null counts.
+        if self.framework.is_none() {
+            drop_idle(&mut stated, &usual(self.task, runner));
+        }
         let mut request = Request { task: self.task, runner, framework: self.framework, stated, notes: self.notes };
         request.place();
         faults.end()?;
@@ -145,6 +149,25 @@ fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Value> {
     // The sort is stable: among alike ones the order is the user's.
     found.sort_by_key(|(rank, _)| *rank);
     found.into_iter().map(|(_, tree)| tree).collect()
+}
+
+/// What a plan holds where nobody asks for anything.
+fn usual(task: Task, runner: Runner) -> Value {
+    let tree = match (task, runner) {
+        (Task::Train, _) => serde_json::to_value(TrainPlan::default()),
+        (Task::Infer, Runner::Transformers) => serde_json::to_value(InferPlan::default()),
+        (Task::Infer, _) => serde_json::to_value(ServePlan::default()),
+    };
+    tree.unwrap_or_default()
+}
+
+/// Nulls where a plan holds null anyway say nothing: words such as `--precision bf16` reset what a file below them said.
+fn drop_idle(stated: &mut Value, usual: &Value) {
+    let Some(object) = stated.as_object_mut() else { return };
+    object.retain(|key, value| !(value.is_null() && usual.get(key).is_some_and(Value::is_null)));
+    for (key, value) in object.iter_mut() {
+        usual.get(key).into_iter().for_each(|usual| drop_idle(value, usual));
+    }
 }
 
 fn says_nothing(given: &Given) -> bool {

@@ -94,8 +94,7 @@ impl Service {
             let framework =
                 prepared.request.framework.clone().map(|name| ("framework".to_owned(), Value::String(name)));
             let task = (request.kind == Task::Infer).then(|| ("task".to_owned(), Value::String("infer".into())));
-            let stated = written::without_nulls(prepared.request.stated.clone());
-            let stated = stated.as_object().cloned().unwrap_or_default();
+            let stated = prepared.request.stated.as_object().cloned().unwrap_or_default();
             Value::Object(model.into_iter().chain(framework).chain(task).chain(stated).collect())
         };
         let (ending, media_type, text) = match request.form {

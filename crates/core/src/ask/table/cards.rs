@@ -159,12 +159,7 @@ const ALLOCATOR: Spelling = Spelling {
     words: &[],
     bare: None,
     read: |text| match AllocatorOptions::parse(text) {
-        Ok((options, _)) => {
-            let mut options = json!(options);
-            // What was not said is not asked for.
-            options.as_object_mut().into_iter().for_each(|object| object.retain(|_, value| !value.is_null()));
-            Ok(json!({"allocator": options}))
-        }
+        Ok((options, _)) => Ok(json!({"allocator": options})),
         Err(error) => Err(format!("what torch takes ({error})")),
     },
     write: |plan| {
