@@ -15,7 +15,15 @@ fn schemathesis_finds_nothing() {
         std::fs::create_dir_all(&folder).unwrap();
         let made = Command::new("python3").args(["-m", "venv"]).arg(&environment).output();
         let mut install = Command::new(environment.join("bin/python"));
-        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "schemathesis>=4,<5"]);
+        install.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "schemathesis==4.32.5",
+            "hypothesis==6.170.15",
+        ]);
         let ready = made.is_ok_and(|made| made.status.success()) && install.status().is_ok_and(|done| done.success());
         if !ready {
             eprintln!("SKIPPED: no python3 with venv, or no package registry");
@@ -30,10 +38,14 @@ fn schemathesis_finds_nothing() {
     run.arg("run")
         .arg(format!("http://{}/api/v1/openapi.json", server.address))
         .args(["--checks", checks, "--max-examples", "15", "--phases", "examples,coverage,fuzzing"])
-        .args(["--seed", "7", "--generation-deterministic", "--workers", "2", "--request-timeout", "30", "--no-color"])
+        .args(["--seed", "7", "--generation-deterministic", "--workers", "1", "--request-timeout", "30", "--no-color"])
+        // Hypothesis draws by the order of sets, and is not made for threads: one of both, so that a run can be repeated.
+        .env("PYTHONHASHSEED", "0")
         .current_dir(&folder);
     let output = run.output().unwrap();
     let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    assert!(output.status.success(), "{text}");
-    println!("{text}");
+    // What went wrong stands at the end of each section, below long traces.
+    let lines: Vec<&str> =
+        text.lines().filter(|line| !line.trim_start_matches([' ', '|']).starts_with("File ")).collect();
+    assert!(output.status.success(), "{}", lines[lines.len().saturating_sub(200)..].join("\n"));
 }
