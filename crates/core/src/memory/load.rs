@@ -97,22 +97,27 @@ pub(super) struct Batch {
     pub(super) beside: Option<Tensor>,
 }
 
-/// The tensors of a batch, made on the host and copied over.
+/// The tensors of a plan's batch, made on the host and copied over.
 pub(super) fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Batch {
+    batch_of(torch, program, plan.weights, plan.batch.mask)
+}
+
+/// The tensors of a batch, media in the type of the weights, with a mask or without.
+pub(super) fn batch_of(torch: &mut Torch, program: &Program, weights: DType, mask: bool) -> Batch {
     torch.in_category(Category::Batch, |torch| {
         let mut inputs = Vec::new();
         for step in &program.steps {
             let Step::Run { op: Op::Input(kind), outputs, .. } = step else { continue };
             let shape = program.values[outputs[0].0 as usize];
             let dtype = match kind {
-                Input::Pixels | Input::Audio => plan.weights,
+                Input::Pixels | Input::Audio => weights,
                 Input::Other(dtype) => *dtype,
                 _ => DType::I64,
             };
             inputs.push((outputs[0], torch.fresh("batch", shape, dtype)));
         }
         let shape = inputs.first().map_or(Shape::new(&[]), |(_, tensor): &(_, Tensor)| tensor.shape);
-        let beside = plan.batch.mask.then(|| torch.fresh("batch", shape, DType::I64));
+        let beside = mask.then(|| torch.fresh("batch", shape, DType::I64));
         Batch { inputs, beside }
     })
 }

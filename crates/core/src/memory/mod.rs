@@ -15,7 +15,9 @@
 //! | [`sharding`] | one card of many |
 //! | [`schedule`] | what a rank of a pipeline does in which order |
 //! | [`megatron`] | one rank of Megatron-Core |
-//! | `load`, [`train`], `engine` | what is loaded, the training loop, and what it asks of engines |
+//! | `load`, `ready` | what is loaded, and running that on batches of any size |
+//! | [`train`], `engine`, `evaluation` | the training loop, what it asks of engines, and evaluation between its steps |
+//! | `repeat` | parts of a run that come again are written down, not run |
 //! | [`infer`], [`simulation`] | `generate`, and one call for all of it |
 
 mod adapters;
@@ -23,6 +25,7 @@ pub mod allocator;
 pub mod autograd;
 pub mod device;
 mod engine;
+mod evaluation;
 pub mod infer;
 mod load;
 pub mod log;
@@ -34,6 +37,7 @@ mod other_adapters;
 mod outliers;
 pub mod phase;
 pub mod process;
+mod ready;
 mod repeat;
 pub mod saved;
 pub mod schedule;

@@ -31,6 +31,8 @@ pub enum Work {
     Optimizer,
     /// Gradients go.
     Zero,
+    /// Evaluation between steps.
+    Evaluation,
     /// A pass of a model that generates nothing.
     FirstPass,
     /// The pass after it.
@@ -42,7 +44,7 @@ pub enum Work {
 }
 
 impl Work {
-    const NAMES: [(Self, &'static str); 11] = [
+    const NAMES: [(Self, &'static str); 12] = [
         (Self::Forward, "fwd"),
         (Self::Backward, "bwd"),
         (Self::Weights, "weights"),
@@ -50,6 +52,7 @@ impl Work {
         (Self::Clip, "clip"),
         (Self::Optimizer, "opt"),
         (Self::Zero, "zero"),
+        (Self::Evaluation, "eval"),
         (Self::FirstPass, "forward"),
         (Self::SecondPass, "forward2"),
         (Self::Generate, "generate"),

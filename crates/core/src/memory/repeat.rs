@@ -3,7 +3,11 @@
 //! The first step makes the optimizer's state and the library workspaces; all else it makes, it frees. So its events,
 //! without those, are the events of every later step: the same storages come to life again.
 
+use std::collections::BTreeMap;
+
 use super::log::{Event, Log, StorageId};
+use super::torch::Torch;
+use crate::plan::PlanError;
 
 /// Where a step began.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +47,138 @@ pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
                 let again = log.phases[*phase as usize].in_step(step);
                 *phase = log.phases.len() as u32;
                 log.phases.push(again);
+            }
+        }
+    }
+}
+
+/// A run whose steps differ in size: what comes again is written down again from the time before.
+///
+/// A step may end with storages that the next one frees (the batch, a loss that is kept). They are its carried ones: written
+/// down again, a step frees those of the step before it and leaves fresh ones behind.
+pub(super) struct Tape<K> {
+    known: BTreeMap<K, Template>,
+    carried: Vec<Carried>,
+    /// Whether anything may be written down again at all.
+    repeats: bool,
+    /// The first step leaves behind what stays.
+    first: bool,
+}
+
+/// A storage that the next step frees: what the simulation holds, and what stands for it in the log.
+#[derive(Clone, Copy)]
+struct Carried {
+    held: StorageId,
+    now: StorageId,
+}
+
+/// A step as it was.
+struct Template {
+    events: Vec<Event>,
+    /// Places of events that free a carried storage, and which.
+    frees: Vec<(usize, usize)>,
+    /// Places of events that make one.
+    makes: Vec<usize>,
+    /// Places where phases begin.
+    phases: Vec<usize>,
+}
+
+impl<K: Ord> Tape<K> {
+    pub(super) fn new(repeats: bool) -> Self {
+        Self { known: BTreeMap::new(), carried: Vec::new(), repeats, first: true }
+    }
+
+    /// Runs a step, or writes it down as it was when the same came before.
+    pub(super) fn part(
+        &mut self,
+        torch: &mut Torch,
+        key: K,
+        step: u32,
+        body: impl FnOnce(&mut Torch) -> Result<(), PlanError>,
+    ) -> Result<(), PlanError> {
+        if let Some(known) = self.known.get(&key).filter(|known| known.makes.len() == self.carried.len()) {
+            known.write(&mut torch.log.borrow_mut(), &mut self.carried, step);
+            return Ok(());
+        }
+        let template = self.run(torch, body)?;
+        if let Some(template) = template.filter(|_| self.repeats) {
+            self.known.insert(key, template);
+        }
+        Ok(())
+    }
+
+    /// Runs what comes between steps.
+    pub(super) fn apart(
+        &mut self,
+        torch: &mut Torch,
+        body: impl FnOnce(&mut Torch) -> Result<(), PlanError>,
+    ) -> Result<(), PlanError> {
+        let kept = self.carried.clone();
+        self.run(torch, body)?;
+        // It leaves nothing behind, and what steps hold stays.
+        self.carried = kept;
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        torch: &mut Torch,
+        body: impl FnOnce(&mut Torch) -> Result<(), PlanError>,
+    ) -> Result<Option<Template>, PlanError> {
+        let start = Start::now(&torch.log.borrow());
+        body(torch)?;
+        let mut log = torch.log.borrow_mut();
+        let mut lives = vec![None; log.storages.len() - start.storage];
+        let (mut frees, mut phases, mut settled) = (Vec::new(), Vec::new(), !self.first);
+        for (place, event) in log.events[start.event..].iter_mut().enumerate() {
+            match event {
+                Event::Allocate(id) if id.0 as usize >= start.storage => {
+                    lives[id.0 as usize - start.storage] = Some(place);
+                }
+                Event::Free(id) if id.0 as usize >= start.storage => lives[id.0 as usize - start.storage] = None,
+                Event::Free(id) => match self.carried.iter().position(|carried| carried.held == *id) {
+                    Some(slot) => {
+                        *id = self.carried[slot].now;
+                        frees.push((place, slot));
+                    }
+                    None => settled = false,
+                },
+                Event::Phase(_) => phases.push(place),
+                _ => {}
+            }
+        }
+        settled &= frees.len() == self.carried.len();
+        let makes: Vec<usize> = lives.into_iter().flatten().collect();
+        let events = log.events[start.event..].to_vec();
+        drop(log);
+        let made = |place: &usize| match events[*place] {
+            Event::Allocate(id) => Some(Carried { held: id, now: id }),
+            _ => None,
+        };
+        self.carried = if self.first { Vec::new() } else { makes.iter().filter_map(made).collect() };
+        self.first = false;
+        Ok(settled.then_some(Template { events, frees, makes, phases }))
+    }
+}
+
+impl Template {
+    fn write(&self, log: &mut Log, carried: &mut [Carried], step: u32) {
+        let begin = log.events.len();
+        log.events.extend_from_slice(&self.events);
+        for (place, slot) in &self.frees {
+            log.events[begin + place] = Event::Free(carried[*slot].now);
+        }
+        for (place, carried) in self.makes.iter().zip(carried) {
+            if let Event::Allocate(id) = log.events[begin + place] {
+                carried.now = StorageId(log.storages.len() as u32);
+                log.storages.push(log.storages[id.0 as usize]);
+                log.events[begin + place] = Event::Allocate(carried.now);
+            }
+        }
+        for place in &self.phases {
+            if let Event::Phase(phase) = log.events[begin + place] {
+                log.events[begin + place] = Event::Phase(log.phases.len() as u32);
+                log.phases.push(log.phases[phase as usize].in_step(step));
             }
         }
     }

@@ -12,7 +12,7 @@ use super::{infer, megatron, stored, tensor_parallel, train};
 use crate::model::{Model, Program};
 use crate::plan::parallel::{Engine, Parallel, Place};
 use crate::plan::{
-    AdapterLayout, Fault, InferPlan, Kernels, LossKind, Package, PlanError, Quantization, TrainPlan, liger,
+    AdapterLayout, Batch, Fault, InferPlan, Kernels, LossKind, Package, PlanError, Quantization, TrainPlan, liger,
 };
 
 /// A run, simulated.
@@ -105,23 +105,29 @@ fn train_at(
     plan: &TrainPlan,
     (spread, place): (Option<Spread>, Place),
 ) -> Result<Simulation, PlanError> {
-    let mut inputs = plan.batch.training_inputs();
-    inputs.sharing = plan.sharing();
-    inputs.transformers = Some(plan.stack.version(Package::Transformers).release());
-    if let Some(Parallel { engine: Engine::Fsdp2(_), mesh, .. }) = &plan.parallel {
-        inputs.seq /= mesh.cp.max(1);
-        inputs.target_seq /= mesh.cp.max(1);
-    }
-    inputs.seq = inputs.seq.saturating_add(plan.virtual_tokens());
-    inputs.target_seq = inputs.target_seq.saturating_add(plan.virtual_tokens());
-    let tensor = plan.parallel.as_ref().and_then(|parallel| Some((parallel, parallel.tensor()?)));
-    let (program, split) = match tensor {
-        Some((parallel, options)) if parallel.mesh.tp > 1 => {
-            let (program, split) = tensor_parallel::localise(model, inputs, parallel.mesh.tp, options)?;
-            (program, Some(split))
+    let inputs = |batch: &Batch| {
+        let mut inputs = batch.training_inputs();
+        inputs.sharing = plan.sharing();
+        inputs.transformers = Some(plan.stack.version(Package::Transformers).release());
+        if let Some(Parallel { engine: Engine::Fsdp2(_), mesh, .. }) = &plan.parallel {
+            inputs.seq /= mesh.cp.max(1);
+            inputs.target_seq /= mesh.cp.max(1);
         }
-        _ => (model.program(inputs)?, None),
+        inputs.seq = inputs.seq.saturating_add(plan.virtual_tokens());
+        inputs.target_seq = inputs.target_seq.saturating_add(plan.virtual_tokens());
+        inputs
     };
+    let tensor = plan.parallel.as_ref().and_then(|parallel| Some((parallel, parallel.tensor()?)));
+    let tensor = tensor.filter(|(parallel, _)| parallel.mesh.tp > 1);
+    let program_of = |batch: &Batch| match tensor {
+        Some((parallel, options)) => {
+            let (program, split) = tensor_parallel::localise(model, inputs(batch), parallel.mesh.tp, options)?;
+            Ok((program, Some(split)))
+        }
+        None => Ok::<_, PlanError>((model.program(inputs(batch))?, None)),
+    };
+    let (program, split) = program_of(&plan.batch)?;
+    let programs = |batch: &Batch| Ok(Rc::new(program_of(batch)?.0));
     let program = Rc::new(program);
     let found = stored::in_training(model, plan)?;
     let quantised;
@@ -141,7 +147,7 @@ fn train_at(
     let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
     let spread = spread.filter(|spread| spread.is_needed());
     let changes = Changes { layout: layout.as_ref(), liger, base: found.stored(), split };
-    let log = train::simulate(&program, plan, changes, (spread, place))?;
+    let log = train::simulate((&program, &programs), plan, changes, (spread, place))?;
     if let Some(why) = &log.refused {
         return Err(Fault::new("sdpa_kernel", why.clone()).or_drop("sdpa_kernel").into());
     }
@@ -151,7 +157,9 @@ fn train_at(
     );
     // Cached blocks go back to the driver when the card is full, before a run fails.
     let others = process.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes));
-    let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
+    let left = plan.gpu.memory.saturating_sub(others);
+    let limit = plan.job.memory_limit.map_or(left, |limit| limit.min(left));
+    let replay = allocator::replay(&log, plan.allocator, Some(limit));
     let mut notes = found.notes;
     notes.extend(crate::plan::parallel::tensor::note(plan));
     notes.extend(spread.and_then(|spread| spread.note(plan)));

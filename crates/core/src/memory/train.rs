@@ -6,31 +6,33 @@ use super::adapters::{self, Loaded};
 use super::autograd;
 use super::device::Device;
 use super::engine::{Alone, Engine};
+use super::evaluation;
 use super::load::{self, Batch, Changes};
 use super::log::{Category, Event, Log};
 use super::lower::{Runner, Settings};
 use super::optimizer::{Optimizer, Trained, in_backward};
 use super::phase::{Phase, Work};
-use super::repeat::{self, Start};
+use super::ready::{self, Programs, Ready};
+use super::repeat::{self, Start, Tape};
 use super::sharding::Spread;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::torch::attention::Kernel;
 use crate::dtype::DType;
 use crate::model::{Program, Shape};
+use crate::plan::job::Sizes;
 use crate::plan::parallel::Place;
-use crate::plan::{Checkpointing, PlanError, TrainPlan};
+use crate::plan::{Checkpointing, Job, PlanError, TrainPlan};
 
-/// Steps that are run: the first makes the optimizer's state, the second is what all later ones allocate, and with the
-/// third the cache of segments has settled.
-pub(super) const STEPS: u32 = 3;
+/// Steps that are run of batches that are alike.
+pub(super) const STEPS: u32 = Job::ALIKE;
 
 /// Micro-batches that are run: from the second on all are alike, and after a few the cache of segments has settled.
 const MOST_MICRO_BATCHES: u32 = 16;
 
 /// Runs a program on the card at `place`, of the only one or of those that `spread` says, and returns what happened to memory.
 pub(super) fn simulate(
-    program: &Rc<Program>,
+    (program, programs): (&Rc<Program>, &Programs),
     plan: &TrainPlan,
     changes: Changes,
     (spread, place): (Option<Spread>, Place),
@@ -47,6 +49,7 @@ pub(super) fn simulate(
             return run(torch, plan, engine, rank);
         }
     }
+    let liger = changes.liger;
     let loaded = load::model(&mut torch, program, plan, changes);
     let (loaded, engine): (Loaded, Rc<dyn Engine>) = match spread {
         Some(spread) => spread.wrap(&mut torch, program, plan, loaded),
@@ -55,14 +58,20 @@ pub(super) fn simulate(
             (loaded, alone)
         }
     };
+    let syncs = spread.is_none_or(|spread| !spread.parallel.no_sync);
+    let Loaded { parameters, wrapped, .. } = loaded;
+    let hooks = Rc::clone(&engine).hooks();
+    if !plan.job.is_one_step() {
+        let known = Default::default();
+        let ready = Ready { programs, plan, parameters, wrapped, liger, settings, hooks, known };
+        return run_job(torch, plan, engine, (ready, syncs));
+    }
     let Batch { inputs, beside } = match spread.map_or(1, |spread| spread.parallel.mesh.cp) {
         1 => load::batch(&mut torch, program, plan),
         cp => load::shared_batch(&mut torch, program, (1, cp), true),
     };
-    let Loaded { parameters, wrapped, .. } = loaded;
     let runner = Runner::with(Rc::clone(program), parameters, inputs, settings, Rc::new(wrapped), None);
-    let runner = Rc::new(runner.hooked(Rc::clone(&engine).hooks()));
-    let syncs = spread.is_none_or(|spread| !spread.parallel.no_sync);
+    let runner = Rc::new(runner.hooked(hooks));
     run(torch, plan, engine, OneByOne { runner, syncs, held: Vec::new(), _beside: beside })
 }
 
@@ -72,39 +81,80 @@ pub(super) trait Passes {
     fn run(&mut self, torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine, step: u32) -> Result<(), PlanError>;
 }
 
-/// The loop itself.
+/// The loop itself, over steps that are alike.
 fn run(mut torch: Torch, plan: &TrainPlan, engine: Rc<dyn Engine>, mut passes: impl Passes) -> Result<Log, PlanError> {
-    let mut optimizer = None;
-    if plan.optimizer_in_backward {
-        in_backward::attach(&mut torch, plan.optimizer, engine.trained());
-    } else {
-        let mut made = Optimizer::new(&mut torch, plan.optimizer, engine.trained());
-        engine.prepare(&mut torch, &mut made, plan.optimizer);
-        optimizer = Some(made);
-    }
-    torch.log.borrow_mut().events.push(Event::EmptyCache);
+    let mut optimizer = prepare(&mut torch, plan, &*engine);
     let start = Start::now(&torch.log.borrow());
     // A step begins with what the last one left behind where the loss is kept.
     let steps = if engine.repeats() && !plan.keep_loss { 1 } else { STEPS };
     for step in 0..steps {
         passes.run(&mut torch, plan, &*engine, step)?;
-        if plan.clip && !engine.steps_alone() {
-            phase(&mut torch, Phase::of_step(step, Work::Clip), |torch| clip(torch, engine.trained()));
-        }
-        phase(&mut torch, Phase::of_step(step, Work::Optimizer), |torch| {
-            optimizer.iter_mut().for_each(|optimizer| engine.step(torch, optimizer));
-        });
-        if !engine.steps_alone() {
-            phase(&mut torch, Phase::of_step(step, Work::Zero), |_| {
-                optimizer.iter().for_each(Optimizer::zero_masters);
-                engine.trained().iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
-            });
-        }
+        update(&mut torch, plan, &*engine, (&mut optimizer, step));
     }
     if steps < STEPS {
         repeat::first_step(&mut torch.log.borrow_mut(), start, STEPS);
     }
     torch.finish((optimizer, passes, engine))
+}
+
+/// The loop over batches of many sizes, and what comes between its steps.
+fn run_job(
+    mut torch: Torch,
+    plan: &TrainPlan,
+    engine: Rc<dyn Engine>,
+    (ready, syncs): (Ready, bool),
+) -> Result<Log, PlanError> {
+    let mut optimizer = prepare(&mut torch, plan, &*engine);
+    let micro = plan.gradient_accumulation.max(1) as usize;
+    let batches: Vec<Sizes> =
+        plan.job.batches(&plan.batch, micro as u32).into_iter().map(|sizes| ready.alike(sizes)).collect();
+    let steps = batches.len().div_ceil(micro) as u32;
+    let mut passes = OfAllSizes { ready, current: None, batches: &batches, syncs, held: Vec::new() };
+    let mut tape = Tape::new(engine.repeats());
+    for (step, sizes) in (0..).zip(batches.chunks(micro)) {
+        let gives_back = passes.empties(step);
+        tape.part(&mut torch, (sizes.to_vec(), gives_back), step, |torch| {
+            passes.run(torch, plan, &*engine, step)?;
+            update(torch, plan, &*engine, (&mut optimizer, step));
+            Ok(())
+        })?;
+        if let Some(evaluation) = &plan.job.evaluation
+            && (step + 1) % evaluation.every.unwrap_or(steps).max(1) == 0
+        {
+            tape.apart(&mut torch, |torch| evaluation::run(torch, &mut passes.ready, evaluation, step))?;
+        }
+    }
+    torch.finish((optimizer, passes, engine))
+}
+
+/// The optimizer around what an engine trains.
+fn prepare(torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine) -> Option<Optimizer> {
+    let mut optimizer = None;
+    if plan.optimizer_in_backward {
+        in_backward::attach(torch, plan.optimizer, engine.trained());
+    } else {
+        let mut made = Optimizer::new(torch, plan.optimizer, engine.trained());
+        engine.prepare(torch, &mut made, plan.optimizer);
+        optimizer = Some(made);
+    }
+    torch.log.borrow_mut().events.push(Event::EmptyCache);
+    optimizer
+}
+
+/// What follows the passes of a step: clip, step, zero.
+fn update(torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine, (optimizer, step): (&mut Option<Optimizer>, u32)) {
+    if plan.clip && !engine.steps_alone() {
+        phase(torch, Phase::of_step(step, Work::Clip), |torch| clip(torch, engine.trained()));
+    }
+    phase(torch, Phase::of_step(step, Work::Optimizer), |torch| {
+        optimizer.iter_mut().for_each(|optimizer| engine.step(torch, optimizer));
+    });
+    if !engine.steps_alone() {
+        phase(torch, Phase::of_step(step, Work::Zero), |_| {
+            optimizer.iter().for_each(Optimizer::zero_masters);
+            engine.trained().iter().for_each(|parameter| drop(parameter.leaf.grad.take()));
+        });
+    }
 }
 
 /// Micro-batches one after the other, through the whole model.
@@ -122,36 +172,97 @@ impl Passes for OneByOne {
         let micro_batches = plan.gradient_accumulation.clamp(1, MOST_MICRO_BATCHES);
         for micro in 0..micro_batches {
             let last = micro + 1 == micro_batches;
-            engine.begin(last);
-            // Loss and output die between the phases: the loop rebinds their names.
-            torch.last = Some((std::mem::take(&mut self.held), torch.graph_mark()));
-            let micro = u64::from(micro);
-            let (loss, outputs) = phase(torch, Phase::pass(step, micro, Work::Forward), |torch| {
-                engine.before_forward(torch, self.syncs || last);
-                let mut outputs = self.runner.forward(torch);
-                engine.after_forward(torch, &outputs);
-                let loss = outputs.first().cloned();
-                if !plan.keep_outputs {
-                    outputs.clear();
-                }
-                torch.let_go_of_last();
-                (loss, outputs)
-            });
-            phase(torch, Phase::pass(step, micro, Work::Backward), |torch| {
-                if let Some(loss) = &loss {
-                    autograd::backward(torch, loss);
-                }
-                engine.after_backward(torch);
-            });
-            match plan.keep_loss {
-                true => self.held.extend(loss.into_iter().chain(outputs)),
-                false => {
-                    drop((loss, outputs));
-                    torch.drop_graph(0);
-                }
-            }
+            let pass = Pass { step, micro: micro.into(), last, syncs: self.syncs, empties: false };
+            pass.run(torch, (plan, engine), &self.runner, &mut self.held);
         }
         Ok(())
+    }
+}
+
+/// Micro-batches of their own sizes.
+struct OfAllSizes<'a> {
+    ready: Ready<'a>,
+    /// The batch that the loop's names hold: it goes when the next is there.
+    current: Option<ready::Loaded>,
+    batches: &'a [Sizes],
+    syncs: bool,
+    held: Vec<Tensor>,
+}
+
+impl OfAllSizes<'_> {
+    /// Whether cached memory is given back within a step.
+    fn empties(&self, step: u32) -> bool {
+        self.ready.plan.job.empty_cache_steps.is_some_and(|every| step.is_multiple_of(every.max(1)))
+    }
+}
+
+impl Passes for OfAllSizes<'_> {
+    fn run(&mut self, torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine, step: u32) -> Result<(), PlanError> {
+        let micro_batches = plan.gradient_accumulation.max(1) as usize;
+        let sizes = self.batches.chunks(micro_batches).nth(step as usize).unwrap_or_default();
+        for (micro, one) in sizes.iter().enumerate() {
+            let next = self.ready.batch(torch, *one)?;
+            let runner = Rc::clone(&next.runner);
+            self.current = Some(next);
+            let last = micro + 1 == sizes.len();
+            let pass = Pass { step, micro: micro as u64, last, syncs: self.syncs, empties: self.empties(step) };
+            pass.run(torch, (plan, engine), &runner, &mut self.held);
+        }
+        Ok(())
+    }
+}
+
+/// One micro-batch of a step.
+struct Pass {
+    step: u32,
+    micro: u64,
+    /// Whether a step follows it.
+    last: bool,
+    /// Whether gradients are reduced after every micro-batch.
+    syncs: bool,
+    /// Whether cached memory is given back between forward and backward.
+    empties: bool,
+}
+
+impl Pass {
+    /// There and back.
+    fn run(
+        &self,
+        torch: &mut Torch,
+        (plan, engine): (&TrainPlan, &dyn Engine),
+        runner: &Rc<Runner>,
+        held: &mut Vec<Tensor>,
+    ) {
+        engine.begin(self.last);
+        // Loss and output die between the phases: the loop rebinds their names.
+        torch.last = Some((std::mem::take(held), torch.graph_mark()));
+        let (loss, outputs) = phase(torch, Phase::pass(self.step, self.micro, Work::Forward), |torch| {
+            engine.before_forward(torch, self.syncs || self.last);
+            let mut outputs = runner.forward(torch);
+            engine.after_forward(torch, &outputs);
+            let loss = outputs.first().cloned();
+            if !plan.keep_outputs {
+                outputs.clear();
+            }
+            torch.let_go_of_last();
+            (loss, outputs)
+        });
+        if self.empties {
+            torch.log.borrow_mut().events.push(Event::EmptyCache);
+        }
+        phase(torch, Phase::pass(self.step, self.micro, Work::Backward), |torch| {
+            if let Some(loss) = &loss {
+                autograd::backward(torch, loss);
+            }
+            engine.after_backward(torch);
+        });
+        match plan.keep_loss {
+            true => held.extend(loss.into_iter().chain(outputs)),
+            false => {
+                drop((loss, outputs));
+                torch.drop_graph(0);
+            }
+        }
     }
 }
 

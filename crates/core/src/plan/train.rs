@@ -6,7 +6,7 @@ use super::{
     AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Fault, Faults, Gpu,
     LossKind, LossOptions, ModelCode, ModelSizes, Optimizer, Package, Parallel, PlanError, Quantization, SdpaKernel,
     Stack,
-};
+ Job,};
 use crate::dtype::DType;
 use crate::model::op::{Parameter, Role};
 use crate::model::{Model, Program, Sharing};
@@ -60,6 +60,9 @@ pub struct TrainPlan {
     pub adapter: Option<AdapterPlan>,
     /// How the frozen weights are held, when not in `weights`.
     pub quantization: Option<Quantization>,
+    /// What surrounds the step.
+    #[serde(skip_serializing_if = "Job::is_plain")]
+    pub job: Job,
     /// The card.
     pub gpu: Gpu,
     /// Options of the caching allocator.
@@ -94,6 +97,7 @@ impl Default for TrainPlan {
             parallel: None,
             adapter: None,
             quantization: None,
+            job: Job::default(),
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
             stack: Stack::default(),
@@ -117,6 +121,7 @@ impl TrainPlan {
     fn faults(&self, sizes: &ModelSizes) -> Faults {
         let mut faults = Faults::default();
         self.batch.check(&mut faults);
+        self.job.check(&mut faults);
         faults.range("gradient_accumulation", self.gradient_accumulation.into(), 1..=u32::MAX.into());
         faults.float("weights", self.weights);
         self.check_adapter(&mut faults);

@@ -3,7 +3,7 @@
 //! | module | what is in it |
 //! |---|---|
 //! | [`kinds`] | the kinds of truth, and files of them scored |
-//! | [`models`], [`lora`], [`ledger`], [`external`] | one kind each |
+//! | [`models`], [`lora`], [`ledger`], [`jobs`], [`external`] | one kind each |
 //! | `keys`, `run`, `distributed` | from a recorded run to its plan |
 //! | [`job`] | from a plan to a run for the probe |
 //! | [`summary`], [`limits`] | many rows in a few numbers, and how large those may be |
@@ -12,6 +12,7 @@
 mod distributed;
 pub mod external;
 pub mod job;
+pub mod jobs;
 mod keys;
 pub mod kinds;
 pub mod ledger;

@@ -41,6 +41,10 @@ pub struct Replay {
     pub peak_requested: u64,
     /// Whether the card was too small.
     pub out_of_memory: bool,
+    /// How often cached memory had to be given back to go on (`num_alloc_retries`).
+    pub retries: u32,
+    /// Where it failed: the event and the bytes that were asked for.
+    pub failed: Option<(usize, u64)>,
 }
 
 impl Replay {
@@ -72,6 +76,7 @@ struct Allocator {
     reserved: u64,
     requested: u64,
     capacity: Option<u64>,
+    retries: u32,
     space: AddressSpace,
 }
 
@@ -96,12 +101,14 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         reserved: 0,
         requested: 0,
         capacity,
+        retries: 0,
         space: AddressSpace::new(options.addresses),
     };
     log.storages.iter().for_each(|storage| allocator.know(storage));
     let mut run = Run::default();
     run.events(&mut allocator, log);
     run.result.phases.extend(run.phase.map(|phase| allocator.close(phase)));
+    run.result.retries = allocator.retries;
     run.result
 }
 
@@ -124,8 +131,9 @@ impl Run {
         for (index, event) in counted.iter().enumerate() {
             match *event {
                 Event::Allocate(id) => {
-                    if !allocator.allocate(id) {
+                    if !allocator.allocate(id) && !self.result.out_of_memory {
                         self.result.out_of_memory = true;
+                        self.result.failed = Some((index, log.storages[id.0 as usize].bytes));
                     }
                     self.after_allocation(allocator, index);
                 }
@@ -182,6 +190,7 @@ impl Allocator {
             Some(found) => found,
             None => {
                 if self.over(self.pools[pool].growth(size)) {
+                    self.retries += 1;
                     self.empty_cache();
                     fits = !self.over(self.pools[pool].growth(size));
                     // A run that failed is only followed on for what it would have needed.

@@ -13,7 +13,7 @@ use crate::model::op::{LinearLayout, ModuleId, ParameterId};
 use crate::plan::CheckpointOptions;
 
 /// What stands in place of a model's plain parameters, and around its layers.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Wrapped {
     /// Matrices held in few bits.
     pub quantised: BTreeMap<ParameterId, QuantisedWeight>,

@@ -1,0 +1,75 @@
+//! A model on the card, ready to run on batches of any size.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::load::{self, Batch};
+use super::lower::head::HeadLoss;
+use super::lower::hooks::Hooks;
+use super::lower::liger::Liger;
+use super::lower::{Runner, Settings, Wrapped};
+use super::tensor::Tensor;
+use super::torch::Torch;
+use crate::model::Program;
+use crate::plan::job::Sizes;
+use crate::plan::liger::LigerPatch;
+use crate::plan::{self, AttentionKind, PlanError, TrainPlan};
+
+/// The program of a model for a batch.
+pub(super) type Programs<'a> = dyn Fn(&plan::Batch) -> Result<Rc<Program>, PlanError> + 'a;
+
+/// What was loaded, and how it runs.
+pub(super) struct Ready<'a> {
+    pub(super) programs: &'a Programs<'a>,
+    pub(super) plan: &'a TrainPlan,
+    pub(super) parameters: Vec<Tensor>,
+    pub(super) wrapped: Wrapped,
+    pub(super) liger: Option<LigerPatch>,
+    pub(super) settings: Settings,
+    pub(super) hooks: Option<Rc<dyn Hooks>>,
+    pub(super) known: BTreeMap<Sizes, Rc<Program>>,
+}
+
+/// A batch on the card, and what runs on it.
+pub(super) struct Loaded {
+    pub(super) runner: Rc<Runner>,
+    _beside: Option<Tensor>,
+}
+
+impl Ready<'_> {
+    /// The same sizes, as far as memory knows the difference: only flash attention counts tokens.
+    pub(super) fn alike(&self, sizes: Sizes) -> Sizes {
+        let counts = !matches!(self.plan.attention, AttentionKind::Sdpa | AttentionKind::Eager);
+        match sizes.padded() && !counts {
+            true => Sizes { real: sizes.samples * sizes.longest - 1, ..sizes },
+            false => sizes,
+        }
+    }
+
+    /// A batch of these sizes, copied to the card.
+    pub(super) fn batch(&mut self, torch: &mut Torch, sizes: Sizes) -> Result<Loaded, PlanError> {
+        let batch = sizes.of(&self.plan.batch);
+        let program = match self.known.get(&sizes) {
+            Some(program) => Rc::clone(program),
+            None => {
+                let program = (self.programs)(&batch)?;
+                self.known.insert(sizes, Rc::clone(&program));
+                program
+            }
+        };
+        let Batch { inputs, beside } = load::batch_of(torch, &program, self.plan.weights, batch.mask || batch.padded);
+        let settings = Settings {
+            padded: batch.padded,
+            mask: batch.mask || batch.padded,
+            real_tokens: batch.real_tokens,
+            ..self.settings
+        };
+        let wrapped = Wrapped {
+            liger: self.liger.map(|patch| Liger::new(&program, patch)),
+            loss: HeadLoss::new(&program, self.plan.loss),
+            ..self.wrapped.clone()
+        };
+        let runner = Runner::with(program, self.parameters.clone(), inputs, settings, Rc::new(wrapped), None);
+        Ok(Loaded { runner: Rc::new(runner.hooked(self.hooks.clone())), _beside: beside })
+    }
+}

@@ -1,0 +1,122 @@
+//! A whole job: what surrounds the ideal step. Batches of all lengths, evaluation, a limit on memory.
+
+mod batches;
+mod lengths;
+pub mod random;
+
+use serde::{Deserialize, Serialize};
+
+pub use batches::Sizes;
+pub use lengths::{Lengths, Normal};
+
+use super::{Fault, Faults};
+
+/// What a training run is besides its step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Job {
+    /// How long samples are; all as `batch.seq_len` says when absent. Longer ones are cut there.
+    pub lengths: Option<Lengths>,
+    /// In which order samples come.
+    pub order: Order,
+    /// The seed of that order, and of lengths that are drawn.
+    pub seed: u64,
+    /// Steps that are run; an epoch when absent.
+    pub steps: Option<u32>,
+    /// Batches are padded to a multiple of so many tokens.
+    pub pad_to_multiple_of: Option<u64>,
+    /// Cached memory is given back between forward and backward of every so many steps (`torch_empty_cache_steps`).
+    pub empty_cache_steps: Option<u32>,
+    /// Evaluation of the model between steps.
+    pub evaluation: Option<Evaluation>,
+    /// The most the allocator may take from the card, in bytes (`set_per_process_memory_fraction`).
+    pub memory_limit: Option<u64>,
+}
+
+/// In which order samples come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Drawn anew for every epoch.
+    #[default]
+    Shuffled,
+    /// As in the data set.
+    Sequential,
+    /// Those of like length together (`group_by_length`).
+    Grouped,
+}
+
+/// Evaluation as the Trainer does it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Evaluation {
+    /// Samples per batch (`per_device_eval_batch_size`).
+    pub batch_size: u64,
+    /// Samples in all.
+    pub rows: u64,
+    /// After every so many steps; after the last one when absent.
+    pub every: Option<u32>,
+    /// Whether predictions are kept for `compute_metrics`.
+    pub metrics: bool,
+    /// Kept predictions go to the host after so many batches (`eval_accumulation_steps`); at the end when absent.
+    pub accumulation_steps: Option<u32>,
+}
+
+impl Default for Evaluation {
+    fn default() -> Self {
+        // TrainingArguments' own; as many rows as settle the cache.
+        Self { batch_size: 8, rows: 64, every: None, metrics: false, accumulation_steps: None }
+    }
+}
+
+impl Default for Job {
+    fn default() -> Self {
+        Self {
+            lengths: None,
+            order: Order::default(),
+            // TrainingArguments.seed.
+            seed: 42,
+            steps: None,
+            pad_to_multiple_of: None,
+            empty_cache_steps: None,
+            evaluation: None,
+            memory_limit: None,
+        }
+    }
+}
+
+impl Job {
+    /// Steps of batches that are all alike: the first makes the optimizer's state, the second is what all later ones
+    /// allocate, and with the third the cache of segments has settled.
+    pub const ALIKE: u32 = 3;
+    /// More steps are only run where they are asked for.
+    pub const MOST_STEPS: u32 = 1000;
+
+    /// Whether it is the ideal step alone.
+    pub fn is_plain(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether the step is all that runs, again and again; under a limit or not.
+    pub fn is_one_step(&self) -> bool {
+        Self { memory_limit: None, ..self.clone() }.is_plain()
+    }
+
+    /// Refuses what cannot be.
+    pub(super) fn check(&self, faults: &mut Faults) {
+        self.lengths.iter().for_each(|lengths| lengths.check(faults));
+        faults.range("job.steps", self.steps.unwrap_or(1).into(), 1..=100_000);
+        faults.range("job.pad_to_multiple_of", self.pad_to_multiple_of.unwrap_or(1), 1..=65_536);
+        faults.range("job.empty_cache_steps", self.empty_cache_steps.unwrap_or(1).into(), 1..=1 << 20);
+        faults.when(self.memory_limit == Some(0), || {
+            Fault::value("job.memory_limit", 0, "at least 1 byte").or_drop("job.memory_limit")
+        });
+        if let Some(evaluation) = &self.evaluation {
+            faults.range("job.evaluation.batch_size", evaluation.batch_size, 1..=1 << 20);
+            faults.range("job.evaluation.rows", evaluation.rows, 1..=1 << 24);
+            faults.range("job.evaluation.every", evaluation.every.unwrap_or(1).into(), 1..=1 << 20);
+            let steps = evaluation.accumulation_steps.unwrap_or(1);
+            faults.range("job.evaluation.accumulation_steps", steps.into(), 1..=1 << 20);
+        }
+    }
+}

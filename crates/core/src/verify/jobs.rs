@@ -1,0 +1,157 @@
+//! Whole jobs: recorded runs of many steps against their simulation (truth/jobs/FORMAT.md).
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::kinds::{Kind, Score};
+use super::ledger::{Measure, model_of};
+use super::run;
+use crate::memory::simulation;
+use crate::plan::TrainPlan;
+use crate::plan::job::{Evaluation, Lengths, random::Twister};
+
+/// Files of jobs: one a line.
+pub(super) const KIND: Kind = Kind {
+    name: "jobs",
+    noun: "jobs",
+    looks: "recorded jobs, one JSON object a line, with `job` and `config` (truth/jobs/FORMAT.md)",
+    levels: &["allocated", "reserved"],
+    joined: false,
+    rows: |file| {
+        let of_jobs = !file.documents.is_empty() && file.documents.iter().all(|row| row["job"].is_object());
+        of_jobs.then(|| file.documents.clone())
+    },
+    score: |_, row| {
+        let id = row["id"].as_str().unwrap_or("(no id)");
+        vec![match score(row) {
+            Ok(scored) => {
+                let levels = [scored.allocated, scored.reserved, Measure::default()];
+                let group = row["job"]["kind"].as_str().unwrap_or_default().to_owned();
+                let group = if scored.fits.is_some() { format!("{group}, limited") } else { group };
+                Score { group, levels, ..Score::exact(id, (!scored.ok).then(|| scored.said()), &scored) }
+            }
+            Err(why) => Score::skipped(id, &why),
+        }]
+    },
+};
+
+/// A job beside its simulation.
+#[derive(Debug, Serialize)]
+struct Scored {
+    id: String,
+    ok: bool,
+    /// Peak allocated.
+    allocated: Measure,
+    /// Peak reserved.
+    reserved: Measure,
+    /// Of a job under a limit: whether it ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fits: Option<Fits>,
+}
+
+#[derive(Debug, Serialize)]
+struct Fits {
+    predicted: bool,
+    measured: bool,
+}
+
+impl Scored {
+    fn said(&self) -> String {
+        match &self.fits {
+            Some(fits) if fits.predicted != fits.measured => format!("fits: {} predicted, not so", fits.predicted),
+            _ => format!("peak allocated {:+.3} %", self.allocated.error().unwrap_or(f64::NAN)),
+        }
+    }
+}
+
+fn score(row: &Value) -> Result<Scored, String> {
+    let plan = plan(row)?;
+    let simulated = simulation::train(&model_of(row)?, &plan).map_err(|error| error.to_string())?;
+    let replay = &simulated.replay;
+    let (oom, measured) = (row["oom"] == true, &row["measured"]);
+    // A job that broke off has no peaks of its own.
+    let measure = |predicted: u64, key: &str| Measure {
+        predicted: Some(predicted),
+        measured: measured[key].as_u64().filter(|_| !oom && !replay.out_of_memory),
+    };
+    let mut scored = Scored {
+        id: row["id"].as_str().unwrap_or_default().to_owned(),
+        ok: false,
+        allocated: measure(replay.peak_allocated(), "peak_allocated"),
+        reserved: measure(replay.peak_reserved(), "peak_reserved"),
+        fits: plan.job.memory_limit.map(|_| Fits { predicted: !replay.out_of_memory, measured: !oom }),
+    };
+    let close = scored.allocated.error().is_none_or(|error| error.abs() <= 3.0);
+    scored.ok = close && scored.fits.as_ref().is_none_or(|fits| fits.predicted == fits.measured);
+    Ok(scored)
+}
+
+/// A recorded job as a plan, as truth/jobs/jobs.py ran it.
+pub fn plan(row: &Value) -> Result<TrainPlan, String> {
+    let job = &row["job"];
+    let kind = job["kind"].as_str().unwrap_or_default();
+    let task = match kind {
+        "varlen" => "train",
+        "trainer" => "trainer",
+        _ => return Err(format!("jobs of kind {kind} are not simulated yet")),
+    };
+    for key in ["compile", "overrides"].into_iter().filter(|key| job[*key] == true || job[*key].is_object()) {
+        return Err(format!("{key} is not simulated yet"));
+    }
+    let mut run = json!({"task": task, "clip": true, "mask": true});
+    let words = [("batch", "batch"), ("seq", "seq"), ("weights", "weights"), ("checkpointing", "checkpointing")];
+    let more = [("lora", "lora"), ("attn", "attn"), ("alloc_conf", "alloc_conf"), ("grad_accum", "grad_accum")];
+    for (from, to) in words.into_iter().chain(more).chain([("autocast", "autocast"), ("optim", "trainer_optim")]) {
+        run[to] = job[from].clone();
+    }
+    if run["weights"].is_null() {
+        run["weights"] = "bf16".into();
+    }
+    if job["fused"] == true {
+        run["impl"] = "fused".into();
+    }
+    let mut asked = row.clone();
+    asked["run"] = run;
+    let mut plan = run::training(&asked)?;
+    plan.job.steps = job["steps"].as_u64().map(|steps| steps as u32);
+    plan.job.lengths = match kind {
+        "varlen" => Some(measured_lengths(row)?),
+        _ if job["vary"] == true => Some(Lengths::Samples(drawn(job, 4096))),
+        _ => None,
+    };
+    plan.job.empty_cache_steps = job["empty_cache_steps"].as_u64().map(|steps| steps as u32);
+    plan.job.memory_limit = job["cap_gib"].as_f64().map(|gib| (gib * f64::from(1 << 30)) as u64);
+    plan.job.evaluation = job["eval_rows"].as_u64().filter(|rows| *rows > 0).map(|rows| Evaluation {
+        rows,
+        batch_size: job["eval_batch"].as_u64().unwrap_or(8),
+        every: plan.job.steps,
+        metrics: job["metrics"] == true && job["loss_only"] != true,
+        accumulation_steps: job["eval_accumulation"].as_u64().map(|steps| steps as u32),
+    });
+    Ok(plan)
+}
+
+/// The longest of each batch: as it was recorded, or drawn again.
+fn measured_lengths(row: &Value) -> Result<Lengths, String> {
+    if let Some(all) = row["measured"]["lengths"].as_array() {
+        return Ok(Lengths::Batches(all.iter().filter_map(Value::as_u64).collect()));
+    }
+    let job = &row["job"];
+    let [steps, batch] = ["steps", "batch"].map(|key| job[key].as_u64().unwrap_or(0) as usize);
+    let drawn = drawn(job, steps * batch);
+    Ok(Lengths::Batches(drawn.chunks(batch.max(1)).filter_map(|all| all.iter().copied().max()).collect()))
+}
+
+/// `lengths` of jobs.py.
+fn drawn(job: &Value, count: usize) -> Vec<u64> {
+    let number = |key: &str, usual: f64| job[key].as_f64().unwrap_or(usual);
+    let (mean, deviation, top) = (number("mu", 5.9), number("sigma", 0.8), job["seq"].as_u64().unwrap_or(0));
+    let mut draw = Twister::python(job["seed"].as_u64().unwrap_or(0));
+    let one = |_| (draw.normal(mean, deviation).exp() as u64).max(16).min(top);
+    let mut all: Vec<u64> = (0..count).map(one).collect();
+    let longest = job["longest_at"].as_u64().map_or(count / 2, |at| at as usize);
+    if let Some(at) = all.get_mut(longest) {
+        *at = top;
+    }
+    all
+}
