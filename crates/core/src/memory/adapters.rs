@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::loading;
 use super::log::{Category, Event};
 use super::lower::{LoraWeights, Wrapped};
 use super::optimizer::{Sorted, Trained};
@@ -55,6 +56,12 @@ pub(super) fn load(
             untied = torch.in_category(Category::Weights, |torch| {
                 tied.map(|shape| torch.fresh("untied", shape, plan.weights)).collect()
             });
+        }
+        None if plan.job.from_pretrained => {
+            let scheme = plan.quantization.as_ref();
+            let load = |torch: &mut Torch| loading::from_pretrained(torch, program, plan.weights, scheme);
+            (loaded.parameters, loaded.wrapped.quantised) = torch.in_category(Category::Weights, load);
+            untied = Vec::new();
         }
         None => {
             let load = |torch: &mut Torch| dense(torch, program, plan.weights, plan.quantization.as_ref());
@@ -157,7 +164,9 @@ pub(super) fn untied(torch: &mut Torch, program: &Program, after: Option<Paramet
 
 /// Linears quantised, and everything else made fp32 where the plan prepares the model.
 fn quantise(torch: &mut Torch, program: &Program, plan: &TrainPlan, scheme: &Quantization, loaded: &mut Loaded) {
-    loaded.wrapped.quantised = quantise_linears(torch, program, plan.weights, scheme, &mut loaded.parameters);
+    if !plan.job.from_pretrained {
+        loaded.wrapped.quantised = quantise_linears(torch, program, plan.weights, scheme, &mut loaded.parameters);
+    }
     if !scheme.prepare {
         return;
     }
@@ -195,11 +204,7 @@ pub(super) fn quantise_linears(
             old.clear();
             parent = own;
         }
-        let shape = match module.kind {
-            // transformers turns a `Conv1D` round when it makes a linear of it.
-            ModuleKind::Conv1d { inputs, outputs } => Shape::from([outputs, inputs]),
-            _ => program.parameters[id.0 as usize].shape,
-        };
+        let shape = linear_shape(module, program.parameters[id.0 as usize].shape);
         let mut weight = torch.quantise(shape, weights, scheme);
         weight.outlier_probability = probabilities.get(&id).copied().unwrap_or(0.0);
         quantised.insert(id, weight);
@@ -214,8 +219,16 @@ pub(super) fn quantise_linears(
     quantised
 }
 
+/// The matrix of a linear: transformers turns a `Conv1D` round when it makes a linear of it.
+pub(super) fn linear_shape(module: &Module, shape: Shape) -> Shape {
+    match module.kind {
+        ModuleKind::Conv1d { inputs, outputs } => Shape::from([outputs, inputs]),
+        _ => shape,
+    }
+}
+
 /// Whether bitsandbytes takes a module over.
-fn is_quantised(module: &Module, scheme: &Quantization) -> bool {
+pub(super) fn is_quantised(module: &Module, scheme: &Quantization) -> bool {
     let kept = match &scheme.skip {
         Some(names) => names.iter().any(|name| module.path.contains(name.as_str())),
         None => adapter::defaults::OUTPUT_EMBEDDINGS.contains(&module.path.as_str()),

@@ -1,7 +1,9 @@
 //! A model and a batch onto the card, before any engine has touched them.
 
 use super::adapters::{self, Loaded};
+use super::loading;
 use super::log::Category;
+use super::lower::Wrapped;
 use super::lower::head::HeadLoss;
 use super::lower::liger::Liger;
 use super::lower::tensor_parallel::Split;
@@ -38,6 +40,7 @@ pub(super) fn model(torch: &mut Torch, program: &Program, plan: &TrainPlan, chan
         (Some(layout), _) => adapters::load(torch, program, plan, layout, base),
         (None, Some(split)) => plain(tensor_parallel::load(torch, program, split, plan)),
         (None, None) if plan.model_code != ModelCode::Transformers => adapters::load_own(torch, program, plan),
+        (None, None) if plan.job.from_pretrained => pretrained(torch, program, plan),
         (None, None) => plain(parameters(torch, program, plan)),
     };
     loaded.wrapped.liger = liger.map(|patch| Liger::new(program, patch));
@@ -48,6 +51,27 @@ pub(super) fn model(torch: &mut Torch, program: &Program, plan: &TrainPlan, chan
         loaded.trained.iter().for_each(|parameter| parameter.leaf.grad_dtype.set(Some(dtype)));
     }
     loaded
+}
+
+/// Parameters straight from a checkpoint, then buffers.
+fn pretrained(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Loaded {
+    let scheme = plan.quantization.as_ref();
+    let load = |torch: &mut Torch| loading::from_pretrained(torch, program, plan.weights, scheme);
+    let (mut parameters, quantised) = torch.in_category(Category::Weights, load);
+    let sorted = Sorted::by(plan.optimizer, program);
+    let mut trained = Vec::new();
+    for &id in program.registration.iter().filter(|id| !quantised.contains_key(id)) {
+        if !plan.is_frozen(&program.parameters[id.0 as usize]) {
+            let (tensor, leaf) = torch.leaf(parameters[id.0 as usize].clone());
+            trained.push(Trained { tensor: tensor.clone(), leaf, apart: sorted.apart(id) });
+            parameters[id.0 as usize] = tensor;
+        }
+    }
+    torch.in_category(Category::Buffers, |torch| {
+        let dtype = |buffer: &crate::model::op::Buffer| if buffer.model_type { plan.weights } else { buffer.dtype };
+        parameters.extend(program.buffers.iter().map(|buffer| torch.fresh("buffer", buffer.shape, dtype(buffer))));
+    });
+    Loaded { parameters, trained, wrapped: Wrapped { quantised, ..Wrapped::default() } }
 }
 
 /// Parameters and buffers onto the card, one by one.

@@ -15,7 +15,8 @@
 //! | [`sharding`] | one card of many |
 //! | [`schedule`] | what a rank of a pipeline does in which order |
 //! | [`megatron`] | one rank of Megatron-Core |
-//! | `load`, `ready` | what is loaded, and running that on batches of any size |
+//! | `load`, `loading`, `merging` | a model onto the card, as `from_pretrained` does it, and an adapter merged into it |
+//! | `ready` | running what was loaded on batches of any size |
 //! | [`train`], `engine`, `evaluation` | the training loop, what it asks of engines, and evaluation between its steps |
 //! | `repeat` | parts of a run that come again are written down, not run |
 //! | [`infer`], [`simulation`] | `generate`, and one call for all of it |
@@ -28,9 +29,11 @@ mod engine;
 mod evaluation;
 pub mod infer;
 mod load;
+mod loading;
 pub mod log;
 pub mod lower;
 pub mod megatron;
+mod merging;
 pub mod nccl;
 pub mod optimizer;
 mod other_adapters;

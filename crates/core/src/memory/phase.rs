@@ -33,6 +33,10 @@ pub enum Work {
     Zero,
     /// Evaluation between steps.
     Evaluation,
+    /// A model is loaded.
+    Load,
+    /// An adapter is merged into it.
+    Merge,
     /// A pass of a model that generates nothing.
     FirstPass,
     /// The pass after it.
@@ -44,7 +48,7 @@ pub enum Work {
 }
 
 impl Work {
-    const NAMES: [(Self, &'static str); 12] = [
+    const NAMES: [(Self, &'static str); 14] = [
         (Self::Forward, "fwd"),
         (Self::Backward, "bwd"),
         (Self::Weights, "weights"),
@@ -53,6 +57,8 @@ impl Work {
         (Self::Optimizer, "opt"),
         (Self::Zero, "zero"),
         (Self::Evaluation, "eval"),
+        (Self::Load, "load"),
+        (Self::Merge, "merge"),
         (Self::FirstPass, "forward"),
         (Self::SecondPass, "forward2"),
         (Self::Generate, "generate"),

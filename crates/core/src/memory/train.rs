@@ -9,6 +9,7 @@ use super::engine::{Alone, Engine};
 use super::evaluation;
 use super::load::{self, Batch, Changes};
 use super::log::{Category, Event, Log};
+use super::merging;
 use super::lower::{Runner, Settings};
 use super::optimizer::{Optimizer, Trained, in_backward};
 use super::phase::{Phase, Work};
@@ -50,7 +51,16 @@ pub(super) fn simulate(
         }
     }
     let liger = changes.liger;
-    let loaded = load::model(&mut torch, program, plan, changes);
+    let mut loaded = match plan.job.from_pretrained {
+        true => phase(&mut torch, Work::Load.into(), |torch| load::model(torch, program, plan, changes)),
+        false => load::model(&mut torch, program, plan, changes),
+    };
+    if plan.job.merge || plan.job.steps == Some(0) {
+        if plan.job.merge {
+            phase(&mut torch, Work::Merge.into(), |torch| merging::run(torch, program, &mut loaded));
+        }
+        return torch.finish(loaded);
+    }
     let (loaded, engine): (Loaded, Rc<dyn Engine>) = match spread {
         Some(spread) => spread.wrap(&mut torch, program, plan, loaded),
         None => {

@@ -91,12 +91,15 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     let job = &row["job"];
     let kind = job["kind"].as_str().unwrap_or_default();
     let task = match kind {
-        "varlen" => "train",
+        "varlen" | "load" => "train",
         "trainer" => "trainer",
         _ => return Err(format!("jobs of kind {kind} are not simulated yet")),
     };
     for key in ["compile", "overrides"].into_iter().filter(|key| job[*key] == true || job[*key].is_object()) {
         return Err(format!("{key} is not simulated yet"));
+    }
+    if kind == "load" {
+        return loading(row);
     }
     let mut run = json!({"task": task, "clip": true, "mask": true});
     let words = [("batch", "batch"), ("seq", "seq"), ("weights", "weights"), ("checkpointing", "checkpointing")];
@@ -128,6 +131,23 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         metrics: job["metrics"] == true && job["loss_only"] != true,
         accumulation_steps: job["eval_accumulation"].as_u64().map(|steps| steps as u32),
     });
+    Ok(plan)
+}
+
+/// `from_pretrained`, and a merge.
+fn loading(row: &Value) -> Result<TrainPlan, String> {
+    let job = &row["job"];
+    let mut asked = row.clone();
+    asked["run"] = json!({"task": "train", "batch": 1, "seq": 1, "weights": "bf16", "lora": job["lora"], "quant": job["quant"]});
+    if !job["weights"].is_null() {
+        asked["run"]["weights"] = job["weights"].clone();
+    }
+    let mut plan = run::training(&asked)?;
+    if let Some(quantization) = &mut plan.quantization {
+        (quantization.prepare, quantization.skip, quantization.conv1d) = (false, None, true);
+    }
+    (plan.job.from_pretrained, plan.job.merge) = (true, plan.adapter.is_some());
+    plan.job.steps = Some(0);
     Ok(plan)
 }
 

@@ -125,6 +125,11 @@ impl Torch {
         })
     }
 
+    /// `dequantize_4bit` of a matrix, in the type it had.
+    pub fn in_full(&mut self, weight: &QuantisedWeight) -> Tensor {
+        self.dense(weight, weight.original)
+    }
+
     /// `dequantize_4bit(…).to(dtype)`.
     fn dense(&mut self, weight: &QuantisedWeight, dtype: DType) -> Tensor {
         let (dense, scales) = self.dequantised(weight, weight.original, true);

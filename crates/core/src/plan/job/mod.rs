@@ -15,13 +15,18 @@ use super::{Fault, Faults};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Job {
+    /// Whether weights come from a checkpoint straight onto the card (`from_pretrained` with `device_map`), which is then
+    /// part of the job.
+    pub from_pretrained: bool,
+    /// Whether an adapter is merged instead of trained (`merge_and_unload`).
+    pub merge: bool,
     /// How long samples are; all as `batch.seq_len` says when absent. Longer ones are cut there.
     pub lengths: Option<Lengths>,
     /// In which order samples come.
     pub order: Order,
     /// The seed of that order, and of lengths that are drawn.
     pub seed: u64,
-    /// Steps that are run; an epoch when absent.
+    /// Steps that are run; an epoch when absent, none: the model is only loaded.
     pub steps: Option<u32>,
     /// Batches are padded to a multiple of so many tokens.
     pub pad_to_multiple_of: Option<u64>,
@@ -72,6 +77,8 @@ impl Default for Evaluation {
 impl Default for Job {
     fn default() -> Self {
         Self {
+            from_pretrained: false,
+            merge: false,
             lengths: None,
             order: Order::default(),
             // TrainingArguments.seed.
@@ -105,7 +112,7 @@ impl Job {
     /// Refuses what cannot be.
     pub(super) fn check(&self, faults: &mut Faults) {
         self.lengths.iter().for_each(|lengths| lengths.check(faults));
-        faults.range("job.steps", self.steps.unwrap_or(1).into(), 1..=100_000);
+        faults.range("job.steps", self.steps.unwrap_or(1).into(), 0..=100_000);
         faults.range("job.pad_to_multiple_of", self.pad_to_multiple_of.unwrap_or(1), 1..=65_536);
         faults.range("job.empty_cache_steps", self.empty_cache_steps.unwrap_or(1).into(), 1..=1 << 20);
         faults.when(self.memory_limit == Some(0), || {
