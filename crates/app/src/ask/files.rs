@@ -60,3 +60,33 @@ pub(crate) fn adapter(path: &Path) -> Result<Value, Failure> {
     let file = if path.is_dir() { path.join("adapter_config.json") } else { path.to_owned() };
     json(&file)
 }
+
+/// A file of lengths holds one number a sample, or rows of a tokenised data set.
+const MOST_LENGTHS: u64 = 64 << 20;
+
+/// What a file says about the lengths of samples, as the setting spells it: numbers, a JSON list, a JSON object of counts, or
+/// JSON lines with `input_ids` or `length`.
+pub(crate) fn lengths(path: &Path) -> Result<String, Failure> {
+    let failed = |what: String| Failure::bad_input(format!("{}: {what}", path.display()));
+    let text = String::from_utf8(bytes(path, MOST_LENGTHS)?).map_err(|_| failed("it is not UTF-8 text".into()))?;
+    let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let is_row = |line: &str| serde_json::from_str::<Value>(line).is_ok_and(|row| length(&row).is_some());
+    if !is_row(first) {
+        return Ok(text);
+    }
+    let mut found = Vec::new();
+    for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let row = serde_json::from_str::<Value>(line).map_err(|error| failed(format!("line {}: {error}", at + 1)))?;
+        let length = length(&row).ok_or_else(|| failed(format!("line {} has no `input_ids` or `length`", at + 1)))?;
+        found.push(length.to_string());
+    }
+    Ok(found.join(" "))
+}
+
+/// Tokens of a row of a tokenised data set.
+fn length(row: &Value) -> Option<usize> {
+    let ids = |key: &str| row.get(key)?.as_array().map(Vec::len);
+    let number = |key: &str| row.get(key)?.as_u64().map(|length| length as usize);
+    row.as_object()?;
+    ids("input_ids").or_else(|| number("length")).or_else(|| number("num_tokens"))
+}

@@ -1,13 +1,16 @@
 //! A question and its answer: the one way that every interface goes.
 
+use std::path::Path;
+
 use serde_json::Value;
 use vramcast_core::ask::file::Content;
 use vramcast_core::ask::resolve::Settled;
-use vramcast_core::ask::{self, Answer, Asked, Request, Surroundings, Task, Wanted, tree};
+use vramcast_core::ask::{self, Answer, Asked, Given, Request, Surroundings, Task, Wanted, tree};
 use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::{Gpus, InferPlan, RunPlan, TrainPlan};
 
 use super::card::{Card, Machine};
+use super::files;
 use super::found::{Found, Reach, Subject};
 use crate::detect;
 use crate::failure::{Failure, Place};
@@ -41,6 +44,21 @@ pub(crate) struct Prepared {
 }
 
 impl Question {
+    /// Lengths may stand in a file; what is in it takes the place of its name.
+    fn read_lengths(&mut self) -> Result<(), Failure> {
+        for (_, given) in self.asked.named.iter_mut().filter(|(name, _)| name == "lengths") {
+            let text = match given {
+                Given::Text(text) | Given::Value(Value::String(text)) => text,
+                _ => continue,
+            };
+            let path = Path::new(text.as_str());
+            if path.is_file() {
+                *given = Given::Text(files::lengths(path)?);
+            }
+        }
+        Ok(())
+    }
+
     /// Finds the model and lays the layers over each other.
     pub(crate) fn prepare(mut self, reach: Reach, settings: &Settings) -> Result<Prepared, Failure> {
         if let Some(file) = self.file.take() {
@@ -54,6 +72,9 @@ impl Question {
             self.asked.framework = self.asked.framework.or(file.framework);
             self.asked.trees.insert(0, file.tree);
             self.asked.notes.splice(0..0, file.notes);
+        }
+        if reach == Reach::Machine {
+            self.read_lengths()?;
         }
         let found = self.subject.find(reach, false)?;
         let fault = |faults| Failure::faults(faults, vramcast_core::ask::Runner::OneCard);

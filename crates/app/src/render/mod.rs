@@ -6,6 +6,7 @@ pub mod page;
 pub mod probe;
 pub mod rehearse;
 pub mod report;
+pub mod run;
 pub mod serving;
 pub mod svg;
 pub mod table;

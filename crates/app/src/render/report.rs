@@ -6,7 +6,7 @@ use vramcast_core::report::Report;
 
 use super::page::{Block, Level, Page};
 use super::table::Table;
-use super::{gib, train};
+use super::{gib, run, train};
 
 /// The page of a report.
 pub fn page(report: &Report, suggestions: &[Suggestion]) -> Page {
@@ -24,6 +24,11 @@ pub fn page(report: &Report, suggestions: &[Suggestion]) -> Page {
     page.table("Totals", totals);
     page.add(Block::Heading(format!("At the peak ({})", train::phase_name(&report.peak_phase))));
     page.add(Block::Bars(report.breakdown.iter().map(|part| (part.name.to_string(), part.bytes)).collect()));
+    if let Some(whole) = &report.run {
+        page.add(Block::Heading("The whole run".into()));
+        run::lines(whole).into_iter().for_each(|line| page.add(Block::Text(line)));
+        run::parts(whole).into_iter().for_each(|parts| page.table("Parts of the run", parts));
+    }
     let mut cards = Table::new(&["card", "GiB", "fits", "full %", "left GiB", "cards needed"]);
     for verdict in &report.verdicts {
         let left = verdict.headroom as f64 / f64::from(1 << 30);

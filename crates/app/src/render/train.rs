@@ -16,6 +16,7 @@ pub fn text(report: &Report, explain: bool, timeline: bool) -> String {
     page += &totals(report);
     page += &super::serving::account(report);
     page += &breakdown(report);
+    page += &report.run.as_ref().map(super::run::text).unwrap_or_default();
     if explain {
         page += &explained(report);
     }
@@ -224,6 +225,9 @@ pub fn phase_name(phase: &str) -> String {
         "opt" => "optimizer step",
         "clip" => "gradient clipping",
         "zero" => "zero_grad",
+        "eval" => return "evaluation".to_owned(),
+        "load" => return "loading".to_owned(),
+        "merge" => return "merging".to_owned(),
         other => return other.to_owned(),
     };
     match parts.first().and_then(|step| step.parse::<u32>().ok()) {
@@ -357,7 +361,7 @@ pub(super) fn verdicts(verdicts: &[Verdict]) -> String {
     table.to_string()
 }
 
-fn wrap(text: &str, width: usize) -> String {
+pub(super) fn wrap(text: &str, width: usize) -> String {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let line = lines.last().map_or(0, |line| line.chars().count());

@@ -77,6 +77,7 @@ pub struct Spelling {
 pub enum Topic {
     Hardware,
     Batch,
+    Job,
     Precision,
     Optimizer,
     Kernels,
@@ -98,6 +99,7 @@ impl Topic {
         match self {
             Self::Hardware => "Hardware",
             Self::Batch => "Batch",
+            Self::Job => "The whole job",
             Self::Precision => "Precision",
             Self::Optimizer => "Optimizer",
             Self::Kernels => "Kernels",

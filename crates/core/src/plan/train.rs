@@ -122,6 +122,9 @@ impl TrainPlan {
         let mut faults = Faults::default();
         self.batch.check(&mut faults);
         self.job.check(&mut faults);
+        faults.when(self.job.merge && !matches!(self.adapter, Some(AdapterPlan::Lora(_))), || {
+            Fault::new("job.merge", "there is no LoRA adapter to merge").or_drop("job.merge")
+        });
         faults.range("gradient_accumulation", self.gradient_accumulation.into(), 1..=u32::MAX.into());
         faults.float("weights", self.weights);
         self.check_adapter(&mut faults);
@@ -166,7 +169,7 @@ impl TrainPlan {
                     Fault::unsupported("adapter", "PEFT methods other than LoRA on several cards").or_drop("parallel")
                 });
             }
-            None => faults.when(self.quantization.is_some(), || {
+            None => faults.when(self.quantization.is_some() && self.job.steps != Some(0), || {
                 Fault::new("quantization", "quantised weights cannot be trained themselves")
                     .or("train an adapter beside them (QLoRA): {adapter}")
                     .or_drop("quantization")

@@ -5,6 +5,7 @@
 //! | [`alive`] | what is alive at the peak, by component, by module, and the largest things |
 //! | [`coverage`] | what recorded runs vouch for |
 //! | [`job`] | all cards of a run on several, and the host's memory |
+//! | [`run`] | a run of many steps: which part decides, what the allocator had to do |
 //! | [`serving`] | an engine's own account in the same form |
 //! | [`timeline`] | allocated memory over the run |
 //! | [`verdict`] | which cards hold it |
@@ -12,6 +13,7 @@
 pub mod alive;
 pub mod coverage;
 pub mod job;
+pub mod run;
 pub mod serving;
 pub mod timeline;
 pub mod verdict;
@@ -27,6 +29,7 @@ use crate::serving::Budget;
 
 pub use alive::{Component, LargeTensor, ModuleShare, Term};
 pub use job::Job;
+pub use run::Run;
 pub use serving::Buffered;
 pub use timeline::{PhaseReport, Sample};
 pub use verdict::Verdict;
@@ -63,6 +66,9 @@ pub struct Report {
     pub phases: Vec<PhaseReport>,
     /// Allocated over the run.
     pub timeline: Vec<Sample>,
+    /// The whole run, where it is more than one step again and again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<Run>,
     /// All cards together, where there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<Job>,
@@ -153,6 +159,7 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
             adapter: simulation.adapter.as_ref().map(|layout| layout.added()),
         },
         request: None,
+        run: Run::of(&plan, simulation),
         plan,
         totals,
         budgets: Vec::new(),

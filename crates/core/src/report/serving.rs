@@ -47,6 +47,7 @@ pub fn summarize(name: &str, model: &Model, plan: &ServePlan, served: &Served) -
         terms: Vec::new(),
         phases: Vec::new(),
         timeline: Vec::new(),
+        run: None,
         job: None,
         budgets: Vec::new(),
         buffers: Vec::new(),

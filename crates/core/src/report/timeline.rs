@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::memory::log::{Category, Event};
+use crate::memory::phase::{Phase, Work};
 use crate::memory::simulation::Simulation;
 
 /// One phase.
@@ -38,10 +39,20 @@ pub struct Sample {
 /// How many samples a timeline has at most.
 const SAMPLES: usize = 240;
 
+/// Runs of more phases are told by their first steps, the one with the peak, and what is no step.
+const MOST_PHASES: usize = 96;
+
 /// The phases of a run.
 pub(super) fn phases(simulation: &Simulation) -> Vec<PhaseReport> {
+    let highest = at(simulation, simulation.replay.peak_event).and_then(|phase| phase.step);
+    let all = simulation.log.phases.len() <= MOST_PHASES;
+    let told = |phase: &Phase| match phase.work {
+        Work::Load | Work::Evaluation | Work::Merge => true,
+        _ => all || phase.step.is_none_or(|step| step < 2 || Some(step) == highest),
+    };
     let named = simulation.log.phases.iter().zip(&simulation.replay.phases);
     named
+        .filter(|(name, _)| told(name))
         .map(|(name, phase)| PhaseReport {
             name: name.to_string(),
             before: phase.before,
@@ -54,11 +65,14 @@ pub(super) fn phases(simulation: &Simulation) -> Vec<PhaseReport> {
 
 /// The phase an event lies in.
 pub(super) fn phase_of(simulation: &Simulation, event: usize) -> String {
-    let before = simulation.log.events.iter().take(event + 1).rev();
-    let index = before.filter_map(|event| if let Event::Phase(index) = event { Some(*index) } else { None }).next();
-    index
-        .and_then(|index| simulation.log.phases.get(index as usize))
-        .map_or_else(|| "load".to_owned(), ToString::to_string)
+    at(simulation, event).map_or_else(|| "load".to_owned(), ToString::to_string)
+}
+
+/// The same as it is.
+pub(super) fn at(simulation: &Simulation, event: usize) -> Option<&Phase> {
+    let mut before = simulation.log.events.iter().take(event + 1).rev();
+    let index = before.find_map(|event| if let Event::Phase(index) = event { Some(*index) } else { None });
+    simulation.log.phases.get(index? as usize)
 }
 
 /// Requested bytes over the run, the highest moment of each stretch.

@@ -66,7 +66,11 @@ impl Scored {
 
 fn score(row: &Value) -> Result<Scored, String> {
     let plan = plan(row)?;
-    let simulated = simulation::train(&model_of(row)?, &plan).map_err(|error| error.to_string())?;
+    let mut asked = row.clone();
+    if row["job"]["head"].is_string() {
+        asked["auto_class"] = row["job"]["head"].clone();
+    }
+    let simulated = simulation::train(&model_of(&asked)?, &plan).map_err(|error| error.to_string())?;
     let replay = &simulated.replay;
     let (oom, measured) = (row["oom"] == true, &row["measured"]);
     // A job that broke off has no peaks of its own.
@@ -91,8 +95,10 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     let job = &row["job"];
     let kind = job["kind"].as_str().unwrap_or_default();
     let task = match kind {
-        "varlen" | "load" => "train",
+        "varlen" | "load" | "classify" => "train",
         "trainer" => "trainer",
+        // TRL's own trainers are other loops; its supervised one is the Trainer's with a loss of its own.
+        "trl" if job["how"] == "sft" && row["arguments"]["packing"] != true => "sft",
         _ => return Err(format!("jobs of kind {kind} are not simulated yet")),
     };
     for key in ["compile", "overrides"].into_iter().filter(|key| job[*key] == true || job[*key].is_object()) {
@@ -110,12 +116,26 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     if run["weights"].is_null() {
         run["weights"] = "bf16".into();
     }
-    if job["fused"] == true {
+    if job["fused"] == true || kind == "classify" {
         run["impl"] = "fused".into();
+    }
+    if kind == "classify" {
+        run["clip"] = false.into();
+        run["autocast"] = if job["autocast"] == true { "bf16".into() } else { Value::Null };
+    }
+    if kind == "trl" {
+        let settled = &row["arguments"];
+        run["checkpointing"] = settled["gradient_checkpointing"].clone();
+        run["autocast"] = if settled["bf16"] == true { "bf16".into() } else { Value::Null };
+        run["trainer_optim"] = settled["optim"].clone();
+        run["grad_accum"] = settled["gradient_accumulation_steps"].clone();
     }
     let mut asked = row.clone();
     asked["run"] = run;
     let mut plan = run::training(&asked)?;
+    if matches!(kind, "classify" | "trl") {
+        return Ok(plan);
+    }
     plan.job.steps = job["steps"].as_u64().map(|steps| steps as u32);
     plan.job.lengths = match kind {
         "varlen" => Some(measured_lengths(row)?),

@@ -6,6 +6,7 @@ mod cards;
 mod deepspeed;
 mod fsdp;
 mod generation;
+mod job;
 mod megatron;
 mod serving;
 mod step;
@@ -17,10 +18,11 @@ use super::setting::{Kind, Setting};
 pub(super) const FLOATS: Kind = Kind::Choice(&[("fp32", ""), ("bf16", ""), ("fp16", "")]);
 
 /// The table.
-const TOPICS: [&[Setting]; 10] = [
+const TOPICS: [&[Setting]; 11] = [
     cards::HARDWARE,
     step::BATCH,
     step::STEP,
+    job::ROWS,
     adapters::ROWS,
     generation::ROWS,
     cards::ROWS,

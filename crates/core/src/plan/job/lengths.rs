@@ -102,6 +102,18 @@ impl Lengths {
         found.ok_or_else(|| expected.to_owned())
     }
 
+    /// As a flag spells it, where one can.
+    pub fn written(&self) -> Option<String> {
+        Some(match self {
+            Self::Samples(all) => all.iter().map(u64::to_string).collect::<Vec<_>>().join(","),
+            Self::Histogram(counts) => serde_json::to_string(counts).ok()?,
+            Self::Lognormal(n) => format!("lognormal:{},{}", n.mean, n.deviation),
+            Self::Normal(n) => format!("normal:{},{}", n.mean, n.deviation),
+            Self::Uniform([from, to]) => format!("uniform:{from}-{to}"),
+            Self::Batches(_) => return None,
+        })
+    }
+
     /// Numbers in a text, apart by commas or white space.
     pub fn listed(text: &str) -> Option<Self> {
         let words = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty());

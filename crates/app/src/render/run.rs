@@ -1,0 +1,78 @@
+//! A whole run in words: what it goes through, which part decides, what the allocator has to do.
+
+use vramcast_core::report::Run;
+
+use super::table::Table;
+use super::train::wrap;
+use super::{gib, width};
+
+/// A few lines and a table of the parts.
+pub fn text(run: &Run) -> String {
+    let mut page: String = lines(run).iter().map(|line| wrap(line, width()) + "\n").collect();
+    if let Some(parts) = parts(run) {
+        page += &parts.to_string();
+    }
+    page + "\n"
+}
+
+/// What each part takes, where there are several.
+pub fn parts(run: &Run) -> Option<Table> {
+    let mut table = Table::new(&["part", "allocated GiB", "reserved GiB"]);
+    for part in &run.parts {
+        table.row(vec![part.name.clone(), gib(part.allocated), gib(part.reserved)]);
+    }
+    (run.parts.len() > 1).then_some(table)
+}
+
+/// What there is to say, a line each.
+pub fn lines(run: &Run) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some([shortest, median, longest]) = run.lengths {
+        lines.push(format!(
+            "the run: {} steps, batches of {shortest} to {longest} tokens, half of them up to {median}",
+            run.steps
+        ));
+    } else if run.steps > 0 {
+        lines.push(format!("the run: {} steps", run.steps));
+    }
+    if let Some(peak) = run.peak {
+        lines.push(format!("most is allocated in step {}, whose longest sample has {} tokens", peak.step, peak.tokens));
+    }
+    lines.extend(decides(run));
+    match (&run.fails, run.retries) {
+        (Some(failed), _) => lines.push(format!(
+            "it fails in {}: {} GiB more are asked for, and giving back what is cached does not make room",
+            moment(&failed.phase),
+            gib(failed.bytes)
+        )),
+        (None, 0) => {}
+        (None, 1) => lines.push("once the allocator has to give back what is cached and try again, which costs time".into()),
+        (None, times) => lines.push(format!(
+            "{times} times the allocator has to give back what is cached and try again, each of which costs time"
+        )),
+    }
+    lines
+}
+
+/// Which part needs most, and by how much.
+fn decides(run: &Run) -> Option<String> {
+    let most = run.parts.iter().find(|part| part.name == run.decides)?;
+    let next = run.parts.iter().filter(|part| part.name != run.decides).max_by_key(|part| part.allocated)?;
+    let more = most.allocated - next.allocated;
+    let cure = match most.name.as_str() {
+        "evaluation" => ": a smaller evaluation batch, or eval_accumulation_steps where predictions are kept, takes less",
+        _ => "",
+    };
+    Some(format!("{} decides: it allocates {} GiB more than {}{cure}", most.name, gib(more), next.name))
+}
+
+/// `3.0.fwd` with its step, counted from 1.
+fn moment(phase: &str) -> String {
+    let name = super::train::phase_name(phase);
+    let step = phase.split('.').next().and_then(|step| step.parse::<u32>().ok());
+    match (step, name.split_once(" of ")) {
+        (Some(step), Some((what, _))) => format!("the {what} of step {}", step + 1),
+        (Some(step), None) => format!("{name} after step {}", step + 1),
+        _ => name,
+    }
+}

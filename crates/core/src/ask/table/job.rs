@@ -1,0 +1,92 @@
+//! Settings of what surrounds a step: lengths, order, evaluation, loading, a limit.
+
+use serde_json::{Value, json};
+
+use crate::ask::runner::Scope;
+use crate::ask::setting::{Kind, Setting, Spelling, Topic, setting};
+use crate::ask::tree;
+use crate::plan::job::Lengths;
+
+const fn job(path: &'static str, flag: &'static str, kind: Kind, help: &'static str) -> Setting {
+    setting(path, flag, kind, help).on(Topic::Job, Scope::ONE_CARD)
+}
+
+pub(super) const ROWS: &[Setting] = &[
+    job("job.lengths", "lengths", Kind::Spelled(LENGTHS), "How long samples are: a file of numbers, numbers, lognormal:MEAN,DEVIATION (of the logarithm), normal:MEAN,DEVIATION or uniform:FROM-TO; batches are padded to their longest, longer samples are cut at --seq-len")
+        .value("FILE|HOW")
+        .from("all as long as --seq-len says")
+        .example("--lengths uniform:16-2048 --steps 4"),
+    job("job.order", "sampler", Kind::Choice(&[
+        ("shuffled", "drawn anew for every epoch"),
+        ("sequential", "as in the data set"),
+        ("grouped", "those of like length together (group_by_length)"),
+    ]), "In which order samples come")
+        .from("shuffled, as the Trainer does")
+        .example("--sampler sequential --lengths uniform:16-2048 --steps 4"),
+    job("job.seed", "seed", Kind::Whole, "The seed of that order, and of lengths that are drawn")
+        .from("42, the Trainer's")
+        .example("--seed 7 --lengths uniform:16-2048 --steps 4"),
+    job("job.steps", "steps", Kind::Whole, "Steps that are run; 0: the model is only loaded")
+        .also(&["max-steps"])
+        .from("an epoch of --lengths, at most 1000; else as many as settle the allocator")
+        .example("--steps 0 --from-pretrained"),
+    job("job.pad_to_multiple_of", "pad-to-multiple-of", Kind::Whole, "Batches are padded to a multiple of so many tokens")
+        .example("--pad-to-multiple-of 512 --lengths uniform:16-2048 --steps 4"),
+    job("job.empty_cache_steps", "empty-cache-steps", Kind::Whole, "Cached memory goes back to the driver after the forward pass of every so many steps")
+        .also(&["torch-empty-cache-steps"])
+        .example("--empty-cache-steps 1 --lengths uniform:16-2048 --steps 4"),
+    job("job.evaluation.batch_size", "eval-batch-size", Kind::Whole, "Evaluate between steps, as the Trainer does, with so many samples at once")
+        .also(&["per-device-eval-batch-size"])
+        .from("no evaluation; 8 where another option asks for one")
+        .example("--eval-batch-size 32"),
+    job("job.evaluation.rows", "eval-rows", Kind::Whole, "Samples of the evaluation")
+        .from("64")
+        .example("--eval-rows 256 --eval-metrics"),
+    job("job.evaluation.every", "eval-steps", Kind::Whole, "Evaluate after every so many steps")
+        .from("after the last step")
+        .example("--eval-steps 1 --eval-batch-size 32"),
+    job("job.evaluation.metrics", "eval-metrics", Kind::Switch, "Predictions are kept for compute_metrics")
+        .example("--eval-metrics --eval-batch-size 16"),
+    job("job.evaluation.accumulation_steps", "eval-accumulation-steps", Kind::Whole, "Kept predictions go to the host after so many batches")
+        .from("at the end")
+        .example("--eval-accumulation-steps 1 --eval-metrics"),
+    job("job.from_pretrained", "from-pretrained", Kind::Switch, "Weights come from a checkpoint straight onto the card (device_map): loading is part of the run")
+        .example("--from-pretrained"),
+    job("job.merge", "merge", Kind::Switch, "Merge an adapter into the weights (merge_and_unload) instead of training it")
+        .example("--merge --adapter lora"),
+    job("job.memory_limit", "memory-limit", Kind::Spelled(LIMIT), "The most that torch's allocator may take (set_per_process_memory_fraction), in GiB")
+        .value("GIB")
+        .from("what the card has left")
+        .example("--memory-limit 8"),
+];
+
+const LENGTHS: Spelling = Spelling {
+    words: &[],
+    bare: None,
+    read: |text| {
+        let document = serde_json::from_str::<Value>(text).ok().filter(|value| !value.is_number());
+        let lengths = match document {
+            Some(Value::Array(all)) => json!({"samples": all}),
+            Some(Value::Object(counts)) => json!({"histogram": counts}),
+            _ => json!(Lengths::parse(text)?),
+        };
+        Ok(tree::of("job.lengths", lengths))
+    },
+    write: |plan| {
+        let lengths: Lengths = serde_json::from_value(tree::get(plan, "job.lengths")?.clone()).ok()?;
+        lengths.written()
+    },
+};
+
+const LIMIT: Spelling = Spelling {
+    words: &[],
+    bare: None,
+    read: |text| match text.trim().trim_end_matches("GiB").trim().parse::<f64>() {
+        Ok(gib) if gib > 0.0 && gib < 1e6 => Ok(tree::of("job.memory_limit", json!((gib * f64::from(1 << 30)) as u64))),
+        _ => Err("a number of GiB, such as 70 or 23.5".into()),
+    },
+    write: |plan| {
+        let bytes = tree::get(plan, "job.memory_limit")?.as_u64()?;
+        Some(format!("{}", bytes as f64 / f64::from(1 << 30)))
+    },
+};

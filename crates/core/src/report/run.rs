@@ -1,0 +1,108 @@
+//! A run of many steps in a few facts: which part of it decides, where the peak stands, what the allocator had to do.
+
+use serde::Serialize;
+
+use crate::memory::phase::{Phase, Work};
+use crate::memory::simulation::Simulation;
+use crate::plan::RunPlan;
+
+/// A whole run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
+pub struct Run {
+    /// Steps that were run.
+    pub steps: u32,
+    /// Tokens of the shortest, the median and the longest batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<[u64; 3]>,
+    /// The step at which most is allocated, and the tokens of its longest sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak: Option<PeakStep>,
+    /// What each part of the run takes.
+    pub parts: Vec<Part>,
+    /// The part that needs most.
+    pub decides: String,
+    /// How often the allocator had to give cached memory back and try again; each costs time.
+    pub retries: u32,
+    /// Where the run ends for want of memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fails: Option<Failure>,
+}
+
+/// Where the peak stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema)]
+pub struct PeakStep {
+    /// The step, counted from 1.
+    pub step: u32,
+    /// Tokens of its longest sample.
+    pub tokens: u64,
+}
+
+/// One part of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
+pub struct Part {
+    /// Loading, training, evaluation or merging.
+    pub name: String,
+    /// Most allocated in it.
+    pub allocated: u64,
+    /// Most reserved in it.
+    pub reserved: u64,
+}
+
+/// A request that the card had no room for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
+pub struct Failure {
+    /// When.
+    pub phase: String,
+    /// Bytes that were asked for.
+    pub bytes: u64,
+}
+
+/// The part of a run that a phase belongs to.
+fn part_of(phase: &Phase) -> &'static str {
+    match phase.work {
+        Work::Load => "loading",
+        Work::Evaluation => "evaluation",
+        Work::Merge => "merging",
+        _ => "training",
+    }
+}
+
+impl Run {
+    /// Of a simulation that is more than the ideal step, or that the allocator had trouble with.
+    pub(super) fn of(plan: &RunPlan, simulation: &Simulation) -> Option<Self> {
+        let RunPlan::Train(plan) = plan else { return None };
+        let replay = &simulation.replay;
+        if plan.job.is_plain() && replay.retries == 0 {
+            return None;
+        }
+        let mut parts: Vec<Part> = Vec::new();
+        for (phase, memory) in simulation.log.phases.iter().zip(&replay.phases) {
+            let name = part_of(phase);
+            let at = parts.iter().position(|part| part.name == name).unwrap_or_else(|| {
+                parts.push(Part { name: name.to_owned(), allocated: 0, reserved: 0 });
+                parts.len() - 1
+            });
+            parts[at].allocated = parts[at].allocated.max(memory.peak);
+            parts[at].reserved = parts[at].reserved.max(memory.peak_reserved);
+        }
+        let decides = parts.iter().max_by_key(|part| part.allocated).map(|part| part.name.clone()).unwrap_or_default();
+        let steps = simulation.log.phases.iter().filter_map(|phase| phase.step).max().map_or(0, |last| last + 1);
+        let batches = match plan.job.lengths {
+            Some(_) => plan.job.batches(&plan.batch, plan.gradient_accumulation),
+            None => Vec::new(),
+        };
+        let mut tokens: Vec<u64> = batches.iter().map(|sizes| sizes.longest).collect();
+        let micro = plan.gradient_accumulation.max(1) as usize;
+        let peak = super::timeline::at(simulation, replay.peak_event).and_then(|phase| phase.step).and_then(|step| {
+            let of_step = tokens.chunks(micro).nth(step as usize)?;
+            Some(PeakStep { step: step + 1, tokens: of_step.iter().copied().max()? })
+        });
+        tokens.sort_unstable();
+        let lengths = (!tokens.is_empty()).then(|| [tokens[0], tokens[tokens.len() / 2], tokens[tokens.len() - 1]]);
+        let fails = replay.failed.map(|(event, bytes)| Failure {
+            phase: super::timeline::phase_of(simulation, event),
+            bytes,
+        });
+        Some(Self { steps, lengths, peak, parts, decides, retries: replay.retries, fails })
+    }
+}
