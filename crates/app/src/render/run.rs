@@ -38,6 +38,10 @@ pub fn lines(run: &Run) -> Vec<String> {
     if let Some(peak) = run.peak {
         lines.push(format!("most is allocated in step {}, whose longest sample has {} tokens", peak.step, peak.tokens));
     }
+    if let Some(spread) = run.spread {
+        let [low, high] = spread.reserved.map(gib);
+        lines.push(format!("over {} orders of the samples, reserved goes from {low} to {high} GiB", spread.seeds));
+    }
     lines.extend(decides(run));
     match (&run.fails, run.retries) {
         (Some(failed), _) => lines.push(format!(
@@ -46,7 +50,9 @@ pub fn lines(run: &Run) -> Vec<String> {
             gib(failed.bytes)
         )),
         (None, 0) => {}
-        (None, 1) => lines.push("once the allocator has to give back what is cached and try again, which costs time".into()),
+        (None, 1) => {
+            lines.push("once the allocator has to give back what is cached and try again, which costs time".into())
+        }
         (None, times) => lines.push(format!(
             "{times} times the allocator has to give back what is cached and try again, each of which costs time"
         )),
@@ -60,7 +66,9 @@ fn decides(run: &Run) -> Option<String> {
     let next = run.parts.iter().filter(|part| part.name != run.decides).max_by_key(|part| part.allocated)?;
     let more = most.allocated - next.allocated;
     let cure = match most.name.as_str() {
-        "evaluation" => ": a smaller evaluation batch, or eval_accumulation_steps where predictions are kept, takes less",
+        "evaluation" => {
+            ": a smaller evaluation batch, or eval_accumulation_steps where predictions are kept, takes less"
+        }
         _ => "",
     };
     Some(format!("{} decides: it allocates {} GiB more than {}{cure}", most.name, gib(more), next.name))

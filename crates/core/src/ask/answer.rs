@@ -10,11 +10,13 @@ use super::suggest::{self, Suggestion};
 use crate::memory::device::Device;
 use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
+use crate::plan::job::Order;
 use crate::plan::{
-    Fault, Gpu, Gpus, InferPlan, Outliers, PlanError, Quantization, QuantizationScheme, RunPlan, ServePlan, TrainPlan,
+    Fault, Gpu, Gpus, InferPlan, Job, Outliers, PlanError, Quantization, QuantizationScheme, RunPlan, ServePlan,
+    TrainPlan,
 };
 use crate::report::verdict::judge;
-use crate::report::{self, Report, RequestFacts, Totals, Verdict};
+use crate::report::{self, Report, RequestFacts, Spread, Totals, Verdict};
 use crate::serving;
 use crate::units::Bytes;
 
@@ -114,7 +116,30 @@ fn train(
     let whole = RunPlan::Train(Box::new(plan.clone()));
     let mut answer = judged(model, whole, &simulation, (request, around, wanted), run)?;
     answer.report.notes.extend(outlier_range(model, plan, simulation.process_bytes()).map_err(failed)?);
+    if let Some(run) = &mut answer.report.run {
+        run.spread = spread(model, plan, &simulation)?;
+    }
     Ok(answer)
+}
+
+/// Orders of samples that are tried beside the one that was asked for.
+const OTHER_ORDERS: u32 = 4;
+
+/// What other orders of the samples come to, where that takes no longer than a moment.
+fn spread(model: &Model, plan: &TrainPlan, simulation: &Simulation) -> Result<Option<Spread>, Vec<Fault>> {
+    let drawn = plan.job.lengths.is_some() && plan.job.order == Order::Shuffled;
+    if !drawn || simulation.log.events.len() >= MOST_EVENTS {
+        return Ok(None);
+    }
+    let first = Totals::of(simulation);
+    let mut found = Spread { seeds: OTHER_ORDERS + 1, allocated: [first.allocated; 2], reserved: [first.reserved; 2] };
+    for seed in 1..=u64::from(OTHER_ORDERS) {
+        let job = Job { seed: plan.job.seed.wrapping_add(seed), ..plan.job.clone() };
+        let totals = Totals::of(&simulation::train(model, &TrainPlan { job, ..plan.clone() }).map_err(failed)?);
+        found.allocated = [found.allocated[0].min(totals.allocated), found.allocated[1].max(totals.allocated)];
+        found.reserved = [found.reserved[0].min(totals.reserved), found.reserved[1].max(totals.reserved)];
+    }
+    Ok(Some(found))
 }
 
 fn generate(
@@ -140,7 +165,8 @@ fn judged(
 ) -> Result<Answer, Vec<Fault>> {
     let gpu = plan.gpu().clone();
     let (limit, now) = (gpu.memory.saturating_sub(wanted.kept.of(gpu.memory)), simulation.process_bytes());
-    let fits = now <= limit;
+    // A limit of the run's own may be lower than the card's.
+    let fits = now <= limit && !simulation.replay.out_of_memory;
     let mut notes = Vec::new();
     // Dozens of changes are tried, each a simulation of its own.
     let quick = simulation.log.events.len() < MOST_EVENTS;
@@ -151,7 +177,10 @@ fn judged(
         true => suggest::changes(model, request, around, (&plan, Totals::of(simulation)), limit),
         false => Vec::new(),
     };
-    let verdicts = verdicts(&gpu, now, wanted, around.cards, run).map_err(failed)?;
+    let mut verdicts = verdicts(&gpu, now, wanted, around.cards, run).map_err(failed)?;
+    for verdict in verdicts.iter_mut().filter(|verdict| verdict.gpu == gpu.name) {
+        verdict.fits &= !simulation.replay.out_of_memory;
+    }
     let mut report = report::summarize(around.name, model, plan, simulation, verdicts);
     report.notes.extend(notes);
     Ok(Answer { report, suggestions, fits })

@@ -72,9 +72,8 @@ fn warm_up(
         }
     });
     let bytes: u64 = bytes.sum();
-    let block = torch.in_category(Category::Temporaries, |torch| {
-        torch.fresh("warm-up", Shape::from([bytes / 2]), DType::F16)
-    });
+    let block =
+        torch.in_category(Category::Temporaries, |torch| torch.fresh("warm-up", Shape::from([bytes / 2]), DType::F16));
     drop(block);
 }
 

@@ -59,11 +59,11 @@ fn merge_quantised(torch: &mut Torch, weights: &LoraWeights, old: QuantisedWeigh
         QuantizationScheme::Nf4 | QuantizationScheme::Fp4 => torch.in_full(&old),
     };
     let delta = delta(torch, weights);
-    let sum = torch.fresh("add", old.shape, if delta.dtype.size() > whole.dtype.size() { delta.dtype } else { whole.dtype });
+    let sum =
+        torch.fresh("add", old.shape, if delta.dtype.size() > whole.dtype.size() { delta.dtype } else { whole.dtype });
     // A 4-bit matrix goes back as it is and is packed on the card; an 8-bit one goes back in fp16.
     let back = (old.plan.scheme != QuantizationScheme::Int8).then(|| torch.fresh_like("_to_copy", &sum, sum.dtype));
     let merged = torch.quantise(old.shape, sum.dtype, &old.plan);
     drop((back, sum, delta, whole));
     QuantisedWeight { outlier_probability: old.outlier_probability, ..merged }
 }
-

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Fault, Faults, Gpu,
+    AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Fault, Faults, Gpu, Job,
     LossKind, LossOptions, ModelCode, ModelSizes, Optimizer, Package, Parallel, PlanError, Quantization, SdpaKernel,
     Stack,
- Job,};
+};
 use crate::dtype::DType;
 use crate::model::op::{Parameter, Role};
 use crate::model::{Model, Program, Sharing};

@@ -29,7 +29,7 @@ use crate::serving::Budget;
 
 pub use alive::{Component, LargeTensor, ModuleShare, Term};
 pub use job::Job;
-pub use run::Run;
+pub use run::{Run, Spread};
 pub use serving::Buffered;
 pub use timeline::{PhaseReport, Sample};
 pub use verdict::Verdict;

@@ -23,9 +23,23 @@ pub struct Run {
     pub decides: String,
     /// How often the allocator had to give cached memory back and try again; each costs time.
     pub retries: u32,
+    /// The same run with samples in other orders.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Spread>,
     /// Where the run ends for want of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fails: Option<Failure>,
+}
+
+/// Peaks over runs whose samples come in other orders: the lowest and the highest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema)]
+pub struct Spread {
+    /// Orders that were tried.
+    pub seeds: u32,
+    /// Peak allocated.
+    pub allocated: [u64; 2],
+    /// Peak reserved.
+    pub reserved: [u64; 2],
 }
 
 /// Where the peak stands.
@@ -99,10 +113,8 @@ impl Run {
         });
         tokens.sort_unstable();
         let lengths = (!tokens.is_empty()).then(|| [tokens[0], tokens[tokens.len() / 2], tokens[tokens.len() - 1]]);
-        let fails = replay.failed.map(|(event, bytes)| Failure {
-            phase: super::timeline::phase_of(simulation, event),
-            bytes,
-        });
-        Some(Self { steps, lengths, peak, parts, decides, retries: replay.retries, fails })
+        let fails =
+            replay.failed.map(|(event, bytes)| Failure { phase: super::timeline::phase_of(simulation, event), bytes });
+        Some(Self { steps, lengths, peak, parts, decides, retries: replay.retries, spread: None, fails })
     }
 }

@@ -158,7 +158,8 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
 fn loading(row: &Value) -> Result<TrainPlan, String> {
     let job = &row["job"];
     let mut asked = row.clone();
-    asked["run"] = json!({"task": "train", "batch": 1, "seq": 1, "weights": "bf16", "lora": job["lora"], "quant": job["quant"]});
+    asked["run"] =
+        json!({"task": "train", "batch": 1, "seq": 1, "weights": "bf16", "lora": job["lora"], "quant": job["quant"]});
     if !job["weights"].is_null() {
         asked["run"]["weights"] = job["weights"].clone();
     }

@@ -24,7 +24,7 @@ impl Recorded {
     /// Reads and scores everything.
     pub(crate) fn score() -> Self {
         let mut truths = Vec::new();
-        for name in ["truth/models", "truth/ledger", "truth/external"] {
+        for name in ["truth/models", "truth/ledger", "truth/jobs", "truth/external"] {
             let entries = std::fs::read_dir(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
             let mut files: Vec<String> = entries
                 .filter_map(|entry| entry.ok()?.file_name().into_string().ok())

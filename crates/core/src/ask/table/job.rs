@@ -53,7 +53,7 @@ pub(super) const ROWS: &[Setting] = &[
     job("job.from_pretrained", "from-pretrained", Kind::Switch, "Weights come from a checkpoint straight onto the card (device_map): loading is part of the run")
         .example("--from-pretrained"),
     job("job.merge", "merge", Kind::Switch, "Merge an adapter into the weights (merge_and_unload) instead of training it")
-        .example("--merge --adapter lora"),
+        .example("--merge --lora"),
     job("job.memory_limit", "memory-limit", Kind::Spelled(LIMIT), "The most that torch's allocator may take (set_per_process_memory_fraction), in GiB")
         .value("GIB")
         .from("what the card has left")

@@ -49,11 +49,14 @@ impl Lengths {
             Self::Histogram(counts) => counts.values().fold(0u64, |sum, n| sum.saturating_add(*n)) as usize,
             Self::Lognormal(normal) | Self::Normal(normal) => {
                 let sound = normal.mean.is_finite() && (0.0..=1e6).contains(&normal.deviation);
-                faults.when(!sound, || Fault::new(path, "mean and deviation are finite numbers, the deviation not negative"));
+                faults.when(!sound, || {
+                    Fault::new(path, "mean and deviation are finite numbers, the deviation not negative")
+                });
                 1
             }
             Self::Uniform([from, to]) => {
-                faults.when(from > to, || Fault::value(path, format!("{from}-{to}"), "from the shortest to the longest"));
+                faults
+                    .when(from > to, || Fault::value(path, format!("{from}-{to}"), "from the shortest to the longest"));
                 1
             }
         };
@@ -83,7 +86,8 @@ impl Lengths {
 
     /// As a flag spells it: `lognormal:6.0,0.9`, `normal:512,128`, `uniform:16-4096`, or numbers.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let expected = "lognormal:MEAN,DEVIATION (of the logarithm), normal:MEAN,DEVIATION, uniform:FROM-TO, or numbers";
+        let expected =
+            "lognormal:MEAN,DEVIATION (of the logarithm), normal:MEAN,DEVIATION, uniform:FROM-TO, or numbers";
         let pair = |text: &str| {
             let (mean, deviation) = text.split_once(',')?;
             Some(Normal { mean: mean.trim().parse().ok()?, deviation: deviation.trim().parse().ok()? })

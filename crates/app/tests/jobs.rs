@@ -1,0 +1,105 @@
+//! Whole jobs by the command line: lengths, evaluation, limits, loading, merging.
+
+use assert_cmd::Command;
+use assert_cmd::assert::Assert;
+use serde_json::Value;
+
+fn vramcast(line: &str) -> Assert {
+    let mut command = Command::cargo_bin("vramcast").unwrap();
+    command.env("HF_HUB_OFFLINE", "1").env("COLUMNS", "80").env("XDG_CONFIG_HOME", "/nonexistent");
+    command.args(line.split_whitespace()).assert()
+}
+
+fn stdout(assert: &Assert) -> String {
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+fn json(line: &str) -> Value {
+    serde_json::from_str(&stdout(&vramcast(&format!("{line} --json")))).unwrap()
+}
+
+fn number(document: &Value, pointer: &str) -> u64 {
+    document.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{pointer}: {document}"))
+}
+
+/// Lengths in a file, in any of its forms, are the same lengths; a batch is padded to its longest.
+#[test]
+fn lengths_come_from_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let lengths: Vec<u64> = (0..64).map(|at| 40 + at * 13 % 900).collect();
+    let numbers = lengths.iter().map(u64::to_string).collect::<Vec<_>>().join("\n");
+    let rows = lengths.iter().map(|n| format!("{{\"input_ids\": {:?}}}", vec![1; *n as usize])).collect::<Vec<_>>();
+    let forms = [("plain.txt", numbers), ("list.json", format!("{lengths:?}")), ("rows.jsonl", rows.join("\n"))];
+    let answers: Vec<Value> = forms
+        .into_iter()
+        .map(|(name, text)| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            json(&format!("train gpt2 --batch-size 4 --seq-len 1024 --lengths {}", path.display()))
+        })
+        .collect();
+    assert!(answers.windows(2).all(|two| two[0] == two[1]));
+    let run = &answers[0]["run"];
+    assert_eq!(run["steps"], 16);
+    assert_eq!(run["lengths"][2].as_u64(), lengths.iter().max().copied());
+    assert!(number(&answers[0], "/run/spread/reserved/1") >= number(&answers[0], "/totals/reserved"));
+    let path = folder.path().join("words.txt");
+    std::fs::write(&path, "four words, no number").unwrap();
+    let refused = vramcast(&format!("train gpt2 --lengths {}", path.display())).code(2);
+    assert!(String::from_utf8_lossy(&refused.get_output().stderr).contains("lognormal:"));
+    vramcast("train gpt2 --lengths /nowhere/at/all").code(2);
+}
+
+/// What the allocator reserves depends on the order of lengths, what tensors take only on the longest batch.
+#[test]
+fn other_lengths_leave_other_blocks() {
+    let one = json("train gpt2 --batch-size 4 --seq-len 1024 --mask");
+    let many = json("train gpt2 --batch-size 4 --seq-len 1024 --mask --lengths lognormal:5.8,0.8 --steps 40");
+    let growing = json(
+        "train gpt2 --batch-size 4 --seq-len 1024 --mask --lengths lognormal:5.8,0.8 --steps 40 --alloc-conf expandable_segments:True",
+    );
+    assert!(number(&many, "/totals/allocated") <= number(&one, "/totals/allocated") * 101 / 100);
+    assert!(number(&many, "/totals/reserved") > number(&one, "/totals/reserved"));
+    assert!(number(&growing, "/totals/reserved") < number(&many, "/totals/reserved"));
+}
+
+/// A part of the run decides, and is named.
+#[test]
+fn evaluation_can_decide() {
+    let line = "train gpt2 --batch-size 1 --seq-len 512 --eval-batch-size 32 --eval-metrics --eval-rows 128";
+    let kept = json(line);
+    assert_eq!(kept["run"]["decides"], "evaluation");
+    let sent = json(&format!("{line} --eval-accumulation-steps 1"));
+    assert!(number(&sent, "/totals/allocated") < number(&kept, "/totals/allocated"));
+    let text = stdout(&vramcast(line));
+    assert!(text.contains("evaluation decides: it allocates"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
+/// Under a limit a run fits, fits after retries, or fails at a step that is named.
+#[test]
+fn the_limit_decides() {
+    let line = "train gpt2 --batch-size 4 --seq-len 1024 --mask --lengths lognormal:5.8,0.8 --steps 40";
+    let free = json(line);
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let [allocated, reserved] = ["/totals/allocated", "/totals/reserved"].map(|at| number(&free, at));
+    assert_eq!(number(&free, "/run/retries"), 0);
+    let between = json(&format!("{line} --memory-limit {}", gib((allocated + reserved) / 2)));
+    assert!(number(&between, "/run/retries") > 0 && between["run"].get("fails").is_none(), "{}", between["run"]);
+    let tight = json(&format!("{line} --memory-limit {}", gib(allocated * 9 / 10)));
+    assert!(number(&tight, "/run/fails/bytes") > 0 && tight["verdicts"][0]["fits"] == false);
+    vramcast(&format!("{line} --memory-limit {}", gib(allocated * 9 / 10))).code(1);
+    vramcast("train gpt2 --memory-limit lots").code(2);
+}
+
+/// Loading alone, quantised on the way; merging takes an adapter.
+#[test]
+fn loading_and_merging() {
+    let loaded = json("train gpt2 --steps 0 --from-pretrained");
+    assert_eq!(loaded["run"]["parts"].as_array().map(Vec::len), Some(1));
+    let merged = json("train gpt2 --lora --merge --from-pretrained");
+    assert_eq!(merged["run"]["decides"], "merging");
+    assert!(number(&merged, "/totals/allocated") > number(&loaded, "/totals/allocated"));
+    let refused = vramcast("train gpt2 --merge").code(2);
+    assert!(String::from_utf8_lossy(&refused.get_output().stderr).contains("no LoRA adapter"));
+}
