@@ -55,6 +55,8 @@ impl Question {
             self.asked.trees.insert(0, file.tree);
             self.asked.notes.splice(0..0, file.notes);
         }
+        self.subject.assume =
+            self.asked.assumed().map_err(|fault| Failure::faults(vec![fault], self.asked.runner()))?;
         let found = self.subject.find(reach, false)?;
         let fault = |faults| Failure::faults(faults, vramcast_core::ask::Runner::OneCard);
         if let Some(config) = &self.adapter {

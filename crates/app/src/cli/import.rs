@@ -1,5 +1,6 @@
 //! `vramcast import`: what a real run recorded of its memory, beside the prediction.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
@@ -10,12 +11,13 @@ use vramcast_core::report::Report;
 
 use super::context::Context;
 use super::{Answer, Failure, infer, train};
+use crate::disk;
 use crate::exit::Exit;
 use crate::render::page::{Block, Page};
 use crate::render::table::Table;
 
 /// No file of a run is larger than a person can want to read.
-const MAX_BYTES: u64 = 4 << 30;
+const MAX_BYTES: u64 = 1 << 30;
 
 /// What was recorded, and what was run.
 #[derive(Debug, Args)]
@@ -66,12 +68,13 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
 
 fn read(path: &Path) -> Result<Recording, Failure> {
     let shown = path.display();
-    let size = std::fs::metadata(path).map_err(|e| Failure::bad_input(format!("{shown}: {e}")))?.len();
-    if size > MAX_BYTES {
-        return Err(Failure::bad_input(format!("{shown}: {size} bytes is too large to read"))
-            .hint("record fewer steps: _record_memory_history(max_entries=…)"));
-    }
-    let bytes = std::fs::read(path).map_err(|e| Failure::bad_input(format!("{shown}: {e}")))?;
+    let bytes = disk::read(path, MAX_BYTES).map_err(|error| {
+        let failure = Failure::bad_input(format!("{shown}: {error}"));
+        match error.kind() {
+            ErrorKind::FileTooLarge => failure.hint("record fewer steps: _record_memory_history(max_entries=…)"),
+            _ => failure,
+        }
+    })?;
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
     let read = match (first, bytes.starts_with(&[0x1f, 0x8b])) {
         (_, true) => return Err(Failure::bad_input(format!("{shown}: packed by gzip")).hint("unpack it with gunzip")),

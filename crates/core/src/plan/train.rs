@@ -9,7 +9,7 @@ use super::{
 };
 use crate::dtype::DType;
 use crate::model::op::{Parameter, Role};
-use crate::model::{Model, Program, Sharing};
+use crate::model::{Assumption, Model, Program, Sharing};
 
 /// What is trained, and how, on one card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -60,6 +60,9 @@ pub struct TrainPlan {
     pub adapter: Option<AdapterPlan>,
     /// How the frozen weights are held, when not in `weights`.
     pub quantization: Option<Quantization>,
+    /// What the model is taken for where its type is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub assume: Option<Assumption>,
     /// The card.
     pub gpu: Gpu,
     /// Options of the caching allocator.
@@ -94,6 +97,7 @@ impl Default for TrainPlan {
             parallel: None,
             adapter: None,
             quantization: None,
+            assume: None,
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
             stack: Stack::default(),
