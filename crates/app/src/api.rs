@@ -192,7 +192,7 @@ impl Asking {
             None => self.path("plan")?.as_deref().map(files::plan).transpose()?,
         };
         let adapter = self.file("adapter", files::adapter)?;
-        let deepspeed = self.file("deepspeed", files::json)?;
+        let deepspeed = self.file("deepspeed", files::deepspeed)?;
         let machine = Machine { profile: self.path("profile")?, gpu_file: self.path("gpu_file")? };
         let framework = self.text("framework")?;
         let named = std::mem::take(&mut self.options).into_iter().map(|(name, value)| (name, Given::Value(value)));

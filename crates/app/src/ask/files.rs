@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 use vramcast_core::ask::Runner;
 use vramcast_core::ask::file::Content;
+use vramcast_core::plan::Fault;
 
 use crate::disk;
 use crate::failure::{Failure, Place};
@@ -58,8 +59,22 @@ pub(crate) fn content(text: &str, name: &str) -> Result<Content, Failure> {
     Ok(content)
 }
 
+/// DeepSpeed's configuration.
+pub(crate) fn deepspeed(path: &Path) -> Result<Value, Failure> {
+    let document = json(path)?;
+    // What is `auto` waits for the model; what is wrong is wrong with any.
+    Content::of_deepspeed(&document, Some(1)).map_err(|faults| within(faults, path))?;
+    Ok(document)
+}
+
+fn within(faults: Vec<Fault>, file: &Path) -> Failure {
+    Failure::faults(faults, Runner::OneCard).within(&file.display().to_string())
+}
+
 /// PEFT's `adapter_config.json`, or a folder with one.
 pub(crate) fn adapter(path: &Path) -> Result<Value, Failure> {
     let file = if path.is_dir() { path.join("adapter_config.json") } else { path.to_owned() };
-    json(&file)
+    let config = json(&file)?;
+    Content::of_adapter(&config).map_err(|faults| within(faults, &file))?;
+    Ok(config)
 }

@@ -65,6 +65,8 @@ pub(crate) struct Found {
     pub(crate) resolved: Resolved,
     /// What a user should know.
     pub(crate) notes: Vec<String>,
+    /// Why there is no model though there is a config.
+    refused: Option<ModelError>,
     /// The number of parameters that was typed, for formulas that need no more.
     pub(crate) stated: Option<u64>,
 }
@@ -160,7 +162,7 @@ impl Sizes {
             notes.push(format!("that shape has {count} parameters, not {params}: give --layers and --hidden to match"));
         }
         let resolved = Resolved { name: name.clone(), config: Some(config), ..Resolved::default() };
-        Ok(Found { name, model: Some(model), resolved, notes, stated: params })
+        Ok(Found { name, model: Some(model), resolved, notes, refused: None, stated: params })
     }
 }
 
@@ -219,9 +221,11 @@ impl Found {
         let auto_class = auto_class.or(resolved.auto_class.as_deref());
         let mut notes = resolved.notes.clone();
         let built = resolved.config.clone().map(|config| Model::assuming(config, auto_class, assume)).transpose();
+        let mut refused = None;
         let model = match built {
             Err(error @ (ModelError::Unknown { .. } | ModelError::NoModel { .. })) if resolved.tensors.is_some() => {
                 notes.push(format!("config.json: {error}; only what its files hold is shown"));
+                refused = Some(error);
                 None
             }
             built => built?,
@@ -230,14 +234,15 @@ impl Found {
         if let (Some(model), Some(files)) = (&model, &resolved.tensors) {
             notes.extend(stored::compare(model, files, assume.is_some())?);
         }
-        Ok(Self { name: resolved.name.clone(), model, resolved, notes, stated: None })
+        Ok(Self { name: resolved.name.clone(), model, resolved, notes, refused, stated: None })
     }
 
     /// The model, or why there is none.
     pub(crate) fn require_model(&self) -> Result<&Model, Failure> {
-        self.model.as_ref().ok_or_else(|| {
-            Failure::bad_input(format!("{} has no config.json, so what it computes is not known", self.name))
-                .hint("pass the folder or repository of the original model")
+        self.model.as_ref().ok_or_else(|| match &self.refused {
+            Some(error) => error.clone().into(),
+            None => Failure::bad_input(format!("{} has no config.json, so what it computes is not known", self.name))
+                .hint("pass the folder or repository of the original model"),
         })
     }
 

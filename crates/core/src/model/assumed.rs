@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::Family;
 use super::error::ModelError;
 use super::families::decoders::llama;
 use super::families::mixtures::{qwen2_moe, qwen3_moe};
@@ -56,6 +57,11 @@ pub(super) fn refusal(config: &Map<String, Value>) -> ModelError {
     }
 }
 
+/// The families that stand in, under a name that says so.
+static DECODER: Family = Family { name: "assumed decoder", ..llama::FAMILY };
+static MIXTURE: Family = Family { name: "assumed mixture", ..qwen3_moe::FAMILY };
+static SHARING_MIXTURE: Family = Family { name: "assumed mixture", ..qwen2_moe::FAMILY };
+
 const HIDDEN: &[&str] = &["hidden_size", "n_embd", "d_model", "dim", "model_dim"];
 const LAYERS: &[&str] = &["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
 const HEADS: &[&str] = &["num_attention_heads", "n_head", "n_heads", "num_heads"];
@@ -94,7 +100,7 @@ const EVERY: &[&str] =
 const TEXT_PARTS: [&str; 4] = ["text_config", "llm_config", "language_config", "language_model_config"];
 
 /// The config of a usual decoder with these sizes, and what should be known about the guess.
-pub(super) fn decoder(config: &Map<String, Value>) -> Result<(Value, Vec<String>), ModelError> {
+pub(super) fn decoder(config: &Map<String, Value>) -> Result<(Value, &'static Family, Vec<String>), ModelError> {
     let mut notes = Vec::new();
     let mut whole = config.clone();
     if !HIDDEN.iter().any(|key| config.contains_key(*key))
@@ -132,7 +138,7 @@ pub(super) fn decoder(config: &Map<String, Value>) -> Result<(Value, Vec<String>
         ("intermediate_size", json!(width)),
     ];
     let family = match experts {
-        None => &llama::FAMILY,
+        None => &DECODER,
         Some(count) => {
             let expert_width = expert_width.unwrap_or(width);
             let shared = match size(&whole, SHARED_WIDTH)? {
@@ -153,9 +159,9 @@ pub(super) fn decoder(config: &Map<String, Value>) -> Result<(Value, Vec<String>
             if shared > 0 {
                 set.push(("shared_expert_intermediate_size", json!(shared)));
                 set.push(("qkv_bias", json!(whole.get("attention_bias") == Some(&json!(true)))));
-                &qwen2_moe::FAMILY
+                &SHARING_MIXTURE
             } else {
-                &qwen3_moe::FAMILY
+                &MIXTURE
             }
         }
     };
@@ -170,7 +176,7 @@ pub(super) fn decoder(config: &Map<String, Value>) -> Result<(Value, Vec<String>
     }
     set.push(("model_type", json!(family.model_types[0])));
     whole.extend(set.into_iter().map(|(key, value)| (key.to_owned(), value)));
-    Ok((Value::Object(whole), notes))
+    Ok((Value::Object(whole), family, notes))
 }
 
 fn needed(config: &Map<String, Value>, keys: &[&str]) -> Result<u64, ModelError> {

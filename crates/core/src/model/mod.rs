@@ -79,8 +79,8 @@ impl Model {
         match assumption {
             None => Err(assumed::refusal(&object)),
             Some(Assumption::Decoder) => {
-                let (config, notes) = assumed::decoder(&object)?;
-                Ok(Self { notes, ..Self::new(config, auto_class)? })
+                let (config, family, notes) = assumed::decoder(&object)?;
+                Ok(Self { notes, family, ..Self::new(config, auto_class)? })
             }
         }
     }

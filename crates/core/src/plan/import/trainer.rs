@@ -185,7 +185,10 @@ fn low_rank(reader: &mut Reader<'_>, name: &str) -> Result<(), PlanError> {
     let names = |part: &str| targets.iter().any(|target| target.contains(part));
     // What is simulated: every matrix but embeddings and the head.
     if !(names("all-linear") || names("attn") && names("mlp")) {
-        let what = format!("optim: {name} with optim_target_modules {}", targets.join(", "));
+        let what = match targets.as_slice() {
+            [] => format!("optim: {name} without optim_target_modules"),
+            _ => format!("optim: {name} with optim_target_modules {}", targets.join(", ")),
+        };
         return Err(PlanError::Unsupported { what, hint: "use all-linear, or attn and mlp".into() });
     }
     // transformers' own defaults.
