@@ -18,6 +18,8 @@ use crate::render::table::Table;
 
 /// No file of a run is larger than a person can want to read.
 const MAX_BYTES: u64 = 1 << 30;
+/// How pickles of protocol 2 and later begin, which is what torch writes.
+const PICKLE: u8 = 0x80;
 
 /// What was recorded, and what was run.
 #[derive(Debug, Args)]
@@ -79,7 +81,11 @@ fn read(path: &Path) -> Result<Recording, Failure> {
     let read = match (first, bytes.starts_with(&[0x1f, 0x8b])) {
         (_, true) => return Err(Failure::bad_input(format!("{shown}: packed by gzip")).hint("unpack it with gunzip")),
         (Some(b'{' | b'['), _) => profiler::read(&bytes),
-        _ => snapshot::read(&bytes),
+        _ if bytes.first() == Some(&PICKLE) => snapshot::read(&bytes),
+        _ => {
+            return Err(Failure::bad_input(format!("{shown}: neither a pickle nor JSON, so no recording of a run"))
+                .hint("give what torch.cuda.memory._dump_snapshot or torch.profiler wrote"));
+        }
     };
     read.map_err(|error| {
         Failure::bad_input(format!("{shown}: {error}"))
