@@ -7,13 +7,14 @@ use serde_json::{Map, Value, json};
 use vramcast_core::ask::file::Content;
 use vramcast_core::ask::{Asked, Given, Kept, Runner, Task, Wanted};
 use vramcast_core::lens::{self, Facts, Method, Question as Formula};
+use vramcast_core::model::Assumption;
 use vramcast_core::plan::RunPlan;
 
 use crate::ask::card::Machine;
 use crate::ask::found::{Reach, Sizes, Subject};
 use crate::ask::question::{Prepared, Question};
 use crate::ask::solve::{self, Need};
-use crate::ask::{engines, files, formula, inspect, job, table};
+use crate::ask::{engines, files, formula, inspect, job, table, work};
 use crate::env::Environment;
 use crate::failure::{Door, Failure};
 use crate::settings::Settings;
@@ -62,21 +63,35 @@ fn settings() -> Result<Settings, Failure> {
 
 fn answered(question: Value) -> Result<(Value, bool), Failure> {
     let mut asking = Asking::of(question)?;
-    let settings = settings()?;
-    match asking.command.as_str() {
-        "train" => asking.answer(Task::Train, &settings),
-        "infer" => asking.answer(Task::Infer, &settings),
-        "inspect" => {
-            let found = asking.subject()?.find(Reach::Machine, true)?;
-            let dtype = asking.text("dtype")?;
-            let tensors = asking.is_on("tensors");
-            asking.finish()?;
-            let wanted = inspect::Wanted { tensors, dtype: dtype.as_deref(), ..inspect::Wanted::default() };
-            let document = serde_json::to_value(inspect::inspect(&found, &wanted)?).unwrap_or_default();
-            Ok((document, true))
+    let millions = asking.number("work_limit")?.unwrap_or(work::MILLIONS);
+    work::within(millions, || asking.answered())
+}
+
+impl Asking {
+    fn answered(self) -> Result<(Value, bool), Failure> {
+        let mut asking = self;
+        let settings = settings()?;
+        match asking.command.as_str() {
+            "train" => asking.answer(Task::Train, &settings),
+            "infer" => asking.answer(Task::Infer, &settings),
+            "inspect" => {
+                let mut subject = asking.subject()?;
+                if let Some(name) = asking.text("assume")? {
+                    let known = Assumption::find(&name);
+                    subject.assume =
+                        Some(known.ok_or_else(|| Failure::bad_input(format!("assume: {name} is not decoder")))?);
+                }
+                let found = subject.find(Reach::Machine, true)?;
+                let dtype = asking.text("dtype")?;
+                let tensors = asking.is_on("tensors");
+                asking.finish()?;
+                let wanted = inspect::Wanted { tensors, dtype: dtype.as_deref(), ..inspect::Wanted::default() };
+                let document = serde_json::to_value(inspect::inspect(&found, &wanted)?).unwrap_or_default();
+                Ok((document, true))
+            }
+            "calculate" => asking.calculate(&settings),
+            other => Err(Failure::bad_input(format!("command: {other} is not train, infer, inspect or calculate"))),
         }
-        "calculate" => asking.calculate(&settings),
-        other => Err(Failure::bad_input(format!("command: {other} is not train, infer, inspect or calculate"))),
     }
 }
 
@@ -153,6 +168,7 @@ impl Asking {
             revision: self.text("revision")?,
             refresh: self.is_on("refresh"),
             dequantize: self.is_on("dequantize"),
+            assume: None,
         })
     }
 
@@ -176,7 +192,7 @@ impl Asking {
             None => self.path("plan")?.as_deref().map(files::plan).transpose()?,
         };
         let adapter = self.file("adapter", files::adapter)?;
-        let deepspeed = self.file("deepspeed", files::json)?;
+        let deepspeed = self.file("deepspeed", files::deepspeed)?;
         let machine = Machine { profile: self.path("profile")?, gpu_file: self.path("gpu_file")? };
         let framework = self.text("framework")?;
         let named = std::mem::take(&mut self.options).into_iter().map(|(name, value)| (name, Given::Value(value)));

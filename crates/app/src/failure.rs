@@ -1,5 +1,7 @@
 //! What goes wrong, said once: the problem, then how to mend it, in the words of whoever asked.
 
+use std::io::Write;
+
 use serde_json::{Value, json};
 use vramcast_core::ask::Runner;
 use vramcast_core::ask::resolve::faults_of;
@@ -122,7 +124,7 @@ impl Failure {
                         Door::Python => (fault.said(&Keywords(*runner)), fault.cure(&Keywords(*runner))),
                         Door::Http => (fault.said(&Fields(*runner)), fault.cure(&Fields(*runner))),
                     };
-                    let place = Some(Place::Setting(fault.path.clone()));
+                    let place = self.place.clone().or_else(|| Some(Place::Setting(fault.path.clone())));
                     Complaint { place, message: format!("{before}{message}"), hint, serves: runner.serves() }
                 };
                 faults.iter().map(one).collect()
@@ -141,18 +143,22 @@ impl Failure {
         (!all.is_empty()).then(|| all.join("\n"))
     }
 
-    /// Prints it: text to stderr, or one JSON document to stdout.
+    /// Prints it: text to stderr, or one JSON document to stdout. What cannot be printed there goes to stderr, and what
+    /// cannot be printed at all leaves the exit code.
     pub fn print(&self, json: bool) {
         let complaints = self.complaints(Door::CommandLine);
         if json {
+            let mut out = anstream::stdout().lock();
             let document = self.document(Door::CommandLine);
-            anstream::println!("{document:#}");
-            return;
+            if writeln!(out, "{document:#}").and_then(|()| out.flush()).is_ok() {
+                return;
+            }
         }
+        let mut out = anstream::stderr().lock();
         for complaint in &complaints {
-            anstream::eprintln!("error: {}", complaint.message);
+            let _ = writeln!(out, "error: {}", complaint.message);
             if let Some(hint) = &complaint.hint {
-                anstream::eprintln!("{}hint: {hint}", if complaints.len() == 1 { "\n" } else { "  " });
+                let _ = writeln!(out, "{}hint: {hint}", if complaints.len() == 1 { "\n" } else { "  " });
             }
         }
     }
@@ -205,6 +211,12 @@ impl From<FetchError> for Failure {
 
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
+        if let ModelError::Unknown { .. } = &error {
+            let fault = Fault::new("model", format!("config.json: {error}"))
+                .or_set("assume", "decoder")
+                .or("give a model that is known (`vramcast list families`)");
+            return Self::faults(vec![fault], Runner::OneCard).at(Place::Config("model_type".into()));
+        }
         let place = match &error {
             ModelError::Missing { path, .. } | ModelError::BadValue { path, .. } => path.clone(),
             _ => String::new(),

@@ -5,6 +5,7 @@
 //! | [`cli`] | the commands, one file each |
 //! | [`api`] | questions as trees of values: what Python asks |
 //! | [`ask`] | from a question to its answer, for every interface |
+//! | `disk` | files, read with a cap and written without harm |
 //! | [`env`] | every environment variable, read here only |
 //! | [`detect`] | the GPUs of this machine, through NVML |
 //! | [`fetch`] | from what a user typed to a model's facts |
@@ -18,6 +19,7 @@ pub mod api;
 pub mod ask;
 pub mod cli;
 pub mod detect;
+mod disk;
 pub mod env;
 pub mod exit;
 pub mod failure;

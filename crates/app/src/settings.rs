@@ -11,6 +11,7 @@ use serde_json::Value;
 use vramcast_core::dtype::{Family, Format, Part, Per, builtin_formats, find_format};
 use vramcast_core::plan::{Gpu, Gpus, Machine};
 
+use crate::disk;
 use crate::failure::Failure;
 
 /// What a user has set.
@@ -81,6 +82,20 @@ struct Card {
 const ARCHITECTURES: [(&str, u32); 7] =
     [("volta", 70), ("turing", 75), ("ampere", 80), ("ada", 89), ("hopper", 90), ("blackwell", 100), ("rubin", 100)];
 
+/// None of the files is larger.
+const MOST_BYTES: u64 = 1 << 20;
+/// More digits than a number of bytes in GiB can have.
+const MOST_DECIMAL_PLACES: usize = 30;
+
+impl Display {
+    fn check(&self) -> Result<(), String> {
+        match self.decimal_places {
+            0..=MOST_DECIMAL_PLACES => Ok(()),
+            places => Err(format!("decimal_places: {places} is not from 0 to {MOST_DECIMAL_PLACES}")),
+        }
+    }
+}
+
 impl Settings {
     /// All cards, the user's first.
     pub(crate) fn all_cards(&self) -> Gpus {
@@ -110,10 +125,10 @@ impl Settings {
         };
         let file = |name: &str| -> Result<Option<(PathBuf, Value)>, String> {
             let path = folder.join(name);
-            if !path.is_file() {
+            if !path.exists() {
                 return Ok(None);
             }
-            let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+            let text = disk::text(&path, MOST_BYTES).map_err(|e| format!("{}: {e}", path.display()))?;
             let value = serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
             Ok(Some((path, value)))
         };
@@ -126,6 +141,7 @@ impl Settings {
         }
         if let Some((path, value)) = file("display_settings.json")? {
             settings.display = serde_json::from_value(value).map_err(|e| format!("{}: {e}", path.display()))?;
+            settings.display.check().map_err(|e| format!("{}: {e}", path.display()))?;
         }
         Ok(settings)
     }

@@ -135,11 +135,15 @@ fn verify_prints_the_fixed_document() {
 }
 
 #[test]
-fn an_unknown_type_is_read_with_a_warning() {
+fn an_unknown_type_is_refused_until_something_is_assumed() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("config.json");
-    std::fs::write(&config, r#"{"model_type": "brand_new", "hidden_size": 64, "num_attention_heads": 4}"#).unwrap();
-    let inspection = json(&["inspect", config.to_str().unwrap()]);
+    let sizes = r#""hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100"#;
+    let text = format!(r#"{{"model_type": "brand_new", "intermediate_size": 128, {sizes}}}"#);
+    std::fs::write(&config, text).unwrap();
+    let assert = vramcast(&["inspect", config.to_str().unwrap()]).code(2);
+    assert!(stderr(&assert).contains("brand_new is not known"), "{}", stderr(&assert));
+    let inspection = json(&["inspect", config.to_str().unwrap(), "--assume", "decoder"]);
     assert!(inspection["notes"][0].as_str().unwrap().contains("brand_new"));
     std::fs::write(&config, r#"{"model_type": "llama", "hidden_size": "big"}"#).unwrap();
     let assert = vramcast(&["inspect", config.to_str().unwrap()]).code(2);

@@ -63,6 +63,7 @@ pub(crate) fn beside_the_simulation(
     };
     lines.extend(lens_lines(model, question));
     let title = format!("{}: formulas beside the simulation", found.name);
+    notes.splice(0..0, found.notes.clone());
     Ok(Comparison { title, against: "process", baseline, lines, notes })
 }
 

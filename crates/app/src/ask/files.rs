@@ -1,33 +1,37 @@
 //! Files that a question may bring, read with a cap.
 
-use std::io::Read;
 use std::path::Path;
 
 use serde_json::Value;
 use vramcast_core::ask::Runner;
 use vramcast_core::ask::file::Content;
+use vramcast_core::plan::Fault;
 
+use crate::disk;
 use crate::failure::{Failure, Place};
 
 /// No plan, adapter or DeepSpeed file is larger.
 const MOST_BYTES: u64 = 1 << 20;
+/// No ledger or log is larger.
+const MOST_BYTES_OF_ROWS: u64 = 256 << 20;
 
 /// The bytes of a file, unless there are too many.
 pub(crate) fn bytes(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
-    let failed = |what: String| Failure::bad_input(format!("{}: {what}", path.display()));
-    let file = std::fs::File::open(path).map_err(|error| failed(error.to_string()))?;
-    let mut read = Vec::new();
-    file.take(most + 1).read_to_end(&mut read).map_err(|error| failed(error.to_string()))?;
-    if read.len() as u64 > most {
-        return Err(failed(format!("more than {most} bytes is too large for such a file")));
-    }
-    Ok(read)
+    disk::read(path, most).map_err(|error| Failure::bad_input(format!("{}: {error}", path.display())))
 }
 
 /// The text of a small file.
 pub(crate) fn text(path: &Path) -> Result<String, Failure> {
-    String::from_utf8(bytes(path, MOST_BYTES)?)
-        .map_err(|_| Failure::bad_input(format!("{}: it is not UTF-8 text", path.display())))
+    long_text(path, MOST_BYTES)
+}
+
+/// Measured runs, and other files of many rows.
+pub(crate) fn rows(path: &Path) -> Result<String, Failure> {
+    long_text(path, MOST_BYTES_OF_ROWS)
+}
+
+fn long_text(path: &Path, most: u64) -> Result<String, Failure> {
+    disk::text(path, most).map_err(|error| Failure::bad_input(format!("{}: {error}", path.display())))
 }
 
 /// A JSON file, as Python writes them too.
@@ -55,10 +59,24 @@ pub(crate) fn content(text: &str, name: &str) -> Result<Content, Failure> {
     Ok(content)
 }
 
+/// DeepSpeed's configuration.
+pub(crate) fn deepspeed(path: &Path) -> Result<Value, Failure> {
+    let document = json(path)?;
+    // What is `auto` waits for the model; what is wrong is wrong with any.
+    Content::of_deepspeed(&document, Some(1)).map_err(|faults| within(faults, path))?;
+    Ok(document)
+}
+
+fn within(faults: Vec<Fault>, file: &Path) -> Failure {
+    Failure::faults(faults, Runner::OneCard).within(&file.display().to_string())
+}
+
 /// PEFT's `adapter_config.json`, or a folder with one.
 pub(crate) fn adapter(path: &Path) -> Result<Value, Failure> {
     let file = if path.is_dir() { path.join("adapter_config.json") } else { path.to_owned() };
-    json(&file)
+    let config = json(&file)?;
+    Content::of_adapter(&config).map_err(|faults| within(faults, &file))?;
+    Ok(config)
 }
 
 /// A file of lengths holds one number a sample, or rows of a tokenised data set.

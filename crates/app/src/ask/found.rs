@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 use vramcast_core::dtype::DType;
-use vramcast_core::model::Model;
+use vramcast_core::model::{Assumption, Model, ModelError};
 use vramcast_core::units::{parse_count, show_count};
 
+use super::stored;
 use crate::env::Environment;
 use crate::failure::{Failure, Place};
 use crate::fetch::{self, FetchOptions, Resolved};
@@ -39,6 +40,8 @@ pub(crate) struct Subject {
     pub(crate) refresh: bool,
     /// Take a quantised checkpoint's weights in full.
     pub(crate) dequantize: bool,
+    /// What to take it for where its type is not known.
+    pub(crate) assume: Option<Assumption>,
 }
 
 /// A model in numbers.
@@ -62,6 +65,8 @@ pub(crate) struct Found {
     pub(crate) resolved: Resolved,
     /// What a user should know.
     pub(crate) notes: Vec<String>,
+    /// Why there is no model though there is a config.
+    refused: Option<ModelError>,
     /// The number of parameters that was typed, for formulas that need no more.
     pub(crate) stated: Option<u64>,
 }
@@ -111,7 +116,7 @@ impl Subject {
         if self.dequantize {
             dequantize(&mut resolved)?;
         }
-        Found::of(resolved, self.auto_class.as_deref())
+        Found::of(resolved, self.auto_class.as_deref(), self.assume)
     }
 
     /// The model of a config that stands in a question.
@@ -122,7 +127,7 @@ impl Subject {
         let named = config.get("_name_or_path").and_then(Value::as_str).filter(|name| !name.is_empty());
         let name = self.title.clone().unwrap_or_else(|| named.unwrap_or("a pasted config").to_owned());
         let resolved = Resolved { name, config: Some(config), origin: "the request".to_owned(), ..Resolved::default() };
-        Found::of(resolved, self.auto_class.as_deref())
+        Found::of(resolved, self.auto_class.as_deref(), self.assume)
     }
 }
 
@@ -157,7 +162,7 @@ impl Sizes {
             notes.push(format!("that shape has {count} parameters, not {params}: give --layers and --hidden to match"));
         }
         let resolved = Resolved { name: name.clone(), config: Some(config), ..Resolved::default() };
-        Ok(Found { name, model: Some(model), resolved, notes, stated: params })
+        Ok(Found { name, model: Some(model), resolved, notes, refused: None, stated: params })
     }
 }
 
@@ -206,20 +211,38 @@ pub(crate) fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: O
 }
 
 impl Found {
-    /// The model of some facts.
-    pub(crate) fn of(resolved: Resolved, auto_class: Option<&str>) -> Result<Self, Failure> {
+    /// The model of some facts. A type that is not known, and of which nothing is assumed, is no model; what its files
+    /// hold is known all the same.
+    pub(crate) fn of(
+        resolved: Resolved,
+        auto_class: Option<&str>,
+        assume: Option<Assumption>,
+    ) -> Result<Self, Failure> {
         let auto_class = auto_class.or(resolved.auto_class.as_deref());
-        let model = resolved.config.clone().map(|config| Model::new(config, auto_class)).transpose()?;
         let mut notes = resolved.notes.clone();
+        let built = resolved.config.clone().map(|config| Model::assuming(config, auto_class, assume)).transpose();
+        let mut refused = None;
+        let model = match built {
+            Err(error @ (ModelError::Unknown { .. } | ModelError::NoModel { .. })) if resolved.tensors.is_some() => {
+                notes.push(format!("config.json: {error}; only what its files hold is shown"));
+                refused = Some(error);
+                None
+            }
+            built => built?,
+        };
         notes.extend(model.iter().flat_map(|model| model.notes().to_vec()));
-        Ok(Self { name: resolved.name.clone(), model, resolved, notes, stated: None })
+        if let (Some(model), Some(files)) = (&model, &resolved.tensors) {
+            notes.extend(stored::compare(model, files, assume.is_some())?);
+        }
+        Ok(Self { name: resolved.name.clone(), model, resolved, notes, refused, stated: None })
     }
 
     /// The model, or why there is none.
     pub(crate) fn require_model(&self) -> Result<&Model, Failure> {
-        self.model.as_ref().ok_or_else(|| {
-            Failure::bad_input(format!("{} has no config.json, so what it computes is not known", self.name))
-                .hint("pass the folder or repository of the original model")
+        self.model.as_ref().ok_or_else(|| match &self.refused {
+            Some(error) => error.clone().into(),
+            None => Failure::bad_input(format!("{} has no config.json, so what it computes is not known", self.name))
+                .hint("pass the folder or repository of the original model"),
         })
     }
 

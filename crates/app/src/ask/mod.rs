@@ -5,12 +5,14 @@
 //! |---|---|
 //! | [`question`] | the one way from what is asked to the answer |
 //! | [`found`] | which model is meant, and how far a name may reach |
+//! | [`stored`] | tensor headers beside the config |
 //! | [`files`] | plan files and their like, read with a cap |
 //! | [`card`] | the card where nobody names one |
 //! | [`inspect`] | what a model consists of |
 //! | [`compare`] | published formulas beside the simulation |
 //! | [`formula`] | what a published formula says |
 //! | [`lists`] | what vramcast knows |
+//! | [`work`] | how much one answer may take |
 //! | [`solve`], [`table`] | the other way round; many answers side by side |
 //! | [`engines`] | one question to every engine that serves |
 //! | [`job`] | job files: a model in numbers, how it is trained, on what |
@@ -26,4 +28,6 @@ pub(crate) mod job;
 pub(crate) mod lists;
 pub(crate) mod question;
 pub(crate) mod solve;
+pub(crate) mod stored;
 pub(crate) mod table;
+pub(crate) mod work;

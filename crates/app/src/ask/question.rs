@@ -76,6 +76,8 @@ impl Question {
         if reach == Reach::Machine {
             self.read_lengths()?;
         }
+        self.subject.assume =
+            self.asked.assumed().map_err(|fault| Failure::faults(vec![fault], self.asked.runner()))?;
         let found = self.subject.find(reach, false)?;
         let fault = |faults| Failure::faults(faults, vramcast_core::ask::Runner::OneCard);
         if let Some(config) = &self.adapter {

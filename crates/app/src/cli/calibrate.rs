@@ -11,6 +11,8 @@ use vramcast_core::verify::summary::{Group, Quantiles};
 
 use super::context::Context;
 use super::{Answer, Failure};
+use crate::ask::files;
+use crate::disk;
 use crate::exit::Exit;
 use crate::render::page::{Block, Page};
 use crate::render::table::Table;
@@ -51,7 +53,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     });
     let learned = calibrate::calibrate(&rows)?;
     if let Some(path) = &arguments.out {
-        std::fs::write(path, learned.profile.text())
+        disk::write(path, learned.profile.text().as_bytes())
             .map_err(|e| Failure::bad_input(format!("--out {}: {e}", path.display())))?;
     }
     let off = learned.not_bent.iter().any(|row| row.allocated.is_some());
@@ -61,7 +63,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
 
 fn read(path: &Path) -> Result<Vec<Value>, Failure> {
     let shown = path.display();
-    let text = std::fs::read_to_string(path).map_err(|e| Failure::bad_input(format!("{shown}: {e}")))?;
+    let text = files::rows(path)?;
     let mut rows = Vec::new();
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let row = python_json::parse(line.as_bytes())

@@ -1,5 +1,6 @@
 //! `vramcast import`: what a real run recorded of its memory, beside the prediction.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
@@ -10,12 +11,15 @@ use vramcast_core::report::Report;
 
 use super::context::Context;
 use super::{Answer, Failure, infer, train};
+use crate::disk;
 use crate::exit::Exit;
 use crate::render::page::{Block, Page};
 use crate::render::table::Table;
 
 /// No file of a run is larger than a person can want to read.
-const MAX_BYTES: u64 = 4 << 30;
+const MAX_BYTES: u64 = 1 << 30;
+/// How pickles of protocol 2 and later begin, which is what torch writes.
+const PICKLE: u8 = 0x80;
 
 /// What was recorded, and what was run.
 #[derive(Debug, Args)]
@@ -66,17 +70,22 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
 
 fn read(path: &Path) -> Result<Recording, Failure> {
     let shown = path.display();
-    let size = std::fs::metadata(path).map_err(|e| Failure::bad_input(format!("{shown}: {e}")))?.len();
-    if size > MAX_BYTES {
-        return Err(Failure::bad_input(format!("{shown}: {size} bytes is too large to read"))
-            .hint("record fewer steps: _record_memory_history(max_entries=…)"));
-    }
-    let bytes = std::fs::read(path).map_err(|e| Failure::bad_input(format!("{shown}: {e}")))?;
+    let bytes = disk::read(path, MAX_BYTES).map_err(|error| {
+        let failure = Failure::bad_input(format!("{shown}: {error}"));
+        match error.kind() {
+            ErrorKind::FileTooLarge => failure.hint("record fewer steps: _record_memory_history(max_entries=…)"),
+            _ => failure,
+        }
+    })?;
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
     let read = match (first, bytes.starts_with(&[0x1f, 0x8b])) {
         (_, true) => return Err(Failure::bad_input(format!("{shown}: packed by gzip")).hint("unpack it with gunzip")),
         (Some(b'{' | b'['), _) => profiler::read(&bytes),
-        _ => snapshot::read(&bytes),
+        _ if bytes.first() == Some(&PICKLE) => snapshot::read(&bytes),
+        _ => {
+            return Err(Failure::bad_input(format!("{shown}: neither a pickle nor JSON, so no recording of a run"))
+                .hint("give what torch.cuda.memory._dump_snapshot or torch.profiler wrote"));
+        }
     };
     read.map_err(|error| {
         Failure::bad_input(format!("{shown}: {error}"))

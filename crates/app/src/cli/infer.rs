@@ -63,7 +63,8 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         let as_json = context.text_or_json("infer --solve")?;
         let solved = solve::solve(&prepared, solve::Need { wanted, concurrency: arguments.concurrency })?;
         let exit = if solved.answer.is_some() { Exit::Success } else { Exit::No };
-        let text = format!("{}: {}\n", solved.question, solved.answer.as_deref().unwrap_or("nothing fits"));
+        let mut text = format!("{}: {}\n", solved.question, solved.answer.as_deref().unwrap_or("nothing fits"));
+        prepared.found.notes.iter().for_each(|note| text += &format!("note: {note}\n"));
         return Ok(if as_json { Answer::document(solved.document, exit) } else { Answer::text(text, exit) });
     }
     if arguments.table {
@@ -204,5 +205,8 @@ fn tabled(prepared: &[&Prepared], context: &Context) -> Result<Answer, Failure> 
     }
     let name = prepared.first().map_or("", |one| one.found.name.as_str());
     let title = format!("{name}: {} (!: too much)", tabled.title);
-    Ok(Answer::success(format!("{}\n\n{table}", render::page::wrapped(&title, render::width()))))
+    let notes = prepared.first().map_or(&[] as &[String], |one| &one.found.notes);
+    let notes: String =
+        notes.iter().map(|note| render::page::wrapped(&format!("note: {note}"), render::width()) + "\n").collect();
+    Ok(Answer::success(format!("{}\n\n{table}{notes}", render::page::wrapped(&title, render::width()))))
 }

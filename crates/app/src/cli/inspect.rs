@@ -6,9 +6,9 @@ use clap::Args;
 use vramcast_core::dtype::{Format, formats_from_toml};
 
 use super::Answer;
-use super::model::ModelArguments;
+use super::model::{AssumeArguments, ModelArguments};
 use crate::ask::files;
-use crate::ask::found::Reach;
+use crate::ask::found::{Reach, Subject};
 use crate::ask::inspect::{Wanted, inspect};
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -19,6 +19,8 @@ use crate::render;
 pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
+    #[command(flatten)]
+    assume: AssumeArguments,
     /// List every tensor.
     #[arg(long)]
     tensors: bool,
@@ -34,7 +36,8 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments, as_json: bool) -> Result<Answer, Failure> {
-    let found = arguments.model.subject().find(Reach::Machine, !arguments.config)?;
+    let subject = Subject { assume: arguments.assume.assume, ..arguments.model.subject() };
+    let found = subject.find(Reach::Machine, !arguments.config)?;
     if arguments.config {
         let config = found.resolved.config.as_ref().ok_or_else(|| Failure::bad_input("there is no config"))?;
         return Ok(Answer::document(config.clone(), Exit::Success));

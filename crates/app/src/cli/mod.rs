@@ -33,6 +33,7 @@ use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::ask::work;
 use crate::env::Environment;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -70,6 +71,9 @@ struct Cli {
     /// Say nothing but the answer.
     #[arg(short, long, global = true)]
     quiet: bool,
+    /// Million operations that one simulation may record, each with some memory of this machine; 0: no limit.
+    #[arg(long, global = true, value_name = "MILLIONS", default_value_t = crate::ask::work::MILLIONS)]
+    work_limit: u64,
 }
 
 const EXAMPLES: &str = "\
@@ -129,7 +133,10 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Ok(Err(error)) => {
             // Help and version go to stdout and end well; mistakes go to stderr and end with 2.
             let exit = if error.use_stderr() { Exit::BadInput } else { Exit::Success };
-            return if error.print().is_ok() { exit } else { Exit::Success };
+            return match error.print() {
+                Err(error) => unwritten(&error, Exit::Success),
+                Ok(()) => exit,
+            };
         }
         Err(failure) => {
             failure.print(false);
@@ -137,17 +144,12 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         }
     };
     let json = cli.json || cli.format == Some(Format::Json);
-    match answer(&cli) {
+    match work::within(cli.work_limit, || answer(&cli)) {
         Ok(answer) => {
-            // A reader that went away (`| head`) is no error.
             let mut out = anstream::stdout().lock();
             match out.write_all(answer.body.into_text().as_bytes()).and_then(|()| out.flush()) {
-                Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                    let failure = Failure::bad_input(format!("the answer could not be written: {error}"));
-                    failure.print(json);
-                    failure.exit()
-                }
-                _ => answer.exit,
+                Err(error) => unwritten(&error, answer.exit),
+                Ok(()) => answer.exit,
             }
         }
         Err(failure) => {
@@ -155,6 +157,16 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
             failure.exit()
         }
     }
+}
+
+/// How a command ends whose words could not be written: a reader that went away (`| head`) is no error.
+fn unwritten(error: &std::io::Error, exit: Exit) -> Exit {
+    if error.kind() == std::io::ErrorKind::BrokenPipe {
+        return exit;
+    }
+    let failure = Failure::bad_input(format!("the answer could not be written: {error}"));
+    failure.print(false);
+    failure.exit()
 }
 
 fn answer(cli: &Cli) -> Result<Answer, Failure> {

@@ -1,6 +1,7 @@
 //! `MODEL` on every command.
 
 use clap::Args;
+use vramcast_core::model::Assumption;
 
 use crate::ask::found::{Sizes, Subject};
 
@@ -40,6 +41,18 @@ pub(super) struct ModelArguments {
     /// Vocabulary of a model without a config.
     #[arg(long, value_name = "N", help_heading = "A model without a config", conflicts_with = "model")]
     vocab: Option<u64>,
+}
+
+/// `--assume` on commands that have no settings of a plan.
+#[derive(Debug, Clone, Default, Args)]
+pub(super) struct AssumeArguments {
+    /// What to take a model for whose type is not known: decoder.
+    #[arg(long, value_name = "HOW", value_parser = assumption)]
+    pub assume: Option<Assumption>,
+}
+
+fn assumption(text: &str) -> Result<Assumption, String> {
+    Assumption::find(text).ok_or_else(|| "use decoder".to_owned())
 }
 
 impl ModelArguments {

@@ -10,6 +10,7 @@ use super::Answer;
 use super::context::{Context, Format};
 use crate::ask::card::Machine;
 use crate::ask::formula::kept;
+use crate::disk;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::render;
@@ -100,12 +101,6 @@ impl OutputArguments {
 }
 
 fn write_svg(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
-    let text = render::svg::timeline(report);
-    // Written beside and moved over, so that no half file is left.
-    let beside = path.with_extension("svg.part");
-    let write = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-    write.map_err(|e| {
-        let _ = std::fs::remove_file(&beside);
-        Failure::bad_input(format!("--svg {}: {e}", path.display()))
-    })
+    disk::write(path, render::svg::timeline(report).as_bytes())
+        .map_err(|error| Failure::bad_input(format!("--svg {}: {error}", path.display())))
 }

@@ -15,11 +15,11 @@ use vramcast_core::plan::{
 
 use super::context::Context;
 use super::lens::MethodName;
-use super::model::ModelArguments;
+use super::model::{AssumeArguments, ModelArguments};
 use super::output::MachineArguments;
 use super::overview_detail as detail;
 use super::{Answer, Failure};
-use crate::ask::found::{Found, Reach};
+use crate::ask::found::{Found, Reach, Subject};
 use crate::exit::Exit;
 use crate::render::inspect::grouped;
 use crate::render::page::{Block, Page};
@@ -33,6 +33,8 @@ pub(super) const DATA_TYPES: [&str; 8] = ["fp32", "fp16", "bf16", "fp8", "int8",
 pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
+    #[command(flatten)]
+    assume: AssumeArguments,
     /// Only this data type (`vramcast --list-types`) [default: all].
     #[arg(long, value_name = "TYPE")]
     dtype: Option<String>,
@@ -111,7 +113,8 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
             return Err(Failure::bad_input(format!("{name}: {value} is not from 1 to {most}")));
         }
     }
-    let found = arguments.model.subject().find(Reach::Machine, false)?;
+    let subject = Subject { assume: arguments.assume.assume, ..arguments.model.subject() };
+    let found = subject.find(Reach::Machine, false)?;
     let model = found.require_model()?;
     let facts = match (Facts::of(model), by_rule) {
         (Err(silent), true) => return Err(Failure::bad_input(silent.to_string())),

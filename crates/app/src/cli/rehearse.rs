@@ -9,6 +9,7 @@ use vramcast_core::units::Bytes;
 
 use super::context::Context;
 use super::{Answer, Failure};
+use crate::ask::files;
 use crate::exit::Exit;
 use crate::rehearse::beside::Beside;
 use crate::rehearse::journal::Line;
@@ -88,8 +89,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let (as_json, quiet) = (context.text_or_json("rehearse")?, context.quiet);
     let mut cards = context.settings.all_cards();
     if let Some(path) = &arguments.gpu_file {
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| Failure::bad_input(format!("--gpu-file {}: {e}", path.display())))?;
+        let text = files::text(path)?;
         cards = cards.with(&text)?;
     }
     let card = Card::new(cards.find(&arguments.gpu)?, arguments.memory.map(Bytes::get))?;

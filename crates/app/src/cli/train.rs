@@ -82,7 +82,7 @@ impl Arguments {
             },
             file: self.plan.as_deref().map(files::plan).transpose()?,
             adapter: self.adapter.as_deref().map(files::adapter).transpose()?,
-            deepspeed: self.deepspeed.as_deref().map(files::json).transpose()?,
+            deepspeed: self.deepspeed.as_deref().map(files::deepspeed).transpose()?,
             machine: self.machine.machine(),
         };
         question.prepare(Reach::Machine, &context.settings)

@@ -32,7 +32,7 @@ pub(super) fn run(arguments: &Arguments, as_json: bool, quiet: bool) -> Result<A
     let mut truths = Vec::new();
     for file in files(&arguments.paths)? {
         let shown = file.display().to_string();
-        let text = std::fs::read_to_string(&file).map_err(|e| Failure::bad_input(format!("{shown}: {e}")))?;
+        let text = crate::ask::files::rows(&file)?;
         let mut truth = Truth::read(&shown, &text).map_err(Failure::bad_input)?;
         if let Some(text) = &arguments.only {
             truth.retain(text);

@@ -8,13 +8,14 @@ use vramcast_core::ask::{Kind, Runner, read, table};
 use super::Failure;
 
 /// Options of the program itself, and whether each takes a value.
-const GLOBAL: [(&str, bool); 6] = [
+const GLOBAL: [(&str, bool); 7] = [
     ("--json", false),
     ("--quiet", false),
     ("-q", false),
     ("--format", true),
     ("--color", true),
     ("--config-dir", true),
+    ("--work-limit", true),
 ];
 
 /// Types that a training run may hold its weights in.

@@ -96,6 +96,24 @@ fn read_choice(
 }
 
 fn read_tensors(files: &dyn Files, resolved: &mut Resolved, options: &FetchOptions) -> Result<(), FetchError> {
+    read_safetensors(files, resolved, options)?;
+    let any = |suffix: &str| files.names().iter().any(|name| name.ends_with(suffix));
+    if resolved.tensors.is_none() {
+        if any(".gguf") {
+            resolved.gguf = Some(read_gguf(files, None)?);
+        } else if any(".bin") || any(".pth") {
+            resolved.notes.push("the weights are pickles, whose headers cannot be read safely".to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Reads the headers of a model's safetensors files, where it has some.
+pub(super) fn read_safetensors(
+    files: &dyn Files,
+    resolved: &mut Resolved,
+    options: &FetchOptions,
+) -> Result<(), FetchError> {
     let has = |name: &str| files.names().iter().any(|other| other == name);
     let ends = |suffix: &str| files.names().iter().filter(|name| name.ends_with(suffix)).cloned().collect::<Vec<_>>();
     if has(INDEX) {
@@ -110,10 +128,6 @@ fn read_tensors(files: &dyn Files, resolved: &mut Resolved, options: &FetchOptio
         loose.retain(|name| !name.contains('/') && !name.starts_with("consolidated") && !name.starts_with("adapter_"));
         if !loose.is_empty() {
             resolved.tensors = Some(read_all(files, loose, options)?);
-        } else if !ends(".gguf").is_empty() {
-            resolved.gguf = Some(read_gguf(files, None)?);
-        } else if !ends(".bin").is_empty() || !ends(".pth").is_empty() {
-            resolved.notes.push("the weights are pickles, whose headers cannot be read safely".to_owned());
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 //! back-off, ranges, a limit on every body, a time-out on every wait.
 
 use std::io::{ErrorKind, Read};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ureq::http::{HeaderMap, StatusCode};
 use ureq::tls::{RootCerts, TlsConfig};
@@ -12,7 +12,9 @@ use super::FetchOptions;
 /// As many redirects as browsers follow would be silly; the hub needs two.
 const MAX_REDIRECTS: usize = 8;
 /// A whole body may take this many times the wait for one piece.
-const READS_PER_BODY: u32 = 12;
+const READS_PER_BODY: u32 = 3;
+/// All requests for one model together may.
+const READS_IN_ALL: u32 = 9;
 
 /// What is wanted of a file.
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +72,8 @@ impl Failure {
 pub(super) struct Http<'a> {
     agent: ureq::Agent,
     options: &'a FetchOptions,
+    /// When all must be over, however slowly bytes come.
+    until: Instant,
 }
 
 impl<'a> Http<'a> {
@@ -91,7 +95,8 @@ impl<'a> Http<'a> {
         if is_loopback(&options.endpoint) {
             config = config.proxy(None);
         }
-        Self { agent: config.build().new_agent(), options }
+        let until = Instant::now() + options.read_timeout.max(options.answer_timeout) * READS_IN_ALL;
+        Self { agent: config.build().new_agent(), options, until }
     }
 
     /// Gets a file, trying again when that may help.
@@ -99,6 +104,9 @@ impl<'a> Http<'a> {
         let mut pause = self.options.backoff;
         let mut left = self.options.attempts.max(1);
         loop {
+            if self.left().is_zero() {
+                return Err(Failure::TimedOut);
+            }
             let failure = match self.once(url, wanted) {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
@@ -112,9 +120,18 @@ impl<'a> Http<'a> {
             if left == 0 || !failure.is_passing() || asked.is_some_and(|wait| wait > self.options.longest_wait) {
                 return Err(failure);
             }
-            std::thread::sleep(asked.unwrap_or(pause).min(self.options.longest_wait));
+            let wait = asked.unwrap_or(pause).min(self.options.longest_wait);
+            if wait >= self.left() {
+                return Err(failure);
+            }
+            std::thread::sleep(wait);
             pause *= 2;
         }
+    }
+
+    /// What is left of the time for all requests.
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
     }
 
     fn once(&self, url: &str, wanted: Wanted) -> Result<Answer, Failure> {
@@ -129,6 +146,7 @@ impl<'a> Http<'a> {
             if let Wanted::Range { start, end } = wanted {
                 request = request.header("Range", format!("bytes={start}-{}", end.saturating_sub(1)));
             }
+            let request = request.config().timeout_global(Some(self.left().max(Duration::from_millis(1)))).build();
             let response = request.call().map_err(failure)?;
             if !response.status().is_redirection() {
                 return read(response, wanted);

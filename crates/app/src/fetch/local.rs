@@ -1,7 +1,7 @@
 //! Models on this machine: a folder, `config.json`, `*.safetensors`, an index, `*.gguf`.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use vramcast_core::source::{gguf, safetensors};
@@ -10,6 +10,7 @@ use super::contents::{self, Files};
 use super::error::{ContentError, FetchError};
 use super::prefix::{self, Prefix};
 use super::{FetchOptions, Resolved};
+use crate::disk;
 
 /// The path, if there is something there. A leading `~` is the home folder, for shells that leave it.
 pub(super) fn existing(spec: &str) -> Option<PathBuf> {
@@ -29,7 +30,15 @@ pub(super) fn resolve(path: &Path, options: &FetchOptions) -> Result<Resolved, F
         (parent.unwrap_or(Path::new(".")).to_owned(), path.file_name().map(|name| name.to_string_lossy().into_owned()))
     };
     let mut resolved = match choice.as_deref() {
-        None => contents::read(&Folder::open(&folder)?, None, options)?,
+        None => {
+            let files = Folder::open(&folder)?;
+            let mut resolved = contents::read(&files, None, options)?;
+            // Headers cost nothing here, and say whether the config beside them is theirs.
+            if resolved.tensors.is_none() && resolved.config.is_some() {
+                contents::read_safetensors(&files, &mut resolved, options)?;
+            }
+            resolved
+        }
         Some(file) if is_json(file) && !file.ends_with(".index.json") => config_file(&folder, file)?,
         // A GGUF file says all by itself; a config beside it is of some other model as like as not.
         Some(file) if file.ends_with(".gguf") => {
@@ -136,14 +145,13 @@ impl Files for Folder {
 /// Reads a whole file, unless it is longer than the limit.
 pub(super) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, FetchError> {
     let failed = |error| FetchError::Io { path: path.to_owned(), error };
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > limit {
-        let file = path.display().to_string();
-        return Err(FetchError::Content { file, error: ContentError::TooLong { limit } });
-    }
-    Ok(bytes)
+    disk::read(path, limit).map_err(|error| match error.kind() {
+        ErrorKind::FileTooLarge => {
+            let file = path.display().to_string();
+            FetchError::Content { file, error: ContentError::TooLong { limit } }
+        }
+        _ => failed(error),
+    })
 }
 
 /// A file read from its beginning.
@@ -157,7 +165,7 @@ struct OnDisk {
 impl OnDisk {
     fn open(path: &Path) -> Result<Self, FetchError> {
         let failed = |error| FetchError::Io { path: path.to_owned(), error };
-        let file = File::open(path).map_err(failed)?;
+        let file = disk::open(path).map_err(failed)?;
         let bytes = file.metadata().map_err(failed)?.len();
         Ok(Self { file, bytes, path: path.to_owned(), name: path.display().to_string() })
     }

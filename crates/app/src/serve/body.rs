@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use vramcast_core::ask::{Asked, Given, Task};
+use vramcast_core::model::Assumption;
 use vramcast_core::plan::{InferPlan, ServePlan, TrainPlan};
 
 use super::problem::Problem;
@@ -191,6 +192,9 @@ request! {
         /// Whether to list every tensor.
         #[serde(default)]
         tensors: bool,
+        /// What to take a model for whose type is not known.
+        #[serde(default)]
+        assume: Option<Assumption>,
     }
 }
 

@@ -11,7 +11,7 @@ use super::Limits;
 use super::problem::Problem;
 
 /// What one answer may record: operations, parameters and tensors.
-const MOST_RECORDED: u64 = 10_000_000;
+const MOST_RECORDED: u64 = crate::ask::work::MILLIONS * 1_000_000;
 /// Those that may wait, for each that runs.
 const WAITING_PER_SLOT: usize = 64;
 

@@ -227,3 +227,14 @@ fn what_is_not_http_is_an_error() {
     let server = Server::start(|_| Reply::Raw(Vec::new()));
     assert_eq!(refused(&server).exit_code(), 3);
 }
+
+/// Each byte comes in time, the whole never does.
+#[test]
+fn a_dribbling_hub_is_not_waited_for() {
+    let head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n";
+    let server = Server::start(|_| Reply::Dribble(head.to_vec()));
+    let begin = Instant::now();
+    let error = refused(&server);
+    assert!(matches!(error, FetchError::TimedOut { .. }), "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(9), "{:?}", begin.elapsed());
+}

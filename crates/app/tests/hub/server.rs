@@ -38,6 +38,8 @@ pub(crate) enum Reply {
     Raw(Vec<u8>),
     /// These bytes, then silence.
     Hang(Vec<u8>),
+    /// These bytes, then one more every now and then, without an end.
+    Dribble(Vec<u8>),
 }
 
 impl Reply {
@@ -128,6 +130,13 @@ fn serve(mut stream: TcpStream, handler: &Handler, log: &Mutex<Vec<Request>>, st
         }
         Reply::Raw(bytes) => {
             let _ = stream.write_all(&bytes);
+        }
+        Reply::Dribble(bytes) => {
+            let mut sent = stream.write_all(&bytes);
+            while sent.is_ok() && !stop.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(50));
+                sent = stream.write_all(b" ");
+            }
         }
         Reply::Hang(bytes) => {
             let _ = stream.write_all(&bytes);

@@ -27,6 +27,9 @@ pub struct Content {
 const GENERATION: [&str; 9] =
     ["new_tokens", "stop_after", "cache", "beams", "choice", "forced_length", "assistant", "prompt_lookup", "accepted"];
 
+/// Keys of plan files beside the places of settings.
+const OUTSIDE: [&str; 9] = ["model", "framework", "task", "train", "infer", "serve", "stack", "loss", "assistant"];
+
 impl Content {
     /// A plan of our own, a report, or a plan of axolotl, LLaMA-Factory, TRL or the Trainer.
     pub fn read(value: Value) -> Result<Self, Vec<Fault>> {
@@ -55,7 +58,27 @@ impl Content {
                 notes: imported.notes,
             });
         }
+        Self::recognise(&value)?;
         Self::own(value)
+    }
+
+    /// Refuses a file that holds no key of a plan: what it says would be lost.
+    fn recognise(value: &Value) -> Result<(), Vec<Fault>> {
+        let ours = |key: &String| {
+            let places = super::table::all().map(|row| row.path.split('.').next().unwrap_or_default());
+            OUTSIDE.iter().copied().chain(places).any(|known| known == key)
+        };
+        let Some(object) = value.as_object().filter(|object| !object.is_empty()) else { return Ok(()) };
+        if object.keys().any(ours) {
+            return Ok(());
+        }
+        let keys: Vec<&str> = object.keys().take(3).map(String::as_str).collect();
+        let problem = format!(
+            "its kind is not known: {} {} no key of a plan",
+            keys.join(", "),
+            if keys.len() == 1 { "is" } else { "are" }
+        );
+        Err(vec![Fault::new("", problem).or(format!("give {}", import::kinds::READ))])
     }
 
     /// A plan of our own: its keys are places, beside the model, a framework and the kind.

@@ -6,6 +6,7 @@ use super::read::{self, Given};
 use super::runner::{Runner, Scope};
 use super::setting::Kind;
 use super::{table, tree};
+use crate::model::Assumption;
 use crate::plan::{Fault, Faults, InferPlan, ServePlan, TrainPlan};
 
 /// What a plan is for.
@@ -55,6 +56,19 @@ impl Asked {
     /// What stands behind a name.
     pub fn names(&self, name: &str) -> Option<&Given> {
         self.named.iter().rev().find(|(known, _)| known == name).map(|(_, given)| given)
+    }
+
+    /// What a model of an unknown type shall be taken for: the model is found before the rest is settled.
+    pub fn assumed(&self) -> Result<Option<Assumption>, Fault> {
+        let named = match self.names("assume") {
+            Some(Given::Text(text)) => Some(json!(text)),
+            Some(Given::Value(value)) => Some(value.clone()),
+            _ => None,
+        };
+        let in_trees = || self.trees.iter().rev().find_map(|tree| tree.get("assume")).cloned();
+        let Some(value) = named.or_else(in_trees).filter(|value| !value.is_null()) else { return Ok(None) };
+        let known = value.as_str().and_then(Assumption::find);
+        known.map(Some).ok_or_else(|| Fault::value("assume", value, "decoder"))
     }
 
     fn laid(&self) -> Value {

@@ -30,6 +30,18 @@ pub enum ModelError {
         /// What does not fit.
         problem: String,
     },
+    /// A type of model that no family reads.
+    #[error("model_type: {model_type} is not known, so what the model computes is not known either")]
+    Unknown {
+        /// The type.
+        model_type: String,
+    },
+    /// A file that is no model's config.
+    #[error("there is no model_type, so it is no config of a model{}", looks.map_or_else(String::new, |looks| format!("; it looks like {looks}")))]
+    NoModel {
+        /// What it looks like, where that is known.
+        looks: Option<&'static str>,
+    },
     /// Something this version does not model.
     #[error("{what} is not supported; {hint}")]
     Unsupported {

@@ -12,8 +12,10 @@
 //! | [`families`] | one file per family, and the table of all |
 //! | [`facts`], [`tensor_plans`] | what libraries know of a family, which its file states |
 //! | [`inventory`] | counts: parameters, caches, active experts |
+//! | [`assumed`] | configs of types that no family reads |
 //! | [`sized`] | a usual decoder of given sizes, where there is no config |
 
+pub mod assumed;
 pub mod blocks;
 pub mod config;
 pub mod error;
@@ -33,6 +35,7 @@ pub mod task;
 pub mod tensor_plans;
 mod tensors;
 
+pub use assumed::Assumption;
 pub use config::Config;
 pub use error::ModelError;
 pub use families::Family;
@@ -54,19 +57,32 @@ pub struct Model {
 
 impl Model {
     /// The model a config describes. `auto_class` (`AutoModelForCausalLM`, …) decides the head; without it the
-    /// config's `architectures` do.
+    /// config's `architectures` do. A type that no family reads is refused.
     pub fn new(config: serde_json::Value, auto_class: Option<&str>) -> Result<Self, ModelError> {
+        Self::assuming(config, auto_class, None)
+    }
+
+    /// The same, where a type that no family reads may be taken for something else.
+    pub fn assuming(
+        config: serde_json::Value,
+        auto_class: Option<&str>,
+        assumption: Option<Assumption>,
+    ) -> Result<Self, ModelError> {
         let view = Config::new(&config)?;
-        let task = Task::of(&view, auto_class)?;
-        let mut notes = Vec::new();
-        let family = families::find(view.model_type()).unwrap_or_else(|| {
-            let name = if view.model_type().is_empty() { "(none)" } else { view.model_type() };
-            notes.push(format!(
-                "model_type {name} is not known: read as a Llama-style decoder from the usual keys; the result is a guess"
-            ));
-            &families::decoders::llama::FAMILY
-        });
-        Ok(Self { config, family, task, notes })
+        if let Some(family) = families::find(view.model_type()) {
+            let task = Task::of(&view, auto_class)?;
+            let name = view.model_type();
+            let notes = assumption.map(|_| format!("model_type {name} is known, so nothing is assumed of it"));
+            return Ok(Self { family, task, notes: notes.into_iter().collect(), config });
+        }
+        let object = config.as_object().cloned().unwrap_or_default();
+        match assumption {
+            None => Err(assumed::refusal(&object)),
+            Some(Assumption::Decoder) => {
+                let (config, family, notes) = assumed::decoder(&object)?;
+                Ok(Self { notes, family, ..Self::new(config, auto_class)? })
+            }
+        }
     }
 
     /// The same model with another config of its family.

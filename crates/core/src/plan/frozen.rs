@@ -7,6 +7,9 @@ use crate::model::{Module, ModuleKind, Program};
 const TOWERS: [&str; 7] =
     ["visual", "vision_tower", "vision_model", "vision_encoder", "vision_embed_tokens", "image_encoder", "vit"];
 
+/// What models call the part between the one that sees and the one that reads.
+const PROJECTORS: [&str; 4] = ["multi_modal_projector", "mm_projector", "merger", "connector"];
+
 impl TrainPlan {
     /// Puts beginnings of parameter names in the place of `embeddings`, `vision` and `first-N-layers`, and refuses what
     /// names nothing; returns what a report should say.
@@ -15,12 +18,16 @@ impl TrainPlan {
         for name in &self.frozen {
             let found = match name.as_str() {
                 "embeddings" => paths(program, |module| matches!(module.kind, ModuleKind::Embedding { .. })),
-                "vision" => paths(program, |module| TOWERS.contains(&last(&module.path))),
+                "vision" | "vision-if-any" => paths(program, |module| TOWERS.contains(&last(&module.path))),
+                "projector-if-any" => paths(program, |module| PROJECTORS.contains(&last(&module.path))),
                 _ => match name.strip_prefix("first-").and_then(|rest| rest.strip_suffix("-layers")) {
                     Some(count) => count.parse().map_or_else(|_| Vec::new(), |count| first_layers(program, count)),
                     None => vec![name.clone()],
                 },
             };
+            if found.is_empty() && name.ends_with("-if-any") {
+                continue;
+            }
             let named = |prefix: &String| program.parameters.iter().any(|one| one.name.starts_with(prefix.as_str()));
             if name.is_empty() || found.is_empty() || !found.iter().all(named) {
                 faults.add(unknown(name, program));

@@ -8,7 +8,7 @@ use super::{
     Stack,
 };
 use crate::dtype::DType;
-use crate::model::{Inputs, Model, Sharing};
+use crate::model::{Assumption, Inputs, Model, Sharing};
 
 /// What is generated, and how, on one card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -40,6 +40,9 @@ pub struct InferPlan {
     pub quantization: Option<Quantization>,
     /// How attention is computed.
     pub attention: AttentionKind,
+    /// What the model is taken for where its type is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub assume: Option<Assumption>,
     /// The card.
     pub gpu: Gpu,
     /// Options of the caching allocator.
@@ -66,6 +69,7 @@ impl Default for InferPlan {
             weights: DType::BF16,
             quantization: None,
             attention: AttentionKind::Sdpa,
+            assume: None,
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
             stack: Stack::default(),

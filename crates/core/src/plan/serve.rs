@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Gpu;
+use crate::model::Assumption;
 
 /// A serving engine on a card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -79,6 +80,9 @@ pub struct ServePlan {
     pub kv_unified: bool,
     /// Sequences at once (llama.cpp, Ollama).
     pub parallel: Option<u64>,
+    /// What the model is taken for where its type is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub assume: Option<Assumption>,
     /// The card.
     pub gpu: Gpu,
 }
@@ -141,6 +145,7 @@ impl Default for ServePlan {
             swa_full: false,
             kv_unified: false,
             parallel: None,
+            assume: None,
             gpu: Gpu::h200(),
         }
     }

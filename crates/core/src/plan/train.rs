@@ -9,7 +9,7 @@ use super::{
 };
 use crate::dtype::DType;
 use crate::model::op::{Parameter, Role};
-use crate::model::{Model, Program, Sharing};
+use crate::model::{Assumption, Model, Program, Sharing};
 
 /// What is trained, and how, on one card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -63,6 +63,9 @@ pub struct TrainPlan {
     /// What surrounds the step.
     #[serde(skip_serializing_if = "Job::is_plain")]
     pub job: Job,
+    /// What the model is taken for where its type is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub assume: Option<Assumption>,
     /// The card.
     pub gpu: Gpu,
     /// Options of the caching allocator.
@@ -98,6 +101,7 @@ impl Default for TrainPlan {
             adapter: None,
             quantization: None,
             job: Job::default(),
+            assume: None,
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
             stack: Stack::default(),

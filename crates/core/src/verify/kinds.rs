@@ -103,15 +103,19 @@ impl Truth {
             Ok(document) => vec![document],
             Err(_) => {
                 let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-                let parsed = lines.map(|(at, line)| parse(line).map_err(|e| format!("{path}: line {}: {e}", at + 1)));
+                let broken = |(at, error): (usize, String)| match at {
+                    // Not even its first line is JSON: no broken ledger, but another kind of file.
+                    0 => format!("{path}: {}", unknown(text)),
+                    at => format!("{path}: line {}: {error}", at + 1),
+                };
+                let parsed = lines.map(|(at, line)| parse(line).map_err(|e| broken((at, e.to_string()))));
                 parsed.collect::<Result<_, _>>()?
             }
         };
         let file = File { documents };
         let found = KINDS.iter().find_map(|kind| Some((kind, (kind.rows)(&file)?)));
         let Some((kind, rows)) = found else {
-            let known: Vec<String> = KINDS.iter().map(|kind| format!("{}: {}", kind.name, kind.looks)).collect();
-            return Err(format!("{path}: not of a kind that can be scored; these are: {}", known.join("; ")));
+            return Err(format!("{path}: {}", unknown("")));
         };
         let mut head = file.documents.into_iter().next().filter(|first| first["rows"].is_array()).unwrap_or_default();
         head.as_object_mut().and_then(|document| document.remove("rows"));
@@ -139,6 +143,14 @@ impl Truth {
         }
         scores
     }
+}
+
+/// What to say of a file of no known kind.
+fn unknown(text: &str) -> String {
+    let is_log = ["vllm", "KV cache"].iter().any(|mark| text.contains(mark));
+    let looks = if is_log { "a log of vLLM, which is " } else { "" };
+    let known: Vec<String> = KINDS.iter().map(|kind| format!("{}: {}", kind.name, kind.looks)).collect();
+    format!("{looks}not of a kind that can be scored; these are: {}", known.join("; "))
 }
 
 /// A scored file.

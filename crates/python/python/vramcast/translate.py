@@ -42,7 +42,8 @@ def training_plan(arguments: Any) -> dict[str, Any]:
 
     # How batches are handed out changes nothing of a step, and is never what its default says.
     told.pop("accelerator_config", None)
-    kept = {name: value for name, value in told.items() if name in DECIDING or not is_default(name, value)}
+    says = DECIDING | TELLING
+    kept = {name: value for name, value in told.items() if name in says or not is_default(name, value)}
     return {name: plain(value) for name, value in kept.items() if not name.startswith("_")}
 
 
@@ -61,6 +62,26 @@ DECIDING = frozenset({
     "packing",
 })
 """Settings whose defaults matter too: they differ between versions and trainers."""
+
+
+TELLING = frozenset({
+    "beta",
+    "center_rewards_coefficient",
+    "cpo_alpha",
+    "desirable_weight",
+    "kl_coef",
+    "lmbda",
+    "max_completion_length",
+    "max_prompt_length",
+    "missing_eos_penalty",
+    "num_generations",
+    "num_ppo_epochs",
+    "precompute_ref_log_probs",
+    "reward_model_path",
+    "rloo_k",
+    "step_separator",
+})
+"""Settings that only trainers beside supervised fine-tuning have: they tell whose config it is by being there."""
 
 
 def adapted(model: Any) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,6 +65,24 @@ def test_training_arguments_are_what_the_trainer_does():
     for refused in ({"optim": "no such one"}, {"optim": "sgd", "torch_compile": True}):
         with pytest.raises(vramcast.InputError, match="no such one|torch_compile"):
             vramcast.train("gpt2", seq_len=512, training_arguments=SimpleNamespace(**refused))
+
+
+def test_other_trainers_than_fine_tuning_are_refused():
+    # As TRL declares them: what tells whose config it is has its default.
+    for name, mark, default in (("DPOConfig", "beta", 0.1), ("GRPOConfig", "num_generations", 8),
+                                ("RewardConfig", "center_rewards_coefficient", None)):
+        config = make_dataclass(name, [("optim", str, "adamw_torch"), (mark, object, default)])
+        with pytest.raises(vramcast.InputError, match=f"{mark}.*not supervised fine-tuning"):
+            vramcast.train("gpt2", seq_len=512, training_arguments=config())
+
+
+def test_a_model_of_an_unknown_type_is_refused():
+    unknown = {"model_type": "brand_new", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+               "intermediate_size": 128, "vocab_size": 100}
+    for ask in (vramcast.train, vramcast.infer, vramcast.inspect):
+        with pytest.raises(vramcast.InputError, match="brand_new is not known"):
+            ask(unknown)
+    assert any("guess" in note for note in vramcast.train(unknown, assume="decoder").notes)
 
 
 def test_deepspeeds_settings_are_read():

@@ -11,6 +11,7 @@ use vramcast_core::lens::Question as Formula;
 use vramcast_core::report::Totals;
 
 use super::Shared;
+use crate::ask::found::Subject;
 use crate::ask::question::Prepared;
 use crate::ask::{compare, engines, inspect};
 use crate::serve::Service;
@@ -53,7 +54,8 @@ pub(crate) async fn infer(State(service): Shared, Json(mut request): Json<InferR
 pub(crate) async fn inspect(State(service): Shared, Json(mut request): Json<InspectRequest>) -> Answer {
     service
         .answer(move |service| {
-            let found = request.subject()?.find(service.reach, true)?;
+            let subject = Subject { assume: request.assume, ..request.subject()? };
+            let found = subject.find(service.reach, true)?;
             let wanted = inspect::Wanted { tensors: request.tensors, ..inspect::Wanted::default() };
             Ok(inspect::inspect(&found, &wanted)?)
         })

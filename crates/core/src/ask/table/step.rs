@@ -11,8 +11,15 @@ use crate::plan::OptimizerKind;
 /// What training and generation on tensors share: not what Megatron's own data loader makes.
 const TOKENS: Scope = Scope::TORCH.and(Scope::GENERATE);
 
+/// What a model of an unknown type is taken for.
+const ASSUMPTIONS: Kind =
+    Kind::Choice(&[("decoder", "a Llama-style decoder, with experts where its config counts some")]);
+
 /// What goes in.
 pub(super) const BATCH: &[Setting] = &[
+    setting("assume", "assume", ASSUMPTIONS, "What to take a model for whose type is not known")
+        .from("a model of an unknown type is refused")
+        .on(Topic::Batch, Scope::ALL),
     setting("batch.batch_size", "batch-size", Kind::Whole, "Samples per card; prompts at once")
         .short('b')
         .also(&["per-device-batch"])

@@ -40,8 +40,15 @@ pub enum AdapterPlan {
 impl AdapterPlan {
     /// Reads PEFT's `adapter_config.json`; keys without effect on memory are returned by name.
     pub fn from_adapter_config(config: &Value) -> Result<(Self, Vec<String>), PlanError> {
-        match config["peft_type"].as_str() {
-            Some("LORA") | None => {
+        let kind = config.get("peft_type").filter(|kind| !kind.is_null());
+        let Some(kind) = kind else {
+            return Err(Fault::new("adapter", "it is no adapter_config.json: it has no peft_type")
+                .or("give the file that PEFT's save_pretrained writes")
+                .into());
+        };
+        match kind.as_str() {
+            None => Err(bad("peft_type", kind, "a name such as LORA")),
+            Some("LORA") => {
                 let (plan, ignored) = LoraPlan::from_adapter_config(config)?;
                 Ok((Self::Lora(plan), ignored))
             }

@@ -105,6 +105,13 @@ pub(super) fn resolve(plan: &LoraPlan, view: View<'_>) -> Result<Resolved, PlanE
             resolved.modules.push(ModuleId(index as u32));
         }
     }
+    let named = |target: &&String| view.parameters.iter().any(|one| is_or_ends_with(&one.name, target));
+    if let Some(target) = plan.target_parameters.iter().find(|target| !named(target)) {
+        return Err(PlanError::Conflict {
+            what: format!("target_parameters: {target} names no parameter of this model"),
+            hint: "leave it out; linears go under target_modules".into(),
+        });
+    }
     for (index, parameter) in view.parameters.iter().enumerate() {
         if wanted.iter().any(|target| is_or_ends_with(&parameter.name, target)) {
             resolved.parameters.push(ParameterId(index as u32));

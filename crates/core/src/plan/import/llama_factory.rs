@@ -38,6 +38,7 @@ pub(super) fn read(object: &Object) -> Result<Imported, PlanError> {
             reader.set("adapter.dora", true);
         }
     }
+    vision(&mut reader, adapter)?;
     let quantised = quantisation(&mut reader)?;
     if reader.is_on("pure_bf16") {
         reader.set("weights", "bf16");
@@ -71,6 +72,41 @@ pub(super) fn read(object: &Object) -> Result<Imported, PlanError> {
     }
     Ok(finish(reader, "llama-factory", model, situation(adapter, quantised)))
 }
+
+/// What reads images: its tower and the projector behind it are not trained unless the file says so (hparams,
+/// finetuning_args.py), and adapters stay out of them.
+fn vision(reader: &mut Reader<'_>, adapter: bool) -> Result<(), PlanError> {
+    let unsaid = |value: Option<&Value>, usual: bool| value.and_then(Value::as_bool).unwrap_or(usual);
+    let tower = unsaid(reader.get("freeze_vision_tower"), true);
+    let projector = unsaid(reader.get("freeze_multi_modal_projector"), true);
+    reader.refuse("freeze_language_model", "leave it out: it is not simulated")?;
+    match (tower, projector) {
+        (true, true) if adapter => reader.set("adapter.exclude", OUTSIDE_TEXT),
+        (true, true) => reader.set("frozen", vec!["vision-if-any", "projector-if-any"]),
+        (false, false) => {}
+        (tower, projector) => {
+            let what = format!("freeze_vision_tower: {tower} with freeze_multi_modal_projector: {projector}");
+            return Err(PlanError::Unsupported { what, hint: "freeze both or none".into() });
+        }
+    }
+    for key in [
+        "image_max_pixels",
+        "image_min_pixels",
+        "image_do_pan_and_scan",
+        "crop_to_patches",
+        "video_max_pixels",
+        "video_min_pixels",
+        "video_fps",
+        "video_maxlen",
+    ] {
+        reader.refuse(key, "a batch's images are not in the file: leave it out and give them by {batch.images}")?;
+    }
+    Ok(())
+}
+
+/// Modules of what reads images, as a pattern of PEFT.
+const OUTSIDE_TEXT: &str =
+    r".*(^|\.)(visual|vision_tower|vision_model|vision_encoder|multi_modal_projector|mm_projector|connector)\..*";
 
 fn quantisation(reader: &mut Reader<'_>) -> Result<bool, PlanError> {
     let Some(bits) = reader.number("quantization_bit")? else { return Ok(false) };

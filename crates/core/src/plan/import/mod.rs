@@ -5,12 +5,14 @@
 //! | `trainer` | `TrainingArguments`, TRL's `SFTConfig` and `ModelConfig` |
 //! | `axolotl` | axolotl |
 //! | `llama_factory` | LLaMA-Factory |
+//! | `kinds` | which kind a file is, and those that are refused |
 //! | `keys` | reading values, and keys without effect on memory |
 //!
 //! Every key is read, known to change no memory, refused by name, or reported.
 
 mod axolotl;
 mod keys;
+pub(crate) mod kinds;
 mod llama_factory;
 mod trainer;
 
@@ -40,12 +42,14 @@ pub struct Imported {
 pub fn read(value: &Value) -> Result<Option<Imported>, PlanError> {
     let Some(object) = value.as_object() else { return Ok(None) };
     let has = |key: &str| object.contains_key(key);
+    kinds::refuse(object)?;
     if has("finetuning_type") || has("stage") && (has("cutoff_len") || has("template")) {
         return llama_factory::read(object).map(Some);
     }
     if has("base_model") && ["datasets", "sequence_len", "micro_batch_size", "adapter"].into_iter().any(has) {
         return axolotl::read(object).map(Some);
     }
+    kinds::refuse_trainers(object)?;
     let arguments = ["per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "optim"];
     if arguments.into_iter().any(has) {
         return trainer::read(object).map(Some);

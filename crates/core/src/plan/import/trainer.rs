@@ -53,15 +53,9 @@ pub(super) fn read(object: &Object) -> Result<Imported, PlanError> {
         reader.set("batch.mask", false);
         reader.notes.push("packing: the batch is simulated as full rows without a mask".into());
     }
-    match reader.text("loss_type") {
-        None | Some("nll" | "dft") => {}
-        Some("chunked_nll") => {}
-        Some(other) => {
-            return Err(PlanError::Unsupported { what: format!("loss_type: {other}"), hint: "use nll".into() });
-        }
-    }
+    // Others were refused with their trainer.
+    reader.text("loss_type");
     reader.refuse("activation_offloading", "leave it out")?;
-    reader.refuse("ref_model", "only supervised fine-tuning is simulated")?;
     Ok(finish(reader, "trl", model, situation(adapter, quantised)))
 }
 
@@ -80,9 +74,13 @@ pub(super) fn arguments(reader: &mut Reader<'_>) -> Result<(), PlanError> {
         reader.set("checkpointing", if on { "full" } else { "off" });
     }
     reentrant(reader);
-    if let Some(name) = reader.text("optim") {
-        optimizer(reader, "optim", name)?;
-    }
+    let projects = match reader.text("optim") {
+        Some(name) => {
+            optimizer(reader, "optim", name)?;
+            name.starts_with("galore") || name.starts_with("apollo")
+        }
+        None => false,
+    };
     if let Some(norm) = reader.get("max_grad_norm").and_then(Value::as_f64) {
         reader.set("clip", norm > 0.0);
     }
@@ -94,8 +92,13 @@ pub(super) fn arguments(reader: &mut Reader<'_>) -> Result<(), PlanError> {
     for key in ["deepspeed", "fsdp"] {
         reader.refuse(key, hint)?;
     }
-    for key in ["torch_compile", "neftune_noise_alpha", "label_smoothing_factor", "optim_target_modules"] {
+    for key in ["torch_compile", "neftune_noise_alpha", "label_smoothing_factor"] {
         reader.refuse(key, "leave it out")?;
+    }
+    if !projects {
+        for key in ["optim_target_modules", "optim_args"] {
+            reader.refuse(key, "only GaLore's and APOLLO's are read")?;
+        }
     }
     Ok(())
 }
@@ -162,9 +165,57 @@ pub(crate) fn trainer_optimizer(name: &str) -> Option<(&str, &'static str)> {
         "paged_lion" | "paged_lion_32bit" => ("paged-lion32", "foreach"),
         "paged_lion_8bit" => ("paged-lion8bit", "foreach"),
         "ademamix_8bit" => ("ademamix8bit", "foreach"),
+        "paged_ademamix_32bit" => ("paged-ademamix32", "foreach"),
+        "paged_ademamix_8bit" => ("paged-ademamix8bit", "foreach"),
+        "adamw_anyprecision" => ("adamw-anyprecision", "foreach"),
+        "galore_adamw" | "galore_adamw_layerwise" => ("galore-adamw", "foreach"),
+        "apollo_adamw" | "apollo_adamw_layerwise" => ("apollo-adamw", "foreach"),
         "adafactor" | "ademamix" | "sgd" | "adagrad" | "rmsprop" | "muon" => (name, "foreach"),
         _ => return None,
     })
+}
+
+/// `optim_target_modules` and `optim_args` of GaLore and APOLLO (transformers, trainer.py).
+fn low_rank(reader: &mut Reader<'_>, name: &str) -> Result<(), PlanError> {
+    let targets: Vec<&str> = match reader.get("optim_target_modules") {
+        Some(Value::String(text)) => vec![text],
+        Some(Value::Array(list)) => list.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    let names = |part: &str| targets.iter().any(|target| target.contains(part));
+    // What is simulated: every matrix but embeddings and the head.
+    if !(names("all-linear") || names("attn") && names("mlp")) {
+        let what = match targets.as_slice() {
+            [] => format!("optim: {name} without optim_target_modules"),
+            _ => format!("optim: {name} with optim_target_modules {}", targets.join(", ")),
+        };
+        return Err(PlanError::Unsupported { what, hint: "use all-linear, or attn and mlp".into() });
+    }
+    // transformers' own defaults.
+    let mut rank = if name.starts_with("galore") { 128 } else { 1 };
+    for pair in reader.text("optim_args").unwrap_or_default().split(',') {
+        match pair.split_once('=').map(|(key, value)| (key.trim(), value.trim())) {
+            Some(("rank", value)) => {
+                rank = value.parse().map_err(|_| PlanError::BadValue {
+                    key: "optim_args".into(),
+                    value: pair.into(),
+                    expected: "a whole number as its rank".into(),
+                })?;
+            }
+            Some(("update_proj_gap" | "scale" | "proj_type" | "proj" | "scale_type", _)) | None => {}
+            Some((other, _)) => {
+                return Err(PlanError::Unsupported {
+                    what: format!("optim_args: {other}"),
+                    hint: "leave it out".into(),
+                });
+            }
+        }
+    }
+    reader.set("optimizer.rank", rank);
+    if name.ends_with("layerwise") {
+        reader.set("optimizer_in_backward", true);
+    }
+    Ok(())
 }
 
 pub(super) fn optimizer(reader: &mut Reader<'_>, key: &str, name: &str) -> Result<(), PlanError> {
@@ -174,5 +225,8 @@ pub(super) fn optimizer(reader: &mut Reader<'_>, key: &str, name: &str) -> Resul
     };
     reader.set("optimizer.kind", kind);
     reader.set("optimizer.implementation", implementation);
-    Ok(())
+    match kind {
+        "galore-adamw" | "apollo-adamw" => low_rank(reader, name),
+        _ => Ok(()),
+    }
 }

@@ -1,0 +1,215 @@
+//! Nothing wrong gets through: what is no model, no plan or no file is refused by name, with exit code 2 and no panic.
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A folder with some files, and commands that run in it.
+struct Place(TempDir);
+
+impl Place {
+    fn new(files: &[(&str, Value)]) -> Self {
+        let place = Self(tempfile::tempdir().unwrap());
+        files.iter().for_each(|(name, value)| place.write(name, &value.to_string()));
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::cargo_bin("vramcast").unwrap();
+        command.env("HF_HUB_OFFLINE", "1").env("COLUMNS", "80").current_dir(self.0.path());
+        command.args(line.split_whitespace()).timeout(std::time::Duration::from_secs(120));
+        command
+    }
+
+    /// What a command says that must be refused.
+    fn refused(&self, line: &str) -> String {
+        let output = self.command(line).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{line}: {said}");
+        assert!(said.starts_with("error: ") && !said.contains("panicked"), "{line}: {said}");
+        assert!(output.stdout.is_empty(), "{line}");
+        said
+    }
+
+    /// What a command answers.
+    fn answered(&self, line: &str) -> String {
+        let output = self.command(line).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{line}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+/// The sizes of MiniMax-Text-01 under a type that nobody knows.
+fn mixture() -> Value {
+    json!({"model_type": "minimax_x", "architectures": ["MiniMaxForCausalLM"], "hidden_size": 6144,
+        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": 9216, "num_local_experts": 32, "num_experts_per_tok": 2, "vocab_size": 200_064})
+}
+
+const DOORS: [&str; 7] = [
+    "train",
+    "infer",
+    "infer --engine vllm --gpu H200",
+    "infer --engine llama.cpp",
+    "infer --engine vllm --solve batch --gpu H200",
+    "compare",
+    "overview",
+];
+
+#[test]
+fn unknown_models_are_refused_at_every_door() {
+    let place = Place::new(&[("x.json", mixture()), ("p.json", json!({"assume": "decoder"}))]);
+    for door in DOORS {
+        let said = place.refused(&format!("{door} x.json"));
+        assert!(said.contains("minimax_x is not known") && said.contains("--assume decoder"), "{door}: {said}");
+        let answer = place.answered(&format!("{door} x.json --assume decoder"));
+        assert!(answer.contains("minimax_x is not known") && answer.contains("guess"), "{door}: {answer}");
+    }
+    assert!(place.refused("inspect x.json").contains("minimax_x"));
+    let report: Value = serde_json::from_str(&place.answered("train x.json --plan p.json --json")).unwrap();
+    assert!(report["model"]["parameters"].as_u64() > Some(435_000_000_000), "{}", report["model"]);
+    assert_eq!(report["plan"]["train"]["assume"], "decoder");
+}
+
+#[test]
+fn what_is_no_config_is_named() {
+    let place = Place::new(&[
+        ("empty.json", json!({})),
+        ("package.json", json!({"name": "x", "version": "1", "dependencies": {}})),
+        ("unet.json", json!({"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.2"})),
+    ]);
+    for (file, word) in [("empty.json", "model_type"), ("package.json", "npm"), ("unet.json", "diffusers")] {
+        for door in ["train", "infer", "compare", "overview", "inspect", "infer --engine vllm"] {
+            assert!(place.refused(&format!("{door} {file}")).contains(word), "{door} {file}");
+        }
+        assert!(place.refused(&format!("train {file} --assume decoder")).contains("num_hidden_layers"));
+    }
+}
+
+#[test]
+fn a_file_is_what_it_is() {
+    let place = Place::new(&[
+        ("ds.json", json!({"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 2})),
+        ("grpo.json", json!({"per_device_train_batch_size": 1, "num_generations": 8})),
+        ("dpo.json", json!({"per_device_train_batch_size": 1, "beta": 0.1})),
+        ("foo.json", json!({"foo": 1})),
+    ]);
+    place.write("tune.yaml", "model:\n  _component_: torchtune.models.x\ngradient_accumulation_steps: 8\n");
+    place.write("run.log", "INFO vllm Available KV cache memory: 10.5 GiB\n");
+    assert!(place.refused("train gpt2 --plan ds.json").contains("--deepspeed"));
+    assert!(place.refused("train gpt2 --plan tune.yaml").contains("torchtune"));
+    assert!(place.refused("train gpt2 --plan grpo.json").contains("not supervised fine-tuning"));
+    assert!(place.refused("train gpt2 --plan dpo.json").contains("not supervised fine-tuning"));
+    assert!(place.refused("train gpt2 --plan foo.json").contains("axolotl"));
+    assert!(place.refused("train gpt2 --adapter foo.json").contains("foo.json: it is no adapter_config.json"));
+    assert!(place.refused("train gpt2 --deepspeed foo.json --gpus 2").contains("foo.json"));
+    assert!(place.refused("verify run.log").contains("a log of vLLM"));
+    assert!(place.refused("verify foo.json").contains("not of a kind"));
+}
+
+/// A safetensors file; `missing` bytes of its data are cut off.
+fn safetensors(path: &Path, name: &str, shape: [u64; 2], missing: usize) {
+    let bytes = usize::try_from(shape[0] * shape[1] * 2).unwrap();
+    let header = json!({name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, bytes]}}).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.extend(vec![0; bytes - missing]);
+    std::fs::write(path, file).unwrap();
+}
+
+#[test]
+fn headers_and_config_agree() {
+    let llama = json!({"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "intermediate_size": 256, "vocab_size": 1000});
+    let place = Place::new(&[("config.json", llama)]);
+    let weights = place.path("model.safetensors");
+    safetensors(&weights, "model.embed_tokens.weight", [1000, 128], 0);
+    place.answered("train .");
+    safetensors(&weights, "model.embed_tokens.weight", [1000, 64], 0);
+    for door in ["train", "infer", "inspect", "overview", "infer --engine vllm"] {
+        let said = place.refused(&format!("{door} ."));
+        assert!(said.contains("[1000, 128]") && said.contains("[1000, 64]"), "{door}: {said}");
+    }
+    safetensors(&weights, "model.embed_tokens.weight", [1000, 128], 10);
+    assert!(place.refused("train .").contains("before its last tensor"));
+    // What an unknown model's files hold is known; what it computes is not.
+    place.write("config.json", &json!({"model_type": "zzz"}).to_string());
+    safetensors(&weights, "w", [1000, 128], 0);
+    assert!(place.answered("inspect .").contains("128,000"));
+    assert!(place.refused("train .").contains("zzz is not known"));
+}
+
+#[test]
+fn answers_have_a_budget() {
+    let place = Place::new(&[]);
+    for run in ["RWKV/rwkv-4-169m-pile --seq-len 16384", "state-spaces/mamba-130m-hf --seq-len 32768"] {
+        let said = place.refused(&format!("train {run}"));
+        assert!(said.contains("too large to simulate") && said.contains("--work-limit"), "{said}");
+    }
+    assert!(place.answered("--work-limit 0 train gpt2").contains("fits"));
+}
+
+#[test]
+fn settings_and_cards_are_read_or_refused() {
+    let place = Place::new(&[("display_settings.json", json!({"decimal_places": 65536}))]);
+    assert!(place.refused("gpt2 --config-dir .").contains("decimal_places: 65536"));
+    for door in ["train gpt2", "infer gpt2", "gpt2", "compare gpt2"] {
+        assert!(place.refused(&format!("{door} --gpu-file /nope")).contains("/nope"));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_no_file_is_neither_read_nor_replaced() {
+    use std::os::unix::fs::symlink;
+    let place = Place::new(&[]);
+    let pipe = place.path("pipe.json");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for line in ["train pipe.json", "train gpt2 --plan pipe.json", "verify pipe.json", "import pipe.json"] {
+        assert!(place.refused(line).contains("named pipe"), "{line}");
+    }
+    assert!(place.refused("train gpt2 --plan /dev/zero").contains("a device"));
+    assert!(place.refused("train gpt2 --svg pipe.json").contains("named pipe"));
+    place.write("real.svg", "");
+    symlink(place.path("real.svg"), place.path("link.svg")).unwrap();
+    place.answered("train gpt2 --svg link.svg");
+    assert!(place.path("link.svg").symlink_metadata().unwrap().is_symlink());
+    assert!(std::fs::read_to_string(place.path("real.svg")).unwrap().contains("<svg"));
+    place.answered("train gpt2 --svg /dev/null");
+    // Sparse: longer than any such file may be.
+    std::fs::File::create(place.path("long.json")).unwrap().set_len(3 << 30).unwrap();
+    for line in
+        ["train gpt2 --profile long.json", "train gpt2 --adapter long.json", "verify long.json", "calibrate long.json"]
+    {
+        assert!(place.refused(line).contains("longer than"), "{line}");
+    }
+    let piped = place.command("train gpt2 --plan -").write_stdin(r#"{"batch": {"batch_size": 3}}"#).output().unwrap();
+    assert!(String::from_utf8_lossy(&piped.stdout).contains("batch 3"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_said() {
+    for line in ["train gpt2 --json", "train gpt2", "train --help", "list models", "train nosuch --json"] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let run = std::process::Command::new(assert_cmd::cargo::cargo_bin("vramcast"))
+            .args(line.split_whitespace())
+            .env("HF_HUB_OFFLINE", "1")
+            .stdout(full)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&run.stderr).into_owned();
+        assert!(run.status.code() == Some(2) && said.starts_with("error: "), "{line}: {said}");
+    }
+}
