@@ -5,11 +5,15 @@
 //! | `train`, `infer`, `serve` | the three kinds of plan |
 //! | `mesh` | cards into axes |
 //! | `engine` | what follows from the engine that spreads a model |
+//! | `sizes` | samples within what a model can take |
+//! | `precision` | types that a card computes in |
 
 mod engine;
 mod infer;
 mod mesh;
-mod serve;
+mod precision;
+pub(super) mod serve;
+mod sizes;
 mod train;
 
 use serde::Serialize;
@@ -242,5 +246,18 @@ pub fn faults_of(error: PlanError, path: &str) -> Vec<Fault> {
 
 /// How many positions a model's smallest table of learned ones holds.
 pub fn positions(model: &Model) -> Option<u64> {
-    model.program(Inputs::inventory()).ok()?.positions
+    limits(model).tokens
+}
+
+/// How many tokens a decoder beside an encoder has positions for.
+pub fn target_positions(model: &Model) -> Option<u64> {
+    limits(model).targets
+}
+
+fn limits(model: &Model) -> sizes::Limits {
+    let program = model.program(Inputs::inventory()).ok();
+    program.map_or_else(sizes::Limits::default, |program| sizes::Limits {
+        tokens: program.positions,
+        targets: program.target_positions,
+    })
 }

@@ -1,12 +1,13 @@
 //! A serving engine settled.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Draft, Settled, Surroundings};
 use crate::ask::request::Request;
 use crate::ask::{origin, tree};
 use crate::model::Model;
-use crate::plan::{Fault, ModelSizes, RunPlan, ServePlan};
+use crate::plan::{Fault, ModelSizes, RunPlan, ServePlan, ServingEngine};
+use crate::serving::vllm;
 
 pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
     let defaults = ServePlan::default();
@@ -21,6 +22,8 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     draft.card(around);
     let Some(plan) = draft.plan::<ServePlan>() else { return Err(draft.faults.end().err().unwrap_or_default()) };
     check(model, &plan, &mut draft);
+    serves(model, &plan, &mut draft, around.name);
+    capable(&plan, &mut draft);
     draft.faults.clone().end()?;
     let origins = origin::trace(&plan, &request.stated, &draft.framework, &draft.derived, request.runner);
     Ok(Settled { plan: RunPlan::Serve(Box::new(plan)), notes: draft.notes, origins })
@@ -85,6 +88,77 @@ fn check(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>) {
         Fault::new("cache_type_v", "llama.cpp quantises values only with flash attention")
             .or_drop("cache_type_v")
             .or_drop("flash_attn")
+    });
+}
+
+/// Refuses models that an engine cannot serve, and sequences that a model has no positions for.
+fn serves(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>, name: &str) {
+    let (family, engine) = (model.family().name, draft.request.runner.title());
+    let encodes = model.task().encodes();
+    let caches = model.inventory().is_ok_and(|inventory| !inventory.caches.is_empty());
+    if encodes || !caches {
+        let why = if encodes { "a decoder beside an encoder" } else { "a model that generates no text" };
+        let what = format!("{name} ({family}), {why}, on {engine}");
+        return draft.faults.add(Fault::unsupported("engine", what).or_drop("engine"));
+    }
+    let longest = longest(model.config());
+    let (Some(asked), Some(most)) = (plan.context, longest) else { return };
+    if asked <= most {
+        return;
+    }
+    let what = format!("{name} was made for sequences of {most} tokens, not {asked}");
+    match plan.engine {
+        // `_get_and_verify_max_len` of vLLM and `ModelConfig` of SGLang stop here.
+        ServingEngine::Vllm | ServingEngine::Sglang => {
+            draft.faults.add(Fault::new("context", what).or_set("context", most));
+        }
+        ServingEngine::Ollama => draft.notes.push(format!("{what}: Ollama would take {most}")),
+        _ => draft.notes.push(format!("{what}: {engine} goes on, and what it says past them is not to be trusted")),
+    }
+}
+
+/// The longest sequence that a config allows, scaled positions counted (`_get_and_verify_max_len` of vLLM 0.11).
+pub(in crate::ask) fn longest(config: &Value) -> Option<u64> {
+    let text = ["text_config", "llm_config"].iter().map(|key| &config[*key]).find(|inner| inner.is_object());
+    let config = text.unwrap_or(config);
+    let keys = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"];
+    let most = keys.iter().filter_map(|key| config[*key].as_u64()).min()?;
+    let scaling = ["rope_scaling", "rope_parameters"].iter().map(|key| &config[*key]).find(|inner| inner.is_object());
+    let Some(scaling) = scaling else { return Some(most) };
+    let kind = ["rope_type", "type"].iter().find_map(|key| scaling[*key].as_str()).unwrap_or_default();
+    let factor = scaling["factor"].as_f64().filter(|factor| *factor > 1.0);
+    match (kind, factor) {
+        ("default" | "su" | "longrope" | "llama3" | "mrope", _) | (_, None) => Some(most),
+        ("yarn" | "deepseek_yarn", Some(factor)) => {
+            let first = scaling["original_max_position_embeddings"].as_u64().unwrap_or(most);
+            Some(most.max((first as f64 * factor) as u64))
+        }
+        (_, Some(factor)) => Some((most as f64 * factor) as u64),
+    }
+}
+
+/// Refuses versions that nobody has read and types that a card cannot multiply.
+fn capable(plan: &ServePlan, draft: &mut Draft<'_>) {
+    if let (ServingEngine::Vllm, Some(version)) = (plan.engine, &plan.version)
+        && let Err((expected, newest)) = vllm::readable(version)
+    {
+        draft.faults.add(Fault::value("version", version, expected).or_set("version", newest));
+    }
+    let Some(capability) = plan.gpu.capability else { return };
+    let method = plan.quantization.as_deref().map(str::to_ascii_lowercase).unwrap_or_default();
+    // `get_min_capability` of vllm/model_executor/layers/quantization in v0.11.0.
+    let least = match method.as_str() {
+        "fp8" | "w8a8" | "mxfp4" => 80,
+        "awq" => 75,
+        "nf4" | "bitsandbytes" | "int8" => 70,
+        _ => 0,
+    };
+    draft.faults.when(plan.engine == ServingEngine::Vllm && capability < least, || {
+        let what = format!(
+            "{{quantization}} {method} needs compute capability {least} in vLLM, and {} has {capability}",
+            plan.gpu.name
+        );
+        Fault::new("quantization", what).or_set("quantization", "gptq").or_drop("quantization")
     });
 }
 

@@ -13,7 +13,11 @@ use crate::model::{Config, Graph, ModelError, Task, Value};
 pub const FAMILY: Family = Family {
     name: "Whisper",
     model_types: &["whisper"],
-    facts: Facts { conditional_generation: Task::SpeechSeq2Seq, ..Facts::DEFAULT },
+    facts: Facts {
+        tasks: Some(&[Task::SpeechSeq2Seq, Task::Base]),
+        conditional_generation: Task::SpeechSeq2Seq,
+        ..Facts::DEFAULT
+    },
     build,
 };
 
@@ -127,6 +131,7 @@ impl Whisper {
         let sizes = [self.positions, self.hidden];
         let table = g.parameter("embed_positions.weight", sizes, Role::Embedding);
         let table = g.read(table, sizes);
+        g.limit_targets(self.positions);
         let places = g.index(&table, &positions);
         let mut hidden = g.add(&words, &places);
         hidden = g.dropout(&hidden, self.decoder.dropout);
