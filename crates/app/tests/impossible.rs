@@ -63,6 +63,7 @@ fn impossible_settings_name_the_nearest() {
         ("quick 7 --engine ddp --zero-stage 3", &["--zero-stage", "--engine deepspeed"]),
         ("infer llama3-8b --engine llama.cpp --cpu-moe", &["without experts"]),
         ("train llama3-8b --gpus 0", &["at least 1"]),
+        ("train gpt2 --framework trl --gpus 2", &["--loss standard", "one card"]),
     ] {
         let error = refused(line);
         assert!(said.iter().all(|word| error.contains(word)), "{line}: {error}");
@@ -105,7 +106,7 @@ fn a_quantised_base_comes_with_its_checkpointing() {
 
 #[test]
 fn experts_that_stay_whole_are_named() {
-    let answer = document("train Qwen/Qwen3-30B-A3B --qlora --target-modules q_proj,v_proj --seq-len 64");
+    let answer = document("train Qwen/Qwen3-30B-A3B --qlora --lora-target-modules q_proj,v_proj --seq-len 64");
     let notes = notes(&answer);
     assert!(notes.contains("experts") && notes.contains("GiB in fp32"), "{notes}");
 }
@@ -113,7 +114,7 @@ fn experts_that_stay_whole_are_named() {
 #[test]
 fn several_cards_of_a_trainer_are_ddp() {
     let engine = |line: &str| document(line)["plan"]["train"]["parallel"]["engine"].clone();
-    for framework in ["hf-trainer", "trl", "llama-factory"] {
+    for framework in ["hf-trainer", "axolotl"] {
         let line = format!("train gpt2 --seq-len 64 --gpus 4 --framework {framework}");
         assert!(engine(&line)["ddp"].is_object(), "{framework}");
     }
