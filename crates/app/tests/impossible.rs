@@ -63,6 +63,13 @@ fn impossible_settings_name_the_nearest() {
         ("quick 7 --engine ddp --zero-stage 3", &["--zero-stage", "--engine deepspeed"]),
         ("infer llama3-8b --engine llama.cpp --cpu-moe", &["without experts"]),
         ("train llama3-8b --gpus 0", &["at least 1"]),
+        ("train gpt2 --gradient-checkpointing every-400", &["12 layers", "every-12"]),
+        ("train gpt2 --freeze first-99-layers", &["12 layers", "first-12-layers"]),
+        ("train gpt2 --optimizer adam9", &["adam9 is not one of", "adamw"]),
+        ("train gpt2 --batch-size -1", &["--batch-size", "-1"]),
+        ("infer llama3-8b --engine vllm --block-size 7", &["--block-size 8"]),
+        ("infer llama3-8b --engine vllm --max-num-batched-tokens 100 --max-num-seqs 200", &["100", "200"]),
+        ("infer llama3-8b --engine llama.cpp --tensor-split 0", &["--tensor-split"]),
         ("train gpt2 --framework trl --gpus 2", &["--loss standard", "one card"]),
     ] {
         let error = refused(line);
@@ -78,6 +85,7 @@ fn what_changes_nothing_is_named() {
         ("train google/vit-base-patch16-224 --seq-len 77", "seq_len"),
         ("infer llama3-8b --engine llama.cpp --context 200000", "made for sequences of 8192"),
         ("train gpt2 --gpu tpu-v5e", "NVIDIA"),
+        ("infer llama3-8b --engine ollama --context 200000", "Ollama takes 8192"),
     ] {
         let notes = notes(&document(line));
         assert!(notes.contains(said), "{line}: {notes}");

@@ -17,7 +17,14 @@ impl TrainPlan {
                 "embeddings" => paths(program, |module| matches!(module.kind, ModuleKind::Embedding { .. })),
                 "vision" => paths(program, |module| TOWERS.contains(&last(&module.path))),
                 _ => match name.strip_prefix("first-").and_then(|rest| rest.strip_suffix("-layers")) {
-                    Some(count) => count.parse().map_or_else(|_| Vec::new(), |count| first_layers(program, count)),
+                    Some(count) => count.parse().map_or_else(
+                        |_| Vec::new(),
+                        |count: usize| {
+                            let layers = first_layers(program, count);
+                            faults.when(layers.len() < count, || few(count, layers.len()));
+                            layers
+                        },
+                    ),
                     None => vec![name.clone()],
                 },
             };
@@ -37,6 +44,12 @@ impl TrainPlan {
         }
         Ok(notes)
     }
+}
+
+/// More layers than there are.
+fn few(asked: usize, layers: usize) -> Fault {
+    let problem = format!("{{frozen}} first-{asked}-layers: this model has {layers} layers");
+    Fault::new("frozen", problem).or(format!("use first-{layers}-layers"))
 }
 
 /// A name that nothing in the model goes by.

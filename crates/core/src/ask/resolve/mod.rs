@@ -197,13 +197,22 @@ impl<'a> Draft<'a> {
             Err(error) => {
                 let path = dotted(error.path());
                 let problem = error.into_inner().to_string();
-                let problem = problem.split(" at line").next().unwrap_or(&problem).to_owned();
+                let problem = reworded(problem.split(" at line").next().unwrap_or(&problem));
                 let fault =
                     Fault::new(path.clone(), if path.is_empty() { problem } else { format!("{{{path}}}: {problem}") });
                 self.faults.add(fault.or("`vramcast schema` prints what a plan may hold"));
                 None
             }
         }
+    }
+}
+
+/// A reader's words as people say them: `unknown variant` is what it calls a value that is not in a list.
+fn reworded(problem: &str) -> String {
+    let plain = |text: &str| text.replace('`', "");
+    match problem.strip_prefix("unknown variant `").and_then(|rest| rest.split_once("`, expected ")) {
+        Some((value, known)) => format!("{value} is not {}", plain(known)),
+        None => problem.to_owned(),
     }
 }
 

@@ -20,9 +20,9 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     draft.tree["engine"] = json!(request.runner.name());
     draft.honoured(&plain, around);
     draft.card(around);
-    let Some(plan) = draft.plan::<ServePlan>() else { return Err(draft.faults.end().err().unwrap_or_default()) };
+    let Some(mut plan) = draft.plan::<ServePlan>() else { return Err(draft.faults.end().err().unwrap_or_default()) };
     check(model, &plan, &mut draft);
-    serves(model, &plan, &mut draft, around.name);
+    serves(model, &mut plan, &mut draft, around.name);
     capable(&plan, &mut draft);
     draft.faults.clone().end()?;
     let origins = origin::trace(&plan, &request.stated, &draft.framework, &draft.derived, request.runner);
@@ -92,7 +92,7 @@ fn check(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>) {
 }
 
 /// Refuses models that an engine cannot serve, and sequences that a model has no positions for.
-fn serves(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>, name: &str) {
+fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str) {
     let (family, engine) = (model.family().name, draft.request.runner.title());
     let encodes = model.task().encodes();
     let caches = model.inventory().is_ok_and(|inventory| !inventory.caches.is_empty());
@@ -112,7 +112,11 @@ fn serves(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>, name: &str) {
         ServingEngine::Vllm | ServingEngine::Sglang => {
             draft.faults.add(Fault::new("context", what).or_set("context", most));
         }
-        ServingEngine::Ollama => draft.notes.push(format!("{what}: Ollama would take {most}")),
+        // `NewLlamaServer` of its llm/server.go.
+        ServingEngine::Ollama => {
+            plan.context = Some(most);
+            draft.notes.push(format!("{what}: Ollama takes {most}"));
+        }
         _ => draft.notes.push(format!("{what}: {engine} goes on, and what it says past them is not to be trusted")),
     }
 }
@@ -144,6 +148,22 @@ fn capable(plan: &ServePlan, draft: &mut Draft<'_>) {
     {
         draft.faults.add(Fault::value("version", version, expected).or_set("version", newest));
     }
+    let blocks = [1, 8, 16, 32, 64, 128, 256];
+    // `BlockSize` of vllm/config/cache.py.
+    if let (ServingEngine::Vllm, Some(size)) = (plan.engine, plan.block_size.filter(|size| !blocks.contains(size))) {
+        let near = blocks.into_iter().min_by_key(|known| known.abs_diff(size)).unwrap_or(16);
+        draft.faults.add(Fault::value("block_size", size, "1, 8, 16, 32, 64, 128 or 256").or_set("block_size", near));
+    }
+    if let (Some(tokens), Some(sequences)) = (plan.max_num_batched_tokens, plan.max_num_seqs)
+        && tokens < sequences
+    {
+        let what = format!("{tokens} tokens in a batch are fewer than its {sequences} sequences");
+        let fault = Fault::new("max_num_batched_tokens", what).or_set("max_num_batched_tokens", sequences);
+        draft.faults.add(fault.or_set("max_num_seqs", tokens));
+    }
+    draft.faults.when(!plan.tensor_split.is_empty() && plan.tensor_split.iter().all(|share| *share == 0), || {
+        Fault::value("tensor_split", "0", "shares of which one is above 0").or_drop("tensor_split")
+    });
     let Some(capability) = plan.gpu.capability else { return };
     let method = plan.quantization.as_deref().map(str::to_ascii_lowercase).unwrap_or_default();
     // `get_min_capability` of vllm/model_executor/layers/quantization in v0.11.0.

@@ -6,7 +6,7 @@ use super::{Draft, Settled, Surroundings, engine, mesh, precision, sizes};
 use crate::ask::request::Request;
 use crate::ask::{origin, tree};
 use crate::model::{Model, Program};
-use crate::plan::{AdapterPlan, Fault, OptimizerKind, RunPlan, Situation, TrainPlan};
+use crate::plan::{AdapterPlan, Checkpointing, Fault, ModelSizes, OptimizerKind, RunPlan, Situation, TrainPlan};
 
 pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
     let defaults = TrainPlan::default();
@@ -32,6 +32,7 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
         return Ok(Settled { plan: RunPlan::Train(Box::new(plan)), notes: draft.notes, origins: Vec::new() });
     }
     draft.faults.take(plan.check_on(model));
+    spaced(model, &plan, &mut draft);
     let saved = match &plan.adapter {
         Some(AdapterPlan::Lora(lora)) => lora.modules_to_save.clone(),
         _ => Vec::new(),
@@ -90,6 +91,17 @@ fn adapted(stated: &Value) -> Value {
         options.insert(key, value);
     }
     stated
+}
+
+/// Of fewer layers than that, every N-th is none.
+fn spaced(model: &Model, plan: &TrainPlan, draft: &mut Draft<'_>) {
+    let every = u64::from(plan.checkpoints.every);
+    let layers = ModelSizes::of(model.config(), 0).layers;
+    let Some(layers) = layers.filter(|layers| plan.checkpointing == Checkpointing::Full && every > *layers) else {
+        return;
+    };
+    let what = format!("every {every}th of {layers} layers is none: nothing is recomputed");
+    draft.faults.add(Fault::new("checkpoints", what).or(format!("every-{layers} recomputes one layer")));
 }
 
 /// PEFT passes over names of modules that a model does not have.
