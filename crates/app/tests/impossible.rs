@@ -67,6 +67,9 @@ fn impossible_settings_name_the_nearest() {
         ("train gpt2 --freeze first-99-layers", &["12 layers", "first-12-layers"]),
         ("train gpt2 --optimizer adam9", &["adam9 is not one of", "adamw"]),
         ("train gpt2 --batch-size -1", &["--batch-size", "-1"]),
+        ("train gpt2 --set batch.seq_len=abc", &["abc", "is not a whole number"]),
+        ("train gpt2 --set nonsense.key=1", &["there is no nonsense here", "batch"]),
+        ("train openai/whisper-small --audio-frames 10", &["10 audio frames", "3000"]),
         ("infer llama3-8b --engine vllm --block-size 7", &["--block-size 8"]),
         ("infer llama3-8b --engine vllm --max-num-batched-tokens 100 --max-num-seqs 200", &["100", "200"]),
         ("infer llama3-8b --engine llama.cpp --tensor-split 0", &["--tensor-split"]),
@@ -85,6 +88,7 @@ fn what_changes_nothing_is_named() {
         ("train google/vit-base-patch16-224 --seq-len 77", "seq_len"),
         ("infer llama3-8b --engine llama.cpp --context 200000", "made for sequences of 8192"),
         ("train gpt2 --gpu tpu-v5e", "NVIDIA"),
+        ("infer llama3-8b --engine vllm --gpu tpu-v5e", "no card of CUDA"),
         ("infer llama3-8b --engine ollama --context 200000", "Ollama takes 8192"),
     ] {
         let notes = notes(&document(line));

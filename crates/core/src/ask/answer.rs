@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::request::Request;
-use super::resolve::serve::longest;
-use super::resolve::{Settled, Surroundings, faults_of, resolve};
+use super::resolve::{Settled, Surroundings, faults_of, longest_sequence, resolve};
 use super::suggest::{self, Suggestion};
 use crate::dtype::DType;
 use crate::memory::device::Device;
@@ -163,7 +162,7 @@ fn judged(
 fn serve(model: &Model, plan: &ServePlan, around: &Surroundings<'_>, wanted: Wanted) -> Result<Answer, Vec<Fault>> {
     let served = serving::start(model, plan)?;
     let mut report = report::serving::summarize(around.name, model, plan, &served);
-    if let (Some(most), serving::Served::Pool(budget)) = (longest(model.config()), &served)
+    if let (Some(most), serving::Served::Pool(budget)) = (longest_sequence(model), &served)
         && budget.largest_sequence > most
     {
         report.notes.push(format!(

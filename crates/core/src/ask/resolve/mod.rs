@@ -12,7 +12,7 @@ mod engine;
 mod infer;
 mod mesh;
 mod precision;
-pub(super) mod serve;
+mod serve;
 mod sizes;
 mod train;
 
@@ -207,13 +207,37 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// A reader's words as people say them: `unknown variant` is what it calls a value that is not in a list.
+/// A reader's words as people say them: it speaks of variants, fields and types of Rust.
 fn reworded(problem: &str) -> String {
     let plain = |text: &str| text.replace('`', "");
-    match problem.strip_prefix("unknown variant `").and_then(|rest| rest.split_once("`, expected ")) {
-        Some((value, known)) => format!("{value} is not {}", plain(known)),
-        None => problem.to_owned(),
+    let Some((what, known)) = problem.split_once(", expected ") else { return problem.to_owned() };
+    if let Some(value) = what.strip_prefix("unknown variant ") {
+        return format!("{} is not {}", plain(value), plain(known));
     }
+    if let Some(field) = what.strip_prefix("unknown field ") {
+        return format!("there is no {} here; known are {}", plain(field), plain(known.trim_start_matches("one of ")));
+    }
+    let Some(value) = what.strip_prefix("invalid type: ").or_else(|| what.strip_prefix("invalid value: ")) else {
+        return problem.to_owned();
+    };
+    let value = match value.split_once(' ') {
+        Some(("string" | "integer" | "boolean", value)) => plain(value),
+        Some(("floating", value)) => plain(value.trim_start_matches("point ")),
+        _ => match value {
+            "map" => "an object".to_owned(),
+            "sequence" => "a list".to_owned(),
+            other => plain(other),
+        },
+    };
+    let wanted = match known {
+        "u64" | "u32" | "usize" => "a whole number",
+        "f64" => "a number",
+        "a boolean" => "true or false",
+        "a string" => "a text",
+        "a sequence" => "a list",
+        other => other,
+    };
+    format!("{value} is not {wanted}")
 }
 
 /// Where a request has a list for an object: serde would take its values in order.
@@ -256,6 +280,11 @@ pub fn faults_of(error: PlanError, path: &str) -> Vec<Fault> {
 /// How many positions a model's smallest table of learned ones holds.
 pub fn positions(model: &Model) -> Option<u64> {
     limits(model).tokens
+}
+
+/// The longest sequence that a model was made for, as engines read its config.
+pub fn longest_sequence(model: &Model) -> Option<u64> {
+    serve::longest(model.config())
 }
 
 /// How many tokens a decoder beside an encoder has positions for.

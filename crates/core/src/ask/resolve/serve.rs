@@ -102,7 +102,11 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
         return draft.faults.add(Fault::unsupported("engine", what).or_drop("engine"));
     }
     let longest = longest(model.config());
-    let (Some(asked), Some(most)) = (plan.context, longest) else { return };
+    let (Some(mut asked), Some(most)) = (plan.context, longest) else { return };
+    if plan.engine == ServingEngine::LlamaCpp {
+        // Its sequences share the context.
+        asked /= plan.parallel.unwrap_or(1).max(1);
+    }
     if asked <= most {
         return;
     }
@@ -122,7 +126,7 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
 }
 
 /// The longest sequence that a config allows, scaled positions counted (`_get_and_verify_max_len` of vLLM 0.11).
-pub(in crate::ask) fn longest(config: &Value) -> Option<u64> {
+pub(super) fn longest(config: &Value) -> Option<u64> {
     let text = ["text_config", "llm_config"].iter().map(|key| &config[*key]).find(|inner| inner.is_object());
     let config = text.unwrap_or(config);
     let keys = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"];
@@ -164,7 +168,9 @@ fn capable(plan: &ServePlan, draft: &mut Draft<'_>) {
     draft.faults.when(!plan.tensor_split.is_empty() && plan.tensor_split.iter().all(|share| *share == 0), || {
         Fault::value("tensor_split", "0", "shares of which one is above 0").or_drop("tensor_split")
     });
-    let Some(capability) = plan.gpu.capability else { return };
+    let Some(capability) = plan.gpu.capability else {
+        return draft.notes.push(format!("{} is no card of CUDA's: the rules are those of such cards", plan.gpu.name));
+    };
     let method = plan.quantization.as_deref().map(str::to_ascii_lowercase).unwrap_or_default();
     // `get_min_capability` of vllm/model_executor/layers/quantization in v0.11.0.
     let least = match method.as_str() {

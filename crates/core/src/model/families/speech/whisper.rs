@@ -58,6 +58,10 @@ impl WhisperEncoder {
 
     /// Runs it in the current module on `[batch, mel bins, frames]`.
     pub(crate) fn model(&self, g: &mut Graph, features: &Value) -> Value {
+        let (frames, whole) = (features.size(-1), self.positions.saturating_mul(2));
+        if frames != whole {
+            g.fail(format!("{frames} audio frames, and its positions are those of {whole}; pad or cut to that"));
+        }
         let spec = |stride| Convolution { stride: [stride, 1, 1], padding: [1, 0, 0], groups: 1, transposed: false };
         let mut embeddings = {
             let x = g.convolution("conv1", features, self.hidden, &[3], spec(1), true);
