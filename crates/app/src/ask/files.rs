@@ -49,7 +49,7 @@ pub(crate) fn plan(path: &Path) -> Result<Content, Failure> {
 pub(crate) fn content(text: &str, name: &str) -> Result<Content, Failure> {
     let parsed = match Path::new(name).extension().and_then(|extension| extension.to_str()) {
         Some("toml") => toml::from_str::<Value>(text).map_err(|e| e.to_string()),
-        Some("yaml" | "yml") => serde_saphyr::from_str::<Value>(text).map_err(|e| e.to_string()),
+        Some("yaml" | "yml") => serde_saphyr::from_str::<Value>(text).map_err(|e| said(&e.to_string())),
         _ => serde_json::from_str::<Value>(text).map_err(|e| e.to_string()),
     };
     let value =
@@ -69,6 +69,12 @@ pub(crate) fn deepspeed(path: &Path) -> Result<Value, Failure> {
 
 fn within(faults: Vec<Fault>, file: &Path) -> Failure {
     Failure::faults(faults, Runner::OneCard).within(&file.display().to_string())
+}
+
+/// A parser's error without the picture that it draws of the place: line, column and what is wrong.
+fn said(error: &str) -> String {
+    let first = error.lines().next().unwrap_or_default();
+    first.strip_prefix("error: ").unwrap_or(first).to_owned()
 }
 
 /// PEFT's `adapter_config.json`, or a folder with one.

@@ -15,8 +15,10 @@ use crate::fetch::{self, FetchOptions, Resolved};
 pub(crate) enum Reach {
     /// Files of this machine, the catalogue and the hub: what a shell's user may name.
     Machine,
-    /// The catalogue and the hub, never a path.
+    /// The catalogue and what anybody may see of the hub, never a path.
     Hub,
+    /// The same with the operator's token: what the operator may see.
+    HubWithToken,
     /// The catalogue.
     Catalogue,
 }
@@ -75,7 +77,7 @@ impl Reach {
     fn resolve(self, name: &str, options: &FetchOptions) -> Result<Resolved, Failure> {
         match self {
             Self::Machine => Ok(fetch::resolve(name, options)?),
-            Self::Hub => Ok(fetch::named(name, options)?),
+            Self::Hub | Self::HubWithToken => Ok(fetch::named(name, options)?),
             Self::Catalogue => fetch::embedded(name).map_err(|error| match (error.hint(), name.contains('/')) {
                 (Some(cure), false) => Failure::from(error).hint(cure),
                 _ => Failure::from(error)
@@ -109,6 +111,10 @@ impl Subject {
         let Some(name) = &self.name else { return self.sizes.find() };
         let mut options = FetchOptions::new(&Environment::read());
         options.progress &= reach == Reach::Machine;
+        if reach == Reach::Hub {
+            // Whoever asks is not whom the token belongs to.
+            options.token = None;
+        }
         options.revision = self.revision.clone();
         options.refresh = self.refresh;
         options.tensors = headers;

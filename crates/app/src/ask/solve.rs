@@ -1,7 +1,7 @@
 //! The other way round: what fits, found by asking again and again.
 
 use serde_json::{Value, json};
-use vramcast_core::ask::{Request, Runner, Wanted as Show, tree};
+use vramcast_core::ask::{Request, Runner, Wanted as Show, longest_sequence, tree};
 use vramcast_core::plan::Gpu;
 use vramcast_core::serving::solve;
 use vramcast_core::units::Bytes;
@@ -173,8 +173,11 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
         Wanted::Context => {
             let with_context = |length: u64| fits(&prepared.with("context", json!(length)));
             // vLLM's older engine cuts prompts in chunks above 32k only, so that a longer one may need less.
-            let longest = solve::largest(CHUNKED + 1, 1 << 24, with_context);
-            let longest = longest.or_else(|| solve::largest(1, CHUNKED, with_context));
+            // Ollama cuts what is longer than the model was made for, and so anything would fit.
+            let made_for = longest_sequence(prepared.model()?).filter(|_| prepared.request.runner == Runner::Ollama);
+            let most = made_for.unwrap_or(1 << 24);
+            let longest = (most > CHUNKED).then(|| solve::largest(CHUNKED + 1, most, with_context)).flatten();
+            let longest = longest.or_else(|| solve::largest(1, CHUNKED.min(most), with_context));
             let what = if local { "context" } else { "sequence" };
             longest.map(|length| Found {
                 path: "context",

@@ -1,7 +1,7 @@
 //! Many answers side by side: prompts and batches of transformers, contexts of serving engines.
 
 use serde_json::{Map, Value, json};
-use vramcast_core::ask::{Runner, Wanted, positions, tree};
+use vramcast_core::ask::{Runner, Wanted, longest_sequence, positions, tree};
 use vramcast_core::memory::simulation;
 
 use super::question::Prepared;
@@ -75,7 +75,9 @@ fn engines(all: &[&Prepared]) -> Result<Tabled, Failure> {
     let mut columns = Vec::new();
     let mut cells = Vec::new();
     let mut rows = Vec::new();
-    for context in CONTEXTS {
+    // Contexts that the model was not made for have no row.
+    let most = longest_sequence(first.model()?).unwrap_or(u64::MAX).max(CONTEXTS[0]);
+    for context in CONTEXTS.into_iter().filter(|context| *context <= most) {
         let (mut row, mut named) = (Vec::new(), Map::new());
         columns.clear();
         for prepared in all {

@@ -57,9 +57,9 @@ pub(super) struct Quick {
     /// Who spreads the model.
     #[arg(long, value_name = "ENGINE", default_value = "deepspeed")]
     engine: EngineName,
-    /// The ZeRO stage of DeepSpeed.
-    #[arg(long, value_name = "STAGE", default_value_t = 3, alias = "zero")]
-    zero_stage: u8,
+    /// The ZeRO stage of DeepSpeed [default: 3].
+    #[arg(long, value_name = "STAGE", alias = "zero")]
+    zero_stage: Option<u8>,
     /// Samples per card.
     #[arg(long, value_name = "N", default_value_t = 1)]
     batch_size: u64,
@@ -117,7 +117,11 @@ pub(super) fn quick(arguments: &Quick, context: &Context) -> Result<Answer, Fail
     };
     within("SIZE", parameters, 1_000_000, 100_000_000_000_000)?;
     within("--gpus", arguments.gpus, 1, 1 << 20)?;
-    within("--zero-stage", u64::from(arguments.zero_stage), 0, 3)?;
+    within("--zero-stage", u64::from(arguments.zero_stage.unwrap_or(3)), 0, 3)?;
+    if arguments.zero_stage.is_some() && !matches!(arguments.engine, EngineName::Deepspeed) {
+        return Err(Failure::bad_input("--zero-stage has no effect on this engine")
+            .hint("drop --zero-stage, or use --engine deepspeed"));
+    }
     within("--batch-size", arguments.batch_size, 1, 1 << 20)?;
     within("--seq-len", arguments.seq_len, 1, 1 << 24)?;
     if !(arguments.gpu_mem > 0.0 && arguments.gpu_mem <= 65_536.0) {
@@ -127,7 +131,7 @@ pub(super) fn quick(arguments: &Quick, context: &Context) -> Result<Answer, Fail
     let heads = (hidden / 128).max(1);
     let (engine, zero) = match arguments.engine {
         EngineName::Ddp => (EngineKind::Ddp, 0),
-        EngineName::Deepspeed => (EngineKind::Deepspeed, arguments.zero_stage),
+        EngineName::Deepspeed => (EngineKind::Deepspeed, arguments.zero_stage.unwrap_or(3)),
         EngineName::Megatron => (EngineKind::Megatron, 0),
         EngineName::MegatronDeepspeed => (EngineKind::MegatronDeepspeed, 1),
         EngineName::Fsdp => (EngineKind::Fsdp, 3),

@@ -131,7 +131,14 @@ impl Arguments {
         if let Some(Given::Text(name)) = &dtype {
             question.weight_bytes = formula::bytes_of(&context.settings, name)?;
         }
-        lens::answer(method, &prepared.found, &question, &plan.gpu, context)
+        let asked = |named| {
+            let mut fewer = plain.clone();
+            fewer.settings.named = named;
+            let (plan, _) = fewer.prepare(context).ok()?.generation(true).ok()?;
+            Some(Formula::of_infer(&plan))
+        };
+        let idle = lens::idle(method, &prepared.found, &plain.settings.named, asked);
+        lens::answer(method, &prepared.found, &question, &plan.gpu, &idle, context)
     }
 
     /// The model and the plan, for commands that run it elsewhere.

@@ -1,6 +1,7 @@
 //! `--method`: a published formula instead of the simulation.
 
 use clap::{Args, ValueEnum};
+use vramcast_core::ask::Given;
 use vramcast_core::lens::{self, Estimate, Facts, GIB, Method, Question, components};
 use vramcast_core::plan::Gpu;
 
@@ -142,18 +143,45 @@ fn method_name(method: MethodName) -> &'static str {
     method.lens().map_or("simulate", Method::name)
 }
 
+/// Flags that a formula does not look at: without each of them it says the same.
+pub(super) fn idle(
+    method: Method,
+    found: &Found,
+    named: &[(String, Given)],
+    asked: impl Fn(Vec<(String, Given)>) -> Option<Question>,
+) -> Vec<String> {
+    let estimate = |named: Vec<(String, Given)>| {
+        let facts = Facts::of(found.model.as_ref()?).ok()?;
+        let terms = lens::estimate(method, &facts, &asked(named)?).ok()?.terms;
+        Some(terms.iter().map(|term| (term.name, term.bytes)).collect::<Vec<_>>())
+    };
+    let Some(whole) = estimate(named.to_vec()) else { return Vec::new() };
+    let without =
+        |at: usize| named.iter().enumerate().filter(move |(index, _)| *index != at).map(|(_, one)| one.clone());
+    let idle = |(at, (name, _)): (usize, &(String, Given))| {
+        // A card decides the verdict.
+        let said = name != "gpu" && estimate(without(at).collect()).is_some_and(|fewer| fewer == whole);
+        said.then(|| format!("--{name}"))
+    };
+    named.iter().enumerate().filter_map(idle).collect()
+}
+
 /// What a formula says about a model, as an answer.
 pub(super) fn answer(
     method: Method,
     found: &Found,
     question: &Question,
     gpu: &Gpu,
+    idle: &[String],
     context: &Context,
 ) -> Result<Answer, Failure> {
     let mut facts = Facts::of(found.require_model()?).map_err(|silent| Failure::bad_input(silent.to_string()))?;
     facts.parameters = found.stated.unwrap_or(facts.parameters);
-    let estimate = lens::estimate(method, &facts, question)
+    let mut estimate = lens::estimate(method, &facts, question)
         .map_err(|silent| Failure::bad_input(format!("--method {} {silent}", method.name())))?;
+    if !idle.is_empty() {
+        estimate.notes.push(format!("the formula {} does not look at {}", method.name(), idle.join(", ")));
+    }
     let mut page = Page::new(format!("{} by the formula {}", found.name, method.name()));
     page.add(Block::Text(format!("{}\nsource: {}", method.about(), method.source())));
     page.add(Block::Heading("Memory Breakdown".into()));

@@ -2,15 +2,15 @@
 
 use clap::Args;
 use serde_json::{Value, json};
-use vramcast_core::ask::positions;
+use vramcast_core::ask::{positions, target_positions};
 use vramcast_core::dtype::DType;
 use vramcast_core::dtype::Format as StorageFormat;
 use vramcast_core::lens::{Facts, GIB, rule_of_thumb};
 use vramcast_core::memory::simulation;
 use vramcast_core::model::{Inventory, Model};
 use vramcast_core::plan::{
-    AdapterPlan, AllocatorOptions, Batch, Gpu, InferPlan, LoraPlan, PlanError, Quantization, QuantizationScheme,
-    Targets, TrainPlan,
+    AdapterPlan, AllocatorOptions, Batch, Checkpointing, Gpu, InferPlan, LoraPlan, PlanError, Quantization,
+    QuantizationScheme, Targets, TrainPlan,
 };
 
 use super::context::Context;
@@ -130,7 +130,8 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     };
     let most = positions(model).unwrap_or(u64::MAX).max(1);
     let seq_len = arguments.sequence_length.min(most);
-    let batch = Batch { batch_size: arguments.batch_size, seq_len, ..Batch::default() };
+    let target_len = target_positions(model).filter(|most| *most < seq_len);
+    let batch = Batch { batch_size: arguments.batch_size, seq_len, target_len, ..Batch::default() };
     let inventory = model.inventory()?;
     let mut overview = Overview {
         model,
@@ -266,9 +267,12 @@ impl Overview<'_> {
             (true, None) => "LoRA",
             _ => "training",
         };
+        // `prepare_model_for_kbit_training` turns it on unless told not to, as in `vramcast train --qlora`.
+        let checkpointing = if quantization.is_some() { Checkpointing::Full } else { Checkpointing::Off };
         let plan = TrainPlan {
             batch: self.batch.clone(),
             weights,
+            checkpointing,
             adapter,
             quantization,
             gpu: self.gpu.clone(),
@@ -363,6 +367,12 @@ fn notes(overview: &Overview<'_>, rows: &[Row], found: &Found) -> Vec<String> {
     }
     if rows.iter().any(|row| matches!(row.name.as_str(), "INT8" | "INT4")) {
         notes.push("int8 and int4 run as bitsandbytes holds them (LLM.int8, nf4); a - has no such run".into());
+    }
+    if rows.iter().any(|row| row.qlora.is_some() || (row.lora.is_some() && row.training.is_none())) {
+        notes.push(
+            "QLoRA, and LoRA on int8 and int4: layers are recomputed, as prepare_model_for_kbit_training turns it on"
+                .into(),
+        );
     }
     if overview.all_linear {
         notes.push("LoRA on all linears: PEFT's modules for this type of model are not in it".into());

@@ -25,6 +25,12 @@ pub(super) struct Arguments {
     /// Let requests name models of the hub, which are then fetched.
     #[arg(long)]
     allow_hub: bool,
+    /// Send the hub token of this machine for those models, private and gated ones among them.
+    #[arg(long, requires = "allow_hub")]
+    hub_token: bool,
+    /// Answer `/metrics` with counts for Prometheus.
+    #[arg(long)]
+    metrics: bool,
     /// A further name that requests may be addressed to (may be given several times); `localhost` and loopback
     /// addresses always are.
     #[arg(long, value_name = "NAME", help_heading = "Limits")]
@@ -76,7 +82,12 @@ pub(super) fn run(arguments: &Arguments, context: Context) -> Result<Answer, Fai
     let options = Options {
         address: (arguments.bind, arguments.port).into(),
         open: arguments.open,
-        reach: if arguments.allow_hub { Reach::Hub } else { Reach::Catalogue },
+        reach: match (arguments.allow_hub, arguments.hub_token) {
+            (true, true) => Reach::HubWithToken,
+            (true, false) => Reach::Hub,
+            (false, _) => Reach::Catalogue,
+        },
+        metrics: arguments.metrics,
         allowed_hosts: arguments.allowed_host.clone(),
         limits,
         log: match (context.quiet, arguments.log_format) {

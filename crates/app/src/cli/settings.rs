@@ -79,6 +79,10 @@ fn argument(row: &'static Setting, scope: Scope, taken: &mut Vec<&'static str>) 
     let free: Vec<&str> = row.aliases.iter().copied().filter(|alias| !taken.contains(alias)).collect();
     taken.extend(&free);
     argument = argument.visible_aliases(free);
+    if matches!(row.kind, Kind::Whole | Kind::Real) {
+        // A negative number is a wrong value, not a flag.
+        argument = argument.allow_negative_numbers(true);
+    }
     if let Some(letter) = row.short {
         argument = argument.short(letter);
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use vramcast_core::ask::{Asked, Task};
+use vramcast_core::ask::{Asked, Given, Task};
 use vramcast_core::lens::Question as Formula;
 use vramcast_core::plan::TrainPlan;
 
@@ -62,7 +62,12 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     arguments.lens.apply(&mut formula, &context.settings)?;
     if let Some(method) = method {
         let (plan, _) = prepared.train(true)?;
-        return lens::answer(method, &prepared.found, &formula, &plan.gpu, context);
+        let asked = |named| {
+            let (plan, _) = arguments.prepare_with(named, context).ok()?.train(true).ok()?;
+            Some(Formula::of_train(&plan))
+        };
+        let idle = lens::idle(method, &prepared.found, &arguments.settings.named, asked);
+        return lens::answer(method, &prepared.found, &formula, &plan.gpu, &idle, context);
     }
     let answer = prepared.answer(arguments.output.wanted()?)?;
     arguments.output.present(&answer, context)
@@ -71,12 +76,16 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
 impl Arguments {
     /// The question that they ask.
     pub(super) fn prepare(&self, context: &Context) -> Result<Prepared, Failure> {
+        self.prepare_with(self.settings.named.clone(), context)
+    }
+
+    fn prepare_with(&self, named: Vec<(String, Given)>, context: &Context) -> Result<Prepared, Failure> {
         let question = Question {
             subject: self.model.subject(),
             asked: Asked {
                 task: Task::Train,
                 framework: self.framework.clone(),
-                named: self.settings.named.clone(),
+                named,
                 lenient: self.lens.method.lens().is_some(),
                 ..Asked::default()
             },

@@ -75,10 +75,16 @@ pub fn cards_needed(report: &Report, cards: &Gpus) -> String {
     let process = report.totals.process;
     let share = |name: &&str| {
         let card = cards.find(name).ok()?;
-        Some(format!("{:.1} {}", process as f64 / card.memory.max(1) as f64, card.name))
+        Some(format!("{} {}", filled(process, card.memory), card.name))
     };
     let all: Vec<String> = ["A100-80GB", "H100-80GB", "A100-40GB"].iter().filter_map(share).collect();
     format!("cards filled by this much memory: {}\n", all.join(", "))
+}
+
+/// How many cards of so many bytes are filled, in tenths; rounded up, as no part of a card is left where none is.
+fn filled(process: u64, memory: u64) -> String {
+    let tenths = u128::from(process).saturating_mul(10).div_ceil(u128::from(memory.max(1)));
+    format!("{}.{}", tenths / 10, tenths % 10)
 }
 
 /// Suggestions as text under a report.

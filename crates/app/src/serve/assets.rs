@@ -1,9 +1,21 @@
 //! The files of the page, embedded. One table: a new file of `ui/` gets a row here.
 
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::LazyLock;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
 /// A file.
+#[derive(Clone)]
 pub(crate) struct Asset {
     /// Its content.
     pub(crate) content: &'static [u8],
+    /// The same under gzip.
+    pub(crate) packed: &'static [u8],
+    /// What its content is known by, in quotes.
+    pub(crate) tag: String,
     /// Its media type.
     pub(crate) media_type: &'static str,
 }
@@ -60,8 +72,22 @@ pub(crate) fn find(path: &str) -> Option<Asset> {
         "/docs" | "/docs/" => "/docs/docs.html",
         other => other,
     };
-    let (_, content) = ASSETS.iter().chain(DOCS).find(|(known, _)| *known == path)?;
-    Some(Asset { content, media_type: media_type(path) })
+    // Packed once: what is embedded does not change.
+    static ALL: LazyLock<BTreeMap<&'static str, Asset>> =
+        LazyLock::new(|| ASSETS.iter().chain(DOCS).map(|(path, content)| (*path, asset(path, content))).collect());
+    ALL.get(path).cloned()
+}
+
+fn asset(path: &str, content: &'static [u8]) -> Asset {
+    let mut packer = GzEncoder::new(Vec::new(), Compression::best());
+    // Writing to memory does not fail.
+    let packed = packer.write_all(content).and_then(|()| packer.finish()).unwrap_or_default();
+    // FNV-1a: a checksum that is the same in every build, not a secret.
+    let sum = content
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325u64, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    let tag = format!("\"{sum:016x}\"");
+    Asset { content, packed: packed.leak(), tag, media_type: media_type(path) }
 }
 
 fn media_type(path: &str) -> &'static str {

@@ -10,7 +10,7 @@
 //! | `pool`, `rate`, `hosts` | estimates at once and their time; requests per second; whom a request is addressed to |
 //! | `metrics`, `logs` | counts for Prometheus; a line for every request |
 //! | `openapi` | the description of the API |
-//! | `listen` | connections |
+//! | `listen`, `patience` | connections, and how long they may wait |
 //! | `assets` | the files of the page |
 //!
 //! Nothing of a request reaches the file system, and nothing the network unless the operator allows the hub.
@@ -24,6 +24,7 @@ mod listen;
 mod logs;
 mod metrics;
 mod openapi;
+mod patience;
 mod pool;
 mod problem;
 mod rate;
@@ -51,6 +52,8 @@ pub(crate) struct Options {
     pub(crate) open: bool,
     /// How far a model's name may reach.
     pub(crate) reach: Reach,
+    /// Whether `/metrics` is answered.
+    pub(crate) metrics: bool,
     /// Names that requests may be addressed to, beside loopback's.
     pub(crate) allowed_hosts: Vec<String>,
     /// How much at once.
@@ -124,7 +127,7 @@ pub(crate) fn run(options: &Options, settings: Settings) -> Result<(), Failure> 
         if !address.ip().is_loopback() {
             logs::event(log, "warning", "others can reach this server; it has no passwords");
         }
-        let finished = listen::serve(listener, router::router(service), stop).await;
+        let finished = listen::serve(listener, router::router(service, options.metrics), stop).await;
         logs::event(log, "stopped", if finished { "every request was answered" } else { "requests were cut off" });
         Ok(())
     });

@@ -45,6 +45,27 @@ pub(crate) struct Fault {
     pub(crate) hint: Option<String>,
 }
 
+/// Characters of a text in a problem.
+const LONGEST_TEXT: usize = 1000;
+/// Faults in a problem.
+const MOST_FAULTS: usize = 100;
+
+/// The beginning of a text, and that it goes on.
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(LONGEST_TEXT) {
+        Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
+        None => text.to_owned(),
+    }
+}
+
+impl Fault {
+    /// Without long texts.
+    pub(crate) fn cut(&self) -> Self {
+        let short = |text: &Option<String>| text.as_deref().map(cut);
+        Self { field: short(&self.field), message: cut(&self.message), hint: short(&self.hint) }
+    }
+}
+
 impl From<Complaint> for Fault {
     fn from(complaint: Complaint) -> Self {
         let field = complaint.place.map(|place| match place {
@@ -78,6 +99,18 @@ impl Problem {
             hint: None,
             faults: Vec::new(),
             retry_after: None,
+        }
+    }
+
+    /// Without long texts: what a client sent is not sent back to it whole.
+    fn cut(&self) -> Self {
+        let fault = |fault: &Fault| fault.cut();
+        Self {
+            detail: cut(&self.detail),
+            field: self.field.as_deref().map(cut),
+            hint: self.hint.as_deref().map(cut),
+            faults: self.faults.iter().take(MOST_FAULTS).map(fault).collect(),
+            ..self.clone()
         }
     }
 
@@ -122,7 +155,7 @@ impl From<Failure> for Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let text = serde_json::to_string(&self).unwrap_or_default();
+        let text = serde_json::to_string(&self.cut()).unwrap_or_default();
         let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], text).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

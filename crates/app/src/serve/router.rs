@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::HttpBody;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -28,7 +28,7 @@ pub(crate) struct Ends {
 }
 
 /// Every address.
-pub(crate) fn router(service: Arc<Service>) -> Router {
+pub(crate) fn router(service: Arc<Service>, metrics: bool) -> Router {
     let list = |what: What| {
         get(
             move |State(service): State<Arc<Service>>| async move { Document::of(&listed(what, None, &service.settings)) },
@@ -56,10 +56,11 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .route("/health", get(about::health))
         .route("/version", get(about::version))
         .route("/openapi.json", get(about::openapi));
-    Router::new()
-        .nest("/api/v1", api)
-        .route("/metrics", get(about::metrics))
-        .fallback(asset)
+    let mut all = Router::new().nest("/api/v1", api);
+    if metrics {
+        all = all.route("/metrics", get(about::metrics));
+    }
+    all.fallback(asset)
         .method_not_allowed_fallback(async |method: Method, uri: Uri| {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} takes no {method}", uri.path()))
         })
@@ -69,7 +70,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
 }
 
 /// A file of the page.
-async fn asset(method: Method, uri: Uri) -> Response {
+async fn asset(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     let Some(asset) = assets::find(uri.path()) else {
         return Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path())).into_response();
     };
@@ -77,7 +78,19 @@ async fn asset(method: Method, uri: Uri) -> Response {
         let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} takes no {method}", uri.path()));
         return ([(header::ALLOW, "GET,HEAD")], problem).into_response();
     }
-    ([(header::CONTENT_TYPE, asset.media_type)], asset.content).into_response()
+    let names = |header: HeaderName, word: &str| {
+        let values = headers.get_all(header).iter().filter_map(|value| value.to_str().ok());
+        values.flat_map(|value| value.split(',')).any(|item| item.split(';').next().unwrap_or_default().trim() == word)
+    };
+    let kept = [(header::ETAG, asset.tag.as_str()), (header::VARY, "accept-encoding")];
+    if names(header::IF_NONE_MATCH, &asset.tag) {
+        return (StatusCode::NOT_MODIFIED, kept).into_response();
+    }
+    let kind = [(header::CONTENT_TYPE, asset.media_type)];
+    match names(header::ACCEPT_ENCODING, "gzip") {
+        true => (kept, kind, [(header::CONTENT_ENCODING, "gzip")], asset.packed).into_response(),
+        false => (kept, kind, asset.content).into_response(),
+    }
 }
 
 /// How long the body of a request that is refused may take to come.

@@ -58,7 +58,7 @@ fn infer_is_the_commands() {
 
 #[test]
 fn the_others_are_the_commands() {
-    let server = Server::start(&[]);
+    let server = Server::start(&["--metrics"]);
     let inspected = server.post("/inspect", &json!({"model": "llama3-8b"})).document();
     assert_eq!(inspected, printed(&["inspect", "llama3-8b"]));
     let plan = json!({"batch": {"batch_size": 2}});
@@ -77,6 +77,7 @@ fn the_others_are_the_commands() {
     assert_eq!((&gpt2["parameters"], &gpt2["model_type"]), (&json!(124_439_808), &json!("gpt2")));
     assert_eq!(server.get("/api/v1/health").document()["status"], "ok");
     assert_eq!(server.get("/api/v1/version").document()["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(Server::start(&[]).get("/metrics").status, 404, "counts are shown where the operator says so");
     let metrics = server.get("/metrics");
     assert!(metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
     assert!(metrics.body.contains("vramcast_requests_total{route=\"/api/v1/inspect\",status=\"200\"} 1\n"));
@@ -268,4 +269,44 @@ fn the_page_and_the_docs_are_served() {
         assert!(!answer.body.contains("https://"), "{path} reaches out");
     }
     assert_eq!(server.get("/api/v1/openapi.json").document()["openapi"], "3.1.0");
+}
+
+/// Files of the page are packed, and not sent again to who has them.
+#[test]
+fn files_are_packed_and_kept() {
+    let server = Server::start(&[]);
+    let plain = server.get("/index.html");
+    let tag = plain.header("etag").unwrap().to_owned();
+    assert!(plain.header("content-encoding").is_none());
+    let with = |header: &str| {
+        let head = format!("GET /index.html HTTP/1.1\r\nHost: {}\r\n{header}", server.address);
+        crate::client::request(&server.address, &head, "")
+    };
+    let again = with(&format!("If-None-Match: {tag}"));
+    assert_eq!((again.status, again.body.len()), (304, 0));
+    let packed = with("Accept-Encoding: br, gzip;q=0.8");
+    assert_eq!(packed.header("content-encoding"), Some("gzip"));
+    let size = |answer: &crate::client::Answer| answer.header("content-length").unwrap().parse::<usize>().unwrap();
+    assert!(size(&packed) < size(&plain));
+}
+
+/// All that is wrong comes back, each at its own field.
+#[test]
+fn validation_names_every_field() {
+    let server = Server::start(&[]);
+    let fields = |body: Value| -> Vec<String> {
+        let answer = server.post("/validate", &body).document();
+        let problems = answer["problems"].as_array().unwrap();
+        problems.iter().map(|problem| problem["field"].as_str().unwrap_or_default().to_owned()).collect()
+    };
+    let plan = json!({"batch": {"batch_size": 0, "seq_len": 4096}, "gradient_accumulation": 0});
+    let train = fields(json!({"kind": "train", "model": "gpt2", "plan": plan}));
+    for field in ["/plan/batch/batch_size", "/plan/batch/seq_len", "/plan/gradient_accumulation"] {
+        assert!(train.contains(&field.to_owned()), "{train:?}");
+    }
+    let options = json!({"gpu_memory_utilization": 0, "context": 0, "tensor_parallel_size": 3});
+    let serve = fields(json!({"kind": "infer", "model": "llama3-8b", "engine": "vllm", "engine_options": options}));
+    for field in ["gpu_memory_utilization", "context", "tensor_parallel_size"] {
+        assert!(serve.contains(&format!("/engine_options/{field}")), "{serve:?}");
+    }
 }

@@ -138,6 +138,38 @@ fn every_door_gives_the_same_document() {
     }
 }
 
+/// What examples of the table do not draw: every word for checkpoints, a card, and a default that was said.
+#[test]
+fn exported_commands_keep_checkpoints_and_cards() {
+    let server = Server::start(&[]);
+    for more in [
+        "--gradient-checkpointing every-4",
+        "--gradient-checkpointing selective",
+        "--gradient-checkpointing selective-matmul",
+        "--gradient-checkpointing reentrant",
+        "--gradient-checkpointing offload",
+        "--qlora --gradient-checkpointing off",
+        "--qlora",
+        "--precision bf16 --gpu T4",
+        "--framework hf-trainer --gpus 4",
+    ] {
+        let card = if more.contains("--gpu ") { "" } else { " --gpu A100-40GB" };
+        let words: Vec<String> = format!("train {MODEL} {more}{card}").split_whitespace().map(str::to_owned).collect();
+        let by_flags = answered(&words).unwrap_or_else(|| panic!("{more}"));
+        let mut body =
+            json!({"kind": "train", "model": MODEL, "plan": by_flags["request"]["settings"], "form": "command"});
+        if let Some(framework) = by_flags["request"]["framework"].as_str() {
+            body["framework"] = json!(framework);
+        }
+        let written = server.post("/plan/write", &body).document();
+        let line = written["text"].as_str().unwrap().trim().replacen("vramcast", env!("CARGO_BIN_EXE_vramcast"), 1);
+        let shell = Command::new("sh").args(["-c", &format!("{line} --json --no-suggestions")]).output().unwrap();
+        let again: Value = serde_json::from_slice(&shell.stdout).unwrap_or_else(|_| panic!("{line}: {shell:?}"));
+        assert_eq!(again["plan"], by_flags["plan"], "{more}: {line}");
+        assert_eq!(again["totals"], by_flags["totals"], "{more}: {line}");
+    }
+}
+
 /// Every suggestion, applied, gives the numbers it promised.
 #[test]
 fn suggestions_keep_their_promise() {

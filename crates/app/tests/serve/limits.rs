@@ -206,3 +206,65 @@ fn the_hub_is_asked_only_where_allowed() {
     }
     assert_eq!(server.post("/train", &json!({"model": "gpt2"})).status, 200);
 }
+
+/// What a client sent comes back cut.
+#[test]
+fn errors_do_not_repeat_long_names() {
+    let server = Server::start(&[]);
+    for body in [json!({"model": "x".repeat(900_000)}), json!({"model": "gpt2", "plan": {"y".repeat(900_000): 1}})] {
+        for path in ["/train", "/inspect"] {
+            let answer = server.post(path, &body);
+            assert_eq!(answer.status, 422);
+            assert!(answer.body.len() < 10_000, "{} bytes", answer.body.len());
+        }
+    }
+    let validated = server.post("/validate", &json!({"kind": "train", "model": "z".repeat(900_000)}));
+    assert!(validated.body.len() < 10_000, "{} bytes", validated.body.len());
+}
+
+/// A client's model is fetched without the operator's token unless the operator says so.
+#[test]
+fn the_token_stays_with_the_operator() {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let hub = format!("http://{}", listener.local_addr().unwrap());
+    let (sender, heads) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut head = vec![0; 4096];
+            let read = stream.read(&mut head).unwrap_or(0);
+            let _ = sender.send(String::from_utf8_lossy(&head[..read]).to_ascii_lowercase());
+            let _ = stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        }
+    });
+    for (flags, sent) in [(&["--allow-hub"][..], false), (&["--allow-hub", "--hub-token"], true)] {
+        let around = [("HF_ENDPOINT", hub.as_str()), ("HF_TOKEN", "hf_secret"), ("HF_HUB_OFFLINE", "0")];
+        let server = Server::start_in(flags, &around);
+        server.post("/train", &json!({"model": "somebody/private"}));
+        let head = heads.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_eq!(head.contains("hf_secret"), sent, "{flags:?}: {head}");
+        while heads.try_recv().is_ok() {}
+    }
+}
+
+/// One address cannot take every connection.
+#[test]
+fn an_address_holds_some_connections_and_no_more() {
+    let server = Server::start(&[]);
+    let mut open = Vec::new();
+    for _ in 0..256 {
+        open.push(TcpStream::connect(&server.address).unwrap());
+    }
+    let mut further = TcpStream::connect(&server.address).unwrap();
+    further.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut byte = [0];
+    assert!(matches!(std::io::Read::read(&mut further, &mut byte), Ok(0) | Err(_)), "closed at once");
+    drop(open);
+    let until = Instant::now() + Duration::from_secs(30);
+    while client::raw(&server.address, b"GET /api/v1/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .is_none()
+    {
+        assert!(Instant::now() < until, "no room comes free");
+    }
+}

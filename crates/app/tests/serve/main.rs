@@ -36,7 +36,17 @@ impl Server {
 
     /// Starts one on a port.
     fn start_on(port: &str, arguments: &[&str]) -> Self {
+        Self::started(port, arguments, &[])
+    }
+
+    /// Starts one with variables of the environment.
+    fn start_in(arguments: &[&str], around: &[(&str, &str)]) -> Self {
+        Self::started("0", arguments, around)
+    }
+
+    fn started(port: &str, arguments: &[&str], around: &[(&str, &str)]) -> Self {
         let mut child = program()
+            .envs(around.iter().copied())
             .args(["serve", "--port", port, "--log-format", "off"])
             .args(arguments)
             .stdout(Stdio::piped())

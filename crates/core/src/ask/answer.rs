@@ -1,15 +1,16 @@
 //! A settled plan simulated, judged and summed up: the one document that every interface shows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
 use super::request::Request;
-use super::resolve::{Settled, Surroundings, faults_of, resolve};
+use super::resolve::{Settled, Surroundings, faults_of, longest_sequence, resolve};
 use super::suggest::{self, Suggestion};
+use crate::dtype::DType;
 use crate::memory::device::Device;
 use crate::memory::simulation::{self, Simulation};
-use crate::model::Model;
+use crate::model::{Model, ModuleKind};
 use crate::plan::job::Order;
 use crate::plan::{
     Fault, Gpu, Gpus, InferPlan, Job, Outliers, PlanError, Quantization, QuantizationScheme, RunPlan, ServePlan,
@@ -115,6 +116,7 @@ fn train(
     let run = |gpu: &Gpu| simulation::train(model, &TrainPlan { gpu: gpu.clone(), ..plan.clone() });
     let whole = RunPlan::Train(Box::new(plan.clone()));
     let mut answer = judged(model, whole, &simulation, (request, around, wanted), run)?;
+    answer.report.notes.extend(untouched_experts(model, plan).map_err(failed)?);
     answer.report.notes.extend(outlier_range(model, plan, simulation.process_bytes()).map_err(failed)?);
     if let Some(run) = &mut answer.report.run {
         run.spread = spread(model, plan, &simulation)?;
@@ -189,6 +191,14 @@ fn judged(
 fn serve(model: &Model, plan: &ServePlan, around: &Surroundings<'_>, wanted: Wanted) -> Result<Answer, Vec<Fault>> {
     let served = serving::start(model, plan)?;
     let mut report = report::serving::summarize(around.name, model, plan, &served);
+    if let (Some(most), serving::Served::Pool(budget)) = (longest_sequence(model), &served)
+        && budget.largest_sequence > most
+    {
+        report.notes.push(format!(
+            "memory would hold a sequence of {} tokens; the model was made for {most}",
+            budget.largest_sequence
+        ));
+    }
     let fits = report.verdicts.iter().all(|verdict| {
         verdict.fits && u64::try_from(verdict.headroom).is_ok_and(|left| left >= wanted.kept.of(verdict.memory))
     });
@@ -249,6 +259,28 @@ impl Needs {
         let cached = simulation.replay.peak_reserved().saturating_sub(simulation.replay.peak_allocated());
         Self { process, least: process.saturating_sub(cached) }
     }
+}
+
+/// What bitsandbytes leaves alone: experts that are one parameter for all are no linears.
+fn untouched_experts(model: &Model, plan: &TrainPlan) -> Result<Option<String>, PlanError> {
+    let Some(quantization) = &plan.quantization else { return Ok(None) };
+    let program = model.program(plan.batch.training_inputs())?;
+    let held = program.modules.iter().filter(|module| module.kind == ModuleKind::Experts).flat_map(|m| &m.parameters);
+    let ids: BTreeSet<_> = held.copied().collect();
+    let elements =
+        ids.iter().fold(0u64, |sum, id| sum.saturating_add(program.parameters[id.0 as usize].shape.elements()));
+    if elements == 0 {
+        return Ok(None);
+    }
+    let (dtype, why) = match quantization.prepare {
+        true => (DType::F32, ", to which prepare_model_for_kbit_training turns all that is not packed"),
+        false => (plan.weights, ""),
+    };
+    let gib = Bytes(elements.saturating_mul(dtype.size())).gib();
+    Ok(Some(format!(
+        "bitsandbytes packs linears, and this model's experts are none: they stay whole, {gib:.2} GiB in {}{why}",
+        dtype.name()
+    )))
 }
 
 /// How far LLM.int8 can go: which input columns are outliers depends on the data, and random weights give the most.

@@ -29,6 +29,6 @@ pub mod tree;
 pub use answer::{Answer, Kept, Wanted, answer};
 pub use read::Given;
 pub use request::{Asked, Request, Task};
-pub use resolve::{Settled, Surroundings, positions, resolve};
+pub use resolve::{Settled, Surroundings, longest_sequence, positions, resolve, target_positions};
 pub use runner::{Runner, Scope};
 pub use setting::{Kind, Setting, Topic};

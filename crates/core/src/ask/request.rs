@@ -7,7 +7,7 @@ use super::runner::{Runner, Scope};
 use super::setting::Kind;
 use super::{table, tree};
 use crate::model::Assumption;
-use crate::plan::{Fault, Faults, InferPlan, ServePlan, TrainPlan};
+use crate::plan::{Fault, Faults, Framework, InferPlan, ServePlan, TrainPlan};
 
 /// What a plan is for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -83,7 +83,7 @@ impl Asked {
 
     fn deduced(&self, stated: &Value) -> Result<Runner, Fault> {
         match self.task {
-            Task::Train => trainer(stated, &self.named),
+            Task::Train => trainer(stated, &self.named, self.framework.as_deref()),
             Task::Infer => server(stated, &self.named),
         }
     }
@@ -265,7 +265,7 @@ fn plain_names(tree: &mut Value) {
 }
 
 /// Who spreads a training run, from what is said.
-fn trainer(stated: &Value, names: &[(String, Given)]) -> Result<Runner, Fault> {
+fn trainer(stated: &Value, names: &[(String, Given)], framework: Option<&str>) -> Result<Runner, Fault> {
     let given = |name: &str| {
         let row = table::called(name, Runner::OneCard)?;
         let found = names.iter().rev().find(|(known, given)| row.is_called(known) && !says_nothing(given));
@@ -306,7 +306,10 @@ fn trainer(stated: &Value, names: &[(String, Given)]) -> Result<Runner, Fault> {
     let axes = ["pp", "cp", "ep"].map(|axis| number(axis, &format!("parallel.mesh.{axis}")).unwrap_or(1));
     let others: u64 = axes.iter().fold(dp.unwrap_or(1), |product: u64, axis| product.saturating_mul(*axis));
     let copies = number("dp-replicate", "parallel.mesh.dp_replicate").is_some_and(|copies| copies > 1);
-    let many = cards.is_some() || tp.is_some_and(|tp| tp > 1) || others > 1 || copies;
+    let many = cards.is_some_and(|cards| cards != 1) || tp.is_some_and(|tp| tp > 1) || others > 1 || copies;
+    let sharded = tree::get(stated, "parallel.mesh.dp_shard");
+    // What a framework starts on several cards when nothing is said.
+    let usual = framework.and_then(|name| Framework::find(name).ok()?.engine).and_then(|name| Runner::find(&name));
     Ok(match tp.filter(|tp| *tp > 1) {
         _ if names_any(Scope::ZERO) => Runner::Deepspeed,
         _ if !many && tree::get(stated, "parallel").is_none_or(Value::is_null) => Runner::OneCard,
@@ -315,6 +318,7 @@ fn trainer(stated: &Value, names: &[(String, Given)]) -> Result<Runner, Fault> {
         }
         // Copies of a model over so many cards, and nothing said about sharing them.
         None if cards.is_none() && dp.is_some() && axes == [1; 3] && !names_any(Scope::FSDP) => Runner::Ddp,
+        None if axes == [1; 3] && !names_any(Scope::FSDP) && sharded.is_none() => usual.unwrap_or(Runner::Fsdp2),
         _ => Runner::Fsdp2,
     })
 }

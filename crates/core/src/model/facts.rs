@@ -39,6 +39,8 @@ pub struct Facts {
     pub tensor_plan: &'static [TensorRules],
     /// Whether its sparse blocks are one module to DeepSpeed unless told otherwise.
     pub leaf_blocks: bool,
+    /// The heads it has, where they are not those of its kind (`families/mod.rs`).
+    pub tasks: Option<&'static [Task]>,
     /// What a class that ends in `ForConditionalGeneration` is.
     pub conditional_generation: Task,
     /// Pixels of a patch's side where its processor hands patches to it and the config does not say.
@@ -66,6 +68,7 @@ impl Facts {
         lora_refused: &[],
         tensor_plan: &[],
         leaf_blocks: false,
+        tasks: None,
         conditional_generation: Task::ImageTextToText,
         patch_side: None,
         image_tokens: None,

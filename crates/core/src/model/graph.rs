@@ -69,6 +69,8 @@ pub struct Graph {
     stack: Vec<ModuleId>,
     caches_in_training: bool,
     positions: Option<u64>,
+    target_positions: Option<u64>,
+    crowded: Option<[u64; 2]>,
     error: Option<ModelError>,
 }
 
@@ -93,6 +95,8 @@ impl Graph {
             stack: vec![ModuleId(0)],
             caches_in_training: false,
             positions: None,
+            target_positions: None,
+            crowded: None,
             error: None,
         }
     }
@@ -113,6 +117,8 @@ impl Graph {
                 modules: self.modules,
                 caches_in_training: self.caches_in_training,
                 positions: self.positions,
+                target_positions: self.target_positions,
+                crowded: self.crowded,
             }),
         }
     }
@@ -383,9 +389,21 @@ impl Graph {
         }
     }
 
-    /// Notes that positions are learned, in a table of so many rows.
-    pub(super) fn limit_positions(&mut self, rows: u64) {
-        self.positions = Some(self.positions.map_or(rows, |known| known.min(rows)));
+    /// Notes how many tokens have a position: a table has so many rows, or fewer where its first rows are no token's.
+    pub(super) fn limit_positions(&mut self, tokens: u64) {
+        self.positions = Some(self.positions.map_or(tokens, |known| known.min(tokens)));
+    }
+
+    /// Notes how many tokens of a decoder beside an encoder have a position.
+    pub(super) fn limit_targets(&mut self, tokens: u64) {
+        self.target_positions = Some(self.target_positions.map_or(tokens, |known| known.min(tokens)));
+    }
+
+    /// Notes that images or sound fill so many tokens of all that there are, where they are more.
+    pub(super) fn place_media(&mut self, media: u64, tokens: u64) {
+        if media > tokens {
+            self.crowded = Some([media, tokens]);
+        }
     }
 
     /// Notes that sizes contradict each other; the first note is what [`Graph::finish`] returns.

@@ -71,6 +71,15 @@ impl Model {
         let view = Config::new(&config)?;
         if let Some(family) = families::find(view.model_type()) {
             let task = Task::of(&view, auto_class)?;
+            if let Some(tasks) = families::tasks(view.model_type())
+                && (auto_class.is_some() || task == Task::SequenceClassification)
+                && !tasks.contains(&task)
+            {
+                return Err(ModelError::Unsupported {
+                    what: format!("{} of a model of type {}", task.class(), view.model_type()),
+                    hint: format!("use {}", tasks.iter().map(|task| task.class()).collect::<Vec<_>>().join(" or ")),
+                });
+            }
             let name = view.model_type();
             let notes = assumption.map(|_| format!("model_type {name} is known, so nothing is assumed of it"));
             return Ok(Self { family, task, notes: notes.into_iter().collect(), config });
@@ -119,9 +128,6 @@ impl Model {
 
     /// Which of the sizes given the forward pass does not look at.
     pub fn unused_inputs(&self, inputs: &Inputs) -> Result<Vec<&'static str>, ModelError> {
-        if inputs.images.is_none() && inputs.audio_frames.is_none() && inputs.target_seq == inputs.seq {
-            return Ok(Vec::new());
-        }
         let given = self.program(inputs.clone())?.values;
         let other = |inputs: Inputs| Ok::<_, ModelError>(self.program(inputs)?.values == given);
         let mut unused = Vec::new();
@@ -133,6 +139,12 @@ impl Model {
         }
         if inputs.target_seq != inputs.seq && other(Inputs { target_seq: inputs.seq, ..inputs.clone() })? {
             unused.push("target_len");
+        }
+        // One token more would change what looks at tokens; one fewer keeps within learned positions.
+        let seq = if inputs.seq > 1 { inputs.seq - 1 } else { 2 };
+        let target_seq = if inputs.target_seq == inputs.seq { seq } else { inputs.target_seq };
+        if other(Inputs { seq, target_seq, ..inputs.clone() })? {
+            unused.push("seq_len");
         }
         Ok(unused)
     }

@@ -30,6 +30,10 @@ pub struct Program {
     pub caches_in_training: bool,
     /// How many positions its smallest table of learned ones holds.
     pub positions: Option<u64>,
+    /// How many tokens a decoder beside an encoder has positions for.
+    pub target_positions: Option<u64>,
+    /// Tokens that images or sound fill, and all that there are, where they are too few.
+    pub crowded: Option<[u64; 2]>,
 }
 
 impl Program {

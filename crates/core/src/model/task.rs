@@ -62,6 +62,24 @@ const ARCHITECTURE_ENDINGS: &[(&str, Task)] = &[
 ];
 
 impl Task {
+    /// Whether transformers' `generate` runs a model with this head.
+    pub fn generates(self) -> bool {
+        !matches!(
+            self,
+            Self::MaskedLm | Self::Base | Self::ImageClassification | Self::SequenceClassification | Self::Ctc
+        )
+    }
+
+    /// Whether a decoder runs beside an encoder.
+    pub fn encodes(self) -> bool {
+        matches!(self, Self::Seq2SeqLm | Self::SpeechSeq2Seq)
+    }
+
+    /// The auto class.
+    pub fn class(self) -> &'static str {
+        AUTO_CLASSES.iter().find(|(_, task)| *task == self).map_or("AutoModel", |(class, _)| class)
+    }
+
     /// From an auto class, else from the config's `architectures`, else a causal language model.
     pub fn of(config: &Config<'_>, auto_class: Option<&str>) -> Result<Self, ModelError> {
         if let Some(name) = auto_class {

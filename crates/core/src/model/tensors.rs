@@ -331,6 +331,8 @@ impl Graph {
 
     /// Elements of `source` put where the mask is set (image features among text embeddings).
     pub fn masked_scatter(&mut self, x: &Value, mask: &Value, source: &Value) -> Value {
+        let width = x.size(-1).max(1);
+        self.place_media(source.shape().elements() / width, x.shape().elements() / width);
         self.run(Op::MaskedScatter, &[x, mask, source], x.shape())
     }
 

@@ -17,6 +17,9 @@ pub struct Framework {
     pub package: String,
     /// Its version.
     pub version: String,
+    /// Who spreads a run over several cards where nothing else is said: a word of `--engine`.
+    #[serde(default)]
+    pub engine: Option<String>,
     /// What a report should say whenever the profile is used.
     #[serde(default)]
     pub notes: Vec<String>,

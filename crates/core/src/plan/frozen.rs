@@ -21,7 +21,14 @@ impl TrainPlan {
                 "vision" | "vision-if-any" => paths(program, |module| TOWERS.contains(&last(&module.path))),
                 "projector-if-any" => paths(program, |module| PROJECTORS.contains(&last(&module.path))),
                 _ => match name.strip_prefix("first-").and_then(|rest| rest.strip_suffix("-layers")) {
-                    Some(count) => count.parse().map_or_else(|_| Vec::new(), |count| first_layers(program, count)),
+                    Some(count) => count.parse().map_or_else(
+                        |_| Vec::new(),
+                        |count: usize| {
+                            let layers = first_layers(program, count);
+                            faults.when(layers.len() < count, || few(count, layers.len()));
+                            layers
+                        },
+                    ),
                     None => vec![name.clone()],
                 },
             };
@@ -44,6 +51,12 @@ impl TrainPlan {
         }
         Ok(notes)
     }
+}
+
+/// More layers than there are.
+fn few(asked: usize, layers: usize) -> Fault {
+    let problem = format!("{{frozen}} first-{asked}-layers: this model has {layers} layers");
+    Fault::new("frozen", problem).or(format!("use first-{layers}-layers"))
 }
 
 /// A name that nothing in the model goes by.

@@ -149,7 +149,14 @@ impl TrainPlan {
             ),
         ];
         for (_, path, what) in refused.into_iter().filter(|(used, ..)| *used) {
-            faults.add(Fault::unsupported(path, format!("{what} on several cards")).or_drop(path).or_drop("parallel"));
+            let fault = Fault::unsupported(path, format!("{what} on several cards"));
+            // A framework may have said it: only another value mends that.
+            let fault = match path {
+                "loss.kind" => fault.or_set(path, "standard"),
+                "checkpoints.reentrant" | "checkpoints.offload" => fault.or_set(path, false),
+                _ => fault.or_drop(path),
+            };
+            faults.add(fault.or("run on one card"));
         }
     }
 

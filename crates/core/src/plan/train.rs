@@ -170,7 +170,7 @@ impl TrainPlan {
                         .or("use LoRA ({adapter})")
                 });
                 faults.when(self.parallel.is_some(), || {
-                    Fault::unsupported("adapter", "PEFT methods other than LoRA on several cards").or_drop("parallel")
+                    Fault::unsupported("adapter", "PEFT methods other than LoRA on several cards").or("run on one card")
                 });
             }
             None => faults.when(self.quantization.is_some() && self.job.steps != Some(0), || {

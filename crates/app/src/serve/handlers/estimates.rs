@@ -91,7 +91,9 @@ pub(crate) async fn validate(State(service): Shared, Json(request): Json<PlanReq
                 service.prepare(request)?.answer(Wanted::default())?;
                 Ok(())
             };
-            Ok(Validation { problems: checked().err().map(Problem::all).unwrap_or_default() })
+            Ok(Validation {
+                problems: checked().err().map(Problem::all).unwrap_or_default().iter().map(Fault::cut).collect(),
+            })
         })
         .await
 }

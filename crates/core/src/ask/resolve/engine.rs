@@ -18,6 +18,10 @@ pub(super) fn settle(draft: &mut Draft<'_>) {
         let place = if runner == Runner::MegatronFsdp { "parallel.engine.megatron.fsdp" } else { runner.place() };
         tree::set(&mut draft.tree, place, json!({}));
     }
+    if runner == Runner::Ddp && draft.request.framework.is_some() && !draft.states("parallel.engine") {
+        draft.derived.push(("parallel.engine".into(), "as torchrun or accelerate starts it".into()));
+        draft.notes.push("several cards are DDP, as torchrun starts it: every card holds the whole model".into());
+    }
     let size = |draft: &Draft<'_>, axis: &str| {
         tree::get(&draft.tree, &format!("parallel.mesh.{axis}")).and_then(Value::as_u64).unwrap_or(1)
     };

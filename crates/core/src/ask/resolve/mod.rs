@@ -5,11 +5,15 @@
 //! | `train`, `infer`, `serve` | the three kinds of plan |
 //! | `mesh` | cards into axes |
 //! | `engine` | what follows from the engine that spreads a model |
+//! | `sizes` | samples within what a model can take |
+//! | `precision` | types that a card computes in |
 
 mod engine;
 mod infer;
 mod mesh;
+mod precision;
 mod serve;
+mod sizes;
 mod train;
 
 use serde::Serialize;
@@ -193,7 +197,7 @@ impl<'a> Draft<'a> {
             Err(error) => {
                 let path = dotted(error.path());
                 let problem = error.into_inner().to_string();
-                let problem = problem.split(" at line").next().unwrap_or(&problem).to_owned();
+                let problem = reworded(problem.split(" at line").next().unwrap_or(&problem));
                 let fault =
                     Fault::new(path.clone(), if path.is_empty() { problem } else { format!("{{{path}}}: {problem}") });
                 self.faults.add(fault.or("`vramcast schema` prints what a plan may hold"));
@@ -201,6 +205,39 @@ impl<'a> Draft<'a> {
             }
         }
     }
+}
+
+/// A reader's words as people say them: it speaks of variants, fields and types of Rust.
+fn reworded(problem: &str) -> String {
+    let plain = |text: &str| text.replace('`', "");
+    let Some((what, known)) = problem.split_once(", expected ") else { return problem.to_owned() };
+    if let Some(value) = what.strip_prefix("unknown variant ") {
+        return format!("{} is not {}", plain(value), plain(known));
+    }
+    if let Some(field) = what.strip_prefix("unknown field ") {
+        return format!("there is no {} here; known are {}", plain(field), plain(known.trim_start_matches("one of ")));
+    }
+    let Some(value) = what.strip_prefix("invalid type: ").or_else(|| what.strip_prefix("invalid value: ")) else {
+        return problem.to_owned();
+    };
+    let value = match value.split_once(' ') {
+        Some(("string" | "integer" | "boolean", value)) => plain(value),
+        Some(("floating", value)) => plain(value.trim_start_matches("point ")),
+        _ => match value {
+            "map" => "an object".to_owned(),
+            "sequence" => "a list".to_owned(),
+            other => plain(other),
+        },
+    };
+    let wanted = match known {
+        "u64" | "u32" | "usize" => "a whole number",
+        "f64" => "a number",
+        "a boolean" => "true or false",
+        "a string" => "a text",
+        "a sequence" => "a list",
+        other => other,
+    };
+    format!("{value} is not {wanted}")
 }
 
 /// Where a request has a list for an object: serde would take its values in order.
@@ -242,5 +279,23 @@ pub fn faults_of(error: PlanError, path: &str) -> Vec<Fault> {
 
 /// How many positions a model's smallest table of learned ones holds.
 pub fn positions(model: &Model) -> Option<u64> {
-    model.program(Inputs::inventory()).ok()?.positions
+    limits(model).tokens
+}
+
+/// The longest sequence that a model was made for, as engines read its config.
+pub fn longest_sequence(model: &Model) -> Option<u64> {
+    serve::longest(model.config())
+}
+
+/// How many tokens a decoder beside an encoder has positions for.
+pub fn target_positions(model: &Model) -> Option<u64> {
+    limits(model).targets
+}
+
+fn limits(model: &Model) -> sizes::Limits {
+    let program = model.program(Inputs::inventory()).ok();
+    program.map_or_else(sizes::Limits::default, |program| sizes::Limits {
+        tokens: program.positions,
+        targets: program.target_positions,
+    })
 }

@@ -1,12 +1,13 @@
 //! A serving engine settled.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Draft, Settled, Surroundings};
 use crate::ask::request::Request;
 use crate::ask::{origin, tree};
 use crate::model::Model;
-use crate::plan::{Fault, ModelSizes, RunPlan, ServePlan};
+use crate::plan::{Fault, ModelSizes, RunPlan, ServePlan, ServingEngine};
+use crate::serving::vllm;
 
 pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
     let defaults = ServePlan::default();
@@ -19,8 +20,10 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     draft.tree["engine"] = json!(request.runner.name());
     draft.honoured(&plain, around);
     draft.card(around);
-    let Some(plan) = draft.plan::<ServePlan>() else { return Err(draft.faults.end().err().unwrap_or_default()) };
+    let Some(mut plan) = draft.plan::<ServePlan>() else { return Err(draft.faults.end().err().unwrap_or_default()) };
     check(model, &plan, &mut draft);
+    serves(model, &mut plan, &mut draft, around.name);
+    capable(&plan, &mut draft);
     draft.faults.clone().end()?;
     let origins = origin::trace(&plan, &request.stated, &draft.framework, &draft.derived, request.runner);
     Ok(Settled { plan: RunPlan::Serve(Box::new(plan)), notes: draft.notes, origins })
@@ -85,6 +88,103 @@ fn check(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>) {
         Fault::new("cache_type_v", "llama.cpp quantises values only with flash attention")
             .or_drop("cache_type_v")
             .or_drop("flash_attn")
+    });
+}
+
+/// Refuses models that an engine cannot serve, and sequences that a model has no positions for.
+fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str) {
+    let (family, engine) = (model.family().name, draft.request.runner.title());
+    let encodes = model.task().encodes();
+    let caches = model.inventory().is_ok_and(|inventory| !inventory.caches.is_empty());
+    if encodes || !caches {
+        let why = if encodes { "a decoder beside an encoder" } else { "a model that generates no text" };
+        let what = format!("{name} ({family}), {why}, on {engine}");
+        return draft.faults.add(Fault::unsupported("engine", what).or_drop("engine"));
+    }
+    let longest = longest(model.config());
+    let (Some(mut asked), Some(most)) = (plan.context, longest) else { return };
+    if plan.engine == ServingEngine::LlamaCpp {
+        // Its sequences share the context.
+        asked /= plan.parallel.unwrap_or(1).max(1);
+    }
+    if asked <= most {
+        return;
+    }
+    let what = format!("{name} was made for sequences of {most} tokens, not {asked}");
+    match plan.engine {
+        // `_get_and_verify_max_len` of vLLM and `ModelConfig` of SGLang stop here.
+        ServingEngine::Vllm | ServingEngine::Sglang => {
+            draft.faults.add(Fault::new("context", what).or_set("context", most));
+        }
+        // `NewLlamaServer` of its llm/server.go.
+        ServingEngine::Ollama => {
+            plan.context = Some(most);
+            draft.notes.push(format!("{what}: Ollama takes {most}"));
+        }
+        _ => draft.notes.push(format!("{what}: {engine} goes on, and what it says past them is not to be trusted")),
+    }
+}
+
+/// The longest sequence that a config allows, scaled positions counted (`_get_and_verify_max_len` of vLLM 0.11).
+pub(super) fn longest(config: &Value) -> Option<u64> {
+    let text = ["text_config", "llm_config"].iter().map(|key| &config[*key]).find(|inner| inner.is_object());
+    let config = text.unwrap_or(config);
+    let keys = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"];
+    let most = keys.iter().filter_map(|key| config[*key].as_u64()).min()?;
+    let scaling = ["rope_scaling", "rope_parameters"].iter().map(|key| &config[*key]).find(|inner| inner.is_object());
+    let Some(scaling) = scaling else { return Some(most) };
+    let kind = ["rope_type", "type"].iter().find_map(|key| scaling[*key].as_str()).unwrap_or_default();
+    let factor = scaling["factor"].as_f64().filter(|factor| *factor > 1.0);
+    match (kind, factor) {
+        ("default" | "su" | "longrope" | "llama3" | "mrope", _) | (_, None) => Some(most),
+        ("yarn" | "deepseek_yarn", Some(factor)) => {
+            let first = scaling["original_max_position_embeddings"].as_u64().unwrap_or(most);
+            Some(most.max((first as f64 * factor) as u64))
+        }
+        (_, Some(factor)) => Some((most as f64 * factor) as u64),
+    }
+}
+
+/// Refuses versions that nobody has read and types that a card cannot multiply.
+fn capable(plan: &ServePlan, draft: &mut Draft<'_>) {
+    if let (ServingEngine::Vllm, Some(version)) = (plan.engine, &plan.version)
+        && let Err((expected, newest)) = vllm::readable(version)
+    {
+        draft.faults.add(Fault::value("version", version, expected).or_set("version", newest));
+    }
+    let blocks = [1, 8, 16, 32, 64, 128, 256];
+    // `BlockSize` of vllm/config/cache.py.
+    if let (ServingEngine::Vllm, Some(size)) = (plan.engine, plan.block_size.filter(|size| !blocks.contains(size))) {
+        let near = blocks.into_iter().min_by_key(|known| known.abs_diff(size)).unwrap_or(16);
+        draft.faults.add(Fault::value("block_size", size, "1, 8, 16, 32, 64, 128 or 256").or_set("block_size", near));
+    }
+    if let (Some(tokens), Some(sequences)) = (plan.max_num_batched_tokens, plan.max_num_seqs)
+        && tokens < sequences
+    {
+        let what = format!("{tokens} tokens in a batch are fewer than its {sequences} sequences");
+        let fault = Fault::new("max_num_batched_tokens", what).or_set("max_num_batched_tokens", sequences);
+        draft.faults.add(fault.or_set("max_num_seqs", tokens));
+    }
+    draft.faults.when(!plan.tensor_split.is_empty() && plan.tensor_split.iter().all(|share| *share == 0), || {
+        Fault::value("tensor_split", "0", "shares of which one is above 0").or_drop("tensor_split")
+    });
+    let Some(capability) = plan.gpu.capability else {
+        return draft.notes.push(format!("{} is no card of CUDA's: the rules are those of such cards", plan.gpu.name));
+    };
+    let method = plan.quantization.as_deref().map(str::to_ascii_lowercase).unwrap_or_default();
+    // `get_min_capability` of vllm/model_executor/layers/quantization in v0.11.0.
+    let least = match method.as_str() {
+        "fp8" | "w8a8" | "mxfp4" => 80,
+        "awq" => 75,
+        "nf4" | "bitsandbytes" | "int8" => 70,
+        _ => 0,
+    };
+    draft.faults.when(plan.engine == ServingEngine::Vllm && capability < least, || {
+        let what = format!(
+            "{{quantization}} {method} needs compute capability {least} in vLLM, and {} has {capability}",
+            plan.gpu.name
+        );
+        Fault::new("quantization", what).or_set("quantization", "gptq").or_drop("quantization")
     });
 }
 

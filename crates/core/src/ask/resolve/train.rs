@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::{Draft, Settled, Surroundings, engine, mesh, positions};
+use super::{Draft, Settled, Surroundings, engine, mesh, precision, sizes};
 use crate::ask::request::Request;
 use crate::ask::{origin, tree};
-use crate::model::Model;
-use crate::plan::{Fault, OptimizerKind, RunPlan, Situation, TrainPlan};
+use crate::model::{Model, Program};
+use crate::plan::{AdapterPlan, Checkpointing, Fault, ModelSizes, OptimizerKind, RunPlan, Situation, TrainPlan};
 
 pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
     let defaults = TrainPlan::default();
@@ -20,29 +20,37 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     draft.honoured(&plain, around);
     draft.card(around);
     stepping(&mut draft);
+    precision::settle(&mut draft);
+    prepared(&mut draft);
     mesh::settle(&mut draft);
     engine::settle(&mut draft);
     let Some(mut plan) = draft.plan::<TrainPlan>() else { return Err(draft.faults.end().err().unwrap_or_default()) };
     draft.images(model, &mut plan.batch);
-    length(model, &mut draft, &mut plan, around.name);
+    sizes::training(model, &mut draft, &mut plan, around.name);
     if around.lenient {
         draft.faults.clone().end()?;
         return Ok(Settled { plan: RunPlan::Train(Box::new(plan)), notes: draft.notes, origins: Vec::new() });
     }
     draft.faults.take(plan.check_on(model));
-    if draft.faults.is_empty() && !plan.frozen.is_empty() {
+    spaced(model, &plan, &mut draft);
+    let saved = match &plan.adapter {
+        Some(AdapterPlan::Lora(lora)) => lora.modules_to_save.clone(),
+        _ => Vec::new(),
+    };
+    if draft.faults.is_empty() && !(plan.frozen.is_empty() && saved.is_empty()) {
         match model.program(plan.batch.training_inputs()) {
-            Ok(program) => match plan.resolve_frozen(&program) {
-                Ok(notes) => draft.notes.extend(notes),
-                Err(faults) => draft.faults.take(Err(faults)),
-            },
+            Ok(program) => {
+                match plan.resolve_frozen(&program) {
+                    Ok(notes) => draft.notes.extend(notes),
+                    Err(faults) => draft.faults.take(Err(faults)),
+                }
+                unknown(&saved, &program, &mut draft);
+            }
             Err(error) => draft.faults.add(Fault::new("model", error.to_string())),
         }
     }
+    sizes::media(model, &mut draft, plan.batch.training_inputs(), around.name);
     draft.faults.clone().end()?;
-    for unused in model.unused_inputs(&plan.batch.training_inputs()).unwrap_or_default() {
-        draft.notes.push(format!("{unused}: {} does not take it, so it changes nothing", around.name));
-    }
     let origins = origin::trace(&plan, &request.stated, &draft.framework, &draft.derived, request.runner);
     Ok(Settled { plan: RunPlan::Train(Box::new(plan)), notes: draft.notes, origins })
 }
@@ -85,6 +93,43 @@ fn adapted(stated: &Value) -> Value {
     stated
 }
 
+/// Of fewer layers than that, every N-th is none.
+fn spaced(model: &Model, plan: &TrainPlan, draft: &mut Draft<'_>) {
+    let every = u64::from(plan.checkpoints.every);
+    let layers = ModelSizes::of(model.config(), 0).layers;
+    let Some(layers) = layers.filter(|layers| plan.checkpointing == Checkpointing::Full && every > *layers) else {
+        return;
+    };
+    let what = format!("every {every}th of {layers} layers is none: nothing is recomputed");
+    draft.faults.add(Fault::new("checkpoints", what).or(format!("every-{layers} recomputes one layer")));
+}
+
+/// PEFT passes over names of modules that a model does not have.
+fn unknown(saved: &[String], program: &Program, draft: &mut Draft<'_>) {
+    const PLACE: &str = "adapter.modules_to_save";
+    let has = |name: &&String| !program.modules.iter().any(|module| module.path.ends_with(name.as_str()));
+    for name in saved.iter().filter(has) {
+        let fault =
+            Fault::new(PLACE, format!("{{{PLACE}}}: {name} names no module of this model, and PEFT passes over it"));
+        draft.faults.add(fault.or_drop(PLACE).or("name modules such as embed_tokens or lm_head"));
+    }
+}
+
+/// `prepare_model_for_kbit_training` turns gradient checkpointing on unless it is told not to.
+fn prepared(draft: &mut Draft<'_>) {
+    let quantised = draft.tree.get("quantization").is_some_and(Value::is_object);
+    let prepares = tree::get(&draft.tree, "quantization.prepare").and_then(Value::as_bool).unwrap_or(true);
+    // A framework's profile says itself what it does.
+    if !quantised || !prepares || draft.request.framework.is_some() || draft.states("checkpointing") {
+        return;
+    }
+    draft.derive("checkpointing", json!("full"), "prepare_model_for_kbit_training of peft 0.21 turns it on");
+    draft.notes.push(
+        "layers are recomputed: prepare_model_for_kbit_training turns gradient checkpointing on unless told not to"
+            .into(),
+    );
+}
+
 /// How a framework's own optimizer steps says nothing about another one.
 fn stepping(draft: &mut Draft<'_>) {
     if !draft.states("optimizer.kind") || draft.states("optimizer.implementation") {
@@ -94,17 +139,4 @@ fn stepping(draft: &mut Draft<'_>) {
     if serde_json::from_value::<OptimizerKind>(kind).is_ok_and(|kind| !kind.has_fused()) {
         draft.derive("optimizer.implementation", json!("foreach"), "torch 2.11's default on CUDA");
     }
-}
-
-/// Samples that nobody gave a length are no longer than the model can take; others are refused.
-fn length(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPlan, name: &str) {
-    let asked = plan.batch.seq_len;
-    let Some(most) = positions(model).filter(|most| *most < asked) else { return };
-    if draft.states("batch.seq_len") {
-        let fault = Fault::new("batch.seq_len", format!("{name} has {most} positions, not {asked}"));
-        return draft.faults.add(fault.or_set("batch.seq_len", most));
-    }
-    plan.batch.seq_len = most;
-    draft.derived.push(("batch.seq_len".into(), "as many positions as the model has".into()));
-    draft.notes.push(format!("the model has {most} positions: samples are {most} tokens long"));
 }

@@ -108,9 +108,7 @@ fn refuse(model: &Model, plan: &InferPlan) -> Result<(), PlanError> {
         {
             refused("cache", "a quantised cache with beams, beside an encoder or in a plain forward pass", "dynamic")
         }
-        Task::MaskedLm | Task::Base | Task::ImageClassification | Task::SequenceClassification | Task::Ctc
-            if plan.new_tokens > 0 =>
-        {
+        task if !task.generates() && plan.new_tokens > 0 => {
             let what = "generate of a model without a decoder";
             Err(Fault::unsupported("new_tokens", what).or_set("new_tokens", 0).into())
         }
@@ -126,7 +124,7 @@ fn keeps_no_cache(config: &serde_json::Value) -> bool {
 
 /// Whether a decoder generates beside an encoder.
 fn beside_encoder(model: &Model) -> bool {
-    matches!(model.task(), Task::Seq2SeqLm | Task::SpeechSeq2Seq)
+    model.task().encodes()
 }
 
 /// Layers that keep something else than keys and values of all positions.

@@ -28,27 +28,36 @@ pub struct Family {
     pub build: fn(&Config<'_>, Task, &mut Graph) -> Result<(), ModelError>,
 }
 
-const FOLDERS: [&[&Family]; 10] = [
-    decoders::ALL,
-    gpt::ALL,
-    mixtures::ALL,
-    hybrids::ALL,
-    encoders::ALL,
-    seq2seq::ALL,
-    vision::ALL,
-    speech::ALL,
-    multimodal::ALL,
-    trainers::ALL,
+/// Families by kind, with the heads that most of a kind have.
+const FOLDERS: [(&[&Family], &[Task]); 10] = [
+    (decoders::ALL, &[Task::CausalLm, Task::Base, Task::SequenceClassification]),
+    (gpt::ALL, &[Task::CausalLm, Task::Base]),
+    (mixtures::ALL, &[Task::CausalLm, Task::Base]),
+    (hybrids::ALL, &[Task::CausalLm, Task::Base]),
+    (encoders::ALL, &[Task::MaskedLm, Task::Base, Task::SequenceClassification, Task::PreTraining]),
+    (seq2seq::ALL, &[Task::Seq2SeqLm, Task::Base, Task::PreTraining]),
+    (vision::ALL, &[Task::ImageClassification, Task::Base]),
+    (speech::ALL, &[Task::Ctc, Task::Base, Task::SequenceClassification]),
+    (multimodal::ALL, &[Task::ImageTextToText, Task::MultimodalLm, Task::CausalLm, Task::Base]),
+    (trainers::ALL, &[Task::CausalLm, Task::Base]),
 ];
 
 /// Every family.
 pub fn all() -> impl Iterator<Item = &'static Family> {
-    FOLDERS.iter().flat_map(|folder| folder.iter().copied())
+    FOLDERS.iter().flat_map(|(folder, _)| folder.iter().copied())
 }
 
 /// The family that reads a `model_type`.
 pub fn find(model_type: &str) -> Option<&'static Family> {
     all().find(|family| family.model_types.contains(&model_type))
+}
+
+/// The heads that a `model_type` has and that are modelled; nothing, where no family reads it.
+pub fn tasks(model_type: &str) -> Option<&'static [Task]> {
+    FOLDERS.iter().find_map(|(folder, usual)| {
+        let family = folder.iter().find(|family| family.model_types.contains(&model_type))?;
+        Some(family.facts.tasks.unwrap_or(usual))
+    })
 }
 
 /// What libraries know of a `model_type`; nothing, where no family reads it.

@@ -9,7 +9,7 @@ mod rules;
 
 pub use draft::{Draft, Speculation};
 pub use groups::{Layout, Terms};
-pub use rules::{RULES, Rules, rules};
+pub use rules::{RULES, Rules, readable, rules};
 
 use serde::{Deserialize, Serialize};
 

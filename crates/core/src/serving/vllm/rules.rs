@@ -184,6 +184,21 @@ pub(super) const OUTSIDE_TORCH: u64 = 1 << 20;
 /// parameters. A guess, which the answer's notes say (docs/open-constants.md).
 pub(super) const GRAPHS: u64 = 400 << 20;
 
+/// The newest vLLM that something is known of (a log of truth/external/vllm_logs.json).
+const NEWEST: [u32; 2] = [0, 28];
+
+/// Whether a version can be read and was there; else what one looks like, and the newest.
+pub fn readable(version: &str) -> Result<(), (String, String)> {
+    let newest = format!("{}.{}.0", NEWEST[0], NEWEST[1]);
+    let mut parts = version.trim_start_matches('v').split(['.', '-', '+', '/', ' ']).map(str::parse::<u32>);
+    match (version, parts.next(), parts.next()) {
+        ("main", ..) => Ok(()),
+        (_, Some(Ok(major)), Some(Ok(minor))) if [major, minor] <= NEWEST => Ok(()),
+        (_, Some(Ok(_)), Some(Ok(_))) => Err((format!("a version whose rules are known (up to {newest})"), newest)),
+        _ => Err((format!("a version such as {newest}"), newest)),
+    }
+}
+
 /// The rules of a version such as `0.11.0`; the newest where it cannot be read. `0.8.5 V0` and `0.7.3 V1` name the
 /// engine that was not the default of its time.
 pub fn rules(version: &str) -> Rules {

@@ -14,6 +14,8 @@ pub const FAMILY: Family = Family {
     name: "BERT",
     model_types: &["bert"],
     facts: Facts {
+        tasks: Some(&[Task::MaskedLm, Task::CausalLm, Task::Base, Task::SequenceClassification, Task::PreTraining]),
+
         attention: AttentionKernels::Flash,
         lora: &["query", "value"],
         ia3: &["key", "value", "output.dense"],
@@ -39,6 +41,8 @@ pub(crate) struct Bert {
     pub(super) tied: bool,
     /// Whether positions are counted from the tokens that are no padding (RoBERTa).
     pub(super) counted_positions: bool,
+    /// The row of the first token: rows up to the padding's are no token's where positions are counted.
+    pub(super) first_position: u64,
 }
 
 impl Bert {
@@ -63,6 +67,7 @@ impl Bert {
             attention,
             tied: c.flag("tie_word_embeddings", true)?,
             counted_positions: false,
+            first_position: 0,
         })
     }
 
@@ -85,6 +90,7 @@ impl Bert {
 
     fn embeddings(&self, g: &mut Graph, ids: &Value) -> Value {
         let (batch, seq) = (ids.size(0), ids.size(1));
+        g.limit_positions(self.positions.saturating_sub(self.first_position));
         let held = g.held("position_ids", [1, self.positions], DType::I64);
         let positions = match self.counted_positions {
             true => counted_positions(g, ids),

@@ -126,6 +126,8 @@ impl Deberta {
     }
 
     fn embeddings(&self, g: &mut Graph, ids: &Value, types: &Value, mask: &Value) -> Value {
+        // Positions are numbered by a buffer, whether or not they are embedded.
+        g.limit_positions(self.positions);
         let held = g.held("position_ids", [1, self.positions], DType::I64);
         let positions = g.slice(&held, 1, 0, ids.size(1));
         let words = g.embedding("word_embeddings", ids, self.vocab, self.embedding);

@@ -12,7 +12,12 @@ use crate::model::{Config, Graph, ModelError, Task};
 pub const FAMILY: Family = Family {
     name: "ELECTRA",
     model_types: &["electra"],
-    facts: Facts { attention: AttentionKernels::Flash, lora: &["query", "value"], ..Facts::DEFAULT },
+    facts: Facts {
+        tasks: Some(&[Task::MaskedLm, Task::CausalLm, Task::Base, Task::SequenceClassification, Task::PreTraining]),
+        attention: AttentionKernels::Flash,
+        lora: &["query", "value"],
+        ..Facts::DEFAULT
+    },
     build,
 };
 

@@ -60,6 +60,8 @@ impl MpNet {
 
     fn embeddings(&self, g: &mut Graph, ids: &Value) -> Value {
         g.buffer("position_ids", [1, self.positions], DType::I64, false);
+        // The first token's row comes after the padding's, which is 1 (`padding_idx` of modeling_mpnet.py).
+        g.limit_positions(self.positions.saturating_sub(2));
         let positions = counted_positions(g, ids);
         let words = g.embedding("word_embeddings", ids, self.vocab, self.hidden);
         let places = g.embedding("position_embeddings", &positions, self.positions, self.hidden);

@@ -13,6 +13,8 @@ pub const FAMILY: Family = Family {
     name: "RoBERTa",
     model_types: &["roberta"],
     facts: Facts {
+        tasks: Some(&[Task::MaskedLm, Task::CausalLm, Task::Base, Task::SequenceClassification, Task::PreTraining]),
+
         attention: AttentionKernels::Flash,
         lora: &["query", "value"],
         ia3: &["key", "value", "output.dense"],
@@ -48,6 +50,7 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let vocab = if c.model_type() == "roberta" { 50265 } else { 30522 };
     let mut bert = Bert::read(c, [vocab, 768, 12, 3072])?;
     bert.counted_positions = true;
+    bert.first_position = c.size_or(&["pad_token_id"], 1)?.saturating_add(1);
     match task {
         Task::Base => {
             let hidden = bert.model(g);

@@ -94,6 +94,7 @@ impl Opt {
         };
         positions = g.slice(&positions, 1, past, tokens);
         let mask = attention::mask(g, Mask::Causal);
+        g.limit_positions(self.positions);
         let position_embeddings = {
             let moved = g.scalar(Binary::Add, &positions);
             g.embedding("embed_positions", &moved, self.positions.saturating_add(OFFSET), self.hidden)

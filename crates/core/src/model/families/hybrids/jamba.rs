@@ -9,13 +9,13 @@ use crate::model::blocks::{SelfAttention, attention, gated_mlp, read};
 use crate::model::facts::Facts;
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
 use crate::model::op::{Activation, LinearLayout, Mask, Norm, Op, Role};
-use crate::model::{Config, Graph, ModelError, Value};
+use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Jamba.
 pub const FAMILY: Family = Family {
     name: "Jamba",
     model_types: &["jamba"],
-    facts: Facts::DEFAULT,
+    facts: Facts { tasks: Some(&[Task::CausalLm, Task::Base, Task::SequenceClassification]), ..Facts::DEFAULT },
     build: |c, task, g| decoder::build(c, task, g, &Jamba::read(c)?),
 };
 

@@ -11,13 +11,18 @@ use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
 use crate::model::families::mixtures::routing::{Routing, softmax_top_k};
 use crate::model::op::{Activation, Mask, Norm, Rotary, RotaryTable, Unary};
 use crate::model::tensor_plans::{ATTENTION, GATED_MLP, TensorRules, TensorStyle};
-use crate::model::{Config, Graph, ModelError, Value};
+use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Qwen3-Next.
 pub const FAMILY: Family = Family {
     name: "Qwen3-Next",
     model_types: &["qwen3_next"],
-    facts: Facts { liger: Liger::NotSimulated, experts: Some(ExpertNames::USUAL), ..Facts::DEFAULT },
+    facts: Facts {
+        tasks: Some(&[Task::CausalLm, Task::Base, Task::SequenceClassification]),
+        liger: Liger::NotSimulated,
+        experts: Some(ExpertNames::USUAL),
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| {
         let generation = match c.model_type() {
             "qwen3_5_text" => Generation::ThreeFive,

@@ -10,13 +10,13 @@ use crate::model::config::MAX_LAYERS;
 use crate::model::facts::Facts;
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
 use crate::model::op::{Activation, Mask, Norm, Op, Role, Rotary, RotaryTable, Unary};
-use crate::model::{Config, Graph, ModelError, Sharing, Value};
+use crate::model::{Config, Graph, ModelError, Sharing, Task, Value};
 
 /// Zamba 2.
 pub const FAMILY: Family = Family {
     name: "Zamba2",
     model_types: &["zamba2"],
-    facts: Facts::DEFAULT,
+    facts: Facts { tasks: Some(&[Task::CausalLm, Task::Base, Task::SequenceClassification]), ..Facts::DEFAULT },
     build: |c, task, g| decoder::build(c, task, g, &Zamba2::read(c)?),
 };
 

@@ -183,6 +183,11 @@ impl Bart {
             false => g.scalar(Binary::Add, &positions),
         };
         positions = g.scalar(Binary::Add, &positions);
+        if encoder {
+            g.limit_positions(self.positions)
+        } else {
+            g.limit_targets(self.positions)
+        }
         g.embedding("embed_positions", &positions, self.positions.saturating_add(2), self.hidden)
     }
 
@@ -191,6 +196,7 @@ impl Bart {
         g.without_grad(|g| {
             let mut positions = g.fill(DType::I64, [ids.size(1)]);
             if !encoder {
+                g.limit_targets(self.positions);
                 positions = g.scalar(Binary::Add, &positions);
             }
             let table = g.parameter("embed_positions.weight", [self.positions, self.hidden], Role::Frozen);

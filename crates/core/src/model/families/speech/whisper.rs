@@ -13,7 +13,11 @@ use crate::model::{Config, Graph, ModelError, Task, Value};
 pub const FAMILY: Family = Family {
     name: "Whisper",
     model_types: &["whisper"],
-    facts: Facts { conditional_generation: Task::SpeechSeq2Seq, ..Facts::DEFAULT },
+    facts: Facts {
+        tasks: Some(&[Task::SpeechSeq2Seq, Task::Base]),
+        conditional_generation: Task::SpeechSeq2Seq,
+        ..Facts::DEFAULT
+    },
     build,
 };
 
@@ -54,6 +58,10 @@ impl WhisperEncoder {
 
     /// Runs it in the current module on `[batch, mel bins, frames]`.
     pub(crate) fn model(&self, g: &mut Graph, features: &Value) -> Value {
+        let (frames, whole) = (features.size(-1), self.positions.saturating_mul(2));
+        if frames != whole {
+            g.fail(format!("{frames} audio frames, and its positions are those of {whole}; pad or cut to that"));
+        }
         let spec = |stride| Convolution { stride: [stride, 1, 1], padding: [1, 0, 0], groups: 1, transposed: false };
         let mut embeddings = {
             let x = g.convolution("conv1", features, self.hidden, &[3], spec(1), true);
@@ -127,6 +135,7 @@ impl Whisper {
         let sizes = [self.positions, self.hidden];
         let table = g.parameter("embed_positions.weight", sizes, Role::Embedding);
         let table = g.read(table, sizes);
+        g.limit_targets(self.positions);
         let places = g.index(&table, &positions);
         let mut hidden = g.add(&words, &places);
         hidden = g.dropout(&hidden, self.decoder.dropout);

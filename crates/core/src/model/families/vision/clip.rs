@@ -122,6 +122,7 @@ impl ClipVision {
 
     fn embeddings(&self, g: &mut Graph, pixels: &Value) -> Value {
         let width = self.tower.hidden;
+        self.patches.fixed(g, pixels);
         let class = g.parameter("class_embedding", [width], Role::Other);
         let patches = {
             let pixels = g.to_model_type(pixels);
@@ -141,6 +142,7 @@ impl ClipVision {
 /// Token and position embeddings of a text tower.
 pub(crate) fn text_embeddings(g: &mut Graph, ids: &Value, vocab: u64, positions: u64, width: u64) -> Value {
     g.module("embeddings", |g| {
+        g.limit_positions(positions);
         let held = g.held("position_ids", [1, positions], DType::I64);
         let position_ids = g.slice(&held, 1, 0, ids.size(1));
         let embeddings = g.embedding("token_embedding", ids, vocab, width);

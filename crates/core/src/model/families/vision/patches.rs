@@ -34,6 +34,18 @@ impl Patches {
         g.input(Input::Pixels, shape)
     }
 
+    /// Refuses images of another size than the one that positions were learned for.
+    pub(crate) fn fixed(&self, g: &mut Graph, pixels: &Value) {
+        let given = [pixels.size(-2), pixels.size(-1)];
+        if given != self.image {
+            let ([height, width], [own_height, own_width]) = (given, self.image);
+            g.fail(format!(
+                "images of {height}x{width} pixels, and positions were learned for {own_height}x{own_width}; \
+                 the model's processor scales to that size: give it"
+            ));
+        }
+    }
+
     /// The projection, one row per patch: `conv(pixels).flatten(2).transpose(1, 2)`.
     pub(crate) fn project(&self, g: &mut Graph, name: &str, pixels: &Value, width: u64, bias: bool) -> Value {
         let stride = [self.patch[0] as u32, self.patch[1] as u32, 1];

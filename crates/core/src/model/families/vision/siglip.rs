@@ -62,6 +62,7 @@ impl SiglipVision {
 
     fn embeddings(&self, g: &mut Graph, pixels: &Value) -> Value {
         let (width, count) = (self.tower.hidden, self.patches.count());
+        self.patches.fixed(g, pixels);
         let patches = {
             let pixels = g.to_model_type(pixels);
             self.patches.project(g, "patch_embedding", &pixels, width, true)

@@ -75,6 +75,7 @@ impl Vit {
 
     fn embeddings(&self, g: &mut Graph, pixels: &Value) -> Value {
         let batch = pixels.size(0);
+        self.patches.fixed(g, pixels);
         let class = g.parameter("cls_token", [1, 1, self.hidden], Role::Other);
         let mut embeddings =
             g.module("patch_embeddings", |g| self.patches.project(g, "projection", pixels, self.hidden, true));

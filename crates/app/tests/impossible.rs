@@ -1,0 +1,193 @@
+//! What cannot run is refused with the numbers and the nearest that can; what changes nothing is refused or named; defaults
+//! are what people's tools do.
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn run(line: &str) -> std::process::Output {
+    let mut command = Command::cargo_bin("vramcast").unwrap();
+    command.env("HF_HUB_OFFLINE", "1").env("COLUMNS", "400").args(line.split_whitespace()).output().unwrap()
+}
+
+/// The error of a line that is refused.
+fn refused(line: &str) -> String {
+    let output = run(line);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{line}: {text}");
+    text
+}
+
+fn document(line: &str) -> Value {
+    let output = run(&format!("{line} --json"));
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+fn notes(document: &Value) -> String {
+    document["notes"].as_array().unwrap().iter().filter_map(Value::as_str).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn impossible_settings_name_the_nearest() {
+    for (line, said) in [
+        ("train gpt2 --seq-len 0", &["--seq-len 1"][..]),
+        ("train openai/whisper-small --target-len 1400", &["448", "--target-len 448"]),
+        ("infer openai/whisper-small --new-tokens 500", &["--new-tokens 448"]),
+        ("train FacebookAI/roberta-base --seq-len 513", &["512 positions", "--seq-len 512"]),
+        ("train facebook/bart-base --seq-len 1025", &["--seq-len 1024"]),
+        ("train facebook/opt-125m --seq-len 2049", &["--seq-len 2048"]),
+        ("train microsoft/deberta-v3-base --seq-len 600", &["--seq-len 512"]),
+        ("train openai/clip-vit-base-patch32 --seq-len 200", &["--seq-len 77"]),
+        ("train llama3-8b --attention flash3 --gpu A100-80GB", &["Hopper", "--attention flash2"]),
+        ("infer llama3-8b --engine vllm --pipeline-parallel-size 100", &["32 layers", "--pipeline-parallel-size 32"]),
+        ("infer llama3-8b --engine vllm --engine-version 99.9", &["99.9", "--engine-version 0."]),
+        ("infer llama3-8b --engine vllm --engine-version new", &["a version such as"]),
+        ("infer llama3-8b --engine vllm --quantization fp8 --gpu V100", &["compute capability 80", "has 70"]),
+        ("infer llama3-8b --engine vllm --context 200000", &["8192", "--context 8192"]),
+        ("infer llama3-8b --engine sglang --context 200000", &["--context 8192"]),
+        ("infer llama3-8b --engine llama.cpp --cache-type-v q8_0 --flash-attn off", &["flash attention"]),
+        ("infer google/vit-base-patch16-224 --engine vllm", &["ViT", "vLLM", "drop --engine"]),
+        ("infer google-t5/t5-small --engine vllm", &["T5", "beside an encoder"]),
+        ("infer gpt2 --prompt 1020 --new-tokens 100", &["1024 positions", "--prompt 924"]),
+        ("train llava-hf/llava-1.5-7b-hf --images 4x336x336 --seq-len 100", &["2304", "--seq-len 2304"]),
+        ("train google/vit-base-patch16-224 --images 1x512x512", &["512x512", "224x224"]),
+        ("train llama3-8b --auto-class AutoModelForCTC", &["AutoModelForCTC", "AutoModelForCausalLM"]),
+        ("train llama3-8b --auto-class AutoModelForImageClassification", &["AutoModelForCausalLM"]),
+        ("train llama3-8b --auto-class AutoModelForMaskedLM", &["AutoModelForCausalLM"]),
+        (
+            "train mistralai/Mixtral-8x7B-v0.1 --auto-class AutoModelForSequenceClassification",
+            &["AutoModelForCausalLM"],
+        ),
+        ("train openai/whisper-small --auto-class AutoModelForCTC", &["AutoModelForSpeechSeq2Seq"]),
+        ("train llama3-8b --lora --modules-to-save nope", &["nope", "no module"]),
+        ("quick 7 --engine ddp --zero-stage 3", &["--zero-stage", "--engine deepspeed"]),
+        ("infer llama3-8b --engine llama.cpp --cpu-moe", &["without experts"]),
+        ("train llama3-8b --gpus 0", &["at least 1"]),
+        ("train gpt2 --gradient-checkpointing every-400", &["12 layers", "every-12"]),
+        ("train gpt2 --freeze first-99-layers", &["12 layers", "first-12-layers"]),
+        ("train gpt2 --optimizer adam9", &["adam9 is not one of", "adamw"]),
+        ("train gpt2 --batch-size -1", &["--batch-size", "-1"]),
+        ("train gpt2 --set batch.seq_len=abc", &["abc", "is not a whole number"]),
+        ("train gpt2 --set nonsense.key=1", &["there is no nonsense here", "batch"]),
+        ("train openai/whisper-small --audio-frames 10", &["10 audio frames", "3000"]),
+        ("infer llama3-8b --engine vllm --block-size 7", &["--block-size 8"]),
+        ("infer llama3-8b --engine vllm --max-num-batched-tokens 100 --max-num-seqs 200", &["100", "200"]),
+        ("infer llama3-8b --engine llama.cpp --tensor-split 0", &["--tensor-split"]),
+        ("train gpt2 --framework trl --gpus 2", &["--loss standard", "one card"]),
+    ] {
+        let error = refused(line);
+        assert!(said.iter().all(|word| error.contains(word)), "{line}: {error}");
+        assert!(!error.contains("panicked"), "{line}: {error}");
+    }
+}
+
+#[test]
+fn what_changes_nothing_is_named() {
+    for (line, said) in [
+        ("infer gpt2 --images 1x224x224", "images"),
+        ("train google/vit-base-patch16-224 --seq-len 77", "seq_len"),
+        ("infer llama3-8b --engine llama.cpp --context 200000", "made for sequences of 8192"),
+        ("train gpt2 --gpu tpu-v5e", "NVIDIA"),
+        ("infer llama3-8b --engine vllm --gpu tpu-v5e", "no card of CUDA"),
+        ("infer llama3-8b --engine ollama --context 200000", "Ollama takes 8192"),
+    ] {
+        let notes = notes(&document(line));
+        assert!(notes.contains(said), "{line}: {notes}");
+    }
+    // Only what was given.
+    assert!(!notes(&document("infer gpt2 --images 1x224x224")).contains("target_len"));
+    let notes = notes(&document("train llama3-8b --method components --clip --batch-size 4"));
+    assert!(notes.contains("does not look at --clip") && !notes.contains("--batch-size"), "{notes}");
+}
+
+#[test]
+fn a_quantised_base_comes_with_its_checkpointing() {
+    let plan = |line: &str| document(line)["plan"]["train"].clone();
+    assert_eq!(plan("train gpt2 --qlora")["checkpointing"], "full");
+    assert_eq!(plan("train gpt2 --qlora --framework hf-trainer")["checkpointing"], "full");
+    assert_eq!(plan("train gpt2 --qlora --gradient-checkpointing off")["checkpointing"], "off");
+    assert_eq!(plan("train gpt2 --lora")["checkpointing"], "off");
+    assert_eq!(plan("train gpt2 --qlora --framework axolotl")["checkpointing"], "off");
+    let answer = document("train gpt2 --qlora");
+    assert!(notes(&answer).contains("prepare_model_for_kbit_training"));
+    // The overview says the same as the command.
+    let overview = document("meta-llama/Meta-Llama-3-8B --dtype bf16 --lora-rank 8 --gpu H200");
+    let command = document("train llama3-8b --qlora --gpu H200 --no-suggestions");
+    assert_eq!(overview["rows"][0]["qlora"], command["totals"]["process"]);
+}
+
+#[test]
+fn experts_that_stay_whole_are_named() {
+    let answer = document("train Qwen/Qwen3-30B-A3B --qlora --lora-target-modules q_proj,v_proj --seq-len 64");
+    let notes = notes(&answer);
+    assert!(notes.contains("experts") && notes.contains("GiB in fp32"), "{notes}");
+}
+
+#[test]
+fn several_cards_of_a_trainer_are_ddp() {
+    let engine = |line: &str| document(line)["plan"]["train"]["parallel"]["engine"].clone();
+    for framework in ["hf-trainer", "axolotl"] {
+        let line = format!("train gpt2 --seq-len 64 --gpus 4 --framework {framework}");
+        assert!(engine(&line)["ddp"].is_object(), "{framework}");
+    }
+    assert!(engine("train gpt2 --seq-len 64 --gpus 4 --framework hf-trainer --engine fsdp2")["fsdp2"].is_object());
+    assert!(engine("train gpt2 --seq-len 64 --gpus 4 --framework hf-trainer --zero 2")["deepspeed"].is_object());
+    assert!(engine("train gpt2 --seq-len 64 --gpus 4")["fsdp2"].is_object());
+    assert!(document("train gpt2 --seq-len 64 --gpus 1")["plan"]["train"]["parallel"].is_null());
+}
+
+#[test]
+fn cards_without_bf16_run_in_fp16() {
+    for card in ["T4", "V100"] {
+        let answer = document(&format!("train gpt2 --seq-len 64 --gpu {card}"));
+        assert_eq!(answer["plan"]["train"]["weights"], "fp16", "{card}");
+        assert!(notes(&answer).contains("bf16"), "{card}");
+        let asked = document(&format!("train gpt2 --seq-len 64 --gpu {card} --precision bf16"));
+        assert_eq!(asked["plan"]["train"]["weights"], "bf16", "{card}");
+        assert!(notes(&asked).contains("bf16"), "{card}");
+    }
+    let quantised = document("train gpt2 --seq-len 64 --gpu T4 --qlora");
+    assert_eq!(quantised["plan"]["train"]["quantization"]["compute"], "fp16");
+    assert_eq!(document("train gpt2 --seq-len 64 --gpu A100-80GB")["plan"]["train"]["weights"], "bf16");
+}
+
+/// As many samples a step as before, and what is promised is promised for all of the change.
+#[test]
+fn a_smaller_batch_keeps_the_samples_of_a_step() {
+    let answer = document("train microsoft/phi-2 --batch-size 16 --gpu A100-80GB");
+    let suggestions = answer["suggestions"].as_array().unwrap();
+    let smaller = suggestions.iter().find(|suggestion| suggestion["cost"] == "batch").expect("a smaller batch");
+    let changes = &smaller["changes"];
+    let (samples, micro) = (&changes["batch"]["batch_size"], &changes["gradient_accumulation"]);
+    assert_eq!(samples.as_u64().unwrap() * micro.as_u64().unwrap(), 16);
+    let line = format!("train microsoft/phi-2 --gpu A100-80GB --batch-size {samples} --gradient-accumulation {micro}");
+    assert_eq!(document(&line)["totals"], smaller["totals"]);
+}
+
+#[test]
+fn a_card_that_is_too_small_is_not_called_full() {
+    let output = run("train microsoft/phi-2 --batch-size 6 --gradient-accumulation 3 --gpu A100-80GB --no-suggestions");
+    let page = String::from_utf8(output.stdout).unwrap();
+    assert!(page.contains("does not fit") && !page.contains(" 1.0 A100-80GB"), "{page}");
+}
+
+#[test]
+fn errors_of_yaml_are_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.yaml");
+    std::fs::write(&path, "model: gpt2\n batch: [\n").unwrap();
+    let error = refused(&format!("train gpt2 --plan {}", path.display()));
+    assert!(error.contains("line 2") && !error.contains("-->") && !error.contains("<input>"), "{error}");
+}
+
+/// Every built-in model has an overview.
+#[test]
+fn every_model_has_an_overview() {
+    let models = document("list models");
+    for row in models["rows"].as_array().unwrap() {
+        let id = row["id"].as_str().unwrap();
+        let overview = document(&format!("{id} --dtype bf16 --sequence-length 64 --gpu H200"));
+        let row = &overview["rows"][0];
+        assert!(row["inference"].as_u64().is_some() && row["training"].as_u64().is_some(), "{id}: {row}");
+    }
+}

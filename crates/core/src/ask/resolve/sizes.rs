@@ -1,0 +1,124 @@
+//! Samples within what a model can take: those that nobody gave a size are cut, others are refused.
+
+use serde_json::json;
+
+use super::{Draft, limits};
+use crate::model::{Inputs, Model, Task};
+use crate::plan::{Fault, InferPlan, TrainPlan};
+
+/// Samples of a training run.
+pub(super) fn training(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPlan, name: &str) {
+    let limits = limits(model);
+    if let Some(most) = limits.tokens.filter(|most| *most < plan.batch.seq_len) {
+        let asked = plan.batch.seq_len;
+        if draft.states("batch.seq_len") {
+            let fault = Fault::new("batch.seq_len", format!("{name} has {most} positions, not {asked}"));
+            draft.faults.add(fault.or_set("batch.seq_len", most));
+        } else {
+            plan.batch.seq_len = most;
+            draft.derived.push(("batch.seq_len".into(), "as many positions as the model has".into()));
+            draft.notes.push(format!("the model has {most} positions: samples are {most} tokens long"));
+        }
+    }
+    let asked = plan.batch.target_len.unwrap_or(plan.batch.seq_len);
+    let Some(most) = limits.targets.filter(|most| *most < asked) else { return };
+    if draft.states("batch.target_len") {
+        let fault = Fault::new("batch.target_len", format!("the decoder of {name} has {most} positions, not {asked}"));
+        return draft.faults.add(fault.or_set("batch.target_len", most));
+    }
+    plan.batch.target_len = Some(most);
+    draft.derived.push(("batch.target_len".into(), "as many positions as the decoder has".into()));
+    draft.notes.push(format!("the decoder has {most} positions: its samples are {most} tokens long"));
+}
+
+/// Prompt and new tokens.
+pub(super) fn generation(model: &Model, draft: &mut Draft<'_>, plan: &mut InferPlan, name: &str) {
+    if !model.task().generates() && plan.new_tokens > 0 && !draft.states("new_tokens") {
+        plan.new_tokens = 0;
+        draft.derived.push(("new_tokens".into(), "the model does not generate".into()));
+        draft.notes.push(format!("{name} does not generate: one forward pass over the batch"));
+    }
+    let limits = limits(model);
+    if model.task().encodes() {
+        return beside_encoder(draft, plan, name, limits);
+    }
+    let Some(most) = limits.tokens else { return };
+    let tokens = plan.batch.seq_len.saturating_add(plan.new_tokens);
+    if tokens <= most {
+        return;
+    }
+    let (prompt, new) = (draft.states("batch.seq_len"), draft.states("new_tokens"));
+    let room = |taken: u64| most.saturating_sub(taken);
+    if !prompt && room(plan.new_tokens) > 0 {
+        plan.batch.seq_len = room(plan.new_tokens);
+        draft.derived.push(("batch.seq_len".into(), "what the model's positions leave".into()));
+    } else if !new && room(plan.batch.seq_len) > 0 {
+        plan.new_tokens = room(plan.batch.seq_len);
+        draft.derived.push(("new_tokens".into(), "what the model's positions leave".into()));
+    } else {
+        let (path, left) = if room(plan.new_tokens) > 0 {
+            ("batch.seq_len", room(plan.new_tokens))
+        } else {
+            ("new_tokens", room(plan.batch.seq_len))
+        };
+        let what = format!("{name} has {most} positions, and {tokens} tokens need as many");
+        let fault = Fault::new(path, what);
+        return draft.faults.add(if left > 0 {
+            fault.or_set(path, json!(left))
+        } else {
+            fault.or("ask for fewer tokens")
+        });
+    }
+    draft.notes.push(format!("the model has {most} positions: {} + {} tokens", plan.batch.seq_len, plan.new_tokens));
+}
+
+/// A decoder beside an encoder counts its own tokens.
+fn beside_encoder(draft: &mut Draft<'_>, plan: &mut InferPlan, name: &str, limits: Limits) {
+    for (path, most, whose) in [("batch.seq_len", limits.tokens, "encoder"), ("new_tokens", limits.targets, "decoder")]
+    {
+        let size = if path == "new_tokens" { &mut plan.new_tokens } else { &mut plan.batch.seq_len };
+        let Some(most) = most.filter(|most| *most < *size) else { continue };
+        if draft.states(path) {
+            let what = format!("the {whose} of {name} has {most} positions, not {size}");
+            draft.faults.add(Fault::new(path, what).or_set(path, most));
+            continue;
+        }
+        *size = most;
+        draft.derived.push((path.into(), "as many positions as the model has".into()));
+        draft.notes.push(format!("the {whose} has {most} positions: {most} tokens"));
+    }
+}
+
+/// How many tokens a model has positions for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Limits {
+    /// Of a sample, by its smallest table of learned positions.
+    pub tokens: Option<u64>,
+    /// Of a decoder beside an encoder.
+    pub targets: Option<u64>,
+}
+
+/// Images and sound stand among the tokens; says which sizes the forward pass does not look at.
+pub(super) fn media(model: &Model, draft: &mut Draft<'_>, inputs: Inputs, name: &str) {
+    let given = ["images", "audio_frames", "target_len"].iter().any(|size| draft.states(&format!("batch.{size}")));
+    // Text models look at their tokens; to build a program only to see that would double the time of an answer.
+    let plain = matches!(
+        model.task(),
+        Task::CausalLm | Task::MaskedLm | Task::Seq2SeqLm | Task::SequenceClassification | Task::PreTraining
+    );
+    if !draft.faults.is_empty() || (plain && !given) {
+        return;
+    }
+    let Ok(program) = model.program(inputs.clone()) else { return };
+    if let Some([media, tokens]) = program.crowded {
+        let each = media.div_ceil(inputs.batch.max(1));
+        let what = format!("images fill {media} tokens, and the batch has {tokens}");
+        let path = if inputs.images.is_some() { "batch.images" } else { "batch.seq_len" };
+        return draft.faults.add(Fault::new(path, what).or_set("batch.seq_len", each).or("give fewer images"));
+    }
+    for unused in model.unused_inputs(&inputs).unwrap_or_default() {
+        if draft.states(&format!("batch.{unused}")) {
+            draft.notes.push(format!("{unused}: {name} does not take it, so it changes nothing"));
+        }
+    }
+}
