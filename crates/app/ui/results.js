@@ -4,7 +4,7 @@
 import { stackedBar } from './charts/bar.js';
 import { Timeline } from './charts/timeline.js';
 import { byId, h, refill, typed } from './dom.js';
-import { gib, percent, phaseName, short } from './format.js';
+import { confidence, gib, percent, phaseName, short } from './format.js';
 import { origin } from './origin.js';
 import { pooledLine, refusedCard, servedCards } from './serving.js';
 import { alive, breakdown, cards, lenses, level, ranks } from './tables.js';
@@ -43,7 +43,8 @@ export class Results {
     const { totals } = report;
     const [budget] = report.budgets ?? [];
     const own = ownVerdict(report);
-    const [name, sign] = level(own);
+    const guessed = report.confidence.level === 'guess';
+    const [name, sign] = guessed ? ['tight', '?'] : level(own);
     const left = own.fits ? `${gib(own.headroom)} GiB left` : `${gib(totals.process - own.memory)} GiB too much`;
     refill(
       byId('headline'),
@@ -99,6 +100,7 @@ export class Results {
           ),
         ),
       ),
+      h('p', { class: 'help', id: 'confidence' }, `confidence: ${confidence(report.confidence)}`),
     );
     refill(
       byId('card-bar'),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use vramcast_core::ask::{Answer as Answered, Kept, Wanted};
-use vramcast_core::report::Report;
+use vramcast_core::report::{Level, Report};
 
 use super::Answer;
 use super::context::{Context, Format};
@@ -25,6 +25,9 @@ pub(super) struct OutputArguments {
     /// End with 1 when less than this stays free: 10% or 8GiB.
     #[arg(long, value_name = "SIZE")]
     pub(super) fail_under_headroom: Option<String>,
+    /// End with 2 unless the answer is at least this sure: measured (recorded runs of such a model and plan) or sources.
+    #[arg(long, value_name = "LEVEL", value_parser = level)]
+    pub(super) require: Option<Level>,
     /// Do not look for changes that would make it fit.
     #[arg(long)]
     pub(super) no_suggestions: bool,
@@ -37,6 +40,11 @@ pub(super) struct OutputArguments {
     /// Write the timeline as SVG.
     #[arg(long, value_name = "FILE")]
     pub(super) svg: Option<PathBuf>,
+}
+
+fn level(text: &str) -> Result<Level, String> {
+    let known = Level::NAMES.iter().find(|(name, _)| *name == text);
+    known.map(|(_, level)| *level).ok_or_else(|| "one of measured, sources, guess".into())
 }
 
 /// What is known of the machine.
@@ -61,7 +69,7 @@ impl OutputArguments {
     /// What the answer must hold.
     pub(super) fn wanted(&self) -> Result<Wanted, Failure> {
         let kept = self.fail_under_headroom.as_deref().map_or(Ok(Kept::Nothing), kept)?;
-        Ok(Wanted { kept, suggestions: !self.no_suggestions, all_cards: self.all_gpus })
+        Ok(Wanted { kept, suggestions: !self.no_suggestions, all_cards: self.all_gpus, require: self.require })
     }
 
     /// Those that only a full report shows, where they were given.
@@ -69,6 +77,7 @@ impl OutputArguments {
         [
             ("--all-gpus", self.all_gpus),
             ("--fail-under-headroom", self.fail_under_headroom.is_some()),
+            ("--require", self.require.is_some()),
             ("--no-suggestions", self.no_suggestions),
             ("--explain", self.explain),
             ("--timeline", self.timeline),

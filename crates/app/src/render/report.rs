@@ -22,6 +22,7 @@ pub fn page(report: &Report, suggestions: &[Suggestion]) -> Page {
         totals.row(vec![level.into(), gib(bytes), bytes.to_string()]);
     }
     page.table("Totals", totals);
+    page.add(Block::Text(format!("confidence: {}", train::confidence(&report.confidence))));
     page.add(Block::Heading(format!("At the peak ({})", train::phase_name(&report.peak_phase))));
     page.add(Block::Bars(report.breakdown.iter().map(|part| (part.name.to_string(), part.bytes)).collect()));
     if let Some(whole) = &report.run {
@@ -43,8 +44,15 @@ pub fn page(report: &Report, suggestions: &[Suggestion]) -> Page {
     }
     page.table("Cards", cards);
     if let [verdict] = report.verdicts.as_slice() {
-        let text = if verdict.fits { "fits" } else { "does not fit" };
-        page.add(Block::Verdict(Level::of(verdict.utilization), format!("{text} {}", verdict.gpu)));
+        let guessed = report.confidence.level == vramcast_core::report::Level::Guess;
+        let text = match (verdict.fits, guessed) {
+            (true, true) => "may fit, by a guess:",
+            (false, true) => "may not fit, by a guess:",
+            (true, false) => "fits",
+            (false, false) => "does not fit",
+        };
+        let level = if guessed { Level::Tight } else { Level::of(verdict.utilization) };
+        page.add(Block::Verdict(level, format!("{text} {}", verdict.gpu)));
     }
     if !suggestions.is_empty() {
         page.table("What would fit", suggested(suggestions));

@@ -4,7 +4,7 @@ use vramcast_core::plan::{
     AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, Selective,
     ServePlan, TrainPlan,
 };
-use vramcast_core::report::{Report, Totals, Verdict};
+use vramcast_core::report::{Confidence, Level, Report, Totals, Verdict};
 use vramcast_core::units::show_count;
 
 use super::table::Table;
@@ -193,7 +193,32 @@ mod erased {
 }
 
 fn totals(report: &Report) -> String {
-    levels(&report.totals)
+    let sure = wrap(&format!("confidence: {}", confidence(&report.confidence)), width());
+    match report.confidence.level {
+        // A guess has no digits behind the point.
+        Level::Guess => {
+            let [allocated, reserved, process] =
+                [report.totals.allocated, report.totals.reserved, report.totals.process]
+                    .map(|bytes| format!("{:.0}", bytes as f64 / f64::from(1 << 30)));
+            format!(
+                "peak, a guess: about {process} GiB process, {reserved} reserved, {allocated} allocated\n{sure}\n\n"
+            )
+        }
+        _ => format!("{}{sure}\n\n", levels(&report.totals).trim_end_matches('\n').to_owned() + "\n"),
+    }
+}
+
+/// How far an answer can be trusted, in words.
+pub fn confidence(confidence: &Confidence) -> String {
+    match (confidence.level, confidence.band) {
+        (Level::Guess, _) => "a guess; the type of the model is not known".to_owned(),
+        (Level::Measured, Some(band)) => format!(
+            "measured, {} runs of this family; 19 in 20 like it within {} % allocated, {} % reserved",
+            confidence.runs, band.allocated, band.reserved
+        ),
+        // What of it was not measured stands among the notes.
+        _ => "from sources".to_owned(),
+    }
 }
 
 /// The answer at its three levels.

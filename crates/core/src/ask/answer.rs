@@ -17,7 +17,7 @@ use crate::plan::{
     TrainPlan,
 };
 use crate::report::verdict::judge;
-use crate::report::{self, Report, RequestFacts, Spread, Totals, Verdict};
+use crate::report::{self, Level, Report, RequestFacts, Spread, Totals, Verdict};
 use crate::serving;
 use crate::units::Bytes;
 
@@ -30,6 +30,8 @@ pub struct Wanted {
     pub suggestions: bool,
     /// Whether to judge every known card instead of the plan's own.
     pub all_cards: bool,
+    /// How far the answer must be trusted, or it is none.
+    pub require: Option<Level>,
 }
 
 /// What must stay free on a card.
@@ -98,6 +100,12 @@ pub fn answer(
         Some(RequestFacts { framework: request.framework.clone(), settings: request.stated.clone() });
     answer.report.provenance = origins;
     answer.report.notes.extend(notes);
+    let confidence = &answer.report.confidence;
+    if let Some(wanted) = wanted.require.filter(|wanted| confidence.level < *wanted) {
+        let [is, wanted] = [confidence.level, wanted].map(Level::name);
+        let what = format!("the answer is {is}, not {wanted}: nobody measured {}", confidence.missing.join(", "));
+        return Err(vec![Fault::new("", what)]);
+    }
     Ok(answer)
 }
 

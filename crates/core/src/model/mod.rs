@@ -53,6 +53,7 @@ pub struct Model {
     family: &'static Family,
     task: Task,
     notes: Vec<String>,
+    assumed: bool,
 }
 
 impl Model {
@@ -82,16 +83,21 @@ impl Model {
             }
             let name = view.model_type();
             let notes = assumption.map(|_| format!("model_type {name} is known, so nothing is assumed of it"));
-            return Ok(Self { family, task, notes: notes.into_iter().collect(), config });
+            return Ok(Self { family, task, notes: notes.into_iter().collect(), config, assumed: false });
         }
         let object = config.as_object().cloned().unwrap_or_default();
         match assumption {
             None => Err(assumed::refusal(&object)),
             Some(Assumption::Decoder) => {
                 let (config, family, notes) = assumed::decoder(&object)?;
-                Ok(Self { notes, family, ..Self::new(config, auto_class)? })
+                Ok(Self { notes, family, assumed: true, ..Self::new(config, auto_class)? })
             }
         }
+    }
+
+    /// Whether its type is not known and it was taken for something else: all about it is a guess.
+    pub fn is_assumed(&self) -> bool {
+        self.assumed
     }
 
     /// The same model with another config of its family.

@@ -65,6 +65,13 @@ impl TrainPlan {
             _ => {}
         }
         add(self.parallel.as_ref().is_some_and(Parallel::runs_mics), "MiCS");
+        add(self.job.lengths.is_some(), "batches of many lengths");
+        add(self.job.evaluation.is_some(), "evaluation between steps");
+        add(self.job.evaluation.as_ref().is_some_and(|how| how.metrics), "predictions kept for metrics");
+        add(self.job.empty_cache_steps.is_some(), "empty_cache between passes");
+        add(self.job.from_pretrained, "loading from a checkpoint");
+        add(self.job.merge, "merging an adapter");
+        add(self.job.memory_limit.is_some(), "a limit on memory");
         if self.model_code != ModelCode::Transformers {
             names.push(format!("{} model code", spelled(self.model_code)));
         }

@@ -3,6 +3,7 @@
 //! | module | what is in it |
 //! |---|---|
 //! | [`alive`] | what is alive at the peak, by component, by module, and the largest things |
+//! | [`confidence`] | how far an answer can be trusted |
 //! | [`coverage`] | what recorded runs vouch for |
 //! | [`job`] | all cards of a run on several, and the host's memory |
 //! | [`run`] | a run of many steps: which part decides, what the allocator had to do |
@@ -11,6 +12,7 @@
 //! | [`verdict`] | which cards hold it |
 
 pub mod alive;
+pub mod confidence;
 pub mod coverage;
 pub mod job;
 pub mod run;
@@ -28,6 +30,7 @@ use crate::plan::{Origin, RunPlan};
 use crate::serving::Budget;
 
 pub use alive::{Component, LargeTensor, ModuleShare, Term};
+pub use confidence::{Band, Confidence, Level};
 pub use job::Job;
 pub use run::{Run, Spread};
 pub use serving::Buffered;
@@ -51,6 +54,8 @@ pub struct Report {
     pub plan: RunPlan,
     /// The answer at its three levels.
     pub totals: Totals,
+    /// How far it can be trusted.
+    pub confidence: Confidence,
     /// The process total taken apart: components at the peak, then slack, fragmentation and what is outside torch. Adds
     /// up to `totals.process` exactly.
     pub breakdown: Vec<Component>,
@@ -140,7 +145,10 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
     let alive = alive::at_peak(&simulation.log, &simulation.replay);
     let mut notes = model.notes().to_vec();
     notes.extend(plan.notes());
-    notes.extend(coverage::note(model.config()["model_type"].as_str().unwrap_or_default(), &plan));
+    let confidence = confidence::of(model, &plan);
+    if confidence.level == Level::Sources {
+        notes.push(format!("not yet measured: {}", confidence.missing.join(", ")));
+    }
     if simulation.log.host.peak > 0 {
         let gib = crate::units::Bytes(simulation.log.host.peak).gib();
         notes.push(format!("saved tensors take up to {gib:.2} GiB of pinned host memory"));
@@ -162,6 +170,7 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
         run: Run::of(&plan, simulation),
         plan,
         totals,
+        confidence,
         budgets: Vec::new(),
         buffers: Vec::new(),
         breakdown: alive::breakdown(simulation, &alive, totals),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Component, Job, ModelFacts, Report, SCHEMA, Totals, Verdict};
+use super::{Component, Job, ModelFacts, Report, SCHEMA, Totals, Verdict, confidence};
 use crate::memory::log::HostPart;
 use crate::memory::simulation::Rank;
 use crate::model::Model;
@@ -38,6 +38,7 @@ pub fn summarize(name: &str, model: &Model, plan: &ServePlan, served: &Served) -
             adapter: None,
         },
         request: None,
+        confidence: confidence::of(model, &RunPlan::Serve(Box::new(plan.clone()))),
         plan: RunPlan::Serve(Box::new(plan.clone())),
         totals: Totals { allocated: 0, reserved: 0, process: 0 },
         breakdown: Vec::new(),

@@ -6,7 +6,7 @@ use vramcast_core::plan::RunPlan;
 use vramcast_core::report::coverage::Coverage;
 use vramcast_core::verify::external::simumax;
 use vramcast_core::verify::kinds::{self, Outcome, Set, Truth};
-use vramcast_core::verify::{ledger, summary};
+use vramcast_core::verify::{jobs, ledger, summary};
 
 /// A path from the root of the repository.
 pub(crate) fn path(name: &str) -> PathBuf {
@@ -48,24 +48,28 @@ impl Recorded {
 
     /// Families and features that runs vouch for, whose prediction is close.
     pub(crate) fn coverage(&self) -> Coverage {
-        let mut coverage = Coverage::default();
-        let ledgers = self.sets.iter().filter(|set| set.kind == "ledger").flat_map(|set| &set.rows);
-        let runs = self.rows.iter().filter(|(kind, _)| *kind == "ledger").map(|(_, row)| row);
-        for (score, row) in ledgers.zip(runs) {
+        const RUNS: [&str; 2] = ["ledger", "jobs"];
+        let scores = self.sets.iter().filter(|set| RUNS.contains(&set.kind)).flat_map(|set| &set.rows);
+        let runs = self.rows.iter().filter(|(kind, _)| RUNS.contains(kind));
+        let recorded = scores.zip(runs).filter_map(|(score, (kind, row))| {
             assert_eq!(row["id"].as_str(), Some(score.id.as_str()));
-            if let (Outcome::Good, Ok(plan)) = (&score.outcome, ledger::run_plan(row)) {
-                coverage.add(row["config"]["model_type"].as_str().unwrap_or_default(), &plan);
-            }
-        }
+            let plan = match *kind {
+                "jobs" => jobs::plan(row).map(|plan| RunPlan::Train(Box::new(plan))),
+                _ => ledger::run_plan(row),
+            };
+            let (Outcome::Good, Ok(plan)) = (&score.outcome, plan) else { return None };
+            let errors = [score.levels[0].error(), score.levels[1].error()];
+            Some((row["config"]["model_type"].as_str().unwrap_or_default().to_owned(), plan, errors))
+        });
         // Megatron's published runs: exact counters of every rank.
         let ranks = self.rows.iter().filter(|(_, row)| row["measured_by_rank"].is_object());
-        for (_, row) in ranks.filter(|(_, row)| !row["memory_reused_from_case"].is_string()) {
-            if let Ok((model, plan)) = simumax::plan(row, "B200") {
-                let model_type = model.config()["model_type"].as_str().unwrap_or_default().to_owned();
-                coverage.add(&model_type, &RunPlan::Train(Box::new(plan)));
-            }
-        }
-        coverage
+        let ranks = ranks.filter(|(_, row)| !row["memory_reused_from_case"].is_string()).filter_map(|(_, row)| {
+            let (model, plan) = simumax::plan(row, "B200").ok()?;
+            let model_type = model.config()["model_type"].as_str().unwrap_or_default().to_owned();
+            Some((model_type, RunPlan::Train(Box::new(plan)), [None, None]))
+        });
+        let all: Vec<_> = recorded.chain(ranks).collect();
+        Coverage::of_runs(all.iter().map(|(model_type, plan, errors)| (model_type.as_str(), plan.clone(), *errors)))
     }
 
     /// The page with its tables as they are now; what people wrote stays.
