@@ -57,7 +57,7 @@ impl Question {
         }
         self.subject.assume =
             self.asked.assumed().map_err(|fault| Failure::faults(vec![fault], self.asked.runner()))?;
-        let found = self.subject.find(reach, false)?;
+        let found = self.subject.find(reach, false).map_err(|failure| failure.for_runner(self.asked.runner()))?;
         let fault = |faults| Failure::faults(faults, vramcast_core::ask::Runner::OneCard);
         if let Some(config) = &self.adapter {
             let content = Content::of_adapter(config).map_err(fault)?;
