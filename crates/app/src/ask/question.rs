@@ -9,6 +9,7 @@ use vramcast_core::plan::{Gpus, InferPlan, RunPlan, TrainPlan};
 
 use super::card::{Card, Machine};
 use super::found::{Found, Reach, Subject};
+use super::work;
 use crate::detect;
 use crate::failure::{Failure, Place};
 use crate::settings::Settings;
@@ -156,6 +157,7 @@ impl Prepared {
 
     /// The answer.
     pub(crate) fn answer(&self, wanted: Wanted) -> Result<Answer, Failure> {
+        work::foresee(self.model()?, &self.request)?;
         let answered = self.around(false, |model, around| ask::answer(model, &self.request, around, wanted))?;
         let mut answer = answered.map_err(|faults| self.failed(faults))?;
         let (gpu, now) = (answer.report.plan.gpu().clone(), answer.report.totals.process);
