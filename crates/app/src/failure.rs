@@ -77,6 +77,14 @@ impl Failure {
         Self { what: What::Faults(faults, runner, None), exit: Exit::BadInput, place: None }
     }
 
+    /// The same for somebody else who runs: settings may stand elsewhere for him.
+    pub fn for_runner(mut self, other: Runner) -> Self {
+        if let What::Faults(_, runner, _) = &mut self.what {
+            *runner = other;
+        }
+        self
+    }
+
     /// In a file.
     pub fn within(mut self, file: &str) -> Self {
         match &mut self.what {

@@ -12,6 +12,7 @@ use vramcast_core::plan::{Gpus, InferPlan, RunPlan, TrainPlan};
 use super::card::{Card, Machine};
 use super::files;
 use super::found::{Found, Reach, Subject};
+use super::work;
 use crate::detect;
 use crate::failure::{Failure, Place};
 use crate::settings::Settings;
@@ -78,7 +79,7 @@ impl Question {
         }
         self.subject.assume =
             self.asked.assumed().map_err(|fault| Failure::faults(vec![fault], self.asked.runner()))?;
-        let found = self.subject.find(reach, false)?;
+        let found = self.subject.find(reach, false).map_err(|failure| failure.for_runner(self.asked.runner()))?;
         let fault = |faults| Failure::faults(faults, vramcast_core::ask::Runner::OneCard);
         if let Some(config) = &self.adapter {
             let content = Content::of_adapter(config).map_err(fault)?;
@@ -177,6 +178,7 @@ impl Prepared {
 
     /// The answer.
     pub(crate) fn answer(&self, wanted: Wanted) -> Result<Answer, Failure> {
+        work::foresee(self.model()?, &self.request)?;
         let answered = self.around(false, |model, around| ask::answer(model, &self.request, around, wanted))?;
         let mut answer = answered.map_err(|faults| self.failed(faults))?;
         let (gpu, now) = (answer.report.plan.gpu().clone(), answer.report.totals.process);

@@ -1,30 +1,74 @@
-//! How much one answer may take of this machine.
+//! How much one answer may take of this machine: foreseen before it begins where that can be, else stopped.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use serde_json::Value;
+use vramcast_core::ask::{Request, Task, tree};
+use vramcast_core::model::{Inputs, Model, Step};
+use vramcast_core::plan::{InferPlan, TrainPlan};
 use vramcast_core::work::{self, Stopped};
 
 use crate::failure::Failure;
 
-/// Million operations, parameters and tensors that one simulation may record where nobody says: several times what the
-/// largest models take, and less than a gibibyte of this machine.
-pub(crate) const MILLIONS: u64 = 2;
+/// Million operations, parameters and tensors that one simulation may record where nobody says.
+pub(crate) const MILLIONS: u64 = 10;
+/// What a simulation records for each operation of a forward pass, measured on RWKV: itself, its tensors, its backward.
+const PER_OPERATION: u64 = 3;
+/// Tokens of a sample where nobody says.
+const USUAL_TOKENS: u64 = 2048;
+/// Lengths at which operations are counted.
+const SHORT: [u64; 2] = [64, 128];
+
+thread_local! {
+    static MOST: Cell<u64> = const { Cell::new(MILLIONS) };
+}
 
 /// Does some work, each simulation of which may record so many million things; 0 is no limit.
 pub(crate) fn within<T>(millions: u64, answer: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    MOST.set(millions);
     if millions == 0 {
         return answer();
     }
     let most = millions.saturating_mul(1_000_000).min(u64::MAX - 1);
     work::bounded(most, Arc::new(AtomicBool::new(false)), answer).unwrap_or_else(|stopped| match stopped {
-        Stopped::TooLarge | Stopped::Unwanted => Err(Failure::bad_input(format!(
-            "too large to simulate: more than {millions} million operations, or a tensor of an exbibyte"
-        ))
-        .hint(format!(
-            "fewer tokens, layers, experts or micro-batches, or --work-limit {}: each million takes about half a \
-             gibibyte of this machine and a second or two; 0 lifts the limit",
-            millions.saturating_mul(8)
-        ))),
+        Stopped::TooLarge | Stopped::Unwanted => Err(too_large(
+            format!("more than {millions} million operations, or a tensor of an exbibyte"),
+            millions.saturating_mul(8),
+        )),
     })
+}
+
+/// Refuses a request on a model that computes token by token and would record too much: before it begins, in a moment.
+pub(crate) fn foresee(model: &Model, request: &Request) -> Result<(), Failure> {
+    let most = MOST.get();
+    let tokens = tree::get(&request.stated, "batch.seq_len").and_then(Value::as_u64).unwrap_or(USUAL_TOKENS);
+    if most == 0 || tokens <= SHORT[1] || request.runner.serves() {
+        return Ok(());
+    }
+    let inputs = match request.task {
+        Task::Train => TrainPlan::default().batch.training_inputs(),
+        Task::Infer => InferPlan::default().inputs(tokens, 0),
+    };
+    // Faults of a model are somebody else's to say.
+    let count = |seq: u64| {
+        let program = model.program(Inputs { seq, ..inputs.clone() }).ok()?;
+        Some(program.steps.iter().filter(|step| matches!(step, Step::Run { .. })).count() as u64)
+    };
+    let [Some(less), Some(more)] = SHORT.map(count) else { return Ok(()) };
+    let per_token = more.saturating_sub(less) / (SHORT[1] - SHORT[0]);
+    let needed = per_token.saturating_mul(tokens).saturating_mul(PER_OPERATION).div_ceil(1_000_000);
+    if needed <= most {
+        return Ok(());
+    }
+    let said = format!("this model computes token by token, {tokens} of them in about {needed} million operations");
+    Err(too_large(said, needed.saturating_mul(2)))
+}
+
+fn too_large(why: String, enough: u64) -> Failure {
+    Failure::bad_input(format!("too large to simulate: {why}")).hint(format!(
+        "fewer tokens, layers, experts or micro-batches, or --work-limit {enough}: each million takes about a third of \
+         a gibibyte of this machine and a second or two; 0 lifts the limit"
+    ))
 }

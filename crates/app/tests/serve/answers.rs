@@ -96,6 +96,31 @@ fn a_pasted_config_is_a_model() {
 }
 
 #[test]
+fn an_unknown_type_is_refused_until_something_is_assumed() {
+    let server = Server::start(&[]);
+    let config = json!({"model_type": "brand_new", "hidden_size": 64, "num_attention_heads": 4,
+        "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 100});
+    let asked = |rest: Value| {
+        let mut body = json!({"config": config});
+        rest.as_object().unwrap().iter().for_each(|(key, value)| body[key] = value.clone());
+        body
+    };
+    let vllm = json!({"engine": "vllm"});
+    for (path, rest) in [("/train", json!({})), ("/infer", json!({})), ("/infer", vllm), ("/inspect", json!({}))] {
+        let problem = server.post(path, &asked(rest)).problem();
+        assert_eq!(problem, (422, Some("/config/model_type".into())), "{path}");
+    }
+    let plan = json!({"plan": {"assume": "decoder"}});
+    let options = json!({"engine": "vllm", "engine_options": {"assume": "decoder"}});
+    for (path, rest) in [("/train", plan.clone()), ("/infer", plan), ("/infer", options)] {
+        let answer = server.post(path, &asked(rest)).document();
+        assert_eq!(answer["model"]["family"], "assumed decoder", "{path}");
+        assert!(answer["notes"].to_string().contains("brand_new is not known"), "{path}");
+    }
+    assert!(server.post("/inspect", &asked(json!({"assume": "decoder"}))).document()["notes"][0].is_string());
+}
+
+#[test]
 fn problems_name_the_field() {
     let server = Server::start(&[]);
     let refused = |path: &str, body: Value| server.post(path, &body).problem();
