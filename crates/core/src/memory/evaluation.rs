@@ -89,7 +89,7 @@ fn sizes(ready: &Ready, how: &Evaluation) -> Vec<Sizes> {
     let every = how.rows.div_ceil(how.batch_size.max(1));
     let job = Job { order: crate::plan::job::Order::Sequential, steps: Some(every as u32), ..plan.job.clone() };
     let mut found = job.batches(&batch, 1);
-    if let Some(last) = found.last_mut().filter(|_| how.rows % how.batch_size.max(1) > 0) {
+    if let Some(last) = found.last_mut().filter(|_| !how.rows.is_multiple_of(how.batch_size.max(1))) {
         let samples = how.rows % how.batch_size;
         *last = Sizes { samples, real: last.real.min(samples * last.longest), ..*last };
     }

@@ -101,7 +101,7 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         "trl" if job["how"] == "sft" && row["arguments"]["packing"] != true => "sft",
         _ => return Err(format!("jobs of kind {kind} are not simulated yet")),
     };
-    for key in ["compile", "overrides"].into_iter().filter(|key| job[*key] == true || job[*key].is_object()) {
+    if let Some(key) = ["compile", "overrides"].into_iter().find(|key| job[*key] == true || job[*key].is_object()) {
         return Err(format!("{key} is not simulated yet"));
     }
     if kind == "load" {

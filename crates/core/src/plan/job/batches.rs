@@ -68,7 +68,7 @@ impl Job {
             };
             samples.div_ceil(batch.batch_size.max(1)).div_ceil(u64::from(micro.max(1)))
         };
-        self.steps.map_or_else(|| epoch().clamp(1, u64::from(Self::MOST_STEPS)) as u32, |steps| steps)
+        self.steps.unwrap_or_else(|| epoch().clamp(1, u64::from(Self::MOST_STEPS)) as u32)
     }
 
     fn sizes(&self, samples: impl Iterator<Item = u64> + Clone) -> Sizes {
