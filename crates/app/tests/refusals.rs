@@ -213,3 +213,51 @@ fn a_full_disk_is_said() {
         assert!(run.status.code() == Some(2) && said.starts_with("error: "), "{line}: {said}");
     }
 }
+
+/// LLaMA-Factory does not train what reads images unless the file says so; adapters stay out of it.
+#[test]
+fn llama_factory_leaves_the_vision_tower_alone() {
+    let file = |more: &str| {
+        format!(
+            "model_name_or_path: Qwen/Qwen2-VL-2B-Instruct\nstage: sft\nfinetuning_type: full\n\
+             per_device_train_batch_size: 1\ncutoff_len: 512\nbf16: true\n{more}"
+        )
+    };
+    let place = Place::new(&[]);
+    let trained = |more: &str| -> u64 {
+        place.write("lf.yaml", &file(more));
+        let document: Value = serde_json::from_str(&place.answered("train --plan lf.yaml --json")).unwrap();
+        document["model"]["trainable"].as_u64().unwrap()
+    };
+    let usual = trained("");
+    assert_eq!(usual, trained("freeze_vision_tower: true\nfreeze_multi_modal_projector: true\n"));
+    assert!(usual < trained("freeze_vision_tower: false\nfreeze_multi_modal_projector: false\n"));
+    place.write("lf.yaml", &file("freeze_vision_tower: false\n"));
+    assert!(place.refused("train --plan lf.yaml").contains("freeze_multi_modal_projector"));
+    place.write("lf.yaml", &file("image_max_pixels: 589824\n"));
+    assert!(place.refused("train --plan lf.yaml").contains("image_max_pixels"));
+}
+
+/// A page of many simulations of a model that computes token by token ends in time, and says with how many tokens.
+#[test]
+fn pages_of_many_simulations_are_short_where_tokens_are_slow() {
+    let place = Place::new(&[]);
+    let said = place.answered("state-spaces/mamba-130m-hf --dtype bf16");
+    assert!(said.contains("computes token by token"), "{said}");
+    assert!(!place.answered("gpt2 --dtype bf16").contains("token by token"));
+}
+
+/// GaLore by the names that transformers gives it; parameters that an adapter names must be there.
+#[test]
+fn names_of_other_tools_mean_what_they_say() {
+    let adapter = json!({"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"],
+        "target_parameters": ["mlp.nowhere"]});
+    let place = Place::new(&[("adapter_config.json", adapter)]);
+    place.write(
+        "t.yaml",
+        "model_name_or_path: gpt2\noutput_dir: x\noptim: galore_adamw\noptim_target_modules: all-linear\n",
+    );
+    let document: Value = serde_json::from_str(&place.answered("train --plan t.yaml --json")).unwrap();
+    assert_eq!(document["plan"]["train"]["optimizer"]["kind"], "galore-adamw", "{}", document["plan"]);
+    assert!(place.refused("train llama3-8b --adapter adapter_config.json").contains("mlp.nowhere"));
+}

@@ -14,10 +14,10 @@ use crate::failure::Failure;
 
 /// Million operations, parameters and tensors that one simulation may record where nobody says.
 pub(crate) const MILLIONS: u64 = 10;
-/// What a simulation records for each operation of a forward pass, measured on RWKV: itself, its tensors, its backward.
+/// What a simulation records for each operation of a forward pass, roughly, as counted on RWKV: itself, its tensors, its backward.
 const PER_OPERATION: u64 = 3;
 /// Tokens of a sample where nobody says.
-const USUAL_TOKENS: u64 = 2048;
+pub(crate) const USUAL_TOKENS: u64 = 2048;
 /// Lengths at which operations are counted.
 const SHORT: [u64; 2] = [64, 128];
 
@@ -51,19 +51,31 @@ pub(crate) fn foresee(model: &Model, request: &Request) -> Result<(), Failure> {
         Task::Train => TrainPlan::default().batch.training_inputs(),
         Task::Infer => InferPlan::default().inputs(tokens, 0),
     };
-    // Faults of a model are somebody else's to say.
-    let count = |seq: u64| {
-        let program = model.program(Inputs { seq, ..inputs.clone() }).ok()?;
-        Some(program.steps.iter().filter(|step| matches!(step, Step::Run { .. })).count() as u64)
-    };
-    let [Some(less), Some(more)] = SHORT.map(count) else { return Ok(()) };
-    let per_token = more.saturating_sub(less) / (SHORT[1] - SHORT[0]);
-    let needed = per_token.saturating_mul(tokens).saturating_mul(PER_OPERATION).div_ceil(1_000_000);
+    let needed = per_token(model, &inputs).saturating_mul(tokens).saturating_mul(PER_OPERATION).div_ceil(1_000_000);
     if needed <= most {
         return Ok(());
     }
     let said = format!("this model computes token by token, {tokens} of them in about {needed} million operations");
     Err(too_large(said, needed.saturating_mul(2)))
+}
+
+/// Operations that each further token adds: none where a model looks at all of them at once.
+fn per_token(model: &Model, inputs: &Inputs) -> u64 {
+    // Faults of a model are somebody else's to say.
+    let count = |seq: u64| {
+        let program = model.program(Inputs { seq, ..inputs.clone() }).ok()?;
+        Some(program.steps.iter().filter(|step| matches!(step, Step::Run { .. })).count() as u64)
+    };
+    let [Some(less), Some(more)] = SHORT.map(count) else { return 0 };
+    more.saturating_sub(less) / (SHORT[1] - SHORT[0])
+}
+
+/// Tokens of a sample that a page of many simulations takes where nobody says: fewer of a model that computes one by one.
+pub(crate) fn usual_tokens(model: &Model) -> u64 {
+    /// So many operations are simulated in some milliseconds.
+    const QUICK: u64 = 50_000;
+    let each = per_token(model, &TrainPlan::default().batch.training_inputs());
+    QUICK.checked_div(each).map_or(USUAL_TOKENS, |tokens| tokens.clamp(16, USUAL_TOKENS))
 }
 
 fn too_large(why: String, enough: u64) -> Failure {

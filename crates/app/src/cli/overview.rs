@@ -20,6 +20,7 @@ use super::output::MachineArguments;
 use super::overview_detail as detail;
 use super::{Answer, Failure};
 use crate::ask::found::{Found, Reach, Subject};
+use crate::ask::work;
 use crate::exit::Exit;
 use crate::render::inspect::grouped;
 use crate::render::page::{Block, Page};
@@ -41,9 +42,9 @@ pub(super) struct Arguments {
     /// Samples at once.
     #[arg(long, short, value_name = "N", default_value_t = 1, alias = "per-device-batch")]
     batch_size: u64,
-    /// Tokens of a sample.
-    #[arg(long, short, value_name = "N", default_value_t = 2048, alias = "seq-len", alias = "seq-length")]
-    sequence_length: u64,
+    /// Tokens of a sample [default: 2048; fewer of a model that computes them one by one].
+    #[arg(long, short, value_name = "N", alias = "seq-len", alias = "seq-length")]
+    sequence_length: Option<u64>,
     /// Rank of LoRA's adapters.
     #[arg(long, value_name = "R", default_value_t = 64)]
     lora_rank: u64,
@@ -106,9 +107,10 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
                 .hint("`vramcast compare MODEL` shows all formulas"));
         }
     };
-    for (name, value, most) in
-        [("--batch-size", arguments.batch_size, 1 << 20), ("--sequence-length", arguments.sequence_length, 1 << 24)]
-    {
+    for (name, value, most) in [
+        ("--batch-size", arguments.batch_size, 1 << 20),
+        ("--sequence-length", arguments.sequence_length.unwrap_or(1), 1 << 24),
+    ] {
         if !(1..=most).contains(&value) {
             return Err(Failure::bad_input(format!("{name}: {value} is not from 1 to {most}")));
         }
@@ -129,7 +131,8 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         (None, None) => Gpu::h200(),
     };
     let most = positions(model).unwrap_or(u64::MAX).max(1);
-    let seq_len = arguments.sequence_length.min(most);
+    let usual = work::usual_tokens(model);
+    let seq_len = arguments.sequence_length.unwrap_or(usual).min(most);
     let target_len = target_positions(model).filter(|most| *most < seq_len);
     let batch = Batch { batch_size: arguments.batch_size, seq_len, target_len, ..Batch::default() };
     let inventory = model.inventory()?;
@@ -146,6 +149,10 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         refusals: card.map(|card| card.notes).unwrap_or_default(),
         all_linear: false,
     };
+    if arguments.sequence_length.is_none() && seq_len == usual && usual < work::USUAL_TOKENS {
+        let said = format!("the model computes token by token: {usual} tokens here, --sequence-length says otherwise");
+        overview.refusals.push(said);
+    }
     let mut rows = Vec::new();
     for name in types(arguments, context) {
         let format = context.settings.storage_format(&name)?;

@@ -97,6 +97,7 @@ impl<K: Ord> Tape<K> {
         body: impl FnOnce(&mut Torch) -> Result<(), PlanError>,
     ) -> Result<(), PlanError> {
         if let Some(known) = self.known.get(&key).filter(|known| known.makes.len() == self.carried.len()) {
+            crate::work::repeat(known.events.len());
             known.write(&mut torch.log.borrow_mut(), &mut self.carried, step);
             return Ok(());
         }

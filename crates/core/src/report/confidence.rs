@@ -37,7 +37,7 @@ pub struct Confidence {
     /// Recorded runs of the family.
     pub runs: u32,
     /// What of it was never measured.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
     /// The band that errors of recorded runs give, in percent: nineteen in twenty runs of the family, and of each feature, are
     /// within. Of what was measured alone.

@@ -106,7 +106,7 @@ mod tests {
     fn numbers_are_those_of_python_and_torch() {
         // random.Random(0).random(), twice.
         let mut python = Twister::python(0);
-        assert_eq!([python.unit(), python.unit()], [0.844_421_851_525_048_1, 0.757_954_402_940_311_8]);
+        assert_eq!([python.unit(), python.unit()], [0.844_421_851_525_048_1, 0.757_954_402_940_302_5]);
         // torch.manual_seed(42); torch.randperm(10)
         assert_eq!(Twister::torch(42).permutation(10), [2, 6, 1, 8, 4, 5, 0, 9, 3, 7]);
     }
