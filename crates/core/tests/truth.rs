@@ -52,7 +52,7 @@ fn limits_can_fail() {
 /// What reports call measured has a recorded run: `data/measured.json` is what the ledgers show.
 #[test]
 fn what_counts_as_measured_has_a_recorded_run() {
-    assert!(RECORDED.coverage() == Coverage::recorded(), "data/measured.json is not what the ledgers show; {AGAIN}");
+    assert!(RECORDED.coverage() == *Coverage::recorded(), "data/measured.json is not what the ledgers show; {AGAIN}");
 }
 
 /// The page of accuracy shows what `verify` prints.

@@ -117,7 +117,7 @@ fn cards(settings: &Settings) -> Vec<Vec<String>> {
 }
 
 fn optimizers() -> Vec<Vec<String>> {
-    let recorded = Coverage::recorded().train.features;
+    let recorded = &Coverage::recorded().train.features;
     let measured = |kind: OptimizerKind| {
         if recorded.contains_key(&format!("optimizer {}", kind.name())) { "yes" } else { "not yet" }
     };

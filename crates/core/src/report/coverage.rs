@@ -2,6 +2,7 @@
 //! (`data/measured.json`; `cargo run -p vramcast-core --example accuracy` writes it anew).
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -38,8 +39,10 @@ pub struct Runs {
 
 impl Coverage {
     /// The recorded state.
-    pub fn recorded() -> Self {
-        serde_json::from_str(include_str!("../../data/measured.json")).unwrap_or_default()
+    pub fn recorded() -> &'static Self {
+        static RECORDED: LazyLock<Coverage> =
+            LazyLock::new(|| serde_json::from_str(include_str!("../../data/measured.json")).unwrap_or_default());
+        &RECORDED
     }
 
     /// The counts of a plan's kind.

@@ -29,6 +29,10 @@ impl Sizes {
             padded: batch.padded || self.padded(),
             mask: batch.mask || self.padded(),
             real_tokens: self.padded().then_some(self.real),
+            // As many for each sample as the plan's batch has.
+            images: batch.images.map(|[count, height, width]| {
+                [(count.saturating_mul(self.samples) / batch.batch_size.max(1)).max(1), height, width]
+            }),
             ..batch.clone()
         }
     }
