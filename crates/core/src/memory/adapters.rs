@@ -43,7 +43,7 @@ pub(super) fn load(
     program: &Program,
     plan: &TrainPlan,
     layout: &AdapterLayout,
-    base: Option<(&crate::source::quantization::Quantization, StoredKernel)>,
+    (base, names): (Option<(&crate::source::quantization::Quantization, StoredKernel)>, &[(&str, &str)]),
 ) -> Loaded {
     let mut loaded = Loaded { parameters: Vec::new(), trained: Vec::new(), wrapped: Wrapped::default() };
     // A tied head is made with a matrix of its own, which goes when it is tied: what is made next moves in there.
@@ -59,7 +59,7 @@ pub(super) fn load(
         }
         None if plan.job.from_pretrained => {
             let scheme = plan.quantization.as_ref();
-            let load = |torch: &mut Torch| loading::from_pretrained(torch, program, plan.weights, scheme);
+            let load = |torch: &mut Torch| loading::from_pretrained(torch, program, plan.weights, scheme, names);
             (loaded.parameters, loaded.wrapped.quantised) = torch.in_category(Category::Weights, load);
             untied = Vec::new();
         }

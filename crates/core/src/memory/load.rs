@@ -30,17 +30,19 @@ pub(super) struct Changes<'a> {
     pub(super) base: Option<(&'a Quantization, StoredKernel)>,
     /// How it is split over tensor-parallel cards.
     pub(super) split: Option<Split>,
+    /// What its checkpoint calls otherwise.
+    pub(super) names: &'a [(&'a str, &'a str)],
 }
 
 /// The model of a plan on the card.
 pub(super) fn model(torch: &mut Torch, program: &Program, plan: &TrainPlan, changes: Changes) -> Loaded {
-    let Changes { layout, liger, base, split } = changes;
+    let Changes { layout, liger, base, split, names } = changes;
     let plain = |(parameters, trained)| Loaded { parameters, trained, wrapped: Default::default() };
     let mut loaded = match (layout, &split) {
-        (Some(layout), _) => adapters::load(torch, program, plan, layout, base),
+        (Some(layout), _) => adapters::load(torch, program, plan, layout, (base, names)),
         (None, Some(split)) => plain(tensor_parallel::load(torch, program, split, plan)),
         (None, None) if plan.model_code != ModelCode::Transformers => adapters::load_own(torch, program, plan),
-        (None, None) if plan.job.from_pretrained => pretrained(torch, program, plan),
+        (None, None) if plan.job.from_pretrained => pretrained(torch, program, plan, names),
         (None, None) => plain(parameters(torch, program, plan)),
     };
     loaded.wrapped.liger = liger.map(|patch| Liger::new(program, patch));
@@ -54,9 +56,9 @@ pub(super) fn model(torch: &mut Torch, program: &Program, plan: &TrainPlan, chan
 }
 
 /// Parameters straight from a checkpoint, then buffers.
-fn pretrained(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Loaded {
+fn pretrained(torch: &mut Torch, program: &Program, plan: &TrainPlan, names: &[(&str, &str)]) -> Loaded {
     let scheme = plan.quantization.as_ref();
-    let load = |torch: &mut Torch| loading::from_pretrained(torch, program, plan.weights, scheme);
+    let load = |torch: &mut Torch| loading::from_pretrained(torch, program, plan.weights, scheme, names);
     let (mut parameters, quantised) = torch.in_category(Category::Weights, load);
     let sorted = Sorted::by(plan.optimizer, program);
     let mut trained = Vec::new();

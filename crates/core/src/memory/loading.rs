@@ -23,6 +23,7 @@ pub(super) fn from_pretrained(
     program: &Program,
     weights: DType,
     scheme: Option<&Quantization>,
+    names: &[(&str, &str)],
 ) -> (Vec<Tensor>, BTreeMap<ParameterId, QuantisedWeight>) {
     let mut modules: BTreeMap<ParameterId, &Module> = BTreeMap::new();
     if let Some(scheme) = scheme {
@@ -32,7 +33,7 @@ pub(super) fn from_pretrained(
     }
     let probabilities = scheme.map(|scheme| outliers::probabilities(program, scheme)).unwrap_or_default();
     let mut order: Vec<ParameterId> = program.registration.clone();
-    order.sort_by_cached_key(|id| natural(&program.parameters[id.0 as usize].name));
+    order.sort_by_cached_key(|id| natural(&stored_name(&program.parameters[id.0 as usize].name, names)));
     warm_up(torch, program, (weights, scheme), &modules);
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
     let mut quantised = BTreeMap::new();
@@ -75,6 +76,12 @@ fn warm_up(
     let block =
         torch.in_category(Category::Temporaries, |torch| torch.fresh("warm-up", Shape::from([bytes / 2]), DType::F16));
     drop(block);
+}
+
+/// The name that a checkpoint has for a parameter.
+fn stored_name(name: &str, names: &[(&str, &str)]) -> String {
+    let other = names.iter().find_map(|(own, stored)| Some(format!("{stored}{}", name.strip_prefix(own)?)));
+    other.unwrap_or_else(|| name.to_owned())
 }
 
 /// `dot_natural_key`: numbers by their size, before words.

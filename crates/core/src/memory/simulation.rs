@@ -9,7 +9,8 @@ use super::lower::head::Head;
 use super::process::{self, Part};
 use super::sharding::Spread;
 use super::{infer, megatron, stored, tensor_parallel, train};
-use crate::model::{Model, Program};
+use crate::model::op::Op;
+use crate::model::{Model, Program, Step};
 use crate::plan::parallel::{Engine, Parallel, Place};
 use crate::plan::{
     AdapterLayout, Batch, Fault, InferPlan, Kernels, LossKind, Package, PlanError, Quantization, TrainPlan, liger,
@@ -146,7 +147,13 @@ fn train_at(
     let layout = plan.layout(model_type, &program)?;
     let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
     let spread = spread.filter(|spread| spread.is_needed());
-    let changes = Changes { layout: layout.as_ref(), liger, base: found.stored(), split };
+    let changes = Changes {
+        layout: layout.as_ref(),
+        liger,
+        base: found.stored(),
+        split,
+        names: model.family().facts.stored_names,
+    };
     let log = train::simulate((&program, &programs), plan, changes, (spread, place))?;
     if let Some(why) = &log.refused {
         return Err(Fault::new("sdpa_kernel", why.clone()).or_drop("sdpa_kernel").into());
@@ -162,6 +169,11 @@ fn train_at(
     let replay = allocator::replay(&log, plan.allocator, Some(limit));
     let mut notes = found.notes;
     notes.extend(crate::plan::parallel::tensor::note(plan));
+    let joins = |step: &Step| matches!(step, Step::Run { op: Op::Experts(_), .. });
+    if plan.job.from_pretrained && program.steps.iter().any(joins) {
+        notes
+            .push("experts are loaded as if a checkpoint held them joined; transformers joins them on the card".into());
+    }
     notes.extend(spread.and_then(|spread| spread.note(plan)));
     Ok(Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() })
 }

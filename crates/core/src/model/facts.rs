@@ -49,6 +49,8 @@ pub struct Facts {
     pub image_tokens: Option<ImageTokens>,
     /// Whether token embeddings are scaled by the root of their width.
     pub scaled_embedding: bool,
+    /// What checkpoints call otherwise (transformers, conversion_mapping.py): a beginning of its names, and theirs.
+    pub stored_names: &'static [(&'static str, &'static str)],
     /// Children of its modules in the order of registration, where they differ from `data/registration.txt`.
     pub registration: &'static [NameList],
     /// Reads it as the text model of a multimodal one.
@@ -73,6 +75,7 @@ impl Facts {
         patch_side: None,
         image_tokens: None,
         scaled_embedding: false,
+        stored_names: &[],
         registration: &[],
         text: None,
     };

@@ -18,6 +18,7 @@ pub const FAMILY: Family = Family {
         ia3: &["query_key_value", "dense_4h_to_h"],
         ia3_feedforward: &["dense_4h_to_h"],
         tensor_plan: &[SPLIT],
+        stored_names: &[("lm_head.", "embed_out.")],
         ..Facts::DEFAULT
     },
     build,
