@@ -1,20 +1,21 @@
 //! Compiles the stand-in (crates/standin) to the shared library that `vramcast rehearse` carries inside itself.
 //!
 //! One call of rustc does it: the crate has no dependencies. So `cargo run`, `cargo test` and `cargo install` all give a
-//! binary that needs no file beside it. For targets other than Linux nothing is carried, and the command says so.
+//! binary that needs no file beside it. `standin` is a link to that crate's sources, so a package of this crate holds them too.
+//! For targets other than Linux with glibc, the only one that torch with CUDA is built for, nothing is carried, and the
+//! command says so.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("standin.so");
-    let source = Path::new("../standin/src");
+    let source = Path::new("standin");
     println!("cargo::rerun-if-changed={}", source.display());
-    // Where the driver puts segments is one definition with the core's.
-    println!("cargo::rerun-if-changed=../core/src/memory/allocator/driver.rs");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-env=VRAMCAST_STANDIN={}", out.display());
-    if std::env::var("CARGO_CFG_TARGET_OS").as_deref() != Ok("linux") {
+    let target = |part: &str| std::env::var(format!("CARGO_CFG_TARGET_{part}")).unwrap_or_default();
+    if target("OS") != "linux" || target("ENV") != "gnu" {
         std::fs::write(&out, []).expect("OUT_DIR is writable");
         return;
     }

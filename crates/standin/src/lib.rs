@@ -36,8 +36,8 @@ mod ledger;
 mod memory;
 mod nccl;
 mod nvml;
-// One definition with the simulator's allocator; the file needs only the standard library.
-#[path = "../../core/src/memory/allocator/driver.rs"]
+// One definition with the simulator's allocator: places.rs is a link to core's memory/allocator/driver.rs, which needs only
+// the standard library. A link and no path attribute, so that packages hold the file itself.
 mod places;
 mod solver;
 mod stream;

@@ -82,7 +82,7 @@ pub(super) struct Laid {
 /// Reads the installed packages and writes the libraries to a folder.
 pub(super) fn lay_out(torch: &Torch, folder: &Path) -> Result<Laid, RehearseError> {
     if STANDIN.is_empty() {
-        return Err(RehearseError::Platform(std::env::consts::OS));
+        return Err(RehearseError::Platform(if cfg!(target_env = "musl") { "musl" } else { std::env::consts::OS }));
     }
     let write = |name: &str, bytes: &[u8]| {
         let path = folder.join(name);

@@ -74,7 +74,7 @@ pub enum RehearseError {
     #[error("{0} is no CUDA card, and only those can be stood in for")]
     NotCuda(String),
     /// A system or machine the stand-in is not made for.
-    #[error("rehearsals run on Linux on x86-64 and ARM64, not on {0}")]
+    #[error("rehearsals run on Linux with glibc on x86-64 and ARM64, not on {0}")]
     Platform(&'static str),
     /// `--beside-real` where there is nothing real.
     #[error("--beside-real: this machine has no NVIDIA GPU (there is no {})", .0.display())]

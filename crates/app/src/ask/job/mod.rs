@@ -22,13 +22,13 @@ use crate::failure::Failure;
 
 /// Jobs that are built in, by name.
 pub(crate) const PRESETS: [(&str, &str); 7] = [
-    ("llama2_7b_deepspeed", include_str!("../../../../../configs/llama2_7b_deepspeed.json")),
-    ("llama2_13b_fsdp", include_str!("../../../../../configs/llama2_13b_fsdp.json")),
-    ("llama2_70b_megatron_deepspeed", include_str!("../../../../../configs/llama2_70b_megatron_deepspeed.json")),
-    ("llama3_8b_fsdp", include_str!("../../../../../configs/llama3_8b_fsdp.json")),
-    ("gpt3_175b_megatron", include_str!("../../../../../configs/gpt3_175b_megatron.json")),
-    ("gpt2_124m_single", include_str!("../../../../../configs/gpt2_124m_single.json")),
-    ("pytorch_ddp_example", include_str!("../../../../../configs/pytorch_ddp_example.json")),
+    ("llama2_7b_deepspeed", include_str!("../../../configs/llama2_7b_deepspeed.json")),
+    ("llama2_13b_fsdp", include_str!("../../../configs/llama2_13b_fsdp.json")),
+    ("llama2_70b_megatron_deepspeed", include_str!("../../../configs/llama2_70b_megatron_deepspeed.json")),
+    ("llama3_8b_fsdp", include_str!("../../../configs/llama3_8b_fsdp.json")),
+    ("gpt3_175b_megatron", include_str!("../../../configs/gpt3_175b_megatron.json")),
+    ("gpt2_124m_single", include_str!("../../../configs/gpt2_124m_single.json")),
+    ("pytorch_ddp_example", include_str!("../../../configs/pytorch_ddp_example.json")),
 ];
 
 /// The text of a job: a file, or a preset by its name (with or without `configs/` and `.json`).

@@ -1,0 +1,1 @@
+../../core/src/memory/allocator/driver.rs
