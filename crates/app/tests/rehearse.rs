@@ -149,6 +149,28 @@ fn the_time_limit_ends_every_process() {
     }
 }
 
+/// Whoever ends only us, as an editor or a job's manager does, has not told the program.
+#[test]
+fn an_interrupt_ends_every_process() {
+    let stage = Stage::new(
+        "'13.0'",
+        &format!("say '{START}'; setsid sleep 300 & echo $! > \"$(dirname \"$0\")/number\"; wait"),
+    );
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_vramcast"));
+    command.args(["rehearse", "--"]).arg(stage.path("python3")).arg(stage.path("train"));
+    let child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let number = || std::fs::read_to_string(stage.path("number")).unwrap_or_default();
+    while !number().ends_with('\n') {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("interrupted"), "{output:?}");
+    let state = std::fs::read_to_string(format!("/proc/{}/stat", number().trim())).unwrap_or_default();
+    assert!(state.is_empty() || state.contains(") Z "), "{state}");
+}
+
 #[test]
 fn processes_on_one_card_are_added_up() {
     let large = PHASE.replace(r#""driver_peak":2147483648"#, r#""driver_peak":16106127360"#);

@@ -130,7 +130,7 @@ pub fn run(request: &Request, mut show: impl FnMut(u32, &Line)) -> Result<Rehear
         exit_code: status.as_ref().and_then(ExitStatus::code),
         cut,
         interrupted,
-        signal: status.as_ref().and_then(std::os::unix::process::ExitStatusExt::signal),
+        signal: status.as_ref().and_then(signal_of),
         fault: fault(folder.path()),
         mask_fraction: request.mask_fraction,
         seconds: started.elapsed().as_secs_f64(),
@@ -138,6 +138,18 @@ pub fn run(request: &Request, mut show: impl FnMut(u32, &Line)) -> Result<Rehear
         real: request.real,
     };
     Ok(Rehearsal::new(facts, journals.processes()))
+}
+
+/// The signal that ended a program.
+#[cfg(unix)]
+fn signal_of(status: &ExitStatus) -> Option<i32> {
+    std::os::unix::process::ExitStatusExt::signal(status)
+}
+
+/// Elsewhere there are none, nor rehearsals.
+#[cfg(not(unix))]
+fn signal_of(_status: &ExitStatus) -> Option<i32> {
+    None
 }
 
 /// The program with its environment; ours is not touched.
