@@ -36,6 +36,8 @@ print('known', len(hidden[known]), len(torch.masked_select(hidden[..., 0], known
 out = torch.zeros(8, 128, device='cuda')
 out[mask] = hidden[mask][:, 0].detach()
 out[mask] = 1
+hidden[mask].sum().backward()
+torch.masked_select(torch.rand(8, 128, device='cuda', requires_grad=True), mask).sum().backward()
 ";
 
 #[test]

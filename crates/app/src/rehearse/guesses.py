@@ -22,13 +22,24 @@ def possible(torch, name, args):
     """How many elements there can be at most; none where a call is none of these."""
     if name in ("__getitem__", "__setitem__"):
         parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-        masks = [part for part in parts if isinstance(part, torch.Tensor) and part.is_cuda and part.dtype is torch.bool]
-        return max((mask.numel() for mask in masks), default=None)
+        return max((part.numel() for part in parts if is_mask(torch, part)), default=None)
     if name == "masked_select":
         return math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))
     if name == "nms":
         return args[0].size(0)
     return args[0].numel() if name in BY_MASK | BY_VALUE else None
+
+
+def is_mask(torch, part):
+    return isinstance(part, torch.Tensor) and part.is_cuda and part.dtype is torch.bool
+
+
+def axes(torch, mask, count, largest):
+    """Indices in place of a mask, axis by axis; what large ones hold does not matter."""
+    count = min(count, mask.numel())
+    if count * mask.dim() > largest:
+        return [torch.zeros(count, dtype=torch.int64, device=mask.device) for _ in range(mask.dim())]
+    return [axis.to(mask.device) for axis in chosen(torch, mask.shape, count).unbind(1)]
 
 
 def share(most):

@@ -285,14 +285,19 @@ def follower(torch):
         except Unknown:
             return None
 
-    def placed(args, most):
-        """Values put where an unknown mask is true: as many places as there are values; one value needs no places."""
-        value, index = args[2], args[1]
-        if isinstance(value, Tensor) and value.dim() and value.size(0) != 1 and isinstance(index, Tensor):
-            guesses.say("__setitem__", min(value.size(0), most), most)
-            places = guesses.chosen(torch, index.shape, min(value.size(0), most))
-            return (args[0], tuple(axis.to(index.device) for axis in places.unbind(1)), value)
-        return args
+    def placed(name, args, most):
+        """Unknown masks as indices; backward would count once more, in a thread that is not followed."""
+        index, counted = args[1], guesses.share(most)
+        if name == "__setitem__":
+            value = args[2]
+            if not (isinstance(value, Tensor) and value.dim() and value.size(0) != 1 and isinstance(index, Tensor)):
+                return args  # one value needs no places
+            counted = min(value.size(0), most)  # as many places as there are values
+        guesses.say(name, counted, most)
+        replaced = []
+        for part in index if isinstance(index, tuple) else (index,):
+            replaced += guesses.axes(torch, part, counted, LARGEST) if guesses.is_mask(torch, part) else [part]
+        return (args[0], tuple(replaced), *args[2:])
 
     def choose(name, args, result, counted, most):
         """The indices that were taken as chosen."""
@@ -336,8 +341,8 @@ def follower(torch):
             counted = exact(name, args) if most is not None else None
             guessed = most is not None and counted is None
             counted = guesses.share(most) if guessed else 1 if name in CHECKED else counted
-            if name == "__setitem__" and counted is not None:
-                args, counted = placed(args, most), None
+            if guessed and name in ("__getitem__", "__setitem__"):
+                args, counted, guessed = placed(name, args, most), None, False
             standin.vramcast_blind(1)  # what kernels count for themselves is not to be taken from older values
             if counted is not None:
                 standin.vramcast_count(counted)
@@ -350,7 +355,7 @@ def follower(torch):
             try:
                 if name == "topk" and isinstance(args[0], Tensor) and is_plain(args[0]) and not known(args[0]):
                     balanced(function, args, result)
-                elif guessed and counted is not None:
+                elif guessed:
                     choose(name, args, result, counted, most)
                 else:
                     follow(function, name, args, kwargs, result)
