@@ -118,7 +118,7 @@ fn a_program_that_does_not_end_is_cut() {
 
 #[test]
 fn fits_is_said_only_of_what_was_seen() {
-    let (load, step) = (PHASE.replace("0.0.bwd", "load"), PHASE.replace("0.0.bwd", "0.opt"));
+    let (load, step) = (PHASE.replace("0.0.bwd", "load"), PHASE.replace("0.0.bwd", "0.zero"));
     let exception = r#"{"event":"exception","kind":"KeyError","message":"loss","full":false,"phase":"load"}"#;
     for (program, code) in [(format!("say '{exception}'; exit 7"), 4), ("exec sleep 60".to_owned(), 5)] {
         let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{load}'; {program}"));

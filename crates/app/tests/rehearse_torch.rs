@@ -116,3 +116,21 @@ ctypes.string_at(0)
     let line = text.replace('\n', " ");
     assert!(line.contains("segmentation fault in") && line.contains("stand-in"), "{text}");
 }
+
+#[test]
+fn a_step_that_its_optimizer_does_not_end_is_no_whole_one() {
+    let program = "
+import torch
+class Failing(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        raise KeyError('state')
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = Failing(model.parameters(), 0.1)
+model(torch.rand(4, 64).cuda()).sum().backward()
+optimizer.step()
+";
+    let Some((code, text)) = rehearse(program, &[]) else { return };
+    assert_eq!(code, Some(4), "{text}");
+    assert!(text.contains("no verdict") && !text.contains("fits"), "{text}");
+}

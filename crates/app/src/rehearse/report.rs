@@ -284,7 +284,8 @@ impl Rehearsal {
 
     /// Whether forward, backward and an optimizer's step were seen.
     fn saw_a_step(&self) -> bool {
-        let stepped = |phase: &Phase| phase.phase.ends_with(".opt");
+        // The phase after an optimizer's; its own ends as well where the optimizer fails.
+        let stepped = |phase: &Phase| phase.phase.ends_with(".zero");
         self.processes.iter().any(|process| process.steps > 0 || process.phases.iter().any(stepped))
     }
 }

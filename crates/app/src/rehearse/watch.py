@@ -24,7 +24,8 @@ class Watch:
         self.torch, self.stats, self.reset = torch, torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats
         self.started = False  # whether the program has touched the card
         self.busy = False  # inside a model's call, or backward
-        self.stepped = False  # an optimizer stepped since the last forward call
+        self.stepped = False  # an optimizer began its step since the last forward call
+        self.whole = False  # and came to its end
         self.phase, self.step, self.micro = "load", 0, 0
         self.seen = {}  # per device: the program's own peaks, which phases must not disturb
         self.most = {}  # per device and kind: the peak of the phase so far
@@ -144,11 +145,12 @@ class Watch:
         self.micro += 1
 
     def optimizer(self, optimizer):
-        self.stepped = True
+        self.stepped, self.whole = True, False
         self.run.stepping(optimizer, self.micro)
         self.found(f"{self.step}.opt")
 
     def after_optimizer(self, optimizer):
+        self.whole = True
         self.run.stepped(optimizer)
         self.found(f"{self.step}.zero")
 
@@ -186,9 +188,13 @@ class Watch:
                     with open(of_rank(SNAPSHOT), "wb") as file:
                         pickle.dump(peak.without_us(snapshot), file)
             journal("run", **self.run.answer())
-            journal("end", steps=self.step + self.stepped, alive=alive)
+            journal("end", steps=self.steps(), alive=alive)
         except Exception as error:  # the report suffers, the program must not
-            journal("end", steps=self.step + self.stepped, alive=[], problem=repr(error))
+            journal("end", steps=self.steps(), alive=[], problem=repr(error))
+
+    def steps(self):
+        """Whole steps; one that an optimizer did not end is none."""
+        return self.step + (self.stepped and self.whole)
 
     def forked(self):
         """A forked child that uses CUDA has a journal of its own. Once its parent uses CUDA it cannot (torch refuses): such a
