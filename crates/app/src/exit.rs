@@ -15,6 +15,8 @@ pub enum Exit {
     CouldNotFetch,
     /// The rehearsed program failed by itself.
     ProgramFailed,
+    /// The rehearsed program was ended before its own end: what was seen fits, but that is not all.
+    EndedEarly,
 }
 
 impl Exit {
@@ -26,6 +28,7 @@ impl Exit {
             Self::BadInput => 2,
             Self::CouldNotFetch => 3,
             Self::ProgramFailed => 4,
+            Self::EndedEarly => 5,
         }
     }
 }

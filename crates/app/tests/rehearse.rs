@@ -87,12 +87,14 @@ fn a_program_is_run_and_reported() {
 
 #[test]
 fn out_of_memory_ends_with_1() {
-    let full = r#"{"event":"full","phase":"0.0.bwd","device":0,"wanted":5368709120,"allocated":1,"free":2}"#;
+    let full = r#"{"event":"full","phase":"0.0.bwd","device":0,"wanted":5368709120,"allocated":1073741824,"reserved":2147483648,"free":2}"#;
     let exception = r#"{"event":"exception","kind":"OutOfMemoryError","message":"CUDA out of memory","full":true,"phase":"0.0.bwd"}"#;
     let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{PHASE}'; say '{full}'; say '{exception}'; exit 1"));
     let text = stdout(&stage.rehearse(&[]).code(1));
     assert!(text.contains("out of memory in backward of the first step: 5.00 GiB more"), "{text}");
-    assert!(text.contains("the program's exit code is 1"), "{text}");
+    let held = "while tensors held 1.00 GiB, torch 2.00 GiB in all, and 0.00 GiB of the card were free";
+    assert!(text.replace('\n', " ").contains(held), "{text}");
+    assert!(text.contains("the program's exit code is 1") && text.contains("rehearse with more"), "{text}");
     // 3 GiB were held of 140: what is too small is the card that the program ran on, whatever the sum says.
     assert!(text.contains("does not fit H200"), "{text}");
 }
@@ -110,7 +112,141 @@ fn a_crash_is_the_programs_own() {
 #[test]
 fn a_program_that_does_not_end_is_cut() {
     let stage = Stage::new("'13.0'", &format!("say '{START}'; exec sleep 60"));
-    assert!(stdout(&stage.rehearse(&["--time-limit", "1"]).success()).contains("the time limit ended the program"));
+    let text = stdout(&stage.rehearse(&["--time-limit", "1"]).code(5));
+    assert!(text.contains("the time limit ended the program") && !text.contains("fits"), "{text}");
+}
+
+#[test]
+fn fits_is_said_only_of_what_was_seen() {
+    let (load, step) = (PHASE.replace("0.0.bwd", "load"), PHASE.replace("0.0.bwd", "0.zero"));
+    let exception = r#"{"event":"exception","kind":"KeyError","message":"loss","full":false,"phase":"load"}"#;
+    for (program, code) in [(format!("say '{exception}'; exit 7"), 4), ("exec sleep 60".to_owned(), 5)] {
+        let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{load}'; {program}"));
+        let text = stdout(&stage.rehearse(&["--time-limit", "1"]).code(code));
+        assert!(text.contains("no verdict") && !text.contains("fits H200"), "{text}");
+        let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{load}'; say '{step}'; {program}"));
+        let text = stdout(&stage.rehearse(&["--time-limit", "1"]).code(code));
+        assert!(text.contains("so far, for the program did not come to its own end: fits H200"), "{text}");
+    }
+    // Inference has no steps; its own end is enough.
+    let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{load}'"));
+    assert!(stdout(&stage.rehearse(&[]).success()).contains("\nfits H200"));
+}
+
+/// torchrun's workers have sessions of their own, and what a shell starts in the background does not hear Ctrl-C.
+#[test]
+fn the_time_limit_ends_every_process() {
+    let note = "echo $$ >> \"$(dirname \"$0\")/numbers\"";
+    let worker = "sh -c 'echo $$ >> \"$1\"; exec sleep 300' worker \"$(dirname \"$0\")/numbers\"";
+    let stage = Stage::new("'13.0'", &format!("say '{START}'; {note}; {worker} & setsid {worker} & wait"));
+    stage.rehearse(&["--time-limit", "1"]).code(5);
+    let numbers = std::fs::read_to_string(stage.path("numbers")).unwrap();
+    assert_eq!(numbers.lines().count(), 3, "{numbers}");
+    for number in numbers.lines() {
+        let state = std::fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+        // One that ended but was not waited for is a zombie.
+        assert!(state.is_empty() || state.contains(") Z "), "{state}");
+    }
+}
+
+/// Whoever ends only us, as an editor or a job's manager does, has not told the program.
+#[test]
+fn an_interrupt_ends_every_process() {
+    let stage = Stage::new(
+        "'13.0'",
+        &format!("say '{START}'; setsid sleep 300 & echo $! > \"$(dirname \"$0\")/number\"; wait"),
+    );
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_vramcast"));
+    command.args(["rehearse", "--"]).arg(stage.path("python3")).arg(stage.path("train"));
+    let child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let number = || std::fs::read_to_string(stage.path("number")).unwrap_or_default();
+    while !number().ends_with('\n') {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("interrupted"), "{output:?}");
+    let state = std::fs::read_to_string(format!("/proc/{}/stat", number().trim())).unwrap_or_default();
+    assert!(state.is_empty() || state.contains(") Z "), "{state}");
+}
+
+#[test]
+fn processes_on_one_card_are_added_up() {
+    let large = PHASE.replace(r#""driver_peak":2147483648"#, r#""driver_peak":16106127360"#);
+    let start = |time: u32, visible: &str| START.replace('}', &format!(r#","time":{time},"visible":{visible}}}"#));
+    let two = |second: String, end: &str| {
+        let other = format!("echo '{second}' > \"$VRAMCAST_REHEARSAL/journal-7.jsonl\"");
+        let more = format!("echo '{large}' >> \"$VRAMCAST_REHEARSAL/journal-7.jsonl\"");
+        Stage::new("'13.0'", &format!("say '{}'; say '{large}'; {end}; {other}; {more}", start(10, "\"0\"")))
+    };
+    let text = stdout(&two(start(20, "\"0\""), ":").rehearse(&["--gpu", "rtx4090"]).code(1));
+    assert!(text.contains("card 0: 2 processes at once, together 31.") && text.contains("does not fit"), "{text}");
+    // On cards of their own, and one after the other, they fit.
+    two(start(20, "\"1\""), ":").rehearse(&["--gpu", "rtx4090"]).success();
+    let end = r#"{"event":"end","time":15.0,"steps":1,"alive":[]}"#;
+    two(start(20, "null"), &format!("say '{end}'")).rehearse(&["--gpu", "rtx4090"]).success();
+}
+
+#[test]
+fn the_phase_of_the_peak_is_always_shown() {
+    let phase = |step: u32, peak: u64| {
+        PHASE.replace("0.0.bwd", &format!("{step}.0.bwd")).replace("1073741824", &peak.to_string())
+    };
+    let said: String =
+        (0..40).map(|step| format!("say '{}'\n", phase(step, if step == 33 { 9 << 30 } else { 1 << 30 }))).collect();
+    let text = stdout(&Stage::new("'13.0'", &format!("say '{START}'\n{said}")).rehearse(&[]).success());
+    assert!(text.contains("33.0.bwd") && text.contains("14.0.bwd") && !text.contains("15.0.bwd"), "{text}");
+    assert!(text.contains("… and 24 more"), "{text}");
+}
+
+#[test]
+fn shapes_that_vary_and_sizes_that_were_guessed_are_said() {
+    let varied = r#"{"event":"varied","smallest":"4×7","largest":"4×512"}"#;
+    let guess = r#"{"event":"guess","source":"train.py:12","call":"nonzero","counted":9,"of":9}"#;
+    let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{PHASE}'; say '{varied}'; say '{guess}'"));
+    let text = stdout(&stage.rehearse(&[]).success()).replace('\n', " ");
+    assert!(text.contains("4×7 to 4×512") && text.contains("that of the steps that were run"), "{text}");
+    assert!(
+        text.contains("a share of 1, the most there can be") && text.contains("train.py:12 (nonzero: 9 of 9)"),
+        "{text}"
+    );
+    let text = stderr(&stage.rehearse(&["--mask-fraction", "1.5"]).code(2));
+    assert!(text.contains("--mask-fraction") && text.contains("from 0"), "{text}");
+}
+
+#[test]
+fn faults_of_the_stand_in_are_its_own() {
+    let refusal = r#"{"event":"exception","kind":"RuntimeError","message":"cuDNN error: CUDNN_STATUS_NOT_SUPPORTED","full":false,"phase":"load"}"#;
+    let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{refusal}'; exit 1"));
+    let text = stdout(&stage.rehearse(&[]).code(4)).replace('\n', " ");
+    assert!(text.contains("the stand-in for CUDA failed, not the program") && text.contains("CUDNN_STATUS"), "{text}");
+    let own = refusal.replace("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED", "CUDA error: invalid device ordinal");
+    let stage = Stage::new("'13.0'", &format!("say '{START}'; say '{own}'; exit 1"));
+    assert!(stdout(&stage.rehearse(&[]).code(4)).contains("the program failed by itself"));
+}
+
+/// Statistics of an allocator of the program's own, as vLLM's sleep mode has it.
+#[test]
+fn statistics_without_peaks_are_no_fault() {
+    let stage = Stage::new("'13.0'", "");
+    let program = "import sys\n\
+                   watch = sys.modules['vramcast_hook'].import_beside('vramcast_watch').Watch\n\
+                   it = watch.__new__(watch)\n\
+                   it.seen, it.most = {}, {}\n\
+                   it.stats = lambda device: {'allocated_bytes': {'all': {'current': 5}}, 'segment': {'all': {'peak': 2}}}\n\
+                   it.collect(0)\n\
+                   it.program_stats(0)\n\
+                   print('most', it.most[0, 'allocated_bytes'])\n";
+    std::fs::write(stage.path("train.py"), program).unwrap();
+    let mut command = Command::cargo_bin("vramcast").unwrap();
+    command
+        .args(["rehearse", "--python"])
+        .arg(stage.path("python3"))
+        .args(["--", "python3"])
+        .arg(stage.path("train.py"));
+    let text = stdout(&command.assert().success());
+    assert!(text.contains("most 5"), "{text}");
 }
 
 #[test]
@@ -166,7 +302,7 @@ fn what_is_left_out_and_what_waits() {
     let waits = r#"{"event":"waits","source":"solve.py:7"}"#;
     let program = format!("echo \"$VRAMCAST_SKIP_SAVING $VRAMCAST_SKIP_LOGGING\"; say '{START}'; say '{waits}'");
     let stage = Stage::new("'13.0'", &program);
-    let text = stdout(&stage.rehearse(&["--skip-saving"]).success());
+    let text = stdout(&stage.rehearse(&["--skip-saving"]).code(5));
     assert!(
         text.contains("1 0") && text.contains("solve.py:7 waits for a value that only a real GPU computes"),
         "{text}"

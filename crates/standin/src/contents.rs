@@ -128,6 +128,8 @@ thread_local! {
     /// While not set, a thread of a followed program reads zeros: a kernel's own counters, and all that autograd's threads
     /// read, must not be taken from older contents.
     static SEES: Cell<bool> = const { Cell::new(false) };
+    /// How many elements the kernels of the running call choose; below zero: nothing is known of it.
+    static COUNTED: Cell<i64> = const { Cell::new(-1) };
 }
 
 /// The bytes at an address as the calling thread may see them.
@@ -136,7 +138,15 @@ pub(crate) fn seen(address: u64, length: usize) -> Option<Vec<u8>> {
     if sees { contents().read(address, length).map(<[u8]>::to_vec) } else { None }
 }
 
+/// What the hook says a kernel of the calling thread would have counted.
+pub(crate) fn counted() -> Option<u64> {
+    u64::try_from(COUNTED.get()).ok()
+}
+
 exports! {
+    // The call that follows chooses so many elements; below zero: no longer.
+    fn vramcast_count(count: i64) { COUNTED.set(count) }
+
     // The hook follows values in this thread, and says when they may be seen.
     fn vramcast_blind(blind: i32) {
         FOLLOWED.store(true, Ordering::Relaxed);

@@ -39,7 +39,7 @@ sizes! { i32, (_a _b _c _d _e _f _g);
 sizes! { i32, (_a _b _c _d _e _f _g _h _i _j _k);
     cusolverDnSormqr_bufferSize cusolverDnDormqr_bufferSize cusolverDnCunmqr_bufferSize cusolverDnZunmqr_bufferSize
 }
-sizes! { i32, (_a _b _c _d _e _f _g _h _i _j _k);
+sizes! { i32, (_a _b _c _d _e _f _g _h _i _j _k _l);
     cusolverDnSgesvdj_bufferSize cusolverDnDgesvdj_bufferSize cusolverDnCgesvdj_bufferSize cusolverDnZgesvdj_bufferSize
 }
 

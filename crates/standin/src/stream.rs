@@ -12,9 +12,14 @@ fn now() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_micros() as u64
 }
 
+/// Milliseconds that pass at least between two events.
+const SHORTEST: f32 = 1.0;
+
 /// Events carry the moment they were last recorded.
 fn elapsed(out: *mut f32, start: *const u64, end: *const u64) {
-    put(out, get(end).saturating_sub(get(start)) as f32 / 1000.0);
+    let real = get(end).saturating_sub(get(start)) as f32 / 1000.0;
+    // Benchmarks repeat until enough time has passed by these clocks: where kernels take none they would not end.
+    put(out, if start == end { 0.0 } else { real.max(SHORTEST) });
 }
 
 fn create(out: *mut *mut u64) {
@@ -66,4 +71,20 @@ nothing! {
     cudaEventDestroy cuEventDestroy_v2 cudaEventQuery cuEventQuery cudaEventSynchronize cuEventSynchronize cudaStreamDestroy
     cuStreamDestroy_v2 cudaStreamQuery cuStreamQuery cudaStreamSynchronize cuStreamSynchronize cudaStreamAttachMemAsync
     cudaStreamSetAttribute cuStreamWriteValue32 cuStreamWriteValue32_v2 cuStreamWaitValue32_v2 cuStreamBatchMemOp_v2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_time_passes_between_two_events() {
+        let (start, end, mut out) = (7_u64, 9_u64, 0.0_f32);
+        elapsed(&mut out, &start, &end);
+        assert!(out >= 1.0, "{out}");
+        elapsed(&mut out, &start, &start);
+        assert!(out.abs() < f32::EPSILON, "{out}");
+        elapsed(&mut out, &start, &5_000_007);
+        assert!((out - 5000.0).abs() < 1.0, "{out}");
+    }
 }

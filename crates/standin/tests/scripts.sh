@@ -73,7 +73,7 @@ expect notebook 0 "$ended" -- "$here/programs/steps.ipynb"
 expect nbconvert 0 "$ended" -- jupyter nbconvert --to notebook --execute --output-dir "$out" "$here/programs/steps.ipynb"
 expect out-of-memory 1 "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate" --memory 16GiB -- python "$here/programs/full.py"
 expect own-crash 4 "failed by itself (exit code 3)" -- python -c "import torch, sys; torch.zeros(9, device='cuda'); sys.exit(3)"
-expect waits 0 "waits for a value that only a real GPU computes" -- python -c "
+expect waits 5 "waits for a value that only a real GPU computes" -- python -c "
 import torch
 error = torch.rand(1, device='cuda').norm()
 while True:

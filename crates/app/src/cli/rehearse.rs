@@ -23,7 +23,7 @@ const SIMULATED_TORCH: &str = "2.11";
 /// What to run, and on what.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 it ran and fits, 1 it does not fit, 2 bad input, 4 the program failed by itself."
+    after_help = "Exit codes: 0 it ran to its end and fits, 1 it does not fit, 2 bad input, 4 the program or the stand-in failed, 5 ended before its end (--time-limit, Ctrl-C)."
 )]
 pub(super) struct Arguments {
     /// The program, as you would start it, behind `--`.
@@ -58,6 +58,9 @@ pub(super) struct Arguments {
     /// End the program when it has run for so many seconds.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Run")]
     time_limit: Option<u64>,
+    /// The share that masks with unknown contents choose (boolean indexing, nonzero, unique, nms); 1 is the most there can be.
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = share, help_heading = "Run")]
+    mask_fraction: f64,
     /// Write no checkpoints: `torch.save`, safetensors and torch's distributed checkpoints do nothing.
     #[arg(long, help_heading = "Run")]
     skip_saving: bool,
@@ -112,6 +115,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         steps: arguments.steps,
         time_limit: arguments.time_limit.map(Duration::from_secs),
         sources: !arguments.no_sources,
+        mask_fraction: arguments.mask_fraction,
         snapshot: arguments.snapshot.clone(),
         stdout_is_ours: as_json,
         skip_saving: arguments.skip_saving,
@@ -144,13 +148,22 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let own = rehearsal.verdicts.iter().find(|verdict| verdict.gpu == rehearsal.gpu.name);
     let exit = match &rehearsal.ending {
         Ending::OutOfMemory { .. } => Exit::No,
-        Ending::Failed { .. } => Exit::ProgramFailed,
+        Ending::Failed { .. } | Ending::StandIn { .. } => Exit::ProgramFailed,
         Ending::NoCuda { exit_code } if *exit_code != Some(0) => Exit::ProgramFailed,
         _ if own.is_some_and(|verdict| !verdict.fits) => Exit::No,
+        Ending::Cut | Ending::Interrupted | Ending::Waited { .. } => Exit::EndedEarly,
         _ => Exit::Success,
     };
     let text = if as_json { json(&rehearsal)? } else { render::rehearse::text(&rehearsal) };
     Ok(Answer::text(text, exit))
+}
+
+/// A share of a whole.
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("give a number from 0 (nothing is chosen) to 1 (everything is)".into()),
+    }
 }
 
 /// Asks the simulator about the same run; why that is not possible becomes a note.

@@ -7,8 +7,9 @@ to a journal in the folder of the rehearsal. The program's own view of torch's s
     peak.py       what is alive at the peak           values.py   small values that decide what a program does
     recognise.py  the same run in the ledger's words  skips.py    what may be left out
     shards.py     how it is spread over ranks         alone.py    one rank of a larger world
+    shapes.py     whether batches differ              guesses.py  sizes that only data decides
 """
-import contextlib, importlib.util, json, os, sys, time
+import contextlib, faulthandler, importlib.util, json, os, sys, time
 
 FOLDER = os.environ.get("VRAMCAST_REHEARSAL", "")
 REAL = os.environ.get("VRAMCAST_REAL") == "1"  # watch a run on a card that is there
@@ -96,6 +97,9 @@ def begin():
         hidden.loader.exec_module(module)
     elif own:
         sys.modules["sitecustomize"] = own  # the import that runs this file looks for it
+    if FOLDER and not REAL:
+        # Where a fault of the stand-in happened; a program that wants this for itself takes it over.
+        faulthandler.enable(open(os.path.join(FOLDER, f"fault-{os.getpid()}.txt"), "w"))
     if FOLDER:
         for name in ("vramcast_skips",) if REAL else ("vramcast_kernels", "vramcast_skips"):
             AFTER_IMPORT.update(import_beside(name).AFTER_IMPORT)

@@ -19,6 +19,12 @@ pub enum Line {
         rank: u32,
         /// The world's size.
         world: u32,
+        /// Seconds since 1970.
+        #[serde(default)]
+        time: f64,
+        /// Which of the machine's cards the process sees (`CUDA_VISIBLE_DEVICES`), where it does not see all.
+        #[serde(default)]
+        visible: Option<String>,
     },
     /// A phase ended on one device.
     Phase(Phase),
@@ -45,6 +51,15 @@ pub enum Line {
         /// The line of source.
         source: String,
     },
+    /// A size that depends on data, which a pretended card has not: it was taken as a share of the largest possible.
+    Guess(Guess),
+    /// The model was called with other shapes than before.
+    Varied {
+        /// The smallest input, such as `4×128`.
+        smallest: String,
+        /// The largest.
+        largest: String,
+    },
     /// What kind of run it was (`recognise.py`).
     Run {
         /// In the words of the ledger, if it was recognised.
@@ -60,7 +75,23 @@ pub enum Line {
         alive: Vec<Alive>,
         /// Why part of the report is missing.
         problem: Option<String>,
+        /// Seconds since 1970.
+        #[serde(default)]
+        time: f64,
     },
+}
+
+/// A size that only data decides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Guess {
+    /// The line of source.
+    pub source: String,
+    /// What asked, such as `nonzero`.
+    pub call: String,
+    /// How many elements were taken as chosen.
+    pub counted: u64,
+    /// Of how many.
+    pub of: u64,
 }
 
 /// One phase on one device; sizes in bytes.
@@ -99,6 +130,12 @@ pub struct Full {
     pub wanted: u64,
     /// What was free.
     pub free: u64,
+    /// What tensors held.
+    #[serde(default)]
+    pub allocated: u64,
+    /// What torch held, after it had given back what it could.
+    #[serde(default)]
+    pub reserved: u64,
 }
 
 /// What was alive at a device's peak.
@@ -205,6 +242,28 @@ pub fn unknown_calls(folder: &Path) -> BTreeMap<String, u64> {
     calls
 }
 
+/// Where Python was when a fatal signal came (`faulthandler`'s files): the line of source and what stands there.
+pub fn fault(folder: &Path) -> Option<String> {
+    let (_, text) = files(folder, "fault-", ".txt")
+        .into_iter()
+        .map(|(process, path)| (process, rest_of(&path, 0)))
+        .find(|(_, text)| text.contains("Fatal Python error"))?;
+    // `  File "train.py", line 3 in main`, the innermost first, below the thread that was running.
+    let thread = text.find("Current thread").map_or(text.as_str(), |start| &text[start..]);
+    let place = |line: &str| {
+        let (path, rest) = line.trim().strip_prefix("File \"")?.split_once("\", line ")?;
+        if Path::new(path).starts_with(folder.join("hook")) {
+            return None; // ours, between the program and torch
+        }
+        let (number, _) = rest.split_once(' ')?;
+        let number: usize = number.parse().ok()?;
+        let source = rest_of(Path::new(path), 0).lines().nth(number.checked_sub(1)?).map(|line| line.trim().to_owned());
+        let name = Path::new(path).file_name()?.to_string_lossy().into_owned();
+        Some(format!("`{}` ({name}:{number})", source.unwrap_or_default()))
+    };
+    Some(thread.lines().find_map(place).unwrap_or_else(|| "a thread without Python".into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,6 +279,21 @@ mod tests {
         std::fs::write(&path, format!("{start}\n{{\"event\": \"step\", \"step\": 3}}\nnonsense\n")).unwrap();
         assert_eq!(journals.read(folder.path()), [(7, Line::Step { step: 3 })]);
         assert_eq!(journals.processes()[0].1.len(), 2);
+    }
+
+    #[test]
+    fn a_fault_is_named_by_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(fault(folder.path()), None);
+        let program = folder.path().join("train.py");
+        std::fs::write(&program, "import torch\ntorch.linalg.svd(x)\n").unwrap();
+        let trace = format!(
+            "Fatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n  File \"other.py\", line 1 in wait\n\n\
+             Current thread 0x2 (most recent call first):\n  File \"{}\", line 2 in <module>\n",
+            program.display()
+        );
+        std::fs::write(folder.path().join("fault-3.txt"), trace).unwrap();
+        assert_eq!(fault(folder.path()).unwrap(), "`torch.linalg.svd(x)` (train.py:2)");
     }
 
     #[test]

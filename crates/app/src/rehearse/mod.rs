@@ -13,6 +13,8 @@
 //! | [`journal`] | what the program's processes wrote down |
 //! | [`ledger`] | a row of recorded truth |
 //! | [`beside`] | the same run by the simulator, or on a real card |
+//! | [`shared`] | what the processes on one card need together |
+//! | [`processes`] | every process of the rehearsal, to end them all |
 //! | [`report`] | the one value that is shown |
 //!
 //! Nothing outside the program is touched: the libraries and the hook (`hook.py`) lie in a folder of their own that goes
@@ -24,9 +26,11 @@ mod elf;
 pub mod journal;
 pub mod ledger;
 mod libraries;
+mod processes;
 pub mod program;
 pub mod python;
 pub mod report;
+pub mod shared;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

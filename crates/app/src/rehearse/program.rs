@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::journal::{Journals, Line, unknown_calls};
+use super::journal::{Journals, Line, fault, unknown_calls};
 use super::libraries::lay_out;
+use super::processes::stop;
 use super::python::Torch;
 use super::report::{Facts, Rehearsal};
 use super::{Card, RehearseError};
@@ -22,6 +23,8 @@ const HOOK: &[(&str, &str)] = &[
     ("vramcast_kernels.py", include_str!("kernels.py")),
     ("vramcast_recognise.py", include_str!("recognise.py")),
     ("vramcast_shards.py", include_str!("shards.py")),
+    ("vramcast_guesses.py", include_str!("guesses.py")),
+    ("vramcast_shapes.py", include_str!("shapes.py")),
     ("vramcast_skips.py", include_str!("skips.py")),
     (NOTEBOOK, include_str!("notebook.py")),
 ];
@@ -62,6 +65,8 @@ pub struct Request {
     pub steps: Option<u64>,
     /// End the program when it has run so long.
     pub time_limit: Option<Duration>,
+    /// The share that masks with unknown contents choose.
+    pub mask_fraction: f64,
     /// Record which line of source holds what.
     pub sources: bool,
     /// Where torch's own snapshot goes.
@@ -92,33 +97,42 @@ pub fn run(request: &Request, mut show: impl FnMut(u32, &Line)) -> Result<Rehear
         error,
     })?;
     let mut journals = Journals::default();
-    let (mut cut, mut interrupted) = (false, None::<Instant>);
+    let (mut cut, mut interrupted, mut stopped) = (false, None::<Instant>, false);
     let status = loop {
         journals.read(folder.path()).iter().for_each(|(process, line)| show(*process, line));
         if let Ok(Some(status)) = child.try_wait() {
             break Some(status);
         }
         if !cut && request.time_limit.is_some_and(|limit| started.elapsed() > limit) {
-            cut = true;
-            stop(&mut child);
+            (cut, stopped) = (true, true);
+            stop(&mut child, folder.path());
         }
         // Whoever pressed Ctrl-C has told the program as well; whoever ended only us has not.
         match interrupted {
             None if INTERRUPTED.swap(false, Ordering::Relaxed) => interrupted = Some(Instant::now()),
-            Some(since) if since.elapsed() > GRACE => {
-                interrupted = None;
-                stop(&mut child);
+            Some(since) if !stopped && since.elapsed() > GRACE => {
+                stopped = true;
+                stop(&mut child, folder.path());
             }
             _ => {}
         }
         std::thread::sleep(GLANCE);
     };
+    let interrupted = interrupted.is_some() || INTERRUPTED.swap(false, Ordering::Relaxed);
+    if interrupted && !stopped {
+        // The program heard Ctrl-C and ended; what it started may not have.
+        stop(&mut child, folder.path());
+    }
     journals.read(folder.path()).iter().for_each(|(process, line)| show(*process, line));
     let facts = Facts {
         card: request.card.clone(),
         torch: torch.version,
         exit_code: status.as_ref().and_then(ExitStatus::code),
         cut,
+        interrupted,
+        signal: status.as_ref().and_then(signal_of),
+        fault: fault(folder.path()),
+        mask_fraction: request.mask_fraction,
         seconds: started.elapsed().as_secs_f64(),
         unknown: unknown_calls(folder.path()),
         real: request.real,
@@ -126,16 +140,16 @@ pub fn run(request: &Request, mut show: impl FnMut(u32, &Line)) -> Result<Rehear
     Ok(Rehearsal::new(facts, journals.processes()))
 }
 
-/// Asks the program to stop, as Ctrl-C does, so that it can still write its last lines; then makes it.
-fn stop(child: &mut Child) {
-    let asked = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    for _ in 0..200 {
-        if asked.is_err() || matches!(child.try_wait(), Ok(Some(_))) {
-            break;
-        }
-        std::thread::sleep(GLANCE);
-    }
-    let _ = child.kill();
+/// The signal that ended a program.
+#[cfg(unix)]
+fn signal_of(status: &ExitStatus) -> Option<i32> {
+    std::os::unix::process::ExitStatusExt::signal(status)
+}
+
+/// Elsewhere there are none, nor rehearsals.
+#[cfg(not(unix))]
+fn signal_of(_status: &ExitStatus) -> Option<i32> {
+    None
 }
 
 /// The program with its environment; ours is not touched.
@@ -163,6 +177,7 @@ fn prepare(request: &Request, torch: &Torch, folder: &Path, preload: &[PathBuf])
     command.env("PYTHONPATH", crate::env::with_first("PYTHONPATH", &hook.display().to_string()));
     command.env("VRAMCAST_REHEARSAL", folder);
     command.env("VRAMCAST_STEPS", request.steps.unwrap_or(0).to_string());
+    command.env("VRAMCAST_MASK_FRACTION", request.mask_fraction.to_string());
     command.env("VRAMCAST_SOURCES", if request.sources { "1" } else { "0" });
     if let Some(path) = &request.snapshot {
         command.env("VRAMCAST_SNAPSHOT", std::path::absolute(path).unwrap_or_else(|_| path.clone()));

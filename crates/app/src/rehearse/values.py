@@ -3,12 +3,16 @@
 Lengths, masks, positions and counters decide what a program does next. Most of them come from the host, so they can be
 known: wherever the inputs of an operation are known and small, the operation is done once more on the CPU, and the
 stand-in is told what the kernel would have written. What depends on real data stays zero, except that
-  - `all` and `isfinite` are true, every other yes-or-no is no (checks are passed, no sequence ends before its time),
+  - `all` and `isfinite` are true, every other yes-or-no is no (checks are passed, no sequence ends before its time); what is
+    reckoned from such a no stays in doubt, so that `all` of it is true,
+  - sizes that only data decides are a share of the largest possible (`guesses.py`),
   - `argmax` and `multinomial` pick one index that is no special token,
   - `topk` picks every index equally often (routers are balanced).
 Nothing here allocates on the device, so memory stays what it is.
 """
-import contextlib, ctypes, os, sys, threading
+import contextlib, ctypes, os, sys, threading, weakref
+
+from vramcast_hook import import_beside
 
 LARGEST = 4 << 20  # elements; larger results decide nothing
 FLOATS = 4096  # the same for numbers that are not whole
@@ -24,7 +28,8 @@ RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "ra
 SHAPED_BY_DATA = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount", "_unique2"}
 CHOICES = {"argmax", "argmin", "multinomial"}
 ORDINARY = 10  # tokenizers put special tokens first
-PASSES = {"all", "isfinite", "isclose", "isreal"}  # yes where nothing is known: checks are passed
+PASSES = {"all", "_is_all_true", "isfinite", "isclose", "isreal"}  # yes where nothing is known: checks are passed
+CHECKED = {"normal"}  # torch itself reads whether its arguments make sense
 OVERWRITES = {"copy_", "fill_", "zero_"}  # what was there before does not matter
 READS = {"item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__", "__contains__", "equal", "allclose"}
 MOVES = {"to", "cuda", "__get__", "__set__", "data_ptr", "detach", "__len__"} | READS
@@ -113,6 +118,15 @@ def follower(torch):
     from torch.overrides import TorchFunctionMode
 
     Tensor = torch.Tensor
+    guesses = import_beside("vramcast_guesses")
+    doubtful = {}  # by identity: tensors whose contents are our assumption, or were reckoned from one
+
+    def doubt(tensor):
+        key = id(tensor)
+        doubtful[key] = weakref.ref(tensor, lambda _: doubtful.pop(key, None))
+
+    def in_doubt(values):
+        return bool(doubtful) and any(id(part) in doubtful for part in tensors(values))
 
     def extent(tensor):
         """Where the memory of a tensor begins, and how long it is."""
@@ -178,7 +192,7 @@ def follower(torch):
         if not fresh:
             return  # views of something that is known or not
         try:
-            if name in RANDOM or name in CHOICES or not all(worth(part) for part in fresh):
+            if name in RANDOM or name in CHOICES or name in PASSES and in_doubt(args) or not all(worth(part) for part in fresh):
                 raise Unknown
             inputs, options = twin(tuple(args)), {key: twin(value) for key, value in kwargs.items() if key != "out"}
             if name in FACTORIES:
@@ -203,6 +217,8 @@ def follower(torch):
             tell(part, torch.tensor(min(ORDINARY, args[0].size(-1) - 1), device="cpu"))
         elif part.dtype is torch.bool:
             tell(part, torch.tensor(name in PASSES, device="cpu"))
+            if name not in PASSES:
+                doubt(part)
 
     def is_change(name):
         return name == "__setitem__" or name.endswith("_") and not name.endswith("__") or name.startswith("__i") and name.endswith("__") and name != "__invert__"
@@ -222,6 +238,10 @@ def follower(torch):
                 first = twin(changed)
             function(first, *twin(tuple(args[1:])), **{key: twin(value) for key, value in kwargs.items()})
             standin.vramcast_write(start, first.untyped_storage().data_ptr(), length)
+            if in_doubt(args[1:]):
+                doubt(changed)
+            elif name in OVERWRITES:
+                doubtful.pop(id(changed), None)
         except Exception:
             standin.vramcast_forget(start)
 
@@ -240,16 +260,64 @@ def follower(torch):
         replaced = []
         for part in parts:
             if isinstance(part, Tensor) and part.is_cuda and part.dtype is torch.bool:
+                if in_doubt([part]):
+                    raise Unknown
                 replaced += [axis.to(part.device) for axis in twin(part).nonzero().unbind(1)]
             else:
                 replaced.append(part)
         return tuple(replaced)
 
+    def largest_possible(name, args):
+        """Of a call whose size only data decides; none where the data is known, for such a call does not come this far."""
+        try:
+            shaped = name in ("__getitem__", "__setitem__", "nms") or name == "where" and len(args) == 1 or name in guesses.BY_VALUE or name in SHAPED_BY_DATA
+            if not shaped or not args or not isinstance(args[0], Tensor) or not args[0].is_cuda:
+                return None
+            return guesses.possible(torch, name, args)
+        except Exception:
+            return None
+
+    def exact(name, args):
+        """What a known mask chooses from something that learns, whose values are not followed."""
+        try:
+            if name == "masked_select" and not in_doubt(args[1:]):
+                return int(twin(args[1]).expand(torch.broadcast_shapes(args[0].shape, args[1].shape)).sum())
+        except Unknown:
+            return None
+
+    def placed(name, args, most):
+        """Unknown masks as indices; backward would count once more, in a thread that is not followed."""
+        index, counted = args[1], guesses.share(most)
+        if name == "__setitem__":
+            value = args[2]
+            if not (isinstance(value, Tensor) and value.dim() and value.size(0) != 1 and isinstance(index, Tensor)):
+                return args  # one value needs no places
+            counted = min(value.size(0), most)  # as many places as there are values
+        guesses.say(name, counted, most)
+        replaced = []
+        for part in index if isinstance(index, tuple) else (index,):
+            replaced += guesses.axes(torch, part, counted, LARGEST) if guesses.is_mask(torch, part) else [part]
+        return (args[0], tuple(replaced), *args[2:])
+
+    def choose(name, args, result, counted, most):
+        """The indices that were taken as chosen."""
+        guesses.say(name, counted, most)
+        if name in ("nonzero", "argwhere", "where") and counted * max(args[0].dim(), 1) <= LARGEST:
+            places = guesses.chosen(torch, args[0].shape, counted)
+            if isinstance(result, Tensor):
+                tell(result, places)
+            else:
+                for part, axis in zip(result, places.unbind(1)):
+                    tell(part, axis)
+
     class Follow(TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             kwargs, name = kwargs or {}, getattr(function, "__name__", "")
-            if name == "__get__":
-                return function(*args, **kwargs)
+            if name == "__get__" or name == "detach":
+                result = function(*args, **kwargs)
+                if doubtful and isinstance(result, Tensor) and in_doubt(args):
+                    doubt(result)
+                return result
             try:
                 if name in ("__getitem__", "__setitem__") and len(args) > 1:
                     index = by_mask(args[1])
@@ -259,6 +327,8 @@ def follower(torch):
                     Patience.lose(sys._getframe(1))
                     return function(*twin(tuple(args)), **kwargs)
                 elif (name in SHAPED_BY_DATA or name == "where" and len(args) == 1) and isinstance(args[0], Tensor) and args[0].is_cuda and not args[0].requires_grad:
+                    if in_doubt(args):
+                        raise Unknown
                     return move(function(*twin(tuple(args)), **{key: twin(value) for key, value in kwargs.items()}), args[0].device)
             except Unknown:
                 if name in ("equal", "allclose"):
@@ -267,18 +337,33 @@ def follower(torch):
                 pass
             if name in MOVES and not (name == "to" and args[0].is_cuda):
                 return function(*args, **kwargs)  # the stand-in sees the copy
+            most = largest_possible(name, args)
+            counted = exact(name, args) if most is not None else None
+            guessed = most is not None and counted is None
+            counted = guesses.share(most) if guessed else 1 if name in CHECKED else counted
+            if guessed and name in ("__getitem__", "__setitem__"):
+                args, counted, guessed = placed(name, args, most), None, False
             standin.vramcast_blind(1)  # what kernels count for themselves is not to be taken from older values
+            if counted is not None:
+                standin.vramcast_count(counted)
             try:
                 result = function(*args, **kwargs)
             finally:
                 standin.vramcast_blind(0)
+                if counted is not None:
+                    standin.vramcast_count(-1)
             try:
                 if name == "topk" and isinstance(args[0], Tensor) and is_plain(args[0]) and not known(args[0]):
                     balanced(function, args, result)
+                elif guessed:
+                    choose(name, args, result, counted, most)
                 else:
                     follow(function, name, args, kwargs, result)
             except Exception:
                 pass  # a value stays unknown; the program must not notice
+            if in_doubt(args) and name not in PASSES:
+                for part in tensors(result if isinstance(result, (tuple, list)) else [result]):
+                    doubt(part)
             return result
 
     def move(value, device):

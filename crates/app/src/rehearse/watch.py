@@ -24,7 +24,8 @@ class Watch:
         self.torch, self.stats, self.reset = torch, torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats
         self.started = False  # whether the program has touched the card
         self.busy = False  # inside a model's call, or backward
-        self.stepped = False  # an optimizer stepped since the last forward call
+        self.stepped = False  # an optimizer began its step since the last forward call
+        self.whole = False  # and came to its end
         self.phase, self.step, self.micro = "load", 0, 0
         self.seen = {}  # per device: the program's own peaks, which phases must not disturb
         self.most = {}  # per device and kind: the peak of the phase so far
@@ -32,6 +33,7 @@ class Watch:
         self.ended = False
         self.named = False  # inside a phase that the program named itself
         self.run = import_beside("vramcast_recognise").Run(torch)
+        self.shapes = import_beside("vramcast_shapes").Shapes(torch)
         self.lock, self.thread = threading.RLock(), threading.get_ident()
 
     # --- statistics -----------------------------------------------------------------------------------------------------
@@ -46,9 +48,11 @@ class Watch:
         for name, pools in stats.items():
             for pool, values in pools.items() if isinstance(pools, dict) else ():
                 if isinstance(values, dict):
-                    kept[name, pool] = max(kept.get((name, pool), 0), values["peak"])
+                    kept[name, pool] = max(kept.get((name, pool), 0), values.get("peak", 0))
         for kind in ("allocated_bytes", "reserved_bytes"):
-            peak = stats[kind]["all"]["peak"]
+            # Statistics of an allocator that the program brings (vLLM's sleep mode) may have no peaks.
+            total = stats.get(kind, {}).get("all", {})
+            peak = total.get("peak", total.get("current", 0))
             self.most[device, kind] = max(self.most.get((device, kind), 0), peak)
         return stats
 
@@ -56,8 +60,9 @@ class Watch:
         """What the program reads: as if nobody but itself had reset the peaks."""
         stats, kept = self.stats(device), self.seen.get(device, {})
         for (name, pool), peak in kept.items():
-            values = stats[name][pool]
-            values["peak"] = max(values["peak"], peak)
+            values = stats.get(name, {}).get(pool)
+            if isinstance(values, dict) and "peak" in values:
+                values["peak"] = max(values["peak"], peak)
         return stats
 
     def program_reset(self, device):
@@ -80,7 +85,7 @@ class Watch:
         for device in self.devices():
             stats = self.collect(device)
             most = {kind: self.most.pop((device, kind), 0) for kind in ("allocated_bytes", "reserved_bytes")}
-            now, held = stats["allocated_bytes"]["all"]["current"], stats["reserved_bytes"]["all"]["current"]
+            now, held = (stats.get(kind, {}).get("all", {}).get("current", 0) for kind in ("allocated_bytes", "reserved_bytes"))
             if most["reserved_bytes"]:
                 used, peak, refused = self.driver(device)
                 journal("phase", phase=self.phase, device=device, before=self.before.get(device, 0), after=now, peak=most["allocated_bytes"],
@@ -140,11 +145,12 @@ class Watch:
         self.micro += 1
 
     def optimizer(self, optimizer):
-        self.stepped = True
+        self.stepped, self.whole = True, False
         self.run.stepping(optimizer, self.micro)
         self.found(f"{self.step}.opt")
 
     def after_optimizer(self, optimizer):
+        self.whole = True
         self.run.stepped(optimizer)
         self.found(f"{self.step}.zero")
 
@@ -155,12 +161,17 @@ class Watch:
         self.started = True
         torch = self.torch
         journal("start", torch=torch.__version__, arguments=sys.argv, rank=RANK,
-                world=int(os.environ.get("WORLD_SIZE", "1")), device=torch.cuda.get_device_name(0))
+                world=int(os.environ.get("WORLD_SIZE", "1")), visible=os.environ.get("CUDA_VISIBLE_DEVICES"), device=torch.cuda.get_device_name(0))
         if SOURCES:
             torch.cuda.memory._record_memory_history(max_entries=peak.LARGEST_HISTORY, stacks="python")
         observe = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if observe:
-            observe(lambda device, wanted, allocated, free: journal("full", phase=self.phase, device=device, wanted=wanted, allocated=allocated, free=free))
+            observe(self.full)
+
+    def full(self, device, wanted, total, free):
+        """torch gives up an allocation."""
+        held = [self.stats(device)[kind]["all"]["current"] for kind in ("allocated_bytes", "reserved_bytes")]
+        journal("full", phase=self.phase, device=device, wanted=wanted, total=total, free=free, allocated=held[0], reserved=held[1])
 
     def finish(self):
         """The program ends: the last phase, and what was alive at the peak."""
@@ -177,13 +188,18 @@ class Watch:
                     with open(of_rank(SNAPSHOT), "wb") as file:
                         pickle.dump(peak.without_us(snapshot), file)
             journal("run", **self.run.answer())
-            journal("end", steps=self.step + self.stepped, alive=alive)
+            journal("end", steps=self.steps(), alive=alive)
         except Exception as error:  # the report suffers, the program must not
-            journal("end", steps=self.step + self.stepped, alive=[], problem=repr(error))
+            journal("end", steps=self.steps(), alive=[], problem=repr(error))
+
+    def steps(self):
+        """Whole steps; one that an optimizer did not end is none."""
+        return self.step + (self.stepped and self.whole)
 
     def forked(self):
-        """A forked child that uses CUDA has a journal of its own."""
-        self.ended = False
+        """A forked child that uses CUDA has a journal of its own. Once its parent uses CUDA it cannot (torch refuses): such a
+        child, as DataLoader's workers are, holds nothing, and the parent's statistics are not its own."""
+        self.ended = self.started = self.stepped = False
 
 
 def of_rank(path):
@@ -215,6 +231,7 @@ def install(torch):
         try:
             it.forward()
             it.run.called(self, args, kwargs)
+            it.shapes.called(self, args, kwargs)
             return call(self, *args, **kwargs)
         finally:
             it.busy = False

@@ -5,6 +5,7 @@ use super::table::Table;
 use super::train::{levels, phase_name, verdicts};
 use super::{bar, gib, width};
 use crate::rehearse::beside::{Beside, PARTS};
+use crate::rehearse::journal::Phase;
 use crate::rehearse::{Ending, Rehearsal};
 
 const GIB: u64 = 1 << 30;
@@ -52,7 +53,8 @@ pub fn text(rehearsal: &Rehearsal) -> String {
     page += &phases(rehearsal);
     page += &alive(rehearsal);
     page.extend(rehearsal.beside.iter().map(|side| beside(rehearsal, side)));
-    page += &verdicts(&rehearsal.verdicts);
+    page += &shared(rehearsal);
+    page += &answer(rehearsal);
     for note in &rehearsal.notes {
         page += &(wrapped(&format!("note: {note}"), width()) + "\n");
     }
@@ -67,9 +69,18 @@ fn in_words(phase: &str) -> String {
 fn ending(ending: &Ending) -> String {
     match ending {
         Ending::Finished => "the program ran to its end".into(),
-        Ending::OutOfMemory { phase, wanted, exit_code } => {
+        Ending::OutOfMemory { phase, wanted, allocated, reserved, free, exit_code } => {
             let how = exit_code.map_or(String::new(), |code| format!("\nthe program's exit code is {code}"));
-            format!("out of memory in {}: {} GiB more were asked for{how}", in_words(phase), gib(*wanted))
+            let held = match reserved {
+                0 => String::new(),
+                _ => format!(
+                    ", while tensors held {} GiB, torch {} GiB in all, and {} GiB of the card were free",
+                    gib(*allocated),
+                    gib(*reserved),
+                    gib(*free)
+                ),
+            };
+            format!("out of memory in {}: {} GiB more were asked for{held}{how}", in_words(phase), gib(*wanted))
         }
         Ending::Waited { source } => {
             format!("stopped: {source} waits for a value that only a real GPU computes")
@@ -79,6 +90,13 @@ fn ending(ending: &Ending) -> String {
             let what = exception.as_ref().map(|text| format!(": {text}")).unwrap_or_default();
             format!("the program failed by itself ({how}){what}")
         }
+        Ending::StandIn { exit_code, what } => {
+            let how = exit_code.map_or("a signal ended it".into(), |code| format!("exit code {code}"));
+            format!(
+                "the stand-in for CUDA failed, not the program ({how}): {what}; a real GPU would probably do it, so please report this"
+            )
+        }
+        Ending::Interrupted => "interrupted".into(),
         Ending::Cut => {
             "the time limit ended the program; does it wait for a value that only a real GPU computes? --steps ends it sooner".into()
         }
@@ -88,6 +106,31 @@ fn ending(ending: &Ending) -> String {
             format!("the program failed before it used the GPU ({how})")
         }
     }
+}
+
+/// Cards with several processes.
+fn shared(rehearsal: &Rehearsal) -> String {
+    let line = |card: &crate::rehearse::shared::SharedCard| {
+        format!("card {}: {} processes at once, together {} GiB\n", card.card, card.processes, gib(card.bytes))
+    };
+    rehearsal.shared.iter().map(line).collect()
+}
+
+/// The verdicts, and how far they reach.
+fn answer(rehearsal: &Rehearsal) -> String {
+    if matches!(rehearsal.ending, Ending::OutOfMemory { .. }) {
+        let more = "it needs at least that; to see how much, rehearse with more, such as --memory 1TiB";
+        return verdicts(&rehearsal.verdicts) + &wrapped(more, width()) + "\n";
+    }
+    if !rehearsal.so_far {
+        return verdicts(&rehearsal.verdicts);
+    }
+    if rehearsal.verdicts.is_empty() {
+        let why = "no verdict: the program ended before a whole step (forward, backward, optimizer) was seen; so far it \
+                   took what stands above";
+        return wrapped(why, width()) + "\n";
+    }
+    format!("so far, for the program did not come to its own end: {}", verdicts(&rehearsal.verdicts))
 }
 
 /// One line for each, if there are several.
@@ -112,7 +155,15 @@ fn processes(rehearsal: &Rehearsal) -> String {
     table.to_string() + "\n"
 }
 
-/// The fullest process, phase by phase; of many steps the first ones.
+/// The first phases, and that of the peak wherever it is.
+fn shown(phases: &[Phase], most: usize) -> Vec<&Phase> {
+    // Of equal ones the first.
+    let peak = phases.iter().enumerate().rev().max_by_key(|(_, phase)| phase.peak).map_or(0, |(place, _)| place);
+    let first = if peak < most { most } else { most - 1 };
+    phases.iter().enumerate().filter(|(place, _)| *place < first || *place == peak).map(|(_, phase)| phase).collect()
+}
+
+/// The fullest process, phase by phase; of many steps the first ones and the peak's.
 fn phases(rehearsal: &Rehearsal) -> String {
     const MOST: usize = 16;
     let Some(process) = rehearsal.processes.iter().max_by_key(|process| process.totals.process) else {
@@ -122,7 +173,7 @@ fn phases(rehearsal: &Rehearsal) -> String {
     let room = width().saturating_sub(60).clamp(8, 40);
     let unit = Unit::of(rehearsal);
     let mut table = Table::new(&[&format!("{} in phase", unit.name), "before", "peak", "after", "reserved", ""]);
-    for phase in process.phases.iter().take(MOST) {
+    for phase in shown(&process.phases, MOST) {
         table.row(vec![
             phase.phase.clone(),
             unit.show(phase.before),

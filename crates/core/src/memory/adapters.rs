@@ -29,6 +29,9 @@ pub(super) struct Loaded {
     pub(super) wrapped: Wrapped,
 }
 
+/// How a quantised checkpoint holds a model, where it does.
+type Stored<'a> = Option<(&'a crate::source::quantization::Quantization, StoredKernel)>;
+
 /// The type hidden states have: that of embeddings and norms.
 pub(super) fn hidden_dtype(plan: &TrainPlan) -> DType {
     match &plan.quantization {
@@ -43,7 +46,7 @@ pub(super) fn load(
     program: &Program,
     plan: &TrainPlan,
     layout: &AdapterLayout,
-    (base, names): (Option<(&crate::source::quantization::Quantization, StoredKernel)>, &[(&str, &str)]),
+    (base, names): (Stored<'_>, loading::Names<'_>),
 ) -> Loaded {
     let mut loaded = Loaded { parameters: Vec::new(), trained: Vec::new(), wrapped: Wrapped::default() };
     // A tied head is made with a matrix of its own, which goes when it is tied: what is made next moves in there.

@@ -31,7 +31,7 @@ pub(super) struct Changes<'a> {
     /// How it is split over tensor-parallel cards.
     pub(super) split: Option<Split>,
     /// What its checkpoint calls otherwise.
-    pub(super) names: &'a [(&'a str, &'a str)],
+    pub(super) names: loading::Names<'a>,
 }
 
 /// The model of a plan on the card.
@@ -56,7 +56,7 @@ pub(super) fn model(torch: &mut Torch, program: &Program, plan: &TrainPlan, chan
 }
 
 /// Parameters straight from a checkpoint, then buffers.
-fn pretrained(torch: &mut Torch, program: &Program, plan: &TrainPlan, names: &[(&str, &str)]) -> Loaded {
+fn pretrained(torch: &mut Torch, program: &Program, plan: &TrainPlan, names: loading::Names<'_>) -> Loaded {
     let scheme = plan.quantization.as_ref();
     let load = |torch: &mut Torch| loading::from_pretrained(torch, program, plan.weights, scheme, names);
     let (mut parameters, quantised) = torch.in_category(Category::Weights, load);

@@ -17,13 +17,16 @@ use crate::model::op::ParameterId;
 use crate::model::{Module, Program, Shape};
 use crate::plan::{Quantization, QuantizationScheme};
 
+/// What a checkpoint calls otherwise: a beginning of the model's names, and its own.
+pub(super) type Names<'a> = &'a [(&'a str, &'a str)];
+
 /// Parameters by id, and those that are held in few bits.
 pub(super) fn from_pretrained(
     torch: &mut Torch,
     program: &Program,
     weights: DType,
     scheme: Option<&Quantization>,
-    names: &[(&str, &str)],
+    names: Names<'_>,
 ) -> (Vec<Tensor>, BTreeMap<ParameterId, QuantisedWeight>) {
     let mut modules: BTreeMap<ParameterId, &Module> = BTreeMap::new();
     if let Some(scheme) = scheme {
@@ -79,7 +82,7 @@ fn warm_up(
 }
 
 /// The name that a checkpoint has for a parameter.
-fn stored_name(name: &str, names: &[(&str, &str)]) -> String {
+fn stored_name(name: &str, names: Names<'_>) -> String {
     let other = names.iter().find_map(|(own, stored)| Some(format!("{stored}{}", name.strip_prefix(own)?)));
     other.unwrap_or_else(|| name.to_owned())
 }

@@ -1,0 +1,136 @@
+//! Rehearsals with the real torch, of what only it can show: values that nobody knows, workers, memory that runs out.
+#![cfg(target_os = "linux")]
+
+#[path = "support/torch.rs"]
+mod torch;
+
+use std::path::Path;
+use std::process::Command;
+
+use torch::PythonWithTorch;
+
+/// Runs a program on a pretended RTX 4090; its exit code and all it said. None where there is no torch.
+fn rehearse(program: &str, options: &[&str]) -> Option<(Option<i32>, String)> {
+    let python = PythonWithTorch::get()?;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("train.py"), program).unwrap();
+    let output = Command::new(Path::new(env!("CARGO_BIN_EXE_vramcast")))
+        .args(["rehearse", "--quiet", "--gpu", "rtx4090"])
+        .args(options)
+        .arg("--")
+        .arg(&python.path)
+        .arg(folder.path().join("train.py"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    Some((output.status.code(), text))
+}
+
+const MASKS: &str = "
+import torch
+hidden = torch.nn.Embedding(1000, 64).cuda()(torch.randint(0, 1000, (8, 128)).cuda())
+mask = torch.rand(8, 128, device='cuda') < 0.15
+known = torch.arange(1024, device='cuda').view(8, 128) < 10
+print('chosen', len(hidden[mask]), len(mask.nonzero()), len(torch.unique(torch.rand(100, device='cuda'))), len(torch.where(mask.detach())[0]))
+print('known', len(hidden[known]), len(torch.masked_select(hidden[..., 0], known)))
+out = torch.zeros(8, 128, device='cuda')
+out[mask] = hidden[mask][:, 0].detach()
+out[mask] = 1
+hidden[mask].sum().backward()
+torch.masked_select(torch.rand(8, 128, device='cuda', requires_grad=True), mask).sum().backward()
+";
+
+#[test]
+fn masks_nobody_knows_choose_a_stated_share() {
+    let Some((code, text)) = rehearse(MASKS, &[]) else { return };
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("chosen 1024 1024 100 1024") && text.contains("known 10 10"), "{text}");
+    assert!(text.contains("train.py:6 (nonzero: 1024 of 1024)") || text.contains("(nonzero: 1024"), "{text}");
+    let Some((_, text)) = rehearse(MASKS, &["--mask-fraction", "0.25"]) else { return };
+    assert!(text.contains("chosen 256 256 25 256") && text.contains("known 10 10"), "{text}");
+}
+
+#[test]
+fn checks_of_unknown_values_pass() {
+    let program = "
+import torch
+from torch.distributions import Categorical, Normal
+x = torch.rand(100, device='cuda')
+assert (x >= 0).all() and ((x >= 0) & ~(x > 1)).view(10, 10).all(-1).all() and not (x > 2).any()
+normal = Normal(torch.randn(4, device='cuda'), torch.rand(4, device='cuda') + 0.1)
+normal.log_prob(normal.sample())
+choice = Categorical(probs=torch.rand(4, 6, device='cuda').softmax(-1))
+choice.log_prob(choice.sample())
+assert not (torch.arange(5, device='cuda') > 2).all(), 'what is known stays known'
+torch.linalg.svd(torch.rand(8, 8, device='cuda'))
+begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+begin.record(), end.record()
+assert begin.elapsed_time(end) >= 1
+";
+    let Some((code, text)) = rehearse(program, &[]) else { return };
+    assert_eq!(code, Some(0), "{text}");
+}
+
+#[test]
+fn workers_that_never_use_the_card_are_no_processes_of_it() {
+    let program = "
+import torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in DataLoader(torch.rand(10, 64), batch_size=4, num_workers=2, multiprocessing_context='fork'):
+    model(batch.cuda()).sum().backward()
+    optimizer.step()
+";
+    let Some((code, text)) = rehearse(program, &["--json"]) else { return };
+    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(text.matches("\"process\": ").count(), 1 + 1 + 1, "one process, its total and the run's: {text}");
+    assert!(text.contains("shapes vary between steps (2×64 to 4×64)"), "{text}");
+}
+
+#[test]
+fn memory_that_runs_out_says_what_was_needed() {
+    let program = "
+import torch
+held = [torch.empty(4 << 30, dtype=torch.uint8, device='cuda') for _ in range(9)]
+";
+    let Some((code, text)) = rehearse(program, &[]) else { return };
+    assert_eq!(code, Some(1), "{text}");
+    let line = text.replace('\n', " ");
+    assert!(
+        line.contains("4.00 GiB more were asked for, while tensors held 20.00 GiB, torch 20.00 GiB in all"),
+        "{text}"
+    );
+    assert!(line.contains("does not fit RTX 4090") && !line.contains(" 0.00 GiB too much"), "{text}");
+}
+
+#[test]
+fn a_fatal_signal_is_named_by_its_line() {
+    let program = "
+import ctypes, torch
+torch.zeros(1, device='cuda')
+ctypes.string_at(0)
+";
+    let Some((code, text)) = rehearse(program, &[]) else { return };
+    assert_eq!(code, Some(4), "{text}");
+    let line = text.replace('\n', " ");
+    assert!(line.contains("segmentation fault in") && line.contains("stand-in"), "{text}");
+}
+
+#[test]
+fn a_step_that_its_optimizer_does_not_end_is_no_whole_one() {
+    let program = "
+import torch
+class Failing(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        raise KeyError('state')
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = Failing(model.parameters(), 0.1)
+model(torch.rand(4, 64).cuda()).sum().backward()
+optimizer.step()
+";
+    let Some((code, text)) = rehearse(program, &[]) else { return };
+    assert_eq!(code, Some(4), "{text}");
+    assert!(text.contains("no verdict") && !text.contains("fits"), "{text}");
+}
