@@ -9,7 +9,6 @@ use vramcast_core::ask::{Asked, Given, Kept, Runner, Task, Wanted};
 use vramcast_core::lens::{self, Facts, Method, Question as Formula};
 use vramcast_core::model::Assumption;
 use vramcast_core::plan::RunPlan;
-use vramcast_core::report::Level;
 
 use crate::ask::card::Machine;
 use crate::ask::found::{Reach, Sizes, Subject};
@@ -210,13 +209,8 @@ impl Asking {
             suggestions: !self.is_on("no_suggestions"),
             all_cards: self.is_on("all_gpus"),
             require: match self.text("require")? {
+                Some(text) => Some(text.parse().map_err(|error| Failure::bad_input(format!("require: {error}")))?),
                 None => None,
-                Some(text) => {
-                    let known = Level::NAMES.iter().find(|(name, _)| *name == text);
-                    let wrong =
-                        || Failure::bad_input(format!("require: {text} is not one of measured, sources, guess"));
-                    Some(known.ok_or_else(wrong)?.1)
-                }
             },
         };
         // What only text shows.

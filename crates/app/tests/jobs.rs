@@ -110,3 +110,24 @@ fn loading_and_merging() {
     let refused = vramcast("train gpt2 --merge").code(2);
     assert!(String::from_utf8_lossy(&refused.get_output().stderr).contains("no LoRA adapter"));
 }
+
+/// What would change nothing is refused, and a flag's lengths take the place of a file's.
+#[test]
+fn what_has_no_effect_is_refused() {
+    for line in [
+        "train gpt2 --seed 7",
+        "train gpt2 --pad-to-multiple-of 8",
+        "train gpt2 --sampler grouped",
+        "train gpt2 --lora --merge --eval-batch-size 8",
+        "train gpt2 --steps 0 --from-pretrained --lengths 5,6",
+    ] {
+        let refused = vramcast(line).code(2);
+        assert!(String::from_utf8_lossy(&refused.get_output().stderr).contains("has no effect"), "{line}");
+    }
+    vramcast("train llama3-8b --lora --dora --merge").code(2);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.yaml");
+    std::fs::write(&file, "job:\n  lengths:\n    uniform: [16, 512]\n").unwrap();
+    let over = json(&format!("train gpt2 --plan {} --lengths 64,128", file.display()));
+    assert_eq!(over["run"]["lengths"][2], 128);
+}

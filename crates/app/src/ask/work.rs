@@ -16,8 +16,6 @@ use crate::failure::Failure;
 pub(crate) const MILLIONS: u64 = 10;
 /// What a simulation records for each operation of a forward pass, roughly, as counted on RWKV: itself, its tensors, its backward.
 const PER_OPERATION: u64 = 3;
-/// Tokens of a sample where nobody says.
-pub(crate) const USUAL_TOKENS: u64 = 2048;
 /// Lengths at which operations are counted.
 const SHORT: [u64; 2] = [64, 128];
 
@@ -43,7 +41,7 @@ pub(crate) fn within<T>(millions: u64, answer: impl FnOnce() -> Result<T, Failur
 /// Refuses a request on a model that computes token by token and would record too much: before it begins, in a moment.
 pub(crate) fn foresee(model: &Model, request: &Request) -> Result<(), Failure> {
     let most = MOST.get();
-    let tokens = tree::get(&request.stated, "batch.seq_len").and_then(Value::as_u64).unwrap_or(USUAL_TOKENS);
+    let tokens = tree::get(&request.stated, "batch.seq_len").and_then(Value::as_u64).unwrap_or_else(plain_tokens);
     if most == 0 || tokens <= SHORT[1] || request.runner.serves() {
         return Ok(());
     }
@@ -70,12 +68,17 @@ fn per_token(model: &Model, inputs: &Inputs) -> u64 {
     more.saturating_sub(less) / (SHORT[1] - SHORT[0])
 }
 
+/// Tokens of a sample where nobody says.
+pub(crate) fn plain_tokens() -> u64 {
+    TrainPlan::default().batch.seq_len
+}
+
 /// Tokens of a sample that a page of many simulations takes where nobody says: fewer of a model that computes one by one.
 pub(crate) fn usual_tokens(model: &Model) -> u64 {
     /// So many operations are simulated in some milliseconds.
     const QUICK: u64 = 50_000;
     let each = per_token(model, &TrainPlan::default().batch.training_inputs());
-    QUICK.checked_div(each).map_or(USUAL_TOKENS, |tokens| tokens.clamp(16, USUAL_TOKENS))
+    QUICK.checked_div(each).map_or_else(plain_tokens, |tokens| tokens.clamp(16, plain_tokens()))
 }
 
 fn too_large(why: String, enough: u64) -> Failure {

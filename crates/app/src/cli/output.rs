@@ -26,7 +26,7 @@ pub(super) struct OutputArguments {
     #[arg(long, value_name = "SIZE")]
     pub(super) fail_under_headroom: Option<String>,
     /// End with 2 unless the answer is at least this sure: measured (recorded runs of such a model and plan) or sources.
-    #[arg(long, value_name = "LEVEL", value_parser = level)]
+    #[arg(long, value_name = "LEVEL")]
     pub(super) require: Option<Level>,
     /// Do not look for changes that would make it fit.
     #[arg(long)]
@@ -40,11 +40,6 @@ pub(super) struct OutputArguments {
     /// Write the timeline as SVG.
     #[arg(long, value_name = "FILE")]
     pub(super) svg: Option<PathBuf>,
-}
-
-fn level(text: &str) -> Result<Level, String> {
-    let known = Level::NAMES.iter().find(|(name, _)| *name == text);
-    known.map(|(_, level)| *level).ok_or_else(|| "one of measured, sources, guess".into())
 }
 
 /// What is known of the machine.

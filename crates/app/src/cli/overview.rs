@@ -149,7 +149,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         refusals: card.map(|card| card.notes).unwrap_or_default(),
         all_linear: false,
     };
-    if arguments.sequence_length.is_none() && seq_len == usual && usual < work::USUAL_TOKENS {
+    if arguments.sequence_length.is_none() && seq_len == usual && usual < work::plain_tokens() {
         let said = format!("the model computes token by token: {usual} tokens here, --sequence-length says otherwise");
         overview.refusals.push(said);
     }

@@ -40,7 +40,7 @@ pub fn lines(run: &Run) -> Vec<String> {
     }
     if let Some(spread) = run.spread {
         let [low, high] = spread.reserved.map(gib);
-        lines.push(format!("over {} orders of the samples, reserved goes from {low} to {high} GiB", spread.seeds));
+        lines.push(format!("over {} seeds, reserved goes from {low} to {high} GiB", spread.seeds));
     }
     lines.extend(decides(run));
     match (&run.fails, run.retries) {

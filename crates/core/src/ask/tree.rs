@@ -44,8 +44,8 @@ pub fn take(tree: &mut Value, path: &str) -> Option<Value> {
 }
 
 /// Places whose object has one key that says which of several it is: another one replaces it.
-const ONE_OF: [&str; 4] =
-    ["parallel.engine", "cache", "parallel.engine.megatron.split", "parallel.engine.megatron.recompute"];
+const ONE_OF: [&str; 5] =
+    ["parallel.engine", "cache", "job.lengths", "parallel.engine.megatron.split", "parallel.engine.megatron.recompute"];
 
 /// Lays one tree over another. An adapter of another method, and another engine, replace the one below.
 pub fn lay(below: &mut Value, above: &Value) {

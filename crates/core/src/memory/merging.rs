@@ -9,7 +9,17 @@ use super::torch::quantised::QuantisedWeight;
 use crate::dtype::DType;
 use crate::model::op::ModuleId;
 use crate::model::{Program, Shape};
-use crate::plan::QuantizationScheme;
+use crate::plan::{Fault, PlanError, QuantizationScheme};
+
+/// Refuses adapters whose merging is not simulated.
+pub(super) fn check(loaded: &Loaded) -> Result<(), PlanError> {
+    let what = match &loaded.wrapped {
+        wrapped if !wrapped.lora_parameters.is_empty() => "merging adapters of parameters",
+        wrapped if wrapped.lora.values().any(|weights| weights.magnitude.is_some()) => "merging DoRA",
+        _ => return Ok(()),
+    };
+    Err(Fault::unsupported("job.merge", what).or_drop("job.merge").into())
+}
 
 /// Merges all adapters of a model that was loaded.
 pub(super) fn run(torch: &mut Torch, program: &Program, loaded: &mut Loaded) {

@@ -13,7 +13,8 @@ use crate::model::op::Op;
 use crate::model::{Model, Program, Step};
 use crate::plan::parallel::{Engine, Parallel, Place};
 use crate::plan::{
-    AdapterLayout, Batch, Fault, InferPlan, Kernels, LossKind, Package, PlanError, Quantization, TrainPlan, liger,
+    AdapterLayout, Batch, Fault, InferPlan, Kernels, LossKind, ModelCode, Package, PlanError, Quantization, TrainPlan,
+    liger,
 };
 
 /// A run, simulated.
@@ -154,6 +155,10 @@ fn train_at(
         split,
         names: model.family().facts.stored_names,
     };
+    if plan.job.from_pretrained && (changes.base.is_some() || plan.model_code != ModelCode::Transformers) {
+        let what = "loading of a quantised checkpoint, or into another model code than transformers',";
+        return Err(Fault::unsupported("job.from_pretrained", what).or_drop("job.from_pretrained").into());
+    }
     let log = train::simulate((&program, &programs), plan, changes, (spread, place))?;
     if let Some(why) = &log.refused {
         return Err(Fault::new("sdpa_kernel", why.clone()).or_drop("sdpa_kernel").into());

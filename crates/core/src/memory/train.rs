@@ -57,6 +57,7 @@ pub(super) fn simulate(
     };
     if plan.job.merge || plan.job.steps == Some(0) {
         if plan.job.merge {
+            merging::check(&loaded)?;
             phase(&mut torch, Work::Merge.into(), |torch| merging::run(torch, program, &mut loaded));
         }
         return torch.finish(loaded);

@@ -29,6 +29,15 @@ impl Level {
     }
 }
 
+impl std::str::FromStr for Level {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = Self::NAMES.iter().find(|(known, _)| *known == name);
+        known.map(|(_, level)| *level).ok_or_else(|| format!("{name} is not one of measured, sources, guess"))
+    }
+}
+
 /// What stands behind an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Confidence {

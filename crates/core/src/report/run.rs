@@ -23,7 +23,7 @@ pub struct Run {
     pub decides: String,
     /// How often the allocator had to give cached memory back and try again; each costs time.
     pub retries: u32,
-    /// The same run with samples in other orders.
+    /// The same run with other seeds: other orders, and other samples where lengths are drawn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
     /// Where the run ends for want of memory.
@@ -31,10 +31,10 @@ pub struct Run {
     pub fails: Option<Failure>,
 }
 
-/// Peaks over runs whose samples come in other orders: the lowest and the highest.
+/// Peaks over runs with other seeds: the lowest and the highest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Spread {
-    /// Orders that were tried.
+    /// Seeds that were tried.
     pub seeds: u32,
     /// Peak allocated.
     pub allocated: [u64; 2],

@@ -109,9 +109,32 @@ impl Job {
         Self { memory_limit: None, ..self.clone() }.is_plain()
     }
 
+    /// Refuses what would change nothing: an order of samples that are all alike, and what surrounds steps where none run.
+    fn check_effects(&self, faults: &mut Faults) {
+        let usual = Self::default();
+        let ordered = [
+            ("job.order", self.order != usual.order),
+            ("job.seed", self.seed != usual.seed),
+            ("job.pad_to_multiple_of", self.pad_to_multiple_of.is_some()),
+        ];
+        for (path, given) in ordered {
+            faults.when(given && self.lengths.is_none(), || Fault::no_effect(path, "on samples that are all alike"));
+        }
+        let around = [
+            ("job.lengths", self.lengths.is_some()),
+            ("job.evaluation", self.evaluation.is_some()),
+            ("job.empty_cache_steps", self.empty_cache_steps.is_some()),
+        ];
+        for (path, given) in around {
+            let none = self.merge || self.steps == Some(0);
+            faults.when(given && none, || Fault::no_effect(path, "where no steps are run"));
+        }
+    }
+
     /// Refuses what cannot be.
     pub(super) fn check(&self, faults: &mut Faults) {
         self.lengths.iter().for_each(|lengths| lengths.check(faults));
+        self.check_effects(faults);
         faults.range("job.steps", self.steps.unwrap_or(1).into(), 0..=100_000);
         faults.range("job.pad_to_multiple_of", self.pad_to_multiple_of.unwrap_or(1), 1..=65_536);
         faults.range("job.empty_cache_steps", self.empty_cache_steps.unwrap_or(1).into(), 1..=1 << 20);
