@@ -51,20 +51,21 @@ fn a_plan_that_a_row_cannot_hold_is_refused_by_name() {
 }
 
 #[test]
+#[ignore = "second ring: torch"]
 fn steps_are_bounded() {
     let (stderr, code) = probe(&["train", "gpt2", "--probe-steps", "0"]);
     assert_eq!(code, Some(2));
     assert!(stderr.contains("--probe-steps"), "{stderr}");
 }
 
-/// Runs `probe` for real and returns its document and the rows of its ledger; none where there is no torch.
-fn probe_for_real(card: Card, what: &str, options: &[&str]) -> Option<(Value, Vec<Value>)> {
-    let python = PythonWithTorch::get()?;
+/// Runs `probe` for real and returns its document and the rows of its ledger.
+fn probe_for_real(card: Card, what: &str, options: &[&str]) -> (Value, Vec<Value>) {
+    let python = PythonWithTorch::get();
     let folder = tempfile::tempdir().unwrap();
     let ledger = folder.path().join("rows.jsonl");
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recording/config.json");
     let vramcast = Path::new(env!("CARGO_BIN_EXE_vramcast"));
-    let mut command = python.command(vramcast, card, vramcast.as_os_str())?;
+    let mut command = python.command(vramcast, card, vramcast.as_os_str());
     command.args(["probe", what, config, "--gpu", "H200", "--json", "--python"]).arg(&python.path).args(options);
     let output = command.arg("--ledger").arg(&ledger).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -72,14 +73,15 @@ fn probe_for_real(card: Card, what: &str, options: &[&str]) -> Option<(Value, Ve
     let rows = std::fs::read_to_string(ledger).unwrap();
     // The report of a rehearsal follows the answer of its program.
     let document = serde_json::Deserializer::from_str(&text).into_iter().next().unwrap().unwrap();
-    Some((document, rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect()))
+    (document, rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
 }
 
 const TINY: [&str; 7] = ["--batch-size", "2", "--seq-len", "64", "--probe-steps", "1", "--clip"];
 
 #[test]
+#[ignore = "second ring: torch"]
 fn a_tiny_model_is_probed_end_to_end_without_a_gpu() {
-    let Some((document, rows)) = probe_for_real(Card::None, "train", &TINY) else { return };
+    let (document, rows) = probe_for_real(Card::None, "train", &TINY);
     let probe = &document["probe"];
     assert_eq!(rows.len(), 1);
     assert_eq!((&rows[0]["gpu"], &rows[0]["measured"]["params"]), (&"cpu".into(), &2_499_840.into()));
@@ -102,16 +104,18 @@ fn a_tiny_model_is_probed_end_to_end_without_a_gpu() {
 }
 
 #[test]
+#[ignore = "second ring: torch"]
 fn generation_is_probed_without_a_gpu() {
     let options = ["--prompt", "32", "--new-tokens", "4"];
-    let Some((_, rows)) = probe_for_real(Card::None, "infer", &options) else { return };
+    let (_, rows) = probe_for_real(Card::None, "infer", &options);
     assert_eq!(rows[0]["measured"]["phases"][0]["phase"], "generate");
 }
 
 /// torch's own allocator on a pretended card: every phase is scored, as on a real one.
 #[test]
+#[ignore = "second ring: torch"]
 fn a_probe_on_a_pretended_card_meets_the_prediction() {
-    let Some((document, rows)) = probe_for_real(Card::H200, "train", &TINY) else { return };
+    let (document, rows) = probe_for_real(Card::H200, "train", &TINY);
     assert_eq!(rows[0]["gpu"], "NVIDIA H200");
     let scored = &document["probe"]["scored"];
     for level in ["allocated", "reserved"] {
@@ -123,10 +127,11 @@ fn a_probe_on_a_pretended_card_meets_the_prediction() {
 }
 
 #[test]
+#[ignore = "second ring: torch"]
 fn every_rank_of_a_world_is_measured_by_torchrun() {
     let options = ["--batch-size", "1", "--seq-len", "32", "--gpus", "2", "--engine", "ddp", "--processes", "2"];
     let options = [&options[..], &["--probe-steps", "1"]].concat();
-    let Some((document, rows)) = probe_for_real(Card::None, "train", &options) else { return };
+    let (document, rows) = probe_for_real(Card::None, "train", &options);
     let ranks = document["probe"]["row"]["ranks"].as_array().unwrap();
     assert_eq!(ranks.iter().map(|rank| rank["rank"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1]);
     let most = ranks.iter().map(|rank| rank["peak_allocated"].as_u64().unwrap()).max();

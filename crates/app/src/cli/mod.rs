@@ -6,6 +6,7 @@ mod calibrate;
 mod compare;
 mod context;
 mod detect;
+mod help;
 mod import;
 mod infer;
 mod inspect;
@@ -118,6 +119,8 @@ enum Command {
     Verify(verify::Arguments),
     /// Serve the web page and the HTTP API on this machine.
     Serve(serve::Arguments),
+    /// Options by topic: `vramcast help train optimizer`.
+    Help(help::Arguments),
     /// Print the JSON schema of plan files.
     Schema(schema::Arguments),
     /// Print completions for a shell.
@@ -197,6 +200,7 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::List(arguments) => list::run(arguments, &context),
         Command::Verify(arguments) => verify::run(arguments, context.text_or_json("verify")?, context.quiet),
         Command::Serve(arguments) => serve::run(arguments, context),
+        Command::Help(arguments) => help::run(arguments, Cli::command()),
         Command::Schema(arguments) => schema::run(arguments),
         Command::Completions(arguments) => Ok(shell::completions(arguments, Cli::command())),
         Command::Man => shell::manual(Cli::command()),

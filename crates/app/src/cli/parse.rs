@@ -7,11 +7,11 @@ use clap::{Command, CommandFactory, FromArgMatches};
 
 use vramcast_core::ask::{Scope, table};
 
-use super::{Cli, Failure, words};
+use super::{Cli, Failure, help, words};
 
 thread_local! {
     // Some hundreds of options take longer to set up than an estimate takes: once, for a library that is asked often.
-    static GRAMMAR: RefCell<Command> = RefCell::new(Cli::command());
+    static GRAMMAR: RefCell<Command> = RefCell::new(help::short(Cli::command()));
 }
 
 /// Reads a command line, in our words or other tools'. The inner error is clap's: help and the version are such, too.

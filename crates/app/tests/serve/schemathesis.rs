@@ -6,6 +6,7 @@ use std::process::Command;
 use super::Server;
 
 #[test]
+#[ignore = "second ring: schemathesis"]
 fn schemathesis_finds_nothing() {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("schemathesis");
     let environment = folder.join("environment");
@@ -13,22 +14,13 @@ fn schemathesis_finds_nothing() {
     if !program.exists() {
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
-        let made = Command::new("python3").args(["-m", "venv"]).arg(&environment).output();
-        let mut install = Command::new(environment.join("bin/python"));
-        install.args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "schemathesis==4.32.5",
-            "hypothesis==6.170.15",
-        ]);
-        let ready = made.is_ok_and(|made| made.status.success()) && install.status().is_ok_and(|done| done.success());
-        if !ready {
-            eprintln!("SKIPPED: no python3 with venv, or no package registry");
-            return;
-        }
+        let done = |what: &str, command: &mut Command| {
+            assert!(command.status().is_ok_and(|status| status.success()), "{what} failed");
+        };
+        done("python3 with venv", Command::new("python3").args(["-m", "venv"]).arg(&environment));
+        let packages = ["schemathesis==4.32.5", "hypothesis==6.170.15"];
+        let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+        done("pip install", Command::new(environment.join("bin/python")).args(install).args(packages));
     }
     let server = Server::start(&["--rate", "0", "--timeout", "60"]);
     // Whether a plan can run is more than a schema says, so a good body may be refused: `positive_data_acceptance` is out.

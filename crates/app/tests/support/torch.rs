@@ -44,15 +44,10 @@ pub(crate) enum Card {
 }
 
 impl PythonWithTorch {
-    /// The interpreter that `VRAMCAST_TEST_PYTHON` names, or one that is made under the target folder at the first test;
-    /// none, and a line that says so, where there is no Python or no package registry.
-    pub(crate) fn get() -> Option<&'static Self> {
-        static FOUND: OnceLock<Option<PythonWithTorch>> = OnceLock::new();
-        let find = || match std::env::var_os("VRAMCAST_TEST_PYTHON") {
-            Some(path) => Some(Self::of(path.into())),
-            None => made().map(Self::of),
-        };
-        FOUND.get_or_init(find).as_ref()
+    /// The interpreter that `VRAMCAST_TEST_PYTHON` names, or one that is made under the target folder at the first test.
+    pub(crate) fn get() -> &'static Self {
+        static FOUND: OnceLock<PythonWithTorch> = OnceLock::new();
+        FOUND.get_or_init(|| Self::of(std::env::var_os("VRAMCAST_TEST_PYTHON").map_or_else(made, PathBuf::from)))
     }
 
     fn of(path: PathBuf) -> Self {
@@ -60,36 +55,32 @@ impl PythonWithTorch {
         Self { bare: !imported.is_ok_and(|output| output.status.success()), path }
     }
 
-    /// A command line that runs `program` so that its torch sees that card; `vramcast` holds the rehearsal. None, and a
-    /// line that says so, where a card cannot be pretended.
-    pub(crate) fn command(&self, vramcast: &Path, card: Card, program: &OsStr) -> Option<Command> {
+    /// A command line that runs `program` so that its torch sees that card; `vramcast` holds the rehearsal.
+    pub(crate) fn command(&self, vramcast: &Path, card: Card, program: &OsStr) -> Command {
         if !self.bare && card == Card::None {
             let mut command = Command::new(program);
             command.env("CUDA_VISIBLE_DEVICES", "");
-            return Some(command);
+            return command;
         }
         let ask = ["-c", "from torch import version; raise SystemExit(version.cuda is None)"];
         let has_cuda = self.bare || Command::new(&self.path).args(ask).status().is_ok_and(|status| status.success());
-        if !(cfg!(target_os = "linux") && has_cuda) {
-            eprintln!("SKIPPED: a card is pretended only on Linux, for a CUDA build of torch");
-            return None;
-        }
+        assert!(cfg!(target_os = "linux") && has_cuda, "a card is pretended only on Linux, for a CUDA build of torch");
         let mut command = Command::new(vramcast);
         command.args(["rehearse", "--quiet", "--no-sources", "--gpu", "H200", "--python"]).arg(&self.path).arg("--");
         if card == Card::None {
             command.args(["env", "CUDA_VISIBLE_DEVICES="]);
         }
         command.arg(program);
-        Some(command)
+        command
     }
 }
 
 /// A virtual environment under the target folder, made once: half a gigabyte to fetch, 1.7 on the disk.
-fn made() -> Option<PathBuf> {
+fn made() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("torch-2.11.0");
     let (python, complete) = (folder.join("bin/python"), folder.join("complete"));
     if complete.exists() {
-        return Some(python);
+        return python;
     }
     let _ = std::fs::remove_dir_all(&folder);
     let done = |command: &mut Command| command.status().is_ok_and(|status| status.success());
@@ -102,10 +93,6 @@ fn made() -> Option<PathBuf> {
         // Last and alone: whatever is installed after it would bring what it asks for.
         && pip(&["--no-deps", TORCH])
         && std::fs::write(&complete, "").is_ok();
-    if !ready {
-        eprintln!(
-            "SKIPPED: no python3 with venv, or no package registry; VRAMCAST_TEST_PYTHON names a Python with torch"
-        );
-    }
-    ready.then_some(python)
+    assert!(ready, "no python3 with venv, or no package registry; VRAMCAST_TEST_PYTHON names a Python with torch");
+    python
 }
