@@ -160,6 +160,23 @@ fn copies_hold_the_same_in_every_world() {
     assert_eq!(run(2), run(64));
 }
 
+/// A run fits the card that has what it takes: what came before its steps (a model that is whole until it is sharded) does
+/// not decide.
+#[test]
+fn every_engine_fits_a_card_of_its_own_size() {
+    let mut config = model().config().clone();
+    (config["num_hidden_layers"], config["intermediate_size"]) = (24.into(), 8192.into());
+    let model = Model::new(config, None).expect("a Llama");
+    for engine in engines().into_iter().chain([Engine::Ddp(Ddp::default())]) {
+        let mut plan = plan(Some(spread(engine, 64)));
+        plan.batch.seq_len = 8;
+        let needs = simulation::train(&model, &plan).expect("it runs").process_bytes();
+        plan.gpu.memory = needs;
+        let run = simulation::train(&model, &plan).expect("it runs");
+        assert_eq!((run.replay.failed, run.process_bytes()), (None, needs), "{:?}", plan.parallel);
+    }
+}
+
 #[test]
 fn every_engine_frees_what_it_gathers() {
     for engine in engines() {

@@ -38,6 +38,12 @@ fn the_wheel_works() {
     let wheels = folder.join("wheels");
     let mut build = Command::new(environment.join("bin/maturin"));
     build.args(["build", "--profile", "dev", "--out"]).arg(&wheels).current_dir(package);
+    // What cargo tells a test of its package would make it build crates anew that look at it (ring), here and next time.
+    for (name, _) in std::env::vars_os() {
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|start| name.to_string_lossy().starts_with(start)) {
+            build.env_remove(name);
+        }
+    }
     run("maturin build", &mut build);
     let wheel = std::fs::read_dir(&wheels).unwrap().next().unwrap().unwrap().path();
     run("pip install", &mut pip(&python, &[wheel.to_str().unwrap()]));

@@ -100,13 +100,13 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         allocated: 0,
         reserved: 0,
         requested: 0,
-        capacity,
+        capacity: None,
         retries: 0,
         space: AddressSpace::new(options.addresses),
     };
     log.storages.iter().for_each(|storage| allocator.know(storage));
     let mut run = Run::default();
-    run.events(&mut allocator, log);
+    run.events(&mut allocator, log, capacity);
     run.result.phases.extend(run.phase.map(|phase| allocator.close(phase)));
     run.result.retries = allocator.retries;
     run.result
@@ -121,14 +121,20 @@ struct Run {
 }
 
 impl Run {
-    fn events(&mut self, allocator: &mut Allocator, log: &Log) {
+    fn events(&mut self, allocator: &mut Allocator, log: &Log, capacity: Option<u64>) {
         // Behind the last phase everything is given back, which nobody counts.
         let last = log.events.iter().rposition(|event| matches!(event, Event::Phase(_) | Event::PhaseEnd));
         let counted = match last {
             Some(last) if log.events[last] == Event::PhaseEnd => &log.events[..=last],
             _ => &log.events[..],
         };
+        // What comes before the first phase is not counted (a model that is whole before an engine shards it), so it has
+        // all the room it wants.
+        let begins = log.events.iter().position(|event| matches!(event, Event::Phase(_))).unwrap_or(0);
         for (index, event) in counted.iter().enumerate() {
+            if index == begins {
+                allocator.capacity = capacity;
+            }
             match *event {
                 Event::Allocate(id) => {
                     if !allocator.allocate(id) && !self.result.out_of_memory {
