@@ -5,10 +5,12 @@ use vramcast_core::model::families::{Family, encoders, seq2seq, speech, vision};
 use vramcast_core::model::op::Op;
 use vramcast_core::model::{Inputs, Model, Step};
 
-const CLASSES: [&str; 8] = [
+const CLASSES: [&str; 10] = [
     "AutoModel",
     "AutoModelForMaskedLM",
     "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+    "AutoModelForQuestionAnswering",
     "AutoModelForPreTraining",
     "AutoModelForImageClassification",
     "AutoModelForSeq2SeqLM",
@@ -135,4 +137,24 @@ fn impossible_sizes_are_refused_without_a_panic() {
             }
         }
     }
+}
+
+/// Heads over tokens: classes of each, or where an answer begins and ends. Sizes as on transformers' meta device.
+#[test]
+fn heads_over_tokens_are_where_transformers_has_them() {
+    let config = |model_type: &str| json!({"model_type": model_type});
+    let count = |model_type: &str, class: &str| -> Result<u64, String> {
+        let model = Model::new(config(model_type), Some(class)).map_err(|error| error.to_string())?;
+        Ok(model.inventory().map_err(|error| error.to_string())?.total())
+    };
+    let bert = count("bert", "AutoModelForTokenClassification").unwrap();
+    assert_eq!(bert, 108_893_186);
+    assert_eq!(count("bert", "AutoModelForQuestionAnswering"), Ok(bert));
+    assert_eq!(
+        count("modernbert", "AutoModelForQuestionAnswering"),
+        count("modernbert", "AutoModelForTokenClassification")
+    );
+    let refused = count("gemma2", "AutoModelForQuestionAnswering").unwrap_err();
+    assert!(refused.contains("AutoModelForTokenClassification"), "{refused}");
+    assert!(count("mixtral", "AutoModelForTokenClassification").unwrap_err().contains("not supported"));
 }

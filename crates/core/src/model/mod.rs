@@ -73,7 +73,7 @@ impl Model {
         if let Some(family) = families::find(view.model_type()) {
             let task = Task::of(&view, auto_class)?;
             if let Some(tasks) = families::tasks(view.model_type())
-                && (auto_class.is_some() || task == Task::SequenceClassification)
+                && (auto_class.is_some() || task.classifies())
                 && !tasks.contains(&task)
             {
                 return Err(ModelError::Unsupported {

@@ -25,6 +25,10 @@ pub enum Task {
     ImageClassification,
     /// `AutoModelForSequenceClassification`.
     SequenceClassification,
+    /// `AutoModelForTokenClassification`.
+    TokenClassification,
+    /// `AutoModelForQuestionAnswering`.
+    QuestionAnswering,
     /// `AutoModelForCTC`.
     Ctc,
     /// `AutoModelForPreTraining`.
@@ -42,6 +46,8 @@ const AUTO_CLASSES: &[(&str, Task)] = &[
     ("AutoModelForMultimodalLM", Task::MultimodalLm),
     ("AutoModelForImageClassification", Task::ImageClassification),
     ("AutoModelForSequenceClassification", Task::SequenceClassification),
+    ("AutoModelForTokenClassification", Task::TokenClassification),
+    ("AutoModelForQuestionAnswering", Task::QuestionAnswering),
     ("AutoModelForCTC", Task::Ctc),
     ("AutoModelForPreTraining", Task::PreTraining),
 ];
@@ -54,6 +60,8 @@ const ARCHITECTURE_ENDINGS: &[(&str, Task)] = &[
     ("ForConditionalGeneration", Task::ImageTextToText),
     ("ForSpeechSeq2Seq", Task::SpeechSeq2Seq),
     ("ForSequenceClassification", Task::SequenceClassification),
+    ("ForTokenClassification", Task::TokenClassification),
+    ("ForQuestionAnswering", Task::QuestionAnswering),
     ("ForImageClassification", Task::ImageClassification),
     ("ForCTC", Task::Ctc),
     ("ForPreTraining", Task::PreTraining),
@@ -64,9 +72,17 @@ const ARCHITECTURE_ENDINGS: &[(&str, Task)] = &[
 impl Task {
     /// Whether transformers' `generate` runs a model with this head.
     pub fn generates(self) -> bool {
-        !matches!(
+        !matches!(self, Self::MaskedLm | Self::Base | Self::Ctc) && !self.classifies()
+    }
+
+    /// Whether its head gives classes: of samples, tokens or positions.
+    pub fn classifies(self) -> bool {
+        matches!(
             self,
-            Self::MaskedLm | Self::Base | Self::ImageClassification | Self::SequenceClassification | Self::Ctc
+            Self::ImageClassification
+                | Self::SequenceClassification
+                | Self::TokenClassification
+                | Self::QuestionAnswering
         )
     }
 

@@ -3,7 +3,7 @@
 use crate::model::config::Config;
 use crate::model::error::ModelError;
 use crate::model::graph::{Graph, Value};
-use crate::model::op::{Input, Loss, Op, ParameterId};
+use crate::model::op::{Binary, Input, Loss, Op, ParameterId};
 
 /// The head of a causal language model: logits (of the last position only when `generate` asks), the loss, the output.
 ///
@@ -58,6 +58,42 @@ pub fn loss_and_return_with(g: &mut Graph, kind: Loss, logits: Value, more: &[&V
 pub fn classification_head(g: &mut Graph, name: &str, pooled: &Value, labels: &Labels) {
     let logits = if labels.count > 0 { g.linear(name, pooled, labels.count, true) } else { pooled.clone() };
     loss_and_return(g, labels.loss, logits);
+}
+
+/// The head that classifies every token.
+pub fn token_head(g: &mut Graph, name: &str, hidden: &Value, (classes, loss): (u64, Loss), bias: bool) {
+    let logits = g.linear(name, hidden, classes, bias);
+    loss_and_return(g, loss, logits);
+}
+
+/// The head that finds where an answer begins and ends: two classes per token, and a loss over the positions of each.
+pub fn answer_head(g: &mut Graph, name: &str, hidden: &Value) {
+    let logits = g.linear(name, hidden, 2, true);
+    let mut ends = Vec::new();
+    for end in 0..2 {
+        let column = g.slice(&logits, -1, end, 1);
+        let column = g.squeeze(&column, -1);
+        ends.push(g.contiguous(&column));
+    }
+    let loss = g.inputs.labels.then(|| {
+        // Positions behind the last token are clamped to it.
+        let positions: Vec<Value> = ends
+            .iter()
+            .map(|end| {
+                let position = g.input(Input::Labels, [end.size(0)]);
+                g.scalar(Binary::Add, &position)
+            })
+            .collect();
+        let losses: Vec<Value> = ends
+            .iter()
+            .zip(&positions)
+            .map(|(end, position)| g.run(Op::Loss(Loss::CrossEntropy), &[end, position], []))
+            .collect();
+        let sum = g.add(&losses[0], &losses[1]);
+        g.scalar(Binary::Div, &sum)
+    });
+    let outputs: Vec<&Value> = loss.iter().chain(&ends).collect();
+    g.run(Op::Return, &outputs, []);
 }
 
 /// The classes of a classifier.

@@ -7,6 +7,7 @@ use super::{Config, Graph, ModelError, Task};
 pub mod decoders;
 pub mod encoders;
 pub mod gpt;
+mod heads;
 pub mod hybrids;
 pub mod mixtures;
 pub mod multimodal;
@@ -53,10 +54,12 @@ pub fn find(model_type: &str) -> Option<&'static Family> {
 }
 
 /// The heads that a `model_type` has and that are modelled; nothing, where no family reads it.
-pub fn tasks(model_type: &str) -> Option<&'static [Task]> {
+pub fn tasks(model_type: &str) -> Option<Vec<Task>> {
     FOLDERS.iter().find_map(|(folder, usual)| {
         let family = folder.iter().find(|family| family.model_types.contains(&model_type))?;
-        Some(family.facts.tasks.unwrap_or(usual))
+        // Heads over tokens are written for kinds that have one over samples.
+        let more = heads::of(model_type).filter(|_| usual.contains(&Task::SequenceClassification));
+        Some(family.facts.tasks.unwrap_or(usual).iter().copied().chain(more).collect())
     })
 }
 

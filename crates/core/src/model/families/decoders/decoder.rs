@@ -2,6 +2,7 @@
 
 use crate::dtype::DType;
 use crate::model::blocks::{SelfAttention, gated_mlp, head, read};
+use crate::model::families::heads::inside_answers;
 use crate::model::op::{Activation, Input, Loss, Norm, Op, RotaryTable};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
@@ -67,6 +68,18 @@ pub(crate) fn build(c: &Config<'_>, task: Task, g: &mut Graph, decoder: &dyn Dec
             let pooled = g.slice(&scores, 1, 0, 1);
             let pooled = g.squeeze(&pooled, 1);
             head::loss_and_return(g, Loss::CrossEntropy, pooled);
+        }
+        // transformers/modeling_layers.py: GenericForTokenClassification, GenericForQuestionAnswering.
+        Task::TokenClassification => {
+            let dropout = ["classifier_dropout", "hidden_dropout"].iter().find_map(|key| c.get(key)?.as_f64());
+            let bias = c.flag("token_classification_bias", true)?;
+            let hidden = g.module("model", |g| from_tokens(g, decoder));
+            let dropped = g.dropout(&hidden, dropout.unwrap_or(0.1));
+            head::token_head(g, "score", &dropped, (head::Labels::read(c)?.count, Loss::CrossEntropyFp32), bias);
+        }
+        Task::QuestionAnswering => {
+            let hidden = g.module(inside_answers(c.model_type()), |g| from_tokens(g, decoder));
+            head::answer_head(g, "qa_outputs", &hidden);
         }
         _ => {
             let hidden = g.module("model", |g| from_tokens(g, decoder));

@@ -1,6 +1,6 @@
 //! ALBERT: one group of layers run again and again, factorised embeddings.
 
-use super::heads::{LmHead, first_token, no_head, return_base};
+use super::heads::{LmHead, first_token, no_head, over_tokens, return_base};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return, loss_and_return_with};
@@ -153,6 +153,10 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             let mut pooled = g.module("albert", |g| albert.pooled(g, &hidden));
             pooled = g.dropout(&pooled, albert.classifier_dropout);
             classification_head(g, "classifier", &pooled, &labels);
+        }
+        Task::TokenClassification | Task::QuestionAnswering => {
+            let hidden = g.module("albert", |g| albert.model(g));
+            over_tokens(c, task, g, &hidden, albert.classifier_dropout)?;
         }
         _ => return Err(no_head("ALBERT", task)),
     }

@@ -1,6 +1,6 @@
 //! BERT, and the layers that RoBERTa and ELECTRA share with it.
 
-use super::heads::{LmHead, no_head, pooler, return_base};
+use super::heads::{LmHead, no_head, over_tokens, pooler, return_base};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return, loss_and_return_with};
@@ -187,6 +187,10 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             let mut pooled = g.module("bert", |g| g.module("pooler", |g| pooler(g, &hidden)));
             pooled = g.dropout(&pooled, bert.classifier_dropout);
             classification_head(g, "classifier", &pooled, &labels);
+        }
+        Task::TokenClassification | Task::QuestionAnswering => {
+            let hidden = g.module("bert", |g| bert.model(g));
+            over_tokens(c, task, g, &hidden, bert.classifier_dropout)?;
         }
         _ => return Err(no_head("BERT", task)),
     }

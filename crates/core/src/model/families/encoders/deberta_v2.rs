@@ -1,7 +1,7 @@
 //! DeBERTa-v2 and v3: attention over content and relative positions, kept apart; it has no fused kernel.
 
 use super::bert::{feed_forward, output};
-use super::heads::{LmHead, first_token, no_head, return_base};
+use super::heads::{LmHead, first_token, no_head, over_tokens, return_base};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return};
@@ -388,6 +388,10 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             });
             pooled = g.dropout(&pooled, deberta.classifier_dropout);
             classification_head(g, "classifier", &pooled, &labels);
+        }
+        Task::TokenClassification | Task::QuestionAnswering => {
+            let hidden = g.module("deberta", |g| deberta.model(g));
+            over_tokens(c, task, g, &hidden, deberta.dropout)?;
         }
         _ => return Err(no_head("DeBERTa-v2", task)),
     }

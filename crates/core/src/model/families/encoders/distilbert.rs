@@ -1,6 +1,6 @@
 //! DistilBERT: BERT without token types and pooler.
 
-use super::heads::{first_token, no_head, return_base};
+use super::heads::{first_token, no_head, over_tokens, return_base};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return};
@@ -115,6 +115,13 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             pooled = g.activation(Activation::Relu, &pooled);
             pooled = g.dropout(&pooled, model.classifier_dropout);
             classification_head(g, "classifier", &pooled, &labels);
+        }
+        Task::TokenClassification | Task::QuestionAnswering => {
+            let mut hidden = g.module("distilbert", |g| model.model(g));
+            if task == Task::QuestionAnswering {
+                hidden = g.dropout(&hidden, c.number("qa_dropout", 0.1)?);
+            }
+            over_tokens(c, task, g, &hidden, model.dropout)?;
         }
         _ => return Err(no_head("DistilBERT", task)),
     }

@@ -1,7 +1,7 @@
 //! ELECTRA: BERT's layers, embeddings of their own width, a discriminator or generator on top.
 
 use super::bert::Bert;
-use super::heads::{LmHead, dense_classifier, no_head, return_base};
+use super::heads::{LmHead, dense_classifier, no_head, over_tokens, return_base};
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, loss_and_return};
 use crate::model::facts::{AttentionKernels, Facts};
@@ -62,6 +62,10 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             let labels = Labels::read(c)?;
             let hidden = g.module("electra", |g| bert.model(g));
             dense_classifier(g, &hidden, Activation::Gelu, bert.classifier_dropout, &labels);
+        }
+        Task::TokenClassification | Task::QuestionAnswering => {
+            let hidden = g.module("electra", |g| bert.model(g));
+            over_tokens(c, task, g, &hidden, bert.classifier_dropout)?;
         }
         _ => return Err(no_head("ELECTRA", task)),
     }

@@ -1,8 +1,8 @@
 //! Heads that the encoders share.
 
-use crate::model::blocks::head::{Labels, loss_and_return};
-use crate::model::op::{Activation, Norm, Op, ParameterId, Role};
-use crate::model::{Graph, ModelError, Task, Value};
+use crate::model::blocks::head::{Labels, answer_head, loss_and_return, token_head};
+use crate::model::op::{Activation, Loss, Norm, Op, ParameterId, Role};
+use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// `decoder(norm(activation(dense(x))))`: the names of dense and norm, the width between them.
 pub(super) struct LmHead {
@@ -60,6 +60,24 @@ pub(super) fn dense_classifier(g: &mut Graph, hidden: &Value, kind: Activation, 
     loss_and_return(g, labels.loss, logits);
 }
 
+/// Heads over every token: classes (behind dropout), or where an answer begins and ends.
+pub(super) fn over_tokens(
+    c: &Config<'_>,
+    task: Task,
+    g: &mut Graph,
+    hidden: &Value,
+    dropout: f64,
+) -> Result<(), ModelError> {
+    match task {
+        Task::QuestionAnswering => answer_head(g, "qa_outputs", hidden),
+        _ => {
+            let dropped = g.dropout(hidden, dropout);
+            token_head(g, "classifier", &dropped, (Labels::read(c)?.count, Loss::CrossEntropy), true);
+        }
+    }
+    Ok(())
+}
+
 /// What `AutoModel` returns.
 pub(super) fn return_base(g: &mut Graph, hidden: &Value, pooled: Option<&Value>) {
     let outputs: Vec<&Value> = std::iter::once(hidden).chain(pooled).collect();
@@ -70,6 +88,6 @@ pub(super) fn return_base(g: &mut Graph, hidden: &Value, pooled: Option<&Value>)
 pub(super) fn no_head(family: &str, task: Task) -> ModelError {
     ModelError::Unsupported {
         what: format!("{family} for {task:?}"),
-        hint: "use AutoModel, AutoModelForMaskedLM or AutoModelForSequenceClassification".to_owned(),
+        hint: "use AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoModelForTokenClassification or AutoModelForQuestionAnswering".to_owned(),
     }
 }

@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::attention::{attend, join_heads, rotate_whole};
 use crate::model::blocks::encoder::{full_mask, mask_over};
-use crate::model::blocks::head::{Labels, classification_head, loss_and_return};
+use crate::model::blocks::head::{Labels, answer_head, classification_head, loss_and_return, token_head};
 use crate::model::blocks::{EncoderAttention, read};
 use crate::model::facts::Facts;
 use crate::model::op::{Activation, EagerStyle, Input, Loss, Mask, Norm, Reduction, Rotary, RotaryTable};
@@ -191,6 +191,15 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             let mut x = bert.prediction_head(g, &pooled);
             x = g.dropout(&x, bert.head.dropout);
             classification_head(g, "classifier", &x, &labels);
+        }
+        Task::TokenClassification | Task::QuestionAnswering => {
+            let hidden = g.module("model", |g| bert.model(g));
+            let mut x = bert.prediction_head(g, &hidden);
+            x = g.dropout(&x, bert.head.dropout);
+            match task {
+                Task::QuestionAnswering => answer_head(g, "classifier", &x),
+                _ => token_head(g, "classifier", &x, (Labels::read(c)?.count, Loss::CrossEntropy), true),
+            }
         }
         _ => return Err(no_head("ModernBERT", task)),
     }

@@ -1,7 +1,7 @@
 //! RoBERTa, XLM-RoBERTa and what is built on them (bge-m3, multilingual-e5, …).
 
 use super::bert::Bert;
-use super::heads::{LmHead, dense_classifier, no_head, pooler, return_base};
+use super::heads::{LmHead, dense_classifier, no_head, over_tokens, pooler, return_base};
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, loss_and_return};
 use crate::model::facts::{AttentionKernels, Facts};
@@ -75,6 +75,10 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             let labels = Labels::read(c)?;
             let hidden = g.module("roberta", |g| bert.model(g));
             dense_classifier(g, &hidden, Activation::Tanh, bert.classifier_dropout, &labels);
+        }
+        Task::TokenClassification | Task::QuestionAnswering => {
+            let hidden = g.module("roberta", |g| bert.model(g));
+            over_tokens(c, task, g, &hidden, bert.classifier_dropout)?;
         }
         _ => return Err(no_head("RoBERTa", task)),
     }
