@@ -72,6 +72,37 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     beside(&target, there.as_ref(), bytes)
 }
 
+/// Whether lines can be added to a file: one that is there and writable, or one in a folder that is there.
+pub(crate) fn appendable(path: &Path) -> Result<(), Error> {
+    let refuse = |problem: &str| Err(Error::new(ErrorKind::InvalidInput, problem.to_owned()));
+    match std::fs::metadata(path) {
+        Ok(there) => match refusal(&there) {
+            Some(what) => refuse(&format!("it is {what}, not a file")),
+            None if there.permissions().readonly() => {
+                refuse("it is read-only; choose another name or make it writable")
+            }
+            None => Ok(()),
+        },
+        Err(error) if error.kind() == ErrorKind::NotFound && path.symlink_metadata().is_ok() => {
+            refuse("it is a link to nothing; remove it first")
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            match folder.filter(|folder| !folder.is_dir()) {
+                Some(folder) => refuse(&format!("there is no folder {}", folder.display())),
+                None => Ok(()),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Adds text to a file, all at once.
+pub(crate) fn append(path: &Path, text: &str) -> Result<(), Error> {
+    appendable(path)?;
+    std::fs::OpenOptions::new().create(true).append(true).open(path)?.write_all(text.as_bytes())
+}
+
 /// Written beside its place and moved over, so that no half file is left.
 fn beside(target: &Path, there: Option<&Metadata>, bytes: &[u8]) -> Result<(), Error> {
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -192,6 +223,15 @@ mod tests {
         write(Path::new("/dev/null"), b"x").unwrap();
         assert!(!std::fs::metadata("/dev/null").unwrap().is_file());
         assert!(write(Path::new("/dev/full"), b"x").is_err());
+        // Lines are added to files alone.
+        assert!(append(&file, "x").unwrap_err().to_string().contains("read-only"));
+        assert!(append(&dangling, "x").unwrap_err().to_string().contains("a link to nothing"));
+        assert!(append(Path::new("/dev/null"), "x").unwrap_err().to_string().contains("a device"));
+        assert!(appendable(&folder.path().join("no/file")).unwrap_err().to_string().contains("no folder"));
+        let more = tempfile::NamedTempFile::new().unwrap();
+        append(more.path(), "one\n").unwrap();
+        append(more.path(), "two\n").unwrap();
+        assert_eq!(std::fs::read(more.path()).unwrap(), b"one\ntwo\n");
         // No half file stays behind.
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
     }

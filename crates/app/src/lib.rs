@@ -8,6 +8,7 @@
 //! | `disk` | files, read with a cap and written without harm |
 //! | [`env`] | every environment variable, read here only |
 //! | [`detect`] | the GPUs of this machine, through NVML |
+//! | `foreign` | readers of foreign bytes by themselves, for `fuzz/` |
 //! | [`fetch`] | from what a user typed to a model's facts |
 //! | [`probe`] | a plan run for real, through the user's Python |
 //! | [`rehearse`] | the user's own program on a pretend GPU |
@@ -24,6 +25,8 @@ pub mod env;
 pub mod exit;
 pub mod failure;
 pub mod fetch;
+#[doc(hidden)]
+pub mod foreign;
 pub mod probe;
 pub mod rehearse;
 pub mod render;

@@ -59,6 +59,12 @@ fn impossible_settings_name_the_nearest() {
             &["AutoModelForCausalLM"],
         ),
         ("train openai/whisper-small --auto-class AutoModelForCTC", &["AutoModelForSpeechSeq2Seq"]),
+        (
+            "train llava-hf/llava-1.5-7b-hf --auto-class AutoModelForCausalLM",
+            &["type llava", "AutoModelForImageTextToText"],
+        ),
+        ("infer RWKV/rwkv-4-169m-pile --engine vllm", &["RWKV", "no engine", "drop --engine"]),
+        ("infer RWKV/rwkv-4-169m-pile --solve context", &["token by token", "--solve batch"]),
         ("train llama3-8b --lora --modules-to-save nope", &["nope", "no module"]),
         ("quick 7 --engine ddp --zero-stage 3", &["--zero-stage", "--engine deepspeed"]),
         ("infer llama3-8b --engine llama.cpp --cpu-moe", &["without experts"]),
@@ -98,6 +104,40 @@ fn what_changes_nothing_is_named() {
     assert!(!notes(&document("infer gpt2 --images 1x224x224")).contains("target_len"));
     let notes = notes(&document("train llama3-8b --method components --clip --batch-size 4"));
     assert!(notes.contains("does not look at --clip") && !notes.contains("--batch-size"), "{notes}");
+}
+
+#[test]
+fn a_context_is_never_longer_than_the_model_was_made_for() {
+    for engine in ["llama.cpp", "ollama", "vllm"] {
+        let solved = document(&format!("infer llama3-8b --engine {engine} --solve context --gpu H200"));
+        assert_eq!(solved["solved"]["value"], 8192, "{engine}");
+    }
+}
+
+#[test]
+fn what_is_taken_for_something_else_is_a_guess() {
+    for line in ["train gpt2 --gpu tpu-v5e", "infer gpt2 --gpu mi300x", "train --params 1B"] {
+        let answer = document(line);
+        assert_eq!(answer["confidence"]["level"], "guess", "{line}");
+        let error = refused(&format!("{line} --require sources"));
+        assert!(error.contains("guess"), "{error}");
+        let text = String::from_utf8(run(line).stdout).unwrap();
+        assert!(text.contains("by a guess") && !text.contains("\nfits"), "{text}");
+        // No number of the answer has digits behind the point: only the sizes of cards and models have.
+        let numbers = text.lines().filter(|line| line.starts_with("  ") || line.starts_with("peak"));
+        assert!(numbers.clone().count() > 5 && numbers.clone().all(|line| !line.contains('.')), "{text}");
+    }
+    assert_eq!(document("train gpt2")["confidence"]["level"], "measured");
+    assert!(document("train gpt2")["confidence"]["words"].as_str().unwrap().starts_with("measured, "));
+}
+
+#[test]
+fn token_by_token_stays_within_its_budget() {
+    let answer = document("train state-spaces/mamba-2.8b-hf");
+    assert!(answer["plan"]["train"]["batch"]["seq_len"].as_u64().unwrap() < 2048);
+    assert!(notes(&answer).contains("token by token"), "{}", notes(&answer));
+    let error = refused("train state-spaces/mamba-2.8b-hf --seq-len 8192");
+    assert!(error.contains("million operations") && error.contains("--work-limit"), "{error}");
 }
 
 #[test]

@@ -151,6 +151,32 @@ fn headers_and_config_agree() {
 }
 
 #[test]
+fn what_is_no_file_or_no_such_file_is_said_so() {
+    let place = Place::new(&[("package.json", json!({"name": "x"})), ("config.json", json!({"model_type": 3}))]);
+    for (line, words) in [
+        ("train .", "model_type: 3 is no name of a type"),
+        ("calculate --config /dev/zero", "/dev/zero: it is a device"),
+        ("calculate --config nope", "nope: no such file, and no preset"),
+        ("train gpt2 --profile package.json", "it is no profile of a machine (line 1"),
+        ("rehearse --ledger /dev/null -- python3 x.py", "--ledger /dev/null: it is a device"),
+        ("rehearse --ledger no/such/file -- python3 x.py", "there is no folder no/such"),
+    ] {
+        let said = place.refused(line);
+        assert!(said.contains(words) && !said.contains("TOML"), "{line}: {said}");
+    }
+}
+
+#[test]
+fn layers_that_are_in_no_file_are_named() {
+    let config = json!({"model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 1000});
+    let place = Place::new(&[("config.json", config)]);
+    safetensors(&place.path("model.safetensors"), "model.layers.0.self_attn.q_proj.weight", [128, 128], 0);
+    let said = place.refused("train . --seq-len 64");
+    assert!(said.contains("model.layers.1 is a layer by the config"), "{said}");
+}
+
+#[test]
 fn answers_have_a_budget() {
     let place = Place::new(&[]);
     for run in ["RWKV/rwkv-4-169m-pile --seq-len 16384", "state-spaces/mamba-130m-hf --seq-len 32768"] {

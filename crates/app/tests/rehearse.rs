@@ -270,7 +270,7 @@ fn what_cannot_be_rehearsed_is_refused_by_name() {
     assert!(stderr(&stage.rehearse(&["--gpu", "mi300x"]).code(2)).contains("MI300X is no CUDA card"));
     assert!(stderr(&stage.rehearse(&["--world", "4", "--rank", "4"]).code(2)).contains("--rank"));
     let text = stderr(&stage.rehearse(&["--snapshot", "/no/such/folder/snapshot.pickle"]).code(2));
-    assert!(text.contains("--snapshot: there is no folder /no/such/folder"), "{text}");
+    assert!(text.contains("there is no folder /no/such/folder"), "{text}");
 }
 
 #[test]

@@ -66,11 +66,3 @@ export function shortPhase(phase) {
   const last = phase.split('.').at(-1) ?? phase;
   return PHASES[last] ?? last;
 }
-
-/** How far an answer can be trusted, in words. @param {import('./types.js').Confidence} sure */
-export function confidence({ level, runs, band }) {
-  if (level === 'guess') return 'a guess; the type of the model is not known';
-  if (!band) return 'from sources';
-  const within = `${band.allocated} % allocated, ${band.reserved} % reserved`;
-  return `measured, ${runs} runs of this family; 19 in 20 like it within ${within}`;
-}

@@ -4,7 +4,7 @@
 import { stackedBar } from './charts/bar.js';
 import { Timeline } from './charts/timeline.js';
 import { byId, h, refill, typed } from './dom.js';
-import { confidence, gib, percent, phaseName, short } from './format.js';
+import { gib, percent, phaseName, short } from './format.js';
 import { origin } from './origin.js';
 import { pooledLine, refusedCard, servedCards } from './serving.js';
 import { alive, breakdown, cards, lenses, level, ranks } from './tables.js';
@@ -100,7 +100,7 @@ export class Results {
           ),
         ),
       ),
-      h('p', { class: 'help', id: 'confidence' }, `confidence: ${confidence(report.confidence)}`),
+      h('p', { class: 'help', id: 'confidence' }, `confidence: ${report.confidence.words}`),
     );
     refill(
       byId('card-bar'),

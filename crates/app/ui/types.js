@@ -34,7 +34,7 @@
  * @property {string} [hint]
  *
  * @typedef {{ allocated: number, reserved: number, process: number }} Totals
- * @typedef {{ level: 'guess' | 'sources' | 'measured', runs: number, missing?: string[], band?: { allocated: number, reserved: number } }} Confidence
+ * @typedef {{ level: 'guess' | 'sources' | 'measured', runs: number, words: string, missing?: string[], band?: { allocated: number, reserved: number } }} Confidence
  * @typedef {{ name: string, bytes: number }} Part
  * @typedef {{ phase: string, bytes: number, weights: number, gradients: number, optimizer: number }} Sample
  * @typedef {{ component: string, module: string, operation: string, shape: number[], dtype: string, bytes: number, count: number }} Tensor

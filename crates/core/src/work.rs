@@ -17,26 +17,37 @@ pub enum Stopped {
     Unwanted,
 }
 
+/// How often the bound of one simulation all simulations of an answer may record together: tables and searches make many.
+pub const TOGETHER: u64 = 8;
+
 thread_local! {
     static MOST: Cell<u64> = const { Cell::new(u64::MAX) };
     static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
+    /// Of all simulations together: what was left when the present one began.
+    static WHOLE: Cell<u64> = const { Cell::new(u64::MAX) };
+    static RECORDED: Cell<u64> = const { Cell::new(0) };
     static UNWANTED: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
 /// Between two looks at whether the answer is still wanted.
 const LOOK_EVERY: u64 = 1024;
 
-/// Does some work, each simulation of which may record at most `most` things, and which ends early once `unwanted` is
-/// set.
+/// Does some work, each simulation of which may record at most `most` things and all of them together [`TOGETHER`] times
+/// as many, and which ends early once `unwanted` is set.
 ///
 /// Stopping unwinds the stack, so that every value on it is dropped as usual; nothing is printed.
 pub fn bounded<T>(most: u64, unwanted: Arc<AtomicBool>, work: impl FnOnce() -> T) -> Result<T, Stopped> {
+    let whole = most.saturating_mul(TOGETHER).min(u64::MAX - 1);
     MOST.set(most);
     LEFT.set(most);
+    WHOLE.set(whole);
     UNWANTED.set(Some(unwanted));
     let done = catch_unwind(AssertUnwindSafe(work));
+    begin();
+    RECORDED.set(whole - WHOLE.get());
     MOST.set(u64::MAX);
     LEFT.set(u64::MAX);
+    WHOLE.set(u64::MAX);
     UNWANTED.set(None);
     done.map_err(|payload| match payload.downcast::<Stopped>() {
         Ok(stopped) => *stopped,
@@ -52,9 +63,25 @@ pub(crate) fn check_size(bytes: u64) {
     }
 }
 
-/// A simulation begins: what earlier ones recorded is gone.
+/// What the last bounded work of this thread recorded, whatever came of it: what it cost.
+pub fn recorded() -> u64 {
+    RECORDED.get()
+}
+
+/// Whether so little is left of all that an answer may record that nothing further should begin which can be left out.
+pub fn is_short() -> bool {
+    WHOLE.get() < MOST.get()
+}
+
+/// A simulation begins: what earlier ones recorded is gone, but it was work.
 pub(crate) fn begin() {
-    LEFT.set(MOST.get());
+    let (most, whole) = (MOST.get(), WHOLE.get());
+    if most == u64::MAX {
+        return;
+    }
+    let whole = whole.saturating_sub(most.min(whole) - LEFT.get().min(most.min(whole)));
+    WHOLE.set(whole);
+    LEFT.set(most.min(whole));
 }
 
 /// Something is about to be recorded. Called while nothing is borrowed that a destructor needs.
@@ -111,5 +138,18 @@ mod tests {
         assert_eq!(train(1 << 22, true), Err(Stopped::Unwanted));
         // The thread is as good as new.
         assert_eq!(train(1 << 22, false), Ok(whole));
+        let once = recorded();
+        assert!(once > 1000, "{once}");
+        // Many simulations of one answer add up.
+        let entry = catalogue::find("gpt2").unwrap();
+        let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+        let mut plan = TrainPlan::default();
+        plan.batch.seq_len = 512;
+        let often = |times: u64| {
+            let again = || (0..times).map(|_| simulation::train(&model, &plan).unwrap().process_bytes()).max();
+            bounded(once + 1, Arc::default(), again)
+        };
+        assert_eq!(often(TOGETHER), Ok(Some(whole)));
+        assert_eq!((often(TOGETHER + 1), recorded()), (Err(Stopped::TooLarge), TOGETHER * (once + 1)));
     }
 }

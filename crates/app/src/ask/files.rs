@@ -91,8 +91,12 @@ const MOST_LENGTHS: u64 = 64 << 20;
 /// What a file says about the lengths of samples, as the setting spells it: numbers, a JSON list, a JSON object of counts, or
 /// JSON lines with `input_ids` or `length`.
 pub(crate) fn lengths(path: &Path) -> Result<String, Failure> {
-    let failed = |what: String| Failure::bad_input(format!("{}: {what}", path.display()));
-    let text = String::from_utf8(bytes(path, MOST_LENGTHS)?).map_err(|_| failed("it is not UTF-8 text".into()))?;
+    lengths_of(long_text(path, MOST_LENGTHS)?, &path.display().to_string())
+}
+
+/// What a text says about lengths.
+pub(crate) fn lengths_of(text: String, name: &str) -> Result<String, Failure> {
+    let failed = |what: String| Failure::bad_input(format!("{name}: {what}"));
     let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
     let is_row = |line: &str| serde_json::from_str::<Value>(line).is_ok_and(|row| length(&row).is_some());
     if !is_row(first) {

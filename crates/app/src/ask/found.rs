@@ -159,7 +159,7 @@ impl Sizes {
         };
         let heads = self.heads.unwrap_or((hidden / 128).max(1));
         let config = decoder([layers, hidden, heads, self.kv_heads.unwrap_or(heads), vocab]);
-        let model = Model::new(config.clone(), None)?;
+        let model = Model::new(config.clone(), None)?.guessed();
         let count = model.inventory()?.total();
         let name = format!("{} of your numbers", show_count(count));
         let mut notes =
@@ -239,6 +239,8 @@ impl Found {
         notes.extend(model.iter().flat_map(|model| model.notes().to_vec()));
         if let (Some(model), Some(files)) = (&model, &resolved.tensors) {
             notes.extend(stored::compare(model, files, assume.is_some())?);
+        } else if let (Some(model), Some(elements)) = (&model, resolved.elements) {
+            notes.extend(stored::count(model, elements, assume.is_some())?);
         }
         Ok(Self { name: resolved.name.clone(), model, resolved, notes, refused, stated: None })
     }

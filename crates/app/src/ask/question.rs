@@ -97,7 +97,7 @@ impl Question {
             self.asked.trees.push(tree);
             self.asked.notes.extend(content.notes);
         }
-        let runner = self.asked.runner();
+        let (runner, lenient) = (self.asked.runner(), self.asked.lenient);
         let mut request = self.asked.request().map_err(|faults| Failure::faults(faults, runner))?;
         look_up(&mut request, reach)?;
         let cards = self.machine.cards(settings)?;
@@ -105,6 +105,9 @@ impl Question {
         let card = self.machine.card(named.as_ref(), &cards)?;
         if let Some(card) = &card {
             request.notes.extend(card.notes.iter().cloned());
+        }
+        if let Some(model) = found.model.as_ref().filter(|_| !lenient) {
+            work::foresee(model, &mut request)?;
         }
         Ok(Prepared { found, request, card, cards })
     }
@@ -178,7 +181,6 @@ impl Prepared {
 
     /// The answer.
     pub(crate) fn answer(&self, wanted: Wanted) -> Result<Answer, Failure> {
-        work::foresee(self.model()?, &self.request)?;
         let answered = self.around(false, |model, around| ask::answer(model, &self.request, around, wanted))?;
         let mut answer = answered.map_err(|faults| self.failed(faults))?;
         let (gpu, now) = (answer.report.plan.gpu().clone(), answer.report.totals.process);

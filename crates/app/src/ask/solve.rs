@@ -122,6 +122,10 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
         Wanted::Batch => {
             solve::largest_batch(model, &plan)?.map(|n| number("batch.batch_size", n, format!("{n} prompts at once")))
         }
+        Wanted::Context if super::work::most_tokens(model, &prepared.request).is_some() => {
+            return Err(Failure::bad_input("--solve context: this model computes token by token, any number of them")
+                .hint("use --prompt N, or --solve batch"));
+        }
         Wanted::Context => {
             solve::largest_prompt(model, &plan)?.map(|n| number("batch.seq_len", n, format!("a prompt of {n} tokens")))
         }
@@ -173,8 +177,9 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
         Wanted::Context => {
             let with_context = |length: u64| fits(&prepared.with("context", json!(length)));
             // vLLM's older engine cuts prompts in chunks above 32k only, so that a longer one may need less.
-            // Ollama cuts what is longer than the model was made for, and so anything would fit.
-            let made_for = longest_sequence(prepared.model()?).filter(|_| prepared.request.runner == Runner::Ollama);
+            // Nobody asks for more than the model was made for; llama.cpp would go on past it, Ollama cuts it.
+            let together = stated("parallel").filter(|_| prepared.request.runner == Runner::LlamaCpp).unwrap_or(1);
+            let made_for = longest_sequence(prepared.model()?).map(|length| length.saturating_mul(together.max(1)));
             let most = made_for.unwrap_or(1 << 24);
             let longest = (most > CHUNKED).then(|| solve::largest(CHUNKED + 1, most, with_context)).flatten();
             let longest = longest.or_else(|| solve::largest(1, CHUNKED.min(most), with_context));

@@ -5,6 +5,7 @@ use vramcast_core::ask::{Runner, Wanted, longest_sequence, positions, tree};
 use vramcast_core::memory::simulation;
 
 use super::question::Prepared;
+use super::work;
 use crate::failure::Failure;
 
 const PROMPTS: [u64; 5] = [512, 2048, 8192, 32_768, 131_072];
@@ -47,6 +48,7 @@ fn generation(prepared: &Prepared) -> Result<Tabled, Failure> {
     let (model, memory) = (prepared.model()?, plan.gpu.memory);
     // Prompts beyond the model's positions have no cell.
     let most = positions(model).unwrap_or(u64::MAX).saturating_sub(plan.new_tokens);
+    let most = most.min(work::most_tokens(model, &prepared.request).unwrap_or(u64::MAX) / BATCHES.len() as u64);
     let mut cells: Vec<(u64, Vec<u64>)> = Vec::new();
     for prompt in PROMPTS.into_iter().filter(|prompt| *prompt <= most) {
         let row = BATCHES.iter().map(|batch| {

@@ -12,8 +12,8 @@ use vramcast_core::work::{self, Stopped};
 
 use crate::failure::Failure;
 
-/// Million operations, parameters and tensors that one simulation may record where nobody says.
-pub(crate) const MILLIONS: u64 = 10;
+/// Million operations, parameters and tensors that one simulation may record where nobody says: about a gibibyte.
+pub(crate) const MILLIONS: u64 = 3;
 /// What a simulation records for each operation of a forward pass, roughly, as counted on RWKV: itself, its tensors, its backward.
 const PER_OPERATION: u64 = 3;
 /// Lengths at which operations are counted.
@@ -32,29 +32,47 @@ pub(crate) fn within<T>(millions: u64, answer: impl FnOnce() -> Result<T, Failur
     let most = millions.saturating_mul(1_000_000).min(u64::MAX - 1);
     work::bounded(most, Arc::new(AtomicBool::new(false)), answer).unwrap_or_else(|stopped| match stopped {
         Stopped::TooLarge | Stopped::Unwanted => Err(too_large(
-            format!("more than {millions} million operations, or a tensor of an exbibyte"),
+            format!(
+                "more than {millions} million operations at once or {} million together, or a tensor of an exbibyte",
+                millions.saturating_mul(work::TOGETHER)
+            ),
             millions.saturating_mul(8),
         )),
     })
 }
 
 /// Refuses a request on a model that computes token by token and would record too much: before it begins, in a moment.
-pub(crate) fn foresee(model: &Model, request: &Request) -> Result<(), Failure> {
-    let most = MOST.get();
-    let tokens = tree::get(&request.stated, "batch.seq_len").and_then(Value::as_u64).unwrap_or_else(plain_tokens);
-    if most == 0 || tokens <= SHORT[1] || request.runner.serves() {
+/// Where nobody says how many tokens, as many are taken as may be.
+pub(crate) fn foresee(model: &Model, request: &mut Request) -> Result<(), Failure> {
+    const TOKENS: &str = "batch.seq_len";
+    let stated = tree::get(&request.stated, TOKENS).and_then(Value::as_u64);
+    let tokens = stated.unwrap_or_else(plain_tokens);
+    let Some(most) = most_tokens(model, request) else { return Ok(()) };
+    if tokens <= most {
         return Ok(());
+    }
+    if stated.is_none() && most >= SHORT[0] {
+        let fewer = 1 << most.ilog2();
+        tree::set(&mut request.stated, TOKENS, fewer.into());
+        request.notes.push(format!("this model computes token by token: {fewer} tokens instead of {tokens}"));
+        return Ok(());
+    }
+    let needed = MOST.get().saturating_mul(tokens).div_ceil(most.max(1));
+    let said = format!("this model computes token by token, {tokens} of them in about {needed} million operations");
+    Err(too_large(said, needed.saturating_mul(2)))
+}
+
+/// Tokens of a sample that may be simulated of a model that computes token by token; nothing of one that does not.
+pub(crate) fn most_tokens(model: &Model, request: &Request) -> Option<u64> {
+    let most = MOST.get();
+    if most == 0 || request.runner.serves() {
+        return None;
     }
     let inputs = match request.task {
         Task::Train => TrainPlan::default().batch.training_inputs(),
-        Task::Infer => InferPlan::default().inputs(tokens, 0),
+        Task::Infer => InferPlan::default().inputs(SHORT[1], 0),
     };
-    let needed = per_token(model, &inputs).saturating_mul(tokens).saturating_mul(PER_OPERATION).div_ceil(1_000_000);
-    if needed <= most {
-        return Ok(());
-    }
-    let said = format!("this model computes token by token, {tokens} of them in about {needed} million operations");
-    Err(too_large(said, needed.saturating_mul(2)))
+    most.saturating_mul(1_000_000).checked_div(per_token(model, &inputs).saturating_mul(PER_OPERATION))
 }
 
 /// Operations that each further token adds: none where a model looks at all of them at once.

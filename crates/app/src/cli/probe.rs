@@ -10,6 +10,7 @@ use vramcast_core::verify::job::{self, Subject};
 use super::context::Context;
 use super::{Answer, Failure, infer, train};
 use crate::ask::found::Found;
+use crate::disk;
 use crate::exit::Exit;
 use crate::probe::{self, Interpreter};
 use crate::render;
@@ -90,6 +91,9 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
             (job_of(&found, |subject| job::infer(subject, &plan))?, &infer.probe)
         }
     };
+    if let Some(path) = &options.ledger {
+        disk::appendable(path).map_err(|error| unwritten(path, &error))?;
+    }
     if let Some(weights) = &options.pretrained {
         job["run"]["pretrained"] = weights.as_str().into();
     }
@@ -111,7 +115,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     })?;
     let failed = row["error"].is_string() && row["oom"] != true;
     if let Some(path) = options.ledger.as_ref().filter(|_| !failed) {
-        append(path, &row)?;
+        disk::append(path, &format!("{row}\n")).map_err(|error| unwritten(path, &error))?;
     }
     let comparison = probe::compare(row);
     let exit = if comparison.row["oom"] == true || failed { Exit::No } else { Exit::Success };
@@ -152,10 +156,6 @@ fn job_of(found: &Found, make: impl FnOnce(Subject<'_>) -> Result<Value, String>
     })
 }
 
-/// One line more; a ledger is only ever appended to.
-fn append(path: &std::path::Path, row: &Value) -> Result<(), Failure> {
-    use std::io::Write;
-    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-    file.and_then(|mut file| writeln!(file, "{row}"))
-        .map_err(|e| Failure::bad_input(format!("--ledger {}: {e}", path.display())))
+fn unwritten(path: &std::path::Path, error: &std::io::Error) -> Failure {
+    Failure::bad_input(format!("--ledger {}: {error}", path.display()))
 }

@@ -10,6 +10,7 @@ use vramcast_core::units::Bytes;
 use super::context::Context;
 use super::{Answer, Failure};
 use crate::ask::files;
+use crate::disk;
 use crate::exit::Exit;
 use crate::rehearse::beside::Beside;
 use crate::rehearse::journal::Line;
@@ -101,9 +102,9 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     }
     for (option, path) in [("--snapshot", &arguments.snapshot), ("--ledger", &arguments.ledger)] {
         // Better now than after the program has run.
-        let folder = path.as_ref().and_then(|path| path.parent()).filter(|folder| !folder.as_os_str().is_empty());
-        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-            return Err(Failure::bad_input(format!("{option}: there is no folder {}", folder.display())));
+        if let Some(path) = path {
+            disk::appendable(path)
+                .map_err(|error| Failure::bad_input(format!("{option} {}: {error}", path.display())))?;
         }
     }
     let request = Request {

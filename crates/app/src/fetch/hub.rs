@@ -18,6 +18,8 @@ use super::{FetchOptions, Resolved};
 const MAX_LISTING: u64 = 32 << 20;
 /// Under this name our cache keeps the list of a commit's files.
 const LISTING: &str = ".files.json";
+/// And under this one the number of elements that the hub counts in its safetensors files.
+const ELEMENTS: &str = ".elements.json";
 
 /// Reads a repository.
 pub(super) fn resolve(repository: &Repository, options: &FetchOptions) -> Result<Resolved, FetchError> {
@@ -27,6 +29,7 @@ pub(super) fn resolve(repository: &Repository, options: &FetchOptions) -> Result
         http: Http::new(options),
         theirs: HubCache::new(options.hub_cache.as_deref(), &repository.id),
         own: OwnCache::new(options.cache.as_deref(), &options.endpoint, &repository.id),
+        elements: std::sync::OnceLock::new(),
     };
     if options.offline {
         return hub.read_caches().unwrap_or_else(|| Err(FetchError::Offline { id: repository.id.clone() }));
@@ -54,6 +57,8 @@ struct Hub<'a> {
     http: Http<'a>,
     theirs: HubCache,
     own: OwnCache,
+    /// Elements of the safetensors files, as the hub counts them.
+    elements: std::sync::OnceLock<u64>,
 }
 
 impl Hub<'_> {
@@ -83,6 +88,10 @@ impl Hub<'_> {
             .collect();
         self.own.put_commit(revision, &commit);
         self.own.put(&commit, LISTING, Value::from(names.clone()).to_string().as_bytes());
+        if let Some(count) = plain_elements(&listing) {
+            self.own.put(&commit, ELEMENTS, count.to_string().as_bytes());
+            let _ = self.elements.set(count);
+        }
         let now = listing.get("id").or_else(|| listing.get("modelId")).and_then(Value::as_str);
         let moved = now.filter(|now| !now.eq_ignore_ascii_case(id) && Repository::parse(now, "").is_ok());
         Ok((commit, names, moved.map(|now| format!("`{id}` is now called `{now}`"))))
@@ -132,6 +141,8 @@ impl Hub<'_> {
         let short = commit.get(..7).unwrap_or(commit);
         let place = if online { shown(&self.options.endpoint) } else { "a cache".to_owned() };
         resolved.origin = format!("{place}, {} at {short}", self.repository.id);
+        let cached = || serde_json::from_slice(&self.own.get(commit, ELEMENTS)?).ok();
+        resolved.elements = self.elements.get().copied().or_else(cached);
         Ok(resolved)
     }
 
@@ -179,6 +190,14 @@ impl Hub<'_> {
             (_, status, _) => FetchError::Server { id, endpoint, status },
         }
     }
+}
+
+/// What the hub counts in a repository's safetensors files, where all of it is plain numbers: packed weights have other counts.
+fn plain_elements(listing: &Value) -> Option<u64> {
+    let counted = listing.get("safetensors")?;
+    let plain = |kind: &String| ["F64", "F32", "F16", "BF16"].contains(&kind.as_str());
+    let by_type = counted.get("parameters")?.as_object().filter(|types| types.keys().all(plain))?;
+    by_type.values().try_fold(0u64, |sum, count| sum.checked_add(count.as_u64()?)).filter(|count| *count > 0)
 }
 
 /// The files of one commit.

@@ -140,6 +140,8 @@ pub struct Resolved {
     pub auto_class: Option<String>,
     /// Its safetensors headers.
     pub tensors: Option<TensorFiles>,
+    /// How many elements its safetensors files hold, where the hub says so and they are plain.
+    pub elements: Option<u64>,
     /// Its GGUF headers.
     pub gguf: Option<GgufFiles>,
     /// Its `adapter_config.json`, when it is an adapter.

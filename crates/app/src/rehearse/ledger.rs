@@ -1,6 +1,5 @@
 //! A rehearsal as a row of the ledger: the same shape as the recorded truth, for comparing runs with each other.
 
-use std::io::Write;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -9,7 +8,7 @@ use super::{Ending, Rehearsal};
 
 /// Appends one row for every process that used the card.
 pub fn append(path: &Path, rehearsal: &Rehearsal) -> std::io::Result<()> {
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+    let mut rows = String::new();
     for process in &rehearsal.processes {
         let phases: Vec<_> = process
             .phases
@@ -33,7 +32,7 @@ pub fn append(path: &Path, rehearsal: &Rehearsal) -> std::io::Result<()> {
             object.insert("id".into(), format!("rehearsal-{}-{}", process.process, process.device).into());
             object.extend(known.clone());
         }
-        writeln!(file, "{row}")?;
+        rows += &format!("{row}\n");
     }
-    Ok(())
+    crate::disk::append(path, &rows)
 }

@@ -39,6 +39,12 @@ pub use card::Card;
 pub use program::{Request, World, run};
 pub use report::{Ending, Rehearsal};
 
+/// How many names a shared library has: the libraries and symbols it needs and those it offers.
+pub(crate) fn names_in_library(bytes: &mut (impl std::io::Read + std::io::Seek)) -> Option<usize> {
+    let found = elf::imports_of(bytes)?;
+    Some(found.needed.len() + found.symbols.len() + found.exports.len())
+}
+
 /// Why a rehearsal could not be held.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

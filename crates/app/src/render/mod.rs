@@ -27,9 +27,41 @@ pub fn width() -> usize {
     WIDTH.get().copied().or_else(crate::env::columns).unwrap_or(80).clamp(40, 200)
 }
 
-/// Bytes as GiB with two digits.
+thread_local! {
+    static GUESSING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Shows an answer; as long as that takes, the numbers of a guess have no digits behind the point.
+pub fn showing<T>(report: &vramcast_core::report::Report, show: impl FnOnce() -> T) -> T {
+    let before = GUESSING.replace(report.confidence.level == vramcast_core::report::Level::Guess);
+    let shown = show();
+    GUESSING.set(before);
+    shown
+}
+
+/// Whether a guess is shown.
+pub fn guessing() -> bool {
+    GUESSING.get()
+}
+
+/// Bytes as GiB with two digits; of a guess with none.
 pub fn gib(bytes: u64) -> String {
-    format!("{:.2}", bytes as f64 / f64::from(1 << 30))
+    let gib = bytes as f64 / f64::from(1 << 30);
+    match guessing() {
+        true if bytes > 0 && gib < 0.5 => "<1".into(),
+        true => format!("{gib:.0}"),
+        false => format!("{gib:.2}"),
+    }
+}
+
+/// Whether something fits, in words.
+pub fn fits(fits: bool) -> &'static str {
+    match (fits, guessing()) {
+        (true, true) => "may fit, by a guess:",
+        (false, true) => "may not fit, by a guess:",
+        (true, false) => "fits",
+        (false, false) => "does not fit",
+    }
 }
 
 /// A bar of at most `width` cells for a share of a whole.

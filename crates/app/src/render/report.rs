@@ -10,6 +10,10 @@ use super::{gib, run, train};
 
 /// The page of a report.
 pub fn page(report: &Report, suggestions: &[Suggestion]) -> Page {
+    super::showing(report, || whole(report, suggestions))
+}
+
+fn whole(report: &Report, suggestions: &[Suggestion]) -> Page {
     let mut page = Page::new(train::title(report));
     page.add(Block::Text(train::plan(report)));
     let mut totals = Table::new(&["peak", "GiB", "bytes"]);
@@ -22,7 +26,7 @@ pub fn page(report: &Report, suggestions: &[Suggestion]) -> Page {
         totals.row(vec![level.into(), gib(bytes), bytes.to_string()]);
     }
     page.table("Totals", totals);
-    page.add(Block::Text(format!("confidence: {}", train::confidence(&report.confidence))));
+    page.add(Block::Text(format!("confidence: {}", report.confidence.words)));
     page.add(Block::Heading(format!("At the peak ({})", train::phase_name(&report.peak_phase))));
     page.add(Block::Bars(report.breakdown.iter().map(|part| (part.name.to_string(), part.bytes)).collect()));
     if let Some(whole) = &report.run {
@@ -36,23 +40,23 @@ pub fn page(report: &Report, suggestions: &[Suggestion]) -> Page {
         cards.row(vec![
             verdict.gpu.clone(),
             gib(verdict.memory),
-            if verdict.fits { "✓" } else { "✗" }.into(),
+            if super::guessing() {
+                "?"
+            } else if verdict.fits {
+                "✓"
+            } else {
+                "✗"
+            }
+            .into(),
             format!("{:.1}", verdict.utilization),
-            format!("{left:.2}"),
+            if super::guessing() { format!("{left:.0}") } else { format!("{left:.2}") },
             format!("{:.1}", verdict.utilization / 100.0),
         ]);
     }
     page.table("Cards", cards);
     if let [verdict] = report.verdicts.as_slice() {
-        let guessed = report.confidence.level == vramcast_core::report::Level::Guess;
-        let text = match (verdict.fits, guessed) {
-            (true, true) => "may fit, by a guess:",
-            (false, true) => "may not fit, by a guess:",
-            (true, false) => "fits",
-            (false, false) => "does not fit",
-        };
-        let level = if guessed { Level::Tight } else { Level::of(verdict.utilization) };
-        page.add(Block::Verdict(level, format!("{text} {}", verdict.gpu)));
+        let level = if super::guessing() { Level::Tight } else { Level::of(verdict.utilization) };
+        page.add(Block::Verdict(level, format!("{} {}", super::fits(verdict.fits), verdict.gpu)));
     }
     if !suggestions.is_empty() {
         page.table("What would fit", suggested(suggestions));

@@ -29,6 +29,10 @@ const LAYERS: [Layer; 4] = [
 
 /// The picture.
 pub fn timeline(report: &Report) -> String {
+    super::showing(report, || picture(report))
+}
+
+fn picture(report: &Report) -> String {
     let samples = &report.timeline;
     let highest = samples.iter().map(|sample| sample.bytes).max().unwrap_or(0).max(1) as f64;
     let x = |index: usize| LEFT + PLOT_WIDTH * index as f64 / samples.len().saturating_sub(1).max(1) as f64;

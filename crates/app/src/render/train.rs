@@ -4,7 +4,7 @@ use vramcast_core::plan::{
     AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, Selective,
     ServePlan, TrainPlan,
 };
-use vramcast_core::report::{Confidence, Level, Report, Totals, Verdict};
+use vramcast_core::report::{Level, Report, Totals, Verdict};
 use vramcast_core::units::show_count;
 
 use super::table::Table;
@@ -12,6 +12,10 @@ use super::{bar, gib, width};
 
 /// The whole page.
 pub fn text(report: &Report, explain: bool, timeline: bool) -> String {
+    super::showing(report, || whole(report, explain, timeline))
+}
+
+fn whole(report: &Report, explain: bool, timeline: bool) -> String {
     let mut page = head(report);
     page += &totals(report);
     page += &super::serving::account(report);
@@ -193,31 +197,16 @@ mod erased {
 }
 
 fn totals(report: &Report) -> String {
-    let sure = wrap(&format!("confidence: {}", confidence(&report.confidence)), width());
+    let sure = wrap(&format!("confidence: {}", report.confidence.words), width());
     match report.confidence.level {
-        // A guess has no digits behind the point.
         Level::Guess => {
-            let [allocated, reserved, process] =
-                [report.totals.allocated, report.totals.reserved, report.totals.process]
-                    .map(|bytes| format!("{:.0}", bytes as f64 / f64::from(1 << 30)));
+            let Totals { allocated, reserved, process, .. } = &report.totals;
+            let [allocated, reserved, process] = [*allocated, *reserved, *process].map(gib);
             format!(
                 "peak, a guess: about {process} GiB process, {reserved} reserved, {allocated} allocated\n{sure}\n\n"
             )
         }
         _ => format!("{}{sure}\n\n", levels(&report.totals).trim_end_matches('\n').to_owned() + "\n"),
-    }
-}
-
-/// How far an answer can be trusted, in words.
-pub fn confidence(confidence: &Confidence) -> String {
-    match (confidence.level, confidence.band) {
-        (Level::Guess, _) => "a guess; the type of the model is not known".to_owned(),
-        (Level::Measured, Some(band)) => format!(
-            "measured, {} runs of this family; 19 in 20 like it within {} % allocated, {} % reserved",
-            confidence.runs, band.allocated, band.reserved
-        ),
-        // What of it was not measured stands among the notes.
-        _ => "from sources".to_owned(),
     }
 }
 
@@ -366,10 +355,12 @@ fn beneath(names: &[&str]) -> String {
 pub(super) fn verdicts(verdicts: &[Verdict]) -> String {
     if let [verdict] = verdicts {
         let (memory, left) = (gib(verdict.memory), gib(verdict.headroom.unsigned_abs()));
-        return if verdict.fits {
-            format!("fits {} ({memory} GiB): {} % full, {left} GiB left\n", verdict.gpu, verdict.utilization)
-        } else {
-            format!("does not fit {} ({memory} GiB): {left} GiB too much\n", verdict.gpu)
+        let card = format!("{} {} ({memory} GiB)", super::fits(verdict.fits), verdict.gpu);
+        return match (verdict.fits, super::guessing()) {
+            (true, false) => format!("{card}: {} % full, {left} GiB left\n", verdict.utilization),
+            (true, true) => format!("{card}, {left} GiB left\n"),
+            (false, false) => format!("{card}: {left} GiB too much\n"),
+            (false, true) => format!("{card}, {left} GiB too much\n"),
         };
     }
     let mut table = Table::new(&["card", "GiB", "fits", "full %", "left GiB"]);
@@ -378,8 +369,12 @@ pub(super) fn verdicts(verdicts: &[Verdict]) -> String {
         table.row(vec![
             verdict.gpu.clone(),
             gib(verdict.memory),
-            if verdict.fits { "yes".into() } else { "no".into() },
-            format!("{:.1}", verdict.utilization),
+            if verdict.fits { "yes" } else { "no" }.to_owned() + if super::guessing() { "?" } else { "" },
+            if super::guessing() {
+                format!("{:.0}", verdict.utilization)
+            } else {
+                format!("{:.1}", verdict.utilization)
+            },
             format!("{sign}{}", gib(verdict.headroom.unsigned_abs())),
         ]);
     }

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use vramcast_core::ask::{Asked, Given, Task};
 use vramcast_core::model::Assumption;
 use vramcast_core::plan::{InferPlan, ServePlan, TrainPlan};
+use vramcast_core::report::Level;
 
 use super::problem::Problem;
 use crate::ask::found::Subject;
@@ -115,7 +116,7 @@ impl Wish {
 macro_rules! request {
     ($(#[$about:meta])* $name:ident { $($(#[$field_about:meta])* $field:ident: $kind:ty,)* }) => {
         $(#[$about])*
-        #[derive(Debug, Deserialize, JsonSchema)]
+        #[derive(Debug, Clone, Deserialize, JsonSchema)]
         #[serde(deny_unknown_fields)]
         pub(crate) struct $name {
             /// A model of the catalogue: its id or a short name. Exactly one of `model` and `config`.
@@ -159,6 +160,8 @@ request! {
         /// Whether to look for changes when it does not fit, which takes many estimates.
         #[serde(default)]
         suggestions: bool,
+        /// The least confidence that will do (guess, sources, measured): an answer of less is refused.
+        require: Option<Level>,
     }
 }
 
@@ -183,6 +186,8 @@ request! {
         /// Whether to look for changes when it does not fit, which takes many estimates.
         #[serde(default)]
         suggestions: bool,
+        /// The least confidence that will do (guess, sources, measured): an answer of less is refused.
+        require: Option<Level>,
     }
 }
 
@@ -257,7 +262,7 @@ request! {
 }
 
 /// A plan file's text.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReadRequest {
     /// The text: a plan as JSON, TOML or YAML, or a file of axolotl, LLaMA-Factory, TRL or transformers' Trainer.

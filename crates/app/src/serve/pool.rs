@@ -1,5 +1,9 @@
-//! Estimates keep a core busy: so many at once, others wait, and none keeps a client waiting for ever.
+//! Estimates keep a core and some memory busy: so many at once, others wait, and none keeps a client waiting for ever.
+//!
+//! Nobody sees from outside what an estimate takes. So each begins as a light one; what records more than those may begins
+//! again where heavy ones wait for each other, and light ones do not wait for them.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -10,16 +14,51 @@ use vramcast_core::work::{self, Stopped};
 use super::Limits;
 use super::problem::Problem;
 
-/// What one answer may record: operations, parameters and tensors.
-const MOST_RECORDED: u64 = crate::ask::work::MILLIONS * 1_000_000;
+/// What one simulation of a heavy answer may record, in operations, parameters and tensors: about a gibibyte.
+const HEAVY: u64 = crate::ask::work::MILLIONS * 1_000_000;
+/// The same of a light one: some 50 MiB, and about a tenth of a second.
+const LIGHT: u64 = 150_000;
+/// What a request records at the cost of one.
+const PER_TOKEN: u64 = LIGHT;
 /// Those that may wait, for each that runs.
 const WAITING_PER_SLOT: usize = 64;
 
+tokio::task_local! {
+    /// What the present request has recorded so far.
+    static RECORDED: Cell<u64>;
+}
+
+/// Answers a request; with what it cost beyond the token that every request takes.
+pub(crate) async fn counted<T>(answer: impl Future<Output = T>) -> (T, f64) {
+    RECORDED
+        .scope(Cell::new(0), async {
+            let answer = answer.await;
+            let recorded = RECORDED.with(Cell::get);
+            (answer, recorded.saturating_sub(PER_TOKEN) as f64 / PER_TOKEN as f64)
+        })
+        .await
+}
+
 /// Room for estimates.
 pub(crate) struct Pool {
-    slots: Arc<Semaphore>,
-    waiting: Arc<AtomicUsize>,
+    light: Slots,
+    heavy: Slots,
     limits: Limits,
+}
+
+/// Room for estimates of one kind.
+struct Slots {
+    free: Arc<Semaphore>,
+    count: usize,
+    waiting: Arc<AtomicUsize>,
+    /// What each simulation may record.
+    most: u64,
+}
+
+impl Slots {
+    fn new(count: usize, most: u64) -> Self {
+        Self { free: Arc::new(Semaphore::new(count)), count, waiting: Arc::default(), most }
+    }
 }
 
 /// Tells an estimate that nobody waits for it any more: its time is over, or its client went away.
@@ -41,53 +80,90 @@ impl Drop for Waiting {
 }
 
 impl Pool {
-    /// Room for as many as the limits say.
+    /// Room for as many as the limits say; all but one of them may be heavy.
     pub(crate) fn new(limits: Limits) -> Self {
-        Self { slots: Arc::new(Semaphore::new(limits.concurrency)), waiting: Arc::default(), limits }
+        let heavy = limits.concurrency.saturating_sub(1).max(1);
+        Self { light: Slots::new(limits.concurrency, LIGHT), heavy: Slots::new(heavy, HEAVY), limits }
     }
 
     /// Estimates that run now, and those that wait.
     pub(crate) fn load(&self) -> (usize, usize) {
-        let running = self.limits.concurrency.saturating_sub(self.slots.available_permits());
-        (running, self.waiting.load(Ordering::Relaxed))
+        let both = [&self.light, &self.heavy];
+        let running = both.iter().map(|slots| slots.count.saturating_sub(slots.free.available_permits())).sum();
+        (running, both.iter().map(|slots| slots.waiting.load(Ordering::Relaxed)).sum())
     }
 
-    /// Runs something on a thread of its own, as soon as there is room. The room is free again when the thread ends,
-    /// which it does soon after its time is over.
+    /// Runs something on a thread of its own, as soon as there is room, and once more where it turns out to be heavy. The
+    /// room is free again when the thread ends, which it does soon after its time is over.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+        work: impl Fn() -> Result<T, Problem> + Send + Sync + 'static,
     ) -> Result<T, Problem> {
-        let busy = |detail: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).retry_after(1);
         let until = tokio::time::Instant::now() + self.limits.time;
-        let waiting = Waiting(Arc::clone(&self.waiting));
-        if self.waiting.fetch_add(1, Ordering::Relaxed) >= self.limits.concurrency.saturating_mul(WAITING_PER_SLOT) {
+        let work = Arc::new(work);
+        match self.once(&self.light, until, Arc::clone(&work)).await? {
+            Ok(answer) => answer,
+            Err(Stopped::Unwanted) => Err(self.too_slow()),
+            Err(Stopped::TooLarge) => match self.once(&self.heavy, until, work).await? {
+                Ok(answer) => answer,
+                Err(Stopped::Unwanted) => Err(self.too_slow()),
+                Err(Stopped::TooLarge) => {
+                    let (one, all) = (HEAVY, HEAVY * work::TOGETHER);
+                    let detail = format!(
+                        "too large to simulate: more than {one} operations at once or {all} together, or a tensor of an exbibyte"
+                    );
+                    Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+                        .hint("fewer layers, experts, micro-batches or tokens"))
+                }
+            },
+        }
+    }
+
+    fn too_slow(&self) -> Problem {
+        busy(format!("the estimate took more than {} s", self.limits.time.as_secs_f64()))
+    }
+
+    async fn once<T: Send + 'static>(
+        &self,
+        slots: &Slots,
+        until: tokio::time::Instant,
+        work: Arc<impl Fn() -> Result<T, Problem> + Send + Sync + 'static>,
+    ) -> Result<Result<Result<T, Problem>, Stopped>, Problem> {
+        let waiting = Waiting(Arc::clone(&slots.waiting));
+        if slots.waiting.fetch_add(1, Ordering::Relaxed) >= slots.count.saturating_mul(WAITING_PER_SLOT) {
             return Err(busy("too many estimates are waiting".into()));
         }
-        let slot = tokio::time::timeout_at(until, Arc::clone(&self.slots).acquire_owned()).await;
+        let slot = tokio::time::timeout_at(until, Arc::clone(&slots.free).acquire_owned()).await;
         drop(waiting);
         let Ok(Ok(slot)) = slot else { return Err(busy("too many estimates at once".into())) };
         let flag = Arc::new(AtomicBool::new(false));
         let unwanted = Unwanted(Arc::clone(&flag));
+        let most = slots.most;
         let running = tokio::task::spawn_blocking(move || {
             let _slot = slot;
-            work::bounded(MOST_RECORDED, flag, work)
+            let done = work::bounded(most, flag, || work());
+            (done, work::recorded())
         });
         let done = tokio::time::timeout_at(until, running).await;
         drop(unwanted);
-        let seconds = self.limits.time.as_secs_f64();
         match done {
-            Ok(Ok(Ok(answer))) => answer,
-            Ok(Ok(Err(Stopped::TooLarge))) => Err(Problem::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                format!("too large to simulate: more than {MOST_RECORDED} operations, or a tensor of an exbibyte"),
-            )
-            .hint("fewer layers, experts, micro-batches or tokens")),
-            Ok(Ok(Err(Stopped::Unwanted))) | Err(_) => Err(busy(format!("the estimate took more than {seconds} s"))),
+            Ok(Ok((done, recorded))) => {
+                let _ = RECORDED.try_with(|sum| sum.set(sum.get().saturating_add(recorded)));
+                Ok(done)
+            }
             Ok(Err(_)) => Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the estimate failed; this is a fault")
                 .hint("please report the request")),
+            Err(_) => {
+                // Nobody knows how much of it was done: all that was allowed.
+                let _ = RECORDED.try_with(|sum| sum.set(sum.get().saturating_add(most)));
+                Err(self.too_slow())
+            }
         }
     }
+}
+
+fn busy(detail: String) -> Problem {
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).retry_after(1)
 }
 
 #[cfg(test)]
@@ -116,7 +192,8 @@ mod tests {
     async fn nobody_waits_for_ever() {
         let pool = pool(50);
         let (send, receive) = std::sync::mpsc::channel::<()>();
-        let slow = pool.run(move || Ok(receive.recv().is_ok())).await;
+        let receive = std::sync::Mutex::new(receive);
+        let slow = pool.run(move || Ok(receive.lock().unwrap().recv().is_ok())).await;
         assert_eq!(slow.err().map(|problem| problem.status), Some(503));
         // The thread still runs, so there is no room.
         assert_eq!(pool.run(|| Ok(())).await.err().map(|problem| problem.status), Some(503));

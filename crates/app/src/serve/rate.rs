@@ -1,4 +1,5 @@
-//! So many requests per second and client: a bucket of tokens each, filled at a steady rate.
+//! So much per second and client: a bucket of tokens each, filled at a steady rate. A request takes one, and a heavy one as
+//! many more afterwards as it turned out to cost.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -59,6 +60,16 @@ impl Rates {
     }
 }
 
+impl Rates {
+    /// Takes what an answer cost beyond its first token: a client may owe some, and waits until that is paid.
+    pub(crate) fn charge(&self, client: IpAddr, cost: f64) {
+        let mut buckets = self.buckets.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(bucket) = buckets.get_mut(&network(client)).filter(|_| cost > 0.0) {
+            bucket.tokens = (bucket.tokens - cost).max(-self.per_second * BURST_SECONDS);
+        }
+    }
+}
+
 /// Who owns one IPv6 address owns its network.
 fn network(client: IpAddr) -> IpAddr {
     match client {
@@ -84,6 +95,22 @@ mod tests {
         let later = start + Duration::from_secs(1);
         assert_eq!((0..100).filter(|_| rates.take(one, later).is_ok()).count(), 2);
         assert!((0..1000).all(|_| Rates::new(0).take(one, start).is_ok()));
+    }
+
+    #[test]
+    fn what_costs_more_takes_more() {
+        let rates = Rates::new(2);
+        let (one, other) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let start = Instant::now();
+        rates.take(one, start).unwrap();
+        rates.charge(one, 25.0);
+        assert!(rates.take(one, start).is_err() && rates.take(other, start).is_ok());
+        // It owes six, and two come every second.
+        assert!(rates.take(one, start + Duration::from_secs(3)).is_err());
+        assert!(rates.take(one, start + Duration::from_secs(4)).is_ok());
+        // No debt keeps a client out for longer than its bucket takes to fill.
+        rates.charge(one, 1e9);
+        assert!(rates.take(one, start + Duration::from_secs(16)).is_ok());
     }
 
     #[test]

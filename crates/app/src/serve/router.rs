@@ -15,7 +15,7 @@ use axum::routing::{get, post};
 use super::document::Document;
 use super::handlers::{about, estimates, lists, plans};
 use super::problem::Problem;
-use super::{Service, assets, logs};
+use super::{Service, assets, logs, pool};
 use crate::ask::lists::{What, listed, settings};
 
 /// Both ends of the connection a request came on.
@@ -112,7 +112,13 @@ async fn every_request(State(service): State<Arc<Service>>, request: Request, ne
         None => Err(Problem::new(StatusCode::BAD_REQUEST, "the connection has no address")),
     };
     let mut response = match checked {
-        Ok(()) => next.run(request).await,
+        Ok(()) => {
+            let (response, cost) = pool::counted(next.run(request)).await;
+            if let Some(ends) = ends.filter(|_| limited) {
+                service.rates.charge(ends.client.ip(), cost);
+            }
+            response
+        }
         Err(problem) => {
             // What the client is still sending is read, so that it gets to read the answer on a connection it can keep.
             let rest = axum::body::to_bytes(request.into_body(), service.limits.body);

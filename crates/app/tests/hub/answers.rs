@@ -185,3 +185,36 @@ fn the_catalogue_answers_unless_the_hub_is_asked_for() {
     assert!(resolve("llama3-8b", &options).is_err());
     assert_eq!(server.count("/api/models/meta-llama/Meta-Llama-3-8B/"), 1);
 }
+
+#[test]
+fn what_the_hub_counts_is_compared() {
+    use assert_cmd::Command;
+    let config = json!({"model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 1000, "tie_word_embeddings": true});
+    // 2 × (4 · 128² + 3 · 128 · 256 + 2 · 128) + 1000 · 128 + 128
+    let whole = 456_320;
+    let said = |types: serde_json::Value| {
+        let config = config.clone();
+        let server = Server::start(move |request| match request.path.as_str() {
+            "/api/models/owner/name/revision/main" => {
+                let listing = json!({"id": "owner/name", "sha": COMMIT, "siblings": [{"rfilename": "config.json"},
+                    {"rfilename": "model.safetensors"}], "safetensors": {"parameters": types}});
+                Reply::Send(200, Vec::new(), listing.to_string().into_bytes())
+            }
+            _ => Files::default().with("config.json", config.to_string()).answer(request),
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::cargo_bin("vramcast").unwrap();
+        command.env("HF_ENDPOINT", server.url()).env("HF_HOME", folder.path()).env("XDG_CACHE_HOME", folder.path());
+        let output = command.env("COLUMNS", "200").args(["train", "owner/name", "--seq-len", "64"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        (output.status.code(), text)
+    };
+    assert_eq!(said(json!({"BF16": whole})).0, Some(0), "{}", said(json!({"BF16": whole})).1);
+    let (code, text) = said(json!({"BF16": whole / 2}));
+    assert!(code == Some(2) && text.contains("456.32K parameters by the config, 228.16K in the files"), "{text}");
+    let (code, text) = said(json!({"F32": 2 * whole}));
+    assert!(code == Some(0) && text.contains("912.64K elements, of which the model has 456.32K"), "{text}");
+    // Packed weights have other counts.
+    assert_eq!(said(json!({"I32": 1000, "BF16": 10})).0, Some(0));
+}

@@ -160,6 +160,17 @@ fn validation_says_where() {
     assert_eq!(validated(json!({"kind": "train", "model": "llama3-8b", "plan": {}})), json!([]));
     assert_eq!(validated(json!({"kind": "infer", "model": "llama3-8b", "plan": {"beams": 2}})), json!([]));
     let mesh = json!({"parallel": {"mesh": {"tp": 3}, "engine": {"megatron": {}}}});
+    // Everything at once, also what shows only where the rest can be read.
+    let wrong = json!({"batch": {"batch_size": 0, "seq_len": 99_999}, "optimizer": {"kind": "zzz"}, "nope": 3});
+    let problems = validated(json!({"kind": "train", "model": "gpt2", "plan": wrong}));
+    let mut fields: Vec<&str> = problems.as_array().unwrap().iter().filter_map(|one| one["field"].as_str()).collect();
+    fields.sort_unstable();
+    assert_eq!(fields, ["/plan/batch/batch_size", "/plan/batch/seq_len", "/plan/nope", "/plan/optimizer/kind"]);
+    let required = |level: &str| {
+        let body = json!({"model": "gpt2", "require": level, "plan": {"attention": "flash3", "gpu": "H100"}});
+        server.post("/train", &body).status
+    };
+    assert_eq!(["guess", "sources", "measured", "nonsense"].map(required), [200, 200, 422, 422]);
     let problems = validated(json!({"kind": "train", "model": "llama3-8b", "plan": mesh}));
     assert_eq!(problems[0]["field"], "/plan/parallel/mesh/tp");
     assert!(problems[0]["message"].as_str().unwrap().contains("does not divide"));

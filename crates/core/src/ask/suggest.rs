@@ -192,6 +192,10 @@ impl Search<'_> {
 
     /// What a changed request takes.
     fn run(&self, edit: &Value) -> Option<(Totals, Gpu)> {
+        // The answer itself matters more.
+        if crate::work::is_short() {
+            return None;
+        }
         let settled = resolve(self.model, &self.edited(edit), self.around).ok()?;
         let run = match &settled.plan {
             RunPlan::Train(plan) => simulation::train(self.model, plan),

@@ -39,8 +39,12 @@ impl Profile {
     /// Reads a file's text.
     pub fn parse(text: &str) -> Result<Self, PlanError> {
         let bad = |value: String, expected: &str| PlanError::from(Fault::value("profile", value, expected));
-        let profile: Self = toml::from_str(text)
-            .map_err(|error| bad(error.to_string().trim().to_owned(), "a profile that `vramcast calibrate` wrote"))?;
+        let profile: Self = toml::from_str(text).map_err(|error| {
+            let line = error.span().map(|at| 1 + text.get(..at.start).unwrap_or_default().matches('\n').count());
+            let place = line.map_or_else(String::new, |line| format!(" (line {line}: {})", error.message().trim()));
+            let problem = format!("it is no profile of a machine{place}");
+            PlanError::from(Fault::new("profile", problem).or("give a file that `vramcast calibrate --out` wrote"))
+        })?;
         if profile.schema != SCHEMA {
             return Err(bad(format!("schema {}", profile.schema), "of schema 1; calibrate again"));
         }

@@ -48,7 +48,11 @@ const OTHERS: &[(&[&str], &str)] = &[
 
 /// Why a config is refused: by its type, or by what it looks like.
 pub(super) fn refusal(config: &Map<String, Value>) -> ModelError {
-    match config.get("model_type").and_then(Value::as_str).filter(|name| !name.is_empty()) {
+    let named = config.get("model_type").filter(|name| !name.is_null());
+    if let Some(other) = named.filter(|name| !name.as_str().is_some_and(|name| !name.trim().is_empty())) {
+        return ModelError::NoName { value: other.to_string().chars().take(80).collect() };
+    }
+    match named.and_then(Value::as_str) {
         Some(name) => ModelError::Unknown { model_type: name.chars().take(80).collect() },
         None => {
             let looks = OTHERS.iter().find(|(marks, _)| marks.iter().all(|mark| config.contains_key(*mark)));

@@ -42,6 +42,12 @@ pub enum ModelError {
         /// What it looks like, where that is known.
         looks: Option<&'static str>,
     },
+    /// A type that is no name.
+    #[error("model_type: {value} is no name of a type, such as \"llama\"")]
+    NoName {
+        /// What stands there.
+        value: String,
+    },
     /// Something this version does not model.
     #[error("{what} is not supported; {hint}")]
     Unsupported {

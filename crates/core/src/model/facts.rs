@@ -49,6 +49,9 @@ pub struct Facts {
     pub image_tokens: Option<ImageTokens>,
     /// Whether token embeddings are scaled by the root of their width.
     pub scaled_embedding: bool,
+    /// Whether a serving engine knows its architecture. Of the families here RWKV 4 is in none: not in vLLM's registry
+    /// (`model_executor/models/registry.py`), and llama.cpp has RWKV 6 and 7 only (`llama-arch.cpp`).
+    pub served: bool,
     /// What checkpoints call otherwise (transformers, conversion_mapping.py): a beginning of its names, and theirs.
     pub stored_names: &'static [(&'static str, &'static str)],
     /// Children of its modules in the order of registration, where they differ from `data/registration.txt`.
@@ -75,6 +78,7 @@ impl Facts {
         patch_side: None,
         image_tokens: None,
         scaled_embedding: false,
+        served: true,
         stored_names: &[],
         registration: &[],
         text: None,

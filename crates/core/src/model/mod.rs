@@ -100,6 +100,12 @@ impl Model {
         self.assumed
     }
 
+    /// The same model, of which somebody only guessed the config.
+    #[must_use]
+    pub fn guessed(self) -> Self {
+        Self { assumed: true, ..self }
+    }
+
     /// The same model with another config of its family.
     pub fn reconfigured(&self, config: serde_json::Value) -> Self {
         Self { config, ..self.clone() }

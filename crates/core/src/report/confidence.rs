@@ -1,16 +1,16 @@
 //! How far an answer can be trusted: what recorded runs of its family and of every feature of its plan say.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::coverage::{Coverage, Runs};
 use crate::model::Model;
 use crate::plan::RunPlan;
 
 /// How far an answer can be trusted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, schemars::JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
-    /// The model is not known and was taken for something else.
+    /// The model or the card is not known and was taken for something else.
     Guess,
     /// From the sources of what runs; nobody here measured such a run.
     Sources,
@@ -52,6 +52,8 @@ pub struct Confidence {
     /// within. Of what was measured alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub band: Option<Band>,
+    /// All that in words, as every interface says it.
+    pub words: String,
 }
 
 /// Errors in percent, either way.
@@ -63,6 +65,12 @@ pub struct Band {
     pub reserved: f64,
 }
 
+impl Confidence {
+    fn guess(what: &str, missing: String) -> Self {
+        Self { level: Level::Guess, runs: 0, missing: vec![missing], band: None, words: format!("a guess; {what}") }
+    }
+}
+
 /// The confidence of an answer.
 pub(super) fn of(model: &Model, plan: &RunPlan) -> Confidence {
     let coverage = Coverage::recorded();
@@ -71,13 +79,18 @@ pub(super) fn of(model: &Model, plan: &RunPlan) -> Confidence {
     let family = counts.families.get(model_type).copied();
     let runs = family.map_or(0, |family| family.rows);
     if model.is_assumed() {
-        return Confidence { level: Level::Guess, runs: 0, missing: vec!["the type of the model".into()], band: None };
+        return Confidence::guess("the type of the model is not known", "the type of the model".into());
     }
     if let RunPlan::Serve(plan) = plan {
         let engine = serde_json::to_value(plan.engine).ok();
         let name = engine.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default();
         let missing = vec![format!("{name} itself: its own account is rebuilt from its sources")];
-        return Confidence { level: Level::Sources, runs: 0, missing, band: None };
+        return Confidence { level: Level::Sources, runs: 0, missing, band: None, words: SOURCES.into() };
+    }
+    let gpu = plan.gpu();
+    if gpu.capability.is_none() && !["", "NVIDIA"].contains(&gpu.vendor.as_str()) {
+        let what = format!("what runs on {} is taken to be what runs on NVIDIA's H200", gpu.name);
+        return Confidence::guess(&what, format!("kernels of {}", gpu.name));
     }
     let mut missing: Vec<String> = family.is_none().then(|| format!("{model_type} models")).into_iter().collect();
     let features = plan.features();
@@ -85,14 +98,19 @@ pub(super) fn of(model: &Model, plan: &RunPlan) -> Confidence {
     let behind: Vec<Runs> =
         features.iter().filter_map(|name| counts.features.get(name)).copied().chain(family).collect();
     let worst = |level: fn(&Runs) -> f64| behind.iter().map(level).fold(0.0, f64::max);
-    let measured = missing.is_empty();
-    Confidence {
-        level: if measured { Level::Measured } else { Level::Sources },
-        runs,
-        missing,
-        band: measured.then(|| Band { allocated: worst(|runs| runs.allocated), reserved: worst(|runs| runs.reserved) }),
+    if !missing.is_empty() {
+        // What of it was not measured stands among the notes.
+        return Confidence { level: Level::Sources, runs, missing, band: None, words: SOURCES.into() };
     }
+    let band = Band { allocated: worst(|runs| runs.allocated), reserved: worst(|runs| runs.reserved) };
+    let words = format!(
+        "measured, {runs} runs of this family; 19 in 20 like it within {} % allocated, {} % reserved",
+        band.allocated, band.reserved
+    );
+    Confidence { level: Level::Measured, runs, missing, band: Some(band), words }
 }
+
+const SOURCES: &str = "from sources";
 
 #[cfg(test)]
 mod tests {
@@ -116,6 +134,10 @@ mod tests {
         let unseen = of(&model("llama"), &whole(&plan));
         assert_eq!((unseen.level, unseen.missing), (Level::Sources, vec!["flash3 attention".to_owned()]));
         assert_eq!(of(&model("no-such-type"), &whole(&plan)).level, Level::Guess);
+        plan = TrainPlan { gpu: crate::plan::Gpus::embedded().find("TPU v5e").unwrap(), ..TrainPlan::default() };
+        let elsewhere = of(&model("llama"), &whole(&plan));
+        assert_eq!((elsewhere.level, elsewhere.band), (Level::Guess, None));
+        assert!(elsewhere.words.contains("TPU v5e"), "{}", elsewhere.words);
         assert!(Level::Guess < Level::Sources && Level::Sources < Level::Measured);
     }
 }

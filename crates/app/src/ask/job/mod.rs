@@ -34,7 +34,8 @@ pub(crate) const PRESETS: [(&str, &str); 7] = [
 /// The text of a job: a file, or a preset by its name (with or without `configs/` and `.json`).
 pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     let shown = path.display();
-    if path.is_file() {
+    // What is there and no file says so when it is read.
+    if path == Path::new("-") || path.exists() {
         return files::text(path);
     }
     let name = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();

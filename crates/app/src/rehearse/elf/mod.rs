@@ -3,7 +3,7 @@
 mod read;
 mod write;
 
-pub(super) use read::{Imports, imports};
+pub(super) use read::{Imports, imports, imports_of};
 pub(super) use write::{Entry, library};
 
 #[cfg(test)]

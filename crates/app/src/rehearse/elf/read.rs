@@ -25,27 +25,31 @@ const MOST: u64 = 256 << 20;
 
 /// Reads a library; `None` if the file is no such library.
 pub(crate) fn imports(path: &Path) -> Option<Imports> {
-    let mut file = File::open(path).ok()?;
-    let header = read(&mut file, 0, 64)?;
+    imports_of(&mut File::open(path).ok()?)
+}
+
+/// Reads a library's bytes.
+pub(crate) fn imports_of(file: &mut (impl Read + Seek)) -> Option<Imports> {
+    let header = read(file, 0, 64)?;
     // The magic number, 64 bits, little-endian.
     if !header.starts_with(b"\x7fELF\x02\x01") {
         return None;
     }
     let (table, size, count) = (word(&header, 32, 8)?, word(&header, 54, 2)?, word(&header, 56, 2)?);
-    let headers = read(&mut file, table, size.checked_mul(count)?)?;
+    let headers = read(file, table, size.checked_mul(count)?)?;
     let segments: Vec<Segment> = headers.chunks_exact(size.max(56) as usize).filter_map(Segment::parse).collect();
     let dynamic = segments.iter().find(|segment| segment.kind == DYNAMIC)?;
-    let dynamic = read(&mut file, dynamic.offset, dynamic.size)?;
+    let dynamic = read(file, dynamic.offset, dynamic.size)?;
     let entries: Vec<(u64, u64)> =
         dynamic.chunks_exact(16).filter_map(|entry| Some((word(entry, 0, 8)?, word(entry, 8, 8)?))).collect();
     let value = |tag: u64| entries.iter().find(|(found, _)| *found == tag).map(|(_, value)| *value);
     let place = |address: u64| segments.iter().find_map(|segment| segment.offset_of(address));
-    let texts = read(&mut file, place(value(5)?)?, value(10)?)?;
+    let texts = read(file, place(value(5)?)?, value(10)?)?;
     let needed = entries.iter().filter(|(tag, _)| *tag == 1).filter_map(|(_, name)| text(&texts, *name)).collect();
     let start = place(value(6)?)?;
     let (mut symbols, mut exports) = (Vec::new(), Vec::new());
-    let count = symbol_count(&mut file, &value, &place, start)?;
-    for symbol in read(&mut file, start, count.checked_mul(24)?)?.chunks_exact(24) {
+    let count = symbol_count(file, &value, &place, start)?;
+    for symbol in read(file, start, count.checked_mul(24)?)?.chunks_exact(24) {
         let Some(name) = text(&texts, word(symbol, 0, 4)?).filter(|name| !name.is_empty()) else { continue };
         // Section 0 means undefined.
         if word(symbol, 6, 2)? == 0 { symbols.push(name) } else { exports.push(name) }
@@ -74,7 +78,7 @@ impl Segment {
 
 /// How many symbols there are: said by the old hash table, else found at the end of the new one's chains.
 fn symbol_count(
-    file: &mut File,
+    file: &mut (impl Read + Seek),
     value: &impl Fn(u64) -> Option<u64>,
     place: &impl Fn(u64) -> Option<u64>,
     symbols: u64,
@@ -88,8 +92,9 @@ fn symbol_count(
     let start = place(value(GNU_HASH)?)?;
     let head = read(file, start, 16)?;
     let [buckets, first, bloom] = [word(&head, 0, 4)?, word(&head, 4, 4)?, word(&head, 8, 4)?];
-    let chains = start + 16 + bloom * 8 + buckets * 4;
-    let table = read(file, start + 16 + bloom * 8, buckets.checked_mul(4)?)?;
+    let table = start.checked_add(16 + bloom * 8)?;
+    let chains = table.checked_add(buckets * 4)?;
+    let table = read(file, table, buckets * 4)?;
     let last = table.chunks_exact(4).filter_map(|bucket| word(bucket, 0, 4)).max().unwrap_or(0);
     if last < first {
         // Nothing is exported; linkers put the texts right behind the symbols.
@@ -99,7 +104,7 @@ fn symbol_count(
     }
     let mut index = last;
     loop {
-        let hash = word(&read(file, chains + (index - first) * 4, 4)?, 0, 4)?;
+        let hash = word(&read(file, chains.checked_add((index - first) * 4)?, 4)?, 0, 4)?;
         index += 1;
         if hash & 1 == 1 {
             return Some(index);
@@ -107,7 +112,7 @@ fn symbol_count(
     }
 }
 
-fn read(file: &mut File, offset: u64, length: u64) -> Option<Vec<u8>> {
+fn read(file: &mut (impl Read + Seek), offset: u64, length: u64) -> Option<Vec<u8>> {
     if length > MOST {
         return None;
     }

@@ -22,25 +22,27 @@ use crate::serve::problem::{Fault, Problem};
 type Answer = Result<Document, Problem>;
 
 /// `POST /train`.
-pub(crate) async fn train(State(service): Shared, Json(mut request): Json<TrainRequest>) -> Answer {
+pub(crate) async fn train(State(service): Shared, Json(request): Json<TrainRequest>) -> Answer {
     service
-        .answer(move |service| {
+        .answer(request, |service, mut request| {
             let subject = request.subject();
             let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
-            let wanted = Wanted { suggestions: request.suggestions, all_cards: request.gpus_all, ..Wanted::default() };
+            let (suggestions, all_cards, require) = (request.suggestions, request.gpus_all, request.require);
+            let wanted = Wanted { suggestions, all_cards, require, ..Wanted::default() };
             Ok(wish.prepare(Task::Train, subject, service)?.answer(wanted)?.document())
         })
         .await
 }
 
 /// `POST /infer`.
-pub(crate) async fn infer(State(service): Shared, Json(mut request): Json<InferRequest>) -> Answer {
+pub(crate) async fn infer(State(service): Shared, Json(request): Json<InferRequest>) -> Answer {
     service
-        .answer(move |service| {
+        .answer(request, |service, mut request| {
             let subject = request.subject();
             let (engine, engine_options) = (request.engine, request.engine_options);
             let wish = Wish { plan: request.plan, gpu: request.gpu, engine, engine_options, ..Wish::default() };
-            let wanted = Wanted { suggestions: request.suggestions, all_cards: request.gpus_all, ..Wanted::default() };
+            let (suggestions, all_cards, require) = (request.suggestions, request.gpus_all, request.require);
+            let wanted = Wanted { suggestions, all_cards, require, ..Wanted::default() };
             if wish.engine.as_deref() == Some("all") {
                 let prepared = wish.question(Task::Infer, subject)?.to_each(service.reach, &service.settings)?;
                 return Ok(engines::document(&engines::answers(&prepared, wanted)?));
@@ -51,9 +53,9 @@ pub(crate) async fn infer(State(service): Shared, Json(mut request): Json<InferR
 }
 
 /// `POST /inspect`.
-pub(crate) async fn inspect(State(service): Shared, Json(mut request): Json<InspectRequest>) -> Answer {
+pub(crate) async fn inspect(State(service): Shared, Json(request): Json<InspectRequest>) -> Answer {
     service
-        .answer(move |service| {
+        .answer(request, |service, mut request| {
             let subject = Subject { assume: request.assume, ..request.subject()? };
             let found = subject.find(service.reach, true)?;
             let wanted = inspect::Wanted { tensors: request.tensors, ..inspect::Wanted::default() };
@@ -63,9 +65,9 @@ pub(crate) async fn inspect(State(service): Shared, Json(mut request): Json<Insp
 }
 
 /// `POST /compare`.
-pub(crate) async fn compare(State(service): Shared, Json(mut request): Json<CompareRequest>) -> Answer {
+pub(crate) async fn compare(State(service): Shared, Json(request): Json<CompareRequest>) -> Answer {
     service
-        .answer(move |service| {
+        .answer(request, |service, mut request| {
             let subject = request.subject();
             let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
             let prepared = wish.prepare(Task::Train, subject, service)?;
@@ -86,7 +88,7 @@ pub(crate) struct Validation {
 /// `POST /validate`: the answer itself is the judge of what cannot run.
 pub(crate) async fn validate(State(service): Shared, Json(request): Json<PlanRequest>) -> Answer {
     service
-        .answer(move |service| {
+        .answer(request, |service, request| {
             let checked = || -> Result<(), Problem> {
                 service.prepare(request)?.answer(Wanted::default())?;
                 Ok(())
@@ -127,7 +129,7 @@ struct Change {
 /// `POST /suggest`.
 pub(crate) async fn suggest(State(service): Shared, Json(request): Json<PlanRequest>) -> Answer {
     service
-        .answer(move |service| {
+        .answer(request, |service, request| {
             let wanted = Wanted { suggestions: true, ..Wanted::default() };
             let answer = service.prepare(request)?.answer(wanted)?;
             let change = |suggestion: vramcast_core::ask::suggest::Suggestion| Change {
@@ -145,12 +147,13 @@ pub(crate) async fn suggest(State(service): Shared, Json(request): Json<PlanRequ
 
 impl Service {
     /// Computes an answer where there is room for it.
-    pub(super) async fn answer<T: Serialize>(
+    pub(super) async fn answer<R: Clone + Send + Sync + 'static, T: Serialize>(
         self: &Arc<Self>,
-        work: impl FnOnce(&Self) -> Result<T, Problem> + Send + 'static,
+        request: R,
+        work: impl Fn(&Self, R) -> Result<T, Problem> + Send + Sync + 'static,
     ) -> Answer {
         let service = Arc::clone(self);
-        self.pool.run(move || Ok(Document::of(&work(&service)?))).await
+        self.pool.run(move || Ok(Document::of(&work(&service, request.clone())?))).await
     }
 
     fn prepare(&self, mut request: PlanRequest) -> Result<Prepared, Problem> {

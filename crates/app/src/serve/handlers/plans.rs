@@ -37,7 +37,7 @@ pub(crate) struct ReadPlan {
 
 /// `POST /plan/read`.
 pub(crate) async fn read(State(service): Shared, Json(request): Json<ReadRequest>) -> Result<Document, Problem> {
-    service.answer(move |service| service.read_plan(&request)).await
+    service.answer(request, |service, request| service.read_plan(&request)).await
 }
 
 /// What a plan was written as.
@@ -53,7 +53,7 @@ pub(crate) struct WrittenPlan {
 
 /// `POST /plan/write`.
 pub(crate) async fn write(State(service): Shared, Json(request): Json<WriteRequest>) -> Result<Document, Problem> {
-    service.answer(move |service| service.write_plan(request)).await
+    service.answer(request, |service, request| service.write_plan(request)).await
 }
 
 impl Service {

@@ -55,6 +55,32 @@ pub struct Surroundings<'a> {
 
 /// Settles a request.
 pub fn resolve(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
+    settle(model, request, around).map_err(|faults| further(model, request, around, faults))
+}
+
+/// Faults, and those that show once the values which have them are gone: a plan that cannot be read is not checked either.
+fn further(model: &Model, request: &Request, around: &Surroundings<'_>, mut faults: Vec<Fault>) -> Vec<Fault> {
+    /// Faults that are worth naming at once.
+    const MOST: usize = 32;
+    let mut rest = request.clone();
+    let mut seen = 0;
+    while seen < faults.len() && faults.len() < MOST {
+        let gone = faults[seen..].iter().filter(|fault| tree::take(&mut rest.stated, &fault.path).is_some()).count();
+        seen = faults.len();
+        let Err(more) = settle(model, &rest, around) else { break };
+        // What only follows from a value that is gone is no fault of who asked.
+        let stated = |fault: &Fault| !fault.path.is_empty() && tree::get(&rest.stated, &fault.path).is_some();
+        let new = |fault: &Fault| !faults.iter().any(|known| known.path == fault.path);
+        let own = |fault: &Fault| stated(fault) && new(fault) && !fault.problem.contains("no effect");
+        let more: Vec<Fault> = more.into_iter().filter(own).collect();
+        if gone > 0 {
+            faults.extend(more);
+        }
+    }
+    faults
+}
+
+fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
     match (request.task, request.runner) {
         (Task::Train, _) => train::settle(model, request, around),
         (Task::Infer, Runner::Transformers) => infer::settle(model, request, around),
@@ -195,8 +221,13 @@ impl<'a> Draft<'a> {
                 Some(plan)
             }
             Err(error) => {
-                let path = dotted(error.path());
+                let mut path = dotted(error.path());
                 let problem = error.into_inner().to_string();
+                // What is not known stands below the place where it is missed.
+                let unknown = problem.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
+                if let Some(field) = unknown.filter(|field| !path.ends_with(field)) {
+                    path = if path.is_empty() { field.to_owned() } else { format!("{path}.{field}") };
+                }
                 let problem = reworded(problem.split(" at line").next().unwrap_or(&problem));
                 let fault =
                     Fault::new(path.clone(), if path.is_empty() { problem } else { format!("{{{path}}}: {problem}") });

@@ -96,8 +96,13 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
     let (family, engine) = (model.family().name, draft.request.runner.title());
     let encodes = model.task().encodes();
     let caches = model.inventory().is_ok_and(|inventory| !inventory.caches.is_empty());
-    if encodes || !caches {
-        let why = if encodes { "a decoder beside an encoder" } else { "a model that generates no text" };
+    let served = model.family().facts.served;
+    if encodes || !caches || !served {
+        let why = match (encodes, caches) {
+            (true, _) => "a decoder beside an encoder",
+            (_, false) => "a model that generates no text",
+            _ => "which no engine here serves",
+        };
         let what = format!("{name} ({family}), {why}, on {engine}");
         return draft.faults.add(Fault::unsupported("engine", what).or_drop("engine"));
     }

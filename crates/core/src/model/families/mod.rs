@@ -39,7 +39,7 @@ const FOLDERS: [(&[&Family], &[Task]); 10] = [
     (seq2seq::ALL, &[Task::Seq2SeqLm, Task::Base, Task::PreTraining]),
     (vision::ALL, &[Task::ImageClassification, Task::Base]),
     (speech::ALL, &[Task::Ctc, Task::Base, Task::SequenceClassification]),
-    (multimodal::ALL, &[Task::ImageTextToText, Task::MultimodalLm, Task::CausalLm, Task::Base]),
+    (multimodal::ALL, &[Task::ImageTextToText, Task::MultimodalLm, Task::Base]),
     (trainers::ALL, &[Task::CausalLm, Task::Base]),
 ];
 

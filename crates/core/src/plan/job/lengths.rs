@@ -77,8 +77,8 @@ impl Lengths {
             Self::Lognormal(n) => drawn(Box::new(move || cut(draw.normal(n.mean, n.deviation).exp()))),
             Self::Normal(n) => drawn(Box::new(move || cut(draw.normal(n.mean, n.deviation)))),
             Self::Uniform([from, to]) => {
-                let span = (to.saturating_sub(*from) + 1) as f64;
-                drawn(Box::new(move || from + (draw.unit() * span) as u64))
+                let span = to.saturating_sub(*from) as f64 + 1.0;
+                drawn(Box::new(move || from.saturating_add((draw.unit() * span) as u64)))
             }
         };
         all.into_iter().map(|length| length.clamp(1, longest.max(1))).collect()

@@ -13,7 +13,7 @@ use crate::model::{Config, Graph, ModelError, Task, Value};
 pub const FAMILY: Family = Family {
     name: "RWKV",
     model_types: &["rwkv"],
-    facts: Facts { lora: &["key", "value", "receptance", "output"], ..Facts::DEFAULT },
+    facts: Facts { lora: &["key", "value", "receptance", "output"], served: false, ..Facts::DEFAULT },
     build,
 };
 

@@ -18,6 +18,7 @@ pub const FAMILY: Family = Family {
         image_tokens: Some(ImageTokens::Pooled(256)),
         scaled_embedding: true,
         registration: &[&["layer_norm1", "self_attn", "layer_norm2", "mlp"]],
+        tasks: super::ALSO_CAUSAL,
         ..Facts::DEFAULT
     },
     build,

@@ -18,6 +18,7 @@ pub const FAMILY: Family = Family {
     facts: Facts {
         scaled_embedding: true,
         registration: &[&["q_proj", "q_norm", "k_proj", "v_proj", "k_norm", "o_proj"]],
+        tasks: super::ALSO_CAUSAL,
         ..Facts::DEFAULT
     },
     build,

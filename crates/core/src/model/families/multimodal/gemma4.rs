@@ -26,6 +26,7 @@ pub const FAMILY: Family = Family {
             &["linear_start", "linear_end", "depthwise_conv1d", "pre_layer_norm", "conv_norm"],
             &["q_proj", "q_norm", "k_norm", "k_proj", "v_proj", "o_proj"],
         ],
+        tasks: super::ALSO_CAUSAL,
         ..Facts::DEFAULT
     },
     build,

@@ -20,6 +20,7 @@ pub const FAMILY: Family = Family {
         lora: &["q_proj", "v_proj"],
         ia3: &["q_proj", "v_proj", "down_proj"],
         ia3_feedforward: &["down_proj"],
+        tasks: super::ALSO_CAUSAL,
         ..Facts::DEFAULT
     },
     build,

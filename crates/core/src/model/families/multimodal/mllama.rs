@@ -15,6 +15,7 @@ pub const FAMILY: Family = Family {
     facts: Facts {
         liger: Liger::NotSimulated,
         registration: &[&["vision_model", "language_model", "multi_modal_projector"]],
+        tasks: super::ALSO_CAUSAL,
         ..Facts::DEFAULT
     },
     build,

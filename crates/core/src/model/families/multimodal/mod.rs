@@ -3,7 +3,7 @@
 //! A batch without images or audio runs the language model alone, as transformers does; the towers are then declared
 //! but not run.
 
-use super::Family;
+use super::{Family, Task};
 
 pub mod blip2;
 pub mod gemma3;
@@ -35,6 +35,9 @@ pub mod qwen3_vl;
 mod qwen_text;
 mod qwen_vision;
 pub mod voxtral;
+
+/// Heads of those that `MODEL_FOR_CAUSAL_LM_MAPPING_NAMES` names as well (transformers 5.17, models/auto/modeling_auto.py).
+const ALSO_CAUSAL: Option<&[Task]> = Some(&[Task::ImageTextToText, Task::MultimodalLm, Task::CausalLm, Task::Base]);
 
 /// Every family in this folder.
 pub const ALL: &[&Family] = &[

@@ -18,6 +18,7 @@ pub const FAMILY: Family = Family {
         liger: Liger::NotSimulated,
         patch_side: Some(16),
         image_tokens: Some(ImageTokens::QWEN),
+        tasks: super::ALSO_CAUSAL,
         ..Facts::DEFAULT
     },
     build,
