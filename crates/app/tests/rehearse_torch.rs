@@ -140,3 +140,20 @@ optimizer.step()
     assert_eq!(code, Some(4), "{text}");
     assert!(text.contains("no verdict") && !text.contains("fits"), "{text}");
 }
+
+#[test]
+fn beams_run_to_their_full_length() {
+    let program = "
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+config = GPT2Config(n_layer=1, n_embd=64, n_head=2, vocab_size=2000, bos_token_id=1, eos_token_id=2)
+model = GPT2LMHeadModel(config).cuda().eval()
+tokens = torch.randint(20, 900, (2, 7)).cuda()
+for options in (dict(num_beams=4), dict(num_beams=3, num_return_sequences=3), dict(num_beams=2, do_sample=True)):
+    print('shape', tuple(model.generate(tokens, max_new_tokens=12, pad_token_id=0, **options).shape))
+";
+    let Some((code, text)) = rehearse(program, &[]) else { return };
+    assert_eq!(code, Some(0), "{text}");
+    let shapes: Vec<&str> = text.lines().filter(|line| line.starts_with("shape")).collect();
+    assert_eq!(shapes, ["shape (2, 19)", "shape (6, 19)", "shape (2, 19)"], "{text}");
+}

@@ -26,6 +26,7 @@ mod shell;
 mod train;
 mod validate;
 mod verify;
+mod weights;
 mod words;
 
 use std::ffi::OsString;
@@ -115,6 +116,8 @@ enum Command {
     List(list::Arguments),
     /// Run your own program, unchanged, on a pretend GPU and read its memory.
     Rehearse(rehearse::Arguments),
+    /// Write a checkpoint of zeros that takes no disk, for rehearsals.
+    Weights(weights::Arguments),
     /// Score predictions against recorded truth.
     Verify(verify::Arguments),
     /// Serve the web page and the HTTP API on this machine.
@@ -197,6 +200,7 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::Detect(arguments) => detect::run(arguments, &context),
         Command::Calibrate(arguments) => calibrate::run(arguments, &context),
         Command::Rehearse(arguments) => rehearse::run(arguments, &context),
+        Command::Weights(arguments) => weights::run(arguments, &context),
         Command::List(arguments) => list::run(arguments, &context),
         Command::Verify(arguments) => verify::run(arguments, context.text_or_json("verify")?, context.quiet),
         Command::Serve(arguments) => serve::run(arguments, context),

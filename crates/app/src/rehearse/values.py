@@ -7,7 +7,7 @@ stand-in is told what the kernel would have written. What depends on real data s
     reckoned from such a no stays in doubt, so that `all` of it is true,
   - sizes that only data decides are a share of the largest possible (`guesses.py`),
   - `argmax` and `multinomial` pick one index that is no special token,
-  - `topk` picks every index equally often (routers are balanced).
+  - `topk` picks every index equally often (routers are balanced), all with the score 0 (beams run to their full length).
 Nothing here allocates on the device, so memory stays what it is.
 """
 import contextlib, ctypes, os, sys, threading, weakref
@@ -28,6 +28,7 @@ RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "ra
 SHAPED_BY_DATA = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount", "_unique2"}
 CHOICES = {"argmax", "argmin", "multinomial"}
 ORDINARY = 10  # tokenizers put special tokens first
+EXPERTS = 1024  # no router has more choices
 PASSES = {"all", "_is_all_true", "isfinite", "isclose", "isreal"}  # yes where nothing is known: checks are passed
 CHECKED = {"normal"}  # torch itself reads whether its arguments make sense
 OVERWRITES = {"copy_", "fill_", "zero_"}  # what was there before does not matter
@@ -175,10 +176,15 @@ def follower(torch):
         return tensor.numel() <= (FLOATS if tensor.is_floating_point() else LARGEST)
 
     def balanced(function, args, result):
-        """Every index equally often, where nothing is known."""
-        indices, choices = result[1], args[0].size(-1)
+        """Every index equally often, where nothing is known; of a vocabulary, none that is special. All score alike."""
+        scores, indices, choices = result[0], result[1], args[0].size(-1)
         if indices.numel() <= LARGEST:
-            tell(indices, (torch.arange(indices.numel(), device="cpu") % choices).view(indices.shape))
+            first = ORDINARY if choices > EXPERTS else 0
+            tell(indices, ((torch.arange(indices.numel(), device="cpu") + first) % choices).view(indices.shape))
+        if worth(scores):
+            tell(scores, torch.zeros((), dtype=scores.dtype, device="cpu"))
+        elif is_plain(scores):
+            standin.vramcast_forget(extent(scores)[0])
 
     def follow(function, name, args, kwargs, result):
         """Does an operation once more on the CPU, if that is possible, and tells what it gives."""
