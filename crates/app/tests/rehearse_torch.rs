@@ -142,6 +142,7 @@ optimizer.step()
 }
 
 #[test]
+#[ignore = "second ring: torch"]
 fn beams_run_to_their_full_length() {
     let program = "
 import torch
@@ -152,7 +153,7 @@ tokens = torch.randint(20, 900, (2, 7)).cuda()
 for options in (dict(num_beams=4), dict(num_beams=3, num_return_sequences=3), dict(num_beams=2, do_sample=True)):
     print('shape', tuple(model.generate(tokens, max_new_tokens=12, pad_token_id=0, **options).shape))
 ";
-    let Some((code, text)) = rehearse(program, &[]) else { return };
+    let (code, text) = rehearse(program, &[]);
     assert_eq!(code, Some(0), "{text}");
     let shapes: Vec<&str> = text.lines().filter(|line| line.starts_with("shape")).collect();
     assert_eq!(shapes, ["shape (2, 19)", "shape (6, 19)", "shape (2, 19)"], "{text}");

@@ -164,7 +164,7 @@ impl Sizes {
         let name = format!("{} of your numbers", show_count(count));
         let mut notes =
             vec!["no config: read as a Llama-style decoder of the given numbers; the result is a guess".into()];
-        if let Some(params) = params.filter(|params| params.abs_diff(count) * 100 > *params) {
+        if let Some(params) = params.filter(|params| params.abs_diff(count) > *params / 100) {
             notes.push(format!("that shape has {count} parameters, not {params}: give --layers and --hidden to match"));
         }
         let resolved = Resolved { name: name.clone(), config: Some(config), ..Resolved::default() };
@@ -201,8 +201,11 @@ fn dequantize(resolved: &mut Resolved) -> Result<(), Failure> {
 /// The hidden size (a multiple of 128) whose usual decoder comes nearest to a count.
 pub(crate) fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: Option<u64>) -> (u64, u64) {
     let count = |layers: u64, hidden: u64| {
-        let width = (hidden * 8 / 3).next_multiple_of(256);
-        layers * (4 * hidden * hidden + 3 * hidden * width + 2 * hidden) + 2 * vocab * hidden + hidden
+        let [layers, wide, vocab] = [layers, hidden, vocab].map(u128::from);
+        let width = (wide * 8 / 3).next_multiple_of(256);
+        let layer = wide.saturating_mul(4 * wide + 3 * width + 2);
+        let all = layers.saturating_mul(layer).saturating_add(2 * vocab.saturating_mul(wide)).saturating_add(wide);
+        u64::try_from(all).unwrap_or(u64::MAX)
     };
     // Depth follows width as in the published models: 32 layers at 4096, 80 at 8192.
     let usual_layers = |hidden: u64| layers.unwrap_or((hidden / 128).clamp(8, 128));

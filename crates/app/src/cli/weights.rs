@@ -55,7 +55,8 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     disk::write(&folder.join("config.json"), format!("{config:#}\n").as_bytes()).map_err(failed)?;
     let on_disk = sparse(&folder.join("model.safetensors"), &header, bytes).map_err(failed)?;
     if as_json {
-        let document = json!({"schema": 1, "folder": folder, "dtype": dtype.name(), "bytes": bytes, "on_disk": on_disk});
+        let document =
+            json!({"schema": 1, "folder": folder, "dtype": dtype.name(), "bytes": bytes, "on_disk": on_disk});
         return Ok(Answer::document(document, Exit::Success));
     }
     let shown = folder.display();
