@@ -189,7 +189,7 @@ impl Asking {
         let subject = self.subject()?;
         let file = match self.parts.shift_remove("plan").filter(|plan| !plan.is_null()) {
             Some(plan) => Some(Content::read(plan).map_err(|faults| Failure::faults(faults, Runner::OneCard))?),
-            None => self.path("plan")?.as_deref().map(files::plan).transpose()?,
+            None => self.path("plan")?.as_deref().map(|path| files::plan(path, &[])).transpose()?,
         };
         let adapter = self.file("adapter", files::adapter)?;
         let deepspeed = self.file("deepspeed", files::deepspeed)?;

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use serde_json::Value;
-use vramcast_core::ask::Runner;
 use vramcast_core::ask::file::Content;
+use vramcast_core::ask::{Runner, line};
 use vramcast_core::plan::Fault;
+use vramcast_core::plan::import::Beside;
 
 use crate::disk;
 use crate::failure::{Failure, Place};
@@ -40,23 +41,112 @@ pub(crate) fn json(path: &Path) -> Result<Value, Failure> {
         .map_err(|error| Failure::bad_input(format!("{}: {error}", path.display())))
 }
 
-/// A plan file.
-pub(crate) fn plan(path: &Path) -> Result<Content, Failure> {
-    content(&text(path)?, &path.display().to_string())
+/// A plan file, a file of another tool, or a script with a launch line; keys of `without` are left out.
+pub(crate) fn plan(path: &Path, without: &[String]) -> Result<Content, Failure> {
+    let (text, name) = (once(path)?, path.display().to_string());
+    let follow = |name: &str| beside(path, name);
+    if is_script(path, &text) {
+        return script(&text, &name, &follow, without);
+    }
+    let value = parsed(&text, &name)?;
+    within_file(value, &name, &Beside { name: &name, open: &follow, without, ..Beside::default() })
 }
 
-/// A plan file's text; the name says which form it has.
-pub(crate) fn content(text: &str, name: &str) -> Result<Content, Failure> {
-    let parsed = match Path::new(name).extension().and_then(|extension| extension.to_str()) {
-        Some("toml") => toml::from_str::<Value>(text).map_err(|e| e.to_string()),
-        Some("yaml" | "yml") => serde_saphyr::from_str::<Value>(text).map_err(|e| said(&e.to_string())),
-        _ => serde_json::from_str::<Value>(text).map_err(|e| e.to_string()),
+/// A launch line's words.
+pub(crate) fn line(words: &[String], without: &[String]) -> Result<Content, Failure> {
+    let here = std::env::current_dir().unwrap_or_default().join("-");
+    let follow = |name: &str| beside(&here, name);
+    line::read(words, &follow, without).map_err(|faults| Failure::faults(faults, Runner::OneCard).within("the line"))
+}
+
+/// A plan's text; the standard input is read once and kept, for it is asked for twice.
+fn once(path: &Path) -> Result<String, Failure> {
+    static INPUT: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    if path != Path::new("-") {
+        return text(path);
+    }
+    if let Some(text) = INPUT.get() {
+        return Ok(text.clone());
+    }
+    let text = text(path)?;
+    Ok(INPUT.get_or_init(|| text).clone())
+}
+
+/// Whether a file is a script, by its name or its first line.
+fn is_script(path: &Path, text: &str) -> bool {
+    let named =
+        matches!(path.extension().and_then(|extension| extension.to_str()), Some("sh" | "bash" | "slurm" | "sbatch"));
+    let unnamed = path.extension().is_none();
+    named || text.starts_with("#!") || unnamed && line::shell::lines(text).iter().any(|words| line::is_known(words))
+}
+
+/// The one line of a script that starts something.
+fn script(text: &str, name: &str, open: Opens<'_>, without: &[String]) -> Result<Content, Failure> {
+    let lines = line::shell::lines(text);
+    // What is exported holds for the lines below.
+    let exported: Vec<String> =
+        lines.iter().filter(|words| words[0] == "export").flat_map(|words| words[1..].iter().cloned()).collect();
+    let known: Vec<&Vec<String>> = lines.iter().filter(|words| words[0] != "export" && line::is_known(words)).collect();
+    let Some(first) = known.first() else {
+        return Err(Failure::bad_input(format!("{name}: none of its lines starts a run that is known"))
+            .hint("give the line itself: vramcast fit -- LINE"));
     };
-    let value =
-        parsed.map_err(|e| Failure::bad_input(format!("{name}: {}", e.trim())).at(Place::Setting(String::new())))?;
-    let mut content = Content::read(value).map_err(|faults| Failure::faults(faults, Runner::OneCard).within(name))?;
-    content.notes.iter_mut().for_each(|note| *note = format!("{name}: {note}"));
+    let words: Vec<String> = exported.into_iter().chain(first.iter().cloned()).collect();
+    let mut content =
+        line::read(&words, open, without).map_err(|faults| Failure::faults(faults, Runner::OneCard).within(name))?;
+    if known.len() > 1 {
+        content.notes.push(format!("{} lines start runs: the first is answered", known.len()));
+    }
+    content.notes.iter_mut().for_each(|note| *note = noted(name, note));
     Ok(content)
+}
+
+/// A note with the file's name, behind the mark of what is not simulated.
+fn noted(name: &str, note: &str) -> String {
+    match note.strip_prefix("not simulated: ") {
+        Some(what) => format!("not simulated: {name}: {what}"),
+        None => format!("{name}: {note}"),
+    }
+}
+
+type Opens<'a> = &'a dyn Fn(&str) -> Result<Value, String>;
+
+/// What a file refers to: beside it, beside a folder above it, or where the program runs.
+fn beside(file: &Path, name: &str) -> Result<Value, String> {
+    let whole = file.canonicalize().unwrap_or_else(|_| file.to_owned());
+    let above = whole.ancestors().skip(1).map(|folder| folder.join(name));
+    let found = above.chain([Path::new(name).to_owned()]).find(|path| path.is_file());
+    let Some(path) = found else { return Err("there is no such file beside it, above it or here".into()) };
+    let read = || parsed(&text(&path)?, name);
+    read().map_err(|failure| failure.message(crate::failure::Door::CommandLine))
+}
+
+/// A document's value; the name says which form it has.
+fn parsed(text: &str, name: &str) -> Result<Value, Failure> {
+    let toml = |text: &str| toml::from_str::<Value>(text).map_err(|e| e.to_string());
+    let yaml = |text: &str| serde_saphyr::from_str::<Value>(text).map_err(|e| said(&e.to_string()));
+    let json = |text: &str| serde_json::from_str::<Value>(text).map_err(|e| e.to_string());
+    let parsed = match Path::new(name).extension().and_then(|extension| extension.to_str()) {
+        Some("toml") => toml(text),
+        Some("yaml" | "yml") => yaml(text),
+        Some("json") => json(text),
+        _ if text.trim_start().starts_with('{') => json(text),
+        _ => json(text)
+            .or_else(|error| yaml(text).ok().filter(Value::is_object).or_else(|| toml(text).ok()).ok_or(error)),
+    };
+    parsed.map_err(|e| Failure::bad_input(format!("{name}: {}", e.trim())).at(Place::Setting(String::new())))
+}
+
+fn within_file(value: Value, name: &str, beside: &Beside<'_>) -> Result<Content, Failure> {
+    let mut content =
+        Content::read_beside(value, beside).map_err(|faults| Failure::faults(faults, Runner::OneCard).within(name))?;
+    content.notes.iter_mut().for_each(|note| *note = noted(name, note));
+    Ok(content)
+}
+
+/// A plan file's text from elsewhere, whose references are not followed; the name says which form it has.
+pub(crate) fn content(text: &str, name: &str) -> Result<Content, Failure> {
+    within_file(parsed(text, name)?, name, &Beside { name, ..Beside::default() })
 }
 
 /// DeepSpeed's configuration.

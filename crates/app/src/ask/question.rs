@@ -8,13 +8,14 @@ use vramcast_core::ask::resolve::Settled;
 use vramcast_core::ask::{self, Answer, Asked, Given, Request, Surroundings, Task, Wanted, tree};
 use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::{Gpus, InferPlan, RunPlan, TrainPlan};
+use vramcast_core::source::catalogue;
 
 use super::card::{Card, Machine};
 use super::files;
 use super::found::{Found, Reach, Subject};
 use super::work;
 use crate::detect;
-use crate::failure::{Failure, Place};
+use crate::failure::{Door, Failure, Place};
 use crate::settings::Settings;
 
 /// What is asked, and about which model.
@@ -60,26 +61,41 @@ impl Question {
         Ok(())
     }
 
+    /// A built-in model of the same shape, where a file names one that cannot be had.
+    fn kin(&mut self, named: Option<&str>, failure: Failure, reach: Reach) -> Result<Found, Failure> {
+        let Some(name) = named else { return Err(failure) };
+        let Some(kin) = catalogue::kin(name).filter(|kin| *kin != name) else {
+            let message = format!("{name}, which the file names: {}", failure.message(Door::CommandLine));
+            return Err(Failure::bad_input(message).hint("give a model by its name, such as --model llama3-8b"));
+        };
+        self.asked.notes.push(format!("{name} could not be fetched: {kin}, whose name says the same shape, stands in"));
+        self.subject.name = Some(kin.to_owned());
+        self.subject.find(reach, false)
+    }
+
     /// Finds the model and lays the layers over each other.
     pub(crate) fn prepare(mut self, reach: Reach, settings: &Settings) -> Result<Prepared, Failure> {
-        if let Some(file) = self.file.take() {
+        let mut from_file = false;
+        if let Some(mut file) = self.file.take() {
             if self.subject.is_silent() {
-                self.subject.name = file.model;
+                self.subject.name = file.model.take();
             }
             if let Some(task) = file.task.filter(|task| *task != self.asked.task) {
                 let (is, wanted) = if task == Task::Train { ("training", "infer") } else { ("generation", "train") };
                 return Err(Failure::bad_input(format!("the plan file is of {is}, not for `{wanted}`")));
             }
-            self.asked.framework = self.asked.framework.or(file.framework);
-            self.asked.trees.insert(0, file.tree);
-            self.asked.notes.splice(0..0, file.notes);
+            self.deepspeed = self.deepspeed.or_else(|| file.deepspeed.clone());
+            self.asked.beneath(file);
+            from_file = true;
         }
         if reach == Reach::Machine {
             self.read_lengths()?;
         }
         self.subject.assume =
             self.asked.assumed().map_err(|fault| Failure::faults(vec![fault], self.asked.runner()))?;
-        let found = self.subject.find(reach, false).map_err(|failure| failure.for_runner(self.asked.runner()))?;
+        let named = self.subject.name.clone().filter(|_| from_file);
+        let found = self.subject.find(reach, false).or_else(|failure| self.kin(named.as_deref(), failure, reach));
+        let found = found.map_err(|failure| failure.for_runner(self.asked.runner()))?;
         let fault = |faults| Failure::faults(faults, vramcast_core::ask::Runner::OneCard);
         if let Some(config) = &self.adapter {
             let content = Content::of_adapter(config).map_err(fault)?;
@@ -87,15 +103,11 @@ impl Question {
             self.asked.notes.extend(content.notes);
         }
         if let Some(document) = &self.deepspeed {
-            let hidden = found.model.as_ref().and_then(|model| model.config()["hidden_size"].as_u64());
-            let content = Content::of_deepspeed(document, hidden).map_err(fault)?;
-            let mut tree = content.tree;
-            if self.asked.names("engine").is_none() && tree::get(&tree, "parallel.engine.*").is_some() {
-                let options = tree::take(&mut tree, "parallel.engine.*").unwrap_or_default();
-                tree::set(&mut tree, "parallel.engine.deepspeed", options);
-            }
-            self.asked.trees.push(tree);
-            self.asked.notes.extend(content.notes);
+            let config = found.model.as_ref().map(|model| model.config());
+            self.asked.deepspeed(document, config).map_err(fault)?;
+        }
+        if from_file {
+            self.asked.on_cards();
         }
         let (runner, lenient) = (self.asked.runner(), self.asked.lenient);
         let mut request = self.asked.request().map_err(|faults| Failure::faults(faults, runner))?;

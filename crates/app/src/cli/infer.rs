@@ -1,7 +1,5 @@
 //! `vramcast infer`.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use vramcast_core::ask::{Asked, Given, Runner, Task};
 use vramcast_core::lens::{Method, Question as Formula};
@@ -9,6 +7,7 @@ use vramcast_core::plan::InferPlan;
 
 use super::Answer;
 use super::context::Context;
+use super::fit::FileArguments;
 use super::lens::{self, LensArguments, MethodName};
 use super::model::ModelArguments;
 use super::output::{MachineArguments, OutputArguments};
@@ -17,7 +16,7 @@ use crate::ask::found::{Found, Reach};
 use crate::ask::question::{Prepared, Question};
 use crate::ask::solve::{self, Wanted};
 use crate::ask::table::{self, Cell};
-use crate::ask::{engines, files, formula};
+use crate::ask::{engines, formula};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::render;
@@ -28,9 +27,8 @@ use crate::render::table::Table;
 pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// A plan of generation or serving as JSON, TOML or YAML; flags override it.
-    #[arg(long, value_name = "FILE")]
-    plan: Option<PathBuf>,
+    #[command(flatten)]
+    file: FileArguments,
     #[command(flatten)]
     settings: SettingFlags<Inference>,
     /// Find what fits: batch, context, gpu or gpus.
@@ -91,7 +89,7 @@ impl Arguments {
                 lenient: self.lens.method.lens().is_some(),
                 ..Asked::default()
             },
-            file: self.plan.as_deref().map(files::plan).transpose()?,
+            file: self.file.content()?,
             machine: self.machine.machine(),
             ..Question::default()
         })

@@ -6,6 +6,7 @@ mod calibrate;
 mod compare;
 mod context;
 mod detect;
+mod fit;
 mod help;
 mod import;
 mod infer;
@@ -83,6 +84,7 @@ Examples:
   vramcast microsoft/phi-2                       every data type at a glance
   vramcast train llama3-8b --batch-size 4        peak memory of training
   vramcast infer llama3-8b --prompt 4096         peak memory of generation
+  vramcast fit axolotl.yml                       the file you have, or its launch line behind --
   vramcast quick 7 --gpus 8 --engine deepspeed   a model that is only a size
   vramcast compare llama3-8b                     published formulas beside the simulation";
 
@@ -92,6 +94,8 @@ enum Command {
     Overview(Box<overview::Arguments>),
     /// Predict the memory of a training run.
     Train(Box<train::Arguments>),
+    /// Answer for a file or a launch line of another tool as it is: `vramcast fit FILE`, `vramcast fit -- LINE…`.
+    Fit(fit::Arguments),
     /// Predict the memory of generation: transformers by simulation, serving engines by their rules.
     Infer(Box<infer::Arguments>),
     /// Published formulas beside the simulation, and beside a measured run.
@@ -189,6 +193,7 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
     match &cli.command {
         Command::Overview(arguments) => overview::run(arguments, &context),
         Command::Train(arguments) => train::run(arguments, &context),
+        Command::Fit(arguments) => fit::run(arguments),
         Command::Infer(arguments) => infer::run(arguments, &context),
         Command::Compare(arguments) => compare::run(arguments, &context),
         Command::Calculate(arguments) => calculate::run(arguments, &context),

@@ -9,6 +9,7 @@ use vramcast_core::plan::TrainPlan;
 
 use super::Answer;
 use super::context::Context;
+use super::fit::FileArguments;
 use super::lens::{self, LensArguments};
 use super::model::ModelArguments;
 use super::output::{MachineArguments, OutputArguments};
@@ -23,10 +24,8 @@ use crate::failure::Failure;
 pub(super) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// A plan as JSON, TOML or YAML (`vramcast schema`), or a file of axolotl, LLaMA-Factory, TRL or transformers'
-    /// Trainer, known by its keys; flags override it.
-    #[arg(long, value_name = "FILE")]
-    plan: Option<PathBuf>,
+    #[command(flatten)]
+    file: FileArguments,
     /// Start from a framework's defaults: hf-trainer, trl, unsloth, axolotl, llama-factory, litgpt or torchtune;
     /// see `vramcast list frameworks`.
     #[arg(long, value_name = "NAME")]
@@ -89,7 +88,7 @@ impl Arguments {
                 lenient: self.lens.method.lens().is_some(),
                 ..Asked::default()
             },
-            file: self.plan.as_deref().map(files::plan).transpose()?,
+            file: self.file.content()?,
             adapter: self.adapter.as_deref().map(files::adapter).transpose()?,
             deepspeed: self.deepspeed.as_deref().map(files::deepspeed).transpose()?,
             machine: self.machine.machine(),

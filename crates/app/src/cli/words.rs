@@ -52,6 +52,13 @@ pub(super) fn rewrite(words: Vec<String>, commands: &[String]) -> Result<Vec<Str
             None => ("overview".to_owned(), rest),
         }
     };
+    // What is given decides whose words they are.
+    if command == "fit"
+        && !rest.iter().take_while(|word| *word != "--").any(|word| word == "--help" || word == "-h")
+        && let Some(words) = super::fit::rewrite(rest)?
+    {
+        return rewrite(before.iter().cloned().chain(words).collect(), commands);
+    }
     let (rest, probed) = match (command.as_str(), rest.first().map(String::as_str)) {
         ("train" | "infer" | "compare", _) => translate(&command, rest)?,
         ("probe", Some(what @ ("train" | "infer"))) => {

@@ -2,11 +2,14 @@
 
 use serde_json::{Map, Value, json};
 
+use super::line::serving;
+use super::read::Given;
 use super::request::Task;
 use super::resolve::faults_of;
 use super::tree;
+use crate::plan::import::{self, Beside, Imported};
 use crate::plan::parallel::DeepSpeedFile;
-use crate::plan::{AdapterPlan, Fault, import};
+use crate::plan::{AdapterPlan, Fault};
 
 /// What stands in a file.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -19,6 +22,10 @@ pub struct Content {
     pub framework: Option<String>,
     /// Part of a plan.
     pub tree: Value,
+    /// DeepSpeed's configuration that it holds or names.
+    pub deepspeed: Option<Value>,
+    /// Settings by the names of their flags, as lines of serving engines have them.
+    pub named: Vec<(String, Given)>,
     /// What was not read, or was read in another sense.
     pub notes: Vec<String>,
 }
@@ -31,35 +38,45 @@ const GENERATION: [&str; 9] =
 const OUTSIDE: [&str; 9] = ["model", "framework", "task", "train", "infer", "serve", "stack", "loss", "assistant"];
 
 impl Content {
-    /// A plan of our own, a report, or a plan of axolotl, LLaMA-Factory, TRL or the Trainer.
+    /// A plan of our own, a report, or a file of another tool that refers to no other file.
     pub fn read(value: Value) -> Result<Self, Vec<Fault>> {
+        Self::read_beside(value, &Beside::default())
+    }
+
+    /// A plan of our own, a report, or a file of another tool.
+    pub fn read_beside(value: Value, beside: &Beside<'_>) -> Result<Self, Vec<Fault>> {
         let Value::Object(_) = &value else {
             return Err(vec![Fault::new("", "a plan file holds an object, see `vramcast schema`")]);
         };
         if value.get("totals").is_some_and(Value::is_object) {
             return Ok(Self::of_report(value));
         }
-        if let Some(imported) = import::read(&value).map_err(|error| faults_of(error, ""))? {
-            let mut tree = json!({});
-            if imported.changes.iter().any(|(key, _)| key.starts_with("adapter.")) {
-                tree::set(&mut tree, "adapter", json!({"method": "lora"}));
-            }
-            if imported.situation == crate::plan::Situation::Adapter && tree.get("adapter").is_none() {
-                tree::set(&mut tree, "adapter", json!({"method": "lora"}));
-            }
-            for (path, value) in imported.changes {
-                tree::set(&mut tree, &path, value);
-            }
-            return Ok(Self {
-                task: Some(Task::Train),
-                model: imported.model,
-                framework: Some(imported.framework.to_owned()),
-                tree,
-                notes: imported.notes,
-            });
+        if let Some(imported) = import::read(&value, beside)? {
+            return Ok(Self::of_imported(imported));
+        }
+        if let Some(object) = value.as_object().filter(|object| serving::is_file(object)) {
+            return serving::file(object);
         }
         Self::recognise(&value)?;
         Self::own(value)
+    }
+
+    /// What another tool's file comes to.
+    pub fn of_imported(imported: Imported) -> Self {
+        let mut tree = json!({});
+        for (path, value) in imported.changes {
+            tree::set(&mut tree, &path, value);
+        }
+        let said = imported.unsimulated.into_iter().map(|what| format!("not simulated: {what}"));
+        Self {
+            task: Some(if imported.generates { Task::Infer } else { Task::Train }),
+            model: imported.model,
+            framework: imported.framework.map(str::to_owned),
+            tree,
+            deepspeed: imported.deepspeed,
+            notes: imported.notes.into_iter().chain(said).collect(),
+            ..Self::default()
+        }
     }
 
     /// Refuses a file that holds no key of a plan: what it says would be lost.
@@ -69,7 +86,8 @@ impl Content {
             OUTSIDE.iter().copied().chain(places).any(|known| known == key)
         };
         let Some(object) = value.as_object().filter(|object| !object.is_empty()) else { return Ok(()) };
-        if object.keys().any(ours) {
+        // One of ours among many others is a coincidence.
+        if object.keys().filter(|key| ours(key)).count() * 3 > object.len() {
             return Ok(());
         }
         let keys: Vec<&str> = object.keys().take(3).map(String::as_str).collect();
@@ -109,7 +127,7 @@ impl Content {
         if generates || serves {
             task = task.or(Some(Task::Infer));
         }
-        Ok(Self { task, model, framework, tree, notes: Vec::new() })
+        Ok(Self { task, model, framework, tree, ..Self::default() })
     }
 
     /// A report as the request it answered; an older one without it, as its plan.
@@ -120,10 +138,10 @@ impl Content {
         let task = found.map(|(_, task)| task);
         if let Some(request) = report.get_mut("request").filter(|request| request.is_object()) {
             let framework = request["framework"].as_str().map(str::to_owned);
-            return Self { task, model, framework, tree: request["settings"].take(), notes: Vec::new() };
+            return Self { task, model, framework, tree: request["settings"].take(), ..Self::default() };
         }
         let tree = found.map_or_else(|| Value::Object(Map::new()), |(key, _)| report["plan"][key].take());
-        Self { task, model, framework: None, tree, notes: Vec::new() }
+        Self { task, model, tree, ..Self::default() }
     }
 
     /// DeepSpeed's own configuration; `hidden_size` fills in what is `auto`.

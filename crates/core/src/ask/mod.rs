@@ -8,13 +8,16 @@
 //! | [`resolve`] | a request settled for a model: defaults, what follows from other values, all faults at once |
 //! | [`answer`] | a settled plan simulated, judged and summed up; [`suggest`] what to change where it does not fit |
 //! | [`origin`] | where every value comes from |
-//! | [`file`] | plan files, reports and files of other tools as layers |
+//! | [`file`] | plan files, reports and files of other tools as layers; `beneath` what they leave open |
+//! | [`line`] | launch lines as layers |
 //! | [`tree`] | places in a plan |
 //!
 //! No interface is known here: flags, fields and keywords are derived from the table.
 
 pub mod answer;
+mod beneath;
 pub mod file;
+pub mod line;
 pub mod origin;
 pub mod read;
 pub mod request;

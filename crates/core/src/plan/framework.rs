@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn every_default_has_a_place_and_a_source() {
         let all = Framework::all();
-        assert_eq!(all.len(), 7);
+        assert_eq!(all.len(), 8);
         for framework in &all {
             for situation in [Situation::Full, Situation::Adapter, Situation::Quantised] {
                 let plan = framework.apply(&TrainPlan::default(), situation).unwrap();

@@ -54,7 +54,14 @@ impl TrainPlan {
 
     fn check_attention(&self, faults: &mut Faults) {
         let (path, flash) = ("attention", self.attention.is_flash());
-        faults.when(flash && self.weights == DType::F32 && self.autocast.is_none(), || {
+        // FSDP's policy computes in another type than it shards.
+        let computes = self.parallel.as_ref().and_then(|parallel| match &parallel.engine {
+            Engine::Fsdp1(options) => options.mixed_precision,
+            Engine::Fsdp2(options) => options.mixed_precision,
+            _ => None,
+        });
+        let narrow = computes.is_some_and(|types| types.parameters != DType::F32);
+        faults.when(flash && self.weights == DType::F32 && self.autocast.is_none() && !narrow, || {
             Fault::new(path, "flash attention computes in fp16 and bf16 only")
                 .or_set("weights", "bf16")
                 .or_set("autocast", "bf16")

@@ -40,6 +40,27 @@ pub fn find(name: &str) -> Option<Entry> {
     entry(line)
 }
 
+/// Ends of names that say how a model was trained further, and nothing about its shape.
+const ENDINGS: [&str; 9] = ["-instruct", "-it", "-chat", "-hf", "-base", "-pt", "-bnb-4bit", "-2507", "-thinking"];
+
+/// What a name says about a shape: without its owner and such endings.
+fn shape_of(name: &str) -> String {
+    let mut plain = repository(name).to_lowercase();
+    if let Some(rest) = plain.strip_prefix("meta-") {
+        plain = rest.to_owned();
+    }
+    while let Some(shorter) = ENDINGS.iter().find_map(|ending| plain.strip_suffix(ending)) {
+        plain = shorter.to_owned();
+    }
+    plain
+}
+
+/// A model of the catalogue whose name says the same shape as another's: of a mirror, or of one that was trained further.
+pub fn kin(name: &str) -> Option<&'static str> {
+    let wanted = shape_of(name);
+    ids().find(|id| shape_of(id) == wanted)
+}
+
 /// All ids, published ones first.
 pub fn ids() -> impl Iterator<Item = &'static str> {
     lines().filter_map(id_of)

@@ -11,6 +11,7 @@ use vramcast_core::ask::{Task, Wanted, spell};
 
 use super::Shared;
 use crate::ask::files;
+use crate::failure::Failure;
 use crate::render;
 use crate::serve::Service;
 use crate::serve::body::{Form, Json, ReadRequest, Wish, WriteRequest};
@@ -70,7 +71,10 @@ impl Service {
                 .or_else(|_| files::content(&request.text, "plan.toml"))
                 .or_else(|_| files::content(&request.text, "plan.yaml")),
         };
-        let Content { task, model, framework, tree, notes } = parsed.map_err(|failure| at_text(failure.into()))?;
+        let folded = parsed.and_then(|content| {
+            content.folded().map_err(|faults| Failure::faults(faults, vramcast_core::ask::Runner::OneCard))
+        });
+        let Content { task, model, framework, tree, notes, .. } = folded.map_err(|failure| at_text(failure.into()))?;
         let plan = if let Value::Object(plan) = tree { plan } else { Map::new() };
         Ok(ReadPlan { kind: task.unwrap_or_default(), model, framework, plan, notes })
     }

@@ -6,29 +6,14 @@ use super::Object;
 use crate::plan::Fault;
 
 /// Kinds that a plan file may have.
-pub(crate) const READ: &str = "a plan or a report of vramcast, or a file of axolotl, LLaMA-Factory, TRL (SFTConfig) or \
-                        transformers' Trainer";
+pub(crate) const READ: &str = "a plan or a report of vramcast, or a file of axolotl, LLaMA-Factory, TRL, transformers' \
+                        Trainer, accelerate, DeepSpeed, torchtune, LitGPT or torchtitan";
 
-/// Whether a key marks a file.
+/// Whether its keys mark a file.
 type Marks = fn(&Object) -> bool;
 
 /// Kinds that are known and are no plan: what they are, and what to do with them.
 const OTHERS: &[(Marks, &str, &str)] = &[
-    (
-        |file| file.values().any(|part| part.get("_component_").is_some()),
-        "torchtune's file",
-        "torchtune's files are not read; say it by flags beside --framework torchtune",
-    ),
-    (
-        |file| ["zero_optimization", "train_micro_batch_size_per_gpu"].iter().any(|key| file.contains_key(*key)),
-        "DeepSpeed's configuration",
-        "give it as --deepspeed FILE (in Python deepspeed=)",
-    ),
-    (
-        |file| ["fp16", "bf16"].iter().any(|key| file.get(*key).is_some_and(|part| part.get("enabled").is_some())),
-        "DeepSpeed's configuration",
-        "give it as --deepspeed FILE (in Python deepspeed=)",
-    ),
     (
         |file| file.contains_key("peft_type"),
         "PEFT's adapter_config.json",
@@ -40,33 +25,25 @@ const OTHERS: &[(Marks, &str, &str)] = &[
         "give it as the model",
     ),
     (
-        |file| file.contains_key("distributed_type") && file.contains_key("num_processes"),
-        "accelerate's configuration",
-        "it is not read; say the engine and the cards by flags",
-    ),
-    (
         |file| file.contains_key("actor_rollout_ref"),
         "verl's configuration",
         "reinforcement learning is not modelled yet",
     ),
+    (
+        |file| file.contains_key("provider") && file.contains_key("gpu"),
+        "axolotl's file for a cloud",
+        "give the one for training",
+    ),
     (|file| file.contains_key("exp_manager"), "NeMo's configuration", "it is not read; say it by flags"),
     (
-        |file| file.contains_key("job") && file.contains_key("training"),
-        "torchtitan's configuration",
-        "it is not read; say it by flags beside --framework torchtitan",
-    ),
-    (
-        |file| file.contains_key("parallelism") && file.contains_key("training"),
+        |file| file.contains_key("parallelism") && file.contains_key("training") && file.contains_key("hardware"),
         "a job file",
         "`vramcast calculate --config FILE` reads it",
     ),
     (
-        |file| {
-            file.contains_key("checkpoint_dir")
-                && file.get("train").is_some_and(|part| part.get("global_batch_size").is_some())
-        },
-        "LitGPT's configuration",
-        "it is not read; say it by flags beside --framework litgpt",
+        |file| file.contains_key("kt_config") || file.contains_key("use_kt"),
+        "a file of KTransformers, which keeps experts on the host",
+        "it is not simulated",
     ),
 ];
 
@@ -141,21 +118,20 @@ pub(super) fn refuse_trainers(file: &Object) -> Result<(), Fault> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::read;
+    use super::super::{Beside, read};
     use serde_json::{Value, json};
 
     fn said(file: Value) -> String {
-        read(&file).unwrap_err().to_string()
+        read(&file, &Beside::default()).unwrap_err().iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn files_are_what_they_are() {
-        assert!(
-            said(json!({"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 1})).contains("DeepSpeed")
-        );
-        assert!(said(json!({"bf16": {"enabled": true}, "gradient_accumulation_steps": 1})).contains("DeepSpeed"));
+        let format = |file: Value| read(&file, &Beside::default()).unwrap().unwrap().format;
+        assert_eq!(format(json!({"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 1})), "DeepSpeed");
+        assert_eq!(format(json!({"bf16": {"enabled": true}, "gradient_accumulation_steps": 1})), "DeepSpeed");
         let torchtune = json!({"model": {"_component_": "torchtune.models.x"}, "gradient_accumulation_steps": 8});
-        assert!(said(torchtune).contains("torchtune"));
+        assert!(said(torchtune).contains("no builder of torchtune"));
         assert!(said(json!({"peft_type": "LORA", "r": 8})).contains("adapter_config.json"));
         assert!(said(json!({"model_type": "llama", "architectures": ["x"]})).contains("config.json"));
     }
@@ -177,6 +153,8 @@ mod tests {
         }
         // Without any argument of the Trainer too.
         assert!(said(json!({"beta": 0.1, "max_prompt_length": 512})).contains("not supervised"));
-        assert!(read(&json!({"per_device_train_batch_size": 1, "loss_type": "chunked_nll"})).is_ok());
+        assert!(
+            read(&json!({"per_device_train_batch_size": 1, "loss_type": "chunked_nll"}), &Beside::default()).is_ok()
+        );
     }
 }

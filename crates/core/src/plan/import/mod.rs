@@ -1,74 +1,177 @@
-//! Plans of other tools: axolotl's and LLaMA-Factory's YAML, arguments of transformers' Trainer and of TRL.
+//! Files of other tools: training and its engines, as changes to a plan.
 //!
 //! | module | whose keys |
 //! |---|---|
 //! | `trainer` | `TrainingArguments`, TRL's `SFTConfig` and `ModelConfig` |
-//! | `axolotl` | axolotl |
-//! | `llama_factory` | LLaMA-Factory |
+//! | `axolotl`, `llama_factory`, `torchtune`, `litgpt` | theirs |
+//! | `accelerate`, `deepspeed` | who spreads a run |
+//! | `sharding` | FSDP and DeepSpeed inside the others' files |
 //! | `kinds` | which kind a file is, and those that are refused |
-//! | `keys` | reading values, and keys without effect on memory |
+//! | `table`, `reader` | what a key means, and reading by that |
 //!
-//! Every key is read, known to change no memory, refused by name, or reported.
+//! Every key is honoured, harmless by name, said not to be simulated, or refused by name.
 
+mod accelerate;
 mod axolotl;
-mod keys;
+mod deepspeed;
 pub(crate) mod kinds;
+mod litgpt;
 mod llama_factory;
+mod llama_factory_v1;
+mod megatron;
+mod ms_swift;
+mod reader;
+mod sharding;
+mod table;
+mod torchtune;
 mod trainer;
 
 use serde_json::{Map, Value};
 
-use super::PlanError;
-use super::framework::Situation;
-use keys::Reader;
+use super::Fault;
+pub use table::{Format, Row, Sense};
 pub(crate) use trainer::trainer_optimizer;
 
 /// A file of another tool, as changes to a plan.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Imported {
+    /// Whose file it is.
+    pub format: &'static str,
     /// Whose defaults hold where the file is silent: a name of [`super::Framework`].
-    pub framework: &'static str,
+    pub framework: Option<&'static str>,
     /// The model it names.
     pub model: Option<String>,
-    /// What kind of run it is.
-    pub situation: Situation,
-    /// Places in the plan and their values.
+    /// Whether it generates or serves instead of training.
+    pub generates: bool,
+    /// Places in the plan and their values, the later ones above.
     pub changes: Vec<(String, Value)>,
-    /// What was not read, or was read in another sense.
+    /// DeepSpeed's configuration that it holds or names.
+    pub deepspeed: Option<Value>,
+    /// What was read in another sense.
     pub notes: Vec<String>,
+    /// What it asks for and is not simulated, by key, with what is in its place.
+    pub unsimulated: Vec<String>,
 }
 
-/// Reads a plan of another tool; `None`: the keys are no such tool's.
-pub fn read(value: &Value) -> Result<Option<Imported>, PlanError> {
+/// What is known around a file.
+pub struct Beside<'a> {
+    /// Its name, or nothing.
+    pub name: &'a str,
+    /// Opens what the file refers to, by the name that stands in it.
+    pub open: &'a dyn Fn(&str) -> Result<Value, String>,
+    /// Keys that shall be left out.
+    pub without: &'a [String],
+    /// The program that the file is for, where a line says it.
+    pub tool: Option<&'static str>,
+    /// The recipe of torchtune that it is for, where a line says it.
+    pub recipe: Option<&'a str>,
+    /// Whether they are a script's arguments: it may have some of its own.
+    pub script: bool,
+    /// Whether what is started trains an adapter.
+    pub adapter: bool,
+}
+
+impl Default for Beside<'_> {
+    fn default() -> Self {
+        let open: &dyn Fn(&str) -> Result<Value, String> =
+            &|_| Err("files are not followed from here: write what is in it in its place".into());
+        Self { name: "", open, without: &[], tool: None, recipe: None, script: false, adapter: false }
+    }
+}
+
+/// A reader, the format, and whether a file is of it.
+type Known = (fn(&Value, &Beside<'_>) -> Result<Imported, Vec<Fault>>, &'static Format, fn(&Object) -> bool);
+
+/// Formats by marks of their own, the surest first.
+const FORMATS: &[Known] = &[
+    (torchtune::read, &torchtune::FORMAT, |file| file.values().any(|part| part.get("_component_").is_some())),
+    (deepspeed::read, &deepspeed::FORMAT, |file| {
+        let enabled = |key: &str| file.get(key).is_some_and(|part| part.get("enabled").is_some());
+        ["zero_optimization", "train_micro_batch_size_per_gpu"].iter().any(|key| file.contains_key(*key))
+            || enabled("fp16")
+            || enabled("bf16")
+    }),
+    (accelerate::read, &accelerate::FORMAT, |file| {
+        file.contains_key("distributed_type")
+            || file.contains_key("compute_environment")
+            || file.contains_key("num_processes") && file.contains_key("mixed_precision")
+            || file.keys().any(|key| key.ends_with("_config")) && file.contains_key("mixed_precision")
+            || file.len() == 1 && file.contains_key("fsdp_config")
+    }),
+    (litgpt::read, &litgpt::FORMAT, |file| {
+        let train = |key: &str| file.get("train").is_some_and(|part| part.get(key).is_some());
+        train("global_batch_size") || train("micro_batch_size")
+    }),
+    (llama_factory_v1::read, &llama_factory_v1::FORMAT, |file| {
+        file.contains_key("model_class") || file.contains_key("peft_config") && file.contains_key("model")
+    }),
+    (llama_factory::read, &llama_factory::FORMAT, |file| {
+        let has = |key: &str| file.contains_key(key);
+        has("finetuning_type")
+            || has("stage") && (has("cutoff_len") || has("template"))
+            || has("model_name_or_path") && has("template")
+    }),
+    (axolotl::read, &axolotl::FORMAT, |file| {
+        let keys = ["datasets", "sequence_len", "micro_batch_size", "adapter", "pretraining_dataset"];
+        file.contains_key("base_model") && keys.into_iter().any(|key| file.contains_key(key))
+    }),
+    (ms_swift::read, &ms_swift::FORMAT, |file| file.contains_key("train_type") || file.contains_key("tuner_type")),
+    (megatron::read, &megatron::FORMAT, |file| {
+        file.contains_key("tensor_model_parallel_size")
+            || file.contains_key("hidden_size") && file.contains_key("micro_batch_size")
+    }),
+    (trainer::read, &trainer::TRL, |_| false),
+    (trainer::read, &trainer::TRAINER, |file| {
+        let arguments = [
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "max_grad_norm",
+            "optim",
+            "model_name_or_path",
+            "num_train_epochs",
+        ];
+        arguments.into_iter().any(|key| file.contains_key(key))
+    }),
+];
+
+/// Every format that is read.
+pub fn formats() -> impl Iterator<Item = &'static Format> {
+    FORMATS.iter().map(|(_, format, _)| *format)
+}
+
+/// Reads a file of another tool; `None`: the keys are no such tool's.
+pub fn read(value: &Value, beside: &Beside<'_>) -> Result<Option<Imported>, Vec<Fault>> {
     let Some(object) = value.as_object() else { return Ok(None) };
-    let has = |key: &str| object.contains_key(key);
-    kinds::refuse(object)?;
-    if has("finetuning_type") || has("stage") && (has("cutoff_len") || has("template")) {
-        return llama_factory::read(object).map(Some);
+    kinds::refuse(object).map_err(|fault| vec![fault])?;
+    let Some((read, format, _)) = FORMATS.iter().find(|(_, _, marks)| marks(object)) else {
+        kinds::refuse_trainers(object).map_err(|fault| vec![fault])?;
+        return Ok(None);
+    };
+    if format.title == trainer::TRAINER.title {
+        kinds::refuse_trainers(object).map_err(|fault| vec![fault])?;
     }
-    if has("base_model") && ["datasets", "sequence_len", "micro_batch_size", "adapter"].into_iter().any(has) {
-        return axolotl::read(object).map(Some);
-    }
-    kinds::refuse_trainers(object)?;
-    let arguments = ["per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "optim"];
-    if arguments.into_iter().any(has) {
-        return trainer::read(object).map(Some);
-    }
-    Ok(None)
+    read(value, beside).map(Some)
 }
 
-/// What is left after a tool's own keys: those without effect go, the others are named.
-fn finish(mut reader: Reader<'_>, framework: &'static str, model: Option<String>, situation: Situation) -> Imported {
-    reader.report_the_rest();
-    Imported { framework, model, situation, changes: reader.changes, notes: reader.notes }
+/// Reads a file or arguments of a format that is known by its name.
+pub fn read_as(title: &str, value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<Fault>> {
+    match FORMATS.iter().find(|(_, format, _)| format.title == title) {
+        Some((read, ..)) => read(value, beside),
+        None => Err(vec![Fault::unsupported("", format!("{title}'s configuration"))]),
+    }
 }
 
-fn situation(adapter: bool, quantised: bool) -> Situation {
-    match (adapter, quantised) {
-        (_, true) => Situation::Quantised,
-        (true, _) => Situation::Adapter,
-        _ => Situation::Full,
-    }
+/// Whether some keys are a format's own.
+pub fn has_keys_of(title: &str, value: &Value) -> bool {
+    let format = formats().find(|format| format.title == title);
+    let own =
+        |key: &String| format.is_some_and(|format| matches!(format.sense(key), Some(Sense::Whole(_) | Sense::Read(_))));
+    value.as_object().is_some_and(|object| object.keys().any(own))
+}
+
+/// Refuses arguments of a trainer that is not simulated.
+pub fn refuse_trainers(value: &Value) -> Result<(), Vec<Fault>> {
+    value.as_object().map_or(Ok(()), kinds::refuse_trainers).map_err(|fault| vec![fault])
 }
 
 type Object = Map<String, Value>;
@@ -79,9 +182,14 @@ mod tests {
     use serde_json::json;
 
     fn changes(value: Value) -> (Imported, impl Fn(&str) -> Option<Value>) {
-        let imported = read(&value).unwrap().unwrap();
+        let imported = read(&value, &Beside::default()).unwrap().unwrap();
         let changes = imported.changes.clone();
         (imported, move |key: &str| changes.iter().rev().find(|(known, _)| known == key).map(|(_, v)| v.clone()))
+    }
+
+    fn refused(value: Value) -> String {
+        let faults = read(&value, &Beside::default()).unwrap_err();
+        faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     }
 
     #[test]
@@ -90,17 +198,53 @@ mod tests {
             "base_model": "meta-llama/Llama-3.2-1B", "load_in_4bit": true, "adapter": "qlora", "lora_r": 32,
             "lora_target_linear": true, "sequence_len": 4096, "sample_packing": true, "micro_batch_size": 2,
             "gradient_accumulation_steps": 4, "optimizer": "paged_adamw_32bit", "gradient_checkpointing": true,
-            "attn_implementation": "flash_attention_2", "learning_rate": 0.0002, "datasets": [], "new_key": 3,
+            "attn_implementation": "flash_attention_2", "learning_rate": 0.0002, "datasets": [],
         }));
-        assert_eq!((imported.framework, imported.situation), ("axolotl", Situation::Quantised));
+        assert_eq!(imported.framework, Some("axolotl"));
         assert_eq!(imported.model.as_deref(), Some("meta-llama/Llama-3.2-1B"));
         assert_eq!(get("batch.seq_len"), Some(json!(4096)));
         assert_eq!(get("adapter.rank"), Some(json!(32)));
         assert_eq!(get("adapter.targets"), Some(json!("all-linear")));
         assert_eq!(get("optimizer.kind"), Some(json!("paged-adamw32")));
         assert_eq!(get("checkpointing"), Some(json!("full")));
-        assert!(imported.notes.iter().any(|note| note.contains("new_key")));
-        assert!(!imported.notes.iter().any(|note| note.contains("learning_rate")));
+        assert!(imported.unsimulated.is_empty());
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_with_the_nearest_name() {
+        let text =
+            refused(json!({"base_model": "a/b", "datasets": [], "sequence_lem": 3, "context_parapllel_size": 2}));
+        assert!(
+            text.contains("sequence_lem is no key of axolotl 0.19") && text.contains("(sequence_len is one)"),
+            "{text}"
+        );
+        assert!(text.contains("context_parapllel_size"), "{text}");
+        let without = ["sequence_lem".to_owned()];
+        let beside = Beside { without: &without, ..Beside::default() };
+        let read = read(&json!({"base_model": "a/b", "datasets": [], "sequence_lem": 3}), &beside).unwrap().unwrap();
+        assert_eq!(read.unsimulated, ["sequence_lem: left out as asked"]);
+    }
+
+    #[test]
+    fn engines_inside_files_are_followed() {
+        let open = |name: &str| match name {
+            "zero3.json" => {
+                Ok(json!({"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}))
+            }
+            _ => Err("there is no such file".to_owned()),
+        };
+        let beside = Beside { open: &open, ..Beside::default() };
+        let file = json!({"base_model": "a/b", "datasets": [], "bf16": true, "deepspeed": "zero3.json"});
+        let imported = read(&file, &beside).unwrap().unwrap();
+        let document = imported.deepspeed.unwrap();
+        assert_eq!((&document["bf16"]["enabled"], &document["fp16"]["enabled"]), (&json!(true), &json!(false)));
+        let file = json!({"base_model": "a/b", "datasets": [], "deepspeed": "other.json"});
+        assert!(read(&file, &beside).unwrap_err()[0].to_string().contains("other.json: there is no such file"));
+        let (_, get) = changes(json!({"base_model": "a/b", "datasets": [], "fsdp": ["full_shard", "auto_wrap"],
+            "fsdp_config": {"fsdp_offload_params": true, "fsdp_use_orig_params": false, "fsdp_sharding_strategy": "SHARD_GRAD_OP"}}));
+        assert_eq!(get("parallel.engine.fsdp1.offload"), Some(json!(true)));
+        assert_eq!(get("parallel.engine.fsdp1.strategy"), Some(json!("grad-op")));
+        assert_eq!(get("weights"), Some(json!("fp32")));
     }
 
     #[test]
@@ -110,7 +254,7 @@ mod tests {
             "lora_target": "q_proj,v_proj", "cutoff_len": 1024, "per_device_train_batch_size": 1, "bf16": true,
             "quantization_bit": 4, "template": "qwen",
         }));
-        assert_eq!((imported.framework, imported.situation), ("llama-factory", Situation::Quantised));
+        assert_eq!(imported.framework, Some("llama-factory"));
         assert_eq!(get("autocast"), Some(json!("bf16")));
         assert_eq!(get("adapter.targets"), Some(json!(["q_proj", "v_proj"])));
         assert_eq!(get("quantization.scheme"), Some(json!("nf4")));
@@ -121,23 +265,55 @@ mod tests {
     fn training_arguments_are_read_and_trl_is_told_apart() {
         let plain = json!({"per_device_train_batch_size": 4, "fp16": true, "optim": "adafactor", "max_grad_norm": 0});
         let (imported, get) = changes(plain);
-        assert_eq!(imported.framework, "hf-trainer");
+        assert_eq!(imported.framework, Some("hf-trainer"));
         assert_eq!((get("autocast"), get("clip")), (Some(json!("fp16")), Some(json!(false))));
         assert_eq!(get("optimizer.kind"), Some(json!("adafactor")));
         let (imported, get) = changes(json!({
             "per_device_train_batch_size": 4, "max_length": 512, "use_peft": true, "lora_r": 64, "load_in_4bit": true,
         }));
-        assert_eq!((imported.framework, imported.situation), ("trl", Situation::Quantised));
+        assert_eq!(imported.framework, Some("trl"));
         assert_eq!((get("adapter.rank"), get("batch.seq_len")), (Some(json!(64)), Some(json!(512))));
     }
 
     #[test]
+    fn who_spreads_a_run_is_read() {
+        let (_, get) = changes(json!({"distributed_type": "FSDP", "num_processes": 16, "num_machines": 2,
+            "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": false}}));
+        assert_eq!((get("parallel.gpus"), get("parallel.nodes")), (Some(json!(8)), Some(json!(2))));
+        assert_eq!(get("parallel.engine.fsdp2.reshard_after_forward"), Some(json!(false)));
+        let (imported, _) = changes(json!({"distributed_type": "DEEPSPEED", "num_processes": 4,
+            "mixed_precision": "bf16", "deepspeed_config": {"zero_stage": 3, "offload_param_device": "cpu"}}));
+        assert_eq!(imported.deepspeed.unwrap()["zero_optimization"]["offload_param"], json!({"device": "cpu"}));
+    }
+
+    #[test]
+    fn trainers_with_code_of_their_own_are_read() {
+        let torchtune = json!({"model": {"_component_": "torchtune.models.llama3_1.lora_llama3_1_8b", "lora_rank": 16,
+            "apply_lora_to_mlp": true, "lora_attn_modules": ["q_proj", "output_proj"]}, "batch_size": 4,
+            "optimizer": {"_component_": "torch.optim.AdamW", "fused": true, "lr": 1e-4}});
+        let (imported, get) = changes(torchtune);
+        assert_eq!(
+            (imported.model.as_deref(), imported.framework),
+            (Some("meta-llama/Llama-3.1-8B"), Some("torchtune"))
+        );
+        assert_eq!(get("adapter.targets"), Some(json!(["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])));
+        let litgpt = json!({"checkpoint_dir": "checkpoints/google/gemma-2b", "precision": "bf16-true", "quantize": "bnb.nf4",
+            "lora_r": 8, "train": {"global_batch_size": 16, "micro_batch_size": 2, "max_seq_length": 512}});
+        let (imported, get) = changes(litgpt);
+        assert_eq!(imported.model.as_deref(), Some("google/gemma-2b"));
+        assert_eq!(
+            (get("gradient_accumulation"), get("adapter.targets")),
+            (Some(json!(8)), Some(json!(["query", "value"])))
+        );
+    }
+
+    #[test]
     fn what_is_not_simulated_is_refused_by_name() {
-        let refused = |value: Value| read(&value).unwrap_err().to_string();
-        let axolotl = json!({"base_model": "a/b", "datasets": [], "rl": "dpo"});
-        assert!(refused(axolotl).contains("rl: dpo"));
-        assert!(refused(json!({"optim": "adamw_torch", "torch_compile": true})).contains("torch_compile"));
+        assert!(refused(json!({"base_model": "a/b", "datasets": [], "rl": "dpo"})).contains("rl: dpo"));
+        assert!(
+            refused(json!({"optim": "adamw_torch", "label_smoothing_factor": 0.1})).contains("label_smoothing_factor")
+        );
         assert!(refused(json!({"stage": "ppo", "template": "x"})).contains("stage: ppo"));
-        assert_eq!(read(&json!({"batch": {"batch_size": 1}})).unwrap(), None);
+        assert_eq!(read(&json!({"batch": {"batch_size": 1}}), &Beside::default()).unwrap(), None);
     }
 }

@@ -24,7 +24,7 @@ pub struct DeepSpeedFile {
 }
 
 /// Keys that change no memory on the card or the host.
-const WITHOUT_EFFECT: [&str; 17] = [
+const WITHOUT_EFFECT: [&str; 20] = [
     "scheduler",
     "steps_per_print",
     "wall_clock_breakdown",
@@ -42,6 +42,9 @@ const WITHOUT_EFFECT: [&str; 17] = [
     "checkpoint",
     "disable_allgather",
     "train_batch_size",
+    "comms_config",
+    "monitor_config",
+    "seq_parallel_communication_data_type",
 ];
 
 /// Keys of `zero_optimization` that change none.
@@ -105,7 +108,13 @@ impl DeepSpeedFile {
                 self.notes.push(format!("deepspeed optimizer {name}: the plan's optimizer is used"));
             }
             "data_types" => self.engine.grad_accum_dtype = accumulation(value)?,
-            _ if WITHOUT_EFFECT.contains(&key) => {}
+            "tensor_parallel" => {
+                self.notes.push(
+                    "not simulated: deepspeed tensor_parallel: every card holds whole layers, which is more".into(),
+                );
+            }
+            "compile" => self.notes.push("not simulated: deepspeed compile: what runs is eager".into()),
+            _ if WITHOUT_EFFECT.contains(&key) || key.starts_with("_comment") => {}
             _ => return Err(vec![unsupported(key, value)]),
         }
         Ok(())
@@ -169,11 +178,13 @@ fn activation_checkpointing(value: &Value, notes: &mut Vec<String>) {
 
 fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Result<ZeroConfig, Vec<Fault>> {
     let Some(object) = value.as_object() else { return Err(vec![bad("zero_optimization", value, "an object")]) };
+    // Without ZeRO its other options are passed over.
+    let off = object.get("stage").is_some_and(|stage| *stage == 0);
     let mut kept = Map::new();
     let mut faults = Faults::default();
     for (key, value) in object {
         let (known, place) = (key.as_str(), format!("zero_optimization.{key}"));
-        if ZERO_WITHOUT_EFFECT.contains(&known) {
+        if ZERO_WITHOUT_EFFECT.contains(&known) || off && known != "stage" {
             continue;
         }
         if let Some((_, default)) = ZERO_DEFAULT_ONLY.iter().find(|(name, _)| *name == known) {

@@ -1,0 +1,97 @@
+//! `vramcast fit`: files and launch lines of other tools as they are. What is given decides between `train` and `infer`, whose
+//! flags it takes; `words.rs` puts their names in its place.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use vramcast_core::ask::file::Content;
+use vramcast_core::ask::line::shell;
+use vramcast_core::ask::{Task, spell};
+
+use super::{Answer, Failure};
+use crate::ask::files;
+
+/// What somebody has.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "vramcast fit FILE|- [FLAGS of train or infer]\n       vramcast fit [FLAGS] -- LINE…",
+    after_help = "\
+Examples:
+  vramcast fit qlora.yml --gpu rtx-4090
+  vramcast fit ds_config.json --model llama3-8b --gpus 8
+  vramcast fit -- accelerate launch --config_file fsdp.yaml train.py --model_name_or_path gpt2
+  vramcast fit -- vllm serve Qwen/Qwen2.5-7B --max-model-len 8192
+docs/formats.md lists every format and key."
+)]
+pub(super) struct Arguments {
+    /// A file of axolotl, LLaMA-Factory, TRL, transformers' Trainer, accelerate, DeepSpeed, torchtune, LitGPT, ms-swift or
+    /// vLLM, or a script; or a line behind `--`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FILE|LINE")]
+    given: Vec<String>,
+}
+
+/// Only what names neither a file nor a line comes here.
+pub(super) fn run(_: &Arguments) -> Result<Answer, Failure> {
+    Err(Failure::bad_input("fit needs a file, or a line behind --")
+        .hint("vramcast fit qlora.yml, or vramcast fit -- torchrun …"))
+}
+
+/// Files and lines, on `train` and `infer`.
+#[derive(Debug, Clone, Default, Args)]
+pub(super) struct FileArguments {
+    /// A plan as JSON, TOML or YAML (`vramcast schema`), or a file of another tool, known by its keys (docs/formats.md);
+    /// flags override it.
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+    /// A launch line as one text; `vramcast fit -- LINE` for short.
+    #[arg(long, value_name = "LINE", conflicts_with = "plan")]
+    line: Option<String>,
+    /// Keys of the file that shall be left out.
+    #[arg(long, value_name = "KEYS", value_delimiter = ',')]
+    without: Vec<String>,
+}
+
+impl FileArguments {
+    /// What the file or the line says.
+    pub(super) fn content(&self) -> Result<Option<Content>, Failure> {
+        match (&self.plan, &self.line) {
+            (Some(path), _) => files::plan(path, &self.without).map(Some),
+            (None, Some(line)) => {
+                let words = shell::lines(line).into_iter().next().unwrap_or_default();
+                files::line(&words, &self.without).map(Some)
+            }
+            (None, None) if self.without.is_empty() => Ok(None),
+            (None, None) => Err(Failure::bad_input("--without leaves keys of a file out, and there is none")),
+        }
+    }
+}
+
+/// The words of `fit` as those of `train` or `infer`; `None` where nothing is given.
+pub(super) fn rewrite(words: &[String]) -> Result<Option<Vec<String>>, Failure> {
+    let mut arguments = FileArguments::default();
+    let without = |words: &[String]| -> Vec<String> {
+        let at = words.iter().position(|word| word == "--without" || word.starts_with("--without="));
+        let text = at.and_then(|at| {
+            words[at].strip_prefix("--without=").map(str::to_owned).or_else(|| words.get(at + 1).cloned())
+        });
+        text.map_or_else(Vec::new, |text| text.split(',').map(str::to_owned).collect())
+    };
+    let (given, rest) = match words.iter().position(|word| word == "--") {
+        Some(at) => {
+            let line = spell::line(&words[at + 1..]);
+            arguments.line = Some(line.clone());
+            (["--line".to_owned(), line], words[..at].to_vec())
+        }
+        None => match words.split_first() {
+            Some((file, rest)) if !file.starts_with('-') || file == "-" => {
+                arguments.plan = Some(file.into());
+                (["--plan".to_owned(), file.clone()], rest.to_vec())
+            }
+            _ => return Ok(None),
+        },
+    };
+    arguments.without = without(&rest);
+    let Some(content) = arguments.content()? else { return Ok(None) };
+    let command = if content.task == Some(Task::Infer) { "infer" } else { "train" };
+    Ok(Some(std::iter::once(command.to_owned()).chain(given).chain(rest).collect()))
+}

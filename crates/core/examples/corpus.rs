@@ -1,0 +1,209 @@
+//! Reads every configuration under some folders and counts: read whole, read with keys that are not simulated, refused.
+//!
+//! `cargo run -p vramcast-core --example corpus -- [--all] FOLDER…`; the first part of a path below a folder is the tool.
+//! A model that is not in the catalogue is stood in for by another one: the file is judged, not the model.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use vramcast_core::ask::file::Content;
+use vramcast_core::ask::{Asked, Surroundings, Task, line, resolve};
+use vramcast_core::model::Model;
+use vramcast_core::plan::import::Beside;
+use vramcast_core::plan::{Fault, Gpus};
+use vramcast_core::source::catalogue;
+
+/// Words of refusals that say that a file is not of one model's training: it is not among those that should be read.
+const OUTSIDE: [&str; 16] = [
+    "supervised fine-tuning",
+    "another task",
+    "distillation",
+    "generation or evaluation",
+    "a merge",
+    "not a plan",
+    "only sft and pt",
+    "its kind is not known",
+    "holds an object",
+    "reference model",
+    "a teacher",
+    "no cards of this kind",
+    "only runs on",
+    "do_train: off",
+    "KTransformers",
+    "is no configuration",
+];
+
+/// What became of a file.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    Whole,
+    Partly(Vec<String>),
+    Refused(String),
+    Outside(String),
+}
+
+fn main() {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let all = arguments.first().is_some_and(|word| word == "--all");
+    if all {
+        arguments.remove(0);
+    }
+    let mut rows: BTreeMap<String, Vec<(PathBuf, Outcome, bool)>> = BTreeMap::new();
+    for folder in &arguments {
+        let folder = Path::new(folder);
+        let mut files = Vec::new();
+        walk(folder, &mut files);
+        files.sort();
+        for file in files {
+            let tool = folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+            if file.extension().is_some_and(|extension| extension == "sh") {
+                let lines = scripts(&file).into_iter().map(|(outcome, known)| (file.clone(), outcome, known));
+                rows.entry(format!("{tool} (lines of scripts)")).or_default().extend(lines);
+                continue;
+            }
+            let (outcome, known) = judge(&file);
+            rows.entry(tool).or_default().push((file, outcome, known));
+        }
+    }
+    println!("| tool | files | whole | with keys not simulated | refused | of other tasks | read | stand-in models |");
+    println!("|---|--:|--:|--:|--:|--:|--:|--:|");
+    for (tool, files) in &rows {
+        let count = |is: fn(&Outcome) -> bool| files.iter().filter(|(_, outcome, _)| is(outcome)).count();
+        let whole = count(|outcome| *outcome == Outcome::Whole);
+        let partly = count(|outcome| matches!(outcome, Outcome::Partly(_)));
+        let refused = count(|outcome| matches!(outcome, Outcome::Refused(_)));
+        let outside = count(|outcome| matches!(outcome, Outcome::Outside(_)));
+        let stood =
+            files.iter().filter(|(_, outcome, known)| !known && !matches!(outcome, Outcome::Outside(_))).count();
+        let share = 100.0 * (whole + partly) as f64 / (whole + partly + refused).max(1) as f64;
+        println!("| {tool} | {} | {whole} | {partly} | {refused} | {outside} | {share:.0} % | {stood} |", files.len());
+    }
+    for (tool, files) in &rows {
+        let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
+        for (file, outcome, _) in files {
+            let (mark, why) = match outcome {
+                Outcome::Whole => ("whole", String::new()),
+                Outcome::Partly(what) => ("partly", what.join("; ")),
+                Outcome::Refused(why) => ("refused", why.clone()),
+                Outcome::Outside(why) => ("outside", why.clone()),
+            };
+            if all {
+                println!("{mark}\t{}\t{}", file.display(), why.replace('\n', " | "));
+            } else if mark == "refused" || mark == "outside" {
+                *reasons.entry(format!("{mark}: {}", why.lines().next().unwrap_or_default())).or_default() += 1;
+            }
+        }
+        let mut reasons: Vec<_> = reasons.into_iter().collect();
+        reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        reasons.iter().for_each(|(why, count)| println!("{tool}: {count} x {why}"));
+    }
+}
+
+fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            walk(&path, files);
+        } else if matches!(path.extension().and_then(|e| e.to_str()), Some("yaml" | "yml" | "json" | "toml" | "sh")) {
+            files.push(path);
+        }
+    }
+}
+
+fn parse(path: &Path) -> Result<Value, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("toml") => toml::from_str(&text).map_err(|error| error.to_string()),
+        Some("json") => serde_json::from_str(&text).map_err(|error| error.to_string()),
+        _ => serde_saphyr::from_str(&text).map_err(|error| error.to_string()),
+    }
+}
+
+/// What a file refers to stands beside it, or beside a folder above.
+fn open(from: &Path, name: &str) -> Result<Value, String> {
+    let found = from.ancestors().skip(1).map(|folder| folder.join(name)).find(|path| path.is_file());
+    parse(&found.ok_or("there is no such file beside it or above")?)
+}
+
+/// What becomes of a file, and whether its model is known.
+fn judge(path: &Path) -> (Outcome, bool) {
+    let value = match parse(path) {
+        Ok(value) => value,
+        Err(why) => return (refused(format!("{} is no configuration: {why}", path.display())), false),
+    };
+    let follow = |name: &str| open(path, name);
+    let name = path.display().to_string();
+    let beside = Beside { name: &name, open: &follow, ..Beside::default() };
+    match Content::read_beside(value, &beside) {
+        Ok(content) => settle(content),
+        Err(faults) => (refused(said(&faults)), false),
+    }
+}
+
+fn said(faults: &[Fault]) -> String {
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+fn refused(why: String) -> Outcome {
+    let outside = OUTSIDE.iter().any(|word| why.contains(word));
+    if outside { Outcome::Outside(why) } else { Outcome::Refused(why) }
+}
+
+/// Every line of a script that starts a run.
+fn scripts(path: &Path) -> Vec<(Outcome, bool)> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let follow = |name: &str| open(path, name);
+    let lines = line::shell::lines(&text);
+    let known = lines.iter().filter(|words| words[0] != "export" && line::is_known(words));
+    let judged = |words: &Vec<String>| match line::read(words, &follow, &[]) {
+        Ok(content) => settle(content),
+        Err(faults) => (refused(said(&faults)), false),
+    };
+    known.map(judged).collect()
+}
+
+/// What becomes of a content on its model, or on another one.
+fn settle(mut content: Content) -> (Outcome, bool) {
+    let named = content.model.take();
+    let entry =
+        named.as_deref().and_then(|name| catalogue::find(name).or_else(|| catalogue::find(catalogue::kin(name)?)));
+    let known = entry.is_some() || named.is_none();
+    let entry = entry.or_else(|| catalogue::find("meta-llama/Meta-Llama-3-8B")).expect("the stand-in is built in");
+    let model = Model::new(entry.config, entry.auto_class.as_deref()).expect("it is a model");
+    let task = content.task.unwrap_or(Task::Train);
+    let mut asked = Asked { task, ..Asked::default() };
+    let deepspeed = content.deepspeed.take();
+    // Names of modules are the named model's own.
+    if !known {
+        for place in ["adapter.targets", "adapter.modules_to_save", "adapter.target_parameters"] {
+            vramcast_core::ask::tree::take(&mut content.tree, place);
+        }
+        content.tree.as_object_mut().map(|tree| tree.remove("frozen"));
+    }
+    asked.beneath(content);
+    if let Some(document) = deepspeed
+        && let Err(faults) = asked.deepspeed(&document, Some(model.config()))
+    {
+        return (refused(said(&faults)), known);
+    }
+    asked.on_cards();
+    let cards = Gpus::embedded;
+    let around = Surroundings { name: "m", cards: &cards, card: None, allocator: None, stored: None, lenient: false };
+    let settled = asked.request().and_then(|request| resolve(&model, &request, &around));
+    let outcome = match settled {
+        Err(faults) => refused(said(&faults)),
+        Ok(settled) => {
+            let mut said: Vec<String> = settled
+                .notes
+                .iter()
+                .filter_map(|note| note.strip_prefix("not simulated: "))
+                .map(str::to_owned)
+                .collect();
+            said.sort();
+            if said.is_empty() { Outcome::Whole } else { Outcome::Partly(said) }
+        }
+    };
+    (outcome, known)
+}

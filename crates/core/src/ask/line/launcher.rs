@@ -1,0 +1,321 @@
+//! Programs that start others on cards: what they say about how many there are, and about who spreads the run.
+
+use serde_json::{Map, Value, json};
+
+use super::arguments::typed;
+use super::{base, shell};
+use crate::ask::file::Content;
+use crate::ask::tree;
+use crate::plan::Fault;
+use crate::plan::import::{self, Beside};
+
+/// What launchers say.
+#[derive(Debug, Default)]
+pub(super) struct Launch {
+    /// Whether there was one.
+    pub(super) starts: bool,
+    /// Cards of a node, and nodes.
+    gpus: Option<u64>,
+    nodes: Option<u64>,
+    /// accelerate's options, as its file would hold them.
+    accelerate: Option<Map<String, Value>>,
+    /// accelerate's file.
+    file: Option<String>,
+    /// Cards that the environment shows.
+    visible: Option<u64>,
+    /// `PYTORCH_ALLOC_CONF`.
+    allocator: Option<String>,
+    notes: Vec<String>,
+}
+
+/// Takes launchers off the front of a line.
+pub(super) fn peel<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
+    let mut rest = words;
+    loop {
+        let Some(first) = rest.first() else { return Ok(rest) };
+        if let Some((name, value)) = shell::assignment(first) {
+            launch.environment(&name, &value);
+            rest = &rest[1..];
+            continue;
+        }
+        match base(first) {
+            "export" | "env" | "sudo" | "nohup" | "time" | "exec" | "stdbuf" | "numactl" => {
+                rest = skip(&rest[1..], |word| word.starts_with('-'));
+            }
+            "uv" | "poetry" | "conda" | "pipenv" if rest.get(1).is_some_and(|word| word == "run") => {
+                rest = skip(&rest[2..], |word| word.starts_with('-'));
+            }
+            "srun" => rest = srun(&rest[1..], launch)?,
+            "torchrun" => rest = torchrun(&rest[1..], launch)?,
+            "accelerate" if rest.get(1).is_some_and(|word| word == "launch") => rest = accelerate(&rest[2..], launch)?,
+            "deepspeed" => rest = deepspeed(&rest[1..], launch)?,
+            python if python.starts_with("python") && !python.ends_with(".py") => {
+                rest = skip(&rest[1..], |word| ["-u", "-O", "-X", "-W"].contains(&word));
+                if rest.first().is_some_and(|word| word == "-m") {
+                    rest = &rest[1..];
+                    match rest.first().map(String::as_str) {
+                        Some("torch.distributed.run" | "torch.distributed.launch") => {
+                            rest = torchrun(&rest[1..], launch)?
+                        }
+                        Some("accelerate.commands.launch") => rest = accelerate(&rest[1..], launch)?,
+                        _ => return Ok(rest),
+                    }
+                }
+            }
+            _ => return Ok(rest),
+        }
+    }
+}
+
+fn skip(words: &[String], is: impl Fn(&str) -> bool) -> &[String] {
+    let at = words.iter().position(|word| !is(word)).unwrap_or(words.len());
+    &words[at..]
+}
+
+/// Options up to the program; those that take a value and have it as a word of its own are named.
+fn options<'a>(words: &'a [String], bare: &[&str], mut each: impl FnMut(&str, &str)) -> &'a [String] {
+    let mut rest = words;
+    while let Some(word) = rest.first().filter(|word| word.starts_with('-')) {
+        let name = word.trim_start_matches('-');
+        if let Some((name, value)) = name.split_once('=') {
+            each(&name.replace('-', "_"), value);
+            rest = &rest[1..];
+            continue;
+        }
+        let name = name.replace('-', "_");
+        // A script behind a switch is the program.
+        let next = rest
+            .get(1)
+            .filter(|next| !next.starts_with('-') && !next.ends_with(".py") && !bare.contains(&name.as_str()));
+        each(&name, next.map_or("true", String::as_str));
+        rest = &rest[if next.is_some() { 2 } else { 1 }..];
+    }
+    rest
+}
+
+/// A count, or how many cards a list names.
+fn count(text: &str) -> Option<u64> {
+    text.split(':').next_back().and_then(|text| text.parse().ok())
+}
+
+pub(super) fn torchrun<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
+    launch.starts = true;
+    let mut unsaid = None;
+    let rest = options(words, &["standalone", "use_env", "no_python"], |name, value| match name {
+        "nproc_per_node" | "nproc" => {
+            launch.gpus = value.parse().ok();
+            unsaid = launch.gpus.is_none().then(|| value.to_owned());
+        }
+        "nnodes" => launch.nodes = count(value),
+        _ => {}
+    });
+    if let Some(word) = unsaid {
+        launch.notes.push(format!("--nproc_per_node {word} is as many cards as the machine has"));
+        launch.gpus = launch.visible.or(Some(8));
+    }
+    Ok(skip(rest, |word| word == "-m"))
+}
+
+fn deepspeed<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
+    launch.starts = true;
+    let rest = options(
+        words,
+        &["module", "no_python", "no_ssh", "bind_cores_to_rank", "force_multi"],
+        |name, value| match name {
+            "num_gpus" => launch.gpus = value.parse().ok(),
+            "num_nodes" => launch.nodes = value.parse().ok(),
+            // `localhost:0,1,2`
+            "include" | "i" => {
+                launch.gpus = value.split_once(':').map(|(_, list)| list.split(',').count() as u64).or(launch.gpus);
+            }
+            _ => {}
+        },
+    );
+    if launch.gpus.is_none() {
+        launch.gpus = launch.visible;
+    }
+    Ok(rest)
+}
+
+fn srun<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
+    launch.starts = true;
+    let mut tasks = None;
+    let rest = options(words, &["exclusive", "l", "label", "u", "unbuffered", "overlap"], |name, value| match name {
+        "N" | "nodes" => launch.nodes = value.parse().ok(),
+        "gpus_per_node" | "gres" => launch.gpus = count(value).or(launch.gpus),
+        "ntasks_per_node" => launch.gpus = launch.gpus.or(value.parse().ok()),
+        "n" | "ntasks" => tasks = value.parse::<u64>().ok(),
+        _ => {}
+    });
+    if launch.gpus.is_none() {
+        launch.gpus = tasks.map(|tasks| (tasks / launch.nodes.unwrap_or(1).max(1)).max(1));
+    }
+    Ok(rest)
+}
+
+/// Switches of `accelerate launch` that take no value.
+const SWITCHES: [&str; 12] = [
+    "multi_gpu",
+    "use_fsdp",
+    "use_deepspeed",
+    "use_megatron_lm",
+    "cpu",
+    "tpu",
+    "quiet",
+    "debug",
+    "m",
+    "module",
+    "no_python",
+    "use_tp",
+];
+
+fn accelerate<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
+    launch.starts = true;
+    let mut file = Map::new();
+    let rest = options(words, &SWITCHES, |name, value| {
+        let known = |key: &str, value: Value, file: &mut Map<String, Value>| drop(file.insert(key.to_owned(), value));
+        match name {
+            "config_file" => launch.file = Some(value.to_owned()),
+            "num_processes" | "num_machines" | "mixed_precision" | "gradient_accumulation_steps" => {
+                known(name, typed(value), &mut file);
+            }
+            "multi_gpu" => known("distributed_type", json!("MULTI_GPU"), &mut file),
+            "use_fsdp" => known("distributed_type", json!("FSDP"), &mut file),
+            "use_deepspeed" => known("distributed_type", json!("DEEPSPEED"), &mut file),
+            "use_megatron_lm" => known("distributed_type", json!("MEGATRON_LM"), &mut file),
+            "zero_stage"
+            | "offload_optimizer_device"
+            | "offload_param_device"
+            | "gradient_clipping"
+            | "deepspeed_config_file"
+            | "zero3_init_flag"
+            | "zero3_save_16bit_model" => {
+                file.entry("deepspeed_config").or_insert_with(|| json!({}))[name] = typed(value);
+            }
+            fsdp if fsdp.starts_with("fsdp_") => {
+                file.entry("fsdp_config").or_insert_with(|| json!({}))[name] = typed(value);
+            }
+            "dynamo_backend" if value != "no" => known("dynamo_backend", json!(value), &mut file),
+            _ => {}
+        }
+    });
+    launch.accelerate = Some(file);
+    Ok(skip(rest, |word| word == "-m"))
+}
+
+impl Launch {
+    fn environment(&mut self, name: &str, value: &str) {
+        match name {
+            "CUDA_VISIBLE_DEVICES" => {
+                self.visible = Some(value.split(',').filter(|one| !one.is_empty()).count() as u64)
+            }
+            "PYTORCH_ALLOC_CONF" | "PYTORCH_CUDA_ALLOC_CONF" => self.allocator = Some(value.to_owned()),
+            "NPROC_PER_NODE" => self.gpus = value.parse().ok(),
+            "NNODES" => self.nodes = value.parse().ok(),
+            _ => {}
+        }
+    }
+
+    /// Options of accelerate that stand among a program's own.
+    pub(super) fn take(&mut self, object: &mut Map<String, Value>) {
+        if let Some(number) = object.shift_remove("num_processes") {
+            self.gpus = number.as_u64();
+        }
+        // TRL's own names of configurations.
+        if let Some(name) = object.shift_remove("accelerate_config").and_then(|name| name.as_str().map(str::to_owned)) {
+            let zero = name.strip_prefix("zero").and_then(|stage| stage.parse::<u64>().ok());
+            let mut file = Map::new();
+            match name.as_str() {
+                "single_gpu" => drop(file.insert("distributed_type".into(), json!("NO"))),
+                "multi_gpu" => drop(file.insert("distributed_type".into(), json!("MULTI_GPU"))),
+                "fsdp1" | "fsdp2" => {
+                    file.insert("distributed_type".into(), json!("FSDP"));
+                    file.insert("fsdp_config".into(), json!({"fsdp_version": name[4..].parse::<u64>().unwrap_or(1)}));
+                }
+                _ if zero.is_some() => {
+                    file.insert("distributed_type".into(), json!("DEEPSPEED"));
+                    file.insert("deepspeed_config".into(), json!({"zero_stage": zero}));
+                }
+                _ => self.file = Some(name.clone()),
+            }
+            if self.file.is_none() {
+                file.insert("mixed_precision".into(), json!("bf16"));
+                self.accelerate = Some(file);
+            }
+        }
+    }
+
+    /// Lays what launchers say over what they start.
+    pub(super) fn lay(
+        mut self,
+        content: &mut Content,
+        open: &dyn Fn(&str) -> Result<Value, String>,
+    ) -> Result<(), Vec<Fault>> {
+        let mut options = match &self.file {
+            None => self.accelerate.take(),
+            Some(file) => {
+                let mut value =
+                    open(file).map_err(|problem| vec![Fault::new("", format!("--config_file {file}: {problem}"))])?;
+                for (key, over) in self.accelerate.take().into_iter().flatten() {
+                    match (value.get_mut(&key), &over) {
+                        (Some(Value::Object(inner)), Value::Object(new)) => inner.extend(new.clone()),
+                        _ => value[key] = over,
+                    }
+                }
+                value.as_object().cloned()
+            }
+        };
+        if let Some(file) = options.as_mut() {
+            if let Some(gpus) = self.gpus {
+                file.insert("num_processes".into(), json!(gpus));
+            }
+            let many =
+                file.get("num_processes").and_then(Value::as_u64).or(self.visible).is_some_and(|cards| cards > 1);
+            if many && !file.contains_key("distributed_type") {
+                file.insert("distributed_type".into(), json!("MULTI_GPU"));
+            }
+            if let (Some(cards), false) = (self.visible, file.contains_key("num_processes")) {
+                file.insert("num_processes".into(), json!(cards));
+            }
+            if file.is_empty() {
+                self.notes.push("accelerate launch without a file: one card is taken".into());
+            } else {
+                self.accelerated(content, &Value::Object(std::mem::take(file)), open)?;
+            }
+        } else {
+            // torchrun alone is DDP around a Trainer: the framework says so itself.
+            let gpus = self.gpus.or(self.visible.filter(|cards| *cards > 1 && self.starts));
+            for (path, value) in [("parallel.gpus", gpus), ("parallel.nodes", self.nodes.filter(|nodes| *nodes > 1))] {
+                if let Some(value) = value.filter(|value| *value > 1 || tree::get(&content.tree, "parallel").is_some())
+                {
+                    tree::set(&mut content.tree, path, json!(value));
+                }
+            }
+        }
+        if let Some(text) = self.allocator {
+            content.named.push(("alloc-conf".into(), crate::ask::Given::Text(text)));
+        }
+        content.notes.append(&mut self.notes);
+        Ok(())
+    }
+
+    /// accelerate's file over a program's.
+    fn accelerated(
+        &self,
+        content: &mut Content,
+        file: &Value,
+        open: &dyn Fn(&str) -> Result<Value, String>,
+    ) -> Result<(), Vec<Fault>> {
+        let beside = Beside { open, adapter: content.tree.get("adapter").is_some(), ..Beside::default() };
+        let over = Content::of_imported(import::read_as("accelerate", file, &beside)?);
+        let mut tree = over.tree;
+        // The program's own choice of types stands, unless an engine brings its own.
+        if tree::get(&tree, "parallel.engine.ddp").is_some() || tree.get("parallel").is_none() {
+            tree::take(&mut tree, "autocast");
+        }
+        tree::lay(&mut content.tree, &tree);
+        content.deepspeed = over.deepspeed.or(content.deepspeed.take());
+        content.notes.extend(over.notes);
+        Ok(())
+    }
+}

@@ -1,0 +1,264 @@
+//! Launch lines: who starts what, on how many cards, with which arguments, as a layer of a request.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | `shell` | a script's text as lines of words |
+//! | `launcher` | `torchrun`, `accelerate launch`, `deepspeed`, `srun` and their kin |
+//! | `arguments` | `--key value` as an object |
+//! | `serving` | lines and files of serving engines: their flags are settings |
+
+mod arguments;
+mod launcher;
+pub(super) mod serving;
+pub mod shell;
+
+use serde_json::{Value, json};
+
+use super::file::Content;
+use super::tree;
+use crate::plan::Fault;
+use crate::plan::import::{self, Beside};
+use launcher::Launch;
+
+/// Programs of whole tools, and whose files and arguments they take.
+const TRAINERS: [(&str, &str); 5] = [
+    ("axolotl", "axolotl"),
+    ("llamafactory-cli", "LLaMA-Factory"),
+    ("lmf", "LLaMA-Factory"),
+    ("tune", "torchtune"),
+    ("litgpt", "LitGPT"),
+];
+
+/// Whether words begin a line that is known.
+pub fn is_known(words: &[String]) -> bool {
+    let mut launch = Launch::default();
+    let Ok(rest) = launcher::peel(words, &mut launch) else { return true };
+    let Some(program) = rest.first().map(|word| base(word)) else { return false };
+    launch.starts
+        || serving::program(rest).is_some()
+        || TRAINERS.iter().any(|(name, _)| *name == program)
+        || ["trl", "swift", "megatron"].contains(&program)
+        || is_script(program) && rest.iter().any(|word| word.starts_with("--"))
+}
+
+/// The last part of a path.
+fn base(word: &str) -> &str {
+    word.rsplit('/').next().unwrap_or(word)
+}
+
+fn is_script(word: &str) -> bool {
+    word.ends_with(".py")
+        || word.contains('.') && !word.contains('/') && word.starts_with(|c: char| c.is_ascii_lowercase())
+}
+
+/// A line's words as what a file would hold. `open` reads files that it names.
+pub fn read(
+    words: &[String],
+    open: &dyn Fn(&str) -> Result<Value, String>,
+    without: &[String],
+) -> Result<Content, Vec<Fault>> {
+    let mut launch = Launch::default();
+    let rest = launcher::peel(words, &mut launch)?;
+    let Some(first) = rest.first() else {
+        return Err(vec![Fault::new("", "the line starts nothing").or("write the whole line behind --")]);
+    };
+    if let Some(content) = serving::line(rest, open)? {
+        return Ok(content);
+    }
+    let beside = Beside { open, without, ..Beside::default() };
+    let mut content = match program(first, &rest[1..], &beside, &mut launch)? {
+        Some(content) => content,
+        None => {
+            let problem = format!("{first}: what it runs is not known");
+            let cure = "known are torchrun, accelerate launch, deepspeed, srun, python SCRIPT, trl, axolotl, llamafactory-cli, \
+                        tune run, litgpt, swift, vllm serve, sglang, llama-server, ollama run";
+            return Err(vec![Fault::new("", problem).or(cure)]);
+        }
+    };
+    launch.lay(&mut content, open)?;
+    Ok(content)
+}
+
+/// The program behind the launchers.
+fn program(
+    first: &str,
+    rest: &[String],
+    beside: &Beside<'_>,
+    launch: &mut Launch,
+) -> Result<Option<Content>, Vec<Fault>> {
+    let name = base(first);
+    if let Some((_, format)) = TRAINERS.iter().find(|(known, _)| *known == name) {
+        return tool(format, rest, beside, launch).map(Some);
+    }
+    match name {
+        "axolotl.cli.train" => tool("axolotl", rest, beside, launch).map(Some),
+        "trl" => trl(rest, beside, launch).map(Some),
+        "swift" => {
+            let (command, rest) = rest.split_first().map_or(("", rest), |(word, rest)| (word.as_str(), rest));
+            swift(command, rest, beside).map(Some)
+        }
+        "torchtitan.train" => {
+            let file = rest.windows(2).find(|pair| pair[0].contains("config")).map(|pair| pair[1].clone());
+            let Some(file) = file else {
+                return Err(vec![
+                    Fault::new("", "torchtitan's line names no configuration").or("add --job.config_file FILE"),
+                ]);
+            };
+            file_of("torchtitan", &file, &json!({}), beside).map(Some)
+        }
+        _ if is_script(name) => script(name, rest, beside).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// A file with arguments over it.
+fn file_of(format: &str, file: &str, over: &Value, beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    let mut value = (beside.open)(file).map_err(|problem| {
+        let fault = Fault::new("", format!("{file}: {problem}"));
+        let copies = format == "torchtune" && !file.ends_with(".yaml");
+        vec![if copies { fault.or(format!("`tune cp {file} my.yaml` writes it down")) } else { fault }]
+    })?;
+    for (path, new) in over.as_object().into_iter().flatten() {
+        tree::set(&mut value, path, new.clone());
+    }
+    let beside = Beside { name: file, ..*beside };
+    import::read_as(format, &value, &beside).map(Content::of_imported)
+}
+
+/// `axolotl train FILE`, `llamafactory-cli train FILE`, `tune run RECIPE --config FILE`, `litgpt finetune …`.
+fn tool(format: &str, words: &[String], beside: &Beside<'_>, launch: &mut Launch) -> Result<Content, Vec<Fault>> {
+    let mut words = words;
+    let mut command = "";
+    if let Some((first, rest)) =
+        words.split_first().filter(|(word, _)| !word.ends_with(".yml") && !word.ends_with(".yaml"))
+    {
+        (command, words) = (first.as_str(), rest);
+    }
+    let trains = match format {
+        "torchtune" => command == "run",
+        "LitGPT" => command.starts_with("finetune") || command == "pretrain",
+        _ => ["train", ""].contains(&command),
+    };
+    if !trains {
+        let cure = "its lines are read where they train";
+        return Err(vec![Fault::unsupported("", format!("{format}'s {command}")).or(cure)]);
+    }
+    if format == "torchtune" {
+        // Options of torchrun stand before the recipe.
+        words = launcher::torchrun(words, launch)?;
+    }
+    let mut parsed = arguments::parse(words);
+    if format == "axolotl" {
+        launch.take(&mut parsed.object);
+        parsed.object.shift_remove("launcher");
+    }
+    let recipe = parsed.plain.first().cloned();
+    let from = |parsed: &mut arguments::Parsed| {
+        let named = parsed.object.shift_remove("config").and_then(|name| name.as_str().map(str::to_owned));
+        named.or_else(|| {
+            parsed
+                .plain
+                .iter()
+                .find(|word| word.ends_with(".yaml") || word.ends_with(".yml") || word.ends_with(".json"))
+                .cloned()
+        })
+    };
+    let file = from(&mut parsed);
+    let mut over = Value::Object(parsed.object);
+    for word in parsed.plain.iter().filter_map(|word| word.split_once('=')) {
+        over[word.0] = arguments::typed(word.1);
+    }
+    let beside = Beside { recipe: recipe.as_deref().filter(|_| format == "torchtune"), ..*beside };
+    if format == "LitGPT" {
+        // `litgpt finetune_lora CHECKPOINT`.
+        if let Some(place) = parsed.plain.iter().find(|word| !word.contains('=') && Some(*word) != file.as_ref()) {
+            over["checkpoint_dir"] = json!(place);
+        }
+        if command.contains("lora") && over.get("lora_r").is_none() && file.is_none() {
+            over["lora_r"] = json!(8);
+        }
+    }
+    match file {
+        Some(file) => file_of(format, &file, &over, &beside),
+        None => {
+            let mut value = json!({});
+            over.as_object().into_iter().flatten().for_each(|(path, new)| tree::set(&mut value, path, new.clone()));
+            import::read_as(format, &value, &beside).map(Content::of_imported)
+        }
+    }
+}
+
+/// `trl sft --config FILE --key value`.
+fn trl(words: &[String], beside: &Beside<'_>, launch: &mut Launch) -> Result<Content, Vec<Fault>> {
+    let (command, rest) = words.split_first().map_or(("", words), |(word, rest)| (word.as_str(), rest));
+    if command != "sft" {
+        return Err(vec![
+            Fault::unsupported("", format!("trl {command}")).or("only supervised fine-tuning (trl sft) is simulated"),
+        ]);
+    }
+    let mut parsed = arguments::parse(rest);
+    launch.take(&mut parsed.object);
+    let file = parsed.object.shift_remove("config").and_then(|name| name.as_str().map(str::to_owned));
+    let beside = Beside { tool: Some("trl"), ..*beside };
+    match file {
+        Some(file) => file_of("TRL", &file, &Value::Object(parsed.object), &beside),
+        None => import::read_as("TRL", &Value::Object(parsed.object), &beside).map(Content::of_imported),
+    }
+}
+
+/// `swift sft`, `swift pt`.
+fn swift(command: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    if !["sft", "pt"].contains(&command) {
+        return Err(vec![
+            Fault::unsupported("", format!("swift {command}"))
+                .or("only supervised fine-tuning (swift sft, swift pt) is simulated"),
+        ]);
+    }
+    let parsed = arguments::parse(words);
+    let file = parsed
+        .plain
+        .first()
+        .or_else(|| words.first())
+        .filter(|word| word.ends_with(".yaml") || word.ends_with(".json"));
+    match file {
+        Some(file) => file_of("ms-swift", file, &Value::Object(parsed.object), beside),
+        None => import::read_as("ms-swift", &Value::Object(parsed.object), beside).map(Content::of_imported),
+    }
+}
+
+/// A script of one's own: arguments of a Trainer, beside others that are the script's.
+fn script(name: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    if name.starts_with("openrlhf") || name.starts_with("verl") || name.starts_with("recipe.") {
+        return Err(vec![Fault::unsupported("", name).or("reinforcement learning and its trainers are not simulated")]);
+    }
+    let mut parsed = arguments::parse(words);
+    if name.contains("pretrain_")
+        && parsed.object.keys().any(|key| key.contains("model_parallel") || key == "micro_batch_size")
+    {
+        return import::read_as("Megatron-LM", &Value::Object(parsed.object), beside).map(Content::of_imported);
+    }
+    let tool = if name.contains("sft") { Some("trl") } else { None };
+    let beside = Beside { tool, script: true, ..*beside };
+    // `python train.py arguments.json`, as HfArgumentParser takes it.
+    let file =
+        parsed.plain.iter().find(|word| [".yaml", ".yml", ".json"].iter().any(|end| word.ends_with(end))).cloned();
+    let file = file.or_else(|| parsed.object.shift_remove("config").and_then(|name| name.as_str().map(str::to_owned)));
+    let mut value = match &file {
+        Some(file) => (beside.open)(file).map_err(|problem| vec![Fault::new("", format!("{file}: {problem}"))])?,
+        None => json!({}),
+    };
+    for (key, new) in parsed.object {
+        value[key] = new;
+    }
+    if let Some(content) = file.as_ref().map(|_| Content::read_beside(value.clone(), &beside)) {
+        return content;
+    }
+    import::refuse_trainers(&value)?;
+    if !import::has_keys_of("TRL", &value) {
+        let problem = format!("{name}: none of its arguments is one of a Trainer");
+        return Err(vec![
+            Fault::new("", problem).or("scripts are read by arguments such as --per_device_train_batch_size"),
+        ]);
+    }
+    import::read_as(if tool.is_some() { "TRL" } else { "TrainingArguments" }, &value, &beside).map(Content::of_imported)
+}

@@ -1,0 +1,370 @@
+//! Lines and files of serving engines (vLLM 0.28, SGLang 0.5, TGI 3, TensorRT-LLM 1, llama.cpp b9000, Ollama 0.20): their
+//! flags are settings of the table under the same names, harmless by name, or refused.
+
+use serde_json::{Map, Value};
+
+use super::{arguments, base};
+use crate::ask::file::Content;
+use crate::ask::read::Given;
+use crate::ask::request::Task;
+use crate::ask::runner::Runner;
+use crate::ask::table;
+use crate::plan::Fault;
+
+/// Flags that change no memory of a card, of all these engines; those that end in `*` stand for what begins so.
+const HARMLESS: &[&str] = &[
+    "host",
+    "port",
+    "api_key",
+    "served_model_name",
+    "chat_template*",
+    "tokenizer*",
+    "trust_remote_code",
+    "disable_log*",
+    "enable_log*",
+    "uvicorn*",
+    "tool_call_parser",
+    "tool_parser*",
+    "enable_auto_tool_choice",
+    "reasoning_parser*",
+    "revision",
+    "code_revision",
+    "download_dir",
+    "load_format",
+    "seed",
+    "allow*",
+    "ssl*",
+    "response_role",
+    "root_path",
+    "middleware",
+    "max_log_len",
+    "device",
+    "return_tokens_as_token_ids",
+    "disable_frontend_multiprocessing",
+    "enable_request_id_headers",
+    "disable_fastapi_docs",
+    "distributed_executor_backend",
+    "generation_config",
+    "override_generation_config",
+    "guided_decoding_backend",
+    "structured_outputs*",
+    "enable_reasoning",
+    "hf_token",
+    "hf_config_path",
+    "config_format",
+    "ignore_patterns",
+    "max_parallel_loading_workers",
+    "data_parallel_size_local",
+    "data_parallel_rank",
+    "data_parallel_hybrid_lb",
+    "data_parallel_external_lb",
+    "enable_log_requests",
+    "enable_prompt_tokens_details",
+    "ray_workers_use_nsight",
+    "otlp*",
+    "collect_detailed_traces",
+    "show_hidden_metrics*",
+    "scheduling_policy",
+    "scheduler_cls",
+    "async_scheduling",
+    "disable_custom_all_reduce",
+    "use_tqdm_on_load",
+    "headless",
+    "data_parallel_address",
+    "data_parallel_rpc_port",
+    "data_parallel_backend",
+    "data_parallel_start_rank",
+    "api_server_count",
+    "runner",
+    "convert",
+    "task",
+    "enable_server_load_tracking",
+    "log_level*",
+    "log_requests*",
+    "skip_tokenizer_init",
+    "no_enable_prefix_caching",
+    "enable_prefix_caching",
+    "mm_processor_cache*",
+    "interleave_mm_strings",
+    "model_loader_extra_config",
+    "prefix_caching_hash_algo",
+    // SGLang
+    "is_embedding",
+    "show_time_cost",
+    "enable_metrics",
+    "watchdog_timeout",
+    "random_seed",
+    "schedule_policy",
+    "schedule_conservativeness",
+    "dist_init_addr",
+    "nnodes",
+    "node_rank",
+    "nccl_port",
+    "enable_cache_report",
+    "grammar_backend",
+    "decode_log_interval",
+    "constrained_json*",
+    // TGI
+    "hostname",
+    "max_concurrent_requests",
+    "sharded",
+    "json_output",
+    "max_best_of",
+    "max_stop_sequences",
+    "waiting_served_ratio",
+    "otlp_endpoint",
+    // llama.cpp
+    "threads*",
+    "t",
+    "tb",
+    "temp",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "s",
+    "color",
+    "interactive*",
+    "i",
+    "cnv",
+    "no_cnv",
+    "prompt",
+    "p",
+    "f",
+    "file",
+    "n",
+    "n_predict",
+    "predict",
+    "jinja",
+    "a",
+    "alias",
+    "log*",
+    "verbose",
+    "v",
+    "mlock",
+    "no_mmap",
+    "mmap",
+    "numa",
+    "no_warmup",
+    "warmup",
+    "cont_batching",
+    "dev",
+    "mg",
+    "main_gpu",
+    "grammar*",
+    "simple_io",
+    "conversation",
+    "no_conversation",
+    "st",
+    "single_turn",
+    "embedding",
+    "embeddings",
+    "reranking",
+    "pooling",
+    "path",
+    "metrics",
+    "slots",
+    "no_webui",
+    "webui",
+    "e",
+    "sys",
+    "reverse_prompt",
+    "r",
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_display_prompt",
+    "timeout",
+    "to",
+    "props",
+    "fit",
+    // Ollama
+    "keepalive",
+    "format",
+    "hidethinking",
+    "think",
+    "insecure",
+    "nowordwrap",
+];
+
+/// Flags that may change memory and are not simulated: what is in their place.
+const SAID: &[(&str, &str)] = &[
+    ("limit_mm_per_prompt", "the profile run takes the model's usual images"),
+    ("mm_processor_kwargs", "the profile run takes the model's usual images"),
+    ("compilation_config", "the version's usual graphs are taken"),
+    ("cuda_graph_sizes", "the version's usual graphs are taken"),
+    ("max_seq_len_to_capture", "the version's usual graphs are taken"),
+    ("enable_chunked_prefill", "prompts are taken as the version schedules them"),
+    ("attention_backend", "the version's usual kernels are taken"),
+    ("hf_overrides", "the model's config is taken as it is published"),
+    ("kv_transfer_config", "buffers of a connector are not counted"),
+    ("attention_config", "the version's usual kernels are taken"),
+    ("ac", "the version's usual kernels are taken"),
+    ("cc", "the version's usual graphs are taken"),
+    ("O0", "the version's usual graphs are taken"),
+    ("O1", "the version's usual graphs are taken"),
+    ("O2", "the version's usual graphs are taken"),
+    ("O3", "the version's usual graphs are taken"),
+    ("swap_space", "it is the host's memory"),
+    ("enable_torch_compile", "the version's usual graphs are taken"),
+    ("max_num_partial_prefills", "prompts are taken as the version schedules them"),
+    ("enable_eplb", "spare experts are not counted"),
+    ("eplb_config", "spare experts are not counted"),
+    ("all2all_backend", "buffers of the exchange between experts are not counted"),
+    ("additional_config", "a platform's own options"),
+];
+
+/// The engine that words start, and what follows.
+pub(super) fn program(words: &[String]) -> Option<(Runner, &[String])> {
+    let (first, rest) = words.split_first()?;
+    let second = rest.first().map(String::as_str);
+    match (base(first), second) {
+        ("vllm", Some("serve")) => Some((Runner::Vllm, &rest[1..])),
+        ("vllm", Some(word)) if word.starts_with('-') => Some((Runner::Vllm, rest)),
+        (module, _) if module.starts_with("vllm.entrypoints") => Some((Runner::Vllm, rest)),
+        ("sglang.launch_server", _) => Some((Runner::Sglang, rest)),
+        ("sglang", Some("serve")) => Some((Runner::Sglang, &rest[1..])),
+        ("text-generation-launcher", _) => Some((Runner::Tgi, rest)),
+        ("trtllm-serve", Some("serve")) => Some((Runner::TensorrtLlm, &rest[1..])),
+        ("trtllm-serve", _) => Some((Runner::TensorrtLlm, rest)),
+        ("llama-server" | "llama-cli" | "llama-bench" | "llama-run", _) => Some((Runner::LlamaCpp, rest)),
+        ("llama", Some("serve" | "run" | "cli")) => Some((Runner::LlamaCpp, &rest[1..])),
+        ("ollama", Some("run" | "pull")) => Some((Runner::Ollama, &rest[1..])),
+        _ => None,
+    }
+}
+
+/// A line that starts an engine; `None` where it starts none.
+pub(super) fn line(
+    words: &[String],
+    open: &dyn Fn(&str) -> Result<Value, String>,
+) -> Result<Option<Content>, Vec<Fault>> {
+    let Some((runner, rest)) = program(words) else { return Ok(None) };
+    let mut parsed = arguments::parse(&lettered(rest, runner));
+    // Words behind a switch are no values of it.
+    for (key, value) in &mut parsed.object {
+        let switch = table::called(key, runner).is_some_and(|row| row.scope.has(runner) && row.is_switch());
+        if let (true, Value::String(word)) = (switch || HARMLESS.contains(&key.as_str()), &value)
+            && word.contains('/')
+            && parsed.plain.is_empty()
+            && key.starts_with("enable")
+        {
+            parsed.plain.push(word.clone());
+            *value = Value::Bool(true);
+        }
+    }
+    let mut object = Map::new();
+    if let Some(file) = parsed.object.shift_remove("config").and_then(|name| name.as_str().map(str::to_owned)) {
+        let inner = open(&file).map_err(|problem| vec![Fault::new("", format!("--config {file}: {problem}"))])?;
+        object.extend(inner.as_object().cloned().unwrap_or_default());
+    }
+    object.extend(parsed.object);
+    let plain =
+        parsed.plain.first().map(|name| if runner == Runner::Ollama { name.replace(':', "-") } else { name.clone() });
+    layer(runner, &object, plain).map(Some)
+}
+
+/// llama.cpp's letters as its words.
+fn lettered(words: &[String], runner: Runner) -> Vec<String> {
+    if runner != Runner::LlamaCpp && runner != Runner::Vllm {
+        return words.to_vec();
+    }
+    let long = |word: &String| match (runner, word.as_str()) {
+        (Runner::LlamaCpp, "-c") => "--context".to_owned(),
+        (Runner::LlamaCpp, "-b") => "--batch-size".to_owned(),
+        (Runner::LlamaCpp, "-m") => "--model".to_owned(),
+        (Runner::LlamaCpp, "-hf" | "-hfr" | "--hf-repo") => "--model".to_owned(),
+        (Runner::LlamaCpp, "-np") => "--parallel".to_owned(),
+        (Runner::Vllm, "-tp") => "--tensor-parallel-size".to_owned(),
+        (Runner::Vllm, "-pp") => "--pipeline-parallel-size".to_owned(),
+        (Runner::Vllm, "-dp") => "--data-parallel-size".to_owned(),
+        (Runner::Vllm, "-q") => "--quantization".to_owned(),
+        _ => word.clone(),
+    };
+    words.iter().map(long).collect()
+}
+
+/// Whether a file is of `vllm serve --config`.
+pub(in crate::ask) fn is_file(object: &Map<String, Value>) -> bool {
+    let flag = |key: &String| {
+        let key = key.replace('-', "_");
+        [
+            "max_model_len",
+            "gpu_memory_utilization",
+            "tensor_parallel_size",
+            "served_model_name",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+        ]
+        .contains(&key.as_str())
+    };
+    let ours = ["engine", "task", "framework", "batch", "serve"].iter().any(|key| object.contains_key(*key));
+    !ours && object.keys().any(flag) && (object.contains_key("model") || object.keys().any(|key| key.contains('-')))
+}
+
+/// A file of `vllm serve --config`.
+pub(in crate::ask) fn file(object: &Map<String, Value>) -> Result<Content, Vec<Fault>> {
+    layer(Runner::Vllm, object, None)
+}
+
+/// Flags as settings.
+fn layer(runner: Runner, object: &Map<String, Value>, plain: Option<String>) -> Result<Content, Vec<Fault>> {
+    let mut content =
+        Content { task: Some(Task::Infer), model: plain, tree: Value::Object(Map::new()), ..Content::default() };
+    content.named.push(("engine".into(), Given::Text(runner.name().into())));
+    let mut faults = Vec::new();
+    for (key, value) in object {
+        let key = key.replace('-', "_");
+        match key.as_str() {
+            "model" | "model_tag" | "model_path" | "model_id" | "m" | "hf_repo" => {
+                content.model = content.model.or_else(|| value.as_str().map(str::to_owned));
+                continue;
+            }
+            _ if value.is_null() => continue,
+            // Sixteen bits are what checkpoints hold, and what is taken.
+            "dtype" if ["auto", "bfloat16", "float16", "half"].iter().any(|name| value == name) => continue,
+            "speculative_config" => {
+                speculative(value, &mut content);
+                continue;
+            }
+            _ => {}
+        }
+        let row = table::called(&key, runner).filter(|row| row.scope.has(runner));
+        let said = SAID.iter().find(|(known, _)| *known == key);
+        if row.is_some() {
+            content.named.push((key, Given::Value(value.clone())));
+        } else if harmless(&key) {
+            // A switch may have swallowed the model's name.
+            if let (None, Some(word)) = (&content.model, value.as_str().filter(|word| word.contains('/'))) {
+                content.model = Some(word.to_owned());
+            }
+        } else if let Some((_, instead)) = said {
+            content.notes.push(format!("not simulated: {key}: {instead}"));
+        } else {
+            let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned).replace(['{', '}'], "");
+            let fault = Fault::unsupported("", format!("{} {shown} of {}", key.replace('_', "-"), runner.title()));
+            faults.push(fault.or("leave it out: what it changes is not known"));
+        }
+    }
+    if faults.is_empty() { Ok(content) } else { Err(faults) }
+}
+
+/// vLLM's object for guesses ahead, as the flags for it.
+fn speculative(value: &Value, content: &mut Content) {
+    let method = value["method"].as_str().unwrap_or_default();
+    let who = match method {
+        "ngram" | "suffix" => Some("ngram"),
+        _ if method.contains("mtp") => Some("mtp"),
+        _ => value["model"].as_str().or(if method.starts_with("eagle") { Some("eagle") } else { None }),
+    };
+    if let Some(who) = who {
+        content.named.push(("speculative-model".into(), Given::Text(who.into())));
+    }
+    if let Some(tokens) = value["num_speculative_tokens"].as_u64() {
+        content.named.push(("num-speculative-tokens".into(), Given::Value(tokens.into())));
+    }
+}
+
+fn harmless(key: &str) -> bool {
+    HARMLESS.iter().any(|known| known.strip_suffix('*').map_or(*known == key, |start| key.starts_with(start)))
+}
