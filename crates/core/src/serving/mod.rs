@@ -14,6 +14,7 @@
 //! | [`start`] | from what an engine is started with to what it sets aside |
 //! | [`solve`] | largest batch, context or concurrency; smallest card |
 
+pub(crate) mod ggml;
 mod image;
 pub mod llama_cpp;
 pub mod model;

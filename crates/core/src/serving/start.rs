@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::llama_cpp::{Build, LlamaCppEstimate, LlamaCppPlan, Split, ollama};
+use super::llama_cpp::{Build, Flash, LlamaCppEstimate, LlamaCppPlan, Split, ollama};
 use super::sglang::SglangPlan;
 use super::tensorrt_llm::TensorRtLlmPlan;
 use super::tgi::TgiPlan;
@@ -234,7 +234,12 @@ fn llama_cpp(plan: &ServePlan, default: LlamaCppPlan) -> Result<LlamaCppPlan, Fa
         build: build(plan.version.as_deref())?,
         // A graph is never larger than the logical batch (`n_ubatch = min(n_batch, n_ubatch)` of llama-context.cpp).
         micro_batch: plan.logical_batch.map_or(micro_batch, |batch| batch.min(micro_batch)),
-        flash_attention: plan.flash_attn.as_deref().map_or(default.flash_attention, |how| how != "off"),
+        flash_attention: match plan.flash_attn.as_deref() {
+            None => default.flash_attention,
+            Some("off") => Flash::Off,
+            Some("auto") => Flash::Auto,
+            Some(_) => Flash::On,
+        },
         key_type: plan.cache_type_k.clone().unwrap_or(default.key_type.clone()),
         value_type: plan.cache_type_v.clone().unwrap_or(default.value_type.clone()),
         gpu_layers: plan.n_gpu_layers.unwrap_or(default.gpu_layers),

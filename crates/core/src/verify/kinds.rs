@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::ledger::Measure;
 use super::summary::{self, Group};
-use super::{external, jobs, ledger, lora, models};
+use super::{engine, external, jobs, ledger, lora, models};
 use crate::source::json as python_json;
 
 /// All kinds. A new one is an entry here.
-pub const KINDS: &[Kind] = &[models::KIND, lora::KIND, ledger::KIND, jobs::KIND, external::KIND];
+pub const KINDS: &[Kind] = &[models::KIND, lora::KIND, ledger::KIND, jobs::KIND, engine::KIND, external::KIND];
 
 /// A kind of truth.
 #[derive(Debug)]

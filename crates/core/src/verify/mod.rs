@@ -3,13 +3,14 @@
 //! | module | what is in it |
 //! |---|---|
 //! | [`kinds`] | the kinds of truth, and files of them scored |
-//! | [`models`], [`lora`], [`ledger`], [`jobs`], [`external`] | one kind each |
+//! | [`models`], [`lora`], [`ledger`], [`jobs`], [`engine`], [`external`] | one kind each |
 //! | `keys`, `run`, `distributed` | from a recorded run to its plan |
 //! | [`job`] | from a plan to a run for the probe |
 //! | [`summary`], [`limits`] | many rows in a few numbers, and how large those may be |
 //! | [`residual`] | where a run and its simulation differ |
 
 mod distributed;
+pub mod engine;
 pub mod external;
 pub mod job;
 pub mod jobs;

@@ -60,7 +60,7 @@ fn latent(plan: &LlamaCppPlan, model: &ServedModel, cache: &CacheUpdate, keys: E
 pub(super) fn cells(plan: &LlamaCppPlan, window: Option<u64>) -> u64 {
     let sequences = plan.parallel.max(1);
     let (streams, shared) = if plan.unified { (1, sequences) } else { (sequences, 1) };
-    let step = if plan.build.number() >= Build::PADDED || plan.flash_attention { 256 } else { 32 };
+    let step = if plan.build.number() >= Build::PADDED || plan.flashes() { 256 } else { 32 };
     let whole = (plan.context / streams).next_multiple_of(step);
     let own = match window {
         Some(window) if plan.build.number() >= Build::WINDOWS && !plan.full_windows => {

@@ -19,7 +19,7 @@ pub(super) fn fill(plan: &LlamaCppPlan, model: &ServedModel, devices: &mut [Buff
     let mainline = !matches!(plan.build, Build::Ik { .. }) && plan.split == Split::Layer;
     let pipelined = used > 1 && mainline && host.cache == 0 && plan.cpu_experts == 0;
     let copies = if pipelined { COPIES } else { 1 };
-    let attention = if plan.flash_attention {
+    let attention = if plan.flashes() {
         let unpacked = unpacked(plan, model);
         let states = hidden.saturating_mul(2 + copies);
         masks.saturating_mul(copies).saturating_add(query).saturating_add(states).saturating_add(unpacked)
@@ -41,7 +41,7 @@ pub(super) fn fill(plan: &LlamaCppPlan, model: &ServedModel, devices: &mut [Buff
         Build::Current | Build::Numbered(Build::FEW_LOGITS..) => {
             plan.parallel.saturating_mul(model.vocabulary).saturating_mul(4).saturating_add(hidden)
         }
-        Build::Early | Build::Numbered(_) if plan.flash_attention => {
+        Build::Early | Build::Numbered(_) if plan.flashes() => {
             rows(model.vocabulary).saturating_add(hidden).saturating_add(masks / 2)
         }
         Build::Early | Build::Numbered(_) => rows(model.vocabulary).saturating_add(hidden),
@@ -65,7 +65,7 @@ pub(super) fn fill(plan: &LlamaCppPlan, model: &ServedModel, devices: &mut [Buff
             continue;
         }
         let last = index + 1 == count;
-        device.compute = match (plan.flash_attention && early, last && output_on_device) {
+        device.compute = match (plan.flashes() && early, last && output_on_device) {
             // With flash attention the early builds' widest point is the logits.
             (true, true) => logits,
             (_, true) => layer.max(logits),

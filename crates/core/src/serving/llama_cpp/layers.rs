@@ -2,7 +2,7 @@
 //! models/ of August 2026): sizes in bytes, fp32 but for masks.
 
 use super::cache::cells;
-use super::graph::{Graph, Node};
+use super::old_graph::{Graph, Node};
 use super::{Build, LlamaCppPlan, Split};
 use crate::model::op::{CacheKind, CacheUpdate};
 use crate::serving::model::{ServedLayer, ServedModel};
@@ -80,17 +80,17 @@ impl Builder<'_> {
     fn add_masks(&mut self) {
         let tokens = self.plan.micro_batch.min(self.plan.context);
         for window in windows(self.model) {
-            let halves = self.plan.flash_attention && self.plan.build.number() >= Build::HALF_MASKS;
+            let halves = self.plan.flashes() && self.plan.build.number() >= Build::HALF_MASKS;
             let element = if halves { 2 } else { 4 };
             // Every sequence has rows of its own over its own cells.
             let seen = cells(self.plan, window) / self.streams();
             let mask = self.copied(seen.saturating_mul(tokens).saturating_mul(element));
             // Without flash attention values are stored transposed, one index per element.
-            let values = if self.plan.flash_attention { 1 } else { value_width(self.model, window) };
+            let values = if self.plan.flashes() { 1 } else { value_width(self.model, window) };
             self.copied(8 * tokens);
             self.copied(8 * tokens * values);
             // Masks in fp32 are cast for flash attention.
-            let cast = self.plan.flash_attention && !halves;
+            let cast = self.plan.flashes() && !halves;
             let mask = if cast { self.graph.op(seen.saturating_mul(tokens) * 2, &[mask]) } else { mask };
             self.masks.push((window, mask));
         }
@@ -214,7 +214,7 @@ impl Builder<'_> {
         let sources: Vec<Node> = [Some(query), mask].into_iter().flatten().collect();
         let out = 4 * tokens * heads * value_width;
         let seen = cells(self.plan, window);
-        if self.plan.flash_attention {
+        if self.plan.flashes() {
             let plain = |kind: &str| matches!(kind, "f16" | "F16");
             let copy = |kind: &str, width: u64| {
                 let elements = seen.saturating_mul(cache.true_heads).saturating_mul(width);

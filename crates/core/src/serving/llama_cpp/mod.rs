@@ -3,13 +3,24 @@
 //! Keys and values are exact by the rules of llama-kv-cache. The graph's buffer of current builds is that of ggml's
 //! allocator over the nodes of the graph; for earlier builds and the fork it is what is alive at the widest point.
 
+mod architectures;
 mod cache;
 mod compute;
+mod facts;
+mod file;
 mod graph;
 mod layers;
+mod old_graph;
+mod place;
+mod reserve;
 
 use serde::{Deserialize, Serialize};
 
+pub use file::ModelFile;
+pub(crate) use place::experts;
+pub use reserve::{LoggedBuffer, buffers};
+
+use super::ggml::tensor::Kind;
 use super::model::{Element, ServedModel};
 use crate::dtype::{builtin_formats, find_format};
 use crate::plan::Gpu;
@@ -26,10 +37,14 @@ pub struct LlamaCppPlan {
     pub parallel: u64,
     /// `--kv-unified`: sequences share one run of cells.
     pub unified: bool,
+    /// `-b`: tokens of a logical batch.
+    pub batch: u64,
     /// `-ub`.
     pub micro_batch: u64,
+    /// Rows of logits that one batch may ask for: `llama-server` says its sequences, other programs nothing, which is `-b`.
+    pub outputs: Option<u64>,
     /// `-fa`.
-    pub flash_attention: bool,
+    pub flash_attention: Flash,
     /// `-ctk`: a ggml type.
     pub key_type: String,
     /// `-ctv`: a ggml type.
@@ -44,6 +59,28 @@ pub struct LlamaCppPlan {
     pub cpu_experts: u64,
     /// `--swa-full`: sliding layers get as many cells as the others.
     pub full_windows: bool,
+    /// `-ot`: patterns of tensors and the buffer they go to, before all other rules.
+    pub overrides: Vec<(String, String)>,
+    /// Not `-nkvo`: keys and values lie where their layers do.
+    pub offload_cache: bool,
+    /// Not `--no-op-offload`: large batches run on the card where weights are on the host.
+    pub offload_operations: bool,
+    /// Not `--no-mmap`.
+    pub mapped: bool,
+    /// The card's compute capability, such as 89.
+    pub capability: u64,
+}
+
+/// `-fa`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Flash {
+    /// Asked for.
+    On,
+    /// Not wanted.
+    Off,
+    /// Where the cards can.
+    Auto,
 }
 
 /// Whose rules.
@@ -83,6 +120,10 @@ impl Build {
     const COPIES_IN_GRAPH: u32 = 9489;
     /// CUDA no longer splits rows (24216).
     const NO_ROWS: u32 = 9890;
+    /// Vectors are an input beside tokens, in use or not (18550).
+    const TWO_INPUTS: u32 = 7720;
+    /// Quantised keys and values are turned before they are stored (21038).
+    const TURNED: u32 = 8640;
 
     /// The number of a build; the fork counts as an early one.
     fn number(self) -> u32 {
@@ -91,6 +132,34 @@ impl Build {
             Self::Numbered(number) => number,
             Self::Early | Self::Ik { .. } => 0,
         }
+    }
+
+    fn padded(self) -> bool {
+        self.number() >= Self::PADDED
+    }
+
+    fn windows(self) -> bool {
+        self.number() >= Self::WINDOWS
+    }
+
+    fn half_masks(self) -> bool {
+        self.number() >= Self::HALF_MASKS
+    }
+
+    fn fused_halves(self) -> bool {
+        self.number() >= Self::FUSED_HALVES
+    }
+
+    fn copies_in_graph(self) -> bool {
+        self.number() >= Self::COPIES_IN_GRAPH
+    }
+
+    fn two_inputs(self) -> bool {
+        self.number() >= Self::TWO_INPUTS
+    }
+
+    fn turns_cache(self) -> bool {
+        self.number() >= Self::TURNED
     }
 }
 
@@ -113,8 +182,10 @@ impl Default for LlamaCppPlan {
             context: 4096,
             parallel: 1,
             unified: false,
+            batch: 2048,
             micro_batch: 512,
-            flash_attention: true,
+            outputs: None,
+            flash_attention: Flash::Auto,
             key_type: "f16".into(),
             value_type: "f16".into(),
             gpu_layers: 999,
@@ -122,6 +193,11 @@ impl Default for LlamaCppPlan {
             split: Split::Layer,
             cpu_experts: 0,
             full_windows: false,
+            overrides: Vec::new(),
+            offload_cache: true,
+            offload_operations: true,
+            mapped: true,
+            capability: 90,
         }
     }
 }
@@ -140,7 +216,7 @@ pub fn ollama(model: &ServedModel, memory: u64, context: Option<u64>, parallel: 
     LlamaCppPlan {
         context: context.unwrap_or(usual).saturating_mul(parallel),
         parallel,
-        flash_attention: false,
+        flash_attention: Flash::Off,
         ..LlamaCppPlan::default()
     }
 }
@@ -152,6 +228,15 @@ pub enum LlamaCppError {
     /// A cache type that ggml does not have.
     #[error("{0} is not a ggml type")]
     UnknownType(String),
+    /// A pattern that is none.
+    #[error("{0} is not a pattern of tensor names")]
+    Pattern(String),
+    /// A buffer that is not there.
+    #[error("{0} is not a buffer here: CPU, or CUDA0 and on for the cards")]
+    Buffer(String),
+    /// A file that does not say what it must.
+    #[error("{0}")]
+    File(String),
     /// What llama.cpp itself refuses.
     #[error("{0}")]
     Unsupported(&'static str),
@@ -250,6 +335,16 @@ impl LlamaCppPlan {
         Ok(LlamaCppEstimate { devices, host, notes })
     }
 
+    /// Whether flash attention is asked for or left to the cards.
+    fn flashes(&self) -> bool {
+        self.flash_attention != Flash::Off
+    }
+
+    /// Cards.
+    fn devices(&self) -> usize {
+        self.tensor_split.len().max(1)
+    }
+
     /// Whether a layer's experts stay on the host.
     fn experts_on_host(&self, layer: u64) -> bool {
         layer < self.cpu_experts
@@ -281,7 +376,7 @@ impl LlamaCppPlan {
             _ if self.split == Split::Row && self.build.number() >= Build::NO_ROWS => {
                 Err(LlamaCppError::Unsupported("--split-mode row: CUDA has it before build b9890 only"))
             }
-            _ if self.split == Split::Tensor && !self.flash_attention => {
+            _ if self.split == Split::Tensor && self.flash_attention == Flash::Off => {
                 Err(LlamaCppError::Unsupported("--split-mode tensor: needs flash attention (--flash-attn on)"))
             }
             _ => Ok(()),
@@ -321,4 +416,10 @@ pub fn element(name: &str) -> Result<Element, LlamaCppError> {
     let (bits, elements) = format.bits_per_weight().ok_or_else(unknown)?;
     // bits / elements in lowest terms; a group of 256 holds whole bytes of every ggml type.
     Ok(Element { bytes: bits * (256 / elements.clamp(1, 256)) / 8, group: 256 })
+}
+
+/// A ggml type by its name.
+fn element_kind(name: &str) -> Result<Kind, LlamaCppError> {
+    let format = find_format(builtin_formats(), name).and_then(Kind::of);
+    format.ok_or_else(|| LlamaCppError::UnknownType(name.to_owned()))
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{compared, mebibytes, number};
 use crate::model::Model;
 use crate::model::op::{CacheKind, CacheUpdate};
-use crate::serving::llama_cpp::{Build, LlamaCppPlan, Split};
+use crate::serving::llama_cpp::{Build, Flash, LlamaCppPlan, Split};
 use crate::serving::{ServedLayer, ServedModel, WeightFormat};
 use crate::verify::kinds::Score;
 
@@ -94,7 +94,7 @@ fn printed_plan(row: &Value) -> Option<LlamaCppPlan> {
         parallel: number(&context["n_seq_max"]).unwrap_or(1),
         unified: context["kv_unified"] == "true",
         micro_batch: number(&context["n_ubatch"]).unwrap_or(512),
-        flash_attention: context["flash_attn"] != "0",
+        flash_attention: if context["flash_attn"] == "0" { Flash::Off } else { Flash::Auto },
         key_type: keys,
         value_type: values,
         gpu_layers: offloaded.unwrap_or(if on_device { layers + 1 } else { 0 }),
@@ -190,7 +190,7 @@ pub(super) fn score_cell(index: u64, row: &Value) -> Vec<Score> {
         // llama-server shares cells when it chooses the number of sequences itself.
         unified: row["kv_unified"] == true || row["parallel"].is_string(),
         micro_batch: number(&row["n_ubatch"]).unwrap_or(512),
-        flash_attention: row["flash_attn"] != "off",
+        flash_attention: if row["flash_attn"] == "off" { Flash::Off } else { Flash::Auto },
         key_type: kind.clone(),
         value_type: kind,
         // A row of devices that split every layer shows one of them.

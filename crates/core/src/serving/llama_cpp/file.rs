@@ -1,0 +1,145 @@
+//! A GGUF model as llama.cpp reads it: what its metadata say, and its tensors where they lie.
+
+use std::collections::BTreeMap;
+
+use crate::dtype::{DType, builtin_formats, find_format};
+use crate::serving::ggml::tensor::Kind;
+use crate::source::gguf::{Header, Value};
+use crate::source::{StoredType, Tensor};
+
+/// A model of one file or several.
+#[derive(Debug, Clone)]
+pub struct ModelFile {
+    /// `general.architecture`.
+    pub architecture: String,
+    metadata: BTreeMap<String, Value>,
+    pub(super) tensors: Vec<Entry>,
+    names: BTreeMap<String, usize>,
+}
+
+/// A tensor of a file.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    /// Sizes, the fastest dimension first.
+    pub(super) ne: [u64; 4],
+    /// Which file of a split model.
+    pub(super) part: usize,
+    /// Where it begins in that file's data.
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+impl Entry {
+    /// The layer it belongs to: `blk.7.attn_q.weight`.
+    pub(super) fn layer(&self) -> Option<usize> {
+        self.name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+    }
+}
+
+impl ModelFile {
+    /// Reads headers, the parts of a split model in their order.
+    pub fn of(parts: &[Header]) -> Result<Self, String> {
+        let first = parts.first().ok_or("no GGUF header")?;
+        let architecture = first.architecture().ok_or("the GGUF file does not say general.architecture")?.to_owned();
+        let metadata = first.metadata.iter().cloned().collect();
+        let mut tensors = Vec::new();
+        for (part, header) in parts.iter().enumerate() {
+            for tensor in &header.tensors {
+                tensors.push(entry(tensor, part)?);
+            }
+        }
+        let names = tensors.iter().enumerate().map(|(at, entry)| (entry.name.clone(), at)).collect();
+        Ok(Self { architecture, metadata, tensors, names })
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<usize> {
+        self.names.get(name).copied()
+    }
+
+    fn value(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(&format!("{}.{key}", self.architecture))
+    }
+
+    pub(super) fn number(&self, key: &str) -> Option<u64> {
+        self.value(key)?.as_u64()
+    }
+
+    /// A number that is not 0: scales and caps, which 0 leaves out.
+    pub(super) fn real(&self, key: &str) -> Option<f64> {
+        let value = match self.value(key)? {
+            Value::Float(value) => *value,
+            Value::Unsigned(value) => *value as f64,
+            Value::Signed(value) => *value as f64,
+            _ => return None,
+        };
+        (value != 0.0).then_some(value)
+    }
+
+    pub(super) fn flag(&self, key: &str) -> Option<bool> {
+        if let Value::Bool(value) = self.value(key)? { Some(*value) } else { None }
+    }
+
+    /// A number for every layer: one for all, or an array.
+    pub(super) fn numbers(&self, key: &str, layers: usize) -> Option<Vec<u64>> {
+        let value = self.value(key)?;
+        let Some(array) = value.as_array() else { return value.as_u64().map(|number| vec![number; layers]) };
+        let numbers = array.iter().map(|value| match value {
+            Value::Bool(value) => u64::from(*value),
+            other => other.as_u64().unwrap_or(0),
+        });
+        let mut numbers: Vec<u64> = numbers.collect();
+        numbers.resize(layers, 0);
+        Some(numbers)
+    }
+
+    pub(super) fn text(&self, key: &str) -> Option<&str> {
+        self.value(key)?.as_str()
+    }
+
+    /// Entries of the vocabulary: its tokens, else what the model says.
+    pub(super) fn vocabulary(&self) -> u64 {
+        let listed = self.metadata.get("tokenizer.ggml.tokens").and_then(Value::array_length);
+        let table = || self.find("token_embd.weight").map(|at| self.tensors[at].ne[1]);
+        listed.or_else(|| self.number("vocab_size")).or_else(table).unwrap_or(0)
+    }
+
+    /// Bytes of all tensors, without the padding between them.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.tensors.iter().fold(0, |sum, entry| sum.saturating_add(entry.bytes))
+    }
+
+    /// Positions the model was made for.
+    pub fn positions(&self) -> u64 {
+        self.number("context_length").unwrap_or(0)
+    }
+}
+
+fn entry(tensor: &Tensor, part: usize) -> Result<Entry, String> {
+    let name = match &tensor.stored {
+        StoredType::Plain(dtype) => plain(*dtype),
+        StoredType::Format(name) | StoredType::Unknown(name) => name.as_str(),
+    };
+    let format = find_format(builtin_formats(), name);
+    let unknown = || format!("tensor {}: {name} is not a ggml type that is known here", tensor.name);
+    let kind = format.and_then(Kind::of).ok_or_else(unknown)?;
+    let mut ne = [1; 4];
+    for (size, given) in ne.iter_mut().zip(tensor.shape.iter().rev()) {
+        *size = *given;
+    }
+    Ok(Entry { name: tensor.name.clone(), kind, ne, part, offset: tensor.offset, bytes: tensor.bytes })
+}
+
+fn plain(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::F64 => "f64",
+        DType::I8 => "int8",
+        DType::I16 => "int16",
+        DType::I32 => "int32",
+        _ => "int64",
+    }
+}

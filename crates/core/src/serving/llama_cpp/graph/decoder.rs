@@ -1,0 +1,147 @@
+//! A decoder, layer by layer, as its architecture orders it.
+
+use super::Builder;
+use super::attention::Inputs;
+use crate::serving::ggml::tensor::{Id, Kind, Op};
+use crate::serving::llama_cpp::architectures::Residual;
+
+impl Builder<'_> {
+    pub(super) fn decoder(&mut self) {
+        let mut current = self.embedding();
+        if self.rules.scaled_embedding {
+            current = self.scale(current);
+        }
+        if let Some(table) = self.weight("position_embd.weight") {
+            let positions = self.graph.input(Kind::I32, [self.tokens, 1, 1, 1]);
+            let places = self.graph.get_rows(table, positions);
+            current = self.graph.same(Op::Add, &[current, places]);
+        }
+        if let Some(norm) = self.weight("token_embd_norm.weight") {
+            let bias = self.weight("token_embd_norm.bias");
+            current = self.norm(current, Some(norm), bias, Some(0));
+        }
+        let positions = self.graph.input(Kind::I32, [self.tokens * self.facts.positions_per_token, 1, 1, 1]);
+        let temperature = self.facts.temperature || self.rules.weighted_first;
+        let temperature = temperature.then(|| self.graph.input(Kind::F32, [1, 1, self.tokens, 1]));
+        let inputs = self.attention_inputs();
+        let wanted = self.rows_with_output();
+        for layer in 0..self.facts.layers {
+            let kind = usize::from(self.facts.slides(layer));
+            let Some(own) = inputs[kind] else { continue };
+            let last = layer + 1 == self.facts.layers && !self.rules.late_outputs;
+            current = self.layer(current, layer, positions, own, last.then_some(wanted), temperature);
+        }
+        if self.rules.late_outputs {
+            // What layers that guess ahead would read.
+            self.graph[current].output = true;
+            current = self.graph.get_rows(current, wanted);
+        }
+        self.head_of(current);
+    }
+
+    fn layer(
+        &mut self,
+        input: Id,
+        layer: usize,
+        positions: Id,
+        inputs: Inputs,
+        wanted: Option<Id>,
+        temperature: Option<Id>,
+    ) -> Id {
+        let mut stream = input;
+        let named = self.file.find(&format!("blk.{layer}.attn_norm.weight")).is_some();
+        let mut normed = if named { self.layer_norm(input, layer, "attn_norm") } else { input };
+        let second = self.file.find(&format!("blk.{layer}.attn_norm_2.weight")).is_some();
+        let attended = if second { self.layer_norm(input, layer, "attn_norm_2") } else { normed };
+        let mut current = if self.facts.latent > 0 {
+            self.latent(attended, layer, positions, inputs, temperature)
+        } else {
+            self.attend(attended, layer, positions, inputs, temperature)
+        };
+        if let Some(wanted) = wanted {
+            current = self.graph.get_rows(current, wanted);
+            stream = self.graph.get_rows(stream, wanted);
+            if self.rules.residual.parallel() {
+                normed = self.graph.get_rows(normed, wanted);
+            }
+        }
+        if self.rules.residual.parallel() {
+            return self.beside(current, stream, normed, layer);
+        }
+        let post = !self.rules.renamed_norm;
+        if post && self.file.find(&format!("blk.{layer}.post_attention_norm.weight")).is_some() {
+            current = self.layer_norm(current, layer, "post_attention_norm");
+        }
+        if self.facts.residual_scale {
+            current = self.scale(current);
+        }
+        let stream = self.graph.same(Op::Add, &[current, stream]);
+        let name = if post { "ffn_norm" } else { "post_attention_norm" };
+        let named = self.file.find(&format!("blk.{layer}.{name}.weight")).is_some();
+        let normed = if named { self.layer_norm(stream, layer, name) } else { stream };
+        let mut current = self.width(normed, layer);
+        if let Some(weight) = self.layer_weight(layer, "post_ffw_norm.weight") {
+            // Gemma's is not kept on its layer's device.
+            current = self.norm(current, Some(weight), None, None);
+        }
+        if self.facts.residual_scale {
+            current = self.scale(current);
+        }
+        match self.rules.residual {
+            Residual::StreamFirst => self.graph.same(Op::Add, &[stream, current]),
+            _ => self.graph.same(Op::Add, &[current, stream]),
+        }
+    }
+
+    /// Experts where a layer has a router, else one feed-forward.
+    fn width(&mut self, input: Id, layer: usize) -> Id {
+        if self.file.find(&format!("blk.{layer}.ffn_gate_inp.weight")).is_some() {
+            self.mixture(input, layer)
+        } else {
+            self.feed_forward(input, layer, "")
+        }
+    }
+
+    /// Attention and feed-forward of one input, added to the stream one after the other.
+    fn beside(&mut self, attention: Id, stream: Id, normed: Id, layer: usize) -> Id {
+        let own = self.file.find(&format!("blk.{layer}.ffn_norm.weight")).is_some();
+        let input = if own { self.layer_norm(stream, layer, "ffn_norm") } else { normed };
+        let made = self.width(input, layer);
+        let (first, second, third) = match self.rules.residual {
+            Residual::BesideAttention => (made, attention, stream),
+            Residual::AttentionFirst => (attention, made, stream),
+            _ => (made, stream, attention),
+        };
+        let sum = self.graph.same(Op::Add, &[first, second]);
+        self.graph.same(Op::Add, &[sum, third])
+    }
+
+    /// The last norm and the logits.
+    fn head_of(&mut self, current: Id) {
+        let weight = self.weight("output_norm.weight");
+        let bias = self.weight("output_norm.bias");
+        let mut current = match (weight, self.rules.encoder) {
+            (None, true) => current,
+            _ => self.norm(current, weight, bias, None),
+        };
+        self.graph[current].output = true;
+        if !self.rules.encoder {
+            if let Some(head) = self.head() {
+                current = self.times(head, current);
+            }
+            if let Some(bias) = self.weight("output.bias") {
+                current = self.graph.same(Op::Add, &[current, bias]);
+            }
+        }
+        if self.facts.final_cap {
+            current = self.scale(current);
+            current = self.graph.same(Op::Unary, &[current]);
+            current = self.scale(current);
+        }
+        if self.facts.logit_scale {
+            current = self.scale(current);
+        }
+        self.graph[current].output = true;
+        self.graph.expand(current);
+    }
+}

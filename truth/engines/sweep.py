@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""Draws runs of llama.cpp, runs them on a card that is pretended, and keeps the buffers its log names.
+usage: sweep.py PROBE BUILD NUMBER SEED COUNT OUT.jsonl   (PROBE: llama.cpp linked with a stub of CUDA, see FORMAT.md)"""
+import json, os, random, re, struct, subprocess, sys, tempfile
+T = {"f32": (0, 1, 4), "f16": (1, 1, 2), "q4_0": (2, 32, 18), "q4_1": (3, 32, 20), "q5_0": (6, 32, 22), "q5_1": (7, 32, 24), "q8_0": (8, 32, 34), "q2_K": (10, 256, 84), "q3_K": (11, 256, 110),
+     "q4_K": (12, 256, 144), "q5_K": (13, 256, 176), "q6_K": (14, 256, 210), "iq4_nl": (20, 32, 18), "iq4_xs": (23, 256, 136), "bf16": (30, 1, 2), "mxfp4": (39, 32, 17)}
+# name: architecture, layers, hidden, feed-forward, heads, kv heads, head, vocabulary, positions, more
+M = {
+ "llama-3b": ("llama", 28, 3072, 8192, 24, 8, 128, 128256, 131072, dict(tied=1, rope_freqs=1)),
+ "llama-70b": ("llama", 80, 8192, 28672, 64, 8, 128, 128256, 131072, dict(rope_freqs=1)),
+ "tinyllama": ("llama", 22, 2048, 5632, 32, 4, 64, 32000, 2048, {}),
+ "mixtral": ("llama", 32, 4096, 14336, 32, 8, 128, 32000, 32768, dict(experts=8, used=2, eff=14336)),
+ "qwen2-0.5b": ("qwen2", 24, 896, 4864, 14, 2, 64, 151936, 32768, dict(tied=1, bias=1)),
+ "qwen2-72b": ("qwen2", 80, 8192, 29568, 64, 8, 128, 152064, 32768, dict(bias=1)),
+ "qwen3-0.6b": ("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, 40960, dict(tied=1, qknorm=1)),
+ "qwen3-32b": ("qwen3", 64, 5120, 25600, 64, 8, 128, 151936, 40960, dict(qknorm=1)),
+ "qwen3moe-235b": ("qwen3moe", 94, 4096, 12288, 64, 4, 128, 151936, 40960, dict(qknorm=1, experts=128, used=8, eff=1536)),
+ "qwen2moe-57b": ("qwen2moe", 28, 3584, 18944, 28, 4, 128, 151936, 32768, dict(bias=1, experts=64, used=8, eff=2560, shared=20480, shared_gate=1)),
+ "gemma-2b": ("gemma", 18, 2048, 16384, 8, 1, 256, 256000, 8192, dict(tied=1)),
+ "gemma2-9b": ("gemma2", 42, 3584, 14336, 16, 8, 256, 256000, 8192, dict(tied=1, post=1, window=4096, f={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})),
+ "gemma3-1b": ("gemma3", 26, 1152, 6912, 4, 1, 256, 262144, 32768, dict(tied=1, post=1, qknorm=1, window=512)),
+ "gemma3-27b": ("gemma3", 62, 5376, 21504, 32, 16, 128, 262208, 131072, dict(tied=1, post=1, qknorm=1, window=1024)),
+ "phi2": ("phi2", 32, 2560, 10240, 32, 32, 80, 51200, 2048, dict(ln=1, fused_qkv=1, qkv_bias=1, o_bias=1, up_only=1, up_bias=1, no_ffn_norm=1, out_bias=1, rot=32)),
+ "phi3-medium": ("phi3", 40, 5120, 17920, 40, 10, 128, 32064, 131072, dict(fused=1, long=1, orig=4096)),
+ "glm4-9b": ("glm4", 40, 4096, 13696, 32, 2, 128, 151552, 32768, dict(fused_up=1, post=1, bias=1, rot=64)),
+ "glm4-air": ("glm4moe", 46, 4096, 10944, 96, 8, 128, 151552, 131072, dict(renamed=1, qknorm=1, bias=1, experts=128, used=8, eff=1408, shared=1408, dense=1, probs=1, rot=64, f={"expert_weights_scale": 1.0}, b={"expert_weights_norm": True}, u={"expert_shared_count": 1, "expert_gating_func": 2})),
+ "gpt-oss-20b": ("gpt-oss", 24, 2880, 2880, 64, 8, 64, 201088, 131072, dict(renamed=1, bias=1, o_bias=1, sinks=1, window=128, experts=32, used=4, eff=2880, exp_bias=1)),
+ "gpt-oss-120b": ("gpt-oss", 36, 2880, 2880, 64, 8, 64, 201088, 131072, dict(renamed=1, bias=1, o_bias=1, sinks=1, window=128, experts=128, used=4, eff=2880, exp_bias=1)),
+ "deepseek-lite": ("deepseek2", 27, 2048, 10944, 16, 1, 576, 102400, 163840, dict(mla=(0, 512, 64, 192, 128), experts=64, used=6, eff=1408, shared=2816, dense=1, u={"expert_shared_count": 2})),
+ "deepseek-v3": ("deepseek2", 61, 7168, 18432, 128, 1, 576, 129280, 163840, dict(mla=(1536, 512, 64, 192, 128), experts=256, used=8, eff=2048, shared=2048, dense=3, probs=1, u={"expert_shared_count": 1, "expert_gating_func": 2, "expert_group_count": 8, "expert_group_used_count": 4}, f={"expert_weights_scale": 2.5}, b={"expert_weights_norm": True})),
+ "command-r": ("command-r", 40, 8192, 22528, 64, 64, 128, 256000, 131072, dict(ln=1, nobias=1, tied=1, no_ffn_norm=1, f={"logit_scale": 0.0625})),
+ "command-r7b": ("cohere2", 32, 4096, 14336, 32, 8, 128, 256000, 8192, dict(ln=1, nobias=1, tied=1, no_ffn_norm=1, window=4096, f={"logit_scale": 0.25})),
+ "olmo2-7b": ("olmo2", 32, 4096, 11008, 32, 32, 128, 100352, 4096, dict(whole_norms=1, post=1, no_norms=1)),
+ "olmoe": ("olmoe", 16, 2048, 1024, 16, 16, 128, 50304, 4096, dict(whole_norms=1, experts=64, used=8, eff=1024)),
+ "starcoder2-3b": ("starcoder2", 30, 3072, 12288, 24, 2, 128, 49152, 16384, dict(ln=1, bias=1, o_bias=1, up_only=1, up_bias=1, tied=1)),
+ "stablelm-3b": ("stablelm", 32, 2560, 6912, 32, 32, 80, 50304, 4096, dict(ln=1, rot=20, b={"use_parallel_residual": False})),
+ "falcon-7b": ("falcon", 32, 4544, 18176, 71, 1, 64, 65024, 2048, dict(ln=1, fused_qkv=1, up_only=1, no_ffn_norm=1)),
+ "neox-20b": ("gptneox", 44, 6144, 24576, 64, 64, 96, 50432, 2048, dict(ln=1, fused_qkv=1, qkv_bias=1, o_bias=1, up_only=1, up_bias=1, rot=24, b={"use_parallel_residual": True})),
+ "gpt2": ("gpt2", 12, 768, 3072, 12, 12, 64, 50257, 1024, dict(ln=1, fused_qkv=1, qkv_bias=1, o_bias=1, up_only=1, up_bias=1, pos=1, tied=1)),
+ "smollm3-3b": ("smollm3", 36, 2048, 11008, 16, 4, 128, 128256, 65536, dict(tied=1)),
+ "granite-8b": ("granite", 40, 4096, 12800, 32, 8, 128, 49155, 131072, dict(tied=1, f={"logit_scale": 16.0, "residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.0078})),
+ "granitemoe-3b": ("granitemoe", 32, 1536, 512, 24, 8, 64, 49155, 4096, dict(tied=1, experts=40, used=8, eff=512, ff_is_eff=1, f={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.0156})),
+ "exaone4-32b": ("exaone4", 64, 5120, 27392, 40, 8, 128, 102400, 131072, dict(qknorm=1, post=1, no_norms=1, window=4096)),
+ "nemotron-8b": ("nemotron", 32, 4096, 16384, 48, 8, 128, 256000, 4096, dict(ln=1, up_only=1, rot=64)),
+ "seed-36b": ("seed_oss", 64, 5120, 27648, 80, 8, 128, 155136, 524288, dict(renamed=1, bias=1)),
+ "hunyuan-a13b": ("hunyuan-moe", 32, 4096, 3072, 32, 8, 128, 128167, 262144, dict(qknorm=1, tied=1, experts=64, used=8, eff=3072, shared=3072)),
+ "llama4-scout": ("llama4", 48, 5120, 16384, 40, 8, 128, 202048, 10485760, dict(experts=16, used=1, eff=8192, shared=8192, rope_freqs=1, u={"interleave_moe_layer_step": 1})),
+ "minimax-m2": ("minimax-m2", 62, 3072, 1536, 48, 8, 128, 200064, 196608, dict(whole_norms=1, experts=256, used=8, eff=1536, probs=1, rot=64, u={"expert_gating_func": 2})),
+ "dots1": ("dots1", 62, 4096, 10944, 32, 32, 128, 152064, 32768, dict(qknorm=1, experts=128, used=6, eff=1408, shared=2816, dense=1, probs=1, f={"expert_weights_scale": 2.5}, b={"expert_weights_norm": True}, u={"expert_shared_count": 2, "expert_gating_func": 2})),
+ "arcee-4.5b": ("arcee", 36, 2560, 18432, 20, 4, 128, 128128, 65536, dict(up_only=1)),
+ "internlm2-7b": ("internlm2", 32, 4096, 14336, 32, 8, 128, 92544, 32768, {}),
+ "bge-large": ("bert", 24, 1024, 4096, 16, 16, 64, 30522, 512, dict(bert=1)),
+}
+KEEP = {"norm", "gate_inp", "sinks", "probs", "bias", "position", "rope", "types"}
+def model(name, kinds):
+    arch, L, d, ff, h, kv, hd, V, ctx, x = M[name]; w, w2, emb, out = kinds
+    mla = x.get("mla"); md = {"general.architecture": arch, "general.name": name}
+    k = lambda key, v: md.__setitem__(f"{arch}.{key}", v)
+    for key, v in (("block_count", L), ("context_length", ctx), ("embedding_length", d), ("feed_forward_length", ff), ("attention.head_count", h), ("attention.head_count_kv", kv), ("vocab_size", V)): k(key, v)
+    k("attention.key_length", hd); k("attention.value_length", 512 if mla else hd); k("rope.dimension_count", mla[2] if mla else x.get("rot", hd))
+    k("attention.layer_norm_epsilon" if x.get("ln") else "attention.layer_norm_rms_epsilon", 1e-5); k("rope.freq_base", 500000.0); md["tokenizer.ggml.model"] = "no_vocab"
+    if x.get("window"): k("attention.sliding_window", x["window"])
+    if x.get("experts"): k("expert_count", x["experts"]); k("expert_used_count", x["used"]); k("expert_feed_forward_length", x["eff"])
+    if x.get("shared"): k("expert_shared_feed_forward_length", x["shared"])
+    if x.get("dense") is not None: k("leading_dense_block_count", x.get("dense", 0))
+    if x.get("orig"): k("rope.scaling.original_context_length", x["orig"])
+    if mla:
+        if mla[0]: k("attention.q_lora_rank", mla[0])
+        k("attention.kv_lora_rank", mla[1]); k("attention.key_length_mla", mla[3]); k("attention.value_length_mla", mla[4])
+    for s in ("f", "u", "b"):
+        for key, v in x.get(s, {}).items(): k(key, v)
+    ts = []
+    def t(n, shape, kind="f32"):
+        if kind != "f32" and (shape[0] % T[kind][1] or T[kind][1] > shape[0]): kind = "q8_0" if shape[0] % 32 == 0 else "f16"
+        ts.append([n, list(shape), kind])
+    def norm(n, s): t(n + ".weight", (s,)); (x.get("ln") and not x.get("nobias") or x.get("bert")) and t(n + ".bias", (s,))
+    t("token_embd.weight", (d, V), emb)
+    if x.get("pos") or x.get("bert"): t("position_embd.weight", (d, ctx))
+    if x.get("bert"): t("token_types.weight", (d, 2)); norm("token_embd_norm", d)
+    else: norm("output_norm", d)
+    if not x.get("tied") and not x.get("bert"): t("output.weight", (d, V), out)
+    if x.get("out_bias"): t("output.bias", (V,))
+    if x.get("rope_freqs"): t("rope_freqs.weight", (hd // 2,))
+    if x.get("long"): t("rope_factors_long.weight", (hd // 2,)); t("rope_factors_short.weight", (hd // 2,))
+    def block(r, moe):
+        b = f"blk.{{{r}}}."; q, kk = h * hd, kv * hd
+        if not x.get("no_norms") and not x.get("bert"): norm(b + "attn_norm", d)
+        if mla:
+            ql, kl, rot, kd, vd = mla; q = h * kd
+            if ql: t(b + "attn_q_a.weight", (d, ql), w); t(b + "attn_q_a_norm.weight", (ql,)); t(b + "attn_q_b.weight", (ql, q), w)
+            else: t(b + "attn_q.weight", (d, q), w)
+            t(b + "attn_kv_a_mqa.weight", (d, kl + rot), w); t(b + "attn_kv_a_norm.weight", (kl,)); t(b + "attn_k_b.weight", (kd - rot, kl, h), "q8_0"); t(b + "attn_v_b.weight", (kl, vd, h), "q8_0"); q = h * vd
+        elif x.get("fused") or x.get("fused_qkv"):
+            t(b + "attn_qkv.weight", (d, q + 2 * kk), w)
+            if x.get("qkv_bias"): t(b + "attn_qkv.bias", (q + 2 * kk,))
+        else:
+            for n, o in (("q", q), ("k", kk), ("v", kk)):
+                t(b + f"attn_{n}.weight", (d, o), w2 if n == "v" else w)
+                if x.get("bias") or x.get("bert"): t(b + f"attn_{n}.bias", (o,))
+        t(b + "attn_output.weight", (q, d), w)
+        if x.get("o_bias") or x.get("bert"): t(b + "attn_output.bias", (d,))
+        if x.get("sinks"): t(b + "attn_sinks.weight", (h,))
+        if x.get("qknorm"): t(b + "attn_q_norm.weight", (hd,)); t(b + "attn_k_norm.weight", (hd,))
+        if x.get("whole_norms"): t(b + "attn_q_norm.weight", (h * hd,)); t(b + "attn_k_norm.weight", (kv * hd,))
+        if x.get("post"): t(b + "post_attention_norm.weight", (d,)); t(b + "post_ffw_norm.weight", (d,))
+        if x.get("bert"): norm(b + "attn_output_norm", d); norm(b + "layer_output_norm", d)
+        elif x.get("renamed"): t(b + "post_attention_norm.weight", (d,))
+        elif not x.get("no_ffn_norm") and not x.get("no_norms"): norm(b + "ffn_norm", d)
+        if moe:
+            e, f = x["experts"], x["eff"]; t(b + "ffn_gate_inp.weight", (d, e))
+            if x.get("probs"): t(b + "exp_probs_b.bias", (e,))
+            if x.get("exp_bias"): t(b + "ffn_gate_inp.bias", (e,))
+            for n, s in (("gate", (d, f, e)), ("up", (d, f, e)), ("down", (f, d, e))):
+                t(b + f"ffn_{n}_exps.weight", s, w2 if n == "down" else w)
+                if x.get("exp_bias"): t(b + f"ffn_{n}_exps.bias", (s[1], e))
+            if x.get("shared"):
+                s = x["shared"]; t(b + "ffn_gate_shexp.weight", (d, s), w); t(b + "ffn_up_shexp.weight", (d, s), w); t(b + "ffn_down_shexp.weight", (s, d), w2)
+                if x.get("shared_gate"): t(b + "ffn_gate_inp_shexp.weight", (d,))
+        else:
+            wide = 2 * ff if x.get("fused") or x.get("fused_up") else ff
+            if not (x.get("up_only") or x.get("fused") or x.get("fused_up") or x.get("bert")): t(b + "ffn_gate.weight", (d, ff), w)
+            t(b + "ffn_up.weight", (d, wide), w); t(b + "ffn_down.weight", (ff, d), w2)
+            if x.get("up_bias") or x.get("bert"): t(b + "ffn_up.bias", (wide,)); t(b + "ffn_down.bias", (d,))
+    dense = x.get("dense", 0) if x.get("experts") else L
+    if dense: block(f"0..{dense - 1}", False)
+    if dense < L: block(f"{dense}..{L - 1}", True)
+    return md, ts
+def expand(ts):
+    out = []
+    for at, (n, s, k) in enumerate(ts):
+        m = re.match(r"blk\.\{(\d+)\.\.(\d+)\}\.(.*)", n)
+        if m: out += [(i, at, f"blk.{i}.{m[3]}", s, k) for i in range(int(m[1]), int(m[2]) + 1)]
+        else: out.append((-1, at, n, s, k))
+    return [(n, s, k) for _, _, n, s, k in sorted(out, key=lambda r: r[:2])]
+def write(md, ts, out):
+    S = lambda s: struct.pack("<Q", len(s)) + s.encode(); kv = []
+    for k, v in md.items():
+        kv.append(S(k) + (struct.pack("<I", 8) + S(v) if isinstance(v, str) else struct.pack("<I?", 7, v) if isinstance(v, bool) else struct.pack("<II", 4, v) if isinstance(v, int) else struct.pack("<If", 6, v)))
+    infos, at = [], 0; ts = expand(ts)
+    for n, s, k in ts:
+        c, bl, by = T[k]; size = by * (s[0] // bl)
+        for x in s[1:]: size *= x
+        infos.append(S(n) + struct.pack("<I", len(s)) + b"".join(struct.pack("<Q", x) for x in s) + struct.pack("<IQ", c, at)); at += (size + 31) // 32 * 32
+    h = b"GGUF" + struct.pack("<IQQ", 3, len(ts), len(kv)) + b"".join(kv) + b"".join(infos); h += b"\0" * (-len(h) % 32)
+    with open(out, "wb") as f: f.write(h); f.truncate(len(h) + at)
+def draw(r):
+    name = r.choice(sorted(M)); arch, L, *_ , x = M[name]; ctx0 = M[name][8]
+    kinds = r.choice([("q4_0",) * 4, ("q8_0",) * 4, ("q4_K", "q6_K", "q4_K", "q6_K"), ("q5_K", "q6_K", "q5_K", "q6_K"), ("iq4_xs", "q5_K", "iq4_xs", "q6_K"), ("q3_K", "q4_K", "q3_K", "q6_K"), ("f16",) * 4])
+    a = {"ctx": r.choice([512, 2048, 4096, 6000, 8192, 16384, 32768, 65536])}
+    if r.random() < .5: a["ubatch"] = r.choice([32, 128, 256, 1024, 2048])
+    if r.random() < .2: a["batch"] = r.choice([256, 1024, 4096])
+    if r.random() < .3: a["seqs"] = r.choice([2, 3, 4, 8]); a["unified"] = r.randint(0, 1)
+    if r.random() < .45: a["fa"] = r.randint(0, 1)
+    if r.random() < .3:
+        a["ctk"] = r.choice(["q8_0", "q4_0", "bf16", "f32"]); a["ctv"] = a["ctk"] if r.random() < .8 else "f16"
+        if T[a["ctv"]][1] > 1 and a.get("fa") == 0: a["fa"] = 1
+    if r.random() < .5: a["ngl"] = r.choice([0, 1, r.randint(1, L), r.randint(1, L), L, L + 1])
+    if r.random() < .1: a["kqv"] = 0
+    if r.random() < .1: a["op_offload"] = 0
+    if r.random() < .5: a["outputs"] = a.get("seqs", 1)
+    if x.get("experts") and r.random() < .5: a["cpu_moe"] = r.choice([r.randint(1, L), L])
+    elif r.random() < .1: a["ot"] = r.choice(["ffn_down=CPU", "blk\\.(1|2|3)\\.ffn_.*=CPU", "attn_q\\.weight=CPU", "output\\.weight=CPU", "blk\\.[0-9]\\.=CPU"])
+    if x.get("window") and r.random() < .2: a["swa_full"] = 1
+    if r.random() < .2: a["ts"] = r.choice(["1/1", "3/1", "1/2", "1/1/1", "1/1/1/1"])
+    return name, kinds, a
+def run(probe, name, kinds, a, folder):
+    md, ts = model(name, kinds); path = os.path.join(folder, name + "-" + "-".join(kinds) + ".gguf")
+    if not os.path.exists(path): write(md, ts, path)
+    env = dict(os.environ, STUB_COUNT=str(len(a["ts"].split("/")) if "ts" in a else 1), STUB_GPU="h200")
+    try: p = subprocess.run([probe, path, *[f"{k}={v}" for k, v in a.items()]], capture_output=True, text=True, timeout=120, env=env); log = p.stdout + p.stderr
+    except subprocess.TimeoutExpired: return None, "timeout"
+    found = [[m[2], m[1], float(m[3])] for m in re.finditer(r"(\S+)\s+(model|KV|compute|output|RS) buffer size\s*=\s*([\d.]+) MiB", log)]
+    why = "" if p.returncode == 0 else (re.findall(r"(?:error|FAILED|failed|missing|GGML_ASSERT)[^\n]*", log) or [log[-200:]])[0]
+    return dict(model=name, metadata=md, tensors=ts, args=a, buffers=found), why
+if __name__ == "__main__":
+    probe, build, number, seed, count, out = sys.argv[1:7]; r = random.Random(int(seed)); folder = tempfile.mkdtemp(); done = 0; failed = {}
+    with open(out, "w") as f:
+        while done < int(count):
+            name, kinds, a = draw(r); row, why = run(probe, name, kinds, a, folder)
+            if why: failed.setdefault((M[name][0], why[:150]), []).append(a); continue
+            f.write(json.dumps(dict(id=f"{seed}-{done:03}", engine="llama.cpp", build=build, **({"number": int(number)} if int(number) else {}), gpu="H200, pretended", **row), separators=(",", ":")) + "\n"); done += 1
+    for (arch, why), n in sorted(failed.items()): print(len(n), arch, why, n[0])
