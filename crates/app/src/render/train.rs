@@ -71,7 +71,9 @@ fn head(report: &Report) -> String {
         RunPlan::Serve(plan) => serving(plan),
     };
     let cut = match &report.plan {
-        RunPlan::Train(plan) => plan.parallel.as_ref().is_some_and(|parallel| parallel.mesh.tp > 1 || parallel.mesh.pp > 1),
+        RunPlan::Train(plan) => {
+            plan.parallel.as_ref().is_some_and(|parallel| parallel.mesh.tp > 1 || parallel.mesh.pp > 1)
+        }
         _ => false,
     };
     let here = if cut { " on this card" } else { "" };
