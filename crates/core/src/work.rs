@@ -73,6 +73,14 @@ pub fn is_short() -> bool {
     WHOLE.get() < MOST.get()
 }
 
+/// Another answer begins: a row of many is a question of its own.
+pub(crate) fn fresh() {
+    if MOST.get() != u64::MAX {
+        begin();
+        WHOLE.set(MOST.get().saturating_mul(TOGETHER).min(u64::MAX - 1));
+    }
+}
+
 /// A simulation begins: what earlier ones recorded is gone, but it was work.
 pub(crate) fn begin() {
     let (most, whole) = (MOST.get(), WHOLE.get());

@@ -70,7 +70,15 @@ fn head(report: &Report) -> String {
         RunPlan::Infer(plan) => generation(plan),
         RunPlan::Serve(plan) => serving(plan),
     };
-    format!("{} ({}), {} parameters{trained}\n{settings}\n\n", model.name, model.family, show_count(model.parameters),)
+    let cut = match &report.plan {
+        RunPlan::Train(plan) => {
+            plan.parallel.as_ref().is_some_and(|parallel| parallel.mesh.tp > 1 || parallel.mesh.pp > 1)
+        }
+        _ => false,
+    };
+    let here = if cut { " on this card" } else { "" };
+    let count = show_count(model.parameters);
+    format!("{} ({}), {count} parameters{here}{trained}\n{settings}\n\n", model.name, model.family)
 }
 
 /// The plan in one or two lines: what was asked and what was assumed.

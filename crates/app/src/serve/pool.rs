@@ -59,6 +59,18 @@ impl Slots {
     fn new(count: usize, most: u64) -> Self {
         Self { free: Arc::new(Semaphore::new(count)), count, waiting: Arc::default(), most }
     }
+
+    fn is_heavy(&self) -> bool {
+        self.most > LIGHT
+    }
+
+    /// There is no room: the server's fault where everybody suffers, the askers' where heavy ones wait for each other.
+    fn busy(&self, detail: &str) -> Problem {
+        match self.is_heavy() {
+            true => Problem::new(StatusCode::TOO_MANY_REQUESTS, format!("{detail} that are as heavy")).retry_after(5),
+            false => Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).retry_after(1),
+        }
+    }
 }
 
 /// Tells an estimate that nobody waits for it any more: its time is over, or its client went away.
@@ -103,10 +115,10 @@ impl Pool {
         let work = Arc::new(work);
         match self.once(&self.light, until, Arc::clone(&work)).await? {
             Ok(answer) => answer,
-            Err(Stopped::Unwanted) => Err(self.too_slow()),
+            Err(Stopped::Unwanted) => Err(self.too_slow(&self.light)),
             Err(Stopped::TooLarge) => match self.once(&self.heavy, until, work).await? {
                 Ok(answer) => answer,
-                Err(Stopped::Unwanted) => Err(self.too_slow()),
+                Err(Stopped::Unwanted) => Err(self.too_slow(&self.heavy)),
                 Err(Stopped::TooLarge) => {
                     let (one, all) = (HEAVY, HEAVY * work::TOGETHER);
                     let detail = format!(
@@ -119,8 +131,14 @@ impl Pool {
         }
     }
 
-    fn too_slow(&self) -> Problem {
-        busy(format!("the estimate took more than {} s", self.limits.time.as_secs_f64()))
+    /// Its time is over: what is light should not have taken it, what is heavy asks for too much.
+    fn too_slow(&self, slots: &Slots) -> Problem {
+        let detail = format!("the estimate took more than {} s", self.limits.time.as_secs_f64());
+        match slots.is_heavy() {
+            true => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+                .hint("fewer layers, experts, micro-batches or tokens"),
+            false => slots.busy(&detail),
+        }
     }
 
     async fn once<T: Send + 'static>(
@@ -131,11 +149,11 @@ impl Pool {
     ) -> Result<Result<Result<T, Problem>, Stopped>, Problem> {
         let waiting = Waiting(Arc::clone(&slots.waiting));
         if slots.waiting.fetch_add(1, Ordering::Relaxed) >= slots.count.saturating_mul(WAITING_PER_SLOT) {
-            return Err(busy("too many estimates are waiting".into()));
+            return Err(slots.busy("too many estimates are waiting"));
         }
         let slot = tokio::time::timeout_at(until, Arc::clone(&slots.free).acquire_owned()).await;
         drop(waiting);
-        let Ok(Ok(slot)) = slot else { return Err(busy("too many estimates at once".into())) };
+        let Ok(Ok(slot)) = slot else { return Err(slots.busy("too many estimates at once")) };
         let flag = Arc::new(AtomicBool::new(false));
         let unwanted = Unwanted(Arc::clone(&flag));
         let most = slots.most;
@@ -156,14 +174,10 @@ impl Pool {
             Err(_) => {
                 // Nobody knows how much of it was done: all that was allowed.
                 let _ = RECORDED.try_with(|sum| sum.set(sum.get().saturating_add(most)));
-                Err(self.too_slow())
+                Err(self.too_slow(slots))
             }
         }
     }
-}
-
-fn busy(detail: String) -> Problem {
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).retry_after(1)
 }
 
 #[cfg(test)]
@@ -186,6 +200,34 @@ mod tests {
             Some(500)
         );
         assert_eq!(pool.load(), (0, 0));
+    }
+
+    /// Records some thousand things.
+    fn record() -> Result<(), Problem> {
+        use vramcast_core::{memory::simulation, model::Model, plan::TrainPlan, source::catalogue};
+        let entry = catalogue::find("gpt2").unwrap();
+        let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+        let mut plan = TrainPlan::default();
+        plan.batch.seq_len = 64;
+        simulation::train(&model, &plan).map(drop).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "x"))
+    }
+
+    #[tokio::test]
+    async fn what_is_heavy_is_run_where_the_heavy_are_and_costs_more() {
+        let pool = pool(60_000);
+        let light = counted(pool.run(|| Ok(()))).await;
+        assert!(light.0.is_ok() && light.1 == 0.0);
+        let runs = Arc::new(AtomicUsize::new(0));
+        let (again, tiny) = (Arc::clone(&runs), Slots::new(1, 50));
+        let pool = Pool { light: tiny, ..pool };
+        let (answer, cost) = counted(pool.run(move || {
+            again.fetch_add(1, Ordering::Relaxed);
+            record()
+        }))
+        .await;
+        assert!(answer.is_ok(), "{:?}", answer.err().map(|problem| problem.detail));
+        assert_eq!(runs.load(Ordering::Relaxed), 2);
+        assert!(cost >= 0.0);
     }
 
     #[tokio::test]

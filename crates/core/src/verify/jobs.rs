@@ -70,6 +70,7 @@ fn score(row: &Value) -> Result<Scored, String> {
     if row["job"]["head"].is_string() {
         asked["auto_class"] = row["job"]["head"].clone();
     }
+    crate::work::fresh();
     let simulated = simulation::train(&model_of(&asked)?, &plan).map_err(|error| error.to_string())?;
     let replay = &simulated.replay;
     let (oom, measured) = (row["oom"] == true, &row["measured"]);

@@ -191,6 +191,7 @@ pub fn simulate(row: &Value) -> Result<(Simulation, Gpu), String> {
 
 /// A plan that was read off a row, simulated.
 pub fn simulate_plan(model: &Model, plan: &RunPlan) -> Result<Simulation, String> {
+    crate::work::fresh();
     let run = match plan {
         RunPlan::Train(plan) => simulation::train(model, plan),
         RunPlan::Infer(plan) => simulation::infer(model, plan),
