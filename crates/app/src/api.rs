@@ -9,12 +9,13 @@ use vramcast_core::ask::{Asked, Given, Kept, Runner, Task, Wanted};
 use vramcast_core::lens::{self, Facts, Method, Question as Formula};
 use vramcast_core::model::Assumption;
 use vramcast_core::plan::RunPlan;
+use vramcast_core::planner::solve::Unknown;
 
 use crate::ask::card::Machine;
 use crate::ask::found::{Reach, Sizes, Subject};
 use crate::ask::question::{Prepared, Question};
 use crate::ask::solve::{self, Need};
-use crate::ask::{engines, files, formula, inspect, job, table, work};
+use crate::ask::{engines, files, formula, inspect, job, plan, table, work};
 use crate::env::Environment;
 use crate::failure::{Door, Failure};
 use crate::settings::Settings;
@@ -74,6 +75,7 @@ impl Asking {
         match asking.command.as_str() {
             "train" => asking.answer(Task::Train, &settings),
             "infer" => asking.answer(Task::Infer, &settings),
+            "plan" => asking.plans(&settings),
             "inspect" => {
                 let mut subject = asking.subject()?;
                 if let Some(name) = asking.text("assume")? {
@@ -90,7 +92,9 @@ impl Asking {
                 Ok((document, true))
             }
             "calculate" => asking.calculate(&settings),
-            other => Err(Failure::bad_input(format!("command: {other} is not train, infer, inspect or calculate"))),
+            other => {
+                Err(Failure::bad_input(format!("command: {other} is not train, plan, infer, inspect or calculate")))
+            }
         }
     }
 }
@@ -235,6 +239,12 @@ impl Asking {
             return Ok((engines::document(&answers), answers.iter().all(|answer| answer.fits)));
         }
         let prepared = question.prepare(Reach::Machine, settings)?;
+        if let Some(name) = solve.as_ref().filter(|_| task == Task::Train) {
+            let unknown = Unknown::find(name)
+                .ok_or_else(|| Failure::bad_input(format!("solve: {name} is not {}", Unknown::names())))?;
+            let solved = solve::train::solve(&prepared, unknown, wanted.kept)?;
+            return Ok((solved.document, solved.answer.is_some()));
+        }
         if let Some(name) = solve {
             let wanted = solve::Wanted::find(&name)
                 .ok_or_else(|| Failure::bad_input(format!("solve: {name} is not batch, context, gpu or gpus")))?;
@@ -246,6 +256,22 @@ impl Asking {
         }
         let answer = prepared.answer(wanted)?;
         Ok((answer.document(), answer.fits))
+    }
+
+    /// Plans that fit.
+    fn plans(&mut self, settings: &Settings) -> Result<(Value, bool), Failure> {
+        let keep = match self.take("keep") {
+            None => Vec::new(),
+            Some(Value::String(text)) => text.split(',').map(str::to_owned).collect(),
+            Some(Value::Array(all)) => all.iter().filter_map(|name| name.as_str().map(str::to_owned)).collect(),
+            Some(other) => return Err(Failure::bad_input(format!("keep: {other} is no list of names"))),
+        };
+        let prices = self.take("prices");
+        let kept = self.text("fail_under_headroom")?.map_or(Ok(Kept::Nothing), |text| formula::kept(&text))?;
+        let prepared = self.question(Task::Train)?.prepare(Reach::Machine, settings)?;
+        let prices = prices.map_or_else(|| Ok(Default::default()), |prices| plan::prices(&prices, &prepared))?;
+        let found = plan::find(&prepared, &plan::Wish { keep, prices, kept, alone: false })?;
+        Ok((plan::document(&found), !found.plans.is_empty()))
     }
 
     /// What a published formula says.

@@ -14,6 +14,7 @@
 //! | [`lists`] | what vramcast knows |
 //! | [`work`] | how much one answer may take |
 //! | [`solve`], [`table`] | the other way round; many answers side by side |
+//! | [`plan`] | plans that fit, where much is left open |
 //! | [`engines`] | one question to every engine that serves |
 //! | [`job`] | job files: a model in numbers, how it is trained, on what |
 
@@ -26,6 +27,7 @@ pub(crate) mod found;
 pub mod inspect;
 pub(crate) mod job;
 pub(crate) mod lists;
+pub(crate) mod plan;
 pub(crate) mod question;
 pub(crate) mod solve;
 pub(crate) mod stored;

@@ -156,7 +156,11 @@ impl Prepared {
         self.found.require_model()
     }
 
-    fn around<T>(&self, lenient: bool, then: impl FnOnce(&Model, &Surroundings<'_>) -> T) -> Result<T, Failure> {
+    pub(crate) fn around<T>(
+        &self,
+        lenient: bool,
+        then: impl FnOnce(&Model, &Surroundings<'_>) -> T,
+    ) -> Result<T, Failure> {
         let cards = || self.cards.clone();
         let around = Surroundings {
             name: &self.found.name,
@@ -201,7 +205,7 @@ impl Prepared {
         Ok(answer)
     }
 
-    fn failed(&self, faults: Vec<vramcast_core::plan::Fault>) -> Failure {
+    pub(crate) fn failed(&self, faults: Vec<vramcast_core::plan::Fault>) -> Failure {
         // A config that is no model is told by its key.
         if let Some(Err(error)) = self.found.model.as_ref().map(|model| model.program(Inputs::inventory())) {
             return error.into();
@@ -222,6 +226,12 @@ impl Prepared {
     /// Answers another request about the same model.
     pub(crate) fn answer_to(&self, request: &Request, wanted: Wanted) -> Result<Answer, Failure> {
         self.around(false, |model, around| ask::answer(model, request, around, wanted))?
+            .map_err(|faults| self.failed(faults))
+    }
+
+    /// Answers a request about another model than the one that was found.
+    pub(crate) fn answer_about(&self, model: &Model, request: &Request, wanted: Wanted) -> Result<Answer, Failure> {
+        self.around(false, |_, around| ask::answer(model, request, around, wanted))?
             .map_err(|faults| self.failed(faults))
     }
 

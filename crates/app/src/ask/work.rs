@@ -23,6 +23,14 @@ thread_local! {
     static MOST: Cell<u64> = const { Cell::new(MILLIONS) };
 }
 
+/// What one simulation of this thread's answer may record.
+pub(crate) fn most() -> u64 {
+    match MOST.get() {
+        0 => u64::MAX,
+        millions => millions.saturating_mul(1_000_000).min(u64::MAX - 1),
+    }
+}
+
 /// Does some work, each simulation of which may record so many million things; 0 is no limit.
 pub(crate) fn within<T>(millions: u64, answer: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     MOST.set(millions);

@@ -18,6 +18,7 @@ mod output;
 mod overview;
 mod overview_detail;
 mod parse;
+mod plan;
 mod probe;
 mod rehearse;
 mod schema;
@@ -83,6 +84,7 @@ const EXAMPLES: &str = "\
 Examples:
   vramcast microsoft/phi-2                       every data type at a glance
   vramcast train llama3-8b --batch-size 4        peak memory of training
+  vramcast plan llama3-8b --gpu rtx4090          plans that fit, and what they cost
   vramcast infer llama3-8b --prompt 4096         peak memory of generation
   vramcast fit axolotl.yml                       the file you have, or its launch line behind --
   vramcast quick 7 --gpus 8 --engine deepspeed   a model that is only a size
@@ -96,6 +98,8 @@ enum Command {
     Train(Box<train::Arguments>),
     /// Answer for a file or a launch line of another tool as it is: `vramcast fit FILE`, `vramcast fit -- LINE…`.
     Fit(fit::Arguments),
+    /// Find plans that fit: what is named stays, the rest is looked for; memory against cost.
+    Plan(Box<plan::Arguments>),
     /// Predict the memory of generation: transformers by simulation, serving engines by their rules.
     Infer(Box<infer::Arguments>),
     /// Published formulas beside the simulation, and beside a measured run.
@@ -194,6 +198,7 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::Overview(arguments) => overview::run(arguments, &context),
         Command::Train(arguments) => train::run(arguments, &context),
         Command::Fit(arguments) => fit::run(arguments),
+        Command::Plan(arguments) => plan::run(arguments, &context),
         Command::Infer(arguments) => infer::run(arguments, &context),
         Command::Compare(arguments) => compare::run(arguments, &context),
         Command::Calculate(arguments) => calculate::run(arguments, &context),

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use vramcast_core::ask::{Asked, Given, Task};
+use vramcast_core::ask::{Asked, Given, Kept, Task, table};
 use vramcast_core::lens::Question as Formula;
 use vramcast_core::plan::TrainPlan;
+use vramcast_core::planner::solve::Unknown;
 
 use super::Answer;
 use super::context::Context;
@@ -14,9 +15,10 @@ use super::lens::{self, LensArguments};
 use super::model::ModelArguments;
 use super::output::{MachineArguments, OutputArguments};
 use super::settings::{SettingFlags, Training};
-use crate::ask::files;
 use crate::ask::found::{Found, Reach};
 use crate::ask::question::{Prepared, Question};
+use crate::ask::{files, solve};
+use crate::exit::Exit;
 use crate::failure::Failure;
 
 /// What to train, and how.
@@ -38,6 +40,9 @@ pub(super) struct Arguments {
     /// DeepSpeed's configuration file; flags override it.
     #[arg(long, value_name = "FILE", help_heading = "DeepSpeed")]
     deepspeed: Option<PathBuf>,
+    /// Find what fits: batch, seq-len, lora-rank, gpu, gpus or layers.
+    #[arg(long, value_name = "WHAT", value_parser = unknown, help_heading = "Solving")]
+    solve: Option<Unknown>,
     #[command(flatten)]
     machine: MachineArguments,
     #[command(flatten)]
@@ -68,8 +73,15 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         let idle = lens::idle(method, &prepared.found, &arguments.settings.named, asked);
         return lens::answer(method, &prepared.found, &formula, &plan.gpu, &idle, context);
     }
+    if let Some(unknown) = arguments.solve {
+        return arguments.solved(&prepared, unknown, context);
+    }
     let answer = prepared.answer(arguments.output.wanted()?)?;
     arguments.output.present(&answer, context)
+}
+
+fn unknown(text: &str) -> Result<Unknown, String> {
+    Unknown::find(text).ok_or_else(Unknown::names)
 }
 
 impl Arguments {
@@ -94,6 +106,36 @@ impl Arguments {
             machine: self.machine.machine(),
         };
         question.prepare(Reach::Machine, &context.settings)
+    }
+
+    /// What must stay free, where nothing else of a report's output is asked for.
+    pub(super) fn kept(&self, what: &str) -> Result<Kept, Failure> {
+        let shown = self.output.given().into_iter().find(|flag| *flag != "--fail-under-headroom");
+        let other = shown.or(self.solve.map(|_| "--solve"));
+        match other.or((self.lens.method.lens().is_some()).then_some("--method")) {
+            Some(flag) => Err(Failure::bad_input(format!("{flag} has no effect with {what}")).hint("leave it out")),
+            None => Ok(self.output.wanted()?.kept),
+        }
+    }
+
+    fn solved(&self, prepared: &Prepared, unknown: Unknown, context: &Context) -> Result<Answer, Failure> {
+        let as_json = context.text_or_json("train --solve")?;
+        let shown = self.output.given().into_iter().find(|flag| *flag != "--fail-under-headroom");
+        if let Some(flag) = shown {
+            return Err(Failure::bad_input(format!("{flag} has no effect with --solve")).hint("leave it out"));
+        }
+        let tried =
+            |name: &str| table::called(name, prepared.request.runner).is_some_and(|row| row.path == unknown.path());
+        if let Some((name, _)) = self.settings.named.iter().find(|(name, _)| tried(name)) {
+            let what = format!("--{name} is what --solve looks for");
+            return Err(Failure::bad_input(what).hint("leave one of them out"));
+        }
+        let kept = self.output.wanted()?.kept;
+        let solved = solve::train::solve(prepared, unknown, kept)?;
+        let exit = if solved.answer.is_some() { Exit::Success } else { Exit::No };
+        let mut text = solved.text;
+        prepared.found.notes.iter().for_each(|note| text += &format!("note: {note}\n"));
+        Ok(if as_json { Answer::document(solved.document, exit) } else { Answer::text(text, exit) })
     }
 
     /// The model and the plan, for commands that run it elsewhere.

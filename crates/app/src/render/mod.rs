@@ -3,6 +3,7 @@
 pub mod inspect;
 pub mod job;
 pub mod page;
+pub mod plans;
 pub mod probe;
 pub mod rehearse;
 pub mod report;

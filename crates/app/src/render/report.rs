@@ -1,7 +1,7 @@
 //! A report as a page, for Markdown, CSV, HTML and SVG.
 
-use vramcast_core::ask::suggest::Suggestion;
 use vramcast_core::plan::Gpus;
+use vramcast_core::planner::smallest::Suggestion;
 use vramcast_core::report::Report;
 
 use super::page::{Block, Level, Page};
@@ -103,9 +103,9 @@ fn filled(process: u64, memory: u64) -> String {
 pub fn suggestions_text(suggestions: &[Suggestion]) -> String {
     let Some(first) = suggestions.first() else { return String::new() };
     let heading = if first.fits {
-        "\nsingle changes that would make it fit, cheapest first\n"
+        "\nchanges that would make it fit, cheapest first\n"
     } else {
-        "\nno single change makes it fit; these save most\n"
+        "\nno three changes make it fit; these save most\n"
     };
     heading.to_owned() + &suggested(suggestions).fitted(super::width())
 }

@@ -162,6 +162,8 @@ request! {
         suggestions: bool,
         /// The least confidence that will do (guess, sources, measured): an answer of less is refused.
         require: Option<Level>,
+        /// Find what fits instead: batch, seq-len, lora-rank, gpu, gpus or layers.
+        solve: Option<String>,
     }
 }
 
@@ -188,6 +190,8 @@ request! {
         suggestions: bool,
         /// The least confidence that will do (guess, sources, measured): an answer of less is refused.
         require: Option<Level>,
+        /// Find what fits instead: batch, context, gpu or gpus.
+        solve: Option<String>,
     }
 }
 
@@ -235,6 +239,24 @@ request! {
         /// What the engine is started with, as its flags are called.
         #[serde(default)]
         engine_options: Map<String, Value>,
+    }
+}
+
+request! {
+    /// What is fixed of a training run, for plans that fit.
+    PlansRequest {
+        /// What is fixed, over the defaults.
+        #[serde(default)]
+        plan: Map<String, Value>,
+        /// Start from a framework's defaults instead of ours.
+        framework: Option<String>,
+        /// The card, by name; over the plan's.
+        gpu: Option<String>,
+        /// What must not change though the plan does not say it: full, arithmetic.
+        #[serde(default)]
+        keep: Vec<String>,
+        /// What an hour of a card costs, by its name.
+        prices: Option<Map<String, Value>>,
     }
 }
 

@@ -6,7 +6,9 @@ use serde_json::{Map, Value, json};
 use vramcast_core::plan::{InferPlan, TrainPlan};
 use vramcast_core::report::Report;
 
-use super::body::{CompareRequest, InferRequest, InspectRequest, PlanRequest, ReadRequest, TrainRequest, WriteRequest};
+use super::body::{
+    CompareRequest, InferRequest, InspectRequest, PlanRequest, PlansRequest, ReadRequest, TrainRequest, WriteRequest,
+};
 use super::handlers::estimates::{Suggestions, Validation};
 use super::handlers::lists::CatalogueModel;
 use super::handlers::plans::{ReadPlan, WrittenPlan};
@@ -165,6 +167,14 @@ fn calls(schemas: &mut SchemaGenerator) -> Vec<Call> {
             schemas.subschema_for::<PlanRequest>(),
             of::<Suggestions>(schemas),
             &plan,
+        ),
+        call(
+            "/plan",
+            "Plans that fit, memory against cost: what is given stays, the rest is looked for",
+            "plans",
+            schemas.subschema_for::<PlansRequest>(),
+            of::<vramcast_core::planner::frontier::Plans>(schemas),
+            &json!({"model": "gpt2", "gpu": "T4", "plan": {"batch": {"batch_size": 16}}}),
         ),
         call(
             "/plan/read",

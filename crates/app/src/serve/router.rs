@@ -41,6 +41,7 @@ pub(crate) fn router(service: Arc<Service>, metrics: bool) -> Router {
         .route("/compare", post(estimates::compare))
         .route("/validate", post(estimates::validate))
         .route("/suggest", post(estimates::suggest))
+        .route("/plan", post(estimates::plans))
         .route("/plan/read", post(plans::read))
         .route("/plan/write", post(plans::write))
         .route("/models", get(lists::models))

@@ -6,7 +6,6 @@ use serde_json::Value;
 
 use super::request::Request;
 use super::resolve::{Settled, Surroundings, faults_of, longest_sequence, resolve};
-use super::suggest::{self, Suggestion};
 use crate::dtype::DType;
 use crate::memory::device::Device;
 use crate::memory::simulation::{self, Simulation};
@@ -16,6 +15,7 @@ use crate::plan::{
     Fault, Gpu, Gpus, InferPlan, Job, Outliers, PlanError, Quantization, QuantizationScheme, RunPlan, ServePlan,
     TrainPlan,
 };
+use crate::planner::smallest::{self, Suggestion};
 use crate::report::verdict::judge;
 use crate::report::{self, Level, Report, RequestFacts, Spread, Totals, Verdict};
 use crate::serving;
@@ -184,7 +184,7 @@ fn judged(
         notes.push("no changes were tried: each would take as long as this answer".to_owned());
     }
     let suggestions = match !fits && wanted.suggestions && quick {
-        true => suggest::changes(model, request, around, (&plan, Totals::of(simulation)), limit),
+        true => smallest::changes(model, request, around, (&plan, Totals::of(simulation)), wanted.kept),
         false => Vec::new(),
     };
     let mut verdicts = verdicts(&gpu, now, wanted, around.cards, run).map_err(failed)?;

@@ -6,7 +6,7 @@
 //! | [`request`] | layers of values, whoever brings them, as one tree |
 //! | [`read`], [`spell`] | words of flags into values, and back |
 //! | [`resolve`] | a request settled for a model: defaults, what follows from other values, all faults at once |
-//! | [`answer`] | a settled plan simulated, judged and summed up; [`suggest`] what to change where it does not fit |
+//! | [`answer`] | a settled plan simulated, judged and summed up, with what to change where it does not fit ([`crate::planner`]) |
 //! | [`origin`] | where every value comes from |
 //! | [`file`] | plan files, reports and files of other tools as layers; `beneath` what they leave open |
 //! | [`line`] | launch lines as layers |
@@ -25,7 +25,6 @@ pub mod resolve;
 pub mod runner;
 pub mod setting;
 pub mod spell;
-pub mod suggest;
 pub mod table;
 pub mod tree;
 

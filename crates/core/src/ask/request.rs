@@ -324,7 +324,7 @@ fn trainer(stated: &Value, names: &[(String, Given)], framework: Option<&str>) -
 }
 
 /// The engine that a tree names.
-pub(super) fn engine_of(tree: &Value) -> Option<Runner> {
+pub(crate) fn engine_of(tree: &Value) -> Option<Runner> {
     let engine = tree::get(tree, "parallel.engine")?.as_object()?;
     let (name, options) = engine.iter().find(|(name, _)| *name != "*")?;
     let within = |key: &str| options.get(key).is_some_and(Value::is_object);

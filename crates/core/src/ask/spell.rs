@@ -56,6 +56,13 @@ fn flagged(path: &str, runner: super::Runner) -> Option<&'static Setting> {
     own.or_else(|| table::all().filter(exact).filter(kin).find(foreign)).or_else(|| table::all().find(exact))
 }
 
+/// The command that asks for it of a model of this name.
+pub fn command_line(name: &str, request: &Request) -> String {
+    let task = if request.task == Task::Train { "train" } else { "infer" };
+    let first = ["vramcast", task, name].map(str::to_owned);
+    line(&[&first, command(request).as_slice()].concat())
+}
+
 /// Everything that was asked for, as words of a command line.
 pub fn command(request: &Request) -> Vec<String> {
     let mut words = words(&request.stated, request.runner);

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use super::effort::Effort;
 use super::phase::Phase;
 use crate::dtype::DType;
 use crate::model::Shape;
@@ -106,6 +107,8 @@ pub struct Log {
     pub host_parts: Vec<HostPart>,
     /// What tensors hold in pinned host memory.
     pub host: HostBytes,
+    /// What one step computes and moves.
+    pub effort: Effort,
     /// Whether cuDNN's attention ran.
     pub ran_cudnn: bool,
     /// Why the run would have stopped, where it cannot run as asked.

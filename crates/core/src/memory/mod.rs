@@ -11,6 +11,7 @@
 //! | [`allocator`] | the caching allocator, replayed on the events |
 //! | `adapters`, `outliers` | loading with adapters and quantised weights |
 //! | [`device`] | what the card decides |
+//! | [`effort`] | what a step computes and moves |
 //! | [`process`], [`nccl`] | what the process holds besides |
 //! | [`sharding`] | one card of many |
 //! | [`schedule`] | what a rank of a pipeline does in which order |
@@ -25,6 +26,7 @@ mod adapters;
 pub mod allocator;
 pub mod autograd;
 pub mod device;
+pub mod effort;
 mod engine;
 mod evaluation;
 pub mod infer;

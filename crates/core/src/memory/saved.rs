@@ -138,6 +138,8 @@ impl OnHost {
     /// Copies it back: a fresh dense tensor.
     pub fn fetch(&self, torch: &mut Torch) -> Tensor {
         let shape = self.layout.shape;
+        // There and back.
+        torch.effort.host = torch.effort.host.saturating_add(self.bytes().saturating_mul(2));
         torch.fresh_strided("_to_copy", shape, contiguous_strides(&shape), self.dtype)
     }
 

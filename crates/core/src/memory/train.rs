@@ -90,6 +90,11 @@ pub(super) fn simulate(
 pub(super) trait Passes {
     /// Runs all micro-batches of a step.
     fn run(&mut self, torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine, step: u32) -> Result<(), PlanError>;
+
+    /// How many of a step's micro-batches are run.
+    fn micro_batches(&self, all: u64) -> u64 {
+        all
+    }
 }
 
 /// The loop itself, over steps that are alike.
@@ -99,8 +104,16 @@ fn run(mut torch: Torch, plan: &TrainPlan, engine: Rc<dyn Engine>, mut passes: i
     // A step begins with what the last one left behind where the loss is kept.
     let steps = if engine.repeats() && !plan.keep_loss { 1 } else { STEPS };
     for step in 0..steps {
+        let before = torch.effort;
         passes.run(&mut torch, plan, &*engine, step)?;
+        let ran = torch.effort.since(&before);
+        let between = torch.effort;
         update(&mut torch, plan, &*engine, (&mut optimizer, step));
+        if step + 1 == steps {
+            let micro = u64::from(plan.gradient_accumulation.max(1));
+            let all = ran.times(micro, passes.micro_batches(micro));
+            torch.log.borrow_mut().effort = all.and(&torch.effort.since(&between));
+        }
     }
     if steps < STEPS {
         repeat::first_step(&mut torch.log.borrow_mut(), start, STEPS);
@@ -179,6 +192,10 @@ struct OneByOne {
 }
 
 impl Passes for OneByOne {
+    fn micro_batches(&self, all: u64) -> u64 {
+        all.min(MOST_MICRO_BATCHES.into())
+    }
+
     fn run(&mut self, torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine, step: u32) -> Result<(), PlanError> {
         let micro_batches = plan.gradient_accumulation.clamp(1, MOST_MICRO_BATCHES);
         for micro in 0..micro_batches {

@@ -1,7 +1,18 @@
-//! Other plans than the one that was asked for.
+//! Other plans than the one that was asked for, found by changing it and simulating every change.
 //!
 //! | module | what is in it |
 //! |---|---|
+//! | [`moves`] | what can be changed: one row per move, with its cost; `meshes` the splits over cards |
+//! | [`trial`] | a request tried: settled, simulated, judged |
+//! | [`smallest`] | the fewest and cheapest changes after which a run fits |
+//! | [`frontier`] | plans that fit, memory against cost |
+//! | [`solve`] | the largest value of one setting that fits |
 //! | [`strategies`] | a model's weights and cache under tensor, pipeline, expert and data parallel |
 
+pub mod frontier;
+mod meshes;
+pub mod moves;
+pub mod smallest;
+pub mod solve;
 pub mod strategies;
+pub mod trial;

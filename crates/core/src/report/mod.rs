@@ -13,6 +13,7 @@
 
 pub mod alive;
 pub mod confidence;
+pub mod cost;
 pub mod coverage;
 pub mod job;
 pub mod run;
@@ -31,6 +32,7 @@ use crate::serving::Budget;
 
 pub use alive::{Component, LargeTensor, ModuleShare, Term};
 pub use confidence::{Band, Confidence, Level};
+pub use cost::StepCost;
 pub use job::Job;
 pub use run::{Run, Spread};
 pub use serving::Buffered;
@@ -74,6 +76,9 @@ pub struct Report {
     /// The whole run, where it is more than one step again and again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<Run>,
+    /// What a step of training computes, moves and takes, on each card.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<StepCost>,
     /// All cards together, where there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<Job>,
@@ -168,6 +173,10 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
         },
         request: None,
         run: Run::of(&plan, simulation),
+        step: match &plan {
+            RunPlan::Train(plan) if plan.job.is_one_step() => Some(cost::of_simulation(model, plan, simulation)),
+            _ => None,
+        },
         plan,
         totals,
         confidence,

@@ -49,6 +49,7 @@ pub fn summarize(name: &str, model: &Model, plan: &ServePlan, served: &Served) -
         phases: Vec::new(),
         timeline: Vec::new(),
         run: None,
+        step: None,
         job: None,
         budgets: Vec::new(),
         buffers: Vec::new(),

@@ -19,7 +19,7 @@ from vramcast.calculator import (
     TrainingConfig,
 )
 from vramcast.errors import FetchError, InputError, VramcastError
-from vramcast.estimate import infer, inspect, train
+from vramcast.estimate import infer, inspect, plan, train
 from vramcast.estimator import Estimator
 from vramcast.guard import MemoryGuard, WillNotFit, guard
 from vramcast.rehearsal import phase
@@ -45,5 +45,6 @@ __all__ = [
     "infer",
     "inspect",
     "phase",
+    "plan",
     "train",
 ]

@@ -1,4 +1,4 @@
-"""Questions: `train`, `infer`, `inspect`."""
+"""Questions: `train`, `plan`, `infer`, `inspect`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def infer(model: Any = None, **options: Any) -> Report: ...
 def infer(model: Any = None, **options: Any) -> Answer:
     """Predict generation; options are the flags of `vramcast infer`. With `engine` a serving engine's own account."""
     return Answer.of(ask("infer", model, options))
+
+
+def plan(model: Any = None, **options: Any) -> dict[str, Any]:
+    """Plans that fit, memory against cost: what is given stays, the rest is looked for; options as `vramcast plan` has them."""
+    return ask("plan", model, options).to_dict()
 
 
 def inspect(model: Any, **options: Any) -> dict[str, Any]:

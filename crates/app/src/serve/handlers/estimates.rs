@@ -3,19 +3,23 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 use vramcast_core::ask::{Task, Wanted};
 use vramcast_core::lens::Question as Formula;
+use vramcast_core::planner::solve::Unknown;
 use vramcast_core::report::Totals;
 
 use super::Shared;
 use crate::ask::found::Subject;
 use crate::ask::question::Prepared;
-use crate::ask::{compare, engines, inspect};
+use crate::ask::{compare, engines, inspect, plan, solve};
 use crate::serve::Service;
-use crate::serve::body::{CompareRequest, InferRequest, InspectRequest, Json, PlanRequest, TrainRequest, Wish};
+use crate::serve::body::{
+    CompareRequest, InferRequest, InspectRequest, Json, PlanRequest, PlansRequest, TrainRequest, Wish,
+};
 use crate::serve::document::Document;
 use crate::serve::problem::{Fault, Problem};
 
@@ -29,7 +33,12 @@ pub(crate) async fn train(State(service): Shared, Json(request): Json<TrainReque
             let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
             let (suggestions, all_cards, require) = (request.suggestions, request.gpus_all, request.require);
             let wanted = Wanted { suggestions, all_cards, require, ..Wanted::default() };
-            Ok(wish.prepare(Task::Train, subject, service)?.answer(wanted)?.document())
+            let prepared = wish.prepare(Task::Train, subject, service)?;
+            if let Some(name) = request.solve {
+                let unknown = Unknown::find(&name).ok_or_else(|| unsolvable(&name, &Unknown::names()))?;
+                return Ok(solve::train::solve(&prepared, unknown, wanted.kept)?.document);
+            }
+            Ok(prepared.answer(wanted)?.document())
         })
         .await
 }
@@ -47,9 +56,19 @@ pub(crate) async fn infer(State(service): Shared, Json(request): Json<InferReque
                 let prepared = wish.question(Task::Infer, subject)?.to_each(service.reach, &service.settings)?;
                 return Ok(engines::document(&engines::answers(&prepared, wanted)?));
             }
-            Ok(wish.prepare(Task::Infer, subject, service)?.answer(wanted)?.document())
+            let prepared = wish.prepare(Task::Infer, subject, service)?;
+            if let Some(name) = request.solve {
+                let known = "batch, context, gpu or gpus";
+                let wanted = solve::Wanted::find(&name).ok_or_else(|| unsolvable(&name, known))?;
+                return Ok(solve::solve(&prepared, solve::Need { wanted, concurrency: None })?.document);
+            }
+            Ok(prepared.answer(wanted)?.document())
         })
         .await
+}
+
+fn unsolvable(name: &str, known: &str) -> Problem {
+    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, format!("{name} is not {known}")).at("/solve")
 }
 
 /// `POST /inspect`.
@@ -126,13 +145,30 @@ struct Change {
     changes: Value,
 }
 
+/// `POST /plan`.
+pub(crate) async fn plans(State(service): Shared, Json(request): Json<PlansRequest>) -> Answer {
+    service
+        .answer(request, |service, mut request| {
+            let subject = request.subject();
+            let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
+            let prepared = wish.prepare(Task::Train, subject, service)?;
+            let prices = match request.prices {
+                Some(prices) => plan::prices(&Value::Object(prices), &prepared)?,
+                None => Default::default(),
+            };
+            let wish = plan::Wish { keep: request.keep, prices, alone: true, ..plan::Wish::default() };
+            Ok(plan::find(&prepared, &wish)?)
+        })
+        .await
+}
+
 /// `POST /suggest`.
 pub(crate) async fn suggest(State(service): Shared, Json(request): Json<PlanRequest>) -> Answer {
     service
         .answer(request, |service, request| {
             let wanted = Wanted { suggestions: true, ..Wanted::default() };
             let answer = service.prepare(request)?.answer(wanted)?;
-            let change = |suggestion: vramcast_core::ask::suggest::Suggestion| Change {
+            let change = |suggestion: vramcast_core::planner::smallest::Suggestion| Change {
                 text: suggestion.change,
                 cost: suggestion.cost.words(),
                 saves: suggestion.saved,

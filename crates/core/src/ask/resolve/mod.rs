@@ -53,6 +53,13 @@ pub struct Surroundings<'a> {
     pub lenient: bool,
 }
 
+impl Surroundings<'_> {
+    /// The same once more.
+    pub fn again(&self) -> Surroundings<'_> {
+        Surroundings { card: self.card.clone(), ..*self }
+    }
+}
+
 /// Settles a request.
 pub fn resolve(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
     settle(model, request, around).map_err(|faults| further(model, request, around, faults))

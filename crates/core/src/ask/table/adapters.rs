@@ -98,14 +98,19 @@ const LORA: Spelling = Spelling {
     words: &["true"],
     bare: Some("true"),
     read: |_| Ok(json!({"adapter": {"method": "lora"}})),
-    write: |plan| (tree::get(plan, "adapter.method")? == "lora").then(|| "true".into()),
+    write: |plan| (tree::get(plan, "adapter.method")? == "lora" && !is_qlora(plan)).then(|| "true".into()),
 };
+
+/// A quantised base of which nothing else is said.
+fn is_qlora(plan: &Value) -> bool {
+    tree::get(plan, "adapter.method").is_some_and(|method| method == "lora") && plan["quantization"] == json!({})
+}
 
 const QLORA: Spelling = Spelling {
     words: &["true"],
     bare: Some("true"),
     read: |_| Ok(json!({"adapter": {"method": "lora"}, "quantization": {}})),
-    write: |_| None,
+    write: |plan| is_qlora(plan).then(|| "true".into()),
 };
 
 /// PEFT's methods and what a plan holds for each.

@@ -138,7 +138,8 @@ fn grouped(
         let kept_weight = x.needs_grad().then(|| Saved::new(torch, weight));
         [kept_x, kept_weight, Some(Saved::new(torch, offsets))]
     });
-    let output = grouped_kernel(torch, Shape::from([x.shape.size(0), width]), x.dtype);
+    let sizes = [x.shape.size(0), x.shape.last(), width];
+    let output = grouped_kernel(torch, Shape::from([x.shape.size(0), width]), x.dtype, sizes);
     let mut output = match saved {
         None => output,
         Some(saved) => {
@@ -146,8 +147,8 @@ fn grouped(
             let (shape_x, shape_weight) = (x.shape, weight.shape);
             torch.attach(output, &[x, weight], move |torch, gradient| {
                 let kept: Vec<Tensor> = saved.into_iter().flatten().map(|saved| saved.get(torch)).collect();
-                let for_weight = need_weight.then(|| grouped_kernel(torch, shape_weight, gradient.dtype));
-                let for_x = need_x.then(|| grouped_kernel(torch, shape_x, gradient.dtype));
+                let for_weight = need_weight.then(|| grouped_kernel(torch, shape_weight, gradient.dtype, sizes));
+                let for_x = need_x.then(|| grouped_kernel(torch, shape_x, gradient.dtype, sizes));
                 drop(kept);
                 smallvec![for_x, for_weight]
             })
@@ -160,8 +161,9 @@ fn grouped(
 }
 
 /// The kernel's output and, on Hopper, its descriptors: 512 bytes for each multiprocessor.
-fn grouped_kernel(torch: &mut Torch, shape: Shape, dtype: DType) -> Tensor {
+fn grouped_kernel(torch: &mut Torch, shape: Shape, dtype: DType, sizes: [u64; 3]) -> Tensor {
     let output = torch.fresh("_grouped_mm", shape, dtype);
+    torch.multiply(dtype, 1, sizes);
     if torch.device.capability == 90 {
         drop(torch.scratch("_grouped_mm", 512 * torch.device.multiprocessors));
     }

@@ -172,6 +172,9 @@ fn fused_loss(torch: &mut Torch, hidden: &Tensor, labels: &Tensor, weight: &Tens
     let dtype = narrow.unwrap_or(flat.dtype);
     let logits = torch.fresh("liger logits", Shape::from([chunk, classes]), dtype);
     torch.use_blas();
+    // Logits, and the gradients of hidden states and head.
+    let products = 1 + u64::from(wants) + u64::from(for_weight.is_some());
+    torch.multiply(dtype, products, [rows, width, classes]);
     if let (Some(narrow), true) = (narrow, wants) {
         // Under autocast the head is cast once for the gradient of the hidden states, which is kept with the region, and
         // turned for each chunk of logits; a second chunk meets both.

@@ -67,6 +67,7 @@ fn log_probabilities(
     let tile = torch.fresh("tile", Shape::from([rows.min(TOKENS), COLUMNS]), compute);
     drop(Chunks::of(torch, hidden, weight, compute));
     torch.use_blas();
+    torch.multiply(compute, 1, [rows, width, classes]);
     let log_sum = torch.fresh("add", list, DType::F32);
     let output = torch.fresh("sub", list, DType::F32);
     let entropy = torch.fresh("sub", list, DType::F32);
@@ -90,6 +91,8 @@ fn log_probabilities(
             .then(|| torch.fresh("_to_copy", Shape::from([COLUMNS, width]), compute));
         drop(next);
         torch.use_blas();
+        let products = 1 + wants.iter().take(2).flatten().count() as u64;
+        torch.multiply(compute, products, [rows, width, classes]);
         let results = wide
             .iter()
             .zip(&wants)

@@ -115,6 +115,8 @@ pub(super) fn split<const N: usize>(rank: &Rank, torch: &mut Torch, x: &Tensor, 
 /// The attention kernel: cuDNN's on Hopper and later. It keeps queries, keys, values, output and the softmax's sums.
 pub(super) fn core(rank: &Rc<Rank>, torch: &mut Torch, [q, k, v]: [&Tensor; 3], kernel: Kernel) -> Tensor {
     let cp = rank.mesh.cp.max(1);
+    let count = 2 * rank.samples * kernel.heads;
+    torch.multiply(q.dtype, count, [rank.sequence / cp, kernel.key_dim, rank.sequence]);
     if cp == 1 {
         let output = torch.fresh("scaled_dot_product_attention", output_shape(q, kernel), q.dtype);
         let sums = sums(rank, torch, kernel.heads);
@@ -166,6 +168,8 @@ fn sums(rank: &Rank, torch: &mut Torch, heads: u64) -> Tensor {
 /// Gradients of queries, keys and values, with the workspace in which cuDNN sums those of the queries in fp32.
 fn core_backward(rank: &Rank, torch: &mut Torch, [q, k, v]: [&Tensor; 3], heads: u64) -> [Tensor; 3] {
     let results = [q, k, v].map(|x| torch.fresh("attention backward", x.shape, x.dtype));
+    let width = q.shape.last() / heads.max(1);
+    torch.multiply(q.dtype, 5 * rank.samples * heads, [rank.sequence, width, rank.sequence]);
     let rows = 4 * rank.samples * heads * rank.sequence;
     let workspace = torch.scratch("attention workspace", 4 * q.elements() + rows);
     drop(workspace);

@@ -91,6 +91,7 @@ impl Rank {
         let weight = self.own_weight(torch, fp8, [outputs, width]);
         self.use_workspace(torch, false);
         let output = self.matrix(torch, "gemm", total_rows, outputs);
+        torch.multiply(self.dtype, 1, [total_rows, width, outputs]);
         drop(total);
         if !torch.records(&[x]) {
             return output;
@@ -109,6 +110,7 @@ impl Rank {
             let sides = if by_row { fp8::ROW } else { fp8::COLUMN };
             let total = gathers.then(|| rank.gathered(torch, fp8, [total_rows, width], sides));
             let product = rank.matrix(torch, "dgrad", total_rows, width);
+            torch.multiply(rank.dtype, 2, [total_rows, width, outputs]);
             let scattered = gathers.then(|| rank.exchanged(torch, "reduce_scatter", rows, width));
             let turned = by_row.then(|| fp8::turned(torch, fp8, [total_rows, width])).flatten();
             let input = [&turned, &total].into_iter().flatten().next();
@@ -169,6 +171,7 @@ impl Rank {
                 self.matrix(torch, "gemm", total_rows, outputs)
             }
         };
+        torch.multiply(self.dtype, 1, [total_rows, inputs, outputs]);
         drop(total);
         if scatters {
             output = self.exchanged(torch, "reduce_scatter", out_rows, outputs);
@@ -200,6 +203,7 @@ impl Rank {
             let before = again(torch, !how.grouped);
             let total = gathers.then(|| rank.gathered(torch, fp8, [total_rows, inputs], sides));
             let product = rank.matrix(torch, "dgrad", total_rows, inputs);
+            torch.multiply(rank.dtype, 2, [total_rows, inputs, outputs]);
             let scattered = gathers.then(|| rank.exchanged(torch, "reduce_scatter", rows, inputs));
             let behind = again(torch, how.grouped);
             let turned_input = by_row.then(|| fp8::turned(torch, fp8, [total_rows, inputs])).flatten();

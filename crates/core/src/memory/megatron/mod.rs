@@ -85,7 +85,10 @@ pub fn simulate(
     let turns = PipelineRank { rank: stage, ranks: mesh.pp, chunks, micro_batches }.megatron(options.schedule);
     for step in 0..train::STEPS {
         run.optimizer.zero();
+        let before = torch.effort;
         run.step(&mut torch, step, &turns);
+        let all = u64::from(plan.gradient_accumulation.max(1));
+        torch.log.borrow_mut().effort = torch.effort.since(&before).times(all, micro_batches);
         train::phase(&mut torch, Phase::of_step(step, Work::Optimizer), |torch| run.optimizer.step(torch));
     }
     torch.finish(run)

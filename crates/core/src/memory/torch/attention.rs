@@ -182,6 +182,7 @@ impl Torch {
                 .collect();
             let [query, key, value] = layouts.map(|(shape, ..)| shape);
             let scores = query.with(-1, key.size(2));
+            torch.attention_gradients(gradient.dtype, [query, key, value]);
             let for_bias = bias.map(|(bias, columns)| (torch.raw_bias_gradient(scores, columns, gradient.dtype), bias));
             torch.attention_backward_scratch(kernel, &query, &key, value.last(), gradient.dtype);
             drop(kept);
@@ -203,6 +204,9 @@ impl Torch {
         records: bool,
     ) -> (Tensor, Tensor, Option<[Tensor; 2]>) {
         let (batch, heads, rows) = (query.shape.size(0), query.shape.size(1), query.shape.size(2));
+        let columns = key.shape.size(2);
+        self.multiply(query.dtype, batch * heads, [rows, query.shape.last(), columns]);
+        self.multiply(query.dtype, batch * heads, [rows, columns, value.shape.last()]);
         let shape = query.shape.with(-1, value.shape.last());
         let mut like = query.clone();
         like.shape = shape;
@@ -226,6 +230,14 @@ impl Torch {
         let late = (kernel == Kernel::Flash).then(|| self.seeds());
         drop(scratch);
         (output, statistic, early.or(late))
+    }
+
+    /// What the backward pass of a fused kernel computes: scores again, and the gradients of scores, values, queries and keys.
+    pub(super) fn attention_gradients(&mut self, dtype: DType, [query, key, value]: [Shape; 3]) {
+        let [count, rows, columns] = [query.size(0).saturating_mul(query.size(1)), query.size(2), key.size(2)];
+        for width in [query.last(), value.last(), value.last(), query.last(), query.last()] {
+            self.multiply(dtype, count, [rows, width, columns]);
+        }
     }
 
     fn seeds(&mut self) -> [Tensor; 2] {

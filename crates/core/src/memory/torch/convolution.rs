@@ -18,6 +18,11 @@ impl Torch {
         // The library wants it dense; what is kept is the tensor as it came.
         let dense = (!x.is_contiguous()).then(|| self.fresh("contiguous", x.shape, x.dtype));
         let output = self.fresh("convolution", shape, x.dtype);
+        // Each output sums over the channels of its group and the window.
+        let (window, places) =
+            (weight.elements() / weight.shape.size(0).max(1), shape.elements() / shape.size(1).max(1));
+        self.multiply(x.dtype, 1, [places, window, weight.shape.size(0)]);
+        let of_weight = [places, window / weight.shape.size(1).max(1) * x.shape.size(1), weight.shape.size(0)];
         drop(dense);
         let Some([saved_x, saved_weight]) = saved else { return output };
         let needs: Vec<_> = inputs.iter().map(|t| (t.needs_grad(), t.shape, t.dtype)).collect();
@@ -28,6 +33,13 @@ impl Torch {
                 needed.then(|| torch.fresh("convolution_backward", *shape, *dtype))
             };
             let gradients = needs.iter().map(make).collect();
+            if needs[0].0 {
+                torch.multiply(x.dtype, 1, [places, window, weight.shape.size(0)]);
+            }
+            if needs[1].0 {
+                // FlopCounter does not look at groups here.
+                torch.multiply(x.dtype, 1, of_weight);
+            }
             drop((x, weight, dense));
             gradients
         })

@@ -64,6 +64,7 @@ impl Torch {
             None => Shape::from([sizes.batch, sizes.heads, sizes.rows]),
         };
         let statistic = self.fresh("softmax_lse", rows, DType::F32);
+        self.flash_products(how, &sizes, first.dtype, 2);
         let scratch = self.flash_forward_scratch(how, &sizes);
         let seeds = (!how.third).then(|| self.fresh("rng_state", Shape::from([2]), DType::I64));
         drop(scratch);
@@ -92,10 +93,19 @@ impl Torch {
                 torch.fresh_like(NAME, &like, *dtype)
             });
             let sizes = Sizes::of(how, &layouts[0].0, &layouts[1].0);
+            torch.flash_products(how, &sizes, gradient.dtype, 5);
             let scratch = torch.flash_backward_scratch(how, &sizes, gradient.dtype);
             drop((scratch, kept));
             gradients.iter().map(|x| Some(shown(torch, x))).collect()
         })
+    }
+
+    /// So many products over all rows and columns; packed samples see only their own.
+    fn flash_products(&mut self, how: FlashAttn, sizes: &Sizes, dtype: DType, count: u64) {
+        let Sizes { batch, rows, columns, heads, dim, .. } = *sizes;
+        let (rows, columns) =
+            if how.samples.is_some() { (rows / batch.max(1), columns / batch.max(1)) } else { (rows, columns) };
+        self.multiply(dtype, count * batch * heads, [rows, dim, columns]);
     }
 
     /// Partial results of several blocks per row, where there are too few rows to fill the card; not of packed samples.

@@ -17,6 +17,7 @@ impl Torch {
         let kind = if name == "mm" { Costly::Product } else { Costly::OtherProduct };
         let [output] = self.costly(kind, |torch| {
             let output = torch.fresh(name, shape, a.dtype);
+            torch.multiply_stacks(a, b);
             torch.use_blas();
             [output]
         });
@@ -31,14 +32,33 @@ impl Torch {
             let kept_a = kept_a.map(|saved| saved.get(torch));
             let kept_b = kept_b.map(|saved| saved.get(torch));
             // `mat2` before `self`; a transposed operand gets its gradient in its own layout.
-            let for_b = need_b.then(|| torch.product_gradient(name, shape_b, transposed_b, &gradient));
-            let for_a = need_a.then(|| torch.product_gradient(name, shape_a, transposed_a, &gradient));
+            let for_b =
+                need_b.then(|| torch.product_gradient(name, shape_b, transposed_b, &gradient, shape_b.size(-2)));
+            let for_a = need_a.then(|| torch.product_gradient(name, shape_a, transposed_a, &gradient, shape_a.last()));
             drop((kept_a, kept_b));
             smallvec![for_a, for_b]
         })
     }
 
-    fn product_gradient(&mut self, name: &'static str, shape: Shape, transposed: bool, gradient: &Tensor) -> Tensor {
+    /// What a product of two stacks computes.
+    fn multiply_stacks(&mut self, a: &Tensor, b: &Tensor) {
+        let [rows, inner, columns] = [a.shape.size(-2), a.shape.last(), b.shape.size(-1)];
+        let count = a.elements() / rows.saturating_mul(inner).max(1);
+        self.multiply(a.dtype, count, [rows, inner, columns]);
+    }
+
+    /// The gradient of an operand; `inner` is what was summed over on the way there.
+    fn product_gradient(
+        &mut self,
+        name: &'static str,
+        shape: Shape,
+        transposed: bool,
+        gradient: &Tensor,
+        inner: u64,
+    ) -> Tensor {
+        let (rows, columns) = (gradient.shape.size(-2), gradient.shape.last());
+        let count = gradient.elements() / rows.saturating_mul(columns).max(1);
+        self.multiply(gradient.dtype, count, [rows, columns, inner]);
         // Only `mm` keeps the layout of the operand; `bmm` gives a dense result.
         let transposed = transposed && name == "mm";
         let made = if transposed { shape.with(-1, shape.size(-2)).with(-2, shape.size(-1)) } else { shape };
@@ -80,6 +100,7 @@ impl Torch {
         let kept_b = (records && a.needs_grad()).then(|| Saved::new(self, b));
         let [output] = self.costly(Costly::OtherProduct, |torch| {
             let output = torch.fresh("baddbmm", a.shape.with(-1, b.shape.size(-1)), a.dtype);
+            torch.multiply_stacks(a, b);
             torch.use_blas();
             [output]
         });
@@ -88,11 +109,12 @@ impl Torch {
         }
         let needs = [bias, a, b].map(Tensor::needs_grad);
         let (shape_a, shape_b, to_bias) = (a.shape, b.shape, (bias.shape, bias.dtype));
+        let inner = a.shape.last();
         self.attach(output, &[bias, a, b], move |torch, gradient| {
             let kept = [kept_a, kept_b].map(|kept| kept.map(|saved| saved.get(torch)));
             let mut scaled = |needed: bool, shape: Shape| {
                 needed.then(|| {
-                    let product = torch.product_gradient("bmm", shape, false, &gradient);
+                    let product = torch.product_gradient("bmm", shape, false, &gradient, inner);
                     torch.pointwise("mul", &[&product], gradient.dtype)
                 })
             };
@@ -119,7 +141,7 @@ impl Torch {
             let kept = saved.map(|saved| saved.get(torch));
             let for_b = torch.fresh("linalg_solve_triangular", shape_b, gradient.dtype);
             let for_a = needs[0].then(|| {
-                let product = torch.product_gradient("bmm", shape_a, false, &gradient);
+                let product = torch.product_gradient("bmm", shape_a, false, &gradient, shape_a.last());
                 torch.pointwise("triu", &[&product], gradient.dtype)
             });
             drop(kept);
@@ -163,6 +185,8 @@ impl Torch {
         let shape = x.shape.with(-1, weight.shape.size(0));
         let [output] = self.costly(Costly::Product, |torch| {
             let output = torch.fresh("mm", shape, x.dtype);
+            let (width, outputs) = (x.shape.last(), shape.last());
+            torch.multiply(x.dtype, 1, [x.elements() / width.max(1), width, outputs]);
             torch.use_blas();
             [output]
         });
@@ -173,8 +197,9 @@ impl Torch {
         let to_bias = bias.map(|bias| (bias.shape, bias.dtype));
         self.attach(output, &inputs, move |torch, gradient| {
             let kept = saved.map(|saved| saved.get(torch));
-            let for_x = needs[0].then(|| torch.product_gradient("mm", shape_x, false, &gradient));
-            let for_weight = needs[1].then(|| torch.product_gradient("mm", shape_weight, false, &gradient));
+            let for_x = needs[0].then(|| torch.product_gradient("mm", shape_x, false, &gradient, shape_x.last()));
+            let for_weight =
+                needs[1].then(|| torch.product_gradient("mm", shape_weight, false, &gradient, shape_weight.last()));
             drop(kept);
             let mut gradients = smallvec![for_x, for_weight];
             if let Some((shape, dtype)) = to_bias {
@@ -201,6 +226,7 @@ impl Torch {
         let kept_matrix = (records && folded.needs_grad()).then(|| Saved::new(self, matrix));
         let [output] = self.costly(Costly::OtherProduct, |torch| {
             let output = torch.fresh("addmm", folded.shape.with(-1, matrix.shape.size(-1)), x.dtype);
+            torch.multiply_stacks(folded, matrix);
             torch.use_blas();
             torch.use_blas_lt();
             [output]
@@ -215,8 +241,9 @@ impl Torch {
         let output = self.attach(output, &[folded, matrix, bias], move |torch, gradient| {
             let kept_x = kept_x.map(|saved| saved.get(torch));
             let kept_matrix = kept_matrix.map(|saved| saved.get(torch));
-            let for_x = need_x.then(|| torch.product_gradient("mm", shape_x, false, &gradient));
-            let for_matrix = need_matrix.then(|| torch.product_gradient("mm", shape_matrix, transposed, &gradient));
+            let for_x = need_x.then(|| torch.product_gradient("mm", shape_x, false, &gradient, shape_x.last()));
+            let for_matrix = need_matrix
+                .then(|| torch.product_gradient("mm", shape_matrix, transposed, &gradient, shape_matrix.size(-2)));
             drop((kept_x, kept_matrix));
             let for_bias = need_bias.then(|| torch.reduce_to(gradient.clone(), to_bias.0, to_bias.1));
             smallvec![for_x, for_matrix, for_bias]

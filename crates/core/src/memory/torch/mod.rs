@@ -39,6 +39,7 @@ use std::rc::Rc;
 
 use super::autograd::{Edge, Frame, Gradients, Leaf, Node, Saved};
 use super::device::Device;
+use super::effort::Effort;
 use super::log::{Category, Log, SharedLog, Storage, StorageId, Stream};
 use super::tensor::{Layouts, Strides, Tensor, contiguous_strides, pointwise_strides};
 use crate::dtype::DType;
@@ -81,6 +82,8 @@ pub struct Torch {
     pub(super) retained: Vec<Saved>,
     /// Whether linears are functions of DeepSpeed's (ZeRO 3), which keep other things than torch's.
     pub linears_are_functions: bool,
+    /// What has been computed and moved so far.
+    pub(in crate::memory) effort: Effort,
     in_backward: bool,
     workspaces: [Option<Tensor>; 2],
     lt_workspaces: [Option<Tensor>; 2],
@@ -129,6 +132,7 @@ impl Torch {
             last: None,
             retained: Vec::new(),
             linears_are_functions: false,
+            effort: Effort::default(),
             in_backward: false,
             workspaces: [None, None],
             lt_workspaces: [None, None],
@@ -155,6 +159,9 @@ impl Torch {
 
     /// A fresh dense tensor in a given order of dimensions.
     pub fn fresh_strided(&mut self, operation: &'static str, shape: Shape, strides: Strides, dtype: DType) -> Tensor {
+        if !self.stopped {
+            self.effort.write(&shape, dtype);
+        }
         let log = if self.stopped { &self.phantoms } else { &self.log };
         let storage = Storage::new(log, operation, shape, dtype);
         Tensor::new(storage, self.layouts.of(&shape, &strides), dtype)
@@ -163,7 +170,23 @@ impl Torch {
     /// A fresh tensor like another.
     pub fn fresh_like(&mut self, operation: &'static str, like: &Tensor, dtype: DType) -> Tensor {
         let strides = pointwise_strides(&like.shape, &[like]);
+        self.read(&[like]);
         self.fresh_strided(operation, like.shape, strides, dtype)
+    }
+
+    /// A kernel reads these.
+    pub(in crate::memory) fn read(&mut self, tensors: &[&Tensor]) {
+        if !self.stopped {
+            let bytes = |tensor: &&Tensor| tensor.elements().saturating_mul(tensor.dtype.size());
+            tensors.iter().map(bytes).for_each(|bytes| self.effort.touch(bytes));
+        }
+    }
+
+    /// `count` products of `rows × inner` by `inner × columns` run.
+    pub(in crate::memory) fn multiply(&mut self, dtype: DType, count: u64, sizes: [u64; 3]) {
+        if !self.stopped {
+            self.effort.multiply(dtype, count, sizes);
+        }
     }
 
     /// A tensor that takes no memory: a stand-in where nothing is really computed.
@@ -205,6 +228,7 @@ impl Torch {
             shape = shape.broadcast(&input.shape).unwrap_or(shape);
         }
         let strides = pointwise_strides(&shape, inputs);
+        self.read(inputs);
         self.fresh_strided(operation, shape, strides, dtype)
     }
 

@@ -101,6 +101,7 @@ impl Torch {
             false => self.dequantised(weight, x.dtype, false),
         });
         let output = self.fresh("gemm_4bit", x.shape.with(-1, outputs), x.dtype);
+        self.multiply(x.dtype, 1, [rows, inputs, outputs]);
         if !fused {
             self.use_blas();
             if biased {
@@ -120,6 +121,7 @@ impl Torch {
             let dense = torch.dense(&weight, gradient.dtype);
             torch.use_blas();
             let result = torch.fresh("mm", shape, gradient.dtype);
+            torch.multiply(gradient.dtype, 1, [rows, outputs, inputs]);
             drop(dense);
             smallvec![Some(result)]
         })
@@ -170,6 +172,7 @@ impl Torch {
                 (sub_input, sub_weight)
             });
             let sums = self.fresh("int8_linear_matmul", Shape::from([rows, outputs]), DType::I32);
+            self.multiply(DType::I8, 1, [rows, inputs, outputs]);
             let half = self.fresh("int8_mm_dequant", Shape::from([rows, outputs]), DType::F16);
             let output = self.cast(&half, x.dtype);
             drop((half, sums));
@@ -200,6 +203,7 @@ impl Torch {
             drop(scale);
             torch.use_blas();
             let result = torch.fresh("mm", shape, dense.dtype);
+            torch.multiply(dense.dtype, 1, [rows, outputs, inputs]);
             drop((matrix, dense));
             smallvec![Some(result)]
         })

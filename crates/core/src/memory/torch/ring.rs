@@ -217,6 +217,7 @@ impl Torch {
 
     /// What a kernel's backward makes for these inputs.
     fn kernel_backward(&mut self, kernel: Kernel, [query, key, value]: [&Tensor; 3]) -> [Tensor; 3] {
+        self.attention_gradients(query.dtype, [query.shape, key.shape, value.shape]);
         let gradients =
             [query, key, value].map(|like| self.fresh_like("scaled_dot_product_attention_backward", like, like.dtype));
         self.attention_backward_scratch(kernel, &query.shape, &key.shape, value.shape.last(), query.dtype);

@@ -49,6 +49,7 @@ pub(super) fn simulate(
     let turns = PipelineRank { rank: stage, ranks: mesh.pp, chunks: 1, micro_batches }.one_by_one();
     for step in 0..train::STEPS {
         let (mut forward, mut backward) = (0, 0);
+        let before = torch.effort;
         for turn in &turns {
             if let Action::Forward { .. } = turn {
                 train::phase(&mut torch, Phase::pass(step, forward, Work::Forward), |torch| {
@@ -61,6 +62,8 @@ pub(super) fn simulate(
                 backward += 1;
             }
         }
+        let all = u64::from(plan.gradient_accumulation.max(1));
+        torch.log.borrow_mut().effort = torch.effort.since(&before).times(all, micro_batches);
         train::phase(&mut torch, Phase::of_step(step, Work::Optimizer), |torch| run.zero.step(torch, &mut optimizer));
     }
     torch.finish((run, optimizer))

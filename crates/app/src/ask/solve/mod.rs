@@ -1,4 +1,7 @@
-//! The other way round: what fits, found by asking again and again.
+//! The other way round: what fits, found by asking again and again. [`train`] has training, the rest is for generation and
+//! serving.
+
+pub(crate) mod train;
 
 use serde_json::{Value, json};
 use vramcast_core::ask::{Request, Runner, Wanted as Show, longest_sequence, tree};
@@ -33,12 +36,12 @@ pub(crate) struct Need {
 
 /// What came out.
 pub(crate) struct Solved {
-    /// The question in words.
-    pub(crate) question: String,
     /// The answer in words; absent: nothing fits.
     pub(crate) answer: Option<String>,
     /// The report of what was found, with both.
     pub(crate) document: Value,
+    /// Both as text.
+    pub(crate) text: String,
 }
 
 impl Wanted {
@@ -106,7 +109,8 @@ pub(crate) fn solve(prepared: &Prepared, need: Need) -> Result<Solved, Failure> 
     document["question"] = json!(question);
     document["answer"] = json!(answer);
     document["solved"] = json!(found.as_ref().map(|found| json!({"setting": found.path, "value": found.value})));
-    Ok(Solved { question, answer, document })
+    let text = format!("{question}: {}\n", answer.as_deref().unwrap_or("nothing fits"));
+    Ok(Solved { answer, document, text })
 }
 
 fn with(prepared: &Prepared, found: &Found) -> Request {

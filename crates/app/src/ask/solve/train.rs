@@ -1,0 +1,64 @@
+//! What fits of a training run: the solver of the planner, and its answer as a document.
+
+use serde_json::json;
+use vramcast_core::ask::{Kept, Wanted};
+use vramcast_core::plan::RunPlan;
+use vramcast_core::planner::solve::{self, Question, Solution, Unknown};
+
+use super::Solved;
+use crate::ask::question::Prepared;
+use crate::failure::Failure;
+
+/// Looks for the answer, and answers with the report of what was found.
+pub(crate) fn solve(prepared: &Prepared, unknown: Unknown, kept: Kept) -> Result<Solved, Failure> {
+    let show = Wanted { kept, ..Wanted::default() };
+    let found = prepared.around(false, |model, around| {
+        solve::solve(&Question { model, request: &prepared.request, around, kept }, unknown)
+    })?;
+    let found = found.map_err(|faults| prepared.failed(faults))?;
+    let question = question(prepared, unknown)?;
+    let mut document = match &found {
+        Some(Solution { model: Some(model), .. }) => prepared.answer_about(model, &prepared.request, show)?.document(),
+        Some(found) => prepared.answer_to(&found.tried.request, show)?.document(),
+        None => prepared.answer_to(&prepared.request, show)?.document(),
+    };
+    let answer = found.as_ref().map(|found| found.words.clone());
+    let next = found.as_ref().and_then(|found| found.beyond.clone());
+    document["question"] = json!(question);
+    document["answer"] = json!(answer);
+    document["solved"] = json!(found.as_ref().map(|found| json!({"setting": found.path, "value": found.value})));
+    document["next"] = json!(next.as_ref().map(|(value, why)| json!({"value": value, "fits": false, "why": why})));
+    let mut text = format!("{question}: {}\n", answer.as_deref().unwrap_or("nothing fits"));
+    if let Some(found) = &found {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        let gpu = found.tried.plan.gpu();
+        text += &format!("process {:.2} of {:.2} GiB", gib(found.tried.totals.process), gib(gpu.memory));
+        text += &next.map_or_else(|| "\n".into(), |(value, why)| format!("; {}: {why}\n", plain(&value)));
+    }
+    Ok(Solved { answer, document, text })
+}
+
+fn plain(value: &serde_json::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn question(prepared: &Prepared, unknown: Unknown) -> Result<String, Failure> {
+    let settled = prepared.settle(true)?;
+    let RunPlan::Train(plan) = &settled.plan else { return Ok(prepared.found.name.clone()) };
+    let how = match (&plan.adapter, &plan.quantization) {
+        (None, _) => "training",
+        (Some(_), None) => "adapters of",
+        (Some(_), Some(_)) => "adapters on a quantised",
+    };
+    let mut said = format!("{how} {}", prepared.found.name);
+    if unknown != Unknown::Batch {
+        said += &format!(", batch {}", plan.batch.batch_size);
+    }
+    if unknown != Unknown::SeqLen {
+        said += &format!(", {} tokens", plan.batch.seq_len);
+    }
+    if !matches!(unknown, Unknown::Gpu | Unknown::Gpus) {
+        said += &format!(", on {}", plan.gpu.name);
+    }
+    Ok(said)
+}

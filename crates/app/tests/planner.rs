@@ -1,0 +1,189 @@
+//! The planner by the command line: what fits, what to change, and that every promise holds when it is asked for again.
+
+use assert_cmd::Command;
+use assert_cmd::assert::Assert;
+use serde_json::Value;
+
+fn vramcast(words: &[String]) -> Assert {
+    let mut command = Command::cargo_bin("vramcast").unwrap();
+    command.env("HF_HUB_OFFLINE", "1").env("COLUMNS", "80").env("XDG_CONFIG_HOME", "/nonexistent");
+    command.args(words).assert()
+}
+
+/// Words as a shell reads them, as far as our commands need it: quotes hold spaces together.
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
+    for letter in line.chars() {
+        match letter {
+            '\'' => quoted = !quoted,
+            ' ' if !quoted => words.push(std::mem::take(&mut word)),
+            other => word.push(other),
+        }
+    }
+    words.push(word);
+    words.into_iter().filter(|word| !word.is_empty()).collect()
+}
+
+fn json(line: &str) -> (Value, i32) {
+    let answer = vramcast(&words(&format!("{line} --json")));
+    let output = answer.get_output();
+    let document = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| {
+        panic!("{line}: {}", String::from_utf8_lossy(&output.stderr));
+    });
+    (document, output.status.code().unwrap())
+}
+
+/// What is found fits, and the next one does not.
+#[test]
+fn the_largest_fits_and_the_next_does_not() {
+    for (line, unknown, flag) in [
+        ("train gpt2 --gpu t4", "batch", "--batch-size"),
+        ("train gpt2 --gpu t4 --gradient-checkpointing --memory-limit 9", "batch", "--batch-size"),
+        ("train EleutherAI/pythia-160m --batch-size 7 --gpu t4", "seq-len", "--seq-len"),
+        ("train gpt2 --lora --batch-size 3 --gpu t4", "lora-rank", "--lora-rank"),
+    ] {
+        let (solved, code) = json(&format!("{line} --solve {unknown}"));
+        let found = solved["solved"]["value"].as_u64().unwrap_or_else(|| panic!("{line}: {solved}"));
+        assert_eq!(code, 0);
+        let (fits, code) = json(&format!("{line} {flag} {found} --no-suggestions"));
+        assert_eq!((code, &fits["totals"]), (0, &solved["totals"]), "{line} {flag} {found}");
+        let next = format!("{line} {flag} {} --no-suggestions", found + 1);
+        let (_, code) = json(&next);
+        assert_eq!(code, 1, "{next}");
+        assert_eq!(solved["next"]["value"], found + 1);
+    }
+}
+
+#[test]
+fn cards_and_layers_are_found() {
+    let (solved, _) = json("train gpt2 --batch-size 8 --solve gpu");
+    let name = solved["answer"].as_str().unwrap();
+    let (fits, code) =
+        json(&format!("train gpt2 --batch-size 8 --gpu {}", name.split(" (").next().unwrap().replace(' ', "-")));
+    assert_eq!((code, &fits["totals"]), (0, &solved["totals"]));
+    let (solved, _) = json("train gpt2 --batch-size 4 --gpu t4 --solve layers");
+    assert!(solved["solved"]["value"].as_u64().unwrap() > 12, "{}", solved["answer"]);
+    let (solved, _) = json("train phi-2 --gpu rtx4090 --solve gpus");
+    let cards = solved["solved"]["value"].as_u64().unwrap();
+    let (_, code) = json(&format!("train phi-2 --gpu rtx4090 --engine fsdp2 --gpus {cards} --no-suggestions"));
+    assert_eq!(code, 0);
+    let fewer = if cards > 2 { format!("--engine fsdp2 --gpus {}", cards - 1) } else { String::new() };
+    let (_, code) = json(&format!("train phi-2 --gpu rtx4090 {fewer} --no-suggestions"));
+    assert_eq!(code, 1, "{cards}");
+}
+
+#[test]
+fn what_cannot_be_looked_for_is_refused() {
+    for line in [
+        "train gpt2 --solve lora-rank",
+        "train gpt2 --solve context",
+        "train gpt2 --solve batch --batch-size 4",
+        "train gpt2 --solve batch --explain",
+    ] {
+        vramcast(&words(line)).code(2);
+    }
+    let (solved, code) = json("train llama3-8b --gpu t4 --solve batch");
+    assert!(code == 1 && solved["answer"].is_null());
+}
+
+/// Every suggestion, made by its flags, takes what it promised; as many samples a step as were asked for.
+#[test]
+fn suggestions_hold() {
+    for line in [
+        "train microsoft/phi-2 --batch-size 16 --gpu A100-80GB",
+        "train gpt2 --batch-size 24 --optimizer-implementation foreach --gpu t4",
+        "train llama3-8b --gpu rtx4090",
+    ] {
+        let (document, code) = json(line);
+        assert_eq!(code, 1, "{line}");
+        let samples = |document: &Value| {
+            let number = |place: &str| document.pointer(place).and_then(Value::as_u64).unwrap();
+            number("/plan/train/batch/batch_size") * number("/plan/train/gradient_accumulation")
+        };
+        let suggestions = document["suggestions"].as_array().unwrap();
+        assert!(suggestions.len() > 2, "{line}");
+        for suggestion in suggestions {
+            let change = suggestion["command"].as_str().unwrap();
+            let (again, code) = json(&format!("{} --no-suggestions", change.strip_prefix("vramcast ").unwrap()));
+            assert_eq!(again["totals"], suggestion["totals"], "{line} {change}");
+            assert_eq!(code, 0, "{line} {change}");
+            assert_eq!(samples(&again), samples(&document), "{line} {change}");
+        }
+    }
+}
+
+/// Where no single change suffices, two or three do: the recipe that people run on a card of 24 GiB is among them.
+#[test]
+fn changes_go_together() {
+    let (document, _) = json("train llama3-8b --gpu rtx4090");
+    let all = document["suggestions"].as_array().unwrap();
+    let several = all.iter().find(|one| one["moves"].as_u64() > Some(1)).expect("several changes");
+    assert_eq!(several["cost"], "arithmetic");
+    let change = several["change"].as_str().unwrap();
+    assert!(change.contains("--optimizer-in-backward") && change.contains("8bit"), "{change}");
+}
+
+/// Samples of a step over all cards.
+fn samples(document: &Value) -> u64 {
+    let plan = &document["plan"]["train"];
+    let axis = |name: &str| plan["parallel"]["mesh"][name].as_u64().unwrap_or(1);
+    let number = |value: &Value| value.as_u64().unwrap();
+    let cards = axis("dp_replicate") * axis("dp_shard");
+    number(&plan["batch"]["batch_size"]) * number(&plan["gradient_accumulation"]) * cards
+}
+
+/// Every plan fits, keeps the samples of a step, and its command gives its numbers.
+#[test]
+fn plans_hold() {
+    for (line, asked) in [
+        ("plan gpt2 --batch-size 24 --gpu t4", 24),
+        ("plan EleutherAI/pythia-410m --batch-size 8 --gpus 2 --gpu t4", 16),
+    ] {
+        let (document, code) = json(line);
+        let plans = document["plans"].as_array().unwrap();
+        assert!(code == 0 && document["schema"] == 1 && !plans.is_empty() && plans.len() <= 8, "{document}");
+        for plan in plans {
+            let command = plan["command"].as_str().unwrap();
+            let (again, code) = json(&format!("{} --no-suggestions", command.strip_prefix("vramcast ").unwrap()));
+            assert_eq!((code, &again["totals"]), (0, &plan["totals"]), "{command}");
+            assert_eq!(again["step"], plan["cost"], "{command}");
+            assert_eq!(again["verdicts"][0]["headroom"], plan["headroom"], "{command}");
+            assert_eq!(samples(&again), asked, "{command}");
+        }
+    }
+}
+
+/// What is named stays, and what must stay does.
+#[test]
+fn plans_keep_what_is_fixed() {
+    let (document, _) = json("plan gpt2 --batch-size 24 --gpu t4 --keep full,arithmetic --gradient-checkpointing off");
+    for plan in document["plans"].as_array().unwrap() {
+        assert_eq!(plan["keeps"], "nothing", "{plan}");
+        let settings: Vec<&str> =
+            plan["changes"].as_array().unwrap().iter().map(|change| change["setting"].as_str().unwrap()).collect();
+        for fixed in ["checkpointing", "adapter", "optimizer.kind", "weights"] {
+            assert!(settings.iter().all(|setting| !setting.starts_with(fixed)), "{settings:?}");
+        }
+    }
+    vramcast(&words("plan gpt2 --keep nothing")).code(2);
+}
+
+#[test]
+fn nothing_fits_and_says_what_misses_least() {
+    let (document, code) = json("plan meta-llama/Llama-3.1-405B --gpu t4");
+    assert_eq!((code, document["plans"].as_array().map(Vec::len)), (1, Some(0)));
+    assert!(document["nearest"]["headroom"].as_i64().unwrap() < 0);
+    let answer = vramcast(&words("plan meta-llama/Llama-3.1-405B --gpu t4"));
+    assert!(String::from_utf8_lossy(&answer.get_output().stdout).contains("nothing fits; nearest"));
+}
+
+#[test]
+fn prices_are_the_users() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prices.toml");
+    std::fs::write(&path, "T4 = 0.5\n\"RTX 4090\" = 0.4\n").unwrap();
+    let (document, _) = json(&format!("plan gpt2 --gpu t4 --prices {}", path.display()));
+    assert_eq!(document["plans"][0]["price"], 0.5);
+    std::fs::write(&path, "T4 = \"cheap\"\n").unwrap();
+    vramcast(&words(&format!("plan gpt2 --gpu t4 --prices {}", path.display()))).code(2);
+}

@@ -1,0 +1,393 @@
+//! What can be changed in a plan: one row per move. Searches read the table and know none of the rows.
+//!
+//! A new move is a new row: which settings it decides, what it costs, why it helps, and the values they may take in a given
+//! plan, from the one that changes least to the one that saves most.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::meshes;
+use crate::ask::Runner;
+use crate::ask::tree;
+use crate::model::Model;
+use crate::plan::{Gpu, RunPlan};
+
+/// One kind of change.
+pub struct Move {
+    /// The settings it decides.
+    pub settings: &'static [&'static str],
+    /// Settings that, once stated, forbid it where what is stated stays.
+    pub fixed: &'static [&'static str],
+    /// What it costs.
+    pub cost: Cost,
+    /// What it does to memory.
+    pub why: &'static str,
+    /// What the settings may become, mildest first; nothing where it does not apply.
+    pub values: fn(&Now<'_>) -> Vec<Value>,
+}
+
+/// A plan as it stands.
+pub struct Now<'a> {
+    /// Its tree.
+    pub tree: &'a Value,
+    /// Who runs it.
+    pub runner: Runner,
+    /// The model.
+    pub model: &'a Model,
+    /// The cards there are to choose from.
+    pub cards: &'a [Gpu],
+}
+
+/// What a change costs, cheapest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cost {
+    /// The same result.
+    Nothing,
+    /// The same result, later.
+    Time,
+    /// Other rounding or another optimizer.
+    Arithmetic,
+    /// Fewer samples at once.
+    Batch,
+    /// Shorter samples.
+    Length,
+    /// Only adapters are trained.
+    Training,
+    /// Another split over the same cards.
+    Mesh,
+    /// More or larger cards.
+    Hardware,
+}
+
+impl Cost {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Nothing => "same result",
+            Self::Time => "same result, slower",
+            Self::Arithmetic => "other arithmetic",
+            Self::Batch => "fewer samples at once",
+            Self::Length => "shorter samples",
+            Self::Training => "trains adapters only",
+            Self::Mesh => "another split",
+            Self::Hardware => "more hardware",
+        }
+    }
+}
+
+impl Now<'_> {
+    fn is(&self, path: &str, value: &str) -> bool {
+        tree::get(self.tree, path).and_then(Value::as_str) == Some(value)
+    }
+
+    fn on(&self, path: &str) -> bool {
+        tree::get(self.tree, path) == Some(&Value::Bool(true))
+    }
+
+    fn absent(&self, path: &str) -> bool {
+        tree::get(self.tree, path).is_none_or(Value::is_null)
+    }
+
+    /// A number of the plan.
+    pub(super) fn number(&self, path: &str) -> u64 {
+        tree::get(self.tree, path).and_then(Value::as_u64).unwrap_or(1)
+    }
+
+    fn trains(&self) -> bool {
+        self.runner.trains()
+    }
+
+    /// Whether transformers' layers are trained: Megatron has options of its own.
+    fn by_torch(&self) -> bool {
+        self.trains() && !self.runner.is_megatron()
+    }
+
+    fn alone(&self) -> bool {
+        self.runner == Runner::OneCard
+    }
+
+    fn adam(&self) -> bool {
+        self.is("optimizer.kind", "adamw")
+    }
+}
+
+fn when(applies: bool, values: impl IntoIterator<Item = Value>) -> Vec<Value> {
+    if applies { values.into_iter().collect() } else { Vec::new() }
+}
+
+fn recomputed(offload: bool, selective: Value) -> Value {
+    let options = json!({"every": 1, "reentrant": false, "offload": offload, "selective": selective});
+    json!({"checkpointing": "full", "checkpoints": options})
+}
+
+/// What goes with the kind of the optimizer.
+const OPTIMIZER: &[&str] =
+    &["optimizer.kind", "optimizer.implementation", "optimizer.state", "optimizer.rank", "optimizer.master_weights"];
+
+/// The table, in the order in which moves are tried.
+pub const MOVES: &[Move] = &[
+    Move {
+        settings: &["attention"],
+        fixed: &["attention"],
+        cost: Cost::Nothing,
+        why: "no matrix of scores is kept",
+        values: |now| when(now.by_torch() && now.is("attention", "eager"), [json!({"attention": "sdpa"})]),
+    },
+    Move {
+        settings: &["optimizer.implementation"],
+        fixed: &["optimizer.implementation"],
+        cost: Cost::Nothing,
+        why: "the step makes no temporaries",
+        values: |now| {
+            let fused = now.is("optimizer.implementation", "fused");
+            let applies = now.by_torch() && now.adam() && !fused;
+            when(applies, [json!({"optimizer": {"implementation": "fused"}})])
+        },
+    },
+    Move {
+        settings: &["keep_outputs"],
+        fixed: &["keep_outputs"],
+        cost: Cost::Nothing,
+        why: "the logits go before backward begins",
+        values: |now| when(now.by_torch() && now.on("keep_outputs"), [json!({"keep_outputs": false})]),
+    },
+    Move {
+        settings: &["kernels", "loss"],
+        fixed: &["kernels", "loss"],
+        cost: Cost::Nothing,
+        why: "fused kernels, and logits of a few rows at a time",
+        values: |now| {
+            let plain = now.is("kernels", "transformers") && now.is("loss.kind", "standard");
+            when(now.by_torch() && plain, [json!({"kernels": "liger"})])
+        },
+    },
+    Move {
+        settings: &["loss", "kernels"],
+        fixed: &["loss", "kernels"],
+        cost: Cost::Nothing,
+        why: "the loss is computed on parts of the sequence",
+        values: |now| {
+            let plain = now.is("kernels", "transformers") && now.is("loss.kind", "standard");
+            when(now.alone() && plain, [json!({"loss": {"kind": "chunked"}})])
+        },
+    },
+    Move {
+        settings: &["allocator.expandable_segments"],
+        fixed: &["allocator.expandable_segments"],
+        cost: Cost::Nothing,
+        why: "segments grow instead of lying beside each other",
+        values: |now| {
+            let off = tree::get(now.tree, "allocator.expandable_segments") == Some(&Value::Bool(false));
+            when(off, [json!({"allocator": {"expandable_segments": true}})])
+        },
+    },
+    Move {
+        settings: &["optimizer_in_backward"],
+        fixed: &["optimizer_in_backward"],
+        cost: Cost::Nothing,
+        why: "each gradient is freed as soon as it is used",
+        values: |now| {
+            let whole = now.number("gradient_accumulation") == 1 && !now.on("clip");
+            let applies = now.alone() && whole && !now.on("optimizer_in_backward");
+            when(applies, [json!({"optimizer_in_backward": true})])
+        },
+    },
+    Move {
+        settings: &["cache"],
+        fixed: &["cache"],
+        cost: Cost::Nothing,
+        why: "the cache is made once",
+        values: |now| when(!now.trains() && now.is("cache", "dynamic"), [json!({"cache": "static"})]),
+    },
+    Move {
+        settings: &["checkpointing", "checkpoints"],
+        fixed: &["checkpointing", "checkpoints"],
+        cost: Cost::Time,
+        why: "layers are computed again in backward",
+        values: |now| {
+            let full = recomputed(false, Value::Null);
+            let offloaded = recomputed(true, Value::Null);
+            match (now.by_torch(), now.is("checkpointing", "full")) {
+                (true, false) if now.alone() => vec![full, offloaded],
+                (true, false) => vec![full],
+                (true, true) => when(now.alone() && !now.on("checkpoints.offload"), [offloaded]),
+                _ => Vec::new(),
+            }
+        },
+    },
+    Move {
+        settings: &["parallel.engine.megatron.recompute"],
+        fixed: &["parallel.engine.megatron.recompute"],
+        cost: Cost::Time,
+        why: "layers are computed again in backward",
+        values: |now| {
+            let at = "parallel.engine.megatron.recompute";
+            let attention = json!({"selective": ["core_attn"]});
+            let applies = now.runner.is_megatron() && (now.absent(at) || now.is(at, "none"));
+            when(applies, [attention, json!({"uniform": 1})].map(|how| tree::of(at, how)))
+        },
+    },
+    Move {
+        settings: &["batch.batch_size", "gradient_accumulation"],
+        fixed: &["gradient_accumulation"],
+        cost: Cost::Time,
+        why: "fewer samples at once, as many a step",
+        values: |now| {
+            let (batch, micro) = (now.number("batch.batch_size"), now.number("gradient_accumulation"));
+            let parts = (1..batch.min(1 << 16)).rev().filter(|part| batch % part == 0);
+            let cut = |part: u64| {
+                let micro = micro.saturating_mul(batch / part);
+                json!({"batch": {"batch_size": part}, "gradient_accumulation": micro})
+            };
+            when(now.trains() && now.absent("job.lengths"), parts.map(cut))
+        },
+    },
+    Move {
+        settings: &["save_on_cpu"],
+        fixed: &["save_on_cpu"],
+        cost: Cost::Time,
+        why: "what forward saves waits in the host's memory",
+        values: |now| when(now.alone() && !now.on("save_on_cpu"), [json!({"save_on_cpu": true})]),
+    },
+    Move {
+        settings: &["parallel.engine.fsdp2.offload"],
+        fixed: &["parallel.engine.fsdp2.offload"],
+        cost: Cost::Time,
+        why: "shards, gradients and states are in the host's memory",
+        values: |now| {
+            let applies = now.runner == Runner::Fsdp2 && !now.on("parallel.engine.fsdp2.offload");
+            when(applies, [json!({"parallel": {"engine": {"fsdp2": {"offload": true}}}})])
+        },
+    },
+    Move {
+        settings: &["parallel.engine.deepspeed.zero.offload_optimizer"],
+        fixed: &["parallel.engine.deepspeed.zero.offload_optimizer"],
+        cost: Cost::Time,
+        why: "states are in the host's memory",
+        values: |now| {
+            let at = "parallel.engine.deepspeed.zero.offload_optimizer";
+            let on_host = tree::get(now.tree, at).is_some_and(|place| place["device"] == "cpu");
+            when(now.runner == Runner::Deepspeed && !on_host, [tree::of(at, json!({"device": "cpu"}))])
+        },
+    },
+    Move {
+        settings: &["weights", "autocast"],
+        fixed: &["weights", "autocast"],
+        cost: Cost::Arithmetic,
+        why: "weights and gradients in two bytes",
+        values: |now| {
+            let wide = now.is("weights", "fp32") && now.absent("quantization");
+            let old = tree::get(now.tree, "gpu.capability").and_then(Value::as_u64).is_some_and(|known| known < 80);
+            let mixed = json!({"weights": "fp32", "autocast": if old { "fp16" } else { "bf16" }});
+            let narrow = json!({"weights": "bf16", "autocast": null});
+            match (wide, now.trains()) {
+                (true, true) if old => when(now.absent("autocast"), [mixed]),
+                (true, true) => {
+                    if now.absent("autocast") {
+                        vec![mixed, narrow]
+                    } else {
+                        vec![narrow]
+                    }
+                }
+                (true, false) => vec![json!({"weights": if old { "fp16" } else { "bf16" }})],
+                _ => Vec::new(),
+            }
+        },
+    },
+    Move {
+        settings: OPTIMIZER,
+        fixed: OPTIMIZER,
+        cost: Cost::Arithmetic,
+        why: "states in one byte; paged ones go to the host when the card is full",
+        values: |now| {
+            let kinds = ["adamw8bit", "paged-adamw8bit"];
+            when(now.by_torch() && now.adam(), kinds.map(|kind| json!({"optimizer": {"kind": kind}})))
+        },
+    },
+    Move {
+        settings: OPTIMIZER,
+        fixed: OPTIMIZER,
+        cost: Cost::Arithmetic,
+        why: "states by row and column",
+        values: |now| when(now.by_torch() && now.adam(), [json!({"optimizer": {"kind": "adafactor"}})]),
+    },
+    Move {
+        settings: &["batch.batch_size"],
+        fixed: &["batch.batch_size"],
+        cost: Cost::Batch,
+        why: "fewer prompts at once",
+        values: |now| {
+            let fewer = (1..now.number("batch.batch_size").min(1 << 16)).rev();
+            when(!now.trains(), fewer.map(|samples| json!({"batch": {"batch_size": samples}})))
+        },
+    },
+    Move {
+        settings: &["batch.seq_len"],
+        fixed: &["batch.seq_len"],
+        cost: Cost::Length,
+        why: "fewer tokens a sample",
+        values: |now| {
+            let steps = now.number("batch.seq_len").saturating_sub(1) / 64;
+            (1..=steps.min(1 << 14)).rev().map(|step| json!({"batch": {"seq_len": step * 64}})).collect()
+        },
+    },
+    Move {
+        settings: &["adapter", "quantization"],
+        fixed: &["adapter", "quantization"],
+        cost: Cost::Training,
+        why: "no gradients and states of the model's own weights",
+        values: |now| {
+            let lora = json!({"adapter": {"method": "lora"}});
+            // Recomputation follows, unless somebody decided about it.
+            let qlora = json!({"adapter": {"method": "lora"}, "quantization": {}});
+            match (now.by_torch(), now.absent("adapter"), now.absent("quantization")) {
+                (true, true, true) => vec![lora, qlora],
+                (true, false, true) if now.is("adapter.method", "lora") => vec![json!({"quantization": {}})],
+                _ => Vec::new(),
+            }
+        },
+    },
+    Move {
+        settings: &["parallel", "batch.batch_size", "gradient_accumulation"],
+        fixed: &["parallel.engine", "parallel.mesh", "parallel.dp"],
+        cost: Cost::Mesh,
+        why: "another split over the cards",
+        values: meshes::splits,
+    },
+    Move {
+        settings: &["parallel"],
+        fixed: &["parallel.engine", "parallel.mesh", "parallel.dp"],
+        cost: Cost::Hardware,
+        why: "more cards share weights, gradients and states",
+        values: |now| {
+            let spread = |power: u32| json!({"parallel": {"gpus": 1u64 << power, "engine": {"fsdp2": {}}}});
+            when(now.alone(), (1..=10).map(spread))
+        },
+    },
+    Move {
+        settings: &["gpu"],
+        fixed: &["gpu"],
+        cost: Cost::Hardware,
+        why: "a larger card",
+        values: |now| {
+            let own = now.number("gpu.memory");
+            let maker = tree::get(now.tree, "gpu.vendor").and_then(Value::as_str).unwrap_or_default();
+            let mut larger: Vec<&Gpu> =
+                now.cards.iter().filter(|card| card.memory > own && card.vendor == maker).collect();
+            larger.sort_by(|a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
+            larger.dedup_by(|a, b| a.memory == b.memory);
+            larger.into_iter().map(|card| json!({"gpu": card.name})).collect()
+        },
+    },
+];
+
+/// The tree of a plan.
+pub(super) fn tree_of(plan: &RunPlan) -> Value {
+    let tree = match plan {
+        RunPlan::Train(plan) => serde_json::to_value(plan),
+        RunPlan::Infer(plan) => serde_json::to_value(plan),
+        RunPlan::Serve(plan) => serde_json::to_value(plan),
+    };
+    tree.unwrap_or_default()
+}
