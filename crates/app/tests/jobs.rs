@@ -177,7 +177,7 @@ fn resuming_and_finding_a_batch() {
 #[test]
 fn several_cards_share_the_batches() {
     let lengths = "--lengths 900,100,120,140,160,180,200,220 --sampler sequential --batch-size 1 --seq-len 1024";
-    for engine in ["--engine ddp --gpus 2", "--fsdp2 --gpus 2", "--zero 2 --gpus 2"] {
+    for engine in ["--engine ddp --gpus 2", "--engine fsdp2 --gpus 2", "--zero 2 --gpus 2"] {
         let two = json(&format!("train gpt2 {lengths} {engine}"));
         assert_eq!((number(&two, "/run/steps"), number(&two, "/run/lengths/2")), (4, 900), "{engine}");
     }
@@ -224,4 +224,22 @@ fn files_of_trainers_say_what_surrounds_the_step() {
     assert_eq!(job["evaluation"]["batch_size"], 4);
     let parts = document["run"]["parts"].as_array().unwrap();
     assert!(parts.iter().any(|part| part["name"] == "evaluation"));
+}
+
+/// The pictures of docs/jobs.md are what its commands draw.
+#[test]
+fn pictures_are_drawn_by_their_commands() {
+    let folder = tempfile::tempdir().unwrap();
+    let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let text = std::fs::read_to_string(docs.join("jobs.md")).unwrap();
+    for (name, begins) in
+        [("jobs-lengths.svg", "--lora --gradient-checkpointing"), ("jobs-evaluation.svg", "--eval-batch-size 16")]
+    {
+        let command = text.lines().find(|line| line.starts_with("$ vramcast train") && line.contains(begins)).unwrap();
+        let drawn = folder.path().join(name);
+        let line = command.trim_start_matches("$ vramcast ");
+        vramcast(&format!("{line} --gpu h200 --svg {}", drawn.display())).success();
+        let [drawn, shown] = [drawn, docs.join(name)].map(|path| std::fs::read_to_string(path).unwrap());
+        assert!(drawn == shown, "{name} is not what `vramcast {line} --svg` draws; draw it anew");
+    }
 }

@@ -71,7 +71,7 @@ impl Chat {
         // Dates only change digits.
         environment.add_function("strftime_now", |_: String| "01 Jan 2026");
         let values = context! {
-            messages => Serde(messages), add_generation_prompt => answers, bos_token => self.begin, eos_token => self.end,
+            messages => Serde(messages), add_generation_prompt => answers, bos_token => self.begin.as_str(), eos_token => self.end.as_str(),
         };
         let filled = environment.render_str(template, values);
         filled.map_err(|error| format!("its chat does not go into the chat template: {error}"))
