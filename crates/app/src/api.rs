@@ -12,6 +12,7 @@ use vramcast_core::plan::RunPlan;
 use vramcast_core::planner::solve::Unknown;
 
 use crate::ask::card::Machine;
+use crate::ask::data::Data;
 use crate::ask::found::{Reach, Sizes, Subject};
 use crate::ask::question::{Prepared, Question};
 use crate::ask::solve::{self, Need};
@@ -197,11 +198,13 @@ impl Asking {
         };
         let adapter = self.file("adapter", files::adapter)?;
         let deepspeed = self.file("deepspeed", files::deepspeed)?;
+        let tokenizer = self.path("tokenizer")?;
+        let data = self.path("data")?.map(|file| Data { file, tokenizer });
         let machine = Machine { profile: self.path("profile")?, gpu_file: self.path("gpu_file")? };
         let framework = self.text("framework")?;
         let named = std::mem::take(&mut self.options).into_iter().map(|(name, value)| (name, Given::Value(value)));
         let asked = Asked { task, framework, named: named.collect(), ..Asked::default() };
-        Ok(Question { subject, asked, file, adapter, deepspeed, machine })
+        Ok(Question { subject, asked, file, adapter, deepspeed, data, machine })
     }
 
     fn answer(&mut self, task: Task, settings: &Settings) -> Result<(Value, bool), Failure> {

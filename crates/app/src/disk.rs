@@ -32,6 +32,13 @@ pub(crate) fn text(path: &Path, most: u64) -> Result<String, Error> {
     String::from_utf8(read(path, most)?).map_err(|_| Error::new(ErrorKind::InvalidData, "it is not UTF-8 text"))
 }
 
+/// The first bytes of a regular file, at most so many.
+pub(crate) fn head(path: &Path, most: u64) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Opens a regular file.
 pub(crate) fn open(path: &Path) -> Result<File, Error> {
     // Asked before it is opened: opening a pipe waits for whoever writes into it.

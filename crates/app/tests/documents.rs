@@ -36,12 +36,21 @@ fn prepare(folder: &Path) {
     }
 }
 
-const FILES: [(&str, &str); 1] = [(
-    "axolotl.yaml",
-    "base_model: meta-llama/Meta-Llama-3-8B\nadapter: qlora\nload_in_4bit: true\nlora_r: 16\nlora_alpha: 32\n\
+const FILES: [(&str, &str); 3] = [
+    ("train.jsonl", "{\"text\": \"a short one\"}\n{\"text\": \"one that is a little longer than that\"}\n"),
+    (
+        "tokenizer.json",
+        "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": [], \"normalizer\": null, \
+         \"pre_tokenizer\": {\"type\": \"WhitespaceSplit\"}, \"post_processor\": null, \"decoder\": null, \
+         \"model\": {\"type\": \"WordLevel\", \"vocab\": {\"a\": 0}, \"unk_token\": \"a\"}}",
+    ),
+    (
+        "axolotl.yaml",
+        "base_model: meta-llama/Meta-Llama-3-8B\nadapter: qlora\nload_in_4bit: true\nlora_r: 16\nlora_alpha: 32\n\
      lora_target_linear: true\nsequence_len: 2048\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\n\
      gradient_checkpointing: true\noptimizer: adamw_bnb_8bit\nbf16: auto\n",
-)];
+    ),
+];
 
 /// Words as a shell makes them of a line; quotes and a comment at its end are all that examples use.
 fn words(line: &str) -> Vec<String> {

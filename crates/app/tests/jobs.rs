@@ -131,3 +131,115 @@ fn what_has_no_effect_is_refused() {
     let over = json(&format!("train gpt2 --plan {} --lengths 64,128", file.display()));
     assert_eq!(over["run"]["lengths"][2], 128);
 }
+
+/// Packed rows are full, and batches without padding are one row of all samples.
+#[test]
+fn samples_are_joined() {
+    let lengths = "--lengths 300,200,150,100,80,60 --sampler sequential --seq-len 512 --batch-size 2";
+    let padded = json(&format!("train gpt2 {lengths}"));
+    let flat = json(&format!("train gpt2 {lengths} --padding-free"));
+    let packed = json(&format!("train gpt2 {lengths} --packing bfd"));
+    // 300 and 200 go together, then 150, 100, 80 and 60.
+    assert_eq!((number(&padded, "/run/steps"), number(&packed, "/run/steps")), (3, 1));
+    assert_eq!(number(&flat, "/run/lengths/2"), 500);
+    assert_eq!(number(&packed, "/run/lengths/2"), 300 + 200 + 150 + 100 + 80 + 60);
+    let refused = vramcast(&format!("train gpt2 {lengths} --packing bfd --padding-free")).code(2);
+    assert!(String::from_utf8_lossy(&refused.get_output().stderr).contains("has no effect"));
+    vramcast("train t5-small --packing bfd").code(2);
+    vramcast("train gpt2 --packing zigzag").code(2);
+    vramcast("train google/vit-base-patch16-224 --lengths 5,6").code(2);
+}
+
+/// Keeping less in an evaluation takes less.
+#[test]
+fn evaluations_keep_more_or_less() {
+    let line = "train gpt2 --batch-size 1 --seq-len 512 --eval-batch-size 16 --eval-rows 64 --eval-metrics";
+    let [all, by_batch, argmax] = ["", " --batch-eval-metrics", " --eval-argmax"]
+        .map(|more| number(&json(&format!("{line}{more}")), "/run/parts/1/allocated"));
+    assert!(by_batch < all && argmax < all, "{all} {by_batch} {argmax}");
+    vramcast("train gpt2 --eval-batch-size 4 --eval-argmax").code(2);
+}
+
+/// Resuming reads states back; a batch that does not fit is made smaller.
+#[test]
+fn resuming_and_finding_a_batch() {
+    let resumed = json("train gpt2 --resume --batch-size 1 --seq-len 128");
+    assert_eq!(resumed["run"]["parts"][0]["name"], "resuming");
+    let line = "train gpt2 --batch-size 64 --seq-len 512 --memory-limit 12";
+    vramcast(line).code(1);
+    let found = json(&format!("{line} --auto-find-batch-size"));
+    let notes = found["notes"].to_string();
+    assert!(notes.contains("the largest batch tried that fits"), "{notes}");
+    assert!(found["run"].get("fails").is_none());
+}
+
+/// Cards see batches in turn: the one with the longest is simulated.
+#[test]
+fn several_cards_share_the_batches() {
+    let lengths = "--lengths 900,100,120,140,160,180,200,220 --sampler sequential --batch-size 1 --seq-len 1024";
+    for engine in ["--engine ddp --gpus 2", "--engine fsdp2 --gpus 2", "--zero 2 --gpus 2"] {
+        let two = json(&format!("train gpt2 {lengths} {engine}"));
+        assert_eq!((number(&two, "/run/steps"), number(&two, "/run/lengths/2")), (4, 900), "{engine}");
+    }
+    vramcast(&format!("train gpt2 {lengths} --engine ddp --gpus 2 --eval-batch-size 4")).code(2);
+}
+
+/// Text is counted by the model's tokenizer, chats by its template.
+#[test]
+fn data_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let words: Vec<String> = (0..50).map(|at| format!("\"w{at}\": {at}")).collect();
+    let tokenizer = format!(
+        "{{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": [], \"normalizer\": null, \
+         \"pre_tokenizer\": {{\"type\": \"WhitespaceSplit\"}}, \"post_processor\": null, \"decoder\": null, \
+         \"model\": {{\"type\": \"WordLevel\", \"vocab\": {{{}}}, \"unk_token\": \"w0\"}}}}",
+        words.join(", ")
+    );
+    let [data, tokens] = ["data.jsonl", "tokenizer.json"].map(|name| folder.path().join(name));
+    std::fs::write(&tokens, tokenizer).unwrap();
+    let rows: Vec<String> = (1..9).map(|at| format!("{{\"text\": \"{}\"}}", "w1 ".repeat(at * 40).trim())).collect();
+    std::fs::write(&data, rows.join("\n")).unwrap();
+    let line = format!("train gpt2 --batch-size 2 --seq-len 1024 --data {}", data.display());
+    let counted = json(&format!("{line} --tokenizer {}", tokens.display()));
+    assert_eq!(number(&counted, "/run/lengths/2"), 8 * 40 + 1);
+    assert!(counted["notes"].to_string().contains("8 samples counted (text)"));
+    let refused = vramcast(&line).code(2);
+    assert!(String::from_utf8_lossy(&refused.get_output().stderr).contains("--tokenizer"));
+    vramcast(&format!("{line} --tokenizer {} --lengths 5,6", tokens.display())).code(2);
+    vramcast(&format!("{line} --tokenizer {}", data.display())).code(2);
+}
+
+/// A Trainer's file brings its evaluation and TRL's its packing.
+#[test]
+fn files_of_trainers_say_what_surrounds_the_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("sft.yaml");
+    let keys = "model_name_or_path: gpt2\nper_device_train_batch_size: 2\nmax_length: 256\npacking: true\n\
+                eval_strategy: steps\nper_device_eval_batch_size: 4\ntorch_empty_cache_steps: 2\n";
+    std::fs::write(&file, keys).unwrap();
+    let document = json(&format!("train --plan {}", file.display()));
+    let job = &document["plan"]["train"]["job"];
+    let job = if job.is_null() { &document["plan"]["job"] } else { job };
+    assert_eq!((&job["packing"], &job["empty_cache_steps"]), (&"bfd".into(), &2.into()), "{}", document["plan"]);
+    assert_eq!(job["evaluation"]["batch_size"], 4);
+    let parts = document["run"]["parts"].as_array().unwrap();
+    assert!(parts.iter().any(|part| part["name"] == "evaluation"));
+}
+
+/// The pictures of docs/jobs.md are what its commands draw.
+#[test]
+fn pictures_are_drawn_by_their_commands() {
+    let folder = tempfile::tempdir().unwrap();
+    let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let text = std::fs::read_to_string(docs.join("jobs.md")).unwrap();
+    for (name, begins) in
+        [("jobs-lengths.svg", "--lora --gradient-checkpointing"), ("jobs-evaluation.svg", "--eval-batch-size 16")]
+    {
+        let command = text.lines().find(|line| line.starts_with("$ vramcast train") && line.contains(begins)).unwrap();
+        let drawn = folder.path().join(name);
+        let line = command.trim_start_matches("$ vramcast ");
+        vramcast(&format!("{line} --gpu h200 --svg {}", drawn.display())).success();
+        let [drawn, shown] = [drawn, docs.join(name)].map(|path| std::fs::read_to_string(path).unwrap());
+        assert!(drawn == shown, "{name} is not what `vramcast {line} --svg` draws; draw it anew");
+    }
+}

@@ -8,7 +8,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 use vramcast_core::memory::{allocator, simulation};
 use vramcast_core::model::Model;
-use vramcast_core::plan::{Batch, Checkpointing, TrainPlan};
+use vramcast_core::plan::job::Lengths;
+use vramcast_core::plan::{Batch, Checkpointing, Job, TrainPlan};
 use vramcast_core::source::catalogue;
 
 fn main() {
@@ -45,6 +46,17 @@ fn depth(bencher: Bencher<'_, '_>, layers: u64) {
 #[divan::bench(args = [32, 128])]
 fn depth_checkpointed(bencher: Bencher<'_, '_>, layers: u64) {
     let (model, plan) = (model(Some(layers)), TrainPlan { checkpointing: Checkpointing::Full, ..plan() });
+    bencher.bench_local(|| simulation::train(black_box(&model), &plan).map(|s| s.process_bytes()));
+}
+
+/// A thousand steps whose batches are of other lengths each, with every layer recomputed.
+#[divan::bench(sample_count = 5)]
+fn thousand_steps_of_many_lengths(bencher: Bencher<'_, '_>) {
+    let lengths = Lengths::parse("lognormal:6.0,0.9").expect("it is spelled right");
+    let job = Job { lengths: Some(lengths), steps: Some(1000), ..Job::default() };
+    let batch = Batch { batch_size: 4, seq_len: 4096, ..Batch::default() };
+    let (model, plan) =
+        (model(None), TrainPlan { job, batch, checkpointing: Checkpointing::Full, ..TrainPlan::default() });
     bencher.bench_local(|| simulation::train(black_box(&model), &plan).map(|s| s.process_bytes()));
 }
 

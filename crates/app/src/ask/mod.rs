@@ -20,6 +20,7 @@
 
 pub(crate) mod card;
 pub(crate) mod compare;
+pub(crate) mod data;
 pub(crate) mod engines;
 pub(crate) mod files;
 pub(crate) mod formula;

@@ -11,6 +11,7 @@ use vramcast_core::plan::{Gpus, InferPlan, RunPlan, TrainPlan};
 use vramcast_core::source::catalogue;
 
 use super::card::{Card, Machine};
+use super::data::Data;
 use super::files;
 use super::found::{Found, Reach, Subject};
 use super::work;
@@ -31,6 +32,8 @@ pub(crate) struct Question {
     pub(crate) adapter: Option<Value>,
     /// DeepSpeed's configuration.
     pub(crate) deepspeed: Option<Value>,
+    /// A file of samples that are still to be counted.
+    pub(crate) data: Option<Data>,
     /// What is known of the machine.
     pub(crate) machine: Machine,
 }
@@ -73,6 +76,19 @@ impl Question {
         self.subject.find(reach, false)
     }
 
+    /// Samples of a data file are counted; their lengths are what is asked about.
+    fn count_data(&mut self) -> Result<(), Failure> {
+        let Some(data) = self.data.take() else { return Ok(()) };
+        if self.asked.names("lengths").is_some() {
+            let both = "--lengths and --data both say how long samples are";
+            return Err(Failure::bad_input(both).hint("leave one out"));
+        }
+        let counted = data.count()?;
+        self.asked.trees.push(tree::of("job.lengths", counted.lengths));
+        self.asked.notes.extend(counted.notes);
+        Ok(())
+    }
+
     /// Finds the model and lays the layers over each other.
     pub(crate) fn prepare(mut self, reach: Reach, settings: &Settings) -> Result<Prepared, Failure> {
         let mut from_file = false;
@@ -90,6 +106,7 @@ impl Question {
         }
         if reach == Reach::Machine {
             self.read_lengths()?;
+            self.count_data()?;
         }
         self.subject.assume =
             self.asked.assumed().map_err(|fault| Failure::faults(vec![fault], self.asked.runner()))?;

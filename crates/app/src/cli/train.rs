@@ -15,6 +15,7 @@ use super::lens::{self, LensArguments};
 use super::model::ModelArguments;
 use super::output::{MachineArguments, OutputArguments};
 use super::settings::{SettingFlags, Training};
+use crate::ask::data::Data;
 use crate::ask::found::{Found, Reach};
 use crate::ask::question::{Prepared, Question};
 use crate::ask::{files, solve};
@@ -43,6 +44,12 @@ pub(super) struct Arguments {
     /// Find what fits: batch, seq-len, lora-rank, gpu, gpus or layers.
     #[arg(long, value_name = "WHAT", value_parser = unknown, help_heading = "Solving")]
     solve: Option<Unknown>,
+    /// Samples whose tokens are counted: JSON lines or a JSON list, with text, messages, or prompt and completion.
+    #[arg(long, value_name = "FILE", help_heading = "The whole job")]
+    data: Option<PathBuf>,
+    /// The tokenizer.json that counts them, or a folder with one.
+    #[arg(long, value_name = "PATH", requires = "data", help_heading = "The whole job")]
+    tokenizer: Option<PathBuf>,
     #[command(flatten)]
     machine: MachineArguments,
     #[command(flatten)]
@@ -103,6 +110,7 @@ impl Arguments {
             file: self.file.content()?,
             adapter: self.adapter.as_deref().map(files::adapter).transpose()?,
             deepspeed: self.deepspeed.as_deref().map(files::deepspeed).transpose()?,
+            data: self.data.clone().map(|file| Data { file, tokenizer: self.tokenizer.clone() }),
             machine: self.machine.machine(),
         };
         question.prepare(Reach::Machine, &context.settings)

@@ -42,6 +42,12 @@ pub fn lines(run: &Run) -> Vec<String> {
         let [low, high] = spread.reserved.map(gib);
         lines.push(format!("over {} seeds, reserved goes from {low} to {high} GiB", spread.seeds));
     }
+    if let Some(less) = run.expandable {
+        lines.push(format!(
+            "with expandable segments (--alloc-conf expandable_segments:True) it reserves {} GiB",
+            gib(less)
+        ));
+    }
     lines.extend(decides(run));
     match (&run.fails, run.retries) {
         (Some(failed), _) => lines.push(format!(
@@ -65,12 +71,7 @@ fn decides(run: &Run) -> Option<String> {
     let most = run.parts.iter().find(|part| part.name == run.decides)?;
     let next = run.parts.iter().filter(|part| part.name != run.decides).max_by_key(|part| part.allocated)?;
     let more = most.allocated - next.allocated;
-    let cure = match most.name.as_str() {
-        "evaluation" => {
-            ": a smaller evaluation batch, or eval_accumulation_steps where predictions are kept, takes less"
-        }
-        _ => "",
-    };
+    let cure = run.cure.as_ref().map(|cure| format!("; {cure}")).unwrap_or_default();
     Some(format!("{} decides: it allocates {} GiB more than {}{cure}", most.name, gib(more), next.name))
 }
 

@@ -250,6 +250,7 @@ pub fn phase_name(phase: &str) -> String {
         "eval" => return "evaluation".to_owned(),
         "load" => return "loading".to_owned(),
         "merge" => return "merging".to_owned(),
+        "resume" => return "reading a checkpoint back".to_owned(),
         other => return other.to_owned(),
     };
     match parts.first().and_then(|step| step.parse::<u32>().ok()) {

@@ -46,7 +46,7 @@ pub(super) fn load(
     program: &Program,
     plan: &TrainPlan,
     layout: &AdapterLayout,
-    (base, names): (Stored<'_>, loading::Names<'_>),
+    (base, names): (Stored<'_>, loading::Names),
 ) -> Loaded {
     let mut loaded = Loaded { parameters: Vec::new(), trained: Vec::new(), wrapped: Wrapped::default() };
     // A tied head is made with a matrix of its own, which goes when it is tied: what is made next moves in there.

@@ -2,7 +2,8 @@
 //!
 //! Each batch goes forward without a graph. Without `compute_metrics` only the loss is kept. With it every batch's
 //! predictions are joined to those before (`nested_concat`: old, new and joined live together) until
-//! `eval_accumulation_steps` send them to the host; names of the loop hold the last batch's while the next runs.
+//! `eval_accumulation_steps` send them to the host; names of the loop hold the last batch's while the next runs. With
+//! `batch_eval_metrics` only losses are kept, and each batch ends with an empty cache.
 
 use super::log::{Category, Event};
 use super::phase::{Phase, Work};
@@ -12,8 +13,8 @@ use super::torch::Torch;
 use super::train::phase;
 use crate::dtype::DType;
 use crate::model::Shape;
+use crate::plan::PlanError;
 use crate::plan::job::{Evaluation, Sizes};
-use crate::plan::{Job, PlanError};
 
 /// Runs it after a step.
 pub(super) fn run(torch: &mut Torch, ready: &mut Ready, how: &Evaluation, step: u32) -> Result<(), PlanError> {
@@ -40,6 +41,8 @@ fn batches(torch: &mut Torch, ready: &mut Ready, how: &Evaluation) -> Result<(),
     for (at, sizes) in sizes(ready, how).into_iter().enumerate() {
         let loaded = ready.batch(torch, ready.alike(sizes))?;
         let runner = std::rc::Rc::clone(&loaded.runner);
+        // Detached, not copied: labels outlive the rest of their batch.
+        let labels = runner.labels();
         current = Some(loaded);
         let mut outputs = runner.forward(torch);
         let wide = ready.plan.autocast.is_some();
@@ -51,13 +54,21 @@ fn batches(torch: &mut Torch, ready: &mut Ready, how: &Evaluation) -> Result<(),
             let mut outputs = outputs.into_iter();
             // `loss.detach().mean()`, then `repeat` over the batch.
             let loss = outputs.next().map(|loss| torch.fresh("mean", Shape::new(&[]), loss.dtype));
-            let predictions: Vec<Tensor> = outputs.filter(|_| how.metrics).collect();
+            let mut predictions: Vec<Tensor> = outputs.filter(|_| how.metrics).collect();
             names.clear();
             let losses = torch.fresh("repeat", Shape::from([how.batch_size]), DType::F32);
             drop(loss);
             join(torch, &mut kept.losses, &losses);
-            let labels = torch.fresh("labels", Shape::from([sizes.samples, sizes.longest]), DType::I64);
-            if how.metrics {
+            if how.argmax {
+                // `preprocess_logits_for_metrics`: the likeliest of each place.
+                predictions.truncate(1);
+                for output in &mut predictions {
+                    let sizes: Vec<u64> =
+                        (0..output.shape.rank() as i64 - 1).map(|axis| output.shape.size(axis)).collect();
+                    *output = torch.fresh("argmax", Shape::new(&sizes), DType::I64);
+                }
+            }
+            if how.metrics && !how.by_batch {
                 if kept.predictions.is_empty() {
                     kept.predictions = predictions.clone();
                 } else {
@@ -65,14 +76,21 @@ fn batches(torch: &mut Torch, ready: &mut Ready, how: &Evaluation) -> Result<(),
                         *all = joined(torch, all, new);
                     }
                 }
-                join(torch, &mut kept.labels, &labels);
+                if let Some(labels) = &labels {
+                    join(torch, &mut kept.labels, labels);
+                }
+            }
+            if how.metrics {
                 names.extend(predictions);
-                names.push(labels);
+                names.extend(labels);
             }
             names.push(losses);
         });
-        if how.accumulation_steps.is_some_and(|every| (at as u32 + 1).is_multiple_of(every.max(1))) {
-            kept = Kept::default();
+        let sent = how.accumulation_steps.is_some_and(|every| (at as u32 + 1).is_multiple_of(every.max(1)));
+        if sent || how.by_batch {
+            if !how.by_batch {
+                kept = Kept::default();
+            }
             names.clear();
             current = None;
             torch.log.borrow_mut().events.push(Event::EmptyCache);
@@ -82,18 +100,10 @@ fn batches(torch: &mut Torch, ready: &mut Ready, how: &Evaluation) -> Result<(),
     Ok(())
 }
 
-/// Batches one after the other, the last with what is left.
+/// Batches one after the other.
 fn sizes(ready: &Ready, how: &Evaluation) -> Vec<Sizes> {
-    let plan = ready.plan;
-    let batch = crate::plan::Batch { batch_size: how.batch_size, ..plan.batch.clone() };
-    let every = how.rows.div_ceil(how.batch_size.max(1));
-    let job = Job { order: crate::plan::job::Order::Sequential, steps: Some(every as u32), ..plan.job.clone() };
-    let mut found = job.batches(&batch, 1);
-    if let Some(last) = found.last_mut().filter(|_| !how.rows.is_multiple_of(how.batch_size.max(1))) {
-        let samples = how.rows % how.batch_size;
-        *last = Sizes { samples, real: last.real.min(samples * last.longest), ..*last };
-    }
-    found
+    let batch = crate::plan::Batch { batch_size: how.batch_size, ..ready.plan.batch.clone() };
+    ready.plan.job.evaluated(&batch, how.rows)
 }
 
 fn join(torch: &mut Torch, all: &mut Option<Tensor>, new: &Tensor) {

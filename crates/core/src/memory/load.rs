@@ -31,7 +31,7 @@ pub(super) struct Changes<'a> {
     /// How it is split over tensor-parallel cards.
     pub(super) split: Option<Split>,
     /// What its checkpoint calls otherwise.
-    pub(super) names: loading::Names<'a>,
+    pub(super) names: loading::Names,
 }
 
 /// The model of a plan on the card.
@@ -56,7 +56,7 @@ pub(super) fn model(torch: &mut Torch, program: &Program, plan: &TrainPlan, chan
 }
 
 /// Parameters straight from a checkpoint, then buffers.
-fn pretrained(torch: &mut Torch, program: &Program, plan: &TrainPlan, names: loading::Names<'_>) -> Loaded {
+fn pretrained(torch: &mut Torch, program: &Program, plan: &TrainPlan, names: loading::Names) -> Loaded {
     let scheme = plan.quantization.as_ref();
     let load = |torch: &mut Torch| loading::from_pretrained(torch, program, plan.weights, scheme, names);
     let (mut parameters, quantised) = torch.in_category(Category::Weights, load);
@@ -120,16 +120,25 @@ pub(super) struct Batch {
     /// What the program reads.
     pub(super) inputs: Vec<(ValueId, Tensor)>,
     /// What comes along and only takes memory: a mask or positions that the lowering reads no values of.
-    pub(super) beside: Option<Tensor>,
+    pub(super) beside: Vec<Tensor>,
 }
 
 /// The tensors of a plan's batch, made on the host and copied over.
 pub(super) fn batch(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Batch {
-    batch_of(torch, program, plan.weights, plan.batch.mask)
+    batch_of(torch, program, plan.weights, Beside { mask: plan.batch.mask, documents: None })
 }
 
-/// The tensors of a batch, media in the type of the weights, with a mask or without.
-pub(super) fn batch_of(torch: &mut Torch, program: &Program, weights: DType, mask: bool) -> Batch {
+/// What a batch has besides what a program reads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Beside {
+    /// A 2-D mask.
+    pub(super) mask: bool,
+    /// Where so many samples in a row begin and end.
+    pub(super) documents: Option<u64>,
+}
+
+/// The tensors of a batch, media in the type of the weights.
+pub(super) fn batch_of(torch: &mut Torch, program: &Program, weights: DType, beside: Beside) -> Batch {
     torch.in_category(Category::Batch, |torch| {
         let mut inputs = Vec::new();
         for step in &program.steps {
@@ -143,8 +152,18 @@ pub(super) fn batch_of(torch: &mut Torch, program: &Program, weights: DType, mas
             inputs.push((outputs[0], torch.fresh("batch", shape, dtype)));
         }
         let shape = inputs.first().map_or(Shape::new(&[]), |(_, tensor): &(_, Tensor)| tensor.shape);
-        let beside = mask.then(|| torch.fresh("batch", shape, DType::I64));
-        Batch { inputs, beside }
+        let mask = beside.mask.then(|| torch.fresh("batch", shape, DType::I64));
+        let ends = beside.documents.into_iter().flat_map(|documents| {
+            // TRL's collator: positions, the ends for queries and for keys, the number of each token's sample.
+            let positions =
+                !program.steps.iter().any(|s| matches!(s, Step::Run { op: Op::Input(Input::Positions), .. }));
+            let ends = Shape::from([documents + 1]);
+            let all = [(shape, DType::I64), (ends, DType::I32), (ends, DType::I32), (shape, DType::I32)];
+            all.into_iter().skip(usize::from(!positions))
+        });
+        let ends: Vec<_> = ends.collect();
+        let ends = ends.into_iter().map(|(shape, dtype)| torch.fresh("batch", shape, dtype));
+        Batch { inputs, beside: mask.into_iter().chain(ends).collect() }
     })
 }
 
@@ -160,10 +179,11 @@ pub(super) fn shared_batch(torch: &mut Torch, program: &Program, (micro, cp): (u
             inputs.push((outputs[0], whole.with_shape(part)));
         }
         let first = inputs.first().filter(|_| positions).map(|(_, first): &(_, Tensor)| first.shape);
-        let beside = first.map(|shape| {
+        let beside = first.into_iter().map(|shape| {
             let whole = Shape::from([1, shape.size(1).saturating_mul(cp)]);
             torch.fresh("batch", whole, DType::I64)
         });
+        let beside = beside.collect();
         Batch { inputs, beside }
     })
 }

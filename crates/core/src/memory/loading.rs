@@ -2,7 +2,8 @@
 //!
 //! First one block of the size of all weights is taken and given back, so that the driver is asked once
 //! (`caching_allocator_warmup`). Then tensors come by name, digits counted as numbers; one that is quantised on the way is on
-//! the card in full until its packed form is there.
+//! the card in full until its packed form is there. Threads bring all of them, ahead of the one that sets them in place: experts
+//! that a checkpoint holds one by one are all there when the first are joined.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +14,27 @@ use super::tensor::Tensor;
 use super::torch::Torch;
 use super::torch::quantised::QuantisedWeight;
 use crate::dtype::DType;
+use crate::model::facts::ExpertNames;
 use crate::model::op::ParameterId;
 use crate::model::{Module, Program, Shape};
 use crate::plan::{Quantization, QuantizationScheme};
 
-/// What a checkpoint calls otherwise: a beginning of the model's names, and its own.
-pub(super) type Names<'a> = &'a [(&'a str, &'a str)];
+/// What a checkpoint calls otherwise.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Names {
+    /// A beginning of the model's names, and its own.
+    pub(super) beginnings: &'static [(&'static str, &'static str)],
+    /// Those of experts that it holds one by one.
+    pub(super) experts: Option<ExpertNames>,
+}
+
+/// A tensor of a checkpoint: a parameter, or a part of an expert.
+struct Part {
+    parameter: ParameterId,
+    /// Which of the lists that are stacked and then joined.
+    list: usize,
+    shape: Shape,
+}
 
 /// Parameters by id, and those that are held in few bits.
 pub(super) fn from_pretrained(
@@ -26,7 +42,7 @@ pub(super) fn from_pretrained(
     program: &Program,
     weights: DType,
     scheme: Option<&Quantization>,
-    names: Names<'_>,
+    names: Names,
 ) -> (Vec<Tensor>, BTreeMap<ParameterId, QuantisedWeight>) {
     let mut modules: BTreeMap<ParameterId, &Module> = BTreeMap::new();
     if let Some(scheme) = scheme {
@@ -35,16 +51,36 @@ pub(super) fn from_pretrained(
         }
     }
     let probabilities = scheme.map(|scheme| outliers::probabilities(program, scheme)).unwrap_or_default();
-    let mut order: Vec<ParameterId> = program.registration.clone();
-    order.sort_by_cached_key(|id| natural(&stored_name(&program.parameters[id.0 as usize].name, names)));
+    let mut parts: Vec<(String, Part)> = program.registration.iter().flat_map(|id| held(program, *id, names)).collect();
+    parts.sort_by_cached_key(|(name, _)| natural(name));
+    let mut order: Vec<ParameterId> = Vec::new();
+    let mut lists: BTreeMap<ParameterId, Vec<&Part>> = BTreeMap::new();
+    for (_, part) in &parts {
+        let all = lists.entry(part.parameter).or_default();
+        if all.is_empty() {
+            order.push(part.parameter);
+        }
+        all.push(part);
+    }
     warm_up(torch, program, (weights, scheme), &modules);
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
     let mut quantised = BTreeMap::new();
     let owners = program.owners();
+    // One thread alone quantises on the way.
+    let mut brought: BTreeMap<ParameterId, Vec<Tensor>> = BTreeMap::new();
+    for (_, part) in parts.iter().filter(|_| scheme.is_none()) {
+        torch.set_module(owners[part.parameter.0 as usize]);
+        let tensor = torch.fresh("parameter", part.shape, weights);
+        brought.entry(part.parameter).or_default().push(tensor);
+    }
     for id in order {
         let shape = program.parameters[id.0 as usize].shape;
         torch.set_module(owners[id.0 as usize]);
-        let whole = torch.fresh("parameter", shape, weights);
+        let parts = &lists[&id];
+        let tensors = brought
+            .remove(&id)
+            .unwrap_or_else(|| parts.iter().map(|part| torch.fresh("parameter", part.shape, weights)).collect());
+        let whole = joined(torch, parts, tensors, shape);
         let (Some(module), Some(scheme)) = (modules.get(&id), scheme) else {
             parameters[id.0 as usize] = Some(whole);
             continue;
@@ -58,6 +94,48 @@ pub(super) fn from_pretrained(
     let stand_in = |torch: &mut Torch, at: usize| torch.phantom(program.parameters[at].shape, weights);
     let parameters = parameters.into_iter().enumerate();
     (parameters.map(|(at, one)| one.unwrap_or_else(|| stand_in(torch, at))).collect(), quantised)
+}
+
+/// What a checkpoint holds for a parameter.
+fn held(program: &Program, id: ParameterId, names: Names) -> Vec<(String, Part)> {
+    let parameter = &program.parameters[id.0 as usize];
+    let name = stored_name(&parameter.name, names);
+    let whole = |name: String| vec![(name, Part { parameter: id, list: 0, shape: parameter.shape })];
+    let Some((experts, (block, own))) = names.experts.zip(name.rsplit_once('.')) else { return whole(name) };
+    let lists: Vec<&str> = experts.mapping.iter().filter(|(_, new)| *new == own).map(|(old, _)| *old).collect();
+    if lists.is_empty() || !block.ends_with("experts") || parameter.shape.rank() != 3 {
+        return whole(name);
+    }
+    let shape = Shape::from([parameter.shape.size(1) / lists.len() as u64, parameter.shape.size(2)]);
+    let of_expert = |expert: u64| {
+        let part = move |(list, old): (usize, &&str)| {
+            (format!("{block}.{expert}.{old}.weight"), Part { parameter: id, list, shape })
+        };
+        lists.iter().enumerate().map(part).collect::<Vec<_>>()
+    };
+    (0..parameter.shape.size(0)).flat_map(of_expert).collect()
+}
+
+/// `MergeModulelist` and `Concatenate`: lists are stacked one after the other, each let go when the next is taken up, then joined.
+fn joined(torch: &mut Torch, parts: &[&Part], mut tensors: Vec<Tensor>, shape: Shape) -> Tensor {
+    if let (1, Some(only)) = (parts.len(), tensors.pop_if(|tensor| tensor.shape == shape)) {
+        return only;
+    }
+    let count = parts.iter().map(|part| part.list).max().unwrap_or(0) + 1;
+    let mut lists: Vec<Vec<Tensor>> = (0..count).map(|_| Vec::new()).collect();
+    parts.iter().zip(tensors).for_each(|(part, tensor)| lists[part.list].push(tensor));
+    let mut taken = Vec::new();
+    let mut stacks: Vec<Tensor> = Vec::new();
+    for list in lists {
+        drop(std::mem::replace(&mut taken, list));
+        let one = shape.with(1, shape.size(1) / count as u64);
+        stacks.push(torch.fresh("stack", one, taken.first().map_or(DType::BF16, |first| first.dtype)));
+    }
+    drop(taken);
+    match stacks.len() {
+        1 => stacks.remove(0),
+        _ => torch.fresh("cat", shape, stacks[0].dtype),
+    }
 }
 
 /// One block for all, and gone again.
@@ -82,8 +160,8 @@ fn warm_up(
 }
 
 /// The name that a checkpoint has for a parameter.
-fn stored_name(name: &str, names: Names<'_>) -> String {
-    let other = names.iter().find_map(|(own, stored)| Some(format!("{stored}{}", name.strip_prefix(own)?)));
+fn stored_name(name: &str, names: Names) -> String {
+    let other = names.beginnings.iter().find_map(|(own, stored)| Some(format!("{stored}{}", name.strip_prefix(own)?)));
     other.unwrap_or_else(|| name.to_owned())
 }
 

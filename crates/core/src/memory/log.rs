@@ -39,11 +39,39 @@ pub struct StorageInfo {
     /// The module whose code ran, by its place in the program's modules.
     pub module: u32,
     /// Sizes of the tensor it was made for.
-    pub shape: Shape,
+    pub shape: Noted,
     /// Element type of that tensor.
     pub dtype: DType,
     /// The stream it was made on: the allocator keeps free blocks of one apart from those of another.
     pub stream: Stream,
+}
+
+/// The sizes of a tensor, for people to read. A long run notes millions: a quarter of what a [`Shape`] takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Noted {
+    len: u8,
+    sizes: [u32; Self::DIMS],
+}
+
+impl Noted {
+    const DIMS: usize = 6;
+
+    /// The sizes; those past the sixth are in it.
+    pub fn sizes(&self) -> Vec<u64> {
+        self.sizes[..self.len as usize].iter().map(|size| u64::from(*size)).collect()
+    }
+}
+
+impl From<Shape> for Noted {
+    fn from(shape: Shape) -> Self {
+        let all = shape.sizes();
+        let mut noted = Self { len: all.len().min(Self::DIMS) as u8, sizes: [1; Self::DIMS] };
+        for (at, size) in all.iter().enumerate() {
+            let place = &mut noted.sizes[at.min(Self::DIMS - 1)];
+            *place = u32::try_from(u64::from(*place).saturating_mul(*size)).unwrap_or(u32::MAX);
+        }
+        noted
+    }
 }
 
 /// A stream, as far as the allocator cares.
@@ -198,6 +226,7 @@ impl Storage {
         let mut inner = log.borrow_mut();
         let id = StorageId(inner.storages.len() as u32);
         let Context { category, module, stream } = inner.context;
+        let shape = shape.into();
         inner.storages.push(StorageInfo { bytes, category, operation, module, shape, dtype, stream });
         inner.events.push(Event::Allocate(id));
         drop(inner);
@@ -209,6 +238,7 @@ impl Storage {
         let mut inner = log.borrow_mut();
         let id = StorageId(inner.storages.len() as u32);
         let Context { category, module, stream } = inner.context;
+        let shape = shape.into();
         inner.storages.push(StorageInfo { bytes, category, operation, module, shape, dtype, stream });
         drop(inner);
         Rc::new(Self { id, alive: Cell::new(None), log: Rc::clone(log) })

@@ -37,6 +37,8 @@ pub enum Work {
     Load,
     /// An adapter is merged into it.
     Merge,
+    /// A checkpoint is read back.
+    Resume,
     /// A pass of a model that generates nothing.
     FirstPass,
     /// The pass after it.
@@ -48,7 +50,7 @@ pub enum Work {
 }
 
 impl Work {
-    const NAMES: [(Self, &'static str); 14] = [
+    const NAMES: [(Self, &'static str); 15] = [
         (Self::Forward, "fwd"),
         (Self::Backward, "bwd"),
         (Self::Weights, "weights"),
@@ -59,6 +61,7 @@ impl Work {
         (Self::Evaluation, "eval"),
         (Self::Load, "load"),
         (Self::Merge, "merge"),
+        (Self::Resume, "resume"),
         (Self::FirstPass, "forward"),
         (Self::SecondPass, "forward2"),
         (Self::Generate, "generate"),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::load::{self, Batch};
+use super::load::{self, Batch, Beside};
 use super::lower::head::HeadLoss;
 use super::lower::hooks::Hooks;
 use super::lower::liger::Liger;
@@ -13,7 +13,7 @@ use super::torch::Torch;
 use crate::model::Program;
 use crate::plan::job::Sizes;
 use crate::plan::liger::LigerPatch;
-use crate::plan::{self, AttentionKind, PlanError, TrainPlan};
+use crate::plan::{self, AttentionKind, LossKind, PlanError, TrainPlan};
 
 /// The program of a model for a batch.
 pub(super) type Programs<'a> = dyn Fn(&plan::Batch) -> Result<Rc<Program>, PlanError> + 'a;
@@ -33,17 +33,24 @@ pub(super) struct Ready<'a> {
 /// A batch on the card, and what runs on it.
 pub(super) struct Loaded {
     pub(super) runner: Rc<Runner>,
-    _beside: Option<Tensor>,
+    _beside: Vec<Tensor>,
 }
 
 impl Ready<'_> {
-    /// The same sizes, as far as memory knows the difference: only flash attention counts tokens.
-    pub(super) fn alike(&self, sizes: Sizes) -> Sizes {
-        let counts = !matches!(self.plan.attention, AttentionKind::Sdpa | AttentionKind::Eager);
-        match sizes.padded() && !counts {
-            true => Sizes { real: sizes.samples * sizes.longest - 1, ..sizes },
-            false => sizes,
+    /// The same sizes, as far as memory knows the difference: only flash attention counts tokens and samples, and only
+    /// TRL's head leaves out what the loss does not count.
+    pub(super) fn alike(&self, mut sizes: Sizes) -> Sizes {
+        if matches!(self.plan.attention, AttentionKind::Sdpa | AttentionKind::Eager) {
+            if sizes.padded() {
+                sizes.real = sizes.samples * sizes.longest - 1;
+            }
+            // Ends take four bytes each, in blocks of 512.
+            sizes.documents = sizes.documents.map(|many| if many < 128 { many.min(2) } else { many / 128 * 128 });
         }
+        if self.plan.loss.kind != LossKind::TrlFused {
+            sizes.counted = 0;
+        }
+        sizes
     }
 
     /// A batch of these sizes, copied to the card.
@@ -57,11 +64,14 @@ impl Ready<'_> {
                 program
             }
         };
-        let Batch { inputs, beside } = load::batch_of(torch, &program, self.plan.weights, batch.mask || batch.padded);
+        let beside = Beside { mask: batch.mask || batch.padded, documents: sizes.documents };
+        let Batch { inputs, beside } = load::batch_of(torch, &program, self.plan.weights, beside);
         let settings = Settings {
             padded: batch.padded,
             mask: batch.mask || batch.padded,
             real_tokens: batch.real_tokens,
+            counted: Some(sizes.counted),
+            documents: sizes.documents,
             ..self.settings
         };
         let wrapped = Wrapped {

@@ -4,6 +4,7 @@
 //! without those, are the events of every later step: the same storages come to life again.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::log::{Event, Log, StorageId};
 use super::torch::Torch;
@@ -74,7 +75,8 @@ struct Carried {
 
 /// A step as it was.
 struct Template {
-    events: Vec<Event>,
+    /// Where in the log.
+    events: Range<usize>,
     /// Places of events that free a carried storage, and which.
     frees: Vec<(usize, usize)>,
     /// Places of events that make one.
@@ -150,9 +152,8 @@ impl<K: Ord> Tape<K> {
         }
         settled &= frees.len() == self.carried.len();
         let makes: Vec<usize> = lives.into_iter().flatten().collect();
-        let events = log.events[start.event..].to_vec();
-        drop(log);
-        let made = |place: &usize| match events[*place] {
+        let events = start.event..log.events.len();
+        let made = |place: &usize| match log.events[start.event + *place] {
             Event::Allocate(id) => Some(Carried { held: id, now: id }),
             _ => None,
         };
@@ -165,7 +166,7 @@ impl<K: Ord> Tape<K> {
 impl Template {
     fn write(&self, log: &mut Log, carried: &mut [Carried], step: u32) {
         let begin = log.events.len();
-        log.events.extend_from_slice(&self.events);
+        log.events.extend_from_within(self.events.clone());
         for (place, slot) in &self.frees {
             log.events[begin + place] = Event::Free(carried[*slot].now);
         }

@@ -8,9 +8,8 @@ use super::log::Log;
 use super::lower::head::Head;
 use super::process::{self, Part};
 use super::sharding::Spread;
-use super::{infer, megatron, stored, tensor_parallel, train};
-use crate::model::op::Op;
-use crate::model::{Model, Program, Step};
+use super::{infer, loading, megatron, stored, tensor_parallel, train};
+use crate::model::{Model, Program};
 use crate::plan::parallel::{Engine, Parallel, Place};
 use crate::plan::{
     AdapterLayout, Batch, Fault, InferPlan, Kernels, LossKind, ModelCode, Package, PlanError, Quantization, TrainPlan,
@@ -73,10 +72,27 @@ impl Simulation {
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     crate::work::begin();
     plan.check_on(model)?;
-    if let Some((model, plan)) = plan.model_code.own(model, plan)? {
-        return run(&model, &plan);
+    let first = of_one_size(model, plan)?;
+    if !plan.job.find_batch_size || !first.replay.out_of_memory {
+        return Ok(first);
     }
-    run(model, plan)
+    let (mut found, mut tried, mut tries) = (first, plan.clone(), 1);
+    while let Some(smaller) = tried.batch.smaller().filter(|_| found.replay.out_of_memory) {
+        tried.batch = smaller;
+        found = of_one_size(model, &tried)?;
+        tries += 1;
+    }
+    let what = if found.replay.out_of_memory { "no batch fits" } else { "the largest batch tried that fits" };
+    found.notes.push(format!("auto_find_batch_size: {what}, of {} samples, try {tries}", tried.batch.batch_size));
+    Ok(found)
+}
+
+/// The same with the batch as it is.
+fn of_one_size(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
+    match plan.model_code.own(model, plan)? {
+        Some((model, plan)) => run(&model, &plan),
+        None => run(model, plan),
+    }
 }
 
 /// The same for a plan that was checked and a model whose code is the one that runs.
@@ -153,7 +169,7 @@ fn train_at(
         liger,
         base: found.stored(),
         split,
-        names: model.family().facts.stored_names,
+        names: loading::Names { beginnings: model.family().facts.stored_names, experts: model.family().facts.experts },
     };
     if plan.job.from_pretrained && (changes.base.is_some() || plan.model_code != ModelCode::Transformers) {
         let what = "loading of a quantised checkpoint, or into another model code than transformers',";
@@ -174,11 +190,6 @@ fn train_at(
     let replay = allocator::replay(&log, plan.allocator, Some(limit));
     let mut notes = found.notes;
     notes.extend(crate::plan::parallel::tensor::note(plan));
-    let joins = |step: &Step| matches!(step, Step::Run { op: Op::Experts(_), .. });
-    if plan.job.from_pretrained && program.steps.iter().any(joins) {
-        notes
-            .push("experts are loaded as if a checkpoint held them joined; transformers joins them on the card".into());
-    }
     notes.extend(spread.and_then(|spread| spread.note(plan)));
     Ok(Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() })
 }

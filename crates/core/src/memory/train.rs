@@ -130,8 +130,7 @@ fn run_job(
 ) -> Result<Log, PlanError> {
     let mut optimizer = prepare(&mut torch, plan, &*engine);
     let micro = plan.gradient_accumulation.max(1) as usize;
-    let batches: Vec<Sizes> =
-        plan.job.batches(&plan.batch, micro as u32).into_iter().map(|sizes| ready.alike(sizes)).collect();
+    let batches: Vec<Sizes> = plan.batches().into_iter().map(|sizes| ready.alike(sizes)).collect();
     let steps = batches.len().div_ceil(micro) as u32;
     let mut passes = OfAllSizes { ready, current: None, batches: &batches, syncs, held: Vec::new() };
     let mut tape = Tape::new(engine.repeats());
@@ -161,8 +160,25 @@ fn prepare(torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine) -> Option<O
         engine.prepare(torch, &mut made, plan.optimizer);
         optimizer = Some(made);
     }
+    if plan.job.resume && plan.adapter.is_some() {
+        phase(torch, Work::Resume.into(), |torch| read_adapter(torch, engine.trained()));
+    }
+    if plan.job.warm {
+        torch.use_blas_everywhere();
+    }
     torch.log.borrow_mut().events.push(Event::EmptyCache);
+    if let Some(optimizer) = optimizer.as_mut().filter(|_| plan.job.resume) {
+        phase(torch, Work::Resume.into(), |torch| optimizer.read_back(torch, engine.trained()));
+    }
     optimizer
+}
+
+/// `load_adapter` of PEFT: its weights are on the card beside those they replace. Those of a whole model come by way of the host.
+fn read_adapter(torch: &mut Torch, trained: &[Trained]) {
+    let read: Vec<Tensor> = torch.in_category(Category::Temporaries, |torch| {
+        trained.iter().map(|one| torch.fresh("load", one.tensor.shape, one.tensor.dtype)).collect()
+    });
+    drop(read);
 }
 
 /// What follows the passes of a step: clip, step, zero.
@@ -188,7 +204,7 @@ struct OneByOne {
     syncs: bool,
     /// What the loop's names hold from one micro-batch to the next.
     held: Vec<Tensor>,
-    _beside: Option<Tensor>,
+    _beside: Vec<Tensor>,
 }
 
 impl Passes for OneByOne {
@@ -314,6 +330,8 @@ fn settings(plan: &TrainPlan) -> Settings {
         padded: plan.batch.padded,
         mask: plan.batch.mask || plan.batch.padded,
         real_tokens: plan.batch.real_tokens,
+        counted: None,
+        documents: None,
         save_on_cpu: plan.save_on_cpu,
     }
 }

@@ -25,6 +25,9 @@ pub struct Batch {
     pub padded: bool,
     /// Tokens of the whole batch that are no padding; all of them when absent.
     pub real_tokens: Option<u64>,
+    /// Samples that lie one after the other in its only row, each with positions of its own; a job's batches say so.
+    #[serde(skip)]
+    pub documents: Option<u64>,
 }
 
 impl Default for Batch {
@@ -38,6 +41,7 @@ impl Default for Batch {
             mask: false,
             padded: false,
             real_tokens: None,
+            documents: None,
         }
     }
 }
@@ -63,15 +67,27 @@ impl Batch {
 
     /// Refuses samples without a token where a model reads tokens.
     pub(super) fn check_tokens(&self, model: &Model, faults: &mut Faults) {
+        faults.when(Self::reads_tokens(model) && self.seq_len == 0, || {
+            Fault::value("batch.seq_len", 0, format!("from 1 to {MAX_TOKENS}")).or_set("batch.seq_len", 1)
+        });
+    }
+
+    /// Whether a model reads tokens.
+    pub(super) fn reads_tokens(model: &Model) -> bool {
         let config = model.config();
-        let reads = match model.task() {
+        match model.task() {
             Task::ImageClassification | Task::SpeechSeq2Seq | Task::Ctc => false,
             Task::Base | Task::PreTraining => [config, &config["text_config"]].iter().any(|c| c["vocab_size"].is_u64()),
             _ => true,
-        };
-        faults.when(reads && self.seq_len == 0, || {
-            Fault::value("batch.seq_len", 0, format!("from 1 to {MAX_TOKENS}")).or_set("batch.seq_len", 1)
-        });
+        }
+    }
+
+    /// The batch that `find_executable_batch_size` of accelerate tries next: nine tenths of the samples.
+    pub fn smaller(&self) -> Option<Self> {
+        let samples = (self.batch_size as f64 * 0.9) as u64;
+        let images =
+            self.images.map(|[count, h, w]| [(count.saturating_mul(samples) / self.batch_size.max(1)).max(1), h, w]);
+        (samples > 0).then(|| Self { batch_size: samples, images, real_tokens: None, ..self.clone() })
     }
 
     /// Tokens of the whole batch, padding among them.
@@ -88,7 +104,7 @@ impl Batch {
             past: 0,
             cache: false,
             static_cache: None,
-            position_ids: false,
+            position_ids: self.documents.is_some(),
             labels: true,
             // Who pads masks.
             mask: self.mask || self.padded,

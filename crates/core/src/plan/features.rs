@@ -66,6 +66,9 @@ impl TrainPlan {
         }
         add(self.parallel.as_ref().is_some_and(Parallel::runs_mics), "MiCS");
         add(self.job.lengths.is_some(), "batches of many lengths");
+        add(self.job.packing.is_some(), "packed samples");
+        add(self.job.is_flat() && self.job.packing.is_none(), "batches without padding");
+        add(self.job.resume, "resuming");
         add(self.job.evaluation.is_some(), "evaluation between steps");
         add(self.job.evaluation.as_ref().is_some_and(|how| how.metrics), "predictions kept for metrics");
         add(self.job.empty_cache_steps.is_some(), "empty_cache between passes");

@@ -126,7 +126,12 @@ impl TrainPlan {
         let optimizer = format!("optimizer {}", kind.name());
         let sharded = matches!(parallel.engine, Engine::Fsdp1(_) | Engine::Fsdp2(_));
         let nested = self.checkpoints.runs_nested();
+        let mesh = &parallel.mesh;
+        let split = mesh.cp.max(mesh.sp).max(mesh.pp).max(mesh.tp) > 1;
+        let varies = self.job.lengths.is_some() || self.job.is_flat() || self.job.packing.is_some();
         let refused = [
+            (varies && split, "job.lengths", "batches of many lengths, split over cards,"),
+            (split && !self.job.is_one_step() && !varies, "job", "what surrounds the step, split over cards,"),
             (self.keep_loss, "keep_loss", "a loss that is kept until the next,"),
             (self.optimizer_in_backward, "optimizer_in_backward", "the optimizer in backward"),
             (

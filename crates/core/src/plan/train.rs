@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::job::Sizes;
 use super::{
     AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Fault, Faults, Gpu, Job,
     LossKind, LossOptions, ModelCode, ModelSizes, Optimizer, Package, Parallel, PlanError, Quantization, SdpaKernel,
@@ -119,6 +120,7 @@ impl TrainPlan {
     pub fn check_on(&self, model: &Model) -> Result<(), Vec<Fault>> {
         let mut faults = self.faults(&ModelSizes::of(model.config(), self.batch.seq_len));
         self.batch.check_tokens(model, &mut faults);
+        self.job.check_on(model, &mut faults);
         faults.end()
     }
 
@@ -140,6 +142,15 @@ impl TrainPlan {
             parallel.check_into(self, sizes, &mut faults);
         }
         faults
+    }
+
+    /// The batches of a run; of several cards, those of the card that sees the longest: accelerate deals them out in turn.
+    pub fn batches(&self) -> Vec<Sizes> {
+        let cards = self
+            .parallel
+            .as_ref()
+            .map_or(1, |parallel| parallel.mesh.dp_replicate.saturating_mul(parallel.mesh.dp_shard).clamp(1, 1 << 16));
+        self.job.dealt(&self.batch, self.gradient_accumulation, cards as usize)
     }
 
     /// What the adapter comes to on a model of this type.

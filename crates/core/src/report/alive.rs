@@ -152,7 +152,7 @@ fn grouped(simulation: &Simulation, alive: &[StorageInfo]) -> Vec<LargeTensor> {
                 component: component.to_owned(),
                 module,
                 operation: info.operation.to_owned(),
-                shape: info.shape.sizes().to_vec(),
+                shape: info.shape.sizes(),
                 dtype: info.dtype.name().to_owned(),
                 bytes: info.bytes,
                 count: 1,

@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 
+use crate::memory::allocator;
 use crate::memory::phase::{Phase, Work};
 use crate::memory::simulation::Simulation;
-use crate::plan::RunPlan;
+use crate::plan::{AllocatorOptions, RunPlan, TrainPlan};
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
@@ -26,6 +27,12 @@ pub struct Run {
     /// The same run with other seeds: other orders, and other samples where lengths are drawn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
+    /// What would be reserved at most with expandable segments, where that is less.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expandable: Option<u64>,
+    /// What takes less.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cure: Option<String>,
     /// Where the run ends for want of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fails: Option<Failure>,
@@ -71,12 +78,16 @@ pub struct Failure {
     pub bytes: u64,
 }
 
+/// Longer logs are not replayed for a comparison.
+const MOST_EVENTS: usize = 4_000_000;
+
 /// The part of a run that a phase belongs to.
 fn part_of(phase: &Phase) -> &'static str {
     match phase.work {
         Work::Load => "loading",
         Work::Evaluation => "evaluation",
         Work::Merge => "merging",
+        Work::Resume => "resuming",
         _ => "training",
     }
 }
@@ -102,7 +113,7 @@ impl Run {
         let decides = parts.iter().max_by_key(|part| part.allocated).map(|part| part.name.clone()).unwrap_or_default();
         let steps = simulation.log.phases.iter().filter_map(|phase| phase.step).max().map_or(0, |last| last + 1);
         let batches = match plan.job.lengths {
-            Some(_) => plan.job.batches(&plan.batch, plan.gradient_accumulation),
+            Some(_) => plan.batches(),
             None => Vec::new(),
         };
         let mut tokens: Vec<u64> = batches.iter().map(|sizes| sizes.longest).collect();
@@ -115,6 +126,33 @@ impl Run {
         let lengths = (!tokens.is_empty()).then(|| [tokens[0], tokens[tokens.len() / 2], tokens[tokens.len() - 1]]);
         let fails =
             replay.failed.map(|(event, bytes)| Failure { phase: super::timeline::phase_of(simulation, event), bytes });
-        Some(Self { steps, lengths, peak, parts, decides, retries: replay.retries, spread: None, fails })
+        let cure = cure(plan, &decides).map(str::to_owned);
+        let (retries, expandable) = (replay.retries, expandable(plan, simulation));
+        Some(Self { steps, lengths, peak, parts, decides, retries, spread: None, expandable, cure, fails })
     }
+}
+
+/// What makes the part that decides smaller.
+fn cure(plan: &TrainPlan, decides: &str) -> Option<&'static str> {
+    let evaluation = plan.job.evaluation.as_ref()?;
+    match decides {
+        "evaluation" if evaluation.metrics && evaluation.accumulation_steps.is_none() && !evaluation.by_batch => {
+            Some("eval_accumulation_steps, batch_eval_metrics or an argmax in preprocess_logits_for_metrics keeps less")
+        }
+        "evaluation" => Some("a smaller evaluation batch takes less"),
+        _ => None,
+    }
+}
+
+/// The same run on segments that grow; not for logs that take long to replay.
+fn expandable(plan: &TrainPlan, simulation: &Simulation) -> Option<u64> {
+    let varies = plan.job.lengths.is_some() && !plan.allocator.expandable_segments;
+    if !varies || simulation.log.events.len() > MOST_EVENTS {
+        return None;
+    }
+    let options = AllocatorOptions { expandable_segments: true, ..plan.allocator };
+    let replay = allocator::replay(&simulation.log, options, None);
+    let now = simulation.replay.peak_reserved();
+    // Less by a twentieth is worth a word.
+    Some(replay.peak_reserved()).filter(|less| *less < now - now / 20)
 }

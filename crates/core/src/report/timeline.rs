@@ -47,7 +47,7 @@ pub(super) fn phases(simulation: &Simulation) -> Vec<PhaseReport> {
     let highest = at(simulation, simulation.replay.peak_event).and_then(|phase| phase.step);
     let all = simulation.log.phases.len() <= MOST_PHASES;
     let told = |phase: &Phase| match phase.work {
-        Work::Load | Work::Evaluation | Work::Merge => true,
+        Work::Load | Work::Evaluation | Work::Merge | Work::Resume => true,
         _ => all || phase.step.is_none_or(|step| step < 2 || Some(step) == highest),
     };
     let named = simulation.log.phases.iter().zip(&simulation.replay.phases);
@@ -80,8 +80,8 @@ pub(super) fn samples(simulation: &Simulation) -> Vec<Sample> {
     let log = &simulation.log;
     let stretch = log.events.len().div_ceil(SAMPLES).max(1);
     let mut samples: Vec<Sample> = Vec::new();
-    let mut now = Sample { phase: "load".into(), bytes: 0, weights: 0, gradients: 0, optimizer: 0 };
-    let mut highest: Option<Sample> = None;
+    let mut now = Moment::default();
+    let mut highest: Option<Moment> = None;
     for (index, event) in log.events.iter().enumerate() {
         match event {
             Event::Allocate(id) => {
@@ -98,21 +98,45 @@ pub(super) fn samples(simulation: &Simulation) -> Vec<Sample> {
                     *part -= info.bytes;
                 }
             }
-            Event::Phase(phase) => now.phase = log.phases[*phase as usize].to_string(),
+            Event::Phase(phase) => now.phase = Some(*phase),
             _ => {}
         }
-        if highest.as_ref().is_none_or(|known| now.bytes > known.bytes) {
-            highest = Some(now.clone());
+        if highest.is_none_or(|known| now.bytes > known.bytes) {
+            highest = Some(now);
         }
         if (index + 1) % stretch == 0 {
-            samples.extend(highest.take());
+            samples.extend(highest.take().map(|moment| moment.sample(&log.phases)));
         }
     }
-    samples.extend(highest);
+    samples.extend(highest.map(|moment| moment.sample(&log.phases)));
     samples
 }
 
-fn part(sample: &mut Sample, category: Category) -> Option<&mut u64> {
+/// A sample under way.
+#[derive(Debug, Clone, Copy, Default)]
+struct Moment {
+    phase: Option<u32>,
+    bytes: u64,
+    weights: u64,
+    gradients: u64,
+    optimizer: u64,
+}
+
+impl Moment {
+    fn sample(self, phases: &[Phase]) -> Sample {
+        let Self { phase, bytes, weights, gradients, optimizer } = self;
+        let named = phase.and_then(|phase| phases.get(phase as usize));
+        Sample {
+            phase: named.map_or_else(|| "load".to_owned(), ToString::to_string),
+            bytes,
+            weights,
+            gradients,
+            optimizer,
+        }
+    }
+}
+
+fn part(sample: &mut Moment, category: Category) -> Option<&mut u64> {
     match category {
         Category::Weights | Category::Buffers | Category::Adapters => Some(&mut sample.weights),
         Category::Gradients => Some(&mut sample.gradients),

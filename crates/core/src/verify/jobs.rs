@@ -8,7 +8,7 @@ use super::ledger::{Measure, model_of};
 use super::run;
 use crate::memory::simulation;
 use crate::plan::TrainPlan;
-use crate::plan::job::{Evaluation, Lengths, random::Twister};
+use crate::plan::job::{Evaluation, Lengths, Packing, random::Twister};
 
 /// Files of jobs: one a line.
 pub(super) const KIND: Kind = Kind {
@@ -71,9 +71,20 @@ fn score(row: &Value) -> Result<Scored, String> {
         asked["auto_class"] = row["job"]["head"].clone();
     }
     crate::work::fresh();
-    let simulated = simulation::train(&model_of(&asked)?, &plan).map_err(|error| error.to_string())?;
+    let model = model_of(&asked)?;
+    let simulate = |plan: &TrainPlan| simulation::train(&model, plan).map_err(|error| error.to_string());
+    let simulated = simulate(&plan)?;
     let replay = &simulated.replay;
-    let (oom, measured) = (row["oom"] == true, &row["measured"]);
+    let mut peaks = [replay.peak_allocated(), replay.peak_reserved()];
+    if row["job"]["resume"] == true {
+        // The second run of the row.
+        let mut plan = plan.clone();
+        (plan.job.resume, plan.job.warm) = (true, true);
+        let again = simulate(&plan)?.replay;
+        peaks = [peaks[0].max(again.peak_allocated()), peaks[1].max(again.peak_reserved())];
+    }
+    // Of a run whose batch is found the peaks are those of tries that failed, and the batch is what counts.
+    let (oom, measured) = (row["oom"] == true || plan.job.find_batch_size, &row["measured"]);
     // A job that broke off has no peaks of its own.
     let measure = |predicted: u64, key: &str| Measure {
         predicted: Some(predicted),
@@ -82,12 +93,14 @@ fn score(row: &Value) -> Result<Scored, String> {
     let mut scored = Scored {
         id: row["id"].as_str().unwrap_or_default().to_owned(),
         ok: false,
-        allocated: measure(replay.peak_allocated(), "peak_allocated"),
-        reserved: measure(replay.peak_reserved(), "peak_reserved"),
-        fits: plan.job.memory_limit.map(|_| Fits { predicted: !replay.out_of_memory, measured: !oom }),
+        allocated: measure(peaks[0], "peak_allocated"),
+        reserved: measure(peaks[1], "peak_reserved"),
+        fits: plan.job.memory_limit.map(|_| Fits { predicted: !replay.out_of_memory, measured: row["oom"] != true }),
     };
     let close = scored.allocated.error().is_none_or(|error| error.abs() <= 3.0);
-    scored.ok = close && scored.fits.as_ref().is_none_or(|fits| fits.predicted == fits.measured);
+    let found = || format!("of {} samples,", measured["batch"]);
+    let right = !plan.job.find_batch_size || simulated.notes.iter().any(|note| note.contains(&found()));
+    scored.ok = close && right && scored.fits.as_ref().is_none_or(|fits| fits.predicted == fits.measured);
     Ok(scored)
 }
 
@@ -99,10 +112,13 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         "varlen" | "load" | "classify" => "train",
         "trainer" => "trainer",
         // TRL's own trainers are other loops; its supervised one is the Trainer's with a loss of its own.
-        "trl" if job["how"] == "sft" && row["arguments"]["packing"] != true => "sft",
+        "trl" if job["how"] == "sft" => "sft",
         _ => return Err(format!("jobs of kind {kind} are not simulated yet")),
     };
-    if let Some(key) = ["compile", "overrides"].into_iter().find(|key| job[*key] == true || job[*key].is_object()) {
+    if let Some(key) = ["compile", "overrides", "generate"]
+        .into_iter()
+        .find(|key| job[*key] == true || job[*key].is_object() || job[*key].is_u64())
+    {
         return Err(format!("{key} is not simulated yet"));
     }
     if kind == "load" {
@@ -134,12 +150,16 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     let mut asked = row.clone();
     asked["run"] = run;
     let mut plan = run::training(&asked)?;
-    if matches!(kind, "classify" | "trl") {
+    if kind == "classify" {
         return Ok(plan);
     }
     plan.job.steps = job["steps"].as_u64().map(|steps| steps as u32);
+    if kind == "trl" {
+        supervised(row, &mut plan);
+    }
     plan.job.lengths = match kind {
         "varlen" => Some(measured_lengths(row)?),
+        "trl" => texts(job),
         _ if job["vary"] == true => Some(Lengths::Samples(drawn(job, 4096))),
         _ => None,
     };
@@ -151,8 +171,44 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         every: plan.job.steps,
         metrics: job["metrics"] == true && job["loss_only"] != true,
         accumulation_steps: job["eval_accumulation"].as_u64().map(|steps| steps as u32),
+        by_batch: job["batch_eval"] == true,
+        argmax: job["preprocess"] == true,
     });
+    plan.job.find_batch_size = job["auto_batch"] == true;
     Ok(plan)
+}
+
+/// What TRL's supervised trainer does with its data.
+fn supervised(row: &Value, plan: &mut TrainPlan) {
+    let (settled, asked) = (&row["arguments"], &row["job"]["args"]);
+    let strategy = [settled, asked].into_iter().find_map(|from| from["packing_strategy"].as_str());
+    plan.job.packing = (settled["packing"] == true).then_some(match strategy {
+        Some("wrapped") => Packing::Wrapped,
+        Some("bfd_split") => Packing::BfdSplit,
+        _ => Packing::Bfd,
+    });
+    plan.job.padding_free = settled["padding_free"] == true && !plan.job.packing.is_some_and(Packing::keeps_ends);
+}
+
+/// Texts of all lengths, each with a token at its end, where a row has them.
+fn texts(job: &Value) -> Option<Lengths> {
+    let rows = job["rows"].as_u64().unwrap_or(64) as usize;
+    let (vary, share) = (job["vary"] == true, job["prompt"].as_f64());
+    let all = match vary {
+        true => drawn(job, rows),
+        false => vec![job["seq"].as_u64().unwrap_or(0) + 8; 64],
+    };
+    match share {
+        None => vary.then(|| Lengths::Samples(all.iter().map(|words| words + 1).collect())),
+        Some(share) => Some(Lengths::Pairs(
+            all.iter()
+                .map(|words| {
+                    let prompt = ((*words as f64 * share) as u64).max(1);
+                    [prompt, words - prompt + 1]
+                })
+                .collect(),
+        )),
+    }
 }
 
 /// `from_pretrained`, and a merge.

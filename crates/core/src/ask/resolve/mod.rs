@@ -201,7 +201,16 @@ impl<'a> Draft<'a> {
             return;
         }
         let (runner, task) = (self.request.runner, self.request.task);
+        // A trainer's file asks for evaluation by the way; what is asked about is the run.
+        let aside = self.request.framework.is_some() && runner != Runner::OneCard && self.states("job.evaluation");
+        if aside {
+            self.tree["job"]["evaluation"] = Value::Null;
+            self.notes.push("evaluation between steps is not simulated on several cards, and left out here".to_owned());
+        }
         for (path, value) in tree::leaves(&self.request.stated) {
+            if aside && path.starts_with("job.evaluation") {
+                continue;
+            }
             let Some(row) = table::at(&path, runner.alone()) else { continue };
             let same_task = row.scope.runners().any(|one| one.trains() == (task == Task::Train));
             let usual = tree::get(defaults, &path).is_some_and(|usual| *usual == value) || value.is_null();

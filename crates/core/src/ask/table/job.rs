@@ -2,37 +2,53 @@
 
 use serde_json::{Value, json};
 
-use crate::ask::runner::Scope;
+use crate::ask::runner::{Runner, Scope};
 use crate::ask::setting::{Kind, Setting, Spelling, Topic, setting};
 use crate::ask::tree;
 use crate::plan::job::Lengths;
+
+/// One card, or many that each see batches of their own.
+const DEALT: Scope = Scope::ONE_CARD.and(Scope::DDP).and(Scope::FSDP).and(Runner::Deepspeed.alone());
 
 const fn job(path: &'static str, flag: &'static str, kind: Kind, help: &'static str) -> Setting {
     setting(path, flag, kind, help).on(Topic::Job, Scope::ONE_CARD)
 }
 
+const fn dealt(path: &'static str, flag: &'static str, kind: Kind, help: &'static str) -> Setting {
+    setting(path, flag, kind, help).on(Topic::Job, DEALT)
+}
+
 pub(super) const ROWS: &[Setting] = &[
-    job("job.lengths", "lengths", Kind::Spelled(LENGTHS), "How long samples are: a file of numbers, numbers, lognormal:MEAN,DEVIATION (of the logarithm), normal:MEAN,DEVIATION or uniform:FROM-TO; batches are padded to their longest, longer samples are cut at --seq-len")
+    dealt("job.lengths", "lengths", Kind::Spelled(LENGTHS), "How long samples are: a file of numbers, numbers, lognormal:MEAN,DEVIATION (of the logarithm), normal:MEAN,DEVIATION or uniform:FROM-TO; batches are padded to their longest, longer samples are cut at --seq-len")
         .value("FILE|HOW")
         .from("all as long as --seq-len says")
         .example("--lengths uniform:16-2048 --steps 4"),
-    job("job.order", "sampler", Kind::Choice(&[
+    dealt("job.order", "sampler", Kind::Choice(&[
         ("shuffled", "drawn anew for every epoch"),
         ("sequential", "as in the data set"),
         ("grouped", "those of like length together (group_by_length)"),
     ]), "In which order samples come")
         .from("shuffled, as the Trainer does")
         .example("--sampler sequential --lengths uniform:16-2048 --steps 4"),
-    job("job.seed", "seed", Kind::Whole, "The seed of that order, and of lengths that are drawn")
+    dealt("job.packing", "packing", Kind::Choice(&[
+        ("bfd", "best fit, the longest first; longer samples are cut (TRL's own choice)"),
+        ("bfd_split", "the same; longer samples go on in other rows"),
+        ("wrapped", "one after the other, cut where a row is full"),
+    ]), "Join samples into rows of --seq-len tokens, as TRL does; the ends of samples are kept by bfd, whose batches are one long row")
+        .from("samples are rows")
+        .example("--packing bfd --lengths uniform:16-512 --steps 4"),
+    dealt("job.padding_free", "padding-free", Kind::Switch, "The samples of a batch lie in one row, one after the other, without padding")
+        .example("--padding-free --batch-size 4"),
+    dealt("job.seed", "seed", Kind::Whole, "The seed of that order, and of lengths that are drawn")
         .from("42, the Trainer's")
         .example("--seed 7 --lengths uniform:16-2048 --steps 4"),
-    job("job.steps", "steps", Kind::Whole, "Steps that are run; 0: the model is only loaded")
+    dealt("job.steps", "steps", Kind::Whole, "Steps that are run; 0: the model is only loaded")
         .also(&["max-steps"])
         .from("an epoch of --lengths, at most 1000; else as many as settle the allocator")
         .example("--steps 0 --from-pretrained"),
-    job("job.pad_to_multiple_of", "pad-to-multiple-of", Kind::Whole, "Batches are padded to a multiple of so many tokens")
+    dealt("job.pad_to_multiple_of", "pad-to-multiple-of", Kind::Whole, "Batches are padded to a multiple of so many tokens")
         .example("--pad-to-multiple-of 512 --lengths uniform:16-2048 --steps 4"),
-    job("job.empty_cache_steps", "empty-cache-steps", Kind::Whole, "Cached memory goes back to the driver after the forward pass of every so many steps")
+    dealt("job.empty_cache_steps", "empty-cache-steps", Kind::Whole, "Cached memory goes back to the driver after the forward pass of every so many steps")
         .also(&["torch-empty-cache-steps"])
         .example("--empty-cache-steps 1 --lengths uniform:16-2048 --steps 4"),
     job("job.evaluation.batch_size", "eval-batch-size", Kind::Whole, "Evaluate between steps, as the Trainer does, with so many samples at once")
@@ -50,11 +66,20 @@ pub(super) const ROWS: &[Setting] = &[
     job("job.evaluation.accumulation_steps", "eval-accumulation-steps", Kind::Whole, "Kept predictions go to the host after so many batches")
         .from("at the end")
         .example("--eval-accumulation-steps 1 --eval-metrics"),
+    job("job.evaluation.by_batch", "batch-eval-metrics", Kind::Switch, "Metrics are computed batch by batch: no predictions are kept")
+        .example("--batch-eval-metrics --eval-metrics --eval-batch-size 16"),
+    job("job.evaluation.argmax", "eval-argmax", Kind::Switch, "Only the likeliest token of each place is kept (preprocess_logits_for_metrics)")
+        .example("--eval-argmax --eval-metrics --eval-batch-size 16"),
+    job("job.resume", "resume", Kind::Switch, "The optimizer's state is read back before the first step (resume_from_checkpoint)")
+        .also(&["resume-from-checkpoint"])
+        .example("--resume"),
+    job("job.find_batch_size", "auto-find-batch-size", Kind::Switch, "A run that fails for want of memory begins again with nine tenths of its batch")
+        .example("--auto-find-batch-size --batch-size 64 --memory-limit 12"),
     job("job.from_pretrained", "from-pretrained", Kind::Switch, "Weights come from a checkpoint straight onto the card (device_map): loading is part of the run")
         .example("--from-pretrained"),
     job("job.merge", "merge", Kind::Switch, "Merge an adapter into the weights (merge_and_unload) instead of training it")
         .example("--merge --lora"),
-    job("job.memory_limit", "memory-limit", Kind::Spelled(LIMIT), "The most that torch's allocator may take (set_per_process_memory_fraction), in GiB")
+    dealt("job.memory_limit", "memory-limit", Kind::Spelled(LIMIT), "The most that torch's allocator may take (set_per_process_memory_fraction), in GiB")
         .value("GIB")
         .from("what the card has left")
         .example("--memory-limit 8"),

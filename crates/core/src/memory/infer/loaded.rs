@@ -71,6 +71,8 @@ impl Loaded {
             mask: true,
             padded: plan.batch.padded,
             real_tokens: None,
+            counted: None,
+            documents: None,
             save_on_cpu: false,
         };
         Self { settings, parameters, quantised, stored, _buffers: buffers, store: None }

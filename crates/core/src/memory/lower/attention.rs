@@ -35,14 +35,21 @@ pub(super) fn mask(torch: &mut Torch, kind: Mask, shape: Shape, settings: &Setti
                 keys < window && (queries == 1 || queries == keys)
             }
         };
+    // Several samples in a row, whose positions begin anew: `find_packed_sequence_indices`.
+    let apart = settings.documents.is_some_and(|documents| documents > 1);
+    let joined = match given || settings.mask {
+        true => Joined::Padding,
+        false if apart => Joined::Documents,
+        false => Joined::Nothing,
+    };
     if !eager {
-        return (!skippable || settings.padded).then(|| seen(torch, shape, windowed(kind), given || settings.mask));
+        return (!skippable || settings.padded || apart).then(|| seen(torch, shape, windowed(kind), joined));
     }
     if kind == Mask::Full && !settings.padded {
         return None;
     }
     // Eager code adds a float mask of the model's type, made from a boolean one.
-    let boolean = seen(torch, shape, windowed(kind), given || settings.mask);
+    let boolean = seen(torch, shape, windowed(kind), joined);
     let zero = torch.fresh("scalar_tensor", Shape::new(&[]), settings.weights);
     let float = torch.fresh("mask", shape, settings.weights);
     drop((zero, boolean));
@@ -53,8 +60,18 @@ fn windowed(kind: Mask) -> bool {
     matches!(kind, Mask::Sliding(_) | Mask::SlidingEager(_))
 }
 
-/// Which position sees which: one square for all samples, joined with the 2-D mask where there is one.
-fn seen(torch: &mut Torch, shape: Shape, windowed: bool, given: bool) -> Tensor {
+/// What is joined with the square of positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Joined {
+    Nothing,
+    /// The 2-D mask.
+    Padding,
+    /// Which tokens belong to the same sample.
+    Documents,
+}
+
+/// Which position sees which: one square for all samples, joined with what else there is.
+fn seen(torch: &mut Torch, shape: Shape, windowed: bool, with: Joined) -> Tensor {
     let square = shape.with(0, 1);
     let mut pattern = if windowed {
         // A window is joined with what lies before.
@@ -68,12 +85,19 @@ fn seen(torch: &mut Torch, shape: Shape, windowed: bool, given: bool) -> Tensor 
     } else {
         torch.fresh("le", square, DType::Bool)
     };
-    if !given {
+    if with == Joined::Nothing {
         return torch.expand(&pattern, shape);
     }
     pattern = torch.fresh("bitwise_and", square, DType::Bool);
+    let same = (with == Joined::Documents).then(|| {
+        let of_queries = torch.fresh("index", Shape::from([1, 1, shape.size(2), 1]), DType::I64);
+        let of_keys = torch.fresh("index", Shape::from([1, 1, 1, shape.size(3)]), DType::I64);
+        let same = torch.fresh("eq", square, DType::Bool);
+        drop((of_queries, of_keys));
+        same
+    });
     let joined = torch.fresh("bitwise_and", shape, DType::Bool);
-    drop(pattern);
+    drop((same, pattern));
     joined
 }
 

@@ -45,9 +45,21 @@ pub(super) fn attend(
     };
     let output = match mask {
         Some(mask) => unpadded(torch, how, settings, three, mask),
+        None if settings.documents.is_some() => in_a_row(torch, how, settings, three),
         None => torch.flash_attn(how, &three[0], &three[1], &three[2]),
     };
     if value_dim != dim { torch.slice(&output, 3, value_dim, 1) } else { output }
+}
+
+/// Samples one after the other in the only row.
+fn in_a_row(torch: &mut Torch, how: FlashAttn, settings: &Settings, three: [Tensor; 3]) -> Tensor {
+    let shape = three[0].shape;
+    let [query, key, value] = three.map(|x| {
+        let flat = [x.shape.size(0) * x.shape.size(1), x.shape.size(2), x.shape.size(3)];
+        torch.reshape(&x, Shape::from(flat))
+    });
+    let output = torch.flash_attn(FlashAttn { samples: settings.documents, ..how }, &query, &key, &value);
+    torch.reshape(&output, shape)
 }
 
 /// `_upad_input`, the kernel for samples of several lengths, and the padding put back.

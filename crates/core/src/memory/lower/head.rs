@@ -109,7 +109,7 @@ impl Runner {
         let (hidden, labels) = (first?, inputs.get(1).and_then(Option::as_ref)?);
         let made = torch.in_category(Category::Logits, |torch| match loss.options.kind {
             LossKind::CutCrossEntropy => cut(torch, hidden, labels, weight),
-            LossKind::TrlFused => super::trl_loss::loss(torch, hidden, labels, weight, bias),
+            LossKind::TrlFused => super::trl_loss::loss(torch, (hidden, labels), (weight, bias), self.settings.counted),
             _ => {
                 let product = |torch: &mut Torch, piece: &Tensor| match quantised {
                     Some(matrix) => torch.quantised_linear(piece, matrix, bias),

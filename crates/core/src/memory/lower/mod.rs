@@ -59,7 +59,7 @@ use super::log::Category;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
-use crate::model::op::{Attention, EagerStyle, ExpertStyle, ModuleId, Op, ParameterId, ValueId};
+use crate::model::op::{Attention, EagerStyle, ExpertStyle, Input, ModuleId, Op, ParameterId, ValueId};
 use crate::model::{ModuleKind, Program, Step};
 use crate::plan::{AttentionKind, Kernels};
 
@@ -84,6 +84,10 @@ pub struct Settings {
     pub mask: bool,
     /// Tokens that are no padding, where that is known.
     pub real_tokens: Option<u64>,
+    /// Tokens that the loss counts, where that is known.
+    pub counted: Option<u64>,
+    /// Samples that lie one after the other in the only row.
+    pub documents: Option<u64>,
     /// Whether what is saved for backward waits on the host.
     pub save_on_cpu: bool,
 }
@@ -147,6 +151,15 @@ impl Runner {
             hands_on,
             caches_in_training,
         }
+    }
+
+    /// The labels that came with the batch.
+    pub fn labels(&self) -> Option<Tensor> {
+        let value = self.program.steps.iter().find_map(|step| match step {
+            Step::Run { op: Op::Input(Input::Labels), outputs, .. } => outputs.first().copied(),
+            _ => None,
+        })?;
+        self.inputs.iter().find(|(known, _)| *known == value).map(|(_, tensor)| tensor.clone())
     }
 
     /// Runs the forward pass; what it returns (loss first, where there is one) stays alive with the caller.

@@ -13,21 +13,19 @@ const TOKENS: u64 = 4096;
 /// Its columns (`_CHUNKED_LOGPROB_CHUNK_SIZE`).
 const COLUMNS: u64 = 32768;
 
-/// The loss of `SFTTrainer.compute_loss`.
+/// The loss of `SFTTrainer.compute_loss`, on so many tokens as it counts.
 pub(super) fn loss(
     torch: &mut Torch,
-    hidden: &Tensor,
-    labels: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
+    (hidden, labels): (&Tensor, &Tensor),
+    (weight, bias): (&Tensor, Option<&Tensor>),
+    counted: Option<u64>,
 ) -> Tensor {
     let (batch, seq, width) = (hidden.shape.size(0), hidden.shape.size(1), hidden.shape.last());
     let positions = seq.saturating_sub(1);
     let places = Shape::from([batch, positions]);
-    let count = places.elements();
+    let count = counted.map_or(places.elements(), |counted| counted.min(places.elements()));
     let before = torch.slice(hidden, 1, positions, 1);
     let mask = torch.fresh("ne", places, DType::Bool);
-    // Every position is taken to count: a mask that leaves some out only makes the tiles smaller.
     let picked = {
         let indices = torch.fresh("nonzero", Shape::from([2, count]), DType::I64);
         torch.index(&before, &indices, Shape::from([count, width]))
@@ -41,7 +39,7 @@ pub(super) fn loss(
     drop((picked, targets));
     let spread = |torch: &mut Torch, x: &Tensor| {
         let zeros = torch.fresh("new_zeros", places, x.dtype);
-        drop(torch.scratch("masked_scatter", 9 * count));
+        drop(torch.scratch("masked_scatter", 9 * places.elements()));
         torch.scattered("masked_scatter", &zeros, &mask, Some(x), false)
     };
     let entropy = spread(torch, &entropy);

@@ -114,6 +114,14 @@ impl Optimizer {
         self.on_masters(parameters, |optimizer, parameters| optimizer.step_on(torch, parameters));
     }
 
+    /// The state of every parameter comes from a checkpoint (`load_state_dict`).
+    pub fn read_back(&mut self, torch: &mut Torch, parameters: &[Trained]) {
+        self.on_masters(parameters, |optimizer, parameters| {
+            let read = |torch: &mut Torch| parameters.iter().map(|one| state(torch, optimizer.plan, one)).collect();
+            optimizer.states = torch.in_category(Category::OptimizerState, read);
+        });
+    }
+
     /// The gradients of master weights go.
     pub fn zero_masters(&self) {
         self.masters.iter().flatten().for_each(|master| drop(master.leaf.grad.take()));

@@ -394,6 +394,14 @@ impl Torch {
         }
     }
 
+    /// The workspaces of cuBLAS of both threads: an earlier run left them.
+    pub fn use_blas_everywhere(&mut self) {
+        for backward in [true, false] {
+            self.in_backward = backward;
+            self.use_blas();
+        }
+    }
+
     /// The workspace of cuBLASLt, which adds biases in its epilogue: 1 MiB at the first such product of a thread (its
     /// handle is the thread's cuBLAS handle). The backward thread has such products when it recomputes a layer.
     pub fn use_blas_lt(&mut self) {

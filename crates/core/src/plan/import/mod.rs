@@ -3,6 +3,7 @@
 //! | module | whose keys |
 //! |---|---|
 //! | `trainer` | `TrainingArguments`, TRL's `SFTConfig` and `ModelConfig` |
+//! | `job` | of those: evaluation, packing, what else surrounds a step |
 //! | `axolotl`, `llama_factory`, `torchtune`, `litgpt` | theirs |
 //! | `accelerate`, `deepspeed` | who spreads a run |
 //! | `sharding` | FSDP and DeepSpeed inside the others' files |
@@ -14,6 +15,7 @@
 mod accelerate;
 mod axolotl;
 mod deepspeed;
+mod job;
 pub(crate) mod kinds;
 mod litgpt;
 mod llama_factory;

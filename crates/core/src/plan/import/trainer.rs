@@ -6,21 +6,21 @@ use serde_json::Value;
 use super::reader::Reader;
 use super::sharding::{self, FSDP_KEYS, Types};
 use super::table::{Format, Row, Sense};
-use super::{Beside, Imported};
+use super::{Beside, Imported, job};
 use crate::plan::Fault;
 
 pub(super) const TRAINER: Format = Format {
     title: "TrainingArguments",
     version: "5.17",
     source: "transformers, training_args.py",
-    keys: &[KEYS, MODEL, FSDP_KEYS],
+    keys: &[job::KEYS, KEYS, MODEL, FSDP_KEYS],
 };
 
 pub(super) const TRL: Format = Format {
     title: "TRL",
     version: "1.16",
     source: "trl, trainer/{sft,model,base}_config.py and scripts/utils.py",
-    keys: &[TRL_KEYS, KEYS, MODEL, FSDP_KEYS],
+    keys: &[job::PACKING, TRL_KEYS, job::KEYS, KEYS, MODEL, FSDP_KEYS],
 };
 
 /// Keys of `TrainingArguments`, of 5.17 and of 4.x.
@@ -230,7 +230,7 @@ const TRL_KEYS: &[Row] = &[
         &["load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"],
         Sense::Read("quantization"),
     ),
-    Row(&["packing", "padding_free", "loss_type"], Sense::Read("batch.mask, loss.kind")),
+    Row(&["loss_type"], Sense::Read("loss.kind")),
     Row(
         &[
             "model_init_kwargs",
@@ -292,6 +292,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     for key in ["attn_implementation", "model_init_kwargs.attn_implementation"] {
         attention(&mut reader, key);
     }
+    job::around(&mut reader);
     if !trl {
         let deepspeed = arguments(&mut reader, false, None);
         return reader.finish(Some("hf-trainer"), model).map(|read| Imported { deepspeed, ..read });
@@ -303,10 +304,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     }
     // bf16 is on unless fp16 is (base_config.py).
     let deepspeed = arguments(&mut reader, adapter, Some("bf16"));
-    if reader.is_on("packing") || reader.is_on("padding_free") {
-        reader.set("batch.mask", false);
-        reader.notes.push("packing: the batch is simulated as full rows without a mask".into());
-    }
+    job::packing(&mut reader);
     // Others were refused with their trainer.
     reader.text("loss_type");
     reader.finish(Some("trl"), model).map(|read| Imported { deepspeed, ..read })

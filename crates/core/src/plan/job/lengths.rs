@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::packing::Sample;
 use super::random::Twister;
 use crate::plan::{Fault, Faults};
 
@@ -13,6 +14,8 @@ use crate::plan::{Fault, Faults};
 pub enum Lengths {
     /// Of every sample, in the order of the data set.
     Samples(Vec<u64>),
+    /// Of every sample, in two parts: a prompt that the loss may leave out, and its completion.
+    Pairs(Vec<[u64; 2]>),
     /// Of all samples of each batch, batch by batch: no order is drawn.
     Batches(Vec<u64>),
     /// How many samples have which length.
@@ -46,6 +49,7 @@ impl Lengths {
         let path = "job.lengths";
         let count = match self {
             Self::Samples(all) | Self::Batches(all) => all.len(),
+            Self::Pairs(all) => all.len(),
             Self::Histogram(counts) => counts.values().fold(0u64, |sum, n| sum.saturating_add(*n)) as usize,
             Self::Lognormal(normal) | Self::Normal(normal) => {
                 let sound = normal.mean.is_finite() && (0.0..=1e6).contains(&normal.deviation);
@@ -64,13 +68,22 @@ impl Lengths {
         faults.when(count > MOST, || Fault::value(path, count, format!("at most {MOST} samples")));
     }
 
-    /// The samples, cut at `longest`.
-    pub(super) fn samples(&self, seed: u64, longest: u64) -> Vec<u64> {
+    /// The samples as they are; drawn ones are no longer than `longest`.
+    pub(super) fn samples(&self, seed: u64, longest: u64) -> Vec<Sample> {
+        if let Self::Pairs(all) = self {
+            let one = |[prompt, completion]: &[u64; 2]| Sample { tokens: prompt + completion, prompt: *prompt };
+            return all.iter().map(one).collect();
+        }
+        self.tokens(seed, longest).into_iter().map(|tokens| Sample { tokens: tokens.max(1), prompt: 0 }).collect()
+    }
+
+    fn tokens(&self, seed: u64, longest: u64) -> Vec<u64> {
         let mut draw = Twister::python(seed);
-        let cut = |length: f64| (length.max(1.0) as u64).min(longest);
+        let cut = |length: f64| (length.max(1.0) as u64).min(longest.max(1));
         let drawn = |mut one: Box<dyn FnMut() -> u64 + '_>| (0..DRAWN).map(|_| one()).collect();
-        let all: Vec<u64> = match self {
+        match self {
             Self::Samples(all) | Self::Batches(all) => all.clone(),
+            Self::Pairs(all) => all.iter().map(|pair| pair.iter().sum()).collect(),
             Self::Histogram(counts) => {
                 counts.iter().flat_map(|(length, n)| std::iter::repeat_n(*length, (*n as usize).min(MOST))).collect()
             }
@@ -78,10 +91,10 @@ impl Lengths {
             Self::Normal(n) => drawn(Box::new(move || cut(draw.normal(n.mean, n.deviation)))),
             Self::Uniform([from, to]) => {
                 let span = to.saturating_sub(*from) as f64 + 1.0;
-                drawn(Box::new(move || from.saturating_add((draw.unit() * span) as u64)))
+                let one = move || from.saturating_add((draw.unit() * span) as u64).clamp(1, longest.max(1));
+                drawn(Box::new(one))
             }
-        };
-        all.into_iter().map(|length| length.clamp(1, longest.max(1))).collect()
+        }
     }
 
     /// As a flag spells it: `lognormal:6.0,0.9`, `normal:512,128`, `uniform:16-4096`, or numbers.
@@ -114,7 +127,7 @@ impl Lengths {
             Self::Lognormal(n) => format!("lognormal:{},{}", n.mean, n.deviation),
             Self::Normal(n) => format!("normal:{},{}", n.mean, n.deviation),
             Self::Uniform([from, to]) => format!("uniform:{from}-{to}"),
-            Self::Batches(_) => return None,
+            Self::Batches(_) | Self::Pairs(_) => return None,
         })
     }
 
@@ -136,8 +149,8 @@ mod tests {
         assert_eq!(Lengths::parse("7, 9\n11"), Ok(Lengths::Samples(vec![7, 9, 11])));
         assert!(Lengths::parse("zipf:2").is_err() && Lengths::parse("").is_err());
         // int(random.Random(0).lognormvariate(6.0, 0.9)), three times, in Python.
-        let drawn = Lengths::parse("lognormal:6.0,0.9").unwrap().samples(0, 4096);
+        let drawn = Lengths::parse("lognormal:6.0,0.9").unwrap().tokens(0, 4096);
         assert_eq!((drawn.len(), &drawn[..3]), (DRAWN, &[341, 415, 756][..]));
-        assert!(Lengths::Uniform([3, 5]).samples(1, 4).iter().all(|length| (3..=4).contains(length)));
+        assert!(Lengths::Uniform([3, 5]).tokens(1, 4).iter().all(|length| (3..=4).contains(length)));
     }
 }

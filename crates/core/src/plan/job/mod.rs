@@ -2,14 +2,17 @@
 
 mod batches;
 mod lengths;
+mod packing;
 pub mod random;
 
 use serde::{Deserialize, Serialize};
 
 pub use batches::Sizes;
 pub use lengths::{Lengths, Normal};
+pub use packing::Packing;
 
-use super::{Fault, Faults};
+use super::{Batch, Fault, Faults};
+use crate::model::{Model, Task};
 
 /// What a training run is besides its step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -24,16 +27,27 @@ pub struct Job {
     pub lengths: Option<Lengths>,
     /// In which order samples come.
     pub order: Order,
+    /// How samples are joined into rows of `batch.seq_len` tokens; they are not when absent.
+    pub packing: Option<Packing>,
+    /// Whether the samples of a batch lie in one row, one after the other, without padding between them.
+    pub padding_free: bool,
     /// The seed of that order, and of lengths that are drawn.
     pub seed: u64,
     /// Steps that are run; an epoch when absent, none: the model is only loaded.
     pub steps: Option<u32>,
+    /// Whether the optimizer's state is read back before the first step (`resume_from_checkpoint`).
+    pub resume: bool,
+    /// Whether a run that fails for want of memory begins again with nine tenths of its batch (`auto_find_batch_size`).
+    pub find_batch_size: bool,
     /// Batches are padded to a multiple of so many tokens.
     pub pad_to_multiple_of: Option<u64>,
     /// Cached memory is given back between forward and backward of every so many steps (`torch_empty_cache_steps`).
     pub empty_cache_steps: Option<u32>,
     /// Evaluation of the model between steps.
     pub evaluation: Option<Evaluation>,
+    /// Whether an earlier run in the process left its workspaces behind; rows that resume say so.
+    #[serde(skip)]
+    pub warm: bool,
     /// The most the allocator may take from the card, in bytes (`set_per_process_memory_fraction`).
     pub memory_limit: Option<u64>,
 }
@@ -65,12 +79,24 @@ pub struct Evaluation {
     pub metrics: bool,
     /// Kept predictions go to the host after so many batches (`eval_accumulation_steps`); at the end when absent.
     pub accumulation_steps: Option<u32>,
+    /// Whether metrics are computed batch by batch and nothing is kept (`batch_eval_metrics`).
+    pub by_batch: bool,
+    /// Whether only the likeliest token of each place is kept (`preprocess_logits_for_metrics`).
+    pub argmax: bool,
 }
 
 impl Default for Evaluation {
     fn default() -> Self {
         // TrainingArguments' own; as many rows as settle the cache.
-        Self { batch_size: 8, rows: 64, every: None, metrics: false, accumulation_steps: None }
+        Self {
+            batch_size: 8,
+            rows: 64,
+            every: None,
+            metrics: false,
+            accumulation_steps: None,
+            by_batch: false,
+            argmax: false,
+        }
     }
 }
 
@@ -81,12 +107,17 @@ impl Default for Job {
             merge: false,
             lengths: None,
             order: Order::default(),
+            packing: None,
+            padding_free: false,
             // TrainingArguments.seed.
             seed: 42,
             steps: None,
+            resume: false,
+            find_batch_size: false,
             pad_to_multiple_of: None,
             empty_cache_steps: None,
             evaluation: None,
+            warm: false,
             memory_limit: None,
         }
     }
@@ -102,6 +133,11 @@ impl Job {
     /// Whether it is the ideal step alone.
     pub fn is_plain(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether the samples of a batch lie in one row. TRL does so wherever packed rows keep the ends of their samples.
+    pub fn is_flat(&self) -> bool {
+        self.padding_free || self.packing.is_some_and(Packing::keeps_ends)
     }
 
     /// Whether the step is all that runs, again and again; under a limit or not.
@@ -120,15 +156,44 @@ impl Job {
         for (path, given) in ordered {
             faults.when(given && self.lengths.is_none(), || Fault::no_effect(path, "on samples that are all alike"));
         }
+        faults.when(self.padding_free && self.packing.is_some_and(Packing::keeps_ends), || {
+            Fault::no_effect("job.padding_free", "where packed rows keep the ends of their samples, which implies it")
+        });
+        faults.when(self.packing.is_some() && matches!(self.lengths, Some(Lengths::Batches(_))), || {
+            Fault::no_effect("job.packing", "on batches whose lengths are given one by one").or_drop("job.packing")
+        });
         let around = [
             ("job.lengths", self.lengths.is_some()),
             ("job.evaluation", self.evaluation.is_some()),
+            ("job.packing", self.packing.is_some()),
+            ("job.padding_free", self.padding_free),
+            ("job.resume", self.resume),
+            ("job.find_batch_size", self.find_batch_size),
             ("job.empty_cache_steps", self.empty_cache_steps.is_some()),
         ];
         for (path, given) in around {
             let none = self.merge || self.steps == Some(0);
             faults.when(given && none, || Fault::no_effect(path, "where no steps are run"));
         }
+    }
+
+    /// Refuses what a model has no use for.
+    pub(super) fn check_on(&self, model: &Model, faults: &mut Faults) {
+        let of_samples = [
+            ("job.lengths", self.lengths.is_some()),
+            ("job.packing", self.packing.is_some()),
+            ("job.padding_free", self.padding_free),
+        ];
+        for (path, given) in of_samples {
+            faults.when(given && !Batch::reads_tokens(model), || {
+                Fault::no_effect(path, "on a model that reads no tokens")
+            });
+        }
+        let flat = if self.packing.is_some() { "job.packing" } else { "job.padding_free" };
+        let joins = (self.packing.is_some() || self.padding_free) && Batch::reads_tokens(model);
+        faults.when(joins && model.task() != Task::CausalLm, || {
+            Fault::unsupported(flat, "joining samples for a model that is no causal language model").or_drop(flat)
+        });
     }
 
     /// Refuses what cannot be.
@@ -147,6 +212,18 @@ impl Job {
             faults.range("job.evaluation.every", evaluation.every.unwrap_or(1).into(), 1..=1 << 20);
             let steps = evaluation.accumulation_steps.unwrap_or(1);
             faults.range("job.evaluation.accumulation_steps", steps.into(), 1..=1 << 20);
+            let kept = [
+                ("job.evaluation.by_batch", evaluation.by_batch),
+                ("job.evaluation.argmax", evaluation.argmax),
+                ("job.evaluation.accumulation_steps", evaluation.accumulation_steps.is_some()),
+            ];
+            for (path, given) in kept {
+                faults.when(given && !evaluation.metrics, || Fault::no_effect(path, "where no predictions are kept"));
+            }
+            faults.when(evaluation.by_batch && evaluation.accumulation_steps.is_some(), || {
+                let path = "job.evaluation.accumulation_steps";
+                Fault::no_effect(path, "where metrics are computed batch by batch")
+            });
         }
     }
 }

@@ -194,7 +194,7 @@ pub(in crate::memory) struct Rank {
     ways: u64,
     settings: Settings,
     stages: Vec<Stage>,
-    _beside: Option<Tensor>,
+    _beside: Vec<Tensor>,
 }
 
 impl Passes for Rank {

@@ -1,0 +1,230 @@
+//! How long the samples of a data file are, counted by the model's own tokenizer.
+
+mod chat;
+mod row;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokenizers::Tokenizer;
+
+use super::files;
+use crate::failure::Failure;
+use chat::Chat;
+use row::Text;
+
+/// A data file, and what reads it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Data {
+    /// JSON lines, or a JSON list of objects.
+    pub(crate) file: PathBuf,
+    /// `tokenizer.json`, or a folder with one; not needed where the file holds numbers of tokens.
+    pub(crate) tokenizer: Option<PathBuf>,
+}
+
+/// What of a data file is read; more of it would say the same.
+const MOST_BYTES: u64 = 256 << 20;
+/// No tokenizer is larger.
+const MOST_TOKENIZER: u64 = 64 << 20;
+/// Samples that a plan may list.
+const MOST_SAMPLES: usize = 1 << 20;
+/// Rows that are counted at once.
+const AT_ONCE: usize = 512;
+/// Counting ends after so long, with what there is.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// What was counted: the setting `job.lengths`, and what to say of it.
+pub(crate) struct Counted {
+    /// Lengths, as a plan holds them.
+    pub(crate) lengths: Value,
+    /// What was counted, and how.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Data {
+    /// Counts the tokens of every sample.
+    pub(crate) fn count(&self) -> Result<Counted, Failure> {
+        let failed = |what: String| Failure::bad_input(format!("{}: {what}", self.file.display()));
+        let text = self.text()?;
+        let rows = rows(&text).map_err(failed)?;
+        let total = rows.len();
+        let mut reader = Reader { tokenizer: None, chat: None };
+        let mut counted: Vec<[u64; 2]> = Vec::new();
+        let (start, mut kinds) = (Instant::now(), std::collections::BTreeSet::new());
+        for (at, rows) in rows.chunks(AT_ONCE).enumerate() {
+            if start.elapsed() > LONGEST || counted.len() >= MOST_SAMPLES {
+                break;
+            }
+            let mut texts = Vec::with_capacity(rows.len());
+            for (line, row) in rows.iter().enumerate() {
+                let text = Text::of(row).map_err(|what| failed(format!("row {}: {what}", at * AT_ONCE + line + 1)))?;
+                kinds.insert(text.kind());
+                texts.push(text);
+            }
+            if texts.iter().any(Text::needs_tokenizer) && reader.tokenizer.is_none() {
+                reader = Reader::open(self.tokenizer.as_deref().ok_or_else(|| {
+                    failed("its rows are text".into()).hint("name the model's tokenizer.json by --tokenizer")
+                })?)?;
+            }
+            counted.extend(reader.lengths(&texts).map_err(failed)?);
+        }
+        if counted.is_empty() {
+            return Err(failed("there is no sample in it".into()));
+        }
+        let mut notes = vec![said(&self.file, &kinds, (counted.len(), total))];
+        notes.extend(reader.chat.as_ref().filter(|_| kinds.contains("chat")).and_then(Chat::note));
+        let pairs = counted.iter().any(|[prompt, _]| *prompt > 0);
+        let lengths = match pairs {
+            true => json!({"pairs": counted}),
+            false => json!({"samples": counted.iter().map(|[_, all]| all).collect::<Vec<_>>()}),
+        };
+        Ok(Counted { lengths, notes })
+    }
+
+    /// The beginning of the file.
+    fn text(&self) -> Result<String, Failure> {
+        let bytes = crate::disk::head(&self.file, MOST_BYTES)
+            .map_err(|error| Failure::bad_input(format!("{}: {error}", self.file.display())))?;
+        // What is cut off in the middle is no row.
+        let end = match bytes.len() as u64 == MOST_BYTES {
+            true => bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1),
+            false => bytes.len(),
+        };
+        String::from_utf8(bytes[..end].to_vec())
+            .map_err(|_| Failure::bad_input(format!("{}: it is not UTF-8 text", self.file.display())))
+    }
+}
+
+/// What was counted, in a line.
+fn said(file: &Path, kinds: &std::collections::BTreeSet<&str>, (counted, total): (usize, usize)) -> String {
+    let kinds = kinds.iter().copied().collect::<Vec<_>>().join(" and ");
+    let part = if counted < total { format!("the first {counted} of {total}") } else { format!("{counted}") };
+    format!("{}: {part} samples counted ({kinds})", file.display())
+}
+
+/// Rows of JSON lines, or of a JSON list.
+fn rows(text: &str) -> Result<Vec<Value>, String> {
+    if text.trim_start().starts_with('[') {
+        return serde_json::from_str(text).map_err(|error| error.to_string());
+    }
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines.map(|(at, line)| serde_json::from_str(line).map_err(|error| format!("line {}: {error}", at + 1))).collect()
+}
+
+/// A tokenizer, and how it writes a chat.
+struct Reader {
+    tokenizer: Option<Tokenizer>,
+    chat: Option<Chat>,
+}
+
+impl Reader {
+    fn open(path: &Path) -> Result<Self, Failure> {
+        let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+        let failed = |what: String| Failure::bad_input(format!("{}: {what}", file.display()));
+        let bytes = files::bytes(&file, MOST_TOKENIZER)?;
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| failed(format!("no tokenizer: {error}")))?;
+        // What a tokenizer is told for inference is not how data is counted.
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|error| failed(error.to_string()))?;
+        let chat = Chat::beside(&file)?;
+        Ok(Self { tokenizer: Some(tokenizer), chat: Some(chat) })
+    }
+
+    /// Tokens of prompts (0 where there is none) and of the rest.
+    fn lengths(&self, texts: &[Text<'_>]) -> Result<Vec<[u64; 2]>, String> {
+        let (Some(tokenizer), Some(chat)) = (&self.tokenizer, &self.chat) else {
+            return Ok(texts.iter().map(|text| [0, text.tokens().unwrap_or(0)]).collect());
+        };
+        let mut whole = Vec::new();
+        for text in texts {
+            whole.push(text.written(chat)?);
+        }
+        let encode = |texts: Vec<String>, special: bool| {
+            tokenizer.encode_batch_fast(texts, special).map_err(|error| error.to_string())
+        };
+        // A chat's template writes special tokens itself.
+        let mut found = Vec::with_capacity(texts.len());
+        for (text, written) in texts.iter().zip(whole) {
+            found.push(match written {
+                None => [0, text.tokens().unwrap_or(0)],
+                Some(row::Written { prompt, all, special, end }) => {
+                    let mut parts = vec![all];
+                    parts.extend(prompt);
+                    let encoded = encode(parts, special)?;
+                    let all = encoded[0].get_ids();
+                    let prompt = encoded.get(1).map_or(0, |prompt| {
+                        prompt.get_ids().iter().zip(all).take_while(|(one, other)| one == other).count()
+                    });
+                    [prompt as u64, (all.len() - prompt) as u64 + u64::from(end)]
+                }
+            });
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Words are tokens; there is a chat template beside it.
+    fn folder() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let vocabulary: serde_json::Map<String, Value> = ["[UNK]", "a", "b", "user", "assistant", "<|end|>"]
+            .iter()
+            .zip(0..)
+            .map(|(word, id)| ((*word).to_owned(), json!(id)))
+            .collect();
+        let tokenizer = json!({
+            "version": "1.0", "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+            "padding": null, "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "post_processor": null, "decoder": null,
+            "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
+        });
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let template = "{% for m in messages %}{{ m.role }} {{ m['content'].strip() }} <|end|> {% endfor %}{% if add_generation_prompt %}assistant{% endif %}";
+        let config = json!({"chat_template": template, "eos_token": "<|end|>"});
+        std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        folder
+    }
+
+    fn count(folder: &Path, rows: &str) -> Result<Counted, Failure> {
+        let file = folder.join("data.jsonl");
+        std::fs::write(&file, rows).unwrap();
+        Data { file, tokenizer: Some(folder.to_owned()) }.count()
+    }
+
+    #[test]
+    fn texts_chats_and_pairs_are_counted() {
+        let folder = folder();
+        let lengths = |rows: &str| count(folder.path(), rows).unwrap().lengths;
+        // One more for the end that TRL writes; the tokenizer's own truncation is no matter here.
+        assert_eq!(lengths("{\"text\": \"a b a\"}\n{\"text\": \"a <|end|>\"}\n"), json!({"samples": [4, 2]}));
+        assert_eq!(lengths("[{\"input_ids\": [1, 2, 3]}, {\"length\": 9}]"), json!({"samples": [3, 9]}));
+        assert_eq!(lengths(r#"{"prompt": "a b ", "completion": "b b b"}"#), json!({"pairs": [[2, 4]]}));
+        let chat = r#"{"messages": [{"role": "user", "content": " a b "}, {"role": "assistant", "content": "b"}]}"#;
+        assert_eq!(lengths(chat), json!({"samples": [7]}));
+        let pair =
+            r#"{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}"#;
+        // The prompt ends with the words that an answer begins with.
+        assert_eq!(lengths(pair), json!({"pairs": [[4, 2]]}));
+    }
+
+    #[test]
+    fn what_is_no_sample_is_refused() {
+        let folder = folder();
+        for (rows, said) in [
+            ("{\"colour\": \"red\"}", "row 1"),
+            ("", "no sample"),
+            ("{\"text\": \"a\"}\n{\"text\"", "line 2"),
+            ("{\"text\": 5}", "row 1"),
+        ] {
+            let message = count(folder.path(), rows).err().unwrap().message(crate::failure::Door::CommandLine);
+            assert!(message.contains(said), "{message}");
+        }
+        let file = folder.path().join("data.jsonl");
+        std::fs::write(&file, "{\"text\": \"a\"}").unwrap();
+        assert!(Data { file, tokenizer: None }.count().is_err());
+    }
+}
