@@ -37,7 +37,6 @@ pub(crate) fn find(prepared: &Prepared, wish: &Wish) -> Result<Plans, Failure> {
             _ => return Err(Failure::bad_input(format!("keep: {name} is not full or arithmetic"))),
         }
     }
-    work::foresee(prepared.model()?, &prepared.request)?;
     let one = |request: &Request| {
         let tried = prepared.around(false, |model, around| attempt(model, request, around, wish.kept));
         tried.unwrap_or_else(|_| Err(Vec::new()))
