@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 use vramcast_core::ask::file::Content;
 use vramcast_core::ask::{Asked, Given, Kept, Runner, Task, Wanted};
+use vramcast_core::doctor;
 use vramcast_core::lens::{self, Facts, Method, Question as Formula};
 use vramcast_core::model::Assumption;
 use vramcast_core::plan::RunPlan;
+use vramcast_core::plan::import::Beside;
 use vramcast_core::planner::solve::Unknown;
 
 use crate::ask::card::Machine;
@@ -93,9 +95,14 @@ impl Asking {
                 Ok((document, true))
             }
             "calculate" => asking.calculate(&settings),
-            other => {
-                Err(Failure::bad_input(format!("command: {other} is not train, plan, infer, inspect or calculate")))
+            "doctor" => {
+                let text = asking.text("text")?.unwrap_or_default();
+                asking.finish()?;
+                Ok((json!({"schema": 1, "findings": doctor::diagnose(&text)}), true))
             }
+            other => Err(Failure::bad_input(format!(
+                "command: {other} is not train, plan, infer, inspect, calculate or doctor"
+            ))),
         }
     }
 }
@@ -193,7 +200,12 @@ impl Asking {
     fn question(&mut self, task: Task) -> Result<Question, Failure> {
         let subject = self.subject()?;
         let file = match self.parts.shift_remove("plan").filter(|plan| !plan.is_null()) {
-            Some(plan) => Some(Content::read(plan).map_err(|faults| Failure::faults(faults, Runner::OneCard))?),
+            // Arguments of a program may be of a class of its own.
+            Some(plan) => {
+                let beside = Beside { script: true, ..Beside::default() };
+                let read = Content::read_beside(plan, &beside);
+                Some(read.map_err(|faults| Failure::faults(faults, Runner::OneCard))?)
+            }
             None => self.path("plan")?.as_deref().map(|path| files::plan(path, &[])).transpose()?,
         };
         let adapter = self.file("adapter", files::adapter)?;

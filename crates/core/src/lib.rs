@@ -10,13 +10,14 @@
 //! | [`memory`] | the run, simulated: what is alive when |
 //! | [`report`] | the one value that every interface shows |
 //!
-//! Beside the flow: [`calibrate`] learns what a machine takes from measured runs; [`lens`] has published formulas;
+//! Beside the flow: [`calibrate`] learns what a machine takes from measured runs; [`doctor`] says what broke one; [`lens`] has published formulas;
 //! [`planner`] tries other plans; [`recording`] reads what real runs recorded; [`serving`] has the serving engines' own
 //! budgets; [`verify`] scores predictions against recorded truth; [`work`] bounds what an answer may take; [`units`] and
 //! [`dtype`] are what all share.
 
 pub mod ask;
 pub mod calibrate;
+pub mod doctor;
 pub mod dtype;
 pub mod lens;
 pub mod memory;

@@ -5,7 +5,10 @@ use std::path::Path;
 use serde_json::Value;
 use vramcast_core::ask::file::Content;
 use vramcast_core::ask::resolve::Settled;
+use vramcast_core::ask::write::Written;
 use vramcast_core::ask::{self, Answer, Asked, Given, Request, Surroundings, Task, Wanted, tree};
+use vramcast_core::doctor::locate;
+use vramcast_core::memory::simulation;
 use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::{Gpus, InferPlan, RunPlan, TrainPlan};
 use vramcast_core::source::catalogue;
@@ -220,6 +223,24 @@ impl Prepared {
         answer.report.notes.extend(detect::beside_others(&gpu, now));
         answer.report.notes.splice(0..0, self.found.own_notes());
         Ok(answer)
+    }
+
+    /// The plan as files and a line of another tool.
+    pub(crate) fn write(&self, tool: &str) -> Result<Written, Failure> {
+        let written = self.around(false, |model, around| ask::write::write(tool, model, &self.request, around))?;
+        written.map_err(|faults| self.failed(faults))
+    }
+
+    /// Which operations of the run ask for so many bytes, as a message shows them.
+    pub(crate) fn requests(&self, asked: u64) -> Result<Vec<locate::Request>, Failure> {
+        let settled = self.settle(false)?;
+        let run = match &settled.plan {
+            RunPlan::Train(plan) => simulation::train(self.model()?, plan),
+            RunPlan::Infer(plan) => simulation::infer(self.model()?, plan),
+            RunPlan::Serve(_) => return Ok(Vec::new()),
+        };
+        let run = run.map_err(|error| self.failed(ask::resolve::faults_of(error, "")))?;
+        Ok(locate::requests(&run, asked))
     }
 
     pub(crate) fn failed(&self, faults: Vec<vramcast_core::plan::Fault>) -> Failure {

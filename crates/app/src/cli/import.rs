@@ -68,6 +68,11 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     context.answer(&page, document, Exit::Success)
 }
 
+/// Whether bytes are torch's memory snapshot.
+pub(super) fn is_snapshot(bytes: &[u8]) -> bool {
+    bytes.first() == Some(&PICKLE)
+}
+
 fn read(path: &Path) -> Result<Recording, Failure> {
     let shown = path.display();
     let bytes = disk::read(path, MAX_BYTES).map_err(|error| {

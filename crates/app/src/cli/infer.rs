@@ -5,13 +5,13 @@ use vramcast_core::ask::{Asked, Given, Runner, Task};
 use vramcast_core::lens::{Method, Question as Formula};
 use vramcast_core::plan::InferPlan;
 
-use super::Answer;
 use super::context::Context;
 use super::fit::FileArguments;
 use super::lens::{self, LensArguments, MethodName};
 use super::model::ModelArguments;
 use super::output::{MachineArguments, OutputArguments};
 use super::settings::{Inference, SettingFlags};
+use super::{Answer, write};
 use crate::ask::found::{Found, Reach};
 use crate::ask::question::{Prepared, Question};
 use crate::ask::solve::{self, Wanted};
@@ -69,6 +69,9 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         return tabled(&[&prepared], context);
     }
     arguments.lens.apply(&mut Formula::default(), &context.settings)?;
+    if let Some(tool) = &arguments.output.write {
+        return write::run(&prepared, tool, arguments.output.out.as_deref(), context);
+    }
     let answer = prepared.answer(arguments.output.wanted()?)?;
     arguments.output.present(&answer, context)
 }

@@ -6,6 +6,7 @@ mod calibrate;
 mod compare;
 mod context;
 mod detect;
+mod doctor;
 mod fit;
 mod help;
 mod import;
@@ -30,6 +31,7 @@ mod validate;
 mod verify;
 mod weights;
 mod words;
+mod write;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -86,7 +88,7 @@ Examples:
   vramcast train llama3-8b --batch-size 4        peak memory of training
   vramcast plan llama3-8b --gpu rtx4090          plans that fit, and what they cost
   vramcast infer llama3-8b --prompt 4096         peak memory of generation
-  vramcast fit axolotl.yml                       the file you have, or its launch line behind --
+  vramcast fit axolotl.yml                       the file you have
   vramcast quick 7 --gpus 8 --engine deepspeed   a model that is only a size
   vramcast compare llama3-8b                     published formulas beside the simulation";
 
@@ -114,6 +116,8 @@ enum Command {
     Inspect(inspect::Arguments),
     /// Run a plan on this machine's GPU and compare what it takes with the prediction.
     Probe(probe::Arguments),
+    /// Say what broke a run, from its log or message, and what to change.
+    Doctor(doctor::Arguments),
     /// Read a memory snapshot or profiler file of a real run, and compare it with the prediction.
     Import(import::Arguments),
     /// Show the GPUs of this machine: memory, what is free, who uses it.
@@ -206,6 +210,7 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::Validate(arguments) => validate::run(arguments, &context),
         Command::Inspect(arguments) => inspect::run(arguments, context.text_or_json("inspect")?),
         Command::Probe(arguments) => probe::run(arguments, &context),
+        Command::Doctor(arguments) => doctor::run(arguments, &context),
         Command::Import(arguments) => import::run(arguments, &context),
         Command::Detect(arguments) => detect::run(arguments, &context),
         Command::Calibrate(arguments) => calibrate::run(arguments, &context),

@@ -37,6 +37,13 @@ pub(super) struct OutputArguments {
     /// Plot memory over the run.
     #[arg(long)]
     pub(super) timeline: bool,
+    /// Write the plan for another tool instead: trainer, trl, accelerate, axolotl, llama-factory, megatron, vllm or
+    /// llama.cpp.
+    #[arg(long, value_name = "TOOL", value_parser = super::write::tool)]
+    pub(super) write: Option<String>,
+    /// The folder that --write writes its files into; without it they are shown.
+    #[arg(long, value_name = "FOLDER", requires = "write")]
+    pub(super) out: Option<PathBuf>,
     /// Write the timeline as SVG.
     #[arg(long, value_name = "FILE")]
     pub(super) svg: Option<PathBuf>,

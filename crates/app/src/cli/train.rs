@@ -8,13 +8,13 @@ use vramcast_core::lens::Question as Formula;
 use vramcast_core::plan::TrainPlan;
 use vramcast_core::planner::solve::Unknown;
 
-use super::Answer;
 use super::context::Context;
 use super::fit::FileArguments;
 use super::lens::{self, LensArguments};
 use super::model::ModelArguments;
 use super::output::{MachineArguments, OutputArguments};
 use super::settings::{SettingFlags, Training};
+use super::{Answer, write};
 use crate::ask::data::Data;
 use crate::ask::found::{Found, Reach};
 use crate::ask::question::{Prepared, Question};
@@ -82,6 +82,9 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     }
     if let Some(unknown) = arguments.solve {
         return arguments.solved(&prepared, unknown, context);
+    }
+    if let Some(tool) = &arguments.output.write {
+        return write::run(&prepared, tool, arguments.output.out.as_deref(), context);
     }
     let answer = prepared.answer(arguments.output.wanted()?)?;
     arguments.output.present(&answer, context)

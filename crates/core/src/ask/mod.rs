@@ -11,6 +11,7 @@
 //! | [`file`] | plan files, reports and files of other tools as layers; `beneath` what they leave open |
 //! | [`line`] | launch lines as layers |
 //! | [`tree`] | places in a plan |
+//! | [`write`] | a settled plan as files and lines of other tools |
 //!
 //! No interface is known here: flags, fields and keywords are derived from the table.
 
@@ -27,6 +28,7 @@ pub mod setting;
 pub mod spell;
 pub mod table;
 pub mod tree;
+pub mod write;
 
 pub use answer::{Answer, Kept, Wanted, answer};
 pub use read::Given;

@@ -18,6 +18,7 @@ from vramcast.calculator import (
     ParallelismConfig,
     TrainingConfig,
 )
+from vramcast.doctor import explain
 from vramcast.errors import FetchError, InputError, VramcastError
 from vramcast.estimate import infer, inspect, plan, train
 from vramcast.estimator import Estimator
@@ -41,6 +42,7 @@ __all__ = [
     "TrainingConfig",
     "VramcastError",
     "WillNotFit",
+    "explain",
     "guard",
     "infer",
     "inspect",

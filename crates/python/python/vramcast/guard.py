@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from vramcast.doctor import annotate
 from vramcast.estimate import train
 from vramcast.report import Report
 
@@ -34,8 +35,14 @@ def check(report: Report, action: str) -> Report:
 
 @contextmanager
 def guard(model: Any, *, action: str = "warn", **options: Any) -> Iterator[Report]:
-    """Predicts a run before the block begins: `with vramcast.guard(model, batch_size=8): …`."""
-    yield check(train(model, **options), action)
+    """Predicts a run before the block begins: `with vramcast.guard(model, batch_size=8): …`. Where memory runs out in it,
+    the error says what happened."""
+    report = check(train(model, **options), action)
+    try:
+        yield report
+    except Exception as error:
+        annotate(error)
+        raise
 
 
 class MemoryGuard:

@@ -38,7 +38,7 @@ pub fn is_known(words: &[String]) -> bool {
         || serving::program(rest).is_some()
         || TRAINERS.iter().any(|(name, _)| *name == program)
         || ["trl", "swift", "megatron"].contains(&program)
-        || is_script(program) && rest.iter().any(|word| word.starts_with("--"))
+        || is_script(program) && import::has_keys_of("TRL", &Value::Object(arguments::parse(&rest[1..]).object))
 }
 
 /// The last part of a path.

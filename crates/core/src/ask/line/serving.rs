@@ -13,6 +13,16 @@ use crate::plan::Fault;
 
 /// Flags that change no memory of a card, of all these engines; those that end in `*` stand for what begins so.
 const HARMLESS: &[&str] = &[
+    "uds",
+    "profiler_config*",
+    "pooler_config*",
+    "override_pooler_config*",
+    "enable_offline_docs",
+    "enable_per_request_metrics",
+    "per_request*",
+    "io_processor_plugin",
+    "lora_modules",
+    "return_sampling_mask",
     "host",
     "port",
     "api_key",
@@ -195,6 +205,9 @@ const SAID: &[(&str, &str)] = &[
     ("cuda_graph_sizes", "the version's usual graphs are taken"),
     ("max_seq_len_to_capture", "the version's usual graphs are taken"),
     ("enable_chunked_prefill", "prompts are taken as the version schedules them"),
+    ("mm_encoder_attn_backend", "the version's usual kernels are taken"),
+    ("linear_backend", "the version's usual kernels are taken"),
+    ("moe_backend", "the version's usual kernels are taken"),
     ("attention_backend", "the version's usual kernels are taken"),
     ("hf_overrides", "the model's config is taken as it is published"),
     ("kv_transfer_config", "buffers of a connector are not counted"),
@@ -330,7 +343,7 @@ fn layer(runner: Runner, object: &Map<String, Value>, plain: Option<String>) -> 
             _ => {}
         }
         let row = table::called(&key, runner).filter(|row| row.scope.has(runner));
-        let said = SAID.iter().find(|(known, _)| *known == key);
+        let said = SAID.iter().find(|(known, _)| key.split('.').next() == Some(known));
         if row.is_some() {
             content.named.push((key, Given::Value(value.clone())));
         } else if harmless(&key) {

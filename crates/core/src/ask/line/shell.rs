@@ -73,7 +73,7 @@ fn undirected(words: Vec<String>) -> Vec<String> {
     while let Some(word) = rest.next() {
         match word.trim_start_matches(|c: char| c.is_ascii_digit()) {
             ">" | ">>" | "<" | "<<<" => drop(rest.next()),
-            other if other.starts_with('>') => {}
+            other if other.starts_with('>') || !word.is_empty() && word.trim().is_empty() => {}
             _ => kept.push(word),
         }
     }

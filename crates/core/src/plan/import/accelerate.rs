@@ -272,7 +272,4 @@ fn megatron(reader: &mut Reader<'_>, compute: Option<&str>) {
         }
         _ => {}
     }
-    for key in ["megatron_lm_gradient_clipping"] {
-        reader.get(&format!("megatron_lm_config.{key}"));
-    }
 }

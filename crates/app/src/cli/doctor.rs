@@ -1,0 +1,165 @@
+//! `vramcast doctor`: what broke a run, from its log, its message or a memory snapshot.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+use vramcast_core::ask::Wanted;
+use vramcast_core::doctor::{self, Cause, Finding};
+
+use super::context::Context;
+use super::{Answer, Failure, import, infer, train};
+use crate::ask::question::Prepared;
+use crate::disk;
+use crate::exit::Exit;
+use crate::render::page::{Block, Page};
+use crate::render::table::Table;
+
+/// No log is longer than a person can want to read.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// What a run left behind, and what was run.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "vramcast doctor [OPTIONS] <LOG|SNAPSHOT|-> [train|infer] [MODEL] [PLAN OPTIONS]",
+    after_help = "\
+Examples:
+  vramcast doctor train.log
+  vramcast doctor - < traceback.txt
+  vramcast doctor train.log train llama3-8b --batch-size 4 --gpu a100-40gb
+  vramcast doctor train.log train --plan axolotl.yml"
+)]
+pub(super) struct Arguments {
+    /// A log, a traceback or a message; a memory snapshot of torch; `-`: what is piped in.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    #[command(subcommand)]
+    what: Option<What>,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Beside the prediction of a training run, with the flags of `vramcast train`.
+    Train(Box<train::Arguments>),
+    /// Beside the prediction of generation, with the flags of `vramcast infer`.
+    Infer(Box<infer::Arguments>),
+}
+
+pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
+    let shown = arguments.file.display();
+    let bytes =
+        disk::read(&arguments.file, MAX_BYTES).map_err(|error| Failure::bad_input(format!("{shown}: {error}")))?;
+    if import::is_snapshot(&bytes) {
+        return Err(Failure::bad_input(format!("{shown}: it is a memory snapshot"))
+            .hint("`vramcast import FILE train MODEL …` says what lived at its peak and which lines made it"));
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let found = doctor::diagnose(&text);
+    if found.is_empty() {
+        return Err(Failure::bad_input(format!("{shown}: nothing in it speaks of memory"))
+            .hint("give the part of the log with the error, or its whole text"));
+    }
+    let prepared = match &arguments.what {
+        Some(What::Train(train)) => Some(train.prepare(context)?),
+        Some(What::Infer(infer)) => Some(infer.prepare(context)?),
+        None => None,
+    };
+    let mut document = json!({"schema": 1, "findings": found});
+    let mut page = Page::new(format!("{shown}: {}", found[0].cause.title()));
+    found.iter().for_each(|finding| describe(&mut page, finding));
+    if let Some(prepared) = &prepared {
+        beside(&mut page, &mut document, &found[0], prepared)?;
+    }
+    context.answer(&page, document, Exit::Success)
+}
+
+fn describe(page: &mut Page, finding: &Finding) {
+    let mut said = format!("{}, says {}: {}", finding.cause.title(), finding.source, finding.because);
+    match finding.ranks.as_slice() {
+        [] | [_] => {}
+        ranks => said += &format!(" (ranks {})", ranks.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")),
+    }
+    page.add(Block::Note(said));
+    if let Some(place) = &finding.place {
+        let line = place.line.as_ref().map(|line| format!(", at {line}")).unwrap_or_default();
+        let step = place.step.map(|step| format!(", in step {step}")).unwrap_or_default();
+        page.add(Block::Note(format!("it was in {}{step}{line}", place.phase)));
+    }
+    if let Some(message) = &finding.message {
+        let mut table = Table::new(&["what the message says", "GiB"]);
+        for (name, value) in [
+            ("asked for", message.asked),
+            ("the card has", message.total),
+            ("free", message.free),
+            ("tensors hold", message.allocated),
+            ("torch holds beside that", message.unused),
+            ("this process holds", message.process),
+        ] {
+            if let Some(bytes) = value {
+                table.row(vec![name.into(), gib(bytes)]);
+            }
+        }
+        page.table("", table);
+    }
+    for cure in &finding.cures {
+        page.add(Block::Note(format!("try: {cure}")));
+    }
+}
+
+/// Which operation of the predicted run asks for these bytes, and what would make it fit.
+fn beside(
+    page: &mut Page,
+    document: &mut serde_json::Value,
+    finding: &Finding,
+    prepared: &Prepared,
+) -> Result<(), Failure> {
+    if let Some(asked) = finding.message.as_ref().and_then(|message| message.asked) {
+        let requests = prepared.requests(asked)?;
+        let mut table = Table::new(&["operation", "module", "when", "what for", "times"]);
+        for one in requests.iter().take(6) {
+            table.row(vec![
+                one.operation.into(),
+                one.module.clone(),
+                one.phase.clone(),
+                one.purpose.into(),
+                one.times.to_string(),
+            ]);
+        }
+        match requests.is_empty() {
+            true => page.add(Block::Note(format!(
+                "no operation of the predicted run asks for {} GiB: another batch, another model or other code ran",
+                gib(asked)
+            ))),
+            false => page.table(&format!("Who asks for {} GiB in the predicted run", gib(asked)), table),
+        }
+        document["requests"] = json!(requests);
+    }
+    let answer = prepared.answer(Wanted { suggestions: true, ..Wanted::default() })?;
+    let (totals, gpu) = (answer.report.totals, answer.report.plan.gpu().clone());
+    let verdict = if answer.fits { "fits" } else { "does not fit" };
+    page.add(Block::Note(format!(
+        "the prediction: {} GiB for the process, which {verdict} {} ({} GiB)",
+        gib(totals.process),
+        gpu.name,
+        gib(gpu.memory)
+    )));
+    if answer.fits && finding.cause == Cause::TooMuch {
+        page.add(Block::Note(
+            "so what ran was not this plan: longer samples, another batch, evaluation, or another card".into(),
+        ));
+    }
+    for change in &answer.suggestions {
+        page.add(Block::Note(format!(
+            "it would fit with {} ({}): {} GiB",
+            change.change,
+            change.cost.words(),
+            gib(change.process)
+        )));
+    }
+    document["predicted"] = json!({"totals": totals, "fits": answer.fits, "suggestions": answer.suggestions});
+    Ok(())
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.2}", bytes as f64 / f64::from(1 << 30))
+}

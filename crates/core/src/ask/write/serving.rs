@@ -1,0 +1,62 @@
+//! Lines of serving engines: places of a plan that are flags of theirs.
+
+use serde_json::{Value, json};
+
+use super::{Draft, Object, at};
+
+/// Flags of vLLM (engine/arg_utils.py) and where a plan has them.
+const VLLM: [(&str, &str); 13] = [
+    ("max-model-len", "context"),
+    ("gpu-memory-utilization", "gpu_memory_utilization"),
+    ("tensor-parallel-size", "tensor_parallel_size"),
+    ("pipeline-parallel-size", "pipeline_parallel_size"),
+    ("data-parallel-size", "data_parallel_size"),
+    ("max-num-seqs", "max_num_seqs"),
+    ("max-num-batched-tokens", "max_num_batched_tokens"),
+    ("block-size", "block_size"),
+    ("kv-cache-dtype", "kv_cache_dtype"),
+    ("quantization", "quantization"),
+    ("enforce-eager", "enforce_eager"),
+    ("enable-expert-parallel", "expert_parallel"),
+    ("enable-lora", "enable_lora"),
+];
+
+/// Flags of llama.cpp (common/arg.cpp).
+const LLAMA_CPP: [(&str, &str); 9] = [
+    ("--ctx-size", "context"),
+    ("--n-gpu-layers", "n_gpu_layers"),
+    ("--batch-size", "logical_batch"),
+    ("--ubatch-size", "ubatch_size"),
+    ("--cache-type-k", "cache_type_k"),
+    ("--cache-type-v", "cache_type_v"),
+    ("--flash-attn", "flash_attn"),
+    ("--parallel", "parallel"),
+    ("--split-mode", "split_mode"),
+];
+
+pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
+    let said = |path: &str| at(plan, path).filter(|value| **value != false && **value != json!([]));
+    if tool == "vllm" {
+        let mut file = Object::new();
+        file.insert("model".into(), json!(model));
+        for (flag, path) in VLLM {
+            if let Some(value) = said(path) {
+                file.insert(flag.into(), value.clone());
+            }
+        }
+        let line = ["vllm", "serve", "--config", "vllm.yaml"].map(str::to_owned).to_vec();
+        return Draft { files: vec![("vllm.yaml".into(), Value::Object(file))], line };
+    }
+    let mut line = ["llama-server", "--model", model].map(str::to_owned).to_vec();
+    for (flag, path) in LLAMA_CPP {
+        if let Some(value) = said(path) {
+            let text = match value {
+                Value::Bool(_) => "on".to_owned(),
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            line.extend([flag.to_owned(), text]);
+        }
+    }
+    Draft { files: Vec::new(), line }
+}

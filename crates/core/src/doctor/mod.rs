@@ -1,0 +1,208 @@
+//! What broke a run: out-of-memory messages of torch and of others, in logs of one rank or many, and what they say.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | `torch` | torch's own messages, of all versions, with their numbers |
+//! | `others` | serving engines, libraries, the host and the kernel: words that say what happened |
+//! | `place` | where a program was, by its traceback; whether memory grew |
+//! | [`locate`] | which operation of a simulated run asks for so many bytes |
+
+pub mod locate;
+mod others;
+mod place;
+mod torch;
+
+use serde::Serialize;
+
+pub use place::Where;
+pub use torch::Message;
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// The run needs more than the card has.
+    TooMuch,
+    /// There is room, in pieces that are too small.
+    Fragmentation,
+    /// Somebody else holds much of the card.
+    OtherProcess,
+    /// The host's memory is full.
+    Host,
+    /// Memory grows from step to step.
+    Leak,
+    /// A serving engine's share is too small for its cache.
+    Cache,
+    /// A limit was set below what the card has.
+    Limit,
+    /// It is no lack of memory.
+    NotMemory,
+}
+
+/// What is wrong, by one or several messages that say the same.
+#[derive(Debug, Clone, Serialize)]
+pub struct Finding {
+    /// What happened.
+    pub cause: Cause,
+    /// In words.
+    pub because: String,
+    /// Who said it.
+    pub source: &'static str,
+    /// Numbers of the message, where it has some; of the first where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<Message>,
+    /// Cards or ranks that said it.
+    pub ranks: Vec<u64>,
+    /// How often it was said.
+    pub times: usize,
+    /// Where the program was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place: Option<Where>,
+    /// What to try, the smallest change first.
+    pub cures: Vec<String>,
+}
+
+impl Cause {
+    /// In words.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::TooMuch => "the run needs more than the card has",
+            Self::Fragmentation => "there is room, in pieces that are too small",
+            Self::OtherProcess => "another process holds the card",
+            Self::Host => "the host's memory is full, not the card's",
+            Self::Leak => "memory grows from step to step",
+            Self::Cache => "the engine's share is too small for its cache",
+            Self::Limit => "a limit was set below what the card has",
+            Self::NotMemory => "it is no lack of memory",
+        }
+    }
+}
+
+/// What a log, a traceback or a message says, what counts most first; nothing where it says nothing of memory.
+pub fn diagnose(text: &str) -> Vec<Finding> {
+    let place = place::of(text);
+    let mut found: Vec<Finding> = Vec::new();
+    for message in torch::messages(text) {
+        let (cause, because) = message.cause();
+        let finding = Finding {
+            cause,
+            because,
+            source: message.source,
+            ranks: message.rank.into_iter().collect(),
+            times: 1,
+            place: place.clone(),
+            cures: Vec::new(),
+            message: Some(message),
+        };
+        join(&mut found, finding);
+    }
+    for (cause, source, because) in others::said(text, !found.is_empty()) {
+        let finding = Finding {
+            cause,
+            because,
+            source,
+            message: None,
+            ranks: Vec::new(),
+            times: 1,
+            place: place.clone(),
+            cures: Vec::new(),
+        };
+        join(&mut found, finding);
+    }
+    if let Some(growth) = place::growth(text)
+        && let Some(first) =
+            found.iter_mut().find(|finding| matches!(finding.cause, Cause::TooMuch | Cause::Fragmentation))
+    {
+        first.cause = Cause::Leak;
+        first.because = growth;
+    }
+    // A host that is full stops ranks, which others then report as lost; a card that is full is said by itself.
+    let certain = |finding: &Finding| (finding.cause == Cause::NotMemory, finding.message.is_none());
+    found.sort_by_key(certain);
+    if found.iter().any(|finding| finding.cause != Cause::NotMemory) {
+        found.retain(|finding| finding.cause != Cause::NotMemory);
+    }
+    found.iter_mut().for_each(|finding| finding.cures = cures(finding));
+    found
+}
+
+fn join(found: &mut Vec<Finding>, finding: Finding) {
+    match found.iter_mut().find(|known| known.cause == finding.cause && known.source == finding.source) {
+        Some(known) => {
+            known.times += 1;
+            for rank in finding.ranks {
+                if !known.ranks.contains(&rank) {
+                    known.ranks.push(rank);
+                }
+            }
+            known.ranks.sort_unstable();
+        }
+        None => found.push(finding),
+    }
+}
+
+/// What to try where no plan is known, the smallest change first.
+fn cures(finding: &Finding) -> Vec<String> {
+    let place = finding.place.as_ref().map(|place| place.phase);
+    let serving = ["vLLM", "SGLang", "llama.cpp", "Ollama", "TGI", "TensorRT-LLM"].contains(&finding.source);
+    let all: &[&str] = match finding.cause {
+        Cause::Fragmentation => &[
+            "PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9: PYTORCH_CUDA_ALLOC_CONF)",
+            "pad batches to few lengths, so that freed blocks are used again",
+        ],
+        Cause::OtherProcess => &[
+            "end what else runs on the card: nvidia-smi names it, and `vramcast detect`",
+            "take another card: CUDA_VISIBLE_DEVICES",
+        ],
+        Cause::Host => &[
+            "give the job more host memory (container limit, Slurm's --mem, shared memory by --ipc=host or --shm-size)",
+            "fewer workers of the data loader; load weights in one rank or in shards (low_cpu_mem_usage, cpu_ram_efficient_loading)",
+            "offload less to the host",
+        ],
+        Cause::Leak => &[
+            "sum loss.item() or loss.detach(), not the loss itself; do not keep outputs of steps in a list",
+            "`vramcast import SNAPSHOT` of torch.cuda.memory._dump_snapshot names the lines that hold it",
+        ],
+        Cause::Cache if finding.source == "llama.cpp" || finding.source == "Ollama" => &[
+            "a shorter context (-c)",
+            "a cache in fewer bits (-ctk q8_0 -ctv q8_0 with -fa)",
+            "fewer layers on the card (-ngl)",
+        ],
+        Cause::Cache => &[
+            "a shorter --max-model-len",
+            "a larger --gpu-memory-utilization",
+            "--kv-cache-dtype fp8, fewer --max-num-seqs, or more cards (--tensor-parallel-size)",
+        ],
+        Cause::Limit => &[
+            "raise or drop the limit: set_per_process_memory_fraction, gpu_memory_utilization, or the scheduler's share",
+        ],
+        Cause::TooMuch if serving => &[
+            "a shorter context, fewer sequences at once",
+            "weights in fewer bits",
+            "more cards, or layers on the host",
+        ],
+        Cause::TooMuch => match place {
+            Some("evaluation") => &[
+                "a smaller per_device_eval_batch_size",
+                "eval_accumulation_steps, or preprocess_logits_for_metrics, so that logits are not kept",
+            ],
+            Some("optimizer") => {
+                &["an 8-bit or paged optimizer", "shard its states (ZeRO 1, FSDP)", "train adapters (LoRA)"]
+            }
+            Some("loading") => {
+                &["load in 16 bits (dtype='auto') or in 4 bits", "load shard by shard (low_cpu_mem_usage=True)"]
+            }
+            Some("saving") => &["save shards (SHARDED_STATE_DICT) or gather on the host"],
+            _ => &[
+                "gradient checkpointing",
+                "half the batch, and twice the gradient accumulation",
+                "Liger's kernels or a chunked loss where logits are large",
+            ],
+        },
+        Cause::NotMemory => &[],
+    };
+    all.iter().map(|cure| (*cure).to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,240 @@
+//! Words of serving engines, libraries, the host and the kernel, and what they say.
+
+use std::sync::LazyLock;
+
+use regex_lite::Regex;
+
+use super::Cause;
+
+/// Who says it, what it means, the words, and what happened in ours.
+type Row = (&'static str, Cause, &'static str, &'static str);
+
+/// Surer words first. Sources: the projects' own texts, by file.
+const ROWS: &[Row] = &[
+    // vLLM, v1/core/kv_cache_utils.py and v1/worker/gpu_worker.py.
+    (
+        "vLLM",
+        Cause::Cache,
+        r"No available memory for the cache blocks",
+        "weights and the profile run leave nothing for the cache",
+    ),
+    (
+        "vLLM",
+        Cause::Cache,
+        r"(?:larger than the (?:maximum number of tokens that can be stored in|available) KV cache|is larger than the available KV cache memory|KV cache is needed, which is larger)",
+        "the cache does not hold one sequence of full length",
+    ),
+    (
+        "vLLM",
+        Cause::OtherProcess,
+        r"Free memory on device .{0,60}? on startup is less than desired GPU memory utilization",
+        "the card is not free enough for the share that the engine shall take",
+    ),
+    (
+        "vLLM",
+        Cause::OtherProcess,
+        r"Error in memory profiling|Initial free memory .{0,60}? current free memory",
+        "the memory of the card changed while the engine measured it",
+    ),
+    (
+        "vLLM",
+        Cause::TooMuch,
+        r"CUDA out of memory occurred when warming up",
+        "graphs and the sampler do not fit beside weights and cache",
+    ),
+    // SGLang, model_executor/model_runner.py.
+    (
+        "SGLang",
+        Cause::Cache,
+        r"Not enough memory\. Please try (?:to increase|increasing) --mem-fraction-static",
+        "weights leave nothing of the static share for the cache",
+    ),
+    ("SGLang", Cause::OtherProcess, r"The memory capacity is unbalanced", "the cards are not equally free"),
+    ("TGI", Cause::TooMuch, r"Not enough memory to handle \d+ prefill tokens", "the warm-up does not fit"),
+    (
+        "TensorRT-LLM",
+        Cause::Cache,
+        r"(?:insufficient GPU memory to allocate|Not enough free memory for) .{0,40}KV ?[Cc]ache",
+        "what is free does not hold the cache",
+    ),
+    // llama.cpp, ggml-cuda.cu, ggml-alloc.c, llama-context.cpp.
+    (
+        "llama.cpp",
+        Cause::Cache,
+        r"failed to allocate (?:buffer for )?kv cache|llama_kv_cache_(?:unified_)?init(?:: | )failed|llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache",
+        "the cache does not fit beside the weights",
+    ),
+    (
+        "llama.cpp",
+        Cause::TooMuch,
+        r"ggml_backend_cuda_buffer_type_alloc_buffer: allocating|ggml_gallocr_reserve_n: failed to allocate \w+ buffer|unable to allocate (?:CUDA|ROCm|Vulkan|backend)\w* buffer|failed to allocate compute (?:pp )?buffers|ggml_backend_metal_buffer_type_alloc_buffer: error|ggml_vulkan: .{0,40}ErrorOutOfDeviceMemory|cudaMalloc failed: out of memory",
+        "a buffer of weights, cache or computation does not fit",
+    ),
+    ("llama.cpp", Cause::Host, r"ggml_cuda_host_malloc: failed to allocate", "pinned memory of the host was not there"),
+    ("Ollama", Cause::Host, r"model requires more system memory", "the model does not fit the host's memory"),
+    // The host.
+    (
+        "the kernel",
+        Cause::Host,
+        r"(?i)Out of memory: Killed? process|oom-kill(?:er|:)|invoked oom-killer|Memory cgroup out of memory|OOMKilled|oom_reaper: reaped",
+        "the kernel ended the process",
+    ),
+    (
+        "Slurm",
+        Cause::Host,
+        r"(?i)oom[-_]kill event|Exceeded job memory limit|slurmstepd: error: .{0,60}memory|Some of the step tasks have been OOM Killed|OUT_OF_ME",
+        "the job's limit of host memory was reached",
+    ),
+    (
+        "Ray",
+        Cause::Host,
+        r"killed due to (?:memory pressure|the node running low on memory)|ray\.exceptions\.OutOfMemoryError|Task was killed due to the node running low on memory",
+        "the node's memory ran low",
+    ),
+    (
+        "the data loader",
+        Cause::Host,
+        r"DataLoader worker .{0,60}?killed by signal: (?:Killed|Bus error)|insufficient shared memory|unable to (?:open|write|mmap) .{0,80}?shared memory|No space left on device: '/dev/shm",
+        "a worker of the data loader had no (shared) memory",
+    ),
+    (
+        "a launcher",
+        Cause::Host,
+        r"(?m)exits with return code = -9|^\W*Killed\W*$|line \d+: +\d+ Killed|process (?:is|was|got) (?:always )?killed|exitcode *: -9|Signal 9 \(SIGKILL\)|died with <Signals\.SIGKILL|returned non-zero exit status 137|[Ee]xit code:? 137|Received -9|signal: 9|SIGKILL",
+        "a rank was killed, as the kernel does when host memory is full",
+    ),
+    (
+        "the host",
+        Cause::Host,
+        r"DefaultCPUAllocator: (?:can't|not enough memory)|\[enforce fail at .{0,30}alloc_cpu|std::bad_alloc|Unable to allocate .{0,40}for an array|Cannot allocate memory|numpy.{0,40}_ArrayMemoryError|cudaHostAlloc|pin_memory.{0,200}out of memory|paging file is too small|os error 1455|\bMemoryError",
+        "memory of the host was asked for, and was not there",
+    ),
+    ("Windows", Cause::Host, r"Windows fatal exception: code 0xc0000017", "the host has no memory left"),
+    // Libraries on the card.
+    (
+        "cuBLAS",
+        Cause::TooMuch,
+        r"CUBLAS_STATUS_ALLOC_FAILED",
+        "cuBLAS got no memory for its workspace: the card is full",
+    ),
+    (
+        "cuBLAS",
+        Cause::TooMuch,
+        r"CUBLAS_STATUS_NOT_INITIALIZED",
+        "cuBLAS could not start, mostly because the card is full",
+    ),
+    (
+        "cuDNN",
+        Cause::TooMuch,
+        r"CUDNN_STATUS_ALLOC_FAILED|FIND was unable to find an engine to execute this computation",
+        "cuDNN got no memory for its workspace: the card is full",
+    ),
+    (
+        "cuSOLVER",
+        Cause::TooMuch,
+        r"CUSOLVER_STATUS_ALLOC_FAILED|cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR",
+        "cuSOLVER got no memory for its workspace",
+    ),
+    (
+        "NCCL",
+        Cause::TooMuch,
+        r"(?:NCCL|nccl)[\s\S]{0,400}?(?:Cuda failure (?:2 )?'?out of memory|Failed to CUDA (?:calloc|malloc)|Cuda failure 'out of memory')|Cuda failure 'out of memory'",
+        "NCCL got no memory for its buffers: the card is full beside torch's share",
+    ),
+    (
+        "NCCL",
+        Cause::Host,
+        r"(?:NCCL|nccl)[\s\S]{0,400}?(?:Error while creating shared memory segment|/dev/shm)|No space left on device \(28\)",
+        "NCCL got no shared memory",
+    ),
+    (
+        "bitsandbytes",
+        Cause::TooMuch,
+        r"Error .{0,40}out of memory at line \d+ in file .{0,80}\.cu|CUDA Setup failed despite GPU being available. .{0,40}out of memory",
+        "bitsandbytes got no memory for a buffer or paged states",
+    ),
+    (
+        "JAX",
+        Cause::TooMuch,
+        r"RESOURCE_EXHAUSTED: (?:Out of memory|XLA:TPU compile permanent error|Failed to allocate)|Resource exhausted: Out of memory",
+        "the device has less than was asked for",
+    ),
+    (
+        "TensorFlow",
+        Cause::TooMuch,
+        r"OOM when allocating tensor with shape|Allocator \(GPU_\d+_bfc\) ran out of memory",
+        "the device has less than was asked for",
+    ),
+    (
+        "ONNX Runtime",
+        Cause::TooMuch,
+        r"Failed to allocate memory for requested buffer of size|BFCArena::AllocateRawInternal",
+        "the arena could not grow",
+    ),
+    (
+        "TensorRT",
+        Cause::TooMuch,
+        r"\[defaultAllocator\.cpp|Requested amount of GPU memory \(\d+ bytes\) could not be allocated|OutOfMemory \(Requested size was",
+        "an engine's buffer does not fit",
+    ),
+    (
+        "cudaMallocAsync",
+        Cause::TooMuch,
+        r"Allocation on device \d* ?would exceed allowed memory|Allocation on device\s*\(|torch\.(?:cuda\.)?OutOfMemoryError: Allocation on device",
+        "the device has less than was asked for",
+    ),
+    // What is often taken for it.
+    (
+        "Triton",
+        Cause::NotMemory,
+        r"out of resource: shared memory",
+        "a kernel wants more shared memory than a multiprocessor has: smaller blocks, not less memory",
+    ),
+    (
+        "CUDA",
+        Cause::NotMemory,
+        r"an illegal memory access was encountered|CUBLAS_STATUS_EXECUTION_FAILED|device-side assert triggered|misaligned address",
+        "a kernel went wrong: run with CUDA_LAUNCH_BLOCKING=1",
+    ),
+    (
+        "NCCL",
+        Cause::NotMemory,
+        r"Watchdog caught collective operation timeout|NCCL communicator was aborted",
+        "ranks waited for one that was gone: its own log says why",
+    ),
+    (
+        "torch",
+        Cause::TooMuch,
+        r"(?i)(?:CUDA|HIP)(?: driver)? error:? ?\(?(?:2\)?: )?(?:cuda)?(?:out of memory|cudaErrorMemoryAllocation)|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|torch\.(?:cuda\.)?OutOfMemoryError|hipErrorOutOfMemory|CUDA out of memory",
+        "the driver had no memory left; a bare message says no numbers",
+    ),
+];
+
+static PATTERNS: LazyLock<Vec<(Regex, &'static Row)>> =
+    LazyLock::new(|| ROWS.iter().filter_map(|row| Some((Regex::new(row.2).ok()?, row))).collect());
+
+/// What is said beside torch's own messages; `told`: there is one with numbers, so bare words add nothing.
+pub(super) fn said(text: &str, told: bool) -> Vec<(Cause, &'static str, String)> {
+    let mut found: Vec<(Cause, &'static str, String)> = Vec::new();
+    for (pattern, (source, cause, _, because)) in PATTERNS.iter() {
+        // Where a message has numbers, or surer words were there, these add nothing.
+        let bare = matches!(*source, "torch" | "cuBLAS" | "cuDNN" | "cudaMallocAsync" | "a launcher");
+        if bare && (told || !found.is_empty()) || told && *cause == Cause::TooMuch && *source != "NCCL" {
+            continue;
+        }
+        if pattern.is_match(text) && !found.iter().any(|(known, who, _)| known == cause && who == source) {
+            found.push((*cause, source, (*because).to_owned()));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pattern_is_one() {
+        assert_eq!(PATTERNS.len(), ROWS.len());
+    }
+}
