@@ -41,7 +41,7 @@ M = {
  "granite-8b": ("granite", 40, 4096, 12800, 32, 8, 128, 49155, 131072, dict(tied=1, f={"logit_scale": 16.0, "residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.0078})),
  "granitemoe-3b": ("granitemoe", 32, 1536, 512, 24, 8, 64, 49155, 4096, dict(tied=1, experts=40, used=8, eff=512, ff_is_eff=1, f={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.0156})),
  "exaone4-32b": ("exaone4", 64, 5120, 27392, 40, 8, 128, 102400, 131072, dict(qknorm=1, post=1, no_norms=1, window=4096)),
- "nemotron-8b": ("nemotron", 32, 4096, 16384, 48, 8, 128, 256000, 4096, dict(ln=1, up_only=1, rot=64)),
+ "nemotron-8b": ("nemotron", 32, 4096, 16384, 32, 8, 128, 256000, 4096, dict(ln=1, up_only=1, rot=64)),
  "seed-36b": ("seed_oss", 64, 5120, 27648, 80, 8, 128, 155136, 524288, dict(renamed=1, bias=1)),
  "hunyuan-a13b": ("hunyuan-moe", 32, 4096, 3072, 32, 8, 128, 128167, 262144, dict(qknorm=1, tied=1, experts=64, used=8, eff=3072, shared=3072)),
  "llama4-scout": ("llama4", 48, 5120, 16384, 40, 8, 128, 202048, 10485760, dict(experts=16, used=1, eff=8192, shared=8192, rope_freqs=1, u={"interleave_moe_layer_step": 1})),
@@ -51,14 +51,15 @@ M = {
  "internlm2-7b": ("internlm2", 32, 4096, 14336, 32, 8, 128, 92544, 32768, {}),
  "bge-large": ("bert", 24, 1024, 4096, 16, 16, 64, 30522, 512, dict(bert=1)),
 }
-KEEP = {"norm", "gate_inp", "sinks", "probs", "bias", "position", "rope", "types"}
+NEW = True # programs can say how many rows of logits they want since b9460
 def model(name, kinds):
     arch, L, d, ff, h, kv, hd, V, ctx, x = M[name]; w, w2, emb, out = kinds
     mla = x.get("mla"); md = {"general.architecture": arch, "general.name": name}
     k = lambda key, v: md.__setitem__(f"{arch}.{key}", v)
     for key, v in (("block_count", L), ("context_length", ctx), ("embedding_length", d), ("feed_forward_length", ff), ("attention.head_count", h), ("attention.head_count_kv", kv), ("vocab_size", V)): k(key, v)
     k("attention.key_length", hd); k("attention.value_length", 512 if mla else hd); k("rope.dimension_count", mla[2] if mla else x.get("rot", hd))
-    k("attention.layer_norm_epsilon" if x.get("ln") else "attention.layer_norm_rms_epsilon", 1e-5); k("rope.freq_base", 500000.0); md["tokenizer.ggml.model"] = "no_vocab"
+    k("attention.layer_norm_epsilon" if x.get("ln") or x.get("bert") else "attention.layer_norm_rms_epsilon", 1e-5); k("rope.freq_base", 500000.0); md["tokenizer.ggml.model"] = "no_vocab"
+    if x.get("bert"): md["tokenizer.ggml.token_type_count"] = 2
     if x.get("window"): k("attention.sliding_window", x["window"])
     if x.get("experts"): k("expert_count", x["experts"]); k("expert_used_count", x["used"]); k("expert_feed_forward_length", x["eff"])
     if x.get("shared"): k("expert_shared_feed_forward_length", x["shared"])
@@ -146,7 +147,7 @@ def write(md, ts, out):
 def draw(r):
     name = r.choice(sorted(M)); arch, L, *_ , x = M[name]; ctx0 = M[name][8]
     kinds = r.choice([("q4_0",) * 4, ("q8_0",) * 4, ("q4_K", "q6_K", "q4_K", "q6_K"), ("q5_K", "q6_K", "q5_K", "q6_K"), ("iq4_xs", "q5_K", "iq4_xs", "q6_K"), ("q3_K", "q4_K", "q3_K", "q6_K"), ("f16",) * 4])
-    a = {"ctx": r.choice([512, 2048, 4096, 6000, 8192, 16384, 32768, 65536])}
+    a = {"ctx": r.choice([512, 2048, 4096, 6000, 8192, 16384, 32768])}
     if r.random() < .5: a["ubatch"] = r.choice([32, 128, 256, 1024, 2048])
     if r.random() < .2: a["batch"] = r.choice([256, 1024, 4096])
     if r.random() < .3: a["seqs"] = r.choice([2, 3, 4, 8]); a["unified"] = r.randint(0, 1)
@@ -157,7 +158,7 @@ def draw(r):
     if r.random() < .5: a["ngl"] = r.choice([0, 1, r.randint(1, L), r.randint(1, L), L, L + 1])
     if r.random() < .1: a["kqv"] = 0
     if r.random() < .1: a["op_offload"] = 0
-    if r.random() < .5: a["outputs"] = a.get("seqs", 1)
+    if r.random() < .5 and NEW: a["outputs"] = a.get("seqs", 1)
     if x.get("experts") and r.random() < .5: a["cpu_moe"] = r.choice([r.randint(1, L), L])
     elif r.random() < .1: a["ot"] = r.choice(["ffn_down=CPU", "blk\\.(1|2|3)\\.ffn_.*=CPU", "attn_q\\.weight=CPU", "output\\.weight=CPU", "blk\\.[0-9]\\.=CPU"])
     if x.get("window") and r.random() < .2: a["swa_full"] = 1
@@ -173,7 +174,7 @@ def run(probe, name, kinds, a, folder):
     why = "" if p.returncode == 0 else (re.findall(r"(?:error|FAILED|failed|missing|GGML_ASSERT)[^\n]*", log) or [log[-200:]])[0]
     return dict(model=name, metadata=md, tensors=ts, args=a, buffers=found), why
 if __name__ == "__main__":
-    probe, build, number, seed, count, out = sys.argv[1:7]; r = random.Random(int(seed)); folder = tempfile.mkdtemp(); done = 0; failed = {}
+    probe, build, number, seed, count, out = sys.argv[1:7]; NEW = int(number) == 0 or int(number) >= 9460; r = random.Random(int(seed)); folder = tempfile.mkdtemp(); done = 0; failed = {}
     with open(out, "w") as f:
         while done < int(count):
             name, kinds, a = draw(r); row, why = run(probe, name, kinds, a, folder)

@@ -76,7 +76,9 @@ fn llama_cpp_splits_and_offloads() {
     assert!(host(&all) > host(&plain));
     assert_eq!(run(&["-ot", "exps=CPU"]), all);
     assert_eq!(run(&["-ot", r"\.ffn_.*_exps\.=CPU"]), all);
-    refused(&["--engine", "llama.cpp", "-ot", r"blk\.1\.=CPU"], "--override-tensor");
+    assert!(host(&run(&["-ot", r"blk\.1\.=CPU"])) > host(&plain));
+    refused(&["--engine", "llama.cpp", "-ot", "exps"], "--override-tensor");
+    refused(&["--engine", "llama.cpp", "-ot", "exps=CUDA7"], "--override-tensor");
     refused(&["--engine", "llama.cpp", "--cpu-moe", "--n-cpu-moe", "3"], "--cpu-moe");
     let split = run(&["-ts", "1,1", "-sm", "tensor"]);
     assert_eq!(split["devices"][0]["cache"], split["devices"][1]["cache"]);

@@ -5,7 +5,7 @@
 use vramcast_core::dtype::DType;
 use vramcast_core::model::Model;
 use vramcast_core::plan::{Batch, CacheImplementation, InferPlan};
-use vramcast_core::serving::llama_cpp::{Build, LlamaCppPlan};
+use vramcast_core::serving::llama_cpp::{Build, Flash, LlamaCppPlan};
 use vramcast_core::serving::model::Element;
 use vramcast_core::serving::vllm::VllmPlan;
 use vramcast_core::serving::{ServedModel, WeightFormat};
@@ -212,7 +212,7 @@ fn early_llama_cpp_kept_four_copies_of_inputs_on_several_cards() {
         build: Build::Early,
         context: 4096,
         tensor_split: vec![12, 29],
-        flash_attention: false,
+        flash_attention: Flash::Off,
         ..LlamaCppPlan::default()
     };
     let estimate = plan.estimate(&served("CohereForAI/c4ai-command-r-v01")).unwrap();

@@ -227,8 +227,24 @@ impl Found {
         auto_class: Option<&str>,
         assume: Option<Assumption>,
     ) -> Result<Self, Failure> {
-        let auto_class = auto_class.or(resolved.auto_class.as_deref());
+        let mut resolved = resolved;
         let mut notes = resolved.notes.clone();
+        // A GGUF file says all by itself: its config is read from its metadata.
+        let files = match (&resolved.gguf, &resolved.config) {
+            (Some(gguf), None) => match vramcast_core::source::gguf::config(&gguf.header) {
+                Ok(config) => {
+                    let parts = gguf.parts.clone();
+                    resolved.config = Some(config);
+                    parts
+                }
+                Err(problem) => {
+                    notes.push(format!("{}: {problem}; only what the file holds is shown", resolved.name));
+                    Vec::new()
+                }
+            },
+            _ => Vec::new(),
+        };
+        let auto_class = auto_class.or(resolved.auto_class.as_deref());
         let built = resolved.config.clone().map(|config| Model::assuming(config, auto_class, assume)).transpose();
         let mut refused = None;
         let model = match built {
@@ -239,6 +255,7 @@ impl Found {
             }
             built => built?,
         };
+        let model = model.map(|model| model.in_files(files));
         notes.extend(model.iter().flat_map(|model| model.notes().to_vec()));
         if let (Some(model), Some(files)) = (&model, &resolved.tensors) {
             notes.extend(stored::compare(model, files, assume.is_some())?);

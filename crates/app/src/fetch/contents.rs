@@ -252,10 +252,10 @@ fn read_gguf(files: &dyn Files, choice: Option<&str>) -> Result<GgufFiles, Fetch
         return Err(FetchError::NoSuchChoice { place: files.place(), wanted, choices: all });
     };
     names.sort_unstable();
-    let mut headers = in_parallel(&names, |name| files.gguf(name))?.into_iter();
-    let Some(mut header) = headers.next() else { return Err(FetchError::NoModel { place: files.place() }) };
-    header.tensors.extend(headers.flat_map(|other| other.tensors));
-    Ok(GgufFiles { names, header })
+    let parts = in_parallel(&names, |name| files.gguf(name))?;
+    let Some(mut header) = parts.first().cloned() else { return Err(FetchError::NoModel { place: files.place() }) };
+    header.tensors = parts.iter().flat_map(|part| part.tensors.clone()).collect();
+    Ok(GgufFiles { names, header, parts })
 }
 
 /// Whether a file name has the tag in it as a word of its own: `q4_k_m` is not in `iq4_k_m`, `q8_0` is in `m-q8_0.gguf`.

@@ -127,6 +127,8 @@ pub struct GgufFiles {
     pub names: Vec<String>,
     /// The first file's header, with the tensors of all.
     pub header: gguf::Header,
+    /// Every file's own header.
+    pub parts: Vec<gguf::Header>,
 }
 
 /// A model's facts.

@@ -54,6 +54,8 @@ pub struct Model {
     task: Task,
     notes: Vec<String>,
     assumed: bool,
+    /// The GGUF file it was read from, in its parts.
+    files: std::sync::Arc<[crate::source::gguf::Header]>,
 }
 
 impl Model {
@@ -83,7 +85,14 @@ impl Model {
             }
             let name = view.model_type();
             let notes = assumption.map(|_| format!("model_type {name} is known, so nothing is assumed of it"));
-            return Ok(Self { family, task, notes: notes.into_iter().collect(), config, assumed: false });
+            return Ok(Self {
+                family,
+                task,
+                notes: notes.into_iter().collect(),
+                config,
+                assumed: false,
+                files: std::sync::Arc::default(),
+            });
         }
         let object = config.as_object().cloned().unwrap_or_default();
         match assumption {
@@ -109,6 +118,16 @@ impl Model {
     /// The same model with another config of its family.
     pub fn reconfigured(&self, config: serde_json::Value) -> Self {
         Self { config, ..self.clone() }
+    }
+
+    /// The same model as a GGUF file holds it, in one part or several.
+    pub fn in_files(self, files: Vec<crate::source::gguf::Header>) -> Self {
+        Self { files: files.into(), ..self }
+    }
+
+    /// The GGUF file it was read from, in its parts; none otherwise.
+    pub fn files(&self) -> &[crate::source::gguf::Header] {
+        &self.files
     }
 
     /// The family that reads the config.

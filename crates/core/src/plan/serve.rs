@@ -78,6 +78,12 @@ pub struct ServePlan {
     pub swa_full: bool,
     /// Sequences share one run of cells (llama.cpp).
     pub kv_unified: bool,
+    /// Keys and values stay on the host (llama.cpp).
+    pub no_kv_offload: bool,
+    /// Operations on the host's weights stay there (llama.cpp).
+    pub no_op_offload: bool,
+    /// Weights on the host are read into a buffer, not mapped (llama.cpp).
+    pub no_mmap: bool,
     /// Sequences at once (llama.cpp, Ollama).
     pub parallel: Option<u64>,
     /// What the model is taken for where its type is not known.
@@ -144,6 +150,9 @@ impl Default for ServePlan {
             override_tensor: None,
             swa_full: false,
             kv_unified: false,
+            no_kv_offload: false,
+            no_op_offload: false,
+            no_mmap: false,
             parallel: None,
             assume: None,
             gpu: Gpu::h200(),

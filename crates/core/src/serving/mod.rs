@@ -11,12 +11,14 @@
 //! | [`vllm`] | vLLM: profile, blocks, hybrid groups |
 //! | [`llama_cpp`] | llama.cpp and Ollama: buffers by device |
 //! | [`sglang`], [`tgi`], [`tensorrt_llm`] | their budgets over the same cache |
+//! | `local` | from what llama.cpp and Ollama are started with to their buffers |
 //! | [`start`] | from what an engine is started with to what it sets aside |
 //! | [`solve`] | largest batch, context or concurrency; smallest card |
 
 pub(crate) mod ggml;
 mod image;
 pub mod llama_cpp;
+mod local;
 pub mod model;
 pub mod sglang;
 pub mod solve;

@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::llama_cpp::{Build, Flash, LlamaCppEstimate, LlamaCppPlan, Split, ollama};
+use super::llama_cpp::LlamaCppEstimate;
 use super::sglang::SglangPlan;
 use super::tensorrt_llm::TensorRtLlmPlan;
 use super::tgi::TgiPlan;
 use super::vllm::{Draft, Speculation, VllmPlan, rules};
 use super::{Budget, ServedModel, WeightFormat};
-use crate::dtype::{DType, builtin_formats, find_format};
+use crate::dtype::DType;
 use crate::memory::device::Device;
 use crate::model::Model;
 use crate::plan::{Fault, ServePlan, ServingEngine};
@@ -30,22 +30,11 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
         ServedModel::of(model, format).map_err(|error| one(Fault::new("model", error.to_string())))
     };
     let local = matches!(plan.engine, ServingEngine::LlamaCpp | ServingEngine::Ollama);
-    let format = format(plan, model, local).map_err(one)?;
-    let served = served(&format)?;
     if local {
-        let defaults = match plan.engine {
-            ServingEngine::Ollama => ollama(&served, plan.gpu.memory, plan.context, plan.parallel),
-            _ => {
-                let plain = LlamaCppPlan::default();
-                let (context, parallel) =
-                    (plan.context.unwrap_or(plain.context), plan.parallel.unwrap_or(plain.parallel));
-                LlamaCppPlan { context, parallel, ..plain }
-            }
-        };
-        let engine = llama_cpp(plan, defaults).map_err(one)?;
-        let estimate = engine.estimate(&served).map_err(|error| one(Fault::new("cache_type_k", error.to_string())))?;
-        return Ok(Served::Buffers(Box::new(estimate)));
+        return super::local::start(model, plan).map(|estimate| Served::Buffers(Box::new(estimate))).map_err(one);
     }
+    let format = format(plan, model).map_err(one)?;
+    let served = served(&format)?;
     let cache_dtype = cache_dtype(plan, &format).map_err(one)?;
     let (memory, process, context) = (plan.gpu.memory, plan.gpu.context(), plan.context);
     let ranks = plan.tensor_parallel_size.unwrap_or(1).max(1);
@@ -81,17 +70,10 @@ fn thousandths(share: f64) -> u64 {
 }
 
 /// Weights as the config says, or as the plan does.
-fn format(plan: &ServePlan, model: &Model, local: bool) -> Result<WeightFormat, Fault> {
+fn format(plan: &ServePlan, model: &Model) -> Result<WeightFormat, Fault> {
     let bad = |problem: String| Fault::new("quantization", problem);
     let own = WeightFormat::of(model).map_err(|error| bad(error.to_string()))?;
     let Some(method) = &plan.quantization else { return Ok(own) };
-    if local {
-        let format = find_format(builtin_formats(), method).filter(|format| format.ggml_type.is_some());
-        return format
-            .cloned()
-            .map(WeightFormat::Stored)
-            .ok_or_else(|| Fault::value("quantization", method, "a ggml type").or("use one such as q4_k or q8_0"));
-    }
     let WeightFormat::Plain(dtype) = own else {
         return Err(bad("{quantization}: the config is quantised already".into()).or_drop("quantization"));
     };
@@ -207,72 +189,4 @@ fn without_effect(plan: &ServePlan, engine: &VllmPlan, model: &ServedModel) -> V
         ),
     ];
     said.into_iter().filter(|(given, _)| *given).map(|(_, text)| text.to_owned()).collect()
-}
-
-/// llama.cpp's plan over its defaults or Ollama's.
-fn llama_cpp(plan: &ServePlan, default: LlamaCppPlan) -> Result<LlamaCppPlan, Fault> {
-    let mut tensor_split = if plan.tensor_split.is_empty() { vec![1] } else { plan.tensor_split.clone() };
-    let split = match plan.split_mode.as_deref() {
-        None | Some("layer") => Split::Layer,
-        // The first card holds all.
-        Some("none") => {
-            tensor_split = vec![1];
-            Split::Layer
-        }
-        Some("row") => Split::Row,
-        Some("tensor") => Split::Tensor,
-        Some(other) => return Err(Fault::value("split_mode", other, "layer, row, tensor or none")),
-    };
-    let cpu_experts = match (plan.n_cpu_moe, plan.cpu_moe, plan.override_tensor.as_deref()) {
-        (Some(layers), ..) => layers,
-        (_, true, _) => u64::MAX,
-        (.., Some(text)) => overridden(text)?,
-        _ => 0,
-    };
-    let micro_batch = plan.ubatch_size.unwrap_or(default.micro_batch);
-    Ok(LlamaCppPlan {
-        build: build(plan.version.as_deref())?,
-        // A graph is never larger than the logical batch (`n_ubatch = min(n_batch, n_ubatch)` of llama-context.cpp).
-        micro_batch: plan.logical_batch.map_or(micro_batch, |batch| batch.min(micro_batch)),
-        flash_attention: match plan.flash_attn.as_deref() {
-            None => default.flash_attention,
-            Some("off") => Flash::Off,
-            Some("auto") => Flash::Auto,
-            Some(_) => Flash::On,
-        },
-        key_type: plan.cache_type_k.clone().unwrap_or(default.key_type.clone()),
-        value_type: plan.cache_type_v.clone().unwrap_or(default.value_type.clone()),
-        gpu_layers: plan.n_gpu_layers.unwrap_or(default.gpu_layers),
-        tensor_split,
-        split,
-        cpu_experts,
-        full_windows: plan.swa_full,
-        unified: plan.kv_unified,
-        ..default
-    })
-}
-
-/// llama.cpp's build: a number, or one of the two names.
-fn build(version: Option<&str>) -> Result<Build, Fault> {
-    match version {
-        None | Some("current") => Ok(Build::Current),
-        Some("early") => Ok(Build::Early),
-        Some(other) => {
-            other.trim_start_matches('b').parse::<u32>().map(Build::Numbered).map_err(|_| {
-                Fault::value("version", other, "current, early (before March 2025) or a build such as b5781")
-            })
-        }
-    }
-}
-
-/// Layers whose experts a pattern leaves on the host: all, or it is refused.
-fn overridden(text: &str) -> Result<u64, Fault> {
-    let (pattern, place) = text.rsplit_once('=').unwrap_or((text, ""));
-    let words = ["exps", "ffn_exps", "ffn_(up|down|gate)_exps", "ffn_(gate|up|down)_exps", "ffn_(up|gate|down)_exps"];
-    let plain = pattern.replace(['\\', '.', '*'], "").replace("__", "_");
-    if place == "CPU" && words.contains(&plain.trim_matches('_')) {
-        return Ok(u64::MAX);
-    }
-    Err(Fault::unsupported("override_tensor", format!("{{override_tensor}} {text}"))
-        .or("take a pattern of all routed experts (exps=CPU), or {n_cpu_moe} for the first layers"))
 }

@@ -5,9 +5,12 @@
 //! files, arrays of arrays, and anything past the caps below, which are far above every published file.
 //! Source of the format: ggml `docs/gguf.md`; of the checks: ggml `src/gguf.cpp`.
 
+pub mod architecture;
+mod config;
 mod reader;
 mod value;
 
+pub use config::config;
 pub use value::Value;
 
 use reader::{Reader, Stop};

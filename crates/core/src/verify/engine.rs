@@ -175,7 +175,9 @@ fn header(row: &Value) -> Result<Header, String> {
     Ok(Header { version: 3, metadata, tensors: placed, data_start: 0, alignment: 32 })
 }
 
-type Listed = Vec<(String, Vec<u64>, String)>;
+/// Name, sizes, type.
+type Row = (String, Vec<u64>, String);
+type Listed = Vec<Row>;
 
 fn entries(document: &Value) -> Result<Vec<(String, gguf::Value)>, String> {
     let entries = document.as_object().ok_or("metadata is not an object")?;
@@ -197,7 +199,7 @@ fn entry(key: &str, value: &Value) -> Result<gguf::Value, String> {
 
 /// `[name, sizes, type]`; names with braces stand for many, which lie layer by layer.
 fn listed(tensors: &[Value]) -> Result<Listed, String> {
-    let mut all: Vec<(Option<u64>, usize, (String, Vec<u64>, String))> = Vec::new();
+    let mut all: Vec<(Option<u64>, usize, Row)> = Vec::new();
     for (at, tensor) in tensors.iter().enumerate() {
         let name = tensor[0].as_str().ok_or("a tensor has no name")?;
         let ne: Vec<u64> = tensor[1].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();

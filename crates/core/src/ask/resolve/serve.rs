@@ -62,12 +62,9 @@ fn check(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>) {
         });
     }
     let experts = sizes.experts.is_some();
-    for (path, given) in [
-        ("expert_parallel", plan.expert_parallel),
-        ("cpu_moe", plan.cpu_moe),
-        ("n_cpu_moe", plan.n_cpu_moe.is_some()),
-        ("override_tensor", plan.override_tensor.is_some()),
-    ] {
+    for (path, given) in
+        [("expert_parallel", plan.expert_parallel), ("cpu_moe", plan.cpu_moe), ("n_cpu_moe", plan.n_cpu_moe.is_some())]
+    {
         draft.faults.when(given && !experts, || Fault::no_effect(path, "on a model without experts"));
     }
     for (path, given) in [("max_loras", plan.max_loras.is_some()), ("max_lora_rank", plan.max_lora_rank.is_some())] {
@@ -78,10 +75,8 @@ fn check(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>) {
     draft.faults.when(plan.num_speculative_tokens.is_some() && plan.speculative_model.is_none(), || {
         Fault::no_effect("num_speculative_tokens", "without {speculative_model}")
     });
-    let placed = [plan.n_cpu_moe.is_some(), plan.cpu_moe, plan.override_tensor.is_some()];
-    draft.faults.when(placed.iter().filter(|given| **given).count() > 1, || {
-        Fault::new("n_cpu_moe", "{n_cpu_moe}, {cpu_moe} and {override_tensor} say the same thing in three ways")
-            .or("give one of them")
+    draft.faults.when(plan.n_cpu_moe.is_some() && plan.cpu_moe, || {
+        Fault::new("n_cpu_moe", "{n_cpu_moe} and {cpu_moe} say the same thing in two ways").or("give one of them")
     });
     let quantised = plan.cache_type_v.as_deref().is_some_and(|kind| !matches!(kind, "f16" | "bf16" | "f32"));
     draft.faults.when(quantised && plan.flash_attn.as_deref() == Some("off"), || {

@@ -32,7 +32,7 @@ pub(super) const ROWS: &[Setting] = &[
         .from("the engine's")
         .on(S, Scope::SERVE)
         .example("--context 2048"),
-    setting("quantization", "quantization", Kind::Text, "How weights are quantised when the config does not say: awq, gptq, fp8, mxfp4, nf4 or int8; a ggml type for llama.cpp")
+    setting("quantization", "quantization", Kind::Text, "How weights are quantised when the config does not say: awq, gptq, fp8, mxfp4, nf4 or int8; a mixture such as Q4_K_M for llama.cpp")
         .value("METHOD")
         .from("as the config says")
         .on(S, Scope::SERVE)
@@ -112,9 +112,9 @@ pub(super) const ROWS: &[Setting] = &[
         .from("llama.cpp's default")
         .on(S, Scope::LLAMA_CPP)
         .example("--batch-size 64"),
-    setting("flash_attn", "flash-attn", Kind::Spelled(FLASH), "Flash attention: on or off (-fa)")
+    setting("flash_attn", "flash-attn", Kind::Spelled(FLASH), "Flash attention: on, off, or auto: where the card can (-fa)")
         .also(&["fa"])
-        .value("on|off")
+        .value("on|off|auto")
         .from("llama.cpp's default")
         .on(S, Scope::LOCAL)
         .example("--flash-attn=off"),
@@ -129,7 +129,7 @@ pub(super) const ROWS: &[Setting] = &[
         .value("TYPE")
         .from("f16")
         .on(S, Scope::LOCAL)
-        .example("--cache-type-v q8_0"),
+        .example("--cache-type-v q8_0 --cache-type-k q8_0 --flash-attn on"),
     setting("tensor_split", "tensor-split", Kind::Spelled(SHARES), "Shares of several cards, such as 3,1 (-ts)")
         .also(&["ts"])
         .value("SHARES")
@@ -146,11 +146,16 @@ pub(super) const ROWS: &[Setting] = &[
         .from("none")
         .on(S, Scope::LLAMA_CPP),
     setting("cpu_moe", "cpu-moe", Kind::Switch, "The experts of all layers stay on the host (-cmoe)").also(&["cmoe"]).on(S, Scope::LLAMA_CPP),
-    setting("override_tensor", "override-tensor", Kind::Text, "Tensors that stay on the host: a pattern of all routed experts, such as exps=CPU (-ot)")
+    setting("override_tensor", "override-tensor", Kind::Text, "Tensors that go elsewhere, by patterns of their names: exps=CPU, blk\\.[0-9]\\.=CUDA0; several with commas (-ot)")
         .also(&["ot"])
-        .value("PATTERN=CPU")
+        .value("PATTERN=BUFFER")
         .from("none")
         .on(S, Scope::LLAMA_CPP),
+    setting("no_kv_offload", "no-kv-offload", Kind::Switch, "Keys and values stay on the host (-nkvo)").also(&["nkvo"]).on(S, Scope::LLAMA_CPP).example("--no-kv-offload"),
+    setting("no_op_offload", "no-op-offload", Kind::Switch, "Large batches on weights of the host run there too")
+        .on(S, Scope::LLAMA_CPP)
+        .example("--no-op-offload --n-gpu-layers 4"),
+    setting("no_mmap", "no-mmap", Kind::Switch, "Weights on the host are read into a buffer instead of mapped").on(S, Scope::LLAMA_CPP).example("--no-mmap --override-tensor attn_q=CPU"),
     setting("swa_full", "swa-full", Kind::Switch, "Sliding layers get as many cells as the others").on(S, Scope::LLAMA_CPP),
     setting("kv_unified", "kv-unified", Kind::Switch, "Sequences share one run of cells").on(S, Scope::LLAMA_CPP),
     setting("parallel", "parallel", Kind::Whole, "Sequences at once (-np)")
@@ -161,12 +166,13 @@ pub(super) const ROWS: &[Setting] = &[
 ];
 
 const FLASH: Spelling = Spelling {
-    words: &["on", "off"],
+    words: &["on", "off", "auto"],
     bare: Some("on"),
     read: |text| match text {
-        "on" | "1" | "auto" | "true" => Ok(json!({"flash_attn": "on"})),
+        "on" | "1" | "true" => Ok(json!({"flash_attn": "on"})),
         "off" | "0" | "false" => Ok(json!({"flash_attn": "off"})),
-        _ => Err("on or off".into()),
+        "auto" | "-1" => Ok(json!({"flash_attn": "auto"})),
+        _ => Err("on, off or auto".into()),
     },
     write: |plan| Some(plan.get("flash_attn")?.as_str()?.to_owned()),
 };
@@ -175,8 +181,13 @@ const SHARES: Spelling = Spelling {
     words: &[],
     bare: None,
     read: |text| {
-        let shares: Option<Vec<u64>> = text.split([',', '/']).map(|part| part.trim().parse().ok()).collect();
-        shares.map(|shares| json!({"tensor_split": shares})).ok_or_else(|| "whole numbers, such as 3,1".into())
+        // Only their ratio counts: fractions are taken in millionths where there are any.
+        let shares: Option<Vec<f64>> = text.split([',', '/']).map(|part| part.trim().parse().ok()).collect();
+        let shares = shares.filter(|all| all.iter().all(|share| (0.0..1e9).contains(share)));
+        let shares = shares.ok_or_else(|| "numbers, such as 3,1 or 0.6,0.4".to_owned())?;
+        let step = if shares.iter().all(|share| share.fract() == 0.0) { 1.0 } else { 1e6 };
+        let shares: Vec<u64> = shares.iter().map(|share| (share * step).round() as u64).collect();
+        Ok(json!({"tensor_split": shares}))
     },
     write: |plan| {
         let shares = plan.get("tensor_split")?.as_array()?;

@@ -153,30 +153,14 @@ pub(crate) fn supports(graph: &Graph, id: Id, capability: Capability) -> bool {
             let plain = [0, 1, 30, 2, 3, 6, 7, 8, 20].contains(&tensor.kind.number) && rows == Kind::F32;
             plain || (tensor.kind == Kind::F16 && rows == Kind::F16)
         }
-        Op::Norm | Op::RmsNorm | Op::L2Norm => of(0, super::tensor::Tensor::contiguous_rows),
+        Op::Norm | Op::RmsNorm => of(0, super::tensor::Tensor::contiguous_rows),
         Op::Add | Op::Mul | Op::Div => {
             [source(0), source(1)].into_iter().flatten().all(|a| a.kind == Kind::F32 || a.kind == Kind::F16)
         }
         Op::Rope => of(0, |a| a.nb[0] == a.kind.bytes && a.contiguous_from(2)),
         Op::FlashAttention => kernel(graph, id, capability).is_some(),
-        Op::Convolution => of(0, |a| a.ne[1].is_multiple_of(128)),
-        Op::Scan => scans(source(0), source(3), source(4)),
         _ => true,
     }
-}
-
-/// State spaces that the kernels were written for.
-fn scans(
-    state: Option<&super::tensor::Tensor>,
-    decay: Option<&super::tensor::Tensor>,
-    input: Option<&super::tensor::Tensor>,
-) -> bool {
-    let (Some(state), Some(decay)) = (state, decay) else { return true };
-    if decay.ne[0] == 1 {
-        return (state.ne[0] == 128 || state.ne[0] == 256) && state.ne[1].is_multiple_of(16);
-    }
-    let one_group = input.is_none_or(|input| input.ne[1] == 1);
-    state.ne[0] == 16 && state.ne[1] == 1 && state.ne[2].is_multiple_of(128) && one_group
 }
 
 /// Whether a card takes over a node whose weights are on the host (`get_op_batch_size`).

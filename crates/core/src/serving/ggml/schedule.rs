@@ -68,14 +68,14 @@ impl Scheduler<'_> {
     }
 
     /// The backend that can compute `op` where `id` lies.
-    fn from_buffer(&self, id: Id, op: Id) -> Option<usize> {
+    fn runs_where(&self, id: Id, op: Id) -> Option<usize> {
         let backend = self.backend_at(self.place(id)?);
         self.supports(backend, op).then_some(backend)
     }
 
     /// What a node's own place, its being an input, or its weights say.
     fn current(&self, id: Id) -> Option<usize> {
-        if let Some(backend) = self.from_buffer(id, id) {
+        if let Some(backend) = self.runs_where(id, id) {
             return Some(backend);
         }
         if let Some(place) = self.place(id) {
@@ -90,7 +90,7 @@ impl Scheduler<'_> {
             return None;
         }
         let weight = tensor.sources.iter().copied().find(|source| self.graph[*source].weight)?;
-        let own = self.from_buffer(weight, id);
+        let own = self.runs_where(weight, id);
         if own == Some(self.host) {
             let wanted =
                 |device: &usize| self.supports(*device, id) && self.backends.offloads(*device, &self.graph, id);
@@ -218,11 +218,9 @@ impl Scheduler<'_> {
                 if own == current || self.readable(source, current) {
                     continue;
                 }
-                if !made.contains_key(&(source, current)) {
-                    let all = (0..copies)
-                        .map(|_| if copies > 1 { self.held(source) } else { self.duplicate(source) })
-                        .collect();
-                    made.insert((source, current), all);
+                if let std::collections::btree_map::Entry::Vacant(place) = made.entry((source, current)) {
+                    let copy = |_| if copies > 1 { self.held(source) } else { self.duplicate(source) };
+                    place.insert((0..copies).map(copy).collect());
                     if let Some(split) = splits.last_mut() {
                         split.inputs.push(source);
                     }
@@ -266,9 +264,7 @@ impl Scheduler<'_> {
                 nodes.push((dependency, self.backend(*input)));
                 nodes.extend(all(*input, split.backend).first().map(|copy| (*copy, split.backend)));
             }
-            for id in self.graph.nodes[split.nodes.clone()].to_vec() {
-                nodes.push((id, self.backend(id)));
-            }
+            nodes.extend(self.graph.nodes[split.nodes.clone()].iter().map(|id| (*id, self.backend(*id))));
         }
         if pipelined {
             for input in inputs {

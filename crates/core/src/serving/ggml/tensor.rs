@@ -1,6 +1,6 @@
 //! Tensors and the operations that make them: ggml.c without arithmetic.
 
-use crate::dtype::{Format, Per, ggml_format};
+use crate::dtype::{Format, Per};
 
 /// A type: its number in ggml, and blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,6 @@ pub(crate) struct Kind {
 impl Kind {
     pub(crate) const F32: Self = Self { number: 0, block: 1, bytes: 4 };
     pub(crate) const F16: Self = Self { number: 1, block: 1, bytes: 2 };
-    pub(crate) const BF16: Self = Self { number: 30, block: 1, bytes: 2 };
     pub(crate) const I32: Self = Self { number: 26, block: 1, bytes: 4 };
     pub(crate) const I64: Self = Self { number: 27, block: 1, bytes: 8 };
 
@@ -25,11 +24,6 @@ impl Kind {
         let part = format.parts.first()?;
         let Per::Elements(block) = part.per else { return None };
         Some(Self { number, block: block.max(1), bytes: part.bytes })
-    }
-
-    /// The type of a number.
-    pub(crate) fn numbered(number: u32) -> Option<Self> {
-        Self::of(ggml_format(number)?)
     }
 
     pub(crate) fn quantised(self) -> bool {
@@ -84,14 +78,9 @@ pub(crate) enum Op {
     Clamp,
     Concat,
     Square,
-    Root,
     Repeat,
     Fill,
     Pad,
-    Convolution,
-    Scan,
-    Delta,
-    L2Norm,
 }
 
 impl Op {
@@ -102,8 +91,8 @@ impl Op {
 
     /// May write over a source (`ggml_op_can_inplace`).
     pub(crate) fn in_place(self) -> bool {
-        use Op::{Add, AddId, Div, Fill, Mul, RmsNorm, Root, Rope, Scale, SoftMax, Square, Unary};
-        matches!(self, Fill | Scale | Add | AddId | Mul | Div | Square | Root | Unary | Rope | RmsNorm | SoftMax)
+        use Op::{Add, AddId, Div, Fill, Mul, RmsNorm, Rope, Scale, SoftMax, Square, Unary};
+        matches!(self, Fill | Scale | Add | AddId | Mul | Div | Square | Unary | Rope | RmsNorm | SoftMax)
     }
 }
 
@@ -301,14 +290,6 @@ impl Graph {
         let (ne, nb) = (self[a].ne, self[a].nb);
         let id = self.see(Op::SetRows, a, ne, nb, 0);
         self[id].sources = vec![rows, places, a];
-        id
-    }
-
-    /// A copy into `b`, whose bytes it has.
-    pub(crate) fn copy(&mut self, a: Id, b: Id) -> Id {
-        let (ne, nb) = (self[b].ne, self[b].nb);
-        let id = self.see(Op::Copy, b, ne, nb, 0);
-        self[id].sources = vec![a, b];
         id
     }
 

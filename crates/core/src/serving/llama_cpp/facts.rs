@@ -15,7 +15,6 @@ pub(super) struct Facts {
     pub(super) vocabulary: u64,
     pub(super) heads: Vec<u64>,
     pub(super) kv_heads: Vec<u64>,
-    pub(super) feed_forward: Vec<u64>,
     pub(super) key: u64,
     pub(super) value: u64,
     pub(super) sliding_key: u64,
@@ -41,7 +40,6 @@ pub(super) struct Facts {
     pub(super) embedding_scale: bool,
     pub(super) residual_scale: bool,
     pub(super) logit_scale: bool,
-    pub(super) alibi: bool,
     pub(super) clamped: bool,
     pub(super) temperature: bool,
     /// Layers from here on read the keys and values of earlier ones.
@@ -62,7 +60,6 @@ impl Facts {
         let hidden = need("embedding_length")?;
         let heads = file.numbers("attention.head_count", all_layers).unwrap_or_else(|| vec![0; all_layers]);
         let kv_heads = file.numbers("attention.head_count_kv", all_layers).unwrap_or_else(|| heads.clone());
-        let feed_forward = file.numbers("feed_forward_length", all_layers).unwrap_or_else(|| vec![0; all_layers]);
         let first = heads.first().copied().unwrap_or(0);
         let per_head = hidden.checked_div(first).unwrap_or(0);
         let key = file.number("attention.key_length").unwrap_or(per_head);
@@ -88,7 +85,6 @@ impl Facts {
             turned: file.number("rope.dimension_count").unwrap_or(key),
             heads,
             kv_heads,
-            feed_forward,
             experts: file.number("expert_count").unwrap_or(0),
             chosen: file.number("expert_used_count").unwrap_or(0),
             groups: file.number("expert_group_count").unwrap_or(0),
@@ -107,7 +103,6 @@ impl Facts {
             embedding_scale: file.real("embedding_scale").is_some(),
             residual_scale: file.real("residual_scale").is_some(),
             logit_scale: file.real("logit_scale").is_some(),
-            alibi: file.real("attention.max_alibi_bias").is_some(),
             clamped: file.real("attention.clamp_kqv").is_some(),
             temperature: file.real("attention.temperature_scale").is_some(),
             caching: shared.map_or(all_layers, |shared| all_layers.saturating_sub(shared)),
@@ -189,7 +184,7 @@ fn windows(file: &ModelFile, architecture: &Architecture, layers: usize) -> (u64
 fn by_period(period: u64, dense_first: bool, layers: usize) -> Vec<bool> {
     let slides = |layer: u64| match (period, dense_first) {
         (0, _) => true,
-        (_, true) => layer % period != 0,
+        (_, true) => !layer.is_multiple_of(period),
         (_, false) => layer % period < period - 1,
     };
     (0..layers as u64).map(slides).collect()

@@ -94,10 +94,6 @@ impl ModelFile {
         Some(numbers)
     }
 
-    pub(super) fn text(&self, key: &str) -> Option<&str> {
-        self.value(key)?.as_str()
-    }
-
     /// Entries of the vocabulary: its tokens, else what the model says.
     pub(super) fn vocabulary(&self) -> u64 {
         let listed = self.metadata.get("tokenizer.ggml.tokens").and_then(Value::array_length);
@@ -108,6 +104,11 @@ impl ModelFile {
     /// Bytes of all tensors, without the padding between them.
     pub fn tensor_bytes(&self) -> u64 {
         self.tensors.iter().fold(0, |sum, entry| sum.saturating_add(entry.bytes))
+    }
+
+    /// Whether its graph is built node by node.
+    pub fn is_modelled(&self) -> bool {
+        super::architectures::of(&self.architecture).1
     }
 
     /// Positions the model was made for.

@@ -6,18 +6,22 @@
 mod architectures;
 mod cache;
 mod compute;
+mod convert;
 mod facts;
 mod file;
 mod graph;
 mod layers;
 mod old_graph;
 mod place;
+mod quantize;
 mod reserve;
 
 use serde::{Deserialize, Serialize};
 
+pub use convert::convert;
 pub use file::ModelFile;
 pub(crate) use place::experts;
+pub use quantize::{MIXTURES, Mixture};
 pub use reserve::{LoggedBuffer, buffers};
 
 use super::ggml::tensor::Kind;
@@ -202,14 +206,14 @@ impl Default for LlamaCppPlan {
     }
 }
 
-/// Ollama's defaults over the same engine: a context by the card's memory (ollama's docs/context-length.mdx: 4k below
-/// 24 GiB, 32k below 48 GiB, else 256k, never beyond the model's own), which every parallel sequence gets whole. Flash
+/// Ollama's defaults over the same engine: a context by the card's memory (server/routes.go: 256k from 47 GiB on, 32k from
+/// 23, else 4k; never beyond the model's own), which every parallel sequence gets whole. Flash
 /// attention is left off, as `OLLAMA_FLASH_ATTENTION` is by default.
 pub fn ollama(model: &ServedModel, memory: u64, context: Option<u64>, parallel: Option<u64>) -> LlamaCppPlan {
     let parallel = parallel.unwrap_or(1).max(1);
     let usual = match memory >> 30 {
-        0..24 => 4096,
-        24..48 => 32_768,
+        0..23 => 4096,
+        23..47 => 32_768,
         _ => 262_144,
     };
     let usual = if model.positions > 0 { model.positions.min(usual) } else { usual };
@@ -250,6 +254,23 @@ pub enum LlamaCppError {
         /// What was expected.
         expected: &'static str,
     },
+}
+
+impl LlamaCppError {
+    /// Where a plan is wrong.
+    pub fn fault(&self) -> crate::plan::Fault {
+        let place = match self {
+            Self::UnknownType(_) => "cache_type_k",
+            Self::Pattern(_) | Self::Buffer(_) => "override_tensor",
+            Self::File(_) => "model",
+            Self::BadValue { key: "context", .. } => "context",
+            Self::BadValue { key: "parallel", .. } => "parallel",
+            Self::BadValue { .. } => "ubatch_size",
+            Self::Unsupported(text) if text.contains("quantised cache") => "cache_type_v",
+            Self::Unsupported(_) => "split_mode",
+        };
+        crate::plan::Fault::new(place, self.to_string())
+    }
 }
 
 /// The buffers of one place.
@@ -293,6 +314,38 @@ pub struct LlamaCppEstimate {
 }
 
 impl LlamaCppPlan {
+    /// Whether graphs of this build and split are built node by node, as rehearsed runs have shown.
+    pub fn is_rehearsed(&self) -> bool {
+        self.split == Split::Layer && matches!(self.build, Build::Current | Build::Numbered(Build::FEW_LOGITS..))
+    }
+
+    /// Puts a file's weights in the place of sums.
+    pub fn weigh(&self, file: &ModelFile, estimate: &mut LlamaCppEstimate) -> Result<(), LlamaCppError> {
+        let (devices, host) = reserve::weights(self, file)?;
+        estimate.devices.iter_mut().zip(devices).for_each(|(device, bytes)| device.model = bytes);
+        estimate.host.model = host;
+        Ok(())
+    }
+
+    /// The buffers of a model file by device.
+    pub fn buffers(&self, file: &ModelFile) -> Result<LlamaCppEstimate, LlamaCppError> {
+        let (logged, notes) = buffers(self, file)?;
+        let mut devices = vec![Buffers::default(); self.devices()];
+        let mut host = Buffers::default();
+        for buffer in logged {
+            let device = buffer.device.strip_prefix("CUDA").and_then(|at| at.parse::<usize>().ok());
+            let place = device.and_then(|at| devices.get_mut(at)).unwrap_or(&mut host);
+            let part = match buffer.kind {
+                "model" => &mut place.model,
+                "KV" => &mut place.cache,
+                "compute" => &mut place.compute,
+                _ => &mut place.output,
+            };
+            *part = part.saturating_add(buffer.bytes);
+        }
+        Ok(LlamaCppEstimate { devices, host, notes })
+    }
+
     /// The buffers of a model.
     pub fn estimate(&self, model: &ServedModel) -> Result<LlamaCppEstimate, LlamaCppError> {
         self.check()?;
@@ -370,7 +423,7 @@ impl LlamaCppPlan {
     fn check(&self) -> Result<(), LlamaCppError> {
         let bad = |key, value, expected| Err(LlamaCppError::BadValue { key, value, expected });
         match self {
-            _ if !(1..=1 << 28).contains(&self.context) => bad("context", self.context, "from 1 to 2^28"),
+            _ if self.context > 1 << 28 => bad("context", self.context, "at most 2^28"),
             _ if !(1..=4096).contains(&self.parallel) => bad("parallel", self.parallel, "from 1 to 4096"),
             _ if !(1..=1 << 20).contains(&self.micro_batch) => bad("ubatch", self.micro_batch, "from 1 to 2^20"),
             _ if self.split == Split::Row && self.build.number() >= Build::NO_ROWS => {

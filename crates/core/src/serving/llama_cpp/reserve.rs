@@ -172,6 +172,15 @@ pub struct LoggedBuffer {
     pub bytes: u64,
 }
 
+/// Bytes of weights on every device, and on the host.
+pub(super) fn weights(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<u64>, u64), LlamaCppError> {
+    let (rules, _) = architectures::of(&file.architecture);
+    let facts = Facts::of(file, rules).map_err(LlamaCppError::File)?;
+    let placed = Placement::new(plan, file, facts.all_layers, facts.layers)?;
+    let (devices, host) = placed.weights(plan, file);
+    Ok((devices, host.bytes))
+}
+
 /// The buffers of a model, in the order of the log, and what a reader should know.
 pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffer>, Vec<String>), LlamaCppError> {
     plan.check()?;
@@ -188,7 +197,9 @@ pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffe
         notes.push("flash attention is off: the card has no kernel for these heads and this cache".into());
     }
     if !session.flash && session.values.quantised() {
-        return Err(LlamaCppError::Unsupported("a quantised cache of values needs flash attention"));
+        return Err(LlamaCppError::Unsupported(
+            "a quantised cache of values needs flash attention, and flash attention keys of the same type (-ctk)",
+        ));
     }
     let mut all = Vec::new();
     let (devices, host) = session.placed.weights(plan, file);

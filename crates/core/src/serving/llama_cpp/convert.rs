@@ -1,0 +1,354 @@
+//! What convert_hf_to_gguf.py and llama-quantize would write for a model of transformers: names, shapes, types, metadata.
+
+use super::file::ModelFile;
+use super::quantize::{Made, Mixture, Quantizer};
+use crate::model::op::CacheKind;
+use crate::model::{Config, Model};
+use crate::serving::ServedModel;
+use crate::source::gguf::architecture;
+use crate::source::gguf::{Header, Value};
+use crate::source::{StoredType, Tensor};
+
+/// Modules of a decoder layer and their names in GGUF (gguf-py/gguf/tensor_mapping.py).
+const MODULES: &[(&str, &str)] = &[
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.out_proj", "attn_output"),
+    ("self_attn.dense", "attn_output"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("self_attn.query_key_value", "attn_qkv"),
+    ("self_attention.query_key_value", "attn_qkv"),
+    ("attention.query_key_value", "attn_qkv"),
+    ("attn.c_attn", "attn_qkv"),
+    ("attn.c_proj", "attn_output"),
+    ("self_attention.dense", "attn_output"),
+    ("attention.dense", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.query_layernorm", "attn_q_norm"),
+    ("self_attn.key_layernorm", "attn_k_norm"),
+    ("self_attn.sinks", "attn_sinks"),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+    ("input_layernorm", "attn_norm"),
+    ("ln_1", "attn_norm"),
+    ("ln_attn", "attn_norm_2"),
+    ("ln_mlp", "attn_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("post_self_attn_layernorm", "post_attention_norm"),
+    ("post_mlp_layernorm", "post_ffw_norm"),
+    ("ln_2", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("feed_forward.gate_proj", "ffn_gate"),
+    ("feed_forward.up_proj", "ffn_up"),
+    ("feed_forward.down_proj", "ffn_down"),
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
+    ("mlp.dense_h_to_4h", "ffn_up"),
+    ("mlp.dense_4h_to_h", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.router", "ffn_gate_inp"),
+    ("mlp.gate.wg", "ffn_gate_inp"),
+    ("feed_forward.router", "ffn_gate_inp"),
+    ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+    ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b"),
+    ("mlp.e_score_correction_bias", "exp_probs_b"),
+];
+
+/// Modules that hold what every token passes beside its experts.
+const SHARED: [&str; 4] =
+    ["mlp.shared_experts.", "mlp.shared_expert.", "feed_forward.shared_expert.", "mlp.shared_mlp."];
+
+/// Modules of routed experts.
+const EXPERTS: [(&str, &str); 6] = [
+    ("mlp.experts.gate_up_proj", "both"),
+    ("mlp.experts.down_proj", "ffn_down_exps"),
+    ("feed_forward.experts.gate_up_proj", "both"),
+    ("feed_forward.experts.down_proj", "ffn_down_exps"),
+    ("block_sparse_moe.input_linear", "both"),
+    ("block_sparse_moe.output_linear", "ffn_down_exps"),
+];
+
+/// Beginnings and parts of names that belong to encoders of images and sound, which are a file of their own (mmproj).
+const OUTSIDE: [&str; 8] =
+    ["visual", "vision", "audio", "multi_modal_projector", "mm_projector", "image_newline", "merger", "mtp."];
+
+/// The file that would hold a model under a mixture.
+pub fn convert(model: &Model, served: &ServedModel, mixture: &'static Mixture) -> Result<ModelFile, String> {
+    let config = Config::new(model.config()).map_err(|error| error.to_string())?;
+    let text = config.get("text_config").filter(|text| text["model_type"].is_string()).unwrap_or(model.config());
+    let kind = text["model_type"].as_str().unwrap_or_default();
+    let known = architecture::of_type(kind).or_else(|| architecture::of_type(config.model_type()));
+    let name =
+        known.ok_or_else(|| format!("llama.cpp has no architecture for models of type {kind} that is known here"))?;
+    let mut tensors = Vec::new();
+    for tensor in &served.tensors {
+        named(tensor, served, name, text, &mut tensors);
+    }
+    rotary(text, served, &mut tensors);
+    // llama-quantize writes layer after layer, by name.
+    tensors.sort_by(|(a, _), (b, _)| (layer(a), a.as_str()).cmp(&(layer(b), b.as_str())));
+    let metadata = metadata(text, served, name, &tensors);
+    let header = typed(tensors, metadata, name, served, mixture)?;
+    ModelFile::of(&[header])
+}
+
+type Named = Vec<(String, Vec<u64>)>;
+
+fn layer(name: &str) -> i64 {
+    name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok()).unwrap_or(-1)
+}
+
+/// A weight's names in GGUF: one, two for fused experts and split latents, or none.
+fn named(
+    tensor: &crate::serving::tensors::ServedTensor,
+    served: &ServedModel,
+    architecture: &str,
+    config: &serde_json::Value,
+    all: &mut Named,
+) {
+    let shape = tensor.shape.clone();
+    let Some(index) = tensor.layer else {
+        return outside(tensor, served, all);
+    };
+    let mark = format!(".{index}.");
+    let Some((_, inner)) = tensor.name.split_once(&mark) else { return };
+    let (module, leaf) = match inner.rsplit_once('.') {
+        Some((module, leaf @ ("weight" | "bias"))) => (module, leaf),
+        _ => (inner, "weight"),
+    };
+    let mut push = |name: String, shape: Vec<u64>| all.push((format!("blk.{index}.{name}"), shape));
+    if let Some((_, to)) = EXPERTS.iter().find(|(from, _)| module == *from || inner == *from) {
+        return experts(to, &shape, leaf, served.hidden, &mut push);
+    }
+    if let Some((_, to)) = EXPERTS.iter().find(|(from, _)| inner == format!("{from}_bias")) {
+        return experts(to, &shape, "bias", served.hidden, &mut push);
+    }
+    if let Some(part) = SHARED.iter().find_map(|prefix| module.strip_prefix(prefix)) {
+        let part = part.trim_end_matches("_proj");
+        return push(format!("ffn_{part}_shexp.{leaf}"), shape);
+    }
+    if module == "post_attention_layernorm" {
+        let after = served.post_norms || architecture::renames_norm(architecture);
+        return push(format!("{}.{leaf}", if after { "post_attention_norm" } else { "ffn_norm" }), shape);
+    }
+    if module == "self_attn.kv_b_proj" && shape.len() == 2 {
+        let size = |key: &str| config[key].as_u64().unwrap_or(0);
+        let (rank, own, value) = (shape[1], size("qk_nope_head_dim"), size("v_head_dim"));
+        let heads = shape[0].checked_div(own + value).unwrap_or(0);
+        push("attn_k_b.weight".into(), vec![heads, rank, own]);
+        return push("attn_v_b.weight".into(), vec![heads, value, rank]);
+    }
+    let found = MODULES.iter().find(|(from, _)| *from == module).map(|(_, to)| *to);
+    let leaf = if found == Some("exp_probs_b") { "bias" } else { leaf };
+    let mut shape = shape;
+    // GPT-2 keeps its matrices the other way round.
+    if module.starts_with("attn.c_") || module.starts_with("mlp.c_") {
+        shape.reverse();
+    }
+    push(format!("{}.{leaf}", found.unwrap_or(module)), shape);
+}
+
+fn experts(to: &str, shape: &[u64], leaf: &str, hidden: u64, push: &mut impl FnMut(String, Vec<u64>)) {
+    let count = shape.first().copied().unwrap_or(0);
+    let (a, b) = (shape.get(1).copied().unwrap_or(1), shape.get(2).copied().unwrap_or(1));
+    if leaf == "bias" {
+        match to {
+            "both" => {
+                ["gate", "up"].into_iter().for_each(|half| push(format!("ffn_{half}_exps.bias"), vec![count, a / 2]))
+            }
+            other => push(format!("{other}.bias"), vec![count, a]),
+        }
+        return;
+    }
+    // Some keep inputs first (gpt-oss), others outputs.
+    match to {
+        "both" => {
+            let wide = if b == hidden { a } else { b };
+            ["gate", "up"]
+                .into_iter()
+                .for_each(|half| push(format!("ffn_{half}_exps.weight"), vec![count, wide / 2, hidden]));
+        }
+        other => {
+            let narrow = if a == hidden { b } else { a };
+            push(format!("{other}.weight"), vec![count, hidden, narrow]);
+        }
+    }
+}
+
+/// Tables, last norms and positions.
+fn outside(tensor: &crate::serving::tensors::ServedTensor, served: &ServedModel, all: &mut Named) {
+    let name = tensor.name.as_str();
+    if OUTSIDE.iter().any(|part| name.contains(part)) {
+        return;
+    }
+    let leaf = if name.ends_with(".bias") { "bias" } else { "weight" };
+    let module = tensor.module();
+    let to = match module {
+        _ if served.is_head(tensor) => "output",
+        "embed_tokens" | "wte" | "word_embeddings" | "embed_in" | "embeddings" if leaf == "weight" => "token_embd",
+        "wpe" | "embed_positions" | "position_embeddings" => "position_embd",
+        "word_embeddings_layernorm" => "token_embd_norm",
+        "norm" | "ln_f" | "final_layernorm" | "final_layer_norm" | "norm_f" => "output_norm",
+        _ => return,
+    };
+    all.push((format!("{to}.{leaf}"), tensor.shape.clone()));
+}
+
+/// Factors of stretched rotary embeddings, which the converter writes as tensors.
+fn rotary(config: &serde_json::Value, served: &ServedModel, all: &mut Named) {
+    let scaling = ["rope_scaling", "rope_parameters"].iter().map(|key| &config[*key]).find(|value| value.is_object());
+    let Some(scaling) = scaling else { return };
+    let kind = scaling["rope_type"].as_str().or_else(|| scaling["type"].as_str()).unwrap_or_default();
+    let half = served.rotary.max(served.head_dim.min(served.rotary)) / 2;
+    let half = if half == 0 { served.head_dim / 2 } else { half };
+    match kind {
+        "llama3" => all.push(("rope_freqs.weight".into(), vec![half])),
+        "longrope" | "su" => {
+            all.push(("rope_factors_long.weight".into(), vec![half]));
+            all.push(("rope_factors_short.weight".into(), vec![half]));
+        }
+        _ => {}
+    }
+}
+
+fn metadata(config: &serde_json::Value, served: &ServedModel, name: &str, tensors: &Named) -> Vec<(String, Value)> {
+    let mut all = vec![("general.architecture".to_owned(), Value::Text(name.to_owned()))];
+    let mut put = |key: &str, value: Value| all.push((format!("{name}.{key}"), value));
+    let size = |keys: &[&str]| keys.iter().find_map(|key| config[*key].as_u64()).unwrap_or(0);
+    let real = |key: &str| config[key].as_f64().filter(|value| *value != 0.0);
+    let layers = served.layers.len() as u64;
+    put("block_count", Value::Unsigned(layers));
+    put("context_length", Value::Unsigned(served.positions));
+    put("embedding_length", Value::Unsigned(served.hidden));
+    put("feed_forward_length", Value::Unsigned(served.width));
+    put("vocab_size", Value::Unsigned(served.vocabulary));
+    put("attention.head_count", Value::Unsigned(served.heads));
+    let first = served.layers.iter().flat_map(|layer| &layer.caches).next();
+    let numbers = |of: &dyn Fn(&crate::model::op::CacheUpdate) -> u64| {
+        let own = served.layers.iter().map(|layer| layer.caches.first().map_or(0, of));
+        Value::Array(own.map(Value::Unsigned).collect())
+    };
+    match first.map(|cache| cache.kind) {
+        Some(CacheKind::Latent { .. }) => {
+            let (rank, turned) = (size(&["kv_lora_rank"]), size(&["qk_rope_head_dim"]));
+            put("attention.head_count_kv", Value::Unsigned(1));
+            put("attention.kv_lora_rank", Value::Unsigned(rank));
+            put("attention.key_length", Value::Unsigned(rank + turned));
+            put("attention.value_length", Value::Unsigned(rank));
+            put("attention.key_length_mla", Value::Unsigned(turned + size(&["qk_nope_head_dim"])));
+            put("attention.value_length_mla", Value::Unsigned(size(&["v_head_dim"])));
+            put("rope.dimension_count", Value::Unsigned(turned));
+        }
+        Some(_) => {
+            put("attention.head_count_kv", numbers(&|cache| cache.true_heads));
+            let widest = |of: &dyn Fn(&crate::model::op::CacheUpdate) -> u64, sliding: bool| {
+                let caches = served.layers.iter().flat_map(|layer| &layer.caches);
+                let own = caches.filter(|cache| matches!(cache.kind, CacheKind::Sliding(_)) == sliding);
+                own.map(of).max()
+            };
+            let whole = widest(&|cache| cache.key_dim, false).or_else(|| widest(&|cache| cache.key_dim, true));
+            let values = widest(&|cache| cache.value_dim, false).or_else(|| widest(&|cache| cache.value_dim, true));
+            put("attention.key_length", Value::Unsigned(whole.unwrap_or(served.head_dim)));
+            put("attention.value_length", Value::Unsigned(values.unwrap_or(served.head_dim)));
+            if let Some(window) = widest(&|cache| cache.key_dim, true) {
+                put("attention.key_length_swa", Value::Unsigned(window));
+            }
+            if let Some(window) = widest(&|cache| cache.value_dim, true) {
+                put("attention.value_length_swa", Value::Unsigned(window));
+            }
+            put(
+                "rope.dimension_count",
+                Value::Unsigned(if served.rotary > 0 { served.rotary } else { served.head_dim }),
+            );
+        }
+        None => put("attention.head_count_kv", Value::Unsigned(served.kv_heads)),
+    }
+    let window = |cache: &crate::model::op::CacheUpdate| match cache.kind {
+        CacheKind::Sliding(window) => window,
+        _ => 0,
+    };
+    let widest = served.layers.iter().flat_map(|layer| &layer.caches).map(window).max().unwrap_or(0);
+    if widest > 0 {
+        put("attention.sliding_window", Value::Unsigned(widest));
+        put("attention.sliding_window_pattern", numbers(&|cache| u64::from(window(cache) > 0)));
+    }
+    let count = tensors.iter().find(|(name, _)| name.ends_with("ffn_down_exps.weight")).map(|(_, shape)| shape[0]);
+    if let Some(count) = count {
+        put("expert_count", Value::Unsigned(count));
+        put("expert_used_count", Value::Unsigned(served.chosen_experts.max(1)));
+        put("expert_group_count", Value::Unsigned(size(&["n_group"])));
+        put("expert_group_used_count", Value::Unsigned(size(&["topk_group"])));
+        let sigmoid =
+            config["scoring_func"] == "sigmoid" || tensors.iter().any(|(name, _)| name.contains("exp_probs_b"));
+        put("expert_gating_func", Value::Unsigned(if sigmoid { 2 } else { 0 }));
+        put("expert_weights_norm", Value::Bool(config["norm_topk_prob"] == true));
+        put("expert_weights_scale", Value::Float(real("routed_scaling_factor").unwrap_or(0.0)));
+    }
+    for (key, from) in [
+        ("final_logit_softcapping", "final_logit_softcapping"),
+        ("logit_scale", "logit_scale"),
+        ("logit_scale", "logits_scaling"),
+        ("residual_scale", "residual_multiplier"),
+        ("embedding_scale", "embedding_multiplier"),
+        ("attention.clamp_kqv", "clip_qkv"),
+    ] {
+        if let Some(value) = real(from) {
+            put(key, Value::Float(value));
+        }
+    }
+    if let Some(original) = config["original_max_position_embeddings"].as_u64() {
+        put("rope.scaling.original_context_length", Value::Unsigned(original));
+    }
+    all
+}
+
+fn typed(
+    tensors: Named,
+    metadata: Vec<(String, Value)>,
+    name: &str,
+    served: &ServedModel,
+    mixture: &'static Mixture,
+) -> Result<Header, String> {
+    let ends = |end: &str| tensors.iter().filter(|(name, _)| name.ends_with(end)).count();
+    let first = served.layers.iter().flat_map(|layer| &layer.caches).next();
+    let kv_heads = match first.map(|cache| cache.kind) {
+        Some(CacheKind::Latent { .. }) => 1,
+        _ => served.kv_heads,
+    };
+    let layers = served.layers.len();
+    let made = Made {
+        layers,
+        experts: tensors.iter().find(|(name, _)| name.ends_with("ffn_down_exps.weight")).map_or(0, |(_, s)| s[0]),
+        shared: served.heads.checked_div(kv_heads).unwrap_or(1),
+        falcon: name == "falcon",
+        large: layers == 80 && matches!(name, "llama" | "qwen2" | "deci" | "olmo") && served.heads != kv_heads,
+        tied: !tensors.iter().any(|(name, _)| name == "output.weight"),
+        values: ends("attn_v.weight") + ends("attn_qkv.weight") + ends("attn_kv_b.weight"),
+    };
+    let mut quantizer = Quantizer::new(mixture, made);
+    let mut offset = 0u64;
+    let mut placed = Vec::new();
+    for (name, shape) in tensors {
+        let unknown = || format!("{name}: {} has no type for it", mixture.name);
+        let format = quantizer.format(&name, &shape).ok_or_else(unknown)?;
+        let bytes = format.bytes(&shape).ok_or_else(unknown)?;
+        placed.push(Tensor { name, stored: StoredType::Format(format.name.clone()), shape, offset, bytes });
+        offset = offset.saturating_add(bytes).next_multiple_of(32);
+    }
+    Ok(Header { version: 3, metadata, tensors: placed, data_start: 0, alignment: 32 })
+}

@@ -1,0 +1,215 @@
+//! From what llama.cpp or Ollama is started with to its buffers.
+
+use super::llama_cpp::{
+    Build, Flash, LlamaCppError, LlamaCppEstimate, LlamaCppPlan, MIXTURES, Mixture, ModelFile, Split, convert, experts,
+    ollama,
+};
+use super::{ServedModel, WeightFormat};
+use crate::dtype::{DType, builtin_formats, find_format};
+use crate::model::Model;
+use crate::plan::{Fault, ServePlan, ServingEngine};
+use crate::source::quantization::Quantization;
+
+/// Slots of llama-server where nothing is said; they share one run of cells (tools/server/server.cpp).
+const SLOTS: u64 = 4;
+/// What `--fit` leaves free of every card, and the context it does not go below (common.h).
+const MARGIN: u64 = 1 << 30;
+const SHORTEST: u64 = 4096;
+
+/// Asks llama.cpp's rules about a model on the plan's card.
+pub(super) fn start(model: &Model, plan: &ServePlan) -> Result<LlamaCppEstimate, Fault> {
+    let bad = |error: LlamaCppError| error.fault();
+    let refused = |error: crate::model::ModelError| Fault::new("model", error.to_string());
+    let own = WeightFormat::of(model).map_err(|error| Fault::new("quantization", error.to_string()))?;
+    let counted = |format: &WeightFormat| ServedModel::of(model, format).map_err(refused);
+    let served = counted(&WeightFormat::Plain(DType::BF16))?;
+    let defaults = match plan.engine {
+        ServingEngine::Ollama => ollama(&served, plan.gpu.memory, plan.context, plan.parallel),
+        _ => {
+            let (parallel, unified) = plan.parallel.map_or((SLOTS, true), |parallel| (parallel, false));
+            let context = plan.context.unwrap_or(0);
+            LlamaCppPlan { context, parallel, unified, outputs: Some(parallel), ..LlamaCppPlan::default() }
+        }
+    };
+    let mut engine = engine(plan, defaults)?;
+    let file = file(model, plan, &served, &own)?;
+    let mut notes = Vec::new();
+    if served.multimodal {
+        notes.push("the image encoder (mmproj) is a model of its own and not counted".into());
+    }
+    if !engine.is_rehearsed() || !file.as_ref().is_ok_and(ModelFile::is_modelled) {
+        // Earlier builds, the fork, other splits and architectures: rules over sums, weights by the file where one is known.
+        if engine.context == 0 {
+            engine.context = if served.positions > 0 { served.positions } else { SHORTEST };
+        }
+        let mut estimate = engine.estimate(&counted(&stored(plan, &own)?)?).map_err(bad)?;
+        if let (Ok(file), true) = (&file, engine.split == Split::Layer) {
+            engine.weigh(file, &mut estimate).map_err(bad)?;
+        }
+        return Ok(estimate);
+    }
+    let file = file.map_err(|problem| Fault::new("model", problem))?;
+    if engine.context == 0 {
+        engine.context = file.positions().max(256);
+        if plan.context.is_none() {
+            notes.extend(fit(&mut engine, &file, plan)?);
+        }
+    }
+    let mut estimate = engine.buffers(&file).map_err(bad)?;
+    estimate.notes.splice(0..0, notes);
+    Ok(estimate)
+}
+
+/// The file that is asked about, or the one that would hold the model.
+fn file(
+    model: &Model,
+    plan: &ServePlan,
+    served: &ServedModel,
+    own: &WeightFormat,
+) -> Result<Result<ModelFile, String>, Fault> {
+    match (model.files(), &plan.quantization) {
+        ([], _) => Ok(convert(model, served, mixture(plan, own)?)),
+        (_, Some(method)) => {
+            let said = format!("{{quantization}} {method}: the file is quantised as it is");
+            Err(Fault::new("quantization", said).or_drop("quantization"))
+        }
+        (parts, None) => Ok(ModelFile::of(parts)),
+    }
+}
+
+/// `--fit`: a context nobody asked for shrinks until every card keeps 1 GiB free.
+fn fit(engine: &mut LlamaCppPlan, file: &ModelFile, plan: &ServePlan) -> Result<Option<String>, Fault> {
+    let context = super::llama_cpp::context(&plan.gpu);
+    let room = plan.gpu.memory.saturating_sub(context).saturating_sub(MARGIN);
+    let whole = engine.context;
+    let mut fits = |length: u64| -> Result<bool, Fault> {
+        engine.context = length;
+        let estimate = engine.buffers(file).map_err(|error| error.fault())?;
+        Ok(estimate.devices.iter().all(|device| device.total() <= room))
+    };
+    if whole <= SHORTEST || fits(whole)? {
+        engine.context = whole;
+        return Ok(None);
+    }
+    if !fits(SHORTEST)? {
+        engine.context = SHORTEST;
+        let said = "--fit: not even 4096 positions fit with all layers on the card; llama-server would leave layers on the host (ask with -ngl)";
+        return Ok(Some(said.into()));
+    }
+    let (mut low, mut high) = (SHORTEST / 256, whole / 256);
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        if fits(middle * 256)? { low = middle } else { high = middle - 1 }
+    }
+    engine.context = low * 256;
+    Ok(Some(format!("--fit: of the model's {whole} positions {} fit beside 1 GiB that is left free", low * 256)))
+}
+
+/// The mixture of a model that is no GGUF file yet.
+fn mixture(plan: &ServePlan, own: &WeightFormat) -> Result<&'static Mixture, Fault> {
+    let usual = match (plan.engine, own) {
+        // Tags of Ollama's library without a quantisation are Q4_K_M.
+        (ServingEngine::Ollama, _) => "Q4_K_M",
+        (_, WeightFormat::Plain(DType::F16)) => "F16",
+        (_, WeightFormat::Plain(DType::F32)) => "F32",
+        (_, WeightFormat::Checkpoint(quantization, _)) if is_mxfp4(quantization) => "MXFP4",
+        _ => "BF16",
+    };
+    let name = plan.quantization.as_deref().unwrap_or(usual);
+    Mixture::find(name).ok_or_else(|| {
+        let names: Vec<&str> = MIXTURES.iter().map(|mixture| mixture.name).collect();
+        let cure = if name.to_ascii_uppercase().starts_with("UD") {
+            "how Unsloth chooses the types of its own mixtures is not published: name the file itself (owner/name:UD-Q4_K_XL)"
+                .to_owned()
+        } else {
+            format!("take one of {}", names.join(", "))
+        };
+        Fault::value("quantization", name, "a mixture that llama-quantize knows").or(&cure)
+    })
+}
+
+fn is_mxfp4(quantization: &Quantization) -> bool {
+    quantization.description.starts_with("mxfp4")
+}
+
+/// Weights for rules that know sums only: every matrix in one type.
+fn stored(plan: &ServePlan, own: &WeightFormat) -> Result<WeightFormat, Fault> {
+    let Some(method) = &plan.quantization else { return Ok(own.clone()) };
+    let mostly = Mixture::find(method).map_or(method.as_str(), |mixture| mixture.mostly());
+    let format = find_format(builtin_formats(), mostly).filter(|format| format.ggml_type.is_some());
+    let unknown = || Fault::value("quantization", method, "a ggml type").or("use one such as Q4_K_M or Q8_0");
+    format.cloned().map(WeightFormat::Stored).ok_or_else(unknown)
+}
+
+/// llama.cpp's plan over its defaults or Ollama's.
+fn engine(plan: &ServePlan, default: LlamaCppPlan) -> Result<LlamaCppPlan, Fault> {
+    let mut tensor_split = if plan.tensor_split.is_empty() { vec![1] } else { plan.tensor_split.clone() };
+    let split = match plan.split_mode.as_deref() {
+        None | Some("layer") => Split::Layer,
+        // The first card holds all.
+        Some("none") => {
+            tensor_split = vec![1];
+            Split::Layer
+        }
+        Some("row") => Split::Row,
+        Some("tensor") => Split::Tensor,
+        Some(other) => return Err(Fault::value("split_mode", other, "layer, row, tensor or none")),
+    };
+    let micro_batch = plan.ubatch_size.unwrap_or(default.micro_batch);
+    let batch = plan.logical_batch.unwrap_or(default.batch);
+    let mut overrides = overridden(plan.override_tensor.as_deref())?;
+    if plan.cpu_moe {
+        overrides.push((experts(None), "CPU".into()));
+    }
+    overrides.extend((0..plan.n_cpu_moe.unwrap_or(0).min(4096)).map(|layer| (experts(Some(layer)), "CPU".into())));
+    Ok(LlamaCppPlan {
+        build: build(plan.version.as_deref())?,
+        batch,
+        // A graph is never larger than the logical batch (`n_ubatch = min(n_batch, n_ubatch)` of llama-context.cpp).
+        micro_batch: batch.min(micro_batch),
+        flash_attention: match plan.flash_attn.as_deref() {
+            None => default.flash_attention,
+            Some("off") => Flash::Off,
+            Some("auto") => Flash::Auto,
+            Some(_) => Flash::On,
+        },
+        key_type: plan.cache_type_k.clone().unwrap_or(default.key_type.clone()),
+        value_type: plan.cache_type_v.clone().unwrap_or(default.value_type.clone()),
+        gpu_layers: plan.n_gpu_layers.unwrap_or(default.gpu_layers),
+        tensor_split,
+        split,
+        cpu_experts: if plan.cpu_moe { u64::MAX } else { plan.n_cpu_moe.unwrap_or(0) },
+        full_windows: plan.swa_full,
+        unified: plan.kv_unified || default.unified,
+        overrides,
+        offload_cache: !plan.no_kv_offload,
+        offload_operations: !plan.no_op_offload,
+        mapped: !plan.no_mmap,
+        capability: u64::from(plan.gpu.capability()),
+        ..default
+    })
+}
+
+/// llama.cpp's build: a number, or one of the two names.
+fn build(version: Option<&str>) -> Result<Build, Fault> {
+    match version {
+        None | Some("current") => Ok(Build::Current),
+        Some("early") => Ok(Build::Early),
+        Some(other) => {
+            other.trim_start_matches('b').parse::<u32>().map(Build::Numbered).map_err(|_| {
+                Fault::value("version", other, "current, early (before March 2025) or a build such as b5781")
+            })
+        }
+    }
+}
+
+/// `PATTERN=BUFFER`, several with commas between.
+fn overridden(text: Option<&str>) -> Result<Vec<(String, String)>, Fault> {
+    let one = |part: &str| {
+        let bad =
+            || Fault::value("override_tensor", part, "PATTERN=BUFFER").or("such as exps=CPU or blk\\.[0-9]\\.=CUDA0");
+        let (pattern, buffer) = part.rsplit_once('=').ok_or_else(bad)?;
+        Ok((pattern.to_owned(), buffer.to_owned()))
+    };
+    text.into_iter().flat_map(|text| text.split(',')).map(|part| one(part.trim())).collect()
+}
