@@ -12,7 +12,7 @@ struct Long {
     examples: &'static str,
 }
 
-const LONG: [Long; 3] = [
+const LONG: [Long; 4] = [
     Long {
         command: "train",
         first: &[
@@ -34,6 +34,15 @@ Examples:
   vramcast train llama3-8b --qlora --gpu rtx4090
   vramcast train llama3-70b --gpus 16 --engine fsdp2 --gradient-checkpointing
   vramcast train llama3-8b --plan axolotl.yaml",
+    },
+    Long {
+        command: "plan",
+        first: &["model", "gpu", "gpus", "nodes", "batch-size", "seq-len", "keep", "prices", "engine", "plan"],
+        examples: "\
+Examples:
+  vramcast plan llama3-8b --gpu rtx4090
+  vramcast plan llama3-70b --gpu h100 --gpus 8 --nodes 8 --keep full
+  vramcast plan phi-2 --batch-size 16 --gpu a100-80gb --prices prices.toml",
     },
     Long {
         command: "infer",

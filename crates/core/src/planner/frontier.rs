@@ -118,6 +118,18 @@ struct Found {
     tried: Tried,
 }
 
+impl Made {
+    /// The same without a move.
+    fn without(&self, at: usize) -> Self {
+        let mut fewer = self.clone();
+        fewer.moves.retain(|known| *known != at);
+        for path in MOVES[at].settings {
+            tree::take(&mut fewer.change, path);
+        }
+        fewer
+    }
+}
+
 impl Found {
     fn seconds(&self) -> Option<f64> {
         self.tried.cost.and_then(|cost| cost.seconds)
@@ -273,19 +285,35 @@ impl Run<'_> {
         if self.is_settled(regime) {
             return;
         }
-        let free = self.of_cost(Cost::Nothing);
-        let base = free.iter().fold(regime.clone(), |made, at| {
+        let (cut, slower): (Vec<usize>, Vec<usize>) =
+            self.of_cost(Cost::Time).into_iter().partition(|at| MOVES[*at].settings.contains(&"batch.batch_size"));
+        for base in self.bases(regime, &cut) {
+            self.explore_from(&base, &cut, &slower);
+        }
+    }
+
+    /// A regime with all that costs nothing, and without what of that forbids to cut the batch.
+    fn bases(&self, regime: &Made, cut: &[usize]) -> Vec<Made> {
+        let base = self.of_cost(Cost::Nothing).iter().fold(regime.clone(), |made, at| {
             let last = self.grown(&made, *at).pop();
             last.filter(|grown| self.settles(grown)).unwrap_or(made)
         });
-        if !self.settles(&base) {
+        let cuts =
+            |made: &Made| cut.iter().all(|at| self.grown(made, *at).last().is_none_or(|grown| self.settles(grown)));
+        if cuts(&base) {
+            return vec![base];
+        }
+        let free = base.moves.iter().filter(|at| MOVES[**at].cost == Cost::Nothing);
+        let fewer = free.map(|at| base.without(*at)).find(cuts);
+        std::iter::once(base.clone()).chain(fewer).collect()
+    }
+
+    fn explore_from(&mut self, base: &Made, cut: &[usize], slower: &[usize]) {
+        if !self.settles(base) {
             return;
         }
-        let slower = self.of_cost(Cost::Time);
-        let (cut, slower): (Vec<usize>, Vec<usize>) =
-            slower.into_iter().partition(|at| MOVES[*at].settings.contains(&"batch.batch_size"));
         // All that saves at once: where that does not fit, nothing does.
-        let leanest = slower.iter().chain(&cut).fold(base.clone(), |made, at| {
+        let leanest = slower.iter().chain(cut).fold(base.clone(), |made, at| {
             self.grown(&made, *at).pop().filter(|grown| self.settles(grown)).unwrap_or(made)
         });
         let Some(tried) = self.attempt(std::slice::from_ref(&leanest)).pop().flatten() else { return };
@@ -294,8 +322,8 @@ impl Run<'_> {
         }
         self.keep(&leanest, &tried);
         let mut sets = vec![base.clone()];
-        for at in &slower {
-            sets.extend(self.grown(&base, *at));
+        for at in slower {
+            sets.extend(self.grown(base, *at));
         }
         let whole = self.attempt(&sets);
         for (made, tried) in sets.into_iter().zip(whole) {
@@ -381,12 +409,8 @@ impl Run<'_> {
             if MOVES[at].cost != Cost::Nothing {
                 continue;
             }
-            let mut fewer = found.made.clone();
-            fewer.moves.retain(|known| *known != at);
-            for path in MOVES[at].settings {
-                tree::take(&mut fewer.change, path);
-            }
-            let Some(tried) = self.attempt(&[fewer.clone()]).pop().flatten() else { continue };
+            let fewer = found.made.without(at);
+            let Some(tried) = self.attempt(std::slice::from_ref(&fewer)).pop().flatten() else { continue };
             let process = found.tried.totals.process;
             if tried.fits && tried.totals.process <= process.saturating_add(process / 50) {
                 *found = Found { made: fewer, tried };
