@@ -112,11 +112,15 @@ fn sparse(path: &Path, header: &[u8], hole: u64) -> std::io::Result<u64> {
     file.write_all(header)?;
     file.set_len(header.len() as u64 + hole)?;
     file.sync_all()?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        return Ok(file.metadata()?.blocks() * 512);
-    }
-    #[cfg(not(unix))]
-    Ok(file.metadata()?.len())
+    Ok(on_disk(&file.metadata()?))
+}
+
+#[cfg(unix)]
+fn on_disk(file: &std::fs::Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::blocks(file) * 512
+}
+
+#[cfg(not(unix))]
+fn on_disk(file: &std::fs::Metadata) -> u64 {
+    file.len()
 }

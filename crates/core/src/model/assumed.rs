@@ -49,7 +49,7 @@ const OTHERS: &[(&[&str], &str)] = &[
 /// Why a config is refused: by its type, or by what it looks like.
 pub(super) fn refusal(config: &Map<String, Value>) -> ModelError {
     let named = config.get("model_type").filter(|name| !name.is_null());
-    if let Some(other) = named.filter(|name| !name.as_str().is_some_and(|name| !name.trim().is_empty())) {
+    if let Some(other) = named.filter(|name| name.as_str().is_none_or(|name| name.trim().is_empty())) {
         return ModelError::NoName { value: other.to_string().chars().take(80).collect() };
     }
     match named.and_then(Value::as_str) {
