@@ -31,7 +31,9 @@ pub(super) const KIND: Kind = Kind {
                     let all = scored.buffers.iter().filter(own);
                     let [predicted, measured] =
                         all.fold([0u64; 2], |[p, m], buffer| [p + buffer.predicted, m + buffer.measured]);
-                    if measured == 0 { return Measure::default() }
+                    if measured == 0 {
+                        return Measure::default();
+                    }
                     Measure { predicted: Some(predicted), measured: Some(measured) }
                 };
                 let levels = [sum(false), sum(true), Measure::default()];
@@ -121,9 +123,10 @@ fn plan(row: &Value) -> Result<LlamaCppPlan, String> {
         let (pattern, buffer) = one.rsplit_once('=').ok_or_else(|| format!("ot {one}: no buffer"))?;
         overrides.push((pattern.to_owned(), buffer.to_owned()));
     }
-    let split = args["ts"].as_str().map_or_else(|| Ok(vec![1]), |text| {
-        text.split('/').map(|share| share.parse::<u64>().map_err(|error| error.to_string())).collect()
-    })?;
+    let split = args["ts"].as_str().map_or_else(
+        || Ok(vec![1]),
+        |text| text.split('/').map(|share| share.parse::<u64>().map_err(|error| error.to_string())).collect(),
+    )?;
     let build = match row["number"].as_u64() {
         Some(number) => Build::Numbered(u32::try_from(number).unwrap_or(u32::MAX)),
         None => Build::Current,
@@ -235,9 +238,21 @@ fn sized(sizes: &Value, kind: &str) -> Result<(Vec<(String, gguf::Value)>, Liste
     let mut all: Listed = Vec::new();
     let mut push = |name: String, ne: &[u64], kind: &str| {
         // Rows that blocks do not divide are stored otherwise.
-        let block = if kind.ends_with("_K") { 256 } else if kind.starts_with('q') { 32 } else { 1 };
+        let block = if kind.ends_with("_K") {
+            256
+        } else if kind.starts_with('q') {
+            32
+        } else {
+            1
+        };
         let fits = ne[0].is_multiple_of(block);
-        let kind = if fits { kind } else if ne[0].is_multiple_of(32) { "q8_0" } else { "f16" };
+        let kind = if fits {
+            kind
+        } else if ne[0].is_multiple_of(32) {
+            "q8_0"
+        } else {
+            "f16"
+        };
         all.push((name, ne.to_vec(), kind.to_owned()));
     };
     push("token_embd.weight".into(), &[hidden, size("vocab")], kind);

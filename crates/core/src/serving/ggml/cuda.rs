@@ -78,10 +78,8 @@ fn kernel(graph: &Graph, id: Id, capability: Capability) -> Option<Kernel> {
     let aligned = |tensor: &super::tensor::Tensor| {
         tensor.kind.quantised() || tensor.nb[1..].iter().all(|stride| stride.is_multiple_of(16))
     };
-    let grouped = ratio >= 2
-        && k.ne[1].is_multiple_of(STRIDE)
-        && mask.is_some_and(aligned)
-        && [q, k, v].into_iter().all(aligned);
+    let grouped =
+        ratio >= 2 && k.ne[1].is_multiple_of(STRIDE) && mask.is_some_and(aligned) && [q, k, v].into_iter().all(aligned);
     let known = match k.ne[0] {
         40 | 64 | 72 | 80 | 96 | 112 | 128 | 256 => v.ne[0] == k.ne[0],
         192 => v.ne[0] == 128 && grouped && ratio.is_multiple_of(8),
@@ -111,7 +109,13 @@ fn kernel(graph: &Graph, id: Id, capability: Capability) -> Option<Kernel> {
             kernel = Kernel::Vector;
         }
     } else if capability >= 70 && plain {
-        let most = if width == 320 { 32 } else if width == 576 || width == 192 { 16 } else { 8 };
+        let most = if width == 320 {
+            32
+        } else if width == 576 || width == 192 {
+            16
+        } else {
+            8
+        };
         let mut together = 1;
         while ratio.is_multiple_of(2 * together) && together < most {
             together *= 2;

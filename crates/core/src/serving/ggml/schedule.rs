@@ -92,9 +92,8 @@ impl Scheduler<'_> {
         let weight = tensor.sources.iter().copied().find(|source| self.graph[*source].weight)?;
         let own = self.from_buffer(weight, id);
         if own == Some(self.host) {
-            let wanted = |device: &usize| {
-                self.supports(*device, id) && self.backends.offloads(*device, &self.graph, id)
-            };
+            let wanted =
+                |device: &usize| self.supports(*device, id) && self.backends.offloads(*device, &self.graph, id);
             return (0..self.host).find(wanted).or(own);
         }
         own

@@ -71,7 +71,9 @@ impl Facts {
         let positions = file.positions();
         let sections = file.numbers("rope.dimension_sections", 4).unwrap_or_default();
         let many = architecture.many_positions
-            || (architecture.maybe_many_positions && sections.iter().take(2).all(|size| *size > 0) && !sections.is_empty());
+            || (architecture.maybe_many_positions
+                && sections.iter().take(2).all(|size| *size > 0)
+                && !sections.is_empty());
         let shared = file.number("attention.shared_kv_layers").map(|shared| usize::try_from(shared).unwrap_or(0));
         Ok(Self {
             layers,

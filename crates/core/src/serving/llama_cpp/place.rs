@@ -26,7 +26,12 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    pub(super) fn new(plan: &LlamaCppPlan, file: &ModelFile, layers: usize, running: usize) -> Result<Self, LlamaCppError> {
+    pub(super) fn new(
+        plan: &LlamaCppPlan,
+        file: &ModelFile,
+        layers: usize,
+        running: usize,
+    ) -> Result<Self, LlamaCppError> {
         let count = layers as u64;
         let place = |layer: u64| plan.device_of(layer, count).map_or(Place::Host, Place::Device);
         let of_layers: Vec<Place> = (0..count).map(place).collect();

@@ -55,11 +55,8 @@ impl Session {
         let cut = !plan.full_windows && plan.build.windows();
         let layers = facts.all_layers as u64;
         let full = plan.gpu_layers > layers;
-        let pipelined = plan.devices() > 1
-            && full
-            && plan.split == Split::Layer
-            && plan.offload_cache
-            && plan.overrides.is_empty();
+        let pipelined =
+            plan.devices() > 1 && full && plan.split == Split::Layer && plan.offload_cache && plan.overrides.is_empty();
         let flash = plan.flash_attention != Flash::Off;
         Ok(Self {
             placed,

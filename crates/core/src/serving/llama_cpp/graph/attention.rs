@@ -48,7 +48,14 @@ impl Builder<'_> {
     }
 
     /// A layer's own attention: projections, norms, rotary embedding, cache, output.
-    pub(super) fn attend(&mut self, input: Id, layer: usize, positions: Id, inputs: Inputs, temperature: Option<Id>) -> Id {
+    pub(super) fn attend(
+        &mut self,
+        input: Id,
+        layer: usize,
+        positions: Id,
+        inputs: Inputs,
+        temperature: Option<Id>,
+    ) -> Id {
         let (heads, kv_heads) = (self.facts.heads(layer), self.facts.kv_heads(layer));
         let (key, value) = (self.facts.key(layer), self.facts.value(layer));
         let [mut q, mut k, v] = self.projections(input, layer, [heads, kv_heads], [key, value]);
@@ -107,7 +114,9 @@ impl Builder<'_> {
             if self.facts.clamped {
                 current = self.graph.same(Op::Clamp, &[current]);
             }
-            if let (true, Some(norm)) = (self.rules.whole_norms, self.layer_weight(layer, &format!("{name}_norm.weight"))) {
+            if let (true, Some(norm)) =
+                (self.rules.whole_norms, self.layer_weight(layer, &format!("{name}_norm.weight")))
+            {
                 current = self.norm(current, Some(norm), None, Some(layer));
             }
             let (heads, width) = sizes[at];
@@ -257,7 +266,8 @@ impl Builder<'_> {
         let layer = self.session.cached_layer(self.facts, layer);
         let [all, cells, streams, _] = self.graph[keys].ne;
         let kind = self.graph[keys].kind;
-        let (key, heads) = if self.facts.compressed() { (all, 1) } else { (self.facts.key(layer), self.facts.kv_heads(layer)) };
+        let (key, heads) =
+            if self.facts.compressed() { (all, 1) } else { (self.facts.key(layer), self.facts.kv_heads(layer)) };
         let strides = [kind.row(key), kind.row(all), kind.row(all.saturating_mul(cells))];
         let k = self.graph.view(keys, [key, heads, cells, streams], strides, 0);
         let Some(values) = values else {

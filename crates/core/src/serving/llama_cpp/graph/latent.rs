@@ -6,7 +6,14 @@ use crate::serving::ggml::tensor::{Id, Op};
 
 impl Builder<'_> {
     /// Queries through a low rank, one compressed key for all heads or whole keys and values made of it.
-    pub(super) fn latent(&mut self, input: Id, layer: usize, positions: Id, inputs: Inputs, temperature: Option<Id>) -> Id {
+    pub(super) fn latent(
+        &mut self,
+        input: Id,
+        layer: usize,
+        positions: Id,
+        inputs: Inputs,
+        temperature: Option<Id>,
+    ) -> Id {
         let facts = self.facts;
         let (tokens, heads, rank, turned) = (self.tokens, facts.heads(layer), facts.latent, facts.turned);
         let compressed = facts.compressed();
