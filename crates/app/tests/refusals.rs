@@ -101,16 +101,14 @@ fn what_is_no_config_is_named() {
 fn a_file_is_what_it_is() {
     let place = Place::new(&[
         ("ds.json", json!({"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 2})),
-        ("grpo.json", json!({"per_device_train_batch_size": 1, "num_generations": 8})),
-        ("dpo.json", json!({"per_device_train_batch_size": 1, "beta": 0.1})),
+        ("ppo.json", json!({"per_device_train_batch_size": 1, "kl_coef": 0.05})),
         ("foo.json", json!({"foo": 1})),
     ]);
     place.write("tune.yaml", "model:\n  _component_: torchtune.models.x\ngradient_accumulation_steps: 8\n");
     place.write("run.log", "INFO vllm Available KV cache memory: 10.5 GiB\n");
     assert!(place.refused("train gpt2 --plan ds.json").contains("--deepspeed"));
     assert!(place.refused("train gpt2 --plan tune.yaml").contains("torchtune"));
-    assert!(place.refused("train gpt2 --plan grpo.json").contains("not supervised fine-tuning"));
-    assert!(place.refused("train gpt2 --plan dpo.json").contains("not supervised fine-tuning"));
+    assert!(place.refused("train gpt2 --plan ppo.json").contains("PPO"));
     assert!(place.refused("train gpt2 --plan foo.json").contains("axolotl"));
     assert!(place.refused("train gpt2 --adapter foo.json").contains("foo.json: it is no adapter_config.json"));
     assert!(place.refused("train gpt2 --deepspeed foo.json --gpus 2").contains("foo.json"));

@@ -35,7 +35,7 @@ fn main() {
     let mut groups = BTreeMap::<(String, String, String), (u64, u64)>::new();
     for id in alive.keys() {
         let info = &simulation.log.storages[*id as usize];
-        let shape = if info.shape.rank() == 1 { String::new() } else { format!("{:?}", info.shape) };
+        let shape = if info.shape.sizes().len() == 1 { String::new() } else { format!("{:?}", info.shape) };
         let entry = groups.entry((format!("{:?}", info.category), info.operation.to_owned(), shape)).or_default();
         *entry = (entry.0 + 1, entry.1 + info.bytes);
     }

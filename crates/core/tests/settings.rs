@@ -88,6 +88,11 @@ fn answer(model: &Model, task: Task, names: &Named) -> Result<Value, Vec<Fault>>
         // Finding a model by name is the application's work.
         ask::tree::set(&mut request.stated, "assistant.config", decoder().config().clone());
     }
+    for place in ["objective.reward_model", "objective.teacher"] {
+        if ask::tree::get(&request.stated, &format!("{place}.model")).is_some() {
+            ask::tree::set(&mut request.stated, &format!("{place}.config"), decoder().config().clone());
+        }
+    }
     let cards = Gpus::embedded;
     let around = Surroundings { name: "m", cards: &cards, card: None, allocator: None, stored: None, lenient: false };
     let mut document = ask::answer(model, &request, &around, Wanted::default())?.document();

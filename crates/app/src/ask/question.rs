@@ -149,15 +149,19 @@ impl Question {
 fn look_up(request: &mut Request, reach: Reach) -> Result<(), Failure> {
     let named =
         |request: &Request, path: &str| tree::get(&request.stated, path).and_then(Value::as_str).map(str::to_owned);
-    if let Some(name) = named(request, "assistant.model")
-        && tree::get(&request.stated, "assistant.config").is_none_or(Value::is_null)
-    {
+    for place in ["assistant", "objective.reward_model", "objective.teacher"] {
+        let [model, config, weights] = ["model", "config", "weights"].map(|key| format!("{place}.{key}"));
+        let Some(name) = named(request, &model) else { continue };
+        if tree::get(&request.stated, &config).is_some_and(|config| !config.is_null()) {
+            continue;
+        }
         let found = Subject::named(&name).find(reach, false)?;
-        tree::set(&mut request.stated, "assistant.config", found.require_model()?.config().clone());
-        if let Some(dtype) = found.stored_dtype()
-            && tree::get(&request.stated, "assistant.weights").is_none()
+        tree::set(&mut request.stated, &config, found.require_model()?.config().clone());
+        // Trainers load further models in the type of the one that is trained.
+        if let Some(dtype) = found.stored_dtype().filter(|_| place == "assistant")
+            && tree::get(&request.stated, &weights).is_none()
         {
-            tree::set(&mut request.stated, "assistant.weights", dtype.name().into());
+            tree::set(&mut request.stated, &weights, dtype.name().into());
         }
     }
     let guesses = |name: &String| !["mtp", "eagle", "ngram"].contains(&name.as_str()) && name.parse::<u64>().is_err();

@@ -12,7 +12,19 @@ pub fn text(run: &Run) -> String {
     if let Some(parts) = parts(run) {
         page += &parts.to_string();
     }
+    if let Some(roles) = roles(run) {
+        page += &format!("\n{roles}");
+    }
     page + "\n"
+}
+
+/// Who is on the card.
+fn roles(run: &Run) -> Option<Table> {
+    let mut table = Table::new(&["model", "weights GiB", "training state GiB", "its passes GiB"]);
+    for role in &run.roles {
+        table.row(vec![role.name.clone(), gib(role.weights), gib(role.training), gib(role.working)]);
+    }
+    (!run.roles.is_empty()).then_some(table)
 }
 
 /// What each part takes, where there are several.

@@ -2,7 +2,7 @@
 
 use vramcast_core::plan::{
     AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, Selective,
-    ServePlan, TrainPlan,
+    ServePlan, TaskKind, TrainPlan,
 };
 use vramcast_core::report::{Level, Report, Totals, Verdict};
 use vramcast_core::units::show_count;
@@ -81,10 +81,32 @@ fn head(report: &Report) -> String {
     format!("{} ({}), {count} parameters{here}{trained}\n{settings}\n\n", model.name, model.family)
 }
 
+/// A task and what goes into it.
+fn task(plan: &TrainPlan) -> Vec<String> {
+    let (objective, batch) = (&plan.objective, &plan.batch);
+    let (rows, tokens) = (batch.batch_size, batch.seq_len);
+    let runs = TaskKind::ALL.iter().find(|(kind, ..)| *kind == objective.kind).map_or("", |(_, _, runs)| runs);
+    let sizes = match objective.kind {
+        kind if kind.rolls_out() => {
+            format!(
+                "{rows} completions of {} tokens after {} of a prompt",
+                objective.completion(),
+                objective.prompt(tokens)
+            )
+        }
+        TaskKind::Dpo | TaskKind::Orpo | TaskKind::Cpo | TaskKind::Reward => format!("{rows} pairs × {tokens} tokens"),
+        _ => format!("{rows} samples × {tokens} tokens"),
+    };
+    vec![format!("{} ({runs}): {sizes}", objective.kind.name())]
+}
+
 /// The plan in one or two lines: what was asked and what was assumed.
 fn settings(plan: &TrainPlan) -> String {
     let batch = &plan.batch;
-    let mut parts = vec![format!("batch {} × {} tokens", batch.batch_size, batch.seq_len)];
+    let mut parts = match plan.objective.is_plain() {
+        true => vec![format!("batch {} × {} tokens", batch.batch_size, batch.seq_len)],
+        false => task(plan),
+    };
     if plan.gradient_accumulation > 1 {
         parts.push(format!("{} micro-batches a step", plan.gradient_accumulation));
     }

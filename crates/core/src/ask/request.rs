@@ -7,7 +7,7 @@ use super::runner::{Runner, Scope};
 use super::setting::Kind;
 use super::{table, tree};
 use crate::model::Assumption;
-use crate::plan::{Fault, Faults, Framework, InferPlan, ServePlan, TrainPlan};
+use crate::plan::{Fault, Faults, Framework, InferPlan, ServePlan, TaskKind, TrainPlan};
 
 /// What a plan is for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -83,9 +83,21 @@ impl Asked {
 
     fn deduced(&self, stated: &Value) -> Result<Runner, Fault> {
         match self.task {
-            Task::Train => trainer(stated, &self.named, self.framework.as_deref()),
+            Task::Train => {
+                trainer(stated, &self.named, self.framework.as_deref().or_else(|| self.own_framework(stated)))
+            }
             Task::Infer => server(stated, &self.named),
         }
+    }
+
+    /// The framework whose trainer runs the task that is asked for.
+    fn own_framework(&self, stated: &Value) -> Option<&'static str> {
+        let named = self.named.iter().rev().find_map(|(name, given)| match given {
+            Given::Text(text) if name == "task" => Some(text.as_str()),
+            _ => None,
+        });
+        let kind = named.or_else(|| tree::get(stated, "objective.kind").and_then(Value::as_str))?;
+        TaskKind::called(kind)?.framework()
     }
 
     fn simplest(&self) -> Runner {
@@ -98,8 +110,11 @@ impl Asked {
     }
 
     /// The layers as one.
-    pub fn request(self) -> Result<Request, Vec<Fault>> {
+    pub fn request(mut self) -> Result<Request, Vec<Fault>> {
         let mut stated = self.laid();
+        if self.framework.is_none() && self.task == Task::Train {
+            self.framework = self.own_framework(&stated).map(str::to_owned);
+        }
         let mut faults = Faults::default();
         let runner = self.deduced(&stated).unwrap_or_else(|fault| {
             faults.add(fault);
@@ -203,6 +218,10 @@ fn without_effect(row: &super::Setting, runner: Runner, scope: Scope) -> Fault {
     };
     // The name that was given, where a place has several.
     let path = table::placed(row.path, runner);
+    if path.starts_with("objective.") && runner.trains() {
+        let what = format!("{{{path}}} on {}", runner.title());
+        return Fault::unsupported(path.clone(), what).or_drop(path).or("run on one card, or under DDP");
+    }
     let fault = Fault { path: path.clone(), ..Fault::no_effect(format!("{path}#{}", row.flag), on) };
     let who: Vec<Runner> = row.scope.runners().filter(|one| scope.has(*one)).collect();
     if who.is_empty() || who.len() > 3 || who.contains(&Runner::OneCard) {

@@ -77,6 +77,7 @@ pub struct Spelling {
 pub enum Topic {
     Hardware,
     Batch,
+    Task,
     Job,
     Precision,
     Optimizer,
@@ -99,6 +100,7 @@ impl Topic {
         match self {
             Self::Hardware => "Hardware",
             Self::Batch => "Batch",
+            Self::Task => "Post-training",
             Self::Job => "The whole job",
             Self::Precision => "Precision",
             Self::Optimizer => "Optimizer",

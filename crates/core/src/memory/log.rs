@@ -98,6 +98,12 @@ pub enum Stream {
 pub enum Category {
     /// Parameters of the model.
     Weights,
+    /// Parameters of the reference model of a task.
+    Reference,
+    /// Parameters of a reward model.
+    Reward,
+    /// Parameters of a teacher.
+    Teacher,
     /// Tensors of the model that are no parameters.
     Buffers,
     /// Trainable adapter parameters.

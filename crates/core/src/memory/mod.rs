@@ -19,6 +19,7 @@
 //! | `load`, `loading`, `merging` | a model onto the card, as `from_pretrained` does it, and an adapter merged into it |
 //! | `ready` | running what was loaded on batches of any size |
 //! | [`train`], `engine`, `evaluation` | the training loop, what it asks of engines, and evaluation between its steps |
+//! | `tasks` | preferences, rewards, rollouts, pairs: what a micro-batch does there |
 //! | `repeat` | parts of a run that come again are written down, not run |
 //! | [`infer`], [`simulation`] | `generate`, and one call for all of it |
 
@@ -49,6 +50,7 @@ pub mod schedule;
 pub mod sharding;
 pub mod simulation;
 mod stored;
+mod tasks;
 pub mod tensor;
 pub mod tensor_parallel;
 pub mod torch;

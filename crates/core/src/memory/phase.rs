@@ -33,6 +33,14 @@ pub enum Work {
     Zero,
     /// Evaluation between steps.
     Evaluation,
+    /// The reference scores a batch.
+    Reference,
+    /// The policy scores what it generated, before it is trained on it.
+    Score,
+    /// A reward model scores completions.
+    Reward,
+    /// The teacher runs on a batch.
+    Teacher,
     /// A model is loaded.
     Load,
     /// An adapter is merged into it.
@@ -50,7 +58,7 @@ pub enum Work {
 }
 
 impl Work {
-    const NAMES: [(Self, &'static str); 15] = [
+    const NAMES: [(Self, &'static str); 19] = [
         (Self::Forward, "fwd"),
         (Self::Backward, "bwd"),
         (Self::Weights, "weights"),
@@ -59,6 +67,10 @@ impl Work {
         (Self::Optimizer, "opt"),
         (Self::Zero, "zero"),
         (Self::Evaluation, "eval"),
+        (Self::Reference, "ref"),
+        (Self::Score, "score"),
+        (Self::Reward, "reward"),
+        (Self::Teacher, "teacher"),
         (Self::Load, "load"),
         (Self::Merge, "merge"),
         (Self::Resume, "resume"),

@@ -10,13 +10,13 @@ use super::lower::liger::Liger;
 use super::lower::{Runner, Settings, Wrapped};
 use super::tensor::Tensor;
 use super::torch::Torch;
-use crate::model::Program;
+use crate::model::{Inputs, Program};
 use crate::plan::job::Sizes;
 use crate::plan::liger::LigerPatch;
-use crate::plan::{self, AttentionKind, LossKind, PlanError, TrainPlan};
+use crate::plan::{AttentionKind, LossKind, PlanError, TrainPlan};
 
-/// The program of a model for a batch.
-pub(super) type Programs<'a> = dyn Fn(&plan::Batch) -> Result<Rc<Program>, PlanError> + 'a;
+/// The program of a model for what goes in.
+pub(super) type Programs<'a> = dyn Fn(Inputs) -> Result<Rc<Program>, PlanError> + 'a;
 
 /// What was loaded, and how it runs.
 pub(super) struct Ready<'a> {
@@ -59,7 +59,7 @@ impl Ready<'_> {
         let program = match self.known.get(&sizes) {
             Some(program) => Rc::clone(program),
             None => {
-                let program = (self.programs)(&batch)?;
+                let program = (self.programs)(batch.training_inputs())?;
                 self.known.insert(sizes, Rc::clone(&program));
                 program
             }

@@ -8,12 +8,11 @@ use super::log::Log;
 use super::lower::head::Head;
 use super::process::{self, Part};
 use super::sharding::Spread;
-use super::{infer, loading, megatron, stored, tensor_parallel, train};
-use crate::model::{Model, Program};
+use super::{infer, loading, megatron, stored, tasks, tensor_parallel, train};
+use crate::model::{Inputs, Model, Program};
 use crate::plan::parallel::{Engine, Parallel, Place};
 use crate::plan::{
-    AdapterLayout, Batch, Fault, InferPlan, Kernels, LossKind, ModelCode, Package, PlanError, Quantization, TrainPlan,
-    liger,
+    AdapterLayout, Fault, InferPlan, Kernels, LossKind, ModelCode, Package, PlanError, Quantization, TrainPlan, liger,
 };
 
 /// A run, simulated.
@@ -89,10 +88,11 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
 
 /// The same with the batch as it is.
 fn of_one_size(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
-    match plan.model_code.own(model, plan)? {
-        Some((model, plan)) => run(&model, &plan),
-        None => run(model, plan),
+    if let Some((model, plan)) = plan.model_code.own(model, plan)? {
+        return run(&model, &plan);
     }
+    let own = plan.objective.own_model(model)?;
+    run(own.as_ref().unwrap_or(model), plan)
 }
 
 /// The same for a plan that was checked and a model whose code is the one that runs.
@@ -123,8 +123,7 @@ fn train_at(
     plan: &TrainPlan,
     (spread, place): (Option<Spread>, Place),
 ) -> Result<Simulation, PlanError> {
-    let inputs = |batch: &Batch| {
-        let mut inputs = batch.training_inputs();
+    let inputs = |mut inputs: Inputs| {
         inputs.sharing = plan.sharing();
         inputs.transformers = Some(plan.stack.version(Package::Transformers).release());
         if let Some(Parallel { engine: Engine::Fsdp2(_), mesh, .. }) = &plan.parallel {
@@ -137,15 +136,15 @@ fn train_at(
     };
     let tensor = plan.parallel.as_ref().and_then(|parallel| Some((parallel, parallel.tensor()?)));
     let tensor = tensor.filter(|(parallel, _)| parallel.mesh.tp > 1);
-    let program_of = |batch: &Batch| match tensor {
+    let program_of = |given: Inputs| match tensor {
         Some((parallel, options)) => {
-            let (program, split) = tensor_parallel::localise(model, inputs(batch), parallel.mesh.tp, options)?;
+            let (program, split) = tensor_parallel::localise(model, inputs(given), parallel.mesh.tp, options)?;
             Ok((program, Some(split)))
         }
-        None => Ok::<_, PlanError>((model.program(inputs(batch))?, None)),
+        None => Ok::<_, PlanError>((model.program(inputs(given))?, None)),
     };
-    let (program, split) = program_of(&plan.batch)?;
-    let programs = |batch: &Batch| Ok(Rc::new(program_of(batch)?.0));
+    let (program, split) = program_of(plan.batch.training_inputs())?;
+    let programs = |given: Inputs| Ok(Rc::new(program_of(given)?.0));
     let program = Rc::new(program);
     let found = stored::in_training(model, plan)?;
     let quantised;
@@ -183,12 +182,20 @@ fn train_at(
     process.extend(
         plan.parallel.iter().filter(|p| p.mesh.world() > 1).flat_map(|p| process::parallel_parts(p, &plan.gpu)),
     );
+    let engine = tasks::engine::colocated(&plan.objective, &plan.gpu);
+    process.extend(engine.as_ref().and_then(|engine| engine.awake()));
     // Cached blocks go back to the driver when the card is full, before a run fails.
     let others = process.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes));
     let left = plan.gpu.memory.saturating_sub(others);
     let limit = plan.job.memory_limit.map_or(left, |limit| limit.min(left));
     let replay = allocator::replay(&log, plan.allocator, Some(limit));
     let mut notes = found.notes;
+    if let Some(engine) = engine {
+        let own = process.iter().filter(|part| part.fact.1 > 0).map(|part| part.bytes).sum();
+        let (part, said) = engine.settle(&log, &replay, &plan.gpu, own);
+        process.extend(part);
+        notes.extend(said);
+    }
     notes.extend(crate::plan::parallel::tensor::note(plan));
     notes.extend(spread.and_then(|spread| spread.note(plan)));
     Ok(Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() })
@@ -196,7 +203,8 @@ fn train_at(
 
 /// Losses that take the head along need one whose result goes into the loss as it is.
 fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
-    if plan.loss.kind == LossKind::Standard {
+    let own = plan.objective.is_plain() || plan.objective.uses_fused_head();
+    if plan.loss.kind == LossKind::Standard || !own {
         return Ok(());
     }
     let head = Head::find(program);

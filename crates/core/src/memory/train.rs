@@ -16,6 +16,7 @@ use super::phase::{Phase, Work};
 use super::ready::{self, Programs, Ready};
 use super::repeat::{self, Start, Tape};
 use super::sharding::Spread;
+use super::tasks::{self, Player};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::torch::attention::Kernel;
@@ -29,7 +30,7 @@ use crate::plan::{Checkpointing, Job, PlanError, TrainPlan};
 pub(super) const STEPS: u32 = Job::ALIKE;
 
 /// Micro-batches that are run: from the second on all are alike, and after a few the cache of segments has settled.
-const MOST_MICRO_BATCHES: u32 = 16;
+pub(super) const MOST_MICRO_BATCHES: u32 = 16;
 
 /// Runs a program on the card at `place`, of the only one or of those that `spread` says, and returns what happened to memory.
 pub(super) fn simulate(
@@ -72,6 +73,13 @@ pub(super) fn simulate(
     let syncs = spread.is_none_or(|spread| !spread.parallel.no_sync);
     let Loaded { parameters, wrapped, .. } = loaded;
     let hooks = Rc::clone(&engine).hooks();
+    if !plan.objective.is_plain() {
+        let programs = Rc::new(|inputs| programs(inputs));
+        let (widens, known) = (settings.autocast.is_some(), Default::default());
+        let adapters_off = false;
+        let policy = Player { programs, parameters, wrapped, liger, settings, hooks, widens, adapters_off, known };
+        return tasks::run(torch, plan, engine, (policy, syncs));
+    }
     if !plan.job.is_one_step() {
         let known = Default::default();
         let ready = Ready { programs, plan, parameters, wrapped, liger, settings, hooks, known };
@@ -151,7 +159,7 @@ fn run_job(
 }
 
 /// The optimizer around what an engine trains.
-fn prepare(torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine) -> Option<Optimizer> {
+pub(super) fn prepare(torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine) -> Option<Optimizer> {
     let mut optimizer = None;
     if plan.optimizer_in_backward {
         in_backward::attach(torch, plan.optimizer, engine.trained());
@@ -182,7 +190,12 @@ fn read_adapter(torch: &mut Torch, trained: &[Trained]) {
 }
 
 /// What follows the passes of a step: clip, step, zero.
-fn update(torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine, (optimizer, step): (&mut Option<Optimizer>, u32)) {
+pub(super) fn update(
+    torch: &mut Torch,
+    plan: &TrainPlan,
+    engine: &dyn Engine,
+    (optimizer, step): (&mut Option<Optimizer>, u32),
+) {
     if plan.clip && !engine.steps_alone() {
         phase(torch, Phase::of_step(step, Work::Clip), |torch| clip(torch, engine.trained()));
     }
@@ -217,7 +230,7 @@ impl Passes for OneByOne {
         for micro in 0..micro_batches {
             let last = micro + 1 == micro_batches;
             let pass = Pass { step, micro: micro.into(), last, syncs: self.syncs, empties: false };
-            pass.run(torch, (plan, engine), &self.runner, &mut self.held);
+            pass.run(torch, (plan, engine), &mut self.held, |torch| Ok(self.runner.forward(torch)))?;
         }
         Ok(())
     }
@@ -250,47 +263,47 @@ impl Passes for OfAllSizes<'_> {
             self.current = Some(next);
             let last = micro + 1 == sizes.len();
             let pass = Pass { step, micro: micro as u64, last, syncs: self.syncs, empties: self.empties(step) };
-            pass.run(torch, (plan, engine), &runner, &mut self.held);
+            pass.run(torch, (plan, engine), &mut self.held, |torch| Ok(runner.forward(torch)))?;
         }
         Ok(())
     }
 }
 
 /// One micro-batch of a step.
-struct Pass {
-    step: u32,
-    micro: u64,
+pub(super) struct Pass {
+    pub(super) step: u32,
+    pub(super) micro: u64,
     /// Whether a step follows it.
-    last: bool,
+    pub(super) last: bool,
     /// Whether gradients are reduced after every micro-batch.
-    syncs: bool,
+    pub(super) syncs: bool,
     /// Whether cached memory is given back between forward and backward.
-    empties: bool,
+    pub(super) empties: bool,
 }
 
 impl Pass {
     /// There and back.
-    fn run(
+    pub(super) fn run(
         &self,
         torch: &mut Torch,
         (plan, engine): (&TrainPlan, &dyn Engine),
-        runner: &Rc<Runner>,
         held: &mut Vec<Tensor>,
-    ) {
+        forward: impl FnOnce(&mut Torch) -> Result<Vec<Tensor>, PlanError>,
+    ) -> Result<(), PlanError> {
         engine.begin(self.last);
         // Loss and output die between the phases: the loop rebinds their names.
         torch.last = Some((std::mem::take(held), torch.graph_mark()));
         let (loss, outputs) = phase(torch, Phase::pass(self.step, self.micro, Work::Forward), |torch| {
             engine.before_forward(torch, self.syncs || self.last);
-            let mut outputs = runner.forward(torch);
+            let mut outputs = forward(torch)?;
             engine.after_forward(torch, &outputs);
             let loss = outputs.first().cloned();
             if !plan.keep_outputs {
                 outputs.clear();
             }
             torch.let_go_of_last();
-            (loss, outputs)
-        });
+            Ok::<_, PlanError>((loss, outputs))
+        })?;
         if self.empties {
             torch.log.borrow_mut().events.push(Event::EmptyCache);
         }
@@ -307,6 +320,7 @@ impl Pass {
                 torch.drop_graph(0);
             }
         }
+        Ok(())
     }
 }
 
@@ -333,6 +347,7 @@ fn settings(plan: &TrainPlan) -> Settings {
         counted: None,
         documents: None,
         save_on_cpu: plan.save_on_cpu,
+        fills_cache: false,
     }
 }
 

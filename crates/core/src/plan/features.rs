@@ -65,6 +65,10 @@ impl TrainPlan {
             _ => {}
         }
         add(self.parallel.as_ref().is_some_and(Parallel::runs_mics), "MiCS");
+        if !self.objective.is_plain() {
+            add(true, &format!("task {}", self.objective.kind.name()));
+            add(self.objective.vllm.is_some(), "vLLM beside the trainer");
+        }
         add(self.job.lengths.is_some(), "batches of many lengths");
         add(self.job.packing.is_some(), "packed samples");
         add(self.job.is_flat() && self.job.packing.is_none(), "batches without padding");

@@ -16,6 +16,7 @@
 //! | [`fault`] | what is wrong with a plan, as data |
 //! | `features` | what a plan uses, by name |
 //! | `options` | options that exclude each other, and what a report says about them |
+//! | [`objective`] | what is trained for: preferences, rewards, rollouts, pairs |
 //! | [`framework`] | defaults of training frameworks, as data |
 //! | [`import`] | plans of other tools |
 //! | [`hardware`] | cards |
@@ -44,6 +45,7 @@ pub mod liger;
 pub mod loss;
 pub mod machine;
 pub mod model_code;
+pub mod objective;
 pub mod optimizer;
 mod options;
 pub mod parallel;
@@ -67,6 +69,7 @@ pub use job::Job;
 pub use loss::{LossKind, LossOptions};
 pub use machine::Machine;
 pub use model_code::ModelCode;
+pub use objective::{Objective, OtherModel, TaskKind};
 pub use optimizer::{Implementation, Optimizer, OptimizerKind};
 pub use parallel::{Mesh, ModelSizes, Parallel};
 pub use provenance::Origin;

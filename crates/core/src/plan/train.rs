@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::job::Sizes;
 use super::{
     AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Fault, Faults, Gpu, Job,
-    LossKind, LossOptions, ModelCode, ModelSizes, Optimizer, Package, Parallel, PlanError, Quantization, SdpaKernel,
-    Stack,
+    LossKind, LossOptions, ModelCode, ModelSizes, Objective, Optimizer, Package, Parallel, PlanError, Quantization,
+    SdpaKernel, Stack,
 };
 use crate::dtype::DType;
 use crate::model::op::{Parameter, Role};
@@ -61,6 +61,9 @@ pub struct TrainPlan {
     pub adapter: Option<AdapterPlan>,
     /// How the frozen weights are held, when not in `weights`.
     pub quantization: Option<Quantization>,
+    /// What is trained for, where it is not the model's own loss.
+    #[serde(skip_serializing_if = "Objective::is_default")]
+    pub objective: Objective,
     /// What surrounds the step.
     #[serde(skip_serializing_if = "Job::is_plain")]
     pub job: Job,
@@ -101,6 +104,7 @@ impl Default for TrainPlan {
             parallel: None,
             adapter: None,
             quantization: None,
+            objective: Objective::default(),
             job: Job::default(),
             assume: None,
             gpu: Gpu::h200(),
@@ -128,6 +132,7 @@ impl TrainPlan {
         let mut faults = Faults::default();
         self.batch.check(&mut faults);
         self.job.check(&mut faults);
+        self.objective.check(self, &mut faults);
         faults.when(self.job.merge && !matches!(self.adapter, Some(AdapterPlan::Lora(_))), || {
             Fault::new("job.merge", "there is no LoRA adapter to merge").or_drop("job.merge")
         });

@@ -6,6 +6,7 @@
 //! | [`confidence`] | how far an answer can be trusted |
 //! | [`coverage`] | what recorded runs vouch for |
 //! | [`job`] | all cards of a run on several, and the host's memory |
+//! | [`roles`] | who is on the card in a task |
 //! | [`run`] | a run of many steps: which part decides, what the allocator had to do |
 //! | [`serving`] | an engine's own account in the same form |
 //! | [`timeline`] | allocated memory over the run |
@@ -16,6 +17,7 @@ pub mod confidence;
 pub mod cost;
 pub mod coverage;
 pub mod job;
+pub mod roles;
 pub mod run;
 pub mod serving;
 pub mod timeline;
@@ -213,6 +215,9 @@ fn trainable(plan: &RunPlan, simulation: &Simulation) -> u64 {
 pub fn category_name(category: Category) -> &'static str {
     match category {
         Category::Weights => "weights",
+        Category::Reference => "reference model",
+        Category::Reward => "reward model",
+        Category::Teacher => "teacher",
         Category::Buffers => "buffers",
         Category::Adapters => "adapters",
         Category::Batch => "batch",

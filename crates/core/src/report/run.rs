@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::roles::Role;
 use crate::memory::allocator;
 use crate::memory::phase::{Phase, Work};
 use crate::memory::simulation::Simulation;
@@ -20,6 +21,9 @@ pub struct Run {
     pub peak: Option<PeakStep>,
     /// What each part of the run takes.
     pub parts: Vec<Part>,
+    /// Who is on the card, where a task has several models.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub roles: Vec<Role>,
     /// The part that needs most.
     pub decides: String,
     /// How often the allocator had to give cached memory back and try again; each costs time.
@@ -82,8 +86,15 @@ pub struct Failure {
 const MOST_EVENTS: usize = 4_000_000;
 
 /// The part of a run that a phase belongs to.
-fn part_of(phase: &Phase) -> &'static str {
+fn part_of(phase: &Phase, task: bool) -> &'static str {
     match phase.work {
+        Work::Generate if task => "generation",
+        Work::Score => "scoring",
+        Work::Reference => "reference",
+        Work::Reward => "reward model",
+        Work::Teacher => "teacher",
+        Work::Clip | Work::Optimizer | Work::Zero if task => "optimizer",
+        Work::Forward | Work::Backward if task => "policy",
         Work::Load => "loading",
         Work::Evaluation => "evaluation",
         Work::Merge => "merging",
@@ -97,12 +108,13 @@ impl Run {
     pub(super) fn of(plan: &RunPlan, simulation: &Simulation) -> Option<Self> {
         let RunPlan::Train(plan) = plan else { return None };
         let replay = &simulation.replay;
-        if plan.job.is_plain() && replay.retries == 0 {
+        let task = !plan.objective.is_plain();
+        if plan.job.is_plain() && replay.retries == 0 && !task {
             return None;
         }
         let mut parts: Vec<Part> = Vec::new();
         for (phase, memory) in simulation.log.phases.iter().zip(&replay.phases) {
-            let name = part_of(phase);
+            let name = part_of(phase, task);
             let at = parts.iter().position(|part| part.name == name).unwrap_or_else(|| {
                 parts.push(Part { name: name.to_owned(), allocated: 0, reserved: 0 });
                 parts.len() - 1
@@ -128,7 +140,8 @@ impl Run {
             replay.failed.map(|(event, bytes)| Failure { phase: super::timeline::phase_of(simulation, event), bytes });
         let cure = cure(plan, &decides).map(str::to_owned);
         let (retries, expandable) = (replay.retries, expandable(plan, simulation));
-        Some(Self { steps, lengths, peak, parts, decides, retries, spread: None, expandable, cure, fails })
+        let roles = if task { super::roles::of(plan, simulation) } else { Vec::new() };
+        Some(Self { steps, lengths, peak, parts, roles, decides, retries, spread: None, expandable, cure, fails })
     }
 }
 

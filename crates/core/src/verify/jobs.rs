@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 
 use super::kinds::{Kind, Score};
 use super::ledger::{Measure, model_of};
-use super::run;
-use crate::memory::simulation;
+use super::{run, tasks};
+use crate::memory::simulation::{self, Simulation};
+use crate::model::Model;
 use crate::plan::TrainPlan;
 use crate::plan::job::{Evaluation, Lengths, Packing, random::Twister};
 
@@ -64,16 +65,28 @@ impl Scored {
     }
 }
 
-fn score(row: &Value) -> Result<Scored, String> {
+/// A recorded job, simulated.
+pub fn simulated(row: &Value) -> Result<(TrainPlan, Model, Simulation), String> {
     let plan = plan(row)?;
     let mut asked = row.clone();
     if row["job"]["head"].is_string() {
         asked["auto_class"] = row["job"]["head"].clone();
     }
+    if let Some(class) = plan.objective.kind.auto_class() {
+        asked["auto_class"] = class.into();
+        if plan.objective.kind.scores() {
+            asked["config"]["num_labels"] = 1.into();
+        }
+    }
     crate::work::fresh();
     let model = model_of(&asked)?;
+    let simulation = simulation::train(&model, &plan).map_err(|error| error.to_string())?;
+    Ok((plan, model, simulation))
+}
+
+fn score(row: &Value) -> Result<Scored, String> {
+    let (plan, model, simulated) = simulated(row)?;
     let simulate = |plan: &TrainPlan| simulation::train(&model, plan).map_err(|error| error.to_string());
-    let simulated = simulate(&plan)?;
     let replay = &simulated.replay;
     let mut peaks = [replay.peak_allocated(), replay.peak_reserved()];
     if row["job"]["resume"] == true {
@@ -113,6 +126,7 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         "trainer" => "trainer",
         // TRL's own trainers are other loops; its supervised one is the Trainer's with a loss of its own.
         "trl" if job["how"] == "sft" => "sft",
+        "trl" | "dpo" | "contrastive" => return tasks::plan(row),
         _ => return Err(format!("jobs of kind {kind} are not simulated yet")),
     };
     if let Some(key) = ["compile", "overrides", "generate"]

@@ -24,3 +24,4 @@ pub mod pattern;
 pub mod residual;
 mod run;
 pub mod summary;
+mod tasks;

@@ -67,12 +67,11 @@ def test_training_arguments_are_what_the_trainer_does():
             vramcast.train("gpt2", seq_len=512, training_arguments=SimpleNamespace(**refused))
 
 
-def test_other_trainers_than_fine_tuning_are_refused():
+def test_trainers_that_are_not_simulated_are_refused():
     # As TRL declares them: what tells whose config it is has its default.
-    for name, mark, default in (("DPOConfig", "beta", 0.1), ("GRPOConfig", "num_generations", 8),
-                                ("RewardConfig", "center_rewards_coefficient", None)):
+    for name, mark, default in (("PPOConfig", "kl_coef", 0.05), ("PRMConfig", "step_separator", None)):
         config = make_dataclass(name, [("optim", str, "adamw_torch"), (mark, object, default)])
-        with pytest.raises(vramcast.InputError, match=f"{mark}.*not supervised fine-tuning"):
+        with pytest.raises(vramcast.InputError, match=f"{mark}.*not modelled"):
             vramcast.train("gpt2", seq_len=512, training_arguments=config())
 
 

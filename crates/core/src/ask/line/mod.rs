@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::file::Content;
 use super::tree;
-use crate::plan::Fault;
 use crate::plan::import::{self, Beside};
+use crate::plan::{Fault, TaskKind};
 use launcher::Launch;
 
 /// Programs of whole tools, and whose files and arguments they take.
@@ -188,18 +188,18 @@ fn tool(format: &str, words: &[String], beside: &Beside<'_>, launch: &mut Launch
     }
 }
 
-/// `trl sft --config FILE --key value`.
+/// `trl sft --config FILE --key value`, and TRL's other trainers.
 fn trl(words: &[String], beside: &Beside<'_>, launch: &mut Launch) -> Result<Content, Vec<Fault>> {
     let (command, rest) = words.split_first().map_or(("", words), |(word, rest)| (word.as_str(), rest));
-    if command != "sft" {
-        return Err(vec![
-            Fault::unsupported("", format!("trl {command}")).or("only supervised fine-tuning (trl sft) is simulated"),
-        ]);
+    let known = TaskKind::ALL.iter().any(|(kind, name, _)| *name == command.replace('_', "-") && !kind.compares());
+    if !known {
+        let cure = "known are trl sft, dpo, kto, reward, grpo, rloo and the other tasks of --task";
+        return Err(vec![Fault::unsupported("", format!("trl {command}")).or(cure)]);
     }
     let mut parsed = arguments::parse(rest);
     launch.take(&mut parsed.object);
     let file = parsed.object.shift_remove("config").and_then(|name| name.as_str().map(str::to_owned));
-    let beside = Beside { tool: Some("trl"), ..*beside };
+    let beside = Beside { tool: Some("trl"), recipe: Some(command), ..*beside };
     match file {
         Some(file) => file_of("TRL", &file, &Value::Object(parsed.object), &beside),
         None => import::read_as("TRL", &Value::Object(parsed.object), &beside).map(Content::of_imported),
@@ -237,8 +237,11 @@ fn script(name: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     {
         return import::read_as("Megatron-LM", &Value::Object(parsed.object), beside).map(Content::of_imported);
     }
-    let tool = if name.contains("sft") { Some("trl") } else { None };
-    let beside = Beside { tool, script: true, ..*beside };
+    // Scripts are called after their trainer: dpo.py, run_grpo.py.
+    let parts: Vec<&str> = name.split(|letter: char| !letter.is_ascii_alphanumeric()).collect();
+    let task = TaskKind::ALL.iter().map(|(_, task, _)| *task).find(|task| parts.contains(task));
+    let tool = if task.is_some() || name.contains("sft") { Some("trl") } else { None };
+    let beside = Beside { tool, recipe: task, script: true, ..*beside };
     // `python train.py arguments.json`, as HfArgumentParser takes it.
     let file =
         parsed.plain.iter().find(|word| [".yaml", ".yml", ".json"].iter().any(|end| word.ends_with(end))).cloned();
@@ -253,7 +256,6 @@ fn script(name: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     if let Some(content) = file.as_ref().map(|_| Content::read_beside(value.clone(), &beside)) {
         return content;
     }
-    import::refuse_trainers(&value)?;
     if !import::has_keys_of("TRL", &value) {
         let problem = format!("{name}: none of its arguments is one of a Trainer");
         return Err(vec![

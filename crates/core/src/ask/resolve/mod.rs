@@ -148,7 +148,10 @@ impl<'a> Draft<'a> {
             let source = format!("{title}: {}", default.source);
             self.framework.push((default.key.clone(), value, title.clone(), source));
         }
-        self.notes.extend(framework.notes.iter().cloned());
+        let task = tree::get(&self.request.stated, "objective.kind").is_some();
+        // Tasks count their own tokens.
+        let holds = |note: &&String| !task || !note.contains("have a label");
+        self.notes.extend(framework.notes.iter().filter(holds).cloned());
     }
 
     /// The card of a name, or the one that is found where nobody names one.
@@ -221,6 +224,12 @@ impl<'a> Draft<'a> {
                 Runner::OneCard => "without several cards".to_owned(),
                 other => format!("on {}", other.title()),
             };
+            if path.starts_with("objective.") {
+                let what = format!("{{{path}}} {on}");
+                self.faults
+                    .add(Fault::unsupported(path.clone(), what).or_drop(path).or("run on one card, or under DDP"));
+                continue;
+            }
             self.faults.add(Fault::no_effect(path, on));
         }
     }

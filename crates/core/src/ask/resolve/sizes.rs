@@ -9,6 +9,14 @@ use crate::plan::{Fault, InferPlan, TrainPlan};
 /// Samples of a training run.
 pub(super) fn training(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPlan, name: &str) {
     let limits = limits(model);
+    if plan.objective.kind.rolls_out() {
+        let tokens = plan.objective.prompt(plan.batch.seq_len).saturating_add(plan.objective.completion());
+        if let Some(most) = limits.tokens.filter(|most| *most < tokens) {
+            let what = format!("{name} has {most} positions, and prompt and completion are {tokens} tokens");
+            draft.faults.add(Fault::new("objective.max_completion_length", what).or("ask for fewer tokens"));
+        }
+        return;
+    }
     if let Some(most) = limits.tokens.filter(|most| *most < plan.batch.seq_len) {
         let asked = plan.batch.seq_len;
         if draft.states("batch.seq_len") {

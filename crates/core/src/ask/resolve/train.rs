@@ -6,12 +6,15 @@ use super::{Draft, Settled, Surroundings, engine, mesh, precision, sizes};
 use crate::ask::request::Request;
 use crate::ask::{origin, tree};
 use crate::model::{Model, Program};
-use crate::plan::{AdapterPlan, Checkpointing, Fault, ModelSizes, OptimizerKind, RunPlan, Situation, TrainPlan};
+use crate::plan::{
+    AdapterPlan, Checkpointing, Fault, ModelSizes, OptimizerKind, RunPlan, Situation, TaskKind, TrainPlan,
+};
 
 pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
     let defaults = TrainPlan::default();
     let mut draft = Draft::new(request, &defaults);
     let plain = draft.tree.clone();
+    let kind = task(&request.stated);
     if let Some(name) = &request.framework {
         draft.framework(name, situation(&request.stated));
     }
@@ -20,6 +23,9 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     draft.honoured(&plain, around);
     draft.card(around);
     stepping(&mut draft);
+    if kind.rolls_out() && !draft.states("batch.seq_len") {
+        draft.derive("objective.max_prompt_length", json!(512), "our guess: the default of trl before 0.2x");
+    }
     precision::settle(&mut draft);
     prepared(&mut draft);
     mesh::settle(&mut draft);
@@ -53,6 +59,12 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     draft.faults.clone().end()?;
     let origins = origin::trace(&plan, &request.stated, &draft.framework, &draft.derived, request.runner);
     Ok(Settled { plan: RunPlan::Train(Box::new(plan)), notes: draft.notes, origins })
+}
+
+/// What is trained for.
+fn task(stated: &Value) -> TaskKind {
+    let kind = tree::get(stated, "objective.kind").cloned().unwrap_or_default();
+    serde_json::from_value(kind).unwrap_or_default()
 }
 
 /// What kind of run is asked for, as far as a framework's defaults depend on it.

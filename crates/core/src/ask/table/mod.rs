@@ -10,6 +10,7 @@ mod job;
 mod megatron;
 mod serving;
 mod step;
+mod tasks;
 
 use super::runner::{Runner, Scope};
 use super::setting::{Kind, Setting};
@@ -18,10 +19,11 @@ use super::setting::{Kind, Setting};
 pub(super) const FLOATS: Kind = Kind::Choice(&[("fp32", ""), ("bf16", ""), ("fp16", "")]);
 
 /// The table.
-const TOPICS: [&[Setting]; 11] = [
+const TOPICS: [&[Setting]; 12] = [
     cards::HARDWARE,
     step::BATCH,
     step::STEP,
+    tasks::ROWS,
     job::ROWS,
     adapters::ROWS,
     generation::ROWS,

@@ -28,7 +28,7 @@ pub(super) const BATCH: &[Setting] = &[
         .example("--batch-size 4"),
     setting("batch.seq_len", "seq-len", Kind::Whole, "Tokens per sample")
         .short('s')
-        .also(&["sequence-length", "seq-length", "max-seq-len"])
+        .also(&["sequence-length", "seq-length", "max-seq-len", "max-length"])
         .from("our guess")
         .on(Topic::Batch, Scope::TRAIN)
         .example("--seq-len 512"),

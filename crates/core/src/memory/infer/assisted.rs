@@ -264,7 +264,7 @@ impl Drafting<'_> {
             inner.update(torch);
             let one = Shape::from([1, logits.shape.last()]);
             let before = torch.log.borrow_mut().set_category(Category::Logits);
-            let logits = inner.next.choose(torch, logits, plan);
+            let logits = inner.next.choose(torch, logits, &choose::Choosing::of(plan));
             scores.extend(inner.next.scores());
             // How sure it is of the token decides whether it goes on.
             drop(torch.fresh("_softmax", one, DType::F32));

@@ -10,19 +10,19 @@ use crate::model::{Program, Shape, Step};
 use crate::plan::InferPlan;
 
 /// The tensors of the batch that grow with every token.
-pub(super) struct Batch {
-    pub(super) ids: Tensor,
-    pub(super) mask: Option<Tensor>,
-    pub(super) positions: Option<Tensor>,
-    pub(super) media: Vec<(Input, Tensor)>,
+pub(in crate::memory) struct Batch {
+    pub(in crate::memory) ids: Tensor,
+    pub(in crate::memory) mask: Option<Tensor>,
+    pub(in crate::memory) positions: Option<Tensor>,
+    pub(in crate::memory) media: Vec<(Input, Tensor)>,
     /// The mask of an encoder's tokens.
     encoder: Option<Tensor>,
-    pub(super) next: choose::Next,
+    pub(in crate::memory) next: choose::Next,
 }
 
 impl Batch {
     /// What `loaded` holds: ids, the mask where one is given, images and audio.
-    pub(super) fn new(torch: &mut Torch, program: &Program, plan: &InferPlan) -> Self {
+    pub(in crate::memory) fn new(torch: &mut Torch, program: &Program, plan: &InferPlan) -> Self {
         torch.in_category(Category::Batch, |torch| {
             let shape = Shape::from([plan.batch.batch_size, plan.batch.seq_len]);
             let mut media = Vec::new();
@@ -42,7 +42,7 @@ impl Batch {
     }
 
     /// What `generate` makes before the first pass: special tokens, positions counted over the mask, beams.
-    pub(super) fn prepare(&mut self, torch: &mut Torch, program: &Program, plan: &InferPlan, decoder: bool) {
+    pub(in crate::memory) fn prepare(&mut self, torch: &mut Torch, program: &Program, plan: &InferPlan, decoder: bool) {
         torch.in_category(Category::Batch, |torch| {
             let audio = self.media.iter().position(|(kind, _)| *kind == Input::Audio);
             if let (true, Some(at)) = (decoder, audio) {
@@ -81,7 +81,7 @@ impl Batch {
     }
 
     /// The tensors that a program's inputs are; token ids are a dense copy of the newest.
-    pub(super) fn bind(&self, torch: &mut Torch, program: &Program) -> Vec<(ValueId, Tensor)> {
+    pub(in crate::memory) fn bind(&self, torch: &mut Torch, program: &Program) -> Vec<(ValueId, Tensor)> {
         let mut bound = Vec::new();
         torch.in_category(Category::Batch, |torch| {
             for step in &program.steps {
@@ -108,7 +108,7 @@ impl Batch {
     }
 
     /// Positions and mask for one token more.
-    pub(super) fn update(&mut self, torch: &mut Torch) {
+    pub(in crate::memory) fn update(&mut self, torch: &mut Torch) {
         torch.in_category(Category::Batch, |torch| {
             for tensor in self.positions.iter_mut().chain(&mut self.mask) {
                 *tensor = longer(torch, tensor, 1);
@@ -117,7 +117,7 @@ impl Batch {
     }
 
     /// The same tensors under another name, with nothing chosen yet and no media.
-    pub(super) fn shared(&self) -> Self {
+    pub(in crate::memory) fn shared(&self) -> Self {
         Self {
             ids: self.ids.clone(),
             mask: self.mask.clone(),
@@ -129,7 +129,7 @@ impl Batch {
     }
 
     /// Drafted tokens behind the others, with mask and positions for them.
-    pub(super) fn with_candidates(&self, torch: &mut Torch, ids: Tensor, drafted: u64) -> Self {
+    pub(in crate::memory) fn with_candidates(&self, torch: &mut Torch, ids: Tensor, drafted: u64) -> Self {
         let mut batch = Self { ids, ..self.shared() };
         if drafted > 0 {
             batch.lengthen(torch, drafted);
@@ -138,7 +138,7 @@ impl Batch {
     }
 
     /// Mask and positions as long as the ids have become.
-    pub(super) fn reach(&mut self, torch: &mut Torch, length: u64) {
+    pub(in crate::memory) fn reach(&mut self, torch: &mut Torch, length: u64) {
         let known = self.mask.as_ref().map_or(length, |mask| mask.shape.size(1));
         if let Some(more) = length.checked_sub(known).filter(|more| *more > 0) {
             self.lengthen(torch, more);
@@ -146,7 +146,7 @@ impl Batch {
     }
 
     /// So many tokens are accepted: ids, then positions and mask.
-    pub(super) fn accept(&mut self, torch: &mut Torch, tokens: u64) {
+    pub(in crate::memory) fn accept(&mut self, torch: &mut Torch, tokens: u64) {
         torch.in_category(Category::Batch, |torch| {
             for tensor in std::iter::once(&mut self.ids).chain(&mut self.positions).chain(&mut self.mask) {
                 *tensor = longer(torch, tensor, tokens);
@@ -163,12 +163,12 @@ impl Batch {
     }
 
     /// The chosen tokens joined to the ids.
-    pub(super) fn append(&mut self, torch: &mut Torch) {
+    pub(in crate::memory) fn append(&mut self, torch: &mut Torch) {
         self.ids = torch.in_category(Category::Batch, |torch| longer(torch, &self.ids, 1));
     }
 
     /// Steps that were skipped have made the ids longer.
-    pub(super) fn grow_to(&mut self, length: u64) {
+    pub(in crate::memory) fn grow_to(&mut self, length: u64) {
         for tensor in std::iter::once(&mut self.ids).chain(&mut self.mask).chain(&mut self.positions) {
             tensor.shape = tensor.shape.with(1, length);
         }
@@ -176,7 +176,7 @@ impl Batch {
 }
 
 /// A tensor joined with so many positions more.
-pub(super) fn longer(torch: &mut Torch, tensor: &Tensor, tokens: u64) -> Tensor {
+pub(in crate::memory) fn longer(torch: &mut Torch, tensor: &Tensor, tokens: u64) -> Tensor {
     let shape = tensor.shape.with(1, tensor.shape.size(1).saturating_add(tokens));
     torch.fresh("cat", shape, tensor.dtype)
 }

@@ -74,6 +74,7 @@ impl Loaded {
             counted: None,
             documents: None,
             save_on_cpu: false,
+            fills_cache: false,
         };
         Self { settings, parameters, quantised, stored, _buffers: buffers, store: None }
     }

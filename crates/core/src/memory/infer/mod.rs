@@ -6,8 +6,8 @@
 //! skipped copies leave behind is approximated.
 
 mod assisted;
-mod batch;
-mod choose;
+pub(super) mod batch;
+pub(super) mod choose;
 mod loaded;
 
 use std::rc::Rc;
@@ -133,7 +133,7 @@ fn needs_width(step: &Step) -> bool {
 }
 
 /// The passes over one token that are simulated, by how many tokens are cached before each.
-fn steps(prompt: u64, count: u64) -> impl Iterator<Item = u64> {
+pub(super) fn steps(prompt: u64, count: u64) -> impl Iterator<Item = u64> {
     sampled(count, ALL_STEPS, EDGE_STEPS).into_iter().map(move |step| prompt.saturating_add(step))
 }
 
@@ -220,7 +220,7 @@ impl<'a> Run<'a> {
         let Some(logits) = outputs.into_iter().next() else { return };
         self.batch.update(&mut self.torch);
         let before = self.torch.log.borrow_mut().set_category(Category::Logits);
-        let logits = self.batch.next.choose(&mut self.torch, logits, self.plan);
+        let logits = self.batch.next.choose(&mut self.torch, logits, &choose::Choosing::of(self.plan));
         self.torch.log.borrow_mut().set_category(before);
         self.batch.append(&mut self.torch);
         if let (true, Some(store)) = (self.plan.beams > 1, &self.model.store) {
@@ -240,7 +240,7 @@ impl<'a> Run<'a> {
 }
 
 /// Layers whose cache grows.
-fn growing(program: &Program) -> usize {
+pub(super) fn growing(program: &Program) -> usize {
     let grows = |step: &&Step| match step {
         Step::Run { op: Op::Cache(update), .. } => !matches!(update.kind, CacheKind::State { .. }),
         _ => false,

@@ -40,7 +40,7 @@ pub(super) fn attend(
     let how = FlashAttn {
         third: settings.attention == AttentionKind::Flash3,
         causal: spec.causal,
-        dropout: spec.dropout_per_mille > 0 && torch.training,
+        dropout: spec.dropout_per_mille > 0 && torch.training && torch.drops,
         samples: None,
     };
     let output = match mask {

@@ -69,12 +69,45 @@ impl Head {
 pub struct HeadLoss {
     head: Head,
     options: LossOptions,
+    /// What is returned in place of the loss, token by token.
+    scores: Option<Scores>,
+    /// Whether hidden states are returned as they are.
+    passes: bool,
+}
+
+/// What TRL's fused head returns for every token (`add_fused_lm_head`); log-probabilities in any case.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Scores {
+    /// Tokens that count: all but the first of every sample when absent.
+    pub counted: Option<u64>,
+    /// Entropies too.
+    pub entropy: bool,
+    /// Further figures that no gradient flows into, in fp32.
+    pub further: u8,
+    /// Whether the token is the likeliest.
+    pub top: bool,
 }
 
 impl HeadLoss {
     /// What a plan asks for, where it is not transformers' own.
     pub fn new(program: &Program, options: LossOptions) -> Option<Self> {
-        (options.kind != LossKind::Standard).then(|| Self { head: Head::find(program), options })
+        (options.kind != LossKind::Standard).then(|| Self {
+            head: Head::find(program),
+            options,
+            scores: None,
+            passes: false,
+        })
+    }
+
+    /// The head scores tokens instead.
+    pub fn scoring(program: &Program, scores: Scores) -> Self {
+        let options = LossOptions { kind: LossKind::TrlFused, ..LossOptions::default() };
+        Self { head: Head::find(program), options, scores: Some(scores), passes: false }
+    }
+
+    /// What goes into the head is returned.
+    pub fn passing(program: &Program) -> Self {
+        Self { passes: true, ..Self::scoring(program, Scores::default()) }
     }
 }
 
@@ -107,6 +140,13 @@ impl Runner {
         let weight = self.parameter(loss.head.weight?);
         let bias = loss.head.bias.map(|id| self.parameter(id));
         let (hidden, labels) = (first?, inputs.get(1).and_then(Option::as_ref)?);
+        if loss.passes {
+            return Some(vec![Some(hidden.clone())]);
+        }
+        if let Some(scores) = loss.scores {
+            let score = |torch: &mut Torch| super::trl_loss::scores(torch, scores, (hidden, labels), weight, bias);
+            return Some(torch.in_category(Category::Logits, score).into_iter().map(Some).collect());
+        }
         let made = torch.in_category(Category::Logits, |torch| match loss.options.kind {
             LossKind::CutCrossEntropy => cut(torch, hidden, labels, weight),
             LossKind::TrlFused => super::trl_loss::loss(torch, (hidden, labels), (weight, bias), self.settings.counted),

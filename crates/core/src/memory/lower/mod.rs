@@ -90,6 +90,8 @@ pub struct Settings {
     pub documents: Option<u64>,
     /// Whether what is saved for backward waits on the host.
     pub save_on_cpu: bool,
+    /// Whether a cache is filled though nothing is generated: who calls the model does not say `use_cache=False`.
+    pub fills_cache: bool,
 }
 
 /// A program ready to run: its parameters are on the device.
@@ -136,7 +138,8 @@ impl Runner {
         let falcon = |spec: &Attention| spec.eager == EagerStyle::Falcon;
         let hands_on =
             program.steps.iter().any(|step| matches!(step, Step::Run { op: Op::Attention(spec), .. } if falcon(spec)));
-        let caches_in_training = cache.is_none() && !settings.checkpointing && program.caches_in_training;
+        let caches_in_training =
+            cache.is_none() && !settings.checkpointing && (program.caches_in_training || settings.fills_cache);
         let logits = head::Head::logits(&program);
         Self {
             program,
@@ -221,7 +224,7 @@ impl Runner {
                     frames.leave_gathered(*module);
                     self.exit(torch, frames, *module, at);
                 }
-                Step::Grad(on) => torch.grad_enabled = *on && torch.training,
+                Step::Grad(on) => torch.grad_enabled = *on && torch.training && !torch.no_graph,
                 Step::Rebound => torch.let_go_of_last(),
                 Step::Autocast(on) => torch.autocast = if *on { self.settings.autocast } else { None },
             }
@@ -340,7 +343,7 @@ impl Runner {
         let before = before.map(|_| torch.log.borrow_mut().set_category(Category::Logits));
         let patched = self.liger(torch, op, module, &taken, outputs);
         let patched = patched.or_else(|| self.head_loss(torch, op, &taken, outputs));
-        let made = patched.unwrap_or_else(|| self.lower(torch, frames, op, module, &taken, outputs));
+        let mut made = patched.unwrap_or_else(|| self.lower(torch, frames, op, module, &taken, outputs));
         if let Some(before) = before {
             torch.log.borrow_mut().set_category(before);
         }
@@ -348,6 +351,8 @@ impl Runner {
         if let Some((hooks, module)) = &watching {
             hooks.after_operation(torch, *module, &made);
         }
+        // A head that scores tokens returns more than a loss.
+        frames.cached.extend(made.drain(outputs.len().min(made.len())..).flatten());
         for (value, tensor) in outputs.iter().zip(made) {
             frames.values[*value] = tensor;
         }

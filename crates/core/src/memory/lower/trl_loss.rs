@@ -1,6 +1,7 @@
 //! TRL's fused head: log-probabilities from tiles of logits (trl 1.16: kernels/chunked_logprob.py, `add_fused_lm_head` in
 //! trainer/utils.py).
 
+use super::head::Scores;
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
@@ -20,10 +21,31 @@ pub(super) fn loss(
     (weight, bias): (&Tensor, Option<&Tensor>),
     counted: Option<u64>,
 ) -> Tensor {
+    let wanted = Scores { counted, entropy: true, top: true, ..Scores::default() };
+    let scores = scores(torch, wanted, (hidden, labels), weight, bias);
+    let sum = negative_sum(torch, &scores[0]);
+    drop(scores);
+    torch.scalar(Binary::Div, &sum)
+}
+
+fn negative_sum(torch: &mut Torch, scores: &Tensor) -> Tensor {
+    let negative = torch.unary(Unary::Neg, scores);
+    torch.reduce(Reduction::Sum, &negative, None, false)
+}
+
+/// What is known of every token: log-probabilities first.
+pub(super) fn scores(
+    torch: &mut Torch,
+    wanted: Scores,
+    (hidden, labels): (&Tensor, &Tensor),
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Vec<Tensor> {
     let (batch, seq, width) = (hidden.shape.size(0), hidden.shape.size(1), hidden.shape.last());
     let positions = seq.saturating_sub(1);
     let places = Shape::from([batch, positions]);
-    let count = counted.map_or(places.elements(), |counted| counted.min(places.elements()));
+    // Where nobody says, every position is taken to count: a mask that leaves some out only makes the tiles smaller.
+    let count = wanted.counted.unwrap_or(u64::MAX).min(places.elements());
     let before = torch.slice(hidden, 1, positions, 1);
     let mask = torch.fresh("ne", places, DType::Bool);
     let picked = {
@@ -35,28 +57,25 @@ pub(super) fn loss(
         torch.index(&labels.detached(), &indices, Shape::from([count]))
     };
     drop(before);
-    let [log_probabilities, entropy] = log_probabilities(torch, &picked, &targets, weight, bias);
+    let [log_probabilities, entropy] = log_probabilities(torch, (&picked, &targets), (weight, bias), wanted);
     drop((picked, targets));
     let spread = |torch: &mut Torch, x: &Tensor| {
         let zeros = torch.fresh("new_zeros", places, x.dtype);
         drop(torch.scratch("masked_scatter", 9 * places.elements()));
         torch.scattered("masked_scatter", &zeros, &mask, Some(x), false)
     };
-    let entropy = spread(torch, &entropy);
+    let entropy = wanted.entropy.then(|| spread(torch, &entropy));
     let log_probabilities = spread(torch, &log_probabilities);
-    let negative = torch.unary(Unary::Neg, &log_probabilities);
-    let sum = torch.reduce(Reduction::Sum, &negative, None, false);
-    drop((entropy, negative, log_probabilities));
-    torch.scalar(Binary::Div, &sum)
+    let further = (0..wanted.further).map(|_| torch.fresh("masked_scatter", places, DType::F32));
+    std::iter::once(log_probabilities).chain(entropy).chain(further).chain([mask]).collect()
 }
 
 /// `ChunkedLogProbFunction`: one tile is overwritten again and again; backward makes it anew and sums gradients in fp32.
 fn log_probabilities(
     torch: &mut Torch,
-    hidden: &Tensor,
-    targets: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
+    (hidden, targets): (&Tensor, &Tensor),
+    (weight, bias): (&Tensor, Option<&Tensor>),
+    wanted: Scores,
 ) -> [Tensor; 2] {
     let (rows, width, classes) = (hidden.shape.size(0), hidden.shape.last(), weight.shape.size(0));
     let compute = torch.autocast.unwrap_or(hidden.dtype);
@@ -68,8 +87,9 @@ fn log_probabilities(
     torch.multiply(compute, 1, [rows, width, classes]);
     let log_sum = torch.fresh("add", list, DType::F32);
     let output = torch.fresh("sub", list, DType::F32);
-    let entropy = torch.fresh("sub", list, DType::F32);
-    let top = torch.fresh("bitwise_and", list, DType::Bool);
+    // Without entropies their place in what is saved is filled by the sums.
+    let entropy = if wanted.entropy { torch.fresh("sub", list, DType::F32) } else { log_sum.clone() };
+    let top = wanted.top.then(|| torch.fresh("bitwise_and", list, DType::Bool));
     drop((tile, statistics, top));
     let inputs: Vec<&Tensor> = [hidden, weight].into_iter().chain(bias).collect();
     if !torch.records(&inputs) {

@@ -62,12 +62,20 @@ impl Torch {
                      fewer fp32 key heads than query heads)",
                 );
             }
-            return self.ring_attention(ring, kernel, [query, key, value], dropout && self.training);
+            return self.ring_attention(ring, kernel, [query, key, value], dropout && self.training && self.drops);
         }
         if kernel == Kernel::Math {
-            return self.math_attention(query, key, value, mask.as_ref(), causal, dropout && self.training, grouped);
+            return self.math_attention(
+                query,
+                key,
+                value,
+                mask.as_ref(),
+                causal,
+                dropout && self.training && self.drops,
+                grouped,
+            );
         }
-        self.fused_attention(kernel, query, key, value, mask.as_ref(), dropout && self.training)
+        self.fused_attention(kernel, query, key, value, mask.as_ref(), dropout && self.training && self.drops)
     }
 
     fn additive_mask(&mut self, mask: &Tensor, dtype: DType) -> Tensor {

@@ -29,7 +29,11 @@ impl Torch {
     pub fn log_softmax(&mut self, x: &Tensor) -> Tensor {
         let fused = x.dtype == DType::F16 && self.autocast.is_some();
         let x = &if fused { x.clone() } else { self.widen(x) };
-        let output = self.fresh_like("_log_softmax", x, if fused { DType::F32 } else { x.dtype });
+        // The kernel reads dense rows (`host_softmax` of SoftMax.cu).
+        let dense = (!x.is_contiguous()).then(|| self.fresh("contiguous", x.shape, x.dtype));
+        let like = dense.as_ref().unwrap_or(x).detached();
+        let output = self.fresh_like("_log_softmax", &like, if fused { DType::F32 } else { x.dtype });
+        drop((dense, like));
         if !self.records(&[x]) {
             return output;
         }

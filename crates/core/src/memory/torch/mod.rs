@@ -58,6 +58,10 @@ pub struct Torch {
     pub autocast: Option<DType>,
     /// Whether the model is in training mode.
     pub training: bool,
+    /// Whether no graph is built whatever the model's code says (`torch.no_grad()` around it).
+    pub no_graph: bool,
+    /// Whether dropout drops anything (TRL's `disable_dropout_in_model` sets its probability to 0).
+    pub drops: bool,
     /// Casts of weights that autocast keeps until its region ends.
     pub cast_cache: BTreeMap<StorageId, Tensor>,
     pub(super) sequence: u64,
@@ -119,6 +123,8 @@ impl Torch {
             grad_enabled: true,
             autocast: None,
             training: true,
+            no_graph: false,
+            drops: true,
             cast_cache: BTreeMap::new(),
             sequence: 0,
             visit: 0,

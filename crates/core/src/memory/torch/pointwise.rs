@@ -370,7 +370,7 @@ impl Torch {
 
     /// Dropout: the output and a mask of one byte an element, which is kept.
     pub fn dropout(&mut self, x: &Tensor) -> Tensor {
-        if !self.training {
+        if !(self.training && self.drops) {
             return x.clone();
         }
         let records = self.records(&[x]);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `trainer` | `TrainingArguments`, TRL's `SFTConfig` and `ModelConfig` |
 //! | `job` | of those: evaluation, packing, what else surrounds a step |
+//! | `trl` | what configs of TRL's other trainers have besides |
 //! | `axolotl`, `llama_factory`, `torchtune`, `litgpt` | theirs |
 //! | `accelerate`, `deepspeed` | who spreads a run |
 //! | `sharding` | FSDP and DeepSpeed inside the others' files |
@@ -27,6 +28,7 @@ mod sharding;
 mod table;
 mod torchtune;
 mod trainer;
+mod trl;
 
 use serde_json::{Map, Value};
 
@@ -65,7 +67,7 @@ pub struct Beside<'a> {
     pub without: &'a [String],
     /// The program that the file is for, where a line says it.
     pub tool: Option<&'static str>,
-    /// The recipe of torchtune that it is for, where a line says it.
+    /// The recipe of torchtune or the trainer of TRL that it is for, where a line says it.
     pub recipe: Option<&'a str>,
     /// Whether they are a script's arguments: it may have some of its own.
     pub script: bool,
@@ -145,13 +147,10 @@ pub fn formats() -> impl Iterator<Item = &'static Format> {
 pub fn read(value: &Value, beside: &Beside<'_>) -> Result<Option<Imported>, Vec<Fault>> {
     let Some(object) = value.as_object() else { return Ok(None) };
     kinds::refuse(object).map_err(|fault| vec![fault])?;
-    let Some((read, format, _)) = FORMATS.iter().find(|(_, _, marks)| marks(object)) else {
-        kinds::refuse_trainers(object).map_err(|fault| vec![fault])?;
-        return Ok(None);
+    let Some((read, ..)) = FORMATS.iter().find(|(_, _, marks)| marks(object)) else {
+        let task = trl::task(object, None).map_err(|fault| vec![fault])?;
+        return task.map(|_| trainer::read(value, beside)).transpose();
     };
-    if format.title == trainer::TRAINER.title {
-        kinds::refuse_trainers(object).map_err(|fault| vec![fault])?;
-    }
     read(value, beside).map(Some)
 }
 
@@ -169,11 +168,6 @@ pub fn has_keys_of(title: &str, value: &Value) -> bool {
     let own =
         |key: &String| format.is_some_and(|format| matches!(format.sense(key), Some(Sense::Whole(_) | Sense::Read(_))));
     value.as_object().is_some_and(|object| object.keys().any(own))
-}
-
-/// Refuses arguments of a trainer that is not simulated.
-pub fn refuse_trainers(value: &Value) -> Result<(), Vec<Fault>> {
-    value.as_object().map_or(Ok(()), kinds::refuse_trainers).map_err(|fault| vec![fault])
 }
 
 type Object = Map<String, Value>;

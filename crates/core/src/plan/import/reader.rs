@@ -80,6 +80,11 @@ impl<'a> Reader<'a> {
         Some(value).filter(|value| !value.is_null())
     }
 
+    /// Whether the file has a key at all.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.value.get(key).is_some()
+    }
+
     /// A part of the file, all of whose keys count as read.
     pub(super) fn part(&mut self, key: &str) -> Option<&'a Value> {
         let before = format!("{key}.");

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::reader::Reader;
 use super::sharding::{self, FSDP_KEYS, Types};
 use super::table::{Format, Row, Sense};
-use super::{Beside, Imported, job};
+use super::{Beside, Imported, job, trl};
 use crate::plan::Fault;
 
 pub(super) const TRAINER: Format = Format {
@@ -19,8 +19,8 @@ pub(super) const TRAINER: Format = Format {
 pub(super) const TRL: Format = Format {
     title: "TRL",
     version: "1.16",
-    source: "trl, trainer/{sft,model,base}_config.py and scripts/utils.py",
-    keys: &[job::PACKING, TRL_KEYS, job::KEYS, KEYS, MODEL, FSDP_KEYS],
+    source: "trl, trainer/*_config.py, experimental/*/*_config.py and scripts/utils.py",
+    keys: &[job::PACKING, TRL_KEYS, trl::TASK_KEYS, job::KEYS, KEYS, MODEL, FSDP_KEYS],
 };
 
 /// Keys of `TrainingArguments`, of 5.17 and of 4.x.
@@ -282,8 +282,10 @@ const MARKS: [&str; 8] = [
 ];
 
 pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<Fault>> {
-    let trl = beside.tool == Some("trl") || MARKS.iter().any(|key| value.get(key).is_some());
-    let mut reader = Reader::new(if trl { &TRL } else { &TRAINER }, value, beside);
+    let task =
+        trl::task(value.as_object().unwrap_or(&Default::default()), beside.recipe).map_err(|fault| vec![fault])?;
+    let is_trl = task.is_some() || beside.tool == Some("trl") || MARKS.iter().any(|key| value.get(key).is_some());
+    let mut reader = Reader::new(if is_trl { &TRL } else { &TRAINER }, value, beside);
     let model = reader.text("model_name_or_path").or_else(|| reader.text("model")).map(str::to_owned);
     // A file may say them, and a program that hands over its model and its arguments knows them.
     for key in ["dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"] {
@@ -293,7 +295,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         attention(&mut reader, key);
     }
     job::around(&mut reader);
-    if !trl {
+    if !is_trl {
         let deepspeed = arguments(&mut reader, false, None);
         return reader.finish(Some("hf-trainer"), model).map(|read| Imported { deepspeed, ..read });
     }
@@ -304,8 +306,10 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     }
     // bf16 is on unless fp16 is (base_config.py).
     let deepspeed = arguments(&mut reader, adapter, Some("bf16"));
-    job::packing(&mut reader);
-    // Others were refused with their trainer.
+    match task {
+        Some(task) => trl::read(&mut reader, task),
+        None => job::packing(&mut reader),
+    }
     reader.text("loss_type");
     reader.finish(Some("trl"), model).map(|read| Imported { deepspeed, ..read })
 }
