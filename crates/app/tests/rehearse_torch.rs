@@ -158,3 +158,19 @@ for options in (dict(num_beams=4), dict(num_beams=3, num_return_sequences=3), di
     let shapes: Vec<&str> = text.lines().filter(|line| line.starts_with("shape")).collect();
     assert_eq!(shapes, ["shape (2, 19)", "shape (6, 19)", "shape (2, 19)"], "{text}");
 }
+
+/// A recomputation ends by an exception, from within whichever operation keeps the last tensor; frames must not be gathered then.
+#[test]
+#[ignore = "second ring: torch"]
+fn checkpoints_that_end_in_dropout_are_recomputed() {
+    let program = "
+import torch
+from torch.utils.checkpoint import checkpoint
+block = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.1)).cuda()
+for step in range(2):
+    checkpoint(block, torch.randn(8, 64, device='cuda'), use_reentrant=False).sum().backward()
+print('recomputed')
+";
+    let (code, text) = rehearse(program, &[]);
+    assert!(code == Some(0) && text.contains("recomputed") && text.contains("by line of source"), "{text}");
+}

@@ -163,7 +163,8 @@ class Watch:
         journal("start", torch=torch.__version__, arguments=sys.argv, rank=RANK,
                 world=int(os.environ.get("WORLD_SIZE", "1")), visible=os.environ.get("CUDA_VISIBLE_DEVICES"), device=torch.cuda.get_device_name(0))
         if SOURCES:
-            torch.cuda.memory._record_memory_history(max_entries=peak.LARGEST_HISTORY, stacks="python")
+            # Not of frees: those happen while an exception passes through torch, and gathering frames would lose it.
+            torch.cuda.memory._record_memory_history(max_entries=peak.LARGEST_HISTORY, context="alloc", stacks="python")
         observe = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if observe:
             observe(self.full)
