@@ -14,7 +14,7 @@ const fn task(path: &'static str, flag: &'static str, kind: Kind, help: &'static
 }
 
 pub(super) const ROWS: &[Setting] = &[
-    task("objective.kind", "task", Kind::Spelled(TASK), "What is trained for: dpo, kto, orpo, cpo, reward, grpo, rloo, online-dpo or distillation by TRL's trainers, mnrl, cached-mnrl, triplet or cross-encoder by sentence-transformers'")
+    task("objective.kind", "task", Kind::Spelled(TASK), "What is trained for: dpo, kto, orpo, cpo, reward, grpo, rloo, online-dpo or distillation by TRL's trainers, mnrl, cached-mnrl, triplet or cross-encoder by those of sentence-transformers")
         .value("TASK")
         .from("sft: the model's own loss")
         .example("--task dpo --seq-len 64"),
