@@ -4,6 +4,7 @@
 use vramcast_core::memory::log::Event;
 use vramcast_core::verify::jobs;
 
+#[allow(clippy::disallowed_methods)]
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, file, wanted] = arguments.as_slice() else {

@@ -74,7 +74,7 @@ pub(super) fn simulate(
     let Loaded { parameters, wrapped, .. } = loaded;
     let hooks = Rc::clone(&engine).hooks();
     if !plan.objective.is_plain() {
-        let programs = Rc::new(|inputs| programs(inputs));
+        let programs = Rc::new(programs);
         let (widens, known) = (settings.autocast.is_some(), Default::default());
         let adapters_off = false;
         let policy = Player { programs, parameters, wrapped, liger, settings, hooks, widens, adapters_off, known };

@@ -125,8 +125,11 @@ pub enum TaskKind {
     CrossEncoder,
 }
 
+/// A setting: its place, whether it is stated, and who has it.
+type Owned = (&'static str, fn(&Objective) -> bool, &'static [TaskKind]);
+
 /// What of the settings a task has.
-const SETTINGS: &[(&str, fn(&Objective) -> bool, &[TaskKind])] = {
+const SETTINGS: &[Owned] = {
     use TaskKind::*;
     &[
         (

@@ -194,10 +194,8 @@ pub(super) fn task(file: &Object, named: Option<&str>) -> Result<Option<TaskKind
             .or("`vramcast list settings` shows the tasks that are, under --task"));
     }
     let written = || file.get("task").or_else(|| file.get("trainer")).and_then(Value::as_str);
-    if let Some(named) = named.or_else(written) {
-        if let Some(kind) = TaskKind::called(named) {
-            return Ok(Some(kind).filter(|kind| *kind != TaskKind::Sft));
-        }
+    if let Some(kind) = named.or_else(written).and_then(TaskKind::called) {
+        return Ok(Some(kind).filter(|kind| *kind != TaskKind::Sft));
     }
     let by_key = MARKS.iter().find(|(_, keys)| has(keys).is_some()).map(|(kind, _)| *kind);
     Ok(by_key.or_else(|| by_loss(file.get("loss_type")?)))
