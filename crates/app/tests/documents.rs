@@ -31,6 +31,7 @@ fn prepare(folder: &Path) {
     let copy = |from: &str, to: &str| std::fs::copy(root().join(from), folder.join(to)).unwrap();
     copy("truth/ledger/h200-probe.jsonl", "rows.jsonl");
     copy("crates/app/tests/recording/train.pickle", "snapshot.pickle");
+    std::fs::write(folder.join("run.log"), MESSAGE).unwrap();
     for (name, text) in FILES {
         std::fs::write(folder.join(name), text).unwrap();
     }
@@ -51,6 +52,9 @@ const FILES: [(&str, &str); 3] = [
      gradient_checkpointing: true\noptimizer: adamw_bnb_8bit\nbf16: auto\n",
     ),
 ];
+
+const MESSAGE: &str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total \
+                       capacity of 23.64 GiB of which 1.20 GiB is free.";
 
 /// Words as a shell makes them of a line; quotes and a comment at its end are all that examples use.
 fn words(line: &str) -> Vec<String> {

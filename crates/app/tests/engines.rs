@@ -78,7 +78,7 @@ fn llama_cpp_splits_and_offloads() {
     assert_eq!(run(&["-ot", r"\.ffn_.*_exps\.=CPU"]), all);
     assert!(host(&run(&["-ot", r"blk\.1\.=CPU"])) > host(&plain));
     refused(&["--engine", "llama.cpp", "-ot", "exps"], "--override-tensor");
-    refused(&["--engine", "llama.cpp", "-ot", "exps=CUDA7"], "--override-tensor");
+    refused(&["--engine", "llama.cpp", "-ot", "exps=CUDA7"], "CUDA7 is not a buffer here");
     refused(&["--engine", "llama.cpp", "--cpu-moe", "--n-cpu-moe", "3"], "--cpu-moe");
     let split = run(&["-ts", "1,1", "-sm", "tensor"]);
     assert_eq!(split["devices"][0]["cache"], split["devices"][1]["cache"]);

@@ -11,6 +11,8 @@ fn vramcast(words: &[&str], folder: &std::path::Path) -> (String, Option<i32>) {
 #[test]
 fn examples_run() {
     let folder = tempfile::tempdir().unwrap();
+    let text = "base_model: gpt2\nmicro_batch_size: 2\nsequence_len: 512\n";
+    std::fs::write(folder.path().join("axolotl.yml"), text).unwrap();
     std::fs::write(folder.path().join("axolotl.yaml"), "base_model: x\nmicro_batch_size: 2\nsequence_len: 512\n")
         .unwrap();
     for command in [&[][..], &["train"], &["infer"], &["compare"]] {

@@ -156,7 +156,7 @@ fn plans_hold() {
 /// What is named stays, and what must stay does.
 #[test]
 fn plans_keep_what_is_fixed() {
-    let (document, _) = json("plan gpt2 --batch-size 24 --gpu t4 --keep full,arithmetic --gradient-checkpointing off");
+    let (document, _) = json("plan gpt2 --batch-size 24 --gpu t4 --keep full,arithmetic --gradient-checkpointing=off");
     for plan in document["plans"].as_array().unwrap() {
         assert_eq!(plan["keeps"], "nothing", "{plan}");
         let settings: Vec<&str> =

@@ -106,7 +106,7 @@ fn a_file_is_what_it_is() {
     ]);
     place.write("tune.yaml", "model:\n  _component_: torchtune.models.x\ngradient_accumulation_steps: 8\n");
     place.write("run.log", "INFO vllm Available KV cache memory: 10.5 GiB\n");
-    assert!(place.refused("train gpt2 --plan ds.json").contains("--deepspeed"));
+    assert!(place.answered("train gpt2 --plan ds.json").contains("under deepspeed"));
     assert!(place.refused("train gpt2 --plan tune.yaml").contains("torchtune"));
     assert!(place.refused("train gpt2 --plan ppo.json").contains("PPO"));
     assert!(place.refused("train gpt2 --plan foo.json").contains("axolotl"));
@@ -259,7 +259,7 @@ fn llama_factory_leaves_the_vision_tower_alone() {
     place.write("lf.yaml", &file("freeze_vision_tower: false\n"));
     assert!(place.refused("train --plan lf.yaml").contains("freeze_multi_modal_projector"));
     place.write("lf.yaml", &file("image_max_pixels: 589824\n"));
-    assert!(place.refused("train --plan lf.yaml").contains("image_max_pixels"));
+    assert!(place.answered("train --plan lf.yaml").contains("not simulated: lf.yaml: image_max_pixels"));
 }
 
 /// A page of many simulations of a model that computes token by token ends in time, and says with how many tokens.

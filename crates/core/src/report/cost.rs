@@ -125,7 +125,7 @@ fn of(plan: &TrainPlan, effort: &Effort, sizes: &ModelSizes, (all, trained): (u6
         host,
         kernels: effort.kernels,
         seconds,
-        tokens_per_second: seconds.map(|seconds| tokens / seconds.max(1e-9)),
+        tokens_per_second: seconds.map(|seconds| (tokens / seconds.max(1e-9)).round()),
     }
 }
 

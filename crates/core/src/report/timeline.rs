@@ -82,16 +82,19 @@ pub(super) fn samples(simulation: &Simulation) -> Vec<Sample> {
     let mut samples: Vec<Sample> = Vec::new();
     let mut now = Moment::default();
     let mut highest: Option<Moment> = None;
+    // A step that was written down again frees what its first run frees too, at the end: once counts, as in the allocator.
+    let mut alive = vec![false; log.storages.len()];
     for (index, event) in log.events.iter().enumerate() {
         match event {
             Event::Allocate(id) => {
+                alive[id.0 as usize] = true;
                 let info = &log.storages[id.0 as usize];
                 now.bytes += info.bytes;
                 if let Some(part) = part(&mut now, info.category) {
                     *part += info.bytes;
                 }
             }
-            Event::Free(id) => {
+            Event::Free(id) if std::mem::take(&mut alive[id.0 as usize]) => {
                 let info = &log.storages[id.0 as usize];
                 now.bytes -= info.bytes;
                 if let Some(part) = part(&mut now, info.category) {
