@@ -54,7 +54,7 @@ Examples:
             "prompt",
             "new-tokens",
             "context",
-            "weights",
+            "dtype",
             "quantization",
             "tensor-parallel-size",
             "solve",
@@ -67,7 +67,7 @@ Examples:
     },
     Long {
         command: "compare",
-        first: &["model", "gpu", "batch-size", "seq-len", "lora", "gpus", "engine", "measured"],
+        first: &["model", "gpu", "batch-size", "seq-len", "lora", "gpus", "engine", "ledger"],
         examples: "\
 Examples:
   vramcast compare llama3-8b
