@@ -1,14 +1,15 @@
-//! `vramcast doctor`: what broke a run, from its log, its message or a memory snapshot.
+//! `vramcast doctor`: what broke a run, from its log or its message.
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use serde_json::json;
 use vramcast_core::ask::Wanted;
 use vramcast_core::doctor::{self, Cause, Finding};
 
 use super::context::Context;
-use super::{Answer, Failure, import, infer, train};
+use super::import::{self, What};
+use super::{Answer, Failure};
 use crate::ask::question::Prepared;
 use crate::disk;
 use crate::exit::Exit;
@@ -21,7 +22,7 @@ const MAX_BYTES: u64 = 256 << 20;
 /// What a run left behind, and what was run.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "vramcast doctor [OPTIONS] <LOG|SNAPSHOT|-> [train|infer] [MODEL] [PLAN OPTIONS]",
+    override_usage = "vramcast doctor [OPTIONS] <LOG|-> [train|infer] [MODEL] [PLAN OPTIONS]",
     after_help = "\
 Examples:
   vramcast doctor train.log
@@ -30,19 +31,11 @@ Examples:
   vramcast doctor train.log train --plan axolotl.yml"
 )]
 pub(super) struct Arguments {
-    /// A log, a traceback or a message; a memory snapshot of torch; `-`: what is piped in.
+    /// A log, a traceback or a message; `-`: what is piped in. Snapshots are for `vramcast import`.
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(subcommand)]
     what: Option<What>,
-}
-
-#[derive(Debug, Subcommand)]
-enum What {
-    /// Beside the prediction of a training run, with the flags of `vramcast train`.
-    Train(Box<train::Arguments>),
-    /// Beside the prediction of generation, with the flags of `vramcast infer`.
-    Infer(Box<infer::Arguments>),
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {

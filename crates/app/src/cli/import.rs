@@ -40,8 +40,9 @@ pub(super) struct Arguments {
     what: Option<What>,
 }
 
+/// A plan beside what is read.
 #[derive(Debug, Subcommand)]
-enum What {
+pub(super) enum What {
     /// Beside the prediction of a training run, with the flags of `vramcast train`.
     Train(Box<train::Arguments>),
     /// Beside the prediction of generation, with the flags of `vramcast infer`.
