@@ -7,7 +7,8 @@ stand-in is told what the kernel would have written. What depends on real data s
     reckoned from such a no stays in doubt, so that `all` of it is true,
   - sizes that only data decides are a share of the largest possible (`guesses.py`),
   - `argmax` and `multinomial` pick one index that is no special token,
-  - `topk` picks every index equally often (routers are balanced), all with the score 0 (beams run to their full length).
+  - `topk` picks every index equally often (routers are balanced), all with the score 0, as is that of what `multinomial` drew
+    (beams run to their full length).
 Nothing here allocates on the device, so memory stays what it is.
 """
 import contextlib, ctypes, os, sys, threading, weakref
@@ -121,10 +122,14 @@ def follower(torch):
     Tensor = torch.Tensor
     guesses = import_beside("vramcast_guesses")
     doubtful = {}  # by identity: tensors whose contents are our assumption, or were reckoned from one
+    drawn = {}  # the same: what `multinomial` gave
+
+    def remember(tensor, among):
+        key = id(tensor)
+        among[key] = weakref.ref(tensor, lambda _: among.pop(key, None))
 
     def doubt(tensor):
-        key = id(tensor)
-        doubtful[key] = weakref.ref(tensor, lambda _: doubtful.pop(key, None))
+        remember(tensor, doubtful)
 
     def in_doubt(values):
         return bool(doubtful) and any(id(part) in doubtful for part in tensors(values))
@@ -211,7 +216,10 @@ def follower(torch):
                 tell(part, expected)
         except Exception:
             for part in fresh:
-                unknown(name, args, part)
+                if name == "gather" and id(kwargs.get("index", args[-1] if args else None)) in drawn and worth(part):
+                    tell(part, torch.zeros((), dtype=part.dtype, device="cpu"))
+                else:
+                    unknown(name, args, part)
 
     def unknown(name, args, part):
         """A result that depends on real data."""
@@ -221,6 +229,8 @@ def follower(torch):
             return
         if name in CHOICES:
             tell(part, torch.tensor(min(ORDINARY, args[0].size(-1) - 1), device="cpu"))
+            if name == "multinomial":
+                remember(part, drawn)
         elif part.dtype is torch.bool:
             tell(part, torch.tensor(name in PASSES, device="cpu"))
             if name not in PASSES:
@@ -258,13 +268,17 @@ def follower(torch):
             elif isinstance(value, (list, tuple)):
                 yield from tensors(value)
 
-    def by_mask(index):
-        """Masks with known contents as the indices they stand for."""
+    def by_value(index):
+        """Masks with known contents as the indices they stand for, and the ends of slices as numbers: torch would read them unseen."""
         parts = index if isinstance(index, tuple) else (index,)
-        if not any(isinstance(part, Tensor) and part.is_cuda and part.dtype is torch.bool for part in parts):
+        if not any(isinstance(part, slice) or isinstance(part, Tensor) and part.is_cuda and part.dtype is torch.bool for part in parts):
             return None
         replaced = []
         for part in parts:
+            if isinstance(part, slice):
+                ends = (part.start, part.stop, part.step)
+                if any(isinstance(end, Tensor) and end.is_cuda for end in ends):
+                    part = slice(*(int(twin(end)) if isinstance(end, Tensor) else end for end in ends))
             if isinstance(part, Tensor) and part.is_cuda and part.dtype is torch.bool:
                 if in_doubt([part]):
                     raise Unknown
@@ -326,7 +340,7 @@ def follower(torch):
                 return result
             try:
                 if name in ("__getitem__", "__setitem__") and len(args) > 1:
-                    index = by_mask(args[1])
+                    index = by_value(args[1])
                     if index is not None:
                         args = (args[0], index, *args[2:])
                 elif name in READS and isinstance(args[0], Tensor) and args[0].is_cuda:
@@ -367,7 +381,7 @@ def follower(torch):
                     follow(function, name, args, kwargs, result)
             except Exception:
                 pass  # a value stays unknown; the program must not notice
-            if in_doubt(args) and name not in PASSES:
+            if in_doubt(args) and name not in PASSES and name not in CHOICES and name != "topk":  # a choice is ours, whatever it is from
                 for part in tensors(result if isinstance(result, (tuple, list)) else [result]):
                     doubt(part)
             return result
