@@ -37,7 +37,16 @@ const LOOK_EVERY: u64 = 1024;
 ///
 /// Stopping unwinds the stack, so that every value on it is dropped as usual; nothing is printed.
 pub fn bounded<T>(most: u64, unwanted: Arc<AtomicBool>, work: impl FnOnce() -> T) -> Result<T, Stopped> {
-    let whole = most.saturating_mul(TOGETHER).min(u64::MAX - 1);
+    bounded_together(most, most.saturating_mul(TOGETHER).min(u64::MAX - 1), unwanted, work)
+}
+
+/// The same, where all simulations together may record at most `whole` things.
+pub fn bounded_together<T>(
+    most: u64,
+    whole: u64,
+    unwanted: Arc<AtomicBool>,
+    work: impl FnOnce() -> T,
+) -> Result<T, Stopped> {
     MOST.set(most);
     LEFT.set(most);
     WHOLE.set(whole);

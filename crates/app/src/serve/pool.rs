@@ -16,10 +16,10 @@ use super::problem::Problem;
 
 /// What one simulation of a heavy answer may record, in operations, parameters and tensors: about a gibibyte.
 const HEAVY: u64 = crate::ask::work::MILLIONS * 1_000_000;
-/// The same of a light one: some 50 MiB, and about a tenth of a second.
-const LIGHT: u64 = 150_000;
+/// The same of a light one, all of whose simulations share it: some 100 MiB, and about a tenth of a second.
+const LIGHT: u64 = 300_000;
 /// What a request records at the cost of one.
-const PER_TOKEN: u64 = LIGHT;
+const PER_TOKEN: u64 = LIGHT / 2;
 /// Those that may wait, for each that runs.
 const WAITING_PER_SLOT: usize = 64;
 
@@ -157,9 +157,10 @@ impl Pool {
         let flag = Arc::new(AtomicBool::new(false));
         let unwanted = Unwanted(Arc::clone(&flag));
         let most = slots.most;
+        let whole = if slots.is_heavy() { most * work::TOGETHER } else { most };
         let running = tokio::task::spawn_blocking(move || {
             let _slot = slot;
-            let done = work::bounded(most, flag, || work());
+            let done = work::bounded_together(most, whole, flag, || work());
             (done, work::recorded())
         });
         let done = tokio::time::timeout_at(until, running).await;
