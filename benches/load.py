@@ -3,8 +3,9 @@
 
     python3 benches/load.py target/release/vramcast --seconds 600
 
-Two phases on one server: light plans alone, then the same with one request in ten heavy. Printed as JSON: answers by
-status, the times of light requests in both phases, and the server's resident memory over time. Standard library only.
+On one server, in turn: light plans alone for a while, then five times as long the same with one request in ten heavy, so
+that what else the machine does falls on both. Printed as JSON: answers by status, the times of light requests in both, and
+the server's resident memory over time. Standard library only.
 """
 import argparse, asyncio, json, random, statistics, subprocess, time, urllib.request
 
@@ -34,7 +35,7 @@ def light(draw):
         return "infer", {"model": draw.choice(DECODERS), "plan": {"batch": {"batch_size": draw.randrange(1, 9), "seq_len": 512}, "new_tokens": 16}}
     plan = {"batch": {"batch_size": draw.randrange(1, 17), "seq_len": draw.choice([64, 128, 256, 512])}}
     if kind == 3:
-        plan["adapter"] = {"method": "lora", "r": draw.choice([8, 64])}
+        plan["adapter"] = {"method": "lora", "rank": draw.choice([8, 64])}
     return "train", {"model": draw.choice(DECODERS), "plan": plan}
 
 
@@ -58,47 +59,55 @@ def resident(process):
         return next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmRSS"))
 
 
-async def phase(port, process, clients, seconds, heavy_share):
-    until, statuses, times, memory = time.monotonic() + seconds, {}, {"light": [], "heavy": []}, []
+class Tally:
+    def __init__(self):
+        self.statuses, self.times, self.memory = {"light": {}, "heavy": {}}, {"light": [], "heavy": []}, []
 
-    async def client(number):
-        draw = random.Random(number)
+    def summary(self):
+        def of(taken):
+            cuts = statistics.quantiles(taken, n=100) if len(taken) > 1 else [0] * 99
+            return {"answers": len(taken), "p50_ms": round(1000 * cuts[49]), "p99_ms": round(1000 * cuts[98])}
+
+        return {"statuses": self.statuses, **{kind: of(taken) for kind, taken in self.times.items()}, "resident_mib": self.memory}
+
+
+async def phase(port, process, draws, seconds, heavy_share, tally):
+    until = time.monotonic() + seconds
+
+    async def client(draw):
         while time.monotonic() < until:
-            heavy = draw.random() < heavy_share
-            status, took = await ask(port, *(draw.choice(HEAVY) if heavy else light(draw)))
-            kind = "heavy" if heavy else "light"
-            statuses.setdefault(kind, {}).setdefault(status, 0)
-            statuses[kind][status] += 1
-            times[kind].append(took)
+            kind = "heavy" if draw.random() < heavy_share else "light"
+            status, took = await ask(port, *(draw.choice(HEAVY) if kind == "heavy" else light(draw)))
+            tally.statuses[kind][status] = tally.statuses[kind].get(status, 0) + 1
+            tally.times[kind].append(took)
 
     async def watch():
         while time.monotonic() < until:
-            memory.append(resident(process))
-            await asyncio.sleep(max(seconds / 20, 0.5))
+            tally.memory.append(resident(process))
+            await asyncio.sleep(seconds / 4)
 
-    await asyncio.gather(watch(), *(client(number) for number in range(clients)))
-
-    def summary(taken):
-        cuts = statistics.quantiles(taken, n=100) if len(taken) > 1 else [0] * 99
-        return {"answers": len(taken), "p50_ms": round(1000 * cuts[49]), "p99_ms": round(1000 * cuts[98])}
-
-    return {"statuses": statuses, **{kind: summary(taken) for kind, taken in times.items()}, "resident_mib": memory}
+    await asyncio.gather(watch(), *(client(draw) for draw in draws))
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("binary")
-    arguments.add_argument("--seconds", type=float, default=600)
+    arguments.add_argument("--seconds", type=float, default=600, help="with heavy ones, in all")
+    arguments.add_argument("--turns", type=int, default=10)
     arguments.add_argument("--clients", type=int, default=100)
     arguments = arguments.parse_args()
     server = subprocess.Popen([arguments.binary, "serve", "--port", "0", "--rate", "0", "--log-format", "off"], stdout=subprocess.PIPE, text=True)
     try:
         port = int(server.stdout.readline().rstrip("/\n").rsplit(":", 1)[1])
         urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/models").read()
-        alone = asyncio.run(phase(port, server.pid, arguments.clients, arguments.seconds / 5, 0.0))
-        mixed = asyncio.run(phase(port, server.pid, arguments.clients, arguments.seconds, 0.1))
+        draws = [random.Random(number) for number in range(arguments.clients)]
+        alone, mixed, turn = Tally(), Tally(), arguments.seconds / arguments.turns
+        for _ in range(arguments.turns):
+            asyncio.run(phase(port, server.pid, draws, turn / 5, 0.0, alone))
+            asyncio.run(phase(port, server.pid, draws, turn, 0.1, mixed))
+        alone, mixed = alone.summary(), mixed.summary()
         ratio = mixed["light"]["p99_ms"] / max(alone["light"]["p99_ms"], 1)
-        print(json.dumps({"alone": alone, "mixed": mixed, "p99_of_light_times": round(ratio, 2)}, indent=1))
+        print(json.dumps({"alone": alone, "mixed": mixed, "p99_of_light_times": round(ratio, 2)}))
     finally:
         server.terminate()
         server.wait()

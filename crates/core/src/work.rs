@@ -25,6 +25,8 @@ thread_local! {
     static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
     /// Of all simulations together: what was left when the present one began.
     static WHOLE: Cell<u64> = const { Cell::new(u64::MAX) };
+    /// So little left of all is little.
+    static LITTLE: Cell<u64> = const { Cell::new(0) };
     static RECORDED: Cell<u64> = const { Cell::new(0) };
     static UNWANTED: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
@@ -40,7 +42,8 @@ pub fn bounded<T>(most: u64, unwanted: Arc<AtomicBool>, work: impl FnOnce() -> T
     bounded_together(most, most.saturating_mul(TOGETHER).min(u64::MAX - 1), unwanted, work)
 }
 
-/// The same, where all simulations together may record at most `whole` things.
+/// The same, where all simulations together may record at most `whole` things. Where that is no more than one may, the
+/// answer is whole or stopped: nothing is left out of it.
 pub fn bounded_together<T>(
     most: u64,
     whole: u64,
@@ -50,6 +53,7 @@ pub fn bounded_together<T>(
     MOST.set(most);
     LEFT.set(most);
     WHOLE.set(whole);
+    LITTLE.set(if whole > most { most } else { 0 });
     UNWANTED.set(Some(unwanted));
     let done = catch_unwind(AssertUnwindSafe(work));
     begin();
@@ -57,6 +61,7 @@ pub fn bounded_together<T>(
     MOST.set(u64::MAX);
     LEFT.set(u64::MAX);
     WHOLE.set(u64::MAX);
+    LITTLE.set(0);
     UNWANTED.set(None);
     done.map_err(|payload| match payload.downcast::<Stopped>() {
         Ok(stopped) => *stopped,
@@ -79,12 +84,12 @@ pub fn recorded() -> u64 {
 
 /// Whether so little is left of all that an answer may record that nothing further should begin which can be left out.
 pub fn is_short() -> bool {
-    WHOLE.get() < MOST.get()
+    WHOLE.get() < LITTLE.get()
 }
 
 /// Another answer begins: a row of many is a question of its own.
 pub(crate) fn fresh() {
-    if MOST.get() != u64::MAX {
+    if LITTLE.get() > 0 {
         begin();
         WHOLE.set(MOST.get().saturating_mul(TOGETHER).min(u64::MAX - 1));
     }
@@ -168,5 +173,15 @@ mod tests {
         };
         assert_eq!(often(TOGETHER), Ok(Some(whole)));
         assert_eq!((often(TOGETHER + 1), recorded()), (Err(Stopped::TooLarge), TOGETHER * (once + 1)));
+        // Where little is left things are left out; but not where one simulation alone takes what all may.
+        let short = |most: u64, whole: u64| {
+            let after = || {
+                simulation::train(&model, &plan).unwrap();
+                begin();
+                is_short()
+            };
+            bounded_together(most, whole, Arc::default(), after)
+        };
+        assert_eq!((short(once + 1, 2 * once), short(2 * once, 2 * once)), (Ok(true), Ok(false)));
     }
 }

@@ -26,6 +26,7 @@ mod schema;
 mod serve;
 mod settings;
 mod shell;
+mod tips;
 mod train;
 mod validate;
 mod verify;

@@ -7,7 +7,7 @@ use clap::{Command, CommandFactory, FromArgMatches};
 
 use vramcast_core::ask::{Scope, table};
 
-use super::{Cli, Failure, help, words};
+use super::{Cli, Failure, help, tips, words};
 
 thread_local! {
     // Some hundreds of options take longer to set up than an estimate takes: once, for a library that is asked often.
@@ -18,7 +18,8 @@ thread_local! {
 pub(super) fn parse(arguments: Vec<OsString>) -> Result<Result<Cli, clap::Error>, Failure> {
     GRAMMAR.with_borrow_mut(|grammar| {
         let arguments = translated(known_by_letters(arguments), grammar)?;
-        Ok(grammar.try_get_matches_from_mut(arguments).and_then(|mut matches| {
+        let matches = grammar.try_get_matches_from_mut(&arguments).map_err(|error| tips::improved(error, &arguments));
+        Ok(matches.and_then(|mut matches| {
             let cli = Cli::from_arg_matches_mut(&mut matches);
             cli.map_err(|error| error.format(grammar))
         }))

@@ -34,7 +34,11 @@ thread_local! {
 
 /// Shows an answer; as long as that takes, the numbers of a guess have no digits behind the point.
 pub fn showing<T>(report: &vramcast_core::report::Report, show: impl FnOnce() -> T) -> T {
-    let before = GUESSING.replace(report.confidence.level == vramcast_core::report::Level::Guess);
+    rounded(report.confidence.level == vramcast_core::report::Level::Guess, show)
+}
+
+fn rounded<T>(guess: bool, show: impl FnOnce() -> T) -> T {
+    let before = GUESSING.replace(guess);
     let shown = show();
     GUESSING.set(before);
     shown

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anstyle::{AnsiColor, Style};
 
 use super::table::Table;
-use super::{bar, gib, width};
+use super::{bar, gib, guessing, rounded, width};
 
 /// How well something fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,16 +64,19 @@ pub struct Page {
     pub title: String,
     /// What is on it.
     pub blocks: Vec<Block>,
+    /// Whether its bars are those of a guess, whose numbers have no digits behind the point.
+    guessed: bool,
 }
 
 impl Page {
     /// An empty page.
     pub fn new(title: impl Into<String>) -> Self {
-        Self { title: title.into(), blocks: Vec::new() }
+        Self { title: title.into(), ..Self::default() }
     }
 
     /// Adds a piece.
     pub fn add(&mut self, block: Block) {
+        self.guessed |= guessing() && matches!(block, Block::Bars(_) | Block::Picture(_));
         self.blocks.push(block);
     }
 
@@ -85,6 +88,10 @@ impl Page {
 
     /// For a terminal; colours are stripped where there is none.
     pub fn text(&self) -> String {
+        rounded(self.guessed, || self.as_text())
+    }
+
+    fn as_text(&self) -> String {
         let bold = Style::new().bold();
         let mut page = format!("{bold}{}{bold:#}\n", self.title);
         for block in &self.blocks {
@@ -106,6 +113,10 @@ impl Page {
 
     /// As Markdown.
     pub fn markdown(&self) -> String {
+        rounded(self.guessed, || self.as_markdown())
+    }
+
+    fn as_markdown(&self) -> String {
         let mut page = format!("# {}\n", self.title);
         for block in &self.blocks {
             page += &match block {
@@ -123,6 +134,10 @@ impl Page {
 
     /// The tables as comma-separated values, a blank line between them; words go into lines that start with `#`.
     pub fn csv(&self) -> String {
+        rounded(self.guessed, || self.as_csv())
+    }
+
+    fn as_csv(&self) -> String {
         let mut page = format!("# {}\n", self.title);
         for block in &self.blocks {
             match block {
@@ -140,6 +155,10 @@ impl Page {
 
     /// One HTML file that needs nothing else.
     pub fn html(&self) -> String {
+        rounded(self.guessed, || self.as_html())
+    }
+
+    fn as_html(&self) -> String {
         let mut body = format!("<h1>{}</h1>\n", escape(&self.title));
         for block in &self.blocks {
             body += &match block {
@@ -162,6 +181,10 @@ impl Page {
 
     /// Its bars as a picture, where it has any.
     pub fn svg(&self) -> Option<String> {
+        rounded(self.guessed, || self.as_svg())
+    }
+
+    fn as_svg(&self) -> Option<String> {
         let bars = self.blocks.iter().find_map(|block| match block {
             Block::Bars(bars) | Block::Picture(bars) => Some(bars),
             _ => None,

@@ -6,9 +6,12 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use axum::http::StatusCode;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use vramcast_core::work::{self, Stopped};
 
 use super::Limits;
@@ -16,10 +19,11 @@ use super::problem::Problem;
 
 /// What one simulation of a heavy answer may record, in operations, parameters and tensors: about a gibibyte.
 const HEAVY: u64 = crate::ask::work::MILLIONS * 1_000_000;
-/// The same of a light one, all of whose simulations share it: some 100 MiB, and about a tenth of a second.
-const LIGHT: u64 = 300_000;
+/// The same of all simulations of a light one together: some 50 MiB, and about a tenth of a second. What turns out to be
+/// heavy has kept light ones waiting for as long.
+const LIGHT: u64 = 150_000;
 /// What a request records at the cost of one.
-const PER_TOKEN: u64 = LIGHT / 2;
+const PER_TOKEN: u64 = LIGHT;
 /// Those that may wait, for each that runs.
 const WAITING_PER_SLOT: usize = 64;
 
@@ -51,26 +55,73 @@ struct Slots {
     free: Arc<Semaphore>,
     count: usize,
     waiting: Arc<AtomicUsize>,
-    /// What each simulation may record.
+    is_heavy: bool,
+    /// What each simulation may record, and all of one answer together.
     most: u64,
+    whole: u64,
+    threads: Threads,
 }
 
 impl Slots {
-    fn new(count: usize, most: u64) -> Self {
-        Self { free: Arc::new(Semaphore::new(count)), count, waiting: Arc::default(), most }
+    fn light(count: usize, most: u64) -> Self {
+        let threads = Threads::new(count, || ());
+        Self {
+            free: Arc::new(Semaphore::new(count)),
+            count,
+            waiting: Arc::default(),
+            is_heavy: false,
+            most,
+            whole: most,
+            threads,
+        }
     }
 
-    fn is_heavy(&self) -> bool {
-        self.most > LIGHT
+    fn heavy(count: usize) -> Self {
+        let threads = Threads::new(count, step_back);
+        Self { is_heavy: true, whole: HEAVY * work::TOGETHER, threads, ..Self::light(count, HEAVY) }
     }
 
     /// There is no room: the server's fault where everybody suffers, the askers' where heavy ones wait for each other.
     fn busy(&self, detail: &str) -> Problem {
-        match self.is_heavy() {
+        match self.is_heavy {
             true => Problem::new(StatusCode::TOO_MANY_REQUESTS, format!("{detail} that are as heavy")).retry_after(5),
             false => Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).retry_after(1),
         }
     }
+}
+
+/// As many threads as there is room for, which stay: what one estimate took of memory, the next takes again. A thread that
+/// has nothing to do keeps what it freed, so that more of them would hold as many times the most.
+struct Threads(Option<Runtime>);
+
+impl Threads {
+    fn new(count: usize, begin: fn()) -> Self {
+        let mut builder = Builder::new_current_thread();
+        builder.max_blocking_threads(count).thread_keep_alive(Duration::from_secs(1 << 30)).on_thread_start(begin);
+        Self(builder.build().ok())
+    }
+
+    fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+        match &self.0 {
+            Some(runtime) => runtime.spawn_blocking(work),
+            None => tokio::task::spawn_blocking(work),
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// A thread of heavy estimates takes what light ones leave of the cores.
+fn step_back() {
+    // Linux alone does this by thread. Where it is refused, all are as important.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::setpriority_process(None, 10);
 }
 
 /// Tells an estimate that nobody waits for it any more: its time is over, or its client went away.
@@ -95,7 +146,7 @@ impl Pool {
     /// Room for as many as the limits say; all but one of them may be heavy.
     pub(crate) fn new(limits: Limits) -> Self {
         let heavy = limits.concurrency.saturating_sub(1).max(1);
-        Self { light: Slots::new(limits.concurrency, LIGHT), heavy: Slots::new(heavy, HEAVY), limits }
+        Self { light: Slots::light(limits.concurrency, LIGHT), heavy: Slots::heavy(heavy), limits }
     }
 
     /// Estimates that run now, and those that wait.
@@ -134,7 +185,7 @@ impl Pool {
     /// Its time is over: what is light should not have taken it, what is heavy asks for too much.
     fn too_slow(&self, slots: &Slots) -> Problem {
         let detail = format!("the estimate took more than {} s", self.limits.time.as_secs_f64());
-        match slots.is_heavy() {
+        match slots.is_heavy {
             true => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
                 .hint("fewer layers, experts, micro-batches or tokens"),
             false => slots.busy(&detail),
@@ -156,11 +207,11 @@ impl Pool {
         let Ok(Ok(slot)) = slot else { return Err(slots.busy("too many estimates at once")) };
         let flag = Arc::new(AtomicBool::new(false));
         let unwanted = Unwanted(Arc::clone(&flag));
-        let most = slots.most;
-        let whole = if slots.is_heavy() { most * work::TOGETHER } else { most };
-        let running = tokio::task::spawn_blocking(move || {
+        let (most, whole) = (slots.most, slots.whole);
+        let running = slots.threads.run(move || {
             let _slot = slot;
             let done = work::bounded_together(most, whole, flag, || work());
+            eprintln!("REC {} {}", if most > LIGHT { "heavy" } else { "light" }, work::recorded());
             (done, work::recorded())
         });
         let done = tokio::time::timeout_at(until, running).await;
@@ -184,7 +235,6 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn pool(milliseconds: u64) -> Pool {
         Pool::new(Limits { body: 1024, time: Duration::from_millis(milliseconds), concurrency: 1, rate: 0 })
@@ -219,7 +269,7 @@ mod tests {
         let light = counted(pool.run(|| Ok(()))).await;
         assert!(light.0.is_ok() && light.1 == 0.0);
         let runs = Arc::new(AtomicUsize::new(0));
-        let (again, tiny) = (Arc::clone(&runs), Slots::new(1, 50));
+        let (again, tiny) = (Arc::clone(&runs), Slots::light(1, 50));
         let pool = Pool { light: tiny, ..pool };
         let (answer, cost) = counted(pool.run(move || {
             again.fetch_add(1, Ordering::Relaxed);
@@ -229,6 +279,22 @@ mod tests {
         assert!(answer.is_ok(), "{:?}", answer.err().map(|problem| problem.detail));
         assert_eq!(runs.load(Ordering::Relaxed), 2);
         assert!(cost >= 0.0);
+    }
+
+    /// Memory is bounded by the number of threads, and light ones go first.
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn heavy_ones_share_a_thread_that_stands_back() {
+        let pool = pool(60_000);
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..8 {
+            let work =
+                || Ok((format!("{:?}", std::thread::current().id()), rustix::process::getpriority_process(None).ok()));
+            let until = tokio::time::Instant::now() + Duration::from_secs(60);
+            let Ok(Ok(Ok(thread))) = pool.once(&pool.heavy, until, Arc::new(work)).await else { panic!("no answer") };
+            seen.insert(thread);
+        }
+        assert!(seen.len() == 1 && seen.iter().all(|(_, nice)| *nice >= Some(10)), "{seen:?}");
     }
 
     #[tokio::test]

@@ -112,7 +112,9 @@ fn known(program: &Program) -> String {
         }
     }
     beginnings.truncate(6);
-    format!("embeddings, vision, first-N-layers or the beginning of a parameter's name ({})", beginnings.join(", "))
+    let sees = program.modules.iter().any(|module| TOWERS.contains(&last(&module.path)));
+    let vision = if sees { "vision, " } else { "" };
+    format!("embeddings, {vision}first-N-layers or the beginning of a parameter's name ({})", beginnings.join(", "))
 }
 
 #[cfg(test)]
@@ -122,7 +124,11 @@ mod tests {
     use crate::source::catalogue;
 
     fn resolved(name: &str) -> Result<(Vec<String>, Vec<String>), Vec<Fault>> {
-        let entry = catalogue::find("Qwen/Qwen2.5-VL-3B-Instruct").unwrap();
+        resolved_in("Qwen/Qwen2.5-VL-3B-Instruct", name)
+    }
+
+    fn resolved_in(model: &str, name: &str) -> Result<(Vec<String>, Vec<String>), Vec<Fault>> {
+        let entry = catalogue::find(model).unwrap();
         let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
         let mut plan = TrainPlan { frozen: vec![name.to_owned()], ..TrainPlan::default() };
         let program = model.program(plan.batch.training_inputs()).unwrap();
@@ -141,6 +147,9 @@ mod tests {
     #[test]
     fn a_name_of_nothing_is_refused_and_half_a_name_is_noted() {
         assert!(resolved("visual").unwrap_err()[0].to_string().contains("model.visual"));
+        // A part that a model has not is not offered.
+        let offered = format!("{:?}", resolved_in("gpt2", "vision").unwrap_err()[0]);
+        assert!(offered.contains("no such part") && !offered.contains("embeddings, vision"), "{offered}");
         assert!(resolved("").is_err() && resolved("first-x-layers").is_err() && resolved("m").is_err());
         assert!(resolved("model.visual.blocks.1").unwrap().1[0].contains("blocks.10"));
         assert!(resolved("model.visual.blocks.1.").unwrap().1.is_empty());

@@ -65,9 +65,13 @@ pub enum RecordingError {
     /// Not a pickle of plain data.
     #[error(transparent)]
     Pickle(#[from] pickle::PickleError),
-    /// Not the JSON of a profiler.
-    #[error("not a profiler's JSON: {0}")]
-    Json(String),
+    /// Not JSON.
+    #[error("not JSON from line {line}, column {column} on")]
+    #[allow(missing_docs, reason = "a place")]
+    Json { line: usize, column: usize },
+    /// JSON, but not of a profiler.
+    #[error("not a profiler's JSON: {0} was expected")]
+    Unlike(&'static str),
     /// It is what it says, but holds nothing of use.
     #[error("{0}")]
     Empty(&'static str),

@@ -54,8 +54,17 @@ pub fn read(bytes: &[u8]) -> Result<Recording, RecordingError> {
     if first == Some(&b'[') { timeline(bytes) } else { trace(bytes) }
 }
 
+/// JSON that is none stops at a place; one of another shape lacks what was expected.
+fn unlike(error: &serde_json::Error, expected: &'static str) -> RecordingError {
+    match error.classify() {
+        serde_json::error::Category::Data => RecordingError::Unlike(expected),
+        _ => RecordingError::Json { line: error.line(), column: error.column() },
+    }
+}
+
 fn trace(bytes: &[u8]) -> Result<Recording, RecordingError> {
-    let trace: Trace = serde_json::from_slice(bytes).map_err(|error| RecordingError::Json(error.to_string()))?;
+    let trace: Trace = serde_json::from_slice(bytes)
+        .map_err(|error| unlike(&error, "an object with \"traceEvents\", the chrome trace of torch.profiler"))?;
     let memory = trace.events.iter().filter(|event| event.name == "[memory]").filter_map(|event| event.args.as_ref());
     let on_gpu: Vec<&Arguments> = memory.filter(|args| args.device_type.as_u64() == Some(CUDA)).collect();
     if on_gpu.is_empty() {
@@ -73,8 +82,9 @@ fn trace(bytes: &[u8]) -> Result<Recording, RecordingError> {
 }
 
 fn timeline(bytes: &[u8]) -> Result<Recording, RecordingError> {
-    let (times, sizes): (Vec<i64>, Vec<Vec<i64>>) =
-        serde_json::from_slice(bytes).map_err(|error| RecordingError::Json(error.to_string()))?;
+    let (times, sizes): (Vec<i64>, Vec<Vec<i64>>) = serde_json::from_slice(bytes).map_err(|error| {
+        unlike(&error, "a list of times and a list of rows of sizes, the memory timeline of torch.profiler")
+    })?;
     // The first column is the axis that torch stacks the others on.
     let bytes_of =
         |row: &[i64]| row.iter().skip(1).map(|bytes| u64::try_from(*bytes).unwrap_or(0)).fold(0, u64::saturating_add);
@@ -119,5 +129,9 @@ mod tests {
         assert_eq!(recording.parts[0], Part { purpose: None, bytes: 16 });
         assert!(read(b"[[1], [[0, 1]]]").is_err() && read(b"{}").is_err() && read(b"").is_err());
         assert!(read(br#"{"traceEvents": [{"name": "aten::mm"}]}"#).is_err());
+        // What was expected, not what a reader of JSON calls it.
+        let said = |bytes: &[u8]| read(bytes).map(drop).unwrap_err().to_string();
+        assert!(said(br#"{"a": 1}"#).contains("traceEvents") && !said(br#"{"a": 1}"#).contains("field"));
+        assert!(said(b"[1, 2]").contains("memory timeline") && said(b"[[1, 2").contains("line 1"));
     }
 }

@@ -1,0 +1,67 @@
+//! Tips on options that are not there: by what they mean, where clap goes by letters alone.
+
+use std::ffi::OsString;
+
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use vramcast_core::ask::{Kind, Runner, Scope, table};
+use vramcast_core::plan::TaskKind;
+
+/// The same error with a better tip, where there is one.
+pub(super) fn improved(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return error };
+    let trains = !arguments.iter().any(|argument| argument == "infer");
+    let tip = option.strip_prefix("--").and_then(|name| tip(name, trains));
+    if let (ErrorKind::UnknownArgument, Some(tip)) = (error.kind(), tip) {
+        error.remove(ContextKind::SuggestedArg);
+        // It holds the option that clap would have suggested.
+        error.remove(ContextKind::Usage);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![StyledStr::from(tip)]));
+    }
+    error
+}
+
+/// What was probably meant by `--name`.
+fn tip(name: &str, trains: bool) -> Option<String> {
+    let value = |flag: &str, word: &str| Some(format!("'{word}' is a value: '--{flag} {word}'"));
+    if let Some(task) = TaskKind::called(name).filter(|_| trains) {
+        return value("task", task.name());
+    }
+    if let Some(runner) = Runner::find(name).filter(|runner| runner.trains() == trains) {
+        return value("engine", runner.name());
+    }
+    let (here, there) = if trains { (Scope::TRAIN, Scope::INFER) } else { (Scope::INFER, Scope::TRAIN) };
+    let holds = |kind: Kind| match kind {
+        Kind::Choice(words) => words.iter().any(|(word, _)| *word == name),
+        Kind::Listed(words) => words().iter().any(|word| word == name),
+        Kind::Spelled(spelling) => spelling.words.contains(&name),
+        _ => false,
+    };
+    if let Some(row) = table::of(here).find(|row| !row.flag.is_empty() && name.len() > 2 && holds(row.kind)) {
+        return value(row.flag, name);
+    }
+    if !trains && ["gpus", "num-gpus", "n-gpus", "dp-shard", "dp-replicate"].contains(&name) {
+        return Some("an engine is spread over cards by '--tp N', beside '--engine vllm' or another".into());
+    }
+    let (ours, other) = if trains { ("train", "infer") } else { ("infer", "train") };
+    let elsewhere = table::of(there).any(|row| row.is_called(name)) && !table::of(here).any(|row| row.is_called(name));
+    elsewhere.then(|| format!("'--{name}' is an option of 'vramcast {other}', not of 'vramcast {ours}'"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_meant() {
+        let train = |name| tip(name, true).unwrap_or_default();
+        let infer = |name| tip(name, false).unwrap_or_default();
+        assert!(train("dpo").contains("'--task dpo'") && train("online_dpo").contains("'--task online-dpo'"));
+        assert!(train("ddp").contains("'--engine ddp'") && infer("vllm").contains("'--engine vllm'"));
+        assert!(train("adamw-8bit").is_empty() || train("adamw-8bit").contains("--optimizer"));
+        assert!(infer("gpus").contains("'--tp N'"));
+        assert!(infer("lora").contains("'vramcast train'") || infer("lora").is_empty());
+        assert!(train("kv-cache-dtype").contains("'vramcast infer'"), "{}", train("kv-cache-dtype"));
+        assert_eq!(tip("no-such-option", true), None);
+    }
+}
