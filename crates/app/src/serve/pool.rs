@@ -211,7 +211,6 @@ impl Pool {
         let running = slots.threads.run(move || {
             let _slot = slot;
             let done = work::bounded_together(most, whole, flag, || work());
-            eprintln!("REC {} {}", if most > LIGHT { "heavy" } else { "light" }, work::recorded());
             (done, work::recorded())
         });
         let done = tokio::time::timeout_at(until, running).await;

@@ -260,3 +260,21 @@ test('presets and the defaults of frameworks', async () => {
   quiet(complaints);
   await close();
 });
+
+test('going back undoes a step, the title says the answer, and a stale one has no sign', async () => {
+  const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2');
+  const first = await totals(page);
+  assert.match(await page.title(), /gpt2: [\d.]+ GiB, fits .* vramcast/);
+  const address = page.url();
+  await answered(page, () => page.getByRole('spinbutton', { name: 'Batch size' }).fill('8'));
+  await page.waitForFunction((old) => location.href !== old, address);
+  assert.notDeepEqual(await totals(page), first);
+  await answered(page, () => page.goBack());
+  assert.deepEqual(await totals(page), first);
+  assert.equal(await page.getByRole('spinbutton', { name: 'Batch size' }).inputValue(), '1');
+  assert.ok(await page.locator('#answer .sign').first().isVisible());
+  await page.getByRole('spinbutton', { name: 'Batch size' }).fill('0');
+  assert.equal(await page.locator('#answer .sign').first().isVisible(), false);
+  quiet(complaints);
+  await close();
+});

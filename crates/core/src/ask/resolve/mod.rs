@@ -168,6 +168,8 @@ impl<'a> Draft<'a> {
                 Ok(card) => serde_json::to_value(card).ok(),
                 Err(error) => {
                     faults_of(error, "gpu").into_iter().for_each(|fault| self.faults.add(fault));
+                    // One fault is enough: what else is wrong is found out on the usual card.
+                    self.tree.as_object_mut().and_then(|plan| plan.remove("gpu"));
                     None
                 }
             },
@@ -291,6 +293,7 @@ fn reworded(problem: &str) -> String {
         "a boolean" => "true or false",
         "a string" => "a text",
         "a sequence" => "a list",
+        other if other.starts_with("struct ") => "an object",
         other => other,
     };
     format!("{value} is not {wanted}")
