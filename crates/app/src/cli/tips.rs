@@ -42,8 +42,10 @@ fn tip(name: &str, trains: bool) -> Option<String> {
     }
     // Plan files know settings by other names.
     let key = name.replace('-', "_");
-    if let Some(row) = table::of(here).find(|row| !row.flag.is_empty() && row.path.rsplit('.').next() == Some(&key)) {
-        return Some(format!("as an option it is called '--{}'", row.flag));
+    let called = table::of(here).filter(|row| !row.flag.is_empty() && row.path.rsplit('.').next() == Some(&key));
+    let called: Vec<String> = called.map(|row| format!("'--{}'", row.flag)).collect();
+    if !called.is_empty() {
+        return Some(format!("as an option it is called {}", called.join(" or ")));
     }
     if !trains && ["gpus", "num-gpus", "n-gpus", "dp-shard", "dp-replicate"].contains(&name) {
         return Some("an engine is spread over cards by '--tp N', beside '--engine vllm' or another".into());
@@ -63,7 +65,7 @@ mod tests {
         let infer = |name| tip(name, false).unwrap_or_default();
         assert!(train("dpo").contains("'--task dpo'") && train("online_dpo").contains("'--task online-dpo'"));
         assert!(train("ddp").contains("'--engine ddp'") && infer("vllm").contains("'--engine vllm'"));
-        assert!(train("adamw-8bit").contains("'--optimizer adamw-8bit'"), "{}", train("adamw-8bit"));
+        assert!(train("adafactor").contains("'--optimizer adafactor'"), "{}", train("adafactor"));
         assert!(train("rank").contains("'--lora-rank'"), "{}", train("rank"));
         assert!(infer("gpus").contains("'--tp N'"));
         assert!(train("kv-cache-dtype").contains("'vramcast infer'"), "{}", train("kv-cache-dtype"));
