@@ -45,6 +45,10 @@ pub(super) fn peel<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [
             "uv" | "poetry" | "conda" | "pipenv" if rest.get(1).is_some_and(|word| word == "run") => {
                 rest = skip(&rest[2..], |word| word.starts_with('-'));
             }
+            "ray" if rest.get(1).is_some_and(|word| word == "job") => {
+                let at = rest.iter().position(|word| word == "--").unwrap_or(rest.len() - 1);
+                rest = &rest[at + 1..];
+            }
             "srun" => rest = srun(&rest[1..], launch)?,
             "torchrun" => rest = torchrun(&rest[1..], launch)?,
             "accelerate" if rest.get(1).is_some_and(|word| word == "launch") => rest = accelerate(&rest[2..], launch)?,
@@ -101,7 +105,7 @@ fn count(text: &str) -> Option<u64> {
 pub(super) fn torchrun<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
     launch.starts = true;
     let mut unsaid = None;
-    let rest = options(words, &["standalone", "use_env", "no_python"], |name, value| match name {
+    let rest = options(words, &["standalone", "use_env", "no_python", "m", "module"], |name, value| match name {
         "nproc_per_node" | "nproc" => {
             launch.gpus = value.parse().ok();
             unsaid = launch.gpus.is_none().then(|| value.to_owned());
@@ -113,7 +117,7 @@ pub(super) fn torchrun<'a>(words: &'a [String], launch: &mut Launch) -> Result<&
         launch.notes.push(format!("--nproc_per_node {word} is as many cards as the machine has"));
         launch.gpus = launch.visible.or(Some(8));
     }
-    Ok(skip(rest, |word| word == "-m"))
+    Ok(rest)
 }
 
 fn deepspeed<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {

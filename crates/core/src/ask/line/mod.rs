@@ -15,7 +15,7 @@ pub mod shell;
 use serde_json::{Value, json};
 
 use super::file::Content;
-use super::tree;
+use super::{program, tree};
 use crate::plan::import::{self, Beside};
 use crate::plan::{Fault, TaskKind};
 use launcher::Launch;
@@ -38,7 +38,7 @@ pub fn is_known(words: &[String]) -> bool {
         || serving::program(rest).is_some()
         || TRAINERS.iter().any(|(name, _)| *name == program)
         || ["trl", "swift", "megatron"].contains(&program)
-        || is_script(program) && import::has_keys_of("TRL", &Value::Object(arguments::parse(&rest[1..]).object))
+        || is_script(program) && import::trains(&Value::Object(arguments::parse(&rest[1..]).object))
 }
 
 /// The last part of a path.
@@ -97,16 +97,8 @@ fn program(
             let (command, rest) = rest.split_first().map_or(("", rest), |(word, rest)| (word.as_str(), rest));
             swift(command, rest, beside).map(Some)
         }
-        "torchtitan.train" => {
-            let file = rest.windows(2).find(|pair| pair[0].contains("config")).map(|pair| pair[1].clone());
-            let Some(file) = file else {
-                return Err(vec![
-                    Fault::new("", "torchtitan's line names no configuration").or("add --job.config_file FILE"),
-                ]);
-            };
-            file_of("torchtitan", &file, &json!({}), beside).map(Some)
-        }
-        _ if is_script(name) => script(name, rest, beside).map(Some),
+        "torchtitan.train" | "torchtitan_train" => torchtitan(rest, beside).map(Some),
+        _ if is_script(name) => script(first, rest, beside).map(Some),
         _ => Ok(None),
     }
 }
@@ -188,6 +180,28 @@ fn tool(format: &str, words: &[String], beside: &Beside<'_>, launch: &mut Launch
     }
 }
 
+/// `torchtitan.train --job.config_file FILE`, or `--module llama3 --config llama3_8b`, with its settings behind.
+fn torchtitan(words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    let mut object = arguments::parse(words).object;
+    let mut take = |key: &str| object.shift_remove(key).and_then(|name| name.as_str().map(str::to_owned));
+    let (file, module, name) = (take("job.config_file"), take("module"), take("config"));
+    let over = Value::Object(object);
+    if let Some(file) = file {
+        return file_of("torchtitan", &file, &over, beside);
+    }
+    let Some((module, name)) = module.zip(name) else {
+        let fault = Fault::new("", "torchtitan's line names no configuration");
+        return Err(vec![fault.or("add --job.config_file FILE, or --module MODULE --config NAME")]);
+    };
+    let file = match module.contains('.') {
+        true => format!("{}.py", module.replace('.', "/")),
+        false => format!("torchtitan/models/{module}/config_registry.py"),
+    };
+    let text = (beside.open)(&file).map_err(|problem| vec![Fault::new("", format!("{file}: {problem}"))])?;
+    let given = over.as_object().cloned().unwrap_or_default();
+    program::read(text.as_str().unwrap_or_default(), &given, Some(&name), &Beside { name: &file, ..*beside })
+}
+
 /// `trl sft --config FILE --key value`, and TRL's other trainers.
 fn trl(words: &[String], beside: &Beside<'_>, launch: &mut Launch) -> Result<Content, Vec<Fault>> {
     let (command, rest) = words.split_first().map_or(("", words), |(word, rest)| (word.as_str(), rest));
@@ -227,11 +241,40 @@ fn swift(command: &str, words: &[String], beside: &Beside<'_>) -> Result<Content
 }
 
 /// A script of one's own: arguments of a Trainer, beside others that are the script's.
-fn script(name: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
-    if name.starts_with("openrlhf") || name.starts_with("verl") || name.starts_with("recipe.") {
-        return Err(vec![Fault::unsupported("", name).or("reinforcement learning and its trainers are not simulated")]);
-    }
+fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    let name = base(path);
     let mut parsed = arguments::parse(words);
+    if name.starts_with("openrlhf") {
+        let value = Value::Object(parsed.object);
+        return match name {
+            "openrlhf.cli.train_sft" => import::read_as("OpenRLHF", &value, beside).map(Content::of_imported),
+            "openrlhf.cli.train_dpo" | "openrlhf.cli.train_rm" => {
+                let task = if name.ends_with("dpo") { "dpo" } else { "reward" };
+                let cure = format!("TRL's trainer of it is: `vramcast train MODEL --task {task}`");
+                Err(vec![Fault::unsupported("", format!("{name}, another task,")).or(cure)])
+            }
+            _ => Err(vec![import::openrlhf_roles(&value)]),
+        };
+    }
+    if name == "run_recipe.py" && parsed.object.contains_key("recipe") {
+        let recipe = parsed.object["recipe"].as_str().unwrap_or_default();
+        let problem = format!("{recipe}: what Megatron-Bridge's recipe says stands in its own file");
+        return Err(vec![
+            Fault::new("", problem).or(format!("give that file: vramcast fit recipes/…/FILE.py:{recipe}")),
+        ]);
+    }
+    // verl's settings are Hydra's: `a.b=c`, `+a.b=c`.
+    if name.starts_with("verl.") || name.starts_with("recipe.") {
+        let mut value = json!({});
+        for (path, new) in parsed.plain.iter().filter_map(|word| word.split_once('=')) {
+            tree::set(&mut value, path.trim_start_matches('+'), arguments::typed(new));
+        }
+        if !name.contains("sft") && value.get("actor_rollout_ref").is_none() {
+            let cure = "its supervised fine-tuning is read (verl.trainer.fsdp_sft_trainer)";
+            return Err(vec![Fault::unsupported("", format!("{name}, another task,")).or(cure)]);
+        }
+        return import::read_as("verl", &value, beside).map(Content::of_imported);
+    }
     if name.contains("pretrain_")
         && parsed.object.keys().any(|key| key.contains("model_parallel") || key == "micro_batch_size")
     {
@@ -256,7 +299,13 @@ fn script(name: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     if let Some(content) = file.as_ref().map(|_| Content::read_beside(value.clone(), &beside)) {
         return content;
     }
-    if !import::has_keys_of("TRL", &value) {
+    if !import::trains(&value) && !(tool.is_some() && value.get("model_name_or_path").is_some()) {
+        // What it is called with may stand in it.
+        let text = (beside.open)(path).ok().and_then(|text| text.as_str().map(str::to_owned));
+        if let Some(text) = text.filter(|text| program::is_known(text)) {
+            let given = value.as_object().cloned().unwrap_or_default();
+            return program::read(&text, &given, None, &Beside { name: path, ..beside });
+        }
         let problem = format!("{name}: none of its arguments is one of a Trainer");
         return Err(vec![
             Fault::new("", problem).or("scripts are read by arguments such as --per_device_train_batch_size"),

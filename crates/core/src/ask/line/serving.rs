@@ -321,7 +321,11 @@ pub(in crate::ask) fn file(object: &Map<String, Value>) -> Result<Content, Vec<F
 }
 
 /// Flags as settings.
-fn layer(runner: Runner, object: &Map<String, Value>, plain: Option<String>) -> Result<Content, Vec<Fault>> {
+pub(in crate::ask) fn layer(
+    runner: Runner,
+    object: &Map<String, Value>,
+    plain: Option<String>,
+) -> Result<Content, Vec<Fault>> {
     let mut content =
         Content { task: Some(Task::Infer), model: plain, tree: Value::Object(Map::new()), ..Content::default() };
     content.named.push(("engine".into(), Given::Text(runner.name().into())));

@@ -44,7 +44,14 @@ pub(super) const KEYS: &[Row] = &[
     Row(&["fsdp_transformer_layer_cls_to_wrap"], Sense::Harmless("every layer is wrapped")),
     Row(&["ddp_bucket_cap_mb"], Sense::Read("parallel.engine.ddp.bucket_cap_mb on several cards")),
     Row(
-        &["group_by_length", "train_sampling_strategy"],
+        &[
+            "group_by_length",
+            "train_sampling_strategy",
+            "batch_sampler",
+            "multi_dataset_batch_sampler",
+            "prompts*",
+            "router_mapping*",
+        ],
         Sense::Harmless("which samples meet, where all are as long as the longest"),
     ),
     Row(
@@ -130,6 +137,8 @@ pub(super) const KEYS: &[Row] = &[
             "num_train_epochs",
             "max_steps",
             "learning_rate",
+            "embedding_learning_rate",
+            "learning_rate_mapping*",
             "lr_*",
             "warmup_*",
             "weight_decay",
@@ -240,6 +249,7 @@ const TRL_KEYS: &[Row] = &[
         ],
         Sense::Read("weights, attention"),
     ),
+    Row(&["model_init_kwargs.*"], Sense::Harmless("how the model is loaded")),
     Row(&["lora_alpha", "lora_task_type", "use_rslora"], Sense::Harmless("how adapters are scaled")),
     Row(
         &["completion_only_loss", "assistant_only_loss", "train_on_*"],
@@ -266,7 +276,10 @@ const TRL_KEYS: &[Row] = &[
     ),
     Row(&["pad_to_multiple_of"], Sense::Harmless("rows are as long as the longest already")),
     Row(&["router_aux_loss_coef"], Sense::Said("the routers' loss is not simulated")),
-    Row(&["activation_offloading"], Sense::Refused("leave it out")),
+    Row(
+        &["activation_offloading"],
+        Sense::Said("what forward keeps stays on the card in the simulation, which is more"),
+    ),
 ];
 
 /// Keys only TRL has.

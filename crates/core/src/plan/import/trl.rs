@@ -71,7 +71,7 @@ const REFUSED: &[(&str, &[&str])] = &[
 
 /// What configs of these trainers have besides `SFTConfig`'s.
 pub(super) const TASK_KEYS: &[Row] = &[
-    Row(&["max_prompt_length"], Sense::Whole("objective.max_prompt_length")),
+    Row(&["max_prompt_length"], Sense::Read("objective.max_prompt_length, where the task has one")),
     Row(
         &[
             "task",
@@ -164,7 +164,7 @@ pub(super) const TASK_KEYS: &[Row] = &[
             "generate_during_eval",
             "padding_value",
             "label_pad_token_id",
-            "chat_template_kwargs",
+            "chat_template_kwargs*",
             "teacher_model_revision",
             "is_encoder_decoder",
             "max_tool_calling_iterations",
@@ -216,15 +216,31 @@ fn by_loss(loss: &Value) -> Option<TaskKind> {
 /// The keys of a task.
 pub(super) fn read(reader: &mut Reader<'_>, kind: TaskKind) {
     reader.set("objective.kind", kind.name());
+    // Liger's losses of these trainers are its own.
+    if reader.was_set("kernels").is_some() {
+        reader.changes.retain(|(place, _)| place != "loss.kind" && place != "kernels");
+        reader.say(
+            "use_liger_kernel",
+            "Liger's kernels and loss are not simulated in this trainer: transformers' and TRL's run",
+        );
+    }
     let sure = |keys: &[&str]| keys.iter().any(|key| reader.has(key));
     if kind == TaskKind::Dpo && reader.beside.recipe.is_none() && !sure(MARKS[MARKS.len() - 2].1) {
         reader.notes.push("taken for DPO, the most used of the trainers with these keys; --task says otherwise".into());
     }
+    if let Some(length) =
+        reader.number("max_prompt_length").filter(|_| !matches!(kind, TaskKind::Orpo | TaskKind::Reward))
+    {
+        reader.set("objective.max_prompt_length", length);
+    }
     if kind.rolls_out() {
         reader.number_to("max_completion_length", "objective.max_completion_length");
         reader.number_to("max_new_tokens", "objective.max_completion_length");
-        reader.number_to("top_k", "objective.top_k");
-        real_to(reader, "temperature", "objective.temperature");
+        // vLLM samples by itself.
+        if !reader.is_on("use_vllm") {
+            reader.number_to("top_k", "objective.top_k");
+            real_to(reader, "temperature", "objective.temperature");
+        }
     }
     if matches!(kind, TaskKind::Grpo | TaskKind::Rloo) {
         real_to(reader, "beta", "objective.beta");
