@@ -132,6 +132,49 @@ fn configured(
     Ok(Some(content))
 }
 
+/// Arguments of `unsloth-cli.py`: what its program does with them.
+pub fn unsloth(given: &Call, beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    const LOADS: [&str; 4] = ["model_name", "max_seq_length", "dtype", "load_in_4bit"];
+    const ADAPTS: [&str; 9] = [
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "bias",
+        "use_gradient_checkpointing",
+        "random_state",
+        "use_rslora",
+        "loftq_config",
+        "target_modules",
+    ];
+    const ELSE: [&str; 14] = [
+        "dataset",
+        "save_model",
+        "save_path",
+        "quantization",
+        "push_model",
+        "push_method",
+        "hub_path",
+        "hub_token",
+        "save_method",
+        "save_gguf",
+        "report_to",
+        "raw_text_file",
+        "chunk_size",
+        "stride",
+    ];
+    let part = |name: &str, is: &dyn Fn(&str) -> bool| -> Call {
+        let own = given.iter().filter(|(key, _)| is(key)).map(|(key, value)| (key.clone(), value.clone()));
+        std::iter::once((CALL.to_owned(), json!(name))).chain(own).collect()
+    };
+    let rest = |key: &str| !LOADS.contains(&key) && !ADAPTS.contains(&key) && !ELSE.contains(&key);
+    let mut adapter = part("get_peft_model", &|key| ADAPTS.contains(&key));
+    // unsloth-cli.py's own.
+    adapter.entry("r").or_insert(json!(16));
+    let calls =
+        vec![part("FastLanguageModel.from_pretrained", &|key| LOADS.contains(&key)), adapter, part("SFTConfig", &rest)];
+    training(&Program { calls, ..Program::default() }, 2, beside)
+}
+
 /// Names of the configurations in a program.
 pub fn configurations(text: &str) -> Vec<String> {
     let functions = python::read(text, &Call::new()).functions.into_iter();

@@ -35,9 +35,10 @@ pub fn is_known(words: &[String]) -> bool {
     let Ok(rest) = launcher::peel(words, &mut launch) else { return true };
     let Some(program) = rest.first().map(|word| base(word)) else { return false };
     launch.starts
+        || inner(rest).is_some()
         || serving::program(rest).is_some()
         || TRAINERS.iter().any(|(name, _)| *name == program)
-        || ["trl", "swift", "megatron"].contains(&program)
+        || ["trl", "swift", "megatron", "automodel", "torchtitan_train", "unsloth-cli.py"].contains(&program)
         || is_script(program) && import::trains(&Value::Object(arguments::parse(&rest[1..]).object))
 }
 
@@ -59,6 +60,11 @@ pub fn read(
 ) -> Result<Content, Vec<Fault>> {
     let mut launch = Launch::default();
     let rest = launcher::peel(words, &mut launch)?;
+    let inner = inner(rest);
+    let rest = match &inner {
+        Some(inner) => launcher::peel(inner, &mut launch)?,
+        None => rest,
+    };
     let Some(first) = rest.first() else {
         return Err(vec![Fault::new("", "the line starts nothing").or("write the whole line behind --")]);
     };
@@ -71,12 +77,43 @@ pub fn read(
         None => {
             let problem = format!("{first}: what it runs is not known");
             let cure = "known are torchrun, accelerate launch, deepspeed, srun, python SCRIPT, trl, axolotl, llamafactory-cli, \
-                        tune run, litgpt, swift, vllm serve, sglang, llama-server, ollama run";
+                        tune run, litgpt, swift, automodel, vllm serve, sglang, text-generation-launcher, llama-server, ollama run";
             return Err(vec![Fault::new("", problem).or(cure)]);
         }
     };
     launch.lay(&mut content, open)?;
     Ok(content)
+}
+
+/// The line that a shell (`bash -c "…"`) or a container (`docker run IMAGE …`) is handed.
+fn inner(words: &[String]) -> Option<Vec<String>> {
+    match base(words.first()?) {
+        "bash" | "sh" | "zsh" => {
+            let text = words.iter().skip_while(|word| !word.ends_with('c') || !word.starts_with('-')).nth(1)?;
+            shell::lines(text).into_iter().find(|words| is_known(words))
+        }
+        "docker" | "podman" | "singularity" | "apptainer" => {
+            const IMAGES: [(&str, &[&str]); 5] = [
+                ("vllm", &["vllm", "serve"]),
+                ("text-generation-inference", &["text-generation-launcher"]),
+                ("sglang", &["python"]),
+                ("llama.cpp", &["llama-server"]),
+                ("tritonserver", &["trtllm-serve"]),
+            ];
+            let of = |word: &String| {
+                IMAGES
+                    .iter()
+                    .find(|(name, _)| !word.starts_with('-') && word.contains(name) && word.contains([':', '/']))
+            };
+            let (at, (_, program)) = words.iter().enumerate().skip(1).find_map(|(at, word)| Some((at, of(word)?)))?;
+            let rest = &words[at + 1..];
+            // What follows an image is its command, or options of the one it has.
+            let own = rest.first().is_some_and(|word| !word.starts_with('-') && !word.contains('/'));
+            let program = if own { &[][..] } else { program };
+            Some(program.iter().map(|word| (*word).to_owned()).chain(rest.iter().cloned()).collect())
+        }
+        _ => None,
+    }
 }
 
 /// The program behind the launchers.
@@ -93,6 +130,16 @@ fn program(
     match name {
         "axolotl.cli.train" => tool("axolotl", rest, beside, launch).map(Some),
         "trl" => trl(rest, beside, launch).map(Some),
+        "automodel" => {
+            let file = rest.iter().find(|word| word.ends_with(".yaml") || word.ends_with(".yml"));
+            let Some(file) = file else {
+                return Err(vec![Fault::new("", "automodel's line names no file").or("add -c FILE")]);
+            };
+            let mut over = arguments::parse(rest).object;
+            over.retain(|key, _| key.contains('.'));
+            file_of("NeMo Automodel", file, &Value::Object(over), beside).map(Some)
+        }
+        "unsloth-cli.py" => program::unsloth(&arguments::parse(rest).object, beside).map(Some),
         "swift" => {
             let (command, rest) = rest.split_first().map_or(("", rest), |(word, rest)| (word.as_str(), rest));
             swift(command, rest, beside).map(Some)
@@ -298,6 +345,10 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     }
     if let Some(content) = file.as_ref().map(|_| Content::read_beside(value.clone(), &beside)) {
         return content;
+    }
+    // LLaMA-Factory's src/train.py.
+    if value.get("finetuning_type").is_some() || value.get("stage").is_some() && value.get("template").is_some() {
+        return import::read_as("LLaMA-Factory", &value, &Beside { script: false, ..beside }).map(Content::of_imported);
     }
     if !import::trains(&value) && !(tool.is_some() && value.get("model_name_or_path").is_some()) {
         // What it is called with may stand in it.

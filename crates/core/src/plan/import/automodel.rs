@@ -19,152 +19,70 @@ const KERNELS: &str = "its own kernels are not simulated: transformers' code run
 
 const KEYS: &[Row] = &[
     Row(
-        &["model.pretrained_model_name_or_path", "model.config.pretrained_model_name_or_path", "model.config"],
+        "model.pretrained_model_name_or_path model.config.pretrained_model_name_or_path model.config",
         Sense::Read("the model"),
     ),
-    Row(&["step_scheduler.local_batch_size"], Sense::Whole("batch.batch_size")),
-    Row(&["step_scheduler.global_batch_size"], Sense::Read("gradient_accumulation, with the cards")),
+    Row("step_scheduler.local_batch_size", Sense::Whole("batch.batch_size")),
+    Row("step_scheduler.global_batch_size", Sense::Read("gradient_accumulation, with the cards")),
     Row(
-        &[
-            "packed_sequence.packed_sequence_size",
-            "dataset.seq_length",
-            "dataset.seq_len",
-            "dataset.max_length",
-            "dataset.max_seq_length",
-            "dataloader.collate_fn.max_length",
-        ],
+        "packed_sequence.packed_sequence_size dataset.seq_length dataset.seq_len dataset.max_length \
+         dataset.max_seq_length dataloader.collate_fn.max_length",
         Sense::Read("batch.seq_len"),
     ),
-    Row(&["model.torch_dtype", "model.dtype"], Sense::Read("weights")),
-    Row(&["model.attn_implementation"], Sense::Read("attention")),
+    Row("model.torch_dtype model.dtype", Sense::Read("weights")),
+    Row("model.attn_implementation", Sense::Read("attention")),
+    Row("peft peft.dim peft.dropout peft.target_modules peft.match_all_linear peft.use_dora", Sense::Read("adapter")),
     Row(
-        &["peft", "peft.dim", "peft.dropout", "peft.target_modules", "peft.match_all_linear", "peft.use_dora"],
-        Sense::Read("adapter"),
-    ),
-    Row(
-        &[
-            "quantization.load_in_4bit",
-            "quantization.load_in_8bit",
-            "quantization.bnb_4bit_quant_type",
-            "quantization.bnb_4bit_use_double_quant",
-        ],
+        "quantization.load_in_4bit quantization.load_in_8bit quantization.bnb_4bit_quant_type \
+         quantization.bnb_4bit_use_double_quant",
         Sense::Read("quantization"),
     ),
     Row(
-        &[
-            "distributed.strategy",
-            "distributed._target_",
-            "distributed.dp_size",
-            "distributed.dp_replicate_size",
-            "distributed.tp_size",
-            "distributed.cp_size",
-            "distributed.pp_size",
-            "distributed.activation_checkpointing",
-            "distributed.mp_policy.*",
-            "distributed.pipeline.pp_schedule",
-            "distributed.offload_policy*",
-        ],
+        "distributed.strategy distributed._target_ distributed.dp_size distributed.dp_replicate_size \
+         distributed.tp_size distributed.cp_size distributed.pp_size distributed.activation_checkpointing \
+         distributed.mp_policy.* distributed.pipeline.pp_schedule distributed.offload_policy*",
         Sense::Read("parallel, checkpointing"),
     ),
     Row(
-        &["distributed.ep_size"],
+        "distributed.ep_size",
         Sense::Said("experts are simulated in FSDP's shards, gathered a whole layer at a time, which is more"),
     ),
-    Row(&["distributed.sequence_parallel"], Sense::Said("transformers' plan is simulated, without sequence parallel")),
-    Row(&["optimizer._target_", "optimizer.foreach", "optimizer.fused"], Sense::Read("optimizer")),
+    Row("distributed.sequence_parallel", Sense::Said("transformers' plan is simulated, without sequence parallel")),
+    Row("optimizer._target_ optimizer.foreach optimizer.fused", Sense::Read("optimizer")),
     Row(
-        &[
-            "optimizer.master_weights",
-            "optimizer.store_param_remainders",
-            "optimizer.exp_avg_dtype",
-            "optimizer.exp_avg_sq_dtype",
-            "optimizer.master_weight_dtype",
-        ],
+        "optimizer.master_weights optimizer.store_param_remainders optimizer.exp_avg_dtype optimizer.exp_avg_sq_dtype \
+         optimizer.master_weight_dtype",
         Sense::Said("Transformer Engine's optimizer is simulated as torch's on the types of the weights"),
     ),
-    Row(&["loss_fn._target_"], Sense::Read("loss.kind")),
-    Row(&["clip_grad_norm.max_norm", "max_grad_norm"], Sense::Read("clip")),
-    Row(&["freeze_config.*"], Sense::Read("frozen")),
-    Row(&["model.use_liger_kernel"], Sense::Read("kernels")),
+    Row("loss_fn._target_", Sense::Read("loss.kind")),
+    Row("clip_grad_norm.max_norm max_grad_norm", Sense::Read("clip")),
+    Row("freeze_config.*", Sense::Read("frozen")),
+    Row("model.use_liger_kernel", Sense::Read("kernels")),
     Row(
-        &["compile.enabled"],
+        "compile.enabled",
         Sense::Said("torch.compile is not simulated: what runs is eager, which mostly keeps more for backward"),
     ),
-    Row(&["compile.*"], Sense::Harmless("options of compile")),
-    Row(&["model.backend.*", "peft.use_triton"], Sense::Said(KERNELS)),
-    Row(&["fp8.enabled"], Sense::Said("products in 8 bits are not simulated: those in bf16 are, which keep more")),
-    Row(&["fp8.*", "qat*"], Sense::Harmless("options of fp8")),
+    Row("compile.*", Sense::Harmless("options of compile")),
+    Row("model.backend.* peft.use_triton", Sense::Said(KERNELS)),
+    Row("fp8.enabled", Sense::Said("products in 8 bits are not simulated: those in bf16 are, which keep more")),
+    Row("fp8.* qat*", Sense::Harmless("options of fp8")),
     Row(
-        &["model.num_hidden_layers", "model.config.num_*", "model.text_config.*", "model.*"],
+        "model.num_hidden_layers model.config.num_* model.text_config.* model.*",
         Sense::Said("the model is taken as it is published"),
     ),
+    Row("peft.exclude_modules peft.moe_rank_scaling", Sense::Said("adapters stand on every module that is targeted")),
     Row(
-        &["peft.exclude_modules", "peft.moe_rank_scaling"],
-        Sense::Said("adapters stand on every module that is targeted"),
-    ),
-    Row(
-        &[
-            "distributed.pipeline.*",
-            "distributed.moe.*",
-            "distributed.defer_*",
-            "distributed.enable_*",
-            "distributed.timeout*",
-        ],
+        "distributed.pipeline.* distributed.moe.* distributed.defer_* distributed.enable_* distributed.timeout*",
         Sense::Harmless("how the same memory is reached"),
     ),
-    Row(&["kd_ratio", "teacher_model*", "recipe_args.*", "flow_matching.*"], Sense::Refused("another task")),
+    Row("kd_ratio teacher_model* recipe_args.* flow_matching.*", Sense::Refused("another task")),
     Row(
-        &[
-            "recipe*",
-            "step_scheduler.*",
-            "dist_env*",
-            "rng*",
-            "seed",
-            "ci.*",
-            "checkpoint.*",
-            "dataset*",
-            "dataloader*",
-            "validation_*",
-            "optimizer*",
-            "lr_scheduler*",
-            "wandb*",
-            "mlflow*",
-            "comet*",
-            "processor*",
-            "tokenizer*",
-            "benchmark*",
-            "packed_sequence*",
-            "peft.*",
-            "loss_fn.*",
-            "logger*",
-            "slurm*",
-            "profil*",
-            "autonvtx*",
-            "nvtx*",
-            "data.*",
-            "distributed.*",
-            "model._target_",
-            "model.trust_remote_code",
-            "model.use_cache",
-            "model.output_hidden_states",
-            "model.use_sdpa_patching",
-            "model.backend._target_",
-            "parallelizer*",
-            "autopipeline*",
-            "skypilot*",
-            "prewarm*",
-            "_*",
-            "neftune*",
-            "tool_call*",
-            "quantization.*",
-            "moe_metrics*",
-            "garbage_collection*",
-            "te_fp8*",
-            "launcher*",
-            "tensorboard*",
-            "rope_fusion",
-            "enable_*",
-        ],
+        "recipe* step_scheduler.* dist_env* rng* seed ci.* checkpoint.* dataset* dataloader* validation_* optimizer* \
+         lr_scheduler* wandb* mlflow* comet* processor* tokenizer* benchmark* packed_sequence* peft.* loss_fn.* \
+         logger* slurm* profil* autonvtx* nvtx* data.* distributed.* model._target_ model.trust_remote_code \
+         model.use_cache model.output_hidden_states model.use_sdpa_patching model.backend._target_ parallelizer* \
+         autopipeline* skypilot* prewarm* _* neftune* tool_call* quantization.* moe_metrics* garbage_collection* \
+         te_fp8* launcher* tensorboard* rope_fusion enable_*",
         Sense::Harmless("which data, what is logged and saved, the course of training"),
     ),
 ];
@@ -197,7 +115,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         .iter()
         .find_map(|key| reader.text(key))
         .map(str::to_owned);
-    let lengths = KEYS[3].0.iter().find_map(|key| reader.get(key).and_then(whole).filter(|length| *length > 0));
+    let lengths = KEYS[3].keys().find_map(|key| reader.get(key).and_then(whole).filter(|length| *length > 0));
     if let Some(length) = lengths {
         reader.set("batch.seq_len", length);
     }

@@ -38,74 +38,37 @@ const ARGUMENTS: &[(&str, &str)] = &[
 ];
 
 const KEYS: &[Row] = &[
-    Row(&["model", "tokenizer.tokenizer_model"], Sense::Read("the model")),
+    Row("model tokenizer.tokenizer_model", Sense::Read("the model")),
     Row(
-        &[
-            "train.micro_batch_size",
-            "train.global_batch_size",
-            "model.seq_length",
-            "dataset.seq_length",
-            "model.tensor_model_parallel_size",
-            "model.pipeline_model_parallel_size",
-            "model.context_parallel_size",
-            "model.expert_model_parallel_size",
-            "model.expert_tensor_parallel_size",
-            "model.sequence_parallel",
-            "model.recompute_*",
-            "model.mtp_num_layers",
-            "ddp.use_distributed_optimizer",
-            "ddp.overlap_grad_reduce",
-        ],
+        "train.micro_batch_size train.global_batch_size model.seq_length dataset.seq_length \
+         model.tensor_model_parallel_size model.pipeline_model_parallel_size model.context_parallel_size \
+         model.expert_model_parallel_size model.expert_tensor_parallel_size model.sequence_parallel model.recompute_* \
+         model.mtp_num_layers ddp.use_distributed_optimizer ddp.overlap_grad_reduce",
         Sense::Read("as Megatron-LM's arguments of these names"),
     ),
-    Row(&["mixed_precision", "mixed_precision.*"], Sense::Read("weights, parallel.engine.megatron.fp8")),
-    Row(&["peft", "peft.*"], Sense::Refused("adapters under Megatron are not simulated")),
+    Row("mixed_precision mixed_precision.*", Sense::Read("weights, parallel.engine.megatron.fp8")),
+    Row("peft peft.*", Sense::Refused("adapters under Megatron are not simulated")),
     Row(
-        &["ddp.use_megatron_fsdp", "model.fine_grained_activation_offloading"],
+        "ddp.use_megatron_fsdp model.fine_grained_activation_offloading",
         Sense::Refused("say it by flags beside --engine megatron"),
     ),
     Row(
-        &[
-            "model.virtual_pipeline_model_parallel_size",
-            "model.pipeline_model_parallel_layout",
-            "model.num_layers_in_*",
-            "model.account_for_*",
-        ],
+        "model.virtual_pipeline_model_parallel_size model.pipeline_model_parallel_layout model.num_layers_in_* \
+         model.account_for_*",
         Sense::Said("stages are cut evenly, one a card"),
     ),
-    Row(&["model.freeze_*"], Sense::Said("which of its parts are trained is not simulated: all are")),
+    Row("model.freeze_*", Sense::Said("which of its parts are trained is not simulated: all are")),
     Row(
-        &["optimizer.use_precision_aware_optimizer", "optimizer.optimizer_cpu_offload"],
+        "optimizer.use_precision_aware_optimizer optimizer.optimizer_cpu_offload",
         Sense::Said("states are simulated in fp32 on the card"),
     ),
     Row(
-        &["model.num_layers", "model.hidden_size", "model.kv_channels", "model.vocab_size", "model.config*"],
+        "model.num_layers model.hidden_size model.kv_channels model.vocab_size model.config*",
         Sense::Said("the model is taken as it is published"),
     ),
     Row(
-        &[
-            "model.*",
-            "train.*",
-            "validation.*",
-            "optimizer*",
-            "scheduler*",
-            "ddp.*",
-            "dataset*",
-            "logger*",
-            "tokenizer*",
-            "checkpoint*",
-            "rng*",
-            "dist*",
-            "comm_overlap*",
-            "env_vars*",
-            "profiling*",
-            "ft*",
-            "rerun*",
-            "straggler*",
-            "nvrx*",
-            "inprocess*",
-            "tensor_inspect*",
-        ],
+        "model.* train.* validation.* optimizer* scheduler* ddp.* dataset* logger* tokenizer* checkpoint* rng* dist* \
+         comm_overlap* env_vars* profiling* ft* rerun* straggler* nvrx* inprocess* tensor_inspect*",
         Sense::Harmless("which data, what is saved, the course of training"),
     ),
 ];

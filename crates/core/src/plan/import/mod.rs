@@ -42,6 +42,8 @@ use super::Fault;
 pub(crate) use reader::unread;
 pub(crate) use roles::openrlhf_roles;
 pub use table::{Format, Row, Sense};
+pub(crate) use torchtitan::flavor as torchtitan_flavor;
+pub(crate) use torchtune::builder as torchtune_builder;
 pub(crate) use trainer::trainer_optimizer;
 
 /// A file of another tool, as changes to a plan.
@@ -179,7 +181,7 @@ pub fn read_as(title: &str, value: &Value, beside: &Beside<'_>) -> Result<Import
 }
 
 /// Arguments that only scripts of training have.
-const TRAINING: [&str; 19] = [
+const TRAINING: [&str; 27] = [
     "per_device_train_batch_size",
     "per_gpu_train_batch_size",
     "gradient_accumulation_steps",
@@ -199,6 +201,14 @@ const TRAINING: [&str; 19] = [
     "warmup_steps",
     "num_generations",
     "max_completion_length",
+    "output_dir",
+    "max_steps",
+    "logging_steps",
+    "save_steps",
+    "save_strategy",
+    "weight_decay",
+    "lr_scheduler_type",
+    "per_device_eval_batch_size",
 ];
 
 /// Whether some arguments are those of a Trainer.

@@ -25,106 +25,62 @@ pub(super) const OPENRLHF: Format = Format {
 };
 
 const VERL_KEYS: &[Row] = &[
-    Row(&["model.partial_pretrain", "model.path"], Sense::Read("the model")),
-    Row(&["data.micro_batch_size_per_gpu", "data.micro_batch_size"], Sense::Whole("batch.batch_size")),
-    Row(&["data.max_length", "data.max_token_len_per_gpu"], Sense::Whole("batch.seq_len")),
-    Row(&["data.train_batch_size"], Sense::Read("gradient_accumulation, with the cards")),
-    Row(&["model.enable_gradient_checkpointing"], Sense::Read("checkpointing")),
-    Row(&["model.use_liger"], Sense::Read("kernels")),
-    Row(&["model.lora_rank", "model.target_modules"], Sense::Read("adapter")),
+    Row("model.partial_pretrain model.path", Sense::Read("the model")),
+    Row("data.micro_batch_size_per_gpu data.micro_batch_size", Sense::Whole("batch.batch_size")),
+    Row("data.max_length data.max_token_len_per_gpu", Sense::Whole("batch.seq_len")),
+    Row("data.train_batch_size", Sense::Read("gradient_accumulation, with the cards")),
+    Row("model.enable_gradient_checkpointing", Sense::Read("checkpointing")),
+    Row("model.use_liger", Sense::Read("kernels")),
+    Row("model.lora_rank model.target_modules", Sense::Read("adapter")),
     Row(
-        &[
-            "model.strategy",
-            "model.fsdp_config.model_dtype",
-            "model.fsdp_config.cpu_offload",
-            "model.fsdp_config.offload_params",
-            "trainer.n_gpus_per_node",
-            "trainer.nnodes",
-        ],
+        "model.strategy model.fsdp_config.model_dtype model.fsdp_config.cpu_offload model.fsdp_config.offload_params \
+         trainer.n_gpus_per_node trainer.nnodes",
         Sense::Read("parallel"),
     ),
-    Row(&["use_remove_padding", "model.use_remove_padding"], Sense::Said("rows of full length are simulated")),
+    Row("use_remove_padding model.use_remove_padding", Sense::Said("rows of full length are simulated")),
     Row(
-        &["ulysses_sequence_parallel_size"],
+        "ulysses_sequence_parallel_size",
         Sense::Said("Ulysses is not simulated: whole rows are kept on every card, which is more"),
     ),
     Row(
-        &["engine*", "model.override_config*", "model.external_lib", "model.tie_word_embedding", "model.fsdp_config.*"],
+        "engine* model.override_config* model.external_lib model.tie_word_embedding model.fsdp_config.*",
         Sense::Said("the trainer's own are taken"),
     ),
     Row(
-        &[
-            "data.*",
-            "optim.*",
-            "trainer.*",
-            "model.lora_alpha",
-            "model.trust_remote_code",
-            "checkpoint.*",
-            "hydra.*",
-            "custom_cls.*",
-        ],
+        "data.* optim.* trainer.* model.lora_alpha model.trust_remote_code checkpoint.* hydra.* custom_cls.*",
         Sense::Harmless("which data, what is saved, the course of training"),
     ),
 ];
 
 const OPENRLHF_KEYS: &[Row] = &[
-    Row(&["model.model_name_or_path", "pretrain"], Sense::Read("the model")),
-    Row(&["train.micro_batch_size", "micro_train_batch_size"], Sense::Whole("batch.batch_size")),
-    Row(&["data.max_len", "max_len"], Sense::Whole("batch.seq_len")),
-    Row(&["train.batch_size", "train_batch_size"], Sense::Read("gradient_accumulation, with the cards")),
+    Row("model.model_name_or_path pretrain", Sense::Read("the model")),
+    Row("train.micro_batch_size micro_train_batch_size", Sense::Whole("batch.batch_size")),
+    Row("data.max_len max_len", Sense::Whole("batch.seq_len")),
+    Row("train.batch_size train_batch_size", Sense::Read("gradient_accumulation, with the cards")),
     Row(
-        &[
-            "ds.zero_stage",
-            "zero_stage",
-            "ds.adam_offload",
-            "adam_offload",
-            "ds.zpg",
-            "zpg",
-            "ds.overlap_comm",
-            "overlap_comm",
-        ],
+        "ds.zero_stage zero_stage ds.adam_offload adam_offload ds.zpg zpg ds.overlap_comm overlap_comm",
         Sense::Read("parallel.engine.deepspeed"),
     ),
-    Row(&["ds.param_dtype", "param_dtype", "bf16"], Sense::Read("weights")),
-    Row(&["ds.attn_implementation", "attn_implementation", "flash_attn"], Sense::Read("attention")),
+    Row("ds.param_dtype param_dtype bf16", Sense::Read("weights")),
+    Row("ds.attn_implementation attn_implementation flash_attn", Sense::Read("attention")),
     Row(
-        &[
-            "model.gradient_checkpointing_enable",
-            "gradient_checkpointing",
-            "model.gradient_checkpointing_reentrant",
-            "gradient_checkpointing_use_reentrant",
-        ],
+        "model.gradient_checkpointing_enable gradient_checkpointing model.gradient_checkpointing_reentrant \
+         gradient_checkpointing_use_reentrant",
         Sense::Read("checkpointing"),
     ),
     Row(
-        &[
-            "ds.lora.rank",
-            "model.lora.rank",
-            "lora_rank",
-            "lora.rank",
-            "ds.lora.target_modules",
-            "lora.target_modules",
-            "target_modules",
-            "lora.dropout",
-            "lora_dropout",
-            "ds.lora.dropout",
-        ],
+        "ds.lora.rank model.lora.rank lora_rank lora.rank ds.lora.target_modules lora.target_modules target_modules \
+         lora.dropout lora_dropout ds.lora.dropout",
         Sense::Read("adapter"),
     ),
-    Row(&["ds.load_in_4bit", "load_in_4bit"], Sense::Read("quantization")),
-    Row(&["ds.packing_samples", "packing_samples"], Sense::Said("rows of full length are simulated")),
-    Row(&["ds.use_liger_kernel", "use_liger_kernel"], Sense::Read("kernels")),
+    Row("ds.load_in_4bit load_in_4bit", Sense::Read("quantization")),
+    Row("ds.packing_samples packing_samples", Sense::Said("rows of full length are simulated")),
+    Row("ds.use_liger_kernel use_liger_kernel", Sense::Read("kernels")),
     Row(
-        &[
-            "ds.ring_attn_size",
-            "ring_attn_size",
-            "ds.ring.attn_size",
-            "ds.tensor_parallel_size",
-            "ds_tensor_parallel_size",
-        ],
+        "ds.ring_attn_size ring_attn_size ds.ring.attn_size ds.tensor_parallel_size ds_tensor_parallel_size",
         Sense::Refused("sequence and tensor parallel under DeepSpeed are not simulated here"),
     ),
-    Row(&["*"], Sense::Harmless("which data, what is logged and saved, the course of training")),
+    Row("*", Sense::Harmless("which data, what is logged and saved, the course of training")),
 ];
 
 /// verl's supervised fine-tuning: FSDP with fp32 shards, computed with in bf16.
