@@ -35,7 +35,16 @@ fn site(python: &Path) -> std::path::PathBuf {
     }
     let _ = std::fs::remove_dir_all(&folder);
     let install = |words: &[&str]| {
-        let quiet = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir", "--upgrade", "--target"];
+        let quiet = [
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-cache-dir",
+            "--upgrade",
+            "--target",
+        ];
         Command::new(python).args(quiet).arg(&folder).args(words).status().is_ok_and(|status| status.success())
     };
     let alone: Vec<&str> = std::iter::once("--no-deps").chain(PACKAGES).collect();
@@ -51,7 +60,13 @@ fn tools_read_what_is_written_for_them() {
     let folder = tempfile::tempdir().unwrap();
     for (at, (tool, line)) in LINES.iter().enumerate() {
         let out = folder.path().join(at.to_string());
-        let written = Command::new(vramcast).arg("train").args(line.split(' ')).args(["--write", tool, "--out"]).arg(&out).output().unwrap();
+        let written = Command::new(vramcast)
+            .arg("train")
+            .args(line.split(' '))
+            .args(["--write", tool, "--out"])
+            .arg(&out)
+            .output()
+            .unwrap();
         assert!(written.status.success(), "{line}: {}", String::from_utf8_lossy(&written.stderr));
     }
     let python = PythonWithTorch::get();

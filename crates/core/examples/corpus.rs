@@ -17,7 +17,11 @@ use vramcast_core::plan::{Fault, Gpus};
 use vramcast_core::source::{catalogue, python};
 
 /// Words of refusals that say that a file is not of one model's training: it is not among those that should be read.
-const OUTSIDE: [&str; 16] = [
+const OUTSIDE: [&str; 20] = [
+    "roles on shared cards",
+    "engine_kwargs",
+    "help ",
+    "none of its arguments is one of a Trainer",
     "supervised fine-tuning",
     "another task",
     "distillation",
@@ -207,7 +211,11 @@ fn settle(mut content: Content) -> (Outcome, bool) {
         named.as_deref().and_then(|name| catalogue::find(name).or_else(|| catalogue::find(catalogue::kin(name)?)));
     let known = entry.is_some() || named.is_none();
     let entry = entry.or_else(|| catalogue::find("meta-llama/Meta-Llama-3-8B")).expect("the stand-in is built in");
-    let model = Model::new(entry.config, entry.auto_class.as_deref()).expect("it is a model");
+    let mut config = entry.config;
+    if !known {
+        config["max_position_embeddings"] = serde_json::json!(1 << 24);
+    }
+    let model = Model::new(config, entry.auto_class.as_deref()).expect("it is a model");
     let task = content.task.unwrap_or(Task::Train);
     let mut asked = Asked { task, ..Asked::default() };
     let deepspeed = content.deepspeed.take();
@@ -217,6 +225,11 @@ fn settle(mut content: Content) -> (Outcome, bool) {
             vramcast_core::ask::tree::take(&mut content.tree, place);
         }
         content.tree.as_object_mut().map(|tree| tree.remove("frozen"));
+        // So are its experts and positions.
+        for place in ["parallel.mesh.ep", "parallel.mesh.etp"] {
+            vramcast_core::ask::tree::take(&mut content.tree, place);
+        }
+        content.named.retain(|(name, _)| !name.contains("expert"));
     }
     asked.beneath(content);
     if let Some(document) = deepspeed

@@ -60,6 +60,10 @@ pub(crate) fn plan(path: &Path, without: &[String]) -> Result<Content, Failure> 
         content.notes.iter_mut().for_each(|note| *note = noted(&name, note));
         return Ok(content);
     }
+    let named = path.file_name().is_some_and(|file| file.to_string_lossy().contains("Modelfile"));
+    if named || text.starts_with("FROM ") && text.contains("\nPARAMETER ") {
+        return line::modelfile(&text).map_err(|faults| Failure::faults(faults, Runner::OneCard).within(&name));
+    }
     if is_script(path, &text) {
         return script(&text, &name, &follow, without);
     }

@@ -150,10 +150,9 @@ pub fn of_recording(recording: &Recording) -> Option<Finding> {
         (None, Some(end)) if end.idle >= end.asked && end.idle >= end.allocated.saturating_add(end.idle) / 10 => (
             Cause::Fragmentation,
             format!(
-                "{} were asked for; torch holds {} that no tensor uses, the largest piece of {}",
+                "{} were asked for; torch holds {} that no tensor uses, in smaller pieces",
                 gib(end.asked),
                 gib(end.idle),
-                gib(end.largest_idle)
             ),
         ),
         (None, Some(end)) => {

@@ -55,8 +55,6 @@ pub struct Ended {
     pub allocated: u64,
     /// What the allocator held beside that.
     pub idle: u64,
-    /// The largest piece of it.
-    pub largest_idle: u64,
     /// Where the program was.
     pub place: &'static str,
     /// The line of source that asked.

@@ -95,7 +95,7 @@ fn one_device(pickle: &Pickle<'_>, segments: &[Id], trace: &[Id]) -> Recording {
         .collect();
     // What lives at the end, by address.
     let mut at_end: BTreeMap<u64, (u64, Option<Id>)> = BTreeMap::new();
-    let (mut reserved, mut largest_idle) = (0_u64, 0_u64);
+    let mut reserved: u64 = 0;
     for segment in segments {
         reserved = reserved.saturating_add(number(pickle, *segment, "total_size").unwrap_or(0));
         let mut address = number(pickle, *segment, "address").unwrap_or(0);
@@ -105,8 +105,6 @@ fn one_device(pickle: &Pickle<'_>, segments: &[Id], trace: &[Id]) -> Recording {
             if state == Some("active_allocated") {
                 let own = number(pickle, *block, "address").unwrap_or(address);
                 at_end.insert(own, (size, pickle.key(*block, "frames")));
-            } else if state == Some("inactive") {
-                largest_idle = largest_idle.max(size);
             }
             address = address.saturating_add(size);
         }
@@ -115,15 +113,18 @@ fn one_device(pickle: &Pickle<'_>, segments: &[Id], trace: &[Id]) -> Recording {
     let (peak, at) = peak(&entries, allocated, (Action::Alloc, Action::Free));
     let (peak_reserved, _) = self::peak(&entries, reserved, (Action::Reserve, Action::Release));
     let alive = alive(&entries, at, &at_end);
-    let ended = entries.iter().rev().find(|entry| entry.action == Action::Refused).map(|entry| Ended {
-        asked: entry.bytes,
-        free: Some(entry.address).filter(|free| *free > 0),
-        allocated,
-        idle: reserved.saturating_sub(allocated),
-        largest_idle,
-        place: entry.place.name(),
-        line: entry.frames.map(|frames| source(pickle, frames)),
-    });
+    let last = entries.iter().rposition(|entry| entry.action == Action::Refused);
+    let ended =
+        last.map(|at| (&entries[at], before(&entries[at..], allocated, reserved))).map(|(entry, (held, taken))| {
+            Ended {
+                asked: entry.bytes,
+                free: Some(entry.address).filter(|free| *free > 0),
+                allocated: held,
+                idle: taken.saturating_sub(held),
+                place: entry.place.name(),
+                line: entry.frames.map(|frames| source(pickle, frames)),
+            }
+        });
     let mut recording = Recording {
         kind: "memory snapshot of torch",
         peak_allocated: peak,
@@ -170,6 +171,20 @@ fn peak(entries: &[Entry], end: u64, (adds, takes): (Action, Action)) -> (u64, u
         }
     }
     most
+}
+
+/// What was allocated and reserved before some entries, behind which there is so much.
+fn before(entries: &[Entry], mut allocated: u64, mut reserved: u64) -> (u64, u64) {
+    for entry in entries.iter().rev() {
+        match entry.action {
+            Action::Alloc => allocated = allocated.saturating_sub(entry.bytes),
+            Action::Free => allocated = allocated.saturating_add(entry.bytes),
+            Action::Reserve => reserved = reserved.saturating_sub(entry.bytes),
+            Action::Release => reserved = reserved.saturating_add(entry.bytes),
+            Action::Refused => {}
+        }
+    }
+    (allocated, reserved)
 }
 
 /// What is allocated whenever forward begins after a step of the optimizer; `end` is what there is at the end.
@@ -278,7 +293,11 @@ fn frames_of<'a>(pickle: &Pickle<'a>, frames: Id) -> Vec<(&'a str, &'a str)> {
 fn source(pickle: &Pickle<'_>, frames: Id) -> String {
     let list = pickle.list(frames);
     let text = |frame: Id, key: &str| pickle.key(frame, key).and_then(|id| pickle.text(id)).unwrap_or_default();
-    let own = list.iter().find(|frame| !text(**frame, "filename").contains("/torch/")).or(list.first());
+    // Frames of C++ may stand among those of Python.
+    let python = |frame: &&Id| text(**frame, "filename").ends_with(".py");
+    let theirs = |frame: &&Id| !text(**frame, "filename").contains("/torch/");
+    let own = list.iter().find(|frame| python(frame) && theirs(frame)).or_else(|| list.iter().find(python));
+    let own = own.or_else(|| list.iter().find(theirs)).or(list.first());
     let Some(frame) = own else { return "the backward pass (no stack)".to_owned() };
     let file = text(*frame, "filename");
     let file = file.rsplit_once("site-packages/").map_or(file, |(_, short)| short);

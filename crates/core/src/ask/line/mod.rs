@@ -12,6 +12,8 @@ mod launcher;
 pub(super) mod serving;
 pub mod shell;
 
+pub use serving::modelfile;
+
 use serde_json::{Value, json};
 
 use super::file::Content;
@@ -364,3 +366,6 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     }
     import::read_as(if tool.is_some() { "TRL" } else { "TrainingArguments" }, &value, &beside).map(Content::of_imported)
 }
+
+#[cfg(test)]
+mod tests;

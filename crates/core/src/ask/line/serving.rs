@@ -218,6 +218,10 @@ const SAID: &[(&str, &str)] = &[
     ("O1", "the version's usual graphs are taken"),
     ("O2", "the version's usual graphs are taken"),
     ("O3", "the version's usual graphs are taken"),
+    ("mm_encoder_attn_dtype", "the version's usual kernels are taken"),
+    ("offload_group_size", "weights stay on the card in the simulation, which is more"),
+    ("offload_num_in_group", "weights stay on the card in the simulation, which is more"),
+    ("offload_prefetch_step", "weights stay on the card in the simulation, which is more"),
     ("swap_space", "it is the host's memory"),
     ("dp", "replicas are alike: one is answered"),
     ("dp_size", "replicas are alike: one is answered"),
@@ -324,6 +328,36 @@ pub(in crate::ask) fn is_file(object: &Map<String, Value>) -> bool {
 /// A file of `vllm serve --config`.
 pub(in crate::ask) fn file(object: &Map<String, Value>) -> Result<Content, Vec<Fault>> {
     layer(Runner::Vllm, object, None)
+}
+
+/// Ollama's Modelfile: the model it begins from, and parameters of the runner.
+pub fn modelfile(text: &str) -> Result<Content, Vec<Fault>> {
+    const NAMES: [(&str, &str); 3] =
+        [("num_ctx", "ctx_size"), ("num_gpu", "n_gpu_layers"), ("num_batch", "batch_size")];
+    let (mut object, mut model, mut open, mut faults) = (Map::new(), None, false, Vec::new());
+    for line in text.lines() {
+        // Texts of templates stand between three quotes.
+        let inside = open;
+        open ^= line.matches("\"\"\"").count() % 2 == 1;
+        let mut words = line.split_whitespace();
+        match words.next().map(str::to_uppercase).as_deref() {
+            _ if inside => {}
+            Some("FROM") => model = words.next().map(|name| name.replace(':', "-")),
+            Some("ADAPTER") => faults.push(Fault::unsupported("", "ADAPTER of Ollama").or("leave it out")),
+            Some("PARAMETER") => {
+                let (name, value) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+                let known = NAMES.iter().find(|(known, _)| *known == name);
+                known
+                    .into_iter()
+                    .for_each(|(_, flag)| drop(object.insert((*flag).to_owned(), arguments::typed(value))));
+            }
+            _ => {}
+        }
+    }
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    layer(Runner::Ollama, &object, model)
 }
 
 /// Flags as settings.

@@ -112,6 +112,9 @@ const MODELS: &[(&str, &str, &str)] = &[
     ("llama3", "8B", "meta-llama/Llama-3.1-8B"),
     ("llama3", "70B", "meta-llama/Llama-3.1-70B"),
     ("llama3", "405B", "meta-llama/Llama-3.1-405B"),
+    // Of the same shapes.
+    ("llama3", "8B", "meta-llama/Meta-Llama-3-8B"),
+    ("llama3", "70B", "meta-llama/Meta-Llama-3-70B"),
     ("llama4", "17bx16e", "meta-llama/Llama-4-Scout-17B-16E"),
     ("llama4", "17bx128e", "meta-llama/Llama-4-Maverick-17B-128E"),
     ("deepseek_v3", "16B", "deepseek-ai/deepseek-moe-16b-base"),
@@ -153,8 +156,8 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     let (model, family) = model(&mut reader, beside);
     reader.say("the model's code", "transformers' runs in the place of torchtitan's own");
     batch(&mut reader);
-    let split = spread(&mut reader, &family);
-    types(&mut reader, split);
+    spread(&mut reader, &family);
+    types(&mut reader);
     checkpoints(&mut reader);
     optimizer(&mut reader);
     loss(&mut reader);
@@ -172,12 +175,15 @@ fn model(reader: &mut Reader<'_>, beside: &Beside<'_>) -> (Option<String>, Strin
     let spec = reader.get("model_spec").cloned().unwrap_or_default();
     if spec.get("converters").is_some_and(|list| !super::table::is_off(list)) {
         let all: Vec<&str> = spec["converters"].as_array().into_iter().flatten().filter_map(called).collect();
-        match all.iter().find(|name| name.contains("LoRA")) {
-            Some(name) => {
-                reader.refuse("model_spec.converters", name, "leave it out, and say adapters by {adapter.rank}")
-            }
-            None => reader.say("model_spec.converters", FLOAT8),
+        if all.iter().any(|name| !name.contains("LoRA")) {
+            reader.say("model_spec.converters", FLOAT8);
         }
+        let adapter = spec["converters"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|one| called(one).is_some_and(|name| name.contains("LoRA")));
+        adapter.into_iter().for_each(|adapter| lora(reader, adapter));
     }
     if let Some(how) = spec.get("attn_backend").and_then(Value::as_str) {
         reader.set("attention", if how.starts_with("flex") { "flex" } else { "sdpa" });
@@ -224,6 +230,24 @@ fn model(reader: &mut Reader<'_>, beside: &Beside<'_>) -> (Option<String>, Strin
     (model, family)
 }
 
+/// `LoRAConverter.Config`: torchtitan's names of modules.
+fn lora(reader: &mut Reader<'_>, config: &Value) {
+    const NAMES: [(&str, &[&str]); 6] = [
+        ("wq", &["q_proj"]),
+        ("wkv", &["k_proj", "v_proj"]),
+        ("wo", &["o_proj"]),
+        ("w1", &["gate_proj"]),
+        ("w2", &["down_proj"]),
+        ("w3", &["up_proj"]),
+    ];
+    reader.set("adapter.method", "lora");
+    reader.set("adapter.rank", config["rank"].clone());
+    let named = |name: &str| NAMES.iter().find(|(known, _)| *known == name).map_or(vec![], |(_, names)| names.to_vec());
+    let targets = config["target_modules"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let targets: Vec<&str> = targets.flat_map(named).collect();
+    reader.set("adapter.targets", if targets.is_empty() { json!("all-linear") } else { json!(targets) });
+}
+
 fn batch(reader: &mut Reader<'_>) {
     let first = |keys: [&str; 2], reader: &mut Reader<'_>| keys.into_iter().find_map(|key| reader.number(key));
     // ParallelismConfig's and TrainingConfig's own.
@@ -252,8 +276,8 @@ fn batch(reader: &mut Reader<'_>) {
     }
 }
 
-/// The mesh; whether anything but data is split.
-fn spread(reader: &mut Reader<'_>, family: &str) -> bool {
+/// The mesh, and FSDP's options.
+fn spread(reader: &mut Reader<'_>, family: &str) {
     // Up to 2024 they stood under `training` and `experimental`.
     let degree = |reader: &mut Reader<'_>, name: &str| {
         let places = ["parallelism", "training", "experimental"].map(|part| format!("{part}.{name}"));
@@ -261,7 +285,6 @@ fn spread(reader: &mut Reader<'_>, family: &str) -> bool {
     };
     reader.set("parallel.engine.fsdp2", json!({}));
     let tensor = degree(reader, "tensor_parallel_degree").unwrap_or(1);
-    let mut split = false;
     for (name, place) in [
         ("tensor_parallel_degree", "parallel.mesh.tp"),
         ("pipeline_parallel_degree", "parallel.mesh.pp"),
@@ -273,7 +296,6 @@ fn spread(reader: &mut Reader<'_>, family: &str) -> bool {
         let size = degree(reader, name);
         if let Some(size) = size.filter(|size| *size > 1) {
             reader.set(place, size);
-            split |= !name.starts_with("data");
         }
     }
     for key in ["parallelism.expert_parallel_degree", "parallelism.expert_tensor_parallel_degree"] {
@@ -302,7 +324,6 @@ fn spread(reader: &mut Reader<'_>, family: &str) -> bool {
         reader.set("parallel.engine.fsdp2.offload", true);
     }
     pipeline(reader);
-    split
 }
 
 fn pipeline(reader: &mut Reader<'_>) {
@@ -335,7 +356,7 @@ fn pipeline(reader: &mut Reader<'_>) {
 }
 
 /// Parameters are fp32 and computed with in bf16, unless it is said otherwise (TrainingConfig).
-fn types(reader: &mut Reader<'_>, _split: bool) {
+fn types(reader: &mut Reader<'_>) {
     let name = |text: Option<&str>, usual: &'static str| match text {
         None => usual,
         Some("bfloat16") => "bf16",
@@ -347,7 +368,9 @@ fn types(reader: &mut Reader<'_>, _split: bool) {
     let reduce = name(reader.text("training.mixed_precision_reduce"), "fp32");
     reader.set("weights", weights);
     reader.set("autocast", Value::Null);
-    reader.set("parallel.engine.fsdp2.mixed_precision", json!({"parameters": compute, "reduce": reduce}));
+    if (compute, reduce) != (weights, weights) {
+        reader.set("parallel.engine.fsdp2.mixed_precision", json!({"parameters": compute, "reduce": reduce}));
+    }
 }
 
 fn checkpoints(reader: &mut Reader<'_>) {
@@ -396,6 +419,10 @@ fn optimizer(reader: &mut Reader<'_>) {
     match name {
         "AdamW" => reader.set("optimizer.kind", "adamw"),
         "Adam" => reader.set("optimizer.kind", "adam"),
+        "Muon" | "DistMuon" => {
+            reader.set("optimizer.kind", "adamw");
+            reader.say("optimizer", "Muon on shards is simulated as AdamW, whose states are twice as large");
+        }
         other => reader.refuse("optimizer", other, "use AdamW: others are not simulated on several cards"),
     }
     let how = config["implementation"].as_str().unwrap_or("fused");
@@ -416,7 +443,7 @@ fn loss(reader: &mut Reader<'_>) {
             reader.say("loss", "on several cards the loss is simulated on whole logits, which are more");
         }
         Some(name) if name.contains("MTP") => {
-            reader.refuse("loss", &name, "losses of tokens further on are not simulated")
+            reader.say("loss", "heads for tokens further on are not simulated");
         }
         _ => {}
     }
