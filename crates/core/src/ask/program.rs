@@ -55,7 +55,7 @@ fn name(call: &Call) -> &str {
     call.get(CALL).and_then(Value::as_str).map_or("", |name| name.rsplit('.').next().unwrap_or(name))
 }
 
-fn find<'p>(program: &'p Program, is: impl Fn(&str) -> bool) -> Option<&'p Call> {
+fn find(program: &Program, is: impl Fn(&str) -> bool) -> Option<&Call> {
     program.calls.iter().find(|call| is(name(call)))
 }
 
@@ -371,6 +371,10 @@ fn adapter(program: &Program, content: &mut Content) -> Result<(), Vec<Fault>> {
             None if harmless.contains(&key.as_str()) && unknown(key, value).is_some() => {}
             None => object[key] = value.clone(),
         }
+    }
+    if unsloth && object.get("target_modules").is_none() {
+        // `_DEFAULT_TARGET_MODULES` of its models/llama.py.
+        object["target_modules"] = json!(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]);
     }
     if let Some(how) = call.get("use_gradient_checkpointing").filter(|_| unsloth) {
         let (on, off) = (*how == true || *how == "unsloth" || *how == "true", *how == false);

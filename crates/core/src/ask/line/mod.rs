@@ -102,6 +102,8 @@ fn inner(words: &[String]) -> Option<Vec<String>> {
                 ("llama.cpp", &["llama-server"]),
                 ("tritonserver", &["trtllm-serve"]),
             ];
+            // `docker pull`, `push` and their kin start nothing.
+            words.get(1).filter(|word| ["run", "exec", "compose"].contains(&word.as_str()))?;
             let of = |word: &String| {
                 IMAGES
                     .iter()
@@ -110,6 +112,7 @@ fn inner(words: &[String]) -> Option<Vec<String>> {
             let (at, (_, program)) = words.iter().enumerate().skip(1).find_map(|(at, word)| Some((at, of(word)?)))?;
             let rest = &words[at + 1..];
             // What follows an image is its command, or options of the one it has.
+            rest.first()?;
             let own = rest.first().is_some_and(|word| !word.starts_with('-') && !word.contains('/'));
             let program = if own { &[][..] } else { program };
             Some(program.iter().map(|word| (*word).to_owned()).chain(rest.iter().cloned()).collect())
@@ -289,6 +292,10 @@ fn swift(command: &str, words: &[String], beside: &Beside<'_>) -> Result<Content
     }
 }
 
+/// Arguments of scripts' own that mean what a Trainer calls otherwise.
+const OWN: [&str; 7] =
+    ["batch_size", "micro_batch_size", "train_batch_size", "model_name", "seq_len", "seq_length", "sequence_length"];
+
 /// A script of one's own: arguments of a Trainer, beside others that are the script's.
 fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
     let name = base(path);
@@ -352,7 +359,14 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     if value.get("finetuning_type").is_some() || value.get("stage").is_some() && value.get("template").is_some() {
         return import::read_as("LLaMA-Factory", &value, &Beside { script: false, ..beside }).map(Content::of_imported);
     }
-    if !import::trains(&value) && !(tool.is_some() && value.get("model_name_or_path").is_some()) {
+    // `--deepspeed --deepspeed_config FILE`, as DeepSpeed's own arguments are.
+    if value.get("deepspeed").is_some_and(|on| *on == true)
+        && let Some(file) = value.as_object_mut().and_then(|object| object.shift_remove("deepspeed_config"))
+    {
+        value["deepspeed"] = file;
+    }
+    let trains = import::trains(&value) || tool.is_some() && value.get("model_name_or_path").is_some();
+    if !trains {
         // What it is called with may stand in it.
         let text = (beside.open)(path).ok().and_then(|text| text.as_str().map(str::to_owned));
         if let Some(text) = text.filter(|text| program::is_known(text)) {
@@ -362,6 +376,16 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
         let problem = format!("{name}: none of its arguments is one of a Trainer");
         return Err(vec![
             Fault::new("", problem).or("scripts are read by arguments such as --per_device_train_batch_size"),
+        ]);
+    }
+    let own: Vec<&str> = OWN
+        .into_iter()
+        .filter(|key| value.get(key).is_some() && !beside.without.iter().any(|left| left == key))
+        .collect();
+    if !own.is_empty() && value.get("per_device_train_batch_size").is_none() {
+        let problem = format!("{name}: {} may decide memory, and is the script's own", own.join(", "));
+        return Err(vec![
+            Fault::new("", problem).or(format!("say it by a flag, and leave it out: --without {}", own.join(","))),
         ]);
     }
     import::read_as(if tool.is_some() { "TRL" } else { "TrainingArguments" }, &value, &beside).map(Content::of_imported)
