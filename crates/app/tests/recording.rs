@@ -95,3 +95,24 @@ fn what_is_no_recording_is_refused() {
     assert!(import(&[&other], 2).1.contains("profile_memory=True"));
     assert!(import(&["/no/such/file"], 2).1.contains("/no/such/file"));
 }
+
+/// A snapshot in torch's form, made by hand: 20 GiB are held, 6 more asked for, and what held 12 of them is freed before it is
+/// written.
+#[test]
+fn the_doctor_says_what_broke_a_snapshot() {
+    let doctor = |name: &str| {
+        let mut command = Command::cargo_bin("vramcast").unwrap();
+        command.args(["doctor", &file(name), "--json"]).env("VRAMCAST_DETECT", "0").output().unwrap()
+    };
+    let found: Value = serde_json::from_slice(&doctor("oom.pickle").stdout).unwrap();
+    let finding = &found["findings"][0];
+    assert_eq!(
+        (&finding["cause"], &finding["place"]["line"]),
+        (&"too-much".into(), &"/home/a/train.py:12 forward".into())
+    );
+    let gib = |key: &str| finding["message"][key].as_u64().map(|bytes| bytes >> 30);
+    assert_eq!((gib("asked"), gib("allocated"), gib("unused"), gib("free")), (Some(6), Some(20), Some(0), Some(3)));
+    let whole = doctor("train.pickle");
+    assert_eq!(whole.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&whole.stderr).contains("nothing in this snapshot ran out"));
+}

@@ -10,14 +10,18 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use vramcast_core::ask::file::Content;
-use vramcast_core::ask::{Asked, Surroundings, Task, line, resolve};
+use vramcast_core::ask::{Asked, Surroundings, Task, line, program, resolve};
 use vramcast_core::model::Model;
 use vramcast_core::plan::import::Beside;
 use vramcast_core::plan::{Fault, Gpus};
-use vramcast_core::source::catalogue;
+use vramcast_core::source::{catalogue, python};
 
 /// Words of refusals that say that a file is not of one model's training: it is not among those that should be read.
-const OUTSIDE: [&str; 16] = [
+const OUTSIDE: [&str; 20] = [
+    "roles on shared cards",
+    "engine_kwargs",
+    "help ",
+    "none of its arguments is one of a Trainer",
     "supervised fine-tuning",
     "another task",
     "distillation",
@@ -64,6 +68,11 @@ fn main() {
                 rows.entry(format!("{tool} (lines of scripts)")).or_default().extend(lines);
                 continue;
             }
+            if matches!(file.extension().and_then(|e| e.to_str()), Some("py" | "ipynb")) {
+                let programs = programs(&file).into_iter().map(|(outcome, known)| (file.clone(), outcome, known));
+                rows.entry(format!("{tool} (Python)")).or_default().extend(programs);
+                continue;
+            }
             let (outcome, known) = judge(&file);
             rows.entry(tool).or_default().push((file, outcome, known));
         }
@@ -108,7 +117,10 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
         let path = entry.path();
         if path.is_dir() {
             walk(&path, files);
-        } else if matches!(path.extension().and_then(|e| e.to_str()), Some("yaml" | "yml" | "json" | "toml" | "sh")) {
+        } else if matches!(
+            path.extension().and_then(|e| e.to_str()),
+            Some("yaml" | "yml" | "json" | "toml" | "sh" | "py" | "ipynb")
+        ) {
             files.push(path);
         }
     }
@@ -116,6 +128,9 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
 
 fn parse(path: &Path) -> Result<Value, String> {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+    if path.extension().is_some_and(|extension| extension == "py") {
+        return Ok(Value::String(text));
+    }
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("toml") => toml::from_str(&text).map_err(|error| error.to_string()),
         Some("json") => serde_json::from_str(&text).map_err(|error| error.to_string()),
@@ -142,6 +157,29 @@ fn judge(path: &Path) -> (Outcome, bool) {
         Ok(content) => settle(content),
         Err(faults) => (refused(said(&faults)), false),
     }
+}
+
+/// What becomes of a program, or of each configuration in it; nothing where it calls nothing that is read.
+fn programs(path: &Path) -> Vec<(Outcome, bool)> {
+    let Ok(text) = std::fs::read_to_string(path) else { return Vec::new() };
+    let code = match path.extension().is_some_and(|extension| extension == "py") {
+        true => Some(text),
+        false => serde_json::from_str(&text).ok().and_then(|value| python::notebook(&value)),
+    };
+    let Some(code) = code else { return Vec::new() };
+    let (follow, name) = (|name: &str| open(path, name), path.display().to_string());
+    let beside = Beside { name: &name, open: &follow, ..Beside::default() };
+    let names = program::configurations(&code);
+    let wanted: Vec<Option<&str>> =
+        if names.is_empty() { vec![None] } else { names.iter().map(|name| Some(name.as_str())).collect() };
+    let judged =
+        wanted.into_iter().map(|wanted| match program::read(&code, &serde_json::Map::new(), wanted, &beside) {
+            Ok(content) => settle(content),
+            Err(faults) => (refused(said(&faults)), false),
+        });
+    judged
+        .filter(|(outcome, _)| !matches!(outcome, Outcome::Refused(why) if why.contains("none of its calls")))
+        .collect()
 }
 
 fn said(faults: &[Fault]) -> String {
@@ -173,7 +211,11 @@ fn settle(mut content: Content) -> (Outcome, bool) {
         named.as_deref().and_then(|name| catalogue::find(name).or_else(|| catalogue::find(catalogue::kin(name)?)));
     let known = entry.is_some() || named.is_none();
     let entry = entry.or_else(|| catalogue::find("meta-llama/Meta-Llama-3-8B")).expect("the stand-in is built in");
-    let model = Model::new(entry.config, entry.auto_class.as_deref()).expect("it is a model");
+    let mut config = entry.config;
+    if !known {
+        config["max_position_embeddings"] = serde_json::json!(1 << 24);
+    }
+    let model = Model::new(config, entry.auto_class.as_deref()).expect("it is a model");
     let task = content.task.unwrap_or(Task::Train);
     let mut asked = Asked { task, ..Asked::default() };
     let deepspeed = content.deepspeed.take();
@@ -183,6 +225,11 @@ fn settle(mut content: Content) -> (Outcome, bool) {
             vramcast_core::ask::tree::take(&mut content.tree, place);
         }
         content.tree.as_object_mut().map(|tree| tree.remove("frozen"));
+        // So are its experts and positions.
+        for place in ["parallel.mesh.ep", "parallel.mesh.etp"] {
+            vramcast_core::ask::tree::take(&mut content.tree, place);
+        }
+        content.named.retain(|(name, _)| !name.contains("expert"));
     }
     asked.beneath(content);
     if let Some(document) = deepspeed

@@ -15,7 +15,7 @@ fn main() {
         println!("## {} {}\n\nSource: {}.\n", format.title, format.version, format.source);
         println!("| keys | what they come to |\n|---|---|");
         for row in format.keys.iter().flat_map(|rows| rows.iter()) {
-            let keys: Vec<String> = row.0.iter().map(|key| format!("`{key}`")).collect();
+            let keys: Vec<String> = row.keys().map(|key| format!("`{key}`")).collect();
             let what = match row.1 {
                 Sense::Whole(place) => format!("sets `{place}`"),
                 Sense::Read(what) => format!("honoured: {what}"),

@@ -1,12 +1,13 @@
 //! Files that a question may bring, read with a cap.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use vramcast_core::ask::file::Content;
-use vramcast_core::ask::{Runner, line};
+use vramcast_core::ask::{Runner, line, program};
 use vramcast_core::plan::Fault;
 use vramcast_core::plan::import::Beside;
+use vramcast_core::source::python;
 
 use crate::disk;
 use crate::failure::{Failure, Place};
@@ -43,13 +44,40 @@ pub(crate) fn json(path: &Path) -> Result<Value, Failure> {
 
 /// A plan file, a file of another tool, or a script with a launch line; keys of `without` are left out.
 pub(crate) fn plan(path: &Path, without: &[String]) -> Result<Content, Failure> {
-    let (text, name) = (once(path)?, path.display().to_string());
+    // `config_registry.py:llama3_8b` is one function of several.
+    let (whole, name) = (path.display().to_string(), path.display().to_string());
+    let (path, wanted) = match whole.rsplit_once(".py:") {
+        Some((file, wanted)) if !path.exists() => (PathBuf::from(format!("{file}.py")), Some(wanted)),
+        _ => (path.to_owned(), None),
+    };
+    let (path, text) = (path.as_path(), once(&path)?);
     let follow = |name: &str| beside(path, name);
+    let around = Beside { name: &name, open: &follow, without, ..Beside::default() };
+    if let Some(code) = code(path, &text) {
+        let name = path.display().to_string();
+        let read = program::read(&code, &Map::new(), wanted, &Beside { name: &name, ..around });
+        let mut content = read.map_err(|faults| Failure::faults(faults, Runner::OneCard).within(&name))?;
+        content.notes.iter_mut().for_each(|note| *note = noted(&name, note));
+        return Ok(content);
+    }
+    let named = path.file_name().is_some_and(|file| file.to_string_lossy().contains("Modelfile"));
+    if named || text.starts_with("FROM ") && text.contains("\nPARAMETER ") {
+        return line::modelfile(&text).map_err(|faults| Failure::faults(faults, Runner::OneCard).within(&name));
+    }
     if is_script(path, &text) {
         return script(&text, &name, &follow, without);
     }
     let value = parsed(&text, &name)?;
-    within_file(value, &name, &Beside { name: &name, open: &follow, without, ..Beside::default() })
+    within_file(value, &name, &around)
+}
+
+/// The code of a Python program or of a notebook.
+fn code(path: &Path, text: &str) -> Option<String> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("py") => Some(text.to_owned()),
+        Some("ipynb") => python::notebook(&serde_json::from_str(text).ok()?),
+        _ => None,
+    }
 }
 
 /// A launch line's words.
@@ -117,6 +145,10 @@ fn beside(file: &Path, name: &str) -> Result<Value, String> {
     let above = whole.ancestors().skip(1).map(|folder| folder.join(name));
     let found = above.chain([Path::new(name).to_owned()]).find(|path| path.is_file());
     let Some(path) = found else { return Err("there is no such file beside it, above it or here".into()) };
+    // A program is read by whoever knows its line.
+    if name.ends_with(".py") {
+        return text(&path).map(Value::String).map_err(|failure| failure.message(crate::failure::Door::CommandLine));
+    }
     let read = || parsed(&text(&path)?, name);
     read().map_err(|failure| failure.message(crate::failure::Door::CommandLine))
 }

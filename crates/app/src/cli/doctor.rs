@@ -1,4 +1,4 @@
-//! `vramcast doctor`: what broke a run, from its log or its message.
+//! `vramcast doctor`: what broke a run, from its log, its message or its memory snapshot.
 
 use std::path::PathBuf;
 
@@ -22,16 +22,17 @@ const MAX_BYTES: u64 = 256 << 20;
 /// What a run left behind, and what was run.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "vramcast doctor [OPTIONS] <LOG|-> [train|infer] [MODEL] [PLAN OPTIONS]",
+    override_usage = "vramcast doctor [OPTIONS] <LOG|SNAPSHOT|-> [train|infer] [MODEL] [PLAN OPTIONS]",
     after_help = "\
 Examples:
   vramcast doctor train.log
   vramcast doctor - < traceback.txt
+  vramcast doctor snapshot.pickle
   vramcast doctor train.log train llama3-8b --batch-size 4 --gpu a100-40gb
   vramcast doctor train.log train --plan axolotl.yml"
 )]
 pub(super) struct Arguments {
-    /// A log, a traceback or a message; `-`: what is piped in. Snapshots are for `vramcast import`.
+    /// A log, a traceback or a message; `-`: what is piped in. Or a memory snapshot of torch.
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(subcommand)]
@@ -42,12 +43,15 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let shown = arguments.file.display();
     let bytes =
         disk::read(&arguments.file, MAX_BYTES).map_err(|error| Failure::bad_input(format!("{shown}: {error}")))?;
-    if import::is_snapshot(&bytes) {
-        return Err(Failure::bad_input(format!("{shown}: it is a memory snapshot"))
+    let snapshot = import::is_snapshot(&bytes).then(|| import::read(&arguments.file)).transpose()?;
+    let found = match &snapshot {
+        Some(recording) => doctor::of_recording(recording).into_iter().collect(),
+        None => doctor::diagnose(&String::from_utf8_lossy(&bytes)),
+    };
+    if found.is_empty() && snapshot.is_some() {
+        return Err(Failure::bad_input(format!("{shown}: nothing in this snapshot ran out of memory or grew"))
             .hint("`vramcast import FILE train MODEL …` says what lived at its peak and which lines made it"));
     }
-    let text = String::from_utf8_lossy(&bytes);
-    let found = doctor::diagnose(&text);
     if found.is_empty() {
         return Err(Failure::bad_input(format!("{shown}: nothing in it speaks of memory"))
             .hint("give the part of the log with the error, or its whole text"));
@@ -60,6 +64,10 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let mut document = json!({"schema": 1, "findings": found});
     let mut page = Page::new(format!("{shown}: {}", found[0].cause.title()));
     found.iter().for_each(|finding| describe(&mut page, finding));
+    if let Some(recording) = &snapshot {
+        import::describe(&mut page, recording);
+        document["recording"] = json!(recording);
+    }
     if let Some(prepared) = &prepared {
         beside(&mut page, &mut document, &found[0], prepared)?;
     }

@@ -19,13 +19,14 @@ use crate::ask::files;
 Examples:
   vramcast fit qlora.yml --gpu rtx-4090
   vramcast fit ds_config.json --model llama3-8b --gpus 8
+  vramcast fit train.py
   vramcast fit -- accelerate launch --config_file fsdp.yaml train.py --model_name_or_path gpt2
   vramcast fit -- vllm serve Qwen/Qwen2.5-7B --max-model-len 8192
 docs/formats.md lists every format and key."
 )]
 pub(super) struct Arguments {
-    /// A file of axolotl, LLaMA-Factory, TRL, transformers' Trainer, accelerate, DeepSpeed, torchtune, LitGPT, ms-swift or
-    /// vLLM, or a script; or a line behind `--`.
+    /// A file of axolotl, LLaMA-Factory, TRL, transformers' Trainer, accelerate, DeepSpeed, torchtune, torchtitan, LitGPT,
+    /// ms-swift, Automodel, verl or vLLM, a script, a Python program or a notebook; or a line behind `--`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FILE|LINE")]
     given: Vec<String>,
 }

@@ -74,7 +74,7 @@ pub(super) fn is_snapshot(bytes: &[u8]) -> bool {
     bytes.first() == Some(&PICKLE)
 }
 
-fn read(path: &Path) -> Result<Recording, Failure> {
+pub(super) fn read(path: &Path) -> Result<Recording, Failure> {
     let shown = path.display();
     let bytes = disk::read(path, MAX_BYTES).map_err(|error| {
         let failure = Failure::bad_input(format!("{shown}: {error}"));
@@ -107,7 +107,7 @@ fn predict(what: &What, context: &Context) -> Result<Report, Failure> {
     Ok(prepared.answer(Wanted::default())?.report)
 }
 
-fn describe(page: &mut Page, recording: &Recording) {
+pub(super) fn describe(page: &mut Page, recording: &Recording) {
     let mut table = Table::new(&["recorded at the peak", "MiB"]);
     for part in &recording.parts {
         table.row(vec![part.purpose.map_or("not known", |purpose| purpose.name()).into(), mib(part.bytes)]);

@@ -37,8 +37,8 @@ pub(super) struct OutputArguments {
     /// Plot memory over the run.
     #[arg(long)]
     pub(super) timeline: bool,
-    /// Write the plan for another tool instead: trainer, trl, accelerate, axolotl, llama-factory, megatron, vllm or
-    /// llama.cpp.
+    /// Write the plan for another tool instead: trainer, trl, accelerate, axolotl, llama-factory, torchtune,
+    /// torchtitan, megatron, vllm or llama.cpp.
     #[arg(long, value_name = "TOOL", value_parser = super::write::tool)]
     pub(super) write: Option<String>,
     /// The folder that --write writes its files into; without it they are shown.

@@ -78,7 +78,9 @@ impl Asked {
             };
             let split =
                 ["tp", "cp", "pp", "dp_replicate"].iter().fold(1u64, |all, axis| all.saturating_mul(size(axis)));
-            let cards = split.saturating_mul(USUAL_CARDS.div_ceil(split).max(1));
+            // FSDP shards something: what is dealt out over tensors and stages leaves it two cards at least.
+            let shards = said("parallel.engine.fsdp2") && size("dp_replicate") == 1;
+            let cards = split.saturating_mul(USUAL_CARDS.div_ceil(split).max(if shards { 2 } else { 1 }));
             self.trees.push(json!({"parallel": {"gpus": cards}}));
             self.notes.push(format!("the file does not say on how many cards it runs: {cards} are taken"));
         }

@@ -14,6 +14,8 @@ mod torch;
 
 use serde::Serialize;
 
+use crate::recording::Recording;
+
 pub use place::Where;
 pub use torch::Message;
 
@@ -124,6 +126,62 @@ pub fn diagnose(text: &str) -> Vec<Finding> {
     }
     found.iter_mut().for_each(|finding| finding.cures = cures(finding));
     found
+}
+
+/// What a snapshot says: why its last request was not granted, or that memory grew from step to step; `None` where nothing is
+/// wrong in it.
+pub fn of_recording(recording: &Recording) -> Option<Finding> {
+    let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30));
+    let floors = &recording.floors;
+    let growth = (floors.len() >= 4).then(|| (floors[1], floors[floors.len() - 1]));
+    let growth = growth.filter(|(first, last)| {
+        floors[1..].windows(2).all(|pair| pair[1] >= pair[0]) && *last > first.saturating_add(first / 10)
+    });
+    let ended = recording.ended.as_ref();
+    let (cause, because) = match (growth, ended) {
+        (Some((first, last)), _) => (
+            Cause::Leak,
+            format!(
+                "between steps {} are held at first and {} at last, and never less than before",
+                gib(first),
+                gib(last)
+            ),
+        ),
+        (None, Some(end)) if end.idle >= end.asked && end.idle >= end.allocated.saturating_add(end.idle) / 10 => (
+            Cause::Fragmentation,
+            format!(
+                "{} were asked for; torch holds {} that no tensor uses, in smaller pieces",
+                gib(end.asked),
+                gib(end.idle),
+            ),
+        ),
+        (None, Some(end)) => {
+            (Cause::TooMuch, format!("tensors hold {}, and {} more were asked for", gib(end.allocated), gib(end.asked)))
+        }
+        (None, None) => return None,
+    };
+    let message = ended.map(|end| Message {
+        source: "torch",
+        asked: Some(end.asked),
+        free: end.free,
+        allocated: Some(end.allocated),
+        unused: Some(end.idle),
+        ..Message::default()
+    });
+    let place =
+        ended.map(|end| Where { phase: end.place, line: end.line.clone(), step: (floors.len() as u64).checked_add(1) });
+    let mut finding = Finding {
+        cause,
+        because,
+        source: "torch's snapshot",
+        message,
+        ranks: Vec::new(),
+        times: 1,
+        place,
+        cures: Vec::new(),
+    };
+    finding.cures = cures(&finding);
+    Some(finding)
 }
 
 fn join(found: &mut Vec<Finding>, finding: Finding) {

@@ -152,9 +152,11 @@ fn worded(text: &str, words: &impl Words) -> String {
 pub struct Faults(Vec<Fault>);
 
 impl Faults {
-    /// One more.
+    /// One more; the same one once.
     pub fn add(&mut self, fault: Fault) {
-        self.0.push(fault);
+        if !self.0.contains(&fault) {
+            self.0.push(fault);
+        }
     }
 
     /// One more where something is wrong.

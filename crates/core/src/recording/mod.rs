@@ -34,8 +34,31 @@ pub struct Recording {
     pub sites: Vec<Site>,
     /// How much of the history there is.
     pub events: usize,
+    /// Where it ran out of memory, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Ended>,
+    /// What was allocated between steps, one after the other.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub floors: Vec<u64>,
     /// What a reader should know.
     pub notes: Vec<String>,
+}
+
+/// A request that was not granted, and what there was then; bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Ended {
+    /// What was asked for.
+    pub asked: u64,
+    /// What the driver had free.
+    pub free: Option<u64>,
+    /// What tensors held.
+    pub allocated: u64,
+    /// What the allocator held beside that.
+    pub idle: u64,
+    /// Where the program was.
+    pub place: &'static str,
+    /// The line of source that asked.
+    pub line: Option<String>,
 }
 
 /// What lived at the peak for one purpose.

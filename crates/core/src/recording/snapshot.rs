@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::pickle::{Id, Pickle};
 use super::place::{Life, Place};
-use super::{Part, Purpose, Recording, RecordingError, Site};
+use super::{Ended, Part, Purpose, Recording, RecordingError, Site};
 
 /// Lines of source that are worth showing.
 const SITES: usize = 10;
@@ -19,6 +19,8 @@ enum Action {
     Free,
     Reserve,
     Release,
+    /// A request that was not granted; its address is what the driver had free.
+    Refused,
 }
 
 struct Entry {
@@ -75,12 +77,20 @@ fn one_device(pickle: &Pickle<'_>, segments: &[Id], trace: &[Id]) -> Recording {
                 "free_requested" => Action::Free,
                 "segment_alloc" | "segment_map" => Action::Reserve,
                 "segment_free" | "segment_unmap" => Action::Release,
+                "oom" => Action::Refused,
                 _ => return None,
             };
             let size = number(pickle, *id, "size")?;
             let bytes = if matches!(action, Action::Alloc | Action::Free) { rounded(size) } else { size };
             let frames = pickle.key(*id, "frames");
-            Some(Entry { action, address: number(pickle, *id, "addr")?, bytes, frames, place: place_of(frames) })
+            let address = number(pickle, *id, if action == Action::Refused { "device_free" } else { "addr" });
+            Some(Entry {
+                action,
+                address: address.or((action == Action::Refused).then_some(0))?,
+                bytes,
+                frames,
+                place: place_of(frames),
+            })
         })
         .collect();
     // What lives at the end, by address.
@@ -103,6 +113,18 @@ fn one_device(pickle: &Pickle<'_>, segments: &[Id], trace: &[Id]) -> Recording {
     let (peak, at) = peak(&entries, allocated, (Action::Alloc, Action::Free));
     let (peak_reserved, _) = self::peak(&entries, reserved, (Action::Reserve, Action::Release));
     let alive = alive(&entries, at, &at_end);
+    let last = entries.iter().rposition(|entry| entry.action == Action::Refused);
+    let ended =
+        last.map(|at| (&entries[at], before(&entries[at..], allocated, reserved))).map(|(entry, (held, taken))| {
+            Ended {
+                asked: entry.bytes,
+                free: Some(entry.address).filter(|free| *free > 0),
+                allocated: held,
+                idle: taken.saturating_sub(held),
+                place: entry.place.name(),
+                line: entry.frames.map(|frames| source(pickle, frames)),
+            }
+        });
     let mut recording = Recording {
         kind: "memory snapshot of torch",
         peak_allocated: peak,
@@ -111,6 +133,8 @@ fn one_device(pickle: &Pickle<'_>, segments: &[Id], trace: &[Id]) -> Recording {
         parts: parts(&entries, &alive, peak, &mut place_of),
         sites: sites(pickle, &alive),
         events: entries.len(),
+        ended,
+        floors: floors(&entries, allocated),
         notes: Vec::new(),
     };
     let told = recording.parts.iter().fold(0_u64, |sum, part| sum.saturating_add(part.bytes));
@@ -147,6 +171,42 @@ fn peak(entries: &[Entry], end: u64, (adds, takes): (Action, Action)) -> (u64, u
         }
     }
     most
+}
+
+/// What was allocated and reserved before some entries, behind which there is so much.
+fn before(entries: &[Entry], mut allocated: u64, mut reserved: u64) -> (u64, u64) {
+    for entry in entries.iter().rev() {
+        match entry.action {
+            Action::Alloc => allocated = allocated.saturating_sub(entry.bytes),
+            Action::Free => allocated = allocated.saturating_add(entry.bytes),
+            Action::Reserve => reserved = reserved.saturating_sub(entry.bytes),
+            Action::Release => reserved = reserved.saturating_add(entry.bytes),
+            Action::Refused => {}
+        }
+    }
+    (allocated, reserved)
+}
+
+/// What is allocated whenever forward begins after a step of the optimizer; `end` is what there is at the end.
+fn floors(entries: &[Entry], end: u64) -> Vec<u64> {
+    let (mut now, mut found, mut forward) = (end, Vec::new(), false);
+    for entry in entries.iter().rev() {
+        match entry.place {
+            Place::Forward => forward = true,
+            Place::Optimizer | Place::OptimizerState | Place::ZeroGrad if forward => {
+                found.push(now);
+                forward = false;
+            }
+            _ => {}
+        }
+        match entry.action {
+            Action::Alloc => now = now.saturating_sub(entry.bytes),
+            Action::Free => now = now.saturating_add(entry.bytes),
+            _ => {}
+        }
+    }
+    found.reverse();
+    found
 }
 
 /// The blocks that live after so many entries.
@@ -229,23 +289,26 @@ fn frames_of<'a>(pickle: &Pickle<'a>, frames: Id) -> Vec<(&'a str, &'a str)> {
     pickle.list(frames).iter().take(256).map(|frame| (text(*frame, "filename"), text(*frame, "name"))).collect()
 }
 
+/// The line of source of a stack: torch's own frames say which kernel; the first other one says whose code it was.
+fn source(pickle: &Pickle<'_>, frames: Id) -> String {
+    let list = pickle.list(frames);
+    let text = |frame: Id, key: &str| pickle.key(frame, key).and_then(|id| pickle.text(id)).unwrap_or_default();
+    // Frames of C++ may stand among those of Python.
+    let python = |frame: &&Id| text(**frame, "filename").ends_with(".py");
+    let theirs = |frame: &&Id| !text(**frame, "filename").contains("/torch/");
+    let own = list.iter().find(|frame| python(frame) && theirs(frame)).or_else(|| list.iter().find(python));
+    let own = own.or_else(|| list.iter().find(theirs)).or(list.first());
+    let Some(frame) = own else { return "the backward pass (no stack)".to_owned() };
+    let file = text(*frame, "filename");
+    let file = file.rsplit_once("site-packages/").map_or(file, |(_, short)| short);
+    format!("{file}:{} {}", number(pickle, *frame, "line").unwrap_or(0), text(*frame, "name"))
+}
+
 fn sites(pickle: &Pickle<'_>, alive: &[Alive]) -> Vec<Site> {
     let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     for block in alive {
         let Some(frames) = block.frames else { continue };
-        // torch's own frames say which kernel; the first other one says whose code it was.
-        let list = pickle.list(frames);
-        let text = |frame: Id, key: &str| pickle.key(frame, key).and_then(|id| pickle.text(id)).unwrap_or_default();
-        let own = list.iter().find(|frame| !text(**frame, "filename").contains("/torch/")).or(list.first());
-        let source = own.map_or_else(
-            || "the backward pass (no stack)".to_owned(),
-            |frame| {
-                let file = text(*frame, "filename");
-                let file = file.rsplit_once("site-packages/").map_or(file, |(_, short)| short);
-                format!("{file}:{} {}", number(pickle, *frame, "line").unwrap_or(0), text(*frame, "name"))
-            },
-        );
-        let sum = sums.entry(source).or_default();
+        let sum = sums.entry(source(pickle, frames)).or_default();
         *sum = (sum.0.saturating_add(block.bytes), sum.1 + 1);
     }
     let mut sites: Vec<Site> =

@@ -8,6 +8,7 @@
 //! | [`json`] | configs, with what Python writes that JSON does not have |
 //! | [`safetensors`], [`safetensors_index`] | tensor headers and the shard map |
 //! | [`gguf`] | GGUF headers, metadata and tensors |
+//! | [`python`] | programs and notebooks, without running them |
 //! | [`quantization`] | `quantization_config`: what every weight weighs as stored |
 //! | [`adapter`] | PEFT's `adapter_config.json` |
 //! | [`catalogue`] | the models we carry with us, and their short names |
@@ -16,6 +17,7 @@ pub mod adapter;
 pub mod catalogue;
 pub mod gguf;
 pub mod json;
+pub mod python;
 pub mod quantization;
 pub mod safetensors;
 pub mod safetensors_index;

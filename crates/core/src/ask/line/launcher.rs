@@ -39,11 +39,17 @@ pub(super) fn peel<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [
             continue;
         }
         match base(first) {
-            "export" | "env" | "sudo" | "nohup" | "time" | "exec" | "stdbuf" | "numactl" => {
-                rest = skip(&rest[1..], |word| word.starts_with('-'));
+            "export" | "env" | "sudo" | "nohup" | "time" | "exec" | "stdbuf" | "numactl" | "nice" | "then" | "do"
+            | "uvx" => {
+                rest = valued(&rest[1..]);
             }
-            "uv" | "poetry" | "conda" | "pipenv" if rest.get(1).is_some_and(|word| word == "run") => {
-                rest = skip(&rest[2..], |word| word.starts_with('-'));
+            "uv" | "poetry" | "conda" | "pipenv" | "pixi" if rest.get(1).is_some_and(|word| word == "run") => {
+                rest = valued(&rest[2..]);
+            }
+            "mpirun" | "mpiexec" | "horovodrun" => rest = mpirun(&rest[1..], launch),
+            "ray" if rest.get(1).is_some_and(|word| word == "job") => {
+                let at = rest.iter().position(|word| word == "--").unwrap_or(rest.len() - 1);
+                rest = &rest[at + 1..];
             }
             "srun" => rest = srun(&rest[1..], launch)?,
             "torchrun" => rest = torchrun(&rest[1..], launch)?,
@@ -69,6 +75,48 @@ pub(super) fn peel<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [
 
 fn skip(words: &[String], is: impl Fn(&str) -> bool) -> &[String] {
     let at = words.iter().position(|word| !is(word)).unwrap_or(words.len());
+    &words[at..]
+}
+
+/// Options of what surrounds a program, some of which have a value behind them.
+fn valued(words: &[String]) -> &[String] {
+    const VALUED: [&str; 16] = [
+        "--with",
+        "--python",
+        "-p",
+        "--extra",
+        "--group",
+        "--project",
+        "--directory",
+        "--env-file",
+        "--from",
+        "-n",
+        "--name",
+        "--cwd",
+        "-u",
+        "-C",
+        "--with-requirements",
+        "--index-url",
+    ];
+    let mut rest = words;
+    while let Some(word) = rest.first().filter(|word| word.starts_with('-')) {
+        let takes = VALUED.contains(&word.as_str()) && rest.get(1).is_some_and(|next| !next.starts_with('-'));
+        rest = &rest[if takes { 2 } else { 1 }..];
+    }
+    rest
+}
+
+fn mpirun<'a>(words: &'a [String], launch: &mut Launch) -> &'a [String] {
+    launch.starts = true;
+    // `-x NAME`, `-H hosts` and `--mca key value` stand between.
+    let program = |word: &String| {
+        word.starts_with("python")
+            || word.ends_with(".py")
+            || ["torchrun", "accelerate", "deepspeed"].contains(&base(word))
+    };
+    let at = words.iter().position(program).unwrap_or(words.len());
+    let tasks = words[..at].windows(2).find(|pair| ["-np", "-n", "--np"].contains(&pair[0].as_str()));
+    launch.gpus = tasks.and_then(|pair| pair[1].parse().ok()).or(launch.gpus);
     &words[at..]
 }
 
@@ -101,7 +149,7 @@ fn count(text: &str) -> Option<u64> {
 pub(super) fn torchrun<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
     launch.starts = true;
     let mut unsaid = None;
-    let rest = options(words, &["standalone", "use_env", "no_python"], |name, value| match name {
+    let rest = options(words, &["standalone", "use_env", "no_python", "m", "module"], |name, value| match name {
         "nproc_per_node" | "nproc" => {
             launch.gpus = value.parse().ok();
             unsaid = launch.gpus.is_none().then(|| value.to_owned());
@@ -113,7 +161,7 @@ pub(super) fn torchrun<'a>(words: &'a [String], launch: &mut Launch) -> Result<&
         launch.notes.push(format!("--nproc_per_node {word} is as many cards as the machine has"));
         launch.gpus = launch.visible.or(Some(8));
     }
-    Ok(skip(rest, |word| word == "-m"))
+    Ok(rest)
 }
 
 fn deepspeed<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {

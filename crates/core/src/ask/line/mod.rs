@@ -12,10 +12,12 @@ mod launcher;
 pub(super) mod serving;
 pub mod shell;
 
+pub use serving::modelfile;
+
 use serde_json::{Value, json};
 
 use super::file::Content;
-use super::tree;
+use super::{program, tree};
 use crate::plan::import::{self, Beside};
 use crate::plan::{Fault, TaskKind};
 use launcher::Launch;
@@ -35,10 +37,11 @@ pub fn is_known(words: &[String]) -> bool {
     let Ok(rest) = launcher::peel(words, &mut launch) else { return true };
     let Some(program) = rest.first().map(|word| base(word)) else { return false };
     launch.starts
+        || inner(rest).is_some()
         || serving::program(rest).is_some()
         || TRAINERS.iter().any(|(name, _)| *name == program)
-        || ["trl", "swift", "megatron"].contains(&program)
-        || is_script(program) && import::has_keys_of("TRL", &Value::Object(arguments::parse(&rest[1..]).object))
+        || ["trl", "swift", "megatron", "automodel", "torchtitan_train", "unsloth-cli.py"].contains(&program)
+        || is_script(program) && import::trains(&Value::Object(arguments::parse(&rest[1..]).object))
 }
 
 /// The last part of a path.
@@ -59,6 +62,11 @@ pub fn read(
 ) -> Result<Content, Vec<Fault>> {
     let mut launch = Launch::default();
     let rest = launcher::peel(words, &mut launch)?;
+    let inner = inner(rest);
+    let rest = match &inner {
+        Some(inner) => launcher::peel(inner, &mut launch)?,
+        None => rest,
+    };
     let Some(first) = rest.first() else {
         return Err(vec![Fault::new("", "the line starts nothing").or("write the whole line behind --")]);
     };
@@ -71,12 +79,46 @@ pub fn read(
         None => {
             let problem = format!("{first}: what it runs is not known");
             let cure = "known are torchrun, accelerate launch, deepspeed, srun, python SCRIPT, trl, axolotl, llamafactory-cli, \
-                        tune run, litgpt, swift, vllm serve, sglang, llama-server, ollama run";
+                        tune run, litgpt, swift, automodel, vllm serve, sglang, text-generation-launcher, llama-server, ollama run";
             return Err(vec![Fault::new("", problem).or(cure)]);
         }
     };
     launch.lay(&mut content, open)?;
     Ok(content)
+}
+
+/// The line that a shell (`bash -c "…"`) or a container (`docker run IMAGE …`) is handed.
+fn inner(words: &[String]) -> Option<Vec<String>> {
+    match base(words.first()?) {
+        "bash" | "sh" | "zsh" => {
+            let text = words.iter().skip_while(|word| !word.ends_with('c') || !word.starts_with('-')).nth(1)?;
+            shell::lines(text).into_iter().find(|words| is_known(words))
+        }
+        "docker" | "podman" | "singularity" | "apptainer" => {
+            const IMAGES: [(&str, &[&str]); 5] = [
+                ("vllm", &["vllm", "serve"]),
+                ("text-generation-inference", &["text-generation-launcher"]),
+                ("sglang", &["python"]),
+                ("llama.cpp", &["llama-server"]),
+                ("tritonserver", &["trtllm-serve"]),
+            ];
+            // `docker pull`, `push` and their kin start nothing.
+            words.get(1).filter(|word| ["run", "exec", "compose"].contains(&word.as_str()))?;
+            let of = |word: &String| {
+                IMAGES
+                    .iter()
+                    .find(|(name, _)| !word.starts_with('-') && word.contains(name) && word.contains([':', '/']))
+            };
+            let (at, (_, program)) = words.iter().enumerate().skip(1).find_map(|(at, word)| Some((at, of(word)?)))?;
+            let rest = &words[at + 1..];
+            // What follows an image is its command, or options of the one it has.
+            rest.first()?;
+            let own = rest.first().is_some_and(|word| !word.starts_with('-') && !word.contains('/'));
+            let program = if own { &[][..] } else { program };
+            Some(program.iter().map(|word| (*word).to_owned()).chain(rest.iter().cloned()).collect())
+        }
+        _ => None,
+    }
 }
 
 /// The program behind the launchers.
@@ -93,20 +135,22 @@ fn program(
     match name {
         "axolotl.cli.train" => tool("axolotl", rest, beside, launch).map(Some),
         "trl" => trl(rest, beside, launch).map(Some),
+        "automodel" => {
+            let file = rest.iter().find(|word| word.ends_with(".yaml") || word.ends_with(".yml"));
+            let Some(file) = file else {
+                return Err(vec![Fault::new("", "automodel's line names no file").or("add -c FILE")]);
+            };
+            let mut over = arguments::parse(rest).object;
+            over.retain(|key, _| key.contains('.'));
+            file_of("NeMo Automodel", file, &Value::Object(over), beside).map(Some)
+        }
+        "unsloth-cli.py" => program::unsloth(&arguments::parse(rest).object, beside).map(Some),
         "swift" => {
             let (command, rest) = rest.split_first().map_or(("", rest), |(word, rest)| (word.as_str(), rest));
             swift(command, rest, beside).map(Some)
         }
-        "torchtitan.train" => {
-            let file = rest.windows(2).find(|pair| pair[0].contains("config")).map(|pair| pair[1].clone());
-            let Some(file) = file else {
-                return Err(vec![
-                    Fault::new("", "torchtitan's line names no configuration").or("add --job.config_file FILE"),
-                ]);
-            };
-            file_of("torchtitan", &file, &json!({}), beside).map(Some)
-        }
-        _ if is_script(name) => script(name, rest, beside).map(Some),
+        "torchtitan.train" | "torchtitan_train" => torchtitan(rest, beside).map(Some),
+        _ if is_script(name) => script(first, rest, beside).map(Some),
         _ => Ok(None),
     }
 }
@@ -188,6 +232,28 @@ fn tool(format: &str, words: &[String], beside: &Beside<'_>, launch: &mut Launch
     }
 }
 
+/// `torchtitan.train --job.config_file FILE`, or `--module llama3 --config llama3_8b`, with its settings behind.
+fn torchtitan(words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    let mut object = arguments::parse(words).object;
+    let mut take = |key: &str| object.shift_remove(key).and_then(|name| name.as_str().map(str::to_owned));
+    let (file, module, name) = (take("job.config_file"), take("module"), take("config"));
+    let over = Value::Object(object);
+    if let Some(file) = file {
+        return file_of("torchtitan", &file, &over, beside);
+    }
+    let Some((module, name)) = module.zip(name) else {
+        let fault = Fault::new("", "torchtitan's line names no configuration");
+        return Err(vec![fault.or("add --job.config_file FILE, or --module MODULE --config NAME")]);
+    };
+    let file = match module.contains('.') {
+        true => format!("{}.py", module.replace('.', "/")),
+        false => format!("torchtitan/models/{module}/config_registry.py"),
+    };
+    let text = (beside.open)(&file).map_err(|problem| vec![Fault::new("", format!("{file}: {problem}"))])?;
+    let given = over.as_object().cloned().unwrap_or_default();
+    program::read(text.as_str().unwrap_or_default(), &given, Some(&name), &Beside { name: &file, ..*beside })
+}
+
 /// `trl sft --config FILE --key value`, and TRL's other trainers.
 fn trl(words: &[String], beside: &Beside<'_>, launch: &mut Launch) -> Result<Content, Vec<Fault>> {
     let (command, rest) = words.split_first().map_or(("", words), |(word, rest)| (word.as_str(), rest));
@@ -226,12 +292,45 @@ fn swift(command: &str, words: &[String], beside: &Beside<'_>) -> Result<Content
     }
 }
 
+/// Arguments of scripts' own that mean what a Trainer calls otherwise.
+const OWN: [&str; 7] =
+    ["batch_size", "micro_batch_size", "train_batch_size", "model_name", "seq_len", "seq_length", "sequence_length"];
+
 /// A script of one's own: arguments of a Trainer, beside others that are the script's.
-fn script(name: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
-    if name.starts_with("openrlhf") || name.starts_with("verl") || name.starts_with("recipe.") {
-        return Err(vec![Fault::unsupported("", name).or("reinforcement learning and its trainers are not simulated")]);
-    }
+fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    let name = base(path);
     let mut parsed = arguments::parse(words);
+    if name.starts_with("openrlhf") {
+        let value = Value::Object(parsed.object);
+        return match name {
+            "openrlhf.cli.train_sft" => import::read_as("OpenRLHF", &value, beside).map(Content::of_imported),
+            "openrlhf.cli.train_dpo" | "openrlhf.cli.train_rm" => {
+                let task = if name.ends_with("dpo") { "dpo" } else { "reward" };
+                let cure = format!("TRL's trainer of it is: `vramcast train MODEL --task {task}`");
+                Err(vec![Fault::unsupported("", format!("{name}, another task,")).or(cure)])
+            }
+            _ => Err(vec![import::openrlhf_roles(&value)]),
+        };
+    }
+    if name == "run_recipe.py" && parsed.object.contains_key("recipe") {
+        let recipe = parsed.object["recipe"].as_str().unwrap_or_default();
+        let problem = format!("{recipe}: what Megatron-Bridge's recipe says stands in its own file");
+        return Err(vec![
+            Fault::new("", problem).or(format!("give that file: vramcast fit recipes/…/FILE.py:{recipe}")),
+        ]);
+    }
+    // verl's settings are Hydra's: `a.b=c`, `+a.b=c`.
+    if name.starts_with("verl.") || name.starts_with("recipe.") {
+        let mut value = json!({});
+        for (path, new) in parsed.plain.iter().filter_map(|word| word.split_once('=')) {
+            tree::set(&mut value, path.trim_start_matches('+'), arguments::typed(new));
+        }
+        if !name.contains("sft") && value.get("actor_rollout_ref").is_none() {
+            let cure = "its supervised fine-tuning is read (verl.trainer.fsdp_sft_trainer)";
+            return Err(vec![Fault::unsupported("", format!("{name}, another task,")).or(cure)]);
+        }
+        return import::read_as("verl", &value, beside).map(Content::of_imported);
+    }
     if name.contains("pretrain_")
         && parsed.object.keys().any(|key| key.contains("model_parallel") || key == "micro_batch_size")
     {
@@ -256,11 +355,41 @@ fn script(name: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     if let Some(content) = file.as_ref().map(|_| Content::read_beside(value.clone(), &beside)) {
         return content;
     }
-    if !import::has_keys_of("TRL", &value) {
+    // LLaMA-Factory's src/train.py.
+    if value.get("finetuning_type").is_some() || value.get("stage").is_some() && value.get("template").is_some() {
+        return import::read_as("LLaMA-Factory", &value, &Beside { script: false, ..beside }).map(Content::of_imported);
+    }
+    // `--deepspeed --deepspeed_config FILE`, as DeepSpeed's own arguments are.
+    if value.get("deepspeed").is_some_and(|on| *on == true)
+        && let Some(file) = value.as_object_mut().and_then(|object| object.shift_remove("deepspeed_config"))
+    {
+        value["deepspeed"] = file;
+    }
+    let trains = import::trains(&value) || tool.is_some() && value.get("model_name_or_path").is_some();
+    if !trains {
+        // What it is called with may stand in it.
+        let text = (beside.open)(path).ok().and_then(|text| text.as_str().map(str::to_owned));
+        if let Some(text) = text.filter(|text| program::is_known(text)) {
+            let given = value.as_object().cloned().unwrap_or_default();
+            return program::read(&text, &given, None, &Beside { name: path, ..beside });
+        }
         let problem = format!("{name}: none of its arguments is one of a Trainer");
         return Err(vec![
             Fault::new("", problem).or("scripts are read by arguments such as --per_device_train_batch_size"),
         ]);
     }
+    let own: Vec<&str> = OWN
+        .into_iter()
+        .filter(|key| value.get(key).is_some() && !beside.without.iter().any(|left| left == key))
+        .collect();
+    if !own.is_empty() && value.get("per_device_train_batch_size").is_none() {
+        let problem = format!("{name}: {} may decide memory, and is the script's own", own.join(", "));
+        return Err(vec![
+            Fault::new("", problem).or(format!("say it by a flag, and leave it out: --without {}", own.join(","))),
+        ]);
+    }
     import::read_as(if tool.is_some() { "TRL" } else { "TrainingArguments" }, &value, &beside).map(Content::of_imported)
 }
+
+#[cfg(test)]
+mod tests;

@@ -218,7 +218,17 @@ const SAID: &[(&str, &str)] = &[
     ("O1", "the version's usual graphs are taken"),
     ("O2", "the version's usual graphs are taken"),
     ("O3", "the version's usual graphs are taken"),
+    ("mm_encoder_attn_dtype", "the version's usual kernels are taken"),
+    ("offload_group_size", "weights stay on the card in the simulation, which is more"),
+    ("offload_num_in_group", "weights stay on the card in the simulation, which is more"),
+    ("offload_prefetch_step", "weights stay on the card in the simulation, which is more"),
     ("swap_space", "it is the host's memory"),
+    ("dp", "replicas are alike: one is answered"),
+    ("dp_size", "replicas are alike: one is answered"),
+    ("max_input_tokens", "the warm-up takes max-batch-prefill-tokens"),
+    ("max_input_length", "the warm-up takes max-batch-prefill-tokens"),
+    ("max_batch_size", "buffers of a batch are the version's usual"),
+    ("max_beam_width", "one beam is taken"),
     ("enable_torch_compile", "the version's usual graphs are taken"),
     ("max_num_partial_prefills", "prompts are taken as the version schedules them"),
     ("enable_eplb", "spare experts are not counted"),
@@ -320,8 +330,42 @@ pub(in crate::ask) fn file(object: &Map<String, Value>) -> Result<Content, Vec<F
     layer(Runner::Vllm, object, None)
 }
 
+/// Ollama's Modelfile: the model it begins from, and parameters of the runner.
+pub fn modelfile(text: &str) -> Result<Content, Vec<Fault>> {
+    const NAMES: [(&str, &str); 3] =
+        [("num_ctx", "ctx_size"), ("num_gpu", "n_gpu_layers"), ("num_batch", "batch_size")];
+    let (mut object, mut model, mut open, mut faults) = (Map::new(), None, false, Vec::new());
+    for line in text.lines() {
+        // Texts of templates stand between three quotes.
+        let inside = open;
+        open ^= line.matches("\"\"\"").count() % 2 == 1;
+        let mut words = line.split_whitespace();
+        match words.next().map(str::to_uppercase).as_deref() {
+            _ if inside => {}
+            Some("FROM") => model = words.next().map(|name| name.replace(':', "-")),
+            Some("ADAPTER") => faults.push(Fault::unsupported("", "ADAPTER of Ollama").or("leave it out")),
+            Some("PARAMETER") => {
+                let (name, value) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+                let known = NAMES.iter().find(|(known, _)| *known == name);
+                known
+                    .into_iter()
+                    .for_each(|(_, flag)| drop(object.insert((*flag).to_owned(), arguments::typed(value))));
+            }
+            _ => {}
+        }
+    }
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    layer(Runner::Ollama, &object, model)
+}
+
 /// Flags as settings.
-fn layer(runner: Runner, object: &Map<String, Value>, plain: Option<String>) -> Result<Content, Vec<Fault>> {
+pub(in crate::ask) fn layer(
+    runner: Runner,
+    object: &Map<String, Value>,
+    plain: Option<String>,
+) -> Result<Content, Vec<Fault>> {
     let mut content =
         Content { task: Some(Task::Infer), model: plain, tree: Value::Object(Map::new()), ..Content::default() };
     content.named.push(("engine".into(), Given::Text(runner.name().into())));

@@ -18,6 +18,13 @@ pub fn lines(text: &str) -> Vec<Vec<String>> {
             line.push_str(next);
         }
         let line = line.as_str();
+        if let Some((name, end)) = document(line) {
+            let body: Vec<&str> = rest.by_ref().take_while(|next| next.trim() != end).collect();
+            if let Some(name) = name {
+                variables.insert(name, body.join(" "));
+            }
+            continue;
+        }
         if let Some((name, mut items)) = array(line) {
             while !items.trim_end().ends_with(')') {
                 let Some(next) = rest.next() else { break };
@@ -78,6 +85,18 @@ fn undirected(words: Vec<String>) -> Vec<String> {
         }
     }
     kept
+}
+
+/// A text that goes on up to a word (`<<EOF`): the variable that it is read into, where it is, and the word.
+fn document(line: &str) -> Option<(Option<String>, String)> {
+    let (before, behind) = uncommented(line).split_once("<<")?;
+    let end: String =
+        behind.trim_start_matches(['-', ' ']).split_whitespace().next()?.trim_matches(['\'', '"']).to_owned();
+    let plain =
+        !end.is_empty() && !behind.starts_with('<') && end.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    let mut words = before.split_whitespace();
+    let name = words.next().filter(|word| *word == "read").and_then(|_| words.next_back()).map(str::to_owned);
+    plain.then_some((name, end))
 }
 
 /// The name of an array that a line begins, and what stands behind its parenthesis.

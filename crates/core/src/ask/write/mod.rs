@@ -2,6 +2,7 @@
 //! differs from the plan, the tool cannot say it, and that is said.
 
 mod serving;
+mod torch_native;
 mod training;
 
 use serde_json::{Map, Value, json};
@@ -15,12 +16,14 @@ use crate::plan::import::{self, Beside};
 use crate::plan::{Fault, RunPlan};
 
 /// Tools that plans are written for, and what each takes.
-pub const TOOLS: [(&str, &str); 8] = [
+pub const TOOLS: [(&str, &str); 10] = [
     ("trainer", "arguments of transformers' Trainer, for HfArgumentParser"),
     ("trl", "a file of `trl sft`"),
     ("accelerate", "accelerate's file, with DeepSpeed's beside it"),
     ("axolotl", "a file of `axolotl train`"),
     ("llama-factory", "a file of `llamafactory-cli train`"),
+    ("torchtune", "a file of `tune run`"),
+    ("torchtitan", "its TOML, as 0.2 reads it"),
     ("megatron", "arguments of Megatron-LM's pretrain_gpt.py"),
     ("vllm", "a file and a line of `vllm serve`"),
     ("llama.cpp", "a line of `llama-server`"),
@@ -52,6 +55,10 @@ pub fn write(tool: &str, model: &Model, request: &Request, around: &Surroundings
         (RunPlan::Train(_), "trainer" | "trl" | "accelerate" | "axolotl" | "llama-factory" | "megatron") => {
             training::draft(tool, around.name, &plan)
         }
+        (RunPlan::Train(_), "torchtune") => torch_native::torchtune(around.name, &plan).map_err(|fault| vec![fault])?,
+        (RunPlan::Train(_), "torchtitan") => {
+            torch_native::torchtitan(around.name, &plan).map_err(|fault| vec![fault])?
+        }
         (RunPlan::Serve(_), "vllm" | "llama.cpp") => serving::draft(tool, around.name, &plan),
         _ => {
             let names: Vec<&str> = TOOLS.iter().map(|(name, _)| *name).collect();
@@ -80,6 +87,14 @@ fn text(name: &str, value: &Value) -> String {
         return format!("{value:#}\n");
     }
     let mut lines = String::new();
+    if name.ends_with(".toml") {
+        for (part, values) in value.as_object().into_iter().flatten() {
+            lines += &format!("[{part}]\n");
+            let set = values.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+            set.for_each(|(key, value)| lines += &format!("{key} = {value}\n"));
+        }
+        return lines;
+    }
     for (key, value) in value.as_object().into_iter().flatten() {
         match value {
             Value::Object(inner) if !inner.is_empty() => {

@@ -152,6 +152,8 @@ fn axolotl(model: &str, plan: &Value, file: &mut Object) {
     let mut put = |key: &str, value: Option<Value>| drop(value.map(|value| file.insert(key.into(), value)));
     put("base_model", Some(json!(model)));
     put("datasets", Some(json!([{"path": "your/data", "type": "alpaca"}])));
+    // Its schema asks for one.
+    put("learning_rate", Some(json!(2e-4)));
     put("micro_batch_size", at(plan, "batch.batch_size").cloned());
     put("sequence_len", at(plan, "batch.seq_len").cloned());
     shared(plan, &mut put);

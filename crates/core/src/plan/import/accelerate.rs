@@ -17,113 +17,60 @@ pub(super) const FORMAT: Format = Format {
 };
 
 const KEYS: &[Row] = &[
-    Row(&["distributed_type"], Sense::Read("parallel.engine")),
-    Row(&["num_processes", "num_machines"], Sense::Read("parallel.gpus, parallel.nodes")),
-    Row(&["mixed_precision"], Sense::Read("autocast, the engine's mixed precision")),
-    Row(&["gradient_accumulation_steps"], Sense::Whole("gradient_accumulation")),
-    Row(&["fsdp_config"], Sense::Read("the engine's options (parallel.engine)")),
+    Row("distributed_type", Sense::Read("parallel.engine")),
+    Row("num_processes num_machines", Sense::Read("parallel.gpus, parallel.nodes")),
+    Row("mixed_precision", Sense::Read("autocast, the engine's mixed precision")),
+    Row("gradient_accumulation_steps", Sense::Whole("gradient_accumulation")),
+    Row("fsdp_config", Sense::Read("the engine's options (parallel.engine)")),
     Row(
-        &[
-            "deepspeed_config",
-            "deepspeed_config.zero_stage",
-            "deepspeed_config.offload_optimizer_device",
-            "deepspeed_config.offload_param_device",
-            "deepspeed_config.gradient_accumulation_steps",
-            "deepspeed_config.gradient_clipping",
-            "deepspeed_config.deepspeed_config_file",
-            "deepspeed_config.offload_optimizer_nvme_path",
-            "deepspeed_config.offload_param_nvme_path",
-        ],
+        "deepspeed_config deepspeed_config.zero_stage deepspeed_config.offload_optimizer_device \
+         deepspeed_config.offload_param_device deepspeed_config.gradient_accumulation_steps \
+         deepspeed_config.gradient_clipping deepspeed_config.deepspeed_config_file \
+         deepspeed_config.offload_optimizer_nvme_path deepspeed_config.offload_param_nvme_path",
         Sense::Read("parallel.engine.deepspeed"),
     ),
     Row(
-        &[
-            "deepspeed_config.zero3_init_flag",
-            "deepspeed_config.zero3_save_16bit_model",
-            "deepspeed_config.deepspeed_multinode_launcher",
-            "deepspeed_config.deepspeed_hostfile",
-            "deepspeed_config.deepspeed_exclusion_filter",
-            "deepspeed_config.deepspeed_inclusion_filter",
-            "deepspeed_config.deepspeed_moe_layer_cls_names",
-        ],
+        "deepspeed_config.zero3_init_flag deepspeed_config.zero3_save_16bit_model \
+         deepspeed_config.deepspeed_multinode_launcher deepspeed_config.deepspeed_hostfile \
+         deepspeed_config.deepspeed_exclusion_filter deepspeed_config.deepspeed_inclusion_filter \
+         deepspeed_config.deepspeed_moe_layer_cls_names",
         Sense::Harmless("how a model is loaded, saved and started"),
     ),
     Row(
-        &["deepspeed_config.seq_parallel_communication_data_type"],
+        "deepspeed_config.seq_parallel_communication_data_type",
         Sense::Harmless("an option of Ulysses, which is refused by its size"),
     ),
     Row(
-        &[
-            "parallelism_config.parallelism_config_dp_replicate_size",
-            "parallelism_config.parallelism_config_dp_shard_size",
-            "parallelism_config.parallelism_config_tp_size",
-            "parallelism_config.parallelism_config_cp_size",
-        ],
+        "parallelism_config.parallelism_config_dp_replicate_size parallelism_config.parallelism_config_dp_shard_size \
+         parallelism_config.parallelism_config_tp_size parallelism_config.parallelism_config_cp_size",
         Sense::Read("parallel.mesh"),
     ),
     Row(
-        &["parallelism_config.parallelism_config_sp_size"],
+        "parallelism_config.parallelism_config_sp_size",
         Sense::Refused("Ulysses is not simulated: use parallelism_config_cp_size"),
     ),
     Row(
-        &[
-            "parallelism_config.parallelism_config_sp_*",
-            "parallelism_config.parallelism_config_cp_comm_strategy",
-            "parallelism_config.parallelism_config_cp_backend",
-        ],
+        "parallelism_config.parallelism_config_sp_* parallelism_config.parallelism_config_cp_comm_strategy \
+         parallelism_config.parallelism_config_cp_backend",
         Sense::Harmless("options of an axis that is refused or one card wide"),
     ),
-    Row(&["megatron_lm_config", "megatron_lm_config.*"], Sense::Read("parallel.engine.megatron")),
-    Row(&["tp_config.tp_size"], Sense::Read("parallel.mesh.tp")),
-    Row(&["fp8_config", "fp8_config.*"], Sense::Harmless("options of mixed_precision: fp8")),
+    Row("megatron_lm_config megatron_lm_config.*", Sense::Read("parallel.engine.megatron")),
+    Row("tp_config.tp_size", Sense::Read("parallel.mesh.tp")),
+    Row("fp8_config fp8_config.*", Sense::Harmless("options of mixed_precision: fp8")),
     Row(
-        &["dynamo_config", "dynamo_config.*", "dynamo_backend"],
+        "dynamo_config dynamo_config.* dynamo_backend",
         Sense::Said("torch.compile is not simulated: what runs is eager, which mostly keeps more for backward"),
     ),
     Row(
-        &[
-            "use_cpu",
-            "ipex_config*",
-            "mpirun_config*",
-            "tpu_*",
-            "commands",
-            "command_file",
-            "tpu_name",
-            "tpu_zone",
-            "sagemaker_*",
-            "ec2_instance_type",
-            "iam_role_name",
-            "profile",
-            "region",
-            "transformers_version",
-            "pytorch_version",
-            "py_version",
-            "image_uri",
-            "additional_args",
-        ],
+        "use_cpu ipex_config* mpirun_config* tpu_* commands command_file tpu_name tpu_zone sagemaker_* \
+         ec2_instance_type iam_role_name profile region transformers_version pytorch_version py_version image_uri \
+         additional_args",
         Sense::Refused("only runs on cards of this kind are simulated"),
     ),
     Row(
-        &[
-            "compute_environment",
-            "debug",
-            "downcast_bf16",
-            "enable_cpu_affinity",
-            "gpu_ids",
-            "machine_rank",
-            "main_process_ip",
-            "main_process_port",
-            "main_training_function",
-            "rdzv_backend",
-            "same_network",
-            "use_xpu",
-            "numa_affinity",
-            "config_version",
-            "cpu_affinity",
-            "env",
-            "log_dir",
-            "tee",
-        ],
+        "compute_environment debug downcast_bf16 enable_cpu_affinity gpu_ids machine_rank main_process_ip \
+         main_process_port main_training_function rdzv_backend same_network use_xpu numa_affinity config_version \
+         cpu_affinity env log_dir tee",
         Sense::Harmless("how processes are started"),
     ),
 ];

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::reader::Reader;
 use super::sharding::{self, FSDP_KEYS, Types};
 use super::table::{Format, Row, Sense, is_off, shown};
-use super::trainer::{attention, optimizer, reentrant};
+use super::trainer::{self, attention, optimizer, reentrant};
 use super::{Beside, Imported};
 use crate::plan::Fault;
 
@@ -22,417 +22,177 @@ const KERNELS: &str =
     "axolotl's own kernels are not simulated: transformers' code runs in their place, which keeps more";
 
 const KEYS: &[Row] = &[
-    Row(&["base_model"], Sense::Read("the model")),
-    Row(&["micro_batch_size"], Sense::Whole("batch.batch_size")),
-    Row(&["gradient_accumulation_steps"], Sense::Whole("gradient_accumulation")),
-    Row(&["sequence_len"], Sense::Whole("batch.seq_len")),
+    Row("base_model", Sense::Read("the model")),
+    Row("micro_batch_size", Sense::Whole("batch.batch_size")),
+    Row("gradient_accumulation_steps", Sense::Whole("gradient_accumulation")),
+    Row("sequence_len", Sense::Whole("batch.seq_len")),
+    Row("sample_packing pad_to_sequence_len multipack_real_batches pretrain_multipack_attn", Sense::Read("batch.mask")),
     Row(
-        &["sample_packing", "pad_to_sequence_len", "multipack_real_batches", "pretrain_multipack_attn"],
-        Sense::Read("batch.mask"),
-    ),
-    Row(
-        &[
-            "adapter",
-            "lora_r",
-            "lora_dropout",
-            "lora_target_modules",
-            "lora_target_linear",
-            "lora_modules_to_save",
-            "lora_target_parameters",
-            "peft_layers_to_transform",
-            "peft_use_dora",
-            "peft_autocast_adapter_dtype",
-        ],
+        "adapter lora_r lora_dropout lora_target_modules lora_target_linear lora_modules_to_save \
+         lora_target_parameters peft_layers_to_transform peft_use_dora peft_autocast_adapter_dtype",
         Sense::Read("adapter"),
     ),
     Row(
-        &[
-            "load_in_4bit",
-            "load_in_8bit",
-            "bnb_config_kwargs.bnb_4bit_use_double_quant",
-            "bnb_config_kwargs.bnb_4bit_quant_type",
-            "bnb_config_kwargs",
-        ],
+        "load_in_4bit load_in_8bit bnb_config_kwargs.bnb_4bit_use_double_quant bnb_config_kwargs.bnb_4bit_quant_type \
+         bnb_config_kwargs",
         Sense::Read("quantization"),
     ),
-    Row(&["bf16", "fp16", "bfloat16", "float16", "float32", "torch_dtype"], Sense::Read("weights, autocast")),
+    Row("bf16 fp16 bfloat16 float16 float32 torch_dtype", Sense::Read("weights, autocast")),
     Row(
-        &[
-            "gradient_checkpointing",
-            "gradient_checkpointing_kwargs",
-            "gradient_checkpointing_kwargs.use_reentrant",
-            "activation_offloading",
-        ],
+        "gradient_checkpointing gradient_checkpointing_kwargs gradient_checkpointing_kwargs.use_reentrant \
+         activation_offloading",
         Sense::Read("checkpointing, checkpoints"),
     ),
-    Row(&["optimizer", "optim_args", "optim_target_modules"], Sense::Read("optimizer")),
-    Row(&["max_grad_norm"], Sense::Read("clip")),
+    Row("optimizer optim_args optim_target_modules", Sense::Read("optimizer")),
+    Row("max_grad_norm", Sense::Read("clip")),
     Row(
-        &[
-            "attn_implementation",
-            "flash_attention",
-            "sdp_attention",
-            "eager_attention",
-            "xformers_attention",
-            "flex_attention",
-            "sage_attention",
-        ],
+        "attn_implementation flash_attention sdp_attention eager_attention xformers_attention flex_attention \
+         sage_attention",
         Sense::Read("attention"),
     ),
-    Row(&["plugins", "cut_cross_entropy", "liger_*"], Sense::Read("kernels, loss.kind")),
-    Row(&["deepspeed", "deepspeed.*"], Sense::Read("parallel.engine.deepspeed: the file it names")),
-    Row(&["fsdp", "fsdp_config", "fsdp_version"], Sense::Read("parallel.engine.fsdp1, parallel.engine.fsdp2")),
+    Row("plugins cut_cross_entropy liger_*", Sense::Read("kernels, loss.kind")),
+    Row("deepspeed deepspeed.*", Sense::Read("parallel.engine.deepspeed: the file it names")),
+    Row("fsdp fsdp_config fsdp_version", Sense::Read("parallel.engine.fsdp1, parallel.engine.fsdp2")),
     Row(
-        &[
-            "tensor_parallel_size",
-            "context_parallel_size",
-            "dp_shard_size",
-            "dp_replicate_size",
-            "sequence_parallel_degree",
-        ],
+        "tensor_parallel_size context_parallel_size dp_shard_size dp_replicate_size sequence_parallel_degree",
         Sense::Read("parallel.mesh"),
     ),
     Row(
-        &["unfrozen_parameters"],
+        "unfrozen_parameters",
         Sense::Said("all parameters are trained in the simulation, which is more; --freeze leaves some out"),
     ),
     Row(
-        &["model_quantization_config", "model_quantization_config_kwargs.dequantize"],
+        "model_quantization_config model_quantization_config_kwargs.dequantize",
         Sense::Read("weights that are dequantised when they are loaded"),
     ),
-    Row(&["freeze_mm_modules"], Sense::Read("frozen")),
+    Row("freeze_mm_modules", Sense::Read("frozen")),
     Row(
-        &[
-            "rl",
-            "trl.*",
-            "trl",
-            "ebft*",
-            "rl_beta",
-            "orpo_alpha",
-            "kto_*",
-            "dpo_*",
-            "simpo_*",
-            "cpo_*",
-            "precompute_ref_log_probs",
-            "vllm",
-            "vllm.*",
-            "rpo_alpha",
-            "nemo_gym_*",
-        ],
+        "rl trl.* trl ebft* rl_beta orpo_alpha kto_* dpo_* simpo_* cpo_* precompute_ref_log_probs vllm vllm.* \
+         rpo_alpha nemo_gym_*",
         Sense::Refused(RL),
     ),
     Row(
-        &[
-            "reward_model",
-            "process_reward_model",
-            "center_rewards_coefficient",
-            "num_labels",
-            "diffusion",
-            "diffusion.*",
-        ],
+        "reward_model process_reward_model center_rewards_coefficient num_labels diffusion diffusion.*",
         Sense::Refused(TASK),
     ),
-    Row(&["kd_*", "hatchery*"], Sense::Refused("leave it out: a teacher beside the model is not simulated")),
+    Row("kd_* hatchery*", Sense::Refused("leave it out: a teacher beside the model is not simulated")),
     Row(
-        &["torch_compile"],
+        "torch_compile",
         Sense::Said("torch.compile is not simulated: what runs is eager, which mostly keeps more for backward"),
     ),
-    Row(&["torch_compile_*", "flex_attn_compile_kwargs.*"], Sense::Harmless("options of a compiler")),
+    Row("torch_compile_* flex_attn_compile_kwargs.*", Sense::Harmless("options of a compiler")),
     Row(
-        &["lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"],
+        "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel",
         Sense::Said("axolotl's fused LoRA kernels are not simulated; PEFT's keep more"),
     ),
     Row(
-        &[
-            "use_kernels",
-            "use_scattermoe",
-            "use_sonicmoe",
-            "experts_implementation",
-            "fused_attn_kernel",
-            "expert_backend",
-            "moe_*",
-            "use_dsv4_kernels",
-            "use_glm_dsa_kernels",
-            "dsv4_*",
-            "gemma4_*",
-            "nonexpert_quantization",
-            "nvfp4_*",
-        ],
+        "use_kernels use_scattermoe use_sonicmoe experts_implementation fused_attn_kernel expert_backend moe_* \
+         use_dsv4_kernels use_glm_dsa_kernels dsv4_* gemma4_* nonexpert_quantization nvfp4_*",
         Sense::Said(KERNELS),
     ),
     Row(
-        &[
-            "flash_attn_cross_entropy",
-            "flash_attn_rms_norm",
-            "flash_attn_fuse_mlp",
-            "flash_attn_fuse_qkv",
-            "s2_attention",
-        ],
+        "flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp flash_attn_fuse_qkv s2_attention",
         Sense::Said("flash-attn's fused layers are not simulated: transformers' own keep more"),
     ),
     Row(
-        &["quantize_moe_experts"],
+        "quantize_moe_experts",
         Sense::Said("4-bit experts are not simulated: experts in one tensor stay as they are, which is far more"),
     ),
     Row(
-        &["llama4_linearized_experts"],
+        "llama4_linearized_experts",
         Sense::Said("experts as separate linears are not simulated: one tensor of all is"),
     ),
-    Row(&["tiled_mlp", "tiled_mlp_*"], Sense::Said("tiled MLPs are not simulated: a whole one keeps more")),
+    Row("tiled_mlp tiled_mlp_*", Sense::Said("tiled MLPs are not simulated: a whole one keeps more")),
     Row(
-        &["chunked_cross_entropy", "chunked_cross_entropy_*"],
+        "chunked_cross_entropy chunked_cross_entropy_*",
         Sense::Said("the chunked loss is not simulated: whole logits are, which are more"),
     ),
     Row(
-        &[
-            "layer_offloading",
-            "selective_checkpointing*",
-            "lisa_*",
-            "relora",
-            "relora_*",
-            "use_onebitllms",
-            "gptq*",
-            "model_quantization_config*",
-            "quantization*",
-            "mora*",
-            "dense_mixer",
-            "llmcompressor*",
-            "unsloth_*",
-            "spectrum_*",
-            "expert_parallel_*",
-        ],
+        "layer_offloading selective_checkpointing* lisa_* relora relora_* use_onebitllms gptq* \
+         model_quantization_config* quantization* mora* dense_mixer llmcompressor* unsloth_* spectrum_* \
+         expert_parallel_*",
         Sense::Refused("leave it out: it is not simulated"),
     ),
-    Row(&["max_packed_sequence_len"], Sense::Refused("it is deprecated: use sample_packing")),
+    Row("max_packed_sequence_len", Sense::Refused("it is deprecated: use sample_packing")),
     Row(
-        &[
-            "resize_token_embeddings_to_32x",
-            "added_tokens_overrides",
-            "tokens",
-            "tokens.*",
-            "shrink_embeddings",
-            "mean_resizing_embeddings",
-        ],
+        "resize_token_embeddings_to_32x added_tokens_overrides tokens tokens.* shrink_embeddings \
+         mean_resizing_embeddings",
         Sense::Said("rows that are added to the embedding are not simulated"),
     ),
     Row(
-        &[
-            "overrides_of_model_config*",
-            "model_config*",
-            "overrides_of_model_kwargs*",
-            "model_kwargs*",
-            "rope_scaling*",
-            "rope_theta",
-            "cls_model_config",
-        ],
+        "overrides_of_model_config* model_config* overrides_of_model_kwargs* model_kwargs* rope_scaling* rope_theta \
+         cls_model_config",
         Sense::Said("the model is taken as it is published"),
     ),
-    Row(&["fp8", "fp8_*"], Sense::Said("products in fp8 are not simulated: those in bf16 are, which keep more")),
-    Row(&["qat*"], Sense::Said("fake quantisation is not simulated: the plain model keeps less")),
-    Row(&["use_eaft", "eaft_*"], Sense::Said("entropies of the loss are not simulated")),
+    Row("fp8 fp8_*", Sense::Said("products in fp8 are not simulated: those in bf16 are, which keep more")),
+    Row("qat*", Sense::Said("fake quantisation is not simulated: the plain model keeps less")),
+    Row("use_eaft eaft_*", Sense::Said("entropies of the loss are not simulated")),
     Row(
-        &["noisy_embedding_alpha", "neftune_noise_alpha"],
+        "noisy_embedding_alpha neftune_noise_alpha",
         Sense::Said("noise on embeddings is not simulated: one tensor of the size of a layer's input more"),
     ),
-    Row(&["embeddings_skip_upcast"], Sense::Harmless("embeddings are simulated in the type of the weights")),
-    Row(&["auto_find_batch_size"], Sense::Said("the batch size that is written is taken")),
+    Row("embeddings_skip_upcast", Sense::Harmless("embeddings are simulated in the type of the weights")),
+    Row("auto_find_batch_size", Sense::Said("the batch size that is written is taken")),
     Row(
-        &["batch_size"],
+        "batch_size",
         Sense::Said(
             "gradient_accumulation_steps follows from it and the number of cards: the file's, or one, is taken",
         ),
     ),
     Row(
-        &[
-            "reinit_weights",
-            "peft.*",
-            "loraplus_*",
-            "lora_alpha",
-            "lora_fan_in_fan_out",
-            "lora_model_dir",
-            "peft_use_rslora",
-            "peft_init_lora_weights",
-            "lora_alpha_pattern",
-            "qlora_sharded_model_loading",
-            "lora_on_cpu",
-            "merge_*",
-            "peft_ensure_weight_tying",
-            "lora_out_dir",
-        ],
+        "reinit_weights peft.* loraplus_* lora_alpha lora_fan_in_fan_out lora_model_dir peft_use_rslora \
+         peft_init_lora_weights lora_alpha_pattern qlora_sharded_model_loading lora_on_cpu merge_* \
+         peft_ensure_weight_tying lora_out_dir",
         Sense::Harmless("how adapters start, are scaled, loaded and merged"),
     ),
     Row(
-        &["lora_rank_pattern", "peft_layers_pattern", "peft_layer_replication", "peft_trainable_token_indices"],
+        "lora_rank_pattern peft_layers_pattern peft_layer_replication peft_trainable_token_indices",
         Sense::Refused("leave it out: adapters of several kinds are not simulated"),
     ),
     Row(
-        &[
-            "datasets",
-            "test_datasets",
-            "pretraining_dataset",
-            "dataset_*",
-            "datasets.*",
-            "val_set_size",
-            "shuffle_*",
-            "push_dataset_to_hub",
-            "skip_prepare_dataset",
-            "num_dataset_shards_to_save",
-            "streaming*",
-            "curriculum_sampling",
-            "train_on_inputs",
-            "group_by_length",
-            "sample_packing_*",
-            "eval_sample_packing",
-            "excess_length_strategy",
-            "min_sample_len",
-            "max_prompt_len",
-            "pad_to_multiple_of",
-            "total_num_tokens",
-            "total_supervised_tokens",
-            "is_preprocess",
-            "preprocess_iterable",
-            "remove_unused_columns",
-            "dataloader_*",
-            "data_*",
-            "datasets_*",
-            "sample_generation_*",
-        ],
+        "datasets test_datasets pretraining_dataset dataset_* datasets.* val_set_size shuffle_* push_dataset_to_hub \
+         skip_prepare_dataset num_dataset_shards_to_save streaming* curriculum_sampling train_on_inputs \
+         group_by_length sample_packing_* eval_sample_packing excess_length_strategy min_sample_len max_prompt_len \
+         pad_to_multiple_of total_num_tokens total_supervised_tokens is_preprocess preprocess_iterable \
+         remove_unused_columns dataloader_* data_* datasets_* sample_generation_*",
         Sense::Harmless("which data, and how it is read"),
     ),
     Row(
-        &["image_size", "image_resize_algorithm", "role_boundaries", "processor_kwargs*"],
+        "image_size image_resize_algorithm role_boundaries processor_kwargs*",
         Sense::Harmless("images of a batch are given by {batch.images}"),
     ),
     Row(
-        &[
-            "chat_template*",
-            "special_tokens*",
-            "tokenizer_*",
-            "tokenizer*",
-            "eot_tokens",
-            "default_system_message",
-            "fix_untrained_tokens",
-            "trust_remote_code",
-            "processor_type",
-            "model_type",
-            "type_of_model",
-            "revision_of_model",
-            "base_model_config",
-            "base_model_ignore_patterns",
-            "is_*",
-            "experimental_skip_move_to_device",
-            "low_cpu_mem_usage",
-            "device",
-            "device_map*",
-            "hf_use_auth_token",
-            "branch",
-            "force_download",
-        ],
+        "chat_template* special_tokens* tokenizer_* tokenizer* eot_tokens default_system_message fix_untrained_tokens \
+         trust_remote_code processor_type model_type type_of_model revision_of_model base_model_config \
+         base_model_ignore_patterns is_* experimental_skip_move_to_device low_cpu_mem_usage device device_map* \
+         hf_use_auth_token branch force_download",
         Sense::Harmless("the tokenizer, and where the model comes from"),
     ),
     Row(
-        &[
-            "learning_rate",
-            "lr_*",
-            "cosine_*",
-            "warmup_*",
-            "weight_decay",
-            "adam_*",
-            "num_epochs",
-            "max_steps",
-            "eta_min",
-            "embedding_lr*",
-            "jagged_*",
-            "grokfast_*",
-            "seed",
-            "loss_watchdog_*",
-            "early_stopping_patience",
-            "full_finetune",
-            "tf32",
-            "dion_*",
-        ],
+        "learning_rate lr_* cosine_* warmup_* weight_decay adam_* num_epochs max_steps eta_min embedding_lr* jagged_* \
+         grokfast_* seed loss_watchdog_* early_stopping_patience full_finetune tf32 dion_*",
         Sense::Harmless("the course of training, not its memory"),
     ),
     Row(
-        &[
-            "eval_*",
-            "evals_per_epoch",
-            "evaluation_strategy",
-            "do_*",
-            "bench_*",
-            "metric_for_best_model",
-            "greater_is_better",
-            "load_best_model_at_end",
-            "lm_eval_*",
-            "include_tokens_per_second",
-            "include_tkps",
-        ],
+        "eval_* evals_per_epoch evaluation_strategy do_* bench_* metric_for_best_model greater_is_better \
+         load_best_model_at_end lm_eval_* include_tokens_per_second include_tkps",
         Sense::Harmless("evaluation, which a step does not see"),
     ),
     Row(
-        &[
-            "output_dir",
-            "save_*",
-            "saves_per_epoch",
-            "saves_*",
-            "hub_*",
-            "resume_from_checkpoint",
-            "auto_resume_from_checkpoints",
-            "dynamic_checkpoint*",
-            "save_safetensors",
-            "hf_*",
-        ],
+        "output_dir save_* saves_per_epoch saves_* hub_* resume_from_checkpoint auto_resume_from_checkpoints \
+         dynamic_checkpoint* save_safetensors hf_*",
         Sense::Harmless("what is saved and where"),
     ),
     Row(
-        &[
-            "wandb_*",
-            "use_wandb",
-            "mlflow_*",
-            "use_mlflow",
-            "comet_*",
-            "use_comet",
-            "swanlab_*",
-            "use_swanlab",
-            "trackio_*",
-            "use_trackio",
-            "use_tensorboard",
-            "otel_*",
-            "use_otel_metrics",
-            "gradio_*",
-            "logging_*",
-            "debug",
-            "profiler_steps*",
-            "report_to",
-            "use_ray",
-            "ray_*",
-            "resources_per_worker",
-            "project_name",
-            "tensorboard_*",
-        ],
+        "wandb_* use_wandb mlflow_* use_mlflow comet_* use_comet swanlab_* use_swanlab trackio_* use_trackio \
+         use_tensorboard otel_* use_otel_metrics gradio_* logging_* debug profiler_steps* report_to use_ray ray_* \
+         resources_per_worker project_name tensorboard_*",
         Sense::Harmless("what is logged, and who starts the run"),
     ),
     Row(
-        &[
-            "strict",
-            "local_rank",
-            "world_size",
-            "ddp",
-            "ddp_*",
-            "accelerator_config*",
-            "gc_steps",
-            "gc_collect_steps",
-            "torch_empty_cache_steps",
-            "torchdistx_path",
-            "flash_optimum",
-            "trainer_cls",
-            "test_value",
-            "axolotl_config_path",
-            "capabilities",
-            "env_capabilities",
-            "strategy",
-            "lora_kernels*",
-        ],
+        "strict local_rank world_size ddp ddp_* accelerator_config* gc_steps gc_collect_steps torch_empty_cache_steps \
+         torchdistx_path flash_optimum trainer_cls test_value axolotl_config_path capabilities env_capabilities \
+         strategy lora_kernels*",
         Sense::Harmless("no memory of a step"),
     ),
 ];
@@ -515,26 +275,16 @@ fn packing(reader: &mut Reader<'_>) {
     }
 }
 
+/// What axolotl has besides PEFT's own words.
 fn lora(reader: &mut Reader<'_>) {
-    reader.set("adapter.method", "lora");
-    reader.number_to("lora_r", "adapter.rank");
-    if let Some(dropout) = reader.real("lora_dropout") {
-        reader.set("adapter.dropout", dropout);
-    }
-    reader.targets_to("lora_target_modules", "adapter.targets");
+    trainer::lora(reader, "peft_use_dora");
     if reader.is_on("lora_target_linear") {
         reader.set("adapter.targets", "all-linear");
     }
-    for (key, place) in [
-        ("lora_modules_to_save", "adapter.modules_to_save"),
-        ("lora_target_parameters", "adapter.target_parameters"),
-        ("peft_layers_to_transform", "adapter.layers_to_transform"),
-    ] {
-        if let Some(value) = reader.get(key).filter(|value| !is_off(value)) {
-            reader.set(place, value.clone());
-        }
+    if let Some(layers) = reader.get("peft_layers_to_transform").filter(|layers| !is_off(layers)) {
+        reader.set("adapter.layers_to_transform", layers.clone());
     }
-    if reader.is_on("peft_use_dora") || reader.text("adapter") == Some("dora") {
+    if reader.text("adapter") == Some("dora") {
         reader.set("adapter.dora", true);
     }
     if reader.switch("peft_autocast_adapter_dtype") == Some(false) {

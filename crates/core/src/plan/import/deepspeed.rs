@@ -16,12 +16,12 @@ pub(super) const FORMAT: Format = Format {
 
 /// For the documents' sake: `DeepSpeedFile` reads them.
 const KEYS: &[Row] = &[
-    Row(&["zero_optimization.*", "data_types.grad_accum_dtype"], Sense::Read("parallel.engine.deepspeed")),
-    Row(&["train_micro_batch_size_per_gpu"], Sense::Whole("batch.batch_size")),
-    Row(&["gradient_accumulation_steps"], Sense::Whole("gradient_accumulation")),
-    Row(&["gradient_clipping", "bf16.*", "fp16.*"], Sense::Read("clip, weights")),
-    Row(&["optimizer.*"], Sense::Read("optimizer")),
-    Row(&["activation_checkpointing.*"], Sense::Said("it acts on Megatron's checkpoints only")),
+    Row("zero_optimization.* data_types.grad_accum_dtype", Sense::Read("parallel.engine.deepspeed")),
+    Row("train_micro_batch_size_per_gpu", Sense::Whole("batch.batch_size")),
+    Row("gradient_accumulation_steps", Sense::Whole("gradient_accumulation")),
+    Row("gradient_clipping bf16.* fp16.*", Sense::Read("clip, weights")),
+    Row("optimizer.*", Sense::Read("optimizer")),
+    Row("activation_checkpointing.*", Sense::Said("it acts on Megatron's checkpoints only")),
 ];
 
 pub(super) fn read(value: &Value, _: &Beside<'_>) -> Result<Imported, Vec<Fault>> {

@@ -5,27 +5,19 @@ use super::table::{Row, Sense};
 
 /// Keys of the Trainer; they come before its others.
 pub(super) const KEYS: &[Row] = &[
-    Row(&["torch_empty_cache_steps"], Sense::Whole("job.empty_cache_steps")),
-    Row(&["auto_find_batch_size"], Sense::Read("job.find_batch_size")),
-    Row(&["resume_from_checkpoint"], Sense::Read("job.resume")),
+    Row("torch_empty_cache_steps", Sense::Whole("job.empty_cache_steps")),
+    Row("auto_find_batch_size", Sense::Read("job.find_batch_size")),
+    Row("resume_from_checkpoint", Sense::Read("job.resume")),
     Row(
-        &[
-            "eval_strategy",
-            "evaluation_strategy",
-            "do_eval",
-            "per_device_eval_batch_size",
-            "prediction_loss_only",
-            "batch_eval_metrics",
-            "eval_accumulation_steps",
-            "predict_with_generate",
-        ],
+        "eval_strategy evaluation_strategy do_eval per_device_eval_batch_size prediction_loss_only batch_eval_metrics \
+         eval_accumulation_steps predict_with_generate",
         Sense::Read("job.evaluation"),
     ),
 ];
 
 /// Keys of TRL.
 pub(super) const PACKING: &[Row] =
-    &[Row(&["packing", "packing_strategy", "padding_free"], Sense::Read("job.packing, job.padding_free"))];
+    &[Row("packing packing_strategy padding_free", Sense::Read("job.packing, job.padding_free"))];
 
 /// Evaluation between steps, where a file asks for one, and what else the Trainer does around a step.
 pub(super) fn around(reader: &mut Reader<'_>) {

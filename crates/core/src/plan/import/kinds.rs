@@ -5,7 +5,7 @@ use crate::plan::Fault;
 
 /// Kinds that a plan file may have.
 pub(crate) const READ: &str = "a plan or a report of vramcast, or a file of axolotl, LLaMA-Factory, TRL, transformers' \
-                        Trainer, accelerate, DeepSpeed, torchtune, LitGPT or torchtitan";
+                        Trainer, accelerate, DeepSpeed, torchtune, LitGPT, torchtitan, Automodel, verl or vLLM";
 
 /// Whether its keys mark a file.
 type Marks = fn(&Object) -> bool;
@@ -21,11 +21,6 @@ const OTHERS: &[(Marks, &str, &str)] = &[
         |file| file.contains_key("model_type") && file.contains_key("architectures"),
         "a model's config.json",
         "give it as the model",
-    ),
-    (
-        |file| file.contains_key("actor_rollout_ref"),
-        "verl's configuration",
-        "reinforcement learning is not modelled yet",
     ),
     (
         |file| file.contains_key("provider") && file.contains_key("gpu"),

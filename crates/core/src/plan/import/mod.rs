@@ -5,8 +5,10 @@
 //! | `trainer` | `TrainingArguments`, TRL's `SFTConfig` and `ModelConfig` |
 //! | `job` | of those: evaluation, packing, what else surrounds a step |
 //! | `trl` | what configs of TRL's other trainers have besides |
-//! | `axolotl`, `llama_factory`, `torchtune`, `litgpt` | theirs |
+//! | `axolotl`, `llama_factory`, `torchtune`, `torchtitan`, `litgpt` | theirs |
 //! | `accelerate`, `deepspeed` | who spreads a run |
+//! | `megatron`, `bridge` | Megatron-LM's and Megatron-Bridge's |
+//! | `automodel`, `roles` | NeMo Automodel's; verl's and OpenRLHF's |
 //! | `sharding` | FSDP and DeepSpeed inside the others' files |
 //! | `kinds` | which kind a file is, and those that are refused |
 //! | `table`, `reader` | what a key means, and reading by that |
@@ -14,7 +16,9 @@
 //! Every key is honoured, harmless by name, said not to be simulated, or refused by name.
 
 mod accelerate;
+mod automodel;
 mod axolotl;
+mod bridge;
 mod deepspeed;
 mod job;
 pub(crate) mod kinds;
@@ -24,8 +28,10 @@ mod llama_factory_v1;
 mod megatron;
 mod ms_swift;
 mod reader;
+mod roles;
 mod sharding;
 mod table;
+mod torchtitan;
 mod torchtune;
 mod trainer;
 mod trl;
@@ -33,7 +39,11 @@ mod trl;
 use serde_json::{Map, Value};
 
 use super::Fault;
+pub(crate) use reader::unread;
+pub(crate) use roles::openrlhf_roles;
 pub use table::{Format, Row, Sense};
+pub(crate) use torchtitan::flavor as torchtitan_flavor;
+pub(crate) use torchtune::builder as torchtune_builder;
 pub(crate) use trainer::trainer_optimizer;
 
 /// A file of another tool, as changes to a plan.
@@ -102,6 +112,14 @@ const FORMATS: &[Known] = &[
             || file.keys().any(|key| key.ends_with("_config")) && file.contains_key("mixed_precision")
             || file.len() == 1 && file.contains_key("fsdp_config")
     }),
+    (bridge::read, &bridge::FORMAT, bridge::is_marked),
+    (automodel::read, &automodel::FORMAT, automodel::is_marked),
+    (roles::verl, &roles::VERL, |file| {
+        let model = |key: &str| file.get("model").is_some_and(|part| part.get(key).is_some());
+        file.contains_key("actor_rollout_ref") || model("partial_pretrain")
+    }),
+    (roles::openrlhf, &roles::OPENRLHF, |_| false),
+    (torchtitan::read, &torchtitan::FORMAT, torchtitan::is_marked),
     (litgpt::read, &litgpt::FORMAT, |file| {
         let train = |key: &str| file.get("train").is_some_and(|part| part.get(key).is_some());
         train("global_batch_size") || train("micro_batch_size")
@@ -162,12 +180,40 @@ pub fn read_as(title: &str, value: &Value, beside: &Beside<'_>) -> Result<Import
     }
 }
 
-/// Whether some keys are a format's own.
-pub fn has_keys_of(title: &str, value: &Value) -> bool {
-    let format = formats().find(|format| format.title == title);
-    let own =
-        |key: &String| format.is_some_and(|format| matches!(format.sense(key), Some(Sense::Whole(_) | Sense::Read(_))));
-    value.as_object().is_some_and(|object| object.keys().any(own))
+/// Arguments that only scripts of training have.
+const TRAINING: [&str; 27] = [
+    "per_device_train_batch_size",
+    "per_gpu_train_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "num_train_epochs",
+    "learning_rate",
+    "max_grad_norm",
+    "optim",
+    "deepspeed",
+    "fsdp",
+    "use_peft",
+    "do_train",
+    "lora_r",
+    "lora_target_modules",
+    "use_liger_kernel",
+    "warmup_ratio",
+    "warmup_steps",
+    "num_generations",
+    "max_completion_length",
+    "output_dir",
+    "max_steps",
+    "logging_steps",
+    "save_steps",
+    "save_strategy",
+    "weight_decay",
+    "lr_scheduler_type",
+    "per_device_eval_batch_size",
+];
+
+/// Whether some arguments are those of a Trainer.
+pub fn trains(value: &Value) -> bool {
+    TRAINING.iter().any(|key| value.get(key).is_some())
 }
 
 type Object = Map<String, Value>;

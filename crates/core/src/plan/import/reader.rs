@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::table::{self, Format, Sense};
 use super::{Beside, Imported};
 use crate::plan::{Fault, Faults};
+use crate::source::python;
 
 /// A tool's keys, those that were read already, and what they come to.
 pub(super) struct Reader<'a> {
@@ -72,10 +73,16 @@ impl<'a> Reader<'a> {
         let mut value = self.value;
         // A key may hold dots itself where a command line was read.
         if let Some(found) = value.get(key) {
-            return Some(found).filter(|value| !value.is_null());
+            value = found;
+        } else {
+            for part in key.split('.') {
+                value = value.get(part)?;
+            }
         }
-        for part in key.split('.') {
-            value = value.get(part)?;
+        // A program may compute it.
+        if let Some(words) = python::words(value) {
+            self.faults.add(unread(key, words));
+            return None;
         }
         Some(value).filter(|value| !value.is_null())
     }
@@ -203,13 +210,22 @@ impl<'a> Reader<'a> {
         let seen = |reader: &Self, key: &str| {
             reader.seen.contains(key) || key.match_indices('.').any(|(at, _)| reader.seen.contains(&key[..at]))
         };
+        // What a call is called is no key of its own.
+        let counts = |reader: &Self, key: &str, value: &Value| {
+            !value.is_null() && !seen(reader, key) && !key.ends_with(&format!(".{}", python::CALL))
+        };
         let left: Vec<(String, &Value)> =
-            self.leaves.iter().filter(|(key, value)| !value.is_null() && !seen(self, key)).cloned().collect();
+            self.leaves.iter().filter(|(key, value)| counts(self, key, value)).cloned().collect();
         for (key, value) in left {
+            let unknown = key.strip_suffix(".?").map(str::to_owned);
+            let key = unknown.clone().unwrap_or(key);
             match self.format.sense(&key) {
                 // A key that the reader's code reads beside others only.
                 Some(Sense::Read(_) | Sense::Harmless(_)) => {}
                 Some(_) if table::is_off(value) => {}
+                Some(Sense::Whole(_) | Sense::Refused(_)) if unknown.is_some() => {
+                    self.faults.add(unread(&key, &table::shown(value)));
+                }
                 Some(Sense::Whole(place)) => match whole(value) {
                     Some(number) => self.set(place, number),
                     None => {
@@ -251,6 +267,13 @@ impl<'a> Reader<'a> {
             ..Imported::default()
         })
     }
+}
+
+/// What a program computes, and its text does not tell.
+pub(crate) fn unread(key: &str, words: &str) -> Fault {
+    let words = words.replace(['{', '}'], "");
+    Fault::new("", format!("{key}: {words} is not known without running the program"))
+        .or(format!("say it by a flag, and leave it out: --without {key}"))
 }
 
 /// Whether a name is a regular expression.

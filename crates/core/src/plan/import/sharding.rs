@@ -12,65 +12,38 @@ const READ: &str = "the engine's options (parallel.engine)";
 /// Options of FSDP under `fsdp_config`.
 pub(super) const FSDP_KEYS: &[Row] = &[
     Row(
-        &[
-            "fsdp_config.fsdp_version",
-            "fsdp_config.version",
-            "fsdp_config.offload_params",
-            "fsdp_config.fsdp_offload_params",
-            "fsdp_config.cpu_offload",
-            "fsdp_config.reshard_after_forward",
-            "fsdp_config.fsdp_reshard_after_forward",
-            "fsdp_config.sharding_strategy",
-            "fsdp_config.fsdp_sharding_strategy",
-            "fsdp_config.activation_checkpointing",
-            "fsdp_config.fsdp_activation_checkpointing",
-            "fsdp_config.backward_prefetch",
-            "fsdp_config.fsdp_backward_prefetch",
-            "fsdp_config.fsdp_backward_prefetch_policy",
-            "fsdp_config.forward_prefetch",
-            "fsdp_config.fsdp_forward_prefetch",
-            "fsdp_config.use_orig_params",
-            "fsdp_config.fsdp_use_orig_params",
-            "fsdp_config.auto_wrap_policy",
-            "fsdp_config.fsdp_auto_wrap_policy",
-            "fsdp_config.transformer_layer_cls_to_wrap",
-            "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
-        ],
+        "fsdp_config.fsdp_version fsdp_config.version fsdp_config.offload_params fsdp_config.fsdp_offload_params \
+         fsdp_config.cpu_offload fsdp_config.reshard_after_forward fsdp_config.fsdp_reshard_after_forward \
+         fsdp_config.sharding_strategy fsdp_config.fsdp_sharding_strategy fsdp_config.activation_checkpointing \
+         fsdp_config.fsdp_activation_checkpointing fsdp_config.backward_prefetch fsdp_config.fsdp_backward_prefetch \
+         fsdp_config.fsdp_backward_prefetch_policy fsdp_config.forward_prefetch fsdp_config.fsdp_forward_prefetch \
+         fsdp_config.use_orig_params fsdp_config.fsdp_use_orig_params fsdp_config.auto_wrap_policy \
+         fsdp_config.fsdp_auto_wrap_policy fsdp_config.transformer_layer_cls_to_wrap \
+         fsdp_config.fsdp_transformer_layer_cls_to_wrap",
         Sense::Read(READ),
     ),
     Row(
-        &[
-            "fsdp_config.cpu_ram_efficient_loading",
-            "fsdp_config.fsdp_cpu_ram_efficient_loading",
-            "fsdp_config.sync_module_states",
-            "fsdp_config.fsdp_sync_module_states",
-            "fsdp_config.state_dict_type",
-            "fsdp_config.fsdp_state_dict_type",
-            "fsdp_config.final_state_dict_type",
-            "fsdp_config.fsdp_final_state_dict_type",
-            "fsdp_config.fsdp_save_optimizer_state",
-        ],
+        "fsdp_config.cpu_ram_efficient_loading fsdp_config.fsdp_cpu_ram_efficient_loading \
+         fsdp_config.sync_module_states fsdp_config.fsdp_sync_module_states fsdp_config.state_dict_type \
+         fsdp_config.fsdp_state_dict_type fsdp_config.final_state_dict_type fsdp_config.fsdp_final_state_dict_type \
+         fsdp_config.fsdp_save_optimizer_state",
         Sense::Harmless("how weights are loaded and saved"),
     ),
     Row(
-        &["fsdp_config.limit_all_gathers", "fsdp_config.fsdp_limit_all_gathers"],
+        "fsdp_config.limit_all_gathers fsdp_config.fsdp_limit_all_gathers",
         Sense::Harmless("the rate limiter is always on"),
     ),
     Row(
-        &["fsdp_config.fsdp_cpu_offload_pin_memory", "fsdp_config.cpu_offload_pin_memory", "fsdp_config.xla*"],
+        "fsdp_config.fsdp_cpu_offload_pin_memory fsdp_config.cpu_offload_pin_memory fsdp_config.xla*",
         Sense::Harmless("nothing of the card's memory"),
     ),
     Row(
-        &[
-            "fsdp_config.min_num_params",
-            "fsdp_config.fsdp_min_num_params",
-            "fsdp_config.fsdp_ignored_modules",
-            "fsdp_config.ignored_modules",
-        ],
+        "fsdp_config.min_num_params fsdp_config.fsdp_min_num_params fsdp_config.fsdp_ignored_modules \
+         fsdp_config.ignored_modules",
         Sense::Refused("say what is wrapped by {parallel.engine.fsdp2.wrap}"),
     ),
     Row(
-        &["fsdp_config.mixed_precision_policy", "fsdp_config.fsdp_mixed_precision_policy"],
+        "fsdp_config.mixed_precision_policy fsdp_config.fsdp_mixed_precision_policy",
         Sense::Refused("say it by {parallel.engine.*.mixed_precision}"),
     ),
 ];
@@ -179,6 +152,12 @@ pub(super) fn deepspeed(reader: &mut Reader<'_>, mut document: Value, compute: O
         if document.get(key).is_some_and(auto) {
             document[key]["enabled"] = json!(compute == Some(name));
         }
+    }
+    // accelerate adds what the arguments ask for and the file does not speak of (utils/deepspeed.py).
+    let on = |key: &str| document.get(key).and_then(|part| part.get("enabled")) == Some(&json!(true));
+    let wide = !(on("bf16") || on("bfloat16") || on("fp16"));
+    if let Some(name) = compute.filter(|name| wide && document.get(*name).is_none()) {
+        document[name] = json!({"enabled": true});
     }
     // Accumulation, clipping and sizes of batches are the arguments' own.
     for key in

@@ -17,9 +17,17 @@ pub enum Sense {
     Refused(&'static str),
 }
 
-/// Some keys of one meaning. A key that ends in `*` stands for all that begin so; parts of nested ones are joined by dots.
+/// Some keys of one meaning, with spaces between them. A key that ends in `*` stands for all that begin so; parts of nested ones
+/// are joined by dots.
 #[derive(Debug, Clone, Copy)]
-pub struct Row(pub &'static [&'static str], pub Sense);
+pub struct Row(pub &'static str, pub Sense);
+
+impl Row {
+    /// Its keys.
+    pub fn keys(&self) -> impl Iterator<Item = &'static str> {
+        self.0.split_whitespace()
+    }
+}
 
 /// A format.
 #[derive(Debug, Clone, Copy)]
@@ -39,15 +47,14 @@ impl Format {
     pub fn sense(&self, key: &str) -> Option<Sense> {
         let named = |known: &str| known == key;
         let begins = |known: &str| known.strip_suffix('*').is_some_and(|start| key.starts_with(start));
-        let find = |is: &dyn Fn(&str) -> bool| {
-            self.keys.iter().flat_map(|rows| rows.iter()).find(|row| row.0.iter().any(|known| is(known)))
-        };
+        let find =
+            |is: &dyn Fn(&str) -> bool| self.keys.iter().flat_map(|rows| rows.iter()).find(|row| row.keys().any(is));
         find(&named).or_else(|| find(&begins)).map(|row| row.1)
     }
 
     /// The known key that looks most like another one.
     pub fn nearest(&self, key: &str) -> Option<&'static str> {
-        let known = self.keys.iter().flat_map(|rows| rows.iter()).flat_map(|row| row.0.iter().copied());
+        let known = self.keys.iter().flat_map(|rows| rows.iter()).flat_map(Row::keys);
         let near = known.filter(|known| !known.ends_with('*')).map(|known| (distance(known, key), known)).min()?;
         (near.0 <= 2 && near.0 < key.len() / 2).then_some(near.1)
     }

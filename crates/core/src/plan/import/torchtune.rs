@@ -17,135 +17,64 @@ pub(super) const FORMAT: Format = Format {
 const NOT: &str = "leave it out: it is not simulated";
 
 const KEYS: &[Row] = &[
-    Row(&["model._component_"], Sense::Read("the model, adapter, quantization")),
-    Row(&["batch_size"], Sense::Whole("batch.batch_size")),
-    Row(&["gradient_accumulation_steps"], Sense::Whole("gradient_accumulation")),
-    Row(&["tokenizer.max_seq_len", "dataset.packed", "dataset.max_seq_len"], Sense::Read("batch.seq_len")),
-    Row(&["dtype"], Sense::Read("weights")),
+    Row("model._component_", Sense::Read("the model, adapter, quantization")),
+    Row("batch_size", Sense::Whole("batch.batch_size")),
+    Row("gradient_accumulation_steps", Sense::Whole("gradient_accumulation")),
+    Row("tokenizer.max_seq_len dataset.packed dataset.max_seq_len", Sense::Read("batch.seq_len")),
+    Row("dtype", Sense::Read("weights")),
     Row(
-        &[
-            "model.lora_attn_modules",
-            "model.apply_lora_to_mlp",
-            "model.apply_lora_to_output",
-            "model.lora_rank",
-            "model.lora_dropout",
-            "model.use_dora",
-            "model.quantize_base",
-        ],
+        "model.lora_attn_modules model.apply_lora_to_mlp model.apply_lora_to_output model.lora_rank \
+         model.lora_dropout model.use_dora model.quantize_base",
         Sense::Read("adapter, quantization"),
     ),
+    Row("optimizer._component_ optimizer.fused optimizer_in_bwd", Sense::Read("optimizer, optimizer_in_backward")),
+    Row("loss._component_ loss.num_output_chunks", Sense::Read("loss.kind, loss.chunks")),
+    Row("clip_grad_norm", Sense::Read("clip")),
+    Row("enable_activation_checkpointing ac_mode ac_option", Sense::Read("checkpointing, checkpoints")),
     Row(
-        &["optimizer._component_", "optimizer.fused", "optimizer_in_bwd"],
-        Sense::Read("optimizer, optimizer_in_backward"),
-    ),
-    Row(&["loss._component_", "loss.num_output_chunks"], Sense::Read("loss.kind, loss.chunks")),
-    Row(&["clip_grad_norm"], Sense::Read("clip")),
-    Row(&["enable_activation_checkpointing", "ac_mode", "ac_option"], Sense::Read("checkpointing, checkpoints")),
-    Row(
-        &[
-            "fsdp_cpu_offload",
-            "fsdp.cpu_offload",
-            "custom_sharded_layers",
-            "fsdp_sharding_strategy",
-            "fsdp.*",
-            "tensor_parallel_dim",
-            "data_parallel_shard_dim",
-            "data_parallel_replicate_dim",
-            "context_parallel_dim",
-        ],
+        "fsdp_cpu_offload fsdp.cpu_offload custom_sharded_layers fsdp_sharding_strategy fsdp.* tensor_parallel_dim \
+         data_parallel_shard_dim data_parallel_replicate_dim context_parallel_dim",
         Sense::Read("parallel"),
     ),
     Row(
-        &["enable_activation_offloading"],
+        "enable_activation_offloading",
         Sense::Said("what forward keeps stays on the card in the simulation, which is more"),
     ),
     Row(
-        &["compile", "compile.*"],
+        "compile compile.*",
         Sense::Said("torch.compile is not simulated: what runs is eager, which mostly keeps more for backward"),
     ),
+    Row("enable_fp8_training fp8_recipe_name use_grouped_mm use_flex enable_expert_parallel", Sense::Refused(NOT)),
     Row(
-        &["enable_fp8_training", "fp8_recipe_name", "use_grouped_mm", "use_flex", "enable_expert_parallel"],
-        Sense::Refused(NOT),
-    ),
-    Row(
-        &["model.attn_dropout", "model.image_size", "model.max_seq_len", "model.lora_alpha", "model.norm_eps"],
+        "model.attn_dropout model.image_size model.max_seq_len model.lora_alpha model.norm_eps",
         Sense::Harmless("the model is taken as it is published"),
     ),
     Row(
-        &["model.decoder_trainable", "model.encoder_trainable", "model.fusion_trainable"],
+        "model.decoder_trainable model.encoder_trainable model.fusion_trainable",
         Sense::Said("which of its parts are trained is not simulated: all are, or have adapters"),
     ),
-    Row(&["model.*"], Sense::Refused("a model of one's own: give its config.json as the model")),
+    Row("model.*", Sense::Refused("a model of one's own: give its config.json as the model")),
     Row(
-        &["quantizer", "quantizer.*", "fake_quant_after_n_steps"],
+        "quantizer quantizer.* fake_quant_after_n_steps",
         Sense::Said("fake quantisation is not simulated: the plain model keeps less"),
     ),
+    Row("tensor_parallel_plan.* tensor_parallel_plan", Sense::Harmless("how layers are split over {parallel.mesh.tp}")),
+    Row("teacher_* kd_*", Sense::Refused("distillation is not simulated")),
     Row(
-        &["tensor_parallel_plan.*", "tensor_parallel_plan"],
-        Sense::Harmless("how layers are split over {parallel.mesh.tp}"),
-    ),
-    Row(&["teacher_*", "kd_*"], Sense::Refused("distillation is not simulated")),
-    Row(
-        &[
-            "ref_*",
-            "reward_*",
-            "value_*",
-            "policy_model*",
-            "ppo_*",
-            "grpo_*",
-            "kl_*",
-            "loss.beta",
-            "loss.label_smoothing",
-            "loss.epsilon",
-            "loss.value_*",
-            "forward_batch_size",
-            "base_model_path",
-            "inference.*",
-            "orchestration.*",
-            "training.*",
-            "postprocessing.*",
-        ],
+        "ref_* reward_* value_* policy_model* ppo_* grpo_* kl_* loss.beta loss.label_smoothing loss.epsilon \
+         loss.value_* forward_batch_size base_model_path inference.* orchestration.* training.* postprocessing.*",
         Sense::Refused("only supervised fine-tuning is simulated"),
     ),
     Row(
-        &["max_new_tokens", "prompt.*", "tasks", "limit", "enable_kv_cache", "temperature", "top_k"],
+        "max_new_tokens prompt.* tasks limit enable_kv_cache temperature top_k",
         Sense::Refused("a file of generation or evaluation: `vramcast infer` is for those"),
     ),
     Row(
-        &[
-            "optimizer.*",
-            "lr_scheduler*",
-            "epochs",
-            "max_steps_per_epoch",
-            "num_steps",
-            "seed",
-            "shuffle",
-            "save_*",
-            "resume_from_checkpoint",
-            "checkpointer.*",
-            "output_dir",
-            "metric_logger.*",
-            "log_*",
-            "profiler.*",
-            "device",
-            "cudnn_deterministic_mode",
-            "dataset*",
-            "batch_size_val",
-            "run_val_every_n_steps",
-            "tokenizer.*",
-            "collate_fn",
-            "dataloader.*",
-            "datasets",
-            "low_cpu_ram",
-            "memory_efficient_fsdp_wrap",
-            "use_distributed_state_dict",
-            "name",
-            "debug_*",
-            "stop_token_ids",
-            "checkpoint*",
-            "enable_async_checkpointing",
-            "keep_last_n_checkpoints",
-        ],
+        "optimizer.* lr_scheduler* epochs max_steps_per_epoch num_steps seed shuffle save_* resume_from_checkpoint \
+         checkpointer.* output_dir metric_logger.* log_* profiler.* device cudnn_deterministic_mode dataset* \
+         batch_size_val run_val_every_n_steps tokenizer.* collate_fn dataloader.* datasets low_cpu_ram \
+         memory_efficient_fsdp_wrap use_distributed_state_dict name debug_* stop_token_ids checkpoint* \
+         enable_async_checkpointing keep_last_n_checkpoints",
         Sense::Harmless("which data, what is logged and saved, the course of training"),
     ),
 ];
@@ -193,6 +122,14 @@ const MODELS: &[(&str, &str)] = &[
     ("qwen3_14b", "Qwen/Qwen3-14B"),
     ("qwen3_32b", "Qwen/Qwen3-32B"),
 ];
+
+/// The builder of a model, for those who write.
+pub(crate) fn builder(model: &str) -> Option<&'static str> {
+    let plain = |name: &str| {
+        name.rsplit('/').next().unwrap_or(name).to_lowercase().replace("-instruct", "").replace("meta-", "")
+    };
+    MODELS.iter().find(|(_, id)| plain(id) == plain(model)).map(|(builder, _)| *builder)
+}
 
 /// Builders whose model code of torchtune's own is simulated.
 const OWN_CODE: [&str; 5] = ["llama2_", "llama3_", "code_llama2_", "mistral_", "qwen2_"];

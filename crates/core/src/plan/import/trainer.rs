@@ -25,248 +25,131 @@ pub(super) const TRL: Format = Format {
 
 /// Keys of `TrainingArguments`, of 5.17 and of 4.x.
 pub(super) const KEYS: &[Row] = &[
-    Row(&["per_device_train_batch_size", "per_gpu_train_batch_size"], Sense::Whole("batch.batch_size")),
-    Row(&["gradient_accumulation_steps"], Sense::Whole("gradient_accumulation")),
-    Row(&["bf16", "fp16"], Sense::Read("autocast")),
+    Row("per_device_train_batch_size per_gpu_train_batch_size", Sense::Whole("batch.batch_size")),
+    Row("gradient_accumulation_steps", Sense::Whole("gradient_accumulation")),
+    Row("bf16 fp16", Sense::Read("autocast")),
     Row(
-        &["gradient_checkpointing", "gradient_checkpointing_kwargs", "gradient_checkpointing_kwargs.use_reentrant"],
+        "gradient_checkpointing gradient_checkpointing_kwargs gradient_checkpointing_kwargs.use_reentrant",
         Sense::Read("checkpointing, checkpoints.reentrant"),
     ),
     Row(
-        &["optim", "optim_args", "optim_target_modules", "adafactor"],
+        "optim optim_args optim_target_modules adafactor",
         Sense::Read("optimizer.kind, optimizer.implementation, optimizer.rank"),
     ),
-    Row(&["max_grad_norm"], Sense::Read("clip")),
-    Row(&["use_liger_kernel", "use_liger"], Sense::Read("kernels")),
-    Row(&["deepspeed"], Sense::Read("parallel.engine.deepspeed: the file or object it names")),
-    Row(&["deepspeed.*"], Sense::Read("parallel.engine.deepspeed: the file or object it names")),
-    Row(&["fsdp", "fsdp_config"], Sense::Read("parallel.engine.fsdp1, parallel.engine.fsdp2")),
-    Row(&["fsdp_transformer_layer_cls_to_wrap"], Sense::Harmless("every layer is wrapped")),
-    Row(&["ddp_bucket_cap_mb"], Sense::Read("parallel.engine.ddp.bucket_cap_mb on several cards")),
+    Row("max_grad_norm", Sense::Read("clip")),
+    Row("use_liger_kernel use_liger", Sense::Read("kernels")),
+    Row("deepspeed", Sense::Read("parallel.engine.deepspeed: the file or object it names")),
+    Row("deepspeed.*", Sense::Read("parallel.engine.deepspeed: the file or object it names")),
+    Row("fsdp fsdp_config", Sense::Read("parallel.engine.fsdp1, parallel.engine.fsdp2")),
+    Row("fsdp_transformer_layer_cls_to_wrap", Sense::Harmless("every layer is wrapped")),
+    Row("ddp_bucket_cap_mb", Sense::Read("parallel.engine.ddp.bucket_cap_mb on several cards")),
     Row(
-        &["group_by_length", "train_sampling_strategy"],
+        "group_by_length train_sampling_strategy batch_sampler multi_dataset_batch_sampler prompts* router_mapping*",
         Sense::Harmless("which samples meet, where all are as long as the longest"),
     ),
     Row(
-        &["torch_compile"],
+        "torch_compile",
         Sense::Said("torch.compile is not simulated: what runs is eager, which mostly keeps more for backward"),
     ),
-    Row(&["torch_compile_*"], Sense::Harmless("options of torch_compile")),
+    Row("torch_compile_*", Sense::Harmless("options of torch_compile")),
     Row(
-        &["neftune_noise_alpha"],
+        "neftune_noise_alpha",
         Sense::Said("noise on embeddings is not simulated: one tensor of the size of a layer's input more"),
     ),
-    Row(&["label_smoothing_factor"], Sense::Refused("leave it out: its loss is another one")),
-    Row(&["auto_find_batch_size"], Sense::Said("the batch size that is written is taken")),
-    Row(&["liger_kernel_config*"], Sense::Said("all of Liger's kernels are taken")),
+    Row("label_smoothing_factor", Sense::Refused("leave it out: its loss is another one")),
+    Row("auto_find_batch_size", Sense::Said("the batch size that is written is taken")),
+    Row("liger_kernel_config*", Sense::Said("all of Liger's kernels are taken")),
     Row(
-        &["parallelism_config*"],
+        "parallelism_config*",
         Sense::Refused("say the mesh by {parallel.mesh.tp}, {parallel.mesh.cp} and {parallel.mesh.dp_replicate}"),
     ),
+    Row("use_cpu no_cuda use_mps_device use_ipex tpu_num_cores", Sense::Refused("only runs on a card are simulated")),
     Row(
-        &["use_cpu", "no_cuda", "use_mps_device", "use_ipex", "tpu_num_cores"],
-        Sense::Refused("only runs on a card are simulated"),
-    ),
-    Row(
-        &["sharded_ddp", "fp16_backend", "half_precision_backend", "fp16_opt_level"],
+        "sharded_ddp fp16_backend half_precision_backend fp16_opt_level",
         Sense::Said("apex and fairscale are not simulated: torch's own autocast is"),
     ),
     Row(
-        &[
-            "output_dir",
-            "overwrite_output_dir",
-            "save_*",
-            "hub_*",
-            "push_*",
-            "resume_*",
-            "restore_callback_states_from_checkpoint",
-            "load_best_model_at_end",
-            "metric_for_best_model",
-            "greater_is_better",
-            "enable_jit_checkpoint",
-        ],
+        "output_dir overwrite_output_dir save_* hub_* push_* resume_* restore_callback_states_from_checkpoint \
+         load_best_model_at_end metric_for_best_model greater_is_better enable_jit_checkpoint",
         Sense::Harmless("what is saved and where"),
     ),
     Row(
-        &[
-            "logging_*",
-            "log_*",
-            "disable_tqdm",
-            "report_to",
-            "run_name",
-            "project",
-            "trackio_*",
-            "swanlab_*",
-            "use_swanlab",
-            "include_num_input_tokens_seen",
-            "include_tokens_per_second",
-            "debug",
-            "skip_memory_metrics",
-        ],
+        "logging_* log_* disable_tqdm report_to run_name project trackio_* swanlab_* use_swanlab \
+         include_num_input_tokens_seen include_tokens_per_second debug skip_memory_metrics",
         Sense::Harmless("what is logged"),
     ),
     Row(
-        &[
-            "eval_*",
-            "evaluation_strategy",
-            "per_device_eval_batch_size",
-            "per_gpu_eval_batch_size",
-            "prediction_loss_only",
-            "include_for_metrics",
-            "include_inputs_for_metrics",
-            "batch_eval_metrics",
-            "bf16_full_eval",
-            "fp16_full_eval",
-            "do_eval",
-            "do_predict",
-            "predict_with_generate",
-            "generation_*",
-            "jit_mode_eval",
-        ],
+        "eval_* evaluation_strategy per_device_eval_batch_size per_gpu_eval_batch_size prediction_loss_only \
+         include_for_metrics include_inputs_for_metrics batch_eval_metrics bf16_full_eval fp16_full_eval do_eval \
+         do_predict predict_with_generate generation_* jit_mode_eval",
         Sense::Harmless("evaluation, which a step does not see (--eval-batch-size simulates it)"),
     ),
     Row(
-        &[
-            "num_train_epochs",
-            "max_steps",
-            "learning_rate",
-            "lr_*",
-            "warmup_*",
-            "weight_decay",
-            "adam_*",
-            "seed",
-            "data_seed",
-            "full_determinism",
-            "tf32",
-            "average_tokens_across_devices",
-        ],
+        "num_train_epochs max_steps learning_rate embedding_learning_rate learning_rate_mapping* lr_* warmup_* \
+         weight_decay adam_* seed data_seed full_determinism tf32 average_tokens_across_devices",
         Sense::Harmless("the course of training, not its memory"),
     ),
     Row(
-        &[
-            "dataloader_*",
-            "remove_unused_columns",
-            "label_names",
-            "length_column_name",
-            "ignore_data_skip",
-            "data_*",
-            "dispatch_batches",
-            "split_batches",
-        ],
+        "dataloader_* remove_unused_columns label_names length_column_name ignore_data_skip data_* dispatch_batches \
+         split_batches",
         Sense::Harmless("how batches are read"),
     ),
     Row(
-        &[
-            "accelerator_config",
-            "accelerator_config.*",
-            "ddp_*",
-            "local_rank",
-            "torchdistx_path",
-            "torch_empty_cache_steps",
-            "use_cache",
-            "do_train",
-            "mp_parameters",
-            "past_index",
-        ],
+        "accelerator_config accelerator_config.* ddp_* local_rank torchdistx_path torch_empty_cache_steps use_cache \
+         do_train mp_parameters past_index",
         Sense::Harmless("no memory of a step"),
     ),
 ];
 
 /// What scripts say of their model.
 const MODEL: &[Row] = &[
-    Row(&["model_name_or_path", "model"], Sense::Read("the model")),
-    Row(&["dtype", "torch_dtype"], Sense::Read("weights")),
-    Row(&["attn_implementation"], Sense::Read("attention")),
+    Row("model_name_or_path model", Sense::Read("the model")),
+    Row("dtype torch_dtype", Sense::Read("weights")),
+    Row("attn_implementation", Sense::Read("attention")),
     Row(
-        &[
-            "model_revision",
-            "revision",
-            "trust_remote_code",
-            "tokenizer_name",
-            "tokenizer_*",
-            "config_name",
-            "cache_dir",
-            "use_fast_tokenizer",
-            "token",
-            "use_auth_token",
-            "low_cpu_mem_usage",
-        ],
+        "model_revision revision trust_remote_code tokenizer_name tokenizer_* config_name cache_dir \
+         use_fast_tokenizer token use_auth_token low_cpu_mem_usage",
         Sense::Harmless("where the model comes from"),
     ),
     Row(
-        &[
-            "dataset_*",
-            "train_file",
-            "validation_file",
-            "test_file",
-            "validation_split_percentage",
-            "max_train_samples",
-            "max_eval_samples",
-            "preprocessing_num_workers",
-            "overwrite_cache",
-            "streaming",
-        ],
+        "dataset_* train_file validation_file test_file validation_split_percentage max_train_samples \
+         max_eval_samples preprocessing_num_workers overwrite_cache streaming",
         Sense::Harmless("which data"),
     ),
-    Row(&["block_size", "model_max_length", "max_seq_len"], Sense::Whole("batch.seq_len")),
+    Row("block_size model_max_length max_seq_len", Sense::Whole("batch.seq_len")),
 ];
 
 /// TRL's own.
 const TRL_KEYS: &[Row] = &[
-    Row(&["max_length", "max_seq_length"], Sense::Whole("batch.seq_len")),
+    Row("max_length max_seq_length", Sense::Whole("batch.seq_len")),
     Row(
-        &[
-            "use_peft",
-            "lora_r",
-            "lora_dropout",
-            "lora_target_modules",
-            "lora_target_parameters",
-            "lora_modules_to_save",
-            "use_dora",
-        ],
+        "use_peft lora_r lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save use_dora",
         Sense::Read("adapter"),
     ),
     Row(
-        &["load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"],
+        "load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage",
         Sense::Read("quantization"),
     ),
-    Row(&["loss_type"], Sense::Read("loss.kind")),
+    Row("loss_type", Sense::Read("loss.kind")),
     Row(
-        &[
-            "model_init_kwargs",
-            "model_init_kwargs.dtype",
-            "model_init_kwargs.torch_dtype",
-            "model_init_kwargs.attn_implementation",
-        ],
+        "model_init_kwargs model_init_kwargs.dtype model_init_kwargs.torch_dtype \
+         model_init_kwargs.attn_implementation",
         Sense::Read("weights, attention"),
     ),
-    Row(&["lora_alpha", "lora_task_type", "use_rslora"], Sense::Harmless("how adapters are scaled")),
+    Row("model_init_kwargs.*", Sense::Harmless("how the model is loaded")),
+    Row("lora_alpha lora_task_type use_rslora", Sense::Harmless("how adapters are scaled")),
     Row(
-        &["completion_only_loss", "assistant_only_loss", "train_on_*"],
+        "completion_only_loss assistant_only_loss train_on_*",
         Sense::Harmless("which positions count: every one is taken to"),
     ),
     Row(
-        &[
-            "dataset_*",
-            "datasets",
-            "chat_template_path",
-            "eos_token",
-            "pad_token",
-            "truncation_mode",
-            "shuffle_dataset",
-            "packing_strategy",
-            "eval_packing",
-            "ignore_bias_buffers",
-            "max_samples",
-            "streaming",
-            "test_split_size",
-            "columns",
-        ],
+        "dataset_* datasets chat_template_path eos_token pad_token truncation_mode shuffle_dataset packing_strategy \
+         eval_packing ignore_bias_buffers max_samples streaming test_split_size columns",
         Sense::Harmless("which data, and how it is read"),
     ),
-    Row(&["pad_to_multiple_of"], Sense::Harmless("rows are as long as the longest already")),
-    Row(&["router_aux_loss_coef"], Sense::Said("the routers' loss is not simulated")),
-    Row(&["activation_offloading"], Sense::Refused("leave it out")),
+    Row("pad_to_multiple_of", Sense::Harmless("rows are as long as the longest already")),
+    Row("router_aux_loss_coef", Sense::Said("the routers' loss is not simulated")),
+    Row("activation_offloading", Sense::Said("what forward keeps stays on the card in the simulation, which is more")),
 ];
 
 /// Keys only TRL has.
@@ -302,7 +185,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     let quantised = quantisation(&mut reader);
     let adapter = reader.is_on("use_peft") || quantised;
     if adapter {
-        lora(&mut reader);
+        lora(&mut reader, "use_dora");
     }
     // bf16 is on unless fp16 is (base_config.py).
     let deepspeed = arguments(&mut reader, adapter, Some("bf16"));
@@ -314,8 +197,8 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     reader.finish(Some("trl"), model).map(|read| Imported { deepspeed, ..read })
 }
 
-/// Adapters as TRL's `ModelConfig` asks for them.
-fn lora(reader: &mut Reader<'_>) {
+/// LoRA in the words of TRL's `ModelConfig`, which axolotl shares.
+pub(super) fn lora(reader: &mut Reader<'_>, dora: &str) {
     reader.set("adapter.method", "lora");
     reader.number_to("lora_r", "adapter.rank");
     if let Some(dropout) = reader.real("lora_dropout") {
@@ -325,11 +208,11 @@ fn lora(reader: &mut Reader<'_>) {
     for (key, place) in
         [("lora_modules_to_save", "adapter.modules_to_save"), ("lora_target_parameters", "adapter.target_parameters")]
     {
-        if let Some(names) = reader.get(key) {
+        if let Some(names) = reader.get(key).filter(|names| !super::table::is_off(names)) {
             reader.set(place, names.clone());
         }
     }
-    if reader.is_on("use_dora") {
+    if reader.is_on(dora) {
         reader.set("adapter.dora", true);
     }
 }

@@ -71,116 +71,41 @@ const REFUSED: &[(&str, &[&str])] = &[
 
 /// What configs of these trainers have besides `SFTConfig`'s.
 pub(super) const TASK_KEYS: &[Row] = &[
-    Row(&["max_prompt_length"], Sense::Whole("objective.max_prompt_length")),
+    Row("max_prompt_length", Sense::Read("objective.max_prompt_length, where the task has one")),
     Row(
-        &[
-            "task",
-            "trainer",
-            "max_completion_length",
-            "max_new_tokens",
-            "top_k",
-            "temperature",
-            "beta",
-            "num_iterations",
-            "steps_per_generation",
-            "generation_batch_size",
-            "cpo_alpha",
-            "precompute_ref_log_probs",
-            "use_weighting",
-            "reward_model_path",
-            "teacher_model_name_or_path",
-        ],
+        "task trainer max_completion_length max_new_tokens top_k temperature beta num_iterations steps_per_generation \
+         generation_batch_size cpo_alpha precompute_ref_log_probs use_weighting reward_model_path \
+         teacher_model_name_or_path",
         Sense::Read("objective"),
     ),
     Row(
-        &[
-            "use_vllm",
-            "vllm_mode",
-            "vllm_gpu_memory_utilization",
-            "vllm_enable_sleep_mode",
-            "vllm_tensor_parallel_size",
-        ],
+        "use_vllm vllm_mode vllm_gpu_memory_utilization vllm_enable_sleep_mode vllm_tensor_parallel_size",
         Sense::Read("objective.vllm"),
     ),
     Row(
-        &[
-            "reward_funcs",
-            "reward_weights",
-            "num_generations",
-            "num_generations_eval",
-            "log_*",
-            "num_completions_to_print",
-        ],
+        "reward_funcs reward_weights num_generations num_generations_eval log_* num_completions_to_print",
         Sense::Harmless("rewards by functions are computed on the host; --batch-size counts completions"),
     ),
     Row(
-        &[
-            "desirable_weight",
-            "undesirable_weight",
-            "simpo_gamma",
-            "alpha",
-            "label_smoothing",
-            "scale_rewards",
-            "importance_sampling_level",
-            "epsilon",
-            "epsilon_high",
-            "delta",
-            "center_rewards_coefficient",
-            "f_divergence_type",
-            "f_alpha_divergence_coef",
-            "ld_alpha",
-            "loss_weights",
-            "discopop_tau",
-            "normalize_advantages",
-            "reward_clip_range",
-            "missing_eos_penalty",
-            "multi_objective_aggregation",
-            "mask_truncated_completions",
-            "reference_free",
-            "rpo_alpha",
-            "use_bias_correction_kl",
-            "sapo_*",
-            "vespo_*",
-            "entropy_*",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-        ],
+        "desirable_weight undesirable_weight simpo_gamma alpha label_smoothing scale_rewards \
+         importance_sampling_level epsilon epsilon_high delta center_rewards_coefficient f_divergence_type \
+         f_alpha_divergence_coef ld_alpha loss_weights discopop_tau normalize_advantages reward_clip_range \
+         missing_eos_penalty multi_objective_aggregation mask_truncated_completions reference_free rpo_alpha \
+         use_bias_correction_kl sapo_* vespo_* entropy_* top_p min_p repetition_penalty",
         Sense::Harmless("numbers in a loss, or in sampling"),
     ),
     Row(
-        &[
-            "vllm_server_*",
-            "vllm_group_port",
-            "vllm_importance_*",
-            "vllm_structured_*",
-            "vllm_guided_*",
-            "vllm_model_impl",
-            "vllm_max_model_length",
-            "ds3_gather_for_generation",
-            "precompute_ref_batch_size",
-            "ref_model_mixup_alpha",
-            "ref_model_sync_steps",
-            "generate_during_eval",
-            "padding_value",
-            "label_pad_token_id",
-            "chat_template_kwargs",
-            "teacher_model_revision",
-            "is_encoder_decoder",
-            "max_tool_calling_iterations",
-        ],
+        "vllm_server_* vllm_group_port vllm_importance_* vllm_structured_* vllm_guided_* vllm_model_impl \
+         vllm_max_model_length ds3_gather_for_generation precompute_ref_batch_size ref_model_mixup_alpha \
+         ref_model_sync_steps generate_during_eval padding_value label_pad_token_id chat_template_kwargs* \
+         teacher_model_revision is_encoder_decoder max_tool_calling_iterations",
         Sense::Harmless("it decides nothing on this card"),
     ),
-    Row(&["disable_dropout"], Sense::Said("dropout is as the task's config has it by default")),
-    Row(&["sync_ref_model"], Sense::Said("the reference is taken to stay as it is")),
-    Row(&["top_entropy_quantile", "off_policy_mask_threshold"], Sense::Said("masks of tokens are not simulated")),
+    Row("disable_dropout", Sense::Said("dropout is as the task's config has it by default")),
+    Row("sync_ref_model", Sense::Said("the reference is taken to stay as it is")),
+    Row("top_entropy_quantile off_policy_mask_threshold", Sense::Said("masks of tokens are not simulated")),
     Row(
-        &[
-            "cast_lm_head_to_fp32",
-            "use_transformers_continuous_batching",
-            "use_transformers_paged",
-            "cache_implementation",
-        ],
+        "cast_lm_head_to_fp32 use_transformers_continuous_batching use_transformers_paged cache_implementation",
         Sense::Refused("it is not modelled yet; leave it out"),
     ),
 ];
@@ -216,15 +141,32 @@ fn by_loss(loss: &Value) -> Option<TaskKind> {
 /// The keys of a task.
 pub(super) fn read(reader: &mut Reader<'_>, kind: TaskKind) {
     reader.set("objective.kind", kind.name());
+    // Liger's losses of these trainers are its own.
+    if reader.was_set("kernels").is_some() {
+        reader.changes.retain(|(place, _)| place != "loss.kind" && place != "kernels");
+        reader.say(
+            "use_liger_kernel",
+            "Liger's kernels and loss are not simulated in this trainer: transformers' and TRL's run",
+        );
+    }
     let sure = |keys: &[&str]| keys.iter().any(|key| reader.has(key));
     if kind == TaskKind::Dpo && reader.beside.recipe.is_none() && !sure(MARKS[MARKS.len() - 2].1) {
         reader.notes.push("taken for DPO, the most used of the trainers with these keys; --task says otherwise".into());
     }
+    if let Some(length) = reader
+        .number("max_prompt_length")
+        .filter(|_| !matches!(kind, TaskKind::Orpo | TaskKind::Cpo | TaskKind::Reward))
+    {
+        reader.set("objective.max_prompt_length", length);
+    }
     if kind.rolls_out() {
         reader.number_to("max_completion_length", "objective.max_completion_length");
         reader.number_to("max_new_tokens", "objective.max_completion_length");
-        reader.number_to("top_k", "objective.top_k");
-        real_to(reader, "temperature", "objective.temperature");
+        // vLLM samples by itself.
+        if !reader.is_on("use_vllm") {
+            reader.number_to("top_k", "objective.top_k");
+            real_to(reader, "temperature", "objective.temperature");
+        }
     }
     if matches!(kind, TaskKind::Grpo | TaskKind::Rloo) {
         real_to(reader, "beta", "objective.beta");

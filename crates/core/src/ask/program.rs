@@ -1,0 +1,426 @@
+//! Python programs and notebooks, read without running them: the arguments of `TrainingArguments`, TRL's configs,
+//! `LoraConfig`, `BitsAndBytesConfig`, `from_pretrained`, Unsloth's `FastLanguageModel`, sentence-transformers' losses, vLLM's
+//! `LLM`, SGLang's `Engine`, and torchtitan's `Trainer.Config`.
+
+use serde_json::{Map, Value, json};
+
+use super::file::Content;
+use super::line::serving;
+use super::runner::Runner;
+use super::tree;
+use crate::plan::import::{self, Beside};
+use crate::plan::{Fault, TaskKind};
+use crate::source::python::{self, CALL, Program};
+
+type Call = Map<String, Value>;
+
+/// What a program trains or serves, by itself or with arguments of its line; `wanted` is the function of several that is meant.
+pub fn read(text: &str, given: &Call, wanted: Option<&str>, beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    let mut program = python::read(text, given);
+    program.calls.iter_mut().for_each(|call| call.values_mut().for_each(plain));
+    if let Some(content) = configured(&program, given, wanted, beside)? {
+        return Ok(content);
+    }
+    if let Some(name) = wanted {
+        return Err(vec![Fault::new("", format!("it has no function {name} that returns a configuration"))]);
+    }
+    let mut content = match arguments(&program) {
+        Some(at) => training(&program, at, beside)?,
+        None => served(&program)?.ok_or_else(|| vec![nothing(&program)])?,
+    };
+    content.notes.append(&mut program.notes);
+    Ok(content)
+}
+
+/// Whether a program has what is read, by a look at its words.
+pub fn is_known(text: &str) -> bool {
+    ["TrainingArguments", "Config(", "LLM(", "Engine("].iter().any(|word| text.contains(word))
+}
+
+/// Names of torch's types are those of files.
+fn plain(value: &mut Value) {
+    if let Some(dtype) = python::words(value).and_then(|words| words.strip_prefix("torch.")) {
+        *value = json!(dtype);
+        return;
+    }
+    match value {
+        Value::Object(object) => object.values_mut().for_each(plain),
+        Value::Array(list) => list.iter_mut().for_each(plain),
+        _ => {}
+    }
+}
+
+/// The last part of what a call is called.
+fn name(call: &Call) -> &str {
+    call.get(CALL).and_then(Value::as_str).map_or("", |name| name.rsplit('.').next().unwrap_or(name))
+}
+
+fn find(program: &Program, is: impl Fn(&str) -> bool) -> Option<&Call> {
+    program.calls.iter().find(|call| is(name(call)))
+}
+
+/// Arguments that have names.
+fn keywords(call: &Call) -> impl Iterator<Item = (&String, &Value)> {
+    call.iter().filter(|(key, _)| key.parse::<u64>().is_err() && *key != CALL)
+}
+
+/// What another call returns is not known.
+fn settled(value: &Value) -> Value {
+    python::called(value).map_or_else(|| value.clone(), |name| python::unknown(format!("{name}(…)")))
+}
+
+/// An argument by its names, or its place.
+fn argument<'c>(call: &'c Call, names: &[&str]) -> Option<&'c Value> {
+    names.iter().find_map(|name| call.get(*name)).filter(|value| !value.is_null())
+}
+
+fn nothing(program: &Program) -> Fault {
+    let parsed =
+        find(program, |name| ["HfArgumentParser", "TrlParser", "ArgumentParser", "parse_args"].contains(&name));
+    let problem = "none of its calls is one that is read: TrainingArguments, a config of TRL, LLM, Trainer.Config";
+    match parsed {
+        Some(_) => {
+            Fault::new("", problem).or("its arguments come by its line: vramcast fit -- python FILE --key value …")
+        }
+        None => Fault::new("", problem).or("say it by flags: vramcast train MODEL …"),
+    }
+}
+
+/// Whose configuration a function returns: torchtitan's `Trainer.Config`, or Megatron-Bridge's `ConfigContainer`.
+fn whose(value: &Value) -> Option<&'static str> {
+    if value.get("model_spec").is_some() {
+        return Some("torchtitan");
+    }
+    let bridge =
+        ["model", "train", "ddp"].iter().filter(|key| value.get(**key).is_some_and(Value::is_object)).count() >= 2;
+    (bridge && python::called(value).is_some()).then_some("Megatron-Bridge")
+}
+
+/// What a call that changes a configuration was handed, and what was set on its result.
+fn unwrapped(value: &Value) -> Value {
+    let Some(object) = value.as_object() else { return value.clone() };
+    let mut whole = object.get("0").filter(|first| first.is_object()).map_or_else(|| json!({}), unwrapped);
+    let own = object.iter().filter(|(key, _)| key.parse::<u64>().is_err() && *key != CALL);
+    own.for_each(|(key, value)| whole[key] = value.clone());
+    whole
+}
+
+/// Functions that return configurations.
+fn configured(
+    program: &Program,
+    given: &Call,
+    wanted: Option<&str>,
+    beside: &Beside<'_>,
+) -> Result<Option<Content>, Vec<Fault>> {
+    let all: Vec<&(String, Value)> =
+        program.functions.iter().filter(|(name, value)| !name.starts_with('_') && whose(value).is_some()).collect();
+    let found = match wanted {
+        Some(name) => all.iter().find(|(known, _)| known == name),
+        None => all.iter().find(|(name, _)| !name.contains("debug")).or(all.first()),
+    };
+    let Some((name, value)) = found else { return Ok(None) };
+    let format = whose(value).unwrap_or("torchtitan");
+    let mut value = unwrapped(value);
+    plain(&mut value);
+    // Settings of the line stand above the function's.
+    given.iter().for_each(|(path, new)| tree::set(&mut value, path, new.clone()));
+    let mut content = Content::of_imported(import::read_as(format, &value, beside)?);
+    if wanted.is_none() && all.len() > 1 {
+        let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+        content.notes.push(format!("{name} is answered of {}: FILE:NAME says another", names.join(", ")));
+    }
+    Ok(Some(content))
+}
+
+/// Arguments of `unsloth-cli.py`: what its program does with them.
+pub fn unsloth(given: &Call, beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    const LOADS: [&str; 4] = ["model_name", "max_seq_length", "dtype", "load_in_4bit"];
+    const ADAPTS: [&str; 9] = [
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "bias",
+        "use_gradient_checkpointing",
+        "random_state",
+        "use_rslora",
+        "loftq_config",
+        "target_modules",
+    ];
+    const ELSE: [&str; 14] = [
+        "dataset",
+        "save_model",
+        "save_path",
+        "quantization",
+        "push_model",
+        "push_method",
+        "hub_path",
+        "hub_token",
+        "save_method",
+        "save_gguf",
+        "report_to",
+        "raw_text_file",
+        "chunk_size",
+        "stride",
+    ];
+    let part = |name: &str, is: &dyn Fn(&str) -> bool| -> Call {
+        let own = given.iter().filter(|(key, _)| is(key)).map(|(key, value)| (key.clone(), value.clone()));
+        std::iter::once((CALL.to_owned(), json!(name))).chain(own).collect()
+    };
+    let rest = |key: &str| !LOADS.contains(&key) && !ADAPTS.contains(&key) && !ELSE.contains(&key);
+    let mut adapter = part("get_peft_model", &|key| ADAPTS.contains(&key));
+    // unsloth-cli.py's own.
+    adapter.entry("r").or_insert(json!(16));
+    let calls =
+        vec![part("FastLanguageModel.from_pretrained", &|key| LOADS.contains(&key)), adapter, part("SFTConfig", &rest)];
+    training(&Program { calls, ..Program::default() }, 2, beside)
+}
+
+/// Names of the configurations in a program.
+pub fn configurations(text: &str) -> Vec<String> {
+    let functions = python::read(text, &Call::new()).functions.into_iter();
+    functions.filter(|(name, value)| !name.starts_with('_') && whose(value).is_some()).map(|(name, _)| name).collect()
+}
+
+/// Serving engines that are called from Python.
+fn served(program: &Program) -> Result<Option<Content>, Vec<Fault>> {
+    let engine = |call: &&Call| match call.get(CALL).and_then(Value::as_str).unwrap_or_default() {
+        "LLM" | "vllm.LLM" | "EngineArgs" | "AsyncEngineArgs" => Some(Runner::Vllm),
+        "Engine" | "sgl.Engine" | "sglang.Engine" => Some(Runner::Sglang),
+        _ => None,
+    };
+    let Some((call, runner)) = program.calls.iter().find_map(|call| Some((call, engine(&call)?))) else {
+        return Ok(None);
+    };
+    let unread: Vec<Fault> = call.iter().filter_map(|(key, value)| unknown(key, value)).collect();
+    if !unread.is_empty() {
+        return Err(unread);
+    }
+    let model = call.get("0").and_then(Value::as_str).map(str::to_owned);
+    let object = keywords(call).map(|(key, value)| (key.clone(), value.clone())).collect();
+    serving::layer(runner, &object, model).map(Some)
+}
+
+/// A value that only a run would tell.
+fn unknown(key: &str, value: &Value) -> Option<Fault> {
+    let words =
+        python::words(value).map(str::to_owned).or_else(|| python::called(value).map(|name| format!("{name}(…)")))?;
+    Some(import::unread(key, &words))
+}
+
+/// The call that holds the Trainer's arguments.
+fn arguments(program: &Program) -> Option<usize> {
+    let config = |name: &str| name.strip_suffix("Config").is_some_and(|task| task == "SFT" || TRL.contains(&task));
+    program.calls.iter().position(|call| name(call).ends_with("TrainingArguments") || config(name(call)))
+}
+
+/// TRL's trainers, by the names of their configs.
+const TRL: [&str; 15] = [
+    "SFT",
+    "DPO",
+    "KTO",
+    "ORPO",
+    "CPO",
+    "Reward",
+    "GRPO",
+    "RLOO",
+    "OnlineDPO",
+    "Distillation",
+    "PPO",
+    "GKD",
+    "PRM",
+    "XPO",
+    "NashMD",
+];
+
+/// sentence-transformers' losses and the tasks they are.
+const LOSSES: [(&str, TaskKind); 4] = [
+    ("MultipleNegativesRankingLoss", TaskKind::Mnrl),
+    ("CachedMultipleNegativesRankingLoss", TaskKind::CachedMnrl),
+    ("TripletLoss", TaskKind::Triplet),
+    ("BinaryCrossEntropyLoss", TaskKind::CrossEncoder),
+];
+
+fn training(program: &Program, at: usize, beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    let config = &program.calls[at];
+    let trl = name(config).strip_suffix("Config").map(str::to_lowercase);
+    if let Some(task) = trl.as_deref().filter(|task| *task != "sft" && TaskKind::called(task).is_none()) {
+        let what = format!("{}, a trainer of TRL,", task.to_uppercase());
+        return Err(vec![
+            Fault::unsupported("", what).or("`vramcast list settings` shows the tasks that are, under --task"),
+        ]);
+    }
+    let mut value: Call = keywords(config).map(|(key, value)| (key.clone(), settled(value))).collect();
+    let loaded =
+        find(program, |name| name == "from_pretrained" || name == "SentenceTransformer" || name == "CrossEncoder");
+    let model_call = program.calls.iter().find(|call| is_model(call)).or(loaded.filter(|call| is_sentence(call)));
+    // Lengths that Unsloth, SFTTrainer or the tokenizer are told.
+    if let Some(length) = length(program, model_call)
+        .filter(|_| value.get("max_length").is_none() && value.get("max_seq_length").is_none())
+    {
+        value.insert(if trl.is_some() { "max_length" } else { "model_max_length" }.into(), length);
+    }
+    let trainer = find(program, |name| name.ends_with("Trainer"));
+    if let Some(model) = trainer.and_then(|call| argument(call, &["model", "0"])).filter(|model| model.is_string()) {
+        value.insert("model_name_or_path".into(), model.clone());
+    }
+    if let Some(call) = model_call {
+        loading(call, &mut value);
+    }
+    let sentence = LOSSES.iter().rev().find(|(loss, _)| find(program, |name| name == *loss).is_some());
+    let beside = Beside { tool: trl.as_ref().map(|_| "trl"), recipe: trl.as_deref(), ..*beside };
+    let format = if trl.is_some() { "TRL" } else { "TrainingArguments" };
+    let mut content = Content::of_imported(import::read_as(format, &Value::Object(value), &beside)?);
+    if let Some((_, task)) = sentence {
+        tree::set(&mut content.tree, "objective.kind", json!(task.name()));
+    } else if name(config).starts_with("SentenceTransformer") || name(config).starts_with("CrossEncoder") {
+        let known: Vec<&str> = LOSSES.iter().map(|(loss, _)| *loss).collect();
+        return Err(vec![
+            Fault::new("", "its loss is none that is simulated").or(format!("known are {}", known.join(", "))),
+        ]);
+    }
+    adapter(program, &mut content)?;
+    quantisation(program, model_call, &mut content)?;
+    if model_call.is_some_and(is_unsloth) {
+        content.framework = Some("unsloth".into());
+    }
+    Ok(content)
+}
+
+fn is_unsloth(call: &Call) -> bool {
+    call.get(CALL).and_then(Value::as_str).is_some_and(|name| name.starts_with("Fast"))
+}
+
+fn is_sentence(call: &Call) -> bool {
+    ["SentenceTransformer", "CrossEncoder"].contains(&name(call))
+}
+
+/// Whether a call loads a model, and no tokenizer.
+fn is_model(call: &Call) -> bool {
+    let whole = call.get(CALL).and_then(Value::as_str).unwrap_or_default();
+    whole.ends_with("from_pretrained")
+        && (whole.contains("Model") || whole.contains("For") || whole.contains("LMHead"))
+        && !["Tokenizer", "Processor", "PeftModel", "FeatureExtractor"].iter().any(|other| whole.contains(other))
+}
+
+/// What `from_pretrained` is told of the model, as keys of scripts.
+fn loading(call: &Call, value: &mut Call) {
+    let named = argument(call, &["model_name", "pretrained_model_name_or_path", "model_name_or_path", "0"]);
+    for (key, found) in [
+        ("model_name_or_path", named),
+        ("dtype", argument(call, &["dtype", "torch_dtype"]).filter(|dtype| **dtype != "auto")),
+        ("attn_implementation", argument(call, &["attn_implementation"])),
+    ] {
+        if let Some(found) = found.filter(|_| !value.contains_key(key)) {
+            value.insert(key.into(), found.clone());
+        }
+    }
+}
+
+/// The longest row: Unsloth's `max_seq_length`, the trainer's, or where the tokenizer cuts.
+fn length(program: &Program, model: Option<&Call>) -> Option<Value> {
+    let of = |call: &Call| argument(call, &["max_seq_length", "max_seq_len"]).cloned();
+    let trainer = find(program, |name| name.ends_with("Trainer")).and_then(of);
+    let cut = |call: &&Call| call.get("truncation").is_some_and(|is| *is == true || *is == "longest_first");
+    let tokenised = program.calls.iter().find(cut).and_then(|call| argument(call, &["max_length"])).cloned();
+    model.and_then(of).or(trainer).or(tokenised)
+}
+
+/// PEFT's configs, and Unsloth's `get_peft_model`.
+fn adapter(program: &Program, content: &mut Content) -> Result<(), Vec<Fault>> {
+    const KINDS: [(&str, &str); 8] = [
+        ("LoraConfig", "LORA"),
+        ("AdaLoraConfig", "ADALORA"),
+        ("IA3Config", "IA3"),
+        ("LoHaConfig", "LOHA"),
+        ("LoKrConfig", "LOKR"),
+        ("PromptTuningConfig", "PROMPT_TUNING"),
+        ("PrefixTuningConfig", "PREFIX_TUNING"),
+        ("VeraConfig", "VERA"),
+    ];
+    let config = program.calls.iter().find_map(|call| {
+        let kind = KINDS.iter().find(|(class, _)| *class == name(call)).map(|(_, kind)| *kind);
+        kind.or_else(|| (name(call) == "get_peft_model" && call.contains_key("r")).then_some("LORA"))
+            .map(|kind| (call, kind))
+    });
+    let Some((call, kind)) = config else { return Ok(()) };
+    let unsloth = name(call) == "get_peft_model";
+    let mut object = json!({"peft_type": kind});
+    let mut faults = Vec::new();
+    for (key, value) in keywords(call) {
+        // How Unsloth recomputes, and what it takes beside PEFT's own.
+        let own = [
+            "use_gradient_checkpointing",
+            "random_state",
+            "max_seq_length",
+            "task_type",
+            "finetune_vision_layers",
+            "finetune_language_layers",
+            "finetune_attention_modules",
+            "finetune_mlp_modules",
+            "peft_config",
+            "model",
+        ];
+        if own.contains(&key.as_str()) {
+            continue;
+        }
+        // LoftQ and the like hold configs of their own: how weights start.
+        let harmless =
+            ["loftq_config", "init_lora_weights", "revision", "base_model_name_or_path", "lora_alpha", "alpha"];
+        match unknown(key, value).filter(|_| !harmless.contains(&key.as_str())) {
+            Some(fault) => faults.push(fault),
+            None if harmless.contains(&key.as_str()) && unknown(key, value).is_some() => {}
+            None => object[key] = value.clone(),
+        }
+    }
+    if unsloth && object.get("target_modules").is_none() {
+        // `_DEFAULT_TARGET_MODULES` of its models/llama.py.
+        object["target_modules"] = json!(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]);
+    }
+    if let Some(how) = call.get("use_gradient_checkpointing").filter(|_| unsloth) {
+        let (on, off) = (*how == true || *how == "unsloth" || *how == "true", *how == false);
+        if on || off {
+            tree::set(&mut content.tree, "checkpointing", json!(if on { "full" } else { "off" }));
+            tree::set(&mut content.tree, "checkpoints.offload", json!(*how == "unsloth"));
+        }
+    }
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    let read = Content::of_adapter(&object)?;
+    tree::lay(&mut content.tree, &read.tree);
+    Ok(())
+}
+
+/// `BitsAndBytesConfig`, or `load_in_4bit` where the model is loaded.
+fn quantisation(program: &Program, model: Option<&Call>, content: &mut Content) -> Result<(), Vec<Fault>> {
+    let config = find(program, |name| name == "BitsAndBytesConfig");
+    let Some(call) = config.or(model) else { return Ok(()) };
+    let unsloth = config.is_none() && is_unsloth(call);
+    let unread: Vec<Fault> =
+        ["load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"]
+            .iter()
+            .filter_map(|key| unknown(key, call.get(*key)?))
+            .collect();
+    if !unread.is_empty() {
+        return Err(unread);
+    }
+    let on = |key: &str| call.get(key) == Some(&json!(true));
+    // Unsloth loads in 4 bits unless it is told otherwise (models/loader.py).
+    let usual = unsloth
+        && ["load_in_4bit", "load_in_8bit", "load_in_16bit", "full_finetuning"]
+            .iter()
+            .all(|key| call.get(*key).is_none());
+    let mut set = |place: &str, value: Value| tree::set(&mut content.tree, &format!("quantization.{place}"), value);
+    if on("load_in_8bit") {
+        set("scheme", json!("int8"));
+    } else if on("load_in_4bit") || usual {
+        // BitsAndBytesConfig's own are fp4 and one level of scales.
+        let kind =
+            call.get("bnb_4bit_quant_type").and_then(Value::as_str).unwrap_or(if unsloth { "nf4" } else { "fp4" });
+        set("scheme", json!(kind));
+        if !unsloth {
+            set("double", json!(on("bnb_4bit_use_double_quant")));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,186 @@
+//! What is written for another tool is read back: the same plan, and the same bytes; what a tool cannot say is named.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use vramcast_core::ask::file::Content;
+use vramcast_core::ask::write::{TOOLS, Written, write};
+use vramcast_core::ask::{self, Asked, Surroundings, Task, Wanted, line};
+use vramcast_core::model::Model;
+use vramcast_core::plan::import::{self, Beside};
+use vramcast_core::plan::{Fault, Gpus};
+
+/// Two layers of Llama 3.2's kind under a name that every tool knows.
+const NAME: &str = "meta-llama/Llama-3.1-8B";
+
+fn model() -> Model {
+    let config = json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4096, "intermediate_size": 768,
+        "max_position_embeddings": 8192, "tie_word_embeddings": false,
+    });
+    Model::new(config, None).unwrap()
+}
+
+fn around(cards: &impl Fn() -> Gpus) -> Surroundings<'_> {
+    Surroundings { name: NAME, cards, card: None, allocator: None, stored: None, lenient: false }
+}
+
+/// A number for every question, by a plain generator: the same at every run.
+struct Dice(u64);
+
+impl Dice {
+    fn of<'a, T: ?Sized>(&mut self, all: &[&'a T]) -> &'a T {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        all[(self.0 >> 33) as usize % all.len()]
+    }
+}
+
+/// A plan for a tool: what it may say, drawn at random.
+fn drawn(tool: &str, dice: &mut Dice) -> Value {
+    let number = |dice: &mut Dice, all: &[&str]| dice.of(all).parse::<u64>().unwrap();
+    if tool == "vllm" {
+        return json!({"engine": "vllm", "context": number(dice, &["1024", "4096"]), "max_num_seqs": number(dice, &["16", "64"]),
+            "gpu_memory_utilization": 0.85, "tensor_parallel_size": number(dice, &["1", "2"]), "enforce_eager": dice.of(&["a", "b"]) == "a"});
+    }
+    if tool == "llama.cpp" {
+        return json!({"engine": "llama.cpp", "context": number(dice, &["1024", "4096"]), "ubatch_size": number(dice, &["256", "512"]),
+            "parallel": number(dice, &["1", "4"]), "cache_type_k": dice.of(&["f16", "q8_0"])});
+    }
+    let mut plan = json!({"batch": {"batch_size": number(dice, &["1", "2", "4"]), "seq_len": number(dice, &["128", "256"])},
+        "gradient_accumulation": number(dice, &["1", "2"]), "clip": dice.of(&["a", "b"]) == "a"});
+    let spread = match tool {
+        "megatron" => "megatron",
+        "torchtitan" => "fsdp2",
+        "accelerate" => dice.of(&["fsdp2", "fsdp1", "deepspeed", "ddp"]),
+        "torchtune" => dice.of(&["", "", "fsdp2"]),
+        _ => dice.of(&["", "", "fsdp2", "deepspeed", "ddp"]),
+    };
+    if !spread.is_empty() {
+        plan["parallel"] = json!({"gpus": number(dice, &["2", "4"]), "engine": {spread: {}}});
+    }
+    match spread {
+        "fsdp2" | "fsdp1" => {
+            plan["weights"] = json!("fp32");
+            plan["parallel"]["engine"][spread] = json!({"mixed_precision": {"parameters": "bf16", "reduce": "bf16"}, "offload": dice.of(&["a", "b"]) == "a"});
+        }
+        "deepspeed" => {
+            plan["weights"] = json!("bf16");
+            plan["parallel"]["engine"] = json!({"deepspeed": {"zero": {"stage": number(dice, &["1", "2", "3"])}}});
+        }
+        "megatron" => {
+            plan["weights"] = json!("bf16");
+            plan["parallel"]["mesh"] = json!({"tp": number(dice, &["1", "2"])});
+        }
+        _ if tool == "torchtune" => plan["weights"] = json!("bf16"),
+        _ => {
+            plan["weights"] = json!(dice.of(&["fp32", "bf16"]));
+            plan["autocast"] = json!("bf16");
+        }
+    }
+    if tool == "megatron" {
+        return plan;
+    }
+    plan["checkpointing"] = json!(dice.of(&["off", "full"]));
+    plan["optimizer"] = json!({"kind": "adamw", "implementation": dice.of(&["fused", "foreach"])});
+    if !["torchtune", "torchtitan"].contains(&tool) {
+        plan["attention"] = json!(dice.of(&["sdpa", "eager"]));
+    }
+    if spread.is_empty() && !["trainer", "accelerate"].contains(&tool) && dice.of(&["a", "b"]) == "a" {
+        plan["adapter"] = json!({"method": "lora", "rank": number(dice, &["4", "8"]), "targets": ["q_proj", "v_proj"]});
+        if dice.of(&["a", "b"]) == "a" {
+            plan["quantization"] = json!({"scheme": "nf4"});
+        }
+    }
+    plan
+}
+
+fn framework(tool: &str) -> Option<&'static str> {
+    Some(match tool {
+        "trainer" => "hf-trainer",
+        "trl" => "trl",
+        "axolotl" => "axolotl",
+        "llama-factory" => "llama-factory",
+        "torchtune" => "torchtune",
+        _ => return None,
+    })
+}
+
+/// What was written, read from its texts as a person's files are.
+fn again(tool: &str, written: &Written) -> Result<Content, Vec<Fault>> {
+    let open = |name: &str| {
+        let (_, text) = written.files.iter().find(|(known, _)| known == name).ok_or("there is no such file")?;
+        match name.rsplit('.').next() {
+            Some("toml") => toml::from_str(text).map_err(|error| error.to_string()),
+            Some("json") => serde_json::from_str(text).map_err(|error| error.to_string()),
+            _ => serde_saphyr::from_str(text).map_err(|error| error.to_string()),
+        }
+    };
+    if tool == "accelerate" {
+        let file = open("accelerate.yaml").unwrap();
+        let beside = Beside { open: &open, ..Beside::default() };
+        return import::read_as("accelerate", &file, &beside).map(Content::of_imported);
+    }
+    let lines = line::shell::lines(&written.line);
+    line::read(&lines[0], &open, &[])
+}
+
+fn asked(task: Task, tree: Value, framework: Option<&str>) -> Asked {
+    Asked { task, framework: framework.map(str::to_owned), trees: vec![tree], ..Asked::default() }
+}
+
+#[test]
+fn what_is_written_is_read_to_the_same_bytes() {
+    let (model, cards) = (model(), Gpus::embedded);
+    let (mut dice, mut few) = (Dice(7), Vec::new());
+    for (tool, _) in TOOLS {
+        let task = if ["vllm", "llama.cpp"].contains(&tool) { Task::Infer } else { Task::Train };
+        let (mut same, mut drawn_plans, mut unsaid) = (0, 0, BTreeSet::new());
+        for _ in 0..40 {
+            let plan = drawn(tool, &mut dice);
+            let mut first = asked(task, plan.clone(), framework(tool));
+            first.on_cards();
+            let Ok(request) = first.request() else { continue };
+            let written = match write(tool, &model, &request, &around(&cards)) {
+                Ok(written) => written,
+                // What no plan may hold together is refused before anything is written.
+                Err(faults) if ask::resolve(&model, &request, &around(&cards)).is_err() => {
+                    assert!(!faults.is_empty());
+                    continue;
+                }
+                Err(faults) => panic!("{tool}: {plan}: {faults:?}"),
+            };
+            drawn_plans += 1;
+            // accelerate's file is of the engine alone.
+            let content = again(tool, &written).unwrap_or_else(|faults| panic!("{tool}: {written:#?}: {faults:?}"));
+            if tool == "accelerate" {
+                assert!(content.tree.get("parallel").is_some() || content.deepspeed.is_some(), "{written:#?}");
+                same += 1;
+                continue;
+            }
+            if !written.unsaid.is_empty() {
+                unsaid.extend(written.unsaid.iter().filter_map(|what| Some(what.split_once(':')?.0.to_owned())));
+                continue;
+            }
+            let mut second = Asked { task, ..Asked::default() };
+            let deepspeed = content.deepspeed.clone();
+            second.beneath(content);
+            if let Some(document) = deepspeed {
+                second.deepspeed(&document, Some(model.config())).unwrap();
+            }
+            second.on_cards();
+            let bytes = |request| {
+                let answer = ask::answer(&model, &request, &around(&cards), Wanted::default());
+                let totals = answer.unwrap_or_else(|faults| panic!("{tool}: {plan}: {faults:?}")).report.totals;
+                (totals.allocated, totals.reserved, totals.process)
+            };
+            assert_eq!(bytes(request), bytes(second.request().unwrap()), "{tool}: {plan} as {written:#?}");
+            same += 1;
+        }
+        println!(
+            "{tool}: {same} of {drawn_plans} plans are said whole, and come back to the same bytes; not said: {unsaid:?}"
+        );
+        few.extend((same < 5).then_some(tool));
+    }
+    assert!(few.is_empty(), "hardly a plan is said whole for {few:?}");
+}
