@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::kinds::{Kind, Score};
 use super::ledger::Measure;
-use super::pattern;
+use super::{pattern, pool};
 use crate::dtype::{builtin_formats, find_format};
 use crate::serving::llama_cpp::{Build, Flash, LlamaCppPlan, ModelFile, buffers, experts};
 use crate::source::gguf::{self, Header};
@@ -47,19 +47,19 @@ pub(super) const KIND: Kind = Kind {
 
 /// A run beside our rules.
 #[derive(Debug, Serialize)]
-struct Scored {
-    id: String,
-    model: String,
-    ok: bool,
-    buffers: Vec<Compared>,
+pub(super) struct Scored {
+    pub(super) id: String,
+    pub(super) model: String,
+    pub(super) ok: bool,
+    pub(super) buffers: Vec<Compared>,
 }
 
 #[derive(Debug, Serialize)]
-struct Compared {
-    kind: String,
-    device: String,
-    predicted: u64,
-    measured: u64,
+pub(super) struct Compared {
+    pub(super) kind: String,
+    pub(super) device: String,
+    pub(super) predicted: u64,
+    pub(super) measured: u64,
 }
 
 impl Compared {
@@ -74,7 +74,7 @@ impl Compared {
 const PRINTED: u64 = (1 << 20) / 200 + 2;
 
 impl Scored {
-    fn wrong(&self) -> Option<String> {
+    pub(super) fn wrong(&self) -> Option<String> {
         let off = self.buffers.iter().find(|buffer| !buffer.agrees())?;
         let mib = |bytes: u64| bytes as f64 / f64::from(1u32 << 20);
         let Compared { kind, device, predicted, measured } = off;
@@ -83,8 +83,10 @@ impl Scored {
 }
 
 fn score(id: &str, row: &Value) -> Result<Scored, String> {
-    if row["engine"] != "llama.cpp" {
-        return Err(format!("engine {} is not scored here", row["engine"]));
+    match row["engine"].as_str() {
+        Some("llama.cpp") => {}
+        Some("vLLM") => return pool::score(id, row),
+        other => return Err(format!("engine {} is not scored here", other.unwrap_or("(none)"))),
     }
     let file = ModelFile::of(&[header(row)?])?;
     let (ours, _) = buffers(&plan(row)?, &file).map_err(|error| error.to_string())?;
