@@ -151,11 +151,8 @@ fn quantised(prepared: &Prepared, need: Need) -> Result<Option<Found>, Failure> 
         return Err(Failure::bad_input(format!("--solve quantization: {} is quantised already", prepared.found.name))
             .hint("name the model it was made of"));
     }
-    let found = formats(prepared.request.runner).into_iter().map(|(words, value)| Found {
-        path: "quantization",
-        value,
-        words,
-    });
+    let found =
+        formats(prepared.request.runner).into_iter().map(|(words, value)| Found { path: "quantization", value, words });
     Ok(found.into_iter().find(|found| fits(prepared, need, &with(prepared, found))))
 }
 
