@@ -262,7 +262,7 @@ impl Asking {
         }
         if let Some(name) = solve {
             let wanted = solve::Wanted::find(&name)
-                .ok_or_else(|| Failure::bad_input(format!("solve: {name} is not batch, context, gpu or gpus")))?;
+                .ok_or_else(|| Failure::bad_input(format!("solve: {name} is not {}", solve::Wanted::NAMES)))?;
             let solved = solve::solve(&prepared, Need { wanted, concurrency })?;
             return Ok((solved.document, solved.answer.is_some()));
         }

@@ -118,6 +118,24 @@ fn flags_of_llama_cpp_go_by_their_letters() {
 }
 
 #[test]
+fn the_most_bits_that_fit_are_found() {
+    let found = |rest: &[&str]| stdout(&[&["infer", "llama3-8b", "--solve", "quantization"], rest].concat());
+    let large = found(&["--engine", "llama.cpp", "-c", "8192", "--gpu", "h100"]);
+    assert!(large.ends_with(": BF16\n"), "{large}");
+    let small = found(&["--engine", "llama.cpp", "-c", "8192", "--gpu", "rtx3060"]);
+    assert!(small.ends_with(": Q8_0\n"), "{small}");
+    // What was found fits, and one with more bits does not.
+    let own = ["infer", "llama3-8b", "--engine", "llama.cpp", "-c", "8192", "--gpu", "rtx3060", "--quantization"];
+    vramcast(&[&own[..], &["Q8_0"]].concat()).success();
+    vramcast(&[&own[..], &["BF16"]].concat()).code(1);
+    let served = found(&["--engine", "vllm", "--max-model-len", "8192", "--gpu", "l4"]);
+    assert!(served.ends_with(": the model's own type, not quantised\n"), "{served}");
+    let known = vramcast(&["infer", "gpt-oss-20b", "--engine", "vllm", "--gpu", "h100", "--solve", "quantization"]);
+    let text = String::from_utf8(known.code(2).get_output().stderr.clone()).unwrap();
+    assert!(text.contains("quantised already"), "{text}");
+}
+
+#[test]
 fn tables_and_solvers_answer() {
     let table = stdout(&["infer", "llama3-8b", "--engines", "all", "--gpu", "h100", "--table"]);
     // As far as the model was made for.

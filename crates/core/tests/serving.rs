@@ -91,6 +91,32 @@ fn vllm_makes_pages_of_hybrids_equal() {
 }
 
 #[test]
+fn vllm_counts_layers_that_read_an_encoder() {
+    // 40 layers with 8 heads of 128, eight of which read the image: all have blocks.
+    let served = served("meta-llama/Llama-3.2-11B-Vision-Instruct");
+    let plan = VllmPlan { version: "0.8.5 V0".into(), max_model_len: Some(4096), ..VllmPlan::default() };
+    assert_eq!(plan.blocks(&served, None, 1 << 30).blocks, (1 << 30) / (16 * 40 * 2 * 8 * 128 * 2));
+}
+
+#[test]
+fn vllm_leaves_windows_room_for_batches_in_flight() {
+    // truth/engines/vllm-1.jsonl v1-025: 3 of 4 layers see 4096 tokens; 512 in a batch, two batches since 0.26.
+    let served = served("CohereForAI/c4ai-command-r7b-12-2024");
+    let blocks = |version: &str| {
+        let plan = VllmPlan {
+            version: version.into(),
+            max_model_len: Some(8192),
+            max_num_batched_tokens: Some(512),
+            ..VllmPlan::default()
+        };
+        let held = plan.blocks(&served, None, 1 << 36);
+        held.blocks * 1000 / held.concurrency_thousandths
+    };
+    assert_eq!(blocks("0.32.0"), 3 * (4095 + 1024u64).div_ceil(16) + 3 + 512);
+    assert_eq!(blocks("0.24.0"), 3 * (4095 + 512u64).div_ceil(16) + 3 + 512);
+}
+
+#[test]
 fn falcon_40b_broadcasts_in_transformers_only() {
     let config = serde_json::json!({
         "model_type": "falcon", "architectures": ["FalconForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 2,

@@ -31,10 +31,10 @@ pub(super) struct Arguments {
     file: FileArguments,
     #[command(flatten)]
     settings: SettingFlags<Inference>,
-    /// Find what fits: batch, context, gpu or gpus.
+    /// Find what fits: batch, context, gpu, gpus or quantization.
     #[arg(long, value_name = "WHAT", value_parser = wanted, help_heading = "Solving")]
     solve: Option<Wanted>,
-    /// Sequences of full length that must fit at once, for --solve gpu and gpus.
+    /// Sequences of full length that must fit at once, for --solve gpu, gpus and quantization.
     #[arg(long, value_name = "N", requires = "solve", help_heading = "Solving")]
     concurrency: Option<u64>,
     /// A table: context x batch for hf, context x engine for the others.
@@ -192,7 +192,7 @@ impl Arguments {
 
 /// The setting of a name that an engine has.
 fn wanted(text: &str) -> Result<Wanted, String> {
-    Wanted::find(text).ok_or_else(|| "batch, context, gpu or gpus".into())
+    Wanted::find(text).ok_or_else(|| Wanted::NAMES.into())
 }
 
 /// A table as text or as a document.

@@ -190,7 +190,7 @@ request! {
         suggestions: bool,
         /// The least confidence that will do (guess, sources, measured): an answer of less is refused.
         require: Option<Level>,
-        /// Find what fits instead: batch, context, gpu or gpus.
+        /// Find what fits instead: batch, context, gpu, gpus or quantization.
         solve: Option<String>,
     }
 }

@@ -33,6 +33,10 @@ pub struct ServePlan {
     pub max_num_seqs: Option<u64>,
     /// Tokens in a batch (vLLM).
     pub max_num_batched_tokens: Option<u64>,
+    /// Bytes of the cache; no profile run decides then.
+    pub kv_cache_memory_bytes: Option<u64>,
+    /// Gibibytes of the weights that stay on the host.
+    pub cpu_offload_gb: Option<f64>,
     /// Tokens of a cache block (vLLM).
     pub block_size: Option<u64>,
     /// No CUDA graphs (vLLM).
@@ -128,6 +132,8 @@ impl Default for ServePlan {
             gpu_memory_utilization: None,
             max_num_seqs: None,
             max_num_batched_tokens: None,
+            kv_cache_memory_bytes: None,
+            cpu_offload_gb: None,
             block_size: None,
             enforce_eager: false,
             enable_prefix_caching: false,

@@ -111,6 +111,12 @@ pub struct ServedModel {
     pub gated: bool,
     /// Whether a norm follows attention and feed-forward too (Gemma 2 and later).
     pub post_norms: bool,
+    /// Whether some layers read what an encoder made of images instead of caching (Mllama).
+    pub reads_encoder: bool,
+    /// The class that the config names.
+    pub architecture: String,
+    /// Whether logits are squeezed into a range (Gemma 2).
+    pub capped_logits: bool,
     /// Whether embeddings are scaled before the first layer (Gemma).
     pub scaled_embedding: bool,
 }
@@ -238,6 +244,13 @@ impl ServedModel {
             chunked: size(&["attention_chunk_size"]) > 0,
             multimodal,
             image_encoder: super::image::encoder(config),
+            reads_encoder: text.as_ref().is_some_and(|text| text.has("cross_attention_layers")),
+            architecture: config.get("architectures").and_then(|all| all[0].as_str()).unwrap_or_default().to_owned(),
+            capped_logits: {
+                let said =
+                    |config: &Config<'_>| config.get("final_logit_softcapping").is_some_and(|cap| cap.is_number());
+                said(config) || text.as_ref().is_some_and(said)
+            },
             ..Self::default()
         }
     }

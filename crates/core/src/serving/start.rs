@@ -134,6 +134,8 @@ fn vllm(plan: &ServePlan, cache_dtype: DType) -> VllmPlan {
         lora: plan.enable_lora.then_some(lora),
         prefix_caching: plan.enable_prefix_caching,
         speculative_tokens: plan.num_speculative_tokens.unwrap_or(0).min(1 << 16),
+        cache_bytes: plan.kv_cache_memory_bytes,
+        offloaded: plan.cpu_offload_gb.map_or(0, |gibibytes| (gibibytes.max(0.0) * f64::from(1u32 << 30)) as u64),
         memory: plan.gpu.memory,
         workspace: Device::of(&plan.gpu).blas_workspace(),
         multiprocessors: plan.gpu.threads().0,

@@ -80,9 +80,9 @@ pub fn aliases() -> &'static BTreeMap<String, String> {
     &ALIASES
 }
 
-/// What a short name stands for.
+/// What a short name stands for; Ollama's have a colon before their tag.
 pub fn alias(name: &str) -> Option<&'static str> {
-    aliases().get(&name.to_ascii_lowercase().replace('_', "-")).map(String::as_str)
+    aliases().get(&name.to_ascii_lowercase().replace(['_', ':'], "-")).map(String::as_str)
 }
 
 fn entry(line: &str) -> Option<Entry> {

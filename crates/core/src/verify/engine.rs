@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::kinds::{Kind, Score};
 use super::ledger::Measure;
-use super::pattern;
+use super::{pattern, pool};
 use crate::dtype::{builtin_formats, find_format};
 use crate::serving::llama_cpp::{Build, Flash, LlamaCppPlan, ModelFile, buffers, experts};
 use crate::source::gguf::{self, Header};
@@ -16,7 +16,7 @@ pub(super) const KIND: Kind = Kind {
     name: "engine",
     noun: "runs",
     looks: "runs of an engine, one JSON object a line, with `engine`, `args` and `buffers` (truth/engines/FORMAT.md)",
-    levels: &["compute on cards", "compute on the host"],
+    levels: &["compute on cards, pool of a cache", "compute on the host"],
     joined: false,
     rows: |file| {
         let run = |row: &Value| row["engine"].is_string() && row["buffers"].is_array() && row["args"].is_object();
@@ -27,7 +27,9 @@ pub(super) const KIND: Kind = Kind {
         vec![match score(id, row) {
             Ok(scored) => {
                 let sum = |host: bool| {
-                    let own = |buffer: &&Compared| buffer.kind == "compute" && (buffer.device == "CUDA_Host") == host;
+                    let own = |buffer: &&Compared| {
+                        ["compute", "cache"].contains(&buffer.kind.as_str()) && (buffer.device == "CUDA_Host") == host
+                    };
                     let all = scored.buffers.iter().filter(own);
                     let [predicted, measured] =
                         all.fold([0u64; 2], |[p, m], buffer| [p + buffer.predicted, m + buffer.measured]);
@@ -37,7 +39,7 @@ pub(super) const KIND: Kind = Kind {
                     Measure { predicted: Some(predicted), measured: Some(measured) }
                 };
                 let levels = [sum(false), sum(true), Measure::default()];
-                let group = row["build"].as_str().unwrap_or_default().to_owned();
+                let group = row["build"].as_str().or(row["version"].as_str()).unwrap_or_default().to_owned();
                 Score { group, levels, ..Score::exact(id, scored.wrong(), &scored) }
             }
             Err(why) => Score::skipped(id, &why),
@@ -47,26 +49,35 @@ pub(super) const KIND: Kind = Kind {
 
 /// A run beside our rules.
 #[derive(Debug, Serialize)]
-struct Scored {
-    id: String,
-    model: String,
-    ok: bool,
-    buffers: Vec<Compared>,
+pub(super) struct Scored {
+    pub(super) id: String,
+    pub(super) model: String,
+    pub(super) ok: bool,
+    pub(super) buffers: Vec<Compared>,
 }
 
 #[derive(Debug, Serialize)]
-struct Compared {
-    kind: String,
-    device: String,
-    predicted: u64,
-    measured: u64,
+pub(super) struct Compared {
+    pub(super) kind: String,
+    pub(super) device: String,
+    pub(super) predicted: u64,
+    pub(super) measured: u64,
 }
 
 impl Compared {
-    /// Logs show hundredths of a MiB. Weights and caches must agree as printed; graphs within a twentieth.
+    /// llama.cpp's logs show hundredths of a MiB. Its weights and caches must agree as printed, its graphs within a twentieth;
+    /// vLLM's weights and what a sequence takes within a hundredth (or 8 MiB: kernels of quantised matrices keep a little more),
+    /// its pool within a fiftieth, which its profile run decides.
     fn agrees(&self) -> bool {
         let apart = self.predicted.abs_diff(self.measured);
-        apart <= PRINTED || (self.kind == "compute" && apart.saturating_mul(20) <= self.measured)
+        let within = |part: u64| apart.saturating_mul(part) <= self.measured;
+        apart <= PRINTED
+            || match self.kind.as_str() {
+                "compute" => within(20),
+                "weights" | "sequence" => within(100) || apart <= 8 << 20,
+                "cache" => within(50),
+                _ => self.kind == "activations",
+            }
     }
 }
 
@@ -74,7 +85,7 @@ impl Compared {
 const PRINTED: u64 = (1 << 20) / 200 + 2;
 
 impl Scored {
-    fn wrong(&self) -> Option<String> {
+    pub(super) fn wrong(&self) -> Option<String> {
         let off = self.buffers.iter().find(|buffer| !buffer.agrees())?;
         let mib = |bytes: u64| bytes as f64 / f64::from(1u32 << 20);
         let Compared { kind, device, predicted, measured } = off;
@@ -83,8 +94,10 @@ impl Scored {
 }
 
 fn score(id: &str, row: &Value) -> Result<Scored, String> {
-    if row["engine"] != "llama.cpp" {
-        return Err(format!("engine {} is not scored here", row["engine"]));
+    match row["engine"].as_str() {
+        Some("llama.cpp") => {}
+        Some("vLLM") => return pool::score(id, row),
+        other => return Err(format!("engine {} is not scored here", other.unwrap_or("(none)"))),
     }
     let file = ModelFile::of(&[header(row)?])?;
     let (ours, _) = buffers(&plan(row)?, &file).map_err(|error| error.to_string())?;

@@ -21,6 +21,7 @@ pub mod limits;
 pub mod lora;
 pub mod models;
 pub mod pattern;
+mod pool;
 pub mod residual;
 mod run;
 pub mod summary;

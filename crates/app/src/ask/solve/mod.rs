@@ -6,6 +6,7 @@ pub(crate) mod train;
 use serde_json::{Value, json};
 use vramcast_core::ask::{Request, Runner, Wanted as Show, longest_sequence, tree};
 use vramcast_core::plan::Gpu;
+use vramcast_core::serving::llama_cpp::Mixture;
 use vramcast_core::serving::solve;
 use vramcast_core::units::Bytes;
 
@@ -23,6 +24,8 @@ pub(crate) enum Wanted {
     Gpu,
     /// The fewest cards of one kind (engines that split).
     Gpus,
+    /// The most bits of the weights.
+    Quantization,
 }
 
 /// What must fit.
@@ -45,6 +48,9 @@ pub(crate) struct Solved {
 }
 
 impl Wanted {
+    /// What can be asked for.
+    pub(crate) const NAMES: &str = "batch, context, gpu, gpus or quantization";
+
     /// By name.
     pub(crate) fn find(name: &str) -> Option<Self> {
         match name {
@@ -52,6 +58,7 @@ impl Wanted {
             "context" | "prompt" => Some(Self::Context),
             "gpu" => Some(Self::Gpu),
             "gpus" => Some(Self::Gpus),
+            "quantization" | "mixture" => Some(Self::Quantization),
             _ => None,
         }
     }
@@ -63,6 +70,7 @@ impl Wanted {
             (Self::Context, false) => &["prompt"],
             (Self::Context, true) => &["context"],
             (Self::Gpu, _) => &["gpu"],
+            (Self::Quantization, _) => &["quantization"],
             _ => &[],
         }
     }
@@ -75,8 +83,10 @@ impl Need {
             (Some(_), _) if !serves => {
                 Err(Failure::bad_input("--concurrency has no effect on transformers").hint("use --batch-size"))
             }
-            (Some(_), Wanted::Gpu | Wanted::Gpus) | (None, _) => Ok(()),
-            (Some(_), _) => Err(Failure::bad_input("--concurrency is what must fit: it needs --solve gpu or gpus")),
+            (Some(_), Wanted::Gpu | Wanted::Gpus | Wanted::Quantization) | (None, _) => Ok(()),
+            (Some(_), _) => {
+                Err(Failure::bad_input("--concurrency is what must fit: it needs --solve gpu, gpus or quantization"))
+            }
         }
     }
 }
@@ -96,8 +106,9 @@ pub(crate) fn solve(prepared: &Prepared, need: Need) -> Result<Solved, Failure> 
     need.check(prepared.request.runner.serves())?;
     // Errors of the settings show on the first try; later ones differ in one value only.
     let first = prepared.answer(Show::default())?;
-    let found = match prepared.request.runner {
-        Runner::Transformers => generate(prepared, need.wanted)?,
+    let found = match (need.wanted, prepared.request.runner) {
+        (Wanted::Quantization, _) => quantised(prepared, need)?,
+        (_, Runner::Transformers) => generate(prepared, need.wanted)?,
         _ => served(prepared, need, &first)?,
     };
     let question = question(prepared, need, &first);
@@ -114,7 +125,43 @@ pub(crate) fn solve(prepared: &Prepared, need: Need) -> Result<Solved, Failure> 
 }
 
 fn with(prepared: &Prepared, found: &Found) -> Request {
-    prepared.with(found.path, found.value.clone())
+    match &found.value {
+        Value::Null => prepared.request.clone(),
+        value => prepared.with(found.path, value.clone()),
+    }
+}
+
+/// Ways to hold weights, from many bits to few: what is said of each, and the setting's value; none is the model as it is.
+fn formats(runner: Runner) -> Vec<(String, Value)> {
+    let named = |name: &&str| ((*name).to_owned(), json!(name));
+    let whole = || std::iter::once(("the model's own type, not quantised".to_owned(), Value::Null));
+    match runner {
+        Runner::LlamaCpp | Runner::Ollama => Mixture::published().map(|mixture| named(&mixture.name)).collect(),
+        Runner::Transformers => {
+            let scheme = |name: &&str| ((*name).to_owned(), json!({"scheme": name}));
+            whole().chain(["int8", "nf4"].iter().map(scheme)).collect()
+        }
+        _ => whole().chain(["fp8", "awq"].iter().map(named)).collect(),
+    }
+}
+
+/// The format with the most bits that fits.
+fn quantised(prepared: &Prepared, need: Need) -> Result<Option<Found>, Failure> {
+    if !prepared.model()?.config()["quantization_config"].is_null() || prepared.found.resolved.gguf.is_some() {
+        return Err(Failure::bad_input(format!("--solve quantization: {} is quantised already", prepared.found.name))
+            .hint("name the model it was made of"));
+    }
+    let found =
+        formats(prepared.request.runner).into_iter().map(|(words, value)| Found { path: "quantization", value, words });
+    Ok(found.into_iter().find(|found| fits(prepared, need, &with(prepared, found))))
+}
+
+/// Whether a request fits, as often as is needed.
+fn fits(prepared: &Prepared, need: Need, request: &Request) -> bool {
+    let enough = need.concurrency.unwrap_or(1).max(1).saturating_mul(1000);
+    prepared.answer_to(request, Show::default()).is_ok_and(|answer| {
+        answer.fits && answer.report.budgets.iter().all(|budget| budget.concurrency_thousandths >= enough)
+    })
 }
 
 /// With transformers every try is a simulation.
@@ -142,19 +189,14 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
             return Err(Failure::bad_input("--solve gpus: transformers runs on one card here")
                 .hint("use --solve gpu, or an engine that splits a model"));
         }
+        Wanted::Quantization => None,
     })
 }
 
 fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -> Result<Option<Found>, Failure> {
     let wanted = need.wanted;
     let local = matches!(prepared.request.runner, Runner::LlamaCpp | Runner::Ollama);
-    let enough = need.concurrency.unwrap_or(1).max(1).saturating_mul(1000);
-    let fits = |request: &Request| {
-        let answer = prepared.answer_to(request, Show::default());
-        answer.is_ok_and(|answer| {
-            answer.fits && answer.report.budgets.iter().all(|budget| budget.concurrency_thousandths >= enough)
-        })
-    };
+    let fits = |request: &Request| fits(prepared, need, request);
     let stated = |path: &str| tree::get(&prepared.request.stated, path).and_then(Value::as_u64);
     Ok(match wanted {
         Wanted::Batch if local => {
@@ -215,6 +257,7 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
                 Found { path, value, words: format!("{count} x {}", shown(gpu)) }
             })
         }
+        Wanted::Quantization => None,
     })
 }
 

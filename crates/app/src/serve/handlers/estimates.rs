@@ -58,7 +58,7 @@ pub(crate) async fn infer(State(service): Shared, Json(request): Json<InferReque
             }
             let prepared = wish.prepare(Task::Infer, subject, service)?;
             if let Some(name) = request.solve {
-                let known = "batch, context, gpu or gpus";
+                let known = solve::Wanted::NAMES;
                 let wanted = solve::Wanted::find(&name).ok_or_else(|| unsolvable(&name, known))?;
                 return Ok(solve::solve(&prepared, solve::Need { wanted, concurrency: None })?.document);
             }

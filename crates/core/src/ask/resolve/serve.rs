@@ -21,6 +21,10 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     draft.honoured(&plain, around);
     draft.card(around);
     let Some(mut plan) = draft.plan::<ServePlan>() else { return Err(draft.faults.end().err().unwrap_or_default()) };
+    // llama.cpp's `-c 0` is the model's own length, as is saying nothing.
+    if plan.engine == ServingEngine::LlamaCpp && plan.context == Some(0) {
+        plan.context = None;
+    }
     check(model, &plan, &mut draft);
     serves(model, &mut plan, &mut draft, around.name);
     capable(&plan, &mut draft);
@@ -52,6 +56,9 @@ fn check(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>) {
     let share = plan.gpu_memory_utilization.filter(|share| !(*share > 0.0 && *share <= 1.0));
     if let Some(share) = share {
         draft.faults.add(Fault::value("gpu_memory_utilization", share, "above 0 and at most 1"));
+    }
+    if let Some(gibibytes) = plan.cpu_offload_gb.filter(|size| !(*size >= 0.0 && *size <= 65_536.0)) {
+        draft.faults.add(Fault::value("cpu_offload_gb", gibibytes, "from 0 to 65536"));
     }
     let sizes = ModelSizes::of(model.config(), 0);
     divided(draft, "tensor_parallel_size", plan.tensor_parallel_size, sizes.heads, "attention heads");

@@ -23,7 +23,7 @@ pub(super) const ROWS: &[Setting] = &[
         .from("transformers")
         .on(S, Scope::INFER)
         .example("--engine sglang"),
-    setting("version", "engine-version", Kind::Text, "The version whose rules hold (vLLM: 0.6 to 0.28, \"0.8.5 V0\" for the older engine; llama.cpp: a build such as b5781, current or early)")
+    setting("version", "engine-version", Kind::Text, "The version whose rules hold (vLLM: 0.6 to 0.32, \"0.8.5 V0\" for the older engine; llama.cpp: a build such as b5781, current or early)")
         .value("VERSION")
         .from("the newest that the rules know")
         .on(S, Scope::VLLM.and(Scope::LLAMA_CPP)),
@@ -73,6 +73,16 @@ pub(super) const ROWS: &[Setting] = &[
         .from("the version's default")
         .on(S, Scope::VLLM)
         .example("--max-num-batched-tokens 1024"),
+    setting("kv_cache_memory_bytes", "kv-cache-memory-bytes", Kind::Spelled(SIZE), "Bytes of the cache, in place of what the profile run leaves: 8G is 8 GiB, 8g is 8 billion")
+        .value("SIZE")
+        .from("what is left")
+        .on(S, Scope::VLLM)
+        .example("--kv-cache-memory-bytes 4G"),
+    setting("cpu_offload_gb", "cpu-offload-gb", Kind::Real, "GiB of the weights that stay on the host")
+        .value("GIB")
+        .from("none")
+        .on(S, Scope::VLLM)
+        .example("--cpu-offload-gb 0.25"),
     setting("block_size", "block-size", Kind::Whole, "Tokens of a cache block")
         .from("the version's default")
         .on(S, Scope::VLLM)
@@ -175,6 +185,27 @@ const FLASH: Spelling = Spelling {
         _ => Err("on, off or auto".into()),
     },
     write: |plan| Some(plan.get("flash_attn")?.as_str()?.to_owned()),
+};
+
+/// As vLLM reads sizes (`human_readable_int` of engine/arg_utils.py): small letters count in thousands, large ones in 1024.
+const SIZE: Spelling = Spelling {
+    words: &[],
+    bare: None,
+    read: |text| {
+        let wrong = || "bytes, such as 8G, 8.5g or 1073741824".to_owned();
+        let plain = text.trim_end_matches(['i', 'B', 'b']);
+        let split = plain.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+        let number = split.parse::<f64>().ok().filter(|number| *number > 0.0).ok_or_else(wrong)?;
+        let power = |at: Option<usize>| at.map_or(0, |at| at as i32 + 1);
+        let factor = match &plain[split.len()..] {
+            "" => 1.0,
+            one if "kmgt".contains(one) && one.len() == 1 => 1000f64.powi(power("kmgt".find(one))),
+            one if "KMGT".contains(one) && one.len() == 1 => 1024f64.powi(power("KMGT".find(one))),
+            _ => return Err(wrong()),
+        };
+        Ok(json!({"kv_cache_memory_bytes": (number * factor) as u64}))
+    },
+    write: |plan| Some(plan.get("kv_cache_memory_bytes")?.as_u64()?.to_string()),
 };
 
 const SHARES: Spelling = Spelling {

@@ -69,6 +69,12 @@ impl Mixture {
         MIXTURES.iter().find(|mixture| mixture.name == wanted)
     }
 
+    /// Those that are usually published, from many bits to few.
+    pub fn published() -> impl Iterator<Item = &'static Self> {
+        let rare = ["F32", "F16", "TQ1_0", "TQ2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4_MOE", "Q2_K_S", "IQ4_NL"];
+        MIXTURES.iter().rev().filter(move |mixture| !mixture.is(&rare))
+    }
+
     /// The type it is mostly made of.
     pub fn mostly(&self) -> &'static str {
         self.mostly

@@ -53,7 +53,7 @@ impl Draft {
                     ends: [true, true],
                     tiles: load::Tiles::of(&plan.card),
                 };
-                let [weights, _] = load::weights(draft, whole, &rules(&plan.version), None);
+                let weights = load::weights(draft, whole, &rules(&plan.version), None, &[]).weights;
                 Self { weights, layers: draft.layers.clone() }
             }
             Speculation::MultiToken => {

@@ -147,7 +147,11 @@ fn kinds(model: &ServedModel, terms: Terms, rules: &Rules) -> Vec<Layers> {
     // Without groups, sliding layers beside others are kept like those.
     let flat = any_full && (!rules.groups || (model.chunked && !rules.chunked_groups));
     let element = terms.element;
+    // Layers that read an encoder have blocks like the others (Mllama, which only the older engine ran:
+    // `get_num_layers_by_block_type` of vllm/config.py counts all of them).
+    let like = model.layers.iter().find(|layer| !layer.caches.is_empty()).filter(|_| model.reads_encoder);
     for layer in &model.layers {
+        let layer = if layer.caches.is_empty() { like.unwrap_or(layer) } else { layer };
         // Index keys lie in the page of their layer.
         let grown: u64 = layer.caches.iter().map(|cache| per_token(cache, element, terms.ranks)).sum();
         let window = layer.caches.iter().find_map(|cache| match cache.kind {

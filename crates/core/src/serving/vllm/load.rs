@@ -86,8 +86,18 @@ struct Piece {
     parts: Vec<u64>,
 }
 
-/// What a card holds after loading: weights, and the slots of adapters.
-pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Option<[u64; 2]>) -> [u64; 2] {
+/// What a card holds after loading.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Loaded {
+    pub(super) weights: u64,
+    /// The slots of adapters.
+    pub(super) slots: u64,
+    /// What stays besides, and what torch reserved beyond all of it where that counts.
+    pub(super) kept: u64,
+}
+
+/// Loads a card's share; `kept` are tensors that stay besides.
+pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Option<[u64; 2]>, kept: &[u64]) -> Loaded {
     let log = SharedLog::default();
     log.borrow_mut().phase(Work::Weights.into());
     let mut held: Vec<Rc<Storage>> = Vec::new();
@@ -100,12 +110,15 @@ pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Opti
     if let Some([count, rows]) = lora {
         held.extend(slots(model, rank, rules, count.max(1), rows).into_iter().map(take));
     }
+    log.borrow_mut().phase(Work::Load.into());
+    held.extend(kept.iter().copied().map(take));
     log.borrow_mut().end_phase();
     let options = AllocatorOptions { max_split_size: rules.load_max_split, ..AllocatorOptions::default() };
     let replay = allocator::replay(&log.borrow(), options, None);
     drop(held);
     let after = |index: usize| replay.phases.get(index).map_or(0, |phase| phase.after);
-    [after(0), after(1) - after(0)]
+    let whole = if rules.reserved_counts { replay.peak_reserved() } else { after(2) };
+    Loaded { weights: after(0), slots: after(1) - after(0), kept: whole - after(1) }
 }
 
 /// The card's parameters in the order in which they are made.
@@ -115,7 +128,7 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
         let module = tensor.module();
         let fused = FUSED.iter().find(|(part, _)| *part == module).map(|(_, whole)| *whole);
         let name = fused.map_or_else(|| tensor.name.clone(), |whole| tensor.name.replace(module, whole));
-        let parts: Vec<u64> = tensor.parts.iter().map(|part| own_share(model, tensor, *part, rank)).collect();
+        let parts: Vec<u64> = on_card(&tensor.parts).map(|part| own_share(model, tensor, part, rank)).collect();
         match pieces.iter_mut().rev().take(16).find(|piece| fused.is_some() && piece.name == name) {
             Some(piece) if piece.parts.len() == parts.len() => {
                 piece.parts.iter_mut().zip(&parts).for_each(|(sum, part)| *sum = sum.saturating_add(*part));
@@ -124,6 +137,13 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
         }
     }
     pieces
+}
+
+/// What stays of a matrix when it is loaded. GPTQ's zeros, all alike, and its order of inputs are let go by the kernel that
+/// runs it (`process_weights_after_loading` of gptq_marlin.py: `marlin_make_empty_zp`, `marlin_make_empty_g_idx`).
+fn on_card(parts: &[u64]) -> impl Iterator<Item = u64> {
+    let gptq = parts.len() == 4;
+    parts.iter().enumerate().filter(move |(at, _)| !gptq || at % 2 == 0).map(|(_, part)| *part)
 }
 
 fn on_stage(model: &ServedModel, tensor: &ServedTensor, rank: Rank) -> bool {

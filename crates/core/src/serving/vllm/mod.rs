@@ -6,10 +6,11 @@ mod groups;
 mod load;
 mod profile;
 mod rules;
+mod second;
 
 pub use draft::{Draft, Speculation};
 pub use groups::{Layout, Terms};
-pub use rules::{RULES, Rules, readable, rules};
+pub use rules::{DEFAULT_VERSION, RULES, Rules, readable, rules};
 
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +53,10 @@ pub struct VllmPlan {
     pub prefix_caching: bool,
     /// `num_speculative_tokens`: tokens guessed ahead.
     pub speculative_tokens: u64,
+    /// `--kv-cache-memory-bytes`: the pool, whatever is left.
+    pub cache_bytes: Option<u64>,
+    /// `--cpu-offload-gb`, in bytes.
+    pub offloaded: u64,
     /// What the card has, in bytes.
     pub memory: u64,
     /// cuBLAS's workspace: 32 MiB on Hopper, 8.125 MiB before it.
@@ -67,8 +72,8 @@ pub struct VllmPlan {
 impl Default for VllmPlan {
     fn default() -> Self {
         Self {
-            version: "0.11.0".into(),
-            utilization_thousandths: 900,
+            version: DEFAULT_VERSION.into(),
+            utilization_thousandths: 920,
             tensor_parallel: 1,
             pipeline_parallel: 1,
             data_parallel: 1,
@@ -82,6 +87,8 @@ impl Default for VllmPlan {
             lora: None,
             prefix_caching: false,
             speculative_tokens: 0,
+            cache_bytes: None,
+            offloaded: 0,
             memory: 80 << 30,
             workspace: 32 << 20,
             multiprocessors: Gpu::h200().threads().0,
@@ -93,6 +100,7 @@ impl Default for VllmPlan {
 
 /// Cards of this and more get the larger defaults (`get_batch_defaults` of vllm/engine/arg_utils.py), but A100s.
 const LARGE_CARD: u64 = 70 << 30;
+const LARGEST_CARD: u64 = 160 << 30;
 
 impl VllmPlan {
     fn is_large(&self, rules: &Rules) -> bool {
@@ -106,6 +114,7 @@ impl VllmPlan {
 
     fn batched(&self, rules: &Rules, length: u64) -> u64 {
         self.max_num_batched_tokens.unwrap_or(match rules.v1 {
+            true if self.memory >= LARGEST_CARD => rules.largest_batch,
             true if self.is_large(rules) => 8192,
             true => 2048,
             // Before V1 prompts were cut in chunks from 32k on only.
@@ -137,12 +146,16 @@ impl VllmPlan {
         let experts = tensor.saturating_mul(self.data_parallel.max(1));
         let tiles = load::Tiles::of(&self.card);
         let rank = load::Rank { tensor, experts, whole_experts: self.expert_parallel, layers, ends, tiles };
-        let [weights, slots] = load::weights(model, rank, &rules, self.lora);
         let sampled = if ends[1] { sequences } else { 0 };
         let batch = profile::Batch { sequences: sampled, tokens: batched, length };
+        let second = second::runs(model, &rules);
+        let kept = self.kept(model, &rules, batch, second);
+        let loaded = load::weights(model, rank, &rules, self.lora, &kept);
+        let weights = loaded.weights.saturating_sub(self.offloaded);
+        let activations = loaded.kept.saturating_add(self.activations(model, &rules, batch, second));
         let mut parts = vec![
             Share::new("weights", weights),
-            Share::new("activations while profiling", self.activations(model, &rules, batch)),
+            Share::new("activations while profiling", activations),
             Share::new("outside torch", self.outside_torch(&rules, tensor.max(stages))),
         ];
         // Drafts are with the output.
@@ -151,18 +164,21 @@ impl VllmPlan {
             parts.push(Share::new("draft model", draft.weights));
         }
         if self.lora.is_some() {
-            parts.push(Share::new("LoRA slots", slots));
+            parts.push(Share::new("LoRA slots", loaded.slots));
         }
         if rules.graphs_in_budget && !self.enforce_eager {
             parts.push(Share::new("CUDA graphs", rules::GRAPHS));
         }
         let granted = thousandths(self.memory, self.utilization_thousandths);
         let held = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes));
-        let cache = granted.saturating_sub(held);
+        let cache = self.cache_bytes.unwrap_or_else(|| granted.saturating_sub(held));
         let mut budget = self.pool(model, draft, cache, layers);
         budget.engine = format!("vLLM {}", self.version);
         budget.granted = granted;
-        budget.missing = held.saturating_sub(granted);
+        // A pool of given size must fit the card, not the share.
+        let most = if self.cache_bytes.is_some() { self.memory.saturating_sub(cache) } else { granted };
+        budget.missing = held.saturating_sub(most);
+        budget.fits &= budget.missing == 0;
         budget.parts = parts;
         if rules.graphs_in_budget && !self.enforce_eager {
             budget.notes.push("CUDA graphs: 400 MiB is a guess, logs show 100 to 600".into());
@@ -188,7 +204,9 @@ impl VllmPlan {
     fn pool(&self, model: &ServedModel, draft: Option<&Draft>, cache: u64, layers: [u64; 2]) -> Budget {
         let rules = rules(&self.version);
         let length = self.max_model_len.unwrap_or(model.positions).max(1);
-        let batched = self.batched(&rules, length);
+        // Batches that are computed but whose tokens are not settled yet hold blocks of sliding layers too.
+        let batches = if rules.batches_in_flight { self.pipeline_parallel.max(1).saturating_add(1) } else { 1 };
+        let batched = self.batched(&rules, length).saturating_mul(batches);
         let mut own = model.clone();
         let [from, to] = layers.map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(model.layers.len()));
         own.layers = model.layers.get(from..to).unwrap_or_default().to_vec();

@@ -1,7 +1,7 @@
 //! The profile run: a full batch through the model, then the sampler on all sequences; its peak is set aside.
 
 use super::rules::Rules;
-use super::{VllmPlan, encoder};
+use super::{VllmPlan, encoder, second};
 use crate::model::op::{CacheKind, CacheUpdate};
 use crate::serving::model::ServedModel;
 
@@ -38,23 +38,46 @@ pub(super) struct Batch {
 }
 
 /// Bytes of 16-bit rows.
-fn two(rows: u64, width: u64) -> u64 {
+pub(super) fn two(rows: u64, width: u64) -> u64 {
     rows.saturating_mul(width).saturating_mul(2)
 }
 
 impl VllmPlan {
-    /// The peak of the profile run above the weights.
-    pub(super) fn activations(&self, model: &ServedModel, rules: &Rules, batch: Batch) -> u64 {
+    /// Tensors that stay from the profile run on: cuBLAS's workspace, the experts', what the second runner samples with.
+    pub(super) fn kept(&self, model: &ServedModel, rules: &Rules, batch: Batch, second: bool) -> Vec<u64> {
+        let mut kept = if second { second::states(model, batch.sequences) } else { Vec::new() };
+        kept.push(self.workspace);
+        if rules.experts_kept && model.chosen_experts > 0 {
+            kept.push(self.expert_buffers(model, batch.tokens));
+        }
+        kept
+    }
+
+    /// The peak of the profile run above the weights and what stays.
+    pub(super) fn activations(&self, model: &ServedModel, rules: &Rules, batch: Batch, second: bool) -> u64 {
         let tensor = self.tensor_parallel.max(1);
-        let sampler = sampler(model, rules, batch);
+        let sampler = if second { second::logits(model, batch, tensor) } else { sampler(model, rules, batch) };
         // Embeddings, residual and norm; the feed-forward's two halves and their product.
-        let dense = model.hidden.saturating_mul(3).saturating_add(model.width.saturating_mul(3) / tensor);
-        let dense = two(batch.tokens, dense);
-        let experts = self.experts(model, batch.tokens);
+        let compiled = model.hidden.saturating_mul(3).saturating_add(model.width.saturating_mul(3) / tensor);
+        let eager = second && self.enforce_eager;
+        let dense = two(batch.tokens, if eager { second::layer(model, tensor) } else { compiled });
+        let experts = if rules.experts_kept { 0 } else { self.experts(model, batch.tokens) };
         let [workspace, latent] = self.latent(model, batch, rules);
+        // The second runner makes latent attention's workspace with the cache, after the profile.
+        let workspace = if second { 0 } else { workspace };
         let (cached, encoder) = encoder::profile(model, batch);
         let text = sampler.max(dense).max(experts).max(latent).saturating_add(cached);
-        text.max(encoder).saturating_add(workspace).saturating_add(self.workspace)
+        text.max(encoder).saturating_add(workspace)
+    }
+
+    /// Both buffers of experts, one after the other (`TritonExperts.workspace_shapes` of v0.14.0): outputs or products, and
+    /// both halves or outputs.
+    fn expert_buffers(&self, model: &ServedModel, tokens: u64) -> u64 {
+        let (tensor, replicas) = (self.tensor_parallel.max(1), self.data_parallel.max(1));
+        let cards = if self.expert_parallel { 1 } else { tensor.saturating_mul(replicas) };
+        let (hidden, width) = (model.hidden, model.expert_width / cards);
+        let both = width.max(hidden).saturating_add(width.saturating_mul(2).max(hidden));
+        two(tokens.saturating_mul(replicas).saturating_mul(model.chosen_experts), both)
     }
 
     /// Chosen experts: both halves or the outputs in one buffer, the product in another (`fused_experts_impl` of

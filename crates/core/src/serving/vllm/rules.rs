@@ -40,10 +40,35 @@ pub struct Rules {
     pub load_max_split: Option<u64>,
     /// Whether top-p sampling sorts all logits, or a Triton kernel finds the threshold (`apply_top_k_top_p`).
     pub sampler_sorts: bool,
+    /// Whether experts run in two buffers that stay (`WorkspaceManager`), as wide as the residual stream at least.
+    pub experts_kept: bool,
+    /// Which models the second model runner runs (`use_v2_model_runner` of vllm/config/vllm.py).
+    pub second_runner: SecondRunner,
+    /// Whether what torch reserved counts, or what is allocated (`total_consumed` of mem_utils.py).
+    pub reserved_counts: bool,
+    /// Whether windows leave room for all batches in flight (`max_in_flight_tokens`: one more than stages), or for one.
+    pub batches_in_flight: bool,
+    /// Tokens in a batch on cards of 160 GiB and more.
+    pub largest_batch: u64,
     /// `--gpu-memory-utilization` when it is not given, in thousandths.
     pub utilization_thousandths: u64,
     /// What changed with this version, and where it was read.
     pub source: &'static str,
+}
+
+/// Models that the second model runner runs by default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SecondRunner {
+    /// There is none, or it must be asked for.
+    None,
+    /// Qwen3 without experts and not quantised.
+    Qwen3,
+    /// Some architectures.
+    Listed,
+    /// Those of the list that have experts, and all that have neither experts nor states.
+    Plain,
+    /// All.
+    All,
 }
 
 const OLDEST: Rules = Rules {
@@ -65,6 +90,11 @@ const OLDEST: Rules = Rules {
     lora_extra_vocabulary: 256,
     load_max_split: None,
     sampler_sorts: true,
+    experts_kept: false,
+    second_runner: SecondRunner::None,
+    reserved_counts: false,
+    batches_in_flight: false,
+    largest_batch: 8192,
     utilization_thousandths: 900,
     source: "V0 by default; logs of 0.6 to 0.8 in truth/external/vllm_logs.json: four terms add up to the grant",
 };
@@ -129,11 +159,17 @@ const V0_12_0: Rules = Rules {
     source: "vllm/v1/core/kv_cache_utils.py and vllm/config/lora.py of v0.12.0: adapters no longer add words",
     ..V0_11_1
 };
+const V0_14_0: Rules = Rules {
+    since: [0, 14, 0],
+    experts_kept: true,
+    source: "unquantized_fused_moe_method.py and v1/worker/workspace.py of v0.14.0: the modular kernel",
+    ..V0_12_0
+};
 const V0_15_0: Rules = Rules {
     since: [0, 15, 0],
     states_kept: true,
     source: "vllm/v1/kv_cache_interface.py of v0.15.0: `mamba_cache_mode`, two states where it is `align`",
-    ..V0_12_0
+    ..V0_14_0
 };
 const V0_17_0: Rules = Rules {
     since: [0, 17, 0],
@@ -162,17 +198,54 @@ const V0_21_0: Rules = Rules {
     source: "vllm/v1/worker/gpu_worker.py of v0.21.0",
     ..V0_20_1
 };
+const V0_22_0: Rules = Rules {
+    since: [0, 22, 0],
+    second_runner: SecondRunner::Qwen3,
+    source: "vllm/config/vllm.py of v0.22.0: `DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`",
+    ..V0_21_0
+};
+const V0_24_0: Rules = Rules {
+    since: [0, 24, 0],
+    second_runner: SecondRunner::Listed,
+    source: "vllm/config/vllm.py of v0.24.0: six architectures",
+    ..V0_22_0
+};
+const V0_25_0: Rules = Rules {
+    since: [0, 25, 0],
+    second_runner: SecondRunner::Plain,
+    source: "vllm/config/vllm.py of v0.25.0: `_is_default_v2_model_runner_model`",
+    ..V0_24_0
+};
+const V0_26_0: Rules = Rules {
+    since: [0, 26, 0],
+    batches_in_flight: true,
+    source: "vllm/v1/kv_cache_interface.py and vllm/config/vllm.py of v0.26.0",
+    ..V0_25_0
+};
 const V0_27_0: Rules = Rules {
     since: [0, 27, 0],
     latent_step: 128,
-    source: "vllm/platforms/interface.py of v0.27.0: `_align_hybrid_block_size`",
-    ..V0_21_0
+    reserved_counts: true,
+    source: "vllm/platforms/interface.py of v0.27.0: `_align_hybrid_block_size`; utils/mem_utils.py: `total_consumed`",
+    ..V0_26_0
+};
+const V0_28_0: Rules = Rules {
+    since: [0, 28, 0],
+    largest_batch: 16_384,
+    source: "vllm/engine/arg_utils.py of v0.28.0rc2: cards of 160 GiB",
+    ..V0_27_0
+};
+const V0_32_0: Rules = Rules {
+    since: [0, 32, 0],
+    second_runner: SecondRunner::All,
+    source: "vllm/config/vllm.py of v0.32.0, and its worker rehearsed (truth/engines); 0.29 to 0.31 were not read",
+    ..V0_28_0
 };
 
 /// From new to old.
 pub const RULES: &[Rules] = &[
-    V0_27_0, V0_21_0, V0_20_1, V0_20_0, V0_18_0, V0_17_0, V0_15_0, V0_12_0, V0_11_1, V0_11_0, V0_10_1, V0_9_1, V0_9_0,
-    V0_8_4, V0_8_0, V0_6_6, V0_6_5, OLDEST,
+    V0_32_0, V0_28_0, V0_27_0, V0_26_0, V0_25_0, V0_24_0, V0_22_0, V0_21_0, V0_20_1, V0_20_0, V0_18_0, V0_17_0,
+    V0_15_0, V0_14_0, V0_12_0, V0_11_1, V0_11_0, V0_10_1, V0_9_1, V0_9_0, V0_8_4, V0_8_0, V0_6_6, V0_6_5, OLDEST,
 ];
 
 /// What kernels loaded lazily take by the time of the profile run, per multiprocessor of the card: 0.13 GiB on an H100 (132 of
@@ -184,8 +257,11 @@ pub(super) const OUTSIDE_TORCH: u64 = 1 << 20;
 /// parameters. A guess, which the answer's notes say (docs/open-constants.md).
 pub(super) const GRAPHS: u64 = 400 << 20;
 
-/// The newest vLLM that something is known of (a log of truth/external/vllm_logs.json).
-const NEWEST: [u32; 2] = [0, 28];
+/// The newest vLLM that something is known of (truth/engines/vllm-1.jsonl).
+const NEWEST: [u32; 2] = [0, 32];
+
+/// The version where none is named: the newest.
+pub const DEFAULT_VERSION: &str = "0.32.0";
 
 /// Whether a version can be read and was there; else what one looks like, and the newest.
 pub fn readable(version: &str) -> Result<(), (String, String)> {
@@ -238,8 +314,8 @@ mod tests {
     fn the_rules_of_a_version_are_found() {
         assert_eq!(rules("0.20.1rc1.dev16+g7a1eb8ac2").since, [0, 20, 1]);
         assert_eq!(rules("0.8.5.post1").since, [0, 8, 4]);
-        assert_eq!(rules("0.26/0.27").since, [0, 21, 0]);
-        assert_eq!(rules("main").since, [0, 27, 0]);
+        assert_eq!(rules("0.26/0.27").since, [0, 26, 0]);
+        assert_eq!(rules("main").since, [0, 32, 0]);
         assert!(rules("0.8.5").v1 && !rules("0.8.5 V0").v1);
         assert!(rules("0.7.3 V1").v1 && !rules("0.7.3").v1);
     }
