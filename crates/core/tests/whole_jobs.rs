@@ -1,10 +1,14 @@
 //! Runs of many steps: what shortens them changes nothing, and what several cards do between steps is what they do.
 
+use std::sync::Arc;
+
+use vramcast_core::memory::log::Event;
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::job::{Evaluation, Generation, Lengths, Saving, StateDict};
 use vramcast_core::plan::parallel::{Ddp, Engine, Fsdp2, Mesh, Parallel};
 use vramcast_core::plan::{Batch, Checkpointing, Job, TrainPlan};
+use vramcast_core::work;
 
 /// Llama with 16 heads of 64, four of them for keys, and its head apart.
 fn llama(layers: u64) -> Model {
@@ -24,6 +28,12 @@ fn train(model: &Model, plan: &TrainPlan) -> Simulation {
     simulation::train(model, plan).expect("it runs")
 }
 
+/// The same, and how much it recorded.
+fn counted_train(model: &Model, plan: &TrainPlan) -> (Simulation, u64) {
+    let run = work::bounded(u64::MAX / 16, Arc::default(), || train(model, plan)).expect("it is not too large");
+    (run, work::recorded())
+}
+
 fn on_cards(engine: Engine, mesh: Mesh, job: Job) -> TrainPlan {
     TrainPlan { parallel: Some(Parallel { engine, mesh, no_sync: false }), ..plan(job) }
 }
@@ -37,14 +47,21 @@ fn a_shallow_model_changes_nothing() {
         "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 128, "vocab_size": 32000,
     });
     let gemma = Model::new(gemma, Some("AutoModelForCausalLM")).expect("its config is right");
-    for model in [llama(12), gemma] {
+    for (model, uniform) in [(llama(12), true), (gemma, false)] {
         for checkpointing in [Checkpointing::Off, Checkpointing::Full] {
             let job = Job { lengths: lengths.clone(), ..Job::default() };
-            let short = train(&model, &TrainPlan { checkpointing, ..plan(job.clone()) });
-            let long = train(&model, &TrainPlan { checkpointing, ..plan(Job { in_full: true, ..job }) });
+            let (short, less) = counted_train(&model, &TrainPlan { checkpointing, ..plan(job.clone()) });
+            let (long, more) =
+                counted_train(&model, &TrainPlan { checkpointing, ..plan(Job { in_full: true, ..job }) });
+            assert_eq!(2 * less < more, uniform, "{less} and {more} operations");
             let sizes = |run: &Simulation| run.log.storages.iter().map(|one| one.bytes).collect::<Vec<_>>();
-            assert_eq!(short.log.events, long.log.events);
-            assert_eq!(sizes(&short), sizes(&long));
+            // Behind the last phase everything goes, in an order of its own.
+            let counted = |run: &Simulation| {
+                let end = run.log.events.iter().rposition(|event| matches!(event, Event::PhaseEnd));
+                run.log.events[..end.unwrap_or(0)].to_vec()
+            };
+            assert!(counted(&short) == counted(&long));
+            assert!(sizes(&short) == sizes(&long));
             assert_eq!(short.replay.phases, long.replay.phases);
         }
     }
@@ -56,12 +73,10 @@ fn a_shallow_model_changes_nothing() {
 fn an_evaluation_on_four_cards_keeps_the_logits_of_all() {
     let evaluation = Evaluation { batch_size: 4, rows: 48, metrics: true, ..Evaluation::default() };
     let job = Job { evaluation: Some(evaluation), ..Job::default() };
-    let alone = train(&llama(4), &plan(job.clone())).replay.peak_allocated();
-    let mesh = Mesh::replicated(4);
-    let shared = train(&llama(4), &on_cards(Engine::Ddp(Ddp::default()), mesh, job)).replay.peak_allocated();
-    assert!(shared > 2 * alone, "{shared} beside {alone}");
+    let engine = Engine::Ddp(Ddp::default());
+    let shared = train(&llama(4), &on_cards(engine, Mesh::replicated(4), job)).replay.peak_allocated();
     let off = shared as f64 / 4_104_411_136.0 - 1.0;
-    assert!(off.abs() < 0.005, "{shared}: {off:+.4}");
+    assert!(off.abs() < 0.001, "{shared}: {off:+.4}");
 }
 
 /// One matrix after the other is whole on the card.

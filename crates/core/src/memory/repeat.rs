@@ -149,7 +149,8 @@ impl<K: Ord> Tape<K> {
         }
         let found = elsewhere.step(&key);
         if let Some((like, sizes)) = found.filter(|(like, _)| like.makes.len() == self.carried.len()) {
-            crate::work::repeat(like.events.len());
+            // Storages of its own come with it.
+            crate::work::repeat(2 * like.events.len());
             let template = like.write_anew(&mut torch.log.borrow_mut(), &mut self.carried, (step, &sizes));
             self.known.insert(key, template);
             return Ok(());
