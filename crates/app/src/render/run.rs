@@ -84,7 +84,9 @@ fn decides(run: &Run) -> Option<String> {
     let next = run.parts.iter().filter(|part| part.name != run.decides).max_by_key(|part| part.allocated)?;
     let more = most.allocated - next.allocated;
     let cure = run.cure.as_ref().map(|cure| format!("; {cure}")).unwrap_or_default();
-    Some(format!("{} decides: it allocates {} GiB more than {}{cure}", most.name, gib(more), next.name))
+    let cured = run.cured.as_ref().map(|cured| format!(" ({} GiB with {})", gib(cured.allocated), cured.with));
+    let cured = cured.unwrap_or_default();
+    Some(format!("{} decides: it allocates {} GiB more than {}{cure}{cured}", most.name, gib(more), next.name))
 }
 
 /// `3.0.fwd` with its step, counted from 1.

@@ -17,7 +17,7 @@ use crate::plan::{
 };
 use crate::planner::smallest::{self, Suggestion};
 use crate::report::verdict::judge;
-use crate::report::{self, Level, Report, RequestFacts, Spread, Totals, Verdict};
+use crate::report::{self, Cured, Level, Report, RequestFacts, Spread, Totals, Verdict, change};
 use crate::serving;
 use crate::units::Bytes;
 
@@ -128,8 +128,19 @@ fn train(
     answer.report.notes.extend(outlier_range(model, plan, simulation.process_bytes()).map_err(failed)?);
     if let Some(run) = &mut answer.report.run {
         run.spread = spread(model, plan, &simulation)?;
+        if run.cure.is_some() && simulation.log.events.len() < MOST_EVENTS {
+            run.cured = cured(model, plan)?;
+        }
     }
     Ok(answer)
+}
+
+/// What is allocated at most where evaluation takes less.
+fn cured(model: &Model, plan: &TrainPlan) -> Result<Option<Cured>, Vec<Fault>> {
+    let Some((evaluation, with)) = plan.job.evaluation.as_ref().and_then(change) else { return Ok(None) };
+    let job = Job { evaluation: Some(evaluation), ..plan.job.clone() };
+    let simulation = simulation::train(model, &TrainPlan { job, ..plan.clone() }).map_err(failed)?;
+    Ok(Some(Cured { with, allocated: simulation.replay.peak_allocated() }))
 }
 
 /// Orders of samples that are tried beside the one that was asked for.

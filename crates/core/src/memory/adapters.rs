@@ -60,7 +60,7 @@ pub(super) fn load(
                 tied.map(|shape| torch.fresh("untied", shape, plan.weights)).collect()
             });
         }
-        None if plan.job.from_pretrained => {
+        None if plan.job.loads_straight() => {
             let scheme = plan.quantization.as_ref();
             let load = |torch: &mut Torch| loading::from_pretrained(torch, program, plan.weights, scheme, names);
             (loaded.parameters, loaded.wrapped.quantised) = torch.in_category(Category::Weights, load);
@@ -167,7 +167,7 @@ pub(super) fn untied(torch: &mut Torch, program: &Program, after: Option<Paramet
 
 /// Linears quantised, and everything else made fp32 where the plan prepares the model.
 fn quantise(torch: &mut Torch, program: &Program, plan: &TrainPlan, scheme: &Quantization, loaded: &mut Loaded) {
-    if !plan.job.from_pretrained {
+    if !plan.job.loads_straight() {
         loaded.wrapped.quantised = quantise_linears(torch, program, plan.weights, scheme, &mut loaded.parameters);
     }
     if !scheme.prepare {

@@ -3,8 +3,12 @@
 //! Each batch goes forward without a graph. Without `compute_metrics` only the loss is kept. With it every batch's
 //! predictions are joined to those before (`nested_concat`: old, new and joined live together) until
 //! `eval_accumulation_steps` send them to the host; names of the loop hold the last batch's while the next runs. With
-//! `batch_eval_metrics` only losses are kept, and each batch ends with an empty cache.
+//! `batch_eval_metrics` only losses are kept, and each batch ends with an empty cache. With `predict_with_generate` what is
+//! generated is kept in the place of logits.
 
+mod generation;
+
+use super::engine::Engine;
 use super::log::{Category, Event};
 use super::phase::{Phase, Work};
 use super::ready::Ready;
@@ -13,14 +17,18 @@ use super::torch::Torch;
 use super::train::phase;
 use crate::dtype::DType;
 use crate::model::Shape;
+use crate::model::op::Input;
 use crate::plan::PlanError;
-use crate::plan::job::{Evaluation, Sizes};
+use crate::plan::job::Evaluation;
+
+/// A model and what is around it.
+pub(super) type Running<'a, 'b> = (&'a mut Ready<'b>, &'a dyn Engine);
 
 /// Runs it after a step.
-pub(super) fn run(torch: &mut Torch, ready: &mut Ready, how: &Evaluation, step: u32) -> Result<(), PlanError> {
+pub(super) fn run(torch: &mut Torch, running: Running, how: &Evaluation, step: u32) -> Result<(), PlanError> {
     let (training, grad) = (torch.training, torch.grad_enabled);
     (torch.training, torch.grad_enabled) = (false, false);
-    let done = phase(torch, Phase::of_step(step, Work::Evaluation), |torch| batches(torch, ready, how));
+    let done = phase(torch, Phase::of_step(step, Work::Evaluation), |torch| batches(torch, running, how));
     (torch.training, torch.grad_enabled) = (training, grad);
     done
 }
@@ -33,18 +41,26 @@ struct Kept {
     labels: Option<Tensor>,
 }
 
-fn batches(torch: &mut Torch, ready: &mut Ready, how: &Evaluation) -> Result<(), PlanError> {
+fn batches(torch: &mut Torch, (ready, engine): Running, how: &Evaluation) -> Result<(), PlanError> {
+    let cards = ready.plan.data_cards();
     let mut kept = Kept::default();
     // What the loop's names hold of the batch before.
     let mut names: Vec<Tensor> = Vec::new();
     let mut current = None;
-    for (at, sizes) in sizes(ready, how).into_iter().enumerate() {
-        let loaded = ready.batch(torch, ready.alike(sizes))?;
+    for (at, sizes) in ready.plan.evaluated(how).into_iter().enumerate() {
+        let sizes = ready.alike(sizes);
+        let loaded = ready.batch(torch, sizes)?;
         let runner = std::rc::Rc::clone(&loaded.runner);
         // Detached, not copied: labels outlive the rest of their batch.
-        let labels = runner.labels();
+        let labels = runner.given(Input::Labels);
+        let generated = match &how.generation {
+            Some(what) => Some(generation::run(torch, ready, (what, sizes), &loaded)?),
+            None => None,
+        };
         current = Some(loaded);
+        engine.before_evaluation(torch);
         let mut outputs = runner.forward(torch);
+        engine.after_evaluation(torch, &outputs);
         let wide = ready.plan.autocast.is_some();
         torch.in_category(Category::Logits, |torch| {
             // accelerate's `convert_outputs_to_fp32`, where it wraps the model in autocast.
@@ -54,10 +70,17 @@ fn batches(torch: &mut Torch, ready: &mut Ready, how: &Evaluation) -> Result<(),
             let mut outputs = outputs.into_iter();
             // `loss.detach().mean()`, then `repeat` over the batch.
             let loss = outputs.next().map(|loss| torch.fresh("mean", Shape::new(&[]), loss.dtype));
-            let mut predictions: Vec<Tensor> = outputs.filter(|_| how.metrics).collect();
+            let mut predictions: Vec<Tensor> = match generated {
+                Some(ids) => {
+                    drop(outputs);
+                    vec![ids]
+                }
+                None => outputs.filter(|_| how.metrics).collect(),
+            };
             names.clear();
             let losses = torch.fresh("repeat", Shape::from([how.batch_size]), DType::F32);
             drop(loss);
+            let losses = gathered(torch, cards, losses);
             join(torch, &mut kept.losses, &losses);
             if how.argmax {
                 // `preprocess_logits_for_metrics`: the likeliest of each place.
@@ -68,6 +91,8 @@ fn batches(torch: &mut Torch, ready: &mut Ready, how: &Evaluation) -> Result<(),
                     *output = torch.fresh("argmax", Shape::new(&sizes), DType::I64);
                 }
             }
+            predictions = predictions.into_iter().map(|one| gathered(torch, cards, one)).collect();
+            let labels = labels.filter(|_| how.metrics).map(|labels| gathered(torch, cards, labels));
             if how.metrics && !how.by_batch {
                 if kept.predictions.is_empty() {
                     kept.predictions = predictions.clone();
@@ -100,10 +125,12 @@ fn batches(torch: &mut Torch, ready: &mut Ready, how: &Evaluation) -> Result<(),
     Ok(())
 }
 
-/// Batches one after the other.
-fn sizes(ready: &Ready, how: &Evaluation) -> Vec<Sizes> {
-    let batch = crate::plan::Batch { batch_size: how.batch_size, ..ready.plan.batch.clone() };
-    ready.plan.job.evaluated(&batch, how.rows)
+/// `gather_for_metrics` of accelerate: every card has what all have.
+fn gathered(torch: &mut Torch, cards: u64, own: Tensor) -> Tensor {
+    match cards {
+        1 => own,
+        _ => torch.fresh("all_gather", own.shape.with(0, own.shape.size(0).saturating_mul(cards)), own.dtype),
+    }
 }
 
 fn join(torch: &mut Torch, all: &mut Option<Tensor>, new: &Tensor) {

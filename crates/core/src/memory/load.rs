@@ -42,7 +42,7 @@ pub(super) fn model(torch: &mut Torch, program: &Program, plan: &TrainPlan, chan
         (Some(layout), _) => adapters::load(torch, program, plan, layout, (base, names)),
         (None, Some(split)) => plain(tensor_parallel::load(torch, program, split, plan)),
         (None, None) if plan.model_code != ModelCode::Transformers => adapters::load_own(torch, program, plan),
-        (None, None) if plan.job.from_pretrained => pretrained(torch, program, plan, names),
+        (None, None) if plan.job.loads_straight() => pretrained(torch, program, plan, names),
         (None, None) => plain(parameters(torch, program, plan)),
     };
     loaded.wrapped.liger = liger.map(|patch| Liger::new(program, patch));

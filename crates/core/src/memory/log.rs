@@ -151,6 +151,9 @@ pub struct Log {
     context: Context,
 }
 
+/// What is on the host of one rank alone.
+pub const ON_RANK_0: &str = "full state dict while saving, on rank 0";
+
 /// Memory of the host that a run keeps.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct HostPart {
@@ -323,6 +326,13 @@ impl Log {
         match self.host_parts.iter_mut().find(|part| part.name == name && part.pinned == pinned) {
             Some(part) => part.bytes = part.bytes.saturating_add(bytes),
             None => self.host_parts.push(HostPart { name, bytes, pinned }),
+        }
+    }
+
+    /// Something is on the host for a moment, now and then.
+    pub fn once_on_host(&mut self, name: &'static str, bytes: u64) {
+        if bytes > 0 && self.host_parts.iter().all(|part| part.name != name) {
+            self.on_host(name, bytes, false);
         }
     }
 

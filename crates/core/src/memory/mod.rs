@@ -26,11 +26,13 @@
 mod adapters;
 pub mod allocator;
 pub mod autograd;
+mod depth;
 pub mod device;
 pub mod effort;
 mod engine;
 mod evaluation;
 pub mod infer;
+mod job;
 mod load;
 mod loading;
 pub mod log;

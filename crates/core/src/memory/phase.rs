@@ -33,6 +33,8 @@ pub enum Work {
     Zero,
     /// Evaluation between steps.
     Evaluation,
+    /// A checkpoint is written.
+    Save,
     /// The reference scores a batch.
     Reference,
     /// The policy scores what it generated, before it is trained on it.
@@ -58,7 +60,7 @@ pub enum Work {
 }
 
 impl Work {
-    const NAMES: [(Self, &'static str); 19] = [
+    const NAMES: [(Self, &'static str); 20] = [
         (Self::Forward, "fwd"),
         (Self::Backward, "bwd"),
         (Self::Weights, "weights"),
@@ -67,6 +69,7 @@ impl Work {
         (Self::Optimizer, "opt"),
         (Self::Zero, "zero"),
         (Self::Evaluation, "eval"),
+        (Self::Save, "save"),
         (Self::Reference, "ref"),
         (Self::Score, "score"),
         (Self::Reward, "reward"),

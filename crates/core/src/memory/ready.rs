@@ -33,7 +33,15 @@ pub(super) struct Ready<'a> {
 /// A batch on the card, and what runs on it.
 pub(super) struct Loaded {
     pub(super) runner: Rc<Runner>,
-    _beside: Vec<Tensor>,
+    beside: Vec<Tensor>,
+    masked: bool,
+}
+
+impl Loaded {
+    /// The mask that came with it.
+    pub(super) fn mask(&self) -> Option<Tensor> {
+        self.beside.first().filter(|_| self.masked).cloned()
+    }
 }
 
 impl Ready<'_> {
@@ -74,12 +82,14 @@ impl Ready<'_> {
             documents: sizes.documents,
             ..self.settings
         };
-        let wrapped = Wrapped {
-            liger: self.liger.map(|patch| Liger::new(&program, patch)),
-            loss: HeadLoss::new(&program, self.plan.loss),
-            ..self.wrapped.clone()
-        };
+        let wrapped = Wrapped { loss: HeadLoss::new(&program, self.plan.loss), ..self.adapted(&program) };
+        let masked = batch.mask || batch.padded;
         let runner = Runner::with(program, self.parameters.clone(), inputs, settings, Rc::new(wrapped), None);
-        Ok(Loaded { runner: Rc::new(runner.hooked(self.hooks.clone())), _beside: beside })
+        Ok(Loaded { runner: Rc::new(runner.hooked(self.hooks.clone())), beside, masked })
+    }
+
+    /// What stands in the place of modules in a program.
+    pub(super) fn adapted(&self, program: &Program) -> Wrapped {
+        Wrapped { liger: self.liger.map(|patch| Liger::new(program, patch)), loss: None, ..self.wrapped.clone() }
     }
 }

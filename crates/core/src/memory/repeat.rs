@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::log::{Event, Log, StorageId};
+use super::log::{Event, Log, StorageId, StorageInfo};
 use super::torch::Torch;
 use crate::plan::PlanError;
 
@@ -22,6 +22,17 @@ impl Start {
     pub(super) fn now(log: &Log) -> Self {
         Self { event: log.events.len(), storage: log.storages.len() }
     }
+
+    /// From there to now.
+    pub(super) fn until(self, log: &Log) -> StepRange {
+        StepRange { events: self.event..log.events.len(), storages: self.storage..log.storages.len() }
+    }
+}
+
+/// What a step wrote down.
+pub(super) struct StepRange {
+    pub(super) events: Range<usize>,
+    pub(super) storages: Range<usize>,
 }
 
 /// Writes the first step down again as steps 1 up to `steps`.
@@ -66,6 +77,18 @@ pub(super) struct Tape<K> {
     first: bool,
 }
 
+/// Who knows steps that were not run here.
+pub(super) trait Elsewhere<K> {
+    /// A step that went the same way, and what its storages take in this one.
+    fn step(&mut self, key: &K) -> Option<(Template, Sizes)>;
+
+    /// A step was run.
+    fn ran(&mut self, log: &Log, key: &K, template: &Template);
+}
+
+/// What stands in the place of the storages of a step; where nothing does, they are as they were.
+pub(super) type Sizes = Vec<Option<StorageInfo>>;
+
 /// A storage that the next step frees: what the simulation holds, and what stands for it in the log.
 #[derive(Clone, Copy)]
 struct Carried {
@@ -74,9 +97,12 @@ struct Carried {
 }
 
 /// A step as it was.
-struct Template {
+#[derive(Clone)]
+pub(super) struct Template {
     /// Where in the log.
-    events: Range<usize>,
+    pub(super) events: Range<usize>,
+    /// The storages that it made.
+    pub(super) storages: Range<usize>,
     /// Places of events that free a carried storage, and which.
     frees: Vec<(usize, usize)>,
     /// Places of events that make one.
@@ -105,6 +131,32 @@ impl<K: Ord> Tape<K> {
         }
         let template = self.run(torch, body)?;
         if let Some(template) = template.filter(|_| self.repeats) {
+            self.known.insert(key, template);
+        }
+        Ok(())
+    }
+
+    /// The same, where a step that is new may be known from elsewhere.
+    pub(super) fn part_or(
+        &mut self,
+        torch: &mut Torch,
+        (key, step): (K, u32),
+        elsewhere: &mut impl Elsewhere<K>,
+        body: impl FnOnce(&mut Torch) -> Result<(), PlanError>,
+    ) -> Result<(), PlanError> {
+        if self.known.contains_key(&key) || !self.repeats {
+            return self.part(torch, key, step, body);
+        }
+        let found = elsewhere.step(&key);
+        if let Some((like, sizes)) = found.filter(|(like, _)| like.makes.len() == self.carried.len()) {
+            // Storages of its own come with it.
+            crate::work::repeat(2 * like.events.len());
+            let template = like.write_anew(&mut torch.log.borrow_mut(), &mut self.carried, (step, &sizes));
+            self.known.insert(key, template);
+            return Ok(());
+        }
+        if let Some(template) = self.run(torch, body)? {
+            elsewhere.ran(&torch.log.borrow(), &key, &template);
             self.known.insert(key, template);
         }
         Ok(())
@@ -152,14 +204,14 @@ impl<K: Ord> Tape<K> {
         }
         settled &= frees.len() == self.carried.len();
         let makes: Vec<usize> = lives.into_iter().flatten().collect();
-        let events = start.event..log.events.len();
+        let (events, storages) = (start.event..log.events.len(), start.storage..log.storages.len());
         let made = |place: &usize| match log.events[start.event + *place] {
             Event::Allocate(id) => Some(Carried { held: id, now: id }),
             _ => None,
         };
         self.carried = if self.first { Vec::new() } else { makes.iter().filter_map(made).collect() };
         self.first = false;
-        Ok(settled.then_some(Template { events, frees, makes, phases }))
+        Ok(settled.then_some(Template { events, storages, frees, makes, phases }))
     }
 }
 
@@ -177,11 +229,44 @@ impl Template {
                 log.events[begin + place] = Event::Allocate(carried.now);
             }
         }
+        self.write_phases(log, begin, step);
+    }
+
+    fn write_phases(&self, log: &mut Log, begin: usize, step: u32) {
         for place in &self.phases {
             if let Event::Phase(phase) = log.events[begin + place] {
                 log.events[begin + place] = Event::Phase(log.phases.len() as u32);
                 log.phases.push(log.phases[phase as usize].in_step(step));
             }
         }
+    }
+
+    /// The same way with storages of other sizes.
+    fn write_anew(&self, log: &mut Log, carried: &mut [Carried], (step, sizes): (u32, &Sizes)) -> Self {
+        let (begin, first) = (log.events.len(), log.storages.len());
+        log.storages.extend_from_within(self.storages.clone());
+        for (info, size) in log.storages[first..].iter_mut().zip(sizes) {
+            if let Some(size) = size {
+                (info.bytes, info.shape) = (size.bytes, size.shape);
+            }
+        }
+        log.events.extend_from_within(self.events.clone());
+        for event in &mut log.events[begin..] {
+            if let Event::Allocate(id) | Event::Free(id) = event
+                && id.0 as usize >= self.storages.start
+            {
+                id.0 = (id.0 as usize - self.storages.start + first) as u32;
+            }
+        }
+        for (place, slot) in &self.frees {
+            log.events[begin + place] = Event::Free(carried[*slot].now);
+        }
+        for (place, carried) in self.makes.iter().zip(carried) {
+            if let Event::Allocate(id) = log.events[begin + place] {
+                carried.now = id;
+            }
+        }
+        self.write_phases(log, begin, step);
+        Self { events: begin..log.events.len(), storages: first..log.storages.len(), ..self.clone() }
     }
 }

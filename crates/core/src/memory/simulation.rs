@@ -3,12 +3,13 @@
 use std::rc::Rc;
 
 use super::allocator::{self, Replay};
+use super::job::Shallow;
 use super::load::Changes;
 use super::log::Log;
 use super::lower::head::Head;
 use super::process::{self, Part};
 use super::sharding::Spread;
-use super::{infer, loading, megatron, stored, tasks, tensor_parallel, train};
+use super::{depth, infer, loading, megatron, stored, tasks, tensor_parallel, train};
 use crate::model::{Inputs, Model, Program};
 use crate::plan::parallel::{Engine, Parallel, Place};
 use crate::plan::{
@@ -174,7 +175,22 @@ fn train_at(
         let what = "loading of a quantised checkpoint, or into another model code than transformers',";
         return Err(Fault::unsupported("job.from_pretrained", what).or_drop("job.from_pretrained").into());
     }
-    let log = train::simulate((&program, &programs), plan, changes, (spread, place))?;
+    // Beside a deep model whose batches differ, one of few layers.
+    let alone = plan.parallel.is_none() && !plan.job.in_full && plan.objective.is_plain() && changes.base.is_none();
+    let few =
+        (alone && plan.job.lengths.is_some() && !plan.job.from_pretrained).then(|| depth::shallow(model)).flatten();
+    let few_programs = |given: Inputs| match &few {
+        Some(few) => Ok(Rc::new(few.program(inputs(given))?)),
+        None => programs(given),
+    };
+    let few_program = few.as_ref().and_then(|_| few_programs(plan.batch.training_inputs()).ok());
+    let few_layout = few_program.as_ref().and_then(|program| plan.layout(model_type, program).ok());
+    let shallow = few_program.zip(few_layout.as_ref()).map(|(program, layout)| Shallow {
+        program,
+        programs: &few_programs,
+        changes: Changes { layout: layout.as_ref(), ..changes.clone() },
+    });
+    let log = train::simulate((&program, &programs), plan, changes, (spread, place), shallow)?;
     if let Some(why) = &log.refused {
         return Err(Fault::new("sdpa_kernel", why.clone()).or_drop("sdpa_kernel").into());
     }

@@ -6,15 +6,15 @@ use super::adapters::{self, Loaded};
 use super::autograd;
 use super::device::Device;
 use super::engine::{Alone, Engine};
-use super::evaluation;
+use super::job::{self, Shallow};
 use super::load::{self, Batch, Changes};
 use super::log::{Category, Event, Log};
 use super::lower::{Runner, Settings};
 use super::merging;
 use super::optimizer::{Optimizer, Trained, in_backward};
 use super::phase::{Phase, Work};
-use super::ready::{self, Programs, Ready};
-use super::repeat::{self, Start, Tape};
+use super::ready::{Programs, Ready};
+use super::repeat::{self, Start};
 use super::sharding::Spread;
 use super::tasks::{self, Player};
 use super::tensor::Tensor;
@@ -22,7 +22,6 @@ use super::torch::Torch;
 use super::torch::attention::Kernel;
 use crate::dtype::DType;
 use crate::model::{Program, Shape};
-use crate::plan::job::Sizes;
 use crate::plan::parallel::Place;
 use crate::plan::{Checkpointing, Job, PlanError, TrainPlan};
 
@@ -38,6 +37,7 @@ pub(super) fn simulate(
     plan: &TrainPlan,
     changes: Changes,
     (spread, place): (Option<Spread>, Place),
+    shallow: Option<Shallow>,
 ) -> Result<Log, PlanError> {
     let mut torch = Torch::new(Device::of(&plan.gpu));
     torch.log.borrow_mut().reserve(program.steps.len());
@@ -52,6 +52,11 @@ pub(super) fn simulate(
         }
     }
     let liger = changes.liger;
+    if plan.job.from_pretrained {
+        // Files are mapped, not read: pages of them, which the system takes back when it needs them.
+        let bytes = program.parameters.iter().map(|one| one.shape.elements().saturating_mul(plan.weights.size())).sum();
+        torch.log.borrow_mut().on_host("the checkpoint's file, mapped while loading", bytes, false);
+    }
     let mut loaded = match plan.job.from_pretrained {
         true => phase(&mut torch, Work::Load.into(), |torch| load::model(torch, program, plan, changes)),
         false => load::model(&mut torch, program, plan, changes),
@@ -83,7 +88,7 @@ pub(super) fn simulate(
     if !plan.job.is_one_step() {
         let known = Default::default();
         let ready = Ready { programs, plan, parameters, wrapped, liger, settings, hooks, known };
-        return run_job(torch, plan, engine, (ready, syncs));
+        return job::run(torch, plan, engine, (ready, syncs), shallow);
     }
     let Batch { inputs, beside } = match spread.map_or(1, |spread| spread.parallel.mesh.cp) {
         1 => load::batch(&mut torch, program, plan),
@@ -125,35 +130,6 @@ fn run(mut torch: Torch, plan: &TrainPlan, engine: Rc<dyn Engine>, mut passes: i
     }
     if steps < STEPS {
         repeat::first_step(&mut torch.log.borrow_mut(), start, STEPS);
-    }
-    torch.finish((optimizer, passes, engine))
-}
-
-/// The loop over batches of many sizes, and what comes between its steps.
-fn run_job(
-    mut torch: Torch,
-    plan: &TrainPlan,
-    engine: Rc<dyn Engine>,
-    (ready, syncs): (Ready, bool),
-) -> Result<Log, PlanError> {
-    let mut optimizer = prepare(&mut torch, plan, &*engine);
-    let micro = plan.gradient_accumulation.max(1) as usize;
-    let batches: Vec<Sizes> = plan.batches().into_iter().map(|sizes| ready.alike(sizes)).collect();
-    let steps = batches.len().div_ceil(micro) as u32;
-    let mut passes = OfAllSizes { ready, current: None, batches: &batches, syncs, held: Vec::new() };
-    let mut tape = Tape::new(engine.repeats());
-    for (step, sizes) in (0..).zip(batches.chunks(micro)) {
-        let gives_back = passes.empties(step);
-        tape.part(&mut torch, (sizes.to_vec(), gives_back), step, |torch| {
-            passes.run(torch, plan, &*engine, step)?;
-            update(torch, plan, &*engine, (&mut optimizer, step));
-            Ok(())
-        })?;
-        if let Some(evaluation) = &plan.job.evaluation
-            && (step + 1) % evaluation.every.unwrap_or(steps).max(1) == 0
-        {
-            tape.apart(&mut torch, |torch| evaluation::run(torch, &mut passes.ready, evaluation, step))?;
-        }
     }
     torch.finish((optimizer, passes, engine))
 }
@@ -236,39 +212,6 @@ impl Passes for OneByOne {
     }
 }
 
-/// Micro-batches of their own sizes.
-struct OfAllSizes<'a> {
-    ready: Ready<'a>,
-    /// The batch that the loop's names hold: it goes when the next is there.
-    current: Option<ready::Loaded>,
-    batches: &'a [Sizes],
-    syncs: bool,
-    held: Vec<Tensor>,
-}
-
-impl OfAllSizes<'_> {
-    /// Whether cached memory is given back within a step.
-    fn empties(&self, step: u32) -> bool {
-        self.ready.plan.job.empty_cache_steps.is_some_and(|every| step.is_multiple_of(every.max(1)))
-    }
-}
-
-impl Passes for OfAllSizes<'_> {
-    fn run(&mut self, torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine, step: u32) -> Result<(), PlanError> {
-        let micro_batches = plan.gradient_accumulation.max(1) as usize;
-        let sizes = self.batches.chunks(micro_batches).nth(step as usize).unwrap_or_default();
-        for (micro, one) in sizes.iter().enumerate() {
-            let next = self.ready.batch(torch, *one)?;
-            let runner = Rc::clone(&next.runner);
-            self.current = Some(next);
-            let last = micro + 1 == sizes.len();
-            let pass = Pass { step, micro: micro as u64, last, syncs: self.syncs, empties: self.empties(step) };
-            pass.run(torch, (plan, engine), &mut self.held, |torch| Ok(runner.forward(torch)))?;
-        }
-        Ok(())
-    }
-}
-
 /// One micro-batch of a step.
 pub(super) struct Pass {
     pub(super) step: u32,
@@ -333,7 +276,7 @@ pub(super) fn phase<T>(torch: &mut Torch, phase: Phase, body: impl FnOnce(&mut T
 }
 
 /// What of a plan the lowering needs.
-fn settings(plan: &TrainPlan) -> Settings {
+pub(super) fn settings(plan: &TrainPlan) -> Settings {
     Settings {
         attention: plan.attention,
         checkpointing: plan.checkpointing == Checkpointing::Full,

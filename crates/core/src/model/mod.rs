@@ -145,6 +145,12 @@ impl Model {
         &self.config
     }
 
+    /// The same with another config of the same family.
+    pub(crate) fn with_config(&self, config: serde_json::Value) -> Option<Self> {
+        Config::new(&config).ok()?;
+        Some(Self { config, ..self.clone() })
+    }
+
     /// Warnings: guesses that were made.
     pub fn notes(&self) -> &[String] {
         &self.notes

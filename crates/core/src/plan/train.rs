@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::job::Sizes;
+use super::job::{Evaluation, Sizes};
 use super::{
     AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Fault, Faults, Gpu, Job,
     LossKind, LossOptions, ModelCode, ModelSizes, Objective, Optimizer, Package, Parallel, PlanError, Quantization,
@@ -124,7 +124,7 @@ impl TrainPlan {
     pub fn check_on(&self, model: &Model) -> Result<(), Vec<Fault>> {
         let mut faults = self.faults(&ModelSizes::of(model.config(), self.batch.seq_len));
         self.batch.check_tokens(model, &mut faults);
-        self.job.check_on(model, &mut faults);
+        self.job.check_on(model, &self.batch, &mut faults);
         faults.end()
     }
 
@@ -151,11 +151,19 @@ impl TrainPlan {
 
     /// The batches of a run; of several cards, those of the card that sees the longest: accelerate deals them out in turn.
     pub fn batches(&self) -> Vec<Sizes> {
-        let cards = self
-            .parallel
-            .as_ref()
-            .map_or(1, |parallel| parallel.mesh.dp_replicate.saturating_mul(parallel.mesh.dp_shard).clamp(1, 1 << 16));
-        self.job.dealt(&self.batch, self.gradient_accumulation, cards as usize)
+        self.job.dealt(&self.batch, self.gradient_accumulation, self.data_cards() as usize)
+    }
+
+    /// The batches of an evaluation.
+    pub fn evaluated(&self, evaluation: &Evaluation) -> Vec<Sizes> {
+        let batch = Batch { batch_size: evaluation.batch_size, ..self.batch.clone() };
+        self.job.evaluated_on(&batch, evaluation.rows, self.data_cards() as usize)
+    }
+
+    /// Cards that see batches of their own.
+    pub fn data_cards(&self) -> u64 {
+        let product = |parallel: &Parallel| parallel.mesh.dp_replicate.saturating_mul(parallel.mesh.dp_shard);
+        self.parallel.as_ref().map_or(1, |parallel| product(parallel).clamp(1, 1 << 16))
     }
 
     /// What the adapter comes to on a model of this type.

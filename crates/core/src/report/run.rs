@@ -6,6 +6,7 @@ use super::roles::Role;
 use crate::memory::allocator;
 use crate::memory::phase::{Phase, Work};
 use crate::memory::simulation::Simulation;
+use crate::plan::job::Evaluation;
 use crate::plan::{AllocatorOptions, RunPlan, TrainPlan};
 
 /// A whole run.
@@ -37,9 +38,21 @@ pub struct Run {
     /// What takes less.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cure: Option<String>,
+    /// The first of that, and what would be allocated at most with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cured: Option<Cured>,
     /// Where the run ends for want of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fails: Option<Failure>,
+}
+
+/// What a change of the part that decides comes to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
+pub struct Cured {
+    /// The change, in the words of a command.
+    pub with: String,
+    /// Peak allocated then.
+    pub allocated: u64,
 }
 
 /// Peaks over runs with other seeds: the lowest and the highest.
@@ -97,6 +110,7 @@ fn part_of(phase: &Phase, task: bool) -> &'static str {
         Work::Forward | Work::Backward if task => "policy",
         Work::Load => "loading",
         Work::Evaluation => "evaluation",
+        Work::Save => "saving",
         Work::Merge => "merging",
         Work::Resume => "resuming",
         _ => "training",
@@ -141,7 +155,20 @@ impl Run {
         let cure = cure(plan, &decides).map(str::to_owned);
         let (retries, expandable) = (replay.retries, expandable(plan, simulation));
         let roles = if task { super::roles::of(plan, simulation) } else { Vec::new() };
-        Some(Self { steps, lengths, peak, parts, roles, decides, retries, spread: None, expandable, cure, fails })
+        Some(Self {
+            steps,
+            lengths,
+            peak,
+            parts,
+            roles,
+            decides,
+            retries,
+            spread: None,
+            expandable,
+            cure,
+            cured: None,
+            fails,
+        })
     }
 }
 
@@ -157,10 +184,22 @@ fn cure(plan: &TrainPlan, decides: &str) -> Option<&'static str> {
     }
 }
 
+/// The first of these changes, and how a command says it.
+pub(crate) fn change(evaluation: &Evaluation) -> Option<(Evaluation, String)> {
+    let mut changed = evaluation.clone();
+    if evaluation.metrics && evaluation.accumulation_steps.is_none() && !evaluation.by_batch {
+        changed.accumulation_steps = Some(1);
+        return Some((changed, "--eval-accumulation-steps 1".to_owned()));
+    }
+    changed.batch_size = evaluation.batch_size / 2;
+    let words = format!("--eval-batch-size {}", changed.batch_size);
+    (changed.batch_size > 0).then_some((changed, words))
+}
+
 /// The same run on segments that grow; not for logs that take long to replay.
 fn expandable(plan: &TrainPlan, simulation: &Simulation) -> Option<u64> {
-    let varies = plan.job.lengths.is_some() && !plan.allocator.expandable_segments;
-    if !varies || simulation.log.events.len() > MOST_EVENTS {
+    let varies = plan.job.lengths.is_some() || plan.job.evaluation.is_some();
+    if !varies || plan.allocator.expandable_segments || simulation.log.events.len() > MOST_EVENTS {
         return None;
     }
     let options = AllocatorOptions { expandable_segments: true, ..plan.allocator };

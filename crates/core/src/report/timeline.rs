@@ -47,7 +47,7 @@ pub(super) fn phases(simulation: &Simulation) -> Vec<PhaseReport> {
     let highest = at(simulation, simulation.replay.peak_event).and_then(|phase| phase.step);
     let all = simulation.log.phases.len() <= MOST_PHASES;
     let told = |phase: &Phase| match phase.work {
-        Work::Load | Work::Evaluation | Work::Merge | Work::Resume => true,
+        Work::Load | Work::Evaluation | Work::Save | Work::Merge | Work::Resume => true,
         _ => all || phase.step.is_none_or(|step| step < 2 || Some(step) == highest),
     };
     let named = simulation.log.phases.iter().zip(&simulation.replay.phases);

@@ -9,7 +9,7 @@ use super::{run, tasks};
 use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::TrainPlan;
-use crate::plan::job::{Evaluation, Lengths, Packing, random::Twister};
+use crate::plan::job::{DeviceMap, Evaluation, Generation, Lengths, Packing, random::Twister};
 
 /// Files of jobs: one a line.
 pub(super) const KIND: Kind = Kind {
@@ -129,7 +129,7 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         "trl" | "dpo" | "contrastive" => return tasks::plan(row),
         _ => return Err(format!("jobs of kind {kind} are not simulated yet")),
     };
-    if let Some(key) = ["compile", "overrides", "generate"]
+    if let Some(key) = ["compile", "overrides"]
         .into_iter()
         .find(|key| job[*key] == true || job[*key].is_object() || job[*key].is_u64())
     {
@@ -187,6 +187,9 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         accumulation_steps: job["eval_accumulation"].as_u64().map(|steps| steps as u32),
         by_batch: job["batch_eval"] == true,
         argmax: job["preprocess"] == true,
+        generation: job["generate"]
+            .as_u64()
+            .map(|max_length| Generation { max_length, beams: job["beams"].as_u64().unwrap_or(1) }),
     });
     plan.job.find_batch_size = job["auto_batch"] == true;
     Ok(plan)
@@ -239,6 +242,13 @@ fn loading(row: &Value) -> Result<TrainPlan, String> {
         (quantization.prepare, quantization.skip, quantization.conv1d) = (false, None, true);
     }
     (plan.job.from_pretrained, plan.job.merge) = (true, plan.adapter.is_some());
+    // bitsandbytes packs on the card, whatever it is told.
+    if ["none", "cpu"].iter().any(|map| job["device_map"] == *map) && plan.quantization.is_none() {
+        if job["move"] != true {
+            return Err("the model stays on the host".to_owned());
+        }
+        plan.job.device_map = DeviceMap::Cpu;
+    }
     plan.job.steps = Some(0);
     Ok(plan)
 }

@@ -207,10 +207,13 @@ impl<'a> Draft<'a> {
         }
         let (runner, task) = (self.request.runner, self.request.task);
         // A trainer's file asks for evaluation by the way; what is asked about is the run.
-        let aside = self.request.framework.is_some() && runner != Runner::OneCard && self.states("job.evaluation");
+        let evaluates = table::at("job.evaluation.rows", runner.alone()).is_some_and(|row| row.scope.has(runner));
+        let aside = self.request.framework.is_some() && !evaluates && self.states("job.evaluation");
         if aside {
             self.tree["job"]["evaluation"] = Value::Null;
-            self.notes.push("evaluation between steps is not simulated on several cards, and left out here".to_owned());
+            self.notes.push(
+                "evaluation between steps is not simulated on cards that share a batch, and left out here".to_owned(),
+            );
         }
         for (path, value) in tree::leaves(&self.request.stated) {
             if aside && path.starts_with("job.evaluation") {

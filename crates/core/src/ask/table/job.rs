@@ -18,6 +18,14 @@ const fn dealt(path: &'static str, flag: &'static str, kind: Kind, help: &'stati
     setting(path, flag, kind, help).on(Topic::Job, DEALT)
 }
 
+const fn whole(path: &'static str, flag: &'static str, kind: Kind, help: &'static str) -> Setting {
+    setting(path, flag, kind, help).on(Topic::Job, Scope::ONE_CARD.and(Scope::DDP))
+}
+
+const fn sharded(path: &'static str, flag: &'static str, kind: Kind, help: &'static str) -> Setting {
+    setting(path, flag, kind, help).on(Topic::Job, Scope::FSDP.and(Runner::Deepspeed.alone()))
+}
+
 pub(super) const ROWS: &[Setting] = &[
     dealt("job.lengths", "lengths", Kind::Spelled(LENGTHS), "How long samples are: a file of numbers, numbers, lognormal:MEAN,DEVIATION (of the logarithm), normal:MEAN,DEVIATION or uniform:FROM-TO; batches are padded to their longest, longer samples are cut at --seq-len")
         .value("FILE|HOW")
@@ -51,32 +59,55 @@ pub(super) const ROWS: &[Setting] = &[
     dealt("job.empty_cache_steps", "empty-cache-steps", Kind::Whole, "Cached memory goes back to the driver after the forward pass of every so many steps")
         .also(&["torch-empty-cache-steps"])
         .example("--empty-cache-steps 1 --lengths uniform:16-2048 --steps 4"),
-    job("job.evaluation.batch_size", "eval-batch-size", Kind::Whole, "Evaluate between steps, as the Trainer does, with so many samples at once")
+    dealt("job.evaluation.batch_size", "eval-batch-size", Kind::Whole, "Evaluate between steps, as the Trainer does, with so many samples at once")
         .also(&["per-device-eval-batch-size"])
         .from("no evaluation; 8 where another option asks for one")
         .example("--eval-batch-size 32"),
-    job("job.evaluation.rows", "eval-rows", Kind::Whole, "Samples of the evaluation")
+    dealt("job.evaluation.rows", "eval-rows", Kind::Whole, "Samples of the evaluation")
         .from("64")
         .example("--eval-rows 256 --eval-metrics"),
-    job("job.evaluation.every", "eval-steps", Kind::Whole, "Evaluate after every so many steps")
+    dealt("job.evaluation.every", "eval-steps", Kind::Whole, "Evaluate after every so many steps")
         .from("after the last step")
         .example("--eval-steps 1 --eval-batch-size 32"),
-    job("job.evaluation.metrics", "eval-metrics", Kind::Switch, "Predictions are kept for compute_metrics")
+    dealt("job.evaluation.metrics", "eval-metrics", Kind::Switch, "Predictions are kept for compute_metrics")
         .example("--eval-metrics --eval-batch-size 16"),
-    job("job.evaluation.accumulation_steps", "eval-accumulation-steps", Kind::Whole, "Kept predictions go to the host after so many batches")
+    dealt("job.evaluation.accumulation_steps", "eval-accumulation-steps", Kind::Whole, "Kept predictions go to the host after so many batches")
         .from("at the end")
         .example("--eval-accumulation-steps 1 --eval-metrics"),
-    job("job.evaluation.by_batch", "batch-eval-metrics", Kind::Switch, "Metrics are computed batch by batch: no predictions are kept")
+    dealt("job.evaluation.by_batch", "batch-eval-metrics", Kind::Switch, "Metrics are computed batch by batch: no predictions are kept")
         .example("--batch-eval-metrics --eval-metrics --eval-batch-size 16"),
-    job("job.evaluation.argmax", "eval-argmax", Kind::Switch, "Only the likeliest token of each place is kept (preprocess_logits_for_metrics)")
+    dealt("job.evaluation.argmax", "eval-argmax", Kind::Switch, "Only the likeliest token of each place is kept (preprocess_logits_for_metrics)")
         .example("--eval-argmax --eval-metrics --eval-batch-size 16"),
-    job("job.resume", "resume", Kind::Switch, "The optimizer's state is read back before the first step (resume_from_checkpoint)")
+    whole("job.evaluation.generation.max_length", "generation-max-length", Kind::Whole, "Evaluation generates sequences of so many tokens and keeps those, not logits (predict_with_generate); a prompt without an encoder is counted in")
+        .also(&["eval-generate"])
+        .from("nothing is generated")
+        .example("--generation-max-length 1100 --eval-metrics --eval-rows 8"),
+    whole("job.evaluation.generation.beams", "generation-num-beams", Kind::Whole, "Beams of that generation")
+        .from("1")
+        .example("--generation-num-beams 2 --generation-max-length 1100 --eval-metrics --eval-rows 8"),
+    whole("job.resume", "resume", Kind::Switch, "The optimizer's state is read back before the first step (resume_from_checkpoint)")
         .also(&["resume-from-checkpoint"])
         .example("--resume"),
-    job("job.find_batch_size", "auto-find-batch-size", Kind::Switch, "A run that fails for want of memory begins again with nine tenths of its batch")
+    sharded("job.saving.every", "save-steps", Kind::Whole, "Write a checkpoint after every so many steps")
+        .from("none is written; after the last step where another option asks for one")
+        .example("--save-steps 2 --state-dict full"),
+    sharded("job.saving.state_dict", "state-dict", Kind::Choice(&[
+        ("full", "whole matrices, gathered on the cards and copied to the host of rank 0"),
+        ("sharded", "each card's own part"),
+    ]), "What a checkpoint holds (FSDP's state_dict_type, ZeRO 3's stage3_gather_16bit_weights_on_model_save)")
+        .also(&["state-dict-type"])
+        .from("full by FSDP 1, else sharded")
+        .example("--state-dict full --save-steps 2"),
+    whole("job.find_batch_size", "auto-find-batch-size", Kind::Switch, "A run that fails for want of memory begins again with nine tenths of its batch")
         .example("--auto-find-batch-size --batch-size 64 --memory-limit 12"),
-    job("job.from_pretrained", "from-pretrained", Kind::Switch, "Weights come from a checkpoint straight onto the card (device_map): loading is part of the run")
+    whole("job.from_pretrained", "from-pretrained", Kind::Switch, "Weights come from a checkpoint: loading is part of the run")
         .example("--from-pretrained"),
+    whole("job.device_map", "device-map", Kind::Choice(&[
+        ("cuda", "straight onto the card; one block for all of them is taken first"),
+        ("cpu", "onto the host, as pages of their file, and over to the card one by one"),
+    ]), "Where weights of a checkpoint go first")
+        .from("cuda")
+        .example("--device-map cpu --from-pretrained"),
     job("job.merge", "merge", Kind::Switch, "Merge an adapter into the weights (merge_and_unload) instead of training it")
         .example("--merge --lora"),
     dealt("job.memory_limit", "memory-limit", Kind::Spelled(LIMIT), "The most that torch's allocator may take (set_per_process_memory_fraction), in GiB")

@@ -41,6 +41,11 @@ impl Batch {
         })
     }
 
+    /// Of ids and a mask that are there.
+    pub(in crate::memory) fn of(ids: Tensor, mask: Option<Tensor>, media: Vec<(Input, Tensor)>) -> Self {
+        Self { ids, mask, positions: None, media, encoder: None, next: choose::Next::default() }
+    }
+
     /// What `generate` makes before the first pass: special tokens, positions counted over the mask, beams.
     pub(in crate::memory) fn prepare(&mut self, torch: &mut Torch, program: &Program, plan: &InferPlan, decoder: bool) {
         torch.in_category(Category::Batch, |torch| {

@@ -9,6 +9,7 @@ mod assisted;
 pub(super) mod batch;
 pub(super) mod choose;
 mod loaded;
+pub(super) mod within;
 
 use std::rc::Rc;
 

@@ -156,10 +156,10 @@ impl Runner {
         }
     }
 
-    /// The labels that came with the batch.
-    pub fn labels(&self) -> Option<Tensor> {
+    /// What came with the batch.
+    pub fn given(&self, kind: Input) -> Option<Tensor> {
         let value = self.program.steps.iter().find_map(|step| match step {
-            Step::Run { op: Op::Input(Input::Labels), outputs, .. } => outputs.first().copied(),
+            Step::Run { op: Op::Input(known), outputs, .. } if *known == kind => outputs.first().copied(),
             _ => None,
         })?;
         self.inputs.iter().find(|(known, _)| *known == value).map(|(_, tensor)| tensor.clone())

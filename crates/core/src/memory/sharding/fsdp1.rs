@@ -356,6 +356,25 @@ impl Engine for FlatShards {
         self.post_forward(self.modules.root(), &outputs);
     }
 
+    fn before_evaluation(&self, torch: &mut Torch) {
+        self.before_forward(torch, true);
+    }
+
+    fn after_evaluation(&self, torch: &mut Torch, outputs: &[Tensor]) {
+        self.after_forward(torch, outputs);
+    }
+
+    /// `FULL_STATE_DICT` with `offload_to_cpu` and `rank0_only`: unit by unit, in the shard's own type.
+    fn save(&self, torch: &mut Torch, full: bool) -> u64 {
+        let mut bytes: u64 = 0;
+        for handle in self.handles.iter().filter(|_| full && !self.is_whole()) {
+            let elements = handle.shard.saturating_mul(self.world);
+            drop(torch.flat("flat parameter", elements, handle.dtype, Stream::Gather));
+            bytes = bytes.saturating_add(elements.saturating_mul(handle.dtype.size()));
+        }
+        bytes
+    }
+
     fn after_backward(&self, torch: &mut Torch) {
         let root = self.modules.root();
         for at in std::iter::once(root).chain(0..root) {

@@ -472,6 +472,31 @@ impl Engine for FullyShard {
         drop(self.last_flat.take());
     }
 
+    fn before_evaluation(&self, torch: &mut Torch) {
+        self.before_forward(torch, true);
+    }
+
+    fn after_evaluation(&self, torch: &mut Torch, outputs: &[Tensor]) {
+        self.after_forward(torch, outputs);
+    }
+
+    /// `get_model_state_dict` with `full_state_dict` and `cpu_offload`: one `DTensor` after the other is made whole and goes to the
+    /// host. The optimizer's state has the same sizes and follows in the same way.
+    fn save(&self, torch: &mut Torch, full: bool) -> u64 {
+        // `state_dict` begins with shards.
+        self.units.iter().for_each(|unit| self.reshard(unit));
+        let mut bytes: u64 = 0;
+        for parameter in self.units.iter().flat_map(|unit| &unit.parameters).filter(|_| full) {
+            if self.offload {
+                drop(torch.flat("_to_copy", parameter.shard.elements(), parameter.dtype, Stream::Default));
+            }
+            let elements = parameter.shard.elements().saturating_mul(self.world);
+            drop(torch.flat("all_gather", elements, parameter.dtype, Stream::Default));
+            bytes = bytes.saturating_add(elements.saturating_mul(parameter.dtype.size()));
+        }
+        bytes
+    }
+
     fn after_backward(&self, torch: &mut Torch) {
         let root = self.modules.root();
         for at in std::iter::once(root).chain(0..root) {

@@ -437,6 +437,31 @@ impl Engine for Stage3 {
         self.end(torch, Part::Root, outputs.iter());
     }
 
+    fn before_evaluation(&self, torch: &mut Torch) {
+        self.before_forward(torch, true);
+    }
+
+    fn after_evaluation(&self, torch: &mut Torch, outputs: &[Tensor]) {
+        self.after_forward(torch, outputs);
+    }
+
+    /// `_zero3_consolidated_16bit_state_dict`: module by module. One parameter alone is gathered flat and then copied into its shape
+    /// (`_allgather_params`); several are views of what is gathered (`_allgather_params_coalesced`).
+    fn save(&self, torch: &mut Torch, full: bool) -> u64 {
+        for owned in self.of_module.values().chain(self.adapters.values()).filter(|_| full) {
+            let gathered: Vec<&Sharded> =
+                owned.iter().map(|at| &self.coordinator.parameters[*at]).filter(|one| !one.persistent).collect();
+            let copies = if gathered.len() == 1 { 2 } else { 1 };
+            let one =
+                |torch: &mut Torch, one: &Sharded| torch.flat("all_gather", one.elements, DType::BF16, Stream::Default);
+            let held: Vec<Tensor> =
+                gathered.iter().flat_map(|sharded| vec![*sharded; copies]).map(|sharded| one(torch, sharded)).collect();
+            drop(held);
+        }
+        let elements = self.coordinator.parameters.iter().filter(|_| full).map(|one| one.elements).sum::<u64>();
+        elements.saturating_mul(DType::BF16.size())
+    }
+
     fn after_backward(&self, torch: &mut Torch) {
         self.reduce(torch);
         self.coordinator.release_leftovers(torch);

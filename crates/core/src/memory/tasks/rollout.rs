@@ -6,13 +6,12 @@ use super::player::{Given, Player};
 use super::{At, in_phase, numbers, without_graph};
 use crate::memory::infer::batch::Batch;
 use crate::memory::infer::choose::Choosing;
-use crate::memory::infer::{growing, steps};
-use crate::memory::log::{Category, Event};
-use crate::memory::lower::cache::Store;
+use crate::memory::infer::within::Within;
+use crate::memory::log::Event;
 use crate::memory::phase::Work;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
-use crate::plan::{self, CacheImplementation, Choice, InferPlan, PlanError, TrainPlan};
+use crate::plan::{self, Choice, InferPlan, PlanError, TrainPlan};
 
 /// What is generated: so many sequences of a prompt and new tokens.
 #[derive(Clone, Copy)]
@@ -73,42 +72,14 @@ fn run(torch: &mut Torch, player: &mut Player, plan: &TrainPlan, what: Rollout) 
         likeliest: objective.top_k.filter(|count| *count > 0),
         ..Choosing::of(&how)
     };
-    let prompt = (player.programs)(how.inputs(what.prompt, 0))?;
-    let mut batch = Batch::new(torch, &prompt, &how);
-    let room = what.prompt.saturating_add(what.tokens).saturating_sub(1);
-    let store = Store::new(CacheImplementation::Dynamic, room, growing(&prompt));
-    batch.prepare(torch, &prompt, &how, false);
-    let mut passes = Passes { player, store, padded: what.padded, choosing };
-    passes.one(torch, &mut batch, &prompt, 0);
-    for past in steps(what.prompt, what.tokens.saturating_sub(1)) {
-        let program = (passes.player.programs)(how.inputs(1, past))?;
-        batch.grow_to(past.saturating_add(1));
-        passes.one(torch, &mut batch, &program, past);
-    }
-    batch.next.clear();
-    Ok(batch.ids)
-}
-
-struct Passes<'a, 'b> {
-    player: &'a mut Player<'b>,
-    store: Rc<Store>,
-    padded: bool,
-    choosing: Choosing,
-}
-
-impl Passes<'_, '_> {
-    /// A pass, and the token it leads to.
-    fn one(&mut self, torch: &mut Torch, batch: &mut Batch, program: &Rc<crate::model::Program>, past: u64) {
+    let programs = Rc::clone(&player.programs);
+    let within = Within { programs: &*programs, how: &how, choosing, decoder: false };
+    let prompt = within.prompt()?;
+    let batch = Batch::new(torch, &prompt, &how);
+    within.run(torch, batch, &prompt, &mut |torch, batch, program, (store, past)| {
         let ids = batch.ids.clone();
         let mask = batch.mask.clone().unwrap_or_else(|| ids.clone());
-        let given = Given { ids: &ids, mask: &mask, labels: None, padded: self.padded };
-        let outputs = self.player.cached_pass(torch, program, (&given, &self.store), past);
-        drop((ids, mask));
-        let Some(logits) = outputs.into_iter().next() else { return };
-        batch.update(torch);
-        let choosing = &self.choosing;
-        let logits = torch.in_category(Category::Logits, |torch| batch.next.choose(torch, logits, choosing));
-        batch.append(torch);
-        drop(logits);
-    }
+        let given = Given { ids: &ids, mask: &mask, labels: None, padded: what.padded };
+        player.cached_pass(torch, program, (&given, store), past)
+    })
 }

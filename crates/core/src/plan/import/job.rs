@@ -2,6 +2,7 @@
 
 use super::reader::Reader;
 use super::table::{Row, Sense};
+use crate::plan::job::Generation;
 
 /// Keys of the Trainer; they come before its others.
 pub(super) const KEYS: &[Row] = &[
@@ -10,7 +11,7 @@ pub(super) const KEYS: &[Row] = &[
     Row("resume_from_checkpoint", Sense::Read("job.resume")),
     Row(
         "eval_strategy evaluation_strategy do_eval per_device_eval_batch_size prediction_loss_only batch_eval_metrics \
-         eval_accumulation_steps predict_with_generate",
+         eval_accumulation_steps predict_with_generate generation_max_length generation_num_beams",
         Sense::Read("job.evaluation"),
     ),
 ];
@@ -34,12 +35,10 @@ pub(super) fn around(reader: &mut Reader<'_>) {
     let loss_only = reader.is_on("prediction_loss_only");
     let by_batch = reader.is_on("batch_eval_metrics") && !loss_only;
     let every = reader.number("eval_accumulation_steps").filter(|_| !loss_only && !by_batch);
-    let generates = reader.is_on("predict_with_generate");
+    let generates = reader.is_on("predict_with_generate") && !loss_only;
+    let [longest, beams] = ["generation_max_length", "generation_num_beams"].map(|key| reader.number(key));
     if !evaluates {
         return;
-    }
-    if generates {
-        reader.say("predict_with_generate", "an evaluation goes forward once, and generates nothing");
     }
     reader.set("job.evaluation.batch_size", samples);
     if by_batch {
@@ -48,7 +47,11 @@ pub(super) fn around(reader: &mut Reader<'_>) {
     if let Some(every) = every {
         reader.set("job.evaluation.accumulation_steps", every);
     }
-    match by_batch || every.is_some() {
+    if generates {
+        reader.set("job.evaluation.generation.max_length", longest.unwrap_or(Generation::default().max_length));
+        beams.into_iter().for_each(|beams| reader.set("job.evaluation.generation.beams", beams));
+    }
+    match generates || by_batch || every.is_some() {
         true => reader.set("job.evaluation.metrics", true),
         false if loss_only => {}
         false => reader.notes.push(

@@ -64,10 +64,20 @@ impl Job {
         let micro = micro.max(1) as usize;
         let wanted = self.steps(batch, micro as u32, cards) as usize * micro;
         let all = self.drawn(batch, (wanted.saturating_mul(cards), micro), u64::MAX);
-        let size = |sizes: &&Sizes| sizes.samples.saturating_mul(sizes.longest);
-        let card = |card: usize| all.iter().skip(card).step_by(cards);
-        let most = (0..cards).rev().max_by_key(|at| card(*at).map(|one| size(&one)).max());
-        card(most.unwrap_or(0)).copied().take(wanted).collect()
+        of_fullest_card(&all, cards).take(wanted).collect()
+    }
+
+    /// The batches of an evaluation of so many samples dealt out to cards: each has as many, all of them whole (`even_batches`).
+    pub(in crate::plan) fn evaluated_on(&self, batch: &Batch, rows: u64, cards: usize) -> Vec<Sizes> {
+        let mut all = self.evaluated(batch, rows);
+        if cards > 1 {
+            if let Some(last) = all.last_mut().filter(|last| last.documents.is_none()) {
+                last.samples = batch.batch_size;
+            }
+            let first: Vec<Sizes> = all.iter().copied().cycle().take(all.len().next_multiple_of(cards)).collect();
+            all = of_fullest_card(&first, cards).collect();
+        }
+        all
     }
 
     /// The batches of an evaluation of so many samples: as in the data set, the last with what is left.
@@ -183,6 +193,14 @@ impl Job {
             Order::Grouped => grouped(samples, step, &mut draw),
         }
     }
+}
+
+/// Batches of the card that sees the longest, of those that are dealt out in turn.
+fn of_fullest_card(all: &[Sizes], cards: usize) -> impl Iterator<Item = Sizes> {
+    let size = |sizes: &Sizes| sizes.samples.saturating_mul(sizes.longest);
+    let card = |card: usize| all.iter().skip(card).step_by(cards);
+    let most = (0..cards).rev().max_by_key(|at| card(*at).map(size).max());
+    card(most.unwrap_or(0)).copied()
 }
 
 /// `get_length_grouped_indices` of transformers: shuffled, then sorted within some fifty steps; the longest comes first.

@@ -11,6 +11,8 @@ pub use batches::Sizes;
 pub use lengths::{Lengths, Normal};
 pub use packing::Packing;
 
+use super::batch::MAX_TOKENS;
+use super::parallel::Engine;
 use super::{Batch, Fault, Faults};
 use crate::model::{Model, Task};
 
@@ -18,9 +20,10 @@ use crate::model::{Model, Task};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Job {
-    /// Whether weights come from a checkpoint straight onto the card (`from_pretrained` with `device_map`), which is then
-    /// part of the job.
+    /// Whether weights come from a checkpoint (`from_pretrained`), which is then part of the job.
     pub from_pretrained: bool,
+    /// Where that puts them first.
+    pub device_map: DeviceMap,
     /// Whether an adapter is merged instead of trained (`merge_and_unload`).
     pub merge: bool,
     /// How long samples are; all as `batch.seq_len` says when absent. Longer ones are cut there.
@@ -45,11 +48,28 @@ pub struct Job {
     pub empty_cache_steps: Option<u32>,
     /// Evaluation of the model between steps.
     pub evaluation: Option<Evaluation>,
+    /// Checkpoints that are written between steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saving: Option<Saving>,
     /// Whether an earlier run in the process left its workspaces behind; rows that resume say so.
     #[serde(skip)]
     pub warm: bool,
+    /// Whether steps are run on the whole model, whatever a shallow one knows; tests say so.
+    #[serde(skip)]
+    pub in_full: bool,
     /// The most the allocator may take from the card, in bytes (`set_per_process_memory_fraction`).
     pub memory_limit: Option<u64>,
+}
+
+/// `device_map` of `from_pretrained`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceMap {
+    /// Straight onto the card.
+    #[default]
+    Cuda,
+    /// Onto the host, where weights are pages of their file; `.to("cuda")` then copies them over one by one.
+    Cpu,
 }
 
 /// In which order samples come.
@@ -83,6 +103,54 @@ pub struct Evaluation {
     pub by_batch: bool,
     /// Whether only the likeliest token of each place is kept (`preprocess_logits_for_metrics`).
     pub argmax: bool,
+    /// What is generated of each sample and kept in the place of logits (`predict_with_generate`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation: Option<Generation>,
+}
+
+/// Checkpoints, as the Trainer and accelerate write them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Saving {
+    /// After every so many steps (`save_steps`); after the last one when absent.
+    pub every: Option<u32>,
+    /// What is written; the tool's own choice when absent.
+    pub state_dict: Option<StateDict>,
+}
+
+/// What of a model that is spread over cards is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StateDict {
+    /// Whole matrices, gathered and copied to the host of rank 0.
+    Full,
+    /// Each card's own part.
+    Sharded,
+}
+
+impl Saving {
+    /// Whether matrices are gathered: by FSDP 1 they are unless told otherwise (`FullyShardedDataParallelPlugin` of accelerate); ZeRO 3 does so
+    /// with `stage3_gather_16bit_weights_on_model_save`.
+    pub fn is_full(self, engine: &Engine) -> bool {
+        self.state_dict.map_or(matches!(engine, Engine::Fsdp1(_)), |state| state == StateDict::Full)
+    }
+}
+
+/// `generate` in an evaluation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Generation {
+    /// `generation_max_length`: tokens of a sequence, the prompt of a model without an encoder counted in.
+    pub max_length: u64,
+    /// `generation_num_beams`.
+    pub beams: u64,
+}
+
+impl Default for Generation {
+    fn default() -> Self {
+        // GenerationConfig's own.
+        Self { max_length: 20, beams: 1 }
+    }
 }
 
 impl Default for Evaluation {
@@ -96,7 +164,25 @@ impl Default for Evaluation {
             accumulation_steps: None,
             by_batch: false,
             argmax: false,
+            generation: None,
         }
+    }
+}
+
+impl Generation {
+    /// Refuses what `generate` of a model refuses.
+    fn check_on(&self, model: &Model, batch: &Batch, faults: &mut Faults) {
+        let path = "job.evaluation.generation";
+        faults.when(!model.task().generates(), || Fault::no_effect(path, "on a model that does not generate"));
+        faults.when(model.task() == Task::SpeechSeq2Seq && self.beams > 1, || {
+            let what = "beams of a speech model, which retries at other temperatures,";
+            Fault::unsupported("job.evaluation.generation.beams", what).or_set("job.evaluation.generation.beams", 1)
+        });
+        faults.when(!model.task().encodes() && self.max_length <= batch.seq_len, || {
+            let expected = format!("more than the prompt's {} tokens, which it counts in", batch.seq_len);
+            Fault::value("job.evaluation.generation.max_length", self.max_length, expected)
+                .or_set("job.evaluation.generation.max_length", batch.seq_len.saturating_add(128))
+        });
     }
 }
 
@@ -104,6 +190,7 @@ impl Default for Job {
     fn default() -> Self {
         Self {
             from_pretrained: false,
+            device_map: DeviceMap::default(),
             merge: false,
             lengths: None,
             order: Order::default(),
@@ -117,7 +204,9 @@ impl Default for Job {
             pad_to_multiple_of: None,
             empty_cache_steps: None,
             evaluation: None,
+            saving: None,
             warm: false,
+            in_full: false,
             memory_limit: None,
         }
     }
@@ -133,6 +222,11 @@ impl Job {
     /// Whether it is the ideal step alone.
     pub fn is_plain(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether weights come from a checkpoint straight onto the card.
+    pub fn loads_straight(&self) -> bool {
+        self.from_pretrained && self.device_map == DeviceMap::Cuda
     }
 
     /// Whether the samples of a batch lie in one row. TRL does so wherever packed rows keep the ends of their samples.
@@ -156,6 +250,9 @@ impl Job {
         for (path, given) in ordered {
             faults.when(given && self.lengths.is_none(), || Fault::no_effect(path, "on samples that are all alike"));
         }
+        faults.when(self.device_map != usual.device_map && !self.from_pretrained, || {
+            Fault::no_effect("job.device_map", "where weights come from no checkpoint")
+        });
         faults.when(self.padding_free && self.packing.is_some_and(Packing::keeps_ends), || {
             Fault::no_effect("job.padding_free", "where packed rows keep the ends of their samples, which implies it")
         });
@@ -168,6 +265,7 @@ impl Job {
             ("job.packing", self.packing.is_some()),
             ("job.padding_free", self.padding_free),
             ("job.resume", self.resume),
+            ("job.saving", self.saving.is_some()),
             ("job.find_batch_size", self.find_batch_size),
             ("job.empty_cache_steps", self.empty_cache_steps.is_some()),
         ];
@@ -178,7 +276,10 @@ impl Job {
     }
 
     /// Refuses what a model has no use for.
-    pub(super) fn check_on(&self, model: &Model, faults: &mut Faults) {
+    pub(super) fn check_on(&self, model: &Model, batch: &Batch, faults: &mut Faults) {
+        if let Some(generation) = self.evaluation.as_ref().and_then(|evaluation| evaluation.generation.as_ref()) {
+            generation.check_on(model, batch, faults);
+        }
         let of_samples = [
             ("job.lengths", self.lengths.is_some()),
             ("job.packing", self.packing.is_some()),
@@ -206,6 +307,9 @@ impl Job {
         faults.when(self.memory_limit == Some(0), || {
             Fault::value("job.memory_limit", 0, "at least 1 byte").or_drop("job.memory_limit")
         });
+        if let Some(every) = self.saving.and_then(|saving| saving.every) {
+            faults.range("job.saving.every", every.into(), 1..=1 << 20);
+        }
         if let Some(evaluation) = &self.evaluation {
             faults.range("job.evaluation.batch_size", evaluation.batch_size, 1..=1 << 20);
             faults.range("job.evaluation.rows", evaluation.rows, 1..=1 << 24);
@@ -216,9 +320,17 @@ impl Job {
                 ("job.evaluation.by_batch", evaluation.by_batch),
                 ("job.evaluation.argmax", evaluation.argmax),
                 ("job.evaluation.accumulation_steps", evaluation.accumulation_steps.is_some()),
+                ("job.evaluation.generation", evaluation.generation.is_some()),
             ];
             for (path, given) in kept {
                 faults.when(given && !evaluation.metrics, || Fault::no_effect(path, "where no predictions are kept"));
+            }
+            if let Some(generation) = &evaluation.generation {
+                faults.range("job.evaluation.generation.max_length", generation.max_length, 2..=MAX_TOKENS);
+                faults.range("job.evaluation.generation.beams", generation.beams, 1..=1 << 10);
+                faults.when(evaluation.argmax, || {
+                    Fault::no_effect("job.evaluation.argmax", "on tokens that are generated: they have no logits")
+                });
             }
             faults.when(evaluation.by_batch && evaluation.accumulation_steps.is_some(), || {
                 let path = "job.evaluation.accumulation_steps";

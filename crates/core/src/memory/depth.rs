@@ -1,0 +1,216 @@
+//! Steps of a deep model from those of a shallow one.
+//!
+//! Batches of many lengths are many steps that differ in sizes alone, and the layers of a model do the same thing. So one step
+//! is run of the whole model, and of others only one of the same model with few layers: what a storage of the whole takes is
+//! what its like takes there. Which is whose like is found by running one step of both; a second step of both must agree in every
+//! storage, and layers must be alike in all that they compute. Where anything differs, every step is run as it is.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::log::{Event, Log, StorageInfo};
+use super::phase::Work;
+use crate::model::op::Op;
+use crate::model::{Model, ModuleKind, Program, Step};
+
+/// Layers of the shallow model: the first two, one that stands for all between, and the last.
+const FEW: u32 = 4;
+/// Fewer layers than this are run as they are.
+const MANY: u64 = 8;
+
+/// The same model with few layers, where it is deep enough and its config says how deep.
+pub(super) fn shallow(model: &Model) -> Option<Model> {
+    let mut config = model.config().clone();
+    let layers = config["num_hidden_layers"].as_u64().filter(|layers| *layers >= MANY)?;
+    config["num_hidden_layers"] = FEW.into();
+    for value in config.as_object_mut()?.values_mut() {
+        if let Some(list) = value.as_array_mut().filter(|list| list.len() as u64 == layers) {
+            let alike = list.windows(2).all(|pair| pair[0] == pair[1]);
+            alike.then(|| list.truncate(FEW as usize))?;
+        }
+    }
+    model.with_config(config)
+}
+
+/// Whether all layers of a stack compute the same on the same sizes.
+pub(super) fn is_uniform(program: &Program) -> bool {
+    let labels = labels(program);
+    let mut layers: BTreeMap<Label, Vec<(std::mem::Discriminant<Op>, Option<&Op>, Vec<usize>)>> = BTreeMap::new();
+    let mut shapes = Vec::new();
+    for step in &program.steps {
+        let Step::Run { op, outputs, module, .. } = step else { continue };
+        let Some(label) = labels[module.0 as usize] else { continue };
+        let made = outputs.iter().map(|value| {
+            let shape = program.values[value.0 as usize];
+            shapes.iter().position(|known| *known == shape).unwrap_or_else(|| {
+                shapes.push(shape);
+                shapes.len() - 1
+            })
+        });
+        let attends = matches!(op, Op::Attention(_)).then_some(op);
+        layers.entry(label).or_default().push((std::mem::discriminant(op), attends, made.collect()));
+    }
+    let all: Vec<_> = layers.into_iter().collect();
+    all.windows(2).all(|pair| pair[0].0.stack != pair[1].0.stack || pair[0].1 == pair[1].1)
+}
+
+/// A layer: its stack, by the place of the first of them, and its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Label {
+    stack: u32,
+    layer: u32,
+}
+
+/// The layer that each module is in.
+fn labels(program: &Program) -> Vec<Option<Label>> {
+    let mut stacks: Vec<&str> = Vec::new();
+    let label = |path: &'_ str| -> Option<(usize, u32)> {
+        let mut end = 0;
+        for part in path.split('.') {
+            if let Ok(layer) = part.parse() {
+                return Some((end, layer));
+            }
+            end += part.len() + 1;
+        }
+        None
+    };
+    let mut found = Vec::new();
+    for module in &program.modules {
+        let place = label(&module.path).map(|(end, layer)| {
+            let name = &module.path[..end];
+            let stack = stacks.iter().position(|known| *known == name).unwrap_or_else(|| {
+                stacks.push(name);
+                stacks.len() - 1
+            });
+            Label { stack: stack as u32, layer }
+        });
+        found.push(place);
+    }
+    found
+}
+
+/// How many layers each stack has.
+fn heights(program: &Program, labels: &[Option<Label>]) -> BTreeMap<u32, u32> {
+    let mut heights = BTreeMap::new();
+    for (module, label) in program.modules.iter().zip(labels) {
+        if let (ModuleKind::Layer, Some(label)) = (module.kind, label) {
+            let height: &mut u32 = heights.entry(label.stack).or_default();
+            *height = (*height).max(label.layer + 1);
+        }
+    }
+    heights
+}
+
+/// A storage by where it was made: the phase of the step, the layer, and its number there.
+type Made = (u32, Option<Label>, u32);
+
+/// One step of a run.
+pub(super) struct StepOf<'a> {
+    pub(super) log: &'a Log,
+    pub(super) events: Range<usize>,
+    pub(super) storages: Range<usize>,
+}
+
+impl StepOf<'_> {
+    /// Its storages that passes make, by where; and the order of its events.
+    fn made(&self, labels: &[Option<Label>]) -> BTreeMap<Made, u32> {
+        let mut counts: BTreeMap<(u32, Option<Label>), u32> = BTreeMap::new();
+        let mut found = BTreeMap::new();
+        // What is outside of phases is the loop's own: the batch.
+        let (mut phase, mut passes) = (0, true);
+        for event in &self.log.events[self.events.clone()] {
+            match event {
+                Event::Phase(at) => {
+                    phase += 1;
+                    passes = matches!(self.log.phases[*at as usize].work, Work::Forward | Work::Backward);
+                }
+                Event::PhaseEnd => passes = true,
+                Event::Allocate(id) if passes && self.storages.contains(&(id.0 as usize)) => {
+                    let module = self.log.storages[id.0 as usize].module;
+                    let label = labels.get(module as usize).copied().flatten();
+                    let count = counts.entry((phase, label)).or_default();
+                    found.insert((phase, label, *count), id.0 - self.storages.start as u32);
+                    *count += 1;
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// Its events with storages counted from its beginning; those that were there before have no number.
+    fn pattern(&self) -> Vec<(u8, u32)> {
+        let number = |id: u32| id.checked_sub(self.storages.start as u32).unwrap_or(u32::MAX);
+        let one = |event: &Event| match event {
+            Event::Allocate(id) => (0, number(id.0)),
+            Event::Free(id) => (1, number(id.0)),
+            Event::Phase(_) => (2, 0),
+            Event::PhaseEnd => (3, 0),
+            Event::EmptyCache => (4, 0),
+        };
+        self.log.events[self.events.clone()].iter().map(one).collect()
+    }
+
+    fn info(&self, number: u32) -> &StorageInfo {
+        &self.log.storages[self.storages.start + number as usize]
+    }
+}
+
+/// Whose like each storage of a step is.
+pub(super) struct Likes {
+    /// By its number, that of the shallow step's.
+    of: Vec<Option<u32>>,
+    /// The order of the shallow step's events.
+    pattern: Vec<(u8, u32)>,
+}
+
+impl Likes {
+    /// Of one step of both; `None` where they are not alike.
+    pub(super) fn find((whole, program): (&StepOf, &Program), (few, shallow): (&StepOf, &Program)) -> Option<Self> {
+        let (deep_labels, labels) = (labels(program), labels(shallow));
+        let (deep, flat) = (heights(program, &deep_labels), heights(shallow, &labels));
+        let made = few.made(&labels);
+        let like = |label: Label| {
+            let (height, few) = (*deep.get(&label.stack)?, *flat.get(&label.stack)?);
+            let layer = match label.layer {
+                layer if height == few || layer < 2 => layer,
+                layer if layer + 2 >= height => (layer + few).checked_sub(height)?,
+                _ => 1,
+            };
+            Some(Label { layer, ..label })
+        };
+        let mut of = vec![None; whole.storages.len()];
+        let mut seen: BTreeMap<u32, ()> = BTreeMap::new();
+        for ((phase, label, count), number) in whole.made(&deep_labels) {
+            let there = match label {
+                Some(label) => Some(like(label)?),
+                None => None,
+            };
+            let found = *made.get(&(phase, there, count))?;
+            let (own, its) = (whole.info(number), few.info(found));
+            let what = |info: &StorageInfo| (info.bytes, info.operation, info.category, info.dtype, info.stream);
+            if what(own) != what(its) {
+                return None;
+            }
+            seen.insert(found, ());
+            of[number as usize] = Some(found);
+        }
+        // All that the shallow model makes has someone it stands for.
+        (seen.len() == made.len()).then(|| Self { of, pattern: few.pattern() })
+    }
+
+    /// What the storages of another step of the whole take; `None` where the shallow one's goes another way.
+    pub(super) fn sizes(&self, few: &StepOf) -> Option<Vec<Option<StorageInfo>>> {
+        (few.pattern() == self.pattern)
+            .then(|| self.of.iter().map(|like| like.map(|number| *few.info(number))).collect())
+    }
+
+    /// Whether a step of the whole takes what these say; what they say nothing of is as in the step that is known.
+    pub(super) fn agree(sizes: &[Option<StorageInfo>], known: &StepOf, whole: &StepOf) -> bool {
+        let same = |(number, size): (u32, &Option<StorageInfo>)| {
+            size.as_ref().unwrap_or_else(|| known.info(number)).bytes == whole.info(number).bytes
+        };
+        let like = sizes.len() == whole.storages.len() && known.pattern() == whole.pattern();
+        like && (0..).zip(sizes).all(same)
+    }
+}

@@ -1,0 +1,233 @@
+//! A run on batches of many sizes: the one training loop with what comes between its steps.
+
+use std::rc::Rc;
+
+use super::adapters::Loaded;
+use super::depth::{self, Likes, StepOf};
+use super::device::Device;
+use super::engine::{Alone, Engine};
+use super::evaluation;
+use super::load::{self, Changes};
+use super::log::{Log, ON_RANK_0};
+use super::optimizer::Optimizer;
+use super::phase::{Phase, Work};
+use super::ready::{self, Programs, Ready};
+use super::repeat::{self, Elsewhere, Start, StepRange, Tape, Template};
+use super::tensor::Tensor;
+use super::torch::Torch;
+use super::torch::attention::Kernel;
+use super::train::{Pass, Passes, phase, prepare, settings, update};
+use crate::model::Program;
+use crate::plan::job::{Saving, Sizes};
+use crate::plan::{PlanError, TrainPlan};
+
+/// The loop over batches of many sizes, and what comes between its steps.
+pub(super) fn run(
+    torch: Torch,
+    plan: &TrainPlan,
+    engine: Rc<dyn Engine>,
+    (ready, syncs): (Ready, bool),
+    shallow: Option<Shallow>,
+) -> Result<Log, PlanError> {
+    let micro = plan.gradient_accumulation.max(1) as usize;
+    let batches: Vec<Sizes> = plan.batches().into_iter().map(|sizes| ready.alike(sizes)).collect();
+    let steps = batches.len().div_ceil(micro) as u32;
+    let mut job = RunningJob::new(torch, plan, engine, (ready, syncs));
+    let mut tape = Tape::new(job.engine.repeats());
+    let longest = batches.iter().copied().max_by_key(|sizes| sizes.samples.saturating_mul(sizes.longest));
+    let mut depth = match (shallow, longest) {
+        (Some(shallow), Some(longest)) if batches.len() > ENOUGH => shallow.beside(&mut job, longest)?,
+        _ => Beside::default(),
+    };
+    for (step, sizes) in (0..).zip(batches.chunks(micro)) {
+        let key = (sizes.to_vec(), job.empties(step));
+        let RunningJob { torch, engine, optimizer, passes, .. } = &mut job;
+        tape.part_or(torch, (key, step), &mut depth, |torch| {
+            one_step(torch, (plan, &**engine), passes, (optimizer, step, sizes))
+        })?;
+        if let Some(evaluation) = &plan.job.evaluation
+            && (step + 1) % evaluation.every.unwrap_or(steps).max(1) == 0
+        {
+            tape.apart(torch, |torch| {
+                let running = (&mut passes.ready, &**engine);
+                evaluation::run(torch, running, evaluation, step)
+            })?;
+        }
+        let is_full = |saving: &Saving| plan.parallel.as_ref().is_some_and(|parallel| saving.is_full(&parallel.engine));
+        let saving = plan.job.saving.filter(|saving| (step + 1) % saving.every.unwrap_or(steps).max(1) == 0);
+        if let Some(full) = saving.as_ref().map(is_full) {
+            tape.apart(torch, |torch| {
+                let bytes = phase(torch, Phase::of_step(step, Work::Save), |torch| engine.save(torch, full));
+                torch.log.borrow_mut().once_on_host(ON_RANK_0, bytes);
+                Ok(())
+            })?;
+        }
+    }
+    let RunningJob { torch, engine, optimizer, passes, .. } = job;
+    torch.finish((optimizer, passes, engine))
+}
+
+/// So many batches are worth a shallow model beside the whole.
+const ENOUGH: usize = 8;
+
+/// A run on batches of many sizes.
+struct RunningJob<'a> {
+    torch: Torch,
+    plan: &'a TrainPlan,
+    engine: Rc<dyn Engine>,
+    optimizer: Option<Optimizer>,
+    passes: OfAllSizes<'a>,
+}
+
+impl<'a> RunningJob<'a> {
+    fn new(mut torch: Torch, plan: &'a TrainPlan, engine: Rc<dyn Engine>, (ready, syncs): (Ready<'a>, bool)) -> Self {
+        let optimizer = prepare(&mut torch, plan, &*engine);
+        let passes = OfAllSizes { ready, current: None, sizes: Vec::new(), syncs, held: Vec::new() };
+        Self { torch, plan, engine, optimizer, passes }
+    }
+
+    /// Whether cached memory is given back within a step.
+    fn empties(&self, step: u32) -> bool {
+        self.passes.empties(step)
+    }
+
+    /// Runs a step; what it wrote down.
+    fn step(&mut self, sizes: &[Sizes], step: u32) -> Result<StepRange, PlanError> {
+        let start = Start::now(&self.torch.log.borrow());
+        let Self { torch, engine, optimizer, passes, plan } = self;
+        one_step(torch, (plan, &**engine), passes, (optimizer, step, sizes))?;
+        let log = torch.log.borrow();
+        Ok(start.until(&log))
+    }
+}
+
+fn one_step(
+    torch: &mut Torch,
+    (plan, engine): (&TrainPlan, &dyn Engine),
+    passes: &mut OfAllSizes,
+    (optimizer, step, sizes): (&mut Option<Optimizer>, u32, &[Sizes]),
+) -> Result<(), PlanError> {
+    passes.sizes = sizes.to_vec();
+    passes.run(torch, plan, engine, step)?;
+    update(torch, plan, engine, (optimizer, step));
+    Ok(())
+}
+
+/// A model of few layers, to be loaded.
+pub(super) struct Shallow<'a> {
+    pub(super) program: Rc<Program>,
+    pub(super) programs: &'a Programs<'a>,
+    pub(super) changes: Changes<'a>,
+}
+
+impl<'a> Shallow<'a> {
+    /// Loads it and runs its first step.
+    fn beside(self, whole: &mut RunningJob<'a>, longest: Sizes) -> Result<Beside<'a>, PlanError> {
+        let (plan, Self { program, programs, changes }) = (whole.plan, self);
+        let deep = (whole.passes.ready.programs)(longest.of(&plan.batch).training_inputs())?;
+        if !depth::is_uniform(&deep) {
+            return Ok(Beside::default());
+        }
+        let mut torch = Torch::new(Device::of(&plan.gpu));
+        torch.forced_kernel = plan.sdpa_kernel.map(Kernel::from);
+        let liger = changes.liger;
+        let (Loaded { parameters, wrapped, .. }, engine) =
+            Alone::around(load::model(&mut torch, &program, plan, changes));
+        let (settings, known) = (settings(plan), Default::default());
+        let ready = Ready { programs, plan, parameters, wrapped, liger, settings, hooks: None, known };
+        let mut job = RunningJob::new(torch, plan, engine, (ready, whole.passes.syncs));
+        job.step(&[longest], 0)?;
+        Ok(Beside { shallow: Some((job, deep, program)), known: None, agreed: false })
+    }
+}
+
+/// A model of few layers beside the whole one: what it knows of steps that the whole one did not run.
+#[derive(Default)]
+struct Beside<'a> {
+    shallow: Option<(RunningJob<'a>, Rc<Program>, Rc<Program>)>,
+    known: Option<(Template, Likes)>,
+    /// Whether a second step of both agreed.
+    agreed: bool,
+}
+
+type Key = (Vec<Sizes>, bool);
+
+impl Beside<'_> {
+    /// A step of the shallow model.
+    fn few<T>(&mut self, key: &Key, read: impl FnOnce(&StepOf, &Program, &Program) -> T) -> Option<T> {
+        let (job, deep, program) = self.shallow.as_mut()?;
+        // Steps that give memory back within them have an event more.
+        let step = if key.1 { 0 } else { 1 };
+        let StepRange { events, storages } = job.step(&key.0, step).ok()?;
+        Some(read(&StepOf { log: &job.torch.log.borrow(), events, storages }, deep, program))
+    }
+}
+
+impl Elsewhere<Key> for Beside<'_> {
+    fn step(&mut self, key: &Key) -> Option<(Template, repeat::Sizes)> {
+        let (template, likes) = self.known.take_if(|_| self.agreed)?;
+        let sizes = self.few(key, |few, _, _| likes.sizes(few)).flatten();
+        let found = sizes.map(|sizes| (template.clone(), sizes));
+        self.known = Some((template, likes));
+        found
+    }
+
+    fn ran(&mut self, log: &Log, key: &Key, template: &Template) {
+        if self.agreed || self.shallow.is_none() {
+            return;
+        }
+        let whole = StepOf { log, events: template.events.clone(), storages: template.storages.clone() };
+        let known = self.known.take();
+        let alike = match &known {
+            None => {
+                let likes = self.few(key, |few, deep, shallow| Likes::find((&whole, deep), (few, shallow))).flatten();
+                self.known = likes.map(|likes| (template.clone(), likes));
+                self.known.is_some()
+            }
+            Some((first, likes)) => {
+                let sizes = self.few(key, |few, _, _| likes.sizes(few)).flatten();
+                let first = StepOf { log, events: first.events.clone(), storages: first.storages.clone() };
+                self.agreed = sizes.is_some_and(|sizes| Likes::agree(&sizes, &first, &whole));
+                self.agreed
+            }
+        };
+        match alike {
+            true if known.is_some() => self.known = known,
+            true => {}
+            false => self.shallow = None,
+        }
+    }
+}
+
+/// Micro-batches of their own sizes.
+struct OfAllSizes<'a> {
+    ready: Ready<'a>,
+    /// The batch that the loop's names hold: it goes when the next is there.
+    current: Option<ready::Loaded>,
+    /// Those of the step.
+    sizes: Vec<Sizes>,
+    syncs: bool,
+    held: Vec<Tensor>,
+}
+
+impl OfAllSizes<'_> {
+    /// Whether cached memory is given back within a step.
+    fn empties(&self, step: u32) -> bool {
+        self.ready.plan.job.empty_cache_steps.is_some_and(|every| step.is_multiple_of(every.max(1)))
+    }
+}
+
+impl Passes for OfAllSizes<'_> {
+    fn run(&mut self, torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine, step: u32) -> Result<(), PlanError> {
+        let sizes = std::mem::take(&mut self.sizes);
+        for (micro, one) in sizes.iter().enumerate() {
+            let next = self.ready.batch(torch, *one)?;
+            let runner = Rc::clone(&next.runner);
+            self.current = Some(next);
+            let last = micro + 1 == sizes.len();
+            let pass = Pass { step, micro: micro as u64, last, syncs: self.syncs, empties: self.empties(step) };
+            pass.run(torch, (plan, engine), &mut self.held, |torch| Ok(runner.forward(torch)))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! Runs of many steps: what shortens them changes nothing, and what several cards do between steps is what they do.
+
+use std::sync::Arc;
+
+use vramcast_core::memory::log::Event;
+use vramcast_core::memory::simulation::{self, Simulation};
+use vramcast_core::model::Model;
+use vramcast_core::plan::job::{Evaluation, Generation, Lengths, Saving, StateDict};
+use vramcast_core::plan::parallel::{Ddp, Engine, Fsdp2, Mesh, Parallel};
+use vramcast_core::plan::{Batch, Checkpointing, Job, TrainPlan};
+use vramcast_core::work;
+
+/// Llama with 16 heads of 64, four of them for keys, and its head apart.
+fn llama(layers: u64) -> Model {
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": layers,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 32000, "tie_word_embeddings": false,
+    });
+    Model::new(config, Some("AutoModelForCausalLM")).expect("its config is right")
+}
+
+fn plan(job: Job) -> TrainPlan {
+    let batch = Batch { batch_size: 2, seq_len: 512, mask: true, ..Batch::default() };
+    TrainPlan { batch, job, ..TrainPlan::default() }
+}
+
+fn train(model: &Model, plan: &TrainPlan) -> Simulation {
+    simulation::train(model, plan).expect("it runs")
+}
+
+/// The same, and how much it recorded.
+fn counted_train(model: &Model, plan: &TrainPlan) -> (Simulation, u64) {
+    let run = work::bounded(u64::MAX / 16, Arc::default(), || train(model, plan)).expect("it is not too large");
+    (run, work::recorded())
+}
+
+fn on_cards(engine: Engine, mesh: Mesh, job: Job) -> TrainPlan {
+    TrainPlan { parallel: Some(Parallel { engine, mesh, no_sync: false }), ..plan(job) }
+}
+
+#[test]
+fn a_shallow_model_changes_nothing() {
+    let lengths = Some(Lengths::Samples((0..80).map(|at| 17 + at * 37 % 491).collect()));
+    // Every sixth layer sees all tokens, the others some.
+    let gemma = serde_json::json!({
+        "model_type": "gemma3_text", "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 128, "vocab_size": 32000,
+    });
+    let gemma = Model::new(gemma, Some("AutoModelForCausalLM")).expect("its config is right");
+    for (model, uniform) in [(llama(12), true), (gemma, false)] {
+        for checkpointing in [Checkpointing::Off, Checkpointing::Full] {
+            let job = Job { lengths: lengths.clone(), ..Job::default() };
+            let (short, less) = counted_train(&model, &TrainPlan { checkpointing, ..plan(job.clone()) });
+            let (long, more) =
+                counted_train(&model, &TrainPlan { checkpointing, ..plan(Job { in_full: true, ..job }) });
+            assert_eq!(2 * less < more, uniform, "{less} and {more} operations");
+            let sizes = |run: &Simulation| run.log.storages.iter().map(|one| one.bytes).collect::<Vec<_>>();
+            // Behind the last phase everything goes, in an order of its own.
+            let counted = |run: &Simulation| {
+                let end = run.log.events.iter().rposition(|event| matches!(event, Event::PhaseEnd));
+                run.log.events[..end.unwrap_or(0)].to_vec()
+            };
+            assert!(counted(&short) == counted(&long));
+            assert!(sizes(&short) == sizes(&long));
+            assert_eq!(short.replay.phases, long.replay.phases);
+        }
+    }
+}
+
+/// Of all batches every card keeps those of all: `vramcast rehearse --world 4` of the Trainer had 4,104,411,136 bytes at most in such an evaluation,
+/// and 1,548,237,312 before it.
+#[test]
+fn an_evaluation_on_four_cards_keeps_the_logits_of_all() {
+    let evaluation = Evaluation { batch_size: 4, rows: 48, metrics: true, ..Evaluation::default() };
+    let job = Job { evaluation: Some(evaluation), ..Job::default() };
+    let engine = Engine::Ddp(Ddp::default());
+    let shared = train(&llama(4), &on_cards(engine, Mesh::replicated(4), job)).replay.peak_allocated();
+    let off = shared as f64 / 4_104_411_136.0 - 1.0;
+    assert!(off.abs() < 0.001, "{shared}: {off:+.4}");
+}
+
+/// One matrix after the other is whole on the card.
+#[test]
+fn a_full_state_dict_gathers_the_largest_matrix() {
+    let saving = |state| Job { saving: Some(Saving { every: None, state_dict: Some(state) }), ..Job::default() };
+    let mesh = Mesh::sharded(4);
+    let save = |state| {
+        let run = train(&llama(4), &on_cards(Engine::Fsdp2(Fsdp2::default()), mesh, saving(state)));
+        let at = run.log.phases.iter().position(|phase| phase.to_string().ends_with("save")).expect("it saves");
+        run.replay.phases[at].peak - run.replay.phases[at].after
+    };
+    let largest = 32_000 * 1024 * 2;
+    assert!((largest..largest + (2 << 20)).contains(&save(StateDict::Full)));
+    assert_eq!(save(StateDict::Sharded), 0);
+}
+
+/// Beams have caches of their own; what is generated is kept in the place of logits.
+#[test]
+fn generation_in_an_evaluation_takes_a_cache() {
+    let of = |generation: Option<Generation>| {
+        let evaluation = Evaluation { batch_size: 8, rows: 64, metrics: true, generation, ..Evaluation::default() };
+        let job = Job { evaluation: Some(evaluation), ..Job::default() };
+        train(&llama(4), &plan(job)).replay.peak_allocated()
+    };
+    let [plain, one, many] = [None, Some(1), Some(32)]
+        .map(|beams: Option<u64>| of(beams.map(|beams| Generation { max_length: 560, beams })));
+    assert!(one < plain, "tokens are smaller than logits: {one} beside {plain}");
+    assert!(many > one, "{many} beside {one}");
+}
