@@ -121,7 +121,7 @@ impl Drop for Threads {
 fn step_back() {
     // Linux alone does this by thread. Where it is refused, all are as important.
     #[cfg(target_os = "linux")]
-    let _ = rustix::process::setpriority_process(None, 10);
+    let _ = rustix::process::setpriority_process(None, 5);
 }
 
 /// Tells an estimate that nobody waits for it any more: its time is over, or its client went away.
@@ -293,7 +293,7 @@ mod tests {
             let Ok(Ok(Ok(thread))) = pool.once(&pool.heavy, until, Arc::new(work)).await else { panic!("no answer") };
             seen.insert(thread);
         }
-        assert!(seen.len() == 1 && seen.iter().all(|(_, nice)| *nice >= Some(10)), "{seen:?}");
+        assert!(seen.len() == 1 && seen.iter().all(|(_, nice)| *nice >= Some(5)), "{seen:?}");
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ fn command(name: &str, model: &str, plan: &Value, rest: &[&str]) -> Value {
 
 #[test]
 fn train_is_the_commands() {
-    let server = Server::start(&[]);
+    let server = Server::start(&["--timeout", "120"]);
     let plans = [
         ("llama3-8b", json!({})),
         ("gpt2", json!({})),
@@ -178,7 +178,7 @@ fn validation_says_where() {
 
 #[test]
 fn suggestions_hold_when_applied() {
-    let server = Server::start(&[]);
+    let server = Server::start(&["--timeout", "120"]);
     let plan = json!({"batch": {"batch_size": 8}});
     let body = json!({"model": "microsoft/phi-2", "plan": plan, "gpu": "A100-40GB"});
     let answer = server.post("/suggest", &body).document();
