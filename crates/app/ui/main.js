@@ -249,6 +249,8 @@ async function readAddress() {
     if (!found) return false;
     compare.pinnedReport = null;
     inspected = '';
+    // A field that someone types in is left alone; nobody types who goes back.
+    if (document.activeElement instanceof HTMLElement) document.activeElement.blur();
     store.restore(found.job, found.pinned);
     return true;
   } catch (error) {
