@@ -114,5 +114,6 @@ fn the_doctor_says_what_broke_a_snapshot() {
     assert_eq!((gib("asked"), gib("allocated"), gib("unused"), gib("free")), (Some(6), Some(20), Some(0), Some(3)));
     let whole = doctor("train.pickle");
     assert_eq!(whole.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&whole.stderr).contains("nothing in this snapshot ran out"));
+    let said = [whole.stdout, whole.stderr].concat();
+    assert!(String::from_utf8_lossy(&said).contains("nothing in this snapshot ran out"));
 }
