@@ -181,7 +181,9 @@ fn several_cards_share_the_batches() {
         let two = json(&format!("train gpt2 {lengths} {engine}"));
         assert_eq!((number(&two, "/run/steps"), number(&two, "/run/lengths/2")), (4, 900), "{engine}");
     }
-    vramcast(&format!("train gpt2 {lengths} --engine ddp --gpus 2 --eval-batch-size 4")).code(2);
+    let evaluated = json(&format!("train gpt2 {lengths} --engine ddp --gpus 2 --eval-batch-size 4"));
+    let parts = evaluated["run"]["parts"].to_string();
+    assert!(parts.contains("evaluation"), "{parts}");
 }
 
 /// Text is counted by the model's tokenizer, chats by its template.
