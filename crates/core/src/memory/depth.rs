@@ -35,7 +35,9 @@ pub(super) fn shallow(model: &Model) -> Option<Model> {
 /// Whether all layers of a stack compute the same on the same sizes.
 pub(super) fn is_uniform(program: &Program) -> bool {
     let labels = labels(program);
-    let mut layers: BTreeMap<Label, Vec<(std::mem::Discriminant<Op>, Option<&Op>, Vec<usize>)>> = BTreeMap::new();
+    /// An operation: its kind, the whole of it where it attends, and which shapes come out.
+    type Work<'program> = (std::mem::Discriminant<Op>, Option<&'program Op>, Vec<usize>);
+    let mut layers: BTreeMap<Label, Vec<Work<'_>>> = BTreeMap::new();
     let mut shapes = Vec::new();
     for step in &program.steps {
         let Step::Run { op, outputs, module, .. } = step else { continue };
