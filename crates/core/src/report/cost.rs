@@ -115,7 +115,7 @@ fn of(plan: &TrainPlan, effort: &Effort, sizes: &ModelSizes, (all, trained): (u6
         let waited = sent.waited / (speed.link * 1e9) + host as f64 / TO_HOST;
         // Stages wait for the first micro-batch to come through.
         let bubble = 1.0 + (pp - 1) as f64 / micro;
-        ((busy + waited) * bubble).max(sent.beside / link)
+        short(((busy + waited) * bubble).max(sent.beside / link))
     });
     let tokens = plan.batch.batch_size.saturating_mul(plan.batch.seq_len).saturating_mul(copies) as f64 * micro;
     StepCost {
@@ -127,6 +127,11 @@ fn of(plan: &TrainPlan, effort: &Effort, sizes: &ModelSizes, (all, trained): (u6
         seconds,
         tokens_per_second: seconds.map(|seconds| (tokens / seconds.max(1e-9)).round()),
     }
+}
+
+/// Four digits: it is an estimate.
+fn short(seconds: f64) -> f64 {
+    format!("{seconds:.3e}").parse().unwrap_or(seconds)
 }
 
 /// What the options of engines keep on the host and bring back in every step: states, gradients and weights.

@@ -100,6 +100,7 @@ impl Default for VllmPlan {
 
 /// Cards of this and more get the larger defaults (`get_batch_defaults` of vllm/engine/arg_utils.py), but A100s.
 const LARGE_CARD: u64 = 70 << 30;
+/// Those of this and more, larger ones still (`get_batch_defaults`).
 const LARGEST_CARD: u64 = 160 << 30;
 
 impl VllmPlan {
