@@ -139,16 +139,17 @@ impl StepOf<'_> {
     }
 
     /// Its events with storages counted from its beginning; those that were there before have no number.
-    fn pattern(&self) -> Vec<(u8, u32)> {
-        let number = |id: u32| id.checked_sub(self.storages.start as u32).unwrap_or(u32::MAX);
-        let one = |event: &Event| match event {
+    fn pattern(&self) -> impl Iterator<Item = (u8, u32)> {
+        let start = self.storages.start as u32;
+        let number = move |id: u32| id.checked_sub(start).unwrap_or(u32::MAX);
+        let one = move |event: &Event| match event {
             Event::Allocate(id) => (0, number(id.0)),
             Event::Free(id) => (1, number(id.0)),
             Event::Phase(_) => (2, 0),
             Event::PhaseEnd => (3, 0),
             Event::EmptyCache => (4, 0),
         };
-        self.log.events[self.events.clone()].iter().map(one).collect()
+        self.log.events[self.events.clone()].iter().map(one)
     }
 
     fn info(&self, number: u32) -> &StorageInfo {
@@ -196,13 +197,17 @@ impl Likes {
             of[number as usize] = Some(found);
         }
         // All that the shallow model makes has someone it stands for.
-        (seen.len() == made.len()).then(|| Self { of, pattern: few.pattern() })
+        (seen.len() == made.len()).then(|| Self { of, pattern: few.pattern().collect() })
     }
 
-    /// What the storages of another step of the whole take; `None` where the shallow one's goes another way.
-    pub(super) fn sizes(&self, few: &StepOf) -> Option<Vec<Option<StorageInfo>>> {
-        (few.pattern() == self.pattern)
-            .then(|| self.of.iter().map(|like| like.map(|number| *few.info(number))).collect())
+    /// Reads what the storages of another step of the whole take; false where the shallow one's goes another way.
+    pub(super) fn read(&self, few: &StepOf, sizes: &mut Vec<Option<StorageInfo>>) -> bool {
+        let same = few.pattern().eq(self.pattern.iter().copied());
+        if same {
+            sizes.clear();
+            sizes.extend(self.of.iter().map(|like| like.map(|number| *few.info(number))));
+        }
+        same
     }
 
     /// Whether a step of the whole takes what these say; what they say nothing of is as in the step that is known.
@@ -210,7 +215,7 @@ impl Likes {
         let same = |(number, size): (u32, &Option<StorageInfo>)| {
             size.as_ref().unwrap_or_else(|| known.info(number)).bytes == whole.info(number).bytes
         };
-        let like = sizes.len() == whole.storages.len() && known.pattern() == whole.pattern();
+        let like = sizes.len() == whole.storages.len() && known.pattern().eq(whole.pattern());
         like && (0..).zip(sizes).all(same)
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn run(
     for (step, sizes) in (0..).zip(batches.chunks(micro)) {
         let key = (sizes.to_vec(), job.empties(step));
         let RunningJob { torch, engine, optimizer, passes, .. } = &mut job;
-        tape.part_or(torch, (key, step), &mut depth, |torch| {
+        tape.part_or(torch, (key, step, (steps - step) as usize), &mut depth, |torch| {
             one_step(torch, (plan, &**engine), passes, (optimizer, step, sizes))
         })?;
         if let Some(evaluation) = &plan.job.evaluation
@@ -53,9 +53,8 @@ pub(super) fn run(
                 evaluation::run(torch, running, evaluation, step)
             })?;
         }
-        let is_full = |saving: &Saving| plan.parallel.as_ref().is_some_and(|parallel| saving.is_full(&parallel.engine));
         let saving = plan.job.saving.filter(|saving| (step + 1) % saving.every.unwrap_or(steps).max(1) == 0);
-        if let Some(full) = saving.as_ref().map(is_full) {
+        if let Some(full) = saving.map(Saving::is_full) {
             tape.apart(torch, |torch| {
                 let bytes = phase(torch, Phase::of_step(step, Work::Save), |torch| engine.save(torch, full));
                 torch.log.borrow_mut().once_on_host(ON_RANK_0, bytes);
@@ -137,7 +136,7 @@ impl<'a> Shallow<'a> {
         let ready = Ready { programs, plan, parameters, wrapped, liger, settings, hooks: None, known };
         let mut job = RunningJob::new(torch, plan, engine, (ready, whole.passes.syncs));
         job.step(&[longest], 0)?;
-        Ok(Beside { shallow: Some((job, deep, program)), known: None, agreed: false })
+        Ok(Beside { shallow: Some((job, deep, program)), ..Beside::default() })
     }
 }
 
@@ -148,6 +147,8 @@ struct Beside<'a> {
     known: Option<(Template, Likes)>,
     /// Whether a second step of both agreed.
     agreed: bool,
+    /// What the storages of the last step take.
+    sizes: Vec<repeat::Size>,
 }
 
 type Key = (Vec<Sizes>, bool);
@@ -164,12 +165,13 @@ impl Beside<'_> {
 }
 
 impl Elsewhere<Key> for Beside<'_> {
-    fn step(&mut self, key: &Key) -> Option<(Template, repeat::Sizes)> {
+    fn step(&mut self, key: &Key) -> Option<(&Template, &[repeat::Size])> {
         let (template, likes) = self.known.take_if(|_| self.agreed)?;
-        let sizes = self.few(key, |few, _, _| likes.sizes(few)).flatten();
-        let found = sizes.map(|sizes| (template.clone(), sizes));
-        self.known = Some((template, likes));
-        found
+        let mut sizes = std::mem::take(&mut self.sizes);
+        let found = self.few(key, |few, _, _| likes.read(few, &mut sizes));
+        self.sizes = sizes;
+        let (template, _) = self.known.insert((template, likes));
+        (found == Some(true)).then_some((template, self.sizes.as_slice()))
     }
 
     fn ran(&mut self, log: &Log, key: &Key, template: &Template) {
@@ -185,9 +187,10 @@ impl Elsewhere<Key> for Beside<'_> {
                 self.known.is_some()
             }
             Some((first, likes)) => {
-                let sizes = self.few(key, |few, _, _| likes.sizes(few)).flatten();
+                let mut sizes = Vec::new();
+                let read = self.few(key, |few, _, _| likes.read(few, &mut sizes));
                 let first = StepOf { log, events: first.events.clone(), storages: first.storages.clone() };
-                self.agreed = sizes.is_some_and(|sizes| Likes::agree(&sizes, &first, &whole));
+                self.agreed = read == Some(true) && Likes::agree(&sizes, &first, &whole);
                 self.agreed
             }
         };

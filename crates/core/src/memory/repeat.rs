@@ -80,14 +80,14 @@ pub(super) struct Tape<K> {
 /// Who knows steps that were not run here.
 pub(super) trait Elsewhere<K> {
     /// A step that went the same way, and what its storages take in this one.
-    fn step(&mut self, key: &K) -> Option<(Template, Sizes)>;
+    fn step(&mut self, key: &K) -> Option<(&Template, &[Size])>;
 
     /// A step was run.
     fn ran(&mut self, log: &Log, key: &K, template: &Template);
 }
 
-/// What stands in the place of the storages of a step; where nothing does, they are as they were.
-pub(super) type Sizes = Vec<Option<StorageInfo>>;
+/// What stands in the place of a storage of a step; where nothing does, it is as it was.
+pub(super) type Size = Option<StorageInfo>;
 
 /// A storage that the next step frees: what the simulation holds, and what stands for it in the log.
 #[derive(Clone, Copy)]
@@ -140,7 +140,7 @@ impl<K: Ord> Tape<K> {
     pub(super) fn part_or(
         &mut self,
         torch: &mut Torch,
-        (key, step): (K, u32),
+        (key, step, left): (K, u32, usize),
         elsewhere: &mut impl Elsewhere<K>,
         body: impl FnOnce(&mut Torch) -> Result<(), PlanError>,
     ) -> Result<(), PlanError> {
@@ -151,7 +151,13 @@ impl<K: Ord> Tape<K> {
         if let Some((like, sizes)) = found.filter(|(like, _)| like.makes.len() == self.carried.len()) {
             // Storages of its own come with it.
             crate::work::repeat(2 * like.events.len());
-            let template = like.write_anew(&mut torch.log.borrow_mut(), &mut self.carried, (step, &sizes));
+            let mut log = torch.log.borrow_mut();
+            if log.events.capacity() < log.events.len() + like.events.len() {
+                // Moving what is there takes longer than all else.
+                log.events.reserve(like.events.len() * left.clamp(1, 1000));
+                log.storages.reserve(like.storages.len() * left.clamp(1, 1000));
+            }
+            let template = like.write_anew(&mut log, &mut self.carried, (step, sizes));
             self.known.insert(key, template);
             return Ok(());
         }
@@ -241,21 +247,31 @@ impl Template {
         }
     }
 
-    /// The same way with storages of other sizes.
-    fn write_anew(&self, log: &mut Log, carried: &mut [Carried], (step, sizes): (u32, &Sizes)) -> Self {
-        let (begin, first) = (log.events.len(), log.storages.len());
-        log.storages.extend_from_within(self.storages.clone());
-        for (info, size) in log.storages[first..].iter_mut().zip(sizes) {
-            if let Some(size) = size {
-                (info.bytes, info.shape) = (size.bytes, size.shape);
+    /// The same way with storages of other sizes; those of the same size come to life again.
+    fn write_anew(&self, log: &mut Log, carried: &mut [Carried], (step, sizes): (u32, &[Size])) -> Self {
+        let (begin, first, start) = (log.events.len(), log.storages.len(), self.storages.start);
+        let mut outlives = vec![false; self.storages.len()];
+        for place in &self.makes {
+            if let Event::Allocate(id) = log.events[self.events.start + place] {
+                outlives[id.0 as usize - start] = true;
+            }
+        }
+        let mut numbers = Vec::with_capacity(self.storages.len());
+        for (at, (size, outlives)) in self.storages.clone().zip(sizes.iter().zip(outlives)) {
+            let mut info = log.storages[at];
+            let same = size.is_none_or(|size| size.bytes == info.bytes);
+            numbers.push(if same && !outlives { at } else { log.storages.len() } as u32);
+            if !same || outlives {
+                (info.bytes, info.shape) = size.map_or((info.bytes, info.shape), |size| (size.bytes, size.shape));
+                log.storages.push(info);
             }
         }
         log.events.extend_from_within(self.events.clone());
         for event in &mut log.events[begin..] {
             if let Event::Allocate(id) | Event::Free(id) = event
-                && id.0 as usize >= self.storages.start
+                && let Some(number) = (id.0 as usize).checked_sub(start)
             {
-                id.0 = (id.0 as usize - self.storages.start + first) as u32;
+                id.0 = numbers[number];
             }
         }
         for (place, slot) in &self.frees {

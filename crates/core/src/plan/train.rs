@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::job::{Evaluation, Sizes};
+use super::job::{Evaluation, Saving, Sizes};
+use super::parallel::Engine;
 use super::{
     AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Fault, Faults, Gpu, Job,
     LossKind, LossOptions, ModelCode, ModelSizes, Objective, Optimizer, Package, Parallel, PlanError, Quantization,
@@ -133,6 +134,11 @@ impl TrainPlan {
         self.batch.check(&mut faults);
         self.job.check(&mut faults);
         self.objective.check(self, &mut faults);
+        let engine = self.parallel.as_ref().map(|parallel| &parallel.engine);
+        let whole = matches!(engine, Some(Engine::Deepspeed(options)) if options.zero.stage < 3);
+        faults.when(whole && self.job.saving.is_some_and(Saving::is_full), || {
+            Fault::no_effect("job.saving.state_dict", "below ZeRO 3, which alone has no whole matrices")
+        });
         faults.when(self.job.merge && !matches!(self.adapter, Some(AdapterPlan::Lora(_))), || {
             Fault::new("job.merge", "there is no LoRA adapter to merge").or_drop("job.merge")
         });

@@ -81,10 +81,10 @@ pub(super) const ROWS: &[Setting] = &[
     whole("job.evaluation.generation.max_length", "generation-max-length", Kind::Whole, "Evaluation generates sequences of so many tokens and keeps those, not logits (predict_with_generate); a prompt without an encoder is counted in")
         .also(&["eval-generate"])
         .from("nothing is generated")
-        .example("--generation-max-length 1100 --eval-metrics --eval-rows 8"),
+        .example("--generation-max-length 70 --seq-len 64 --eval-metrics --eval-rows 8"),
     whole("job.evaluation.generation.beams", "generation-num-beams", Kind::Whole, "Beams of that generation")
         .from("1")
-        .example("--generation-num-beams 2 --generation-max-length 1100 --eval-metrics --eval-rows 8"),
+        .example("--generation-num-beams 2 --generation-max-length 70 --seq-len 64 --eval-metrics --eval-rows 8"),
     whole("job.resume", "resume", Kind::Switch, "The optimizer's state is read back before the first step (resume_from_checkpoint)")
         .also(&["resume-from-checkpoint"])
         .example("--resume"),
@@ -96,7 +96,7 @@ pub(super) const ROWS: &[Setting] = &[
         ("sharded", "each card's own part"),
     ]), "What a checkpoint holds (FSDP's state_dict_type, ZeRO 3's stage3_gather_16bit_weights_on_model_save)")
         .also(&["state-dict-type"])
-        .from("full by FSDP 1, else sharded")
+        .from("sharded")
         .example("--state-dict full --save-steps 2"),
     whole("job.find_batch_size", "auto-find-batch-size", Kind::Switch, "A run that fails for want of memory begins again with nine tenths of its batch")
         .example("--auto-find-batch-size --batch-size 64 --memory-limit 12"),

@@ -12,7 +12,6 @@ pub use lengths::{Lengths, Normal};
 pub use packing::Packing;
 
 use super::batch::MAX_TOKENS;
-use super::parallel::Engine;
 use super::{Batch, Fault, Faults};
 use crate::model::{Model, Task};
 
@@ -114,7 +113,7 @@ pub struct Evaluation {
 pub struct Saving {
     /// After every so many steps (`save_steps`); after the last one when absent.
     pub every: Option<u32>,
-    /// What is written; the tool's own choice when absent.
+    /// What is written; each card's own part when absent.
     pub state_dict: Option<StateDict>,
 }
 
@@ -129,10 +128,9 @@ pub enum StateDict {
 }
 
 impl Saving {
-    /// Whether matrices are gathered: by FSDP 1 they are unless told otherwise (`FullyShardedDataParallelPlugin` of accelerate); ZeRO 3 does so
-    /// with `stage3_gather_16bit_weights_on_model_save`.
-    pub fn is_full(self, engine: &Engine) -> bool {
-        self.state_dict.map_or(matches!(engine, Engine::Fsdp1(_)), |state| state == StateDict::Full)
+    /// Whether matrices are gathered.
+    pub fn is_full(self) -> bool {
+        self.state_dict == Some(StateDict::Full)
     }
 }
 
