@@ -81,6 +81,10 @@ pub(super) fn parameters(torch: &mut Torch, program: &Program, plan: &TrainPlan)
     let mut trained = Vec::new();
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
     let untied = |torch: &mut Torch, after| {
+        // What a checkpoint filled on the host is tied already.
+        if plan.job.from_pretrained {
+            return Vec::new();
+        }
         torch.in_category(Category::Weights, |torch| adapters::untied(torch, program, after, plan.weights))
     };
     let mut transient = untied(torch, None);
