@@ -41,7 +41,7 @@ test('a model is found by searching', async () => {
 test('a changed batch gives the numbers of the command line, in text and in bytes', async () => {
   const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
   const first = await totals(page);
-  await answered(page, () => page.getByRole('spinbutton', { name: 'Batch size' }).fill('7'));
+  await answered(page, () => page.getByRole('spinbutton', { name: /^Batch size/ }).fill('7'));
   const shown = await totals(page);
   assert.notDeepEqual(shown, first);
   const document = JSON.parse(await vramcast('train', 'gpt2', '--batch-size', '7', '--gpu', 'A30', '--json'));

@@ -57,11 +57,11 @@ test('an impossible mesh is explained beside its field, and the last numbers sta
 
 test('values are checked as they are typed', async () => {
   const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2');
-  await page.getByRole('spinbutton', { name: 'Batch size' }).fill('0');
+  await page.getByRole('spinbutton', { name: /^Batch size/ }).fill('0');
   assert.match(await page.locator('#train-batch-batch-size-problem').innerText(), /At least 1/);
-  await page.getByRole('spinbutton', { name: 'Batch size' }).fill('1.5');
+  await page.getByRole('spinbutton', { name: /^Batch size/ }).fill('1.5');
   assert.match(await page.locator('#train-batch-batch-size-problem').innerText(), /whole number/);
-  await answered(page, () => page.getByRole('spinbutton', { name: 'Batch size' }).fill('2'));
+  await answered(page, () => page.getByRole('spinbutton', { name: /^Batch size/ }).fill('2'));
   assert.equal(await page.locator('#train-batch-batch-size-problem').innerText(), '');
   await page.getByRole('spinbutton', { name: 'Sequence length' }).fill('5000');
   await page.waitForFunction(() => document.getElementById('train-batch-seq-len-problem')?.textContent);
@@ -118,7 +118,7 @@ for (const form of ['YAML', 'JSON', 'TOML']) {
     await page.getByRole('button', { name: 'Import' }).click();
     await answered(page, () => page.locator('#import-file').setInputFiles(path));
     assert.deepEqual(await totals(page), before);
-    assert.equal(await page.getByRole('spinbutton', { name: 'Batch size' }).inputValue(), '3');
+    assert.equal(await page.getByRole('spinbutton', { name: /^Batch size/ }).inputValue(), '3');
     assert.equal(await page.locator('#train-gpu').inputValue(), 'A30');
     quiet(complaints);
     await close();
@@ -168,7 +168,7 @@ test('the copied command gives the same numbers', async () => {
 test('a link restores everything, also a plan for comparison', async () => {
   const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
   await page.getByRole('button', { name: 'Pin as A' }).click();
-  await answered(page, () => page.getByRole('spinbutton', { name: 'Batch size' }).fill('6'));
+  await answered(page, () => page.getByRole('spinbutton', { name: /^Batch size/ }).fill('6'));
   await unfold(page, 'adapter');
   await answered(page, () => page.locator('#train-adapter').selectOption('lora'));
   await answered(page, () => page.locator('#train-adapter-targets').fill('c_attn, c_proj'));
@@ -226,7 +226,7 @@ test('two plans side by side', async () => {
   const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
   const a = await totals(page);
   await page.getByRole('button', { name: 'Pin as A' }).click();
-  await answered(page, () => page.getByRole('spinbutton', { name: 'Batch size' }).fill('2'));
+  await answered(page, () => page.getByRole('spinbutton', { name: /^Batch size/ }).fill('2'));
   const b = await totals(page);
   const text = await page.locator('#compare-body').innerText();
   for (const value of [a.process, b.process, 'batch.batch_size'])
@@ -266,14 +266,14 @@ test('going back undoes a step, the title says the answer, and a stale one has n
   const first = await totals(page);
   assert.match(await page.title(), /gpt2: [\d.]+ GiB, fits .* vramcast/);
   const address = page.url();
-  await answered(page, () => page.getByRole('spinbutton', { name: 'Batch size' }).fill('8'));
+  await answered(page, () => page.getByRole('spinbutton', { name: /^Batch size/ }).fill('8'));
   await page.waitForFunction((old) => location.href !== old, address);
   assert.notDeepEqual(await totals(page), first);
   await answered(page, () => page.goBack());
   assert.deepEqual(await totals(page), first);
-  assert.equal(await page.getByRole('spinbutton', { name: 'Batch size' }).inputValue(), '1');
+  assert.equal(await page.getByRole('spinbutton', { name: /^Batch size/ }).inputValue(), '1');
   assert.ok(await page.locator('#answer .sign').first().isVisible());
-  await page.getByRole('spinbutton', { name: 'Batch size' }).fill('0');
+  await page.getByRole('spinbutton', { name: /^Batch size/ }).fill('0');
   assert.equal(await page.locator('#answer .sign').first().isVisible(), false);
   quiet(complaints);
   await close();
