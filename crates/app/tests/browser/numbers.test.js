@@ -14,7 +14,7 @@ after(() => browser.close());
 
 test('the page loads with an answer, and nothing complains', async () => {
   const { page, complaints, close } = await open(browser);
-  assert.equal(await page.title(), 'vramcast');
+  assert.match(await page.title(), /^Meta-Llama-3-8B: \d+\.\d\d GiB, fits H200 · vramcast$/);
   assert.deepEqual(await totals(page), await printedTotals('train', 'meta-llama/Meta-Llama-3-8B'));
   assert.match(await page.locator('#version').innerText(), /vramcast \d+\.\d+/);
   assert.ok((await page.locator('#gpus-body tbody tr').count()) > 50);
