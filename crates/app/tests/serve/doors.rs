@@ -150,6 +150,10 @@ fn every_door_gives_the_same_document() {
             assert_eq!(by_http, by_flags, "HTTP: {words:?}");
             body.insert("kind".into(), json!(task));
             for form in ["command", "yaml", "toml"] {
+                // TOML has no null, and the server says so.
+                if form == "toml" && asked.to_string().contains("null") {
+                    continue;
+                }
                 body.insert("form".into(), json!(form));
                 let written = server.post("/plan/write", &Value::Object(body.clone())).document();
                 let text = written["text"].as_str().unwrap();
