@@ -114,7 +114,9 @@ fn every_door_gives_the_same_document() {
     runners.sort();
     runners.dedup();
     assert_eq!(runners.len(), 16);
-    let tasks = TaskKind::ALL.map(|(task, ..)| ("one", task_words(task)));
+    // Of those that embed, most of these models refuse to: they have tests of their own.
+    let tasks = TaskKind::ALL.iter().map(|(task, ..)| *task).take_while(|task| *task != TaskKind::Mnrl);
+    let tasks = tasks.map(|task| ("one", task_words(task)));
     let kinds: Vec<_> = runners.iter().map(|engine| (engine.as_str(), Vec::new())).chain(tasks).collect();
     for (engine, more) in &kinds {
         let mut same = 0;

@@ -12,7 +12,7 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
 use crate::model::op::{Binary, Reduction, Unary};
-use crate::plan::{Objective, PlanError, TaskKind};
+use crate::plan::{Fault, Objective, PlanError, TaskKind};
 
 #[derive(Default)]
 pub(super) struct Contrastive {
@@ -43,7 +43,7 @@ impl Task for Contrastive {
         match objective.kind {
             TaskKind::CrossEncoder => {
                 let given = Given { ids: &self.features[0], mask: &self.features[1], labels: None, padded };
-                let scores = stage.policy.pass(torch, &given, End::Logits)?.swap_remove(0);
+                let scores = first(stage.policy.pass(torch, &given, End::Logits)?)?;
                 let losses = torch.unary(Unary::LogSigmoid, &scores);
                 Ok(torch.reduce(Reduction::Mean, &losses, None, false))
             }
@@ -66,7 +66,7 @@ impl Task for Contrastive {
 fn embed(torch: &mut Torch, player: &mut Player, (rows, seq): (u64, u64), padded: bool) -> Result<Tensor, PlanError> {
     let [ids, mask] = [(); 2].map(|()| numbers(torch, rows, seq));
     let given = Given { ids: &ids, mask: &mask, labels: None, padded };
-    let hidden = player.pass(torch, &given, End::Logits)?.swap_remove(0);
+    let hidden = first(player.pass(torch, &given, End::Logits)?)?;
     let width = hidden.shape.last();
     let weights = torch.fresh("_to_copy", hidden.shape, hidden.dtype);
     let weighted = torch.binary(Binary::Mul, &hidden, &weights);
@@ -124,4 +124,11 @@ fn cached(
     }
     drop((embeddings, gradients));
     Ok(loss)
+}
+
+/// What a forward pass gives to compare.
+fn first(outputs: Vec<Tensor>) -> Result<Tensor, PlanError> {
+    let none =
+        || Fault::unsupported("objective.task", "this loss on a model whose forward pass gives no embeddings").into();
+    outputs.into_iter().next().ok_or_else(none)
 }
