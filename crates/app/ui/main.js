@@ -215,15 +215,23 @@ function showUnshown() {
 let writing;
 let written = '';
 
-/** The address follows the job, not more often than browsers allow; each step can be undone by going back. @param {boolean} isStep */
+/** @param {boolean} isStep */
+async function address(isStep) {
+  const before = written;
+  written = `#${await fragmentOf(store.job, store.pinned)}`;
+  if (isStep && before !== '' && before !== written) history.pushState(null, '', written);
+  else history.replaceState(null, '', written);
+}
+
+/**
+ * The address follows the job, not more often than browsers allow; each step can be undone by going back. What a link
+ * brought is written at once: an edit right after it is a step already.
+ * @param {boolean} isStep
+ */
 function writeAddress(isStep) {
   clearTimeout(writing);
-  writing = setTimeout(async () => {
-    const before = written;
-    written = `#${await fragmentOf(store.job, store.pinned)}`;
-    if (isStep && before !== '' && before !== written) history.pushState(null, '', written);
-    else history.replaceState(null, '', written);
-  }, 400);
+  if (isStep) writing = setTimeout(() => void address(true), 400);
+  else void address(false);
 }
 
 store.subscribe((why) => {
