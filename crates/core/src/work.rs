@@ -106,6 +106,21 @@ pub(crate) fn begin() {
     LEFT.set(most.min(whole));
 }
 
+/// What the present simulation may still record.
+pub(crate) fn left() -> u64 {
+    LEFT.get()
+}
+
+/// What was recorded since so much was left is gone, but it was work.
+pub(crate) fn let_go(before: u64) {
+    let gone = before.saturating_sub(LEFT.get());
+    if LEFT.get() != u64::MAX {
+        let whole = WHOLE.get().saturating_sub(gone);
+        WHOLE.set(whole);
+        LEFT.set(before.min(whole));
+    }
+}
+
 /// Something is about to be recorded. Called while nothing is borrowed that a destructor needs.
 pub(crate) fn record() {
     let left = LEFT.get();

@@ -67,7 +67,7 @@ pub(super) fn load(
             untied = Vec::new();
         }
         None => {
-            let load = |torch: &mut Torch| dense(torch, program, plan.weights, plan.quantization.as_ref());
+            let load = |torch: &mut Torch| dense(torch, program, Made::by(plan), plan.quantization.as_ref());
             (loaded.parameters, untied) = torch.in_category(Category::Weights, load);
         }
     }
@@ -104,7 +104,7 @@ pub(super) fn load_own(torch: &mut Torch, program: &Program, plan: &TrainPlan) -
     let held = plan.quantization.as_ref().map(|scheme| Quantization { stored: true, ..scheme.clone() });
     let mut loaded = Loaded { parameters: Vec::new(), trained: Vec::new(), wrapped: Wrapped::default() };
     torch.in_category(Category::Weights, |torch| {
-        (loaded.parameters, _) = dense(torch, program, plan.weights, held.as_ref());
+        (loaded.parameters, _) = dense(torch, program, Made::by(plan), held.as_ref());
         if let Some(scheme) = &held {
             loaded.wrapped.quantised = quantise_linears(torch, program, plan.weights, scheme, &mut loaded.parameters);
         }
@@ -130,16 +130,17 @@ pub(super) fn load_own(torch: &mut Torch, program: &Program, plan: &TrainPlan) -
 pub(super) fn dense(
     torch: &mut Torch,
     program: &Program,
-    weights: DType,
+    made: Made,
     quantization: Option<&Quantization>,
 ) -> (Vec<Tensor>, Vec<Tensor>) {
+    let weights = made.weights;
     let held = quantization.filter(|quantization| quantization.stored);
     let is_held = |id: &ParameterId| {
         let mut modules = program.modules.iter().filter(|module| module.parameters.first() == Some(id));
         held.is_some_and(|scheme| modules.any(|module| is_quantised(module, scheme)))
     };
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
-    let mut untied = untied(torch, program, None, weights);
+    let mut untied = untied(torch, program, None, made);
     let owners = program.owners();
     for id in &program.registration {
         let shape = program.parameters[id.0 as usize].shape;
@@ -149,7 +150,7 @@ pub(super) fn dense(
             false => torch.fresh("parameter", shape, weights),
         });
         if held.is_none() {
-            untied.extend(self::untied(torch, program, Some(*id), weights));
+            untied.extend(self::untied(torch, program, Some(*id), made));
         }
     }
     torch.set_module(0);
@@ -159,10 +160,28 @@ pub(super) fn dense(
     (parameters.collect(), untied)
 }
 
+/// How a model comes onto the card.
+#[derive(Clone, Copy)]
+pub(super) struct Made {
+    pub(super) weights: DType,
+    /// Whether its heads are tied before: a checkpoint filled it on the host.
+    pub(super) is_tied: bool,
+}
+
+impl Made {
+    pub(super) fn by(plan: &TrainPlan) -> Self {
+        Self { weights: plan.weights, is_tied: plan.job.from_pretrained }
+    }
+
+    pub(super) fn here(weights: DType) -> Self {
+        Self { weights, is_tied: false }
+    }
+}
+
 /// The tensors that modules make for themselves after this parameter, until `post_init` ties them to another's.
-pub(super) fn untied(torch: &mut Torch, program: &Program, after: Option<ParameterId>, weights: DType) -> Vec<Tensor> {
-    let made = program.tied.iter().filter(|(before, _)| *before == after);
-    made.map(|(_, id)| torch.fresh("untied", program.parameters[id.0 as usize].shape, weights)).collect()
+pub(super) fn untied(torch: &mut Torch, program: &Program, after: Option<ParameterId>, made: Made) -> Vec<Tensor> {
+    let late = program.tied.iter().filter(|(before, _)| *before == after && !made.is_tied);
+    late.map(|(_, id)| torch.fresh("untied", program.parameters[id.0 as usize].shape, made.weights)).collect()
 }
 
 /// Linears quantised, and everything else made fp32 where the plan prepares the model.

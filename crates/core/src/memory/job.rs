@@ -144,60 +144,81 @@ impl<'a> Shallow<'a> {
 #[derive(Default)]
 struct Beside<'a> {
     shallow: Option<(RunningJob<'a>, Rc<Program>, Rc<Program>)>,
-    known: Option<(Template, Likes)>,
-    /// Whether a second step of both agreed.
-    agreed: bool,
+    /// Steps go few ways: a mask of a length that kernels cannot take is padded, one that they can is not.
+    known: Vec<Way>,
     /// What the storages of the last step take.
     sizes: Vec<repeat::Size>,
 }
 
+/// A way that steps go, in the whole model and in the one of few layers.
+struct Way {
+    template: Template,
+    likes: Likes,
+    /// Whether a second step of both agreed.
+    agreed: bool,
+}
+
+/// More ways than this are no ways.
+const MOST_WAYS: usize = 8;
+
 type Key = (Vec<Sizes>, bool);
 
 impl Beside<'_> {
+    /// Runs a step of the shallow model; the way it goes, with what the storages of the whole take in `sizes`.
+    fn way(&mut self, key: &Key) -> Option<usize> {
+        let (known, mut sizes) = (std::mem::take(&mut self.known), std::mem::take(&mut self.sizes));
+        let way = self.few(key, |few, _, _| known.iter().position(|way| way.likes.read(few, &mut sizes)));
+        (self.known, self.sizes) = (known, sizes);
+        way.flatten()
+    }
+
     /// A step of the shallow model.
     fn few<T>(&mut self, key: &Key, read: impl FnOnce(&StepOf, &Program, &Program) -> T) -> Option<T> {
         let (job, deep, program) = self.shallow.as_mut()?;
         // Steps that give memory back within them have an event more.
         let step = if key.1 { 0 } else { 1 };
+        let before = crate::work::left();
         let StepRange { events, storages } = job.step(&key.0, step).ok()?;
-        Some(read(&StepOf { log: &job.torch.log.borrow(), events, storages }, deep, program))
+        let begin = events.start;
+        let found = read(&StepOf { log: &job.torch.log.borrow(), events, storages }, deep, program);
+        // Nobody reads it again.
+        job.torch.log.borrow_mut().events.truncate(begin);
+        job.passes.ready.known.clear();
+        crate::work::let_go(before);
+        Some(found)
     }
 }
 
 impl Elsewhere<Key> for Beside<'_> {
     fn step(&mut self, key: &Key) -> Option<(&Template, &[repeat::Size])> {
-        let (template, likes) = self.known.take_if(|_| self.agreed)?;
-        let mut sizes = std::mem::take(&mut self.sizes);
-        let found = self.few(key, |few, _, _| likes.read(few, &mut sizes));
-        self.sizes = sizes;
-        let (template, _) = self.known.insert((template, likes));
-        (found == Some(true)).then_some((template, self.sizes.as_slice()))
+        if !self.known.iter().any(|way| way.agreed) {
+            return None;
+        }
+        let way = self.way(key).filter(|way| self.known[*way].agreed)?;
+        Some((&self.known[way].template, &self.sizes))
     }
 
     fn ran(&mut self, log: &Log, key: &Key, template: &Template) {
-        if self.agreed || self.shallow.is_none() {
+        if self.shallow.is_none() {
             return;
         }
-        let whole = StepOf { log, events: template.events.clone(), storages: template.storages.clone() };
-        let known = self.known.take();
-        let alike = match &known {
+        let step =
+            |template: &Template| StepOf { log, events: template.events.clone(), storages: template.storages.clone() };
+        let whole = step(template);
+        let alike = match self.way(key) {
+            Some(way) => {
+                let way = &mut self.known[way];
+                way.agreed = Likes::agree(&self.sizes, &step(&way.template), &whole);
+                way.agreed
+            }
             None => {
                 let likes = self.few(key, |few, deep, shallow| Likes::find((&whole, deep), (few, shallow))).flatten();
-                self.known = likes.map(|likes| (template.clone(), likes));
-                self.known.is_some()
-            }
-            Some((first, likes)) => {
-                let mut sizes = Vec::new();
-                let read = self.few(key, |few, _, _| likes.read(few, &mut sizes));
-                let first = StepOf { log, events: first.events.clone(), storages: first.storages.clone() };
-                self.agreed = read == Some(true) && Likes::agree(&sizes, &first, &whole);
-                self.agreed
+                self.known.extend(likes.map(|likes| Way { template: template.clone(), likes, agreed: false }));
+                self.known.last().is_some_and(|last| last.template.events == template.events)
             }
         };
-        match alike {
-            true if known.is_some() => self.known = known,
-            true => {}
-            false => self.shallow = None,
+        if !alike || self.known.len() > MOST_WAYS {
+            self.shallow = None;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A model and a batch onto the card, before any engine has touched them.
 
-use super::adapters::{self, Loaded};
+use super::adapters::{self, Loaded, Made};
 use super::loading;
 use super::log::Category;
 use super::lower::Wrapped;
@@ -81,11 +81,7 @@ pub(super) fn parameters(torch: &mut Torch, program: &Program, plan: &TrainPlan)
     let mut trained = Vec::new();
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
     let untied = |torch: &mut Torch, after| {
-        // What a checkpoint filled on the host is tied already.
-        if plan.job.from_pretrained {
-            return Vec::new();
-        }
-        torch.in_category(Category::Weights, |torch| adapters::untied(torch, program, after, plan.weights))
+        torch.in_category(Category::Weights, |torch| adapters::untied(torch, program, after, Made::by(plan)))
     };
     let mut transient = untied(torch, None);
     let (owners, sorted) = (program.owners(), Sorted::by(plan.optimizer, program));

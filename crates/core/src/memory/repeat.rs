@@ -124,7 +124,7 @@ impl<K: Ord> Tape<K> {
         step: u32,
         body: impl FnOnce(&mut Torch) -> Result<(), PlanError>,
     ) -> Result<(), PlanError> {
-        if let Some(known) = self.known.get(&key).filter(|known| known.makes.len() == self.carried.len()) {
+        if let Some(known) = self.known.get(&key).filter(|known| known.fits(&self.carried)) {
             crate::work::repeat(known.events.len());
             known.write(&mut torch.log.borrow_mut(), &mut self.carried, step);
             return Ok(());
@@ -148,7 +148,7 @@ impl<K: Ord> Tape<K> {
             return self.part(torch, key, step, body);
         }
         let found = elsewhere.step(&key);
-        if let Some((like, sizes)) = found.filter(|(like, _)| like.makes.len() == self.carried.len()) {
+        if let Some((like, sizes)) = found.filter(|(like, _)| like.fits(&self.carried)) {
             // Storages of its own come with it.
             crate::work::repeat(2 * like.events.len());
             let mut log = torch.log.borrow_mut();
@@ -222,6 +222,11 @@ impl<K: Ord> Tape<K> {
 }
 
 impl Template {
+    /// Whether it frees what the last step left and leaves as much: a batch without padding has no mask.
+    fn fits(&self, carried: &[Carried]) -> bool {
+        self.makes.len() == carried.len() && self.frees.len() == carried.len()
+    }
+
     fn write(&self, log: &mut Log, carried: &mut [Carried], step: u32) {
         let begin = log.events.len();
         log.events.extend_from_within(self.events.clone());

@@ -134,6 +134,8 @@ pub enum Wrap {
     LongestStack,
     /// Nothing: the root is the only unit.
     Root,
+    /// Every layer, the embedding, and the last norm with the head: torchtitan's way, and accelerate's from 1.14 on.
+    Ends,
     /// PEFT's `fsdp_auto_wrap_policy`: every layer, and in it every trained weight by itself.
     Peft,
 }

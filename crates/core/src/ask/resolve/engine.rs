@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::Draft;
 use crate::ask::runner::Runner;
 use crate::ask::tree;
+use crate::plan::Framework;
 use crate::plan::parallel::megatron::PipelineSplit;
 
 /// Fills in what the engine itself decides.
@@ -44,6 +45,11 @@ pub(super) fn settle(draft: &mut Draft<'_>) {
                 draft.notes.push(
                     "parameters stay gathered between micro-batches, as torchtitan has it under a pipeline".into(),
                 );
+            }
+            // What torchrun starts as DDP where nothing is said, accelerate wraps.
+            let framework = draft.request.framework.as_deref().and_then(|name| Framework::find(name).ok());
+            if framework.and_then(|framework| framework.engine).as_deref() == Some("ddp") {
+                draft.derive("parallel.engine.fsdp2.wrap", json!("ends"), "accelerate's from 1.14 on");
             }
             reduced(draft, "fsdp2", "fp32");
         }

@@ -92,12 +92,13 @@ pub(super) const ROWS: &[Setting] = &[
         Kind::Choice(&[
             ("every-layer", "every layer of every stack"),
             ("longest-stack", "the layers of the longest stack"),
+            ("ends", "every layer, the embedding, the last norm with the head"),
             ("root", "nothing but the root"),
             ("peft", "PEFT's policy (FSDP1)"),
         ]),
         "What is wrapped beside the root",
     )
-    .from("every layer; PEFT's policy for adapters under FSDP1")
+    .from("every layer; PEFT's policy for adapters under FSDP1; ends under torchtitan and the newest accelerate")
     .on(Topic::Fsdp, Scope::FSDP)
     .example("--wrap root --gpus 2"),
     setting(

@@ -71,7 +71,8 @@ struct Allocator {
     /// Small and large blocks, one pair per stream.
     pools: Vec<Pool>,
     streams: Vec<Stream>,
-    owners: Vec<Owner>,
+    /// The block of every storage that lives.
+    blocks: Vec<BlockId>,
     allocated: u64,
     reserved: u64,
     requested: u64,
@@ -80,23 +81,13 @@ struct Allocator {
     space: AddressSpace,
 }
 
-/// A storage, as far as the allocator knows it: it lives once in every step.
-#[derive(Clone, Copy)]
-struct Owner {
-    bytes: u64,
-    /// Rounded up.
-    size: u64,
-    pool: u32,
-    block: BlockId,
-}
-
 /// Replays a log; `capacity` is what the card has left for the allocator.
 pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Replay {
     let mut allocator = Allocator {
         options,
         pools: Vec::new(),
         streams: Vec::new(),
-        owners: Vec::with_capacity(log.storages.len()),
+        blocks: vec![NONE; log.storages.len()],
         allocated: 0,
         reserved: 0,
         requested: 0,
@@ -104,7 +95,9 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         retries: 0,
         space: AddressSpace::new(options.addresses),
     };
-    log.storages.iter().for_each(|storage| allocator.know(storage));
+    for storage in &log.storages {
+        allocator.first_pool(storage.stream);
+    }
     let mut run = Run::default();
     run.events(&mut allocator, log, capacity);
     run.result.phases.extend(run.phase.map(|phase| allocator.close(phase)));
@@ -137,13 +130,13 @@ impl Run {
             }
             match *event {
                 Event::Allocate(id) => {
-                    if !allocator.allocate(id) && !self.result.out_of_memory {
+                    if !allocator.allocate(id, &log.storages[id.0 as usize]) && !self.result.out_of_memory {
                         self.result.out_of_memory = true;
                         self.result.failed = Some((index, log.storages[id.0 as usize].bytes));
                     }
                     self.after_allocation(allocator, index);
                 }
-                Event::Free(id) => allocator.free(id),
+                Event::Free(id) => allocator.free(id, &log.storages[id.0 as usize]),
                 Event::EmptyCache => allocator.empty_cache(),
                 Event::PhaseEnd => self.close(allocator),
                 Event::Phase(_) => {
@@ -177,20 +170,20 @@ impl Allocator {
         PhaseMemory { after: self.allocated, reserved: self.reserved, ..phase }
     }
 
-    fn know(&mut self, storage: &StorageInfo) {
+    /// Its size, rounded up, and its pool.
+    fn place(&mut self, storage: &StorageInfo) -> (u64, usize) {
         let size = round_size(storage.bytes, self.options.divisions(storage.bytes));
-        let pool = self.first_pool(storage.stream) + usize::from(size > SMALL_SIZE);
-        self.owners.push(Owner { bytes: storage.bytes, size, pool: pool as u32, block: NONE });
+        (size, self.first_pool(storage.stream) + usize::from(size > SMALL_SIZE))
     }
 
     /// Whether the card had room for it.
-    fn allocate(&mut self, id: StorageId) -> bool {
-        let Owner { bytes, size, pool, .. } = self.owners[id.0 as usize];
+    fn allocate(&mut self, id: StorageId, storage: &StorageInfo) -> bool {
+        let bytes = storage.bytes;
         if bytes == 0 {
             return true;
         }
         self.requested += bytes;
-        let pool = pool as usize;
+        let (size, pool) = self.place(storage);
         let mut fits = true;
         let (block, size) = match self.pools[pool].take(size) {
             Some(found) => found,
@@ -207,7 +200,7 @@ impl Allocator {
                 block
             }
         };
-        self.owners[id.0 as usize].block = block;
+        self.blocks[id.0 as usize] = block;
         self.allocated += size;
         fits
     }
@@ -216,12 +209,12 @@ impl Allocator {
         self.capacity.is_some_and(|capacity| self.reserved.saturating_add(more) > capacity)
     }
 
-    fn free(&mut self, id: StorageId) {
-        let owner = &mut self.owners[id.0 as usize];
-        let block = std::mem::replace(&mut owner.block, NONE);
+    fn free(&mut self, id: StorageId, storage: &StorageInfo) {
+        let block = std::mem::replace(&mut self.blocks[id.0 as usize], NONE);
         if block != NONE {
-            self.requested -= owner.bytes;
-            self.allocated -= self.pools[owner.pool as usize].free(block);
+            let (_, pool) = self.place(storage);
+            self.requested -= storage.bytes;
+            self.allocated -= self.pools[pool].free(block);
         }
     }
 

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::batch::Batch;
+use crate::memory::adapters::{self, Made};
 use crate::memory::log::Category;
 use crate::memory::lower::cache::Store;
 use crate::memory::lower::{Runner, Settings, Wrapped};
+use crate::memory::stored;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::torch::quantised::QuantisedWeight;
 use crate::memory::torch::stored::{StoredKernel, StoredWeight};
-use crate::memory::{adapters, stored};
 use crate::model::Program;
 use crate::model::op::ParameterId;
 use crate::plan::{InferPlan, Kernels};
@@ -41,7 +42,9 @@ impl Loaded {
                 let (loaded, stored) = stored::load(torch, program, plan.weights, base);
                 ((loaded, Vec::new()), stored)
             }
-            None => (adapters::dense(torch, program, plan.weights, plan.quantization.as_ref()), BTreeMap::new()),
+            None => {
+                (adapters::dense(torch, program, Made::here(plan.weights), plan.quantization.as_ref()), BTreeMap::new())
+            }
         });
         let buffers = torch.in_category(Category::Buffers, |torch| {
             let dtype = |model_type: bool, own| if model_type { plan.weights } else { own };

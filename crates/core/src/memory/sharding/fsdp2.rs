@@ -2,6 +2,7 @@
 //!
 //! Follows torch/distributed/fsdp/_fully_shard/{_fsdp_state,_fsdp_param_group,_fsdp_collectives}.py of torch 2.11.
 
+mod parameter;
 mod staged;
 
 use std::cell::{Cell, RefCell};
@@ -9,7 +10,6 @@ use std::rc::{Rc, Weak};
 
 use super::host::OnHost;
 use super::members::{self, Member};
-use super::shares;
 use super::units::Units;
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
@@ -20,9 +20,10 @@ use crate::memory::lower::hooks::Hooks;
 use crate::memory::optimizer::Trained;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
-use crate::model::op::ModuleId;
-use crate::model::{Program, Shape};
+use crate::model::op::{ModuleId, Op};
+use crate::model::{ModuleKind, Program};
 use crate::plan::parallel::{Fsdp2, MixedPrecision, Reshard};
+use parameter::{Parameter, shard};
 
 /// Where a unit is in a step (`TrainingState`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,35 +32,6 @@ enum State {
     Forward,
     PreBackward,
     PostBackward,
-}
-
-/// One parameter (`FSDPParam`).
-struct Parameter {
-    /// The whole of it: a storage that is filled while the unit is gathered.
-    whole: Tensor,
-    /// Where autograd puts the gradient of the whole.
-    whole_leaf: Option<Rc<Leaf>>,
-    /// Where the gradient of the shard is; none where shards are on the host.
-    shard_leaf: Option<Rc<Leaf>>,
-    /// The shard's sizes, padded.
-    shard: Shape,
-    /// The type of the shard.
-    dtype: DType,
-    /// A gradient of the whole that waits to be reduced, in the type of reductions (`unsharded_accumulated_grad`).
-    waiting: RefCell<Option<Tensor>>,
-}
-
-impl Parameter {
-    /// Takes what is to be reduced.
-    fn take_gradient(&self, torch: &mut Torch) -> Option<Tensor> {
-        let leaf = self.whole_leaf.as_ref()?;
-        let gradient = self.waiting.take().or_else(|| leaf.grad.take())?;
-        if gradient.elements() <= leaf.shape.elements() {
-            return Some(gradient);
-        }
-        // A tensor-parallel table's gradient is whole on every card (`unsharded_grad_data` redistributes it).
-        Some(torch.fresh("clone", leaf.shape, gradient.dtype))
-    }
 }
 
 /// Parameters that are gathered and reduced together (`FSDPParamGroup`).
@@ -143,7 +115,12 @@ pub(super) fn wrap(
             gathered: Cell::new(false),
             flat: RefCell::default(),
             places: RefCell::default(),
-            reshard: if place == modules.root() { options.reshard_root } else { options.reshard_after_forward },
+            reshard: match place {
+                _ if place == modules.root() => options.reshard_root,
+                // Backward begins where forward ends.
+                _ if modules.ends.values().any(|end| end.is_tail && end.unit == place) => Reshard::Flag(false),
+                _ => options.reshard_after_forward,
+            },
             kept: RefCell::default(),
             all_reduced: RefCell::default(),
         });
@@ -175,48 +152,6 @@ pub(super) fn wrap(
         this: Weak::clone(this),
     });
     (loaded, engine, on_host)
-}
-
-/// This card's shard of a parameter, on the card or on the host.
-fn shard(torch: &mut Torch, member: &Member, options: &Fsdp2, world: u64) -> (Parameter, Option<Tensor>) {
-    let whole = &member.tensor;
-    let dtype = whole.dtype;
-    let rows = whole.shape.sizes().first().copied().unwrap_or(1);
-    let shape = if whole.shape.rank() == 0 {
-        Shape::from([1])
-    } else {
-        whole.shape.with(0, shares::by_rows(rows, 1, world, 0).total())
-    };
-    let part = torch.in_category(member.category(), |torch| torch.fresh("shard", shape, dtype));
-    let gathered = options.mixed_precision.map_or(dtype, |types| types.parameters);
-    let hollow = torch.hollow("gathered parameter", whole.shape, shape.elements() * world, gathered);
-    let mut parameter = Parameter {
-        whole: hollow,
-        whole_leaf: None,
-        shard_leaf: None,
-        shard: shape,
-        dtype,
-        waiting: RefCell::default(),
-    };
-    let mut part = Some(part);
-    if options.offload {
-        part = None;
-        let bytes = shape.elements().saturating_mul(dtype.size());
-        let mut log = torch.log.borrow_mut();
-        log.on_host("parameter shards", bytes, true);
-        if member.trains() {
-            log.on_host("gradient shards", bytes, true);
-        }
-    }
-    if member.trains() {
-        let (whole, leaf) = torch.leaf(parameter.whole);
-        (parameter.whole, parameter.whole_leaf) = (whole, Some(leaf));
-        if let Some(tensor) = part {
-            let (tensor, leaf) = torch.leaf(tensor);
-            (part, parameter.shard_leaf) = (Some(tensor), Some(leaf));
-        }
-    }
-    (parameter, part)
 }
 
 impl FullyShard {
@@ -355,6 +290,25 @@ impl FullyShard {
         }
     }
 
+    /// `RegisterPostBackwardFunction`: when the gradients of what came in are known, the unit is done.
+    fn end_with(&self, torch: &mut Torch, at: usize, edges: &mut [&mut Option<Edge>]) {
+        if edges.is_empty() || !torch.grad_enabled {
+            return;
+        }
+        let next = edges.iter().map(|edge| (**edge).clone()).collect();
+        let this = Weak::clone(&self.this);
+        let done = move |torch: &mut Torch, gradients| {
+            if let Some(this) = this.upgrade() {
+                this.post_backward(torch, at);
+            }
+            gradients
+        };
+        let node = Node::new(torch, edges.len(), next, Box::new(done));
+        for (slot, edge) in edges.iter_mut().enumerate() {
+            **edge = Some(Edge { node: Rc::clone(&node), slot: slot as u8 });
+        }
+    }
+
     fn post_backward(&self, torch: &mut Torch, at: usize) {
         let unit = &self.units[at];
         unit.state.set(State::PostBackward);
@@ -423,31 +377,38 @@ impl Hooks for FullyShard {
     fn before(&self, torch: &mut Torch, module: ModuleId, inputs: &mut [Tensor]) {
         let Some(&at) = self.modules.of_module.get(&module) else { return };
         self.pre_forward(torch, at);
-        if inputs.is_empty() || !torch.grad_enabled {
-            return;
-        }
-        // `RegisterPostBackwardFunction`: when the gradients of what came in are known, the unit is done.
-        let next = inputs.iter().map(|input| input.edge.clone()).collect();
-        let this = Weak::clone(&self.this);
-        let node = Node::new(
-            torch,
-            inputs.len(),
-            next,
-            Box::new(move |torch, gradients| {
-                if let Some(this) = this.upgrade() {
-                    this.post_backward(torch, at);
-                }
-                gradients
-            }),
-        );
-        for (slot, input) in inputs.iter_mut().enumerate() {
-            input.edge = Some(Edge { node: Rc::clone(&node), slot: slot as u8 });
-        }
+        self.end_with(torch, at, &mut inputs.iter_mut().map(|input| &mut input.edge).collect::<Vec<_>>());
     }
 
     fn after(&self, torch: &mut Torch, module: ModuleId, outputs: &[Tensor]) {
         if let Some(&at) = self.modules.of_module.get(&module) {
             self.post_forward(torch, at, outputs);
+        }
+    }
+
+    fn watches_operation(&self, op: &Op, module: ModuleId, program: &Program) -> bool {
+        // A scaled table is one module, which is there for its rows.
+        let is_table = matches!(program.modules[module.0 as usize].kind, ModuleKind::Embedding { .. });
+        self.modules.ends.contains_key(&module) && (!is_table || matches!(op, Op::Embedding { .. }))
+    }
+
+    fn before_operation(&self, torch: &mut Torch, module: Option<ModuleId>, inputs: &mut [Option<Tensor>]) {
+        let Some(end) = module.and_then(|module| self.modules.ends.get(&module)) else { return };
+        // Modules of one unit: the first to run begins it.
+        if self.units[end.unit].state.get() == State::Forward {
+            return;
+        }
+        self.pre_forward(torch, end.unit);
+        let edges = inputs.iter_mut().flatten().map(|input| &mut input.edge);
+        let flows = |edge: &&mut Option<Edge>| edge.as_ref().is_some_and(|edge| !edge.node.is_leaf());
+        self.end_with(torch, end.unit, &mut edges.filter(flows).collect::<Vec<_>>());
+    }
+
+    fn after_operation(&self, torch: &mut Torch, module: Option<ModuleId>, outputs: &[Option<Tensor>]) {
+        let Some(end) = module.and_then(|module| self.modules.ends.get(&module)) else { return };
+        if end.is_last {
+            let outputs: Vec<Tensor> = outputs.iter().flatten().filter(|output| output.needs_grad()).cloned().collect();
+            self.post_forward(torch, end.unit, &outputs);
         }
     }
 }

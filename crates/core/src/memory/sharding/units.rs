@@ -1,4 +1,4 @@
-//! What is wrapped: the layers, and the root with what is left.
+//! What is wrapped: the layers, the ends where they are units of their own, and the root with what is left.
 
 use std::collections::BTreeMap;
 
@@ -16,6 +16,18 @@ pub(super) struct Units {
     pub(super) of_module: BTreeMap<ModuleId, usize>,
     /// Units of one weight.
     pub(super) weights: Vec<usize>,
+    /// Modules before and after the layers that are units, alone or together.
+    pub(super) ends: BTreeMap<ModuleId, End>,
+}
+
+/// A module of a unit outside the layers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct End {
+    pub(super) unit: usize,
+    /// Whether the unit's forward pass ends with it.
+    pub(super) is_last: bool,
+    /// Whether it is the unit of the head, which stays gathered until backward.
+    pub(super) is_tail: bool,
 }
 
 impl Units {
@@ -23,7 +35,7 @@ impl Units {
     pub(super) fn of(program: &Program, wrap: Wrap, members: &[Member], ignored: &[String]) -> Self {
         let wrapped = |path: &str| match wrap {
             Wrap::Root => false,
-            Wrap::EveryLayer | Wrap::Peft => true,
+            Wrap::EveryLayer | Wrap::Peft | Wrap::Ends => true,
             Wrap::LongestStack => longest(program).is_some_and(|list| stack(path) == list),
         };
         let mut paths: Vec<&str> = Vec::new();
@@ -40,13 +52,18 @@ impl Units {
             layers.push((ModuleId(index as u32), layer));
         }
         let by_path: BTreeMap<&str, usize> = paths.iter().enumerate().map(|(layer, path)| (*path, layer)).collect();
-        let mut own = vec![Vec::new(); paths.len() + 1];
-        let mut alone = vec![Vec::new(); paths.len() + 1];
+        let ends = if wrap == Wrap::Ends { ends(program, &paths) } else { Vec::new() };
+        let count = paths.len() + ends.iter().map(|(_, end)| end.unit + 1).max().unwrap_or(0);
+        let end_of = |prefix: &str| ends.iter().find(|(module, _)| path(program, *module) == prefix);
+        let mut own = vec![Vec::new(); count + 1];
+        let mut alone = own.clone();
         for (index, Member { name, leaf, .. }) in members.iter().enumerate() {
             if ignored.iter().any(|part| name.contains(part.as_str())) {
                 continue;
             }
-            let layer = prefixes(name).find_map(|prefix| by_path.get(prefix).copied()).unwrap_or(paths.len());
+            let layer = prefixes(name).find_map(|prefix| by_path.get(prefix).copied());
+            let end = || prefixes(name).find_map(|prefix| end_of(prefix).map(|(_, end)| paths.len() + end.unit));
+            let layer = layer.or_else(end).unwrap_or(count);
             let list = if wrap == Wrap::Peft && leaf.is_some() { &mut alone } else { &mut own };
             list[layer].push(index);
         }
@@ -62,6 +79,8 @@ impl Units {
             units.parameters.push(own);
         }
         units.of_module = layers.into_iter().map(|(module, layer)| (module, places[layer])).collect();
+        let placed = |end: End| End { unit: places[paths.len() + end.unit], ..end };
+        units.ends = ends.iter().map(|(module, end)| (*module, placed(*end))).collect();
         units
     }
 
@@ -74,6 +93,38 @@ impl Units {
 /// The modules a dotted name lies in, innermost first.
 fn prefixes(name: &str) -> impl Iterator<Item = &str> {
     name.char_indices().rev().filter(|(_, c)| *c == '.').map(|(at, _)| &name[..at])
+}
+
+fn path(program: &Program, module: ModuleId) -> &str {
+    &program.modules[module.0 as usize].path
+}
+
+/// The embedding as a unit, and the last norm with the head as another; all three are one where the head is the embedding's
+/// table (accelerate 1.15: utils/fsdp_utils.py, `fsdp2_prepare_model`; torchtitan: models/llama3/parallelize.py, `apply_fsdp`).
+fn ends(program: &Program, layers: &[&str]) -> Vec<(ModuleId, End)> {
+    let outside = |path: &str| !prefixes(path).chain([path]).any(|prefix| layers.contains(&prefix));
+    let free = || (0..program.modules.len()).filter(|at| outside(&program.modules[*at].path));
+    let kind = |at: &usize| program.modules[*at].kind;
+    let embedding = free().find(|at| matches!(kind(at), ModuleKind::Embedding { .. }));
+    let norm = free().filter(|at| kind(at) == ModuleKind::Norm).last();
+    let rows = embedding.map(|at| kind(&at));
+    let is_head = |at: &usize| match (kind(at), rows) {
+        (ModuleKind::Linear { outputs, .. }, Some(ModuleKind::Embedding { rows, .. })) => outputs == rows,
+        (ModuleKind::Linear { .. }, _) => true,
+        _ => false,
+    };
+    let head = free().filter(is_head).last();
+    let weight = |at: usize| program.modules[at].parameters.first();
+    let is_tied = embedding.zip(head).is_some_and(|(embedding, head)| weight(embedding) == weight(head));
+    let mut found = Vec::new();
+    let first = embedding.map(|at| (at, is_tied && head.is_some()));
+    for (at, is_tail) in first.into_iter().chain(norm.filter(|_| head.is_some()).map(|at| (at, true))) {
+        found.push((ModuleId(at as u32), End { unit: 0, is_last: !is_tail, is_tail }));
+    }
+    found.extend(head.map(|at| (ModuleId(at as u32), End { unit: 0, is_last: true, is_tail: true })));
+    let apart = usize::from(found.iter().any(|(_, end)| !end.is_tail));
+    found.iter_mut().filter(|(_, end)| end.is_tail).for_each(|(_, end)| end.unit = apart);
+    found
 }
 
 /// The list a layer is in: its path without the index.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::dtype::DType;
-use crate::memory::adapters;
+use crate::memory::adapters::{self, Made};
 use crate::memory::log::Category;
 use crate::memory::lower::cache::Store;
 use crate::memory::lower::head::{Head, HeadLoss, Scores};
@@ -74,7 +74,7 @@ impl<'a> Player<'a> {
         what: Category,
     ) -> Player<'a> {
         let (parameters, untied) =
-            torch.in_category(what, |torch| adapters::dense(torch, program, settings.weights, None));
+            torch.in_category(what, |torch| adapters::dense(torch, program, Made::here(settings.weights), None));
         // TRL runs it without a graph but leaves its parameters trainable, so autocast keeps its casts of them through a pass.
         let mut parameters: Vec<Tensor> = parameters.into_iter().map(|tensor| torch.leaf(tensor).0).collect();
         torch.in_category(Category::Buffers, |torch| {

@@ -283,7 +283,7 @@ fn spread(reader: &mut Reader<'_>, family: &str) {
         let places = ["parallelism", "training", "experimental"].map(|part| format!("{part}.{name}"));
         places.iter().find_map(|key| reader.get(key).and_then(whole))
     };
-    reader.set("parallel.engine.fsdp2", json!({}));
+    reader.set("parallel.engine.fsdp2", json!({"wrap": "ends"}));
     let tensor = degree(reader, "tensor_parallel_degree").unwrap_or(1);
     for (name, place) in [
         ("tensor_parallel_degree", "parallel.mesh.tp"),

@@ -82,6 +82,11 @@ fn fsdp1(parallel: &Parallel, options: &Fsdp1, plan: &TrainPlan, faults: &mut Fa
                 .or_set(ENGINE, named("fsdp2")),
         );
     }
+    faults.when(options.wrap == Wrap::Ends, || {
+        Fault::unsupported(&wrap, "units of several modules (ends) with fsdp1")
+            .or_set(&wrap, "every-layer")
+            .or_set(ENGINE, named("fsdp2"))
+    });
     match adapter_type(plan) {
         Some(adapter) if adapter != hidden && options.wrap != Wrap::Peft => {
             let problem = format!(

@@ -1,7 +1,7 @@
 //! GPT-2 (and DialoGPT, Cerebras-GPT, GPT-3 as published).
 
 use crate::model::Family;
-use crate::model::blocks::head::causal_lm_head;
+use crate::model::blocks::causal::{self, LmHead};
 use crate::model::blocks::{attention, read};
 use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Attention, EagerStyle, Input, Mask, Norm};
@@ -110,11 +110,7 @@ impl Gpt2 {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let gpt2 = Gpt2::read(c)?;
-    let prefix = if task == Task::Base { "" } else { "transformer" };
-    let hidden = if prefix.is_empty() { gpt2.model(g) } else { g.module(prefix, |g| gpt2.model(g)) };
-    if task != Task::Base {
-        let tied = if gpt2.tied { g.find("transformer.wte.weight") } else { None };
-        causal_lm_head(g, hidden, gpt2.vocab, tied, false);
-    }
+    let tied = gpt2.tied.then_some("wte");
+    causal::decoder(g, task, "transformer", LmHead { vocab: gpt2.vocab, tied, bias: false }, |g| gpt2.model(g));
     Ok(())
 }
