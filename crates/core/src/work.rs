@@ -106,19 +106,28 @@ pub(crate) fn begin() {
     LEFT.set(most.min(whole));
 }
 
-/// What the present simulation may still record.
-pub(crate) fn left() -> u64 {
-    LEFT.get()
+/// Does what leaves nothing behind that stays: it was work, but its records are gone.
+pub(crate) fn passing<T>(work: impl FnOnce() -> T) -> T {
+    lighter(u64::MAX, work)
 }
 
-/// What was recorded since so much was left is gone, but it was work.
-pub(crate) fn let_go(before: u64) {
-    let gone = before.saturating_sub(LEFT.get());
-    if LEFT.get() != u64::MAX {
-        let whole = WHOLE.get().saturating_sub(gone);
+/// Does what runs without a graph: a record of it takes a hundred bytes, where others take three hundred.
+pub(crate) fn without_graph<T>(work: impl FnOnce() -> T) -> T {
+    lighter(3, work)
+}
+
+/// Of what is recorded one part in `parts` stays; all of it was work.
+fn lighter<T>(parts: u64, work: impl FnOnce() -> T) -> T {
+    let before = LEFT.get();
+    let done = work();
+    if before != u64::MAX {
+        let recorded = before.saturating_sub(LEFT.get());
+        let kept = recorded / parts;
+        let whole = WHOLE.get().saturating_sub(recorded - kept);
         WHOLE.set(whole);
-        LEFT.set(before.min(whole));
+        LEFT.set((before - kept).min(whole));
     }
+    done
 }
 
 /// Something is about to be recorded. Called while nothing is borrowed that a destructor needs.

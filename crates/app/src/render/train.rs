@@ -177,7 +177,7 @@ fn checkpointing(options: CheckpointOptions) -> String {
         }
     }
     if options.every > 1 {
-        text += &format!(" of every {}th layer", options.every);
+        text += &format!(" of one layer in {}", options.every);
     }
     text
 }

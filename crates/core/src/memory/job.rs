@@ -177,14 +177,12 @@ impl Beside<'_> {
         let (job, deep, program) = self.shallow.as_mut()?;
         // Steps that give memory back within them have an event more.
         let step = if key.1 { 0 } else { 1 };
-        let before = crate::work::left();
-        let StepRange { events, storages } = job.step(&key.0, step).ok()?;
+        let StepRange { events, storages } = crate::work::passing(|| job.step(&key.0, step)).ok()?;
         let begin = events.start;
         let found = read(&StepOf { log: &job.torch.log.borrow(), events, storages }, deep, program);
         // Nobody reads it again.
         job.torch.log.borrow_mut().events.truncate(begin);
         job.passes.ready.known.clear();
-        crate::work::let_go(before);
         Some(found)
     }
 }

@@ -44,7 +44,7 @@ impl Fault {
 
     /// A value that is out of range or unknown.
     pub fn value(path: impl Into<String>, value: impl std::fmt::Display, expected: impl std::fmt::Display) -> Self {
-        let path = path.into();
+        let (path, value) = (path.into(), shown(&value.to_string()));
         Self::new(path.clone(), format!("{{{path}}}: {value} is not {expected}"))
     }
 
@@ -195,6 +195,14 @@ impl Faults {
     pub fn end(self) -> Result<(), Vec<Fault>> {
         if self.0.is_empty() { Ok(()) } else { Err(self.0) }
     }
+}
+
+/// A value as a sentence has room for it: a file that was given may hold anything.
+fn shown(value: &str) -> String {
+    const MOST: usize = 120;
+    let line = value.trim().lines().next().unwrap_or_default();
+    let short: String = line.chars().take(MOST).collect();
+    if short.len() == value.trim().len() { value.to_owned() } else { format!("{short}…") }
 }
 
 #[cfg(test)]

@@ -206,7 +206,7 @@ impl<'a> Run<'a> {
                 _ => plan.inputs(1, past),
             };
             let cached = inputs.past;
-            let program = Rc::new(model.program(inputs)?);
+            let program = Rc::new(crate::work::passing(|| model.program(inputs))?);
             self.batch.grow_to(past.saturating_add(1));
             let outputs = self.pass(&program, cached);
             self.choose(outputs);

@@ -56,7 +56,7 @@ impl Within<'_> {
         self.choose(torch, &mut batch, (outputs, &store));
         for past in steps(first, how.new_tokens.saturating_sub(1)) {
             let inputs = if self.decoder { how.decoder_inputs(past) } else { how.inputs(1, past) };
-            let program = (self.programs)(inputs)?;
+            let program = crate::work::passing(|| (self.programs)(inputs))?;
             batch.grow_to(past.saturating_add(1));
             let outputs = pass(torch, &batch, &program, (&store, past));
             self.choose(torch, &mut batch, (outputs, &store));

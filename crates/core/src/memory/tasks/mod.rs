@@ -194,7 +194,7 @@ pub(super) fn run(
 fn without_graph<T>(torch: &mut Torch, body: impl FnOnce(&mut Torch) -> T) -> T {
     let before = (torch.grad_enabled, torch.no_graph);
     (torch.grad_enabled, torch.no_graph) = (false, true);
-    let made = body(torch);
+    let made = crate::work::without_graph(|| body(torch));
     (torch.grad_enabled, torch.no_graph) = before;
     made
 }

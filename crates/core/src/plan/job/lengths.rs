@@ -116,7 +116,10 @@ impl Lengths {
             Some(_) => None,
             None => Self::listed(text),
         };
-        found.ok_or_else(|| expected.to_owned())
+        found.ok_or_else(|| match text.contains('\n') {
+            true => "a list of numbers; text is counted by --data FILE --tokenizer FILE".to_owned(),
+            false => expected.to_owned(),
+        })
     }
 
     /// As a flag spells it, where one can.
@@ -131,8 +134,10 @@ impl Lengths {
         })
     }
 
-    /// Numbers in a text, apart by commas or white space.
+    /// Numbers in a text, apart by commas or white space; a column may have a name.
     pub fn listed(text: &str) -> Option<Self> {
+        let named = |first: &str| first.trim_matches('"').chars().all(|c| c.is_alphabetic() || c == '_');
+        let text = text.split_once('\n').filter(|(first, _)| named(first.trim())).map_or(text, |(_, rest)| rest);
         let words = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty());
         let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();
         numbers.filter(|numbers| !numbers.is_empty()).map(Self::Samples)
@@ -147,6 +152,7 @@ mod tests {
     fn spelled_and_drawn() {
         assert_eq!(Lengths::parse("uniform:16-4096"), Ok(Lengths::Uniform([16, 4096])));
         assert_eq!(Lengths::parse("7, 9\n11"), Ok(Lengths::Samples(vec![7, 9, 11])));
+        assert_eq!(Lengths::parse("length\n5\n6\n"), Ok(Lengths::Samples(vec![5, 6])));
         assert!(Lengths::parse("zipf:2").is_err() && Lengths::parse("").is_err());
         // int(random.Random(0).lognormvariate(6.0, 0.9)), three times, in Python.
         let drawn = Lengths::parse("lognormal:6.0,0.9").unwrap().tokens(0, 4096);
