@@ -27,6 +27,15 @@ pub(super) fn settle(draft: &mut Draft<'_>) {
         tree::get(&draft.tree, &format!("parallel.mesh.{axis}")).and_then(Value::as_u64).unwrap_or(1)
     };
     let (tp, pp) = (size(draft, "tp"), size(draft, "pp"));
+    // What torchrun starts as DDP where nothing is said, accelerate wraps, and a Trainer runs.
+    let framework = draft.request.framework.as_deref().and_then(|name| Framework::find(name).ok());
+    let by_accelerate = framework.and_then(|framework| framework.engine).as_deref() == Some("ddp");
+    let micro_batches = tree::get(&draft.tree, "gradient_accumulation").and_then(Value::as_u64).unwrap_or(1);
+    let waits = matches!(runner, Runner::Ddp | Runner::Fsdp1 | Runner::Fsdp2) && pp == 1 && micro_batches > 1;
+    if by_accelerate && waits {
+        let why = "transformers 5.17: trainer.py reduces after the last micro-batch";
+        draft.derive("parallel.no_sync", json!(true), why);
+    }
     match runner {
         Runner::Fsdp1 => {
             if draft.tree.get("adapter").is_some_and(Value::is_object) {
@@ -46,9 +55,7 @@ pub(super) fn settle(draft: &mut Draft<'_>) {
                     "parameters stay gathered between micro-batches, as torchtitan has it under a pipeline".into(),
                 );
             }
-            // What torchrun starts as DDP where nothing is said, accelerate wraps.
-            let framework = draft.request.framework.as_deref().and_then(|name| Framework::find(name).ok());
-            if framework.and_then(|framework| framework.engine).as_deref() == Some("ddp") {
+            if by_accelerate {
                 draft.derive("parallel.engine.fsdp2.wrap", json!("ends"), "accelerate's from 1.14 on");
             }
             reduced(draft, "fsdp2", "fp32");
