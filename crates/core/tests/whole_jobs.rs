@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use vramcast_core::dtype::DType;
 use vramcast_core::memory::log::Event;
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::job::{Evaluation, Generation, Lengths, Saving, StateDict};
-use vramcast_core::plan::parallel::{Ddp, Engine, Fsdp2, Mesh, Parallel};
-use vramcast_core::plan::{Batch, Checkpointing, Job, TrainPlan};
+use vramcast_core::plan::parallel::{Ddp, Engine, Fsdp2, Mesh, MixedPrecision, Parallel, Reshard, Wrap};
+use vramcast_core::plan::{Batch, Checkpointing, Framework, Job, Situation, TrainPlan};
 use vramcast_core::work;
 
 /// Llama with 16 heads of 64, four of them for keys, and its head apart.
@@ -93,6 +94,45 @@ fn an_evaluation_on_four_cards_keeps_the_logits_of_all() {
     let shared = train(&llama(4), &on_cards(engine, Mesh::replicated(4), job)).replay.peak_allocated();
     let off = shared as f64 / 4_104_411_136.0 - 1.0;
     assert!(off.abs() < 0.001, "{shared}: {off:+.4}");
+}
+
+/// The Trainer on accelerate 1.15 under `vramcast rehearse --world N`, torch 2.11: what `max_memory_allocated` said on rank 0.
+#[test]
+fn accelerate_wraps_the_ends() {
+    let narrow = Some(MixedPrecision { parameters: DType::BF16, reduce: DType::BF16 });
+    let rows = [
+        // Cards, vocabulary, tied, fp32 shards, batch, micro-batches, checkpointing, resharding, bytes.
+        (4, 32_000, false, true, 2, 1, false, true, 1_057_234_432u64),
+        (4, 64_000, false, false, 2, 1, false, true, 1_443_356_672),
+        (4, 32_000, true, true, 2, 1, false, true, 961_008_128),
+        (8, 128_256, false, true, 1, 1, true, true, 1_722_089_472),
+        (2, 64_000, true, false, 2, 2, true, true, 1_558_968_832),
+        (8, 50_000, false, true, 2, 1, false, false, 1_393_745_920),
+        (2, 64_000, true, false, 2, 1, false, true, 1_513_345_536),
+    ];
+    for (cards, vocab, tied, wide, batch_size, micro, checkpointed, reshard, measured) in rows {
+        let mut config = llama(4).config().clone();
+        (config["vocab_size"], config["tie_word_embeddings"]) = (vocab.into(), tied.into());
+        let engine = Engine::Fsdp2(Fsdp2 {
+            wrap: Wrap::Ends,
+            mixed_precision: narrow.filter(|_| wide),
+            reshard_after_forward: Reshard::Flag(reshard),
+            ..Fsdp2::default()
+        });
+        let trainer = Framework::find("hf-trainer").and_then(|one| one.apply(&plan(Job::default()), Situation::Full));
+        let trainer = trainer.expect("it is there");
+        let plan = TrainPlan {
+            batch: Batch { batch_size, seq_len: 512, mask: true, ..Batch::default() },
+            weights: if wide { DType::F32 } else { DType::BF16 },
+            gradient_accumulation: micro,
+            checkpointing: if checkpointed { Checkpointing::Full } else { Checkpointing::Off },
+            parallel: Some(Parallel { engine, mesh: Mesh::sharded(cards), no_sync: micro > 1 }),
+            ..trainer
+        };
+        let model = Model::new(config, Some("AutoModelForCausalLM")).expect("its config is right");
+        let off = train(&model, &plan).replay.peak_allocated() as f64 / measured as f64 - 1.0;
+        assert!(off.abs() < 0.003, "{cards} cards, {vocab} tokens: {off:+.5}");
+    }
 }
 
 /// One matrix after the other is whole on the card.
