@@ -15,7 +15,8 @@ fn examples_run() {
     std::fs::write(folder.path().join("axolotl.yml"), text).unwrap();
     std::fs::write(folder.path().join("axolotl.yaml"), "base_model: x\nmicro_batch_size: 2\nsequence_len: 512\n")
         .unwrap();
-    for command in [&[][..], &["train"], &["infer"], &["compare"]] {
+    std::fs::write(folder.path().join("prices.toml"), "\"A100-80GB\" = 1.5\n").unwrap();
+    for command in [&[][..], &["train"], &["infer"], &["compare"], &["plan"]] {
         let (help, code) = vramcast(&[command, &["--help"]].concat(), folder.path());
         assert_eq!(code, Some(0), "{help}");
         let examples: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  vramcast ")).collect();

@@ -9,7 +9,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 use vramcast_core::memory::{allocator, simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::job::Lengths;
-use vramcast_core::plan::{Batch, Checkpointing, Job, TrainPlan};
+use vramcast_core::plan::{Batch, Checkpointing, InferPlan, Job, TrainPlan};
 use vramcast_core::source::catalogue;
 
 fn main() {
@@ -24,6 +24,11 @@ fn model(layers: Option<u64>) -> Model {
     Model::new(entry.config, entry.auto_class.as_deref()).expect("its config is right")
 }
 
+fn named(name: &str) -> Model {
+    let entry = catalogue::find(name).expect("the catalogue has it");
+    Model::new(entry.config, entry.auto_class.as_deref()).expect("its config is right")
+}
+
 fn plan() -> TrainPlan {
     TrainPlan { batch: Batch { batch_size: 2, ..Batch::default() }, ..TrainPlan::default() }
 }
@@ -33,6 +38,47 @@ fn plan() -> TrainPlan {
 fn estimate_llama_3_8b(bencher: Bencher<'_, '_>) {
     let (model, plan) = (model(None), plan());
     bencher.bench_local(|| simulation::train(black_box(&model), &plan).map(|s| s.process_bytes()));
+}
+
+/// The same of a model with four times as many layers.
+#[divan::bench]
+fn estimate_llama_3_405b(bencher: Bencher<'_, '_>) {
+    let (model, plan) = (named("meta-llama/Llama-3.1-405B"), plan());
+    bencher.bench_local(|| simulation::train(black_box(&model), &plan).map(|s| s.process_bytes()));
+}
+
+/// A model that computes token by token.
+#[divan::bench(sample_count = 5)]
+fn estimate_mamba_2_8b(bencher: Bencher<'_, '_>) {
+    let batch = Batch { batch_size: 1, seq_len: 2048, ..Batch::default() };
+    let (model, plan) = (named("state-spaces/mamba-2.8b-hf"), TrainPlan { batch, ..TrainPlan::default() });
+    bencher.bench_local(|| simulation::train(black_box(&model), &plan).map(|s| s.process_bytes()));
+}
+
+/// 512 tokens, one after the other.
+#[divan::bench(sample_count = 10)]
+fn decode_512_tokens(bencher: Bencher<'_, '_>) {
+    let (model, plan) = (model(None), InferPlan { new_tokens: 512, ..InferPlan::default() });
+    bencher.bench_local(|| simulation::infer(black_box(&model), &plan).map(|s| s.process_bytes()));
+}
+
+/// Eight plans of one model, as a search tries them.
+#[divan::bench]
+fn eight_plans(bencher: Bencher<'_, '_>) {
+    let model = model(None);
+    let kinds = [Checkpointing::Off, Checkpointing::Full];
+    let plans: Vec<TrainPlan> = kinds
+        .into_iter()
+        .flat_map(|checkpointing| {
+            [1, 2, 4, 8].map(|batch_size| TrainPlan {
+                checkpointing,
+                batch: Batch { batch_size, ..Batch::default() },
+                ..TrainPlan::default()
+            })
+        })
+        .collect();
+    let bytes = |plan: &TrainPlan| simulation::train(black_box(&model), plan).map(|s| s.process_bytes());
+    bencher.bench_local(|| plans.iter().map(bytes).collect::<Vec<_>>());
 }
 
 /// The same by number of layers.

@@ -2,13 +2,16 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests read the recorded truth")]
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
-use vramcast_core::plan::TrainPlan;
+use vramcast_core::plan::{Gpus, TrainPlan};
 use vramcast_core::report::cost;
 use vramcast_core::source::catalogue;
+use vramcast_core::verify::external::simumax;
 
 fn rows(name: &str) -> Vec<Value> {
     let path = format!("{}/../../truth/{name}", env!("CARGO_MANIFEST_DIR"));
@@ -66,16 +69,63 @@ fn seconds_rank_steps() {
     }
     let mut errors: Vec<f64> = pairs.iter().map(|(measured, estimated)| (estimated / measured - 1.0).abs()).collect();
     errors.sort_by(f64::total_cmp);
-    let ranks = |pick: fn(&(f64, f64)) -> f64| -> Vec<f64> {
-        pairs.iter().map(|one| pairs.iter().filter(|other| pick(other) < pick(one)).count() as f64).collect()
-    };
-    let (measured, estimated) = (ranks(|pair| pair.0), ranks(|pair| pair.1));
-    let count = pairs.len() as f64;
-    let apart: f64 = measured.iter().zip(&estimated).map(|(a, b)| (a - b) * (a - b)).sum();
-    let correlation = 1.0 - 6.0 * apart / (count * (count * count - 1.0));
+    let (count, correlation) = (pairs.len() as f64, rank_correlation(&pairs));
     let median = errors[errors.len() / 2];
     println!("{count} rows: median error {median:.3}, rank correlation {correlation:.3}");
     assert!(count >= 20.0 && median < 0.2 && correlation > 0.94, "{median} {correlation}");
+}
+
+/// Spearman's.
+fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {
+    // Equal ones share their rank.
+    let ranks = |pick: fn(&(f64, f64)) -> f64| -> Vec<f64> {
+        let rank = |one: &(f64, f64)| {
+            let below = pairs.iter().filter(|other| pick(other) < pick(one)).count() as f64;
+            below + pairs.iter().filter(|other| pick(other) == pick(one)).count() as f64 / 2.0
+        };
+        pairs.iter().map(rank).collect()
+    };
+    let (one, other) = (ranks(|pair| pair.0), ranks(|pair| pair.1));
+    let middle = pairs.len() as f64 / 2.0;
+    let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - middle) * (b - middle)).sum::<f64>();
+    product(&one, &other) / (product(&one, &one) * product(&other, &other)).sqrt()
+}
+
+/// What others published of speed, on many cards and small ones: compiled and in float8 some of it, so only ranks are compared.
+#[test]
+fn published_speeds_rank_alike() {
+    let mut sources: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    for row in rows("steps/published.jsonl") {
+        let mut plan: TrainPlan = serde_json::from_value(row["plan"].clone()).unwrap();
+        plan.gpu = Gpus::embedded().find(row["gpu"].as_str().unwrap()).unwrap();
+        let model = model(&row);
+        let run = simulation::train(&model, &plan).unwrap_or_else(|error| panic!("{}: {error}", row["id"]));
+        let cost = cost::of_simulation(&model, &plan, &run);
+        let cards = plan.parallel.as_ref().map_or(1, |parallel| parallel.mesh.world()) as f64;
+        let per_card = cost.tokens_per_second.unwrap() / cards;
+        let published = match row["tokens_per_second_per_card"].as_f64() {
+            Some(speed) => speed,
+            // Epochs of the same samples: their number is all that is missing.
+            None => 1.0 / row["seconds_per_epoch"].as_f64().unwrap(),
+        };
+        println!("{} | {} | {published} | {per_card}", row["source"], row["id"]);
+        let source = row["source"].as_str().unwrap().split(',').next().unwrap().to_owned();
+        sources.entry(source).or_default().push((published, per_card));
+    }
+    let path = format!("{}/../../truth/external/simumax_b200.json", env!("CARGO_MANIFEST_DIR"));
+    let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    for row in file["rows"].as_array().unwrap() {
+        let (model, plan) = simumax::plan(row, "B200-180GB").unwrap();
+        let run = simulation::train(&model, &plan).unwrap();
+        let estimated = cost::of_simulation(&model, &plan, &run).seconds.unwrap();
+        println!("SimuMax | {} | {} | {}", row["case"], row["real_ms"], estimated * 1000.0);
+        sources.entry("SimuMax".into()).or_default().push((row["real_ms"].as_f64().unwrap(), estimated));
+    }
+    for (source, least) in [("torchtitan", 0.8), ("LitGPT", 0.8), ("Megatron-Bridge", 0.8), ("SimuMax", 0.8)] {
+        let correlation = rank_correlation(&sources[source]);
+        println!("{source}: {} rows, rank correlation {correlation:.3}", sources[source].len());
+        assert!(correlation > least, "{source}: {correlation}");
+    }
 }
 
 /// What the solver found ran, and one sample more did not.

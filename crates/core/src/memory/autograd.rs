@@ -143,6 +143,19 @@ impl Node {
         }
     }
 
+    /// The leaf whose gradient it adds to.
+    pub(super) fn leaf_of(&self) -> Option<Rc<Leaf>> {
+        match &*self.work.borrow() {
+            Work::Leaf(leaf) => Some(Rc::clone(leaf)),
+            _ => None,
+        }
+    }
+
+    /// Puts others in place of the gradients that wait for it; whether all could be.
+    pub(super) fn renew(&self, mut renew: impl FnMut(&mut Tensor) -> bool) -> bool {
+        self.buffer.borrow_mut().iter_mut().flatten().all(|gradient| renew(gradient))
+    }
+
     /// Runs something once, before the node goes back.
     pub fn run_before(&self, hook: Hook) {
         self.before.borrow_mut().push(hook);
@@ -188,6 +201,7 @@ pub fn backward(torch: &mut Torch, tensor: &Tensor) {
     let seed = torch.fresh("ones_like", tensor.shape, tensor.dtype);
     // The caller goes on holding the gradient it starts with.
     walk(torch, vec![(root, seed.clone())]);
+    torch.end_fold();
     drop(seed);
     torch.leave_backward(before);
 }
@@ -213,6 +227,9 @@ fn walk(torch: &mut Torch, roots: Vec<(Edge, Tensor)>) {
     // A root that others lead to waits for them.
     let mut ready: BinaryHeap<Ready> = nodes.into_iter().filter(|node| node.waiting.get() == 0).map(Ready).collect();
     while let Some(Ready(node)) = ready.pop() {
+        if torch.fold.is_some() {
+            torch.cross(&node, node.sequence, ready.is_empty());
+        }
         torch.set_module(node.module);
         torch.log.borrow_mut().set_category(node.category);
         if !node.before.borrow().is_empty() {

@@ -147,6 +147,10 @@ pub struct Log {
     pub ran_cudnn: bool,
     /// Why the run would have stopped, where it cannot run as asked.
     pub refused: Option<String>,
+    /// Units of layers that were written down, not run.
+    pub folded: usize,
+    /// Whether layers that were taken to be alike were not: then nothing of this is so.
+    pub(super) misfolded: bool,
     /// Who is running now: stamped on new storages.
     context: Context,
 }
@@ -251,6 +255,16 @@ impl Storage {
         inner.storages.push(StorageInfo { bytes, category, operation, module, shape, dtype, stream });
         drop(inner);
         Rc::new(Self { id, alive: Cell::new(None), log: Rc::clone(log) })
+    }
+
+    /// A storage that is in the log already: one of a layer that was written down, not run.
+    pub(super) fn known(log: &SharedLog, id: StorageId) -> Rc<Self> {
+        Rc::new(Self { id, alive: Cell::new(Some(id)), log: Rc::clone(log) })
+    }
+
+    /// Its end is in the log already.
+    pub(super) fn forget(&self) {
+        self.alive.set(None);
     }
 
     /// Gives its bytes back while tensors still look at it (`untyped_storage().resize_(0)`).

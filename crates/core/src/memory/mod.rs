@@ -31,6 +31,7 @@ pub mod device;
 pub mod effort;
 mod engine;
 mod evaluation;
+pub mod fold;
 pub mod infer;
 mod job;
 mod load;

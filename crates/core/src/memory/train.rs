@@ -6,6 +6,7 @@ use super::adapters::{self, Loaded};
 use super::autograd;
 use super::device::Device;
 use super::engine::{Alone, Engine};
+use super::fold;
 use super::job::{self, Shallow};
 use super::load::{self, Batch, Changes};
 use super::log::{Category, Event, Log};
@@ -38,6 +39,22 @@ pub(super) fn simulate(
     changes: Changes,
     (spread, place): (Option<Spread>, Place),
     shallow: Option<Shallow>,
+) -> Result<Log, PlanError> {
+    let log = attempt((program, programs), plan, changes.clone(), (spread, place), (shallow, true))?;
+    match log.misfolded {
+        false => Ok(log),
+        // Steps of a job are not folded: they come from a shallow model.
+        true => attempt((program, programs), plan, changes, (spread, place), (None, false)),
+    }
+}
+
+/// The same, with layers that are alike run in part where that may be.
+fn attempt(
+    (program, programs): (&Rc<Program>, &Programs),
+    plan: &TrainPlan,
+    changes: Changes,
+    (spread, place): (Option<Spread>, Place),
+    (shallow, folds): (Option<Shallow>, bool),
 ) -> Result<Log, PlanError> {
     let mut torch = Torch::new(Device::of(&plan.gpu));
     torch.log.borrow_mut().reserve(program.steps.len());
@@ -90,6 +107,7 @@ pub(super) fn simulate(
         let ready = Ready { programs, plan, parameters, wrapped, liger, settings, hooks, known };
         return job::run(torch, plan, engine, (ready, syncs), shallow);
     }
+    torch.folds = folds && fold::is_allowed() && spread.is_none() && !plan.keep_loss && !plan.optimizer_in_backward;
     let Batch { inputs, beside } = match spread.map_or(1, |spread| spread.parallel.mesh.cp) {
         1 => load::batch(&mut torch, program, plan),
         cp => load::shared_batch(&mut torch, program, (1, cp), true),

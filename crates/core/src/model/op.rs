@@ -266,3 +266,28 @@ pub enum Op {
     /// A Fourier transform.
     Fourier,
 }
+
+impl Op {
+    /// The same operation on other parameters.
+    pub(crate) fn renamed(&self, name: &mut impl FnMut(ParameterId) -> ParameterId) -> Self {
+        let mut op = self.clone();
+        match &mut op {
+            Self::Parameter(id) | Self::Embedding { weight: id } => *id = name(*id),
+            Self::Linear { weight, bias, .. } | Self::Convolution { weight, bias, .. } => {
+                *weight = name(*weight);
+                *bias = bias.map(name);
+            }
+            Self::Norm { weight, bias, .. } => {
+                *weight = weight.map(&mut *name);
+                *bias = bias.map(name);
+            }
+            Self::Attention(spec) | Self::BiasedAttention(spec) => spec.sinks = spec.sinks.map(name),
+            Self::Experts(spec) => {
+                (spec.gate_up, spec.down) = (name(spec.gate_up), name(spec.down));
+                spec.biases = spec.biases.map(|(up, down)| (name(up), name(down)));
+            }
+            _ => {}
+        }
+        op
+    }
+}

@@ -135,6 +135,11 @@ impl Found {
         self.tried.cost.and_then(|cost| cost.seconds)
     }
 
+    /// Whether types or the optimizer are others.
+    fn rounds(&self) -> bool {
+        self.made.moves.iter().any(|at| MOVES[*at].cost == Cost::Arithmetic)
+    }
+
     /// What plans are ranked by: seconds, or operations where the card's figures are not known.
     fn time(&self) -> f64 {
         let cost = self.tried.cost;
@@ -262,9 +267,7 @@ impl Run<'_> {
         for stage in stages {
             let splits = with(self, &stage, Cost::Mesh);
             let alone = splits.is_empty();
-            for regime in stage.into_iter().chain(splits) {
-                self.explore(&regime);
-            }
+            self.explore(stage.into_iter().chain(splits).collect());
             if !alone && !self.found.is_empty() {
                 break;
             }
@@ -281,14 +284,28 @@ impl Run<'_> {
         })
     }
 
-    fn explore(&mut self, regime: &Made) {
-        if self.is_settled(regime) {
-            return;
-        }
+    fn explore(&mut self, mut regimes: Vec<Made>) {
+        regimes.retain(|regime| !self.is_settled(regime));
         let (cut, slower): (Vec<usize>, Vec<usize>) =
             self.of_cost(Cost::Time).into_iter().partition(|at| MOVES[*at].settings.contains(&"batch.batch_size"));
-        for base in self.bases(regime, &cut) {
-            self.explore_from(&base, &cut, &slower);
+        let bases =
+            regimes.iter().flat_map(|regime| self.bases(regime, &cut).into_iter().map(move |base| (regime, base)));
+        let bases: Vec<(&Made, Made)> = bases.filter(|(_, base)| self.settles(base)).collect();
+        // All that saves at once: where that does not fit, nothing does.
+        let lean = |made: &Made| {
+            slower.iter().chain(&cut).fold(made.clone(), |made, at| {
+                self.grown(&made, *at).pop().filter(|grown| self.settles(grown)).unwrap_or(made)
+            })
+        };
+        let leanest: Vec<Made> = bases.iter().map(|(_, base)| lean(base)).collect();
+        let tried = self.attempt(&leanest);
+        for (((regime, base), leanest), tried) in bases.iter().zip(&leanest).zip(tried) {
+            if let Some(tried) = tried.filter(|tried| tried.fits)
+                && !self.is_settled(regime)
+            {
+                self.keep(leanest, &tried);
+                self.explore_from(base, &cut, &slower);
+            }
         }
     }
 
@@ -309,18 +326,6 @@ impl Run<'_> {
     }
 
     fn explore_from(&mut self, base: &Made, cut: &[usize], slower: &[usize]) {
-        if !self.settles(base) {
-            return;
-        }
-        // All that saves at once: where that does not fit, nothing does.
-        let leanest = slower.iter().chain(cut).fold(base.clone(), |made, at| {
-            self.grown(&made, *at).pop().filter(|grown| self.settles(grown)).unwrap_or(made)
-        });
-        let Some(tried) = self.attempt(std::slice::from_ref(&leanest)).pop().flatten() else { return };
-        if !tried.fits {
-            return;
-        }
-        self.keep(&leanest, &tried);
         let mut sets = vec![base.clone()];
         for at in slower {
             sets.extend(self.grown(base, *at));
@@ -359,10 +364,16 @@ impl Run<'_> {
         resolve(self.search.model, &edited(self.search.request, &made.change), self.search.around).is_ok()
     }
 
-    /// Few of those that were found: by what they keep and who runs them the fastest, and the leanest of all.
+    /// Few of those that were found: by what they keep and who runs them the fastest, and the leanest of all. Where adapters alone
+    /// suffice, nobody needs another optimizer too.
     fn choose(&mut self) -> Vec<Found> {
         let mut all = std::mem::take(&mut self.found);
         let time = Found::time;
+        let trains = |found: &Found| (level(&found.made), quantises(&found.made), found.tried.request.runner);
+        let adapted: Vec<_> = all.iter().filter(|found| !found.rounds()).map(trains).collect();
+        all.retain(|found| {
+            level(&found.made) != Cost::Training || !found.rounds() || !adapted.contains(&trains(found))
+        });
         all.sort_by(|a, b| {
             (level(&a.made), a.tried.totals.process)
                 .cmp(&(level(&b.made), b.tried.totals.process))
@@ -374,25 +385,24 @@ impl Run<'_> {
                 && one.tried.totals.process <= other.tried.totals.process;
             no_worse && (time(one) < time(other) || one.tried.totals.process < other.tried.totals.process)
         };
-        let runner = |found: &Found| found.tried.request.runner;
+        let rivals = |one: &Found, other: &Found| (trains(one).1, trains(one).2) == (trains(other).1, trains(other).2);
         let open: Vec<usize> = (0..all.len())
-            .filter(|at| !all.iter().any(|other| runner(other) == runner(&all[*at]) && better(other, &all[*at])))
+            .filter(|at| !all.iter().any(|other| rivals(other, &all[*at]) && better(other, &all[*at])))
             .collect();
         let mut picked: Vec<usize> = Vec::new();
-        let mut kinds: Vec<(Cost, crate::ask::Runner)> =
-            open.iter().map(|at| (level(&all[*at].made), runner(&all[*at]))).collect();
+        let mut kinds: Vec<(Cost, bool, crate::ask::Runner)> = open.iter().map(|at| trains(&all[*at])).collect();
         kinds.sort();
         kinds.dedup();
         for kind in kinds {
-            let of_kind = || open.iter().copied().filter(|at| (level(&all[*at].made), runner(&all[*at])) == kind);
-            let fastest = of_kind().min_by(|a, b| time(&all[*a]).total_cmp(&time(&all[*b])));
-            let leanest = of_kind().min_by_key(|at| all[*at].tried.totals.process);
-            picked.extend(fastest);
-            // Much leaner ones are shown too.
-            let much = |lean: &usize| {
-                fastest.is_some_and(|fast| all[*lean].tried.totals.process < all[fast].tried.totals.process / 4 * 3)
-            };
-            picked.extend(leanest.filter(much));
+            let of_kind = || open.iter().copied().filter(|at| trains(&all[*at]) == kind);
+            // The fastest, then the fastest that takes three quarters of its memory, and so on.
+            let mut most = u64::MAX;
+            for _ in 0..if picked.is_empty() { 3 } else { 2 } {
+                let lean = of_kind().filter(|at| all[*at].tried.totals.process <= most);
+                let Some(next) = lean.min_by(|a, b| time(&all[*a]).total_cmp(&time(&all[*b]))) else { break };
+                most = all[next].tried.totals.process / 4 * 3;
+                picked.push(next);
+            }
         }
         picked.sort_unstable();
         picked.dedup();
@@ -440,6 +450,11 @@ impl Run<'_> {
             price: None,
         }
     }
+}
+
+/// Whether the model under its adapters is quantised.
+fn quantises(made: &Made) -> bool {
+    tree::get(&made.change, "quantization").is_some_and(Value::is_object)
 }
 
 /// What moves do to the result: those that only cost time or spread it do nothing.

@@ -13,6 +13,7 @@
 //! | [`liger`] | what Liger's kernels put in place of these |
 //! | `loss`, [`head`], `trl_loss` | losses, and those that take the output head along |
 //! | `nested` | checkpoints with a backward pass of their own |
+//! | `fold` | stacks of layers that are alike, run in part |
 //! | [`hooks`] | what wrappers do around modules |
 //! | [`tensor_parallel`] | what tensor parallel does around linears |
 //! | `tensors` | plain tensor operations |
@@ -25,6 +26,7 @@ mod experts;
 mod falcon;
 mod flash;
 mod flex;
+mod fold;
 pub mod head;
 pub mod hooks;
 pub mod liger;
@@ -110,6 +112,8 @@ pub struct Runner {
     hands_on: bool,
     /// The model fills a cache in training too, unless it is checkpointed: `use_cache` is its default.
     caches_in_training: bool,
+    /// The layers that are alike, once somebody asked.
+    stack: std::cell::OnceCell<Option<fold::Stack>>,
 }
 
 impl Runner {
@@ -153,6 +157,7 @@ impl Runner {
             logits,
             hands_on,
             caches_in_training,
+            stack: Default::default(),
         }
     }
 
@@ -178,7 +183,10 @@ impl Runner {
         }
         torch.autocast = self.settings.autocast;
         torch.saves_on_host = self.settings.save_on_cpu;
-        torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, 0..self.program.steps.len()));
+        torch.in_category(Category::Activations, |torch| match self.stack(torch) {
+            Some(stack) => self.run_folded(torch, &mut frames, stack),
+            None => self.run(torch, &mut frames, 0..self.program.steps.len()),
+        });
         torch.saves_on_host = false;
         torch.cast_cache.clear();
         torch.autocast = None;

@@ -40,6 +40,7 @@ use std::rc::Rc;
 use super::autograd::{Edge, Frame, Gradients, Leaf, Node, Saved};
 use super::device::Device;
 use super::effort::Effort;
+use super::fold::Fold;
 use super::log::{Category, Log, SharedLog, Storage, StorageId, Stream};
 use super::tensor::{Layouts, Strides, Tensor, contiguous_strides, pointwise_strides};
 use crate::dtype::DType;
@@ -88,6 +89,9 @@ pub struct Torch {
     pub linears_are_functions: bool,
     /// What has been computed and moved so far.
     pub(in crate::memory) effort: Effort,
+    /// Whether layers that are alike may be run in part, and the stack of which that is so now.
+    pub(super) folds: bool,
+    pub(super) fold: Option<Box<Fold>>,
     in_backward: bool,
     workspaces: [Option<Tensor>; 2],
     lt_workspaces: [Option<Tensor>; 2],
@@ -139,6 +143,8 @@ impl Torch {
             retained: Vec::new(),
             linears_are_functions: false,
             effort: Effort::default(),
+            folds: false,
+            fold: None,
             in_backward: false,
             workspaces: [None, None],
             lt_workspaces: [None, None],
@@ -273,6 +279,11 @@ impl Torch {
         for (slot, output) in outputs.iter_mut().enumerate() {
             output.edge = Some(Edge { node: Rc::clone(&node), slot: slot as u8 });
         }
+    }
+
+    /// The newest node.
+    pub(super) fn sequence(&self) -> u64 {
+        self.sequence
     }
 
     /// Holds a tensor until the graph dies: what a Python function keeps as an attribute of its context.

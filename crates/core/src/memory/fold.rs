@@ -1,0 +1,258 @@
+//! Layers that are alike are run once and written down for the others.
+//!
+//! What a layer does to memory follows from its steps, from how its inputs and parameters look, and from the state of the library
+//! around it. Where those are the same in one layer after the other, so are the events, with other names for the storages. So
+//! of a stack two units are run at its beginning and two at its end (a unit is the shortest range of layers that comes again);
+//! those between are copies of the second on the way there and of the last but one on the way back. The unit behind the copies
+//! must then be the same as the one before them: if it is not, nothing of the run counts, and it is run without folding.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::autograd::{Leaf, Node};
+use super::effort::Effort;
+use super::log::{Event, Log, Storage, StorageId, StorageInfo};
+use super::tensor::Tensor;
+use super::torch::Torch;
+
+thread_local! {
+    static ALLOWED: Cell<bool> = const { Cell::new(true) };
+}
+
+/// Runs every layer of what is simulated in `work`: the same, later.
+pub fn layer_by_layer<T>(work: impl FnOnce() -> T) -> T {
+    let before = ALLOWED.replace(false);
+    let done = work();
+    ALLOWED.set(before);
+    done
+}
+
+/// Whether layers may be left out.
+pub(super) fn is_allowed() -> bool {
+    ALLOWED.get()
+}
+
+/// A moment of a run.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Mark {
+    event: usize,
+    pub(super) storage: u32,
+    effort: Effort,
+}
+
+impl Mark {
+    pub(super) fn now(torch: &Torch) -> Self {
+        let log = torch.log.borrow();
+        Self { event: log.events.len(), storage: log.storages.len() as u32, effort: torch.effort }
+    }
+}
+
+/// Names of storages, and by how much they differ in the next unit.
+pub(super) type Regions = [(Range<u32>, i64); 2];
+
+/// A stack that was folded on the way there, as far as the way back needs it.
+pub(super) struct Fold {
+    /// Units that are not run.
+    pub(super) copies: u32,
+    /// Storages that a unit makes on the way there, and the first one of the last but one.
+    pub(super) made: u32,
+    pub(super) base: u32,
+    /// Modules of the last but one, and how many a unit has.
+    pub(super) modules: Range<u32>,
+    /// The last nodes of the last unit, the one before it, the second and the first.
+    pub(super) ends: [u64; 4],
+    /// What collects gradients in the last but one, then in the copies before it, nearest first.
+    pub(super) leaves: Vec<Vec<Rc<Leaf>>>,
+    pub(super) crossed: usize,
+    pub(super) marks: [Mark; 4],
+}
+
+impl Log {
+    /// Whether every event between two moments can be named for another unit.
+    pub(super) fn is_local(&self, [begin, end]: [Mark; 2], regions: &Regions) -> bool {
+        self.events[begin.event..end.event].iter().all(|event| moved(*event, regions, 0).is_some())
+    }
+
+    /// Writes what happened between two moments down again, `times` units on; `modules` says how modules are named there.
+    fn repeat(&mut self, [begin, end]: [Mark; 2], regions: &Regions, times: i64, modules: impl Fn(u32) -> u32) {
+        let first = self.storages.len();
+        self.storages.extend_from_within(begin.storage as usize..end.storage as usize);
+        for storage in &mut self.storages[first..] {
+            storage.module = modules(storage.module);
+        }
+        let first = self.events.len();
+        self.events.extend_from_within(begin.event..end.event);
+        for event in &mut self.events[first..] {
+            *event = moved(*event, regions, times).unwrap_or(*event);
+        }
+    }
+
+    /// Whether the same happened between two other moments, `times` units on.
+    fn came_again(
+        &self,
+        [begin, end]: [Mark; 2],
+        [from, to]: [Mark; 2],
+        (regions, times): (&Regions, i64),
+        modules: impl Fn(u32) -> u32,
+    ) -> bool {
+        let (one, other) = (&self.events[begin.event..end.event], &self.events[from.event..to.event]);
+        let alike = |a: &StorageInfo, b: &StorageInfo| {
+            (a.bytes, a.category, a.operation, a.dtype, a.stream)
+                == (b.bytes, b.category, b.operation, b.dtype, b.stream)
+                && a.shape == b.shape
+                && modules(a.module) == b.module
+        };
+        let storages = |begin: Mark, end: Mark| &self.storages[begin.storage as usize..end.storage as usize];
+        one.len() == other.len()
+            && one.iter().zip(other).all(|(a, b)| moved(*a, regions, times) == Some(*b))
+            && storages(begin, end).len() == storages(from, to).len()
+            && storages(begin, end).iter().zip(storages(from, to)).all(|(a, b)| alike(a, b))
+    }
+}
+
+/// An event of a unit as it is in another.
+fn moved(event: Event, regions: &Regions, times: i64) -> Option<Event> {
+    let name = |id: StorageId| {
+        let (_, by) = regions.iter().find(|(known, _)| known.contains(&id.0))?;
+        Some(StorageId(u32::try_from(i64::from(id.0) + by * times).ok()?))
+    };
+    match event {
+        Event::Allocate(id) => name(id).map(Event::Allocate),
+        Event::Free(id) => name(id).map(Event::Free),
+        _ => None,
+    }
+}
+
+impl Torch {
+    /// Writes down `copies` units after the one between two moments.
+    pub(super) fn write_copies(
+        &mut self,
+        marks: [Mark; 2],
+        regions: &Regions,
+        copies: u32,
+        modules: impl Fn(u32, u32) -> u32,
+    ) {
+        crate::work::repeat((marks[1].event - marks[0].event) * copies as usize);
+        let mut log = self.log.borrow_mut();
+        log.folded += copies as usize;
+        for copy in 1..=copies {
+            log.repeat(marks, regions, copy.into(), |module| modules(module, copy));
+        }
+        drop(log);
+        let once = marks[1].effort.since(&marks[0].effort);
+        self.effort = self.effort.and(&once.times(copies.into(), 1));
+    }
+
+    /// The unit between two moments must be what `times` units before it was.
+    pub(super) fn must_come_again(
+        &mut self,
+        before: [Mark; 2],
+        after: [Mark; 2],
+        of: (&Regions, i64),
+        modules: impl Fn(u32) -> u32,
+    ) {
+        let mut log = self.log.borrow_mut();
+        log.misfolded |= !log.came_again(before, after, of, modules);
+    }
+
+    /// A node is about to go back, `alone` where no other is ready: where it is the first of a unit, the unit before it is over.
+    pub(super) fn cross(&mut self, node: &Node, sequence: u64, alone: bool) {
+        let Some(mut fold) = self.fold.take() else { return };
+        while fold.crossed < 4 && sequence <= fold.ends[fold.crossed] {
+            fold.marks[fold.crossed] = Mark::now(self);
+            match fold.crossed {
+                2 => self.back_through_copies(&mut fold, node, alone),
+                3 => {
+                    let of = (&fold.regions(), i64::from(fold.copies) + 1);
+                    let [_, first, second, third] = fold.marks;
+                    let modules = |module| fold.module(module, fold.copies + 1);
+                    let template = fold.template(first, second);
+                    self.must_come_again(template, [second, third], of, modules);
+                }
+                _ => {}
+            }
+            fold.crossed += 1;
+        }
+        self.fold = Some(fold);
+    }
+
+    /// The walk is over.
+    pub(super) fn end_fold(&mut self) {
+        if self.fold.take().is_some_and(|fold| fold.crossed < 4) {
+            self.log.borrow_mut().misfolded = true;
+        }
+    }
+
+    fn back_through_copies(&mut self, fold: &mut Fold, node: &Node, alone: bool) {
+        let [last, begin, end, _] = fold.marks;
+        let regions = fold.regions();
+        let local = self.log.borrow().is_local([begin, end], &regions);
+        let made = begin.storage..end.storage;
+        if !local || !alone || !self.rename_gradient(node, last.storage, made, fold.copies) {
+            self.log.borrow_mut().misfolded = true;
+            return;
+        }
+        self.write_copies([begin, end], &regions, fold.copies, |module, copy| fold.module(module, copy));
+        let made = end.storage - begin.storage;
+        let Some((own, copies)) = fold.leaves.split_first() else { return };
+        for (copy, leaves) in (1..).zip(copies) {
+            for (own, leaf) in own.iter().zip(leaves) {
+                let Some(gradient) = own.grad.borrow().clone() else { continue };
+                let id = gradient.storage.id().0;
+                if (begin.storage..end.storage).contains(&id) {
+                    let storage = Storage::known(&self.log, StorageId(id + copy * made));
+                    *leaf.grad.borrow_mut() = Some(Tensor { storage, ..gradient });
+                }
+            }
+        }
+        fold.marks[2] = Mark::now(self);
+    }
+
+    /// The gradient that goes on is that of the last copy.
+    fn rename_gradient(&mut self, node: &Node, before: u32, made: Range<u32>, copies: u32) -> bool {
+        let by = copies * (made.end - made.start);
+        node.renew(|gradient| {
+            let id = gradient.storage.id();
+            // One that all units add to stays where it is.
+            if id.0 < before {
+                return true;
+            }
+            if !made.contains(&id.0) || Rc::strong_count(&gradient.storage) > 1 {
+                return false;
+            }
+            gradient.storage.forget();
+            gradient.storage = Storage::known(&self.log, StorageId(id.0 + by));
+            true
+        })
+    }
+}
+
+impl Fold {
+    /// How storages are named one unit further on the way back: those of the way there the other way round.
+    fn regions(&self) -> Regions {
+        let [last, begin, end, _] = self.marks;
+        // The copies begin where the last but one unit ended.
+        let made = if self.crossed > 2 { self.back() } else { end.storage - begin.storage };
+        let there = self.base.saturating_sub(self.made)..self.base + 2 * self.made;
+        [(there, -i64::from(self.made)), (last.storage..begin.storage + made, i64::from(made))]
+    }
+
+    /// Storages that a unit makes on the way back.
+    fn back(&self) -> u32 {
+        let [_, begin, end, _] = self.marks;
+        (end.storage - begin.storage) / (self.copies + 1)
+    }
+
+    /// Where the unit was of which the copies are made.
+    fn template(&self, begin: Mark, end: Mark) -> [Mark; 2] {
+        let units = self.copies as usize + 1;
+        let storage = begin.storage + self.back();
+        [begin, Mark { event: begin.event + (end.event - begin.event) / units, storage, effort: begin.effort }]
+    }
+
+    fn module(&self, module: u32, copy: u32) -> u32 {
+        let step = self.modules.end - self.modules.start;
+        if self.modules.contains(&module) { module.saturating_sub(step * copy) } else { module }
+    }
+}

@@ -1,0 +1,80 @@
+//! Layers that are alike are run once: that changes no event of any run.
+
+use vramcast_core::memory::fold::layer_by_layer;
+use vramcast_core::memory::simulation::{self, Simulation};
+use vramcast_core::model::Model;
+use vramcast_core::plan::TrainPlan;
+use vramcast_core::source::catalogue;
+
+use serde_json::{Value, json};
+
+fn plan(tree: &Value) -> TrainPlan {
+    serde_json::from_value(tree.clone()).unwrap()
+}
+
+fn same(one: &Simulation, other: &Simulation, what: &str) {
+    assert_eq!(one.log.events, other.log.events, "{what}");
+    assert_eq!(one.log.storages.len(), other.log.storages.len(), "{what}");
+    for (a, b) in one.log.storages.iter().zip(&other.log.storages) {
+        assert_eq!(format!("{a:?}"), format!("{b:?}"), "{what}");
+    }
+    assert_eq!((one.log.effort, one.log.host.peak), (other.log.effort, other.log.host.peak), "{what}");
+    assert_eq!(one.replay.phases, other.replay.phases, "{what}");
+}
+
+/// Plans that put other things in place of a layer's parts.
+fn plans() -> [Value; 8] {
+    let batch = json!({"batch_size": 2, "seq_len": 64});
+    let with = |more: Value| {
+        let mut tree = json!({"batch": batch});
+        tree.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        tree
+    };
+    [
+        with(json!({})),
+        with(json!({"checkpointing": "full"})),
+        with(json!({"checkpointing": "full", "checkpoints": {"reentrant": true}})),
+        with(json!({"weights": "fp32", "autocast": "bf16", "gradient_accumulation": 3})),
+        with(json!({"adapter": {"method": "lora", "dropout": 0.1}, "attention": "eager"})),
+        with(json!({"adapter": {"method": "lora"}, "quantization": {}, "checkpointing": "full"})),
+        with(json!({"optimizer": {"kind": "adafactor"}, "keep_outputs": true, "clip": true})),
+        with(json!({"save_on_cpu": true, "optimizer_in_backward": true})),
+    ]
+}
+
+#[test]
+fn nothing_changes() {
+    let (mut compared, mut folded) = (0, 0);
+    for (place, entry) in catalogue::entries().enumerate() {
+        let Ok(model) = Model::new(entry.config, entry.auto_class.as_deref()) else { continue };
+        // Each model with two of the plans, so that every plan meets many.
+        let all = plans();
+        for tree in [&all[place % all.len()], &all[(place / all.len() + place + 3) % all.len()]] {
+            let plan = plan(tree);
+            let Ok(one) = simulation::train(&model, &plan) else { continue };
+            if one.log.storages.len() > 200_000 {
+                continue;
+            }
+            let other = layer_by_layer(|| simulation::train(&model, &plan)).unwrap();
+            same(&one, &other, &format!("{} {tree}", entry.id));
+            compared += 1;
+            folded += usize::from(one.log.folded > 0);
+            assert_eq!(other.log.folded, 0);
+        }
+    }
+    println!("{compared} runs compared, {folded} of them folded");
+    assert!(compared > 300 && folded * 2 > compared, "{folded} of {compared}");
+}
+
+/// Few layers are run of a deep model, however it is trained.
+#[test]
+fn what_is_alike_is_folded() {
+    for (name, least) in [("meta-llama/Meta-Llama-3-8B", 54), ("gpt2", 14), ("google-bert/bert-large-uncased", 38)] {
+        let entry = catalogue::find(name).unwrap();
+        let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+        for tree in &plans()[..2] {
+            let run = simulation::train(&model, &plan(tree)).unwrap();
+            assert!(run.log.folded >= least, "{name} {tree}: {}", run.log.folded);
+        }
+    }
+}
