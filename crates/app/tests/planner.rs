@@ -132,25 +132,75 @@ fn samples(document: &Value) -> u64 {
     number(&plan["batch"]["batch_size"]) * number(&plan["gradient_accumulation"]) * cards
 }
 
-/// Every plan fits, keeps the samples of a step, and its command gives its numbers.
+/// Every plan fits, keeps the samples of a step, and its command gives its numbers; returns the commands.
+fn hold(line: &str, asked: u64) -> Vec<String> {
+    let (document, code) = json(line);
+    let plans = document["plans"].as_array().unwrap();
+    assert!(code == 0 && document["schema"] == 1 && !plans.is_empty() && plans.len() <= 8, "{document}");
+    let promised = |plan: &Value| {
+        let command = plan["command"].as_str().unwrap();
+        let (again, code) = json(&format!("{} --no-suggestions", command.strip_prefix("vramcast ").unwrap()));
+        assert_eq!((code, &again["totals"]), (0, &plan["totals"]), "{command}");
+        assert_eq!(again["step"], plan["cost"], "{command}");
+        assert_eq!(again["verdicts"][0]["headroom"], plan["headroom"], "{command}");
+        assert_eq!(samples(&again), asked, "{command}");
+        command.to_owned()
+    };
+    plans.iter().map(promised).collect()
+}
+
 #[test]
 fn plans_hold() {
-    for (line, asked) in [
-        ("plan gpt2 --batch-size 24 --gpu t4", 24),
-        ("plan EleutherAI/pythia-410m --batch-size 8 --gpus 2 --gpu t4", 16),
-    ] {
-        let (document, code) = json(line);
-        let plans = document["plans"].as_array().unwrap();
-        assert!(code == 0 && document["schema"] == 1 && !plans.is_empty() && plans.len() <= 8, "{document}");
-        for plan in plans {
-            let command = plan["command"].as_str().unwrap();
-            let (again, code) = json(&format!("{} --no-suggestions", command.strip_prefix("vramcast ").unwrap()));
-            assert_eq!((code, &again["totals"]), (0, &plan["totals"]), "{command}");
-            assert_eq!(again["step"], plan["cost"], "{command}");
-            assert_eq!(again["verdicts"][0]["headroom"], plan["headroom"], "{command}");
-            assert_eq!(samples(&again), asked, "{command}");
+    hold("plan gpt2 --batch-size 24 --gpu t4", 24);
+    hold("plan EleutherAI/pythia-410m --batch-size 8 --gpus 2 --gpu t4", 16);
+    let commands = hold("plan EleutherAI/pythia-160m --batch-size 2 --gpus 2 --nodes 2 --engine megatron --gpu t4", 8);
+    assert!(commands.iter().all(|command| command.contains("--engine megatron --") && command.contains("--gpus 2")));
+}
+
+/// A recipe that people run is among the answers (docs/planner.md says whose).
+fn answers(questions: &[(&str, u64, &[&str])]) {
+    for (line, samples, recipes) in questions {
+        let commands = hold(line, *samples);
+        for recipe in *recipes {
+            let holds = |command: &String| recipe.split(' ').all(|word| command.contains(word));
+            assert!(commands.iter().any(holds), "{line}: {recipe} is not in {commands:#?}");
         }
     }
+}
+
+#[test]
+fn questions_on_one_card() {
+    answers(&[
+        (
+            "plan llama3-8b --gpu rtx4090",
+            1,
+            &["--lora --gradient-checkpointing", "--qlora", "--optimizer-in-backward 8bit"],
+        ),
+        ("plan phi-2 --batch-size 16 --gpu a100-80gb", 16, &["--gradient-accumulation"]),
+        (
+            "plan google-bert/bert-large-uncased --batch-size 32 --seq-len 512 --gpu t4",
+            32,
+            &["--gradient-accumulation"],
+        ),
+        ("plan llama3.2-3b --seq-len 8192 --gpu a100-80gb --keep full", 1, &["--gradient-checkpointing", "--liger"]),
+    ]);
+    // bitsandbytes leaves fused experts alone, and what is not quantised is widened.
+    let experts =
+        "plan qwen3-30b-a3b --qlora --lora-target-modules q_proj,k_proj,v_proj,o_proj --seq-len 4096 --gpu rtx4090";
+    let (document, code) = json(experts);
+    assert_eq!((code, document["plans"].as_array().map(Vec::len)), (1, Some(0)));
+    // A question that cannot run at all says why.
+    vramcast(&words("plan qwen3-30b-a3b --qlora --gpu rtx4090")).code(2);
+}
+
+#[test]
+#[ignore = "second ring: minutes"]
+fn questions_on_many_cards() {
+    answers(&[
+        ("plan llama3-70b --gpu h100 --gpus 8 --keep full", 8, &["--gradient-checkpointing", "--zero 3 --offload"]),
+        ("plan llama3-70b --gpu h100 --gpus 8 --nodes 8 --keep full", 64, &["fsdp2"]),
+        ("plan llama3-405b --engine megatron --gpu h100 --gpus 8 --nodes 32 --keep full", 256, &["--tp 8"]),
+    ]);
 }
 
 /// What is named stays, and what must stay does.

@@ -1,6 +1,7 @@
 //! Layers that are alike are run once: that changes no event of any run.
 
 use vramcast_core::memory::fold::layer_by_layer;
+use vramcast_core::memory::log::{Event, StorageInfo};
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::TrainPlan;
@@ -13,11 +14,31 @@ fn plan(tree: &Value) -> TrainPlan {
 }
 
 fn same(one: &Simulation, other: &Simulation, what: &str) {
-    assert_eq!(one.log.events, other.log.events, "{what}");
-    assert_eq!(one.log.storages.len(), other.log.storages.len(), "{what}");
-    for (a, b) in one.log.storages.iter().zip(&other.log.storages) {
-        assert_eq!(format!("{a:?}"), format!("{b:?}"), "{what}");
+    let differs = one.log.events.iter().zip(&other.log.events).position(|(a, b)| a != b);
+    if let Some(at) = differs {
+        let told = |run: &Simulation| {
+            let events = run.log.events[at.saturating_sub(3)..].iter().take(8);
+            let named = events.map(|event| match event {
+                Event::Allocate(id) | Event::Free(id) => {
+                    let storage = run.log.storages[id.0 as usize];
+                    format!(
+                        "{event:?} {} {} {:?} {}",
+                        storage.operation, storage.bytes, storage.category, storage.module
+                    )
+                }
+                other => format!("{other:?}"),
+            });
+            named.collect::<Vec<_>>().join("\n")
+        };
+        panic!("{what}: event {at} of {}\n{}\n\n{}", one.log.events.len(), told(one), told(other));
     }
+    assert_eq!(one.log.events.len(), other.log.events.len(), "{what}");
+    assert_eq!(one.log.storages.len(), other.log.storages.len(), "{what}");
+    let told = |storage: &StorageInfo| {
+        let StorageInfo { bytes, category, operation, module, shape, dtype, stream } = *storage;
+        (bytes, category, operation, module, shape, dtype, stream)
+    };
+    assert!(one.log.storages.iter().map(told).eq(other.log.storages.iter().map(told)), "{what}");
     assert_eq!((one.log.effort, one.log.host.peak), (other.log.effort, other.log.host.peak), "{what}");
     assert_eq!(one.replay.phases, other.replay.phases, "{what}");
 }
@@ -47,23 +68,22 @@ fn nothing_changes() {
     let (mut compared, mut folded) = (0, 0);
     for (place, entry) in catalogue::entries().enumerate() {
         let Ok(model) = Model::new(entry.config, entry.auto_class.as_deref()) else { continue };
-        // Each model with two of the plans, so that every plan meets many.
+        // Each model with one of the plans, so that every plan meets many.
         let all = plans();
-        for tree in [&all[place % all.len()], &all[(place / all.len() + place + 3) % all.len()]] {
-            let plan = plan(tree);
-            let Ok(one) = simulation::train(&model, &plan) else { continue };
-            if one.log.storages.len() > 200_000 {
-                continue;
-            }
-            let other = layer_by_layer(|| simulation::train(&model, &plan)).unwrap();
-            same(&one, &other, &format!("{} {tree}", entry.id));
-            compared += 1;
-            folded += usize::from(one.log.folded > 0);
-            assert_eq!(other.log.folded, 0);
+        let tree = &all[(place / all.len() + place + 3) % all.len()];
+        let plan = plan(tree);
+        let Ok(one) = simulation::train(&model, &plan) else { continue };
+        if one.log.storages.len() > 200_000 {
+            continue;
         }
+        let other = layer_by_layer(|| simulation::train(&model, &plan)).unwrap();
+        same(&one, &other, &format!("{} {tree}", entry.id));
+        compared += 1;
+        folded += usize::from(one.log.folded > 0);
+        assert_eq!(other.log.folded, 0);
     }
     println!("{compared} runs compared, {folded} of them folded");
-    assert!(compared > 300 && folded * 2 > compared, "{folded} of {compared}");
+    assert!(compared > 150 && folded * 2 > compared, "{folded} of {compared}");
 }
 
 /// Few layers are run of a deep model, however it is trained.

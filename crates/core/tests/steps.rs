@@ -93,6 +93,7 @@ fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {
 
 /// What others published of speed, on many cards and small ones: compiled and in float8 some of it, so only ranks are compared.
 #[test]
+#[ignore = "second ring: minutes"]
 fn published_speeds_rank_alike() {
     let mut sources: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     for row in rows("steps/published.jsonl") {

@@ -47,15 +47,19 @@ fn headed(planned: &Planned) -> String {
     if let Some(price) = planned.price {
         line += &format!(", {price:.2} an hour");
     }
-    page::wrapped(&line, width()).replace('\n', "\n   ")
+    page::wrapped(&line, width().saturating_sub(4)).replace('\n', "\n   ")
 }
 
 fn told(planned: &Planned) -> String {
     let mut text = String::new();
+    let mut said = "";
     for change in &planned.changes {
         let line = format!("{}: {} to {}", change.setting, plain(&change.from), plain(&change.to));
-        let why = if change.why.is_empty() { String::new() } else { format!(" ({})", change.why) };
-        text += &format!("   {}\n", page::wrapped(&(line + &why), width().saturating_sub(3)).replace('\n', "\n     "));
+        // Settings that change together have one reason.
+        let why =
+            if change.why.is_empty() || change.why == said { String::new() } else { format!(" ({})", change.why) };
+        said = change.why;
+        text += &format!("   {}\n", page::wrapped(&(line + &why), width().saturating_sub(5)).replace('\n', "\n     "));
     }
     // A command is not broken: it is copied.
     text + &format!("   {}\n", planned.command)

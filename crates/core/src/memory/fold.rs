@@ -66,6 +66,9 @@ pub(super) struct Fold {
     pub(super) leaves: Vec<Vec<Rc<Leaf>>>,
     pub(super) crossed: usize,
     pub(super) marks: [Mark; 4],
+    /// Since when copies were written on the way there; their storages on the way back, and how many of these are gradients.
+    pub(super) written: (Mark, Range<u32>),
+    pub(super) kept: usize,
 }
 
 impl Log {
@@ -179,9 +182,9 @@ impl Torch {
 
     /// The walk is over.
     pub(super) fn end_fold(&mut self) {
-        if self.fold.take().is_some_and(|fold| fold.crossed < 4) {
-            self.log.borrow_mut().misfolded = true;
-        }
+        let Some(fold) = self.fold.take() else { return };
+        let mut log = self.log.borrow_mut();
+        log.misfolded |= fold.crossed < 4 || !fold.is_over(&log);
     }
 
     fn back_through_copies(&mut self, fold: &mut Fold, node: &Node, alone: bool) {
@@ -195,6 +198,8 @@ impl Torch {
         }
         self.write_copies([begin, end], &regions, fold.copies, |module, copy| fold.module(module, copy));
         let made = end.storage - begin.storage;
+        fold.written.1 = end.storage..end.storage + fold.copies * made;
+        let mut kept = 0;
         let Some((own, copies)) = fold.leaves.split_first() else { return };
         for (copy, leaves) in (1..).zip(copies) {
             for (own, leaf) in own.iter().zip(leaves) {
@@ -203,9 +208,11 @@ impl Torch {
                 if (begin.storage..end.storage).contains(&id) {
                     let storage = Storage::known(&self.log, StorageId(id + copy * made));
                     *leaf.grad.borrow_mut() = Some(Tensor { storage, ..gradient });
+                    kept += 1;
                 }
             }
         }
+        fold.kept = kept;
         fold.marks[2] = Mark::now(self);
     }
 
@@ -249,6 +256,29 @@ impl Fold {
         let units = self.copies as usize + 1;
         let storage = begin.storage + self.back();
         [begin, Mark { event: begin.event + (end.event - begin.event) / units, storage, effort: begin.effort }]
+    }
+
+    /// Whether all that was written down is gone again but for gradients: nothing in it has an owner that could free it later.
+    fn is_over(&self, log: &Log) -> bool {
+        let (since, back) = &self.written;
+        let there = since.storage..since.storage + self.copies * self.made;
+        let mut alive = vec![0_u32; there.len() + back.len()];
+        let place = |id: u32| match (there.contains(&id), back.contains(&id)) {
+            (true, _) => Some((id - there.start) as usize),
+            (_, true) => Some(there.len() + (id - back.start) as usize),
+            _ => None,
+        };
+        for event in &log.events[since.event..] {
+            match event {
+                Event::Allocate(id) => place(id.0).into_iter().for_each(|at| alive[at] += 1),
+                Event::Free(id) => place(id.0).into_iter().for_each(|at| alive[at] = alive[at].wrapping_sub(1)),
+                _ => {}
+            }
+        }
+        let (there, back) = alive.split_at(there.len());
+        there.iter().all(|alive| *alive == 0)
+            && back.iter().all(|alive| *alive <= 1)
+            && back.iter().filter(|alive| **alive == 1).count() == self.kept
     }
 
     fn module(&self, module: u32, copy: u32) -> u32 {

@@ -262,6 +262,11 @@ impl Storage {
         Rc::new(Self { id, alive: Cell::new(Some(id)), log: Rc::clone(log) })
     }
 
+    /// Whether its life is written to this log: what takes no memory has one of its own.
+    pub(super) fn is_in(&self, log: &SharedLog) -> bool {
+        Rc::ptr_eq(&self.log, log)
+    }
+
     /// Its end is in the log already.
     pub(super) fn forget(&self) {
         self.alive.set(None);

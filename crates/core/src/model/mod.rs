@@ -56,6 +56,8 @@ pub struct Model {
     assumed: bool,
     /// The GGUF file it was read from, in its parts.
     files: std::sync::Arc<[crate::source::gguf::Header]>,
+    /// How many positions it has, once somebody asked: every plan that is tried does.
+    positions: std::sync::OnceLock<[Option<u64>; 2]>,
 }
 
 impl Model {
@@ -92,6 +94,7 @@ impl Model {
                 config,
                 assumed: false,
                 files: std::sync::Arc::default(),
+                positions: std::sync::OnceLock::new(),
             });
         }
         let object = config.as_object().cloned().unwrap_or_default();
@@ -117,7 +120,7 @@ impl Model {
 
     /// The same model with another config of its family.
     pub fn reconfigured(&self, config: serde_json::Value) -> Self {
-        Self { config, ..self.clone() }
+        Self { config, positions: std::sync::OnceLock::new(), ..self.clone() }
     }
 
     /// The same model as a GGUF file holds it, in one part or several.
@@ -200,6 +203,12 @@ impl Model {
         }
         program.facts = facts;
         Ok(program)
+    }
+
+    /// How many tokens it has learned positions for, and a decoder beside an encoder has.
+    pub fn positions(&self) -> [Option<u64>; 2] {
+        let count = || self.program(Inputs::inventory()).map_or([None; 2], |all| [all.positions, all.target_positions]);
+        *self.positions.get_or_init(count)
     }
 
     /// Parameters, caches and counts.

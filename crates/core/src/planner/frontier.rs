@@ -158,7 +158,7 @@ pub fn plans(search: &Search<'_>) -> Result<Plans, Vec<Fault>> {
     let RunPlan::Train(plan) = &settled.plan else {
         return Err(vec![Fault::unsupported("", "plans of anything but training")]);
     };
-    let mut run = Run { search, tried: 0, found: Vec::new(), nearest: None };
+    let mut run = Run { search, tried: 0, found: Vec::new(), nearest: None, faults: None };
     let as_asked = run.attempt(std::slice::from_ref(&asked)).pop().flatten();
     run.regimes(&asked);
     let mut chosen = run.choose();
@@ -175,6 +175,9 @@ pub fn plans(search: &Search<'_>) -> Result<Plans, Vec<Fault>> {
         if plans.iter().all(|known| known.command != planned.command) {
             plans.push(planned);
         }
+    }
+    if let (true, None, Some(faults)) = (plans.is_empty(), &run.nearest, &run.faults) {
+        return Err(faults.clone());
     }
     let nearest = run.nearest.as_ref().filter(|_| plans.is_empty()).map(describe);
     let asked = as_asked.map(|tried| run.planned(&Found { made: asked, tried }, &tree));
@@ -197,13 +200,24 @@ struct Run<'a> {
     tried: usize,
     found: Vec<Found>,
     nearest: Option<Found>,
+    /// Why the first one that could not run could not.
+    faults: Option<Vec<Fault>>,
 }
 
 impl Run<'_> {
     fn attempt(&mut self, all: &[Made]) -> Vec<Option<Tried>> {
         let requests: Vec<Request> = all.iter().map(|made| edited(self.search.request, &made.change)).collect();
         self.tried += requests.len();
-        let tried: Vec<Option<Tried>> = (self.search.attempt)(&requests).into_iter().map(Result::ok).collect();
+        let mut tried = Vec::with_capacity(requests.len());
+        for outcome in (self.search.attempt)(&requests) {
+            match outcome {
+                Ok(one) => tried.push(Some(one)),
+                Err(faults) => {
+                    tried.push(None);
+                    self.faults.get_or_insert(faults);
+                }
+            }
+        }
         for (made, tried) in all.iter().zip(&tried) {
             let Some(tried) = tried.as_ref().filter(|tried| !tried.fits) else { continue };
             let nearer = |known: &Found| tried.headroom() > known.tried.headroom();
@@ -240,13 +254,37 @@ impl Run<'_> {
         let Ok(settled) = resolve(self.search.model, &request, self.search.around) else { return Vec::new() };
         let tree = tree_of(&settled.plan);
         let now = Now { tree: &tree, runner: request.runner, model: self.search.model, cards: &[] };
-        let values = (one.values)(&now);
+        let mut values = (one.values)(&now);
+        if one.cost == Cost::Mesh {
+            values.retain(|value| self.is_kept(value));
+            // Cards are counted by node where nodes were named: as many as there are stay.
+            if tree::get(&self.search.request.stated, "parallel.nodes").is_some_and(|nodes| !nodes.is_null()) {
+                values.iter_mut().for_each(|value| drop(tree::take(value, "parallel.gpus")));
+            }
+        }
         let with = |value: &Value| {
             let mut change = made.change.clone();
             tree::lay(&mut change, &trial::change(self.search.request, one, value));
             Made { moves: made.moves.iter().copied().chain([at]).collect(), change }
         };
         values.iter().map(with).collect()
+    }
+
+    /// Whether a split is one of the engine and the axes that were named.
+    fn is_kept(&self, split: &Value) -> bool {
+        let stated = |path: &str| tree::get(&self.search.request.stated, path).and_then(Value::as_object);
+        let engine = stated("parallel.engine").is_none_or(|named| {
+            named.iter().filter(|(_, options)| !options.is_null()).all(|(name, options)| {
+                let given = &split["parallel"]["engine"][name];
+                let kept = |(path, value): (String, Value)| tree::get(given, &path).is_none_or(|now| *now == value);
+                given.is_object() && tree::leaves(options).into_iter().all(kept)
+            })
+        });
+        let axes = stated("parallel.mesh").is_none_or(|named| {
+            let axis = |name: &str| split["parallel"]["mesh"][name].as_u64().unwrap_or(1);
+            named.iter().all(|(name, size)| size.as_u64().is_none_or(|size| size == axis(name)))
+        });
+        engine && axes
     }
 
     fn of_cost(&self, cost: Cost) -> Vec<usize> {

@@ -86,7 +86,10 @@ impl Cut {
         let micro = (1..=micro).rev().find(|micro| share.is_multiple_of(*micro))?;
         let mut mesh = json!({"tp": tp, "pp": pp, "cp": cp, "ep": ep});
         mesh.as_object_mut()?.retain(|_, size| *size != json!(1));
+        let uneven = self.sizes.layers.is_some_and(|layers| !layers.is_multiple_of(pp));
         let options = match (engine, tp > 1) {
+            // The embedding and the loss are dealt out like layers, as for the 126 of Llama-3.1-405B.
+            ("megatron", _) if uneven => json!({"split": {"counted": {"embedding": true, "loss": true}}}),
             // Sequence parallel and the loss on parts of the vocabulary, as torchtitan runs it.
             ("fsdp2", true) => json!({"tensor": {"form": "torchtitan", "loss_parallel": true}}),
             _ => json!({}),

@@ -350,7 +350,7 @@ pub const MOVES: &[Move] = &[
     },
     Move {
         settings: &["parallel", "batch.batch_size", "gradient_accumulation"],
-        fixed: &["parallel.engine", "parallel.mesh", "parallel.dp"],
+        fixed: &["parallel.dp"],
         cost: Cost::Mesh,
         why: "another split over the cards",
         values: meshes::splits,

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use super::request::{Request, Task};
 use super::runner::Runner;
 use super::{table, tree};
-use crate::model::{Inputs, Model};
+use crate::model::Model;
 use crate::plan::{Batch, Fault, Faults, Framework, Gpus, Origin, PlanError, RunPlan, Situation};
 
 /// A plan that can run, and how it came about.
@@ -355,9 +355,6 @@ pub fn target_positions(model: &Model) -> Option<u64> {
 }
 
 fn limits(model: &Model) -> sizes::Limits {
-    let program = model.program(Inputs::inventory()).ok();
-    program.map_or_else(sizes::Limits::default, |program| sizes::Limits {
-        tokens: program.positions,
-        targets: program.target_positions,
-    })
+    let [tokens, targets] = model.positions();
+    sizes::Limits { tokens, targets }
 }

@@ -303,7 +303,11 @@ impl Runner {
         let (end, second) = (Mark::now(torch), torch.sequence());
         let made = end.storage - begin.storage;
         let regions: Regions = [(begin.storage.saturating_sub(made)..end.storage, i64::from(made)), (0..0, 0)];
-        let alike = self.around(torch, frames, stack, 1) == before
+        // What outlives the next unit is kept by name, and copies have no names.
+        let mut first_unit = (stack.value..stack.value + stack.values).map(ValueId);
+        let alike = before.held == [0; 6]
+            && first_unit.all(|value| frames.values[value].is_none())
+            && self.around(torch, frames, stack, 1) == before
             && torch.log.borrow().is_local([begin, end], &regions)
             && stack.outer.iter().all(|value| frames.values[*value].as_ref().is_none_or(|tensor| !tensor.needs_grad()));
         if !alike || !renew(torch, frames, stack, (begin.storage, made)) {
@@ -329,6 +333,8 @@ impl Runner {
             leaves: (2..=behind).rev().map(|unit| self.leaves(stack, unit)).collect(),
             crossed: 0,
             marks: Default::default(),
+            written: (end, 0..0),
+            kept: 0,
         }));
         self.run(torch, frames, stack.unit(behind + 2)..all);
     }
@@ -339,7 +345,10 @@ fn renew(torch: &Torch, frames: &mut Frames, stack: &Stack, (begin, made): (u32,
     let copies = (stack.count - RUN) as u32;
     let first = stack.value + stack.values;
     let all: Vec<u32> = (first..first + stack.values).filter(|id| frames.values[ValueId(*id)].is_some()).collect();
-    let own = |id: &u32| frames.values[ValueId(*id)].as_ref().is_some_and(|tensor| tensor.storage.id().0 >= begin);
+    let own = |id: &u32| {
+        let tensor = frames.values[ValueId(*id)].as_ref();
+        tensor.is_some_and(|tensor| tensor.storage.id().0 >= begin && tensor.storage.is_in(&torch.log))
+    };
     if !all.iter().all(own) {
         return false;
     }
