@@ -2,8 +2,6 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests read the recorded truth")]
 
-use std::collections::BTreeMap;
-
 use serde_json::{Value, json};
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::simulation::{self, Simulation};
@@ -11,7 +9,6 @@ use vramcast_core::model::Model;
 use vramcast_core::plan::{Gpus, TrainPlan};
 use vramcast_core::report::cost;
 use vramcast_core::source::catalogue;
-use vramcast_core::verify::external::simumax;
 
 fn rows(name: &str) -> Vec<Value> {
     let path = format!("{}/../../truth/{name}", env!("CARGO_MANIFEST_DIR"));
@@ -91,12 +88,13 @@ fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {
     product(&one, &other) / (product(&one, &one) * product(&other, &other)).sqrt()
 }
 
-/// What others published of speed, on many cards and small ones: compiled and in float8 some of it, so only ranks are compared.
+/// What torchtitan published of speed on many cards: compiled and in float8 most of it, so only ranks are compared.
 #[test]
 #[ignore = "second ring: minutes"]
 fn published_speeds_rank_alike() {
-    let mut sources: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
-    for row in rows("steps/published.jsonl") {
+    let mut pairs: Vec<(f64, f64)> = Vec::new();
+    let torchtitan = |row: &Value| row["source"].as_str().unwrap().starts_with("torchtitan");
+    for row in rows("steps/published.jsonl").into_iter().filter(torchtitan) {
         let mut plan: TrainPlan = serde_json::from_value(row["plan"].clone()).unwrap();
         plan.gpu = Gpus::embedded().find(row["gpu"].as_str().unwrap()).unwrap();
         let model = model(&row);
@@ -104,29 +102,12 @@ fn published_speeds_rank_alike() {
         let cost = cost::of_simulation(&model, &plan, &run);
         let cards = plan.parallel.as_ref().map_or(1, |parallel| parallel.mesh.world()) as f64;
         let per_card = cost.tokens_per_second.unwrap() / cards;
-        let published = match row["tokens_per_second_per_card"].as_f64() {
-            Some(speed) => speed,
-            // Epochs of the same samples: their number is all that is missing.
-            None => 1.0 / row["seconds_per_epoch"].as_f64().unwrap(),
-        };
-        println!("{} | {} | {published} | {per_card}", row["source"], row["id"]);
-        let source = row["source"].as_str().unwrap().split(',').next().unwrap().to_owned();
-        sources.entry(source).or_default().push((published, per_card));
+        println!("{}: {} published, {per_card:.0} estimated", row["id"], row["tokens_per_second_per_card"]);
+        pairs.push((row["tokens_per_second_per_card"].as_f64().unwrap(), per_card));
     }
-    let path = format!("{}/../../truth/external/simumax_b200.json", env!("CARGO_MANIFEST_DIR"));
-    let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    for row in file["rows"].as_array().unwrap() {
-        let (model, plan) = simumax::plan(row, "B200-180GB").unwrap();
-        let run = simulation::train(&model, &plan).unwrap();
-        let estimated = cost::of_simulation(&model, &plan, &run).seconds.unwrap();
-        println!("SimuMax | {} | {} | {}", row["case"], row["real_ms"], estimated * 1000.0);
-        sources.entry("SimuMax".into()).or_default().push((row["real_ms"].as_f64().unwrap(), estimated));
-    }
-    for (source, least) in [("torchtitan", 0.8), ("LitGPT", 0.8), ("Megatron-Bridge", 0.8), ("SimuMax", 0.8)] {
-        let correlation = rank_correlation(&sources[source]);
-        println!("{source}: {} rows, rank correlation {correlation:.3}", sources[source].len());
-        assert!(correlation > least, "{source}: {correlation}");
-    }
+    let correlation = rank_correlation(&pairs);
+    println!("{} rows, rank correlation {correlation:.3}", pairs.len());
+    assert!(pairs.len() == 13 && correlation > 0.95, "{correlation}");
 }
 
 /// What the solver found ran, and one sample more did not.
