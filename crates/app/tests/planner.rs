@@ -55,14 +55,15 @@ fn the_largest_fits_and_the_next_does_not() {
 }
 
 #[test]
-fn cards_and_layers_are_found() {
+fn cards_are_found() {
     let (solved, _) = json("train gpt2 --batch-size 8 --solve gpu");
-    let name = solved["answer"].as_str().unwrap();
-    let (fits, code) =
-        json(&format!("train gpt2 --batch-size 8 --gpu {}", name.split(" (").next().unwrap().replace(' ', "-")));
-    assert_eq!((code, &fits["totals"]), (0, &solved["totals"]));
-    let (solved, _) = json("train gpt2 --batch-size 4 --gpu t4 --solve layers");
-    assert!(solved["solved"]["value"].as_u64().unwrap() > 12, "{}", solved["answer"]);
+    let on = |name: &Value| {
+        let (document, code) =
+            json(&format!("train gpt2 --batch-size 8 --no-suggestions --gpu '{}'", name.as_str().unwrap()));
+        (document["totals"].clone(), code)
+    };
+    assert_eq!(on(&solved["solved"]["value"]), (solved["totals"].clone(), 0));
+    assert_eq!(on(&solved["next"]["value"]).1, 1, "{}", solved["next"]);
     let (solved, _) = json("train phi-2 --gpu rtx4090 --solve gpus");
     let cards = solved["solved"]["value"].as_u64().unwrap();
     let (_, code) = json(&format!("train phi-2 --gpu rtx4090 --engine fsdp2 --gpus {cards} --no-suggestions"));
@@ -70,6 +71,25 @@ fn cards_and_layers_are_found() {
     let fewer = if cards > 2 { format!("--engine fsdp2 --gpus {}", cards - 1) } else { String::new() };
     let (_, code) = json(&format!("train phi-2 --gpu rtx4090 {fewer} --no-suggestions"));
     assert_eq!(code, 1, "{cards}");
+}
+
+/// A model of so many layers fits, and one of one more does not.
+#[test]
+fn layers_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    let of = |layers: u64| {
+        let config = serde_json::json!({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": layers,
+            "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "vocab_size": 32000});
+        std::fs::write(&path, config.to_string()).unwrap();
+        format!("train {} --batch-size 4 --gpu t4", folder.path().display())
+    };
+    let (solved, code) = json(&format!("{} --solve layers", of(8)));
+    let most = solved["solved"]["value"].as_u64().unwrap();
+    assert!(code == 0 && most > 8, "{}", solved["answer"]);
+    let (fits, code) = json(&format!("{} --no-suggestions", of(most)));
+    assert_eq!((code, &fits["totals"]), (0, &solved["totals"]), "{most}");
+    assert_eq!(json(&format!("{} --no-suggestions", of(most + 1))).1, 1, "{most}");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Layers that are alike are run once: that changes no event of any run.
 
+use vramcast_core::memory::allocator;
 use vramcast_core::memory::fold::layer_by_layer;
-use vramcast_core::memory::log::{Event, StorageInfo};
+use vramcast_core::memory::log::{Event, Log, StorageInfo};
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
-use vramcast_core::plan::TrainPlan;
+use vramcast_core::plan::{AllocatorOptions, TrainPlan};
 use vramcast_core::source::catalogue;
 
 use serde_json::{Value, json};
@@ -81,9 +82,24 @@ fn nothing_changes() {
         compared += 1;
         folded += usize::from(one.log.folded > 0);
         assert_eq!(other.log.folded, 0);
+        if place % 4 == 1 {
+            replayed_alike(other, place / 4, &entry.id);
+        }
     }
     println!("{compared} runs compared, {folded} of them folded");
     assert!(compared > 150 && folded * 2 > compared, "{folded} of {compared}");
+}
+
+/// A step for which the driver was not asked is not replayed again; nor does that change anything, on a full card either.
+fn replayed_alike(mut run: Simulation, place: usize, name: &str) {
+    let max_split_size = (place % 5 == 1).then_some(128 << 20);
+    let options = AllocatorOptions { expandable_segments: place % 3 == 1, max_split_size, ..Default::default() };
+    let (allocated, reserved) = (run.replay.peak_allocated(), run.replay.peak_reserved());
+    let rooms = [None, Some(reserved), Some(reserved - 1), Some((allocated + reserved) / 2), Some(allocated / 10 * 9)];
+    let all = |log: &Log| rooms.map(|room| allocator::replay(log, options, room));
+    let once = all(&run.log);
+    assert!(run.log.again.take().is_some(), "{name}");
+    assert_eq!(once, all(&run.log), "{name}");
 }
 
 /// Few layers are run of a deep model, however it is trained.

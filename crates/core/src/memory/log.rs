@@ -151,8 +151,21 @@ pub struct Log {
     pub folded: usize,
     /// Whether layers that were taken to be alike were not: then nothing of this is so.
     pub(super) misfolded: bool,
+    /// What comes again right behind itself.
+    pub again: Option<Again>,
     /// Who is running now: stamped on new storages.
     context: Context,
+}
+
+/// Events that follow each other several times, but for the numbers of phases. All that they make they free, and nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Again {
+    /// The first event.
+    pub start: usize,
+    /// How many there are, once.
+    pub events: usize,
+    /// How often they come.
+    pub times: usize,
 }
 
 /// What is on the host of one rank alone.

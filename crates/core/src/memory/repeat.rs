@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::log::{Event, Log, StorageId, StorageInfo};
+use super::log::{Again, Event, Log, SharedLog, StorageId, StorageInfo};
+use super::phase::Phase;
 use super::torch::Torch;
 use crate::plan::PlanError;
 
@@ -50,7 +51,9 @@ pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
     let again = |event: &Event| !matches!(event, Event::Allocate(id) | Event::Free(id) if stays(*id));
     let mut events = Vec::with_capacity(log.events.len() - start.event);
     events.extend(log.events[start.event..].iter().copied().filter(again));
-    log.events.reserve(events.len() * (steps as usize - 1));
+    let times = steps as usize - 1;
+    log.events.reserve(events.len() * times);
+    log.again = Some(Again { start: log.events.len(), events: events.len(), times });
     for step in 1..steps {
         let begin = log.events.len();
         log.events.extend_from_slice(&events);
@@ -62,6 +65,45 @@ pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
             }
         }
     }
+}
+
+/// Writes a micro-batch down again as the `more` next ones, with storages of their own; false where it leaves something behind or
+/// ends what was there before.
+pub(super) fn micro_batches(log: &SharedLog, start: Start, more: u32) -> bool {
+    let StepRange { events, storages } = start.until(&log.borrow());
+    let mut alive = vec![false; storages.len()];
+    for event in &log.borrow().events[events.clone()] {
+        match event {
+            Event::Allocate(id) | Event::Free(id) if (id.0 as usize) < start.storage => return false,
+            Event::Allocate(id) => alive[id.0 as usize - start.storage] = true,
+            Event::Free(id) => alive[id.0 as usize - start.storage] = false,
+            Event::EmptyCache => return false,
+            Event::Phase(_) | Event::PhaseEnd => {}
+        }
+    }
+    if alive.contains(&true) {
+        return false;
+    }
+    crate::work::repeat(events.len() * more as usize);
+    let log = &mut *log.borrow_mut();
+    log.events.reserve(events.len() * more as usize);
+    for copy in 1..=more {
+        let (begin, by) = (log.events.len(), copy * storages.len() as u32);
+        log.storages.extend_from_within(storages.clone());
+        log.events.extend_from_within(events.clone());
+        for event in &mut log.events[begin..] {
+            match event {
+                Event::Allocate(id) | Event::Free(id) => id.0 += by,
+                Event::Phase(phase) => {
+                    let before = log.phases[*phase as usize];
+                    *phase = log.phases.len() as u32;
+                    log.phases.push(Phase { micro: before.micro.map(|micro| micro + u64::from(copy)), ..before });
+                }
+                Event::PhaseEnd | Event::EmptyCache => {}
+            }
+        }
+    }
+    true
 }
 
 /// A run whose steps differ in size: what comes again is written down again from the time before.

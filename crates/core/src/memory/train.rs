@@ -114,7 +114,8 @@ fn attempt(
     };
     let runner = Runner::with(Rc::clone(program), parameters, inputs, settings, Rc::new(wrapped), None);
     let runner = Rc::new(runner.hooked(hooks));
-    run(torch, plan, engine, OneByOne { runner, syncs, held: Vec::new(), _beside: beside })
+    let repeats = folds && fold::is_allowed() && spread.is_none() && !plan.keep_loss;
+    run(torch, plan, engine, OneByOne { runner, syncs, repeats, held: Vec::new(), _beside: beside })
 }
 
 /// The passes of a step.
@@ -209,6 +210,8 @@ struct OneByOne {
     runner: Rc<Runner>,
     /// Whether gradients are reduced after every micro-batch.
     syncs: bool,
+    /// Whether all micro-batches from the second on do the same.
+    repeats: bool,
     /// What the loop's names hold from one micro-batch to the next.
     held: Vec<Tensor>,
     _beside: Vec<Tensor>,
@@ -224,7 +227,16 @@ impl Passes for OneByOne {
         for micro in 0..micro_batches {
             let last = micro + 1 == micro_batches;
             let pass = Pass { step, micro: micro.into(), last, syncs: self.syncs, empties: false };
+            let (start, before) = (Start::now(&torch.log.borrow()), torch.effort);
+            let on_host = torch.log.borrow().host_parts.clone();
             pass.run(torch, (plan, engine), &mut self.held, |torch| Ok(self.runner.forward(torch)))?;
+            // The first makes gradients; what the second leaves as it found it, so do all that follow.
+            let more = micro_batches - micro - 1;
+            let alike = micro == 1 && more > 0 && self.repeats && on_host == torch.log.borrow().host_parts;
+            if alike && repeat::micro_batches(&torch.log, start, more) {
+                torch.effort = torch.effort.and(&torch.effort.since(&before).times(more.into(), 1));
+                break;
+            }
         }
         Ok(())
     }

@@ -9,6 +9,8 @@ mod expandable;
 mod free_list;
 mod pool;
 
+use std::ops::Range;
+
 use addresses::AddressSpace;
 use pool::{BlockId, NONE, Pool};
 
@@ -31,7 +33,7 @@ pub struct PhaseMemory {
 }
 
 /// What the allocator makes of a run.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replay {
     /// One entry per phase of the log.
     pub phases: Vec<PhaseMemory>,
@@ -78,6 +80,8 @@ struct Allocator {
     requested: u64,
     capacity: Option<u64>,
     retries: u32,
+    /// How often the driver was asked for memory or got some back.
+    asked_driver: u64,
     space: AddressSpace,
 }
 
@@ -93,6 +97,7 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         requested: 0,
         capacity: None,
         retries: 0,
+        asked_driver: 0,
         space: AddressSpace::new(options.addresses),
     };
     for storage in &log.storages {
@@ -124,10 +129,27 @@ impl Run {
         // What comes before the first phase is not counted (a model that is whole before an engine shards it), so it has
         // all the room it wants.
         let begins = log.events.iter().position(|event| matches!(event, Event::Phase(_))).unwrap_or(0);
-        for (index, event) in counted.iter().enumerate() {
-            if index == begins {
-                allocator.capacity = capacity;
-            }
+        self.play(allocator, log, 0..begins);
+        allocator.capacity = capacity;
+        let Some(again) = log.again.filter(|again| again.start >= begins) else {
+            return self.play(allocator, log, begins..counted.len());
+        };
+        let [start, once, end] = [0, 1, again.times].map(|n| (again.start + n * again.events).min(counted.len()));
+        self.play(allocator, log, begins..start);
+        let (known, asked, open) = (self.result.phases.len(), allocator.asked_driver, self.phase.is_some());
+        self.play(allocator, log, start..once);
+        // Where the driver gave nothing and got nothing back, segments and what is used in them are as they were: the same follows.
+        if asked == allocator.asked_driver && !open && self.phase.is_none() {
+            let phases = self.result.phases[known..].repeat(again.times - 1);
+            self.result.phases.extend(phases);
+        } else {
+            self.play(allocator, log, once..end);
+        }
+        self.play(allocator, log, end..counted.len());
+    }
+
+    fn play(&mut self, allocator: &mut Allocator, log: &Log, range: Range<usize>) {
+        for (index, event) in range.clone().zip(&log.events[range]) {
             match *event {
                 Event::Allocate(id) => {
                     if !allocator.allocate(id, &log.storages[id.0 as usize]) && !self.result.out_of_memory {
@@ -188,6 +210,7 @@ impl Allocator {
         let (block, size) = match self.pools[pool].take(size) {
             Some(found) => found,
             None => {
+                self.asked_driver += 1;
                 if self.over(self.pools[pool].growth(size)) {
                     self.retries += 1;
                     self.empty_cache();
@@ -219,6 +242,7 @@ impl Allocator {
     }
 
     fn empty_cache(&mut self) {
+        self.asked_driver += 1;
         self.pools.iter_mut().for_each(|pool| pool.release_unused(&mut self.space));
         self.count_reserved();
     }
