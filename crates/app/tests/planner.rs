@@ -173,7 +173,8 @@ fn hold(line: &str, asked: u64) -> Vec<String> {
 fn plans_hold() {
     hold("plan gpt2 --batch-size 24 --gpu t4", 24);
     hold("plan EleutherAI/pythia-410m --batch-size 8 --gpus 2 --gpu t4", 16);
-    let commands = hold("plan EleutherAI/pythia-160m --batch-size 2 --gpus 2 --nodes 2 --engine megatron --gpu t4", 8);
+    let commands =
+        hold("plan HuggingFaceTB/SmolLM2-135M --batch-size 2 --gpus 2 --nodes 2 --engine megatron --gpu t4", 8);
     assert!(commands.iter().all(|command| command.contains("--engine megatron --") && command.contains("--gpus 2")));
 }
 
