@@ -152,8 +152,8 @@ impl Node {
     }
 
     /// Puts others in place of the gradients that wait for it; whether all could be.
-    pub(super) fn renew(&self, mut renew: impl FnMut(&mut Tensor) -> bool) -> bool {
-        self.buffer.borrow_mut().iter_mut().flatten().all(|gradient| renew(gradient))
+    pub(super) fn renew(&self, renew: impl FnMut(&mut Tensor) -> bool) -> bool {
+        self.buffer.borrow_mut().iter_mut().flatten().all(renew)
     }
 
     /// Runs something once, before the node goes back.
