@@ -9,6 +9,7 @@
 //! | `linear`, `lora`, `lora_parameter` | linears and embeddings, plain, quantised or under an adapter |
 //! | `stored_experts` | experts in fp8 and MXFP4 |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
+//! | `compile` | regions that run as compiled graphs |
 //! | [`cache`] | the caches of `generate` and their masks |
 //! | [`liger`] | what Liger's kernels put in place of these |
 //! | `loss`, [`head`], `trl_loss` | losses, and those that take the output head along |
@@ -21,6 +22,7 @@
 mod attention;
 mod batched_experts;
 pub mod cache;
+mod compile;
 mod experts;
 mod falcon;
 mod flash;
@@ -61,7 +63,7 @@ use super::torch::Torch;
 use crate::dtype::DType;
 use crate::model::op::{Attention, EagerStyle, ExpertStyle, Input, ModuleId, Op, ParameterId, ValueId};
 use crate::model::{ModuleKind, Program, Step};
-use crate::plan::{AttentionKind, Kernels};
+use crate::plan::{AttentionKind, Compile, Kernels};
 
 /// What of a plan the lowering needs.
 #[derive(Debug, Clone, Copy)]
@@ -90,6 +92,10 @@ pub struct Settings {
     pub documents: Option<u64>,
     /// Whether what is saved for backward waits on the host.
     pub save_on_cpu: bool,
+    /// What `torch.compile` was called on.
+    pub compile: Option<Compile>,
+    /// Whether the loop lets go of what the model returns, as the Trainer does, whose autocast widens it.
+    pub drops_outputs: bool,
     /// Whether a cache is filled though nothing is generated: who calls the model does not say `use_cache=False`.
     pub fills_cache: bool,
 }
@@ -110,6 +116,7 @@ pub struct Runner {
     hands_on: bool,
     /// The model fills a cache in training too, unless it is checkpointed: `use_cache` is its default.
     caches_in_training: bool,
+    graphs: compile::Graphs,
 }
 
 impl Runner {
@@ -153,6 +160,7 @@ impl Runner {
             logits,
             hands_on,
             caches_in_training,
+            graphs: compile::Graphs::default(),
         }
     }
 
@@ -178,7 +186,11 @@ impl Runner {
         }
         torch.autocast = self.settings.autocast;
         torch.saves_on_host = self.settings.save_on_cpu;
-        torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, 0..self.program.steps.len()));
+        let whole = 0..self.program.steps.len();
+        torch.in_category(Category::Activations, |torch| match self.settings.compile {
+            Some(Compile::Model) => self.run_compiled(torch, &mut frames, whole),
+            _ => self.run(torch, &mut frames, whole),
+        });
         torch.saves_on_host = false;
         torch.cast_cache.clear();
         torch.autocast = None;
@@ -202,9 +214,12 @@ impl Runner {
                 return;
             }
             match &self.program.steps[at] {
+                Step::Run { op: Op::Loss(_), .. } if self.settings.compile == Some(Compile::LayersAndLoss) => {
+                    torch.in_category(Category::Logits, |torch| self.run_compiled(torch, frames, at..at + 1));
+                }
                 Step::Run { op, inputs, outputs, module } => self.step(torch, frames, op, inputs, outputs, *module),
                 Step::Release(value) => frames.values[*value] = None,
-                Step::Enter(module) if self.is_checkpointed(torch, *module) => {
+                Step::Enter(module) if self.is_checkpointed(torch, *module) && !self.checkpoints_inside(at) => {
                     self.enter(torch, frames, *module, at);
                     let exit = self.exits[at];
                     if self.wrapped.checkpoints.runs_nested() {
@@ -213,6 +228,12 @@ impl Runner {
                         self.checkpoint(torch, frames, at + 1..exit);
                     }
                     at = exit;
+                    continue;
+                }
+                Step::Enter(module) if self.settings.compile.is_some() && self.kind(*module) == ModuleKind::Layer => {
+                    self.enter(torch, frames, *module, at);
+                    self.run_compiled(torch, frames, at + 1..self.exits[at]);
+                    at = self.exits[at];
                     continue;
                 }
                 Step::Enter(module) => {
@@ -275,7 +296,7 @@ impl Runner {
             self.captured(frames, &range).into_iter().map(|(id, x)| Kept::new(torch, id, x, on_host)).collect();
         let frame = Frame::new(self.wrapped.checkpoints.selective);
         torch.recording = Some(Rc::clone(&frame));
-        self.run(torch, frames, range.clone());
+        self.run_layer(torch, frames, range.clone());
         torch.recording = None;
         frames.held.clear();
         let given = std::mem::take(&mut frames.given);
@@ -290,7 +311,7 @@ impl Runner {
             let outer = std::mem::replace(&mut torch.autocast, runner.settings.autocast);
             let mark = torch.graph_mark();
             runner.recomputed(torch, &range);
-            runner.run(torch, &mut frames, range.clone());
+            runner.run_layer(torch, &mut frames, range.clone());
             torch.drop_graph(mark);
             torch.cast_cache.clear();
             torch.autocast = outer;

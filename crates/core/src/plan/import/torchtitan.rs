@@ -64,7 +64,9 @@ const KEYS: &[Row] = &[
     Row("loss", Sense::Read("loss.kind")),
     Row(
         "compile compile.enable training.compile compile.components",
-        Sense::Said("torch.compile is not simulated: what runs is eager, which mostly keeps more for backward"),
+        Sense::Read(
+            "torch_compile, layer by layer; beside experts and other axes than data parallel what runs is eager",
+        ),
     ),
     Row(
         "model.converters training.fp8_linear float8.enable_float8_linear quantize.* float8.* mx.*",
@@ -159,6 +161,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     spread(&mut reader, &family);
     types(&mut reader);
     checkpoints(&mut reader);
+    compiled(&mut reader, &family, model.as_deref());
     optimizer(&mut reader);
     loss(&mut reader);
     if let Some(norm) = reader.real("training.max_norm") {
@@ -228,6 +231,27 @@ fn model(reader: &mut Reader<'_>, beside: &Beside<'_>) -> (Option<String>, Strin
             .push(format!("{family} {flavor} is a model of torchtitan's own tests: --model says which one runs"));
     }
     (model, family)
+}
+
+/// Every layer by itself (`apply_compile`), where that is modelled: dense layers under FSDP alone.
+fn compiled(reader: &mut Reader<'_>, family: &str, model: Option<&str>) {
+    let on = ["compile.enable", "training.compile", "compile"].iter().any(|key| reader.is_on(key));
+    let parts = reader.get("compile.components").and_then(Value::as_array).cloned();
+    if !on || parts.as_ref().is_some_and(|parts| !parts.iter().any(|part| part == "model")) {
+        return;
+    }
+    let section = reader.has("compile");
+    let axes = ["tp", "pp", "cp"].map(|axis| format!("parallel.mesh.{axis}"));
+    let split = axes.iter().any(|place| reader.was_set(place).is_some());
+    // Qwen's mixtures say in their name how much of them is active.
+    let mixed = model.is_some_and(|model| model.contains("-A"));
+    let dense = ["llama2", "llama3", "qwen3"].contains(&family) && !mixed;
+    if split || !dense || reader.was_set("adapter.method").is_some() {
+        return reader.say("compile", "what runs is eager, which mostly keeps more for backward");
+    }
+    // `components` came with a section of its own, and are layers and loss where it does not say.
+    let loss = section && parts.is_none_or(|parts| parts.iter().any(|part| part == "loss"));
+    reader.set("torch_compile", if loss { "layers-and-loss" } else { "layers" });
 }
 
 /// `LoRAConverter.Config`: torchtitan's names of modules.
