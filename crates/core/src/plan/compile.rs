@@ -50,7 +50,7 @@ impl TrainPlan {
         let refused = [
             (self.quantization.is_some(), "quantised weights"),
             (self.kernels != Kernels::Transformers, "kernels of Liger"),
-            (whole && self.loss.kind != LossKind::Standard, "a loss other than transformers' own"),
+            (compile != Compile::Layers && self.loss.kind != LossKind::Standard, "a loss other than transformers' own"),
             (self.attention != AttentionKind::Sdpa, "attention other than SDPA"),
             (self.save_on_cpu, "saving activations on the host"),
             (

@@ -161,9 +161,9 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     spread(&mut reader, &family);
     types(&mut reader);
     checkpoints(&mut reader);
-    compiled(&mut reader, &family, model.as_deref());
     optimizer(&mut reader);
     loss(&mut reader);
+    compiled(&mut reader, &family, model.as_deref());
     if let Some(norm) = reader.real("training.max_norm") {
         reader.set("clip", norm > 0.0);
     } else {
@@ -237,7 +237,8 @@ fn model(reader: &mut Reader<'_>, beside: &Beside<'_>) -> (Option<String>, Strin
 fn compiled(reader: &mut Reader<'_>, family: &str, model: Option<&str>) {
     let on = ["compile.enable", "training.compile", "compile"].iter().any(|key| reader.is_on(key));
     let parts = reader.get("compile.components").and_then(Value::as_array).cloned();
-    if !on || parts.as_ref().is_some_and(|parts| !parts.iter().any(|part| part == "model")) {
+    let has = |name: &str| parts.as_ref().is_none_or(|parts| parts.iter().any(|part| part == name));
+    if !on {
         return;
     }
     let section = reader.has("compile");
@@ -246,12 +247,12 @@ fn compiled(reader: &mut Reader<'_>, family: &str, model: Option<&str>) {
     // Qwen's mixtures say in their name how much of them is active.
     let mixed = model.is_some_and(|model| model.contains("-A"));
     let dense = ["llama2", "llama3", "qwen3"].contains(&family) && !mixed;
-    if split || !dense || reader.was_set("adapter.method").is_some() {
+    let flex = reader.was_set("attention").is_some_and(|kind| kind == "flex");
+    if split || !dense || flex || !has("model") || reader.was_set("adapter.method").is_some() {
         return reader.say("compile", "what runs is eager, which mostly keeps more for backward");
     }
     // `components` came with a section of its own, and are layers and loss where it does not say.
-    let loss = section && parts.is_none_or(|parts| parts.iter().any(|part| part == "loss"));
-    reader.set("torch_compile", if loss { "layers-and-loss" } else { "layers" });
+    reader.set("torch_compile", if section && has("loss") { "layers-and-loss" } else { "layers" });
 }
 
 /// `LoRAConverter.Config`: torchtitan's names of modules.
