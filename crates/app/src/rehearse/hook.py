@@ -8,6 +8,7 @@ to a journal in the folder of the rehearsal. The program's own view of torch's s
     recognise.py  the same run in the ledger's words  skips.py    what may be left out
     shards.py     how it is spread over ranks         alone.py    one rank of a larger world
     shapes.py     whether batches differ              guesses.py  sizes that only data decides
+    unseen.py     what torch.compile must not see of us
 """
 import contextlib, faulthandler, importlib.util, json, os, sys, time
 
@@ -101,7 +102,7 @@ def begin():
         # Where a fault of the stand-in happened; a program that wants this for itself takes it over.
         faulthandler.enable(open(os.path.join(FOLDER, f"fault-{os.getpid()}.txt"), "w"))
     if FOLDER:
-        for name in ("vramcast_skips",) if REAL else ("vramcast_kernels", "vramcast_skips"):
+        for name in ("vramcast_skips", "vramcast_unseen") if REAL else ("vramcast_kernels", "vramcast_skips", "vramcast_unseen"):
             AFTER_IMPORT.update(import_beside(name).AFTER_IMPORT)
         sys.meta_path.insert(0, Finder)
         sys.meta_path.append(Marks)

@@ -2,7 +2,7 @@
 
 They do nothing, and are not even compiled; what surrounds them (torch.compile's buffers and their reuse) is as ever.
 """
-import functools, types
+import functools
 
 
 def triton(module):
@@ -52,32 +52,10 @@ def driver(module):
     module.CudaUtils = Utilities
 
 
-def dynamo(module):
-    """Values are not followed inside compiled code: torch.compile would trace the follower as well."""
-    import vramcast_values as values
-
-    call = module._TorchDynamoContext.__call__
-
-    def wrapped(self, function):
-        compiled = call(self, function)
-        if not isinstance(compiled, types.FunctionType):
-            return compiled  # a module, whose forward comes through here as well
-
-        @functools.wraps(compiled)
-        def unfollowed(*args, **kwargs):
-            with values.unfollowed():
-                return compiled(*args, **kwargs)
-
-        return unfollowed
-
-    module._TorchDynamoContext.__call__ = wrapped
-
-
 AFTER_IMPORT = {
     "triton.runtime.jit": triton,
     "triton.runtime.autotuner": triton,
     "triton.backends.nvidia.driver": driver,
     "torch._inductor.async_compile": inductor,
     "torch.utils._triton": capable,
-    "torch._dynamo.eval_frame": dynamo,
 }

@@ -25,6 +25,7 @@ const HOOK: &[(&str, &str)] = &[
     ("vramcast_shards.py", include_str!("shards.py")),
     ("vramcast_guesses.py", include_str!("guesses.py")),
     ("vramcast_shapes.py", include_str!("shapes.py")),
+    ("vramcast_unseen.py", include_str!("unseen.py")),
     ("vramcast_skips.py", include_str!("skips.py")),
     (NOTEBOOK, include_str!("notebook.py")),
 ];

@@ -214,6 +214,7 @@ def install(torch):
     if not hasattr(torch._C, "_cuda_memoryStats"):
         return
     it = Watch.only = Watch(torch)
+    unseen = import_beside("vramcast_unseen")
     if not REAL:
         import_beside("vramcast_values").install(torch)
     torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats = it.program_stats, it.program_reset
@@ -240,7 +241,7 @@ def install(torch):
         finally:
             it.busy = False
 
-    torch.nn.Module.__call__ = watched_call
+    unseen.replace(torch.nn.Module, "__call__", watched_call)
 
     def watched(function):
         def watched_backward(*args, **kwargs):
@@ -255,11 +256,13 @@ def install(torch):
 
         return watched_backward
 
-    torch.autograd.backward = watched(torch.autograd.backward)
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    unseen.replace(torch.autograd, "backward", watched(torch.autograd.backward))
+    from torch.optim import optimizer as stepping
 
-    register_optimizer_step_pre_hook(lambda optimizer, *_: it.optimizer(optimizer))
-    register_optimizer_step_post_hook(lambda optimizer, *_: it.after_optimizer(optimizer))
+    before = stepping.register_optimizer_step_pre_hook(lambda optimizer, *_: it.optimizer(optimizer))
+    after = stepping.register_optimizer_step_post_hook(lambda optimizer, *_: it.after_optimizer(optimizer))
+    unseen.hook(stepping._global_optimizer_pre_hooks, before)
+    unseen.hook(stepping._global_optimizer_post_hooks, after)
     clip = torch.nn.utils.clip_grad_norm_
 
     def watched_clip(*args, **kwargs):
@@ -267,7 +270,8 @@ def install(torch):
         it.found(f"{it.step}.clip")
         return clip(*args, **kwargs)
 
-    torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = watched_clip
+    for place in (torch.nn.utils, torch.nn.utils.clip_grad):
+        unseen.replace(place, "clip_grad_norm_", watched_clip)
 
     hook, leave = sys.excepthook, os._exit
 

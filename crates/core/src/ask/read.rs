@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(tree_of("lora", "false"), Ok(json!({})));
         assert_eq!(tree_of("seq-len", "long"), Err("batch.seq_len: long is not a whole number".into()));
         assert!(tree_of("gradient-checkpointing", "sometimes").is_err());
-        assert!(tree_of("torch-compile", "true").unwrap_err().contains("not supported yet"));
+        assert_eq!(tree_of("torch-compile", "true"), Ok(json!({"torch_compile": "model"})));
     }
 
     #[test]

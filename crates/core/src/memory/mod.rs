@@ -7,6 +7,7 @@
 //! | [`saved`] | what is kept for backward: held, recomputed, or on the host |
 //! | [`torch`] | the operations of torch on them |
 //! | [`lower`] | how transformers' code spends those operations on a program |
+//! | `compiled` | `torch.compile`: graphs in place of those operations |
 //! | [`optimizer`] | state and step of every optimizer |
 //! | [`allocator`] | the caching allocator, replayed on the events |
 //! | `adapters`, `outliers` | loading with adapters and quantised weights |
@@ -26,6 +27,7 @@
 mod adapters;
 pub mod allocator;
 pub mod autograd;
+mod compiled;
 mod depth;
 pub mod device;
 pub mod effort;

@@ -192,7 +192,8 @@ fn train_at(
     });
     let log = train::simulate((&program, &programs), plan, changes, (spread, place), shallow)?;
     if let Some(why) = &log.refused {
-        return Err(Fault::new("sdpa_kernel", why.clone()).or_drop("sdpa_kernel").into());
+        let path = if why.starts_with("torch.compile") { "torch_compile" } else { "sdpa_kernel" };
+        return Err(Fault::new(path, why.clone()).or_drop(path).into());
     }
     let mut process = process::parts(&log, &plan.gpu, plan.quantization.as_ref(), true);
     process.extend(

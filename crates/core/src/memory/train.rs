@@ -321,6 +321,8 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
         documents: None,
         save_on_cpu: plan.save_on_cpu,
         fills_cache: false,
+        compile: plan.compile,
+        drops_outputs: !plan.keep_outputs,
     }
 }
 

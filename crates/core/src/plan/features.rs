@@ -72,6 +72,7 @@ impl TrainPlan {
         add(self.job.lengths.is_some(), "batches of many lengths");
         add(self.job.packing.is_some(), "packed samples");
         add(self.job.is_flat() && self.job.packing.is_none(), "batches without padding");
+        add(self.compile.is_some(), "torch.compile");
         add(self.job.resume, "resuming");
         add(self.job.evaluation.is_some(), "evaluation between steps");
         add(self.job.evaluation.as_ref().is_some_and(|how| how.metrics), "predictions kept for metrics");

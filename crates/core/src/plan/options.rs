@@ -90,6 +90,7 @@ impl TrainPlan {
                 .or_set(path, "sdpa")
             }),
         }
+        self.check_compile(faults);
         faults.when(self.sdpa_kernel.is_some() && self.attention != AttentionKind::Sdpa, || {
             Fault::new("sdpa_kernel", "a kernel of SDPA is forced, but {attention} is not SDPA's")
                 .or_set(path, "sdpa")
@@ -176,6 +177,7 @@ impl TrainPlan {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = self.optimizer.notes();
+        notes.extend(self.compile_notes());
         notes.extend(self.versions().unknown());
         if self.checkpointing != Checkpointing::Off && self.checkpoints.offload {
             notes.push("offloaded checkpoints: copies are taken to be done when needed".into());

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::job::{Evaluation, Saving, Sizes};
 use super::parallel::Engine;
 use super::{
-    AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Fault, Faults, Gpu, Job,
-    LossKind, LossOptions, ModelCode, ModelSizes, Objective, Optimizer, Package, Parallel, PlanError, Quantization,
-    SdpaKernel, Stack,
+    AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Compile, Fault, Faults, Gpu,
+    Job, LossKind, LossOptions, ModelCode, ModelSizes, Objective, Optimizer, Package, Parallel, PlanError,
+    Quantization, SdpaKernel, Stack,
 };
 use crate::dtype::DType;
 use crate::model::op::{Parameter, Role};
@@ -29,6 +29,9 @@ pub struct TrainPlan {
     pub attention: AttentionKind,
     /// The kernel that SDPA must take; torch chooses when absent.
     pub sdpa_kernel: Option<SdpaKernel>,
+    /// What is compiled; absent: all is eager.
+    #[serde(rename = "torch_compile")]
+    pub compile: Option<Compile>,
     /// Whether layers are recomputed in backward.
     pub checkpointing: Checkpointing,
     /// Which layers those are, and how they are recomputed.
@@ -89,6 +92,7 @@ impl Default for TrainPlan {
             gradients: None,
             attention: AttentionKind::Sdpa,
             sdpa_kernel: None,
+            compile: None,
             checkpointing: Checkpointing::Off,
             checkpoints: CheckpointOptions::default(),
             save_on_cpu: false,

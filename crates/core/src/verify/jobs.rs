@@ -8,8 +8,8 @@ use super::ledger::{Measure, model_of};
 use super::{run, tasks};
 use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
-use crate::plan::TrainPlan;
 use crate::plan::job::{DeviceMap, Evaluation, Generation, Lengths, Packing, random::Twister};
+use crate::plan::{Compile, TrainPlan};
 
 /// Files of jobs: one a line.
 pub(super) const KIND: Kind = Kind {
@@ -122,18 +122,15 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     let job = &row["job"];
     let kind = job["kind"].as_str().unwrap_or_default();
     let task = match kind {
-        "varlen" | "load" | "classify" => "train",
+        "varlen" | "load" | "classify" | "compiled" => "train",
         "trainer" => "trainer",
         // TRL's own trainers are other loops; its supervised one is the Trainer's with a loss of its own.
         "trl" if job["how"] == "sft" => "sft",
         "trl" | "dpo" | "contrastive" => return tasks::plan(row),
         _ => return Err(format!("jobs of kind {kind} are not simulated yet")),
     };
-    if let Some(key) = ["compile", "overrides"]
-        .into_iter()
-        .find(|key| job[*key] == true || job[*key].is_object() || job[*key].is_u64())
-    {
-        return Err(format!("{key} is not simulated yet"));
+    if job["overrides"].is_object() {
+        return Err("overrides are not simulated yet".to_owned());
     }
     if kind == "load" {
         return loading(row);
@@ -150,8 +147,10 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     if job["fused"] == true || kind == "classify" {
         run["impl"] = "fused".into();
     }
-    if kind == "classify" {
+    if kind == "classify" || kind == "compiled" {
         run["clip"] = false.into();
+        run["impl"] = "fused".into();
+        run["mask"] = (kind == "classify" || job["mask"] == true).into();
         run["autocast"] = if job["autocast"] == true { "bf16".into() } else { Value::Null };
     }
     if kind == "trl" {
@@ -167,6 +166,20 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     if kind == "classify" {
         return Ok(plan);
     }
+    if kind == "compiled" {
+        let (layers, loss) = (job["per_layer"] == true, job["loss"] == true);
+        plan.compile = Some(match (layers, loss) {
+            (true, true) => Compile::LayersAndLoss,
+            (true, false) => Compile::Layers,
+            (false, _) => Compile::Model,
+        });
+        // Its loop lets go of the logits.
+        plan.keep_outputs = !loss;
+        let special = ["mode", "optimizer"].into_iter().chain((loss && !layers).then_some("loss"));
+        let special = special.into_iter().find(|key| !job[*key].is_null());
+        return special.map_or(Ok(plan), |key| Err(format!("{key} of torch.compile is not simulated yet")));
+    }
+    plan.compile = (job["compile"] == true).then_some(Compile::Model);
     plan.job.steps = job["steps"].as_u64().map(|steps| steps as u32);
     if kind == "trl" {
         supervised(row, &mut plan);

@@ -145,8 +145,9 @@ pub(super) const STEP: &[Setting] = &[
     setting("checkpointing", "", Kind::Choice(&[("off", ""), ("full", "")]), "Whether layers are recomputed in backward")
         .from("transformers 5.17's default")
         .on(Topic::Kernels, Scope::TORCH),
-    setting("torch_compile", "torch-compile", Kind::Refused("a compiled graph keeps what its compiler decides: predict the eager run, which it may go below or above"), "Refused: a compiled graph keeps what its compiler decides")
-        .on(Topic::Kernels, Scope::TRAIN),
+    setting("torch_compile", "torch-compile", Kind::Spelled(COMPILE), "Compile the model as a whole, as the Trainer does, or each layer by itself (layers, layers-and-loss)")
+        .on(Topic::Kernels, Scope::ONE_CARD.and(Scope::FSDP2))
+        .example("--torch-compile layers"),
     setting("loss.kind", "loss", Kind::Spelled(LOSS), "Whose loss: transformers' own, torchtune's chunked, cut cross entropy, TRL's or Liger's")
         .value("NAME")
         .from("transformers 5.17's default")
@@ -319,6 +320,19 @@ const CHECKPOINTS: Spelling = Spelling {
             _ => "full".into(),
         })
     },
+};
+
+const COMPILE: Spelling = Spelling {
+    words: &["model", "layers", "layers-and-loss", "off"],
+    bare: Some("model"),
+    read: |text| match text {
+        "off" | "false" | "none" => Ok(json!({"torch_compile": null})),
+        "model" | "true" => Ok(json!({"torch_compile": "model"})),
+        "layers" | "per-layer" => Ok(json!({"torch_compile": "layers"})),
+        "layers-and-loss" => Ok(json!({"torch_compile": "layers-and-loss"})),
+        _ => Err("model, layers, layers-and-loss or off".into()),
+    },
+    write: |plan| Some(plan.get("torch_compile")?.as_str()?.to_owned()),
 };
 
 const LOSS: Spelling = Spelling {

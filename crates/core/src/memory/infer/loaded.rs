@@ -78,6 +78,8 @@ impl Loaded {
             documents: None,
             save_on_cpu: false,
             fills_cache: false,
+            compile: None,
+            drops_outputs: false,
         };
         Self { settings, parameters, quantised, stored, _buffers: buffers, store: None }
     }

@@ -9,6 +9,7 @@
 //! | `linear`, `lora`, `lora_parameter` | linears and embeddings, plain, quantised or under an adapter |
 //! | `stored_experts` | experts in fp8 and MXFP4 |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
+//! | `compile` | regions that run as compiled graphs |
 //! | [`cache`] | the caches of `generate` and their masks |
 //! | [`liger`] | what Liger's kernels put in place of these |
 //! | `loss`, [`head`], `trl_loss` | losses, and those that take the output head along |
@@ -22,6 +23,7 @@
 mod attention;
 mod batched_experts;
 pub mod cache;
+mod compile;
 mod experts;
 mod falcon;
 mod flash;
@@ -63,7 +65,7 @@ use super::torch::Torch;
 use crate::dtype::DType;
 use crate::model::op::{Attention, EagerStyle, ExpertStyle, Input, ModuleId, Op, ParameterId, ValueId};
 use crate::model::{ModuleKind, Program, Step};
-use crate::plan::{AttentionKind, Kernels};
+use crate::plan::{AttentionKind, Compile, Kernels};
 
 /// What of a plan the lowering needs.
 #[derive(Debug, Clone, Copy)]
@@ -92,6 +94,10 @@ pub struct Settings {
     pub documents: Option<u64>,
     /// Whether what is saved for backward waits on the host.
     pub save_on_cpu: bool,
+    /// What `torch.compile` was called on.
+    pub compile: Option<Compile>,
+    /// Whether the loop lets go of what the model returns, as the Trainer does, whose autocast widens it.
+    pub drops_outputs: bool,
     /// Whether a cache is filled though nothing is generated: who calls the model does not say `use_cache=False`.
     pub fills_cache: bool,
 }
@@ -114,6 +120,7 @@ pub struct Runner {
     caches_in_training: bool,
     /// The layers that are alike, once somebody asked.
     stack: std::cell::OnceCell<Option<fold::Stack>>,
+    graphs: compile::Graphs,
 }
 
 impl Runner {
@@ -158,6 +165,7 @@ impl Runner {
             hands_on,
             caches_in_training,
             stack: Default::default(),
+            graphs: compile::Graphs::default(),
         }
     }
 
@@ -183,9 +191,11 @@ impl Runner {
         }
         torch.autocast = self.settings.autocast;
         torch.saves_on_host = self.settings.save_on_cpu;
-        torch.in_category(Category::Activations, |torch| match self.stack(torch) {
-            Some(stack) => self.run_folded(torch, &mut frames, stack),
-            None => self.run(torch, &mut frames, 0..self.program.steps.len()),
+        let whole = 0..self.program.steps.len();
+        torch.in_category(Category::Activations, |torch| match (self.settings.compile, self.stack(torch)) {
+            (Some(Compile::Model), _) => self.run_compiled(torch, &mut frames, whole),
+            (None, Some(stack)) => self.run_folded(torch, &mut frames, stack),
+            _ => self.run(torch, &mut frames, whole),
         });
         torch.saves_on_host = false;
         torch.cast_cache.clear();
@@ -210,9 +220,12 @@ impl Runner {
                 return;
             }
             match &self.program.steps[at] {
+                Step::Run { op: Op::Loss(_), .. } if self.settings.compile == Some(Compile::LayersAndLoss) => {
+                    torch.in_category(Category::Logits, |torch| self.run_compiled(torch, frames, at..at + 1));
+                }
                 Step::Run { op, inputs, outputs, module } => self.step(torch, frames, op, inputs, outputs, *module),
                 Step::Release(value) => frames.values[*value] = None,
-                Step::Enter(module) if self.is_checkpointed(torch, *module) => {
+                Step::Enter(module) if self.is_checkpointed(torch, *module) && !self.checkpoints_inside(at) => {
                     self.enter(torch, frames, *module, at);
                     let exit = self.exits[at];
                     if self.wrapped.checkpoints.runs_nested() {
@@ -221,6 +234,12 @@ impl Runner {
                         self.checkpoint(torch, frames, at + 1..exit);
                     }
                     at = exit;
+                    continue;
+                }
+                Step::Enter(module) if self.settings.compile.is_some() && self.kind(*module) == ModuleKind::Layer => {
+                    self.enter(torch, frames, *module, at);
+                    self.run_compiled(torch, frames, at + 1..self.exits[at]);
+                    at = self.exits[at];
                     continue;
                 }
                 Step::Enter(module) => {
@@ -283,7 +302,7 @@ impl Runner {
             self.captured(frames, &range).into_iter().map(|(id, x)| Kept::new(torch, id, x, on_host)).collect();
         let frame = Frame::new(self.wrapped.checkpoints.selective);
         torch.recording = Some(Rc::clone(&frame));
-        self.run(torch, frames, range.clone());
+        self.run_layer(torch, frames, range.clone());
         torch.recording = None;
         frames.held.clear();
         let given = std::mem::take(&mut frames.given);
@@ -298,7 +317,7 @@ impl Runner {
             let outer = std::mem::replace(&mut torch.autocast, runner.settings.autocast);
             let mark = torch.graph_mark();
             runner.recomputed(torch, &range);
-            runner.run(torch, &mut frames, range.clone());
+            runner.run_layer(torch, &mut frames, range.clone());
             torch.drop_graph(mark);
             torch.cast_cache.clear();
             torch.autocast = outer;

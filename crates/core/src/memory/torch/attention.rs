@@ -204,7 +204,7 @@ impl Torch {
 
     /// One run of a kernel: its output, a statistic per row, and seeds; nobody will ask for the statistic of a run that is
     /// not recorded.
-    pub(super) fn attention_kernel(
+    pub(in crate::memory) fn attention_kernel(
         &mut self,
         kernel: Kernel,
         [query, key, value]: [&Tensor; 3],
@@ -241,7 +241,7 @@ impl Torch {
     }
 
     /// What the backward pass of a fused kernel computes: scores again, and the gradients of scores, values, queries and keys.
-    pub(super) fn attention_gradients(&mut self, dtype: DType, [query, key, value]: [Shape; 3]) {
+    pub(in crate::memory) fn attention_gradients(&mut self, dtype: DType, [query, key, value]: [Shape; 3]) {
         let [count, rows, columns] = [query.size(0).saturating_mul(query.size(1)), query.size(2), key.size(2)];
         for width in [query.last(), value.last(), value.last(), query.last(), query.last()] {
             self.multiply(dtype, count, [rows, width, columns]);

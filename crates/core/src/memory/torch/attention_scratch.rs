@@ -92,7 +92,7 @@ impl Torch {
     }
 
     /// Scratch of the backward kernels, allocated after their results and gone when they return.
-    pub(super) fn attention_backward_scratch(
+    pub(in crate::memory) fn attention_backward_scratch(
         &mut self,
         kernel: Kernel,
         query: &Shape,

@@ -64,7 +64,9 @@ const KEYS: &[Row] = &[
     Row("loss", Sense::Read("loss.kind")),
     Row(
         "compile compile.enable training.compile compile.components",
-        Sense::Said("torch.compile is not simulated: what runs is eager, which mostly keeps more for backward"),
+        Sense::Read(
+            "torch_compile, layer by layer; beside experts and other axes than data parallel what runs is eager",
+        ),
     ),
     Row(
         "model.converters training.fp8_linear float8.enable_float8_linear quantize.* float8.* mx.*",
@@ -161,6 +163,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     checkpoints(&mut reader);
     optimizer(&mut reader);
     loss(&mut reader);
+    compiled(&mut reader, &family, model.as_deref());
     if let Some(norm) = reader.real("training.max_norm") {
         reader.set("clip", norm > 0.0);
     } else {
@@ -228,6 +231,28 @@ fn model(reader: &mut Reader<'_>, beside: &Beside<'_>) -> (Option<String>, Strin
             .push(format!("{family} {flavor} is a model of torchtitan's own tests: --model says which one runs"));
     }
     (model, family)
+}
+
+/// Every layer by itself (`apply_compile`), where that is modelled: dense layers under FSDP alone.
+fn compiled(reader: &mut Reader<'_>, family: &str, model: Option<&str>) {
+    let on = ["compile.enable", "training.compile", "compile"].iter().any(|key| reader.is_on(key));
+    let parts = reader.get("compile.components").and_then(Value::as_array).cloned();
+    let has = |name: &str| parts.as_ref().is_none_or(|parts| parts.iter().any(|part| part == name));
+    if !on {
+        return;
+    }
+    let section = reader.has("compile");
+    let axes = ["tp", "pp", "cp"].map(|axis| format!("parallel.mesh.{axis}"));
+    let split = axes.iter().any(|place| reader.was_set(place).is_some());
+    // Qwen's mixtures say in their name how much of them is active.
+    let mixed = model.is_some_and(|model| model.contains("-A"));
+    let dense = ["llama2", "llama3", "qwen3"].contains(&family) && !mixed;
+    let flex = reader.was_set("attention").is_some_and(|kind| kind == "flex");
+    if split || !dense || flex || !has("model") || reader.was_set("adapter.method").is_some() {
+        return reader.say("compile", "what runs is eager, which mostly keeps more for backward");
+    }
+    // `components` came with a section of its own, and are layers and loss where it does not say.
+    reader.set("torch_compile", if section && has("loss") { "layers-and-loss" } else { "layers" });
 }
 
 /// `LoRAConverter.Config`: torchtitan's names of modules.

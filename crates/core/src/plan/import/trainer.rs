@@ -49,7 +49,7 @@ pub(super) const KEYS: &[Row] = &[
     ),
     Row(
         "torch_compile",
-        Sense::Said("torch.compile is not simulated: what runs is eager, which mostly keeps more for backward"),
+        Sense::Read("torch_compile; eager code stands in beside Liger, quantised weights and engines"),
     ),
     Row("torch_compile_*", Sense::Harmless("options of torch_compile")),
     Row(
@@ -246,6 +246,7 @@ pub(super) fn arguments(reader: &mut Reader<'_>, adapter: bool, usual: Option<&'
         reader.set("kernels", "liger");
         reader.set("loss.kind", "standard");
     }
+    compiled(reader);
     let types = Types { compute, adapter };
     if reader.get("fsdp").is_some_and(|value| !super::table::is_off(value)) {
         if let Some(document) = reader.text("fsdp_config").map(str::to_owned) {
@@ -260,6 +261,20 @@ pub(super) fn arguments(reader: &mut Reader<'_>, adapter: bool, usual: Option<&'
     let builtin = reader.text("deepspeed").filter(|_| reader.title() == "ms-swift").and_then(super::ms_swift::builtin);
     let document = builtin.or_else(|| reader.referred("deepspeed"))?;
     Some(sharding::deepspeed(reader, document, compute))
+}
+
+/// `torch_compile`, as far as a compiled graph is modelled.
+fn compiled(reader: &mut Reader<'_>) {
+    if !reader.is_on("torch_compile") {
+        return;
+    }
+    let spread =
+        ["fsdp", "deepspeed"].iter().any(|key| reader.get(key).is_some_and(|value| !super::table::is_off(value)));
+    let liger = reader.was_set("kernels").is_some_and(|kernels| kernels == "liger");
+    if spread || liger || reader.was_set("quantization.scheme").is_some() {
+        return reader.say("torch_compile", "what runs is eager, which mostly keeps more for backward");
+    }
+    reader.set("torch_compile", "model");
 }
 
 /// `fsdp: full_shard auto_wrap offload`, as it was written up to transformers 4.

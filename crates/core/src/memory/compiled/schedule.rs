@@ -1,0 +1,257 @@
+//! The kernels that Inductor makes of a graph, in order, and the life of their buffers (torch/_inductor/scheduler.py,
+//! codegen/wrapper.py): what libraries read and write, what is returned and what reductions give has memory; everything else
+//! is computed inside a kernel.
+
+use smallvec::SmallVec;
+
+use super::graph::{Graph, Id, Kind};
+use super::reorder::{self, Work};
+
+/// How far ahead a kernel looks for others that read the same (`are_long_distant_nodes`).
+const NEAR: usize = 64;
+
+/// One kernel.
+#[derive(Debug)]
+pub(super) struct Launch {
+    /// What it writes, and whose memory it takes over.
+    pub(super) outputs: SmallVec<[(Id, Option<Id>); 2]>,
+    /// Buffers that nobody needs after it.
+    pub(super) frees: SmallVec<[Id; 4]>,
+    /// The node of a library's kernel.
+    pub(super) library: Option<Id>,
+}
+
+/// A graph of its own: the forward or the backward part.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    pub(super) launches: Vec<Launch>,
+    /// Where each wanted result lies.
+    pub(super) results: Vec<Option<Id>>,
+}
+
+/// What is known of each node while a schedule is made.
+struct Planner<'a> {
+    graph: &'a Graph,
+    given: Vec<bool>,
+    needed: Vec<bool>,
+    buffered: Vec<bool>,
+}
+
+/// The schedule of the nodes in `order` between what is given and what is wanted; of what is given, `donated` may be overwritten.
+pub(super) fn schedule(graph: &Graph, order: &[Id], given: &[Id], wanted: &[Option<Id>], donated: &[Id]) -> Schedule {
+    let count = graph.nodes.len();
+    let mark = |ids: &mut dyn Iterator<Item = Id>| {
+        let mut marks = vec![false; count];
+        ids.for_each(|id| marks[id as usize] = true);
+        marks
+    };
+    let mut planner = Planner {
+        graph,
+        given: mark(&mut given.iter().copied()),
+        needed: mark(&mut order.iter().copied()),
+        buffered: vec![false; count],
+    };
+    let donated = mark(&mut donated.iter().copied());
+    planner.find_buffers(order, wanted);
+    let kept = mark(&mut wanted.iter().flatten().map(|id| planner.base(*id)));
+    let launches = planner.launches(order);
+    let order = reorder::order(&planner.work(&launches, &kept, &donated));
+    let mut launches: Vec<Option<(Launch, SmallVec<[Id; 4]>)>> = launches.into_iter().map(Some).collect();
+    let mut launches: Vec<(Launch, SmallVec<[Id; 4]>)> = order.iter().filter_map(|at| launches[*at].take()).collect();
+    let mut last = vec![usize::MAX; count];
+    for (at, (launch, reads)) in launches.iter().enumerate() {
+        reads.iter().chain(launch.outputs.iter().map(|(id, _)| id)).for_each(|id| last[*id as usize] = at);
+    }
+    for (at, (launch, reads)) in launches.iter_mut().enumerate() {
+        // What another kernel wrote into in place is not taken over.
+        let scattered = |id: Id| graph.nodes[id as usize].kind == Kind::Scatter;
+        let owned = |id: Id| (planner.buffered[id as usize] || donated[id as usize]) && !scattered(id);
+        let mut dying: SmallVec<[Id; 4]> =
+            reads.iter().copied().filter(|id| last[*id as usize] == at && !kept[*id as usize]).collect();
+        if launch.library.is_none() {
+            for (output, place) in &mut launch.outputs {
+                let bytes = |id: Id| graph.nodes[id as usize].bytes();
+                let fits = |id: &Id| owned(*id) && bytes(*id) == bytes(*output) && planner.in_place(*output, *id);
+                if let Some(found) = dying.iter().position(fits) {
+                    *place = Some(dying.remove(found));
+                }
+            }
+        }
+        let unread =
+            launch.outputs.iter().map(|(id, _)| *id).filter(|id| last[*id as usize] == at && !kept[*id as usize]);
+        dying.extend(unread);
+        launch.frees = dying;
+    }
+    let results = wanted.iter().map(|id| id.map(|id| planner.base(id))).collect();
+    Schedule { launches: launches.into_iter().map(|(launch, _)| launch).collect(), results }
+}
+
+impl Planner<'_> {
+    /// The node whose memory a node shows.
+    fn base(&self, mut id: Id) -> Id {
+        while !self.given[id as usize] && self.graph.nodes[id as usize].kind.is_view() {
+            id = self.graph.nodes[id as usize].inputs[0];
+        }
+        id
+    }
+
+    fn find_buffers(&mut self, order: &[Id], wanted: &[Option<Id>]) {
+        let mut buffered = vec![false; self.graph.nodes.len()];
+        wanted.iter().flatten().for_each(|id| buffered[self.base(*id) as usize] = true);
+        for &id in order {
+            let node = &self.graph.nodes[id as usize];
+            if node.kind.is_extern() {
+                node.inputs.iter().for_each(|input| buffered[self.base(*input) as usize] = true);
+            }
+            if node.kind.is_extern() || matches!(node.kind, Kind::Item(_) | Kind::Reduce(_) | Kind::Scatter) {
+                buffered[id as usize] = true;
+            }
+        }
+        for (at, mark) in buffered.iter_mut().enumerate() {
+            *mark &= self.needed[at] && !self.given[at];
+        }
+        self.buffered = buffered;
+    }
+
+    /// The buffers that the kernel of a node reads, through all that is computed inside it.
+    fn reads(&self, id: Id, found: &mut SmallVec<[Id; 4]>) {
+        for input in &self.graph.nodes[id as usize].inputs {
+            let base = self.base(*input);
+            if self.given[base as usize] || self.buffered[base as usize] {
+                if !found.contains(&base) {
+                    found.push(base);
+                }
+            } else {
+                self.reads(base, found);
+            }
+        }
+    }
+
+    /// How many elements a kernel goes over.
+    fn domain(&self, id: Id) -> u64 {
+        let node = &self.graph.nodes[id as usize];
+        match (node.kind, node.inputs.first()) {
+            (Kind::Reduce(_), Some(input)) => self.graph.nodes[*input as usize].shape.elements(),
+            _ => node.shape.elements(),
+        }
+    }
+
+    fn stands_alone(&self, id: Id) -> bool {
+        matches!(self.graph.nodes[id as usize].kind, Kind::Scatter | Kind::Reduce("column sum" | "sum of all"))
+    }
+
+    /// Whether each element of a buffer is read where it is written, so that it may be written over.
+    fn in_place(&self, id: Id, over: Id) -> bool {
+        let moves = |kind: Kind| {
+            matches!(
+                kind,
+                Kind::Scatter
+                    | Kind::Join
+                    | Kind::Kept(_)
+                    | Kind::Pointwise("rotate back" | "clone" | "sum of heads" | "slice_backward")
+            )
+        };
+        let mut open = vec![(id, false)];
+        while let Some((id, moved)) = open.pop() {
+            let node = &self.graph.nodes[id as usize];
+            let moved = moved || moves(node.kind);
+            for input in &node.inputs {
+                let base = self.base(*input);
+                if base == over && moved {
+                    return false;
+                }
+                if !self.given[base as usize] && !self.buffered[base as usize] {
+                    open.push((*input, moved));
+                }
+            }
+        }
+        true
+    }
+
+    /// Kernels and buffers for [`reorder`]; parameters are never freed, gradients that come in are.
+    fn work(&self, launches: &[(Launch, SmallVec<[Id; 4]>)], kept: &[bool], donated: &[bool]) -> Work {
+        let sizes = self.graph.nodes.iter().enumerate().map(|(at, node)| {
+            let freed = node.kind == Kind::Tangent || donated[at] || self.buffered[at];
+            let tuple = matches!(node.kind, Kind::Attention | Kind::AttentionBackward);
+            if freed && !tuple { node.bytes() } else { 0 }
+        });
+        let numbers = |ids: &mut dyn Iterator<Item = Id>| ids.map(|id| id as usize).collect::<Vec<usize>>();
+        Work {
+            sizes: sizes.collect(),
+            reads: launches.iter().map(|(_, reads)| numbers(&mut reads.iter().copied())).collect(),
+            makes: launches.iter().map(|(launch, _)| numbers(&mut launch.outputs.iter().map(|(id, _)| *id))).collect(),
+            returned: kept.to_vec(),
+        }
+    }
+
+    fn launches(&self, order: &[Id]) -> Vec<(Launch, SmallVec<[Id; 4]>)> {
+        let mut ready = self.given.clone();
+        let mut found = Vec::new();
+        let computed: Vec<Id> = order.iter().copied().filter(|id| self.buffered[*id as usize]).collect();
+        let all: Vec<SmallVec<[Id; 4]>> = computed
+            .iter()
+            .map(|id| {
+                let mut reads = SmallVec::new();
+                self.reads(*id, &mut reads);
+                reads
+            })
+            .collect();
+        for (at, &id) in computed.iter().enumerate() {
+            if ready[id as usize] {
+                continue;
+            }
+            let kind = self.graph.nodes[id as usize].kind;
+            let mut reads = all[at].clone();
+            let mut outputs: SmallVec<[(Id, Option<Id>); 2]> = SmallVec::new();
+            outputs.push((id, None));
+            ready[id as usize] = true;
+            if kind.is_extern() {
+                // Results of one kernel are there together.
+                let items = computed[at + 1..].iter().take(NEAR).filter(|next| {
+                    let node = &self.graph.nodes[**next as usize];
+                    matches!(node.kind, Kind::Item(_)) && node.inputs[0] == id
+                });
+                for item in items {
+                    outputs.push((*item, None));
+                    ready[*item as usize] = true;
+                }
+            } else if !self.stands_alone(id) {
+                let domain = self.domain(id);
+                let mut grown = true;
+                while grown {
+                    grown = false;
+                    for (next, others) in computed[at + 1..].iter().zip(&all[at + 1..]).take(NEAR) {
+                        let node = &self.graph.nodes[*next as usize];
+                        let same = self.domain(*next) == domain
+                            || reads.len() < 8
+                                && node.shape.last() == 1
+                                && node.shape.elements() < domain
+                                && outputs.iter().any(|(id, _)| others.contains(id));
+                        let joins = !ready[*next as usize]
+                            && !node.kind.is_extern()
+                            && !matches!(node.kind, Kind::Item(_))
+                            && !self.stands_alone(*next)
+                            && same
+                            && others.iter().all(|read| ready[*read as usize])
+                            && others
+                                .iter()
+                                .any(|read| reads.contains(read) || outputs.iter().any(|(id, _)| id == read));
+                        if joins {
+                            ready[*next as usize] = true;
+                            for read in others {
+                                if !reads.contains(read) && !outputs.iter().any(|(id, _)| id == read) {
+                                    reads.push(*read);
+                                }
+                            }
+                            outputs.push((*next, None));
+                            grown = true;
+                        }
+                    }
+                }
+            }
+            let library = kind.is_extern().then_some(id);
+            found.push((Launch { outputs, frees: SmallVec::new(), library }, reads));
+        }
+        found
+    }
+}

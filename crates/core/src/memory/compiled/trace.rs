@@ -1,0 +1,457 @@
+//! A range of a program as the graph that Dynamo and AOTAutograd make of it: transformers' code in torch's smallest
+//! operations (`torch/_inductor/decomposition.py`).
+
+use std::ops::Range;
+
+use super::graph::{Graph, Id, Kind};
+use super::norm;
+use super::rules::Rule;
+use crate::dtype::DType;
+use crate::memory::tensor::Tensor;
+use crate::model::op::{Activation, Attention, Binary, Cast, Loss, ModuleId, Op, ParameterId, Rotary, Unary, ValueId};
+use crate::model::{ModuleKind, Program, Shape, Step};
+use crate::plan::Selective;
+
+/// Where what comes into a graph comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::memory) enum Source {
+    Parameter(ParameterId),
+    Value(ValueId),
+    /// The first and the second matrix of a module's LoRA.
+    Lora(ModuleId, u8),
+}
+
+/// What the code around the model decides.
+pub(in crate::memory) struct Around<'a> {
+    /// The type autocast computes in.
+    pub(in crate::memory) autocast: Option<DType>,
+    /// The type of the weights.
+    pub(in crate::memory) weights: DType,
+    /// Whether the whole model is traced, its masks with it: what depends on data cannot be asked then, so a mask is made.
+    pub(in crate::memory) whole: bool,
+    /// Whether layers are checkpoints inside the graph, and what those keep.
+    pub(in crate::memory) checkpointing: bool,
+    pub(in crate::memory) selective: Option<Selective>,
+    /// Whether what is returned is widened inside the graph (accelerate's `convert_outputs_to_fp32`).
+    pub(in crate::memory) widens: bool,
+    /// The tensors that come in.
+    pub(in crate::memory) given: &'a dyn Fn(Source) -> Option<Tensor>,
+}
+
+/// A graph and where its inputs come from.
+pub(super) struct Traced {
+    pub(super) graph: Graph,
+    pub(super) sources: Vec<Source>,
+    /// The values that leave it, as its outputs are.
+    pub(super) outputs: Vec<ValueId>,
+}
+
+struct Tracer<'a> {
+    graph: Graph,
+    program: &'a Program,
+    around: &'a Around<'a>,
+    sources: Vec<(Source, Id)>,
+    values: Vec<Option<Id>>,
+    returned: Vec<ValueId>,
+    autocast: Option<DType>,
+    /// Products of the checkpoint so far.
+    products: u64,
+}
+
+/// Traces a range of steps. What is not modelled is named.
+pub(super) fn trace(program: &Program, range: Range<usize>, around: &Around<'_>) -> Result<Traced, String> {
+    let mut tracer = Tracer {
+        graph: Graph::default(),
+        program,
+        around,
+        sources: Vec::new(),
+        values: vec![None; program.values.len()],
+        returned: Vec::new(),
+        autocast: around.autocast,
+        products: 0,
+    };
+    // A layer by itself is entered outside.
+    tracer.graph.checkpoint = (around.checkpointing && !around.whole).then_some(0);
+    let mut depth = 0u32;
+    let mut made: Vec<ValueId> = Vec::new();
+    for step in &program.steps[range.clone()] {
+        match step {
+            Step::Run { op, inputs, outputs, module } => {
+                tracer.graph.module = module.0;
+                tracer.step(op, inputs, outputs)?;
+                made.extend(outputs);
+            }
+            Step::Enter(module)
+                if program.modules[module.0 as usize].kind == ModuleKind::Layer && around.checkpointing =>
+            {
+                depth += 1;
+                (tracer.graph.checkpoint, tracer.products) = (Some(depth), 0);
+            }
+            Step::Exit(module) if program.modules[module.0 as usize].kind == ModuleKind::Layer => {
+                tracer.graph.checkpoint = None;
+            }
+            Step::Autocast(on) => tracer.autocast = if *on { around.autocast } else { None },
+            Step::Release(_) | Step::Enter(_) | Step::Exit(_) | Step::Grad(_) | Step::Rebound => {}
+        }
+    }
+    let mut outputs = std::mem::take(&mut tracer.returned);
+    if outputs.is_empty() {
+        // What later steps read of what was made here.
+        let reads = |value: &ValueId| {
+            program.steps[range.end..]
+                .iter()
+                .any(|step| matches!(step, Step::Run { inputs, .. } if inputs.contains(value)))
+        };
+        outputs = made.into_iter().filter(reads).collect();
+    }
+    outputs.retain(|value| tracer.values[value.0 as usize].is_some());
+    let ids: Vec<Id> = outputs.iter().filter_map(|value| tracer.values[value.0 as usize]).collect();
+    let wide = |graph: &mut Graph, id: Id| {
+        if around.widens && graph.dtype(id).size() == 2 { graph.cast(id, DType::F32) } else { id }
+    };
+    tracer.graph.outputs = ids.into_iter().map(|id| wide(&mut tracer.graph, id)).collect();
+    tracer.graph.differentiate();
+    Ok(Traced { sources: tracer.sources.iter().map(|(source, _)| *source).collect(), graph: tracer.graph, outputs })
+}
+
+impl Tracer<'_> {
+    fn source(&mut self, source: Source) -> Option<Id> {
+        if let Some((_, id)) = self.sources.iter().find(|(known, _)| *known == source) {
+            return Some(*id);
+        }
+        let tensor = (self.around.given)(source)?;
+        let id = self.graph.primal(tensor.shape, tensor.dtype, tensor.needs_grad());
+        self.sources.push((source, id));
+        Some(id)
+    }
+
+    fn parameter(&mut self, id: ParameterId) -> Result<Id, String> {
+        self.source(Source::Parameter(id)).ok_or_else(|| "a parameter that is no plain tensor".to_owned())
+    }
+
+    fn value(&mut self, value: ValueId) -> Option<Id> {
+        self.values[value.0 as usize].or_else(|| self.source(Source::Value(value)))
+    }
+
+    /// An input of an operation that autocast runs in the narrow type.
+    fn narrow(&mut self, x: Id) -> Id {
+        let float = matches!(self.graph.dtype(x), DType::F32 | DType::BF16 | DType::F16);
+        match self.autocast {
+            Some(dtype) if float => self.graph.cast(x, dtype),
+            _ => x,
+        }
+    }
+
+    fn step(&mut self, op: &Op, inputs: &[ValueId], outputs: &[ValueId]) -> Result<(), String> {
+        if let Op::Return = op {
+            self.returned = inputs.to_vec();
+            return Ok(());
+        }
+        let shape = outputs.first().map_or(Shape::new(&[]), |value| self.program.values[value.0 as usize]);
+        if let Op::Input(_) = op {
+            self.values[outputs[0].0 as usize] = self.source(Source::Value(outputs[0]));
+            return Ok(());
+        }
+        let taken: Vec<Option<Id>> = inputs.iter().map(|value| self.value(*value)).collect();
+        let made = self.lower(op, &taken, shape, outputs)?;
+        for (value, id) in outputs.iter().zip(made) {
+            self.values[value.0 as usize] = id;
+        }
+        Ok(())
+    }
+
+    fn lower(
+        &mut self,
+        op: &Op,
+        taken: &[Option<Id>],
+        shape: Shape,
+        outputs: &[ValueId],
+    ) -> Result<Vec<Option<Id>>, String> {
+        let missing = || format!("{op:?} without its input");
+        let input = |at: usize| taken.get(at).copied().flatten().ok_or_else(missing);
+        let one = |id: Id| Ok(vec![Some(id)]);
+        let g = &mut self.graph;
+        match op {
+            Op::Parameter(id) => one(self.parameter(*id)?),
+            Op::Embedding { weight } => {
+                let (table, ids) = (self.parameter(*weight)?, input(0)?);
+                let dtype = self.graph.dtype(table);
+                let rule = Rule::Embedding { table, ids };
+                one(self.graph.with_rule(Kind::Kept("embedding"), &[table, ids], shape, dtype, rule))
+            }
+            Op::Linear { weight, bias, layout: crate::model::op::LinearLayout::OutIn } => {
+                let (weight, x) = (self.parameter(*weight)?, input(0)?);
+                let bias = bias.map(|bias| self.parameter(bias)).transpose()?;
+                let result = self.linear(x, weight, bias, shape)?;
+                one(self.adapted(x, result, shape)?)
+            }
+            Op::Norm { kind, weight, bias } => {
+                let [weight, bias] = [weight, bias].map(|id| id.map(|id| self.parameter(id)).transpose());
+                one(norm::norm(&mut self.graph, (*kind, self.autocast.is_some()), input(0)?, weight?, bias?)?)
+            }
+            Op::RotaryTable(table) => {
+                // Angles by a product, in fp32; cosine and sine are made again where they are needed.
+                let half = table.dim / 2;
+                let seq = shape.size(1);
+                let positions = g.node(Kind::Pointwise("iota"), &[], Shape::from([1, seq]), DType::F32);
+                let angles = g.node(Kind::Product, &[positions], Shape::from([half, seq]), DType::F32);
+                let turned = g.node(Kind::View("permute"), &[angles], Shape::from([1, seq, half]), DType::F32);
+                let both = g.node(Kind::View("expand"), &[turned], shape, DType::F32);
+                let dense = g.map("clone", both, DType::F32);
+                let fp32 = table.fp32 || self.around.autocast.is_some() && self.around.weights == DType::F32;
+                let kept = if fp32 { DType::F32 } else { self.around.weights };
+                let mut tables = Vec::new();
+                for name in ["cos", "sin"] {
+                    let raw = g.map(name, dense, DType::F32);
+                    let scaled = g.map("scale", raw, DType::F32);
+                    tables.push(Some(g.cast(scaled, kept)));
+                }
+                Ok(tables)
+            }
+            Op::Rotary(style @ (Rotary::Half | Rotary::HalfPromoted | Rotary::HalfFp32)) if taken.len() == 4 => {
+                let (cosine, sine) = (input(2)?, input(3)?);
+                let open = |g: &mut Graph, t: Id| {
+                    let sizes = g.shape(t);
+                    g.view("unsqueeze", t, if sizes.rank() == 3 { sizes.inserted(1, 1) } else { sizes })
+                };
+                let (cosine, sine) = (open(g, cosine), open(g, sine));
+                let mut turned = Vec::new();
+                for at in 0..2 {
+                    turned.push(Some(rotate(g, input(at)?, cosine, sine, *style)));
+                }
+                Ok(turned)
+            }
+            Op::Mask(_) => {
+                if !self.around.whole {
+                    return Err("a mask that a layer makes itself".into());
+                }
+                let mask = g.node(Kind::Pointwise("mask"), &[], shape, DType::Bool);
+                Ok(vec![Some(mask)])
+            }
+            Op::Cache(_) => Ok(taken.to_vec()),
+            Op::Attention(spec) => {
+                one(self.attention(spec, [input(0)?, input(1)?, input(2)?], taken.get(3).copied().flatten())?)
+            }
+            Op::Activation(kind) | Op::Gate(kind) => one(activation(g, *kind, input(0)?)?),
+            Op::Glu(kind) => {
+                let gate = activation(g, *kind, input(0)?)?;
+                one(g.mul(gate, input(1)?))
+            }
+            Op::GateProduct(_) | Op::Binary(Binary::Mul) => one(g.mul(input(0)?, input(1)?)),
+            Op::Binary(Binary::Add) => one(g.add(input(0)?, input(1)?)),
+            Op::Scalar(Binary::Mul | Binary::Div) => {
+                let x = input(0)?;
+                one(g.with_rule(Kind::Pointwise("scale"), &[x], g.shape(x), g.dtype(x), Rule::Scaled))
+            }
+            Op::Unary(Unary::Tanh) => {
+                let x = input(0)?;
+                one(g.with_rule(Kind::Pointwise("tanh"), &[x], g.shape(x), g.dtype(x), Rule::Tanh))
+            }
+            Op::Cast(Cast::To(dtype)) => one(g.cast(input(0)?, *dtype)),
+            Op::Dropout { .. } if g.checkpoint.is_some() => Err("dropout in a checkpoint".into()),
+            Op::Dropout { .. } => one(dropout(g, input(0)?)),
+            Op::View | Op::Reshape => one(g.view("view", input(0)?, shape)),
+            Op::Contiguous => one(input(0)?),
+            Op::Transpose(..) | Op::Permute(_) => one(g.view("permute", input(0)?, shape)),
+            Op::Slice { start, .. } => {
+                let name = if *start == 0 { "slice" } else { "slice further" };
+                one(g.with_rule(Kind::View(name), &[input(0)?], shape, g.dtype(input(0)?), Rule::Slice))
+            }
+            Op::Split(_) => {
+                const NAMES: [&str; 4] = ["slice 0", "slice 1", "slice 2", "slice 3"];
+                let x = input(0)?;
+                let part = |g: &mut Graph, (at, value): (usize, &ValueId)| {
+                    let shape = self.program.values[value.0 as usize];
+                    Some(g.with_rule(Kind::View(NAMES[at.min(3)]), &[x], shape, g.dtype(x), Rule::Slice))
+                };
+                Ok(outputs.iter().enumerate().map(|each| part(g, each)).collect())
+            }
+            Op::Cat(_) => {
+                let parts = (0..taken.len()).map(input).collect::<Result<Vec<Id>, String>>()?;
+                let dtype = g.dtype(parts[0]);
+                one(g.with_rule(Kind::Join, &parts, shape, dtype, Rule::Join))
+            }
+            Op::Loss(Loss::CausalLm) => one(self.cross_entropy(input(0)?, input(1)?)),
+            other => Err(named(other)),
+        }
+    }
+
+    fn linear(&mut self, x: Id, weight: Id, bias: Option<Id>, shape: Shape) -> Result<Id, String> {
+        let (weight, x) = (self.narrow(weight), self.narrow(x));
+        let bias = bias.map(|bias| self.narrow(bias));
+        let g = &mut self.graph;
+        let dtype = g.dtype(x);
+        let flat = g.flat(x);
+        let rows = g.shape(flat).size(0);
+        let turned = g.node(
+            Kind::View("permute"),
+            &[weight],
+            Shape::from([g.shape(weight).size(1), g.shape(weight).size(0)]),
+            g.dtype(weight),
+        );
+        let mut inputs = vec![flat, turned];
+        inputs.extend(bias);
+        let rule = Rule::Linear { x: flat, weight, bias };
+        let product = g.with_rule(Kind::Product, &inputs, Shape::from([rows, shape.last()]), dtype, rule);
+        self.products += u64::from(bias.is_none());
+        g.nodes[product as usize].kept = match self.around.selective {
+            Some(Selective::Matmuls) => true,
+            // `aten.mm` alone is counted, not `addmm`.
+            Some(Selective::AlternateMatmuls) => bias.is_none() && !self.products.is_multiple_of(2),
+            None => false,
+        };
+        // fx_passes/pad_mm.py: 16 bytes.
+        let aligned = 16 / dtype.size().max(1);
+        if [rows, g.shape(flat).last(), shape.last()].iter().any(|size| !size.is_multiple_of(aligned)) {
+            return Err(format!(
+                "a product whose sizes are no multiples of {aligned}, which Inductor pads where its benchmark says so,"
+            ));
+        }
+        Ok(g.view("view", product, shape))
+    }
+
+    /// PEFT's `lora.Linear`: `result + lora_B(lora_A(x)) * scaling`, in the adapter's type, then as it was.
+    fn adapted(&mut self, x: Id, result: Id, shape: Shape) -> Result<Id, String> {
+        let module = ModuleId(self.graph.module);
+        let Some(first) = self.source(Source::Lora(module, 0)) else { return Ok(result) };
+        let second = self.source(Source::Lora(module, 1)).ok_or("an adapter of one matrix")?;
+        let dtype = self.graph.dtype(result);
+        // Under autocast it is narrowed again, and of two casts in a row the last is made (`pointless_convert`).
+        let x = if self.autocast.is_some() { x } else { self.graph.cast(x, self.graph.dtype(first)) };
+        let rank = self.graph.shape(first).size(0);
+        let inner = self.linear(x, first, None, shape.with(-1, rank))?;
+        let outer = self.linear(inner, second, None, shape)?;
+        let g = &mut self.graph;
+        let scaled = g.with_rule(Kind::Pointwise("scale"), &[outer], shape, g.dtype(outer), Rule::Scaled);
+        let sum = g.add(result, scaled);
+        Ok(g.cast(sum, dtype))
+    }
+
+    fn attention(&mut self, spec: &Attention, [q, k, v]: [Id; 3], mask: Option<Id>) -> Result<Id, String> {
+        if spec.softcap || spec.sinks.is_some() || !spec.sdpa {
+            return Err("attention with a cap or sinks".into());
+        }
+        if spec.dropout_per_mille > 0 {
+            return Err("attention with dropout".into());
+        }
+        let [mut k, mut v] = [k, v];
+        if mask.is_some() && spec.groups > 1 {
+            [k, v] = [k, v].map(|x| repeated(&mut self.graph, x, spec.groups));
+        }
+        let [q, k, v] = [q, k, v].map(|x| self.narrow(x));
+        let g = &mut self.graph;
+        let dtype = g.dtype(q);
+        let mask = mask.map(|mask| g.node(Kind::Pointwise("where"), &[mask], g.shape(mask), dtype));
+        let mut inputs = vec![q, k, v];
+        inputs.extend(mask);
+        let sizes = g.shape(q).with(-1, g.shape(v).last());
+        let kernel = g.node(Kind::Attention, &inputs, sizes, dtype);
+        let rule = Rule::Attention { q, k, v, mask, kernel };
+        let output = g.with_rule(Kind::Item(0), &[kernel], sizes, dtype, rule);
+        let statistic = g.statistic(kernel);
+        g.needs[statistic as usize] = false;
+        for id in [kernel, output, statistic] {
+            g.nodes[id as usize].kept = self.around.selective.is_some();
+        }
+        let joined = Shape::from([sizes.size(0), sizes.size(2), sizes.size(1), sizes.size(3)]);
+        Ok(g.view("permute", output, joined))
+    }
+
+    /// `ForCausalLMLoss`: on fp32, labels padded and moved by one.
+    fn cross_entropy(&mut self, logits: Id, labels: Id) -> Id {
+        let g = &mut self.graph;
+        let wide = g.cast(logits, DType::F32);
+        let flat = g.flat(wide);
+        let sizes = g.shape(labels);
+        let padded = g.node(Kind::Kept("pad"), &[labels], sizes.with(-1, sizes.last() + 1), DType::I64);
+        let rows = g.shape(flat).size(0);
+        let moved = g.node(Kind::View("slice"), &[padded], sizes, DType::I64);
+        let dense = g.map("clone", moved, DType::I64);
+        let labels = g.view("view", dense, Shape::from([rows, 1]));
+        let row = Shape::from([rows, 1]);
+        let largest = g.node(Kind::Reduce("amax"), &[flat], row, DType::F32);
+        let shifted = g.both("sub", flat, largest);
+        let exponential = g.map("exp", shifted, DType::F32);
+        let sums = g.node(Kind::Reduce("sum"), &[exponential], row, DType::F32);
+        let log = g.map("log", sums, DType::F32);
+        let normal = g.both("sub", shifted, log);
+        let chosen = g.node(Kind::Pointwise("gather"), &[normal, labels], row, DType::F32);
+        let count = g.node(Kind::Reduce("sum of all"), &[labels], Shape::new(&[]), DType::F32);
+        let total = g.node(Kind::Reduce("sum of all"), &[chosen], Shape::new(&[]), DType::F32);
+        let rule = Rule::CrossEntropy { logits: flat, largest, log, labels, count };
+        g.with_rule(Kind::Pointwise("div"), &[total, count], Shape::new(&[]), DType::F32, rule)
+    }
+}
+
+impl Graph {
+    /// The statistic per row of a fused attention.
+    pub(super) fn statistic(&mut self, kernel: Id) -> Id {
+        let rows = self.shape(kernel).with(-1, 1);
+        self.node(Kind::Item(1), &[kernel], rows, DType::F32)
+    }
+}
+
+/// `x * cos + cat(-x₂, x₁) * sin`.
+fn rotate(g: &mut Graph, x: Id, cosine: Id, sine: Id, style: Rotary) -> Id {
+    let from = x;
+    let x = if style == Rotary::HalfFp32 { g.cast(x, DType::F32) } else { x };
+    let straight = g.both("mul", x, cosine);
+    let half = g.shape(x).with(-1, g.shape(x).last() / 2);
+    let first = g.node(Kind::View("slice"), &[x], half, g.dtype(x));
+    let second = g.node(Kind::View("slice further"), &[x], half, g.dtype(x));
+    let negative = g.map("neg", second, g.dtype(x));
+    let turned = g.node(Kind::Join, &[negative, first], g.shape(x), g.dtype(x));
+    let crosswise = g.both("mul", turned, sine);
+    let sum = g.both("add", straight, crosswise);
+    g.rules[sum as usize] = Rule::Rotation { x, cosine, sine };
+    match style {
+        Rotary::Half => sum,
+        _ => g.cast(sum, g.dtype(from)),
+    }
+}
+
+/// `native_dropout`: backward needs which elements stayed, a byte each.
+fn dropout(g: &mut Graph, x: Id) -> Id {
+    let shape = g.shape(x);
+    let random = g.node(Kind::Random(g.nodes.len() as u32), &[], shape, DType::F32);
+    let mask = g.map("gt", random, DType::Bool);
+    let kept = g.with_rule(Kind::Pointwise("mul"), &[mask, x], shape, g.dtype(x), Rule::Masked { x, mask });
+    g.with_rule(Kind::Pointwise("scale"), &[kept], shape, g.dtype(x), Rule::Scaled)
+}
+
+/// `repeat_kv`: `[batch, kv heads, seq, dim]` copied for each head of its group.
+fn repeated(g: &mut Graph, x: Id, groups: u64) -> Id {
+    let [batch, heads, seq, dim] = [0, 1, 2, 3].map(|axis| g.shape(x).size(axis));
+    let opened = g.node(Kind::View("unsqueeze"), &[x], Shape::from([batch, heads, 1, seq, dim]), g.dtype(x));
+    let wide = Shape::from([batch, heads, groups, seq, dim]);
+    let spread = g.node(Kind::View("expand"), &[opened], wide, g.dtype(x));
+    let copied = g.node(Kind::Pointwise("clone"), &[spread], wide, g.dtype(x));
+    let whole = Shape::from([batch, heads * groups, seq, dim]);
+    g.with_rule(Kind::View("view"), &[copied], whole, g.dtype(x), Rule::RepeatOf(x))
+}
+
+fn activation(g: &mut Graph, kind: Activation, x: Id) -> Result<Id, String> {
+    let dtype = g.dtype(x);
+    match kind {
+        Activation::Relu => Ok(g.with_rule(Kind::Pointwise("relu"), &[x], g.shape(x), dtype, Rule::Relu)),
+        // Spelled out in Python or not: all of it is one kernel.
+        Activation::Silu | Activation::Gelu | Activation::GeluNew | Activation::GeluFast | Activation::QuickGelu => {
+            let wide = g.cast(x, if dtype.size() == 2 { DType::F32 } else { dtype });
+            let inner = g.map("function of it", wide, g.dtype(wide));
+            let own = g.map("activated", inner, g.dtype(wide));
+            let product = g.both("activation", wide, own);
+            let cast = g.node(Kind::Pointwise("convert"), &[product], g.shape(x), dtype);
+            let last = if g.dtype(product) == dtype { product } else { cast };
+            g.rules[last as usize] = Rule::Function(x);
+            Ok(last)
+        }
+        other => Err(format!("the activation {other:?}")),
+    }
+}
+
+/// An operation by its name, without what it holds.
+fn named(op: &Op) -> String {
+    let text = format!("{op:?}");
+    let end = text.find(|c: char| !c.is_alphanumeric()).unwrap_or(text.len());
+    format!("the operation {}", &text[..end])
+}

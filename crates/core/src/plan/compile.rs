@@ -1,0 +1,76 @@
+//! What `torch.compile` is called on, and what it is not modelled with.
+
+use serde::{Deserialize, Serialize};
+
+use super::parallel::{Engine, Parallel};
+use super::{AttentionKind, Fault, Faults, Kernels, LossKind, ModelCode, TaskKind, TrainPlan};
+
+/// The torch whose compiler the rules follow.
+pub const RULES: &str = "torch 2.11";
+
+/// What is compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compile {
+    /// The model as a whole, its loss with it: `torch.compile(model)`, the Trainer's `torch_compile`.
+    Model,
+    /// Each layer by itself, the rest eager: `layer.compile(fullgraph=True)`.
+    Layers,
+    /// The same, and the loss by itself, as torchtitan's `compile.components` are by default.
+    LayersAndLoss,
+}
+
+impl Compile {
+    /// Whether each layer is a graph of its own.
+    pub fn by_layer(self) -> bool {
+        self != Self::Model
+    }
+}
+
+impl TrainPlan {
+    /// The rules, and what is taken for granted.
+    pub(super) fn compile_notes(&self) -> Vec<String> {
+        let Some(compile) = self.compile else { return Vec::new() };
+        let mut notes = vec![format!("torch.compile by the rules of {RULES}")];
+        if compile == Compile::Model && self.autocast.is_some() && !self.keep_outputs {
+            notes.push("torch.compile: the loop is taken for the Trainer's, whose autocast widens logits".into());
+        }
+        notes
+    }
+
+    /// Refuses by name what is not modelled inside a compiled graph.
+    pub(super) fn check_compile(&self, faults: &mut Faults) {
+        let Some(compile) = self.compile else { return };
+        let whole = compile == Compile::Model;
+        let alone = |parallel: &Parallel| {
+            let mesh = &parallel.mesh;
+            matches!(parallel.engine, Engine::Fsdp2(_)) && mesh.tp.max(mesh.pp).max(mesh.cp).max(mesh.sp) == 1
+        };
+        let spread = self.parallel.as_ref();
+        let refused = [
+            (self.quantization.is_some(), "quantised weights"),
+            (self.kernels != Kernels::Transformers, "kernels of Liger"),
+            (compile != Compile::Layers && self.loss.kind != LossKind::Standard, "a loss other than transformers' own"),
+            (self.attention != AttentionKind::Sdpa, "attention other than SDPA"),
+            (self.save_on_cpu, "saving activations on the host"),
+            (
+                self.checkpoints.runs_nested()
+                    || whole && (self.checkpoints.selective.is_some() || self.checkpoints.every > 1),
+                "this kind of gradient checkpointing",
+            ),
+            (whole && spread.is_some(), "the whole model on several cards (each layer by itself is)"),
+            (!whole && !spread.is_none_or(alone), "several cards, other than FSDP2's data parallel alone"),
+            (
+                self.job.lengths.is_some() || self.job.is_flat(),
+                "batches of many lengths, which are traced anew with symbols for sizes,",
+            ),
+            (self.objective.kind != TaskKind::Sft, "a task other than the model's own loss"),
+            (self.model_code != ModelCode::Transformers, "model code other than transformers'"),
+        ];
+        for (_, what) in refused.into_iter().filter(|(used, _)| *used) {
+            faults.add(
+                Fault::unsupported("torch_compile", format!("torch.compile with {what}")).or_drop("torch_compile"),
+            );
+        }
+    }
+}
