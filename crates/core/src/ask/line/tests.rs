@@ -111,3 +111,38 @@ fn a_modelfile_is_read() {
     assert_eq!(read.model.as_deref(), Some("llama3-8b"));
     assert!(read.named.iter().any(|(name, _)| name == "ctx_size"));
 }
+
+#[test]
+fn accelerate_says_who_spreads_and_the_trainer_what_in() {
+    const FSDP: &str = "parallel.engine.fsdp1.mixed_precision.parameters";
+    let script = "t.py --do_train --model_name_or_path gpt2";
+    for (line, place, value) in [
+        (format!("accelerate launch --use_fsdp --num_processes 8 {script} --bf16 True"), FSDP, json!("bf16")),
+        (format!("accelerate launch --use_fsdp --num_processes 8 {script} --bf16 True"), "weights", json!("fp32")),
+        (format!("accelerate launch --use_fsdp --mixed_precision bf16 --num_processes 8 {script}"), FSDP, json!("bf16")),
+        (
+            format!("accelerate launch --use_fsdp --mixed_precision bf16 --num_processes 8 {script} --fp16 True"),
+            FSDP,
+            json!("fp16"),
+        ),
+        (format!("accelerate launch --use_fsdp --num_processes 8 {script}"), FSDP, json!(null)),
+        (
+            format!(
+                "accelerate launch --use_parallelism_config --parallelism_config_tp_size 2 --num_processes 8 {script}"
+            ),
+            "parallel.mesh.tp",
+            json!(2),
+        ),
+        (format!("srun --gpus=8 --nodes=2 torchrun {script}"), "parallel.gpus", json!(4)),
+        (format!("srun -G h100:16 -N 2 python {script}"), "parallel.gpus", json!(8)),
+    ] {
+        assert_eq!(at(&content(&line), place), value, "{line}: {place}");
+    }
+    for (line, said) in [
+        (format!("accelerate launch --use_megatron_lm --megatron_lm_tp_degree 2 {script}"), "--use_megatron_lm"),
+        (format!("accelerate launch --num_processes 8 --frobnicate 3 {script}"), "frobnicate is no key of accelerate"),
+    ] {
+        let text = refused(&line);
+        assert!(text.contains(said) && text.lines().count() == 1, "{line}: {text}");
+    }
+}
