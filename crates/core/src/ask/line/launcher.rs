@@ -275,6 +275,11 @@ fn accelerate<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [Strin
 }
 
 impl Launch {
+    /// Those of all nodes, where they are said.
+    pub(super) fn cards(&self) -> Option<u64> {
+        self.gpus.or(self.visible).map(|gpus| gpus.saturating_mul(self.nodes.unwrap_or(1).max(1)))
+    }
+
     fn environment(&mut self, name: &str, value: &str) {
         match name {
             "CUDA_VISIBLE_DEVICES" => {

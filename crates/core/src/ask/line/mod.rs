@@ -73,7 +73,7 @@ pub fn read(
     if let Some(content) = serving::line(rest, open)? {
         return Ok(content);
     }
-    let beside = Beside { open, without, ..Beside::default() };
+    let beside = Beside { open, without, cards: launch.cards(), ..Beside::default() };
     let mut content = match program(first, &rest[1..], &beside, &mut launch)? {
         Some(content) => content,
         None => {

@@ -68,6 +68,7 @@ pub struct Imported {
 }
 
 /// What is known around a file.
+#[derive(Clone, Copy)]
 pub struct Beside<'a> {
     /// Its name, or nothing.
     pub name: &'a str,
@@ -83,13 +84,15 @@ pub struct Beside<'a> {
     pub script: bool,
     /// Whether what is started trains an adapter.
     pub adapter: bool,
+    /// Cards of all nodes, where a launcher says them.
+    pub cards: Option<u64>,
 }
 
 impl Default for Beside<'_> {
     fn default() -> Self {
         let open: &dyn Fn(&str) -> Result<Value, String> =
             &|_| Err("files are not followed from here: write what is in it in its place".into());
-        Self { name: "", open, without: &[], tool: None, recipe: None, script: false, adapter: false }
+        Self { name: "", open, without: &[], tool: None, recipe: None, script: false, adapter: false, cards: None }
     }
 }
 
