@@ -304,7 +304,8 @@ mod tests {
     #[test]
     fn managers_and_policies_are_read() {
         const AT: &str = "nemo_automodel.components.distributed";
-        let offload = json!({"strategy": "fsdp2", "offload_policy": {"_target_": "torch.distributed.fsdp.CPUOffloadPolicy"}});
+        let offload =
+            json!({"strategy": "fsdp2", "offload_policy": {"_target_": "torch.distributed.fsdp.CPUOffloadPolicy"}});
         for (value, place) in [
             (json!({"_target_": format!("{AT}.ddp.DDPManager")}), "parallel.engine.ddp"),
             (json!({"_target_": format!("{AT}.fsdp2.FSDP2Manager")}), "parallel.engine.fsdp2"),
@@ -314,10 +315,9 @@ mod tests {
             assert!(read.changes.iter().any(|(known, _)| known == place), "{value}: {place}");
         }
         let megatron = json!({"_target_": format!("{AT}.megatron_fsdp.MegatronFSDPManager")});
-        for (part, value, said) in [
-            ("distributed", megatron, "megatronfsdp"),
-            ("quantization", json!({"load_in_4bit": true}), "without peft"),
-        ] {
+        for (part, value, said) in
+            [("distributed", megatron, "megatronfsdp"), ("quantization", json!({"load_in_4bit": true}), "without peft")]
+        {
             let faults = of(part, value).unwrap_err();
             assert!(faults[0].to_string().contains(said), "{faults:?}");
         }

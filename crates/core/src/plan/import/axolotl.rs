@@ -173,10 +173,7 @@ const KEYS: &[Row] = &[
          grokfast_* seed loss_watchdog_* early_stopping_patience full_finetune tf32 dion_*",
         Sense::Harmless("the course of training, not its memory"),
     ),
-    Row(
-        "val_set_size test_datasets eval_batch_size eval_strategy evaluation_strategy",
-        Sense::Read("job.evaluation"),
-    ),
+    Row("val_set_size test_datasets eval_batch_size eval_strategy evaluation_strategy", Sense::Read("job.evaluation")),
     Row(
         "eval_* evals_per_epoch do_* bench_* metric_for_best_model greater_is_better \
          load_best_model_at_end lm_eval_* include_tokens_per_second include_tkps",
@@ -216,7 +213,10 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     };
     if (four || eight) && !adapter {
         let key = if four { "load_in_4bit" } else { "load_in_8bit" };
-        reader.say(key, "axolotl quantises under an adapter only (loaders/model.py): weights are whole here, and trained");
+        reader.say(
+            key,
+            "axolotl quantises under an adapter only (loaders/model.py): weights are whole here, and trained",
+        );
     }
     if (four || eight) && adapter {
         reader.set("quantization.scheme", if eight { "int8" } else { "nf4" });

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::reader::Reader;
-use super::table::{Format, Row, Sense, is_off};
+use super::table::{Format, Row, Sense, is_off, shown};
 use super::{Beside, Imported, megatron};
 use crate::plan::Fault;
 use crate::source::python;
@@ -54,7 +54,7 @@ const KEYS: &[Row] = &[
         Sense::Read("weights, parallel.engine.megatron.fp8, parallel.engine.megatron.main_gradients"),
     ),
     Row(
-        "mixed_precision.fp4* mixed_precision.fp32 mixed_precision.fp8_dot_product_attention \
+        "mixed_precision.fp4 mixed_precision.fp32 mixed_precision.fp8_dot_product_attention \
          mixed_precision.fp8_multi_head_attention",
         Sense::Refused("use bf16, fp16 or fp8 for products of weights"),
     ),
@@ -126,8 +126,14 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
 /// A recipe of training/mixed_precision.py by its name, and fields of its class over it.
 fn precision(reader: &mut Reader<'_>, flat: &mut Map<String, Value>) {
     let value = reader.get("mixed_precision").cloned().unwrap_or_default();
-    let name = value.as_str().or_else(|| value["0"].as_str()).or_else(|| python::called(&value)).unwrap_or("bf16_mixed");
+    let name =
+        value.as_str().or_else(|| value["0"].as_str()).or_else(|| python::called(&value)).unwrap_or("bf16_mixed");
     let name = name.replace('-', "_");
+    for key in ["fp4", "fp32", "fp8_dot_product_attention", "fp8_multi_head_attention"] {
+        if let Some(on) = value.get(key).filter(|on| !is_off(on)) {
+            reader.refuse(&format!("mixed_precision.{key}"), &shown(on), "use bf16, fp16, or fp8 for products of weights");
+        }
+    }
     let half = name.starts_with("fp16") || reader.is_on("mixed_precision.fp16");
     // Layers at both ends that stay in bf16.
     let (recipe, gather, ends) = match name.trim_start_matches("bf16_").trim_start_matches("fp16_") {

@@ -229,8 +229,7 @@ pub(super) fn openrlhf(value: &Value, beside: &Beside<'_>) -> Result<Imported, V
     if on(&mut reader, &["ds.use_liger_kernel", "use_liger_kernel"]) {
         reader.set("kernels", "liger");
     }
-    let rank = either(&mut reader, &["ds.lora.rank", "model.lora.rank", "lora.rank", "lora_rank"])
-        .and_then(whole);
+    let rank = either(&mut reader, &["ds.lora.rank", "model.lora.rank", "lora.rank", "lora_rank"]).and_then(whole);
     if let Some(rank) = rank.filter(|rank| *rank > 0) {
         reader.set("adapter.method", "lora");
         reader.set("adapter.rank", rank);
