@@ -24,10 +24,11 @@ use crate::plan::{Fault, TaskKind};
 use launcher::Launch;
 
 /// Programs of whole tools, and whose files and arguments they take.
-const TRAINERS: [(&str, &str); 5] = [
+const TRAINERS: [(&str, &str); 6] = [
     ("axolotl", "axolotl"),
     ("llamafactory-cli", "LLaMA-Factory"),
     ("lmf", "LLaMA-Factory"),
+    ("llamafactory.launcher", "LLaMA-Factory"),
     ("tune", "torchtune"),
     ("litgpt", "LitGPT"),
 ];

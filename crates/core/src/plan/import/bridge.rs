@@ -131,7 +131,11 @@ fn precision(reader: &mut Reader<'_>, flat: &mut Map<String, Value>) {
     let name = name.replace('-', "_");
     for key in ["fp4", "fp32", "fp8_dot_product_attention", "fp8_multi_head_attention"] {
         if let Some(on) = value.get(key).filter(|on| !is_off(on)) {
-            reader.refuse(&format!("mixed_precision.{key}"), &shown(on), "use bf16, fp16, or fp8 for products of weights");
+            reader.refuse(
+                &format!("mixed_precision.{key}"),
+                &shown(on),
+                "use bf16, fp16, or fp8 for products of weights",
+            );
         }
     }
     let half = name.starts_with("fp16") || reader.is_on("mixed_precision.fp16");
