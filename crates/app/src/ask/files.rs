@@ -52,23 +52,30 @@ pub(crate) fn plan(path: &Path, without: &[String]) -> Result<Content, Failure> 
     };
     let (path, text) = (path.as_path(), once(&path)?);
     let follow = |name: &str| beside(path, name);
-    let around = Beside { name: &name, open: &follow, without, ..Beside::default() };
-    if let Some(code) = code(path, &text) {
+    of_text(&text, path, wanted, &Beside { name: &name, open: &follow, without, ..Beside::default() })
+}
+
+/// What a text is, by its file's name and by itself.
+fn of_text(text: &str, path: &Path, wanted: Option<&str>, around: &Beside<'_>) -> Result<Content, Failure> {
+    let name = around.name;
+    if text.trim().is_empty() {
+        return Err(Failure::bad_input(format!("{name}: the file is empty")));
+    }
+    if let Some(code) = code(path, text) {
         let name = path.display().to_string();
-        let read = program::read(&code, &Map::new(), wanted, &Beside { name: &name, ..around });
+        let read = program::read(&code, &Map::new(), wanted, &Beside { name: &name, ..*around });
         let mut content = read.map_err(|faults| Failure::faults(faults, Runner::OneCard).within(&name))?;
         content.notes.iter_mut().for_each(|note| *note = noted(&name, note));
         return Ok(content);
     }
     let named = path.file_name().is_some_and(|file| file.to_string_lossy().contains("Modelfile"));
     if named || text.starts_with("FROM ") && text.contains("\nPARAMETER ") {
-        return line::modelfile(&text).map_err(|faults| Failure::faults(faults, Runner::OneCard).within(&name));
+        return line::modelfile(text).map_err(|faults| Failure::faults(faults, Runner::OneCard).within(name));
     }
-    if is_script(path, &text) {
-        return script(&text, &name, &follow, without);
+    if is_script(path, text) {
+        return script(text, name, around.open, around.without);
     }
-    let value = parsed(&text, &name)?;
-    within_file(value, &name, &around)
+    within_file(parsed(text, name)?, name, around)
 }
 
 /// The code of a Python program or of a notebook.
@@ -176,9 +183,9 @@ fn within_file(value: Value, name: &str, beside: &Beside<'_>) -> Result<Content,
     Ok(content)
 }
 
-/// A plan file's text from elsewhere, whose references are not followed; the name says which form it has.
+/// A text from elsewhere, whose references are not followed; the name says which form it has.
 pub(crate) fn content(text: &str, name: &str) -> Result<Content, Failure> {
-    within_file(parsed(text, name)?, name, &Beside { name, ..Beside::default() })
+    of_text(text, Path::new(name), None, &Beside { name, ..Beside::default() })
 }
 
 /// DeepSpeed's configuration.

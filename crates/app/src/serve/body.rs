@@ -287,7 +287,7 @@ request! {
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReadRequest {
-    /// The text: a plan as JSON, TOML or YAML, or a file of axolotl, LLaMA-Factory, TRL or transformers' Trainer.
+    /// The text: a plan as JSON, TOML or YAML, or a file of another tool, a script, a Python program or a Modelfile.
     pub(crate) text: String,
     /// The file's name, whose ending says which form it has; without one all are tried.
     pub(crate) name: Option<String>,

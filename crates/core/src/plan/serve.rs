@@ -27,7 +27,7 @@ pub struct ServePlan {
     pub data_parallel_size: Option<u64>,
     /// Whole experts on each card instead of parts of all (vLLM).
     pub expert_parallel: bool,
-    /// Share of the card that vLLM may use, or SGLang's static share.
+    /// Share of the card that vLLM may use, SGLang's static share, or TensorRT-LLM's share of what is free.
     pub gpu_memory_utilization: Option<f64>,
     /// Sequences in a batch (vLLM).
     pub max_num_seqs: Option<u64>,

@@ -203,6 +203,18 @@ impl ServedModel {
         self.tensors.push(tensor);
     }
 
+    /// Counts every weight anew, as it is after a change.
+    pub(super) fn recount(&mut self, change: impl Fn(&mut ServedTensor)) {
+        for layer in &mut self.layers {
+            (layer.split, layer.whole, layer.experts) = (0, 0, 0);
+        }
+        (self.embedding, self.head, self.outside) = (0, 0, 0);
+        for mut tensor in std::mem::take(&mut self.tensors) {
+            change(&mut tensor);
+            self.add(tensor);
+        }
+    }
+
     /// Whether a weight is the output's own table.
     pub fn is_head(&self, tensor: &ServedTensor) -> bool {
         tensor.layer.is_none() && is_head(&tensor.name)

@@ -34,7 +34,8 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
         return super::local::start(model, plan).map(|estimate| Served::Buffers(Box::new(estimate))).map_err(one);
     }
     let format = format(plan, model).map_err(one)?;
-    let served = served(&format)?;
+    let mut served = served(&format)?;
+    in_file(plan, model, &mut served).map_err(one)?;
     let cache_dtype = cache_dtype(plan, &format).map_err(one)?;
     let (memory, process, context) = (plan.gpu.memory, plan.gpu.context(), plan.context);
     let ranks = plan.tensor_parallel_size.unwrap_or(1).max(1);
@@ -51,8 +52,17 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
         }
         ServingEngine::TensorrtLlm => {
             let default = TensorRtLlmPlan::default();
-            TensorRtLlmPlan { memory, process, max_seq_len: context, cache_dtype, tensor_parallel: ranks, ..default }
-                .budget(&served)
+            TensorRtLlmPlan {
+                memory,
+                process,
+                max_seq_len: context,
+                cache_dtype,
+                tensor_parallel: ranks,
+                max_num_tokens: plan.max_num_batched_tokens.unwrap_or(default.max_num_tokens),
+                max_batch_size: plan.max_num_seqs.unwrap_or(default.max_batch_size),
+                free_thousandths: plan.gpu_memory_utilization.map_or(default.free_thousandths, thousandths),
+            }
+            .budget(&served)
         }
         _ => {
             let engine = vllm(plan, cache_dtype);
@@ -74,12 +84,37 @@ fn format(plan: &ServePlan, model: &Model) -> Result<WeightFormat, Fault> {
     let bad = |problem: String| Fault::new("quantization", problem);
     let own = WeightFormat::of(model).map_err(|error| bad(error.to_string()))?;
     let Some(method) = &plan.quantization else { return Ok(own) };
+    if !model.files().is_empty() {
+        let said = format!("{{quantization}} {method}: the file is quantised as it is");
+        let same = method.eq_ignore_ascii_case("gguf");
+        return if same { Ok(own) } else { Err(bad(said).or_drop("quantization")) };
+    }
     let WeightFormat::Plain(dtype) = own else {
         return Err(bad("{quantization}: the config is quantised already".into()).or_drop("quantization"));
     };
     let read = Quantization::from_config(&json!({"quantization_config": section(method)?}));
     let read = read.map_err(|error| bad(error.to_string()))?;
     Ok(read.map_or(WeightFormat::Plain(dtype), |read| WeightFormat::Checkpoint(Box::new(read), dtype)))
+}
+
+/// vLLM and SGLang keep the matrices of a GGUF file as they lie in it (layers/quantization/gguf.py), the others read none.
+fn in_file(plan: &ServePlan, model: &Model, served: &mut ServedModel) -> Result<(), Fault> {
+    if model.files().is_empty() {
+        return Ok(());
+    }
+    if !matches!(plan.engine, ServingEngine::Vllm | ServingEngine::Sglang) {
+        let name = if plan.engine == ServingEngine::Tgi { "TGI" } else { "TensorRT-LLM" };
+        let fault = Fault::unsupported("engine", format!("a GGUF file by {name}"));
+        return Err(fault.or("llama.cpp, Ollama, vLLM and SGLang read one"));
+    }
+    let bytes = super::llama_cpp::lengths(model, served).map_err(|problem| Fault::new("model", problem))?;
+    served.recount(|tensor| {
+        if let Some(found) = bytes.get(&tensor.name).filter(|_| tensor.shape.len() > 1) {
+            tensor.quantised |= *found < tensor.bytes();
+            tensor.parts = vec![*found];
+        }
+    });
+    Ok(())
 }
 
 /// The usual settings of a method.

@@ -187,22 +187,24 @@ fn deepspeed<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String
 
 fn srun<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
     launch.starts = true;
-    let mut tasks = None;
+    let (mut tasks, mut cards) = (None, None);
     let rest = options(words, &["exclusive", "l", "label", "u", "unbuffered", "overlap"], |name, value| match name {
         "N" | "nodes" => launch.nodes = value.parse().ok(),
         "gpus_per_node" | "gres" => launch.gpus = count(value).or(launch.gpus),
         "ntasks_per_node" => launch.gpus = launch.gpus.or(value.parse().ok()),
         "n" | "ntasks" => tasks = value.parse::<u64>().ok(),
+        "G" | "gpus" => cards = count(value),
         _ => {}
     });
+    // Both count those of all nodes.
     if launch.gpus.is_none() {
-        launch.gpus = tasks.map(|tasks| (tasks / launch.nodes.unwrap_or(1).max(1)).max(1));
+        launch.gpus = cards.or(tasks).map(|all| (all / launch.nodes.unwrap_or(1).max(1)).max(1));
     }
     Ok(rest)
 }
 
 /// Switches of `accelerate launch` that take no value.
-const SWITCHES: [&str; 12] = [
+const SWITCHES: [&str; 16] = [
     "multi_gpu",
     "use_fsdp",
     "use_deepspeed",
@@ -215,7 +217,18 @@ const SWITCHES: [&str; 12] = [
     "module",
     "no_python",
     "use_tp",
+    "use_parallelism_config",
+    "same_network",
+    "enable_cpu_affinity",
+    "downcast_bf16",
 ];
+
+/// Its options that start processes, and those of what it was told by others.
+const STARTING: &str = "machine_rank main_process_ip main_process_port main_training_function rdzv_backend rdzv_conf same_network \
+                        gpu_ids num_cpu_threads_per_process max_restarts monitor_interval role tee log_dir quiet debug \
+                        enable_cpu_affinity downcast_bf16 m module no_python use_tp use_parallelism_config \
+                        deepspeed_multinode_launcher deepspeed_hostfile deepspeed_exclusion_filter \
+                        deepspeed_inclusion_filter";
 
 fn accelerate<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
     launch.starts = true;
@@ -243,8 +256,18 @@ fn accelerate<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [Strin
             fsdp if fsdp.starts_with("fsdp_") => {
                 file.entry("fsdp_config").or_insert_with(|| json!({}))[name] = typed(value);
             }
-            "dynamo_backend" if value != "no" => known("dynamo_backend", json!(value), &mut file),
-            _ => {}
+            axis if axis.starts_with("parallelism_config_") => {
+                file.entry("parallelism_config").or_insert_with(|| json!({}))[name] = typed(value);
+            }
+            "tp_size" => known("tp_config", json!({"tp_size": typed(value)}), &mut file),
+            "dynamo_backend" if value == "no" => {}
+            // Options of what is refused or said by its switch.
+            part if ["megatron_lm_", "fp8_", "dynamo_"].iter().any(|group| part.starts_with(group))
+                && part != "dynamo_backend" => {}
+            part if STARTING.split_whitespace().any(|known| known == part) => {}
+            "cpu" => known("use_cpu", json!(true), &mut file),
+            // Its reader says which others it knows.
+            _ => known(name, typed(value), &mut file),
         }
     });
     launch.accelerate = Some(file);
@@ -252,6 +275,11 @@ fn accelerate<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [Strin
 }
 
 impl Launch {
+    /// Those of all nodes, where they are said.
+    pub(super) fn cards(&self) -> Option<u64> {
+        self.gpus.or(self.visible).map(|gpus| gpus.saturating_mul(self.nodes.unwrap_or(1).max(1)))
+    }
+
     fn environment(&mut self, name: &str, value: &str) {
         match name {
             "CUDA_VISIBLE_DEVICES" => {
@@ -314,6 +342,11 @@ impl Launch {
             }
         };
         if let Some(file) = options.as_mut() {
+            if file.get("distributed_type").is_some_and(|kind| kind == "MEGATRON_LM") {
+                let fault = Fault::unsupported("", "accelerate's Megatron-LM (--use_megatron_lm) around a script");
+                return Err(vec![fault.or("Megatron-LM's own runs are: `vramcast train MODEL --engine megatron`")]);
+            }
+            self.compute(content, file);
             if let Some(gpus) = self.gpus {
                 file.insert("num_processes".into(), json!(gpus));
             }
@@ -345,6 +378,20 @@ impl Launch {
         }
         content.notes.append(&mut self.notes);
         Ok(())
+    }
+
+    /// The Trainer's `--bf16` is its mixed precision whatever accelerate says (transformers 5.17, training_args.py: the
+    /// environment first, then its own); TRL's own default is bf16.
+    fn compute(&self, content: &Content, file: &mut Map<String, Value>) {
+        let own = match tree::get(&content.tree, "autocast") {
+            Some(Value::String(own)) => Some(own.clone()),
+            None if content.framework.as_deref() == Some("trl") => Some("bf16".to_owned()),
+            _ => None,
+        };
+        let engine = file.get("distributed_type").is_some_and(|kind| kind == "FSDP" || kind == "DEEPSPEED");
+        if let Some(own) = own.filter(|_| engine || file.contains_key("parallelism_config")) {
+            file.insert("mixed_precision".into(), json!(own));
+        }
     }
 
     /// accelerate's file over a program's.

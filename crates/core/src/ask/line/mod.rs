@@ -9,6 +9,7 @@
 
 mod arguments;
 mod launcher;
+mod ollama;
 pub(super) mod serving;
 pub mod shell;
 
@@ -23,10 +24,11 @@ use crate::plan::{Fault, TaskKind};
 use launcher::Launch;
 
 /// Programs of whole tools, and whose files and arguments they take.
-const TRAINERS: [(&str, &str); 5] = [
+const TRAINERS: [(&str, &str); 6] = [
     ("axolotl", "axolotl"),
     ("llamafactory-cli", "LLaMA-Factory"),
     ("lmf", "LLaMA-Factory"),
+    ("llamafactory.launcher", "LLaMA-Factory"),
     ("tune", "torchtune"),
     ("litgpt", "LitGPT"),
 ];
@@ -73,7 +75,7 @@ pub fn read(
     if let Some(content) = serving::line(rest, open)? {
         return Ok(content);
     }
-    let beside = Beside { open, without, ..Beside::default() };
+    let beside = Beside { open, without, cards: launch.cards(), ..Beside::default() };
     let mut content = match program(first, &rest[1..], &beside, &mut launch)? {
         Some(content) => content,
         None => {
@@ -115,10 +117,27 @@ fn inner(words: &[String]) -> Option<Vec<String>> {
             rest.first()?;
             let own = rest.first().is_some_and(|word| !word.starts_with('-') && !word.contains('/'));
             let program = if own { &[][..] } else { program };
-            Some(program.iter().map(|word| (*word).to_owned()).chain(rest.iter().cloned()).collect())
+            let mut line: Vec<String> = program.iter().map(|word| (*word).to_owned()).collect();
+            line.extend(rest.iter().cloned());
+            // The image's tag is the engine's version.
+            if let (Some(version), true) = (version(&words[at]), serving::program(&line).is_some()) {
+                line.extend(["--engine-version".to_owned(), version]);
+            }
+            Some(line)
         }
         _ => None,
     }
+}
+
+/// The version that an image's tag says: `vllm/vllm-openai:v0.11.0`, `llama.cpp:server-cuda-b5781`.
+fn version(image: &str) -> Option<String> {
+    let tag = image.rsplit_once(':')?.1;
+    let number = |text: &str| text.starts_with(|first: char| first.is_ascii_digit());
+    if image.contains("vllm-openai") {
+        return tag.strip_prefix('v').filter(|text| number(text) && text.contains('.')).map(str::to_owned);
+    }
+    let build = tag.rsplit('-').next()?;
+    build.strip_prefix('b').filter(|text| image.contains("llama.cpp") && number(text)).map(|_| build.to_owned())
 }
 
 /// The program behind the launchers.

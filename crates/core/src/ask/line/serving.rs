@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{arguments, base};
+use super::{arguments, base, ollama};
 use crate::ask::file::Content;
 use crate::ask::read::Given;
 use crate::ask::request::Task;
@@ -48,7 +48,6 @@ const HARMLESS: &[&str] = &[
     "root_path",
     "middleware",
     "max_log_len",
-    "device",
     "return_tokens_as_token_ids",
     "disable_frontend_multiprocessing",
     "enable_request_id_headers",
@@ -282,9 +281,46 @@ pub(super) fn line(
         object.extend(inner.as_object().cloned().unwrap_or_default());
     }
     object.extend(parsed.object);
-    let plain =
-        parsed.plain.first().map(|name| if runner == Runner::Ollama { name.replace(':', "-") } else { name.clone() });
-    layer(runner, &object, plain).map(Some)
+    layer(runner, &object, parsed.plain.first().cloned()).map(Some)
+}
+
+/// TensorRT-LLM's own words (trtllm-serve, commands/serve.py) for settings that others call otherwise.
+const TENSORRT: [(&str, &str); 5] = [
+    ("max_seq_len", "context"),
+    ("max_num_tokens", "max_num_batched_tokens"),
+    ("max_batch_size", "max_num_seqs"),
+    ("kv_cache_free_gpu_memory_fraction", "gpu_memory_utilization"),
+    ("free_gpu_memory_fraction", "gpu_memory_utilization"),
+];
+
+/// Flags whose values are refused, or say what is taken anyway: what to say, or why.
+fn special(runner: Runner, key: &str, value: &Value) -> Option<Result<Option<String>, (&'static str, &'static str)>> {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    match (runner, key) {
+        (_, "device") if ["cpu", "none", "xpu", "hpu", "tpu", "neuron", "npu"].contains(&text.as_str()) => {
+            Some(Err(("device", "engines are answered on cards of CUDA's kind: leave it out")))
+        }
+        (_, "device") => Some(Ok(None)),
+        (Runner::Vllm, "max_model_len") if ["auto", "-1", "-1.0"].contains(&text.as_str()) => {
+            Some(Ok(Some(format!("max-model-len {text}: the model's own, or the longest that fits if that is less"))))
+        }
+        (Runner::Vllm, "decode_context_parallel_size" | "dcp" | "prefill_context_parallel_size" | "pcp") => {
+            Some(if text == "1" {
+                Ok(None)
+            } else {
+                Err((
+                    "context parallel",
+                    "keys and values of one sequence over several cards are not simulated: leave it out, every card \
+                     then holds all it has heads for",
+                ))
+            })
+        }
+        (Runner::TensorrtLlm, "backend") if text == "pytorch" || text == "_autodeploy" => Some(Ok(None)),
+        (Runner::TensorrtLlm, "backend") => {
+            Some(Ok(Some(format!("backend {text}: its buffers are estimated as PyTorch's"))))
+        }
+        _ => None,
+    }
 }
 
 /// llama.cpp's letters as its words.
@@ -342,7 +378,7 @@ pub fn modelfile(text: &str) -> Result<Content, Vec<Fault>> {
         let mut words = line.split_whitespace();
         match words.next().map(str::to_uppercase).as_deref() {
             _ if inside => {}
-            Some("FROM") => model = words.next().map(|name| name.replace(':', "-")),
+            Some("FROM") => model = words.next().map(str::to_owned),
             Some("ADAPTER") => faults.push(Fault::unsupported("", "ADAPTER of Ollama").or("leave it out")),
             Some("PARAMETER") => {
                 let (name, value) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -369,9 +405,33 @@ pub(in crate::ask) fn layer(
     let mut content =
         Content { task: Some(Task::Infer), model: plain, tree: Value::Object(Map::new()), ..Content::default() };
     content.named.push(("engine".into(), Given::Text(runner.name().into())));
+    if let Some((name, stored, said)) =
+        content.model.as_deref().filter(|_| runner == Runner::Ollama).map(ollama::library)
+    {
+        content.model = Some(name);
+        content.notes.extend(said);
+        let stored = stored.map(|name| ("quantization".to_owned(), Given::Text(name.into())));
+        content.named.extend(stored);
+    }
     let mut faults = Vec::new();
     for (key, value) in object {
-        let key = key.replace('-', "_");
+        let mut key = key.replace('-', "_");
+        if let Some((_, ours)) = TENSORRT.iter().find(|(own, _)| runner == Runner::TensorrtLlm && *own == key) {
+            key = (*ours).to_owned();
+        }
+        match special(runner, &key, value) {
+            Some(Ok(said)) => {
+                content.notes.extend(said);
+                continue;
+            }
+            Some(Err((what, why))) => {
+                let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned).replace(['{', '}'], "");
+                let what = format!("{what} ({} {shown}) of {}", key.replace('_', "-"), runner.title());
+                faults.push(Fault::unsupported("", what).or(why));
+                continue;
+            }
+            None => {}
+        }
         match key.as_str() {
             "model" | "model_tag" | "model_path" | "model_id" | "m" | "hf_repo" => {
                 content.model = content.model.or_else(|| value.as_str().map(str::to_owned));

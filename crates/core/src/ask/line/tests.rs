@@ -111,3 +111,78 @@ fn a_modelfile_is_read() {
     assert_eq!(read.model.as_deref(), Some("llama3-8b"));
     assert!(read.named.iter().any(|(name, _)| name == "ctx_size"));
 }
+
+#[test]
+fn accelerate_says_who_spreads_and_the_trainer_what_in() {
+    const FSDP: &str = "parallel.engine.fsdp1.mixed_precision.parameters";
+    let script = "t.py --do_train --model_name_or_path gpt2";
+    for (line, place, value) in [
+        (format!("accelerate launch --use_fsdp --num_processes 8 {script} --bf16 True"), FSDP, json!("bf16")),
+        (format!("accelerate launch --use_fsdp --num_processes 8 {script} --bf16 True"), "weights", json!("fp32")),
+        (
+            format!("accelerate launch --use_fsdp --mixed_precision bf16 --num_processes 8 {script}"),
+            FSDP,
+            json!("bf16"),
+        ),
+        (
+            format!("accelerate launch --use_fsdp --mixed_precision bf16 --num_processes 8 {script} --fp16 True"),
+            FSDP,
+            json!("fp16"),
+        ),
+        (format!("accelerate launch --use_fsdp --num_processes 8 {script}"), FSDP, json!(null)),
+        (
+            format!(
+                "accelerate launch --use_parallelism_config --parallelism_config_tp_size 2 --num_processes 8 {script}"
+            ),
+            "parallel.mesh.tp",
+            json!(2),
+        ),
+        (format!("srun --gpus=8 --nodes=2 torchrun {script}"), "parallel.gpus", json!(4)),
+        (format!("srun -G h100:16 -N 2 python {script}"), "parallel.gpus", json!(8)),
+    ] {
+        assert_eq!(at(&content(&line), place), value, "{line}: {place}");
+    }
+    for (line, said) in [
+        (format!("accelerate launch --use_megatron_lm --megatron_lm_tp_degree 2 {script}"), "--use_megatron_lm"),
+        (format!("accelerate launch --num_processes 8 --frobnicate 3 {script}"), "frobnicate is no key of accelerate"),
+    ] {
+        let text = refused(&line);
+        assert!(text.contains(said) && text.lines().count() == 1, "{line}: {text}");
+    }
+}
+
+#[test]
+fn flags_of_serving_engines_in_their_own_words() {
+    let given = |line: &str, name: &str| {
+        let content = content(line);
+        let found = content.named.iter().rev().find(|(known, _)| known == name).map(|(_, given)| given.clone());
+        (content, found)
+    };
+    for (line, name, value) in [
+        ("docker run --gpus all vllm/vllm-openai:v0.11.0 --model a/b", "engine_version", json!("0.11.0")),
+        ("docker run ghcr.io/ggml-org/llama.cpp:server-cuda-b5781 -m x.gguf", "engine_version", json!("b5781")),
+        ("trtllm-serve a/b --max_seq_len 4096 --backend pytorch", "context", json!(4096)),
+        ("trtllm-serve a/b --max_num_tokens 512", "max_num_batched_tokens", json!(512)),
+        ("trtllm-serve a/b --max_batch_size 16", "max_num_seqs", json!(16)),
+        ("trtllm-serve a/b --kv_cache_free_gpu_memory_fraction 0.8", "gpu_memory_utilization", json!(0.8)),
+        ("trtllm-serve a/b --tp_size 2", "tp_size", json!(2)),
+    ] {
+        let found = given(line, name).1.unwrap_or_else(|| panic!("{line}: {name}"));
+        assert!(format!("{found:?}").contains(value.to_string().trim_matches('"')), "{line}: {found:?}");
+    }
+    let (latest, version) = given("docker run vllm/vllm-openai:latest --model a/b", "engine_version");
+    assert!(version.is_none() && latest.model.as_deref() == Some("a/b"));
+    for length in ["auto", "-1"] {
+        let (auto, found) = given(&format!("vllm serve a/b --max-model-len {length}"), "max_model_len");
+        assert!(found.is_none() && auto.notes.iter().any(|note| note.contains("the longest that fits")));
+    }
+    let ollama = content("ollama run llama3.1:8b-instruct-q8_0");
+    assert_eq!(ollama.model.as_deref(), Some("llama3.1-8b"));
+    assert!(ollama.named.iter().any(|(name, given)| name == "quantization" && format!("{given:?}").contains("Q8_0")));
+    for (line, said) in [
+        ("vllm serve a/b --device cpu", "device cpu"),
+        ("vllm serve a/b --decode-context-parallel-size 2", "decode-context-parallel-size 2"),
+    ] {
+        assert!(refused(line).contains(said), "{}", refused(line));
+    }
+}

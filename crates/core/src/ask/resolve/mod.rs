@@ -149,8 +149,11 @@ impl<'a> Draft<'a> {
             self.framework.push((default.key.clone(), value, title.clone(), source));
         }
         let task = tree::get(&self.request.stated, "objective.kind").is_some();
-        // Tasks count their own tokens.
-        let holds = |note: &&String| !task || !note.contains("have a label");
+        let evaluates = self.states("job.evaluation");
+        // Tasks count their own tokens; what is asked for is simulated, or said to be left out.
+        let holds = |note: &&String| {
+            !(task && note.contains("have a label") || evaluates && note.starts_with("evaluation during training"))
+        };
         self.notes.extend(framework.notes.iter().filter(holds).cloned());
     }
 

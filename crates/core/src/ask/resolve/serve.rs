@@ -166,6 +166,7 @@ fn capable(plan: &ServePlan, draft: &mut Draft<'_>) {
         draft.faults.add(Fault::value("block_size", size, "1, 8, 16, 32, 64, 128 or 256").or_set("block_size", near));
     }
     if let (Some(tokens), Some(sequences)) = (plan.max_num_batched_tokens, plan.max_num_seqs)
+        && plan.engine == ServingEngine::Vllm
         && tokens < sequences
     {
         let what = format!("{tokens} tokens in a batch are fewer than its {sequences} sequences");

@@ -59,19 +59,19 @@ pub(super) const ROWS: &[Setting] = &[
     setting("expert_parallel", "expert-parallel", Kind::Switch, "Whole experts on each card instead of parts of all")
         .also(&["enable-expert-parallel"])
         .on(S, Scope::VLLM),
-    setting("gpu_memory_utilization", "gpu-memory-utilization", Kind::Real, "Share of the card that the engine may use; SGLang's static share")
+    setting("gpu_memory_utilization", "gpu-memory-utilization", Kind::Real, "Share of the card that the engine may use; SGLang's static share; TensorRT-LLM's share of what is free for keys and values")
         .also(&["mem-fraction-static"])
         .value("SHARE")
         .from("the version's default")
-        .on(S, Scope::VLLM.and(Runner::Sglang.alone()))
+        .on(S, Scope::VLLM.and(Runner::Sglang.alone()).and(Runner::TensorrtLlm.alone()))
         .example("--gpu-memory-utilization 0.5"),
     setting("max_num_seqs", "max-num-seqs", Kind::Whole, "Sequences in a batch")
         .from("the version's default")
-        .on(S, Scope::VLLM)
+        .on(S, Scope::VLLM.and(Runner::TensorrtLlm.alone()))
         .example("--max-num-seqs 8"),
     setting("max_num_batched_tokens", "max-num-batched-tokens", Kind::Whole, "Tokens in a batch")
         .from("the version's default")
-        .on(S, Scope::VLLM)
+        .on(S, Scope::VLLM.and(Runner::TensorrtLlm.alone()))
         .example("--max-num-batched-tokens 1024"),
     setting("kv_cache_memory_bytes", "kv-cache-memory-bytes", Kind::Spelled(SIZE), "Bytes of the cache, in place of what the profile run leaves: 8G is 8 GiB, 8g is 8 billion")
         .value("SIZE")

@@ -167,10 +167,12 @@ pub(super) fn torchtitan(model: &str, plan: &Value) -> Result<Draft, Fault> {
     let (world, mesh) = mesh(plan);
     let count = |path: &str| at(plan, path).and_then(Value::as_u64).unwrap_or(1);
     let data = mesh("dp_replicate") * mesh("dp_shard");
+    let (rows, micro) = (count("batch.batch_size"), count("gradient_accumulation"));
     // Micro-batches of a pipeline are accumulated ones.
     if mesh("pp") == 1 {
-        file["training"]["global_batch_size"] =
-            json!(count("batch.batch_size") * data * count("gradient_accumulation"));
+        file["training"]["global_batch_size"] = json!(rows * data * micro);
+    } else {
+        file["training"]["local_batch_size"] = json!(rows * micro);
     }
     let reshard = match at(plan, &format!("{AT}.reshard_after_forward")) {
         Some(Value::Bool(true)) => "always",
@@ -181,6 +183,9 @@ pub(super) fn torchtitan(model: &str, plan: &Value) -> Result<Draft, Fault> {
         "data_parallel_replicate_degree": mesh("dp_replicate"), "data_parallel_shard_degree": mesh("dp_shard"), "tensor_parallel_degree": mesh("tp"),
         "pipeline_parallel_degree": mesh("pp"), "context_parallel_degree": mesh("cp"), "fsdp_reshard_after_forward": reshard,
     });
+    if mesh("pp") > 1 {
+        file["parallelism"]["pipeline_parallel_microbatch_size"] = json!(rows);
+    }
     let schedule = at(plan, &format!("{AT}.pipeline.schedule")).and_then(Value::as_str).filter(|_| mesh("pp") > 1);
     if let Some(schedule) = schedule {
         let named = match schedule {

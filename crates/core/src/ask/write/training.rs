@@ -38,7 +38,8 @@ pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
         ("trl", false) => &["trl", "sft", "--config", "sft.yaml"],
         ("axolotl", true) => &["-m", "axolotl.cli.train", "axolotl.yml"],
         ("axolotl", false) => &["axolotl", "train", "axolotl.yml"],
-        (_, true) => &["-m", "llamafactory-cli", "train", "llama_factory.yaml"],
+        // `llamafactory-cli` is no module; it starts this one (launcher.py).
+        (_, true) => &["-m", "llamafactory.launcher", "llama_factory.yaml"],
         _ => &["llamafactory-cli", "train", "llama_factory.yaml"],
     };
     let python = tool == "trainer" && !spread;

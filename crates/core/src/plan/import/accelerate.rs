@@ -62,7 +62,7 @@ const KEYS: &[Row] = &[
         Sense::Said("torch.compile is not simulated: what runs is eager, which mostly keeps more for backward"),
     ),
     Row(
-        "use_cpu ipex_config* mpirun_config* tpu_* commands command_file tpu_name tpu_zone sagemaker_* \
+        "use_cpu tpu ipex_config* mpirun_config* tpu_* commands command_file tpu_name tpu_zone sagemaker_* \
          ec2_instance_type iam_role_name profile region transformers_version pytorch_version py_version image_uri \
          additional_args",
         Sense::Refused("only runs on cards of this kind are simulated"),

@@ -122,6 +122,10 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     let adapter = reader.get("peft").is_some_and(|peft| !is_off(peft));
     if adapter {
         lora(&mut reader);
+    } else if let Some(key) =
+        ["quantization.load_in_4bit", "quantization.load_in_8bit"].into_iter().find(|key| reader.is_on(key))
+    {
+        reader.refuse(key, "true, without peft", "quantised weights are not trained: add peft, or leave it out");
     }
     spread(&mut reader);
     let weights = ["model.torch_dtype", "model.dtype"].iter().find_map(|key| reader.text(key).and_then(short));
@@ -185,13 +189,29 @@ fn lora(reader: &mut Reader<'_>) {
 }
 
 fn spread(reader: &mut Reader<'_>) {
+    // Up to 0.2 a manager's class stood in the place of a strategy's name.
+    let class = reader.text("distributed._target_").and_then(|name| name.rsplit('.').next()).map(str::to_lowercase);
     let strategy = reader.text("distributed.strategy").map(str::to_lowercase);
+    let strategy = strategy.or(class.map(|name| name.trim_end_matches("manager").to_owned()));
     match strategy.as_deref() {
         None | Some("fsdp2") => reader.set("parallel.engine.fsdp2", json!({})),
         Some("ddp") => reader.set("parallel.engine.ddp", json!({})),
         Some(other) => {
-            reader.refuse("distributed.strategy", other, "use fsdp2 or ddp");
+            reader.refuse("distributed", other, "use fsdp2 or ddp");
             return;
+        }
+    }
+    match reader.part("distributed.offload_policy").filter(|policy| !is_off(policy)) {
+        None => {}
+        Some(policy) => {
+            let name = policy["_target_"].as_str().and_then(|name| name.rsplit('.').next()).unwrap_or("it").to_owned();
+            match name.as_str() {
+                "OffloadPolicy" => {}
+                "CPUOffloadPolicy" if strategy.as_deref() != Some("ddp") => {
+                    reader.set("parallel.engine.fsdp2.offload", true);
+                }
+                other => reader.refuse("distributed.offload_policy", other, "use CPUOffloadPolicy, with fsdp2"),
+            }
         }
     }
     for (key, place) in [("dp_replicate_size", "dp_replicate"), ("tp_size", "tp"), ("cp_size", "cp"), ("pp_size", "pp")]
@@ -268,5 +288,38 @@ fn frozen(reader: &mut Reader<'_>, adapter: bool) {
     }
     if !parts.is_empty() && !adapter {
         reader.set("frozen", json!(parts));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(part: &str, value: Value) -> Result<Imported, Vec<Fault>> {
+        let mut file = json!({"model": {"pretrained_model_name_or_path": "a/b"}});
+        file[part] = value;
+        read(&file, &Beside::default())
+    }
+
+    #[test]
+    fn managers_and_policies_are_read() {
+        const AT: &str = "nemo_automodel.components.distributed";
+        let offload =
+            json!({"strategy": "fsdp2", "offload_policy": {"_target_": "torch.distributed.fsdp.CPUOffloadPolicy"}});
+        for (value, place) in [
+            (json!({"_target_": format!("{AT}.ddp.DDPManager")}), "parallel.engine.ddp"),
+            (json!({"_target_": format!("{AT}.fsdp2.FSDP2Manager")}), "parallel.engine.fsdp2"),
+            (offload, "parallel.engine.fsdp2.offload"),
+        ] {
+            let read = of("distributed", value.clone()).unwrap();
+            assert!(read.changes.iter().any(|(known, _)| known == place), "{value}: {place}");
+        }
+        let megatron = json!({"_target_": format!("{AT}.megatron_fsdp.MegatronFSDPManager")});
+        for (part, value, said) in
+            [("distributed", megatron, "megatronfsdp"), ("quantization", json!({"load_in_4bit": true}), "without peft")]
+        {
+            let faults = of(part, value).unwrap_err();
+            assert!(faults[0].to_string().contains(said), "{faults:?}");
+        }
     }
 }

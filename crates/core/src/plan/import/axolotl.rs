@@ -23,7 +23,7 @@ const KERNELS: &str =
 
 const KEYS: &[Row] = &[
     Row("base_model", Sense::Read("the model")),
-    Row("micro_batch_size", Sense::Whole("batch.batch_size")),
+    Row("micro_batch_size", Sense::Read("batch.batch_size")),
     Row("gradient_accumulation_steps", Sense::Whole("gradient_accumulation")),
     Row("sequence_len", Sense::Whole("batch.seq_len")),
     Row("sample_packing pad_to_sequence_len multipack_real_batches pretrain_multipack_attn", Sense::Read("batch.mask")),
@@ -150,7 +150,7 @@ const KEYS: &[Row] = &[
         Sense::Refused("leave it out: adapters of several kinds are not simulated"),
     ),
     Row(
-        "datasets test_datasets pretraining_dataset dataset_* datasets.* val_set_size shuffle_* push_dataset_to_hub \
+        "datasets pretraining_dataset dataset_* datasets.* shuffle_* push_dataset_to_hub \
          skip_prepare_dataset num_dataset_shards_to_save streaming* curriculum_sampling train_on_inputs \
          group_by_length sample_packing_* eval_sample_packing excess_length_strategy min_sample_len max_prompt_len \
          pad_to_multiple_of total_num_tokens total_supervised_tokens is_preprocess preprocess_iterable \
@@ -173,8 +173,9 @@ const KEYS: &[Row] = &[
          grokfast_* seed loss_watchdog_* early_stopping_patience full_finetune tf32 dion_*",
         Sense::Harmless("the course of training, not its memory"),
     ),
+    Row("val_set_size test_datasets eval_batch_size eval_strategy evaluation_strategy", Sense::Read("job.evaluation")),
     Row(
-        "eval_* evals_per_epoch evaluation_strategy do_* bench_* metric_for_best_model greater_is_better \
+        "eval_* evals_per_epoch do_* bench_* metric_for_best_model greater_is_better \
          load_best_model_at_end lm_eval_* include_tokens_per_second include_tkps",
         Sense::Harmless("evaluation, which a step does not see"),
     ),
@@ -210,7 +211,13 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
             false
         }
     };
-    // Without an adapter nothing is quantised (loaders/model.py).
+    if (four || eight) && !adapter {
+        let key = if four { "load_in_4bit" } else { "load_in_8bit" };
+        reader.say(
+            key,
+            "axolotl quantises under an adapter only (loaders/model.py): weights are whole here, and trained",
+        );
+    }
     if (four || eight) && adapter {
         reader.set("quantization.scheme", if eight { "int8" } else { "nf4" });
         if let Some(double) = reader.switch("bnb_config_kwargs.bnb_4bit_use_double_quant") {
@@ -238,8 +245,23 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     if reader.is_on("freeze_mm_modules") && !adapter {
         reader.set("frozen", vec!["vision-if-any", "projector-if-any"]);
     }
+    evaluation(&mut reader);
     let deepspeed = spread(&mut reader, &Types { compute, adapter });
     reader.finish(Some("axolotl"), model).map(|read| Imported { deepspeed, ..read })
+}
+
+/// There is one where rows are held back for it, unless it is switched off; without metrics of its own, on micro-batches
+/// (core/builders/base.py).
+fn evaluation(reader: &mut Reader<'_>) {
+    let held = reader.real("val_set_size").is_some_and(|share| share > 0.0)
+        || reader.get("test_datasets").is_some_and(|list| !is_off(list));
+    let off = ["eval_strategy", "evaluation_strategy"].iter().any(|key| reader.text(key) == Some("no"));
+    reader.number_to("micro_batch_size", "batch.batch_size");
+    let micro = reader.was_set("batch.batch_size").and_then(super::reader::whole).unwrap_or(1);
+    let rows = reader.number("eval_batch_size").unwrap_or(micro);
+    if held && !off {
+        reader.set("job.evaluation.batch_size", rows);
+    }
 }
 
 /// Who spreads the model, and over which axes.

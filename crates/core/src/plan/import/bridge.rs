@@ -1,10 +1,10 @@
 //! Megatron-Bridge's recipes, functions that return a `ConfigContainer`, and YAML over them (megatron.bridge of August 2026:
-//! recipes/common.py, training/config.py): Megatron-LM's arguments in groups.
+//! recipes/common.py, training/config.py, training/mixed_precision.py): Megatron-LM's arguments in groups.
 
 use serde_json::{Map, Value, json};
 
 use super::reader::Reader;
-use super::table::{Format, Row, Sense, is_off};
+use super::table::{Format, Row, Sense, is_off, shown};
 use super::{Beside, Imported, megatron};
 use crate::plan::Fault;
 use crate::source::python;
@@ -46,7 +46,20 @@ const KEYS: &[Row] = &[
          model.mtp_num_layers ddp.use_distributed_optimizer ddp.overlap_grad_reduce",
         Sense::Read("as Megatron-LM's arguments of these names"),
     ),
-    Row("mixed_precision mixed_precision.*", Sense::Read("weights, parallel.engine.megatron.fp8")),
+    Row(
+        "mixed_precision mixed_precision.bf16 mixed_precision.fp16 mixed_precision.fp8 mixed_precision.fp8_recipe \
+         mixed_precision.fp8_param mixed_precision.fp8_param_gather mixed_precision.grad_reduce_in_fp32 \
+         mixed_precision.num_layers_at_start_in_bf16 mixed_precision.num_layers_at_end_in_bf16 \
+         mixed_precision.first_last_layers_bf16",
+        Sense::Read("weights, parallel.engine.megatron.fp8, parallel.engine.megatron.main_gradients"),
+    ),
+    Row(
+        "mixed_precision.fp4 mixed_precision.fp32 mixed_precision.fp8_dot_product_attention \
+         mixed_precision.fp8_multi_head_attention",
+        Sense::Refused("use bf16, fp16 or fp8 for products of weights"),
+    ),
+    Row("mixed_precision.*", Sense::Harmless("scales of losses and of fp8")),
+    Row("ddp.grad_reduce_in_fp32", Sense::Said("mixed_precision's own is laid over it")),
     Row("peft peft.*", Sense::Refused("adapters under Megatron are not simulated")),
     Row(
         "ddp.use_megatron_fsdp model.fine_grained_activation_offloading",
@@ -96,14 +109,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
             flat.insert((*argument).to_owned(), found.clone());
         }
     }
-    let precision = reader.get("mixed_precision").cloned().unwrap_or_default();
-    let precision = precision.as_str().or_else(|| precision["0"].as_str()).unwrap_or("bf16_mixed").to_owned();
-    if precision.contains("fp8") {
-        flat.insert("fp8_format".into(), json!("hybrid"));
-        flat.insert("fp8_recipe".into(), json!(if precision.contains("mx") { "mxfp8" } else { "delayed" }));
-    } else if precision.contains("fp16") && !precision.contains("bf16") {
-        flat.insert("fp16".into(), json!(true));
-    }
+    precision(&mut reader, &mut flat);
     if reader.get("peft").is_some_and(|peft| !is_off(peft)) {
         reader.refuse("peft", "an adapter", "adapters under Megatron are not simulated; `--lora` runs PEFT's");
     }
@@ -117,8 +123,94 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     Ok(read)
 }
 
+/// A recipe of training/mixed_precision.py by its name, and fields of its class over it.
+fn precision(reader: &mut Reader<'_>, flat: &mut Map<String, Value>) {
+    let value = reader.get("mixed_precision").cloned().unwrap_or_default();
+    let name =
+        value.as_str().or_else(|| value["0"].as_str()).or_else(|| python::called(&value)).unwrap_or("bf16_mixed");
+    let name = name.replace('-', "_");
+    for key in ["fp4", "fp32", "fp8_dot_product_attention", "fp8_multi_head_attention"] {
+        if let Some(on) = value.get(key).filter(|on| !is_off(on)) {
+            reader.refuse(
+                &format!("mixed_precision.{key}"),
+                &shown(on),
+                "use bf16, fp16, or fp8 for products of weights",
+            );
+        }
+    }
+    let half = name.starts_with("fp16") || reader.is_on("mixed_precision.fp16");
+    // Layers at both ends that stay in bf16.
+    let (recipe, gather, ends) = match name.trim_start_matches("bf16_").trim_start_matches("fp16_") {
+        "mixed" | "MixedPrecisionConfig" => (None, false, 0),
+        "with_fp8_delayed_scaling_mixed" | "with_fp8_mixed" => (Some("delayed"), true, 0),
+        "with_mxfp8_mixed" => (Some("mxfp8"), true, 0),
+        "with_fp8_current_scaling_mixed" => (Some("tensorwise"), true, 1),
+        "with_fp8_subchannel_scaling_mixed" => (Some("blockwise"), false, 0),
+        "nemotron_h_bf16_with_fp8_current_scaling_mixed" => (Some("tensorwise"), true, 2),
+        "nanov2_bf16_with_fp8_current_scaling_mixed" => (Some("blockwise"), true, 2),
+        _ => return reader.refuse("mixed_precision", &name, "use bf16_mixed, fp16_mixed or one of fp8"),
+    };
+    let said = reader.get("mixed_precision.fp8").is_some_and(|form| !is_off(form));
+    let recipe = match reader.text("mixed_precision.fp8_recipe").filter(|_| said || recipe.is_some()) {
+        None if said => recipe.or(Some("tensorwise")),
+        other => other.or(recipe),
+    };
+    if let Some(recipe) = recipe {
+        let gather = ["fp8_param_gather", "fp8_param"]
+            .iter()
+            .find_map(|key| reader.switch(&format!("mixed_precision.{key}")))
+            .unwrap_or(gather);
+        flat.insert("fp8_format".into(), json!("hybrid"));
+        flat.insert("fp8_recipe".into(), json!(recipe));
+        flat.insert("fp8_param_gather".into(), json!(gather));
+        let kept = reader.switch("mixed_precision.first_last_layers_bf16").unwrap_or(ends > 0);
+        flat.insert("first_last_layers_bf16".into(), json!(kept));
+        for key in ["num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"] {
+            let layers = reader.number(&format!("mixed_precision.{key}")).unwrap_or(ends);
+            flat.insert(key.into(), json!(layers));
+        }
+    }
+    if half {
+        flat.insert("fp16".into(), json!(true));
+    } else if reader.switch("mixed_precision.grad_reduce_in_fp32") == Some(false) {
+        flat.insert("grad_reduce_in_bf16".into(), json!(true));
+    }
+}
+
 /// `AutoBridge.from_hf_pretrained("ORG/NAME").to_megatron_provider()`.
 fn named(model: &Value) -> Option<String> {
     let first = model.get("self").and_then(|bridge| bridge.get("0")).or_else(|| model.get("0"))?;
     first.as_str().filter(|_| python::called(model).is_some()).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn precisions_are_read_or_refused() {
+        const AT: &str = "parallel.engine.megatron";
+        let of = |precision: Value| {
+            let file = json!({"model": {"tensor_model_parallel_size": 2}, "train": {"micro_batch_size": 1}, "mixed_precision": precision});
+            read(&file, &Beside::default())
+        };
+        for (precision, place, value) in [
+            (json!("bf16_mixed"), "fp8.recipe", Value::Null),
+            (json!("bf16_with_fp8_current_scaling_mixed"), "fp8.recipe", json!("tensorwise")),
+            (json!("bf16_with_fp8_current_scaling_mixed"), "fp8.layers_at_start_in_bf16", json!(1)),
+            (json!("bf16_with_fp8_delayed_scaling_mixed"), "fp8.recipe", json!("delayed")),
+            (json!("bf16-with-mxfp8-mixed"), "fp8.param_gather", json!(true)),
+            (json!({"bf16": true, "grad_reduce_in_fp32": false}), "main_gradients", json!("bf16")),
+            (json!({"bf16": true}), "main_gradients", Value::Null),
+            (json!({"bf16": true, "fp8": "hybrid"}), "fp8.recipe", json!("tensorwise")),
+        ] {
+            let read = of(precision.clone()).unwrap();
+            let place = format!("{AT}.{place}");
+            let found = read.changes.iter().rev().find(|(known, _)| *known == place).map(|(_, value)| value.clone());
+            assert_eq!(found.unwrap_or_default(), value, "{precision}: {place}");
+        }
+        for precision in [json!("bf16_with_nvfp4_mixed"), json!({"bf16": true, "fp4": "e2m1"})] {
+            assert!(of(precision.clone()).unwrap_err()[0].to_string().contains("fp4"), "{precision}");
+        }
+    }
 }

@@ -28,6 +28,11 @@ pub(super) fn around(reader: &mut Reader<'_>) {
     if reader.get("resume_from_checkpoint").is_some_and(|value| *value != false && *value != "" && *value != "false") {
         reader.set("job.resume", true);
     }
+    evaluation(reader);
+}
+
+/// Evaluation between steps, with the Trainer's names.
+pub(super) fn evaluation(reader: &mut Reader<'_>) {
     let strategies = ["eval_strategy", "evaluation_strategy"].map(|key| reader.text(key));
     let evaluates = strategies.into_iter().flatten().any(|strategy| strategy != "no") || reader.is_on("do_eval");
     // TrainingArguments' own.

@@ -6,15 +6,21 @@ use super::reader::Reader;
 use super::sharding::FSDP_KEYS;
 use super::table::{Format, Row, Sense};
 use super::trainer::{self, arguments, attention};
-use super::{Beside, Imported};
+use super::{Beside, Imported, job};
 use crate::plan::Fault;
 
 pub(super) const FORMAT: Format = Format {
     title: "LLaMA-Factory",
     version: "0.9.5",
     source: "llamafactory, hparams/*.py; transformers, training_args.py",
-    keys: &[KEYS, trainer::KEYS, FSDP_KEYS],
+    keys: &[KEYS, EVALUATION, trainer::KEYS, FSDP_KEYS],
 };
+
+const EVALUATION: &[Row] = &[Row(
+    "eval_strategy evaluation_strategy do_eval per_device_eval_batch_size prediction_loss_only batch_eval_metrics \
+     eval_accumulation_steps predict_with_generate generation_max_length generation_num_beams compute_accuracy",
+    Sense::Read("job.evaluation"),
+)];
 
 const NOT: &str = "leave it out: it is not simulated";
 
@@ -113,7 +119,7 @@ const KEYS: &[Row] = &[
         Sense::Harmless("where the model comes from"),
     ),
     Row(
-        "plot_loss compute_accuracy early_stopping_steps include_effective_tokens_per_second use_swanlab swanlab_* \
+        "plot_loss early_stopping_steps include_effective_tokens_per_second use_swanlab swanlab_* \
          ray_* master_addr master_port enable_torch_profiler profile* resources_per_worker placement_strategy",
         Sense::Harmless("what is logged, and who starts the run"),
     ),
@@ -191,6 +197,14 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     attention(&mut reader, "flash_attn");
     // Megatron's layers know nothing of the framework's checkpoints and types.
     let framework = Some("llama-factory").filter(|_| reader.was_set("parallel.engine.megatron").is_none());
+    if framework.is_some() {
+        job::evaluation(&mut reader);
+        // Its metric keeps the likeliest tokens (train/sft/metric.py).
+        if reader.is_on("compute_accuracy") && reader.was_set("job.evaluation.batch_size").is_some() {
+            reader.set("job.evaluation.metrics", true);
+            reader.set("job.evaluation.argmax", true);
+        }
+    }
     reader.finish(framework, model).map(|read| Imported { deepspeed, ..read })
 }
 

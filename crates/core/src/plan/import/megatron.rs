@@ -28,7 +28,14 @@ const KEYS: &[Row] = &[
          recompute_activations bf16 fp16 optimizer make_vocab_size_divisible_by mtp_num_layers recompute_modules",
         Sense::Read("parallel.engine.megatron, weights, optimizer.kind"),
     ),
-    Row("fp8_format fp8_recipe fp8_param_gather", Sense::Read("parallel.engine.megatron.fp8")),
+    Row(
+        "fp8_format fp8_recipe fp8_param_gather first_last_layers_bf16 num_layers_at_start_in_bf16 \
+         num_layers_at_end_in_bf16",
+        Sense::Read("parallel.engine.megatron.fp8"),
+    ),
+    Row("grad_reduce_in_bf16", Sense::Read("parallel.engine.megatron.main_gradients")),
+    // Under bf16 it is on unless gradients are reduced in bf16 (validate_args).
+    Row("accumulate_allreduce_grads_in_fp32", Sense::Read("parallel.engine.megatron.main_gradients")),
     Row(
         "num_layers hidden_size num_attention_heads ffn_hidden_size num_query_groups group_query_attention \
          kv_channels vocab_size swiglu normalization untie_embeddings_and_output_weights position_embedding_type \
@@ -50,7 +57,7 @@ const KEYS: &[Row] = &[
          distributed_* transformer_impl use_flash_attn attention_backend overlap_param_gather no_* \
          attention_softmax_in_fp32 use_mcore_models exit_* ckpt_* dist_ckpt* mock_data empty_unused_memory_level \
          manual_gc* use_cpu_initialization start_weight_decay end_weight_decay override_opt_param_scheduler tp_comm_* \
-         cross_entropy_* timing_* rampup_batch_size accumulate_allreduce_grads_in_fp32 apply_* masked_softmax_fusion \
+         cross_entropy_* timing_* rampup_batch_size apply_* masked_softmax_fusion \
          tiktoken_* reset_* cache_dir finetune use_checkpoint* te_rng_tracker calculate_per_token_loss check_for_* \
          decoupled_* enable_experimental ddp_* use_tp_pp_dp_mapping bias_* per_split_data_args_path valid_data_path \
          test_data_path",
@@ -101,6 +108,18 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         if reader.is_on("fp8_param_gather") {
             reader.set("parallel.engine.megatron.fp8.param_gather", true);
         }
+        let ends = reader.is_on("first_last_layers_bf16");
+        for end in ["start", "end"] {
+            let layers = reader.number(&format!("num_layers_at_{end}_in_bf16")).unwrap_or(1);
+            if ends && layers > 0 {
+                reader.set(&format!("parallel.engine.megatron.fp8.layers_at_{end}_in_bf16"), layers);
+            }
+        }
+    }
+    if reader.is_on("grad_reduce_in_bf16") {
+        reader.set("parallel.engine.megatron.main_gradients", "bf16");
+    } else if weights == "fp16" && !reader.is_on("accumulate_allreduce_grads_in_fp32") {
+        reader.say("fp16", "gradients are summed in fp32 in the simulation, which is more than fp16");
     }
     match reader.text("optimizer") {
         None | Some("adam") => {}

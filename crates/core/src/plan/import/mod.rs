@@ -68,6 +68,7 @@ pub struct Imported {
 }
 
 /// What is known around a file.
+#[derive(Clone, Copy)]
 pub struct Beside<'a> {
     /// Its name, or nothing.
     pub name: &'a str,
@@ -83,13 +84,15 @@ pub struct Beside<'a> {
     pub script: bool,
     /// Whether what is started trains an adapter.
     pub adapter: bool,
+    /// Cards of all nodes, where a launcher says them.
+    pub cards: Option<u64>,
 }
 
 impl Default for Beside<'_> {
     fn default() -> Self {
         let open: &dyn Fn(&str) -> Result<Value, String> =
             &|_| Err("files are not followed from here: write what is in it in its place".into());
-        Self { name: "", open, without: &[], tool: None, recipe: None, script: false, adapter: false }
+        Self { name: "", open, without: &[], tool: None, recipe: None, script: false, adapter: false, cards: None }
     }
 }
 
@@ -347,6 +350,31 @@ mod tests {
             (get("gradient_accumulation"), get("adapter.targets")),
             (Some(json!(8)), Some(json!(["query", "value"])))
         );
+    }
+
+    #[test]
+    fn evaluation_is_read_where_it_happens() {
+        let axolotl = |over: Value| {
+            let mut file = json!({"base_model": "a/b", "datasets": [], "micro_batch_size": 2});
+            over.as_object().unwrap().iter().for_each(|(key, value)| file[key] = value.clone());
+            file
+        };
+        let factory = json!({"model_name_or_path": "a/b", "stage": "sft", "template": "x", "eval_strategy": "steps",
+            "per_device_eval_batch_size": 3, "compute_accuracy": true});
+        for (file, rows) in [
+            (axolotl(json!({})), None),
+            (axolotl(json!({"val_set_size": 0.05})), Some(2)),
+            (axolotl(json!({"val_set_size": 0.05, "eval_batch_size": 4})), Some(4)),
+            (axolotl(json!({"val_set_size": 0.05, "eval_strategy": "no"})), None),
+            (axolotl(json!({"test_datasets": [{"path": "x"}]})), Some(2)),
+            (factory, Some(3)),
+        ] {
+            let (_, get) = changes(file.clone());
+            assert_eq!(get("job.evaluation.batch_size"), rows.map(|rows: u64| json!(rows)), "{file}");
+        }
+        let (read, get) = changes(axolotl(json!({"load_in_4bit": true})));
+        assert_eq!(get("quantization.scheme"), None);
+        assert!(read.unsimulated.iter().any(|said| said.starts_with("load_in_4bit: ")), "{:?}", read.unsimulated);
     }
 
     #[test]

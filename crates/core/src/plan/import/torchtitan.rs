@@ -1,5 +1,6 @@
 //! torchtitan's files: TOML up to 0.2, and functions of `config_registry.py` that return a `Trainer.Config` (torchtitan of
-//! August 2026: config/configs.py, trainer.py, distributed/activation_checkpoint.py).
+//! August 2026: config/configs.py, trainer.py, distributed/activation_checkpoint.py). TOML's defaults are those of 0.2's
+//! config/job_config.py.
 
 use serde_json::{Value, json};
 
@@ -32,9 +33,11 @@ const KEYS: &[Row] = &[
         Sense::Read("batch.batch_size, batch.seq_len"),
     ),
     Row(
-        "training.global_batch_size training.num_tokens_per_train_step parallelism.num_pp_microbatches",
+        "training.global_batch_size training.num_tokens_per_train_step parallelism.num_pp_microbatches \
+         experimental.pipeline_parallel_microbatches",
         Sense::Read("gradient_accumulation"),
     ),
+    Row("parallelism.pipeline_parallel_microbatch_size", Sense::Read("batch.batch_size, gradient_accumulation")),
     Row(
         "training.dtype training.mixed_precision_param training.mixed_precision_reduce",
         Sense::Read("weights, parallel.engine.fsdp2.mixed_precision"),
@@ -119,7 +122,9 @@ const MODELS: &[(&str, &str, &str)] = &[
     ("llama3", "70B", "meta-llama/Meta-Llama-3-70B"),
     ("llama4", "17bx16e", "meta-llama/Llama-4-Scout-17B-16E"),
     ("llama4", "17bx128e", "meta-llama/Llama-4-Maverick-17B-128E"),
-    ("deepseek_v3", "16B", "deepseek-ai/deepseek-moe-16b-base"),
+    // 27 layers, kv_lora_rank 512 and no low rank of queries; 236B is V2 (models/deepseek_v3/__init__.py).
+    ("deepseek_v3", "16B", "deepseek-ai/DeepSeek-V2-Lite"),
+    ("deepseek_v3", "236B", "deepseek-ai/DeepSeek-V2"),
     ("deepseek_v3", "671B", "deepseek-ai/DeepSeek-V3"),
     ("gpt_oss", "20b", "openai/gpt-oss-20b"),
     ("gpt_oss", "120b", "openai/gpt-oss-120b"),
@@ -377,7 +382,26 @@ fn pipeline(reader: &mut Reader<'_>) {
     }
     if let Some(micro) = reader.number("parallelism.num_pp_microbatches").filter(|micro| *micro > 1) {
         reader.set("gradient_accumulation", micro);
+    } else if reader.get("training.num_tokens_per_microbatch_per_dp_rank").is_none() {
+        microbatches(reader);
     }
+}
+
+/// Up to 0.2 a pipeline cuts the local batch into pieces of `pipeline_parallel_microbatch_size` rows (1 where it is not said);
+/// up to 2024 into as many as `pipeline_parallel_microbatches` says.
+fn microbatches(reader: &mut Reader<'_>) {
+    let key = "parallelism.pipeline_parallel_microbatch_size";
+    let rows = reader.was_set("batch.batch_size").and_then(whole).unwrap_or(1).max(1);
+    let pieces = reader.number("experimental.pipeline_parallel_microbatches").filter(|pieces| *pieces > 0);
+    let size = match pieces {
+        Some(pieces) => (rows / pieces).max(1),
+        None => reader.number(key).unwrap_or(1).max(1),
+    };
+    if rows % size > 0 {
+        reader.faults.add(Fault::new("", format!("{key}: {rows} rows are no multiple of {size}")));
+    }
+    reader.set("batch.batch_size", size);
+    reader.set("gradient_accumulation", (rows / size).max(1));
 }
 
 /// Parameters are fp32 and computed with in bf16, unless it is said otherwise (TrainingConfig).
@@ -410,21 +434,20 @@ fn checkpoints(reader: &mut Reader<'_>) {
             reader.refuse("activation_checkpoint", other, "use FullAC or SelectiveAC");
             return;
         }
-        // Their own where nothing is said: every second product in Python, every second layer in TOML.
-        None if !reader.has("activation_checkpoint") => "selective",
-        None => reader.text("activation_checkpoint.mode").unwrap_or("none"),
+        None => reader.text("activation_checkpoint.mode").unwrap_or("selective"),
     };
     match mode {
         "none" => reader.set("checkpointing", "off"),
         "full" => reader.set("checkpointing", "full"),
         "selective" => {
             reader.set("checkpointing", "full");
-            match option.as_ref().and_then(whole) {
-                Some(every) => reader.set("checkpoints.every", every),
-                None if !reader.has("activation_checkpoint") && !reader.has("model_spec") => {
-                    reader.set("checkpoints.every", 2)
-                }
-                None => reader.set("checkpoints.selective", "alternate-matmuls"),
+            // Where nothing is said: every second product in Python, every second layer in TOML.
+            match option.as_ref() {
+                None if !reader.has("model_spec") => reader.set("checkpoints.every", 2),
+                option => match option.and_then(whole) {
+                    Some(every) => reader.set("checkpoints.every", every),
+                    None => reader.set("checkpoints.selective", "alternate-matmuls"),
+                },
             }
         }
         other => reader.refuse("activation_checkpoint.mode", other, "use none, selective or full"),
@@ -471,5 +494,48 @@ fn loss(reader: &mut Reader<'_>) {
             reader.say("loss", "heads for tokens further on are not simulated");
         }
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_said_is_torchtitans() {
+        let base = json!({"job": {"dump_folder": "x"}, "model": {"name": "deepseek_v3", "flavor": "16B"}});
+        let at = |over: Value, place: &str| {
+            let mut file = base.clone();
+            for (key, value) in over.as_object().unwrap() {
+                file[key] = value.clone();
+            }
+            let read = read(&file, &Beside::default()).unwrap();
+            assert_eq!(read.model.as_deref(), Some("deepseek-ai/DeepSeek-V2-Lite"));
+            read.changes.into_iter().rev().find(|(known, _)| known == place).map(|(_, value)| value)
+        };
+        let checkpoint = |part: Value| json!({"activation_checkpoint": part});
+        let pipeline = |part: Value| {
+            let mut part = part;
+            part["pipeline_parallel_degree"] = json!(4);
+            json!({"training": {"local_batch_size": 8}, "parallelism": part})
+        };
+        for (over, place, value) in [
+            (json!({}), "checkpoints.every", Some(json!(2))),
+            (checkpoint(json!({"mode": "selective"})), "checkpoints.every", Some(json!(2))),
+            (checkpoint(json!({"selective_ac_option": "3"})), "checkpoints.every", Some(json!(3))),
+            (
+                checkpoint(json!({"selective_ac_option": "op"})),
+                "checkpoints.selective",
+                Some(json!("alternate-matmuls")),
+            ),
+            (checkpoint(json!({"mode": "none"})), "checkpointing", Some(json!("off"))),
+            (pipeline(json!({})), "batch.batch_size", Some(json!(1))),
+            (pipeline(json!({})), "gradient_accumulation", Some(json!(8))),
+            (pipeline(json!({"pipeline_parallel_microbatch_size": 4})), "batch.batch_size", Some(json!(4))),
+            (pipeline(json!({"pipeline_parallel_microbatch_size": 4})), "gradient_accumulation", Some(json!(2))),
+            (json!({"training": {"local_batch_size": 8}}), "batch.batch_size", Some(json!(8))),
+        ] {
+            assert_eq!(at(over.clone(), place), value, "{over}: {place}");
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! What convert_hf_to_gguf.py and llama-quantize would write for a model of transformers: names, shapes, types, metadata.
 
+use std::collections::BTreeMap;
+
 use super::file::ModelFile;
 use super::quantize::{Made, Mixture, Quantizer};
 use crate::model::op::CacheKind;
@@ -105,6 +107,29 @@ pub fn convert(model: &Model, served: &ServedModel, mixture: &'static Mixture) -
     let metadata = metadata(text, served, name, &tensors);
     let header = typed(tensors, metadata, name, served, mixture)?;
     ModelFile::of(&[header])
+}
+
+/// Bytes of a model's weights in the file that it was read from, by their names in transformers.
+pub fn lengths(model: &Model, served: &ServedModel) -> Result<BTreeMap<String, u64>, String> {
+    let first = model.files().first().and_then(Header::architecture).unwrap_or_default();
+    let config = Config::new(model.config()).map_err(|error| error.to_string())?;
+    let text = config.get("text_config").filter(|text| text["model_type"].is_string()).unwrap_or(model.config());
+    let stored: BTreeMap<&str, u64> = model
+        .files()
+        .iter()
+        .flat_map(|part| &part.tensors)
+        .map(|tensor| (tensor.name.as_str(), tensor.bytes))
+        .collect();
+    let mut found = BTreeMap::new();
+    for tensor in &served.tensors {
+        let mut names = Vec::new();
+        named(tensor, served, first, text, &mut names);
+        let bytes: Option<u64> = names.iter().map(|(name, _)| stored.get(name.as_str()).copied()).sum();
+        if let Some(bytes) = bytes.filter(|bytes| *bytes > 0) {
+            found.insert(tensor.name.clone(), bytes);
+        }
+    }
+    Ok(found)
 }
 
 type Named = Vec<(String, Vec<u64>)>;

@@ -18,7 +18,7 @@ mod reserve;
 
 use serde::{Deserialize, Serialize};
 
-pub use convert::convert;
+pub use convert::{convert, lengths};
 pub use file::ModelFile;
 pub(crate) use place::experts;
 pub use quantize::{MIXTURES, Mixture};
