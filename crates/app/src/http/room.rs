@@ -9,7 +9,7 @@ use crate::ask::work;
 pub(crate) enum Room {
     /// On threads, so many at once.
     #[cfg(not(target_family = "wasm"))]
-    Server(Pool),
+    Server(Box<Pool>),
     /// Where they are asked for, one after the other.
     Here,
 }

@@ -89,7 +89,7 @@ pub(crate) fn run(options: &Options, settings: Settings) -> Result<(), Failure> 
     let broken = |what: &str, error: std::io::Error| Failure::bad_input(format!("{what}: {error}"));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| broken("serve", e))?;
     let log = options.log;
-    let room = Room::Server(Pool::new(options.limits.concurrency, options.limits.time));
+    let room = Room::Server(Box::new(Pool::new(options.limits.concurrency, options.limits.time)));
     let server = Arc::new(Server {
         service: Arc::new(Service { settings, reach: options.reach, room }),
         limits: options.limits,

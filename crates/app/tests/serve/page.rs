@@ -62,24 +62,18 @@ fn the_page_alone_gives_the_documents_of_the_command() {
         ask(format!("POST /api/v1/{}\n{}", words[0], json!(body(&kind.0, &words, &document))));
         expected.push((format!("{words:?}"), document));
     }
-    // What is refused is refused in the server's words, and what takes too much ends by itself.
+    // What is refused is refused in the server's words.
     let wrong = json!({"model": "openai-community/gpt2", "plan": {"batch": {"batch_size": 0}}});
     ask(format!("POST /api/v1/train\n{wrong}"));
     expected.push(("a fault".to_owned(), server.post("/train", &wrong).json()));
-    let large = json!({"model": "openai-community/gpt2", "plan": {"gradient_accumulation": 100_000_000}});
-    ask(format!("POST /api/v1/train\n{large}"));
-    ask("GET /api/v1/version\n".to_owned());
     drop(asked);
 
     let answers = answers.join().unwrap();
     assert!(node.wait().unwrap().success());
-    assert_eq!(answers.len(), expected.len() + 2);
+    assert_eq!(answers.len(), expected.len());
     for (answer, (what, document)) in answers.iter().zip(&expected) {
         let text = answer["text"].as_str().unwrap();
         let alone: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{what}: {error}: {text}"));
         assert_eq!(&alone, document, "{what}");
     }
-    let [.., refused, large, after] = answers.as_slice() else { panic!("{answers:?}") };
-    assert_eq!([&refused["status"], &large["status"], &after["status"]], [422, 422, 200]);
-    assert!(large["text"].as_str().unwrap().contains("too large to simulate"), "{large}");
 }
