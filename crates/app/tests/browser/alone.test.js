@@ -38,7 +38,9 @@ test('an answer, changes, help, a link and a command line, without a server', as
   assert.deepEqual(await totals(page), await printedTotals('infer', 'gpt2', '--gpu', 'A30'));
   await answered(page, () => page.locator('#infer-engine').selectOption('vllm'));
   assert.deepEqual(await totals(page), await printedTotals('infer', 'gpt2', '--gpu', 'A30', '--engine', 'vllm'));
-  assert.deepEqual(asked, [], 'something was fetched');
+  // Chromium asks for the icon with each new address.
+  const fetched = asked.filter((address) => !address.endsWith('/icon.svg'));
+  assert.deepEqual(fetched, [], 'something was fetched');
   quiet(complaints);
   await close();
 });
