@@ -69,10 +69,18 @@ impl std::fmt::Debug for Environment {
     }
 }
 
+/// The home folder; a page has none.
+pub(crate) fn home() -> Option<PathBuf> {
+    #[cfg(not(target_family = "wasm"))]
+    return etcetera::home_dir().ok();
+    #[cfg(target_family = "wasm")]
+    None
+}
+
 impl Environment {
     /// Reads the process's environment.
     pub fn read() -> Self {
-        Self::from(|name| std::env::var(name).ok(), etcetera::home_dir().ok())
+        Self::from(|name| std::env::var(name).ok(), home())
     }
 
     /// Resolves from any source of variables; an empty variable counts as unset.

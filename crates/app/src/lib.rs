@@ -13,27 +13,37 @@
 //! | [`probe`] | a plan run for real, through the user's Python |
 //! | [`rehearse`] | the user's own program on a pretend GPU |
 //! | [`render`] | reports as text, SVG and JSON |
-//! | [`serve`] | the web page and the HTTP API |
+//! | [`http`] | the HTTP API, with or without a server |
+//! | [`serve`] | the server: the page and the API |
 //! | [`settings`] | a user's own data types, cards and display settings |
+#![cfg_attr(target_family = "wasm", allow(dead_code, unused_imports, reason = "what the command alone uses"))]
 
 pub mod api;
 pub mod ask;
+#[cfg(not(target_family = "wasm"))]
 pub mod cli;
+#[cfg_attr(target_family = "wasm", path = "web/detect.rs")]
 pub mod detect;
 mod disk;
 pub mod env;
 pub mod exit;
 pub mod failure;
 pub mod fetch;
+#[cfg(not(target_family = "wasm"))]
 #[doc(hidden)]
 pub mod foreign;
+pub mod http;
+#[cfg(not(target_family = "wasm"))]
 pub mod probe;
+#[cfg(not(target_family = "wasm"))]
 pub mod rehearse;
 pub mod render;
+#[cfg(not(target_family = "wasm"))]
 pub mod serve;
 pub mod settings;
 
 /// Runs the command line of this process.
+#[cfg(not(target_family = "wasm"))]
 pub fn run() -> std::process::ExitCode {
     cli::run(std::env::args_os().collect()).into()
 }

@@ -1,9 +1,13 @@
-//! The page in a real Chromium on the real server: `tests/browser/` under node, which this sets up by itself.
+//! The page in a real Chromium, on the real server and without one: `tests/browser/` under node, which this sets up by itself.
 #![allow(clippy::disallowed_methods, reason = "tests run programs")]
+
+#[path = "support/site.rs"]
+mod site;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
@@ -74,9 +78,13 @@ impl Drop for Server {
     }
 }
 
-#[test]
-#[ignore = "second ring: a browser"]
-fn the_page_works_in_a_browser() {
+/// Node's packages, the sources of the page and a browser, once for all tests.
+struct Ready {
+    folder: PathBuf,
+    browser: String,
+}
+
+static READY: LazyLock<Ready> = LazyLock::new(|| {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("browser");
     copy(&package.join("tests/browser"), &folder);
@@ -85,15 +93,41 @@ fn the_page_works_in_a_browser() {
     let install = ["ci", "--ignore-scripts", "--no-audit", "--no-fund"];
     run("npm ci", Command::new("npm").args(install).current_dir(&folder));
     let browser = chromium(&folder).expect("a Chromium: an installed one, the one CHROMIUM names, or Playwright's");
-    run("types", Command::new("npx").args(["tsc", "--project", "."]).current_dir(&folder));
-    let shots = folder.join("shots");
-    std::fs::create_dir_all(&shots).unwrap();
+    std::fs::create_dir_all(folder.join("shots")).unwrap();
+    Ready { folder, browser }
+});
+
+impl Ready {
+    /// Runs files of tests on a page at an address.
+    fn test(&self, address: &str, files: &[&str]) {
+        let mut tests = Command::new("node");
+        tests.args(["--test", "--test-concurrency=1", "--test-timeout=1800000"]).args(files);
+        tests.current_dir(&self.folder).env("VRAMCAST", env!("CARGO_BIN_EXE_vramcast")).env("BASE", address);
+        // Its lines come as they are written: the whole takes minutes.
+        let status = tests.env("CHROMIUM", &self.browser).env("SHOTS", self.folder.join("shots")).status().unwrap();
+        assert!(status.success(), "node --test: {status}");
+    }
+}
+
+#[test]
+#[ignore = "second ring: a browser"]
+fn the_page_works_in_a_browser() {
+    run("types", Command::new("npx").args(["tsc", "--project", "."]).current_dir(&READY.folder));
     let server = Server::start();
-    let mut tests = Command::new("node");
-    tests.args(["--test", "--test-concurrency=1", "--test-timeout=1800000"]);
-    tests.args(["access.test.js", "numbers.test.js", "plans.test.js"]).current_dir(&folder);
-    tests.env("BASE", &server.address).env("CHROMIUM", browser).env("SHOTS", &shots);
-    // Its lines come as they are written: the whole takes minutes.
-    let status = tests.env("VRAMCAST", env!("CARGO_BIN_EXE_vramcast")).status().unwrap();
-    assert!(status.success(), "node --test: {status}");
+    READY.test(&server.address, &["access.test.js", "numbers.test.js", "plans.test.js"]);
+}
+
+#[test]
+#[ignore = "second ring: a browser"]
+fn the_page_works_without_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    site::write(folder.path());
+    let mut command = Command::new("python3");
+    command.args(["-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory"]).arg(folder.path());
+    let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.split(['(', ')']).nth(1).unwrap_or_else(|| panic!("the first line is {line:?}")).to_owned();
+    let host = Server { process, address };
+    READY.test(&host.address, &["alone.test.js"]);
 }

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use assert_cmd::Command;
 
 /// What needs more than this machine has.
-const ELSEWHERE: [(&str, &str); 4] = [
+const ELSEWHERE: [(&str, &str); 5] = [
     ("probe", "a GPU and torch"),
     ("serve", "does not end"),
+    ("page", "the compiler for WebAssembly"),
     ("rehearse", "torch"),
     ("detect", "ends with 1 where there is no GPU"),
 ];

@@ -63,8 +63,9 @@ fn stages_point_one_way() {
 fn the_application_points_one_way() {
     let app = root().join("crates/app/src");
     for (folder, banned) in [
-        ("ask", ["crate::cli", "crate::serve", "crate::render", "clap::"].as_slice()),
-        ("render", &["crate::cli", "crate::serve"]),
+        ("ask", ["crate::cli", "crate::http", "crate::serve", "crate::render", "clap::"].as_slice()),
+        ("render", &["crate::cli", "crate::http", "crate::serve"]),
+        ("http", &["crate::cli", "crate::serve", "clap::"]),
         ("serve", &["crate::cli", "clap::"]),
         ("fetch", &["crate::ask", "crate::cli", "crate::serve", "crate::render"]),
         ("detect", &["crate::ask", "crate::cli", "crate::serve"]),

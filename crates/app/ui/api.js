@@ -1,7 +1,10 @@
 // @ts-check
-/** Calls of the server. */
+/** Calls of the server, or of the core inside the page where there is no server. */
+
+import { Inside } from './inside.js';
 
 /** @typedef {import('./types.js').Problem} Problem */
+/** @typedef {import('./inside.js').Answer} Answer */
 
 const BASE = '/api/v1';
 
@@ -15,24 +18,34 @@ export class Refusal extends Error {
   }
 }
 
+/** A page that `vramcast page` wrote names its core. */
+const core = document.querySelector('meta[name="vramcast-core"]')?.getAttribute('content');
+export const inside = core ? new Inside(core) : null;
+
+/** @param {string} path @param {RequestInit} options @returns {Promise<Answer>} */
+async function asked(path, options) {
+  if (inside) return inside.ask(BASE + path, options);
+  const response = await fetch(BASE + path, options);
+  return { status: response.status, text: await response.text() };
+}
+
 /**
  * @param {string} path
  * @param {RequestInit} options
  * @returns {Promise<any>}
  */
 async function call(path, options) {
-  const response = await fetch(BASE + path, options);
-  const text = await response.text();
+  const { status, text } = await asked(path, options);
   /** @type {any} */
-  let document = null;
+  let answer = null;
   try {
-    document = JSON.parse(text);
+    answer = JSON.parse(text);
   } catch {
     // Not JSON: the status says enough.
   }
-  if (response.ok && document !== null) return document;
-  const message = document?.detail ?? document?.title ?? `the server answered ${response.status}`;
-  throw new Refusal(response.status, document?.faults ?? [{ field: document?.field, message, hint: document?.hint }]);
+  if (status < 300 && answer !== null) return answer;
+  const message = answer?.detail ?? answer?.title ?? `the server answered ${status}`;
+  throw new Refusal(status, answer?.faults ?? [{ field: answer?.field, message, hint: answer?.hint }]);
 }
 
 /** @param {string} path @param {unknown} body @param {AbortSignal} [signal] */

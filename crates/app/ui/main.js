@@ -1,7 +1,7 @@
 // @ts-check
 /** Puts the parts together: a change of the job asks the server, an answer fills the page. */
 
-import { Refusal, get, list, post } from './api.js';
+import { Refusal, get, inside, list, post } from './api.js';
 import { Asker } from './ask.js';
 import { Compare } from './compare.js';
 import { byId, h, refill } from './dom.js';
@@ -70,9 +70,9 @@ function setText(id, text) {
   if (byId(id).textContent !== text) byId(id).textContent = text;
 }
 
-/** @param {Job} job @param {AbortSignal} signal @returns {Promise<any>} */
-function estimate(job, signal) {
-  return post(job.kind === 'train' ? '/train' : '/infer', { ...requestOf(job), gpus_all: true }, signal);
+/** @param {Job} job @param {AbortSignal} signal @param {boolean} [every] on every card @returns {Promise<any>} */
+function estimate(job, signal, every = false) {
+  return post(job.kind === 'train' ? '/train' : '/infer', { ...requestOf(job), gpus_all: every }, signal);
 }
 
 /** What every serving engine says, each asked with the options it has. @param {Job} job @param {AbortSignal} signal */
@@ -138,9 +138,14 @@ async function optional(asked) {
   }
 }
 
-/** What is asked once the number stands: A again after a restore, help, formulas, facts of the model. @param {Job} job @param {AbortSignal} signal */
+/** What is asked once the number stands: every card, A again after a restore, help, formulas, facts of the model. @param {Job} job @param {AbortSignal} signal */
 async function follow(job, signal) {
   const { report } = results;
+  if (report && !report.budgets) {
+    const every = await optional(estimate(job, signal, true));
+    if (every) answer = every;
+    results.showCards((every ?? report).verdicts);
+  }
   if (store.pinned && !compare.pinnedReport) {
     compare.pinnedReport = await optional(estimate(store.pinned, signal));
     compare.show(results.report);
@@ -174,7 +179,7 @@ async function inspect(job, signal) {
 /** @param {unknown} error */
 function refused(error) {
   if (!(error instanceof Refusal)) {
-    stale('The server cannot be reached; these numbers are of the last answer.');
+    stale(`The ${inside ? 'core' : 'server'} cannot be reached; these numbers are of the last answer.`);
     return;
   }
   hideSuggestions();
@@ -297,6 +302,7 @@ async function loadLists() {
 }
 
 setUpTheme();
+if (inside) byId('where').textContent = 'everything is computed in this page; nothing but names of models leaves it';
 new Exporter(store, () => answer);
 new Importer(store);
 byId('copy-link').addEventListener('click', async () => {

@@ -1,8 +1,11 @@
 // @ts-check
 /** The model: a combobox over the catalogue (ARIA's list autocomplete), or a pasted config. */
 
+import { inside } from './api.js';
 import { byId, h, typed } from './dom.js';
 import { short } from './format.js';
+import { configOf } from './hub.js';
+import { toast } from './notice.js';
 
 /** @typedef {import('./types.js').CatalogueModel} CatalogueModel */
 /** @typedef {import('./state.js').Store} Store */
@@ -111,7 +114,17 @@ export class Picker {
     this.#close();
     if (!id || this.store.job.config) return;
     this.input.value = id;
-    if (id !== this.store.job.model) this.store.update({ model: id }, 'model');
+    if (id === this.store.job.model) return;
+    if (inside && id.includes('/') && !this.#models.some((one) => one.id === id)) void this.#fetch(id);
+    else this.store.update({ model: id }, 'model');
+  }
+
+  /** A model that the catalogue lacks, where no server asks the hub for it. @param {string} id */
+  async #fetch(id) {
+    const config = await configOf(id);
+    if (typeof config !== 'string') return this.store.update({ config, model: '' }, 'model');
+    toast(`${config}: paste a config.json`);
+    this.store.update({ model: id }, 'model');
   }
 
   /** @param {number} at */

@@ -27,6 +27,8 @@ const ALONE = ['totals', 'card-bar', 'pair', 'alive', 'gpus', 'origin'];
 export class Results {
   /** @type {Report | null} */
   report = null;
+  /** @type {Verdict[]} */
+  #verdicts = [];
 
   /** @param {(card: string) => void} chooseCard */
   constructor(chooseCard) {
@@ -125,7 +127,7 @@ export class Results {
     refill(byId('alive-body'), alive(report));
     byId('timeline').hidden = report.timeline.length < 2;
     this.timeline.show(report);
-    this.#cards();
+    byId('gpus').classList.add('is-waiting');
     refill(byId('origin-body'), ...origin(report.notes, report.provenance));
     refill(byId('serving-body'), ...servedCards(report, own.memory));
     this.#visible(true);
@@ -133,6 +135,13 @@ export class Results {
     byId('alive').hidden = report.terms.length === 0;
     // An engine with a pool takes its share of any card.
     byId('gpus').hidden = budget !== undefined;
+  }
+
+  /** Every card, which comes after the number; until then those of before stand there. @param {Verdict[]} verdicts */
+  showCards(verdicts) {
+    this.#verdicts = verdicts;
+    byId('gpus').classList.remove('is-waiting');
+    this.#cards();
   }
 
   /** What every serving engine would do with a card. @param {string} gpu @param {Served[]} engines */
@@ -175,7 +184,7 @@ export class Results {
   #cards() {
     if (!this.report) return;
     const own = ownVerdict(this.report).gpu;
-    refill(byId('gpus-body'), cards(this.report.verdicts, own, this.search.value, this.chooseCard));
+    refill(byId('gpus-body'), cards(this.#verdicts, own, this.search.value, this.chooseCard));
     const row = byId('gpus-body').querySelector('tr.own');
     const box = row?.closest('.scroll');
     if (row instanceof HTMLElement && box && this.search.value === '')

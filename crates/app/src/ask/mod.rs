@@ -20,6 +20,7 @@
 
 pub(crate) mod card;
 pub(crate) mod compare;
+#[cfg_attr(target_family = "wasm", path = "../web/data.rs")]
 pub(crate) mod data;
 pub(crate) mod engines;
 pub(crate) mod files;

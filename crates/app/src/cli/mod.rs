@@ -18,6 +18,7 @@ mod model;
 mod output;
 mod overview;
 mod overview_detail;
+mod page;
 mod parse;
 mod plan;
 mod probe;
@@ -135,6 +136,8 @@ enum Command {
     Verify(verify::Arguments),
     /// Serve the web page and the HTTP API on this machine.
     Serve(serve::Arguments),
+    /// Write the web page as a static site that needs no server.
+    Page(page::Arguments),
     /// Options by topic: `vramcast help train optimizer`.
     Help(help::Arguments),
     /// Print the JSON schema of plan files.
@@ -220,6 +223,7 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::List(arguments) => list::run(arguments, &context),
         Command::Verify(arguments) => verify::run(arguments, context.text_or_json("verify")?, context.quiet),
         Command::Serve(arguments) => serve::run(arguments, context),
+        Command::Page(arguments) => page::run(arguments, &context),
         Command::Help(arguments) => help::run(arguments, Cli::command()),
         Command::Schema(arguments) => schema::run(arguments),
         Command::Completions(arguments) => Ok(shell::completions(arguments, Cli::command())),

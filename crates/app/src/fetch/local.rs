@@ -15,7 +15,7 @@ use crate::disk;
 /// The path, if there is something there. A leading `~` is the home folder, for shells that leave it.
 pub(super) fn existing(spec: &str) -> Option<PathBuf> {
     let path = match spec.strip_prefix("~/") {
-        Some(below) => etcetera::home_dir().ok()?.join(below),
+        Some(below) => crate::env::home()?.join(below),
         None => PathBuf::from(spec),
     };
     path.exists().then_some(path)

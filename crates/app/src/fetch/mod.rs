@@ -15,13 +15,17 @@
 //! | `auth`, `error`, `progress` | the token, the messages, the bar |
 
 mod auth;
+#[cfg(not(target_family = "wasm"))]
 mod cache;
 mod contents;
 mod error;
+#[cfg(not(target_family = "wasm"))]
 mod http;
+#[cfg_attr(target_family = "wasm", path = "../web/hub.rs")]
 mod hub;
 mod local;
 mod prefix;
+#[cfg_attr(target_family = "wasm", path = "../web/progress.rs")]
 mod progress;
 mod spec;
 

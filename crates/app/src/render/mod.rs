@@ -4,7 +4,9 @@ pub mod inspect;
 pub mod job;
 pub mod page;
 pub mod plans;
+#[cfg(not(target_family = "wasm"))]
 pub mod probe;
+#[cfg(not(target_family = "wasm"))]
 pub mod rehearse;
 pub mod report;
 pub mod run;

@@ -20,8 +20,8 @@ pub(crate) struct Asset {
     pub(crate) media_type: &'static str,
 }
 
-/// Addresses and files.
-const ASSETS: &[(&str, &[u8])] = &[
+/// The page: addresses and files.
+pub(crate) const PAGE: &[(&str, &[u8])] = &[
     ("/index.html", include_bytes!("../../ui/index.html")),
     ("/api.js", include_bytes!("../../ui/api.js")),
     ("/ask.js", include_bytes!("../../ui/ask.js")),
@@ -32,8 +32,10 @@ const ASSETS: &[(&str, &[u8])] = &[
     ("/form.css", include_bytes!("../../ui/form.css")),
     ("/form.js", include_bytes!("../../ui/form.js")),
     ("/format.js", include_bytes!("../../ui/format.js")),
+    ("/hub.js", include_bytes!("../../ui/hub.js")),
     ("/icon.svg", include_bytes!("../../ui/icon.svg")),
     ("/import.js", include_bytes!("../../ui/import.js")),
+    ("/inside.js", include_bytes!("../../ui/inside.js")),
     ("/layout.css", include_bytes!("../../ui/layout.css")),
     ("/main.js", include_bytes!("../../ui/main.js")),
     ("/notice.js", include_bytes!("../../ui/notice.js")),
@@ -51,6 +53,7 @@ const ASSETS: &[(&str, &[u8])] = &[
     ("/tokens.css", include_bytes!("../../ui/tokens.css")),
     ("/types.js", include_bytes!("../../ui/types.js")),
     ("/url.js", include_bytes!("../../ui/url.js")),
+    ("/worker.js", include_bytes!("../../ui/worker.js")),
     ("/charts/bar.js", include_bytes!("../../ui/charts/bar.js")),
     ("/charts/timeline.js", include_bytes!("../../ui/charts/timeline.js")),
     ("/fields/field.js", include_bytes!("../../ui/fields/field.js")),
@@ -74,7 +77,7 @@ pub(crate) fn find(path: &str) -> Option<Asset> {
     };
     // Packed once: what is embedded does not change.
     static ALL: LazyLock<BTreeMap<&'static str, Asset>> =
-        LazyLock::new(|| ASSETS.iter().chain(DOCS).map(|(path, content)| (*path, asset(path, content))).collect());
+        LazyLock::new(|| PAGE.iter().chain(DOCS).map(|(path, content)| (*path, asset(path, content))).collect());
     ALL.get(path).cloned()
 }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use axum::http::{HeaderMap, StatusCode, header};
 
-use super::problem::Problem;
+use crate::http::problem::Problem;
 
 /// Names that requests may be addressed to.
 pub(crate) struct Hosts {

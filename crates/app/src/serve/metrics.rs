@@ -5,8 +5,6 @@ use std::fmt::Write;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::pool::Pool;
-
 /// Upper bounds of the histogram, in seconds.
 const BOUNDS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.5, 10.0];
 
@@ -44,7 +42,7 @@ impl Metrics {
     }
 
     /// Everything as text.
-    pub(crate) fn text(&self, pool: &Pool) -> String {
+    pub(crate) fn text(&self, (running, waiting): (usize, usize)) -> String {
         let mut text = String::new();
         let head = |text: &mut String, name: &str, kind: &str, help: &str| {
             let _ = writeln!(text, "# HELP vramcast_{name} {help}\n# TYPE vramcast_{name} {kind}");
@@ -72,7 +70,6 @@ impl Metrics {
             let _ = writeln!(text, "vramcast_request_seconds_sum{{{labels}}} {}", answers.seconds);
             let _ = writeln!(text, "vramcast_request_seconds_count{{{labels}}} {}", answers.count);
         }
-        let (running, waiting) = pool.load();
         head(&mut text, "estimates_running", "gauge", "Estimates that run now.");
         let _ = writeln!(text, "vramcast_estimates_running {running}");
         head(&mut text, "estimates_waiting", "gauge", "Estimates that wait for room.");

@@ -2,34 +2,20 @@
 //!
 //! | module | what is in it |
 //! |---|---|
-//! | `router` | which address leads where |
-//! | `handlers` | the answers, by topic |
-//! | `body` | what a request may hold, and how it is read |
-//! | `problem` | errors as problem documents that name the field |
-//! | `document`, `written` | answers as JSON; plans as YAML, TOML and command lines |
-//! | `pool`, `rate`, `hosts` | estimates at once and their time; requests per second; whom a request is addressed to |
+//! | `router` | the API (`crate::http`) and the page, and what every request goes through |
+//! | `rate`, `hosts` | requests per second; whom a request is addressed to |
 //! | `metrics`, `logs` | counts for Prometheus; a line for every request |
-//! | `openapi` | the description of the API |
 //! | `listen`, `patience` | connections, and how long they may wait |
 //! | `assets` | the files of the page |
-//!
-//! Nothing of a request reaches the file system, and nothing the network unless the operator allows the hub.
 
-mod assets;
-mod body;
-mod document;
-mod handlers;
+pub(crate) mod assets;
 mod hosts;
 mod listen;
 mod logs;
 mod metrics;
-mod openapi;
 mod patience;
-mod pool;
-mod problem;
 mod rate;
 mod router;
-mod written;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -38,10 +24,12 @@ use std::time::Duration;
 
 use crate::ask::found::Reach;
 use crate::failure::Failure;
+use crate::http::Service;
+use crate::http::pool::Pool;
+use crate::http::room::Room;
 use crate::settings::Settings;
 use hosts::Hosts;
 use metrics::Metrics;
-use pool::Pool;
 use rate::Rates;
 
 /// How to serve.
@@ -86,13 +74,11 @@ pub(crate) enum LogFormat {
     Off,
 }
 
-/// What every handler shares.
-pub(crate) struct Service {
-    settings: Settings,
-    reach: Reach,
+/// What is around the API.
+pub(crate) struct Server {
+    service: Arc<Service>,
     limits: Limits,
     log: LogFormat,
-    pool: Pool,
     hosts: Hosts,
     rates: Rates,
     metrics: Metrics,
@@ -103,12 +89,11 @@ pub(crate) fn run(options: &Options, settings: Settings) -> Result<(), Failure> 
     let broken = |what: &str, error: std::io::Error| Failure::bad_input(format!("{what}: {error}"));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| broken("serve", e))?;
     let log = options.log;
-    let service = Arc::new(Service {
-        settings,
-        reach: options.reach,
+    let room = Room::Server(Box::new(Pool::new(options.limits.concurrency, options.limits.time)));
+    let server = Arc::new(Server {
+        service: Arc::new(Service { settings, reach: options.reach, room }),
         limits: options.limits,
         log,
-        pool: Pool::new(options.limits),
         hosts: Hosts::new(&options.allowed_hosts),
         rates: Rates::new(options.limits.rate),
         metrics: Metrics::new(),
@@ -127,7 +112,7 @@ pub(crate) fn run(options: &Options, settings: Settings) -> Result<(), Failure> 
         if !address.ip().is_loopback() {
             logs::event(log, "warning", "others can reach this server; it has no passwords");
         }
-        let finished = listen::serve(listener, router::router(service, options.metrics), stop).await;
+        let finished = listen::serve(listener, router::router(server, options.metrics), stop).await;
         logs::event(log, "stopped", if finished { "every request was answered" } else { "requests were cut off" });
         Ok(())
     });

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use axum::http::StatusCode;
 
-use super::problem::Problem;
+use crate::http::problem::Problem;
 
 /// Seconds' worth of requests that may come at once.
 const BURST_SECONDS: f64 = 10.0;

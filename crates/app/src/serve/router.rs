@@ -1,4 +1,4 @@
-//! Which address leads where, and what happens to every request on its way.
+//! The API and the page, and what happens to every request on its way.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,13 +10,12 @@ use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::get;
 
-use super::document::Document;
-use super::handlers::{about, estimates, lists, plans};
-use super::problem::Problem;
-use super::{Service, assets, logs, pool};
-use crate::ask::lists::{What, listed, settings};
+use super::{Server, assets, logs};
+use crate::http::pool;
+use crate::http::problem::Problem;
+use crate::http::routes::routes;
 
 /// Both ends of the connection a request came on.
 #[derive(Debug, Clone, Copy)]
@@ -28,46 +27,20 @@ pub(crate) struct Ends {
 }
 
 /// Every address.
-pub(crate) fn router(service: Arc<Service>, metrics: bool) -> Router {
-    let list = |what: What| {
-        get(
-            move |State(service): State<Arc<Service>>| async move { Document::of(&listed(what, None, &service.settings)) },
-        )
-    };
-    let api = Router::new()
-        .route("/train", post(estimates::train))
-        .route("/infer", post(estimates::infer))
-        .route("/inspect", post(estimates::inspect))
-        .route("/compare", post(estimates::compare))
-        .route("/validate", post(estimates::validate))
-        .route("/suggest", post(estimates::suggest))
-        .route("/plan", post(estimates::plans))
-        .route("/plan/read", post(plans::read))
-        .route("/plan/write", post(plans::write))
-        .route("/models", get(lists::models))
-        .route("/gpus", list(What::Gpus))
-        .route("/optimizers", list(What::Optimizers))
-        .route("/engines", list(What::Engines))
-        .route("/frameworks", list(What::Frameworks))
-        .route("/presets", list(What::Presets))
-        .route("/dtypes", list(What::Dtypes))
-        .route("/settings", get(async || Document::of(&settings())))
-        .route("/schema/train", get(about::train_schema))
-        .route("/schema/infer", get(about::infer_schema))
-        .route("/health", get(about::health))
-        .route("/version", get(about::version))
-        .route("/openapi.json", get(about::openapi));
+pub(crate) fn router(server: Arc<Server>, metrics: bool) -> Router {
+    let api = routes().with_state(Arc::clone(&server.service));
     let mut all = Router::new().nest("/api/v1", api);
     if metrics {
-        all = all.route("/metrics", get(about::metrics));
+        let server = Arc::clone(&server);
+        let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+        all = all.route("/metrics", get(async move || (kind, server.metrics.text(server.service.room.load()))));
     }
     all.fallback(asset)
         .method_not_allowed_fallback(async |method: Method, uri: Uri| {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} takes no {method}", uri.path()))
         })
-        .layer(DefaultBodyLimit::max(service.limits.body))
-        .layer(middleware::from_fn_with_state(Arc::clone(&service), every_request))
-        .with_state(service)
+        .layer(DefaultBodyLimit::max(server.limits.body))
+        .layer(middleware::from_fn_with_state(server, every_request))
 }
 
 /// A file of the page.
@@ -98,17 +71,17 @@ async fn asset(method: Method, uri: Uri, headers: HeaderMap) -> Response {
 const LONGEST_REFUSAL: Duration = Duration::from_secs(1);
 
 /// Checks a request before it is answered; protects, counts and logs the answer.
-async fn every_request(State(service): State<Arc<Service>>, request: Request, next: Next) -> Response {
+async fn every_request(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let ends = request.extensions().get::<Ends>().copied();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let route = request.extensions().get::<MatchedPath>().map_or("(page)", MatchedPath::as_str).to_owned();
     let limited = path.starts_with("/api/");
     let checked = match ends {
-        Some(ends) => service
+        Some(ends) => server
             .hosts
             .check(request.headers(), ends.local.ip())
-            .and_then(|()| if limited { service.rates.take(ends.client.ip(), started) } else { Ok(()) }),
+            .and_then(|()| if limited { server.rates.take(ends.client.ip(), started) } else { Ok(()) }),
         // Every connection has two ends; without them nothing can be checked.
         None => Err(Problem::new(StatusCode::BAD_REQUEST, "the connection has no address")),
     };
@@ -116,13 +89,13 @@ async fn every_request(State(service): State<Arc<Service>>, request: Request, ne
         Ok(()) => {
             let (response, cost) = pool::counted(next.run(request)).await;
             if let Some(ends) = ends.filter(|_| limited) {
-                service.rates.charge(ends.client.ip(), cost);
+                server.rates.charge(ends.client.ip(), cost);
             }
             response
         }
         Err(problem) => {
             // What the client is still sending is read, so that it gets to read the answer on a connection it can keep.
-            let rest = axum::body::to_bytes(request.into_body(), service.limits.body);
+            let rest = axum::body::to_bytes(request.into_body(), server.limits.body);
             let _ = tokio::time::timeout(LONGEST_REFUSAL, rest).await;
             problem.into_response()
         }
@@ -130,10 +103,10 @@ async fn every_request(State(service): State<Arc<Service>>, request: Request, ne
     protect(&mut response, limited);
     let (status, bytes) = (response.status().as_u16(), response.body().size_hint().exact().unwrap_or(0));
     let took = started.elapsed();
-    service.metrics.answered(&route, status, took, bytes);
+    server.metrics.answered(&route, status, took, bytes);
     if let Some(ends) = ends {
         let line = logs::Line { client: ends.client.ip(), method: method.as_str(), path: &path, status, bytes, took };
-        logs::request(service.log, &line);
+        logs::request(server.log, &line);
     }
     response
 }

@@ -18,7 +18,7 @@ const MODELS: [&str; 4] = [MODEL, MODEL, "openai-community/gpt2", "Qwen/Qwen2.5-
 const BUDGET: u64 = 1536;
 
 /// Numbers that repeat.
-struct Draw(u64);
+pub(super) struct Draw(pub(super) u64);
 
 impl Draw {
     fn next(&mut self, below: usize) -> usize {
@@ -66,7 +66,43 @@ fn line(settings: &[Value], engine: &str, draw: &mut Draw) -> Vec<String> {
     words
 }
 
-fn answered(words: &[String]) -> Option<Value> {
+/// Who can run plans, and then every task on one card, with the words it needs.
+pub(super) fn kinds(settings: &[Value]) -> Vec<(String, Vec<String>)> {
+    let mut runners: Vec<String> = Vec::new();
+    for row in settings {
+        runners.extend(row["engines"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()));
+    }
+    runners.sort();
+    runners.dedup();
+    assert_eq!(runners.len(), 16);
+    let tasks = TaskKind::ALL.iter().map(|(task, ..)| *task);
+    let tasks = tasks.map(|task| ("one".to_owned(), task_words(task)));
+    runners.into_iter().map(|engine| (engine, Vec::new())).chain(tasks).collect()
+}
+
+/// A command line of such a kind; many that are drawn cannot run, and say so at once.
+pub(super) fn drawn(settings: &[Value], (engine, more): &(String, Vec<String>), draw: &mut Draw) -> Vec<String> {
+    let mut words = line(settings, engine, draw);
+    for pair in more.chunks(2) {
+        // What was drawn goes before what is usual.
+        if !words.contains(&pair[0]) {
+            words.extend_from_slice(pair);
+        }
+    }
+    words
+}
+
+/// The body of a request for what a command line with that document asks.
+pub(super) fn body(engine: &str, words: &[String], by_flags: &Value) -> Map<String, Value> {
+    let asked = by_flags["request"]["settings"].clone();
+    let mut body = Map::from_iter([("model".to_owned(), json!(words[1])), ("plan".to_owned(), asked)]);
+    if by_flags["plan"].get("serve").is_some() {
+        body.insert("engine".into(), json!(engine));
+    }
+    body
+}
+
+pub(super) fn answered(words: &[String]) -> Option<Value> {
     let output = program().args(words).args(["--json", "--no-suggestions"]).output().unwrap();
     let code = output.status.code();
     assert!(matches!(code, Some(0..=2)), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -107,27 +143,10 @@ fn every_door_gives_the_same_document() {
     let settings = table["settings"].as_array().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let mut draw = Draw(17);
-    let mut runners: Vec<String> = Vec::new();
-    for row in settings {
-        runners.extend(row["engines"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()));
-    }
-    runners.sort();
-    runners.dedup();
-    assert_eq!(runners.len(), 16);
-    let tasks = TaskKind::ALL.iter().map(|(task, ..)| *task);
-    let tasks = tasks.map(|task| ("one", task_words(task)));
-    let kinds: Vec<_> = runners.iter().map(|engine| (engine.as_str(), Vec::new())).chain(tasks).collect();
-    for (engine, more) in &kinds {
+    for kind in &kinds(settings) {
         let mut same = 0;
-        // Many that are drawn cannot run, and say so at once.
         for _ in 0..24 * plans {
-            let mut words = line(settings, engine, &mut draw);
-            for pair in more.chunks(2) {
-                // What was drawn goes before what is usual.
-                if !words.contains(&pair[0]) {
-                    words.extend_from_slice(pair);
-                }
-            }
+            let words = drawn(settings, kind, &mut draw);
             let Some(by_flags) = answered(&words) else { continue };
             let (task, model, asked) = (words[0].as_str(), words[1].as_str(), &by_flags["request"]["settings"]);
             let at = |name: &str, text: &str| {
@@ -142,11 +161,7 @@ fn every_door_gives_the_same_document() {
                 assert_eq!(answered(&words).as_ref(), Some(&by_flags), "{door}: {words:?}");
             }
             assert_eq!(through_python(model, task, asked), by_flags, "Python: {words:?}");
-            let serves = by_flags["plan"].get("serve").is_some();
-            let mut body = Map::from_iter([("model".to_owned(), json!(model)), ("plan".to_owned(), asked.clone())]);
-            if serves {
-                body.insert("engine".into(), json!(engine));
-            }
+            let mut body = body(&kind.0, &words, &by_flags);
             let by_http = server.post(&format!("/{task}"), &Value::Object(body.clone())).document();
             assert_eq!(by_http, by_flags, "HTTP: {words:?}");
             body.insert("kind".into(), json!(task));
@@ -174,7 +189,7 @@ fn every_door_gives_the_same_document() {
                 break;
             }
         }
-        assert!(same > 0, "no plan of {engine} {more:?} could run");
+        assert!(same > 0, "no plan of {kind:?} could run");
     }
     let resident = most_resident(server.child.id()).unwrap_or(0);
     assert!(resident < BUDGET, "{resident} MiB");

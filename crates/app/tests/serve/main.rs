@@ -5,8 +5,11 @@ mod answers;
 mod client;
 mod doors;
 mod limits;
+mod page;
 mod random;
 mod schemathesis;
+#[path = "../support/site.rs"]
+mod site;
 mod stopping;
 
 use std::io::{BufRead, BufReader};

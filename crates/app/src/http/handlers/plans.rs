@@ -12,12 +12,12 @@ use vramcast_core::ask::{Task, Wanted, spell};
 use super::Shared;
 use crate::ask::files;
 use crate::failure::Failure;
+use crate::http::Service;
+use crate::http::body::{Form, Json, ReadRequest, Wish, WriteRequest};
+use crate::http::document::Document;
+use crate::http::problem::Problem;
+use crate::http::written;
 use crate::render;
-use crate::serve::Service;
-use crate::serve::body::{Form, Json, ReadRequest, Wish, WriteRequest};
-use crate::serve::document::Document;
-use crate::serve::problem::Problem;
-use crate::serve::written;
 
 /// A plan that was read.
 #[derive(Debug, Serialize, JsonSchema)]

@@ -2,16 +2,17 @@
 
 use std::sync::OnceLock;
 
-use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use vramcast_core::model::Model;
 use vramcast_core::source::catalogue;
 
-use crate::serve::document::Document;
-use crate::serve::problem::Problem;
+use super::Shared;
+use crate::http::document::Document;
+use crate::http::problem::Problem;
 
 /// A model of the catalogue.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -40,14 +41,16 @@ pub(crate) struct ModelQuery {
 }
 
 /// `GET /models`.
-pub(crate) async fn models(query: Result<Query<ModelQuery>, QueryRejection>) -> Result<Document, Problem> {
+pub(crate) async fn models(
+    State(service): Shared,
+    query: Result<Query<ModelQuery>, QueryRejection>,
+) -> Result<Document, Problem> {
     let sensible = |query: &ModelQuery| query.search.chars().count() <= 200 && query.limit.is_none_or(|n| n <= 10_000);
     let Some(query) = query.ok().map(|Query(query)| query).filter(sensible) else {
         let detail = "search is up to 200 letters, limit a number up to 10000; there is nothing else to ask";
         return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
     };
-    let all = tokio::task::spawn_blocking(catalogue_models).await;
-    let all = all.map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the models could not be counted"))?;
+    let all = service.room.aside(catalogue_models).await?;
     let words: Vec<String> = query.search.split_whitespace().map(str::to_lowercase).collect();
     let holds = |model: &&CatalogueModel| {
         let text = format!("{} {} {}", model.id, model.family, model.short_names.join(" ")).to_lowercase();

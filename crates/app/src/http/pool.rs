@@ -14,7 +14,6 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use vramcast_core::work::{self, Stopped};
 
-use super::Limits;
 use super::problem::Problem;
 
 /// What one simulation of a heavy answer may record, in operations, parameters and tensors: about a gibibyte.
@@ -47,7 +46,8 @@ pub(crate) async fn counted<T>(answer: impl Future<Output = T>) -> (T, f64) {
 pub(crate) struct Pool {
     light: Slots,
     heavy: Slots,
-    limits: Limits,
+    /// How long one may take.
+    time: Duration,
 }
 
 /// Room for estimates of one kind.
@@ -146,10 +146,10 @@ impl Drop for Waiting {
 }
 
 impl Pool {
-    /// Room for as many as the limits say; all but one of them may be heavy.
-    pub(crate) fn new(limits: Limits) -> Self {
-        let heavy = limits.concurrency.saturating_sub(1).max(1);
-        Self { light: Slots::light(limits.concurrency, LIGHT), heavy: Slots::heavy(heavy), limits }
+    /// Room for so many, each for so long; all but one of them may be heavy.
+    pub(crate) fn new(concurrency: usize, time: Duration) -> Self {
+        let heavy = concurrency.saturating_sub(1).max(1);
+        Self { light: Slots::light(concurrency, LIGHT), heavy: Slots::heavy(heavy), time }
     }
 
     /// Estimates that run now, and those that wait.
@@ -165,7 +165,7 @@ impl Pool {
         &self,
         work: impl Fn() -> Result<T, Problem> + Send + Sync + 'static,
     ) -> Result<T, Problem> {
-        let until = tokio::time::Instant::now() + self.limits.time;
+        let until = tokio::time::Instant::now() + self.time;
         let work = Arc::new(work);
         match self.once(&self.light, until, Arc::clone(&work)).await? {
             Ok(answer) => answer,
@@ -187,7 +187,7 @@ impl Pool {
 
     /// Its time is over: what is light should not have taken it, what is heavy asks for too much.
     fn too_slow(&self, slots: &Slots) -> Problem {
-        let detail = format!("the estimate took more than {} s", self.limits.time.as_secs_f64());
+        let detail = format!("the estimate took more than {} s", self.time.as_secs_f64());
         match slots.is_heavy {
             true => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
                 .hint("fewer layers, experts, micro-batches or tokens"),
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     fn pool(milliseconds: u64) -> Pool {
-        Pool::new(Limits { body: 1024, time: Duration::from_millis(milliseconds), concurrency: 1, rate: 0 })
+        Pool::new(1, Duration::from_millis(milliseconds))
     }
 
     #[tokio::test]

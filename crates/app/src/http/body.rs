@@ -1,7 +1,5 @@
 //! What a request may hold, and how it is read.
 
-use std::time::Duration;
-
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
 use schemars::JsonSchema;
@@ -16,10 +14,21 @@ use vramcast_core::report::Level;
 use super::problem::Problem;
 use crate::ask::found::Subject;
 use crate::ask::question::{Prepared, Question};
-use crate::serve::Service;
+use crate::http::Service;
 
-/// How long a body may take to come.
-const LONGEST_UPLOAD: Duration = Duration::from_secs(10);
+/// A body, if it comes soon.
+#[cfg(not(target_family = "wasm"))]
+async fn in_time<T>(body: impl Future<Output = T>) -> Result<T, Problem> {
+    const LONGEST: std::time::Duration = std::time::Duration::from_secs(10);
+    let late = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not come");
+    tokio::time::timeout(LONGEST, body).await.map_err(late)
+}
+
+/// In a page all of it is there.
+#[cfg(target_family = "wasm")]
+async fn in_time<T>(body: impl Future<Output = T>) -> Result<T, Problem> {
+    Ok(body.await)
+}
 
 /// A JSON body, read into a value.
 pub(crate) struct Json<T>(pub(crate) T);
@@ -36,13 +45,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
                 .hint("send the header content-type: application/json"));
         }
         let reading = axum::body::Bytes::from_request(request, state);
-        let bytes = tokio::time::timeout(LONGEST_UPLOAD, reading)
-            .await
-            .map_err(|_| Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not come"))?
-            .map_err(|rejection| match rejection.status() {
-                StatusCode::PAYLOAD_TOO_LARGE => Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"),
-                _ => Problem::new(StatusCode::BAD_REQUEST, "the body could not be read"),
-            })?;
+        let bytes = in_time(reading).await?.map_err(|rejection| match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"),
+            _ => Problem::new(StatusCode::BAD_REQUEST, "the body could not be read"),
+        })?;
         let value: Value = serde_json::from_slice(&bytes)
             .map_err(|error| Problem::new(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))?;
         // serde would take a list for an object, its values in order.

@@ -16,12 +16,12 @@ use super::Shared;
 use crate::ask::found::Subject;
 use crate::ask::question::Prepared;
 use crate::ask::{compare, engines, inspect, plan, solve};
-use crate::serve::Service;
-use crate::serve::body::{
+use crate::http::Service;
+use crate::http::body::{
     CompareRequest, InferRequest, InspectRequest, Json, PlanRequest, PlansRequest, TrainRequest, Wish,
 };
-use crate::serve::document::Document;
-use crate::serve::problem::{Fault, Problem};
+use crate::http::document::Document;
+use crate::http::problem::{Fault, Problem};
 
 type Answer = Result<Document, Problem>;
 
@@ -189,7 +189,7 @@ impl Service {
         work: impl Fn(&Self, R) -> Result<T, Problem> + Send + Sync + 'static,
     ) -> Answer {
         let service = Arc::clone(self);
-        self.pool.run(move || Ok(Document::of(&work(&service, request.clone())?))).await
+        self.room.run(move || Ok(Document::of(&work(&service, request.clone())?))).await
     }
 
     fn prepare(&self, mut request: PlanRequest) -> Result<Prepared, Problem> {

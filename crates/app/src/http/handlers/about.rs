@@ -1,18 +1,16 @@
 //! The server about itself.
 
 use axum::extract::State;
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use vramcast_core::plan::{InferPlan, TrainPlan};
 
 use super::Shared;
-use crate::serve::document::Document;
-use crate::serve::openapi;
+use crate::http::document::Document;
+use crate::http::openapi;
 
 /// `GET /health`.
 pub(crate) async fn health(State(service): Shared) -> Document {
-    let (running, waiting) = service.pool.load();
+    let (running, waiting) = service.room.load();
     Document::of(&json!({"status": "ok", "running": running, "waiting": waiting}))
 }
 
@@ -34,10 +32,4 @@ pub(crate) async fn infer_schema() -> Document {
 /// `GET /openapi.json`.
 pub(crate) async fn openapi() -> Document {
     Document::of(&openapi::document())
-}
-
-/// `GET /metrics`.
-pub(crate) async fn metrics(State(service): Shared) -> Response {
-    let text = service.metrics.text(&service.pool);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
