@@ -98,6 +98,7 @@ impl Question {
         if let Some(mut file) = self.file.take() {
             if self.subject.is_silent() {
                 self.subject.name = file.model.take();
+                self.subject.auto_class = self.subject.auto_class.take().or(file.auto_class.take());
             }
             if let Some(task) = file.task.filter(|task| *task != self.asked.task) {
                 let (is, wanted) = if task == Task::Train { ("training", "infer") } else { ("generation", "train") };

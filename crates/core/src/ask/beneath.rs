@@ -22,6 +22,7 @@ impl Content {
         }
         let (task, model, framework, deepspeed) =
             (self.task, self.model.take(), self.framework.clone(), self.deepspeed.take());
+        let auto_class = self.auto_class.take();
         let mut asked = Asked { task: task.unwrap_or_default(), ..Asked::default() };
         asked.beneath(self);
         if let Some(document) = deepspeed {
@@ -29,7 +30,7 @@ impl Content {
         }
         asked.on_cards();
         let request = asked.request()?;
-        Ok(Self { task, model, framework, tree: request.stated, notes: request.notes, ..Self::default() })
+        Ok(Self { task, model, auto_class, framework, tree: request.stated, notes: request.notes, ..Self::default() })
     }
 }
 

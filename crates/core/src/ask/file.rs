@@ -18,6 +18,8 @@ pub struct Content {
     pub task: Option<Task>,
     /// The model it names.
     pub model: Option<String>,
+    /// The transformers class that loads it, where the file says it.
+    pub auto_class: Option<String>,
     /// Whose defaults hold where the file is silent.
     pub framework: Option<String>,
     /// Part of a plan.

@@ -44,7 +44,7 @@ pub use inputs::{ImagePatches, Images, Inputs, Sharing};
 pub use inventory::Inventory;
 pub use program::{Module, ModuleKind, Program, Step};
 pub use shape::Shape;
-pub use task::Task;
+pub use task::{Task, auto_class_of};
 
 /// A model: its config, the family that reads it, and what it is used for.
 #[derive(Debug, Clone)]

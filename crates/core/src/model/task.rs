@@ -69,6 +69,20 @@ const ARCHITECTURE_ENDINGS: &[(&str, Task)] = &[
     ("Model", Task::Base),
 ];
 
+/// The auto class of a class that loads a model, where its name alone decides the head: `BertForTokenClassification` has that of
+/// `AutoModelForTokenClassification`.
+pub fn auto_class_of(class: &str) -> Option<&str> {
+    match class {
+        // Two names of one mapping (transformers 4 and 5).
+        "AutoModelForVision2Seq" => return Some("AutoModelForImageTextToText"),
+        _ if class.starts_with("AutoModelFor") && !class.ends_with("WithValueHead") => return Some(class),
+        _ => {}
+    }
+    let head = |ending: &str| !["ForConditionalGeneration", "MTModel", "Model"].contains(&ending);
+    let found = ARCHITECTURE_ENDINGS.iter().find(|(ending, _)| head(ending) && class.ends_with(ending));
+    found.map(|(_, task)| task.class())
+}
+
 impl Task {
     /// Whether transformers' `generate` runs a model with this head.
     pub fn generates(self) -> bool {

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Number, Value, json};
 
+use super::names::weight;
 use super::run::Runner;
 use super::tokens::Token;
 use super::{CALL, called, unknown, words};
@@ -9,11 +10,17 @@ use super::{CALL, called, unknown, words};
 /// How deep brackets may stand in each other.
 const DEPTH: usize = 60;
 
+/// What the values of names in one expression may hold together.
+const MOST_PARTS: usize = 250_000;
+/// The longest text.
+const MOST_BYTES: usize = 1 << 16;
+
 /// Reads an expression from tokens.
 pub(super) struct Reader<'t, 'r> {
     pub(super) tokens: &'t [Token],
     pub(super) at: usize,
     depth: usize,
+    held: usize,
     runner: &'r mut Runner,
 }
 
@@ -45,7 +52,7 @@ const OPERATORS: [(&str, u8); 22] = [
 
 impl<'t, 'r> Reader<'t, 'r> {
     pub(super) fn new(tokens: &'t [Token], runner: &'r mut Runner) -> Self {
-        Self { tokens, at: 0, depth: 0, runner }
+        Self { tokens, at: 0, depth: 0, held: 0, runner }
     }
 
     fn next_is(&self, word: &str) -> bool {
@@ -67,6 +74,9 @@ impl<'t, 'r> Reader<'t, 'r> {
                 text.push(' ');
             }
             text += &token.shown();
+            if text.len() > 320 {
+                break;
+            }
         }
         text.chars().take(80).collect()
     }
@@ -174,23 +184,38 @@ impl<'t, 'r> Reader<'t, 'r> {
     fn primary(&mut self) -> Value {
         let start = self.at;
         let mut value = self.atom();
-        // What a method is called on, where that is a call's result.
+        // What a method is called on, where that is known, and where it stands.
         let mut receiver = None;
+        let mut place = match self.tokens.get(start) {
+            Some(Token::Name(root)) if self.at == start + 1 => Some((root.clone(), Vec::new())),
+            _ => None,
+        };
         loop {
             if self.take(".") {
                 let Some(Token::Name(name)) = self.tokens.get(self.at) else { return value };
                 self.at += 1;
                 let found = self.runner.attribute(&value, name);
-                receiver = (found.is_none() && called(&value).is_some()).then(|| (value.clone(), name.clone()));
+                let known = value.is_array() || value.is_object() && words(&value).is_none();
+                receiver = (found.is_none() && known).then(|| (value.clone(), name.clone(), place.clone()));
+                if let Some((_, keys)) = &mut place {
+                    keys.push(name.clone());
+                }
                 value = found.unwrap_or_else(|| unknown(self.since(start)));
             } else if self.take("(") {
+                place = None;
                 let method = std::mem::take(&mut receiver);
                 let name = words(&value)
                     .map_or_else(|| self.since(start).trim_end_matches('(').trim().to_owned(), str::to_owned);
                 let object = called(&value).is_some() || value.is_object() && words(&value).is_none();
                 let arguments = self.arguments();
                 value = match method {
-                    Some((receiver, method)) => self.runner.method(receiver, &method, arguments),
+                    Some((receiver, method, _)) if called(&receiver).is_some() => {
+                        self.runner.method(receiver, &method, arguments)
+                    }
+                    Some((receiver, method, place)) => {
+                        let given = self.runner.of_plain(place.as_ref(), receiver, &method, &arguments);
+                        given.unwrap_or_else(|| unknown(self.since(start)))
+                    }
                     None if object => unknown(self.since(start)),
                     None => self.runner.call(&name, arguments),
                 };
@@ -200,8 +225,17 @@ impl<'t, 'r> Reader<'t, 'r> {
                     self.at += 1;
                 }
                 self.take("]");
+                let key = index.as_str().map(str::to_owned).or_else(|| index.as_u64().map(|at| at.to_string()));
+                place = place.zip(key).map(|((root, mut keys), key)| {
+                    keys.push(key);
+                    (root, keys)
+                });
                 let found = match (&value, &index) {
-                    (Value::Array(list), Value::Number(at)) => at.as_u64().and_then(|at| list.get(at as usize)),
+                    (Value::Array(list), Value::Number(at)) => {
+                        let length = i64::try_from(list.len()).unwrap_or(i64::MAX);
+                        let at = at.as_i64().map(|at| if at < 0 { at.saturating_add(length) } else { at });
+                        at.and_then(|at| list.get(usize::try_from(at).ok()?))
+                    }
                     (Value::Object(object), Value::String(key)) if words(&value).is_none() => object.get(key),
                     _ => None,
                 };
@@ -272,7 +306,11 @@ impl<'t, 'r> Reader<'t, 'r> {
                 "True" => json!(true),
                 "False" => json!(false),
                 "None" => Value::Null,
-                _ => self.runner.name(name),
+                _ => {
+                    let value = self.runner.name(name);
+                    self.held += weight(&value).unwrap_or(0);
+                    if self.held > MOST_PARTS { unknown(name) } else { value }
+                }
             },
             Token::Sign("(") => {
                 if self.take(")") {
@@ -352,7 +390,7 @@ impl<'t, 'r> Reader<'t, 'r> {
             }
             rest = after;
         }
-        Some(filled + rest)
+        Some(filled + rest).filter(|text| text.len() <= MOST_BYTES)
     }
 }
 
@@ -378,7 +416,7 @@ pub(super) fn truth(value: &Value) -> Option<bool> {
     }
 }
 
-fn operate(sign: &str, left: &Value, right: &Value) -> Option<Value> {
+pub(super) fn operate(sign: &str, left: &Value, right: &Value) -> Option<Value> {
     match sign {
         "or" => return truth(left).map(|is| if is { left.clone() } else { right.clone() }),
         "and" => return truth(left).map(|is| if is { right.clone() } else { left.clone() }),
@@ -399,9 +437,16 @@ fn operate(sign: &str, left: &Value, right: &Value) -> Option<Value> {
         _ => {}
     }
     match (sign, left, right) {
-        ("+", Value::String(one), Value::String(other)) => return Some(json!(format!("{one}{other}"))),
+        ("+", Value::String(one), Value::String(other)) => {
+            return (one.len() + other.len() <= MOST_BYTES).then(|| json!(format!("{one}{other}")));
+        }
         ("+", Value::Array(one), Value::Array(other)) => {
-            return Some(Value::Array(one.iter().chain(other).cloned().collect()));
+            let both = Value::Array(one.iter().chain(other).cloned().collect());
+            return weight(&both).map(|_| both);
+        }
+        ("|", Value::Object(one), Value::Object(other)) => {
+            let all = one.iter().chain(other).map(|(key, value)| (key.clone(), value.clone()));
+            return Some(Value::Object(all.collect()));
         }
         _ => {}
     }
@@ -410,10 +455,11 @@ fn operate(sign: &str, left: &Value, right: &Value) -> Option<Value> {
             "+" => a.checked_add(b),
             "-" => a.checked_sub(b),
             "*" => a.checked_mul(b),
-            "//" if b != 0 => Some(a.div_euclid(b)),
-            "%" if b != 0 => Some(a.rem_euclid(b)),
+            // Python rounds down, and the remainder has the divisor's sign.
+            "//" => Some(a.checked_div(b)? - i64::from(a % b != 0 && (a % b < 0) != (b < 0))),
+            "%" => a.checked_rem(b).map(|rest| if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }),
             "**" => a.checked_pow(u32::try_from(b).ok()?),
-            "<<" => a.checked_shl(u32::try_from(b).ok()?),
+            "<<" => a.checked_mul(2i64.checked_pow(u32::try_from(b).ok()?)?),
             ">>" => a.checked_shr(u32::try_from(b).ok()?),
             _ => None,
         }
@@ -433,6 +479,7 @@ fn operate(sign: &str, left: &Value, right: &Value) -> Option<Value> {
         "-" => json!(a - b),
         "*" => json!(a * b),
         "/" if b != 0.0 => json!(a / b),
+        "//" if b != 0.0 && !(left.is_i64() && right.is_i64()) => json!((a / b).floor()),
         "**" => json!(a.powf(b)),
         _ => return None,
     })

@@ -4,13 +4,17 @@
 //! |---|---|
 //! | `tokens` | text as lines of tokens |
 //! | `expression` | literals, names, arithmetic and calls, as values |
+//! | `names` | what names hold, and what lines change that may not run |
 //! | `run` | assignments, functions and branches, in reading order |
 //!
 //! Nothing is imported and nothing is guessed: what the text does not tell is [`UNKNOWN`], with the words that stand there.
 
 mod expression;
+mod names;
 mod run;
 mod tokens;
+
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
@@ -19,15 +23,52 @@ pub const CALL: &str = "()";
 /// The key of an object that is not known: the words that stand in its place.
 pub const UNKNOWN: &str = "?";
 
+/// The number of a call among those that are kept, in its value.
+const ID: &str = "#";
+
+/// How a call hangs together with the others.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Link {
+    /// Whether it stands in a branch of which only a run tells whether it is taken.
+    pub unsure: bool,
+    /// The calls, by their places in [`Program::calls`], whose results are in each argument.
+    pub inside: BTreeMap<String, Vec<usize>>,
+}
+
 /// What a program calls, and its functions.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Program {
     /// Calls of what is not defined in it, in the order in which they run.
     pub calls: Vec<Map<String, Value>>,
+    /// How those hang together.
+    pub links: Vec<Link>,
     /// Functions of the file that need no arguments, and what they return.
     pub functions: Vec<(String, Value)>,
     /// What was taken although a run may have it otherwise: defaults of arguments and of the environment.
     pub notes: Vec<String>,
+    /// Whether it is larger than what is followed.
+    pub over: bool,
+}
+
+impl Program {
+    /// Whether a call runs for sure, as far as branches go.
+    pub fn is_sure(&self, at: usize) -> bool {
+        self.links.get(at).is_none_or(|link| !link.unsure)
+    }
+
+    /// The calls whose results an argument holds, by its names.
+    pub fn inside(&self, at: usize, names: &[&str]) -> &[usize] {
+        let link = self.links.get(at);
+        names.iter().find_map(|name| link?.inside.get(*name)).map_or(&[], Vec::as_slice)
+    }
+
+    /// The calls that were handed the result of one.
+    pub fn holders(&self, of: usize) -> impl Iterator<Item = usize> {
+        let holds = move |(at, link): (usize, &Link)| {
+            (at != of && link.inside.values().any(|calls| calls.contains(&of))).then_some(at)
+        };
+        self.links.iter().enumerate().filter_map(holds)
+    }
 }
 
 /// Reads a program; `given` are arguments of its line, by their names.
@@ -115,6 +156,28 @@ if __name__ == "__main__":
         let calls: Vec<&Map<String, Value>> = read.calls.iter().filter(|call| call[CALL] == "f").collect();
         assert!(words(&calls[0]["0"]).is_some() && words(&calls[0]["1"]).is_some(), "{calls:?}");
         assert_eq!(calls.len(), 2);
+    }
+
+    #[test]
+    fn whole_numbers_are_divided_as_python_does() {
+        for (text, wanted) in [
+            ("7 // -2", json!(-4)),
+            ("-7 // 2", json!(-4)),
+            ("-7 // -2", json!(3)),
+            ("8 // -2", json!(-4)),
+            ("7 % -2", json!(-1)),
+            ("-7 % 2", json!(1)),
+            ("-8 % 2", json!(0)),
+            ("7.5 // 2", json!(3.0)),
+            ("1 << 4", json!(16)),
+        ] {
+            assert_eq!(read(&format!("f({text})"), &Map::new()).calls[0]["0"], wanted, "{text}");
+        }
+        for text in
+            ["(-9223372036854775807 - 1) // -1", "(-9223372036854775807 - 1) % -1", "1 // 0", "1 % 0", "3 << 63"]
+        {
+            assert!(words(&read(&format!("f({text})"), &Map::new()).calls[0]["0"]).is_some(), "{text}");
+        }
     }
 
     #[test]

@@ -1,22 +1,21 @@
 //! Statements in reading order: assignments, functions of the file, branches as far as their conditions are known.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
 
-use super::expression::{Reader, truth};
-use super::tokens::{Line, Token};
-use super::{CALL, Program, UNKNOWN, called, unknown, words};
+use super::expression::{Reader, operate, truth};
+use super::names::{Doubt, Names, weight};
+use super::tokens::{Line, Token, closing, colon, parts};
+use super::{CALL, ID, Link, Program, called, unknown, words};
 
-/// How many lines a program may run, and how deep its functions may call each other.
+/// How many lines a program may run (long ones count as several), how deep its functions may call each other, and how deep
+/// blocks may stand in each other.
 const MOST_LINES: usize = 20_000;
 const DEPTH: usize = 12;
-/// The number of a call among those that are kept, in its value.
-const ID: &str = "#";
+const BLOCKS: usize = 100;
 
-type Names = BTreeMap<String, Value>;
-
-#[derive(Clone)]
 struct Function {
     parameters: Vec<Token>,
     body: Vec<Line>,
@@ -25,22 +24,36 @@ struct Function {
 /// The state of a program.
 #[derive(Default)]
 pub(super) struct Runner {
-    scopes: Vec<Names>,
-    functions: BTreeMap<String, Function>,
+    pub(super) scopes: Vec<Names>,
+    /// Names of each scope that are those of another.
+    pub(super) outer: Vec<BTreeMap<String, usize>>,
+    /// Whether each scope's lines may have returned before their end.
+    pub(super) left: Vec<bool>,
+    pub(super) doubts: Vec<Doubt>,
+    functions: BTreeMap<String, Rc<Function>>,
     order: Vec<String>,
     entered: Vec<String>,
-    calls: Vec<Map<String, Value>>,
+    pub(super) calls: Vec<Map<String, Value>>,
+    /// Of each call, whether a branch that may not run holds it.
+    unsure: Vec<bool>,
+    /// What loops go through, by the names of its parts.
+    loops: BTreeMap<String, (String, Value)>,
     /// Arguments of its line.
     given: Map<String, Value>,
     /// Defaults of arguments that the program parses.
     defaults: Names,
     notes: Vec<String>,
     lines: usize,
+    blocks: usize,
+    pub(super) weight: usize,
+    /// Whether it is more than is followed.
+    pub(super) over: bool,
 }
 
 /// Runs a program, then the functions that nobody called.
 pub(super) fn program(lines: &[Line], given: &Map<String, Value>) -> Program {
-    let mut runner = Runner { scopes: vec![Names::new()], given: given.clone(), ..Runner::default() };
+    let mut runner = Runner { given: given.clone(), ..Runner::default() };
+    runner.open(Names::new());
     runner.block(lines);
     let mut functions = Vec::new();
     for name in runner.order.clone() {
@@ -52,14 +65,31 @@ pub(super) fn program(lines: &[Line], given: &Map<String, Value>) -> Program {
         let value = runner.call(&name, Map::new());
         if again {
             runner.calls.truncate(before);
+            runner.unsure.truncate(before);
         }
         if runner.plain(&name) {
             functions.push((name, bare(value)));
         }
     }
+    let links = runner.calls.iter().zip(&runner.unsure).map(|(call, unsure)| Link {
+        unsure: *unsure,
+        inside: call.iter().map(|(key, value)| (key.clone(), inside(value))).collect(),
+    });
+    let links = links.collect();
     let calls = runner.calls.into_iter().map(|call| call.into_iter().map(|(key, value)| (key, bare(value))).collect());
     runner.notes.dedup();
-    Program { calls: calls.collect(), functions, notes: runner.notes }
+    Program { calls: calls.collect(), links, functions, notes: runner.notes, over: runner.over }
+}
+
+/// The numbers of the calls in a value.
+fn inside(value: &Value) -> Vec<usize> {
+    let own = value.get(ID).and_then(Value::as_u64).map(|id| id as usize);
+    let parts: Vec<&Value> = match value {
+        Value::Object(object) => object.values().collect(),
+        Value::Array(list) => list.iter().collect(),
+        _ => Vec::new(),
+    };
+    own.into_iter().chain(parts.into_iter().flat_map(inside)).collect()
 }
 
 /// A value without the numbers of its calls.
@@ -73,19 +103,42 @@ fn bare(value: Value) -> Value {
     }
 }
 
+/// A chain of `if`, `elif` and `else`: none was taken yet, one may have been, one was.
+#[derive(Clone, Copy, PartialEq)]
+enum Chain {
+    Open,
+    Perhaps,
+    Taken,
+}
+
 impl Runner {
     fn plain(&self, name: &str) -> bool {
         self.functions.get(name).is_some_and(|function| function.parameters.is_empty())
     }
 
+    /// A scope, for the whole program or for a function.
+    fn open(&mut self, names: Names) {
+        self.scopes.push(names);
+        self.outer.push(BTreeMap::new());
+        self.left.push(false);
+    }
+
     /// The lines of a block; what it returns.
     fn block(&mut self, lines: &[Line]) -> Option<Value> {
+        self.blocks += 1;
+        self.over |= self.blocks > BLOCKS;
+        let value = self.run(lines);
+        self.blocks -= 1;
+        value
+    }
+
+    fn run(&mut self, lines: &[Line]) -> Option<Value> {
         let mut at = 0;
-        // Whether a branch of the present chain was taken for sure.
-        let mut taken = false;
+        let mut chain = Chain::Open;
         while let Some(line) = lines.get(at) {
-            self.lines += 1;
-            if self.lines > MOST_LINES {
+            self.lines += 1 + line.tokens.len() / 64;
+            self.over |= self.lines > MOST_LINES;
+            if self.over {
                 return None;
             }
             let inner = lines[at + 1..].iter().take_while(|next| next.indent > line.indent).count();
@@ -102,49 +155,70 @@ impl Runner {
             let body = if body.is_empty() { short.as_slice() } else { body };
             match word.as_str() {
                 "def" => self.define(&line.tokens, body),
-                "class" | "import" | "from" | "pass" | "assert" | "raise" | "del" | "global" | "nonlocal" | "break"
-                | "continue" => {}
+                "class" | "import" | "from" | "pass" | "assert" | "raise" | "del" | "break" | "continue" => {}
+                "global" | "nonlocal" => {
+                    let names = line.tokens[1..].iter().filter(|token| !token.is(",")).map(Token::shown);
+                    self.outer(word == "global", names);
+                }
                 "return" => {
                     return Some(if line.tokens.len() > 1 { self.values(&line.tokens[1..]) } else { Value::Null });
                 }
                 "if" | "elif" => {
                     if word == "if" {
-                        taken = false;
-                    } else if taken {
+                        chain = Chain::Open;
+                    } else if chain == Chain::Taken {
                         continue;
                     }
                     let end = colon(&line.tokens).unwrap_or(line.tokens.len());
                     let condition = self.values(&line.tokens[1..end]);
-                    match truth(&condition) {
-                        Some(true) => {
-                            taken = true;
+                    match (truth(&condition), chain) {
+                        (Some(false), _) => {}
+                        (Some(true), Chain::Open) => {
+                            chain = Chain::Taken;
                             if let Some(value) = self.block(body) {
                                 return Some(value);
                             }
                         }
-                        Some(false) => {}
-                        None => self.perhaps(body),
+                        (known, _) => {
+                            chain = if known.is_some() { Chain::Taken } else { Chain::Perhaps };
+                            self.perhaps(true, |runner| runner.block(body));
+                        }
                     }
                 }
-                "else" if taken => {}
-                "else" => {
-                    let sure = !self.was_unknown(lines, at - 1 - inner);
-                    if !sure {
-                        self.perhaps(body);
-                    } else if let Some(value) = self.block(body) {
-                        return Some(value);
+                "else" => match chain {
+                    Chain::Taken => {}
+                    Chain::Perhaps => self.perhaps(true, |runner| runner.block(body)),
+                    Chain::Open => {
+                        if let Some(value) = self.block(body) {
+                            return Some(value);
+                        }
                     }
-                }
+                },
                 "for" => {
                     let end = line.tokens.iter().position(|token| token.is("in")).unwrap_or(1);
-                    line.tokens[1..end].iter().for_each(|token| self.set(&token.shown(), unknown(token.shown())));
-                    self.perhaps(body);
+                    let stop = colon(&line.tokens).unwrap_or(line.tokens.len());
+                    let through = line.tokens.get(end + 1..stop).unwrap_or_default();
+                    let text: String = through.iter().take(40).map(Token::shown).collect();
+                    let whose = through.first().map(|token| self.name(&token.shown())).unwrap_or_default();
+                    self.values(through);
+                    for token in line.tokens[1..end].iter().filter(|token| matches!(token, Token::Name(_))) {
+                        self.set(&token.shown(), unknown(token.shown()));
+                        self.loops.insert(token.shown(), (text.clone(), whose.clone()));
+                    }
+                    chain = Chain::Perhaps;
+                    self.perhaps(false, |runner| runner.block(body));
                 }
-                "while" | "except" | "match" | "case" => self.perhaps(body),
+                "while" | "except" | "match" | "case" => {
+                    chain = Chain::Perhaps;
+                    self.perhaps(word != "while", |runner| runner.block(body));
+                }
                 "with" | "try" | "finally" => {
+                    chain = Chain::Perhaps;
                     if word == "with" {
                         let end = colon(&line.tokens).unwrap_or(line.tokens.len());
                         self.values(&line.tokens[1..end]);
+                        let named = line.tokens[..end].windows(2).filter(|two| two[0].is("as"));
+                        named.for_each(|two| self.set(&two[1].shown(), unknown(two[1].shown())));
                     }
                     if let Some(value) = self.block(body) {
                         return Some(value);
@@ -154,41 +228,6 @@ impl Runner {
             }
         }
         None
-    }
-
-    /// Whether the branches before an `else` had conditions that are not known.
-    fn was_unknown(&mut self, lines: &[Line], at: usize) -> bool {
-        let indent = lines[at].indent;
-        for line in lines[..at].iter().rev().filter(|line| line.indent == indent) {
-            let word = line.tokens[0].shown();
-            if !["if", "elif"].contains(&word.as_str()) {
-                return true;
-            }
-            let end = colon(&line.tokens).unwrap_or(line.tokens.len());
-            let before = self.calls.len();
-            let condition = self.values(&line.tokens[1..end]);
-            self.calls.truncate(before);
-            if truth(&condition).is_none() {
-                return true;
-            }
-            if word == "if" {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Lines that may run: what they change is not known behind them.
-    fn perhaps(&mut self, lines: &[Line]) {
-        let before = self.scopes.last().cloned().unwrap_or_default();
-        self.block(lines);
-        if let Some(scope) = self.scopes.last_mut() {
-            for (name, value) in scope.iter_mut() {
-                if before.get(name) != Some(value) {
-                    *value = unknown(name.clone());
-                }
-            }
-        }
     }
 
     fn values(&mut self, tokens: &[Token]) -> Value {
@@ -203,7 +242,7 @@ impl Runner {
         if !self.functions.contains_key(&name) {
             self.order.push(name.clone());
         }
-        self.functions.insert(name, Function { parameters, body: body.to_vec() });
+        self.functions.insert(name, Rc::new(Function { parameters, body: body.to_vec() }));
     }
 
     fn statement(&mut self, tokens: &[Token]) {
@@ -219,11 +258,15 @@ impl Runner {
             }
             return;
         }
-        let step = tokens.iter().position(|token| ["+=", "-=", "*=", "//=", "/="].iter().any(|sign| token.is(sign)));
-        match step {
-            Some(at) => {
-                let words: String = tokens.iter().map(Token::shown).collect();
-                self.assign(&tokens[..at], unknown(words));
+        let step = |token: &Token| match token {
+            Token::Sign(sign) if sign.len() > 1 => sign.strip_suffix('=').filter(|sign| !"=!<>:".contains(*sign)),
+            _ => None,
+        };
+        match tokens.iter().enumerate().find_map(|(at, token)| Some((at, step(token)?))) {
+            Some((at, sign)) => {
+                let (old, new) = (self.values(&tokens[..at]), self.values(&tokens[at + 1..]));
+                let shown: String = tokens.iter().map(Token::shown).collect();
+                self.assign(&tokens[..at], operate(sign, &old, &new).unwrap_or_else(|| unknown(shown)));
             }
             None => drop(self.values(tokens)),
         }
@@ -232,52 +275,48 @@ impl Runner {
     fn assign(&mut self, target: &[Token], value: Value) {
         let names = parts(target, ",");
         if names.len() > 1 {
+            // Unsloth's gives the model and its tokenizer.
+            let loaded = called(&value).is_some_and(|name| name.ends_with("from_pretrained"));
             for (at, name) in names.iter().enumerate() {
-                let part = value.as_array().and_then(|list| list.get(at)).cloned();
+                let part = value.as_array().and_then(|list| list.get(at)).or((loaded && at == 0).then_some(&value));
                 let shown: String = name.iter().map(Token::shown).collect();
-                self.assign(name, part.unwrap_or_else(|| unknown(shown)));
+                self.assign(name, part.cloned().unwrap_or_else(|| unknown(shown)));
             }
             return;
         }
         let Some(Token::Name(root)) = target.first() else { return };
-        // `a.b.c` and `a["b"]`
-        let keys: Vec<String> = target[1..]
-            .iter()
-            .filter_map(|token| match token {
-                Token::Name(name) | Token::Text(name, _) => Some(name.clone()),
-                _ => None,
-            })
-            .collect();
-        if keys.is_empty() {
+        if target.len() == 1 {
             self.set(root, value);
             return;
         }
-        let mut whole = self.name(root);
-        if words(&whole).is_some() {
+        // `a.b.c`, `a["b"]` and `a[0]`
+        let (mut keys, mut at) = (Vec::new(), 1);
+        while at < target.len() {
+            if let (Token::Sign("."), Some(Token::Name(name))) = (&target[at], target.get(at + 1)) {
+                keys.push(name.clone());
+                at += 2;
+                continue;
+            }
+            let close = closing(target, at);
+            let inner = target.get(at + 1..close).unwrap_or_default();
+            let index = if colon(inner).is_some() { Value::Null } else { self.values(inner) };
+            match index.as_str().map(str::to_owned).or_else(|| index.as_u64().map(|at| at.to_string())) {
+                Some(key) => keys.push(key),
+                None => {
+                    let shown: String = target.iter().map(Token::shown).collect();
+                    return self.place(root, &keys, unknown(shown));
+                }
+            }
+            at = close + 1;
+        }
+        if keys.last().is_some_and(|key| key == "requires_grad") {
+            let whole = (format!("{root}.{}", keys.join(".")), self.name(root));
+            let (shown, whose) = self.loops.get(root).cloned().unwrap_or(whole);
+            let record = [("0", value), ("1", json!(shown)), ("self", whose)];
+            self.call("requires_grad", record.into_iter().map(|(key, value)| (key.to_owned(), value)).collect());
             return;
         }
-        let id = whole.get(ID).and_then(Value::as_u64);
-        put(&mut whole, &keys, value.clone());
-        if let Some(call) = id.and_then(|id| self.calls.get_mut(id as usize)) {
-            let mut object = Value::Object(std::mem::take(call));
-            put(&mut object, &keys, value);
-            *call = object.as_object().cloned().unwrap_or_default();
-        }
-        self.set(root, whole);
-    }
-
-    fn set(&mut self, name: &str, value: Value) {
-        if let Some(scope) = self.scopes.last_mut() {
-            scope.insert(name.to_owned(), value);
-        }
-    }
-
-    pub(super) fn name(&mut self, name: &str) -> Value {
-        if name == "__name__" {
-            return json!("__main__");
-        }
-        let own = self.scopes.last().and_then(|scope| scope.get(name));
-        own.or_else(|| self.scopes.first()?.get(name)).cloned().unwrap_or_else(|| unknown(name))
+        self.place(root, &keys, value);
     }
 
     /// `value.name`; `None` where that is not known.
@@ -294,7 +333,9 @@ impl Runner {
         if words(value).is_some() {
             return None;
         }
-        value.get(name).filter(|_| name != ID).cloned()
+        // Copies of a call's value may be older than the call's own.
+        let own = value.get(ID).and_then(|id| self.calls.get(id.as_u64()? as usize)?.get(name));
+        own.or_else(|| value.get(name)).filter(|_| name != ID).cloned()
     }
 
     /// A call: of a function of the file, of Python's own, or one that is kept.
@@ -353,13 +394,57 @@ impl Runner {
                 self.defaults.insert(name.trim_start_matches('-').replace('-', "_"), usual);
             }
         }
+        let id = |value: &Value| value.get(ID).and_then(Value::as_u64).map(|id| id as usize);
+        let first = arguments.get("0").and_then(id);
+        match (name, first.and_then(|first| self.calls.get(first)).cloned()) {
+            ("setattr", Some(_)) => self.set_on(first.unwrap_or_default(), &arguments),
+            ("replace" | "dataclasses.replace" | "copy.copy" | "copy.deepcopy" | "deepcopy", Some(mut old)) => {
+                let name = old.shift_remove(CALL).and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default();
+                old.extend(arguments.into_iter().filter(|(key, _)| key != "0"));
+                return self.keep(&name, old);
+            }
+            _ => {}
+        }
+        let mut arguments = arguments;
+        if short == "requires_grad_" && own {
+            let root = name.split('.').next().unwrap_or(name);
+            let whole = (name.to_owned(), self.name(root));
+            let (shown, whose) = self.loops.get(root).cloned().unwrap_or(whole);
+            arguments.insert("1".into(), json!(shown));
+            arguments.insert("self".into(), whose);
+        }
+        self.keep(name, arguments)
+    }
+
+    /// Keeps a call; its value.
+    fn keep(&mut self, name: &str, arguments: Map<String, Value>) -> Value {
         let mut call = Map::new();
         call.insert(CALL.into(), json!(name));
-        call.extend(arguments);
+        let held: Vec<(String, Value)> =
+            arguments.into_iter().map(|(key, value)| (key.clone(), self.kept(value, &key))).collect();
+        call.extend(held);
+        // Each of them may be small enough, and all of them together be too much.
+        if weight(&Value::Object(call.clone())).is_none() {
+            call.iter_mut()
+                .filter(|(key, value)| *key != CALL && (value.is_object() || value.is_array()))
+                .for_each(|(key, value)| *value = unknown(format!("{key}, which is too large,")));
+        }
         let mut value = call.clone();
         value.insert(ID.into(), json!(self.calls.len()));
+        self.unsure.push(self.doubts.iter().any(|doubt| doubt.branch));
         self.calls.push(call);
         Value::Object(value)
+    }
+
+    /// `setattr(args, name, value)`.
+    fn set_on(&mut self, id: usize, arguments: &Map<String, Value>) {
+        let (key, value) = (arguments.get("1").and_then(Value::as_str), arguments.get("2").cloned());
+        let sure = !self.doubts.iter().any(|doubt| doubt.is_older(id));
+        let value = value.filter(|_| sure && key.is_some()).unwrap_or_else(|| unknown("setattr(…)"));
+        let value = self.kept(value, "setattr(…)");
+        if let Some(call) = self.calls.get_mut(id) {
+            call.insert(key.unwrap_or("**").to_owned(), value);
+        }
     }
 
     /// A method of what a call returned.
@@ -385,76 +470,16 @@ impl Runner {
             };
             let given = arguments.get(&name).or_else(|| arguments.get(&at.to_string())).cloned();
             let usual = parts(parameter, "=").get(1).map(|tokens| self.values(tokens));
-            scope.insert(name.clone(), given.or(usual).unwrap_or_else(|| unknown(name)));
+            let value = self.kept(given.or(usual).unwrap_or_else(|| unknown(name.clone())), &name);
+            scope.insert(name, value);
         }
-        self.scopes.push(scope);
+        self.open(scope);
         let value = self.block(&function.body);
         self.scopes.pop();
-        value.unwrap_or(Value::Null)
-    }
-}
-
-/// Tokens between signs that stand in no brackets.
-fn parts<'t>(tokens: &'t [Token], sign: &str) -> Vec<&'t [Token]> {
-    let (mut found, mut depth, mut start) = (Vec::new(), 0usize, 0);
-    for (at, token) in tokens.iter().enumerate() {
-        match token {
-            Token::Sign("(" | "[" | "{") => depth += 1,
-            Token::Sign(")" | "]" | "}") => depth = depth.saturating_sub(1),
-            _ if depth == 0 && token.is(sign) => {
-                found.push(&tokens[start..at]);
-                start = at + 1;
-            }
-            _ => {}
+        self.outer.pop();
+        match self.left.pop() {
+            Some(true) => unknown(format!("{name}()")),
+            _ => value.unwrap_or(Value::Null),
         }
-    }
-    if start < tokens.len() {
-        found.push(&tokens[start..]);
-    }
-    found
-}
-
-/// The colon that ends a head, or stands behind a name.
-fn colon(tokens: &[Token]) -> Option<usize> {
-    let mut depth = 0usize;
-    for (at, token) in tokens.iter().enumerate() {
-        match token {
-            Token::Sign("(" | "[" | "{") => depth += 1,
-            Token::Sign(")" | "]" | "}") => depth = depth.saturating_sub(1),
-            Token::Sign(":") if depth == 0 => return Some(at),
-            _ => {}
-        }
-    }
-    None
-}
-
-fn closing(tokens: &[Token], open: usize) -> usize {
-    let mut depth = 0usize;
-    for (at, token) in tokens.iter().enumerate().skip(open) {
-        match token {
-            Token::Sign("(" | "[" | "{") => depth += 1,
-            Token::Sign(")" | "]" | "}") => {
-                depth = depth.saturating_sub(1);
-                if depth == 0 {
-                    return at;
-                }
-            }
-            _ => {}
-        }
-    }
-    tokens.len()
-}
-
-/// Sets a value in an object's objects.
-fn put(whole: &mut Value, keys: &[String], value: Value) {
-    let Some((first, rest)) = keys.split_first() else { return };
-    let Some(object) = whole.as_object_mut() else { return };
-    if object.contains_key(UNKNOWN) {
-        return;
-    }
-    if rest.is_empty() {
-        object.insert(first.clone(), value);
-    } else {
-        put(object.entry(first.clone()).or_insert_with(|| json!({})), rest, value);
     }
 }

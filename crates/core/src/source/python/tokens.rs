@@ -169,3 +169,54 @@ fn text(letters: &[char], at: usize, before: &str) -> (Token, usize) {
     }
     (Token::Text(text, before.contains('f')), (at + width).min(letters.len()))
 }
+
+/// Tokens between signs that stand in no brackets.
+pub(super) fn parts<'t>(tokens: &'t [Token], sign: &str) -> Vec<&'t [Token]> {
+    let (mut found, mut depth, mut start) = (Vec::new(), 0usize, 0);
+    for (at, token) in tokens.iter().enumerate() {
+        match token {
+            Token::Sign("(" | "[" | "{") => depth += 1,
+            Token::Sign(")" | "]" | "}") => depth = depth.saturating_sub(1),
+            _ if depth == 0 && token.is(sign) => {
+                found.push(&tokens[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    if start < tokens.len() {
+        found.push(&tokens[start..]);
+    }
+    found
+}
+
+/// The colon that ends a head, or stands behind a name.
+pub(super) fn colon(tokens: &[Token]) -> Option<usize> {
+    let mut depth = 0usize;
+    for (at, token) in tokens.iter().enumerate() {
+        match token {
+            Token::Sign("(" | "[" | "{") => depth += 1,
+            Token::Sign(")" | "]" | "}") => depth = depth.saturating_sub(1),
+            Token::Sign(":") if depth == 0 => return Some(at),
+            _ => {}
+        }
+    }
+    None
+}
+
+pub(super) fn closing(tokens: &[Token], open: usize) -> usize {
+    let mut depth = 0usize;
+    for (at, token) in tokens.iter().enumerate().skip(open) {
+        match token {
+            Token::Sign("(" | "[" | "{") => depth += 1,
+            Token::Sign(")" | "]" | "}") => {
+                depth = depth.saturating_sub(1);
+                if depth == 0 {
+                    return at;
+                }
+            }
+            _ => {}
+        }
+    }
+    tokens.len()
+}

@@ -2,7 +2,13 @@
 //! `LoraConfig`, `BitsAndBytesConfig`, `from_pretrained`, Unsloth's `FastLanguageModel`, sentence-transformers' losses, vLLM's
 //! `LLM`, SGLang's `Engine`, and torchtitan's `Trainer.Config`.
 
+mod model;
+#[cfg(test)]
+mod tests;
+
 use serde_json::{Map, Value, json};
+
+use model::{Run, all, meant, shown};
 
 use super::file::Content;
 use super::line::serving;
@@ -17,6 +23,10 @@ type Call = Map<String, Value>;
 /// What a program trains or serves, by itself or with arguments of its line; `wanted` is the function of several that is meant.
 pub fn read(text: &str, given: &Call, wanted: Option<&str>, beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
     let mut program = python::read(text, given);
+    if program.over {
+        let problem = "it is larger than what is followed without running it: too many lines, or too large values";
+        return Err(vec![Fault::new("", problem).or("say it by flags: vramcast train MODEL …")]);
+    }
     program.calls.iter_mut().for_each(|call| call.values_mut().for_each(plain));
     if let Some(content) = configured(&program, given, wanted, beside)? {
         return Ok(content);
@@ -24,8 +34,9 @@ pub fn read(text: &str, given: &Call, wanted: Option<&str>, beside: &Beside<'_>)
     if let Some(name) = wanted {
         return Err(vec![Fault::new("", format!("it has no function {name} that returns a configuration"))]);
     }
-    let mut content = match arguments(&program) {
-        Some(at) => training(&program, at, beside)?,
+    let run = Run::of(&program, beside.without);
+    let mut content = match arguments(&run)? {
+        Some(at) => training(run, at, beside)?,
         None => served(&program)?.ok_or_else(|| vec![nothing(&program)])?,
     };
     content.notes.append(&mut program.notes);
@@ -172,7 +183,8 @@ pub fn unsloth(given: &Call, beside: &Beside<'_>) -> Result<Content, Vec<Fault>>
     adapter.entry("r").or_insert(json!(16));
     let calls =
         vec![part("FastLanguageModel.from_pretrained", &|key| LOADS.contains(&key)), adapter, part("SFTConfig", &rest)];
-    training(&Program { calls, ..Program::default() }, 2, beside)
+    let program = Program { calls, ..Program::default() };
+    training(Run::of(&program, beside.without), 2, beside)
 }
 
 /// Names of the configurations in a program.
@@ -208,9 +220,10 @@ fn unknown(key: &str, value: &Value) -> Option<Fault> {
 }
 
 /// The call that holds the Trainer's arguments.
-fn arguments(program: &Program) -> Option<usize> {
+fn arguments(run: &Run<'_>) -> Result<Option<usize>, Vec<Fault>> {
     let config = |name: &str| name.strip_suffix("Config").is_some_and(|task| task == "SFT" || TRL.contains(&task));
-    program.calls.iter().position(|call| name(call).ends_with("TrainingArguments") || config(name(call)))
+    let found = all(run.program, |call| name(call).ends_with("TrainingArguments") || config(name(call)));
+    meant(run.program, &found, run.trainer, &["args", "1"], run.without)
 }
 
 /// TRL's trainers, by the names of their configs.
@@ -240,7 +253,8 @@ const LOSSES: [(&str, TaskKind); 4] = [
     ("BinaryCrossEntropyLoss", TaskKind::CrossEncoder),
 ];
 
-fn training(program: &Program, at: usize, beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    let program = run.program;
     let config = &program.calls[at];
     let trl = name(config).strip_suffix("Config").map(str::to_lowercase);
     if let Some(task) = trl.as_deref().filter(|task| *task != "sft" && TaskKind::called(task).is_none()) {
@@ -250,17 +264,21 @@ fn training(program: &Program, at: usize, beside: &Beside<'_>) -> Result<Content
         ]);
     }
     let mut value: Call = keywords(config).map(|(key, value)| (key.clone(), settled(value))).collect();
-    let loaded =
-        find(program, |name| name == "from_pretrained" || name == "SentenceTransformer" || name == "CrossEncoder");
-    let model_call = program.calls.iter().find(|call| is_model(call)).or(loaded.filter(|call| is_sentence(call)));
+    if let Some(rest) = value.shift_remove("**").filter(|_| !beside.without.iter().any(|key| key == "**")) {
+        return Err(unknown("**", &rest).into_iter().collect());
+    }
+    run.load()?;
+    run.changes(at, &mut value);
+    let model_call = run.call(run.model);
     // Lengths that Unsloth, SFTTrainer or the tokenizer are told.
     if let Some(length) = length(program, model_call)
         .filter(|_| value.get("max_length").is_none() && value.get("max_seq_length").is_none())
     {
         value.insert(if trl.is_some() { "max_length" } else { "model_max_length" }.into(), length);
     }
-    let trainer = find(program, |name| name.ends_with("Trainer"));
-    if let Some(model) = trainer.and_then(|call| argument(call, &["model", "0"])).filter(|model| model.is_string()) {
+    if let Some(model) =
+        run.call(run.trainer).and_then(|call| argument(call, &["model", "0"])).filter(|model| model.is_string())
+    {
         value.insert("model_name_or_path".into(), model.clone());
     }
     if let Some(call) = model_call {
@@ -278,11 +296,25 @@ fn training(program: &Program, at: usize, beside: &Beside<'_>) -> Result<Content
             Fault::new("", "its loss is none that is simulated").or(format!("known are {}", known.join(", "))),
         ]);
     }
-    adapter(program, &mut content)?;
-    quantisation(program, model_call, &mut content)?;
+    adapter(&mut run, &mut content)?;
+    quantisation(&mut run, &mut content)?;
+    if run.is_prepared() && tree::get(&content.tree, "quantization.scheme").is_some() {
+        tree::set(&mut content.tree, "checkpointing", json!("full"));
+    }
+    let frozen = run.frozen(tree::get(&content.tree, "adapter").is_some())?;
+    if !frozen.is_empty() {
+        tree::set(&mut content.tree, "frozen", json!(frozen));
+    }
+    if let Some((kind, how)) = run.optimizer()? {
+        tree::set(&mut content.tree, "optimizer", json!({"kind": kind}));
+        how.into_iter().for_each(|how| tree::set(&mut content.tree, "optimizer.implementation", json!(how)));
+    }
     if model_call.is_some_and(is_unsloth) {
         content.framework = Some("unsloth".into());
+    } else if content.model.is_some() && sentence.is_none() {
+        content.auto_class = run.auto_class();
     }
+    content.notes.append(&mut run.notes);
     Ok(content)
 }
 
@@ -326,7 +358,7 @@ fn length(program: &Program, model: Option<&Call>) -> Option<Value> {
 }
 
 /// PEFT's configs, and Unsloth's `get_peft_model`.
-fn adapter(program: &Program, content: &mut Content) -> Result<(), Vec<Fault>> {
+fn adapter(run: &mut Run<'_>, content: &mut Content) -> Result<(), Vec<Fault>> {
     const KINDS: [(&str, &str); 8] = [
         ("LoraConfig", "LORA"),
         ("AdaLoraConfig", "ADALORA"),
@@ -337,12 +369,19 @@ fn adapter(program: &Program, content: &mut Content) -> Result<(), Vec<Fault>> {
         ("PrefixTuningConfig", "PREFIX_TUNING"),
         ("VeraConfig", "VERA"),
     ];
-    let config = program.calls.iter().find_map(|call| {
+    let program = run.program;
+    let kind = |call: &Call| {
         let kind = KINDS.iter().find(|(class, _)| *class == name(call)).map(|(_, kind)| *kind);
         kind.or_else(|| (name(call) == "get_peft_model" && call.contains_key("r")).then_some("LORA"))
-            .map(|kind| (call, kind))
-    });
-    let Some((call, kind)) = config else { return Ok(()) };
+    };
+    let mut found = all(program, |call| kind(call).is_some());
+    found.retain(|at| name(&program.calls[*at]) == "get_peft_model" || run.counts(*at, &["peft_config"]));
+    let takes = |at: &usize| ["get_peft_model", "add_adapter"].contains(&name(&program.calls[*at]));
+    let taker = (0..program.calls.len()).find(takes).or(run.trainer);
+    let Some(at) = meant(program, &found, taker, &["peft_config", "1", "0"], run.without)? else { return Ok(()) };
+    run.say_if_unsure(at);
+    let call = &program.calls[at];
+    let Some(kind) = kind(call) else { return Ok(()) };
     let unsloth = name(call) == "get_peft_model";
     let mut object = json!({"peft_type": kind});
     let mut faults = Vec::new();
@@ -392,8 +431,28 @@ fn adapter(program: &Program, content: &mut Content) -> Result<(), Vec<Fault>> {
 }
 
 /// `BitsAndBytesConfig`, or `load_in_4bit` where the model is loaded.
-fn quantisation(program: &Program, model: Option<&Call>, content: &mut Content) -> Result<(), Vec<Fault>> {
-    let config = find(program, |name| name == "BitsAndBytesConfig");
+fn quantisation(run: &mut Run<'_>, content: &mut Content) -> Result<(), Vec<Fault>> {
+    const KEY: &str = "quantization_config";
+    let (program, model) = (run.program, run.call(run.model));
+    let mut found = all(program, |call| name(call) == "BitsAndBytesConfig");
+    found.retain(|at| run.counts(*at, &[KEY]));
+    let config = meant(program, &found, run.model, &[KEY], run.without)?;
+    config.into_iter().for_each(|at| run.say_if_unsure(at));
+    let config = run.call(config);
+    let given = model.and_then(|call| argument(call, &[KEY])).filter(|_| !run.without.iter().any(|key| key == KEY));
+    match given.and_then(Value::as_object) {
+        Some(other) if python::words(&json!(other)).is_some() && config.is_none() => {
+            return Err(unknown(KEY, &json!(other)).into_iter().collect());
+        }
+        Some(other) if other.contains_key(CALL) && name(other) != "BitsAndBytesConfig" => {
+            let cure = match other.get("dequantize") {
+                Some(Value::Bool(true)) => "say it by --dequantize, and leave it out: --without quantization_config",
+                _ => "where the checkpoint itself is quantised, leave it out: --without quantization_config",
+            };
+            return Err(vec![Fault::unsupported("", format!("{KEY}: {}(…)", shown(other))).or(cure)]);
+        }
+        _ => {}
+    }
     let Some(call) = config.or(model) else { return Ok(()) };
     let unsloth = config.is_none() && is_unsloth(call);
     let unread: Vec<Fault> =

@@ -1,0 +1,133 @@
+//! Programs as fresh eyes write them.
+
+use super::*;
+
+const MODEL: &str = "m = AutoModelForCausalLM.from_pretrained('gpt2')\n";
+const ARGS: &str = "args = TrainingArguments('o', per_device_train_batch_size=1)\n";
+const END: &str = "Trainer(model=m, args=args)\n";
+
+fn answer(text: &str) -> Result<Content, String> {
+    read(text, &Call::new(), None, &Beside::default())
+        .map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+}
+
+fn at(text: &str, place: &str) -> Value {
+    let content = answer(text).unwrap_or_else(|fault| panic!("{text}: {fault}"));
+    tree::get(&content.tree, place).cloned().unwrap_or_default()
+}
+
+#[test]
+fn what_changes_values_is_followed() {
+    let size = "batch.batch_size";
+    for (between, wanted) in [
+        (
+            "kw = dict(per_device_train_batch_size=1)\nkw.update(per_device_train_batch_size=16)\nargs = TrainingArguments(**kw)\n",
+            16,
+        ),
+        ("kw = {}\nkw['per_device_train_batch_size'] = 8\nargs = TrainingArguments('o', **kw)\n", 8),
+        ("args = TrainingArguments('o')\nsetattr(args, 'per_device_train_batch_size', 16)\n", 16),
+        ("a = TrainingArguments('o')\nargs = replace(a, per_device_train_batch_size=16)\n", 16),
+        ("args = TrainingArguments('o')\nargs.set_training(learning_rate=1e-5, batch_size=32)\n", 32),
+        (
+            "b = 4\ndef f():\n    global b\n    b = 64\nf()\nargs = TrainingArguments('o', per_device_train_batch_size=b)\n",
+            64,
+        ),
+        ("l = [1, 2]\nl.append(7)\nargs = TrainingArguments('o', per_device_train_batch_size=l[-1])\n", 7),
+        ("l = [1, 2]\nl[0] = 9\nargs = TrainingArguments('o', per_device_train_batch_size=l[0])\n", 9),
+        ("b = 4\nb *= 2\nargs = TrainingArguments('o', per_device_train_batch_size=b)\n", 8),
+        ("def f(a):\n    a.per_device_train_batch_size = 3\nargs = TrainingArguments('o')\nf(args)\n", 3),
+        ("args = TrainingArguments('o', per_device_train_batch_size=7 // -2 + 8)\n", 4),
+    ] {
+        assert_eq!(at(&format!("{MODEL}{between}{END}"), size), json!(wanted), "{between}");
+    }
+}
+
+#[test]
+fn what_only_a_run_tells_is_refused_by_name() {
+    let sized = "args = TrainingArguments('o', per_device_train_batch_size=";
+    for (between, named) in [
+        (format!("{ARGS}if big():\n    args.per_device_train_batch_size = 16\n"), "args.per_device_train_batch_size"),
+        (format!("{ARGS}if big():\n    setattr(args, 'per_device_train_batch_size', 16)\n"), "setattr"),
+        (format!("{ARGS}if big():\n    args.set_training(batch_size=3)\n"), "set_training"),
+        (format!("{ARGS}setattr(args, key(), 16)\n"), "setattr"),
+        (format!("if big():\n    {ARGS}else:\n    args = TrainingArguments('o')\n"), "args: which one of"),
+        (format!("if f():\n    b = 1\nelif True:\n    b = 4\n{sized}b)\n"), ": b is not known"),
+        (format!("l = [1, 2]\nl.sort()\n{sized}l[0])\n"), "l[0]"),
+        (format!("a = [1, 2]\nl = a\na.append(3)\n{sized}l[0])\n"), "l[0]"),
+        (format!("def f():\n    if g():\n        return 2\n    return 4\n{sized}f())\n"), "f()"),
+        (format!("{ARGS}for p in m.parameters():\n    p.requires_grad = False\n"), "requires_grad of m.parameters()"),
+        (
+            format!("{ARGS}for n, p in m.named_parameters():\n    if n in x:\n        p.requires_grad = False\n"),
+            "requires_grad",
+        ),
+        ("if x():\n    m = AutoModelForCausalLM.from_pretrained('gpt2-xl')\n".to_owned() + ARGS, "model: which one of"),
+    ] {
+        let fault = answer(&format!("{MODEL}{between}{END}")).err().unwrap_or_else(|| panic!("{between} is answered"));
+        assert!(fault.contains(named), "{between}: {fault}");
+    }
+    let gptq = "m = AutoModelForCausalLM.from_pretrained('a/b', quantization_config=GPTQConfig(bits=4))\n";
+    assert!(answer(&format!("{gptq}{ARGS}{END}")).unwrap_err().contains("GPTQConfig"));
+    let sgd = format!("{MODEL}{ARGS}Trainer(m, args, optimizers=(MyOwn(m.parameters()), None))\n");
+    assert!(answer(&sgd).unwrap_err().contains("MyOwn"));
+}
+
+#[test]
+fn what_is_done_to_the_model_counts() {
+    for (between, place, wanted) in [
+        ("m.gradient_checkpointing_enable()\n", "checkpointing", json!("full")),
+        ("", "checkpointing", Value::Null),
+        ("m.half()\n", "weights", json!("fp16")),
+        ("m = m.to('cuda').to(torch.bfloat16)\n", "weights", json!("bf16")),
+        ("x = tokenizer('a').to(torch.float16)\n", "weights", Value::Null),
+        (
+            "for p in m.transformer.wte.parameters():\n    p.requires_grad = False\n",
+            "frozen",
+            json!(["transformer.wte"]),
+        ),
+        ("m.transformer.wte.requires_grad_(False)\n", "frozen", json!(["transformer.wte"])),
+        ("c = LoraConfig(r=8, target_modules=['c_attn'])\nm = get_peft_model(m, c)\n", "adapter.rank", json!(8)),
+        ("c = LoraConfig(r=8, target_modules=['c_attn'])\n", "adapter", Value::Null),
+    ] {
+        assert_eq!(at(&format!("{MODEL}{between}{ARGS}{END}"), place), wanted, "{between}");
+    }
+    let sgd =
+        format!("{MODEL}{ARGS}Trainer(m, args, optimizers=(torch.optim.SGD(m.parameters(), momentum=0.9), None))\n");
+    assert_eq!(at(&sgd, "optimizer.kind"), json!("sgd-momentum"));
+    let unused = answer(&format!("c = LoraConfig(r=8)\n{MODEL}{ARGS}{END}")).unwrap();
+    assert!(unused.notes.iter().any(|note| note.contains("handed to nobody")), "{:?}", unused.notes);
+}
+
+#[test]
+fn the_model_that_is_trained_is_meant_and_its_class_decides_its_head() {
+    let two = "n = AutoModelForSequenceClassification.from_pretrained('bert-base-uncased')\n";
+    let read = answer(&format!("{MODEL}{two}{ARGS}Trainer(model=n, args=args)\n")).unwrap();
+    let class = Some("AutoModelForSequenceClassification");
+    assert_eq!((read.model.as_deref(), read.auto_class.as_deref()), (Some("bert-base-uncased"), class));
+    let other = answer(&format!("{two}{MODEL}{ARGS}Trainer(m, args)\n")).unwrap();
+    assert_eq!((other.model.as_deref(), other.auto_class.as_deref()), (Some("gpt2"), Some("AutoModelForCausalLM")));
+    let own = "m = BertForTokenClassification.from_pretrained('bert-base-uncased')\n";
+    let own = answer(&format!("{own}{ARGS}{END}")).unwrap();
+    assert_eq!(own.auto_class.as_deref(), Some("AutoModelForTokenClassification"));
+}
+
+#[test]
+fn values_that_grow_have_an_end() {
+    let doubled = |first: &str, line: &str| format!("{first}{}", line.repeat(40));
+    for grown in [
+        doubled("x = 'aaaaaaaa'\n", "x = x + x\n"),
+        doubled("x = f(1)\n", "x = f(x, x)\n"),
+        doubled("x = [1]\n", "x = [x, x, x]\n"),
+        doubled("x = {}\n", "x['a'] = x\nx['b'] = x\n"),
+        doubled("x = [1]\n", "x.extend(x)\n"),
+        "x = f(0)\n".to_owned() + &"x = f(x)\n".repeat(3000),
+    ] {
+        let read = python::read(&format!("{grown}{MODEL}{ARGS}{END}"), &Call::new());
+        assert!(read.over || read.calls.iter().any(|call| name(call) == "Trainer"));
+        let known = format!("{grown}args = TrainingArguments('o', per_device_train_batch_size=x)\n{MODEL}{END}");
+        assert!(answer(&known).is_err());
+    }
+    let long = "x = 1\n".repeat(30_000);
+    assert!(answer(&format!("{long}{MODEL}{ARGS}{END}")).unwrap_err().contains("larger than what is followed"));
+    let nested: String = (0..300).map(|depth| format!("{}if x:\n", " ".repeat(depth))).collect();
+    assert!(answer(&format!("{nested}{}y = 1\n{MODEL}{ARGS}{END}", " ".repeat(300))).is_err());
+}
