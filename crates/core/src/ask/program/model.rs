@@ -171,7 +171,7 @@ impl<'p> Run<'p> {
     /// The type that the model is turned to.
     fn cast(&self) -> Option<Value> {
         let model = self.model?;
-        let turned = self.program.calls.iter().enumerate().filter_map(|(at, call)| {
+        let mut turned = self.program.calls.iter().enumerate().filter_map(|(at, call)| {
             let dtype = match name(call) {
                 _ if !self.program.inside(at, &["self"]).contains(&model) => return None,
                 "half" => json!("float16"),
@@ -186,7 +186,7 @@ impl<'p> Run<'p> {
             };
             Some(if self.program.is_sure(at) { dtype } else { python::unknown(format!("{}(…)", name(call))) })
         });
-        turned.last()
+        turned.next_back()
     }
 
     /// Whether a quantised model is made ready with recomputation, as PEFT does unless it is told otherwise.

@@ -106,14 +106,14 @@ fn ends(program: &Program, layers: &[&str]) -> Vec<(ModuleId, End)> {
     let free = || (0..program.modules.len()).filter(|at| outside(&program.modules[*at].path));
     let kind = |at: &usize| program.modules[*at].kind;
     let embedding = free().find(|at| matches!(kind(at), ModuleKind::Embedding { .. }));
-    let norm = free().filter(|at| kind(at) == ModuleKind::Norm).last();
+    let norm = free().rfind(|at| kind(at) == ModuleKind::Norm);
     let rows = embedding.map(|at| kind(&at));
     let is_head = |at: &usize| match (kind(at), rows) {
         (ModuleKind::Linear { outputs, .. }, Some(ModuleKind::Embedding { rows, .. })) => outputs == rows,
         (ModuleKind::Linear { .. }, _) => true,
         _ => false,
     };
-    let head = free().filter(is_head).last();
+    let head = free().rfind(is_head);
     let weight = |at: usize| program.modules[at].parameters.first();
     let is_tied = embedding.zip(head).is_some_and(|(embedding, head)| weight(embedding) == weight(head));
     let mut found = Vec::new();

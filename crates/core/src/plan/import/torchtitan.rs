@@ -397,7 +397,7 @@ fn microbatches(reader: &mut Reader<'_>) {
         Some(pieces) => (rows / pieces).max(1),
         None => reader.number(key).unwrap_or(1).max(1),
     };
-    if rows % size > 0 {
+    if !rows.is_multiple_of(size) {
         reader.faults.add(Fault::new("", format!("{key}: {rows} rows are no multiple of {size}")));
     }
     reader.set("batch.batch_size", size);
