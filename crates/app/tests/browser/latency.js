@@ -24,7 +24,7 @@ const JOBS = [
       await page.locator('#train-engine').selectOption('fsdp2');
     },
   ],
-  ['8B inference', '#kind=infer&model=meta-llama/Meta-Llama-3-8B', 'infer-prompt-tokens', async () => {}],
+  ['8B inference', '#kind=infer&model=meta-llama/Meta-Llama-3-8B', 'infer-new-tokens', async () => {}],
   ['Mamba 2.8B', '#model=state-spaces/mamba-2.8b-hf', 'train-batch-batch-size', async () => {}],
 ];
 
