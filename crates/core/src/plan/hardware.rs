@@ -212,7 +212,10 @@ impl Gpu {
 
     /// Multiprocessors, and the threads that each can hold.
     pub fn threads(&self) -> (u64, u64) {
-        (self.multiprocessors.unwrap_or(HOPPER.1), self.threads_per_multiprocessor.unwrap_or(HOPPER.2))
+        // No card has as many; a card of somebody's own may say anything.
+        const MOST: u64 = 1 << 16;
+        let threads = self.threads_per_multiprocessor.unwrap_or(HOPPER.2);
+        (self.multiprocessors.unwrap_or(HOPPER.1).min(MOST), threads.min(MOST))
     }
 
     /// What the CUDA context of a process holds before its first kernel.
