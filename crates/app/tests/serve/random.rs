@@ -1,7 +1,7 @@
 //! Random plans and configs: whatever they say, the answer is a document or a problem, never a fault.
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::{Config, RngSeed, TestRunner};
 use serde_json::{Map, Value, json};
 
 use super::Server;
@@ -132,8 +132,16 @@ fn holds(server: &Server, path: &str, body: &Value) -> Result<(), TestCaseError>
     Ok(())
 }
 
+/// The same ones every time; `VRAMCAST_PLANS=N` draws as many anew.
 fn cases(count: u32) -> TestRunner {
-    TestRunner::new(Config { cases: count, failure_persistence: None, max_shrink_iters: 200, ..Config::default() })
+    let more = std::env::var("VRAMCAST_PLANS").ok().and_then(|count| count.parse().ok());
+    TestRunner::new(Config {
+        cases: more.unwrap_or(count),
+        rng_seed: if more.is_some() { RngSeed::Random } else { RngSeed::Fixed(18) },
+        failure_persistence: None,
+        max_shrink_iters: 200,
+        ..Config::default()
+    })
 }
 
 #[test]
