@@ -81,6 +81,9 @@ fn drawn(tool: &str, dice: &mut Dice) -> Value {
     if tool == "megatron" {
         return plan;
     }
+    if tool == "torchtitan" {
+        plan["parallel"]["engine"]["fsdp2"]["wrap"] = json!("ends");
+    }
     plan["checkpointing"] = json!(dice.of(&["off", "full"]));
     plan["optimizer"] = json!({"kind": "adamw", "implementation": dice.of(&["fused", "foreach"])});
     if !["torchtune", "torchtitan"].contains(&tool) {
