@@ -56,6 +56,9 @@ class MemoryGuard:
         self.report: Report | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # On the host there is nothing to guard.
+        if getattr(args, "use_cpu", False):
+            return
         model = kwargs.get("model")
         self.report = check(train(model, training_arguments=args, **self.options), self.action)
 

@@ -64,7 +64,7 @@ def test_the_callback_in_a_real_trainer(tmp_path):
     pytest.importorskip("accelerate")
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path), per_device_train_batch_size=2, max_steps=1, report_to=[], save_strategy="no",
-        use_cpu=True, disable_tqdm=True,
+        disable_tqdm=True,
     )
     tokens = torch.randint(0, 1000, (16,))
     guard = vramcast.MemoryGuard(seq_len=16)
@@ -75,3 +75,9 @@ def test_the_callback_in_a_real_trainer(tmp_path):
     trainer.train()
     assert guard.report is not None and guard.report.fits
     assert guard.report["plan"]["train"]["weights"] == "fp32"
+
+
+def test_a_run_on_the_host_is_left_alone(tmp_path):
+    guard = vramcast.MemoryGuard(action="raise", seq_len=16)
+    guard.on_train_begin(transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True), None, None)
+    assert guard.report is None
