@@ -112,6 +112,28 @@ fn a_context_is_never_longer_than_the_model_was_made_for() {
         let solved = document(&format!("infer llama3-8b --engine {engine} --solve context --gpu H200"));
         assert_eq!(solved["solved"]["value"], 8192, "{engine}");
     }
+    const TINY: &str = "TinyLlama/TinyLlama-1.1B-Chat-v1.0";
+    let solved = document(&format!("infer {TINY} --new-tokens 8 --solve context --gpu H200"));
+    assert_eq!(solved["solved"]["value"], 2040);
+    for words in ["infer --prompt 2048 --new-tokens 1", "train --seq-len 2049 --qlora"] {
+        let (command, flags) = words.split_once(' ').unwrap();
+        let notes = notes(&document(&format!("{command} {TINY} {flags}")));
+        assert!(notes.contains("2048 that the model was made for"), "{words}: {notes}");
+    }
+}
+
+#[test]
+fn numbers_of_a_model_agree_with_each_other() {
+    let of = |line: &str| document(line)["model"]["parameters"].as_u64().unwrap();
+    let llama3 = of("train --params 8.03B --layers 32 --hidden 4096 --heads 32 --kv-heads 8 --vocab 128256");
+    assert!(llama3.abs_diff(8_030_261_248) < 2_000_000, "{llama3}");
+    for (line, said) in [
+        ("train --params 7B --layers 32 --hidden 100", "not 7000000000"),
+        ("train --params 7B --layers 32 --hidden 1024 --heads 7", "--heads divides"),
+        ("train --layers 0 --hidden 1024", "at least one layer"),
+    ] {
+        assert!(refused(line).contains(said), "{line}: {}", refused(line));
+    }
 }
 
 #[test]

@@ -98,6 +98,25 @@ fn what_is_no_recording_is_refused() {
 
 /// A snapshot in torch's form, made by hand: 20 GiB are held, 6 more asked for, and what held 12 of them is freed before it is
 /// written.
+/// What is simulated goes before what helps in general, which the plan may have already.
+#[test]
+fn the_doctor_advises_what_the_plan_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("train.log");
+    let message = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of \
+                   23.64 GiB of which 1.07 GiB is free.";
+    std::fs::write(&log, message).unwrap();
+    let doctor = |plan: &[&str]| -> Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vramcast"));
+        let output = command.args(["--json", "doctor"]).arg(&log).args(plan).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let advice = |document: &Value| document["findings"][0]["cures"].to_string();
+    assert!(advice(&doctor(&[])).contains("checkpointing"));
+    let beside = doctor(&["train", "gpt2", "--gradient-checkpointing", "--batch-size", "256", "--gpu", "rtx4090"]);
+    assert!(!advice(&beside).contains("checkpointing"), "{beside:#}");
+}
+
 #[test]
 fn the_doctor_says_what_broke_a_snapshot() {
     let doctor = |name: &str| {

@@ -157,8 +157,19 @@ impl Sizes {
                     .hint("give both, or --params and let a usual shape be taken"));
             }
         };
-        let heads = self.heads.unwrap_or((hidden / 128).max(1));
-        let config = decoder([layers, hidden, heads, self.kv_heads.unwrap_or(heads), vocab]);
+        let usual_heads = (1..=hidden / 128).rev().take(128).find(|heads| hidden.is_multiple_of(*heads));
+        let heads = self.heads.unwrap_or(usual_heads.unwrap_or(1));
+        let kv_heads = self.kv_heads.unwrap_or(heads);
+        if layers == 0 || heads == 0 || !hidden.is_multiple_of(heads) {
+            return Err(Failure::bad_input(format!("no decoder has {layers} layers of {hidden} with {heads} heads"))
+                .hint("at least one layer, and a --hidden that --heads divides"));
+        }
+        // Depth and width that are both given leave the feed-forward to make up the count.
+        let width = match (self.layers, self.hidden, params) {
+            (Some(_), Some(_), Some(params)) => width_for(params, [layers, hidden, heads, kv_heads, vocab])?,
+            _ => usual_width(hidden),
+        };
+        let config = decoder([layers, hidden, heads, kv_heads, vocab, width]);
         let model = Model::new(config.clone(), None)?.guessed();
         let count = model.inventory()?.total();
         let name = format!("{} of your numbers", show_count(count));
@@ -172,12 +183,36 @@ impl Sizes {
     }
 }
 
-/// The config of a usual decoder: layers, hidden size, heads, key heads, vocabulary.
-pub(crate) fn decoder([layers, hidden, heads, kv_heads, vocab]: [u64; 5]) -> Value {
+/// The width of a feed-forward as Llama has it.
+pub(crate) fn usual_width(hidden: u64) -> u64 {
+    (hidden.saturating_mul(8) / 3).next_multiple_of(256)
+}
+
+/// The width of the feed-forward with which a decoder of layers, hidden size, heads, key heads and vocabulary has a count.
+fn width_for(params: u64, shape: [u64; 5]) -> Result<u64, Failure> {
+    let [layers, hidden, heads, kv_heads, vocab] = shape.map(u128::from);
+    let product = |numbers: &[u128]| numbers.iter().copied().fold(1, u128::saturating_mul);
+    let sum = |numbers: &[u128]| numbers.iter().copied().fold(0, u128::saturating_add);
+    let layer = [product(&[2, hidden, hidden]), product(&[2, hidden, hidden / heads, kv_heads]), 2 * hidden];
+    let rest = sum(&[product(&[layers, sum(&layer)]), product(&[2, vocab, hidden]), hidden]);
+    let each = product(&[3, hidden, layers]);
+    match u64::try_from(u128::from(params).saturating_sub(rest) / each) {
+        // Published ones lie between a quarter (experts of a mixture) and 16 times.
+        Ok(width) if (shape[1] / 4..=shape[1].saturating_mul(16)).contains(&width) => Ok(width),
+        _ => {
+            let usual = sum(&[rest, product(&[each, usual_width(shape[1]).into()])]);
+            let problem = format!("{layers} layers of {hidden} usually have {usual} parameters, not {params}");
+            Err(Failure::bad_input(problem).hint("leave out --params, or one of --layers and --hidden"))
+        }
+    }
+}
+
+/// The config of a usual decoder: layers, hidden size, heads, key heads, vocabulary, width of the feed-forward.
+pub(crate) fn decoder([layers, hidden, heads, kv_heads, vocab, width]: [u64; 6]) -> Value {
     json!({
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": hidden,
         "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "vocab_size": vocab, "intermediate_size": (hidden.saturating_mul(8) / 3).next_multiple_of(256),
+        "vocab_size": vocab, "intermediate_size": width,
         "tie_word_embeddings": false,
     })
 }

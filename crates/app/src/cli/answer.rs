@@ -2,7 +2,10 @@
 
 use serde_json::Value;
 
+use crate::ask::solve::Solved;
 use crate::exit::Exit;
+use crate::render::page::wrapped;
+use crate::render::width;
 
 /// What a command has to say, and how it ended.
 pub struct Answer {
@@ -21,6 +24,16 @@ pub enum Body {
 }
 
 impl Answer {
+    /// What was looked for, and what was found out on the way.
+    pub(super) fn solved(solved: Solved, notes: &[String], as_json: bool) -> Self {
+        let exit = if solved.answer.is_some() { Exit::Success } else { Exit::No };
+        if as_json {
+            return Self::document(solved.document, exit);
+        }
+        let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
+        Self::text(wrapped(&(solved.text + &notes), width()) + "\n", exit)
+    }
+
     /// Words, and how it ended.
     pub(super) fn text(text: String, exit: Exit) -> Self {
         Self { body: Body::Text(text), exit }

@@ -44,7 +44,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let bytes =
         disk::read(&arguments.file, MAX_BYTES).map_err(|error| Failure::bad_input(format!("{shown}: {error}")))?;
     let snapshot = import::is_snapshot(&bytes).then(|| import::read(&arguments.file)).transpose()?;
-    let found = match &snapshot {
+    let mut found = match &snapshot {
         Some(recording) => doctor::of_recording(recording).into_iter().collect(),
         None => doctor::diagnose(&String::from_utf8_lossy(&bytes)),
     };
@@ -61,6 +61,14 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         Some(What::Infer(infer)) => Some(infer.prepare(context)?),
         None => None,
     };
+    let answer = match &prepared {
+        Some(prepared) => Some(prepared.answer(Wanted { suggestions: true, ..Wanted::default() })?),
+        None => None,
+    };
+    // What is simulated to fit goes before what helps in general, which the plan may have already.
+    if answer.as_ref().is_some_and(|answer| !answer.fits) {
+        found.iter_mut().filter(|finding| finding.cause == Cause::TooMuch).for_each(|finding| finding.cures.clear());
+    }
     let mut document = json!({"schema": 1, "findings": found});
     let mut page = Page::new(format!("{shown}: {}", found[0].cause.title()));
     found.iter().for_each(|finding| describe(&mut page, finding));
@@ -68,8 +76,8 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         import::describe(&mut page, recording);
         document["recording"] = json!(recording);
     }
-    if let Some(prepared) = &prepared {
-        beside(&mut page, &mut document, &found[0], prepared)?;
+    if let (Some(prepared), Some(answer)) = (&prepared, &answer) {
+        beside(&mut page, &mut document, &found[0], prepared, answer)?;
     }
     context.answer(&page, document, Exit::Success)
 }
@@ -113,6 +121,7 @@ fn beside(
     document: &mut serde_json::Value,
     finding: &Finding,
     prepared: &Prepared,
+    answer: &vramcast_core::ask::Answer,
 ) -> Result<(), Failure> {
     if let Some(asked) = finding.message.as_ref().and_then(|message| message.asked) {
         let requests = prepared.requests(asked)?;
@@ -135,7 +144,6 @@ fn beside(
         }
         document["requests"] = json!(requests);
     }
-    let answer = prepared.answer(Wanted { suggestions: true, ..Wanted::default() })?;
     let (totals, gpu) = (answer.report.totals, answer.report.plan.gpu().clone());
     let verdict = if answer.fits { "fits" } else { "does not fit" };
     page.add(Block::Note(format!(

@@ -60,10 +60,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     if let Some(wanted) = arguments.solve {
         let as_json = context.text_or_json("infer --solve")?;
         let solved = solve::solve(&prepared, solve::Need { wanted, concurrency: arguments.concurrency })?;
-        let exit = if solved.answer.is_some() { Exit::Success } else { Exit::No };
-        let mut text = solved.text;
-        prepared.found.notes.iter().for_each(|note| text += &format!("note: {note}\n"));
-        return Ok(if as_json { Answer::document(solved.document, exit) } else { Answer::text(text, exit) });
+        return Ok(Answer::solved(solved, &prepared.found.notes, as_json));
     }
     if arguments.table {
         return tabled(&[&prepared], context);

@@ -19,7 +19,6 @@ use crate::ask::data::Data;
 use crate::ask::found::{Found, Reach};
 use crate::ask::question::{Prepared, Question};
 use crate::ask::{files, solve};
-use crate::exit::Exit;
 use crate::failure::Failure;
 
 /// What to train, and how.
@@ -143,10 +142,7 @@ impl Arguments {
         }
         let kept = self.output.wanted()?.kept;
         let solved = solve::train::solve(prepared, unknown, kept)?;
-        let exit = if solved.answer.is_some() { Exit::Success } else { Exit::No };
-        let mut text = solved.text;
-        prepared.found.notes.iter().for_each(|note| text += &format!("note: {note}\n"));
-        Ok(if as_json { Answer::document(solved.document, exit) } else { Answer::text(text, exit) })
+        Ok(Answer::solved(solved, &prepared.found.notes, as_json))
     }
 
     /// The model and the plan, for commands that run it elsewhere.

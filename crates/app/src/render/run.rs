@@ -2,13 +2,13 @@
 
 use vramcast_core::report::Run;
 
+use super::page::wrapped;
 use super::table::Table;
-use super::train::wrap;
 use super::{gib, width};
 
 /// A few lines and a table of the parts.
 pub fn text(run: &Run) -> String {
-    let mut page: String = lines(run).iter().map(|line| wrap(line, width()) + "\n").collect();
+    let mut page: String = lines(run).iter().map(|line| wrapped(line, width()) + "\n").collect();
     if let Some(parts) = parts(run) {
         page += &parts.to_string();
     }

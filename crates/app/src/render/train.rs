@@ -7,6 +7,7 @@ use vramcast_core::plan::{
 use vramcast_core::report::{Level, Report, Totals, Verdict};
 use vramcast_core::units::show_count;
 
+use super::page::wrapped;
 use super::table::Table;
 use super::{bar, gib, width};
 
@@ -31,7 +32,7 @@ fn whole(report: &Report, explain: bool, timeline: bool) -> String {
     page += &verdicts(&report.verdicts);
     page += &defaults(report);
     for note in &report.notes {
-        page += &(wrap(&format!("note: {note}"), width()) + "\n");
+        page += &(wrapped(&format!("note: {note}"), width()) + "\n");
     }
     page
 }
@@ -41,20 +42,28 @@ fn defaults(report: &Report) -> String {
     let chosen = || report.provenance.iter().filter_map(|origin| Some((origin, origin.framework.as_deref()?)));
     let Some((_, framework)) = chosen().next() else { return String::new() };
     let list: Vec<String> = chosen().map(|(origin, _)| format!("{} {}", origin.key, origin.value)).collect();
-    wrap(&format!("defaults of {framework}: {}", list.join(", ")), width()) + "\n"
-}
-
-/// The first line: the model and what is trained.
-pub fn title(report: &Report) -> String {
-    head(report).lines().next().unwrap_or_default().to_owned()
+    wrapped(&format!("defaults of {framework}: {}", list.join(", ")), width()) + "\n"
 }
 
 /// The plan in words, on one line.
 pub fn plan(report: &Report) -> String {
-    head(report).lines().skip(1).collect::<Vec<_>>().join(" ").trim().to_owned()
+    planned(report).lines().collect::<Vec<_>>().join(" ").trim().to_owned()
 }
 
 fn head(report: &Report) -> String {
+    format!("{}\n{}\n\n", wrapped(&title(report), width()), planned(report))
+}
+
+fn planned(report: &Report) -> String {
+    match &report.plan {
+        RunPlan::Train(plan) => settings(plan),
+        RunPlan::Infer(plan) => generation(plan),
+        RunPlan::Serve(plan) => serving(plan),
+    }
+}
+
+/// The first line: the model and what is trained.
+pub fn title(report: &Report) -> String {
     let model = &report.model;
     let share = || 100.0 * model.trainable as f64 / (model.parameters + model.adapter.unwrap_or(0)).max(1) as f64;
     let trained = match (&report.plan, model.adapter) {
@@ -65,11 +74,6 @@ fn head(report: &Report) -> String {
         (_, None) if model.trainable == model.parameters => ", all trained".to_owned(),
         _ => format!(", {} trained ({:.2} %)", show_count(model.trainable), share()),
     };
-    let settings = match &report.plan {
-        RunPlan::Train(plan) => settings(plan),
-        RunPlan::Infer(plan) => generation(plan),
-        RunPlan::Serve(plan) => serving(plan),
-    };
     let cut = match &report.plan {
         RunPlan::Train(plan) => {
             plan.parallel.as_ref().is_some_and(|parallel| parallel.mesh.tp > 1 || parallel.mesh.pp > 1)
@@ -78,7 +82,7 @@ fn head(report: &Report) -> String {
     };
     let here = if cut { " on this card" } else { "" };
     let count = show_count(model.parameters);
-    format!("{} ({}), {count} parameters{here}{trained}\n{settings}\n\n", model.name, model.family)
+    format!("{} ({}), {count} parameters{here}{trained}", model.name, model.family)
 }
 
 /// A task and what goes into it.
@@ -160,7 +164,7 @@ fn settings(plan: &TrainPlan) -> String {
     if plan.kernels == Kernels::Liger {
         parts.push("Liger kernels".into());
     }
-    wrap(&parts.join(", "), width())
+    wrapped(&parts.join(", "), width())
 }
 
 fn checkpointing(options: CheckpointOptions) -> String {
@@ -194,7 +198,7 @@ fn generation(plan: &InferPlan) -> String {
     if plan.beams > 1 {
         parts.push(format!("{} beams", plan.beams));
     }
-    wrap(&parts.join(", "), width())
+    wrapped(&parts.join(", "), width())
 }
 
 fn serving(plan: &ServePlan) -> String {
@@ -209,7 +213,7 @@ fn serving(plan: &ServePlan) -> String {
             .map(|ranks| format!("one of {ranks} tensor-parallel cards")),
     );
     parts.extend(plan.pipeline_parallel_size.filter(|stages| *stages > 1).map(|stages| format!("{stages} stages")));
-    wrap(&parts.join(", "), width())
+    wrapped(&parts.join(", "), width())
 }
 
 /// Names of plan values as files and flags spell them.
@@ -227,7 +231,7 @@ mod erased {
 }
 
 fn totals(report: &Report) -> String {
-    let sure = wrap(&format!("confidence: {}", report.confidence.words), width());
+    let sure = wrapped(&format!("confidence: {}", report.confidence.words), width());
     match report.confidence.level {
         Level::Guess => {
             let Totals { allocated, reserved, process, .. } = &report.totals;
@@ -410,21 +414,4 @@ pub(super) fn verdicts(verdicts: &[Verdict]) -> String {
         ]);
     }
     table.to_string()
-}
-
-pub(super) fn wrap(text: &str, width: usize) -> String {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let line = lines.last().map_or(0, |line| line.chars().count());
-        if line > 0 && line + 1 + word.chars().count() > width {
-            lines.push(String::new());
-        }
-        if let Some(line) = lines.last_mut() {
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
-        }
-    }
-    lines.join("\n")
 }

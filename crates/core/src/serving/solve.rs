@@ -39,15 +39,15 @@ pub fn largest_batch(model: &Model, plan: &InferPlan) -> Result<Option<u64>, Pla
     Ok(largest(1, 1 << 16, |batch| fits(model, &with_batch(plan, batch)).unwrap_or(false)))
 }
 
-/// The longest prompt that fits, with the plan's new tokens after it.
-pub fn largest_prompt(model: &Model, plan: &InferPlan) -> Result<Option<u64>, PlanError> {
+/// The longest prompt of at most some tokens that fits, with the plan's new tokens after it.
+pub fn largest_prompt(model: &Model, plan: &InferPlan, most: u64) -> Result<Option<u64>, PlanError> {
     let with = |seq_len: u64| {
         let mut plan = plan.clone();
         plan.batch.seq_len = seq_len;
         plan
     };
     fits(model, &with(1))?;
-    Ok(largest(1, 1 << 22, |prompt| fits(model, &with(prompt)).unwrap_or(false)))
+    Ok(largest(1, most.min(1 << 22), |prompt| fits(model, &with(prompt)).unwrap_or(false)))
 }
 
 /// The smallest of some cards that a plan fits on.

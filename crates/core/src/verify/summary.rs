@@ -71,16 +71,16 @@ fn quantiles(errors: Vec<f64>) -> Option<Quantiles> {
 pub fn table(set: &Set) -> Vec<Vec<String>> {
     type Column = (&'static str, fn(&Group) -> Option<f64>);
     let columns: &[Column] = &[
-        ("allocated: median", |group| Some(group.allocated?.median)),
+        ("allocated p50", |group| Some(group.allocated?.median)),
         ("p95", |group| Some(group.allocated?.p95)),
         ("worst", |group| Some(group.allocated?.worst)),
-        ("reserved: median", |group| Some(group.reserved?.median)),
+        ("reserved p50", |group| Some(group.reserved?.median)),
         ("p95", |group| Some(group.reserved?.p95)),
-        ("process: median", |group| Some(group.process?.median)),
+        ("process p50", |group| Some(group.process?.median)),
     ];
     let one = set.of.levels.len() == 1;
     let columns = if one { &columns[..3] } else { columns };
-    let header = |name: &str| if one { name.trim_start_matches("allocated: ") } else { name }.to_owned();
+    let header = |name: &str| if one { name.trim_start_matches("allocated ") } else { name }.to_owned();
     let first = ["group".to_owned(), "rows".to_owned()];
     let mut lines: Vec<Vec<String>> =
         vec![first.into_iter().chain(columns.iter().map(|(name, _)| header(name))).collect()];

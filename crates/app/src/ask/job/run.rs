@@ -8,7 +8,7 @@ use vramcast_core::source::catalogue;
 use vramcast_core::units::show_count;
 
 use super::Job;
-use crate::ask::found::{Subject, decoder};
+use crate::ask::found::{Subject, decoder, usual_width};
 use crate::failure::Failure;
 
 impl Job {
@@ -22,7 +22,8 @@ impl Job {
                 return Ok((Subject::named(&entry.id), format!("the model is {}", entry.id)));
             }
         }
-        let config = decoder([self.layers, self.hidden, self.heads, self.kv_heads, self.vocab]);
+        let config =
+            decoder([self.layers, self.hidden, self.heads, self.kv_heads, self.vocab, usual_width(self.hidden)]);
         let count = Model::new(config.clone(), None)?.inventory()?.total();
         let note = format!("read as a Llama-style decoder of these numbers: {} parameters", show_count(count));
         Ok((Subject { config: Some(config), title: Some(self.name.clone()), ..Subject::default() }, note))

@@ -178,7 +178,10 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
                 .hint("use --prompt N, or --solve batch"));
         }
         Wanted::Context => {
-            solve::largest_prompt(model, &plan)?.map(|n| number("batch.seq_len", n, format!("a prompt of {n} tokens")))
+            // Nobody asks for more than the model was made for.
+            let most = longest_sequence(model).map_or(u64::MAX, |most| most.saturating_sub(plan.new_tokens).max(1));
+            let words = |n| format!("a prompt of {n} tokens{}", if n == most { ", all it was made for" } else { "" });
+            solve::largest_prompt(model, &plan, most)?.map(|n| number("batch.seq_len", n, words(n)))
         }
         Wanted::Gpu => solve::smallest_card(model, &plan, prepared.cards())?.map(|gpu| Found {
             path: "gpu",

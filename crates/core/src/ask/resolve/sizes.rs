@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Draft, limits};
+use super::{Draft, limits, longest_sequence};
 use crate::model::{Inputs, Model, Task};
 use crate::plan::{Fault, InferPlan, TrainPlan};
 
@@ -28,6 +28,7 @@ pub(super) fn training(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPla
             draft.notes.push(format!("the model has {most} positions: samples are {most} tokens long"));
         }
     }
+    past(model, draft, plan.batch.seq_len);
     let asked = plan.batch.target_len.unwrap_or(plan.batch.seq_len);
     let Some(most) = limits.targets.filter(|most| *most < asked) else { return };
     if draft.states("batch.target_len") {
@@ -50,8 +51,8 @@ pub(super) fn generation(model: &Model, draft: &mut Draft<'_>, plan: &mut InferP
     if model.task().encodes() {
         return beside_encoder(draft, plan, name, limits);
     }
-    let Some(most) = limits.tokens else { return };
     let tokens = plan.batch.seq_len.saturating_add(plan.new_tokens);
+    let Some(most) = limits.tokens else { return past(model, draft, tokens) };
     if tokens <= most {
         return;
     }
@@ -78,6 +79,13 @@ pub(super) fn generation(model: &Model, draft: &mut Draft<'_>, plan: &mut InferP
         });
     }
     draft.notes.push(format!("the model has {most} positions: {} + {} tokens", plan.batch.seq_len, plan.new_tokens));
+}
+
+/// Rotated positions have no end, and still a model was made for some length.
+fn past(model: &Model, draft: &mut Draft<'_>, tokens: u64) {
+    if let Some(most) = longest_sequence(model).filter(|most| *most < tokens && !model.task().encodes()) {
+        draft.notes.push(format!("{tokens} tokens are more than the {most} that the model was made for"));
+    }
 }
 
 /// A decoder beside an encoder counts its own tokens.
