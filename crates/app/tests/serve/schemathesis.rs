@@ -26,18 +26,26 @@ fn schemathesis_finds_nothing() {
     // Whether a plan can run is more than a schema says, so a good body may be refused: `positive_data_acceptance` is out.
     let checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,\
                   negative_data_rejection,unsupported_method";
-    let mut run = Command::new(program);
-    run.arg("run")
-        .arg(format!("http://{}/api/v1/openapi.json", server.address))
-        .args(["--checks", checks, "--max-examples", "15", "--phases", "examples,coverage,fuzzing"])
-        .args(["--seed", "7", "--generation-deterministic", "--workers", "1", "--request-timeout", "30", "--no-color"])
-        // Hypothesis draws by the order of sets, and is not made for threads: one of both, so that a run can be repeated.
-        .env("PYTHONHASHSEED", "0")
-        .current_dir(&folder);
-    let output = run.output().unwrap();
-    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    // What went wrong stands at the end of each section, below long traces.
-    let lines: Vec<&str> =
-        text.lines().filter(|line| !line.trim_start_matches([' ', '|']).starts_with("File ")).collect();
-    assert!(output.status.success(), "{}", lines[lines.len().saturating_sub(200)..].join("\n"));
+    // Comparisons take the bodies of trainings: every limit of every field is tried once.
+    for (phases, paths) in [
+        ("examples,coverage,fuzzing", ["--exclude-path", "/api/v1/compare"]),
+        ("examples,fuzzing", ["--include-path", "/api/v1/compare"]),
+    ] {
+        let mut run = Command::new(&program);
+        run.arg("run")
+            .arg(format!("http://{}/api/v1/openapi.json", server.address))
+            .args(["--checks", checks, "--max-examples", "15", "--phases", phases])
+            .args(paths)
+            .args(["--seed", "7", "--generation-deterministic", "--workers", "1", "--request-timeout", "30"])
+            // Hypothesis draws by the order of sets, and is not made for threads: one of both, so that a run can be repeated.
+            .env("PYTHONHASHSEED", "0")
+            .arg("--no-color")
+            .current_dir(&folder);
+        let output = run.output().unwrap();
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        // What went wrong stands at the end of each section, below long traces.
+        let lines: Vec<&str> =
+            text.lines().filter(|line| !line.trim_start_matches([' ', '|']).starts_with("File ")).collect();
+        assert!(output.status.success(), "{}", lines[lines.len().saturating_sub(200)..].join("\n"));
+    }
 }
