@@ -11,8 +11,28 @@ use crate::plan::{Fault, Framework};
 /// Cards of a node, where a file names an engine and nobody says how many there are.
 const USUAL_CARDS: u64 = 8;
 
-/// What frameworks do in their own way on one card, and the value that runs on several.
-const PLAIN: [(&str, &str); 2] = [("model_code", "transformers"), ("loss.kind", "standard")];
+/// What a framework does in its own way on one card and is not simulated on several: what is said of it (of a loss that is
+/// kept until the next nothing: it is as small as a number), and what stands in.
+pub(super) fn stand_in(runner: Runner, path: &str, value: &Value, framework: &str) -> Option<(Value, String)> {
+    if runner == Runner::OneCard || !runner.trains() {
+        return None;
+    }
+    let (plain, said) = match path {
+        "model_code" => (json!("transformers"), format!("{framework}'s own code of the model")),
+        // Under DDP the head is the whole one.
+        "loss.kind" if runner != Runner::Ddp => (json!("standard"), format!("{framework}'s own loss")),
+        "checkpoints.reentrant" => (json!(false), "reentrant checkpoints".into()),
+        "checkpoints.offload" => (json!(false), "offloaded checkpoints".into()),
+        "keep_loss" => (json!(false), String::new()),
+        _ => return None,
+    };
+    let whose = if plain == false { "plain ones stand in" } else { "transformers' stands in" };
+    let note = if said.is_empty() { said } else { format!("not simulated: {said} on several cards; {whose}") };
+    (*value != plain).then_some((plain, note))
+}
+
+/// Settings that have a stand-in.
+const OWN: [&str; 5] = ["model_code", "loss.kind", "checkpoints.reentrant", "checkpoints.offload", "keep_loss"];
 
 impl Content {
     /// The same with everything in its tree: flags, DeepSpeed's configuration, and what it leaves open about its cards.
@@ -85,33 +105,16 @@ impl Asked {
             self.trees.push(json!({"parallel": {"gpus": cards}}));
             self.notes.push(format!("the file does not say on how many cards it runs: {cards} are taken"));
         }
-        if self.runner() == Runner::OneCard || !self.runner().trains() {
-            return;
-        }
         let Some(framework) = self.framework.as_deref().and_then(|name| Framework::find(name).ok()) else { return };
-        for (path, plain) in PLAIN {
-            let own = framework.defaults.iter().any(|default| default.key == path && default.value != plain);
+        for path in OWN {
             let stated = self.trees.iter().rev().find_map(|tree| tree::get(tree, path));
-            if own && stated.is_none_or(|value| value != plain) {
-                self.trees.push(tree::of(path, json!(plain)));
-                let what = if path == "loss.kind" { "loss" } else { "code of the model" };
-                let name = &framework.name;
-                self.notes
-                    .push(format!("not simulated: {name}'s own {what} on several cards; transformers' stands in"));
+            let stood = stated
+                .filter(|value| !value.is_null())
+                .and_then(|value| stand_in(self.runner(), path, value, &framework.name));
+            if let Some((plain, note)) = stood {
+                self.trees.push(tree::of(path, plain));
+                self.notes.extend(Some(note).filter(|note| !note.is_empty()));
             }
-        }
-        for (path, what) in
-            [("checkpoints.reentrant", "reentrant checkpoints"), ("checkpoints.offload", "offloaded checkpoints")]
-        {
-            let stated = self.trees.iter().rev().find_map(|tree| tree::get(tree, path)).cloned();
-            let usual = framework.defaults.iter().any(|default| default.key == path && default.value == true);
-            if stated.map_or(usual, |value| value == true) {
-                self.trees.push(tree::of(path, json!(false)));
-                self.notes.push(format!("not simulated: {what} on several cards; plain ones stand in"));
-            }
-        }
-        if framework.defaults.iter().any(|default| default.key == "keep_loss") {
-            self.trees.push(json!({"keep_loss": false}));
         }
     }
 }

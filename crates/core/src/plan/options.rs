@@ -130,8 +130,8 @@ impl TrainPlan {
         let mesh = &parallel.mesh;
         let split = mesh.cp.max(mesh.sp).max(mesh.pp).max(mesh.tp) > 1;
         let varies = self.job.lengths.is_some() || self.job.is_flat() || self.job.packing.is_some();
-        // Under DDP a task's head is the whole one, as on one card.
-        let replicated = matches!(parallel.engine, Engine::Ddp(_)) && !self.objective.is_plain();
+        // Under DDP the head is the whole one, as on one card.
+        let whole = matches!(parallel.engine, Engine::Ddp(_));
         let refused = [
             (varies && split, "job.lengths", "batches of many lengths, split over cards,"),
             (split && !self.job.is_one_step() && !varies, "job", "what surrounds the step, split over cards,"),
@@ -151,7 +151,7 @@ impl TrainPlan {
                 "this kind of gradient checkpointing without FSDP",
             ),
             (
-                self.loss.kind != LossKind::Standard && parallel.mesh.pp < 2 && !replicated,
+                self.loss.kind != LossKind::Standard && parallel.mesh.pp < 2 && !whole,
                 "loss.kind",
                 "a loss other than transformers' own",
             ),

@@ -20,6 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::beneath::stand_in;
 use super::request::{Request, Task};
 use super::runner::Runner;
 use super::{table, tree};
@@ -141,6 +142,11 @@ impl<'a> Draft<'a> {
         let title = format!("{} {}", framework.package, framework.version);
         for default in framework.holding(situation) {
             let value = default.value.clone();
+            if let Some((_, note)) = stand_in(self.request.runner, &default.key, &value, &framework.name) {
+                let said = !note.is_empty() && !self.states(&default.key);
+                self.notes.extend(said.then_some(note));
+                continue;
+            }
             if default.key.starts_with("adapter.") && tree::get(&self.tree, "adapter").is_none_or(Value::is_null) {
                 tree::set(&mut self.tree, "adapter", json!({"method": "lora"}));
             }
