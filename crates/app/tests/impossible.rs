@@ -31,6 +31,7 @@ fn notes(document: &Value) -> String {
 fn impossible_settings_name_the_nearest() {
     for (line, said) in [
         ("train gpt2 --seq-len 0", &["--seq-len 1"][..]),
+        ("train gpt2 --task grpo --num-generations 8", &["decides no memory", "drop --num-generations"]),
         ("train openai/whisper-small --target-len 1400", &["448", "--target-len 448"]),
         ("infer openai/whisper-small --new-tokens 500", &["--new-tokens 448"]),
         ("train FacebookAI/roberta-base --seq-len 513", &["512 positions", "--seq-len 512"]),
@@ -120,6 +121,14 @@ fn a_context_is_never_longer_than_the_model_was_made_for() {
         let notes = notes(&document(&format!("{command} {TINY} {flags}")));
         assert!(notes.contains("2048 that the model was made for"), "{words}: {notes}");
     }
+}
+
+#[test]
+fn steps_that_are_alike_are_as_many_as_are_asked_for() {
+    let steps = |count: u32| document(&format!("train gpt2 --seq-len 64 --steps {count}"));
+    let (few, many) = (steps(64), steps(100_000));
+    assert_eq!(few["totals"], many["totals"]);
+    assert!(notes(&many).contains("100000 steps that are alike"));
 }
 
 #[test]

@@ -92,7 +92,10 @@ fn argument(row: &'static Setting, scope: Scope, taken: &mut Vec<&'static str>) 
         _ => None,
     };
     argument = match bare {
-        Some(bare) => argument.num_args(0..=1).require_equals(true).default_missing_value(bare),
+        // What is refused is refused with the value that somebody gives it.
+        Some(bare) => {
+            argument.num_args(0..=1).require_equals(!matches!(row.kind, Kind::Refused(_))).default_missing_value(bare)
+        }
         None => argument.num_args(1),
     };
     let several = matches!(row.kind, Kind::Names) || row.flag == "zero-option";

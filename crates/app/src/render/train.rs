@@ -56,7 +56,7 @@ fn head(report: &Report) -> String {
 
 fn planned(report: &Report) -> String {
     match &report.plan {
-        RunPlan::Train(plan) => settings(plan),
+        RunPlan::Train(plan) => settings(plan, pictures(report)),
         RunPlan::Infer(plan) => generation(plan),
         RunPlan::Serve(plan) => serving(plan),
     }
@@ -85,6 +85,14 @@ pub fn title(report: &Report) -> String {
     format!("{} ({}), {count} parameters{here}{trained}", model.name, model.family)
 }
 
+/// The pictures of a batch that has no tokens.
+fn pictures(report: &Report) -> Option<&[u64]> {
+    let batch = &report.terms.iter().find(|term| term.component == "batch")?.tensors;
+    let tokens = batch.iter().any(|tensor| tensor.dtype == "int64" && tensor.shape.len() > 1);
+    let pictures = batch.iter().map(|tensor| tensor.shape.as_slice()).find(|shape| shape.len() == 4);
+    pictures.filter(|_| !tokens)
+}
+
 /// A task and what goes into it.
 fn task(plan: &TrainPlan) -> Vec<String> {
     let (objective, batch) = (&plan.objective, &plan.batch);
@@ -105,10 +113,14 @@ fn task(plan: &TrainPlan) -> Vec<String> {
 }
 
 /// The plan in one or two lines: what was asked and what was assumed.
-fn settings(plan: &TrainPlan) -> String {
+fn settings(plan: &TrainPlan, pictures: Option<&[u64]>) -> String {
     let batch = &plan.batch;
+    let samples = match pictures {
+        Some([.., height, width]) => format!("{height}×{width} pixels"),
+        _ => format!("{} tokens", batch.seq_len),
+    };
     let mut parts = match plan.objective.is_plain() {
-        true => vec![format!("batch {} × {} tokens", batch.batch_size, batch.seq_len)],
+        true => vec![format!("batch {} × {samples}", batch.batch_size)],
         false => task(plan),
     };
     if plan.gradient_accumulation > 1 {

@@ -45,7 +45,7 @@ pub fn read(row: &Setting, given: &Given) -> Result<Value, Fault> {
     let needs = || Fault::new(row.path, format!("{{{}}} needs a value", row.path));
     match (row.kind, text.as_deref()) {
         (Kind::Refused(why), _) => {
-            Err(Fault::new(row.path, format!("{{{}}} is not supported yet: {why}", row.path)).or_drop(row.path))
+            Err(Fault::new(row.path, format!("{{{}}} has no effect: {why}", row.path)).or_drop(row.path))
         }
         (Kind::Switch, None) => Ok(tree::of(row.path, json!(true))),
         (Kind::Off, None) => Ok(tree::of(row.path, json!(false))),

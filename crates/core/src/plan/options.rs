@@ -178,6 +178,7 @@ impl TrainPlan {
     fn notes(&self) -> Vec<String> {
         let mut notes = self.optimizer.notes();
         notes.extend(self.compile_notes());
+        notes.extend(self.job.note());
         notes.extend(self.versions().unknown());
         if self.checkpointing != Checkpointing::Off && self.checkpoints.offload {
             notes.push("offloaded checkpoints: copies are taken to be done when needed".into());

@@ -80,7 +80,7 @@ pub(super) const ROWS: &[Setting] = &[
     task("objective.texts", "texts-per-sample", Kind::Whole, "Texts of a sample of mnrl: 2, and one more for every hard negative")
         .from("2")
         .example("--texts-per-sample 3 --task mnrl --seq-len 64"),
-    task("objective.num_generations", "num-generations", Kind::Refused("--batch-size counts completions, as TRL does; how many of them share a prompt decides no memory"), "Completions of a prompt"),
+    task("objective.num_generations", "num-generations", Kind::Refused("how many completions share a prompt decides no memory, and --batch-size counts all of them, as TRL does"), "Completions of a prompt"),
 ];
 
 const TASK: Spelling = Spelling {

@@ -156,7 +156,8 @@ impl Job {
             };
             rows.div_ceil(batch.batch_size.max(1)).div_ceil(cards as u64).div_ceil(u64::from(micro.max(1)))
         };
-        self.steps.unwrap_or_else(|| epoch().clamp(1, u64::from(Self::MOST_STEPS)) as u32)
+        let most = if self.repeats() { Self::MOST_ALIKE } else { u32::MAX };
+        self.steps.unwrap_or_else(|| epoch().clamp(1, u64::from(Self::MOST_STEPS)) as u32).min(most)
     }
 
     fn sizes(&self, rows: impl Iterator<Item = Row> + Clone) -> Sizes {

@@ -216,6 +216,19 @@ impl Job {
     pub const ALIKE: u32 = 3;
     /// More steps are only run where they are asked for.
     pub const MOST_STEPS: u32 = 1000;
+    /// Of steps that are alike not even then.
+    const MOST_ALIKE: u32 = 64;
+
+    /// Whether every step is like the one before.
+    fn repeats(&self) -> bool {
+        self.lengths.is_none() && self.evaluation.is_none() && self.saving.is_none() && self.empty_cache_steps.is_none()
+    }
+
+    /// What a report should say about it.
+    pub(in crate::plan) fn note(&self) -> Option<String> {
+        let steps = self.steps.filter(|steps| self.repeats() && *steps > Self::MOST_ALIKE)?;
+        Some(format!("{steps} steps that are alike: after the first {} nothing is new", Self::MOST_ALIKE))
+    }
 
     /// Whether it is the ideal step alone.
     pub fn is_plain(&self) -> bool {
