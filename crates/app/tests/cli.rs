@@ -186,3 +186,21 @@ fn lists_are_filtered() {
     let schema: Value = serde_json::from_str(&stdout(&vramcast(&["schema"]).success())).unwrap();
     assert!(schema["properties"]["batch"].is_object());
 }
+
+/// While the hub is out of reach, a name that says a known shape has an answer, with a word; what is quantised has none.
+#[test]
+fn a_kin_stands_in_while_the_hub_is_out_of_reach() {
+    let run = |name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vramcast"));
+        command.args(["infer", name, "--new-tokens", "1", "--json"]).env("HF_ENDPOINT", "http://hub.invalid");
+        command.output().unwrap()
+    };
+    let kin = run("someone/Qwen2.5-0.5B-Instruct");
+    assert_eq!(kin.status.code(), Some(0), "{}", String::from_utf8_lossy(&kin.stderr));
+    let document: Value = serde_json::from_slice(&kin.stdout).unwrap();
+    assert_eq!(document["model"]["name"], "Qwen/Qwen2.5-0.5B");
+    assert!(document["notes"].to_string().contains("stands in"), "{}", document["notes"]);
+    for name in ["someone/Qwen2.5-0.5B-bnb-4bit", "someone/nothing-like-it"] {
+        assert_eq!(run(name).status.code(), Some(3), "{name}");
+    }
+}

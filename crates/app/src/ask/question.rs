@@ -19,6 +19,7 @@ use super::files;
 use super::found::{Found, Reach, Subject};
 use super::work;
 use crate::detect;
+use crate::exit::Exit;
 use crate::failure::{Door, Failure, Place};
 use crate::settings::Settings;
 
@@ -67,12 +68,20 @@ impl Question {
         Ok(())
     }
 
-    /// A built-in model of the same shape, where a file names one that cannot be had.
+    /// A built-in model of the same shape, where one is named that cannot be had: in a file, or while the hub is out of reach.
     fn kin(&mut self, named: Option<&str>, failure: Failure, reach: Reach) -> Result<Found, Failure> {
-        let Some(name) = named else { return Err(failure) };
-        let Some(kin) = catalogue::kin(name).filter(|kin| *kin != name) else {
-            let message = format!("{name}, which the file names: {}", failure.message(Door::CommandLine));
-            return Err(Failure::bad_input(message).hint("give a model by its name, such as --model llama3-8b"));
+        let offline = failure.exit() == Exit::CouldNotFetch;
+        // A file says itself how its model is quantised; without one the name is all that does.
+        let typed = || self.subject.name.clone().filter(|name| offline && !name.ends_with("-bnb-4bit"));
+        let Some(name) = named.map(str::to_owned).or_else(typed) else { return Err(failure) };
+        let Some(kin) = catalogue::kin(&name) else {
+            return match named {
+                None => Err(failure),
+                Some(_) => {
+                    let message = format!("{name}, which the file names: {}", failure.message(Door::CommandLine));
+                    Err(Failure::bad_input(message).hint("give a model by its name, such as --model llama3-8b"))
+                }
+            };
         };
         self.asked.notes.push(format!("{name} could not be fetched: {kin}, whose name says the same shape, stands in"));
         self.subject.name = Some(kin.to_owned());

@@ -50,6 +50,7 @@ pub(super) struct Refusal {
 #[derive(Debug)]
 pub(super) enum Failure {
     Unreachable(String),
+    NoHost,
     TimedOut,
     CutShort,
     TooLong,
@@ -63,7 +64,7 @@ impl Failure {
         match self {
             Self::Unreachable(_) | Self::TimedOut | Self::CutShort => true,
             Self::Refused(refusal) => matches!(refusal.status, 408 | 429 | 500..),
-            Self::TooLong | Self::Bad(_) => false,
+            Self::NoHost | Self::TooLong | Self::Bad(_) => false,
         }
     }
 }
@@ -236,7 +237,9 @@ fn failure(error: ureq::Error) -> Failure {
         ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
             Failure::Unreachable("the connection was refused".to_owned())
         }
-        ureq::Error::HostNotFound => Failure::Unreachable("the host is unknown".to_owned()),
+        ureq::Error::HostNotFound => Failure::NoHost,
+        // The system's own words have no kind.
+        ureq::Error::Io(error) if error.to_string().contains("lookup address") => Failure::NoHost,
         ureq::Error::Protocol(error) => Failure::Bad(printable(&error.to_string())),
         ureq::Error::BadUri(_) => Failure::Bad("an address that is none".to_owned()),
         ureq::Error::LargeResponseHeader(..) => Failure::Bad("endless headers".to_owned()),

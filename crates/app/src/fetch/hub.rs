@@ -157,6 +157,7 @@ impl Hub<'_> {
         let what = file.unwrap_or("the list of files").to_owned();
         match failure {
             Failure::Unreachable(reason) => FetchError::Unreachable { endpoint, reason },
+            Failure::NoHost => FetchError::Unreachable { endpoint, reason: "the host is unknown".to_owned() },
             Failure::TimedOut => {
                 FetchError::TimedOut { endpoint, seconds: self.options.answer_timeout.as_secs().max(1) }
             }

@@ -19,8 +19,16 @@ fn pool(budget: &Budget) -> String {
         return text + &format!("{} GiB are missing before any cache fits\n\n", gib(budget.missing));
     }
     let concurrency = budget.concurrency_thousandths as f64 / 1000.0;
-    let fits = if budget.fits { "a sequence of full length fits" } else { "no sequence of full length fits" };
-    text += &format!("{fits}; the longest that does: {} tokens\n", grouped(budget.largest_sequence));
+    text += &match budget.fits {
+        // What the pool could hold beyond that, the model was not made for.
+        true => "a sequence of full length fits\n".to_owned(),
+        false => {
+            format!(
+                "no sequence of full length fits; the longest that does: {} tokens\n",
+                grouped(budget.largest_sequence)
+            )
+        }
+    };
     let blocks = format!("{} blocks of {}", grouped(budget.blocks), budget.block_size);
     text +=
         &format!("{} tokens in {blocks}; {concurrency:.2} full sequences at once\n\n", grouped(budget.cache_tokens));

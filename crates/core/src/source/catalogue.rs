@@ -40,25 +40,22 @@ pub fn find(name: &str) -> Option<Entry> {
     entry(line)
 }
 
-/// Ends of names that say how a model was trained further, and nothing about its shape.
-const ENDINGS: [&str; 9] = ["-instruct", "-it", "-chat", "-hf", "-base", "-pt", "-bnb-4bit", "-2507", "-thinking"];
+/// Parts of names that say how a model was trained further, and nothing about its shape.
+const TRAINED: [&str; 7] = ["instruct", "it", "chat", "hf", "pt", "2507", "thinking"];
 
-/// What a name says about a shape: without its owner and such endings.
+/// What a name says about a shape: without its owner and such parts. `base` is a size where no number is.
 fn shape_of(name: &str) -> String {
-    let mut plain = repository(name).to_lowercase();
-    if let Some(rest) = plain.strip_prefix("meta-") {
-        plain = rest.to_owned();
-    }
-    while let Some(shorter) = ENDINGS.iter().find_map(|ending| plain.strip_suffix(ending)) {
-        plain = shorter.to_owned();
-    }
-    plain
+    let plain = repository(name).to_lowercase().replace("-bnb-4bit", "");
+    let parts = || plain.strip_prefix("meta-").unwrap_or(&plain).split('-');
+    let sized = parts().any(|part| part.starts_with(|c: char| c.is_ascii_digit()) && part.ends_with(['b', 'm']));
+    let says = |part: &&str| !TRAINED.contains(part) && !(sized && *part == "base");
+    parts().filter(says).collect::<Vec<_>>().join("-")
 }
 
 /// A model of the catalogue whose name says the same shape as another's: of a mirror, or of one that was trained further.
 pub fn kin(name: &str) -> Option<&'static str> {
     let wanted = shape_of(name);
-    ids().find(|id| shape_of(id) == wanted)
+    ids().find(|id| *id != name && shape_of(id) == wanted)
 }
 
 /// All ids, published ones first.
