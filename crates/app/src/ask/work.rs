@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
-use vramcast_core::ask::{Request, Task, tree};
+use vramcast_core::ask::{Request, Runner, Task, tree};
+use vramcast_core::memory::simulation;
 use vramcast_core::model::{Inputs, Model, Step};
-use vramcast_core::plan::{InferPlan, TrainPlan};
+use vramcast_core::plan::{Batch, InferPlan, TrainPlan};
 use vramcast_core::work::{self, Stopped};
 
 use crate::failure::Failure;
@@ -80,7 +81,23 @@ pub(crate) fn most_tokens(model: &Model, request: &Request) -> Option<u64> {
         Task::Train => TrainPlan::default().batch.training_inputs(),
         Task::Infer => InferPlan::default().inputs(SHORT[1], 0),
     };
-    most.saturating_mul(1_000_000).checked_div(per_token(model, &inputs).saturating_mul(PER_OPERATION))
+    let each = match per_token(model, &inputs) {
+        0 => return None,
+        _ if request.runner == Runner::OneCard => recorded_per_token(model)?,
+        operations => operations.saturating_mul(PER_OPERATION),
+    };
+    most.saturating_mul(1_000_000).checked_div(each)
+}
+
+/// What training on one card records of each further token: layers that are alike are run in part.
+fn recorded_per_token(model: &Model) -> Option<u64> {
+    let record = |seq_len: u64| {
+        let plan = TrainPlan { batch: Batch { seq_len, ..Batch::default() }, ..TrainPlan::default() };
+        let (run, recorded) = work::spent(|| simulation::train(model, &plan));
+        run.ok().map(|_| recorded)
+    };
+    let [less, more] = SHORT.map(record);
+    Some((more?.saturating_sub(less?) / (SHORT[1] - SHORT[0])).max(1))
 }
 
 /// Operations that each further token adds: none where a model looks at all of them at once.

@@ -1,6 +1,6 @@
 //! One call from a model and a plan to everything a report needs.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::allocator::{self, Replay};
 use super::job::Shallow;
@@ -20,7 +20,7 @@ use crate::plan::{
 #[derive(Debug)]
 pub struct Simulation {
     /// What ran.
-    pub program: Rc<Program>,
+    pub program: Arc<Program>,
     /// What happened to memory.
     pub log: Log,
     /// What the caching allocator made of it.
@@ -140,13 +140,12 @@ fn train_at(
     let program_of = |given: Inputs| match tensor {
         Some((parallel, options)) => {
             let (program, split) = tensor_parallel::localise(model, inputs(given), parallel.mesh.tp, options)?;
-            Ok((program, Some(split)))
+            Ok((Arc::new(program), Some(split)))
         }
-        None => Ok::<_, PlanError>((model.program(inputs(given))?, None)),
+        None => Ok::<_, PlanError>((model.shared_program(inputs(given))?, None)),
     };
     let (program, split) = program_of(plan.batch.training_inputs())?;
-    let programs = |given: Inputs| Ok(Rc::new(program_of(given)?.0));
-    let program = Rc::new(program);
+    let programs = |given: Inputs| Ok(program_of(given)?.0);
     let found = stored::in_training(model, plan)?;
     let quantised;
     let plan = match found.bitsandbytes().or_else(|| plan.quantization.clone()) {
@@ -180,7 +179,7 @@ fn train_at(
     let few =
         (alone && plan.job.lengths.is_some() && !plan.job.from_pretrained).then(|| depth::shallow(model)).flatten();
     let few_programs = |given: Inputs| match &few {
-        Some(few) => Ok(Rc::new(few.program(inputs(given))?)),
+        Some(few) => Ok(few.shared_program(inputs(given))?),
         None => programs(given),
     };
     let few_program = few.as_ref().and_then(|_| few_programs(plan.batch.training_inputs()).ok());
