@@ -11,7 +11,7 @@ use super::moves::{Cost, MOVES, Move, Now, tree_of};
 use super::smallest::overlap;
 use super::trial::{self, Tried, edited};
 use crate::ask::{Request, resolve, tree};
-use crate::plan::Fault;
+use crate::plan::{Fault, Kernels, RunPlan, liger};
 
 /// Moves that were made, and the change they come to.
 #[derive(Debug, Clone, Default)]
@@ -259,7 +259,14 @@ impl<'a> Run<'a> {
     }
 
     fn settles(&self, made: &Made) -> bool {
-        resolve(self.search.model, &edited(self.search.request, &made.change), self.search.around).is_ok()
+        let settled = resolve(self.search.model, &edited(self.search.request, &made.change), self.search.around);
+        settled.is_ok_and(|settled| match &settled.plan {
+            // Kernels that are not known of a model show only where it is run.
+            RunPlan::Train(plan) if plan.kernels == Kernels::Liger => {
+                liger::patch(self.search.model.config()["model_type"].as_str().unwrap_or_default()).is_ok()
+            }
+            _ => true,
+        })
     }
 
     /// Takes back changes that cost nothing and without which it takes no more.

@@ -205,8 +205,12 @@ impl<'a> Run<'a> {
             batch.next.clear();
             Ok(())
         })?;
-        self.torch.log.borrow_mut().end_phase();
-        Ok(())
+        torch.log.borrow_mut().end_phase();
+        // The caller's batch goes before the model; what of it grew is known by other names.
+        tape.apart(torch, |torch| {
+            batch.let_go(torch);
+            Ok(())
+        })
     }
 
     /// The pass over the prompt, and the token that it leads to.
