@@ -11,6 +11,7 @@ use super::process::{self, Part};
 use super::sharding::Spread;
 use super::{depth, infer, loading, megatron, stored, tasks, tensor_parallel, train};
 use crate::model::{Inputs, Model, Program};
+use crate::plan::adapter::AdaptedKind;
 use crate::plan::parallel::{Engine, Parallel, Place};
 use crate::plan::{
     AdapterLayout, Fault, InferPlan, Kernels, LossKind, ModelCode, Package, PlanError, Quantization, TrainPlan, liger,
@@ -161,6 +162,13 @@ fn train_at(
     plan.attention.check_model(model_type)?;
     check_loss(plan, &program)?;
     let layout = plan.layout(model_type, &program)?;
+    let packed = plan.quantization.as_ref().is_some_and(|known| known.experts);
+    let adapted =
+        |layout: &AdapterLayout| layout.adapted.iter().any(|one| matches!(one.kind, AdaptedKind::Parameter { .. }));
+    if packed && layout.as_ref().is_some_and(adapted) {
+        let what = "adapters on experts that are packed";
+        return Err(Fault::unsupported("adapter.target_parameters", what).or_drop("quantization.experts").into());
+    }
     let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
     let spread = spread.filter(|spread| spread.is_needed());
     let changes = Changes {

@@ -477,8 +477,8 @@ impl Runner {
                     return one(batched_experts::run(torch, spec, weights, biases, input(0), input(2)));
                 }
                 // The adapter of the second is wrapped around that of the first.
-                let down = self.matrix(torch, spec.down);
-                let weights = [self.matrix(torch, spec.gate_up), down];
+                let down = self.experts(torch, spec.down);
+                let weights = [self.experts(torch, spec.gate_up), down];
                 if spec.style == ExpertStyle::Dense {
                     return one(experts::run_dense(torch, spec, weights, input(0)));
                 }
