@@ -164,10 +164,8 @@ fn what_is_taken_for_something_else_is_a_guess() {
 
 #[test]
 fn token_by_token_stays_within_its_budget() {
-    let tokens = |answer: &Value| answer["plan"]["train"]["batch"]["seq_len"].as_u64().unwrap();
-    assert_eq!(tokens(&document("train state-spaces/mamba-130m-hf")), 2048);
-    let answer = document("train state-spaces/mamba-2.8b-hf --work-limit 1");
-    assert!(tokens(&answer) < 2048);
+    let answer = document("train state-spaces/mamba-2.8b-hf");
+    assert!(answer["plan"]["train"]["batch"]["seq_len"].as_u64().unwrap() < 2048);
     assert!(notes(&answer).contains("token by token"), "{}", notes(&answer));
     let error = refused("train state-spaces/mamba-2.8b-hf --seq-len 8192");
     assert!(error.contains("million operations") && error.contains("--work-limit"), "{error}");

@@ -56,7 +56,11 @@ pub(crate) fn foresee(model: &Model, request: &mut Request) -> Result<(), Failur
     const TOKENS: &str = "batch.seq_len";
     let stated = tree::get(&request.stated, TOKENS).and_then(Value::as_u64);
     let tokens = stated.unwrap_or_else(plain_tokens);
-    let Some(most) = most_tokens(model, request) else { return Ok(()) };
+    let Some(usual) = most_tokens(model, request) else { return Ok(()) };
+    let most = match stated {
+        Some(tokens) if tokens > usual && request.runner == Runner::OneCard => foldable_tokens(model).unwrap_or(usual),
+        _ => usual,
+    };
     if tokens <= most {
         return Ok(());
     }
@@ -81,23 +85,19 @@ pub(crate) fn most_tokens(model: &Model, request: &Request) -> Option<u64> {
         Task::Train => TrainPlan::default().batch.training_inputs(),
         Task::Infer => InferPlan::default().inputs(SHORT[1], 0),
     };
-    let each = match per_token(model, &inputs) {
-        0 => return None,
-        _ if request.runner == Runner::OneCard => recorded_per_token(model)?,
-        operations => operations.saturating_mul(PER_OPERATION),
-    };
-    most.saturating_mul(1_000_000).checked_div(each)
+    most.saturating_mul(1_000_000).checked_div(per_token(model, &inputs).saturating_mul(PER_OPERATION))
 }
 
-/// What training on one card records of each further token: layers that are alike are run in part.
-fn recorded_per_token(model: &Model) -> Option<u64> {
+/// The same for training on one card, measured: layers that are alike are run in part.
+fn foldable_tokens(model: &Model) -> Option<u64> {
     let record = |seq_len: u64| {
         let plan = TrainPlan { batch: Batch { seq_len, ..Batch::default() }, ..TrainPlan::default() };
         let (run, recorded) = work::spent(|| simulation::train(model, &plan));
         run.ok().map(|_| recorded)
     };
     let [less, more] = SHORT.map(record);
-    Some((more?.saturating_sub(less?) / (SHORT[1] - SHORT[0])).max(1))
+    let each = more?.saturating_sub(less?) / (SHORT[1] - SHORT[0]);
+    MOST.get().saturating_mul(1_000_000).checked_div(each)
 }
 
 /// Operations that each further token adds: none where a model looks at all of them at once.
