@@ -36,15 +36,20 @@ fn plan() -> TrainPlan {
 /// The whole estimate of Llama-3-8B from its config: program, two steps, allocator.
 #[divan::bench]
 fn estimate_llama_3_8b(bencher: Bencher<'_, '_>) {
-    let (model, plan) = (model(None), plan());
-    bencher.bench_local(|| simulation::train(black_box(&model), &plan).map(|s| s.process_bytes()));
+    let plan = plan();
+    // Each from a model that is new: programs are kept with it.
+    bencher
+        .with_inputs(|| model(None))
+        .bench_local_refs(|model| simulation::train(black_box(model), &plan).map(|s| s.process_bytes()));
 }
 
 /// The same of a model with four times as many layers.
 #[divan::bench]
 fn estimate_llama_3_405b(bencher: Bencher<'_, '_>) {
-    let (model, plan) = (named("meta-llama/Llama-3.1-405B"), plan());
-    bencher.bench_local(|| simulation::train(black_box(&model), &plan).map(|s| s.process_bytes()));
+    let plan = plan();
+    bencher
+        .with_inputs(|| named("meta-llama/Llama-3.1-405B"))
+        .bench_local_refs(|model| simulation::train(black_box(model), &plan).map(|s| s.process_bytes()));
 }
 
 /// A model that computes token by token.
@@ -62,23 +67,19 @@ fn decode_512_tokens(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| simulation::infer(black_box(&model), &plan).map(|s| s.process_bytes()));
 }
 
-/// Eight plans of one model, as a search tries them.
+/// Plans of one model on two cores, as a search tries them: batches, lengths, recomputed and not.
 #[divan::bench]
-fn eight_plans(bencher: Bencher<'_, '_>) {
-    let model = model(None);
-    let kinds = [Checkpointing::Off, Checkpointing::Full];
-    let plans: Vec<TrainPlan> = kinds
-        .into_iter()
-        .flat_map(|checkpointing| {
-            [1, 2, 4, 8].map(|batch_size| TrainPlan {
-                checkpointing,
-                batch: Batch { batch_size, ..Batch::default() },
-                ..TrainPlan::default()
-            })
-        })
-        .collect();
-    let bytes = |plan: &TrainPlan| simulation::train(black_box(&model), plan).map(|s| s.process_bytes());
-    bencher.bench_local(|| plans.iter().map(bytes).collect::<Vec<_>>());
+fn plans_of_llama_3_8b_on_two_cores(bencher: Bencher<'_, '_>) {
+    let (model, half) = (model(None), 32_u64);
+    let plan = |core: u64, at: u64| TrainPlan {
+        checkpointing: if core == 0 { Checkpointing::Off } else { Checkpointing::Full },
+        batch: Batch { batch_size: 1 + at / 8, seq_len: 512 * (1 + at % 8), ..Batch::default() },
+        ..TrainPlan::default()
+    };
+    let run = |core: u64| (0..half).filter_map(|at| simulation::train(&model, &plan(core, at)).ok()).count();
+    bencher.counter(divan::counter::ItemsCount::new(2 * half)).bench_local(|| {
+        std::thread::scope(|scope| [0, 1].map(|core| scope.spawn(move || run(core))).map(|part| part.join().ok()))
+    });
 }
 
 /// The same by number of layers.

@@ -82,6 +82,16 @@ pub fn recorded() -> u64 {
     RECORDED.get()
 }
 
+/// Does some work and says what it recorded; nothing where nothing is counted.
+pub fn spent<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    // What the present simulation took is only known of all when the next begins.
+    begin();
+    let before = WHOLE.get();
+    let done = work();
+    begin();
+    (done, before - WHOLE.get().min(before))
+}
+
 /// Whether so little is left of all that an answer may record that nothing further should begin which can be left out.
 pub fn is_short() -> bool {
     WHOLE.get() < LITTLE.get()

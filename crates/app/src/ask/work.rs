@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
-use vramcast_core::ask::{Request, Task, tree};
+use vramcast_core::ask::{Request, Runner, Task, tree};
+use vramcast_core::memory::simulation;
 use vramcast_core::model::{Inputs, Model, Step};
-use vramcast_core::plan::{InferPlan, TrainPlan};
+use vramcast_core::plan::{Batch, InferPlan, TrainPlan};
 use vramcast_core::work::{self, Stopped};
 
 use crate::failure::Failure;
@@ -55,7 +56,11 @@ pub(crate) fn foresee(model: &Model, request: &mut Request) -> Result<(), Failur
     const TOKENS: &str = "batch.seq_len";
     let stated = tree::get(&request.stated, TOKENS).and_then(Value::as_u64);
     let tokens = stated.unwrap_or_else(plain_tokens);
-    let Some(most) = most_tokens(model, request) else { return Ok(()) };
+    let Some(usual) = most_tokens(model, request) else { return Ok(()) };
+    let most = match stated {
+        Some(tokens) if tokens > usual && request.runner == Runner::OneCard => foldable_tokens(model).unwrap_or(usual),
+        _ => usual,
+    };
     if tokens <= most {
         return Ok(());
     }
@@ -81,6 +86,18 @@ pub(crate) fn most_tokens(model: &Model, request: &Request) -> Option<u64> {
         Task::Infer => InferPlan::default().inputs(SHORT[1], 0),
     };
     most.saturating_mul(1_000_000).checked_div(per_token(model, &inputs).saturating_mul(PER_OPERATION))
+}
+
+/// The same for training on one card, measured: layers that are alike are run in part.
+fn foldable_tokens(model: &Model) -> Option<u64> {
+    let record = |seq_len: u64| {
+        let plan = TrainPlan { batch: Batch { seq_len, ..Batch::default() }, ..TrainPlan::default() };
+        let (run, recorded) = work::spent(|| simulation::train(model, &plan));
+        run.ok().map(|_| recorded)
+    };
+    let [less, more] = SHORT.map(record);
+    let each = more?.saturating_sub(less?) / (SHORT[1] - SHORT[0]);
+    MOST.get().saturating_mul(1_000_000).checked_div(each)
 }
 
 /// Operations that each further token adds: none where a model looks at all of them at once.

@@ -282,8 +282,8 @@ impl Needs {
 
 /// What bitsandbytes leaves alone: experts that are one parameter for all are no linears.
 fn untouched_experts(model: &Model, plan: &TrainPlan) -> Result<Option<String>, PlanError> {
-    let Some(quantization) = &plan.quantization else { return Ok(None) };
-    let program = model.program(plan.batch.training_inputs())?;
+    let Some(quantization) = plan.quantization.as_ref().filter(|known| !known.experts) else { return Ok(None) };
+    let program = model.shared_program(plan.batch.training_inputs())?;
     let held = program.modules.iter().filter(|module| module.kind == ModuleKind::Experts).flat_map(|m| &m.parameters);
     let ids: BTreeSet<_> = held.copied().collect();
     let elements =

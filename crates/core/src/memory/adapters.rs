@@ -14,7 +14,7 @@ use super::torch::Torch;
 use super::torch::quantised::QuantisedWeight;
 use super::torch::stored::StoredKernel;
 use crate::dtype::DType;
-use crate::model::op::{ModuleId, Op, ParameterId};
+use crate::model::op::{ModuleId, Op, ParameterId, Role};
 use crate::model::{Module, ModuleKind, Program, Shape, Step};
 use crate::plan::adapter::{self, AdaptedKind, AdaptedModule, AdapterLayout, LoraPlan};
 use crate::plan::{AdapterPlan, Checkpointing, Quantization, TrainPlan};
@@ -220,6 +220,13 @@ pub(super) fn quantise_linears(
         module.parameters.first().map(|id| modules.insert(*id, module));
     }
     for &id in &program.registration {
+        let parameter = &program.parameters[id.0 as usize];
+        if scheme.experts && matches!(parameter.role, Role::Experts { .. }) {
+            quantised.insert(id, torch.quantise(parameter.shape, weights, scheme));
+            // Each goes as soon as it is packed.
+            parameters[id.0 as usize] = torch.phantom(parameter.shape, weights);
+            continue;
+        }
         let Some(module) = modules.get(&id) else { continue };
         let own = module.path.rsplit_once('.').map_or("", |(parent, _)| parent);
         if own != parent {

@@ -7,11 +7,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::log::{Event, Log, StorageInfo};
+use super::log::{Event, Log, SharedLog, StorageInfo};
 use super::phase::Work;
+use super::repeat::{Elsewhere, Size, StepRange, Template};
 use crate::model::op::Op;
 use crate::model::{Model, ModuleKind, Program, Step};
+use crate::plan::PlanError;
 
 /// Layers of the shallow model: the first two, one that stands for all between, and the last.
 const FEW: u32 = 4;
@@ -219,5 +222,106 @@ impl Likes {
         };
         let like = sizes.len() == whole.storages.len() && known.pattern().eq(whole.pattern());
         like && (0..).zip(sizes).all(same)
+    }
+}
+
+/// The model of few layers: it runs steps for the whole one.
+pub(super) trait Few<K> {
+    /// Runs a step; what it wrote down.
+    fn step(&mut self, key: &K) -> Result<StepRange, PlanError>;
+
+    /// Where it did.
+    fn log(&self) -> &SharedLog;
+}
+
+/// A model of few layers beside the whole one: what it knows of steps that the whole one did not run.
+pub(super) struct Beside<F> {
+    shallow: Option<(F, Arc<Program>, Arc<Program>)>,
+    /// Steps go few ways: a mask of a length that kernels cannot take is padded, one that they can is not.
+    known: Vec<Way>,
+    /// What the storages of the last step take.
+    sizes: Vec<Size>,
+}
+
+/// A way that steps go, in the whole model and in the one of few layers.
+struct Way {
+    template: Template,
+    likes: Likes,
+    /// Whether a second step of both agreed.
+    agreed: bool,
+}
+
+/// More ways than this are no ways.
+const MOST_WAYS: usize = 8;
+
+impl<F> Default for Beside<F> {
+    fn default() -> Self {
+        Self { shallow: None, known: Vec::new(), sizes: Vec::new() }
+    }
+}
+
+impl<F> Beside<F> {
+    /// Beside a program of the whole model, one of few layers and who runs it.
+    pub(super) fn of(few: F, deep: Arc<Program>, program: Arc<Program>) -> Self {
+        Self { shallow: Some((few, deep, program)), ..Self::default() }
+    }
+
+    /// Runs a step of the shallow model; the way it goes, with what the storages of the whole take in `sizes`.
+    fn way<K>(&mut self, key: &K) -> Option<usize>
+    where
+        F: Few<K>,
+    {
+        let (known, mut sizes) = (std::mem::take(&mut self.known), std::mem::take(&mut self.sizes));
+        let way = self.few(key, |few, _, _| known.iter().position(|way| way.likes.read(few, &mut sizes)));
+        (self.known, self.sizes) = (known, sizes);
+        way.flatten()
+    }
+
+    /// A step of the shallow model.
+    fn few<K, T>(&mut self, key: &K, read: impl FnOnce(&StepOf, &Program, &Program) -> T) -> Option<T>
+    where
+        F: Few<K>,
+    {
+        let (few, deep, program) = self.shallow.as_mut()?;
+        let StepRange { events, storages } = crate::work::passing(|| few.step(key)).ok()?;
+        let begin = events.start;
+        let found = read(&StepOf { log: &few.log().borrow(), events, storages }, deep, program);
+        // Nobody reads it again.
+        few.log().borrow_mut().events.truncate(begin);
+        Some(found)
+    }
+}
+
+impl<K, F: Few<K>> Elsewhere<K> for Beside<F> {
+    fn step(&mut self, key: &K) -> Option<(&Template, &[Size])> {
+        if !self.known.iter().any(|way| way.agreed) {
+            return None;
+        }
+        let way = self.way(key).filter(|way| self.known[*way].agreed)?;
+        Some((&self.known[way].template, &self.sizes))
+    }
+
+    fn ran(&mut self, log: &Log, key: &K, template: &Template) {
+        if self.shallow.is_none() {
+            return;
+        }
+        let step =
+            |template: &Template| StepOf { log, events: template.events.clone(), storages: template.storages.clone() };
+        let whole = step(template);
+        let alike = match self.way(key) {
+            Some(way) => {
+                let way = &mut self.known[way];
+                way.agreed = Likes::agree(&self.sizes, &step(&way.template), &whole);
+                way.agreed
+            }
+            None => {
+                let likes = self.few(key, |few, deep, shallow| Likes::find((&whole, deep), (few, shallow))).flatten();
+                self.known.extend(likes.map(|likes| Way { template: template.clone(), likes, agreed: false }));
+                self.known.last().is_some_and(|last| last.template.events == template.events)
+            }
+        };
+        if !alike || self.known.len() > MOST_WAYS {
+            self.shallow = None;
+        }
     }
 }

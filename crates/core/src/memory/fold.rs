@@ -100,12 +100,7 @@ impl Log {
         modules: impl Fn(u32) -> u32,
     ) -> bool {
         let (one, other) = (&self.events[begin.event..end.event], &self.events[from.event..to.event]);
-        let alike = |a: &StorageInfo, b: &StorageInfo| {
-            (a.bytes, a.category, a.operation, a.dtype, a.stream)
-                == (b.bytes, b.category, b.operation, b.dtype, b.stream)
-                && a.shape == b.shape
-                && modules(a.module) == b.module
-        };
+        let alike = |a: &StorageInfo, b: &StorageInfo| a.is_like(b) && modules(a.module) == b.module;
         let storages = |begin: Mark, end: Mark| &self.storages[begin.storage as usize..end.storage as usize];
         one.len() == other.len()
             && one.iter().zip(other).all(|(a, b)| moved(*a, regions, times) == Some(*b))

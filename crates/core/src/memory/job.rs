@@ -1,18 +1,19 @@
 //! A run on batches of many sizes: the one training loop with what comes between its steps.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::adapters::Loaded;
-use super::depth::{self, Likes, StepOf};
+use super::depth::{self, Beside, Few};
 use super::device::Device;
 use super::engine::{Alone, Engine};
 use super::evaluation;
 use super::load::{self, Changes};
-use super::log::{Log, ON_RANK_0};
+use super::log::{Log, ON_RANK_0, SharedLog};
 use super::optimizer::Optimizer;
 use super::phase::{Phase, Work};
 use super::ready::{self, Programs, Ready};
-use super::repeat::{self, Elsewhere, Start, StepRange, Tape, Template};
+use super::repeat::{Start, StepRange, Tape};
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::torch::attention::Kernel;
@@ -91,7 +92,7 @@ impl<'a> RunningJob<'a> {
     }
 
     /// Runs a step; what it wrote down.
-    fn step(&mut self, sizes: &[Sizes], step: u32) -> Result<StepRange, PlanError> {
+    fn run_step(&mut self, sizes: &[Sizes], step: u32) -> Result<StepRange, PlanError> {
         let start = Start::now(&self.torch.log.borrow());
         let Self { torch, engine, optimizer, passes, plan } = self;
         one_step(torch, (plan, &**engine), passes, (optimizer, step, sizes))?;
@@ -114,14 +115,14 @@ fn one_step(
 
 /// A model of few layers, to be loaded.
 pub(super) struct Shallow<'a> {
-    pub(super) program: Rc<Program>,
+    pub(super) program: Arc<Program>,
     pub(super) programs: &'a Programs<'a>,
     pub(super) changes: Changes<'a>,
 }
 
 impl<'a> Shallow<'a> {
     /// Loads it and runs its first step.
-    fn beside(self, whole: &mut RunningJob<'a>, longest: Sizes) -> Result<Beside<'a>, PlanError> {
+    fn beside(self, whole: &mut RunningJob<'a>, longest: Sizes) -> Result<Beside<RunningJob<'a>>, PlanError> {
         let (plan, Self { program, programs, changes }) = (whole.plan, self);
         let deep = (whole.passes.ready.programs)(longest.of(&plan.batch).training_inputs())?;
         if !depth::is_uniform(&deep) {
@@ -135,89 +136,23 @@ impl<'a> Shallow<'a> {
         let (settings, known) = (settings(plan), Default::default());
         let ready = Ready { programs, plan, parameters, wrapped, liger, settings, hooks: None, known };
         let mut job = RunningJob::new(torch, plan, engine, (ready, whole.passes.syncs));
-        job.step(&[longest], 0)?;
-        Ok(Beside { shallow: Some((job, deep, program)), ..Beside::default() })
+        job.run_step(&[longest], 0)?;
+        Ok(Beside::of(job, deep, program))
     }
 }
-
-/// A model of few layers beside the whole one: what it knows of steps that the whole one did not run.
-#[derive(Default)]
-struct Beside<'a> {
-    shallow: Option<(RunningJob<'a>, Rc<Program>, Rc<Program>)>,
-    /// Steps go few ways: a mask of a length that kernels cannot take is padded, one that they can is not.
-    known: Vec<Way>,
-    /// What the storages of the last step take.
-    sizes: Vec<repeat::Size>,
-}
-
-/// A way that steps go, in the whole model and in the one of few layers.
-struct Way {
-    template: Template,
-    likes: Likes,
-    /// Whether a second step of both agreed.
-    agreed: bool,
-}
-
-/// More ways than this are no ways.
-const MOST_WAYS: usize = 8;
 
 type Key = (Vec<Sizes>, bool);
 
-impl Beside<'_> {
-    /// Runs a step of the shallow model; the way it goes, with what the storages of the whole take in `sizes`.
-    fn way(&mut self, key: &Key) -> Option<usize> {
-        let (known, mut sizes) = (std::mem::take(&mut self.known), std::mem::take(&mut self.sizes));
-        let way = self.few(key, |few, _, _| known.iter().position(|way| way.likes.read(few, &mut sizes)));
-        (self.known, self.sizes) = (known, sizes);
-        way.flatten()
-    }
-
-    /// A step of the shallow model.
-    fn few<T>(&mut self, key: &Key, read: impl FnOnce(&StepOf, &Program, &Program) -> T) -> Option<T> {
-        let (job, deep, program) = self.shallow.as_mut()?;
+impl Few<Key> for RunningJob<'_> {
+    fn step(&mut self, (sizes, empties): &Key) -> Result<StepRange, PlanError> {
         // Steps that give memory back within them have an event more.
-        let step = if key.1 { 0 } else { 1 };
-        let StepRange { events, storages } = crate::work::passing(|| job.step(&key.0, step)).ok()?;
-        let begin = events.start;
-        let found = read(&StepOf { log: &job.torch.log.borrow(), events, storages }, deep, program);
-        // Nobody reads it again.
-        job.torch.log.borrow_mut().events.truncate(begin);
-        job.passes.ready.known.clear();
-        Some(found)
-    }
-}
-
-impl Elsewhere<Key> for Beside<'_> {
-    fn step(&mut self, key: &Key) -> Option<(&Template, &[repeat::Size])> {
-        if !self.known.iter().any(|way| way.agreed) {
-            return None;
-        }
-        let way = self.way(key).filter(|way| self.known[*way].agreed)?;
-        Some((&self.known[way].template, &self.sizes))
+        let ran = self.run_step(sizes, if *empties { 0 } else { 1 });
+        self.passes.ready.known.clear();
+        ran
     }
 
-    fn ran(&mut self, log: &Log, key: &Key, template: &Template) {
-        if self.shallow.is_none() {
-            return;
-        }
-        let step =
-            |template: &Template| StepOf { log, events: template.events.clone(), storages: template.storages.clone() };
-        let whole = step(template);
-        let alike = match self.way(key) {
-            Some(way) => {
-                let way = &mut self.known[way];
-                way.agreed = Likes::agree(&self.sizes, &step(&way.template), &whole);
-                way.agreed
-            }
-            None => {
-                let likes = self.few(key, |few, deep, shallow| Likes::find((&whole, deep), (few, shallow))).flatten();
-                self.known.extend(likes.map(|likes| Way { template: template.clone(), likes, agreed: false }));
-                self.known.last().is_some_and(|last| last.template.events == template.events)
-            }
-        };
-        if !alike || self.known.len() > MOST_WAYS {
-            self.shallow = None;
-        }
+    fn log(&self) -> &SharedLog {
+        &self.torch.log
     }
 }
 

@@ -46,6 +46,15 @@ pub struct StorageInfo {
     pub stream: Stream,
 }
 
+impl StorageInfo {
+    /// Whether another is the same, whoever's code made it.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        (self.bytes, self.category, self.operation, self.dtype, self.stream)
+            == (other.bytes, other.category, other.operation, other.dtype, other.stream)
+            && self.shape == other.shape
+    }
+}
+
 /// The sizes of a tensor, for people to read. A long run notes millions: a quarter of what a [`Shape`] takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Noted {

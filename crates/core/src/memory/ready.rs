@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::load::{self, Batch, Beside};
 use super::lower::head::HeadLoss;
@@ -16,7 +17,7 @@ use crate::plan::liger::LigerPatch;
 use crate::plan::{AttentionKind, LossKind, PlanError, TrainPlan};
 
 /// The program of a model for what goes in.
-pub(super) type Programs<'a> = dyn Fn(Inputs) -> Result<Rc<Program>, PlanError> + 'a;
+pub(super) type Programs<'a> = dyn Fn(Inputs) -> Result<Arc<Program>, PlanError> + 'a;
 
 /// What was loaded, and how it runs.
 pub(super) struct Ready<'a> {
@@ -27,7 +28,7 @@ pub(super) struct Ready<'a> {
     pub(super) liger: Option<LigerPatch>,
     pub(super) settings: Settings,
     pub(super) hooks: Option<Rc<dyn Hooks>>,
-    pub(super) known: BTreeMap<Sizes, Rc<Program>>,
+    pub(super) known: BTreeMap<Sizes, Arc<Program>>,
 }
 
 /// A batch on the card, and what runs on it.
@@ -65,10 +66,10 @@ impl Ready<'_> {
     pub(super) fn batch(&mut self, torch: &mut Torch, sizes: Sizes) -> Result<Loaded, PlanError> {
         let batch = sizes.of(&self.plan.batch);
         let program = match self.known.get(&sizes) {
-            Some(program) => Rc::clone(program),
+            Some(program) => Arc::clone(program),
             None => {
                 let program = (self.programs)(batch.training_inputs())?;
-                self.known.insert(sizes, Rc::clone(&program));
+                self.known.insert(sizes, Arc::clone(&program));
                 program
             }
         };

@@ -67,6 +67,22 @@ pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
     }
 }
 
+/// Whether two micro-batches, the second right behind the first, wrote the same down with storages of their own.
+pub(super) fn are_alike(log: &Log, [first, second]: [Start; 2]) -> bool {
+    let by = (second.storage - first.storage) as u32;
+    let again = |(one, other): (&Event, &Event)| match (*one, *other) {
+        (Event::Allocate(a), Event::Allocate(b)) | (Event::Free(a), Event::Free(b)) => a.0 + by == b.0,
+        (one, other) => matches!((one, other), (Event::Phase(_), Event::Phase(_))) || one == other,
+    };
+    let same = |(one, other): (&StorageInfo, &StorageInfo)| one.is_like(other) && one.module == other.module;
+    let (events, storages) = (log.events[first.event..].split_at(second.event - first.event), by as usize);
+    let storages = log.storages[first.storage..].split_at(storages);
+    events.0.len() == events.1.len()
+        && storages.0.len() == storages.1.len()
+        && events.0.iter().zip(events.1).all(again)
+        && storages.0.iter().zip(storages.1).all(same)
+}
+
 /// Writes a micro-batch down again as the `more` next ones, with storages of their own; false where it leaves something behind or
 /// ends what was there before.
 pub(super) fn micro_batches(log: &SharedLog, start: Start, more: u32) -> bool {

@@ -1,6 +1,6 @@
 //! One call from a model and a plan to everything a report needs.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::allocator::{self, Replay};
 use super::job::Shallow;
@@ -11,6 +11,7 @@ use super::process::{self, Part};
 use super::sharding::Spread;
 use super::{depth, infer, loading, megatron, stored, tasks, tensor_parallel, train};
 use crate::model::{Inputs, Model, Program};
+use crate::plan::adapter::AdaptedKind;
 use crate::plan::parallel::{Engine, Parallel, Place};
 use crate::plan::{
     AdapterLayout, Fault, InferPlan, Kernels, LossKind, ModelCode, Package, PlanError, Quantization, TrainPlan, liger,
@@ -20,7 +21,7 @@ use crate::plan::{
 #[derive(Debug)]
 pub struct Simulation {
     /// What ran.
-    pub program: Rc<Program>,
+    pub program: Arc<Program>,
     /// What happened to memory.
     pub log: Log,
     /// What the caching allocator made of it.
@@ -140,13 +141,12 @@ fn train_at(
     let program_of = |given: Inputs| match tensor {
         Some((parallel, options)) => {
             let (program, split) = tensor_parallel::localise(model, inputs(given), parallel.mesh.tp, options)?;
-            Ok((program, Some(split)))
+            Ok((Arc::new(program), Some(split)))
         }
-        None => Ok::<_, PlanError>((model.program(inputs(given))?, None)),
+        None => Ok::<_, PlanError>((model.shared_program(inputs(given))?, None)),
     };
     let (program, split) = program_of(plan.batch.training_inputs())?;
-    let programs = |given: Inputs| Ok(Rc::new(program_of(given)?.0));
-    let program = Rc::new(program);
+    let programs = |given: Inputs| Ok(program_of(given)?.0);
     let found = stored::in_training(model, plan)?;
     let quantised;
     let plan = match found.bitsandbytes().or_else(|| plan.quantization.clone()) {
@@ -162,6 +162,13 @@ fn train_at(
     plan.attention.check_model(model_type)?;
     check_loss(plan, &program)?;
     let layout = plan.layout(model_type, &program)?;
+    let packed = plan.quantization.as_ref().is_some_and(|known| known.experts);
+    let adapted =
+        |layout: &AdapterLayout| layout.adapted.iter().any(|one| matches!(one.kind, AdaptedKind::Parameter { .. }));
+    if packed && layout.as_ref().is_some_and(adapted) {
+        let what = "adapters on experts that are packed";
+        return Err(Fault::unsupported("adapter.target_parameters", what).or_drop("quantization.experts").into());
+    }
     let liger = if plan.kernels == Kernels::Liger { liger::patch(model_type)? } else { None };
     let spread = spread.filter(|spread| spread.is_needed());
     let changes = Changes {
@@ -180,7 +187,7 @@ fn train_at(
     let few =
         (alone && plan.job.lengths.is_some() && !plan.job.from_pretrained).then(|| depth::shallow(model)).flatten();
     let few_programs = |given: Inputs| match &few {
-        Some(few) => Ok(Rc::new(few.program(inputs(given))?)),
+        Some(few) => Ok(few.shared_program(inputs(given))?),
         None => programs(given),
     };
     let few_program = few.as_ref().and_then(|_| few_programs(plan.batch.training_inputs()).ok());

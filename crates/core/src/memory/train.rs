@@ -1,6 +1,7 @@
 //! The training loop, the only one: load, forward, backward, clip, step, zero. Engines do their part in it.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::adapters::{self, Loaded};
 use super::autograd;
@@ -34,7 +35,7 @@ pub(super) const MOST_MICRO_BATCHES: u32 = 16;
 
 /// Runs a program on the card at `place`, of the only one or of those that `spread` says, and returns what happened to memory.
 pub(super) fn simulate(
-    (program, programs): (&Rc<Program>, &Programs),
+    (program, programs): (&Arc<Program>, &Programs),
     plan: &TrainPlan,
     changes: Changes,
     (spread, place): (Option<Spread>, Place),
@@ -50,7 +51,7 @@ pub(super) fn simulate(
 
 /// The same, with layers that are alike run in part where that may be.
 fn attempt(
-    (program, programs): (&Rc<Program>, &Programs),
+    (program, programs): (&Arc<Program>, &Programs),
     plan: &TrainPlan,
     changes: Changes,
     (spread, place): (Option<Spread>, Place),
@@ -112,9 +113,13 @@ fn attempt(
         1 => load::batch(&mut torch, program, plan),
         cp => load::shared_batch(&mut torch, program, (1, cp), true),
     };
-    let runner = Runner::with(Rc::clone(program), parameters, inputs, settings, Rc::new(wrapped), None);
+    let runner = Runner::with(Arc::clone(program), parameters, inputs, settings, Rc::new(wrapped), None);
     let runner = Rc::new(runner.hooked(hooks));
-    let repeats = folds && fold::is_allowed() && spread.is_none() && !plan.keep_loss;
+    let repeats = match spread {
+        _ if !folds || !fold::is_allowed() || plan.keep_loss => Repeats::None,
+        None => Repeats::Alone,
+        Some(_) => Repeats::Spread,
+    };
     run(torch, plan, engine, OneByOne { runner, syncs, repeats, held: Vec::new(), _beside: beside })
 }
 
@@ -205,13 +210,22 @@ pub(super) fn update(
     }
 }
 
+/// Which micro-batches may be written down instead of run.
+#[derive(Clone, Copy)]
+enum Repeats {
+    None,
+    /// All from the third on.
+    Alone,
+    /// Those between the third and the last.
+    Spread,
+}
+
 /// Micro-batches one after the other, through the whole model.
 struct OneByOne {
     runner: Rc<Runner>,
     /// Whether gradients are reduced after every micro-batch.
     syncs: bool,
-    /// Whether all micro-batches from the second on do the same.
-    repeats: bool,
+    repeats: Repeats,
     /// What the loop's names hold from one micro-batch to the next.
     held: Vec<Tensor>,
     _beside: Vec<Tensor>,
@@ -224,19 +238,30 @@ impl Passes for OneByOne {
 
     fn run(&mut self, torch: &mut Torch, plan: &TrainPlan, engine: &dyn Engine, step: u32) -> Result<(), PlanError> {
         let micro_batches = plan.gradient_accumulation.clamp(1, MOST_MICRO_BATCHES);
-        for micro in 0..micro_batches {
+        let (mut micro, mut last_start) = (0, Start::now(&torch.log.borrow()));
+        while micro < micro_batches {
             let last = micro + 1 == micro_batches;
             let pass = Pass { step, micro: micro.into(), last, syncs: self.syncs, empties: false };
             let (start, before) = (Start::now(&torch.log.borrow()), torch.effort);
             let on_host = torch.log.borrow().host_parts.clone();
             pass.run(torch, (plan, engine), &mut self.held, |torch| Ok(self.runner.forward(torch)))?;
-            // The first makes gradients; what the second leaves as it found it, so do all that follow.
-            let more = micro_batches - micro - 1;
-            let alike = micro == 1 && more > 0 && self.repeats && on_host == torch.log.borrow().host_parts;
-            if alike && repeat::micro_batches(&torch.log, start, more) {
+            micro += 1;
+            let unchanged = on_host == torch.log.borrow().host_parts;
+            let more = match self.repeats {
+                _ if !unchanged => 0,
+                // The first makes gradients; what the second leaves as it found it, so do all that follow.
+                Repeats::Alone if micro == 2 => micro_batches - micro,
+                // An engine may begin otherwise, and end otherwise: the last one is run.
+                Repeats::Spread if micro == 3 && repeat::are_alike(&torch.log.borrow(), [last_start, start]) => {
+                    (micro_batches - micro).saturating_sub(1)
+                }
+                _ => 0,
+            };
+            if more > 0 && repeat::micro_batches(&torch.log, start, more) {
                 torch.effort = torch.effort.and(&torch.effort.since(&before).times(more.into(), 1));
-                break;
+                micro += more;
             }
+            last_start = start;
         }
         Ok(())
     }

@@ -35,6 +35,8 @@ pub mod task;
 pub mod tensor_plans;
 mod tensors;
 
+use std::sync::{Arc, Mutex};
+
 pub use assumed::Assumption;
 pub use config::Config;
 pub use error::ModelError;
@@ -56,8 +58,17 @@ pub struct Model {
     assumed: bool,
     /// The GGUF file it was read from, in its parts.
     files: std::sync::Arc<[crate::source::gguf::Header]>,
-    /// How many positions it has, once somebody asked: every plan that is tried does.
-    positions: std::sync::OnceLock<[Option<u64>; 2]>,
+    /// What is counted once, when somebody asks: every plan that is tried does.
+    counted: std::sync::OnceLock<Counted>,
+    /// Programs that were asked for lately: plans of one model share them.
+    lately: Arc<Mutex<Vec<(Inputs, Arc<Program>)>>>,
+}
+
+/// What a model has, counted.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counted {
+    positions: [Option<u64>; 2],
+    elements: u64,
 }
 
 impl Model {
@@ -94,7 +105,8 @@ impl Model {
                 config,
                 assumed: false,
                 files: std::sync::Arc::default(),
-                positions: std::sync::OnceLock::new(),
+                counted: std::sync::OnceLock::new(),
+                lately: Arc::default(),
             });
         }
         let object = config.as_object().cloned().unwrap_or_default();
@@ -120,7 +132,7 @@ impl Model {
 
     /// The same model with another config of its family.
     pub fn reconfigured(&self, config: serde_json::Value) -> Self {
-        Self { config, positions: std::sync::OnceLock::new(), ..self.clone() }
+        Self { config, counted: std::sync::OnceLock::new(), lately: Arc::default(), ..self.clone() }
     }
 
     /// The same model as a GGUF file holds it, in one part or several.
@@ -151,7 +163,7 @@ impl Model {
     /// The same with another config of the same family.
     pub(crate) fn with_config(&self, config: serde_json::Value) -> Option<Self> {
         Config::new(&config).ok()?;
-        Some(Self { config, ..self.clone() })
+        Some(self.reconfigured(config))
     }
 
     /// Warnings: guesses that were made.
@@ -168,8 +180,8 @@ impl Model {
 
     /// Which of the sizes given the forward pass does not look at.
     pub fn unused_inputs(&self, inputs: &Inputs) -> Result<Vec<&'static str>, ModelError> {
-        let given = self.program(inputs.clone())?.values;
-        let other = |inputs: Inputs| Ok::<_, ModelError>(self.program(inputs)?.values == given);
+        let given = self.shared_program(inputs.clone())?;
+        let other = |inputs: Inputs| Ok::<_, ModelError>(self.shared_program(inputs)?.values == given.values);
         let mut unused = Vec::new();
         if inputs.images.is_some() && other(Inputs { images: None, ..inputs.clone() })? {
             unused.push("images");
@@ -197,18 +209,54 @@ impl Model {
         (self.family.build)(&Config::new(&self.config)?, self.task, &mut graph)?;
         let mut program = graph.finish()?;
         let facts = &self.family.facts;
-        program.registration = registration::order(facts.registration, &program.parameters);
         if loads {
+            program.registration = registration::order(facts.registration, &program.parameters);
             program.tied = registration::tied(facts.registration, &program.parameters, &program.aliases);
         }
         program.facts = facts;
         Ok(program)
     }
 
+    /// The same, made once for all plans that ask for it.
+    pub fn shared_program(&self, inputs: Inputs) -> Result<Arc<Program>, ModelError> {
+        /// So many are kept, and none that is long.
+        const KEPT: usize = 8;
+        const LONG: usize = 50_000;
+        let known = |all: &mut Vec<(Inputs, Arc<Program>)>| {
+            let at = all.iter().position(|(known, _)| *known == inputs)?;
+            let found = all.remove(at);
+            all.push(found);
+            all.last().map(|(_, program)| Arc::clone(program))
+        };
+        if let Some(program) = self.lately.lock().ok().and_then(|mut all| known(&mut all)) {
+            return Ok(program);
+        }
+        let program = Arc::new(self.program(inputs.clone())?);
+        if let Some(mut all) = self.lately.lock().ok().filter(|_| program.steps.len() < LONG) {
+            if all.len() == KEPT {
+                all.remove(0);
+            }
+            all.push((inputs, Arc::clone(&program)));
+        }
+        Ok(program)
+    }
+
     /// How many tokens it has learned positions for, and a decoder beside an encoder has.
     pub fn positions(&self) -> [Option<u64>; 2] {
-        let count = || self.program(Inputs::inventory()).map_or([None; 2], |all| [all.positions, all.target_positions]);
-        *self.positions.get_or_init(count)
+        self.counted().positions
+    }
+
+    /// Elements of all parameters, tied ones once.
+    pub fn elements(&self) -> u64 {
+        self.counted().elements
+    }
+
+    fn counted(&self) -> Counted {
+        let count = |all: Program| Counted {
+            positions: [all.positions, all.target_positions],
+            elements: all.parameters.iter().fold(0, |sum: u64, one| sum.saturating_add(one.shape.elements())),
+        };
+        *self.counted.get_or_init(|| self.program(Inputs::inventory()).map_or_else(|_| Counted::default(), count))
     }
 
     /// Parameters, caches and counts.

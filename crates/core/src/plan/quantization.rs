@@ -33,6 +33,10 @@ pub struct Quantization {
     pub one_by_one: bool,
     /// Whether the checkpoint holds them so already: nothing is on the card in full first.
     pub stored: bool,
+    /// Whether experts that are one parameter for all are packed too: `bitsandbytes.nn.parametrize.replace_parameter_4bit`
+    /// (0.48 and later), which nobody calls by itself but axolotl's `quantize_moe_experts`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub experts: bool,
     /// The type packed 4-bit weights are stored as (`bnb_4bit_quant_storage`); FSDP shards floats only.
     pub storage: DType,
     /// Whether `prepare_model_for_kbit_training` runs, which makes all other 16-bit parameters fp32.
@@ -60,6 +64,7 @@ impl Default for Quantization {
             conv1d: true,
             one_by_one: false,
             stored: false,
+            experts: false,
             storage: DType::U8,
             prepare: true,
             keeps_inputs: false,
@@ -126,6 +131,9 @@ impl Quantization {
             fault.or_set(path, above)
         });
         faults.float("quantization.compute", self.compute);
+        faults.when(self.experts && self.scheme == QuantizationScheme::Int8, || {
+            Fault::unsupported("quantization.experts", "8-bit experts").or_set("quantization", "nf4")
+        });
         faults.when(!(0.0..).contains(&self.threshold), || {
             Fault::value("quantization.threshold", self.threshold, "0 or more").or_set("quantization.threshold", 6.0)
         });

@@ -193,6 +193,11 @@ impl TrainPlan {
     fn check_adapter(&self, faults: &mut Faults) {
         if let Some(quantization) = &self.quantization {
             quantization.check(faults);
+            let loads = quantization.experts && self.job.from_pretrained;
+            faults.when(loads, || {
+                let what = "loading of experts that are packed";
+                Fault::unsupported("quantization.experts", what).or_drop("job.from_pretrained")
+            });
         }
         match &self.adapter {
             Some(AdapterPlan::Lora(lora)) => faults.take(lora.check()),

@@ -5,10 +5,11 @@
 //! | [`moves`] | what can be changed: one row per move, with its cost; `meshes` the splits over cards |
 //! | [`trial`] | a request tried: settled, simulated, judged |
 //! | [`smallest`] | the fewest and cheapest changes after which a run fits |
-//! | [`frontier`] | plans that fit, memory against cost |
+//! | [`frontier`], `explore` | plans that fit, memory against cost, and the search for them |
 //! | [`solve`] | the largest value of one setting that fits |
 //! | [`strategies`] | a model's weights and cache under tensor, pipeline, expert and data parallel |
 
+mod explore;
 pub mod frontier;
 mod meshes;
 pub mod moves;

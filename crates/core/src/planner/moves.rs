@@ -10,7 +10,7 @@ use super::meshes;
 use crate::ask::Runner;
 use crate::ask::tree;
 use crate::model::Model;
-use crate::plan::{Gpu, RunPlan};
+use crate::plan::{Gpu, ModelSizes, RunPlan};
 
 /// One kind of change.
 pub struct Move {
@@ -311,6 +311,18 @@ pub const MOVES: &[Move] = &[
         cost: Cost::Arithmetic,
         why: "states by row and column",
         values: |now| when(now.by_torch() && now.adam(), [json!({"optimizer": {"kind": "adafactor"}})]),
+    },
+    Move {
+        settings: &["quantization.experts"],
+        fixed: &["quantization.experts"],
+        cost: Cost::Arithmetic,
+        why: "experts are packed like linears",
+        values: |now| {
+            let experts = ModelSizes::of(now.model.config(), 1).experts.is_some();
+            let whole = !now.absent("quantization") && !now.on("quantization.experts");
+            let narrow = !now.is("quantization.scheme", "int8");
+            when(now.alone() && experts && whole && narrow, [json!({"quantization": {"experts": true}})])
+        },
     },
     Move {
         settings: &["batch.batch_size"],

@@ -5,12 +5,15 @@
 //! work at once, training less, and more hardware last; among alike ones the largest saving first. One change is tried
 //! before two, and two before three.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::moves::{Cost, MOVES, Move};
-use super::trial::{self, Tried, attempt_changed};
-use crate::ask::{Kept, Request, Surroundings, spell, tree};
+use super::trial::{self, Tried, attempt_changed, edited};
+use crate::ask::{Kept, Request, Surroundings, resolve, spell, tree};
 use crate::model::Model;
 use crate::plan::{Gpu, RunPlan};
 use crate::report::Totals;
@@ -52,6 +55,8 @@ struct Search<'a> {
     around: &'a Surroundings<'a>,
     kept: Kept,
     now: Totals,
+    /// What was tried, by the change.
+    known: RefCell<BTreeMap<String, Option<Tried>>>,
 }
 
 /// Changes to a run that does not fit; where nothing suffices, the three that save most.
@@ -65,7 +70,7 @@ pub fn changes(
     if matches!(plan, RunPlan::Serve(_)) {
         return Vec::new();
     }
-    let search = Search { model, request, around, kept, now };
+    let search = Search { model, request, around, kept, now, known: RefCell::default() };
     let cards: Vec<Gpu> = (around.cards)().all().collect();
     let asked = Tried { request: request.clone(), plan: plan.clone(), totals: now, fits: false, cost: None };
     let (mut found, mut steps) = (Vec::new(), Vec::new());
@@ -77,17 +82,16 @@ pub fn changes(
         if tried.fits {
             let value = search.mildest(one, &values);
             found.extend(search.suggestion(&[(one, value)]));
-        } else if one.cost <= Cost::Arithmetic || one.cost == Cost::Training {
+        } else if !matches!(one.cost, Cost::Batch | Cost::Length) {
             steps.push(Step { one, values, tried });
-        } else {
-            continue;
         }
     }
     let cheapest = found.iter().map(|suggestion| suggestion.cost).min();
     found.extend(search.together(&steps, cheapest));
     if found.is_empty() {
         steps.sort_by_key(|step| step.tried.totals.process);
-        let saving = steps.iter().filter(|step| step.tried.totals.process < now.process).take(3);
+        let saves = |step: &&Step| step.one.cost != Cost::Hardware && step.tried.totals.process < now.process;
+        let saving = steps.iter().filter(saves).take(3);
         found.extend(saving.filter_map(|step| search.suggestion(&[(step.one, step.values.last()?)])));
     }
     found.sort_by(|a, b| (a.cost, a.moves, a.process, &a.change).cmp(&(b.cost, b.moves, b.process, &b.change)));
@@ -103,10 +107,22 @@ impl Search<'_> {
     }
 
     fn run(&self, change: &Value) -> Option<Tried> {
-        attempt_changed(self.model, (self.request, change), self.around, self.kept).ok()
+        let spelled = change.to_string();
+        if let Some(known) = self.known.borrow().get(&spelled) {
+            return known.clone();
+        }
+        let tried = attempt_changed(self.model, (self.request, change), self.around, self.kept).ok();
+        self.known.borrow_mut().insert(spelled, tried.clone());
+        tried
     }
 
     fn fits(&self, change: &Value) -> bool {
+        let settled = |change: &Value| resolve(self.model, &edited(self.request, change), self.around);
+        if change.get("gpu").is_none()
+            && settled(change).is_ok_and(|settled| trial::is_hopeless(self.model, &settled.plan, self.kept))
+        {
+            return false;
+        }
         self.run(change).is_some_and(|tried| tried.fits)
     }
 
@@ -144,8 +160,8 @@ impl Search<'_> {
     /// most by themselves.
     fn together(&self, steps: &[Step<'_>], cheapest: Option<Cost>) -> Vec<Suggestion> {
         let mut found: Vec<Suggestion> = Vec::new();
-        for cost in [Cost::Nothing, Cost::Time, Cost::Arithmetic, Cost::Training] {
-            if cheapest.is_some_and(|cheapest| cheapest <= cost) || !found.is_empty() && cost == Cost::Training {
+        for cost in [Cost::Nothing, Cost::Time, Cost::Arithmetic, Cost::Training, Cost::Hardware] {
+            if cheapest.is_some_and(|cheapest| cheapest <= cost) || !found.is_empty() && cost >= Cost::Training {
                 break;
             }
             let allowed: Vec<&Step> = steps.iter().filter(|step| step.one.cost <= cost).collect();
@@ -163,7 +179,9 @@ impl Search<'_> {
                 .iter()
                 .enumerate()
                 .all(|(place, at)| set[..place].iter().all(|other| !overlap(steps[*at].one, steps[*other].one)));
-            if dearest == Some(cost) && apart {
+            // More cards or larger ones, not both.
+            let machines = set.iter().filter(|at| steps[**at].one.cost == Cost::Hardware).count();
+            if dearest == Some(cost) && apart && machines <= 1 {
                 let saved = |at: &usize| self.now.process.saturating_sub(steps[*at].tried.totals.process);
                 sets.push((set.iter().map(saved).fold(0, u64::saturating_add), set.to_vec()));
             }

@@ -7,7 +7,7 @@ use crate::ask::request;
 use crate::ask::{Kept, Request, Surroundings, resolve, tree};
 use crate::memory::simulation;
 use crate::model::Model;
-use crate::plan::{Fault, Gpu, InferPlan, RunPlan, TrainPlan};
+use crate::plan::{Fault, Gpu, InferPlan, ModelCode, RunPlan, TrainPlan};
 use crate::report::Totals;
 use crate::report::cost::{StepCost, of_simulation};
 
@@ -55,6 +55,18 @@ pub fn attempt(model: &Model, request: &Request, around: &Surroundings<'_>, kept
         _ => None,
     };
     Ok(Tried { request: request.clone(), totals, fits, cost, plan })
+}
+
+/// Whether a plan cannot fit whatever its steps take: the weights of a model that is whole on one card are there all the time.
+pub fn is_hopeless(model: &Model, plan: &RunPlan, kept: Kept) -> bool {
+    let RunPlan::Train(plan) = plan else { return false };
+    let whole = plan.parallel.is_none()
+        && plan.quantization.is_none()
+        && model.config()["quantization_config"].is_null()
+        && plan.model_code == ModelCode::Transformers
+        && plan.objective.is_plain();
+    let weights = model.elements().saturating_mul(plan.weights.size());
+    whole && weights > plan.gpu.memory.saturating_sub(kept.of(plan.gpu.memory))
 }
 
 /// Tries a request with a change over it.

@@ -125,12 +125,15 @@ pub(super) fn media(model: &Model, draft: &mut Draft<'_>, inputs: Inputs, name: 
     if !draft.faults.is_empty() || (plain && !given) {
         return;
     }
-    let Ok(program) = model.program(inputs.clone()) else { return };
+    let Ok(program) = model.shared_program(inputs.clone()) else { return };
     if let Some([media, tokens]) = program.crowded {
         let each = media.div_ceil(inputs.batch.max(1));
         let what = format!("images fill {media} tokens, and the batch has {tokens}");
         let path = if inputs.images.is_some() { "batch.images" } else { "batch.seq_len" };
         return draft.faults.add(Fault::new(path, what).or_set("batch.seq_len", each).or("give fewer images"));
+    }
+    if !given && !draft.states("batch.seq_len") {
+        return;
     }
     for unused in model.unused_inputs(&inputs).unwrap_or_default() {
         if draft.states(&format!("batch.{unused}")) {

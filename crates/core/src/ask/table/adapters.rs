@@ -88,6 +88,15 @@ pub(super) const ROWS: &[Setting] = &[
     .value("TYPE")
     .from("bf16, as QLoRA is run")
     .on(Topic::Adapters, PEFT.and(Scope::GENERATE)),
+    setting(
+        "quantization.experts",
+        "quantize-moe-experts",
+        Kind::Switch,
+        "Experts that are one tensor are packed too (bitsandbytes' replace_parameter_4bit, axolotl's option of this name)",
+    )
+    .from("off: bitsandbytes packs linears")
+    .on(Topic::Adapters, Scope::ONE_CARD)
+    .example("--quantize-moe-experts --qlora"),
     setting("quantization.prepare", "no-prepare-kbit", Kind::Off, "prepare_model_for_kbit_training is not called")
         .from("as QLoRA is run")
         .on(Topic::Adapters, PEFT)

@@ -16,7 +16,12 @@ pub(super) struct FreeList {
     lately: [(u64, ClassId); SLOTS],
     /// How many classes have no block.
     empty: usize,
+    /// A block of a size that has no class: mostly what is left of one that is cut again and again, each time to another size.
+    spare: Option<Spare>,
 }
+
+/// A block outside of all classes: its size, address and number.
+type Spare = (u64, u64, BlockId);
 
 type ClassId = u32;
 
@@ -32,7 +37,14 @@ struct Class {
 
 impl Default for FreeList {
     fn default() -> Self {
-        Self { classes: Vec::new(), order: Vec::new(), filled: Bits::default(), lately: [(0, 0); SLOTS], empty: 0 }
+        Self {
+            classes: Vec::new(),
+            order: Vec::new(),
+            filled: Bits::default(),
+            lately: [(0, 0); SLOTS],
+            empty: 0,
+            spare: None,
+        }
     }
 }
 
@@ -42,10 +54,26 @@ impl FreeList {
 
     /// Takes the block that fits best, unless `refuses` its size.
     pub(super) fn take(&mut self, size: u64, refuses: impl Fn(u64) -> bool) -> Option<BlockId> {
-        let class = self.best_fit(size).filter(|class| !refuses(self.classes[*class].size))?;
+        let class = self.best_fit(size);
+        if let Some((spare, address, id)) = self.spare.filter(|(spare, ..)| *spare >= size) {
+            let first = |class: &Class| (class.size, class.blocks.front().map_or(0, |(address, _)| *address));
+            if class.is_none_or(|class| (spare, address) < first(&self.classes[class])) {
+                self.spare = self.spare.filter(|_| refuses(spare));
+                return (!refuses(spare)).then_some(id);
+            }
+        }
+        let class = class.filter(|class| !refuses(self.classes[*class].size))?;
         let taken = self.classes[class].blocks.pop_front().map_or(NONE, |(_, id)| id);
         self.ran_out(class);
         Some(taken)
+    }
+
+    /// Puts the spare block where the others are.
+    fn settle(&mut self) {
+        if let Some((size, address, id)) = self.spare.take() {
+            let class = self.class(size).unwrap_or_else(|| self.new_class(size));
+            self.insert_in(class, address, id);
+        }
     }
 
     /// Takes the block that fits best, or the next one in order as long as `better` prefers it.
@@ -54,6 +82,7 @@ impl FreeList {
         size: u64,
         better: impl Fn(BlockId, BlockId) -> bool,
     ) -> Option<BlockId> {
+        self.settle();
         let class = |place: usize| self.order[place].1 as usize;
         let next = |(place, index): (usize, usize)| match self.classes[class(place)].blocks.len() - index {
             1 => self.filled.next(place + 1).map(|place| (place, 0)),
@@ -93,7 +122,16 @@ impl FreeList {
     }
 
     pub(super) fn insert(&mut self, size: u64, address: u64, id: BlockId) {
-        let class = self.class(size).unwrap_or_else(|| self.new_class(size));
+        match self.class(size) {
+            Some(class) => self.insert_in(class, address, id),
+            None => {
+                self.settle();
+                self.spare = Some((size, address, id));
+            }
+        }
+    }
+
+    fn insert_in(&mut self, class: usize, address: u64, id: BlockId) {
         let Class { blocks, place, .. } = &mut self.classes[class];
         if blocks.is_empty() {
             self.empty -= 1;
@@ -116,6 +154,10 @@ impl FreeList {
     }
 
     pub(super) fn remove(&mut self, size: u64, address: u64) {
+        if self.spare.is_some_and(|(_, spare, _)| spare == address) {
+            self.spare = None;
+            return;
+        }
         let Some(class) = self.class(size) else { return };
         let blocks = &mut self.classes[class].blocks;
         if let Ok(place) = blocks.binary_search_by_key(&address, |(known, _)| *known) {
@@ -150,6 +192,7 @@ impl FreeList {
 
     /// Takes out all blocks of which `gone` is true.
     pub(super) fn remove_where(&mut self, gone: impl Fn(BlockId) -> bool) -> Vec<BlockId> {
+        self.settle();
         let mut removed = Vec::new();
         for class in &mut self.classes {
             removed.extend(class.blocks.iter().map(|(_, id)| *id).filter(|id| gone(*id)));
@@ -161,7 +204,7 @@ impl FreeList {
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.classes.iter().map(|class| class.blocks.len()).sum()
+        self.classes.iter().map(|class| class.blocks.len()).sum::<usize>() + usize::from(self.spare.is_some())
     }
 }
 

@@ -73,8 +73,8 @@ struct Allocator {
     /// Small and large blocks, one pair per stream.
     pools: Vec<Pool>,
     streams: Vec<Stream>,
-    /// The block of every storage that lives.
-    blocks: Vec<BlockId>,
+    /// The block of every storage that lives, and the pool that it is in.
+    blocks: Vec<(BlockId, u32)>,
     allocated: u64,
     reserved: u64,
     requested: u64,
@@ -91,7 +91,7 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         options,
         pools: Vec::new(),
         streams: Vec::new(),
-        blocks: vec![NONE; log.storages.len()],
+        blocks: vec![(NONE, 0); log.storages.len()],
         allocated: 0,
         reserved: 0,
         requested: 0,
@@ -100,8 +100,11 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         asked_driver: 0,
         space: AddressSpace::new(options.addresses),
     };
+    let mut last = None;
     for storage in &log.storages {
-        allocator.first_pool(storage.stream);
+        if last.replace(storage.stream) != Some(storage.stream) {
+            allocator.first_pool(storage.stream);
+        }
     }
     let mut run = Run::default();
     run.events(&mut allocator, log, capacity);
@@ -223,7 +226,7 @@ impl Allocator {
                 block
             }
         };
-        self.blocks[id.0 as usize] = block;
+        self.blocks[id.0 as usize] = (block, pool as u32);
         self.allocated += size;
         fits
     }
@@ -233,11 +236,10 @@ impl Allocator {
     }
 
     fn free(&mut self, id: StorageId, storage: &StorageInfo) {
-        let block = std::mem::replace(&mut self.blocks[id.0 as usize], NONE);
+        let (block, pool) = std::mem::replace(&mut self.blocks[id.0 as usize], (NONE, 0));
         if block != NONE {
-            let (_, pool) = self.place(storage);
             self.requested -= storage.bytes;
-            self.allocated -= self.pools[pool].free(block);
+            self.allocated -= self.pools[pool as usize].free(block);
         }
     }
 
@@ -252,7 +254,12 @@ impl Allocator {
     }
 
     /// The place of a stream's small pool; its large one is the next.
+    #[inline]
     fn first_pool(&mut self, stream: Stream) -> usize {
+        // Most is on the stream that was first.
+        if self.streams.first() == Some(&stream) {
+            return 0;
+        }
         let at = self.streams.iter().position(|known| *known == stream).unwrap_or_else(|| {
             self.streams.push(stream);
             self.pools.extend([Pool::new(true, self.options), Pool::new(false, self.options)]);

@@ -1,6 +1,7 @@
 //! `predict_with_generate`: `Seq2SeqTrainer.prediction_step` generates from a batch before it goes forward for its loss.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::dtype::DType;
 use crate::memory::infer::batch::Batch;
@@ -51,7 +52,7 @@ pub(super) fn run(
         store.begin(past);
         let inputs = batch.bind(torch, program);
         let (parameters, wrapped, store) = (ready.parameters.clone(), Rc::clone(&wrapped), Some(Rc::clone(store)));
-        let runner = Runner::with(Rc::clone(program), parameters, inputs, settings, wrapped, store);
+        let runner = Runner::with(Arc::clone(program), parameters, inputs, settings, wrapped, store);
         let outputs = Rc::new(runner.hooked(ready.hooks.clone())).forward(torch);
         match settings.autocast {
             Some(_) => torch.in_category(Category::Logits, |torch| {

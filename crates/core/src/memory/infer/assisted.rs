@@ -5,7 +5,7 @@
 //! takes the prompt along. What a check left behind (its logits, twice in fp32, and the assistant's) is alive until the
 //! next one has replaced it. How many drafted tokens are accepted depends on data: the plan says which end is assumed.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::batch::{Batch, longer};
 use super::choose;
@@ -109,7 +109,7 @@ impl Run<'_> {
     pub(super) fn assisted(
         &mut self,
         model: &Model,
-        prompt: &Rc<Program>,
+        prompt: &Arc<Program>,
         helper: Option<(&Helper, Loaded)>,
     ) -> Result<(), PlanError> {
         let plan = self.plan;
@@ -143,7 +143,7 @@ impl Run<'_> {
             };
             let inputs = plan.checking_inputs(length, drafted, index == 0);
             let past = inputs.past;
-            let program = Rc::new(model.program(inputs)?);
+            let program = Arc::new(model.program(inputs)?);
             let batch = self.batch.with_candidates(&mut self.torch, candidates, drafted);
             let outputs = self.model.pass(&mut self.torch, &batch, &program, past);
             held.outputs = outputs;
@@ -252,7 +252,7 @@ impl Drafting<'_> {
                 (0, false) => (2, length.saturating_sub(2)),
                 _ => (1, length.saturating_add(step).saturating_sub(1)),
             };
-            let program = Rc::new(self.helper.model.program(plan.inputs(new, past))?);
+            let program = Arc::new(self.helper.model.program(plan.inputs(new, past))?);
             let layers = growing(&program);
             let new_store = || Store::new(CacheImplementation::Dynamic, 0, layers);
             self.loaded.store.get_or_insert_with(new_store).batch_experts(step > 0);

@@ -167,6 +167,15 @@ impl Batch {
         });
     }
 
+    /// All of it goes.
+    pub(in crate::memory) fn let_go(&mut self, torch: &mut Torch) {
+        self.ids = torch.phantom(self.ids.shape, DType::I64);
+        self.mask = None;
+        self.positions = None;
+        self.media.clear();
+        self.encoder = None;
+    }
+
     /// The chosen tokens joined to the ids.
     pub(in crate::memory) fn append(&mut self, torch: &mut Torch) {
         self.ids = torch.in_category(Category::Batch, |torch| longer(torch, &self.ids, 1));

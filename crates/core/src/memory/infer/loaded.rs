@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::batch::Batch;
 use crate::memory::adapters::{self, Made};
@@ -85,7 +86,7 @@ impl Loaded {
     }
 
     /// One pass over a batch, with so many positions cached.
-    pub(super) fn pass(&self, torch: &mut Torch, batch: &Batch, program: &Rc<Program>, past: u64) -> Vec<Tensor> {
+    pub(super) fn pass(&self, torch: &mut Torch, batch: &Batch, program: &Arc<Program>, past: u64) -> Vec<Tensor> {
         if let Some(store) = &self.store {
             store.begin(past);
         }
@@ -101,7 +102,7 @@ impl Loaded {
         let stored = ids().filter_map(|(id, p)| Some((id, self.stored.get(&p.name)?.clone()))).collect();
         let wrapped = Rc::new(Wrapped { quantised, stored, ..Wrapped::default() });
         let cache = self.store.as_ref().map(Rc::clone);
-        let runner = Rc::new(Runner::with(Rc::clone(program), parameters, inputs, self.settings, wrapped, cache));
+        let runner = Rc::new(Runner::with(Arc::clone(program), parameters, inputs, self.settings, wrapped, cache));
         runner.forward(torch)
     }
 }

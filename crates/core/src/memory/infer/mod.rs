@@ -11,17 +11,19 @@ pub(super) mod choose;
 mod loaded;
 pub(super) mod within;
 
-use std::rc::Rc;
+use std::sync::Arc;
 
+use super::depth::{self, Beside};
 use super::device::Device;
-use super::log::{Category, Event, Log};
+use super::log::{Category, Event, Log, SharedLog};
 use super::lower::cache::Store;
 use super::phase::Work;
+use super::repeat::{Start, StepRange, Tape};
 use super::stored;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::model::op::{CacheKind, Input, Op};
-use crate::model::{Model, Program, Step, Task};
+use crate::model::{Inputs, Model, Program, Step, Task};
 use crate::plan::{CacheImplementation, Choice, Fault, InferPlan, PlanError};
 use assisted::Helper;
 use batch::Batch;
@@ -33,7 +35,7 @@ pub const ALL_STEPS: u64 = 512;
 const EDGE_STEPS: u64 = 16;
 
 /// Runs `generate` (or one forward pass, twice, without new tokens) and returns the prompt's program and what happened.
-pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log, Vec<String>), PlanError> {
+pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Arc<Program>, Log, Vec<String>), PlanError> {
     plan.check_on(model)?;
     refuse(model, plan)?;
     let uncached;
@@ -52,12 +54,10 @@ pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Rc<Program>, Log, Ve
         }
         None => plan,
     };
-    let mut torch = Torch::new(Device::of(&plan.gpu));
-    torch.grad_enabled = false;
-    torch.training = false;
+    let mut torch = new_torch(plan);
     let decoder = plan.new_tokens > 0 && beside_encoder(model);
     let prompt = if decoder { plan.decoder_inputs(0) } else { plan.inputs(plan.batch.seq_len, 0) };
-    let program = Rc::new(model.program(prompt)?);
+    let program = model.shared_program(prompt)?;
     if matches!(plan.cache, CacheImplementation::Quantized(_)) && program.steps.iter().any(needs_width) {
         // `QuantizedCache` raises a ValueError for any other kind of layer.
         let what =
@@ -165,12 +165,12 @@ impl<'a> Run<'a> {
     }
 
     /// One pass.
-    fn pass(&mut self, program: &Rc<Program>, past: u64) -> Vec<Tensor> {
+    fn pass(&mut self, program: &Arc<Program>, past: u64) -> Vec<Tensor> {
         self.model.pass(&mut self.torch, &self.batch, program, past)
     }
 
     /// `model(**batch)` twice: the first pass makes workspaces, the second is what all later ones are.
-    fn forward_twice(&mut self, program: &Rc<Program>) {
+    fn forward_twice(&mut self, program: &Arc<Program>) {
         for work in [Work::FirstPass, Work::SecondPass] {
             self.phase(work);
             self.model.store = (self.plan.cache != CacheImplementation::None)
@@ -181,13 +181,43 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn generate(&mut self, model: &Model, prompt: &Rc<Program>) -> Result<(), PlanError> {
+    fn generate(&mut self, model: &Model, prompt: &Arc<Program>) -> Result<(), PlanError> {
         let plan = self.plan;
-        let decoder = beside_encoder(model);
-        // The decoder beside an encoder begins with one token of its own.
-        let first = if decoder { 1 } else { plan.batch.seq_len };
+        self.begin(model, prompt);
+        let first = first_tokens(model, plan);
+        let tokens = plan.stop_after.unwrap_or(plan.new_tokens).min(plan.new_tokens);
+        let pasts: Vec<u64> = steps(first, tokens.saturating_sub(1)).collect();
+        let mut few = match pasts.len() > ENOUGH {
+            true => Few::beside(model, plan)?,
+            false => Beside::default(),
+        };
+        // Beams copy the cache in another order after each token, which is no layer's doing.
+        let mut tape = Tape::new(plan.beams == 1);
+        for (done, past) in pasts.iter().enumerate() {
+            let Self { torch, model: loaded, batch, .. } = self;
+            tape.part_or(torch, (*past, 0, pasts.len() - done), &mut few, |torch| {
+                token(torch, (loaded, batch), (model, plan), *past)
+            })?;
+        }
+        let Self { torch, model: loaded, batch, .. } = self;
+        tape.apart(torch, |_| {
+            loaded.store = None;
+            batch.next.clear();
+            Ok(())
+        })?;
+        torch.log.borrow_mut().end_phase();
+        // The caller's batch goes before the model; what of it grew is known by other names.
+        tape.apart(torch, |torch| {
+            batch.let_go(torch);
+            Ok(())
+        })
+    }
+
+    /// The pass over the prompt, and the token that it leads to.
+    fn begin(&mut self, model: &Model, prompt: &Arc<Program>) {
+        let (plan, decoder) = (self.plan, beside_encoder(model));
         self.phase(Work::Generate);
-        let room = first.saturating_add(plan.new_tokens).saturating_sub(1);
+        let room = first_tokens(model, plan).saturating_add(plan.new_tokens).saturating_sub(1);
         let store = Store::new(plan.cache, room, growing(prompt));
         store.batch_experts(plan.beams == 1);
         self.model.store = Some(store);
@@ -197,37 +227,7 @@ impl<'a> Run<'a> {
             let states = outputs.drain(1.min(outputs.len())..);
             self.batch.media.extend(states.map(|states| (Input::Encoded, states)));
         }
-        self.choose(outputs);
-        let tokens = plan.stop_after.unwrap_or(plan.new_tokens).min(plan.new_tokens);
-        for past in steps(first, tokens.saturating_sub(1)) {
-            let inputs = match plan.cache {
-                _ if decoder => plan.decoder_inputs(past),
-                CacheImplementation::None => plan.inputs(past.saturating_add(1), 0),
-                _ => plan.inputs(1, past),
-            };
-            let cached = inputs.past;
-            let program = Rc::new(crate::work::passing(|| model.program(inputs))?);
-            self.batch.grow_to(past.saturating_add(1));
-            let outputs = self.pass(&program, cached);
-            self.choose(outputs);
-        }
-        self.model.store = None;
-        self.batch.next.clear();
-        self.torch.log.borrow_mut().end_phase();
-        Ok(())
-    }
-
-    fn choose(&mut self, outputs: Vec<Tensor>) {
-        let Some(logits) = outputs.into_iter().next() else { return };
-        self.batch.update(&mut self.torch);
-        let before = self.torch.log.borrow_mut().set_category(Category::Logits);
-        let logits = self.batch.next.choose(&mut self.torch, logits, &choose::Choosing::of(self.plan));
-        self.torch.log.borrow_mut().set_category(before);
-        self.batch.append(&mut self.torch);
-        if let (true, Some(store)) = (self.plan.beams > 1, &self.model.store) {
-            store.reorder(&mut self.torch);
-        }
-        drop(logits);
+        choose_next(&mut self.torch, (&self.model, &mut self.batch), plan, outputs);
     }
 
     fn phase(&self, work: Work) {
@@ -238,6 +238,100 @@ impl<'a> Run<'a> {
         let Self { torch, model, batch, .. } = self;
         torch.finish((batch, model))
     }
+}
+
+/// So many passes are worth a shallow model beside the whole.
+const ENOUGH: usize = 8;
+
+/// The same run of a model of few layers.
+struct Few<'a> {
+    model: Model,
+    run: Run<'a>,
+}
+
+impl<'a> Few<'a> {
+    /// Loads it beside the whole and runs its prompt, where layers do the same for every token.
+    fn beside(whole: &Model, plan: &'a InferPlan) -> Result<Beside<Self>, PlanError> {
+        let found = stored::in_inference(whole, plan.quantization.as_ref(), &plan.gpu)?;
+        let model = depth::shallow(whole).filter(|_| plan.beams == 1 && !beside_encoder(whole));
+        let (Some(model), None) = (model, found.stored()) else { return Ok(Beside::default()) };
+        let prompt = Arc::new(model.program(plan.inputs(plan.batch.seq_len, 0))?);
+        let inputs = decoding_inputs(whole, plan, first_tokens(whole, plan));
+        let deep = Arc::new(whole.program(inputs.clone())?);
+        if !depth::is_uniform(&deep) {
+            return Ok(Beside::default());
+        }
+        let program = Arc::new(model.program(inputs)?);
+        let mut torch = new_torch(plan);
+        let weights = Loaded::load(&mut torch, &prompt, plan, None);
+        let mut run = Run::new(torch, weights, &prompt, plan);
+        run.begin(&model, &prompt);
+        Ok(Beside::of(Self { model, run }, deep, program))
+    }
+}
+
+impl depth::Few<u64> for Few<'_> {
+    fn step(&mut self, past: &u64) -> Result<StepRange, PlanError> {
+        let Self { model, run } = self;
+        let start = Start::now(&run.torch.log.borrow());
+        token(&mut run.torch, (&run.model, &mut run.batch), (model, run.plan), *past)?;
+        Ok(start.until(&run.torch.log.borrow()))
+    }
+
+    fn log(&self) -> &SharedLog {
+        &self.run.torch.log
+    }
+}
+
+/// Tokens that the first pass takes: the decoder beside an encoder begins with one of its own.
+fn first_tokens(model: &Model, plan: &InferPlan) -> u64 {
+    if beside_encoder(model) { 1 } else { plan.batch.seq_len }
+}
+
+/// What a pass over one token more is given.
+fn decoding_inputs(model: &Model, plan: &InferPlan, past: u64) -> Inputs {
+    match plan.cache {
+        _ if beside_encoder(model) => plan.decoder_inputs(past),
+        CacheImplementation::None => plan.inputs(past.saturating_add(1), 0),
+        _ => plan.inputs(1, past),
+    }
+}
+
+/// One token more.
+fn token(
+    torch: &mut Torch,
+    (loaded, batch): (&Loaded, &mut Batch),
+    (model, plan): (&Model, &InferPlan),
+    past: u64,
+) -> Result<(), PlanError> {
+    let inputs = decoding_inputs(model, plan, past);
+    let cached = inputs.past;
+    let program = Arc::new(crate::work::passing(|| model.program(inputs))?);
+    batch.grow_to(past.saturating_add(1));
+    let outputs = loaded.pass(torch, batch, &program, cached);
+    choose_next(torch, (loaded, batch), plan, outputs);
+    Ok(())
+}
+
+/// The token that a pass leads to.
+fn choose_next(torch: &mut Torch, (loaded, batch): (&Loaded, &mut Batch), plan: &InferPlan, outputs: Vec<Tensor>) {
+    let Some(logits) = outputs.into_iter().next() else { return };
+    batch.update(torch);
+    let before = torch.log.borrow_mut().set_category(Category::Logits);
+    let logits = batch.next.choose(torch, logits, &choose::Choosing::of(plan));
+    torch.log.borrow_mut().set_category(before);
+    batch.append(torch);
+    if let (true, Some(store)) = (plan.beams > 1, &loaded.store) {
+        store.reorder(torch);
+    }
+    drop(logits);
+}
+
+fn new_torch(plan: &InferPlan) -> Torch {
+    let mut torch = Torch::new(Device::of(&plan.gpu));
+    torch.grad_enabled = false;
+    torch.training = false;
+    torch
 }
 
 /// Layers whose cache grows.

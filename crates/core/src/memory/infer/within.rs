@@ -1,6 +1,7 @@
 //! `generate` inside another run: who runs a pass is the caller's.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::batch::Batch;
 use super::choose::Choosing;
@@ -25,11 +26,11 @@ pub(in crate::memory) struct Within<'a> {
 
 /// A pass over a batch with so many positions in a cache.
 pub(in crate::memory) type Pass<'a> =
-    dyn FnMut(&mut Torch, &Batch, &Rc<Program>, (&Rc<Store>, u64)) -> Vec<Tensor> + 'a;
+    dyn FnMut(&mut Torch, &Batch, &Arc<Program>, (&Rc<Store>, u64)) -> Vec<Tensor> + 'a;
 
 impl Within<'_> {
     /// The program of the prompt, or of the encoder and the decoder's first token.
-    pub(in crate::memory) fn prompt(&self) -> Result<Rc<Program>, PlanError> {
+    pub(in crate::memory) fn prompt(&self) -> Result<Arc<Program>, PlanError> {
         let prompt = self.how.batch.seq_len;
         (self.programs)(if self.decoder { self.how.decoder_inputs(0) } else { self.how.inputs(prompt, 0) })
     }
@@ -39,7 +40,7 @@ impl Within<'_> {
         &self,
         torch: &mut Torch,
         mut batch: Batch,
-        prompt: &Rc<Program>,
+        prompt: &Arc<Program>,
         pass: &mut Pass,
     ) -> Result<Tensor, PlanError> {
         let how = self.how;

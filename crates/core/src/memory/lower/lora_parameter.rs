@@ -6,6 +6,7 @@ use super::lora::LoraWeights;
 use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
+use crate::memory::torch::quantised::QuantisedWeight;
 use crate::model::Shape;
 use crate::model::op::{Binary, ParameterId};
 use smallvec::smallvec;
@@ -14,6 +15,8 @@ use smallvec::smallvec;
 pub(super) enum Matrix<'a> {
     /// The parameter itself.
     Plain(&'a Tensor),
+    /// One that is packed: made in full when it is read, outside of any graph.
+    Packed(&'a QuantisedWeight),
     /// A stack of matrices and the two factors of its change.
     Folded {
         /// The parameter.
@@ -37,6 +40,7 @@ impl Matrix<'_> {
     pub(super) fn get(&self, torch: &mut Torch) -> Tensor {
         match self {
             Self::Plain(tensor) => (*tensor).clone(),
+            Self::Packed(weight) => torch.in_full(weight),
             Self::Folded { base, first, second } => torch.fold_factors(base, first, second),
             Self::Changed { base, change } => torch.binary(Binary::Add, base, change),
         }
@@ -44,6 +48,14 @@ impl Matrix<'_> {
 }
 
 impl Runner {
+    /// A stack of experts as an operation reads it.
+    pub(super) fn experts(&self, torch: &mut Torch, id: ParameterId) -> Matrix<'_> {
+        match self.wrapped.quantised.get(&id) {
+            Some(packed) => Matrix::Packed(packed),
+            None => self.matrix(torch, id),
+        }
+    }
+
     /// A parameter as an operation reads it, with what its adapter prepares on the way in.
     pub(super) fn matrix(&self, torch: &mut Torch, id: ParameterId) -> Matrix<'_> {
         let base = self.parameter(id);

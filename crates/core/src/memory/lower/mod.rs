@@ -48,6 +48,7 @@ mod trl_loss;
 mod variables;
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -104,7 +105,7 @@ pub struct Settings {
 
 /// A program ready to run: its parameters are on the device.
 pub struct Runner {
-    program: Rc<Program>,
+    program: Arc<Program>,
     parameters: Vec<Tensor>,
     inputs: Vec<(ValueId, Tensor)>,
     exits: Vec<usize>,
@@ -126,7 +127,7 @@ pub struct Runner {
 impl Runner {
     /// Binds a program to tensors for its parameters and inputs, some parameters quantised, adapted or replaced.
     pub fn with(
-        program: Rc<Program>,
+        program: Arc<Program>,
         parameters: Vec<Tensor>,
         inputs: Vec<(ValueId, Tensor)>,
         settings: Settings,
@@ -476,8 +477,8 @@ impl Runner {
                     return one(batched_experts::run(torch, spec, weights, biases, input(0), input(2)));
                 }
                 // The adapter of the second is wrapped around that of the first.
-                let down = self.matrix(torch, spec.down);
-                let weights = [self.matrix(torch, spec.gate_up), down];
+                let down = self.experts(torch, spec.down);
+                let weights = [self.experts(torch, spec.gate_up), down];
                 if spec.style == ExpertStyle::Dense {
                     return one(experts::run_dense(torch, spec, weights, input(0)));
                 }

@@ -1,6 +1,6 @@
 //! The ranks of a run that differ: one for every pipeline stage.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::architecture::Architecture;
 use crate::memory::simulation::Simulation;
@@ -48,7 +48,7 @@ pub fn ranks(model: &Model, plan: &TrainPlan) -> Result<Vec<RankSimulation>, Pla
         return Ok(Vec::new());
     };
     parallel.check(plan, &ModelSizes::of(model.config(), plan.batch.seq_len))?;
-    let program = Rc::new(model.program(plan.batch.training_inputs())?);
+    let program = model.shared_program(plan.batch.training_inputs())?;
     let architecture = Architecture::of(&program)?.with_fp8(options.fp8);
     architecture.check(options)?;
     let mut list = Vec::new();
@@ -61,7 +61,7 @@ pub fn ranks(model: &Model, plan: &TrainPlan) -> Result<Vec<RankSimulation>, Pla
         let others: u64 = process.iter().map(|part| part.bytes).sum();
         let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
         let simulation = Simulation {
-            program: Rc::clone(&program),
+            program: Arc::clone(&program),
             log,
             replay,
             process,

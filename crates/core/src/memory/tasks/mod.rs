@@ -229,7 +229,7 @@ fn other_model(path: &str, other: &OtherModel, auto_class: &str) -> Result<Model
 
 /// The programs of another model.
 fn programs_of(model: Model) -> Rc<Programs<'static>> {
-    Rc::new(move |inputs| Ok(Rc::new(model.program(inputs)?)))
+    Rc::new(move |inputs| Ok(model.shared_program(inputs)?))
 }
 
 /// Runs something as a phase of a micro-batch.

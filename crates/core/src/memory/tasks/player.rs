@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::dtype::DType;
 use crate::memory::adapters::{self, Made};
@@ -31,7 +32,7 @@ pub(in crate::memory) struct Player<'a> {
     pub(in crate::memory) widens: bool,
     /// Whether adapters are switched off (`disable_adapter`).
     pub(in crate::memory) adapters_off: bool,
-    pub(in crate::memory) known: BTreeMap<(u64, u64, bool, bool), Rc<Program>>,
+    pub(in crate::memory) known: BTreeMap<(u64, u64, bool, bool), Arc<Program>>,
 }
 
 /// A batch on the card.
@@ -56,7 +57,7 @@ pub(super) enum End {
 
 impl<'a> Player<'a> {
     /// The program of the plan's own batch.
-    pub(super) fn first_program(&self, plan: &TrainPlan) -> Result<Rc<Program>, PlanError> {
+    pub(super) fn first_program(&self, plan: &TrainPlan) -> Result<Arc<Program>, PlanError> {
         (self.programs)(plan.batch.training_inputs())
     }
 
@@ -102,12 +103,12 @@ impl<'a> Player<'a> {
         let labels = matches!(end, End::Scores(_) | End::Hidden);
         let key = (rows, seq, given.padded, labels);
         let program = match self.known.get(&key) {
-            Some(program) => Rc::clone(program),
+            Some(program) => Arc::clone(program),
             None => {
                 let batch =
                     Batch { batch_size: rows, seq_len: seq, mask: true, padded: given.padded, ..Batch::default() };
                 let program = (self.programs)(Inputs { labels, ..batch.training_inputs() })?;
-                self.known.insert(key, Rc::clone(&program));
+                self.known.insert(key, Arc::clone(&program));
                 program
             }
         };
@@ -136,7 +137,7 @@ impl<'a> Player<'a> {
     pub(super) fn cached_pass(
         &self,
         torch: &mut Torch,
-        program: &Rc<Program>,
+        program: &Arc<Program>,
         (given, store): (&Given, &Rc<Store>),
         past: u64,
     ) -> Vec<Tensor> {
@@ -156,7 +157,7 @@ impl<'a> Player<'a> {
     fn runner(
         &self,
         torch: &mut Torch,
-        program: &Rc<Program>,
+        program: &Arc<Program>,
         (given, end): (&Given, End),
         settings: Settings,
         store: Option<Rc<Store>>,
@@ -193,7 +194,7 @@ impl<'a> Player<'a> {
             wrapped.scales.clear();
         }
         let runner =
-            Runner::with(Rc::clone(program), self.parameters.clone(), inputs, settings, Rc::new(wrapped), store);
+            Runner::with(Arc::clone(program), self.parameters.clone(), inputs, settings, Rc::new(wrapped), store);
         Rc::new(runner.hooked(self.hooks.clone()))
     }
 }

@@ -34,7 +34,7 @@ const KEYS: &[Row] = &[
     ),
     Row(
         "load_in_4bit load_in_8bit bnb_config_kwargs.bnb_4bit_use_double_quant bnb_config_kwargs.bnb_4bit_quant_type \
-         bnb_config_kwargs",
+         bnb_config_kwargs quantize_moe_experts",
         Sense::Read("quantization"),
     ),
     Row("bf16 fp16 bfloat16 float16 float32 torch_dtype", Sense::Read("weights, autocast")),
@@ -93,10 +93,6 @@ const KEYS: &[Row] = &[
     Row(
         "flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp flash_attn_fuse_qkv s2_attention",
         Sense::Said("flash-attn's fused layers are not simulated: transformers' own keep more"),
-    ),
-    Row(
-        "quantize_moe_experts",
-        Sense::Said("4-bit experts are not simulated: experts in one tensor stay as they are, which is far more"),
     ),
     Row(
         "llama4_linearized_experts",
@@ -222,6 +218,15 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         reader.set("quantization.scheme", if eight { "int8" } else { "nf4" });
         if let Some(double) = reader.switch("bnb_config_kwargs.bnb_4bit_use_double_quant") {
             reader.set("quantization.double", double);
+        }
+        let spreads = ["fsdp", "fsdp_config", "deepspeed"].iter().any(|key| reader.has(key));
+        match reader.is_on("quantize_moe_experts") {
+            true if eight || spreads => reader.say(
+                "quantize_moe_experts",
+                "experts in 8 bits, or in 4 under an engine, are not simulated: they stay whole, which is far more",
+            ),
+            true => reader.set("quantization.experts", true),
+            false => {}
         }
     }
     if adapter {

@@ -6,6 +6,7 @@
 mod stages;
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use self::stages::{Cut, Stack};
 use super::fsdp2;
@@ -88,7 +89,7 @@ impl PipelineOf<'_> {
             trained.extend_from_slice(engine.trained());
             let patches = Rc::new(loaded.wrapped);
             let bind = |program: &Program, parameters: Vec<Tensor>| {
-                Runner::with(Rc::new(program.clone()), parameters, inputs.clone(), settings, Rc::clone(&patches), None)
+                Runner::with(Arc::new(program.clone()), parameters, inputs.clone(), settings, Rc::clone(&patches), None)
             };
             let loss = cut.loss.as_ref().map(|loss| Rc::new(bind(&with_labels(loss, program), Vec::new())));
             let runner = Rc::new(bind(&cut.program, loaded.parameters).hooked(Rc::clone(&engine).hooks()));
