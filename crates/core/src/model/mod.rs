@@ -12,6 +12,7 @@
 //! | [`families`] | one file per family, and the table of all |
 //! | [`facts`], [`tensor_plans`] | what libraries know of a family, which its file states |
 //! | [`inventory`] | counts: parameters, caches, active experts |
+//! | [`learned`] | types whose parameters were learned from the library that defines them |
 //! | [`assumed`] | configs of types that no family reads |
 //! | [`sized`] | a usual decoder of given sizes, where there is no config |
 
@@ -25,6 +26,7 @@ pub mod graph;
 pub mod inputs;
 pub mod inventory;
 mod layers;
+pub mod learned;
 mod names;
 pub mod op;
 pub mod program;
@@ -197,7 +199,10 @@ impl Model {
         (self.family.build)(&Config::new(&self.config)?, self.task, &mut graph)?;
         let mut program = graph.finish()?;
         let facts = &self.family.facts;
-        program.registration = registration::order(facts.registration, &program.parameters);
+        // A learned table has the order in which the library registers.
+        if !std::ptr::eq(self.family, &learned::FAMILY) && !std::ptr::eq(self.family, &learned::program::FAMILY) {
+            program.registration = registration::order(facts.registration, &program.parameters);
+        }
         if loads {
             program.tied = registration::tied(facts.registration, &program.parameters, &program.aliases);
         }

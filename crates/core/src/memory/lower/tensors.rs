@@ -39,6 +39,7 @@ pub(super) fn lower<'a>(
         Op::Contiguous => torch.contiguous(x()),
         Op::Expand => torch.expand(x(), shape),
         Op::Slice { dim, step, .. } => torch.slice(x(), *dim, shape.size(i64::from(*dim)), *step),
+        Op::Select(dim) => torch.select(x(), *dim),
         Op::Split(dim) => {
             let parts: Vec<u64> = outputs.iter().map(|v| shapes[v.0 as usize].size(i64::from(*dim))).collect();
             return torch.split(x(), *dim, &parts).into_iter().map(Some).collect();
