@@ -128,6 +128,9 @@ class Point:
                 model = getattr(transformers, auto_class).from_config(config)
         finally:
             READS.on = False
+        # What the class puts there itself, whatever a config says.
+        after = dict(leaves(config.to_dict()))
+        self.own = {path for path, value in leaves(built) if after.get(path) != value}
         self.model_class = type(model).__name__
         self.reads = READS.seen
         self.layers = {id(m): n for n, m in model.named_modules()}
@@ -856,7 +859,7 @@ class Learner:
             elif path in self.whole.lists:
                 defaults[path] = self.whole.lists[path]
         table.update(
-            {"class": self.whole.model_class, "fixed": sorted(p for p in self.fixed if p in self.whole.env),
+            {"class": self.whole.model_class, "fixed": sorted(p for p in self.fixed if p in self.whole.env and p not in self.whole.own),
              "defaults": defaults, "tied": sorted(self.whole.tied)}
         )
         # Configs may use the names that all models share.

@@ -165,4 +165,41 @@ def fit(values, envs, names):
                     for cost, text in sums(scaled, envs, rest):
                         if best is None or cost + 2 < best[0]:
                             best = (cost + 2, f"{factor}*({text})")
-    return best and best[1]
+    return best[1] if best else windows(values, envs, names)
+
+
+def windows(values, envs, names):
+    """A product of `(name+shift)/step`, rounded down, one for each name, perhaps with a constant beside it: what strides leave."""
+    base = envs[0]
+    for beside in (0, 1, 2):
+        own = [value - beside for value in values]
+        if own[0] <= 0:
+            continue
+        factors, scale = [], own[0]
+        for name in names:
+            alone = [(env[name], value) for env, value in zip(envs, own) if all(env[n] == base[n] for n in names if n != name)]
+            if all(value == own[0] for _, value in alone):
+                continue
+            found = window(alone, base[name])
+            if found is None:
+                break
+            shift, step = found
+            factors.append((name, shift, step))
+            scale /= (base[name] + shift) // step
+        else:
+            worth = lambda env: scale * product((env[n] + shift) // step for n, shift, step in factors)
+            if scale.denominator == 1 and factors and all(worth(env) == value for env, value in zip(envs, own)):
+                parts = [f"(({n}{f'+{shift}' if shift else ''})/{step})" if (shift or step > 1) else n for n, shift, step in factors]
+                text = "*".join(([str(scale.numerator)] if scale != 1 else []) + parts)
+                return text + (f"+{beside}" if beside else "")
+    return None
+
+
+def window(alone, start):
+    """The shift and step with which values are in proportion to `(size+shift)/step`, the smallest step first."""
+    for step in (1, 2, 4, 8, 14, 16, 32, 64, 3, 5, 6, 7, 10, 12, 20, 24, 28, 40, 48, 56, 80, 96, 112, 128, 160, 320):
+        for shift in range(step):
+            at = (start + shift) // step
+            if at and alone[0][1] % at == 0 and all(value * at == alone[0][1] * ((size + shift) // step) for size, value in alone):
+                return shift, step
+    return None

@@ -19,6 +19,7 @@ import sys
 import traceback
 import warnings
 import weakref
+from math import gcd
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -56,31 +57,38 @@ def place():
 
 # ---- operations -----------------------------------------------------------------------------------------------------
 
+# What torch keeps for each, and what its backward pass makes, is the core's: a name stands here only where that is true of it.
 UNARY = {
     "neg": "neg", "exp": "exp", "log": "log", "sqrt": "sqrt", "rsqrt": "rsqrt", "cos": "cos", "sin": "sin", "abs": "abs",
     "square": "square", "reciprocal": "reciprocal", "tanh": "tanh", "sigmoid": "sigmoid", "softplus": "softplus",
     "silu": "silu", "relu": "relu", "logsigmoid": "log_sigmoid", "log_sigmoid": "log_sigmoid", "clamp": "clamp", "clip": "clamp",
-    "clamp_min": "clamp", "clamp_max": "clamp", "hardtanh": "clamp", "relu6": "clamp", "round": "round", "floor": "round", "ceil": "round", "sign": "round",
-    "logical_not": "not", "bitwise_not": "not", "clone": "clone", "expm1": "exp", "log1p": "log", "erf": "sin",
-    "elu": "silu", "leaky_relu": "silu", "gelu": "silu", "hardswish": "silu", "hardsigmoid": "silu", "mish": "silu", "log2": "log", "log10": "log",
+    "clamp_min": "clamp", "clamp_max": "clamp", "round": "round", "floor": "round", "ceil": "round", "sign": "round",
+    "logical_not": "not", "bitwise_not": "not", "clone": "clone",
+    # They keep their input, and one kernel makes the gradient.
+    "elu": "silu", "leaky_relu": "silu", "gelu": "silu", "hardswish": "silu", "hardsigmoid": "silu", "mish": "silu",
+    "hardtanh": "silu", "relu6": "silu",
 }
 BINARY = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "div", "pow": "pow", "maximum": "max", "minimum": "min", "max": "max",
-    "min": "min", "true_divide": "div", "floor_divide": "div", "remainder": "sub", "multiply": "mul", "divide": "div",
-    "subtract": "sub", "rsub": "sub", "fmod": "sub", "bitwise_and": "add", "logical_and": "add", "bitwise_or": "add",
-    "logical_or": "add", "bitwise_xor": "add", "atan2": "div", "addcmul": "mul",
+    "min": "min", "true_divide": "div", "multiply": "mul", "divide": "div", "subtract": "sub", "rsub": "sub",
 }
-COMPARE = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "equal", "greater", "less", "isin"}
+# What may run where no gradient passes: an output of its size is all that is left of it.
+PLAIN = {
+    "expm1", "log1p", "log2", "log10", "erf", "atan2", "addcmul", "floor_divide", "remainder", "fmod", "bitwise_and", "logical_and", "bitwise_or",
+    "logical_or", "bitwise_xor", "logical_xor", "cumprod", "flip", "bucketize", "index_select", "take_along_dim", "masked_scatter", "exp2",
+    "bitwise_left_shift", "bitwise_right_shift", "outer", "prod", "std", "scatter", "index_put", "index_add", "scatter_add", "diff", "isin",
+}
+COMPARE = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "greater", "less"}
 FILL = {
     "zeros", "ones", "empty", "full", "arange", "tensor", "scalar_tensor", "linspace", "rand", "randn", "randint", "eye",
     "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "new_empty",
     "new_tensor", "tril_indices", "triu_indices", "randperm", "as_tensor", "lift_fresh", "bernoulli", "hann_window", "argmax", "argmin",
-    "argsort", "bincount", "histc", "searchsorted", "bucketize", "multinomial", "any", "all", "_to_copy_int",
+    "any", "all",
 }
-REDUCE = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "max", "var": "variance", "std": "variance", "norm": "norm",
-          "logsumexp": "log_sum_exp", "prod": "sum", "vector_norm": "norm", "linalg_vector_norm": "norm", "linalg_norm": "norm"}
+REDUCE = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "max", "var": "variance", "norm": "norm",
+          "logsumexp": "log_sum_exp", "vector_norm": "norm", "linalg_vector_norm": "norm"}
 RESHAPES = {"view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as", "reshape_as", "_unsafe_view", "ravel", "_reshape_alias",
-            "view_as_real", "view_as_complex", "alias", "detach", "real", "imag"}
+            "view_as_real", "view_as_complex", "alias"}
 QUIET = {"size", "dim", "numel", "shape", "stride", "is_contiguous", "dtype", "device", "requires_grad", "is_floating_point", "element_size",
          "ndim", "is_cuda", "data_ptr", "storage_offset", "nelement", "__len__", "requires_grad_", "is_complex", "layout", "is_sparse", "grad_fn",
          "is_leaf", "__hash__", "__repr__", "__format__", "grad", "is_nested", "get_device", "is_meta", "names", "itemsize", "is_quantized", "result_type",
@@ -107,7 +115,9 @@ class Recorder:
         self.buffers = {id(buffer): name for name, buffer in model.named_buffers()}
         self.held = {}
         self.ids = {}
-        self.inside = 0
+        self.trained = {id(parameter) for parameter in model.parameters() if id(parameter) in TRAINED}
+        # Values that a gradient passes through.
+        self.needs = set()
 
     # -- values --
 
@@ -152,6 +162,8 @@ class Recorder:
         if key in self.parameters:
             out = self.new(tensor, hold=True)
             self.write("parameter", self.here(), [], [out], self.parameters[key])
+            if key in self.trained:
+                self.needs.add(self.ids[key])
             return self.ids[key]
         if key in self.buffers:
             out = self.new(tensor, hold=True)
@@ -165,11 +177,22 @@ class Recorder:
     def here(self):
         return self.stack[-1]
 
-    def record(self, name, inputs, result, *attributes, module=None):
+    def needed(self, tensors):
+        """Whether a gradient passes through any of them."""
+        return any(self.of(x) in self.needs for x in tensors if isinstance(x, torch.Tensor))
+
+    def record(self, name, inputs, result, *attributes, module=None, weights=()):
+        """A step; `weights` are parameters that it names instead of reading them."""
         if any(result is x for x in inputs if isinstance(x, torch.Tensor)):
             return result
         ins = [self.of(x) for x in inputs]
-        outs = [self.new(t) for t in (result if isinstance(result, (tuple, list)) else [result])]
+        needed = any(value in self.needs for value in ins) or any(id(w) in self.trained for w in weights)
+        if needed and not torch.is_grad_enabled():
+            raise Refused(f"{place()}: no_grad around what a gradient passes through")
+        results = result if isinstance(result, (tuple, list)) else [result]
+        outs = [self.new(t) for t in results]
+        if needed and name not in ("compare", "fill"):
+            self.needs |= {self.ids[id(t)] for t in results if t.is_floating_point() or t.is_complex()}
         self.write(name, self.here() if module is None else module, ins, outs, *attributes)
         return result
 
@@ -188,8 +211,25 @@ class Recorder:
             found = rule(self, func, args, kwargs)
             if found is not NotImplemented:
                 return found
+        if getattr(func, "__module__", "") == "torch.nn.functional" and hasattr(func, "__code__"):
+            # Written in Python: what it calls is what runs.
+            before = {name: getattr(F, name) for name in ASKS}
+            try:
+                for asks in before:
+                    setattr(F, asks, lambda *_: False)
+                with Above(self):
+                    return func(*args, **kwargs)
+            finally:
+                for asks, known in before.items():
+                    setattr(F, asks, known)
         with Below(self):
             return func(*args, **kwargs)
+
+
+# How functions of torch.nn.functional ask whether somebody looks on.
+ASKS = [name for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic") if hasattr(F, name)]
+# Parameters that are trained, while a pass is recorded: then none of them wants a gradient itself, so that Python alone holds tensors.
+TRAINED = set()
 
 
 def tensors_in(tree, found=None):
@@ -239,16 +279,28 @@ def aten(self, func, args, kwargs, result):
     name = func._schema.name.split("::")[-1]
     inputs = tensors_in([args, kwargs])
     if isinstance(result, torch.Tensor) and any(result is x for x in inputs):
-        if name.endswith("_") and name[:-1] in BINARY and len(inputs) > 1:
-            self.in_place(BINARY[name[:-1]], inputs[0], inputs[1])
-        elif name.endswith("_") and name[:-1] in ("copy", "masked_fill", "index_copy", "scatter", "index_put", "index_add"):
-            if len(inputs) > 1:
-                self.in_place("copy", inputs[0], inputs[-1])
+        plain = name.rstrip("_")
+        if not name.endswith("_") or not self.needed(inputs):
+            return
+        if plain in ("add", "sub", "mul") and len(inputs) == 2 and inputs[0].shape == result.shape:
+            self.in_place(BINARY[plain], inputs[0], inputs[1])
+        elif plain in ("add", "sub") and len(inputs) == 1:
+            pass
+        elif plain in ("mul", "div") and len(inputs) == 1:
+            self.in_place("scaled", inputs[0])
+        elif plain == "relu":
+            self.in_place("relu", inputs[0])
+        else:
+            raise Refused(f"{place()}: no rule for torch's {name} where a gradient passes")
         return
     if not tensors_in(result):
         return
     plain = name.rstrip("_")
-    if plain in ("native_dropout", "dropout"):
+    if plain == "detach":
+        if self.needed(inputs):
+            raise Refused(f"{place()}: detach of what a gradient passes through")
+        self.record("reshape", inputs[:1], result)
+    elif plain in ("native_dropout", "dropout"):
         self.record("dropout", inputs[:1], result[0])
     elif plain in ("_to_copy", "to", "type_as"):
         cast(self, inputs[0], result)
@@ -287,19 +339,19 @@ def aten(self, func, args, kwargs, result):
         self.record("softmax", inputs[:1], result, args[1] % max(result.dim(), 1), None)
     elif plain in ("embedding",):
         embedding(self, inputs[1], inputs[0], result)
-    elif plain in ("constant_pad_nd", "pad", "reflection_pad1d", "reflection_pad2d", "replication_pad2d"):
+    elif plain == "constant_pad_nd":
         self.record("pad", inputs[:1], result)
     elif plain in ("topk", "sort"):
         self.record(plain, inputs[:1], list(result))
     elif plain in ("gather",):
         self.record("gather", inputs[:2], result, args[1] % max(result.dim(), 1))
-    elif plain in ("index", "index_select", "take_along_dim"):
+    elif plain == "index":
         self.record("index", inputs[:2], result)
     elif plain in ("where",):
         self.record("where", inputs[:3] if len(inputs) >= 3 else inputs[:1] + inputs[1:] * 2, result)
-    elif plain in ("masked_fill", "masked_scatter"):
-        self.record(plain, inputs[:3], result)
-    elif plain in ("cumsum", "cumprod", "flip"):
+    elif plain == "masked_fill":
+        self.record(plain, inputs[:2], result)
+    elif plain == "cumsum":
         self.record("cumulative_sum", inputs[:1], result, 0)
     elif plain in ("repeat", "tile", "repeat_interleave"):
         self.record("repeated", inputs[:1], result)
@@ -307,22 +359,22 @@ def aten(self, func, args, kwargs, result):
         self.record("roll", inputs[:1], result, 0)
     elif plain in ("tril", "triu"):
         self.record("triangle", inputs[:1], result)
-    elif "pool" in plain or plain in ("im2col", "col2im", "pixel_shuffle", "pixel_unshuffle"):
-        self.record("average_pool", inputs[:1], result[0] if isinstance(result, (tuple, list)) else result)
-    elif plain.startswith("upsample") or plain.startswith("_upsample") or "interpolate" in plain:
+    elif plain in ("max_pool2d_with_indices", "max_pool3d_with_indices"):
+        self.record("max_pool", inputs[:1], list(result))
+    elif plain in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"):
+        self.record("average_pool", inputs[:1], result)
+    elif plain in ("upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"):
         self.record("interpolate", inputs[:1], result)
-    elif "fft" in plain:
+    elif plain in ("_fft_r2c", "_fft_c2c", "_fft_c2r"):
         self.record("fourier", inputs[:1], result)
-    elif plain in ("max", "min") and isinstance(result, (tuple, list)):
-        self.record("topk", inputs[:1], list(result))
     elif plain in REDUCE or (plain in ("max", "min") and len(inputs) == 1):
         reduce(self, inputs[0], result, REDUCE.get(plain, "max"), args[1] if len(args) > 1 else kwargs.get("dim"))
     elif plain in COMPARE:
         self.record("compare", inputs[:1], result)
     elif plain in FILL or not inputs:
         self.record("fill", [], result, NAMES.get(result.dtype, "f32"))
-    elif plain in ("gelu", "mish", "hardswish"):
-        self.record("activation", inputs[:1], result, {"gelu": "gelu", "mish": "mish"}.get(plain, "silu"))
+    elif plain in ("gelu", "mish"):
+        self.record("activation", inputs[:1], result, plain)
     elif plain in UNARY and len(inputs) == 1:
         self.record("unary", inputs[:1], result, UNARY[plain])
     elif plain in BINARY and len(inputs) >= 2:
@@ -331,10 +383,8 @@ def aten(self, func, args, kwargs, result):
         self.record("scalar", inputs[:1], result, BINARY[plain])
     elif plain in ("contiguous", "clone"):
         self.record("contiguous", inputs[:1], result)
-    elif plain in ("nll_loss_forward", "nll_loss2d_forward"):
-        self.record("loss", inputs[:2], result[0], "mean")
-    elif plain in ("mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy"):
-        self.record("loss", inputs[:2], result, "mean_squared")
+    elif plain in PLAIN and not self.needed(inputs) and isinstance(result, torch.Tensor):
+        self.record("fill", [], result, NAMES.get(result.dtype, "f32"))
     else:
         raise Refused(f"{place()}: no rule for torch's {name}")
 
@@ -342,13 +392,16 @@ def aten(self, func, args, kwargs, result):
 Recorder.aten = aten
 
 
-def in_place(self, kind, x, y):
+def in_place(self, kind, x, *others):
     """`x op= y`: `x` gets a new value with the old storage."""
-    old, other = self.of(x), self.of(y)
+    values = [self.of(y) for y in (x, *others)]
+    needed = any(value in self.needs for value in values)
     self.values.pop(id(x), None)
     out = self.new(x, hold=id(x) in self.held)
-    self.write("in_place", self.here(), [old, other], [out], kind)
-    self.steps.append(["free", old])
+    if needed:
+        self.needs.add(self.ids[id(x)])
+    self.write("in_place", self.here(), values, [out], kind)
+    self.steps.append(["free", values[0]])
     self.lines.append("")
 
 
@@ -387,25 +440,37 @@ def reduce(self, x, result, kind, dims):
         result = result[0]
     if isinstance(dims, int):
         dims = [dims]
-    dims = sorted(d % max(x.dim(), 1) for d in dims) if dims else None
-    if dims is not None and len(dims) == x.dim():
-        dims = None
-    if dims is None or len(dims) > 1:
-        return self.record("reduce", [x], result, kind, None if dims is None else dims[0], result.dim() == x.dim())
-    return self.record("reduce", [x], result, kind, dims[0], result.dim() == x.dim())
+    dims = sorted(d % max(x.dim(), 1) for d in dims) if dims else list(range(x.dim()))
+    if len(dims) == x.dim():
+        return self.record("reduce", [x], result, kind, None, False)
+    if len(dims) == 1:
+        return self.record("reduce", [x], result, kind, dims[0], result.dim() == x.dim())
+    if dims != list(range(dims[0], dims[0] + len(dims))):
+        raise Refused(f"{place()}: a {kind} over dimensions that do not lie together")
+    # Together they are one.
+    joined = x.flatten(dims[0], dims[-1])
+    self.record("reshape", [x], joined)
+    if result.dim() < x.dim():
+        return self.record("reduce", [joined], result, kind, dims[0], False)
+    summed = result.flatten(dims[0], dims[-1])
+    self.record("reduce", [joined], summed, kind, dims[0], True)
+    return self.record("reshape", [summed], result)
 
 
 def embedding(self, ids, weight, result):
     owner = self.owner(weight)
     if owner is None:
         return self.record("index", [weight, ids], result)
-    return self.record("embedding", [ids], result, self.parameters[id(weight)], module=owner)
+    return self.record("embedding", [ids], result, self.parameters[id(weight)], module=owner, weights=[weight])
 
 
 def norm(self, kind, x, weights, result):
     names = [self.parameters.get(id(w)) for w in weights if isinstance(w, torch.Tensor)]
     owner = names[0].rpartition(".")[0] if names and names[0] else None
-    return self.record("norm", [x], result, kind, *(names + [None, None])[:2], module=owner)
+    if any(isinstance(w, torch.Tensor) and id(w) not in self.parameters for w in weights):
+        raise Refused(f"{place()}: a norm whose weight is computed")
+    given = [w for w in weights if isinstance(w, torch.Tensor)]
+    return self.record("norm", [x], result, kind, *(names + [None, None])[:2], module=owner, weights=given)
 
 
 def convolution(self, inputs, result):
@@ -415,7 +480,7 @@ def convolution(self, inputs, result):
     if name is None:
         raise Refused(f"{place()}: a convolution whose kernel is computed")
     return self.record("convolution", [x], result, name, self.parameters.get(id(bias)) if bias is not None else None,
-                       module=name.rpartition(".")[0])
+                       module=name.rpartition(".")[0], weights=[w for w in (weight, bias) if w is not None])
 
 
 # ---- rules by name of function ---------------------------------------------------------------------------------------
@@ -444,8 +509,9 @@ def _linear(self, func, args, kwargs):
         product = torch.empty(result.shape, dtype=result.dtype, device="meta") if bias is not None else result
         self.record("matmul", [x, turned], product)
         return self.record("binary", [product, bias], result, "add") if bias is not None else result
+    weights = [w for w in (weight, bias) if w is not None]
     bias = None if bias is None else self.parameters.get(id(bias))
-    return self.record("linear", [x], result, name, bias, module=name.rpartition(".")[0])
+    return self.record("linear", [x], result, name, bias, module=name.rpartition(".")[0], weights=weights)
 
 
 @rule("embedding")
@@ -473,10 +539,23 @@ def _batch_norm(self, func, args, kwargs):
     return norm(self, "batch", bound["input"], [bound.get("weight"), bound.get("bias")], func(*args, **kwargs))
 
 
-@rule("dropout", "feature_dropout", "dropout2d", "alpha_dropout")
+@rule("dropout")
 def _dropout(self, func, args, kwargs):
+    x = args[0] if args else kwargs["input"]
     result = func(*args, **kwargs)
-    return self.record("dropout", [args[0] if args else kwargs["input"]], result)
+    if kwargs.get("inplace") or (len(args) > 3 and args[3]):
+        if self.needed([x]) and self.model.training:
+            raise Refused(f"{place()}: dropout in place")
+        return result
+    return self.record("dropout", [x], result)
+
+
+@rule("feature_dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+def _whole_dropout(self, func, args, kwargs):
+    result = func(*args, **kwargs)
+    if self.model.training and result is not (args[0] if args else kwargs["input"]):
+        raise Refused(f"{place()}: no rule for {func.__name__}")
+    return result
 
 
 @rule("scaled_dot_product_attention")
@@ -494,7 +573,12 @@ def _attention(self, func, args, kwargs):
 def _activation(self, func, args, kwargs):
     x = args[0] if args else kwargs["input"]
     result = func(*args, **kwargs)
-    return self.record("activation", [x], result, func.__name__)
+    if result is x and self.needed([x]):
+        if func.__name__.rstrip("_") != "relu":
+            raise Refused(f"{place()}: {func.__name__} in place")
+        self.in_place("relu", x)
+        return x
+    return self.record("activation", [x], result, func.__name__.rstrip("_"))
 
 
 @rule("softmax")
@@ -528,13 +612,17 @@ def _contiguous(self, func, args, kwargs):
 def _cross_entropy(self, func, args, kwargs):
     bound = dict(zip(("input", "target"), args)) | kwargs
     each = bound.get("reduction") == "none"
+    if bound.get("weight") is not None or bound.get("label_smoothing") or bound["input"].shape == bound["target"].shape:
+        raise Refused(f"{place()}: a cross entropy with weights, smoothing or soft labels")
     return self.record("loss", [bound["input"], bound["target"]], func(*args, **kwargs), "each" if each else "cross_entropy")
 
 
-@rule("mse_loss", "binary_cross_entropy_with_logits", "l1_loss", "smooth_l1_loss")
+@rule("mse_loss", "binary_cross_entropy_with_logits")
 def _mean_squared(self, func, args, kwargs):
     bound = dict(zip(("input", "target"), args)) | kwargs
-    kind = "mean_squared" if func.__name__ != "binary_cross_entropy_with_logits" else "binary"
+    if bound.get("weight") is not None or bound.get("pos_weight") is not None or bound.get("reduction", "mean") != "mean":
+        raise Refused(f"{place()}: {func.__name__} with weights or without its mean")
+    kind = "mean_squared" if func.__name__ == "mse_loss" else "binary"
     return self.record("loss", [bound["input"], bound["target"]], func(*args, **kwargs), kind)
 
 
@@ -610,11 +698,13 @@ def watch(recorder, model):
 
 def run(model, inputs, training, loss):
     """The steps of one forward pass."""
+    TRAINED.update(id(parameter) for parameter in model.parameters() if parameter.requires_grad)
     recorder = Recorder(model)
     handles = watch(recorder, model)
     model.train(training)
+    model.requires_grad_(False)
     try:
-        with torch.no_grad(), Above(recorder):
+        with torch.enable_grad(), Above(recorder):
             kwargs = {}
             for name, (shape, dtype, kind) in inputs.items():
                 tensor = torch.empty(shape, dtype=dtype, device="meta")
@@ -632,6 +722,8 @@ def run(model, inputs, training, loss):
             recorder.write("return", "", [recorder.of(t) for t in returned], [])
             recorder.done = True
     finally:
+        for parameter in model.parameters():
+            parameter.requires_grad_(id(parameter) in TRAINED)
         for handle in handles:
             handle.remove()
     return recorder
@@ -716,6 +808,9 @@ def main():
     print(json.dumps({"learned": {"parameters": len(document["parameters"]), "steps": len(document["forward"]["steps"])}}), flush=True)
 
 
+ODD = {"seq": (37, 55), "height": (75, 103), "width": (75, 103), "frames": (5, 7)}
+
+
 def learn(job):
     model, inputs_at, names, title = subject(job)
     model = model.to(DTYPE)
@@ -731,10 +826,26 @@ def learn(job):
     points.append({name: steps[name][2] if name in names else base[name] for name in base})
     if not names:
         points = points[:1]
+    record = lambda point, training: run(model, inputs_at(point, training), training, job.get("loss"))
+    recorders = {training: [record(point, training) for point in points] for training in (False, True)}
+    # Sizes that nothing divides: where the pass does the same there, any size will do, else those like the others.
+    multiples = {}
+    for name in names:
+        for odd in ODD.get(name, ()):
+            point = {**base, name: odd}
+            try:
+                more = {training: record(point, training) for training in (False, True)}
+                if any(more[training].steps != recorders[training][0].steps for training in more):
+                    raise Refused("other steps")
+            except Exception:
+                multiples[name] = gcd(*(point[name] for point in points))
+                break
+            points.append(point)
+            for training in more:
+                recorders[training].append(more[training])
     passes = {}
     for what, training in (("forward", False), ("training", True)):
-        recorders = [run(model, inputs_at(point, training), training, job.get("loss")) for point in points]
-        shapes, steps_of = written(recorders, points, names)
+        shapes, steps_of = written(recorders[training], points, names)
         passes[what] = {"shapes": shapes, "steps": fold(steps_of, layers)}
     parameters, tied, seen = [], [], {}
     for path, module in model.named_modules():
@@ -753,7 +864,7 @@ def learn(job):
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             pass
-    return {"model_type": "learned_program", "name": title, "learned_from": versions, "dimensions": names,
+    return {"model_type": "learned_program", "name": title, "learned_from": versions, "dimensions": names, "multiples": multiples,
             "points": [{name: point[name] for name in names} for point in points], "modules": modules,
             "parameters": parameters, "tied": tied, "buffers": buffers, **passes}
 

@@ -161,6 +161,14 @@ impl Model {
         &self.notes
     }
 
+    /// What is not known of a type whose parameters alone were learned.
+    pub fn only_counted(&self) -> Option<String> {
+        let (model_type, from) = (self.config["model_type"].as_str()?, learned::source(self.config["model_type"].as_str()?)?);
+        std::ptr::eq(self.family, &learned::FAMILY).then(|| {
+            format!("the type {model_type} was learned from {from}: its parameters are known, its cache and its forward pass are not")
+        })
+    }
+
     /// How images are cut, for models whose processor hands them patches.
     pub fn image_patches(&self) -> Option<ImagePatches> {
         let side = self.family.facts.patch_side?;

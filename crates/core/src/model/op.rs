@@ -198,6 +198,8 @@ pub enum Op {
     Scalar(Binary),
     /// Two inputs, the first overwritten.
     InPlace(Binary),
+    /// One input, overwritten: `relu_`, or a product with a number ([`Unary::Neg`]).
+    InPlaceUnary(Unary),
     /// To another element type; nothing when it has it already.
     Cast(Cast),
     /// Softmax over a dimension.
@@ -270,6 +272,11 @@ pub enum Op {
     Triangle,
     /// Mean over windows.
     AveragePool,
+    /// The mean or the largest over windows, by a kernel that keeps its input; the largest come with their places, a second output.
+    Pool {
+        /// Whether it gives the places.
+        places: bool,
+    },
     /// Another resolution by interpolation.
     Interpolate,
     /// A comparison: a boolean output.

@@ -21,7 +21,12 @@ use super::program::ModuleKind;
 use super::{Config, Family, Graph, ModelError, Shape, Task};
 
 /// What reads a type that was learned.
-pub static FAMILY: Family = Family { name: "learned", model_types: &[], facts: super::facts::Facts::DEFAULT, build };
+pub static FAMILY: Family = Family {
+    name: "learned",
+    model_types: &[],
+    facts: super::facts::Facts { served: false, ..super::facts::Facts::DEFAULT },
+    build,
+};
 
 /// No learned type has more parameters than this.
 const MOST: usize = 1 << 20;
@@ -49,6 +54,11 @@ fn find(model_type: &str) -> Option<Value> {
     serde_json::from_str(line).ok()
 }
 
+/// The library that a type was learned from, with its version.
+pub fn source(model_type: &str) -> Option<String> {
+    find(model_type)?["from"].as_str().map(str::to_owned)
+}
+
 /// The heads that a learned type has; nothing, where it was not learned.
 pub fn tasks(model_type: &str) -> Option<Vec<Task>> {
     let classes = find(model_type)?;
@@ -61,8 +71,8 @@ fn build(config: &Config<'_>, task: Task, graph: &mut Graph) -> Result<(), Model
     let table = &known["classes"][task.class()];
     if graph.inputs != super::Inputs::inventory() {
         return Err(ModelError::Unsupported {
-            what: format!("running a {model_type}, of which the parameters alone are known,"),
-            hint: "its forward pass can be learned: `vramcast learn`".into(),
+            what: format!("running the type {model_type}, of which the parameters alone are known,"),
+            hint: "learn its forward pass with `vramcast learn config.json --out model.json` and ask of model.json".into(),
         });
     }
     Table::new(config.object(), table, model_type).declare(graph)

@@ -165,6 +165,12 @@ impl Reader<'_> {
             };
             size.map(|size| [i128::from(size), 1])
         };
+        for (name, step) in document["multiples"].as_object().into_iter().flatten() {
+            let (size, step) = (number(name).map(|[size, _]| size), i128::from(step.as_u64().unwrap_or(1).max(1)));
+            if let Some(size) = size.filter(|size| size % step != 0) {
+                return Err(format!("{name} {size}: what runs was learned for multiples of {step}"));
+            }
+        }
         for shape in list(&pass["shapes"], "shapes")? {
             let parts = text(shape, "a shape")?.split(',').filter(|part| !part.is_empty());
             let sizes: Result<Vec<u64>, String> = parts.map(|part| expression::value(part, &number)).collect();
@@ -353,7 +359,11 @@ impl Reader<'_> {
             "unary" => Op::Unary(unary(word(4))?),
             "binary" => Op::Binary(binary(word(4))?),
             "scalar" => Op::Scalar(binary(word(4))?),
-            "in_place" => Op::InPlace(binary(word(4)).unwrap_or(Binary::Add)),
+            "in_place" => match word(4) {
+                "relu" => Op::InPlaceUnary(Unary::Relu),
+                "scaled" => Op::InPlaceUnary(Unary::Neg),
+                other => Op::InPlace(binary(other)?),
+            },
             "reduce" => Op::Reduce {
                 kind: match word(4) {
                     "mean" => Reduction::Mean,
@@ -377,7 +387,8 @@ impl Reader<'_> {
             "repeated" => Op::Repeat,
             "roll" => Op::Roll(0),
             "triangle" => Op::Triangle,
-            "average_pool" => Op::AveragePool,
+            "average_pool" => Op::Pool { places: false },
+            "max_pool" => Op::Pool { places: true },
             "interpolate" => Op::Interpolate,
             "fourier" => Op::Fourier,
             "loss" => Op::Loss(match word(4) {
