@@ -1,6 +1,8 @@
 """Packs what was learned for `crates/core/data`; of several tables of a class, the one that follows most keys is kept.
 
     python tools/learn/pack.py LEARNED.jsonl… crates/core/data/learned.jsonl.zz
+
+What was packed before may be among the files, so that a few types can be learned anew.
 """
 
 import json
@@ -37,25 +39,36 @@ def endless(value):
     return any(map(endless, value)) if isinstance(value, list) else value in (float("inf"), float("-inf"))
 
 
+def lines(path):
+    data = open(path, "rb").read()
+    return (zlib.decompress(data) if path.endswith(".zz") else data).decode().splitlines()
+
+
+def follows(table):
+    """Whether sizes or numbers of layers are expressions of keys."""
+    texts = [*table.get("loops", {}).values(), *(row[2] for row in table["parameters"])]
+    return any(c.isalpha() for text in texts for c in text)
+
+
 types = {}
 for path in sys.argv[1:-1]:
-    for line in open(path):
-        row = json.loads(line)
-        known = types.setdefault(row["type"], {"type": row["type"], "from": f"transformers {row['transformers']}", "classes": {}})
+    for row in map(json.loads, lines(path)):
+        source = row.get("from") or f"transformers {row['transformers']}"
+        known = types.setdefault(row["type"], {"type": row["type"], "from": source, "classes": {}})
         for name, table in row["classes"].items():
             before = known["classes"].get(name)
-            if before is None or len(table["fixed"]) < len(before["fixed"]):
+            worth = lambda table: (not follows(table), len(table.get("fixed", ())))
+            if before is None or worth(table) < worth(before):
                 known["classes"][name] = table
 followed = 0
 for known in types.values():
     for table in known["classes"].values():
+        followed += follows(table)
         if table.pop("literal", None):
             table["parameters"], table["loops"] = folded(table["parameters"])
-        else:
-            followed += 1
         table.pop("class", None)
         table["defaults"] = {key: value for key, value in table["defaults"].items() if not endless(value)}
-        table["fixed"] = [key for key in table["fixed"] if key in table["defaults"]]
+        table["fixed"] = [key for key in table.get("fixed", ()) if key in table["defaults"]]
         for key in ("loops", "absent", "lists", "aliases", "tied", "fixed"):
             if not table.get(key):
                 table.pop(key, None)
