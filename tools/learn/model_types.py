@@ -757,8 +757,7 @@ class Learner:
 
     def literal(self, why):
         """The table of the class defaults alone."""
-        runs = {}
-        rows, order = {}, []
+
         # Keys that others follow are among those that are looked at, or change one that is.
         last = lambda path: re.sub(r"\[\d+\]$", "", path.split(".")[-1])
         seen = {p: v for p, v in leaves(self.default) if not NEVER.search(p) and last(p) in self.whole.reads}

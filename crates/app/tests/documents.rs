@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use assert_cmd::Command;
 
 /// What needs more than this machine has.
-const ELSEWHERE: [(&str, &str); 5] = [
+const ELSEWHERE: [(&str, &str); 6] = [
     ("probe", "a GPU and torch"),
     ("serve", "does not end"),
     ("page", "the compiler for WebAssembly"),

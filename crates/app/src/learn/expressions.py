@@ -175,31 +175,27 @@ def windows(values, envs, names):
         own = [value - beside for value in values]
         if own[0] <= 0:
             continue
-        factors, scale = [], own[0]
+        choices = []
         for name in names:
             alone = [(env[name], value) for env, value in zip(envs, own) if all(env[n] == base[n] for n in names if n != name)]
-            if all(value == own[0] for _, value in alone):
-                continue
-            found = window(alone, base[name])
-            if found is None:
-                break
-            shift, step = found
-            factors.append((name, shift, step))
-            scale /= (base[name] + shift) // step
-        else:
-            worth = lambda env: scale * product((env[n] + shift) // step for n, shift, step in factors)
-            if scale.denominator == 1 and factors and all(worth(env) == value for env, value in zip(envs, own)):
-                parts = [f"(({n}{f'+{shift}' if shift else ''})/{step})" if (shift or step > 1) else n for n, shift, step in factors]
+            if any(value != own[0] for _, value in alone):
+                choices.append([(name, *found) for found in steps(alone, base[name])])
+        for factors in itertools.product(*choices) if choices else ():
+            worth = lambda env: product((env[n] + shift) // step for n, shift, step in factors)
+            scale = own[0] / worth(base)
+            if scale.denominator == 1 and all(scale * worth(env) == value for env, value in zip(envs, own)):
+                parts = [f"(({n}{f'+{shift}' if shift else ''})/{step})" if step > 1 else n for n, shift, step in factors]
                 text = "*".join(([str(scale.numerator)] if scale != 1 else []) + parts)
                 return text + (f"+{beside}" if beside else "")
     return None
 
 
-def window(alone, start):
-    """The shift and step with which values are in proportion to `(size+shift)/step`, the smallest step first."""
+def steps(alone, start):
+    """Shifts and steps with which values are in proportion to `(size+shift)/step`, the smallest steps first."""
     for step in (1, 2, 4, 8, 14, 16, 32, 64, 3, 5, 6, 7, 10, 12, 20, 24, 28, 40, 48, 56, 80, 96, 112, 128, 160, 320):
-        for shift in range(step):
+        # Rounded down or up, as most are.
+        for shift in dict.fromkeys((0, step - 1, *range(step))):
             at = (start + shift) // step
             if at and alone[0][1] % at == 0 and all(value * at == alone[0][1] * ((size + shift) // step) for size, value in alone):
-                return shift, step
-    return None
+                yield shift, step
+                break

@@ -1,6 +1,6 @@
 //! A model's forward pass, recorded through the user's Python and written down as a program.
 //!
-//! `learn.py` runs there, with `expressions.py` beside it: on tensors without data, at several sizes, without a GPU and without
+//! `learn.py` runs there, with the files beside it: on tensors without data, at several sizes, without a GPU and without
 //! weights. What it writes is a model like any other (`core/src/model/learned/program.rs`).
 
 use std::path::{Path, PathBuf};
@@ -9,8 +9,13 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 /// The program that records, and what it finds expressions with.
-const FILES: [(&str, &str); 2] =
-    [("learn.py", include_str!("learn.py")), ("expressions.py", include_str!("expressions.py"))];
+const FILES: [(&str, &str); 5] = [
+    ("learn.py", include_str!("learn.py")),
+    ("passes.py", include_str!("passes.py")),
+    ("recorder.py", include_str!("recorder.py")),
+    ("rules.py", include_str!("rules.py")),
+    ("expressions.py", include_str!("expressions.py")),
+];
 
 /// Why nothing was learned.
 #[derive(Debug, thiserror::Error)]

@@ -163,10 +163,16 @@ impl Model {
 
     /// What is not known of a type whose parameters alone were learned.
     pub fn only_counted(&self) -> Option<String> {
-        let (model_type, from) = (self.config["model_type"].as_str()?, learned::source(self.config["model_type"].as_str()?)?);
+        let (model_type, from) =
+            (self.config["model_type"].as_str()?, learned::source(self.config["model_type"].as_str()?)?);
         std::ptr::eq(self.family, &learned::FAMILY).then(|| {
             format!("the type {model_type} was learned from {from}: its parameters are known, its cache and its forward pass are not")
         })
+    }
+
+    /// Whether it is a forward pass that `vramcast learn` recorded.
+    pub fn is_learned_program(&self) -> bool {
+        std::ptr::eq(self.family, &learned::program::FAMILY)
     }
 
     /// How images are cut, for models whose processor hands them patches.
@@ -208,7 +214,7 @@ impl Model {
         let mut program = graph.finish()?;
         let facts = &self.family.facts;
         // A learned table has the order in which the library registers.
-        if !std::ptr::eq(self.family, &learned::FAMILY) && !std::ptr::eq(self.family, &learned::program::FAMILY) {
+        if !std::ptr::eq(self.family, &learned::FAMILY) && !self.is_learned_program() {
             program.registration = registration::order(facts.registration, &program.parameters);
         }
         if loads {

@@ -169,7 +169,13 @@ impl Torch {
 
     /// Normalisation over each channel of a batch, or over groups of channels of each sample: the input and two statistics per
     /// channel or group are kept (`cudnn_batch_norm`: fp32; `native_group_norm`: in the type of the input, and autocast runs it in fp32).
-    pub fn channel_norm(&mut self, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, groups: Option<u64>) -> Tensor {
+    pub fn channel_norm(
+        &mut self,
+        x: &Tensor,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        groups: Option<u64>,
+    ) -> Tensor {
         let wide = |torch: &mut Self, x: &Tensor| if groups.is_some() { torch.widen(x) } else { x.clone() };
         let (weight, bias) = (weight.map(|w| wide(self, w)), bias.map(|b| wide(self, b)));
         let x = &wide(self, x);

@@ -72,7 +72,8 @@ fn build(config: &Config<'_>, task: Task, graph: &mut Graph) -> Result<(), Model
     if graph.inputs != super::Inputs::inventory() {
         return Err(ModelError::Unsupported {
             what: format!("running the type {model_type}, of which the parameters alone are known,"),
-            hint: "learn its forward pass with `vramcast learn config.json --out model.json` and ask of model.json".into(),
+            hint: "learn its forward pass with `vramcast learn config.json --out model.json` and ask of model.json"
+                .into(),
         });
     }
     Table::new(config.object(), table, model_type).declare(graph)

@@ -16,7 +16,7 @@ use crate::model::op::{
 };
 use crate::model::program::ModuleKind;
 use crate::model::shape::MAX_DIMS;
-use crate::model::{Config, Family, Graph, ModelError, Shape, Task, Value};
+use crate::model::{Config, Family, Graph, Inputs, ModelError, Shape, Task, Value};
 
 /// The `model_type` of such a file.
 pub const MODEL_TYPE: &str = "learned_program";
@@ -48,9 +48,11 @@ fn build(config: &Config<'_>, _: Task, graph: &mut Graph) -> Result<(), ModelErr
         parameters: BTreeMap::new(),
         done: 0,
     };
+    // What is counted does not run; how large images are is not known then.
+    let counted = reader.graph.inputs == Inputs::inventory();
     reader
         .modules(&document)
-        .and_then(|()| reader.pass(&document))
+        .and_then(|()| if counted { Ok(()) } else { reader.pass(&document) })
         .map_err(|problem| ModelError::Inconsistent { module: "learned program".into(), problem })
 }
 
@@ -175,7 +177,9 @@ impl Reader<'_> {
             let parts = text(shape, "a shape")?.split(',').filter(|part| !part.is_empty());
             let sizes: Result<Vec<u64>, String> = parts.map(|part| expression::value(part, &number)).collect();
             self.shapes.push(Shape::new(&sizes.map_err(|what| match what.as_str() {
-                "height" | "width" | "frames" => format!("{what} is not known: say how large images are"),
+                "height" | "width" | "frames" => {
+                    format!("{what} is not known: say how large images are (batch.images)")
+                }
                 _ => what,
             })?));
         }
