@@ -34,6 +34,8 @@ pub mod fetch;
 pub mod foreign;
 pub mod http;
 #[cfg(not(target_family = "wasm"))]
+pub mod learn;
+#[cfg(not(target_family = "wasm"))]
 pub mod probe;
 #[cfg(not(target_family = "wasm"))]
 pub mod rehearse;

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use assert_cmd::Command;
 
 /// What needs more than this machine has.
-const ELSEWHERE: [(&str, &str); 5] = [
+const ELSEWHERE: [(&str, &str); 6] = [
     ("probe", "a GPU and torch"),
     ("serve", "does not end"),
     ("page", "the compiler for WebAssembly"),
     ("rehearse", "torch"),
+    ("learn", "torch"),
     ("detect", "ends with 1 where there is no GPU"),
 ];
 
@@ -32,6 +33,7 @@ fn prepare(folder: &Path) {
     let copy = |from: &str, to: &str| std::fs::copy(root().join(from), folder.join(to)).unwrap();
     copy("truth/ledger/h200-probe.jsonl", "rows.jsonl");
     copy("crates/app/tests/recording/train.pickle", "snapshot.pickle");
+    copy("crates/app/tests/learned/net.json", "net.json");
     std::fs::write(folder.join("run.log"), MESSAGE).unwrap();
     for (name, text) in FILES {
         std::fs::write(folder.join(name), text).unwrap();

@@ -174,3 +174,33 @@ print('recomputed')
     let (code, text) = rehearse(program, &[]);
     assert!(code == Some(0) && text.contains("recomputed") && text.contains("by line of source"), "{text}");
 }
+
+/// `vramcast learn` records the module of docs/learn.md as it did when `learned/net.json` was written, and refuses with a line what no program can say.
+#[test]
+#[ignore = "second ring: torch"]
+fn a_module_is_learned() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("net.json");
+    let module = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/learned/net.py");
+    let other = folder.path().join("other.py");
+    std::fs::write(&other, "from torch import nn\nclass Other(nn.Module):\n    def forward(self, x):\n        return x if x.sum() > 0 else -x\n").unwrap();
+    // Its torch can be imported in a rehearsal only.
+    let program = format!(
+        "import subprocess, sys\nfor what, input in (({:?}, 'ids=int64[batch,seq]'), ({:?}, 'x=float[batch,8]')):\n    subprocess.run([{:?}, 'learn', what, '--input', input, '--out', {out:?}, '--python', sys.executable])\n",
+        format!("{module}:Net"),
+        format!("{}:Other", other.display()),
+        env!("CARGO_BIN_EXE_vramcast"),
+    );
+    let (_, text) = rehearse(&program, &[]);
+    assert!(
+        text.contains("45372416 parameters, sizes by batch and seq")
+            && text.contains("other.py:4: what runs depends on values"),
+        "{text}"
+    );
+    let read = |path: &Path| {
+        let mut learned: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        learned.as_object_mut().unwrap().remove("learned_from");
+        learned
+    };
+    assert_eq!(read(&out), read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/learned/net.json"))));
+}

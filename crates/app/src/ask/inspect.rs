@@ -155,6 +155,7 @@ fn of_model(found: &Found, model: &Model, wanted: &Wanted) -> Result<Inspection,
     let inventory = model.inventory()?;
     let config = model.config();
     let mut notes = found.notes.clone();
+    notes.extend(model.only_counted());
     let stored = stored(found, &inventory, &mut notes)?;
     let context_length = ["max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx"]
         .iter()

@@ -12,6 +12,7 @@ mod help;
 mod import;
 mod infer;
 mod inspect;
+mod learn;
 mod lens;
 mod list;
 mod model;
@@ -118,6 +119,8 @@ enum Command {
     Inspect(inspect::Arguments),
     /// Run a plan on this machine's GPU and compare what it takes with the prediction.
     Probe(probe::Arguments),
+    /// Record a model's forward pass through your Python, once: the file is a MODEL for every command.
+    Learn(learn::Arguments),
     /// Say what broke a run, from its log or message, and what to change.
     Doctor(doctor::Arguments),
     /// Read a memory snapshot or profiler file of a real run, and compare it with the prediction.
@@ -214,6 +217,7 @@ fn answer(cli: &Cli) -> Result<Answer, Failure> {
         Command::Validate(arguments) => validate::run(arguments, &context),
         Command::Inspect(arguments) => inspect::run(arguments, context.text_or_json("inspect")?),
         Command::Probe(arguments) => probe::run(arguments, &context),
+        Command::Learn(arguments) => learn::run(arguments, &context),
         Command::Doctor(arguments) => doctor::run(arguments, &context),
         Command::Import(arguments) => import::run(arguments, &context),
         Command::Detect(arguments) => detect::run(arguments, &context),

@@ -63,6 +63,9 @@ pub fn text(inspection: &Inspection) -> String {
 
 fn cache(inspection: &Inspection) -> String {
     let cache = &inspection.cache;
+    if cache.layers.is_empty() && inspection.family == vramcast_core::model::learned::FAMILY.name {
+        return "cache not known\n".into();
+    }
     if cache.layers.is_empty() {
         return "no cache\n".into();
     }

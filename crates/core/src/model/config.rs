@@ -27,6 +27,11 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// All of it.
+    pub(super) fn object(&self) -> &'a Map<String, Value> {
+        self.object
+    }
+
     /// `model_type`, empty when absent.
     pub fn model_type(&self) -> &'a str {
         self.str_or("model_type", "")

@@ -151,6 +151,26 @@ impl Graph {
         result
     }
 
+    /// Begins a module by its whole path: what was recorded elsewhere enters and leaves as its own code did.
+    pub(super) fn enter(&mut self, path: &str, kind: ModuleKind) {
+        let known = self.leaf_paths.find(path, |place| &self.modules[place as usize].path).map(ModuleId);
+        let id = known.unwrap_or_else(|| {
+            self.leaf_paths.insert(path, self.modules.len() as u32);
+            self.add_module(path.to_owned(), kind)
+        });
+        self.steps.borrow_mut().push(Step::Enter(id));
+        self.stack.push(id);
+    }
+
+    /// Ends the module that was begun last.
+    pub(super) fn exit(&mut self) {
+        if self.stack.len() > 1
+            && let Some(id) = self.stack.pop()
+        {
+            self.steps.borrow_mut().push(Step::Exit(id));
+        }
+    }
+
     fn add_module(&mut self, path: String, kind: ModuleKind) -> ModuleId {
         crate::work::record();
         let id = ModuleId(self.modules.len() as u32);
@@ -280,14 +300,24 @@ impl Graph {
         }
     }
 
-    /// A float tensor of the current module that is made in the type of the weights, declared and read.
-    pub fn model_buffer(&mut self, name: &str, shape: impl Into<Shape>, persistent: bool) -> Value {
-        let shape = shape.into();
-        self.buffer(name, shape, DType::F32, persistent);
+    /// A float tensor of the current module that is made in the type of the weights.
+    pub(super) fn declare_model_buffer(&mut self, name: &str, shape: Shape) {
+        self.buffer(name, shape, DType::F32, false);
+        self.in_model_type(name);
+    }
+
+    fn in_model_type(&mut self, name: &str) {
         let full = self.full(name);
         if let Some(buffer) = self.buffers.iter_mut().find(|buffer| buffer.name == full) {
             buffer.model_type = true;
         }
+    }
+
+    /// A float tensor of the current module that is made in the type of the weights, declared and read.
+    pub fn model_buffer(&mut self, name: &str, shape: impl Into<Shape>, persistent: bool) -> Value {
+        let shape = shape.into();
+        self.buffer(name, shape, DType::F32, persistent);
+        self.in_model_type(name);
         self.run(Op::ModelBuffer, &[], shape)
     }
 

@@ -12,6 +12,7 @@
 //! | [`families`] | one file per family, and the table of all |
 //! | [`facts`], [`tensor_plans`] | what libraries know of a family, which its file states |
 //! | [`inventory`] | counts: parameters, caches, active experts |
+//! | [`learned`] | types whose parameters were learned from the library that defines them |
 //! | [`assumed`] | configs of types that no family reads |
 //! | [`sized`] | a usual decoder of given sizes, where there is no config |
 
@@ -25,6 +26,7 @@ pub mod graph;
 pub mod inputs;
 pub mod inventory;
 mod layers;
+pub mod learned;
 mod names;
 pub mod op;
 pub mod program;
@@ -171,6 +173,20 @@ impl Model {
         &self.notes
     }
 
+    /// What is not known of a type whose parameters alone were learned.
+    pub fn only_counted(&self) -> Option<String> {
+        let (model_type, from) =
+            (self.config["model_type"].as_str()?, learned::source(self.config["model_type"].as_str()?)?);
+        std::ptr::eq(self.family, &learned::FAMILY).then(|| {
+            format!("the type {model_type} was learned from {from}: its parameters are known, its cache and its forward pass are not")
+        })
+    }
+
+    /// Whether it is a forward pass that `vramcast learn` recorded.
+    pub fn is_learned_program(&self) -> bool {
+        std::ptr::eq(self.family, &learned::program::FAMILY)
+    }
+
     /// How images are cut, for models whose processor hands them patches.
     pub fn image_patches(&self) -> Option<ImagePatches> {
         let side = self.family.facts.patch_side?;
@@ -210,7 +226,10 @@ impl Model {
         let mut program = graph.finish()?;
         let facts = &self.family.facts;
         if loads {
-            program.registration = registration::order(facts.registration, &program.parameters);
+            // A learned table has the order in which the library registers.
+            if !std::ptr::eq(self.family, &learned::FAMILY) && !self.is_learned_program() {
+                program.registration = registration::order(facts.registration, &program.parameters);
+            }
             program.tied = registration::tied(facts.registration, &program.parameters, &program.aliases);
         }
         program.facts = facts;

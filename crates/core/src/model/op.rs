@@ -102,6 +102,15 @@ pub enum Op {
     },
     /// Softmax attention: inputs q, k, v and an optional mask or bias; output `[batch, seq, heads, value dim]`.
     Attention(Attention),
+    /// `F.scaled_dot_product_attention` itself: inputs q, k, v of `[batch, heads, seq, dim]` and an optional mask.
+    ScaledDotProduct {
+        /// `is_causal`.
+        causal: bool,
+        /// Whether probabilities are dropped.
+        dropout: bool,
+        /// `enable_gqa`.
+        grouped: bool,
+    },
     /// T5's attention: inputs q, k, v, a position bias `[1, heads, queries, keys]`, and the mask. Eager:
     /// `q @ kᵀ * 1.0`, plus the bias, plus the mask if there is one, softmax in the model's type, dropout, `@ v`. With
     /// SDPA the float mask is made in each layer: without a mask it is the bias itself, or for a causal module of more
@@ -154,6 +163,8 @@ pub enum Op {
         /// Step between indices.
         step: u64,
     },
+    /// One index of a dimension, which goes.
+    Select(u8),
     /// `x[…, start : start + n, …] = y`: the second input overwrites a range of the first, which is the output.
     Assign {
         /// Which dimension.
@@ -187,6 +198,8 @@ pub enum Op {
     Scalar(Binary),
     /// Two inputs, the first overwritten.
     InPlace(Binary),
+    /// One input, overwritten: `relu_`, or a product with a number ([`Unary::Neg`]).
+    InPlaceUnary(Unary),
     /// To another element type; nothing when it has it already.
     Cast(Cast),
     /// Softmax over a dimension.
@@ -259,6 +272,11 @@ pub enum Op {
     Triangle,
     /// Mean over windows.
     AveragePool,
+    /// The mean or the largest over windows, by a kernel that keeps its input; the largest come with their places, a second output.
+    Pool {
+        /// Whether it gives the places.
+        places: bool,
+    },
     /// Another resolution by interpolation.
     Interpolate,
     /// A comparison: a boolean output.

@@ -110,14 +110,22 @@ impl Task {
         AUTO_CLASSES.iter().find(|(_, task)| *task == self).map_or("AutoModel", |(class, _)| class)
     }
 
+    /// The one of an auto class.
+    pub fn by_class(name: &str) -> Option<Self> {
+        AUTO_CLASSES.iter().find(|(class, _)| *class == name).map(|(_, task)| *task)
+    }
+
     /// From an auto class, else from the config's `architectures`, else a causal language model.
     pub fn of(config: &Config<'_>, auto_class: Option<&str>) -> Result<Self, ModelError> {
         if let Some(name) = auto_class {
-            let known = AUTO_CLASSES.iter().find(|(class, _)| *class == name);
-            return known.map(|(_, task)| *task).ok_or_else(|| ModelError::Unsupported {
+            return Self::by_class(name).ok_or_else(|| ModelError::Unsupported {
                 what: format!("auto class {name}"),
                 hint: format!("use one of {}", AUTO_CLASSES.iter().map(|(c, _)| *c).collect::<Vec<_>>().join(", ")),
             });
+        }
+        if config.model_type() == super::learned::program::MODEL_TYPE {
+            // One pass with a loss of its own; nothing is generated.
+            return Ok(Self::SequenceClassification);
         }
         let architectures = config.strings("architectures")?.unwrap_or_default();
         let class = architectures.first().copied().unwrap_or_default();

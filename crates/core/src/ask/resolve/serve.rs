@@ -101,6 +101,7 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
     let served = model.family().facts.served;
     if encodes || !caches || !served {
         let why = match (encodes, caches) {
+            _ if model.only_counted().is_some() => "of which the parameters alone are known",
             (true, _) => "a decoder beside an encoder",
             (_, false) => "a model that generates no text",
             _ => "which no engine here serves",

@@ -450,6 +450,10 @@ impl Runner {
                 frames.held.extend(held);
                 one(output)
             }
+            Op::ScaledDotProduct { causal, dropout, grouped } => {
+                let mask = inputs.get(3).and_then(Option::as_ref);
+                one(torch.attention(input(0), input(1), input(2), mask, *causal, *dropout, *grouped))
+            }
             Op::BiasedAttention(spec) => {
                 let qkv = [input(0), input(1), input(2)];
                 let mask = inputs.get(4).and_then(Option::as_ref);

@@ -103,7 +103,9 @@ pub(super) fn lower(
             let inverse = torch.unary(Unary::Rsqrt, &shifted);
             torch.binary(Binary::Mul, x, &inverse)
         }
-        Norm::Group(_) | Norm::Batch | Norm::LayerPlain => torch.layer_norm(x, weight, bias, 2),
+        Norm::Group(groups) => torch.channel_norm(x, weight, bias, Some(u64::from(groups))),
+        Norm::Batch => torch.channel_norm(x, weight, bias, None),
+        Norm::LayerPlain => torch.layer_norm(x, weight, bias, 2),
     }
 }
 

@@ -39,6 +39,7 @@ pub(super) fn lower<'a>(
         Op::Contiguous => torch.contiguous(x()),
         Op::Expand => torch.expand(x(), shape),
         Op::Slice { dim, step, .. } => torch.slice(x(), *dim, shape.size(i64::from(*dim)), *step),
+        Op::Select(dim) => torch.select(x(), *dim),
         Op::Split(dim) => {
             let parts: Vec<u64> = outputs.iter().map(|v| shapes[v.0 as usize].size(i64::from(*dim))).collect();
             return torch.split(x(), *dim, &parts).into_iter().map(Some).collect();
@@ -50,6 +51,7 @@ pub(super) fn lower<'a>(
         Op::Binary(kind) => torch.binary(*kind, x(), input(1)),
         Op::Scalar(kind) => torch.scalar(*kind, x()),
         Op::InPlace(kind) => torch.in_place(*kind, x(), input(1)),
+        Op::InPlaceUnary(kind) => torch.in_place_unary(*kind, x()),
         Op::Cast(Cast::To(dtype)) => torch.cast(x(), *dtype),
         Op::Cast(Cast::Like) => torch.cast(x(), input(1).dtype),
         Op::Cast(Cast::Dense(dtype)) => torch.cast_dense(x(), *dtype),
@@ -78,6 +80,7 @@ pub(super) fn lower<'a>(
         Op::RepeatInterleave(_) => torch.repeated("repeat_interleave", x(), shape),
         Op::Repeat => torch.repeated("repeat", x(), shape),
         Op::Roll(_) | Op::Triangle => torch.unary(Unary::Neg, x()),
+        Op::Pool { places } => return torch.pool(x(), shape, *places).into_iter().map(Some).collect(),
         Op::AveragePool => torch.repeated("avg_pool", x(), shape),
         Op::Interpolate => torch.repeated("upsample", x(), shape),
         Op::Compare => torch.pointwise("compare", &[x()], DType::Bool),

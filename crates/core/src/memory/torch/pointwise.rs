@@ -162,6 +162,21 @@ impl Torch {
         })
     }
 
+    /// An operation that overwrites its one input: its result is kept where the gradient follows from it.
+    pub fn in_place_unary(&mut self, kind: Unary, x: &Tensor) -> Tensor {
+        let output = x.detached();
+        if !self.records(&[x]) {
+            return output;
+        }
+        let saved = (kind == Unary::Relu).then(|| Saved::new(self, &output));
+        self.attach(output, &[x], move |torch, gradient| {
+            let kept = saved.map(|saved| saved.get(torch));
+            let result = torch.pointwise(unary_backward_name(kind), &[&gradient], gradient.dtype);
+            drop(kept);
+            smallvec![Some(result)]
+        })
+    }
+
     /// One input, one output of the same shape.
     pub fn unary(&mut self, kind: Unary, x: &Tensor) -> Tensor {
         match kind {

@@ -144,6 +144,74 @@ impl Torch {
         })
     }
 
+    /// The mean or the largest over windows: the input is kept, and with the largest their places.
+    pub fn pool(&mut self, x: &Tensor, shape: Shape, places: bool) -> Vec<Tensor> {
+        let records = self.records(&[x]);
+        let mut saved = Vec::new();
+        if records {
+            saved.push(Saved::new(self, x));
+        }
+        let output = self.fresh("pool", shape, x.dtype);
+        let indices = places.then(|| self.fresh("pool", shape, DType::I64));
+        if !records {
+            return std::iter::once(output).chain(indices).collect();
+        }
+        saved.extend(indices.as_ref().map(|indices| Saved::new(self, indices)));
+        let whole = x.shape;
+        let output = self.attach(output, &[x], move |torch, gradient| {
+            let kept: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
+            let result = torch.fresh("pool_backward", whole, gradient.dtype);
+            drop(kept);
+            smallvec![Some(result)]
+        });
+        std::iter::once(output).chain(indices).collect()
+    }
+
+    /// Normalisation over each channel of a batch, or over groups of channels of each sample: the input and two statistics per
+    /// channel or group are kept (`cudnn_batch_norm`: fp32; `native_group_norm`: in the type of the input, and autocast runs it in fp32).
+    pub fn channel_norm(
+        &mut self,
+        x: &Tensor,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        groups: Option<u64>,
+    ) -> Tensor {
+        let wide = |torch: &mut Self, x: &Tensor| if groups.is_some() { torch.widen(x) } else { x.clone() };
+        let (weight, bias) = (weight.map(|w| wide(self, w)), bias.map(|b| wide(self, b)));
+        let x = &wide(self, x);
+        let inputs: Vec<&Tensor> = std::iter::once(x).chain(weight.as_ref()).chain(bias.as_ref()).collect();
+        let records = self.records(&inputs);
+        let (count, dtype) = match groups {
+            Some(groups) => (x.shape.size(0).saturating_mul(groups), x.dtype),
+            None => (x.shape.size(1), DType::F32),
+        };
+        let mut saved = Vec::new();
+        if records {
+            saved.push(Saved::new(self, x));
+            saved.extend(weight.as_ref().map(|weight| Saved::new(self, weight)));
+        }
+        let dense = (!x.is_contiguous()).then(|| self.fresh("contiguous", x.shape, x.dtype));
+        let output = self.fresh("norm", x.shape, x.dtype);
+        let statistics = [(); 2].map(|()| self.fresh("norm", Shape::new(&[count]), dtype));
+        drop(dense);
+        if !records {
+            return output;
+        }
+        saved.extend(statistics.iter().map(|one| Saved::new(self, one)));
+        drop(statistics);
+        let needs: Vec<(bool, Shape, DType)> = inputs.iter().map(|t| (t.needs_grad(), t.shape, t.dtype)).collect();
+        self.attach(output, &inputs, move |torch, gradient| {
+            let kept: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
+            let dense = (torch.contiguous(&gradient), kept.first().map(|x| torch.contiguous(x)));
+            let make = |(needed, shape, dtype): &(bool, Shape, DType)| {
+                needed.then(|| torch.fresh("norm_backward", *shape, *dtype))
+            };
+            let gradients = needs.iter().map(make).collect();
+            drop((kept, dense));
+            gradients
+        })
+    }
+
     /// Running sums: a copy of the input beside the output.
     pub fn cumulative_sum(&mut self, x: &Tensor) -> Tensor {
         let x = &self.widen(x);

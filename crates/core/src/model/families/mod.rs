@@ -2,7 +2,7 @@
 //! `mod.rs` (CONTRIBUTING.md has the steps).
 
 use super::facts::Facts;
-use super::{Config, Graph, ModelError, Task};
+use super::{Config, Graph, ModelError, Task, learned};
 
 pub mod decoders;
 pub mod encoders;
@@ -50,17 +50,25 @@ pub fn all() -> impl Iterator<Item = &'static Family> {
 
 /// The family that reads a `model_type`.
 pub fn find(model_type: &str) -> Option<&'static Family> {
-    all().find(|family| family.model_types.contains(&model_type))
+    if model_type == learned::program::MODEL_TYPE {
+        return Some(&learned::program::FAMILY);
+    }
+    let written = all().find(|family| family.model_types.contains(&model_type));
+    written.or_else(|| learned::types().any(|name| name == model_type).then_some(&learned::FAMILY))
 }
 
 /// The heads that a `model_type` has and that are modelled; nothing, where no family reads it.
 pub fn tasks(model_type: &str) -> Option<Vec<Task>> {
-    FOLDERS.iter().find_map(|(folder, usual)| {
+    if model_type == learned::program::MODEL_TYPE {
+        return learned::program::FAMILY.facts.tasks.map(<[Task]>::to_vec);
+    }
+    let written = FOLDERS.iter().find_map(|(folder, usual)| {
         let family = folder.iter().find(|family| family.model_types.contains(&model_type))?;
         // Heads over tokens are written for kinds that have one over samples.
         let more = heads::of(model_type).filter(|_| usual.contains(&Task::SequenceClassification));
         Some(family.facts.tasks.unwrap_or(usual).iter().copied().chain(more).collect())
-    })
+    });
+    written.or_else(|| learned::tasks(model_type))
 }
 
 /// What libraries know of a `model_type`; nothing, where no family reads it.

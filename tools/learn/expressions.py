@@ -1,0 +1,1 @@
+../../crates/app/src/learn/expressions.py
