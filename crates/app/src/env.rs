@@ -170,6 +170,11 @@ pub fn with_first(name: &str, first: &str) -> String {
     }
 }
 
+/// The folders of a variable such as `LD_LIBRARY_PATH`.
+pub fn paths(name: &str) -> Vec<std::path::PathBuf> {
+    std::env::var_os(name).map(|all| std::env::split_paths(&all).collect()).unwrap_or_default()
+}
+
 /// `COLUMNS`: how wide the terminal is.
 pub fn columns() -> Option<usize> {
     std::env::var("COLUMNS").ok()?.trim().parse().ok()

@@ -174,13 +174,14 @@ fn options_without_effect_are_refused() {
         refused(&["--engine", engine, "--batch-size", "8"], "--batch-size");
     }
     let values =
-        [("--prompt", "9"), ("--new-tokens", "9"), ("--beams", "2"), ("--dtype", "fp16"), ("--cache", "static")];
+        [("--prompt", "9"), ("--new-tokens", "9"), ("--beams", "2"), ("--draft-max", "3"), ("--cache", "static")];
     for (flag, value) in values {
         refused(&["--engine", "vllm", flag, value], flag);
     }
     for flag in ["--sample", "--eager", "--no-kv-cache", "--explain", "--timeline"] {
         refused(&["--engine", "llama.cpp", flag], flag);
     }
+    refused(&["--engine", "tgi", "--dtype", "fp16"], "--dtype");
     refused(&["--engine", "vllm", "--solve", "context", "--context", "4096"], "--context");
     refused(&["--engine", "vllm", "--solve", "batch", "--concurrency", "4"], "--concurrency");
     refused(&["--engine", "vllm", "--expert-parallel"], "--expert-parallel");

@@ -351,3 +351,33 @@ fn a_real_card_is_used_only_where_there_is_one() {
     assert!(stderr(&stage.rehearse(&["--beside-real"]).code(2)).contains("this machine has no NVIDIA GPU"));
     assert!(stderr(&stage.rehearse(&["--beside-real", "--memory", "8GiB"]).code(2)).contains("--memory"));
 }
+
+/// A program that is no Python: what it asks from the driver is seen, and a card that is too small is told.
+#[cfg(target_env = "gnu")]
+#[test]
+fn a_program_without_python() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("cudart.c", "int cudaMalloc(void **at, unsigned long size) { return 1; }");
+    write(
+        "main.c",
+        "int cudaMalloc(void **, unsigned long); int main() { void *at; return cudaMalloc(&at, 3ul << 30); }",
+    );
+    // Rust's own linker is this compiler.
+    let compile = |arguments: &[&str]| {
+        let done = std::process::Command::new("cc").current_dir(&folder).args(arguments).status().unwrap();
+        assert!(done.success(), "{arguments:?}");
+    };
+    compile(&["-shared", "-fPIC", "-Wl,-soname,libcudart.so.12", "-o", "libcudart.so.12", "cudart.c"]);
+    compile(&["-o", "program", "main.c", "-L.", "-l:libcudart.so.12"]);
+    let rehearse = |memory: &str, code: i32| -> Value {
+        let mut command = Command::cargo_bin("vramcast").unwrap();
+        command.args(["rehearse", "--gpu", "rtx4090", "--memory", memory, "--json", "--"]);
+        let assert = command.arg(folder.path().join("program")).assert().code(code);
+        serde_json::from_str(&stdout(&assert)).unwrap()
+    };
+    let seen = rehearse("24GiB", 0);
+    assert_eq!((&seen["totals"]["reserved"], &seen["ending"]["how"]), (&(3u64 << 30).into(), &"finished".into()));
+    let full = rehearse("2GiB", 1);
+    assert_eq!(full["ending"]["how"], "out-of-memory", "{full:#}");
+}

@@ -142,10 +142,14 @@ impl Ledger {
         let used = memory.used.checked_add(length)?;
         if used > capacity() {
             self.refused += 1;
+            crate::journal::full(device, length, capacity().saturating_sub(memory.used), memory.used);
             return None;
         }
         memory.used = used;
-        memory.peak = memory.peak.max(used);
+        if used > memory.peak {
+            memory.peak = used;
+            crate::journal::grown(device, used);
+        }
         Some(())
     }
 

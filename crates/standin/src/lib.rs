@@ -15,6 +15,7 @@
 //! | [`driver`] | the rest of the driver: virtual memory, contexts, entry points |
 //! | [`blas`], [`dnn`], [`solver`] | cuBLAS, cuDNN, and the handles of cuSPARSE, cuSOLVER, cuFFT, cuRAND |
 //! | [`nccl`], [`nvml`] | a world of any size in one process; the management library |
+//! | [`journal`] | nothing: what a program without Python takes, written down |
 //! | [`unknown`] | calls nobody wrote: they succeed, and are counted |
 //!
 //! Signatures follow NVIDIA's public headers. A function that is not here is made by the parent process, which reads
@@ -31,6 +32,7 @@ mod device;
 mod dnn;
 mod driver;
 mod graph;
+mod journal;
 mod launch;
 mod ledger;
 mod memory;

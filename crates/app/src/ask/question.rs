@@ -174,6 +174,11 @@ fn look_up(request: &mut Request, reach: Reach) -> Result<(), Failure> {
             tree::set(&mut request.stated, &weights, dtype.name().into());
         }
     }
+    if let Some(file) = named(request, "mmproj").filter(|_| reach == Reach::Machine)
+        && let Ok(found) = std::fs::metadata(&file)
+    {
+        tree::set(&mut request.stated, "mmproj_bytes", found.len().into());
+    }
     let guesses = |name: &String| !["mtp", "eagle", "ngram"].contains(&name.as_str()) && name.parse::<u64>().is_err();
     if let Some(name) = named(request, "speculative_model").filter(guesses)
         && request.stated.get("speculative_config").is_none()

@@ -26,14 +26,14 @@ pub(super) fn parse(arguments: Vec<OsString>) -> Result<Result<Cli, clap::Error>
     })
 }
 
-/// Puts llama.cpp's flags of several letters behind one dash in words, for `infer` alone.
+/// Puts llama.cpp's and vLLM's flags of several letters behind one dash in words, for `infer` alone.
 fn known_by_letters(arguments: Vec<OsString>) -> Vec<OsString> {
     if !arguments.iter().take(3).any(|argument| argument == "infer") {
         return arguments;
     }
     let long = |argument: OsString| {
         let letters = argument.to_str().and_then(|text| text.strip_prefix('-')).unwrap_or_default();
-        let known = || table::of(Scope::LOCAL).any(|row| row.aliases.contains(&letters));
+        let known = || table::of(Scope::SERVE).any(|row| row.aliases.contains(&letters));
         match letters {
             "c" => "--context".into(),
             letters if letters.len() > 1 && known() => format!("--{letters}").into(),

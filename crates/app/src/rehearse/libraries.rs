@@ -111,6 +111,9 @@ pub(super) fn lay_out(torch: &Torch, folder: &Path) -> Result<Laid, RehearseErro
 
 /// Every library among the installed packages that uses NVIDIA's.
 fn users(torch: &Torch) -> Vec<Imports> {
+    if !torch.files.is_empty() {
+        return torch.files.iter().filter_map(|file| imports(file)).collect();
+    }
     let (mut found, mut folders) = (Vec::new(), torch.beside.clone());
     folders.push(torch.packages().to_owned());
     while let Some(folder) = folders.pop() {
@@ -130,7 +133,7 @@ fn users(torch: &Torch) -> Vec<Imports> {
     found
 }
 
-fn is_replaced(library: &str) -> bool {
+pub(super) fn is_replaced(library: &str) -> bool {
     REPLACED.iter().any(|start| library.starts_with(start))
 }
 
@@ -168,8 +171,14 @@ mod tests {
         let user = library("libuser.so", &["libcudart.so.13", "libm.so.6"], &[]).unwrap();
         std::fs::write(torch.join("libuser.so"), user).unwrap();
         std::fs::write(torch.join("notes.so"), "no library").unwrap();
-        let torch =
-            Torch { folder: torch, version: "2".into(), cuda: 13000, python: "python".into(), beside: Vec::new() };
+        let torch = Torch {
+            folder: torch,
+            version: "2".into(),
+            cuda: 13000,
+            python: "python".into(),
+            beside: Vec::new(),
+            files: Vec::new(),
+        };
         let laid = lay_out(&torch, out.path()).unwrap();
         assert_eq!((laid.read, laid.unwritten), (1, 0));
         let names: Vec<_> = laid.preload.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();

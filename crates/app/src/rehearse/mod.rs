@@ -7,6 +7,7 @@
 //! | module | its work |
 //! |---|---|
 //! | [`python`] | which Python the command runs, and its torch |
+//! | `native` | programs without Python, such as llama.cpp's |
 //! | [`elf`], [`libraries`] | what torch imports, and the libraries that take NVIDIA's place |
 //! | [`card`] | the card as the stand-in is told about it |
 //! | [`program`] | starts the program and watches it |
@@ -26,6 +27,7 @@ mod elf;
 pub mod journal;
 pub mod ledger;
 mod libraries;
+mod native;
 mod processes;
 pub mod program;
 pub mod python;

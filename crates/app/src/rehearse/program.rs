@@ -208,6 +208,9 @@ fn pretend(command: &mut Command, request: &Request, torch: &Torch, folder: &Pat
     command.env("LD_PRELOAD", crate::env::with_first("LD_PRELOAD", &preload.join(":")));
     command.env("LD_LIBRARY_PATH", crate::env::with_first("LD_LIBRARY_PATH", &folder.display().to_string()));
     command.env("VRAMCAST_CARD", request.card.describe(request.gpus, torch));
+    if !torch.files.is_empty() {
+        command.env("VRAMCAST_NATIVE", "1");
+    }
     // A list made for the real cards of this machine says nothing about the pretended ones.
     command.env_remove("CUDA_VISIBLE_DEVICES");
     // Where no accelerator is found by its usual means, DeepSpeed would take the processor.

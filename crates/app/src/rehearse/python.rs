@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::RehearseError;
+use super::{RehearseError, native};
 
 /// A torch that is installed, read from its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,11 +21,25 @@ pub struct Torch {
     pub python: PathBuf,
     /// Where else that interpreter finds installed packages.
     pub beside: Vec<PathBuf>,
+    /// In its place: the files of a program without Python that use CUDA.
+    pub files: Vec<PathBuf>,
 }
 
 impl Torch {
     /// Finds the torch of a command, by asking its interpreter where it would import it from.
     pub fn of(command: &[OsString], python: Option<&Path>) -> Result<Self, RehearseError> {
+        let program = command.first().and_then(|first| on_path(first)).filter(|_| python.is_none());
+        if let Some(files) = program.as_deref().and_then(native::files) {
+            let (cuda, folder) = (native::cuda(&files), program.unwrap_or_default());
+            return Ok(Self {
+                folder,
+                version: String::new(),
+                cuda,
+                python: PathBuf::new(),
+                beside: Vec::new(),
+                files,
+            });
+        }
         let python = match python {
             Some(path) => path.to_owned(),
             None => interpreter(command)?,
@@ -43,7 +57,7 @@ impl Torch {
         let Some(cuda) = cuda else { return Err(RehearseError::NoCuda { version, python }) };
         let packages = folder.parent().unwrap_or(&folder).to_owned();
         let beside = beside(&packages, lines.map(PathBuf::from));
-        Ok(Self { folder, version, cuda, python, beside })
+        Ok(Self { folder, version, cuda, python, beside, files: Vec::new() })
     }
 
     /// The folder of installed packages.

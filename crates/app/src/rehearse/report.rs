@@ -261,7 +261,8 @@ impl Rehearsal {
     pub fn judge_all(&mut self, cards: impl Iterator<Item = Gpu>) {
         let Ending::OutOfMemory { wanted, reserved, free, .. } = &self.ending else {
             // Before a whole step was seen nothing can be said: the peak may still come.
-            let shown = !self.so_far || self.saw_a_step();
+            // A server without torch has taken what it takes when it waits for requests.
+            let shown = !self.so_far || self.saw_a_step() || (self.torch.is_empty() && !self.processes.is_empty());
             let needed = self.needed();
             self.verdicts = cards.filter(|_| shown).map(|card| judge(&card, needed)).collect();
             return;

@@ -38,20 +38,29 @@ const NOT_COUNTED: &str = "not counted: ";
 /// The whole page.
 pub fn text(rehearsal: &Rehearsal) -> String {
     let mut page = format!(
-        "rehearsed on {} with torch {}, {:.1} s\n{}\n\n",
+        "rehearsed on {}{}, {:.1} s\n{}\n\n",
         rehearsal.device_name,
-        rehearsal.torch,
+        if rehearsal.torch.is_empty() { String::new() } else { format!(" with torch {}", rehearsal.torch) },
         rehearsal.seconds,
         wrapped(&ending(&rehearsal.ending), width())
     );
     if rehearsal.processes.is_empty() {
         return page;
     }
-    page += &levels(&rehearsal.totals);
-    page += &format!("the most is allocated in: {}\n\n", in_words(&rehearsal.peak_phase));
-    page += &processes(rehearsal);
-    page += &phases(rehearsal);
-    page += &alive(rehearsal);
+    if rehearsal.torch.is_empty() {
+        page += &format!(
+            "asked from the driver   {} GiB\nprocess                 {} GiB: what nvidia-smi shows\n\n",
+            gib(rehearsal.totals.reserved),
+            gib(rehearsal.totals.process)
+        );
+        page += &processes(rehearsal);
+    } else {
+        page += &levels(&rehearsal.totals);
+        page += &format!("the most is allocated in: {}\n\n", in_words(&rehearsal.peak_phase));
+        page += &processes(rehearsal);
+        page += &phases(rehearsal);
+        page += &alive(rehearsal);
+    }
     page.extend(rehearsal.beside.iter().map(|side| beside(rehearsal, side)));
     page += &shared(rehearsal);
     page += &answer(rehearsal);
@@ -80,7 +89,8 @@ fn ending(ending: &Ending) -> String {
                     gib(*free)
                 ),
             };
-            format!("out of memory in {}: {} GiB more were asked for{held}{how}", in_words(phase), gib(*wanted))
+            let when = if phase.is_empty() { String::new() } else { format!(" in {}", in_words(phase)) };
+            format!("out of memory{when}: {} GiB more were asked for{held}{how}", gib(*wanted))
         }
         Ending::Waited { source } => {
             format!("stopped: {source} waits for a value that only a real GPU computes")

@@ -113,7 +113,7 @@ fn is_word(word: &str, text: &str) -> bool {
     let plain = |text: &str| text.to_ascii_lowercase().replace('_', "-");
     let text = plain(text);
     let longer = match text.as_str() {
-        "float32" | "f32" => "fp32",
+        "float32" | "f32" | "float" => "fp32",
         "bfloat16" => "bf16",
         "float16" | "f16" | "half" => "fp16",
         "flash-attention-2" => "flash2",

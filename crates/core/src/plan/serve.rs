@@ -17,10 +17,14 @@ pub struct ServePlan {
     pub context: Option<u64>,
     /// How weights are quantised when the config does not say.
     pub quantization: Option<String>,
+    /// The type of weights that are not quantised; 16 bits when absent (vLLM, SGLang).
+    pub dtype: Option<String>,
     /// The type of keys and values; that of the weights when absent.
     pub kv_cache_dtype: Option<String>,
     /// Cards over which every layer is split.
     pub tensor_parallel_size: Option<u64>,
+    /// Cards of the tensor-parallel ones that share the cache of a sequence (vLLM).
+    pub decode_context_parallel_size: Option<u64>,
     /// Stages of layers (vLLM).
     pub pipeline_parallel_size: Option<u64>,
     /// Replicas that share experts (vLLM).
@@ -49,13 +53,20 @@ pub struct ServePlan {
     pub max_loras: Option<u64>,
     /// Largest rank of an adapter (vLLM).
     pub max_lora_rank: Option<u64>,
-    /// Who guesses tokens ahead (vLLM).
+    /// Who guesses tokens ahead (vLLM, llama.cpp).
     pub speculative_model: Option<String>,
     /// The config of a model that does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculative_config: Option<serde_json::Value>,
-    /// Tokens guessed ahead (vLLM).
+    /// Tokens guessed ahead (vLLM, llama.cpp).
     pub num_speculative_tokens: Option<u64>,
+    /// Layers of the model that guesses on the card (llama.cpp).
+    pub n_gpu_layers_draft: Option<u64>,
+    /// The file of an image encoder (llama.cpp).
+    pub mmproj: Option<String>,
+    /// Its size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mmproj_bytes: Option<u64>,
     /// Layers on the card, the output counted as one (llama.cpp).
     pub n_gpu_layers: Option<u64>,
     /// Tokens computed at once (llama.cpp).
@@ -124,8 +135,10 @@ impl Default for ServePlan {
             version: None,
             context: None,
             quantization: None,
+            dtype: None,
             kv_cache_dtype: None,
             tensor_parallel_size: None,
+            decode_context_parallel_size: None,
             pipeline_parallel_size: None,
             data_parallel_size: None,
             expert_parallel: false,
@@ -143,6 +156,9 @@ impl Default for ServePlan {
             speculative_model: None,
             speculative_config: None,
             num_speculative_tokens: None,
+            n_gpu_layers_draft: None,
+            mmproj: None,
+            mmproj_bytes: None,
             n_gpu_layers: None,
             ubatch_size: None,
             logical_batch: None,

@@ -1,8 +1,8 @@
 //! From what llama.cpp or Ollama is started with to its buffers.
 
 use super::llama_cpp::{
-    Build, Flash, LlamaCppError, LlamaCppEstimate, LlamaCppPlan, MIXTURES, Mixture, ModelFile, Split, convert, experts,
-    ollama,
+    Buffers, Build, Flash, LlamaCppError, LlamaCppEstimate, LlamaCppPlan, MIXTURES, Mixture, ModelFile, Split, convert,
+    experts, ollama,
 };
 use super::{ServedModel, WeightFormat};
 use crate::dtype::{DType, builtin_formats, find_format};
@@ -16,8 +16,54 @@ const SLOTS: u64 = 4;
 const MARGIN: u64 = 1 << 30;
 const SHORTEST: u64 = 4096;
 
-/// Asks llama.cpp's rules about a model on the plan's card.
+/// Tokens that a second model guesses ahead where nothing is said (`common_params_speculative_draft` of common.h).
+const GUESSES: u64 = 3;
+
+/// Asks llama.cpp's rules about a model on the plan's card, and about the one that guesses ahead of it.
 pub(super) fn start(model: &Model, plan: &ServePlan) -> Result<LlamaCppEstimate, Fault> {
+    let (mut estimate, context) = alone(model, plan)?;
+    if let (Some(_), Some(first)) = (&plan.mmproj, estimate.devices.first_mut()) {
+        let bytes = plan.mmproj_bytes.unwrap_or(0);
+        first.model = first.model.saturating_add(bytes);
+        estimate.notes.retain(|note| !note.contains("(mmproj)"));
+        estimate.notes.push(match bytes {
+            0 => "the image encoder's file was not found: neither its weights nor its graph are counted".into(),
+            _ => "the image encoder is counted by the size of its file; its graph is not".to_owned(),
+        });
+    }
+    let Some(name) = &plan.speculative_model else { return Ok(estimate) };
+    let draft = super::start::second_model(plan, name)?;
+    // It runs beside the model with the same batches and cells, in 16 bits (`common_base_params_to_speculative`).
+    let stored = if model.files().is_empty() { plan.quantization.clone() } else { Some("Q8_0".into()) };
+    let beside = ServePlan {
+        context: Some(context),
+        quantization: stored,
+        n_gpu_layers: plan.n_gpu_layers_draft,
+        override_tensor: None,
+        cpu_moe: false,
+        n_cpu_moe: None,
+        cache_type_k: None,
+        cache_type_v: None,
+        speculative_model: None,
+        mmproj: None,
+        ..plan.clone()
+    };
+    let (second, _) = alone(&draft, &beside)?;
+    let words = beside.quantization.as_deref().unwrap_or("16 bits");
+    let shown = |bytes: u64| bytes as f64 / f64::from(1u32 << 30);
+    let [weights, cache, compute] = [|one: &Buffers| one.model, |one: &Buffers| one.cache, |one: &Buffers| one.compute]
+        .map(|part| shown(second.devices.iter().map(part).fold(0, u64::saturating_add)));
+    estimate.notes.push(format!(
+        "the draft {name}, taken as {words}, is counted with the model: weights {weights:.2} GiB, cache {cache:.2}, compute {compute:.2}"
+    ));
+    for (one, other) in estimate.devices.iter_mut().zip(&second.devices).chain([(&mut estimate.host, &second.host)]) {
+        one.add(other);
+    }
+    Ok(estimate)
+}
+
+/// One model's buffers, and the context they are for.
+fn alone(model: &Model, plan: &ServePlan) -> Result<(LlamaCppEstimate, u64), Fault> {
     let bad = |error: LlamaCppError| error.fault();
     let refused = |error: crate::model::ModelError| Fault::new("model", error.to_string());
     let own = WeightFormat::of(model).map_err(|error| Fault::new("quantization", error.to_string()))?;
@@ -28,7 +74,11 @@ pub(super) fn start(model: &Model, plan: &ServePlan) -> Result<LlamaCppEstimate,
         _ => {
             let (parallel, unified) = plan.parallel.map_or((SLOTS, true), |parallel| (parallel, false));
             let context = plan.context.unwrap_or(0);
-            LlamaCppPlan { context, parallel, unified, outputs: Some(parallel), ..LlamaCppPlan::default() }
+            // Guesses are checked at once (`common_speculative_get_output_limits`).
+            let guessed = plan.num_speculative_tokens.unwrap_or(GUESSES);
+            let ahead = if plan.speculative_model.is_some() { guessed } else { 0 };
+            let outputs = Some(parallel.saturating_mul(ahead.saturating_add(1)));
+            LlamaCppPlan { context, parallel, unified, outputs, ..LlamaCppPlan::default() }
         }
     };
     let mut engine = engine(plan, defaults)?;
@@ -46,7 +96,7 @@ pub(super) fn start(model: &Model, plan: &ServePlan) -> Result<LlamaCppEstimate,
         if let (Ok(file), true) = (&file, engine.split == Split::Layer) {
             engine.weigh(file, &mut estimate).map_err(bad)?;
         }
-        return Ok(estimate);
+        return Ok((estimate, engine.context));
     }
     let file = file.map_err(|problem| Fault::new("model", problem))?;
     if engine.context == 0 {
@@ -57,7 +107,7 @@ pub(super) fn start(model: &Model, plan: &ServePlan) -> Result<LlamaCppEstimate,
     }
     let mut estimate = engine.buffers(&file).map_err(bad)?;
     estimate.notes.splice(0..0, notes);
-    Ok(estimate)
+    Ok((estimate, engine.context))
 }
 
 /// The file that is asked about, or the one that would hold the model.

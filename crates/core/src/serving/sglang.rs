@@ -54,6 +54,9 @@ impl Default for SglangPlan {
 const SLIDING: u64 = 800;
 /// Bytes of states for a thousand of the cache.
 const STATES: u64 = 900;
+/// What a token of a prefill chunk and a captured sequence are given (`_handle_gpu_memory_settings`): 1.5 and 2 MiB.
+const ACTIVATIONS: u64 = 3 << 19;
+const GRAPH: u64 = 2 << 20;
 
 impl SglangPlan {
     /// Tokens of a prefill chunk and captured sequences by the card's memory.
@@ -75,8 +78,8 @@ impl SglangPlan {
     fn reserved(&self) -> u64 {
         let [chunk, graphs] = self.defaults();
         let base = 512u64 << 20;
-        let chunk = chunk.max(2048).saturating_mul(3 << 19);
-        let graphs = graphs.saturating_mul(2 << 20);
+        let chunk = chunk.max(2048).saturating_mul(ACTIVATIONS);
+        let graphs = graphs.saturating_mul(GRAPH);
         let ranks = self.tensor_parallel.max(1).saturating_mul(128 << 20);
         let reserved = base.saturating_add(chunk).saturating_add(graphs).saturating_add(ranks);
         if self.memory > 60 << 30 { reserved.max(10 << 30) } else { reserved }
@@ -117,6 +120,17 @@ impl SglangPlan {
             budget.concurrency_thousandths = budget.concurrency_thousandths.min(slots.saturating_mul(1000));
             budget.fits &= slots > 0;
         }
+        // What stays outside the pool, by the rule that leaves room for it; the process before it takes the rest.
+        let [chunk, captured] = self.defaults();
+        // Embeddings, residual and norm; the feed-forward's two halves and their product.
+        let widest = model.hidden.saturating_mul(3).saturating_add(model.width.saturating_mul(3) / ranks);
+        budget.parts.push(Share::new("activations", chunk.saturating_mul(widest).saturating_mul(2)));
+        budget.parts.push(Share::new("CUDA graphs", captured.saturating_mul(GRAPH)));
+        budget.parts.push(Share::new("outside torch", self.process.saturating_add(communication(ranks))));
+        budget.notes.push(
+            "activations are those of a chunk in the widest layer, graphs what SGLang's own rule leaves for them"
+                .into(),
+        );
         if model.multimodal {
             budget.notes.push("an image encoder lowers the default fraction, which is not counted".into());
         }

@@ -12,6 +12,7 @@ use crate::dtype::DType;
 use crate::memory::device::Device;
 use crate::model::Model;
 use crate::plan::{Fault, ServePlan, ServingEngine};
+use crate::source::catalogue;
 use crate::source::quantization::Quantization;
 
 /// What an engine said about a card.
@@ -83,6 +84,13 @@ fn thousandths(share: f64) -> u64 {
 fn format(plan: &ServePlan, model: &Model) -> Result<WeightFormat, Fault> {
     let bad = |problem: String| Fault::new("quantization", problem);
     let own = WeightFormat::of(model).map_err(|error| bad(error.to_string()))?;
+    let own = match (plan.dtype.as_deref(), own) {
+        // Without a word of it engines compute in 16 bits, whatever the checkpoint holds.
+        (Some("fp32"), WeightFormat::Plain(_)) => WeightFormat::Plain(DType::F32),
+        (Some("auto") | None, own) => own,
+        (Some(_), WeightFormat::Plain(DType::F32)) => WeightFormat::Plain(DType::BF16),
+        (_, own) => own,
+    };
     let Some(method) = &plan.quantization else { return Ok(own) };
     if !model.files().is_empty() {
         let said = format!("{{quantization}} {method}: the file is quantised as it is");
@@ -128,8 +136,9 @@ fn section(method: &str) -> Result<Value, Fault> {
         }
         "int8" => json!({"quant_method": "bitsandbytes", "load_in_8bit": true}),
         "mxfp4" => json!({"quant_method": "mxfp4"}),
+        "nvfp4" | "modelopt_fp4" => json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}),
         other => {
-            let fault = Fault::value("quantization", other, "awq, gptq, fp8, mxfp4, nf4 or int8");
+            let fault = Fault::value("quantization", other, "awq, gptq, fp8, mxfp4, nvfp4, nf4 or int8");
             return Err(fault.or("put others into the config's quantization_config"));
         }
     })
@@ -157,6 +166,7 @@ fn vllm(plan: &ServePlan, cache_dtype: DType) -> VllmPlan {
             .map_or(rules(&version).utilization_thousandths, thousandths),
         version,
         tensor_parallel: plan.tensor_parallel_size.unwrap_or(1),
+        context_parallel: plan.decode_context_parallel_size.unwrap_or(1),
         pipeline_parallel: plan.pipeline_parallel_size.unwrap_or(1),
         data_parallel: plan.data_parallel_size.unwrap_or(1),
         expert_parallel: plan.expert_parallel,
@@ -191,11 +201,18 @@ fn draft(plan: &ServePlan, served: &ServedModel, engine: &VllmPlan) -> Result<Op
         _ => {}
     }
     let bad = |problem: String| Fault::new("speculative_model", format!("{{speculative_model}} {text}: {problem}"));
-    let config = plan.speculative_config.clone().ok_or_else(|| bad("its config is not known".into()))?;
-    let model = Model::new(config, None).map_err(|error| bad(error.to_string()))?;
+    let model = second_model(plan, text)?;
     let format = WeightFormat::of(&model).map_err(|error| bad(error.to_string()))?;
     let draft = ServedModel::of(&model, &format).map_err(|error| bad(error.to_string()))?;
     of(Speculation::Model(&draft))
+}
+
+/// The model that guesses ahead, by its config or its name.
+pub(super) fn second_model(plan: &ServePlan, name: &str) -> Result<Model, Fault> {
+    let bad = |problem: String| Fault::new("speculative_model", format!("{{speculative_model}} {name}: {problem}"));
+    let config = plan.speculative_config.clone().or_else(|| Some(catalogue::find(name)?.config));
+    let config = config.ok_or_else(|| bad("its config is not known".into()))?;
+    Model::new(config, None).map_err(|error| bad(error.to_string()))
 }
 
 /// What was given to vLLM and changes no byte.

@@ -304,17 +304,11 @@ fn special(runner: Runner, key: &str, value: &Value) -> Option<Result<Option<Str
         (Runner::Vllm, "max_model_len") if ["auto", "-1", "-1.0"].contains(&text.as_str()) => {
             Some(Ok(Some(format!("max-model-len {text}: the model's own, or the longest that fits if that is less"))))
         }
-        (Runner::Vllm, "decode_context_parallel_size" | "dcp" | "prefill_context_parallel_size" | "pcp") => {
-            Some(if text == "1" {
-                Ok(None)
-            } else {
-                Err((
-                    "context parallel",
-                    "keys and values of one sequence over several cards are not simulated: leave it out, every card \
-                     then holds all it has heads for",
-                ))
-            })
-        }
+        (Runner::Vllm, "prefill_context_parallel_size" | "pcp") => Some(if text == "1" {
+            Ok(None)
+        } else {
+            Err(("context parallel", "prompts over several cards are not simulated: leave it out"))
+        }),
         (Runner::TensorrtLlm, "backend") if text == "pytorch" || text == "_autodeploy" => Some(Ok(None)),
         (Runner::TensorrtLlm, "backend") => {
             Some(Ok(Some(format!("backend {text}: its buffers are estimated as PyTorch's"))))
@@ -337,6 +331,9 @@ fn lettered(words: &[String], runner: Runner) -> Vec<String> {
         (Runner::Vllm, "-tp") => "--tensor-parallel-size".to_owned(),
         (Runner::Vllm, "-pp") => "--pipeline-parallel-size".to_owned(),
         (Runner::Vllm, "-dp") => "--data-parallel-size".to_owned(),
+        (Runner::Vllm, "-dcp") => "--decode-context-parallel-size".to_owned(),
+        (Runner::Vllm, "-ep") => "--enable-expert-parallel".to_owned(),
+        (Runner::LlamaCpp, "-md" | "-hfd" | "-hfrd") => "--model-draft".to_owned(),
         (Runner::Vllm, "-q") => "--quantization".to_owned(),
         _ => word.clone(),
     };
@@ -439,7 +436,12 @@ pub(in crate::ask) fn layer(
             }
             _ if value.is_null() => continue,
             // Sixteen bits are what checkpoints hold, and what is taken.
-            "dtype" if ["auto", "bfloat16", "float16", "half"].iter().any(|name| value == name) => continue,
+            "dtype"
+                if runner != Runner::Vllm
+                    && ["auto", "bfloat16", "float16", "half"].iter().any(|name| value == name) =>
+            {
+                continue;
+            }
             "speculative_config" => {
                 speculative(value, &mut content);
                 continue;
@@ -468,18 +470,9 @@ pub(in crate::ask) fn layer(
 
 /// vLLM's object for guesses ahead, as the flags for it.
 fn speculative(value: &Value, content: &mut Content) {
-    let method = value["method"].as_str().unwrap_or_default();
-    let who = match method {
-        "ngram" | "suffix" => Some("ngram"),
-        _ if method.contains("mtp") => Some("mtp"),
-        _ => value["model"].as_str().or(if method.starts_with("eagle") { Some("eagle") } else { None }),
-    };
-    if let Some(who) = who {
-        content.named.push(("speculative-model".into(), Given::Text(who.into())));
-    }
-    if let Some(tokens) = value["num_speculative_tokens"].as_u64() {
-        content.named.push(("num-speculative-tokens".into(), Given::Value(tokens.into())));
-    }
+    let (who, tokens) = table::guesses(value);
+    content.named.extend(who.map(|who| ("speculative-model".to_owned(), Given::Text(who))));
+    content.named.extend(tokens.map(|tokens| ("num-speculative-tokens".to_owned(), Given::Value(tokens.into()))));
 }
 
 fn harmless(key: &str) -> bool {

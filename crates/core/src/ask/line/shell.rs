@@ -188,6 +188,7 @@ fn variable(letters: &mut std::iter::Peekable<std::str::Chars<'_>>) -> String {
             let mut depth = 0;
             for letter in letters.by_ref() {
                 depth += i32::from(letter == '(') - i32::from(letter == ')');
+                name.push(letter);
                 if depth == 0 {
                     break;
                 }
@@ -203,6 +204,12 @@ fn variable(letters: &mut std::iter::Peekable<std::str::Chars<'_>>) -> String {
 }
 
 fn value_of(name: &str, variables: &BTreeMap<String, String>) -> String {
+    // Of commands only those are followed that say where the script is, and sums of numbers.
+    if let Some(inner) = name.strip_prefix('(') {
+        let here = ["dirname", "pwd", "BASH_SOURCE"].iter().any(|word| inner.contains(word));
+        let sum = inner.strip_prefix('(').and_then(|sum| arithmetic(sum.trim_end_matches(')'), variables));
+        return sum.map_or_else(|| if here { "." } else { "$" }.to_owned(), |sum| sum.to_string());
+    }
     let (name, usual) = match name.split_once(":-").or_else(|| name.split_once(":=")) {
         Some((name, usual)) => (name, Some(usual)),
         None => (name, None),
@@ -212,6 +219,33 @@ fn value_of(name: &str, variables: &BTreeMap<String, String>) -> String {
         Some(value) => value.clone(),
         None => usual.map_or_else(|| format!("${array}"), |usual| usual.trim_start_matches('$').to_owned()),
     }
+}
+
+/// Whole numbers and variables that are added, subtracted, multiplied or divided, without further parentheses.
+fn arithmetic(text: &str, variables: &BTreeMap<String, String>) -> Option<i64> {
+    let number = |word: &str| {
+        let word = word.trim().trim_start_matches('$').trim_start_matches('{').trim_end_matches('}');
+        word.parse::<i64>().ok().or_else(|| variables.get(word)?.trim().parse().ok())
+    };
+    let product = |text: &str| {
+        let mut rest = text.split_inclusive(['*', '/']);
+        let mut total = number(rest.clone().next()?.trim_end_matches(['*', '/']))?;
+        let mut sign = rest.next()?.chars().next_back();
+        for word in rest {
+            let value = number(word.trim_end_matches(['*', '/']))?;
+            total = if sign == Some('/') { total.checked_div(value)? } else { total.checked_mul(value)? };
+            sign = word.chars().next_back();
+        }
+        Some(total)
+    };
+    let mut total = 0i64;
+    let mut sign = '+';
+    for word in text.split_inclusive(['+', '-']) {
+        let value = product(word.trim_end_matches(['+', '-']))?;
+        total = if sign == '-' { total.checked_sub(value)? } else { total.checked_add(value)? };
+        sign = word.chars().next_back().unwrap_or('+');
+    }
+    Some(total)
 }
 
 #[cfg(test)]
@@ -230,5 +264,7 @@ mod tests {
         assert_eq!(lines[2], ["echo", "done"]);
         let arrays = super::lines("ARGS=(\n  --a 1 # one\n  --b\n)\nARGS+=(--c 2)\ntorchrun x.py \"${ARGS[@]}\"\n");
         assert_eq!(arrays, [["torchrun", "x.py", "--a", "1", "--b", "--c", "2"]]);
+        let here = super::lines("N=4\nD=$(cd \"$(dirname \"$0\")\" && pwd)\nW=$(($N*2 + 1))\nrun $D/x.py $W $(date)\n");
+        assert_eq!(here, [["run", "./x.py", "9", "$"]]);
     }
 }

@@ -42,6 +42,7 @@ fn check(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>) {
         ("max_num_batched_tokens", plan.max_num_batched_tokens, MOST),
         ("block_size", plan.block_size, 65_536),
         ("tensor_parallel_size", plan.tensor_parallel_size, 65_536),
+        ("decode_context_parallel_size", plan.decode_context_parallel_size, 65_536),
         ("pipeline_parallel_size", plan.pipeline_parallel_size, 65_536),
         ("data_parallel_size", plan.data_parallel_size, 65_536),
         ("ubatch_size", plan.ubatch_size, MOST),
@@ -62,6 +63,13 @@ fn check(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>) {
     }
     let sizes = ModelSizes::of(model.config(), 0);
     divided(draft, "tensor_parallel_size", plan.tensor_parallel_size, sizes.heads, "attention heads");
+    // `ParallelConfig` of vllm/config/parallel.py.
+    let cards = plan.tensor_parallel_size.unwrap_or(1).max(1);
+    let shared = plan.decode_context_parallel_size.unwrap_or(1).max(1);
+    draft.faults.when(!cards.is_multiple_of(shared), || {
+        let what = format!("{shared} cards cannot share a sequence on {cards} tensor-parallel ones");
+        Fault::new("decode_context_parallel_size", what).or_set("decode_context_parallel_size", 1)
+    });
     if let (Some(stages), Some(layers)) = (plan.pipeline_parallel_size, sizes.layers) {
         draft.faults.when(stages > layers, || {
             Fault::new("pipeline_parallel_size", format!("{stages} stages of {layers} layers"))
@@ -79,9 +87,14 @@ fn check(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>) {
             Fault::no_effect(path, "without {enable_lora}").or_set("enable_lora", true)
         });
     }
-    draft.faults.when(plan.num_speculative_tokens.is_some() && plan.speculative_model.is_none(), || {
-        Fault::no_effect("num_speculative_tokens", "without {speculative_model}")
-    });
+    for (path, given) in [
+        ("num_speculative_tokens", plan.num_speculative_tokens.is_some()),
+        ("n_gpu_layers_draft", plan.n_gpu_layers_draft.is_some()),
+    ] {
+        draft
+            .faults
+            .when(given && plan.speculative_model.is_none(), || Fault::no_effect(path, "without {speculative_model}"));
+    }
     draft.faults.when(plan.n_cpu_moe.is_some() && plan.cpu_moe, || {
         Fault::new("n_cpu_moe", "{n_cpu_moe} and {cpu_moe} say the same thing in two ways").or("give one of them")
     });
@@ -181,8 +194,10 @@ fn capable(plan: &ServePlan, draft: &mut Draft<'_>) {
         return draft.notes.push(format!("{} is no card of CUDA's: the rules are those of such cards", plan.gpu.name));
     };
     let method = plan.quantization.as_deref().map(str::to_ascii_lowercase).unwrap_or_default();
-    // `get_min_capability` of vllm/model_executor/layers/quantization in v0.11.0.
+    // `get_min_capability` of vllm/model_executor/layers/quantization in v0.11.0; in v0.16.0 Marlin's fp8 runs on 75.
+    let since = vllm::rules(plan.version.as_deref().unwrap_or(vllm::DEFAULT_VERSION)).since;
     let least = match method.as_str() {
+        "fp8" | "w8a8" if since >= [0, 15, 0] => 75,
         "fp8" | "w8a8" | "mxfp4" => 80,
         "awq" => 75,
         "nf4" | "bitsandbytes" | "int8" => 70,

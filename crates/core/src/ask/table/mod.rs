@@ -12,6 +12,8 @@ mod serving;
 mod step;
 mod tasks;
 
+pub(super) use serving::guesses;
+
 use super::runner::{Runner, Scope};
 use super::setting::{Kind, Setting};
 

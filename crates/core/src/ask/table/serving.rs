@@ -1,6 +1,6 @@
 //! Settings of serving engines, under the names their users know.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::ask::runner::{Runner, Scope};
 use crate::ask::setting::{Kind, Setting, Spelling, Topic, setting};
@@ -37,16 +37,26 @@ pub(super) const ROWS: &[Setting] = &[
         .from("as the config says")
         .on(S, Scope::SERVE)
         .example("--quantization nf4"),
+    setting("dtype", "dtype", Kind::Choice(&[("auto", ""), ("fp32", ""), ("bf16", ""), ("fp16", "")]), "The type of weights that are not quantised, and of keys and values")
+        .value("TYPE")
+        .from("auto: 16 bits")
+        .on(S, Scope::VLLM.and(Runner::Sglang.alone()))
+        .example("--dtype float32"),
     setting("kv_cache_dtype", "kv-cache-dtype", Kind::Text, "The type of keys and values: auto, bf16, fp8 and the like")
         .value("TYPE")
         .from("auto: that of the weights")
         .on(S, Scope::POOLED)
         .example("--kv-cache-dtype fp8"),
     setting("tensor_parallel_size", "tensor-parallel-size", Kind::Whole, "Cards over which every layer is split")
-        .also(&["tp", "tp-size", "num-shard"])
+        .also(&["tp", "tp-size", "num-shard", "gpus"])
         .from("one")
         .on(S, Scope::POOLED)
         .example("--tensor-parallel-size 2"),
+    setting("decode_context_parallel_size", "decode-context-parallel-size", Kind::Whole, "Cards of the tensor-parallel ones that share the cache of a sequence, token by token")
+        .also(&["dcp"])
+        .from("one")
+        .on(S, Scope::VLLM)
+        .example("--decode-context-parallel-size 2 --tensor-parallel-size 8"),
     setting("pipeline_parallel_size", "pipeline-parallel-size", Kind::Whole, "Stages of layers")
         .also(&["pp"])
         .from("one")
@@ -57,7 +67,7 @@ pub(super) const ROWS: &[Setting] = &[
         .from("one")
         .on(S, Scope::VLLM),
     setting("expert_parallel", "expert-parallel", Kind::Switch, "Whole experts on each card instead of parts of all")
-        .also(&["enable-expert-parallel"])
+        .also(&["enable-expert-parallel", "ep"])
         .on(S, Scope::VLLM),
     setting("gpu_memory_utilization", "gpu-memory-utilization", Kind::Real, "Share of the card that the engine may use; SGLang's static share; TensorRT-LLM's share of what is free for keys and values")
         .also(&["mem-fraction-static"])
@@ -107,6 +117,32 @@ pub(super) const ROWS: &[Setting] = &[
     setting("num_speculative_tokens", "num-speculative-tokens", Kind::Whole, "Tokens guessed ahead")
         .from("none")
         .on(S, Scope::VLLM),
+    setting("speculative_model", "speculative-config", Kind::Spelled(SPECULATION), "Who guesses tokens ahead, as vLLM's JSON object: method, model, num_speculative_tokens")
+        .value("JSON")
+        .from("nobody")
+        .on(S, Scope::VLLM)
+        .example("--speculative-config {\"method\":\"eagle\",\"num_speculative_tokens\":2}"),
+    setting("speculative_model", "model-draft", Kind::Text, "A second model that guesses tokens ahead (-md)")
+        .also(&["md", "spec-draft-model"])
+        .value("MODEL")
+        .from("nobody")
+        .on(S, Scope::LLAMA_CPP)
+        .example("--model-draft gpt2"),
+    setting("num_speculative_tokens", "draft-max", Kind::Whole, "Tokens guessed ahead")
+        .also(&["draft", "draft-n", "spec-draft-n-max"])
+        .from("llama.cpp's default")
+        .on(S, Scope::LLAMA_CPP)
+        .example("--draft-max 16 --model-draft gpt2"),
+    setting("n_gpu_layers_draft", "n-gpu-layers-draft", Kind::Whole, "Layers of the second model on the card (-ngld)")
+        .also(&["ngld", "gpu-layers-draft", "spec-draft-ngl"])
+        .from("all")
+        .on(S, Scope::LLAMA_CPP)
+        .example("--n-gpu-layers-draft 4 --model-draft gpt2"),
+    setting("mmproj", "mmproj", Kind::Text, "The file of an image encoder, counted by its size (-mm)")
+        .also(&["mm"])
+        .value("FILE")
+        .from("none")
+        .on(S, Scope::LLAMA_CPP),
     setting("n_gpu_layers", "n-gpu-layers", Kind::Whole, "Layers on the card, the output counted as one (-ngl)")
         .also(&["gpu-layers", "ngl"])
         .from("all")
@@ -146,6 +182,11 @@ pub(super) const ROWS: &[Setting] = &[
         .from("one card")
         .on(S, Scope::LLAMA_CPP)
         .example("--tensor-split 3,1"),
+    setting("tensor_split", "gpus", Kind::Spelled(CARDS), "Cards that share a model evenly")
+        .value("N")
+        .from("one card")
+        .on(S, Scope::LLAMA_CPP)
+        .example("--gpus 2"),
     setting("split_mode", "split-mode", Kind::Choice(&[("layer", ""), ("row", ""), ("tensor", ""), ("none", "")]), "How several cards share a model (-sm)")
         .also(&["sm"])
         .from("llama.cpp's default")
@@ -167,7 +208,7 @@ pub(super) const ROWS: &[Setting] = &[
         .example("--no-op-offload --n-gpu-layers 4"),
     setting("no_mmap", "no-mmap", Kind::Switch, "Weights on the host are read into a buffer instead of mapped").on(S, Scope::LLAMA_CPP).example("--no-mmap --override-tensor attn_q=CPU"),
     setting("swa_full", "swa-full", Kind::Switch, "Sliding layers get as many cells as the others").on(S, Scope::LLAMA_CPP),
-    setting("kv_unified", "kv-unified", Kind::Switch, "Sequences share one run of cells").on(S, Scope::LLAMA_CPP),
+    setting("kv_unified", "kv-unified", Kind::Switch, "Sequences share one run of cells (-kvu)").also(&["kvu"]).on(S, Scope::LLAMA_CPP),
     setting("parallel", "parallel", Kind::Whole, "Sequences at once (-np)")
         .also(&["num-parallel", "np"])
         .from("the engine's default")
@@ -207,6 +248,45 @@ const SIZE: Spelling = Spelling {
     },
     write: |plan| Some(plan.get("kv_cache_memory_bytes")?.as_u64()?.to_string()),
 };
+
+/// Cards that are alike: llama.cpp splits by what is free on each.
+const CARDS: Spelling = Spelling {
+    words: &[],
+    bare: None,
+    read: |text| match text.parse::<usize>() {
+        Ok(cards @ 1..=64) => Ok(json!({"tensor_split": vec![1; cards]})),
+        _ => Err("from 1 to 64".into()),
+    },
+    write: |_| None,
+};
+
+/// vLLM's object (vllm/config/speculative.py).
+const SPECULATION: Spelling = Spelling {
+    words: &[],
+    bare: None,
+    read: |text| {
+        let value: Value = serde_json::from_str(text).map_err(|_| "a JSON object".to_owned())?;
+        let (who, tokens) = guesses(&value);
+        let who = who.ok_or("a JSON object with a method or a model")?;
+        let mut tree = json!({"speculative_model": who});
+        if let Some(tokens) = tokens {
+            tree["num_speculative_tokens"] = tokens.into();
+        }
+        Ok(tree)
+    },
+    write: |_| None,
+};
+
+/// Who guesses ahead by vLLM's object, and how many tokens.
+pub(in crate::ask) fn guesses(value: &Value) -> (Option<String>, Option<u64>) {
+    let method = value["method"].as_str().unwrap_or_default();
+    let who = match method {
+        "ngram" | "suffix" | "ngram_gpu" => Some("ngram"),
+        _ if method.contains("mtp") => Some("mtp"),
+        _ => value["model"].as_str().or(if method.starts_with("eagle") { Some("eagle") } else { None }),
+    };
+    (who.map(str::to_owned), value["num_speculative_tokens"].as_u64())
+}
 
 const SHARES: Spelling = Spelling {
     words: &[],

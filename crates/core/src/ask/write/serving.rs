@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{Draft, Object, at};
 
 /// Flags of vLLM (engine/arg_utils.py) and where a plan has them.
-const VLLM: [(&str, &str); 13] = [
+const VLLM: [(&str, &str); 16] = [
     ("max-model-len", "context"),
     ("gpu-memory-utilization", "gpu_memory_utilization"),
     ("tensor-parallel-size", "tensor_parallel_size"),
@@ -14,7 +14,10 @@ const VLLM: [(&str, &str); 13] = [
     ("max-num-seqs", "max_num_seqs"),
     ("max-num-batched-tokens", "max_num_batched_tokens"),
     ("block-size", "block_size"),
+    ("dtype", "dtype"),
     ("kv-cache-dtype", "kv_cache_dtype"),
+    ("kv-cache-memory-bytes", "kv_cache_memory_bytes"),
+    ("decode-context-parallel-size", "decode_context_parallel_size"),
     ("quantization", "quantization"),
     ("enforce-eager", "enforce_eager"),
     ("enable-expert-parallel", "expert_parallel"),
@@ -22,7 +25,7 @@ const VLLM: [(&str, &str); 13] = [
 ];
 
 /// Flags of llama.cpp (common/arg.cpp).
-const LLAMA_CPP: [(&str, &str); 9] = [
+const LLAMA_CPP: [(&str, &str); 13] = [
     ("--ctx-size", "context"),
     ("--n-gpu-layers", "n_gpu_layers"),
     ("--batch-size", "logical_batch"),
@@ -32,7 +35,14 @@ const LLAMA_CPP: [(&str, &str); 9] = [
     ("--flash-attn", "flash_attn"),
     ("--parallel", "parallel"),
     ("--split-mode", "split_mode"),
+    ("--model-draft", "speculative_model"),
+    ("--draft-max", "num_speculative_tokens"),
+    ("--n-gpu-layers-draft", "n_gpu_layers_draft"),
+    ("--mmproj", "mmproj"),
 ];
+
+/// Types as vLLM spells them (`ModelDType` of vllm/config/model.py).
+const TYPES: [(&str, &str); 3] = [("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")];
 
 pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
     let said = |path: &str| at(plan, path).filter(|value| **value != false && **value != json!([]));
@@ -41,7 +51,8 @@ pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
         file.insert("model".into(), json!(model));
         for (flag, path) in VLLM {
             if let Some(value) = said(path) {
-                file.insert(flag.into(), value.clone());
+                let spelled = TYPES.iter().find(|(ours, _)| flag == "dtype" && value == ours);
+                file.insert(flag.into(), spelled.map_or_else(|| value.clone(), |(_, theirs)| json!(theirs)));
             }
         }
         let line = ["vllm", "serve", "--config", "vllm.yaml"].map(str::to_owned).to_vec();

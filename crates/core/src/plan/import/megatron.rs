@@ -57,7 +57,7 @@ const KEYS: &[Row] = &[
          distributed_* transformer_impl use_flash_attn attention_backend overlap_param_gather no_* \
          attention_softmax_in_fp32 use_mcore_models exit_* ckpt_* dist_ckpt* mock_data empty_unused_memory_level \
          manual_gc* use_cpu_initialization start_weight_decay end_weight_decay override_opt_param_scheduler tp_comm_* \
-         cross_entropy_* timing_* rampup_batch_size apply_* masked_softmax_fusion \
+         cross_entropy_* timing_* rampup_batch_size step_batch_size_schedule fp8_amax_* fp8_margin fp8_interval apply_* masked_softmax_fusion \
          tiktoken_* reset_* cache_dir finetune use_checkpoint* te_rng_tracker calculate_per_token_loss check_for_* \
          decoupled_* enable_experimental ddp_* use_tp_pp_dp_mapping bias_* per_split_data_args_path valid_data_path \
          test_data_path",

@@ -112,8 +112,12 @@ impl Build {
     const WINDOWS: u32 = 5429;
     /// Both halves of a feed-forward are multiplied into a third tensor (14158).
     const FUSED_HALVES: u32 = 5776;
+    /// Keys and values go to rows by their indices, which are inputs (14959).
+    const SET_ROWS: u32 = 6071;
     /// Cells are always padded to 256 (17046).
     const PADDED: u32 = 6975;
+    /// For a while they are not padded at all (16812).
+    const UNPADDED: u32 = 6868;
     /// A latent has no values of its own (19067).
     const NO_VALUES: u32 = 7832;
     /// Masks are made in fp16 for flash attention (23764).
@@ -124,6 +128,8 @@ impl Build {
     const COPIES_IN_GRAPH: u32 = 9489;
     /// CUDA no longer splits rows (24216).
     const NO_ROWS: u32 = 9890;
+    /// The output is the first that goes to a device, not the last (18148).
+    const OUTPUT_FIRST: u32 = 7470;
     /// Vectors are an input beside tokens, in use or not (18550).
     const TWO_INPUTS: u32 = 7720;
     /// Quantised keys and values are turned before they are stored (21038).
@@ -138,12 +144,26 @@ impl Build {
         }
     }
 
-    fn padded(self) -> bool {
-        self.number() >= Self::PADDED
+    /// What cells are a multiple of, with flash attention or without.
+    fn step(self, flash: bool) -> u64 {
+        match self.number() {
+            Self::PADDED.. => 256,
+            Self::UNPADDED.. => 1,
+            _ if flash => 256,
+            _ => 32,
+        }
     }
 
     fn windows(self) -> bool {
         self.number() >= Self::WINDOWS
+    }
+
+    fn few_logits(self) -> bool {
+        self.number() >= Self::FEW_LOGITS
+    }
+
+    fn sets_rows(self) -> bool {
+        self.number() >= Self::SET_ROWS
     }
 
     fn half_masks(self) -> bool {
@@ -287,6 +307,17 @@ pub struct Buffers {
 }
 
 impl Buffers {
+    /// Another's beside it.
+    pub fn add(&mut self, other: &Self) {
+        let pairs = [
+            (&mut self.model, other.model),
+            (&mut self.cache, other.cache),
+            (&mut self.compute, other.compute),
+            (&mut self.output, other.output),
+        ];
+        pairs.into_iter().for_each(|(own, more)| *own = own.saturating_add(more));
+    }
+
     /// All of it.
     pub fn total(&self) -> u64 {
         [self.model, self.cache, self.compute, self.output].iter().fold(0, |sum, part| sum.saturating_add(*part))
@@ -316,7 +347,7 @@ pub struct LlamaCppEstimate {
 impl LlamaCppPlan {
     /// Whether graphs of this build and split are built node by node, as rehearsed runs have shown.
     pub fn is_rehearsed(&self) -> bool {
-        self.split == Split::Layer && matches!(self.build, Build::Current | Build::Numbered(Build::FEW_LOGITS..))
+        self.split == Split::Layer && self.build.number() >= Build::WINDOWS
     }
 
     /// Puts a file's weights in the place of sums.
@@ -440,9 +471,10 @@ impl LlamaCppPlan {
     ///
     /// The last `gpu_layers` go to devices, cut by cumulated shares (`load_tensors` of llama-model.cpp).
     fn device_of(&self, layer: u64, layers: u64) -> Option<usize> {
-        let first = (layers + 1).saturating_sub(self.gpu_layers);
+        let counted = if self.build.number() >= Build::OUTPUT_FIRST { layers + 1 } else { layers };
+        let first = counted.saturating_sub(self.gpu_layers);
         let placed = self.gpu_layers.min(layers + 1);
-        if layer < first || placed == 0 {
+        if layer < first || layer - first >= placed {
             return None;
         }
         let total: u128 = self.tensor_split.iter().map(|share| u128::from(*share)).sum();

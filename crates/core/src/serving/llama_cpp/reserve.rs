@@ -47,8 +47,13 @@ impl Session {
     fn new(plan: &LlamaCppPlan, facts: &Facts, placed: Placement) -> Result<Self, LlamaCppError> {
         let parallel = plan.parallel.max(1);
         let whole = if plan.context == 0 { facts.positions } else { plan.context };
-        let step = if plan.build.padded() || plan.flash_attention != Flash::Off { 256 } else { 32 };
-        let each = if plan.unified { whole } else { whole / parallel };
+        let flash = plan.flash_attention != Flash::Off;
+        let step = plan.build.step(flash);
+        let each = match (plan.unified, step) {
+            (true, _) => whole,
+            (false, 1) => whole.div_ceil(parallel),
+            (false, _) => whole / parallel,
+        };
         let context = each.max(1).next_multiple_of(step);
         let micro_batch = plan.micro_batch.min(plan.batch).min(whole.max(1));
         let seen = facts.window.saturating_mul(if plan.unified { parallel } else { 1 }).saturating_add(micro_batch);
@@ -57,7 +62,6 @@ impl Session {
         let full = plan.gpu_layers > layers;
         let pipelined =
             plan.devices() > 1 && full && plan.split == Split::Layer && plan.offload_cache && plan.overrides.is_empty();
-        let flash = plan.flash_attention != Flash::Off;
         Ok(Self {
             placed,
             devices: plan.devices(),
@@ -70,7 +74,7 @@ impl Session {
             values: element_kind(&plan.value_type)?,
             context_per_sequence: context,
             streams: if plan.unified { 1 } else { parallel },
-            window_cells: if cut { context.min(seen).next_multiple_of(256) } else { context },
+            window_cells: if cut { context.min(seen).next_multiple_of(step) } else { context },
             offloads_cache: plan.offload_cache,
             offloads_operations: plan.offload_operations,
             copies: if pipelined { COPIES } else { 1 },
@@ -255,7 +259,8 @@ fn compute(plan: &LlamaCppPlan, file: &ModelFile, facts: &Facts, rules: &Archite
     let whole = if plan.context == 0 { facts.positions } else { plan.context };
     let batch = if facts.causal { plan.batch.min(whole) } else { plan.batch };
     let tokens = plan.micro_batch.min(batch).min(session.context_per_sequence.saturating_mul(session.streams)).max(1);
-    let most = plan.outputs.unwrap_or(batch).max(1);
+    let few = plan.outputs.filter(|_| plan.build.few_logits());
+    let most = few.unwrap_or(batch).max(1);
     let shapes = [
         Shape { tokens, sequences, outputs: tokens.min(most) },
         Shape { tokens: sequences, sequences, outputs: sequences },

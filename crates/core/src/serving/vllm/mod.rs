@@ -29,6 +29,8 @@ pub struct VllmPlan {
     pub utilization_thousandths: u64,
     /// `--tensor-parallel-size`.
     pub tensor_parallel: u64,
+    /// `--decode-context-parallel-size`: cards that share the cache of a sequence.
+    pub context_parallel: u64,
     /// `--pipeline-parallel-size`.
     pub pipeline_parallel: u64,
     /// `--data-parallel-size`: experts are spread over all replicas' cards.
@@ -75,6 +77,7 @@ impl Default for VllmPlan {
             version: DEFAULT_VERSION.into(),
             utilization_thousandths: 920,
             tensor_parallel: 1,
+            context_parallel: 1,
             pipeline_parallel: 1,
             data_parallel: 1,
             expert_parallel: false,
@@ -167,7 +170,9 @@ impl VllmPlan {
         if self.lora.is_some() {
             parts.push(Share::new("LoRA slots", loaded.slots));
         }
-        if rules.graphs_in_budget && !self.enforce_eager {
+        let foreseen = !second || rules.second_foresees;
+        let graphs = rules.graphs_in_budget && !self.enforce_eager && foreseen;
+        if graphs {
             parts.push(Share::new("CUDA graphs", rules::GRAPHS));
         }
         let granted = thousandths(self.memory, self.utilization_thousandths);
@@ -181,7 +186,7 @@ impl VllmPlan {
         budget.missing = held.saturating_sub(most);
         budget.fits &= budget.missing == 0;
         budget.parts = parts;
-        if rules.graphs_in_budget && !self.enforce_eager {
+        if graphs {
             budget.notes.push("CUDA graphs: 400 MiB is a guess, logs show 100 to 600".into());
         }
         match (model.multimodal, model.image_encoder) {
@@ -204,7 +209,9 @@ impl VllmPlan {
 
     fn pool(&self, model: &ServedModel, draft: Option<&Draft>, cache: u64, layers: [u64; 2]) -> Budget {
         let rules = rules(&self.version);
-        let length = self.max_model_len.unwrap_or(model.positions).max(1);
+        // Cards that share a sequence hold every so manieth token of it (`max_memory_usage_bytes` of kv_cache_interface.py).
+        let shared = self.context_parallel.max(1);
+        let length = self.max_model_len.unwrap_or(model.positions).max(1).div_ceil(shared);
         // Batches that are computed but whose tokens are not settled yet hold blocks of sliding layers too.
         let batches = if rules.batches_in_flight { self.pipeline_parallel.max(1).saturating_add(1) } else { 1 };
         let batched = self.batched(&rules, length).saturating_mul(batches);
@@ -229,7 +236,9 @@ impl VllmPlan {
         } else {
             u128::from(blocks / layout.group_count().max(1)) * u128::from(layout.block_size)
         };
+        let tokens = tokens * u128::from(shared);
         let longest = super::solve::largest(1, 1 << 40, |length| layout.blocks(length, batched) <= blocks);
+        let longest = longest.map(|length| length.saturating_mul(shared));
         Budget {
             engine: String::new(),
             granted: 0,

@@ -44,6 +44,8 @@ pub struct Rules {
     pub experts_kept: bool,
     /// Which models the second model runner runs (`use_v2_model_runner` of vllm/config/vllm.py).
     pub second_runner: SecondRunner,
+    /// Whether the second runner foresees its graphs (`profile_cudagraph_memory` of v1/worker/gpu/model_runner.py).
+    pub second_foresees: bool,
     /// Whether what torch reserved counts, or what is allocated (`total_consumed` of mem_utils.py).
     pub reserved_counts: bool,
     /// Whether windows leave room for all batches in flight (`max_in_flight_tokens`: one more than stages), or for one.
@@ -92,6 +94,7 @@ const OLDEST: Rules = Rules {
     sampler_sorts: true,
     experts_kept: false,
     second_runner: SecondRunner::None,
+    second_foresees: false,
     reserved_counts: false,
     batches_in_flight: false,
     largest_batch: 8192,
@@ -238,6 +241,7 @@ const V0_28_0: Rules = Rules {
 const V0_32_0: Rules = Rules {
     since: [0, 32, 0],
     second_runner: SecondRunner::All,
+    second_foresees: true,
     source: "vllm/config/vllm.py of v0.32.0, and its worker rehearsed (truth/engines); 0.29 to 0.31 were not read",
     ..V0_28_0
 };

@@ -35,8 +35,10 @@ impl Builder<'_> {
     fn inputs(&mut self, sliding: bool) -> Inputs {
         let session = self.session;
         let tokens = self.tokens;
-        let keys_at = self.graph.input(Kind::I64, [tokens, 1, 1, 1]);
-        let rows = if session.transposed { tokens.saturating_mul(self.facts.widest_values()) } else { tokens };
+        // Earlier builds copy to a place that they know.
+        let stored = if session.build.sets_rows() { tokens } else { 1 };
+        let keys_at = self.graph.input(Kind::I64, [stored, 1, 1, 1]);
+        let rows = if session.transposed { stored.saturating_mul(self.facts.widest_values()) } else { stored };
         let values_at = self.graph.input(Kind::I64, [rows, 1, 1, 1]);
         let streams = if session.unified { 1 } else { self.sequences };
         let kind = self.mask_kind();
