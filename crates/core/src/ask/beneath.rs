@@ -19,8 +19,10 @@ pub(super) fn stand_in(runner: Runner, path: &str, value: &Value, framework: &st
     }
     let (plain, said) = match path {
         "model_code" => (json!("transformers"), format!("{framework}'s own code of the model")),
-        // Under DDP the head is the whole one.
-        "loss.kind" if runner != Runner::Ddp => (json!("standard"), format!("{framework}'s own loss")),
+        // Under DDP the head is the whole one, and TRL's is known under FSDP and ZeRO too.
+        "loss.kind" if runner == Runner::Ddp => return None,
+        "loss.kind" if value == "trl-fused" && SHARDING.contains(&runner) => return None,
+        "loss.kind" => (json!("standard"), format!("{framework}'s own loss")),
         "checkpoints.reentrant" => (json!(false), "reentrant checkpoints".into()),
         "checkpoints.offload" => (json!(false), "offloaded checkpoints".into()),
         "keep_loss" => (json!(false), String::new()),
@@ -30,6 +32,9 @@ pub(super) fn stand_in(runner: Runner, path: &str, value: &Value, framework: &st
     let note = if said.is_empty() { said } else { format!("not simulated: {said} on several cards; {whose}") };
     (*value != plain).then_some((plain, note))
 }
+
+/// Who shards parameters and puts them together again for each layer.
+const SHARDING: [Runner; 3] = [Runner::Fsdp1, Runner::Fsdp2, Runner::Deepspeed];
 
 /// Settings that have a stand-in.
 const OWN: [&str; 5] = ["model_code", "loss.kind", "checkpoints.reentrant", "checkpoints.offload", "keep_loss"];
