@@ -117,8 +117,10 @@ pub(super) struct Limits {
 /// Images and sound stand among the tokens; says which sizes the forward pass does not look at.
 pub(super) fn media(model: &Model, draft: &mut Draft<'_>, inputs: Inputs, name: &str) {
     if model.is_learned_program() {
-        for stated in ["attention", "kernels", "batch.mask"].iter().filter(|path| draft.states(path)) {
-            draft.notes.push(format!("{stated}: {name} was learned as it ran, so it changes nothing"));
+        for path in ["attention", "kernels", "batch.mask"] {
+            if draft.states(path) {
+                draft.notes.push(format!("{path}: {name} was learned as it ran, so it changes nothing"));
+            }
         }
     }
     let given = ["images", "audio_frames", "target_len"].iter().any(|size| draft.states(&format!("batch.{size}")));
