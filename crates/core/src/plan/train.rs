@@ -131,7 +131,7 @@ impl TrainPlan {
         let mut faults = self.faults(&sizes);
         let packs = self.quantization.as_ref().is_some_and(|known| known.experts);
         faults.when(packs && sizes.experts.is_none(), || {
-            Fault::no_effect("quantization.experts", "a model without experts").or_drop("quantization.experts")
+            Fault::no_effect("quantization.experts", "on a model without experts")
         });
         self.batch.check_tokens(model, &mut faults);
         self.job.check_on(model, &self.batch, &mut faults);
