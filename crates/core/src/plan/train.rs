@@ -127,7 +127,12 @@ impl TrainPlan {
 
     /// Refuses what cannot run on this model; all of it at once.
     pub fn check_on(&self, model: &Model) -> Result<(), Vec<Fault>> {
-        let mut faults = self.faults(&ModelSizes::of(model.config(), self.batch.seq_len));
+        let sizes = ModelSizes::of(model.config(), self.batch.seq_len);
+        let mut faults = self.faults(&sizes);
+        let packs = self.quantization.as_ref().is_some_and(|known| known.experts);
+        faults.when(packs && sizes.experts.is_none(), || {
+            Fault::no_effect("quantization.experts", "on a model without experts")
+        });
         self.batch.check_tokens(model, &mut faults);
         self.job.check_on(model, &self.batch, &mut faults);
         faults.end()

@@ -96,7 +96,7 @@ pub(super) const ROWS: &[Setting] = &[
     )
     .from("off: bitsandbytes packs linears")
     .on(Topic::Adapters, Scope::ONE_CARD)
-    .example("--quantize-moe-experts --qlora"),
+    .example("--quantize-moe-experts --qlora --lora-target-modules q_proj"),
     setting("quantization.prepare", "no-prepare-kbit", Kind::Off, "prepare_model_for_kbit_training is not called")
         .from("as QLoRA is run")
         .on(Topic::Adapters, PEFT)
