@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::file::Content;
 use super::request::Asked;
-use super::runner::Runner;
+use super::runner::{Runner, Scope};
 use super::tree;
 use crate::plan::{Fault, Framework};
 
@@ -19,8 +19,8 @@ pub(super) fn stand_in(runner: Runner, path: &str, value: &Value, framework: &st
     }
     let (plain, said) = match path {
         "model_code" => (json!("transformers"), format!("{framework}'s own code of the model")),
-        // Under DDP the head is the whole one.
-        "loss.kind" if runner != Runner::Ddp => (json!("standard"), format!("{framework}'s own loss")),
+        // Under DDP the head is the whole one; TRL's is simulated under the others.
+        "loss.kind" if runner != Runner::Ddp && !(value == "trl-fused" && KNOWN.has(runner)) => (json!("standard"), format!("{framework}'s own loss")),
         "checkpoints.reentrant" => (json!(false), "reentrant checkpoints".into()),
         "checkpoints.offload" => (json!(false), "offloaded checkpoints".into()),
         "keep_loss" => (json!(false), String::new()),
@@ -30,6 +30,9 @@ pub(super) fn stand_in(runner: Runner, path: &str, value: &Value, framework: &st
     let note = if said.is_empty() { said } else { format!("not simulated: {said} on several cards; {whose}") };
     (*value != plain).then_some((plain, note))
 }
+
+/// Who runs TRL's fused head.
+const KNOWN: Scope = Scope::FSDP.and(Runner::Deepspeed.alone());
 
 /// Settings that have a stand-in.
 const OWN: [&str; 5] = ["model_code", "loss.kind", "checkpoints.reentrant", "checkpoints.offload", "keep_loss"];

@@ -49,6 +49,19 @@ pub(in crate::memory) trait Engine {
         0
     }
 
+    /// Whether parameters are gathered for a pass: a task then tells it of every pass of the policy.
+    fn gathers(&self) -> bool {
+        false
+    }
+
+    /// Before the model inside the wrapper generates; whether all of it is gathered, and modules are left alone.
+    fn before_generation(&self, _torch: &mut Torch) -> bool {
+        false
+    }
+
+    /// After that.
+    fn after_generation(&self, _torch: &mut Torch) {}
+
     /// Whether its step clips gradients and lets go of them too.
     fn steps_alone(&self) -> bool {
         false

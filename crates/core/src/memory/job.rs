@@ -247,7 +247,8 @@ impl Passes for OfAllSizes<'_> {
             let runner = Rc::clone(&next.runner);
             self.current = Some(next);
             let last = micro + 1 == sizes.len();
-            let pass = Pass { step, micro: micro as u64, last, syncs: self.syncs, empties: self.empties(step) };
+            let pass =
+                Pass { step, micro: micro as u64, last, syncs: self.syncs, empties: self.empties(step), told: true };
             pass.run(torch, (plan, engine), &mut self.held, |torch| Ok(runner.forward(torch)))?;
         }
         Ok(())

@@ -99,8 +99,20 @@ fn attempt(
         let programs = Rc::new(programs);
         let (widens, known) = (settings.autocast.is_some(), Default::default());
         let adapters_off = false;
-        let policy = Player { programs, parameters, wrapped, liger, settings, hooks, widens, adapters_off, known };
-        return tasks::run(torch, plan, engine, (policy, syncs));
+        let engine_of = None;
+        let policy = Player {
+            programs,
+            parameters,
+            wrapped,
+            liger,
+            settings,
+            hooks,
+            engine: engine_of,
+            widens,
+            adapters_off,
+            known,
+        };
+        return tasks::run(torch, plan, (engine, spread), (policy, syncs));
     }
     if !plan.job.is_one_step() {
         let known = Default::default();
@@ -226,7 +238,7 @@ impl Passes for OneByOne {
         let micro_batches = plan.gradient_accumulation.clamp(1, MOST_MICRO_BATCHES);
         for micro in 0..micro_batches {
             let last = micro + 1 == micro_batches;
-            let pass = Pass { step, micro: micro.into(), last, syncs: self.syncs, empties: false };
+            let pass = Pass { step, micro: micro.into(), last, syncs: self.syncs, empties: false, told: true };
             let (start, before) = (Start::now(&torch.log.borrow()), torch.effort);
             let on_host = torch.log.borrow().host_parts.clone();
             pass.run(torch, (plan, engine), &mut self.held, |torch| Ok(self.runner.forward(torch)))?;
@@ -252,6 +264,8 @@ pub(super) struct Pass {
     pub(super) syncs: bool,
     /// Whether cached memory is given back between forward and backward.
     pub(super) empties: bool,
+    /// Whether the engine is told of the forward pass here.
+    pub(super) told: bool,
 }
 
 impl Pass {
@@ -267,9 +281,13 @@ impl Pass {
         // Loss and output die between the phases: the loop rebinds their names.
         torch.last = Some((std::mem::take(held), torch.graph_mark()));
         let (loss, outputs) = phase(torch, Phase::pass(self.step, self.micro, Work::Forward), |torch| {
-            engine.before_forward(torch, self.syncs || self.last);
+            if self.told {
+                engine.before_forward(torch, self.syncs || self.last);
+            }
             let mut outputs = forward(torch)?;
-            engine.after_forward(torch, &outputs);
+            if self.told {
+                engine.after_forward(torch, &outputs);
+            }
             let loss = outputs.first().cloned();
             if !plan.keep_outputs {
                 outputs.clear();

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AdapterPlan, Fault, Faults, LossKind, PlanError, TrainPlan};
+use super::{AdapterPlan, Fault, Faults, Kernels, LossKind, PlanError, TrainPlan};
 use crate::dtype::DType;
 use crate::model::{Model, Task};
 
@@ -43,6 +43,8 @@ pub struct Objective {
     pub reward_model: Option<OtherModel>,
     /// The model that is distilled.
     pub teacher: Option<OtherModel>,
+    /// How often the student of GKD writes completions anew, from 0 to 1.
+    pub lmbda: Option<f64>,
     /// Sentences that go through the model at once, of a cached contrastive loss.
     pub mini_batch_size: Option<u64>,
     /// Texts of a sample: 2, or 3 where each brings a hard negative.
@@ -115,6 +117,8 @@ pub enum TaskKind {
     OnlineDpo,
     /// TRL's `DistillationTrainer`.
     Distillation,
+    /// `GKDTrainer` (trl.experimental).
+    Gkd,
     /// `MultipleNegativesRankingLoss` of sentence-transformers.
     Mnrl,
     /// `CachedMultipleNegativesRankingLoss`.
@@ -135,12 +139,12 @@ const SETTINGS: &[Owned] = {
         (
             "objective.max_prompt_length",
             |task| task.max_prompt_length.is_some(),
-            &[Dpo, Kto, Grpo, Rloo, OnlineDpo, Distillation],
+            &[Dpo, Kto, Grpo, Rloo, OnlineDpo, Distillation, Gkd],
         ),
         (
             "objective.max_completion_length",
             |task| task.max_completion_length.is_some(),
-            &[Grpo, Rloo, OnlineDpo, Distillation],
+            &[Grpo, Rloo, OnlineDpo, Distillation, Gkd],
         ),
         ("objective.loss_type", |task| task.loss_type.is_some(), &[Dpo, Kto, Cpo, Grpo, OnlineDpo]),
         ("objective.beta", |task| task.beta.is_some(), &[Grpo, Rloo]),
@@ -151,10 +155,11 @@ const SETTINGS: &[Owned] = {
         ("objective.num_iterations", |task| task.num_iterations.is_some(), &[Grpo, Rloo]),
         ("objective.temperature", |task| task.temperature.is_some(), &[Grpo, Rloo, OnlineDpo, Distillation]),
         ("objective.top_k", |task| task.top_k.is_some(), &[Grpo, Rloo, OnlineDpo, Distillation]),
-        ("objective.forced_length", |task| task.forced_length, &[Grpo, Rloo, OnlineDpo, Distillation]),
+        ("objective.forced_length", |task| task.forced_length, &[Grpo, Rloo, OnlineDpo, Distillation, Gkd]),
         ("objective.vllm", |task| task.vllm.is_some(), &[Grpo, Rloo, OnlineDpo, Distillation]),
         ("objective.reward_model", |task| task.reward_model.is_some(), &[Grpo, Rloo, OnlineDpo]),
-        ("objective.teacher", |task| task.teacher.is_some(), &[Distillation]),
+        ("objective.teacher", |task| task.teacher.is_some(), &[Distillation, Gkd]),
+        ("objective.lmbda", |task| task.lmbda.is_some(), &[Gkd]),
         ("objective.mini_batch_size", |task| task.mini_batch_size.is_some(), &[CachedMnrl]),
         ("objective.texts", |task| task.texts.is_some(), &[Mnrl, CachedMnrl]),
     ]
@@ -179,6 +184,7 @@ impl Default for Objective {
             vllm: None,
             reward_model: None,
             teacher: None,
+            lmbda: None,
             mini_batch_size: None,
             texts: None,
         }
@@ -187,7 +193,7 @@ impl Default for Objective {
 
 impl TaskKind {
     /// Every task, as a plan spells it, and what runs it.
-    pub const ALL: [(Self, &'static str, &'static str); 14] = [
+    pub const ALL: [(Self, &'static str, &'static str); 15] = [
         (Self::Sft, "sft", "the model's own loss"),
         (Self::Dpo, "dpo", "TRL's DPOTrainer"),
         (Self::Kto, "kto", "TRL's KTOTrainer"),
@@ -198,6 +204,7 @@ impl TaskKind {
         (Self::Rloo, "rloo", "TRL's RLOOTrainer"),
         (Self::OnlineDpo, "online-dpo", "TRL's OnlineDPOTrainer"),
         (Self::Distillation, "distillation", "TRL's DistillationTrainer"),
+        (Self::Gkd, "gkd", "TRL's GKDTrainer"),
         (Self::Mnrl, "mnrl", "sentence-transformers: multiple negatives ranking"),
         (Self::CachedMnrl, "cached-mnrl", "the same by GradCache"),
         (Self::Triplet, "triplet", "sentence-transformers: triplets"),
@@ -275,7 +282,11 @@ impl Objective {
     /// Tokens of a completion.
     pub fn completion(&self) -> u64 {
         // GRPOConfig, RLOOConfig and DistillationConfig of trl 1.16; OnlineDPOConfig.
-        let usual = if self.kind == TaskKind::OnlineDpo { 64 } else { 512 };
+        let usual = match self.kind {
+            TaskKind::OnlineDpo => 64,
+            TaskKind::Gkd => 128,
+            _ => 512,
+        };
         self.max_completion_length.unwrap_or(usual)
     }
 
@@ -408,6 +419,13 @@ impl Objective {
             Fault::unsupported("loss.kind", format!("another loss than TRL's in task {name}"))
                 .or_set("loss.kind", "trl-fused")
         });
+        faults.when(self.lmbda.is_some_and(|share| !(0.0..=1.0).contains(&share)), || {
+            Fault::value("objective.lmbda", self.lmbda.unwrap_or(0.0), "from 0 to 1").or_drop("objective.lmbda")
+        });
+        faults.when(self.kind.scores() && plan.kernels == Kernels::Liger, || {
+            Fault::new("kernels", "Liger patches a language model's head, and a model that gives a score has none")
+                .or_drop("kernels")
+        });
         let sampled = [
             ("objective.temperature", self.temperature.is_some()),
             ("objective.top_k", self.top_k.is_some()),
@@ -429,7 +447,7 @@ impl Objective {
                 Fault::no_effect("objective.vllm.enable_sleep_mode", "on an engine that runs elsewhere")
             });
         }
-        let teacher = self.kind == TaskKind::Distillation && self.teacher.is_none();
+        let teacher = matches!(self.kind, TaskKind::Distillation | TaskKind::Gkd) && self.teacher.is_none();
         faults.when(teacher, || {
             Fault::new("objective.teacher", "a distillation needs a teacher")
                 .or("name one by {objective.teacher.model}")

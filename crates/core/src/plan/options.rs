@@ -105,7 +105,8 @@ impl TrainPlan {
                 "cut cross entropy takes hidden states in fp16 or bf16 only, and those of fp32 weights are fp32";
             Fault::new(kind, problem).or_set("weights", "bf16").or_set(kind, "chunked")
         });
-        faults.when(self.loss.kind != LossKind::Standard && self.kernels == Kernels::Liger, || {
+        let keeps_own = matches!(self.loss.kind, LossKind::Standard | LossKind::TrlFused);
+        faults.when(!keeps_own && self.kernels == Kernels::Liger, || {
             Fault::new(kind, "Liger brings a loss of its own").or_drop("kernels").or_drop(kind)
         });
         if self.loss.kind == LossKind::Chunked {
@@ -130,8 +131,10 @@ impl TrainPlan {
         let mesh = &parallel.mesh;
         let split = mesh.cp.max(mesh.sp).max(mesh.pp).max(mesh.tp) > 1;
         let varies = self.job.lengths.is_some() || self.job.is_flat() || self.job.packing.is_some();
-        // Under DDP the head is the whole one, as on one card.
-        let whole = matches!(parallel.engine, Engine::Ddp(_));
+        // Under DDP the head is the whole one, as on one card; TRL's reads it where the others have gathered it.
+        let trl = self.loss.kind == LossKind::TrlFused && !matches!(parallel.engine, Engine::Tp(_)) && !split;
+        let whole = trl || matches!(parallel.engine, Engine::Ddp(_));
+        let rolls_out = self.objective.kind.rolls_out() && matches!(parallel.engine, Engine::Fsdp1(_));
         let refused = [
             (varies && split, "job.lengths", "batches of many lengths, split over cards,"),
             (split && !self.job.is_one_step() && !varies, "job", "what surrounds the step, split over cards,"),
@@ -155,6 +158,8 @@ impl TrainPlan {
                 "loss.kind",
                 "a loss other than transformers' own",
             ),
+            (!self.objective.is_plain() && split, "objective.kind", "tasks, split over cards otherwise than by data,"),
+            (rolls_out, "objective.kind", "rollouts under FSDP1 (FSDP2 is simulated)"),
             (self.save_on_cpu, "save_on_cpu", "saving activations on the host"),
             (self.sdpa_kernel.is_some(), "sdpa_kernel", "a forced kernel of SDPA"),
             (

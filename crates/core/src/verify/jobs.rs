@@ -9,7 +9,7 @@ use super::{run, tasks};
 use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::job::{DeviceMap, Evaluation, Generation, Lengths, Packing, random::Twister};
-use crate::plan::{Compile, TrainPlan};
+use crate::plan::{Compile, Kernels, TrainPlan};
 
 /// Files of jobs: one a line.
 pub(super) const KIND: Kind = Kind {
@@ -210,6 +210,9 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
 
 /// What TRL's supervised trainer does with its data.
 fn supervised(row: &Value, plan: &mut TrainPlan) {
+    if row["arguments"]["use_liger_kernel"] == true {
+        plan.kernels = Kernels::Liger;
+    }
     let (settled, asked) = (&row["arguments"], &row["job"]["args"]);
     let strategy = [settled, asked].into_iter().find_map(|from| from["packing_strategy"].as_str());
     plan.job.packing = (settled["packing"] == true).then_some(match strategy {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::run;
 use crate::dtype::DType;
 use crate::plan::job::Lengths;
-use crate::plan::{AdapterPlan, LossKind, Objective, OtherModel, TaskKind, TrainPlan};
+use crate::plan::{AdapterPlan, Kernels, LossKind, Objective, OtherModel, TaskKind, TrainPlan};
 
 /// The plan of a row.
 pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
@@ -34,6 +34,9 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
     let mut plan = run::training(&asked)?;
     plan.loss.kind = if plain || kind.compares() { LossKind::Standard } else { LossKind::TrlFused };
     plan.keep_outputs = false;
+    if *settled("use_liger_kernel") == true {
+        plan.kernels = Kernels::Liger;
+    }
     if let Some(quantization) = &mut plan.quantization {
         // `from_pretrained` leaves the head alone and prepares nothing; TRL casts adapters of such models to bf16.
         (quantization.prepare, quantization.skip, quantization.conv1d) = (false, None, true);
@@ -56,10 +59,11 @@ fn objective(row: &Value, kind: TaskKind) -> Objective {
     let (job, given) = (&row["job"], &row["job"]["args"]);
     let whole = |value: &Value| value.as_u64();
     let prompt = job["prompt"].as_u64().or(job["seq"].as_u64().map(|seq| seq / 2));
-    let rolls = kind.rolls_out();
+    let rolls = kind.rolls_out() || kind == TaskKind::Gkd;
     Objective {
         kind,
-        max_prompt_length: prompt.filter(|_| matches!(kind, TaskKind::Dpo | TaskKind::Kto) && job["kind"] != "dpo"),
+        max_prompt_length: prompt
+            .filter(|_| matches!(kind, TaskKind::Dpo | TaskKind::Kto | TaskKind::Gkd) && job["kind"] != "dpo"),
         max_completion_length: whole(&job["completion"]).filter(|_| rolls),
         loss_type: match &given["loss_type"] {
             Value::Array(all) => Some(all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join("+")),
@@ -77,9 +81,15 @@ fn objective(row: &Value, kind: TaskKind) -> Objective {
         vllm: None,
         reward_model: other(row, "reward_model"),
         teacher: other(row, "teacher"),
+        lmbda: job["lmbda"].as_f64().map(|share| if drawn(row) { 0.0 } else { share }),
         mini_batch_size: whole(&job["mini_batch"]),
         texts: None,
     }
+}
+
+/// Whether chance decided which batches the student wrote anew: then their lengths are as they came.
+fn drawn(row: &Value) -> bool {
+    row["job"]["lmbda"].as_f64().is_some_and(|share| share > 0.0 && share < 1.0)
 }
 
 /// A further model, whose config the row brings along.
@@ -90,7 +100,7 @@ fn other(row: &Value, key: &str) -> Option<OtherModel> {
 
 /// The longest of each batch, as it really came.
 fn lengths(row: &Value, kind: TaskKind) -> Option<Lengths> {
-    if row["job"]["vary"] != true {
+    if row["job"]["vary"] != true && !drawn(row) {
         // A pair is one text of twice the words.
         let pair = 2 * row["job"]["seq"].as_u64()?;
         return (kind == TaskKind::CrossEncoder).then(|| Lengths::Batches(vec![pair]));

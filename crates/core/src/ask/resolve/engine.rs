@@ -42,6 +42,7 @@ pub(super) fn settle(draft: &mut Draft<'_>) {
                 let why = "as transformers' Trainer and PEFT's examples wrap adapters";
                 draft.derive("parallel.engine.fsdp1.wrap", json!("peft"), why);
             }
+            narrowed(draft, by_accelerate, "fsdp1");
             reduced(draft, "fsdp1", "bf16");
         }
         Runner::Fsdp2 => {
@@ -58,15 +59,44 @@ pub(super) fn settle(draft: &mut Draft<'_>) {
             if by_accelerate {
                 draft.derive("parallel.engine.fsdp2.wrap", json!("ends"), "accelerate's from 1.14 on");
             }
+            narrowed(draft, by_accelerate, "fsdp2");
             reduced(draft, "fsdp2", "fp32");
         }
         // Megatron-DeepSpeed's own scripts start at ZeRO 0.
-        Runner::Deepspeed => draft.derive("parallel.engine.deepspeed.zero.stage", json!(2), "our guess"),
+        Runner::Deepspeed => {
+            draft.derive("parallel.engine.deepspeed.zero.stage", json!(2), "our guess");
+            if let Some(narrow) = autocast(draft).filter(|_| by_accelerate && !draft.states("weights")) {
+                let why = "accelerate 1.15: DeepSpeed computes in the type that autocast would";
+                draft.derive("weights", narrow, why);
+                draft.derive("autocast", Value::Null, why);
+            }
+        }
         _ if runner.is_megatron() => megatron(draft, (tp, pp), runner),
         _ => {}
     }
     if matches!(runner, Runner::Fsdp1 | Runner::Fsdp2) {
         stored_as_floats(draft);
+    }
+}
+
+/// The type that a framework's autocast computes in, where nobody else said it.
+fn autocast(draft: &Draft<'_>) -> Option<Value> {
+    let known = tree::get(&draft.tree, "autocast").filter(|value| value.is_string()).cloned();
+    known.filter(|_| !draft.states("autocast"))
+}
+
+/// accelerate trains fp32 shards where it computes in 16 bits, and reduces in 16 bits too (`fsdp2_prepare_model`).
+fn narrowed(draft: &mut Draft<'_>, by_accelerate: bool, engine: &str) {
+    let place = format!("parallel.engine.{engine}.mixed_precision");
+    let adapted = draft.tree.get("adapter").is_some_and(Value::is_object);
+    if !by_accelerate || adapted || draft.states(&place) || draft.states("weights") {
+        return;
+    }
+    if let Some(narrow) = autocast(draft) {
+        let why = "accelerate 1.15: the policy that autocast's type stands for";
+        draft.derive("weights", json!("fp32"), why);
+        draft.derive("autocast", Value::Null, why);
+        draft.derive(&place, json!({"parameters": narrow, "reduce": narrow}), why);
     }
 }
 

@@ -2,19 +2,19 @@
 
 use serde_json::{Value, json};
 
-use crate::ask::runner::Scope;
+use crate::ask::runner::{Runner, Scope};
 use crate::ask::setting::{Kind, Setting, Spelling, Topic, setting};
 use crate::ask::tree;
 use crate::plan::TaskKind;
 
-const WHO: Scope = Scope::ONE_CARD.and(Scope::DDP);
+const WHO: Scope = Scope::ONE_CARD.and(Scope::DDP).and(Scope::FSDP).and(Runner::Deepspeed.alone());
 
 const fn task(path: &'static str, flag: &'static str, kind: Kind, help: &'static str) -> Setting {
     setting(path, flag, kind, help).on(Topic::Task, WHO)
 }
 
 pub(super) const ROWS: &[Setting] = &[
-    task("objective.kind", "task", Kind::Spelled(TASK), "What is trained for: dpo, kto, orpo, cpo, reward, grpo, rloo, online-dpo or distillation by TRL's trainers, mnrl, cached-mnrl, triplet or cross-encoder by those of sentence-transformers")
+    task("objective.kind", "task", Kind::Spelled(TASK), "What is trained for: dpo, kto, orpo, cpo, reward, grpo, rloo, online-dpo, distillation or gkd by TRL's trainers, mnrl, cached-mnrl, triplet or cross-encoder by those of sentence-transformers")
         .value("TASK")
         .from("sft: the model's own loss")
         .example("--task dpo --seq-len 64"),
@@ -74,6 +74,9 @@ pub(super) const ROWS: &[Setting] = &[
         .value("MODEL")
         .from("none; a distillation needs one")
         .example("--teacher-model Qwen/Qwen2.5-0.5B --task distillation --max-prompt-length 8 --max-completion-length 4"),
+    task("objective.lmbda", "lmbda", Kind::Real, "How often the student of gkd writes completions anew: 0 never, 1 always")
+        .from("trl 1.16: 0.5")
+        .example("--lmbda 0 --task gkd --teacher-model Qwen/Qwen2.5-0.5B --seq-len 8 --max-completion-length 64"),
     task("objective.mini_batch_size", "mini-batch-size", Kind::Whole, "Texts that a cached loss sends through the model at once")
         .from("sentence-transformers 6: 32")
         .example("--mini-batch-size 4 --task cached-mnrl --batch-size 64 --seq-len 64"),

@@ -12,7 +12,7 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Program;
 use crate::model::op::Input;
-use crate::plan::{InferPlan, PlanError};
+use crate::plan::{CacheImplementation, InferPlan, PlanError};
 
 /// What is generated, and how.
 pub(in crate::memory) struct Within<'a> {
@@ -55,9 +55,14 @@ impl Within<'_> {
         }
         self.choose(torch, &mut batch, (outputs, &store));
         for past in steps(first, how.new_tokens.saturating_sub(1)) {
-            let inputs = if self.decoder { how.decoder_inputs(past) } else { how.inputs(1, past) };
+            let whole = past.saturating_add(1);
+            let (inputs, past) = match how.cache {
+                _ if self.decoder => (how.decoder_inputs(past), past),
+                CacheImplementation::None => (how.inputs(whole, 0), 0),
+                _ => (how.inputs(1, past), past),
+            };
             let program = crate::work::passing(|| (self.programs)(inputs))?;
-            batch.grow_to(past.saturating_add(1));
+            batch.grow_to(whole);
             let outputs = pass(torch, &batch, &program, (&store, past));
             self.choose(torch, &mut batch, (outputs, &store));
         }

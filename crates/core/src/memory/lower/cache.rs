@@ -55,6 +55,11 @@ impl Store {
         self.past.set(past);
     }
 
+    /// Whether anything is kept from one pass to the next.
+    pub fn keeps(&self) -> bool {
+        self.implementation != CacheImplementation::None
+    }
+
     /// Whether a pass goes on from earlier ones.
     pub fn decodes(&self) -> bool {
         self.past.get() > 0

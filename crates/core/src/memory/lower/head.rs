@@ -143,13 +143,17 @@ impl Runner {
         if loss.passes {
             return Some(vec![Some(hidden.clone())]);
         }
+        let reader = super::trl_loss::Reader(self.hooks.clone());
         if let Some(scores) = loss.scores {
-            let score = |torch: &mut Torch| super::trl_loss::scores(torch, scores, (hidden, labels), weight, bias);
+            let score =
+                |torch: &mut Torch| super::trl_loss::scores(torch, scores, (hidden, labels), (weight, bias), &reader);
             return Some(torch.in_category(Category::Logits, score).into_iter().map(Some).collect());
         }
         let made = torch.in_category(Category::Logits, |torch| match loss.options.kind {
             LossKind::CutCrossEntropy => cut(torch, hidden, labels, weight),
-            LossKind::TrlFused => super::trl_loss::loss(torch, (hidden, labels), (weight, bias), self.settings.counted),
+            LossKind::TrlFused => {
+                super::trl_loss::loss(torch, (hidden, labels), (weight, bias), (self.settings.counted, &reader))
+            }
             _ => {
                 let product = |torch: &mut Torch, piece: &Tensor| match quantised {
                     Some(matrix) => torch.quantised_linear(piece, matrix, bias),

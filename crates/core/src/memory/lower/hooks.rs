@@ -39,6 +39,12 @@ pub trait Hooks {
     /// After it.
     fn after_adapter(&self, _torch: &mut Torch, _weight: &Tensor, _output: &Tensor) {}
 
+    /// Before a weight is read by others than the module that owns it.
+    fn before_reading(&self, _torch: &mut Torch, _weight: &Tensor) {}
+
+    /// After that.
+    fn after_reading(&self, _torch: &mut Torch, _weight: &Tensor) {}
+
     /// A checkpointed layer is about to run again.
     fn recomputed(&self, _torch: &mut Torch, _module: ModuleId) {}
 }

@@ -45,7 +45,9 @@ impl Runner {
     ) -> Option<Vec<Option<Tensor>>> {
         let liger = self.wrapped.liger.as_ref()?;
         let input = |index: usize| inputs.get(index).and_then(Option::as_ref);
-        if outputs.first().is_some_and(|value| liger.head.unmade.contains(value)) {
+        // TRL's trainers leave Liger's loss out (`liger_kernel_config`) and keep their own head.
+        let own_loss = self.wrapped.loss.is_none();
+        if own_loss && outputs.first().is_some_and(|value| liger.head.unmade.contains(value)) {
             // The hidden states are passed on in place of the logits.
             return Some(vec![input(0).cloned()]);
         }
@@ -67,7 +69,7 @@ impl Runner {
             }
             Op::Gate(_) if liger.patch.glu => Some(vec![input(0).cloned()]),
             Op::GateProduct(_) | Op::Glu(_) if liger.patch.glu => Some(vec![Some(gated(torch, input(0)?, input(1)?))]),
-            Op::Loss(Loss::CausalLm) => {
+            Op::Loss(Loss::CausalLm) if own_loss => {
                 let weight = self.parameter(liger.head.weight?);
                 let bias = liger.head.bias.map(|id| self.parameter(id));
                 let (hidden, labels) = (input(0)?, input(1)?);

@@ -1,7 +1,10 @@
 //! TRL's fused head: log-probabilities from tiles of logits (trl 1.16: kernels/chunked_logprob.py, `add_fused_lm_head` in
 //! trainer/utils.py).
 
+use std::rc::Rc;
+
 use super::head::Scores;
+use super::hooks::Hooks;
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::tensor::Tensor;
@@ -14,15 +17,36 @@ const TOKENS: u64 = 4096;
 /// Its columns (`_CHUNKED_LOGPROB_CHUNK_SIZE`).
 const COLUMNS: u64 = 32768;
 
+/// Reads the head's matrix without calling its module (`maybe_gather_lm_head_ctx`).
+#[derive(Clone)]
+pub(super) struct Reader(pub(super) Option<Rc<dyn Hooks>>);
+
+impl Reader {
+    fn before(&self, torch: &mut Torch, weight: &Tensor) {
+        self.0.iter().for_each(|hooks| hooks.before_reading(torch, weight));
+    }
+
+    fn after(&self, torch: &mut Torch, weight: &Tensor) {
+        self.0.iter().for_each(|hooks| hooks.after_reading(torch, weight));
+    }
+
+    fn around<T>(&self, torch: &mut Torch, weight: &Tensor, body: impl FnOnce(&mut Torch) -> T) -> T {
+        self.before(torch, weight);
+        let made = body(torch);
+        self.after(torch, weight);
+        made
+    }
+}
+
 /// The loss of `SFTTrainer.compute_loss`, on so many tokens as it counts.
 pub(super) fn loss(
     torch: &mut Torch,
     (hidden, labels): (&Tensor, &Tensor),
     (weight, bias): (&Tensor, Option<&Tensor>),
-    counted: Option<u64>,
+    (counted, reader): (Option<u64>, &Reader),
 ) -> Tensor {
     let wanted = Scores { counted, entropy: true, top: true, ..Scores::default() };
-    let scores = scores(torch, wanted, (hidden, labels), weight, bias);
+    let scores = scores(torch, wanted, (hidden, labels), (weight, bias), reader);
     let sum = negative_sum(torch, &scores[0]);
     drop(scores);
     torch.scalar(Binary::Div, &sum)
@@ -38,8 +62,8 @@ pub(super) fn scores(
     torch: &mut Torch,
     wanted: Scores,
     (hidden, labels): (&Tensor, &Tensor),
-    weight: &Tensor,
-    bias: Option<&Tensor>,
+    (weight, bias): (&Tensor, Option<&Tensor>),
+    reader: &Reader,
 ) -> Vec<Tensor> {
     let (batch, seq, width) = (hidden.shape.size(0), hidden.shape.size(1), hidden.shape.last());
     let positions = seq.saturating_sub(1);
@@ -57,7 +81,11 @@ pub(super) fn scores(
         torch.index(&labels.detached(), &indices, Shape::from([count]))
     };
     drop(before);
-    let [log_probabilities, entropy] = log_probabilities(torch, (&picked, &targets), (weight, bias), wanted);
+    let weights = (weight, bias);
+    let made = reader.around(torch, weight, |torch| {
+        log_probabilities(torch, (&picked, &targets), weights, (wanted, reader.clone()))
+    });
+    let [log_probabilities, entropy] = made;
     drop((picked, targets));
     let spread = |torch: &mut Torch, x: &Tensor| {
         let zeros = torch.fresh("new_zeros", places, x.dtype);
@@ -75,7 +103,7 @@ fn log_probabilities(
     torch: &mut Torch,
     (hidden, targets): (&Tensor, &Tensor),
     (weight, bias): (&Tensor, Option<&Tensor>),
-    wanted: Scores,
+    (wanted, reader): (Scores, Reader),
 ) -> [Tensor; 2] {
     let (rows, width, classes) = (hidden.shape.size(0), hidden.shape.last(), weight.shape.size(0));
     let compute = torch.autocast.unwrap_or(hidden.dtype);
@@ -100,6 +128,8 @@ fn log_probabilities(
         inputs.iter().map(|input| input.needs_grad().then_some((input.shape, input.dtype))).collect();
     let node = torch.attach(output, &inputs, move |torch, gradient| {
         let kept = saved.map(|saved| saved.get(torch));
+        let head = kept[1].clone();
+        reader.before(torch, &head);
         let wide: Vec<Option<Tensor>> =
             wants.iter().map(|want| want.map(|(shape, _)| torch.fresh("zeros", shape, DType::F32))).collect();
         let tile = torch.fresh("tile", Shape::from([rows.min(TOKENS), COLUMNS]), compute);
@@ -117,6 +147,7 @@ fn log_probabilities(
             .map(|(sum, want)| sum.as_ref().zip(want.as_ref()).map(|(sum, (_, dtype))| torch.cast(sum, *dtype)))
             .collect();
         drop((wide, chunks, tile, kept, gradient));
+        reader.after(torch, &head);
         results
     });
     [node, entropy]

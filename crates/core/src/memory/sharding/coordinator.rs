@@ -38,6 +38,8 @@ pub(super) struct Sharded {
     /// Whether what was gathered for a layer that ran again outlives its release: the layer's saved tensors hold it until
     /// they are used.
     lingers: Cell<bool>,
+    /// Whether it is gathered for a reader outside its module.
+    lent: Cell<bool>,
     /// What it was gathered into beside what lingers.
     anew: RefCell<Option<Tensor>>,
     active: RefCell<BTreeSet<Part>>,
@@ -57,6 +59,7 @@ impl Sharded {
             secondary: RefCell::default(),
             status: Cell::new(Status::Sharded),
             lingers: Cell::new(false),
+            lent: Cell::new(false),
             anew: RefCell::default(),
             active: RefCell::default(),
             fetched_for: Cell::new(i64::MIN),
@@ -315,6 +318,42 @@ impl Coordinator {
             parameter.whole.storage.empty();
         }
         self.free(torch, index);
+    }
+
+    /// One parameter is read outside its module (`GatheredParameters`): gathered flat, then copied into its shape
+    /// (`_allgather_params`).
+    pub(super) fn lend(&self, torch: &mut Torch, weight: &Tensor) {
+        let Some(parameter) = self.of_storage(weight).filter(|one| one.status.get() == Status::Sharded) else { return };
+        let padded = parameter.elements.div_ceil(self.world) * self.world;
+        let flat = torch.flat("all_gather", padded, DType::BF16, Stream::Default);
+        parameter.whole.storage.fill();
+        drop(flat);
+        parameter.lent.set(true);
+    }
+
+    /// It goes back to shards.
+    pub(super) fn take_back(&self, _torch: &mut Torch, weight: &Tensor) {
+        if let Some(parameter) = self.of_storage(weight).filter(|one| one.lent.replace(false)) {
+            parameter.whole.storage.empty();
+        }
+    }
+
+    fn of_storage(&self, weight: &Tensor) -> Option<&Sharded> {
+        self.parameters.iter().find(|one| Rc::ptr_eq(&one.whole.storage, &weight.storage))
+    }
+
+    /// All parameters at once, each where it will be (`_allgather_params_coalesced`).
+    pub(super) fn gather_all(&self) {
+        for parameter in self.parameters.iter().filter(|one| one.status.get() == Status::Sharded) {
+            parameter.whole.storage.fill();
+            parameter.status.set(Status::Available);
+        }
+    }
+
+    /// The order of modules is recorded anew (`_invalidate_trace`).
+    pub(super) fn forget(&self) {
+        self.trace.set(Trace::Unknown);
+        self.order.borrow_mut().clear();
     }
 
     /// A step begins: everything is sharded, what is persistent too (`release_and_reset_all`).

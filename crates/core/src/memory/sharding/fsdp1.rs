@@ -334,6 +334,10 @@ impl Hooks for FlatShards {
 }
 
 impl Engine for FlatShards {
+    fn gathers(&self) -> bool {
+        true
+    }
+
     fn trained(&self) -> &[Trained] {
         &self.trained
     }

@@ -414,6 +414,10 @@ impl Hooks for FullyShard {
 }
 
 impl Engine for FullyShard {
+    fn gathers(&self) -> bool {
+        true
+    }
+
     fn trained(&self) -> &[Trained] {
         &self.trained
     }

@@ -42,7 +42,7 @@ use super::torch::Torch;
 use super::torch::ring::Ring;
 use crate::model::Program;
 use crate::plan::TrainPlan;
-use crate::plan::parallel::{ContextParallel, Ddp, DeepSpeed, Engine as Plan, Fsdp1, Fsdp2, Parallel, Place};
+use crate::plan::parallel::{ContextParallel, Ddp, DeepSpeed, Engine as Plan, Fsdp1, Fsdp2, Parallel, Place, Wrap};
 
 /// How a run is spread over cards by an engine that wraps a model in torch's loop.
 #[derive(Clone, Copy)]
@@ -74,6 +74,11 @@ impl<'a> Spread<'a> {
             Plan::Megatron(_) => return None,
         };
         Some(Self { parallel, by })
+    }
+
+    /// Whether DeepSpeed does it.
+    pub(super) fn is_deepspeed(self) -> bool {
+        matches!(self.by, By::Deepspeed(_))
     }
 
     /// Whether the engine does anything: one card needs none, except one that uses the host's memory or has an optimizer of its
@@ -119,6 +124,35 @@ impl<'a> Spread<'a> {
     pub(super) fn pipeline(self) -> Option<PipelineOf<'a>> {
         let By::Fsdp2(options) = self.by else { return None };
         (self.parallel.mesh.pp > 1).then_some(PipelineOf { parallel: self.parallel, options })
+    }
+
+    /// Wraps a model that is not trained, as TRL does (trl 1.16: models/utils.py): `prepare_fsdp` makes one unit of FSDP2 of
+    /// it, `prepare_deepspeed` shards it under ZeRO 3 alone; elsewhere it is whole on every card.
+    pub(super) fn wrap_beside(
+        self,
+        torch: &mut Torch,
+        program: &Program,
+        plan: &TrainPlan,
+        loaded: Loaded,
+    ) -> (Loaded, Option<Rc<dyn Engine>>) {
+        let over = (self.parallel.sharded_over(), self.parallel.mesh.dp_replicate);
+        match self.by {
+            By::Fsdp1(options) => {
+                let (loaded, engine, _) = fsdp1::wrap(torch, program, loaded, options, over);
+                (loaded, Some(engine))
+            }
+            By::Fsdp2(options) => {
+                let options =
+                    Fsdp2 { wrap: Wrap::Root, reshard_root: options.reshard_after_forward, ..options.clone() };
+                let (loaded, engine, _) = fsdp2::wrap(torch, program, loaded, &options, over);
+                (loaded, Some(engine))
+            }
+            By::Deepspeed(options) if options.zero.stage == 3 => {
+                let (loaded, engine) = deepspeed::wrap(torch, program, plan, loaded, (options, over.0));
+                (loaded, Some(engine))
+            }
+            By::Deepspeed(_) | By::Ddp(_) | By::Tp => (loaded, None),
+        }
     }
 
     /// Wraps a loaded model.

@@ -148,8 +148,8 @@ pub(super) fn wrap(
     if optimizer_on_host.is_none() {
         drop(torch.flat("zeros", largest, DType::F32, Stream::Default));
     }
-    let bucket = config
-        .contiguous_gradients
+    let trains = !sizes.is_empty();
+    let bucket = (config.contiguous_gradients && trains)
         .then(|| flat(torch, Category::Communication, "gradient bucket", DType::BF16, config.reduce_bucket_size));
     match optimizer_on_host {
         None => {
@@ -404,12 +404,36 @@ impl Hooks for Stage3 {
         }
     }
 
+    fn before_reading(&self, torch: &mut Torch, weight: &Tensor) {
+        self.coordinator.lend(torch, weight);
+    }
+
+    fn after_reading(&self, torch: &mut Torch, weight: &Tensor) {
+        self.coordinator.take_back(torch, weight);
+    }
+
     fn recomputed(&self, torch: &mut Torch, module: ModuleId) {
         self.coordinator.fetch(torch, Part::Module(module), self.owned(Part::Module(module)));
     }
 }
 
 impl Engine for Stage3 {
+    fn gathers(&self) -> bool {
+        true
+    }
+
+    /// `GatheredParameters` around all of them, without hooks (trl 1.16: models/utils.py, `ds3_gather_for_generation`).
+    fn before_generation(&self, torch: &mut Torch) -> bool {
+        self.coordinator.reset(torch);
+        self.coordinator.gather_all();
+        true
+    }
+
+    fn after_generation(&self, torch: &mut Torch) {
+        self.coordinator.release_leftovers(torch);
+        self.coordinator.forget();
+    }
+
     fn begin(&self, last: bool) {
         self.boundary.set(last);
     }

@@ -31,12 +31,7 @@ pub(super) struct Distillation {
 
 impl Task for Distillation {
     fn load(&mut self, torch: &mut Torch, stage: &mut Stage) -> Result<(), PlanError> {
-        let Some(other) = &stage.plan.objective.teacher else { return Ok(()) };
-        let programs = programs_of(other_model("objective.teacher", other, "AutoModelForCausalLM")?);
-        let program = programs(stage.plan.batch.training_inputs())?;
-        let weights = other.weights.unwrap_or(stage.plan.weights);
-        let settings = Settings { weights, buffers: weights, autocast: None, ..stage.policy.settings };
-        self.teacher = Some(Player::frozen(torch, &program, (programs, settings), Category::Teacher));
+        self.teacher = teacher(torch, stage, None)?;
         Ok(())
     }
 
@@ -89,6 +84,21 @@ impl Task for Distillation {
             torch.scalar(Binary::Div, &sum)
         }))
     }
+}
+
+/// The model that is learned from, where the plan names one.
+pub(super) fn teacher(
+    torch: &mut Torch,
+    stage: &Stage,
+    autocast: Option<DType>,
+) -> Result<Option<Player<'static>>, PlanError> {
+    let Some(other) = &stage.plan.objective.teacher else { return Ok(None) };
+    let programs = programs_of(other_model("objective.teacher", other, "AutoModelForCausalLM")?);
+    let program = programs(stage.plan.batch.training_inputs())?;
+    let weights = other.weights.unwrap_or(stage.plan.weights);
+    let settings = Settings { weights, buffers: weights, autocast, ..stage.policy.settings };
+    let teacher = Player::frozen(torch, &program, (programs, settings), Category::Teacher);
+    Ok(Some(stage.apart(torch, &program, teacher)))
 }
 
 /// `ChunkedDivergenceFunction`: two tiles of fp32 logits, made again in backward, whose gradients are summed in fp32.

@@ -150,7 +150,8 @@ pub(super) fn reward_model(torch: &mut Torch, stage: &mut Stage) -> Result<Optio
     let program = programs(crate::model::Inputs { labels: false, ..stage.plan.batch.training_inputs() })?;
     let weights = other.weights.unwrap_or(stage.plan.weights);
     let settings = Settings { weights, buffers: weights, ..stage.policy.settings };
-    Ok(Some(Player::frozen(torch, &program, (programs, settings), Category::Reward)))
+    let reward = Player::frozen(torch, &program, (programs, settings), Category::Reward);
+    Ok(Some(stage.apart(torch, &program, reward)))
 }
 
 /// `reward_func(**reward_inputs).logits[:, 0]`, of all texts at once.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `dpo`, `kto`, `odds` | preferences: TRL's DPO and KTO, and those without a reference (ORPO, CPO) |
 //! | `reward` | TRL's reward model |
-//! | `grpo`, `online_dpo`, `distillation` | what the policy generates: GRPO and RLOO, online DPO, a teacher |
+//! | `grpo`, `online_dpo`, `distillation`, `gkd` | what the policy generates: GRPO and RLOO, online DPO, a teacher |
 //! | `contrastive` | sentence-transformers' losses |
 //! | `engine` | a rollout engine beside the trainer |
 //! | [`player`] | a model on the card: the policy, its reference, a reward model, a teacher |
@@ -17,6 +17,7 @@ mod contrastive;
 mod distillation;
 mod dpo;
 pub(super) mod engine;
+mod gkd;
 mod grpo;
 mod kto;
 mod odds;
@@ -32,11 +33,12 @@ use super::log::Category;
 use super::phase::{Phase, Work};
 use super::ready::Programs;
 use super::repeat::Tape;
+use super::sharding::Spread;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::train::{self, Pass, phase};
 use crate::dtype::DType;
-use crate::model::{Model, Shape};
+use crate::model::{Model, Program, Shape};
 use crate::plan::job::Sizes;
 use crate::plan::{self, Fault, OtherModel, PlanError, TaskKind, TrainPlan};
 pub(super) use player::Player;
@@ -67,6 +69,8 @@ pub(super) struct Stage<'a> {
     pub(super) policy: Player<'a>,
     /// Its copy from the start, where that has weights of its own.
     pub(super) reference: Option<Player<'a>>,
+    /// How the run is spread over cards.
+    spread: Option<Spread<'a>>,
     /// The sizes of every micro-batch.
     batches: Vec<Sizes>,
 }
@@ -97,6 +101,22 @@ impl Stage<'_> {
         self.batches[(at.index as usize).min(last)]
     }
 
+    /// A model that is not trained, spread as TRL spreads it.
+    fn beside<'p>(&self, torch: &mut Torch, program: &Program, player: Player<'p>) -> Player<'p> {
+        match self.spread {
+            Some(spread) => player.beside(torch, program, (self.plan, spread)),
+            None => player,
+        }
+    }
+
+    /// Another model than the policy's: sharded under ZeRO 3, whole on every card under FSDP (`prepare_model` in evaluation).
+    fn apart<'p>(&self, torch: &mut Torch, program: &Program, player: Player<'p>) -> Player<'p> {
+        match self.spread.filter(|spread| spread.is_deepspeed()) {
+            Some(spread) => player.beside(torch, program, (self.plan, spread)),
+            None => player,
+        }
+    }
+
     /// Runs the reference: its own weights, or the policy's without their adapters.
     fn refer(
         &mut self,
@@ -125,6 +145,7 @@ fn of(kind: TaskKind) -> Box<dyn Task> {
         TaskKind::Reward => Box::new(reward::Reward::default()),
         TaskKind::Grpo | TaskKind::Rloo => Box::new(grpo::Grpo::default()),
         TaskKind::OnlineDpo => Box::new(online_dpo::OnlineDpo::default()),
+        TaskKind::Gkd => Box::new(gkd::Gkd::default()),
         TaskKind::Distillation => Box::new(distillation::Distillation::default()),
         TaskKind::Mnrl | TaskKind::CachedMnrl | TaskKind::Triplet | TaskKind::CrossEncoder => {
             Box::new(contrastive::Contrastive::default())
@@ -134,15 +155,15 @@ fn of(kind: TaskKind) -> Box<dyn Task> {
 
 /// Whether the trainer of a task sets every dropout to 0 (`disable_dropout`, on in these configs of trl 1.16).
 fn drops(kind: TaskKind) -> bool {
-    use TaskKind::{Cpo, Dpo, Kto, OnlineDpo, Orpo, Reward};
-    !matches!(kind, Dpo | Kto | Orpo | Cpo | Reward | OnlineDpo)
+    use TaskKind::{Cpo, Dpo, Gkd, Kto, OnlineDpo, Orpo, Reward};
+    !matches!(kind, Dpo | Kto | Orpo | Cpo | Reward | OnlineDpo | Gkd)
 }
 
 /// Runs a task in the training loop.
 pub(super) fn run(
     mut torch: Torch,
     plan: &TrainPlan,
-    engine: Rc<dyn Engine>,
+    (engine, spread): (Rc<dyn Engine>, Option<Spread>),
     (policy, syncs): (Player, bool),
 ) -> Result<super::log::Log, PlanError> {
     let objective = &plan.objective;
@@ -153,13 +174,13 @@ pub(super) fn run(
         true => plan::Batch { seq_len: objective.prompt(plan.batch.seq_len), ..plan.batch.clone() },
         false => plan.batch.clone(),
     };
-    let mut stage = Stage { plan, policy, reference: None, batches: plan.job.batches(&batch, micro) };
+    let mut stage = Stage { plan, policy, reference: None, spread, batches: plan.job.batches(&batch, micro) };
     if objective.held_by_reference() && plan.adapter.is_none() {
         let program = stage.policy.first_program(plan)?;
-        let mut reference = stage.policy.copy_of(&mut torch, &program, Category::Reference, plan.weights);
-        reference.settings.checkpointing = false;
-        stage.reference = Some(reference);
+        let reference = stage.policy.copy_of(&mut torch, &program, Category::Reference, plan);
+        stage.reference = Some(stage.beside(&mut torch, &program, reference));
     }
+    let gathers = engine.gathers();
     task.load(&mut torch, &mut stage)?;
     let mut optimizer = train::prepare(&mut torch, plan, &*engine);
     // Two whole periods, so that what the first leaves behind is there in the second; then one step more.
@@ -173,18 +194,23 @@ pub(super) fn run(
         let sizes: Vec<Sizes> =
             (first..first + u64::from(micro)).map(|index| stage.sizes(At { step, micro: 0, index })).collect();
         let key = (sizes, u64::from(step % period.max(1)));
+        let before = torch.effort;
         tape.part(&mut torch, key, step, |torch| {
             for micro_batch in 0..u64::from(micro) {
                 let at = At { step, micro: micro_batch, index: first + micro_batch };
-                task.prepare(torch, &mut stage, at)?;
                 let last = micro_batch + 1 == u64::from(micro);
+                stage.policy.engine = gathers.then(|| (Rc::clone(&engine), syncs || last));
+                task.prepare(torch, &mut stage, at)?;
                 let empties = plan.job.empty_cache_steps.is_some_and(|every| step.is_multiple_of(every.max(1)));
-                let pass = Pass { step, micro: micro_batch, last, syncs, empties };
+                let pass = Pass { step, micro: micro_batch, last, syncs, empties, told: !gathers };
                 pass.run(torch, (plan, &*engine), &mut held, |torch| Ok(vec![task.loss(torch, &mut stage, at)?]))?;
             }
             train::update(torch, plan, &*engine, (&mut optimizer, step));
             Ok(())
         })?;
+        if step == 0 {
+            torch.log.borrow_mut().effort = torch.effort.since(&before);
+        }
     }
     let Stage { policy, reference, .. } = stage;
     torch.finish((optimizer, task, policy, reference, engine, held))

@@ -42,17 +42,18 @@ impl Task for OnlineDpo {
         let sizes = stage.sizes(at);
         let (rows, tokens) = (2 * sizes.samples, stage.plan.objective.completion());
         let (prompt, padded) = (sizes.longest, stage.padded(at));
+        // `_forward` leaves `use_cache` on; where layers are recomputed the config says no, and the reference is a copy of it.
+        let caches = !stage.policy.settings.checkpointing;
         let score = |torch: &mut Torch, player: &mut Player| {
             let joined = [(); 2].map(|()| numbers(torch, rows, prompt + tokens));
             let given = Given { ids: &joined[0], mask: &joined[1], labels: None, padded };
-            player.settings.fills_cache = true;
+            player.settings.fills_cache = caches;
             let mut outputs = player.pass(torch, &given, End::Logits)?;
             let logits = outputs.swap_remove(0);
             let scores = torch.in_category(Category::Logits, |torch| completion_scores(torch, logits, tokens));
             drop(outputs);
             Ok::<_, PlanError>(scores)
         };
-        // `_forward` leaves `use_cache` on.
         let own = score(torch, &mut stage.policy)?;
         let reference = stage.refer(torch, score)?;
         if let Some(reward) = &mut self.reward {

@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::dtype::DType;
-use crate::memory::adapters::{self, Made};
-use crate::memory::log::Category;
+use crate::memory::adapters::{self, Loaded, Made};
+use crate::memory::engine::Engine;
+use crate::memory::log::{Category, StorageInfo};
 use crate::memory::lower::cache::Store;
 use crate::memory::lower::head::{Head, HeadLoss, Scores};
 use crate::memory::lower::hooks::Hooks;
 use crate::memory::lower::liger::Liger;
 use crate::memory::lower::{Runner, Settings, Wrapped};
 use crate::memory::ready::Programs;
+use crate::memory::sharding::Spread;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::{Input, Op};
@@ -27,6 +29,8 @@ pub(in crate::memory) struct Player<'a> {
     pub(in crate::memory) liger: Option<LigerPatch>,
     pub(in crate::memory) settings: Settings,
     pub(in crate::memory) hooks: Option<Rc<dyn Hooks>>,
+    /// An engine that gathers parameters for every pass, and whether gradients are reduced after this micro-batch.
+    pub(in crate::memory) engine: Option<(Rc<dyn Engine>, bool)>,
     /// Whether accelerate wraps its forward pass in autocast, and so widens what it returns (`convert_outputs_to_fp32`).
     pub(in crate::memory) widens: bool,
     /// Whether adapters are switched off (`disable_adapter`).
@@ -61,9 +65,32 @@ impl<'a> Player<'a> {
     }
 
     /// The same model once more, frozen, with weights of its own.
-    pub(super) fn copy_of(&self, torch: &mut Torch, program: &Program, what: Category, weights: DType) -> Player<'a> {
+    pub(super) fn copy_of(&self, torch: &mut Torch, program: &Program, what: Category, plan: &TrainPlan) -> Player<'a> {
+        let weights = plan.weights;
         let settings = Settings { checkpointing: false, weights, buffers: weights, ..self.settings };
-        Self::frozen(torch, program, (Rc::clone(&self.programs), settings), what)
+        let copy = Self::frozen(torch, program, (Rc::clone(&self.programs), settings), what);
+        // Liger exchanges norms and MLPs of the model it is given, and the function that rotates for all.
+        let liger = self.liger.map(|patch| LigerPatch { norms: &[], glu: false, ..patch });
+        Player { liger, ..copy }
+    }
+
+    /// Spread over cards as TRL spreads a model that is not trained.
+    pub(super) fn beside(self, torch: &mut Torch, program: &Program, (plan, spread): (&TrainPlan, Spread)) -> Self {
+        let Player { parameters, mut settings, .. } = self;
+        let first = torch.log.borrow().storages.len();
+        let what = parameters
+            .first()
+            .map_or(Category::Reference, |one| torch.log.borrow().storages[one.storage.id().0 as usize].category);
+        let parameters = parameters.into_iter().map(|tensor| tensor.detached()).collect();
+        let loaded = Loaded { parameters, trained: Vec::new(), wrapped: Wrapped::default() };
+        let (loaded, engine) = spread.wrap_beside(torch, program, plan, loaded);
+        let weights = |info: &&mut StorageInfo| info.category == Category::Weights;
+        torch.log.borrow_mut().storages[first..].iter_mut().filter(weights).for_each(|info| info.category = what);
+        if engine.is_some() {
+            spread.set_types(plan, &mut settings);
+        }
+        let hooks = engine.as_ref().and_then(|engine| Rc::clone(engine).hooks());
+        Player { parameters: loaded.parameters, settings, hooks, engine: engine.map(|engine| (engine, true)), ..self }
     }
 
     /// A frozen model.
@@ -90,6 +117,7 @@ impl<'a> Player<'a> {
             liger: None,
             settings: Settings { checkpointing: false, ..settings },
             hooks: None,
+            engine: None,
             widens: settings.autocast.is_some(),
             adapters_off: false,
             known: BTreeMap::new(),
@@ -113,15 +141,26 @@ impl<'a> Player<'a> {
         };
         let settings = Settings { padded: given.padded, mask: true, real_tokens: None, ..self.settings };
         let runner = self.runner(torch, &program, (given, end), settings, None);
-        let mut outputs = runner.forward(torch);
+        let mut outputs = self.gathered(torch, |torch| runner.forward(torch));
         if self.widens && matches!(end, End::Logits) {
+            // A cache is no tensor, and is passed over.
+            let tensors = if self.settings.fills_cache { 1 } else { outputs.len() };
             torch.in_category(Category::Logits, |torch| {
-                outputs.iter_mut().filter(|output| output.dtype.size() == 2).for_each(|output| {
+                outputs.iter_mut().take(tensors).filter(|output| output.dtype.size() == 2).for_each(|output| {
                     *output = torch.cast(output, DType::F32);
                 });
             });
         }
         Ok(outputs)
+    }
+
+    /// A pass through the wrapper of an engine that gathers parameters for it.
+    fn gathered(&self, torch: &mut Torch, pass: impl FnOnce(&mut Torch) -> Vec<Tensor>) -> Vec<Tensor> {
+        let Some((engine, syncs)) = &self.engine else { return pass(torch) };
+        engine.before_forward(torch, *syncs);
+        let outputs = pass(torch);
+        engine.after_forward(torch, &outputs);
+        outputs
     }
 
     /// What goes into the output head, and its matrix.
@@ -144,7 +183,7 @@ impl<'a> Player<'a> {
         let settings =
             Settings { checkpointing: false, padded: given.padded, mask: true, real_tokens: None, ..self.settings };
         let runner = self.runner(torch, program, (given, End::Logits), settings, Some(Rc::clone(store)));
-        let outputs = runner.forward(torch);
+        let outputs = self.gathered(torch, |torch| runner.forward(torch));
         match self.widens {
             true => torch.in_category(Category::Logits, |torch| {
                 outputs.iter().map(|output| torch.cast(output, DType::F32)).collect()
@@ -192,6 +231,7 @@ impl<'a> Player<'a> {
             wrapped.lora_parameters.clear();
             wrapped.scales.clear();
         }
+        let store = store.filter(|store| store.keeps());
         let runner =
             Runner::with(Rc::clone(program), self.parameters.clone(), inputs, settings, Rc::new(wrapped), store);
         Rc::new(runner.hooked(self.hooks.clone()))

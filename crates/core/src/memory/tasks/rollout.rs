@@ -11,7 +11,7 @@ use crate::memory::log::Event;
 use crate::memory::phase::Work;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
-use crate::plan::{self, Choice, InferPlan, PlanError, TrainPlan};
+use crate::plan::{self, CacheImplementation, Checkpointing, Choice, InferPlan, PlanError, TaskKind, TrainPlan};
 
 /// What is generated: so many sequences of a prompt and new tokens.
 #[derive(Clone, Copy)]
@@ -43,9 +43,32 @@ pub(super) fn generate(
     if plan.adapter.is_some() {
         (player.settings.autocast, player.widens) = (None, false);
     }
-    let run = |torch: &mut Torch| without_graph(torch, |torch| run(torch, player, plan, what));
+    let run = |torch: &mut Torch| without_graph(torch, |torch| unwrapped(torch, player, plan, what));
     let made = in_phase(torch, at, Work::Generate, run);
     (player.settings.autocast, player.widens) = (autocast, widens);
+    made
+}
+
+/// trl.experimental generates without a cache where layers are recomputed (`use_cache` of online_dpo and gkd).
+fn cache(plan: &TrainPlan) -> CacheImplementation {
+    let experimental = matches!(plan.objective.kind, TaskKind::OnlineDpo | TaskKind::Gkd);
+    match experimental && plan.checkpointing == Checkpointing::Full {
+        true => CacheImplementation::None,
+        false => CacheImplementation::Dynamic,
+    }
+}
+
+/// `unwrap_model_for_generation`.
+fn unwrapped(torch: &mut Torch, player: &mut Player, plan: &TrainPlan, what: Rollout) -> Result<Tensor, PlanError> {
+    let engine = player.engine.clone();
+    if !engine.as_ref().is_some_and(|(engine, _)| engine.before_generation(torch)) {
+        return run(torch, player, plan, what);
+    }
+    let hooks = player.hooks.take();
+    player.engine = None;
+    let made = run(torch, player, plan, what);
+    engine.iter().for_each(|(engine, _)| engine.after_generation(torch));
+    (player.hooks, player.engine) = (hooks, engine);
     made
 }
 
@@ -62,6 +85,7 @@ fn run(torch: &mut Torch, player: &mut Player, plan: &TrainPlan, what: Rollout) 
         weights: plan.weights,
         attention: plan.attention,
         choice: Choice::Sample,
+        cache: cache(plan),
         forced_length: objective.forced_length,
         gpu: plan.gpu.clone(),
         ..InferPlan::default()

@@ -136,9 +136,11 @@ pub(super) fn mixed(reader: &mut Reader<'_>, at: &str, types: &Types<'_>) {
     losses(reader);
 }
 
-/// Losses of their own are simulated on one card.
+/// Losses of their own are simulated on one card; TRL's where cards share data alone.
 pub(super) fn losses(reader: &mut Reader<'_>) {
-    if reader.was_set("loss.kind").is_some_and(|kind| kind != "standard") {
+    let split = ["tp", "cp", "pp", "sp"].iter().any(|axis| reader.was_set(&format!("parallel.mesh.{axis}")).is_some());
+    let known = |kind: &Value| kind == "standard" || kind == "trl-fused" && !split;
+    if reader.was_set("loss.kind").is_some_and(|kind| !known(kind)) {
         reader.changes.retain(|(place, _)| !place.starts_with("loss."));
         reader.set("loss.kind", "standard");
         reader.say("the loss", "under an engine the model's own loss is simulated, which keeps whole logits");

@@ -13,6 +13,7 @@ const MARKS: &[(TaskKind, &[&str])] = {
     use TaskKind::*;
     &[
         (Cpo, &["cpo_alpha", "simpo_gamma"]),
+        (Gkd, &["lmbda", "seq_kd"]),
         (Distillation, &["teacher_model_name_or_path", "teacher_model_init_kwargs"]),
         (Kto, &["desirable_weight", "undesirable_weight"]),
         (Reward, &["center_rewards_coefficient"]),
@@ -66,7 +67,6 @@ const REFUSED: &[(&str, &[&str])] = &[
     ("PPO", &["num_ppo_epochs", "kl_coef", "cliprange", "cliprange_value", "vf_coef", "whiten_rewards"]),
     ("the old RLOO trainer", &["rloo_k"]),
     ("a process reward model", &["train_on_last_step_only", "step_separator"]),
-    ("GKD", &["lmbda", "seq_kd"]),
 ];
 
 /// What configs of these trainers have besides `SFTConfig`'s.
@@ -75,7 +75,7 @@ pub(super) const TASK_KEYS: &[Row] = &[
     Row(
         "task trainer max_completion_length max_new_tokens top_k temperature beta num_iterations steps_per_generation \
          generation_batch_size cpo_alpha precompute_ref_log_probs use_weighting reward_model_path \
-         teacher_model_name_or_path",
+         teacher_model_name_or_path lmbda",
         Sense::Read("objective"),
     ),
     Row(
@@ -102,6 +102,7 @@ pub(super) const TASK_KEYS: &[Row] = &[
         Sense::Harmless("it decides nothing on this card"),
     ),
     Row("disable_dropout", Sense::Said("dropout is as the task's config has it by default")),
+    Row("seq_kd", Sense::Said("what the teacher writes takes no more than what the student does")),
     Row("sync_ref_model", Sense::Said("the reference is taken to stay as it is")),
     Row("top_entropy_quantile off_policy_mask_threshold", Sense::Said("masks of tokens are not simulated")),
     Row(
@@ -141,13 +142,9 @@ fn by_loss(loss: &Value) -> Option<TaskKind> {
 /// The keys of a task.
 pub(super) fn read(reader: &mut Reader<'_>, kind: TaskKind) {
     reader.set("objective.kind", kind.name());
-    // Liger's losses of these trainers are its own.
+    // These trainers leave Liger's loss out.
     if reader.was_set("kernels").is_some() {
-        reader.changes.retain(|(place, _)| place != "loss.kind" && place != "kernels");
-        reader.say(
-            "use_liger_kernel",
-            "Liger's kernels and loss are not simulated in this trainer: transformers' and TRL's run",
-        );
+        reader.changes.retain(|(place, _)| place != "loss.kind");
     }
     let sure = |keys: &[&str]| keys.iter().any(|key| reader.has(key));
     if kind == TaskKind::Dpo && reader.beside.recipe.is_none() && !sure(MARKS[MARKS.len() - 2].1) {
@@ -159,7 +156,10 @@ pub(super) fn read(reader: &mut Reader<'_>, kind: TaskKind) {
     {
         reader.set("objective.max_prompt_length", length);
     }
-    if kind.rolls_out() {
+    if kind == TaskKind::Gkd {
+        real_to(reader, "lmbda", "objective.lmbda");
+    }
+    if kind.rolls_out() || kind == TaskKind::Gkd {
         reader.number_to("max_completion_length", "objective.max_completion_length");
         reader.number_to("max_new_tokens", "objective.max_completion_length");
         // vLLM samples by itself.
