@@ -43,7 +43,7 @@ fn impossible_settings_name_the_nearest() {
         ("infer llama3-8b --engine vllm --pipeline-parallel-size 100", &["32 layers", "--pipeline-parallel-size 32"]),
         ("infer llama3-8b --engine vllm --engine-version 99.9", &["99.9", "--engine-version 0."]),
         ("infer llama3-8b --engine vllm --engine-version new", &["a version such as"]),
-        ("infer llama3-8b --engine vllm --quantization fp8 --gpu V100", &["compute capability 80", "has 70"]),
+        ("infer llama3-8b --engine vllm --quantization fp8 --gpu V100", &["compute capability 75", "has 70"]),
         ("infer llama3-8b --engine vllm --context 200000", &["8192", "--context 8192"]),
         ("infer llama3-8b --engine sglang --context 200000", &["--context 8192"]),
         ("infer llama3-8b --engine llama.cpp --cache-type-v q8_0 --flash-attn off", &["flash attention"]),
