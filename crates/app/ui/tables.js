@@ -115,9 +115,9 @@ function levels(rank) {
   ];
 }
 
-/** Every term of the peak with its tensors. @param {Report} report */
-export function alive(report) {
-  const terms = [...report.terms].filter((term) => term.bytes > 0).sort((a, b) => b.bytes - a.bytes);
+/** Every term with its tensors. @param {import('./types.js').Term[]} all */
+export function alive(all) {
+  const terms = all.filter((term) => term.bytes > 0).sort((a, b) => b.bytes - a.bytes);
   const rows = terms.flatMap((term) => [
     h(
       'tr',

@@ -118,10 +118,12 @@ export async function file(name, text) {
   return path;
 }
 
-/** @param {Page} page @param {string} name */
-export async function screenshot(page, name) {
+/** A picture of the page, or of a part of it. @param {Page} page @param {string} name @param {string} [part] */
+export async function screenshot(page, name, part) {
   const folder = process.env['SHOTS'];
-  if (folder) await page.screenshot({ path: join(folder, `${name}.png`), fullPage: true });
+  if (!folder) return;
+  const path = join(folder, `${name}.png`);
+  await (part ? page.locator(part).screenshot({ path }) : page.screenshot({ path, fullPage: true }));
 }
 
 /** @param {string[]} complaints */
