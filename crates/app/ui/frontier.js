@@ -133,7 +133,7 @@ function chart(plans, found, apply) {
 function list(found, apply) {
   const rows = found.map((plan, at) => {
     const [sign, keeps] = KEEPS[plan.keeps] ?? ['●', plan.keeps];
-    const slower = typeof plan.slower === 'number' ? `${(100 * plan.slower).toFixed(0)} %` : '–';
+    const slower = typeof plan.slower === 'number' ? `+${(100 * (plan.slower - 1)).toFixed(0)} %` : '–';
     const button = h(
       'button',
       { type: 'button', class: 'small primary', 'data-key': `plan-${at}`, 'aria-label': `Take plan ${at + 1}`, onclick: () => apply(plan) },

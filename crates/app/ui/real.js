@@ -87,7 +87,7 @@ export class Real {
           cures.length > 0 && h('ul', {}, ...cures.map((cure) => h('li', {}, cure))),
         ),
       ),
-      left.lines.length > 0 && lines('Recorded beside predicted', left.lines),
+      left.lines.length > 0 && scrolled('Recorded beside predicted', lines('Recorded beside predicted', left.lines)),
       left.phases.length > 0 && scrolled('Phases', lines('Most allocated in each phase', left.phases)),
       asked.length > 0 && plain('Who asks for so many bytes in the predicted run', ['Operation', 'Module', 'When', 'What for', 'Times'], asked),
       left.sites.length > 0 &&
@@ -115,7 +115,7 @@ function lines(caption, rows) {
       number(both ? `${signedGib(predicted - recorded)}${off}` : ''),
     );
   });
-  return table(caption, ['GiB', '#Recorded', '#Predicted', '#Predicted − recorded'], shown);
+  return table(caption, ['GiB', '#Recorded', '#Predicted', '#Difference'], shown);
 }
 
 /** @param {string} caption @param {string[]} columns @param {string[][]} rows */

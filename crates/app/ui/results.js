@@ -183,7 +183,7 @@ export class Results {
 
   /** The total in words, for the live region. */
   words() {
-    if (!this.report || this.report.budgets) return byId('headline').textContent ?? '';
+    if (!this.report || this.report.budgets) return byId('headline').querySelector('.verdict-line')?.textContent ?? '';
     const own = ownVerdict(this.report);
     return `${gib(this.report.totals.process)} GiB, ${own.fits ? 'fits' : 'does not fit'} ${own.gpu}`;
   }

@@ -201,7 +201,7 @@ export function cards(verdicts, own, search, choose) {
         {},
         h('span', { class: `verdict ${name}` }, h('span', { class: 'sign', 'aria-hidden': 'true' }, sign), ` ${word}`),
       ),
-      h('td', { class: 'wide' }, meter(verdict.utilization, name)),
+      h('td', { class: 'wide' }, meter(verdict.utilization, name, true)),
       number(`${verdict.utilization.toFixed(1)} %`),
       number(signedGib(verdict.headroom)),
     );

@@ -4,7 +4,7 @@
 import assert from 'node:assert/strict';
 import { readFile } from 'node:fs/promises';
 import { after, before, test } from 'node:test';
-import { answered, file, launch, open, printedTotals, quiet, screenshot, totals, vramcast } from './support.js';
+import { answered, file, launch, open, printedTotals, quiet, screenshot, soundEverywhere, totals, vramcast } from './support.js';
 
 /** @type {import('playwright-core').Browser} */
 let browser;
@@ -12,7 +12,7 @@ let browser;
 let opened;
 before(async () => {
   browser = await launch();
-  opened = await open(browser, '#model=openai-community/gpt2&gpu=T4&batch.batch_size=16', {
+  opened = await open(browser, '#model=openai-community/gpt2&gpu=T4&batch.batch_size=16&optimizer.kind=adamw&weights=bf16', {
     viewport: { width: 1440, height: 1000 },
   });
 });
@@ -41,14 +41,15 @@ test('every event of the run: tensors under the pointer, a brush that zooms, wha
   const whole = await shown();
   assert.ok(whole.from === 0 && whole.to > 5000 && whole.lives > 1000, JSON.stringify(whole));
   assert.match(await page.locator('#alive-title').innerText(), /at the peak/);
-  const phases = (await page.locator('.picture svg .axis').allInnerTexts()).filter((text) => /[a-z]/.test(text));
+  const phases = (await page.locator('.picture svg .axis').allTextContents()).filter((text) => /[a-z]/.test(text));
   assert.equal(new Set(phases).size > 3 && phases.filter((text) => text === 'step 1').length, 1, phases.join());
   // The limit of the card is a line, since it does not fit.
-  assert.match(await page.locator('.limit-name').innerText(), /T4 ends: \d+\.\d\d GiB/);
+  assert.match((await page.locator('.limit-name').textContent()) ?? '', /T4 ends: \d+\.\d\d GiB/);
   await pointer(0.42, 0.8);
   assert.match(await page.locator('.readout').innerText(), /event [\d\s]+ of/);
   assert.match(await page.locator('.readout').innerText(), /\[[\d, ]+\] \w+, \w+ in (transformer|\(model\))/);
   await screenshot(page, 'page-timeline', '#timeline');
+  await soundEverywhere(page, '#timeline');
   await pointer(0.42, 0.5);
   await page.mouse.down();
   await pointer(0.5, 0.5);
@@ -75,6 +76,7 @@ test('modules open down to their tensors, and add up', async () => {
   const cells = async () => (await page.locator('.treemap .number').allInnerTexts()).reduce((sum, text) => sum + Number(text), 0);
   assert.ok(Math.abs((await cells()) - whole) < 0.06, `${await cells()} of ${whole}`);
   await screenshot(page, 'page-modules', '#pair');
+  await soundEverywhere(page, '#modules');
   while ((await page.locator('.treemap button').count()) > 0) {
     const outer = await size();
     await page.locator('.treemap button').first().click();
@@ -93,6 +95,7 @@ test('a plan of the frontier is taken by a click and holds; undo and redo', asyn
   await rows.first().waitFor();
   assert.equal(await page.locator('#frontier .point').count(), await rows.count());
   await screenshot(page, 'page-plans', '#frontier');
+  await soundEverywhere(page, '#frontier');
   const promised = await rows.first().locator('td.number').first().innerText();
   await answered(page, () => page.locator('#frontier .point').first().click());
   assert.equal((await totals(page)).process, promised);
@@ -126,11 +129,12 @@ test('a message, a snapshot, a measured row and a tool’s file are each known f
   await says(/needs more than the card has.*12\.90/);
   await drop('snapshot.pickle', await readFile(`${process.env['RECORDINGS']}/train.pickle`));
   await says(/memory snapshot of torch.*optimizer state/);
-  await screenshot(page, 'page-real', '#real');
   const rows = (await readFile(`${process.env['RECORDINGS']}/../../../../truth/ledger/h200.jsonl`, 'utf8')).split('\n');
   const row = JSON.parse(rows.find((text) => text.includes('"oom":false')) ?? '{}');
   await drop('row.json', Buffer.from(JSON.stringify(row)));
   await says(/a measured run.*0\.0\.fwd/);
+  await screenshot(page, 'page-real', '#real');
+  await soundEverywhere(page, '#real');
   const gib = (row.measured.peak_allocated / 2 ** 30).toFixed(2);
   assert.ok((await page.locator('#real-body').innerText()).includes(gib));
   await page.locator('#real').getByRole('button', { name: 'Close' }).click();
@@ -148,6 +152,7 @@ test('a serving engine over cards, formats, contexts', async () => {
   const cells = page.locator('#heat td.heat button');
   await cells.first().waitFor();
   await screenshot(page, 'page-serving', '#heat');
+  await soundEverywhere(page, '#heat');
   const cell = cells.nth((await cells.count()) - 2);
   const [card = '', format = ''] = ((await cell.getAttribute('aria-label')) ?? '').split(/[,:] /);
   await answered(page, () => cell.click());
