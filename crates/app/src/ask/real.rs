@@ -4,7 +4,7 @@
 use serde::Serialize;
 use serde_json::Value;
 use vramcast_core::ask::Wanted;
-use vramcast_core::doctor::{self, Finding, locate};
+use vramcast_core::doctor::{self, Cause, Finding, locate};
 use vramcast_core::recording::{self, Recording, Site, profiler, snapshot};
 use vramcast_core::verify::ledger::{self, LedgerRow, Measure, Scored};
 
@@ -86,7 +86,9 @@ pub(crate) fn recording(bytes: &[u8], name: &str) -> Result<Recording, Failure> 
 
 /// What bytes say of a run, beside the plan that is asked about.
 pub(crate) fn read(bytes: &[u8], name: &str, beside: Option<&Prepared>) -> Result<Real, Failure> {
-    let report = beside.map(|prepared| prepared.answer(Wanted::default())).transpose()?.map(|answer| answer.report);
+    let answer = beside.map(|prepared| prepared.answer(Wanted::default())).transpose()?;
+    let lacks = answer.as_ref().is_some_and(|answer| !answer.fits);
+    let report = answer.map(|answer| answer.report);
     let totals = report.as_ref().map(|report| report.totals);
     let mut real = Real {
         what: String::new(),
@@ -132,6 +134,10 @@ pub(crate) fn read(bytes: &[u8], name: &str, beside: Option<&Prepared>) -> Resul
             real.lines.push(Line::new("free then", message.free, None));
             real.lines.retain(|line| line.recorded.is_some());
         }
+    }
+    // What is simulated to fit goes before what helps in general, which the plan may have already.
+    for Broke { finding, .. } in real.findings.iter_mut().filter(|it| lacks && it.finding.cause == Cause::TooMuch) {
+        finding.cures.clear();
     }
     let asked = real.findings.first().and_then(|it| it.finding.message.as_ref()?.asked);
     if let (Some(prepared), Some(asked)) = (beside, asked) {
