@@ -103,6 +103,7 @@ impl Ready {
         let mut tests = Command::new("node");
         tests.args(["--test", "--test-concurrency=1", "--test-timeout=1800000"]).args(files);
         tests.current_dir(&self.folder).env("VRAMCAST", env!("CARGO_BIN_EXE_vramcast")).env("BASE", address);
+        tests.env("RECORDINGS", Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recording"));
         // Its lines come as they are written: the whole takes minutes.
         let status = tests.env("CHROMIUM", &self.browser).env("SHOTS", self.folder.join("shots")).status().unwrap();
         assert!(status.success(), "node --test: {status}");
@@ -114,7 +115,7 @@ impl Ready {
 fn the_page_works_in_a_browser() {
     run("types", Command::new("npx").args(["tsc", "--project", "."]).current_dir(&READY.folder));
     let server = Server::start();
-    READY.test(&server.address, &["access.test.js", "numbers.test.js", "plans.test.js"]);
+    READY.test(&server.address, &["access.test.js", "numbers.test.js", "plans.test.js", "flows.test.js"]);
 }
 
 #[test]

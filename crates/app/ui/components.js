@@ -12,6 +12,9 @@ const CLASSES = {
   activations: 'c-activations',
   'logits and loss': 'c-logits',
   cache: 'c-cache',
+  'reference model': 'c-reference',
+  'reward model': 'c-reward',
+  teacher: 'c-teacher',
   temporaries: 'c-temporaries',
   communication: 'c-communication',
   workspace: 'c-workspace',
@@ -39,6 +42,25 @@ const CLASSES = {
   'reserved beyond': 'c-fragmentation',
   'outside torch’s pool': 'c-context',
 };
+
+/** Components of tensors as they are stacked, what stays longest at the bottom. */
+export const STACKED = [
+  'weights',
+  'reference model',
+  'reward model',
+  'teacher',
+  'buffers',
+  'adapters',
+  'optimizer state',
+  'gradients',
+  'batch',
+  'cache',
+  'activations',
+  'logits and loss',
+  'communication',
+  'workspace',
+  'temporaries',
+];
 
 /** @param {string} name */
 export function colour(name) {

@@ -13,13 +13,15 @@ import { freshJob, isServed, planOf, withPlan } from './state.js';
 /** @typedef {import('./types.js').Plan} Plan */
 /** @typedef {import('./state.js').Store} Store */
 
-/** As large as the server takes. */
-const MAX_BYTES = 1 << 20;
+/** Files that say what runs, whatever words are in them. */
+const CODE = /\.(py|ipynb|ya?ml|toml|sh|bash|slurm|sbatch)$/i;
 
 export class Importer {
-  /** @param {Store} store */
-  constructor(store) {
+  /** @param {Store} store @param {import('./real.js').Real} real @param {(notes: string[]) => void} onNotes */
+  constructor(store, real, onNotes) {
     this.store = store;
+    this.real = real;
+    this.onNotes = onNotes;
     this.#plans();
     this.#configs();
     this.#drops();
@@ -35,16 +37,16 @@ export class Importer {
       byId('import-problem').textContent = '';
       dialog.showModal();
     });
-    const take = async (/** @type {string} */ content, /** @type {string | undefined} */ name) => {
-      const problem = await this.#take(content, name);
+    const take = async (/** @type {Uint8Array} */ bytes, /** @type {string | undefined} */ name) => {
+      const problem = await this.#take(bytes, name);
       byId('import-problem').textContent = problem;
       if (!problem) dialog.close();
     };
     file.addEventListener('change', async () => {
       const [chosen] = file.files ?? [];
-      if (chosen) await take(await chosen.text(), chosen.name);
+      if (chosen) await take(new Uint8Array(await chosen.arrayBuffer()), chosen.name);
     });
-    byId('import-use').addEventListener('click', () => void take(text.value, undefined));
+    byId('import-use').addEventListener('click', () => void take(new TextEncoder().encode(text.value), undefined));
   }
 
   #configs() {
@@ -97,30 +99,47 @@ export class Importer {
       cover.hidden = true;
       const [file] = event.dataTransfer?.files ?? [];
       if (!file) return;
-      const problem = await this.#take(await file.text(), file.name);
+      const problem = await this.#take(new Uint8Array(await file.arrayBuffer()), file.name);
       if (problem) toast(`${file.name}: ${problem}`);
     });
   }
 
-  /** Takes over a plan file or a config; returns what is wrong with it. @param {string} text @param {string | undefined} name */
-  async #take(text, name) {
-    if (text.length > MAX_BYTES) return 'The file is larger than 1 MiB';
-    if (text.trim() === '') return 'There is nothing in it';
+  /** Takes over a config, what a run left behind, or a plan file; returns what is wrong with it. @param {Uint8Array} bytes @param {string | undefined} name */
+  async #take(bytes, name) {
+    const text = bytes[0] === 0x80 ? '' : new TextDecoder().decode(bytes);
+    if (bytes[0] !== 0x80 && text.trim() === '') return 'There is nothing in it';
+    this.onNotes([]);
     const config = readConfig(text);
     if (typeof config !== 'string') {
       this.store.update({ config, model: '' }, 'model');
       toast('Taken as a model’s config.json');
       return '';
     }
+    if (!CODE.test(name ?? '')) {
+      try {
+        await this.real.take(bytes, name ?? 'the text', this.store.job);
+        return '';
+      } catch (error) {
+        const isPlan = error instanceof Refusal && error.status === 422 && text !== '';
+        if (!isPlan) return error instanceof Refusal ? tooLarge(error) : String(error);
+      }
+    }
     try {
       const read = await post('/plan/read', { text, ...(name ? { name } : {}) });
       this.store.restore(imported(this.store.job, read), this.store.pinned);
-      toast(['Plan imported', ...(read.notes ?? [])].join(' · '));
+      this.onNotes(read.notes ?? []);
+      toast('Plan imported');
       return '';
     } catch (error) {
       return error instanceof Refusal ? error.problems.map(sentence).join(' ') : String(error);
     }
   }
+}
+
+/** @param {Refusal} error */
+function tooLarge(error) {
+  if (error.status !== 413) return error.problems.map(sentence).join(' ');
+  return 'It is larger than this server takes: start it with --max-body 256MiB, or ask `vramcast import` on the command line';
 }
 
 /** The job that a plan file describes. @param {Job} before @param {{ kind: 'train' | 'infer', model?: string, framework?: string, plan: Plan }} read @returns {Job} */

@@ -4,17 +4,20 @@
 import { Refusal, get, inside, list, post } from './api.js';
 import { Asker } from './ask.js';
 import { Compare } from './compare.js';
-import { byId, h, refill } from './dom.js';
+import { byId, h, refill, typed } from './dom.js';
 import { Exporter } from './export.js';
 import { isHonoured, rows, servers, unlisted } from './fields/settings.js';
 import { Form, sentence } from './form.js';
+import { Frontier } from './frontier.js';
 import { short, spaced } from './format.js';
+import { offerHeat, showHeat } from './heat.js';
 import { Importer } from './import.js';
 import { announce, copy, toast } from './notice.js';
 import { Picker } from './picker.js';
 import { fillPresets } from './presets.js';
+import { Real } from './real.js';
 import { Results, ownVerdict } from './results.js';
-import { Store, isServed, planOf, requestOf } from './state.js';
+import { Store, isServed, planOf, requestOf, withPlan } from './state.js';
 import { hideSuggestions, showSuggestions } from './suggestions.js';
 import { setUpTheme } from './theme.js';
 import { fragmentOf, readFragment } from './url.js';
@@ -29,6 +32,10 @@ const form = new Form(store, () =>
 const picker = new Picker(store);
 const results = new Results((gpu) => store.update({ gpu }, 'apply'));
 const compare = new Compare(store);
+const real = new Real();
+const frontier = new Frontier(store);
+/** What an import had to say. @type {string[]} */
+let imported = [];
 /** @type {unknown} */
 let answer = null;
 let inspected = '';
@@ -105,6 +112,9 @@ function ask() {
       signal.throwIfAborted();
       answer = document;
       show(job, document, started);
+      await painted();
+      signal.throwIfAborted();
+      explain(job);
       await follow(job, signal);
     } catch (error) {
       signal.throwIfAborted();
@@ -113,19 +123,39 @@ function ask() {
   });
 }
 
-/** @param {Job} job @param {any} document @param {number} started */
+/** The number on the page. @param {Job} job @param {any} document @param {number} started */
 function show(job, document, started) {
   stale('');
   if (Array.isArray(document)) results.showEngines(job.gpu, document);
   else results.showReport(job, document);
-  form.setResolved(results.report);
-  showProblems([]);
-  compare.show(results.report);
   byId('results').dataset['answeredIn'] = (performance.now() - started).toFixed(1);
   byId('results').dataset['answers'] = String(Number(byId('results').dataset['answers'] ?? 0) + 1);
+}
+
+/** The next frame is on the screen. @returns {Promise<void>} */
+const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+
+/** What belongs to the number and may come a frame later. @param {Job} job */
+function explain(job) {
+  results.explain();
+  form.setResolved(results.report);
+  offerHeat(isServed(job) && results.report !== null, () => void compareCards(job));
+  frontier.reset(job.kind === 'train' && results.report !== null);
+  showProblems([]);
+  compare.show(results.report);
   byId('mini').textContent = results.words();
   window.document.title = `${job.model.split('/').pop() || 'a config'}: ${results.words()} · vramcast`;
   announce(() => results.words());
+}
+
+/** A serving engine on cards of all sizes. @param {Job} job */
+async function compareCards(job) {
+  const heat = await optional(post('/heat', { ...requestOf(job), kind: job.kind }));
+  if (job !== store.job) return;
+  showHeat(heat, job.gpu, (gpu, format) => {
+    const options = format === null ? planOf(job) : { ...planOf(job), quantization: format };
+    store.update({ ...withPlan(store.job, options), gpu }, 'apply');
+  });
 }
 
 /** An answer that the page can do without: what is refused is not there. @template T @param {Promise<T>} asked @returns {Promise<T | null>} */
@@ -146,10 +176,17 @@ async function follow(job, signal) {
     if (every) answer = every;
     results.showCards((every ?? report).verdicts);
   }
+  if (report && !isServed(job)) {
+    const asked = { ...requestOf(job), kind: job.kind };
+    results.timeline.bring = (window) => optional(post('/events', { ...asked, window }, signal));
+    const events = await optional(post('/events', asked, signal));
+    if (events) results.timeline.showEvents(events);
+  }
   if (store.pinned && !compare.pinnedReport) {
     compare.pinnedReport = await optional(estimate(store.pinned, signal));
     compare.show(results.report);
   }
+  if (real.isShown) await real.again(job, signal);
   const stuck = report && !isServed(job) && !ownVerdict(report).fits;
   const help = stuck ? await optional(post('/suggest', { ...requestOf(job), kind: job.kind }, signal)) : null;
   showSuggestions(store, help?.suggestions ?? []);
@@ -197,6 +234,10 @@ function showUnshown() {
   const { job } = store;
   const others = isServed(job) ? [] : unlisted(planOf(job));
   const drop = () => store.update({ framework: '' }, 'apply');
+  const forget = () => {
+    imported = [];
+    showUnshown();
+  };
   refill(
     byId('unshown'),
     job.kind === 'train' &&
@@ -206,6 +247,14 @@ function showUnshown() {
         { class: 'help' },
         `Defaults of ${job.framework.replace('@', ' ')}. `,
         h('button', { type: 'button', class: 'link', onclick: drop }, 'Back to plain torch'),
+      ),
+    imported.length > 0 &&
+      h(
+        'div',
+        { class: 'import-notes' },
+        h('p', {}, 'What the imported file says that is not in the form, or in another sense:'),
+        h('ul', {}, ...imported.map((note) => h('li', {}, note))),
+        h('button', { type: 'button', class: 'link', onclick: forget }, 'Dismiss'),
       ),
     others.length > 0 &&
       h(
@@ -224,8 +273,22 @@ let written = '';
 async function address(isStep) {
   const before = written;
   written = `#${await fragmentOf(store.job, store.pinned)}`;
-  if (isStep && before !== '' && before !== written) history.pushState(null, '', written);
-  else history.replaceState(null, '', written);
+  if (isStep && before !== '' && before !== written) {
+    furthest = step() + 1;
+    history.pushState({ step: furthest }, '', written);
+  } else history.replaceState({ step: step() }, '', written);
+  showSteps();
+}
+
+/** The last step that can be gone to. */
+let furthest = 0;
+
+/** Which step of this visit is shown. @returns {number} */
+const step = () => history.state?.step ?? 0;
+
+function showSteps() {
+  typed('undo', HTMLButtonElement).disabled = step() === 0;
+  typed('redo', HTMLButtonElement).disabled = step() >= furthest;
 }
 
 /**
@@ -256,6 +319,7 @@ store.subscribe((why) => {
 
 /** The state of the address, where there is one. */
 async function readAddress() {
+  showSteps();
   if (location.hash === written) return false;
   try {
     const found = await readFragment(location.hash);
@@ -304,13 +368,18 @@ async function loadLists() {
 setUpTheme();
 if (inside) byId('where').textContent = 'everything is computed in this page; nothing but names of models leaves it';
 new Exporter(store, () => answer);
-new Importer(store);
+new Importer(store, real, (notes) => {
+  imported = notes;
+  showUnshown();
+});
 byId('copy-link').addEventListener('click', async () => {
   const fragment = await fragmentOf(store.job, store.pinned);
   const isLocal = /^(localhost|127\.|\[::1\])/.test(location.hostname);
   const what = isLocal ? 'Link, which opens where this server runs; from # on it fits every vramcast,' : 'Link';
   await copy(`${location.origin}${location.pathname}#${fragment}`, what);
 });
+byId('undo').addEventListener('click', () => history.back());
+byId('redo').addEventListener('click', () => history.forward());
 for (const id of ['skip', 'mini']) {
   byId(id).addEventListener('click', (event) => {
     event.preventDefault();

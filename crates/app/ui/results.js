@@ -3,6 +3,7 @@
 
 import { stackedBar } from './charts/bar.js';
 import { Timeline } from './charts/timeline.js';
+import { Treemap } from './charts/treemap.js';
 import { byId, h, refill, typed } from './dom.js';
 import { gib, percent, phaseName, short } from './format.js';
 import { origin } from './origin.js';
@@ -14,6 +15,7 @@ import { alive, breakdown, cards, lenses, level, ranks } from './tables.js';
 /** @typedef {import('./serving.js').Served} Served */
 /** @typedef {import('./types.js').Verdict} Verdict */
 /** @typedef {import('./types.js').Lens} Lens */
+/** @typedef {import('./types.js').Term} Term */
 
 const MEANINGS = /** @type {const} */ ([
   ['allocated', 'tensors: max_memory_allocated()'],
@@ -22,7 +24,7 @@ const MEANINGS = /** @type {const} */ ([
 ]);
 
 /** Panels of one report; several engines side by side have none of them. */
-const ALONE = ['totals', 'card-bar', 'pair', 'alive', 'gpus', 'origin'];
+const ALONE = ['totals', 'card-bar', 'pair', 'timeline', 'alive', 'gpus', 'origin'];
 
 export class Results {
   /** @type {Report | null} */
@@ -33,7 +35,10 @@ export class Results {
   /** @param {(card: string) => void} chooseCard */
   constructor(chooseCard) {
     this.chooseCard = chooseCard;
-    this.timeline = new Timeline(byId('timeline-body'), byId('timeline-steps'));
+    this.timeline = new Timeline(byId('timeline-body'), byId('timeline-steps'), (terms, when) => this.#alive(terms, when), (tensors) =>
+      this.treemap.show(tensors),
+    );
+    this.treemap = new Treemap(byId('modules-body'));
     this.search = typed('gpu-search', HTMLInputElement);
     this.search.addEventListener('input', () => this.#cards());
     byId('results').addEventListener('pointerover', (event) => highlight(event.target));
@@ -79,6 +84,7 @@ export class Results {
                 ? ` fits ${own.gpu} (${gib(own.memory)} GiB)`
                 : ` does not fit ${own.gpu} (${gib(own.memory)} GiB)`,
               h('span', { class: 'left' }, ` ${percent(totals.process, own.memory)} full, ${left}`),
+              band(report),
             ),
           ),
     );
@@ -117,6 +123,16 @@ export class Results {
       }),
       scale(own, totals.process),
     );
+    for (const id of ['totals', 'card-bar']) byId(id).hidden = false;
+  }
+
+  /** All that says where the number comes from. */
+  explain() {
+    const { report } = this;
+    if (!report) return;
+    const { totals } = report;
+    const own = ownVerdict(report);
+    this.#visible(true);
     refill(
       byId('breakdown-body'),
       h('p', { class: 'help lead' }, `in ${phaseName(report.peak_phase)}`),
@@ -124,17 +140,18 @@ export class Results {
     );
     byId('ranks').hidden = !report.job;
     refill(byId('ranks-body'), ...[ranks(report)].flat());
-    refill(byId('alive-body'), alive(report));
-    byId('timeline').hidden = report.timeline.length < 2;
-    this.timeline.show(report);
+    this.#alive(report.terms, 'at the peak');
+    const outside = totals.process - totals.reserved;
+    this.timeline.show(report, { name: own.gpu, bytes: Math.max(own.memory - outside, 0) });
     byId('gpus').classList.add('is-waiting');
     refill(byId('origin-body'), ...origin(report.notes, report.provenance));
     refill(byId('serving-body'), ...servedCards(report, own.memory));
-    this.#visible(true);
     byId('serving').hidden = !report.budgets && !report.buffers;
+    byId('timeline').hidden = report.timeline.length < 2;
+    byId('modules').hidden = report.timeline.length < 2;
     byId('alive').hidden = report.terms.length === 0;
     // An engine with a pool takes its share of any card.
-    byId('gpus').hidden = budget !== undefined;
+    byId('gpus').hidden = report.budgets !== undefined && report.budgets.length > 0;
   }
 
   /** Every card, which comes after the number; until then those of before stand there. @param {Verdict[]} verdicts */
@@ -166,7 +183,7 @@ export class Results {
 
   /** The total in words, for the live region. */
   words() {
-    if (!this.report || this.report.budgets) return byId('headline').textContent ?? '';
+    if (!this.report || this.report.budgets) return byId('headline').querySelector('.verdict-line')?.textContent ?? '';
     const own = ownVerdict(this.report);
     return `${gib(this.report.totals.process)} GiB, ${own.fits ? 'fits' : 'does not fit'} ${own.gpu}`;
   }
@@ -179,6 +196,12 @@ export class Results {
     for (const id of ALONE) byId(id).hidden = !alone;
     byId('serving').hidden = alone;
     if (!alone) for (const id of ['lenses', 'ranks']) byId(id).hidden = true;
+  }
+
+  /** What lives at a moment. @param {Term[]} terms @param {string} when */
+  #alive(terms, when) {
+    byId('alive-title').textContent = `Alive ${when}, tensor by tensor`;
+    refill(byId('alive-body'), alive(terms));
   }
 
   #cards() {
@@ -205,6 +228,14 @@ function scale(own, used) {
     !own.fits && limit,
     h('span', {}, `${gib(Math.max(own.memory, used))} GiB`),
   );
+}
+
+/** How far the number may be off, where recorded runs say it. @param {Report} report */
+function band({ confidence, totals }) {
+  if (!confidence.band) return false;
+  const off = (totals.reserved * confidence.band.reserved) / 100;
+  const words = `19 of 20 recorded runs of this kind were within ${confidence.band.reserved.toFixed(1)} % (reserved)`;
+  return h('span', { class: 'band', id: 'band', title: words }, ` ± ${gib(off)} GiB`);
 }
 
 /** What the plan's own card says. @param {Report} report @returns {Verdict} */

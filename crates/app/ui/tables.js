@@ -115,9 +115,9 @@ function levels(rank) {
   ];
 }
 
-/** Every term of the peak with its tensors. @param {Report} report */
-export function alive(report) {
-  const terms = [...report.terms].filter((term) => term.bytes > 0).sort((a, b) => b.bytes - a.bytes);
+/** Every term with its tensors. @param {import('./types.js').Term[]} all */
+export function alive(all) {
+  const terms = all.filter((term) => term.bytes > 0).sort((a, b) => b.bytes - a.bytes);
   const rows = terms.flatMap((term) => [
     h(
       'tr',
@@ -201,7 +201,7 @@ export function cards(verdicts, own, search, choose) {
         {},
         h('span', { class: `verdict ${name}` }, h('span', { class: 'sign', 'aria-hidden': 'true' }, sign), ` ${word}`),
       ),
-      h('td', { class: 'wide' }, meter(verdict.utilization, name)),
+      h('td', { class: 'wide' }, meter(verdict.utilization, name, true)),
       number(`${verdict.utilization.toFixed(1)} %`),
       number(signedGib(verdict.headroom)),
     );

@@ -39,6 +39,7 @@
  * @typedef {{ phase: string, bytes: number, weights: number, gradients: number, optimizer: number }} Sample
  * @typedef {{ component: string, module: string, operation: string, shape: number[], dtype: string, bytes: number, count: number }} Tensor
  * @typedef {{ component: string, bytes: number, tensors: Tensor[], others: number }} Term
+ * @typedef {{ component: string, operation: string, shape: number[], dtype: string, bytes: number }} TensorKind
  * @typedef {{ gpu: string, memory: number, fits: boolean, headroom: number, utilization: number }} Verdict
  * @typedef {{ name: string, cards: number } & Totals} Rank
  *
@@ -58,6 +59,28 @@
  * @property {Verdict[]} verdicts
  * @property {{ key: string, value: string, from: string }[]} provenance
  * @property {string[]} notes
+ *
+ * @typedef {object} Events  the document of `/events`: what lives when
+ * @property {number} events  of the whole run
+ * @property {number} from
+ * @property {number} to
+ * @property {number} peak
+ * @property {{ name: string, at: number }[]} phases
+ * @property {number[]} moments  the events at which it is looked at: a column each
+ * @property {number[]} bytes  alive at each
+ * @property {TensorKind[]} kinds
+ * @property {string[]} modules
+ * @property {[number, number, number, number][]} lives  kind, module, first event, the one after the last
+ * @property {Record<string, number[]>} others  what is not told one by one, at each moment by component
+ *
+ * @typedef {object} Planned  a plan that the planner found
+ * @property {{ setting: string, from: any, to: any, why: string }[]} changes
+ * @property {string} keeps
+ * @property {Totals} totals
+ * @property {boolean} fits
+ * @property {{ seconds: number | null } | null} cost
+ * @property {number} [slower]
+ * @typedef {{ gpu: string, memory: number, gpus: number, plans: Planned[], nearest?: Planned, tried: number }} Plans
  *
  * @typedef {object} Budget  what a serving engine with a pool of cache does with a card
  * @property {string} engine

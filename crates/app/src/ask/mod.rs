@@ -14,8 +14,10 @@
 //! | [`lists`] | what vramcast knows |
 //! | [`work`] | how much one answer may take |
 //! | [`solve`], [`table`] | the other way round; many answers side by side |
+//! | [`heat`] | a serving engine over cards, formats, contexts |
 //! | [`plan`] | plans that fit, where much is left open |
 //! | [`engines`] | one question to every engine that serves |
+//! | [`real`] | what a real run left behind |
 //! | [`job`] | job files: a model in numbers, how it is trained, on what |
 
 pub(crate) mod card;
@@ -26,11 +28,13 @@ pub(crate) mod engines;
 pub(crate) mod files;
 pub(crate) mod formula;
 pub(crate) mod found;
+pub(crate) mod heat;
 pub mod inspect;
 pub(crate) mod job;
 pub(crate) mod lists;
 pub(crate) mod plan;
 pub(crate) mod question;
+pub(crate) mod real;
 pub(crate) mod solve;
 pub(crate) mod stored;
 pub(crate) mod table;

@@ -8,7 +8,7 @@ use vramcast_core::ask::resolve::Settled;
 use vramcast_core::ask::write::Written;
 use vramcast_core::ask::{self, Answer, Asked, Given, Request, Surroundings, Task, Wanted, tree};
 use vramcast_core::doctor::locate;
-use vramcast_core::memory::simulation;
+use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::{Gpus, InferPlan, RunPlan, TrainPlan};
 use vramcast_core::source::catalogue;
@@ -252,14 +252,18 @@ impl Prepared {
 
     /// Which operations of the run ask for so many bytes, as a message shows them.
     pub(crate) fn requests(&self, asked: u64) -> Result<Vec<locate::Request>, Failure> {
+        Ok(self.simulate()?.map(|run| locate::requests(&run, asked)).unwrap_or_default())
+    }
+
+    /// The run itself; a serving engine's budget has none.
+    pub(crate) fn simulate(&self) -> Result<Option<Simulation>, Failure> {
         let settled = self.settle(false)?;
         let run = match &settled.plan {
             RunPlan::Train(plan) => simulation::train(self.model()?, plan),
             RunPlan::Infer(plan) => simulation::infer(self.model()?, plan),
-            RunPlan::Serve(_) => return Ok(Vec::new()),
+            RunPlan::Serve(_) => return Ok(None),
         };
-        let run = run.map_err(|error| self.failed(ask::resolve::faults_of(error, "")))?;
-        Ok(locate::requests(&run, asked))
+        run.map(Some).map_err(|error| self.failed(ask::resolve::faults_of(error, "")))
     }
 
     pub(crate) fn failed(&self, faults: Vec<vramcast_core::plan::Fault>) -> Failure {

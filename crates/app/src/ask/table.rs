@@ -10,7 +10,7 @@ use crate::failure::Failure;
 
 const PROMPTS: [u64; 5] = [512, 2048, 8192, 32_768, 131_072];
 const BATCHES: [u64; 5] = [1, 4, 16, 64, 256];
-const CONTEXTS: [u64; 8] = [1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
+pub(crate) const CONTEXTS: [u64; 8] = [1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
 
 /// A table: what its rows are, its columns, and a cell for each.
 pub(crate) struct Tabled {

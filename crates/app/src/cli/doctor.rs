@@ -11,6 +11,7 @@ use super::context::Context;
 use super::import::{self, What};
 use super::{Answer, Failure};
 use crate::ask::question::Prepared;
+use crate::ask::real;
 use crate::disk;
 use crate::exit::Exit;
 use crate::render::page::{Block, Page};
@@ -43,7 +44,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let shown = arguments.file.display();
     let bytes =
         disk::read(&arguments.file, MAX_BYTES).map_err(|error| Failure::bad_input(format!("{shown}: {error}")))?;
-    let snapshot = import::is_snapshot(&bytes).then(|| import::read(&arguments.file)).transpose()?;
+    let snapshot = real::is_snapshot(&bytes).then(|| import::read(&arguments.file)).transpose()?;
     let mut found = match &snapshot {
         Some(recording) => doctor::of_recording(recording).into_iter().collect(),
         None => doctor::diagnose(&String::from_utf8_lossy(&bytes)),

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use vramcast_core::ask::Wanted;
-use vramcast_core::recording::{self, Reconciled, Recording, profiler, snapshot};
+use vramcast_core::recording::{self, Reconciled, Recording};
 use vramcast_core::report::Report;
 
 use super::context::Context;
 use super::{Answer, Failure, infer, train};
+use crate::ask::real;
 use crate::disk;
 use crate::exit::Exit;
 use crate::render::page::{Block, Page};
@@ -18,8 +19,6 @@ use crate::render::table::Table;
 
 /// No file of a run is larger than a person can want to read.
 const MAX_BYTES: u64 = 1 << 30;
-/// How pickles of protocol 2 and later begin, which is what torch writes.
-const PICKLE: u8 = 0x80;
 
 /// What was recorded, and what was run.
 #[derive(Debug, Args)]
@@ -69,11 +68,6 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     context.answer(&page, document, Exit::Success)
 }
 
-/// Whether bytes are torch's memory snapshot.
-pub(super) fn is_snapshot(bytes: &[u8]) -> bool {
-    bytes.first() == Some(&PICKLE)
-}
-
 pub(super) fn read(path: &Path) -> Result<Recording, Failure> {
     let shown = path.display();
     let bytes = disk::read(path, MAX_BYTES).map_err(|error| {
@@ -83,20 +77,7 @@ pub(super) fn read(path: &Path) -> Result<Recording, Failure> {
             _ => failure,
         }
     })?;
-    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
-    let read = match (first, bytes.starts_with(&[0x1f, 0x8b])) {
-        (_, true) => return Err(Failure::bad_input(format!("{shown}: packed by gzip")).hint("unpack it with gunzip")),
-        (Some(b'{' | b'['), _) => profiler::read(&bytes),
-        _ if bytes.first() == Some(&PICKLE) => snapshot::read(&bytes),
-        _ => {
-            return Err(Failure::bad_input(format!("{shown}: neither a pickle nor JSON, so no recording of a run"))
-                .hint("give what torch.cuda.memory._dump_snapshot or torch.profiler wrote"));
-        }
-    };
-    read.map_err(|error| {
-        Failure::bad_input(format!("{shown}: {error}"))
-            .hint("give what torch.cuda.memory._dump_snapshot or torch.profiler wrote")
-    })
+    real::recording(&bytes, &shown.to_string())
 }
 
 fn predict(what: &What, context: &Context) -> Result<Report, Failure> {

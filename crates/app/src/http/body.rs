@@ -202,6 +202,24 @@ request! {
 }
 
 request! {
+    /// A run, to be told event by event.
+    EventsRequest {
+        /// What the plan is for.
+        #[serde(default)]
+        kind: Task,
+        /// The plan, over the defaults.
+        #[serde(default)]
+        plan: Map<String, Value>,
+        /// Start from a framework's defaults instead of ours.
+        framework: Option<String>,
+        /// The card, by name; over the plan's.
+        gpu: Option<String>,
+        /// The first event and the one after the last; the whole run without.
+        window: Option<[usize; 2]>,
+    }
+}
+
+request! {
     /// A model to be looked into.
     InspectRequest {
         /// Whether to list every tensor.
@@ -287,6 +305,76 @@ request! {
         #[serde(default)]
         engine_options: Map<String, Value>,
     }
+}
+
+request! {
+    /// What a real run left behind, and the plan to put beside it; without a model there is none.
+    RealRequest {
+        /// A text: a message, a log, a profile, a rehearsal's document or a ledger's row.
+        text: Option<String>,
+        /// Or bytes in base64: a memory snapshot of torch.
+        base64: Option<String>,
+        /// The file's name.
+        name: Option<String>,
+        /// What the plan is for.
+        #[serde(default)]
+        kind: Task,
+        /// The plan, over the defaults.
+        #[serde(default)]
+        plan: Map<String, Value>,
+        /// Start from a framework's defaults instead of ours.
+        framework: Option<String>,
+        /// The card, by name; over the plan's.
+        gpu: Option<String>,
+        /// Who serves, for inference.
+        engine: Option<String>,
+        /// What the engine is started with, as its flags are called.
+        #[serde(default)]
+        engine_options: Map<String, Value>,
+    }
+}
+
+impl RealRequest {
+    /// Whether there is a model to predict.
+    pub(crate) fn has_model(&self) -> bool {
+        self.model.is_some() || self.config.is_some()
+    }
+
+    /// The bytes, of whichever form they have.
+    pub(crate) fn bytes(&self) -> Result<Vec<u8>, Problem> {
+        let wrong = |detail| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).at("/text");
+        match (&self.text, &self.base64) {
+            (Some(text), None) => Ok(text.clone().into_bytes()),
+            (None, Some(coded)) => decoded(coded).ok_or_else(|| wrong("this is not base64").at("/base64")),
+            _ => Err(wrong("give a text or base64, one of them")),
+        }
+    }
+}
+
+/// Bytes of base64 with its padding (RFC 4648).
+fn decoded(text: &str) -> Option<Vec<u8>> {
+    let digit = |letter: u8| match letter {
+        b'A'..=b'Z' => Some(letter - b'A'),
+        b'a'..=b'z' => Some(letter - b'a' + 26),
+        b'0'..=b'9' => Some(letter - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let digits = text.trim_end_matches('=').as_bytes();
+    let mut bytes = Vec::with_capacity(digits.len() / 4 * 3 + 2);
+    for group in digits.chunks(4) {
+        let mut bits = 0u32;
+        for at in 0..4 {
+            bits = bits << 6 | u32::from(group.get(at).map_or(Some(0), |letter| digit(*letter))?);
+        }
+        let whole = match group.len() {
+            1 => return None,
+            digits => digits - 1,
+        };
+        bytes.extend_from_slice(&bits.to_be_bytes()[1..=whole]);
+    }
+    Some(bytes)
 }
 
 /// A plan file's text.

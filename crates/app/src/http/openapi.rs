@@ -5,14 +5,17 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 use vramcast_core::plan::{InferPlan, TrainPlan};
 use vramcast_core::report::Report;
+use vramcast_core::report::events::Events;
 
 use super::body::{
-    CompareRequest, InferRequest, InspectRequest, PlanRequest, PlansRequest, ReadRequest, TrainRequest, WriteRequest,
+    CompareRequest, EventsRequest, InferRequest, InspectRequest, PlanRequest, PlansRequest, ReadRequest, RealRequest,
+    TrainRequest, WriteRequest,
 };
 use super::handlers::estimates::{Suggestions, Validation};
 use super::handlers::lists::CatalogueModel;
 use super::handlers::plans::{ReadPlan, WrittenPlan};
 use super::problem::Problem;
+use crate::ask::heat::Heat;
 use crate::ask::inspect::Inspection;
 
 /// A call with a body.
@@ -137,6 +140,14 @@ fn calls(schemas: &mut SchemaGenerator) -> Vec<Call> {
             &json!({"model": "llama3-8b", "plan": {"new_tokens": 64}}),
         ),
         call(
+            "/events",
+            "What lives when: a run event by event, or a window of it",
+            "estimates",
+            schemas.subschema_for::<EventsRequest>(),
+            of::<Events>(schemas),
+            &json!({"model": "gpt2", "window": [0, 500]}),
+        ),
+        call(
             "/inspect",
             "What a model consists of",
             "estimates",
@@ -167,6 +178,22 @@ fn calls(schemas: &mut SchemaGenerator) -> Vec<Call> {
             schemas.subschema_for::<PlanRequest>(),
             of::<Suggestions>(schemas),
             &plan,
+        ),
+        call(
+            "/heat",
+            "A serving engine over cards and formats of the weights, contexts and sequences at once",
+            "estimates",
+            schemas.subschema_for::<PlanRequest>(),
+            of::<Heat>(schemas),
+            &json!({"model": "llama3-8b", "kind": "infer", "engine": "vllm", "gpu": "RTX-4090"}),
+        ),
+        call(
+            "/real",
+            "What a real run left behind, beside the prediction: a snapshot, a profile, a rehearsal, a measured row, a message",
+            "plans",
+            schemas.subschema_for::<RealRequest>(),
+            json!({"type": "object"}),
+            &json!({"text": "CUDA out of memory. Tried to allocate 2.00 GiB.", "model": "gpt2"}),
         ),
         call(
             "/plan",

@@ -3,8 +3,7 @@
 
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
-import { AxeBuilder } from '@axe-core/playwright';
-import { answered, launch, open, quiet, screenshot, settled, totals, unfold } from './support.js';
+import { answered, launch, open, quiet, screenshot, settled, sound, totals, unfold } from './support.js';
 
 /** @type {import('playwright-core').Browser} */
 let browser;
@@ -13,16 +12,9 @@ before(async () => {
 });
 after(() => browser.close());
 
-/** @param {import('playwright-core').Page} page @param {string} where @param {string} [part] only this part of the page */
-async function sound(page, where, part = 'html') {
-  const { violations } = await new AxeBuilder({ page }).include(part).analyze();
-  const lines = violations.map((one) => `${one.id}: ${one.help}\n  ${one.nodes.map((node) => node.html).join('\n  ')}`);
-  assert.deepEqual(lines, [], where);
-}
-
 for (const colorScheme of /** @type {const} */ (['light', 'dark'])) {
   for (const [width, height] of /** @type {const} */ ([
-    [1280, 900],
+    [1440, 900],
     [390, 844],
   ])) {
     test(`axe finds nothing: ${colorScheme}, ${width} px`, async () => {

@@ -19,6 +19,8 @@ test('an answer, changes, help, a link and a command line, without a server', as
   page.on('request', (request) => asked.push(request.url()));
   assert.deepEqual(await totals(page), await printedTotals('train', 'gpt2', '--gpu', 'A30'));
   assert.match(await page.locator('.foot').innerText(), /computed in this page/);
+  const told = ((await page.locator('.picture').getAttribute('data-events')) ?? '').split(' ').map(Number);
+  assert.ok((told[1] ?? 0) > 5000 && (told[2] ?? 0) > 1000, 'every event is there');
   await answered(page, () => page.getByRole('spinbutton', { name: /^Batch size/ }).fill('7'));
   assert.deepEqual(await totals(page), await printedTotals('train', 'gpt2', '--batch-size', '7', '--gpu', 'A30'));
   await unfold(page, 'parallel');
@@ -29,6 +31,11 @@ test('an answer, changes, help, a link and a command line, without a server', as
   await page.waitForFunction(() => /copied/.test(document.getElementById('toast')?.textContent ?? ''));
   const command = await page.evaluate(() => navigator.clipboard.readText());
   assert.deepEqual(await totals(page), await printedTotals(...command.split(' ').slice(1)));
+  const message = 'CUDA out of memory. Tried to allocate 1.53 GiB. GPU 0 has a total capacity of 14.56 GiB';
+  await page.getByRole('button', { name: 'Import' }).click();
+  await page.locator('#import-text').fill(message);
+  await page.locator('#import-use').click();
+  await page.waitForFunction(() => /1\.53/.test(document.getElementById('real-body')?.textContent ?? ''));
   // A link opens for whoever has the same files.
   const link = new URL(page.url()).hash;
   const second = await open(browser, link);

@@ -7,6 +7,7 @@ import { writeFile, mkdtemp } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { AxeBuilder } from '@axe-core/playwright';
 import { chromium } from 'playwright-core';
 
 /** @typedef {import('playwright-core').Page} Page */
@@ -118,10 +119,34 @@ export async function file(name, text) {
   return path;
 }
 
-/** @param {Page} page @param {string} name */
-export async function screenshot(page, name) {
+/** A picture of the page, or of a part of it. @param {Page} page @param {string} name @param {string} [part] */
+export async function screenshot(page, name, part) {
   const folder = process.env['SHOTS'];
-  if (folder) await page.screenshot({ path: join(folder, `${name}.png`), fullPage: true });
+  if (!folder) return;
+  const path = join(folder, `${name}.png`);
+  await (part ? page.locator(part).screenshot({ path }) : page.screenshot({ path, fullPage: true }));
+}
+
+/** What axe finds is said. @param {Page} page @param {string} where @param {string} [part] only this part of the page */
+export async function sound(page, where, part = 'html') {
+  const { violations } = await new AxeBuilder({ page }).include(part).analyze();
+  const lines = violations.map((one) => `${one.id}: ${one.help}\n  ${one.nodes.map((node) => node.html).join('\n  ')}`);
+  assert.deepEqual(lines, [], where);
+}
+
+/** The same for a part, narrow in the dark and wide in the light; nothing sticks out. @param {Page} page @param {string} part */
+export async function soundEverywhere(page, part) {
+  const before = page.viewportSize();
+  for (const [width, colorScheme] of /** @type {const} */ ([
+    [390, 'dark'],
+    [1440, 'light'],
+  ])) {
+    await page.setViewportSize({ width, height: 1000 });
+    await page.emulateMedia({ colorScheme });
+    await sound(page, `${part}, ${colorScheme}, ${width} px`, part);
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), `${part} sticks out at ${width} px`);
+  }
+  if (before) await page.setViewportSize(before);
 }
 
 /** @param {string[]} complaints */

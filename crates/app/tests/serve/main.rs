@@ -6,6 +6,7 @@ mod client;
 mod doors;
 mod limits;
 mod page;
+mod pictures;
 mod random;
 mod schemathesis;
 #[path = "../support/site.rs"]

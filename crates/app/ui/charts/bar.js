@@ -57,8 +57,13 @@ export function stackedBar({ parts, capacity, scale, label, height = 28 }) {
   return svg;
 }
 
-/** A small bar for one share in percent. @param {number} share @param {string} level */
-export function meter(share, level) {
+/** Where a bar with a limit ends, in percent of the limit. */
+const BEYOND = 160;
+
+/** A small bar for one share in percent; with a limit it goes on beyond that. @param {number} share @param {string} level @param {boolean} [limited] */
+export function meter(share, level, limited = false) {
+  const whole = limited ? BEYOND : 100;
+  const x = (/** @type {number} */ percent) => (100 * Math.min(percent, whole)) / whole;
   const svg = s('svg', {
     class: `meter ${level}`,
     viewBox: '0 0 100 8',
@@ -66,8 +71,9 @@ export function meter(share, level) {
     'aria-hidden': 'true',
   });
   svg.append(
-    s('rect', { class: 'card', width: 100, height: 8 }),
-    s('rect', { class: 'full', width: Math.min(share, 100), height: 8 }),
+    s('rect', { class: 'card', width: x(100), height: 8 }),
+    s('rect', { class: 'full', width: x(share), height: 8 }),
   );
+  if (limited) svg.append(s('line', { class: 'limit', x1: x(100), x2: x(100), y1: 0, y2: 8 }));
   return svg;
 }

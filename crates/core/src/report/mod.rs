@@ -5,6 +5,7 @@
 //! | [`alive`] | what is alive at the peak, by component, by module, and the largest things |
 //! | [`confidence`] | how far an answer can be trusted |
 //! | [`coverage`] | what recorded runs vouch for |
+//! | [`events`] | every event of a run, what lived when |
 //! | [`job`] | all cards of a run on several, and the host's memory |
 //! | [`roles`] | who is on the card in a task |
 //! | [`run`] | a run of many steps: which part decides, what the allocator had to do |
@@ -16,6 +17,7 @@ pub mod alive;
 pub mod confidence;
 pub mod cost;
 pub mod coverage;
+pub mod events;
 pub mod job;
 pub mod roles;
 pub mod run;

@@ -132,7 +132,7 @@ fn with(prepared: &Prepared, found: &Found) -> Request {
 }
 
 /// Ways to hold weights, from many bits to few: what is said of each, and the setting's value; none is the model as it is.
-fn formats(runner: Runner) -> Vec<(String, Value)> {
+pub(crate) fn formats(runner: Runner) -> Vec<(String, Value)> {
     let named = |name: &&str| ((*name).to_owned(), json!(name));
     let whole = || std::iter::once(("the model's own type, not quantised".to_owned(), Value::Null));
     match runner {

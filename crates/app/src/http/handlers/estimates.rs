@@ -10,15 +10,15 @@ use serde_json::Value;
 use vramcast_core::ask::{Task, Wanted};
 use vramcast_core::lens::Question as Formula;
 use vramcast_core::planner::solve::Unknown;
-use vramcast_core::report::Totals;
+use vramcast_core::report::{Totals, events};
 
 use super::Shared;
 use crate::ask::found::Subject;
 use crate::ask::question::Prepared;
-use crate::ask::{compare, engines, inspect, plan, solve};
+use crate::ask::{compare, engines, heat, inspect, plan, solve};
 use crate::http::Service;
 use crate::http::body::{
-    CompareRequest, InferRequest, InspectRequest, Json, PlanRequest, PlansRequest, TrainRequest, Wish,
+    CompareRequest, EventsRequest, InferRequest, InspectRequest, Json, PlanRequest, PlansRequest, TrainRequest, Wish,
 };
 use crate::http::document::Document;
 use crate::http::problem::{Fault, Problem};
@@ -69,6 +69,19 @@ pub(crate) async fn infer(State(service): Shared, Json(request): Json<InferReque
 
 fn unsolvable(name: &str, known: &str) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, format!("{name} is not {known}")).at("/solve")
+}
+
+/// `POST /events`.
+pub(crate) async fn events(State(service): Shared, Json(request): Json<EventsRequest>) -> Answer {
+    service
+        .answer(request, |service, mut request| {
+            let subject = request.subject();
+            let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
+            let run = wish.prepare(request.kind, subject, service)?.simulate()?;
+            let none = || Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "a serving engine's budget has no events");
+            Ok(events::of(&run.ok_or_else(none)?, request.window))
+        })
+        .await
 }
 
 /// `POST /inspect`.
@@ -160,6 +173,11 @@ pub(crate) async fn plans(State(service): Shared, Json(request): Json<PlansReque
             Ok(plan::find(&prepared, &wish)?)
         })
         .await
+}
+
+/// `POST /heat`.
+pub(crate) async fn heat(State(service): Shared, Json(request): Json<PlanRequest>) -> Answer {
+    service.answer(request, |service, request| Ok(heat::heat(&service.prepare(request)?)?)).await
 }
 
 /// `POST /suggest`.

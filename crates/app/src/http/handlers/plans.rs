@@ -10,10 +10,10 @@ use vramcast_core::ask::file::Content;
 use vramcast_core::ask::{Task, Wanted, spell};
 
 use super::Shared;
-use crate::ask::files;
+use crate::ask::{files, real};
 use crate::failure::Failure;
 use crate::http::Service;
-use crate::http::body::{Form, Json, ReadRequest, Wish, WriteRequest};
+use crate::http::body::{Form, Json, ReadRequest, RealRequest, Wish, WriteRequest};
 use crate::http::document::Document;
 use crate::http::problem::Problem;
 use crate::http::written;
@@ -39,6 +39,11 @@ pub(crate) struct ReadPlan {
 /// `POST /plan/read`.
 pub(crate) async fn read(State(service): Shared, Json(request): Json<ReadRequest>) -> Result<Document, Problem> {
     service.answer(request, |service, request| service.read_plan(&request)).await
+}
+
+/// `POST /real`.
+pub(crate) async fn real(State(service): Shared, Json(request): Json<RealRequest>) -> Result<Document, Problem> {
+    service.answer(request, |service, request| service.read_real(request)).await
 }
 
 /// What a plan was written as.
@@ -77,6 +82,26 @@ impl Service {
         let Content { task, model, framework, tree, notes, .. } = folded.map_err(|failure| at_text(failure.into()))?;
         let plan = if let Value::Object(plan) = tree { plan } else { Map::new() };
         Ok(ReadPlan { kind: task.unwrap_or_default(), model, framework, plan, notes })
+    }
+
+    fn read_real(&self, mut request: RealRequest) -> Result<real::Real, Problem> {
+        let (bytes, name) = (request.bytes()?, request.name.take().unwrap_or_else(|| "the text".into()));
+        let beside = match request.has_model() {
+            false => None,
+            true => {
+                let subject = request.subject();
+                let wish = Wish {
+                    plan: request.plan,
+                    framework: request.framework,
+                    gpu: request.gpu,
+                    engine: request.engine,
+                    engine_options: request.engine_options,
+                };
+                Some(wish.prepare(request.kind, subject, self)?)
+            }
+        };
+        let read = real::read(&bytes, &name, beside.as_ref());
+        read.map_err(|failure| Problem { field: Some("/text".into()), ..failure.into() })
     }
 
     fn write_plan(&self, mut request: WriteRequest) -> Result<WrittenPlan, Problem> {

@@ -1,0 +1,93 @@
+// @ts-check
+/** A serving engine over cards and formats of the weights, and over contexts and sequences at once: what fits where. */
+
+import { byId, h, refill } from './dom.js';
+import { gib, spaced } from './format.js';
+import { scrolled, table } from './tables.js';
+
+/** @typedef {{ fits: boolean, process: number, sequences: number | null }} Cell */
+/**
+ * @typedef {object} Heat  the document of `/heat`
+ * @property {string[]} formats
+ * @property {{ gpu: string, memory: number, cells: (Cell | null)[] }[]} cards
+ * @property {number[]} at_once
+ * @property {{ context: number, fits: boolean[], sequences: number | null }[]} contexts
+ */
+
+/** Sequences at once, in three digits. @param {number} thousandths */
+const sequences = (thousandths) => (thousandths >= 10_000 ? spaced(thousandths / 1000) : (thousandths / 1000).toFixed(1));
+
+/** Offers the tables: each is dozens of answers, so only when asked. @param {boolean} applies @param {() => void} fill */
+export function offerHeat(applies, fill) {
+  byId('heat').hidden = !applies;
+  const button = h('button', { type: 'button', id: 'fill-heat', 'data-key': 'fill-heat' }, 'Compare cards, formats and contexts');
+  button.addEventListener('click', () => {
+    refill(byId('heat-body'), h('p', { class: 'help', role: 'status' }, 'Asking the engine …'));
+    fill();
+  });
+  refill(byId('heat-body'), button);
+}
+
+/** @param {Heat | null} heat @param {string} own  the plan's card @param {(card: string, format: string | null) => void} choose */
+export function showHeat(heat, own, choose) {
+  if (!heat) {
+    refill(byId('heat-body'), h('p', { class: 'help' }, 'The engine does not say.'));
+    return;
+  }
+  const pooled = heat.contexts.some((row) => row.sequences !== null);
+  const meaning = pooled
+    ? 'A number is how many sequences of full length run at once; a click takes the card and the format.'
+    : 'A number is GiB of the process; a click takes the card and the format.';
+  refill(
+    byId('heat-body'),
+    h('h3', {}, 'Cards and formats of the weights'),
+    h('p', { class: 'help' }, `${meaning} Of cards with about the same memory one is here.`),
+    scrolled('Cards and formats', cards(heat, own, choose)),
+    h('h3', {}, `Context against sequences at once on ${own}`),
+    contexts(heat),
+  );
+}
+
+/** @param {Heat} heat @param {string} own @param {(card: string, format: string | null) => void} choose */
+function cards(heat, own, choose) {
+  const single = heat.formats.length === 1;
+  const rows = heat.cards.map(({ gpu, memory, cells }) =>
+    h(
+      'tr',
+      { class: gpu === own ? 'own' : null },
+      h('th', { scope: 'row' }, `${gpu} `, h('span', { class: 'help' }, gib(memory))),
+      ...cells.map((cell, at) => {
+        if (!cell) return h('td', { class: 'heat none' }, '–');
+        const format = heat.formats[at] ?? '';
+        const text = cell.sequences === null ? gib(cell.process) : cell.fits ? sequences(cell.sequences) : '0';
+        const label = `${gpu}, ${format}: ${cell.fits ? 'fits' : 'does not fit'}, ${text}`;
+        return h(
+          'td',
+          { class: `heat ${cell.fits ? 'fits' : 'over'}` },
+          h(
+            'button',
+            { type: 'button', class: 'link', 'data-key': `heat-${gpu}-${at}`, 'aria-label': label, onclick: () => choose(gpu, single || at === 0 && !/^[A-Z]/.test(format) ? null : format) },
+            `${cell.fits ? '' : '✕ '}${text}`,
+          ),
+        );
+      }),
+    ),
+  );
+  return table('Cards and formats', ['Card', ...heat.formats.map((one) => `#${one.replace(/^the model.*/, 'own type')}`)], rows);
+}
+
+/** @param {Heat} heat */
+function contexts(heat) {
+  const rows = heat.contexts.map(({ context, fits, sequences: most }) =>
+    h(
+      'tr',
+      {},
+      h('th', { scope: 'row' }, spaced(context)),
+      ...fits.map((one) => h('td', { class: `heat ${one ? 'fits' : 'over'}` }, one ? '✓' : '✕')),
+      h('td', { class: 'number' }, most === null ? '' : sequences(most)),
+    ),
+  );
+  const pooled = heat.contexts.some((row) => row.sequences !== null);
+  const columns = ['Tokens', ...heat.at_once.map((count) => `#${count}`), pooled ? '#at most' : '~At most'];
+  return scrolled('Contexts', table('Contexts and sequences at once', columns, rows));
+}
