@@ -50,6 +50,9 @@ pub use program::{Module, ModuleKind, Program, Step};
 pub use shape::Shape;
 pub use task::{Task, auto_class_of};
 
+/// A program, and the inputs that it was made for.
+type Made = (Inputs, Arc<Program>);
+
 /// A model: its config, the family that reads it, and what it is used for.
 #[derive(Debug, Clone)]
 pub struct Model {
@@ -63,7 +66,7 @@ pub struct Model {
     /// What is counted once, when somebody asks: every plan that is tried does.
     counted: std::sync::OnceLock<Counted>,
     /// Programs that were asked for lately: plans of one model share them.
-    lately: Arc<Mutex<Vec<(Inputs, Arc<Program>)>>>,
+    lately: Arc<Mutex<Vec<Made>>>,
 }
 
 /// What a model has, counted.
@@ -241,7 +244,7 @@ impl Model {
         /// So many are kept, and none that is long.
         const KEPT: usize = 8;
         const LONG: usize = 50_000;
-        let known = |all: &mut Vec<(Inputs, Arc<Program>)>| {
+        let known = |all: &mut Vec<Made>| {
             let at = all.iter().position(|(known, _)| *known == inputs)?;
             let found = all.remove(at);
             all.push(found);

@@ -199,7 +199,7 @@ fn moments(simulation: &Simulation, from: usize, to: usize) -> (Vec<usize>, Vec<
         let peak = simulation.replay.peak_event;
         let known = highest.filter(|(moment, bytes)| *moment == peak || (at != peak && *bytes >= now));
         highest = Some(known.unwrap_or((at, now)));
-        if (at + 1 - from) % stretch == 0 || at + 1 == to {
+        if (at + 1 - from).is_multiple_of(stretch) || at + 1 == to {
             let ended = highest.take();
             moments.extend(ended.map(|(moment, _)| moment));
             sizes.extend(ended.map(|(_, bytes)| bytes));

@@ -48,7 +48,7 @@ fn shape_of(name: &str) -> String {
     let plain = repository(name).to_lowercase().replace("-bnb-4bit", "");
     let parts = || plain.strip_prefix("meta-").unwrap_or(&plain).split('-');
     let sized = parts().any(|part| part.starts_with(|c: char| c.is_ascii_digit()) && part.ends_with(['b', 'm']));
-    let says = |part: &&str| !TRAINED.contains(part) && !(sized && *part == "base");
+    let says = |part: &&str| !(TRAINED.contains(part) || sized && *part == "base");
     parts().filter(says).collect::<Vec<_>>().join("-")
 }
 
