@@ -140,7 +140,8 @@ fn answer(rehearsal: &Rehearsal) -> String {
                    took what stands above";
         return wrapped(why, width()) + "\n";
     }
-    format!("so far, for the program did not come to its own end: {}", verdicts(&rehearsal.verdicts))
+    let verdicts = format!("so far, for the program did not come to its own end: {}", verdicts(&rehearsal.verdicts));
+    wrapped(&verdicts, width()) + "\n"
 }
 
 /// One line for each, if there are several.
