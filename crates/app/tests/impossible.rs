@@ -80,7 +80,6 @@ fn impossible_settings_name_the_nearest() {
         ("infer llama3-8b --engine vllm --block-size 7", &["--block-size 8"]),
         ("infer llama3-8b --engine vllm --max-num-batched-tokens 100 --max-num-seqs 200", &["100", "200"]),
         ("infer llama3-8b --engine llama.cpp --tensor-split 0", &["--tensor-split"]),
-        ("train gpt2 --framework trl --gpus 2", &["loss.kind=standard", "one card"]),
     ] {
         let error = refused(line);
         assert!(said.iter().all(|word| error.contains(word)), "{line}: {error}");

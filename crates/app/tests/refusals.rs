@@ -294,7 +294,7 @@ fn mistakes_are_said_once_and_plainly() {
     assert!(card.matches("error: ").count() == 1 && !card.contains("struct"), "{card}");
     assert!(place.refused("train gpt2 --dpo").contains("'--task dpo'"));
     assert!(place.refused("train gpt2 --grpo").contains("'--task grpo'"));
-    assert!(place.refused("infer gpt2 --gpus 2").contains("'--tp N'"));
+    assert!(place.refused("infer gpt2 --gpus 2").contains("such as --engine vllm"));
     let recording = place.refused("import other.json");
     assert!(recording.contains("traceEvents") && !recording.contains("field"), "{recording}");
     assert!(place.refused("weights gpt2 --sparse other.json").contains("not a folder"));

@@ -163,7 +163,7 @@ fn an_interrupt_ends_every_process() {
     while !number().ends_with('\n') {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    std::process::Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(5), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("interrupted"), "{output:?}");
@@ -228,6 +228,7 @@ fn faults_of_the_stand_in_are_its_own() {
 
 /// Statistics of an allocator of the program's own, as vLLM's sleep mode has it.
 #[test]
+#[ignore = "second ring: python3"]
 fn statistics_without_peaks_are_no_fault() {
     let stage = Stage::new("'13.0'", "");
     let program = "import sys\n\
@@ -325,6 +326,7 @@ fn a_notebook_is_run_by_its_interpreter() {
 
 /// The files that are put into a Python program, in a Python: with a torch that says no more than that it has no CUDA.
 #[test]
+#[ignore = "second ring: python3"]
 fn phases_can_be_named_where_the_package_is_not_installed() {
     let stage = Stage::new("'13.0'", "");
     std::fs::write(stage.path("packages/torch/__init__.py"), "class _C: pass\n").unwrap();

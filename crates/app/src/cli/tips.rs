@@ -47,7 +47,7 @@ fn tip(name: &str, trains: bool) -> Option<String> {
     if !called.is_empty() {
         return Some(format!("as an option it is called {}", called.join(" or ")));
     }
-    if !trains && ["gpus", "num-gpus", "n-gpus", "dp-shard", "dp-replicate"].contains(&name) {
+    if !trains && ["num-gpus", "n-gpus", "dp-shard", "dp-replicate"].contains(&name) {
         return Some("an engine is spread over cards by '--tp N', beside '--engine vllm' or another".into());
     }
     let (ours, other) = if trains { ("train", "infer") } else { ("infer", "train") };
@@ -67,7 +67,7 @@ mod tests {
         assert!(train("ddp").contains("'--engine ddp'") && infer("vllm").contains("'--engine vllm'"));
         assert!(train("adafactor").contains("'--optimizer adafactor'"), "{}", train("adafactor"));
         assert!(train("rank").contains("'--lora-rank'"), "{}", train("rank"));
-        assert!(infer("gpus").contains("'--tp N'"));
+        assert!(infer("num-gpus").contains("'--tp N'"));
         assert!(train("kv-cache-dtype").contains("'vramcast infer'"), "{}", train("kv-cache-dtype"));
         assert_eq!(tip("no-such-option", true), None);
     }

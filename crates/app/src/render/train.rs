@@ -147,7 +147,10 @@ fn settings(plan: &TrainPlan, pictures: Option<&[u64]>) -> String {
         LossKind::Standard => {}
         LossKind::Chunked => parts.push(format!("loss in {} chunks", plan.loss.chunks)),
         LossKind::CutCrossEntropy => parts.push("cut cross entropy".into()),
-        LossKind::TrlFused => parts.push("TRL's fused loss".into()),
+        LossKind::TrlFused if plan.objective.is_plain() || plan.objective.uses_fused_head() => {
+            parts.push("TRL's fused loss".into());
+        }
+        LossKind::TrlFused => {}
     }
     if plan.save_on_cpu {
         parts.push("saved tensors on the host".into());

@@ -224,6 +224,9 @@ fn without_effect(row: &super::Setting, runner: Runner, scope: Scope) -> Fault {
     }
     let fault = Fault { path: path.clone(), ..Fault::no_effect(format!("{path}#{}", row.flag), on) };
     let who: Vec<Runner> = row.scope.runners().filter(|one| scope.has(*one)).collect();
+    if let (Runner::Transformers, [first, _, _, _, ..]) = (runner, who.as_slice()) {
+        return fault.or(format!("name an engine that has it, such as --engine {}", first.name()));
+    }
     if who.is_empty() || who.len() > 3 || who.contains(&Runner::OneCard) {
         return fault;
     }
