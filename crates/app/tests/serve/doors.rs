@@ -129,7 +129,8 @@ fn equal(left: &Value, right: &Value, what: &str) {
 /// What a task needs beside its name, small.
 fn task_words(task: TaskKind) -> Vec<String> {
     let sizes = if task.rolls_out() { "--max-prompt-length 8 --max-completion-length 4" } else { "--seq-len 64" };
-    let teacher = if task == TaskKind::Distillation { "--teacher-model gpt2" } else { "" };
+    let taught = matches!(task, TaskKind::Distillation | TaskKind::Gkd);
+    let teacher = if taught { "--teacher-model gpt2" } else { "" };
     format!("--task {} {sizes} {teacher}", task.name()).split_whitespace().map(str::to_owned).collect()
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{Server, client};
 
 fn signal(server: &Server, name: &str) {
-    let sent = Command::new("kill").args([name, &server.child.id().to_string()]).status().unwrap();
+    let sent = Command::new("sh").args(["-c", &format!("kill {name} {}", server.child.id())]).status().unwrap();
     assert!(sent.success());
 }
 
@@ -122,7 +122,7 @@ fn requests_are_logged() {
     let address = line.trim().trim_start_matches("listening on http://").trim_end_matches('/').to_owned();
     client::get(&address, "/api/v1/models?search=secret");
     client::get(&address, "/no\u{1b}such");
-    Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status().unwrap();
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -54,8 +54,9 @@ impl Default for SglangPlan {
 const SLIDING: u64 = 800;
 /// Bytes of states for a thousand of the cache.
 const STATES: u64 = 900;
-/// What a token of a prefill chunk and a captured sequence are given (`_handle_gpu_memory_settings`): 1.5 and 2 MiB.
+/// What a token of a prefill chunk is given (`_handle_gpu_memory_settings`): 1.5 MiB.
 const ACTIVATIONS: u64 = 3 << 19;
+/// What a captured sequence is given (`_handle_gpu_memory_settings`): 2 MiB.
 const GRAPH: u64 = 2 << 20;
 
 impl SglangPlan {

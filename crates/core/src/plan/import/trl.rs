@@ -261,6 +261,7 @@ mod tests {
             ("loss_type", json!(["sigmoid"]), "dpo"),
             ("cpo_alpha", json!(0.0), "cpo"),
             ("task", json!("orpo"), "orpo"),
+            ("seq_kd", json!(true), "gkd"),
         ] {
             let file = json!({"per_device_train_batch_size": 1, key: value});
             assert_eq!(get(file, "objective.kind"), Some(json!(task)), "{key}");
@@ -271,9 +272,7 @@ mod tests {
 
     #[test]
     fn what_is_not_simulated_is_refused_by_name() {
-        for (key, name) in
-            [("kl_coef", "PPO"), ("rloo_k", "RLOO"), ("step_separator", "process reward"), ("seq_kd", "GKD")]
-        {
+        for (key, name) in [("kl_coef", "PPO"), ("rloo_k", "RLOO"), ("step_separator", "process reward")] {
             let said = read(&json!({"per_device_train_batch_size": 1, key: 1}), &Beside::default()).unwrap_err()[0]
                 .to_string();
             assert!(said.contains(name) && said.contains(key), "{said}");
