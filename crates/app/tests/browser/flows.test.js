@@ -100,8 +100,8 @@ test('a plan of the frontier is taken by a click and holds; undo and redo', asyn
   await answered(page, () => page.locator('#frontier .point').first().click());
   assert.equal((await totals(page)).process, promised);
   assert.match(await page.locator('#headline').innerText(), /fits T4/);
-  assert.ok(await page.getByRole('button', { name: 'Undo' }).isEnabled());
-  await page.waitForFunction(() => history.state?.step > 0);
+  // A step is written down a moment after it was made.
+  await page.locator('#undo:enabled').waitFor();
   await answered(page, () => page.getByRole('button', { name: 'Undo' }).click());
   assert.deepEqual(await totals(page), asked);
   await answered(page, () => page.getByRole('button', { name: 'Redo' }).click());
