@@ -61,7 +61,10 @@ struct Server {
 impl Server {
     fn start() -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vramcast"));
-        command.args(["serve", "--port", "0", "--rate", "0", "--log-format", "off"]).stdout(Stdio::piped());
+        // Plans are looked for by dozens of simulations, which a busy machine does not end in the usual ten seconds.
+        command
+            .args(["serve", "--port", "0", "--rate", "0", "--timeout", "120", "--log-format", "off"])
+            .stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
