@@ -218,6 +218,8 @@ mod tests {
             };
             bounded_together(most, whole, Arc::default(), after)
         };
-        assert_eq!((short(once + 1, 2 * once), short(2 * once, 2 * once)), (Ok(true), Ok(false)));
+        assert_eq!(often(1), Ok(Some(whole)));
+        let again = recorded();
+        assert_eq!((short(again + 1, 2 * again), short(2 * again, 2 * again)), (Ok(true), Ok(false)));
     }
 }

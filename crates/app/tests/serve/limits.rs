@@ -157,7 +157,8 @@ fn large_questions_end() {
     for (path, question) in questions {
         let started = Instant::now();
         let answer = server.post(path, &question);
-        assert!([200, 422, 503].contains(&answer.status), "{question}: {answer:?}");
+        // 429: on a busy machine the one before may still hold what heavy ones share.
+        assert!([200, 422, 429, 503].contains(&answer.status), "{question}: {answer:?}");
         assert!(started.elapsed() < Duration::from_secs(30), "{question}");
     }
     // Every slot is free again.

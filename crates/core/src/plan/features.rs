@@ -113,7 +113,8 @@ impl InferPlan {
 }
 
 fn base(quantization: &Quantization) -> String {
-    format!("{} base", spelled(quantization.scheme))
+    let experts = if quantization.experts { " with packed experts" } else { "" };
+    format!("{} base{experts}", spelled(quantization.scheme))
 }
 
 fn allocator(options: AllocatorOptions) -> Vec<String> {
