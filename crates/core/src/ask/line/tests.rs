@@ -179,7 +179,6 @@ fn flags_of_serving_engines_in_their_own_words() {
     let ollama = content("ollama run llama3.1:8b-instruct-q8_0");
     assert_eq!(ollama.model.as_deref(), Some("llama3.1-8b"));
     assert!(ollama.named.iter().any(|(name, given)| name == "quantization" && format!("{given:?}").contains("Q8_0")));
-    for (line, said) in [("vllm serve a/b --device cpu", "device cpu")] {
-        assert!(refused(line).contains(said), "{}", refused(line));
-    }
+    let elsewhere = refused("vllm serve a/b --device cpu");
+    assert!(elsewhere.contains("device cpu"), "{elsewhere}");
 }
