@@ -9,7 +9,7 @@ use super::doors::{Draw, answered, body, drawn, kinds};
 use super::{Server, site};
 
 /// Plans that are compared, of all kinds in turn; `VRAMCAST_PLANS=200` compares more.
-const PLANS: usize = 48;
+const PLANS: usize = 30;
 
 /// Stands in for the browser: a request a line, an answer a line, through the worker of the site.
 const NODE: &str = "
