@@ -18,7 +18,7 @@ fn rows(name: &str) -> Vec<Value> {
 
 fn model(row: &Value) -> Model {
     let id = row["model"].as_str().unwrap();
-    let entry = catalogue::entries().find(|entry| entry.id == id).unwrap();
+    let entry = catalogue::find(id).or_else(|| catalogue::find(catalogue::kin(id)?)).unwrap();
     Model::new(entry.config, entry.auto_class.as_deref()).unwrap()
 }
 
