@@ -32,9 +32,9 @@ impl<'a> Config<'a> {
         self.object
     }
 
-    /// `model_type`, empty when absent.
+    /// `model_type`, or the class of a config of diffusers, which has none; empty when both are absent.
     pub fn model_type(&self) -> &'a str {
-        self.str_or("model_type", "")
+        self.str_or("model_type", self.str_or("_class_name", ""))
     }
 
     /// The value under a key; `null` counts as absent.

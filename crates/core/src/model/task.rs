@@ -128,7 +128,8 @@ impl Task {
             return Ok(Self::SequenceClassification);
         }
         let architectures = config.strings("architectures")?.unwrap_or_default();
-        let class = architectures.first().copied().unwrap_or_default();
+        // A config of diffusers names its class.
+        let class = architectures.first().copied().unwrap_or(config.str_or("_class_name", ""));
         let by_ending = ARCHITECTURE_ENDINGS.iter().find(|(ending, _)| class.ends_with(ending)).map(|(_, task)| *task);
         Ok(match by_ending {
             Some(Self::ImageTextToText) => facts(config.model_type()).conditional_generation,

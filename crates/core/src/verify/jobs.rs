@@ -72,6 +72,9 @@ pub fn simulated(row: &Value) -> Result<(TrainPlan, Model, Simulation), String> 
     if row["job"]["head"].is_string() {
         asked["auto_class"] = row["job"]["head"].clone();
     }
+    if row["job"]["cls"].is_string() {
+        asked["config"]["_class_name"] = row["job"]["cls"].clone();
+    }
     if let Some(class) = plan.objective.kind.auto_class() {
         asked["auto_class"] = class.into();
         if plan.objective.kind.scores() {
@@ -122,7 +125,7 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     let job = &row["job"];
     let kind = job["kind"].as_str().unwrap_or_default();
     let task = match kind {
-        "varlen" | "load" | "classify" | "compiled" => "train",
+        "varlen" | "load" | "classify" | "compiled" | "diffusion" => "train",
         "trainer" => "trainer",
         // TRL's own trainers are other loops; its supervised one is the Trainer's with a loss of its own.
         "trl" if job["how"] == "sft" => "sft",
@@ -134,6 +137,9 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     }
     if kind == "load" {
         return loading(row);
+    }
+    if kind == "diffusion" {
+        return denoising(row);
     }
     let mut run = json!({"task": task, "clip": true, "mask": true});
     let words = [("batch", "batch"), ("seq", "seq"), ("weights", "weights"), ("checkpointing", "checkpointing")];
@@ -242,6 +248,25 @@ fn texts(job: &Value) -> Option<Lengths> {
                 .collect(),
         )),
     }
+}
+
+/// A denoiser of diffusers, made in fp32 on the card and cast there; PEFT gives adapters the type of the weights.
+fn denoising(row: &Value) -> Result<TrainPlan, String> {
+    let job = &row["job"];
+    let mut asked = row.clone();
+    asked["run"] = json!({
+        "task": "train", "batch": job["batch"], "seq": 1, "weights": "bf16", "checkpointing": job["checkpointing"],
+    });
+    if let Some(rank) = job["lora"]["r"].as_u64() {
+        let targets = ["to_k", "to_q", "to_v", "to_out.0"];
+        asked["run"]["lora"] =
+            json!({"r": rank, "alpha": 8, "dropout": 0.0, "targets": targets, "fp32_adapter": false});
+    }
+    let mut plan = run::training(&asked)?;
+    let pixels = job["latent"].as_u64().ok_or("job.latent is missing")?.saturating_mul(8);
+    plan.batch.images = Some([plan.batch.batch_size, pixels, pixels]);
+    plan.job.cast_on_card = true;
+    Ok(plan)
 }
 
 /// `from_pretrained`, and a merge.

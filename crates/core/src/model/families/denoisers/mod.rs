@@ -1,0 +1,9 @@
+//! Models that take noise out of pictures, as diffusers has them. A config of diffusers has no `model_type`: its class is its type.
+
+mod parts;
+mod unet;
+
+use super::Family;
+
+/// All of them.
+pub const ALL: &[&Family] = &[&unet::FAMILY];
