@@ -17,7 +17,7 @@ use crate::dtype::DType;
 use crate::model::op::{ModuleId, Op, ParameterId, Role};
 use crate::model::{Module, ModuleKind, Program, Shape, Step};
 use crate::plan::adapter::{self, AdaptedKind, AdaptedModule, AdapterLayout, LoraPlan};
-use crate::plan::{AdapterPlan, Checkpointing, Quantization, TrainPlan};
+use crate::plan::{AdapterPlan, Checkpointing, InferPlan, Quantization, TrainPlan};
 
 /// Everything that is loaded.
 pub(super) struct Loaded {
@@ -179,6 +179,10 @@ impl Made {
 
     pub(super) fn here(weights: DType) -> Self {
         Self { weights, is_tied: false, is_cast: false }
+    }
+
+    pub(super) fn for_inference(plan: &InferPlan) -> Self {
+        Self { is_cast: plan.cast_on_card, ..Self::here(plan.weights) }
     }
 
     /// Parameters in fp32, in the order of construction; each goes when its copy in the model's type is there.

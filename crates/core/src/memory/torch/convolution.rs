@@ -3,8 +3,9 @@
 use super::Torch;
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
-use crate::memory::tensor::Tensor;
+use crate::memory::tensor::{Strides, Tensor, contiguous_strides};
 use crate::model::Shape;
+use smallvec::smallvec;
 
 /// What is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +27,30 @@ struct Pictures {
     window: u64,
     /// Bytes of an element.
     element: u64,
+    /// Whether channels are innermost already.
+    channels_last: bool,
+}
+
+/// Whether a tensor of pictures lies with its channels innermost; the rule is torch's `is_channels_last_strides_2d`, which looks at the
+/// stride of a single picture too.
+fn is_channels_last(x: &Tensor) -> bool {
+    let mut least = 0;
+    x.shape.rank() == 4
+        && !x.is_contiguous()
+        && [1, 3, 2, 0].into_iter().all(|dim| {
+            let (size, stride) = (x.shape.sizes()[dim], x.strides[dim]);
+            let fits = stride >= least && !(dim == 0 && least == x.strides[1]);
+            least = stride.saturating_mul(size.max(1));
+            fits
+        })
+}
+
+fn channels_last(shape: Shape) -> Strides {
+    let [channels, height, width] = [1, 2, 3].map(|dim| shape.size(dim));
+    let row = width.saturating_mul(channels);
+    let mut strides = contiguous_strides(&shape);
+    strides[..4].copy_from_slice(&[row.saturating_mul(height), 1, row, channels]);
+    strides
 }
 
 impl Pictures {
@@ -38,6 +63,7 @@ impl Pictures {
             places: [places(x.shape), places(output)],
             window: places(weight.shape),
             element: x.dtype.size(),
+            channels_last: is_channels_last(x),
         })
     }
 
@@ -51,19 +77,20 @@ impl Pictures {
         const FEW: u64 = 4;
         let [inputs, outputs] = self.channels;
         if self.window == 1 {
-            let sums = pass == Pass::OfWeight && (self.count > 1 || self.element < 4);
+            let sums = !self.channels_last && pass == Pass::OfWeight && (self.count > 1 || self.element < 4);
             return if sums { self.count.saturating_mul(inputs).saturating_mul(outputs).saturating_mul(4) } else { 0 };
         }
-        if pass == Pass::Forward && inputs <= FEW {
+        if !self.channels_last && pass == Pass::Forward && inputs <= FEW {
             return 0;
         }
         let filled = self.channels.map(|channels| channels.next_multiple_of((PIECE / self.element.max(1)).max(1)));
         let product = |sizes: &[u64]| sizes.iter().fold(self.element, |all, size| all.saturating_mul(*size));
-        let copy = |side: usize| product(&[self.count, filled[side], self.places[side]]);
-        copy(0)
-            .saturating_add(copy(1))
-            .saturating_add(product(&[filled[0], filled[1], self.window]))
-            .saturating_add(ALIGNMENT)
+        let copied = |side: usize| !self.channels_last || filled[side] != self.channels[side];
+        let copy = |side: usize| product(&[u64::from(copied(side)), self.count, filled[side], self.places[side]]);
+        match copy(0).saturating_add(copy(1)) {
+            0 => 0,
+            copies => copies.saturating_add(product(&[filled[0], filled[1], self.window])).saturating_add(ALIGNMENT),
+        }
     }
 }
 
@@ -73,6 +100,20 @@ impl Torch {
         if bytes > 0 {
             drop(self.fresh("convolution workspace", Shape::from([bytes]), DType::U8));
         }
+    }
+
+    /// Pictures made larger: they lie as they lay, and so does their gradient.
+    pub fn upsampled(&mut self, x: &Tensor, shape: Shape) -> Tensor {
+        let last = is_channels_last(x);
+        let lying = move |shape: Shape| if last { channels_last(shape) } else { contiguous_strides(&shape) };
+        let output = self.fresh_strided("upsample", shape, lying(shape), x.dtype);
+        if !self.records(&[x]) {
+            return output;
+        }
+        let old = x.shape;
+        self.attach(output, &[x], move |torch, gradient| {
+            smallvec![Some(torch.fresh_strided("upsample_backward", old, lying(old), gradient.dtype))]
+        })
     }
 
     /// A convolution with this output shape.
@@ -85,25 +126,35 @@ impl Torch {
         let records = self.records(&inputs);
         let saved = records.then(|| [Saved::new(self, x), Saved::new(self, weight)]);
         // The library wants it dense; what is kept is the tensor as it came.
-        let dense = (!x.is_contiguous()).then(|| self.fresh("contiguous", x.shape, x.dtype));
-        let output = self.fresh("convolution", shape, x.dtype);
         let pictures = Pictures::of(x, weight, shape);
+        let last = pictures.is_some_and(|pictures| pictures.channels_last);
+        let turned = last.then(|| self.fresh("contiguous", weight.shape, weight.dtype));
+        let dense = (!last && !x.is_contiguous()).then(|| self.fresh("contiguous", x.shape, x.dtype));
+        let strides = if last { channels_last(shape) } else { contiguous_strides(&shape) };
+        let output = self.fresh_strided("convolution", shape, strides, x.dtype);
         self.workspace_of(pictures, Pass::Forward);
         // Each output sums over the channels of its group and the window.
         let (window, places) =
             (weight.elements() / weight.shape.size(0).max(1), shape.elements() / shape.size(1).max(1));
         self.multiply(x.dtype, 1, [places, window, weight.shape.size(0)]);
         let of_weight = [places, window / weight.shape.size(1).max(1) * x.shape.size(1), weight.shape.size(0)];
-        drop(dense);
+        drop((dense, turned));
         let Some([saved_x, saved_weight]) = saved else { return output };
         let needs: Vec<_> = inputs.iter().map(|t| (t.needs_grad(), t.shape, t.dtype)).collect();
         self.attach(output, &inputs, move |torch, gradient| {
             let (x, weight) = (saved_x.get(torch), saved_weight.get(torch));
-            let dense = (torch.contiguous(&gradient), torch.contiguous(&x.detached()));
+            let dense = [&gradient, &x.detached()].map(|x| match last {
+                true if is_channels_last(x) => x.clone(),
+                true => torch.fresh_strided("contiguous", x.shape, channels_last(x.shape), x.dtype),
+                false => torch.contiguous(x),
+            });
+            let turned = last.then(|| torch.fresh("contiguous", weight.shape, weight.dtype));
             let passes = [Some(Pass::OfInput), Some(Pass::OfWeight), None];
             let make = |((needed, shape, dtype), pass): (&(bool, Shape, _), Option<Pass>)| {
                 needed.then(|| {
-                    let made = torch.fresh("convolution_backward", *shape, *dtype);
+                    let turned = last && pass == Some(Pass::OfInput);
+                    let strides = if turned { channels_last(*shape) } else { contiguous_strides(shape) };
+                    let made = torch.fresh_strided("convolution_backward", *shape, strides, *dtype);
                     pass.into_iter().for_each(|pass| torch.workspace_of(pictures, pass));
                     made
                 })
@@ -116,7 +167,7 @@ impl Torch {
                 // FlopCounter does not look at groups here.
                 torch.multiply(x.dtype, 1, of_weight);
             }
-            drop((x, weight, dense));
+            drop((x, weight, dense, turned));
             gradients
         })
     }

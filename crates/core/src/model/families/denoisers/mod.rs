@@ -2,8 +2,9 @@
 
 mod parts;
 mod unet;
+mod vae;
 
 use super::Family;
 
 /// All of them.
-pub const ALL: &[&Family] = &[&unet::FAMILY];
+pub const ALL: &[&Family] = &[&unet::FAMILY, &vae::FAMILY];

@@ -32,8 +32,13 @@ pub(super) fn resnet(g: &mut Graph, input: &Value, time: Option<&Value>, outputs
     hidden = group_norm(g, "norm2", &hidden, groups);
     hidden = g.activation(Activation::Silu, &hidden);
     hidden = convolution(g, "conv2", &hidden, outputs, 3, 1);
-    let shortcut =
-        if input.size(1) == outputs { input.clone() } else { convolution(g, "conv_shortcut", input, outputs, 1, 1) };
+    let mut shortcut = input.clone();
+    if input.size(1) != outputs {
+        if g.inputs.labels {
+            shortcut = g.contiguous(&shortcut);
+        }
+        shortcut = convolution(g, "conv_shortcut", &shortcut, outputs, 1, 1);
+    }
     let sum = g.add(&shortcut, &hidden);
     let output = g.scalar(Binary::Div, &sum);
     drop(shift);
@@ -117,8 +122,14 @@ impl Transformer {
     }
 }
 
-/// `F.scaled_dot_product_attention` over heads, and the way out (`AttnProcessor2_0`).
+/// The same, scaled back as `AttnProcessor2_0` does.
 pub(super) fn attend(g: &mut Graph, parts: [Value; 3], heads: u64) -> Value {
+    let hidden = attend_bare(g, parts, heads);
+    g.scalar(Binary::Div, &hidden)
+}
+
+/// `F.scaled_dot_product_attention` over heads, and the way out.
+pub(super) fn attend_bare(g: &mut Graph, parts: [Value; 3], heads: u64) -> Value {
     let [batch, rows, width] = [0, 1, 2].map(|dim| parts[0].size(dim));
     let [query, key, value] = parts.map(|x| {
         let apart = g.split_last(&x, heads, width / heads.max(1));
@@ -128,8 +139,7 @@ pub(super) fn attend(g: &mut Graph, parts: [Value; 3], heads: u64) -> Value {
     let mut hidden = g.run(op, &[&query, &key, &value], query.shape());
     hidden = g.transpose(&hidden, 1, 2);
     hidden = g.reshape(&hidden, [batch, rows, width]);
-    hidden = g.linear("to_out.0", &hidden, width, true);
-    g.scalar(Binary::Div, &hidden)
+    g.linear("to_out.0", &hidden, width, true)
 }
 
 /// Sines and cosines of steps in fp32 (`get_timestep_embedding`), in the model's type.
