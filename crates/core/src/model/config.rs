@@ -32,9 +32,9 @@ impl<'a> Config<'a> {
         self.object
     }
 
-    /// `model_type`, or the class of a config of diffusers, which has none; empty when both are absent.
+    /// `model_type`, empty when absent.
     pub fn model_type(&self) -> &'a str {
-        self.str_or("model_type", self.str_or("_class_name", ""))
+        self.str_or("model_type", "")
     }
 
     /// The value under a key; `null` counts as absent.

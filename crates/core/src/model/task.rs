@@ -127,9 +127,12 @@ impl Task {
             // One pass with a loss of its own; nothing is generated.
             return Ok(Self::SequenceClassification);
         }
+        if config.has("_class_name") {
+            // One of diffusers: it has no heads.
+            return Ok(Self::Base);
+        }
         let architectures = config.strings("architectures")?.unwrap_or_default();
-        // A config of diffusers names its class.
-        let class = architectures.first().copied().unwrap_or(config.str_or("_class_name", ""));
+        let class = architectures.first().copied().unwrap_or_default();
         let by_ending = ARCHITECTURE_ENDINGS.iter().find(|(ending, _)| class.ends_with(ending)).map(|(_, task)| *task);
         Ok(match by_ending {
             Some(Self::ImageTextToText) => facts(config.model_type()).conditional_generation,

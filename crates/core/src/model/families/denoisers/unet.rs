@@ -37,7 +37,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// Pixels of a latent's side, as the autoencoders of Stable Diffusion have it.
-const PIXELS: u64 = 8;
+pub(super) const PIXELS: u64 = 8;
 /// Tokens of a prompt: CLIP's length.
 const TOKENS: u64 = 77;
 /// What the second text encoder and the picture's own sizes say beside the prompt.
