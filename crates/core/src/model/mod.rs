@@ -105,11 +105,10 @@ impl Model {
             }
             let name = view.model_type();
             let notes = assumption.map(|_| format!("model_type {name} is known, so nothing is assumed of it"));
-            let alone = families::denoisers::note(name).map(str::to_owned);
             return Ok(Self {
                 family,
                 task,
-                notes: notes.into_iter().chain(alone).collect(),
+                notes: notes.into_iter().collect(),
                 config,
                 assumed: false,
                 files: std::sync::Arc::default(),

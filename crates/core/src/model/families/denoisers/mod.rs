@@ -23,12 +23,6 @@ pub(crate) fn name(config: &mut Value) {
     }
 }
 
-/// What is not on the card beside such a model.
-pub(crate) fn note(class: &str) -> Option<&'static str> {
-    known(class)?;
-    Some("this part of a pipeline alone: its others (text encoders, denoiser, autoencoder) are not counted beside it")
-}
-
 /// Pixels of a side of the pictures that such a model was made for.
 pub(crate) fn pixels(config: &Value) -> Option<u64> {
     let family = known(config["model_type"].as_str()?)?;
