@@ -73,21 +73,24 @@ impl Pictures {
     fn workspace(self, pass: Pass) -> u64 {
         const PIECE: u64 = 16;
         const ALIGNMENT: u64 = 512;
-        // So few channels are read as they lie.
+        // So few channels are read as they lie, by small kernels.
         const FEW: u64 = 4;
         let [inputs, outputs] = self.channels;
-        if self.window == 1 {
-            let sums = !self.channels_last && pass == Pass::OfWeight && (self.count > 1 || self.element < 4);
-            return if sums { self.count.saturating_mul(inputs).saturating_mul(outputs).saturating_mul(4) } else { 0 };
-        }
-        if !self.channels_last && pass == Pass::Forward && inputs <= FEW {
-            return 0;
-        }
         let filled = self.channels.map(|channels| channels.next_multiple_of((PIECE / self.element.max(1)).max(1)));
         let product = |sizes: &[u64]| sizes.iter().fold(self.element, |all, size| all.saturating_mul(*size));
         let copied = |side: usize| !self.channels_last || filled[side] != self.channels[side];
         let copy = |side: usize| product(&[u64::from(copied(side)), self.count, filled[side], self.places[side]]);
-        match copy(0).saturating_add(copy(1)) {
+        let copies = copy(0).saturating_add(copy(1));
+        if self.window == 1 {
+            // Of a batch with many weights and few places, copies are the less.
+            let sums = !self.channels_last && pass == Pass::OfWeight && (self.count > 1 || self.element < 4);
+            let all = self.count.saturating_mul(inputs).saturating_mul(outputs).saturating_mul(4);
+            return if sums { all.min(copies.saturating_add(ALIGNMENT)) } else { 0 };
+        }
+        if !self.channels_last && pass == Pass::Forward && inputs <= FEW && self.window <= 9 {
+            return 0;
+        }
+        match copies {
             0 => 0,
             copies => copies.saturating_add(product(&[filled[0], filled[1], self.window])).saturating_add(ALIGNMENT),
         }
