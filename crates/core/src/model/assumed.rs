@@ -23,7 +23,7 @@ impl Assumption {
     }
 }
 
-const PIPELINE: &str = "a part of a diffusers pipeline; of these the UNet of Stable Diffusion (UNet2DConditionModel) and AutoencoderKL are modelled";
+const PIPELINE: &str = "a part of a diffusers pipeline; of these UNet2DConditionModel, FluxTransformer2DModel and AutoencoderKL are modelled";
 
 /// Marks by which files that are no model's config are known: all of these keys stand at the top.
 const OTHERS: &[(&[&str], &str)] = &[

@@ -1,5 +1,6 @@
 //! Models that take noise out of pictures, as diffusers has them. A config of diffusers has no `model_type`: its class is its type.
 
+mod flux;
 mod parts;
 mod unet;
 mod vae;
@@ -9,7 +10,7 @@ use serde_json::Value;
 use super::Family;
 
 /// All of them.
-pub const ALL: &[&Family] = &[&unet::FAMILY, &vae::FAMILY];
+pub const ALL: &[&Family] = &[&flux::FAMILY, &unet::FAMILY, &vae::FAMILY];
 
 fn known(class: &str) -> Option<&'static Family> {
     ALL.iter().copied().find(|family| family.model_types.contains(&class))
@@ -26,6 +27,10 @@ pub(crate) fn name(config: &mut Value) {
 /// Pixels of a side of the pictures that such a model was made for.
 pub(crate) fn pixels(config: &Value) -> Option<u64> {
     let family = known(config["model_type"].as_str()?)?;
-    let [usual, factor] = if family.name == unet::FAMILY.name { [64, unet::PIXELS] } else { [32, 1] };
+    let [usual, factor] = match family.model_types[0] {
+        "FluxTransformer2DModel" => [64, flux::PIXELS],
+        "UNet2DConditionModel" => [64, unet::PIXELS],
+        _ => [32, 1],
+    };
     Some(config["sample_size"].as_u64().unwrap_or(usual).saturating_mul(factor))
 }
