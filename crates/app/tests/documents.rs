@@ -37,6 +37,7 @@ fn prepare(folder: &Path) {
     std::fs::write(folder.join("run.log"), MESSAGE).unwrap();
     // Parts of a pipeline, by the class' defaults but for their sizes.
     for (part, config) in [
+        ("flux", r#"{"_class_name": "FluxTransformer2DModel", "guidance_embeds": true}"#),
         ("unet", r#"{"_class_name": "UNet2DConditionModel", "cross_attention_dim": 768}"#),
         (
             "vae",
