@@ -229,7 +229,7 @@ mod tests {
         let said = |config: Value| Model::new(config, None).unwrap_err().to_string();
         assert!(said(json!({})).contains("no model_type"));
         assert!(said(json!({"name": "x", "version": "1", "dependencies": {}})).contains("package.json"));
-        assert!(said(json!({"_class_name": "UNet2DConditionModel"})).contains("diffusers"));
+        assert!(said(json!({"_class_name": "WanTransformer3DModel"})).contains("diffusers"));
         assert!(said(mixture()).contains("minimax_x"));
     }
 
