@@ -35,6 +35,18 @@ fn prepare(folder: &Path) {
     copy("crates/app/tests/recording/train.pickle", "snapshot.pickle");
     copy("crates/app/tests/learned/net.json", "net.json");
     std::fs::write(folder.join("run.log"), MESSAGE).unwrap();
+    // Parts of a pipeline, by the class' defaults but for their sizes.
+    for (part, config) in [
+        ("flux", r#"{"_class_name": "FluxTransformer2DModel", "guidance_embeds": true}"#),
+        ("unet", r#"{"_class_name": "UNet2DConditionModel", "cross_attention_dim": 768}"#),
+        (
+            "vae",
+            r#"{"_class_name": "AutoencoderKL", "block_out_channels": [128, 256, 512, 512], "layers_per_block": 2}"#,
+        ),
+    ] {
+        std::fs::create_dir(folder.join(part)).unwrap();
+        std::fs::write(folder.join(part).join("config.json"), config).unwrap();
+    }
     for (name, text) in FILES {
         std::fs::write(folder.join(name), text).unwrap();
     }

@@ -87,9 +87,9 @@ fn what_is_no_config_is_named() {
     let place = Place::new(&[
         ("empty.json", json!({})),
         ("package.json", json!({"name": "x", "version": "1", "dependencies": {}})),
-        ("unet.json", json!({"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.2"})),
+        ("wan.json", json!({"_class_name": "WanTransformer3DModel", "_diffusers_version": "0.2"})),
     ]);
-    for (file, word) in [("empty.json", "model_type"), ("package.json", "npm"), ("unet.json", "diffusers")] {
+    for (file, word) in [("empty.json", "model_type"), ("package.json", "npm"), ("wan.json", "diffusers")] {
         for door in ["train", "infer", "compare", "overview", "inspect", "infer --engine vllm"] {
             assert!(place.refused(&format!("{door} {file}")).contains(word), "{door} {file}");
         }

@@ -1,7 +1,7 @@
 //! Encoders, encoder-decoders, vision and speech models: every mode declares the same parameters, and no size panics.
 
 use serde_json::json;
-use vramcast_core::model::families::{Family, encoders, seq2seq, speech, vision};
+use vramcast_core::model::families::{Family, denoisers, encoders, seq2seq, speech, vision};
 use vramcast_core::model::op::Op;
 use vramcast_core::model::{Inputs, Model, Step};
 
@@ -19,7 +19,7 @@ const CLASSES: [&str; 10] = [
 ];
 
 fn model_types() -> impl Iterator<Item = &'static str> {
-    let folders: [&[&Family]; 4] = [encoders::ALL, seq2seq::ALL, speech::ALL, vision::ALL];
+    let folders: [&[&Family]; 5] = [denoisers::ALL, encoders::ALL, seq2seq::ALL, speech::ALL, vision::ALL];
     folders.into_iter().flatten().flat_map(|family| family.model_types.iter().copied())
 }
 

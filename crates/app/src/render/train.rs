@@ -57,7 +57,7 @@ fn head(report: &Report) -> String {
 fn planned(report: &Report) -> String {
     match &report.plan {
         RunPlan::Train(plan) => settings(plan, pictures(report)),
-        RunPlan::Infer(plan) => generation(plan),
+        RunPlan::Infer(plan) => generation(plan, pictures(report)),
         RunPlan::Serve(plan) => serving(plan),
     }
 }
@@ -85,12 +85,20 @@ pub fn title(report: &Report) -> String {
     format!("{} ({}), {count} parameters{here}{trained}", model.name, model.family)
 }
 
-/// The pictures of a batch that has no tokens.
+/// The pictures of a batch that has no tokens; some models see them smaller than they are.
 fn pictures(report: &Report) -> Option<&[u64]> {
+    let images = match &report.plan {
+        // What generates has a prompt.
+        RunPlan::Infer(plan) => {
+            return plan.batch.images.as_ref().filter(|_| plan.new_tokens == 0).map(<[u64; 3]>::as_slice);
+        }
+        RunPlan::Train(plan) => plan.batch.images.as_ref().map(<[u64; 3]>::as_slice),
+        RunPlan::Serve(_) => None,
+    };
     let batch = &report.terms.iter().find(|term| term.component == "batch")?.tensors;
     let tokens = batch.iter().any(|tensor| tensor.dtype == "int64" && tensor.shape.len() > 1);
-    let pictures = batch.iter().map(|tensor| tensor.shape.as_slice()).find(|shape| shape.len() == 4);
-    pictures.filter(|_| !tokens)
+    let seen = batch.iter().map(|tensor| tensor.shape.as_slice()).find(|shape| shape.len() == 4);
+    images.or(seen).filter(|_| !tokens)
 }
 
 /// A task and what goes into it.
@@ -201,15 +209,21 @@ fn checkpointing(options: CheckpointOptions) -> String {
     text
 }
 
-fn generation(plan: &InferPlan) -> String {
+fn generation(plan: &InferPlan, pictures: Option<&[u64]>) -> String {
     let name = |value: &dyn erased::Name| value.name();
-    let mut parts = vec![
-        format!("{} prompts of {} tokens", plan.batch.batch_size, plan.batch.seq_len),
-        format!("{} new tokens", plan.new_tokens),
-        format!("{} weights", plan.weights.name()),
-        format!("{} cache", plan.cache.name()),
-        format!("{} attention", name(&plan.attention)),
-    ];
+    let batch = &plan.batch;
+    let mut parts = match pictures {
+        Some([.., height, width]) => vec![format!("batch {} × {height}×{width} pixels", batch.batch_size)],
+        _ => vec![
+            format!("{} prompts of {} tokens", batch.batch_size, batch.seq_len),
+            format!("{} new tokens", plan.new_tokens),
+        ],
+    };
+    parts.push(format!("{} weights", plan.weights.name()));
+    if pictures.is_none() {
+        parts.push(format!("{} cache", plan.cache.name()));
+    }
+    parts.push(format!("{} attention", name(&plan.attention)));
     if plan.beams > 1 {
         parts.push(format!("{} beams", plan.beams));
     }

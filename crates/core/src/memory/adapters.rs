@@ -17,7 +17,7 @@ use crate::dtype::DType;
 use crate::model::op::{ModuleId, Op, ParameterId, Role};
 use crate::model::{Module, ModuleKind, Program, Shape, Step};
 use crate::plan::adapter::{self, AdaptedKind, AdaptedModule, AdapterLayout, LoraPlan};
-use crate::plan::{AdapterPlan, Checkpointing, Quantization, TrainPlan};
+use crate::plan::{AdapterPlan, Checkpointing, InferPlan, Quantization, TrainPlan};
 
 /// Everything that is loaded.
 pub(super) struct Loaded {
@@ -141,6 +141,7 @@ pub(super) fn dense(
     };
     let mut parameters: Vec<Option<Tensor>> = vec![None; program.parameters.len()];
     let mut untied = untied(torch, program, None, made);
+    let mut wide = made.wide(torch, program);
     let owners = program.owners();
     for id in &program.registration {
         let shape = program.parameters[id.0 as usize].shape;
@@ -149,6 +150,7 @@ pub(super) fn dense(
             true => torch.phantom(shape, weights),
             false => torch.fresh("parameter", shape, weights),
         });
+        drop(wide.get_mut(id.0 as usize).and_then(Option::take));
         if held.is_none() {
             untied.extend(self::untied(torch, program, Some(*id), made));
         }
@@ -166,15 +168,27 @@ pub(super) struct Made {
     pub(super) weights: DType,
     /// Whether its heads are tied before: a checkpoint filled it on the host.
     pub(super) is_tied: bool,
+    /// Whether it is made in fp32 and cast on the card.
+    is_cast: bool,
 }
 
 impl Made {
     pub(super) fn by(plan: &TrainPlan) -> Self {
-        Self { weights: plan.weights, is_tied: plan.job.from_pretrained }
+        Self { weights: plan.weights, is_tied: plan.job.from_pretrained, is_cast: plan.job.cast_on_card }
     }
 
     pub(super) fn here(weights: DType) -> Self {
-        Self { weights, is_tied: false }
+        Self { weights, is_tied: false, is_cast: false }
+    }
+
+    pub(super) fn for_inference(plan: &InferPlan) -> Self {
+        Self { is_cast: plan.cast_on_card, ..Self::here(plan.weights) }
+    }
+
+    /// Parameters in fp32, in the order of construction; each goes when its copy in the model's type is there.
+    pub(super) fn wide(self, torch: &mut Torch, program: &Program) -> Vec<Option<Tensor>> {
+        let all = program.parameters.iter().filter(|_| self.is_cast && self.weights != DType::F32);
+        all.map(|parameter| Some(torch.fresh("parameter", parameter.shape, DType::F32))).collect()
     }
 }
 

@@ -84,12 +84,14 @@ pub(super) fn parameters(torch: &mut Torch, program: &Program, plan: &TrainPlan)
         torch.in_category(Category::Weights, |torch| adapters::untied(torch, program, after, Made::by(plan)))
     };
     let mut transient = untied(torch, None);
+    let mut wide = torch.in_category(Category::Weights, |torch| Made::by(plan).wide(torch, program));
     let (owners, sorted) = (program.owners(), Sorted::by(plan.optimizer, program));
     for &id in &program.registration {
         let parameter = &program.parameters[id.0 as usize];
         torch.set_module(owners[id.0 as usize]);
         let mut tensor =
             torch.in_category(Category::Weights, |torch| torch.fresh("parameter", parameter.shape, plan.weights));
+        drop(wide.get_mut(id.0 as usize).and_then(Option::take));
         if !plan.is_frozen(parameter) {
             let leaf;
             (tensor, leaf) = torch.leaf(tensor);

@@ -202,7 +202,8 @@ pub fn pointwise_strides(shape: &Shape, inputs: &[&Tensor]) -> Strides {
     }
     let stride_of = |tensor: &Tensor, dim: usize| {
         let missing = rank - tensor.shape.rank();
-        if dim < missing || tensor.shape.sizes()[dim - missing] == 1 { 0 } else { tensor.strides[dim - missing] }
+        let broadcast = dim < missing || (tensor.shape.sizes()[dim - missing] == 1 && shape.sizes()[dim] != 1);
+        if broadcast { 0 } else { tensor.strides[dim - missing] }
     };
     // -1: `a` belongs inside `b`; 1: outside; 0: the inputs do not say. As `should_swap` in reorder_dimensions.
     let order = |a: usize, b: usize| -> i32 {

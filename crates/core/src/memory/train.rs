@@ -125,6 +125,9 @@ fn attempt(
         1 => load::batch(&mut torch, program, plan),
         cp => load::shared_batch(&mut torch, program, (1, cp), true),
     };
+    if plan.job.cast_on_card {
+        torch.log.borrow_mut().events.push(Event::EmptyCache);
+    }
     let runner = Runner::with(Arc::clone(program), parameters, inputs, settings, Rc::new(wrapped), None);
     let runner = Rc::new(runner.hooked(hooks));
     let repeats = match spread {

@@ -23,11 +23,13 @@ impl Assumption {
     }
 }
 
+const PIPELINE: &str = "a part of a diffusers pipeline; of these UNet2DConditionModel, FluxTransformer2DModel and AutoencoderKL are modelled";
+
 /// Marks by which files that are no model's config are known: all of these keys stand at the top.
 const OTHERS: &[(&[&str], &str)] = &[
-    (&["_diffusers_version"], "a part of a diffusers pipeline; image and video generators are not modelled yet"),
-    (&["_class_name"], "a part of a diffusers pipeline; image and video generators are not modelled yet"),
-    (&["block_out_channels"], "a U-Net or autoencoder of diffusers; image generators are not modelled yet"),
+    (&["_diffusers_version"], PIPELINE),
+    (&["_class_name"], PIPELINE),
+    (&["block_out_channels"], "a U-Net or autoencoder of diffusers without its `_class_name`"),
     (&["peft_type"], "PEFT's adapter_config.json; give the base model, and this file as the adapter"),
     (&["weight_map"], "an index of safetensors files; give the folder"),
     (&["zero_optimization"], "a DeepSpeed configuration; give the model's config.json"),
@@ -227,7 +229,7 @@ mod tests {
         let said = |config: Value| Model::new(config, None).unwrap_err().to_string();
         assert!(said(json!({})).contains("no model_type"));
         assert!(said(json!({"name": "x", "version": "1", "dependencies": {}})).contains("package.json"));
-        assert!(said(json!({"_class_name": "UNet2DConditionModel"})).contains("diffusers"));
+        assert!(said(json!({"_class_name": "WanTransformer3DModel"})).contains("diffusers"));
         assert!(said(mixture()).contains("minimax_x"));
     }
 

@@ -135,6 +135,11 @@ impl Graph {
         self.module_of(&format!("{list}.{index}"), ModuleKind::Layer, body)
     }
 
+    /// Runs `body` as a layer that is in no list.
+    pub fn single_layer<T>(&mut self, name: &str, body: impl FnOnce(&mut Self) -> T) -> T {
+        self.module_of(name, ModuleKind::Layer, body)
+    }
+
     fn module_of<T>(&mut self, name: &str, kind: ModuleKind, body: impl FnOnce(&mut Self) -> T) -> T {
         let parent_len = self.path.len();
         if !self.path.is_empty() {

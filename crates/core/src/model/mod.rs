@@ -89,6 +89,8 @@ impl Model {
         auto_class: Option<&str>,
         assumption: Option<Assumption>,
     ) -> Result<Self, ModelError> {
+        let mut config = config;
+        families::denoisers::name(&mut config);
         let view = Config::new(&config)?;
         if let Some(family) = families::find(view.model_type()) {
             let task = Task::of(&view, auto_class)?;
@@ -191,6 +193,12 @@ impl Model {
     }
 
     /// How images are cut, for models whose processor hands them patches.
+    /// Pixels of the pictures that it makes, by itself.
+    pub fn made_pixels(&self) -> Option<u64> {
+        families::denoisers::pixels(&self.config)
+    }
+
+    /// How a processor cuts its images, where one does.
     pub fn image_patches(&self) -> Option<ImagePatches> {
         let side = self.family.facts.patch_side?;
         let size = |key: &str, usual: u64| self.config["vision_config"][key].as_u64().unwrap_or(usual);

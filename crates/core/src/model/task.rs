@@ -127,6 +127,10 @@ impl Task {
             // One pass with a loss of its own; nothing is generated.
             return Ok(Self::SequenceClassification);
         }
+        if config.has("_class_name") {
+            // One of diffusers: it has no heads.
+            return Ok(Self::Base);
+        }
         let architectures = config.strings("architectures")?.unwrap_or_default();
         let class = architectures.first().copied().unwrap_or_default();
         let by_ending = ARCHITECTURE_ENDINGS.iter().find(|(ending, _)| class.ends_with(ending)).map(|(_, task)| *task);

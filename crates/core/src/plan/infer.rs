@@ -50,6 +50,9 @@ pub struct InferPlan {
     /// Versions of the software.
     #[serde(skip_serializing_if = "Stack::is_default")]
     pub stack: Stack,
+    /// As of training (`plan::job::Job`); rows say so.
+    #[serde(skip)]
+    pub cast_on_card: bool,
 }
 
 impl Default for InferPlan {
@@ -73,6 +76,7 @@ impl Default for InferPlan {
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
             stack: Stack::default(),
+            cast_on_card: false,
         }
     }
 }

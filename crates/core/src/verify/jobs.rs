@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::kinds::{Kind, Score};
 use super::ledger::{Measure, model_of};
-use super::{run, tasks};
+use super::{pictures, run, tasks};
 use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::job::{DeviceMap, Evaluation, Generation, Lengths, Packing, random::Twister};
@@ -72,6 +72,9 @@ pub fn simulated(row: &Value) -> Result<(TrainPlan, Model, Simulation), String> 
     if row["job"]["head"].is_string() {
         asked["auto_class"] = row["job"]["head"].clone();
     }
+    if let Some(class) = pictures::class(&row["job"]) {
+        asked["config"]["_class_name"] = class.into();
+    }
     if let Some(class) = plan.objective.kind.auto_class() {
         asked["auto_class"] = class.into();
         if plan.objective.kind.scores() {
@@ -85,6 +88,19 @@ pub fn simulated(row: &Value) -> Result<(TrainPlan, Model, Simulation), String> 
 }
 
 fn score(row: &Value) -> Result<Scored, String> {
+    if let Some(peaks) = pictures::passed(row)? {
+        let measure =
+            |predicted: u64, key: &str| Measure { predicted: Some(predicted), measured: row["measured"][key].as_u64() };
+        let (allocated, reserved) = (measure(peaks[0], "peak_allocated"), measure(peaks[1], "peak_reserved"));
+        let ok = allocated.error().is_none_or(|error| error.abs() <= 3.0);
+        return Ok(Scored {
+            id: row["id"].as_str().unwrap_or_default().to_owned(),
+            ok,
+            allocated,
+            reserved,
+            fits: None,
+        });
+    }
     let (plan, model, simulated) = simulated(row)?;
     let simulate = |plan: &TrainPlan| simulation::train(&model, plan).map_err(|error| error.to_string());
     let replay = &simulated.replay;
@@ -122,7 +138,7 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     let job = &row["job"];
     let kind = job["kind"].as_str().unwrap_or_default();
     let task = match kind {
-        "varlen" | "load" | "classify" | "compiled" => "train",
+        "varlen" | "load" | "classify" | "compiled" | "diffusion" | "vae" => "train",
         "trainer" => "trainer",
         // TRL's own trainers are other loops; its supervised one is the Trainer's with a loss of its own.
         "trl" if job["how"] == "sft" => "sft",
@@ -134,6 +150,9 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     }
     if kind == "load" {
         return loading(row);
+    }
+    if kind == "diffusion" || kind == "vae" {
+        return pictures::plan(row);
     }
     let mut run = json!({"task": task, "clip": true, "mask": true});
     let words = [("batch", "batch"), ("seq", "seq"), ("weights", "weights"), ("checkpointing", "checkpointing")];

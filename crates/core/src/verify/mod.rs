@@ -21,6 +21,7 @@ pub mod limits;
 pub mod lora;
 pub mod models;
 pub mod pattern;
+mod pictures;
 mod pool;
 pub mod residual;
 mod run;

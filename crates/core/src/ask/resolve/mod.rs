@@ -196,6 +196,15 @@ impl<'a> Draft<'a> {
 
     /// Images as the model's processor scales them: to whole patches of those that are cut.
     fn images(&mut self, model: &Model, batch: &mut Batch) {
+        if let Some(side) = model.made_pixels() {
+            const ALONE: &str =
+                "one part of a pipeline alone: the others (text encoders, denoiser, autoencoder) are not counted";
+            self.notes.push(ALONE.to_owned());
+            if batch.images.is_none() {
+                batch.images = Some([batch.batch_size, side, side]);
+                self.derived.push(("batch.images".into(), "as large as the model makes them".into()));
+            }
+        }
         let (Some([count, height, width]), Some(cut)) = (batch.images, model.image_patches()) else { return };
         let grid = [cut.along(height), cut.along(width)];
         let scaled = grid.map(|patches| patches.saturating_mul(cut.side));

@@ -43,9 +43,10 @@ impl Loaded {
                 let (loaded, stored) = stored::load(torch, program, plan.weights, base);
                 ((loaded, Vec::new()), stored)
             }
-            None => {
-                (adapters::dense(torch, program, Made::here(plan.weights), plan.quantization.as_ref()), BTreeMap::new())
-            }
+            None => (
+                adapters::dense(torch, program, Made::for_inference(plan), plan.quantization.as_ref()),
+                BTreeMap::new(),
+            ),
         });
         let buffers = torch.in_category(Category::Buffers, |torch| {
             let dtype = |model_type: bool, own| if model_type { plan.weights } else { own };

@@ -36,6 +36,7 @@ pub(super) fn lower(torch: &mut Torch, kind: Loss, logits: &Tensor, labels: &Ten
             let log_probabilities = torch.log_softmax(logits);
             torch.reduce(Reduction::Mean, &log_probabilities, None, false)
         }
+        Loss::MeanSquared if logits.shape == labels.shape => torch.mean_squared(logits, labels),
         _ => torch.reduce(Reduction::Mean, logits, None, false),
     }
 }

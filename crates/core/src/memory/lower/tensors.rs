@@ -82,7 +82,7 @@ pub(super) fn lower<'a>(
         Op::Roll(_) | Op::Triangle => torch.unary(Unary::Neg, x()),
         Op::Pool { places } => return torch.pool(x(), shape, *places).into_iter().map(Some).collect(),
         Op::AveragePool => torch.repeated("avg_pool", x(), shape),
-        Op::Interpolate => torch.repeated("upsample", x(), shape),
+        Op::Interpolate => torch.upsampled(x(), shape),
         Op::Compare => torch.pointwise("compare", &[x()], DType::Bool),
         Op::Fourier => torch.repeated("fft", x(), shape),
         _ => torch.phantom(shape, DType::F32),

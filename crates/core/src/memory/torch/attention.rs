@@ -75,7 +75,16 @@ impl Torch {
                 grouped,
             );
         }
-        self.fused_attention(kernel, query, key, value, mask.as_ref(), dropout && self.training && self.drops)
+        let drops = dropout && self.training && self.drops;
+        let dim = query.shape.last();
+        if kernel == Kernel::Flash && dim % 8 != 0 {
+            // It reads heads of eight elements and multiples (`pad_last_dim`), and what was put on is cut off again.
+            let [query, key, value] =
+                [query, key, value].map(|x| self.pad(x, x.shape.with(-1, x.shape.last().next_multiple_of(8))));
+            let output = self.fused_attention(kernel, &query, &key, &value, None, drops);
+            return self.slice(&output, 3, dim, 1);
+        }
+        self.fused_attention(kernel, query, key, value, mask.as_ref(), drops)
     }
 
     fn additive_mask(&mut self, mask: &Tensor, dtype: DType) -> Tensor {

@@ -1,11 +1,124 @@
-//! Convolutions: the output, the kept input, the gradients. Workspaces of the libraries are not modelled.
+//! Convolutions: the output, the kept input, the gradients, and what cuDNN takes beside them for pictures.
 
 use super::Torch;
+use crate::dtype::DType;
 use crate::memory::autograd::Saved;
-use crate::memory::tensor::Tensor;
+use crate::memory::tensor::{Strides, Tensor, contiguous_strides};
 use crate::model::Shape;
+use smallvec::smallvec;
+
+/// What is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    OfInput,
+    OfWeight,
+}
+
+/// A convolution of pictures without groups.
+#[derive(Debug, Clone, Copy)]
+struct Pictures {
+    count: u64,
+    /// Channels of input and output.
+    channels: [u64; 2],
+    /// Pixels of input and output.
+    places: [u64; 2],
+    /// Places of the kernel.
+    window: u64,
+    /// Bytes of an element.
+    element: u64,
+    /// Whether channels are innermost already.
+    channels_last: bool,
+}
+
+/// Whether a tensor of pictures lies with its channels innermost; the rule is torch's `is_channels_last_strides_2d`, which looks at the
+/// stride of a single picture too.
+fn is_channels_last(x: &Tensor) -> bool {
+    let mut least = 0;
+    x.shape.rank() == 4
+        && !x.is_contiguous()
+        && [1, 3, 2, 0].into_iter().all(|dim| {
+            let (size, stride) = (x.shape.sizes()[dim], x.strides[dim]);
+            let fits = stride >= least && !(dim == 0 && least == x.strides[1]);
+            least = stride.saturating_mul(size.max(1));
+            fits
+        })
+}
+
+fn channels_last(shape: Shape) -> Strides {
+    let [channels, height, width] = [1, 2, 3].map(|dim| shape.size(dim));
+    let row = width.saturating_mul(channels);
+    let mut strides = contiguous_strides(&shape);
+    strides[..4].copy_from_slice(&[row.saturating_mul(height), 1, row, channels]);
+    strides
+}
+
+impl Pictures {
+    fn of(x: &Tensor, weight: &Tensor, output: Shape) -> Option<Self> {
+        let plain = weight.shape.rank() == 4 && weight.shape.size(1) == x.shape.size(1);
+        let places = |shape: Shape| shape.size(2).saturating_mul(shape.size(3));
+        plain.then(|| Self {
+            count: x.shape.size(0),
+            channels: [x.shape.size(1), output.size(1)],
+            places: [places(x.shape), places(output)],
+            window: places(weight.shape),
+            element: x.dtype.size(),
+            channels_last: is_channels_last(x),
+        })
+    }
+
+    /// Bytes of cuDNN's workspace. Tensor cores read channels last, in pieces of 16 bytes; so input, kernel and output are copied
+    /// there, with their channels filled up. The weight's gradient of a kernel of one place is a product for each picture, summed
+    /// in fp32. Read off truth/convolutions (an H200, cuDNN 9.19); what some of its engines take beyond that is not known.
+    fn workspace(self, pass: Pass) -> u64 {
+        const PIECE: u64 = 16;
+        const ALIGNMENT: u64 = 512;
+        // So few channels are read as they lie, by small kernels.
+        const FEW: u64 = 4;
+        let [inputs, outputs] = self.channels;
+        let filled = self.channels.map(|channels| channels.next_multiple_of((PIECE / self.element.max(1)).max(1)));
+        let product = |sizes: &[u64]| sizes.iter().fold(self.element, |all, size| all.saturating_mul(*size));
+        let copied = |side: usize| !self.channels_last || filled[side] != self.channels[side];
+        let copy = |side: usize| product(&[u64::from(copied(side)), self.count, filled[side], self.places[side]]);
+        let copies = copy(0).saturating_add(copy(1));
+        if self.window == 1 {
+            // Of a batch with many weights and few places, copies are the less.
+            let sums = !self.channels_last && pass == Pass::OfWeight && (self.count > 1 || self.element < 4);
+            let all = self.count.saturating_mul(inputs).saturating_mul(outputs).saturating_mul(4);
+            return if sums { all.min(copies.saturating_add(ALIGNMENT)) } else { 0 };
+        }
+        if !self.channels_last && pass == Pass::Forward && inputs <= FEW && self.window <= 9 {
+            return 0;
+        }
+        match copies {
+            0 => 0,
+            copies => copies.saturating_add(product(&[filled[0], filled[1], self.window])).saturating_add(ALIGNMENT),
+        }
+    }
+}
 
 impl Torch {
+    fn workspace_of(&mut self, pictures: Option<Pictures>, pass: Pass) {
+        let bytes = pictures.map_or(0, |pictures| pictures.workspace(pass));
+        if bytes > 0 {
+            drop(self.fresh("convolution workspace", Shape::from([bytes]), DType::U8));
+        }
+    }
+
+    /// Pictures made larger: they lie as they lay, and so does their gradient.
+    pub fn upsampled(&mut self, x: &Tensor, shape: Shape) -> Tensor {
+        let last = is_channels_last(x);
+        let lying = move |shape: Shape| if last { channels_last(shape) } else { contiguous_strides(&shape) };
+        let output = self.fresh_strided("upsample", shape, lying(shape), x.dtype);
+        if !self.records(&[x]) {
+            return output;
+        }
+        let old = x.shape;
+        self.attach(output, &[x], move |torch, gradient| {
+            smallvec![Some(torch.fresh_strided("upsample_backward", old, lying(old), gradient.dtype))]
+        })
+    }
+
     /// A convolution with this output shape.
     pub fn convolution(&mut self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, shape: Shape) -> Tensor {
         let bias = bias.map(|bias| self.narrow(bias));
@@ -16,23 +129,40 @@ impl Torch {
         let records = self.records(&inputs);
         let saved = records.then(|| [Saved::new(self, x), Saved::new(self, weight)]);
         // The library wants it dense; what is kept is the tensor as it came.
-        let dense = (!x.is_contiguous()).then(|| self.fresh("contiguous", x.shape, x.dtype));
-        let output = self.fresh("convolution", shape, x.dtype);
+        let pictures = Pictures::of(x, weight, shape);
+        let last = pictures.is_some_and(|pictures| pictures.channels_last);
+        let turned = last.then(|| self.fresh("contiguous", weight.shape, weight.dtype));
+        let dense = (!last && !x.is_contiguous()).then(|| self.fresh("contiguous", x.shape, x.dtype));
+        let strides = if last { channels_last(shape) } else { contiguous_strides(&shape) };
+        let output = self.fresh_strided("convolution", shape, strides, x.dtype);
+        self.workspace_of(pictures, Pass::Forward);
         // Each output sums over the channels of its group and the window.
         let (window, places) =
             (weight.elements() / weight.shape.size(0).max(1), shape.elements() / shape.size(1).max(1));
         self.multiply(x.dtype, 1, [places, window, weight.shape.size(0)]);
         let of_weight = [places, window / weight.shape.size(1).max(1) * x.shape.size(1), weight.shape.size(0)];
-        drop(dense);
+        drop((dense, turned));
         let Some([saved_x, saved_weight]) = saved else { return output };
         let needs: Vec<_> = inputs.iter().map(|t| (t.needs_grad(), t.shape, t.dtype)).collect();
         self.attach(output, &inputs, move |torch, gradient| {
             let (x, weight) = (saved_x.get(torch), saved_weight.get(torch));
-            let dense = (torch.contiguous(&gradient), torch.contiguous(&x.detached()));
-            let make = |(needed, shape, dtype): &(bool, Shape, _)| {
-                needed.then(|| torch.fresh("convolution_backward", *shape, *dtype))
+            let dense = [&gradient, &x.detached()].map(|x| match last {
+                true if is_channels_last(x) => x.clone(),
+                true => torch.fresh_strided("contiguous", x.shape, channels_last(x.shape), x.dtype),
+                false => torch.contiguous(x),
+            });
+            let turned = last.then(|| torch.fresh("contiguous", weight.shape, weight.dtype));
+            let passes = [Some(Pass::OfInput), Some(Pass::OfWeight), None];
+            let make = |((needed, shape, dtype), pass): (&(bool, Shape, _), Option<Pass>)| {
+                needed.then(|| {
+                    let turned = last && pass == Some(Pass::OfInput);
+                    let strides = if turned { channels_last(*shape) } else { contiguous_strides(shape) };
+                    let made = torch.fresh_strided("convolution_backward", *shape, strides, *dtype);
+                    pass.into_iter().for_each(|pass| torch.workspace_of(pictures, pass));
+                    made
+                })
             };
-            let gradients = needs.iter().map(make).collect();
+            let gradients = needs.iter().zip(passes).map(make).collect();
             if needs[0].0 {
                 torch.multiply(x.dtype, 1, [places, window, weight.shape.size(0)]);
             }
@@ -40,7 +170,7 @@ impl Torch {
                 // FlopCounter does not look at groups here.
                 torch.multiply(x.dtype, 1, of_weight);
             }
-            drop((x, weight, dense));
+            drop((x, weight, dense, turned));
             gradients
         })
     }

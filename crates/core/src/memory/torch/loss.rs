@@ -47,6 +47,20 @@ impl Torch {
         })
     }
 
+    /// `F.mse_loss`: both sides are kept, and the prediction has a gradient.
+    pub fn mean_squared(&mut self, x: &Tensor, target: &Tensor) -> Tensor {
+        let records = self.records(&[x]);
+        let saved = records.then(|| [Saved::new(self, x), Saved::new(self, target)]);
+        let output = self.fresh("mse_loss", Shape::new(&[]), x.dtype);
+        let Some([saved_x, saved_target]) = saved else { return output };
+        self.attach(output, &[x], move |torch, _| {
+            let (x, target) = (saved_x.get(torch), saved_target.get(torch));
+            let result = torch.fresh("mse_loss_backward", x.shape, x.dtype);
+            drop((x, target));
+            smallvec![Some(result)]
+        })
+    }
+
     fn nll_loss(&mut self, log_probabilities: &Tensor, target: &Tensor) -> Tensor {
         self.nll_loss_of(log_probabilities, target, Shape::new(&[]))
     }

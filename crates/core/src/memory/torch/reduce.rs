@@ -179,6 +179,8 @@ impl Torch {
         let wide = |torch: &mut Self, x: &Tensor| if groups.is_some() { torch.widen(x) } else { x.clone() };
         let (weight, bias) = (weight.map(|w| wide(self, w)), bias.map(|b| wide(self, b)));
         let x = &wide(self, x);
+        // `group_norm` makes it dense before the norm itself, which keeps that.
+        let x = &if groups.is_some() { self.contiguous(x) } else { x.clone() };
         let inputs: Vec<&Tensor> = std::iter::once(x).chain(weight.as_ref()).chain(bias.as_ref()).collect();
         let records = self.records(&inputs);
         let (count, dtype) = match groups {

@@ -5,6 +5,7 @@ use super::facts::Facts;
 use super::{Config, Graph, ModelError, Task, learned};
 
 pub mod decoders;
+pub mod denoisers;
 pub mod encoders;
 pub mod gpt;
 mod heads;
@@ -30,7 +31,7 @@ pub struct Family {
 }
 
 /// Families by kind, with the heads that most of a kind have.
-const FOLDERS: [(&[&Family], &[Task]); 10] = [
+const FOLDERS: [(&[&Family], &[Task]); 11] = [
     (decoders::ALL, &[Task::CausalLm, Task::Base, Task::SequenceClassification]),
     (gpt::ALL, &[Task::CausalLm, Task::Base]),
     (mixtures::ALL, &[Task::CausalLm, Task::Base]),
@@ -40,6 +41,7 @@ const FOLDERS: [(&[&Family], &[Task]); 10] = [
     (vision::ALL, &[Task::ImageClassification, Task::Base]),
     (speech::ALL, &[Task::Ctc, Task::Base, Task::SequenceClassification]),
     (multimodal::ALL, &[Task::ImageTextToText, Task::MultimodalLm, Task::Base]),
+    (denoisers::ALL, &[Task::Base]),
     (trainers::ALL, &[Task::CausalLm, Task::Base]),
 ];
 

@@ -56,6 +56,10 @@ pub struct Job {
     /// Whether steps are run on the whole model, whatever a shallow one knows; tests say so.
     #[serde(skip)]
     pub in_full: bool,
+    /// Whether the model is made in fp32 on the card and cast there, one parameter after the other, and what is cached then given
+    /// back; rows of denoisers say so.
+    #[serde(skip)]
+    pub cast_on_card: bool,
     /// The most the allocator may take from the card, in bytes (`set_per_process_memory_fraction`).
     pub memory_limit: Option<u64>,
 }
@@ -205,6 +209,7 @@ impl Default for Job {
             saving: None,
             warm: false,
             in_full: false,
+            cast_on_card: false,
             memory_limit: None,
         }
     }
