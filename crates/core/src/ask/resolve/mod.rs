@@ -200,9 +200,16 @@ impl<'a> Draft<'a> {
             const ALONE: &str =
                 "one part of a pipeline alone: the others (text encoders, denoiser, autoencoder) are not counted";
             self.notes.push(ALONE.to_owned());
-            if batch.images.is_none() {
-                batch.images = Some([batch.batch_size, side, side]);
-                self.derived.push(("batch.images".into(), "as large as the model makes them".into()));
+            match batch.images {
+                None => {
+                    batch.images = Some([batch.batch_size, side, side]);
+                    self.derived.push(("batch.images".into(), "as large as the model makes them".into()));
+                }
+                Some([count, height, width]) if count != batch.batch_size => {
+                    batch.images = Some([batch.batch_size, height, width]);
+                    self.notes.push(format!("{} pictures, not {count}: one for each sample", batch.batch_size));
+                }
+                Some(_) => {}
             }
         }
         let (Some([count, height, width]), Some(cut)) = (batch.images, model.image_patches()) else { return };

@@ -13,6 +13,9 @@ pub(super) fn convolution(g: &mut Graph, name: &str, x: &Value, outputs: u64, si
 
 /// `nn.GroupNorm` over the channels.
 pub(super) fn group_norm(g: &mut Graph, name: &str, x: &Value, groups: u64) -> Value {
+    if !x.size(1).is_multiple_of(groups) {
+        g.fail(format!("{} channels are not {groups} groups of as many each (norm_num_groups)", x.size(1)));
+    }
     g.norm_of(name, &[x], Norm::Group(groups as u32), true, x.size(1))
 }
 
