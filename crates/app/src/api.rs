@@ -18,7 +18,7 @@ use crate::ask::data::Data;
 use crate::ask::found::{Reach, Sizes, Subject};
 use crate::ask::question::{Prepared, Question};
 use crate::ask::solve::{self, Need};
-use crate::ask::{engines, files, formula, inspect, job, plan, table, work};
+use crate::ask::{engines, files, formula, inspect, job, placement, plan, table, work};
 use crate::env::Environment;
 use crate::failure::{Door, Failure};
 use crate::settings::Settings;
@@ -241,7 +241,23 @@ impl Asking {
         }
         let solve = self.text("solve")?;
         let (concurrency, tabled) = (self.number("concurrency")?, self.is_on("table"));
-        let question = self.question(task)?;
+        let mut question = self.question(task)?;
+        if let Some(found) = question.placement() {
+            let given = [
+                ("solve", solve.is_some()),
+                ("table", tabled),
+                ("concurrency", concurrency.is_some()),
+                ("all_gpus", wanted.all_cards),
+                ("require", wanted.require.is_some()),
+                ("no_suggestions", !wanted.suggestions),
+                ("fail_under_headroom", wanted.kept != Kept::Nothing),
+            ];
+            if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
+                return Err(placement::unread(name));
+            }
+            let placed = placement::answer(&found, &question, Reach::Machine, settings)?;
+            return Ok((placed.document(), placed.fits()));
+        }
         if question.is_to_all() {
             let prepared = question.to_each(Reach::Machine, settings)?;
             if tabled {

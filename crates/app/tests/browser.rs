@@ -133,5 +133,5 @@ fn the_page_works_without_a_server() {
     BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let address = line.split(['(', ')']).nth(1).unwrap_or_else(|| panic!("the first line is {line:?}")).to_owned();
     let host = Server { process, address };
-    READY.test(&host.address, &["alone.test.js"]);
+    READY.test(&host.address, &["alone.test.js", "flows.test.js"]);
 }

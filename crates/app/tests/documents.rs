@@ -38,6 +38,10 @@ fn prepare(folder: &Path) {
     // Parts of a pipeline, by the class' defaults but for their sizes.
     for (part, config) in [
         ("flux", r#"{"_class_name": "FluxTransformer2DModel", "guidance_embeds": true}"#),
+        (
+            "wan",
+            r#"{"_class_name": "WanTransformer3DModel", "num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30}"#,
+        ),
         ("unet", r#"{"_class_name": "UNet2DConditionModel", "cross_attention_dim": 768}"#),
         (
             "vae",

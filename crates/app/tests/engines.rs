@@ -41,6 +41,19 @@ fn flags_of_vllm_do_what_they_say() {
 }
 
 #[test]
+fn names_and_shares_are_taken_as_engines_take_them() {
+    let asked = |line: &str| {
+        let document: Value = serde_json::from_str(&stdout(&line.split(' ').collect::<Vec<_>>())).unwrap();
+        document["job"]["ranks"].clone()
+    };
+    let shares = asked("infer llama3-8b --engine llama.cpp -c 4096 -ts 3,1 --gpus 2 --json");
+    assert_eq!(shares, asked("infer llama3-8b --engine llama.cpp -c 4096 -ts 3,1 --json"));
+    assert_ne!(shares, asked("infer llama3-8b --engine llama.cpp -c 4096 --gpus 2 --json"));
+    let tagged = stdout(&["infer", "qwen3:0.6b-q8_0", "--engine", "ollama", "--gpu", "rtx4090"]);
+    assert!(tagged.contains("Qwen/Qwen3-0.6B") && tagged.contains("Q8_0"), "{tagged}");
+}
+
+#[test]
 fn vllm_guesses_ahead_in_several_ways() {
     let plain = budget(&["--max-model-len", "8192"]);
     let with = |more: &[&str]| budget(&[&["--max-model-len", "8192", "--speculative-model"], more].concat());

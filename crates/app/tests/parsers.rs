@@ -1,5 +1,5 @@
 //! Files written for other tools, read by those tools' own parsers to the same values: transformers' and TRL's dataclasses,
-//! accelerate's loader, axolotl's schema.
+//! accelerate's loader, axolotl's schema, torchtitan's config manager.
 #![cfg(target_os = "linux")]
 
 #[path = "support/torch.rs"]
@@ -12,10 +12,21 @@ use serde_json::Value;
 use torch::{Card, PythonWithTorch};
 
 /// Beside torch and transformers; without what they ask for, which their parsers do not.
-const PACKAGES: [&str; 5] = ["accelerate==1.15.0", "trl==1.16.0", "axolotl==0.19.0", "psutil", "pillow"];
+const PACKAGES: [&str; 10] = [
+    "accelerate==1.15.0",
+    "trl==1.16.0",
+    "axolotl==0.19.0",
+    "psutil",
+    "pillow",
+    "torchtitan==0.2.0",
+    "tyro==0.9.35",
+    "docstring_parser",
+    "shtab",
+    "typeguard",
+];
 
 /// Lines that write, and the tool they write for.
-const LINES: [(&str, &str); 9] = [
+const LINES: [(&str, &str); 10] = [
     ("trainer", "gpt2 --framework hf-trainer --batch-size 4 --autocast bf16 --optimizer adafactor"),
     (
         "trainer",
@@ -28,12 +39,14 @@ const LINES: [(&str, &str); 9] = [
     ("accelerate", "gpt2 --engine ddp --gpus 2"),
     ("axolotl", "gpt2 --framework axolotl --lora --lora-r 16 --seq-len 1024"),
     ("axolotl", "gpt2 --framework axolotl --gradient-checkpointing full --batch-size 2"),
+    ("torchtitan", "llama3-8b --engine fsdp2 --gpus 8 --batch-size 2 --seq-len 512 --gradient-checkpointing full"),
 ];
 
 /// A folder of packages, made once.
 fn site(python: &Path) -> std::path::PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("parsers");
-    if folder.join("complete").exists() {
+    let wanted = PACKAGES.join(" ");
+    if std::fs::read_to_string(folder.join("complete")).is_ok_and(|there| there == wanted) {
         return folder;
     }
     let _ = std::fs::remove_dir_all(&folder);
@@ -52,8 +65,18 @@ fn site(python: &Path) -> std::path::PathBuf {
     };
     let alone: Vec<&str> = std::iter::once("--no-deps").chain(PACKAGES).collect();
     assert!(install(&["pydantic"]) && install(&alone), "no package registry");
-    std::fs::write(folder.join("complete"), "").unwrap();
+    std::fs::write(folder.join("complete"), wanted).unwrap();
     folder
+}
+
+/// `section.key` of a TOML file.
+fn flat(file: &Value) -> serde_json::Map<String, Value> {
+    let sections = file.as_object().into_iter().flatten();
+    let keys = sections.flat_map(|(section, part)| {
+        let keys = part.as_object().into_iter().flatten();
+        keys.map(move |(key, value)| (format!("{section}.{key}"), value.clone()))
+    });
+    keys.collect()
 }
 
 #[test]
@@ -86,8 +109,11 @@ fn tools_read_what_is_written_for_them() {
     let scripts = ["model_name_or_path", "model_max_length", "dtype", "attn_implementation", "datasets"];
     for (path, values) in &read {
         let written = std::fs::read_to_string(folder.path().join(path)).unwrap();
-        let written: Value = serde_saphyr::from_str(&written).unwrap();
-        for (key, value) in written.as_object().unwrap() {
+        let written = match path.ends_with(".toml") {
+            true => flat(&toml::from_str(&written).unwrap()),
+            false => serde_saphyr::from_str::<serde_json::Map<String, Value>>(&written).unwrap(),
+        };
+        for (key, value) in &written {
             if path.ends_with("arguments.json") && scripts.contains(&key.as_str()) || key == "datasets" {
                 continue;
             }

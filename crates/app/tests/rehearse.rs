@@ -2,6 +2,9 @@
 //! machine. Runs with the real torch are `crates/standin/tests/torch.sh`.
 #![cfg(target_os = "linux")]
 
+#[path = "../standin/convolution.rs"]
+mod convolution;
+
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
@@ -113,7 +116,14 @@ fn a_crash_is_the_programs_own() {
 fn a_program_that_does_not_end_is_cut() {
     let stage = Stage::new("'13.0'", &format!("say '{START}'; exec sleep 60"));
     let text = stdout(&stage.rehearse(&["--time-limit", "1"]).code(5));
-    assert!(text.contains("the time limit ended the program") && !text.contains("fits"), "{text}");
+    assert!(text.contains("the time limit ended the program; does it wait") && !text.contains("fits"), "{text}");
+    // What had not touched the GPU did not wait for it.
+    let text = stdout(&Stage::new("'13.0'", "exec sleep 60").rehearse(&["--time-limit", "1"]).code(5));
+    assert!(
+        text.contains("ended the program before it used the GPU") && text.contains("larger --time-limit"),
+        "{text}"
+    );
+    assert!(!text.contains("does it wait") && !text.contains("fits"), "{text}");
 }
 
 #[test]
@@ -382,4 +392,40 @@ fn a_program_without_python() {
     assert_eq!((&seen["totals"]["reserved"], &seen["ending"]["how"]), (&(3u64 << 30).into(), &"finished".into()));
     let full = rehearse("2GiB", 1);
     assert_eq!(full["ending"]["how"], "out-of-memory", "{full:#}");
+}
+
+/// What cuDNN takes is a rule (`standin/convolution.rs`); these are the runs it was read off.
+#[test]
+fn workspaces_of_convolutions_are_near_the_probes() {
+    use convolution::{Convolution, Pass};
+    let rows =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../truth/convolutions/h200.jsonl")).unwrap();
+    let blocks = |bytes: u64| bytes.next_multiple_of(512);
+    let near = |ours: u64, measured: u64| ours.abs_diff(measured) * 20 <= measured;
+    let mut found = [0; 4];
+    for row in rows.lines() {
+        let row: Value = serde_json::from_str(row).unwrap();
+        let [b, c, o, n, k, s] = ["b", "c", "o", "n", "k", "s"].map(|name| row[name].as_u64().unwrap());
+        let element = if row["dtype"] == "fp32" { 4 } else { 2 };
+        let channels_last = row["channels_last"] == true;
+        let (pixels, places) = (n * n, n.div_ceil(s).pow(2));
+        let taken = |pass| {
+            let sizes = (b, [c, o], [pixels, places], k * k);
+            let (pictures, channels, places, window) = sizes;
+            blocks(Convolution { pass, pictures, channels, places, window, element, channels_last }.workspace())
+        };
+        let (of_input, of_weight) = (blocks(b * c * pixels * element), blocks(o * c * k * k * element));
+        // torch itself lays the kernel out anew.
+        let kernel = if channels_last && k > 1 { of_weight } else { 0 };
+        let forward = kernel + row["out"].as_u64().unwrap() + taken(Pass::Forward);
+        let backward = kernel + of_input + taken(Pass::OfInput).max(of_weight + taken(Pass::OfWeight));
+        let [forward_measured, backward_measured] = ["fwd", "bwd"].map(|name| row[name].as_u64().unwrap());
+        // Large blocks may be up to a mebibyte larger than what was asked for.
+        found[0] += usize::from((forward..forward + (1 << 20)).contains(&forward_measured));
+        found[1] += usize::from(near(forward, forward_measured));
+        found[2] += usize::from((backward..backward + (1 << 20)).contains(&backward_measured));
+        found[3] += usize::from(near(backward, backward_measured));
+    }
+    // Of 1,080; as large or one block larger, and within 5 %, forward and backward; with no workspaces 617, 484, 428 and 260.
+    assert_eq!(found, [906, 943, 630, 672]);
 }

@@ -68,6 +68,30 @@ torch.linalg.svd(torch.rand(8, 8, device='cuda'))
 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 begin.record(), end.record()
 assert begin.elapsed_time(end) >= 1
+torch.linalg.svd(torch.rand(8, 8, device='cuda'), driver='gesvda')
+torch.sparse.mm(torch.eye(8, device='cuda').to_sparse_csr(), torch.rand(8, 8, device='cuda'))
+# cuDNN copies input, kernel and output, with channels filled up to 24 and 40.
+pictures, kernel = torch.rand(8, 20, 32, 32, device='cuda').half(), torch.rand(40, 20, 3, 3, device='cuda').half()
+torch.cuda.reset_peak_memory_stats()
+held = torch.cuda.memory_allocated()
+out = torch.nn.functional.conv2d(pictures, kernel, padding=1)
+copies = 2 * (8 * 24 * 32 * 32 + 40 * 24 * 9) + out.nbytes
+assert 0 <= torch.cuda.max_memory_allocated() - held - out.nbytes - copies <= 1024
+# max-autotune compiles and times no kernel of Triton's, and fuses none of the products it chooses for.
+from torch._inductor import ir, scheduler, select_algorithm
+template = object.__new__(select_algorithm.TritonTemplateCaller)
+assert select_algorithm.AlgorithmSelectorCache.benchmark_choice(template, None) == 1
+class Node:
+    is_template = lambda self: True
+    get_template_node = lambda self: object.__new__(ir.MultiTemplateBuffer)
+assert scheduler.Scheduler.speedup_by_fusion(None, Node(), Node()).should_fuse is False
+# A kernel of Triton's is compiled where the program asks for that, and never run.
+import pathlib
+jit = pathlib.Path(__file__).parent / 'triton' / 'runtime' / 'jit.py'
+jit.parent.mkdir(parents=True)
+jit.write_text('class JITFunction:\\n    def run(self, warmup):\\n        return \"compiled\" if warmup else 1 / 0')
+from triton.runtime.jit import JITFunction
+assert JITFunction().run(warmup=True) == 'compiled' and JITFunction().run(warmup=False) is None
 ";
     let (code, text) = rehearse(program, &[]);
     assert_eq!(code, Some(0), "{text}");

@@ -1,5 +1,5 @@
 // @ts-check
-/** Two plans side by side: A is pinned, B is what the form edits. */
+/** Plans side by side: those that are pinned have letters, the last one is what the form edits. */
 
 import { stackedBar } from './charts/bar.js';
 import { byId, h, refill } from './dom.js';
@@ -7,89 +7,129 @@ import { gib, shown, signedGib } from './format.js';
 import { getAt, leaves } from './paths.js';
 import { settledPlan } from './results.js';
 import { planOf } from './state.js';
-import { number, table } from './tables.js';
+import { number, scrolled, table } from './tables.js';
 
 /** @typedef {import('./types.js').Job} Job */
 /** @typedef {import('./types.js').Report} Report */
 /** @typedef {import('./state.js').Store} Store */
+/** @typedef {{ name: string, job: Job, report: Report }} Column */
+
+/** More columns than this say less, not more. */
+const MOST = 4;
+const LETTERS = 'ABCD';
 
 export class Compare {
-  /** The answer for A. @type {Report | null} */
-  pinnedReport = null;
+  /** What is known of pinned plans. @type {Map<Job, Report>} */
+  #reports = new Map();
 
   /** @param {Store} store */
   constructor(store) {
     this.store = store;
+    this.button = h('button', {
+      type: 'button',
+      id: 'pin',
+      'data-key': 'pin',
+      title: 'Keep this plan and go on editing',
+    });
+    this.button.addEventListener('click', () => this.#report && this.#pin(this.#report));
+    this.#name();
+  }
+
+  /** The answer for the form. @type {Report | null} */
+  #report = null;
+
+  /** Pinned plans whose answer is not there. @returns {Job[]} */
+  get missing() {
+    return this.store.pinned.filter((job) => !this.#reports.has(job));
+  }
+
+  /** @param {Job} job @param {Report} report */
+  learn(job, report) {
+    this.#reports.set(job, report);
+  }
+
+  #name() {
+    const at = this.store.pinned.length;
+    this.button.textContent = `Pin as ${LETTERS[at] ?? 'one more'}`;
+    this.button.disabled = at >= MOST;
   }
 
   /** @param {Report} report */
-  pin(report) {
-    this.pinnedReport = report;
-    this.store.pin(this.store.job);
+  #pin(report) {
+    const { job } = this.store;
+    // What is edited afterwards is another one.
+    const kept = { ...job };
+    this.learn(kept, report);
+    this.store.pin([...this.store.pinned, kept]);
   }
 
-  unpin() {
-    this.pinnedReport = null;
-    this.store.pin(null);
+  /** The form and a pinned plan change places. @param {Job} other @param {Report} report */
+  #swap(other, report) {
+    const here = { ...this.store.job };
+    this.learn(here, report);
+    this.store.restore(other, this.store.pinned.map((job) => (job === other ? here : job)));
   }
 
-  /** The two change places. @param {Report} report */
-  swap(report) {
-    const { pinned, job } = this.store;
-    if (!pinned) return;
-    this.pinnedReport = report;
-    this.store.restore(pinned, job);
-  }
-
-  /** @param {Report | null} report  of B */
+  /** @param {Report | null} report  of the form */
   show(report) {
     const { pinned, job } = this.store;
-    const section = byId('compare');
-    section.hidden = !pinned || !this.pinnedReport || !report;
-    if (!pinned || !this.pinnedReport || !report) return;
+    this.#report = report;
+    this.#name();
+    const columns = pinned.flatMap((job, at) => {
+      const known = this.#reports.get(job);
+      return known ? [{ name: LETTERS[at] ?? '', job, report: known }] : [];
+    });
+    byId('compare').hidden = columns.length === 0 || !report;
+    if (columns.length === 0 || !report) return;
+    const all = [...columns, { name: 'form', job, report }];
+    const button = (/** @type {string} */ words, /** @type {() => void} */ act) =>
+      h('button', { type: 'button', class: 'small', 'data-key': words, onclick: act }, words);
     refill(
       byId('compare-body'),
-      totals(this.pinnedReport, report),
-      bars(this.pinnedReport, report),
-      components(this.pinnedReport, report),
-      differences(pinned, this.pinnedReport, job, report),
+      totals(all),
+      bars(all),
+      components(all),
+      differences(all),
       h(
         'div',
         { class: 'buttons' },
-        h(
-          'button',
-          { type: 'button', class: 'small', 'data-key': 'swap', onclick: () => this.swap(report) },
-          'Swap A and B',
-        ),
-        h(
-          'button',
-          { type: 'button', class: 'small', 'data-key': 'unpin', onclick: () => this.unpin() },
-          'Stop comparing',
-        ),
+        ...columns.flatMap(({ name, job }) => [
+          button(`Edit ${name}`, () => this.#swap(job, report)),
+          columns.length > 1 && button(`Drop ${name}`, () => this.store.pin(pinned.filter((one) => one !== job))),
+        ]),
+        button('Stop comparing', () => this.store.pin([])),
       ),
     );
   }
 }
 
-/** @param {Report} a @param {Report} b */
-function totals(a, b) {
-  const rows = /** @type {const} */ (['allocated', 'reserved', 'process']).map((key) =>
-    h(
-      'tr',
-      {},
-      h('th', { scope: 'row' }, key),
-      number(gib(a.totals[key])),
-      number(gib(b.totals[key])),
-      number(signedGib(b.totals[key] - a.totals[key])),
-    ),
+/** Numbers of all plans, each with its distance to the first. @param {string} caption @param {string} head @param {Column[]} columns @param {[string, (report: Report) => number][]} rows */
+function numbers(caption, head, columns, rows) {
+  const first = /** @type {Column} */ (columns[0]);
+  const cells = (/** @type {(report: Report) => number} */ of) =>
+    columns.flatMap(({ report }, at) => [
+      number(gib(of(report))),
+      ...(at > 0 ? [number(signedGib(of(report) - of(first.report)))] : []),
+    ]);
+  const heads = columns.flatMap(({ name }, at) => [`#${name}`, ...(at > 0 ? [`#${name} − ${first.name}`] : [])]);
+  return scrolled(
+    caption,
+    table(caption, [head, ...heads], rows.map(([name, of]) => h('tr', {}, h('th', { scope: 'row' }, name), ...cells(of)))),
   );
-  return table('Totals of both plans in GiB', ['Peak in GiB', '#A (pinned)', '#B (form)', '#B − A'], rows);
 }
 
-/** @param {Report} a @param {Report} b */
-function bars(a, b) {
-  const scale = Math.max(a.totals.process, b.totals.process);
-  const one = (/** @type {string} */ name, /** @type {Report} */ report) =>
+/** @param {Column[]} columns */
+function totals(columns) {
+  const rows = /** @type {const} */ (['allocated', 'reserved', 'process']).map(
+    (key) => /** @type {[string, (report: Report) => number]} */ ([key, (report) => report.totals[key]]),
+  );
+  return numbers('Totals of the plans in GiB', 'Peak in GiB', columns, rows);
+}
+
+/** @param {Column[]} columns */
+function bars(columns) {
+  const scale = Math.max(...columns.map(({ report }) => report.totals.process));
+  const one = (/** @type {Column} */ { name, report }) =>
     h(
       'div',
       { class: 'named-bar' },
@@ -102,52 +142,47 @@ function bars(a, b) {
         label: `${name}: ${gib(report.totals.process)} GiB`,
       }),
     );
-  return h('div', { class: 'bars' }, one('A', a), one('B', b));
+  return h('div', { class: 'bars' }, ...columns.map(one));
 }
 
-/** Components that differ by what can be seen. @param {Report} a @param {Report} b */
-function components(a, b) {
-  const names = [...new Set([...a.breakdown, ...b.breakdown].map((part) => part.name))];
+/** Components that differ by what can be seen. @param {Column[]} columns */
+function components(columns) {
+  const names = [...new Set(columns.flatMap(({ report }) => report.breakdown.map((part) => part.name)))];
   const of = (/** @type {Report} */ report, /** @type {string} */ name) =>
     report.breakdown.find((part) => part.name === name)?.bytes ?? 0;
-  const rows = names
-    .filter((name) => gib(of(a, name)) !== gib(of(b, name)))
-    .map((name) =>
-      h(
-        'tr',
-        {},
-        h('th', { scope: 'row' }, name),
-        number(gib(of(a, name))),
-        number(gib(of(b, name))),
-        number(signedGib(of(b, name) - of(a, name))),
-      ),
-    );
-  if (rows.length === 0) return h('p', { class: 'help' }, 'No component differs.');
-  return table('Components that differ, in GiB', ['Component', '#A', '#B', '#B − A'], rows);
+  const differing = names.filter((name) => new Set(columns.map(({ report }) => gib(of(report, name)))).size > 1);
+  if (differing.length === 0) return h('p', { class: 'help' }, 'No component differs.');
+  const rows = differing.map(
+    (name) => /** @type {[string, (report: Report) => number]} */ ([name, (report) => of(report, name)]),
+  );
+  return numbers('Components that differ, in GiB', 'Component', columns, rows);
 }
 
-/** @param {Job} jobA @param {Report} a @param {Job} jobB @param {Report} b */
-function differences(jobA, a, jobB, b) {
-  // What was asked for in either; where one asks for nothing, what its answer took.
-  const asked = new Set([...leaves(planOf(jobA)), ...leaves(planOf(jobB))].map(([path]) => path));
-  const value = (/** @type {Job} */ job, /** @type {Report} */ report, /** @type {string} */ path) =>
-    getAt(planOf(job), path) ?? getAt(settledPlan(report), path);
-  /** @type {[string, unknown, unknown][]} */
+/** @param {Column[]} columns */
+function differences(columns) {
+  // What was asked for in any; where one asks for nothing, what its answer took.
+  const asked = new Set(columns.flatMap(({ job }) => leaves(planOf(job)).map(([path]) => path)));
+  /** @type {[string, (column: Column) => unknown][]} */
   const all = [
-    ['workload', jobA.kind, jobB.kind],
-    ['engine', jobA.kind === 'infer' && jobA.engine, jobB.kind === 'infer' && jobB.engine],
-    ['model', a.model.name, b.model.name],
-    ['card', getAt(settledPlan(a), 'gpu.name'), getAt(settledPlan(b), 'gpu.name')],
+    ['workload', ({ job }) => job.kind],
+    ['engine', ({ job }) => job.kind === 'infer' && job.engine],
+    ['model', ({ report }) => report.model.name],
+    ['card', ({ report }) => getAt(settledPlan(report), 'gpu.name')],
     ...[...asked].map(
-      (path) => /** @type {[string, unknown, unknown]} */ ([path, value(jobA, a, path), value(jobB, b, path)]),
+      (path) =>
+        /** @type {[string, (column: Column) => unknown]} */ ([
+          path,
+          ({ job, report }) => getAt(planOf(job), path) ?? getAt(settledPlan(report), path),
+        ]),
     ),
   ];
-  const differing = all.filter(([, left, right]) => shown(left) !== shown(right));
+  const differing = all.filter(([, of]) => new Set(columns.map((column) => shown(of(column)))).size > 1);
   if (differing.length === 0)
-    return h('p', { class: 'help' }, 'Both plans are the same; change something in the form.');
+    return h('p', { class: 'help' }, 'The plans are the same; change something in the form.');
   const cell = (/** @type {unknown} */ one) => h('td', { class: 'code' }, one === undefined ? '–' : shown(one));
-  const rows = differing.map(([key, left, right]) =>
-    h('tr', {}, h('th', { scope: 'row', class: 'code' }, key), cell(left), cell(right)),
+  const rows = differing.map(([key, of]) =>
+    h('tr', {}, h('th', { scope: 'row', class: 'code' }, key), ...columns.map((column) => cell(of(column)))),
   );
-  return table('Values of the plans that differ', ['Plan', 'A', 'B'], rows);
+  const caption = 'Values of the plans that differ';
+  return scrolled(caption, table(caption, ['Plan', ...columns.map(({ name }) => name)], rows));
 }

@@ -9,6 +9,7 @@ import { isAsked } from './fields/field.js';
 import { fields, groups } from './fields/index.js';
 import { defaults, engineOf, isHonoured, placed, rows } from './fields/settings.js';
 import { getAt, isObject, laid } from './paths.js';
+import { wordsOf } from './search.js';
 import { planOf, taskOf } from './state.js';
 
 /** @typedef {import('./types.js').Job} Job */
@@ -81,6 +82,23 @@ export class Form {
     this.sync();
   }
 
+  /** Groups that were open before somebody searched. @type {Map<HTMLDetailsElement, boolean> | null} */
+  #open = null;
+
+  /** Shows the fields alone that hold all words, wherever they stand; without words all again. @param {string[]} words @returns {Field[]} */
+  find(words) {
+    const all = /** @type {NodeListOf<HTMLDetailsElement>} */ (byId('groups').querySelectorAll('details'));
+    this.#open ??= new Map([...all].map((one) => [one, one.open]));
+    for (const row of this.#rows.values()) {
+      const text = wordsOf(row.field.row, row.field.label);
+      row.wrapper.classList.toggle('unfound', !words.every((word) => text.includes(word)));
+    }
+    for (const one of all) one.open = words.length > 0 || (this.#open.get(one) ?? one.open);
+    if (words.length === 0) this.#open = null;
+    this.#groups();
+    return [...this.#rows.values()].filter(({ wrapper }) => isShown(wrapper)).map(({ field }) => field);
+  }
+
   /** @param {string} path */
   #at = (path) => placed(path, this.#runner);
 
@@ -143,7 +161,7 @@ export class Form {
     };
     for (const group of groups) {
       const element = byId(`group-${group.id}`);
-      const rows = [...this.#rows.values()].filter((row) => row.field.group === group.id && !row.wrapper.hidden);
+      const rows = [...this.#rows.values()].filter((row) => row.field.group === group.id && isShown(row.wrapper));
       element.hidden = rows.length === 0;
       byId(`digest-${group.id}`).textContent = rows.length > 0 ? group.summary(show, this.store.job) : '';
       const more = element.querySelector('.more');
@@ -272,6 +290,9 @@ export class Form {
     this.store.update(field.set(this.store.job, value, this.#at));
   }
 }
+
+/** Whether a field is there, and not passed over by a search. @param {HTMLElement} wrapper */
+const isShown = (wrapper) => !wrapper.hidden && !wrapper.classList.contains('unfound');
 
 /** @param {Problem} problem */
 export function sentence(problem) {

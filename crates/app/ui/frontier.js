@@ -26,7 +26,8 @@ const KEEPS = {
 };
 
 export class Frontier {
-  #asked = 0;
+  /** Ends the search when the question changes. */
+  #asked = new AbortController();
 
   /** @param {Store} store */
   constructor(store) {
@@ -35,7 +36,8 @@ export class Frontier {
 
   /** A new answer: plans of the old one are not shown; looking is many simulations, so only when asked. @param {boolean} applies */
   reset(applies) {
-    this.#asked += 1;
+    this.#asked.abort();
+    this.#asked = new AbortController();
     byId('frontier').hidden = !applies;
     refill(
       byId('frontier-body'),
@@ -49,14 +51,13 @@ export class Frontier {
   }
 
   async #find() {
-    const mine = ++this.#asked;
+    const { signal } = this.#asked;
     const { job } = this.store;
     refill(byId('frontier-body'), h('p', { class: 'help', role: 'status' }, 'Trying plans …'));
     try {
-      const plans = await post('/plan', requestOf(job));
-      if (mine === this.#asked) this.#show(plans);
+      this.#show(await post('/plan', requestOf(job), signal));
     } catch (error) {
-      if (mine !== this.#asked) return;
+      if (signal.aborted) return;
       const why = error instanceof Refusal ? error.problems.map(sentence).join(' ') : String(error);
       refill(byId('frontier-body'), h('p', { class: 'problem', role: 'alert' }, why));
     }

@@ -17,10 +17,11 @@ import { freshJob, isServed, planOf, withPlan } from './state.js';
 const CODE = /\.(py|ipynb|ya?ml|toml|sh|bash|slurm|sbatch)$/i;
 
 export class Importer {
-  /** @param {Store} store @param {import('./real.js').Real} real @param {(notes: string[]) => void} onNotes */
-  constructor(store, real, onNotes) {
+  /** @param {Store} store @param {import('./real.js').Real} real @param {import('./placement.js').Placement} placement @param {(notes: string[]) => void} onNotes */
+  constructor(store, real, placement, onNotes) {
     this.store = store;
     this.real = real;
+    this.placement = placement;
     this.onNotes = onNotes;
     this.#plans();
     this.#configs();
@@ -125,7 +126,12 @@ export class Importer {
       }
     }
     try {
-      const read = await post('/plan/read', { text, ...(name ? { name } : {}) });
+      const file = { text, ...(name ? { name } : {}) };
+      const read = await post('/plan/read', file);
+      if (read.kind === 'placement') {
+        await this.placement.take(file, this.store.job.gpu);
+        return '';
+      }
       this.store.restore(imported(this.store.job, read), this.store.pinned);
       this.onNotes(read.notes ?? []);
       toast('Plan imported');

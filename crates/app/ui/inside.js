@@ -102,7 +102,7 @@ export class Inside {
   /** @param {string} path @param {RequestInit} options @returns {Promise<Answer>} */
   ask(path, { method = 'GET', body = '', signal = null }) {
     const text = String(body);
-    const isNumber = /\/(?:train|infer)$/.test(path) && !text.includes('"gpus_all":true');
+    const isNumber = /\/(?:train|infer)$/.test(path) && !/"gpus_all":true|"solve":/.test(text);
     return (isNumber ? this.number : this.rest).ask(`${method} ${path}\n${text}`, signal);
   }
 }

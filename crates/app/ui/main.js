@@ -15,8 +15,11 @@ import { Importer } from './import.js';
 import { announce, copy, toast } from './notice.js';
 import { Picker } from './picker.js';
 import { fillPresets } from './presets.js';
+import { Placement } from './placement.js';
 import { Real } from './real.js';
 import { Results, ownVerdict } from './results.js';
+import { setUpSearch } from './search.js';
+import { Solver } from './solve.js';
 import { Store, isServed, planOf, requestOf, withPlan } from './state.js';
 import { hideSuggestions, showSuggestions } from './suggestions.js';
 import { setUpTheme } from './theme.js';
@@ -33,7 +36,9 @@ const picker = new Picker(store);
 const results = new Results((gpu) => store.update({ gpu }, 'apply'));
 const compare = new Compare(store);
 const real = new Real();
+const placement = new Placement();
 const frontier = new Frontier(store);
+const solver = new Solver(store);
 /** What an import had to say. @type {string[]} */
 let imported = [];
 /** @type {unknown} */
@@ -45,17 +50,7 @@ const asker = new Asker((slow) => {
   byId('results').setAttribute('aria-busy', String(slow));
 });
 
-results.pinButton = h(
-  'button',
-  {
-    type: 'button',
-    id: 'pin',
-    'data-key': 'pin',
-    title: 'Keep this plan as A and go on editing B',
-    onclick: () => results.report && compare.pin(results.report),
-  },
-  'Pin as A',
-);
+results.pinButton = compare.button;
 
 /** @param {string} text */
 function stale(text) {
@@ -102,10 +97,17 @@ async function everyEngine(job, signal) {
   return engines;
 }
 
+/** Changes that come faster than this, in ms, are a burst: what follows a number then waits until they pause. */
+const BURST = 1000;
+const PAUSE = 300;
+let lastAsked = -BURST;
+
 /** The question of every change. */
 function ask() {
   const { job } = store;
   const started = performance.now();
+  const isBurst = started - lastAsked < BURST;
+  lastAsked = started;
   void asker.ask(async (signal) => {
     try {
       const document = await (job.kind === 'infer' && job.engine === 'all' ? everyEngine : estimate)(job, signal);
@@ -115,6 +117,8 @@ function ask() {
       await painted();
       signal.throwIfAborted();
       explain(job);
+      if (isBurst) await new Promise((done) => setTimeout(done, PAUSE));
+      signal.throwIfAborted();
       await follow(job, signal);
     } catch (error) {
       signal.throwIfAborted();
@@ -139,8 +143,11 @@ const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeo
 function explain(job) {
   results.explain();
   form.setResolved(results.report);
-  offerHeat(isServed(job) && results.report !== null, () => void compareCards(job));
+  heating.abort();
+  heating = new AbortController();
+  offerHeat(isServed(job) && results.report !== null, () => void compareCards(job, heating.signal));
   frontier.reset(job.kind === 'train' && results.report !== null);
+  solver.reset(results.report !== null);
   showProblems([]);
   compare.show(results.report);
   byId('mini').textContent = results.words();
@@ -148,10 +155,13 @@ function explain(job) {
   announce(() => results.words());
 }
 
-/** A serving engine on cards of all sizes. @param {Job} job */
-async function compareCards(job) {
-  const heat = await optional(post('/heat', { ...requestOf(job), kind: job.kind }));
-  if (job !== store.job) return;
+/** Ends the tables of a question that is no longer asked. */
+let heating = new AbortController();
+
+/** A serving engine on cards of all sizes. @param {Job} job @param {AbortSignal} signal */
+async function compareCards(job, signal) {
+  const heat = await optional(post('/heat', { ...requestOf(job), kind: job.kind }, signal)).catch(() => null);
+  if (signal.aborted) return;
   showHeat(heat, job.gpu, (gpu, format) => {
     const options = format === null ? planOf(job) : { ...planOf(job), quantization: format };
     store.update({ ...withPlan(store.job, options), gpu }, 'apply');
@@ -168,7 +178,7 @@ async function optional(asked) {
   }
 }
 
-/** What is asked once the number stands: every card, A again after a restore, help, formulas, facts of the model. @param {Job} job @param {AbortSignal} signal */
+/** What is asked once the number stands: every card, pinned plans of a link, help, formulas, facts of the model. @param {Job} job @param {AbortSignal} signal */
 async function follow(job, signal) {
   const { report } = results;
   if (report && !report.budgets) {
@@ -182,11 +192,13 @@ async function follow(job, signal) {
     const events = await optional(post('/events', asked, signal));
     if (events) results.timeline.showEvents(events);
   }
-  if (store.pinned && !compare.pinnedReport) {
-    compare.pinnedReport = await optional(estimate(store.pinned, signal));
-    compare.show(results.report);
+  for (const other of compare.missing) {
+    const known = await optional(estimate(other, signal));
+    if (known) compare.learn(other, known);
   }
+  compare.show(results.report);
   if (real.isShown) await real.again(job, signal);
+  await optional(placement.again(job.gpu, signal));
   const stuck = report && !isServed(job) && !ownVerdict(report).fits;
   const help = stuck ? await optional(post('/suggest', { ...requestOf(job), kind: job.kind }, signal)) : null;
   showSuggestions(store, help?.suggestions ?? []);
@@ -308,13 +320,15 @@ store.subscribe((why) => {
     writeAddress(true);
     return;
   }
-  if (why === 'restore' && !store.pinned) compare.pinnedReport = null;
   if (why === 'model' || why === 'restore') delete byId('model-facts').dataset['inspected'];
-  form.sync(why !== 'edit');
+  // What was typed is checked already, so the question goes out first.
+  const isEdit = why === 'edit';
+  if (isEdit && form.isValid) ask();
+  form.sync(!isEdit);
   picker.sync();
   showUnshown();
   writeAddress(why !== 'restore');
-  if (form.isValid) ask();
+  if (!isEdit && form.isValid) ask();
 });
 
 /** The state of the address, where there is one. */
@@ -324,7 +338,6 @@ async function readAddress() {
   try {
     const found = await readFragment(location.hash);
     if (!found) return false;
-    compare.pinnedReport = null;
     inspected = '';
     // A field that someone types in is left alone; nobody types who goes back.
     if (document.activeElement instanceof HTMLElement) document.activeElement.blur();
@@ -366,9 +379,10 @@ async function loadLists() {
 }
 
 setUpTheme();
+setUpSearch(form);
 if (inside) byId('where').textContent = 'everything is computed in this page; nothing but names of models leaves it';
 new Exporter(store, () => answer);
-new Importer(store, real, (notes) => {
+new Importer(store, real, placement, (notes) => {
   imported = notes;
   showUnshown();
 });

@@ -76,7 +76,7 @@ export class Results {
             'p',
             { class: `verdict-line ${name}` },
             h('span', { class: 'sign', 'aria-hidden': 'true' }, sign),
-            h('span', { class: 'big', id: 'process-total' }, `${gib(totals.process)} GiB`),
+            h('span', { class: 'big', id: 'process-total', elementtiming: 'number' }, `${gib(totals.process)} GiB`),
             h(
               'span',
               {},

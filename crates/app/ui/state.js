@@ -1,5 +1,5 @@
 // @ts-check
-/** What the page shows: the job that is edited (B), the one it is compared with (A), and who wants to know of changes. */
+/** What the page shows: the job that is edited, those it is compared with, and who wants to know of changes. */
 
 /** @typedef {import('./types.js').Job} Job */
 /** @typedef {import('./types.js').Plan} Plan */
@@ -53,8 +53,8 @@ export function requestOf(job) {
 export class Store {
   /** @type {Job} */
   job = freshJob();
-  /** @type {Job | null} */
-  pinned = null;
+  /** @type {Job[]} */
+  pinned = [];
   /** @type {((why: string) => void)[]} */
   #listeners = [];
 
@@ -69,16 +69,16 @@ export class Store {
     this.#tell(why);
   }
 
-  /** Takes over a whole state. @param {Job} job @param {Job | null} pinned */
+  /** Takes over a whole state. @param {Job} job @param {Job[]} pinned */
   restore(job, pinned) {
     this.job = job;
     this.pinned = pinned;
     this.#tell('restore');
   }
 
-  /** @param {Job | null} job */
-  pin(job) {
-    this.pinned = job;
+  /** @param {Job[]} jobs */
+  pin(jobs) {
+    this.pinned = jobs;
     this.#tell('pin');
   }
 

@@ -82,6 +82,12 @@
  * @property {number} [slower]
  * @typedef {{ gpu: string, memory: number, gpus: number, plans: Planned[], nearest?: Planned, tried: number }} Plans
  *
+ * @typedef {object} Found  what the other way round found
+ * @property {string | null} answer  in words; null: nothing fits
+ * @property {{ setting: string, value: any, beside?: Plan } | null} solved
+ * @property {{ value: any, why: string } | null} [next]
+ * @typedef {Report & Found} Solved
+ *
  * @typedef {object} Budget  what a serving engine with a pool of cache does with a card
  * @property {string} engine
  * @property {number} granted

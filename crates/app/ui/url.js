@@ -2,7 +2,7 @@
 /**
  * The state as the fragment of the address, which browsers never send to a server.
  *
- * Readable where it can be: `#model=gpt2&batch.batch_size=4&gpu=A30`. A pasted config and the plan pinned for comparison
+ * Readable where it can be: `#model=gpt2&batch.batch_size=4&gpu=A30`. A pasted config and plans pinned for comparison
  * are deflated (`config=~…`).
  */
 
@@ -89,17 +89,17 @@ async function pairsOf(job) {
   return pairs;
 }
 
-/** The fragment for a state, without `#`. @param {Job} job @param {Job | null} pinned */
+/** The fragment for a state, without `#`. @param {Job} job @param {Job[]} pinned */
 export async function fragmentOf(job, pinned) {
   const pairs = await pairsOf(job);
-  if (pinned) pairs.push(['pinned', await pack(await fragmentOf(pinned, null))]);
+  for (const other of pinned) pairs.push(['pinned', await pack(await fragmentOf(other, []))]);
   return pairs.map(([key, value]) => `${escaped(key)}=${escaped(value)}`).join('&');
 }
 
 /**
  * The state that a fragment holds; nothing when it is empty. Throws on what cannot be read.
  * @param {string} fragment
- * @returns {Promise<{ job: Job, pinned: Job | null } | null>}
+ * @returns {Promise<{ job: Job, pinned: Job[] } | null>}
  */
 export async function readFragment(fragment) {
   const text = fragment.replace(/^#/, '');
@@ -128,7 +128,11 @@ export async function readFragment(fragment) {
   }
   job = { ...job, [job.kind]: plan };
   job.gpu = given.get('gpu') ?? (getAt(plan, 'gpu.name') === undefined ? job.gpu : '');
-  const other = given.get('pinned');
-  const pinned = other ? await readFragment(await unpack(other)) : null;
-  return { job, pinned: pinned ? pinned.job : null };
+  /** @type {Job[]} */
+  const pinned = [];
+  for (const [, other] of entries.filter(([key]) => key === 'pinned').slice(0, 4)) {
+    const read = await readFragment(await unpack(other));
+    if (read) pinned.push(read.job);
+  }
+  return { job, pinned };
 }

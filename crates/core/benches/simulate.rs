@@ -9,7 +9,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 use vramcast_core::memory::{allocator, simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::job::Lengths;
-use vramcast_core::plan::{Batch, Checkpointing, InferPlan, Job, TrainPlan};
+use vramcast_core::plan::{Batch, Checkpointing, Compile, InferPlan, Job, TrainPlan};
 use vramcast_core::source::catalogue;
 
 fn main() {
@@ -38,6 +38,15 @@ fn plan() -> TrainPlan {
 fn estimate_llama_3_8b(bencher: Bencher<'_, '_>) {
     let plan = plan();
     // Each from a model that is new: programs are kept with it.
+    bencher
+        .with_inputs(|| model(None))
+        .bench_local_refs(|model| simulation::train(black_box(model), &plan).map(|s| s.process_bytes()));
+}
+
+/// The same compiled as a whole: one graph of 32 layers.
+#[divan::bench]
+fn compiled_llama_3_8b(bencher: Bencher<'_, '_>) {
+    let plan = TrainPlan { compile: Some(Compile::Model), ..plan() };
     bencher
         .with_inputs(|| model(None))
         .bench_local_refs(|model| simulation::train(black_box(model), &plan).map(|s| s.process_bytes()));

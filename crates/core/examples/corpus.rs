@@ -17,7 +17,8 @@ use vramcast_core::plan::{Fault, Gpus};
 use vramcast_core::source::{catalogue, python};
 
 /// Words of refusals that say that a file is not of one model's training: it is not among those that should be read.
-const OUTSIDE: [&str; 20] = [
+const OUTSIDE: [&str; 21] = [
+    "are read where they train",
     "roles on shared cards",
     "engine_kwargs",
     "help ",
@@ -128,7 +129,7 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
 
 fn parse(path: &Path) -> Result<Value, String> {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-    if path.extension().is_some_and(|extension| extension == "py") {
+    if path.extension().is_some_and(|extension| extension == "py" || extension == "sh") {
         return Ok(Value::String(text));
     }
     match path.extension().and_then(|extension| extension.to_str()) {
@@ -140,7 +141,9 @@ fn parse(path: &Path) -> Result<Value, String> {
 
 /// What a file refers to stands beside it, or beside a folder above.
 fn open(from: &Path, name: &str) -> Result<Value, String> {
-    let found = from.ancestors().skip(1).map(|folder| folder.join(name)).find(|path| path.is_file());
+    let last = Path::new(name).file_name().filter(|_| name.starts_with('/')).zip(from.parent());
+    let last = last.map(|(last, folder)| folder.join(last));
+    let found = from.ancestors().skip(1).map(|folder| folder.join(name)).chain(last).find(|path| path.is_file());
     parse(&found.ok_or("there is no such file beside it or above")?)
 }
 
@@ -177,9 +180,11 @@ fn programs(path: &Path) -> Vec<(Outcome, bool)> {
             Ok(content) => settle(content),
             Err(faults) => (refused(said(&faults)), false),
         });
-    judged
-        .filter(|(outcome, _)| !matches!(outcome, Outcome::Refused(why) if why.contains("none of its calls")))
-        .collect()
+    // A program that names nothing that is read is no configuration, however large it is.
+    let nothing = |why: &str| {
+        why.contains("none of its calls") || why.contains("larger than what is followed") && !program::is_known(&code)
+    };
+    judged.filter(|(outcome, _)| !matches!(outcome, Outcome::Refused(why) if nothing(why))).collect()
 }
 
 fn said(faults: &[Fault]) -> String {
@@ -211,7 +216,7 @@ fn settle(mut content: Content) -> (Outcome, bool) {
         named.as_deref().and_then(|name| catalogue::find(name).or_else(|| catalogue::find(catalogue::kin(name)?)));
     let known = entry.is_some() || named.is_none();
     let entry = entry.or_else(|| catalogue::find("meta-llama/Meta-Llama-3-8B")).expect("the stand-in is built in");
-    let mut config = entry.config;
+    let mut config = content.config.take().filter(|_| named.is_none()).unwrap_or(entry.config);
     if !known {
         config["max_position_embeddings"] = serde_json::json!(1 << 24);
     }
@@ -226,7 +231,7 @@ fn settle(mut content: Content) -> (Outcome, bool) {
         }
         content.tree.as_object_mut().map(|tree| tree.remove("frozen"));
         // So are its experts and positions.
-        for place in ["parallel.mesh.ep", "parallel.mesh.etp"] {
+        for place in ["parallel.mesh.ep", "parallel.mesh.etp", "parallel.engine.megatron.moe", "quantization.experts"] {
             vramcast_core::ask::tree::take(&mut content.tree, place);
         }
         content.named.retain(|(name, _)| !name.contains("expert"));

@@ -12,8 +12,8 @@ use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::adapter::OtherAdapter;
 use vramcast_core::plan::{
-    AdapterPlan, Batch, CacheImplementation, Checkpointing, Gpus, Implementation, InferPlan, LoraPlan, LossKind,
-    LossOptions, ModelCode, Optimizer, OptimizerKind, Quantization, Targets, TrainPlan,
+    AdapterPlan, Batch, CacheImplementation, Checkpointing, Compile, Gpus, Implementation, InferPlan, LoraPlan,
+    LossKind, LossOptions, ModelCode, Optimizer, OptimizerKind, Quantization, Targets, TrainPlan,
 };
 use vramcast_core::source::catalogue;
 
@@ -135,6 +135,8 @@ fn torchtune(row: &Value) -> Outcome {
                 implementation: Implementation::Fused,
                 ..Optimizer::default()
             },
+            // What is offloaded is not modelled beside compiled layers, and runs eagerly.
+            compile: (on("compile") && !on("activation_offloading")).then_some(Compile::Layers),
             optimizer_in_backward: on("optimizer_in_bwd"),
             adapter: method.contains("lora").then_some(AdapterPlan::Lora(lora)),
             quantization: (method == "qlora").then(|| Quantization { double: true, ..Quantization::default() }),

@@ -5,12 +5,13 @@ use vramcast_core::model::families::{Family, denoisers, encoders, seq2seq, speec
 use vramcast_core::model::op::Op;
 use vramcast_core::model::{Inputs, Model, Step};
 
-const CLASSES: [&str; 10] = [
+const CLASSES: [&str; 11] = [
     "AutoModel",
     "AutoModelForMaskedLM",
     "AutoModelForSequenceClassification",
     "AutoModelForTokenClassification",
     "AutoModelForQuestionAnswering",
+    "AutoModelForMultipleChoice",
     "AutoModelForPreTraining",
     "AutoModelForImageClassification",
     "AutoModelForSeq2SeqLM",
@@ -154,6 +155,8 @@ fn heads_over_tokens_are_where_transformers_has_them() {
         count("modernbert", "AutoModelForQuestionAnswering"),
         count("modernbert", "AutoModelForTokenClassification")
     );
+    // BertModel with its pooler, and one number for each answer.
+    assert_eq!(count("bert", "AutoModelForMultipleChoice"), Ok(109_482_240 + 769));
     let refused = count("gemma2", "AutoModelForQuestionAnswering").unwrap_err();
     assert!(refused.contains("AutoModelForTokenClassification"), "{refused}");
     assert!(count("mixtral", "AutoModelForTokenClassification").unwrap_err().contains("not supported"));

@@ -1,9 +1,18 @@
 //! Ways of keeping a cache in `generate`, and decoders beside encoders.
 
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::disallowed_methods, reason = "tests read the recorded truth")]
 
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use vramcast_core::dtype::DType;
+use vramcast_core::memory::infer::placement::{self, Tree};
+use vramcast_core::memory::lower::Dealt;
 use vramcast_core::memory::simulation;
-use vramcast_core::model::Model;
+use vramcast_core::model::op::Parameter;
+use vramcast_core::model::{Inputs, Model};
+use vramcast_core::plan::device_map::{DeviceMap, Holder};
 use vramcast_core::plan::{Accepted, Assistant, Batch, CacheBackend, CacheImplementation, InferPlan, QuantizedCache};
 use vramcast_core::source::catalogue;
 
@@ -173,4 +182,80 @@ fn beams_compute_experts_as_the_prompt_does() {
     // Without beams, decoding gathers 2 x 8 experts' matrices of 2 x 1024 x 2048; four beams would gather four times that.
     let one = 2 * 8 * 2 * 1024 * 2048 * 2;
     assert!(gathered(4) < gathered(1) + one, "{} and {}", gathered(1), gathered(4));
+}
+
+fn rows(file: &str) -> Vec<Value> {
+    let path = format!("{}/../../truth/placement/{file}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn map_of(row: &Value) -> DeviceMap {
+    DeviceMap {
+        how: serde_json::from_value(row["device_map"].clone()).unwrap(),
+        cards: 64,
+        max_memory: serde_json::from_value(row["max_memory"].clone()).unwrap(),
+        modules: BTreeMap::new(),
+    }
+}
+
+/// What transformers itself answers (truth/placement): bytes of weights on every device.
+#[test]
+fn modules_go_where_transformers_puts_them() {
+    let mut known: BTreeMap<String, (Tree, BTreeMap<String, u64>)> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    let all = rows("maps.jsonl");
+    assert!(all.len() >= 48);
+    for row in all {
+        let name = row["model"].as_str().unwrap();
+        let (tree, sizes) = known.entry(name.to_owned()).or_insert_with(|| {
+            let entry = catalogue::find(name).unwrap();
+            let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+            let program = model.program(Inputs::inventory()).unwrap();
+            let size = |parameter: &Parameter| (parameter.name.clone(), parameter.shape.elements() * 2);
+            let sizes = program.registration.iter().map(|id| size(&program.parameters[id.0 as usize])).collect();
+            (Tree::of(&program, DType::BF16, None), sizes)
+        });
+        let dealt = Dealt { map: placement::place(tree, &map_of(&row), 0, false), main: 0 };
+        let mut held: BTreeMap<String, u64> = BTreeMap::new();
+        for (name, bytes) in sizes.iter() {
+            let device = match dealt.holder(name) {
+                Holder::Card(card) => card.to_string(),
+                Holder::Host => "cpu".to_owned(),
+                Holder::Disk => "disk".to_owned(),
+            };
+            *held.entry(device).or_default() += bytes;
+        }
+        let truth: BTreeMap<String, u64> = serde_json::from_value(row["held"].clone()).unwrap();
+        if held != truth {
+            wrong.push(format!("{} {name} {}: {held:?}, not {truth:?}", row["id"], row["device_map"]));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Peaks of every card of `generate` over a map, as transformers and accelerate run it.
+#[test]
+fn cards_of_a_map_peak_as_accelerate_runs_them() {
+    let mut wrong = Vec::new();
+    let all = rows("peaks.jsonl");
+    assert!(all.len() >= 6);
+    for row in all {
+        let entry = catalogue::find(row["model"].as_str().unwrap()).unwrap();
+        let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+        let batch = Batch { batch_size: 1, seq_len: row["prompt"].as_u64().unwrap(), ..Batch::default() };
+        let device_map = Some(DeviceMap { cards: 2, ..map_of(&row) });
+        let new_tokens = row["new_tokens"].as_u64().unwrap();
+        let plan = InferPlan { batch, new_tokens, device_map, forced_length: new_tokens > 0, ..InferPlan::default() };
+        let run = simulation::infer(&model, &plan).unwrap();
+        for (card, rank) in run.ranks.iter().enumerate() {
+            let truth = row["allocated"][card.to_string()].as_u64().unwrap();
+            let off = rank.allocated as f64 / truth.max(1) as f64 - 1.0;
+            println!("{} card {card}: {} of {truth}, {:+.4} %", row["id"], rank.allocated, off * 100.0);
+            if rank.allocated.abs_diff(truth) > truth / 500 + (1 << 20) {
+                wrong.push(format!("{} card {card}: {} of {truth}, {:+.2} %", row["id"], rank.allocated, off * 100.0));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

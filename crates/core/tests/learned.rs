@@ -2,6 +2,8 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests read recorded runs")]
 
+use std::io::Read;
+
 use serde_json::{Value, json};
 use vramcast_core::model::{Inputs, Model, families, learned};
 use vramcast_core::verify::ledger::{self, LedgerRow};
@@ -34,6 +36,27 @@ fn learned_programs_take_what_torch_takes() {
     assert!(errors.len() >= 19 && errors[errors.len() / 2] < 0.1, "{errors:?}");
 }
 
+/// Families that are written by hand, learned by `tools/learn/runs.py`: both take the same bytes.
+#[test]
+fn learned_families_give_the_bytes_of_those_written_by_hand() {
+    let path = format!("{}/tests/learned/families.jsonl.zz", env!("CARGO_MANIFEST_DIR"));
+    let mut text = String::new();
+    let packed = std::fs::read(path).unwrap();
+    flate2::read::ZlibDecoder::new(packed.as_slice()).read_to_string(&mut text).unwrap();
+    let predicted = |row: &Value| match ledger::score(row) {
+        LedgerRow::Scored(scored) => scored.allocated.predicted.unwrap(),
+        LedgerRow::Skipped { id, skipped } => panic!("{id}: {skipped}"),
+    };
+    assert!(text.lines().count() >= 10);
+    for line in text.lines() {
+        let by_hand: Value = serde_json::from_str(line).unwrap();
+        let mut learned = by_hand.clone();
+        learned["config"] = by_hand["program"].clone();
+        learned["auto_class"] = Value::Null;
+        assert_eq!(predicted(&by_hand), predicted(&learned), "{}", by_hand["id"]);
+    }
+}
+
 /// A table answers for what it follows; a key that it could not follow must have the class's value.
 #[test]
 fn a_table_refuses_what_it_does_not_follow() {
@@ -52,9 +75,32 @@ fn a_table_refuses_what_it_does_not_follow() {
         model.is_ok_and(|model| model.inventory().is_err())
     });
     assert!(refused.count() > 20);
-    let counted = Model::new(json!({"model_type": "deberta"}), Some("AutoModelForMaskedLM")).unwrap();
+    let counted = Model::new(json!({"model_type": "reformer"}), Some("AutoModelForMaskedLM")).unwrap();
     assert!(counted.only_counted().unwrap().contains("transformers 5.22"));
     assert!(counted.program(training(8)).unwrap_err().to_string().contains("vramcast learn"));
+}
+
+/// A pass that came along has the parameters of its type's table, runs, and refuses a config that it was not learned with.
+#[test]
+fn passes_that_came_along_run_by_class_defaults() {
+    let all: Vec<_> = learned::passes::all().collect();
+    assert!(all.len() >= 20, "{}", all.len());
+    // Each of a few, for the time that tests have.
+    for (model_type, class) in all.iter().step_by(9) {
+        let model = Model::new(json!({"model_type": model_type}), Some(class)).unwrap();
+        let sorted = |inputs: Inputs| {
+            let mut all: Vec<_> =
+                model.program(inputs).unwrap().parameters.into_iter().map(|one| (one.name, one.shape)).collect();
+            all.sort();
+            all
+        };
+        assert_eq!(sorted(training(64)), sorted(Inputs::inventory()), "{model_type}");
+        let other = Model::new(json!({"model_type": model_type, "hidden_act": "nothing"}), Some(class)).unwrap();
+        let _ = other.program(training(64));
+    }
+    let wider = Model::new(json!({"model_type": "roformer", "hidden_size": 64}), Some("AutoModelForMaskedLM")).unwrap();
+    let refused = wider.program(training(8)).unwrap_err().to_string();
+    assert!(refused.contains("hidden_size") && refused.contains("vramcast learn"), "{refused}");
 }
 
 /// Broken files end in an error that says what is wrong, never in a panic.

@@ -71,6 +71,11 @@ fn drawn(tool: &str, dice: &mut Dice) -> Value {
         "megatron" => {
             plan["weights"] = json!("bf16");
             plan["parallel"]["mesh"] = json!({"tp": number(dice, &["1", "2"])});
+            plan["parallel"]["engine"]["megatron"] = json!({"cross_entropy": dice.of(&["te", "unfused"]), "main_gradients": dice.of(&["fp32", "bf16"]),
+                "gradient_accumulation_fusion": dice.of(&["a", "b"]) == "a"});
+            if dice.of(&["a", "b"]) == "a" {
+                plan["parallel"]["engine"]["megatron"]["recompute"] = json!({"selective": ["core_attn", "layernorm"]});
+            }
         }
         _ if tool == "torchtune" => plan["weights"] = json!("bf16"),
         _ => {
@@ -83,6 +88,7 @@ fn drawn(tool: &str, dice: &mut Dice) -> Value {
     }
     if tool == "torchtitan" {
         plan["parallel"]["engine"]["fsdp2"]["wrap"] = json!("ends");
+        plan["parallel"]["engine"]["fsdp2"]["mixed_precision"]["reduce"] = json!("fp32");
     }
     plan["checkpointing"] = json!(dice.of(&["off", "full"]));
     plan["optimizer"] = json!({"kind": "adamw", "implementation": dice.of(&["fused", "foreach"])});
@@ -144,7 +150,7 @@ fn what_is_written_is_read_to_the_same_bytes() {
             let mut first = asked(task, plan.clone(), framework(tool));
             first.on_cards();
             let Ok(request) = first.request() else { continue };
-            let written = match write(tool, &model, &request, &around(&cards)) {
+            let written = match write(tool, &model, NAME, &request, &around(&cards)) {
                 Ok(written) => written,
                 // What no plan may hold together is refused before anything is written.
                 Err(faults) if ask::resolve(&model, &request, &around(&cards)).is_err() => {
@@ -186,4 +192,76 @@ fn what_is_written_is_read_to_the_same_bytes() {
         few.extend((same < 5).then_some(tool));
     }
     assert!(few.is_empty(), "hardly a plan is said whole for {few:?}");
+}
+
+/// A plan written for a tool.
+fn written(tool: &str, task: Task, plan: Value) -> Result<Written, Vec<Fault>> {
+    let (model, cards) = (model(), Gpus::embedded);
+    let mut first = asked(task, plan, framework(tool).filter(|_| task == Task::Train));
+    first.on_cards();
+    write(tool, &model, NAME, &first.request()?, &around(&cards))
+}
+
+#[test]
+fn tasks_are_written_in_a_tools_words_or_refused() {
+    let batch = json!({"batch_size": 2, "seq_len": 128});
+    let plan = |objective: Value| json!({"batch": batch, "objective": objective});
+    for (tool, task, objective, words) in [
+        ("trl", "dpo", json!({"precompute_ref_log_probs": true}), "trl dpo --config dpo.yaml"),
+        ("trl", "kto", json!({}), "trl kto --config kto.yaml"),
+        ("trl", "reward", json!({}), "trl reward --config reward.yaml"),
+        ("trl", "grpo", json!({"max_completion_length": 64, "beta": 0.04}), "trl grpo --config grpo.yaml"),
+        ("trl", "rloo", json!({"max_completion_length": 64}), "trl rloo --config rloo.yaml"),
+        ("llama-factory", "dpo", json!({}), "stage: \"dpo\""),
+        ("llama-factory", "kto", json!({}), "stage: \"kto\""),
+        ("llama-factory", "reward", json!({}), "stage: \"rm\""),
+        ("axolotl", "dpo", json!({}), "rl: \"dpo\""),
+    ] {
+        let mut objective = objective;
+        objective["kind"] = json!(task);
+        let mut asked = asked(Task::Train, plan(objective.clone()), Some("trl"));
+        asked.on_cards();
+        let (model, cards) = (model(), Gpus::embedded);
+        let written = write(tool, &model, NAME, &asked.request().unwrap(), &around(&cards));
+        let written = written.unwrap_or_else(|faults| panic!("{tool} {task}: {faults:?}"));
+        let all = format!("{}\n{}", written.files[0].1, written.line);
+        assert!(all.contains(words), "{tool} {task}: {all}");
+        let lost =
+            written.unsaid.iter().any(|what| what.starts_with("objective.kind") || what.contains("one of its own"));
+        assert_eq!(lost, tool != "trl", "{tool} {task}: {:?}", written.unsaid);
+        for (key, value) in objective.as_object().unwrap().iter().filter(|(key, _)| tool == "trl" && *key != "kind") {
+            assert!(written.files[0].1.contains(&format!("{key}: {value}")), "{key}: {all}");
+        }
+    }
+    for (tool, task) in
+        [("llama-factory", "grpo"), ("axolotl", "rloo"), ("trainer", "dpo"), ("megatron", "dpo"), ("trl", "orpo")]
+    {
+        let mut asked = asked(Task::Train, plan(json!({"kind": task})), Some("trl"));
+        asked.on_cards();
+        let (model, cards) = (model(), Gpus::embedded);
+        let faults = write(tool, &model, NAME, &asked.request().unwrap(), &around(&cards)).unwrap_err();
+        assert!(faults[0].to_string().contains(task), "{faults:?}");
+    }
+    let adapted = json!({"batch": batch, "adapter": {"method": "lora"}});
+    assert!(written("trainer", Task::Train, adapted).unwrap_err()[0].to_string().contains("adapters"));
+}
+
+#[test]
+fn alpha_sizes_and_files_are_written() {
+    let batch = json!({"batch_size": 2, "seq_len": 128});
+    for tool in ["trl", "axolotl", "llama-factory"] {
+        let plan =
+            json!({"batch": batch, "adapter": {"method": "lora", "rank": 8, "alpha": 32.0, "targets": ["q_proj"]}});
+        let written = written(tool, Task::Train, plan).unwrap();
+        assert!(written.files[0].1.contains("lora_alpha: 32\n"), "{written:#?}");
+        assert!(!written.unsaid.iter().any(|what| what.contains("alpha")), "{written:#?}");
+    }
+    let spread = json!({"batch": batch, "weights": "bf16", "parallel": {"gpus": 2, "engine": {"megatron": {}}}});
+    let megatron = written("megatron", Task::Train, spread).unwrap();
+    assert!(megatron.line.contains("--num-layers 2 --hidden-size 256"), "{megatron:#?}");
+    assert!(!megatron.unsaid.iter().any(|what| what.contains("sizes")), "{megatron:#?}");
+    let served = json!({"engine": "llama.cpp", "context": 1024, "quantization": "q4_k_m"});
+    let llama = written("llama.cpp", Task::Infer, served).unwrap();
+    assert!(llama.line.contains("--model Llama-3.1-8B-Q4_K_M.gguf"), "{llama:#?}");
+    assert!(llama.unsaid.is_empty(), "{llama:#?}");
 }

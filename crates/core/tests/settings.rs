@@ -94,6 +94,12 @@ fn answer(model: &Model, task: Task, names: &Named) -> Result<Value, Vec<Fault>>
             ask::tree::set(&mut request.stated, &format!("{place}.config"), decoder().config().clone());
         }
     }
+    if ask::tree::get(&request.stated, "objective.value_model.model").is_some() {
+        // Another than the policy, which is what it is taken for.
+        let mut config = decoder().config().clone();
+        config["num_hidden_layers"] = json!(4);
+        ask::tree::set(&mut request.stated, "objective.value_model.config", config);
+    }
     let cards = Gpus::embedded;
     let around = Surroundings { name: "m", cards: &cards, card: None, allocator: None, stored: None, lenient: false };
     let mut document = ask::answer(model, &request, &around, Wanted::default())?.document();

@@ -1,19 +1,30 @@
 //! cuDNN: the graph interface, by which torch runs attention and convolutions, and what the older one answers.
 //!
-//! A graph always finds one engine, and the plan of it needs no workspace. What attention's backward pass needs beyond
-//! its tensors is allocated by the frontend inside torch, so it is counted there.
+//! A graph always finds one engine, and the plan of it has the workspace that its convolutions take
+//! (`convolution.rs`). What attention's backward pass needs beyond its tensors is allocated by the frontend inside torch,
+//! so it is counted there.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::card::card;
-use crate::foreign::{Status, handle, host, host_mut, put, put_text};
+use crate::convolution::{Convolution, Pass};
+use crate::foreign::{Status, get, handle, host, host_mut, put, put_text};
 
 /// Attributes (`cudnnBackendAttributeName_t`) whose value is a result and not what was set.
 const HEURISTIC_RESULTS: i32 = 202;
 const KNOB_CHOICES: i32 = 302;
 const PLAN_JSON: i32 = 405;
+/// A plan's workspace. Known as soon as the operations of a graph are, it travels under this name from the graph by engines
+/// and their configurations to the plan.
+const WORKSPACE: i32 = 402;
+const GRAPH_OPERATIONS: i32 = 801;
+const TENSOR_TYPE: i32 = 901;
+const TENSOR_SIZES: i32 = 902;
+const TENSOR_STRIDES: i32 = 903;
+/// A kind of attribute.
+const DESCRIPTOR: i32 = 15;
 
 /// What was set on a descriptor: attribute to its elements.
 type Attributes = BTreeMap<i32, (i64, Vec<u8>)>;
@@ -36,12 +47,56 @@ fn width(kind: i32) -> usize {
 /// caller made becomes the answer, and nothing is to be written into it; notes there are none.
 fn unset(kind: i32, wanted: i64) -> (i64, Vec<u8>) {
     const INT64: i32 = 3;
-    const DESCRIPTOR: i32 = 15;
     const INT32: i32 = 23;
     match kind {
         INT64 | INT32 => (1, vec![0; width(kind)]),
         DESCRIPTOR => (wanted.min(1), Vec::new()),
         _ => (0, Vec::new()),
+    }
+}
+
+fn numbers(attributes: &Attributes, name: i32) -> Vec<u64> {
+    let bytes = attributes.get(&name).map_or(&[][..], |(_, bytes)| bytes);
+    bytes.as_chunks().0.iter().map(|number| u64::from_ne_bytes(*number)).collect()
+}
+
+/// What an operation of a graph takes; nothing if it is no convolution.
+fn workspace(all: &BTreeMap<usize, Attributes>, operation: &Attributes) -> u64 {
+    // Kernel, input and output (or their gradients) of each pass.
+    const PASSES: [(Pass, [i32; 3]); 3] =
+        [(Pass::Forward, [703, 704, 705]), (Pass::OfInput, [709, 710, 711]), (Pass::OfWeight, [715, 716, 717])];
+    let found = PASSES.iter().find_map(|(pass, names)| {
+        let tensor = |name| all.get(&(*numbers(operation, name).first()? as usize));
+        Some((*pass, tensor(names[0])?, tensor(names[1])?, tensor(names[2])?))
+    });
+    let Some((pass, kernel, input, output)) = found else { return 0 };
+    let element = match input.get(&TENSOR_TYPE).and_then(|(_, bytes)| bytes.first()) {
+        Some(0) if card().capability >= 80 => 4,
+        Some(2 | 9) => 2, // fp16, bf16
+        _ => 0,
+    };
+    let sizes = [kernel, input, output].map(|tensor| numbers(tensor, TENSOR_SIZES));
+    let [[_, of_group, window @ ..], [pictures, inputs, pixels @ ..], [_, outputs, places @ ..]] =
+        [&sizes[0][..], &sizes[1], &sizes[2]]
+    else {
+        return 0;
+    };
+    if element == 0 || of_group != inputs {
+        crate::unknown::not_counted("workspaces of cuDNN's convolutions in groups or in types without tensor cores");
+        return 0;
+    }
+    let channels_last = *inputs > 1 && numbers(input, TENSOR_STRIDES).get(1) == Some(&1);
+    let [window, pixels, places] = [window, pixels, places].map(|sizes| sizes.iter().product());
+    let (channels, places) = ([*inputs, *outputs], [pixels, places]);
+    Convolution { pass, pictures: *pictures, channels, places, window, element, channels_last }.workspace()
+}
+
+/// What the descriptors named in a new attribute hand on.
+fn handed_on(all: &BTreeMap<usize, Attributes>, attribute: i32, named: &[u8]) -> u64 {
+    let named = named.as_chunks().0.iter().filter_map(|name| all.get(&usize::from_ne_bytes(*name)));
+    match attribute {
+        GRAPH_OPERATIONS => named.map(|operation| workspace(all, operation)).sum(),
+        _ => named.map(|other| numbers(other, WORKSPACE).first().copied().unwrap_or(0)).sum(),
     }
 }
 
@@ -75,11 +130,7 @@ exports! {
     fn cudnnGetLastErrorString(out: *mut c_char, room: usize) { put_text(out, room, "") }
     fn cudnnGetStream(_handle: usize, out: *mut usize) { put(out, 0) }
 
-    fn cudnnBackendCreateDescriptor(kind: i32, out: *mut usize) {
-        const CONVOLUTION: i32 = 1;
-        if kind == CONVOLUTION {
-            crate::unknown::not_counted("workspaces of cuDNN's convolutions");
-        }
+    fn cudnnBackendCreateDescriptor(_kind: i32, out: *mut usize) {
         let descriptor = handle();
         with(|all| all.insert(descriptor, Attributes::new()));
         put(out, descriptor);
@@ -89,12 +140,27 @@ exports! {
     }
     fn cudnnBackendSetAttribute(descriptor: usize, attribute: i32, kind: i32, count: i64, values: *const c_void) {
         let bytes = host(values, count.max(0) as usize * width(kind)).to_vec();
-        with(|all| all.entry(descriptor).or_default().insert(attribute, (count, bytes)));
+        with(|all| {
+            let workspace = if kind == DESCRIPTOR { handed_on(all, attribute, &bytes) } else { 0 };
+            let own = all.entry(descriptor).or_default();
+            own.insert(attribute, (count, bytes));
+            if workspace > 0 {
+                own.insert(WORKSPACE, (1, workspace.to_ne_bytes().to_vec()));
+            }
+        });
     }
     fn cudnnBackendGetAttribute(descriptor: usize, attribute: i32, kind: i32, wanted: i64, count: *mut i64, values: *mut c_void) {
         let room = wanted.max(0) as usize * width(kind);
         match attribute {
-            HEURISTIC_RESULTS => put(count, 1),
+            HEURISTIC_RESULTS => {
+                // The caller made the configuration; it becomes the answer for this graph.
+                let result = get(values.cast::<usize>().cast_const());
+                with(|all| {
+                    let workspace = all.get(&descriptor).and_then(|own| own.get(&WORKSPACE).cloned());
+                    workspace.and_then(|bytes| all.get_mut(&result)?.insert(WORKSPACE, bytes))
+                });
+                put(count, 1)
+            }
             KNOB_CHOICES => put(count, 0),
             PLAN_JSON => {
                 put(count, 3);

@@ -14,6 +14,7 @@
 //! | [`memory`], [`device`], [`stream`], [`graph`], [`launch`] | the runtime (`cuda…`) and its twins in the driver (`cu…`) |
 //! | [`driver`] | the rest of the driver: virtual memory, contexts, entry points |
 //! | [`blas`], [`dnn`], [`solver`] | cuBLAS, cuDNN, and the handles of cuSPARSE, cuSOLVER, cuFFT, cuRAND |
+//! | `convolution` | what cuDNN's convolutions take beside their tensors |
 //! | [`nccl`], [`nvml`] | a world of any size in one process; the management library |
 //! | [`journal`] | nothing: what a program without Python takes, written down |
 //! | [`unknown`] | calls nobody wrote: they succeed, and are counted |
@@ -28,6 +29,7 @@ mod binaries;
 mod blas;
 mod card;
 mod contents;
+mod convolution;
 mod device;
 mod dnn;
 mod driver;

@@ -35,12 +35,33 @@ sizes! { i32, (_a _b _c _d _e _f _g);
     cusolverDnSorgqr_bufferSize cusolverDnDorgqr_bufferSize cusolverDnCungqr_bufferSize cusolverDnZungqr_bufferSize
     cusolverDnSsyevd_bufferSize cusolverDnDsyevd_bufferSize cusolverDnCheevd_bufferSize cusolverDnZheevd_bufferSize
     cusolverDnSsyevj_bufferSize cusolverDnDsyevj_bufferSize cusolverDnCheevj_bufferSize cusolverDnZheevj_bufferSize
+    cusolverDnSsyevjBatched_bufferSize cusolverDnDsyevjBatched_bufferSize cusolverDnCheevjBatched_bufferSize
+    cusolverDnZheevjBatched_bufferSize
 }
 sizes! { i32, (_a _b _c _d _e _f _g _h _i _j _k);
     cusolverDnSormqr_bufferSize cusolverDnDormqr_bufferSize cusolverDnCunmqr_bufferSize cusolverDnZunmqr_bufferSize
+    cusolverDnSgesvdjBatched_bufferSize cusolverDnDgesvdjBatched_bufferSize cusolverDnCgesvdjBatched_bufferSize
+    cusolverDnZgesvdjBatched_bufferSize
+    cusparseSbsrsv2_bufferSize cusparseDbsrsv2_bufferSize cusparseCbsrsv2_bufferSize cusparseZbsrsv2_bufferSize
 }
 sizes! { i32, (_a _b _c _d _e _f _g _h _i _j _k _l);
     cusolverDnSgesvdj_bufferSize cusolverDnDgesvdj_bufferSize cusolverDnCgesvdj_bufferSize cusolverDnZgesvdj_bufferSize
+}
+sizes! { i32, (_a _b _c _d _e _f _g _h _i _j _k _l _m);
+    cusparseSbsrsm2_bufferSize cusparseDbsrsm2_bufferSize cusparseCbsrsm2_bufferSize cusparseZbsrsm2_bufferSize
+}
+sizes! { i32, (_a _b _c _d _e _f _g _h _i _j _k _l _m _n _o _p);
+    cusolverDnSgesvdaStridedBatched_bufferSize cusolverDnDgesvdaStridedBatched_bufferSize
+    cusolverDnCgesvdaStridedBatched_bufferSize cusolverDnZgesvdaStridedBatched_bufferSize
+}
+sizes! { usize, (_a _b); cusparseLtMatmulGetWorkspace }
+sizes! { usize, (_a _b _c _d _e _f); cusparseXcoosort_bufferSizeExt cusparseXcsrsort_bufferSizeExt }
+sizes! { usize, (_a _b _c _d _e _f _g _h _i); cusparseSpMV_bufferSize cusparseSpSV_bufferSize }
+sizes! { usize, (_a _b _c _d _e _f _g _h _i _j); cusparseSpMM_bufferSize cusparseSDDMM_bufferSize cusparseSpSM_bufferSize }
+sizes! { usize, (_a _b _c _d _e _f _g _h _i _j _k); cusparseSpGEMM_workEstimation cusparseSpGEMM_compute }
+sizes! { usize, (_a _b _c _d _e _f _g _h _i _j _k _l _m _n _o _p _q _r _s);
+    cusparseScsrgeam2_bufferSizeExt cusparseDcsrgeam2_bufferSizeExt cusparseCcsrgeam2_bufferSizeExt
+    cusparseZcsrgeam2_bufferSizeExt
 }
 
 /// The same of the newer interface: one size on the device, one on the host.
@@ -58,3 +79,6 @@ macro_rules! two_sizes {
 two_sizes! { _a _b _c _d _e _f _g _h; cusolverDnXpotrf_bufferSize }
 two_sizes! { _a _b _c _d _e _f _g _h _i _j; cusolverDnXgeqrf_bufferSize }
 two_sizes! { _a _b _c _d _e _f _g _h _i _j _k; cusolverDnXsyevd_bufferSize }
+two_sizes! { _a _b _c _d _e _f _g _h _i _j _k; cusolverDnXsyevBatched_bufferSize }
+two_sizes! { _a _b _c _d _e _f _g _h _i _j _k; cusolverDnXsytrs_bufferSize }
+two_sizes! { _a _b _c _d _e _f _g _h _i _j _k _l _m _n _o _p _q; cusolverDnXgeev_bufferSize }

@@ -48,6 +48,75 @@ macro_rules! call {
     }};
 }
 
+/// The workspace of a convolution of 8 pictures of 20 channels and 32 × 32 pixels to 40 channels, in fp16, as torch asks for
+/// it: by graph, heuristic and plan.
+fn workspace_of_a_convolution(library: &Library) -> i64 {
+    let create = || {
+        let mut out = 0_u64;
+        call!(library, "cudnnBackendCreateDescriptor", (i32, *mut u64), 0, &mut out);
+        out
+    };
+    type Set = (u64, i32, i32, Vec<u64>);
+    let set = |(descriptor, attribute, kind, values): Set| {
+        let values = values.as_ptr();
+        let count = if attribute == 902 || attribute == 903 { 4 } else { 1 };
+        call!(
+            library,
+            "cudnnBackendSetAttribute",
+            (u64, i32, i32, i64, *const u64),
+            descriptor,
+            attribute,
+            kind,
+            count,
+            values
+        );
+    };
+    const DATA_TYPE: i32 = 1;
+    const INT64: i32 = 3;
+    const DESCRIPTOR: i32 = 15;
+    const HALF: u64 = 2;
+    let tensor = |sizes: [u64; 4]| {
+        let tensor = create();
+        let strides = vec![sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1];
+        [(901, DATA_TYPE, vec![HALF]), (902, INT64, sizes.to_vec()), (903, INT64, strides)]
+            .into_iter()
+            .for_each(|(attribute, kind, values)| set((tensor, attribute, kind, values)));
+        tensor
+    };
+    let (input, kernel, output) = (tensor([8, 20, 32, 32]), tensor([40, 20, 3, 3]), tensor([8, 40, 32, 32]));
+    let [operation, graph, heuristic, configuration, plan] = [(); 5].map(|()| create());
+    for (descriptor, attribute, named) in [
+        (operation, 703, kernel),
+        (operation, 704, input),
+        (operation, 705, output),
+        (graph, 801, operation),
+        (heuristic, 201, graph),
+    ] {
+        set((descriptor, attribute, DESCRIPTOR, vec![named]));
+    }
+    let (mut count, mut workspace, mut result) = (0_i64, -1_i64, configuration);
+    macro_rules! ask {
+        ($descriptor:expr, $attribute:literal, $kind:expr, $out:expr) => {
+            call!(
+                library,
+                "cudnnBackendGetAttribute",
+                (u64, i32, i32, i64, *mut i64, *mut c_void),
+                $descriptor,
+                $attribute,
+                $kind,
+                1,
+                &mut count,
+                (&raw mut $out).cast()
+            )
+        };
+    }
+    ask!(heuristic, 202, DESCRIPTOR, result);
+    assert_eq!((count, result), (1, configuration));
+    set((plan, 401, DESCRIPTOR, vec![configuration]));
+    ask!(plan, 402, INT64, workspace);
+    workspace
+}
+
 #[test]
 fn a_program_can_use_it() {
     // SAFETY: nothing else in this process reads the environment yet.
@@ -146,6 +215,53 @@ fn a_program_can_use_it() {
     );
     call!(library, "cudaMemcpy", (*mut c_void, u64, usize, i32), read.as_mut_ptr().cast(), first + 512, 16, 2);
     assert_eq!(read, [28, 32]);
+
+    // Copies with channels filled up to 24 and 40.
+    let copies = 2 * (8 * 24 * 32 * 32 + 40 * 24 * 9 + 8 * 40 * 32 * 32) + 512;
+    assert_eq!(workspace_of_a_convolution(&library), copies);
+
+    // Sizes that the stand-in does not know are none; torch takes what it finds there otherwise.
+    let (mut work, mut buffer) = (-1, usize::MAX);
+    call!(
+        library,
+        "cusolverDnSgesvdaStridedBatched_bufferSize",
+        (usize, i32, i32, i32, i32, usize, i32, i64, usize, i64, usize, i32, i64, usize, i32, i64, *mut i32, i32),
+        0,
+        0,
+        8,
+        8,
+        8,
+        0,
+        8,
+        64,
+        0,
+        8,
+        0,
+        8,
+        64,
+        0,
+        8,
+        64,
+        &mut work,
+        1
+    );
+    call!(
+        library,
+        "cusparseSpMM_bufferSize",
+        (usize, i32, i32, usize, usize, usize, usize, usize, i32, i32, *mut usize),
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        &mut buffer
+    );
+    assert_eq!((work, buffer), (0, 0));
 
     // A call that nobody wrote succeeds.
     assert_eq!(call!(library, "vramcast_unknown", (*const c_char), c"cuOdd".as_ptr()), 0);

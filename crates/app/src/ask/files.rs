@@ -58,6 +58,7 @@ pub(crate) fn plan(path: &Path, without: &[String]) -> Result<Content, Failure> 
 /// What a text is, by its file's name and by itself.
 fn of_text(text: &str, path: &Path, wanted: Option<&str>, around: &Beside<'_>) -> Result<Content, Failure> {
     let name = around.name;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.trim().is_empty() {
         return Err(Failure::bad_input(format!("{name}: the file is empty")));
     }
@@ -69,7 +70,9 @@ fn of_text(text: &str, path: &Path, wanted: Option<&str>, around: &Beside<'_>) -
         return Ok(content);
     }
     let named = path.file_name().is_some_and(|file| file.to_string_lossy().contains("Modelfile"));
-    if named || text.starts_with("FROM ") && text.contains("\nPARAMETER ") {
+    let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
+    let from = first.is_some_and(|line| line.starts_with("FROM "));
+    if named || from && (text.contains("\nPARAMETER ") || path == Path::new("-")) {
         return line::modelfile(text).map_err(|faults| Failure::faults(faults, Runner::OneCard).within(name));
     }
     if is_script(path, text) {
@@ -83,6 +86,14 @@ fn code(path: &Path, text: &str) -> Option<String> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("py") => Some(text.to_owned()),
         Some("ipynb") => python::notebook(&serde_json::from_str(text).ok()?),
+        // What comes by the standard input has no name.
+        None if path == Path::new("-") && text.trim_start().starts_with('{') => {
+            python::notebook(&serde_json::from_str(text).ok()?)
+        }
+        None if path == Path::new("-") && !text.starts_with("#!") => {
+            let imports = |line: &str| line.starts_with("import ") || line.starts_with("from ");
+            text.lines().any(imports).then(|| text.to_owned())
+        }
         _ => None,
     }
 }
@@ -107,8 +118,8 @@ fn once(path: &Path) -> Result<String, Failure> {
     Ok(INPUT.get_or_init(|| text).clone())
 }
 
-/// Whether a file is a script, by its name or its first line.
-fn is_script(path: &Path, text: &str) -> bool {
+/// Whether a file is a script, by its name or its lines.
+pub(crate) fn is_script(path: &Path, text: &str) -> bool {
     let named =
         matches!(path.extension().and_then(|extension| extension.to_str()), Some("sh" | "bash" | "slurm" | "sbatch"));
     let unnamed = path.extension().is_none();
@@ -117,18 +128,31 @@ fn is_script(path: &Path, text: &str) -> bool {
 
 /// The one line of a script that starts something.
 fn script(text: &str, name: &str, open: Opens<'_>, without: &[String]) -> Result<Content, Failure> {
-    let lines = line::shell::lines(text);
+    let line::shell::Script { lines, files, notes } = line::shell::script(text);
     // What is exported holds for the lines below.
     let exported: Vec<String> =
         lines.iter().filter(|words| words[0] == "export").flat_map(|words| words[1..].iter().cloned()).collect();
-    let known: Vec<&Vec<String>> = lines.iter().filter(|words| words[0] != "export" && line::is_known(words)).collect();
+    let mut known: Vec<&Vec<String>> =
+        lines.iter().filter(|words| words[0] != "export" && line::is_known(words)).collect();
+    // What a program is may stand in it alone.
+    if known.is_empty() {
+        known = lines.iter().filter(|words| line::runs_script(words)).collect();
+    }
     let Some(first) = known.first() else {
         return Err(Failure::bad_input(format!("{name}: none of its lines starts a run that is known"))
             .hint("give the line itself: vramcast fit -- LINE"));
     };
     let words: Vec<String> = exported.into_iter().chain(first.iter().cloned()).collect();
-    let mut content =
-        line::read(&words, open, without).map_err(|faults| Failure::faults(faults, Runner::OneCard).within(name))?;
+    let written = |wanted: &str| match files.get(wanted) {
+        Some(text) => parsed(text, wanted).map_err(|failure| failure.message(crate::failure::Door::CommandLine)),
+        None => open(wanted),
+    };
+    let mut content = line::read(&words, &written, without)
+        .map_err(|faults| Failure::faults(faults, Runner::OneCard).within(name))?;
+    content.notes.extend(notes);
+    if lines.iter().any(|words| words[0].starts_with("--")) {
+        content.notes.push("some options stand behind a comment or an empty line, where a shell reads no more".into());
+    }
     if known.len() > 1 {
         content.notes.push(format!("{} lines start runs: the first is answered", known.len()));
     }
@@ -150,10 +174,13 @@ type Opens<'a> = &'a dyn Fn(&str) -> Result<Value, String>;
 fn beside(file: &Path, name: &str) -> Result<Value, String> {
     let whole = file.canonicalize().unwrap_or_else(|_| file.to_owned());
     let above = whole.ancestors().skip(1).map(|folder| folder.join(name));
-    let found = above.chain([Path::new(name).to_owned()]).find(|path| path.is_file());
+    // A path of another machine may lie here by its last part.
+    let last = Path::new(name).file_name().filter(|_| name.starts_with('/')).zip(whole.parent());
+    let last = last.map(|(last, folder)| folder.join(last));
+    let found = above.chain([Path::new(name).to_owned()]).chain(last).find(|path| path.is_file());
     let Some(path) = found else { return Err("there is no such file beside it, above it or here".into()) };
     // A program is read by whoever knows its line.
-    if name.ends_with(".py") {
+    if name.ends_with(".py") || name.ends_with(".sh") {
         return text(&path).map(Value::String).map_err(|failure| failure.message(crate::failure::Door::CommandLine));
     }
     let read = || parsed(&text(&path)?, name);
@@ -162,6 +189,7 @@ fn beside(file: &Path, name: &str) -> Result<Value, String> {
 
 /// A document's value; the name says which form it has.
 fn parsed(text: &str, name: &str) -> Result<Value, Failure> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let toml = |text: &str| toml::from_str::<Value>(text).map_err(|e| e.to_string());
     let yaml = |text: &str| serde_saphyr::from_str::<Value>(text).map_err(|e| said(&e.to_string()));
     let json = |text: &str| serde_json::from_str::<Value>(text).map_err(|e| e.to_string());

@@ -71,6 +71,8 @@ pub(crate) struct Found {
     refused: Option<ModelError>,
     /// The number of parameters that was typed, for formulas that need no more.
     pub(crate) stated: Option<u64>,
+    /// The name that was given, where another model stands in for it.
+    pub(crate) stands_for: Option<String>,
 }
 
 impl Reach {
@@ -179,7 +181,7 @@ impl Sizes {
             notes.push(format!("that shape has {count} parameters, not {params}: give --layers and --hidden to match"));
         }
         let resolved = Resolved { name: name.clone(), config: Some(config), ..Resolved::default() };
-        Ok(Found { name, model: Some(model), resolved, notes, refused: None, stated: params })
+        Ok(Found { name, model: Some(model), resolved, notes, refused: None, stated: params, stands_for: None })
     }
 }
 
@@ -255,6 +257,11 @@ pub(crate) fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: O
 }
 
 impl Found {
+    /// The name that files of other tools give it.
+    pub(crate) fn called(&self) -> &str {
+        self.stands_for.as_deref().unwrap_or(&self.name)
+    }
+
     /// The model of some facts. A type that is not known, and of which nothing is assumed, is no model; what its files
     /// hold is known all the same.
     pub(crate) fn of(
@@ -297,7 +304,7 @@ impl Found {
         } else if let (Some(model), Some(elements)) = (&model, resolved.elements) {
             notes.extend(stored::count(model, elements, assume.is_some())?);
         }
-        Ok(Self { name: resolved.name.clone(), model, resolved, notes, refused, stated: None })
+        Ok(Self { name: resolved.name.clone(), model, resolved, notes, refused, stated: None, stands_for: None })
     }
 
     /// The model, or why there is none.

@@ -15,6 +15,7 @@
 //! | [`work`] | how much one answer may take |
 //! | [`solve`], [`table`] | the other way round; many answers side by side |
 //! | [`heat`] | a serving engine over cards, formats, contexts |
+//! | [`placement`] | roles on shared cards, one by one and together |
 //! | [`plan`] | plans that fit, where much is left open |
 //! | [`engines`] | one question to every engine that serves |
 //! | [`real`] | what a real run left behind |
@@ -32,6 +33,7 @@ pub(crate) mod heat;
 pub mod inspect;
 pub(crate) mod job;
 pub(crate) mod lists;
+pub(crate) mod placement;
 pub(crate) mod plan;
 pub(crate) mod question;
 pub(crate) mod real;

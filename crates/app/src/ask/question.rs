@@ -6,11 +6,13 @@ use serde_json::Value;
 use vramcast_core::ask::file::Content;
 use vramcast_core::ask::resolve::Settled;
 use vramcast_core::ask::write::Written;
-use vramcast_core::ask::{self, Answer, Asked, Given, Request, Surroundings, Task, Wanted, tree};
+use vramcast_core::ask::{self, Answer, Asked, Given, Request, Runner, Surroundings, Task, Wanted, tree};
 use vramcast_core::doctor::locate;
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::{Inputs, Model};
+use vramcast_core::plan::placement::Placement;
 use vramcast_core::plan::{Gpus, InferPlan, RunPlan, TrainPlan};
+use vramcast_core::serving::llama_cpp::Mixture;
 use vramcast_core::source::catalogue;
 
 use super::card::{Card, Machine};
@@ -53,6 +55,11 @@ pub(crate) struct Prepared {
 }
 
 impl Question {
+    /// Roles on shared cards, where its file places them.
+    pub(crate) fn placement(&mut self) -> Option<Placement> {
+        self.file.as_mut()?.placement.take()
+    }
+
     /// Lengths may stand in a file; what is in it takes the place of its name.
     fn read_lengths(&mut self) -> Result<(), Failure> {
         for (_, given) in self.asked.named.iter_mut().filter(|(name, _)| name == "lengths") {
@@ -74,7 +81,16 @@ impl Question {
         // A file says itself how its model is quantised; without one the name is all that does.
         let typed = || self.subject.name.clone().filter(|name| offline && !name.ends_with("-bnb-4bit"));
         let Some(name) = named.map(str::to_owned).or_else(typed) else { return Err(failure) };
-        let Some(kin) = catalogue::kin(&name) else {
+        // A GGUF that is not here says by its name what it holds.
+        let stored = Mixture::of_name(&name);
+        let plain = stored.as_ref().map(|(plain, _)| plain.clone());
+        let plain = plain.filter(|_| self.asked.task == Task::Infer && self.asked.names("quantization").is_none());
+        let found = plain.as_deref().and_then(|plain| catalogue::find(plain).map(|entry| entry.id));
+        if let (Some(mixture), true) = (stored.map(|(_, mixture)| mixture), plain.is_some()) {
+            self.asked.named.push(("quantization".into(), Given::Text(mixture.name.into())));
+        }
+        let kin = found.or_else(|| catalogue::kin(plain.as_deref().unwrap_or(&name)).map(str::to_owned));
+        let Some(kin) = kin else {
             return match named {
                 None => Err(failure),
                 Some(_) => {
@@ -84,8 +100,22 @@ impl Question {
             };
         };
         self.asked.notes.push(format!("{name} could not be fetched: {kin}, whose name says the same shape, stands in"));
-        self.subject.name = Some(kin.to_owned());
-        self.subject.find(reach, false)
+        self.subject.name = Some(kin);
+        let mut found = self.subject.find(reach, false)?;
+        found.stands_for = Some(name);
+        Ok(found)
+    }
+
+    /// A name of Ollama's library, whose tag may say a quantisation.
+    fn read_tag(&mut self) {
+        let unknown = |name: &&str| name.contains(':') || catalogue::find(name).is_none();
+        let name = self.subject.name.as_deref().filter(unknown).filter(|_| self.asked.runner() == Runner::Ollama);
+        let Some((name, stored, said)) = name.map(ask::line::library) else { return };
+        self.subject.name = Some(name);
+        self.asked.notes.extend(said);
+        if let Some(stored) = stored.filter(|_| self.asked.names("quantization").is_none()) {
+            self.asked.named.push(("quantization".into(), Given::Text(stored.into())));
+        }
     }
 
     /// Samples of a data file are counted; their lengths are what is asked about.
@@ -105,8 +135,15 @@ impl Question {
     pub(crate) fn prepare(mut self, reach: Reach, settings: &Settings) -> Result<Prepared, Failure> {
         let mut from_file = false;
         if let Some(mut file) = self.file.take() {
+            if file.placement.is_some() {
+                let problem = "a file of several roles on shared cards has no single plan";
+                return Err(Failure::bad_input(problem).hint(
+                    "`train` and `fit` answer all of them; the tasks policy and value ask for an actor and a critic",
+                ));
+            }
             if self.subject.is_silent() {
                 self.subject.name = file.model.take();
+                self.subject.config = file.config.take().filter(|_| self.subject.name.is_none());
                 self.subject.auto_class = self.subject.auto_class.take().or(file.auto_class.take());
             }
             if let Some(task) = file.task.filter(|task| *task != self.asked.task) {
@@ -123,6 +160,7 @@ impl Question {
         }
         self.subject.assume =
             self.asked.assumed().map_err(|fault| Failure::faults(vec![fault], self.asked.runner()))?;
+        self.read_tag();
         let named = self.subject.name.clone().filter(|_| from_file);
         let found = self.subject.find(reach, false).or_else(|failure| self.kin(named.as_deref(), failure, reach));
         let found = found.map_err(|failure| failure.for_runner(self.asked.runner()))?;
@@ -159,7 +197,7 @@ impl Question {
 fn look_up(request: &mut Request, reach: Reach) -> Result<(), Failure> {
     let named =
         |request: &Request, path: &str| tree::get(&request.stated, path).and_then(Value::as_str).map(str::to_owned);
-    for place in ["assistant", "objective.reward_model", "objective.teacher"] {
+    for place in ["assistant", "objective.reward_model", "objective.value_model", "objective.teacher"] {
         let [model, config, weights] = ["model", "config", "weights"].map(|key| format!("{place}.{key}"));
         let Some(name) = named(request, &model) else { continue };
         if tree::get(&request.stated, &config).is_some_and(|config| !config.is_null()) {
@@ -212,6 +250,22 @@ impl Prepared {
         Ok(then(self.model()?, &around))
     }
 
+    /// Takes the known card whose memory is nearest to what a message says a card has, with that memory, unless one was named.
+    pub(crate) fn on_card_of(&mut self, memory: u64) {
+        if tree::get(&self.request.stated, "gpu").is_some_and(|gpu| !gpu.is_null()) {
+            return;
+        }
+        let Some(mut gpu) =
+            self.cards.all().filter(|gpu| gpu.capability.is_some()).min_by_key(|gpu| gpu.memory.abs_diff(memory))
+        else {
+            return;
+        };
+        gpu.name = format!("the message's card, taken as {}", gpu.name);
+        gpu.memory = memory;
+        self.card = None;
+        tree::set(&mut self.request.stated, "gpu", serde_json::to_value(gpu).unwrap_or_default());
+    }
+
     /// The plan that follows, checked unless it is for a formula, which takes any.
     pub(crate) fn settle(&self, lenient: bool) -> Result<Settled, Failure> {
         self.around(lenient, |model, around| ask::resolve(model, &self.request, around))?
@@ -246,7 +300,9 @@ impl Prepared {
 
     /// The plan as files and a line of another tool.
     pub(crate) fn write(&self, tool: &str) -> Result<Written, Failure> {
-        let written = self.around(false, |model, around| ask::write::write(tool, model, &self.request, around))?;
+        let written = self.around(false, |model, around| {
+            ask::write::write(tool, model, self.found.called(), &self.request, around)
+        })?;
         written.map_err(|faults| self.failed(faults))
     }
 

@@ -47,7 +47,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let snapshot = real::is_snapshot(&bytes).then(|| import::read(&arguments.file)).transpose()?;
     let mut found = match &snapshot {
         Some(recording) => doctor::of_recording(recording).into_iter().collect(),
-        None => doctor::diagnose(&String::from_utf8_lossy(&bytes)),
+        None => doctor::diagnose(&doctor::text(&bytes)),
     };
     if found.is_empty() && snapshot.is_some() {
         return Err(Failure::bad_input(format!("{shown}: nothing in this snapshot ran out of memory or grew"))
@@ -57,11 +57,16 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         return Err(Failure::bad_input(format!("{shown}: nothing in it speaks of memory"))
             .hint("give the part of the log with the error, or its whole text"));
     }
-    let prepared = match &arguments.what {
+    let mut prepared = match &arguments.what {
         Some(What::Train(train)) => Some(train.prepare(context)?),
         Some(What::Infer(infer)) => Some(infer.prepare(context)?),
         None => None,
     };
+    // The card of the message, where none is named.
+    if let (Some(prepared), Some(total)) = (&mut prepared, found[0].message.as_ref().and_then(|message| message.total))
+    {
+        prepared.on_card_of(total);
+    }
     let answer = match &prepared {
         Some(prepared) => Some(prepared.answer(Wanted { suggestions: true, ..Wanted::default() })?),
         None => None,

@@ -153,6 +153,7 @@ enum Command {
 
 /// Runs a command line.
 pub fn run(arguments: Vec<OsString>) -> Exit {
+    let wants_json = wants_json(&arguments);
     let cli = match parse::parse(arguments) {
         Ok(Ok(cli)) => cli,
         Ok(Err(error)) => {
@@ -164,7 +165,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
             };
         }
         Err(failure) => {
-            failure.print(false);
+            failure.print(wants_json);
             return failure.exit();
         }
     };
@@ -182,6 +183,13 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
             failure.exit()
         }
     }
+}
+
+/// Whether words that are not a command line yet ask for JSON.
+fn wants_json(arguments: &[OsString]) -> bool {
+    let own: Vec<&OsString> = arguments.iter().take_while(|word| *word != "--").collect();
+    own.iter().any(|word| *word == "--json" || *word == "--format=json")
+        || own.windows(2).any(|two| two[0] == "--format" && two[1] == "json")
 }
 
 /// How a command ends whose words could not be written: a reader that went away (`| head`) is no error.

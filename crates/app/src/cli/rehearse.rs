@@ -152,7 +152,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         Ending::Failed { .. } | Ending::StandIn { .. } => Exit::ProgramFailed,
         Ending::NoCuda { exit_code } if *exit_code != Some(0) => Exit::ProgramFailed,
         _ if own.is_some_and(|verdict| !verdict.fits) => Exit::No,
-        Ending::Cut | Ending::Interrupted | Ending::Waited { .. } => Exit::EndedEarly,
+        Ending::Cut { .. } | Ending::Interrupted | Ending::Waited { .. } => Exit::EndedEarly,
         _ => Exit::Success,
     };
     let text = if as_json { json(&rehearsal)? } else { render::rehearse::text(&rehearsal) };

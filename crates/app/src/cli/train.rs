@@ -6,6 +6,7 @@ use clap::Args;
 use vramcast_core::ask::{Asked, Given, Kept, Task, table};
 use vramcast_core::lens::Question as Formula;
 use vramcast_core::plan::TrainPlan;
+use vramcast_core::plan::placement::Placement;
 use vramcast_core::planner::solve::Unknown;
 
 use super::context::Context;
@@ -18,8 +19,11 @@ use super::{Answer, write};
 use crate::ask::data::Data;
 use crate::ask::found::{Found, Reach};
 use crate::ask::question::{Prepared, Question};
-use crate::ask::{files, solve};
+use crate::ask::{files, placement, solve};
+use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::render::page::wrapped;
+use crate::render::{self, width};
 
 /// What to train, and how.
 #[derive(Debug, Args)]
@@ -58,7 +62,11 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
-    let prepared = arguments.prepare(context)?;
+    let mut question = arguments.question(arguments.settings.named.clone())?;
+    if let Some(found) = question.placement() {
+        return arguments.placed(&found, &question, context);
+    }
+    let prepared = question.prepare(Reach::Machine, &context.settings)?;
     let method = arguments.lens.method.lens();
     let mut formula = Formula::default();
     if method.is_some() {
@@ -99,8 +107,27 @@ impl Arguments {
         self.prepare_with(self.settings.named.clone(), context)
     }
 
+    /// Roles on shared cards.
+    fn placed(&self, found: &Placement, base: &Question, context: &Context) -> Result<Answer, Failure> {
+        let as_json = context.text_or_json("train with several roles")?;
+        let method = self.lens.method.lens().map(|_| "--method");
+        if let Some(flag) = self.output.given().first().copied().or(self.solve.map(|_| "--solve")).or(method) {
+            return Err(placement::unread(flag));
+        }
+        let placed = placement::answer(found, base, Reach::Machine, &context.settings)?;
+        let exit = if placed.fits() { Exit::Success } else { Exit::No };
+        match as_json {
+            true => Ok(Answer::document(placed.document(), exit)),
+            false => Ok(Answer::text(wrapped(&render::placement::text(&placed), width()) + "\n", exit)),
+        }
+    }
+
     fn prepare_with(&self, named: Vec<(String, Given)>, context: &Context) -> Result<Prepared, Failure> {
-        let question = Question {
+        self.question(named)?.prepare(Reach::Machine, &context.settings)
+    }
+
+    fn question(&self, named: Vec<(String, Given)>) -> Result<Question, Failure> {
+        Ok(Question {
             subject: self.model.subject(),
             asked: Asked {
                 task: Task::Train,
@@ -114,8 +141,7 @@ impl Arguments {
             deepspeed: self.deepspeed.as_deref().map(files::deepspeed).transpose()?,
             data: self.data.clone().map(|file| Data { file, tokenizer: self.tokenizer.clone() }),
             machine: self.machine.machine(),
-        };
-        question.prepare(Reach::Machine, &context.settings)
+        })
     }
 
     /// What must stay free, where nothing else of a report's output is asked for.

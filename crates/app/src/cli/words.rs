@@ -181,6 +181,8 @@ fn translate(command: &str, words: &[String]) -> Result<(Vec<String>, bool), Fai
                 }
             }
             "--model" => out.push(queue.value(name, inline)?),
+            // As llama.cpp's programs have it.
+            "-m" if command == "infer" => out.push(queue.value(name, inline)?),
             "--dtype" | "--precision" if command != "infer" => {
                 let value = queue.value(name, inline)?.to_ascii_lowercase();
                 let plain = value.replace("bfloat", "bf").replace("float", "fp");
@@ -266,6 +268,7 @@ mod tests {
             rewritten("--model microsoft/phi-2 --mode inference --precision bf16 --no-kv-cache").unwrap(),
             "infer microsoft/phi-2 --dtype=bf16 --no-kv-cache"
         );
+        assert_eq!(rewritten("infer -m x.gguf -c 0").unwrap(), "infer x.gguf -c 0");
         assert_eq!(rewritten("--model m/x --dtype bf16 --dp 2").unwrap(), "train m/x --precision=bf16 --dp 2");
         assert!(rewritten("infer gpt2 --mode training").is_err() && rewritten("--mode magic").is_err());
     }

@@ -55,6 +55,10 @@ pub(super) fn resolve(path: &Path, options: &FetchOptions) -> Result<Resolved, F
         }
     };
     resolved.name = name(path);
+    let own = resolved.gguf.as_ref().and_then(|found| found.header.get("general.name")?.as_str());
+    if let Some(own) = own.filter(|own| !own.is_empty() && path.file_name().is_some_and(|file| file == "model.gguf")) {
+        resolved.name = own.to_owned();
+    }
     resolved.origin = path.display().to_string();
     Ok(resolved)
 }

@@ -32,7 +32,8 @@ mod spec;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use vramcast_core::model::learned;
 use vramcast_core::source::{Tensor, catalogue, gguf};
 
 use crate::env::Environment;
@@ -175,7 +176,7 @@ pub fn resolve(spec: &str, options: &FetchOptions) -> Result<Resolved, FetchErro
 
 /// Finds a model of the catalogue, and nothing else: no path, no network.
 pub fn embedded(name: &str) -> Result<Resolved, FetchError> {
-    catalogue::find(name).map(from_catalogue).ok_or_else(|| unknown(name.trim()))
+    catalogue::find(name).map(from_catalogue).or_else(|| of_type(name.trim())).ok_or_else(|| unknown(name.trim()))
 }
 
 /// Finds a model of the catalogue or of the hub; a path of this machine is no name.
@@ -188,7 +189,7 @@ pub fn named(spec: &str, options: &FetchOptions) -> Result<Resolved, FetchError>
     // `llama3-8b` with a revision means the repository it stands for.
     let id = catalogue::alias(spec).filter(|id| id.contains('/')).unwrap_or(spec);
     if !id.contains('/') {
-        return Err(unknown(spec));
+        return of_type(spec).ok_or_else(|| unknown(spec));
     }
     let mut repository = Repository::parse(id, &options.endpoint)?;
     if repository.revision.is_none() {
@@ -213,6 +214,19 @@ fn from_catalogue(entry: catalogue::Entry) -> Resolved {
         origin: "the built-in catalogue".to_owned(),
         ..Resolved::default()
     }
+}
+
+/// A type that was learned, by its class's defaults.
+fn of_type(name: &str) -> Option<Resolved> {
+    learned::types().any(|known| known == name).then(|| Resolved {
+        name: name.to_owned(),
+        config: Some(json!({"model_type": name})),
+        // The class whose forward pass is known, where one is.
+        auto_class: learned::passes::all().find(|(known, _)| *known == name).map(|(_, class)| class.to_owned()),
+        origin: "the defaults of its class in transformers".to_owned(),
+        notes: vec![format!("{name} is a type: the model is the one of its class's defaults")],
+        ..Resolved::default()
+    })
 }
 
 fn unknown(name: &str) -> FetchError {

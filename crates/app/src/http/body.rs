@@ -118,9 +118,9 @@ impl Wish {
     }
 }
 
-/// Declares what a request holds beside a model: serde cannot both flatten and refuse unknown keys.
+/// Declares what a request holds beside a model, and which of it is the wish: serde cannot both flatten and refuse unknown keys.
 macro_rules! request {
-    ($(#[$about:meta])* $name:ident { $($(#[$field_about:meta])* $field:ident: $kind:ty,)* }) => {
+    ($(#[$about:meta])* $name:ident: $($wish:ident)* { $($(#[$field_about:meta])* $field:ident: $kind:ty,)* }) => {
         $(#[$about])*
         #[derive(Debug, Clone, Deserialize, JsonSchema)]
         #[serde(deny_unknown_fields)]
@@ -135,6 +135,12 @@ macro_rules! request {
         }
 
         impl $name {
+            /// What it says about a plan.
+            #[allow(clippy::needless_update, unused_mut, dead_code, reason = "some say all of it, some nothing")]
+            pub(crate) fn wish(&mut self) -> Wish {
+                Wish { $($wish: std::mem::take(&mut self.$wish),)* ..Wish::default() }
+            }
+
             /// Which model: exactly one of a name and a config.
             pub(crate) fn subject(&mut self) -> Result<Subject, Problem> {
                 let missing = |detail: &str| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).at("/model");
@@ -145,13 +151,46 @@ macro_rules! request {
                     _ => Ok(Subject { name, config, auto_class: self.auto_class.take(), ..Subject::default() }),
                 }
             }
+
+            /// Whether there is a model.
+            #[allow(dead_code, reason = "most must have one")]
+            pub(crate) fn has_model(&self) -> bool {
+                self.model.is_some() || self.config.is_some()
+            }
+        }
+    };
+}
+
+/// The same for a plan of any kind.
+macro_rules! plan_request {
+    ($(#[$about:meta])* $name:ident { $($own:tt)* }) => {
+        request! {
+            $(#[$about])*
+            $name: plan framework gpu engine engine_options {
+                $($own)*
+                /// What the plan is for.
+                #[serde(default)]
+                kind: Task,
+                /// The plan, over the defaults.
+                #[serde(default)]
+                plan: Map<String, Value>,
+                /// Start from a framework's defaults instead of ours.
+                framework: Option<String>,
+                /// The card, by name; over the plan's.
+                gpu: Option<String>,
+                /// Who serves, for inference.
+                engine: Option<String>,
+                /// What the engine is started with, as its flags are called.
+                #[serde(default)]
+                engine_options: Map<String, Value>,
+            }
         }
     };
 }
 
 request! {
     /// A training run.
-    TrainRequest {
+    TrainRequest: plan framework gpu {
         /// The plan, over the defaults.
         #[serde(default)]
         #[schemars(with = "TrainPlan")]
@@ -175,7 +214,7 @@ request! {
 
 request! {
     /// A run of generation, or a serving engine.
-    InferRequest {
+    InferRequest: plan gpu engine engine_options {
         /// The plan of transformers' `generate`, over the defaults.
         #[serde(default)]
         #[schemars(with = "InferPlan")]
@@ -203,7 +242,7 @@ request! {
 
 request! {
     /// A run, to be told event by event.
-    EventsRequest {
+    EventsRequest: plan framework gpu {
         /// What the plan is for.
         #[serde(default)]
         kind: Task,
@@ -221,7 +260,7 @@ request! {
 
 request! {
     /// A model to be looked into.
-    InspectRequest {
+    InspectRequest: {
         /// Whether to list every tensor.
         #[serde(default)]
         tensors: bool,
@@ -233,7 +272,7 @@ request! {
 
 request! {
     /// A training run for formulas and the simulation.
-    CompareRequest {
+    CompareRequest: plan framework gpu {
         /// The plan, over the defaults.
         #[serde(default)]
         #[schemars(with = "TrainPlan")]
@@ -245,30 +284,15 @@ request! {
     }
 }
 
-request! {
+plan_request! {
     /// A plan to be checked, or to be made to fit.
     PlanRequest {
-        /// What the plan is for.
-        #[serde(default)]
-        kind: Task,
-        /// The plan, over the defaults.
-        #[serde(default)]
-        plan: Map<String, Value>,
-        /// Start from a framework's defaults instead of ours.
-        framework: Option<String>,
-        /// The card, by name; over the plan's.
-        gpu: Option<String>,
-        /// Who serves, for inference.
-        engine: Option<String>,
-        /// What the engine is started with, as its flags are called.
-        #[serde(default)]
-        engine_options: Map<String, Value>,
     }
 }
 
 request! {
     /// What is fixed of a training run, for plans that fit.
-    PlansRequest {
+    PlansRequest: plan framework gpu {
         /// What is fixed, over the defaults.
         #[serde(default)]
         plan: Map<String, Value>,
@@ -284,30 +308,15 @@ request! {
     }
 }
 
-request! {
+plan_request! {
     /// A plan to be written down.
     WriteRequest {
-        /// What the plan is for.
-        #[serde(default)]
-        kind: Task,
         /// The form.
         form: Form,
-        /// The plan, over the defaults.
-        #[serde(default)]
-        plan: Map<String, Value>,
-        /// Start from a framework's defaults instead of ours.
-        framework: Option<String>,
-        /// The card, by name; over the plan's.
-        gpu: Option<String>,
-        /// Who serves, for inference.
-        engine: Option<String>,
-        /// What the engine is started with, as its flags are called.
-        #[serde(default)]
-        engine_options: Map<String, Value>,
     }
 }
 
-request! {
+plan_request! {
     /// What a real run left behind, and the plan to put beside it; without a model there is none.
     RealRequest {
         /// A text: a message, a log, a profile, a rehearsal's document or a ledger's row.
@@ -316,30 +325,10 @@ request! {
         base64: Option<String>,
         /// The file's name.
         name: Option<String>,
-        /// What the plan is for.
-        #[serde(default)]
-        kind: Task,
-        /// The plan, over the defaults.
-        #[serde(default)]
-        plan: Map<String, Value>,
-        /// Start from a framework's defaults instead of ours.
-        framework: Option<String>,
-        /// The card, by name; over the plan's.
-        gpu: Option<String>,
-        /// Who serves, for inference.
-        engine: Option<String>,
-        /// What the engine is started with, as its flags are called.
-        #[serde(default)]
-        engine_options: Map<String, Value>,
     }
 }
 
 impl RealRequest {
-    /// Whether there is a model to predict.
-    pub(crate) fn has_model(&self) -> bool {
-        self.model.is_some() || self.config.is_some()
-    }
-
     /// The bytes, of whichever form they have.
     pub(crate) fn bytes(&self) -> Result<Vec<u8>, Problem> {
         let wrong = |detail| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).at("/text");
@@ -375,6 +364,22 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
         bytes.extend_from_slice(&bits.to_be_bytes()[1..=whole]);
     }
     Some(bytes)
+}
+
+request! {
+    /// The text of a run with several roles on shared cards; a model stands for every role's.
+    PlacementRequest: plan gpu {
+        /// The text: a file, script or launch line of verl or OpenRLHF.
+        text: String,
+        /// The file's name, whose ending says which form it has; without one all are tried.
+        name: Option<String>,
+        /// What every role's plan is to have besides.
+        #[serde(default)]
+        #[schemars(with = "TrainPlan")]
+        plan: Map<String, Value>,
+        /// The card, by name.
+        gpu: Option<String>,
+    }
 }
 
 /// A plan file's text.

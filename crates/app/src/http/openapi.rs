@@ -8,8 +8,8 @@ use vramcast_core::report::Report;
 use vramcast_core::report::events::Events;
 
 use super::body::{
-    CompareRequest, EventsRequest, InferRequest, InspectRequest, PlanRequest, PlansRequest, ReadRequest, RealRequest,
-    TrainRequest, WriteRequest,
+    CompareRequest, EventsRequest, InferRequest, InspectRequest, PlacementRequest, PlanRequest, PlansRequest,
+    ReadRequest, RealRequest, TrainRequest, WriteRequest,
 };
 use super::handlers::estimates::{Suggestions, Validation};
 use super::handlers::lists::CatalogueModel;
@@ -17,6 +17,10 @@ use super::handlers::plans::{ReadPlan, WrittenPlan};
 use super::problem::Problem;
 use crate::ask::heat::Heat;
 use crate::ask::inspect::Inspection;
+
+/// A launch line with two roles.
+const PLACED: &str = "python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-0.5B --reward_pretrain \
+    Qwen/Qwen2.5-0.5B --actor_num_gpus_per_node 8 --vllm_num_engines 8 --colocate_all_models --zero_stage 3";
 
 /// A call with a body.
 struct Call {
@@ -202,6 +206,14 @@ fn calls(schemas: &mut SchemaGenerator) -> Vec<Call> {
             schemas.subschema_for::<PlansRequest>(),
             of::<vramcast_core::planner::frontier::Plans>(schemas),
             &json!({"model": "gpt2", "gpu": "T4", "plan": {"batch": {"batch_size": 16}}}),
+        ),
+        call(
+            "/placement",
+            "Roles on shared cards, from a file of verl or OpenRLHF: every card, role and phase",
+            "estimates",
+            schemas.subschema_for::<PlacementRequest>(),
+            json!({"type": "object"}),
+            &json!({"text": PLACED, "name": "run.sh", "gpu": "a100-80gb"}),
         ),
         call(
             "/plan/read",

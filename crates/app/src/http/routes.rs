@@ -18,7 +18,7 @@ pub(crate) fn routes() -> Router<Arc<Service>> {
             move |State(service): State<Arc<Service>>| async move { Document::of(&listed(what, None, &service.settings)) },
         )
     };
-    Router::new()
+    let routes = Router::new()
         .route("/train", post(estimates::train))
         .route("/infer", post(estimates::infer))
         .route("/events", post(estimates::events))
@@ -29,6 +29,7 @@ pub(crate) fn routes() -> Router<Arc<Service>> {
         .route("/heat", post(estimates::heat))
         .route("/real", post(plans::real))
         .route("/plan", post(estimates::plans))
+        .route("/placement", post(plans::placement))
         .route("/plan/read", post(plans::read))
         .route("/plan/write", post(plans::write))
         .route("/models", get(lists::models))
@@ -39,9 +40,13 @@ pub(crate) fn routes() -> Router<Arc<Service>> {
         .route("/presets", list(What::Presets))
         .route("/dtypes", list(What::Dtypes))
         .route("/settings", get(async || Document::of(&settings())))
+        .route("/health", get(about::health))
+        .route("/version", get(about::version));
+    // A page never asks for them, and would carry a schema of every type.
+    #[cfg(not(target_family = "wasm"))]
+    let routes = routes
         .route("/schema/train", get(about::train_schema))
         .route("/schema/infer", get(about::infer_schema))
-        .route("/health", get(about::health))
-        .route("/version", get(about::version))
-        .route("/openapi.json", get(about::openapi))
+        .route("/openapi.json", get(about::openapi));
+    routes
 }

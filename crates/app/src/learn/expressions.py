@@ -156,7 +156,7 @@ def fit(values, envs, names):
             for found in sums(values, envs, chosen):
                 if best is None or found < best:
                     best = found
-            if count > 2 and best is None:
+            if count > 1 and best is None:
                 for factor in chosen:
                     rest = [name for name in chosen if name != factor]
                     if any(env[factor] == 0 or value % env[factor] for env, value in zip(envs, values)):

@@ -158,18 +158,27 @@ def subject(job):
     return model, inputs_at, used, title
 
 
+def without_cache(config):
+    """A program knows no cache, so none is made."""
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))):
+        if hasattr(part, "use_cache"):
+            part.use_cache = False
+
+
 def transformers_subject(job):
     import transformers
 
     config = json.load(open(job["config"]))
     config = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
     auto = job.get("auto_class") or "AutoModelForCausalLM"
-    if hasattr(config, "use_cache"):
-        config.use_cache = False
+    without_cache(config)
+    if auto == "AutoModelForSequenceClassification" and getattr(config.get_text_config(), "pad_token_id", 0) is None:
+        # Without one it takes single samples alone.
+        config.get_text_config().pad_token_id = config.pad_token_id = 0
     with torch.device("meta"):
         model = getattr(transformers, auto).from_config(config)
     # It only warns, by what stands in the batch.
-    model.warn_if_padding_and_no_attention_mask = lambda *_: None
+    transformers.PreTrainedModel.warn_if_padding_and_no_attention_mask = lambda *_: None
     signature = inspect.signature(model.forward).parameters
     text = "input_ids" in signature
 
@@ -181,13 +190,18 @@ def transformers_subject(job):
             height, width = (size, size) if isinstance(size, int) else size
             result["pixel_values"] = ((batch, getattr(config, "num_channels", 3), height, width), DTYPE, "pixels")
         if text:
-            result["input_ids"] = ((batch, seq), torch.int64, "tokens")
+            # Four answers to a question, as in SWAG.
+            each = (batch, 4, seq) if auto == "AutoModelForMultipleChoice" else (batch, seq)
+            result["input_ids"] = (each, torch.int64, "tokens")
             # With labels the model makes them itself.
             if config.is_encoder_decoder and not (training and "labels" in signature):
                 result["decoder_input_ids"] = ((batch, seq), torch.int64, "decoder_tokens")
         if training and "labels" in signature:
-            one = auto in ("AutoModelForImageClassification", "AutoModelForSequenceClassification", "AutoModelForAudioClassification")
+            one = auto in ("AutoModelForImageClassification", "AutoModelForSequenceClassification", "AutoModelForAudioClassification",
+                           "AutoModelForMultipleChoice")
             result["labels"] = ((batch,) if one else (batch, seq), torch.int64, "labels")
+        if training and "start_positions" in signature and "labels" not in signature:
+            result |= {name: ((batch,), torch.int64, "labels") for name in ("start_positions", "end_positions")}
         return result
 
     names = ["batch", "seq"] if text else ["batch"]

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import _pop_mode_temporarily
 
 import rules  # noqa: F401 (puts them in place)
 from expressions import fit
@@ -45,10 +46,47 @@ def layers_of(model):
     return found
 
 
+class Replaced:
+    """A module's forward function, for a while another."""
+
+    def __init__(self, module, function):
+        self.module = module
+        module.forward = function
+
+    def remove(self):
+        del self.module.forward
+
+
+def experts(recorder, path, module):
+    """Experts that run by transformers' interface: the core knows how, so they are one step."""
+    act = type(module.act_fn).__name__.lower() if hasattr(module, "act_fn") else ""
+    kind = next((known for known in ("silu", "gelu", "relu") if known in act), None)
+    own = getattr(type(module), "_apply_gate", None)
+    usual = getattr(own, "__name__", "") == "_default_apply_gate" or not module.has_gate
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    if kind is None or "relu2" in act or "squared" in act or not usual or module.has_post_expert_norm or not module.is_concatenated:
+        return None
+
+    def forward(hidden_states, top_k_index, top_k_weights):
+        with _pop_mode_temporarily():
+            result = torch.empty_like(hidden_states)
+        names = [f"{path}.{name}" for name in (first, "down_proj")]
+        if module.has_bias:
+            names += [f"{path}.{name}_bias" for name in (first, "down_proj")]
+        weights = [dict(module.named_parameters())[name.rpartition(".")[2]] for name in names]
+        top_k = int(top_k_index.shape[-1])
+        return recorder.record("experts", [hidden_states, top_k_index, top_k_weights], result, top_k, module.has_gate, kind,
+                               module.is_transposed, *names, weights=weights)
+
+    return forward
+
+
 def watch(recorder, model):
     """Says when modules begin and end."""
     handles = []
     for path, module in model.named_modules():
+        if hasattr(module, "_is_expert_parallel") and hasattr(module, "has_gate") and (known := experts(recorder, path, module)):
+            handles.append(Replaced(module, known))
         if isinstance(module, SINGLE) or (not list(module.children()) and "norm" not in type(module).__name__.lower() and not path):
             continue
 
@@ -173,7 +211,7 @@ def written(recorders, points, names):
 
 def fold(steps, layers):
     """What comes again layer by layer, once: names with `{}` for the layer's number, values counted from the layer's start;
-    a value from before the first layer is a string."""
+    a value from before the layer and the one before it is a string."""
     starts, counts, count = {}, [], 0
     for place, step in enumerate(steps):
         counts.append(count)
@@ -185,8 +223,10 @@ def fold(steps, layers):
     for path, places in sorted(starts.items(), key=lambda item: item[1][0]):
         if len(places) < 4 or places[0] < at:
             continue
-        first = counts[places[0]]
-        blocks = [normal(steps[a:b], counts[a], first, path, steps[a][1]) for a, b in zip(places, places[1:])]
+        blocks = []
+        for k, (a, b) in enumerate(zip(places, places[1:])):
+            near = counts[places[max(k - 1, 0)]]
+            blocks.append(normal(steps[a:b], counts[a], near, path, steps[a][1]))
         k = 0
         result += steps[at : places[0]]
         while k < len(blocks):
@@ -202,7 +242,7 @@ def fold(steps, layers):
     return result + steps[at:]
 
 
-def normal(steps, start, first, path, name):
+def normal(steps, start, near, path, name):
     """A layer's steps without what is its own."""
     index = name.rpartition(".")[2]
     if not index.isdigit():
@@ -212,7 +252,7 @@ def normal(steps, start, first, path, name):
         return f"{path}.{{}}{text[len(name):]}" if isinstance(text, str) and (text == name or text.startswith(name + ".")) else text
 
     def value(v):
-        return str(v) if v < first else v - start
+        return str(v) if v < near else v - start
 
     result = []
     for step in steps:

@@ -134,13 +134,24 @@ class Recorder:
             return result
         ins = [self.of(x) for x in inputs]
         needed = any(value in self.needs for value in ins) or any(id(w) in self.trained for w in weights)
+        cut = []
         if needed and not torch.is_grad_enabled():
-            raise Refused(f"{place()}: no_grad around what a gradient passes through")
+            # No gradient passes: the step reads what it reads without its history.
+            for at, value in enumerate(ins):
+                if value in self.needs:
+                    cut.append(self.count)
+                    sizes = [self.number(n) for n in inputs[at].shape]
+                    self.write("detach", self.here(), [value], [[sizes, NAMES.get(inputs[at].dtype, "f32")]])
+                    ins[at], self.count = self.count, self.count + 1
+            needed = False
         results = result if isinstance(result, (tuple, list)) else [result]
         outs = [self.new(t) for t in results]
-        if needed and name not in ("compare", "fill"):
+        if needed and name not in ("compare", "fill", "detach"):
             self.needs |= {self.ids[id(t)] for t in results if t.is_floating_point() or t.is_complex()}
         self.write(name, self.here() if module is None else module, ins, outs, *attributes)
+        for value in cut:
+            self.steps.append(["free", value])
+            self.lines.append("")
         return result
 
     def owner(self, parameter):

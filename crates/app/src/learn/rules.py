@@ -1,5 +1,7 @@
 """What torch's functions are in a program: a rule where the core knows what each keeps and what its backward pass makes, else a refusal."""
 
+import linecache
+
 import torch
 
 from recorder import NAMES, RULES, Recorder, Refused, place, tensors_in
@@ -23,7 +25,8 @@ BINARY = {
 PLAIN = {
     "expm1", "log1p", "log2", "log10", "erf", "atan2", "addcmul", "floor_divide", "remainder", "fmod", "bitwise_and", "logical_and", "bitwise_or",
     "logical_or", "bitwise_xor", "logical_xor", "cumprod", "flip", "bucketize", "index_select", "take_along_dim", "masked_scatter", "exp2",
-    "bitwise_left_shift", "bitwise_right_shift", "outer", "prod", "std", "scatter", "index_put", "index_add", "scatter_add", "diff", "isin",
+    "bitwise_left_shift", "bitwise_right_shift", "outer", "prod", "std", "scatter", "index_put", "index_add", "scatter_add", "diff", "isin", "polar", "histc",
+    "bincount", "searchsorted", "minimum", "maximum", "special_erf", "index_copy", "cummax", "nan_to_num", "special_expm1", "tan", "atan", "fft_fftfreq",
 }
 COMPARE = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "greater", "less"}
 FILL = {
@@ -46,7 +49,7 @@ def aten(self, func, args, kwargs, result):
         plain = name.rstrip("_")
         if not name.endswith("_") or not self.needed(inputs):
             return
-        if plain in ("add", "sub", "mul") and len(inputs) == 2 and inputs[0].shape == result.shape:
+        if plain in ("add", "sub", "mul", "div") and len(inputs) == 2 and inputs[0].shape == result.shape:
             self.in_place(BINARY[plain], inputs[0], inputs[1])
         elif plain in ("add", "sub") and len(inputs) == 1:
             pass
@@ -54,6 +57,9 @@ def aten(self, func, args, kwargs, result):
             self.in_place("scaled", inputs[0])
         elif plain == "relu":
             self.in_place("relu", inputs[0])
+        elif plain == "as_strided" and len(inputs) == 1:
+            # Strides alone, of dimensions of one element.
+            pass
         else:
             raise Refused(f"{place()}: no rule for torch's {name} where a gradient passes")
         return
@@ -61,9 +67,7 @@ def aten(self, func, args, kwargs, result):
         return
     plain = name.rstrip("_")
     if plain == "detach":
-        if self.needed(inputs):
-            raise Refused(f"{place()}: detach of what a gradient passes through")
-        self.record("reshape", inputs[:1], result)
+        self.record("detach", inputs[:1], result)
     elif plain in ("native_dropout", "dropout"):
         self.record("dropout", inputs[:1], result[0])
     elif plain in ("_to_copy", "to", "type_as"):
@@ -82,7 +86,8 @@ def aten(self, func, args, kwargs, result):
     elif plain in ("split", "split_with_sizes", "chunk", "unbind"):
         parts(self, inputs[0], result, args[2] if len(args) > 2 else (args[1] if plain == "unbind" and len(args) > 1 else 0), plain == "unbind")
     elif plain in ("cat", "concatenate", "concat"):
-        self.record("cat", inputs, result, (args[1] if len(args) > 1 else 0) % result.dim())
+        # What has no elements and one dimension is passed over, as torch does.
+        self.record("cat", [x for x in inputs if x.shape != (0,)] or inputs, result, (args[1] if len(args) > 1 else 0) % result.dim())
     elif plain == "stack":
         self.record("stack", inputs, result, (args[1] if len(args) > 1 else 0) % result.dim())
     elif plain in ("mm", "bmm", "matmul", "dot", "mv"):
@@ -109,7 +114,7 @@ def aten(self, func, args, kwargs, result):
         self.record(plain, inputs[:1], list(result))
     elif plain in ("gather",):
         self.record("gather", inputs[:2], result, args[1] % max(result.dim(), 1))
-    elif plain == "index":
+    elif plain in ("index", "index_select"):
         self.record("index", inputs[:2], result)
     elif plain in ("where",):
         self.record("where", inputs[:3] if len(inputs) >= 3 else inputs[:1] + inputs[1:] * 2, result)
@@ -132,11 +137,16 @@ def aten(self, func, args, kwargs, result):
     elif plain in ("_fft_r2c", "_fft_c2c", "_fft_c2r"):
         self.record("fourier", inputs[:1], result)
     elif plain in REDUCE or (plain in ("max", "min") and len(inputs) == 1):
-        reduce(self, inputs[0], result, REDUCE.get(plain, "max"), args[1] if len(args) > 1 else kwargs.get("dim"))
+        at = 2 if plain.endswith("norm") else 1
+        reduce(self, inputs[0], result, REDUCE.get(plain, "max"), args[at] if len(args) > at else kwargs.get("dim"))
     elif plain in COMPARE:
         self.record("compare", inputs[:1], result)
     elif plain in FILL or not inputs:
         self.record("fill", [], result, NAMES.get(result.dtype, "f32"))
+    elif plain == "log_sigmoid_forward":
+        self.record("unary", inputs[:1], result[0], "log_sigmoid")
+    elif plain in ("clamp", "clamp_min", "clamp_max") and len(inputs) > 1:
+        self.record("binary", inputs[:2], result, "max")
     elif plain in ("gelu", "mish"):
         self.record("activation", inputs[:1], result, plain)
     elif plain in UNARY and len(inputs) == 1:
@@ -241,9 +251,13 @@ def convolution(self, inputs, result):
     x, weight = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
     name = self.parameters.get(id(weight))
+    own = [x]
     if name is None:
+        # A parameter seen in other sizes (`weight.unsqueeze(1)`): it lends its name, and the kernel is read.
+        name, own = self.parameters.get(id(weight._base)), [x, weight]
+    if name is None or (len(own) > 1 and weight.numel() != weight._base.numel()):
         raise Refused(f"{place()}: a convolution whose kernel is computed")
-    return self.record("convolution", [x], result, name, self.parameters.get(id(bias)) if bias is not None else None,
+    return self.record("convolution", own, result, name, self.parameters.get(id(bias)) if bias is not None else None,
                        module=name.rpartition(".")[0], weights=[w for w in (weight, bias) if w is not None])
 
 
@@ -370,6 +384,25 @@ def _contiguous(self, func, args, kwargs):
     return self.record("contiguous", args[:1], func(*args, **kwargs))
 
 
+@rule("setitem")
+def _assign(self, func, args, kwargs):
+    x, index, value = args
+    if tensors_in([index]) or not isinstance(value, torch.Tensor) or not self.needed([x, value]):
+        return NotImplemented
+    func(*args, **kwargs)
+    self.in_place("assign", x, value)
+
+
+@rule("copy")
+def _copied(self, func, args, kwargs):
+    x, value = args[:2]
+    if not isinstance(value, torch.Tensor) or not self.needed([x, value]):
+        return NotImplemented
+    func(*args, **kwargs)
+    self.in_place("assign", x if x._base is None else x._base, value)
+    return x
+
+
 @rule("cross_entropy")
 def _cross_entropy(self, func, args, kwargs):
     bound = dict(zip(("input", "target"), args)) | kwargs
@@ -394,6 +427,9 @@ def _values(self, func, args, kwargs):
     if name == "__bool__" and "/transformers/masking_utils.py:" in place().replace("\\", "/"):
         # It asks whether all of a batch is there, and one sequence to a row: so it is taken to be.
         return True
+    if name == "__bool__" and "layerdrop" in linecache.getline(place().rpartition(":")[0], int(place().rpartition(":")[2])):
+        # No layer is left out: that is what takes the most.
+        return False
     if name in ("float", "bool", "int") and not name.startswith("__"):
         return _cast(self, func, args, kwargs)
     if name in ("item", "tolist", "nonzero", "unique", "masked_select", "numpy", "unique_consecutive", "__bool__", "__int__", "__float__", "__index__"):

@@ -1,21 +1,35 @@
 """Kernels that are made while the program runs: Triton's own, and those of torch.compile. Part of `vramcast rehearse`.
 
-They do nothing, and are not even compiled; what surrounds them (torch.compile's buffers and their reuse) is as ever.
+They do nothing, and are not even compiled, but where a program asks for a compiled kernel (`warmup`) to read its registers
+and shared memory; what surrounds them (torch.compile's buffers and their reuse) is as ever.
 """
-import functools
+import functools, struct
 
 
 def triton(module):
     """Triton's functions, as Liger and bitsandbytes call them."""
     for name in ("JITFunction", "Autotuner", "Heuristics"):
         if hasattr(module, name):
-            getattr(module, name).run = run
+            kind = getattr(module, name)
+            kind.run = only_warm(kind.run)
 
 
-def run(self, *args, warmup=False, **kwargs):
-    if warmup:
-        name = getattr(self, "__name__", None) or getattr(getattr(self, "fn", None), "__name__", "?")
-        raise NotImplementedError(f"vramcast's stand-in: {name}.warmup asks for a compiled Triton kernel, and in a rehearsal none is compiled")
+def only_warm(own):
+    """Triton's compiler needs no card, so `warmup` is Triton's own."""
+
+    @functools.wraps(own)
+    def run(self, *args, warmup=False, **kwargs):
+        return own(self, *args, warmup=True, **kwargs) if warmup else None
+
+    return run
+
+
+def registers(name, binary):
+    """Registers of a thread: EIATTR_REGCOUNT of a cubin's `.nv.info`, a mark of four bytes, the function, the number."""
+    mark = binary.find(b"\x04\x2f\x08\x00")
+    if mark < 0:
+        raise NotImplementedError(f"vramcast's stand-in: the registers of {name} are not in the binary that Triton made")
+    return struct.unpack_from("<I", binary, mark + 8)[0]
 
 
 class Nothing:
@@ -31,6 +45,29 @@ def inductor(module):
     module.AsyncCompile.multi_kernel = lambda self, *args, **kwargs: Nothing()
 
 
+def choices(module):
+    """max-autotune: kernels in Triton are neither compiled nor timed; the first choice, the library's, is as good as any."""
+    own = module.AlgorithmSelectorCache.benchmark_choice
+
+    def benchmark_choice(choice, *args, **kwargs):
+        return 1.0 if isinstance(choice, module.TritonTemplateCaller) else own(choice, *args, **kwargs)
+
+    module.AlgorithmSelectorCache.benchmark_choice = staticmethod(benchmark_choice)
+
+
+def fusions(module):
+    """Whether a product takes its neighbour in is decided by times as well: with the library's, none does."""
+    own = module.Scheduler.speedup_by_fusion
+
+    def speedup_by_fusion(self, *nodes):
+        if any(node.is_template() and isinstance(node.get_template_node(), module.ir.MultiTemplateBuffer) for node in nodes):
+            return module.FusionResult.fuse(False) if hasattr(module, "FusionResult") else False
+        with module.config.patch(benchmark_fusion=False):
+            return own(self, *nodes)
+
+    module.Scheduler.speedup_by_fusion = speedup_by_fusion
+
+
 def capable(module):
     """Whether torch may use Triton is asked of Triton's driver, which looks for a real card."""
     module.has_triton = functools.cache(lambda: module.has_triton_package())
@@ -40,7 +77,17 @@ def driver(module):
     """Triton's driver compiles a helper in C that talks to the card; what it answers comes from torch instead."""
     import torch
 
+    class Launcher:
+        def __init__(self, *args):
+            pass
+
+        def __call__(self, *args, **kwargs):
+            pass
+
     class Utilities:
+        def load_binary(self, name, binary, shared, device):
+            return 1, 1, registers(name, binary), 0, 1024  # module, function, registers, spills, threads at most
+
         def get_device_properties(self, device):
             card = torch.cuda.get_device_properties(device)
             return {"max_shared_mem": card.shared_memory_per_block_optin, "multiprocessor_count": card.multi_processor_count, "warpSize": 32,
@@ -49,7 +96,7 @@ def driver(module):
         def __getattr__(self, name):
             return lambda *args, **kwargs: None
 
-    module.CudaUtils = Utilities
+    module.CudaUtils, module.CudaLauncher = Utilities, Launcher
 
 
 AFTER_IMPORT = {
@@ -57,5 +104,7 @@ AFTER_IMPORT = {
     "triton.runtime.autotuner": triton,
     "triton.backends.nvidia.driver": driver,
     "torch._inductor.async_compile": inductor,
+    "torch._inductor.select_algorithm": choices,
+    "torch._inductor.scheduler": fusions,
     "torch.utils._triton": capable,
 }

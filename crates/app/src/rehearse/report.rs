@@ -76,7 +76,10 @@ pub enum Ending {
         what: String,
     },
     /// The time limit ended it.
-    Cut,
+    Cut {
+        /// Whether a process had used the card by then.
+        used_gpu: bool,
+    },
     /// Whoever started it ended it, as with Ctrl-C.
     Interrupted,
     /// It waited for what only a real GPU computes, and was stopped.
@@ -183,7 +186,7 @@ impl Rehearsal {
         let waited =
             lines().find_map(|line| if let Line::Waits { source } = line { Some(source.clone()) } else { None });
         let ending = match (facts.exit_code, &exception) {
-            _ if facts.cut => Ending::Cut,
+            _ if facts.cut => Ending::Cut { used_gpu: used_cuda },
             _ if facts.interrupted => Ending::Interrupted,
             _ if waited.is_some() => Ending::Waited { source: waited.unwrap_or_default() },
             (exit_code, _) if !used_cuda => Ending::NoCuda { exit_code },

@@ -3,6 +3,7 @@
 pub mod inspect;
 pub mod job;
 pub mod page;
+pub(crate) mod placement;
 pub mod plans;
 #[cfg(not(target_family = "wasm"))]
 pub mod probe;

@@ -107,7 +107,10 @@ fn ending(ending: &Ending) -> String {
             )
         }
         Ending::Interrupted => "interrupted".into(),
-        Ending::Cut => {
+        Ending::Cut { used_gpu: false } => {
+            "the time limit ended the program before it used the GPU: it was still importing or preparing; a larger --time-limit lets it go on".into()
+        }
+        Ending::Cut { used_gpu: true } => {
             "the time limit ended the program; does it wait for a value that only a real GPU computes? --steps ends it sooner".into()
         }
         Ending::NoCuda { exit_code: Some(0) } => "the program ended without using the GPU".into(),

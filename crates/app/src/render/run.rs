@@ -15,7 +15,21 @@ pub fn text(run: &Run) -> String {
     if let Some(roles) = roles(run) {
         page += &format!("\n{roles}");
     }
+    if let Some(engine) = engine(run) {
+        page += &format!("\n{engine}");
+    }
     page + "\n"
+}
+
+/// The card while an engine shares it.
+fn engine(run: &Run) -> Option<Table> {
+    let mut table = Table::new(&["beside vLLM", "trainer GiB", "engine GiB", "all GiB", ""]);
+    for one in &run.engine {
+        let verdict = if one.fits { "fits" } else { "does not fit" };
+        let all = one.trainer.saturating_add(one.engine);
+        table.row(vec![one.name.clone(), gib(one.trainer), gib(one.engine), gib(all), verdict.into()]);
+    }
+    (!run.engine.is_empty()).then_some(table)
 }
 
 /// Who is on the card.

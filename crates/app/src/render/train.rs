@@ -120,12 +120,23 @@ fn task(plan: &TrainPlan) -> Vec<String> {
     vec![format!("{} ({runs}): {sizes}", objective.kind.name())]
 }
 
+/// What a sample is: a picture, or the pictures of a video.
+fn in_pixels(sizes: &[u64], samples: u64) -> String {
+    match sizes {
+        [count, height, width] if count / samples.max(1) > 1 => {
+            format!("{} pictures of {height}×{width} pixels", count / samples.max(1))
+        }
+        [.., height, width] => format!("{height}×{width} pixels"),
+        _ => "pictures".to_owned(),
+    }
+}
+
 /// The plan in one or two lines: what was asked and what was assumed.
 fn settings(plan: &TrainPlan, pictures: Option<&[u64]>) -> String {
     let batch = &plan.batch;
     let samples = match pictures {
-        Some([.., height, width]) => format!("{height}×{width} pixels"),
-        _ => format!("{} tokens", batch.seq_len),
+        Some(sizes) => in_pixels(sizes, batch.batch_size),
+        None => format!("{} tokens", batch.seq_len),
     };
     let mut parts = match plan.objective.is_plain() {
         true => vec![format!("batch {} × {samples}", batch.batch_size)],
@@ -213,8 +224,8 @@ fn generation(plan: &InferPlan, pictures: Option<&[u64]>) -> String {
     let name = |value: &dyn erased::Name| value.name();
     let batch = &plan.batch;
     let mut parts = match pictures {
-        Some([.., height, width]) => vec![format!("batch {} × {height}×{width} pixels", batch.batch_size)],
-        _ => vec![
+        Some(sizes) => vec![format!("batch {} × {}", batch.batch_size, in_pixels(sizes, batch.batch_size))],
+        None => vec![
             format!("{} prompts of {} tokens", batch.batch_size, batch.seq_len),
             format!("{} new tokens", plan.new_tokens),
         ],

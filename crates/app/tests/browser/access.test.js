@@ -192,19 +192,3 @@ test('a slow answer does not hold up typing, and a stale one is dropped', async 
   quiet(complaints);
   await close();
 });
-
-test('how long a change takes to show (measured, not asserted)', async () => {
-  const { page, complaints, close } = await open(browser, '#model=meta-llama/Meta-Llama-3-8B');
-  /** @type {number[]} */
-  const times = [];
-  for (let batch = 2; batch < 22; batch += 1) {
-    await answered(page, () => page.getByRole('spinbutton', { name: /^Batch size/ }).fill(String(batch)));
-    times.push(Number(await page.locator('#results').getAttribute('data-answered-in')));
-  }
-  times.sort((a, b) => a - b);
-  console.log(
-    `from a keystroke to the new numbers on the page, llama3-8b: median ${times[10]} ms, worst ${times.at(-1)} ms of ${times.length}; a frame is 16.7 ms`,
-  );
-  quiet(complaints);
-  await close();
-});

@@ -4,7 +4,7 @@
 import assert from 'node:assert/strict';
 import { readFile } from 'node:fs/promises';
 import { after, before, test } from 'node:test';
-import { answered, file, launch, open, printedTotals, quiet, screenshot, soundEverywhere, totals, vramcast } from './support.js';
+import { answered, file, inGib, launch, open, printedTotals, quiet, screenshot, soundEverywhere, totals, vramcast } from './support.js';
 
 /** @type {import('playwright-core').Browser} */
 let browser;
@@ -85,6 +85,41 @@ test('modules open down to their tensors, and add up', async () => {
   assert.match((await page.locator('.treemap .cell').first().getAttribute('title')) ?? '', /\[[\d, ]+\]|several/);
   await crumbs.getByRole('button', { name: 'whole model' }).click();
   assert.equal(await size(), whole);
+});
+
+test('a setting is found by a word, and by keys alone', async () => {
+  const { page } = opened;
+  const fields = page.locator('#groups .field:visible');
+  const all = await fields.count();
+  await page.locator('#setting-search').focus();
+  await page.keyboard.type('offload');
+  const found = await fields.count();
+  assert.ok(found > 0 && found < all, `${found} of ${all}`);
+  assert.match(await page.locator('#setting-found').innerText(), new RegExp(`^(one|${found}) setting.*with another engine: --`));
+  await screenshot(page, 'page-search', '#plan');
+  await soundEverywhere(page, '#plan');
+  await page.keyboard.press('Enter');
+  assert.ok(await page.evaluate(() => document.activeElement?.closest('#groups .field')), 'the first one has the focus');
+  await page.locator('#setting-search').focus();
+  await page.keyboard.press('Escape');
+  assert.equal(await fields.count(), all);
+});
+
+test('the other way round: what fits is found, and taken by a click', async () => {
+  const { page } = opened;
+  await page.getByRole('button', { name: 'Largest batch' }).click();
+  await page.getByRole('button', { name: 'Longest sequence' }).click();
+  for (const name of ['batch', 'seq-len']) await page.locator(`#solved-${name} strong`).waitFor();
+  await screenshot(page, 'page-solve', '#solve');
+  await soundEverywhere(page, '#solve');
+  const flags = ['gpt2', '--gpu', 'T4', '--precision', 'bf16', '--optimizer', 'adamw'];
+  const printed = JSON.parse(await vramcast('train', ...flags, '--solve', 'batch', '--json'));
+  assert.equal(await page.locator('#solved-batch strong').innerText(), printed.answer);
+  await answered(page, () => page.locator('#solved-batch').getByRole('button', { name: /^Take/ }).click());
+  assert.deepEqual(await totals(page), inGib(printed.totals));
+  assert.match(await page.locator('#headline').innerText(), /fits T4/);
+  await page.locator('#undo:enabled').waitFor();
+  await answered(page, () => page.getByRole('button', { name: 'Undo' }).click());
 });
 
 test('a plan of the frontier is taken by a click and holds; undo and redo', async () => {

@@ -4,20 +4,7 @@
 import assert from 'node:assert/strict';
 import { readFile } from 'node:fs/promises';
 import { after, before, test } from 'node:test';
-import {
-  BASE,
-  answered,
-  file,
-  inGib,
-  launch,
-  open,
-  printedTotals,
-  quiet,
-  settled,
-  totals,
-  unfold,
-  vramcast,
-} from './support.js';
+import { BASE, answered, file, inGib, launch, open, printedTotals, quiet, screenshot, settled, totals, unfold, vramcast } from './support.js';
 
 /** @type {import('playwright-core').Browser} */
 let browser;
@@ -222,16 +209,22 @@ test('a pasted config is taken, checked while it is typed, and shared by link', 
   await close();
 });
 
-test('two plans side by side', async () => {
+test('several plans side by side', async () => {
   const { page, complaints, close } = await open(browser, '#model=openai-community/gpt2&gpu=A30');
   const a = await totals(page);
   await page.getByRole('button', { name: 'Pin as A' }).click();
   await answered(page, () => page.getByRole('spinbutton', { name: /^Batch size/ }).fill('2'));
   const b = await totals(page);
+  await page.getByRole('button', { name: 'Pin as B' }).click();
+  await answered(page, () => page.getByRole('spinbutton', { name: /^Batch size/ }).fill('4'));
+  const c = await totals(page);
   const text = await page.locator('#compare-body').innerText();
-  for (const value of [a.process, b.process, 'batch.batch_size'])
+  for (const value of [a.process, b.process, c.process, 'batch.batch_size'])
     assert.ok(text.includes(value), `${value} is not in ${text}`);
-  await answered(page, () => page.getByRole('button', { name: 'Swap A and B' }).click());
+  await screenshot(page, 'page-compare', '#compare');
+  await page.getByRole('button', { name: 'Drop B' }).click();
+  assert.ok(!(await page.locator('#compare-body').innerText()).includes(b.process));
+  await answered(page, () => page.getByRole('button', { name: 'Edit A' }).click());
   assert.deepEqual(await totals(page), a);
   await page.locator('#compare').getByRole('button', { name: 'Stop comparing' }).click();
   assert.equal(await page.locator('#compare').isVisible(), false);

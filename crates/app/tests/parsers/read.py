@@ -1,7 +1,10 @@
 """Reads what was written for other tools with the tools' own parsers, and prints what they made of it."""
 
+import dataclasses
+import importlib.util
 import json
 import sys
+import types
 from pathlib import Path
 
 import yaml
@@ -35,7 +38,19 @@ def axolotl(path):
     return json.loads(AxolotlInputConfig(**yaml.safe_load(Path(path).read_text())).model_dump_json())
 
 
+def torchtitan(path):
+    # Its package imports kernels; its configuration needs none.
+    bare = types.ModuleType("torchtitan")
+    bare.__path__ = importlib.util.find_spec("torchtitan").submodule_search_locations
+    sys.modules["torchtitan"] = bare
+    from torchtitan.config import ConfigManager
+
+    config = dataclasses.asdict(ConfigManager().parse_args(["--job.config_file", path]))
+    return {f"{part}.{key}": plain(value) for part, keys in config.items() for key, value in keys.items()}
+
+
 READERS = {
+    "torchtitan.toml": torchtitan,
     "arguments.json": arguments,
     "sft.yaml": trl,
     "accelerate.yaml": lambda path: attributes(load_config_from_file(path)),

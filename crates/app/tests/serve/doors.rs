@@ -214,6 +214,31 @@ fn every_door_gives_the_same_document() {
     assert!(resident < BUDGET, "{resident} MiB");
 }
 
+/// Roles on shared cards: the command line, HTTP and Python's tree.
+#[test]
+fn a_placement_is_the_same_at_every_door() {
+    let text = "python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-0.5B --reward_pretrain Qwen/Qwen2.5-0.5B \
+        --actor_num_gpus_per_node 2 --vllm_num_engines 2 --colocate_all_models --zero_stage 3 --prompt_max_len 64 \
+        --generate_max_len 64 --micro_train_batch_size 1 --micro_rollout_batch_size 1\n";
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.sh");
+    std::fs::write(&path, text).unwrap();
+    let file = path.display().to_string();
+    let asked = ["fit", &file, "--gpu", "a100-80gb", "--json"];
+    let mut by_flags: Value = serde_json::from_slice(&program().args(asked).output().unwrap().stdout).unwrap();
+    assert_eq!(by_flags["groups"][0]["roles"].as_array().map(Vec::len), Some(5), "{by_flags}");
+    let python = json!({"command": "train", "options": {"plan": file, "gpu": "a100-80gb"}});
+    equal(&vramcast::api::ask(python).document.unwrap(), &by_flags, "Python");
+    let server = Server::start(&[]);
+    assert_eq!(server.post("/plan/read", &json!({"text": text})).document()["kind"], "placement");
+    let by_http = server.post("/placement", &json!({"text": text, "name": "run.sh", "gpu": "a100-80gb"})).document();
+    // A note names the file as whoever asked did.
+    let notes = by_flags["notes"].to_string().replace(&file, "run.sh");
+    by_flags["notes"] = serde_json::from_str(&notes).unwrap();
+    equal(&by_http, &by_flags, "HTTP");
+    assert_eq!(server.post("/placement", &json!({"text": "batch:\n  batch_size: 2\n"})).status, 422);
+}
+
 /// What examples of the table do not draw: every word for checkpoints, a card, and a default that was said.
 #[test]
 fn exported_commands_keep_checkpoints_and_cards() {

@@ -130,30 +130,56 @@ function columnsOf(bytes, pixels) {
   });
 }
 
+/** @typedef {(from: number, to: number, low: number, size: number) => void} Fill  paints pixels from one to another */
+
+/** Calls back for pixels that show the same, together. @param {number} from @param {number} end @param {(pixel: number) => number} low @param {(pixel: number) => number} size @param {Fill} fill */
+function runs(from, end, low, size, fill) {
+  while (from < end) {
+    const [below, own] = [low(from), size(from)];
+    let to = from + 1;
+    while (to < end && low(to) === below && size(to) === own) to += 1;
+    if (own > 0) fill(from, to, below, own);
+    from = to;
+  }
+}
+
+/** Shades of neighbouring tensors; the first is the component's own colour. */
+const SHADES = ['', 'rgb(255 255 255 / 16%)', 'rgb(0 0 0 / 9%)'];
+
 /**
- * Paints stripes, pixel by pixel; `paint` is the resolved colour of a component's class. Neighbouring tensors differ a
- * little in shade.
+ * Paints stripes, pixel by pixel; `paint` is the resolved colour of a component's class. Components come as whole areas, then
+ * tensors that can be seen differ a little in shade: most are thinner than a pixel.
  * @param {CanvasRenderingContext2D} canvas @param {Stripe[]} stripes @param {number[]} bytes  of each column
  * @param {{ left: number, width: number, ratio: number }} across @param {(bytes: number) => number} y @param {(name: string) => string} paint
  */
 export function paintStripes(canvas, stripes, bytes, { left, width, ratio }, y, paint) {
-  const columns = columnsOf(bytes, Math.max(Math.round(width * ratio), 1));
-  const shades = ['rgb(255 255 255 / 0%)', 'rgb(255 255 255 / 16%)', 'rgb(0 0 0 / 9%)'];
-  stripes.forEach(({ component, first, below, sizes }, number) => {
+  const pixels = Math.max(Math.round(width * ratio), 1);
+  const columns = columnsOf(bytes, pixels);
+  const fill = (/** @type {number} */ from, /** @type {number} */ to, /** @type {number} */ low, /** @type {number} */ size) =>
+    canvas.fillRect(left + from / ratio, y(low + size), (to - from) / ratio, y(low) - y(low + size));
+  /** @type {Map<string, { low: Float64Array, size: Float64Array }>} */
+  const areas = new Map();
+  for (const { component, first, below, sizes } of stripes) {
+    const area = areas.get(component) ?? { low: new Float64Array(pixels), size: new Float64Array(pixels) };
+    areas.set(component, area);
     const end = columnOf(columns, first + sizes.length);
-    const at = (/** @type {number} */ pixel) => (columns[pixel] ?? 0) - first;
-    for (let from = columnOf(columns, first); from < end; ) {
-      let to = from + 1;
-      while (to < end && below[at(to)] === below[at(from)] && sizes[at(to)] === sizes[at(from)]) to += 1;
-      const [low, size] = [below[at(from)] ?? 0, sizes[at(from)] ?? 0];
-      const [start, span, top, bottom] = [left + from / ratio, (to - from) / ratio, y(low + size), y(low)];
-      canvas.fillStyle = paint(colour(component));
-      canvas.fillRect(start, top, span, bottom - top);
-      if (bottom - top > 1.5) {
-        canvas.fillStyle = shades[number % shades.length] ?? '';
-        canvas.fillRect(start, top, span, bottom - top);
-      }
-      from = to;
+    for (let pixel = columnOf(columns, first); pixel < end; pixel += 1) {
+      const at = (columns[pixel] ?? 0) - first;
+      // Those of a component lie upon each other: the first that comes is the lowest.
+      if (area.size[pixel] === 0) area.low[pixel] = below[at] ?? 0;
+      area.size[pixel] = (area.size[pixel] ?? 0) + (sizes[at] ?? 0);
     }
+  }
+  for (const [component, { low, size }] of areas) {
+    canvas.fillStyle = paint(colour(component));
+    runs(0, pixels, (pixel) => low[pixel] ?? 0, (pixel) => size[pixel] ?? 0, fill);
+  }
+  const seen = (y(0) - y(2 ** 30)) / 2 ** 30;
+  stripes.forEach(({ tensor, first, below, sizes }, number) => {
+    const shade = SHADES[number % SHADES.length];
+    if (!shade || (tensor && tensor.bytes * seen <= 1.5)) return;
+    canvas.fillStyle = shade;
+    const at = (/** @type {number} */ pixel) => (columns[pixel] ?? 0) - first;
+    runs(columnOf(columns, first), columnOf(columns, first + sizes.length), (pixel) => below[at(pixel)] ?? 0, (pixel) => sizes[at(pixel)] ?? 0, fill);
   });
 }

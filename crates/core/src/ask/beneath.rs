@@ -1,12 +1,14 @@
 //! A file beneath what else is asked: whose defaults hold, its engine, and what of it runs on several cards.
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::file::Content;
+use super::read::Given;
 use super::request::Asked;
 use super::runner::Runner;
 use super::tree;
-use crate::plan::{Fault, Framework};
+use crate::plan::{Fault, Framework, LossKind};
 
 /// Cards of a node, where a file names an engine and nobody says how many there are.
 const USUAL_CARDS: u64 = 8;
@@ -19,9 +21,7 @@ pub(super) fn stand_in(runner: Runner, path: &str, value: &Value, framework: &st
     }
     let (plain, said) = match path {
         "model_code" => (json!("transformers"), format!("{framework}'s own code of the model")),
-        // Under DDP the head is the whole one, and TRL's is known under FSDP and ZeRO too.
-        "loss.kind" if runner == Runner::Ddp => return None,
-        "loss.kind" if value == "trl-fused" && SHARDING.contains(&runner) => return None,
+        "loss.kind" if LossKind::deserialize(value).is_ok_and(|kind| kind.runs_under(runner.name())) => return None,
         "loss.kind" => (json!("standard"), format!("{framework}'s own loss")),
         "checkpoints.reentrant" => (json!(false), "reentrant checkpoints".into()),
         "checkpoints.offload" => (json!(false), "offloaded checkpoints".into()),
@@ -33,21 +33,24 @@ pub(super) fn stand_in(runner: Runner, path: &str, value: &Value, framework: &st
     (*value != plain).then_some((plain, note))
 }
 
-/// Who shards parameters and puts them together again for each layer.
-const SHARDING: [Runner; 3] = [Runner::Fsdp1, Runner::Fsdp2, Runner::Deepspeed];
-
 /// Settings that have a stand-in.
 const OWN: [&str; 5] = ["model_code", "loss.kind", "checkpoints.reentrant", "checkpoints.offload", "keep_loss"];
 
 impl Content {
     /// The same with everything in its tree: flags, DeepSpeed's configuration, and what it leaves open about its cards.
     pub fn folded(mut self) -> Result<Self, Vec<Fault>> {
+        if self.placement.is_some() {
+            let problem = "a file of several roles on shared cards has no single plan";
+            return Err(vec![
+                Fault::new("", problem).or("ask for the actor by the task policy, for the critic by value"),
+            ]);
+        }
         if self.named.is_empty() && self.deepspeed.is_none() {
             return Ok(self);
         }
         let (task, model, framework, deepspeed) =
             (self.task, self.model.take(), self.framework.clone(), self.deepspeed.take());
-        let auto_class = self.auto_class.take();
+        let (auto_class, config) = (self.auto_class.take(), self.config.take());
         let mut asked = Asked { task: task.unwrap_or_default(), ..Asked::default() };
         asked.beneath(self);
         if let Some(document) = deepspeed {
@@ -55,7 +58,16 @@ impl Content {
         }
         asked.on_cards();
         let request = asked.request()?;
-        Ok(Self { task, model, auto_class, framework, tree: request.stated, notes: request.notes, ..Self::default() })
+        Ok(Self {
+            task,
+            model,
+            config,
+            auto_class,
+            framework,
+            tree: request.stated,
+            notes: request.notes,
+            ..Self::default()
+        })
     }
 }
 
@@ -71,12 +83,15 @@ impl Asked {
     /// DeepSpeed's configuration; the model's config fills in what is `auto`, as transformers does (integrations/deepspeed.py).
     pub fn deepspeed(&mut self, document: &Value, config: Option<&Value>) -> Result<(), Vec<Fault>> {
         let size = |part: &Value| {
-            part["hidden_size"]
-                .as_u64()
+            // `attribute_map` of configs that call it otherwise.
+            ["hidden_size", "n_embd", "d_model", "dim"]
+                .iter()
+                .find_map(|key| part[*key].as_u64())
                 .or_else(|| part["hidden_sizes"].as_array()?.iter().filter_map(Value::as_u64).max())
         };
         let hidden_size = config.and_then(|config| size(config).or_else(|| size(&config["text_config"])));
         let content = Content::of_deepspeed(document, hidden_size)?;
+        self.batches(document)?;
         let mut tree = content.tree;
         if self.names("engine").is_none()
             && let Some(options) = tree::take(&mut tree, "parallel.engine.*")
@@ -86,6 +101,40 @@ impl Asked {
         self.trees.push(tree);
         self.notes.extend(content.notes);
         Ok(())
+    }
+
+    /// DeepSpeed asserts that a batch of all cards is what they take together (runtime/config.py).
+    fn batches(&self, document: &Value) -> Result<(), Vec<Fault>> {
+        let number = |key: &str| document.get(key).and_then(Value::as_u64);
+        let said = |path: &str| self.trees.iter().rev().find_map(|tree| tree::get(tree, path)?.as_u64());
+        let flag = |name: &str| match self.names(name)? {
+            Given::Text(text) => text.parse().ok(),
+            Given::Value(value) => value.as_u64(),
+            _ => None,
+        };
+        let split = self.trees.iter().any(|tree| tree::get(tree, "parallel.mesh").is_some())
+            || ["tp", "pp", "cp", "sp"].iter().any(|axis| self.names(axis).is_some());
+        let (Some(all), Some(micro), Some(steps), false) = (
+            number("train_batch_size"),
+            number("train_micro_batch_size_per_gpu"),
+            number("gradient_accumulation_steps"),
+            split,
+        ) else {
+            return Ok(());
+        };
+        let each = micro.saturating_mul(steps).max(1);
+        let gpus = flag("gpus").or_else(|| said("parallel.gpus"));
+        let cards = gpus.map(|gpus| gpus.saturating_mul(flag("nodes").or_else(|| said("parallel.nodes")).unwrap_or(1)));
+        if cards.map_or(all % each == 0, |cards| all == each.saturating_mul(cards)) {
+            return Ok(());
+        }
+        let on = cards.map_or_else(String::new, |cards| format!(" × {cards} cards"));
+        let problem = format!(
+            "train_batch_size is {all}, and train_micro_batch_size_per_gpu × gradient_accumulation_steps{on} is not: \
+             {micro} × {steps}{on}"
+        );
+        let cure = "DeepSpeed refuses that: leave train_batch_size out, or change one of them";
+        Err(vec![Fault::new("parallel.engine.deepspeed", problem).or(cure)])
     }
 
     /// Fills in what a file leaves open about its cards: how many they are, and what runs on several of them.

@@ -9,6 +9,7 @@ use super::resolve::faults_of;
 use super::tree;
 use crate::plan::import::{self, Beside, Imported};
 use crate::plan::parallel::DeepSpeedFile;
+use crate::plan::placement::Placement;
 use crate::plan::{AdapterPlan, Fault};
 
 /// What stands in a file.
@@ -18,6 +19,8 @@ pub struct Content {
     pub task: Option<Task>,
     /// The model it names.
     pub model: Option<String>,
+    /// Its `config.json`, where the file tells sizes and no name.
+    pub config: Option<Value>,
     /// The transformers class that loads it, where the file says it.
     pub auto_class: Option<String>,
     /// Whose defaults hold where the file is silent.
@@ -30,11 +33,23 @@ pub struct Content {
     pub named: Vec<(String, Given)>,
     /// What was not read, or was read in another sense.
     pub notes: Vec<String>,
+    /// Roles on shared cards, in a plan's place.
+    pub placement: Option<Placement>,
 }
 
 /// Keys that only a plan of generation has.
-const GENERATION: [&str; 9] =
-    ["new_tokens", "stop_after", "cache", "beams", "choice", "forced_length", "assistant", "prompt_lookup", "accepted"];
+const GENERATION: [&str; 10] = [
+    "new_tokens",
+    "stop_after",
+    "cache",
+    "beams",
+    "choice",
+    "forced_length",
+    "assistant",
+    "prompt_lookup",
+    "accepted",
+    "device_map",
+];
 
 /// Keys of plan files beside the places of settings.
 const OUTSIDE: [&str; 9] = ["model", "framework", "task", "train", "infer", "serve", "stack", "loss", "assistant"];
@@ -73,10 +88,12 @@ impl Content {
         Self {
             task: Some(if imported.generates { Task::Infer } else { Task::Train }),
             model: imported.model,
+            config: imported.config,
             framework: imported.framework.map(str::to_owned),
             tree,
             deepspeed: imported.deepspeed,
             notes: imported.notes.into_iter().chain(said).collect(),
+            placement: imported.placement,
             ..Self::default()
         }
     }

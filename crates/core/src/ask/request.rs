@@ -120,6 +120,17 @@ impl Asked {
             faults.add(fault);
             self.simplest()
         });
+        // One of them would quietly win.
+        let other = self.names("peft-method").or_else(|| self.names("peft_method")).and_then(|given| match given {
+            Given::Text(text) => Some(text.as_str()),
+            Given::Value(value) => value.as_str(),
+            Given::Bare => None,
+        });
+        let lora = self.names("lora").is_some_and(|given| !says_nothing(given));
+        if let Some(other) = other.filter(|other| lora && *other != "lora") {
+            let fault = Fault::new("adapter", format!("--lora and --peft-method {other} are both given"));
+            faults.add(fault.or("leave one of them out"));
+        }
         for layer in named(&self, runner, &mut faults) {
             // Names that may be given several times add up within a layer.
             join(&mut stated, layer);
@@ -155,7 +166,7 @@ fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Value> {
         }
         if name == "set" {
             match assignment(given) {
-                Ok(tree) => found.push((2, tree)),
+                Ok(tree) => found.push((3, tree)),
                 Err(fault) => faults.add(fault),
             }
             continue;
@@ -169,15 +180,32 @@ fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Value> {
         };
         let honoured = row.scope.has(runner) || asked.lenient || says_nothing(given);
         match read::read(row, given) {
-            Ok(tree) if honoured => found.push((if matches!(row.kind, Kind::Spelled(_)) { 0 } else { 1 }, tree)),
+            Ok(tree) if honoured => found.push((rank(row), tree)),
             Ok(tree) if is_usual(&tree) => {}
             Ok(_) => faults.add(without_effect(row, runner, scope)),
             Err(fault) => faults.add(fault),
         }
     }
+    let shares = |tree: &Value| Some(tree.get("tensor_split")?.as_array()?.len());
+    let counts: Vec<usize> = found.iter().filter_map(|(_, tree)| shares(tree)).collect();
+    if let [first, .., last] = counts[..]
+        && first != last
+    {
+        let problem = format!("{{tensor_split}} has not one share for each card: {first} and {last}");
+        faults.add(Fault::new("tensor_split", problem).or("leave the number of cards out, the shares say it"));
+    }
     // The sort is stable: among alike ones the order is the user's.
     found.sort_by_key(|(rank, _)| *rank);
     found.into_iter().map(|(_, tree)| tree).collect()
+}
+
+/// How early a name is laid: what stands for several values first, and a number of cards below their shares.
+fn rank(row: &super::Setting) -> u8 {
+    match row.kind {
+        Kind::Spelled(_) if row.path == "tensor_split" && row.flag == "gpus" => 0,
+        Kind::Spelled(_) => 1,
+        _ => 2,
+    }
 }
 
 /// What a plan holds where nobody asks for anything.

@@ -124,8 +124,30 @@ pub fn diagnose(text: &str) -> Vec<Finding> {
     if found.iter().any(|finding| finding.cause != Cause::NotMemory) {
         found.retain(|finding| finding.cause != Cause::NotMemory);
     }
-    found.iter_mut().for_each(|finding| finding.cures = cures(finding));
+    for finding in &mut found {
+        finding.cures = cures(finding);
+        if let Some((general, cure)) = others::figured(text, finding.source, finding.cause) {
+            finding.cures.retain(|known| !known.contains(general));
+            finding.cures.insert(0, cure);
+        }
+    }
     found
+}
+
+/// A log's text: UTF-8, or UTF-16 as PowerShell's `>` writes it, with a mark at its beginning or without.
+pub fn text(bytes: &[u8]) -> String {
+    let (body, little) = match bytes {
+        [0xff, 0xfe, body @ ..] => (body, true),
+        [0xfe, 0xff, body @ ..] => (body, false),
+        [first, 0, second, 0, ..] if *first != 0 && *second != 0 => (bytes, true),
+        [0, first, 0, second, ..] if *first != 0 && *second != 0 => (bytes, false),
+        _ => return String::from_utf8_lossy(bytes).into_owned(),
+    };
+    let unit = |pair: &[u8]| {
+        let pair = [pair[0], pair[1]];
+        if little { u16::from_le_bytes(pair) } else { u16::from_be_bytes(pair) }
+    };
+    String::from_utf16_lossy(&body.chunks_exact(2).map(unit).collect::<Vec<u16>>())
 }
 
 /// What a snapshot says: why its last request was not granted, or that memory grew from step to step; `None` where nothing is
@@ -212,6 +234,15 @@ fn cures(finding: &Finding) -> Vec<String> {
             "end what else runs on the card: nvidia-smi names it, and `vramcast detect`",
             "take another card: CUDA_VISIBLE_DEVICES",
         ],
+        Cause::Host if finding.source == "Ollama" => &[
+            "a smaller model, or the same in fewer bits (`ollama pull MODEL:…-q4_K_M`)",
+            "a shorter context (num_ctx, OLLAMA_CONTEXT_LENGTH), fewer requests at once (OLLAMA_NUM_PARALLEL)",
+            "end other models (`ollama ps`, `ollama stop MODEL`) and give the host or its container more memory or swap",
+        ],
+        Cause::Host if finding.source == "llama.cpp" => &[
+            "leave --mlock and --no-mmap out, so that weights are read as they are needed",
+            "a shorter context (-c), or more layers on the card (-ngl)",
+        ],
         Cause::Host => &[
             "give the job more host memory (container limit, Slurm's --mem, shared memory by --ipc=host or --shm-size)",
             "fewer workers of the data loader; load weights in one rank or in shards (low_cpu_mem_usage, cpu_ram_efficient_loading)",
@@ -226,6 +257,11 @@ fn cures(finding: &Finding) -> Vec<String> {
             "a cache in fewer bits (-ctk q8_0 -ctv q8_0 with -fa)",
             "fewer layers on the card (-ngl)",
         ],
+        Cause::Cache if finding.source == "SGLang" => &[
+            "a shorter --context-length",
+            "a larger --mem-fraction-static",
+            "--kv-cache-dtype fp8_e5m2, fewer --max-running-requests, or more cards (--tp-size)",
+        ],
         Cause::Cache => &[
             "a shorter --max-model-len",
             "a larger --gpu-memory-utilization",
@@ -238,6 +274,11 @@ fn cures(finding: &Finding) -> Vec<String> {
             "a shorter context, fewer sequences at once",
             "weights in fewer bits",
             "more cards, or layers on the host",
+        ],
+        Cause::TooMuch if finding.source == "transformers" => &[
+            "fewer bits (load_in_4bit), or a smaller model",
+            "device_map={'': 0} where it fits the card after all: 'auto' leaves room that it may not need",
+            "llm_int8_enable_fp32_cpu_offload=True with a device_map of one's own: parts of it on the host, slowly",
         ],
         Cause::TooMuch => match place {
             Some("evaluation") => &[

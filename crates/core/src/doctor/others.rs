@@ -150,8 +150,15 @@ const ROWS: &[Row] = &[
     (
         "bitsandbytes",
         Cause::TooMuch,
-        r"Error .{0,40}out of memory at line \d+ in file .{0,80}\.cu|CUDA Setup failed despite GPU being available. .{0,40}out of memory",
+        r"(?i)Error:? .{0,40}?out of memory at line \d+ in file .{0,120}\.c(?:u|pp)?\b|CUDA Setup failed despite GPU being available. .{0,40}out of memory",
         "bitsandbytes got no memory for a buffer or paged states",
+    ),
+    // transformers, quantizers/quantizer_bnb_*.py.
+    (
+        "transformers",
+        Cause::TooMuch,
+        r"Make sure you have enough GPU RAM to fit the quantized model|Some modules are dispatched on the CPU or the disk",
+        "the card has no room for the whole quantised model, so that parts of it were to lie on the host",
     ),
     (
         "JAX",
@@ -205,7 +212,7 @@ const ROWS: &[Row] = &[
     (
         "torch",
         Cause::TooMuch,
-        r"(?i)(?:CUDA|HIP)(?: driver)? error:? ?\(?(?:2\)?: )?(?:cuda)?(?:out of memory|cudaErrorMemoryAllocation)|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|torch\.(?:cuda\.)?OutOfMemoryError|hipErrorOutOfMemory|CUDA out of memory",
+        r"(?i)(?:cuda|hip) runtime error \(2\) ?: ?out of memory|(?:CUDA|HIP)(?: driver)? error:? ?\(?(?:2\)?: )?(?:cuda)?(?:out of memory|cudaErrorMemoryAllocation)|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|torch\.(?:cuda\.)?OutOfMemoryError|hipErrorOutOfMemory|CUDA out of memory",
         "the driver had no memory left; a bare message says no numbers",
     ),
 ];
@@ -227,6 +234,33 @@ pub(super) fn said(text: &str, told: bool) -> Vec<(Cause, &'static str, String)>
         }
     }
     found
+}
+
+/// vLLM's own figures as a cure: the length that its cache holds, the share that is free; with words of the general cure
+/// that it stands for.
+pub(super) fn figured(text: &str, source: &str, cause: Cause) -> Option<(&'static str, String)> {
+    let number = |pattern: &str, at: usize| {
+        let found = Regex::new(pattern).ok()?.captures(text)?;
+        found.get(at)?.as_str().parse::<f64>().ok()
+    };
+    match (source, cause) {
+        ("vLLM", Cause::Cache) => {
+            let length = number(r"estimated maximum model length is (\d+)", 1)?;
+            Some((
+                "--max-model-len",
+                format!("--max-model-len {length}: the most that the cache holds, as vLLM estimates"),
+            ))
+        }
+        ("vLLM", Cause::OtherProcess) => {
+            const FREE: &str = r"Free memory on device .{0,20}?\(([\d.]+)/([\d.]+) GiB\)";
+            let (free, total) = (number(FREE, 1)?, number(FREE, 2)?);
+            let share = (free / total * 100.0).floor() / 100.0;
+            let cure =
+                format!("--gpu-memory-utilization {share}: the largest share that {free} free of {total} GiB hold");
+            (share > 0.0 && share < 1.0).then_some(("--gpu-memory-utilization", cure))
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]

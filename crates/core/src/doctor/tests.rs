@@ -54,6 +54,17 @@ fn others_are_known() {
             "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 3, Hardware limit: 2.",
             Cause::NotMemory,
         ),
+        (
+            "THCudaCheck FAIL file=/x/THCStorage.cu line=58 error=2 : out of memory\nRuntimeError: cuda runtime error (2) : out \
+             of memory at /x/THC/generic/THCStorage.cu:58",
+            Cause::TooMuch,
+        ),
+        ("Error out of memory at line 380 in file /x/git/bitsandbytes/csrc/pythonInterface.c", Cause::TooMuch),
+        (
+            "ValueError: Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM to fit the \
+             quantized model.",
+            Cause::TooMuch,
+        ),
         ("RuntimeError: CUDA error: an illegal memory access was encountered", Cause::NotMemory),
     ] {
         assert_eq!(cause(text), Some(wanted), "{text}");
@@ -88,4 +99,26 @@ fn tracebacks_say_where() {
     let place = found[0].place.clone().unwrap();
     assert_eq!((place.phase, place.line.as_deref()), ("evaluation", Some("transformers/trainer.py:9 evaluation_loop")));
     assert!(found[0].cures[0].contains("eval_batch_size"));
+}
+
+#[test]
+fn figures_of_engines_are_cures() {
+    let length = "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is needed, which is \
+                  larger than the available KV cache memory (5.44 GiB). Based on the available memory, the estimated maximum model length \
+                  is 44544.";
+    let found = diagnose(length);
+    assert!(found[0].cures[0].starts_with("--max-model-len 44544:"), "{:?}", found[0].cures);
+    assert!(!found[0].cures[1..].iter().any(|cure| cure.contains("--max-model-len")));
+    let share = "ValueError: Free memory on device (14.52/23.69 GiB) on startup is less than desired GPU memory utilization (0.9, 21.32 GiB).";
+    assert!(diagnose(share)[0].cures[0].starts_with("--gpu-memory-utilization 0.61:"));
+    let ollama = "Error: model requires more system memory (9.1 GiB) than is available (5.3 GiB)";
+    assert!(diagnose(ollama)[0].cures.iter().all(|cure| !cure.contains("data loader")));
+}
+
+#[test]
+fn logs_of_power_shell_are_read() {
+    let plain = "RuntimeError: CUDA error: out of memory";
+    let units: Vec<u8> = plain.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let marked = [&[0xff, 0xfe][..], &units].concat();
+    assert_eq!((text(&units).as_str(), text(&marked).as_str(), text(plain.as_bytes()).as_str()), (plain, plain, plain));
 }

@@ -14,7 +14,7 @@ use super::torch::Torch;
 use super::torch::quantised::QuantisedWeight;
 use super::torch::stored::StoredKernel;
 use crate::dtype::DType;
-use crate::model::op::{ModuleId, Op, ParameterId, Role};
+use crate::model::op::{Buffer, ModuleId, Op, ParameterId, Role};
 use crate::model::{Module, ModuleKind, Program, Shape, Step};
 use crate::plan::adapter::{self, AdaptedKind, AdaptedModule, AdapterLayout, LoraPlan};
 use crate::plan::{AdapterPlan, Checkpointing, InferPlan, Quantization, TrainPlan};
@@ -71,11 +71,7 @@ pub(super) fn load(
             (loaded.parameters, untied) = torch.in_category(Category::Weights, load);
         }
     }
-    torch.in_category(Category::Buffers, |torch| {
-        for buffer in &program.buffers {
-            loaded.parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
-        }
-    });
+    loaded.parameters.extend(buffers(torch, program, plan.weights));
     drop(untied);
     if let Some(quantization) = &plan.quantization {
         torch.in_category(Category::Weights, |torch| quantise(torch, program, plan, quantization, &mut loaded));
@@ -99,6 +95,14 @@ pub(super) fn load(
     loaded
 }
 
+/// A model's buffers, which live as long as it does.
+pub(super) fn buffers(torch: &mut Torch, program: &Program, weights: DType) -> Vec<Tensor> {
+    torch.in_category(Category::Buffers, |torch| {
+        let dtype = |buffer: &Buffer| if buffer.model_type { weights } else { buffer.dtype };
+        program.buffers.iter().map(|buffer| torch.fresh("buffer", buffer.shape, dtype(buffer))).collect()
+    })
+}
+
 /// A model whose own code holds its adapters: what it does not freeze is trained, linears are quantised as they are made.
 pub(super) fn load_own(torch: &mut Torch, program: &Program, plan: &TrainPlan) -> Loaded {
     let held = plan.quantization.as_ref().map(|scheme| Quantization { stored: true, ..scheme.clone() });
@@ -109,11 +113,7 @@ pub(super) fn load_own(torch: &mut Torch, program: &Program, plan: &TrainPlan) -
             loaded.wrapped.quantised = quantise_linears(torch, program, plan.weights, scheme, &mut loaded.parameters);
         }
     });
-    torch.in_category(Category::Buffers, |torch| {
-        for buffer in &program.buffers {
-            loaded.parameters.push(torch.fresh("buffer", buffer.shape, buffer.dtype));
-        }
-    });
+    loaded.parameters.extend(buffers(torch, program, plan.weights));
     let sorted = Sorted::by(plan.optimizer, program);
     for id in &program.registration {
         if !plan.is_frozen(&program.parameters[id.0 as usize]) {

@@ -69,10 +69,7 @@ fn pretrained(torch: &mut Torch, program: &Program, plan: &TrainPlan, names: loa
             parameters[id.0 as usize] = tensor;
         }
     }
-    torch.in_category(Category::Buffers, |torch| {
-        let dtype = |buffer: &crate::model::op::Buffer| if buffer.model_type { plan.weights } else { buffer.dtype };
-        parameters.extend(program.buffers.iter().map(|buffer| torch.fresh("buffer", buffer.shape, dtype(buffer))));
-    });
+    parameters.extend(adapters::buffers(torch, program, plan.weights));
     Loaded { parameters, trained, wrapped: Wrapped { quantised, ..Wrapped::default() } }
 }
 
@@ -105,13 +102,7 @@ pub(super) fn parameters(torch: &mut Torch, program: &Program, plan: &TrainPlan)
     let absent = |torch: &mut Torch, at: usize| torch.phantom(program.parameters[at].shape, plan.weights);
     let mut parameters: Vec<Tensor> =
         (parameters.into_iter().enumerate()).map(|(at, one)| one.unwrap_or_else(|| absent(torch, at))).collect();
-    torch.in_category(Category::Buffers, |torch| {
-        for buffer in &program.buffers {
-            // Buffers live as long as the run; their handle is kept by forgetting it in the parameter list.
-            let dtype = if buffer.model_type { plan.weights } else { buffer.dtype };
-            parameters.push(torch.fresh("buffer", buffer.shape, dtype));
-        }
-    });
+    parameters.extend(adapters::buffers(torch, program, plan.weights));
     drop(transient);
     (parameters, trained)
 }

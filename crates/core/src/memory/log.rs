@@ -1,7 +1,7 @@
 //! What happened to memory, in order: the one thing a simulation leaves behind.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use super::effort::Effort;
 use super::phase::Phase;
@@ -44,6 +44,8 @@ pub struct StorageInfo {
     pub dtype: DType,
     /// The stream it was made on: the allocator keeps free blocks of one apart from those of another.
     pub stream: Stream,
+    /// The card it is on, where a model is spread over several by modules.
+    pub card: u8,
 }
 
 impl StorageInfo {
@@ -113,6 +115,8 @@ pub enum Category {
     Reward,
     /// Parameters of a teacher.
     Teacher,
+    /// Parameters of a value model, which is trained too.
+    Value,
     /// Tensors of the model that are no parameters.
     Buffers,
     /// Trainable adapter parameters.
@@ -156,7 +160,7 @@ pub struct Log {
     pub ran_cudnn: bool,
     /// Why the run would have stopped, where it cannot run as asked.
     pub refused: Option<String>,
-    /// Units of layers that were written down, not run.
+    /// Units of layers, and turns of a pipeline, that were written down, not run.
     pub folded: usize,
     /// Whether layers that were taken to be alike were not: then nothing of this is so.
     pub(super) misfolded: bool,
@@ -176,6 +180,9 @@ pub struct Again {
     /// How often they come.
     pub times: usize,
 }
+
+/// Weights that a device map puts on the host, once for all cards.
+pub const OFFLOADED: &str = "weights that the cards have no room for";
 
 /// What is on the host of one rank alone.
 pub const ON_RANK_0: &str = "full state dict while saving, on rank 0";
@@ -222,11 +229,12 @@ struct Context {
     category: Category,
     module: u32,
     stream: Stream,
+    card: u8,
 }
 
 impl Default for Context {
     fn default() -> Self {
-        Self { category: Category::Weights, module: 0, stream: Stream::Default }
+        Self { category: Category::Weights, module: 0, stream: Stream::Default, card: 0 }
     }
 }
 
@@ -240,6 +248,35 @@ pub struct Storage {
     /// The life it is in now: a storage can be emptied and filled again (`resize_`) while tensors look at it.
     alive: Cell<Option<StorageId>>,
     log: SharedLog,
+}
+
+thread_local! {
+    static WATCHED: RefCell<Option<Vec<Watched>>> = const { RefCell::new(None) };
+}
+
+/// A storage in one of its lives.
+pub(super) type Watched = (StorageId, Weak<Storage>);
+
+/// While it lives, storages that are made are remembered, so that they can be given other names.
+pub(super) struct Watch;
+
+impl Watch {
+    /// From now on.
+    pub(super) fn begin() -> Self {
+        WATCHED.set(Some(Vec::new()));
+        Self
+    }
+
+    /// Those that came to life since.
+    pub(super) fn end(&self) -> Vec<Watched> {
+        WATCHED.take().unwrap_or_default()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        WATCHED.set(None);
+    }
 }
 
 impl Drop for Storage {
@@ -260,21 +297,23 @@ impl Storage {
         crate::work::check_size(bytes);
         let mut inner = log.borrow_mut();
         let id = StorageId(inner.storages.len() as u32);
-        let Context { category, module, stream } = inner.context;
+        let Context { category, module, stream, card } = inner.context;
         let shape = shape.into();
-        inner.storages.push(StorageInfo { bytes, category, operation, module, shape, dtype, stream });
+        inner.storages.push(StorageInfo { bytes, category, operation, module, shape, dtype, stream, card });
         inner.events.push(Event::Allocate(id));
         drop(inner);
-        Rc::new(Self { id, alive: Cell::new(Some(id)), log: Rc::clone(log) })
+        let storage = Rc::new(Self { id, alive: Cell::new(Some(id)), log: Rc::clone(log) });
+        storage.watch(id);
+        storage
     }
 
     /// A storage that takes no bytes until it is filled.
     pub fn hollow(log: &SharedLog, operation: &'static str, bytes: u64, shape: Shape, dtype: DType) -> Rc<Self> {
         let mut inner = log.borrow_mut();
         let id = StorageId(inner.storages.len() as u32);
-        let Context { category, module, stream } = inner.context;
+        let Context { category, module, stream, card } = inner.context;
         let shape = shape.into();
-        inner.storages.push(StorageInfo { bytes, category, operation, module, shape, dtype, stream });
+        inner.storages.push(StorageInfo { bytes, category, operation, module, shape, dtype, stream, card });
         drop(inner);
         Rc::new(Self { id, alive: Cell::new(None), log: Rc::clone(log) })
     }
@@ -287,6 +326,17 @@ impl Storage {
     /// Whether its life is written to this log: what takes no memory has one of its own.
     pub(super) fn is_in(&self, log: &SharedLog) -> bool {
         Rc::ptr_eq(&self.log, log)
+    }
+
+    fn watch(self: &Rc<Self>, id: StorageId) {
+        WATCHED.with_borrow_mut(|watched| watched.iter_mut().for_each(|all| all.push((id, Rc::downgrade(self)))));
+    }
+
+    /// Where it is in a life, that life takes another name in the log, and ends by it.
+    pub(super) fn rename(&self, life: StorageId, name: StorageId) {
+        if self.alive.get() == Some(life) {
+            self.alive.set(Some(name));
+        }
     }
 
     /// Its end is in the log already.
@@ -307,7 +357,7 @@ impl Storage {
     }
 
     /// Takes the bytes again that it was made with.
-    pub fn fill(&self) {
+    pub fn fill(self: &Rc<Self>) {
         if self.alive.get().is_some() {
             return;
         }
@@ -319,6 +369,7 @@ impl Storage {
             log.storages.push(StorageInfo { stream, ..info });
             log.events.push(Event::Allocate(id));
             self.alive.set(Some(id));
+            self.watch(id);
         }
     }
 
@@ -354,6 +405,11 @@ impl Log {
         std::mem::replace(&mut self.context.stream, stream)
     }
 
+    /// The card new storages are on; returns which it was.
+    pub fn set_card(&mut self, card: u8) -> u8 {
+        std::mem::replace(&mut self.context.card, card)
+    }
+
     /// What a storage turns out to be for (a gradient is known as one only when it is kept).
     pub fn reclassify(&mut self, id: StorageId, category: Category) {
         if let Some(info) = self.storages.get_mut(id.0 as usize) {
@@ -374,6 +430,27 @@ impl Log {
     pub fn once_on_host(&mut self, name: &'static str, bytes: u64) {
         if bytes > 0 && self.host_parts.iter().all(|part| part.name != name) {
             self.on_host(name, bytes, false);
+        }
+    }
+
+    /// What one of several cards sees: its own storages, and a library workspace of its own.
+    pub(super) fn of_card(&self, card: u8, nowhere: u8) -> Self {
+        let used = self.storages.iter().any(|info| info.card == card && info.category != Category::Workspace);
+        let shared = |info: &StorageInfo| info.category == Category::Workspace && info.card != nowhere;
+        let own = |info: &StorageInfo| used && (info.card == card || shared(info));
+        let seen = |event: &&Event| match event {
+            Event::Allocate(id) | Event::Free(id) => self.storages.get(id.0 as usize).is_some_and(own),
+            Event::Phase(_) | Event::PhaseEnd | Event::EmptyCache => true,
+        };
+        Self {
+            events: self.events.iter().filter(seen).copied().collect(),
+            storages: self.storages.clone(),
+            phases: self.phases.clone(),
+            host_parts: self.host_parts.clone(),
+            host: self.host,
+            effort: self.effort,
+            ran_cudnn: self.ran_cudnn,
+            ..Self::default()
         }
     }
 

@@ -24,6 +24,16 @@ impl Start {
         Self { event: log.events.len(), storage: log.storages.len() }
     }
 
+    /// The first storage that was made since.
+    pub(super) fn storage(self) -> u32 {
+        self.storage as u32
+    }
+
+    /// How many events and storages lie between it and a later one.
+    pub(super) fn before(self, later: Self) -> [usize; 2] {
+        [later.event - self.event, later.storage - self.storage]
+    }
+
     /// From there to now.
     pub(super) fn until(self, log: &Log) -> StepRange {
         StepRange { events: self.event..log.events.len(), storages: self.storage..log.storages.len() }
@@ -51,14 +61,38 @@ pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
     let again = |event: &Event| !matches!(event, Event::Allocate(id) | Event::Free(id) if stays(*id));
     let mut events = Vec::with_capacity(log.events.len() - start.event);
     events.extend(log.events[start.event..].iter().copied().filter(again));
-    let times = steps as usize - 1;
-    log.events.reserve(events.len() * times);
-    log.again = Some(Again { start: log.events.len(), events: events.len(), times });
-    for step in 1..steps {
+    log.again = Some(Again { start: log.events.len(), events: events.len(), times: steps as usize - 1 });
+    write_steps(log, &events, 1..steps);
+}
+
+/// Writes a step that began at `start` down again as `later` ones, where it freed all that it made and nothing else; whether it did.
+pub(super) fn last_step(log: &mut Log, start: Start, later: Range<u32>) -> bool {
+    let mut alive = vec![false; log.storages.len() - start.storage];
+    for event in &log.events[start.event..] {
+        let (Event::Allocate(id) | Event::Free(id)) = event else { continue };
+        let Some(at) = (id.0 as usize).checked_sub(start.storage) else { return false };
+        alive[at] = matches!(event, Event::Allocate(_));
+    }
+    if alive.contains(&true) {
+        return false;
+    }
+    let events = log.events[start.event..].to_vec();
+    crate::work::repeat(events.len() * later.len());
+    log.again = Some(Again { start: start.event, events: events.len(), times: later.len() + 1 });
+    write_steps(log, &events, later);
+    true
+}
+
+/// Writes events down as steps, each right behind the last.
+fn write_steps(log: &mut Log, events: &[Event], steps: Range<u32>) {
+    log.events.reserve(events.len() * steps.len());
+    let phases = (0..).zip(events).filter(|(_, event)| matches!(event, Event::Phase(_)));
+    let phases: Vec<usize> = phases.map(|(place, _)| place).collect();
+    for step in steps {
         let begin = log.events.len();
-        log.events.extend_from_slice(&events);
-        for event in &mut log.events[begin..] {
-            if let Event::Phase(phase) = event {
+        log.events.extend_from_slice(events);
+        for place in &phases {
+            if let Event::Phase(phase) = &mut log.events[begin + place] {
                 let again = log.phases[*phase as usize].in_step(step);
                 *phase = log.phases.len() as u32;
                 log.phases.push(again);
@@ -100,8 +134,30 @@ pub(super) fn micro_batches(log: &SharedLog, start: Start, more: u32) -> bool {
     if alive.contains(&true) {
         return false;
     }
+    write_more(&mut log.borrow_mut(), &StepRange { events, storages }, more);
+    true
+}
+
+/// Whether all storages that were made between two moments are gone, but for one that is known.
+pub(super) fn are_gone(log: &Log, [from, to]: [Start; 2], but: impl Fn(StorageId) -> bool) -> bool {
+    let mut alive = vec![false; to.storage - from.storage];
+    for event in &log.events[from.event..] {
+        let (Event::Allocate(id) | Event::Free(id)) = event else { continue };
+        if let Some(alive) = (id.0 as usize).checked_sub(from.storage).and_then(|at| alive.get_mut(at)) {
+            *alive = matches!(event, Event::Allocate(_)) && !but(*id);
+        }
+    }
+    !alive.contains(&true)
+}
+
+/// Writes what happened since a moment down again, each time with storages of its own; what was made before moves on with them.
+pub(super) fn since(log: &mut Log, start: Start, more: u32) {
+    let range = start.until(log);
+    write_more(log, &range, more);
+}
+
+fn write_more(log: &mut Log, StepRange { events, storages }: &StepRange, more: u32) {
     crate::work::repeat(events.len() * more as usize);
-    let log = &mut *log.borrow_mut();
     log.events.reserve(events.len() * more as usize);
     for copy in 1..=more {
         let (begin, by) = (log.events.len(), copy * storages.len() as u32);
@@ -119,7 +175,6 @@ pub(super) fn micro_batches(log: &SharedLog, start: Start, more: u32) -> bool {
             }
         }
     }
-    true
 }
 
 /// A run whose steps differ in size: what comes again is written down again from the time before.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::allocator::{self, Replay};
 use super::job::Shallow;
 use super::load::Changes;
-use super::log::Log;
+use super::log::{Event, Log};
 use super::lower::head::Head;
 use super::process::{self, Part};
 use super::sharding::Spread;
-use super::{depth, infer, loading, megatron, stored, tasks, tensor_parallel, train};
+use super::{depth, infer, loading, lower, megatron, stored, tasks, tensor_parallel, train};
 use crate::model::{Inputs, Model, Program};
 use crate::plan::adapter::AdaptedKind;
 use crate::plan::parallel::{Engine, Parallel, Place};
@@ -242,15 +242,30 @@ fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
         return Ok(());
     }
     let what = "this loss on a model without a plain output head (scaled or capped logits, a bias, no next-token loss)";
-    Err(Fault::unsupported("loss.kind", what).or_drop("loss.kind").into())
+    let place = if plan.objective.is_plain() { "loss.kind" } else { "objective.kind" };
+    Err(Fault::unsupported(place, what).or_drop(place).into())
 }
 
 /// Simulates `generate`; the program is that of the prompt.
 pub fn infer(model: &Model, plan: &InferPlan) -> Result<Simulation, PlanError> {
     crate::work::begin();
     let (program, log, notes) = infer::simulate(model, plan)?;
-    let process = process::parts(&log, &plan.gpu, plan.quantization.as_ref(), false);
-    let others: u64 = process.iter().map(|part| part.bytes).sum();
-    let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
-    Ok(Simulation { program, log, replay, process, adapter: None, notes, ranks: Vec::new() })
+    let on_card = |log: Log| {
+        // A card that nothing is on has no context.
+        let used = log.events.iter().any(|event| matches!(event, Event::Allocate(_)));
+        let parts = || process::parts(&log, &plan.gpu, plan.quantization.as_ref(), false);
+        let process = if used { parts() } else { Vec::new() };
+        let others: u64 = process.iter().map(|part| part.bytes).sum();
+        let replay = allocator::replay(&log, plan.allocator, Some(plan.gpu.memory.saturating_sub(others)));
+        let program = Arc::clone(&program);
+        Simulation { program, log, replay, process, adapter: None, notes: notes.clone(), ranks: Vec::new() }
+    };
+    let Some(map) = &plan.device_map else { return Ok(on_card(log)) };
+    let cards: Vec<Simulation> =
+        (0..map.cards.min(64) as u8).map(|card| on_card(log.of_card(card, lower::NOWHERE))).collect();
+    let named = |(card, one): (usize, &Simulation)| one.as_rank(format!("card {card}"), 1);
+    let ranks: Vec<Rank> = cards.iter().enumerate().map(named).collect();
+    let worst = cards.into_iter().max_by_key(Simulation::process_bytes);
+    let worst = worst.ok_or_else(|| Fault::value("device_map.cards", 0, "at least 1"))?;
+    Ok(Simulation { ranks: if ranks.len() > 1 { ranks } else { Vec::new() }, ..worst })
 }

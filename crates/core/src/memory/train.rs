@@ -86,6 +86,7 @@ fn attempt(
         }
         return torch.finish(loaded);
     }
+    let value = tasks::value_model(&mut torch, plan, (settings, &mut loaded))?;
     let (loaded, engine): (Loaded, Rc<dyn Engine>) = match spread {
         Some(spread) => spread.wrap(&mut torch, program, plan, loaded),
         None => {
@@ -113,7 +114,7 @@ fn attempt(
             adapters_off,
             known,
         };
-        return tasks::run(torch, plan, (engine, spread), (policy, syncs));
+        return tasks::run(torch, plan, (engine, spread), (policy, value, syncs));
     }
     if !plan.job.is_one_step() {
         let known = Default::default();
@@ -152,25 +153,35 @@ pub(super) trait Passes {
 /// The loop itself, over steps that are alike.
 fn run(mut torch: Torch, plan: &TrainPlan, engine: Rc<dyn Engine>, mut passes: impl Passes) -> Result<Log, PlanError> {
     let mut optimizer = prepare(&mut torch, plan, &*engine);
-    let start = Start::now(&torch.log.borrow());
+    let first = Start::now(&torch.log.borrow());
     // A step begins with what the last one left behind where the loss is kept.
     let steps = if engine.repeats() && !plan.keep_loss { 1 } else { STEPS };
     for step in 0..steps {
-        let before = torch.effort;
+        let (start, before) = (Start::now(&torch.log.borrow()), torch.effort);
         passes.run(&mut torch, plan, &*engine, step)?;
         let ran = torch.effort.since(&before);
         let between = torch.effort;
         update(&mut torch, plan, &*engine, (&mut optimizer, step));
-        if step + 1 == steps {
-            let micro = u64::from(plan.gradient_accumulation.max(1));
-            let all = ran.times(micro, passes.micro_batches(micro));
-            torch.log.borrow_mut().effort = all.and(&torch.effort.since(&between));
+        let micro = u64::from(plan.gradient_accumulation.max(1));
+        let all = ran.times(micro, passes.micro_batches(micro));
+        torch.log.borrow_mut().effort = all.and(&torch.effort.since(&between));
+        if settles(&torch, start, step) {
+            break;
         }
     }
     if steps < STEPS {
-        repeat::first_step(&mut torch.log.borrow_mut(), start, STEPS);
+        repeat::first_step(&mut torch.log.borrow_mut(), first, STEPS);
     }
     torch.finish((optimizer, passes, engine))
+}
+
+/// Whether all steps behind this one are written down: engines set up what they keep, and learn the order of modules, in the first
+/// step, so where the second one leaves memory as it found it, those that follow do the same.
+pub(super) fn settles(torch: &Torch, start: Start, step: u32) -> bool {
+    step > 0
+        && step + 1 < STEPS
+        && fold::is_allowed()
+        && repeat::last_step(&mut torch.log.borrow_mut(), start, step + 1..STEPS)
 }
 
 /// The optimizer around what an engine trains.
@@ -367,6 +378,9 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
         documents: None,
         save_on_cpu: plan.save_on_cpu,
         fills_cache: false,
+        keeps_hidden: false,
+        // TRL's reward and value models are called so.
+        refuses_cache: plan.objective.kind.auto_class().is_some(),
         compile: plan.compile,
         drops_outputs: !plan.keep_outputs,
     }

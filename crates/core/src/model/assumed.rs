@@ -23,7 +23,7 @@ impl Assumption {
     }
 }
 
-const PIPELINE: &str = "a part of a diffusers pipeline; of these UNet2DConditionModel, FluxTransformer2DModel and AutoencoderKL are modelled";
+const PIPELINE: &str = "a part of a diffusers pipeline; docs/pictures.md names those that are modelled";
 
 /// Marks by which files that are no model's config are known: all of these keys stand at the top.
 const OTHERS: &[(&[&str], &str)] = &[
@@ -229,7 +229,7 @@ mod tests {
         let said = |config: Value| Model::new(config, None).unwrap_err().to_string();
         assert!(said(json!({})).contains("no model_type"));
         assert!(said(json!({"name": "x", "version": "1", "dependencies": {}})).contains("package.json"));
-        assert!(said(json!({"_class_name": "WanTransformer3DModel"})).contains("diffusers"));
+        assert!(said(json!({"_class_name": "MochiTransformer3DModel"})).contains("diffusers"));
         assert!(said(mixture()).contains("minimax_x"));
     }
 

@@ -13,7 +13,7 @@ use super::facts::Facts;
 use super::inputs::Inputs;
 use super::names::Names;
 use super::op::{Buffer, CacheKind, CacheUpdate, ModuleId, Op, Parameter, ParameterId, Role, ValueId};
-use super::program::{Module, ModuleKind, Program, Step};
+use super::program::{Breaks, Module, ModuleKind, Program, Step};
 use super::shape::Shape;
 use crate::dtype::DType;
 
@@ -68,9 +68,12 @@ pub struct Graph {
     path: String,
     stack: Vec<ModuleId>,
     caches_in_training: bool,
+    drops_cache: bool,
     positions: Option<u64>,
     target_positions: Option<u64>,
     crowded: Option<[u64; 2]>,
+    /// Where Dynamo ends a graph.
+    pub breaks: Breaks,
     error: Option<ModelError>,
 }
 
@@ -94,9 +97,11 @@ impl Graph {
             path: String::new(),
             stack: vec![ModuleId(0)],
             caches_in_training: false,
+            drops_cache: false,
             positions: None,
             target_positions: None,
             crowded: None,
+            breaks: Breaks::Nowhere,
             error: None,
         }
     }
@@ -115,7 +120,9 @@ impl Graph {
                 aliases: self.aliases,
                 buffers: self.buffers,
                 modules: self.modules,
+                breaks: self.breaks,
                 caches_in_training: self.caches_in_training,
+                drops_cache: self.drops_cache,
                 positions: self.positions,
                 target_positions: self.target_positions,
                 crowded: self.crowded,
@@ -281,6 +288,11 @@ impl Graph {
         own.map(ParameterId).or_else(|| self.second_names.get(name).copied())
     }
 
+    /// The sizes of a parameter.
+    pub(super) fn shape_of(&self, parameter: ParameterId) -> Shape {
+        self.parameters[parameter.0 as usize].shape
+    }
+
     /// Says which of the parameters so far, by their names, are never trained.
     pub fn freeze(&mut self, is_frozen: impl Fn(&str) -> bool) {
         for parameter in self.parameters.iter_mut().filter(|parameter| is_frozen(&parameter.name)) {
@@ -330,6 +342,12 @@ impl Graph {
     /// switched off when labels are given): the keys and values belong to what the model returns.
     pub fn caches_in_training(&mut self) {
         self.caches_in_training = true;
+        self.drops_cache = false;
+    }
+
+    /// The same, and what is returned has no place for it.
+    pub fn caches_while_it_runs(&mut self) {
+        (self.caches_in_training, self.drops_cache) = (true, true);
     }
 
     // ---- operations ----------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ pub use families::Family;
 pub use graph::{Graph, Value};
 pub use inputs::{ImagePatches, Images, Inputs, Sharing};
 pub use inventory::Inventory;
-pub use program::{Module, ModuleKind, Program, Step};
+pub use program::{Breaks, Module, ModuleKind, Program, Step};
 pub use shape::Shape;
 pub use task::{Task, auto_class_of};
 
@@ -183,22 +183,31 @@ impl Model {
         let (model_type, from) =
             (self.config["model_type"].as_str()?, learned::source(self.config["model_type"].as_str()?)?);
         std::ptr::eq(self.family, &learned::FAMILY).then(|| {
-            format!("the type {model_type} was learned from {from}: its parameters are known, its cache and its forward pass are not")
+            let unknown = match learned::runs(model_type, self.task) {
+                true => "its parameters and one forward pass by the class's defaults are known, its cache is not",
+                false => "its parameters are known, its cache and its forward pass are not",
+            };
+            format!("the type {model_type} was learned from {from}: {unknown}")
         })
     }
 
-    /// Whether it is a forward pass that `vramcast learn` recorded.
+    /// Whether its forward pass, if there is one, is a recorded one.
     pub fn is_learned_program(&self) -> bool {
-        std::ptr::eq(self.family, &learned::program::FAMILY)
+        std::ptr::eq(self.family, &learned::program::FAMILY) || std::ptr::eq(self.family, &learned::FAMILY)
+    }
+
+    /// Whether it is a part of a pipeline that makes pictures or videos.
+    pub fn makes_pictures(&self) -> bool {
+        self.pictures().is_some()
+    }
+
+    /// What a model that makes pictures is fed with, and the pixels of a side that it makes by itself.
+    pub(crate) fn pictures(&self) -> Option<(families::denoisers::Pictures, u64)> {
+        let pictures = families::denoisers::pictures(&self.config)?;
+        Some((pictures, pictures.side(&self.config)))
     }
 
     /// How images are cut, for models whose processor hands them patches.
-    /// Pixels of the pictures that it makes, by itself.
-    pub fn made_pixels(&self) -> Option<u64> {
-        families::denoisers::pixels(&self.config)
-    }
-
-    /// How a processor cuts its images, where one does.
     pub fn image_patches(&self) -> Option<ImagePatches> {
         let side = self.family.facts.patch_side?;
         let size = |key: &str, usual: u64| self.config["vision_config"][key].as_u64().unwrap_or(usual);
@@ -233,12 +242,15 @@ impl Model {
         // Later passes of a generation load nothing.
         let loads = inputs.past == 0;
         let mut graph = Graph::new(inputs);
+        if self.task == Task::MultipleChoice {
+            graph.inputs.batch = graph.inputs.batch.saturating_mul(task::CHOICES);
+        }
         (self.family.build)(&Config::new(&self.config)?, self.task, &mut graph)?;
         let mut program = graph.finish()?;
         let facts = &self.family.facts;
         if loads {
             // A learned table has the order in which the library registers.
-            if !std::ptr::eq(self.family, &learned::FAMILY) && !self.is_learned_program() {
+            if !self.is_learned_program() {
                 program.registration = registration::order(facts.registration, &program.parameters);
             }
             program.tied = registration::tied(facts.registration, &program.parameters, &program.aliases);

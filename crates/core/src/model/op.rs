@@ -44,6 +44,8 @@ pub enum Op {
     ModelBuffer,
     /// A fresh tensor filled on the device (zeros, ones, arange).
     Fill(DType),
+    /// The same in the type of the model's weights.
+    FillModel,
     /// The same in the element type of the input (`zeros_like`, `new_zeros`), of any sizes.
     FillLike,
     /// Zeros in place of a position bias, in the type of the input; under gradient checkpointing they are made to require
@@ -142,6 +144,8 @@ pub enum Op {
     /// What the model returns: its inputs stay alive until the caller lets go of the output object.
     Return,
 
+    /// The same elements, without a history: no gradient passes.
+    Detach,
     /// A view of the same elements under other sizes; must be possible without a copy.
     View,
     /// A view where possible, else a copy.

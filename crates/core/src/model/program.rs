@@ -28,12 +28,30 @@ pub struct Program {
     pub modules: Vec<Module>,
     /// Whether the cache is filled in training too, unless layers are checkpointed.
     pub caches_in_training: bool,
+    /// Whether that cache is let go of when the pass ends: what is returned has no place for it.
+    pub drops_cache: bool,
     /// How many positions its smallest table of learned ones holds.
     pub positions: Option<u64>,
     /// How many tokens a decoder beside an encoder has positions for.
     pub target_positions: Option<u64>,
     /// Tokens that images or sound fill, and all that there are, where they are too few.
     pub crowded: Option<[u64; 2]>,
+    /// Where Dynamo ends a graph.
+    pub breaks: Breaks,
+}
+
+/// What in a model's code Dynamo cannot trace, so that a compiled model is several graphs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Breaks {
+    /// Nothing.
+    #[default]
+    Nowhere,
+    /// The choice of the loss: a class whose name tells none logs a warning (GPT-2's `LMHeadModel`).
+    Loss,
+    /// Rotary tables that follow the length (`dynamic_rope_update`: longrope, dynamic).
+    Rotary,
+    /// The loop over layers, which may skip one (OPT's layer drop): the decoder runs eagerly, each layer is a graph.
+    Layers,
 }
 
 impl Program {

@@ -29,11 +29,16 @@ pub enum Task {
     TokenClassification,
     /// `AutoModelForQuestionAnswering`.
     QuestionAnswering,
+    /// `AutoModelForMultipleChoice`: a sample is a question with [`CHOICES`] answers.
+    MultipleChoice,
     /// `AutoModelForCTC`.
     Ctc,
     /// `AutoModelForPreTraining`.
     PreTraining,
 }
+
+/// Answers to a question of which one is chosen, each a sequence of its own: as many as SWAG has.
+pub const CHOICES: u64 = 4;
 
 /// Auto classes by name.
 const AUTO_CLASSES: &[(&str, Task)] = &[
@@ -48,6 +53,7 @@ const AUTO_CLASSES: &[(&str, Task)] = &[
     ("AutoModelForSequenceClassification", Task::SequenceClassification),
     ("AutoModelForTokenClassification", Task::TokenClassification),
     ("AutoModelForQuestionAnswering", Task::QuestionAnswering),
+    ("AutoModelForMultipleChoice", Task::MultipleChoice),
     ("AutoModelForCTC", Task::Ctc),
     ("AutoModelForPreTraining", Task::PreTraining),
 ];
@@ -63,6 +69,7 @@ const ARCHITECTURE_ENDINGS: &[(&str, Task)] = &[
     ("ForTokenClassification", Task::TokenClassification),
     ("ForQuestionAnswering", Task::QuestionAnswering),
     ("ForImageClassification", Task::ImageClassification),
+    ("ForMultipleChoice", Task::MultipleChoice),
     ("ForCTC", Task::Ctc),
     ("ForPreTraining", Task::PreTraining),
     ("MTModel", Task::Seq2SeqLm),
@@ -97,6 +104,7 @@ impl Task {
                 | Self::SequenceClassification
                 | Self::TokenClassification
                 | Self::QuestionAnswering
+                | Self::MultipleChoice
         )
     }
 

@@ -65,7 +65,10 @@ impl TrainPlan {
                 "batches of many lengths, which are traced anew with symbols for sizes,",
             ),
             (self.objective.kind != TaskKind::Sft, "a task other than the model's own loss"),
-            (self.model_code != ModelCode::Transformers, "model code other than transformers'"),
+            (
+                !(self.model_code == ModelCode::Transformers || !whole && self.model_code == ModelCode::Torchtune),
+                "model code other than transformers', and torchtune's layers,",
+            ),
         ];
         for (_, what) in refused.into_iter().filter(|(used, _)| *used) {
             faults.add(

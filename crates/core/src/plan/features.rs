@@ -105,6 +105,7 @@ impl InferPlan {
         if self.beams > 1 {
             names.push("beam search".to_owned());
         }
+        names.extend(self.device_map.as_ref().map(|_| "device maps".to_owned()));
         names.extend(self.quantization.as_ref().map(base));
         names.extend(allocator(self.allocator));
         names.extend(card(&self.gpu));

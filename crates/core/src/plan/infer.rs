@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::batch::MAX_TOKENS;
+use super::device_map::DeviceMap;
 use super::{
     Accepted, AllocatorOptions, Assistant, AttentionKind, Batch, Draft, Fault, Faults, Gpu, Package, Quantization,
     Stack,
@@ -43,6 +44,9 @@ pub struct InferPlan {
     /// What the model is taken for where its type is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assume: Option<Assumption>,
+    /// Several cards, the host, a disk: where modules are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_map: Option<DeviceMap>,
     /// The card.
     pub gpu: Gpu,
     /// Options of the caching allocator.
@@ -73,6 +77,7 @@ impl Default for InferPlan {
             quantization: None,
             attention: AttentionKind::Sdpa,
             assume: None,
+            device_map: None,
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
             stack: Stack::default(),
@@ -200,7 +205,25 @@ impl InferPlan {
         }
         self.check_forward(&mut faults);
         self.check_draft(&mut faults);
+        self.check_cards(&mut faults);
         faults
+    }
+
+    /// What was not modelled where modules are on several cards or on the host.
+    fn check_cards(&self, faults: &mut Faults) {
+        let Some(map) = &self.device_map else { return };
+        map.check(faults);
+        let mut refused = |wrong: bool, path: &str, what: &str| {
+            faults.when(wrong, || Fault::unsupported(path, format!("{what} over a device map")).or_drop(path));
+        };
+        refused(self.assistant.is_some(), "assistant", "an assistant");
+        refused(self.prompt_lookup.is_some(), "prompt_lookup", "drafts");
+        refused(self.beams > 1, "beams", "beams");
+        let plain = matches!(
+            self.cache,
+            CacheImplementation::Dynamic | CacheImplementation::Static | CacheImplementation::None
+        );
+        refused(!plain, "cache", "an offloaded or quantised cache");
     }
 
     /// What chooses or keeps tokens has no place in one forward pass.

@@ -32,3 +32,15 @@ pub enum LossKind {
     /// backward (trl/kernels/chunked_logprob.py of 1.16).
     TrlFused,
 }
+
+impl LossKind {
+    /// Whether it is simulated where an engine of this name spreads the model. Under DDP the head is the whole one, as on one
+    /// card; TRL's own is known where parameters are sharded, too.
+    pub fn runs_under(self, engine: &str) -> bool {
+        match self {
+            Self::Standard => true,
+            Self::TrlFused => ["ddp", "fsdp1", "fsdp2", "deepspeed"].contains(&engine),
+            Self::Chunked | Self::CutCrossEntropy => engine == "ddp",
+        }
+    }
+}

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AdapterPlan, Fault, Faults, Kernels, LossKind, PlanError, TrainPlan};
+use super::{AdapterPlan, Checkpointing, Fault, Faults, Kernels, LossKind, PlanError, TrainPlan};
 use crate::dtype::DType;
 use crate::model::{Model, Task};
 
@@ -41,12 +41,17 @@ pub struct Objective {
     pub vllm: Option<Vllm>,
     /// A model that scores completions.
     pub reward_model: Option<OtherModel>,
+    /// The model that is trained beside the policy of PPO, to foresee scores.
+    pub value_model: Option<OtherModel>,
     /// The model that is distilled.
     pub teacher: Option<OtherModel>,
     /// How often the student of GKD writes completions anew, from 0 to 1.
     pub lmbda: Option<f64>,
-    /// Sentences that go through the model at once, of a cached contrastive loss.
+    /// Samples that go through the model at once: of a cached contrastive loss, in PPO's rollout (`local_rollout_forward_batch_size`),
+    /// or without a graph before an actor's or critic's update.
     pub mini_batch_size: Option<u64>,
+    /// Parts that PPO's batch is cut into; at the end of each its names go.
+    pub num_mini_batches: Option<u64>,
     /// Texts of a sample: 2, or 3 where each brings a hard negative.
     pub texts: Option<u64>,
 }
@@ -109,16 +114,24 @@ pub enum TaskKind {
     Cpo,
     /// TRL's `RewardTrainer`.
     Reward,
+    /// TRL's `PRMTrainer` (trl.experimental).
+    Prm,
     /// TRL's `GRPOTrainer`.
     Grpo,
     /// TRL's `RLOOTrainer`.
     Rloo,
     /// TRL's `OnlineDPOTrainer` (trl.experimental).
     OnlineDpo,
+    /// `PPOTrainer` (trl.experimental, up to trl 1.12).
+    Ppo,
     /// TRL's `DistillationTrainer`.
     Distillation,
     /// `GKDTrainer` (trl.experimental).
     Gkd,
+    /// The update of verl's or OpenRLHF's actor, on sequences that are there.
+    Policy,
+    /// The update of their critic.
+    Value,
     /// `MultipleNegativesRankingLoss` of sentence-transformers.
     Mnrl,
     /// `CachedMultipleNegativesRankingLoss`.
@@ -139,14 +152,14 @@ const SETTINGS: &[Owned] = {
         (
             "objective.max_prompt_length",
             |task| task.max_prompt_length.is_some(),
-            &[Dpo, Kto, Grpo, Rloo, OnlineDpo, Distillation, Gkd],
+            &[Dpo, Kto, Grpo, Rloo, OnlineDpo, Ppo, Distillation, Gkd],
         ),
         (
             "objective.max_completion_length",
             |task| task.max_completion_length.is_some(),
-            &[Grpo, Rloo, OnlineDpo, Distillation, Gkd],
+            &[Grpo, Rloo, OnlineDpo, Ppo, Distillation, Gkd],
         ),
-        ("objective.loss_type", |task| task.loss_type.is_some(), &[Dpo, Kto, Cpo, Grpo, OnlineDpo]),
+        ("objective.loss_type", |task| task.loss_type.is_some(), &[Dpo, Kto, Cpo, Grpo, OnlineDpo, Policy]),
         ("objective.beta", |task| task.beta.is_some(), &[Grpo, Rloo]),
         ("objective.cpo_alpha", |task| task.cpo_alpha.is_some(), &[Cpo]),
         ("objective.precompute_ref_log_probs", |task| task.precompute_ref_log_probs, &[Dpo, Kto]),
@@ -156,11 +169,13 @@ const SETTINGS: &[Owned] = {
         ("objective.temperature", |task| task.temperature.is_some(), &[Grpo, Rloo, OnlineDpo, Distillation]),
         ("objective.top_k", |task| task.top_k.is_some(), &[Grpo, Rloo, OnlineDpo, Distillation]),
         ("objective.forced_length", |task| task.forced_length, &[Grpo, Rloo, OnlineDpo, Distillation, Gkd]),
-        ("objective.vllm", |task| task.vllm.is_some(), &[Grpo, Rloo, OnlineDpo, Distillation]),
-        ("objective.reward_model", |task| task.reward_model.is_some(), &[Grpo, Rloo, OnlineDpo]),
+        ("objective.vllm.mode", |task| task.vllm.is_some(), &[Grpo, Rloo, OnlineDpo, Distillation]),
+        ("objective.reward_model", |task| task.reward_model.is_some(), &[Grpo, Rloo, OnlineDpo, Ppo]),
+        ("objective.value_model", |task| task.value_model.is_some(), &[Ppo]),
         ("objective.teacher", |task| task.teacher.is_some(), &[Distillation, Gkd]),
         ("objective.lmbda", |task| task.lmbda.is_some(), &[Gkd]),
-        ("objective.mini_batch_size", |task| task.mini_batch_size.is_some(), &[CachedMnrl]),
+        ("objective.mini_batch_size", |task| task.mini_batch_size.is_some(), &[CachedMnrl, Ppo, Policy, Value]),
+        ("objective.num_mini_batches", |task| task.num_mini_batches.is_some(), &[Ppo]),
         ("objective.texts", |task| task.texts.is_some(), &[Mnrl, CachedMnrl]),
     ]
 };
@@ -183,9 +198,11 @@ impl Default for Objective {
             forced_length: false,
             vllm: None,
             reward_model: None,
+            value_model: None,
             teacher: None,
             lmbda: None,
             mini_batch_size: None,
+            num_mini_batches: None,
             texts: None,
         }
     }
@@ -193,18 +210,22 @@ impl Default for Objective {
 
 impl TaskKind {
     /// Every task, as a plan spells it, and what runs it.
-    pub const ALL: [(Self, &'static str, &'static str); 15] = [
+    pub const ALL: [(Self, &'static str, &'static str); 19] = [
         (Self::Sft, "sft", "the model's own loss"),
         (Self::Dpo, "dpo", "TRL's DPOTrainer"),
         (Self::Kto, "kto", "TRL's KTOTrainer"),
         (Self::Orpo, "orpo", "TRL's ORPOTrainer"),
         (Self::Cpo, "cpo", "TRL's CPOTrainer, SimPO among its losses"),
         (Self::Reward, "reward", "TRL's RewardTrainer"),
+        (Self::Prm, "prm", "TRL's PRMTrainer: a label for every step"),
         (Self::Grpo, "grpo", "TRL's GRPOTrainer"),
         (Self::Rloo, "rloo", "TRL's RLOOTrainer"),
         (Self::OnlineDpo, "online-dpo", "TRL's OnlineDPOTrainer"),
+        (Self::Ppo, "ppo", "PPOTrainer of trl.experimental, up to 1.12"),
         (Self::Distillation, "distillation", "TRL's DistillationTrainer"),
         (Self::Gkd, "gkd", "TRL's GKDTrainer"),
+        (Self::Policy, "policy", "the actor of verl or OpenRLHF"),
+        (Self::Value, "value", "their critic"),
         (Self::Mnrl, "mnrl", "sentence-transformers: multiple negatives ranking"),
         (Self::CachedMnrl, "cached-mnrl", "the same by GradCache"),
         (Self::Triplet, "triplet", "sentence-transformers: triplets"),
@@ -230,7 +251,7 @@ impl TaskKind {
 
     /// Whether the policy generates what it is trained on.
     pub fn rolls_out(self) -> bool {
-        matches!(self, Self::Grpo | Self::Rloo | Self::OnlineDpo | Self::Distillation)
+        matches!(self, Self::Grpo | Self::Rloo | Self::OnlineDpo | Self::Ppo | Self::Distillation)
     }
 
     /// Whether the model is trained as one that gives a score (`AutoModelForSequenceClassification`, one label).
@@ -243,10 +264,15 @@ impl TaskKind {
         matches!(self, Self::Mnrl | Self::CachedMnrl | Self::Triplet | Self::CrossEncoder)
     }
 
+    /// Whether it is the update of a role of verl or OpenRLHF.
+    pub fn is_role(self) -> bool {
+        matches!(self, Self::Policy | Self::Value)
+    }
+
     /// The framework whose trainer runs it.
     pub fn framework(self) -> Option<&'static str> {
         match self {
-            Self::Sft => None,
+            Self::Sft | Self::Policy | Self::Value => None,
             _ if self.compares() => Some("hf-trainer"),
             _ => Some("trl"),
         }
@@ -256,6 +282,7 @@ impl TaskKind {
     pub fn auto_class(self) -> Option<&'static str> {
         match self {
             Self::Sft => None,
+            Self::Value | Self::Prm => Some("AutoModelForTokenClassification"),
             _ if self.scores() => Some("AutoModelForSequenceClassification"),
             _ if self.compares() => Some("AutoModel"),
             _ => Some("AutoModelForCausalLM"),
@@ -285,6 +312,8 @@ impl Objective {
         let usual = match self.kind {
             TaskKind::OnlineDpo => 64,
             TaskKind::Gkd => 128,
+            // PPOConfig.response_length of trl 1.12.
+            TaskKind::Ppo => 53,
             _ => 512,
         };
         self.max_completion_length.unwrap_or(usual)
@@ -297,7 +326,7 @@ impl Objective {
         match self.kind {
             TaskKind::Grpo | TaskKind::Rloo => self.beta.unwrap_or(usual) != 0.0,
             TaskKind::Dpo | TaskKind::Kto => !self.precompute_ref_log_probs,
-            TaskKind::OnlineDpo => true,
+            TaskKind::OnlineDpo | TaskKind::Ppo => true,
             _ => false,
         }
     }
@@ -321,7 +350,7 @@ impl Objective {
             return Ok(None);
         }
         let mut config = model.config().clone();
-        if let Some(object) = config.as_object_mut().filter(|_| self.kind.scores()) {
+        if let Some(object) = config.as_object_mut().filter(|_| self.kind.scores() || self.kind == TaskKind::Value) {
             // One score, whatever the config says of labels.
             object.insert("num_labels".into(), 1.into());
             object.shift_remove("id2label");
@@ -331,6 +360,7 @@ impl Objective {
 
     fn wanted(&self) -> Task {
         match self.kind {
+            TaskKind::Value | TaskKind::Prm => Task::TokenClassification,
             kind if kind.scores() => Task::SequenceClassification,
             kind if kind.compares() => Task::Base,
             _ => Task::CausalLm,
@@ -351,6 +381,7 @@ impl Objective {
             ("objective.steps_per_generation", self.steps_per_generation),
             ("objective.num_iterations", self.num_iterations),
             ("objective.mini_batch_size", self.mini_batch_size),
+            ("objective.num_mini_batches", self.num_mini_batches),
         ] {
             faults.range(path, value.unwrap_or(1), 1..=1 << 20);
         }
@@ -364,6 +395,7 @@ impl Objective {
     fn check_losses(&self, faults: &mut Faults) {
         let Some(name) = &self.loss_type else { return };
         let known: &[&str] = match self.kind {
+            TaskKind::Policy => &["verl", "verl-entropy", "openrlhf"],
             TaskKind::Kto => &["kto", "apo_zero_unpaired"],
             TaskKind::Cpo => &["sigmoid", "hinge", "ipo", "simpo", "alphapo"],
             TaskKind::OnlineDpo => &["sigmoid", "ipo"],
@@ -411,21 +443,25 @@ impl Objective {
         faults.when(matches!(plan.adapter, Some(AdapterPlan::Other(_))), || no("adapter", "adapters other than LoRA"));
         let fused = matches!(self.kind, TaskKind::Dpo);
         let odd = match plan.loss.kind {
-            LossKind::TrlFused => false,
+            LossKind::TrlFused => self.kind.is_role(),
             LossKind::Standard => self.uses_fused_head() && !fused,
             _ => true,
         };
         faults.when(odd, || {
-            Fault::unsupported("loss.kind", format!("another loss than TRL's in task {name}"))
-                .or_set("loss.kind", "trl-fused")
+            let own = if self.kind.is_role() { "standard" } else { "trl-fused" };
+            Fault::unsupported("loss.kind", format!("another loss than its own in task {name}"))
+                .or_set("loss.kind", own)
         });
         faults.when(self.lmbda.is_some_and(|share| !(0.0..=1.0).contains(&share)), || {
             Fault::value("objective.lmbda", self.lmbda.unwrap_or(0.0), "from 0 to 1").or_drop("objective.lmbda")
         });
-        faults.when(self.kind.scores() && plan.kernels == Kernels::Liger, || {
-            Fault::new("kernels", "Liger patches a language model's head, and a model that gives a score has none")
-                .or_drop("kernels")
-        });
+        faults.when(
+            (self.kind.scores() || self.wanted() == Task::TokenClassification) && plan.kernels == Kernels::Liger,
+            || {
+                Fault::new("kernels", "Liger patches a language model's head, and a model that gives a score has none")
+                    .or_drop("kernels")
+            },
+        );
         let sampled = [
             ("objective.temperature", self.temperature.is_some()),
             ("objective.top_k", self.top_k.is_some()),
@@ -447,6 +483,9 @@ impl Objective {
                 Fault::no_effect("objective.vllm.enable_sleep_mode", "on an engine that runs elsewhere")
             });
         }
+        if self.kind == TaskKind::Ppo {
+            self.check_ppo(plan, faults);
+        }
         let teacher = matches!(self.kind, TaskKind::Distillation | TaskKind::Gkd) && self.teacher.is_none();
         faults.when(teacher, || {
             Fault::new("objective.teacher", "a distillation needs a teacher")
@@ -458,6 +497,27 @@ impl Objective {
                 format!("less than the {} tokens of a sample, of which it is the first part", plan.batch.seq_len);
             Fault::value("objective.max_prompt_length", prompt, expected).or_drop("objective.max_prompt_length")
         });
+    }
+
+    /// `PPOTrainer` has a loop and an Accelerator of its own.
+    fn check_ppo(&self, plan: &TrainPlan, faults: &mut Faults) {
+        const ALONE: &str = "in PPOTrainer, whose Accelerator is its own";
+        faults.when(plan.autocast.is_some(), || Fault::no_effect("autocast", ALONE));
+        faults.when(plan.checkpointing != Checkpointing::Off, || Fault::no_effect("checkpoints", ALONE));
+        faults.when(plan.clip, || Fault::no_effect("clip", ALONE));
+        // The Trainer's own beginning, which patches models, is passed over.
+        faults.when(plan.kernels == Kernels::Liger, || Fault::no_effect("kernels", "in PPOTrainer"));
+        faults.when(plan.parallel.is_some(), || Fault::unsupported("parallel", "task ppo on several cards"));
+        let (rows, parts) = (self.rollout(plan), self.num_mini_batches.unwrap_or(1).max(1));
+        faults.when(!rows.is_multiple_of(parts), || {
+            let expected = format!("a divisor of the {rows} samples of a step");
+            Fault::value("objective.num_mini_batches", parts, expected).or_drop("objective.num_mini_batches")
+        });
+    }
+
+    /// Samples that PPO generates at once.
+    pub(crate) fn rollout(&self, plan: &TrainPlan) -> u64 {
+        plan.batch.batch_size.saturating_mul(u64::from(plan.gradient_accumulation.max(1)))
     }
 
     /// Whether TRL computes log-probabilities in tiles (`add_fused_lm_head`).

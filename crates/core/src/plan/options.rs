@@ -131,9 +131,9 @@ impl TrainPlan {
         let mesh = &parallel.mesh;
         let split = mesh.cp.max(mesh.sp).max(mesh.pp).max(mesh.tp) > 1;
         let varies = self.job.lengths.is_some() || self.job.is_flat() || self.job.packing.is_some();
-        // Under DDP the head is the whole one, as on one card; TRL's own is known under the others too.
-        let trl = self.loss.kind == LossKind::TrlFused && !matches!(parallel.engine, Engine::Tp(_)) && !split;
-        let whole = trl || matches!(parallel.engine, Engine::Ddp(_));
+        // Splits otherwise than by data leave transformers' own; a pipeline says so itself.
+        let whole = matches!(parallel.engine, Engine::Ddp(_)) || !split;
+        let loss = whole && self.loss.kind.runs_under(parallel.engine.name());
         let rolls_out = self.objective.kind.rolls_out() && matches!(parallel.engine, Engine::Fsdp1(_));
         let refused = [
             (varies && split, "job.lengths", "batches of many lengths, split over cards,"),
@@ -154,7 +154,7 @@ impl TrainPlan {
                 "this kind of gradient checkpointing without FSDP",
             ),
             (
-                self.loss.kind != LossKind::Standard && parallel.mesh.pp < 2 && !whole,
+                self.loss.kind != LossKind::Standard && parallel.mesh.pp < 2 && !loss,
                 "loss.kind",
                 "a loss other than transformers' own",
             ),

@@ -112,7 +112,10 @@ impl<'a> Run<'a> {
     /// What a plan becomes by each value of a move.
     fn grown(&self, made: &Made, at: usize) -> Vec<Made> {
         let one = &MOVES[at];
-        if made.moves.iter().any(|known| *known == at || (one.cost != Cost::Time && overlap(&MOVES[*known], one))) {
+        // A part of what was decided may still be decided otherwise: how a base is quantised, once it is.
+        let refines = |known: &Move| known.settings.iter().all(|whole| !one.settings.contains(whole));
+        let decided = |known: &Move| overlap(known, one) && !(known.cost == Cost::Training && refines(known));
+        if made.moves.iter().any(|known| *known == at || (one.cost != Cost::Time && decided(&MOVES[*known]))) {
             return Vec::new();
         }
         let request = edited(self.search.request, &made.change);

@@ -3,13 +3,15 @@
 //! A new move is a new row: which settings it decides, what it costs, why it helps, and the values they may take in a given
 //! plan, from the one that changes least to the one that saves most.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::meshes;
 use crate::ask::Runner;
 use crate::ask::tree;
-use crate::model::Model;
+use crate::model::{Model, ModuleKind};
 use crate::plan::{Gpu, ModelSizes, RunPlan};
 
 /// One kind of change.
@@ -119,6 +121,13 @@ fn when(applies: bool, values: impl IntoIterator<Item = Value>) -> Vec<Value> {
 fn recomputed(offload: bool, selective: Value) -> Value {
     let options = json!({"every": 1, "reentrant": false, "offload": offload, "selective": selective});
     json!({"checkpointing": "full", "checkpoints": options})
+}
+
+/// Linears of layers by name: PEFT has no choice of its own for models whose experts are one tensor.
+fn linears(model: &Model) -> BTreeSet<String> {
+    let modules = model.inventory().map(|all| all.modules).unwrap_or_default();
+    let inside = modules.iter().filter(|module| matches!(module.kind, ModuleKind::Linear { .. }));
+    inside.filter_map(|module| module.path.rsplit_once('.').map(|(_, leaf)| leaf.to_owned())).collect()
 }
 
 /// What goes with the kind of the optimizer.
@@ -313,15 +322,19 @@ pub const MOVES: &[Move] = &[
         values: |now| when(now.by_torch() && now.adam(), [json!({"optimizer": {"kind": "adafactor"}})]),
     },
     Move {
-        settings: &["quantization.experts"],
+        settings: &["quantization.experts", "quantization.prepare"],
         fixed: &["quantization.experts"],
         cost: Cost::Arithmetic,
-        why: "experts are packed like linears",
+        why: "experts are packed like linears, and what is not packed stays in two bytes",
         values: |now| {
-            let experts = ModelSizes::of(now.model.config(), 1).experts.is_some();
-            let whole = !now.absent("quantization") && !now.on("quantization.experts");
-            let narrow = !now.is("quantization.scheme", "int8");
-            when(now.alone() && experts && whole && narrow, [json!({"quantization": {"experts": true}})])
+            let experts = ModelSizes::of(now.model.config(), 1).experts.is_some() && now.alone();
+            let whole = experts && !now.on("quantization.experts") && !now.is("quantization.scheme", "int8");
+            let prepared = now.by_torch() && !now.absent("adapter") && now.on("quantization.prepare");
+            let packed = when(whole, [json!({"experts": true})]);
+            let narrow = when(prepared, [json!({"prepare": false})]);
+            let both = when(whole && prepared, [json!({"experts": true, "prepare": false})]);
+            let values = packed.into_iter().chain(narrow).chain(both).map(|how| json!({"quantization": how}));
+            when(!now.absent("quantization"), values)
         },
     },
     Move {
@@ -350,9 +363,13 @@ pub const MOVES: &[Move] = &[
         cost: Cost::Training,
         why: "no gradients and states of the model's own weights",
         values: |now| {
-            let lora = json!({"adapter": {"method": "lora"}});
+            let adapter = match ModelSizes::of(now.model.config(), 1).experts {
+                Some(_) => json!({"method": "lora", "targets": linears(now.model)}),
+                None => json!({"method": "lora"}),
+            };
+            let lora = json!({"adapter": adapter});
             // Recomputation follows, unless somebody decided about it.
-            let qlora = json!({"adapter": {"method": "lora"}, "quantization": {}});
+            let qlora = json!({"adapter": adapter, "quantization": {}});
             match (now.by_torch(), now.absent("adapter"), now.absent("quantization")) {
                 (true, true, true) => vec![lora, qlora],
                 (true, false, true) if now.is("adapter.method", "lora") => vec![json!({"quantization": {}})],

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::memory::log::{HostPart, ON_RANK_0};
+use crate::memory::log::{HostPart, OFFLOADED, ON_RANK_0};
 use crate::memory::simulation::{Rank, Simulation};
 
 /// A run on several cards.
@@ -38,7 +38,9 @@ impl Job {
         let cards = ranks.iter().map(|rank| rank.cards).sum();
         let process =
             ranks.iter().fold(0, |sum: u64, rank| sum.saturating_add(rank.process.saturating_mul(rank.cards)));
-        let all = |part: &HostPart| part.bytes.saturating_mul(if part.name == ON_RANK_0 { 1 } else { cards });
+        let all = |part: &HostPart| {
+            part.bytes.saturating_mul(if [ON_RANK_0, OFFLOADED].contains(&part.name) { 1 } else { cards })
+        };
         let host_total = host.iter().fold(0, |sum: u64, part| sum.saturating_add(all(part)));
         Some(Self { cards, ranks, process, host, host_total })
     }

@@ -19,6 +19,7 @@ pub mod cost;
 pub mod coverage;
 pub mod events;
 pub mod job;
+pub mod placement;
 pub mod roles;
 pub mod run;
 pub mod serving;
@@ -221,6 +222,7 @@ pub fn category_name(category: Category) -> &'static str {
         Category::Reference => "reference model",
         Category::Reward => "reward model",
         Category::Teacher => "teacher",
+        Category::Value => "value model",
         Category::Buffers => "buffers",
         Category::Adapters => "adapters",
         Category::Batch => "batch",

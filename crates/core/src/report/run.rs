@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::roles::Role;
+use super::roles::{Role, Together};
 use crate::memory::allocator;
 use crate::memory::phase::{Phase, Work};
 use crate::memory::simulation::Simulation;
@@ -25,6 +25,9 @@ pub struct Run {
     /// Who is on the card, where a task has several models.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub roles: Vec<Role>,
+    /// The card through a step, where an engine shares it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub engine: Vec<Together>,
     /// The part that needs most.
     pub decides: String,
     /// How often the allocator had to give cached memory back and try again; each costs time.
@@ -161,6 +164,7 @@ impl Run {
             peak,
             parts,
             roles,
+            engine: super::roles::together(plan, simulation),
             decides,
             retries,
             spread: None,

@@ -56,8 +56,11 @@ fn asked(row: &Value, task: &str) -> Value {
     asked
 }
 
-/// Rows count latents.
+/// Rows count latents along a side, and along time where they are of videos.
 fn images(job: &Value) -> Result<[u64; 3], String> {
-    let pixels = job["latent"].as_u64().ok_or("job.latent is missing")?.saturating_mul(8);
-    Ok([job["batch"].as_u64().ok_or("job.batch is missing")?, pixels, pixels])
+    let [side, between] = if class(job) == Some("LTXVideoTransformer3DModel") { [32, 8] } else { [8, 4] };
+    let number = |key: &str| job[key].as_u64().ok_or(format!("job.{key} is missing"));
+    let pixels = number("latent")?.saturating_mul(side);
+    let frames = job["frames"].as_u64().unwrap_or(1).saturating_sub(1).saturating_mul(between) + 1;
+    Ok([number("batch")?.saturating_mul(frames), pixels, pixels])
 }

@@ -10,7 +10,10 @@ use crate::plan::{AdapterPlan, Kernels, LossKind, Objective, OtherModel, TaskKin
 /// The plan of a row.
 pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
     let job = &row["job"];
-    let how = if job["kind"] == "dpo" { "dpo" } else { job["how"].as_str().unwrap_or_default() };
+    let how = match job["kind"].as_str() {
+        Some(kind @ ("dpo" | "ppo")) => kind,
+        _ => job["how"].as_str().unwrap_or_default(),
+    };
     let known = |(_, name, _): &&(TaskKind, &str, &str)| name.replace('-', "_") == how.replace('-', "_");
     let kind = TaskKind::ALL.iter().find(known).map(|(kind, ..)| *kind);
     let kind =
@@ -34,6 +37,7 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
     let mut plan = run::training(&asked)?;
     plan.loss.kind = if plain || kind.compares() { LossKind::Standard } else { LossKind::TrlFused };
     plan.keep_outputs = false;
+    plan.clip &= kind != TaskKind::Ppo;
     if *settled("use_liger_kernel") == true {
         plan.kernels = Kernels::Liger;
     }
@@ -51,7 +55,8 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
     if kind == TaskKind::CrossEncoder {
         plan.batch.seq_len *= 2;
     }
-    plan.job.steps = Some(job["steps"].as_u64().unwrap_or(3) as u32);
+    let epochs = job["args"]["num_ppo_epochs"].as_u64().unwrap_or(1);
+    plan.job.steps = Some((job["steps"].as_u64().unwrap_or(3) * epochs) as u32);
     Ok(plan)
 }
 
@@ -77,12 +82,14 @@ fn objective(row: &Value, kind: TaskKind) -> Objective {
         num_iterations: whole(&given["num_iterations"]),
         temperature: given["temperature"].as_f64().filter(|_| rolls),
         top_k: whole(&given["top_k"]),
-        forced_length: rolls,
+        forced_length: rolls && kind != TaskKind::Ppo,
         vllm: None,
-        reward_model: other(row, "reward_model"),
+        reward_model: other(row, "reward_model").or_else(|| like_the_policy(row, kind)),
+        value_model: like_the_policy(row, kind),
         teacher: other(row, "teacher"),
         lmbda: job["lmbda"].as_f64().map(|share| if drawn(row) { 0.0 } else { share }),
-        mini_batch_size: whole(&job["mini_batch"]),
+        mini_batch_size: whole(&job["mini_batch"]).or(whole(&given["local_rollout_forward_batch_size"])),
+        num_mini_batches: whole(&given["num_mini_batches"]),
         texts: None,
     }
 }
@@ -96,6 +103,12 @@ fn drawn(row: &Value) -> bool {
 fn other(row: &Value, key: &str) -> Option<OtherModel> {
     let name = row["job"][key].as_str()?;
     Some(OtherModel { model: name.into(), config: row["others"][name].clone(), weights: None })
+}
+
+/// What PPO takes where the row names no other.
+fn like_the_policy(row: &Value, kind: TaskKind) -> Option<OtherModel> {
+    let name = row["model"].as_str().filter(|_| kind == TaskKind::Ppo)?;
+    Some(OtherModel { model: name.into(), config: row["config"].clone(), weights: None })
 }
 
 /// The longest of each batch, as it really came.

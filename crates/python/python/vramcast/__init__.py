@@ -24,7 +24,7 @@ from vramcast.estimate import infer, inspect, plan, train
 from vramcast.estimator import Estimator
 from vramcast.guard import MemoryGuard, WillNotFit, guard
 from vramcast.rehearsal import phase
-from vramcast.report import Answer, Formula, Report
+from vramcast.report import Answer, Formula, Placement, Report
 
 __all__ = [
     "Answer",
@@ -38,6 +38,7 @@ __all__ = [
     "MemoryGuard",
     "ModelConfig",
     "ParallelismConfig",
+    "Placement",
     "Report",
     "TrainingConfig",
     "VramcastError",

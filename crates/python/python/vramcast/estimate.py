@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from vramcast import _core
 from vramcast.errors import FetchError, InputError
-from vramcast.report import Answer, Formula, Report
+from vramcast.report import Answer, Formula, Placement, Report
 from vramcast.translate import adapted, auto_class_of, dtype_of, name_of, plain, training_plan
 
 COULD_NOT_FETCH = 3
@@ -17,6 +17,8 @@ COULD_NOT_FETCH = 3
 @overload
 def train(model: Any = None, *, method: str, **options: Any) -> Report | Formula: ...
 @overload
+def train(model: Any = None, *, plan: Any, **options: Any) -> Report | Placement: ...
+@overload
 def train(model: Any = None, **options: Any) -> Report: ...
 def train(model: Any = None, **options: Any) -> Answer:
     """Predict a training run.
@@ -24,7 +26,8 @@ def train(model: Any = None, **options: Any) -> Answer:
     `model` is an id, a path, a config (dict, or a transformers config object) or a model object, also on the meta
     device and also under peft. Options are the flags of `vramcast train`, with underscores. Besides:
     `training_arguments` takes a TrainingArguments (or TRL's SFTConfig), `peft_config` a LoraConfig, `deepspeed`
-    DeepSpeed's settings as a dict. With `method` a published formula answers instead.
+    DeepSpeed's settings as a dict. With `method` a published formula answers instead; a `plan` of verl or OpenRLHF, which
+    has several roles, with a `Placement`.
     """
     return Answer.of(ask("train", model, options))
 

@@ -23,6 +23,8 @@ class Answer:
         """The object for a document."""
         if "terms" in document and "source" in document:
             return Formula(document)
+        if "placement" in document:
+            return Placement(document)
         return Report(document) if "totals" in document and "breakdown" in document else Answer(document)
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,6 +90,41 @@ class Formula(Answer):
         words = "fits" if self.fits else "does not fit"
         caption = f"{self['model']['name']} by the formula “{self.method}”: {words} on {self['gpu']}"
         return table(caption, self.terms, [("total", self.total)], self.notes)
+
+
+class Placement(Answer):
+    """Several roles on shared cards (a file of verl or OpenRLHF): what each holds on a card, phase by phase."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every group of cards holds its roles."""
+        return bool(self["fits"])
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Groups of cards: their roles, phases, the phase that decides."""
+        return list(self["groups"])
+
+    @property
+    def notes(self) -> list[str]:
+        """What was read in another sense."""
+        return list(self["notes"])
+
+    def to_frame(self) -> Any:
+        """A row for every phase of every group, its bytes by role, as a pandas frame."""
+        return frame_of(
+            [
+                {"cards": group["cards"], "phase": phase["name"], **dict(zip(group["roles"], phase["roles"], strict=True)),
+                 "besides": phase["outside"], "bytes": phase["total"]}
+                for group in self.groups
+                for phase in group["phases"]
+            ]
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        most = max((group["peak"] for group in self.groups), default=0) / GIB
+        words = "fits" if self.fits else "does not fit"
+        return f"<vramcast.Placement {self['placement']}: {most:.2f} GiB on a card; {words} {self['gpu']['name']}>"
 
 
 class Report(Answer):

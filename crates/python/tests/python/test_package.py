@@ -69,7 +69,7 @@ def test_training_arguments_are_what_the_trainer_does():
 
 def test_trainers_that_are_not_simulated_are_refused():
     # As TRL declares them: what tells whose config it is has its default.
-    for name, mark, default in (("PPOConfig", "kl_coef", 0.05), ("PRMConfig", "step_separator", None)):
+    for name, mark, default in (("RLOOConfig", "rloo_k", 2), ("PRMConfig", "step_separator", None)):
         config = make_dataclass(name, [("optim", str, "adamw_torch"), (mark, object, default)])
         with pytest.raises(vramcast.InputError, match=f"{mark}.*not modelled"):
             vramcast.train("gpt2", seq_len=512, training_arguments=config())
@@ -212,3 +212,13 @@ def test_phases_are_named_in_a_rehearsal_and_do_nothing_elsewhere(monkeypatch):
     with vramcast.phase("saving"):
         pass
     assert seen == ["evaluation", "saving", "end"]
+
+
+def test_roles_on_shared_cards(tmp_path):
+    script = tmp_path / "run.sh"
+    line = "python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-0.5B --reward_pretrain Qwen/Qwen2.5-0.5B"
+    script.write_text(f"{line} --actor_num_gpus_per_node 2 --vllm_num_engines 2 --colocate_all_models --zero_stage 3\n")
+    placed = vramcast.train(plan=script, gpu="a100-80gb")
+    assert isinstance(placed, vramcast.Placement)
+    assert placed.groups[0]["cards"] == 2 and "actor" in placed.groups[0]["roles"]
+    assert "Placement" in repr(placed)

@@ -99,6 +99,8 @@ struct Found {
     path: &'static str,
     value: Value,
     words: String,
+    /// A setting that changes with it.
+    beside: Option<(&'static str, Value)>,
 }
 
 /// Looks for the answer, and answers with the report of what was found.
@@ -119,16 +121,25 @@ pub(crate) fn solve(prepared: &Prepared, need: Need) -> Result<Solved, Failure> 
     let answer = found.as_ref().map(|found| found.words.clone());
     document["question"] = json!(question);
     document["answer"] = json!(answer);
-    document["solved"] = json!(found.as_ref().map(|found| json!({"setting": found.path, "value": found.value})));
+    document["solved"] = json!(found.as_ref().map(|found| {
+        let mut solved = json!({"setting": found.path, "value": found.value});
+        if let Some((path, value)) = &found.beside {
+            solved["beside"] = json!({ *path: value });
+        }
+        solved
+    }));
     let text = format!("{question}: {}\n", answer.as_deref().unwrap_or("nothing fits"));
     Ok(Solved { answer, document, text })
 }
 
 fn with(prepared: &Prepared, found: &Found) -> Request {
-    match &found.value {
-        Value::Null => prepared.request.clone(),
-        value => prepared.with(found.path, value.clone()),
+    let mut request = prepared.request.clone();
+    for (path, value) in [(found.path, &found.value)].into_iter().chain(found.beside.iter().map(|(p, v)| (*p, v))) {
+        if !value.is_null() {
+            tree::set(&mut request.stated, path, value.clone());
+        }
     }
+    request
 }
 
 /// Ways to hold weights, from many bits to few: what is said of each, and the setting's value; none is the model as it is.
@@ -151,8 +162,12 @@ fn quantised(prepared: &Prepared, need: Need) -> Result<Option<Found>, Failure> 
         return Err(Failure::bad_input(format!("--solve quantization: {} is quantised already", prepared.found.name))
             .hint("name the model it was made of"));
     }
-    let found =
-        formats(prepared.request.runner).into_iter().map(|(words, value)| Found { path: "quantization", value, words });
+    let found = formats(prepared.request.runner).into_iter().map(|(words, value)| Found {
+        path: "quantization",
+        value,
+        words,
+        beside: None,
+    });
     Ok(found.into_iter().find(|found| fits(prepared, need, &with(prepared, found))))
 }
 
@@ -168,7 +183,7 @@ fn fits(prepared: &Prepared, need: Need, request: &Request) -> bool {
 fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failure> {
     let model = prepared.model()?;
     let (plan, _) = prepared.generation(false)?;
-    let number = |path, count: u64, words: String| Found { path, value: json!(count), words };
+    let number = |path, count: u64, words: String| Found { path, value: json!(count), words, beside: None };
     Ok(match wanted {
         Wanted::Batch => {
             solve::largest_batch(model, &plan)?.map(|n| number("batch.batch_size", n, format!("{n} prompts at once")))
@@ -187,6 +202,7 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
             path: "gpu",
             words: shown(&gpu),
             value: json!(gpu.name),
+            beside: None,
         }),
         Wanted::Gpus => {
             return Err(Failure::bad_input("--solve gpus: transformers runs on one card here")
@@ -203,25 +219,25 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
     let stated = |path: &str| tree::get(&prepared.request.stated, path).and_then(Value::as_u64);
     Ok(match wanted {
         Wanted::Batch if local => {
-            let with_parallel = |count: u64| {
-                let mut request = prepared.with("parallel", json!(count));
+            let at_once = |count: u64| {
                 // llama.cpp's context is shared by its sequences.
                 let context = stated("context").unwrap_or(4096);
                 let whole =
                     if prepared.request.runner == Runner::LlamaCpp { context.saturating_mul(count) } else { context };
-                tree::set(&mut request.stated, "context", json!(whole));
-                fits(&request)
+                Found {
+                    path: "parallel",
+                    value: json!(count),
+                    words: format!("{count} sequences of full length at once"),
+                    beside: Some(("context", json!(whole))),
+                }
             };
-            solve::largest(1, 4096, with_parallel).map(|count| Found {
-                path: "parallel",
-                value: json!(count),
-                words: format!("{count} sequences of full length at once"),
-            })
+            solve::largest(1, 4096, |count| fits(&with(prepared, &at_once(count)))).map(at_once)
         }
         Wanted::Batch => first.report.budgets.first().filter(|budget| budget.fits).map(|budget| Found {
             path: "max_num_seqs",
             value: json!((budget.concurrency_thousandths / 1000).max(1)),
             words: format!("{:.2} sequences of full length at once", budget.concurrency_thousandths as f64 / 1000.0),
+            beside: None,
         }),
         Wanted::Context => {
             let with_context = |length: u64| fits(&prepared.with("context", json!(length)));
@@ -237,13 +253,14 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
                 path: "context",
                 value: json!(length),
                 words: format!("a {what} of {length} tokens"),
+                beside: None,
             })
         }
         Wanted::Gpu => {
             let mut cards: Vec<Gpu> = prepared.cards().all().collect();
             cards.sort_by(|a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
             let card = cards.into_iter().find(|card| fits(&prepared.with("gpu", json!(card.name))));
-            card.map(|gpu| Found { path: "gpu", words: shown(&gpu), value: json!(gpu.name) })
+            card.map(|gpu| Found { path: "gpu", words: shown(&gpu), value: json!(gpu.name), beside: None })
         }
         Wanted::Gpus => {
             let split = |count: u64| match local {
@@ -257,7 +274,7 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
             });
             count.map(|count| {
                 let (path, value) = split(count);
-                Found { path, value, words: format!("{count} x {}", shown(gpu)) }
+                Found { path, value, words: format!("{count} x {}", shown(gpu)), beside: None }
             })
         }
         Wanted::Quantization => None,

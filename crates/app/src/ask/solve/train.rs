@@ -2,6 +2,7 @@
 
 use serde_json::json;
 use vramcast_core::ask::{Kept, Wanted};
+use vramcast_core::model::Model;
 use vramcast_core::plan::RunPlan;
 use vramcast_core::planner::solve::{self, Question, Solution, Unknown};
 
@@ -54,8 +55,12 @@ fn question(prepared: &Prepared, unknown: Unknown) -> Result<String, Failure> {
     if unknown != Unknown::Batch {
         said += &format!(", batch {}", plan.batch.batch_size);
     }
-    if unknown != Unknown::SeqLen {
-        said += &format!(", {} tokens", plan.batch.seq_len);
+    match plan.batch.images {
+        Some([_, height, width]) if prepared.found.model.as_ref().is_some_and(Model::makes_pictures) => {
+            said += &format!(", {height}×{width} pixels");
+        }
+        _ if unknown == Unknown::SeqLen => {}
+        _ => said += &format!(", {} tokens", plan.batch.seq_len),
     }
     if !matches!(unknown, Unknown::Gpu | Unknown::Gpus) {
         said += &format!(", on {}", plan.gpu.name);

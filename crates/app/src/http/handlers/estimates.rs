@@ -18,7 +18,7 @@ use crate::ask::question::Prepared;
 use crate::ask::{compare, engines, heat, inspect, plan, solve};
 use crate::http::Service;
 use crate::http::body::{
-    CompareRequest, EventsRequest, InferRequest, InspectRequest, Json, PlanRequest, PlansRequest, TrainRequest, Wish,
+    CompareRequest, EventsRequest, InferRequest, InspectRequest, Json, PlanRequest, PlansRequest, TrainRequest,
 };
 use crate::http::document::Document;
 use crate::http::problem::{Fault, Problem};
@@ -30,10 +30,9 @@ pub(crate) async fn train(State(service): Shared, Json(request): Json<TrainReque
     service
         .answer(request, |service, mut request| {
             let subject = request.subject();
-            let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
             let (suggestions, all_cards, require) = (request.suggestions, request.gpus_all, request.require);
             let wanted = Wanted { suggestions, all_cards, require, ..Wanted::default() };
-            let prepared = wish.prepare(Task::Train, subject, service)?;
+            let prepared = request.wish().prepare(Task::Train, subject, service)?;
             if let Some(name) = request.solve {
                 let unknown = Unknown::find(&name).ok_or_else(|| unsolvable(&name, &Unknown::names()))?;
                 return Ok(solve::train::solve(&prepared, unknown, wanted.kept)?.document);
@@ -48,8 +47,7 @@ pub(crate) async fn infer(State(service): Shared, Json(request): Json<InferReque
     service
         .answer(request, |service, mut request| {
             let subject = request.subject();
-            let (engine, engine_options) = (request.engine, request.engine_options);
-            let wish = Wish { plan: request.plan, gpu: request.gpu, engine, engine_options, ..Wish::default() };
+            let wish = request.wish();
             let (suggestions, all_cards, require) = (request.suggestions, request.gpus_all, request.require);
             let wanted = Wanted { suggestions, all_cards, require, ..Wanted::default() };
             if wish.engine.as_deref() == Some("all") {
@@ -76,8 +74,7 @@ pub(crate) async fn events(State(service): Shared, Json(request): Json<EventsReq
     service
         .answer(request, |service, mut request| {
             let subject = request.subject();
-            let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
-            let run = wish.prepare(request.kind, subject, service)?.simulate()?;
+            let run = request.wish().prepare(request.kind, subject, service)?.simulate()?;
             let none = || Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "a serving engine's budget has no events");
             Ok(events::of(&run.ok_or_else(none)?, request.window))
         })
@@ -101,8 +98,7 @@ pub(crate) async fn compare(State(service): Shared, Json(request): Json<CompareR
     service
         .answer(request, |service, mut request| {
             let subject = request.subject();
-            let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
-            let prepared = wish.prepare(Task::Train, subject, service)?;
+            let prepared = request.wish().prepare(Task::Train, subject, service)?;
             let (plan, notes) = prepared.train(true)?;
             let formula = Formula::of_train(&plan);
             Ok(compare::beside_the_simulation(&prepared.found, &plan, &formula, notes)?.document())
@@ -163,8 +159,7 @@ pub(crate) async fn plans(State(service): Shared, Json(request): Json<PlansReque
     service
         .answer(request, |service, mut request| {
             let subject = request.subject();
-            let wish = Wish { plan: request.plan, framework: request.framework, gpu: request.gpu, ..Wish::default() };
-            let prepared = wish.prepare(Task::Train, subject, service)?;
+            let prepared = request.wish().prepare(Task::Train, subject, service)?;
             let prices = match request.prices {
                 Some(prices) => plan::prices(&Value::Object(prices), &prepared)?,
                 None => Default::default(),
@@ -212,13 +207,6 @@ impl Service {
 
     fn prepare(&self, mut request: PlanRequest) -> Result<Prepared, Problem> {
         let subject = request.subject();
-        let wish = Wish {
-            plan: request.plan,
-            framework: request.framework,
-            gpu: request.gpu,
-            engine: request.engine,
-            engine_options: request.engine_options,
-        };
-        wish.prepare(request.kind, subject, self)
+        request.wish().prepare(request.kind, subject, self)
     }
 }

@@ -10,20 +10,33 @@ use vramcast_core::ask::file::Content;
 use vramcast_core::ask::{Task, Wanted, spell};
 
 use super::Shared;
-use crate::ask::{files, real};
+use crate::ask::found::Subject;
+use crate::ask::{files, placement, real};
 use crate::failure::Failure;
 use crate::http::Service;
-use crate::http::body::{Form, Json, ReadRequest, RealRequest, Wish, WriteRequest};
+use crate::http::body::{Form, Json, PlacementRequest, ReadRequest, RealRequest, WriteRequest};
 use crate::http::document::Document;
 use crate::http::problem::Problem;
 use crate::http::written;
 use crate::render;
 
+/// What a text is for.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    /// Training.
+    Train,
+    /// Generation and serving.
+    Infer,
+    /// Several roles on shared cards, which have no single plan: `/placement` answers the text.
+    Placement,
+}
+
 /// A plan that was read.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ReadPlan {
     /// What it is for.
-    kind: Task,
+    kind: Kind,
     /// The model it names.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<String>,
@@ -39,6 +52,14 @@ pub(crate) struct ReadPlan {
 /// `POST /plan/read`.
 pub(crate) async fn read(State(service): Shared, Json(request): Json<ReadRequest>) -> Result<Document, Problem> {
     service.answer(request, |service, request| service.read_plan(&request)).await
+}
+
+/// `POST /placement`.
+pub(crate) async fn placement(
+    State(service): Shared,
+    Json(request): Json<PlacementRequest>,
+) -> Result<Document, Problem> {
+    service.answer(request, |service, request| service.placed(request)).await
 }
 
 /// `POST /real`.
@@ -62,26 +83,51 @@ pub(crate) async fn write(State(service): Shared, Json(request): Json<WriteReque
     service.answer(request, |service, request| service.write_plan(request)).await
 }
 
+fn at_text(problem: Problem) -> Problem {
+    Problem { field: Some("/text".into()), ..problem }
+}
+
+/// What a launch line without a file is called.
+const LINE: &str = "the line";
+
+/// What a text says. Its name only says the form; nothing is opened.
+fn content(text: &str, name: Option<&str>) -> Result<Content, Problem> {
+    let parsed = match name.and_then(|name| Path::new(name).file_name()?.to_str()) {
+        Some(name) => files::content(text, name),
+        None if files::is_script(Path::new(LINE), text) => files::content(text, LINE),
+        None => files::content(text, "plan.json")
+            .or_else(|_| files::content(text, "plan.toml"))
+            .or_else(|_| files::content(text, "plan.yaml")),
+    };
+    parsed.map_err(|failure| at_text(failure.into()))
+}
+
 impl Service {
     fn read_plan(&self, request: &ReadRequest) -> Result<ReadPlan, Problem> {
-        let at_text = |mut problem: Problem| {
-            problem.field = Some("/text".into());
-            problem
-        };
-        // The name only says the form; nothing is opened.
-        let name = request.name.as_deref().and_then(|name| Path::new(name).file_name()?.to_str());
-        let parsed = match name {
-            Some(name) => files::content(&request.text, name),
-            None => files::content(&request.text, "plan.json")
-                .or_else(|_| files::content(&request.text, "plan.toml"))
-                .or_else(|_| files::content(&request.text, "plan.yaml")),
-        };
-        let folded = parsed.and_then(|content| {
-            content.folded().map_err(|faults| Failure::faults(faults, vramcast_core::ask::Runner::OneCard))
-        });
-        let Content { task, model, framework, tree, notes, .. } = folded.map_err(|failure| at_text(failure.into()))?;
+        let content = content(&request.text, request.name.as_deref())?;
+        if content.placement.is_some() {
+            let (model, framework, plan) = (content.model, content.framework, Map::new());
+            return Ok(ReadPlan { kind: Kind::Placement, model, framework, plan, notes: content.notes });
+        }
+        let folded = content.folded().map_err(|faults| Failure::faults(faults, vramcast_core::ask::Runner::OneCard));
+        let Content { task, model, config, framework, tree, mut notes, .. } =
+            folded.map_err(|failure| at_text(failure.into()))?;
+        if config.is_some() {
+            notes.push("the text tells a model's sizes and no name: give its config.json as the model".into());
+        }
         let plan = if let Value::Object(plan) = tree { plan } else { Map::new() };
-        Ok(ReadPlan { kind: task.unwrap_or_default(), model, framework, plan, notes })
+        let kind = if task == Some(Task::Infer) { Kind::Infer } else { Kind::Train };
+        Ok(ReadPlan { kind, model, framework, plan, notes })
+    }
+
+    fn placed(&self, mut request: PlacementRequest) -> Result<Value, Problem> {
+        let Some(found) = content(&request.text, request.name.as_deref())?.placement else {
+            let none = "it places no roles on shared cards, as files of verl and OpenRLHF do";
+            return Err(at_text(Failure::bad_input(none).hint("/plan/read reads a plan of one model").into()));
+        };
+        let subject = if request.has_model() { request.subject() } else { Ok(Subject::default()) };
+        let base = request.wish().question(Task::Train, subject)?;
+        Ok(placement::answer(&found, &base, self.reach, &self.settings)?.document())
     }
 
     fn read_real(&self, mut request: RealRequest) -> Result<real::Real, Problem> {
@@ -90,31 +136,17 @@ impl Service {
             false => None,
             true => {
                 let subject = request.subject();
-                let wish = Wish {
-                    plan: request.plan,
-                    framework: request.framework,
-                    gpu: request.gpu,
-                    engine: request.engine,
-                    engine_options: request.engine_options,
-                };
-                Some(wish.prepare(request.kind, subject, self)?)
+                Some(request.wish().prepare(request.kind, subject, self)?)
             }
         };
         let read = real::read(&bytes, &name, beside.as_ref());
-        read.map_err(|failure| Problem { field: Some("/text".into()), ..failure.into() })
+        read.map_err(|failure| at_text(failure.into()))
     }
 
     fn write_plan(&self, mut request: WriteRequest) -> Result<WrittenPlan, Problem> {
         let subject = request.subject();
         let pasted = subject.as_ref().is_ok_and(|subject| subject.config.is_some());
-        let wish = Wish {
-            plan: request.plan,
-            framework: request.framework,
-            gpu: request.gpu,
-            engine: request.engine,
-            engine_options: request.engine_options,
-        };
-        let prepared = wish.prepare(request.kind, subject, self)?;
+        let prepared = request.wish().prepare(request.kind, subject, self)?;
         // A plan that cannot run is not written down as if it could.
         let answer = prepared.answer(Wanted::default())?;
         let report = || render::report::page(&answer.report, &[]);

@@ -21,8 +21,12 @@ pub(super) struct Launch {
     accelerate: Option<Map<String, Value>>,
     /// accelerate's file.
     file: Option<String>,
+    /// Cards of a node that a scheduler gives to each line.
+    given: Option<u64>,
     /// Cards that the environment shows.
     visible: Option<u64>,
+    /// Nodes and cards of each that SLURM was asked for.
+    slurm: (Option<u64>, Option<u64>),
     /// `PYTORCH_ALLOC_CONF`.
     allocator: Option<String>,
     notes: Vec<String>,
@@ -40,7 +44,7 @@ pub(super) fn peel<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [
         }
         match base(first) {
             "export" | "env" | "sudo" | "nohup" | "time" | "exec" | "stdbuf" | "numactl" | "nice" | "then" | "do"
-            | "uvx" => {
+            | "else" | "uvx" => {
                 rest = valued(&rest[1..]);
             }
             "uv" | "poetry" | "conda" | "pipenv" | "pixi" if rest.get(1).is_some_and(|word| word == "run") => {
@@ -148,20 +152,42 @@ fn count(text: &str) -> Option<u64> {
 
 pub(super) fn torchrun<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
     launch.starts = true;
-    let mut unsaid = None;
+    // `gpu` and `auto` are all that whoever started torchrun gave it.
+    let (mut unsaid, mut unknown, mut none) = (None, None, false);
     let rest = options(words, &["standalone", "use_env", "no_python", "m", "module"], |name, value| match name {
         "nproc_per_node" | "nproc" => {
             launch.gpus = value.parse().ok();
             unsaid = launch.gpus.is_none().then(|| value.to_owned());
+            none = launch.gpus == Some(0);
         }
-        "nnodes" => launch.nodes = count(value),
+        "nnodes" => {
+            launch.nodes = count(value);
+            unknown = launch.nodes.is_none().then(|| value.to_owned());
+        }
         _ => {}
     });
+    if none {
+        return Err(vec![Fault::new("", "torchrun --nproc_per_node 0 starts nothing").or("use 1 or more")]);
+    }
+    if let Some(word) = unknown {
+        launch.notes.push(format!("--nnodes {word} is not known here: one node is taken; --nodes says more"));
+    }
     if let Some(word) = unsaid {
         launch.notes.push(format!("--nproc_per_node {word} is as many cards as the machine has"));
-        launch.gpus = launch.visible.or(Some(8));
+        launch.gpus = launch.given.or(launch.visible).or(launch.slurm.1).or(Some(8));
     }
     Ok(rest)
+}
+
+/// Options that a tool hands on to the launcher it calls itself.
+pub(super) fn launched(name: Option<&str>, words: &[String], launch: &mut Launch) -> Result<(), Vec<Fault>> {
+    match name {
+        _ if words.is_empty() => {}
+        Some("torchrun") => drop(torchrun(words, launch)?),
+        Some("python") => {}
+        _ => drop(accelerate(words, launch)?),
+    }
+    Ok(())
 }
 
 fn deepspeed<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
@@ -172,9 +198,11 @@ fn deepspeed<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String
         |name, value| match name {
             "num_gpus" => launch.gpus = value.parse().ok(),
             "num_nodes" => launch.nodes = value.parse().ok(),
-            // `localhost:0,1,2`
+            // `localhost:0,1,2`, `worker-0:0,1@worker-1:0,1`
             "include" | "i" => {
-                launch.gpus = value.split_once(':').map(|(_, list)| list.split(',').count() as u64).or(launch.gpus);
+                let nodes: Vec<&str> = value.split('@').collect();
+                launch.gpus = nodes[0].split_once(':').map(|(_, list)| list.split(',').count() as u64).or(launch.gpus);
+                launch.nodes = launch.nodes.or(Some(nodes.len() as u64));
             }
             _ => {}
         },
@@ -187,19 +215,22 @@ fn deepspeed<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String
 
 fn srun<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
     launch.starts = true;
-    let (mut tasks, mut cards) = (None, None);
+    let (mut tasks, mut cards, mut each) = (None, None, None);
     let rest = options(words, &["exclusive", "l", "label", "u", "unbuffered", "overlap"], |name, value| match name {
         "N" | "nodes" => launch.nodes = value.parse().ok(),
         "gpus_per_node" | "gres" => launch.gpus = count(value).or(launch.gpus),
-        "ntasks_per_node" => launch.gpus = launch.gpus.or(value.parse().ok()),
+        "ntasks_per_node" => each = value.parse::<u64>().ok(),
         "n" | "ntasks" => tasks = value.parse::<u64>().ok(),
         "G" | "gpus" => cards = count(value),
         _ => {}
     });
+    launch.nodes = launch.nodes.or(launch.slurm.0);
     // Both count those of all nodes.
-    if launch.gpus.is_none() {
-        launch.gpus = cards.or(tasks).map(|all| (all / launch.nodes.unwrap_or(1).max(1)).max(1));
-    }
+    let nodes = launch.nodes.unwrap_or(1).max(1);
+    let of_node = |all: u64| (all / nodes).max(1);
+    launch.given = launch.gpus.or(cards.map(of_node));
+    launch.gpus = launch.gpus.or(each).or(launch.slurm.1.filter(|_| cards.is_none()));
+    launch.gpus = launch.gpus.or(cards.or(tasks).map(of_node));
     Ok(rest)
 }
 
@@ -286,6 +317,9 @@ impl Launch {
                 self.visible = Some(value.split(',').filter(|one| !one.is_empty()).count() as u64)
             }
             "PYTORCH_ALLOC_CONF" | "PYTORCH_CUDA_ALLOC_CONF" => self.allocator = Some(value.to_owned()),
+            "SLURM_NNODES" => self.slurm.0 = value.parse().ok(),
+            "SLURM_GPUS_ON_NODE" => self.slurm.1 = value.parse().ok(),
+            "SLURM_NTASKS_PER_NODE" => self.slurm.1 = self.slurm.1.or(value.parse().ok()),
             "NPROC_PER_NODE" => self.gpus = value.parse().ok(),
             "NNODES" => self.nodes = value.parse().ok(),
             _ => {}
@@ -366,6 +400,11 @@ impl Launch {
         } else {
             // torchrun alone is DDP around a Trainer: the framework says so itself.
             let gpus = self.gpus.or(self.visible.filter(|cards| *cards > 1 && self.starts));
+            let gpus = gpus.or_else(|| {
+                self.nodes.filter(|nodes| *nodes > 1)?;
+                self.notes.push("cards of a node are not said: 8 are taken; --gpus says more".into());
+                Some(8)
+            });
             for (path, value) in [("parallel.gpus", gpus), ("parallel.nodes", self.nodes.filter(|nodes| *nodes > 1))] {
                 if let Some(value) = value.filter(|value| *value > 1 || tree::get(&content.tree, "parallel").is_some())
                 {
@@ -380,14 +419,18 @@ impl Launch {
         Ok(())
     }
 
-    /// The Trainer's `--bf16` is its mixed precision whatever accelerate says (transformers 5.17, training_args.py: the
-    /// environment first, then its own); TRL's own default is bf16.
-    fn compute(&self, content: &Content, file: &mut Map<String, Value>) {
-        let own = match tree::get(&content.tree, "autocast") {
+    /// What the program itself computes in: the Trainer's `--bf16` is its mixed precision whatever accelerate says
+    /// (transformers 5.17, training_args.py: the environment first, then its own); TRL's own default is bf16.
+    fn own(content: &Content) -> Option<String> {
+        match tree::get(&content.tree, "autocast") {
             Some(Value::String(own)) => Some(own.clone()),
             None if content.framework.as_deref() == Some("trl") => Some("bf16".to_owned()),
             _ => None,
-        };
+        }
+    }
+
+    fn compute(&self, content: &Content, file: &mut Map<String, Value>) {
+        let own = Self::own(content);
         let engine = file.get("distributed_type").is_some_and(|kind| kind == "FSDP" || kind == "DEEPSPEED");
         if let Some(own) = own.filter(|_| engine || file.contains_key("parallelism_config")) {
             file.insert("mixed_precision".into(), json!(own));
@@ -404,8 +447,12 @@ impl Launch {
         let beside = Beside { open, adapter: content.tree.get("adapter").is_some(), ..Beside::default() };
         let over = Content::of_imported(import::read_as("accelerate", file, &beside)?);
         let mut tree = over.tree;
-        // The program's own choice of types stands, unless an engine brings its own.
-        if tree::get(&tree, "parallel.engine.ddp").is_some() || tree.get("parallel").is_none() {
+        // The program's own choice of types stands, unless an engine brings its own; accelerate's "no" is no choice.
+        let plain = tree::get(&tree, "parallel.engine.ddp").is_some() || tree.get("parallel").is_none();
+        let trainer = content.framework.as_deref().is_none_or(|name| ["hf-trainer", "trl"].contains(&name));
+        let silent =
+            trainer && Self::own(content).is_none() && tree::get(&tree, "autocast").is_some_and(Value::is_string);
+        if plain && !silent {
             tree::take(&mut tree, "autocast");
         }
         tree::lay(&mut content.tree, &tree);

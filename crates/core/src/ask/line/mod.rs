@@ -3,6 +3,7 @@
 //! | module | what is in it |
 //! |---|---|
 //! | `shell` | a script's text as lines of words |
+//! | `wrapping` | shells, containers and what else hands a line on |
 //! | `launcher` | `torchrun`, `accelerate launch`, `deepspeed`, `srun` and their kin |
 //! | `arguments` | `--key value` as an object |
 //! | `serving` | lines and files of serving engines: their flags are settings |
@@ -12,7 +13,9 @@ mod launcher;
 mod ollama;
 pub(super) mod serving;
 pub mod shell;
+mod wrapping;
 
+pub use ollama::library;
 pub use serving::modelfile;
 
 use serde_json::{Value, json};
@@ -33,17 +36,66 @@ const TRAINERS: [(&str, &str); 6] = [
     ("litgpt", "LitGPT"),
 ];
 
+/// Programs beside those, each with a reader of its own below.
+const PROGRAMS: [&str; 9] = [
+    "axolotl.cli.train",
+    "trl",
+    "swift",
+    "megatron",
+    "automodel",
+    "torchtitan.train",
+    "torchtitan_train",
+    "unsloth-cli.py",
+    "run_recipe.py",
+];
+
+/// Tools whose modules are run by their whole name (`python -m verl.trainer.main_ppo`).
+const MODULES: [&str; 6] = ["verl.", "recipe.", "openrlhf.", "trl.", "torchtitan.", "swift.cli."];
+
 /// Whether words begin a line that is known.
 pub fn is_known(words: &[String]) -> bool {
     let mut launch = Launch::default();
-    let Ok(rest) = launcher::peel(words, &mut launch) else { return true };
+    let Ok(rest) = wrapping::unwrap(words, &mut launch) else { return true };
     let Some(program) = rest.first().map(|word| base(word)) else { return false };
+    let parsed = || arguments::parse(&rest[1..]);
     launch.starts
-        || inner(rest).is_some()
-        || serving::program(rest).is_some()
-        || TRAINERS.iter().any(|(name, _)| *name == program)
-        || ["trl", "swift", "megatron", "automodel", "torchtitan_train", "unsloth-cli.py"].contains(&program)
-        || is_script(program) && import::trains(&Value::Object(arguments::parse(&rest[1..]).object))
+        || serving::program(&rest).is_some()
+        || is_program(program)
+        || is_script(program) && {
+            let parsed = parsed();
+            let trains = import::trains(&Value::Object(parsed.object.clone()));
+            trains || is_megatron(program, &parsed.object) || configured(&parsed).is_some()
+        }
+}
+
+/// Whether words start a program in Python, whatever it may be.
+pub fn runs_script(words: &[String]) -> bool {
+    let rest = wrapping::unwrap(words, &mut Launch::default());
+    rest.is_ok_and(|rest| rest.first().is_some_and(|word| word.ends_with(".py")))
+}
+
+fn is_program(name: &str) -> bool {
+    TRAINERS.iter().any(|(known, _)| *known == name)
+        || PROGRAMS.contains(&name)
+        || MODULES.iter().any(|module| name.starts_with(module))
+}
+
+/// The file that a line hands to its program.
+fn configured(parsed: &arguments::Parsed) -> Option<&str> {
+    let named = parsed.object.get("config").or_else(|| parsed.object.get("config_file")).and_then(Value::as_str);
+    let plain = parsed.plain.iter().map(String::as_str);
+    plain.chain(named).find(|word| [".yaml", ".yml", ".json"].iter().any(|end| word.ends_with(end)))
+}
+
+/// Scripts that call each other.
+const MOST_SCRIPTS: usize = 4;
+
+/// The script that words run.
+fn shell_script(words: &[String]) -> Option<&str> {
+    let first = words.first()?;
+    let shell = ["bash", "sh", "zsh", "source", "."].contains(&base(first));
+    let path = if shell { words.iter().skip(1).find(|word| !word.starts_with('-'))? } else { first };
+    path.ends_with(".sh").then_some(path.as_str())
 }
 
 /// The last part of a path.
@@ -63,16 +115,19 @@ pub fn read(
     without: &[String],
 ) -> Result<Content, Vec<Fault>> {
     let mut launch = Launch::default();
-    let rest = launcher::peel(words, &mut launch)?;
-    let inner = inner(rest);
-    let rest = match &inner {
-        Some(inner) => launcher::peel(inner, &mut launch)?,
-        None => rest,
-    };
+    let mut rest = wrapping::unwrap(words, &mut launch)?;
+    // `srun bash train.sh`: the line stands in another script.
+    for _ in 0..MOST_SCRIPTS {
+        let Some(path) = shell_script(&rest) else { break };
+        let text = open(path).map_err(|problem| vec![Fault::new("", format!("{path}: {problem}"))])?;
+        let lines = shell::lines(text.as_str().unwrap_or_default());
+        let Some(line) = lines.iter().find(|words| words[0] != "export" && is_known(words)) else { break };
+        rest = wrapping::unwrap(line, &mut launch)?;
+    }
     let Some(first) = rest.first() else {
         return Err(vec![Fault::new("", "the line starts nothing").or("write the whole line behind --")]);
     };
-    if let Some(content) = serving::line(rest, open)? {
+    if let Some(content) = serving::line(&rest, open)? {
         return Ok(content);
     }
     let beside = Beside { open, without, cards: launch.cards(), ..Beside::default() };
@@ -87,57 +142,6 @@ pub fn read(
     };
     launch.lay(&mut content, open)?;
     Ok(content)
-}
-
-/// The line that a shell (`bash -c "…"`) or a container (`docker run IMAGE …`) is handed.
-fn inner(words: &[String]) -> Option<Vec<String>> {
-    match base(words.first()?) {
-        "bash" | "sh" | "zsh" => {
-            let text = words.iter().skip_while(|word| !word.ends_with('c') || !word.starts_with('-')).nth(1)?;
-            shell::lines(text).into_iter().find(|words| is_known(words))
-        }
-        "docker" | "podman" | "singularity" | "apptainer" => {
-            const IMAGES: [(&str, &[&str]); 5] = [
-                ("vllm", &["vllm", "serve"]),
-                ("text-generation-inference", &["text-generation-launcher"]),
-                ("sglang", &["python"]),
-                ("llama.cpp", &["llama-server"]),
-                ("tritonserver", &["trtllm-serve"]),
-            ];
-            // `docker pull`, `push` and their kin start nothing.
-            words.get(1).filter(|word| ["run", "exec", "compose"].contains(&word.as_str()))?;
-            let of = |word: &String| {
-                IMAGES
-                    .iter()
-                    .find(|(name, _)| !word.starts_with('-') && word.contains(name) && word.contains([':', '/']))
-            };
-            let (at, (_, program)) = words.iter().enumerate().skip(1).find_map(|(at, word)| Some((at, of(word)?)))?;
-            let rest = &words[at + 1..];
-            // What follows an image is its command, or options of the one it has.
-            rest.first()?;
-            let own = rest.first().is_some_and(|word| !word.starts_with('-') && !word.contains('/'));
-            let program = if own { &[][..] } else { program };
-            let mut line: Vec<String> = program.iter().map(|word| (*word).to_owned()).collect();
-            line.extend(rest.iter().cloned());
-            // The image's tag is the engine's version.
-            if let (Some(version), true) = (version(&words[at]), serving::program(&line).is_some()) {
-                line.extend(["--engine-version".to_owned(), version]);
-            }
-            Some(line)
-        }
-        _ => None,
-    }
-}
-
-/// The version that an image's tag says: `vllm/vllm-openai:v0.11.0`, `llama.cpp:server-cuda-b5781`.
-fn version(image: &str) -> Option<String> {
-    let tag = image.rsplit_once(':')?.1;
-    let number = |text: &str| text.starts_with(|first: char| first.is_ascii_digit());
-    if image.contains("vllm-openai") {
-        return tag.strip_prefix('v').filter(|text| number(text) && text.contains('.')).map(str::to_owned);
-    }
-    let build = tag.rsplit('-').next()?;
-    build.strip_prefix('b').filter(|text| image.contains("llama.cpp") && number(text)).map(|_| build.to_owned())
 }
 
 /// The program behind the launchers.
@@ -164,9 +168,15 @@ fn program(
             file_of("NeMo Automodel", file, &Value::Object(over), beside).map(Some)
         }
         "unsloth-cli.py" => program::unsloth(&arguments::parse(rest).object, beside).map(Some),
-        "swift" => {
+        "swift" | "megatron" => {
             let (command, rest) = rest.split_first().map_or(("", rest), |(word, rest)| (word.as_str(), rest));
-            swift(command, rest, beside).map(Some)
+            swift(name, command, rest, beside).map(Some)
+        }
+        // `torchrun … swift/cli/sft.py`, `python -m swift.cli.sft`
+        _ if first.contains("swift/cli/") || first.starts_with("swift.cli.") => {
+            let whose = if first.contains("megatron") { "megatron" } else { "swift" };
+            let command = name.trim_end_matches(".py").rsplit('.').next().unwrap_or_default();
+            swift(whose, command, rest, beside).map(Some)
         }
         "torchtitan.train" | "torchtitan_train" => torchtitan(rest, beside).map(Some),
         _ if is_script(name) => script(first, rest, beside).map(Some),
@@ -197,23 +207,31 @@ fn tool(format: &str, words: &[String], beside: &Beside<'_>, launch: &mut Launch
     {
         (command, words) = (first.as_str(), rest);
     }
+    // Both start a process for each card that they see (llamafactory/launcher.py, axolotl/cli/train.py).
+    launch.starts |= ["axolotl", "LLaMA-Factory"].contains(&format);
     let trains = match format {
         "torchtune" => command == "run",
-        "LitGPT" => command.starts_with("finetune") || command == "pretrain",
+        "LitGPT" => ["finetune", "finetune_lora", "finetune_full", "pretrain"].contains(&command),
         _ => ["train", ""].contains(&command),
     };
     if !trains {
-        let cure = "its lines are read where they train";
+        let cure = match command.starts_with("finetune") {
+            true => "use finetune_lora or finetune_full",
+            false => "its lines are read where they train",
+        };
         return Err(vec![Fault::unsupported("", format!("{format}'s {command}")).or(cure)]);
     }
     if format == "torchtune" {
         // Options of torchrun stand before the recipe.
         words = launcher::torchrun(words, launch)?;
     }
-    let mut parsed = arguments::parse(words);
+    // `axolotl train FILE --launcher torchrun -- --nproc_per_node=4`
+    let at = words.iter().position(|word| word == "--").filter(|_| format == "axolotl").unwrap_or(words.len());
+    let mut parsed = arguments::parse(&words[..at]);
     if format == "axolotl" {
         launch.take(&mut parsed.object);
-        parsed.object.shift_remove("launcher");
+        let launcher = parsed.object.shift_remove("launcher");
+        launcher::launched(launcher.as_ref().and_then(Value::as_str), words.get(at + 1..).unwrap_or_default(), launch)?;
     }
     let recipe = parsed.plain.first().cloned();
     let from = |parsed: &mut arguments::Parsed| {
@@ -231,14 +249,16 @@ fn tool(format: &str, words: &[String], beside: &Beside<'_>, launch: &mut Launch
     for word in parsed.plain.iter().filter_map(|word| word.split_once('=')) {
         over[word.0] = arguments::typed(word.1);
     }
-    let beside = Beside { recipe: recipe.as_deref().filter(|_| format == "torchtune"), ..*beside };
+    let recipe = match format {
+        "torchtune" => recipe.as_deref(),
+        "LitGPT" => Some(command),
+        _ => None,
+    };
+    let beside = Beside { recipe, ..*beside };
     if format == "LitGPT" {
         // `litgpt finetune_lora CHECKPOINT`.
         if let Some(place) = parsed.plain.iter().find(|word| !word.contains('=') && Some(*word) != file.as_ref()) {
             over["checkpoint_dir"] = json!(place);
-        }
-        if command.contains("lora") && over.get("lora_r").is_none() && file.is_none() {
-            over["lora_r"] = json!(8);
         }
     }
     match file {
@@ -276,7 +296,8 @@ fn torchtitan(words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Faul
 /// `trl sft --config FILE --key value`, and TRL's other trainers.
 fn trl(words: &[String], beside: &Beside<'_>, launch: &mut Launch) -> Result<Content, Vec<Fault>> {
     let (command, rest) = words.split_first().map_or(("", words), |(word, rest)| (word.as_str(), rest));
-    let known = TaskKind::ALL.iter().any(|(kind, name, _)| *name == command.replace('_', "-") && !kind.compares());
+    let other = |kind: &TaskKind| kind.compares() || kind.is_role();
+    let known = TaskKind::ALL.iter().any(|(kind, name, _)| *name == command.replace('_', "-") && !other(kind));
     if !known {
         let cure = "known are trl sft, dpo, kto, reward, grpo, rloo and the other tasks of --task";
         return Err(vec![Fault::unsupported("", format!("trl {command}")).or(cure)]);
@@ -291,14 +312,15 @@ fn trl(words: &[String], beside: &Beside<'_>, launch: &mut Launch) -> Result<Con
     }
 }
 
-/// `swift sft`, `swift pt`.
-fn swift(command: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+/// `swift sft`, `swift pt`, and Megatron-SWIFT's `megatron sft`, `megatron pt`.
+fn swift(whose: &str, command: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
     if !["sft", "pt"].contains(&command) {
         return Err(vec![
-            Fault::unsupported("", format!("swift {command}"))
-                .or("only supervised fine-tuning (swift sft, swift pt) is simulated"),
+            Fault::unsupported("", format!("{whose} {command}"))
+                .or(format!("only supervised fine-tuning ({whose} sft, {whose} pt) is simulated")),
         ]);
     }
+    let format = if whose == "swift" { "ms-swift" } else { "Megatron-SWIFT" };
     let parsed = arguments::parse(words);
     let file = parsed
         .plain
@@ -306,14 +328,54 @@ fn swift(command: &str, words: &[String], beside: &Beside<'_>) -> Result<Content
         .or_else(|| words.first())
         .filter(|word| word.ends_with(".yaml") || word.ends_with(".json"));
     match file {
-        Some(file) => file_of("ms-swift", file, &Value::Object(parsed.object), beside),
-        None => import::read_as("ms-swift", &Value::Object(parsed.object), beside).map(Content::of_imported),
+        Some(file) => file_of(format, file, &Value::Object(parsed.object), beside),
+        None => import::read_as(format, &Value::Object(parsed.object), beside).map(Content::of_imported),
     }
 }
 
-/// Arguments of scripts' own that mean what a Trainer calls otherwise.
-const OWN: [&str; 7] =
-    ["batch_size", "micro_batch_size", "train_batch_size", "model_name", "seq_len", "seq_length", "sequence_length"];
+/// Whether a script takes Megatron-LM's arguments: by its name, or by some that nobody else has.
+fn is_megatron(name: &str, object: &serde_json::Map<String, Value>) -> bool {
+    let has = |key: &str| object.contains_key(key);
+    let sized = has("num_layers") && has("hidden_size") || has("global_batch_size") || has("train_iters");
+    object.keys().any(|key| key.ends_with("_model_parallel_size"))
+        || has("micro_batch_size") && (sized || name.contains("pretrain_"))
+}
+
+/// Arguments that scripts have in their own way, the Trainer's of the same meaning, and what they are taken as.
+const OWN: [(&str, &str, &str); 15] = [
+    ("model_name", "model_name_or_path", "the model"),
+    ("model_id", "model_name_or_path", "the model"),
+    ("model_path", "model_name_or_path", "the model"),
+    ("base_model", "model_name_or_path", "the model"),
+    ("micro_batch_size", "per_device_train_batch_size", "rows of a card's micro-batch"),
+    ("per_device_batch_size", "per_device_train_batch_size", "rows of a card's micro-batch"),
+    ("batch_size", "per_device_train_batch_size", "rows of a card's micro-batch"),
+    ("train_batch_size", "per_device_train_batch_size", "rows of a card's micro-batch"),
+    ("seq_len", "max_seq_len", "the longest row"),
+    ("seq_length", "max_seq_len", "the longest row"),
+    ("sequence_length", "max_seq_len", "the longest row"),
+    ("max_len", "max_seq_len", "the longest row"),
+    ("grad_accum_steps", "gradient_accumulation_steps", "micro-batches of a step"),
+    ("ds_config", "deepspeed", "DeepSpeed's file"),
+    ("deepspeed_config", "deepspeed", "DeepSpeed's file"),
+];
+
+/// transformers' examples (`run_NAME.py`) and the heads that they train.
+const EXAMPLES: [(&str, &str); 13] = [
+    ("glue", "AutoModelForSequenceClassification"),
+    ("classification", "AutoModelForSequenceClassification"),
+    ("xnli", "AutoModelForSequenceClassification"),
+    ("mlm", "AutoModelForMaskedLM"),
+    ("qa", "AutoModelForQuestionAnswering"),
+    ("squad", "AutoModelForQuestionAnswering"),
+    ("ner", "AutoModelForTokenClassification"),
+    ("swag", "AutoModelForMultipleChoice"),
+    ("summarization", "AutoModelForSeq2SeqLM"),
+    ("translation", "AutoModelForSeq2SeqLM"),
+    ("seq2seq", "AutoModelForSeq2SeqLM"),
+    ("image_classification", "AutoModelForImageClassification"),
+    ("clm", "AutoModelForCausalLM"),
+];
 
 /// A script of one's own: arguments of a Trainer, beside others that are the script's.
 fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
@@ -328,7 +390,7 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
                 let cure = format!("TRL's trainer of it is: `vramcast train MODEL --task {task}`");
                 Err(vec![Fault::unsupported("", format!("{name}, another task,")).or(cure)])
             }
-            _ => Err(vec![import::openrlhf_roles(&value)]),
+            _ => import::openrlhf_roles(&value, beside).map(Content::of_imported),
         };
     }
     if name == "run_recipe.py" && parsed.object.contains_key("recipe") {
@@ -350,15 +412,23 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
         }
         return import::read_as("verl", &value, beside).map(Content::of_imported);
     }
-    if name.contains("pretrain_")
-        && parsed.object.keys().any(|key| key.contains("model_parallel") || key == "micro_batch_size")
-    {
+    if is_megatron(name, &parsed.object) {
         return import::read_as("Megatron-LM", &Value::Object(parsed.object), beside).map(Content::of_imported);
     }
     // Scripts are called after their trainer: dpo.py, run_grpo.py.
     let parts: Vec<&str> = name.split(|letter: char| !letter.is_ascii_alphanumeric()).collect();
-    let task = TaskKind::ALL.iter().map(|(_, task, _)| *task).find(|task| parts.contains(task));
-    let tool = if task.is_some() || name.contains("sft") { Some("trl") } else { None };
+    let trained = TaskKind::ALL.iter().filter(|(kind, ..)| !kind.is_role());
+    let task = trained.map(|(_, task, _)| *task).find(|task| parts.contains(task));
+    let text = (beside.open)(path).ok().and_then(|text| text.as_str().map(str::to_owned));
+    let head = EXAMPLES.iter().find(|(known, _)| name.strip_prefix("run_").is_some_and(|rest| rest.starts_with(known)));
+    let tool = match &text {
+        _ if task.is_some() || name.contains("sft") => Some("trl"),
+        _ if head.is_some() => Some("trainer"),
+        // What it imports says whose trainer it runs.
+        Some(text) if text.contains("from trl") || text.contains("import trl") => Some("trl"),
+        Some(text) if text.contains("Trainer(") => Some("trainer"),
+        _ => None,
+    };
     let beside = Beside { tool, recipe: task, script: true, ..*beside };
     // `python train.py arguments.json`, as HfArgumentParser takes it.
     let file =
@@ -384,10 +454,11 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     {
         value["deepspeed"] = file;
     }
-    let trains = import::trains(&value) || tool.is_some() && value.get("model_name_or_path").is_some();
+    let trains = import::trains(&value)
+        || ["ds_config", "deepspeed_config"].iter().any(|key| value.get(key).is_some())
+        || tool.is_some() && value.get("model_name_or_path").is_some();
     if !trains {
         // What it is called with may stand in it.
-        let text = (beside.open)(path).ok().and_then(|text| text.as_str().map(str::to_owned));
         if let Some(text) = text.filter(|text| program::is_known(text)) {
             let given = value.as_object().cloned().unwrap_or_default();
             return program::read(&text, &given, None, &Beside { name: path, ..beside });
@@ -397,17 +468,26 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
             Fault::new("", problem).or("scripts are read by arguments such as --per_device_train_batch_size"),
         ]);
     }
-    let own: Vec<&str> = OWN
-        .into_iter()
-        .filter(|key| value.get(key).is_some() && !beside.without.iter().any(|left| left == key))
-        .collect();
-    if !own.is_empty() && value.get("per_device_train_batch_size").is_none() {
-        let problem = format!("{name}: {} may decide memory, and is the script's own", own.join(", "));
-        return Err(vec![
-            Fault::new("", problem).or(format!("say it by a flag, and leave it out: --without {}", own.join(","))),
-        ]);
+    let notes = own(&mut value, &beside);
+    let format = if tool == Some("trl") { "TRL" } else { "TrainingArguments" };
+    let mut content = import::read_as(format, &value, &beside).map(Content::of_imported)?;
+    content.notes.extend(notes);
+    content.auto_class = head.map(|(_, class)| (*class).to_owned());
+    Ok(content)
+}
+
+/// Reads what a script calls in its own way as the Trainer's, and says so.
+fn own(value: &mut Value, beside: &Beside<'_>) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (key, theirs, sense) in OWN {
+        let known = value.get(theirs).is_some() || beside.without.iter().any(|left| left == key);
+        let Some(object) = value.as_object_mut().filter(|_| !known) else { continue };
+        if let Some(given) = object.shift_remove(key) {
+            notes.push(format!("{key}: the script's own, taken as {sense}"));
+            object.insert(theirs.to_owned(), given);
+        }
     }
-    import::read_as(if tool.is_some() { "TRL" } else { "TrainingArguments" }, &value, &beside).map(Content::of_imported)
+    notes
 }
 
 #[cfg(test)]

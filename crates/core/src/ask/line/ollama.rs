@@ -43,7 +43,7 @@ const CALLED: &[(&str, &str)] = &[
 const VARIANTS: [&str; 8] = ["instruct", "chat", "text", "it", "base", "distill", "qwen", "llama"];
 
 /// The model of a name, its quantisation where the tag has one, and what to say.
-pub(super) fn library(name: &str) -> (String, Option<&'static str>, Option<String>) {
+pub fn library(name: &str) -> (String, Option<&'static str>, Option<String>) {
     // Repositories of the hub, of users and files are no names of the library.
     let hub = ["hf.co/", "huggingface.co/"].iter().find_map(|host| name.strip_prefix(host));
     if let Some(name) = hub.or(Some(name).filter(|name| name.contains(['/', '\\']))) {

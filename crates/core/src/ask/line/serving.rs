@@ -208,7 +208,6 @@ const SAID: &[(&str, &str)] = &[
     ("linear_backend", "the version's usual kernels are taken"),
     ("moe_backend", "the version's usual kernels are taken"),
     ("attention_backend", "the version's usual kernels are taken"),
-    ("hf_overrides", "the model's config is taken as it is published"),
     ("kv_transfer_config", "buffers of a connector are not counted"),
     ("attention_config", "the version's usual kernels are taken"),
     ("ac", "the version's usual kernels are taken"),
@@ -218,6 +217,8 @@ const SAID: &[(&str, &str)] = &[
     ("O2", "the version's usual graphs are taken"),
     ("O3", "the version's usual graphs are taken"),
     ("mm_encoder_attn_dtype", "the version's usual kernels are taken"),
+    ("offload_params", "weights stay on the card in the simulation, which is more"),
+    ("mm_encoder_fp8_scale_path", "the version's usual kernels are taken"),
     ("offload_group_size", "weights stay on the card in the simulation, which is more"),
     ("offload_num_in_group", "weights stay on the card in the simulation, which is more"),
     ("offload_prefetch_step", "weights stay on the card in the simulation, which is more"),
@@ -235,6 +236,9 @@ const SAID: &[(&str, &str)] = &[
     ("all2all_backend", "buffers of the exchange between experts are not counted"),
     ("additional_config", "a platform's own options"),
 ];
+
+/// What is said where a line stretches the model's positions: longer sequences than it was made for are then meant.
+pub(in crate::ask) const STRETCHED: &str = "positions are stretched, which takes no memory";
 
 /// The engine that words start, and what follows.
 pub(super) fn program(words: &[String]) -> Option<(Runner, &[String])> {
@@ -442,12 +446,19 @@ pub(in crate::ask) fn layer(
             {
                 continue;
             }
+            "hf_overrides" | "rope_scaling" | "rope_theta" => {
+                let stretched = value.to_string().contains("factor") || value.to_string().contains("max_position");
+                let instead = if stretched { STRETCHED } else { "the model's config is taken as it is published" };
+                content.notes.push(format!("not simulated: {key}: {instead}"));
+                continue;
+            }
             "speculative_config" => {
                 speculative(value, &mut content);
                 continue;
             }
             _ => {}
         }
+        let value = &if runner == Runner::Vllm { counted(value) } else { value.clone() };
         let row = table::called(&key, runner).filter(|row| row.scope.has(runner));
         let said = SAID.iter().find(|(known, _)| key.split('.').next() == Some(known));
         if row.is_some() {
@@ -466,6 +477,18 @@ pub(in crate::ask) fn layer(
         }
     }
     if faults.is_empty() { Ok(content) } else { Err(faults) }
+}
+
+/// vLLM's numbers with a letter behind: 8k are 8000, 8K are 8192 (engine/arg_utils.py, `human_readable_int`).
+fn counted(value: &Value) -> Value {
+    let count = value.as_str().and_then(|text| {
+        let letter = text.chars().next_back()?;
+        let power = ['k', 'm', 'g', 't'].iter().position(|known| *known == letter.to_ascii_lowercase())? as u32 + 1;
+        let each = if letter.is_ascii_uppercase() { 1024f64 } else { 1000f64 }.powi(power as i32);
+        let number: f64 = text[..text.len() - 1].parse().ok()?;
+        (number >= 0.0 && number * each < 1e15).then_some((number * each) as u64)
+    });
+    count.map_or_else(|| value.clone(), Value::from)
 }
 
 /// vLLM's object for guesses ahead, as the flags for it.

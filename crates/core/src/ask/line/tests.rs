@@ -19,6 +19,9 @@ fn open(name: &str) -> Result<Value, String> {
             "model": {"_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained", "pretrained_model_name_or_path": "a/b"},
             "peft": {"dim": 8, "target_modules": "*_proj"}, "packed_sequence": {"packed_sequence_size": 1024}})
         }
+        "lf.yaml" => {
+            json!({"model_name_or_path": "gpt2", "stage": "sft", "finetuning_type": "lora", "cutoff_len": 512})
+        }
         _ => return Err("there is no such file".into()),
     })
 }
@@ -92,12 +95,13 @@ fn configurations_of_other_trainers() {
 }
 
 #[test]
-fn several_roles_are_asked_for_one_by_one() {
+fn several_roles_are_a_placement() {
     let line = "python -m verl.trainer.main_ppo data.max_prompt_length=512 data.max_response_length=1024 actor_rollout_ref.model.path=a/b \
-                actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 trainer.n_gpus_per_node=8";
-    let text = refused(line);
-    assert!(text.contains("vramcast train a/b --engine fsdp1 --gpus 8 --batch-size 16 --seq-len 1536"), "{text}");
-    assert!(refused("python -m openrlhf.cli.train_ppo_ray --pretrain a/b").contains("OpenRLHF's roles"));
+                actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 trainer.n_gpus_per_node=8 algorithm.adv_estimator=grpo";
+    let found = content(line).placement.unwrap();
+    assert_eq!((found.groups[0].cards, found.groups[0].roles.len()), (8, 2));
+    let line = "python -m openrlhf.cli.train_ppo_ray --pretrain a/b --vllm_num_engines 4 --colocate_actor_ref";
+    assert_eq!(content(line).placement.unwrap().groups.len(), 3);
     // Generating is no training.
     assert!(
         refused("python generate.py --model_name_or_path a/b --max_new_tokens 8").contains("none of its arguments")
@@ -131,6 +135,24 @@ fn accelerate_says_who_spreads_and_the_trainer_what_in() {
         ),
         (format!("accelerate launch --use_fsdp --num_processes 8 {script}"), FSDP, json!(null)),
         (
+            format!("accelerate launch --use_fsdp --fsdp_sharding_strategy 2 --num_processes 8 {script}"),
+            "parallel.engine.fsdp1.strategy",
+            json!("grad-op"),
+        ),
+        (format!("accelerate launch --mixed_precision bf16 {script}"), "autocast", json!("bf16")),
+        (format!("accelerate launch --mixed_precision bf16 {script} --fp16 True"), "autocast", json!("fp16")),
+        (
+            format!("accelerate launch --multi_gpu --num_processes 2 --mixed_precision fp16 {script}"),
+            "autocast",
+            json!("fp16"),
+        ),
+        (format!("accelerate launch --mixed_precision no --num_processes 2 {script}"), "autocast", json!(null)),
+        (
+            format!("srun --nodes=2 --gpus-per-node=4 torchrun --nnodes 2 --nproc_per_node gpu {script}"),
+            "parallel.gpus",
+            json!(4),
+        ),
+        (
             format!(
                 "accelerate launch --use_parallelism_config --parallelism_config_tp_size 2 --num_processes 8 {script}"
             ),
@@ -145,6 +167,8 @@ fn accelerate_says_who_spreads_and_the_trainer_what_in() {
     for (line, said) in [
         (format!("accelerate launch --use_megatron_lm --megatron_lm_tp_degree 2 {script}"), "--use_megatron_lm"),
         (format!("accelerate launch --num_processes 8 --frobnicate 3 {script}"), "frobnicate is no key of accelerate"),
+        (format!("torchrun --nproc_per_node 0 {script}"), "starts nothing"),
+        (format!("python {script} --bf16 True --fp16 True"), "bf16 and fp16 are both set"),
     ] {
         let text = refused(&line);
         assert!(text.contains(said) && text.lines().count() == 1, "{line}: {text}");
@@ -181,4 +205,79 @@ fn flags_of_serving_engines_in_their_own_words() {
     assert!(ollama.named.iter().any(|(name, given)| name == "quantization" && format!("{given:?}").contains("Q8_0")));
     let elsewhere = refused("vllm serve a/b --device cpu");
     assert!(elsewhere.contains("device cpu"), "{elsewhere}");
+}
+
+#[test]
+fn scripts_of_ones_own_are_read_by_what_they_say() {
+    let own =
+        content("deepspeed --num_gpus 4 f.py --model_name gpt2 --batch_size 2 --seq_length 512 --learning_rate 1e-4");
+    assert_eq!(
+        (own.model.as_deref(), at(&own, "batch.batch_size"), at(&own, "batch.seq_len")),
+        (Some("gpt2"), json!(2), json!(512))
+    );
+    assert!(own.notes.iter().any(|note| note.starts_with("batch_size: the script's own")), "{:?}", own.notes);
+    let glue = content("python run_glue.py --model_name_or_path bert-base-uncased --max_seq_length 128 --do_train");
+    assert_eq!(
+        (glue.framework.as_deref(), glue.auto_class.as_deref(), at(&glue, "batch.seq_len")),
+        (Some("hf-trainer"), Some("AutoModelForSequenceClassification"), json!(128))
+    );
+    let other = content("python f.py --model_name_or_path gpt2 --max_length 128 --do_train");
+    assert_eq!(other.framework.as_deref(), Some("trl"));
+    assert!(other.notes.iter().any(|note| note.contains("--framework hf-trainer")), "{:?}", other.notes);
+}
+
+#[test]
+fn what_hands_lines_on_is_seen_through() {
+    for line in [
+        "singularity exec --nv i.sif torchrun --nproc-per-node=4 t.py --do_train --model_name_or_path gpt2",
+        "kubectl exec pod -- torchrun --nproc_per_node 4 t.py --do_train --model_name_or_path gpt2",
+        "sbatch --gres=gpu:4 --wrap \"torchrun --nproc_per_node 4 t.py --do_train --model_name_or_path gpt2\"",
+        "timeout 3600 nsys profile -o x torchrun --nproc_per_node 4 t.py --do_train --model_name_or_path gpt2",
+        "eval torchrun --nproc_per_node 4 t.py --do_train --model_name_or_path gpt2",
+        "docker run --gpus all nvcr.io/nvidia/pytorch:25.01 bash -c 'cd x && torchrun --nproc_per_node 4 t.py --do_train --model_name_or_path gpt2'",
+        "deepspeed --include a:0,1@b:0,1 t.py --do_train --model_name_or_path gpt2",
+    ] {
+        let read = content(line);
+        let cards = at(&read, "parallel.gpus").as_u64().unwrap() * at(&read, "parallel.nodes").as_u64().unwrap_or(1);
+        assert_eq!((read.model.as_deref(), cards), (Some("gpt2"), 4), "{line}");
+    }
+    for module in ["axolotl.cli.train a.yml", "torchtitan.train --config x", "verl.trainer.main_ppo a=b"] {
+        assert!(is_known(&shell::lines(&format!("python3 -m {module}"))[0]), "{module}");
+    }
+    assert!(!is_known(&shell::lines("docker pull vllm/vllm-openai")[0]));
+}
+
+#[test]
+fn commands_of_tools_are_told_apart() {
+    let lora = content("litgpt finetune checkpoints/a/b --train.micro_batch_size 2 --devices 2");
+    assert_eq!((at(&lora, "adapter.rank"), at(&lora, "gradient_accumulation")), (json!(8), json!(4)));
+    assert!(at(&lora, "adapter.targets").as_str().unwrap().contains("q_proj"));
+    assert_eq!(at(&content("litgpt finetune_full checkpoints/a/b"), "adapter"), Value::Null);
+    assert!(refused("litgpt finetune_adapter checkpoints/a/b").contains("finetune_lora"));
+    let mixed = content("litgpt finetune_full checkpoints/a/b");
+    assert_eq!((at(&mixed, "weights"), at(&mixed, "autocast")), (json!("fp32"), json!("bf16")));
+    assert!(refused("litgpt finetune_lora checkpoints/a/b --quantize bnb.nf4").contains("add precision: bf16-true"));
+    for (line, steps) in [("swift sft --model a/b", 16), ("NPROC_PER_NODE=4 swift sft --model a/b", 4)] {
+        assert_eq!(at(&content(line), "gradient_accumulation"), json!(steps), "{line}");
+    }
+    let seen = content("CUDA_VISIBLE_DEVICES=0,1,2 FORCE_TORCHRUN=1 llamafactory-cli train lf.yaml");
+    assert_eq!(at(&seen, "parallel.gpus"), json!(3));
+    let swift = content(
+        "NPROC_PER_NODE=4 megatron sft --model a/b --tuner_type full --tensor_model_parallel_size 2 --micro_batch_size 2 --global_batch_size 16 --max_length 1024",
+    );
+    assert_eq!((at(&swift, "parallel.mesh.tp"), at(&swift, "gradient_accumulation")), (json!(2), json!(4)));
+    let gpt = content(
+        "torchrun --nproc_per_node 8 train.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 2 --global-batch-size 32 --seq-length 128 --bf16 --vocab-size 100",
+    );
+    assert_eq!(at(&gpt, "gradient_accumulation"), json!(2));
+    assert!(gpt.model.is_none() && gpt.config.is_some());
+    let vllm = content("vllm serve a/b --max-model-len 8k --rope-scaling '{\"factor\": 4.0}'");
+    assert!(
+        vllm.named
+            .iter()
+            .any(|(name, given)| name == "max_model_len" && *given == crate::ask::Given::Value(json!(8000))),
+        "{:?}",
+        vllm.named
+    );
+    assert!(vllm.notes.iter().any(|note| note.ends_with(serving::STRETCHED)), "{:?}", vllm.notes);
 }

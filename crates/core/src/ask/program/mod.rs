@@ -8,7 +8,7 @@ mod tests;
 
 use serde_json::{Map, Value, json};
 
-use model::{Run, all, meant, shown};
+use model::{NAMES, Run, all, meant, shown};
 
 use super::file::Content;
 use super::line::serving;
@@ -50,7 +50,8 @@ pub fn is_known(text: &str) -> bool {
 
 /// Names of torch's types are those of files.
 fn plain(value: &mut Value) {
-    if let Some(dtype) = python::words(value).and_then(|words| words.strip_prefix("torch.")) {
+    let one = |name: &&str| name.chars().all(|letter| letter.is_ascii_alphanumeric() || "._".contains(letter));
+    if let Some(dtype) = python::words(value).and_then(|words| words.strip_prefix("torch.")).filter(one) {
         *value = json!(dtype);
         return;
     }
@@ -267,6 +268,13 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
     if let Some(rest) = value.shift_remove("**").filter(|_| !beside.without.iter().any(|key| key == "**")) {
         return Err(unknown("**", &rest).into_iter().collect());
     }
+    // `ParallelismConfig()` without arguments is what the launcher's file says.
+    let bare =
+        |value: &Value| value.as_object().is_some_and(|call| call.len() == 1 && name(call) == "ParallelismConfig");
+    if value.get("parallelism_config").is_some_and(bare) {
+        value.shift_remove("parallelism_config");
+        run.notes.push("parallelism_config: what accelerate's file says of it is not seen from here".into());
+    }
     run.load()?;
     run.changes(at, &mut value);
     let model_call = run.call(run.model);
@@ -284,6 +292,15 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
     if let Some(call) = model_call {
         loading(call, &mut value);
     }
+    let samples = trl.as_deref().is_some_and(|task| ["grpo", "rloo"].contains(&task));
+    if let Some(call) =
+        model_call.filter(|call| samples && is_unsloth(call) && call.get("fast_inference") == Some(&json!(true)))
+    {
+        beside_vllm(call, &mut value);
+        let note = "fast_inference: vLLM's share is whole beside the trained model, with which it shares weights";
+        run.notes.push(note.into());
+    }
+    run.reference();
     let sentence = LOSSES.iter().rev().find(|(loss, _)| find(program, |name| name == *loss).is_some());
     let beside = Beside { tool: trl.as_ref().map(|_| "trl"), recipe: trl.as_deref(), ..*beside };
     let format = if trl.is_some() { "TRL" } else { "TrainingArguments" };
@@ -336,7 +353,7 @@ fn is_model(call: &Call) -> bool {
 
 /// What `from_pretrained` is told of the model, as keys of scripts.
 fn loading(call: &Call, value: &mut Call) {
-    let named = argument(call, &["model_name", "pretrained_model_name_or_path", "model_name_or_path", "0"]);
+    let named = argument(call, &NAMES);
     for (key, found) in [
         ("model_name_or_path", named),
         ("dtype", argument(call, &["dtype", "torch_dtype"]).filter(|dtype| **dtype != "auto")),
@@ -346,6 +363,14 @@ fn loading(call: &Call, value: &mut Call) {
             value.insert(key.into(), found.clone());
         }
     }
+}
+
+/// Unsloth's `fast_inference`: vLLM in the same process generates for trainers that sample, with half of the card unless it is
+/// told otherwise (`gpu_memory_utilization=0.5`, models/loader.py).
+fn beside_vllm(call: &Call, value: &mut Call) {
+    value.insert("use_vllm".into(), json!(true));
+    let share = call.get("gpu_memory_utilization").cloned().unwrap_or(json!(0.5));
+    value.entry("vllm_gpu_memory_utilization").or_insert(share);
 }
 
 /// The longest row: Unsloth's `max_seq_length`, the trainer's, or where the tokenizer cuts.
@@ -464,6 +489,9 @@ fn quantisation(run: &mut Run<'_>, content: &mut Content) -> Result<(), Vec<Faul
         return Err(unread);
     }
     let on = |key: &str| call.get(key) == Some(&json!(true));
+    if on("load_in_4bit") && on("load_in_8bit") {
+        return Err(vec![import::both("load_in_4bit", "load_in_8bit")]);
+    }
     // Unsloth loads in 4 bits unless it is told otherwise (models/loader.py).
     let usual = unsloth
         && ["load_in_4bit", "load_in_8bit", "load_in_16bit", "full_finetuning"]

@@ -43,6 +43,9 @@ const OPTIMIZERS: [(&str, &str); 22] = [
     ("PagedAdEMAMix8bit", "paged-ademamix8bit"),
 ];
 
+/// What `from_pretrained` calls the model.
+pub(super) const NAMES: [&str; 4] = ["model_name", "pretrained_model_name_or_path", "model_name_or_path", "0"];
+
 /// A setter's argument: its name, its place, the key that it sets and its default.
 type Setter = (&'static str, &'static str, &'static str, &'static str);
 
@@ -223,6 +226,19 @@ impl<'p> Run<'p> {
         let problem =
             format!("{KEY} of {}: which parameters are trained is not known without running", faults.join(", "));
         Err(vec![Fault::new("", problem).or(format!("say it by --freeze, and leave it out: --without {KEY}"))])
+    }
+
+    /// Says where the trainer is handed a reference of its own that is another model than the trained one.
+    pub(super) fn reference(&mut self) {
+        let program = self.program;
+        let handed = self.trainer.map_or(&[][..], |trainer| program.inside(trainer, &["ref_model"]));
+        let named = |call: &'p Call| argument(call, &NAMES)?.as_str();
+        let other = handed.iter().map(|at| &program.calls[*at]).filter(|call| is_model(call)).find_map(named);
+        let Some((other, own)) = other.zip(self.call(self.model).and_then(named)).filter(|(other, own)| other != own)
+        else {
+            return;
+        };
+        self.notes.push(format!("not simulated: ref_model: {other}: the reference is simulated as a copy of {own}"));
     }
 
     /// The optimizer that the trainer is handed: its kind, and how it steps.

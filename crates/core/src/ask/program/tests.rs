@@ -79,6 +79,12 @@ fn what_is_done_to_the_model_counts() {
         ("m.half()\n", "weights", json!("fp16")),
         ("m = m.to('cuda').to(torch.bfloat16)\n", "weights", json!("bf16")),
         ("x = tokenizer('a').to(torch.float16)\n", "weights", Value::Null),
+        ("if torch.cuda.is_available():\n    m.half()\n", "weights", json!("fp16")),
+        (
+            "d = torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')\nif d.type == 'cuda':\n    m.half()\n",
+            "weights",
+            json!("fp16"),
+        ),
         (
             "for p in m.transformer.wte.parameters():\n    p.requires_grad = False\n",
             "frozen",
@@ -130,4 +136,25 @@ fn values_that_grow_have_an_end() {
     assert!(answer(&format!("{long}{MODEL}{ARGS}{END}")).unwrap_err().contains("larger than what is followed"));
     let nested: String = (0..300).map(|depth| format!("{}if x:\n", " ".repeat(depth))).collect();
     assert!(answer(&format!("{nested}{}y = 1\n{MODEL}{ARGS}{END}", " ".repeat(300))).is_err());
+}
+
+#[test]
+fn other_models_and_engines_beside_the_trained_one() {
+    let dpo =
+        "r = AutoModelForCausalLM.from_pretrained('gpt2-xl')\nDPOTrainer(model=m, ref_model=r, args=DPOConfig('o'))\n";
+    let read = answer(&format!("{MODEL}{dpo}")).unwrap();
+    assert!(read.notes.iter().any(|note| note.contains("ref_model: gpt2-xl")), "{:?}", read.notes);
+    let load = "m, t = FastLanguageModel.from_pretrained('gpt2', fast_inference=True, gpu_memory_utilization=0.6";
+    let grpo = "args = GRPOConfig('o', num_generations=4)\nGRPOTrainer(model=m, args=args)\n";
+    assert_eq!(
+        at(&format!("{load})\n{grpo}"), "objective.vllm"),
+        json!({"mode": "colocate", "gpu_memory_utilization": 0.6})
+    );
+    let both = answer(&format!("{load}, load_in_4bit=True, load_in_8bit=True)\n{grpo}")).unwrap_err();
+    assert!(both.contains("load_in_4bit and load_in_8bit"), "{both}");
+    let dtype =
+        "m = AutoModelForCausalLM.from_pretrained('gpt2', torch_dtype=torch.bfloat16 if f() else torch.float32)\n";
+    assert!(answer(&format!("{dtype}{ARGS}{END}")).unwrap_err().contains("dtype"));
+    let card = dtype.replace("f()", "torch.cuda.is_available()");
+    assert_eq!(at(&format!("{card}{ARGS}{END}"), "weights"), json!("bf16"));
 }

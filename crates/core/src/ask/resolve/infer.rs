@@ -1,6 +1,6 @@
 //! A run of transformers' `generate` settled.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Draft, Settled, Surroundings, precision, sizes};
 use crate::ask::request::Request;
@@ -15,6 +15,10 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     let mut stated = request.stated.clone();
     // Who generates is no part of the plan.
     tree::take(&mut stated, "engine");
+    // One card of one is a plain run.
+    if stated.get("device_map").is_some_and(|map| *map == json!({"cards": 1})) {
+        tree::take(&mut stated, "device_map");
+    }
     if request.framework.is_some() {
         draft.faults.add(Fault::no_effect("framework", "on generation: profiles are of training"));
     }

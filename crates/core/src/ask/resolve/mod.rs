@@ -25,6 +25,7 @@ use super::request::{Request, Task};
 use super::runner::Runner;
 use super::{table, tree};
 use crate::model::Model;
+use crate::model::families::denoisers::Pictures;
 use crate::plan::{Batch, Fault, Faults, Framework, Gpus, Origin, PlanError, RunPlan, Situation};
 
 /// A plan that can run, and how it came about.
@@ -96,6 +97,20 @@ fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result
     }
 }
 
+/// How sources begin that load a checkpoint in the type it is stored in.
+const AS_STORED: &str = "dtype='auto'";
+
+/// The type of a checkpoint: its config says it; those from before configs did are fp32, unless they are quantised.
+fn stored(config: &Value) -> &'static str {
+    let named = |part: &Value| part["dtype"].as_str().or_else(|| part["torch_dtype"].as_str()).map(str::to_owned);
+    match named(config).or_else(|| named(&config["text_config"])).as_deref() {
+        Some("float16") => "fp16",
+        Some("float32") => "fp32",
+        None if config.get("quantization_config").is_none() => "fp32",
+        _ => "bf16",
+    }
+}
+
 /// The tree of a plan with a request over it, on its way to a plan.
 struct Draft<'a> {
     request: &'a Request,
@@ -134,14 +149,17 @@ impl<'a> Draft<'a> {
     }
 
     /// Lays a framework's defaults over ours.
-    fn framework(&mut self, name: &str, situation: Situation) {
+    fn framework(&mut self, name: &str, situation: Situation, config: &Value) {
         let framework = match Framework::find(name) {
             Ok(framework) => framework,
             Err(error) => return faults_of(error, "framework").into_iter().for_each(|fault| self.faults.add(fault)),
         };
         let title = format!("{} {}", framework.package, framework.version);
         for default in framework.holding(situation) {
-            let value = default.value.clone();
+            // DeepSpeed casts the weights to the 16-bit type that its file names.
+            let cast = self.states("parallel.engine.deepspeed");
+            let as_stored = default.key == "weights" && default.source.starts_with(AS_STORED) && !cast;
+            let value = if as_stored { json!(stored(config)) } else { default.value.clone() };
             if let Some((_, note)) = stand_in(self.request.runner, &default.key, &value, &framework.name) {
                 let said = !note.is_empty() && !self.states(&default.key);
                 self.notes.extend(said.then_some(note));
@@ -157,8 +175,11 @@ impl<'a> Draft<'a> {
         let task = tree::get(&self.request.stated, "objective.kind").is_some();
         let evaluates = self.states("job.evaluation");
         // Tasks count their own tokens; what is asked for is simulated, or said to be left out.
+        let measured = self.states("batch.seq_len") || self.states("job.lengths");
         let holds = |note: &&String| {
-            !(task && note.contains("have a label") || evaluates && note.starts_with("evaluation during training"))
+            !(task && note.contains("have a label")
+                || evaluates && note.starts_with("evaluation during training")
+                || measured && note.contains("sets no sequence length"))
         };
         self.notes.extend(framework.notes.iter().filter(holds).cloned());
     }
@@ -194,23 +215,38 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// Pictures of a model that makes them: one for each sample, or those of its video, of whole latents.
+    fn pictures(&mut self, pictures: Pictures, side: u64, batch: &mut Batch) {
+        const ALONE: &str =
+            "one part of a pipeline alone: the others (text encoders, denoiser, autoencoder) are not counted";
+        self.notes.push(ALONE.to_owned());
+        let Some([count, height, width]) = batch.images else {
+            batch.images = Some([batch.batch_size.saturating_mul(pictures.frames), side, side]);
+            return self.derived.push(("batch.images".into(), "as large as the model makes them".into()));
+        };
+        let whole = [height, width].map(|size| size.next_multiple_of(pictures.pixels));
+        let samples = batch.batch_size.max(1);
+        if pictures.frames == 1 && count != samples {
+            batch.images = Some([samples, height, width]);
+            self.notes.push(format!("{samples} pictures, not {count}: one for each sample"));
+        }
+        let frames = (count / samples).saturating_sub(1) / pictures.between * pictures.between + 1;
+        let nearest =
+            format!("{}x{}x{}", if pictures.frames == 1 { samples } else { samples * frames }, whole[0], whole[1]);
+        let fault = if whole != [height, width] {
+            format!("sides of {height} and {width} pixels are no multiples of {}", pictures.pixels)
+        } else if pictures.frames > 1 && count != samples.saturating_mul(frames) {
+            format!("{count} pictures are not {samples} videos of one picture and some times {} more", pictures.between)
+        } else {
+            return;
+        };
+        self.faults.add(Fault::new("batch.images", fault).or_set("batch.images", nearest));
+    }
+
     /// Images as the model's processor scales them: to whole patches of those that are cut.
     fn images(&mut self, model: &Model, batch: &mut Batch) {
-        if let Some(side) = model.made_pixels() {
-            const ALONE: &str =
-                "one part of a pipeline alone: the others (text encoders, denoiser, autoencoder) are not counted";
-            self.notes.push(ALONE.to_owned());
-            match batch.images {
-                None => {
-                    batch.images = Some([batch.batch_size, side, side]);
-                    self.derived.push(("batch.images".into(), "as large as the model makes them".into()));
-                }
-                Some([count, height, width]) if count != batch.batch_size => {
-                    batch.images = Some([batch.batch_size, height, width]);
-                    self.notes.push(format!("{} pictures, not {count}: one for each sample", batch.batch_size));
-                }
-                Some(_) => {}
-            }
+        if let Some((pictures, side)) = model.pictures() {
+            self.pictures(pictures, side, batch);
         }
         let (Some([count, height, width]), Some(cut)) = (batch.images, model.image_patches()) else { return };
         let grid = [cut.along(height), cut.along(width)];

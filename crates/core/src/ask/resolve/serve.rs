@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Draft, Settled, Surroundings};
+use crate::ask::line::serving::STRETCHED;
 use crate::ask::request::Request;
 use crate::ask::{origin, tree};
 use crate::model::Model;
@@ -134,6 +135,7 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
     let what = format!("{name} was made for sequences of {most} tokens, not {asked}");
     match plan.engine {
         // `_get_and_verify_max_len` of vLLM and `ModelConfig` of SGLang stop here.
+        _ if draft.notes.iter().any(|note| note.ends_with(STRETCHED)) => {}
         ServingEngine::Vllm | ServingEngine::Sglang => {
             draft.faults.add(Fault::new("context", what).or_set("context", most));
         }

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::{Draft, limits, longest_sequence};
+use crate::model::task::CHOICES;
 use crate::model::{Inputs, Model, Task};
 use crate::plan::{Fault, InferPlan, TrainPlan};
 
@@ -122,6 +123,9 @@ pub(super) fn media(model: &Model, draft: &mut Draft<'_>, inputs: Inputs, name: 
                 draft.notes.push(format!("{path}: {name} was learned as it ran, so it changes nothing"));
             }
         }
+    }
+    if model.task() == Task::MultipleChoice {
+        draft.notes.push(format!("a sample is a question with {CHOICES} answers, each a sequence of its own"));
     }
     let given = ["images", "audio_frames", "target_len"].iter().any(|size| draft.states(&format!("batch.{size}")));
     // Text models look at their tokens; to build a program only to see that would double the time of an answer.

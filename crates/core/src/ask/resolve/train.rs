@@ -16,7 +16,7 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     let plain = draft.tree.clone();
     let kind = task(&request.stated);
     if let Some(name) = &request.framework {
-        draft.framework(name, situation(&request.stated));
+        draft.framework(name, situation(&request.stated), model.config());
     }
     let stated = adapted(&request.stated);
     tree::lay(&mut draft.tree, &stated);
@@ -25,6 +25,9 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     stepping(&mut draft);
     if kind.rolls_out() && !draft.states("batch.seq_len") {
         draft.derive("objective.max_prompt_length", json!(512), "our guess: the default of trl before 0.2x");
+    }
+    if kind == TaskKind::Ppo {
+        ppo(&mut draft, model, around.name);
     }
     precision::settle(&mut draft);
     prepared(&mut draft);
@@ -59,6 +62,17 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     draft.faults.clone().end()?;
     let origins = origin::trace(&plan, &request.stated, &draft.framework, &draft.derived, request.runner);
     Ok(Settled { plan: RunPlan::Train(Box::new(plan)), notes: draft.notes, origins })
+}
+
+/// `PPOTrainer` makes an Accelerator that is told nothing of `bf16`, and a loop that turns no checkpoints on and clips nothing.
+fn ppo(draft: &mut Draft<'_>, model: &Model, name: &str) {
+    const ALONE: &str = "trl 1.12, ppo_trainer.py: an Accelerator and a loop of its own";
+    draft.derive("autocast", Value::Null, ALONE);
+    draft.derive("checkpointing", json!("off"), ALONE);
+    draft.derive("clip", json!(false), ALONE);
+    for place in ["objective.reward_model", "objective.value_model"] {
+        draft.derive(place, json!({"model": name, "config": model.config()}), "a model like the policy");
+    }
 }
 
 /// What is trained for.

@@ -111,8 +111,10 @@ const LORA: Spelling = Spelling {
 };
 
 /// A quantised base of which nothing else is said.
+/// LoRA on a base that is quantised as it usually is; other options of it have settings of their own.
 fn is_qlora(plan: &Value) -> bool {
-    tree::get(plan, "adapter.method").is_some_and(|method| method == "lora") && plan["quantization"] == json!({})
+    let usual = plan["quantization"].as_object().is_some_and(|how| how.get("scheme").is_none_or(Value::is_null));
+    usual && tree::get(plan, "adapter.method").is_some_and(|method| method == "lora")
 }
 
 const QLORA: Spelling = Spelling {

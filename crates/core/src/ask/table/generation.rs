@@ -94,6 +94,21 @@ pub(super) const ROWS: &[Setting] = &[
     .from("transformers 5.17's default")
     .on(Topic::Generation, Scope::GENERATE)
     .example("--cache-residual 16 --cache quantized"),
+    setting("device_map.how", "device-map", Kind::Spelled(DEVICE_MAP), "Where from_pretrained puts modules: auto, balanced, balanced_low_0, sequential, or a JSON object of names and devices")
+        .value("MAP")
+        .from("one card")
+        .on(Topic::ManyCards, Scope::GENERATE)
+        .example("--device-map sequential --gpus 2"),
+    setting("device_map.cards", "gpus", Kind::Whole, "Cards that a device map puts modules on")
+        .value("N")
+        .from("one card")
+        .on(Topic::ManyCards, Scope::GENERATE)
+        .example("--gpus 2"),
+    setting("device_map.max_memory", "max-memory", Kind::Spelled(MAX_MEMORY), "What each card, the host and the disk may hold of weights, such as 0=20GiB,1=20GiB,cpu=60GiB")
+        .value("SIZES")
+        .from("what they have")
+        .on(Topic::ManyCards, Scope::GENERATE)
+        .example("--max-memory 0=1GiB,cpu=64GiB"),
     setting("assistant.model", "assistant-model", Kind::Text, "A small model that drafts tokens (assisted decoding)")
         .value("MODEL")
         .from("none")
@@ -174,4 +189,64 @@ const KV_CACHE: Spelling = Spelling {
         _ => Err("true or false".into()),
     },
     write: |_| None,
+};
+
+const DEVICE_MAP: Spelling = Spelling {
+    words: &["auto", "balanced", "balanced_low_0", "sequential"],
+    bare: None,
+    read: |text| match text {
+        "auto" | "balanced" | "balanced_low_0" | "sequential" => Ok(json!({"device_map": {"how": text}})),
+        _ => {
+            let wrong = || "auto, balanced, balanced_low_0, sequential or a JSON object such as {\"\": 0, \"lm_head\": \"cpu\"}";
+            let value: Value = serde_json::from_str(text).map_err(|_| wrong().to_owned())?;
+            let object = value.as_object().filter(|object| !object.is_empty()).ok_or_else(wrong)?;
+            let device = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let modules: serde_json::Map<String, Value> =
+                object.iter().map(|(name, value)| (name.clone(), device(value).into())).collect();
+            Ok(json!({"device_map": {"how": "given", "modules": modules}}))
+        }
+    },
+    write: |plan| {
+        let map = plan.get("device_map")?;
+        match map.get("how").and_then(Value::as_str) {
+            Some("given") => Some(map.get("modules")?.to_string()),
+            how => how.map(str::to_owned),
+        }
+    },
+};
+
+/// As accelerate reads sizes (`convert_file_size_to_int`).
+const MAX_MEMORY: Spelling = Spelling {
+    words: &[],
+    bare: None,
+    read: |text| {
+        let wrong = || "sizes of cards, cpu and disk, such as 0=20GiB,1=20GiB,cpu=60GiB".to_owned();
+        let size = |text: &str| {
+            let units = [
+                ("GiB", 1u64 << 30),
+                ("MiB", 1 << 20),
+                ("KiB", 1 << 10),
+                ("GB", 1_000_000_000),
+                ("MB", 1_000_000),
+                ("KB", 1000),
+            ];
+            let (number, unit) =
+                units.iter().find_map(|(end, unit)| Some((text.strip_suffix(end)?, *unit))).unwrap_or((text, 1));
+            let number: f64 = number.trim().parse().ok()?;
+            (0.0..1e18).contains(&(number * unit as f64)).then_some((number * unit as f64) as u64)
+        };
+        let mut limits = serde_json::Map::new();
+        for part in text.trim_matches(['{', '}']).split(',') {
+            let (name, bytes) = part.split_once(['=', ':']).ok_or_else(wrong)?;
+            let bare = |text: &str| text.trim().trim_matches(['"', '\'']).to_owned();
+            limits.insert(bare(name), size(&bare(bytes)).ok_or_else(wrong)?.into());
+        }
+        let cards =
+            limits.keys().filter_map(|name| name.parse::<u64>().ok()).max().map_or(1, |last| last.saturating_add(1));
+        Ok(json!({"device_map": {"max_memory": limits, "cards": cards}}))
+    },
+    write: |plan| {
+        let limits = plan.get("device_map")?.get("max_memory")?.as_object()?;
+        Some(limits.iter().map(|(name, bytes)| format!("{name}={bytes}")).collect::<Vec<_>>().join(","))
+    },
 };

@@ -14,7 +14,7 @@ const fn task(path: &'static str, flag: &'static str, kind: Kind, help: &'static
 }
 
 pub(super) const ROWS: &[Setting] = &[
-    task("objective.kind", "task", Kind::Spelled(TASK), "What is trained for: dpo, kto, orpo, cpo, reward, grpo, rloo, online-dpo, distillation or gkd by TRL's trainers, mnrl, cached-mnrl, triplet or cross-encoder by those of sentence-transformers")
+    task("objective.kind", "task", Kind::Spelled(TASK), "What is trained for: dpo, kto, orpo, cpo, reward, prm, grpo, rloo, online-dpo, ppo, distillation or gkd by TRL's trainers, policy or value as verl's and OpenRLHF's actor and critic, mnrl, cached-mnrl, triplet or cross-encoder by those of sentence-transformers")
         .value("TASK")
         .from("sft: the model's own loss")
         .example("--task dpo --seq-len 64"),
@@ -22,10 +22,10 @@ pub(super) const ROWS: &[Setting] = &[
         .from("of pairs none, the most that can count; of rollouts our guess, 512")
         .example("--max-prompt-length 64 --task grpo --max-completion-length 4"),
     task("objective.max_completion_length", "max-completion-length", Kind::Whole, "Tokens that are generated for each prompt")
-        .also(&["max-new-tokens"])
-        .from("trl 1.16: 512; of online-dpo 64")
+        .also(&["max-new-tokens", "response-length"])
+        .from("trl 1.16: 512; of online-dpo 64, of ppo 53")
         .example("--max-completion-length 8 --task grpo --max-prompt-length 8"),
-    task("objective.loss_type", "loss-type", Kind::Text, "Which of the task's losses, several joined by +; only kto's decides memory")
+    task("objective.loss_type", "loss-type", Kind::Text, "Which of the task's losses, several joined by +; only kto's decides memory, and policy's: verl, verl-entropy or openrlhf")
         .value("NAME")
         .from("trl 1.16's")
         .example("--loss-type apo_zero_unpaired --task kto --seq-len 512"),
@@ -67,8 +67,13 @@ pub(super) const ROWS: &[Setting] = &[
     task("objective.reward_model.model", "reward-model", Kind::Text, "A model that scores completions")
         .also(&["reward-model-path", "reward-model-name-or-path"])
         .value("MODEL")
-        .from("rewards are computed on the host")
+        .from("rewards are computed on the host; of ppo a model like the policy")
         .example("--reward-model Qwen/Qwen2.5-0.5B --task grpo --max-prompt-length 8 --max-completion-length 4"),
+    task("objective.value_model.model", "value-model", Kind::Text, "The model that ppo trains beside the policy, to foresee scores")
+        .value("MODEL")
+        .from("one like the policy")
+        .on(Topic::Task, Scope::ONE_CARD)
+        .example("--value-model Qwen/Qwen2.5-0.5B --task ppo --max-prompt-length 8 --max-completion-length 4"),
     task("objective.teacher.model", "teacher-model", Kind::Text, "The model that is distilled")
         .also(&["teacher-model-name-or-path"])
         .value("MODEL")
@@ -77,9 +82,14 @@ pub(super) const ROWS: &[Setting] = &[
     task("objective.lmbda", "lmbda", Kind::Real, "How often the student of gkd writes completions anew: 0 never, 1 always")
         .from("trl 1.16: 0.5")
         .example("--lmbda 0 --task gkd --teacher-model Qwen/Qwen2.5-0.5B --seq-len 8 --max-completion-length 64"),
-    task("objective.mini_batch_size", "mini-batch-size", Kind::Whole, "Texts that a cached loss sends through the model at once")
-        .from("sentence-transformers 6: 32")
+    task("objective.mini_batch_size", "mini-batch-size", Kind::Whole, "Samples that go through the model at once: texts of a cached loss; in ppo's rollout; of policy and value, those that are scored before the update")
+        .also(&["local-rollout-forward-batch-size"])
+        .from("sentence-transformers 6: 32; trl 1.12's ppo: 64; the batch")
         .example("--mini-batch-size 4 --task cached-mnrl --batch-size 64 --seq-len 64"),
+    task("objective.num_mini_batches", "num-mini-batches", Kind::Whole, "Parts that a batch of ppo is cut into: what a pass returned is held until the end of its part")
+        .from("trl 1.12: 1")
+        .on(Topic::Task, Scope::ONE_CARD)
+        .example("--num-mini-batches 2 --task ppo --gradient-accumulation 2 --max-prompt-length 64 --max-completion-length 16"),
     task("objective.texts", "texts-per-sample", Kind::Whole, "Texts of a sample of mnrl: 2, and one more for every hard negative")
         .from("2")
         .example("--texts-per-sample 3 --task mnrl --seq-len 64"),
@@ -91,7 +101,10 @@ const TASK: Spelling = Spelling {
     bare: None,
     read: |text| match TaskKind::called(text) {
         Some(kind) => Ok(tree::of("objective.kind", json!(kind.name()))),
-        None => Err(format!("one of {}", TaskKind::ALL.map(|(_, name, _)| name).join(", "))),
+        None => {
+            let known = TaskKind::ALL.map(|(_, name, _)| name).join(", ");
+            Err(format!("one of {known}"))
+        }
     },
     write: |plan| tree::get(plan, "objective.kind").and_then(Value::as_str).map(str::to_owned),
 };

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Draft, Object, at};
+use crate::serving::llama_cpp::Mixture;
 
 /// Flags of vLLM (engine/arg_utils.py) and where a plan has them.
 const VLLM: [(&str, &str); 16] = [
@@ -56,9 +57,15 @@ pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
             }
         }
         let line = ["vllm", "serve", "--config", "vllm.yaml"].map(str::to_owned).to_vec();
-        return Draft { files: vec![("vllm.yaml".into(), Value::Object(file))], line };
+        return Draft { files: vec![("vllm.yaml".into(), Value::Object(file))], line, own: None };
     }
-    let mut line = ["llama-server", "--model", model].map(str::to_owned).to_vec();
+    // It runs GGUF files, which say by their names how they are quantised.
+    let mixture = at(plan, "quantization").and_then(Value::as_str).and_then(Mixture::find);
+    let file = mixture.filter(|_| !model.ends_with(".gguf")).map(|mixture| {
+        let name = model.rsplit('/').next().unwrap_or(model);
+        format!("{}-{}.gguf", name.trim_end_matches("-GGUF"), mixture.name)
+    });
+    let mut line = ["llama-server", "--model", file.as_deref().unwrap_or(model)].map(str::to_owned).to_vec();
     for (flag, path) in LLAMA_CPP {
         if let Some(value) = said(path) {
             let text = match value {
@@ -69,5 +76,5 @@ pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
             line.extend([flag.to_owned(), text]);
         }
     }
-    Draft { files: Vec::new(), line }
+    Draft { files: Vec::new(), line, own: None }
 }

@@ -46,7 +46,7 @@ pub(super) fn torchtune(model: &str, plan: &Value) -> Result<Draft, Fault> {
     if lora {
         let targets: Vec<&str> = match at(plan, "adapter.targets") {
             Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
-            _ => vec!["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+            _ => super::LINEARS.to_vec(),
         };
         let attention: Vec<&str> = targets
             .iter()
@@ -56,11 +56,12 @@ pub(super) fn torchtune(model: &str, plan: &Value) -> Result<Draft, Fault> {
         part["lora_attn_modules"] = json!(attention);
         part["apply_lora_to_mlp"] = json!(targets.contains(&"gate_proj"));
         part["apply_lora_to_output"] = json!(targets.contains(&"lm_head"));
-        for (key, path) in [("lora_rank", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")] {
+        for (key, path) in [("lora_rank", "rank"), ("lora_dropout", "dropout")] {
             if let Some(value) = at(plan, &format!("adapter.{path}")) {
                 part[key] = value.clone();
             }
         }
+        part["lora_alpha"] = json!(super::alpha(plan));
         if at(plan, "adapter.dora") == Some(&json!(true)) {
             part["use_dora"] = json!(true);
         }
@@ -127,7 +128,7 @@ pub(super) fn torchtune(model: &str, plan: &Value) -> Result<Draft, Fault> {
         line.extend(["--nproc_per_node".to_owned(), world.to_string()]);
     }
     line.extend([recipe, "--config", "torchtune.yaml"].map(str::to_owned));
-    Ok(Draft { files: vec![("torchtune.yaml".into(), Value::Object(file))], line })
+    Ok(Draft { files: vec![("torchtune.yaml".into(), Value::Object(file))], line, own: None })
 }
 
 pub(super) fn torchtitan(model: &str, plan: &Value) -> Result<Draft, Fault> {
@@ -161,7 +162,8 @@ pub(super) fn torchtitan(model: &str, plan: &Value) -> Result<Draft, Fault> {
         "local_batch_size": at(plan, "batch.batch_size"), "seq_len": at(plan, "batch.seq_len"), "steps": 1000, "dataset": "c4",
         "max_norm": if at(plan, "clip") == Some(&json!(true)) { 1.0 } else { 0.0 },
         "dtype": if is(plan, "weights", "bf16") { "bfloat16" } else { "float32" },
-        "mixed_precision_param": types("parameters"), "mixed_precision_reduce": types("reduce"),
+        // Its parser takes no other type to reduce in (config/job_config.py).
+        "mixed_precision_param": types("parameters"), "mixed_precision_reduce": "float32",
         "enable_cpu_offload": at(plan, &format!("{AT}.offload")) == Some(&json!(true)),
     });
     let (world, mesh) = mesh(plan);
@@ -211,7 +213,7 @@ pub(super) fn torchtitan(model: &str, plan: &Value) -> Result<Draft, Fault> {
     let line = ["torchrun", &nproc, "-m", "torchtitan.train", "--job.config_file", "torchtitan.toml"]
         .map(str::to_owned)
         .to_vec();
-    Ok(Draft { files: vec![("torchtitan.toml".into(), file)], line })
+    Ok(Draft { files: vec![("torchtitan.toml".into(), file)], line, own: None })
 }
 
 /// How many cards there are, and how many an axis has.

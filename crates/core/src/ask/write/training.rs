@@ -2,25 +2,35 @@
 
 use serde_json::{Value, json};
 
-use super::{Draft, Object, at, is};
+use super::{Draft, Object, alpha, at, is, task};
+use crate::plan::{Fault, TaskKind};
 
-pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
+pub(super) fn draft(tool: &str, model: &str, config: &Value, plan: &Value) -> Result<Draft, Fault> {
     let mut draft = Draft::default();
+    let spread = accelerate(plan, &mut draft.files);
+    if tool == "accelerate" {
+        return Ok(draft);
+    }
+    let word = task::word(tool, plan)?;
+    let (file_of_trl, script) = (format!("{word}.yaml"), format!("{word}.py"));
     let name = match tool {
         "trainer" => "arguments.json",
-        "trl" => "sft.yaml",
+        "trl" => file_of_trl.as_str(),
         "axolotl" => "axolotl.yml",
         "llama-factory" => "llama_factory.yaml",
         _ => "",
     };
-    let spread = accelerate(plan, &mut draft.files);
-    if tool == "accelerate" {
-        return draft;
+    // `TrainingArguments` says nothing of either: a file without them would train the whole model.
+    for (place, what) in [("adapter", "adapters"), ("quantization", "a quantised base")] {
+        if tool == "trainer" && at(plan, place).is_some() {
+            let problem = format!("the Trainer's arguments say nothing of {what}: a script adds them by itself");
+            return Err(Fault::new(place, problem).or("write for trl, axolotl or llama-factory, whose files do"));
+        }
     }
     if tool == "megatron" {
         draft.files.clear();
-        draft.line = megatron(plan);
-        return draft;
+        draft.line = super::megatron::line(model, config, plan);
+        return Ok(draft);
     }
     let mut file = Object::new();
     match tool {
@@ -28,14 +38,15 @@ pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
         "llama-factory" => llama_factory(model, plan, &mut file),
         _ => arguments(model, plan, &mut file, tool == "trl"),
     }
+    task::keys(tool, plan, &mut file);
     let launch = match spread {
         true => ["accelerate", "launch", "--config_file", "accelerate.yaml"].map(str::to_owned).to_vec(),
         false => Vec::new(),
     };
     let program: &[&str] = match (tool, spread) {
         ("trainer", _) => &["train.py", "arguments.json"],
-        ("trl", true) => &["sft.py", "--config", "sft.yaml"],
-        ("trl", false) => &["trl", "sft", "--config", "sft.yaml"],
+        ("trl", true) => &[script.as_str(), "--config", name],
+        ("trl", false) => &["trl", word, "--config", name],
         ("axolotl", true) => &["-m", "axolotl.cli.train", "axolotl.yml"],
         ("axolotl", false) => &["axolotl", "train", "axolotl.yml"],
         // `llamafactory-cli` is no module; it starts this one (launcher.py).
@@ -46,7 +57,13 @@ pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
     draft.line = launch.into_iter().chain(python.then(|| "python".to_owned())).collect();
     draft.line.extend(program.iter().map(|word| (*word).to_owned()));
     draft.files.insert(0, (name.into(), Value::Object(file)));
-    draft
+    if task::of(plan) != TaskKind::Sft && tool != "trl" {
+        draft.own = Some(format!(
+            "TRL's trainer of {}, which is what is simulated: it runs one of its own",
+            task::of(plan).name()
+        ));
+    }
+    Ok(draft)
 }
 
 /// transformers' name of an optimizer.
@@ -110,6 +127,11 @@ fn narrow(plan: &Value, dtype: &str) -> bool {
     at(plan, "parallel.engine.deepspeed").is_some() && is(plan, "weights", dtype)
 }
 
+/// Whether checkpoints go to the host.
+fn offloads(plan: &Value) -> bool {
+    is(plan, "checkpointing", "full") && at(plan, "checkpoints.offload") == Some(&json!(true))
+}
+
 fn reentrant(plan: &Value) -> Option<Value> {
     is(plan, "checkpointing", "full")
         .then(|| json!({"use_reentrant": at(plan, "checkpoints.reentrant") == Some(&json!(true))}))
@@ -132,6 +154,7 @@ fn arguments(model: &str, plan: &Value, file: &mut Object, trl: bool) {
     if is(plan, "adapter.method", "lora") {
         put("use_peft", Some(json!(true)));
         put("lora_r", at(plan, "adapter.rank").cloned());
+        put("lora_alpha", alpha(plan));
         put("lora_dropout", at(plan, "adapter.dropout").cloned());
         put("lora_target_modules", at(plan, "adapter.targets").filter(|targets| **targets != "default").cloned());
         put("lora_modules_to_save", at(plan, "adapter.modules_to_save").filter(|list| **list != json!([])).cloned());
@@ -146,7 +169,10 @@ fn arguments(model: &str, plan: &Value, file: &mut Object, trl: bool) {
         }
         None => {}
     }
-    put("packing", (at(plan, "batch.mask") == Some(&json!(false))).then(|| json!(true)));
+    let packed = at(plan, "job.packing");
+    put("packing", (packed.is_some() || at(plan, "batch.mask") == Some(&json!(false))).then(|| json!(true)));
+    put("packing_strategy", packed.cloned());
+    put("padding_free", at(plan, "job.padding_free").filter(|flat| **flat == true).cloned());
 }
 
 fn axolotl(model: &str, plan: &Value, file: &mut Object) {
@@ -162,6 +188,7 @@ fn axolotl(model: &str, plan: &Value, file: &mut Object) {
     if pure && at(plan, "parallel.engine.deepspeed").is_none() {
         put(if is(plan, "weights", "fp16") { "float16" } else { "bfloat16" }, Some(json!(true)));
     }
+    put("gradient_checkpointing", offloads(plan).then(|| json!("offload")));
     put("gradient_checkpointing_kwargs", reentrant(plan));
     put("optimizer", optim(plan).map(Into::into));
     put("attn_implementation", attention(plan));
@@ -177,7 +204,7 @@ fn axolotl(model: &str, plan: &Value, file: &mut Object) {
     if is(plan, "adapter.method", "lora") {
         put("adapter", Some(json!(if quantised.is_some_and(|kind| kind != "int8") { "qlora" } else { "lora" })));
         put("lora_r", at(plan, "adapter.rank").cloned());
-        put("lora_alpha", at(plan, "adapter.alpha").cloned());
+        put("lora_alpha", alpha(plan));
         put("lora_dropout", at(plan, "adapter.dropout").cloned());
         match at(plan, "adapter.targets") {
             Some(targets) if targets == "all-linear" => put("lora_target_linear", Some(json!(true))),
@@ -202,6 +229,7 @@ fn llama_factory(model: &str, plan: &Value, file: &mut Object) {
     let full = !is(plan, "checkpointing", "full");
     put("gradient_checkpointing", None);
     put("disable_gradient_checkpointing", Some(json!(full)));
+    put("use_unsloth_gc", offloads(plan).then(|| json!(true)));
     put("use_reentrant_gc", at(plan, "checkpoints.reentrant").cloned());
     put("optim", optim(plan).map(Into::into));
     put(
@@ -220,12 +248,16 @@ fn llama_factory(model: &str, plan: &Value, file: &mut Object) {
     put("finetuning_type", Some(json!(if lora { "lora" } else { "full" })));
     if lora {
         put("lora_rank", at(plan, "adapter.rank").cloned());
+        put("lora_alpha", alpha(plan));
         put("lora_dropout", at(plan, "adapter.dropout").cloned());
         let targets = at(plan, "adapter.targets").map(|targets| match targets {
             Value::Array(names) => json!(names.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(",")),
             _ => json!("all"),
         });
         put("lora_target", targets);
+        let saved = at(plan, "adapter.modules_to_save").and_then(Value::as_array).filter(|names| !names.is_empty());
+        let names = saved.map(|names| names.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(","));
+        put("additional_target", names.map(Into::into));
         put("use_dora", (at(plan, "adapter.dora") == Some(&json!(true))).then(|| json!(true)));
     }
     match at(plan, "quantization.scheme").and_then(Value::as_str) {
@@ -300,45 +332,4 @@ fn accelerate(plan: &Value, files: &mut Vec<(String, Value)>) -> bool {
     }
     files.insert(0, ("accelerate.yaml".into(), Value::Object(file)));
     true
-}
-
-/// Arguments of `pretrain_gpt.py` (megatron/training/arguments.py).
-fn megatron(plan: &Value) -> Vec<String> {
-    const AT: &str = "parallel.engine.megatron";
-    let size = |axis: &str| at(plan, &format!("parallel.mesh.{axis}")).and_then(Value::as_u64).unwrap_or(1);
-    let world = ["dp_replicate", "dp_shard", "tp", "cp", "pp"].iter().map(|axis| size(axis)).product::<u64>();
-    let mut line = vec!["torchrun".to_owned(), format!("--nproc_per_node={world}"), "pretrain_gpt.py".to_owned()];
-    let mut put = |flag: &str, value: Option<String>| {
-        line.push(format!("--{flag}"));
-        line.extend(value);
-    };
-    let number = |path: &str| at(plan, path).map(ToString::to_string);
-    put("micro-batch-size", number("batch.batch_size"));
-    put("seq-length", number("batch.seq_len"));
-    put("tensor-model-parallel-size", Some(size("tp").to_string()));
-    put("pipeline-model-parallel-size", Some(size("pp").to_string()));
-    put("context-parallel-size", Some(size("cp").to_string()));
-    for (flag, path) in [
-        ("sequence-parallel", "parallel.mesh.sequence_parallel".to_owned()),
-        ("use-distributed-optimizer", format!("{AT}.distributed_optimizer")),
-        ("overlap-grad-reduce", format!("{AT}.overlap_grad_reduce")),
-    ] {
-        if at(plan, &path) == Some(&json!(true)) {
-            put(flag, None);
-        }
-    }
-    put(if is(plan, "weights", "fp16") { "fp16" } else { "bf16" }, None);
-    if let Some((how, layers)) =
-        at(plan, &format!("{AT}.recompute")).and_then(Value::as_object).and_then(|one| one.iter().next())
-    {
-        match layers.as_u64() {
-            Some(layers) => {
-                put("recompute-granularity", Some("full".into()));
-                put("recompute-method", Some(how.clone()));
-                put("recompute-num-layers", Some(layers.to_string()));
-            }
-            None => put("recompute-granularity", Some("selective".into())),
-        }
-    }
-    line
 }

@@ -16,11 +16,11 @@ pub(super) struct FreeList {
     lately: [(u64, ClassId); SLOTS],
     /// How many classes have no block.
     empty: usize,
-    /// A block of a size that has no class: mostly what is left of one that is cut again and again, each time to another size.
+    /// The block that came last, outside of all classes: mostly what is left of one that was cut, whose neighbour comes back next.
     spare: Option<Spare>,
 }
 
-/// A block outside of all classes: its size, address and number.
+/// Its size, address and number.
 type Spare = (u64, u64, BlockId);
 
 type ClassId = u32;
@@ -53,6 +53,7 @@ impl FreeList {
     const MOST_EMPTY: usize = 128;
 
     /// Takes the block that fits best, unless `refuses` its size.
+    #[inline]
     pub(super) fn take(&mut self, size: u64, refuses: impl Fn(u64) -> bool) -> Option<BlockId> {
         let class = self.best_fit(size);
         if let Some((spare, address, id)) = self.spare.filter(|(spare, ..)| *spare >= size) {
@@ -69,6 +70,7 @@ impl FreeList {
     }
 
     /// Puts the spare block where the others are.
+    #[inline]
     fn settle(&mut self) {
         if let Some((size, address, id)) = self.spare.take() {
             let class = self.class(size).unwrap_or_else(|| self.new_class(size));
@@ -100,6 +102,7 @@ impl FreeList {
         Some(taken)
     }
 
+    #[inline]
     fn best_fit(&mut self, size: u64) -> Option<usize> {
         let from = match self.class(size) {
             Some(class) if !self.classes[class].blocks.is_empty() => return Some(class),
@@ -110,6 +113,7 @@ impl FreeList {
     }
 
     /// The class of exactly this size.
+    #[inline]
     fn class(&mut self, size: u64) -> Option<usize> {
         let (known, class) = self.lately[slot(size)];
         if known == size && size > 0 {
@@ -121,16 +125,13 @@ impl FreeList {
         Some(class as usize)
     }
 
+    #[inline]
     pub(super) fn insert(&mut self, size: u64, address: u64, id: BlockId) {
-        match self.class(size) {
-            Some(class) => self.insert_in(class, address, id),
-            None => {
-                self.settle();
-                self.spare = Some((size, address, id));
-            }
-        }
+        self.settle();
+        self.spare = Some((size, address, id));
     }
 
+    #[inline]
     fn insert_in(&mut self, class: usize, address: u64, id: BlockId) {
         let Class { blocks, place, .. } = &mut self.classes[class];
         if blocks.is_empty() {
@@ -140,6 +141,7 @@ impl FreeList {
         insert_ascending(blocks, (address, id));
     }
 
+    #[cold]
     fn new_class(&mut self, size: u64) -> usize {
         let class = self.classes.len();
         let at = self.order.partition_point(|(known, _)| *known < size);
@@ -153,6 +155,7 @@ impl FreeList {
         class
     }
 
+    #[inline]
     pub(super) fn remove(&mut self, size: u64, address: u64) {
         if self.spare.is_some_and(|(_, spare, _)| spare == address) {
             self.spare = None;
@@ -166,6 +169,7 @@ impl FreeList {
         }
     }
 
+    #[inline]
     fn ran_out(&mut self, class: usize) {
         if self.classes[class].blocks.is_empty() {
             self.empty += 1;
@@ -176,6 +180,7 @@ impl FreeList {
         }
     }
 
+    #[cold]
     fn forget_empty(&mut self) {
         self.classes.retain(|class| !class.blocks.is_empty());
         self.order = self.classes.iter().enumerate().map(|(at, class)| (class.size, at as ClassId)).collect();
@@ -247,10 +252,12 @@ impl Bits {
 }
 
 /// Sizes are multiples of 512; a multiplicative hash spreads them.
+#[inline]
 fn slot(size: u64) -> usize {
     (size.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize
 }
 
+#[inline]
 fn insert_ascending(blocks: &mut VecDeque<(u64, BlockId)>, block: (u64, BlockId)) {
     match (blocks.front(), blocks.back()) {
         (Some(lowest), _) if block.0 < lowest.0 => blocks.push_front(block),

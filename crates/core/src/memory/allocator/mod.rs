@@ -14,7 +14,7 @@ use std::ops::Range;
 use addresses::AddressSpace;
 use pool::{BlockId, NONE, Pool};
 
-use super::log::{Event, Log, StorageId, StorageInfo, Stream};
+use super::log::{Event, Log, StorageId, Stream};
 use crate::plan::AllocatorOptions;
 
 /// What a phase did to memory, in bytes.
@@ -73,8 +73,8 @@ struct Allocator {
     /// Small and large blocks, one pair per stream.
     pools: Vec<Pool>,
     streams: Vec<Stream>,
-    /// The block of every storage that lives, and the pool that it is in.
-    blocks: Vec<(BlockId, u32)>,
+    /// What of every storage matters here, side by side.
+    places: Vec<Place>,
     allocated: u64,
     reserved: u64,
     requested: u64,
@@ -85,13 +85,22 @@ struct Allocator {
     space: AddressSpace,
 }
 
+/// A storage: what was asked for, that rounded up, its pool, and its block while it lives.
+#[derive(Clone, Copy)]
+struct Place {
+    bytes: u64,
+    size: u64,
+    pool: u32,
+    block: BlockId,
+}
+
 /// Replays a log; `capacity` is what the card has left for the allocator.
 pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Replay {
     let mut allocator = Allocator {
         options,
         pools: Vec::new(),
         streams: Vec::new(),
-        blocks: vec![(NONE, 0); log.storages.len()],
+        places: Vec::with_capacity(log.storages.len()),
         allocated: 0,
         reserved: 0,
         requested: 0,
@@ -100,11 +109,14 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         asked_driver: 0,
         space: AddressSpace::new(options.addresses),
     };
-    let mut last = None;
+    let (mut last, mut first_pool) = (None, 0);
     for storage in &log.storages {
         if last.replace(storage.stream) != Some(storage.stream) {
-            allocator.first_pool(storage.stream);
+            first_pool = allocator.first_pool(storage.stream);
         }
+        let size = round_size(storage.bytes, options.divisions(storage.bytes));
+        let pool = first_pool + u32::from(size > SMALL_SIZE);
+        allocator.places.push(Place { bytes: storage.bytes, size, pool, block: NONE });
     }
     let mut run = Run::default();
     run.events(&mut allocator, log, capacity);
@@ -155,13 +167,13 @@ impl Run {
         for (index, event) in range.clone().zip(&log.events[range]) {
             match *event {
                 Event::Allocate(id) => {
-                    if !allocator.allocate(id, &log.storages[id.0 as usize]) && !self.result.out_of_memory {
+                    if !allocator.allocate(id) && !self.result.out_of_memory {
                         self.result.out_of_memory = true;
                         self.result.failed = Some((index, log.storages[id.0 as usize].bytes));
                     }
                     self.after_allocation(allocator, index);
                 }
-                Event::Free(id) => allocator.free(id, &log.storages[id.0 as usize]),
+                Event::Free(id) => allocator.free(id),
                 Event::EmptyCache => allocator.empty_cache(),
                 Event::PhaseEnd => self.close(allocator),
                 Event::Phase(_) => {
@@ -195,21 +207,14 @@ impl Allocator {
         PhaseMemory { after: self.allocated, reserved: self.reserved, ..phase }
     }
 
-    /// Its size, rounded up, and its pool.
-    fn place(&mut self, storage: &StorageInfo) -> (u64, usize) {
-        let size = round_size(storage.bytes, self.options.divisions(storage.bytes));
-        (size, self.first_pool(storage.stream) + usize::from(size > SMALL_SIZE))
-    }
-
     /// Whether the card had room for it.
-    fn allocate(&mut self, id: StorageId, storage: &StorageInfo) -> bool {
-        let bytes = storage.bytes;
+    fn allocate(&mut self, id: StorageId) -> bool {
+        let Place { bytes, size, pool, .. } = self.places[id.0 as usize];
         if bytes == 0 {
             return true;
         }
         self.requested += bytes;
-        let (size, pool) = self.place(storage);
-        let mut fits = true;
+        let (pool, mut fits) = (pool as usize, true);
         let (block, size) = match self.pools[pool].take(size) {
             Some(found) => found,
             None => {
@@ -226,7 +231,7 @@ impl Allocator {
                 block
             }
         };
-        self.blocks[id.0 as usize] = (block, pool as u32);
+        self.places[id.0 as usize].block = block;
         self.allocated += size;
         fits
     }
@@ -235,11 +240,12 @@ impl Allocator {
         self.capacity.is_some_and(|capacity| self.reserved.saturating_add(more) > capacity)
     }
 
-    fn free(&mut self, id: StorageId, storage: &StorageInfo) {
-        let (block, pool) = std::mem::replace(&mut self.blocks[id.0 as usize], (NONE, 0));
+    fn free(&mut self, id: StorageId) {
+        let place = &mut self.places[id.0 as usize];
+        let block = std::mem::replace(&mut place.block, NONE);
         if block != NONE {
-            self.requested -= storage.bytes;
-            self.allocated -= self.pools[pool as usize].free(block);
+            self.requested -= place.bytes;
+            self.allocated -= self.pools[place.pool as usize].free(block);
         }
     }
 
@@ -254,18 +260,13 @@ impl Allocator {
     }
 
     /// The place of a stream's small pool; its large one is the next.
-    #[inline]
-    fn first_pool(&mut self, stream: Stream) -> usize {
-        // Most is on the stream that was first.
-        if self.streams.first() == Some(&stream) {
-            return 0;
-        }
+    fn first_pool(&mut self, stream: Stream) -> u32 {
         let at = self.streams.iter().position(|known| *known == stream).unwrap_or_else(|| {
             self.streams.push(stream);
             self.pools.extend([Pool::new(true, self.options), Pool::new(false, self.options)]);
             self.streams.len() - 1
         });
-        at * 2
+        at as u32 * 2
     }
 }
 

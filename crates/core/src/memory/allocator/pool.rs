@@ -78,6 +78,7 @@ impl Pool {
     }
 
     /// A free block for a request, where there is one, and the size it is billed with.
+    #[inline]
     pub(super) fn take(&mut self, size: u64) -> Option<(BlockId, u64)> {
         let id = match (self.options.expandable_segments, self.options.max_split_size) {
             (true, _) => self.take_least_expandable(size),
@@ -102,6 +103,7 @@ impl Pool {
     }
 
     /// Cuts a block down to a request.
+    #[inline]
     fn cut(&mut self, id: BlockId, size: u64) -> (BlockId, u64) {
         let block = self.blocks[id as usize];
         let rest = block.size - size;
@@ -119,6 +121,7 @@ impl Pool {
     }
 
     /// Cuts a block down to a size; the rest is a block of its own.
+    #[inline]
     pub(super) fn split(&mut self, id: BlockId, size: u64, state: State) -> BlockId {
         let block = self.blocks[id as usize];
         let (address, rest) = (block.address + size, block.size - size);
@@ -139,6 +142,7 @@ impl Pool {
     }
 
     /// Gives a block back and merges it with free neighbours; returns the size it was billed with.
+    #[inline]
     pub(super) fn free(&mut self, id: BlockId) -> u64 {
         let size = self.blocks[id as usize].size;
         self.blocks[id as usize].state = State::Free;
@@ -148,6 +152,7 @@ impl Pool {
     }
 
     /// Takes neighbours in the same state in.
+    #[inline]
     pub(super) fn merge(&mut self, id: BlockId) {
         let Block { before, after, state, .. } = self.blocks[id as usize];
         for neighbour in [before, after] {
@@ -158,6 +163,7 @@ impl Pool {
         }
     }
 
+    #[inline]
     fn absorb(&mut self, id: BlockId, neighbour: BlockId) {
         let other = self.blocks[neighbour as usize];
         let block = &mut self.blocks[id as usize];
@@ -193,6 +199,7 @@ impl Pool {
         }
     }
 
+    #[inline]
     pub(super) fn add(&mut self, block: Block) -> BlockId {
         match self.unused.pop() {
             Some(id) => {
@@ -207,6 +214,7 @@ impl Pool {
     }
 
     /// Puts a block where blocks of its state are found.
+    #[inline]
     pub(super) fn insert(&mut self, id: BlockId) {
         let Block { size, address, state, .. } = self.blocks[id as usize];
         match state {
@@ -216,6 +224,7 @@ impl Pool {
         }
     }
 
+    #[inline]
     pub(super) fn take_out(&mut self, id: BlockId) {
         let Block { size, address, state, .. } = self.blocks[id as usize];
         match state {

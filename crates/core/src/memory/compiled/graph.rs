@@ -32,6 +32,8 @@ pub(super) enum Kind {
     Kept(&'static str),
     /// A matrix product.
     Product,
+    /// Another kernel of a library with one result.
+    Library(&'static str),
     /// Fused attention, and its backward pass; their results are [`Kind::Item`]s.
     Attention,
     AttentionBackward,
@@ -39,7 +41,9 @@ pub(super) enum Kind {
     Item(u8),
     /// Random numbers, each drawing its own; not drawn again.
     Random(u32),
-    /// Rows added by index into zeros (`index_put` with atomics).
+    /// Zeros that a scatter is given, each its own.
+    Zeros(u32),
+    /// Rows added by index into zeros (`index_put` with atomics), its first input where those are a kernel of their own.
     Scatter,
 }
 
@@ -56,7 +60,7 @@ impl Kind {
 
     /// Whether a kernel of a library runs, which reads and writes whole buffers.
     pub(super) fn is_extern(self) -> bool {
-        matches!(self, Self::Product | Self::Attention | Self::AttentionBackward)
+        matches!(self, Self::Product | Self::Library(_) | Self::Attention | Self::AttentionBackward)
     }
 }
 
@@ -175,6 +179,14 @@ impl Graph {
         self.with_rule(Kind::View(name), &[x], shape, self.dtype(x), Rule::View)
     }
 
+    /// One index of a dimension of two: the first that is asked for, then the other.
+    pub(super) fn selected(&mut self, x: Id, shape: Shape) -> Id {
+        let dtype = self.dtype(x);
+        let known = self.known.contains_key(&(Kind::View("select 0"), SmallVec::from_slice(&[x]), shape, dtype));
+        let name = if known { "select 1" } else { "select 0" };
+        self.with_rule(Kind::View(name), &[x], shape, dtype, Rule::Slice)
+    }
+
     /// `[rows, width]`.
     pub(super) fn flat(&mut self, x: Id) -> Id {
         let shape = self.shape(x);
@@ -199,6 +211,12 @@ impl Graph {
         let id = self.both("mul", a, b);
         self.rules[id as usize] = Rule::Mul;
         id
+    }
+
+    /// Rows added by index into zeros, which are a kernel of their own.
+    pub(super) fn scatter(&mut self, rows: Id, ids: Id, shape: Shape, dtype: DType) -> Id {
+        let zeros = self.node(Kind::Zeros(self.nodes.len() as u32), &[], shape, dtype);
+        self.node(Kind::Scatter, &[zeros, rows, ids], shape, dtype)
     }
 
     /// Users of every node.

@@ -2,17 +2,20 @@
 //!
 //! | module | what torch calls it |
 //! |---|---|
-//! | `trace`, `norm`, `graph`, `rules` | Dynamo, AOTAutograd and its decompositions: the joint graph |
+//! | `trace`, `norm`, `rotary`, `pad`, `experts`, `graph`, `rules` | Dynamo, AOTAutograd and its decompositions: the joint graph |
 //! | `partition`, `flow` | the min-cut partitioner: what forward keeps |
 //! | `schedule`, `reorder` | Inductor: kernels, buffers, and their order |
 //!
 //! After torch 2.11; docs/how-compiled-memory-works.md says what is modelled and how near it comes.
 
+mod experts;
 mod flow;
 mod graph;
 mod norm;
+mod pad;
 mod partition;
 mod reorder;
+mod rotary;
 mod rules;
 mod schedule;
 mod trace;
@@ -254,7 +257,9 @@ impl Memory {
     fn launch(&mut self, torch: &mut Torch, graph: &Graph, schedule: &Schedule) {
         for launch in &schedule.launches {
             match launch.library {
-                Some(id) if graph.nodes[id as usize].kind != Kind::Product => self.attention(torch, graph, id, launch),
+                Some(id) if matches!(graph.nodes[id as usize].kind, Kind::Attention | Kind::AttentionBackward) => {
+                    self.attention(torch, graph, id, launch);
+                }
                 library => {
                     if let Some(id) = library {
                         torch.set_module(graph.nodes[id as usize].module);
@@ -263,11 +268,18 @@ impl Memory {
                     for (id, place) in &launch.outputs {
                         let node = &graph.nodes[*id as usize];
                         torch.set_module(node.module);
-                        let name = if library.is_some() { "mm" } else { "compiled kernel" };
+                        let name = match node.kind {
+                            Kind::Library(name) => name,
+                            _ if library.is_some() => "mm",
+                            _ => "compiled kernel",
+                        };
                         let taken = place.and_then(|place| self.0[place as usize].take());
                         let tensor = match taken {
                             Some(tensor) => Tensor { dtype: node.dtype, ..tensor.with_shape(node.shape) },
-                            None => torch.fresh(name, node.shape, node.dtype),
+                            None if library.is_some() || schedule.results.contains(&Some(*id)) => {
+                                torch.fresh(name, node.shape, node.dtype)
+                            }
+                            None => torch.fresh(name, pad::laid(node.shape, node.dtype), node.dtype),
                         };
                         self.put(*id, tensor);
                     }
@@ -318,7 +330,14 @@ impl Memory {
 /// A product runs: cuBLAS takes its workspace at the first.
 fn multiply(torch: &mut Torch, graph: &Graph, id: Id) {
     let node = &graph.nodes[id as usize];
-    torch.use_blas();
+    match node.kind {
+        Kind::Library("_grouped_mm") if torch.device.capability == 90 => {
+            return drop(torch.scratch("_grouped_mm", 512 * torch.device.multiprocessors));
+        }
+        Kind::Library("sort") => return torch.sort_scratch(node.shape.elements()),
+        Kind::Library(_) => return,
+        _ => torch.use_blas(),
+    }
     if node.inputs.get(2).is_some_and(|bias| graph.shape(*bias).rank() == 1) {
         torch.use_blas_lt();
     }

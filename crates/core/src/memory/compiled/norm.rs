@@ -19,6 +19,10 @@ pub(super) fn norm(
             let normal = layer(g, x, weight, bias);
             Ok(g.cast(normal, narrow))
         }
+        Norm::LayerBare => {
+            let normal = layer(g, x, None, None);
+            Ok(g.cast(normal, g.dtype(x)))
+        }
         _ if bias.is_some() => Err(format!("the norm {kind:?} with a bias")),
         _ => rms(g, kind, x, weight),
     }

@@ -3,6 +3,7 @@
 use super::graph::{Graph, Id, Kind};
 use crate::dtype::DType;
 use crate::model::Shape;
+use crate::model::op::LinearLayout;
 
 /// How a gradient goes back through a node.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,6 +56,12 @@ pub(super) enum Rule {
         x: Id,
         weight: Id,
         bias: Option<Id>,
+        layout: LinearLayout,
+    },
+    /// The same by a padded matrix: x, weight as it is stored.
+    PaddedLinear {
+        x: Id,
+        weight: Id,
     },
     /// The first result of attention: q, k, v, and the mask.
     Attention {
@@ -63,6 +70,28 @@ pub(super) enum Rule {
         v: Id,
         mask: Option<Id>,
         kernel: Id,
+    },
+    Softmax,
+    /// The largest of this node, and where they are.
+    TopK {
+        x: Id,
+        indices: Id,
+    },
+    /// The sum of the last dimension, which stays.
+    Summed,
+    Div,
+    /// Rows of this node by index.
+    Gathered {
+        x: Id,
+        ids: Id,
+    },
+    /// The sum over the second dimension of this node.
+    SumOf(Id),
+    /// A product by groups of rows.
+    Grouped {
+        x: Id,
+        weight: Id,
+        offsets: Id,
     },
     Embedding {
         table: Id,
@@ -118,9 +147,23 @@ impl Graph {
                 inputs.push(gradient);
                 self.node(Kind::Product, &inputs, self.shape(known), self.dtype(known))
             }
+            // So much is computed for a loss that what it adds to is written down (`realize_opcount_threshold`).
+            Some(known) if self.nodes[known as usize].kind == Kind::Tangent && self.is_of_narrow_loss(gradient) => {
+                self.both("add to a gradient", known, gradient)
+            }
             Some(known) => self.both("add", known, gradient),
             None => gradient,
         });
+    }
+
+    /// Whether a gradient is that of logits in a narrow type.
+    fn is_of_narrow_loss(&self, mut gradient: Id) -> bool {
+        let narrow = self.dtype(gradient).size() == 2;
+        let node = |id: Id| &self.nodes[id as usize];
+        while matches!(node(gradient).kind, Kind::View(_) | Kind::Pointwise("convert")) {
+            gradient = node(gradient).inputs[0];
+        }
+        narrow && node(gradient).kind == Kind::Pointwise("loss back")
     }
 
     /// Summed down to the sizes of what was broadcast, in its type.
@@ -159,6 +202,34 @@ impl Graph {
                 }
                 found
             }
+            Rule::Div => {
+                let (a, b) = (inputs[0], inputs[1]);
+                let over = self.both("div", gradient, b);
+                let mut found = vec![(a, self.reduced(over, a))];
+                if self.needs[b as usize] {
+                    let product = self.both("mul", over, at);
+                    found.push((b, self.reduced(product, b)));
+                }
+                found
+            }
+            Rule::Softmax => vec![(inputs[0], self.softmax_back(at, gradient))],
+            Rule::TopK { x, indices } => {
+                let (sizes, dtype) = (self.shape(x), self.dtype(gradient));
+                vec![(x, self.scatter(gradient, indices, sizes, dtype))]
+            }
+            Rule::Summed => {
+                let to = self.shape(inputs[0]);
+                vec![(inputs[0], self.node(Kind::View("expand"), &[gradient], to, self.dtype(gradient)))]
+            }
+            Rule::Gathered { x, ids } => {
+                let (sizes, dtype) = (self.shape(x), self.dtype(gradient));
+                vec![(x, self.scatter(gradient, ids, sizes, dtype))]
+            }
+            Rule::SumOf(x) => {
+                let to = self.shape(x);
+                vec![(x, self.node(Kind::View("expand"), &[gradient], to, self.dtype(gradient)))]
+            }
+            Rule::Grouped { x, weight, offsets } => self.grouped_back(gradient, [x, weight, offsets]),
             Rule::Scaled => vec![(inputs[0], self.map("scale", gradient, self.dtype(gradient)))],
             Rule::Shifted => vec![(inputs[0], gradient)],
             Rule::Square => {
@@ -232,7 +303,8 @@ impl Graph {
                 }
                 found
             }
-            Rule::Linear { x, weight, bias } => self.linear_back(gradient, (x, weight, bias)),
+            Rule::Linear { x, weight, bias, layout } => self.linear_back(gradient, (x, weight, bias), layout),
+            Rule::PaddedLinear { x, weight } => self.padded_back(gradient, x, weight),
             Rule::Attention { q, k, v, mask, kernel } => {
                 let mut inputs = vec![gradient, q, k, v];
                 inputs.extend(mask);
@@ -265,12 +337,17 @@ impl Graph {
                 let hot = self.node(Kind::Pointwise("one hot"), &[labels, rows], self.shape(logits), DType::F32);
                 let sums = self.node(Kind::Reduce("sum"), &[hot], self.shape(largest), DType::F32);
                 let product = self.both("mul", exponential, sums);
-                vec![(logits, self.both("sub", hot, product))]
+                vec![(logits, self.both("loss back", hot, product))]
             }
         }
     }
 
-    fn linear_back(&mut self, gradient: Id, (x, weight, bias): (Id, Id, Option<Id>)) -> Vec<(Id, Id)> {
+    fn linear_back(
+        &mut self,
+        gradient: Id,
+        (x, weight, bias): (Id, Id, Option<Id>),
+        layout: LinearLayout,
+    ) -> Vec<(Id, Id)> {
         let mut found = Vec::new();
         let (rows, columns) = (self.shape(weight).size(0), self.shape(weight).size(1));
         let dtype = self.dtype(gradient);
@@ -283,9 +360,10 @@ impl Graph {
             found.push(input(self));
         }
         if self.needs[weight as usize] {
-            let turned_shape = Shape::from([self.shape(gradient).size(1), self.shape(gradient).size(0)]);
-            let turned = self.node(Kind::View("permute"), &[gradient], turned_shape, dtype);
-            found.push((weight, self.node(Kind::Product, &[turned, x], Shape::from([rows, columns]), dtype)));
+            let (left, right) = if layout == LinearLayout::OutIn { (gradient, x) } else { (x, gradient) };
+            let turned_shape = Shape::from([self.shape(left).size(1), self.shape(left).size(0)]);
+            let turned = self.node(Kind::View("permute"), &[left], turned_shape, dtype);
+            found.push((weight, self.node(Kind::Product, &[turned, right], Shape::from([rows, columns]), dtype)));
         }
         if bias.is_none() && self.needs[x as usize] {
             found.push(input(self));

@@ -5,6 +5,7 @@
 use smallvec::SmallVec;
 
 use super::graph::{Graph, Id, Kind};
+use super::pad;
 use super::reorder::{self, Work};
 
 /// How far ahead a kernel looks for others that read the same (`are_long_distant_nodes`).
@@ -68,18 +69,26 @@ pub(super) fn schedule(graph: &Graph, order: &[Id], given: &[Id], wanted: &[Opti
         let owned = |id: Id| (planner.buffered[id as usize] || donated[id as usize]) && !scattered(id);
         let mut dying: SmallVec<[Id; 4]> =
             reads.iter().copied().filter(|id| last[*id as usize] == at && !kept[*id as usize]).collect();
+        // What the kernel itself alone reads of what it wrote, later results may lie in.
+        let mut own: SmallVec<[Id; 4]> = SmallVec::new();
         if launch.library.is_none() {
             for (output, place) in &mut launch.outputs {
-                let bytes = |id: Id| graph.nodes[id as usize].bytes();
-                let fits = |id: &Id| owned(*id) && bytes(*id) == bytes(*output) && planner.in_place(*output, *id);
-                if let Some(found) = dying.iter().position(fits) {
+                let node = |id: Id| &graph.nodes[id as usize];
+                let large = |id: Id| node(id).bytes() == node(*output).bytes() || pad::within(node(id), node(*output));
+                let zeros = planner.zeros(*output);
+                let fits = |id: &Id| zeros == Some(*id) || owned(*id) && large(*id) && planner.in_place(*output, *id);
+                if let Some(found) = own.iter().position(fits) {
+                    *place = Some(own.remove(found));
+                } else if let Some(found) = dying.iter().position(fits) {
                     *place = Some(dying.remove(found));
                 }
+                own.extend((last[*output as usize] == at && !kept[*output as usize]).then_some(*output));
             }
+        } else {
+            let outputs = launch.outputs.iter().map(|(id, _)| *id);
+            own.extend(outputs.filter(|id| last[*id as usize] == at && !kept[*id as usize]));
         }
-        let unread =
-            launch.outputs.iter().map(|(id, _)| *id).filter(|id| last[*id as usize] == at && !kept[*id as usize]);
-        dying.extend(unread);
+        dying.extend(own);
         launch.frees = dying;
     }
     let results = wanted.iter().map(|id| id.map(|id| planner.base(id))).collect();
@@ -95,16 +104,30 @@ impl Planner<'_> {
         id
     }
 
+    /// The zeros that rows are added into, where a kernel of its own makes them.
+    fn zeros(&self, id: Id) -> Option<Id> {
+        let node = &self.graph.nodes[id as usize];
+        let first = node.inputs.first().copied().filter(|_| node.kind == Kind::Scatter);
+        first.filter(|first| matches!(self.graph.nodes[*first as usize].kind, Kind::Zeros(_)))
+    }
+
     fn find_buffers(&mut self, order: &[Id], wanted: &[Option<Id>]) {
         let mut buffered = vec![false; self.graph.nodes.len()];
         wanted.iter().flatten().for_each(|id| buffered[self.base(*id) as usize] = true);
         for &id in order {
             let node = &self.graph.nodes[id as usize];
-            if node.kind.is_extern() {
+            // A padded operand reads what has memory of its own.
+            if node.kind.is_extern() || matches!(node.kind, Kind::Kept("pad rows" | "pad columns")) {
                 node.inputs.iter().for_each(|input| buffered[self.base(*input) as usize] = true);
             }
             if node.kind.is_extern() || matches!(node.kind, Kind::Item(_) | Kind::Reduce(_) | Kind::Scatter) {
                 buffered[id as usize] = true;
+            }
+            if node.kind == Kind::Pointwise("add to a gradient") {
+                buffered[id as usize] = true;
+            }
+            if let Some(zeros) = self.zeros(id) {
+                buffered[zeros as usize] = true;
             }
         }
         for (at, mark) in buffered.iter_mut().enumerate() {
@@ -137,10 +160,13 @@ impl Planner<'_> {
     }
 
     fn stands_alone(&self, id: Id) -> bool {
-        matches!(self.graph.nodes[id as usize].kind, Kind::Scatter | Kind::Reduce("column sum" | "sum of all"))
+        matches!(
+            self.graph.nodes[id as usize].kind,
+            Kind::Zeros(_) | Kind::Scatter | Kind::Reduce("column sum" | "sum of all")
+        )
     }
 
-    /// Whether each element of a buffer is read where it is written, so that it may be written over.
+    /// Whether what is computed reads each element of a buffer where it is written, so that it may be written over.
     fn in_place(&self, id: Id, over: Id) -> bool {
         let moves = |kind: Kind| {
             matches!(
@@ -148,9 +174,12 @@ impl Planner<'_> {
                 Kind::Scatter
                     | Kind::Join
                     | Kind::Kept(_)
-                    | Kind::Pointwise("rotate back" | "clone" | "sum of heads" | "slice_backward")
+                    | Kind::Pointwise(
+                        "rotate back" | "clone" | "sum of heads" | "slice_backward" | "index" | "sum of experts"
+                    )
             )
         };
+        let mut found = false;
         let mut open = vec![(id, false)];
         while let Some((id, moved)) = open.pop() {
             let node = &self.graph.nodes[id as usize];
@@ -160,27 +189,37 @@ impl Planner<'_> {
                 if base == over && moved {
                     return false;
                 }
+                found |= base == over;
                 if !self.given[base as usize] && !self.buffered[base as usize] {
                     open.push((*input, moved));
                 }
             }
         }
-        true
+        found
     }
 
-    /// Kernels and buffers for [`reorder`]; parameters are never freed, gradients that come in are.
+    /// Kernels and buffers for [`reorder`]; parameters are never freed, gradients that come in are. What is added into zeros
+    /// has no memory of its own, and who reads it reads those.
     fn work(&self, launches: &[(Launch, SmallVec<[Id; 4]>)], kept: &[bool], donated: &[bool]) -> Work {
         let sizes = self.graph.nodes.iter().enumerate().map(|(at, node)| {
             let freed = node.kind == Kind::Tangent || donated[at] || self.buffered[at];
             let tuple = matches!(node.kind, Kind::Attention | Kind::AttentionBackward);
-            if freed && !tuple { node.bytes() } else { 0 }
+            if freed && !tuple && self.zeros(at as Id).is_none() { node.bytes() } else { 0 }
         });
         let numbers = |ids: &mut dyn Iterator<Item = Id>| ids.map(|id| id as usize).collect::<Vec<usize>>();
+        let behind = |reads: &SmallVec<[Id; 4]>| {
+            numbers(&mut reads.iter().flat_map(|id| std::iter::once(*id).chain(self.zeros(*id))))
+        };
+        let mut returned = kept.to_vec();
+        (0..kept.len())
+            .filter(|at| kept[*at])
+            .filter_map(|at| self.zeros(at as Id))
+            .for_each(|id| returned[id as usize] = true);
         Work {
             sizes: sizes.collect(),
-            reads: launches.iter().map(|(_, reads)| numbers(&mut reads.iter().copied())).collect(),
+            reads: launches.iter().map(|(_, reads)| behind(reads)).collect(),
             makes: launches.iter().map(|(launch, _)| numbers(&mut launch.outputs.iter().map(|(id, _)| *id))).collect(),
-            returned: kept.to_vec(),
+            returned,
         }
     }
 

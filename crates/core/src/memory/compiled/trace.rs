@@ -4,11 +4,14 @@
 use std::ops::Range;
 
 use super::graph::{Graph, Id, Kind};
-use super::norm;
 use super::rules::Rule;
+use super::{norm, pad, rotary};
 use crate::dtype::DType;
 use crate::memory::tensor::Tensor;
-use crate::model::op::{Activation, Attention, Binary, Cast, Loss, ModuleId, Op, ParameterId, Rotary, Unary, ValueId};
+use crate::model::op::{
+    Activation, Attention, Binary, Cast, EagerStyle, LinearLayout, Loss, Mask, ModuleId, Op, ParameterId, Reduction,
+    Unary, ValueId,
+};
 use crate::model::{ModuleKind, Program, Shape, Step};
 use crate::plan::Selective;
 
@@ -34,6 +37,8 @@ pub(in crate::memory) struct Around<'a> {
     pub(in crate::memory) selective: Option<Selective>,
     /// Whether what is returned is widened inside the graph (accelerate's `convert_outputs_to_fp32`).
     pub(in crate::memory) widens: bool,
+    /// A value that is returned besides what later steps read.
+    pub(in crate::memory) also: Option<ValueId>,
     /// The tensors that come in.
     pub(in crate::memory) given: &'a dyn Fn(Source) -> Option<Tensor>,
 }
@@ -102,7 +107,8 @@ pub(super) fn trace(program: &Program, range: Range<usize>, around: &Around<'_>)
                 .iter()
                 .any(|step| matches!(step, Step::Run { inputs, .. } if inputs.contains(value)))
         };
-        outputs = made.into_iter().filter(reads).collect();
+        let also = |value: &ValueId| around.also == Some(*value);
+        outputs = made.into_iter().filter(|value| reads(value) || also(value)).collect();
     }
     outputs.retain(|value| tracer.values[value.0 as usize].is_some());
     let ids: Vec<Id> = outputs.iter().filter_map(|value| tracer.values[value.0 as usize]).collect();
@@ -179,10 +185,10 @@ impl Tracer<'_> {
                 let rule = Rule::Embedding { table, ids };
                 one(self.graph.with_rule(Kind::Kept("embedding"), &[table, ids], shape, dtype, rule))
             }
-            Op::Linear { weight, bias, layout: crate::model::op::LinearLayout::OutIn } => {
+            Op::Linear { weight, bias, layout } => {
                 let (weight, x) = (self.parameter(*weight)?, input(0)?);
                 let bias = bias.map(|bias| self.parameter(bias)).transpose()?;
-                let result = self.linear(x, weight, bias, shape)?;
+                let result = self.linear(x, (weight, bias, *layout), shape)?;
                 one(self.adapted(x, result, shape)?)
             }
             Op::Norm { kind, weight, bias } => {
@@ -208,25 +214,22 @@ impl Tracer<'_> {
                 }
                 Ok(tables)
             }
-            Op::Rotary(style @ (Rotary::Half | Rotary::HalfPromoted | Rotary::HalfFp32)) if taken.len() == 4 => {
-                let (cosine, sine) = (input(2)?, input(3)?);
-                let open = |g: &mut Graph, t: Id| {
-                    let sizes = g.shape(t);
-                    g.view("unsqueeze", t, if sizes.rank() == 3 { sizes.inserted(1, 1) } else { sizes })
-                };
-                let (cosine, sine) = (open(g, cosine), open(g, sine));
-                let mut turned = Vec::new();
-                for at in 0..2 {
-                    turned.push(Some(rotate(g, input(at)?, cosine, sine, *style)));
-                }
-                Ok(turned)
+            Op::Rotary(style) => {
+                let inputs = (0..taken.len()).map(input).collect::<Result<Vec<Id>, String>>()?;
+                rotary::rotary(g, *style, &inputs)
             }
-            Op::Mask(_) => {
+            Op::Mask(kind) => {
                 if !self.around.whole {
                     return Err("a mask that a layer makes itself".into());
                 }
-                let mask = g.node(Kind::Pointwise("mask"), &[], shape, DType::Bool);
-                Ok(vec![Some(mask)])
+                let windowed = matches!(kind, Mask::Sliding(_) | Mask::SlidingEager(_) | Mask::Chunked(_));
+                let name = if windowed { "mask of a window" } else { "mask" };
+                one(g.node(Kind::Pointwise(name), &[], shape, DType::Bool))
+            }
+            Op::Fill(dtype) => one(g.node(Kind::Pointwise("fill"), &[], shape, *dtype)),
+            Op::CumulativeSum(_) | Op::RepeatInterleave(_) if !g.needs[input(0)? as usize] => {
+                let x = input(0)?;
+                one(g.node(Kind::Pointwise("of each"), &[x], shape, g.dtype(x)))
             }
             Op::Cache(_) => Ok(taken.to_vec()),
             Op::Attention(spec) => {
@@ -239,16 +242,49 @@ impl Tracer<'_> {
             }
             Op::GateProduct(_) | Op::Binary(Binary::Mul) => one(g.mul(input(0)?, input(1)?)),
             Op::Binary(Binary::Add) => one(g.add(input(0)?, input(1)?)),
+            Op::Binary(Binary::Sub) => {
+                let difference = g.both("sub", input(0)?, input(1)?);
+                g.rules[difference as usize] = Rule::Add;
+                one(difference)
+            }
+            Op::Select(_) if g.shape(input(0)?).elements() == 2 * shape.elements() => one(g.selected(input(0)?, shape)),
+            // It is made dense before anything reads it.
+            Op::Expand => {
+                let x = input(0)?;
+                one(g.with_rule(Kind::Pointwise("clone"), &[x], shape, g.dtype(x), Rule::RepeatOf(x)))
+            }
+            Op::Scalar(Binary::Add | Binary::Sub) => {
+                let x = input(0)?;
+                one(g.with_rule(Kind::Pointwise("shift"), &[x], g.shape(x), g.dtype(x), Rule::Shifted))
+            }
             Op::Scalar(Binary::Mul | Binary::Div) => {
                 let x = input(0)?;
                 one(g.with_rule(Kind::Pointwise("scale"), &[x], g.shape(x), g.dtype(x), Rule::Scaled))
+            }
+            Op::Softmax { dtype, .. } => {
+                let wide = dtype.or(self.autocast.map(|_| DType::F32));
+                one(g.softmax(input(0)?, wide))
+            }
+            Op::TopK { .. } if outputs.len() == 2 => Ok(g.top_k(input(0)?, shape).map(Some).into()),
+            Op::Reduce { kind: Reduction::Sum, dim: Some(_), keep: true } => {
+                let x = input(0)?;
+                one(g.with_rule(Kind::Reduce("sum"), &[x], shape, g.dtype(x), Rule::Summed))
+            }
+            Op::InPlace(Binary::Div) | Op::Binary(Binary::Div) => {
+                let ratio = g.both("div", input(0)?, input(1)?);
+                g.rules[ratio as usize] = Rule::Div;
+                one(ratio)
+            }
+            Op::Cast(Cast::Like) => one(g.cast(input(0)?, g.dtype(input(1)?))),
+            Op::Experts(spec) => {
+                let weights = [self.parameter(spec.gate_up)?, self.parameter(spec.down)?];
+                one(self.graph.experts(spec, weights, [input(0)?, input(1)?, input(2)?])?)
             }
             Op::Unary(Unary::Tanh) => {
                 let x = input(0)?;
                 one(g.with_rule(Kind::Pointwise("tanh"), &[x], g.shape(x), g.dtype(x), Rule::Tanh))
             }
             Op::Cast(Cast::To(dtype)) => one(g.cast(input(0)?, *dtype)),
-            Op::Dropout { .. } if g.checkpoint.is_some() => Err("dropout in a checkpoint".into()),
             Op::Dropout { .. } => one(dropout(g, input(0)?)),
             Op::View | Op::Reshape => one(g.view("view", input(0)?, shape)),
             Op::Contiguous => one(input(0)?),
@@ -266,7 +302,7 @@ impl Tracer<'_> {
                 };
                 Ok(outputs.iter().enumerate().map(|each| part(g, each)).collect())
             }
-            Op::Cat(_) => {
+            Op::Cat(_) | Op::Stack(_) => {
                 let parts = (0..taken.len()).map(input).collect::<Result<Vec<Id>, String>>()?;
                 let dtype = g.dtype(parts[0]);
                 one(g.with_rule(Kind::Join, &parts, shape, dtype, Rule::Join))
@@ -276,22 +312,44 @@ impl Tracer<'_> {
         }
     }
 
-    fn linear(&mut self, x: Id, weight: Id, bias: Option<Id>, shape: Shape) -> Result<Id, String> {
+    fn linear(
+        &mut self,
+        x: Id,
+        (weight, bias, layout): (Id, Option<Id>, LinearLayout),
+        shape: Shape,
+    ) -> Result<Id, String> {
         let (weight, x) = (self.narrow(weight), self.narrow(x));
         let bias = bias.map(|bias| self.narrow(bias));
         let g = &mut self.graph;
         let dtype = g.dtype(x);
         let flat = g.flat(x);
         let rows = g.shape(flat).size(0);
-        let turned = g.node(
-            Kind::View("permute"),
-            &[weight],
-            Shape::from([g.shape(weight).size(1), g.shape(weight).size(0)]),
-            g.dtype(weight),
-        );
+        // fx_passes/pad_mm.py.
+        let aligned = pad::aligned(dtype);
+        let odd = |size: u64| !size.is_multiple_of(aligned);
+        if odd(rows) || odd(g.shape(flat).last()) {
+            return Err(format!(
+                "a product whose sizes are no multiples of {aligned}, which Inductor pads where its benchmark says so,"
+            ));
+        }
+        let turned = match layout {
+            LinearLayout::InOut => weight,
+            LinearLayout::OutIn => {
+                let sizes = g.shape(weight);
+                let sizes = Shape::from([sizes.size(1), sizes.size(0)]);
+                g.node(Kind::View("permute"), &[weight], sizes, g.dtype(weight))
+            }
+        };
+        if odd(shape.last()) {
+            if bias.is_some() || layout == LinearLayout::InOut {
+                return Err(format!("a product with a bias whose width is no multiple of {aligned}"));
+            }
+            let product = g.padded_linear(flat, weight, turned);
+            return Ok(g.view("view", product, shape));
+        }
         let mut inputs = vec![flat, turned];
         inputs.extend(bias);
-        let rule = Rule::Linear { x: flat, weight, bias };
+        let rule = Rule::Linear { x: flat, weight, bias, layout };
         let product = g.with_rule(Kind::Product, &inputs, Shape::from([rows, shape.last()]), dtype, rule);
         self.products += u64::from(bias.is_none());
         g.nodes[product as usize].kept = match self.around.selective {
@@ -300,13 +358,6 @@ impl Tracer<'_> {
             Some(Selective::AlternateMatmuls) => bias.is_none() && !self.products.is_multiple_of(2),
             None => false,
         };
-        // fx_passes/pad_mm.py: 16 bytes.
-        let aligned = 16 / dtype.size().max(1);
-        if [rows, g.shape(flat).last(), shape.last()].iter().any(|size| !size.is_multiple_of(aligned)) {
-            return Err(format!(
-                "a product whose sizes are no multiples of {aligned}, which Inductor pads where its benchmark says so,"
-            ));
-        }
         Ok(g.view("view", product, shape))
     }
 
@@ -319,8 +370,9 @@ impl Tracer<'_> {
         // Under autocast it is narrowed again, and of two casts in a row the last is made (`pointless_convert`).
         let x = if self.autocast.is_some() { x } else { self.graph.cast(x, self.graph.dtype(first)) };
         let rank = self.graph.shape(first).size(0);
-        let inner = self.linear(x, first, None, shape.with(-1, rank))?;
-        let outer = self.linear(inner, second, None, shape)?;
+        let plain = |matrix: Id| (matrix, None, LinearLayout::OutIn);
+        let inner = self.linear(x, plain(first), shape.with(-1, rank))?;
+        let outer = self.linear(inner, plain(second), shape)?;
         let g = &mut self.graph;
         let scaled = g.with_rule(Kind::Pointwise("scale"), &[outer], shape, g.dtype(outer), Rule::Scaled);
         let sum = g.add(result, scaled);
@@ -328,11 +380,9 @@ impl Tracer<'_> {
     }
 
     fn attention(&mut self, spec: &Attention, [q, k, v]: [Id; 3], mask: Option<Id>) -> Result<Id, String> {
-        if spec.softcap || spec.sinks.is_some() || !spec.sdpa {
-            return Err("attention with a cap or sinks".into());
-        }
-        if spec.dropout_per_mille > 0 {
-            return Err("attention with dropout".into());
+        // SDPA knows no cap, and transformers does without.
+        if spec.sinks.is_some() || !spec.sdpa || spec.eager == EagerStyle::Falcon {
+            return Err("attention with sinks, or without SDPA,".into());
         }
         let [mut k, mut v] = [k, v];
         if mask.is_some() && spec.groups > 1 {
@@ -391,25 +441,6 @@ impl Graph {
     }
 }
 
-/// `x * cos + cat(-x₂, x₁) * sin`.
-fn rotate(g: &mut Graph, x: Id, cosine: Id, sine: Id, style: Rotary) -> Id {
-    let from = x;
-    let x = if style == Rotary::HalfFp32 { g.cast(x, DType::F32) } else { x };
-    let straight = g.both("mul", x, cosine);
-    let half = g.shape(x).with(-1, g.shape(x).last() / 2);
-    let first = g.node(Kind::View("slice"), &[x], half, g.dtype(x));
-    let second = g.node(Kind::View("slice further"), &[x], half, g.dtype(x));
-    let negative = g.map("neg", second, g.dtype(x));
-    let turned = g.node(Kind::Join, &[negative, first], g.shape(x), g.dtype(x));
-    let crosswise = g.both("mul", turned, sine);
-    let sum = g.both("add", straight, crosswise);
-    g.rules[sum as usize] = Rule::Rotation { x, cosine, sine };
-    match style {
-        Rotary::Half => sum,
-        _ => g.cast(sum, g.dtype(from)),
-    }
-}
-
 /// `native_dropout`: backward needs which elements stayed, a byte each.
 fn dropout(g: &mut Graph, x: Id) -> Id {
     let shape = g.shape(x);
@@ -430,7 +461,7 @@ fn repeated(g: &mut Graph, x: Id, groups: u64) -> Id {
     g.with_rule(Kind::View("view"), &[copied], whole, g.dtype(x), Rule::RepeatOf(x))
 }
 
-fn activation(g: &mut Graph, kind: Activation, x: Id) -> Result<Id, String> {
+pub(super) fn activation(g: &mut Graph, kind: Activation, x: Id) -> Result<Id, String> {
     let dtype = g.dtype(x);
     match kind {
         Activation::Relu => Ok(g.with_rule(Kind::Pointwise("relu"), &[x], g.shape(x), dtype, Rule::Relu)),

@@ -41,7 +41,7 @@ pub(super) fn run(
         batch,
         ..InferPlan::default()
     };
-    let within = Within { programs: ready.programs, how: &how, choosing: Choosing::of(&how), decoder };
+    let within = Within { programs: ready.programs, how: &how, choosing: Choosing::of(&how), decoder, scores: None };
     let prompt = within.prompt()?;
     // accelerate's autocast is around the adapters' model; `generate` calls the one inside.
     let autocast = ready.settings.autocast.filter(|_| plan.adapter.is_none());

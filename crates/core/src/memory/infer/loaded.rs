@@ -8,7 +8,7 @@ use super::batch::Batch;
 use crate::memory::adapters::{self, Made};
 use crate::memory::log::Category;
 use crate::memory::lower::cache::Store;
-use crate::memory::lower::{Runner, Settings, Wrapped};
+use crate::memory::lower::{Dealt, Runner, Settings, Wrapped};
 use crate::memory::stored;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
@@ -26,8 +26,10 @@ pub(super) struct Loaded {
     pub(super) quantised: BTreeMap<String, QuantisedWeight>,
     pub(super) stored: BTreeMap<String, StoredWeight>,
     /// Held as long as the model is.
-    pub(super) _buffers: Vec<Tensor>,
+    pub(super) buffers: Vec<Tensor>,
     pub(super) store: Option<Rc<Store>>,
+    /// Where modules are, if not all are on the card.
+    pub(super) dealt: Option<Rc<Dealt>>,
 }
 
 impl Loaded {
@@ -48,13 +50,7 @@ impl Loaded {
                 BTreeMap::new(),
             ),
         });
-        let buffers = torch.in_category(Category::Buffers, |torch| {
-            let dtype = |model_type: bool, own| if model_type { plan.weights } else { own };
-            let make = |buffer: &crate::model::op::Buffer| {
-                torch.fresh("buffer", buffer.shape, dtype(buffer.model_type, buffer.dtype))
-            };
-            program.buffers.iter().map(make).collect()
-        });
+        let buffers = adapters::buffers(torch, program, plan.weights);
         drop(untied);
         let by_name = |id: ParameterId| program.parameters[id.0 as usize].name.clone();
         let quantised = plan.quantization.as_ref().map_or_else(BTreeMap::new, |scheme| {
@@ -80,10 +76,12 @@ impl Loaded {
             documents: None,
             save_on_cpu: false,
             fills_cache: false,
+            keeps_hidden: false,
+            refuses_cache: false,
             compile: None,
             drops_outputs: false,
         };
-        Self { settings, parameters, quantised, stored, _buffers: buffers, store: None }
+        Self { settings, parameters, quantised, stored, buffers, store: None, dealt: None }
     }
 
     /// One pass over a batch, with so many positions cached.
@@ -103,7 +101,7 @@ impl Loaded {
         let stored = ids().filter_map(|(id, p)| Some((id, self.stored.get(&p.name)?.clone()))).collect();
         let wrapped = Rc::new(Wrapped { quantised, stored, ..Wrapped::default() });
         let cache = self.store.as_ref().map(Rc::clone);
-        let runner = Rc::new(Runner::with(Arc::clone(program), parameters, inputs, self.settings, wrapped, cache));
-        runner.forward(torch)
+        let runner = Runner::with(Arc::clone(program), parameters, inputs, self.settings, wrapped, cache);
+        Rc::new(runner.dealt(self.dealt.clone())).forward(torch)
     }
 }

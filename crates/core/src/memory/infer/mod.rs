@@ -7,10 +7,13 @@
 
 mod assisted;
 pub(super) mod batch;
+mod cards;
 pub(super) mod choose;
 mod loaded;
+pub mod placement;
 pub(super) mod within;
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::depth::{self, Beside};
@@ -69,7 +72,20 @@ pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Arc<Program>, Log, V
     if plan.draft().is_some() {
         assisted::refuse(model, &program)?;
     }
-    let weights = Loaded::load(&mut torch, &program, plan, found.stored());
+    let dealt = match &plan.device_map {
+        Some(_) if found.stored().is_some() => {
+            return Err(Fault::unsupported("device_map", "a quantised checkpoint over a device map")
+                .or_drop("device_map")
+                .into());
+        }
+        Some(map) => Some(Rc::new(cards::deal(&program, plan, map, &mut notes)?)),
+        None => None,
+    };
+    let mut weights = Loaded::load(&mut torch, &program, plan, found.stored());
+    if let Some(dealt) = dealt {
+        cards::settle(&mut torch, &program, &weights, &dealt, &mut notes);
+        weights.dealt = Some(dealt);
+    }
     let assistant = helper.as_ref().map(|helper| Ok::<_, PlanError>((helper, helper.load(&mut torch)?))).transpose()?;
     notes.extend(helper.iter().flat_map(|helper| helper.notes.iter().cloned()));
     let mut run = Run::new(torch, weights, &program, plan);
@@ -187,7 +203,8 @@ impl<'a> Run<'a> {
         let first = first_tokens(model, plan);
         let tokens = plan.stop_after.unwrap_or(plan.new_tokens).min(plan.new_tokens);
         let pasts: Vec<u64> = steps(first, tokens.saturating_sub(1)).collect();
-        let mut few = match pasts.len() > ENOUGH {
+        // Layers on several cards are not alike.
+        let mut few = match pasts.len() > ENOUGH && plan.device_map.is_none() {
             true => Few::beside(model, plan)?,
             false => Beside::default(),
         };

@@ -1,5 +1,6 @@
 //! `generate` inside another run: who runs a pass is the caller's.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -22,6 +23,8 @@ pub(in crate::memory) struct Within<'a> {
     pub(in crate::memory) choosing: Choosing,
     /// Whether a decoder generates beside an encoder.
     pub(in crate::memory) decoder: bool,
+    /// Where `output_scores` goes.
+    pub(in crate::memory) scores: Option<&'a RefCell<Vec<Tensor>>>,
 }
 
 /// A pass over a batch with so many positions in a cache.
@@ -77,6 +80,9 @@ impl Within<'_> {
         batch.update(torch);
         let choosing = &self.choosing;
         let logits = torch.in_category(Category::Logits, |torch| batch.next.choose(torch, logits, choosing));
+        if let Some(scores) = self.scores {
+            scores.borrow_mut().extend(batch.next.scores());
+        }
         batch.append(torch);
         if self.how.beams > 1 {
             store.reorder(torch);

@@ -9,6 +9,7 @@
 //! | `linear`, `lora`, `lora_parameter` | linears and embeddings, plain, quantised or under an adapter |
 //! | `stored_experts` | experts in fp8 and MXFP4 |
 //! | `experts`, `batched_experts` | routed experts, and those of a decoding step |
+//! | `dealt` | modules on several cards, or on the host, by a device map |
 //! | `compile` | regions that run as compiled graphs |
 //! | [`cache`] | the caches of `generate` and their masks |
 //! | [`liger`] | what Liger's kernels put in place of these |
@@ -24,6 +25,7 @@ mod attention;
 mod batched_experts;
 pub mod cache;
 mod compile;
+mod dealt;
 mod experts;
 mod falcon;
 mod flash;
@@ -52,6 +54,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub use dealt::{Dealt, NOWHERE};
 pub use linear::Wrapped;
 pub use lora::LoraWeights;
 pub use scales::Scales;
@@ -101,6 +104,10 @@ pub struct Settings {
     pub drops_outputs: bool,
     /// Whether a cache is filled though nothing is generated: who calls the model does not say `use_cache=False`.
     pub fills_cache: bool,
+    /// Whether what goes into every layer is returned too (`output_hidden_states`).
+    pub keeps_hidden: bool,
+    /// Whether who calls the model says `use_cache=False`.
+    pub refuses_cache: bool,
 }
 
 /// A program ready to run: its parameters are on the device.
@@ -113,6 +120,7 @@ pub struct Runner {
     wrapped: Rc<Wrapped>,
     cache: Option<Rc<cache::Store>>,
     hooks: Option<Rc<dyn hooks::Hooks>>,
+    dealt: Option<Rc<Dealt>>,
     /// The values from the output head to the loss.
     logits: std::collections::BTreeSet<ValueId>,
     /// Whether blocks return their attention probabilities (Falcon).
@@ -150,8 +158,9 @@ impl Runner {
         let falcon = |spec: &Attention| spec.eager == EagerStyle::Falcon;
         let hands_on =
             program.steps.iter().any(|step| matches!(step, Step::Run { op: Op::Attention(spec), .. } if falcon(spec)));
-        let caches_in_training =
-            cache.is_none() && !settings.checkpointing && (program.caches_in_training || settings.fills_cache);
+        let caches_in_training = ((program.caches_in_training && !settings.refuses_cache) || settings.fills_cache)
+            && cache.is_none()
+            && !settings.checkpointing;
         let logits = head::Head::logits(&program);
         Self {
             program,
@@ -162,6 +171,7 @@ impl Runner {
             wrapped,
             cache,
             hooks: None,
+            dealt: None,
             logits,
             hands_on,
             caches_in_training,
@@ -194,7 +204,7 @@ impl Runner {
         torch.saves_on_host = self.settings.save_on_cpu;
         let whole = 0..self.program.steps.len();
         torch.in_category(Category::Activations, |torch| match (self.settings.compile, self.stack(torch)) {
-            (Some(Compile::Model), _) => self.run_compiled(torch, &mut frames, whole),
+            (Some(Compile::Model), _) => self.run_pieces(torch, &mut frames),
             (None, Some(stack)) => self.run_folded(torch, &mut frames, stack),
             _ => self.run(torch, &mut frames, whole),
         });
@@ -202,14 +212,23 @@ impl Runner {
         torch.cast_cache.clear();
         torch.autocast = None;
         torch.set_module(0);
+        if self.program.drops_cache {
+            frames.cached.clear();
+        }
         frames.returned.append(&mut frames.cached);
         frames.returned
     }
 
-    /// The first update of a dynamic cache joins nothing and the new keys and values: a copy of each.
+    /// The first update of a dynamic cache joins nothing and the new keys and values: a copy of each. The nothing has the
+    /// type of the keys, so values are widened to it (rotated keys are wider under autocast).
     fn cache_copies(&self, torch: &mut Torch, frames: &mut Frames, inputs: &[Option<Tensor>]) -> Vec<Option<Tensor>> {
-        let copies: Vec<Option<Tensor>> =
-            inputs.iter().map(|input| input.as_ref().map(|x| torch.cat(&[x], 2))).collect();
+        let keys = inputs.first().and_then(Option::as_ref).map(|keys| keys.dtype);
+        let copy = |torch: &mut Torch, x: &Tensor| {
+            let wide = keys.filter(|keys| keys.size() > x.dtype.size()).unwrap_or(x.dtype);
+            let x = torch.cast(x, wide);
+            torch.cat(&[&x], 2)
+        };
+        let copies: Vec<Option<Tensor>> = inputs.iter().map(|input| input.as_ref().map(|x| copy(torch, x))).collect();
         frames.cached.extend(copies.iter().flatten().map(Tensor::detached));
         copies
     }
@@ -222,7 +241,11 @@ impl Runner {
             }
             match &self.program.steps[at] {
                 Step::Run { op: Op::Loss(_), .. } if self.settings.compile == Some(Compile::LayersAndLoss) => {
-                    torch.in_category(Category::Logits, |torch| self.run_compiled(torch, frames, at..at + 1));
+                    torch.in_category(Category::Logits, |torch| self.run_compiled(torch, frames, at..at + 1, false));
+                }
+                // Made by a graph, which cannot ask whether it is needed.
+                Step::Run { op: Op::Mask(_), .. } if self.settings.compile == Some(Compile::Model) => {
+                    self.run_compiled(torch, frames, at..at + 1, true);
                 }
                 Step::Run { op, inputs, outputs, module } => self.step(torch, frames, op, inputs, outputs, *module),
                 Step::Release(value) => frames.values[*value] = None,
@@ -239,17 +262,22 @@ impl Runner {
                 }
                 Step::Enter(module) if self.settings.compile.is_some() && self.kind(*module) == ModuleKind::Layer => {
                     self.enter(torch, frames, *module, at);
-                    self.run_compiled(torch, frames, at + 1..self.exits[at]);
+                    self.run_compiled(torch, frames, at + 1..self.exits[at], false);
                     at = self.exits[at];
                     continue;
                 }
                 Step::Enter(module) => {
+                    if self.settings.keeps_hidden && self.kind(*module) == ModuleKind::Layer {
+                        self.keep_hidden(frames, at + 1..self.exits[at]);
+                    }
                     self.enter(torch, frames, *module, at);
                     self.gather_sequence(torch, frames, *module, at);
+                    self.arrive(torch, frames, *module, at);
                 }
                 Step::Exit(module) => {
                     self.let_go(frames, *module);
                     frames.leave_gathered(*module);
+                    self.depart(torch, frames, *module);
                     self.exit(torch, frames, *module, at);
                 }
                 Step::Grad(on) => torch.grad_enabled = *on && torch.training && !torch.no_graph,
@@ -258,6 +286,16 @@ impl Runner {
             }
             at += 1;
         }
+    }
+
+    /// What a layer reads first is what comes into it.
+    fn keep_hidden(&self, frames: &mut Frames, layer: std::ops::Range<usize>) {
+        let first = self.program.steps[layer].iter().find_map(|step| match step {
+            Step::Run { inputs, .. } => inputs.iter().find_map(|value| frames.values[*value].as_ref()),
+            _ => None,
+        });
+        let kept = first.map(Tensor::detached);
+        frames.cached.extend(kept);
     }
 
     /// What was held for a layer goes when it returns, or is handed on until the next has, or until its stack returns.
@@ -360,9 +398,11 @@ impl Runner {
             inputs.iter().map(|value| frames.values[*value].clone()).collect();
         if let Op::Return = op {
             let made = inputs.iter().zip(taken).filter(|(value, _)| !self.is_unmade(**value));
-            frames.returned = made.filter_map(|(_, tensor)| tensor).collect();
+            frames.returned =
+                made.filter_map(|(_, tensor)| tensor).map(|tensor| self.bring_back(torch, tensor)).collect();
             return;
         }
+        let visit = self.visit(torch, frames, module, &mut taken);
         let watching = self.watching_operation(op, module);
         if let Some((hooks, module)) = &watching {
             hooks.before_operation(torch, *module, &mut taken);
@@ -376,6 +416,7 @@ impl Runner {
             torch.log.borrow_mut().set_category(before);
         }
         drop(taken);
+        visit.end(torch);
         if let Some((hooks, module)) = &watching {
             hooks.after_operation(torch, *module, &made);
         }

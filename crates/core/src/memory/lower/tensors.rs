@@ -21,6 +21,8 @@ pub(super) fn lower<'a>(
     let all = || inputs.iter().flatten().collect::<Vec<&Tensor>>();
     let made = match op {
         Op::Buffer(dtype) => torch.phantom(shape, *dtype),
+        Op::FillModel => torch.fresh("fill", shape, weights),
+        Op::Detach => x().detached(),
         Op::FillLike if shape == x().shape => torch.fresh_like("fill", x(), x().dtype),
         Op::FillLike => torch.fresh("fill", shape, x().dtype),
         Op::Assign { .. } => torch.assign(x(), input(1)),

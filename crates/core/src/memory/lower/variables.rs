@@ -24,6 +24,8 @@ pub(super) struct Frames {
     pub(super) entered: Vec<super::hooks::Entered>,
     /// Modules whose inputs were gathered along the sequence, with what they were before.
     pub(super) gathered: Vec<(ModuleId, Vec<(ValueId, Tensor)>)>,
+    /// Modules that are under way on a card, innermost last, where a device map deals them out.
+    pub(super) arrived: Vec<super::dealt::Arrived>,
 }
 
 impl Frames {
@@ -38,6 +40,7 @@ impl Frames {
             cached: Vec::new(),
             entered: Vec::new(),
             gathered: Vec::new(),
+            arrived: Vec::new(),
         }
     }
 }

@@ -54,6 +54,7 @@ use super::autograd::{self, Leaf};
 use super::device::Device;
 use super::log::{Category, Log};
 use super::phase::{Phase, Work};
+use super::repeat::Start;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use super::train;
@@ -84,12 +85,15 @@ pub fn simulate(
     let chunks = options.virtual_pipeline.max(1);
     let turns = PipelineRank { rank: stage, ranks: mesh.pp, chunks, micro_batches }.megatron(options.schedule);
     for step in 0..train::STEPS {
+        let (start, before) = (Start::now(&torch.log.borrow()), torch.effort);
         run.optimizer.zero();
-        let before = torch.effort;
         run.step(&mut torch, step, &turns);
         let all = u64::from(plan.gradient_accumulation.max(1));
         torch.log.borrow_mut().effort = torch.effort.since(&before).times(all, micro_batches);
         train::phase(&mut torch, Phase::of_step(step, Work::Optimizer), |torch| run.optimizer.step(torch));
+        if train::settles(&torch, start, step) {
+            break;
+        }
     }
     torch.finish(run)
 }

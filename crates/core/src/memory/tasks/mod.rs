@@ -3,8 +3,10 @@
 //! | module | whose trainer |
 //! |---|---|
 //! | `dpo`, `kto`, `odds` | preferences: TRL's DPO and KTO, and those without a reference (ORPO, CPO) |
-//! | `reward` | TRL's reward model |
+//! | `reward` | TRL's reward models, of answers and of steps |
+//! | `ppo` | TRL's PPO, which trains a value model too |
 //! | `grpo`, `online_dpo`, `distillation`, `gkd` | what the policy generates: GRPO and RLOO, online DPO, a teacher |
+//! | `roles` | the updates of verl's and OpenRLHF's actor and critic |
 //! | `contrastive` | sentence-transformers' losses |
 //! | `engine` | a rollout engine beside the trainer |
 //! | [`player`] | a model on the card: the policy, its reference, a reward model, a teacher |
@@ -23,7 +25,9 @@ mod kto;
 mod odds;
 mod online_dpo;
 mod player;
+mod ppo;
 mod reward;
+mod roles;
 mod rollout;
 
 use std::rc::Rc;
@@ -42,6 +46,7 @@ use crate::model::{Model, Program, Shape};
 use crate::plan::job::Sizes;
 use crate::plan::{self, Fault, OtherModel, PlanError, TaskKind, TrainPlan};
 pub(super) use player::Player;
+pub(super) use ppo::value_model;
 
 /// One way to train.
 trait Task {
@@ -69,6 +74,8 @@ pub(super) struct Stage<'a> {
     pub(super) policy: Player<'a>,
     /// Its copy from the start, where that has weights of its own.
     pub(super) reference: Option<Player<'a>>,
+    /// A model that is trained beside it.
+    value: Option<Player<'static>>,
     /// How the run is spread over cards.
     spread: Option<Spread<'a>>,
     /// The sizes of every micro-batch.
@@ -143,10 +150,13 @@ fn of(kind: TaskKind) -> Box<dyn Task> {
         TaskKind::Kto => Box::new(kto::Kto::default()),
         TaskKind::Orpo | TaskKind::Cpo => Box::new(odds::Odds::default()),
         TaskKind::Reward => Box::new(reward::Reward::default()),
+        TaskKind::Prm => Box::new(reward::Process::default()),
         TaskKind::Grpo | TaskKind::Rloo => Box::new(grpo::Grpo::default()),
         TaskKind::OnlineDpo => Box::new(online_dpo::OnlineDpo::default()),
+        TaskKind::Ppo => Box::new(ppo::Ppo::default()),
         TaskKind::Gkd => Box::new(gkd::Gkd::default()),
         TaskKind::Distillation => Box::new(distillation::Distillation::default()),
+        TaskKind::Policy | TaskKind::Value => Box::new(roles::Update::default()),
         TaskKind::Mnrl | TaskKind::CachedMnrl | TaskKind::Triplet | TaskKind::CrossEncoder => {
             Box::new(contrastive::Contrastive::default())
         }
@@ -155,16 +165,16 @@ fn of(kind: TaskKind) -> Box<dyn Task> {
 
 /// Whether the trainer of a task sets every dropout to 0 (`disable_dropout`, on in these configs of trl 1.16).
 fn drops(kind: TaskKind) -> bool {
-    use TaskKind::{Cpo, Dpo, Gkd, Kto, OnlineDpo, Orpo, Reward};
-    !matches!(kind, Dpo | Kto | Orpo | Cpo | Reward | OnlineDpo | Gkd)
+    use TaskKind::{Cpo, Dpo, Gkd, Kto, OnlineDpo, Orpo, Ppo, Prm, Reward};
+    !matches!(kind, Dpo | Kto | Orpo | Cpo | Reward | Prm | OnlineDpo | Ppo | Gkd)
 }
 
 /// Runs a task in the training loop.
-pub(super) fn run(
+pub(super) fn run<'a>(
     mut torch: Torch,
-    plan: &TrainPlan,
-    (engine, spread): (Rc<dyn Engine>, Option<Spread>),
-    (policy, syncs): (Player, bool),
+    plan: &'a TrainPlan,
+    (engine, spread): (Rc<dyn Engine>, Option<Spread<'a>>),
+    (policy, value, syncs): (Player<'a>, Option<Player<'static>>, bool),
 ) -> Result<super::log::Log, PlanError> {
     let objective = &plan.objective;
     torch.drops = drops(objective.kind);
@@ -174,7 +184,7 @@ pub(super) fn run(
         true => plan::Batch { seq_len: objective.prompt(plan.batch.seq_len), ..plan.batch.clone() },
         false => plan.batch.clone(),
     };
-    let mut stage = Stage { plan, policy, reference: None, spread, batches: plan.job.batches(&batch, micro) };
+    let mut stage = Stage { plan, policy, reference: None, value, spread, batches: plan.job.batches(&batch, micro) };
     if objective.held_by_reference() && plan.adapter.is_none() {
         let program = stage.policy.first_program(plan)?;
         let reference = stage.policy.copy_of(&mut torch, &program, Category::Reference, plan);
@@ -212,8 +222,8 @@ pub(super) fn run(
             torch.log.borrow_mut().effort = torch.effort.since(&before);
         }
     }
-    let Stage { policy, reference, .. } = stage;
-    torch.finish((optimizer, task, policy, reference, engine, held))
+    let Stage { policy, reference, value, .. } = stage;
+    torch.finish((optimizer, task, policy, reference, value, engine, held))
 }
 
 /// `torch.no_grad()`.

@@ -105,11 +105,7 @@ impl<'a> Player<'a> {
             torch.in_category(what, |torch| adapters::dense(torch, program, Made::here(settings.weights), None));
         // TRL runs it without a graph but leaves its parameters trainable, so autocast keeps its casts of them through a pass.
         let mut parameters: Vec<Tensor> = parameters.into_iter().map(|tensor| torch.leaf(tensor).0).collect();
-        torch.in_category(Category::Buffers, |torch| {
-            let dtype =
-                |buffer: &crate::model::op::Buffer| if buffer.model_type { settings.weights } else { buffer.dtype };
-            parameters.extend(program.buffers.iter().map(|buffer| torch.fresh("buffer", buffer.shape, dtype(buffer))));
-        });
+        parameters.extend(adapters::buffers(torch, program, settings.weights));
         drop(untied);
         Player {
             programs,

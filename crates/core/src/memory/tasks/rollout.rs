@@ -1,5 +1,6 @@
 //! `generate` inside a training run: the policy as it is, in training mode, under accelerate's autocast, with a cache of its own.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::player::{Given, Player};
@@ -62,17 +63,35 @@ fn cache(plan: &TrainPlan) -> CacheImplementation {
 fn unwrapped(torch: &mut Torch, player: &mut Player, plan: &TrainPlan, what: Rollout) -> Result<Tensor, PlanError> {
     let engine = player.engine.clone();
     if !engine.as_ref().is_some_and(|(engine, _)| engine.before_generation(torch)) {
-        return run(torch, player, plan, what);
+        return run(torch, player, plan, what, None);
     }
     let hooks = player.hooks.take();
     player.engine = None;
-    let made = run(torch, player, plan, what);
+    let made = run(torch, player, plan, what, None);
     engine.iter().for_each(|(engine, _)| engine.after_generation(torch));
     (player.hooks, player.engine) = (hooks, engine);
     made
 }
 
-fn run(torch: &mut Torch, player: &mut Player, plan: &TrainPlan, what: Rollout) -> Result<Tensor, PlanError> {
+/// The same without a trainer's wrapper, with `output_scores`: all token ids, and what was sampled from.
+pub(super) fn scored(
+    torch: &mut Torch,
+    player: &mut Player,
+    plan: &TrainPlan,
+    what: Rollout,
+) -> Result<(Tensor, Vec<Tensor>), PlanError> {
+    let scores = RefCell::default();
+    let ids = without_graph(torch, |torch| run(torch, player, plan, what, Some(&scores)))?;
+    Ok((ids, scores.into_inner()))
+}
+
+fn run(
+    torch: &mut Torch,
+    player: &mut Player,
+    plan: &TrainPlan,
+    what: Rollout,
+    scores: Option<&RefCell<Vec<Tensor>>>,
+) -> Result<Tensor, PlanError> {
     let objective = &plan.objective;
     let how = InferPlan {
         batch: plan::Batch {
@@ -91,13 +110,14 @@ fn run(torch: &mut Torch, player: &mut Player, plan: &TrainPlan, what: Rollout) 
         ..InferPlan::default()
     };
     let choosing = Choosing {
-        temperature: objective.temperature.is_some_and(|value| value != 1.0),
+        // PPOTrainer adds a little to it, so that it is never 1.
+        temperature: objective.kind == TaskKind::Ppo || objective.temperature.is_some_and(|value| value != 1.0),
         // GRPOConfig.top_k and its like: 0, all of them.
         likeliest: objective.top_k.filter(|count| *count > 0),
         ..Choosing::of(&how)
     };
     let programs = Rc::clone(&player.programs);
-    let within = Within { programs: &*programs, how: &how, choosing, decoder: false };
+    let within = Within { programs: &*programs, how: &how, choosing, decoder: false, scores };
     let prompt = within.prompt()?;
     let batch = Batch::new(torch, &prompt, &how);
     within.run(torch, batch, &prompt, &mut |torch, batch, program, (store, past)| {

@@ -64,44 +64,27 @@ impl Torch {
         let records = self.records(&[a, b]);
         let saved = (records && matches!(kind, Binary::Mul | Binary::Div | Binary::Pow | Binary::Max | Binary::Min))
             .then(|| {
-                let other = (a.needs_grad() || matches!(kind, Binary::Div)).then(|| Saved::new(self, b));
-                let own = b.needs_grad().then(|| Saved::new(self, a));
+                // Which of the two was larger is asked again.
+                let both = matches!(kind, Binary::Max | Binary::Min);
+                let other = (a.needs_grad() || both || kind == Binary::Div).then(|| Saved::new(self, b));
+                let own = (b.needs_grad() || both).then(|| Saved::new(self, a));
                 (own, other)
             });
         let output = self.pointwise(binary_name(kind), &[a, b], dtype);
         if !records {
             return output;
         }
-        let (need_a, need_b) = (a.needs_grad(), b.needs_grad());
-        let (to_a, to_b) = ((a.shape, a.dtype), (b.shape, b.dtype));
-        self.attach(output, &[a, b], move |torch, gradient| {
-            let (own, other) = saved.unwrap_or((None, None));
-            let own = own.map(|saved| saved.get(torch));
-            let other = other.map(|saved| saved.get(torch));
-            // Gradients are computed in the alphabetical order of the arguments' names: `other` before `self`.
-            let mut keep = Vec::new();
-            let for_b = need_b.then(|| match kind {
-                Binary::Add => gradient.clone(),
-                Binary::Sub => torch.pointwise("neg", &[&gradient], gradient.dtype),
-                Binary::Div => {
-                    let ratio = torch.pointwise("div", &[&gradient], gradient.dtype);
-                    let again = torch.pointwise("div", &[&gradient], gradient.dtype);
-                    let negative = torch.pointwise("neg", &[&gradient], gradient.dtype);
-                    keep.extend([ratio, again, negative]);
-                    torch.pointwise("mul", &[&gradient], gradient.dtype)
-                }
-                _ => product(torch, &gradient, own.as_ref()),
-            });
-            let for_a = need_a.then(|| match kind {
-                Binary::Add | Binary::Sub => gradient.clone(),
-                Binary::Div => torch.pointwise("div", &[&gradient], gradient.dtype),
-                _ => product(torch, &gradient, other.as_ref()),
-            });
-            drop((own, other, keep));
-            let for_a = for_a.map(|g| torch.reduce_to(g, to_a.0, to_a.1));
-            let for_b = for_b.map(|g| torch.reduce_to(g, to_b.0, to_b.1));
-            smallvec![for_a, for_b]
-        })
+        self.attach_binary(kind, output, a, b, saved.unwrap_or_default())
+    }
+
+    /// `where(self == other, gradient / 2, gradient).masked_fill_(self < other, 0)`.
+    fn larger_backward(&mut self, gradient: &Tensor) -> Tensor {
+        let equal = self.pointwise("compare", &[gradient], DType::Bool);
+        let half = self.pointwise("div", &[gradient], gradient.dtype);
+        let chosen = self.pointwise("where", &[gradient], gradient.dtype);
+        let smaller = self.pointwise("compare", &[gradient], DType::Bool);
+        drop((equal, half, smaller));
+        chosen
     }
 
     /// `x op number`.
@@ -137,25 +120,57 @@ impl Torch {
         })
     }
 
-    /// `a op= b`: the first input's storage is used again.
+    /// `a op= b`: the first input's storage is used again; where its old contents decide a gradient, torch keeps a copy.
     pub fn in_place(&mut self, kind: Binary, a: &Tensor, b: &Tensor) -> Tensor {
-        let records = self.records(&[a, b]);
-        let keeps = records && kind == Binary::Mul;
-        let saved_b = (keeps && a.needs_grad()).then(|| Saved::new(self, b));
-        let saved_a = (keeps && b.needs_grad()).then(|| Saved::new(self, a));
+        let keeps = self.records(&[a, b]) && matches!(kind, Binary::Mul | Binary::Div);
+        let other = (keeps && (a.needs_grad() || kind == Binary::Div)).then(|| Saved::new(self, b));
+        let own = (keeps && b.needs_grad()).then(|| {
+            let copy = self.pointwise("clone", &[&a.detached()], a.dtype);
+            Saved::new(self, &copy)
+        });
         let output = a.detached();
-        if !records {
+        if !self.records(&[a, b]) {
             return output;
         }
+        self.attach_binary(kind, output, a, b, (own, other))
+    }
+
+    /// The gradients of `a op b`, by what of them was kept: `a`, `b`.
+    fn attach_binary(
+        &mut self,
+        kind: Binary,
+        output: Tensor,
+        a: &Tensor,
+        b: &Tensor,
+        (own, other): (Option<Saved>, Option<Saved>),
+    ) -> Tensor {
         let (need_a, need_b) = (a.needs_grad(), b.needs_grad());
         let (to_a, to_b) = ((a.shape, a.dtype), (b.shape, b.dtype));
         self.attach(output, &[a, b], move |torch, gradient| {
-            let other = saved_b.map(|saved| saved.get(torch));
-            let own = saved_a.map(|saved| saved.get(torch));
-            let mul = kind == Binary::Mul;
-            let for_b = need_b.then(|| if mul { product(torch, &gradient, own.as_ref()) } else { gradient.clone() });
-            let for_a = need_a.then(|| if mul { product(torch, &gradient, other.as_ref()) } else { gradient.clone() });
-            drop((own, other));
+            let own = own.map(|saved| saved.get(torch));
+            let other = other.map(|saved| saved.get(torch));
+            // Gradients are computed in the alphabetical order of the arguments' names: `other` before `self`.
+            let mut keep = Vec::new();
+            let for_b = need_b.then(|| match kind {
+                Binary::Add => gradient.clone(),
+                Binary::Sub => torch.pointwise("neg", &[&gradient], gradient.dtype),
+                Binary::Div => {
+                    let ratio = torch.pointwise("div", &[&gradient], gradient.dtype);
+                    let again = torch.pointwise("div", &[&gradient], gradient.dtype);
+                    let negative = torch.pointwise("neg", &[&gradient], gradient.dtype);
+                    keep.extend([ratio, again, negative]);
+                    torch.pointwise("mul", &[&gradient], gradient.dtype)
+                }
+                Binary::Max | Binary::Min => torch.larger_backward(&gradient),
+                _ => product(torch, &gradient, own.as_ref()),
+            });
+            let for_a = need_a.then(|| match kind {
+                Binary::Add | Binary::Sub => gradient.clone(),
+                Binary::Div => torch.pointwise("div", &[&gradient], gradient.dtype),
+                Binary::Max | Binary::Min => torch.larger_backward(&gradient),
+                _ => product(torch, &gradient, other.as_ref()),
+            });
+            drop((own, other, keep));
             let for_a = for_a.map(|g| torch.reduce_to(g, to_a.0, to_a.1));
             let for_b = for_b.map(|g| torch.reduce_to(g, to_b.0, to_b.1));
             smallvec![for_a, for_b]

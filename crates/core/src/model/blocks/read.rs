@@ -49,6 +49,16 @@ pub fn rotary_dim(config: &Config<'_>, head_dim: u64, default_factor: f64) -> Re
     Ok((head_dim as f64 * factor.clamp(0.0, 1.0)) as u64)
 }
 
+/// Whether rotary frequencies depend on how long the batch is (`dynamic_rope_update` of transformers).
+pub fn follows_length(config: &Config<'_>) -> bool {
+    let kind = |section: &str| {
+        let section = config.section(section);
+        section.get("rope_type").or_else(|| section.get("type")).and_then(|kind| kind.as_str())
+    };
+    let kind = kind("rope_parameters").or_else(|| kind("rope_scaling"));
+    kind.is_some_and(|kind| kind.contains("dynamic") || kind == "longrope")
+}
+
 /// The window of every layer by `layer_types`, or by the class's own rule where that key is absent.
 ///
 /// `window` is what the layers named `sliding_attention` see; without one they see everything.

@@ -10,7 +10,11 @@ fn words(model_type: &str) -> impl Iterator<Item = &'static str> {
 
 /// Which of them transformers has for a type.
 pub(super) fn of(model_type: &str) -> impl Iterator<Item = Task> {
-    words(model_type).map(|word| if word == "tokens" { Task::TokenClassification } else { Task::QuestionAnswering })
+    words(model_type).map(|word| match word {
+        "tokens" => Task::TokenClassification,
+        "choices" => Task::MultipleChoice,
+        _ => Task::QuestionAnswering,
+    })
 }
 
 /// What the class that finds answers calls the model inside it.

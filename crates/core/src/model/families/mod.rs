@@ -33,7 +33,7 @@ pub struct Family {
 /// Families by kind, with the heads that most of a kind have.
 const FOLDERS: [(&[&Family], &[Task]); 11] = [
     (decoders::ALL, &[Task::CausalLm, Task::Base, Task::SequenceClassification]),
-    (gpt::ALL, &[Task::CausalLm, Task::Base]),
+    (gpt::ALL, &[Task::CausalLm, Task::Base, Task::SequenceClassification]),
     (mixtures::ALL, &[Task::CausalLm, Task::Base]),
     (hybrids::ALL, &[Task::CausalLm, Task::Base]),
     (encoders::ALL, &[Task::MaskedLm, Task::Base, Task::SequenceClassification, Task::PreTraining]),

@@ -7,6 +7,7 @@
 mod condition;
 mod expression;
 mod facts;
+pub mod passes;
 pub mod program;
 
 use std::io::Read;
@@ -59,6 +60,11 @@ pub fn source(model_type: &str) -> Option<String> {
     find(model_type)?["from"].as_str().map(str::to_owned)
 }
 
+/// Whether a learned type's forward pass came along too.
+pub fn runs(model_type: &str, task: Task) -> bool {
+    passes::known(model_type, task.class())
+}
+
 /// The heads that a learned type has; nothing, where it was not learned.
 pub fn tasks(model_type: &str) -> Option<Vec<Task>> {
     let classes = find(model_type)?;
@@ -70,6 +76,9 @@ fn build(config: &Config<'_>, task: Task, graph: &mut Graph) -> Result<(), Model
     let known = find(model_type).unwrap_or(Value::Null);
     let table = &known["classes"][task.class()];
     if graph.inputs != super::Inputs::inventory() {
+        if let Some(pass) = passes::find(config.object(), model_type, task.class())? {
+            return program::read(&Value::Object(pass), graph);
+        }
         return Err(ModelError::Unsupported {
             what: format!("running the type {model_type}, of which the parameters alone are known,"),
             hint: "learn its forward pass with `vramcast learn config.json --out model.json` and ask of model.json"

@@ -2,7 +2,7 @@
 //!
 //! The file is a config of its own type, `learned_program`: every door that takes a config.json takes it. Steps name an
 //! operation, the module whose code it is, the values it reads and the sizes of those it makes; `repeat` stands for layers
-//! that do the same, in which values count from the layer's start and those from before the first layer are written as text.
+//! that do the same, in which values count from the layer's start and those from before it and the layer before are written as text.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,8 @@ use super::expression;
 use crate::dtype::DType;
 use crate::model::facts::Facts;
 use crate::model::op::{
-    Activation, Binary, Cast, Convolution, Input, LinearLayout, Loss, Norm, Op, ParameterId, Reduction, Role, Unary,
+    Activation, Binary, Cast, Convolution, ExpertStyle, Experts, Input, LinearLayout, Loss, Norm, Op, ParameterId,
+    Reduction, Role, Unary,
 };
 use crate::model::program::ModuleKind;
 use crate::model::shape::MAX_DIMS;
@@ -33,7 +34,11 @@ pub static FAMILY: Family = Family {
 const MOST_STEPS: usize = 1 << 21;
 
 fn build(config: &Config<'_>, _: Task, graph: &mut Graph) -> Result<(), ModelError> {
-    let document = Json::Object(config.object().clone());
+    read(&Json::Object(config.object().clone()), graph)
+}
+
+/// Puts a recorded program into the graph.
+pub(super) fn read(document: &Json, graph: &mut Graph) -> Result<(), ModelError> {
     if graph.inputs.past > 0 {
         return Err(ModelError::Unsupported {
             what: "generating with a learned program".into(),
@@ -51,8 +56,8 @@ fn build(config: &Config<'_>, _: Task, graph: &mut Graph) -> Result<(), ModelErr
     // What is counted does not run; how large images are is not known then.
     let counted = reader.graph.inputs == Inputs::inventory();
     reader
-        .modules(&document)
-        .and_then(|()| if counted { Ok(()) } else { reader.pass(&document) })
+        .modules(document)
+        .and_then(|()| if counted { Ok(()) } else { reader.pass(document) })
         .map_err(|problem| ModelError::Inconsistent { module: "learned program".into(), problem })
 }
 
@@ -273,15 +278,16 @@ impl Reader<'_> {
     /// How many inputs an operation reads at the least.
     fn needs(&self, op: &Op) -> usize {
         match op {
-            Op::Input(_) | Op::Parameter(_) | Op::Buffer(_) | Op::ModelBuffer | Op::Fill(_) => 0,
+            Op::Input(_) | Op::Parameter(_) | Op::Buffer(_) | Op::ModelBuffer | Op::Fill(_) | Op::FillModel => 0,
             Op::Binary(_)
             | Op::InPlace(_)
+            | Op::Assign { .. }
             | Op::MatMul
             | Op::Gather(_)
             | Op::Index
             | Op::Loss(_)
             | Op::MaskedFill { .. } => 2,
-            Op::AddMatMul | Op::Where | Op::MaskedScatter | Op::ScaledDotProduct { .. } => 3,
+            Op::AddMatMul | Op::Where | Op::MaskedScatter | Op::ScaledDotProduct { .. } | Op::Experts(_) => 3,
             _ => 1,
         }
     }
@@ -304,8 +310,7 @@ impl Reader<'_> {
             "buffer" => dtype(word(4)).map_or(Op::ModelBuffer, Op::Buffer),
             "fill" => match dtype(word(4)) {
                 Some(dtype) => Op::Fill(dtype),
-                // Made in the type of the weights.
-                None => Op::Fill(DType::BF16),
+                None => Op::FillModel,
             },
             "embedding" => Op::Embedding { weight: self.needed(&step[4], turn)? },
             "linear" => Op::Linear {
@@ -333,12 +338,7 @@ impl Reader<'_> {
                 Op::ScaledDotProduct { causal: step[4] == true, dropout: step[5] == true, grouped: step[6] == true }
             }
             "dropout" => Op::Dropout { per_mille: 100 },
-            "activation" => Op::Activation(match word(4) {
-                "silu" => Activation::Silu,
-                "relu" => Activation::Relu,
-                "mish" => Activation::Mish,
-                _ => Activation::Gelu,
-            }),
+            "activation" => Op::Activation(activation(word(4))),
             "softmax" => Op::Softmax { dim: dim(4)?, dtype: step[5].as_str().and_then(dtype) },
             "matmul" => Op::MatMul,
             "add_matmul" => Op::AddMatMul,
@@ -366,6 +366,7 @@ impl Reader<'_> {
             "in_place" => match word(4) {
                 "relu" => Op::InPlaceUnary(Unary::Relu),
                 "scaled" => Op::InPlaceUnary(Unary::Neg),
+                "assign" => Op::Assign { dim: 0, start: 0 },
                 other => Op::InPlace(binary(other)?),
             },
             "reduce" => Op::Reduce {
@@ -401,9 +402,50 @@ impl Reader<'_> {
                 "binary" => Loss::BinaryCrossEntropy,
                 _ => Loss::MeanSquared,
             }),
+            "detach" => Op::Detach,
+            "experts" => self.experts(step, turn)?,
             "return" => Op::Return,
             other => return Err(format!("{other} with {} inputs is no operation of this version", inputs.len())),
         })
+    }
+}
+
+impl Reader<'_> {
+    /// Experts by transformers' interface: how many a token goes to, whether there is a gate, the activation, how weights
+    /// lie, and the parameters.
+    fn experts(&self, step: &Json, turn: Turn) -> Read<Op> {
+        let [gate_up, down] = [8, 9].map(|place| self.needed(&step[place], turn));
+        let (gate_up, down) = (gate_up?, down?);
+        let shape = self.graph.shape_of(down);
+        let (transposed, gated) = (step[7] == true, step[5] == true);
+        if shape.rank() != 3 {
+            return Err("experts: weights of three dimensions are missing".into());
+        }
+        let biases = match step[10].is_null() {
+            true => None,
+            false => Some((self.needed(&step[10], turn)?, self.needed(&step[11], turn)?)),
+        };
+        Ok(Op::Experts(Experts {
+            count: shape.size(0),
+            top_k: step[4].as_u64().unwrap_or(1),
+            gate_up,
+            down,
+            biases,
+            width: shape.size(if transposed { 1 } else { 2 }),
+            gated,
+            activation: activation(step[6].as_str().unwrap_or_default()),
+            transposed,
+            style: ExpertStyle::Interface,
+        }))
+    }
+}
+
+fn activation(name: &str) -> Activation {
+    match name {
+        "silu" => Activation::Silu,
+        "relu" => Activation::Relu,
+        "mish" => Activation::Mish,
+        _ => Activation::Gelu,
     }
 }
 

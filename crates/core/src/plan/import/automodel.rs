@@ -31,7 +31,10 @@ const KEYS: &[Row] = &[
     ),
     Row("model.torch_dtype model.dtype", Sense::Read("weights")),
     Row("model.attn_implementation", Sense::Read("attention")),
-    Row("peft peft.dim peft.dropout peft.target_modules peft.match_all_linear peft.use_dora", Sense::Read("adapter")),
+    Row(
+        "peft peft.dim peft.alpha peft.dropout peft.target_modules peft.match_all_linear peft.use_dora",
+        Sense::Read("adapter"),
+    ),
     Row(
         "quantization.load_in_4bit quantization.load_in_8bit quantization.bnb_4bit_quant_type \
          quantization.bnb_4bit_use_double_quant",
@@ -144,17 +147,34 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         reader.set("kernels", "liger");
     }
     frozen(&mut reader, adapter);
-    if reader.get("step_scheduler.global_batch_size").is_some() {
-        reader
-            .notes
-            .push("global_batch_size: micro-batches follow from the cards; --gradient-accumulation says them".into());
-    }
+    steps(&mut reader);
     reader.finish(None, model)
 }
+
+/// Micro-batches of a step, out of the rows of all replicas (recipes/llm/train_ft.py); a pipeline cuts its batch otherwise.
+fn steps(reader: &mut Reader<'_>) {
+    let Some(all) = reader.number("step_scheduler.global_batch_size") else { return };
+    let micro = reader.number("step_scheduler.local_batch_size").unwrap_or(1).max(1);
+    reader.set("batch.batch_size", micro);
+    let set = |place: &str| reader.was_set(place).and_then(whole);
+    let axis = |name: &str| set(&format!("parallel.mesh.{name}")).unwrap_or(1).max(1);
+    if axis("pp") > 1 {
+        let note = "global_batch_size: micro-batches follow from the cards; --gradient-accumulation says them";
+        return reader.notes.push(note.into());
+    }
+    let said = reader.beside.cards.or(set("parallel.gpus"));
+    let cards = said.unwrap_or(if reader.spreads() { USUAL_CARDS } else { 1 });
+    let replicas = (cards / (axis("tp") * axis("cp"))).max(1);
+    reader.set("gradient_accumulation", (all / micro.saturating_mul(replicas)).max(1));
+}
+
+/// Cards of a node, where nobody says how many there are.
+const USUAL_CARDS: u64 = 8;
 
 fn lora(reader: &mut Reader<'_>) {
     reader.set("adapter.method", "lora");
     reader.number_to("peft.dim", "adapter.rank");
+    reader.real_to("peft.alpha", "adapter.alpha");
     if let Some(dropout) = reader.real("peft.dropout") {
         reader.set("adapter.dropout", dropout);
     }

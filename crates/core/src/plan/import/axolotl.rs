@@ -28,7 +28,7 @@ const KEYS: &[Row] = &[
     Row("sequence_len", Sense::Whole("batch.seq_len")),
     Row("sample_packing pad_to_sequence_len multipack_real_batches pretrain_multipack_attn", Sense::Read("batch.mask")),
     Row(
-        "adapter lora_r lora_dropout lora_target_modules lora_target_linear lora_modules_to_save \
+        "adapter lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_modules_to_save \
          lora_target_parameters peft_layers_to_transform peft_use_dora peft_autocast_adapter_dtype",
         Sense::Read("adapter"),
     ),
@@ -136,7 +136,7 @@ const KEYS: &[Row] = &[
         ),
     ),
     Row(
-        "reinit_weights peft.* loraplus_* lora_alpha lora_fan_in_fan_out lora_model_dir peft_use_rslora \
+        "reinit_weights peft.* loraplus_* lora_fan_in_fan_out lora_model_dir peft_use_rslora \
          peft_init_lora_weights lora_alpha_pattern qlora_sharded_model_loading lora_on_cpu merge_* \
          peft_ensure_weight_tying lora_out_dir",
         Sense::Harmless("how adapters start, are scaled, loaded and merged"),
@@ -199,6 +199,9 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     let model = reader.text("base_model").map(str::to_owned);
     packing(&mut reader);
     let (four, eight) = (reader.is_on("load_in_4bit"), reader.is_on("load_in_8bit"));
+    if four && eight {
+        reader.faults.add(super::both("load_in_4bit", "load_in_8bit"));
+    }
     let adapter = match reader.text("adapter") {
         None | Some("") => false,
         Some("lora" | "qlora" | "dora") => true,
@@ -284,6 +287,11 @@ fn spread(reader: &mut Reader<'_>, types: &Types<'_>) -> Option<Value> {
         | degree("sequence_parallel_degree", "parallel.mesh.cp", reader)
         | degree("dp_shard_size", "parallel.mesh.dp_shard", reader)
         | degree("dp_replicate_size", "parallel.mesh.dp_replicate", reader);
+    if reader.was_set("parallel.mesh.cp").is_some() && reader.was_set("attention").is_some_and(|kind| kind != "sdpa") {
+        // integrations/ring_flash_attn: rings of flash attention, whose blocks are as large.
+        reader.set("attention", "sdpa");
+        reader.say("context_parallel_size", "rings of flash attention are simulated as torch's ring of SDPA");
+    }
     if said(reader, "fsdp") || said(reader, "fsdp_config") || split {
         let newer = ["reshard_after_forward", "fsdp_reshard_after_forward"];
         let two = newer.iter().any(|key| said(reader, &format!("fsdp_config.{key}"))) || split;
@@ -325,6 +333,9 @@ fn precision(reader: &mut Reader<'_>) -> Option<&'static str> {
     let (bf16, fp16) = (reader.get("bf16"), reader.is_on("fp16"));
     let (pure_bf16, pure_fp16) = (reader.is_on("bfloat16"), reader.is_on("float16"));
     let off = bf16.is_some_and(|value| *value == false || value == "false");
+    if fp16 && bf16.is_some_and(|value| *value == true || value == "true" || value == "full") {
+        reader.faults.add(super::both("bf16", "fp16"));
+    }
     if pure_bf16 || pure_fp16 {
         reader.set("weights", if pure_bf16 { "bf16" } else { "fp16" });
         reader.set("autocast", Value::Null);

@@ -33,6 +33,26 @@ const ARGUMENTS: &[(&str, &str)] = &[
     ("model.recompute_num_layers", "recompute_num_layers"),
     ("model.recompute_modules", "recompute_modules"),
     ("model.mtp_num_layers", "mtp_num_layers"),
+    ("model.virtual_pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+    ("model.pipeline_model_parallel_layout", "pipeline_model_parallel_layout"),
+    ("model.num_layers_in_first_pipeline_stage", "num_layers_in_first_pipeline_stage"),
+    ("model.num_layers_in_last_pipeline_stage", "num_layers_in_last_pipeline_stage"),
+    ("model.account_for_embedding_in_pipeline_split", "account_for_embedding_in_pipeline_split"),
+    ("model.account_for_loss_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+    ("model.cross_entropy_loss_fusion", "cross_entropy_loss_fusion"),
+    ("model.cross_entropy_fusion_impl", "cross_entropy_fusion_impl"),
+    ("model.cp_comm_type", "cp_comm_type"),
+    ("model.moe_token_dispatcher_type", "moe_token_dispatcher_type"),
+    ("model.moe_flex_dispatcher_backend", "moe_flex_dispatcher_backend"),
+    ("model.moe_router_dtype", "moe_router_dtype"),
+    ("model.moe_shared_expert_overlap", "moe_shared_expert_overlap"),
+    ("optimizer.use_precision_aware_optimizer", "use_precision_aware_optimizer"),
+    ("optimizer.exp_avg_dtype", "exp_avg_dtype"),
+    ("optimizer.exp_avg_sq_dtype", "exp_avg_sq_dtype"),
+    ("optimizer.optimizer_cpu_offload", "optimizer_cpu_offload"),
+    ("optimizer.optimizer_offload_fraction", "optimizer_offload_fraction"),
+    ("ddp.use_megatron_fsdp", "use_megatron_fsdp"),
+    ("ddp.data_parallel_sharding_strategy", "data_parallel_sharding_strategy"),
     ("ddp.use_distributed_optimizer", "use_distributed_optimizer"),
     ("ddp.overlap_grad_reduce", "overlap_grad_reduce"),
 ];
@@ -43,7 +63,13 @@ const KEYS: &[Row] = &[
         "train.micro_batch_size train.global_batch_size model.seq_length dataset.seq_length \
          model.tensor_model_parallel_size model.pipeline_model_parallel_size model.context_parallel_size \
          model.expert_model_parallel_size model.expert_tensor_parallel_size model.sequence_parallel model.recompute_* \
-         model.mtp_num_layers ddp.use_distributed_optimizer ddp.overlap_grad_reduce",
+         model.mtp_num_layers ddp.use_distributed_optimizer ddp.overlap_grad_reduce \
+         model.virtual_pipeline_model_parallel_size model.pipeline_model_parallel_layout model.num_layers_in_* \
+         model.account_for_* model.cross_entropy_loss_fusion model.cross_entropy_fusion_impl model.cp_comm_type \
+         model.moe_token_dispatcher_type model.moe_flex_dispatcher_backend model.moe_router_dtype \
+         model.moe_shared_expert_overlap optimizer.use_precision_aware_optimizer optimizer.exp_avg_dtype \
+         optimizer.exp_avg_sq_dtype optimizer.optimizer_cpu_offload optimizer.optimizer_offload_fraction \
+         ddp.use_megatron_fsdp ddp.data_parallel_sharding_strategy",
         Sense::Read("as Megatron-LM's arguments of these names"),
     ),
     Row(
@@ -60,21 +86,9 @@ const KEYS: &[Row] = &[
     ),
     Row("mixed_precision.*", Sense::Harmless("scales of losses and of fp8")),
     Row("ddp.grad_reduce_in_fp32", Sense::Said("mixed_precision's own is laid over it")),
-    Row("peft peft.*", Sense::Refused("adapters under Megatron are not simulated")),
-    Row(
-        "ddp.use_megatron_fsdp model.fine_grained_activation_offloading",
-        Sense::Refused("say it by flags beside --engine megatron"),
-    ),
-    Row(
-        "model.virtual_pipeline_model_parallel_size model.pipeline_model_parallel_layout model.num_layers_in_* \
-         model.account_for_*",
-        Sense::Said("stages are cut evenly, one a card"),
-    ),
+    Row("peft peft.*", Sense::Read("parallel.engine.megatron.lora")),
+    Row("model.fine_grained_activation_offloading", Sense::Refused("leave it out: it is not simulated")),
     Row("model.freeze_*", Sense::Said("which of its parts are trained is not simulated: all are")),
-    Row(
-        "optimizer.use_precision_aware_optimizer optimizer.optimizer_cpu_offload",
-        Sense::Said("states are simulated in fp32 on the card"),
-    ),
     Row(
         "model.num_layers model.hidden_size model.kv_channels model.vocab_size model.config*",
         Sense::Said("the model is taken as it is published"),
@@ -100,6 +114,8 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         ("use_distributed_optimizer", json!(true)),
         ("overlap_grad_reduce", json!(true)),
         ("bf16", json!(true)),
+        ("cross_entropy_loss_fusion", json!(true)),
+        ("cross_entropy_fusion_impl", json!("te")),
     ]
     .into_iter()
     .map(|(key, value)| (key.to_owned(), value))
@@ -110,17 +126,37 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         }
     }
     precision(&mut reader, &mut flat);
-    if reader.get("peft").is_some_and(|peft| !is_off(peft)) {
-        reader.refuse("peft", "an adapter", "adapters under Megatron are not simulated; `--lora` runs PEFT's");
-    }
+    adapter(&mut reader);
     let model =
         reader.get("model").and_then(named).or_else(|| reader.text("tokenizer.tokenizer_model").map(str::to_owned));
     let mut read = reader.finish(None, model)?;
-    let megatron = megatron::read(&Value::Object(flat), &Beside { without: &[], ..*beside })?;
+    let megatron = megatron::read(&Value::Object(flat), &Beside { without: &[], name: megatron::BRIDGE, ..*beside })?;
     read.changes.extend(megatron.changes);
     read.notes.extend(megatron.notes);
     read.unsimulated.extend(megatron.unsimulated);
     Ok(read)
+}
+
+/// `LoRA(dim=…, target_modules=[…])` (peft/lora.py); its `DoRA` and canonical kin are refused.
+fn adapter(reader: &mut Reader<'_>) {
+    const TARGETS: [&str; 4] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"];
+    let Some(peft) = reader.part("peft").filter(|peft| !is_off(peft)) else { return };
+    let name = python::called(peft).or_else(|| peft.as_str()).unwrap_or("LoRA");
+    if !["lora", "default_peft_config"].contains(&name.to_lowercase().as_str()) {
+        return reader.refuse("peft", name, "use LoRA");
+    }
+    if peft["0"].as_str().is_some_and(|kind| kind != "lora") {
+        return reader.refuse("peft", peft["0"].as_str().unwrap_or_default(), "use LoRA");
+    }
+    reader.set("parallel.engine.megatron.lora.dim", peft["dim"].as_u64().unwrap_or(32));
+    if let Some(names) = peft["target_modules"].as_array() {
+        let known = |name: &&Value| name.as_str().is_some_and(|name| TARGETS.contains(&name));
+        let ours: Vec<&Value> = names.iter().filter(known).collect();
+        if ours.len() < names.len() {
+            reader.say("peft.target_modules", "adapters of other linears than attention's and the MLP's are left out");
+        }
+        reader.set("parallel.engine.megatron.lora.targets", json!(ours));
+    }
 }
 
 /// A recipe of training/mixed_precision.py by its name, and fields of its class over it.

@@ -25,7 +25,7 @@ const KEYS: &[Row] = &[
     Row("quantize", Sense::Read("quantization")),
     Row("devices num_nodes", Sense::Read("parallel.gpus, parallel.nodes; FSDP on several")),
     Row(
-        "lora_r lora_dropout lora_query lora_key lora_value lora_projection lora_mlp lora_head",
+        "lora_r lora_alpha lora_dropout lora_query lora_key lora_value lora_projection lora_mlp lora_head",
         Sense::Read("adapter"),
     ),
     Row("optimizer optimizer.class_path", Sense::Read("optimizer.kind")),
@@ -33,7 +33,7 @@ const KEYS: &[Row] = &[
     Row("optimizer.init_args.*", Sense::Harmless("the course of training, not its memory")),
     Row("train.tie_embeddings", Sense::Refused("ties of weights are the model's config's")),
     Row(
-        "lora_alpha train.* eval* seed resume out_dir logger_name log.* access_token tokenizer_dir data* kv_cache*",
+        "train.* eval* seed resume out_dir logger_name log.* access_token tokenizer_dir data* kv_cache*",
         Sense::Harmless("which data, what is logged and saved, the course of training"),
     ),
 ];
@@ -45,20 +45,26 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     let pretrained = reader.text("model_name").map(str::to_owned);
     let model = place.map(plain).or(pretrained);
     let cards = cards(&mut reader);
-    let pretrains = reader.get("model_name").is_some() || reader.get("initial_checkpoint_dir").is_some();
-    if let Some(micro) = reader.number("train.micro_batch_size") {
-        reader.set("batch.batch_size", micro);
-        if let Some(all) = reader.number("train.global_batch_size") {
-            // `gradient_accumulation_iters` of args.py.
-            reader.set("gradient_accumulation", (all / cards.max(1) / micro.max(1)).max(1));
-        }
-    }
+    let pretrains = beside.recipe == Some("pretrain")
+        || reader.get("model_name").is_some()
+        || reader.get("initial_checkpoint_dir").is_some();
+    // `TrainArgs` that pretrain.py and finetune/*.py begin with; `gradient_accumulation_iters` of args.py.
+    let (all, micro) = if pretrains { (512, 4) } else { (16, 1) };
+    let micro = reader.number("train.micro_batch_size").unwrap_or(micro);
+    let all = reader.number("train.global_batch_size").unwrap_or(all);
+    reader.set("batch.batch_size", micro);
+    reader.set("gradient_accumulation", (all / cards.max(1) / micro.max(1)).max(1));
     reader.number_to("train.max_seq_length", "batch.seq_len");
     if let Some(norm) = reader.real("train.max_norm") {
         reader.set("clip", norm > 0.0);
     }
     match reader.text("precision") {
-        None => {}
+        None if reader.get("quantize").is_some() => {
+            let fault = Fault::new("", "quantize without precision: LitGPT's default is bf16-mixed, which it refuses");
+            reader.faults.add(fault.or("add precision: bf16-true"));
+        }
+        // `get_default_supported_precision(training=True)` of utils.py.
+        None => mixed(&mut reader, "bf16"),
         Some("bf16-true") => pure(&mut reader, "bf16"),
         Some("16-true") => pure(&mut reader, "fp16"),
         Some("32-true" | "32") => pure(&mut reader, "fp32"),
@@ -89,7 +95,9 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
             true
         }
     };
-    if value.get("lora_r").is_some() || quantised {
+    // `litgpt finetune` is `finetune_lora` (__main__.py).
+    let adapts = matches!(beside.recipe, Some("finetune" | "finetune_lora"));
+    if value.get("lora_r").is_some() || quantised || adapts {
         lora(&mut reader);
     }
     optimizer(&mut reader, quantised);
@@ -134,7 +142,9 @@ fn mixed(reader: &mut Reader<'_>, compute: &str) {
 
 fn lora(reader: &mut Reader<'_>) {
     reader.set("adapter.method", "lora");
-    reader.number_to("lora_r", "adapter.rank");
+    let rank = reader.number("lora_r").unwrap_or(8);
+    reader.set("adapter.rank", rank);
+    reader.real_to("lora_alpha", "adapter.alpha");
     if let Some(dropout) = reader.real("lora_dropout") {
         reader.set("adapter.dropout", dropout);
     }
@@ -147,7 +157,19 @@ fn lora(reader: &mut Reader<'_>) {
             names.push(key);
         }
     }
-    reader.set("adapter.targets", json!(names));
+    if !reader.spreads() {
+        return reader.set("adapter.targets", json!(names));
+    }
+    // On several cards transformers' code stands in, whose modules have other names.
+    let theirs = names.iter().map(|name| match *name {
+        "query" => "q_proj|query_key_value|qkv_proj",
+        "key" => "k_proj|query_key_value|qkv_proj",
+        "value" => "v_proj|query_key_value|qkv_proj",
+        "projection" => "o_proj|dense|out_proj",
+        "mlp" => "gate_proj|up_proj|down_proj|gate_up_proj|fc1|fc2|dense_h_to_4h|dense_4h_to_h",
+        _ => "lm_head|embed_out",
+    });
+    reader.set("adapter.targets", format!(".*({})", theirs.collect::<Vec<_>>().join("|")));
 }
 
 fn optimizer(reader: &mut Reader<'_>, quantised: bool) {

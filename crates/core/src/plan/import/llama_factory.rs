@@ -29,7 +29,7 @@ const KEYS: &[Row] = &[
     Row("stage finetuning_type", Sense::Read("what is trained")),
     Row("cutoff_len", Sense::Whole("batch.seq_len")),
     Row(
-        "lora_rank lora_dropout lora_target additional_target use_dora oft_block_size oft_rank oft_target \
+        "lora_rank lora_alpha lora_dropout lora_target additional_target use_dora oft_block_size oft_rank oft_target \
          freeze_trainable_layers freeze_trainable_modules freeze_extra_modules",
         Sense::Read("adapter, frozen"),
     ),
@@ -102,7 +102,7 @@ const KEYS: &[Row] = &[
         Sense::Said("the model is taken as it is published"),
     ),
     Row(
-        "lora_alpha loraplus_* use_rslora pissa_* create_new_adapter adapter_name_or_path adapter_folder \
+        "loraplus_* use_rslora pissa_* create_new_adapter adapter_name_or_path adapter_folder \
          module_dropout offload_folder export_* print_param_status",
         Sense::Harmless("how adapters start, are scaled, loaded and merged"),
     ),
@@ -288,6 +288,10 @@ fn megatron(reader: &mut Reader<'_>) {
 
 fn lora(reader: &mut Reader<'_>) {
     reader.number_to("lora_rank", "adapter.rank");
+    // Twice the rank where it is not said (hparams/finetuning_args.py).
+    let rank = reader.number("lora_rank").unwrap_or(8);
+    let alpha = reader.real("lora_alpha").unwrap_or(rank as f64 * 2.0);
+    reader.set("adapter.alpha", alpha);
     if let Some(dropout) = reader.real("lora_dropout") {
         reader.set("adapter.dropout", dropout);
     }

@@ -20,7 +20,10 @@ const KEYS: &[Row] = &[
     Row("micro_batch_size", Sense::Whole("batch.batch_size")),
     Row("cutoff_len", Sense::Whole("batch.seq_len")),
     Row("gradient_accumulation_steps", Sense::Whole("gradient_accumulation")),
-    Row("peft_config.name peft_config.r peft_config.lora_dropout peft_config.target_modules", Sense::Read("adapter")),
+    Row(
+        "peft_config.name peft_config.r peft_config.lora_alpha peft_config.lora_dropout peft_config.target_modules",
+        Sense::Read("adapter"),
+    ),
     Row("quant_config.name quant_config.quantization_bit", Sense::Read("quantization")),
     Row("dist_config.name dist_config.config_file", Sense::Read("parallel.engine")),
     Row("kernel_config.name optim_config.name flash_attn", Sense::Read("kernels, optimizer.kind, attention")),
@@ -41,7 +44,7 @@ const KEYS: &[Row] = &[
         Sense::Said("kernels of its own are not simulated: transformers' code runs in their place"),
     ),
     Row(
-        "init_config.* dist_config.dcp_path peft_config.lora_alpha peft_config.adapter_name_or_path optim_config.* \
+        "init_config.* dist_config.dcp_path peft_config.adapter_name_or_path optim_config.* \
          model_class train_dataset eval_dataset output_dir learning_rate max_steps num_train_epochs sample_backend \
          max_new_tokens trust_remote_code template seed batching_workers save_* logging_* report_to stage resume_* \
          lr_* warmup_* global_batch_size dataloader_*",
@@ -61,6 +64,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         Some("lora") => {
             reader.set("adapter.method", "lora");
             reader.number_to("peft_config.r", "adapter.rank");
+            reader.real_to("peft_config.lora_alpha", "adapter.alpha");
             if let Some(dropout) = reader.real("peft_config.lora_dropout") {
                 reader.set("adapter.dropout", dropout);
             }

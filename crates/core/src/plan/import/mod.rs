@@ -7,8 +7,9 @@
 //! | `trl` | what configs of TRL's other trainers have besides |
 //! | `axolotl`, `llama_factory`, `torchtune`, `torchtitan`, `litgpt` | theirs |
 //! | `accelerate`, `deepspeed` | who spreads a run |
-//! | `megatron`, `bridge` | Megatron-LM's and Megatron-Bridge's |
-//! | `automodel`, `roles` | NeMo Automodel's; verl's and OpenRLHF's |
+//! | `megatron`, `bridge`, `megatron_swift` | Megatron-LM's, Megatron-Bridge's, and ms-swift's around it |
+//! | `automodel`, `roles` | NeMo Automodel's; verl's and OpenRLHF's fine-tuning |
+//! | `verl`, `openrlhf` | the roles of their reinforcement learning |
 //! | `sharding` | FSDP and DeepSpeed inside the others' files |
 //! | `kinds` | which kind a file is, and those that are refused |
 //! | `table`, `reader` | what a key means, and reading by that |
@@ -26,7 +27,9 @@ mod litgpt;
 mod llama_factory;
 mod llama_factory_v1;
 mod megatron;
+mod megatron_swift;
 mod ms_swift;
+mod openrlhf;
 mod reader;
 mod roles;
 mod sharding;
@@ -35,12 +38,14 @@ mod torchtitan;
 mod torchtune;
 mod trainer;
 mod trl;
+mod verl;
 
 use serde_json::{Map, Value};
 
 use super::Fault;
-pub(crate) use reader::unread;
-pub(crate) use roles::openrlhf_roles;
+use super::placement::Placement;
+pub(crate) use openrlhf::placement as openrlhf_roles;
+pub(crate) use reader::{both, unread};
 pub use table::{Format, Row, Sense};
 pub(crate) use torchtitan::flavor as torchtitan_flavor;
 pub(crate) use torchtune::builder as torchtune_builder;
@@ -55,6 +60,8 @@ pub struct Imported {
     pub framework: Option<&'static str>,
     /// The model it names.
     pub model: Option<String>,
+    /// The model's `config.json`, where the file tells its sizes and no name.
+    pub config: Option<Value>,
     /// Whether it generates or serves instead of training.
     pub generates: bool,
     /// Places in the plan and their values, the later ones above.
@@ -65,6 +72,8 @@ pub struct Imported {
     pub notes: Vec<String>,
     /// What it asks for and is not simulated, by key, with what is in its place.
     pub unsimulated: Vec<String>,
+    /// Roles on shared cards, in a plan's place.
+    pub placement: Option<Placement>,
 }
 
 /// What is known around a file.
@@ -140,7 +149,10 @@ const FORMATS: &[Known] = &[
         let keys = ["datasets", "sequence_len", "micro_batch_size", "adapter", "pretraining_dataset"];
         file.contains_key("base_model") && keys.into_iter().any(|key| file.contains_key(key))
     }),
-    (ms_swift::read, &ms_swift::FORMAT, |file| file.contains_key("train_type") || file.contains_key("tuner_type")),
+    (megatron_swift::read, &megatron_swift::FORMAT, |_| false),
+    (ms_swift::read, &ms_swift::FORMAT, |file| {
+        ["train_type", "tuner_type", "rlhf_type"].iter().any(|key| file.contains_key(*key))
+    }),
     (megatron::read, &megatron::FORMAT, |file| {
         file.contains_key("tensor_model_parallel_size")
             || file.contains_key("hidden_size") && file.contains_key("micro_batch_size")

@@ -6,7 +6,7 @@ use super::reader::Reader;
 use super::sharding::FSDP_KEYS;
 use super::table::{Format, Row, Sense};
 use super::trainer::{self, arguments, attention, dtype};
-use super::{Beside, Imported};
+use super::{Beside, Imported, megatron_swift};
 use crate::plan::Fault;
 
 pub(super) const FORMAT: Format = Format {
@@ -18,11 +18,11 @@ pub(super) const FORMAT: Format = Format {
 
 const NOT: &str = "leave it out: it is not simulated";
 
-const KEYS: &[Row] = &[
+pub(super) const KEYS: &[Row] = &[
     Row("model model_id_or_path", Sense::Read("the model")),
     Row("max_length", Sense::Whole("batch.seq_len")),
     Row(
-        "train_type tuner_type sft_type lora_rank lora_dropout target_modules lora_target_modules modules_to_save \
+        "train_type tuner_type sft_type lora_rank lora_alpha lora_dropout target_modules lora_target_modules modules_to_save \
          use_dora",
         Sense::Read("adapter"),
     ),
@@ -39,15 +39,19 @@ const KEYS: &[Row] = &[
         "sequence_parallel_size tuner_backend galore_* use_galore lisa_* optimizer freeze_parameters* \
          trainable_parameters* template_backend device_map quant_* adalora_* vera_* boft_* fourier_* reft_* \
          llamapro_* use_ray fsdp muon* channels moe_* early_stop_interval init_strategy new_special_tokens \
-         problem_type num_labels task_type use_logits_to_keep loss_type use_chat_template zero_hpz_partition_size",
+         use_logits_to_keep use_chat_template zero_hpz_partition_size",
         Sense::Refused(NOT),
+    ),
+    Row(
+        "problem_type num_labels task_type loss_type",
+        Sense::Refused("it is another task: only language modelling is simulated of ms-swift"),
     ),
     Row(
         "rlhf_type beta reward_* ref_* teacher_* vllm_* num_generations",
         Sense::Refused("only supervised fine-tuning is simulated"),
     ),
     Row(
-        "lora_alpha use_rslora init_weights lora_bias lorap_* adapters resume_* bnb_4bit_compute_dtype \
+        "use_rslora init_weights lora_bias lorap_* adapters resume_* bnb_4bit_compute_dtype \
          bnb_4bit_quant_storage merge_lora lora_dtype use_hf model_type template system dataset val_dataset dataset_* \
          split_dataset_ratio streaming* shuffle_* train_dataloader_shuffle model_author model_name output_dir \
          add_version create_checkpoint_symlink max_pixels truncation_strategy loss_scale load_from_cache_file columns \
@@ -55,12 +59,17 @@ const KEYS: &[Row] = &[
          agent_template norm_bbox response_prefix padding_side cached_* lazy_tokenize enable_cache download_mode \
          remove_unused_columns ddp_* aligner_lr vit_lr acc_* metric* check_model hub_token ignore_args_error \
          load_args load_data_args packing_* is_training eval_* predict_with_generate enable_thinking save_* \
-         max_new_tokens temperature group_by_length add_non_thinking_prefix experts_impl",
+         max_new_tokens temperature group_by_length add_non_thinking_prefix experts_impl \
+         router_aux_loss_coef rope_scaling max_model_len infer_backend generation_* num_beams stop_words stream \
+         result_path write_batch_size do_sample top_p top_k repetition_penalty use_cache ENV ENV.*",
         Sense::Harmless("which data, what is logged and saved, the course of training"),
     ),
 ];
 
 pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<Fault>> {
+    if megatron_swift::is_marked(value) {
+        return megatron_swift::read(value, beside);
+    }
     let mut reader = Reader::new(&FORMAT, value, beside);
     let model = reader.text("model").or_else(|| reader.text("model_id_or_path")).map(str::to_owned);
     // `tuner_type` is what `train_type` was called before 4.
@@ -69,6 +78,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         None | Some("lora") => {
             reader.set("adapter.method", "lora");
             reader.number_to("lora_rank", "adapter.rank");
+            reader.real_to("lora_alpha", "adapter.alpha");
             if reader.was_set("adapter.rank").is_none() {
                 reader.set("adapter.rank", 8);
             }
@@ -124,6 +134,14 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     let compute =
         reader.was_set("weights").and_then(Value::as_str).and_then(trainer::short).filter(|name| *name != "fp32");
     let deepspeed = arguments(&mut reader, adapter, compute.or(Some("bf16")));
+    // swift/trainers/arguments.py: 16 samples of all cards a step.
+    if value.get("gradient_accumulation_steps").is_none_or(Value::is_null) {
+        let (batch, cards) = (reader.number("per_device_train_batch_size").unwrap_or(1), beside.cards.unwrap_or(1));
+        let steps = 16u64.div_ceil(batch.saturating_mul(cards).max(1)).max(1);
+        reader.set("batch.batch_size", batch);
+        reader.set("gradient_accumulation", steps);
+        reader.notes.push(format!("gradient_accumulation_steps: {steps}, ms-swift's own on {cards} cards"));
+    }
     reader.finish(Some("ms-swift"), model).map(|read| Imported { deepspeed, ..read })
 }
 

@@ -87,6 +87,11 @@ impl<'a> Reader<'a> {
         Some(value).filter(|value| !value.is_null())
     }
 
+    /// All of it.
+    pub(super) fn value(&self) -> &'a Value {
+        self.value
+    }
+
     /// Whether the file has a key at all.
     pub(super) fn has(&self, key: &str) -> bool {
         self.value.get(key).is_some()
@@ -163,6 +168,12 @@ impl<'a> Reader<'a> {
         }
     }
 
+    pub(super) fn real_to(&mut self, key: &str, place: &str) {
+        if let Some(number) = self.real(key) {
+            self.set(place, number);
+        }
+    }
+
     /// Names given as a list or with commas between them; `all` and `all-linear` are every linear.
     pub(super) fn targets_to(&mut self, key: &str, place: &str) {
         let Some(value) = self.get(key) else { return };
@@ -222,6 +233,9 @@ impl<'a> Reader<'a> {
             match self.format.sense(&key) {
                 // A key that the reader's code reads beside others only.
                 Some(Sense::Read(_) | Sense::Harmless(_)) => {}
+                Some(Sense::Whole("batch.batch_size")) if value.as_u64() == Some(0) => {
+                    self.faults.add(Fault::new("", format!("{key}: 0 is no batch")).or("use 1 or more"));
+                }
                 Some(_) if table::is_off(value) => {}
                 Some(Sense::Whole(_) | Sense::Refused(_)) if unknown.is_some() => {
                     self.faults.add(unread(&key, &table::shown(value)));
@@ -274,6 +288,11 @@ pub(crate) fn unread(key: &str, words: &str) -> Fault {
     let words = words.replace(['{', '}'], "");
     Fault::new("", format!("{key}: {words} is not known without running the program"))
         .or(format!("say it by a flag, and leave it out: --without {key}"))
+}
+
+/// Two keys of which only one may be set.
+pub(crate) fn both(one: &str, other: &str) -> Fault {
+    Fault::new("", format!("{one} and {other} are both set: they contradict each other")).or("leave one of them out")
 }
 
 /// Whether a name is a regular expression.

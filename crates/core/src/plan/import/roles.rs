@@ -1,5 +1,5 @@
-//! verl's and OpenRLHF's files and lines: their supervised fine-tuning is read; of their reinforcement learning, whose
-//! models share cards in turns, it is said which questions answer each role (verl 0.7 trainer/config; OpenRLHF 0.9 and 0.11 cli).
+//! verl's and OpenRLHF's supervised fine-tuning (verl 0.7 trainer/config; OpenRLHF 0.9 and 0.11 cli). Their reinforcement
+//! learning is in `verl` and `openrlhf`.
 
 use serde_json::{Value, json};
 
@@ -14,14 +14,14 @@ pub(super) const VERL: Format = Format {
     title: "verl",
     version: "0.7",
     source: "verl, trainer/config/sft_trainer.yaml and trainer/fsdp_sft_trainer.py",
-    keys: &[VERL_KEYS],
+    keys: &[VERL_KEYS, super::verl::KEYS],
 };
 
 pub(super) const OPENRLHF: Format = Format {
     title: "OpenRLHF",
     version: "0.9 and 0.11",
     source: "openrlhf, cli/train_sft.py and utils/deepspeed/deepspeed_utils.py",
-    keys: &[OPENRLHF_KEYS],
+    keys: &[OPENRLHF_KEYS, super::openrlhf::KEYS],
 };
 
 const VERL_KEYS: &[Row] = &[
@@ -31,7 +31,7 @@ const VERL_KEYS: &[Row] = &[
     Row("data.train_batch_size", Sense::Read("gradient_accumulation, with the cards")),
     Row("model.enable_gradient_checkpointing", Sense::Read("checkpointing")),
     Row("model.use_liger", Sense::Read("kernels")),
-    Row("model.lora_rank model.target_modules", Sense::Read("adapter")),
+    Row("model.lora_rank model.lora_alpha model.target_modules", Sense::Read("adapter")),
     Row("model.fsdp_config.model_dtype", Sense::Read("weights")),
     Row(
         "model.strategy model.fsdp_config.cpu_offload model.fsdp_config.offload_params \
@@ -48,7 +48,7 @@ const VERL_KEYS: &[Row] = &[
         Sense::Said("the trainer's own are taken"),
     ),
     Row(
-        "data.* optim.* trainer.* model.lora_alpha model.trust_remote_code checkpoint.* hydra.* custom_cls.*",
+        "data.* optim.* trainer.* model.trust_remote_code checkpoint.* hydra.* custom_cls.*",
         Sense::Harmless("which data, what is saved, the course of training"),
     ),
 ];
@@ -105,7 +105,7 @@ const OPENRLHF_KEYS: &[Row] = &[
 /// verl's supervised fine-tuning: FSDP with fp32 shards, computed with in bf16.
 pub(super) fn verl(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<Fault>> {
     if value.get("actor_rollout_ref").is_some() {
-        return Err(vec![verl_roles(value)]);
+        return super::verl::placement(value, beside);
     }
     let mut reader = Reader::new(&VERL, value, beside);
     let model = reader.text("model.partial_pretrain").or_else(|| reader.text("model.path")).map(str::to_owned);
@@ -142,6 +142,7 @@ pub(super) fn verl(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     if let Some(rank) = reader.number("model.lora_rank").filter(|rank| *rank > 0) {
         reader.set("adapter.method", "lora");
         reader.set("adapter.rank", rank);
+        reader.real_to("model.lora_alpha", "adapter.alpha");
         reader.targets_to("model.target_modules", "adapter.targets");
     }
     for (key, place) in [("trainer.n_gpus_per_node", "parallel.gpus"), ("trainer.nnodes", "parallel.nodes")] {
@@ -160,14 +161,17 @@ pub(super) fn verl(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     reader.finish(None, model)
 }
 
+/// Cards of a node, where nobody says how many there are.
+const USUAL_CARDS: u64 = 8;
+
 /// Rows of a micro-batch, and how many of them a step has.
 fn batch(reader: &mut Reader<'_>, (rows, micro): (u64, u64), cards: Option<u64>) {
     reader.set("batch.batch_size", micro);
-    match cards {
-        Some(cards) => reader.set("gradient_accumulation", (rows / micro.saturating_mul(cards).max(1)).max(1)),
-        None => reader.notes.push(format!(
-            "micro-batches follow from the cards ({rows} rows a step); --gradient-accumulation says them"
-        )),
+    let taken = cards.unwrap_or(USUAL_CARDS);
+    reader.set("gradient_accumulation", (rows / micro.saturating_mul(taken).max(1)).max(1));
+    if cards.is_none() {
+        let note = "micro-batches follow from the cards";
+        reader.notes.push(format!("{note}: {rows} rows a step on {taken}; --gradient-accumulation says others"));
     }
 }
 
@@ -245,78 +249,6 @@ pub(super) fn openrlhf(value: &Value, beside: &Beside<'_>) -> Result<Imported, V
     reader.finish(None, model).map(|read| Imported { deepspeed, ..read })
 }
 
-/// A place in nested objects, as text.
-fn text(value: &Value, path: &str) -> Option<String> {
-    let found = value.get(path).or_else(|| path.split('.').try_fold(value, |value, part| value.get(part)))?;
-    match found {
-        Value::String(text) => Some(text.clone()),
-        Value::Number(number) => Some(number.to_string()),
-        _ => None,
-    }
-}
-
-/// The questions that answer a run of several roles, with what the file says of each.
-fn questions(who: &str, model: &str, actor: &[(&str, Option<String>)], rollout: &[(&str, Option<String>)]) -> Fault {
-    let line = |flags: &[(&str, Option<String>)]| {
-        flags.iter().filter_map(|(flag, value)| Some(format!(" {flag} {}", value.as_ref()?))).collect::<String>()
-    };
-    let problem = format!("{who}'s roles on shared cards (actor, rollout, reference, critic), as one run,");
-    Fault::unsupported("", problem).or(format!(
-        "ask for each: `vramcast train {model}{}` for the actor (a critic is the same), `vramcast infer {model}{}` for the rollout; \
-         `--task grpo` is TRL's, on one card or under DDP",
-        line(actor),
-        line(rollout)
-    ))
-}
-
-fn verl_roles(value: &Value) -> Fault {
-    let at = |path: &str| text(value, &format!("actor_rollout_ref.{path}"));
-    let sum = |one: &str, other: &str| {
-        let number = |path: &str| text(value, path)?.parse::<u64>().ok();
-        Some((number(one)? + number(other)?).to_string())
-    };
-    let length = sum("data.max_prompt_length", "data.max_response_length");
-    let model = at("model.path").unwrap_or_else(|| "MODEL".into());
-    let checkpoints =
-        (at("model.enable_gradient_checkpointing").as_deref() != Some("false")).then(|| "full".to_owned());
-    let engine = match at("actor.strategy").as_deref() {
-        Some("megatron") => "megatron",
-        Some("fsdp2") => "fsdp2",
-        _ => "fsdp1",
-    };
-    let actor = [
-        ("--engine", Some(engine.to_owned())),
-        ("--gpus", text(value, "trainer.n_gpus_per_node")),
-        ("--batch-size", at("actor.ppo_micro_batch_size_per_gpu")),
-        ("--seq-len", length.clone()),
-        ("--gradient-checkpointing", checkpoints),
-    ];
-    let rollout = [
-        ("--engine", Some(at("rollout.name").filter(|name| name == "sglang").unwrap_or_else(|| "vllm".into()))),
-        ("--tensor-parallel-size", at("rollout.tensor_model_parallel_size")),
-        ("--max-model-len", length),
-    ];
-    questions("verl", &model, &actor, &rollout)
-}
-
-/// OpenRLHF's lines of several roles.
-pub(crate) fn openrlhf_roles(value: &Value) -> Fault {
-    let either = |paths: &[&str]| paths.iter().find_map(|path| text(value, path));
-    let model =
-        either(&["actor.model_name_or_path", "pretrain", "model.model_name_or_path"]).unwrap_or_else(|| "MODEL".into());
-    let actor = [
-        ("--zero", either(&["ds.zero_stage", "zero_stage"]).or(Some("2".into()))),
-        ("--gpus", either(&["actor.num_gpus_per_node", "actor_num_gpus_per_node"])),
-        ("--batch-size", either(&["train.micro_batch_size", "micro_train_batch_size"])),
-        ("--seq-len", either(&["data.max_len", "max_len"])),
-    ];
-    let rollout = [
-        ("--engine", Some("vllm".to_owned())),
-        ("--tensor-parallel-size", either(&["vllm.tensor_parallel_size", "vllm_tensor_parallel_size"])),
-    ];
-    questions("OpenRLHF", &model, &actor, &rollout)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -332,7 +264,7 @@ mod tests {
             (json!({}), Beside::default(), "batch.batch_size", json!(4)),
             (json!({}), Beside::default(), "batch.seq_len", json!(1024)),
             (json!({}), Beside::default(), "weights", json!("fp32")),
-            (json!({}), Beside::default(), "gradient_accumulation", Value::Null),
+            (json!({}), Beside::default(), "gradient_accumulation", json!(8)),
             (json!({}), cards, "gradient_accumulation", json!(8)),
             (json!({"data": {"train_batch_size": 64}}), cards, "gradient_accumulation", json!(2)),
             (json!({"data": {"micro_batch_size": 16}}), cards, "batch.batch_size", json!(2)),

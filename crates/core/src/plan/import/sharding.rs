@@ -65,8 +65,10 @@ pub(super) fn fsdp(reader: &mut Reader<'_>, version: u64, types: &Types<'_>) {
     let flag = |value: Option<Value>| {
         value.and_then(|value| value.as_bool().or_else(|| value.as_str().map(|text| text.to_lowercase() == "true")))
     };
-    let word = |value: &Option<Value>| {
-        value.as_ref().and_then(Value::as_str).map(|text| text.to_uppercase().replace('-', "_")).unwrap_or_default()
+    let word = |value: &Option<Value>| match value {
+        Some(Value::String(text)) => text.to_uppercase().replace('-', "_"),
+        Some(Value::Number(number)) => number.to_string(),
+        _ => String::new(),
     };
     let version = option(reader, "version").as_ref().and_then(super::reader::whole).unwrap_or(version);
     if !(1..=2).contains(&version) {
@@ -86,7 +88,9 @@ pub(super) fn fsdp(reader: &mut Reader<'_>, version: u64, types: &Types<'_>) {
     if version == 2 {
         match reshard {
             Some(Value::Bool(false)) => reader.set(&format!("{at}.reshard_after_forward"), false),
-            _ if word(&strategy) == "SHARD_GRAD_OP" => reader.set(&format!("{at}.reshard_after_forward"), false),
+            _ if ["SHARD_GRAD_OP", "2"].contains(&word(&strategy).as_str()) => {
+                reader.set(&format!("{at}.reshard_after_forward"), false)
+            }
             _ => {}
         }
     } else {

@@ -23,7 +23,7 @@ const KEYS: &[Row] = &[
     Row("tokenizer.max_seq_len dataset.packed dataset.max_seq_len", Sense::Read("batch.seq_len")),
     Row("dtype", Sense::Read("weights")),
     Row(
-        "model.lora_attn_modules model.apply_lora_to_mlp model.apply_lora_to_output model.lora_rank \
+        "model.lora_attn_modules model.apply_lora_to_mlp model.apply_lora_to_output model.lora_rank model.lora_alpha \
          model.lora_dropout model.use_dora model.quantize_base",
         Sense::Read("adapter, quantization"),
     ),
@@ -42,11 +42,11 @@ const KEYS: &[Row] = &[
     ),
     Row(
         "compile compile.*",
-        Sense::Said("torch.compile is not simulated: what runs is eager, which mostly keeps more for backward"),
+        Sense::Read("torch_compile, layer by layer, of packed rows on one card; else what runs is eager"),
     ),
     Row("enable_fp8_training fp8_recipe_name use_grouped_mm use_flex enable_expert_parallel", Sense::Refused(NOT)),
     Row(
-        "model.attn_dropout model.image_size model.max_seq_len model.lora_alpha model.norm_eps",
+        "model.attn_dropout model.image_size model.max_seq_len model.norm_eps",
         Sense::Harmless("the model is taken as it is published"),
     ),
     Row(
@@ -176,6 +176,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
 fn lora(reader: &mut Reader<'_>) {
     reader.set("adapter.method", "lora");
     reader.number_to("model.lora_rank", "adapter.rank");
+    reader.real_to("model.lora_alpha", "adapter.alpha");
     if let Some(dropout) = reader.real("model.lora_dropout") {
         reader.set("adapter.dropout", dropout);
     }
@@ -223,7 +224,9 @@ fn cards(reader: &mut Reader<'_>, beside: &Beside<'_>) -> bool {
         reader.get(key).and_then(super::reader::whole).is_some_and(|size| size > 1)
     };
     // Tensor parallel alone, as far as the file says how many cards there are.
-    let split = share(reader, "tensor_parallel_dim") && !share(reader, "data_parallel_shard_dim");
+    let tensor = reader.get("tensor_parallel_dim").and_then(super::reader::whole).unwrap_or(1);
+    let alone = tensor >= beside.cards.unwrap_or(8);
+    let split = tensor > 1 && alone && !share(reader, "data_parallel_shard_dim");
     reader.set(if split { "parallel.engine.tp" } else { "parallel.engine.fsdp2" }, json!({}));
     degree("tensor_parallel_dim", "parallel.mesh.tp", reader);
     degree("data_parallel_replicate_dim", "parallel.mesh.dp_replicate", reader);
@@ -300,7 +303,25 @@ fn step(reader: &mut Reader<'_>) {
     if reader.text("ac_mode") == Some("selective") {
         reader.refuse("ac_mode", "selective", "use enable_activation_checkpointing");
     }
+    compiled(reader);
     if reader.is_on("dataset.packed") {
         reader.notes.push("packed: rows are taken to be full".into());
+    }
+}
+
+/// `compile`: each layer, as far as compiled graphs are modelled; its loss is compiled chunk by chunk, which is not.
+fn compiled(reader: &mut Reader<'_>) {
+    if !reader.is_on("compile") && !reader.is_on("compile.model") {
+        return;
+    }
+    let adapted = ["model.use_dora", "model.lora_dropout"]
+        .iter()
+        .any(|key| reader.get(key).is_some_and(|value| !super::table::is_off(value) && value.as_f64() != Some(0.0)));
+    let offloaded = reader.is_on("enable_activation_offloading");
+    let known = reader.is_on("dataset.packed") && !reader.spreads() && !adapted && !offloaded;
+    if known && reader.was_set("quantization.scheme").is_none() {
+        reader.set("torch_compile", "layers");
+    } else {
+        reader.say("compile", "what runs is eager, which mostly keeps more for backward");
     }
 }

@@ -1,13 +1,13 @@
 //! Arguments of transformers' `Trainer` and of TRL's scripts (transformers 5.17 training_args.py; trl 1.16
 //! trainer/{sft,model,base}_config.py and scripts/utils.py).
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::reader::Reader;
 use super::sharding::{self, FSDP_KEYS, Types};
 use super::table::{Format, Row, Sense};
 use super::{Beside, Imported, job, trl};
-use crate::plan::Fault;
+use crate::plan::{Fault, TaskKind};
 
 pub(super) const TRAINER: Format = Format {
     title: "TrainingArguments",
@@ -116,14 +116,17 @@ const MODEL: &[Row] = &[
          max_eval_samples preprocessing_num_workers overwrite_cache streaming",
         Sense::Harmless("which data"),
     ),
-    Row("block_size model_max_length max_seq_len", Sense::Whole("batch.seq_len")),
+    Row(
+        "block_size model_max_length max_seq_len max_seq_length max_length max_source_length",
+        Sense::Whole("batch.seq_len"),
+    ),
 ];
 
 /// TRL's own.
 const TRL_KEYS: &[Row] = &[
     Row("max_length max_seq_length", Sense::Whole("batch.seq_len")),
     Row(
-        "use_peft lora_r lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save use_dora",
+        "use_peft lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save use_dora",
         Sense::Read("adapter"),
     ),
     Row(
@@ -137,7 +140,7 @@ const TRL_KEYS: &[Row] = &[
         Sense::Read("weights, attention"),
     ),
     Row("model_init_kwargs.*", Sense::Harmless("how the model is loaded")),
-    Row("lora_alpha lora_task_type use_rslora", Sense::Harmless("how adapters are scaled")),
+    Row("lora_task_type use_rslora", Sense::Harmless("how adapters are scaled")),
     Row(
         "completion_only_loss assistant_only_loss train_on_*",
         Sense::Harmless("which positions count: every one is taken to"),
@@ -167,9 +170,21 @@ const MARKS: [&str; 8] = [
 pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<Fault>> {
     let task =
         trl::task(value.as_object().unwrap_or(&Default::default()), beside.recipe).map_err(|fault| vec![fault])?;
-    let is_trl = task.is_some() || beside.tool == Some("trl") || MARKS.iter().any(|key| value.get(key).is_some());
+    let mark = MARKS.iter().find(|key| value.get(key).is_some() && beside.tool != Some("trainer"));
+    let is_trl = task.is_some() || beside.tool == Some("trl") || mark.is_some();
     let mut reader = Reader::new(if is_trl { &TRL } else { &TRAINER }, value, beside);
-    let model = reader.text("model_name_or_path").or_else(|| reader.text("model")).map(str::to_owned);
+    if let Some(mark) = mark.filter(|_| beside.script && task.is_none() && beside.tool.is_none()) {
+        let note = "the script is taken for one with TRL's SFTTrainer, whose own key it is: --framework hf-trainer takes the Trainer";
+        reader.notes.push(format!("{mark}: {note}"));
+    }
+    let called = value.get("task").or_else(|| value.get("trainer")).and_then(Value::as_str).filter(|_| is_trl);
+    if let Some(name) = called.filter(|name| beside.recipe.is_none() && TaskKind::called(name).is_none()) {
+        let known = TaskKind::ALL.map(|(_, name, _)| name).join(", ");
+        reader.faults.add(Fault::new("", format!("task: {name} is not one of {known}")));
+    }
+    // trl's script of PPO takes `model_name_or_path` for its tokenizer alone.
+    let policy = reader.text("sft_model_path").or_else(|| reader.text("model_name_or_path"));
+    let model = policy.or_else(|| reader.text("model")).map(str::to_owned);
     // A file may say them, and a program that hands over its model and its arguments knows them.
     for key in ["dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"] {
         dtype(&mut reader, key);
@@ -186,6 +201,14 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     let adapter = reader.is_on("use_peft") || quantised;
     if adapter {
         lora(&mut reader, "use_dora");
+        // ModelConfig's own (trainer/model_config.py), which are not PEFT's.
+        for (place, usual) in
+            [("adapter.rank", 16.into()), ("adapter.alpha", 32.into()), ("adapter.dropout", json!(0.05))]
+        {
+            if reader.is_on("use_peft") && reader.was_set(place).is_none() {
+                reader.set(place, usual);
+            }
+        }
     }
     // bf16 is on unless fp16 is (base_config.py).
     let deepspeed = arguments(&mut reader, adapter, Some("bf16"));
@@ -201,6 +224,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
 pub(super) fn lora(reader: &mut Reader<'_>, dora: &str) {
     reader.set("adapter.method", "lora");
     reader.number_to("lora_r", "adapter.rank");
+    reader.real_to("lora_alpha", "adapter.alpha");
     if let Some(dropout) = reader.real("lora_dropout") {
         reader.set("adapter.dropout", dropout);
     }
@@ -221,6 +245,9 @@ pub(super) fn lora(reader: &mut Reader<'_>, dora: &str) {
 /// where the file is silent.
 pub(super) fn arguments(reader: &mut Reader<'_>, adapter: bool, usual: Option<&'static str>) -> Option<Value> {
     let (bf16, fp16) = (reader.switch("bf16"), reader.is_on("fp16"));
+    if fp16 && bf16 == Some(true) {
+        reader.faults.add(super::both("bf16", "fp16"));
+    }
     let compute = match bf16 {
         _ if fp16 => Some("fp16"),
         Some(true) => Some("bf16"),
@@ -307,6 +334,9 @@ pub(super) fn reentrant(reader: &mut Reader<'_>) {
 /// `load_in_4bit` and its companions; whether there is any quantisation.
 pub(super) fn quantisation(reader: &mut Reader<'_>) -> bool {
     let (four, eight) = (reader.is_on("load_in_4bit"), reader.is_on("load_in_8bit"));
+    if four && eight {
+        reader.faults.add(super::both("load_in_4bit", "load_in_8bit"));
+    }
     let (kind, nested) = (reader.text("bnb_4bit_quant_type"), reader.switch("use_bnb_nested_quant"));
     if eight {
         reader.set("quantization.scheme", "int8");

@@ -12,6 +12,7 @@ use crate::plan::{Fault, TaskKind};
 const MARKS: &[(TaskKind, &[&str])] = {
     use TaskKind::*;
     &[
+        (Ppo, PPO),
         (Cpo, &["cpo_alpha", "simpo_gamma"]),
         (Gkd, &["lmbda", "seq_kd"]),
         (Distillation, &["teacher_model_name_or_path", "teacher_model_init_kwargs"]),
@@ -62,9 +63,20 @@ const MARKS: &[(TaskKind, &[&str])] = {
     ]
 };
 
+const PPO: &[&str] = &[
+    "num_ppo_epochs",
+    "kl_coef",
+    "kl_estimator",
+    "cliprange",
+    "cliprange_value",
+    "vf_coef",
+    "whiten_rewards",
+    "num_mini_batches",
+    "local_rollout_forward_batch_size",
+];
+
 /// Trainers that are not simulated, by keys that only their configs have.
 const REFUSED: &[(&str, &[&str])] = &[
-    ("PPO", &["num_ppo_epochs", "kl_coef", "cliprange", "cliprange_value", "vf_coef", "whiten_rewards"]),
     ("the old RLOO trainer", &["rloo_k"]),
     ("a process reward model", &["train_on_last_step_only", "step_separator"]),
 ];
@@ -75,7 +87,7 @@ pub(super) const TASK_KEYS: &[Row] = &[
     Row(
         "task trainer max_completion_length max_new_tokens top_k temperature beta num_iterations steps_per_generation \
          generation_batch_size cpo_alpha precompute_ref_log_probs use_weighting reward_model_path \
-         teacher_model_name_or_path lmbda",
+         teacher_model_name_or_path lmbda response_length num_mini_batches local_rollout_forward_batch_size",
         Sense::Read("objective"),
     ),
     Row(
@@ -101,6 +113,12 @@ pub(super) const TASK_KEYS: &[Row] = &[
          teacher_model_revision is_encoder_decoder max_tool_calling_iterations",
         Sense::Harmless("it decides nothing on this card"),
     ),
+    Row(
+        "num_ppo_epochs kl_coef kl_estimator cliprange cliprange_value vf_coef whiten_rewards gamma lam total_episodes \
+         num_sample_generations stop_token stop_token_id",
+        Sense::Harmless("numbers in PPO's loss, or how long it runs"),
+    ),
+    Row("sft_model_path", Sense::Read("the model, PPO's policy")),
     Row("disable_dropout", Sense::Said("dropout is as the task's config has it by default")),
     Row("seq_kd", Sense::Said("what the teacher writes takes no more than what the student does")),
     Row("sync_ref_model", Sense::Said("the reference is taken to stay as it is")),
@@ -147,7 +165,11 @@ pub(super) fn read(reader: &mut Reader<'_>, kind: TaskKind) {
         reader.changes.retain(|(place, _)| place != "loss.kind");
     }
     let sure = |keys: &[&str]| keys.iter().any(|key| reader.has(key));
-    if kind == TaskKind::Dpo && reader.beside.recipe.is_none() && !sure(MARKS[MARKS.len() - 2].1) {
+    if kind == TaskKind::Dpo
+        && reader.beside.recipe.is_none()
+        && !sure(MARKS[MARKS.len() - 2].1)
+        && !sure(&["task", "trainer"])
+    {
         reader.notes.push("taken for DPO, the most used of the trainers with these keys; --task says otherwise".into());
     }
     if let Some(length) = reader
@@ -159,7 +181,22 @@ pub(super) fn read(reader: &mut Reader<'_>, kind: TaskKind) {
     if kind == TaskKind::Gkd {
         real_to(reader, "lmbda", "objective.lmbda");
     }
-    if kind.rolls_out() || kind == TaskKind::Gkd {
+    if kind == TaskKind::Ppo {
+        reader.number_to("response_length", "objective.max_completion_length");
+        reader.number_to("num_mini_batches", "objective.num_mini_batches");
+        reader.number_to("local_rollout_forward_batch_size", "objective.mini_batch_size");
+        // trl's own script loads both from there.
+        if let Some(name) = reader.text("reward_model_path") {
+            reader.set("objective.value_model.model", name);
+        }
+        let idle = |(place, _): &(String, Value)| {
+            ["autocast", "clip"].contains(&place.as_str()) || place.starts_with("checkpoint")
+        };
+        if reader.changes.iter().any(idle) {
+            reader.changes.retain(|change| !idle(change));
+            reader.notes.push("PPOTrainer computes in the weights' type, recomputes and clips nothing".into());
+        }
+    } else if kind.rolls_out() || kind == TaskKind::Gkd {
         reader.number_to("max_completion_length", "objective.max_completion_length");
         reader.number_to("max_new_tokens", "objective.max_completion_length");
         // vLLM samples by itself.
@@ -172,6 +209,7 @@ pub(super) fn read(reader: &mut Reader<'_>, kind: TaskKind) {
         real_to(reader, "beta", "objective.beta");
         reader.number_to("num_iterations", "objective.num_iterations");
         reader.number_to("steps_per_generation", "objective.steps_per_generation");
+        groups(reader);
         if let Some(all) = reader.number("generation_batch_size") {
             let each = reader.get("per_device_train_batch_size").and_then(whole).unwrap_or(8);
             reader.set("batch.batch_size", each);
@@ -215,6 +253,28 @@ pub(super) fn read(reader: &mut Reader<'_>, kind: TaskKind) {
     colocated(reader);
 }
 
+/// What `__post_init__` of these configs refuses on any number of cards.
+fn groups(reader: &mut Reader<'_>) {
+    let [group, all, steps] =
+        ["num_generations", "generation_batch_size", "steps_per_generation"].map(|key| reader.number(key));
+    let each = all.and_then(|_| reader.get("per_device_train_batch_size").and_then(whole));
+    let mut refuse = |problem: String, cure: String| reader.faults.add(Fault::new("", problem).or(cure));
+    if let Some(group) = group.filter(|group| *group < 2) {
+        let problem = format!("num_generations: {group} is no group: advantages compare at least two completions");
+        refuse(problem, "use 2 or more".into());
+    }
+    let Some(all) = all else { return };
+    if steps.is_some() {
+        refuse("generation_batch_size and steps_per_generation both say it".into(), "leave one of them out".into());
+    }
+    for (key, value) in [("num_generations", group), ("per_device_train_batch_size", each)] {
+        if let Some(value) = value.filter(|value| *value > 1 && !all.is_multiple_of(*value)) {
+            let problem = format!("generation_batch_size: {all} is no multiple of {key}, {value}");
+            refuse(problem, format!("use {}", all.next_multiple_of(value)));
+        }
+    }
+}
+
 /// A rollout engine: in a server of its own it takes nothing here.
 fn colocated(reader: &mut Reader<'_>) {
     if !reader.is_on("use_vllm") {
@@ -235,8 +295,11 @@ fn colocated(reader: &mut Reader<'_>) {
 }
 
 fn real_to(reader: &mut Reader<'_>, key: &str, place: &str) {
-    if let Some(value) = reader.real(key) {
-        reader.set(place, value);
+    let written = reader.get(key).filter(|value| !value.is_null()).cloned();
+    match (reader.real(key), written) {
+        (Some(value), _) => reader.set(place, value),
+        (None, Some(value)) => reader.faults.add(Fault::new("", format!("{key}: {value} is not a number"))),
+        (None, None) => {}
     }
 }
 
@@ -262,6 +325,7 @@ mod tests {
             ("cpo_alpha", json!(0.0), "cpo"),
             ("task", json!("orpo"), "orpo"),
             ("seq_kd", json!(true), "gkd"),
+            ("kl_coef", json!(0.05), "ppo"),
         ] {
             let file = json!({"per_device_train_batch_size": 1, key: value});
             assert_eq!(get(file, "objective.kind"), Some(json!(task)), "{key}");
@@ -272,7 +336,7 @@ mod tests {
 
     #[test]
     fn what_is_not_simulated_is_refused_by_name() {
-        for (key, name) in [("kl_coef", "PPO"), ("rloo_k", "RLOO"), ("step_separator", "process reward")] {
+        for (key, name) in [("rloo_k", "RLOO"), ("step_separator", "process reward")] {
             let said = read(&json!({"per_device_train_batch_size": 1, key: 1}), &Beside::default()).unwrap_err()[0]
                 .to_string();
             assert!(said.contains(name) && said.contains(key), "{said}");

@@ -84,6 +84,12 @@ impl DeepSpeedFile {
                 faults.take(Err(found));
             }
         }
+        // DeepSpeed itself refuses both (runtime/engine.py); `auto` is one of them.
+        let said = |key: &str| object.get(key).is_some_and(|part| part["enabled"] == true);
+        if said("fp16") && (said("bf16") || said("bfloat16")) {
+            let fault = Fault::new("fp16.enabled", "bf16.enabled and fp16.enabled are both true");
+            faults.add(fault.or("turn one of them off"));
+        }
         faults.end()?;
         Ok(file)
     }
@@ -113,6 +119,7 @@ impl DeepSpeedFile {
                     "not simulated: deepspeed tensor_parallel: every card holds whole layers, which is more".into(),
                 );
             }
+            "compile" if value.is_null() || *value == false || value["enabled"] == false => {}
             "compile" => self.notes.push("not simulated: deepspeed compile: what runs is eager".into()),
             _ if WITHOUT_EFFECT.contains(&key) || key.starts_with("_comment") => {}
             _ => return Err(vec![unsupported(key, value)]),
@@ -304,6 +311,7 @@ mod tests {
                 .map(|key| format!("zero_optimization.{key}"))
         );
         assert_eq!(zero(json!({"stage": 2, "no_such_key": 1})), ["zero_optimization"]);
+        assert_eq!(refused(json!({"bf16": {"enabled": true}, "fp16": {"enabled": true}})), ["fp16.enabled"]);
         assert_eq!(
             refused(json!({"curriculum_learning": {}, "data_types": {"x": 1}})),
             ["curriculum_learning", "data_types.x"]

@@ -54,6 +54,21 @@ const fn mixture(name: &'static str, mostly: &'static str) -> Mixture {
 }
 
 impl Mixture {
+    /// What the name of a GGUF file or repository says: the model, and how it is stored. A repository without a tag is taken
+    /// as `Q4_K_M`, as `llama-server -hf` does (common/arg.cpp).
+    pub fn of_name(name: &str) -> Option<(String, &'static Self)> {
+        let last = name.rsplit(['/', '\\']).next()?;
+        if let Some(stem) = last.strip_suffix(".gguf") {
+            // Parts of one file: `-00001-of-00003`.
+            let stem = stem.split("-0000").next()?;
+            let at = stem.rfind(['-', '.'])?;
+            return Some((stem[..at].to_owned(), Self::find(&stem[at + 1..])?));
+        }
+        let (repository, tag) = last.split_once(':').unwrap_or((last, "Q4_K_M"));
+        let plain = repository.strip_suffix("-GGUF").or_else(|| repository.strip_suffix("-gguf"))?;
+        Some((plain.to_owned(), Self::find(tag)?))
+    }
+
     /// A mixture by its name; `Q4_K` is `Q4_K_M` and `MXFP4` is that of experts, as in llama-quantize.
     pub fn find(name: &str) -> Option<&'static Self> {
         let wanted = name.to_ascii_uppercase().replace('-', "_");

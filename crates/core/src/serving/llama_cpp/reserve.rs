@@ -198,7 +198,12 @@ pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffe
     }
     if plan.flash_attention == Flash::Auto && !attends_where_layers_are(file, &facts, rules, &session, plan) {
         session.flash = false;
-        notes.push("flash attention is off: the card has no kernel for these heads and this cache".into());
+        // Builds have kernels for keys and values of one type (`GGML_CUDA_FA_ALL_QUANTS` is off).
+        let why = match session.keys == session.values {
+            true => "the card has no kernel for these heads and this cache".to_owned(),
+            false => "there are kernels only where keys (-ctk) and values (-ctv) have one type".to_owned(),
+        };
+        notes.push(format!("flash attention is off: {why}"));
     }
     if !session.flash && session.values.quantised() {
         return Err(LlamaCppError::Unsupported(

@@ -333,6 +333,9 @@ impl Runner {
         if words(value).is_some() {
             return None;
         }
+        if (called(value), name) == (Some("torch.device"), "type") {
+            return value.get("0")?.as_str().map(|device| json!(device.split(':').next()));
+        }
         // Copies of a call's value may be older than the call's own.
         let own = value.get(ID).and_then(|id| self.calls.get(id.as_u64()? as usize)?.get(name));
         own.or_else(|| value.get(name)).filter(|_| name != ID).cloned()
@@ -382,8 +385,12 @@ impl Runner {
             }
             _ => {}
         }
-        if matches!(short, "is_bf16_supported" | "is_bfloat16_supported") {
+        // A card is what is simulated.
+        if matches!(short, "is_bf16_supported" | "is_bfloat16_supported") || name == "torch.cuda.is_available" {
             return json!(true);
+        }
+        if matches!(name, "torch.backends.mps.is_available" | "torch.xpu.is_available" | "torch.mps.is_available") {
+            return json!(false);
         }
         if short == "add_argument" {
             let usual = arguments.get("default").cloned().or_else(|| {

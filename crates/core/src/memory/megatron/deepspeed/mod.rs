@@ -18,6 +18,7 @@ use crate::memory::engine::Engine;
 use crate::memory::log::{Category, Event, Log};
 use crate::memory::optimizer::Optimizer;
 use crate::memory::phase::{Phase, Work};
+use crate::memory::repeat::Start;
 use crate::memory::schedule::{Action, PipelineRank};
 use crate::memory::sharding::deepspeed::wrap_plain;
 use crate::memory::tensor::Tensor;
@@ -49,7 +50,7 @@ pub(super) fn simulate(
     let turns = PipelineRank { rank: stage, ranks: mesh.pp, chunks: 1, micro_batches }.one_by_one();
     for step in 0..train::STEPS {
         let (mut forward, mut backward) = (0, 0);
-        let before = torch.effort;
+        let (start, before) = (Start::now(&torch.log.borrow()), torch.effort);
         for turn in &turns {
             if let Action::Forward { .. } = turn {
                 train::phase(&mut torch, Phase::pass(step, forward, Work::Forward), |torch| {
@@ -65,6 +66,9 @@ pub(super) fn simulate(
         let all = u64::from(plan.gradient_accumulation.max(1));
         torch.log.borrow_mut().effort = torch.effort.since(&before).times(all, micro_batches);
         train::phase(&mut torch, Phase::of_step(step, Work::Optimizer), |torch| run.zero.step(torch, &mut optimizer));
+        if train::settles(&torch, start, step) {
+            break;
+        }
     }
     torch.finish((run, optimizer))
 }

@@ -4,11 +4,13 @@
 //! more; NCCL may hold it until the send is over.
 
 mod stages;
+mod turns;
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use self::stages::{Cut, Stack};
+use self::turns::Turns;
 use super::fsdp2;
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
@@ -216,8 +218,17 @@ impl Rank {
         // Names of the schedule's own: the last output and the last gradient that was sent.
         let (mut output, mut sent): (Option<Tensor>, Option<Tensor>) = (None, None);
         let (single, keeps_sent) = (self.schedule.is_single(), self.schedule == Schedule::OneForwardOneBackward);
-        for &action in &self.actions {
+        let mut turns = Turns::of(self.schedule, &self.actions, self.micro);
+        let mut at = 0;
+        while let Some(&action) = self.actions.get(at) {
             let stage = &mut self.stages[action.chunk()];
+            let skipped = turns.as_mut().map_or(0, |turns| turns.skip(torch, stage, at));
+            if skipped > 0 {
+                // A turn is two actions; what is left goes back.
+                at += 2 * skipped;
+                continue;
+            }
+            at += 1;
             match action {
                 Action::Forward { micro, .. } => {
                     if !single {

@@ -1,10 +1,11 @@
 //! What every decoder here offers, alone and inside a multimodal model.
 
 use crate::dtype::DType;
+use crate::model::blocks::causal::scores;
 use crate::model::blocks::{SelfAttention, gated_mlp, head, read};
 use crate::model::families::heads::inside_answers;
 use crate::model::op::{Activation, Input, Loss, Norm, Op, RotaryTable};
-use crate::model::{Config, Graph, ModelError, Task, Value};
+use crate::model::{Breaks, Config, Graph, ModelError, Task, Value};
 
 /// The token table, and whether the head shares it.
 #[derive(Debug, Clone, Copy)]
@@ -55,6 +56,9 @@ pub(crate) trait Decoder {
 
 /// The classes transformers makes of a decoder: bare, with a classifier, or with a language head.
 pub(crate) fn build(c: &Config<'_>, task: Task, g: &mut Graph, decoder: &dyn Decoder) -> Result<(), ModelError> {
+    if read::follows_length(c) {
+        g.breaks = Breaks::Rotary;
+    }
     match task {
         Task::Base => {
             let hidden = from_tokens(g, decoder);
@@ -63,21 +67,28 @@ pub(crate) fn build(c: &Config<'_>, task: Task, g: &mut Graph, decoder: &dyn Dec
         Task::SequenceClassification => {
             let named = c.section("id2label").keys().count() as u64;
             let labels = c.size_or(&["num_labels"], if named == 0 { 2 } else { named })?;
+            // Nobody says `use_cache=False`, and the cache is in what is returned.
+            if c.flag("use_cache", true)? {
+                g.caches_in_training();
+            }
             let hidden = g.module("model", |g| from_tokens(g, decoder));
-            let scores = g.linear("score", &hidden, labels, false);
-            let pooled = g.slice(&scores, 1, 0, 1);
-            let pooled = g.squeeze(&pooled, 1);
-            head::loss_and_return(g, Loss::CrossEntropy, pooled);
+            scores(g, &hidden, &head::Labels { count: labels, loss: Loss::CrossEntropy });
         }
         // transformers/modeling_layers.py: GenericForTokenClassification, GenericForQuestionAnswering.
         Task::TokenClassification => {
             let dropout = ["classifier_dropout", "hidden_dropout"].iter().find_map(|key| c.get(key)?.as_f64());
             let bias = c.flag("token_classification_bias", true)?;
+            if c.flag("use_cache", true)? {
+                g.caches_while_it_runs();
+            }
             let hidden = g.module("model", |g| from_tokens(g, decoder));
             let dropped = g.dropout(&hidden, dropout.unwrap_or(0.1));
             head::token_head(g, "score", &dropped, (head::Labels::read(c)?.count, Loss::CrossEntropyFp32), bias);
         }
         Task::QuestionAnswering => {
+            if c.flag("use_cache", true)? {
+                g.caches_while_it_runs();
+            }
             let hidden = g.module(inside_answers(c.model_type()), |g| from_tokens(g, decoder));
             head::answer_head(g, "qa_outputs", &hidden);
         }

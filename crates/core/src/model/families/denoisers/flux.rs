@@ -1,11 +1,11 @@
 //! `FluxTransformer2DModel` of diffusers: text and picture in two streams that attend together, then in one.
 
-use super::parts;
+use super::{Pictures, adaptive, parts};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::read;
 use crate::model::facts::Facts;
-use crate::model::op::{Activation, Binary, Input, Norm, Op, Unary};
+use crate::model::op::{Activation, Input, Norm, Op, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Flux.
@@ -49,11 +49,9 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// Pixels of a token's side: eight of a latent, two latents.
-pub(super) const PIXELS: u64 = 16;
+pub(super) const PICTURES: Pictures = Pictures::stills(64, 16);
 /// Tokens of a prompt: T5's usual length.
 const TOKENS: u64 = 512;
-/// Width of the sines of a step.
-const SINES: u64 = 256;
 
 struct Flux {
     channels: [u64; 2],
@@ -88,9 +86,8 @@ impl Flux {
     }
 
     fn run(&self, g: &mut Graph) {
-        let (batch, images) = (g.inputs.batch, g.inputs.images);
-        let [height, width] = images.map_or([64; 2], |images| [images.height / PIXELS, images.width / PIXELS]);
-        let places = height.max(1).saturating_mul(width.max(1));
+        let (batch, [_, height, width]) = (g.inputs.batch, PICTURES.latents(g));
+        let places = height.saturating_mul(width);
         let step = g.input(Input::Pixels, [batch]);
         let picture = g.input(Input::Pixels, [batch, places, self.channels[0]]);
         let prompt = g.input(Input::Pixels, [batch, TOKENS, self.text]);
@@ -111,20 +108,17 @@ impl Flux {
             (text, hidden) =
                 g.layer("single_transformer_blocks", index, |g| self.single(g, &hidden, &text, &time, &table));
         }
-        hidden = g.module("norm_out", |g| {
-            let parts = self.modulation(g, &time, 2);
-            self.adapted(g, "norm", &hidden, &parts[0], &parts[1])
-        });
+        hidden = adaptive::continuous(g, "norm_out", &hidden, &time);
         let output = g.linear("proj_out", &hidden, self.channels[1], true);
         drop((hidden, text, table, ids, time, steps, guidance, pooled, prompt, picture, step));
         parts::noise_loss(g, &output);
     }
 
     fn time(&self, g: &mut Graph, steps: &Value, guidance: Option<&Value>, pooled: &Value) -> Value {
-        let sines = parts::time_projection(g, steps, SINES);
+        let sines = parts::time_projection(g, steps, parts::SINES);
         let mut time = parts::embedding(g, "timestep_embedder", &sines, self.width());
         if let Some(guidance) = guidance {
-            let sines = parts::time_projection(g, guidance, SINES);
+            let sines = parts::time_projection(g, guidance, parts::SINES);
             let more = parts::embedding(g, "guidance_embedder", &sines, self.width());
             time = g.add(&time, &more);
         }
@@ -149,42 +143,6 @@ impl Flux {
         all.map(|parts| g.cat(&parts.iter().collect::<Vec<_>>(), -1))
     }
 
-    /// `linear(silu(time))` in so many parts.
-    fn modulation(&self, g: &mut Graph, time: &Value, parts: usize) -> Vec<Value> {
-        let active = g.activation(Activation::Silu, time);
-        let all = g.linear("linear", &active, self.width().saturating_mul(parts as u64), true);
-        let cut = g.split(&all, 1, &vec![self.width(); parts]);
-        cut.iter().map(|part| g.unsqueeze(part, 1)).collect()
-    }
-
-    /// `norm(x) * (1 + scale) + shift`.
-    fn adapted(&self, g: &mut Graph, name: &str, x: &Value, scale: &Value, shift: &Value) -> Value {
-        let normal = g.norm_of(name, &[x], Norm::LayerPlain, false, self.width());
-        self.shifted(g, normal, scale, shift)
-    }
-
-    fn shifted(&self, g: &mut Graph, normal: Value, scale: &Value, shift: &Value) -> Value {
-        let more = g.scalar(Binary::Add, scale);
-        let scaled = g.mul(&normal, &more);
-        drop((normal, more));
-        g.add(&scaled, shift)
-    }
-
-    fn adaptive(&self, g: &mut Graph, name: &str, x: &Value, time: &Value, parts: usize) -> (Value, Vec<Value>) {
-        g.module(name, |g| {
-            let parts = self.modulation(g, time, parts);
-            (self.adapted(g, "norm", x, &parts[1], &parts[0]), parts)
-        })
-    }
-
-    fn feed_forward(&self, g: &mut Graph, name: &str, x: &Value) -> Value {
-        g.module(name, |g| {
-            let mut hidden = g.linear("net.0.proj", x, self.width().saturating_mul(4), true);
-            hidden = g.activation(Activation::Gelu, &hidden);
-            g.linear("net.2", &hidden, self.width(), true)
-        })
-    }
-
     /// `FluxTransformerBlock`: of the six parts of a modulation the first two are used up.
     fn double(
         &self,
@@ -194,19 +152,20 @@ impl Flux {
         time: &Value,
         table: &[Value; 2],
     ) -> (Value, Value) {
-        let (mut normal, own) = self.adaptive(g, "norm1", input, time, 6);
-        let (mut beside, other) = self.adaptive(g, "norm1_context", context, time, 6);
+        let inner = self.width().saturating_mul(4);
+        let (mut normal, own) = adaptive::zero(g, "norm1", input, time, 6);
+        let (mut beside, other) = adaptive::zero(g, "norm1_context", context, time, 6);
         let (attended, text) = g.module("attn", |g| self.joint(g, &normal, &beside, table));
         let gated = g.mul(&own[2], &attended);
         let mut hidden = g.add(input, &gated);
-        normal = self.adapted(g, "norm2", &hidden, &own[4], &own[3]);
-        let wide = self.feed_forward(g, "ff", &normal);
+        normal = adaptive::adapted(g, "norm2", &hidden, &own[4], &own[3]);
+        let wide = adaptive::feed_forward(g, "ff", &normal, inner);
         let wide = g.mul(&own[5], &wide);
         hidden = g.add(&hidden, &wide);
         let gated_text = g.mul(&other[2], &text);
         let mut context = g.add(context, &gated_text);
-        beside = self.adapted(g, "norm2_context", &context, &other[4], &other[3]);
-        let wide_text = self.feed_forward(g, "ff_context", &beside);
+        beside = adaptive::adapted(g, "norm2_context", &context, &other[4], &other[3]);
+        let wide_text = adaptive::feed_forward(g, "ff_context", &beside, inner);
         let more = g.mul(&other[5], &wide_text);
         context = g.add(&context, &more);
         context = g.run(Op::Unary(Unary::ClampHalf), &[&context], context.shape());
@@ -225,7 +184,7 @@ impl Flux {
     ) -> (Value, Value) {
         let (rows, tokens) = (input.size(1), context.size(1));
         let residual = g.cat(&[context, input], 1);
-        let (normal, parts) = self.adaptive(g, "norm", &residual, time, 3);
+        let (normal, parts) = adaptive::zero(g, "norm", &residual, time, 3);
         let mut wide = g.linear("proj_mlp", &normal, self.width().saturating_mul(4), true);
         wide = g.activation(Activation::Gelu, &wide);
         let attended = g.module("attn", |g| {
@@ -234,8 +193,9 @@ impl Flux {
         });
         let both = g.cat(&[&attended, &wide], 2);
         let mut hidden = g.linear("proj_out", &both, self.width(), true);
-        drop(both);
+        // Their name is given away once the product is there.
         hidden = g.mul(&parts[2], &hidden);
+        drop(both);
         hidden = g.add(&residual, &hidden);
         hidden = g.run(Op::Unary(Unary::ClampHalf), &[&hidden], hidden.shape());
         drop((normal, wide, attended));
@@ -280,25 +240,11 @@ impl Flux {
         g.reshape(&hidden, [batch, rows, self.width()])
     }
 
-    /// `apply_rotary_emb`: neighbours are pairs, products in fp32.
-    fn rotated(&self, g: &mut Graph, x: Value, [cosine, sine]: &[Value; 2]) -> Value {
-        let [batch, rows] = [0, 1].map(|dim| x.size(dim));
-        let [cosine, sine] = [cosine, sine].map(|table| g.view(table, [1, rows, 1, self.head]));
-        let pairs = g.view(&x, [batch, rows, self.heads, self.head / 2, 2]);
-        let (real, imaginary) = (g.select(&pairs, 4, 0), g.select(&pairs, 4, 1));
-        let negative = g.unary(Unary::Neg, &imaginary);
-        let turned = g.stack(&[&negative, &real], -1);
-        drop(negative);
-        let turned = g.view(&turned, [batch, rows, self.heads, self.head]);
-        let wide = g.float(&x);
-        let first = g.mul(&wide, &cosine);
-        drop(wide);
-        let wide = g.float(&turned);
-        let second = g.mul(&wide, &sine);
-        drop(wide);
-        let sum = g.add(&first, &second);
-        drop((first, second));
-        g.type_as(&sum, &x)
+    /// `apply_rotary_emb`.
+    fn rotated(&self, g: &mut Graph, x: Value, table: &[Value; 2]) -> Value {
+        let rows = x.size(1);
+        let table = [0, 1].map(|at| g.view(&table[at], [1, rows, 1, self.head]));
+        parts::turned(g, &x, &table)
     }
 }
 

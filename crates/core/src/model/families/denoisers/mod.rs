@@ -1,36 +1,96 @@
-//! Models that take noise out of pictures, as diffusers has them. A config of diffusers has no `model_type`: its class is its type.
+//! Models that take noise out of pictures and videos, as diffusers has them. A config of diffusers has no `model_type`: its class is its type.
 
+mod adaptive;
+mod cogvideox;
 mod flux;
+mod flux2;
+mod hunyuan;
+mod ltx;
 mod parts;
+mod qwen_image;
+mod sd3;
 mod unet;
 mod vae;
+mod wan;
 
 use serde_json::Value;
 
 use super::Family;
+use crate::model::Graph;
+
+/// What a model is fed with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pictures {
+    /// Latents of a side where the config does not say.
+    side: u64,
+    /// Pixels of a latent's side.
+    pub(crate) pixels: u64,
+    /// Pictures of a sample: one, or those of a video.
+    pub(crate) frames: u64,
+    /// Pictures from one latent to the next; the first one has its own.
+    pub(crate) between: u64,
+}
+
+impl Pictures {
+    /// Stills of so many latents a side.
+    const fn stills(side: u64, pixels: u64) -> Self {
+        Self { side, pixels, frames: 1, between: 1 }
+    }
+
+    /// Pixels of a side that the model was made for.
+    pub(crate) fn side(&self, config: &Value) -> u64 {
+        config["sample_size"].as_u64().unwrap_or(self.side).saturating_mul(self.pixels)
+    }
+
+    /// Latents of a sample along time, height and width.
+    fn latents(&self, g: &Graph) -> [u64; 3] {
+        let side = self.side.saturating_mul(self.pixels);
+        let [count, height, width] = match g.inputs.images {
+            Some(images) => [images.count / g.inputs.batch.max(1), images.height, images.width],
+            None => [self.frames, side, side],
+        };
+        [count.saturating_sub(1) / self.between + 1, (height / self.pixels).max(1), (width / self.pixels).max(1)]
+    }
+}
+
+/// All of them, with what they are fed with.
+const FED: &[(&Family, Pictures)] = &[
+    (&cogvideox::FAMILY, cogvideox::PICTURES),
+    (&flux::FAMILY, flux::PICTURES),
+    (&flux2::FAMILY, flux2::PICTURES),
+    (&hunyuan::FAMILY, hunyuan::PICTURES),
+    (&ltx::FAMILY, ltx::PICTURES),
+    (&qwen_image::FAMILY, qwen_image::PICTURES),
+    (&sd3::FAMILY, sd3::PICTURES),
+    (&unet::FAMILY, unet::PICTURES),
+    (&vae::FAMILY, vae::PICTURES),
+    (&wan::FAMILY, wan::PICTURES),
+];
 
 /// All of them.
-pub const ALL: &[&Family] = &[&flux::FAMILY, &unet::FAMILY, &vae::FAMILY];
+pub const ALL: &[&Family] = &{
+    let mut all = [FED[0].0; FED.len()];
+    let mut at = 1;
+    while at < FED.len() {
+        all[at] = FED[at].0;
+        at += 1;
+    }
+    all
+};
 
-fn known(class: &str) -> Option<&'static Family> {
-    ALL.iter().copied().find(|family| family.model_types.contains(&class))
+fn known(class: &str) -> Option<&'static (&'static Family, Pictures)> {
+    FED.iter().find(|(family, _)| family.model_types.contains(&class))
 }
 
 /// Writes the class of a config of diffusers as its type, where it is one of these.
 pub(crate) fn name(config: &mut Value) {
-    let class = config["_class_name"].as_str().and_then(known).map(|family| family.model_types[0]);
+    let class = config["_class_name"].as_str().and_then(known).map(|(family, _)| family.model_types[0]);
     if let (Some(class), Some(object)) = (class, config.as_object_mut()) {
         object.entry("model_type").or_insert(class.into());
     }
 }
 
-/// Pixels of a side of the pictures that such a model was made for.
-pub(crate) fn pixels(config: &Value) -> Option<u64> {
-    let family = known(config["model_type"].as_str()?)?;
-    let [usual, factor] = match family.model_types[0] {
-        "FluxTransformer2DModel" => [64, flux::PIXELS],
-        "UNet2DConditionModel" => [64, unet::PIXELS],
-        _ => [32, 1],
-    };
-    Some(config["sample_size"].as_u64().unwrap_or(usual).saturating_mul(factor))
+/// What a model of these is fed with.
+pub(crate) fn pictures(config: &Value) -> Option<Pictures> {
+    known(config["model_type"].as_str()?).map(|(_, pictures)| *pictures)
 }

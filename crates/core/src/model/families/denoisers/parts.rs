@@ -145,6 +145,82 @@ pub(super) fn attend_bare(g: &mut Graph, parts: [Value; 3], heads: u64) -> Value
     g.linear("to_out.0", &hidden, width, true)
 }
 
+/// The order in which `Attention` of diffusers has its parts.
+pub(super) const ATTENTION: &[&str] = &[
+    "norm_q",
+    "norm_k",
+    "to_q",
+    "to_k",
+    "to_v",
+    "add_k_proj",
+    "add_v_proj",
+    "add_q_proj",
+    "to_out",
+    "to_add_out",
+    "norm_added_q",
+    "norm_added_k",
+];
+
+/// `dispatch_attention_fn` of torch's own kind over `[batch, rows, heads, size]`, heads joined.
+pub(super) fn attended(g: &mut Graph, three: &[Value; 3], width: u64) -> Value {
+    masked(g, three, None, width)
+}
+
+/// The same with a mask.
+pub(super) fn masked(g: &mut Graph, three: &[Value; 3], mask: Option<&Value>, width: u64) -> Value {
+    let [query, key, value] = [0, 1, 2].map(|at| g.transpose(&three[at], 1, 2));
+    let op = Op::ScaledDotProduct { causal: false, dropout: false, grouped: false };
+    let inputs: Vec<&Value> = [&query, &key, &value].into_iter().chain(mask).collect();
+    let mut hidden = g.run(op, &inputs, query.shape());
+    drop((query, key, value));
+    hidden = g.transpose(&hidden, 1, 2);
+    g.reshape(&hidden, [hidden.size(0), hidden.size(1), width])
+}
+
+/// `x + gate * y`.
+pub(super) fn gated(g: &mut Graph, x: &Value, gate: &Value, y: &Value) -> Value {
+    let part = g.mul(gate, y);
+    g.add(x, &part)
+}
+
+/// `x + y * gate`.
+pub(super) fn scaled(g: &mut Graph, x: &Value, y: &Value, gate: &Value) -> Value {
+    let part = g.mul(y, gate);
+    g.add(x, &part)
+}
+
+/// `PixArtAlphaTextProjection` with gelu.
+pub(super) fn caption(g: &mut Graph, name: &str, x: &Value, width: u64) -> Value {
+    g.module(name, |g| {
+        let mut hidden = g.linear("linear_1", x, width, true);
+        hidden = g.activation(Activation::Gelu, &hidden);
+        g.linear("linear_2", &hidden, width, true)
+    })
+}
+
+/// `apply_rotary_emb` along the last dimension: neighbours are pairs, products in fp32.
+pub(super) fn turned(g: &mut Graph, x: &Value, [cosine, sine]: &[Value; 2]) -> Value {
+    let shape = x.shape();
+    let pairs = g.split_last(x, x.size(-1) / 2, 2);
+    let (real, imaginary) = (g.select(&pairs, -1, 0), g.select(&pairs, -1, 1));
+    let negative = g.unary(Unary::Neg, &imaginary);
+    let around = g.stack(&[&negative, &real], -1);
+    drop(negative);
+    let around = g.view(&around, shape);
+    let wide = g.float(x);
+    let first = g.mul(&wide, cosine);
+    drop(wide);
+    let wide = g.float(&around);
+    let second = g.mul(&wide, sine);
+    drop(wide);
+    let sum = g.add(&first, &second);
+    drop((first, second));
+    g.type_as(&sum, x)
+}
+
+/// Width of the sines of a step.
+pub(super) const SINES: u64 = 256;
+
 /// Sines and cosines of steps in fp32 (`get_timestep_embedding`), in the model's type.
 pub(super) fn time_projection(g: &mut Graph, steps: &Value, width: u64) -> Value {
     let (rows, half) = (steps.shape().elements(), width / 2);
@@ -170,6 +246,14 @@ pub(super) fn embedding(g: &mut Graph, name: &str, x: &Value, width: u64) -> Val
         hidden = g.activation(Activation::Silu, &hidden);
         g.linear("linear_2", &hidden, width, true)
     })
+}
+
+/// `CombinedTimestepTextProjEmbeddings`.
+pub(super) fn time_and_text(g: &mut Graph, step: &Value, pooled: &Value, width: u64) -> Value {
+    let sines = time_projection(g, step, SINES);
+    let time = embedding(g, "timestep_embedder", &sines, width);
+    let text = embedding(g, "text_embedder", pooled, width);
+    g.add(&time, &text)
 }
 
 /// Mean squared error in fp32 against noise of the same shape, as training scripts of diffusers compute it.

@@ -1,5 +1,6 @@
 //! `UNet2DConditionModel` of diffusers: the denoiser of Stable Diffusion 1, 2 and XL.
 
+use super::Pictures;
 use super::parts::{self, Transformer};
 use crate::model::Family;
 use crate::model::blocks::read;
@@ -37,7 +38,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// Pixels of a latent's side, as the autoencoders of Stable Diffusion have it.
-pub(super) const PIXELS: u64 = 8;
+pub(super) const PICTURES: Pictures = Pictures::stills(64, 8);
 /// Tokens of a prompt: CLIP's length.
 const TOKENS: u64 = 77;
 /// What the second text encoder and the picture's own sizes say beside the prompt.
@@ -170,7 +171,8 @@ impl Unet {
 
     fn run(&self, g: &mut Graph) {
         let (batch, images) = (g.inputs.batch, g.inputs.images);
-        let [height, width] = images.map_or([self.sample; 2], |images| [images.height / PIXELS, images.width / PIXELS]);
+        let [height, width] =
+            images.map_or([self.sample; 2], |images| [images.height, images.width].map(|side| side / PICTURES.pixels));
         let steps = g.input(Input::Pixels, [batch]);
         let latents = g.input(Input::Pixels, [batch, self.channels[0], height.max(1), width.max(1)]);
         let text = g.input(Input::Pixels, [batch, TOKENS, self.text]);

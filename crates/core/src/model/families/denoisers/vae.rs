@@ -1,5 +1,6 @@
 //! `AutoencoderKL` of diffusers: pictures to latents and back. In training both ways run; else latents are decoded, as a pipeline does.
 
+use super::Pictures;
 use super::parts;
 use crate::model::Family;
 use crate::model::blocks::read;
@@ -26,6 +27,8 @@ pub(super) const FAMILY: Family = Family {
     },
     build,
 };
+
+pub(super) const PICTURES: Pictures = Pictures::stills(32, 1);
 
 struct Autoencoder {
     channels: [u64; 2],

@@ -1,6 +1,6 @@
 //! ALBERT: one group of layers run again and again, factorised embeddings.
 
-use super::heads::{LmHead, first_token, no_head, over_tokens, return_base};
+use super::heads::{LmHead, choice_head, first_token, no_head, over_tokens, return_base};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return, loss_and_return_with};
@@ -147,12 +147,15 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             let order = g.module("sop_classifier", |g| g.linear("classifier", &pooled, labels.count, true));
             loss_and_return_with(g, Loss::CrossEntropy, logits, &[&order]);
         }
-        Task::SequenceClassification => {
+        Task::SequenceClassification | Task::MultipleChoice => {
             let labels = Labels::read(c)?;
             let hidden = g.module("albert", |g| albert.model(g));
             let mut pooled = g.module("albert", |g| albert.pooled(g, &hidden));
             pooled = g.dropout(&pooled, albert.classifier_dropout);
-            classification_head(g, "classifier", &pooled, &labels);
+            match task {
+                Task::MultipleChoice => choice_head(g, &pooled),
+                _ => classification_head(g, "classifier", &pooled, &labels),
+            }
         }
         Task::TokenClassification | Task::QuestionAnswering => {
             let hidden = g.module("albert", |g| albert.model(g));

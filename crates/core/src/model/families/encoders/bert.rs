@@ -1,6 +1,6 @@
 //! BERT, and the layers that RoBERTa and ELECTRA share with it.
 
-use super::heads::{LmHead, no_head, over_tokens, pooler, return_base};
+use super::heads::{LmHead, choice_head, language_loss, no_head, over_tokens, pooler, return_base};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return, loss_and_return_with};
@@ -172,7 +172,7 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
         Task::MaskedLm | Task::CausalLm => {
             let hidden = g.module("bert", |g| bert.model(g));
             let logits = bert.predictions(g, &hidden);
-            loss_and_return(g, Loss::CrossEntropy, logits);
+            loss_and_return(g, language_loss(task), logits);
         }
         Task::PreTraining => {
             let hidden = g.module("bert", |g| bert.model(g));
@@ -187,6 +187,12 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             let mut pooled = g.module("bert", |g| g.module("pooler", |g| pooler(g, &hidden)));
             pooled = g.dropout(&pooled, bert.classifier_dropout);
             classification_head(g, "classifier", &pooled, &labels);
+        }
+        Task::MultipleChoice => {
+            let hidden = g.module("bert", |g| bert.model(g));
+            let mut pooled = g.module("bert", |g| g.module("pooler", |g| pooler(g, &hidden)));
+            pooled = g.dropout(&pooled, bert.classifier_dropout);
+            choice_head(g, &pooled);
         }
         Task::TokenClassification | Task::QuestionAnswering => {
             let hidden = g.module("bert", |g| bert.model(g));

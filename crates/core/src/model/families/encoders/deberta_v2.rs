@@ -1,7 +1,7 @@
 //! DeBERTa-v2 and v3: attention over content and relative positions, kept apart; it has no fused kernel.
 
 use super::bert::{feed_forward, output};
-use super::heads::{LmHead, first_token, no_head, over_tokens, return_base};
+use super::heads::{LmHead, choice_head, first_token, no_head, over_tokens, return_base};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return};
@@ -376,7 +376,7 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             };
             loss_and_return(g, Loss::CrossEntropy, logits);
         }
-        Task::SequenceClassification => {
+        Task::SequenceClassification | Task::MultipleChoice => {
             let labels = Labels::read(c)?;
             let hidden = g.module("deberta", |g| deberta.model(g));
             let (width, activation, dropout) = deberta.pooler;
@@ -387,7 +387,10 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
                 g.activation(activation, &pooled)
             });
             pooled = g.dropout(&pooled, deberta.classifier_dropout);
-            classification_head(g, "classifier", &pooled, &labels);
+            match task {
+                Task::MultipleChoice => choice_head(g, &pooled),
+                _ => classification_head(g, "classifier", &pooled, &labels),
+            }
         }
         Task::TokenClassification | Task::QuestionAnswering => {
             let hidden = g.module("deberta", |g| deberta.model(g));

@@ -1,6 +1,6 @@
 //! DistilBERT: BERT without token types and pooler.
 
-use super::heads::{first_token, no_head, over_tokens, return_base};
+use super::heads::{choice_head, first_token, no_head, over_tokens, return_base};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, classification_head, loss_and_return};
@@ -107,14 +107,17 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             };
             loss_and_return(g, Loss::CrossEntropy, x);
         }
-        Task::SequenceClassification => {
+        Task::SequenceClassification | Task::MultipleChoice => {
             let labels = Labels::read(c)?;
             let hidden = g.module("distilbert", |g| model.model(g));
             let mut pooled = first_token(g, &hidden);
             pooled = g.linear("pre_classifier", &pooled, model.hidden, true);
             pooled = g.activation(Activation::Relu, &pooled);
             pooled = g.dropout(&pooled, model.classifier_dropout);
-            classification_head(g, "classifier", &pooled, &labels);
+            match task {
+                Task::MultipleChoice => choice_head(g, &pooled),
+                _ => classification_head(g, "classifier", &pooled, &labels),
+            }
         }
         Task::TokenClassification | Task::QuestionAnswering => {
             let mut hidden = g.module("distilbert", |g| model.model(g));

@@ -1,7 +1,9 @@
 //! ELECTRA: BERT's layers, embeddings of their own width, a discriminator or generator on top.
 
 use super::bert::Bert;
-use super::heads::{LmHead, dense_classifier, no_head, over_tokens, return_base};
+use super::heads::{
+    LmHead, choice_head, dense_classifier, first_token, language_loss, no_head, over_tokens, return_base,
+};
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, loss_and_return};
 use crate::model::facts::{AttentionKernels, Facts};
@@ -56,12 +58,20 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
                 None => g.linear("generator_lm_head", &x, vocab, true),
             };
             drop(x);
-            loss_and_return(g, Loss::CrossEntropy, logits);
+            loss_and_return(g, language_loss(task), logits);
         }
         Task::SequenceClassification => {
             let labels = Labels::read(c)?;
             let hidden = g.module("electra", |g| bert.model(g));
             dense_classifier(g, &hidden, Activation::Gelu, bert.classifier_dropout, &labels);
+        }
+        Task::MultipleChoice => {
+            let hidden = g.module("electra", |g| bert.model(g));
+            let first = first_token(g, &hidden);
+            let mut pooled = g.linear("sequence_summary.summary", &first, bert.hidden, true);
+            pooled = g.activation(Activation::Gelu, &pooled);
+            pooled = g.dropout(&pooled, c.number("summary_last_dropout", 0.1)?);
+            choice_head(g, &pooled);
         }
         Task::TokenClassification | Task::QuestionAnswering => {
             let hidden = g.module("electra", |g| bert.model(g));

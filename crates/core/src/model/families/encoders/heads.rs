@@ -2,6 +2,7 @@
 
 use crate::model::blocks::head::{Labels, answer_head, loss_and_return, token_head};
 use crate::model::op::{Activation, Loss, Norm, Op, ParameterId, Role};
+use crate::model::task::CHOICES;
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// `decoder(norm(activation(dense(x))))`: the names of dense and norm, the width between them.
@@ -32,6 +33,11 @@ impl LmHead {
         x = g.activation(self.activation, &x);
         g.norm(self.names[1], &x, Norm::Layer, true)
     }
+}
+
+/// The loss of a language head: the newer one of causal models shifts and widens.
+pub(super) fn language_loss(task: Task) -> Loss {
+    if task == Task::CausalLm { Loss::CausalLm } else { Loss::CrossEntropy }
 }
 
 /// `hidden[:, 0]`.
@@ -78,6 +84,13 @@ pub(super) fn over_tokens(
     Ok(())
 }
 
+/// One number for each answer, and a loss over the answers to a question.
+pub(super) fn choice_head(g: &mut Graph, pooled: &Value) {
+    let scores = g.linear("classifier", pooled, 1, true);
+    let logits = g.view(&scores, [scores.size(0) / CHOICES, CHOICES]);
+    loss_and_return(g, Loss::CrossEntropy, logits);
+}
+
 /// What `AutoModel` returns.
 pub(super) fn return_base(g: &mut Graph, hidden: &Value, pooled: Option<&Value>) {
     let outputs: Vec<&Value> = std::iter::once(hidden).chain(pooled).collect();
@@ -88,6 +101,6 @@ pub(super) fn return_base(g: &mut Graph, hidden: &Value, pooled: Option<&Value>)
 pub(super) fn no_head(family: &str, task: Task) -> ModelError {
     ModelError::Unsupported {
         what: format!("{family} for {task:?}"),
-        hint: "use AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoModelForTokenClassification or AutoModelForQuestionAnswering".to_owned(),
+        hint: "use AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoModelForQuestionAnswering or AutoModelForMultipleChoice".to_owned(),
     }
 }

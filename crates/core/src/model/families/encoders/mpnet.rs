@@ -1,7 +1,7 @@
 //! MPNet: BERT with a relative position bias shared by all layers; its attention has no fused kernel.
 
 use super::bert::{counted_positions, feed_forward};
-use super::heads::{LmHead, dense_classifier, no_head, over_tokens, pooler, return_base};
+use super::heads::{LmHead, choice_head, dense_classifier, no_head, over_tokens, pooler, return_base};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::attention::split_heads;
@@ -136,6 +136,12 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             let labels = Labels::read(c)?;
             let hidden = g.module("mpnet", |g| mpnet.model(g));
             dense_classifier(g, &hidden, Activation::Tanh, mpnet.dropout, &labels);
+        }
+        Task::MultipleChoice => {
+            let hidden = g.module("mpnet", |g| mpnet.model(g));
+            let mut pooled = g.module("mpnet", |g| g.module("pooler", |g| pooler(g, &hidden)));
+            pooled = g.dropout(&pooled, mpnet.dropout);
+            choice_head(g, &pooled);
         }
         Task::TokenClassification | Task::QuestionAnswering => {
             let hidden = g.module("mpnet", |g| mpnet.model(g));

@@ -1,11 +1,11 @@
 //! RoBERTa, XLM-RoBERTa and what is built on them (bge-m3, multilingual-e5, …).
 
 use super::bert::Bert;
-use super::heads::{LmHead, dense_classifier, no_head, over_tokens, pooler, return_base};
+use super::heads::{LmHead, choice_head, dense_classifier, language_loss, no_head, over_tokens, pooler, return_base};
 use crate::model::Family;
 use crate::model::blocks::head::{Labels, loss_and_return};
 use crate::model::facts::{AttentionKernels, Facts};
-use crate::model::op::{Activation, Loss, Role};
+use crate::model::op::{Activation, Role};
 use crate::model::{Config, Graph, ModelError, Task};
 
 /// RoBERTa.
@@ -69,12 +69,18 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             let names = ["dense", "layer_norm"];
             let head = LmHead { names, width: bert.hidden, activation: Activation::Gelu, vocab: bert.vocab };
             let logits = g.module("lm_head", |g| head.logits(g, &hidden, table));
-            loss_and_return(g, Loss::CrossEntropy, logits);
+            loss_and_return(g, language_loss(task), logits);
         }
         Task::SequenceClassification => {
             let labels = Labels::read(c)?;
             let hidden = g.module("roberta", |g| bert.model(g));
             dense_classifier(g, &hidden, Activation::Tanh, bert.classifier_dropout, &labels);
+        }
+        Task::MultipleChoice => {
+            let hidden = g.module("roberta", |g| bert.model(g));
+            let mut pooled = g.module("roberta", |g| g.module("pooler", |g| pooler(g, &hidden)));
+            pooled = g.dropout(&pooled, bert.dropout);
+            choice_head(g, &pooled);
         }
         Task::TokenClassification | Task::QuestionAnswering => {
             let hidden = g.module("roberta", |g| bert.model(g));

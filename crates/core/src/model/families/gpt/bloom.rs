@@ -3,7 +3,7 @@
 use super::alibi;
 use crate::dtype::DType;
 use crate::model::Family;
-use crate::model::blocks::causal::{LmHead, decoder};
+use crate::model::blocks::causal::{LmHead, Tokens, classifier};
 use crate::model::blocks::{attention, read};
 use crate::model::facts::Facts;
 use crate::model::op::{Activation, Input, Mask, Norm, Op, Role};
@@ -161,6 +161,5 @@ impl Bloom {
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let bloom = Bloom::read(c)?;
     let head = LmHead { vocab: bloom.vocab, tied: bloom.tied.then_some("word_embeddings"), bias: false };
-    decoder(g, task, "transformer", head, |g| bloom.model(g));
-    Ok(())
+    classifier(c, g, task, "transformer", (head, &Tokens { usual: 0.0, ..Tokens::USUAL }), |g| bloom.model(g))
 }

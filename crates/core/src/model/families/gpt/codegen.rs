@@ -13,7 +13,7 @@ use crate::model::{Config, Graph, ModelError, Task, Value};
 pub const FAMILY: Family = Family {
     name: "CodeGen",
     model_types: &["codegen"],
-    facts: Facts { lora: &["qkv_proj"], ..Facts::DEFAULT },
+    facts: Facts { tasks: Some(&[Task::CausalLm, Task::Base]), lora: &["qkv_proj"], ..Facts::DEFAULT },
     build,
 };
 

@@ -3,7 +3,7 @@
 use super::alibi;
 use crate::dtype::DType;
 use crate::model::Family;
-use crate::model::blocks::causal::{LmHead, decoder};
+use crate::model::blocks::causal::{LmHead, Tokens, classifier};
 use crate::model::blocks::{attention, read};
 use crate::model::facts::Facts;
 use crate::model::op::{
@@ -237,6 +237,5 @@ fn by_head(g: &mut Graph, x: &Value, shape: [u64; 4]) -> Value {
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let falcon = Falcon::read(c)?;
     let head = LmHead { vocab: falcon.vocab, tied: falcon.tied.then_some("word_embeddings"), bias: false };
-    decoder(g, task, "transformer", head, |g| falcon.model(g));
-    Ok(())
+    classifier(c, g, task, "transformer", (head, &Tokens { usual: 0.0, ..Tokens::USUAL }), |g| falcon.model(g))
 }

@@ -5,13 +5,14 @@ use crate::model::blocks::causal::{self, LmHead};
 use crate::model::blocks::{attention, read};
 use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Attention, EagerStyle, Input, Mask, Norm};
-use crate::model::{Config, Graph, ModelError, Task, Value};
+use crate::model::{Breaks, Config, Graph, ModelError, Task, Value};
 
 /// GPT-2.
 pub const FAMILY: Family = Family {
     name: "GPT-2",
     model_types: &["gpt2"],
     facts: Facts {
+        tasks: Some(&[Task::CausalLm, Task::Base, Task::SequenceClassification]),
         attention: AttentionKernels::Flash,
         lora: &["c_attn"],
         ia3: &["c_attn", "mlp.c_proj"],
@@ -41,7 +42,7 @@ impl Gpt2 {
         Ok(Self {
             vocab: c.size_or(&["vocab_size"], 50257)?,
             hidden,
-            layers: c.layers(&["n_layer", "num_hidden_layers"], 12)?,
+            layers: c.layers(&["num_hidden_layers", "n_layer"], 12)?,
             heads: read::positive(c, &["n_head", "num_attention_heads"], 12)?,
             width: c.size_or(&["n_inner"], 4 * hidden)?,
             positions: c.size_or(&["n_positions", "max_position_embeddings"], 1024)?,
@@ -110,7 +111,14 @@ impl Gpt2 {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let gpt2 = Gpt2::read(c)?;
+    g.breaks = Breaks::Loss;
     let tied = gpt2.tied.then_some("wte");
-    causal::decoder(g, task, "transformer", LmHead { vocab: gpt2.vocab, tied, bias: false }, |g| gpt2.model(g));
-    Ok(())
+    causal::classifier(
+        c,
+        g,
+        task,
+        "transformer",
+        (LmHead { vocab: gpt2.vocab, tied, bias: false }, &causal::Tokens::USUAL),
+        |g| gpt2.model(g),
+    )
 }

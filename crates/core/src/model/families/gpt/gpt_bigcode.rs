@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::model::Family;
-use crate::model::blocks::causal::{LmHead, decoder};
+use crate::model::blocks::causal::{LmHead, Tokens, classifier};
 use crate::model::blocks::{attention, mlp, read};
 use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Attention, EagerStyle, Input, Mask, Norm};
@@ -124,6 +124,5 @@ impl BigCode {
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = BigCode::read(c)?;
     let head = LmHead { vocab: model.vocab, tied: model.tied.then_some("wte"), bias: false };
-    decoder(g, task, "transformer", head, |g| model.model(g));
-    Ok(())
+    classifier(c, g, task, "transformer", (head, &Tokens::USUAL), |g| model.model(g))
 }

@@ -3,7 +3,7 @@
 use super::early;
 use crate::dtype::DType;
 use crate::model::Family;
-use crate::model::blocks::causal::{LmHead, decoder};
+use crate::model::blocks::causal::{LmHead, Tokens, classifier};
 use crate::model::blocks::{attention, mlp, read};
 use crate::model::facts::Facts;
 use crate::model::op::{Activation, Input, Mask, Norm, Op};
@@ -114,6 +114,7 @@ impl GptNeo {
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = GptNeo::read(c)?;
     let head = LmHead { vocab: model.vocab, tied: model.tied.then_some("wte"), bias: false };
-    decoder(g, task, "transformer", head, |g| model.model(g));
-    Ok(())
+    classifier(c, g, task, "transformer", (head, &Tokens { dropout: &["classifier_dropout"], ..Tokens::USUAL }), |g| {
+        model.model(g)
+    })
 }

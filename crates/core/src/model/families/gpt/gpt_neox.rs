@@ -1,10 +1,10 @@
 //! GPT-NeoX (GPT-NeoX-20B, Pythia, StableLM-alpha, RedPajama-INCITE, Dolly).
 
 use crate::model::Family;
-use crate::model::blocks::causal::{LmHead, decoder};
+use crate::model::blocks::causal::{LmHead, Tokens, classifier};
 use crate::model::blocks::{attention, mlp, read};
 use crate::model::facts::{AttentionKernels, Facts};
-use crate::model::op::{Activation, Attention, EagerStyle, Input, Mask, Norm, Rotary, RotaryTable};
+use crate::model::op::{Activation, Attention, EagerStyle, Input, Loss, Mask, Norm, Rotary, RotaryTable};
 use crate::model::tensor_plans::{TensorRules, TensorStyle};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
@@ -13,6 +13,7 @@ pub const FAMILY: Family = Family {
     name: "GPT-NeoX",
     model_types: &["gpt_neox"],
     facts: Facts {
+        tasks: Some(&[Task::CausalLm, Task::Base, Task::SequenceClassification]),
         attention: AttentionKernels::FlashAndFlex,
         lora: &["query_key_value"],
         ia3: &["query_key_value", "dense_4h_to_h"],
@@ -139,9 +140,11 @@ impl GptNeoX {
     }
 }
 
+/// It reads one key alone, and its loss, the newer one, widens.
+const TOKENS: Tokens = Tokens { dropout: &["classifier_dropout"], loss: Loss::CrossEntropyFp32, ..Tokens::USUAL };
+
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = GptNeoX::read(c)?;
     let head = LmHead { vocab: model.vocab, tied: model.tied.then_some("embed_in"), bias: false };
-    decoder(g, task, "gpt_neox", head, |g| model.model(g));
-    Ok(())
+    classifier(c, g, task, "gpt_neox", (head, &TOKENS), |g| model.model(g))
 }

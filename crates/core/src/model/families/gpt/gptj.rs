@@ -2,7 +2,7 @@
 
 use super::early;
 use crate::model::Family;
-use crate::model::blocks::causal::{LmHead, decoder};
+use crate::model::blocks::causal::{LmHead, Tokens, classifier};
 use crate::model::blocks::{attention, mlp, read};
 use crate::model::facts::Facts;
 use crate::model::op::{Activation, Binary, Input, Mask, Norm, Op};
@@ -144,8 +144,7 @@ fn attend(sizes: &Sizes, g: &mut Graph, hidden: &Value, mask: &Value, positions:
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let sizes = Sizes::read(c)?;
     let head = LmHead { vocab: sizes.vocab, tied: sizes.tied.then_some("wte"), bias: true };
-    decoder(g, task, "transformer", head, |g| {
+    classifier(c, g, task, "transformer", (head, &Tokens::USUAL), |g| {
         sizes.model(g, |g, hidden, mask, positions| attend(&sizes, g, hidden, mask, positions))
-    });
-    Ok(())
+    })
 }

@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::model::Family;
-use crate::model::blocks::causal::{LmHead, decoder};
+use crate::model::blocks::causal::{LmHead, Tokens, classifier};
 use crate::model::blocks::{attention, read};
 use crate::model::facts::Facts;
 use crate::model::op::{Activation, Binary, Input, Mask, Norm, Unary};
@@ -135,6 +135,5 @@ impl Mpt {
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let mpt = Mpt::read(c)?;
     let head = LmHead { vocab: mpt.vocab, tied: mpt.tied.then_some("wte"), bias: false };
-    decoder(g, task, "transformer", head, |g| mpt.model(g));
-    Ok(())
+    classifier(c, g, task, "transformer", (head, &Tokens::USUAL), |g| mpt.model(g))
 }

@@ -2,11 +2,11 @@
 
 use crate::dtype::DType;
 use crate::model::Family;
-use crate::model::blocks::causal::{LmHead, decoder};
+use crate::model::blocks::causal::{LmHead, Tokens, classifier};
 use crate::model::blocks::{attention, read};
 use crate::model::facts::{AttentionKernels, Facts};
 use crate::model::op::{Activation, Attention, Binary, EagerStyle, Input, Mask, Norm};
-use crate::model::{Config, Graph, ModelError, Shape, Task, Value};
+use crate::model::{Breaks, Config, Graph, ModelError, Shape, Task, Value};
 
 /// OPT.
 pub const FAMILY: Family = Family {
@@ -175,7 +175,7 @@ impl Opt {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let opt = Opt::read(c)?;
+    g.breaks = Breaks::Layers;
     let head = LmHead { vocab: opt.vocab, tied: opt.tied.then_some("decoder.embed_tokens"), bias: false };
-    decoder(g, task, "model", head, |g| opt.model(g, None));
-    Ok(())
+    classifier(c, g, task, "model", (head, &Tokens::USUAL), |g| opt.model(g, None))
 }

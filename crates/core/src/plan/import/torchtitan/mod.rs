@@ -2,10 +2,12 @@
 //! August 2026: config/configs.py, trainer.py, distributed/activation_checkpoint.py). TOML's defaults are those of 0.2's
 //! config/job_config.py.
 
+mod keys;
+
 use serde_json::{Value, json};
 
 use super::reader::{Reader, whole};
-use super::table::{Format, Row, Sense};
+use super::table::Format;
 use super::{Beside, Imported};
 use crate::plan::Fault;
 use crate::source::python::{CALL, called};
@@ -14,98 +16,8 @@ pub(super) const FORMAT: Format = Format {
     title: "torchtitan",
     version: "0.2 (TOML) and of 2026-08 (Python)",
     source: "torchtitan, config/configs.py, trainer.py and models/*/config_registry.py",
-    keys: &[KEYS],
+    keys: &[keys::KEYS],
 };
-
-const FLOAT8: &str = "products in 8 bits and fewer are not simulated: those in bf16 are, which keep more";
-
-const EXPERTS: &str = "experts are simulated in FSDP's shards, gathered a whole layer at a time, which is more; --engine megatron \
-                       deals them out over cards";
-
-const KEYS: &[Row] = &[
-    Row(
-        "model.name model.flavor model.hf_assets_path model_spec hf_assets_path hf_transformers.model hf_model",
-        Sense::Read("the model"),
-    ),
-    Row(
-        "training.local_batch_size training.batch_size training.num_tokens_per_microbatch_per_dp_rank \
-         training.seq_len training.max_context_length",
-        Sense::Read("batch.batch_size, batch.seq_len"),
-    ),
-    Row(
-        "training.global_batch_size training.num_tokens_per_train_step parallelism.num_pp_microbatches \
-         experimental.pipeline_parallel_microbatches",
-        Sense::Read("gradient_accumulation"),
-    ),
-    Row("parallelism.pipeline_parallel_microbatch_size", Sense::Read("batch.batch_size, gradient_accumulation")),
-    Row(
-        "training.dtype training.mixed_precision_param training.mixed_precision_reduce",
-        Sense::Read("weights, parallel.engine.fsdp2.mixed_precision"),
-    ),
-    Row("training.max_norm", Sense::Read("clip")),
-    Row("training.enable_cpu_offload", Sense::Read("parallel.engine.fsdp2.offload")),
-    Row(
-        "parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree \
-         parallelism.tensor_parallel_degree parallelism.pipeline_parallel_degree parallelism.context_parallel_degree \
-         training.data_parallel_degree training.data_parallel_shard_degree training.data_parallel_replicate_degree \
-         training.tensor_parallel_degree training.pipeline_parallel_degree experimental.pipeline_parallel_degree \
-         experimental.context_parallel_degree parallelism.fsdp_reshard_after_forward \
-         parallelism.pipeline_parallel_schedule parallelism.pipeline_parallel_first_stage_less_layers \
-         parallelism.pipeline_parallel_last_stage_less_layers parallelism.disable_loss_parallel \
-         parallelism.context_parallel_rotate_method",
-        Sense::Read("parallel"),
-    ),
-    Row("parallelism.expert_parallel_degree parallelism.expert_tensor_parallel_degree", Sense::Said(EXPERTS)),
-    Row(
-        "activation_checkpoint activation_checkpoint.mode activation_checkpoint.selective_ac_option",
-        Sense::Read("checkpointing, checkpoints.selective, checkpoints.every"),
-    ),
-    Row(
-        "optimizer optimizer.name optimizer.implementation optimizer.early_step_in_backward optimizer.fused",
-        Sense::Read("optimizer, optimizer_in_backward"),
-    ),
-    Row("loss", Sense::Read("loss.kind")),
-    Row(
-        "compile compile.enable training.compile compile.components",
-        Sense::Read(
-            "torch_compile, layer by layer; beside experts and other axes than data parallel what runs is eager",
-        ),
-    ),
-    Row(
-        "model.converters training.fp8_linear float8.enable_float8_linear quantize.* float8.* mx.*",
-        Sense::Said(FLOAT8),
-    ),
-    Row(
-        "parallelism.enable_async_tensor_parallel experimental.enable_async_tensor_parallel \
-         parallelism.enable_fsdp_symm_mem",
-        Sense::Said("symmetric memory is not simulated"),
-    ),
-    Row(
-        "parallelism.module_fqns_per_model_part parallelism.pipeline_parallel_layers_per_stage \
-         parallelism.pipeline_parallel_split_points parallelism.pipeline_parallel_schedule_csv \
-         experimental.pipeline_parallel_split_points",
-        Sense::Refused(
-            "stages are cut evenly: say what the ends have less by {parallel.engine.fsdp2.pipeline.first_less}",
-        ),
-    ),
-    Row(
-        "parallelism.* training.disable_cuda_graphs experimental.* override* training.gc_* activation_checkpoint.*",
-        Sense::Harmless("how the same memory is reached"),
-    ),
-    Row(
-        "encoder.* training.img_size training.classifier_free_guidance_prob inference.* data.max_patches_per_image",
-        Sense::Refused("only models of text are trained here: another task"),
-    ),
-    Row("compile.*", Sense::Harmless("options of compile")),
-    Row(
-        "job.* profiling.* profiler* metrics* lr_scheduler* checkpoint* validation.* validator* comm* \
-         fault_tolerance.* debug* dataloader* tokenizer* optimizer.* training.steps training.dataset* \
-         training.warmup_steps training.deterministic training.seed memory_estimation.* model.norm_type \
-         model.tokenizer_path model.print_after_conversion dump_folder hf_* data.* symm_mem* float8.scaling_type* \
-         ema*",
-        Sense::Harmless("which data, what is logged and saved, the course of training"),
-    ),
-];
 
 /// Families and flavors, and the models they are.
 const MODELS: &[(&str, &str, &str)] = &[
@@ -184,7 +96,7 @@ fn model(reader: &mut Reader<'_>, beside: &Beside<'_>) -> (Option<String>, Strin
     if spec.get("converters").is_some_and(|list| !super::table::is_off(list)) {
         let all: Vec<&str> = spec["converters"].as_array().into_iter().flatten().filter_map(called).collect();
         if all.iter().any(|name| !name.contains("LoRA")) {
-            reader.say("model_spec.converters", FLOAT8);
+            reader.say("model_spec.converters", keys::FLOAT8);
         }
         let adapter = spec["converters"]
             .as_array()
@@ -330,7 +242,7 @@ fn spread(reader: &mut Reader<'_>, family: &str) {
     }
     for key in ["parallelism.expert_parallel_degree", "parallelism.expert_tensor_parallel_degree"] {
         if reader.get(key).and_then(whole).is_some_and(|size| size > 1) {
-            reader.say(key, EXPERTS);
+            reader.say(key, keys::EXPERTS);
         }
     }
     if tensor > 1 {
@@ -498,44 +410,4 @@ fn loss(reader: &mut Reader<'_>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_not_said_is_torchtitans() {
-        let base = json!({"job": {"dump_folder": "x"}, "model": {"name": "deepseek_v3", "flavor": "16B"}});
-        let at = |over: Value, place: &str| {
-            let mut file = base.clone();
-            for (key, value) in over.as_object().unwrap() {
-                file[key] = value.clone();
-            }
-            let read = read(&file, &Beside::default()).unwrap();
-            assert_eq!(read.model.as_deref(), Some("deepseek-ai/DeepSeek-V2-Lite"));
-            read.changes.into_iter().rev().find(|(known, _)| known == place).map(|(_, value)| value)
-        };
-        let checkpoint = |part: Value| json!({"activation_checkpoint": part});
-        let pipeline = |part: Value| {
-            let mut part = part;
-            part["pipeline_parallel_degree"] = json!(4);
-            json!({"training": {"local_batch_size": 8}, "parallelism": part})
-        };
-        for (over, place, value) in [
-            (json!({}), "checkpoints.every", Some(json!(2))),
-            (checkpoint(json!({"mode": "selective"})), "checkpoints.every", Some(json!(2))),
-            (checkpoint(json!({"selective_ac_option": "3"})), "checkpoints.every", Some(json!(3))),
-            (
-                checkpoint(json!({"selective_ac_option": "op"})),
-                "checkpoints.selective",
-                Some(json!("alternate-matmuls")),
-            ),
-            (checkpoint(json!({"mode": "none"})), "checkpointing", Some(json!("off"))),
-            (pipeline(json!({})), "batch.batch_size", Some(json!(1))),
-            (pipeline(json!({})), "gradient_accumulation", Some(json!(8))),
-            (pipeline(json!({"pipeline_parallel_microbatch_size": 4})), "batch.batch_size", Some(json!(4))),
-            (pipeline(json!({"pipeline_parallel_microbatch_size": 4})), "gradient_accumulation", Some(json!(2))),
-            (json!({"training": {"local_batch_size": 8}}), "batch.batch_size", Some(json!(8))),
-        ] {
-            assert_eq!(at(over.clone(), place), value, "{over}: {place}");
-        }
-    }
-}
+mod tests;
