@@ -279,13 +279,17 @@ function showUnshown() {
 
 /** @type {ReturnType<typeof setTimeout> | undefined} */
 let writing;
+/** The address as it was last written or read. */
 let written = '';
 
 /** @param {boolean} isStep */
 async function address(isStep) {
-  const before = written;
-  written = `#${await fragmentOf(store.job, store.pinned)}`;
-  if (isStep && before !== '' && before !== written) {
+  const fragment = `#${await fragmentOf(store.job, store.pinned)}`;
+  // Someone went to another address meanwhile: that one is about to be read, and must not be written over.
+  if (written !== '' && location.hash !== written) return;
+  const isNew = isStep && written !== '' && fragment !== written;
+  written = fragment;
+  if (isNew) {
     furthest = step() + 1;
     history.pushState({ step: furthest }, '', written);
   } else history.replaceState({ step: step() }, '', written);
@@ -335,6 +339,7 @@ store.subscribe((why) => {
 async function readAddress() {
   showSteps();
   if (location.hash === written) return false;
+  written = location.hash;
   try {
     const found = await readFragment(location.hash);
     if (!found) return false;

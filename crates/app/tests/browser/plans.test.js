@@ -4,7 +4,7 @@
 import assert from 'node:assert/strict';
 import { readFile } from 'node:fs/promises';
 import { after, before, test } from 'node:test';
-import { BASE, answered, file, inGib, launch, open, printedTotals, quiet, screenshot, settled, totals, unfold, vramcast } from './support.js';
+import { BASE, answered, file, inGib, launch, open, printedTotals, quiet, screenshot, totals, unfold, visit, vramcast } from './support.js';
 
 /** @type {import('playwright-core').Browser} */
 let browser;
@@ -68,9 +68,7 @@ test('a suggestion is applied by a click, and then it is true', async () => {
     const promised = /([\d.]+) GiB/.exec(await one.locator('.number').innerText())?.[1];
     await answered(page, () => one.getByRole('button', { name: /Apply/ }).click());
     assert.equal((await totals(page)).process, promised, `suggestion ${at}`);
-    await page.goto(`${BASE}${fragment}`);
-    await page.reload();
-    await settled(page);
+    await visit(page, fragment);
   }
   quiet(complaints);
   await close();
@@ -99,9 +97,7 @@ for (const form of ['YAML', 'JSON', 'TOML']) {
     // The command line reads the same file.
     const path = await file(download.suggestedFilename(), text);
     assert.deepEqual(before, await printedTotals('train', 'gpt2', '--plan', path));
-    await page.goto(`${BASE}#model=meta-llama/Meta-Llama-3-8B`);
-    await page.reload();
-    await settled(page);
+    await visit(page, '#model=meta-llama/Meta-Llama-3-8B');
     await page.getByRole('button', { name: 'Import' }).click();
     await answered(page, () => page.locator('#import-file').setInputFiles(path));
     assert.deepEqual(await totals(page), before);
@@ -244,9 +240,7 @@ test('presets and the defaults of frameworks', async () => {
     await answered(page, () => presets.nth(at).click());
     assert.equal(await page.locator('#stale').isVisible(), false, `preset ${at}`);
   }
-  await page.goto(`${BASE}#model=openai-community/gpt2`);
-  await page.reload();
-  await settled(page);
+  await visit(page, '#model=openai-community/gpt2');
   await page.getByRole('button', { name: 'Presets' }).click();
   await answered(page, () => presets.filter({ hasText: 'trl' }).click());
   assert.deepEqual(await totals(page), await printedTotals('train', 'gpt2', '--framework', 'trl'));

@@ -67,6 +67,17 @@ export async function open(browser, fragment = '', options = {}) {
   return { page, complaints, close: () => context.close() };
 }
 
+/**
+ * The page anew, at another address. By way of an empty one: going from one fragment to another is lost where the page
+ * writes its own address in that very moment.
+ * @param {Page} page @param {string} fragment
+ */
+export async function visit(page, fragment) {
+  await page.goto('about:blank');
+  await page.goto(BASE + fragment);
+  await settled(page);
+}
+
 /** Waits until nothing is asked any more. @param {Page} page */
 export async function settled(page) {
   await page.waitForFunction(() => {
