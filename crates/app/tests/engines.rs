@@ -268,3 +268,114 @@ fn what_no_engine_would_start_with_is_refused() {
     assert!(refused(&["--max-num-seqs", "0"]).contains("--max-num-seqs: 0"));
     assert!(refused(&["--context", "0"]).contains("--context: 0"));
 }
+
+/// Configs that state no length have their class's, or the engines' own 2048; Cohere's is the one it was trained for.
+#[test]
+fn lengths_are_those_that_engines_read() {
+    let length = |model: &str| {
+        let line = ["infer", model, "--engine", "vllm", "--gpu", "h200", "--json"];
+        let mut command = Command::cargo_bin("vramcast").unwrap();
+        let output = command.env("HF_HUB_OFFLINE", "1").args(line).output().unwrap();
+        let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+        document["budgets"][0]["full_length"].as_u64().unwrap()
+    };
+    for (model, tokens) in [
+        ("falcon-7b", 2048),
+        ("bigscience/bloom-3b", 2048),
+        ("google/gemma-3-4b-it", 131_072),
+        ("command-r", 131_072),
+        ("llama3-8b", 8192),
+    ] {
+        assert_eq!(length(model), tokens, "{model}");
+    }
+}
+
+/// What is missing is said: the rest of a sequence, or of a pool of given size.
+#[test]
+fn what_is_missing_is_counted() {
+    let short = |arguments: &[&str]| {
+        let line = [&["infer", "llama3.1-8b", "--engine", "vllm", "--gpu", "rtx4090", "--json"], arguments].concat();
+        let output = vramcast(&line).code(1).get_output().stdout.clone();
+        let document: Value = serde_json::from_slice(&output).unwrap();
+        (document["verdicts"][0]["headroom"].as_i64().unwrap(), document)
+    };
+    let (headroom, document) = short(&[]);
+    let budget = &document["budgets"][0];
+    let size = |key: &str| budget[key].as_i64().unwrap();
+    assert_eq!(size("full_bytes"), 16 << 30);
+    assert_eq!(-headroom, size("full_bytes") - size("cache"));
+    let (headroom, document) = short(&["--kv-cache-memory-bytes", "80G"]);
+    let [process, memory] =
+        [&document["totals"]["process"], &document["verdicts"][0]["memory"]].map(|n| n.as_i64().unwrap());
+    assert_eq!(-headroom, process - memory);
+}
+
+/// Engines compute in 16 bits, whatever a checkpoint holds; windows alone end no sequence.
+#[test]
+fn checkpoints_in_fp32_are_narrowed() {
+    let served = |arguments: &[&str]| -> Value {
+        let line = [&["infer", "starcoder2-3b", "--engine", "vllm", "--gpu", "h100", "--json"], arguments].concat();
+        serde_json::from_str(&stdout(&line)).unwrap()
+    };
+    let plain = served(&[]);
+    assert_eq!(plain["budgets"][0]["parts"], served(&["--dtype", "bf16"])["budgets"][0]["parts"]);
+    assert_eq!(plain["budgets"][0]["largest_sequence"], plain["budgets"][0]["full_length"]);
+}
+
+/// Tables and the head stay on the card; the others are in the host's memory, which is said.
+#[test]
+fn layers_alone_are_offloaded() {
+    let text = stdout(&["infer", "llama3-8b", "--engine", "vllm", "--gpu", "rtx3060", "--cpu-offload-gb", "100"]);
+    assert!(text.contains("13.00 GiB, all layers"), "{text}");
+    assert!(text.contains("weights                       1.96"), "{text}");
+}
+
+/// llama.cpp's words for layers; its context is said with what each sequence has of it.
+#[test]
+fn words_of_llama_cpp() {
+    let line = |arguments: &[&str]| {
+        let all = [&["infer", "llama3-8b", "--engine", "llama.cpp", "--gpu", "h100", "-c", "8192"], arguments].concat();
+        stdout(&all)
+    };
+    let plain = line(&[]);
+    for words in [["-ngl", "all"], ["-ngl", "auto"], ["-ngl", "-1"], ["-ngl", "99"]] {
+        assert_eq!(line(&words), plain, "{words:?}");
+    }
+    assert!(plain.contains("context: 8,192 tokens\n"), "{plain}");
+    let slots = line(&["-np", "4"]);
+    assert!(slots.contains("context: 8,192 tokens, 2,048 for each sequence"), "{slots}");
+    let most = stdout(&[
+        "infer",
+        "llama3-8b",
+        "--engine",
+        "llama.cpp",
+        "--gpu",
+        "rtx4090",
+        "--quantization",
+        "Q4_K_M",
+        "--solve",
+        "batch",
+    ]);
+    assert!(most.contains("sequences of 8192 tokens at once"), "{most}");
+}
+
+/// Gemma's E models have a table of every layer, which llama.cpp leaves in the host's memory.
+#[test]
+fn tables_of_layers_are_counted() {
+    let line = [
+        "infer",
+        "google/gemma-3n-E4B-it",
+        "--engine",
+        "llama.cpp",
+        "-c",
+        "4096",
+        "--quantization",
+        "F16",
+        "--gpu",
+        "rtx4090",
+        "--json",
+    ];
+    let document: Value = serde_json::from_str(&stdout(&line)).unwrap();
+    let host = document["buffers"][0]["estimate"]["host"]["model"].as_u64().unwrap();
+    assert!(host > 2 * 2_348_810_240, "{host}");
+}

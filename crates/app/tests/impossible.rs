@@ -275,3 +275,25 @@ fn every_model_has_an_overview() {
 fn every_other_model_has_an_overview() {
     overviews(1);
 }
+
+#[test]
+fn engines_refuse_what_they_would_not_start_with() {
+    for (line, problem, cure) in [
+        ("infer qwen2.5-7b --engine vllm --gpu h100 -tp 7", "4 heads of keys and values", "--tensor-parallel-size 4"),
+        ("infer llama3-8b --engine vllm --gpu h100 -tp 8 -dcp 2", "each 1 times", "--decode-context-parallel-size 1"),
+        ("infer gpt-oss-20b --engine vllm --gpu v100", "mxfp4 needs compute capability 80", "newer card"),
+        ("infer qwen3-1.7b --engine vllm --gpu t4 --dtype bfloat16", "capability 80", "--dtype fp16"),
+        (
+            "infer llama3-8b --engine vllm --gpu h100 --enable-lora --max-lora-rank 7",
+            "7 is not 1, 8",
+            "--max-lora-rank 8",
+        ),
+        ("infer llama3-8b --engine llama.cpp --gpu rtx4090 -c 8192 -ctk q4_K", "q4_K is not f32", "q8_0"),
+        ("infer llama3-8b --engine llama.cpp --gpu rtx4090 -ngl most", "a number of layers, all or auto", ""),
+    ] {
+        let text = refused(line);
+        assert!(text.contains(problem) && text.contains(cure), "{line}: {text}");
+    }
+    // Each key and value head goes to two cards, so two may share a sequence.
+    document("infer qwen2.5-7b --engine vllm --gpu h100 -tp 4");
+}

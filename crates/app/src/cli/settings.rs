@@ -79,7 +79,7 @@ fn argument(row: &'static Setting, scope: Scope, taken: &mut Vec<&'static str>) 
     let free: Vec<&str> = row.aliases.iter().copied().filter(|alias| !taken.contains(alias)).collect();
     taken.extend(&free);
     argument = argument.visible_aliases(free);
-    if matches!(row.kind, Kind::Whole | Kind::Real) {
+    if matches!(row.kind, Kind::Whole | Kind::Real | Kind::Spelled(_)) {
         // A negative number is a wrong value, not a flag.
         argument = argument.allow_negative_numbers(true);
     }

@@ -61,6 +61,8 @@ pub enum FetchError {
     Ambiguous { place: String, choices: Vec<String> },
     #[error("`{place}` has no file for `{wanted}`")]
     NoSuchChoice { place: String, wanted: String, choices: Vec<String> },
+    #[error("`{place}` has {} of the {count} parts of a split model", names.len())]
+    Incomplete { place: String, names: Vec<String>, count: u64 },
     #[error("could not read `{}`: {error}", path.display())]
     Io { path: PathBuf, error: std::io::Error },
     #[error("`{file}` is broken: {error}")]
@@ -107,6 +109,7 @@ impl FetchError {
             | Self::NoModel { .. }
             | Self::Ambiguous { .. }
             | Self::NoSuchChoice { .. }
+            | Self::Incomplete { .. }
             | Self::Io { .. }
             | Self::Content { .. } => BAD_INPUT,
             _ => COULD_NOT_FETCH,
@@ -125,6 +128,9 @@ impl FetchError {
             Self::NoSuchPath { .. } => "a model of the hub is written owner/name, without ./ before it".to_owned(),
             Self::Ambiguous { choices, .. } | Self::NoSuchChoice { choices, .. } => {
                 format!("choose one: {}", listed(choices, "or"))
+            }
+            Self::Incomplete { names, .. } => {
+                format!("only {} is there: put the others beside it", listed(names, "and"))
             }
             Self::Offline { .. } => "unset HF_HUB_OFFLINE, or fetch it once while online".to_owned(),
             Self::RepositoryNotFound { suggestions, .. } if !suggestions.is_empty() => {

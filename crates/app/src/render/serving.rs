@@ -16,15 +16,22 @@ pub(super) fn account(report: &Report) -> String {
 fn pool(budget: &Budget) -> String {
     let mut text = format!("granted to {}: {} GiB\n", budget.engine, gib(budget.granted));
     if budget.missing > 0 {
-        return text + &format!("{} GiB are missing before any cache fits\n\n", gib(budget.missing));
+        let what = match budget.cache {
+            0 => "any cache".to_owned(),
+            asked => format!("the cache of {} GiB", gib(asked)),
+        };
+        return text + &format!("{} GiB are missing before {what} fits\n\n", gib(budget.missing));
     }
     let concurrency = budget.concurrency_thousandths as f64 / 1000.0;
     text += &match budget.fits {
         // What the pool could hold beyond that, the model was not made for.
-        true => "a sequence of full length fits\n".to_owned(),
+        true => format!("a sequence of full length ({} tokens) fits\n", grouped(budget.full_length)),
         false => {
             format!(
-                "no sequence of full length fits; the longest that does: {} tokens\n",
+                "no sequence of full length fits: {} tokens take {} GiB, {} are there;\nthe longest that does: {} tokens\n",
+                grouped(budget.full_length),
+                gib(budget.full_bytes),
+                gib(budget.cache),
                 grouped(budget.largest_sequence)
             )
         }
@@ -42,7 +49,9 @@ fn buffers(buffered: &Buffered) -> String {
         table.row(row(format!("card {index}"), buffers));
     }
     table.row(row("host".into(), &buffered.estimate.host));
-    format!("{table}\n")
+    let (context, sequence) = (buffered.estimate.context, buffered.estimate.sequence);
+    let each = if sequence < context { format!(", {} for each sequence", grouped(sequence)) } else { String::new() };
+    format!("context: {} tokens{each}\n\n{table}\n", grouped(context))
 }
 
 /// Several engines' reports, and a line for each.

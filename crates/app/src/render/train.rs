@@ -2,7 +2,7 @@
 
 use vramcast_core::plan::{
     AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, Selective,
-    ServePlan, TaskKind, TrainPlan,
+    ServePlan, ServingEngine, TaskKind, TrainPlan,
 };
 use vramcast_core::report::{Level, Report, Totals, Verdict};
 use vramcast_core::units::show_count;
@@ -245,7 +245,9 @@ fn serving(plan: &ServePlan) -> String {
     let name = |value: &dyn erased::Name| value.name();
     let mut parts =
         vec![format!("served by {} on {} ({} GiB)", name(&plan.engine), plan.gpu.name, gib(plan.gpu.memory))];
-    parts.extend(plan.context.map(|tokens| format!("sequences of {tokens} tokens")));
+    // llama.cpp's is that of all sequences, and stands with its buffers.
+    let own = !matches!(plan.engine, ServingEngine::LlamaCpp | ServingEngine::Ollama);
+    parts.extend(plan.context.filter(|_| own).map(|tokens| format!("sequences of {tokens} tokens")));
     parts.extend(plan.quantization.iter().map(|method| format!("{method} weights")));
     parts.extend(
         plan.tensor_parallel_size
@@ -297,10 +299,11 @@ fn breakdown(report: &Report) -> String {
     let whole = report.totals.process;
     let room = width().saturating_sub(40).clamp(10, 40);
     let mut page = format!("at the peak ({})\n", phase_name(&report.peak_phase));
+    let names = report.breakdown.iter().map(|part| part.name.chars().count()).max().unwrap_or(0).max(23) + 1;
     for part in &report.breakdown {
-        page += &format!("  {:<24}{:>7}  {}\n", part.name, gib(part.bytes), bar(part.bytes, whole, room));
+        page += &format!("  {:<names$}{:>7}  {}\n", part.name, gib(part.bytes), bar(part.bytes, whole, room));
     }
-    page += &format!("  {:<24}{:>7}\n\n", "= process", gib(whole));
+    page += &format!("  {:<names$}{:>7}\n\n", "= process", gib(whole));
     page
 }
 

@@ -47,6 +47,10 @@ pub struct Facts {
     pub patch_side: Option<u64>,
     /// Tokens of the largest image, where they are known.
     pub image_tokens: Option<ImageTokens>,
+    /// Positions that its class states where a config does not, beside engines' own 2048 (`serving/lengths.rs`).
+    pub positions: Option<u64>,
+    /// Whether its config counts the scaling of its positions among them (Gemma 3; vLLM leaves its scaling out by name).
+    pub scaled_positions: bool,
     /// Whether token embeddings are scaled by the root of their width.
     pub scaled_embedding: bool,
     /// Whether a serving engine knows its architecture. Of the families here RWKV 4 is in none: not in vLLM's registry
@@ -77,6 +81,8 @@ impl Facts {
         conditional_generation: Task::ImageTextToText,
         patch_side: None,
         image_tokens: None,
+        positions: None,
+        scaled_positions: false,
         scaled_embedding: false,
         served: true,
         stored_names: &[],

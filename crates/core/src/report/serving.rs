@@ -62,7 +62,11 @@ pub fn summarize(name: &str, model: &Model, plan: &ServePlan, served: &Served) -
         Served::Buffers(estimate) => buffers(&mut report, estimate, plan),
     }
     let short = match served {
-        Served::Pool(budget) if !budget.fits => budget.missing.max(1),
+        // A pool that holds no sequence of full length is short of the rest of one.
+        Served::Pool(budget) if !budget.fits => {
+            let rest = budget.full_bytes.saturating_sub(budget.cache);
+            budget.missing.saturating_add(rest).max(1)
+        }
         _ => 0,
     };
     let process = report.totals.process;

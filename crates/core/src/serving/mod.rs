@@ -8,6 +8,7 @@
 //! | [`model`] | a model as an engine sees it: weights by layer, a cache by layer |
 //! | [`tensors`] | its weights one by one |
 //! | `image` | its encoder of images |
+//! | [`lengths`] | the longest sequence that it allows |
 //! | [`vllm`] | vLLM: profile, blocks, hybrid groups |
 //! | [`llama_cpp`] | llama.cpp and Ollama: buffers by device |
 //! | [`sglang`], [`tgi`], [`tensorrt_llm`] | their budgets over the same cache |
@@ -17,6 +18,7 @@
 
 pub(crate) mod ggml;
 mod image;
+pub mod lengths;
 pub mod llama_cpp;
 mod local;
 pub mod model;
@@ -44,7 +46,7 @@ pub struct Budget {
     pub parts: Vec<Share>,
     /// What is left for keys and values.
     pub cache: u64,
-    /// What is missing before a cache of any size fits.
+    /// What is missing before a cache of any size fits, or the one of a size that was given.
     pub missing: u64,
     /// Tokens the cache holds, as the engine prints them.
     pub cache_tokens: u64,
@@ -52,6 +54,10 @@ pub struct Budget {
     pub blocks: u64,
     /// Tokens in a block.
     pub block_size: u64,
+    /// Tokens of a sequence of full length.
+    pub full_length: u64,
+    /// What the cache takes for one of those.
+    pub full_bytes: u64,
     /// Sequences of full length that run at once, in thousandths.
     pub concurrency_thousandths: u64,
     /// Whether one sequence of full length fits.
@@ -126,6 +132,8 @@ impl Paged {
             cache_tokens: tokens,
             blocks,
             block_size: self.block_size,
+            full_length: self.sequence,
+            full_bytes: need,
             concurrency_thousandths: u64::try_from(concurrency).unwrap_or(u64::MAX),
             fits: need <= cache,
             largest_sequence: cache.saturating_sub(self.per_sequence) / block * self.block_size,

@@ -95,6 +95,8 @@ pub struct ServedModel {
     pub chosen_experts: u64,
     /// Positions the model was made for.
     pub positions: u64,
+    /// Tokens of the longest sequence, as engines read the config.
+    pub longest: u64,
     /// Dimensions of the rotary table.
     pub rotary: u64,
     /// Positions that a layer's short convolution looks at; its state holds one fewer.
@@ -154,6 +156,8 @@ impl ServedModel {
         let named = |part: &str| served.tensors.iter().any(|tensor| tensor.name.contains(part));
         served.gated = named("up_proj") || named("w3.");
         served.post_norms = named("post_feedforward_layernorm");
+        served.positions = super::lengths::stated(model).unwrap_or(0);
+        served.longest = super::lengths::longest(model).unwrap_or(super::lengths::UNSTATED);
         served.scaled_embedding = model.family().facts.scaled_embedding;
         Ok(served)
     }
@@ -243,7 +247,6 @@ impl ServedModel {
             },
             head_dim,
             vocabulary: size(&["vocab_size"]),
-            positions: size(&["max_position_embeddings", "n_positions"]),
             rotary: match size(&["qk_rope_head_dim"]) {
                 0 => head_dim,
                 dim => dim,

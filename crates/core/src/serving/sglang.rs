@@ -113,7 +113,7 @@ impl SglangPlan {
             bytes_per_token: self.bytes_per_token(model, ranks),
             per_sequence: 0,
             block_size: 1,
-            sequence: self.context.unwrap_or(model.positions).max(1),
+            sequence: self.context.unwrap_or(model.longest).max(1),
             notes: Vec::new(),
         }
         .budget();

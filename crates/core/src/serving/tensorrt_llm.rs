@@ -75,7 +75,7 @@ impl TensorRtLlmPlan {
             // `mamba_ssm_cache_dtype`: auto is what the config says, else the model's own type.
             per_sequence: model.state_bytes(DType::BF16, model.state_dtype.unwrap_or(DType::BF16), ranks),
             block_size: BLOCK,
-            sequence: self.max_seq_len.unwrap_or(model.positions).max(1),
+            sequence: self.max_seq_len.unwrap_or(model.longest).max(1),
             notes: vec!["activations are an estimate; no recorded logs of this engine to score against".into()],
         }
         .budget()

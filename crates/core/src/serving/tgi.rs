@@ -70,7 +70,7 @@ impl TgiPlan {
             bytes_per_token: model.bytes_per_token(Element::plain(self.cache_dtype), ranks),
             per_sequence: model.state_bytes(DType::BF16, DType::F32, ranks),
             block_size: 1,
-            sequence: self.max_total_tokens.unwrap_or(model.positions).max(1),
+            sequence: self.max_total_tokens.unwrap_or(model.longest).max(1),
             notes: vec!["the warm-up prefill is an estimate; no recorded logs of this engine to score against".into()],
         }
         .budget()

@@ -219,17 +219,20 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
     let stated = |path: &str| tree::get(&prepared.request.stated, path).and_then(Value::as_u64);
     Ok(match wanted {
         Wanted::Batch if local => {
-            let at_once = |count: u64| {
+            let own = prepared.request.runner == Runner::LlamaCpp;
+            let whole = || longest_sequence(prepared.model().ok()?);
+            // Ollama's own length depends on the card, and is every sequence's.
+            let length = stated("context").or_else(|| if own { whole().or(Some(4096)) } else { None });
+            let at_once = |count: u64| Found {
+                path: "parallel",
+                value: json!(count),
+                words: match length {
+                    Some(length) => format!("{count} sequences of {length} tokens at once"),
+                    None => format!("{count} sequences at once, each with Ollama's own context"),
+                },
                 // llama.cpp's context is shared by its sequences.
-                let context = stated("context").unwrap_or(4096);
-                let whole =
-                    if prepared.request.runner == Runner::LlamaCpp { context.saturating_mul(count) } else { context };
-                Found {
-                    path: "parallel",
-                    value: json!(count),
-                    words: format!("{count} sequences of full length at once"),
-                    beside: Some(("context", json!(whole))),
-                }
+                beside: length
+                    .map(|length| ("context", json!(if own { length.saturating_mul(count) } else { length }))),
             };
             solve::largest(1, 4096, |count| fits(&with(prepared, &at_once(count)))).map(at_once)
         }

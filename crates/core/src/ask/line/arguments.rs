@@ -22,6 +22,7 @@ pub(super) fn typed(text: &str) -> Value {
             .unwrap_or_else(|_| text.into()),
         _ => match (text.parse::<u64>(), text.parse::<f64>()) {
             (Ok(whole), _) => json!(whole),
+            _ if text.parse::<i64>().is_ok() => json!(text.parse::<i64>().unwrap_or_default()),
             (_, Ok(number)) if text.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '.') => json!(number),
             _ => text.into(),
         },

@@ -231,8 +231,7 @@ impl<'a> Draft<'a> {
             self.notes.push(format!("{samples} pictures, not {count}: one for each sample"));
         }
         let frames = (count / samples).saturating_sub(1) / pictures.between * pictures.between + 1;
-        let nearest =
-            format!("{}x{}x{}", if pictures.frames == 1 { samples } else { samples * frames }, whole[0], whole[1]);
+        let nearest = if pictures.frames == 1 { samples } else { samples * frames };
         let fault = if whole != [height, width] {
             format!("sides of {height} and {width} pixels are no multiples of {}", pictures.pixels)
         } else if pictures.frames > 1 && count != samples.saturating_mul(frames) {
@@ -240,7 +239,7 @@ impl<'a> Draft<'a> {
         } else {
             return;
         };
-        self.faults.add(Fault::new("batch.images", fault).or_set("batch.images", nearest));
+        self.faults.add(Fault::new("batch.images", fault).or_set("batch.images", json!([nearest, whole[0], whole[1]])));
     }
 
     /// Images as the model's processor scales them: to whole patches of those that are cut.
@@ -407,7 +406,7 @@ pub fn positions(model: &Model) -> Option<u64> {
 
 /// The longest sequence that a model was made for, as engines read its config.
 pub fn longest_sequence(model: &Model) -> Option<u64> {
-    serve::longest(model.config())
+    crate::serving::lengths::longest(model)
 }
 
 /// How many tokens a decoder beside an encoder has positions for.

@@ -1,6 +1,6 @@
 //! A serving engine settled.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{Draft, Settled, Surroundings};
 use crate::ask::line::serving::STRETCHED;
@@ -8,7 +8,7 @@ use crate::ask::request::Request;
 use crate::ask::{origin, tree};
 use crate::model::Model;
 use crate::plan::{Fault, ModelSizes, RunPlan, ServePlan, ServingEngine};
-use crate::serving::vllm;
+use crate::serving::{lengths, vllm};
 
 pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
     let defaults = ServePlan::default();
@@ -28,7 +28,7 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     }
     check(model, &plan, &mut draft);
     serves(model, &mut plan, &mut draft, around.name);
-    capable(&plan, &mut draft);
+    capable(model.config(), &plan, &mut draft);
     draft.faults.clone().end()?;
     let origins = origin::trace(&plan, &request.stated, &draft.framework, &draft.derived, request.runner);
     Ok(Settled { plan: RunPlan::Serve(Box::new(plan)), notes: draft.notes, origins })
@@ -63,14 +63,11 @@ fn check(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>) {
         draft.faults.add(Fault::value("cpu_offload_gb", gibibytes, "from 0 to 65536"));
     }
     let sizes = ModelSizes::of(model.config(), 0);
-    divided(draft, "tensor_parallel_size", plan.tensor_parallel_size, sizes.heads, "attention heads");
-    // `ParallelConfig` of vllm/config/parallel.py.
-    let cards = plan.tensor_parallel_size.unwrap_or(1).max(1);
-    let shared = plan.decode_context_parallel_size.unwrap_or(1).max(1);
-    draft.faults.when(!cards.is_multiple_of(shared), || {
-        let what = format!("{shared} cards cannot share a sequence on {cards} tensor-parallel ones");
-        Fault::new("decode_context_parallel_size", what).or_set("decode_context_parallel_size", 1)
-    });
+    // One latent for all heads has none of its own.
+    let latent = model.config()["kv_lora_rank"].is_u64() || model.config()["text_config"]["kv_lora_rank"].is_u64();
+    let kv_heads = sizes.kv_heads.or(sizes.heads).filter(|_| !latent);
+    divided(draft, plan.tensor_parallel_size, sizes.heads, kv_heads);
+    shared(draft, plan, sizes.heads, kv_heads);
     if let (Some(stages), Some(layers)) = (plan.pipeline_parallel_size, sizes.layers) {
         draft.faults.when(stages > layers, || {
             Fault::new("pipeline_parallel_size", format!("{stages} stages of {layers} layers"))
@@ -123,7 +120,7 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
         let what = format!("{name} ({family}), {why}, on {engine}");
         return draft.faults.add(Fault::unsupported("engine", what).or_drop("engine"));
     }
-    let longest = longest(model.config());
+    let longest = lengths::longest(model);
     let (Some(mut asked), Some(most)) = (plan.context, longest) else { return };
     if plan.engine == ServingEngine::LlamaCpp {
         // Its sequences share the context.
@@ -148,28 +145,8 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
     }
 }
 
-/// The longest sequence that a config allows, scaled positions counted (`_get_and_verify_max_len` of vLLM 0.11).
-pub(super) fn longest(config: &Value) -> Option<u64> {
-    let text = ["text_config", "llm_config"].iter().map(|key| &config[*key]).find(|inner| inner.is_object());
-    let config = text.unwrap_or(config);
-    let keys = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"];
-    let most = keys.iter().filter_map(|key| config[*key].as_u64()).min()?;
-    let scaling = ["rope_scaling", "rope_parameters"].iter().map(|key| &config[*key]).find(|inner| inner.is_object());
-    let Some(scaling) = scaling else { return Some(most) };
-    let kind = ["rope_type", "type"].iter().find_map(|key| scaling[*key].as_str()).unwrap_or_default();
-    let factor = scaling["factor"].as_f64().filter(|factor| *factor > 1.0);
-    match (kind, factor) {
-        ("default" | "su" | "longrope" | "llama3" | "mrope", _) | (_, None) => Some(most),
-        ("yarn" | "deepseek_yarn", Some(factor)) => {
-            let first = scaling["original_max_position_embeddings"].as_u64().unwrap_or(most);
-            Some(most.max((first as f64 * factor) as u64))
-        }
-        (_, Some(factor)) => Some((most as f64 * factor) as u64),
-    }
-}
-
 /// Refuses versions that nobody has read and types that a card cannot multiply.
-fn capable(plan: &ServePlan, draft: &mut Draft<'_>) {
+fn capable(config: &serde_json::Value, plan: &ServePlan, draft: &mut Draft<'_>) {
     if let (ServingEngine::Vllm, Some(version)) = (plan.engine, &plan.version)
         && let Err((expected, newest)) = vllm::readable(version)
     {
@@ -192,10 +169,32 @@ fn capable(plan: &ServePlan, draft: &mut Draft<'_>) {
     draft.faults.when(!plan.tensor_split.is_empty() && plan.tensor_split.iter().all(|share| *share == 0), || {
         Fault::value("tensor_split", "0", "shares of which one is above 0").or_drop("tensor_split")
     });
+    // `MaxLoRARanks` of vllm/config/lora.py.
+    let ranks = [1, 8, 16, 32, 64, 128, 256, 320, 512];
+    if let (ServingEngine::Vllm, Some(rank)) = (plan.engine, plan.max_lora_rank.filter(|rank| !ranks.contains(rank))) {
+        let near = ranks.into_iter().find(|known| *known >= rank).unwrap_or(512);
+        let known = "1, 8, 16, 32, 64, 128, 256, 320 or 512";
+        draft.faults.add(Fault::value("max_lora_rank", rank, known).or_set("max_lora_rank", near));
+    }
+    // `kv_cache_types` of llama.cpp's common/arg.cpp.
+    const CELLS: [&str; 9] = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"];
+    for (path, kind) in [("cache_type_k", &plan.cache_type_k), ("cache_type_v", &plan.cache_type_v)] {
+        if let Some(kind) = kind.as_deref().filter(|kind| !CELLS.contains(&kind.to_ascii_lowercase().as_str())) {
+            draft.faults.add(Fault::value(path, kind, CELLS.join(", ")));
+        }
+    }
     let Some(capability) = plan.gpu.capability else {
         return draft.notes.push(format!("{} is no card of CUDA's: the rules are those of such cards", plan.gpu.name));
     };
-    let method = plan.quantization.as_deref().map(str::to_ascii_lowercase).unwrap_or_default();
+    let stored = config["quantization_config"]["quant_method"].as_str();
+    let method = plan.quantization.as_deref().or(stored).map(str::to_ascii_lowercase).unwrap_or_default();
+    // `_check_if_dtype_supports` of vLLM's platforms/cuda.py; SGLang's model_runner.py asks the same.
+    let narrow = matches!(plan.dtype.as_deref(), Some("bf16" | "bfloat16"));
+    let checks = matches!(plan.engine, ServingEngine::Vllm | ServingEngine::Sglang);
+    draft.faults.when(narrow && checks && capability < 80, || {
+        let what = format!("bfloat16 needs compute capability 80, and {} has {capability}", plan.gpu.name);
+        Fault::new("dtype", what).or_set("dtype", "fp16")
+    });
     // `get_min_capability` of vllm/model_executor/layers/quantization in v0.11.0; in v0.16.0 Marlin's fp8 runs on 75.
     let since = vllm::rules(plan.version.as_deref().unwrap_or(vllm::DEFAULT_VERSION)).since;
     let least = match method.as_str() {
@@ -210,17 +209,59 @@ fn capable(plan: &ServePlan, draft: &mut Draft<'_>) {
             "{{quantization}} {method} needs compute capability {least} in vLLM, and {} has {capability}",
             plan.gpu.name
         );
-        Fault::new("quantization", what).or_set("quantization", "gptq").or_drop("quantization")
+        match plan.quantization {
+            Some(_) => Fault::new("quantization", what).or_set("quantization", "gptq").or_drop("quantization"),
+            None => {
+                Fault::new("quantization", what.replace("{quantization}", "the checkpoint's")).or("take a newer card")
+            }
+        }
     });
 }
 
-fn divided(draft: &mut Draft<'_>, path: &str, ranks: Option<u64>, whole: Option<u64>, what: &str) {
-    let (Some(ranks), Some(whole)) = (ranks.filter(|ranks| *ranks > 1), whole) else { return };
-    if whole.is_multiple_of(ranks) {
+/// Heads are dealt to cards evenly; heads of keys and values too, or each goes to as many cards (`QKVParallelLinear` of
+/// vllm/model_executor/layers/linear.py, and SGLang's).
+fn divided(draft: &mut Draft<'_>, ranks: Option<u64>, heads: Option<u64>, kv_heads: Option<u64>) {
+    const PATH: &str = "tensor_parallel_size";
+    let (Some(ranks), Some(heads)) = (ranks.filter(|ranks| *ranks > 1), heads) else { return };
+    let kv = kv_heads.unwrap_or(1).max(1);
+    let shares = |count: u64| kv.is_multiple_of(count) || count.is_multiple_of(kv);
+    let fits = |count: &u64| heads.is_multiple_of(*count) && shares(*count);
+    if fits(&ranks) {
         return;
     }
-    let divides = |count: &u64| whole.is_multiple_of(*count);
-    let near = [(1..=whole.min(ranks - 1)).rev().find(divides), (ranks..=whole).find(divides)];
-    let fault = Fault::new(path, format!("{{{path}}} {ranks} does not divide {whole} {what}"));
-    draft.faults.add(near.into_iter().flatten().fold(fault, |fault, count| fault.or_set(path, count)));
+    let what = match heads.is_multiple_of(ranks) {
+        false => format!("{{{PATH}}} {ranks} does not divide {heads} attention heads"),
+        true => format!("{{{PATH}}} {ranks} neither divides {kv} heads of keys and values nor is a multiple of them"),
+    };
+    let near = [(1..=heads.min(ranks - 1)).rev().find(fits), (ranks..=heads).find(fits)];
+    draft.faults.add(near.into_iter().flatten().fold(Fault::new(PATH, what), |fault, n| fault.or_set(PATH, n)));
+}
+
+/// Cards that would hold the same heads may each hold a part of the tokens (`ParallelConfig` of vllm/config/parallel.py,
+/// `verify_with_parallel_config` of config/model.py).
+fn shared(draft: &mut Draft<'_>, plan: &ServePlan, heads: Option<u64>, kv_heads: Option<u64>) {
+    const PATH: &str = "decode_context_parallel_size";
+    let (cards, asked) = (plan.tensor_parallel_size.unwrap_or(1).max(1), plan.decode_context_parallel_size);
+    let Some(asked) = asked.filter(|asked| *asked > 1) else { return };
+    let kv = kv_heads.unwrap_or(1).max(1);
+    let group = heads.filter(|_| kv_heads.is_some()).map(|heads| heads / kv);
+    let can = |count: &u64| {
+        cards.is_multiple_of(*count)
+            && (*count == 1 || kv_heads.is_none() || *count <= cards / kv)
+            && group.is_none_or(|group| group.is_multiple_of(*count))
+    };
+    if can(&asked) {
+        return;
+    }
+    let what = match kv_heads {
+        Some(kv) if asked > cards / kv.max(1) => {
+            format!(
+                "{asked} cards cannot share a sequence: {cards} cards hold {kv} heads of keys and values, each {} times",
+                cards / kv.max(1)
+            )
+        }
+        _ => format!("{asked} cards cannot share a sequence on {cards} tensor-parallel ones"),
+    };
+    let near = (1..asked).rev().find(can).unwrap_or(1);
+    draft.faults.add(Fault::new(PATH, what).or_set(PATH, near));
 }

@@ -143,7 +143,8 @@ pub(super) const ROWS: &[Setting] = &[
         .value("FILE")
         .from("none")
         .on(S, Scope::LLAMA_CPP),
-    setting("n_gpu_layers", "n-gpu-layers", Kind::Whole, "Layers on the card, the output counted as one (-ngl)")
+    setting("n_gpu_layers", "n-gpu-layers", Kind::Spelled(LAYERS), "Layers on the card, the output counted as one; all, or auto (-ngl)")
+        .value("N|all|auto")
         .also(&["gpu-layers", "ngl"])
         .from("all")
         .on(S, Scope::LOCAL)
@@ -227,6 +228,23 @@ const FLASH: Spelling = Spelling {
     },
     write: |plan| Some(plan.get("flash_attn")?.as_str()?.to_owned()),
 };
+
+/// llama.cpp's words for layers (common/arg.cpp): auto, or -1, is what it does where nothing is said.
+const LAYERS: Spelling = Spelling {
+    words: &[],
+    bare: None,
+    read: |text| match text {
+        "auto" | "-1" => Ok(json!({"n_gpu_layers": null})),
+        "all" | "-2" => Ok(json!({"n_gpu_layers": ALL_LAYERS})),
+        other => match other.parse::<u64>() {
+            Ok(layers) => Ok(json!({"n_gpu_layers": layers})),
+            Err(_) => Err("a number of layers, all or auto".into()),
+        },
+    },
+    write: |plan| plan.get("n_gpu_layers")?.as_u64().map(|layers| layers.to_string()),
+};
+/// More than any model has.
+const ALL_LAYERS: u64 = 999;
 
 /// As vLLM reads sizes (`human_readable_int` of engine/arg_utils.py): small letters count in thousands, large ones in 1024.
 const SIZE: Spelling = Spelling {

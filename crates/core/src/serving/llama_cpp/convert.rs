@@ -228,6 +228,10 @@ fn outside(tensor: &crate::serving::tensors::ServedTensor, served: &ServedModel,
         "embed_tokens" | "wte" | "word_embeddings" | "embed_in" | "embeddings" if leaf == "weight" => "token_embd",
         "wpe" | "embed_positions" | "position_embeddings" => "position_embd",
         "word_embeddings_layernorm" => "token_embd_norm",
+        // Gemma's E models.
+        "embed_tokens_per_layer" => "per_layer_token_embd",
+        "per_layer_model_projection" => "per_layer_model_proj",
+        "per_layer_projection_norm" => "per_layer_proj_norm",
         "norm" | "ln_f" | "final_layernorm" | "final_layer_norm" | "norm_f" => "output_norm",
         _ => return,
     };
@@ -258,7 +262,7 @@ fn metadata(config: &serde_json::Value, served: &ServedModel, name: &str, tensor
     let real = |key: &str| config[key].as_f64().filter(|value| *value != 0.0);
     let layers = served.layers.len() as u64;
     put("block_count", Value::Unsigned(layers));
-    put("context_length", Value::Unsigned(served.positions));
+    put("context_length", Value::Unsigned(if served.positions > 0 { served.positions } else { served.longest }));
     put("embedding_length", Value::Unsigned(served.hidden));
     put("feed_forward_length", Value::Unsigned(served.width));
     put("vocab_size", Value::Unsigned(served.vocabulary));

@@ -340,6 +340,10 @@ pub struct LlamaCppEstimate {
     pub devices: Vec<Buffers>,
     /// The host.
     pub host: Buffers,
+    /// Tokens of the cache, of all sequences.
+    pub context: u64,
+    /// Tokens that one sequence may have of them.
+    pub sequence: u64,
     /// What a reader should know.
     pub notes: Vec<String>,
 }
@@ -374,7 +378,7 @@ impl LlamaCppPlan {
             };
             *part = part.saturating_add(buffer.bytes);
         }
-        Ok(LlamaCppEstimate { devices, host, notes })
+        Ok(LlamaCppEstimate { devices, host, context: self.context, sequence: self.sequence(), notes })
     }
 
     /// The buffers of a model.
@@ -416,7 +420,16 @@ impl LlamaCppPlan {
         if matches!(self.build, Build::Ik { mla: 1.. }) {
             notes.push("compute buffers of ik_llama.cpp's -mla modes are not modelled".into());
         }
-        Ok(LlamaCppEstimate { devices, host, notes })
+        Ok(LlamaCppEstimate { devices, host, context: self.context, sequence: self.sequence(), notes })
+    }
+
+    /// Tokens of one sequence: all of them where slots share their cells, else each has its own (`n_ctx_seq` of
+    /// llama-context.cpp).
+    fn sequence(&self) -> u64 {
+        match self.unified {
+            true => self.context,
+            false => (self.context / self.parallel.max(1)).next_multiple_of(256),
+        }
     }
 
     /// Whether flash attention is asked for or left to the cards.

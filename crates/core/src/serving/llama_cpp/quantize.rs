@@ -205,7 +205,7 @@ impl Quantizer {
         if mixture.name == "MXFP4_MOE" {
             return if stacked { "ggml-mxfp4" } else { "q8_0" };
         }
-        if name == "token_embd.weight" {
+        if name == "token_embd.weight" || name == "per_layer_token_embd.weight" {
             return match mixture.name {
                 "IQ2_XXS" | "IQ2_XS" | "IQ1_S" | "IQ1_M" => "q2_k",
                 "IQ2_S" | "IQ2_M" | "IQ3_XXS" => "iq3_s",

@@ -106,6 +106,9 @@ const LARGE_CARD: u64 = 70 << 30;
 /// Those of this and more, larger ones still (`get_batch_defaults`).
 const LARGEST_CARD: u64 = 160 << 30;
 
+/// Where the search for the longest sequence ends.
+const ENDLESS: u64 = 1 << 40;
+
 impl VllmPlan {
     fn is_large(&self, rules: &Rules) -> bool {
         let small = rules.a100_is_small && self.card.to_ascii_lowercase().contains("a100");
@@ -143,7 +146,7 @@ impl VllmPlan {
     fn stage_budget(&self, model: &ServedModel, draft: Option<&Draft>, stage: u64, stages: u64) -> Budget {
         let rules = rules(&self.version);
         let tensor = self.tensor_parallel.max(1);
-        let length = self.max_model_len.unwrap_or(model.positions).max(1);
+        let length = self.max_model_len.unwrap_or(model.longest).max(1);
         let (sequences, batched) = (self.sequences(&rules), self.batched(&rules, length));
         let layers = load::stage_layers(model.layers.len() as u64, stage, stages);
         let ends = [stage == 0, stage + 1 == stages];
@@ -155,7 +158,11 @@ impl VllmPlan {
         let second = second::runs(model, &rules);
         let kept = self.kept(model, &rules, batch, second);
         let loaded = load::weights(model, rank, &rules, self.lora, &kept);
-        let weights = loaded.weights.saturating_sub(self.offloaded);
+        // `make_layers` wraps decoder layers alone: tables and the head stay on the card.
+        let own = model.layers.get(index(layers[0])..index(layers[1])).unwrap_or_default();
+        let movable = own.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.split / tensor + layer.whole));
+        let offloaded = self.offloaded.min(movable).min(loaded.weights);
+        let weights = loaded.weights - offloaded;
         let activations = loaded.kept.saturating_add(self.activations(model, &rules, batch, second));
         let mut parts = vec![
             Share::new("weights", weights),
@@ -182,12 +189,19 @@ impl VllmPlan {
         budget.engine = format!("vLLM {}", self.version);
         budget.granted = granted;
         // A pool of given size must fit the card, not the share.
-        let most = if self.cache_bytes.is_some() { self.memory.saturating_sub(cache) } else { granted };
-        budget.missing = held.saturating_sub(most);
+        budget.missing = match self.cache_bytes {
+            Some(asked) => held.saturating_add(asked).saturating_sub(self.memory),
+            None => held.saturating_sub(granted),
+        };
         budget.fits &= budget.missing == 0;
         budget.parts = parts;
         if graphs {
             budget.notes.push("CUDA graphs: 400 MiB is a guess, logs show 100 to 600".into());
+        }
+        if offloaded > 0 {
+            let [held, all] = [offloaded, movable].map(|bytes| bytes as f64 / f64::from(1u32 << 30));
+            let all = if offloaded == movable { "all layers" } else { &format!("of {all:.2} GiB of layers") };
+            budget.notes.push(format!("in the host's memory, pinned: {held:.2} GiB, {all}; tables and the head stay"));
         }
         match (model.multimodal, model.image_encoder) {
             (true, None) => {
@@ -211,12 +225,13 @@ impl VllmPlan {
         let rules = rules(&self.version);
         // Cards that share a sequence hold every so manieth token of it (`max_memory_usage_bytes` of kv_cache_interface.py).
         let shared = self.context_parallel.max(1);
-        let length = self.max_model_len.unwrap_or(model.positions).max(1).div_ceil(shared);
+        let whole = self.max_model_len.unwrap_or(model.longest).max(1);
+        let length = whole.div_ceil(shared);
         // Batches that are computed but whose tokens are not settled yet hold blocks of sliding layers too.
         let batches = if rules.batches_in_flight { self.pipeline_parallel.max(1).saturating_add(1) } else { 1 };
         let batched = self.batched(&rules, length).saturating_mul(batches);
         let mut own = model.clone();
-        let [from, to] = layers.map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(model.layers.len()));
+        let [from, to] = layers.map(|at| index(at).min(model.layers.len()));
         own.layers = model.layers.get(from..to).unwrap_or_default().to_vec();
         own.layers.extend(draft.into_iter().flat_map(|draft| draft.layers.iter().cloned()));
         let terms = Terms {
@@ -237,8 +252,9 @@ impl VllmPlan {
             u128::from(blocks / layout.group_count().max(1)) * u128::from(layout.block_size)
         };
         let tokens = tokens * u128::from(shared);
-        let longest = super::solve::largest(1, 1 << 40, |length| layout.blocks(length, batched) <= blocks);
-        let longest = longest.map(|length| length.saturating_mul(shared));
+        let longest = super::solve::largest(1, ENDLESS, |length| layout.blocks(length, batched) <= blocks);
+        // Windows alone hold as little of any length: only the model ends it.
+        let longest = longest.map(|length| if length == ENDLESS { whole } else { length.saturating_mul(shared) });
         Budget {
             engine: String::new(),
             granted: 0,
@@ -248,6 +264,8 @@ impl VllmPlan {
             cache_tokens: u64::try_from(tokens).unwrap_or(u64::MAX),
             blocks,
             block_size: layout.block_size,
+            full_length: whole,
+            full_bytes: need.saturating_mul(layout.block_bytes),
             concurrency_thousandths: u64::try_from(concurrency).unwrap_or(u64::MAX),
             fits: need <= blocks,
             largest_sequence: longest.unwrap_or(0),
@@ -260,4 +278,8 @@ impl VllmPlan {
         let kernels = self.multiprocessors.saturating_mul(rules::OUTSIDE_TORCH);
         kernels.saturating_add(context).saturating_add(communication(tensor))
     }
+}
+
+fn index(layer: u64) -> usize {
+    usize::try_from(layer).unwrap_or(usize::MAX)
 }

@@ -34,7 +34,12 @@ pub const GEMMA2: Family = Family {
 pub const FAMILY: Family = Family {
     name: "Gemma 3 (text)",
     model_types: &["gemma3_text"],
-    facts: Facts { text: Some(|c| Ok(Box::new(Gemma3::read(c)?))), ..GEMMA2.facts },
+    facts: Facts {
+        positions: Some(131_072),
+        scaled_positions: true,
+        text: Some(|c| Ok(Box::new(Gemma3::read(c)?))),
+        ..GEMMA2.facts
+    },
     build: |c, task, g| decoder::build(c, task, g, &Gemma3::read(c)?),
 };
 

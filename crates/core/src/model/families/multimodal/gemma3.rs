@@ -17,6 +17,8 @@ pub const FAMILY: Family = Family {
         liger: Liger::NotSimulated,
         image_tokens: Some(ImageTokens::Pooled(256)),
         scaled_embedding: true,
+        positions: Some(131_072),
+        scaled_positions: true,
         registration: &[&["layer_norm1", "self_attn", "layer_norm2", "mlp"]],
         tasks: super::ALSO_CAUSAL,
         ..Facts::DEFAULT

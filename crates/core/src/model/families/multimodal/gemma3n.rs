@@ -17,6 +17,8 @@ pub const FAMILY: Family = Family {
     model_types: &["gemma3n", "gemma3n_text"],
     facts: Facts {
         scaled_embedding: true,
+        positions: Some(32_768),
+        scaled_positions: true,
         registration: &[&["q_proj", "q_norm", "k_proj", "v_proj", "k_norm", "o_proj"]],
         tasks: super::ALSO_CAUSAL,
         ..Facts::DEFAULT

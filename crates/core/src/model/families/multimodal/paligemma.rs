@@ -12,6 +12,7 @@ pub const FAMILY: Family = Family {
     model_types: &["paligemma"],
     facts: Facts {
         liger: Liger::NotSimulated,
+        positions: Some(8192),
         registration: &[&["layer_norm1", "self_attn", "layer_norm2", "mlp"]],
         ..Facts::DEFAULT
     },
