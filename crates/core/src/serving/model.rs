@@ -97,6 +97,8 @@ pub struct ServedModel {
     pub positions: u64,
     /// Dimensions of the rotary table.
     pub rotary: u64,
+    /// Those of them that are turned; none where positions are not said, or are learned.
+    pub turned: u64,
     /// Positions that a layer's short convolution looks at; its state holds one fewer.
     pub convolution: u64,
     /// The type in which engines that follow the config keep recurrent states; the model's own where it says nothing.
@@ -119,6 +121,24 @@ pub struct ServedModel {
     pub capped_logits: bool,
     /// Whether embeddings are scaled before the first layer (Gemma).
     pub scaled_embedding: bool,
+}
+
+/// Dimensions of a head that are turned by its position (`get_rope` of vLLM's models): Jamba and Nemotron-H turn none, Granite's
+/// hybrids where they say so, Zamba2 unless asked.
+fn turned(config: &Config<'_>, head_dim: u64) -> u64 {
+    let none = match config.model_type() {
+        "jamba" | "nemotron_h" => true,
+        "zamba2" => !config.flag("use_mem_rope", false).unwrap_or(false),
+        _ => ["nope", "alibi"].contains(&config.str_or("position_embedding_type", "rope")),
+    };
+    let part = ["partial_rotary_factor", "rotary_pct"]
+        .iter()
+        .find_map(|key| config.number(key, 1.0).ok().filter(|part| *part < 1.0));
+    match config.size_or(&["qk_rope_head_dim"], 0) {
+        _ if none => 0,
+        Ok(dim) if dim > 0 => dim,
+        _ => (head_dim as f64 * part.unwrap_or(1.0)) as u64,
+    }
 }
 
 impl ServedModel {
@@ -252,6 +272,7 @@ impl ServedModel {
                 0 => 4,
                 kernel => kernel,
             },
+            turned: turned(text.as_ref().unwrap_or(config), head_dim),
             state_dtype: state_dtype(config, text.as_ref()),
             chunked: size(&["attention_chunk_size"]) > 0,
             multimodal,
@@ -269,7 +290,9 @@ impl ServedModel {
 
     /// Takes the widths of feed-forwards and experts from their matrices.
     fn widen(&mut self, parameter: &Parameter) {
-        let fused = if parameter.name.contains("gate_up") { 2 } else { 1 };
+        // Granite's `shared_mlp.input_linear` is both halves as well.
+        let both = parameter.name.contains("gate_up") || parameter.name.contains("shared_mlp.input_linear");
+        let fused = if both { 2 } else { 1 };
         match parameter.role {
             // [experts, hidden, width] or transposed: the side that is not the residual stream.
             Role::Experts { top_k, .. } if parameter.name.contains("down") && parameter.shape.rank() == 3 => {

@@ -87,6 +87,10 @@ fn format(plan: &ServePlan, model: &Model) -> Result<WeightFormat, Fault> {
     let own = match (plan.dtype.as_deref(), own) {
         // Without a word of it engines compute in 16 bits, whatever the checkpoint holds.
         (Some("fp32"), WeightFormat::Plain(_)) => WeightFormat::Plain(DType::F32),
+        // `_resolve_auto_dtype` of vllm/config/model.py: "Downcasting".
+        (Some("auto") | None, WeightFormat::Plain(DType::F32)) if plan.engine == ServingEngine::Vllm => {
+            WeightFormat::Plain(DType::BF16)
+        }
         (Some("auto") | None, own) => own,
         (Some(_), WeightFormat::Plain(DType::F32)) => WeightFormat::Plain(DType::BF16),
         (_, own) => own,

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use super::Rules;
 use crate::dtype::DType;
 use crate::memory::allocator;
-use crate::memory::log::{SharedLog, Storage};
+use crate::memory::log::{Event, SharedLog, Storage};
 use crate::memory::phase::Work;
 use crate::model::Shape;
 use crate::plan::AllocatorOptions;
@@ -51,6 +51,8 @@ pub(super) struct Rank {
     pub(super) ends: [bool; 2],
     /// What kernels for experts in MXFP4 are padded to.
     pub(super) tiles: Tiles,
+    /// Whether matrices in four bits run in Hopper's own kernel.
+    pub(super) machete: bool,
 }
 
 /// Sides of an expert's matrix are padded to whole tiles: the residual stream's, and the expert's own.
@@ -64,11 +66,17 @@ impl Tiles {
         let name = card.to_ascii_uppercase();
         let is = |names: &[&str]| names.iter().any(|part| name.contains(part));
         Self(match name.as_str() {
-            _ if is(&["H100", "H200", "H20", "H800", "GH200"]) => [1, 64],
+            _ if is_hopper(card) => [1, 64],
             _ if is(&["B100", "B200", "B300"]) => [256, 256],
             _ => [256, 128],
         })
     }
+}
+
+/// Whether a card is of compute capability 9.0.
+pub(super) fn is_hopper(card: &str) -> bool {
+    let name = card.to_ascii_uppercase();
+    ["H100", "H200", "H20", "H800", "GH200"].iter().any(|part| name.contains(part))
 }
 
 /// The layers of a pipeline stage: equal shares, what is left over goes to the stages before the last
@@ -102,23 +110,45 @@ pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Opti
     log.borrow_mut().phase(Work::Weights.into());
     let mut held: Vec<Rc<Storage>> = Vec::new();
     let take = |bytes: u64| Storage::of_bytes(&log, "parameter", bytes, Shape::from([bytes]), DType::U8);
-    for piece in pieces(model, rank) {
+    let pieces = pieces(model, rank);
+    let turns = pieces.iter().position(|piece| OUTPUTS.iter().any(|name| piece.name.contains(name)));
+    for (at, piece) in pieces.into_iter().enumerate() {
         held.extend(piece.parts.into_iter().map(take));
+        if turns == Some(at) {
+            held.push(rotary(model, &take));
+        }
     }
-    held.push(take(model.positions.saturating_mul(model.rotary).saturating_mul(2)));
     log.borrow_mut().phase(Work::Adapters.into());
     if let Some([count, rows]) = lora {
         held.extend(slots(model, rank, rules, count.max(1), rows).into_iter().map(take));
     }
     log.borrow_mut().phase(Work::Load.into());
     held.extend(kept.iter().copied().map(take));
+    // Before profiling (`memory_profiling` of mem_utils.py).
+    log.borrow_mut().events.push(Event::EmptyCache);
     log.borrow_mut().end_phase();
     let options = AllocatorOptions { max_split_size: rules.load_max_split, ..AllocatorOptions::default() };
     let replay = allocator::replay(&log.borrow(), options, None);
     drop(held);
     let after = |index: usize| replay.phases.get(index).map_or(0, |phase| phase.after);
-    let whole = if rules.reserved_counts { replay.peak_reserved() } else { after(2) };
+    let whole = if rules.reserved_counts { replay.phases.get(2).map_or(0, |phase| phase.reserved) } else { after(2) };
     Loaded { weights: after(0), slots: after(1) - after(0), kept: whole - after(1) }
+}
+
+/// Projections out of attention, after which the first layer makes the table of turns (`LlamaAttention` of vllm's llama.py).
+const OUTPUTS: &[&str] = &[".o_proj.", ".out_proj.", "attention.dense.", "self_attn.dense.", ".wo."];
+
+/// The table of turns: angles, cosines, sines and both together in fp32, then in 16 bits. What is let go stays in the allocator's
+/// cache, where blocks that are not split serve smaller weights (`_compute_cos_sin_cache` of rotary_embedding/base.py).
+fn rotary(model: &ServedModel, take: &impl Fn(u64) -> Rc<Storage>) -> Rc<Storage> {
+    let elements = model.positions.saturating_mul(model.turned);
+    let angles = elements.saturating_mul(2);
+    let single = [take(angles), take(angles), take(angles)];
+    let both = take(elements.saturating_mul(4));
+    drop(single);
+    let table = take(elements.saturating_mul(2));
+    drop(both);
+    table
 }
 
 /// The card's parameters in the order in which they are made.
@@ -128,7 +158,14 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
         let module = tensor.module();
         let fused = FUSED.iter().find(|(part, _)| *part == module).map(|(_, whole)| *whole);
         let name = fused.map_or_else(|| tensor.name.clone(), |whole| tensor.name.replace(module, whole));
-        let parts: Vec<u64> = on_card(&tensor.parts).map(|part| own_share(model, tensor, part, rank)).collect();
+        let parts = on_card(&tensor.parts, rank.machete);
+        let parts: Vec<u64> = parts.into_iter().map(|part| own_share(model, tensor, part, rank)).collect();
+        // Decays are kept in fp32 (`self.A` of mamba_mixer.py).
+        let parts = if module == "A_log" {
+            vec![tensor.shape.iter().product::<u64>().saturating_mul(4) / rank.tensor]
+        } else {
+            parts
+        };
         match pieces.iter_mut().rev().take(16).find(|piece| fused.is_some() && piece.name == name) {
             Some(piece) if piece.parts.len() == parts.len() => {
                 piece.parts.iter_mut().zip(&parts).for_each(|(sum, part)| *sum = sum.saturating_add(*part));
@@ -141,9 +178,13 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
 
 /// What stays of a matrix when it is loaded. GPTQ's zeros, all alike, and its order of inputs are let go by the kernel that
 /// runs it (`process_weights_after_loading` of gptq_marlin.py: `marlin_make_empty_zp`, `marlin_make_empty_g_idx`).
-fn on_card(parts: &[u64]) -> impl Iterator<Item = u64> {
-    let gptq = parts.len() == 4;
-    parts.iter().enumerate().filter(move |(at, _)| !gptq || at % 2 == 0).map(|(_, part)| *part)
+/// AWQ's zeros are unpacked to 16 bits by the kernel for Hopper (`transform_w_zp` of machete.py).
+fn on_card(parts: &[u64], machete: bool) -> Vec<u64> {
+    match *parts {
+        [packed, _, scales, _] => vec![packed, scales],
+        [packed, _, scales] if machete => vec![packed, scales, scales],
+        _ => parts.to_vec(),
+    }
 }
 
 fn on_stage(model: &ServedModel, tensor: &ServedTensor, rank: Rank) -> bool {
