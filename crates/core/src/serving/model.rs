@@ -101,6 +101,8 @@ pub struct ServedModel {
     pub turned: u64,
     /// Positions that a layer's short convolution looks at; its state holds one fewer.
     pub convolution: u64,
+    /// Groups of heads that share a state's input and output (Mamba 2).
+    pub state_groups: u64,
     /// The type in which engines that follow the config keep recurrent states; the model's own where it says nothing.
     pub state_dtype: Option<DType>,
     /// Whether windows are chunks (Llama 4), not the last positions.
@@ -272,6 +274,7 @@ impl ServedModel {
                 0 => 4,
                 kernel => kernel,
             },
+            state_groups: size(&["n_groups", "mamba_n_groups", "mamba_ngroups"]).max(1),
             turned: turned(text.as_ref().unwrap_or(config), head_dim),
             state_dtype: state_dtype(config, text.as_ref()),
             chunked: size(&["attention_chunk_size"]) > 0,
@@ -308,6 +311,12 @@ impl ServedModel {
             }
             _ => {}
         }
+    }
+
+    /// Whether states are those of Mamba 2.
+    pub fn has_second_mamba(&self) -> bool {
+        let named = |part: &str| self.tensors.iter().any(|tensor| tensor.name.contains(part));
+        named(".dt_bias") && !named("linear_attn") && !named(".x_proj.")
     }
 
     /// All weights.

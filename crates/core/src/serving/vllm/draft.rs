@@ -53,6 +53,7 @@ impl Draft {
                     ends: [true, true],
                     tiles: load::Tiles::of(&plan.card),
                     machete: rules(&plan.version).awq_machete && load::is_hopper(&plan.card),
+                    swizzled: rules(&plan.version).awq_machete && load::is_hopper(&plan.card),
                 };
                 let weights = load::weights(draft, whole, &rules(&plan.version), None, &[]).weights;
                 Self { weights, layers: draft.layers.clone() }

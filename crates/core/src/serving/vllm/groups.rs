@@ -67,7 +67,7 @@ impl Layout {
     pub fn new(model: &ServedModel, terms: Terms, rules: &Rules) -> Self {
         let kinds = kinds(model, terms, rules);
         let aligned = terms.prefix_caching && rules.states_kept;
-        let kept = u64::from(aligned) + u64::from(aligned && rules.checkpoints && has_second_mamba(model));
+        let kept = u64::from(aligned) + u64::from(aligned && rules.checkpoints && model.has_second_mamba());
         let state_blocks = terms.speculative_tokens.saturating_add(1 + kept);
         let is_latent = |cache: &CacheUpdate| matches!(cache.kind, CacheKind::Latent { .. });
         let latent = model.layers.iter().flat_map(|layer| &layer.caches).any(is_latent);
@@ -133,12 +133,6 @@ impl Layout {
         };
         self.groups.iter().map(of).fold(0, u64::saturating_add)
     }
-}
-
-/// Whether states are those of Mamba 2, whose prefill hands out the state at a block's end as well.
-fn has_second_mamba(model: &ServedModel) -> bool {
-    let named = |part: &str| model.tensors.iter().any(|tensor| tensor.name.contains(part));
-    named(".dt_bias") && !named("linear_attn") && !named(".x_proj.")
 }
 
 /// The layers of a model by what they keep.

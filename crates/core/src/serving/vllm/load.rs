@@ -53,6 +53,8 @@ pub(super) struct Rank {
     pub(super) tiles: Tiles,
     /// Whether matrices in four bits run in Hopper's own kernel.
     pub(super) machete: bool,
+    /// Whether experts in MXFP4 are swizzled for Triton on Hopper.
+    pub(super) swizzled: bool,
 }
 
 /// Sides of an expert's matrix are padded to whole tiles: the residual stream's, and the expert's own.
@@ -146,9 +148,18 @@ fn rotary(model: &ServedModel, take: &impl Fn(u64) -> Rc<Storage>) -> Rc<Storage
     let single = [take(angles), take(angles), take(angles)];
     let both = take(elements.saturating_mul(4));
     drop(single);
+    if turns_in_single(model) {
+        return both;
+    }
     let table = take(elements.saturating_mul(2));
     drop(both);
     table
+}
+
+/// Whether the table of turns stays in fp32; a copy in 16 bits is made when it is first used (`OAIAttention` of gpt_oss.py,
+/// `_match_cos_sin_cache_dtype` of rotary_embedding/base.py).
+pub(super) fn turns_in_single(model: &ServedModel) -> bool {
+    model.architecture == "GptOssForCausalLM"
 }
 
 /// The card's parameters in the order in which they are made.
@@ -160,6 +171,10 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
         let name = fused.map_or_else(|| tensor.name.clone(), |whole| tensor.name.replace(module, whole));
         let parts = on_card(&tensor.parts, rank.machete);
         let parts: Vec<u64> = parts.into_iter().map(|part| own_share(model, tensor, part, rank)).collect();
+        // Triton's experts have biases in fp32 (`convert_gpt_oss_weight_to_mxfp4_moe_kernel_format`).
+        let single =
+            rank.swizzled && turns_in_single(model) && tensor.name.contains("experts") && module.ends_with("bias");
+        let parts: Vec<u64> = if single { parts.iter().map(|part| part.saturating_mul(2)).collect() } else { parts };
         // Decays are kept in fp32 (`self.A` of mamba_mixer.py).
         let parts = if module == "A_log" {
             vec![tensor.shape.iter().product::<u64>().saturating_mul(4) / rank.tensor]
@@ -209,6 +224,14 @@ fn tiled(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank) -> 
     let halves = (rows.saturating_mul(columns) / hidden / width).max(1);
     let cards = if rank.whole_experts { 1 } else { rank.experts.max(1) };
     let own = (width / cards).next_multiple_of(rank.tiles.0[1]);
+    // Scales are swizzled in pieces of 256 outputs and 4 groups of inputs (`_swizzle_mxfp4`; hopper_scale.py).
+    if rank.swizzled && tensor.parts.get(1) == Some(&bytes) {
+        let experts = tensor.shape[0];
+        let [outputs, inputs] = if halves == 1 { [hidden, own] } else { [own.saturating_mul(halves), hidden] };
+        let groups = inputs.div_ceil(32).next_multiple_of(4);
+        let all = experts.saturating_mul(outputs.next_multiple_of(256)).saturating_mul(groups);
+        return all.saturating_mul(cards);
+    }
     let padded = hidden.next_multiple_of(rank.tiles.0[0]).saturating_mul(own).saturating_mul(halves);
     let plain = u128::from((rows.saturating_mul(columns) / cards).max(1));
     u64::try_from(u128::from(bytes) * u128::from(padded) / plain).unwrap_or(u64::MAX)

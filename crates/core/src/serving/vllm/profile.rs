@@ -1,7 +1,7 @@
 //! The profile run: a full batch through the model, then the sampler on all sequences; its peak is set aside.
 
 use super::rules::Rules;
-use super::{VllmPlan, encoder, second};
+use super::{VllmPlan, encoder, load, second};
 use crate::model::op::{CacheKind, CacheUpdate};
 use crate::serving::model::ServedModel;
 
@@ -47,6 +47,9 @@ impl VllmPlan {
     pub(super) fn kept(&self, model: &ServedModel, rules: &Rules, batch: Batch, second: bool) -> Vec<u64> {
         let mut kept = if second { second::states(model, batch.sequences) } else { Vec::new() };
         kept.push(self.workspace);
+        if second && load::turns_in_single(model) {
+            kept.push(two(model.positions, model.turned));
+        }
         if rules.experts_kept && model.chosen_experts > 0 {
             kept.push(self.expert_buffers(model, batch.tokens));
         }

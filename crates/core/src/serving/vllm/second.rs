@@ -3,6 +3,7 @@
 
 use super::profile::{Batch, two};
 use super::rules::{Rules, SecondRunner};
+use crate::model::op::{CacheKind, CacheUpdate};
 use crate::serving::model::ServedModel;
 
 /// Architectures with experts that had it first (`DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES` of v0.25.0 to v0.28.0).
@@ -61,14 +62,60 @@ const LETS_GO: [&str; 7] = [
     "FalconH1ForCausalLM",
 ];
 
-/// Elements of a token in a layer run without compiling: the residual, what the layer was given and what attention made of it;
-/// the two halves and their product; what comes out, and its sum over cards.
+/// Elements of a token in the widest part of a layer run without compiling.
 pub(super) fn layer(model: &ServedModel, ranks: u64) -> u64 {
-    let width = model.width / ranks.max(1);
+    let ranks = ranks.max(1);
+    feed_forward(model, ranks).max(attention(model, ranks)).max(second_mamba(model, ranks))
+}
+
+/// The residual, what the layer was given and what attention made of it; the two halves and their product; what comes out, and
+/// its sum over cards.
+fn feed_forward(model: &ServedModel, ranks: u64) -> u64 {
+    let width = model.width / ranks;
+    let around = model.hidden.saturating_mul(3);
     let out = model.hidden.saturating_mul(4 + u64::from(ranks > 1));
-    let held = width.saturating_mul(3);
-    if LETS_GO.contains(&model.architecture.as_str()) {
-        return model.hidden.saturating_mul(3).saturating_add(held).max(out.saturating_add(width));
+    let named = |part: &str| model.tensors.iter().any(|tensor| tensor.name.contains(part));
+    let gated = ["gate_proj", "gate_up_proj", ".w3.", "shared_mlp.input_linear"].into_iter().any(named);
+    match model.architecture.as_str() {
+        // Two polynomials side by side, their parts, and which of them holds in a byte (`_xielu_python` of activation.py).
+        "ApertusForCausalLM" => around.saturating_add(width.saturating_mul(11) / 2),
+        // Both halves, what an adapter adds to them, and the sum (`Zamba2MLP`).
+        "Zamba2ForCausalLM" => around.saturating_add(width.saturating_mul(6)),
+        _ if !gated => around.saturating_add(width.saturating_mul(2)).max(out.saturating_add(width)),
+        name if LETS_GO.contains(&name) => {
+            around.saturating_add(width.saturating_mul(3)).max(out.saturating_add(width))
+        }
+        _ => out.saturating_add(width.saturating_mul(3)),
     }
-    out.saturating_add(held)
+}
+
+/// The residual, what the layer was given, queries with keys and values, their norms where there are some, what attention makes
+/// of them and its projection (`OlmoeAttention` of vllm's olmoe.py).
+fn attention(model: &ServedModel, ranks: u64) -> u64 {
+    let latent = |cache: &CacheUpdate| matches!(cache.kind, CacheKind::Latent { .. });
+    if model.layers.iter().flat_map(|layer| &layer.caches).any(latent) {
+        return 0;
+    }
+    let queries = (model.heads / ranks).max(1).saturating_mul(model.head_dim);
+    let keys = (model.kv_heads / ranks).max(1).saturating_mul(model.head_dim);
+    let normed = model.tensors.iter().any(|tensor| tensor.name.contains(".q_norm."));
+    let norms = if normed { queries.saturating_add(keys) } else { 0 };
+    let projected = model.hidden.saturating_mul(3 + u64::from(ranks > 1));
+    let joined = queries.saturating_add(keys.saturating_mul(2));
+    projected.saturating_add(joined).saturating_add(norms).saturating_add(queries)
+}
+
+/// Mamba 2: the residual and its norm, the projection in, what the states give, and its gated norm, which is made in fp32 unless
+/// one card holds one group (`Mixer2RMSNormGated` of mamba_mixer2.py).
+fn second_mamba(model: &ServedModel, ranks: u64) -> u64 {
+    if !model.has_second_mamba() {
+        return 0;
+    }
+    let rows = |module: &str, side: usize| {
+        let own = model.tensors.iter().find(|tensor| tensor.layer.is_some() && tensor.module() == module);
+        own.and_then(|tensor| tensor.shape.get(side)).copied().unwrap_or(0) / ranks
+    };
+    let (projected, inner) = (rows("in_proj", 0), rows("out_proj", 1));
+    let norm = if model.state_groups == 1 && ranks == 1 { inner } else { inner.saturating_mul(4) };
+    model.hidden.saturating_mul(2).saturating_add(projected).saturating_add(inner).saturating_add(norm)
 }
