@@ -99,10 +99,14 @@ pub struct ServedModel {
     pub rotary: u64,
     /// Those of them that are turned; none where positions are not said, or are learned.
     pub turned: u64,
+    /// Tables of turns: two where windows have a base of their own (Gemma 3).
+    pub turns: u64,
     /// Positions that a layer's short convolution looks at; its state holds one fewer.
     pub convolution: u64,
     /// Groups of heads that share a state's input and output (Mamba 2).
     pub state_groups: u64,
+    /// Elements of a state for each of a head's dimensions.
+    pub state_size: u64,
     /// The type in which engines that follow the config keep recurrent states; the model's own where it says nothing.
     pub state_dtype: Option<DType>,
     /// Whether windows are chunks (Llama 4), not the last positions.
@@ -275,6 +279,8 @@ impl ServedModel {
                 kernel => kernel,
             },
             state_groups: size(&["n_groups", "mamba_n_groups", "mamba_ngroups"]).max(1),
+            state_size: size(&["ssm_state_size", "mamba_d_state", "state_size"]),
+            turns: 1 + u64::from(text.as_ref().unwrap_or(config).has("rope_local_base_freq")),
             turned: turned(text.as_ref().unwrap_or(config), head_dim),
             state_dtype: state_dtype(config, text.as_ref()),
             chunked: size(&["attention_chunk_size"]) > 0,

@@ -62,6 +62,12 @@ pub(super) struct Rank {
 pub(super) struct Tiles([u64; 2]);
 
 impl Tiles {
+    /// The residual stream as these experts have it.
+    pub(super) fn hidden(self, model: &ServedModel) -> u64 {
+        let packed = model.tensors.iter().any(|tensor| tensor.division == Division::Experts && is_mxfp4(tensor));
+        if packed { model.hidden.next_multiple_of(self.0[0]) } else { model.hidden }
+    }
+
     /// By the kernel that a card gets (`get_mxfp4_backend` and `create_weights` of vLLM's mxfp4.py, v0.11.0): Triton on
     /// Hopper, FlashInfer on Blackwell's data-centre cards, Marlin on all others.
     pub(super) fn of(card: &str) -> Self {
@@ -117,7 +123,7 @@ pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Opti
     for (at, piece) in pieces.into_iter().enumerate() {
         held.extend(piece.parts.into_iter().map(take));
         if turns == Some(at) {
-            held.push(rotary(model, &take));
+            held.extend((0..model.turns).map(|_| rotary(model, &take)));
         }
     }
     log.borrow_mut().phase(Work::Adapters.into());
@@ -213,7 +219,7 @@ fn on_stage(model: &ServedModel, tensor: &ServedTensor, rank: Rank) -> bool {
 }
 
 /// Whether a matrix is in MXFP4: a byte of scale for 32 elements in 4 bits.
-fn is_mxfp4(tensor: &ServedTensor) -> bool {
+pub(super) fn is_mxfp4(tensor: &ServedTensor) -> bool {
     matches!(tensor.parts[..], [blocks, scales] if scales > 0 && blocks == scales.saturating_mul(16))
 }
 
@@ -250,6 +256,13 @@ fn own_share(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank)
             // Fewer heads than cards are repeated.
             let heads = model.kv_heads.max(1);
             bytes / heads * heads.div_ceil(rank.tensor).max(1)
+        }
+        Division::Split if module == "in_proj" && model.has_second_mamba() && model.state_groups < rank.tensor => {
+            // Every card has a group of its own (`extra_groups_for_head_shards` of mamba_utils.py).
+            let rows = tensor.shape.first().copied().unwrap_or(1).max(1);
+            let grouped = model.state_groups.saturating_mul(model.state_size).saturating_mul(2);
+            let own = rows.saturating_sub(grouped) / rank.tensor + model.state_size.saturating_mul(2);
+            bytes / rows * own
         }
         Division::Split => bytes / rank.tensor,
         Division::Experts if rank.whole_experts => {

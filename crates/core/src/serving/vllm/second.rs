@@ -5,6 +5,7 @@ use super::profile::{Batch, two};
 use super::rules::{Rules, SecondRunner};
 use crate::model::op::{CacheKind, CacheUpdate};
 use crate::serving::model::ServedModel;
+use crate::serving::tensors::ServedTensor;
 
 /// Architectures with experts that had it first (`DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES` of v0.25.0 to v0.28.0).
 const LISTED: [&str; 4] =
@@ -63,9 +64,16 @@ const LETS_GO: [&str; 7] = [
 ];
 
 /// Elements of a token in the widest part of a layer run without compiling.
-pub(super) fn layer(model: &ServedModel, ranks: u64) -> u64 {
+///
+/// `padded` is the residual stream as its experts have it: where that is wider, what goes in, what comes out and its two sums are.
+pub(super) fn layer(model: &ServedModel, ranks: u64, padded: u64) -> u64 {
     let ranks = ranks.max(1);
-    feed_forward(model, ranks).max(attention(model, ranks)).max(second_mamba(model, ranks))
+    let sums = if ranks > 1 { 4 } else { 2 };
+    let experts = if padded > model.hidden { model.hidden.saturating_mul(2) + padded.saturating_mul(sums) } else { 0 };
+    // What a layer adds is scaled before it is added.
+    let scaled = if model.architecture == "GraniteMoeHybridForCausalLM" { model.hidden } else { 0 };
+    let states = first_mamba(model, ranks).max(second_mamba(model, ranks));
+    feed_forward(model, ranks).max(attention(model, ranks)).max(states).max(experts).saturating_add(scaled)
 }
 
 /// The residual, what the layer was given and what attention made of it; the two halves and their product; what comes out, and
@@ -103,6 +111,14 @@ fn attention(model: &ServedModel, ranks: u64) -> u64 {
     let projected = model.hidden.saturating_mul(3 + u64::from(ranks > 1));
     let joined = queries.saturating_add(keys.saturating_mul(2));
     projected.saturating_add(joined).saturating_add(norms).saturating_add(queries)
+}
+
+/// Mamba 1: the residual, its norm, the output that was made before and what is copied there; both halves of the projection in,
+/// and one of them convolved (`MambaMixer.forward_impl` of mamba_mixer.py).
+fn first_mamba(model: &ServedModel, ranks: u64) -> u64 {
+    let of = |tensor: &&ServedTensor| tensor.layer.is_some() && tensor.name.contains(".x_proj.");
+    let inner = model.tensors.iter().find(of).and_then(|tensor| tensor.shape.get(1)).copied().unwrap_or(0);
+    if inner == 0 { 0 } else { model.hidden.saturating_mul(4).saturating_add(inner.saturating_mul(3) / ranks) }
 }
 
 /// Mamba 2: the residual and its norm, the projection in, what the states give, and its gated norm, which is made in fp32 unless
