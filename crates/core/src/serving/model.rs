@@ -255,7 +255,8 @@ impl ServedModel {
             let inner = text.as_ref().and_then(|text| text.size_or(keys, 0).ok()).filter(|size| *size > 0);
             inner.unwrap_or_else(|| config.size_or(keys, 0).unwrap_or(0))
         };
-        let (hidden, heads) = (size(&["hidden_size", "n_embd", "d_model"]), size(&["num_attention_heads", "n_head"]));
+        let (hidden, heads) =
+            (size(&["hidden_size", "n_embd", "n_embed", "d_model"]), size(&["num_attention_heads", "n_head"]));
         let head_dim = match size(&["head_dim"]) {
             0 => hidden.checked_div(heads).unwrap_or(0),
             dim => dim,

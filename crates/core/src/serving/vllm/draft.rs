@@ -53,7 +53,7 @@ impl Draft {
                     ends: [true, true],
                     tiles: load::Tiles::of(&plan.card),
                     machete: rules(&plan.version).awq_machete && load::is_hopper(&plan.card),
-                    swizzled: rules(&plan.version).awq_machete && load::is_hopper(&plan.card),
+                    swizzle: load::Swizzle::of(&plan.card, &rules(&plan.version)),
                 };
                 let weights = load::weights(draft, whole, &rules(&plan.version), None, &[]).weights;
                 Self { weights, layers: draft.layers.clone() }

@@ -33,8 +33,8 @@ const FUSED: &[(&str, &str)] = &[
     ("in_proj_a", "in_proj_ba"),
 ];
 
-/// Projections into the latent of multi-head latent attention, which every card holds whole.
-const WHOLE: &[&str] = &["q_a_proj", "kv_a_proj_with_mqa"];
+/// Projections into the latent of multi-head latent attention, which every card holds whole, and out of Zamba2's shared blocks.
+const WHOLE: &[&str] = &["q_a_proj", "kv_a_proj_with_mqa", "linear"];
 
 /// The card whose weights are counted.
 #[derive(Debug, Clone, Copy)]
@@ -53,8 +53,8 @@ pub(super) struct Rank {
     pub(super) tiles: Tiles,
     /// Whether matrices in four bits run in Hopper's own kernel.
     pub(super) machete: bool,
-    /// Whether experts in MXFP4 are swizzled for Triton on Hopper.
-    pub(super) swizzled: bool,
+    /// How Triton has experts in MXFP4.
+    pub(super) swizzle: Swizzle,
 }
 
 /// Sides of an expert's matrix are padded to whole tiles: the residual stream's, and the expert's own.
@@ -78,6 +78,41 @@ impl Tiles {
             _ if is(&["B100", "B200", "B300"]) => [256, 256],
             _ => [256, 128],
         })
+    }
+}
+
+/// The layout of experts in MXFP4 where Triton's kernels run them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Swizzle {
+    /// Another kernel does.
+    None,
+    Hopper,
+    /// Where FlashInfer's kernels are not installed, as they are not by `pip install vllm` alone.
+    Blackwell,
+}
+
+impl Swizzle {
+    /// By the card (`select_mxfp4_moe_backend` of vLLM's mxfp4.py, v0.32.0).
+    pub(super) fn of(card: &str, rules: &Rules) -> Self {
+        let name = card.to_ascii_uppercase();
+        match rules.swizzles {
+            true if is_hopper(card) => Self::Hopper,
+            true if ["B100", "B200", "B300"].iter().any(|part| name.contains(part)) => Self::Blackwell,
+            _ => Self::None,
+        }
+    }
+
+    /// Bytes of a card's experts: `[outputs, inputs]` in four bits, or a byte of scale for 32 inputs.
+    fn bytes(self, experts: u64, [outputs, inputs]: [u64; 2], scales: bool) -> u64 {
+        let (rows, columns) = match (self, scales) {
+            // Pieces of 256 outputs and 4 groups of inputs (hopper_scale.py).
+            (Self::Hopper, true) => (outputs.next_multiple_of(256), inputs.div_ceil(32).next_multiple_of(4)),
+            (Self::Hopper | Self::None, false) => (outputs, inputs / 2),
+            // Inputs in whole pieces of 128 bytes, scales in tiles of 128 by 4 (blackwell_value.py, blackwell_scale.py).
+            (_, false) => (outputs, inputs.next_multiple_of(256) / 2),
+            (_, true) => (outputs.next_multiple_of(128), inputs.next_multiple_of(256) / 32),
+        };
+        experts.saturating_mul(rows).saturating_mul(columns)
     }
 }
 
@@ -118,6 +153,9 @@ pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Opti
     log.borrow_mut().phase(Work::Weights.into());
     let mut held: Vec<Rc<Storage>> = Vec::new();
     let take = |bytes: u64| Storage::of_bytes(&log, "parameter", bytes, Shape::from([bytes]), DType::U8);
+    if rules.swizzles && BY_TRANSFORMERS.contains(&model.architecture.as_str()) {
+        model.tensors.iter().for_each(|tensor| drop(take(tensor.bytes())));
+    }
     let pieces = pieces(model, rank);
     let turns = pieces.iter().position(|piece| OUTPUTS.iter().any(|name| piece.name.contains(name)));
     for (at, piece) in pieces.into_iter().enumerate() {
@@ -142,6 +180,25 @@ pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Opti
     let whole = if rules.reserved_counts { replay.phases.get(2).map_or(0, |phase| phase.reserved) } else { after(2) };
     Loaded { weights: after(0), slots: after(1) - after(0), kept: whole - after(1) }
 }
+
+/// Architectures that transformers' own classes run (`_TRANSFORMERS_SUPPORTED_MODELS` of vLLM's registry.py, v0.32.0): every
+/// matrix is made whole, let go, and made anew as this card's part, which finds larger blocks in the allocator's cache.
+const BY_TRANSFORMERS: &[&str] = &[
+    "ArceeForCausalLM",
+    "CwmForCausalLM",
+    "GlmForCausalLM",
+    "GPTBigCodeForCausalLM",
+    "GPTNeoXForCausalLM",
+    "HunYuanDenseV1ForCausalLM",
+    "OlmoForCausalLM",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "PhiForCausalLM",
+    "SeedOssForCausalLM",
+    "SmolLM3ForCausalLM",
+    "Starcoder2ForCausalLM",
+    "VaultGemmaForCausalLM",
+];
 
 /// Projections out of attention, after which the first layer makes the table of turns (`LlamaAttention` of vllm's llama.py).
 const OUTPUTS: &[&str] = &[".o_proj.", ".out_proj.", "attention.dense.", "self_attn.dense.", ".wo."];
@@ -178,8 +235,10 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
         let parts = on_card(&tensor.parts, rank.machete);
         let parts: Vec<u64> = parts.into_iter().map(|part| own_share(model, tensor, part, rank)).collect();
         // Triton's experts have biases in fp32 (`convert_gpt_oss_weight_to_mxfp4_moe_kernel_format`).
-        let single =
-            rank.swizzled && turns_in_single(model) && tensor.name.contains("experts") && module.ends_with("bias");
+        let single = rank.swizzle != Swizzle::None
+            && turns_in_single(model)
+            && tensor.name.contains("experts")
+            && module.ends_with("bias");
         let parts: Vec<u64> = if single { parts.iter().map(|part| part.saturating_mul(2)).collect() } else { parts };
         // Decays are kept in fp32 (`self.A` of mamba_mixer.py).
         let parts = if module == "A_log" {
@@ -229,14 +288,12 @@ fn tiled(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank) -> 
     let (hidden, width) = (model.hidden.max(1), model.expert_width.max(1));
     let halves = (rows.saturating_mul(columns) / hidden / width).max(1);
     let cards = if rank.whole_experts { 1 } else { rank.experts.max(1) };
-    let own = (width / cards).next_multiple_of(rank.tiles.0[1]);
-    // Scales are swizzled in pieces of 256 outputs and 4 groups of inputs (`_swizzle_mxfp4`; hopper_scale.py).
-    if rank.swizzled && tensor.parts.get(1) == Some(&bytes) {
-        let experts = tensor.shape[0];
-        let [outputs, inputs] = if halves == 1 { [hidden, own] } else { [own.saturating_mul(halves), hidden] };
-        let groups = inputs.div_ceil(32).next_multiple_of(4);
-        let all = experts.saturating_mul(outputs.next_multiple_of(256)).saturating_mul(groups);
-        return all.saturating_mul(cards);
+    let tile = if rank.swizzle == Swizzle::None { rank.tiles.0[1] } else { 64 };
+    let own = (width / cards).next_multiple_of(tile);
+    if rank.swizzle != Swizzle::None {
+        let sides = if halves == 1 { [hidden, own] } else { [own.saturating_mul(halves), hidden] };
+        let scales = tensor.parts.get(1) == Some(&bytes);
+        return rank.swizzle.bytes(tensor.shape[0], sides, scales).saturating_mul(cards);
     }
     let padded = hidden.next_multiple_of(rank.tiles.0[0]).saturating_mul(own).saturating_mul(halves);
     let plain = u128::from((rows.saturating_mul(columns) / cards).max(1));

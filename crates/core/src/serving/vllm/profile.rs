@@ -84,7 +84,7 @@ impl VllmPlan {
     /// Whether experts in MXFP4 run in Triton's own kernels, which keep no buffers.
     fn swizzles(&self, model: &ServedModel, rules: &Rules) -> bool {
         let packed = |tensor: &ServedTensor| tensor.division == Division::Experts && load::is_mxfp4(tensor);
-        rules.awq_machete && load::is_hopper(&self.card) && model.tensors.iter().any(packed)
+        load::Swizzle::of(&self.card, rules) != load::Swizzle::None && model.tensors.iter().any(packed)
     }
 
     /// What those hold: products and outputs of the chosen, their sum, and the residual stream around it

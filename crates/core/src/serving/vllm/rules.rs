@@ -58,6 +58,8 @@ pub struct Rules {
     pub utilization_thousandths: u64,
     /// Whether AWQ runs in Hopper's own kernel (`_POSSIBLE_KERNELS` of kernels/linear), or in Marlin everywhere.
     pub awq_machete: bool,
+    /// Whether the layout of Triton's experts in MXFP4 is known (mxfp4.py and third_party/triton_kernels); else tiles of 0.11.
+    pub swizzles: bool,
     /// What changed with this version, and where it was read.
     pub source: &'static str,
 }
@@ -105,6 +107,7 @@ const OLDEST: Rules = Rules {
     largest_batch: 8192,
     utilization_thousandths: 900,
     awq_machete: false,
+    swizzles: false,
     source: "V0 by default; logs of 0.6 to 0.8 in truth/external/vllm_logs.json: four terms add up to the grant",
 };
 const V0_6_5: Rules = Rules {
@@ -249,6 +252,7 @@ const V0_32_0: Rules = Rules {
     second_runner: SecondRunner::All,
     second_foresees: true,
     awq_machete: true,
+    swizzles: true,
     checkpoints: true,
     source: "vllm/config/vllm.py of v0.32.0, and its worker rehearsed (truth/engines); 0.29 to 0.31 were not read",
     ..V0_28_0

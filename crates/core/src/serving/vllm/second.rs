@@ -72,8 +72,10 @@ pub(super) fn layer(model: &ServedModel, ranks: u64, padded: u64) -> u64 {
     let experts = if padded > model.hidden { model.hidden.saturating_mul(2) + padded.saturating_mul(sums) } else { 0 };
     // What a layer adds is scaled before it is added.
     let scaled = if model.architecture == "GraniteMoeHybridForCausalLM" { model.hidden } else { 0 };
+    // Gemma's norms in fp32: three of that, and five in 16 bits around them (`fused_add_rms_norm` of vllm/ir/ops/layernorm.py).
+    let norms = if model.scaled_embedding && model.post_norms { model.hidden.saturating_mul(11) } else { 0 };
     let states = first_mamba(model, ranks).max(second_mamba(model, ranks));
-    feed_forward(model, ranks).max(attention(model, ranks)).max(states).max(experts).saturating_add(scaled)
+    feed_forward(model, ranks).max(attention(model, ranks)).max(states).max(norms).max(experts).saturating_add(scaled)
 }
 
 /// The residual, what the layer was given and what attention made of it; the two halves and their product; what comes out, and
@@ -89,6 +91,8 @@ fn feed_forward(model: &ServedModel, ranks: u64) -> u64 {
         "ApertusForCausalLM" => around.saturating_add(width.saturating_mul(11) / 2),
         // Both halves, what an adapter adds to them, and the sum (`Zamba2MLP`).
         "Zamba2ForCausalLM" => around.saturating_add(width.saturating_mul(6)),
+        // Run by transformers' own class: x, its half, its cube and that scaled (`NewGELUActivation`), attention beside it.
+        "PhiForCausalLM" => model.hidden.saturating_mul(4).saturating_add(width.saturating_mul(4)),
         _ if !gated => around.saturating_add(width.saturating_mul(2)).max(out.saturating_add(width)),
         name if LETS_GO.contains(&name) => {
             around.saturating_add(width.saturating_mul(3)).max(out.saturating_add(width))
