@@ -5,8 +5,10 @@
     vramcast rehearse --gpu a100-80gb --gpus 8 --no-sources -- python vllm_sweep.py run a100-80gb CASES.jsonl ROWS.jsonl
 
 One process per run, forked before CUDA is begun. Needs vLLM 0.32 (`pip install --no-deps vllm` and what it imports) and the catalogue beside this repository."""
-import contextlib, json, os, random, sys, tempfile
+import contextlib, importlib, json, os, random, signal, sys, tempfile
 CATALOGUE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../crates/core/data/catalogue.jsonl")
+# Imported once, not in every process.
+SLOW = ["vllm.engine.arg_utils", "vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu.model_runner"]
 CARDS = {"t4": ("T4", 15), "l4": ("L4", 23), "rtx4090": ("RTX 4090", 24), "rtx5090": ("RTX 5090", 31), "l40s": ("L40S", 45), "a100-80gb": ("A100-80GB", 80), "h100": ("H100-80GB", 80),
          "h200": ("H200", 140), "b200": ("B200-180GB", 180)}
 # Gigabytes of weights in 16 bits, or as stored.
@@ -81,6 +83,7 @@ def run(case, config):
     if args.get("tensor_parallel_size", 1) > 1:
         alone(args["tensor_parallel_size"])
         args["disable_custom_all_reduce"] = True
+        os.environ["VLLM_ALLREDUCE_USE_FLASHINFER"] = "0"
     profiling, seen = gpu_worker.memory_profiling, []
 
     @contextlib.contextmanager
@@ -125,11 +128,15 @@ def main(what, *rest):
     card, cases, out = rest
     configs = catalogue()
     from vllm.model_executor.models import registry  # a model's class is looked at here, not in a process of its own
+    for name in SLOW:
+        importlib.import_module(name)
+    done = {json.loads(line)["id"] for line in open(out)} if os.path.exists(out) else ()
     registry._LazyRegisteredModel.inspect_model_cls = lambda self: registry._ModelInfo.from_model_cls(self.load_model_cls())
     for case in map(json.loads, open(cases)):
-        if case["card"] != card:
+        if case["card"] != card or case["id"] in done:
             continue
         if os.fork() == 0:
+            signal.alarm(300)
             row = run(case, configs[case["model"]] | case.get("config", {}))
             print(json.dumps(row), file=open(out, "a"), flush=True)
             os._exit(0)

@@ -99,8 +99,16 @@ pub struct ServedModel {
     pub longest: u64,
     /// Dimensions of the rotary table.
     pub rotary: u64,
+    /// Those of them that are turned; none where positions are not said, or are learned.
+    pub turned: u64,
+    /// Tables of turns: two where windows have a base of their own (Gemma 3).
+    pub turns: u64,
     /// Positions that a layer's short convolution looks at; its state holds one fewer.
     pub convolution: u64,
+    /// Groups of heads that share a state's input and output (Mamba 2).
+    pub state_groups: u64,
+    /// Elements of a state for each of a head's dimensions.
+    pub state_size: u64,
     /// The type in which engines that follow the config keep recurrent states; the model's own where it says nothing.
     pub state_dtype: Option<DType>,
     /// Whether windows are chunks (Llama 4), not the last positions.
@@ -121,6 +129,24 @@ pub struct ServedModel {
     pub capped_logits: bool,
     /// Whether embeddings are scaled before the first layer (Gemma).
     pub scaled_embedding: bool,
+}
+
+/// Dimensions of a head that are turned by its position (`get_rope` of vLLM's models): Jamba and Nemotron-H turn none, Granite's
+/// hybrids where they say so, Zamba2 unless asked.
+fn turned(config: &Config<'_>, head_dim: u64) -> u64 {
+    let none = match config.model_type() {
+        "jamba" | "nemotron_h" => true,
+        "zamba2" => !config.flag("use_mem_rope", false).unwrap_or(false),
+        _ => ["nope", "alibi"].contains(&config.str_or("position_embedding_type", "rope")),
+    };
+    let part = ["partial_rotary_factor", "rotary_pct"]
+        .iter()
+        .find_map(|key| config.number(key, 1.0).ok().filter(|part| *part < 1.0));
+    match config.size_or(&["qk_rope_head_dim"], 0) {
+        _ if none => 0,
+        Ok(dim) if dim > 0 => dim,
+        _ => (head_dim as f64 * part.unwrap_or(1.0)) as u64,
+    }
 }
 
 impl ServedModel {
@@ -233,7 +259,8 @@ impl ServedModel {
             let inner = text.as_ref().and_then(|text| text.size_or(keys, 0).ok()).filter(|size| *size > 0);
             inner.unwrap_or_else(|| config.size_or(keys, 0).unwrap_or(0))
         };
-        let (hidden, heads) = (size(&["hidden_size", "n_embd", "d_model"]), size(&["num_attention_heads", "n_head"]));
+        let (hidden, heads) =
+            (size(&["hidden_size", "n_embd", "n_embed", "d_model"]), size(&["num_attention_heads", "n_head"]));
         let head_dim = match size(&["head_dim"]) {
             0 => hidden.checked_div(heads).unwrap_or(0),
             dim => dim,
@@ -255,6 +282,10 @@ impl ServedModel {
                 0 => 4,
                 kernel => kernel,
             },
+            state_groups: size(&["n_groups", "mamba_n_groups", "mamba_ngroups"]).max(1),
+            state_size: size(&["ssm_state_size", "mamba_d_state", "state_size"]),
+            turns: 1 + u64::from(text.as_ref().unwrap_or(config).has("rope_local_base_freq")),
+            turned: turned(text.as_ref().unwrap_or(config), head_dim),
             state_dtype: state_dtype(config, text.as_ref()),
             chunked: size(&["attention_chunk_size"]) > 0,
             multimodal,
@@ -272,7 +303,9 @@ impl ServedModel {
 
     /// Takes the widths of feed-forwards and experts from their matrices.
     fn widen(&mut self, parameter: &Parameter) {
-        let fused = if parameter.name.contains("gate_up") { 2 } else { 1 };
+        // Granite's `shared_mlp.input_linear` is both halves as well.
+        let both = parameter.name.contains("gate_up") || parameter.name.contains("shared_mlp.input_linear");
+        let fused = if both { 2 } else { 1 };
         match parameter.role {
             // [experts, hidden, width] or transposed: the side that is not the residual stream.
             Role::Experts { top_k, .. } if parameter.name.contains("down") && parameter.shape.rank() == 3 => {
@@ -288,6 +321,12 @@ impl ServedModel {
             }
             _ => {}
         }
+    }
+
+    /// Whether states are those of Mamba 2.
+    pub fn has_second_mamba(&self) -> bool {
+        let named = |part: &str| self.tensors.iter().any(|tensor| tensor.name.contains(part));
+        named(".dt_bias") && !named("linear_attn") && !named(".x_proj.")
     }
 
     /// All weights.

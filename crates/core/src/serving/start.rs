@@ -87,6 +87,7 @@ fn format(plan: &ServePlan, model: &Model) -> Result<WeightFormat, Fault> {
     let own = match (plan.dtype.as_deref(), own) {
         // Without a word of it engines compute in 16 bits, whatever the checkpoint holds.
         (Some("fp32"), WeightFormat::Plain(_)) => WeightFormat::Plain(DType::F32),
+        // `_resolve_auto_dtype` of vllm/config/model.py ("Downcasting"); SGLang does the same.
         (_, WeightFormat::Plain(DType::F32)) => WeightFormat::Plain(DType::BF16),
         (_, own) => own,
     };

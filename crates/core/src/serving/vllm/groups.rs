@@ -66,7 +66,8 @@ impl Layout {
     /// Cuts the cache of a model on one card.
     pub fn new(model: &ServedModel, terms: Terms, rules: &Rules) -> Self {
         let kinds = kinds(model, terms, rules);
-        let kept = u64::from(terms.prefix_caching && rules.states_kept);
+        let aligned = terms.prefix_caching && rules.states_kept;
+        let kept = u64::from(aligned) + u64::from(aligned && rules.checkpoints && model.has_second_mamba());
         let state_blocks = terms.speculative_tokens.saturating_add(1 + kept);
         let is_latent = |cache: &CacheUpdate| matches!(cache.kind, CacheKind::Latent { .. });
         let latent = model.layers.iter().flat_map(|layer| &layer.caches).any(is_latent);

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use super::Rules;
 use crate::dtype::DType;
 use crate::memory::allocator;
-use crate::memory::log::{SharedLog, Storage};
+use crate::memory::log::{Event, SharedLog, Storage};
 use crate::memory::phase::Work;
 use crate::model::Shape;
 use crate::plan::AllocatorOptions;
@@ -33,8 +33,8 @@ const FUSED: &[(&str, &str)] = &[
     ("in_proj_a", "in_proj_ba"),
 ];
 
-/// Projections into the latent of multi-head latent attention, which every card holds whole.
-const WHOLE: &[&str] = &["q_a_proj", "kv_a_proj_with_mqa"];
+/// Projections into the latent of multi-head latent attention, which every card holds whole, and out of Zamba2's shared blocks.
+const WHOLE: &[&str] = &["q_a_proj", "kv_a_proj_with_mqa", "linear"];
 
 /// The card whose weights are counted.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +51,10 @@ pub(super) struct Rank {
     pub(super) ends: [bool; 2],
     /// What kernels for experts in MXFP4 are padded to.
     pub(super) tiles: Tiles,
+    /// Whether matrices in four bits run in Hopper's own kernel.
+    pub(super) machete: bool,
+    /// How Triton has experts in MXFP4.
+    pub(super) swizzle: Swizzle,
 }
 
 /// Sides of an expert's matrix are padded to whole tiles: the residual stream's, and the expert's own.
@@ -58,17 +62,64 @@ pub(super) struct Rank {
 pub(super) struct Tiles([u64; 2]);
 
 impl Tiles {
+    /// The residual stream as these experts have it.
+    pub(super) fn hidden(self, model: &ServedModel) -> u64 {
+        let packed = model.tensors.iter().any(|tensor| tensor.division == Division::Experts && is_mxfp4(tensor));
+        if packed { model.hidden.next_multiple_of(self.0[0]) } else { model.hidden }
+    }
+
     /// By the kernel that a card gets (`get_mxfp4_backend` and `create_weights` of vLLM's mxfp4.py, v0.11.0): Triton on
     /// Hopper, FlashInfer on Blackwell's data-centre cards, Marlin on all others.
     pub(super) fn of(card: &str) -> Self {
         let name = card.to_ascii_uppercase();
         let is = |names: &[&str]| names.iter().any(|part| name.contains(part));
         Self(match name.as_str() {
-            _ if is(&["H100", "H200", "H20", "H800", "GH200"]) => [1, 64],
+            _ if is_hopper(card) => [1, 64],
             _ if is(&["B100", "B200", "B300"]) => [256, 256],
             _ => [256, 128],
         })
     }
+}
+
+/// The layout of experts in MXFP4 where Triton's kernels run them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Swizzle {
+    /// Another kernel does.
+    None,
+    Hopper,
+    /// Where FlashInfer's kernels are not installed, as they are not by `pip install vllm` alone.
+    Blackwell,
+}
+
+impl Swizzle {
+    /// By the card (`select_mxfp4_moe_backend` of vLLM's mxfp4.py, v0.32.0).
+    pub(super) fn of(card: &str, rules: &Rules) -> Self {
+        let name = card.to_ascii_uppercase();
+        match rules.swizzles {
+            true if is_hopper(card) => Self::Hopper,
+            true if ["B100", "B200", "B300"].iter().any(|part| name.contains(part)) => Self::Blackwell,
+            _ => Self::None,
+        }
+    }
+
+    /// Bytes of a card's experts: `[outputs, inputs]` in four bits, or a byte of scale for 32 inputs.
+    fn bytes(self, experts: u64, [outputs, inputs]: [u64; 2], scales: bool) -> u64 {
+        let (rows, columns) = match (self, scales) {
+            // Pieces of 256 outputs and 4 groups of inputs (hopper_scale.py).
+            (Self::Hopper, true) => (outputs.next_multiple_of(256), inputs.div_ceil(32).next_multiple_of(4)),
+            (Self::Hopper | Self::None, false) => (outputs, inputs / 2),
+            // Inputs in whole pieces of 128 bytes, scales in tiles of 128 by 4 (blackwell_value.py, blackwell_scale.py).
+            (_, false) => (outputs, inputs.next_multiple_of(256) / 2),
+            (_, true) => (outputs.next_multiple_of(128), inputs.next_multiple_of(256) / 32),
+        };
+        experts.saturating_mul(rows).saturating_mul(columns)
+    }
+}
+
+/// Whether a card is of compute capability 9.0.
+pub(super) fn is_hopper(card: &str) -> bool {
+    let name = card.to_ascii_uppercase();
+    ["H100", "H200", "H20", "H800", "GH200"].iter().any(|part| name.contains(part))
 }
 
 /// The layers of a pipeline stage: equal shares, what is left over goes to the stages before the last
@@ -102,23 +153,76 @@ pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Opti
     log.borrow_mut().phase(Work::Weights.into());
     let mut held: Vec<Rc<Storage>> = Vec::new();
     let take = |bytes: u64| Storage::of_bytes(&log, "parameter", bytes, Shape::from([bytes]), DType::U8);
-    for piece in pieces(model, rank) {
-        held.extend(piece.parts.into_iter().map(take));
+    if rules.swizzles && BY_TRANSFORMERS.contains(&model.architecture.as_str()) {
+        model.tensors.iter().for_each(|tensor| drop(take(tensor.bytes())));
     }
-    held.push(take(model.positions.saturating_mul(model.rotary).saturating_mul(2)));
+    let pieces = pieces(model, rank);
+    let turns = pieces.iter().position(|piece| OUTPUTS.iter().any(|name| piece.name.contains(name)));
+    for (at, piece) in pieces.into_iter().enumerate() {
+        held.extend(piece.parts.into_iter().map(take));
+        if turns == Some(at) {
+            held.extend((0..model.turns).map(|_| rotary(model, &take)));
+        }
+    }
     log.borrow_mut().phase(Work::Adapters.into());
     if let Some([count, rows]) = lora {
         held.extend(slots(model, rank, rules, count.max(1), rows).into_iter().map(take));
     }
     log.borrow_mut().phase(Work::Load.into());
     held.extend(kept.iter().copied().map(take));
+    // Before profiling (`memory_profiling` of mem_utils.py).
+    log.borrow_mut().events.push(Event::EmptyCache);
     log.borrow_mut().end_phase();
     let options = AllocatorOptions { max_split_size: rules.load_max_split, ..AllocatorOptions::default() };
     let replay = allocator::replay(&log.borrow(), options, None);
     drop(held);
     let after = |index: usize| replay.phases.get(index).map_or(0, |phase| phase.after);
-    let whole = if rules.reserved_counts { replay.peak_reserved() } else { after(2) };
+    let whole = if rules.reserved_counts { replay.phases.get(2).map_or(0, |phase| phase.reserved) } else { after(2) };
     Loaded { weights: after(0), slots: after(1) - after(0), kept: whole - after(1) }
+}
+
+/// Architectures that transformers' own classes run (`_TRANSFORMERS_SUPPORTED_MODELS` of vLLM's registry.py, v0.32.0): every
+/// matrix is made whole, let go, and made anew as this card's part, which finds larger blocks in the allocator's cache.
+const BY_TRANSFORMERS: &[&str] = &[
+    "ArceeForCausalLM",
+    "CwmForCausalLM",
+    "GlmForCausalLM",
+    "GPTBigCodeForCausalLM",
+    "GPTNeoXForCausalLM",
+    "HunYuanDenseV1ForCausalLM",
+    "OlmoForCausalLM",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "PhiForCausalLM",
+    "SeedOssForCausalLM",
+    "SmolLM3ForCausalLM",
+    "Starcoder2ForCausalLM",
+    "VaultGemmaForCausalLM",
+];
+
+/// Projections out of attention, after which the first layer makes the table of turns (`LlamaAttention` of vllm's llama.py).
+const OUTPUTS: &[&str] = &[".o_proj.", ".out_proj.", "attention.dense.", "self_attn.dense.", ".wo."];
+
+/// The table of turns: angles, cosines, sines and both together in fp32, then in 16 bits. What is let go stays in the allocator's
+/// cache, where blocks that are not split serve smaller weights (`_compute_cos_sin_cache` of rotary_embedding/base.py).
+fn rotary(model: &ServedModel, take: &impl Fn(u64) -> Rc<Storage>) -> Rc<Storage> {
+    let elements = model.positions.saturating_mul(model.turned);
+    let angles = elements.saturating_mul(2);
+    let single = [take(angles), take(angles), take(angles)];
+    let both = take(elements.saturating_mul(4));
+    drop(single);
+    if turns_in_single(model) {
+        return both;
+    }
+    let table = take(elements.saturating_mul(2));
+    drop(both);
+    table
+}
+
+/// Whether the table of turns stays in fp32; a copy in 16 bits is made when it is first used (`OAIAttention` of gpt_oss.py,
+/// `_match_cos_sin_cache_dtype` of rotary_embedding/base.py).
+pub(super) fn turns_in_single(model: &ServedModel) -> bool {
+    model.architecture == "GptOssForCausalLM"
 }
 
 /// The card's parameters in the order in which they are made.
@@ -128,7 +232,20 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
         let module = tensor.module();
         let fused = FUSED.iter().find(|(part, _)| *part == module).map(|(_, whole)| *whole);
         let name = fused.map_or_else(|| tensor.name.clone(), |whole| tensor.name.replace(module, whole));
-        let parts: Vec<u64> = on_card(&tensor.parts).map(|part| own_share(model, tensor, part, rank)).collect();
+        let parts = on_card(&tensor.parts, rank.machete);
+        let parts: Vec<u64> = parts.into_iter().map(|part| own_share(model, tensor, part, rank)).collect();
+        // Triton's experts have biases in fp32 (`convert_gpt_oss_weight_to_mxfp4_moe_kernel_format`).
+        let single = rank.swizzle != Swizzle::None
+            && turns_in_single(model)
+            && tensor.name.contains("experts")
+            && module.ends_with("bias");
+        let parts: Vec<u64> = if single { parts.iter().map(|part| part.saturating_mul(2)).collect() } else { parts };
+        // Decays are kept in fp32 (`self.A` of mamba_mixer.py).
+        let parts = if module == "A_log" {
+            vec![tensor.shape.iter().product::<u64>().saturating_mul(4) / rank.tensor]
+        } else {
+            parts
+        };
         match pieces.iter_mut().rev().take(16).find(|piece| fused.is_some() && piece.name == name) {
             Some(piece) if piece.parts.len() == parts.len() => {
                 piece.parts.iter_mut().zip(&parts).for_each(|(sum, part)| *sum = sum.saturating_add(*part));
@@ -141,9 +258,13 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
 
 /// What stays of a matrix when it is loaded. GPTQ's zeros, all alike, and its order of inputs are let go by the kernel that
 /// runs it (`process_weights_after_loading` of gptq_marlin.py: `marlin_make_empty_zp`, `marlin_make_empty_g_idx`).
-fn on_card(parts: &[u64]) -> impl Iterator<Item = u64> {
-    let gptq = parts.len() == 4;
-    parts.iter().enumerate().filter(move |(at, _)| !gptq || at % 2 == 0).map(|(_, part)| *part)
+/// AWQ's zeros are unpacked to 16 bits by the kernel for Hopper (`transform_w_zp` of machete.py).
+fn on_card(parts: &[u64], machete: bool) -> Vec<u64> {
+    match *parts {
+        [packed, _, scales, _] => vec![packed, scales],
+        [packed, _, scales] if machete => vec![packed, scales, scales],
+        _ => parts.to_vec(),
+    }
 }
 
 fn on_stage(model: &ServedModel, tensor: &ServedTensor, rank: Rank) -> bool {
@@ -157,7 +278,7 @@ fn on_stage(model: &ServedModel, tensor: &ServedTensor, rank: Rank) -> bool {
 }
 
 /// Whether a matrix is in MXFP4: a byte of scale for 32 elements in 4 bits.
-fn is_mxfp4(tensor: &ServedTensor) -> bool {
+pub(super) fn is_mxfp4(tensor: &ServedTensor) -> bool {
     matches!(tensor.parts[..], [blocks, scales] if scales > 0 && blocks == scales.saturating_mul(16))
 }
 
@@ -167,7 +288,13 @@ fn tiled(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank) -> 
     let (hidden, width) = (model.hidden.max(1), model.expert_width.max(1));
     let halves = (rows.saturating_mul(columns) / hidden / width).max(1);
     let cards = if rank.whole_experts { 1 } else { rank.experts.max(1) };
-    let own = (width / cards).next_multiple_of(rank.tiles.0[1]);
+    let tile = if rank.swizzle == Swizzle::None { rank.tiles.0[1] } else { 64 };
+    let own = (width / cards).next_multiple_of(tile);
+    if rank.swizzle != Swizzle::None {
+        let sides = if halves == 1 { [hidden, own] } else { [own.saturating_mul(halves), hidden] };
+        let scales = tensor.parts.get(1) == Some(&bytes);
+        return rank.swizzle.bytes(tensor.shape[0], sides, scales).saturating_mul(cards);
+    }
     let padded = hidden.next_multiple_of(rank.tiles.0[0]).saturating_mul(own).saturating_mul(halves);
     let plain = u128::from((rows.saturating_mul(columns) / cards).max(1));
     u64::try_from(u128::from(bytes) * u128::from(padded) / plain).unwrap_or(u64::MAX)
@@ -186,6 +313,13 @@ fn own_share(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank)
             // Fewer heads than cards are repeated.
             let heads = model.kv_heads.max(1);
             bytes / heads * heads.div_ceil(rank.tensor).max(1)
+        }
+        Division::Split if module == "in_proj" && model.has_second_mamba() && model.state_groups < rank.tensor => {
+            // Every card has a group of its own (`extra_groups_for_head_shards` of mamba_utils.py).
+            let rows = tensor.shape.first().copied().unwrap_or(1).max(1);
+            let grouped = model.state_groups.saturating_mul(model.state_size).saturating_mul(2);
+            let own = rows.saturating_sub(grouped) / rank.tensor + model.state_size.saturating_mul(2);
+            bytes / rows * own
         }
         Division::Split => bytes / rank.tensor,
         Division::Experts if rank.whole_experts => {

@@ -1,9 +1,10 @@
 //! The profile run: a full batch through the model, then the sampler on all sequences; its peak is set aside.
 
 use super::rules::Rules;
-use super::{VllmPlan, encoder, second};
+use super::{VllmPlan, encoder, load, second};
 use crate::model::op::{CacheKind, CacheUpdate};
 use crate::serving::model::ServedModel;
+use crate::serving::tensors::{Division, ServedTensor};
 
 /// Tokens that experts are run on at once (`VLLM_FUSED_MOE_CHUNK_SIZE`).
 const EXPERT_CHUNK: u64 = 32 << 10;
@@ -47,7 +48,10 @@ impl VllmPlan {
     pub(super) fn kept(&self, model: &ServedModel, rules: &Rules, batch: Batch, second: bool) -> Vec<u64> {
         let mut kept = if second { second::states(model, batch.sequences) } else { Vec::new() };
         kept.push(self.workspace);
-        if rules.experts_kept && model.chosen_experts > 0 {
+        if second && load::turns_in_single(model) {
+            kept.push(two(model.positions, model.turned));
+        }
+        if rules.experts_kept && model.chosen_experts > 0 && !self.swizzles(model, rules) {
             kept.push(self.expert_buffers(model, batch.tokens));
         }
         kept
@@ -60,8 +64,15 @@ impl VllmPlan {
         // Embeddings, residual and norm; the feed-forward's two halves and their product.
         let compiled = model.hidden.saturating_mul(3).saturating_add(model.width.saturating_mul(3) / tensor);
         let eager = second && self.enforce_eager;
-        let dense = two(batch.tokens, if eager { second::layer(model, tensor) } else { compiled });
-        let experts = if rules.experts_kept { 0 } else { self.experts(model, batch.tokens) };
+        let dense = two(
+            batch.tokens,
+            if eager { second::layer(model, tensor, load::Tiles::of(&self.card).hidden(model)) } else { compiled },
+        );
+        let experts = match rules.experts_kept {
+            true if self.swizzles(model, rules) => self.swizzled(model, batch.tokens),
+            true => 0,
+            false => self.experts(model, batch.tokens),
+        };
         let [workspace, latent] = self.latent(model, batch, rules);
         // The second runner makes latent attention's workspace with the cache, after the profile.
         let workspace = if second { 0 } else { workspace };
@@ -70,12 +81,26 @@ impl VllmPlan {
         text.max(encoder).saturating_add(workspace)
     }
 
+    /// Whether experts in MXFP4 run in Triton's own kernels, which keep no buffers.
+    fn swizzles(&self, model: &ServedModel, rules: &Rules) -> bool {
+        let packed = |tensor: &ServedTensor| tensor.division == Division::Experts && load::is_mxfp4(tensor);
+        load::Swizzle::of(&self.card, rules) != load::Swizzle::None && model.tensors.iter().any(packed)
+    }
+
+    /// What those hold: products and outputs of the chosen, their sum, and the residual stream around it
+    /// (`triton_kernel_fused_experts` of gpt_oss_triton_kernels_moe.py).
+    fn swizzled(&self, model: &ServedModel, tokens: u64) -> u64 {
+        let cards = if self.expert_parallel { 1 } else { self.tensor_parallel.max(1) };
+        let chosen = two(tokens.saturating_mul(model.chosen_experts), model.expert_width / cards + model.hidden);
+        chosen.saturating_add(two(tokens, model.hidden.saturating_mul(4)))
+    }
+
     /// Both buffers of experts, one after the other (`TritonExperts.workspace_shapes` of v0.14.0): outputs or products, and
     /// both halves or outputs.
     fn expert_buffers(&self, model: &ServedModel, tokens: u64) -> u64 {
         let (tensor, replicas) = (self.tensor_parallel.max(1), self.data_parallel.max(1));
         let cards = if self.expert_parallel { 1 } else { tensor.saturating_mul(replicas) };
-        let (hidden, width) = (model.hidden, model.expert_width / cards);
+        let (hidden, width) = (load::Tiles::of(&self.card).hidden(model), model.expert_width / cards);
         let both = width.max(hidden).saturating_add(width.saturating_mul(2).max(hidden));
         two(tokens.saturating_mul(replicas).saturating_mul(model.chosen_experts), both)
     }

@@ -30,6 +30,8 @@ pub struct Rules {
     pub state_types: bool,
     /// Whether finished prompts of a model with states can be kept, which costs a second state per sequence.
     pub states_kept: bool,
+    /// Whether Mamba 2 has a block for a state inside a prompt (`num_prefill_checkpoint_blocks` of mamba_mixer2.py).
+    pub checkpoints: bool,
     /// Blocks of hybrids with latent attention are whole multiples of this.
     pub latent_step: u64,
     /// Whether the printed token count is concurrency times the longest sequence (else blocks per group times block).
@@ -54,6 +56,10 @@ pub struct Rules {
     pub largest_batch: u64,
     /// `--gpu-memory-utilization` when it is not given, in thousandths.
     pub utilization_thousandths: u64,
+    /// Whether AWQ runs in Hopper's own kernel (`_POSSIBLE_KERNELS` of kernels/linear), or in Marlin everywhere.
+    pub awq_machete: bool,
+    /// Whether the layout of Triton's experts in MXFP4 is known (mxfp4.py and third_party/triton_kernels); else tiles of 0.11.
+    pub swizzles: bool,
     /// What changed with this version, and where it was read.
     pub source: &'static str,
 }
@@ -87,6 +93,7 @@ const OLDEST: Rules = Rules {
     group_slack: 0,
     state_types: false,
     states_kept: false,
+    checkpoints: false,
     latent_step: 16,
     tokens_by_concurrency: false,
     lora_extra_vocabulary: 256,
@@ -99,6 +106,8 @@ const OLDEST: Rules = Rules {
     batches_in_flight: false,
     largest_batch: 8192,
     utilization_thousandths: 900,
+    awq_machete: false,
+    swizzles: false,
     source: "V0 by default; logs of 0.6 to 0.8 in truth/external/vllm_logs.json: four terms add up to the grant",
 };
 const V0_6_5: Rules = Rules {
@@ -242,6 +251,9 @@ const V0_32_0: Rules = Rules {
     since: [0, 32, 0],
     second_runner: SecondRunner::All,
     second_foresees: true,
+    awq_machete: true,
+    swizzles: true,
+    checkpoints: true,
     source: "vllm/config/vllm.py of v0.32.0, and its worker rehearsed (truth/engines); 0.29 to 0.31 were not read",
     ..V0_28_0
 };
