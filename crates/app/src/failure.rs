@@ -225,6 +225,13 @@ impl From<ModelError> for Failure {
                 .or("give a model that is known (`vramcast list families`)");
             return Self::faults(vec![fault], Runner::OneCard).at(Place::Config("model_type".into()));
         }
+        // It stands beside the config, not in it.
+        if let ModelError::BadValue { path, value, expected } = &error
+            && path == "auto_class"
+        {
+            let message = format!("auto class {value} is not {expected}");
+            return Self::bad_input(message).at(Place::Setting("auto_class".into()));
+        }
         let place = match &error {
             ModelError::Missing { path, .. } | ModelError::BadValue { path, .. } => path.clone(),
             _ => String::new(),

@@ -82,6 +82,38 @@ fn impossible_settings_name_the_nearest() {
         ("infer llama3-8b --engine llama.cpp --tensor-split 0", &["--tensor-split"]),
         ("infer llama3-8b --engine llama.cpp --tensor-split 3,1 --gpus 3", &["--tensor-split", "3 and 2"]),
         ("infer llama3-8b --device-map {\"\":3}", &["3", "--gpus"]),
+        (
+            "train gpt2 --loss chunked --eval-rows 8 --eval-metrics",
+            &["no predictions to keep", "--loss standard", "drop --eval-metrics"],
+        ),
+        (
+            "train gpt2 --eval-batch-size 4 --eval-skip-logits",
+            &["--eval-skip-logits has no effect without Liger's loss"],
+        ),
+        ("train gpt2 --framework trl --quantization nf4", &["adapter", "--lora"]),
+        (
+            "train google/vit-base-patch16-224 --gpu rtx3060 --solve seq-len",
+            &["--seq-len has no effect", "look for batch"],
+        ),
+        ("train gpt2 --task grpo --max-prompt-length 16 --gpu rtx3060 --solve seq-len", &["--seq-len has no effect"]),
+        ("train gpt2 --lora=false --lora-rank 8", &["--lora is off", "drop --lora-rank"]),
+        ("train gpt2 --peft-method nope", &["--peft-method: nope is not one of"]),
+        ("train gpt2 --torch-compile --gpus 4 --engine ddp", &["torch.compile on DDP is not supported yet"]),
+        ("train gpt2 --wide-embeddings", &["--wide-embeddings has no effect on adamw"]),
+        ("train gpt2 --seq-len 64 --real-tokens 32", &["--real-tokens has no effect", "--attention flash2"]),
+        ("train google-t5/t5-small --target-len 0", &["--target-len: 0"]),
+        ("train google-bert/bert-base-uncased --auto-class Nope", &["error: auto class Nope is not one of"]),
+        (
+            "train gpt2 --eval-rows 8 --generation-num-beams 4",
+            &["--generation-num-beams has no effect", "--eval-metrics"],
+        ),
+        ("train gpt2 --task dpo --eval-batch-size 4", &["drop --eval-batch-size"]),
+        ("train gpt2 --task reward --reward-model gpt2", &["--reward-model has no effect", "drop --reward-model"]),
+        ("train gpt2 --task gkd --teacher-model qwen2.5-0.5b", &["151936", "50257"]),
+        (
+            "train gpt2 --task grpo --seq-len 64 --max-prompt-length 32 --max-completion-length 8",
+            &["--seq-len has no effect"],
+        ),
     ] {
         let error = refused(line);
         assert!(said.iter().all(|word| error.contains(word)), "{line}: {error}");
@@ -89,9 +121,63 @@ fn impossible_settings_name_the_nearest() {
     }
 }
 
+/// One fault is said once, without those that only follow from taking it away, and with cures that there are cards for.
+#[test]
+fn what_follows_from_a_fault_is_not_said() {
+    for (line, said, not) in [
+        (
+            "train TinyLlama/TinyLlama-1.1B-Chat-v1.0 --gpus 2 --engine megatron --pp 2 --vpp 3 --gradient-accumulation 2",
+            "does not divide 22 layers",
+            "without pipeline parallel",
+        ),
+        ("train TinyLlama/TinyLlama-1.1B-Chat-v1.0 --gpus 8 --engine megatron --pp 8", "does not divide", "--pp 11"),
+        ("train TinyLlama/TinyLlama-1.1B-Chat-v1.0 --gpus 3 --engine tp --tp 3", "32 attention heads", "1 GPUs"),
+        ("train TinyLlama/TinyLlama-1.1B-Chat-v1.0 --gpus 3 --engine tp", "32 attention heads", "--tp 3"),
+        ("train gpt2 --task dpo --packing bfd", "packing of task dpo", "--padding-free"),
+    ] {
+        let error = refused(line);
+        assert!(error.contains(said) && !error.contains(not), "{line}: {error}");
+    }
+}
+
+#[test]
+fn a_model_of_pictures_sees_one_for_each_sample() {
+    let of = |line: &str| document(&format!("train google/vit-base-patch16-224 {line} --no-suggestions"));
+    let both = of("--batch-size 8 --images 4x224x224");
+    assert_eq!(both["totals"], of("--batch-size 8")["totals"]);
+    assert!(notes(&both).contains("8 pictures, not 4"), "{}", notes(&both));
+    let images = of("--images 8x224x224");
+    assert_eq!(
+        (&images["totals"], &images["plan"]["train"]["batch"]["batch_size"]),
+        (&both["totals"], &Value::from(8))
+    );
+}
+
+#[test]
+fn what_no_run_on_several_cards_vouches_for_is_not_measured() {
+    for line in [
+        "train gpt2 --seq-len 64 --task dpo --gpus 2 --engine ddp",
+        "train gpt2 --seq-len 64 --gpus 2 --engine ddp --eval-rows 8",
+    ] {
+        assert!(refused(&format!("{line} --require measured")).contains("over several cards"), "{line}");
+        assert_eq!(document(line)["confidence"]["level"], "sources", "{line}");
+    }
+}
+
+#[test]
+fn a_heading_says_what_is_so() {
+    let head = |line: &str| String::from_utf8(run(&format!("{line} --no-suggestions")).stdout).unwrap();
+    let eight = head("train gpt2 --seq-len 64 --optimizer adamw8bit");
+    assert!(eight.contains("adamw8bit") && !eight.contains("foreach"), "{eight}");
+    assert!(head("train gpt2 --seq-len 64").contains("adamw (foreach)"));
+    let spread = head("train TinyLlama/TinyLlama-1.1B-Chat-v1.0 --seq-len 64 --engine megatron --gpus 2 --tp 2");
+    assert!(spread.contains("parameters") && !spread.contains("on this card"), "{spread}");
+}
+
 #[test]
 fn what_changes_nothing_is_named() {
     for (line, said) in [
+        ("train gpt2 --seq-len 64 --liger", "Liger has no kernels for models of type gpt2"),
         ("infer gpt2 --images 1x224x224", "images"),
         ("train google/vit-base-patch16-224 --seq-len 77", "seq_len"),
         ("infer llama3-8b --engine llama.cpp --context 200000", "made for sequences of 8192"),

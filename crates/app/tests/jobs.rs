@@ -83,6 +83,20 @@ fn evaluation_can_decide() {
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
+/// Liger's loss leaves logits out in training alone; TRL's SFTTrainer asks it to in evaluation, too.
+#[test]
+fn liger_makes_logits_in_an_evaluation() {
+    let plain = "train TinyLlama/TinyLlama-1.1B-Chat-v1.0 --seq-len 256 --batch-size 1 --eval-batch-size 64 --eval-rows 64 --no-suggestions";
+    let line = format!("{plain} --liger --loss standard");
+    let of = |line: &str| number(&json(line), "/totals/allocated");
+    let (without, made, skipped) = (of(plain), of(&line), of(&format!("{line} --eval-skip-logits")));
+    assert!(made.abs_diff(without) < without / 100 && skipped < made, "{without} {made} {skipped}");
+    let trl = json(&format!("{line} --framework trl"));
+    assert_eq!(trl["plan"]["train"]["job"]["evaluation"]["skip_logits"], true);
+    let kept = json(&format!("{line} --framework trl --eval-metrics"));
+    assert!(kept["plan"]["train"]["job"]["evaluation"].get("skip_logits").is_none());
+}
+
 /// Under a limit a run fits, fits after retries, or fails at a step that is named.
 #[test]
 fn the_limit_decides() {
@@ -95,7 +109,8 @@ fn the_limit_decides() {
     assert!(number(&between, "/run/retries") > 0 && between["run"].get("fails").is_none(), "{}", between["run"]);
     let tight = json(&format!("{line} --memory-limit {}", gib(allocated * 9 / 10)));
     assert!(number(&tight, "/run/fails/bytes") > 0 && tight["verdicts"][0]["fits"] == false);
-    vramcast(&format!("{line} --memory-limit {}", gib(allocated * 9 / 10))).code(1);
+    let said = stdout(&vramcast(&format!("{line} --memory-limit {}", gib(allocated * 9 / 10))).code(1));
+    assert!(said.contains("own limit of memory") && !said.contains("too much"), "{said}");
     vramcast("train gpt2 --memory-limit lots").code(2);
 }
 

@@ -100,7 +100,9 @@ fn argument(row: &'static Setting, scope: Scope, taken: &mut Vec<&'static str>) 
     };
     let several = matches!(row.kind, Kind::Names) || row.flag == "zero-option";
     argument = argument.action(if several { ArgAction::Append } else { ArgAction::Set });
-    if row.is_switch() {
+    if matches!(row.kind, Kind::Refused(_)) {
+        argument.value_name("N")
+    } else if row.is_switch() {
         argument.hide_possible_values(true).value_name("BOOL")
     } else {
         argument.value_name(row.value)

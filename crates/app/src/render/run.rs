@@ -36,7 +36,10 @@ fn engine(run: &Run) -> Option<Table> {
 fn roles(run: &Run) -> Option<Table> {
     let mut table = Table::new(&["model", "weights GiB", "training state GiB", "its passes GiB"]);
     for role in &run.roles {
-        table.row(vec![role.name.clone(), gib(role.weights), gib(role.training), gib(role.working)]);
+        // What has no phases of its own runs within the policy's (DPO's reference in its loss).
+        let working =
+            if role.working == 0 && role.name != "vLLM" { "with the policy's".into() } else { gib(role.working) };
+        table.row(vec![role.name.clone(), gib(role.weights), gib(role.training), working]);
     }
     (!run.roles.is_empty()).then_some(table)
 }

@@ -1,5 +1,6 @@
 //! A report as text.
 
+use vramcast_core::plan::parallel::{Engine, Parallel};
 use vramcast_core::plan::{
     AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, Selective,
     ServePlan, ServingEngine, TaskKind, TrainPlan,
@@ -76,7 +77,10 @@ pub fn title(report: &Report) -> String {
     };
     let cut = match &report.plan {
         RunPlan::Train(plan) => {
-            plan.parallel.as_ref().is_some_and(|parallel| parallel.mesh.tp > 1 || parallel.mesh.pp > 1)
+            // Megatron's count is that of the whole model.
+            let own = |parallel: &&Parallel| !matches!(parallel.engine, Engine::Megatron(_));
+            let parallel = plan.parallel.as_ref().filter(own);
+            parallel.is_some_and(|parallel| parallel.mesh.tp > 1 || parallel.mesh.pp > 1)
         }
         _ => false,
     };
@@ -150,7 +154,10 @@ fn settings(plan: &TrainPlan, pictures: Option<&[u64]>) -> String {
         None => format!("{} weights", plan.weights.name()),
     });
     let name = |value: &dyn erased::Name| value.name();
-    parts.push(format!("{} ({})", name(&plan.optimizer.kind), name(&plan.optimizer.implementation)));
+    parts.push(match plan.optimizer.kind.has_implementations() {
+        true => format!("{} ({})", name(&plan.optimizer.kind), name(&plan.optimizer.implementation)),
+        false => name(&plan.optimizer.kind),
+    });
     parts.push(match plan.attention {
         AttentionKind::Sdpa => "SDPA attention".into(),
         AttentionKind::Eager => "eager attention".into(),
@@ -437,6 +444,10 @@ pub(super) fn verdicts(verdicts: &[Verdict]) -> String {
         return match (verdict.fits, super::guessing()) {
             (true, false) => format!("{card}: {} % full, {left} GiB left\n", verdict.utilization),
             (true, true) => format!("{card}, {left} GiB left\n"),
+            // A limit of its own stops the run before the card is full.
+            (false, _) if verdict.headroom >= 0 => {
+                format!("{card} under the run's own limit of memory; {left} GiB of the card would be left\n")
+            }
             (false, false) => format!("{card}: {left} GiB too much\n"),
             (false, true) => format!("{card}, {left} GiB too much\n"),
         };

@@ -41,7 +41,11 @@ pub fn read(row: &Setting, given: &Given) -> Result<Value, Fault> {
             (other, _) => Some(word(other)),
         },
     };
-    let expected = |value: &str, expected: &str| Fault::value(row.path, value, expected);
+    // The name that was given, where a place has several.
+    let expected = |value: &str, expected: &str| match row.flag {
+        "" => Fault::value(row.path, value, expected),
+        flag => Fault { path: row.path.into(), ..Fault::value(format!("{}#{flag}", row.path), value, expected) },
+    };
     let needs = || Fault::new(row.path, format!("{{{}}} needs a value", row.path));
     match (row.kind, text.as_deref()) {
         (Kind::Refused(why), _) => {

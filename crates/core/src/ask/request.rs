@@ -100,6 +100,24 @@ impl Asked {
         TaskKind::called(kind)?.framework()
     }
 
+    /// The option of adapters that is given where LoRA is said to be off.
+    fn beside_no_lora(&self, runner: Runner) -> Option<String> {
+        let off = |given: &Given| match given {
+            Given::Text(text) => read::truth(text) == Some(false),
+            Given::Value(value) => *value == json!(false),
+            Given::Bare => false,
+        };
+        self.names("lora").filter(|given| off(given))?;
+        let option = |(name, given): &(String, Given)| {
+            let row = table::called(name, runner)?;
+            (row.path.starts_with("adapter.") && !says_nothing(given)).then(|| row.path.to_owned())
+        };
+        let method = ["peft-method", "peft_method", "qlora"]
+            .iter()
+            .any(|name| self.names(name).is_some_and(|given| !off(given)));
+        self.named.iter().find_map(option).filter(|_| !method)
+    }
+
     fn simplest(&self) -> Runner {
         if self.task == Task::Train { Runner::OneCard } else { Runner::Transformers }
     }
@@ -130,6 +148,13 @@ impl Asked {
         if let Some(other) = other.filter(|other| lora && *other != "lora") {
             let fault = Fault::new("adapter", format!("--lora and --peft-method {other} are both given"));
             faults.add(fault.or("leave one of them out"));
+        }
+        if let Some(other) = self.beside_no_lora(runner) {
+            let problem = format!("{{adapter#lora}} is off, and {{{other}}} is an option of adapters");
+            faults.add(Fault {
+                path: "adapter".into(),
+                ..Fault::new("adapter#lora", problem).or_drop(other).or_drop("adapter#lora")
+            });
         }
         for layer in named(&self, runner, &mut faults) {
             // Names that may be given several times add up within a layer.
@@ -250,6 +275,9 @@ fn without_effect(row: &super::Setting, runner: Runner, scope: Scope) -> Fault {
         let what = format!("{{{path}}} on {}", runner.title());
         return Fault::unsupported(path.clone(), what).or_drop(path).or("run on one card, or under DDP");
     }
+    if path == "torch_compile" && runner.trains() {
+        return uncompiled(runner);
+    }
     let fault = Fault { path: path.clone(), ..Fault::no_effect(format!("{path}#{}", row.flag), on) };
     let who: Vec<Runner> = row.scope.runners().filter(|one| scope.has(*one)).collect();
     if let (Runner::Transformers, [first, _, _, _, ..]) = (runner, who.as_slice()) {
@@ -268,6 +296,12 @@ fn without_effect(row: &super::Setting, runner: Runner, scope: Scope) -> Fault {
         false => fault.or_set("engine", one.name()),
     };
     who.iter().fold(fault, engine)
+}
+
+/// Compiled graphs under an engine that they are not modelled for.
+pub(super) fn uncompiled(runner: Runner) -> Fault {
+    let fault = Fault::unsupported("torch_compile", format!("torch.compile on {}", runner.title()));
+    fault.or_drop("torch_compile").or("run on one card, or under FSDP2")
 }
 
 /// `PATH=VALUE`.

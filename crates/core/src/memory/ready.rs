@@ -91,6 +91,8 @@ impl Ready<'_> {
 
     /// What stands in the place of modules in a program.
     pub(super) fn adapted(&self, program: &Program) -> Wrapped {
-        Wrapped { liger: self.liger.map(|patch| Liger::new(program, patch)), loss: None, ..self.wrapped.clone() }
+        let skips = self.plan.job.evaluation.as_ref().is_some_and(|how| how.skip_logits);
+        let liger = self.liger.map(|patch| Liger::new(program, patch).skipping_logits(skips));
+        Wrapped { liger, loss: None, ..self.wrapped.clone() }
     }
 }

@@ -126,9 +126,10 @@ impl Task {
     /// From an auto class, else from the config's `architectures`, else a causal language model.
     pub fn of(config: &Config<'_>, auto_class: Option<&str>) -> Result<Self, ModelError> {
         if let Some(name) = auto_class {
-            return Self::by_class(name).ok_or_else(|| ModelError::Unsupported {
-                what: format!("auto class {name}"),
-                hint: format!("use one of {}", AUTO_CLASSES.iter().map(|(c, _)| *c).collect::<Vec<_>>().join(", ")),
+            return Self::by_class(name).ok_or_else(|| ModelError::BadValue {
+                path: "auto_class".to_owned(),
+                value: name.to_owned(),
+                expected: format!("one of {}", AUTO_CLASSES.iter().map(|(c, _)| *c).collect::<Vec<_>>().join(", ")),
             });
         }
         if config.model_type() == super::learned::program::MODEL_TYPE {

@@ -55,6 +55,9 @@ impl Batch {
     pub(super) fn check(&self, faults: &mut Faults) {
         faults.range("batch.batch_size", self.batch_size, 1..=MAX_SAMPLES);
         faults.range("batch.seq_len", self.seq_len, 0..=MAX_TOKENS);
+        if let Some(tokens) = self.target_len {
+            faults.range("batch.target_len", tokens, 1..=MAX_TOKENS);
+        }
         for size in self.images.into_iter().flatten() {
             faults.range("batch.images", size, 1..=1 << 16);
         }
@@ -73,7 +76,7 @@ impl Batch {
     }
 
     /// Whether a model reads tokens.
-    pub(super) fn reads_tokens(model: &Model) -> bool {
+    pub(crate) fn reads_tokens(model: &Model) -> bool {
         let config = model.config();
         match model.task() {
             Task::ImageClassification | Task::SpeechSeq2Seq | Task::Ctc => false,

@@ -76,6 +76,11 @@ impl TrainPlan {
         add(self.job.resume, "resuming");
         add(self.job.evaluation.is_some(), "evaluation between steps");
         add(self.job.evaluation.as_ref().is_some_and(|how| how.metrics), "predictions kept for metrics");
+        add(self.job.evaluation.as_ref().is_some_and(|how| how.skip_logits), "evaluation without logits");
+        let spread = self.parallel.is_some();
+        add(spread && !self.objective.is_plain(), "tasks over several cards");
+        add(spread && self.job.evaluation.is_some(), "evaluation over several cards");
+        add(spread && self.job.saving.is_some(), "checkpoints written by several cards");
         add(self.job.empty_cache_steps.is_some(), "empty_cache between passes");
         add(self.job.from_pretrained, "loading from a checkpoint");
         add(self.job.merge, "merging an adapter");

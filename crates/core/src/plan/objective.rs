@@ -432,7 +432,7 @@ impl Objective {
             |path: &'static str, what: &str| Fault::unsupported(path, format!("{what} of task {name}")).or_drop(path);
         faults.when(plan.job.evaluation.is_some(), || no("job.evaluation", "evaluation"));
         faults.when(plan.job.packing.is_some(), || no("job.packing", "packing"));
-        faults.when(plan.job.is_flat(), || no("job.padding_free", "batches without padding"));
+        faults.when(plan.job.padding_free, || no("job.padding_free", "batches without padding"));
         faults.when(plan.job.resume, || no("job.resume", "resuming"));
         faults.when(plan.job.find_batch_size, || no("job.find_batch_size", "a search for the batch"));
         faults.when(plan.job.merge, || no("job.merge", "merging"));
@@ -497,6 +497,26 @@ impl Objective {
                 format!("less than the {} tokens of a sample, of which it is the first part", plan.batch.seq_len);
             Fault::value("objective.max_prompt_length", prompt, expected).or_drop("objective.max_prompt_length")
         });
+    }
+
+    /// A teacher's probabilities are laid beside the student's, token by token (trl 1.16, gkd_trainer.py and
+    /// distillation_trainer.py refuse other vocabularies).
+    pub(super) fn check_on(&self, model: &Model, faults: &mut Faults) {
+        let tokens = |config: &serde_json::Value| {
+            [config, &config["text_config"]].iter().find_map(|part| part["vocab_size"].as_u64())
+        };
+        let Some(teacher) =
+            self.teacher.as_ref().filter(|_| matches!(self.kind, TaskKind::Distillation | TaskKind::Gkd))
+        else {
+            return;
+        };
+        if let (Some(own), Some(other)) = (tokens(model.config()), tokens(&teacher.config)) {
+            faults.when(own != other, || {
+                let name = &teacher.model;
+                let problem = format!("{name} has a vocabulary of {other} tokens, and the student one of {own}");
+                Fault::new("objective.teacher.model", problem).or("name a teacher with the student's vocabulary")
+            });
+        }
     }
 
     /// `PPOTrainer` has a loop and an Accelerator of its own.

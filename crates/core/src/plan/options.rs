@@ -109,6 +109,20 @@ impl TrainPlan {
         faults.when(!keeps_own && self.kernels == Kernels::Liger, || {
             Fault::new(kind, "Liger brings a loss of its own").or_drop("kernels").or_drop(kind)
         });
+        let evaluation = self.job.evaluation.as_ref();
+        let (metrics, skip) = ("job.evaluation.metrics", "job.evaluation.skip_logits");
+        let kept = evaluation.is_some_and(|how| how.metrics && how.generation.is_none());
+        let skips = evaluation.is_some_and(|how| how.skip_logits);
+        faults.when(kept && self.loss.kind != LossKind::Standard, || {
+            Fault::new(metrics, "this {loss.kind} returns no logits, so there are no predictions to keep")
+                .or_set(kind, "standard")
+                .or_drop(metrics)
+        });
+        faults.when(kept && skips, || {
+            Fault::new(skip, "predictions are kept of logits that are not made").or_drop(skip).or_drop(metrics)
+        });
+        let fuses = self.kernels == Kernels::Liger && self.loss.kind == LossKind::Standard;
+        faults.when(skips && !fuses, || Fault::no_effect(skip, "without Liger's loss"));
         if self.loss.kind == LossKind::Chunked {
             faults.range(chunks, self.loss.chunks, 1..=1 << 20);
         } else {

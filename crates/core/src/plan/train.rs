@@ -135,6 +135,7 @@ impl TrainPlan {
         });
         self.batch.check_tokens(model, &mut faults);
         self.job.check_on(model, &self.batch, &mut faults);
+        self.objective.check_on(model, &mut faults);
         faults.end()
     }
 

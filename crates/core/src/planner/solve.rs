@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::trial::{Tried, attempt, attempt_changed};
 use crate::ask::{Kept, Request, Runner, Surroundings, tree};
 use crate::model::Model;
-use crate::plan::{Fault, Gpu, ModelSizes};
+use crate::plan::{Batch, Fault, Gpu, ModelSizes, TaskKind};
 use crate::serving::solve::largest;
 
 /// What is looked for.
@@ -98,6 +98,9 @@ pub fn solve(question: &Question<'_>, unknown: Unknown) -> Result<Option<Solutio
     if question.request.stated.pointer("/job/lengths").is_some() && unknown == Unknown::SeqLen {
         return Err(vec![Fault::no_effect("job.lengths", "on what is looked for").or("look for batch")]);
     }
+    if unknown == Unknown::SeqLen {
+        question.check_length()?;
+    }
     match unknown {
         Unknown::Batch => question.number(unknown, 1 << 20, |n| format!("{n} samples at once")),
         Unknown::SeqLen => question.number(unknown, 1 << 24, |n| format!("samples of {n} tokens")),
@@ -119,6 +122,24 @@ pub fn solve(question: &Question<'_>, unknown: Unknown) -> Result<Option<Solutio
 }
 
 impl Question<'_> {
+    /// Refuses to look for a length that decides nothing.
+    fn check_length(&self) -> Result<(), Vec<Fault>> {
+        const LENGTH: &str = "batch.seq_len";
+        let stated = |path: &str| tree::get(&self.request.stated, path).filter(|value| !value.is_null());
+        let kind = stated("objective.kind").and_then(Value::as_str).and_then(TaskKind::called);
+        let inputs = || Batch::default().training_inputs();
+        let unread = !Batch::reads_tokens(self.model)
+            && self.model.unused_inputs(&inputs()).is_ok_and(|unused| unused.contains(&"seq_len"));
+        if unread {
+            return Err(vec![Fault::no_effect(LENGTH, "on a model that reads no tokens").or("look for batch")]);
+        }
+        if kind.is_some_and(TaskKind::rolls_out) && stated("objective.max_prompt_length").is_some() {
+            let what = "where {objective.max_prompt_length} and {objective.max_completion_length} say all lengths";
+            return Err(vec![Fault::no_effect(LENGTH, what).or_drop("objective.max_prompt_length")]);
+        }
+        Ok(())
+    }
+
     fn attempt(&self, change: &Value) -> Result<Tried, Vec<Fault>> {
         attempt_changed(self.model, (self.request, change), self.around, self.kept)
     }

@@ -225,6 +225,7 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         accumulation_steps: job["eval_accumulation"].as_u64().map(|steps| steps as u32),
         by_batch: job["batch_eval"] == true,
         argmax: job["preprocess"] == true,
+        skip_logits: false,
         generation: job["generate"]
             .as_u64()
             .map(|max_length| Generation { max_length, beams: job["beams"].as_u64().unwrap_or(1) }),

@@ -16,6 +16,8 @@ pub(super) struct Launch {
     pub(super) starts: bool,
     /// Cards of a node, and nodes.
     gpus: Option<u64>,
+    /// accelerate's `--num_processes` among a program's own arguments: those of all machines.
+    processes: Option<u64>,
     nodes: Option<u64>,
     /// accelerate's options, as its file would hold them.
     accelerate: Option<Map<String, Value>>,
@@ -330,6 +332,7 @@ impl Launch {
     pub(super) fn take(&mut self, object: &mut Map<String, Value>) {
         if let Some(number) = object.shift_remove("num_processes") {
             self.gpus = number.as_u64();
+            self.processes = self.gpus;
         }
         // TRL's own names of configurations.
         if let Some(name) = object.shift_remove("accelerate_config").and_then(|name| name.as_str().map(str::to_owned)) {
@@ -381,9 +384,7 @@ impl Launch {
                 return Err(vec![fault.or("Megatron-LM's own runs are: `vramcast train MODEL --engine megatron`")]);
             }
             self.compute(content, file);
-            if let Some(gpus) = self.gpus {
-                file.insert("num_processes".into(), json!(gpus));
-            }
+            self.counted(file);
             let many =
                 file.get("num_processes").and_then(Value::as_u64).or(self.visible).is_some_and(|cards| cards > 1);
             if many && !file.contains_key("distributed_type") {
@@ -417,6 +418,19 @@ impl Launch {
         }
         content.notes.append(&mut self.notes);
         Ok(())
+    }
+
+    /// accelerate counts the processes of all machines, and what it is told stands above what Slurm says of a node.
+    fn counted(&self, file: &mut Map<String, Value>) {
+        if let Some(nodes) = self.nodes.filter(|nodes| *nodes > 1) {
+            file.entry("num_machines").or_insert(json!(nodes));
+        }
+        let machines = file.get("num_machines").and_then(Value::as_u64).unwrap_or(1).max(1);
+        if let Some(all) = self.processes {
+            file.insert("num_processes".into(), json!(all));
+        } else if let Some(gpus) = self.gpus {
+            file.entry("num_processes").or_insert(json!(gpus.saturating_mul(machines)));
+        }
     }
 
     /// What the program itself computes in: the Trainer's `--bf16` is its mixed precision whatever accelerate says

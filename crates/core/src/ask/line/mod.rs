@@ -468,12 +468,41 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
             Fault::new("", problem).or("scripts are read by arguments such as --per_device_train_batch_size"),
         ]);
     }
-    let notes = own(&mut value, &beside);
+    let given = value.as_object().cloned().unwrap_or_default();
+    let mut notes = own(&mut value, &beside);
     let format = if tool == Some("trl") { "TRL" } else { "TrainingArguments" };
-    let mut content = import::read_as(format, &value, &beside).map(Content::of_imported)?;
+    let found = text
+        .as_ref()
+        .filter(|text| program::is_known(text) && head.is_none())
+        .and_then(|text| program::beneath(text, &given, value.as_object()?, &Beside { name: path, ..beside }));
+    let seen = found.is_some();
+    let mut content = match found {
+        Some(content) => content,
+        None => import::read_as(format, &value, &beside).map(Content::of_imported)?,
+    };
+    notes.extend(text.as_deref().and_then(|text| unread(name, text, seen)));
     content.notes.extend(notes);
-    content.auto_class = head.map(|(_, class)| (*class).to_owned());
+    if let Some((_, class)) = head {
+        content.auto_class = Some((*class).to_owned());
+    }
     Ok(content)
+}
+
+/// What of a script's text was not looked at.
+fn unread(name: &str, text: &str, seen: bool) -> Option<String> {
+    const BASES: [&str; 2] = ["TrainingArguments)", "Config)"];
+    let class = |line: &&str| line.starts_with("class ") && BASES.iter().any(|base| line.contains(base));
+    let classes = text.lines().find(class).and_then(|line| line[6..].split('(').next());
+    let calls = ["from_pretrained(", "LoraConfig(", "gradient_checkpointing_enable("];
+    let calls = !seen && calls.iter().any(|call| text.contains(call));
+    match (calls, classes) {
+        (true, Some(class)) => Some(format!(
+            "{name}: its own calls and the defaults of its class {class} were not read: only the line's arguments count"
+        )),
+        (true, None) => Some(format!("{name}: its own calls were not read: only the line's arguments count")),
+        (false, Some(class)) => Some(format!("{name}: the defaults of its class {class} were not read")),
+        (false, None) => None,
+    }
 }
 
 /// Reads what a script calls in its own way as the Trainer's, and says so.

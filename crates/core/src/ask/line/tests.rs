@@ -22,6 +22,15 @@ fn open(name: &str) -> Result<Value, String> {
         "lf.yaml" => {
             json!({"model_name_or_path": "gpt2", "stage": "sft", "finetuning_type": "lora", "cutoff_len": 512})
         }
+        "lora.py" => json!(
+            "parser = HfArgumentParser(TrainingArguments)\nargs, = parser.parse_args_into_dataclasses()\nm = \
+             AutoModelForCausalLM.from_pretrained('gpt2', torch_dtype='bfloat16')\nm.gradient_checkpointing_enable()\nm = get_peft_model(m, LoraConfig(r=4, \
+             target_modules=['c_attn']))\nTrainer(model=m, args=args)\n"
+        ),
+        "own.py" => json!(
+            "class Own(TrainingArguments):\n    bf16: bool = True\nargs, = HfArgumentParser(Own).parse_args_into_dataclasses()\nif args.lora:\n    m = \
+             get_peft_model(AutoModelForCausalLM.from_pretrained('gpt2'), LoraConfig(r=4))\nTrainer(model=m, args=args)\n"
+        ),
         _ => return Err("there is no such file".into()),
     })
 }
@@ -280,4 +289,32 @@ fn commands_of_tools_are_told_apart() {
         vllm.named
     );
     assert!(vllm.notes.iter().any(|note| note.ends_with(serving::STRETCHED)), "{:?}", vllm.notes);
+}
+
+/// accelerate counts the processes of all machines, whatever Slurm says of a node.
+#[test]
+fn slurm_around_accelerate_counts_once() {
+    let script = "t.py --do_train --model_name_or_path gpt2";
+    for (line, cards) in [
+        ("srun -N 2 --gres=gpu:8 accelerate launch --multi_gpu --num_machines 2 --num_processes 16", (8, 2)),
+        ("srun -N 2 --gres=gpu:8 accelerate launch --multi_gpu --num_processes 16", (8, 2)),
+        ("srun -N 2 --gres=gpu:8 accelerate launch --multi_gpu", (8, 2)),
+        ("srun --gres=gpu:4 accelerate launch --multi_gpu", (4, 0)),
+    ] {
+        let read = content(&format!("{line} {script}"));
+        let count = |place: &str| at(&read, place).as_u64().unwrap_or(0);
+        assert_eq!((count("parallel.gpus"), count("parallel.nodes")), cards, "{line}");
+    }
+}
+
+/// What a script does beside the arguments of its line is read, or said to be unread.
+#[test]
+fn a_script_is_read_beneath_its_arguments() {
+    let read = content("python lora.py --per_device_train_batch_size 8 --bf16 True");
+    assert_eq!((read.model.as_deref(), at(&read, "adapter.rank")), (Some("gpt2"), json!(4)));
+    assert_eq!((at(&read, "checkpointing"), at(&read, "batch.batch_size")), (json!("full"), json!(8)));
+    let unread = content("python own.py --per_device_train_batch_size 8 --model_name_or_path gpt2");
+    assert_eq!(at(&unread, "adapter"), Value::Null);
+    let notes = unread.notes.join("\n");
+    assert!(notes.contains("own calls") && notes.contains("class Own"), "{notes}");
 }

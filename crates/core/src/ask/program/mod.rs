@@ -188,6 +188,39 @@ pub fn unsloth(given: &Call, beside: &Beside<'_>) -> Result<Content, Vec<Fault>>
     training(Run::of(&program, beside.without), 2, beside)
 }
 
+/// A program whose Trainer's arguments come by its line: what it does beside them. Nothing where only a run tells what that is.
+pub fn beneath(text: &str, given: &Call, arguments: &Call, beside: &Beside<'_>) -> Option<Content> {
+    let mut program = python::read(text, given);
+    let loads = program.calls.iter().any(|call| is_model(call) || name(call).ends_with("Trainer"));
+    if program.over || !loads {
+        return None;
+    }
+    program.calls.iter_mut().for_each(|call| call.values_mut().for_each(plain));
+    let sure = |call: &Call| name(call).ends_with("LoraConfig") || name(call).starts_with("gradient_checkpointing");
+    let decides = all(&program, |call| sure(call) || is_model(call) || name(call) == "BitsAndBytesConfig");
+    if !decides.iter().all(|at| program.is_sure(*at)) {
+        return None;
+    }
+    let own = self::arguments(&Run::of(&program, beside.without)).ok()?;
+    if own.is_some() {
+        return read(text, given, None, beside).ok();
+    }
+    let config = match beside.tool {
+        Some("trl") => {
+            let task = beside.recipe.unwrap_or("sft").replace('-', "");
+            let class = TRL.iter().find(|class| class.to_lowercase() == task)?;
+            format!("{class}Config")
+        }
+        _ => "TrainingArguments".to_owned(),
+    };
+    let own = arguments.iter().map(|(key, value)| (key.clone(), value.clone()));
+    program.calls.push(std::iter::once((CALL.to_owned(), json!(config))).chain(own).collect());
+    let at = program.calls.len() - 1;
+    let mut content = training(Run::of(&program, beside.without), at, beside).ok()?;
+    content.notes.append(&mut program.notes);
+    Some(content)
+}
+
 /// Names of the configurations in a program.
 pub fn configurations(text: &str) -> Vec<String> {
     let functions = python::read(text, &Call::new()).functions.into_iter();
@@ -265,8 +298,13 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
         ]);
     }
     let mut value: Call = keywords(config).map(|(key, value)| (key.clone(), settled(value))).collect();
-    if let Some(rest) = value.shift_remove("**").filter(|_| !beside.without.iter().any(|key| key == "**")) {
-        return Err(unknown("**", &rest).into_iter().collect());
+    // Arguments that only a run tells are no key that a reader would miss.
+    let mut without = beside.without.to_vec();
+    if let Some(rest) = value.shift_remove("**") {
+        if !without.iter().any(|key| key == "**") {
+            return Err(unknown("**", &rest).into_iter().collect());
+        }
+        without.retain(|key| key != "**");
     }
     // `ParallelismConfig()` without arguments is what the launcher's file says.
     let bare =
@@ -302,11 +340,19 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
     }
     run.reference();
     let sentence = LOSSES.iter().rev().find(|(loss, _)| find(program, |name| name == *loss).is_some());
-    let beside = Beside { tool: trl.as_ref().map(|_| "trl"), recipe: trl.as_deref(), ..*beside };
+    let beside = Beside { tool: trl.as_ref().map(|_| "trl"), recipe: trl.as_deref(), without: &without, ..*beside };
     let format = if trl.is_some() { "TRL" } else { "TrainingArguments" };
     let mut content = Content::of_imported(import::read_as(format, &Value::Object(value), &beside)?);
-    if let Some((_, task)) = sentence {
+    if let Some((loss, task)) = sentence {
         tree::set(&mut content.tree, "objective.kind", json!(task.name()));
+        // `CachedMultipleNegativesRankingLoss(model, scale, similarity_fct, mini_batch_size, …)`.
+        let cached = find(program, |name| name == *loss).filter(|_| *task == TaskKind::CachedMnrl);
+        if let Some(size) = cached.and_then(|call| argument(call, &["mini_batch_size", "3"])) {
+            if let Some(fault) = unknown("mini_batch_size", size) {
+                return Err(vec![fault]);
+            }
+            tree::set(&mut content.tree, "objective.mini_batch_size", size.clone());
+        }
     } else if name(config).starts_with("SentenceTransformer") || name(config).starts_with("CrossEncoder") {
         let known: Vec<&str> = LOSSES.iter().map(|(loss, _)| *loss).collect();
         return Err(vec![

@@ -158,3 +158,21 @@ fn other_models_and_engines_beside_the_trained_one() {
     let card = dtype.replace("f()", "torch.cuda.is_available()");
     assert_eq!(at(&format!("{card}{ARGS}{END}"), "weights"), json!("bf16"));
 }
+
+#[test]
+fn parts_of_a_cached_loss_are_read() {
+    let text = "m = SentenceTransformer('a/b')\nloss = CachedMultipleNegativesRankingLoss(m, mini_batch_size=8)\nargs = \
+                SentenceTransformerTrainingArguments('o', per_device_train_batch_size=64)\n\
+                SentenceTransformerTrainer(model=m, args=args, loss=loss)\n";
+    assert_eq!(at(text, "objective.mini_batch_size"), json!(8));
+}
+
+#[test]
+fn arguments_that_only_a_run_tells_can_be_left_out() {
+    let text =
+        format!("{MODEL}args = TrainingArguments('o', per_device_train_batch_size=4, **config['training'])\n{END}");
+    assert!(answer(&text).is_err_and(|error| error.contains("--without **")));
+    let without = ["**".to_owned()];
+    let content = read(&text, &Call::new(), None, &Beside { without: &without, ..Beside::default() }).unwrap();
+    assert_eq!(tree::get(&content.tree, "batch.batch_size"), Some(&json!(4)));
+}

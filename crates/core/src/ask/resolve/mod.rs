@@ -26,6 +26,7 @@ use super::runner::Runner;
 use super::{table, tree};
 use crate::model::Model;
 use crate::model::families::denoisers::Pictures;
+use crate::plan::fault::Remedy;
 use crate::plan::{Batch, Fault, Faults, Framework, Gpus, Origin, PlanError, RunPlan, Situation};
 
 /// A plan that can run, and how it came about.
@@ -64,7 +65,45 @@ impl Surroundings<'_> {
 
 /// Settles a request.
 pub fn resolve(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
-    settle(model, request, around).map_err(|faults| further(model, request, around, faults))
+    settle(model, request, around).map_err(|faults| {
+        let all = further(model, request, around, faults);
+        all.into_iter().map(|fault| plainer(fault, &request.stated)).collect()
+    })
+}
+
+/// A fault whose places are those that were asked for: of a group of settings, the ones that stand in the request. Cures that
+/// need other cards than there are go.
+fn plainer(mut fault: Fault, stated: &Value) -> Fault {
+    let within = |path: &str| -> Option<String> {
+        if path.contains('#') || table::all().any(|row| row.path == path) {
+            return None;
+        }
+        let group = tree::get(stated, path).filter(|group| group.is_object())?;
+        let leaves = tree::leaves(group).into_iter().filter(|(_, value)| !value.is_null());
+        let places = leaves.map(|(key, _)| format!("{path}.{key}"));
+        let rows = places.filter(|place| table::all().any(|row| row.path == place && !row.flag.is_empty()));
+        let named: Vec<String> = rows.map(|place| format!("{{{place}}}")).collect();
+        (!named.is_empty()).then(|| named.join(" and "))
+    };
+    let number = |key: &str| tree::get(stated, &format!("parallel.{key}")).and_then(Value::as_u64);
+    let world = number("gpus").map(|gpus| gpus.saturating_mul(number("nodes").unwrap_or(1)));
+    fault.remedies.retain(|remedy| match (remedy, world) {
+        (Remedy::Set(path, value), Some(world)) if path.starts_with("parallel.mesh.") => {
+            value.as_u64().is_none_or(|size| size > 0 && world.is_multiple_of(size))
+        }
+        _ => true,
+    });
+    for remedy in &mut fault.remedies {
+        if let Remedy::Drop(path) = remedy
+            && let Some(named) = within(path)
+        {
+            *remedy = Remedy::Other(format!("drop {named}"));
+        }
+    }
+    if let Some(named) = within(&fault.path) {
+        fault.problem = fault.problem.replace(&format!("{{{}}}", fault.path), &named);
+    }
+    fault
 }
 
 /// Faults, and those that show once the values which have them are gone: a plan that cannot be read is not checked either.
@@ -73,16 +112,24 @@ fn further(model: &Model, request: &Request, around: &Surroundings<'_>, mut faul
     const MOST: usize = 32;
     let mut rest = request.clone();
     let mut seen = 0;
+    let mut gone: Vec<String> = Vec::new();
     while seen < faults.len() && faults.len() < MOST {
-        let gone = faults[seen..].iter().filter(|fault| tree::take(&mut rest.stated, &fault.path).is_some()).count();
+        let before = gone.len();
+        for fault in &faults[seen..] {
+            gone.extend(tree::take(&mut rest.stated, &fault.path).map(|_| fault.path.clone()));
+        }
         seen = faults.len();
         let Err(more) = settle(model, &rest, around) else { break };
         // What only follows from a value that is gone is no fault of who asked.
         let stated = |fault: &Fault| !fault.path.is_empty() && tree::get(&rest.stated, &fault.path).is_some();
         let new = |fault: &Fault| !faults.iter().any(|known| known.path == fault.path);
-        let own = |fault: &Fault| stated(fault) && new(fault) && !fault.problem.contains("no effect");
+        // So are axes that another would have to multiply with.
+        let axes = gone.iter().any(|path| path.starts_with("parallel."));
+        let follows =
+            |fault: &Fault| fault.problem.contains("no effect") || axes && fault.path.starts_with("parallel.");
+        let own = |fault: &Fault| stated(fault) && new(fault) && !follows(fault);
         let more: Vec<Fault> = more.into_iter().filter(own).collect();
-        if gone > 0 {
+        if gone.len() > before {
             faults.extend(more);
         }
     }
@@ -165,8 +212,14 @@ impl<'a> Draft<'a> {
                 self.notes.extend(said.then_some(note));
                 continue;
             }
-            if default.key.starts_with("adapter.") && tree::get(&self.tree, "adapter").is_none_or(Value::is_null) {
-                tree::set(&mut self.tree, "adapter", json!({"method": "lora"}));
+            if default.key.starts_with("adapter.") {
+                // A framework says how adapters are, not that there are some.
+                if !self.states("adapter") {
+                    continue;
+                }
+                if tree::get(&self.tree, "adapter").is_none_or(Value::is_null) {
+                    tree::set(&mut self.tree, "adapter", json!({"method": "lora"}));
+                }
             }
             tree::set(&mut self.tree, &default.key, value.clone());
             let source = format!("{title}: {}", default.source);
@@ -242,10 +295,28 @@ impl<'a> Draft<'a> {
         self.faults.add(Fault::new("batch.images", fault).or_set("batch.images", json!([nearest, whole[0], whole[1]])));
     }
 
+    /// A model that sees pictures alone takes one for each sample.
+    fn one_each(&mut self, batch: &mut Batch) {
+        let (samples, Some([count, height, width])) = (batch.batch_size, batch.images) else { return };
+        if count == samples || count == 0 || samples == 0 {
+            return;
+        }
+        if self.states("batch.batch_size") {
+            batch.images = Some([samples, height, width]);
+            self.notes.push(format!("{samples} pictures, not {count}: one for each sample"));
+        } else {
+            batch.batch_size = count;
+            self.derived.push(("batch.batch_size".into(), "one sample for each picture".into()));
+        }
+    }
+
     /// Images as the model's processor scales them: to whole patches of those that are cut.
     fn images(&mut self, model: &Model, batch: &mut Batch) {
         if let Some((pictures, side)) = model.pictures() {
             self.pictures(pictures, side, batch);
+        }
+        if !Batch::reads_tokens(model) && model.pictures().is_none() {
+            self.one_each(batch);
         }
         let (Some([count, height, width]), Some(cut)) = (batch.images, model.image_patches()) else { return };
         let grid = [cut.along(height), cut.along(width)];
@@ -293,6 +364,10 @@ impl<'a> Draft<'a> {
                 let what = format!("{{{path}}} {on}");
                 self.faults
                     .add(Fault::unsupported(path.clone(), what).or_drop(path).or("run on one card, or under DDP"));
+                continue;
+            }
+            if path == "torch_compile" {
+                self.faults.add(crate::ask::request::uncompiled(runner));
                 continue;
             }
             self.faults.add(Fault::no_effect(path, on));

@@ -5,12 +5,16 @@ use serde_json::json;
 use super::{Draft, limits, longest_sequence};
 use crate::model::task::CHOICES;
 use crate::model::{Inputs, Model, Task};
-use crate::plan::{Fault, InferPlan, TrainPlan};
+use crate::plan::{Batch, Fault, InferPlan, TrainPlan};
 
 /// Samples of a training run.
 pub(super) fn training(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPlan, name: &str) {
     let limits = limits(model);
     if plan.objective.kind.rolls_out() {
+        if draft.states("batch.seq_len") && draft.states("objective.max_prompt_length") {
+            let what = "where {objective.max_prompt_length} and {objective.max_completion_length} say all lengths";
+            draft.faults.add(Fault::no_effect("batch.seq_len", what));
+        }
         let tokens = plan.objective.prompt(plan.batch.seq_len).saturating_add(plan.objective.completion());
         if let Some(most) = limits.tokens.filter(|most| *most < tokens) {
             let what = format!("{name} has {most} positions, and prompt and completion are {tokens} tokens");
@@ -147,6 +151,10 @@ pub(super) fn media(model: &Model, draft: &mut Draft<'_>, inputs: Inputs, name: 
         return;
     }
     for unused in model.unused_inputs(&inputs).unwrap_or_default() {
+        // Pictures as large as the model's own change nothing, and are read.
+        if unused == "images" && (!Batch::reads_tokens(model) || model.pictures().is_some()) {
+            continue;
+        }
         if draft.states(&format!("batch.{unused}")) {
             draft.notes.push(format!("{unused}: {name} does not take it, so it changes nothing"));
         }

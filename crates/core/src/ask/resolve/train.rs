@@ -7,7 +7,8 @@ use crate::ask::request::Request;
 use crate::ask::{origin, tree};
 use crate::model::{Model, Program};
 use crate::plan::{
-    AdapterPlan, Checkpointing, Fault, ModelSizes, OptimizerKind, RunPlan, Situation, TaskKind, TrainPlan,
+    AdapterPlan, AttentionKind, Checkpointing, Fault, Kernels, ModelSizes, OptimizerKind, RunPlan, Situation, TaskKind,
+    TrainPlan, liger,
 };
 
 pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
@@ -29,18 +30,21 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     if kind == TaskKind::Ppo {
         ppo(&mut draft, model, around.name);
     }
+    fused_evaluation(&mut draft);
     precision::settle(&mut draft);
     prepared(&mut draft);
     mesh::settle(&mut draft);
     engine::settle(&mut draft);
     let Some(mut plan) = draft.plan::<TrainPlan>() else { return Err(draft.faults.end().err().unwrap_or_default()) };
     draft.images(model, &mut plan.batch);
+    unpatched(model, &mut draft, &mut plan);
     sizes::training(model, &mut draft, &mut plan, around.name);
     if around.lenient {
         draft.faults.clone().end()?;
         return Ok(Settled { plan: RunPlan::Train(Box::new(plan)), notes: draft.notes, origins: Vec::new() });
     }
     draft.faults.take(plan.check_on(model));
+    idle(&mut draft, &plan);
     spaced(model, &plan, &mut draft);
     let saved = match &plan.adapter {
         Some(AdapterPlan::Lora(lora)) => lora.modules_to_save.clone(),
@@ -72,6 +76,18 @@ fn ppo(draft: &mut Draft<'_>, model: &Model, name: &str) {
     draft.derive("clip", json!(false), ALONE);
     for place in ["objective.reward_model", "objective.value_model"] {
         draft.derive(place, json!({"model": name, "config": model.config()}), "a model like the policy");
+    }
+}
+
+/// `SFTTrainer.compute_loss` passes `skip_logits` where nothing but the loss is wanted of an evaluation.
+fn fused_evaluation(draft: &mut Draft<'_>) {
+    let says = |path: &str, value: Value| tree::get(&draft.tree, path) == Some(&value);
+    let evaluates = tree::get(&draft.tree, "job.evaluation").is_some_and(Value::is_object);
+    let fuses = says("kernels", json!("liger")) && says("loss.kind", json!("standard"));
+    let trl = draft.request.framework.as_deref() == Some("trl");
+    let applies = trl && evaluates && fuses && !says("job.evaluation.metrics", json!(true));
+    if applies {
+        draft.derive("job.evaluation.skip_logits", json!(true), "trl 1.16, sft_trainer.py: only the loss is wanted");
     }
 }
 
@@ -117,6 +133,31 @@ fn adapted(stated: &Value) -> Value {
         options.insert(key, value);
     }
     stated
+}
+
+/// `apply_liger_kernel_to_*` leaves types alone that it has no kernels for, and says so in a log.
+fn unpatched(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPlan) {
+    let model_type = model.config()["model_type"].as_str().unwrap_or_default();
+    if plan.kernels == Kernels::Liger && matches!(liger::patch(model_type), Ok(None)) {
+        plan.kernels = Kernels::Transformers;
+        draft.derived.push(("kernels".into(), "Liger has none for this type".into()));
+        draft.notes.push(format!("Liger has no kernels for models of type {model_type}: transformers' own run"));
+    }
+}
+
+/// What is read in a sense that others than the plan's own have.
+fn idle(draft: &mut Draft<'_>, plan: &TrainPlan) {
+    const WIDE: &str = "optimizer.wide_embeddings";
+    let kind = plan.optimizer.kind;
+    if draft.states(WIDE) && plan.optimizer.wide_embeddings && kind.in_32_bits() == kind {
+        draft.faults.add(Fault::no_effect(WIDE, format!("on {}, which keeps no state in 8 bits", kind.name())));
+    }
+    const REAL: &str = "batch.real_tokens";
+    let flash = matches!(plan.attention, AttentionKind::Flash2 | AttentionKind::Flash3);
+    if draft.states(REAL) && !flash {
+        let fault = Fault::no_effect(REAL, "without flash attention, which alone leaves padding out");
+        draft.faults.add(fault.or_set("attention", "flash2"));
+    }
 }
 
 /// Of fewer layers than that, every N-th is none.

@@ -78,6 +78,9 @@ pub(super) const ROWS: &[Setting] = &[
         .example("--batch-eval-metrics --eval-metrics --eval-batch-size 16"),
     dealt("job.evaluation.argmax", "eval-argmax", Kind::Switch, "Only the likeliest token of each place is kept (preprocess_logits_for_metrics)")
         .example("--eval-argmax --eval-metrics --eval-batch-size 16"),
+    dealt("job.evaluation.skip_logits", "eval-skip-logits", Kind::Switch, "Liger's loss leaves logits out of the evaluation, too, as it does in training (its skip_logits)")
+        .from("logits are made; left out by TRL's SFTTrainer, which passes skip_logits")
+        .example("--eval-skip-logits --liger --eval-batch-size 64"),
     whole("job.evaluation.generation.max_length", "generation-max-length", Kind::Whole, "Evaluation generates sequences of so many tokens and keeps those, not logits (predict_with_generate); a prompt without an encoder is counted in")
         .also(&["eval-generate"])
         .from("nothing is generated")

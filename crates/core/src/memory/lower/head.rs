@@ -113,8 +113,8 @@ impl HeadLoss {
 
 impl Runner {
     /// Whether a value is one that is never made.
-    pub(super) fn is_unmade(&self, value: ValueId) -> bool {
-        let liger = self.wrapped.liger.as_ref().is_some_and(|liger| liger.head().unmade.contains(&value));
+    pub(super) fn is_unmade(&self, value: ValueId, training: bool) -> bool {
+        let liger = self.wrapped.liger.as_ref().is_some_and(|liger| liger.leaves_out(value, training));
         liger || self.wrapped.loss.as_ref().is_some_and(|loss| loss.head.unmade.contains(&value))
     }
 

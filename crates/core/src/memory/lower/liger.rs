@@ -19,17 +19,30 @@ pub struct Liger {
     patch: LigerPatch,
     /// The head whose product is never made, and what is computed on it before the loss.
     head: Head,
+    /// Whether logits are left out of an evaluation, too.
+    skips_logits: bool,
 }
 
 impl Liger {
     /// Finds the loss and the head before it; a head that is not a linear leaves the loss as usual.
     pub fn new(program: &Program, patch: LigerPatch) -> Self {
-        Self { patch, head: Head::find(program) }
+        Self { patch, head: Head::find(program), skips_logits: false }
     }
 
-    /// The head that the loss takes along.
-    pub(super) fn head(&self) -> &Head {
-        &self.head
+    /// `skip_logits` given to every pass.
+    pub fn skipping_logits(self, skips_logits: bool) -> Self {
+        Self { skips_logits, ..self }
+    }
+
+    /// Whether the loss takes the head along: in training, else only where it is told (`skip_logits = self.training and …`,
+    /// transformers/model/llama.py; "if in inference mode materialize logits").
+    fn fuses(&self, training: bool) -> bool {
+        training || self.skips_logits
+    }
+
+    /// Whether a value is one that the loss never makes.
+    pub(super) fn leaves_out(&self, value: ValueId, training: bool) -> bool {
+        self.fuses(training) && self.head.unmade.contains(&value)
     }
 }
 
@@ -46,7 +59,7 @@ impl Runner {
         let liger = self.wrapped.liger.as_ref()?;
         let input = |index: usize| inputs.get(index).and_then(Option::as_ref);
         // TRL's trainers leave Liger's loss out (`liger_kernel_config`) and keep their own head.
-        let own_loss = self.wrapped.loss.is_none();
+        let own_loss = self.wrapped.loss.is_none() && liger.fuses(torch.training);
         if own_loss && outputs.first().is_some_and(|value| liger.head.unmade.contains(value)) {
             // The hidden states are passed on in place of the logits.
             return Some(vec![input(0).cloned()]);

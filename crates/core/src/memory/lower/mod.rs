@@ -397,7 +397,8 @@ impl Runner {
         let mut taken: SmallVec<[Option<Tensor>; 4]> =
             inputs.iter().map(|value| frames.values[*value].clone()).collect();
         if let Op::Return = op {
-            let made = inputs.iter().zip(taken).filter(|(value, _)| !self.is_unmade(**value));
+            let training = torch.training;
+            let made = inputs.iter().zip(taken).filter(|(value, _)| !self.is_unmade(**value, training));
             frames.returned =
                 made.filter_map(|(_, tensor)| tensor).map(|tensor| self.bring_back(torch, tensor)).collect();
             return;

@@ -318,7 +318,9 @@ fn compiled(reader: &mut Reader<'_>) {
         .iter()
         .any(|key| reader.get(key).is_some_and(|value| !super::table::is_off(value) && value.as_f64() != Some(0.0)));
     let offloaded = reader.is_on("enable_activation_offloading");
-    let known = reader.is_on("dataset.packed") && !reader.spreads() && !adapted && !offloaded;
+    // Checkpoints beside adapters break the graph, which is not modelled.
+    let hooked = reader.is_on("enable_activation_checkpointing") && reader.was_set("adapter.method").is_some();
+    let known = reader.is_on("dataset.packed") && !reader.spreads() && !adapted && !offloaded && !hooked;
     if known && reader.was_set("quantization.scheme").is_none() {
         reader.set("torch_compile", "layers");
     } else {

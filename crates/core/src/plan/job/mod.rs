@@ -106,6 +106,9 @@ pub struct Evaluation {
     pub by_batch: bool,
     /// Whether only the likeliest token of each place is kept (`preprocess_logits_for_metrics`).
     pub argmax: bool,
+    /// Whether Liger's loss leaves logits out here, too: its `skip_logits`, which TRL's SFTTrainer passes.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skip_logits: bool,
     /// What is generated of each sample and kept in the place of logits (`predict_with_generate`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<Generation>,
@@ -166,6 +169,7 @@ impl Default for Evaluation {
             accumulation_steps: None,
             by_batch: false,
             argmax: false,
+            skip_logits: false,
             generation: None,
         }
     }
@@ -339,7 +343,9 @@ impl Job {
                 ("job.evaluation.generation", evaluation.generation.is_some()),
             ];
             for (path, given) in kept {
-                faults.when(given && !evaluation.metrics, || Fault::no_effect(path, "where no predictions are kept"));
+                faults.when(given && !evaluation.metrics, || {
+                    Fault::no_effect(path, "where no predictions are kept").or_set("job.evaluation.metrics", true)
+                });
             }
             if let Some(generation) = &evaluation.generation {
                 faults.range("job.evaluation.generation.max_length", generation.max_length, 2..=MAX_TOKENS);

@@ -37,7 +37,8 @@ pub(super) fn engine(parallel: &Parallel, plan: &TrainPlan, faults: &mut Faults)
             });
             options.check(plan, (mesh.dp_shard, mesh.dp_replicate), "parallel.engine.deepspeed", faults);
         }
-        Engine::Tp(_) => faults.when(mesh.dp_shard > 1 || mesh.dp_replicate > 1, || {
+        // Where nothing is split, that is said already.
+        Engine::Tp(_) => faults.when(mesh.tp > 1 && (mesh.dp_shard > 1 || mesh.dp_replicate > 1), || {
             let problem = format!("tp alone is {} GPUs, not {}", mesh.tp, mesh.world());
             Fault::new(ENGINE, problem).or_set(ENGINE, named("fsdp2"))
         }),

@@ -47,7 +47,11 @@ pub(super) fn check(parallel: &Parallel, plan: &TrainPlan, sizes: &ModelSizes, f
     let at = |key: &str| format!("parallel.engine.{place}.{key}");
     if tp < 2 {
         faults.when(matches!(parallel.engine, Engine::Tp(_)) && world > 1, || {
-            Fault::new(TP, format!("{{parallel.engine}} tp with {{{TP}}} {tp} splits nothing")).or_set(TP, world)
+            let fault = Fault::new(TP, format!("{{parallel.engine}} tp with {{{TP}}} {tp} splits nothing"));
+            match sizes.heads.filter(|heads| !heads.is_multiple_of(world)) {
+                Some(heads) => fault.or(format!("take as many cards as divide the {heads} attention heads")),
+                None => fault.or_set(TP, world),
+            }
         });
         return;
     }
