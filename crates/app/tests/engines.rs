@@ -327,7 +327,7 @@ fn checkpoints_in_fp32_are_narrowed() {
 fn layers_alone_are_offloaded() {
     let text = stdout(&["infer", "llama3-8b", "--engine", "vllm", "--gpu", "rtx3060", "--cpu-offload-gb", "100"]);
     assert!(text.contains("13.00 GiB, all layers"), "{text}");
-    assert!(text.contains("weights                       1.96"), "{text}");
+    assert!(text.contains("weights                        1.96"), "{text}");
 }
 
 /// llama.cpp's words for layers; its context is said with what each sequence has of it.
@@ -356,7 +356,7 @@ fn words_of_llama_cpp() {
         "--solve",
         "batch",
     ]);
-    assert!(most.contains("sequences of 8192 tokens at once"), "{most}");
+    assert!(most.replace('\n', " ").contains("sequences of 8192 tokens at once"), "{most}");
 }
 
 /// Gemma's E models have a table of every layer, which llama.cpp leaves in the host's memory.

@@ -255,7 +255,7 @@ fn read_gguf(files: &dyn Files, choice: Option<&str>) -> Result<GgufFiles, Fetch
     let parts = in_parallel(&names, |name| files.gguf(name))?;
     // llama.cpp looks for the others by their number and loads none of them where one is missing.
     let count = parts.iter().map(gguf::Header::split_count).max().unwrap_or(1);
-    if parts.len() as u64 != count {
+    if (parts.len() as u64) < count {
         return Err(FetchError::Incomplete { place: files.place(), names, count });
     }
     let Some(mut header) = parts.first().cloned() else { return Err(FetchError::NoModel { place: files.place() }) };

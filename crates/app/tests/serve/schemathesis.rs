@@ -22,7 +22,7 @@ fn schemathesis_finds_nothing() {
         let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
         done("pip install", Command::new(environment.join("bin/python")).args(install).args(packages));
     }
-    let server = Server::start(&["--rate", "0", "--timeout", "60"]);
+    let server = Server::start(&["--rate", "0", "--timeout", "110"]);
     // Whether a plan can run is more than a schema says, so a good body may be refused: `positive_data_acceptance` is out.
     let checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,\
                   negative_data_rejection,unsupported_method";
@@ -37,7 +37,7 @@ fn schemathesis_finds_nothing() {
             .arg(format!("http://{}/api/v1/openapi.json", server.address))
             .args(["--checks", checks, "--max-examples", "15", "--phases", phases])
             .args(paths)
-            .args(["--seed", "7", "--generation-deterministic", "--workers", "1", "--request-timeout", "30"])
+            .args(["--seed", "7", "--generation-deterministic", "--workers", "1", "--request-timeout", "120"])
             // Hypothesis draws by the order of sets, and is not made for threads: one of both, so that a run can be repeated.
             .env("PYTHONHASHSEED", "0")
             .arg("--no-color")

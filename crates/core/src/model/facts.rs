@@ -47,6 +47,8 @@ pub struct Facts {
     pub patch_side: Option<u64>,
     /// Tokens of the largest image, where they are known.
     pub image_tokens: Option<ImageTokens>,
+    /// Whether its attention knows no positions, unless `use_mem_rope` asks for them (Jamba, Nemotron-H, Zamba2).
+    pub unturned: bool,
     /// Positions that its class states where a config does not, beside engines' own 2048 (`serving/lengths.rs`).
     pub positions: Option<u64>,
     /// Whether its config counts the scaling of its positions among them (Gemma 3; vLLM leaves its scaling out by name).
@@ -81,6 +83,7 @@ impl Facts {
         conditional_generation: Task::ImageTextToText,
         patch_side: None,
         image_tokens: None,
+        unturned: false,
         positions: None,
         scaled_positions: false,
         scaled_embedding: false,

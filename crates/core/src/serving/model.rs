@@ -131,13 +131,12 @@ pub struct ServedModel {
     pub scaled_embedding: bool,
 }
 
-/// Dimensions of a head that are turned by its position (`get_rope` of vLLM's models): Jamba and Nemotron-H turn none, Granite's
-/// hybrids where they say so, Zamba2 unless asked.
-fn turned(config: &Config<'_>, head_dim: u64) -> u64 {
-    let none = match config.model_type() {
-        "jamba" | "nemotron_h" => true,
-        "zamba2" => !config.flag("use_mem_rope", false).unwrap_or(false),
-        _ => ["nope", "alibi"].contains(&config.str_or("position_embedding_type", "rope")),
+/// Dimensions of a head that are turned by its position (`get_rope` of vLLM's models): some families turn none unless asked,
+/// Granite's hybrids where they say so.
+fn turned(config: &Config<'_>, head_dim: u64, unturned: bool) -> u64 {
+    let none = match unturned {
+        true => !config.flag("use_mem_rope", false).unwrap_or(false),
+        false => ["nope", "alibi"].contains(&config.str_or("position_embedding_type", "rope")),
     };
     let part = ["partial_rotary_factor", "rotary_pct"]
         .iter()
@@ -154,7 +153,7 @@ impl ServedModel {
     pub fn of(model: &Model, format: &WeightFormat) -> Result<Self, ModelError> {
         // As many tokens as the longest window that is folded into one entry.
         let program = model.program(Inputs { seq: 128, ..Inputs::inventory() })?;
-        let mut served = Self::sizes(&Config::new(model.config())?);
+        let mut served = Self::sizes(&Config::new(model.config())?, model.family().facts.unturned);
         let layers: Vec<&str> =
             program.modules.iter().filter(|m| m.kind == ModuleKind::Layer).map(|m| m.path.as_str()).collect();
         let caches = caches_by_layer(&program.steps, &program.modules);
@@ -250,7 +249,7 @@ impl ServedModel {
         tensor.layer.is_none() && is_head(&tensor.name)
     }
 
-    fn sizes(config: &Config<'_>) -> Self {
+    fn sizes(config: &Config<'_>, unturned: bool) -> Self {
         let text = ["text_config", "llm_config", "thinker_config"]
             .iter()
             .find_map(|key| config.get(key).and_then(|inner| Config::new(inner).ok()));
@@ -285,7 +284,7 @@ impl ServedModel {
             state_groups: size(&["n_groups", "mamba_n_groups", "mamba_ngroups"]).max(1),
             state_size: size(&["ssm_state_size", "mamba_d_state", "state_size"]),
             turns: 1 + u64::from(text.as_ref().unwrap_or(config).has("rope_local_base_freq")),
-            turned: turned(text.as_ref().unwrap_or(config), head_dim),
+            turned: turned(text.as_ref().unwrap_or(config), head_dim, unturned),
             state_dtype: state_dtype(config, text.as_ref()),
             chunked: size(&["attention_chunk_size"]) > 0,
             multimodal,

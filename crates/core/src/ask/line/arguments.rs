@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(
             Value::Object(parsed.object),
             json!({"bf16": true, "lr": 2e-5, "lora_target_modules": ["q_proj", "v_proj"], "packing": false,
-                "gc_kwargs": {"a": true}, "x": -1.0, "flag": true})
+                "gc_kwargs": {"a": true}, "x": -1, "flag": true})
         );
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     engine::settle(&mut draft);
     let Some(mut plan) = draft.plan::<TrainPlan>() else { return Err(draft.faults.end().err().unwrap_or_default()) };
     draft.images(model, &mut plan.batch);
-    unpatched(model, &mut draft, &mut plan);
+    unpatched(model, &mut draft, &plan);
     sizes::training(model, &mut draft, &mut plan, around.name);
     if around.lenient {
         draft.faults.clone().end()?;
@@ -136,11 +136,9 @@ fn adapted(stated: &Value) -> Value {
 }
 
 /// `apply_liger_kernel_to_*` leaves types alone that it has no kernels for, and says so in a log.
-fn unpatched(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPlan) {
+fn unpatched(model: &Model, draft: &mut Draft<'_>, plan: &TrainPlan) {
     let model_type = model.config()["model_type"].as_str().unwrap_or_default();
     if plan.kernels == Kernels::Liger && matches!(liger::patch(model_type), Ok(None)) {
-        plan.kernels = Kernels::Transformers;
-        draft.derived.push(("kernels".into(), "Liger has none for this type".into()));
         draft.notes.push(format!("Liger has no kernels for models of type {model_type}: transformers' own run"));
     }
 }

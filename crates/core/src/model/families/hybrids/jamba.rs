@@ -15,7 +15,11 @@ use crate::model::{Config, Graph, ModelError, Task, Value};
 pub const FAMILY: Family = Family {
     name: "Jamba",
     model_types: &["jamba"],
-    facts: Facts { tasks: Some(&[Task::CausalLm, Task::Base, Task::SequenceClassification]), ..Facts::DEFAULT },
+    facts: Facts {
+        unturned: true,
+        tasks: Some(&[Task::CausalLm, Task::Base, Task::SequenceClassification]),
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &Jamba::read(c)?),
 };
 

@@ -17,6 +17,7 @@ pub const FAMILY: Family = Family {
     name: "Nemotron-H",
     model_types: &["nemotron_h"],
     facts: Facts {
+        unturned: true,
         lora: &["q_proj", "k_proj", "v_proj", "o_proj"],
         lora_refused: &["out_proj", "conv1d"],
         ..Facts::DEFAULT

@@ -16,7 +16,11 @@ use crate::model::{Config, Graph, ModelError, Sharing, Task, Value};
 pub const FAMILY: Family = Family {
     name: "Zamba2",
     model_types: &["zamba2"],
-    facts: Facts { tasks: Some(&[Task::CausalLm, Task::Base, Task::SequenceClassification]), ..Facts::DEFAULT },
+    facts: Facts {
+        unturned: true,
+        tasks: Some(&[Task::CausalLm, Task::Base, Task::SequenceClassification]),
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &Zamba2::read(c)?),
 };
 
