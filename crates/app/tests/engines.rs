@@ -379,3 +379,28 @@ fn tables_of_layers_are_counted() {
     let host = document["buffers"][0]["estimate"]["host"]["model"].as_u64().unwrap();
     assert!(host > 2 * 2_348_810_240, "{host}");
 }
+
+/// An engine has no course over time: its picture shows what it holds, in a file as on the standard output.
+#[test]
+fn engines_are_drawn() {
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("engine.svg");
+    let line = ["infer", "llama3-8b", "--engine", "vllm", "--gpu", "h100"];
+    stdout(&[&line[..], &["--svg", file.to_str().unwrap()]].concat());
+    let drawn = std::fs::read_to_string(file).unwrap();
+    assert!(drawn.contains("keys and values"), "{drawn}");
+    assert_eq!(drawn, stdout(&[&line[..], &["--format", "svg"]].concat()));
+}
+
+#[test]
+fn tensorrt_llm_runs_on_nvidias_cards() {
+    refused(&["--engine", "tensorrt-llm", "--gpu", "mi300x"], "NVIDIA's cards alone");
+}
+
+/// `inspect` reads the longest sequence as engines do: Gemma 3's class states what its config does not.
+#[test]
+fn lengths_are_read_once() {
+    for (model, length) in [("google/gemma-3-4b-it", 131_072), ("meta-llama/Llama-3.1-8B", 131_072)] {
+        let document: Value = serde_json::from_str(&stdout(&["inspect", model, "--json"])).unwrap();
+        assert_eq!(document["context_length"], length, "{model}");
+    }
+}

@@ -4,9 +4,10 @@
 
 use vramcast_core::dtype::DType;
 use vramcast_core::model::Model;
-use vramcast_core::plan::{Batch, CacheImplementation, InferPlan};
-use vramcast_core::serving::llama_cpp::{Build, Flash, LlamaCppPlan};
+use vramcast_core::plan::{Batch, CacheImplementation, InferPlan, ServePlan, ServingEngine};
+use vramcast_core::serving::llama_cpp::{Build, Flash, LlamaCppPlan, Mixture};
 use vramcast_core::serving::model::Element;
+use vramcast_core::serving::start::{Served, start};
 use vramcast_core::serving::vllm::VllmPlan;
 use vramcast_core::serving::{ServedModel, WeightFormat};
 use vramcast_core::source::catalogue;
@@ -245,4 +246,114 @@ fn early_llama_cpp_kept_four_copies_of_inputs_on_several_cards() {
     assert_eq!(estimate.devices[0].cache, 1536 << 20);
     assert_eq!(estimate.devices[1].cache, 3584 << 20);
     assert_eq!(estimate.devices[0].compute >> 20, 672);
+}
+
+fn part(budget: &vramcast_core::serving::Budget, name: &str) -> u64 {
+    budget.parts.iter().find(|part| part.name == name).map_or(0, |part| part.bytes)
+}
+
+/// Gemma 3 turns full layers by a table of eight times its positions, windows by one of as many (`LinearScalingRotaryEmbedding`):
+/// 8.58 GiB of weights in the log of a 4B by vLLM 0.19.0, truth/external/found.
+#[test]
+fn vllm_makes_tables_for_scaled_positions() {
+    let weights = |id: &str| {
+        let plan = VllmPlan { version: "0.19.0".into(), ..VllmPlan::default() };
+        part(&plan.budget(&served(id)), "weights") as f64 / f64::from(1 << 30)
+    };
+    for (id, logged) in
+        [("google/gemma-3-4b-it", 8.58), ("google/gemma-3-12b-it", 23.31), ("google/gemma-3-27b-it", 51.45)]
+    {
+        assert!((weights(id) - logged).abs() < 0.02, "{id}: {}", weights(id));
+    }
+    let tables = |id: &str| served(id).tables;
+    assert_eq!(tables("google/gemma-3-4b-it"), [8 * 131_072, 131_072]);
+    // Images have positions of their own.
+    assert_eq!(tables("Qwen/Qwen2.5-VL-7B-Instruct"), [4 * 128_000]);
+    assert_eq!(tables("meta-llama/Llama-3.1-8B"), [131_072]);
+}
+
+/// The last stage of a pipeline holds what the stage before sent, and its residual: 2.01 GiB where one card has 1.89
+/// (Llama-3.1-8B on H100s, vLLM 0.19.0).
+#[test]
+fn vllm_receives_what_a_stage_before_sends() {
+    let served = served("meta-llama/Llama-3.1-8B");
+    let plan = |stages| VllmPlan {
+        version: "0.19.0".into(),
+        card: "H100".into(),
+        multiprocessors: 132,
+        pipeline_parallel: stages,
+        max_model_len: Some(8192),
+        ..VllmPlan::default()
+    };
+    let activations = |stages| part(&plan(stages).budget(&served), "activations while profiling");
+    assert_eq!(activations(2) - activations(1), 8192 * 4096 * 2 * 2);
+    assert!(activations(1).abs_diff(1_935 << 20) < 16 << 20, "{}", activations(1));
+}
+
+/// FlashInfer sums over two cards in 4 buffers of 2 times 64 MiB since 0.17, on cards with a switch and not without compiling.
+#[test]
+fn vllm_fuses_sums_on_cards_with_a_switch() {
+    let served = served("meta-llama/Llama-3.1-8B");
+    let outside = |version: &str, card: &str, tensor, eager| {
+        let plan = VllmPlan {
+            version: version.into(),
+            card: card.into(),
+            multiprocessors: 132,
+            tensor_parallel: tensor,
+            enforce_eager: eager,
+            ..VllmPlan::default()
+        };
+        part(&plan.budget(&served), "outside torch") >> 20
+    };
+    // 2.07 and 2.13 GiB in the logs.
+    assert!(outside("0.19.0", "H100-80GB", 2, false).abs_diff(2120) < 8);
+    assert!(outside("0.19.0", "H100-80GB", 4, false).abs_diff(2182) < 8);
+    let plain = 132 + 424;
+    assert_eq!(outside("0.16.0", "H100-80GB", 2, false), plain);
+    assert_eq!(outside("0.19.0", "H100-80GB", 2, true), plain);
+    assert!(outside("0.19.0", "RTX 4090", 2, false) < 900);
+}
+
+/// What vLLM sets aside for graphs grows with the sizes it captures and with layers; FlashAttention 3 splits sequences inside them.
+#[test]
+fn vllm_foresees_graphs_by_their_sizes() {
+    let graphs = |id: &str, version: &str, card: &str, sequences| {
+        let plan = VllmPlan {
+            version: version.into(),
+            card: card.into(),
+            max_num_seqs: Some(sequences),
+            ..VllmPlan::default()
+        };
+        part(&plan.budget(&served(id)), "CUDA graphs") >> 20
+    };
+    let (llama, large) = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B");
+    // 0.84 GiB in logs of 51 sizes of either kind.
+    assert!((700..900).contains(&graphs(llama, "0.20.0", "H100", 1024)), "{}", graphs(llama, "0.20.0", "H100", 1024));
+    assert!(graphs(llama, "0.20.0", "H100", 8) < graphs(llama, "0.20.0", "H100", 256));
+    assert!(graphs(llama, "0.20.0", "RTX 4090", 256) < graphs(llama, "0.20.0", "H100", 256));
+    assert!(graphs(large, "0.20.0", "H100", 256) > graphs(llama, "0.20.0", "H100", 256));
+    assert_eq!(graphs(llama, "0.19.0", "H100", 256), 0);
+}
+
+/// A draft is stored as its own name says, whatever the model is.
+#[test]
+fn drafts_are_stored_as_their_names_say() {
+    let config = catalogue::find("Qwen/Qwen2.5-0.5B").unwrap().config;
+    let taken = |name: &str| {
+        let plan = ServePlan {
+            engine: ServingEngine::LlamaCpp,
+            quantization: Some("Q4_K_M".into()),
+            context: Some(4096),
+            speculative_model: Some(name.into()),
+            speculative_config: Some(config.clone()),
+            ..ServePlan::default()
+        };
+        let Ok(Served::Buffers(estimate)) = start(&model("Qwen/Qwen2.5-7B"), &plan) else { panic!("{name}") };
+        estimate.notes.join(" ")
+    };
+    assert!(taken("a/draft-Q4_0.gguf").contains("taken as Q4_0"), "{}", taken("a/draft-Q4_0.gguf"));
+    assert!(taken("a/draft-GGUF:Q8_0").contains("taken as Q8_0"));
+    assert!(taken("Qwen/Qwen2.5-0.5B").contains("taken as Q4_K_M"));
+    // Uploads of gpt-oss have no mixture but their own.
+    assert_eq!(Mixture::of_name("ggml-org/gpt-oss-20b-GGUF").unwrap().1.name, "MXFP4_MOE");
 }

@@ -157,9 +157,6 @@ fn of_model(found: &Found, model: &Model, wanted: &Wanted) -> Result<Inspection,
     let mut notes = found.notes.clone();
     notes.extend(model.only_counted());
     let stored = stored(found, &inventory, &mut notes)?;
-    let context_length = ["max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx"]
-        .iter()
-        .find_map(|key| config.get(*key).or_else(|| config.get("text_config")?.get(*key))?.as_u64());
     Ok(Inspection {
         schema: 1,
         name: found.name.clone(),
@@ -170,7 +167,7 @@ fn of_model(found: &Found, model: &Model, wanted: &Wanted) -> Result<Inspection,
         bytes: bytes(&inventory, wanted)?,
         stored,
         cache: cache(&inventory),
-        context_length,
+        context_length: vramcast_core::serving::lengths::stated(model),
         tensors: if wanted.tensors { tensor_lines(found, Some(&inventory)) } else { Vec::new() },
         notes,
     })

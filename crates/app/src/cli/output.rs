@@ -104,7 +104,7 @@ impl OutputArguments {
                     + &render::report::suggestions_text(suggestions);
                 Ok(Answer::text(text, exit))
             }
-            Format::Svg if !report.timeline.is_empty() => Ok(Answer::text(render::svg::timeline(report), exit)),
+            Format::Svg => Ok(Answer::text(render::svg::timeline(report), exit)),
             Format::Json => Ok(Answer::document(answer.document(), exit)),
             _ => context.answer(&render::report::page(report, suggestions), answer.document(), exit),
         }

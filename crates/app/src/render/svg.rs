@@ -27,9 +27,11 @@ const LAYERS: [Layer; 4] = [
     }),
 ];
 
-/// The picture.
+/// The picture; of what has no course over time, a serving engine, the bars of what it holds.
 pub fn timeline(report: &Report) -> String {
-    super::showing(report, || picture(report))
+    let bars = || super::report::page(report, &[]).svg();
+    let still = report.timeline.is_empty().then(bars).flatten();
+    still.unwrap_or_else(|| super::showing(report, || picture(report)))
 }
 
 fn picture(report: &Report) -> String {

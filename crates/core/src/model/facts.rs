@@ -53,6 +53,8 @@ pub struct Facts {
     pub positions: Option<u64>,
     /// Whether its config counts the scaling of its positions among them (Gemma 3; vLLM leaves its scaling out by name).
     pub scaled_positions: bool,
+    /// Whether windows are turned by a base of their own though a config may not say so (Gemma 3).
+    pub turns_windows: bool,
     /// Whether token embeddings are scaled by the root of their width.
     pub scaled_embedding: bool,
     /// Whether a serving engine knows its architecture. Of the families here RWKV 4 is in none: not in vLLM's registry
@@ -86,6 +88,7 @@ impl Facts {
         unturned: false,
         positions: None,
         scaled_positions: false,
+        turns_windows: false,
         scaled_embedding: false,
         served: true,
         stored_names: &[],

@@ -34,7 +34,10 @@ pub(super) fn start(model: &Model, plan: &ServePlan) -> Result<LlamaCppEstimate,
     let Some(name) = &plan.speculative_model else { return Ok(estimate) };
     let draft = super::start::second_model(plan, name)?;
     // It runs beside the model with the same batches and cells, in 16 bits (`common_base_params_to_speculative`).
-    let stored = if model.files().is_empty() { plan.quantization.clone() } else { Some("Q8_0".into()) };
+    // Its own file says how it is stored, by its name.
+    let named = Mixture::of_name(name).map(|(_, mixture)| mixture.name.to_owned());
+    let usual = if model.files().is_empty() { plan.quantization.clone() } else { Some("Q8_0".into()) };
+    let stored = named.or(usual);
     let beside = ServePlan {
         context: Some(context),
         quantization: stored,

@@ -101,8 +101,8 @@ pub struct ServedModel {
     pub rotary: u64,
     /// Those of them that are turned; none where positions are not said, or are learned.
     pub turned: u64,
-    /// Tables of turns: two where windows have a base of their own (Gemma 3).
-    pub turns: u64,
+    /// Rows of every table of turns: two where windows have a base of their own (Gemma 3).
+    pub tables: Vec<u64>,
     /// Positions that a layer's short convolution looks at; its state holds one fewer.
     pub convolution: u64,
     /// Groups of heads that share a state's input and output (Mamba 2).
@@ -131,6 +131,12 @@ pub struct ServedModel {
     pub scaled_embedding: bool,
 }
 
+/// The config of a model's text, where it has one of its own.
+fn text<'a>(config: &Config<'a>) -> Option<Config<'a>> {
+    let keys = ["text_config", "llm_config", "thinker_config"];
+    keys.iter().find_map(|key| config.get(key).and_then(|inner| Config::new(inner).ok()))
+}
+
 /// Dimensions of a head that are turned by its position (`get_rope` of vLLM's models): some families turn none unless asked,
 /// Granite's hybrids where they say so.
 fn turned(config: &Config<'_>, head_dim: u64, unturned: bool) -> u64 {
@@ -138,9 +144,11 @@ fn turned(config: &Config<'_>, head_dim: u64, unturned: bool) -> u64 {
         true => !config.flag("use_mem_rope", false).unwrap_or(false),
         false => ["nope", "alibi"].contains(&config.str_or("position_embedding_type", "rope")),
     };
-    let part = ["partial_rotary_factor", "rotary_pct"]
-        .iter()
-        .find_map(|key| config.number(key, 1.0).ok().filter(|part| *part < 1.0));
+    let inner = config.get("rope_parameters").and_then(|turns| turns["partial_rotary_factor"].as_f64());
+    let part = inner.or_else(|| {
+        let said = |key: &&str| config.number(key, 1.0).ok().filter(|part| *part < 1.0);
+        ["partial_rotary_factor", "rotary_pct"].iter().find_map(said)
+    });
     match config.size_or(&["qk_rope_head_dim"], 0) {
         _ if none => 0,
         Ok(dim) if dim > 0 => dim,
@@ -153,7 +161,8 @@ impl ServedModel {
     pub fn of(model: &Model, format: &WeightFormat) -> Result<Self, ModelError> {
         // As many tokens as the longest window that is folded into one entry.
         let program = model.program(Inputs { seq: 128, ..Inputs::inventory() })?;
-        let mut served = Self::sizes(&Config::new(model.config())?, model.family().facts.unturned);
+        let config = Config::new(model.config())?;
+        let mut served = Self::sizes(&config);
         let layers: Vec<&str> =
             program.modules.iter().filter(|m| m.kind == ModuleKind::Layer).map(|m| m.path.as_str()).collect();
         let caches = caches_by_layer(&program.steps, &program.modules);
@@ -166,7 +175,10 @@ impl ServedModel {
             let own = caches.iter().filter(|(p, _)| p == path).map(|(_, update)| *update).collect();
             served.layers.push(ServedLayer { caches: own, ..ServedLayer::default() });
         }
-        served.complete(&program.parameters);
+        served.complete(&program.parameters, !text(&config).as_ref().unwrap_or(&config).has("head_dim"));
+        served.turned =
+            turned(text(&config).as_ref().unwrap_or(&config), served.head_dim, model.family().facts.unturned);
+        served.tables = super::lengths::tables(model);
         for parameter in &program.parameters {
             let (parts, quantised) = format.parts(parameter);
             let inside = |path: &&str| parameter.name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
@@ -188,7 +200,7 @@ impl ServedModel {
     }
 
     /// Sizes that a config leaves to its class's defaults (Gemma 3), from the program.
-    fn complete(&mut self, parameters: &[Parameter]) {
+    fn complete(&mut self, parameters: &[Parameter], unsaid: bool) {
         let table = |parameter: &&Parameter| parameter.role == Role::Embedding && parameter.shape.rank() == 2;
         let rows = parameters.iter().filter(table).map(|parameter| parameter.shape.size(0)).max();
         let caches = self.layers.iter().flat_map(|layer| &layer.caches);
@@ -199,6 +211,8 @@ impl ServedModel {
         };
         let output = |parameter: &&Parameter| parameter.name.ends_with("self_attn.o_proj.weight");
         let width = parameters.iter().filter(output).map(|parameter| parameter.shape.size(1)).max().unwrap_or(0);
+        // Not always the width over the heads: Gemma 3's is 256 wherever its config does not say.
+        self.head_dim = if unsaid { cache.key_dim } else { self.head_dim };
         let heads = width.checked_div(cache.value_dim).unwrap_or(0);
         let sizes = [
             (&mut self.vocabulary, rows.unwrap_or(0)),
@@ -244,15 +258,19 @@ impl ServedModel {
         }
     }
 
+    /// Elements of a token's latent, where attention keeps one.
+    pub(super) fn latent_rank(&self) -> Option<u64> {
+        let latent = |cache: &&CacheUpdate| matches!(cache.kind, CacheKind::Latent { .. });
+        self.layers.iter().flat_map(|layer| &layer.caches).find(latent).map(|cache| cache.key_dim)
+    }
+
     /// Whether a weight is the output's own table.
     pub fn is_head(&self, tensor: &ServedTensor) -> bool {
         tensor.layer.is_none() && is_head(&tensor.name)
     }
 
-    fn sizes(config: &Config<'_>, unturned: bool) -> Self {
-        let text = ["text_config", "llm_config", "thinker_config"]
-            .iter()
-            .find_map(|key| config.get(key).and_then(|inner| Config::new(inner).ok()));
+    fn sizes(config: &Config<'_>) -> Self {
+        let text = text(config);
         let multimodal = config.has("vision_config") || config.has("audio_config");
         let size = |keys: &[&str]| {
             let inner = text.as_ref().and_then(|text| text.size_or(keys, 0).ok()).filter(|size| *size > 0);
@@ -283,8 +301,6 @@ impl ServedModel {
             },
             state_groups: size(&["n_groups", "mamba_n_groups", "mamba_ngroups"]).max(1),
             state_size: size(&["ssm_state_size", "mamba_d_state", "state_size"]),
-            turns: 1 + u64::from(text.as_ref().unwrap_or(config).has("rope_local_base_freq")),
-            turned: turned(text.as_ref().unwrap_or(config), head_dim, unturned),
             state_dtype: state_dtype(config, text.as_ref()),
             chunked: size(&["attention_chunk_size"]) > 0,
             multimodal,

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::arguments::typed;
-use super::{base, shell};
+use super::{base, shell, variables};
 use crate::ask::file::Content;
 use crate::ask::tree;
 use crate::plan::Fault;
@@ -31,6 +31,8 @@ pub(super) struct Launch {
     slurm: (Option<u64>, Option<u64>),
     /// `PYTORCH_ALLOC_CONF`.
     allocator: Option<String>,
+    /// Variables of serving engines.
+    pub(super) variables: Vec<(String, String)>,
     notes: Vec<String>,
 }
 
@@ -313,7 +315,8 @@ impl Launch {
         self.gpus.or(self.visible).map(|gpus| gpus.saturating_mul(self.nodes.unwrap_or(1).max(1)))
     }
 
-    fn environment(&mut self, name: &str, value: &str) {
+    /// What a variable of the environment says.
+    pub(super) fn environment(&mut self, name: &str, value: &str) {
         match name {
             "CUDA_VISIBLE_DEVICES" => {
                 self.visible = Some(value.split(',').filter(|one| !one.is_empty()).count() as u64)
@@ -324,6 +327,7 @@ impl Launch {
             "SLURM_NTASKS_PER_NODE" => self.slurm.1 = self.slurm.1.or(value.parse().ok()),
             "NPROC_PER_NODE" => self.gpus = value.parse().ok(),
             "NNODES" => self.nodes = value.parse().ok(),
+            _ if variables::engine(name).is_some() => self.variables.push((name.to_owned(), value.to_owned())),
             _ => {}
         }
     }

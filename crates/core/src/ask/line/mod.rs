@@ -7,12 +7,14 @@
 //! | `launcher` | `torchrun`, `accelerate launch`, `deepspeed`, `srun` and their kin |
 //! | `arguments` | `--key value` as an object |
 //! | `serving` | lines and files of serving engines: their flags are settings |
+//! | `variables` | variables that engines read beside their flags |
 
 mod arguments;
 mod launcher;
 mod ollama;
 pub(super) mod serving;
 pub mod shell;
+mod variables;
 mod wrapping;
 
 pub use ollama::library;
@@ -127,7 +129,7 @@ pub fn read(
     let Some(first) = rest.first() else {
         return Err(vec![Fault::new("", "the line starts nothing").or("write the whole line behind --")]);
     };
-    if let Some(content) = serving::line(&rest, open)? {
+    if let Some(content) = serving::line(&rest, open, &launch.variables)? {
         return Ok(content);
     }
     let beside = Beside { open, without, cards: launch.cards(), ..Beside::default() };

@@ -3,13 +3,13 @@
 
 use serde_json::{Map, Value};
 
-use super::{arguments, base, ollama};
+use super::{arguments, base, ollama, variables};
 use crate::ask::file::Content;
 use crate::ask::read::Given;
 use crate::ask::request::Task;
 use crate::ask::runner::Runner;
 use crate::ask::table;
-use crate::plan::Fault;
+use crate::plan::{Fault, import};
 
 /// Flags that change no memory of a card, of all these engines; those that end in `*` stand for what begins so.
 const HARMLESS: &[&str] = &[
@@ -113,6 +113,10 @@ const HARMLESS: &[&str] = &[
     "grammar_backend",
     "decode_log_interval",
     "constrained_json*",
+    "disable_radix_cache",
+    "enable_mixed_chunk",
+    "stream_interval",
+    "warmups",
     // TGI
     "hostname",
     "max_concurrent_requests",
@@ -202,6 +206,14 @@ const SAID: &[(&str, &str)] = &[
     ("mm_processor_kwargs", "the profile run takes the model's usual images"),
     ("compilation_config", "the version's usual graphs are taken"),
     ("cuda_graph_sizes", "the version's usual graphs are taken"),
+    ("max_cudagraph_capture_size", "the version's usual graphs are taken"),
+    ("cudagraph_capture_sizes", "the version's usual graphs are taken"),
+    ("cuda_graph_max_bs", "the version's usual graphs are taken"),
+    ("optimization_level", "the version's usual graphs are taken"),
+    ("performance_mode", "the version's usual batches and graphs are taken"),
+    ("mm_encoder_tp_mode", "encoders are taken to be split as the model is"),
+    ("chunked_prefill_size", "prompts are taken in the chunks that are usual on the card"),
+    ("max_prefill_tokens", "prompts are taken in the chunks that are usual on the card"),
     ("max_seq_len_to_capture", "the version's usual graphs are taken"),
     ("enable_chunked_prefill", "prompts are taken as the version schedules them"),
     ("mm_encoder_attn_backend", "the version's usual kernels are taken"),
@@ -264,6 +276,7 @@ pub(super) fn program(words: &[String]) -> Option<(Runner, &[String])> {
 pub(super) fn line(
     words: &[String],
     open: &dyn Fn(&str) -> Result<Value, String>,
+    environment: &[(String, String)],
 ) -> Result<Option<Content>, Vec<Fault>> {
     let Some((runner, rest)) = program(words) else { return Ok(None) };
     let mut parsed = arguments::parse(&lettered(rest, runner));
@@ -285,7 +298,11 @@ pub(super) fn line(
         object.extend(inner.as_object().cloned().unwrap_or_default());
     }
     object.extend(parsed.object);
-    layer(runner, &object, parsed.plain.first().cloned()).map(Some)
+    let (mut all, said) = variables::flags(runner, environment, &object, harmless);
+    all.extend(object);
+    let mut content = layer(runner, &all, parsed.plain.first().cloned())?;
+    content.notes.extend(said);
+    Ok(Some(content))
 }
 
 /// TensorRT-LLM's own words (trtllm-serve, commands/serve.py) for settings that others call otherwise.
@@ -473,10 +490,23 @@ pub(in crate::ask) fn layer(
         } else {
             let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned).replace(['{', '}'], "");
             let fault = Fault::unsupported("", format!("{} {shown} of {}", key.replace('_', "-"), runner.title()));
-            faults.push(fault.or("leave it out: what it changes is not known"));
+            faults.push(match nearest(&key, runner) {
+                Some(near) => fault.or(format!("write --{near}, or leave it out")),
+                None => fault.or("leave it out: what it changes is not known"),
+            });
         }
     }
     if faults.is_empty() { Ok(content) } else { Err(faults) }
+}
+
+/// The flag of an engine that looks most like another one.
+fn nearest(key: &str, runner: Runner) -> Option<String> {
+    let rows = table::all().filter(|row| row.scope.has(runner) && !row.flag.is_empty());
+    let names = rows.flat_map(|row| std::iter::once(row.flag).chain(row.aliases.iter().copied()));
+    let known = names.map(|name| name.replace('_', "-")).filter(|name| name.len() > 2);
+    let key = key.replace('_', "-");
+    let near = known.map(|name| (import::distance(&name, &key), name)).min()?;
+    (near.0 <= 3 && near.0 < key.len() / 3).then_some(near.1)
 }
 
 /// vLLM's numbers with a letter behind: 8k are 8000, 8K are 8192 (engine/arg_utils.py, `human_readable_int`).

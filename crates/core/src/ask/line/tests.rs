@@ -318,3 +318,37 @@ fn a_script_is_read_beneath_its_arguments() {
     let notes = unread.notes.join("\n");
     assert!(notes.contains("own calls") && notes.contains("class Own"), "{notes}");
 }
+
+/// Engines read variables beside their flags; a flag stands over its variable, and what none stands for is said.
+#[test]
+fn variables_of_engines_are_flags() {
+    for (line, name, value) in [
+        ("OLLAMA_CONTEXT_LENGTH=16384 ollama run llama3.1:8b", "ctx_size", Some("16384")),
+        ("OLLAMA_KV_CACHE_TYPE=q8_0 OLLAMA_FLASH_ATTENTION=1 ollama run llama3.1:8b", "cache_type_v", Some("q8_0")),
+        ("LLAMA_ARG_CTX_SIZE=32768 llama-server -m a.gguf", "ctx_size", Some("32768")),
+        ("LLAMA_ARG_CTX_SIZE=32768 llama-server -m a.gguf -c 4096", "ctx_size", None),
+        (
+            "docker run -e LLAMA_ARG_N_GPU_LAYERS=20 ghcr.io/ggml-org/llama.cpp:server-cuda -m a.gguf",
+            "n_gpu_layers",
+            Some("20"),
+        ),
+    ] {
+        let read = content(line);
+        let found = read.named.iter().find(|(known, _)| known == name).map(|(_, given)| format!("{given:?}"));
+        assert_eq!(value.is_some(), found.is_some(), "{line}: {:?}", read.named);
+        assert!(found.is_none_or(|found| found.contains(value.unwrap())), "{line}");
+        assert!(read.notes.is_empty(), "{line}: {:?}", read.notes);
+    }
+    assert_eq!(content("LLAMA_ARG_MODEL=b.gguf llama-server -c 4096").model.as_deref(), Some("b.gguf"));
+    let said = content("VLLM_ATTENTION_BACKEND=FLASHINFER VLLM_LOGGING_LEVEL=DEBUG vllm serve a/b");
+    assert_eq!(said.notes, ["not simulated: VLLM_ATTENTION_BACKEND=FLASHINFER: what is usual is taken"]);
+    // Another engine's variables are none of this one's.
+    assert!(content("OLLAMA_CONTEXT_LENGTH=8 vllm serve a/b").notes.is_empty());
+}
+
+#[test]
+fn unknown_flags_of_engines_name_the_nearest() {
+    let near = refused("vllm serve a/b --max-model-length 4096");
+    assert!(near.contains("--max-model-len,"), "{near}");
+    assert!(refused("vllm serve a/b --zzz 4").contains("what it changes is not known"));
+}

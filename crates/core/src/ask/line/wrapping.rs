@@ -27,10 +27,23 @@ const OTHERS: &str = "timeout taskset nsys ncu ionice chrt setsid unbuffer ssh t
 pub(super) fn unwrap(words: &[String], launch: &mut Launch) -> Result<Vec<String>, Vec<Fault>> {
     let mut rest = launcher::peel(words, launch)?.to_vec();
     for _ in 0..DEEPEST {
+        if rest.first().is_some_and(|word| CONTAINERS.contains(&base(word))) {
+            given(&rest, launch);
+        }
         let Some(handed) = inner(&rest) else { break };
         rest = launcher::peel(&handed, launch)?.to_vec();
     }
     Ok(rest)
+}
+
+/// Variables that a container is given (`-e NAME=VALUE`).
+fn given(words: &[String], launch: &mut Launch) {
+    let behind =
+        words.windows(2).filter(|pair| ["-e", "--env"].contains(&pair[0].as_str())).map(|pair| pair[1].as_str());
+    let joined = words.iter().filter_map(|word| word.strip_prefix("--env="));
+    for (name, value) in behind.chain(joined).filter_map(shell::assignment) {
+        launch.environment(&name, &value);
+    }
 }
 
 /// The line that a shell (`bash -c "…"`), a container (`docker run IMAGE …`) or another is handed.

@@ -184,6 +184,11 @@ fn capable(config: &serde_json::Value, plan: &ServePlan, draft: &mut Draft<'_>) 
         }
     }
     let Some(capability) = plan.gpu.capability else {
+        if plan.engine == ServingEngine::TensorrtLlm {
+            let what = format!("TensorRT-LLM runs on NVIDIA's cards alone, and {} is none", plan.gpu.name);
+            draft.faults.add(Fault::new("gpu", what).or("use vllm, sglang or llama.cpp there"));
+            return;
+        }
         return draft.notes.push(format!("{} is no card of CUDA's: the rules are those of such cards", plan.gpu.name));
     };
     let stored = config["quantization_config"]["quant_method"].as_str();

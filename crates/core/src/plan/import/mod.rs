@@ -46,6 +46,7 @@ use super::Fault;
 use super::placement::Placement;
 pub(crate) use openrlhf::placement as openrlhf_roles;
 pub(crate) use reader::{both, unread};
+pub(crate) use table::distance;
 pub use table::{Format, Row, Sense};
 pub(crate) use torchtitan::flavor as torchtitan_flavor;
 pub(crate) use torchtune::builder as torchtune_builder;

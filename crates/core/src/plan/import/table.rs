@@ -61,7 +61,7 @@ impl Format {
 }
 
 /// How many letters must change to make one word of another.
-fn distance(one: &str, other: &str) -> usize {
+pub(crate) fn distance(one: &str, other: &str) -> usize {
     let (one, other): (Vec<char>, Vec<char>) = (one.chars().take(80).collect(), other.chars().take(80).collect());
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, a) in one.iter().enumerate() {

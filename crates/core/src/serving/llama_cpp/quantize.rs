@@ -64,7 +64,9 @@ impl Mixture {
             let at = stem.rfind(['-', '.'])?;
             return Some((stem[..at].to_owned(), Self::find(&stem[at + 1..])?));
         }
-        let (repository, tag) = last.split_once(':').unwrap_or((last, "Q4_K_M"));
+        // Uploads of gpt-oss keep its experts as they were published, and have no other file.
+        let usual = if last.to_ascii_lowercase().contains("gpt-oss") { "MXFP4" } else { "Q4_K_M" };
+        let (repository, tag) = last.split_once(':').unwrap_or((last, usual));
         let plain = repository.strip_suffix("-GGUF").or_else(|| repository.strip_suffix("-gguf"))?;
         Some((plain.to_owned(), Self::find(tag)?))
     }

@@ -122,6 +122,12 @@ pub(super) fn is_hopper(card: &str) -> bool {
     ["H100", "H200", "H20", "H800", "GH200"].iter().any(|part| name.contains(part))
 }
 
+/// Whether a card is one of Blackwell's for data centres.
+pub(super) fn is_large_blackwell(card: &str) -> bool {
+    let name = card.to_ascii_uppercase();
+    ["B100", "B200", "B300"].iter().any(|part| name.contains(part))
+}
+
 /// The layers of a pipeline stage: equal shares, what is left over goes to the stages before the last
 /// (`get_pp_indices` of vllm/distributed/utils.py).
 pub(super) fn stage_layers(layers: u64, stage: u64, stages: u64) -> [u64; 2] {
@@ -161,7 +167,7 @@ pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Opti
     for (at, piece) in pieces.into_iter().enumerate() {
         held.extend(piece.parts.into_iter().map(take));
         if turns == Some(at) {
-            held.extend((0..model.turns).map(|_| rotary(model, &take)));
+            held.extend(model.tables.iter().map(|rows| rotary(model, *rows, &take)));
         }
     }
     log.borrow_mut().phase(Work::Adapters.into());
@@ -205,8 +211,8 @@ const OUTPUTS: &[&str] = &[".o_proj.", ".out_proj.", "attention.dense.", "self_a
 
 /// The table of turns: angles, cosines, sines and both together in fp32, then in 16 bits. What is let go stays in the allocator's
 /// cache, where blocks that are not split serve smaller weights (`_compute_cos_sin_cache` of rotary_embedding/base.py).
-fn rotary(model: &ServedModel, take: &impl Fn(u64) -> Rc<Storage>) -> Rc<Storage> {
-    let elements = model.positions.saturating_mul(model.turned);
+fn rotary(model: &ServedModel, rows: u64, take: &impl Fn(u64) -> Rc<Storage>) -> Rc<Storage> {
+    let elements = rows.saturating_mul(model.turned);
     let angles = elements.saturating_mul(2);
     let single = [take(angles), take(angles), take(angles)];
     let both = take(elements.saturating_mul(4));

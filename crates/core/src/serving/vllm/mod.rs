@@ -2,8 +2,10 @@
 
 mod draft;
 mod encoder;
+mod graphs;
 mod groups;
 mod load;
+mod outside;
 mod profile;
 mod rules;
 mod second;
@@ -15,7 +17,7 @@ pub use rules::{DEFAULT_VERSION, RULES, Rules, readable, rules};
 use serde::{Deserialize, Serialize};
 
 use super::model::{Element, ServedModel};
-use super::{Budget, Share, communication, thousandths};
+use super::{Budget, Share, thousandths};
 use crate::dtype::DType;
 use crate::plan::Gpu;
 
@@ -167,10 +169,26 @@ impl VllmPlan {
         let offloaded = self.offloaded.min(movable).min(loaded.weights);
         let weights = loaded.weights - offloaded;
         let activations = loaded.kept.saturating_add(self.activations(model, &rules, batch, second));
+        // What comes from the stage before, and its residual.
+        let received = if ends[0] || !rules.v1 { 0 } else { profile::two(batched, model.hidden.saturating_mul(2)) };
+        let activations = activations.saturating_add(received);
+        let graphs = graphs::Graphs {
+            model,
+            layers: layers[1].saturating_sub(layers[0]),
+            tensor,
+            sequences,
+            batched,
+            decoded: self.speculative_tokens.saturating_add(1),
+            card: &self.card,
+            workspace: self.workspace,
+            narrow: self.cache_dtype.size() < 2,
+        };
+        let captures = !self.enforce_eager;
+        let left = Some(graphs).filter(|_| captures && rules.graphs_profiled && !second);
         let mut parts = vec![
             Share::new("weights", weights),
             Share::new("activations while profiling", activations),
-            Share::new("outside torch", self.outside_torch(&rules, tensor.max(stages))),
+            Share::new("outside torch", self.outside_torch(&rules, stages, model.hidden, left)),
         ];
         // Drafts are with the output.
         let draft = draft.filter(|_| ends[1]);
@@ -181,9 +199,9 @@ impl VllmPlan {
             parts.push(Share::new("LoRA slots", loaded.slots));
         }
         let foreseen = !second || rules.second_foresees;
-        let graphs = rules.graphs_in_budget && !self.enforce_eager && foreseen;
-        if graphs {
-            parts.push(Share::new("CUDA graphs", rules::GRAPHS));
+        let counted = rules.graphs_in_budget && captures && foreseen;
+        if counted {
+            parts.push(Share::new("CUDA graphs", graphs.foreseen(second)));
         }
         let granted = thousandths(self.memory, self.utilization_thousandths);
         let held = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes));
@@ -198,8 +216,9 @@ impl VllmPlan {
         };
         budget.fits &= budget.missing == 0;
         budget.parts = parts;
-        if graphs {
-            budget.notes.push("CUDA graphs: 400 MiB is a guess, logs show 100 to 600".into());
+        if counted {
+            let text = "CUDA graphs: what the driver holds of a graph is the median of logs of an H100; vLLM's own estimate varies";
+            budget.notes.push(text.into());
         }
         if offloaded > 0 {
             let [held, all] = [offloaded, movable].map(|bytes| bytes as f64 / f64::from(1u32 << 30));
@@ -274,12 +293,6 @@ impl VllmPlan {
             largest_sequence: longest.unwrap_or(0),
             notes: Vec::new(),
         }
-    }
-
-    fn outside_torch(&self, rules: &Rules, tensor: u64) -> u64 {
-        let context = if rules.context_counted { self.bare_context } else { 0 };
-        let kernels = self.multiprocessors.saturating_mul(rules::OUTSIDE_TORCH);
-        kernels.saturating_add(context).saturating_add(communication(tensor))
     }
 }
 

@@ -60,7 +60,7 @@ impl VllmPlan {
     /// The peak of the profile run above the weights and what stays.
     pub(super) fn activations(&self, model: &ServedModel, rules: &Rules, batch: Batch, second: bool) -> u64 {
         let tensor = self.tensor_parallel.max(1);
-        let sampler = if second { second::logits(model, batch, tensor) } else { sampler(model, rules, batch) };
+        let sampler = if second { second::logits(model, batch, tensor) } else { self.sampler(model, rules, batch) };
         // Embeddings, residual and norm; the feed-forward's two halves and their product.
         let compiled = model.hidden.saturating_mul(3).saturating_add(model.width.saturating_mul(3) / tensor);
         let eager = second && self.enforce_eager;
@@ -138,21 +138,30 @@ impl VllmPlan {
             two(batch.tokens, model.hidden.saturating_mul(3).saturating_add(query).saturating_add(rank + turned));
         [two(tokens, rank + turned), unpacked.saturating_add(around)]
     }
-}
 
-fn sampler(model: &ServedModel, rules: &Rules, batch: Batch) -> u64 {
-    let rows = batch.sequences.min(batch.tokens);
-    if !rules.samples && rows > 0 {
-        // Logits of every token in 16 bits, then in fp32.
-        let logits = batch.tokens.saturating_mul(model.vocabulary).saturating_mul(6);
-        return two(batch.tokens, model.hidden).saturating_add(logits);
+    fn sampler(&self, model: &ServedModel, rules: &Rules, batch: Batch) -> u64 {
+        let rows = batch.sequences.min(batch.tokens);
+        if !rules.samples && rows > 0 {
+            // Logits of every token in 16 bits, then in fp32.
+            let logits = batch.tokens.saturating_mul(model.vocabulary).saturating_mul(6);
+            return two(batch.tokens, model.hidden).saturating_add(logits);
+        }
+        let count = rows.saturating_mul(model.vocabulary);
+        let logits = count.saturating_mul(LOGIT).saturating_add(match (rules.sampler_sorts || rows < 8, rows) {
+            (true, 2..128) => {
+                count.saturating_mul(SORTED + SORTING_ROWS).saturating_add(count.div_ceil(SORT_TILE) << 10)
+            }
+            (true, _) => count.saturating_mul(SORTED + SORTING),
+            (false, _) => count.saturating_mul(SAMPLING),
+        });
+        // A row for every multiprocessor that has a sequence (`_TRITON_BUFFER_CACHE` of topk_topp_triton.py).
+        let programs = rows.min(self.multiprocessors).next_power_of_two().min(self.multiprocessors);
+        let buffered = rules.sampler_buffers && rows >= 8;
+        let buffers = if buffered { programs.saturating_mul(model.vocabulary).saturating_mul(4) } else { 0 };
+        // Hidden states of the batch; those that are sampled, and noise of the same size in their stead.
+        two(batch.tokens, model.hidden)
+            .saturating_add(two(rows.saturating_mul(2), model.hidden))
+            .saturating_add(logits)
+            .saturating_add(buffers)
     }
-    let count = rows.saturating_mul(model.vocabulary);
-    let logits = count.saturating_mul(LOGIT).saturating_add(match (rules.sampler_sorts || rows < 8, rows) {
-        (true, 2..128) => count.saturating_mul(SORTED + SORTING_ROWS).saturating_add(count.div_ceil(SORT_TILE) << 10),
-        (true, _) => count.saturating_mul(SORTED + SORTING),
-        (false, _) => count.saturating_mul(SAMPLING),
-    });
-    // Hidden states of the batch; those that are sampled, and noise of the same size in their stead.
-    two(batch.tokens, model.hidden).saturating_add(two(rows.saturating_mul(2), model.hidden)).saturating_add(logits)
 }

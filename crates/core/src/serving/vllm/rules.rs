@@ -10,6 +10,12 @@ pub struct Rules {
     pub v1: bool,
     /// Whether captured CUDA graphs are taken out of the cache's share.
     pub graphs_in_budget: bool,
+    /// Whether graphs are captured on trial while vLLM measures what is outside torch.
+    pub graphs_profiled: bool,
+    /// Whether ranks meet before vLLM looks what is free.
+    pub met_before: bool,
+    /// Whether sums over cards are fused with norms, in FlashInfer's workspace.
+    pub sums_fused: bool,
     /// Whether the CUDA context counts as memory of vLLM's own, or only what grew while it profiled.
     pub context_counted: bool,
     /// Whether the profile run samples, or makes the logits of every token of the batch (V1 before 0.8).
@@ -42,6 +48,8 @@ pub struct Rules {
     pub load_max_split: Option<u64>,
     /// Whether top-p sampling sorts all logits, or a Triton kernel finds the threshold (`apply_top_k_top_p`).
     pub sampler_sorts: bool,
+    /// Whether that kernel has a row of logits for every multiprocessor (else FlashInfer samples).
+    pub sampler_buffers: bool,
     /// Whether experts run in two buffers that stay (`WorkspaceManager`), as wide as the residual stream at least.
     pub experts_kept: bool,
     /// Which models the second model runner runs (`use_v2_model_runner` of vllm/config/vllm.py).
@@ -83,6 +91,9 @@ const OLDEST: Rules = Rules {
     since: [0, 0, 0],
     v1: false,
     graphs_in_budget: false,
+    graphs_profiled: false,
+    met_before: false,
+    sums_fused: false,
     context_counted: true,
     samples: true,
     sequences: [256, 256],
@@ -99,6 +110,7 @@ const OLDEST: Rules = Rules {
     lora_extra_vocabulary: 256,
     load_max_split: None,
     sampler_sorts: true,
+    sampler_buffers: false,
     experts_kept: false,
     second_runner: SecondRunner::None,
     second_foresees: false,
@@ -155,7 +167,8 @@ const V0_10_1: Rules = Rules {
 const V0_11_0: Rules = Rules {
     since: [0, 11, 0],
     chunked_groups: false,
-    source: "vllm/config/__init__.py of v0.11.0; four H100 logs of 0.11.0 add up without graphs",
+    met_before: true,
+    source: "vllm/config/__init__.py and v1/worker/gpu_worker.py of v0.11.0; four H100 logs of 0.11.0 add up without graphs",
     ..V0_10_1
 };
 const V0_11_1: Rules = Rules {
@@ -186,11 +199,19 @@ const V0_15_0: Rules = Rules {
 const V0_17_0: Rules = Rules {
     since: [0, 17, 0],
     sampler_sorts: false,
-    source: "vllm/v1/sample/ops/topk_topp_sampler.py of v0.17.0 uses Triton from 8 sequences on",
+    sampler_buffers: true,
+    sums_fused: true,
+    source: "vllm/v1/sample/ops/topk_topp_sampler.py of v0.17.0 uses Triton from 8 sequences on; vllm/config/vllm.py: \
+             `enable_allreduce_rms_fusion`",
     ..V0_15_0
 };
-const V0_18_0: Rules =
-    Rules { since: [0, 18, 0], group_slack: 50, source: "vllm/v1/core/kv_cache_utils.py of v0.18.0", ..V0_17_0 };
+const V0_18_0: Rules = Rules {
+    since: [0, 18, 0],
+    group_slack: 50,
+    graphs_profiled: true,
+    source: "vllm/v1/core/kv_cache_utils.py of v0.18.0; v1/worker/gpu_worker.py: `profile_cudagraph_memory`",
+    ..V0_17_0
+};
 const V0_20_0: Rules = Rules {
     since: [0, 20, 0],
     graphs_in_budget: true,
@@ -207,7 +228,8 @@ const V0_20_1: Rules = Rules {
 const V0_21_0: Rules = Rules {
     since: [0, 21, 0],
     load_max_split: Some(20 << 20),
-    source: "vllm/v1/worker/gpu_worker.py of v0.21.0",
+    sampler_buffers: false,
+    source: "vllm/v1/worker/gpu_worker.py and vllm/envs.py of v0.21.0: FlashInfer samples",
     ..V0_20_1
 };
 const V0_22_0: Rules = Rules {
@@ -238,6 +260,7 @@ const V0_27_0: Rules = Rules {
     since: [0, 27, 0],
     latent_step: 128,
     reserved_counts: true,
+    graphs_profiled: false,
     source: "vllm/platforms/interface.py of v0.27.0: `_align_hybrid_block_size`; utils/mem_utils.py: `total_consumed`",
     ..V0_26_0
 };
@@ -268,10 +291,6 @@ pub const RULES: &[Rules] = &[
 /// them), 0.09 on an A100 (108), 0.03 on a T4 (40) in truth/external/vllm_logs.json. That it grows with multiprocessors is
 /// no cause: code differs from card to card (docs/open-constants.md).
 pub(super) const OUTSIDE_TORCH: u64 = 1 << 20;
-
-/// Graphs captured by default: 0.1 to 0.6 GiB in truth/external/vllm_logs.json, the mean of those between 0.5 and 8 billion
-/// parameters. A guess, which the answer's notes say (docs/open-constants.md).
-pub(super) const GRAPHS: u64 = 400 << 20;
 
 /// The newest vLLM that something is known of (truth/engines/vllm-1.jsonl).
 const NEWEST: [u32; 2] = [0, 32];

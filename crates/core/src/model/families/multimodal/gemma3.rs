@@ -19,6 +19,7 @@ pub const FAMILY: Family = Family {
         scaled_embedding: true,
         positions: Some(131_072),
         scaled_positions: true,
+        turns_windows: true,
         registration: &[&["layer_norm1", "self_attn", "layer_norm2", "mlp"]],
         tasks: super::ALSO_CAUSAL,
         ..Facts::DEFAULT

@@ -19,6 +19,7 @@ pub const FAMILY: Family = Family {
         scaled_embedding: true,
         positions: Some(32_768),
         scaled_positions: true,
+        turns_windows: true,
         registration: &[&["q_proj", "q_norm", "k_proj", "v_proj", "k_norm", "o_proj"]],
         tasks: super::ALSO_CAUSAL,
         ..Facts::DEFAULT
