@@ -49,9 +49,11 @@ pub(super) struct Graphs<'a> {
 impl Graphs<'_> {
     /// Sizes that are captured over pieces (`_set_cudagraph_sizes` of vllm/config/vllm.py).
     fn sizes(self) -> Vec<u64> {
-        let largest = self.sequences.saturating_mul(self.decoded.max(1)).saturating_mul(2).min(512).min(self.batched);
+        let usual = self.sequences.saturating_mul(self.decoded.max(1)).saturating_mul(2).min(512);
+        // `GptOssForCausalLMConfig` of models/config.py.
+        let largest = if self.model.architecture == "GptOssForCausalLM" { 1024 } else { usual }.min(self.batched);
         let small = [1, 2, 4].into_iter().chain((8..256).step_by(8));
-        small.chain((256..=512).step_by(16)).filter(|size| *size <= largest.max(1)).collect()
+        small.chain((256..=1024).step_by(16)).filter(|size| *size <= largest.max(1)).collect()
     }
 
     /// Those that are captured whole: batches of sequences that decode. None where layers attend within chunks.
