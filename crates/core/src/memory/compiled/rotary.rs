@@ -7,7 +7,10 @@ use crate::model::op::Rotary;
 
 /// Queries and keys, rotated; with a rest of each that does not turn, joined with it at once.
 pub(super) fn rotary(g: &mut Graph, style: Rotary, inputs: &[Id]) -> Result<Vec<Option<Id>>, String> {
-    let known = matches!(style, Rotary::Half | Rotary::HalfPromoted | Rotary::HalfFp32 | Rotary::Interleaved);
+    let known = matches!(
+        style,
+        Rotary::Half | Rotary::HalfPromoted | Rotary::HalfFp32 | Rotary::Interleaved | Rotary::InterleavedPromoted
+    );
     let [query, key, cosine, sine, rest @ ..] = inputs else { return Err("a rotation without its tables".into()) };
     if !known {
         return Err(format!("the rotation {style:?}"));
