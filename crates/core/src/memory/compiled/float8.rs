@@ -30,10 +30,11 @@ impl Graph {
     /// `x · Wᵀ` of bytes; the result has the type of what goes in.
     pub(super) fn float8_linear(&mut self, x: Id, weight: Id, how: Float8) -> Id {
         let dtype = self.dtype(x);
-        let (scaled, scale) = self.bytes(x, DType::F8E4M3, how.along(Scale::Rows));
-        let flat = self.flat(scaled);
         let turned = self.turned(weight);
+        let (scaled, scale) = self.bytes(x, DType::F8E4M3, how.along(Scale::Rows));
         let (table, other) = self.bytes(turned, DType::F8E4M3, how.along(Scale::Columns));
+        let flat = self.flat(scaled);
+        let [scale, other] = [scale, other].map(|scale| self.map("reciprocal", scale, DType::F32));
         let sizes = Shape::from([self.shape(flat).size(0), self.shape(weight).size(0)]);
         let rule = Rule::Float8 { x, weight, how };
         self.with_rule(Kind::Product, &[flat, table, scale, other], sizes, dtype, rule)
@@ -50,6 +51,7 @@ impl Graph {
             // The second operand must lie by columns.
             let dense = self.map("clone", table, DType::F8E4M3);
             let right = self.turned(dense);
+            let [scale, other] = [scale, other].map(|scale| self.map("reciprocal", scale, DType::F32));
             let product = self.node(Kind::Product, &[left, right, scale, other], Shape::from([rows, width]), dtype);
             found.push((x, self.view("view", product, self.shape(x))));
         }
@@ -62,13 +64,14 @@ impl Graph {
             let right = self.turned(right);
             let right = self.map("clone", right, DType::F8E4M3);
             let right = self.turned(right);
+            let [scale, other] = [scale, other].map(|scale| self.map("reciprocal", scale, DType::F32));
             let product = self.node(Kind::Product, &[left, right, scale, other], self.shape(weight), dtype);
             found.push((weight, self.cast(product, self.dtype(weight))));
         }
         found
     }
 
-    /// `hp_tensor_to_float8_dynamic`: the bytes, and one over their scale.
+    /// `hp_tensor_to_float8_dynamic`: the bytes and their scale, node by node, since chains are cut by their length.
     fn bytes(&mut self, x: Id, to: DType, scale: Scale) -> (Id, Id) {
         let (shape, own) = (self.shape(x), self.dtype(x));
         let size = self.map("abs", x, own);
@@ -78,12 +81,16 @@ impl Graph {
             Scale::Columns => ("column amax", shape.with(0, 1)),
         };
         let largest = self.node(Kind::Reduce(name), &[size], sizes, own);
-        let factor = self.map("scale", largest, DType::F32);
+        let mut factor = largest;
+        for name in ["to fp64", "clamp", "reciprocal", "scale"] {
+            factor = self.map(name, factor, DType::F64);
+        }
+        let factor = self.map("to fp32", factor, DType::F32);
         let wide = self.cast(x, DType::F32);
         let scaled = self.both("mul", wide, factor);
-        let within = self.map("clamp", scaled, DType::F32);
-        let bytes = self.map("to bytes", within, to);
-        (bytes, self.map("reciprocal", factor, DType::F32))
+        let below = self.map("clamp from below", scaled, DType::F32);
+        let within = self.map("clamp from above", below, DType::F32);
+        (self.map("to bytes", within, to), factor)
     }
 
     fn turned(&mut self, x: Id) -> Id {
