@@ -15,7 +15,7 @@ use vramcast_core::plan::parallel::{
     Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Parallel, Pipeline, Reshard, Schedule, TensorForm, TensorParallel,
 };
 use vramcast_core::plan::{
-    AllocatorOptions, Batch, CheckpointOptions, Checkpointing, Gpus, Implementation, Optimizer, TrainPlan,
+    AllocatorOptions, Batch, CheckpointOptions, Checkpointing, Compile, Gpus, Implementation, Optimizer, TrainPlan,
 };
 
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -91,8 +91,10 @@ fn predicted(row: &Value) -> Result<(f64, f64), String> {
     if number("ep") > 1 {
         return Err("ep is not simulated for this engine".into());
     }
-    if row["torch_compile"] == true {
-        return Err("torch.compile".into());
+    let split = ["tp", "pp", "cp"].iter().any(|axis| number(axis) > 1);
+    let compiled = row["torch_compile"] == true;
+    if compiled && (split || row["note"].as_str().is_some_and(|note| note.contains("graph_trainer"))) {
+        return Err("torch.compile beside other axes than data parallel, or of the whole graph".into());
     }
     if !row["float8"].is_null() {
         return Err("float8".into());
@@ -161,6 +163,11 @@ fn predicted(row: &Value) -> Result<(f64, f64), String> {
         gradient_accumulation: micro as u32,
         // The loop lets go of the logits before backward.
         keep_outputs: false,
+        // Losses were compiled since 2025.
+        compile: compiled.then_some(match row["date"].as_str() {
+            Some(date) if date >= "2025" => Compile::LayersAndLoss,
+            _ => Compile::Layers,
+        }),
         parallel: Some(Parallel { mesh, engine, no_sync: false }),
         gpu,
         allocator,

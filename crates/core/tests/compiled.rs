@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use vramcast_core::memory::device::Device;
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
-use vramcast_core::plan::{AttentionKind, Batch, Checkpointing, Compile, TrainPlan};
+use vramcast_core::plan::job::Evaluation;
+use vramcast_core::plan::{AdapterPlan, AttentionKind, Batch, Checkpointing, Compile, Float8, LoraPlan, TrainPlan};
 
 /// So many that a tensor of a layer is a multiple of the 2 MiB that blocks are cut in.
 const TOKENS: u64 = 8 * 2048;
@@ -81,8 +83,12 @@ fn graphs_that_break_run_in_pieces() {
     run(
         serde_json::json!({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 513, "n_positions": 2048}),
     );
-    run(serde_json::json!({"model_type": "opt", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
-        "ffn_dim": 128, "vocab_size": 512, "word_embed_proj_dim": 64}));
+    let opt = serde_json::json!({"model_type": "opt", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        "ffn_dim": 128, "vocab_size": 512, "word_embed_proj_dim": 64});
+    run(opt.clone());
+    let model = Model::new(opt, Some("AutoModelForCausalLM")).unwrap();
+    let checkpointed = TrainPlan { checkpointing: Checkpointing::Full, ..plan(Some(Compile::Model)) };
+    assert!(kept_by_forward(&model, &checkpointed) < kept_by_forward(&model, &plan(Some(Compile::Model))));
 }
 
 #[test]
@@ -94,7 +100,85 @@ fn what_is_not_modelled_is_refused_by_name() {
     let falcon = Model::new(falcon, Some("AutoModelForCausalLM")).unwrap();
     let said = refusal(&falcon, &plan(Some(Compile::Model)));
     assert!(said.contains("torch.compile") && said.contains("not modelled"), "{said}");
-    let odd = plan(Some(Compile::Model));
-    let odd = TrainPlan { batch: Batch { batch_size: 1, seq_len: 1001, ..odd.batch.clone() }, ..odd };
-    assert!(refusal(&model(2), &odd).contains("no multiples of 8"));
+    let bytes = TrainPlan { float8: Some(Float8::Rowwise), ..plan(None) };
+    assert!(refusal(&model(2), &bytes).contains("float8 training without torch.compile"));
+}
+
+/// As many rows as no kernel likes: nothing is padded for them.
+#[test]
+fn an_odd_count_of_rows_is_not_padded() {
+    let of = |seq_len: u64| {
+        let plan = plan(Some(Compile::Model));
+        TrainPlan { batch: Batch { batch_size: 1, seq_len, ..plan.batch.clone() }, ..plan }
+    };
+    let [odd, even] = [2047, 2048].map(|seq_len| kept_by_forward(&model(1), &of(seq_len)));
+    assert!(odd < even, "{odd} against {even}");
+}
+
+/// torchao casts what goes in again on the way back: norms' outputs and the product of gate and up are made again.
+#[test]
+fn a_layer_in_float8_keeps_less() {
+    let rows = 8 * TOKENS * 4 + 2 * TOKENS * 4;
+    let expected = 2 * TOKENS * (6 * HIDDEN + 2 * WIDTH) + rows;
+    for recipe in [Float8::Tensorwise, Float8::Rowwise] {
+        let plan = TrainPlan { float8: Some(recipe), ..plan(Some(Compile::Layers)) };
+        let found = kept_by_a_layer(&plan);
+        assert!(found.abs_diff(expected) < 16 * 1024, "{recipe:?}: {found} against {expected}");
+    }
+}
+
+/// Workspaces of cuBLAS do not outlive a CUDA graph, and its pool is its own.
+#[test]
+fn a_recorded_graph_leaves_no_workspace_behind() {
+    let run = |compile: Compile| simulation::train(&model(2), &plan(Some(compile))).unwrap();
+    let [plain, recorded] = [Compile::Model, Compile::ReduceOverhead].map(run);
+    let after = |run: &simulation::Simulation| {
+        let forward = run.log.phases.iter().position(|phase| phase.to_string().ends_with("fwd")).unwrap();
+        run.replay.phases[forward].after
+    };
+    let workspace = Device::of(&plan(None).gpu).blas_workspace();
+    let gone = after(&plain) - after(&recorded);
+    assert!(gone >= workspace && gone < workspace + (4 << 20), "{gone} against {workspace}");
+}
+
+/// The hook of checkpointing beside adapters breaks the graph behind the embedding; dropout keeps a byte per element.
+#[test]
+fn adapters_are_compiled_beside_checkpoints_and_with_dropout() {
+    let lora = |dropout: f64| LoraPlan { rank: 8, dropout, ..LoraPlan::default() };
+    let of = |dropout: f64, checkpointing: Checkpointing| TrainPlan {
+        adapter: Some(AdapterPlan::Lora(lora(dropout))),
+        checkpointing,
+        ..plan(Some(Compile::Model))
+    };
+    let kept = |plan: &TrainPlan| kept_by_forward(&model(2), plan);
+    assert!(kept(&of(0.0, Checkpointing::Full)) < kept(&of(0.0, Checkpointing::Off)));
+    assert!(kept(&of(0.1, Checkpointing::Off)) > kept(&of(0.0, Checkpointing::Off)) + TOKENS * HIDDEN);
+}
+
+/// The Trainer compiles a wrapper and evaluates what it wraps.
+#[test]
+fn evaluation_runs_without_the_compiled_graph() {
+    let peak = |compile: Option<Compile>| {
+        let mut plan = TrainPlan { keep_outputs: false, ..plan(compile) };
+        plan.batch = Batch { batch_size: 1, seq_len: 256, ..Batch::default() };
+        plan.job.steps = Some(2);
+        let batch_size = 64;
+        plan.job.evaluation = Some(Evaluation { rows: 64, batch_size, every: Some(2), ..Evaluation::default() });
+        simulation::train(&of_vocabulary(1, 32000), &plan).unwrap().replay.peak_allocated()
+    };
+    assert_eq!(peak(Some(Compile::Model)), peak(None));
+}
+
+#[test]
+fn norms_activations_and_rotations_of_further_families_are_compiled() {
+    let sizes = serde_json::json!({"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 512, "head_dim": 16});
+    for (kind, act) in [("cohere2", "silu"), ("nemotron", "relu2"), ("arcee", "relu2"), ("ernie4_5", "silu")] {
+        let mut config = sizes.clone();
+        (config["model_type"], config["hidden_act"]) = (kind.into(), act.into());
+        let model = Model::new(config, Some("AutoModelForCausalLM")).unwrap();
+        for compile in [Compile::Model, Compile::Layers] {
+            simulation::train(&model, &plan(Some(compile))).unwrap();
+        }
+    }
 }

@@ -99,6 +99,8 @@ pub enum Stream {
     Cast,
     /// Gradients are reduced on it over copies of the model.
     AllReduce,
+    /// CUDA graphs are recorded on it, in a pool of their own.
+    Recording,
     /// One of those of a further stage of a pipeline rank.
     OfStage(u8),
 }

@@ -81,6 +81,8 @@ impl Ready<'_> {
             real_tokens: batch.real_tokens,
             counted: Some(sizes.counted),
             documents: sizes.documents,
+            // The Trainer evaluates the model that it compiled a wrapper of (`_wrap_model(self.model, training=False)`).
+            compile: self.settings.compile.filter(|compile| torch.grad_enabled || compile.by_layer()),
             ..self.settings
         };
         let wrapped = Wrapped { loss: HeadLoss::new(&program, self.plan.loss), ..self.adapted(&program) };

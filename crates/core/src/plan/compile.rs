@@ -14,16 +14,33 @@ pub const RULES: &str = "torch 2.11";
 pub enum Compile {
     /// The model as a whole, its loss with it: `torch.compile(model)`, the Trainer's `torch_compile`.
     Model,
+    /// The same with CUDA graphs: `mode="reduce-overhead"`.
+    ReduceOverhead,
     /// Each layer by itself, the rest eager: `layer.compile(fullgraph=True)`.
     Layers,
     /// The same, and the loss by itself, as torchtitan's `compile.components` are by default.
     LayersAndLoss,
 }
 
+/// How torchao's float8 training scales what it casts to bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Float8 {
+    /// One scale for each tensor.
+    Tensorwise,
+    /// One for each row, and for each column where a product sums over those.
+    Rowwise,
+}
+
 impl Compile {
     /// Whether each layer is a graph of its own.
     pub fn by_layer(self) -> bool {
-        self != Self::Model
+        !self.is_whole()
+    }
+
+    /// Whether the whole model is compiled.
+    pub fn is_whole(self) -> bool {
+        matches!(self, Self::Model | Self::ReduceOverhead)
     }
 }
 
@@ -32,7 +49,7 @@ impl TrainPlan {
     pub(super) fn compile_notes(&self) -> Vec<String> {
         let Some(compile) = self.compile else { return Vec::new() };
         let mut notes = vec![format!("torch.compile by the rules of {RULES}")];
-        if compile == Compile::Model && self.autocast.is_some() && !self.keep_outputs {
+        if compile.is_whole() && self.autocast.is_some() && !self.keep_outputs {
             notes.push("torch.compile: the loop is taken for the Trainer's, whose autocast widens logits".into());
         }
         notes
@@ -40,8 +57,9 @@ impl TrainPlan {
 
     /// Refuses by name what is not modelled inside a compiled graph.
     pub(super) fn check_compile(&self, faults: &mut Faults) {
+        self.check_float8(faults);
         let Some(compile) = self.compile else { return };
-        let whole = compile == Compile::Model;
+        let whole = compile.is_whole();
         let alone = |parallel: &Parallel| {
             let mesh = &parallel.mesh;
             matches!(parallel.engine, Engine::Fsdp2(_)) && mesh.tp.max(mesh.pp).max(mesh.cp).max(mesh.sp) == 1
@@ -60,10 +78,7 @@ impl TrainPlan {
             ),
             (whole && spread.is_some(), "the whole model on several cards (each layer by itself is)"),
             (!whole && !spread.is_none_or(alone), "several cards, other than FSDP2's data parallel alone"),
-            (
-                self.job.lengths.is_some() || self.job.is_flat(),
-                "batches of many lengths, which are traced anew with symbols for sizes,",
-            ),
+            (self.job.is_flat(), "batches without padding, which are traced anew with symbols for sizes,"),
             (self.objective.kind != TaskKind::Sft, "a task other than the model's own loss"),
             (
                 !(self.model_code == ModelCode::Transformers || !whole && self.model_code == ModelCode::Torchtune),
@@ -74,6 +89,21 @@ impl TrainPlan {
             faults.add(
                 Fault::unsupported("torch_compile", format!("torch.compile with {what}")).or_drop("torch_compile"),
             );
+        }
+    }
+
+    fn check_float8(&self, faults: &mut Faults) {
+        if self.float8.is_none() {
+            return;
+        }
+        if self.compile.is_none() {
+            let fault = Fault::unsupported("float8", "float8 training without torch.compile");
+            faults.add(fault.or_set("torch_compile", "layers").or_drop("float8"));
+        }
+        let refused =
+            [(self.adapter.is_some(), "adapters"), (self.checkpoints.selective.is_some(), "selective checkpoints")];
+        for (_, what) in refused.into_iter().filter(|(used, _)| *used) {
+            faults.add(Fault::unsupported("float8", format!("float8 training with {what}")).or_drop("float8"));
         }
     }
 }

@@ -73,6 +73,7 @@ impl TrainPlan {
         add(self.job.packing.is_some(), "packed samples");
         add(self.job.is_flat() && self.job.packing.is_none(), "batches without padding");
         add(self.compile.is_some(), "torch.compile");
+        add(self.float8.is_some(), "float8 training");
         add(self.job.resume, "resuming");
         add(self.job.evaluation.is_some(), "evaluation between steps");
         add(self.job.evaluation.as_ref().is_some_and(|how| how.metrics), "predictions kept for metrics");

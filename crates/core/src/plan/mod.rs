@@ -63,7 +63,7 @@ pub use allocator::{Addresses, AllocatorOptions};
 pub use attention::{AttentionKind, SdpaKernel};
 pub use batch::Batch;
 pub use checkpoints::{CheckpointOptions, Selective};
-pub use compile::Compile;
+pub use compile::{Compile, Float8};
 pub use draft::{Accepted, Assistant, Draft, Schedule};
 pub use fault::{Fault, Faults, Remedy, Words};
 pub use framework::{Framework, Provenance, Situation};

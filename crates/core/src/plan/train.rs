@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::job::{Evaluation, Saving, Sizes};
 use super::parallel::Engine;
 use super::{
-    AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Compile, Fault, Faults, Gpu,
-    Job, LossKind, LossOptions, ModelCode, ModelSizes, Objective, Optimizer, Package, Parallel, PlanError,
+    AdapterLayout, AdapterPlan, AllocatorOptions, AttentionKind, Batch, CheckpointOptions, Compile, Fault, Faults,
+    Float8, Gpu, Job, LossKind, LossOptions, ModelCode, ModelSizes, Objective, Optimizer, Package, Parallel, PlanError,
     Quantization, SdpaKernel, Stack,
 };
 use crate::dtype::DType;
@@ -32,6 +32,8 @@ pub struct TrainPlan {
     /// What is compiled; absent: all is eager.
     #[serde(rename = "torch_compile")]
     pub compile: Option<Compile>,
+    /// How products of layers are scaled to bytes (torchao's `convert_to_float8_training`); absent: they are not.
+    pub float8: Option<Float8>,
     /// Whether layers are recomputed in backward.
     pub checkpointing: Checkpointing,
     /// Which layers those are, and how they are recomputed.
@@ -93,6 +95,7 @@ impl Default for TrainPlan {
             attention: AttentionKind::Sdpa,
             sdpa_kernel: None,
             compile: None,
+            float8: None,
             checkpointing: Checkpointing::Off,
             checkpoints: CheckpointOptions::default(),
             save_on_cpu: false,

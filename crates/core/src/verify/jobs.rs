@@ -9,7 +9,7 @@ use super::{pictures, run, tasks};
 use crate::memory::simulation::{self, Simulation};
 use crate::model::Model;
 use crate::plan::job::{DeviceMap, Evaluation, Generation, Lengths, Packing, random::Twister};
-use crate::plan::{Compile, Kernels, TrainPlan};
+use crate::plan::{Compile, Float8, Kernels, TrainPlan};
 
 /// Files of jobs: one a line.
 pub(super) const KIND: Kind = Kind {
@@ -195,13 +195,18 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         plan.compile = Some(match (layers, loss) {
             (true, true) => Compile::LayersAndLoss,
             (true, false) => Compile::Layers,
+            (false, _) if job["mode"] == "reduce-overhead" => Compile::ReduceOverhead,
             (false, _) => Compile::Model,
         });
         // Its loop lets go of the logits.
         plan.keep_outputs = !loss;
+        plan.float8 = match job["float8"].as_str() {
+            Some("rowwise") => Some(Float8::Rowwise),
+            other => other.map(|_| Float8::Tensorwise),
+        };
         // A compiled step of AdamW makes nothing that the fused one does not.
-        let special = ["mode"].into_iter().chain((loss && !layers).then_some("loss"));
-        let special = special.into_iter().find(|key| !job[*key].is_null());
+        let other = !job["mode"].is_null() && job["mode"] != "default" && plan.compile != Some(Compile::ReduceOverhead);
+        let special = other.then_some("mode").or((loss && !layers).then_some("loss"));
         return special.map_or(Ok(plan), |key| Err(format!("{key} of torch.compile is not simulated yet")));
     }
     plan.compile = (job["compile"] == true).then_some(Compile::Model);

@@ -145,9 +145,16 @@ pub(super) const STEP: &[Setting] = &[
     setting("checkpointing", "", Kind::Choice(&[("off", ""), ("full", "")]), "Whether layers are recomputed in backward")
         .from("transformers 5.17's default")
         .on(Topic::Kernels, Scope::TORCH),
-    setting("torch_compile", "torch-compile", Kind::Spelled(COMPILE), "Compile the model as a whole, as the Trainer does, or each layer by itself (layers, layers-and-loss)")
+    setting("torch_compile", "torch-compile", Kind::Spelled(COMPILE), "Compile the model as a whole, as the Trainer does, with CUDA graphs (reduce-overhead), or each layer by itself (layers, layers-and-loss)")
         .on(Topic::Kernels, Scope::ONE_CARD.and(Scope::FSDP2))
         .example("--torch-compile layers"),
+    setting("float8", "float8", Kind::Choice(&[
+        ("tensorwise", "one scale for each tensor"),
+        ("rowwise", "one scale for each row"),
+    ]), "Multiply in float8 inside compiled layers, as torchao's training does (the head stays as it is)")
+        .value("RECIPE")
+        .on(Topic::Kernels, Scope::ONE_CARD.and(Scope::FSDP2))
+        .example("--float8 rowwise --torch-compile layers"),
     setting("loss.kind", "loss", Kind::Spelled(LOSS), "Whose loss: transformers' own, torchtune's chunked, cut cross entropy, TRL's or Liger's")
         .value("NAME")
         .from("transformers 5.17's default")
@@ -323,14 +330,15 @@ const CHECKPOINTS: Spelling = Spelling {
 };
 
 const COMPILE: Spelling = Spelling {
-    words: &["model", "layers", "layers-and-loss", "off"],
+    words: &["model", "reduce-overhead", "layers", "layers-and-loss", "off"],
     bare: Some("model"),
     read: |text| match text {
         "off" | "false" | "none" => Ok(json!({"torch_compile": null})),
         "model" | "true" => Ok(json!({"torch_compile": "model"})),
+        "reduce-overhead" => Ok(json!({"torch_compile": "reduce-overhead"})),
         "layers" | "per-layer" => Ok(json!({"torch_compile": "layers"})),
         "layers-and-loss" => Ok(json!({"torch_compile": "layers-and-loss"})),
-        _ => Err("model, layers, layers-and-loss or off".into()),
+        _ => Err("model, reduce-overhead, layers, layers-and-loss or off".into()),
     },
     write: |plan| Some(plan.get("torch_compile")?.as_str()?.to_owned()),
 };

@@ -2,13 +2,15 @@
 //!
 //! | module | what torch calls it |
 //! |---|---|
-//! | `trace`, `norm`, `rotary`, `pad`, `experts`, `graph`, `rules` | Dynamo, AOTAutograd and its decompositions: the joint graph |
+//! | `trace`, `norm`, `rotary`, `attention`, `pad`, `experts`, `float8`, `graph`, `rules` | Dynamo, AOTAutograd and its decompositions: the joint graph |
 //! | `partition`, `flow` | the min-cut partitioner: what forward keeps |
 //! | `schedule`, `reorder` | Inductor: kernels, buffers, and their order |
 //!
 //! After torch 2.11; docs/how-compiled-memory-works.md says what is modelled and how near it comes.
 
+mod attention;
 mod experts;
+mod float8;
 mod flow;
 mod graph;
 mod norm;
@@ -29,6 +31,7 @@ use schedule::Schedule;
 pub(in crate::memory) use trace::{Around, Source};
 
 use super::autograd::{Gradients, Saved};
+use super::log::Stream;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::model::op::ValueId;
@@ -40,6 +43,8 @@ pub(in crate::memory) struct Compiled {
     pub(in crate::memory) sources: Vec<Source>,
     /// The values it makes.
     pub(in crate::memory) outputs: Vec<ValueId>,
+    /// Whether it is recorded as a CUDA graph.
+    recorded: bool,
     body: Rc<Body>,
 }
 
@@ -76,7 +81,7 @@ impl Compiled {
             Some(other) => Rc::clone(&other.body),
             None => Rc::new(Body::new(graph)),
         };
-        Ok(Self { sources, outputs, body })
+        Ok(Self { sources, outputs, recorded: around.recorded, body })
     }
 
     /// Runs it forward on what comes in, in the order of its sources.
@@ -86,7 +91,8 @@ impl Compiled {
         body.graph.primals.iter().zip(inputs).for_each(|(id, tensor)| memory.put(*id, tensor.detached()));
         let records = torch.records(&inputs.iter().collect::<Vec<_>>());
         let schedule = if records { &body.forward } else { body.inference() };
-        memory.launch(torch, &body.graph, schedule);
+        let recorded = self.recorded;
+        on(torch, recorded, |torch| memory.launch(torch, &body.graph, schedule));
         let taken: Vec<Option<Tensor>> = schedule.results.iter().map(|at| at.and_then(|at| memory.get(at))).collect();
         let count = body.graph.outputs.len();
         let shaped =
@@ -105,7 +111,7 @@ impl Compiled {
         let mut trained: Vec<&mut Tensor> =
             outputs.iter_mut().zip(&needs).filter(|(_, needs)| **needs).map(|(t, _)| t).collect();
         let mut attached: Vec<Tensor> = trained.iter().map(|tensor| (**tensor).clone()).collect();
-        torch.attach_many(&mut attached, &inputs, move |torch, gradients| body.back(torch, saved, gradients));
+        torch.attach_many(&mut attached, &inputs, move |torch, gradients| body.back(torch, saved, gradients, recorded));
         trained.iter_mut().zip(attached).for_each(|(place, tensor)| **place = tensor);
         outputs
     }
@@ -136,7 +142,7 @@ impl Body {
         self.inference.get_or_init(|| forward_to(&self.graph, &self.graph.outputs))
     }
 
-    fn back(&self, torch: &mut Torch, saved: Vec<Option<Saved>>, gradients: Gradients) -> Gradients {
+    fn back(&self, torch: &mut Torch, saved: Vec<Option<Saved>>, gradients: Gradients, recorded: bool) -> Gradients {
         let mut memory = Memory::new(&self.graph);
         for (id, saved) in self.saved.iter().zip(saved) {
             if let Some(saved) = saved {
@@ -150,11 +156,14 @@ impl Body {
         let mut held = Vec::new();
         for (id, gradient) in self.graph.tangents.iter().zip(gradients) {
             let node = &self.graph.nodes[*id as usize];
+            let zeros = gradient.is_none();
             let tensor = gradient.unwrap_or_else(|| torch.fresh("zeros", node.shape, node.dtype));
             held.push(tensor.clone());
-            memory.put(*id, tensor);
+            // What no graph made is copied to where the recording reads it, and freed there (`static_input`).
+            let copy = |torch: &mut Torch| torch.fresh("static input", node.shape, node.dtype);
+            memory.put(*id, if recorded && zeros { torch.on_stream(Stream::Recording, copy) } else { tensor });
         }
-        memory.launch(torch, &self.graph, &self.backward);
+        on(torch, recorded, |torch| memory.launch(torch, &self.graph, &self.backward));
         drop(held);
         let primals = self.graph.primals.iter();
         self.backward
@@ -166,6 +175,11 @@ impl Body {
             })
             .collect()
     }
+}
+
+/// Runs kernels, as a CUDA graph or not.
+fn on(torch: &mut Torch, recorded: bool, run: impl FnOnce(&mut Torch)) {
+    if recorded { torch.recorded(run) } else { run(torch) }
 }
 
 /// Of what was cut, what the backward pass reads (`_extract_fwd_bwd_modules` drops the rest).

@@ -8,14 +8,14 @@ use crate::model::op::Norm;
 /// A norm over the last dimension. Autocast computes `layer_norm` in fp32.
 pub(super) fn norm(
     g: &mut Graph,
-    (kind, autocast): (Norm, bool),
+    (kind, autocast): (Norm, Option<DType>),
     x: Id,
     weight: Option<Id>,
     bias: Option<Id>,
 ) -> Result<Id, String> {
     match kind {
         Norm::Layer | Norm::LayerPlain => {
-            let narrow = if autocast { DType::F32 } else { g.dtype(x) };
+            let narrow = if autocast.is_some() { DType::F32 } else { g.dtype(x) };
             let normal = layer(g, x, weight, bias);
             Ok(g.cast(normal, narrow))
         }
@@ -23,7 +23,20 @@ pub(super) fn norm(
             let normal = layer(g, x, None, None);
             Ok(g.cast(normal, g.dtype(x)))
         }
+        Norm::LayerPlusOne => {
+            let shifted = |g: &mut Graph, own: Id| {
+                g.with_rule(Kind::Pointwise("add 1"), &[own], g.shape(own), g.dtype(own), Rule::Shifted)
+            };
+            let weight = weight.map(|weight| shifted(g, weight));
+            // Under autocast it casts its arguments itself and runs without (`_cast_if_autocast_enabled`).
+            let narrow = |g: &mut Graph, own: Id| g.cast(own, autocast.unwrap_or(g.dtype(own)));
+            let x = narrow(g, x);
+            let [weight, bias] = [weight, bias].map(|own| own.map(|own| narrow(g, own)));
+            let normal = layer(g, x, weight, bias);
+            Ok(g.cast(normal, g.dtype(x)))
+        }
         _ if bias.is_some() => Err(format!("the norm {kind:?} with a bias")),
+        Norm::LayerCohere => Ok(cohere(g, x, weight)),
         _ => rms(g, kind, x, weight),
     }
 }
@@ -44,14 +57,35 @@ fn layer(g: &mut Graph, x: Id, weight: Option<Id>, bias: Option<Id>) -> Id {
     last
 }
 
+/// `CohereLayerNorm`: mean and variance spelled out, all of it in fp32.
+fn cohere(g: &mut Graph, x: Id, weight: Option<Id>) -> Id {
+    let wide = g.cast(x, DType::F32);
+    let row = g.shape(x).with(-1, 1);
+    let mean = g.with_rule(Kind::Reduce("mean"), &[wide], row, DType::F32, Rule::Mean);
+    let centred = g.both("sub", wide, mean);
+    g.rules[centred as usize] = Rule::Add;
+    let inverse = inverse_root(g, centred);
+    let normal = g.mul(centred, inverse);
+    let scaled = weight.map_or(normal, |weight| {
+        let weight = g.cast(weight, DType::F32);
+        g.mul(weight, normal)
+    });
+    g.cast(scaled, g.dtype(x))
+}
+
+/// One over the root of the mean of squares of each row.
+fn inverse_root(g: &mut Graph, x: Id) -> Id {
+    let row = g.shape(x).with(-1, 1);
+    let square = g.with_rule(Kind::Pointwise("pow 2"), &[x], g.shape(x), DType::F32, Rule::Square);
+    let mean = g.with_rule(Kind::Reduce("mean"), &[square], row, DType::F32, Rule::Mean);
+    let shifted = g.with_rule(Kind::Pointwise("add eps"), &[mean], row, DType::F32, Rule::Shifted);
+    g.with_rule(Kind::Pointwise("rsqrt"), &[shifted], row, DType::F32, Rule::Rsqrt)
+}
+
 fn rms(g: &mut Graph, kind: Norm, x: Id, weight: Option<Id>) -> Result<Id, String> {
     let narrow = g.dtype(x);
     let wide = g.cast(x, DType::F32);
-    let square = g.with_rule(Kind::Pointwise("pow 2"), &[wide], g.shape(wide), DType::F32, Rule::Square);
-    let row = g.shape(x).with(-1, 1);
-    let mean = g.with_rule(Kind::Reduce("mean"), &[square], row, DType::F32, Rule::Mean);
-    let shifted = g.with_rule(Kind::Pointwise("add eps"), &[mean], row, DType::F32, Rule::Shifted);
-    let inverse = g.with_rule(Kind::Pointwise("rsqrt"), &[shifted], row, DType::F32, Rule::Rsqrt);
+    let inverse = inverse_root(g, wide);
     let normal = g.mul(wide, inverse);
     let scaled = |g: &mut Graph, x: Id| weight.map_or(x, |weight| g.mul(weight, x));
     match kind {

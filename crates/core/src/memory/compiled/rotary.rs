@@ -7,11 +7,7 @@ use crate::model::op::Rotary;
 
 /// Queries and keys, rotated; with a rest of each that does not turn, joined with it at once.
 pub(super) fn rotary(g: &mut Graph, style: Rotary, inputs: &[Id]) -> Result<Vec<Option<Id>>, String> {
-    let known = matches!(style, Rotary::Half | Rotary::HalfPromoted | Rotary::HalfFp32 | Rotary::Interleaved);
     let [query, key, cosine, sine, rest @ ..] = inputs else { return Err("a rotation without its tables".into()) };
-    if !known {
-        return Err(format!("the rotation {style:?}"));
-    }
     let open = |g: &mut Graph, table: Id| {
         let sizes = g.shape(table);
         g.view("unsqueeze", table, if sizes.rank() == 3 { sizes.inserted(1, 1) } else { sizes })
@@ -36,7 +32,7 @@ pub(super) fn rotary(g: &mut Graph, style: Rotary, inputs: &[Id]) -> Result<Vec<
 /// `x * cos + cat(-x₂, x₁) * sin`; of neighbours as pairs `stack(-x₂, x₁)`, which is joined alike.
 fn rotate(g: &mut Graph, x: Id, cosine: Id, sine: Id, style: Rotary) -> Id {
     let from = x;
-    let x = if style == Rotary::HalfFp32 { g.cast(x, DType::F32) } else { x };
+    let x = if matches!(style, Rotary::HalfFp32 | Rotary::InterleavedFp32) { g.cast(x, DType::F32) } else { x };
     let straight = g.both("mul", x, cosine);
     let half = g.shape(x).with(-1, g.shape(x).last() / 2);
     let first = g.node(Kind::View("slice"), &[x], half, g.dtype(x));

@@ -4,6 +4,7 @@ use super::graph::{Graph, Id, Kind};
 use crate::dtype::DType;
 use crate::model::Shape;
 use crate::model::op::LinearLayout;
+use crate::plan::Float8;
 
 /// How a gradient goes back through a node.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,6 +63,17 @@ pub(super) enum Rule {
     PaddedLinear {
         x: Id,
         weight: Id,
+    },
+    /// The same on bytes with scales: x, weight as it is stored.
+    Float8 {
+        x: Id,
+        weight: Id,
+        how: Float8,
+    },
+    /// Of two stacks of matrices.
+    Batched {
+        a: Id,
+        b: Id,
     },
     /// The first result of attention: q, k, v, and the mask.
     Attention {
@@ -305,6 +317,8 @@ impl Graph {
             }
             Rule::Linear { x, weight, bias, layout } => self.linear_back(gradient, (x, weight, bias), layout),
             Rule::PaddedLinear { x, weight } => self.padded_back(gradient, x, weight),
+            Rule::Batched { a, b } => self.batched_back(gradient, a, b),
+            Rule::Float8 { x, weight, how } => self.float8_back(gradient, x, weight, how),
             Rule::Attention { q, k, v, mask, kernel } => {
                 let mut inputs = vec![gradient, q, k, v];
                 inputs.extend(mask);

@@ -162,7 +162,7 @@ impl Planner<'_> {
     fn stands_alone(&self, id: Id) -> bool {
         matches!(
             self.graph.nodes[id as usize].kind,
-            Kind::Zeros(_) | Kind::Scatter | Kind::Reduce("column sum" | "sum of all")
+            Kind::Zeros(_) | Kind::Scatter | Kind::Reduce("column sum" | "sum of all" | "amax of all" | "column amax")
         )
     }
 

@@ -13,7 +13,7 @@ use crate::model::op::{
     Unary, ValueId,
 };
 use crate::model::{ModuleKind, Program, Shape, Step};
-use crate::plan::Selective;
+use crate::plan::{Float8, Selective};
 
 /// Where what comes into a graph comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,8 +35,14 @@ pub(in crate::memory) struct Around<'a> {
     /// Whether layers are checkpoints inside the graph, and what those keep.
     pub(in crate::memory) checkpointing: bool,
     pub(in crate::memory) selective: Option<Selective>,
+    /// Whether kernels are recorded as a CUDA graph.
+    pub(in crate::memory) recorded: bool,
     /// Whether what is returned is widened inside the graph (accelerate's `convert_outputs_to_fp32`).
     pub(in crate::memory) widens: bool,
+    /// How products of layers are scaled to bytes.
+    pub(in crate::memory) float8: Option<Float8>,
+    /// Whether LoRA drops some of what goes in.
+    pub(in crate::memory) lora_dropout: bool,
     /// A value that is returned besides what later steps read.
     pub(in crate::memory) also: Option<ValueId>,
     /// The tensors that come in.
@@ -59,6 +65,8 @@ struct Tracer<'a> {
     values: Vec<Option<Id>>,
     returned: Vec<ValueId>,
     autocast: Option<DType>,
+    /// Whether the code of a layer is traced.
+    in_layer: bool,
     /// Products of the checkpoint so far.
     products: u64,
 }
@@ -73,6 +81,7 @@ pub(super) fn trace(program: &Program, range: Range<usize>, around: &Around<'_>)
         values: vec![None; program.values.len()],
         returned: Vec::new(),
         autocast: around.autocast,
+        in_layer: !around.whole,
         products: 0,
     };
     // A layer by itself is entered outside.
@@ -86,13 +95,15 @@ pub(super) fn trace(program: &Program, range: Range<usize>, around: &Around<'_>)
                 tracer.step(op, inputs, outputs)?;
                 made.extend(outputs);
             }
-            Step::Enter(module)
-                if program.modules[module.0 as usize].kind == ModuleKind::Layer && around.checkpointing =>
-            {
-                depth += 1;
-                (tracer.graph.checkpoint, tracer.products) = (Some(depth), 0);
+            Step::Enter(module) if program.modules[module.0 as usize].kind == ModuleKind::Layer => {
+                tracer.in_layer = true;
+                if around.checkpointing {
+                    depth += 1;
+                    (tracer.graph.checkpoint, tracer.products) = (Some(depth), 0);
+                }
             }
             Step::Exit(module) if program.modules[module.0 as usize].kind == ModuleKind::Layer => {
+                tracer.in_layer = false;
                 tracer.graph.checkpoint = None;
             }
             Step::Autocast(on) => tracer.autocast = if *on { around.autocast } else { None },
@@ -193,7 +204,7 @@ impl Tracer<'_> {
             }
             Op::Norm { kind, weight, bias } => {
                 let [weight, bias] = [weight, bias].map(|id| id.map(|id| self.parameter(id)).transpose());
-                one(norm::norm(&mut self.graph, (*kind, self.autocast.is_some()), input(0)?, weight?, bias?)?)
+                one(norm::norm(&mut self.graph, (*kind, self.autocast), input(0)?, weight?, bias?)?)
             }
             Op::RotaryTable(table) => {
                 // Angles by a product, in fp32; cosine and sine are made again where they are needed.
@@ -318,6 +329,16 @@ impl Tracer<'_> {
         (weight, bias, layout): (Id, Option<Id>, LinearLayout),
         shape: Shape,
     ) -> Result<Id, String> {
+        if let Some(how) = self.around.float8.filter(|_| self.in_layer && layout == LinearLayout::OutIn) {
+            let x = self.narrow(x);
+            let g = &mut self.graph;
+            let product = g.float8_linear(x, weight, how);
+            let whole = g.view("view", product, shape);
+            return Ok(bias.map_or(whole, |bias| {
+                let bias = g.cast(bias, g.dtype(whole));
+                g.add(whole, bias)
+            }));
+        }
         let (weight, x) = (self.narrow(weight), self.narrow(x));
         let bias = bias.map(|bias| self.narrow(bias));
         let g = &mut self.graph;
@@ -327,9 +348,10 @@ impl Tracer<'_> {
         // fx_passes/pad_mm.py.
         let aligned = pad::aligned(dtype);
         let odd = |size: u64| !size.is_multiple_of(aligned);
-        if odd(rows) || odd(g.shape(flat).last()) {
+        // A count of rows that is none leaves every row of memory where it was: its benchmark finds no gain.
+        if odd(g.shape(flat).last()) {
             return Err(format!(
-                "a product whose sizes are no multiples of {aligned}, which Inductor pads where its benchmark says so,"
+                "a product whose inner size is no multiple of {aligned}, which Inductor pads where its benchmark says so,"
             ));
         }
         let turned = match layout {
@@ -367,8 +389,11 @@ impl Tracer<'_> {
         let Some(first) = self.source(Source::Lora(module, 0)) else { return Ok(result) };
         let second = self.source(Source::Lora(module, 1)).ok_or("an adapter of one matrix")?;
         let dtype = self.graph.dtype(result);
+        let drops = self.around.lora_dropout;
         // Under autocast it is narrowed again, and of two casts in a row the last is made (`pointless_convert`).
-        let x = if self.autocast.is_some() { x } else { self.graph.cast(x, self.graph.dtype(first)) };
+        let stays = self.autocast.is_some() && !drops;
+        let x = if stays { x } else { self.graph.cast(x, self.graph.dtype(first)) };
+        let x = if drops { dropout(&mut self.graph, x) } else { x };
         let rank = self.graph.shape(first).size(0);
         let plain = |matrix: Id| (matrix, None, LinearLayout::OutIn);
         let inner = self.linear(x, plain(first), shape.with(-1, rank))?;
@@ -386,11 +411,15 @@ impl Tracer<'_> {
         }
         let [mut k, mut v] = [k, v];
         if mask.is_some() && spec.groups > 1 {
-            [k, v] = [k, v].map(|x| repeated(&mut self.graph, x, spec.groups));
+            [k, v] = [k, v].map(|x| self.graph.repeated(x, spec.groups));
         }
         let [q, k, v] = [q, k, v].map(|x| self.narrow(x));
         let g = &mut self.graph;
         let dtype = g.dtype(q);
+        // Kernels for fp32 have as many heads of keys as of queries.
+        if dtype == DType::F32 && mask.is_none() && spec.groups > 1 {
+            return Ok(g.attention_in_full(q, k, v, spec.groups));
+        }
         let mask = mask.map(|mask| g.node(Kind::Pointwise("where"), &[mask], g.shape(mask), dtype));
         let mut inputs = vec![q, k, v];
         inputs.extend(mask);
@@ -433,14 +462,6 @@ impl Tracer<'_> {
     }
 }
 
-impl Graph {
-    /// The statistic per row of a fused attention.
-    pub(super) fn statistic(&mut self, kernel: Id) -> Id {
-        let rows = self.shape(kernel).with(-1, 1);
-        self.node(Kind::Item(1), &[kernel], rows, DType::F32)
-    }
-}
-
 /// `native_dropout`: backward needs which elements stayed, a byte each.
 fn dropout(g: &mut Graph, x: Id) -> Id {
     let shape = g.shape(x);
@@ -450,21 +471,14 @@ fn dropout(g: &mut Graph, x: Id) -> Id {
     g.with_rule(Kind::Pointwise("scale"), &[kept], shape, g.dtype(x), Rule::Scaled)
 }
 
-/// `repeat_kv`: `[batch, kv heads, seq, dim]` copied for each head of its group.
-fn repeated(g: &mut Graph, x: Id, groups: u64) -> Id {
-    let [batch, heads, seq, dim] = [0, 1, 2, 3].map(|axis| g.shape(x).size(axis));
-    let opened = g.node(Kind::View("unsqueeze"), &[x], Shape::from([batch, heads, 1, seq, dim]), g.dtype(x));
-    let wide = Shape::from([batch, heads, groups, seq, dim]);
-    let spread = g.node(Kind::View("expand"), &[opened], wide, g.dtype(x));
-    let copied = g.node(Kind::Pointwise("clone"), &[spread], wide, g.dtype(x));
-    let whole = Shape::from([batch, heads * groups, seq, dim]);
-    g.with_rule(Kind::View("view"), &[copied], whole, g.dtype(x), Rule::RepeatOf(x))
-}
-
 pub(super) fn activation(g: &mut Graph, kind: Activation, x: Id) -> Result<Id, String> {
     let dtype = g.dtype(x);
     match kind {
         Activation::Relu => Ok(g.with_rule(Kind::Pointwise("relu"), &[x], g.shape(x), dtype, Rule::Relu)),
+        Activation::ReluSquared => {
+            let open = activation(g, Activation::Relu, x)?;
+            Ok(g.with_rule(Kind::Pointwise("pow 2"), &[open], g.shape(x), dtype, Rule::Square))
+        }
         // Spelled out in Python or not: all of it is one kernel.
         Activation::Silu | Activation::Gelu | Activation::GeluNew | Activation::GeluFast | Activation::QuickGelu => {
             let wide = g.cast(x, if dtype.size() == 2 { DType::F32 } else { dtype });

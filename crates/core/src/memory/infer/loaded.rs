@@ -79,6 +79,7 @@ impl Loaded {
             keeps_hidden: false,
             refuses_cache: false,
             compile: None,
+            float8: None,
             drops_outputs: false,
         };
         Self { settings, parameters, quantised, stored, buffers, store: None, dealt: None }

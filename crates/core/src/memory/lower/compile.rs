@@ -9,6 +9,7 @@ use std::rc::Rc;
 use super::lora::LoraWeights;
 use super::variables::Frames;
 use super::{Compile, Runner};
+use crate::dtype::DType;
 use crate::memory::compiled::{Around, Compiled, Source};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
@@ -21,12 +22,15 @@ pub(super) struct Graphs(RefCell<BTreeMap<(usize, bool), Rc<Compiled>>>);
 
 impl Runner {
     /// Whether the layer that is entered at a step is a checkpoint inside its compiled graph, as torchtitan compiles what it
-    /// has wrapped; transformers' layers are checkpoints around it.
+    /// has wrapped, and as Dynamo compiles what a loop calls that it cannot trace; transformers' layers are checkpoints around
+    /// it.
     pub(super) fn checkpoints_inside(&self, at: usize) -> bool {
-        let inside = self.hooks.is_some() || self.wrapped.checkpoints.selective.is_some();
         let Step::Enter(module) = self.program.steps[at] else { return false };
-        let by_layer = self.settings.compile.is_some_and(Compile::by_layer);
-        by_layer && self.settings.checkpointing && inside && self.is_nth(module)
+        let inside = match self.settings.compile {
+            Some(compile) if compile.by_layer() => self.hooks.is_some() || self.wrapped.checkpoints.selective.is_some(),
+            compile => compile.is_some(),
+        };
+        inside && self.settings.checkpointing && self.is_nth(module)
     }
 
     /// Runs the steps of a layer, as a compiled graph where layers are compiled.
@@ -39,17 +43,33 @@ impl Runner {
 
     /// Runs a model that is compiled as a whole: as one graph, or as those that Dynamo makes of it.
     pub(super) fn run_pieces(self: &Rc<Self>, torch: &mut Torch, frames: &mut Frames) {
-        let breaks = self.program.breaks;
-        let around = |found: bool, what: &str| found.then(|| format!("{what} beside a break of the graph"));
-        let refused = around(self.settings.autocast.is_some() && self.settings.drops_outputs, "the Trainer's autocast")
-            .or_else(|| around(self.settings.checkpointing && breaks == Breaks::Layers, "a checkpoint"))
-            .filter(|_| breaks != Breaks::Nowhere);
-        if let Some(reason) = refused {
-            refuse(torch, &reason);
-        }
-        let (first, pieces) = pieces(&self.program);
+        let (first, pieces) = pieces(&self.program, self.break_behind());
         self.run(torch, frames, 0..first);
         pieces.into_iter().for_each(|piece| self.run_compiled(torch, frames, piece, true));
+        // Around a model of several graphs accelerate widens in one of its own.
+        if self.is_broken() && self.is_widened() {
+            let narrow = |tensor: &&mut Tensor| tensor.dtype.size() == 2;
+            frames.returned.iter_mut().filter(narrow).for_each(|tensor| *tensor = torch.cast(tensor, DType::F32));
+        }
+    }
+
+    /// Whether what the model returns is widened, as under the Trainer's autocast (`convert_outputs_to_fp32`).
+    fn is_widened(&self) -> bool {
+        self.settings.autocast.is_some() && self.settings.drops_outputs
+    }
+
+    fn is_broken(&self) -> bool {
+        self.program.breaks != Breaks::Nowhere || self.break_behind().is_some()
+    }
+
+    /// The step behind which the hook of checkpointing beside adapters breaks the graph: the embedding runs eagerly.
+    fn break_behind(&self) -> Option<usize> {
+        let embedding = self.wrapped.input_embedding?;
+        let own = |step: &Step| matches!(step, Step::Run { module, .. } if *module == embedding);
+        // A tied head may be a step of the embedding too.
+        let layer = |step: &Step| matches!(step, Step::Enter(module) if self.kind(*module) == ModuleKind::Layer);
+        let layers = self.program.steps.iter().position(layer)?;
+        self.program.steps[..layers].iter().rposition(own)
     }
 
     /// Runs a range of steps as one graph; where that is not modelled, the run is refused by the reason.
@@ -112,8 +132,11 @@ impl Runner {
             whole,
             checkpointing,
             selective: self.wrapped.checkpoints.selective.filter(|_| checkpointing),
+            float8: self.settings.float8,
+            lora_dropout: self.wrapped.lora.values().any(|one| one.dropout),
             also: self.also(&range),
-            widens: whole && self.settings.autocast.is_some() && self.settings.drops_outputs,
+            recorded: self.settings.compile == Some(Compile::ReduceOverhead),
+            widens: whole && self.is_widened() && !self.is_broken(),
             given: &given,
         };
         let known: Vec<Rc<Compiled>> = self.graphs.0.borrow().values().rev().take(2).cloned().collect();
@@ -141,10 +164,8 @@ impl Runner {
             (wrapped.prompt.is_some(), "virtual tokens"),
             (!wrapped.lora_parameters.is_empty(), "LoRA on parameters"),
             (!wrapped.copies.is_empty(), "a module that is trained as a whole beside adapters"),
-            (wrapped.input_embedding.is_some(), "the hook of checkpointing beside adapters, which breaks the graph,"),
             (lora(&|one| one.magnitude.is_some()), "DoRA"),
             (lora(&|one| one.bias.is_some()), "LoRA with a bias"),
-            (lora(&|one| one.dropout), "LoRA with dropout"),
         ];
         found.iter().find(|(found, _)| *found).map_or(Ok(()), |(_, what)| Err((*what).to_owned()))
     }
@@ -175,8 +196,22 @@ fn head(program: &Program) -> Option<usize> {
     program.steps.iter().rposition(|step| matches!(step, Step::Run { op: Op::Linear { .. }, .. }))
 }
 
-/// How many steps run eagerly first, and the graphs of what follows.
-fn pieces(program: &Program) -> (usize, Vec<Range<usize>>) {
+/// How many steps run eagerly first, and the graphs of what follows. A hook behind the embedding parts what comes after it
+/// into layers, and head and loss.
+fn pieces(program: &Program, hooked: Option<usize>) -> (usize, Vec<Range<usize>>) {
+    let (first, pieces) = pieces_of(program);
+    let (Some(hooked), Some(head)) = (hooked.filter(|hooked| *hooked >= first), head(program)) else {
+        return (first, pieces);
+    };
+    let mut cuts: Vec<usize> = pieces.iter().map(|piece| piece.start).chain([hooked + 1, head]).collect();
+    cuts.retain(|cut| *cut > hooked);
+    cuts.sort_unstable();
+    cuts.dedup();
+    let ends = cuts.iter().skip(1).copied().chain(once(program.steps.len()));
+    (hooked + 1, cuts.iter().zip(ends).map(|(start, end)| *start..end).collect())
+}
+
+fn pieces_of(program: &Program) -> (usize, Vec<Range<usize>>) {
     let (steps, end) = (&program.steps, program.steps.len());
     let find =
         |what: &dyn Fn(&Op) -> bool| steps.iter().position(|step| matches!(step, Step::Run { op, .. } if what(op)));

@@ -69,7 +69,7 @@ use super::torch::Torch;
 use crate::dtype::DType;
 use crate::model::op::{Attention, EagerStyle, ExpertStyle, Input, ModuleId, Op, ParameterId, ValueId};
 use crate::model::{ModuleKind, Program, Step};
-use crate::plan::{AttentionKind, Compile, Kernels};
+use crate::plan::{AttentionKind, Compile, Float8, Kernels};
 
 /// What of a plan the lowering needs.
 #[derive(Debug, Clone, Copy)]
@@ -100,6 +100,8 @@ pub struct Settings {
     pub save_on_cpu: bool,
     /// What `torch.compile` was called on.
     pub compile: Option<Compile>,
+    /// How products of compiled layers are scaled to bytes.
+    pub float8: Option<Float8>,
     /// Whether the loop lets go of what the model returns, as the Trainer does, whose autocast widens it.
     pub drops_outputs: bool,
     /// Whether a cache is filled though nothing is generated: who calls the model does not say `use_cache=False`.
@@ -204,7 +206,7 @@ impl Runner {
         torch.saves_on_host = self.settings.save_on_cpu;
         let whole = 0..self.program.steps.len();
         torch.in_category(Category::Activations, |torch| match (self.settings.compile, self.stack(torch)) {
-            (Some(Compile::Model), _) => self.run_pieces(torch, &mut frames),
+            (Some(compile), _) if compile.is_whole() => self.run_pieces(torch, &mut frames),
             (None, Some(stack)) => self.run_folded(torch, &mut frames, stack),
             _ => self.run(torch, &mut frames, whole),
         });
@@ -244,7 +246,7 @@ impl Runner {
                     torch.in_category(Category::Logits, |torch| self.run_compiled(torch, frames, at..at + 1, false));
                 }
                 // Made by a graph, which cannot ask whether it is needed.
-                Step::Run { op: Op::Mask(_), .. } if self.settings.compile == Some(Compile::Model) => {
+                Step::Run { op: Op::Mask(_), .. } if self.settings.compile.is_some_and(Compile::is_whole) => {
                     self.run_compiled(torch, frames, at..at + 1, true);
                 }
                 Step::Run { op, inputs, outputs, module } => self.step(torch, frames, op, inputs, outputs, *module),

@@ -353,6 +353,16 @@ impl Torch {
         result
     }
 
+    /// Runs something that becomes a CUDA graph (torch/_inductor/cudagraph_trees.py): in a pool of its own, and without
+    /// workspaces of cuBLAS that outlive it (`clear_cublas_manager`).
+    pub fn recorded<T>(&mut self, body: impl FnOnce(&mut Self) -> T) -> T {
+        let forget = |torch: &mut Self| (torch.workspaces, torch.lt_workspaces) = Default::default();
+        forget(self);
+        let result = self.on_stream(Stream::Recording, body);
+        forget(self);
+        result
+    }
+
     /// Runs something whose new storages are for `category`.
     pub fn in_category<T>(&mut self, category: Category, body: impl FnOnce(&mut Self) -> T) -> T {
         let before = self.log.borrow_mut().set_category(category);

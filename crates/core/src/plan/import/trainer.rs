@@ -51,6 +51,7 @@ pub(super) const KEYS: &[Row] = &[
         "torch_compile",
         Sense::Read("torch_compile; eager code stands in beside Liger, quantised weights and engines"),
     ),
+    Row("torch_compile_mode", Sense::Read("torch_compile: reduce-overhead records CUDA graphs")),
     Row("torch_compile_*", Sense::Harmless("options of torch_compile")),
     Row(
         "neftune_noise_alpha",
@@ -301,7 +302,8 @@ fn compiled(reader: &mut Reader<'_>) {
     if spread || liger || reader.was_set("quantization.scheme").is_some() {
         return reader.say("torch_compile", "what runs is eager, which mostly keeps more for backward");
     }
-    reader.set("torch_compile", "model");
+    let graphs = reader.text("torch_compile_mode").is_some_and(|mode| mode == "reduce-overhead");
+    reader.set("torch_compile", if graphs { "reduce-overhead" } else { "model" });
 }
 
 /// `fsdp: full_shard auto_wrap offload`, as it was written up to transformers 4.

@@ -1,0 +1,66 @@
+//! Attention around its fused kernels, and without one.
+
+use super::graph::{Graph, Id, Kind};
+use super::rules::Rule;
+use crate::dtype::DType;
+use crate::model::Shape;
+
+impl Graph {
+    /// The statistic per row of a fused attention.
+    pub(super) fn statistic(&mut self, kernel: Id) -> Id {
+        let rows = self.shape(kernel).with(-1, 1);
+        self.node(Kind::Item(1), &[kernel], rows, DType::F32)
+    }
+
+    /// `repeat_kv`: `[batch, kv heads, seq, dim]` copied for each head of its group.
+    pub(super) fn repeated(&mut self, x: Id, groups: u64) -> Id {
+        let [batch, heads, seq, dim] = [0, 1, 2, 3].map(|axis| self.shape(x).size(axis));
+        let dtype = self.dtype(x);
+        let opened = self.node(Kind::View("unsqueeze"), &[x], Shape::from([batch, heads, 1, seq, dim]), dtype);
+        let wide = Shape::from([batch, heads, groups, seq, dim]);
+        let spread = self.node(Kind::View("expand"), &[opened], wide, dtype);
+        let copied = self.node(Kind::Pointwise("clone"), &[spread], wide, dtype);
+        let whole = Shape::from([batch, heads * groups, seq, dim]);
+        self.with_rule(Kind::View("view"), &[copied], whole, dtype, Rule::RepeatOf(x))
+    }
+
+    /// `_scaled_dot_product_attention_math`: scores and their softmax are tensors, and the result lies by heads.
+    pub(super) fn attention_in_full(&mut self, q: Id, k: Id, v: Id, groups: u64) -> Id {
+        let [k, v] = [k, v].map(|x| self.repeated(x, groups));
+        let [q, k] =
+            [q, k].map(|x| self.with_rule(Kind::Pointwise("scale"), &[x], self.shape(x), self.dtype(x), Rule::Scaled));
+        let turned = self.swapped(k);
+        let scores = self.batched(q, turned);
+        let [rows, columns] = [2, 3].map(|axis| self.shape(scores).size(axis));
+        let mask = self.node(Kind::Pointwise("mask"), &[], Shape::from([rows, columns]), self.dtype(q));
+        let masked = self.add(scores, mask);
+        let shares = self.softmax(masked, None);
+        let result = self.batched(shares, v);
+        let [batch, heads, seq, dim] = [0, 1, 2, 3].map(|axis| self.shape(result).size(axis));
+        let joined = self.view("permute", result, Shape::from([batch, seq, heads, dim]));
+        self.with_rule(Kind::Pointwise("clone"), &[joined], self.shape(joined), self.dtype(joined), Rule::Shifted)
+    }
+
+    /// The product of two stacks of matrices (`bmm`).
+    fn batched(&mut self, a: Id, b: Id) -> Id {
+        let sizes = self.shape(a).with(-1, self.shape(b).last());
+        self.with_rule(Kind::Product, &[a, b], sizes, self.dtype(a), Rule::Batched { a, b })
+    }
+
+    pub(super) fn batched_back(&mut self, gradient: Id, a: Id, b: Id) -> Vec<(Id, Id)> {
+        let dtype = self.dtype(gradient);
+        let turned = self.swapped(a);
+        let second = self.node(Kind::Product, &[turned, gradient], self.shape(b), dtype);
+        let turned = self.swapped(b);
+        let first = self.node(Kind::Product, &[gradient, turned], self.shape(a), dtype);
+        vec![(a, first), (b, second)]
+    }
+
+    /// The last two dimensions in the other order.
+    fn swapped(&mut self, x: Id) -> Id {
+        let sizes = self.shape(x);
+        let (rows, columns) = (sizes.size(-2), sizes.last());
+        let sizes = sizes.with(-1, rows).with(-2, columns);
+        self.view("permute", x, sizes)
+    }
+}
