@@ -196,8 +196,7 @@ fn late_interaction_grows_with_queries_times_documents() {
         "num_attention_heads": 4, "vocab_size": 1000});
     let bert = Model::new(bert, Some("AutoModel")).expect("its config is right");
     let peak = |samples, query| {
-        let objective =
-            Objective { kind: TaskKind::Colbert, max_prompt_length: Some(query), ..Objective::default() };
+        let objective = Objective { kind: TaskKind::Colbert, max_prompt_length: Some(query), ..Objective::default() };
         let batch = Batch { batch_size: samples, seq_len: 256, mask: true, ..Batch::default() };
         let plan = TrainPlan { batch, objective, weights: DType::F32, ..TrainPlan::default() };
         train(&bert, &plan).replay.peak_allocated()

@@ -67,7 +67,9 @@ pub(crate) fn kept(text: &str) -> Result<Kept, Failure> {
         }
         // 0.1 or 8 alone means a share or GiB to most, and next to nothing in bytes.
         None => match text.parse::<Bytes>() {
-            Ok(bytes) if bytes.get() == 0 && text.trim() == "0" || bytes.get() >= 1 << 20 => Ok(Kept::Size(bytes.get())),
+            Ok(bytes) if bytes.get() == 0 && text.trim() == "0" || bytes.get() >= 1 << 20 => {
+                Ok(Kept::Size(bytes.get()))
+            }
             _ => Err(bad()),
         },
     }

@@ -57,9 +57,8 @@ pub fn called(name: &str, runner: Runner) -> Option<&'static Setting> {
 
 /// The setting at a place of a plan, for some of those who run plans; the longest place that leads there.
 pub fn at(path: &str, scope: Scope) -> Option<&'static Setting> {
-    let leads = |row: &&Setting| {
-        row.scope.meets(scope) && behind(row, path, |rest| rest.is_empty() || rest.starts_with('.'))
-    };
+    let leads =
+        |row: &&Setting| row.scope.meets(scope) && behind(row, path, |rest| rest.is_empty() || rest.starts_with('.'));
     let exact = |row: &&Setting| behind(row, path, str::is_empty);
     of(scope).find(exact).or_else(|| all().find(exact)).or_else(|| all().filter(leads).max_by_key(|row| row.path.len()))
 }
