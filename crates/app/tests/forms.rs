@@ -48,7 +48,9 @@ fn colour_is_for_terminals_or_on_demand() {
 fn scripts_learn_from_the_exit_code() {
     vramcast("train gpt2 --gpu rtx4090").code(0);
     vramcast("train gpt2 --gpu rtx4090 --fail-under-headroom 10%").code(0);
-    vramcast("train gpt2 --gpu rtx4090 --fail-under-headroom 99%").code(1);
+    let short = stdout(&vramcast("train gpt2 --gpu rtx4090 --fail-under-headroom 99%").code(1));
+    assert!(short.contains("falls short: "), "{short}");
+    vramcast("train gpt2 --gpu rtx4090 --fail-under-headroom 0.1").code(2);
     vramcast("infer gpt2 --gpu rtx4090 --fail-under-headroom 23GiB").code(1);
     vramcast("train llama3-8b --gpu rtx4090 --no-suggestions").code(1);
     vramcast("train gpt2 --gpu rtx9999").code(2);

@@ -320,3 +320,26 @@ fn a_guess_is_rounded_in_every_form() {
         assert_eq!(digits.collect::<Vec<_>>(), Vec::<&str>::new(), "{form}");
     }
 }
+
+#[test]
+fn nothing_runs_in_no_steps() {
+    let place = Place::new(&[]);
+    let said = place.refused("train gpt2 --steps 0");
+    assert!(said.contains("--from-pretrained"), "{said}");
+    place.answered("train gpt2 --steps 0 --from-pretrained");
+}
+
+#[test]
+fn an_engine_that_sleeps_is_not_in_the_sum_of_training() {
+    let place = Place::new(&[]);
+    let line = "train Qwen/Qwen2.5-0.5B --task grpo --batch-size 2 --max-prompt-length 8 --max-completion-length 8 --json \
+                --vllm-gpu-memory-utilization 0.4 --gpu h100-80gb";
+    let parts = |line: &str| -> Vec<String> {
+        let document: Value = serde_json::from_str(&place.answered(line)).unwrap();
+        let parts = document["breakdown"].as_array().cloned().unwrap_or_default();
+        parts.iter().filter_map(|part| Some(part["name"].as_str()?.to_owned())).collect()
+    };
+    assert!(parts(line).contains(&"vLLM engine".to_owned()));
+    let asleep = parts(&format!("{line} --vllm-enable-sleep-mode"));
+    assert!(asleep.contains(&"more with vLLM awake".to_owned()) && !asleep.contains(&"vLLM engine".to_owned()));
+}

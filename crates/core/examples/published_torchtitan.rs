@@ -116,7 +116,7 @@ fn predicted(row: &Value) -> Result<(f64, f64), String> {
         other => return Err(format!("activation checkpointing {other:?}")),
     };
     let note = row["note"].as_str().unwrap_or_default();
-    let types = Some(MixedPrecision { parameters: DType::BF16, reduce: DType::F32 });
+    let types = Some(MixedPrecision { parameters: DType::BF16, reduce: DType::F32, upcast: false });
     let engine = if note.contains("FSDP1") {
         Engine::Fsdp1(Fsdp1 { mixed_precision: types, ..Fsdp1::default() })
     } else {

@@ -7,8 +7,10 @@ use vramcast_core::memory::log::Event;
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
 use vramcast_core::plan::job::{Evaluation, Generation, Lengths, Saving, StateDict};
-use vramcast_core::plan::parallel::{Ddp, Engine, Fsdp2, Mesh, MixedPrecision, Parallel, Reshard, Wrap};
-use vramcast_core::plan::{Batch, Checkpointing, Framework, Job, Situation, TrainPlan};
+use vramcast_core::plan::parallel::{Ddp, Engine, Fsdp1, Fsdp2, Mesh, MixedPrecision, Parallel, Reshard, Wrap};
+use vramcast_core::plan::{
+    Batch, Checkpointing, Framework, Job, LossKind, LossOptions, Objective, Situation, TaskKind, TrainPlan,
+};
 use vramcast_core::work;
 
 /// Llama with 16 heads of 64, four of them for keys, and its head apart.
@@ -99,7 +101,7 @@ fn an_evaluation_on_four_cards_keeps_the_logits_of_all() {
 /// The Trainer on accelerate 1.15 under `vramcast rehearse --world N`, torch 2.11: what `max_memory_allocated` said on rank 0.
 #[test]
 fn accelerate_wraps_the_ends() {
-    let narrow = Some(MixedPrecision { parameters: DType::BF16, reduce: DType::BF16 });
+    let narrow = Some(MixedPrecision { parameters: DType::BF16, reduce: DType::BF16, upcast: false });
     let rows = [
         // Cards, vocabulary, tied, fp32 shards, batch, micro-batches, checkpointing, resharding, bytes.
         (4, 32_000, false, true, 2, 1, false, true, 1_057_234_432u64),
@@ -162,4 +164,44 @@ fn generation_in_an_evaluation_takes_a_cache() {
         .map(|beams: Option<u64>| of(beams.map(|beams| Generation { max_length: 560, beams })));
     assert!(one < plain, "tokens are smaller than logits: {one} beside {plain}");
     assert!(many > one, "{many} beside {one}");
+}
+
+#[test]
+fn what_accelerate_upcasts_is_trained_in_fp32() {
+    let types = |upcast| Some(MixedPrecision { parameters: DType::BF16, reduce: DType::BF16, upcast });
+    let engines = |upcast| {
+        let (one, two) = (Fsdp1::default(), Fsdp2::default());
+        let one = Engine::Fsdp1(Fsdp1 { mixed_precision: types(upcast), ..one });
+        [one, Engine::Fsdp2(Fsdp2 { mixed_precision: types(upcast), ..two })]
+    };
+    let peak = |engine: &Engine, weights, kind| {
+        let objective = Objective { kind, ..Objective::default() };
+        let kind = if objective.is_plain() { LossKind::Standard } else { LossKind::TrlFused };
+        let loss = LossOptions { kind, ..LossOptions::default() };
+        let cards = on_cards(engine.clone(), Mesh::sharded(2), Job::default());
+        train(&llama(2), &TrainPlan { weights, objective, loss, ..cards }).replay.peak_allocated()
+    };
+    for (wide, loaded) in engines(false).iter().zip(&engines(true)) {
+        // But for tables of turns, which are loaded in the weights' type, and how flat parameters are aligned.
+        let [one, two] = [peak(wide, DType::F32, TaskKind::Sft), peak(loaded, DType::BF16, TaskKind::Sft)];
+        assert!(one.abs_diff(two) < one / 250, "{one} and {two}");
+        // The reference stays as it was loaded.
+        assert!(peak(wide, DType::F32, TaskKind::Dpo) > peak(loaded, DType::BF16, TaskKind::Dpo));
+    }
+}
+
+#[test]
+fn late_interaction_grows_with_queries_times_documents() {
+    let bert = serde_json::json!({"model_type": "bert", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "vocab_size": 1000});
+    let bert = Model::new(bert, Some("AutoModel")).expect("its config is right");
+    let peak = |samples, query| {
+        let objective = Objective { kind: TaskKind::Colbert, max_prompt_length: Some(query), ..Objective::default() };
+        let batch = Batch { batch_size: samples, seq_len: 256, mask: true, ..Batch::default() };
+        let plan = TrainPlan { batch, objective, weights: DType::F32, ..TrainPlan::default() };
+        train(&bert, &plan).replay.peak_allocated()
+    };
+    // Two tensors of every token of a query beside every token of a document, in backward.
+    let more = peak(128, 64) - peak(128, 32);
+    assert!(more > 2 * 128 * 128 * 32 * 256 * 4, "{more}");
 }

@@ -65,7 +65,13 @@ pub(crate) fn kept(text: &str) -> Result<Kept, Failure> {
             }
             Ok(Kept::Percent(percent))
         }
-        None => text.parse::<Bytes>().map(|bytes| Kept::Size(bytes.get())).map_err(|_| bad()),
+        // 0.1 or 8 alone means a share or GiB to most, and next to nothing in bytes.
+        None => match text.parse::<Bytes>() {
+            Ok(bytes) if bytes.get() == 0 && text.trim() == "0" || bytes.get() >= 1 << 20 => {
+                Ok(Kept::Size(bytes.get()))
+            }
+            _ => Err(bad()),
+        },
     }
 }
 
@@ -91,6 +97,7 @@ mod tests {
     fn headroom_is_a_share_or_a_size() {
         assert_eq!(kept("10%").map(|kept| kept.of(1000)).ok(), Some(100));
         assert_eq!(kept("8GiB").map(|kept| kept.of(0)).ok(), Some(8 << 30));
-        assert!(kept("lots").is_err() && kept("120%").is_err());
+        assert!(["lots", "120%", "0.1", "8"].iter().all(|text| kept(text).is_err()));
+        assert_eq!(kept("0").map(|kept| kept.of(1000)).ok(), Some(0));
     }
 }

@@ -100,6 +100,7 @@ pub fn answer(
         Some(RequestFacts { framework: request.framework.clone(), settings: request.stated.clone() });
     answer.report.provenance = origins;
     answer.report.notes.extend(notes);
+    answer.report.notes.extend(short(&answer, wanted.kept));
     let confidence = &answer.report.confidence;
     if let Some(wanted) = wanted.require.filter(|wanted| confidence.level < *wanted) {
         let [is, wanted] = [confidence.level, wanted].map(Level::name);
@@ -107,6 +108,16 @@ pub fn answer(
         return Err(vec![Fault::new("", what)]);
     }
     Ok(answer)
+}
+
+/// What is missing where a run fits, but for what must stay free.
+fn short(answer: &Answer, kept: Kept) -> Option<String> {
+    let [verdict] = &answer.report.verdicts[..] else { return None };
+    if !verdict.fits || answer.fits {
+        return None;
+    }
+    let [left, wanted] = [verdict.headroom.unsigned_abs(), kept.of(verdict.memory)].map(|bytes| Bytes(bytes).gib());
+    Some(format!("falls short: {left:.2} GiB are left of {}, and {wanted:.2} GiB shall stay free", verdict.gpu))
 }
 
 fn failed(error: PlanError) -> Vec<Fault> {

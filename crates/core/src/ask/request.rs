@@ -185,6 +185,7 @@ impl Request {
 fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Value> {
     let scope = if asked.task == Task::Train { Scope::TRAIN } else { Scope::INFER };
     let mut found = Vec::new();
+    let mut said: Vec<(&super::Setting, Value)> = Vec::new();
     for (name, given) in &asked.named {
         if *given == Given::Value(Value::Null) {
             continue;
@@ -205,7 +206,10 @@ fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Value> {
         };
         let honoured = row.scope.has(runner) || asked.lenient || says_nothing(given);
         match read::read(row, given) {
-            Ok(tree) if honoured => found.push((rank(row), tree)),
+            Ok(tree) if honoured => {
+                contradicted(row, &tree, &mut said, faults);
+                found.push((rank(row), tree));
+            }
             Ok(tree) if is_usual(&tree) => {}
             Ok(_) => faults.add(without_effect(row, runner, scope)),
             Err(fault) => faults.add(fault),
@@ -222,6 +226,24 @@ fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Value> {
     // The sort is stable: among alike ones the order is the user's.
     found.sort_by_key(|(rank, _)| *rank);
     found.into_iter().map(|(_, tree)| tree).collect()
+}
+
+/// Two names of one place that say different things: one of them would quietly win.
+fn contradicted<'r>(
+    row: &'r super::Setting,
+    tree: &Value,
+    said: &mut Vec<(&'r super::Setting, Value)>,
+    faults: &mut Faults,
+) {
+    let Some(value) = tree::get(tree, row.path).filter(|value| !value.is_null() && !value.is_object()) else { return };
+    if let Some((other, before)) =
+        said.iter().find(|(other, before)| other.path == row.path && other.flag != row.flag && before != value)
+    {
+        let [one, two] = [other.flag, row.flag].map(|flag| format!("{}#{flag}", row.path));
+        let problem = format!("{{{one}}} means {before} here, and {{{two}}} {value}");
+        faults.add(Fault { path: row.path.into(), ..Fault::new(two, problem).or("leave one of them out") });
+    }
+    said.push((row, value.clone()));
 }
 
 /// How early a name is laid: what stands for several values first, and a number of cards below their shares.
@@ -444,6 +466,16 @@ mod tests {
             ((*name).to_owned(), given)
         });
         Asked { task, named: named.collect(), ..Asked::default() }.request()
+    }
+
+    #[test]
+    fn two_names_of_a_place_agree() {
+        let said = |words: &[(&str, &str)]| request(Task::Train, words).map_err(|faults| faults[0].to_string());
+        let error = said(&[("precision", "bf16"), ("weights", "fp32")]).unwrap_err();
+        assert!(error.contains("\"bf16\"") && error.contains("\"fp32\""), "{error}");
+        assert!(said(&[("precision", "bf16"), ("weights", "bf16")]).is_ok());
+        assert!(said(&[("precision", "bf16-mixed"), ("weights", "fp32")]).is_ok());
+        assert!(said(&[("weights", "fp32"), ("autocast", "bf16")]).is_ok());
     }
 
     fn runner(words: &[(&str, &str)]) -> Runner {

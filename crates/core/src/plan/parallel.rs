@@ -158,6 +158,16 @@ pub struct MixedPrecision {
     pub parameters: DType,
     /// What gradients are reduced in.
     pub reduce: DType,
+    /// Whether what is trained is held in fp32, whatever it was loaded in: accelerate's way.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub upcast: bool,
+}
+
+impl MixedPrecision {
+    /// The type of a shard of what was loaded in a type.
+    pub fn held(types: Option<Self>, loaded: DType, trained: bool) -> DType {
+        if trained && types.is_some_and(|types| types.upcast) { DType::F32 } else { loaded }
+    }
 }
 
 /// Options of `fully_shard`.

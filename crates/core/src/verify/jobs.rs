@@ -67,12 +67,12 @@ impl Scored {
 
 /// A recorded job, simulated.
 pub fn simulated(row: &Value) -> Result<(TrainPlan, Model, Simulation), String> {
-    let plan = plan(row)?;
+    let (plan, job) = (plan(row)?, &row["job"]);
     let mut asked = row.clone();
-    if row["job"]["head"].is_string() {
-        asked["auto_class"] = row["job"]["head"].clone();
+    if job["head"].is_string() {
+        asked["auto_class"] = job["head"].clone();
     }
-    if let Some(class) = pictures::class(&row["job"]) {
+    if let Some(class) = pictures::class(job) {
         asked["config"]["_class_name"] = class.into();
     }
     if let Some(class) = plan.objective.kind.auto_class() {
@@ -80,6 +80,10 @@ pub fn simulated(row: &Value) -> Result<(TrainPlan, Model, Simulation), String> 
         if plan.objective.kind.scores() {
             asked["config"]["num_labels"] = 1.into();
         }
+    }
+    // A reward model is made from the config as it is.
+    if job["how"] != "reward" {
+        asked["run"] = json!({"overrides": job["overrides"]});
     }
     crate::work::fresh();
     let model = model_of(&asked)?;
@@ -138,6 +142,11 @@ fn score(row: &Value) -> Result<Scored, String> {
     Ok(scored)
 }
 
+/// The family of a recorded run: its `model_type`, or its class where diffusers has it.
+pub fn family(row: &Value) -> &str {
+    row["config"]["model_type"].as_str().or_else(|| pictures::class(&row["job"])).unwrap_or_default()
+}
+
 /// A recorded job as a plan, as truth/jobs/jobs.py ran it.
 pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     let job = &row["job"];
@@ -150,9 +159,6 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         "trl" | "ppo" | "dpo" | "contrastive" => return tasks::plan(row),
         _ => return Err(format!("jobs of kind {kind} are not simulated yet")),
     };
-    if job["overrides"].is_object() {
-        return Err("overrides are not simulated yet".to_owned());
-    }
     if kind == "load" {
         return loading(row);
     }
@@ -180,7 +186,7 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     if kind == "trl" {
         let settled = &row["arguments"];
         run["checkpointing"] = settled["gradient_checkpointing"].clone();
-        run["autocast"] = if settled["bf16"] == true { "bf16".into() } else { Value::Null };
+        run["autocast"] = tasks::autocast(|key| &settled[key]);
         run["trainer_optim"] = settled["optim"].clone();
         run["grad_accum"] = settled["gradient_accumulation_steps"].clone();
     }
@@ -213,6 +219,7 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
     plan.job.steps = job["steps"].as_u64().map(|steps| steps as u32);
     if kind == "trl" {
         supervised(row, &mut plan);
+        tasks::spread(&mut plan, job)?;
     }
     plan.job.lengths = match kind {
         "varlen" => Some(measured_lengths(row)?),
@@ -220,8 +227,7 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         _ if job["vary"] == true => Some(Lengths::Samples(drawn(job, 4096))),
         _ => None,
     };
-    plan.job.empty_cache_steps = job["empty_cache_steps"].as_u64().map(|steps| steps as u32);
-    plan.job.memory_limit = job["cap_gib"].as_f64().map(|gib| (gib * f64::from(1 << 30)) as u64);
+    tasks::around(&mut plan, job);
     plan.job.evaluation = job["eval_rows"].as_u64().filter(|rows| *rows > 0).map(|rows| Evaluation {
         rows,
         batch_size: job["eval_batch"].as_u64().unwrap_or(8),

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::run;
+use super::{distributed, run};
 use crate::dtype::DType;
 use crate::plan::job::Lengths;
 use crate::plan::{AdapterPlan, Kernels, LossKind, Objective, OtherModel, TaskKind, TrainPlan};
@@ -22,14 +22,16 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
     let (given, settled) = (&job["args"], &row["arguments"]);
     let settled = |key: &str| if settled[key].is_null() { &given[key] } else { &settled[key] };
     let mut run = json!({
-        "task": if plain { "train" } else { "trainer" }, "mask": true, "clip": !plain, "impl": "fused",
+        "task": if plain { "train" } else { "trainer" }, "mask": true, "clip": !plain, "alloc_conf": job["alloc_conf"],
         "batch": job["batch"], "seq": job["seq"], "lora": job["lora"], "quant": job["quant"],
         "weights": if job["weights"].is_null() { json!("bf16") } else { job["weights"].clone() },
         "checkpointing": if plain { job["checkpointing"].clone() } else { settled("gradient_checkpointing").clone() },
         "grad_accum": settled("gradient_accumulation_steps"),
     });
-    if !plain {
-        run["autocast"] = if *settled("bf16") == true { "bf16".into() } else { Value::Null };
+    if plain {
+        (run["impl"], run["attn"]) = ("fused".into(), job["attn"].clone());
+    } else {
+        run["autocast"] = autocast(settled);
         run["trainer_optim"] = settled("optim").clone();
     }
     let mut asked = row.clone();
@@ -38,6 +40,7 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
     plan.loss.kind = if plain || kind.compares() { LossKind::Standard } else { LossKind::TrlFused };
     plan.keep_outputs = false;
     plan.clip &= kind != TaskKind::Ppo;
+    around(&mut plan, job);
     if *settled("use_liger_kernel") == true {
         plan.kernels = Kernels::Liger;
     }
@@ -49,6 +52,7 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
             lora.dtype = Some(DType::BF16);
         }
     }
+    spread(&mut plan, job)?;
     plan.objective = objective(row, kind);
     plan.job.lengths = lengths(row, kind);
     plan.batch.padded = job["vary"] == true;
@@ -58,6 +62,52 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
     let epochs = job["args"]["num_ppo_epochs"].as_u64().unwrap_or(1);
     plan.job.steps = Some((job["steps"].as_u64().unwrap_or(3) * epochs) as u32);
     Ok(plan)
+}
+
+/// The type that a Trainer computes in.
+pub(super) fn autocast<'a>(settled: impl Fn(&str) -> &'a Value) -> Value {
+    ["bf16", "fp16"].into_iter().find(|name| *settled(name) == true).map_or(Value::Null, Value::from)
+}
+
+/// What the arguments of any Trainer say besides, and the limit of a run.
+pub(super) fn around(plan: &mut TrainPlan, job: &Value) {
+    let given = &job["args"];
+    plan.clip &= given["max_grad_norm"].as_f64() != Some(0.0);
+    plan.checkpoints.reentrant |= given["gradient_checkpointing_kwargs"]["use_reentrant"] == true;
+    let every = |from: &Value| from.as_u64().map(|steps| steps as u32);
+    plan.job.empty_cache_steps = every(&given["torch_empty_cache_steps"]).or(every(&job["empty_cache_steps"]));
+    plan.job.memory_limit = job["cap_gib"].as_f64().map(|gib| (gib * f64::from(1 << 30)) as u64);
+}
+
+/// A run on several cards, as `accelerate launch` starts it with the files that trl brings along (accelerate_configs).
+pub(super) fn spread(plan: &mut TrainPlan, job: &Value) -> Result<(), String> {
+    let mut parallel = distributed::parallel(&job["dist"])?;
+    if parallel.is_null() {
+        return Ok(());
+    }
+    let policy = json!({"parameters": "bf16", "reduce": "bf16", "upcast": true});
+    let options = match job["dist"]["engine"].as_str() {
+        Some("fsdp1") => {
+            let wrap = if plan.adapter.is_some() { "peft" } else { "every-layer" };
+            json!({"wrap": wrap, "forward_prefetch": true, "mixed_precision": policy})
+        }
+        Some("fsdp2") => json!({"wrap": "ends", "reshard_root": false, "mixed_precision": policy}),
+        Some("deepspeed") => {
+            plan.weights = DType::BF16;
+            json!({})
+        }
+        _ => Value::Null,
+    };
+    if options.is_object() {
+        plan.autocast = None;
+        let engine = job["dist"]["engine"].as_str().unwrap_or_default();
+        for (key, value) in options.as_object().into_iter().flatten() {
+            parallel["engine"][engine][key] = value.clone();
+        }
+    }
+    parallel["no_sync"] = (plan.gradient_accumulation > 1 && job["dist"]["engine"] != "deepspeed").into();
+    plan.parallel = serde_json::from_value(parallel).map_err(|error| format!("dist: {error}"))?;
+    Ok(())
 }
 
 fn objective(row: &Value, kind: TaskKind) -> Objective {
@@ -120,4 +170,40 @@ fn lengths(row: &Value, kind: TaskKind) -> Option<Lengths> {
     }
     let longest = row["measured"]["lengths"].as_array()?;
     Some(Lengths::Batches(longest.iter().filter_map(Value::as_u64).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::parallel::Engine;
+    use crate::plan::{AttentionKind, OptimizerKind};
+
+    fn planned(job: Value) -> TrainPlan {
+        let config = json!({"model_type": "qwen2"});
+        super::super::jobs::plan(&json!({"config": config, "job": job, "gpu": "NVIDIA H200"})).unwrap()
+    }
+
+    #[test]
+    fn arguments_of_a_row_are_honoured() {
+        let trl = |args: Value| planned(json!({"kind": "trl", "how": "dpo", "batch": 2, "seq": 64, "args": args}));
+        assert_eq!(trl(json!({"optim": "adamw_8bit"})).optimizer.kind, OptimizerKind::AdamW8bit);
+        assert_ne!(
+            trl(json!({"optim": "adamw_torch"})).optimizer.implementation,
+            trl(json!({"optim": "adamw_torch_fused"})).optimizer.implementation
+        );
+        assert_eq!(trl(json!({"fp16": true})).autocast, Some(DType::F16));
+        assert!(trl(json!({})).clip && !trl(json!({"max_grad_norm": 0.0})).clip);
+        assert_eq!(trl(json!({"torch_empty_cache_steps": 2})).job.empty_cache_steps, Some(2));
+        let plain = planned(json!({"kind": "dpo", "batch": 2, "seq": 64, "attn": "eager", "cap_gib": 2}));
+        assert_eq!((plain.attention, plain.job.memory_limit), (AttentionKind::Eager, Some(2 << 30)));
+    }
+
+    #[test]
+    fn several_cards_are_as_accelerate_spreads_them() {
+        let dist = json!({"engine": "fsdp2", "world": 2, "reshard": true});
+        let job = json!({"kind": "trl", "how": "dpo", "batch": 2, "seq": 64, "args": {"bf16": true}, "dist": dist});
+        let plan = planned(job);
+        let Some(Engine::Fsdp2(options)) = plan.parallel.map(|parallel| parallel.engine) else { panic!("not FSDP2") };
+        assert!(plan.autocast.is_none() && options.mixed_precision.is_some_and(|types| types.upcast));
+    }
 }

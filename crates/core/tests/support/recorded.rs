@@ -59,7 +59,7 @@ impl Recorded {
             };
             let (Outcome::Good, Ok(plan)) = (&score.outcome, plan) else { return None };
             let errors = [score.levels[0].error(), score.levels[1].error()];
-            Some((row["config"]["model_type"].as_str().unwrap_or_default().to_owned(), plan, errors))
+            Some((jobs::family(row).to_owned(), plan, errors))
         });
         // Megatron's published runs: exact counters of every rank.
         let ranks = self.rows.iter().filter(|(_, row)| row["measured_by_rank"].is_object());

@@ -280,11 +280,12 @@ const TRL: [&str; 15] = [
 ];
 
 /// sentence-transformers' losses and the tasks they are.
-const LOSSES: [(&str, TaskKind); 4] = [
+const LOSSES: [(&str, TaskKind); 5] = [
     ("MultipleNegativesRankingLoss", TaskKind::Mnrl),
     ("CachedMultipleNegativesRankingLoss", TaskKind::CachedMnrl),
     ("TripletLoss", TaskKind::Triplet),
     ("BinaryCrossEntropyLoss", TaskKind::CrossEncoder),
+    ("MultiVectorMultipleNegativesRankingLoss", TaskKind::Colbert),
 ];
 
 fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {

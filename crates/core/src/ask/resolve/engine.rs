@@ -88,15 +88,21 @@ fn autocast(draft: &Draft<'_>) -> Option<Value> {
 /// accelerate trains fp32 shards where it computes in 16 bits, and reduces in 16 bits too (`fsdp2_prepare_model`).
 fn narrowed(draft: &mut Draft<'_>, by_accelerate: bool, engine: &str) {
     let place = format!("parallel.engine.{engine}.mixed_precision");
-    let adapted = draft.tree.get("adapter").is_some_and(Value::is_object);
-    if !by_accelerate || adapted || draft.states(&place) || draft.states("weights") {
+    let [adapted, packed] = ["adapter", "quantization"].map(|key| draft.tree.get(key).is_some_and(Value::is_object));
+    if !by_accelerate || packed || draft.states(&place) {
         return;
     }
     if let Some(narrow) = autocast(draft) {
         let why = "accelerate 1.15: the policy that autocast's type stands for";
-        draft.derive("weights", json!("fp32"), why);
         draft.derive("autocast", Value::Null, why);
-        draft.derive(&place, json!({"parameters": narrow, "reduce": narrow}), why);
+        let mut types = json!({"parameters": narrow, "reduce": narrow});
+        if adapted || draft.states("weights") {
+            // What is frozen, and a reference, stay in the type they were loaded in.
+            types["upcast"] = json!(true);
+        } else {
+            draft.derive("weights", json!("fp32"), why);
+        }
+        draft.derive(&place, types, why);
     }
 }
 

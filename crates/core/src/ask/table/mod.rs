@@ -57,15 +57,21 @@ pub fn called(name: &str, runner: Runner) -> Option<&'static Setting> {
 
 /// The setting at a place of a plan, for some of those who run plans; the longest place that leads there.
 pub fn at(path: &str, scope: Scope) -> Option<&'static Setting> {
-    let leads = |row: &&Setting| {
-        row.scope.meets(scope)
-            && row.scope.runners().any(|runner| {
-                let place = placed(row.path, runner);
-                path == place || path.strip_prefix(place.as_str()).is_some_and(|rest| rest.starts_with('.'))
-            })
-    };
-    let exact = |row: &&Setting| row.scope.runners().any(|runner| placed(row.path, runner) == path);
+    let leads =
+        |row: &&Setting| row.scope.meets(scope) && behind(row, path, |rest| rest.is_empty() || rest.starts_with('.'));
+    let exact = |row: &&Setting| behind(row, path, str::is_empty);
     of(scope).find(exact).or_else(|| all().find(exact)).or_else(|| all().filter(leads).max_by_key(|row| row.path.len()))
+}
+
+/// Whether a path begins with the place of a setting, and what is behind it is as wanted. Resolving a plan asks it of every row
+/// for every value.
+fn behind(row: &Setting, path: &str, wanted: fn(&str) -> bool) -> bool {
+    match row.path.strip_prefix("parallel.engine.*") {
+        None => path.strip_prefix(row.path).is_some_and(wanted),
+        Some(end) => row.scope.runners().any(|runner| {
+            path.strip_prefix(runner.place()).and_then(|rest| rest.strip_prefix(end)).is_some_and(wanted)
+        }),
+    }
 }
 
 /// A place with the engine's own in it.

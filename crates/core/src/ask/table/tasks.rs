@@ -14,11 +14,11 @@ const fn task(path: &'static str, flag: &'static str, kind: Kind, help: &'static
 }
 
 pub(super) const ROWS: &[Setting] = &[
-    task("objective.kind", "task", Kind::Spelled(TASK), "What is trained for: dpo, kto, orpo, cpo, reward, prm, grpo, rloo, online-dpo, ppo, distillation or gkd by TRL's trainers, policy or value as verl's and OpenRLHF's actor and critic, mnrl, cached-mnrl, triplet or cross-encoder by those of sentence-transformers")
+    task("objective.kind", "task", Kind::Spelled(TASK), "What is trained for: dpo, kto, orpo, cpo, reward, prm, grpo, rloo, online-dpo, ppo, distillation or gkd by TRL's trainers, policy or value as verl's and OpenRLHF's actor and critic, mnrl, cached-mnrl, triplet, cross-encoder or colbert by those of sentence-transformers")
         .value("TASK")
         .from("sft: the model's own loss")
         .example("--task dpo --seq-len 64"),
-    task("objective.max_prompt_length", "max-prompt-length", Kind::Whole, "Tokens of a prompt: of pairs, the first part of --seq-len, on which no loss is; of rollouts, what is generated from")
+    task("objective.max_prompt_length", "max-prompt-length", Kind::Whole, "Tokens of a prompt: of pairs, the first part of --seq-len, on which no loss is; of rollouts, what is generated from; of colbert a query's")
         .from("of pairs none, the most that can count; of rollouts our guess, 512")
         .example("--max-prompt-length 64 --task grpo --max-completion-length 4"),
     task("objective.max_completion_length", "max-completion-length", Kind::Whole, "Tokens that are generated for each prompt")
@@ -90,7 +90,7 @@ pub(super) const ROWS: &[Setting] = &[
         .from("trl 1.12: 1")
         .on(Topic::Task, Scope::ONE_CARD)
         .example("--num-mini-batches 2 --task ppo --gradient-accumulation 2 --max-prompt-length 64 --max-completion-length 16"),
-    task("objective.texts", "texts-per-sample", Kind::Whole, "Texts of a sample of mnrl: 2, and one more for every hard negative")
+    task("objective.texts", "texts-per-sample", Kind::Whole, "Texts of a sample of mnrl and colbert: 2, and one more for every hard negative")
         .from("2")
         .example("--texts-per-sample 3 --task mnrl --seq-len 64"),
     task("objective.num_generations", "num-generations", Kind::Refused("how many completions share a prompt decides no memory, and --batch-size counts all of them, as TRL does"), "Completions of a prompt"),

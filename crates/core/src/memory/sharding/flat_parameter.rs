@@ -15,7 +15,7 @@ use crate::memory::optimizer::{Apart, Trained};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
-use crate::plan::parallel::{Fsdp1, Strategy};
+use crate::plan::parallel::{Fsdp1, MixedPrecision, Strategy};
 
 /// A wrapped module's parameters (`FlatParamHandle`).
 pub(super) struct Handle {
@@ -66,6 +66,7 @@ pub(super) fn flatten(
     let mut sizes = Vec::new();
     // The views come from one tensor: where one of them is trained, gradients flow into all.
     let trains = unit.iter().any(|(_, member)| member.trains());
+    let held = MixedPrecision::held(options.mixed_precision, dtype, trains);
     for (_, member) in &unit {
         let shape = member.tensor.shape;
         let mut view = full.detached().with_shape(shape);
@@ -84,7 +85,7 @@ pub(super) fn flatten(
         torch.log.borrow_mut().reclassify(flat.storage.id(), category);
         flat
     } else {
-        let shard = torch.in_category(category, |torch| torch.fresh("flat shard", Shape::from([size]), dtype));
+        let shard = torch.in_category(category, |torch| torch.fresh("flat shard", Shape::from([size]), held));
         drop(flat);
         shard
     };
@@ -96,7 +97,7 @@ pub(super) fn flatten(
         torch.leaf(shard.clone().with_shape(shape))
     };
     if options.offload {
-        let bytes = size.saturating_mul(dtype.size());
+        let bytes = size.saturating_mul(held.size());
         let mut log = torch.log.borrow_mut();
         log.on_host("parameter shards", bytes, true);
         log.on_host("gradient shards", bytes, true);
@@ -126,7 +127,7 @@ pub(super) fn flatten(
         views,
         parts,
         shard: size,
-        dtype,
+        dtype: held,
         ran_pre_backward: Cell::new(false),
         place: Cell::new(None),
         root,

@@ -127,7 +127,7 @@ fn cached(
 }
 
 /// What a forward pass gives to compare.
-fn first(outputs: Vec<Tensor>) -> Result<Tensor, PlanError> {
+pub(super) fn first(outputs: Vec<Tensor>) -> Result<Tensor, PlanError> {
     let none =
         || Fault::unsupported("objective.task", "this loss on a model whose forward pass gives no embeddings").into();
     outputs.into_iter().next().ok_or_else(none)

@@ -24,13 +24,13 @@ pub(in crate::memory) fn colocated(objective: &Objective, gpu: &Gpu) -> Option<C
 }
 
 impl Colocated {
-    fn part(bytes: u64) -> Part {
-        Part { name: "vLLM engine", bytes, fact: (Fact::Context, 0) }
+    fn part(name: &'static str, bytes: u64) -> Part {
+        Part { name, bytes, fact: (Fact::Context, 0) }
     }
 
     /// What is there all the time.
     pub(in crate::memory) fn awake(&self) -> Option<Part> {
-        (!self.sleeps).then(|| Self::part(self.granted))
+        (!self.sleeps).then(|| Self::part("vLLM engine", self.granted))
     }
 
     /// What an engine that sleeps adds to the trainer's largest reservation, and what there is to say.
@@ -62,6 +62,8 @@ impl Colocated {
             "training, with vLLM asleep, decides"
         };
         notes.push(format!("{decides}: what sleep leaves behind (CUDA graphs) is not counted"));
-        (Some(Self::part(together.saturating_sub(training))).filter(|part| part.bytes > 0), notes)
+        // Parts are of the trainer's own peak, while the engine sleeps.
+        let more = Self::part("more with vLLM awake", together.saturating_sub(training));
+        (Some(more).filter(|part| part.bytes > 0), notes)
     }
 }

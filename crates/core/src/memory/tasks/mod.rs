@@ -7,7 +7,7 @@
 //! | `ppo` | TRL's PPO, which trains a value model too |
 //! | `grpo`, `online_dpo`, `distillation`, `gkd` | what the policy generates: GRPO and RLOO, online DPO, a teacher |
 //! | `roles` | the updates of verl's and OpenRLHF's actor and critic |
-//! | `contrastive` | sentence-transformers' losses |
+//! | `contrastive`, `late_interaction` | sentence-transformers' losses |
 //! | `engine` | a rollout engine beside the trainer |
 //! | [`player`] | a model on the card: the policy, its reference, a reward model, a teacher |
 //! | [`rollout`] | `generate` inside a training run |
@@ -22,6 +22,7 @@ pub(super) mod engine;
 mod gkd;
 mod grpo;
 mod kto;
+mod late_interaction;
 mod odds;
 mod online_dpo;
 mod player;
@@ -160,6 +161,7 @@ fn of(kind: TaskKind) -> Box<dyn Task> {
         TaskKind::Mnrl | TaskKind::CachedMnrl | TaskKind::Triplet | TaskKind::CrossEncoder => {
             Box::new(contrastive::Contrastive::default())
         }
+        TaskKind::Colbert => Box::new(late_interaction::LateInteraction::default()),
     }
 }
 

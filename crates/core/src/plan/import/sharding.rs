@@ -135,7 +135,8 @@ pub(super) fn mixed(reader: &mut Reader<'_>, at: &str, types: &Types<'_>) {
     if let Some(compute) = types.compute.filter(|_| !types.adapter) {
         reader.set("weights", "fp32");
         reader.set("autocast", Value::Null);
-        reader.set(&format!("{at}.mixed_precision"), json!({"parameters": compute, "reduce": compute}));
+        let policy = json!({"parameters": compute, "reduce": compute, "upcast": true});
+        reader.set(&format!("{at}.mixed_precision"), policy);
     }
     losses(reader);
 }

@@ -242,7 +242,11 @@ pub(super) fn read(reader: &mut Reader<'_>, kind: TaskKind) {
         }
     }
     if reader.is_on("padding_free") {
-        reader.refuse("padding_free", "true", "leave it out");
+        match kind {
+            // trainer/dpo_trainer.py: "temporarily unavailable after a refactor".
+            TaskKind::Dpo => reader.say("padding_free", "trl 1.16's DPOTrainer falls back to padding"),
+            _ => reader.refuse("padding_free", "true", "leave it out"),
+        }
     }
     // Others read what surrounds the step before.
     let around = |(place, _): &(String, Value)| place.starts_with("job.evaluation");

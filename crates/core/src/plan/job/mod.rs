@@ -322,6 +322,11 @@ impl Job {
         self.lengths.iter().for_each(|lengths| lengths.check(faults));
         self.check_effects(faults);
         faults.range("job.steps", self.steps.unwrap_or(1).into(), 0..=100_000);
+        faults.when(self.steps == Some(0) && !self.from_pretrained && !self.merge, || {
+            Fault::new("job.steps", "nothing runs in 0 steps")
+                .or_set("job.from_pretrained", true)
+                .or_set("job.steps", 1)
+        });
         faults.range("job.pad_to_multiple_of", self.pad_to_multiple_of.unwrap_or(1), 1..=65_536);
         faults.range("job.empty_cache_steps", self.empty_cache_steps.unwrap_or(1).into(), 1..=1 << 20);
         faults.when(self.memory_limit == Some(0), || {

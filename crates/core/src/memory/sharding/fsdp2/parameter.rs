@@ -10,7 +10,7 @@ use crate::memory::sharding::shares;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
-use crate::plan::parallel::Fsdp2;
+use crate::plan::parallel::{Fsdp2, MixedPrecision};
 
 /// One parameter (`FSDPParam`).
 pub(super) struct Parameter {
@@ -44,7 +44,7 @@ impl Parameter {
 /// This card's shard of a parameter, on the card or on the host.
 pub(super) fn shard(torch: &mut Torch, member: &Member, options: &Fsdp2, world: u64) -> (Parameter, Option<Tensor>) {
     let whole = &member.tensor;
-    let dtype = whole.dtype;
+    let dtype = MixedPrecision::held(options.mixed_precision, whole.dtype, member.trains());
     let rows = whole.shape.sizes().first().copied().unwrap_or(1);
     let shape = if whole.shape.rank() == 0 {
         Shape::from([1])
