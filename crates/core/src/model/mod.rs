@@ -244,7 +244,8 @@ impl Model {
         // Later passes of a generation load nothing.
         let loads = inputs.past == 0;
         let mut graph = Graph::new(inputs);
-        if self.task == Task::MultipleChoice && graph.inputs != Inputs::inventory() {
+        // A pass that was recorded has its answers already, and a learned table counts.
+        if self.task == Task::MultipleChoice && !self.is_learned_program() {
             graph.inputs.batch = graph.inputs.batch.saturating_mul(task::CHOICES);
         }
         (self.family.build)(&Config::new(&self.config)?, self.task, &mut graph)?;
