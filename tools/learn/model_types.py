@@ -28,29 +28,9 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from classes import CLASSES, needed
 from expressions import fit, number
 
-CLASSES = {
-    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-    "AutoModelForImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
-    "AutoModelForMultimodalLM": "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
-    "AutoModelForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-    "AutoModelForCTC": "MODEL_FOR_CTC_MAPPING_NAMES",
-    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
-    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
-    "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
-    "AutoModelForMultipleChoice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
-    "AutoModelForAudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
-    "AutoModelForVideoClassification": "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES",
-    "AutoModelForObjectDetection": "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
-    "AutoModelForSemanticSegmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
-    "AutoModelForDepthEstimation": "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES",
-    "AutoModelForPreTraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
-    "AutoModel": "MODEL_MAPPING_NAMES",
-}
 DEPTH = re.compile(r"(^|_)(layers?|depths?|blocks?|n_layer)$|num_hidden_layers|num_.*_layers|_layers$")
 # Keys of every config that no module is built from.
 NEVER = re.compile(
@@ -125,6 +105,8 @@ class Point:
         READS.on, READS.seen = True, set()
         try:
             with torch.device("meta"):
+                # Of several classes, the first.
+                config.architectures = []
                 model = getattr(transformers, auto_class).from_config(config)
         finally:
             READS.on = False
@@ -197,7 +179,7 @@ class Learner:
         self.config_class = CONFIG_MAPPING[model_type]
         self.deadline = time.process_time() + TIME
         self.fixed = {}
-        self.default = self.config_class().to_dict()
+        self.default = self.config_class(**needed(model_type, auto_class)).to_dict()
         self.shared = shared
 
     def point(self, tree):
@@ -762,10 +744,27 @@ class Learner:
         last = lambda path: re.sub(r"\[\d+\]$", "", path.split(".")[-1])
         seen = {p: v for p, v in leaves(self.default) if not NEVER.search(p) and last(p) in self.whole.reads}
         fixed = {p: v for p, v in (seen if TIME == 0 else dict(self.relevant())).items() if p != "model_type"}
-        flexible = [[kind, name, ",".join(map(str, shape)), ""] for name, (kind, shape) in self.whole.parameters.items()]
+        labelled = self.labelled_sizes()
+        flexible = [[kind, name, labelled.get(name) or ",".join(map(str, shape)), ""] for name, (kind, shape) in self.whole.parameters.items()]
         self.fixed = fixed
         self.free = set()
         return self.describe({"loops": {}, "parameters": flexible}, set(), why)
+
+    def labelled_sizes(self):
+        """Sizes that are the number of labels, by parameter: a model of as many labels as nothing else has tells them."""
+        count, usual = 1009, self.whole.env["num_labels"]
+        config = self.config_class.from_dict(copy.deepcopy(self.default))
+        try:
+            config.num_labels = count
+            other = Point(config, copy.deepcopy(self.default), self.auto_class).parameters
+        except Exception:
+            return {}
+        result = {}
+        for name, (_, shape) in self.whole.parameters.items():
+            sizes = other.get(name, (None, ()))[1]
+            if len(sizes) == len(shape) and sizes != shape and all(a == b or (a, b) == (usual, count) for a, b in zip(shape, sizes)):
+                result[name] = ",".join(str(a) if a == b else "num_labels" for a, b in zip(shape, sizes))
+        return result
 
     def absent(self, paths):
         """What a key is where its part of the config is there and it is not: another number, or one that follows others."""

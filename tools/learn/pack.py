@@ -1,13 +1,22 @@
 """Packs what was learned for `crates/core/data`; of several tables of a class, the one that follows most keys is kept.
 
-    python tools/learn/pack.py LEARNED.jsonl… crates/core/data/learned.jsonl.zz
+    python tools/learn/pack.py LEARNED.jsonl… FOLDER
 
-What was packed before may be among the files, so that a few types can be learned anew.
+FOLDER/learned.jsonl.zz gets the types; FOLDER/heads.jsonl.zz heads that give labels and timm's models, which the page does without.
+What was packed before may be among the files, so that a few types can be learned anew. Where zopfli is installed, it packs tighter.
 """
 
 import json
 import sys
 import zlib
+
+try:
+    from zopfli.zlib import compress
+except ImportError:
+    compress = lambda data: zlib.compress(data, 9)
+
+HEADS = [f"AutoModelFor{what}" for what in ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice",
+                                            "AudioClassification", "VideoClassification")]
 
 
 def folded(rows):
@@ -18,12 +27,12 @@ def folded(rows):
         *parents, last = name.split(".")
         for part in parents:
             node = node.setdefault(part, {})
-        node[last] = [kind, sizes]
+        node[last] = [kind, sizes, condition]
     loops = {}
 
     def walk(node, path):
         if isinstance(node, list):
-            return [[node[0], path, node[1], ""]]
+            return [[node[0], path, *node[1:]]]
         keys = list(node)
         numbered = len(keys) > 1 and keys == [str(i) for i in range(len(keys))]
         if numbered and all(isinstance(node[k], dict) and json.dumps(node[k]) == json.dumps(node["0"]) for k in keys):
@@ -44,10 +53,10 @@ def lines(path):
     return (zlib.decompress(data) if path.endswith(".zz") else data).decode().splitlines()
 
 
-def follows(table):
-    """Whether sizes or numbers of layers are expressions of keys."""
-    texts = [*table.get("loops", {}).values(), *(row[2] for row in table["parameters"])]
-    return any(c.isalpha() for text in texts for c in text)
+def follows(table, labels=False):
+    """Whether sizes or numbers of layers are expressions of keys; with `labels`, whether any are those of labels."""
+    texts = ",".join([*table.get("loops", {}).values(), *(row[2] for row in table["parameters"])])
+    return "num_labels" in texts if labels else any(c.isalpha() for c in texts.replace("num_labels", "").replace("num_classes", ""))
 
 
 types = {}
@@ -57,11 +66,12 @@ for path in sys.argv[1:-1]:
         known = types.setdefault(row["type"], {"type": row["type"], "from": source, "classes": {}})
         for name, table in row["classes"].items():
             before = known["classes"].get(name)
-            worth = lambda table: (not follows(table), len(table.get("fixed", ())))
+            worth = lambda table: (not follows(table), not follows(table, True), len(table.get("fixed", ())))
             if before is None or worth(table) < worth(before):
                 known["classes"][name] = table
+parts = {"learned": [], "heads": []}
 followed = 0
-for known in types.values():
+for known in (types[name] for name in sorted(types)):
     for table in known["classes"].values():
         followed += follows(table)
         if table.pop("literal", None):
@@ -72,8 +82,14 @@ for known in types.values():
         for key in ("loops", "absent", "lists", "aliases", "tied", "fixed"):
             if not table.get(key):
                 table.pop(key, None)
-text = "".join(json.dumps(types[name], separators=(",", ":")) + "\n" for name in sorted(types))
-packed = zlib.compress(text.encode(), 9)
-open(sys.argv[-1], "wb").write(packed)
-classes = sum(len(t["classes"]) for t in types.values())
-print(f"{len(types)} types, {classes} classes of which {followed} follow their configs, {len(text)} bytes, {len(packed)} packed")
+    for name, rows in parts.items():
+        head = lambda auto_class: auto_class in HEADS or known["type"].startswith("timm/")
+        classes = {key: table for key, table in known["classes"].items() if head(key) == (name == "heads")}
+        if classes:
+            rows.append({**known, "classes": classes})
+for name, rows in parts.items():
+    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    packed = compress(text.encode())
+    open(f"{sys.argv[-1]}/{name}.jsonl.zz", "wb").write(packed)
+    print(f"{name}: {len(rows)} types, {sum(len(row['classes']) for row in rows)} classes, {len(text)} bytes, {len(packed)} packed")
+print(f"{followed} classes follow their configs")

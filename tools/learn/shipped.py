@@ -1,7 +1,8 @@
 """Learns the forward passes that come with vramcast: of types whose parameters are a learned table, by their class defaults.
 
     python tools/learn/shipped.py FOLDER [TYPE:CLASS…]   learns, one file for each type and class; what is refused, with the reason
-    python tools/learn/shipped.py FOLDER --pack          makes crates/core/data/passes.jsonl.zz of them
+                                                         (timm/NAME for one of timm)
+    python tools/learn/shipped.py FOLDER --pack          puts them into crates/core/data/passes.jsonl.zz
 
 A type is learned with four layers and written with as many as its class has: layers that do the same are one step of a
 program. What comes out is compared with a pass of the whole model, recorded at one size; where they differ, the whole is learned.
@@ -21,6 +22,12 @@ DATA = os.path.join(HERE, "../../crates/core/data")
 import runs
 from runs import END, child
 
+try:
+    from zopfli.zlib import compress
+except ImportError:
+    compress = lambda data: zlib.compress(data, 9)
+
+SECONDS = float(os.environ.get("LEARN_EACH", 60))
 # Keys that change nothing a forward pass allocates.
 NEVER = re.compile(
     r"^(transformers_version|architectures|_name_or_path|torch_dtype|dtype|id2label|label2id|problem_type|output_.*|return_dict|use_cache"
@@ -195,12 +202,12 @@ def shipped(model_type, auto_class):
 
     few = runs.shallow(usual, 4)
     full = job({"model_type": model_type})
-    found = child(lambda: whole(full, point), 60)
+    found = child(lambda: whole(full, point), SECONDS)
     if "error" in found:
         return found
     program = None
     if few:
-        program = child(lambda: learn.learn(job({"model_type": model_type, **few})), 60)
+        program = child(lambda: learn.learn(job({"model_type": model_type, **few})), SECONDS)
         program = None if "error" in program else program
         while program:
             repeats = {step[3] for step in program["forward"]["steps"] if step[0] == "repeat"}
@@ -212,12 +219,26 @@ def shipped(model_type, auto_class):
         if program and not same(program, found, point):
             program = None
     if program is None:
-        program = child(lambda: learn.learn(full), 60)
+        program = child(lambda: learn.learn(full), SECONDS)
         if "error" in program:
             return program
         if not same(program, found, point):
             return {"error": "its program is not what it runs"}
     return {"type": model_type, "class": auto_class, "defaults": harmful(usual), "program": program}
+
+
+# A number of classes that nothing else in a model of timm has as its size.
+CLASSES = 1009
+
+
+def of_timm(name):
+    """The pass of a model of timm, in which CLASSES stands for the number of classes."""
+    import learn
+
+    program = child(lambda: learn.learn({"timm": name, "classes": CLASSES, "loss": "cross-entropy"}), SECONDS)
+    if "error" in program:
+        return program
+    return {"type": f"timm/{name}", "class": "AutoModelForImageClassification", "defaults": {}, "classes": CLASSES, "program": program}
 
 
 def tables():
@@ -232,20 +253,24 @@ def main():
     os.makedirs(folder, exist_ok=True)
     if names == ["--pack"]:
         learned = [json.load(open(f"{folder}/{name}")) for name in sorted(os.listdir(folder)) if name.endswith(".json")]
+        # What was packed before stays, where it was not learned anew.
+        packed = map(json.loads, zlib.decompress(open(f"{DATA}/passes.jsonl.zz", "rb").read()).decode().splitlines())
+        found = {(row["type"], row["class"]): row for row in [*packed, *learned]}
+        learned = [found[name] for name in sorted(found)]
         rows = [json.dumps({**row, "defaults": harmful(row["defaults"])}, separators=(",", ":"), allow_nan=False) for row in learned]
-        packed = zlib.compress(("\n".join(rows) + "\n").encode(), 9)
+        packed = compress(("\n".join(rows) + "\n").encode())
         open(f"{DATA}/passes.jsonl.zz", "wb").write(packed)
         print(f"{len(rows)} passes, {sum(map(len, rows))} bytes as text, {len(packed)} packed")
         return
     import transformers.modeling_utils  # noqa: F401 (once for all)
 
-    for model_type, auto_class in [name.split(":") for name in names] or tables():
-        base = f"{folder}/{model_type}-{auto_class.removeprefix('AutoModelFor')}"
+    for model_type, auto_class in [name.split(":") if ":" in name else (name, "") for name in names] or tables():
+        base = f"{folder}/{model_type.replace('/', '-')}-{auto_class.removeprefix('AutoModelFor')}"
         if os.path.exists(base + ".json") or os.path.exists(base + ".refused") or time.time() > END:
             continue
         started = time.time()
         try:
-            found = shipped(model_type, auto_class)
+            found = of_timm(model_type.removeprefix("timm/")) if model_type.startswith("timm/") else shipped(model_type, auto_class)
         except Exception as error:
             found = {"error": repr(error)[:300]}
         with open(base + (".refused" if "error" in found else ".json"), "w") as file:

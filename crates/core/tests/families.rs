@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use vramcast_core::memory::simulation;
 use vramcast_core::model::families::{self, trainers};
-use vramcast_core::model::{Inputs, Model, Task};
+use vramcast_core::model::{Inputs, Model, Task, learned};
 use vramcast_core::plan::batch::Batch;
 use vramcast_core::plan::{InferPlan, TrainPlan};
 use vramcast_core::source::{catalogue, json};
@@ -97,6 +97,40 @@ fn tensors_of_types_are_exact() {
         assert_eq!(row.params.predicted, row.params.expected, "{}", row.id);
         assert_eq!(row.tensors, models::Tensors::default(), "{}", row.id);
     }
+}
+
+/// transformers has no class over samples for Cohere, and loads those of sound by another auto class (5.22, models/auto/modeling_auto.py).
+#[test]
+fn heads_that_transformers_lacks_are_refused() {
+    for (model_type, class) in [
+        ("cohere", "AutoModelForSequenceClassification"),
+        ("wav2vec2", "AutoModelForSequenceClassification"),
+        ("voxtral", "AutoModelForImageTextToText"),
+        ("gemma3n_text", "AutoModelForImageTextToText"),
+        ("bert", "AutoModelForVideoClassification"),
+    ] {
+        let refused = Model::new(serde_json::json!({"model_type": model_type}), Some(class)).unwrap_err().to_string();
+        assert!(refused.contains(class), "{refused}");
+    }
+    // By the name of its class alone a head over sound is the one that its auto class loads.
+    let named = serde_json::json!({"model_type": "hubert", "architectures": ["HubertForSequenceClassification"]});
+    assert_eq!(Model::new(named, None).unwrap().task(), Task::AudioClassification);
+}
+
+/// A head of as many classes as a config says, whether parameters or a forward pass are asked for.
+#[test]
+fn models_of_timm_have_the_classes_of_their_config() {
+    let parameters = |config| Model::new(config, None).unwrap().inventory().unwrap().total();
+    let named = learned::timm::config("timm/resnet50.a1_in1k").unwrap();
+    assert_eq!(parameters(named.clone()), 25_557_032);
+    assert_eq!(parameters(serde_json::json!({"architecture": "resnet50", "num_classes": 10})), 23_528_522);
+    assert_eq!(parameters(serde_json::json!({"architecture": "resnet50", "num_classes": 0})), 23_508_032);
+    assert_eq!(learned::timm::config("timm/resnet50.no_such_weights"), None);
+    let few = Model::new(serde_json::json!({"architecture": "resnet50", "num_classes": 10}), None).unwrap();
+    let program = few.program(Inputs { batch: 2, labels: true, ..Inputs::inventory() }).unwrap();
+    assert_eq!(program.parameters.iter().map(|parameter| parameter.shape.elements()).sum::<u64>(), 23_528_522);
+    let unknown = Model::new(serde_json::json!({"architecture": "nothing", "pretrained_cfg": {}}), None).unwrap_err();
+    assert!(unknown.to_string().contains("vramcast learn timm:"), "{unknown}");
 }
 
 /// Every model that comes along runs, generating where it can, and trains.

@@ -176,7 +176,9 @@ pub fn resolve(spec: &str, options: &FetchOptions) -> Result<Resolved, FetchErro
 
 /// Finds a model of the catalogue, and nothing else: no path, no network.
 pub fn embedded(name: &str) -> Result<Resolved, FetchError> {
-    catalogue::find(name).map(from_catalogue).or_else(|| of_type(name.trim())).ok_or_else(|| unknown(name.trim()))
+    let name = name.trim();
+    let learned = || of_type(name).or_else(|| of_timm(name));
+    catalogue::find(name).map(from_catalogue).or_else(learned).ok_or_else(|| unknown(name))
 }
 
 /// Finds a model of the catalogue or of the hub; a path of this machine is no name.
@@ -185,6 +187,9 @@ pub fn named(spec: &str, options: &FetchOptions) -> Result<Resolved, FetchError>
     let asks_for_hub = options.refresh || options.revision.is_some();
     if !asks_for_hub && let Some(entry) = catalogue::find(spec) {
         return Ok(from_catalogue(entry));
+    }
+    if !asks_for_hub && let Some(found) = of_timm(spec) {
+        return Ok(found);
     }
     // `llama3-8b` with a revision means the repository it stands for.
     let id = catalogue::alias(spec).filter(|id| id.contains('/')).unwrap_or(spec);
@@ -225,6 +230,16 @@ fn of_type(name: &str) -> Option<Resolved> {
         auto_class: learned::passes::all().find(|(known, _)| *known == name).map(|(_, class)| class.to_owned()),
         origin: "the defaults of its class in transformers".to_owned(),
         notes: vec![format!("{name} is a type: the model is the one of its class's defaults")],
+        ..Resolved::default()
+    })
+}
+
+/// A model of timm that was learned.
+fn of_timm(name: &str) -> Option<Resolved> {
+    Some(Resolved {
+        name: name.to_owned(),
+        config: Some(learned::timm::config(name)?),
+        origin: "what was learned of timm".to_owned(),
         ..Resolved::default()
     })
 }

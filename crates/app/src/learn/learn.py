@@ -136,7 +136,7 @@ def subject(job):
         import timm
 
         with torch.device("meta"):
-            model = timm.create_model(job["timm"], pretrained=False)
+            model = timm.create_model(job["timm"], pretrained=False, num_classes=job.get("classes"))
         title = f"timm/{job['timm']}"
         given = job.get("inputs") or [["x", "float", f"batch,{','.join(map(str, model.default_cfg['input_size']))}"]]
     elif "diffusers" in job:

@@ -41,7 +41,10 @@ const OTHERS: &[(&[&str], &str)] = &[
     (&["image_processor_type"], "an image processor's config; give the config.json beside it"),
     (&["feature_extractor_type"], "a feature extractor's config; give the config.json beside it"),
     (&["eos_token_id", "transformers_version"], "a generation_config.json; give the config.json beside it"),
-    (&["pretrained_cfg"], "a model of timm; those are not modelled yet"),
+    (
+        &["pretrained_cfg"],
+        "a model of timm that was not learned: `vramcast learn timm:NAME --out model.json` makes a MODEL of it",
+    ),
     (&["dim", "n_layers", "n_heads"], "Meta's params.json; give the config.json of the converted model"),
     (&["name", "dependencies"], "npm's package.json"),
     (&["name", "version", "scripts"], "npm's package.json"),

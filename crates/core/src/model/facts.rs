@@ -43,6 +43,8 @@ pub struct Facts {
     pub tasks: Option<&'static [Task]>,
     /// What a class that ends in `ForConditionalGeneration` is.
     pub conditional_generation: Task,
+    /// Auto classes that load that class too.
+    pub also: &'static [Task],
     /// Pixels of a patch's side where its processor hands patches to it and the config does not say.
     pub patch_side: Option<u64>,
     /// Tokens of the largest image, where they are known.
@@ -83,6 +85,7 @@ impl Facts {
         leaf_blocks: false,
         tasks: None,
         conditional_generation: Task::ImageTextToText,
+        also: &[],
         patch_side: None,
         image_tokens: None,
         unturned: false,

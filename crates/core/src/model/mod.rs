@@ -91,18 +91,20 @@ impl Model {
     ) -> Result<Self, ModelError> {
         let mut config = config;
         families::denoisers::name(&mut config);
+        learned::timm::name(&mut config);
         let view = Config::new(&config)?;
         if let Some(family) = families::find(view.model_type()) {
             let task = Task::of(&view, auto_class)?;
-            if let Some(tasks) = families::tasks(view.model_type())
-                && (auto_class.is_some() || task.classifies())
-                && !tasks.contains(&task)
-            {
+            let named = auto_class.is_some() || task.classifies();
+            let with_head = if named { families::with_head(view.model_type(), task) } else { Some(family) };
+            let Some(family) = with_head else {
+                let tasks = families::tasks(view.model_type()).unwrap_or_default();
                 return Err(ModelError::Unsupported {
                     what: format!("{} of a model of type {}", task.class(), view.model_type()),
                     hint: format!("use {}", tasks.iter().map(|task| task.class()).collect::<Vec<_>>().join(" or ")),
                 });
-            }
+            };
+            let task = if family.facts.also.contains(&task) { family.facts.conditional_generation } else { task };
             let name = view.model_type();
             let notes = assumption.map(|_| format!("model_type {name} is known, so nothing is assumed of it"));
             return Ok(Self {
@@ -180,15 +182,15 @@ impl Model {
 
     /// What is not known of a type whose parameters alone were learned.
     pub fn only_counted(&self) -> Option<String> {
-        let (model_type, from) =
-            (self.config["model_type"].as_str()?, learned::source(self.config["model_type"].as_str()?)?);
-        std::ptr::eq(self.family, &learned::FAMILY).then(|| {
-            let unknown = match learned::runs(model_type, self.task) {
-                true => "its parameters and one forward pass by the class's defaults are known, its cache is not",
-                false => "its parameters are known, its cache and its forward pass are not",
-            };
-            format!("the type {model_type} was learned from {from}: {unknown}")
-        })
+        if !std::ptr::eq(self.family, &learned::FAMILY) {
+            return None;
+        }
+        let model_type = self.config["model_type"].as_str()?;
+        let unknown = match learned::runs(model_type, self.task) {
+            true => "its parameters and one forward pass by the class's defaults are known, its cache is not",
+            false => "its parameters are known, its cache and its forward pass are not",
+        };
+        Some(format!("the type {model_type} was learned from {}: {unknown}", learned::source(model_type)?))
     }
 
     /// Whether its forward pass, if there is one, is a recorded one.
@@ -242,7 +244,8 @@ impl Model {
         // Later passes of a generation load nothing.
         let loads = inputs.past == 0;
         let mut graph = Graph::new(inputs);
-        if self.task == Task::MultipleChoice {
+        // A pass that was recorded has its answers already, and a learned table counts.
+        if self.task == Task::MultipleChoice && !self.is_learned_program() {
             graph.inputs.batch = graph.inputs.batch.saturating_mul(task::CHOICES);
         }
         (self.family.build)(&Config::new(&self.config)?, self.task, &mut graph)?;

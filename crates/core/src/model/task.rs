@@ -2,7 +2,7 @@
 
 use super::config::Config;
 use super::error::ModelError;
-use super::families::facts;
+use super::families::{facts, usual_head, with_head};
 
 /// The head on top of a model, as transformers' auto classes name them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,10 @@ pub enum Task {
     MultimodalLm,
     /// `AutoModelForImageClassification`.
     ImageClassification,
+    /// `AutoModelForAudioClassification`.
+    AudioClassification,
+    /// `AutoModelForVideoClassification`.
+    VideoClassification,
     /// `AutoModelForSequenceClassification`.
     SequenceClassification,
     /// `AutoModelForTokenClassification`.
@@ -50,6 +54,8 @@ const AUTO_CLASSES: &[(&str, Task)] = &[
     ("AutoModelForImageTextToText", Task::ImageTextToText),
     ("AutoModelForMultimodalLM", Task::MultimodalLm),
     ("AutoModelForImageClassification", Task::ImageClassification),
+    ("AutoModelForAudioClassification", Task::AudioClassification),
+    ("AutoModelForVideoClassification", Task::VideoClassification),
     ("AutoModelForSequenceClassification", Task::SequenceClassification),
     ("AutoModelForTokenClassification", Task::TokenClassification),
     ("AutoModelForQuestionAnswering", Task::QuestionAnswering),
@@ -69,6 +75,8 @@ const ARCHITECTURE_ENDINGS: &[(&str, Task)] = &[
     ("ForTokenClassification", Task::TokenClassification),
     ("ForQuestionAnswering", Task::QuestionAnswering),
     ("ForImageClassification", Task::ImageClassification),
+    ("ForAudioClassification", Task::AudioClassification),
+    ("ForVideoClassification", Task::VideoClassification),
     ("ForMultipleChoice", Task::MultipleChoice),
     ("ForCTC", Task::Ctc),
     ("ForPreTraining", Task::PreTraining),
@@ -101,6 +109,8 @@ impl Task {
         matches!(
             self,
             Self::ImageClassification
+                | Self::AudioClassification
+                | Self::VideoClassification
                 | Self::SequenceClassification
                 | Self::TokenClassification
                 | Self::QuestionAnswering
@@ -123,7 +133,7 @@ impl Task {
         AUTO_CLASSES.iter().find(|(class, _)| *class == name).map(|(_, task)| *task)
     }
 
-    /// From an auto class, else from the config's `architectures`, else a causal language model.
+    /// From an auto class, else from the config's `architectures`, else what its type usually is.
     pub fn of(config: &Config<'_>, auto_class: Option<&str>) -> Result<Self, ModelError> {
         if let Some(name) = auto_class {
             return Self::by_class(name).ok_or_else(|| ModelError::BadValue {
@@ -145,8 +155,15 @@ impl Task {
         let by_ending = ARCHITECTURE_ENDINGS.iter().find(|(ending, _)| class.ends_with(ending)).map(|(_, task)| *task);
         Ok(match by_ending {
             Some(Self::ImageTextToText) => facts(config.model_type()).conditional_generation,
+            // Classes over sound are named like those over text, and loaded by another auto class.
+            Some(Self::SequenceClassification)
+                if with_head(config.model_type(), Self::SequenceClassification).is_none()
+                    && with_head(config.model_type(), Self::AudioClassification).is_some() =>
+            {
+                Self::AudioClassification
+            }
             Some(task) => task,
-            None => Self::CausalLm,
+            None => usual_head(config.model_type()),
         })
     }
 }

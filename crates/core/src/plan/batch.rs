@@ -79,7 +79,11 @@ impl Batch {
     pub(crate) fn reads_tokens(model: &Model) -> bool {
         let config = model.config();
         match model.task() {
-            Task::ImageClassification | Task::SpeechSeq2Seq | Task::Ctc => false,
+            Task::ImageClassification
+            | Task::AudioClassification
+            | Task::VideoClassification
+            | Task::SpeechSeq2Seq
+            | Task::Ctc => false,
             Task::Base | Task::PreTraining => [config, &config["text_config"]].iter().any(|c| c["vocab_size"].is_u64()),
             _ => true,
         }

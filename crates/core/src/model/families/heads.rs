@@ -1,4 +1,4 @@
-//! Heads over tokens, which only some types of a kind have (`data/heads.txt`).
+//! Heads over samples and tokens, which only some types of a kind have (`data/heads.txt`).
 
 use crate::model::Task;
 
@@ -11,6 +11,7 @@ fn words(model_type: &str) -> impl Iterator<Item = &'static str> {
 /// Which of them transformers has for a type.
 pub(super) fn of(model_type: &str) -> impl Iterator<Item = Task> {
     words(model_type).map(|word| match word {
+        "samples" => Task::SequenceClassification,
         "tokens" => Task::TokenClassification,
         "choices" => Task::MultipleChoice,
         _ => Task::QuestionAnswering,

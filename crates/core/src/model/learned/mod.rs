@@ -2,13 +2,15 @@
 //!
 //! `data/learned.jsonl.zz` has a line for each type, made by `tools/learn/model_types.py`: the names and sizes of all
 //! parameters as expressions of the config's keys, which parts are repeated how often, and what a flag adds. Keys that
-//! could not be followed are listed: a config that differs there is refused, not guessed at.
+//! could not be followed are listed: a config that differs there is refused, not guessed at. `data/heads.jsonl.zz` has, in the
+//! same form, heads that give labels and the models of timm.
 
 mod condition;
 mod expression;
 mod facts;
 pub mod passes;
 pub mod program;
+pub mod timm;
 
 use std::io::Read;
 use std::sync::OnceLock;
@@ -32,18 +34,26 @@ pub static FAMILY: Family = Family {
 /// No learned type has more parameters than this.
 const MOST: usize = 1 << 20;
 
+/// A page waits for every byte, so it has the first alone.
+#[cfg(not(target_arch = "wasm32"))]
+const PACKED: &[&[u8]] = &[TYPES, include_bytes!("../../../data/heads.jsonl.zz")];
+#[cfg(target_arch = "wasm32")]
+const PACKED: &[&[u8]] = &[TYPES];
+const TYPES: &[u8] = include_bytes!("../../../data/learned.jsonl.zz");
+
 fn lines() -> &'static str {
     static LINES: OnceLock<String> = OnceLock::new();
     LINES.get_or_init(|| {
         let mut text = String::new();
-        let packed = include_bytes!("../../../data/learned.jsonl.zz").as_slice();
-        // A file of our own: what cannot be read has no lines.
-        let _ = flate2::read::ZlibDecoder::new(packed).read_to_string(&mut text);
+        for packed in PACKED {
+            // Files of our own: what cannot be read has no lines.
+            let _ = flate2::read::ZlibDecoder::new(*packed).read_to_string(&mut text);
+        }
         text
     })
 }
 
-/// Every type that was learned.
+/// Every type that was learned; some come twice.
 pub fn types() -> impl Iterator<Item = &'static str> {
     lines().lines().filter_map(|line| line.strip_prefix("{\"type\":\"")?.split_once('"')).map(|(name, _)| name)
 }
@@ -51,8 +61,13 @@ pub fn types() -> impl Iterator<Item = &'static str> {
 /// What was learned of a type.
 fn find(model_type: &str) -> Option<Value> {
     let start = format!("{{\"type\":\"{model_type}\",");
-    let line = lines().lines().find(|line| line.starts_with(&start))?;
-    serde_json::from_str(line).ok()
+    let found = lines().lines().filter(|line| line.starts_with(&start));
+    found.filter_map(|line| serde_json::from_str::<Value>(line).ok()).reduce(|mut all, mut more| {
+        if let (Some(all), Some(more)) = (all["classes"].as_object_mut(), more["classes"].as_object_mut()) {
+            all.append(more);
+        }
+        all
+    })
 }
 
 /// The library that a type was learned from, with its version.
@@ -81,8 +96,10 @@ fn build(config: &Config<'_>, task: Task, graph: &mut Graph) -> Result<(), Model
         }
         return Err(ModelError::Unsupported {
             what: format!("running the type {model_type}, of which the parameters alone are known,"),
-            hint: "learn its forward pass with `vramcast learn config.json --out model.json` and ask of model.json"
-                .into(),
+            hint: format!(
+                "learn its forward pass with `vramcast learn {} --out model.json` and ask of model.json",
+                timm::subject(model_type).unwrap_or_else(|| "config.json".into())
+            ),
         });
     }
     Table::new(config.object(), table, model_type).declare(graph)

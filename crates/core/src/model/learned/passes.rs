@@ -1,7 +1,8 @@
 //! Forward passes of learned types that come along: `data/passes.jsonl.zz`, made by `tools/learn/shipped.py`.
 //!
 //! A line has a type, the class that loads it, the keys of its class's default config and the program that was learned with
-//! them. A config with other values there is not answered from it.
+//! them. A config with other values there is not answered from it. In passes of timm's models a number that nothing else has
+//! (`classes`) stands for the number of classes.
 
 use std::io::Read;
 use std::sync::OnceLock;
@@ -68,7 +69,36 @@ pub(super) fn find(
             ),
         });
     }
-    Ok(found["program"].as_object_mut().map(std::mem::take))
+    let mut program = found["program"].take();
+    if let Some(stands) = found["classes"].as_u64() {
+        let classes = config.get("num_classes").and_then(Value::as_u64).unwrap_or(0);
+        if classes == 0 {
+            return Err(ModelError::Unsupported {
+                what: format!("running {model_type} without a head"),
+                hint: "give num_classes, or learn it with `vramcast learn timm:NAME --out model.json`".into(),
+            });
+        }
+        relabel(&mut program, &stands.to_string(), classes);
+    }
+    Ok(program.as_object_mut().map(std::mem::take))
+}
+
+/// Puts the number of classes where another stands for it: among sizes, and in expressions of them.
+fn relabel(value: &mut Value, stands: &str, classes: u64) {
+    match value {
+        Value::Array(values) => values.iter_mut().for_each(|value| relabel(value, stands, classes)),
+        Value::Object(values) => values.values_mut().for_each(|value| relabel(value, stands, classes)),
+        Value::Number(number) if number.to_string() == stands => *value = classes.into(),
+        Value::String(text) if text.contains(stands) => {
+            let words = text.split_inclusive(|letter: char| !letter.is_ascii_digit());
+            let put = |word: &str| match word.strip_prefix(stands) {
+                Some(rest) if !rest.starts_with(|letter: char| letter.is_ascii_digit()) => format!("{classes}{rest}"),
+                _ => word.to_owned(),
+            };
+            *text = words.map(put).collect();
+        }
+        _ => {}
+    }
 }
 
 /// The first key that has another value than the class's.

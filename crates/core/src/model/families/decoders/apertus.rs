@@ -13,7 +13,12 @@ use crate::model::{Config, Graph, ModelError, Value};
 pub const FAMILY: Family = Family {
     name: "Apertus",
     model_types: &["apertus"],
-    facts: Facts { attention: AttentionKernels::FlashAndFlex, tensor_plan: &[ATTENTION, MLP], ..Facts::DEFAULT },
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        tensor_plan: &[ATTENTION, MLP],
+        tasks: super::UNSCORED,
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &Apertus::read(c)?),
 };
 

@@ -11,7 +11,7 @@ use crate::model::{Config, Graph, ModelError, Value};
 pub const FAMILY: Family = Family {
     name: "BitNet",
     model_types: &["bitnet"],
-    facts: Facts { attention: AttentionKernels::FlashAndFlex, ..Facts::DEFAULT },
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, tasks: super::UNSCORED, ..Facts::DEFAULT },
     build: |c, task, g| decoder::build(c, task, g, &BitNet::read(c)?),
 };
 

@@ -18,6 +18,7 @@ pub const COHERE: Family = Family {
         attention: AttentionKernels::FlashAndFlex,
         tensor_plan: &[ATTENTION, GATED_MLP],
         text: Some(|c| Ok(Box::new(Cohere::read(c)?))),
+        tasks: super::UNSCORED,
         ..Facts::DEFAULT
     },
     build: |c, task, g| decoder::build(c, task, g, &Cohere::read(c)?),

@@ -59,11 +59,27 @@ pub(crate) fn build(c: &Config<'_>, task: Task, g: &mut Graph, decoder: &dyn Dec
     if read::follows_length(c) {
         g.breaks = Breaks::Rotary;
     }
+    if classify(c, task, g, |g| from_tokens(g, decoder))? {
+        return Ok(());
+    }
+    if task == Task::Base {
+        let hidden = from_tokens(g, decoder);
+        g.run(Op::Return, &[&hidden], []);
+        return Ok(());
+    }
+    let hidden = g.module("model", |g| from_tokens(g, decoder));
+    language_head(g, decoder, hidden, "model.embed_tokens.weight");
+    Ok(())
+}
+
+/// transformers' generic classes over a decoder that give labels; false where the task is another.
+pub(crate) fn classify(
+    c: &Config<'_>,
+    task: Task,
+    g: &mut Graph,
+    model: impl FnOnce(&mut Graph) -> Value,
+) -> Result<bool, ModelError> {
     match task {
-        Task::Base => {
-            let hidden = from_tokens(g, decoder);
-            g.run(Op::Return, &[&hidden], []);
-        }
         Task::SequenceClassification => {
             let named = c.section("id2label").keys().count() as u64;
             let labels = c.size_or(&["num_labels"], if named == 0 { 2 } else { named })?;
@@ -71,7 +87,7 @@ pub(crate) fn build(c: &Config<'_>, task: Task, g: &mut Graph, decoder: &dyn Dec
             if c.flag("use_cache", true)? {
                 g.caches_in_training();
             }
-            let hidden = g.module("model", |g| from_tokens(g, decoder));
+            let hidden = g.module("model", model);
             scores(g, &hidden, &head::Labels { count: labels, loss: Loss::CrossEntropy });
         }
         // transformers/modeling_layers.py: GenericForTokenClassification, GenericForQuestionAnswering.
@@ -81,7 +97,7 @@ pub(crate) fn build(c: &Config<'_>, task: Task, g: &mut Graph, decoder: &dyn Dec
             if c.flag("use_cache", true)? {
                 g.caches_while_it_runs();
             }
-            let hidden = g.module("model", |g| from_tokens(g, decoder));
+            let hidden = g.module("model", model);
             let dropped = g.dropout(&hidden, dropout.unwrap_or(0.1));
             head::token_head(g, "score", &dropped, (head::Labels::read(c)?.count, Loss::CrossEntropyFp32), bias);
         }
@@ -89,15 +105,12 @@ pub(crate) fn build(c: &Config<'_>, task: Task, g: &mut Graph, decoder: &dyn Dec
             if c.flag("use_cache", true)? {
                 g.caches_while_it_runs();
             }
-            let hidden = g.module(inside_answers(c.model_type()), |g| from_tokens(g, decoder));
+            let hidden = g.module(inside_answers(c.model_type()), model);
             head::answer_head(g, "qa_outputs", &hidden);
         }
-        _ => {
-            let hidden = g.module("model", |g| from_tokens(g, decoder));
-            language_head(g, decoder, hidden, "model.embed_tokens.weight");
-        }
+        _ => return Ok(false),
     }
-    Ok(())
+    Ok(true)
 }
 
 /// `lm_head`, the loss and the output; `table` is the full name of the token table.

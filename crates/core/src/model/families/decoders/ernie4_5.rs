@@ -12,7 +12,12 @@ use crate::model::{Config, Graph, ModelError, Value};
 pub const FAMILY: Family = Family {
     name: "ERNIE 4.5",
     model_types: &["ernie4_5"],
-    facts: Facts { attention: AttentionKernels::FlashAndFlex, tensor_plan: &[ATTENTION, GATED_MLP], ..Facts::DEFAULT },
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        tensor_plan: &[ATTENTION, GATED_MLP],
+        tasks: super::UNSCORED,
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &Ernie::read(c)?),
 };
 

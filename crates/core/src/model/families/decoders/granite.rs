@@ -17,6 +17,7 @@ pub const FAMILY: Family = Family {
         liger: Liger::NotSimulated,
         tensor_plan: &[ATTENTION, GATED_MLP],
         text: Some(|c| Ok(Box::new(Granite::read(c)?))),
+        tasks: super::UNSCORED,
         ..Facts::DEFAULT
     },
     build: |c, task, g| decoder::build(c, task, g, &Granite::read(c)?),

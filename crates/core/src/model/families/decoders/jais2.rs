@@ -12,7 +12,12 @@ use crate::model::{Config, Graph, ModelError, Value};
 pub const FAMILY: Family = Family {
     name: "Jais 2",
     model_types: &["jais2"],
-    facts: Facts { attention: AttentionKernels::FlashAndFlex, tensor_plan: &[ATTENTION, MLP], ..Facts::DEFAULT },
+    facts: Facts {
+        attention: AttentionKernels::FlashAndFlex,
+        tensor_plan: &[ATTENTION, MLP],
+        tasks: super::UNSCORED,
+        ..Facts::DEFAULT
+    },
     build: |c, task, g| decoder::build(c, task, g, &Jais2::read(c)?),
 };
 

@@ -32,7 +32,7 @@ pub const MINISTRAL3: Family = Family {
 pub const CWM: Family = Family {
     name: "CWM",
     model_types: &["cwm"],
-    facts: Facts::DEFAULT,
+    facts: Facts { tasks: super::UNSCORED, ..Facts::DEFAULT },
     build: |c, task, g| decoder::build(c, task, g, &read_cwm(c)?),
 };
 

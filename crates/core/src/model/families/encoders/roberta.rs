@@ -42,7 +42,7 @@ pub const XLM_ROBERTA: Family = Family {
 pub const CAMEMBERT: Family = Family {
     name: "CamemBERT",
     model_types: &["camembert"],
-    facts: Facts { lora: &[], ia3: &[], ia3_feedforward: &[], ..FAMILY.facts },
+    facts: Facts { lora: &[], ..XLM_ROBERTA.facts },
     ..FAMILY
 };
 
@@ -59,7 +59,7 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
         }
         Task::MaskedLm | Task::CausalLm | Task::PreTraining => {
             let words = "roberta.embeddings.word_embeddings.weight";
-            if bert.tied && c.model_type() == "xlm-roberta" {
+            if bert.tied && c.model_type() != "roberta" {
                 // There the head comes first in the module, and so does its name of the shared table.
                 let table = g.parameter("lm_head.decoder.weight", [bert.vocab, bert.hidden], Role::Embedding);
                 g.alias(words, table);

@@ -9,7 +9,7 @@ use crate::model::blocks::{attention, gated_mlp, read};
 use crate::model::facts::{AttentionKernels, ExpertNames, Facts, Liger};
 use crate::model::op::{Mask, Reduction, RotaryTable};
 use crate::model::tensor_plans::{EXPERTS, GATED_MLP, SHARED_EXPERTS, TensorRules, TensorStyle};
-use crate::model::{Config, Graph, ModelError, Task, Value};
+use crate::model::{Config, Graph, Inputs, ModelError, Task, Value};
 
 /// DeepSeek-V2.
 pub const FAMILY: Family = Family {
@@ -45,10 +45,11 @@ struct DeepSeekV2 {
 }
 
 impl DeepSeekV2 {
-    fn read(c: &Config<'_>) -> Result<Self, ModelError> {
+    fn read(c: &Config<'_>, counted: bool) -> Result<Self, ModelError> {
         let frame = Frame { router_loss: false, ..Frame::read(c, 102400, 4096, 32)? };
         let count = read::positive(c, &["n_routed_experts", "num_experts"], 64)?;
-        let top_k = c.size(&["num_experts_per_tok"])?;
+        // The class has no default: without it there are parameters, and nothing runs.
+        let top_k = if counted { c.size_or(&["num_experts_per_tok"], 1)? } else { c.size(&["num_experts_per_tok"])? };
         let groups = match c.str_or("topk_method", "greedy") {
             "greedy" => None,
             "group_limited_greedy" => {
@@ -107,7 +108,6 @@ impl DeepSeekV2 {
 }
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
-    let model = DeepSeekV2::read(c)?;
-    model.frame.build(g, task, |g, routers| model.model(g, routers));
-    Ok(())
+    let model = DeepSeekV2::read(c, g.inputs == Inputs::inventory())?;
+    model.frame.build(c, g, task, |g, routers| model.model(g, routers))
 }

@@ -97,6 +97,5 @@ impl DeepSeekV3 {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = DeepSeekV3::read(c)?;
-    model.frame.build(g, task, |g, routers| model.model(g, None, routers));
-    Ok(())
+    model.frame.build(c, g, task, |g, routers| model.model(g, None, routers))
 }

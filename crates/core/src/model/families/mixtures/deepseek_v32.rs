@@ -200,6 +200,5 @@ fn indexed_layers(c: &Config<'_>, layers: u64) -> Result<Vec<bool>, ModelError> 
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = Sparse::read(c)?;
-    model.frame.build(g, task, |g, routers| model.model(g, routers));
-    Ok(())
+    model.frame.build(c, g, task, |g, routers| model.model(g, routers))
 }

@@ -136,6 +136,5 @@ impl Ernie {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = Ernie::read(c)?;
-    model.frame.build(g, task, |g, routers| model.model(g, routers));
-    Ok(())
+    model.frame.build(c, g, task, |g, routers| model.model(g, routers))
 }

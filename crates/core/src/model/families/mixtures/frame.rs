@@ -2,6 +2,7 @@
 
 use crate::model::blocks::head::{causal_lm_head_named, kept_positions};
 use crate::model::blocks::{attention, read};
+use crate::model::families::decoders::decoder::classify;
 use crate::model::op::{Binary, Input, Loss, Mask, Norm, Op, RotaryTable};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
@@ -120,18 +121,28 @@ impl Frame {
     }
 
     /// The model in its module and the head on top; without the head for [`Task::Base`].
-    pub(crate) fn build(&self, g: &mut Graph, task: Task, model: impl FnOnce(&mut Graph, &mut RouterLogits) -> Value) {
-        let mut routers = RouterLogits { keep: self.router_loss, all: Vec::new() };
+    pub(crate) fn build(
+        &self,
+        c: &Config<'_>,
+        g: &mut Graph,
+        task: Task,
+        model: impl FnOnce(&mut Graph, &mut RouterLogits) -> Value,
+    ) -> Result<(), ModelError> {
+        let mut routers = RouterLogits { keep: self.router_loss && !task.classifies(), all: Vec::new() };
         if task == Task::Base {
             let hidden = model(g, &mut routers);
             g.run(Op::Return, &[&hidden], []);
-            return;
+            return Ok(());
+        }
+        if task.classifies() {
+            return classify(c, task, g, |g| model(g, &mut routers)).map(|_| ());
         }
         let hidden = g.module("model", |g| model(g, &mut routers));
         let tied = if self.tied { g.find("model.embed_tokens.weight") } else { None };
         if routers.all.is_empty() {
             let finish = |g: &mut Graph, logits: Value| self.finish_logits(g, logits);
-            return causal_lm_head_named(g, "lm_head", hidden, self.vocab, tied, self.head_bias, finish);
+            causal_lm_head_named(g, "lm_head", hidden, self.vocab, tied, self.head_bias, finish);
+            return Ok(());
         }
         let kept = kept_positions(g, &hidden);
         let logits = match tied {
@@ -153,6 +164,7 @@ impl Frame {
         outputs.append(&mut routers.all);
         let outputs: Vec<&Value> = outputs.iter().collect();
         g.run(Op::Return, &outputs, []);
+        Ok(())
     }
 
     fn finish_logits(&self, g: &mut Graph, logits: Value) -> Value {

@@ -72,6 +72,5 @@ impl Glm4Moe {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = Glm4Moe::read(c)?;
-    model.frame.build(g, task, |g, routers| model.model(g, routers));
-    Ok(())
+    model.frame.build(c, g, task, |g, routers| model.model(g, routers))
 }

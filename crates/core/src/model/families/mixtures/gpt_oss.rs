@@ -119,6 +119,5 @@ fn rotate(g: &mut Graph, x: &Value, cosine: &Value, sine: &Value) -> Value {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = GptOss::read(c)?;
-    model.frame.build(g, task, |g, routers| model.model(g, routers));
-    Ok(())
+    model.frame.build(c, g, task, |g, routers| model.model(g, routers))
 }

@@ -87,6 +87,5 @@ fn add_scaled(g: &mut Graph, residual: &Value, x: &Value) -> Value {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = GraniteMoe::read(c)?;
-    model.frame.build(g, task, |g, _| model.model(g));
-    Ok(())
+    model.frame.build(c, g, task, |g, _| model.model(g))
 }

@@ -200,6 +200,5 @@ fn tune(g: &mut Graph, query: &Value) -> Value {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = Llama4Text::read(c)?;
-    model.frame.build(g, task, |g, _| model.model(g, None));
-    Ok(())
+    model.frame.build(c, g, task, |g, _| model.model(g, None))
 }

@@ -86,6 +86,5 @@ impl Mixtral {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = Mixtral::read(c)?;
-    model.frame.build(g, task, |g, routers| model.model(g, routers));
-    Ok(())
+    model.frame.build(c, g, task, |g, routers| model.model(g, routers))
 }

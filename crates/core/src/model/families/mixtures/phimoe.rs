@@ -123,6 +123,5 @@ fn pick(g: &mut Graph, scores: &Value, left: &Value) -> (Value, Value) {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = PhiMoe::read(c)?;
-    model.frame.build(g, task, |g, routers| model.model(g, routers));
-    Ok(())
+    model.frame.build(c, g, task, |g, routers| model.model(g, routers))
 }

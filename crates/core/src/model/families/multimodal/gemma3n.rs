@@ -14,7 +14,7 @@ use crate::model::{Config, Graph, ModelError, Task, Value};
 /// Gemma 3n.
 pub const FAMILY: Family = Family {
     name: "Gemma 3n",
-    model_types: &["gemma3n", "gemma3n_text"],
+    model_types: &["gemma3n"],
     facts: Facts {
         scaled_embedding: true,
         positions: Some(32_768),
@@ -25,6 +25,14 @@ pub const FAMILY: Family = Family {
         ..Facts::DEFAULT
     },
     build,
+};
+
+/// Its text model on its own.
+pub const TEXT: Family = Family {
+    name: "Gemma 3n (text)",
+    model_types: &["gemma3n_text"],
+    facts: Facts { tasks: super::ONLY_CAUSAL, ..FAMILY.facts },
+    ..FAMILY
 };
 
 /// The way of one modality into the text model: tokens of its own, and features of its tower.

@@ -36,7 +36,7 @@ pub const FAMILY: Family = Family {
 pub const TEXT: Family = Family {
     name: "Gemma 4 (text)",
     model_types: &["gemma4_text"],
-    facts: Facts { lora: &[], ..FAMILY.facts },
+    facts: Facts { lora: &[], tasks: super::ONLY_CAUSAL, ..FAMILY.facts },
     ..FAMILY
 };
 

@@ -8,7 +8,7 @@ use crate::model::facts::{Facts, Liger};
 use crate::model::families::vision::Patches;
 use crate::model::families::vision::clip::Tower;
 use crate::model::op::{Input, Norm, Op, Reduction};
-use crate::model::{Config, Graph, ModelError, Task, Value};
+use crate::model::{Config, Graph, Inputs, ModelError, Task, Value};
 
 /// Idefics3.
 pub const FAMILY: Family = Family { name: "Idefics3", model_types: &["idefics3"], facts: Facts::DEFAULT, build };
@@ -69,12 +69,18 @@ impl Features {
     /// `pixel_shuffle`: squares of patches become channels.
     fn shuffle(&self, g: &mut Graph, hidden: &Value) -> Value {
         let (batch, count, channels) = (hidden.size(0), hidden.size(1), hidden.size(2));
-        let (side, scale) = (count.isqrt(), self.scale);
-        if side * side != count || !side.is_multiple_of(scale) {
+        let (mut side, scale) = (count.isqrt(), self.scale);
+        let mut whole = hidden.clone();
+        if g.inputs == Inputs::inventory() {
+            // The class's own sizes cannot be shuffled; what is counted does not run.
+            side = (side / scale).max(1) * scale;
+            whole = g.slice(hidden, 1, 0, side * side);
+        } else if side * side != count || !side.is_multiple_of(scale) {
             g.fail(format!("{count} patches cannot be shuffled by {scale}"));
-            return hidden.clone();
+            return whole;
         }
-        let mut x = g.view(hidden, [batch, side, side, channels]);
+        let count = side * side;
+        let mut x = g.view(&whole, [batch, side, side, channels]);
         x = g.view(&x, [batch, side, side / scale, channels * scale]);
         x = g.permute(&x, &[0, 2, 1, 3]);
         x = g.reshape(&x, [batch, side / scale, side / scale, channels * scale * scale]);

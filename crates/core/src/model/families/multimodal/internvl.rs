@@ -203,10 +203,12 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
         activation: read::activation(c, "projector_hidden_act", "gelu")?,
         width: text.vocabulary().width,
     };
-    // Checkpoints hold a head of their own where the text config says so, whatever the outer default.
-    let tied = match c.section("text_config").has("tie_word_embeddings") {
-        true => c.section("text_config").flag("tie_word_embeddings", true)?,
-        false => c.flag("tie_word_embeddings", true)?,
+    // Checkpoints hold a head of their own where the text config says so, whatever the outer default; an outer key decides.
+    let outer = c.has("tie_word_embeddings") || !c.section("text_config").has("tie_word_embeddings");
+    let tied = if outer {
+        c.flag("tie_word_embeddings", true)?
+    } else {
+        c.section("text_config").flag("tie_word_embeddings", true)?
     };
     let host = Host { text: text.as_ref(), module: "language_model", tied };
     let given = g.inputs.images.is_some();

@@ -38,6 +38,8 @@ pub mod voxtral;
 
 /// Heads of those that `MODEL_FOR_CAUSAL_LM_MAPPING_NAMES` names as well (transformers 5.17, models/auto/modeling_auto.py).
 const ALSO_CAUSAL: Option<&[Task]> = Some(&[Task::ImageTextToText, Task::MultimodalLm, Task::CausalLm, Task::Base]);
+/// Heads of a text model on its own.
+const ONLY_CAUSAL: Option<&[Task]> = Some(&[Task::CausalLm, Task::Base]);
 
 /// Every family in this folder.
 pub const ALL: &[&Family] = &[
@@ -54,6 +56,7 @@ pub const ALL: &[&Family] = &[
     &voxtral::FAMILY,
     &gemma3::FAMILY,
     &gemma3n::FAMILY,
+    &gemma3n::TEXT,
     &gemma4::FAMILY,
     &gemma4::TEXT,
     &mllama::FAMILY,

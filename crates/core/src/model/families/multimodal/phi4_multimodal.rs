@@ -22,7 +22,7 @@ pub const FAMILY: Family = Family {
     facts: Facts {
         tensor_plan: &[JOINED_ATTENTION, JOINED_MLP],
         registration: &[&["layer_norm1", "self_attn", "layer_norm2", "mlp"]],
-        tasks: super::ALSO_CAUSAL,
+        tasks: Some(&[Task::MultimodalLm, Task::CausalLm, Task::Base]),
         ..Facts::DEFAULT
     },
     build,

@@ -10,7 +10,17 @@ use crate::model::op::{Activation, Convolution, EagerStyle, Input, Norm, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
 /// Voxtral.
-pub const FAMILY: Family = Family { name: "Voxtral", model_types: &["voxtral"], facts: Facts::DEFAULT, build };
+pub const FAMILY: Family = Family {
+    name: "Voxtral",
+    model_types: &["voxtral"],
+    facts: Facts {
+        tasks: Some(&[Task::MultimodalLm, Task::Base]),
+        conditional_generation: Task::MultimodalLm,
+        also: &[Task::Seq2SeqLm, Task::SpeechSeq2Seq],
+        ..Facts::DEFAULT
+    },
+    build,
+};
 
 struct Encoder {
     hidden: u64,

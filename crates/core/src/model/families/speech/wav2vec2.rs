@@ -266,7 +266,7 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph, name: &str) -> Result<(), Mo
             let logits = g.linear("lm_head", &dropped, model.vocab, true);
             return_with(g, Loss::Ctc, &logits, [g.inputs.batch, g.inputs.seq].as_slice());
         }
-        Task::SequenceClassification => {
+        Task::AudioClassification => {
             let labels = Labels::read(c)?;
             let projection = c.size_or(&["classifier_proj_size"], 256)?;
             let (hidden, _features) = g.module(name, |g| model.model(g, normed));
@@ -278,7 +278,7 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph, name: &str) -> Result<(), Mo
         _ => {
             return Err(ModelError::Unsupported {
                 what: format!("{name} for {task:?}"),
-                hint: "use AutoModel, AutoModelForCTC or AutoModelForSequenceClassification".to_owned(),
+                hint: "use AutoModel, AutoModelForCTC or AutoModelForAudioClassification".to_owned(),
             });
         }
     }

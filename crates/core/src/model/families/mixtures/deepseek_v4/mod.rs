@@ -324,6 +324,5 @@ fn reach(c: &Config<'_>, layers: u64) -> Result<Vec<Reach>, ModelError> {
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = DeepSeekV4::read(c)?;
     let indexer = compress::Indexer::read(c, model.sparse.rate, model.turned)?;
-    model.frame.build(g, task, |g, routers| model.model(g, &indexer, routers));
-    Ok(())
+    model.frame.build(c, g, task, |g, routers| model.model(g, &indexer, routers))
 }
