@@ -116,14 +116,16 @@ fn an_odd_count_of_rows_is_not_padded() {
 }
 
 /// torchao casts what goes in again on the way back: norms' outputs and the product of gate and up are made again.
+/// Casts of the weights are kept here, a byte each, where torch makes them again.
 #[test]
 fn a_layer_in_float8_keeps_less() {
     let rows = 8 * TOKENS * 4 + 2 * TOKENS * 4;
-    let expected = 2 * TOKENS * (6 * HIDDEN + 2 * WIDTH) + rows;
+    let weights = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * WIDTH;
+    let expected = 2 * TOKENS * (6 * HIDDEN + 2 * WIDTH) + rows + weights;
     for recipe in [Float8::Tensorwise, Float8::Rowwise] {
         let plan = TrainPlan { float8: Some(recipe), ..plan(Some(Compile::Layers)) };
         let found = kept_by_a_layer(&plan);
-        assert!(found.abs_diff(expected) < 16 * 1024, "{recipe:?}: {found} against {expected}");
+        assert!(found.abs_diff(expected) < 32 * 1024, "{recipe:?}: {found} against {expected}");
     }
 }
 
