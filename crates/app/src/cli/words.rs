@@ -18,21 +18,11 @@ const GLOBAL: [(&str, bool); 7] = [
     ("--work-limit", true),
 ];
 
-/// Types that a training run may hold its weights in.
-const TRAINABLE: [&str; 12] = [
-    "fp32",
-    "bf16",
-    "fp16",
-    "float32",
-    "bfloat16",
-    "float16",
-    "bf16-mixed",
-    "fp16-mixed",
-    "amp-bf16",
-    "amp-fp16",
-    "f32",
-    "f16",
-];
+/// Whether a word names types that a training run may hold its weights in.
+fn is_trainable(word: &str) -> bool {
+    let precision = table::called("precision", Runner::OneCard).map(|setting| setting.kind);
+    matches!(precision, Some(Kind::Spelled(spelling)) if (spelling.read)(word).is_ok())
+}
 
 /// Rewrites the words after the program's name. `commands` are the names of the commands.
 pub(super) fn rewrite(words: Vec<String>, commands: &[String]) -> Result<Vec<String>, Failure> {
@@ -186,7 +176,7 @@ fn translate(command: &str, words: &[String]) -> Result<(Vec<String>, bool), Fai
             "--dtype" | "--precision" if command != "infer" => {
                 let value = queue.value(name, inline)?.to_ascii_lowercase();
                 let plain = value.replace("bfloat", "bf").replace("float", "fp");
-                let ours = if TRAINABLE.contains(&value.as_str()) { "--precision" } else { "--lens-dtype" };
+                let ours = if is_trainable(&value) { "--precision" } else { "--lens-dtype" };
                 out.push(format!("{ours}={plain}"));
             }
             "--precision" => out.push(format!("--dtype={}", queue.value(name, inline)?)),
@@ -270,6 +260,7 @@ mod tests {
         );
         assert_eq!(rewritten("infer -m x.gguf -c 0").unwrap(), "infer x.gguf -c 0");
         assert_eq!(rewritten("--model m/x --dtype bf16 --dp 2").unwrap(), "train m/x --precision=bf16 --dp 2");
+        assert_eq!(rewritten("train m/x --precision bf16-autocast").unwrap(), "train m/x --precision=bf16-autocast");
         assert!(rewritten("infer gpt2 --mode training").is_err() && rewritten("--mode magic").is_err());
     }
 

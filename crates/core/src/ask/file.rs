@@ -188,7 +188,12 @@ impl Content {
         let (adapter, ignored) =
             AdapterPlan::from_adapter_config(config).map_err(|error| faults_of(error, "adapter"))?;
         let notes = ignored.iter().map(|key| format!("adapter_config.json: {key} has no effect on memory")).collect();
-        Ok(Self { tree: json!({"adapter": adapter}), notes, ..Self::default() })
+        let mut tree = json!({"adapter": adapter});
+        // The file says nothing of it: whoever trains decides.
+        if tree::get(&tree, "adapter.dtype").is_some_and(Value::is_null) {
+            tree::take(&mut tree, "adapter.dtype");
+        }
+        Ok(Self { tree, notes, ..Self::default() })
     }
 }
 

@@ -9,7 +9,7 @@
 //! | [`answer`] | a settled plan simulated, judged and summed up, with what to change where it does not fit ([`crate::planner`]) |
 //! | [`origin`] | where every value comes from |
 //! | [`file`] | plan files, reports and files of other tools as layers; `beneath` what they leave open |
-//! | [`line`] | launch lines as layers; [`program`] Python programs |
+//! | [`line`] | launch lines as layers; [`program`] Python programs; `environment` variables around both |
 //! | [`tree`] | places in a plan |
 //! | [`write`] | a settled plan as files and lines of other tools |
 //!
@@ -17,6 +17,7 @@
 
 pub mod answer;
 mod beneath;
+mod environment;
 pub mod file;
 pub mod line;
 pub mod origin;

@@ -124,8 +124,9 @@ pub fn diagnose(text: &str) -> Vec<Finding> {
     if found.iter().any(|finding| finding.cause != Cause::NotMemory) {
         found.retain(|finding| finding.cause != Cause::NotMemory);
     }
+    let engine = others::engine(text);
     for finding in &mut found {
-        finding.cures = cures(finding);
+        finding.cures = cures(finding, engine);
         if let Some((general, cure)) = others::figured(text, finding.source, finding.cause) {
             finding.cures.retain(|known| !known.contains(general));
             finding.cures.insert(0, cure);
@@ -202,7 +203,7 @@ pub fn of_recording(recording: &Recording) -> Option<Finding> {
         place,
         cures: Vec::new(),
     };
-    finding.cures = cures(&finding);
+    finding.cures = cures(&finding, None);
     Some(finding)
 }
 
@@ -221,10 +222,11 @@ fn join(found: &mut Vec<Finding>, finding: Finding) {
     }
 }
 
-/// What to try where no plan is known, the smallest change first.
-fn cures(finding: &Finding) -> Vec<String> {
+/// What to try where no plan is known, the smallest change first. `engine`: the serving engine whose log it is.
+fn cures(finding: &Finding, engine: Option<&'static str>) -> Vec<String> {
     let place = finding.place.as_ref().map(|place| place.phase);
-    let serving = ["vLLM", "SGLang", "llama.cpp", "Ollama", "TGI", "TensorRT-LLM"].contains(&finding.source);
+    let own = ["vLLM", "SGLang", "llama.cpp", "Ollama", "TGI", "TensorRT-LLM"].contains(&finding.source);
+    let engine = if own { Some(finding.source) } else { engine };
     let all: &[&str] = match finding.cause {
         Cause::Fragmentation => &[
             "PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9: PYTORCH_CUDA_ALLOC_CONF)",
@@ -270,7 +272,29 @@ fn cures(finding: &Finding) -> Vec<String> {
         Cause::Limit => &[
             "raise or drop the limit: set_per_process_memory_fraction, gpu_memory_utilization, or the scheduler's share",
         ],
-        Cause::TooMuch if serving => &[
+        Cause::TooMuch if engine == Some("vLLM") => match place {
+            Some("loading") => &[
+                "weights in fewer bits (--quantization fp8, or a checkpoint in 4 bits)",
+                "more cards (--tensor-parallel-size), or weights on the host (--cpu-offload-gb)",
+            ],
+            _ => &[
+                "fewer --max-num-seqs and --max-num-batched-tokens, which the profile run and the sampler take",
+                "a smaller --gpu-memory-utilization, where it ends behind the profile run: graphs and the sampler stand beside the share",
+                "--enforce-eager, or fewer sizes of graphs (--cuda-graph-sizes)",
+                "weights in fewer bits, or more cards (--tensor-parallel-size)",
+            ],
+        },
+        Cause::TooMuch if engine == Some("SGLang") => &[
+            "a smaller --mem-fraction-static, which leaves more beside weights and cache",
+            "a smaller --chunked-prefill-size, --cuda-graph-max-bs or --max-running-requests",
+            "weights in fewer bits (--quantization fp8), or more cards (--tp-size)",
+        ],
+        Cause::TooMuch if engine == Some("TensorRT-LLM") => &[
+            "a smaller --max_batch_size and --max_num_tokens, by which the engine's buffers are sized",
+            "a smaller --kv_cache_free_gpu_memory_fraction, or a shorter --max_seq_len",
+            "weights in fewer bits, or more cards (--tp_size)",
+        ],
+        Cause::TooMuch if engine.is_some() => &[
             "a shorter context, fewer sequences at once",
             "weights in fewer bits",
             "more cards, or layers on the host",

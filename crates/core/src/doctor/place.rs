@@ -67,8 +67,9 @@ static BAR: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\| (\d+)/(\d
 
 /// Where a traceback is; `None` without one.
 pub(super) fn of(text: &str) -> Option<Where> {
-    let frames = FRAME.as_ref()?.captures_iter(text);
-    let last = frames.last().and_then(|found| {
+    // From the end, and lines alone that may be one: a log is long.
+    let last = text.lines().rev().filter(|line| line.contains("File \"")).find_map(|line| {
+        let found = FRAME.as_ref()?.captures_iter(line).last()?;
         let file = found.get(1)?.as_str();
         let short = file.rsplit_once("site-packages/").map_or(file, |(_, rest)| rest);
         Some(format!("{short}:{} {}", found.get(2)?.as_str(), found.get(3)?.as_str()))
@@ -76,13 +77,18 @@ pub(super) fn of(text: &str) -> Option<Where> {
     let traced = text.find("Traceback").map(|at| &text[at..])?;
     let phase =
         PHASES.iter().find(|(_, words)| words.iter().any(|word| traced.contains(word))).map(|(name, _)| *name)?;
-    let step = BAR.as_ref()?.captures_iter(text).filter_map(|found| found.get(1)?.as_str().parse().ok()).max();
+    let bars = text.split(['\n', '\r']).filter(|line| line.contains("| "));
+    let step = bars.filter_map(|line| BAR.as_ref()?.captures(line)?.get(1)?.as_str().parse().ok()).max();
     Some(Where { phase, line: last, step })
 }
 
 /// Whether memory that a log reports again and again only ever grew.
 pub(super) fn growth(text: &str) -> Option<String> {
     let told = |line: &&str| {
+        // Units end in it, or are bytes.
+        if !line.contains('B') && !line.contains("bytes") {
+            return false;
+        }
         let plain = line.to_lowercase();
         ["step", "iter", "epoch", "batch"].iter().any(|word| plain.contains(word))
             && !plain.contains("tried to allocate")

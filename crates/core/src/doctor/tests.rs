@@ -116,6 +116,27 @@ fn figures_of_engines_are_cures() {
 }
 
 #[test]
+fn cures_of_a_server_are_its_own() {
+    let message = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 23.69 GiB of \
+                   which 0.20 GiB is free. Of the allocated memory 22.00 GiB is allocated by PyTorch, and 0.10 GiB is reserved by PyTorch \
+                   but unallocated.";
+    let in_file = |file: &str, function: &str| {
+        let frames = format!("Traceback (most recent call last):\n  File \"{file}\", line 9, in {function}\n    y\n");
+        diagnose(&format!("{frames}{message}"))[0].cures.join("\n")
+    };
+    let profiled = in_file("/x/site-packages/vllm/v1/worker/gpu_worker.py", "profile_run");
+    assert!(profiled.contains("--max-num-seqs") && !profiled.contains("gradient"), "{profiled}");
+    let loaded = in_file("/x/site-packages/vllm/model_executor/model_loader/base_loader.py", "load_model");
+    assert!(loaded.contains("--tensor-parallel-size") && !loaded.contains("low_cpu_mem"), "{loaded}");
+    assert!(in_file("/x/site-packages/sglang/srt/models/llama.py", "forward").contains("--mem-fraction-static"));
+    assert!(in_file("/x/site-packages/trl/trainer/grpo_trainer.py", "training_step").contains("checkpointing"));
+    let engine = "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n, stream): out of memory (tllmBuffers.h:1)";
+    let found = diagnose(engine);
+    assert_eq!((found[0].cause, found[0].source), (Cause::TooMuch, "TensorRT-LLM"));
+    assert!(found[0].cures.iter().any(|cure| cure.contains("--max_batch_size")), "{:?}", found[0].cures);
+}
+
+#[test]
 fn logs_of_power_shell_are_read() {
     let plain = "RuntimeError: CUDA error: out of memory";
     let units: Vec<u8> = plain.encode_utf16().flat_map(u16::to_le_bytes).collect();

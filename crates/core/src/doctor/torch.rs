@@ -54,6 +54,7 @@ static BEGINS: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i)(CUDA|HIP|XPU|NPU|MUSA|MPS backend|MLU) (?:error: )?out of memory|Allocation on device|would exceed allowed memory",
     )
 });
+static PROCESSES: LazyLock<Regex> = LazyLock::new(|| pattern(&format!(r"Process \d+ has {SIZE} memory in use")));
 static RANK: LazyLock<Regex> = LazyLock::new(|| pattern(r"\[?[Rr]ank ?:?(\d+)\]?"));
 static CARD: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?:GPU|NPU|XPU|device) ?(\d+)"));
 
@@ -69,25 +70,47 @@ pub(super) fn bytes(number: &str, unit: &str) -> Option<u64> {
     number.parse::<f64>().ok().map(|number| (number * scale) as u64)
 }
 
-/// The size in a text that a pattern finds before or behind some words.
-fn size(text: &str, before: &str, behind: &str) -> Option<u64> {
-    let found = pattern(&format!("{before}{SIZE}{behind}")).captures(text)?;
+/// The size in a text that stands before or behind some words; their pattern is made once, for logs of many messages.
+macro_rules! size {
+    ($text:expr, $before:expr, $behind:expr) => {{
+        static WORDS: LazyLock<Regex> = LazyLock::new(|| pattern(&format!("{}{SIZE}{}", $before, $behind)));
+        first(&WORDS, $text)
+    }};
+}
+
+fn first(words: &Regex, text: &str) -> Option<u64> {
+    let found = words.captures(text)?;
     bytes(found.get(1)?.as_str(), found.get(2)?.as_str())
+}
+
+/// Where messages begin. Lines without their words are not looked at closely: a log has many.
+fn begins(text: &str) -> impl Iterator<Item = usize> + '_ {
+    const WORDS: [&str; 3] = ["out of memory", "allocation on device", "would exceed allowed memory"];
+    let lines = text.split_inclusive('\n').scan(0, |end, line| {
+        *end += line.len();
+        Some((*end - line.len(), line))
+    });
+    lines
+        .filter(|(_, line)| {
+            let plain = line.to_ascii_lowercase();
+            WORDS.iter().any(|word| plain.contains(word))
+        })
+        .flat_map(|(start, line)| BEGINS.find_iter(line).map(move |hit| start + hit.start()))
 }
 
 /// Every message of a text, without repetitions of the same one in a traceback.
 pub(super) fn messages(text: &str) -> Vec<Message> {
     let mut found: Vec<(Message, String)> = Vec::new();
-    for hit in BEGINS.find_iter(text) {
-        let rest = &text[hit.start()..];
+    for start in begins(text) {
+        let rest = &text[start..];
         // Up to an empty line: newer messages are several sentences, older ones a line; Comfy's are several lines.
         let end = rest.find("\n\n").unwrap_or(rest.len()).min(1600);
         let end = (0..=end).rev().find(|at| rest.is_char_boundary(*at)).unwrap_or(0);
         let mut body = &rest[..end];
-        if let Some(next) = BEGINS.find_iter(body).nth(1) {
-            body = &body[..next.start()];
+        if let Some(next) = begins(body).nth(1) {
+            body = &body[..next];
         }
-        let line = text[..hit.start()].rsplit('\n').next().unwrap_or_default();
+        let line = text[..start].rsplit('\n').next().unwrap_or_default();
         let message = one(body, line);
         // llama.cpp and others speak of cudaMalloc in their own words; bare words say nothing here.
         let words = body.lines().next().unwrap_or_default().trim().to_owned();
@@ -107,12 +130,12 @@ fn one(body: &str, line: &str) -> Message {
         "MPS" => "torch (MPS)",
         _ => "torch",
     };
-    let capacity = size(body, r"total capac(?:i)?ty of ", "").or_else(|| size(body, "", " total capacity"));
-    let allocated = size(body, "", r" (?:is )?(?:already )?allocated(?: by PyTorch|;|,| by)")
-        .or_else(|| size(body, r"(?:Currently allocated|MPS allocated)\s*: ", ""))
-        .or_else(|| size(body, r"Of the allocated memory ", ""));
-    let unused = size(body, "", r" is reserved by PyTorch but unallocated").or_else(|| {
-        let reserved = size(body, "", r" (?:reserved in total by PyTorch|cached)");
+    let capacity = size!(body, r"total capac(?:i)?ty of ", "").or_else(|| size!(body, "", " total capacity"));
+    let allocated = size!(body, "", r" (?:is )?(?:already )?allocated(?: by PyTorch|;|,| by)")
+        .or_else(|| size!(body, r"(?:Currently allocated|MPS allocated)\s*: ", ""))
+        .or_else(|| size!(body, r"Of the allocated memory ", ""));
+    let unused = size!(body, "", r" is reserved by PyTorch but unallocated").or_else(|| {
+        let reserved = size!(body, "", r" (?:reserved in total by PyTorch|cached)");
         match (reserved, allocated) {
             // Up to 1.1 "cached" was what lay idle, later all that was held.
             (Some(reserved), Some(allocated)) if reserved >= allocated => Some(reserved - allocated),
@@ -120,26 +143,26 @@ fn one(body: &str, line: &str) -> Message {
             _ => None,
         }
     });
-    let others: Vec<u64> = pattern(&format!(r"Process \d+ has {SIZE} memory in use"))
+    let others: Vec<u64> = PROCESSES
         .captures_iter(body)
         .filter_map(|found| bytes(found.get(1)?.as_str(), found.get(2)?.as_str()))
         .collect();
     let number = |regex: &Regex, text: &str| regex.captures(text).and_then(|found| found.get(1)?.as_str().parse().ok());
     Message {
         source,
-        asked: size(body, r"Tried to allocate ", "").or_else(|| size(body, r"Requested\s*: ", "")),
-        total: capacity.or_else(|| size(body, r"Device limit\s*: ", "")),
-        free: size(body, r"of which ", r" is free")
-            .or_else(|| size(body, "; ", " free"))
-            .or_else(|| size(body, r"Free \(according to CUDA\)\s*: ?", "")),
+        asked: size!(body, r"Tried to allocate ", "").or_else(|| size!(body, r"Requested\s*: ", "")),
+        total: capacity.or_else(|| size!(body, r"Device limit\s*: ", "")),
+        free: size!(body, r"of which ", r" is free")
+            .or_else(|| size!(body, "; ", " free"))
+            .or_else(|| size!(body, r"Free \(according to CUDA\)\s*: ?", "")),
         allocated,
         unused,
-        process: size(body, r"this process has ", ""),
+        process: size!(body, r"this process has ", ""),
         processes: (!others.is_empty()).then(|| others.iter().sum()),
         named: others.len(),
-        allowed: size(body, "", r" allowed")
-            .or_else(|| size(body, r"max allowed: ", ""))
-            .or_else(|| size(body, r"PyTorch limit \(set by user-supplied memory fraction\)\s*: ?", "")),
+        allowed: size!(body, "", r" allowed")
+            .or_else(|| size!(body, r"max allowed: ", ""))
+            .or_else(|| size!(body, r"PyTorch limit \(set by user-supplied memory fraction\)\s*: ?", "")),
         rank: number(&RANK, line).or_else(|| number(&CARD, body)),
     }
 }

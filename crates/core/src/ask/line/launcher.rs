@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::arguments::typed;
 use super::{base, shell, variables};
 use crate::ask::file::Content;
-use crate::ask::tree;
+use crate::ask::{environment, tree};
 use crate::plan::Fault;
 use crate::plan::import::{self, Beside};
 
@@ -27,8 +27,8 @@ pub(super) struct Launch {
     given: Option<u64>,
     /// Cards that the environment shows.
     visible: Option<u64>,
-    /// Nodes and cards of each that SLURM was asked for.
-    slurm: (Option<u64>, Option<u64>),
+    /// Nodes and cards of each that SLURM was asked for, and cards or tasks of all nodes.
+    slurm: (Option<u64>, Option<u64>, Option<u64>),
     /// `PYTORCH_ALLOC_CONF`.
     allocator: Option<String>,
     /// Variables of serving engines.
@@ -219,22 +219,32 @@ fn deepspeed<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String
 
 fn srun<'a>(words: &'a [String], launch: &mut Launch) -> Result<&'a [String], Vec<Fault>> {
     launch.starts = true;
-    let (mut tasks, mut cards, mut each) = (None, None, None);
-    let rest = options(words, &["exclusive", "l", "label", "u", "unbuffered", "overlap"], |name, value| match name {
-        "N" | "nodes" => launch.nodes = value.parse().ok(),
-        "gpus_per_node" | "gres" => launch.gpus = count(value).or(launch.gpus),
-        "ntasks_per_node" => each = value.parse::<u64>().ok(),
-        "n" | "ntasks" => tasks = value.parse::<u64>().ok(),
-        "G" | "gpus" => cards = count(value),
-        _ => {}
+    let (mut tasks, mut cards, mut each, mut per_task) = (None, None, None, None);
+    let rest = options(words, &["exclusive", "l", "label", "u", "unbuffered", "overlap"], |name, value| {
+        // `-n4`
+        let (name, value) = match name.split_at_checked(1) {
+            Some((short @ ("n" | "N" | "G"), number)) if number.parse::<u64>().is_ok() => (short, number),
+            _ => (name, value),
+        };
+        match name {
+            // `-N 2-4`: at least so many.
+            "N" | "nodes" => launch.nodes = value.split('-').next().and_then(|least| least.parse().ok()),
+            "gpus_per_node" | "gres" => launch.gpus = count(value).or(launch.gpus),
+            "ntasks_per_node" => each = value.parse::<u64>().ok(),
+            "gpus_per_task" => per_task = count(value),
+            "n" | "ntasks" => tasks = value.parse::<u64>().ok(),
+            "G" | "gpus" => cards = count(value),
+            _ => {}
+        }
     });
     launch.nodes = launch.nodes.or(launch.slurm.0);
     // Both count those of all nodes.
     let nodes = launch.nodes.unwrap_or(1).max(1);
     let of_node = |all: u64| (all / nodes).max(1);
-    launch.given = launch.gpus.or(cards.map(of_node));
+    let told = launch.gpus.or(cards.map(of_node));
+    launch.given = told.or(per_task.map(|cards| cards.saturating_mul(each.or(tasks.map(of_node)).unwrap_or(1))));
     launch.gpus = launch.gpus.or(each).or(launch.slurm.1.filter(|_| cards.is_none()));
-    launch.gpus = launch.gpus.or(cards.or(tasks).map(of_node));
+    launch.gpus = launch.gpus.or(cards.or(tasks).or(launch.slurm.2).map(of_node));
     Ok(rest)
 }
 
@@ -318,17 +328,19 @@ impl Launch {
     /// What a variable of the environment says.
     pub(super) fn environment(&mut self, name: &str, value: &str) {
         match name {
-            "CUDA_VISIBLE_DEVICES" => {
-                self.visible = Some(value.split(',').filter(|one| !one.is_empty()).count() as u64)
-            }
-            "PYTORCH_ALLOC_CONF" | "PYTORCH_CUDA_ALLOC_CONF" => self.allocator = Some(value.to_owned()),
+            _ if environment::is_allocator(name) => self.allocator = Some(value.to_owned()),
             "SLURM_NNODES" => self.slurm.0 = value.parse().ok(),
             "SLURM_GPUS_ON_NODE" => self.slurm.1 = value.parse().ok(),
+            "SLURM_GPUS" => self.slurm.2 = value.parse().ok(),
+            "SLURM_NTASKS" => self.slurm.2 = self.slurm.2.or(value.parse().ok()),
             "SLURM_NTASKS_PER_NODE" => self.slurm.1 = self.slurm.1.or(value.parse().ok()),
             "NPROC_PER_NODE" => self.gpus = value.parse().ok(),
             "NNODES" => self.nodes = value.parse().ok(),
             _ if variables::engine(name).is_some() => self.variables.push((name.to_owned(), value.to_owned())),
-            _ => {}
+            _ => match environment::cards(name, value) {
+                Some(cards) => self.visible = Some(cards),
+                None => self.notes.extend(environment::open(name, value)),
+            },
         }
     }
 
@@ -405,6 +417,12 @@ impl Launch {
         } else {
             // torchrun alone is DDP around a Trainer: the framework says so itself.
             let gpus = self.gpus.or(self.visible.filter(|cards| *cards > 1 && self.starts));
+            if let Some(cards) = self.visible.filter(|cards| *cards > 1 && gpus.is_none() && !self.spread(content)) {
+                self.notes.push(format!(
+                    "not simulated: {cards} cards are shown to one process: one is simulated, as if it ran there alone, not what \
+                     DataParallel or a device map puts on each; torchrun --nproc_per_node {cards} is DDP"
+                ));
+            }
             let gpus = gpus.or_else(|| {
                 self.nodes.filter(|nodes| *nodes > 1)?;
                 self.notes.push("cards of a node are not said: 8 are taken; --gpus says more".into());
@@ -422,6 +440,11 @@ impl Launch {
         }
         content.notes.append(&mut self.notes);
         Ok(())
+    }
+
+    /// Whether the program itself says how many cards it takes.
+    fn spread(&self, content: &Content) -> bool {
+        tree::get(&content.tree, "parallel.gpus").is_some() || !content.named.is_empty()
     }
 
     /// accelerate counts the processes of all machines, and what it is told stands above what Slurm says of a node.

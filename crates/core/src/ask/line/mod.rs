@@ -494,7 +494,7 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
 fn unread(name: &str, text: &str, seen: bool) -> Option<String> {
     const BASES: [&str; 2] = ["TrainingArguments)", "Config)"];
     let class = |line: &&str| line.starts_with("class ") && BASES.iter().any(|base| line.contains(base));
-    let classes = text.lines().find(class).and_then(|line| line[6..].split('(').next());
+    let classes = text.lines().find(class).and_then(|line| line[6..].split('(').next()).filter(|_| !seen);
     let calls = ["from_pretrained(", "LoraConfig(", "gradient_checkpointing_enable("];
     let calls = !seen && calls.iter().any(|call| text.contains(call));
     match (calls, classes) {

@@ -352,3 +352,28 @@ fn unknown_flags_of_engines_name_the_nearest() {
     assert!(near.contains("--max-model-len,"), "{near}");
     assert!(refused("vllm serve a/b --zzz 4").contains("what it changes is not known"));
 }
+
+#[test]
+fn slurm_counts_tasks_and_variables_count() {
+    let script = "t.py --do_train --model_name_or_path gpt2";
+    for (line, cards) in [
+        ("srun -n4 python", 4),
+        ("srun -N2 -n8 python", 8),
+        ("srun --ntasks-per-node=4 python", 4),
+        ("srun --gpus-per-task=1 -n4 python", 4),
+        ("CUDA_VISIBLE_DEVICES=0,1 accelerate launch", 2),
+        ("HIP_VISIBLE_DEVICES=0,1,2 torchrun --nproc_per_node gpu", 3),
+        ("NPROC_PER_NODE=4 CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node 4", 4),
+    ] {
+        let read = content(&format!("{line} {script}"));
+        let all = at(&read, "parallel.gpus").as_u64().unwrap_or(1) * at(&read, "parallel.nodes").as_u64().unwrap_or(1);
+        assert_eq!(all, cards, "{line}");
+    }
+    let asked = "#SBATCH -N2\n#SBATCH --gpus=8\nsrun python t.py --do_train --model_name_or_path gpt2\n";
+    let words: Vec<String> = shell::lines(asked).into_iter().flatten().collect();
+    assert_eq!(words[1..3], ["SLURM_NNODES=2", "SLURM_JOB_NUM_NODES=2"]);
+    let one = content(&format!("CUDA_VISIBLE_DEVICES=0,1 NVTE_FLASH_ATTN=0 NCCL_DEBUG=INFO python {script}"));
+    let said = one.notes.join("\n");
+    assert!(said.contains("2 cards are shown to one process") && said.contains("NVTE_FLASH_ATTN=0"), "{said}");
+    assert!(!said.contains("NCCL_DEBUG"), "{said}");
+}

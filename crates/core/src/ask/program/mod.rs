@@ -2,6 +2,7 @@
 //! `LoraConfig`, `BitsAndBytesConfig`, `from_pretrained`, Unsloth's `FastLanguageModel`, sentence-transformers' losses, vLLM's
 //! `LLM`, SGLang's `Engine`, and torchtitan's `Trainer.Config`.
 
+mod calls;
 mod model;
 #[cfg(test)]
 mod tests;
@@ -316,6 +317,7 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
     }
     run.load()?;
     run.changes(at, &mut value);
+    run.kernels(&mut value);
     let model_call = run.call(run.model);
     // Lengths that Unsloth, SFTTrainer or the tokenizer are told.
     if let Some(length) = length(program, model_call)
@@ -369,13 +371,21 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
     if !frozen.is_empty() {
         tree::set(&mut content.tree, "frozen", json!(frozen));
     }
+    // The reader of arguments has not seen the program's own quantisation.
+    if tree::get(&content.tree, "quantization.scheme").is_some()
+        && tree::take(&mut content.tree, "torch_compile").is_some()
+    {
+        run.notes.push("not simulated: torch.compile: what runs is eager, which mostly keeps more for backward".into());
+    }
+    run.reshape(&mut content)?;
+    run.environment(&mut content);
     if let Some((kind, how)) = run.optimizer()? {
         tree::set(&mut content.tree, "optimizer", json!({"kind": kind}));
         how.into_iter().for_each(|how| tree::set(&mut content.tree, "optimizer.implementation", json!(how)));
     }
     if model_call.is_some_and(is_unsloth) {
         content.framework = Some("unsloth".into());
-    } else if content.model.is_some() && sentence.is_none() {
+    } else if (content.model.is_some() || content.config.is_some()) && sentence.is_none() {
         content.auto_class = run.auto_class();
     }
     content.notes.append(&mut run.notes);

@@ -117,12 +117,12 @@ impl<'p> Run<'p> {
         at.and_then(|at| self.program.calls.get(at))
     }
 
-    fn leaves_out(&self, key: &str) -> bool {
+    pub(super) fn leaves_out(&self, key: &str) -> bool {
         self.without.iter().any(|without| without == key)
     }
 
     /// Calls of some names on a result, or on what is not known.
-    fn on(
+    pub(super) fn on(
         &self,
         of: Option<usize>,
         names: &'static [&'static str],
@@ -241,20 +241,25 @@ impl<'p> Run<'p> {
         self.notes.push(format!("not simulated: ref_model: {other}: the reference is simulated as a copy of {own}"));
     }
 
-    /// The optimizer that the trainer is handed: its kind, and how it steps.
+    /// The optimizer that the trainer is handed (`optimizers=`, `optimizer_cls_and_kwargs=`, `trainer.optimizer = …`): its
+    /// kind, and how it steps.
     pub(super) fn optimizer(&self) -> Result<Option<(&'static str, Option<&'static str>)>, Vec<Fault>> {
-        const KEY: &str = "optimizers";
-        let Some(given) =
-            self.call(self.trainer).and_then(|call| argument(call, &[KEY])).filter(|_| !self.leaves_out(KEY))
-        else {
-            return Ok(None);
-        };
+        const KEYS: [&str; 3] = ["optimizers", "optimizer_cls_and_kwargs", "optimizer"];
+        let trainer = self.call(self.trainer);
+        let given = KEYS.iter().find_map(|key| Some((*key, argument(trainer?, &[key])?)));
+        let Some((key, given)) = given.filter(|(key, _)| !self.leaves_out(key)) else { return Ok(None) };
         let first = given.as_array().map_or(Some(given), |list| list.first());
         let Some(first) = first.filter(|first| !first.is_null()) else { return Ok(None) };
-        if python::called(first).is_none() {
-            return Err(unknown(KEY, first).into_iter().collect());
-        }
-        let call = first.as_object().cloned().unwrap_or_default();
+        // A class and its arguments, or what calling it gave.
+        let class = python::words(first).filter(|words| key == KEYS[1] && !words.contains(['(', ' ']));
+        let call = match (class, first.as_object()) {
+            (Some(class), _) => {
+                let options = given.get(1).and_then(Value::as_object).cloned().unwrap_or_default();
+                std::iter::once((CALL.to_owned(), json!(class))).chain(options).collect()
+            }
+            (None, Some(call)) if python::called(first).is_some() => call.clone(),
+            _ => return Err(unknown(key, first).into_iter().collect()),
+        };
         let (whole, own) = (shown(&call), name(&call));
         let bitsandbytes = whole.starts_with("bnb.") || whole.starts_with("bitsandbytes.");
         let kind = OPTIMIZERS.iter().find(|(class, _)| *class == own).map(|(_, kind)| *kind);
@@ -267,8 +272,8 @@ impl<'p> Run<'p> {
             Some("adafactor") if whole.starts_with("torch.") => "torch-adafactor",
             Some(kind) => kind,
             None => {
-                let fault = Fault::unsupported("", format!("{KEY}: {whole}(…)"));
-                return Err(vec![fault.or(format!("say it by --optimizer, and leave it out: --without {KEY}"))]);
+                let fault = Fault::unsupported("", format!("{key}: {whole}(…)"));
+                return Err(vec![fault.or(format!("say it by --optimizer, and leave it out: --without {key}"))]);
             }
         };
         let how = match call.get("foreach") {
@@ -287,10 +292,11 @@ impl<'p> Run<'p> {
             return None;
         }
         let class = shown(call).strip_suffix(".from_pretrained")?.rsplit('.').next()?;
+        let class = class.replace("AutoLigerKernelFor", "AutoModelFor");
         if let Some(labels) = call.get("num_labels").filter(|labels| **labels != 2) {
             self.notes.push(format!("num_labels: {labels} is not taken: the head has as many as the config says"));
         }
-        auto_class_of(class).map(str::to_owned)
+        auto_class_of(&class).map(str::to_owned)
     }
 
     /// Whether what is made for the model or its trainer is handed to one; alone in a program, it is taken as it stands.

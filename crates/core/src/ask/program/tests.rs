@@ -176,3 +176,71 @@ fn arguments_that_only_a_run_tells_can_be_left_out() {
     let content = read(&text, &Call::new(), None, &Beside { without: &without, ..Beside::default() }).unwrap();
     assert_eq!(tree::get(&content.tree, "batch.batch_size"), Some(&json!(4)));
 }
+
+#[test]
+fn calls_that_decide_memory_are_read_or_said() {
+    let qwen = "m = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-0.5B'";
+    let compiled = format!("{MODEL}m = torch.compile(m)\n{ARGS}{END}");
+    assert_eq!(at(&compiled, "torch_compile"), json!("model"));
+    // Of something else, or kept by nobody.
+    for other in ["x = re.compile('a')\n", "n = torch.compile(m)\n"] {
+        assert_eq!(at(&format!("{MODEL}{other}{ARGS}{END}"), "torch_compile"), Value::Null, "{other}");
+    }
+    let liger = "m = AutoLigerKernelForCausalLM.from_pretrained('Qwen/Qwen2.5-0.5B')\n";
+    assert_eq!(at(&format!("{liger}{ARGS}{END}"), "kernels"), json!("liger"));
+    assert_eq!(at(&format!("apply_liger_kernel_to_qwen2()\n{qwen})\n{ARGS}{END}"), "kernels"), json!("liger"));
+    let config = |text: String| answer(&text).unwrap_or_else(|fault| panic!("{text}: {fault}")).config.unwrap();
+    assert_eq!(config(format!("{qwen}, num_hidden_layers=4)\n{ARGS}{END}"))["num_hidden_layers"], 4);
+    let changed = "c = AutoConfig.from_pretrained('Qwen/Qwen2.5-0.5B')\nc.num_hidden_layers = 3\n";
+    assert_eq!(config(format!("{changed}{qwen}, config=c)\n{ARGS}{END}"))["num_hidden_layers"], 3);
+    let resized = format!("{qwen})\nm.resize_token_embeddings(151700, pad_to_multiple_of=64)\n{ARGS}{END}");
+    assert_eq!(config(resized)["vocab_size"], 151_744);
+    let open = answer(&format!("{qwen})\nm.resize_token_embeddings(len(tokenizer))\n{ARGS}{END}")).unwrap();
+    assert!(open.config.is_none() && open.notes.iter().any(|note| note.contains("resize_token_embeddings")));
+    let unknown = "m = AutoModelForCausalLM.from_pretrained('a/b', num_hidden_layers=4)\n";
+    assert!(answer(&format!("{unknown}{ARGS}{END}")).unwrap_err().contains("num_hidden_layers=4"));
+    let eight = format!("{MODEL}{ARGS}Trainer(m, args, optimizer_cls_and_kwargs=(bnb.optim.AdamW8bit, {{'lr': 1}}))\n");
+    assert_eq!(at(&eight, "optimizer.kind"), json!("adamw8bit"));
+    let own = "class Mine(Trainer):\n    def create_optimizer(self):\n        pass\n    def compute_loss(self, model, inputs):\n        pass\n";
+    let fault = answer(&format!("{own}{MODEL}{ARGS}Mine(model=m, args=args)\n")).unwrap_err();
+    assert!(fault.contains("Mine.create_optimizer"), "{fault}");
+    let conf = "os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'\nos.environ['CUBLAS_WORKSPACE_CONFIG'] = ':16:8'\n";
+    let set = answer(&format!("{conf}{MODEL}{ARGS}{END}")).unwrap();
+    assert!(set.named.iter().any(|(name, _)| name == "alloc-conf"));
+    assert!(set.notes.iter().any(|note| note.contains("CUBLAS_WORKSPACE_CONFIG")), "{:?}", set.notes);
+}
+
+#[test]
+fn classes_of_the_file_bring_their_defaults() {
+    let classes = "@dataclass\nclass Script:\n    model_name: str = field(default='gpt2', metadata={'help': 'x'})\n    rank: int = 8\n\
+                   @dataclass\nclass Own(TrainingArguments):\n    per_device_train_batch_size: int = field(default=3)\n\
+                   parser = HfArgumentParser((Script, Own))\nscript, args = parser.parse_args_into_dataclasses()\n\
+                   m = AutoModelForCausalLM.from_pretrained(script.model_name)\nm = get_peft_model(m, LoraConfig(r=script.rank))\n";
+    let read_with = |given: Value| {
+        let given = given.as_object().cloned().unwrap_or_default();
+        read(&format!("{classes}{END}"), &given, None, &Beside::default())
+            .map_err(|faults| faults[0].to_string())
+            .unwrap()
+    };
+    let usual = read_with(json!({}));
+    let get = |content: &Content, place: &str| tree::get(&content.tree, place).cloned().unwrap_or_default();
+    assert_eq!(usual.model.as_deref(), Some("gpt2"));
+    assert_eq!((get(&usual, "adapter.rank"), get(&usual, "batch.batch_size")), (json!(8), json!(3)));
+    let said = read_with(json!({"rank": 64, "gradient_accumulation_steps": 5}));
+    assert_eq!((get(&said, "adapter.rank"), get(&said, "gradient_accumulation")), (json!(64), json!(5)));
+    let plain = format!(
+        "class C:\n    size = 7\n{MODEL}args = TrainingArguments('o', per_device_train_batch_size=C.size)\n{END}"
+    );
+    assert_eq!(at(&plain, "batch.batch_size"), json!(7));
+}
+
+#[test]
+fn adapters_leave_their_type_to_the_trainer() {
+    let bits = "b = BitsAndBytesConfig(load_in_4bit=True)\nm = AutoModelForCausalLM.from_pretrained('gpt2', quantization_config=b)\n";
+    let trl = format!("{bits}args = SFTConfig('o')\nSFTTrainer(model=m, args=args, peft_config=LoraConfig(r=8))\n");
+    let content = answer(&trl).unwrap();
+    assert_eq!(
+        (tree::get(&content.tree, "adapter.rank"), tree::get(&content.tree, "adapter.dtype")),
+        (Some(&json!(8)), None)
+    );
+}

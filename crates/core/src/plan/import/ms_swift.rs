@@ -38,10 +38,12 @@ pub(super) const KEYS: &[Row] = &[
     Row(
         "sequence_parallel_size tuner_backend galore_* use_galore lisa_* optimizer freeze_parameters* \
          trainable_parameters* template_backend device_map quant_* adalora_* vera_* boft_* fourier_* reft_* \
-         llamapro_* use_ray fsdp muon* channels moe_* early_stop_interval init_strategy new_special_tokens \
+         llamapro_* use_ray fsdp muon* channels moe_* init_strategy \
          use_logits_to_keep use_chat_template zero_hpz_partition_size",
         Sense::Refused(NOT),
     ),
+    Row("new_special_tokens", Sense::Said("rows that are added to the embedding are not simulated")),
+    Row("enable_dft_loss", Sense::Said("the weighted loss is not simulated: the model's own is, which keeps as much")),
     Row(
         "problem_type num_labels task_type loss_type",
         Sense::Refused("it is another task: only language modelling is simulated of ms-swift"),
@@ -61,7 +63,7 @@ pub(super) const KEYS: &[Row] = &[
          load_args load_data_args packing_* is_training eval_* predict_with_generate enable_thinking save_* \
          max_new_tokens temperature group_by_length add_non_thinking_prefix experts_impl \
          router_aux_loss_coef rope_scaling max_model_len infer_backend generation_* num_beams stop_words stream \
-         result_path write_batch_size do_sample top_p top_k repetition_penalty use_cache ENV ENV.*",
+         result_path early_stop_interval max_epochs lora_ga_* write_batch_size do_sample top_p top_k repetition_penalty use_cache ENV ENV.*",
         Sense::Harmless("which data, what is logged and saved, the course of training"),
     ),
 ];

@@ -5,7 +5,7 @@ use serde_json::{Map, Number, Value, json};
 use super::names::weight;
 use super::run::Runner;
 use super::tokens::Token;
-use super::{CALL, called, unknown, words};
+use super::{CALL, ENVIRONMENT, called, unknown, words};
 
 /// How deep brackets may stand in each other.
 const DEPTH: usize = 60;
@@ -237,6 +237,7 @@ impl<'t, 'r> Reader<'t, 'r> {
                         at.and_then(|at| list.get(usize::try_from(at).ok()?))
                     }
                     (Value::Object(object), Value::String(key)) if words(&value).is_none() => object.get(key),
+                    (_, Value::String(key)) if words(&value) == Some(ENVIRONMENT) => self.runner.environment.get(key),
                     _ => None,
                 };
                 value = found.cloned().unwrap_or_else(|| unknown(self.since(start)));

@@ -5,10 +5,12 @@
 //! | `tokens` | text as lines of tokens |
 //! | `expression` | literals, names, arithmetic and calls, as values |
 //! | `names` | what names hold, and what lines change that may not run |
+//! | `classes` | classes of the file: fields with defaults, and parsers of arguments around them |
 //! | `run` | assignments, functions and branches, in reading order |
 //!
 //! Nothing is imported and nothing is guessed: what the text does not tell is [`UNKNOWN`], with the words that stand there.
 
+mod classes;
 mod expression;
 mod names;
 mod run;
@@ -22,6 +24,9 @@ use serde_json::{Map, Value, json};
 pub const CALL: &str = "()";
 /// The key of an object that is not known: the words that stand in its place.
 pub const UNKNOWN: &str = "?";
+
+/// The name of the calls that set variables of the environment: which, and to what.
+pub const ENVIRONMENT: &str = "os.environ";
 
 /// The number of a call among those that are kept, in its value.
 const ID: &str = "#";
@@ -88,8 +93,11 @@ pub fn notebook(value: &Value) -> Option<String> {
         }
         code.push('\n');
     }
-    // Lines for the shell are no Python.
-    let kept = code.lines().filter(|line| !line.trim_start().starts_with(['!', '%']));
+    // Lines for the shell are no Python; `%env NAME=value` sets a variable.
+    let kept = code.lines().filter_map(|line| match line.strip_prefix("%env ").and_then(|rest| rest.split_once('=')) {
+        Some((name, value)) => Some(format!("os.environ[\"{}\"] = \"{}\"", name.trim(), value.trim())),
+        None => (!line.trim_start().starts_with(['!', '%'])).then(|| line.to_owned()),
+    });
     Some(kept.collect::<Vec<_>>().join("\n"))
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::run::Runner;
-use super::{ID, UNKNOWN, called, unknown, words};
+use super::{ENVIRONMENT, ID, UNKNOWN, called, unknown, words};
 
 /// What a value may hold (its parts, and its texts in pieces of 32 bytes), how deep, and what a whole program may keep.
 const MOST_PARTS: usize = 4096;
@@ -166,6 +166,40 @@ impl Runner {
         }
         others.into_iter().for_each(|(place, name)| self.write(place, &name, unknown(name.clone())));
         self.write(at, root, value);
+    }
+
+    /// Sets a variable of the environment.
+    pub(super) fn set_variable(&mut self, name: &str, value: Value) {
+        let sure = !self.doubts.iter().any(|doubt| doubt.branch);
+        self.environment.insert(name.to_owned(), if sure { value.clone() } else { unknown(name) });
+        let record = [("0", json!(name)), ("1", value)];
+        self.keep(ENVIRONMENT, record.into_iter().map(|(key, value)| (key.to_owned(), value)).collect());
+    }
+
+    /// What calls around the environment give and set; `None` for others, and for variables of which nothing is known.
+    pub(super) fn environ(&mut self, call: &str, arguments: &Map<String, Value>) -> Option<Value> {
+        let first = arguments.get("0").filter(|value| words(value).is_none() && called(value).is_none());
+        match (call, first) {
+            ("os.environ.get" | "os.getenv", Some(Value::String(variable))) => {
+                if let Some(set) = self.environment.get(variable) {
+                    return Some(set.clone());
+                }
+                let usual = arguments.get("1").filter(|usual| words(usual).is_none())?.clone();
+                self.say(format!("{variable}: taken as unset, so what stands behind it"));
+                Some(usual)
+            }
+            ("os.environ.setdefault" | "os.putenv", Some(Value::String(variable))) => {
+                self.set_variable(variable, arguments.get("1").cloned().unwrap_or_default());
+                Some(Value::Null)
+            }
+            ("os.environ.update", _) => {
+                let whole = first.and_then(Value::as_object).cloned().unwrap_or_default();
+                let all = whole.iter().chain(arguments.iter().filter(|(key, _)| *key != "0"));
+                all.for_each(|(name, value)| self.set_variable(name, value.clone()));
+                Some(Value::Null)
+            }
+            _ => None,
+        }
     }
 
     /// A method of a list or an object, and what it gives; what changes it in ways that are not followed leaves it unknown.

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
 
+use super::classes::Class;
 use super::expression::{Reader, operate, truth};
 use super::names::{Doubt, Names, weight};
 use super::tokens::{Line, Token, closing, colon, parts};
@@ -31,6 +32,9 @@ pub(super) struct Runner {
     pub(super) left: Vec<bool>,
     pub(super) doubts: Vec<Doubt>,
     functions: BTreeMap<String, Rc<Function>>,
+    pub(super) classes: BTreeMap<String, Class>,
+    /// Variables of the environment that the program sets.
+    pub(super) environment: Names,
     order: Vec<String>,
     entered: Vec<String>,
     pub(super) calls: Vec<Map<String, Value>>,
@@ -39,7 +43,7 @@ pub(super) struct Runner {
     /// What loops go through, by the names of its parts.
     loops: BTreeMap<String, (String, Value)>,
     /// Arguments of its line.
-    given: Map<String, Value>,
+    pub(super) given: Map<String, Value>,
     /// Defaults of arguments that the program parses.
     defaults: Names,
     notes: Vec<String>,
@@ -155,7 +159,8 @@ impl Runner {
             let body = if body.is_empty() { short.as_slice() } else { body };
             match word.as_str() {
                 "def" => self.define(&line.tokens, body),
-                "class" | "import" | "from" | "pass" | "assert" | "raise" | "del" | "break" | "continue" => {}
+                "class" => self.class(&line.tokens, body),
+                "import" | "from" | "pass" | "assert" | "raise" | "del" | "break" | "continue" => {}
                 "global" | "nonlocal" => {
                     let names = line.tokens[1..].iter().filter(|token| !token.is(",")).map(Token::shown);
                     self.outer(word == "global", names);
@@ -230,8 +235,14 @@ impl Runner {
         None
     }
 
-    fn values(&mut self, tokens: &[Token]) -> Value {
+    pub(super) fn values(&mut self, tokens: &[Token]) -> Value {
         Reader::new(tokens, self).values()
+    }
+
+    pub(super) fn say(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
     }
 
     fn define(&mut self, tokens: &[Token], body: &[Line]) {
@@ -309,6 +320,11 @@ impl Runner {
             }
             at = close + 1;
         }
+        if let ("os", [environ, name]) = (root.as_str(), keys.as_slice())
+            && environ == "environ"
+        {
+            return self.set_variable(name, value);
+        }
         if keys.last().is_some_and(|key| key == "requires_grad") {
             let whole = (format!("{root}.{}", keys.join(".")), self.name(root));
             let (shown, whose) = self.loops.get(root).cloned().unwrap_or(whole);
@@ -331,7 +347,7 @@ impl Runner {
             return Some(usual);
         }
         if words(value).is_some() {
-            return None;
+            return self.field(value, name);
         }
         if (called(value), name) == (Some("torch.device"), "type") {
             return value.get("0")?.as_str().map(|device| json!(device.split(':').next()));
@@ -377,13 +393,18 @@ impl Runner {
             }
             ("list" | "tuple", Some(value)) if value.is_array() => return value.clone(),
             ("len", Some(Value::Array(list))) => return json!(list.len()),
-            ("os.environ.get" | "os.getenv", Some(Value::String(variable))) => {
-                if let Some(usual) = arguments.get("1").filter(|usual| words(usual).is_none()) {
-                    self.notes.push(format!("{variable}: taken as unset, so what stands behind it"));
-                    return usual.clone();
-                }
-            }
             _ => {}
+        }
+        if let Some(value) = self.environ(name, &arguments) {
+            return value;
+        }
+        if matches!(short, "parse_args_into_dataclasses" | "parse_args_and_config")
+            && let Some(all) = arguments.get("self").cloned().and_then(|parser| self.parsed(&parser))
+        {
+            return all;
+        }
+        if own && let Some(made) = self.instance(name, &arguments) {
+            return made;
         }
         // A card is what is simulated.
         if matches!(short, "is_bf16_supported" | "is_bfloat16_supported") || name == "torch.cuda.is_available" {
@@ -424,7 +445,7 @@ impl Runner {
     }
 
     /// Keeps a call; its value.
-    fn keep(&mut self, name: &str, arguments: Map<String, Value>) -> Value {
+    pub(super) fn keep(&mut self, name: &str, arguments: Map<String, Value>) -> Value {
         let mut call = Map::new();
         call.insert(CALL.into(), json!(name));
         let held: Vec<(String, Value)> =

@@ -198,9 +198,11 @@ impl Walk {
         let words: Vec<&str> = uncommented(options).split_whitespace().collect();
         let mut rest = words.iter().peekable();
         while let Some(word) = rest.next() {
-            let (name, value) = match word.split_once('=') {
-                Some((name, value)) => (name, value),
-                None => (*word, *rest.next_if(|next| !next.starts_with('-')).unwrap_or(&"")),
+            let (name, value) = match (word.split_once('='), word.split_at_checked(2)) {
+                (Some((name, value)), _) => (name, value),
+                // `-n4`
+                (None, Some((name @ ("-n" | "-N" | "-G"), value))) if !value.is_empty() => (name, value),
+                _ => (*word, *rest.next_if(|next| !next.starts_with('-')).unwrap_or(&"")),
             };
             let count = value.split(':').next_back().unwrap_or_default();
             let names: &[&str] = match name {
