@@ -168,7 +168,9 @@ fn evaluation_runs_without_the_compiled_graph() {
         plan.job.evaluation = Some(Evaluation { rows: 64, batch_size, every: Some(2), ..Evaluation::default() });
         simulation::train(&of_vocabulary(1, 32000), &plan).unwrap().replay.peak_allocated()
     };
-    assert_eq!(peak(Some(Compile::Model)), peak(None));
+    // What training left behind decides where blocks are cut.
+    let [compiled, eager] = [peak(Some(Compile::Model)), peak(None)];
+    assert!(compiled.abs_diff(eager) < 4 << 20, "{compiled} against {eager}");
 }
 
 #[test]
