@@ -111,12 +111,15 @@ mod tests {
     fn class_defaults_run_in_every_mode_with_the_same_parameters() {
         for model_type in ALL.iter().flat_map(|family| family.model_types) {
             for class in ["AutoModelForImageTextToText", "AutoModel"] {
-                let model = Model::new(config(model_type, 6), Some(class)).unwrap();
+                // Text models on their own, and those of sound, are loaded by other classes.
+                let has = super::super::with_head(model_type, super::Task::by_class(class).unwrap()).is_some();
+                let class = if has { Some(class) } else { None };
+                let model = Model::new(config(model_type, 6), class).unwrap();
                 let run =
-                    |inputs| model.program(inputs).unwrap_or_else(|error| panic!("{model_type} {class}: {error}"));
+                    |inputs| model.program(inputs).unwrap_or_else(|error| panic!("{model_type} {class:?}: {error}"));
                 let programs = modes().map(run);
                 for program in &programs {
-                    assert!(program.parameters == programs[0].parameters, "{model_type} {class}");
+                    assert!(program.parameters == programs[0].parameters, "{model_type} {class:?}");
                 }
             }
         }
