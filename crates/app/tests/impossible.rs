@@ -55,10 +55,7 @@ fn impossible_settings_name_the_nearest() {
         ("train llama3-8b --auto-class AutoModelForCTC", &["AutoModelForCTC", "AutoModelForCausalLM"]),
         ("train llama3-8b --auto-class AutoModelForImageClassification", &["AutoModelForCausalLM"]),
         ("train llama3-8b --auto-class AutoModelForMaskedLM", &["AutoModelForCausalLM"]),
-        (
-            "train mistralai/Mixtral-8x7B-v0.1 --auto-class AutoModelForSequenceClassification",
-            &["AutoModelForCausalLM"],
-        ),
+        ("train state-spaces/mamba-130m-hf --auto-class AutoModelForSequenceClassification", &["AutoModelForCausalLM"]),
         ("train openai/whisper-small --auto-class AutoModelForCTC", &["AutoModelForSpeechSeq2Seq"]),
         (
             "train llava-hf/llava-1.5-7b-hf --auto-class AutoModelForCausalLM",

@@ -236,9 +236,10 @@ fn contradicted<'r>(
     faults: &mut Faults,
 ) {
     let Some(value) = tree::get(tree, row.path).filter(|value| !value.is_null() && !value.is_object()) else { return };
-    if let Some((other, before)) =
-        said.iter().find(|(other, before)| other.path == row.path && other.flag != row.flag && before != value)
-    {
+    // A number of cards and their shares are two things to say; that they fit each other is seen where both are known.
+    let both =
+        |other: &super::Setting| other.path == row.path && other.flag != row.flag && rank(other).min(rank(row)) > 0;
+    if let Some((other, before)) = said.iter().find(|(other, before)| both(other) && before != value) {
         let [one, two] = [other.flag, row.flag].map(|flag| format!("{}#{flag}", row.path));
         let problem = format!("{{{one}}} means {before} here, and {{{two}}} {value}");
         faults.add(Fault { path: row.path.into(), ..Fault::new(two, problem).or("leave one of them out") });
