@@ -39,6 +39,10 @@ fn class_defaults_run_in_every_mode_with_the_same_parameters() {
         for class in CLASSES {
             let Ok(model) = Model::new(json!({"model_type": model_type}), Some(class)) else { continue };
             assert!(model.notes().is_empty(), "{model_type}");
+            // A head that the family lacks, counted by a learned table.
+            if model.only_counted().is_some() {
+                continue;
+            }
             let Ok(first) = model.program(Inputs::inventory()) else { continue };
             heads += 1;
             for inputs in modes() {
@@ -159,5 +163,5 @@ fn heads_over_tokens_are_where_transformers_has_them() {
     assert_eq!(count("bert", "AutoModelForMultipleChoice"), Ok(109_482_240 + 769));
     let refused = count("gemma2", "AutoModelForQuestionAnswering").unwrap_err();
     assert!(refused.contains("AutoModelForTokenClassification"), "{refused}");
-    assert!(count("mixtral", "AutoModelForTokenClassification").unwrap_err().contains("not supported"));
+    assert!(count("mamba", "AutoModelForTokenClassification").unwrap_err().contains("not supported"));
 }

@@ -151,7 +151,7 @@ const ROWS: &[Row] = &[
     (
         "NCCL",
         Cause::Host,
-        r"(?:NCCL|nccl)[\s\S]{0,400}?(?:Error while creating shared memory segment|/dev/shm)|No space left on device \(28\)",
+        r"Error while creating shared memory segment|(?:NCCL|nccl)[^\n]{0,400}?/dev/shm|No space left on device \(28\)",
         "NCCL got no shared memory",
     ),
     (
