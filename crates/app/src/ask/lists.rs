@@ -5,7 +5,7 @@ use vramcast_core::ask::{Kind, Runner, Scope, table};
 use vramcast_core::dtype::builtin_formats;
 use vramcast_core::lens::Method;
 use vramcast_core::model::families;
-use vramcast_core::plan::{Framework, OptimizerKind};
+use vramcast_core::plan::{Framework, OptimizerKind, RunPlan};
 use vramcast_core::report::coverage::Coverage;
 use vramcast_core::source::catalogue;
 use vramcast_core::units::Bytes;
@@ -117,7 +117,7 @@ fn cards(settings: &Settings) -> Vec<Vec<String>> {
 }
 
 fn optimizers() -> Vec<Vec<String>> {
-    let recorded = &Coverage::recorded().train.features;
+    let recorded = &Coverage::recorded().of(&RunPlan::Train(Box::default())).features;
     let measured = |kind: OptimizerKind| {
         if recorded.contains_key(&format!("optimizer {}", kind.name())) { "yes" } else { "not yet" }
     };

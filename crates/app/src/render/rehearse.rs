@@ -2,7 +2,7 @@
 
 use super::page::wrapped;
 use super::table::Table;
-use super::train::{levels, phase_name, verdicts};
+use super::train::{TORCH, levels, phase_name, verdicts};
 use super::{bar, gib, width};
 use crate::rehearse::beside::{Beside, PARTS};
 use crate::rehearse::journal::Phase;
@@ -55,7 +55,7 @@ pub fn text(rehearsal: &Rehearsal) -> String {
         );
         page += &processes(rehearsal);
     } else {
-        page += &levels(&rehearsal.totals);
+        page += &levels(&rehearsal.totals, TORCH);
         page += &format!("the most is allocated in: {}\n\n", in_words(&rehearsal.peak_phase));
         page += &processes(rehearsal);
         page += &phases(rehearsal);

@@ -289,15 +289,28 @@ fn totals(report: &Report) -> String {
                 "peak, a guess: about {process} GiB process, {reserved} reserved, {allocated} allocated\n{sure}\n\n"
             )
         }
-        _ => format!("{}{sure}\n\n", levels(&report.totals).trim_end_matches('\n').to_owned() + "\n"),
+        _ => {
+            let ggml = [ServingEngine::LlamaCpp, ServingEngine::Ollama];
+            let words = match &report.plan {
+                RunPlan::Serve(plan) if ggml.contains(&plan.engine) => GGML,
+                _ => TORCH,
+            };
+            format!("{}{sure}\n\n", levels(&report.totals, words).trim_end_matches('\n').to_owned() + "\n")
+        }
     }
 }
 
+/// What allocated and reserved are called where torch runs.
+pub(super) const TORCH: [&str; 2] =
+    ["tensors: torch.cuda.max_memory_allocated()", "torch from the driver: max_memory_reserved()"];
+/// And where ggml does, which has no cache of its own.
+const GGML: [&str; 2] = ["buffers, as its log names them", "the same: nothing else is kept"];
+
 /// The answer at its three levels.
-pub(super) fn levels(totals: &Totals) -> String {
+pub(super) fn levels(totals: &Totals, [allocated, reserved]: [&str; 2]) -> String {
     let mut table = Table::new(&["peak", "GiB", "which number"]);
-    table.row(vec!["allocated".into(), gib(totals.allocated), "tensors: torch.cuda.max_memory_allocated()".into()]);
-    table.row(vec!["reserved".into(), gib(totals.reserved), "torch from the driver: max_memory_reserved()".into()]);
+    table.row(vec!["allocated".into(), gib(totals.allocated), allocated.into()]);
+    table.row(vec!["reserved".into(), gib(totals.reserved), reserved.into()]);
     table.row(vec!["process".into(), gib(totals.process), "everything: what nvidia-smi shows".into()]);
     table.to_string() + "\n"
 }

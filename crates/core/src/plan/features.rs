@@ -3,7 +3,7 @@
 use super::parallel::Parallel;
 use super::{
     AdapterPlan, AllocatorOptions, Checkpointing, Gpu, InferPlan, Kernels, LossKind, ModelCode, Quantization, RunPlan,
-    TrainPlan,
+    ServePlan, ServingEngine, TrainPlan,
 };
 
 impl RunPlan {
@@ -12,7 +12,7 @@ impl RunPlan {
         match self {
             Self::Train(plan) => plan.features(),
             Self::Infer(plan) => plan.features(),
-            Self::Serve(_) => Vec::new(),
+            Self::Serve(plan) => plan.features(),
         }
     }
 }
@@ -115,6 +115,42 @@ impl InferPlan {
         names.extend(self.quantization.as_ref().map(base));
         names.extend(allocator(self.allocator));
         names.extend(card(&self.gpu));
+        names
+    }
+}
+
+impl ServePlan {
+    /// Every feature of the engine that the plan uses, where runs of it are recorded (truth/engines). What of a model decides its
+    /// graph and its weights' types is read from the model, so it is no feature.
+    pub fn features(&self) -> Vec<String> {
+        let several = |cards: Option<u64>| cards.is_some_and(|cards| cards > 1);
+        // Where none is named it is the newest, which runs are made of.
+        let version = |version: &String| version.split('.').take(2).collect::<Vec<_>>().join(".");
+        let mut names: Vec<String> = self.version.iter().map(|named| format!("version {}", version(named))).collect();
+        let graphs = self.engine == ServingEngine::Vllm && !self.enforce_eager;
+        let used = [
+            (graphs, "CUDA graphs"),
+            (several(self.tensor_parallel_size) || self.tensor_split.len() > 1, "several cards"),
+            (several(self.decode_context_parallel_size), "shared caches of sequences"),
+            (several(self.pipeline_parallel_size), "pipeline stages"),
+            (several(self.data_parallel_size), "replicas"),
+            (self.expert_parallel, "whole experts on each card"),
+            (self.kv_cache_memory_bytes.is_some(), "a pool of a given size"),
+            (self.cpu_offload_gb.is_some_and(|size| size > 0.0), "weights on the host"),
+            (self.enable_lora, "room for adapters"),
+            (self.speculative_model.is_some(), "tokens guessed ahead"),
+            (self.mmproj.is_some(), "an image encoder"),
+            (self.split_mode.as_ref().is_some_and(|mode| mode != "layer"), "layers split over cards"),
+            (self.n_gpu_layers.is_some(), "a number of layers on the card"),
+            (self.cpu_moe || several(self.n_cpu_moe.map(|layers| layers + 1)), "experts on the host"),
+            (self.override_tensor.is_some(), "tensors placed by name"),
+            (self.no_kv_offload, "the cache on the host"),
+        ];
+        names.extend(used.into_iter().filter(|(used, _)| *used).map(|(_, name)| name.to_owned()));
+        let caches = [&self.kv_cache_dtype, &self.cache_type_k, &self.cache_type_v].into_iter().flatten();
+        let narrow =
+            caches.filter(|dtype| !["auto", "f16", "bf16", "fp16", "bfloat16", "float16"].contains(&dtype.as_str()));
+        names.extend(narrow.take(1).map(|dtype| format!("{dtype} cache")));
         names
     }
 }

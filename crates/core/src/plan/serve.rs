@@ -128,6 +128,20 @@ pub enum ServingEngine {
     Ollama,
 }
 
+impl ServingEngine {
+    /// Its name, as plans and flags spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::Tgi => "tgi",
+            Self::TensorrtLlm => "tensorrt-llm",
+            Self::LlamaCpp => "llama.cpp",
+            Self::Ollama => "ollama",
+        }
+    }
+}
+
 impl Default for ServePlan {
     fn default() -> Self {
         Self {

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::coverage::{Coverage, Runs};
 use crate::model::Model;
-use crate::plan::RunPlan;
+use crate::plan::{RunPlan, ServingEngine};
+use crate::source::gguf::{Header, architecture};
 
 /// How far an answer can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
@@ -75,16 +76,16 @@ impl Confidence {
 pub(super) fn of(model: &Model, plan: &RunPlan) -> Confidence {
     let coverage = Coverage::recorded();
     let counts = coverage.of(plan);
-    let model_type = model.config()["model_type"].as_str().unwrap_or_default();
+    let model_type = name_of(model, plan);
     let family = counts.families.get(model_type).copied();
     let runs = family.map_or(0, |family| family.rows);
     if model.is_assumed() {
         return Confidence::guess("the type of the model is not known", "the type of the model".into());
     }
-    if let RunPlan::Serve(plan) = plan {
-        let engine = serde_json::to_value(plan.engine).ok();
-        let name = engine.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default();
-        let missing = vec![format!("{name} itself: its own account is rebuilt from its sources")];
+    if let RunPlan::Serve(plan) = plan
+        && counts.families.is_empty()
+    {
+        let missing = vec![format!("{} itself: its own account is rebuilt from its sources", plan.engine.name())];
         return Confidence { level: Level::Sources, runs: 0, missing, band: None, words: SOURCES.into() };
     }
     let gpu = plan.gpu();
@@ -102,15 +103,40 @@ pub(super) fn of(model: &Model, plan: &RunPlan) -> Confidence {
         // What of it was not measured stands among the notes.
         return Confidence { level: Level::Sources, runs, missing, band: None, words: SOURCES.into() };
     }
-    let band = Band { allocated: worst(|runs| runs.allocated), reserved: worst(|runs| runs.reserved) };
-    let words = format!(
-        "measured, {runs} runs of this family; 19 in 20 like it within {} % allocated, {} % reserved",
-        band.allocated, band.reserved
-    );
+    let mut band = Band { allocated: worst(|runs| runs.allocated), reserved: worst(|runs| runs.reserved) };
+    let words = match plan {
+        RunPlan::Serve(plan) => {
+            // Engines take what they have once and for all.
+            band.reserved = band.allocated;
+            let pool = plan.engine == ServingEngine::Vllm;
+            let what = if pool { "of the cache's pool" } else { "of what is on the card beside weights" };
+            let name = plan.engine.name();
+            format!(
+                "measured, {runs} runs of this family by {name}; 19 in 20 like it within {} % {what}",
+                band.allocated
+            )
+        }
+        _ => format!(
+            "measured, {runs} runs of this family; 19 in 20 like it within {} % allocated, {} % reserved",
+            band.allocated, band.reserved
+        ),
+    };
     Confidence { level: Level::Measured, runs, missing, band: Some(band), words }
 }
 
 const SOURCES: &str = "from sources";
+
+/// What runs of such a model are counted by: its type, or llama.cpp's name for it.
+fn name_of<'a>(model: &'a Model, plan: &RunPlan) -> &'a str {
+    let model_type = model.config()["model_type"].as_str().unwrap_or_default();
+    match plan {
+        RunPlan::Serve(plan) if plan.engine == ServingEngine::LlamaCpp => {
+            let own = model.files().first().and_then(Header::architecture);
+            own.or_else(|| architecture::of_type(model_type)).unwrap_or(model_type)
+        }
+        _ => model_type,
+    }
+}
 
 #[cfg(test)]
 mod tests {

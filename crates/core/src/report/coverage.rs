@@ -1,5 +1,5 @@
-//! What recorded runs vouch for: families and features with at least one scored run in `truth/ledger`
-//! (`data/measured.json`; `cargo run -p vramcast-core --example accuracy` writes it anew).
+//! What recorded runs vouch for: families and features with at least one scored run in `truth/ledger`, `truth/jobs` or
+//! `truth/engines` (`data/measured.json`; `cargo run -p vramcast-core --example accuracy` writes it anew).
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -8,19 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::RunPlan;
 
-/// Runs that were recorded of each kind.
+/// Runs that were recorded of each kind: `train`, `infer`, or a serving engine by its name.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Coverage {
-    /// Of training.
-    pub train: Counts,
-    /// Of generation.
-    pub infer: Counts,
-}
+pub struct Coverage(BTreeMap<String, Counts>);
 
 /// Runs of each.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counts {
-    /// By `model_type`.
+    /// By `model_type`; llama.cpp's by its own name for it.
     pub families: BTreeMap<String, Runs>,
     /// By feature of the plan.
     pub features: BTreeMap<String, Runs>,
@@ -31,7 +26,8 @@ pub struct Counts {
 pub struct Runs {
     /// How many.
     pub rows: u32,
-    /// Errors of peak allocated in percent: nineteen in twenty are below.
+    /// Errors of peak allocated in percent (of engines: of a pool, or of what llama.cpp keeps on cards beside weights): nineteen in
+    /// twenty are below.
     pub allocated: f64,
     /// Errors of peak reserved.
     pub reserved: f64,
@@ -47,18 +43,16 @@ impl Coverage {
 
     /// The counts of a plan's kind.
     pub fn of(&self, plan: &RunPlan) -> &Counts {
-        match plan {
-            RunPlan::Train(_) => &self.train,
-            RunPlan::Infer(_) | RunPlan::Serve(_) => &self.infer,
-        }
+        static NOTHING: Counts = Counts { families: BTreeMap::new(), features: BTreeMap::new() };
+        self.0.get(kind(plan)).unwrap_or(&NOTHING)
     }
 
     /// What recorded runs show: of each run its `model_type`, its plan, and its errors of allocated and reserved.
     pub fn of_runs<'a>(runs: impl Iterator<Item = (&'a str, RunPlan, [Option<f64>; 2])>) -> Self {
         type Errors = BTreeMap<String, Vec<[Option<f64>; 2]>>;
-        let mut found: [[Errors; 2]; 2] = Default::default();
+        let mut found: BTreeMap<String, [Errors; 2]> = BTreeMap::new();
         for (model_type, plan, errors) in runs {
-            let [families, features] = &mut found[usize::from(!matches!(plan, RunPlan::Train(_)))];
+            let [families, features] = found.entry(kind(&plan).to_owned()).or_default();
             families.entry(model_type.to_owned()).or_default().push(errors);
             for feature in plan.features() {
                 features.entry(feature).or_default().push(errors);
@@ -68,8 +62,16 @@ impl Coverage {
             families: families.into_iter().map(|(name, errors)| (name, Runs::of(&errors))).collect(),
             features: features.into_iter().map(|(name, errors)| (name, Runs::of(&errors))).collect(),
         };
-        let [train, infer] = found.map(counts);
-        Self { train, infer }
+        Self(found.into_iter().map(|(kind, errors)| (kind, counts(errors))).collect())
+    }
+}
+
+/// The kind of a plan's runs.
+fn kind(plan: &RunPlan) -> &'static str {
+    match plan {
+        RunPlan::Train(_) => "train",
+        RunPlan::Infer(_) => "infer",
+        RunPlan::Serve(plan) => plan.engine.name(),
     }
 }
 

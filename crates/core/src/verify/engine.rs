@@ -7,9 +7,10 @@ use super::kinds::{Kind, Score};
 use super::ledger::Measure;
 use super::{pattern, pool};
 use crate::dtype::{builtin_formats, find_format};
+use crate::plan::{ServePlan, ServingEngine};
 use crate::serving::llama_cpp::{Build, Flash, LlamaCppPlan, ModelFile, buffers, experts};
 use crate::source::gguf::{self, Header};
-use crate::source::{StoredType, Tensor};
+use crate::source::{StoredType, Tensor, catalogue};
 
 /// Files of runs: one a line.
 pub(super) const KIND: Kind = Kind {
@@ -167,6 +168,30 @@ fn plan(row: &Value) -> Result<LlamaCppPlan, String> {
         overrides,
         ..LlamaCppPlan::default()
     })
+}
+
+/// A run's family, and as much of its plan as says which features it used.
+pub fn run_plan(row: &Value) -> Result<(String, ServePlan), String> {
+    if row["engine"] == "vLLM" {
+        let entry =
+            catalogue::find(row["model"].as_str().unwrap_or_default()).ok_or("its model is not in the catalogue")?;
+        return Ok((entry.config["model_type"].as_str().unwrap_or_default().to_owned(), pool::plan(row)?));
+    }
+    let args = &row["args"];
+    let text = |key: &str| args[key].as_str().map(str::to_owned);
+    let plan = ServePlan {
+        engine: ServingEngine::LlamaCpp,
+        version: row["number"].as_u64().map(|number| format!("b{number}")),
+        n_gpu_layers: args["ngl"].as_u64(),
+        cache_type_k: text("ctk"),
+        cache_type_v: text("ctv"),
+        tensor_split: args["ts"].as_str().map_or(Vec::new(), |split| vec![1; split.split('/').count()]),
+        n_cpu_moe: args["cpu_moe"].as_u64(),
+        override_tensor: text("ot"),
+        no_kv_offload: args["kqv"].as_u64() == Some(0),
+        ..ServePlan::default()
+    };
+    Ok((header(row)?.architecture().unwrap_or_default().to_owned(), plan))
 }
 
 /// The GGUF header that a row describes: by its own list of metadata and tensors, or by the sizes of gguf.py.

@@ -50,7 +50,7 @@ fn sequence(budget: &Budget) -> u64 {
 }
 
 /// The settings of `vllm serve` that the row names.
-fn plan(row: &Value) -> Result<ServePlan, String> {
+pub(super) fn plan(row: &Value) -> Result<ServePlan, String> {
     let args = &row["args"];
     let number = |key: &str| args[key].as_u64();
     let on = |key: &str| args[key] == true;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use vramcast_core::plan::RunPlan;
 use vramcast_core::report::coverage::Coverage;
-use vramcast_core::verify::external::simumax;
+use vramcast_core::verify::external::{simumax, vllm};
 use vramcast_core::verify::kinds::{self, Outcome, Set, Truth};
-use vramcast_core::verify::{jobs, ledger, summary};
+use vramcast_core::verify::{engine, jobs, ledger, summary};
 
 /// A path from the root of the repository.
 pub(crate) fn path(name: &str) -> PathBuf {
@@ -24,7 +24,7 @@ impl Recorded {
     /// Reads and scores everything.
     pub(crate) fn score() -> Self {
         let mut truths = Vec::new();
-        for name in ["truth/models", "truth/ledger", "truth/jobs", "truth/external"] {
+        for name in ["truth/models", "truth/ledger", "truth/jobs", "truth/engines", "truth/external"] {
             let entries = std::fs::read_dir(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
             let mut files: Vec<String> = entries
                 .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
@@ -48,18 +48,19 @@ impl Recorded {
 
     /// Families and features that runs vouch for, whose prediction is close.
     pub(crate) fn coverage(&self) -> Coverage {
-        const RUNS: [&str; 2] = ["ledger", "jobs"];
+        const RUNS: [&str; 3] = ["ledger", "jobs", "engine"];
         let scores = self.sets.iter().filter(|set| RUNS.contains(&set.kind)).flat_map(|set| &set.rows);
         let runs = self.rows.iter().filter(|(kind, _)| RUNS.contains(kind));
         let recorded = scores.zip(runs).filter_map(|(score, (kind, row))| {
             assert_eq!(row["id"].as_str(), Some(score.id.as_str()));
+            let of_type = |plan| (jobs::family(row).to_owned(), plan);
             let plan = match *kind {
-                "jobs" => jobs::plan(row).map(|plan| RunPlan::Train(Box::new(plan))),
-                _ => ledger::run_plan(row),
+                "engine" => engine::run_plan(row).map(|(family, plan)| (family, RunPlan::Serve(Box::new(plan)))),
+                "jobs" => jobs::plan(row).map(|plan| of_type(RunPlan::Train(Box::new(plan)))),
+                _ => ledger::run_plan(row).map(of_type),
             };
-            let (Outcome::Good, Ok(plan)) = (&score.outcome, plan) else { return None };
-            let errors = [score.levels[0].error(), score.levels[1].error()];
-            Some((jobs::family(row).to_owned(), plan, errors))
+            let (Outcome::Good, Ok((family, plan))) = (&score.outcome, plan) else { return None };
+            Some((family, plan, [score.levels[0].error(), score.levels[1].error()]))
         });
         // Megatron's published runs: exact counters of every rank.
         let ranks = self.rows.iter().filter(|(_, row)| row["measured_by_rank"].is_object());
@@ -68,7 +69,16 @@ impl Recorded {
             let model_type = model.config()["model_type"].as_str().unwrap_or_default().to_owned();
             Some((model_type, RunPlan::Train(Box::new(plan)), [None, None]))
         });
-        let all: Vec<_> = recorded.chain(ranks).collect();
+        // Pools that published logs of vLLM name, most of them beside CUDA graphs.
+        let is_log = |row: &&serde_json::Value| row["vllm_version"].is_string();
+        let logs: Vec<_> = self.rows.iter().map(|(_, row)| row).filter(is_log).collect();
+        let pools = self.sets.iter().flat_map(|set| &set.rows).filter(|score| score.group == "cache pool");
+        let pools = pools.filter_map(|score| {
+            let index: usize = score.id.split(' ').nth(1)?.parse().ok()?;
+            let (family, plan) = vllm::run_plan(logs.get(index)?)?;
+            Some((family, RunPlan::Serve(Box::new(plan)), [score.levels[0].error(), None]))
+        });
+        let all: Vec<_> = recorded.chain(ranks).chain(pools).collect();
         Coverage::of_runs(all.iter().map(|(model_type, plan, errors)| (model_type.as_str(), plan.clone(), *errors)))
     }
 

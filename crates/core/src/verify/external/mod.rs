@@ -4,7 +4,7 @@ pub mod bridge;
 mod llama_cpp;
 mod names;
 pub mod simumax;
-mod vllm;
+pub mod vllm;
 
 use serde_json::{Value, json};
 

@@ -6,7 +6,7 @@ use super::{compared, number};
 use crate::dtype::DType;
 use crate::memory::device::Device;
 use crate::model::Model;
-use crate::plan::{Gpu, Gpus};
+use crate::plan::{Gpu, Gpus, ServePlan};
 use crate::serving::vllm::{Draft, Speculation, VllmPlan, rules};
 use crate::serving::{ServedModel, WeightFormat};
 use crate::verify::kinds::Score;
@@ -72,6 +72,21 @@ pub(super) fn score(index: u64, row: &Value) -> Vec<Score> {
         }
     }
     if scored.is_empty() { skip("nothing in it that our rules answer") } else { scored }
+}
+
+/// A log's family, and as much of its plan as says which features it used.
+pub fn run_plan(row: &Value) -> Option<(String, ServePlan)> {
+    let entry = super::names::find(row["model"].as_str()?)?;
+    let plan = ServePlan {
+        version: row["vllm_version"].as_str().map(str::to_owned),
+        enforce_eager: row["enforce_eager"] == true,
+        tensor_parallel_size: number(&row["tensor_parallel"]),
+        kv_cache_dtype: row["kv_cache_dtype"].as_str().map(str::to_owned),
+        enable_lora: row["enable_lora"] == true,
+        speculative_model: row["draft"].as_str().map(str::to_owned),
+        ..ServePlan::default()
+    };
+    Some((entry.config["model_type"].as_str()?.to_owned(), plan))
 }
 
 fn plan(row: &Value) -> VllmPlan {
