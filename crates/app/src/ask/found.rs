@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use vramcast_core::dtype::DType;
 use vramcast_core::model::{Assumption, Model, ModelError};
+use vramcast_core::source::gguf;
 use vramcast_core::units::{parse_count, show_count};
 
 use super::stored;
@@ -256,6 +257,9 @@ pub(crate) fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: O
     (depth, best)
 }
 
+/// What is said of a GGUF file that is no model here.
+const FILE_ALONE: &str = "only what the file holds is shown";
+
 impl Found {
     /// The name that files of other tools give it.
     pub(crate) fn called(&self) -> &str {
@@ -271,16 +275,20 @@ impl Found {
     ) -> Result<Self, Failure> {
         let mut resolved = resolved;
         let mut notes = resolved.notes.clone();
+        if let Some(problem) = resolved.gguf.as_ref().and_then(|gguf| gguf::contradiction(&gguf.header)) {
+            return Err(Failure::bad_input(format!("{}: {problem}", resolved.name))
+                .hint("llama.cpp refuses such a file too: convert the model anew, or fetch the file again"));
+        }
         // A GGUF file says all by itself: its config is read from its metadata.
         let files = match (&resolved.gguf, &resolved.config) {
-            (Some(gguf), None) => match vramcast_core::source::gguf::config(&gguf.header) {
+            (Some(gguf), None) => match gguf::config(&gguf.header) {
                 Ok(config) => {
                     let parts = gguf.parts.clone();
                     resolved.config = Some(config);
                     parts
                 }
                 Err(problem) => {
-                    notes.push(format!("{}: {problem}; only what the file holds is shown", resolved.name));
+                    notes.push(format!("{}: {problem}; {FILE_ALONE}", resolved.name));
                     Vec::new()
                 }
             },
@@ -305,6 +313,16 @@ impl Found {
             notes.extend(stored::count(model, elements, assume.is_some())?);
         }
         Ok(Self { name: resolved.name.clone(), model, resolved, notes, refused, stated: None, stands_for: None })
+    }
+
+    /// A GGUF file whose architecture is not known here, for engines that go by the file alone.
+    pub(crate) fn by_its_file(&mut self) {
+        let Some(gguf) = self.resolved.gguf.as_ref().filter(|_| self.model.is_none()) else { return };
+        let config = gguf::decoder(&gguf.header);
+        self.model = config.and_then(|config| Model::new(config, None).ok()).map(|model| model.in_files(gguf.parts.clone()));
+        if self.model.is_some() {
+            self.notes.retain(|note| !note.ends_with(FILE_ALONE));
+        }
     }
 
     /// The model, or why there is none.

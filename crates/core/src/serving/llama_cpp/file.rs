@@ -111,6 +111,11 @@ impl ModelFile {
         super::architectures::of(&self.architecture).1
     }
 
+    /// Whether nothing else is known of it than the file: no model of transformers is made of its architecture.
+    pub fn speaks_alone(&self) -> bool {
+        crate::source::gguf::architecture::model_type(&self.architecture).is_none()
+    }
+
     /// Positions the model was made for.
     pub fn positions(&self) -> u64 {
         self.number("context_length").unwrap_or(0)

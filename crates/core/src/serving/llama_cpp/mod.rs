@@ -372,7 +372,7 @@ impl LlamaCppPlan {
             let place = device.and_then(|at| devices.get_mut(at)).unwrap_or(&mut host);
             let part = match buffer.kind {
                 "model" => &mut place.model,
-                "KV" => &mut place.cache,
+                "KV" | "RS" => &mut place.cache,
                 "compute" => &mut place.compute,
                 _ => &mut place.output,
             };

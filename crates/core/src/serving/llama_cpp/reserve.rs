@@ -168,7 +168,7 @@ impl Buffer for Session {
 /// Every buffer that llama.cpp's log names, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct LoggedBuffer {
-    /// `model`, `KV`, `compute`, `output`.
+    /// `model`, `KV`, `RS`, `compute`, `output`.
     pub kind: &'static str,
     /// `CUDA0`, `CPU_Mapped`, `CPU`, `CUDA_Host`.
     pub device: String,
@@ -234,6 +234,9 @@ pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffe
                 push("KV", place_name(place), bytes);
             }
         }
+        for (place, bytes) in states(&session, &facts, plan.parallel.max(1)) {
+            push("RS", place_name(place), bytes);
+        }
     }
     for (backend, bytes) in compute(plan, file, &facts, rules, &session).into_iter().enumerate() {
         let device = if backend < session.devices { format!("CUDA{backend}") } else { "CUDA_Host".to_owned() };
@@ -242,17 +245,36 @@ pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffe
     Ok((all, notes))
 }
 
-/// Bytes of the caches of layers that slide or do not, the host's first as in the log.
+/// Bytes of the caches of layers that slide or do not.
 fn caches(session: &Session, facts: &Facts, sliding: bool) -> Vec<(Place, u64)> {
-    let mut sums: Vec<(Place, u64)> =
-        std::iter::once(Place::Host).chain((0..session.devices).map(Place::Device)).map(|place| (place, 0)).collect();
-    for layer in (0..facts.layers.min(facts.caching)).filter(|layer| facts.slides(*layer) == sliding) {
-        let place = session.cache_place(layer);
+    let own = |layer: &usize| facts.slides(*layer) == sliding && facts.attends(*layer);
+    by_place(session, (0..facts.layers.min(facts.caching)).filter(own), |layer, place| {
         let cache = session.cache_of(facts, layer);
         let keys = place::cached(session.keys, cache.keys, place);
-        let values = cache.values.map_or(0, |ne| place::cached(session.values, ne, place));
+        keys.saturating_add(cache.values.map_or(0, |ne| place::cached(session.values, ne, place)))
+    })
+}
+
+/// Bytes of states of constant size, in fp32, for every sequence (llama-memory-recurrent.cpp).
+fn states(session: &Session, facts: &Facts, sequences: u64) -> Vec<(Place, u64)> {
+    by_place(session, (0..facts.layers).filter(|layer| facts.recurs(*layer)), |_, place| {
+        let held = facts.states.map(|size| place::cached(Kind::F32, [size, sequences, 1, 1], place));
+        held[0].saturating_add(held[1])
+    })
+}
+
+/// Sums over layers by where these keep what they keep, the host's first as in the log.
+fn by_place(
+    session: &Session,
+    layers: impl Iterator<Item = usize>,
+    bytes: impl Fn(usize, Place) -> u64,
+) -> Vec<(Place, u64)> {
+    let mut sums: Vec<(Place, u64)> =
+        std::iter::once(Place::Host).chain((0..session.devices).map(Place::Device)).map(|place| (place, 0)).collect();
+    for layer in layers {
+        let place = session.cache_place(layer);
         if let Some((_, sum)) = sums.iter_mut().find(|(at, _)| *at == place) {
-            *sum = sum.saturating_add(keys).saturating_add(values);
+            *sum = sum.saturating_add(bytes(layer, place));
         }
     }
     sums
