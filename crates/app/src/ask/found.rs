@@ -303,6 +303,12 @@ impl Found {
                 refused = Some(error);
                 None
             }
+            // llama.cpp goes by the file; who asks for the model itself is told why there is none.
+            Err(error) if !files.is_empty() => {
+                notes.push(format!("{error}; {FILE_ALONE}"));
+                refused = Some(error);
+                None
+            }
             built => built?,
         };
         let model = model.map(|model| model.in_files(files));
@@ -315,14 +321,20 @@ impl Found {
         Ok(Self { name: resolved.name.clone(), model, resolved, notes, refused, stated: None, stands_for: None })
     }
 
-    /// A GGUF file whose architecture is not known here, for engines that go by the file alone.
+    /// A GGUF file that is no model here, or one that writes no text, for llama.cpp, which goes by the file alone.
     pub(crate) fn by_its_file(&mut self) {
-        let Some(gguf) = self.resolved.gguf.as_ref().filter(|_| self.model.is_none()) else { return };
-        let config = gguf::decoder(&gguf.header);
-        self.model = config.and_then(|config| Model::new(config, None).ok()).map(|model| model.in_files(gguf.parts.clone()));
-        if self.model.is_some() {
-            self.notes.retain(|note| !note.ends_with(FILE_ALONE));
+        let Some(gguf) = &self.resolved.gguf else { return };
+        let writes = |model: &Model| {
+            model.only_counted().is_none() && model.inventory().is_ok_and(|inventory| !inventory.caches.is_empty())
+        };
+        if self.model.as_ref().is_some_and(writes) {
+            return;
         }
+        let Some(Ok(model)) = gguf::decoder(&gguf.header).map(|config| Model::new(config, None)) else { return };
+        self.model = Some(model.in_files(gguf.parts.clone()));
+        self.notes.retain(|note| !note.ends_with(FILE_ALONE));
+        let name = gguf.header.architecture().unwrap_or_default();
+        self.notes.push(format!("{}: of architecture {name} the file is all that is known here", self.name));
     }
 
     /// The model, or why there is none.

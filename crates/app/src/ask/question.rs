@@ -94,7 +94,7 @@ impl Question {
             return match named {
                 None => Err(failure),
                 Some(_) => {
-                    let message = format!("{name}, which the file names: {}", failure.message(Door::CommandLine));
+                    let message = format!("{name}: {}", failure.message(Door::CommandLine));
                     Err(Failure::bad_input(message).hint("give a model by its name, such as --model llama3-8b"))
                 }
             };
@@ -197,6 +197,15 @@ impl Question {
     }
 }
 
+/// A built-in model of the same shape in the place of a GGUF file that is not here, as for the first model of a line.
+fn stand_in(name: &str, request: &mut Request, failure: Failure, reach: Reach) -> Result<Found, Failure> {
+    let Some((plain, _)) = Mixture::of_name(name) else { return Err(failure) };
+    let known = catalogue::find(&plain).map(|entry| entry.id).or_else(|| catalogue::kin(&plain).map(str::to_owned));
+    let Some(kin) = known else { return Err(failure) };
+    request.notes.push(format!("{name} could not be fetched: {kin}, whose name says the same shape, stands in"));
+    Subject::named(&kin).find(reach, false)
+}
+
 /// Fills in the configs of models that a request only names; the GGUF file of the one that guesses ahead is handed back.
 fn look_up(request: &mut Request, reach: Reach) -> Result<Vec<gguf::Header>, Failure> {
     let named =
@@ -225,7 +234,7 @@ fn look_up(request: &mut Request, reach: Reach) -> Result<Vec<gguf::Header>, Fai
     if let Some(name) = named(request, "speculative_model").filter(guesses)
         && request.stated.get("speculative_config").is_none()
     {
-        let found = Subject::named(&name).find(reach, false)?;
+        let found = Subject::named(&name).find(reach, false).or_else(|failure| stand_in(&name, request, failure, reach))?;
         let model = found.require_model()?;
         tree::set(&mut request.stated, "speculative_config", model.config().clone());
         return Ok(model.files().to_vec());

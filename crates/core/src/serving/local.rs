@@ -103,6 +103,14 @@ fn alone(model: &Model, plan: &ServePlan) -> Result<(LlamaCppEstimate, u64), Fau
         let mut estimate = engine.estimate(&counted(&stored(plan, &own)?)?).map_err(bad)?;
         if let (Ok(file), true) = (&file, engine.split == Split::Layer) {
             engine.weigh(file, &mut estimate).map_err(bad)?;
+            // A file that is there says what its layers keep; one that would be made is told by the model.
+            if engine.is_rehearsed() && !model.files().is_empty() {
+                engine.cache(file, &mut estimate).map_err(bad)?;
+            }
+            if engine.is_rehearsed() {
+                let known = "is not built node by node: compute buffers are estimated by its widest tensors";
+                estimate.notes.push(format!("the graph of {} {known}", file.architecture));
+            }
         }
         return Ok((estimate, engine.context));
     }

@@ -362,6 +362,14 @@ impl LlamaCppPlan {
         Ok(())
     }
 
+    /// Puts a file's caches and states in the place of those of a model's description.
+    pub fn cache(&self, file: &ModelFile, estimate: &mut LlamaCppEstimate) -> Result<(), LlamaCppError> {
+        let held = reserve::held(self, file)?;
+        let places = estimate.devices.iter_mut().chain([&mut estimate.host]);
+        places.zip(held).for_each(|(place, bytes)| place.cache = bytes);
+        Ok(())
+    }
+
     /// The buffers of a model file by device.
     pub fn buffers(&self, file: &ModelFile) -> Result<LlamaCppEstimate, LlamaCppError> {
         let (logged, notes) = buffers(self, file)?;

@@ -185,15 +185,30 @@ pub(super) fn weights(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<u64>
     Ok((devices, host.bytes))
 }
 
+/// Bytes of caches and states on every device, then on the host.
+pub(super) fn held(plan: &LlamaCppPlan, file: &ModelFile) -> Result<Vec<u64>, LlamaCppError> {
+    let (rules, _) = architectures::of(&file.architecture);
+    let facts = Facts::of(file, rules).map_err(LlamaCppError::File)?;
+    let placed = Placement::new(plan, file, facts.all_layers, facts.layers)?;
+    let session = Session::new(plan, &facts, placed)?;
+    let mut held = vec![0u64; session.devices + 1];
+    let all = [caches(&session, &facts, false), caches(&session, &facts, true), states(&session, &facts, plan.parallel.max(1))];
+    for (place, bytes) in all.into_iter().flatten() {
+        let at = if let Place::Device(at) = place { at } else { session.devices };
+        held.iter_mut().skip(at).take(1).for_each(|sum| *sum = sum.saturating_add(bytes));
+    }
+    Ok(held)
+}
+
 /// The buffers of a model, in the order of the log, and what a reader should know.
 pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffer>, Vec<String>), LlamaCppError> {
     plan.check()?;
-    let (rules, known) = architectures::of(&file.architecture);
+    let (rules, _) = architectures::of(&file.architecture);
     let facts = Facts::of(file, rules).map_err(LlamaCppError::File)?;
     let placed = Placement::new(plan, file, facts.all_layers, facts.layers)?;
     let mut session = Session::new(plan, &facts, placed)?;
     let mut notes = Vec::new();
-    if !known {
+    if !file.is_modelled() {
         notes.push(format!("the graph of {} is not modelled: compute buffers are those of a Llama", file.architecture));
     }
     if plan.flash_attention == Flash::Auto && !attends_where_layers_are(file, &facts, rules, &session, plan) {
