@@ -11,7 +11,7 @@ use vramcast_core::doctor::locate;
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::placement::Placement;
-use vramcast_core::plan::{Gpus, InferPlan, RunPlan, TrainPlan};
+use vramcast_core::plan::{Fault, Gpus, InferPlan, RunPlan, TrainPlan};
 use vramcast_core::serving::llama_cpp::Mixture;
 use vramcast_core::source::{catalogue, gguf};
 
@@ -94,8 +94,7 @@ impl Question {
             return match named {
                 None => Err(failure),
                 Some(_) => {
-                    let message = format!("{name}: {}", failure.message(Door::CommandLine));
-                    Err(Failure::bad_input(message).hint("give a model by its name, such as --model llama3-8b"))
+                    Err(Failure::bad_input(failure.message(Door::CommandLine)).hint("give a model by its name, such as --model llama3-8b"))
                 }
             };
         };
@@ -199,9 +198,17 @@ impl Question {
 
 /// A built-in model of the same shape in the place of a GGUF file that is not here, as for the first model of a line.
 fn stand_in(name: &str, request: &mut Request, failure: Failure, reach: Reach) -> Result<Found, Failure> {
-    let Some((plain, _)) = Mixture::of_name(name) else { return Err(failure) };
+    let runner = request.runner;
+    let told = |failure: Failure| match failure.exit() {
+        Exit::CouldNotFetch => failure,
+        _ => {
+            let message = format!("{{speculative_model}}: {}", failure.message(Door::CommandLine));
+            Failure::faults(vec![Fault::new("speculative_model", message)], runner)
+        }
+    };
+    let Some((plain, _)) = Mixture::of_name(name) else { return Err(told(failure)) };
     let known = catalogue::find(&plain).map(|entry| entry.id).or_else(|| catalogue::kin(&plain).map(str::to_owned));
-    let Some(kin) = known else { return Err(failure) };
+    let Some(kin) = known else { return Err(told(failure)) };
     request.notes.push(format!("{name} could not be fetched: {kin}, whose name says the same shape, stands in"));
     Subject::named(&kin).find(reach, false)
 }
@@ -234,7 +241,8 @@ fn look_up(request: &mut Request, reach: Reach) -> Result<Vec<gguf::Header>, Fai
     if let Some(name) = named(request, "speculative_model").filter(guesses)
         && request.stated.get("speculative_config").is_none()
     {
-        let found = Subject::named(&name).find(reach, false).or_else(|failure| stand_in(&name, request, failure, reach))?;
+        let found =
+            Subject::named(&name).find(reach, false).or_else(|failure| stand_in(&name, request, failure, reach))?;
         let model = found.require_model()?;
         tree::set(&mut request.stated, "speculative_config", model.config().clone());
         return Ok(model.files().to_vec());

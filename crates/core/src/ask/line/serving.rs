@@ -284,7 +284,7 @@ pub(super) fn line(
     let Some((runner, rest)) = program(words) else { return Ok(None) };
     let mut parsed = arguments::parse(&lettered(rest, runner));
     match words.first().map(|word| base(word)) {
-        Some("lms") => loaded(&mut parsed.object),
+        Some("lms") => loaded(&mut parsed.object, parsed.plain.first()),
         Some("llama-bench") => benched(&mut parsed.object),
         _ => {}
     }
@@ -314,8 +314,13 @@ pub(super) fn line(
 }
 
 /// LM Studio's words for llama.cpp's (`lms load --help`): a context of 4096 unless said, all layers, or a share of them.
-fn loaded(object: &mut Map<String, Value>) {
-    let gpu = object.shift_remove("gpu").and_then(|value| value.as_str().map(str::to_owned).or(Some(value.to_string())));
+fn loaded(object: &mut Map<String, Value>, model: Option<&String>) {
+    // What it fetches where nothing is said.
+    if model.is_some_and(|model| !model.contains('/') && !model.ends_with(".gguf")) {
+        object.entry("quantization").or_insert("Q4_K_M".into());
+    }
+    let gpu =
+        object.shift_remove("gpu").and_then(|value| value.as_str().map(str::to_owned).or(Some(value.to_string())));
     match gpu.as_deref() {
         Some("off" | "0" | "0.0") => drop(object.insert("n_gpu_layers".into(), 0.into())),
         Some(share) if share.parse::<f64>().is_ok_and(|share| share < 1.0) => {
@@ -339,7 +344,9 @@ fn benched(object: &mut Map<String, Value>) {
     let (prompt, written, deep) = (most(["p", "n_prompt"], 512), most(["n", "n_gen"], 128), most(["d", "n_depth"], 0));
     object.entry("context").or_insert((prompt.max(written).max(1) + deep).into());
     object.entry("parallel").or_insert(1.into());
-    ["r", "repetitions", "o", "output", "oe", "prio", "delay", "progress"].iter().for_each(|key| drop(object.shift_remove(*key)));
+    ["r", "repetitions", "o", "output", "oe", "prio", "delay", "progress"]
+        .iter()
+        .for_each(|key| drop(object.shift_remove(*key)));
 }
 
 /// TensorRT-LLM's own words (trtllm-serve, commands/serve.py) for settings that others call otherwise.

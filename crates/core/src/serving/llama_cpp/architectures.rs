@@ -260,11 +260,9 @@ pub(super) const ALL: &[Architecture] = &[
     Architecture { names: &["gptneox"], residual: Residual::Beside, ..LAYER_NORM },
     Architecture { names: &["gpt2", "bloom", "mpt", "starcoder", "jais"], rotary: Rotary::None, ..LAYER_NORM },
     Architecture { names: &["qwen2vl", "qwen3vl", "qwen3vlmoe"], many_positions: true, ..PLAIN },
-    Architecture {
-        names: &["bert", "nomic-bert", "jina-bert-v2", "nomic-bert-moe", "jina-bert-v3"],
-        encoder: true,
-        ..LAYER_NORM
-    },
+    Architecture { names: &["bert", "jina-bert-v2"], encoder: true, rotary: Rotary::None, ..LAYER_NORM },
+    Architecture { names: &["nomic-bert-moe", "jina-bert-v3"], encoder: true, ..LAYER_NORM },
+    Architecture { names: &["nomic-bert"], encoder: true, activation: Activation::Silu, ..LAYER_NORM },
 ];
 
 /// Architectures whose windows are known and whose graphs are not built here.

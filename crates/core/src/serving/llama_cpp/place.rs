@@ -82,7 +82,9 @@ impl Placement {
             }
             Place::Host => host.push(entry),
         };
-        let tied = file.find("output.weight").is_none();
+        // Encoders have no head.
+        let encodes = super::architectures::of(&file.architecture).0.encoder;
+        let tied = !encodes && file.find("output.weight").is_none();
         let places: BTreeMap<usize, Place> = self.layers.iter().map(|place| (index(*place), *place)).collect();
         for (entry, place) in file.tensors.iter().zip(&self.tensors) {
             let Some(place) = place else { continue };

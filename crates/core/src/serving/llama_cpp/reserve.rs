@@ -192,7 +192,11 @@ pub(super) fn held(plan: &LlamaCppPlan, file: &ModelFile) -> Result<Vec<u64>, Ll
     let placed = Placement::new(plan, file, facts.all_layers, facts.layers)?;
     let session = Session::new(plan, &facts, placed)?;
     let mut held = vec![0u64; session.devices + 1];
-    let all = [caches(&session, &facts, false), caches(&session, &facts, true), states(&session, &facts, plan.parallel.max(1))];
+    let all = [
+        caches(&session, &facts, false),
+        caches(&session, &facts, true),
+        states(&session, &facts, plan.parallel.max(1)),
+    ];
     for (place, bytes) in all.into_iter().flatten() {
         let at = if let Place::Device(at) = place { at } else { session.devices };
         held.iter_mut().skip(at).take(1).for_each(|sum| *sum = sum.saturating_add(bytes));

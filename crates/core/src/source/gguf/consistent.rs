@@ -43,7 +43,12 @@ impl View<'_> {
         let wrong = last >= said || last + 1 < said.saturating_sub(ahead);
         let count = |layers: u64| if layers == 1 { "1 layer".to_owned() } else { format!("{layers} layers") };
         wrong.then(|| {
-            format!("{}.block_count is {said}, but its tensors are of {}: the last is {}", self.name, count(last + 1), tensor.name)
+            format!(
+                "{}.block_count is {said}, but its tensors are of {}: the last is {}",
+                self.name,
+                count(last + 1),
+                tensor.name
+            )
         })
     }
 
@@ -73,7 +78,9 @@ impl View<'_> {
             (said != found).then(|| format!("{}.{key} is {said}, but {} is {}", self.name, tensor.name, shown(tensor)))
         };
         match part {
-            "ffn_down.weight" => wrong("feed_forward_length", number("feed_forward_length").filter(|size| *size > 0)?, last),
+            "ffn_down.weight" => {
+                wrong("feed_forward_length", number("feed_forward_length").filter(|size| *size > 0)?, last)
+            }
             "ffn_gate_exps.weight" | "ffn_up_exps.weight" | "ffn_down_exps.weight" => {
                 let width = || wrong("expert_feed_forward_length", number("expert_feed_forward_length")?, last);
                 let count = number("expert_count").and_then(|count| wrong("expert_count", count, first));

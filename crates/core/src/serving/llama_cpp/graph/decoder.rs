@@ -11,10 +11,17 @@ impl Builder<'_> {
         if self.rules.scaled_embedding {
             current = self.scale(current);
         }
+        if let Some(types) = self.weight("token_types.weight") {
+            // Of all types the first is taken.
+            let ([width, ..], row) = (self.graph[types].ne, self.graph[types].nb[1]);
+            let first = self.graph.view(types, [width, 1, 1, 1], [row; 3], 0);
+            current = self.graph.same(Op::Add, &[current, first]);
+        }
         if let Some(table) = self.weight("position_embd.weight") {
             let positions = self.graph.input(Kind::I32, [self.tokens, 1, 1, 1]);
             let places = self.graph.get_rows(table, positions);
-            current = self.graph.same(Op::Add, &[current, places]);
+            let pair = if self.rules.encoder { [places, current] } else { [current, places] };
+            current = self.graph.same(Op::Add, &pair);
         }
         if let Some(norm) = self.weight("token_embd_norm.weight") {
             let bias = self.weight("token_embd_norm.bias");
@@ -123,7 +130,13 @@ impl Builder<'_> {
         if self.facts.residual_scale {
             current = self.scale(current);
         }
-        let stream = self.graph.same(Op::Add, &[current, stream]);
+        let mut stream = self.graph.same(Op::Add, &[current, stream]);
+        // Encoders norm what they have added.
+        let after = |name: &str| self.file.find(&format!("blk.{layer}.{name}.weight")).is_some();
+        let [attended, added] = ["attn_output_norm", "layer_output_norm"].map(after);
+        if attended {
+            stream = self.layer_norm(stream, layer, "attn_output_norm");
+        }
         let name = if post { "ffn_norm" } else { "post_attention_norm" };
         let named = self.file.find(&format!("blk.{layer}.{name}.weight")).is_some();
         let normed = if named { self.layer_norm(stream, layer, name) } else { stream };
@@ -135,10 +148,11 @@ impl Builder<'_> {
         if self.facts.residual_scale {
             current = self.scale(current);
         }
-        match self.rules.residual {
+        let sum = match self.rules.residual {
             Residual::StreamFirst => self.graph.same(Op::Add, &[stream, current]),
             _ => self.graph.same(Op::Add, &[current, stream]),
-        }
+        };
+        if added { self.layer_norm(sum, layer, "layer_output_norm") } else { sum }
     }
 
     /// Experts where a layer has a router, else one feed-forward.
