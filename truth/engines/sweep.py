@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Draws runs of llama.cpp, runs them on a card that is pretended, and keeps the buffers its log names.
-usage: sweep.py PROBE BUILD NUMBER SEED COUNT OUT.jsonl   (PROBE: llama.cpp linked with a stub of CUDA, see FORMAT.md)"""
+usage: sweep.py PROBE BUILD NUMBER SEED COUNT OUT.jsonl [users]   (PROBE: llama.cpp linked with a stub of CUDA, see FORMAT.md; `users`: what people type, hybrids among it)"""
 import json, os, random, re, struct, subprocess, sys, tempfile
 T = {"f32": (0, 1, 4), "f16": (1, 1, 2), "q4_0": (2, 32, 18), "q4_1": (3, 32, 20), "q5_0": (6, 32, 22), "q5_1": (7, 32, 24), "q8_0": (8, 32, 34), "q2_K": (10, 256, 84), "q3_K": (11, 256, 110),
      "q4_K": (12, 256, 144), "q5_K": (13, 256, 176), "q6_K": (14, 256, 210), "iq4_nl": (20, 32, 18), "iq4_xs": (23, 256, 136), "bf16": (30, 1, 2), "mxfp4": (39, 32, 17)}
@@ -51,8 +51,69 @@ M = {
  "internlm2-7b": ("internlm2", 32, 4096, 14336, 32, 8, 128, 92544, 32768, {}),
  "bge-large": ("bert", 24, 1024, 4096, 16, 16, 64, 30522, 512, dict(bert=1)),
 }
+# Layers of several kinds: what a layer is, by its number.
+HYBRIDS = {
+ "qwen35-9b": ("qwen35", 32, 4096, 12288, 16, 4, 256, 248320, 262144, dict(delta=(4096, 128, 32, 16), rot=64)),
+ "qwen35moe-35b": ("qwen35moe", 40, 2048, 512, 16, 2, 256, 248320, 262144, dict(delta=(4096, 128, 32, 16), rot=64, experts=256, used=8, eff=512, shared=512)),
+ "granite-h-small": ("granitehybrid", 40, 4096, 768, 32, 8, 128, 100352, 131072, dict(tied=1, mamba=(8192, 128, 128, 1), full=(5, 15, 25, 35), experts=72, used=10, shared=1536, f={"logit_scale": 16.0, "residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.0078})),
+ "gemma4-31b": ("gemma4", 60, 5376, 21504, 32, 16, 256, 262144, 262144, dict(tied=1, gemma4=(512, 4, 0, 0), window=1024)),
+ "gemma4-e4b": ("gemma4", 42, 2560, 10240, 8, 2, 256, 262144, 131072, dict(tied=1, gemma4=(512, 2, 256, 18), window=512)),
+}
+def hybrid(name, kinds):
+    arch, L, d, ff, h, kv, hd, V, ctx, x = HYBRIDS[name]; w, w2, emb, out = kinds; md = {"general.architecture": arch, "general.name": name}; ts = []
+    k = lambda key, v: md.__setitem__(f"{arch}.{key}", v)
+    def t(n, shape, kind="f32"):
+        if kind != "f32" and (shape[0] % T[kind][1] or T[kind][1] > shape[0]): kind = "q8_0" if shape[0] % 32 == 0 else "f16"
+        ts.append([n, list(shape), kind])
+    delta, mamba, g = x.get("delta"), x.get("mamba"), x.get("gemma4")
+    full = [(i + 1) % 4 == 0 for i in range(L)] if delta else [i in x["full"] for i in range(L)] if mamba else [(i + 1) % 6 == 0 for i in range(L)]
+    for key, v in (("block_count", L), ("context_length", ctx), ("embedding_length", d), ("feed_forward_length", ff), ("attention.head_count", h), ("vocab_size", V), ("attention.layer_norm_rms_epsilon", 1e-6), ("rope.freq_base", 1e6)): k(key, v)
+    md["tokenizer.ggml.model"] = "no_vocab"
+    k("attention.head_count_kv", kv if delta else [kv if f else 0 for f in full] if mamba else [g[1] if f else kv for f in full])
+    k("attention.key_length", g[0] if g else hd); k("attention.value_length", g[0] if g else hd); k("rope.dimension_count", x.get("rot", g[0] if g else hd))
+    if delta or mamba:
+        inner, state, rank, groups = delta or mamba
+        for key, v in (("conv_kernel", 4), ("inner_size", inner), ("state_size", state), ("time_step_rank", rank), ("group_count", groups)): k("ssm." + key, v)
+    if delta: k("rope.dimension_sections", [11, 11, 10, 0]); k("full_attention_interval", 4)
+    if g:
+        k("attention.sliding_window", x["window"]); k("attention.sliding_window_pattern", [not f for f in full]); k("attention.key_length_swa", hd); k("attention.value_length_swa", hd); k("rope.dimension_count_swa", hd); k("rope.freq_base_swa", 1e4)
+        k("embedding_length_per_layer_input", g[2]); k("attention.shared_kv_layers", g[3]); k("final_logit_softcapping", 30.0)
+    if x.get("experts"): k("expert_count", x["experts"]); k("expert_used_count", x["used"]); k("expert_shared_feed_forward_length", x["shared"])
+    if x.get("eff"): k("expert_feed_forward_length", x["eff"])
+    for key, v in x.get("f", {}).items(): k(key, v)
+    t("token_embd.weight", (d, V), emb); t("output_norm.weight", (d,))
+    if not x.get("tied"): t("output.weight", (d, V), out)
+    if g: t("rope_freqs.weight", (g[0] // 2,))
+    if g and g[2]: t("per_layer_token_embd.weight", (g[2] * L, V), emb); t("per_layer_model_proj.weight", (d, g[2] * L), w); t("per_layer_proj_norm.weight", (g[2],))
+    for i in range(L):
+        b = f"blk.{i}."; t(b + "attn_norm.weight", (d,))
+        if full[i] or g:
+            wide, keys = (g[0] if g and full[i] else hd), (g[1] if g and full[i] else kv)
+            t(b + "attn_q.weight", (d, h * wide * (2 if delta else 1)), w)
+            if not g or i < L - g[3]:
+                t(b + "attn_k.weight", (d, keys * wide), w)
+                if not g or not full[i] or g[2]: t(b + "attn_v.weight", (d, keys * wide), w2)
+                if not mamba: t(b + "attn_k_norm.weight", (wide,))
+            t(b + "attn_output.weight", (h * wide, d), w)
+            if not mamba: t(b + "attn_q_norm.weight", (wide,))
+        elif delta:
+            value, conv = rank * state, 2 * groups * state + rank * state
+            t(b + "attn_qkv.weight", (d, conv), w); t(b + "attn_gate.weight", (d, value), w); t(b + "ssm_conv1d.weight", (4, conv)); t(b + "ssm_dt.bias", (rank,)); t(b + "ssm_a", (rank,)); t(b + "ssm_beta.weight", (d, rank), w); t(b + "ssm_alpha.weight", (d, rank), w); t(b + "ssm_norm.weight", (state,)); t(b + "ssm_out.weight", (value, d), w)
+        else:
+            conv = inner + 2 * groups * state
+            t(b + "ssm_in.weight", (d, 2 * inner + 2 * groups * state + rank), w); t(b + "ssm_conv1d.weight", (4, conv)); t(b + "ssm_conv1d.bias", (conv,)); t(b + "ssm_dt.bias", (rank,)); t(b + "ssm_a", (1, rank)); t(b + "ssm_d", (1, rank)); t(b + "ssm_norm.weight", (inner // groups, groups)); t(b + "ssm_out.weight", (inner, d), w)
+        t(b + ("ffn_norm.weight" if mamba or g else "post_attention_norm.weight"), (d,))
+        if g: t(b + "post_attention_norm.weight", (d,)); t(b + "post_ffw_norm.weight", (d,))
+        if g and g[2]: t(b + "inp_gate.weight", (d, g[2])); t(b + "proj.weight", (g[2], d)); t(b + "post_norm.weight", (d,))
+        if x.get("experts"):
+            e, f, s = x["experts"], x.get("eff", ff), x["shared"]; t(b + "ffn_gate_inp.weight", (d, e)); t(b + "ffn_gate_exps.weight", (d, f, e), w); t(b + "ffn_up_exps.weight", (d, f, e), w); t(b + "ffn_down_exps.weight", (f, d, e), w2)
+            t(b + "ffn_gate_shexp.weight", (d, s), w); t(b + "ffn_up_shexp.weight", (d, s), w); t(b + "ffn_down_shexp.weight", (s, d), w2)
+            if delta: t(b + "ffn_gate_inp_shexp.weight", (d,))
+        else: t(b + "ffn_gate.weight", (d, ff), w); t(b + "ffn_up.weight", (d, ff), w); t(b + "ffn_down.weight", (ff, d), w2)
+    return md, ts
 NEW = True # programs can say how many rows of logits they want since b9460
 def model(name, kinds):
+    if name in HYBRIDS: return hybrid(name, kinds)
     arch, L, d, ff, h, kv, hd, V, ctx, x = M[name]; w, w2, emb, out = kinds
     mla = x.get("mla"); md = {"general.architecture": arch, "general.name": name}
     k = lambda key, v: md.__setitem__(f"{arch}.{key}", v)
@@ -136,6 +197,7 @@ def expand(ts):
 def write(md, ts, out):
     S = lambda s: struct.pack("<Q", len(s)) + s.encode(); kv = []
     for k, v in md.items():
+        if isinstance(v, list): kv.append(S(k) + struct.pack("<IIQ", 9, 7 if isinstance(v[0], bool) else 4, len(v)) + b"".join(struct.pack("<?" if isinstance(v[0], bool) else "<I", one) for one in v)); continue
         kv.append(S(k) + (struct.pack("<I", 8) + S(v) if isinstance(v, str) else struct.pack("<I?", 7, v) if isinstance(v, bool) else struct.pack("<II", 4, v) if isinstance(v, int) else struct.pack("<If", 6, v)))
     infos, at = [], 0; ts = expand(ts)
     for n, s, k in ts:
@@ -164,6 +226,25 @@ def draw(r):
     if x.get("window") and r.random() < .2: a["swa_full"] = 1
     if r.random() < .2: a["ts"] = r.choice(["1/1", "3/1", "1/2", "1/1/1", "1/1/1/1"])
     return name, kinds, a
+def users(r):
+    """What people type at llama-server: slots, a card that is too small, experts on the host, several cards."""
+    name = r.choice(sorted(HYBRIDS)) if r.random() < .35 else r.choice([n for n in sorted(M) if M[n][9].get("experts")]) if r.random() < .45 else r.choice(sorted(M))
+    arch, L, *_, x = {**M, **HYBRIDS}[name]
+    kinds = r.choice([("q4_K", "q6_K", "q4_K", "q6_K"), ("q5_K", "q6_K", "q5_K", "q6_K"), ("iq4_xs", "q5_K", "iq4_xs", "q6_K"), ("q8_0",) * 4, ("q3_K", "q4_K", "q3_K", "q6_K")])
+    a = {"ctx": r.choice([4096, 8192, 16384, 32768, 65536]), "seqs": r.choice([1, 1, 1, 2, 4, 8])}; a["outputs"] = a["seqs"]
+    if r.random() < .4: a["ubatch"] = r.choice([256, 1024, 2048, 4096]); a["batch"] = max(2048, a["ubatch"])
+    if a["seqs"] > 1 and r.random() < .3: a["unified"] = 1
+    if r.random() < .4: a["fa"] = r.choice([1, 1, 0])
+    if r.random() < .35 and a.get("fa") != 0: a["ctk"] = a["ctv"] = r.choice(["q8_0", "q8_0", "q4_0"]); a["fa"] = 1
+    if r.random() < .4: a["ngl"] = r.randint(1, L + 1)
+    if x.get("experts") and r.random() < .6:
+        how = r.random()
+        if how < .5: a["cpu_moe"] = r.randint(1, L)
+        else: a["ot"] = r.choice(["exps=CPU", "\\.ffn_.*_exps\\.=CPU", "blk\\.([0-9]|1[0-9])\\.ffn_.*_exps\\.=CPU", "ffn_(up|down)_exps=CPU", "ffn_up_exps=CPU"])
+    if x.get("window") and r.random() < .15: a["swa_full"] = 1
+    if r.random() < .25: a["ts"] = r.choice(["1/1", "3/1", "2/3", "1/1/1"])
+    if r.random() < .08: a["kqv"] = 0
+    return name, kinds, a
 def run(probe, name, kinds, a, folder):
     md, ts = model(name, kinds); path = os.path.join(folder, name + "-" + "-".join(kinds) + ".gguf")
     if not os.path.exists(path): write(md, ts, path)
@@ -177,7 +258,7 @@ if __name__ == "__main__":
     probe, build, number, seed, count, out = sys.argv[1:7]; NEW = int(number) == 0 or int(number) >= 9460; r = random.Random(int(seed)); folder = tempfile.mkdtemp(); done = 0; failed = {}
     with open(out, "w") as f:
         while done < int(count):
-            name, kinds, a = draw(r); row, why = run(probe, name, kinds, a, folder)
-            if why: failed.setdefault((M[name][0], why[:150]), []).append(a); continue
+            name, kinds, a = (users if len(sys.argv) > 7 else draw)(r); row, why = run(probe, name, kinds, a, folder)
+            if why: failed.setdefault(({**M, **HYBRIDS}[name][0], why[:150]), []).append(a); continue
             f.write(json.dumps(dict(id=f"{seed}-{done:03}", engine="llama.cpp", build=build, **({"number": int(number)} if int(number) else {}), gpu="H200, pretended", **row), separators=(",", ":")) + "\n"); done += 1
     for (arch, why), n in sorted(failed.items()): print(len(n), arch, why, n[0])

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use vramcast_core::dtype::DType;
 use vramcast_core::model::{Assumption, Model, ModelError};
+use vramcast_core::source::gguf;
 use vramcast_core::units::{parse_count, show_count};
 
 use super::stored;
@@ -256,6 +257,9 @@ pub(crate) fn shape_near(params: u64, vocab: u64, layers: Option<u64>, hidden: O
     (depth, best)
 }
 
+/// What is said of a GGUF file that is no model here.
+const FILE_ALONE: &str = "only what the file holds is shown";
+
 impl Found {
     /// The name that files of other tools give it.
     pub(crate) fn called(&self) -> &str {
@@ -271,16 +275,20 @@ impl Found {
     ) -> Result<Self, Failure> {
         let mut resolved = resolved;
         let mut notes = resolved.notes.clone();
+        if let Some(problem) = resolved.gguf.as_ref().and_then(|gguf| gguf::contradiction(&gguf.header)) {
+            return Err(Failure::bad_input(format!("{}: {problem}", resolved.name))
+                .hint("llama.cpp refuses such a file too: convert the model anew, or fetch the file again"));
+        }
         // A GGUF file says all by itself: its config is read from its metadata.
         let files = match (&resolved.gguf, &resolved.config) {
-            (Some(gguf), None) => match vramcast_core::source::gguf::config(&gguf.header) {
+            (Some(gguf), None) => match gguf::config(&gguf.header) {
                 Ok(config) => {
                     let parts = gguf.parts.clone();
                     resolved.config = Some(config);
                     parts
                 }
                 Err(problem) => {
-                    notes.push(format!("{}: {problem}; only what the file holds is shown", resolved.name));
+                    notes.push(format!("{}: {problem}; {FILE_ALONE}", resolved.name));
                     Vec::new()
                 }
             },
@@ -295,6 +303,12 @@ impl Found {
                 refused = Some(error);
                 None
             }
+            // llama.cpp goes by the file; who asks for the model itself is told why there is none.
+            Err(error) if !files.is_empty() => {
+                notes.push(format!("{error}; {FILE_ALONE}"));
+                refused = Some(error);
+                None
+            }
             built => built?,
         };
         let model = model.map(|model| model.in_files(files));
@@ -305,6 +319,22 @@ impl Found {
             notes.extend(stored::count(model, elements, assume.is_some())?);
         }
         Ok(Self { name: resolved.name.clone(), model, resolved, notes, refused, stated: None, stands_for: None })
+    }
+
+    /// A GGUF file that is no model here, or one that writes no text, for llama.cpp, which goes by the file alone.
+    pub(crate) fn by_its_file(&mut self) {
+        let Some(gguf) = &self.resolved.gguf else { return };
+        let writes = |model: &Model| {
+            model.only_counted().is_none() && model.inventory().is_ok_and(|inventory| !inventory.caches.is_empty())
+        };
+        if self.model.as_ref().is_some_and(writes) {
+            return;
+        }
+        let Some(Ok(model)) = gguf::decoder(&gguf.header).map(|config| Model::new(config, None)) else { return };
+        self.model = Some(model.in_files(gguf.parts.clone()));
+        self.notes.retain(|note| !note.ends_with(FILE_ALONE));
+        let name = gguf.header.architecture().unwrap_or_default();
+        self.notes.push(format!("{}: of architecture {name} the file is all that is known here", self.name));
     }
 
     /// The model, or why there is none.

@@ -11,9 +11,9 @@ use vramcast_core::doctor::locate;
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::placement::Placement;
-use vramcast_core::plan::{Gpus, InferPlan, RunPlan, TrainPlan};
+use vramcast_core::plan::{Fault, Gpus, InferPlan, RunPlan, TrainPlan};
 use vramcast_core::serving::llama_cpp::Mixture;
-use vramcast_core::source::catalogue;
+use vramcast_core::source::{catalogue, gguf};
 
 use super::card::{Card, Machine};
 use super::data::Data;
@@ -94,8 +94,7 @@ impl Question {
             return match named {
                 None => Err(failure),
                 Some(_) => {
-                    let message = format!("{name}, which the file names: {}", failure.message(Door::CommandLine));
-                    Err(Failure::bad_input(message).hint("give a model by its name, such as --model llama3-8b"))
+                    Err(Failure::bad_input(failure.message(Door::CommandLine)).hint("give a model by its name, such as --model llama3-8b"))
                 }
             };
         };
@@ -163,7 +162,10 @@ impl Question {
         self.read_tag();
         let named = self.subject.name.clone().filter(|_| from_file);
         let found = self.subject.find(reach, false).or_else(|failure| self.kin(named.as_deref(), failure, reach));
-        let found = found.map_err(|failure| failure.for_runner(self.asked.runner()))?;
+        let mut found = found.map_err(|failure| failure.for_runner(self.asked.runner()))?;
+        if matches!(self.asked.runner(), Runner::LlamaCpp | Runner::Ollama) {
+            found.by_its_file();
+        }
         let fault = |faults| Failure::faults(faults, vramcast_core::ask::Runner::OneCard);
         if let Some(config) = &self.adapter {
             let content = Content::of_adapter(config).map_err(fault)?;
@@ -179,7 +181,8 @@ impl Question {
         }
         let (runner, lenient) = (self.asked.runner(), self.asked.lenient);
         let mut request = self.asked.request().map_err(|faults| Failure::faults(faults, runner))?;
-        look_up(&mut request, reach)?;
+        let drafted = look_up(&mut request, reach)?;
+        found.model = found.model.map(|model| model.drafted_by(&drafted));
         let cards = self.machine.cards(settings)?;
         let named = request.stated.get("gpu").cloned();
         let card = self.machine.card(named.as_ref(), &cards)?;
@@ -193,8 +196,25 @@ impl Question {
     }
 }
 
-/// Fills in the configs of models that a request only names.
-fn look_up(request: &mut Request, reach: Reach) -> Result<(), Failure> {
+/// A built-in model of the same shape in the place of a GGUF file that is not here, as for the first model of a line.
+fn stand_in(name: &str, request: &mut Request, failure: Failure, reach: Reach) -> Result<Found, Failure> {
+    let runner = request.runner;
+    let told = |failure: Failure| match failure.exit() {
+        Exit::CouldNotFetch => failure,
+        _ => {
+            let message = format!("{{speculative_model}}: {}", failure.message(Door::CommandLine));
+            Failure::faults(vec![Fault::new("speculative_model", message)], runner)
+        }
+    };
+    let Some((plain, _)) = Mixture::of_name(name) else { return Err(told(failure)) };
+    let known = catalogue::find(&plain).map(|entry| entry.id).or_else(|| catalogue::kin(&plain).map(str::to_owned));
+    let Some(kin) = known else { return Err(told(failure)) };
+    request.notes.push(format!("{name} could not be fetched: {kin}, whose name says the same shape, stands in"));
+    Subject::named(&kin).find(reach, false)
+}
+
+/// Fills in the configs of models that a request only names; the GGUF file of the one that guesses ahead is handed back.
+fn look_up(request: &mut Request, reach: Reach) -> Result<Vec<gguf::Header>, Failure> {
     let named =
         |request: &Request, path: &str| tree::get(&request.stated, path).and_then(Value::as_str).map(str::to_owned);
     for place in ["assistant", "objective.reward_model", "objective.value_model", "objective.teacher"] {
@@ -221,10 +241,13 @@ fn look_up(request: &mut Request, reach: Reach) -> Result<(), Failure> {
     if let Some(name) = named(request, "speculative_model").filter(guesses)
         && request.stated.get("speculative_config").is_none()
     {
-        let found = Subject::named(&name).find(reach, false)?;
-        tree::set(&mut request.stated, "speculative_config", found.require_model()?.config().clone());
+        let found =
+            Subject::named(&name).find(reach, false).or_else(|failure| stand_in(&name, request, failure, reach))?;
+        let model = found.require_model()?;
+        tree::set(&mut request.stated, "speculative_config", model.config().clone());
+        return Ok(model.files().to_vec());
     }
-    Ok(())
+    Ok(Vec::new())
 }
 
 impl Prepared {

@@ -31,7 +31,7 @@ pub(super) struct Arguments {
     file: FileArguments,
     #[command(flatten)]
     settings: SettingFlags<Inference>,
-    /// Find what fits: batch, context, gpu, gpus or quantization.
+    /// Find what fits: batch, context, gpu, gpus, quantization, layers or share.
     #[arg(long, value_name = "WHAT", value_parser = wanted, help_heading = "Solving")]
     solve: Option<Wanted>,
     /// Sequences of full length that must fit at once, for --solve gpu, gpus and quantization.

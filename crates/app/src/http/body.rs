@@ -235,7 +235,7 @@ request! {
         suggestions: bool,
         /// The least confidence that will do (guess, sources, measured): an answer of less is refused.
         require: Option<Level>,
-        /// Find what fits instead: batch, context, gpu, gpus or quantization.
+        /// Find what fits instead: batch, context, gpu, gpus, quantization, layers or share.
         solve: Option<String>,
     }
 }

@@ -62,6 +62,8 @@ pub struct Facts {
     /// Whether a serving engine knows its architecture. Of the families here RWKV 4 is in none: not in vLLM's registry
     /// (`model_executor/models/registry.py`), and llama.cpp has RWKV 6 and 7 only (`llama-arch.cpp`).
     pub served: bool,
+    /// What vLLM's code of it does otherwise.
+    pub vllm: VllmFacts,
     /// What checkpoints call otherwise (transformers, conversion_mapping.py): a beginning of its names, and theirs.
     pub stored_names: &'static [(&'static str, &'static str)],
     /// Children of its modules in the order of registration, where they differ from `data/registration.txt`.
@@ -94,10 +96,37 @@ impl Facts {
         turns_windows: false,
         scaled_embedding: false,
         served: true,
+        vllm: VllmFacts::DEFAULT,
         stored_names: &[],
         registration: &[],
         text: None,
     };
+}
+
+/// What vLLM's own code of a family does otherwise than for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VllmFacts {
+    /// Triton's kernels attend: images attend to one another, or heads are of two sizes (`is_mm_prefix_lm` of
+    /// vllm/config/model.py, `Gemma4Config` of models/config.py).
+    pub triton: bool,
+    /// The largest batch whose graph is captured, where it is not that of all models (models/config.py).
+    pub largest_graph: Option<u64>,
+    /// Whether the table of turns stays in fp32; a copy in 16 bits is made when it is first used
+    /// (`_match_cos_sin_cache_dtype` of rotary_embedding/base.py).
+    pub turns_in_single: bool,
+}
+
+impl VllmFacts {
+    /// Those of most.
+    pub const DEFAULT: Self = Self { triton: false, largest_graph: None, turns_in_single: false };
+    /// Those of models that Triton's kernels run.
+    pub const TRITON: Self = Self { triton: true, ..Self::DEFAULT };
+}
+
+impl Default for VllmFacts {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
 }
 
 /// What the attention of a family can run on.

@@ -63,6 +63,8 @@ pub struct Model {
     assumed: bool,
     /// The GGUF file it was read from, in its parts.
     files: std::sync::Arc<[crate::source::gguf::Header]>,
+    /// That of a second model, which guesses ahead of it.
+    draft: std::sync::Arc<[crate::source::gguf::Header]>,
     /// What is counted once, when somebody asks: every plan that is tried does.
     counted: std::sync::OnceLock<Counted>,
     /// Programs that were asked for lately: plans of one model share them.
@@ -114,6 +116,7 @@ impl Model {
                 config,
                 assumed: false,
                 files: std::sync::Arc::default(),
+                draft: std::sync::Arc::default(),
                 counted: std::sync::OnceLock::new(),
                 lately: Arc::default(),
             });
@@ -147,6 +150,17 @@ impl Model {
     /// The same model as a GGUF file holds it, in one part or several.
     pub fn in_files(self, files: Vec<crate::source::gguf::Header>) -> Self {
         Self { files: files.into(), ..self }
+    }
+
+    /// The same model beside one that guesses ahead, as a GGUF file holds that.
+    #[must_use]
+    pub fn drafted_by(self, files: &[crate::source::gguf::Header]) -> Self {
+        Self { draft: files.into(), ..self }
+    }
+
+    /// The GGUF file of the model that guesses ahead; none otherwise.
+    pub fn draft(&self) -> &[crate::source::gguf::Header] {
+        &self.draft
     }
 
     /// The GGUF file it was read from, in its parts; none otherwise.

@@ -32,12 +32,12 @@ pub(super) fn start(model: &Model, plan: &ServePlan) -> Result<LlamaCppEstimate,
         });
     }
     let Some(name) = &plan.speculative_model else { return Ok(estimate) };
-    let draft = super::start::second_model(plan, name)?;
+    let draft = super::start::second_model(plan, name)?.in_files(model.draft().to_vec());
     // It runs beside the model with the same batches and cells, in 16 bits (`common_base_params_to_speculative`).
-    // Its own file says how it is stored, by its name.
-    let named = Mixture::of_name(name).map(|(_, mixture)| mixture.name.to_owned());
-    let usual = if model.files().is_empty() { plan.quantization.clone() } else { Some("Q8_0".into()) };
-    let stored = named.or(usual);
+    // Its own file says how it is stored; one that is not here, by its name.
+    let named = || Mixture::of_name(name).map(|(_, mixture)| mixture.name.to_owned());
+    let usual = || if model.files().is_empty() { plan.quantization.clone() } else { Some("Q8_0".into()) };
+    let stored = if draft.files().is_empty() { named().or_else(usual) } else { None };
     let beside = ServePlan {
         context: Some(context),
         quantization: stored,
@@ -52,12 +52,16 @@ pub(super) fn start(model: &Model, plan: &ServePlan) -> Result<LlamaCppEstimate,
         ..plan.clone()
     };
     let (second, _) = alone(&draft, &beside)?;
-    let words = beside.quantization.as_deref().unwrap_or("16 bits");
+    let words = match (beside.quantization.as_deref(), draft.files()) {
+        (Some(mixture), _) => format!("taken as {mixture}"),
+        (None, []) => "taken as 16 bits".to_owned(),
+        _ => "by its file".to_owned(),
+    };
     let shown = |bytes: u64| bytes as f64 / f64::from(1u32 << 30);
     let [weights, cache, compute] = [|one: &Buffers| one.model, |one: &Buffers| one.cache, |one: &Buffers| one.compute]
         .map(|part| shown(second.devices.iter().map(part).fold(0, u64::saturating_add)));
     estimate.notes.push(format!(
-        "the draft {name}, taken as {words}, is counted with the model: weights {weights:.2} GiB, cache {cache:.2}, compute {compute:.2}"
+        "the draft {name}, {words}, is counted with the model: weights {weights:.2} GiB, cache {cache:.2}, compute {compute:.2}"
     ));
     for (one, other) in estimate.devices.iter_mut().zip(&second.devices).chain([(&mut estimate.host, &second.host)]) {
         one.add(other);
@@ -90,7 +94,8 @@ fn alone(model: &Model, plan: &ServePlan) -> Result<(LlamaCppEstimate, u64), Fau
     if served.multimodal {
         notes.push("the image encoder (mmproj) is a model of its own and not counted".into());
     }
-    if !engine.is_rehearsed() || !file.as_ref().is_ok_and(ModelFile::is_modelled) {
+    let by_file = |file: &ModelFile| file.is_modelled() || file.speaks_alone();
+    if !engine.is_rehearsed() || !file.as_ref().is_ok_and(by_file) {
         // Earlier builds, the fork, other splits and architectures: rules over sums, weights by the file where one is known.
         if engine.context == 0 {
             engine.context = if served.positions > 0 { served.positions } else { SHORTEST };
@@ -98,6 +103,14 @@ fn alone(model: &Model, plan: &ServePlan) -> Result<(LlamaCppEstimate, u64), Fau
         let mut estimate = engine.estimate(&counted(&stored(plan, &own)?)?).map_err(bad)?;
         if let (Ok(file), true) = (&file, engine.split == Split::Layer) {
             engine.weigh(file, &mut estimate).map_err(bad)?;
+            // A file that is there says what its layers keep; one that would be made is told by the model.
+            if engine.is_rehearsed() && !model.files().is_empty() {
+                engine.cache(file, &mut estimate).map_err(bad)?;
+            }
+            if engine.is_rehearsed() {
+                let known = "is not built node by node: compute buffers are estimated by its widest tensors";
+                estimate.notes.push(format!("the graph of {} {known}", file.architecture));
+            }
         }
         return Ok((estimate, engine.context));
     }

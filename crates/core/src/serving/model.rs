@@ -1,6 +1,7 @@
 //! A model as an engine sees it: what each layer weighs and what it caches.
 
 use crate::dtype::{DType, Format};
+use crate::model::facts::VllmFacts;
 use crate::model::op::{CacheKind, CacheUpdate, Op, Parameter, Role, is_head};
 use crate::model::{Config, Inputs, Model, ModelError, ModuleKind, Step};
 use crate::source::quantization::{self, Quantization};
@@ -129,6 +130,8 @@ pub struct ServedModel {
     pub capped_logits: bool,
     /// Whether embeddings are scaled before the first layer (Gemma).
     pub scaled_embedding: bool,
+    /// What vLLM's code of its family does otherwise.
+    pub vllm: VllmFacts,
 }
 
 /// The config of a model's text, where it has one of its own.
@@ -196,6 +199,7 @@ impl ServedModel {
         served.positions = super::lengths::stated(model).unwrap_or(0);
         served.longest = super::lengths::longest(model).unwrap_or(super::lengths::UNSTATED);
         served.scaled_embedding = model.family().facts.scaled_embedding;
+        served.vllm = model.family().facts.vllm;
         Ok(served)
     }
 

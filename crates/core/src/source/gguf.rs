@@ -7,10 +7,12 @@
 
 pub mod architecture;
 mod config;
+mod consistent;
 mod reader;
 mod value;
 
-pub use config::config;
+pub use config::{config, decoder};
+pub use consistent::contradiction;
 pub use value::Value;
 
 use reader::{Reader, Stop};

@@ -100,7 +100,11 @@ fn score(id: &str, row: &Value) -> Result<Scored, String> {
         Some("vLLM") => return pool::score(id, row),
         other => return Err(format!("engine {} is not scored here", other.unwrap_or("(none)"))),
     }
-    let file = ModelFile::of(&[header(row)?])?;
+    let header = header(row)?;
+    if let Some(problem) = gguf::contradiction(&header) {
+        return Err(problem);
+    }
+    let file = ModelFile::of(&[header])?;
     let (ours, _) = buffers(&plan(row)?, &file).map_err(|error| error.to_string())?;
     let mut ours: Vec<Option<_>> = ours.into_iter().map(Some).collect();
     let mut compared = Vec::new();

@@ -5,7 +5,7 @@ pub(crate) mod train;
 
 use serde_json::{Value, json};
 use vramcast_core::ask::{Request, Runner, Wanted as Show, longest_sequence, tree};
-use vramcast_core::plan::Gpu;
+use vramcast_core::plan::{Gpu, ModelSizes};
 use vramcast_core::serving::llama_cpp::Mixture;
 use vramcast_core::serving::solve;
 use vramcast_core::units::Bytes;
@@ -26,6 +26,10 @@ pub(crate) enum Wanted {
     Gpus,
     /// The most bits of the weights.
     Quantization,
+    /// The most layers on the cards (llama.cpp).
+    Layers,
+    /// The least share of a card (engines with a pool).
+    Share,
 }
 
 /// What must fit.
@@ -49,7 +53,7 @@ pub(crate) struct Solved {
 
 impl Wanted {
     /// What can be asked for.
-    pub(crate) const NAMES: &str = "batch, context, gpu, gpus or quantization";
+    pub(crate) const NAMES: &str = "batch, context, gpu, gpus, quantization, layers or share";
 
     /// By name.
     pub(crate) fn find(name: &str) -> Option<Self> {
@@ -59,6 +63,8 @@ impl Wanted {
             "gpu" => Some(Self::Gpu),
             "gpus" => Some(Self::Gpus),
             "quantization" | "mixture" => Some(Self::Quantization),
+            "layers" | "ngl" | "gpu-layers" => Some(Self::Layers),
+            "share" | "gpu-memory-utilization" => Some(Self::Share),
             _ => None,
         }
     }
@@ -71,6 +77,8 @@ impl Wanted {
             (Self::Context, true) => &["context"],
             (Self::Gpu, _) => &["gpu"],
             (Self::Quantization, _) => &["quantization"],
+            (Self::Layers, _) => &["n-gpu-layers"],
+            (Self::Share, _) => &["gpu-memory-utilization"],
             _ => &[],
         }
     }
@@ -83,9 +91,10 @@ impl Need {
             (Some(_), _) if !serves => {
                 Err(Failure::bad_input("--concurrency has no effect on transformers").hint("use --batch-size"))
             }
-            (Some(_), Wanted::Gpu | Wanted::Gpus | Wanted::Quantization) | (None, _) => Ok(()),
+            (Some(_), Wanted::Gpu | Wanted::Gpus | Wanted::Quantization | Wanted::Share) | (None, _) => Ok(()),
             (Some(_), _) => {
-                Err(Failure::bad_input("--concurrency is what must fit: it needs --solve gpu, gpus or quantization"))
+                let needs = "--concurrency is what must fit: it needs --solve gpu, gpus, quantization or share";
+                Err(Failure::bad_input(needs))
             }
         }
     }
@@ -208,6 +217,10 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
             return Err(Failure::bad_input("--solve gpus: transformers runs on one card here")
                 .hint("use --solve gpu, or an engine that splits a model"));
         }
+        Wanted::Layers | Wanted::Share => {
+            return Err(Failure::bad_input("--solve layers and share are for serving engines")
+                .hint("name one: --engine llama.cpp has layers, --engine vllm a share"));
+        }
         Wanted::Quantization => None,
     })
 }
@@ -279,6 +292,38 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
                 let (path, value) = split(count);
                 Found { path, value, words: format!("{count} x {}", shown(gpu)), beside: None }
             })
+        }
+        Wanted::Layers if prepared.request.runner == Runner::LlamaCpp => {
+            let layers = ModelSizes::of(prepared.model()?.config(), 0).layers.unwrap_or(0);
+            let on_cards = |count: u64| Found {
+                path: "n_gpu_layers",
+                value: json!(count),
+                words: match layers {
+                    _ if count > layers => format!("all {layers} layers and the output (-ngl {count})"),
+                    _ => format!("-ngl {count} of {} (layers and the output)", layers + 1),
+                },
+                beside: None,
+            };
+            solve::largest(0, layers + 1, |count| fits(&with(prepared, &on_cards(count)))).map(on_cards)
+        }
+        Wanted::Layers => {
+            return Err(Failure::bad_input("--solve layers: layers stay on the host in llama.cpp only")
+                .hint("use --engine llama.cpp"));
+        }
+        Wanted::Share if local => {
+            return Err(Failure::bad_input("--solve share: llama.cpp takes what it needs, not a share of the card")
+                .hint("use --solve context, layers or quantization"));
+        }
+        Wanted::Share => {
+            let hundredths = |count: u64| Found {
+                path: "gpu_memory_utilization",
+                value: json!(count as f64 / 100.0),
+                words: format!("{:.2} of the card", count as f64 / 100.0),
+                beside: None,
+            };
+            // The more is granted, the more fits.
+            let fit = |missing: u64| fits(&with(prepared, &hundredths(100 - missing)));
+            solve::largest(0, 99, fit).map(|missing| hundredths(100 - missing))
         }
         Wanted::Quantization => None,
     })

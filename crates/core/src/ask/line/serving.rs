@@ -235,6 +235,7 @@ const SAID: &[(&str, &str)] = &[
     ("offload_num_in_group", "weights stay on the card in the simulation, which is more"),
     ("offload_prefetch_step", "weights stay on the card in the simulation, which is more"),
     ("swap_space", "it is the host's memory"),
+    ("max_running_requests", "it bounds how many run at once, not the cache"),
     ("dp", "replicas are alike: one is answered"),
     ("dp_size", "replicas are alike: one is answered"),
     ("max_input_tokens", "the warm-up takes max-batch-prefill-tokens"),
@@ -268,6 +269,8 @@ pub(super) fn program(words: &[String]) -> Option<(Runner, &[String])> {
         ("llama-server" | "llama-cli" | "llama-bench" | "llama-run", _) => Some((Runner::LlamaCpp, rest)),
         ("llama", Some("serve" | "run" | "cli")) => Some((Runner::LlamaCpp, &rest[1..])),
         ("ollama", Some("run" | "pull")) => Some((Runner::Ollama, &rest[1..])),
+        // LM Studio runs llama.cpp.
+        ("lms", Some("load")) => Some((Runner::LlamaCpp, &rest[1..])),
         _ => None,
     }
 }
@@ -280,6 +283,11 @@ pub(super) fn line(
 ) -> Result<Option<Content>, Vec<Fault>> {
     let Some((runner, rest)) = program(words) else { return Ok(None) };
     let mut parsed = arguments::parse(&lettered(rest, runner));
+    match words.first().map(|word| base(word)) {
+        Some("lms") => loaded(&mut parsed.object, parsed.plain.first()),
+        Some("llama-bench") => benched(&mut parsed.object),
+        _ => {}
+    }
     // Words behind a switch are no values of it.
     for (key, value) in &mut parsed.object {
         let switch = table::called(key, runner).is_some_and(|row| row.scope.has(runner) && row.is_switch());
@@ -303,6 +311,42 @@ pub(super) fn line(
     let mut content = layer(runner, &all, parsed.plain.first().cloned())?;
     content.notes.extend(said);
     Ok(Some(content))
+}
+
+/// LM Studio's words for llama.cpp's (`lms load --help`): a context of 4096 unless said, all layers, or a share of them.
+fn loaded(object: &mut Map<String, Value>, model: Option<&String>) {
+    // What it fetches where nothing is said.
+    if model.is_some_and(|model| !model.contains('/') && !model.ends_with(".gguf")) {
+        object.entry("quantization").or_insert("Q4_K_M".into());
+    }
+    let gpu =
+        object.shift_remove("gpu").and_then(|value| value.as_str().map(str::to_owned).or(Some(value.to_string())));
+    match gpu.as_deref() {
+        Some("off" | "0" | "0.0") => drop(object.insert("n_gpu_layers".into(), 0.into())),
+        Some(share) if share.parse::<f64>().is_ok_and(|share| share < 1.0) => {
+            object.insert("gpu_share".into(), share.into());
+        }
+        _ => {}
+    }
+    let length = object.shift_remove("context_length").unwrap_or_else(|| 4096.into());
+    object.entry("context").or_insert(length);
+    object.entry("parallel").or_insert(1.into());
+    ["identifier", "ttl", "y", "yes", "exact"].iter().for_each(|key| drop(object.shift_remove(*key)));
+}
+
+/// llama-bench makes a context for each of its tests, as long as that needs (`to_llama_cparams` of llama-bench.cpp), for one sequence.
+fn benched(object: &mut Map<String, Value>) {
+    let mut most = |keys: [&str; 2], usual: u64| {
+        let given = keys.iter().find_map(|key| object.shift_remove(*key));
+        let text = given.map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned));
+        text.map_or(usual, |text| text.split(',').filter_map(|part| part.trim().parse().ok()).max().unwrap_or(usual))
+    };
+    let (prompt, written, deep) = (most(["p", "n_prompt"], 512), most(["n", "n_gen"], 128), most(["d", "n_depth"], 0));
+    object.entry("context").or_insert((prompt.max(written).max(1) + deep).into());
+    object.entry("parallel").or_insert(1.into());
+    ["r", "repetitions", "o", "output", "oe", "prio", "delay", "progress"]
+        .iter()
+        .for_each(|key| drop(object.shift_remove(*key)));
 }
 
 /// TensorRT-LLM's own words (trtllm-serve, commands/serve.py) for settings that others call otherwise.
@@ -330,6 +374,9 @@ fn special(runner: Runner, key: &str, value: &Value) -> Option<Result<Option<Str
         } else {
             Err(("context parallel", "prompts over several cards are not simulated: leave it out"))
         }),
+        (Runner::LlamaCpp, "gpu_share") => {
+            Some(Err(("a share of the layers", "say off or max, or how many: llama-server -m MODEL -ngl N")))
+        }
         (Runner::TensorrtLlm, "backend") if text == "pytorch" || text == "_autodeploy" => Some(Ok(None)),
         (Runner::TensorrtLlm, "backend") => {
             Some(Ok(Some(format!("backend {text}: its buffers are estimated as PyTorch's"))))
@@ -434,6 +481,9 @@ pub(in crate::ask) fn layer(
     let mut faults = Vec::new();
     for (key, value) in object {
         let mut key = key.replace('-', "_");
+        if runner == Runner::Tgi && key == "quantize" {
+            key = "quantization".into();
+        }
         if let Some((_, ours)) = TENSORRT.iter().find(|(own, _)| runner == Runner::TensorrtLlm && *own == key) {
             key = (*ours).to_owned();
         }
@@ -475,7 +525,13 @@ pub(in crate::ask) fn layer(
             }
             _ => {}
         }
-        let value = &if runner == Runner::Vllm { counted(value) } else { value.clone() };
+        let value = &match (runner, value.as_str()) {
+            (Runner::Vllm, _) => counted(value),
+            // `Quantization` of its launcher.
+            (Runner::Tgi, Some("bitsandbytes-nf4" | "bitsandbytes-fp4")) => "nf4".into(),
+            (Runner::Tgi, Some("bitsandbytes")) => "int8".into(),
+            _ => value.clone(),
+        };
         let row = table::called(&key, runner).filter(|row| row.scope.has(runner));
         let said = SAID.iter().find(|(known, _)| key.split('.').next() == Some(known));
         if row.is_some() {

@@ -243,7 +243,7 @@ const LAYERS: Spelling = Spelling {
     },
     write: |plan| plan.get("n_gpu_layers")?.as_u64().map(|layers| layers.to_string()),
 };
-/// More than any model has.
+/// More than any model has: llama.cpp itself has room for 512 (`LLAMA_MAX_LAYERS` of llama-hparams.h).
 const ALL_LAYERS: u64 = 999;
 
 /// As vLLM reads sizes (`human_readable_int` of engine/arg_utils.py): small letters count in thousands, large ones in 1024.

@@ -32,6 +32,12 @@ pub(super) struct Architecture {
     pub(super) weighted_first: bool,
     /// Rows without output are left out after the last layer only.
     pub(super) late_outputs: bool,
+    /// Only after the last norm, even.
+    pub(super) normed_outputs: bool,
+    /// Values have a norm without weights; where they have no projection of their own they are the keys.
+    pub(super) normed_values: bool,
+    /// Factors of frequencies are for layers that see all.
+    pub(super) full_factors: bool,
     /// Four positions a token.
     pub(super) many_positions: bool,
     pub(super) maybe_many_positions: bool,
@@ -145,6 +151,9 @@ const PLAIN: Architecture = Architecture {
     sum_to_one: Some(true),
     weighted_first: false,
     late_outputs: false,
+    normed_outputs: false,
+    normed_values: false,
+    full_factors: false,
     many_positions: false,
     maybe_many_positions: false,
     encoder: false,
@@ -175,6 +184,18 @@ pub(super) const ALL: &[Architecture] = &[
     GEMMA,
     LAYER_NORM,
     Architecture { names: &["gemma2"], sliding: every(2, 4096), attention_cap: true, ..GEMMA },
+    Architecture {
+        names: &["gemma4"],
+        sliding: every(6, 512),
+        scaled_query: false,
+        late_outputs: true,
+        normed_outputs: true,
+        normed_values: true,
+        full_factors: true,
+        ..GEMMA
+    },
+    // Its layers are known to the cache; its graph is not (`GRAPHLESS`).
+    Architecture { names: &["gemma3n"], sliding: every(5, 512), ..GEMMA },
     Architecture { names: &["gemma3"], sliding: Sliding::WhenSaid { period: 6 }, ..GEMMA },
     Architecture {
         names: &["phi3", "phimoe"],
@@ -239,15 +260,16 @@ pub(super) const ALL: &[Architecture] = &[
     Architecture { names: &["gptneox"], residual: Residual::Beside, ..LAYER_NORM },
     Architecture { names: &["gpt2", "bloom", "mpt", "starcoder", "jais"], rotary: Rotary::None, ..LAYER_NORM },
     Architecture { names: &["qwen2vl", "qwen3vl", "qwen3vlmoe"], many_positions: true, ..PLAIN },
-    Architecture {
-        names: &["bert", "nomic-bert", "jina-bert-v2", "nomic-bert-moe", "jina-bert-v3"],
-        encoder: true,
-        ..LAYER_NORM
-    },
+    Architecture { names: &["bert", "jina-bert-v2"], encoder: true, rotary: Rotary::None, ..LAYER_NORM },
+    Architecture { names: &["nomic-bert-moe", "jina-bert-v3"], encoder: true, ..LAYER_NORM },
+    Architecture { names: &["nomic-bert"], encoder: true, activation: Activation::Silu, ..LAYER_NORM },
 ];
 
-/// The rules of an architecture, and whether they were written for it.
+/// Architectures whose windows are known and whose graphs are not built here.
+const GRAPHLESS: [&str; 1] = ["gemma3n"];
+
+/// The rules of an architecture, and whether its graph is built here.
 pub(super) fn of(name: &str) -> (&'static Architecture, bool) {
     let found = ALL.iter().find(|architecture| architecture.names.contains(&name));
-    (found.unwrap_or(&ALL[0]), found.is_some())
+    (found.unwrap_or(&ALL[0]), found.is_some() && !GRAPHLESS.contains(&name))
 }

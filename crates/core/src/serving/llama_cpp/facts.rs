@@ -47,6 +47,11 @@ pub(super) struct Facts {
     /// Original positions of a stretched rotary embedding.
     pub(super) original: u64,
     pub(super) causal: bool,
+    /// Which layers keep states of constant size, and the elements of a sequence's two.
+    recurrent: Vec<bool>,
+    pub(super) states: [u64; 2],
+    /// Whether such layers attend as well.
+    both: bool,
 }
 
 impl Facts {
@@ -108,11 +113,23 @@ impl Facts {
             caching: shared.map_or(all_layers, |shared| all_layers.saturating_sub(shared)),
             original: file.number("rope.scaling.original_context_length").unwrap_or(positions),
             causal: file.flag("attention.causal").unwrap_or(true),
+            recurrent: recurrent(file, layers),
+            states: states(file, hidden, first),
+            both: file.architecture == "falcon-h1",
         })
     }
 
     pub(super) fn slides(&self, layer: usize) -> bool {
         self.slides.get(layer).copied().unwrap_or(false)
+    }
+
+    pub(super) fn recurs(&self, layer: usize) -> bool {
+        self.recurrent.get(layer).copied().unwrap_or(false)
+    }
+
+    /// Whether a layer has keys and values.
+    pub(super) fn attends(&self, layer: usize) -> bool {
+        self.both || !self.recurs(layer)
     }
 
     pub(super) fn any_slides(&self) -> bool {
@@ -188,4 +205,51 @@ fn by_period(period: u64, dense_first: bool, layers: usize) -> Vec<bool> {
         (_, false) => layer % period < period - 1,
     };
     (0..layers as u64).map(slides).collect()
+}
+
+/// Elements of a sequence's states in a layer that keeps some: its last inputs, and what it made of all of them (`n_embd_r` and
+/// `n_embd_s` of llama-hparams.cpp).
+fn states(file: &ModelFile, hidden: u64, heads: u64) -> [u64; 2] {
+    let size = |key: &str| file.number(key).unwrap_or(0);
+    let (kernel, inner, state) = (size("ssm.conv_kernel"), size("ssm.inner_size"), size("ssm.state_size"));
+    let inputs = kernel.saturating_sub(1);
+    match (size("wkv.head_size"), size("shortconv.l_cache"), size("kda.head_dim")) {
+        (0, 0, 0) => {
+            let grouped = size("ssm.group_count").saturating_mul(state).saturating_mul(2);
+            [inputs.saturating_mul(inner.saturating_add(grouped)), state.saturating_mul(inner)]
+        }
+        (0, 0, head) => {
+            let inner = heads.saturating_mul(head);
+            let inputs = if kernel > 0 { inputs } else { 3 };
+            [inputs.saturating_mul(3).saturating_mul(inner), inner.saturating_mul(head)]
+        }
+        (0, kernel, _) => [hidden.saturating_mul(kernel - 1), 0],
+        (head, ..) => {
+            let shifts = file.number("token_shift_count").unwrap_or(2);
+            [shifts.saturating_mul(hidden), hidden.saturating_mul(head)]
+        }
+    }
+}
+
+/// Layers that keep states (`is_recr_impl` of the architectures): as the file lists them, at intervals, or all that have no heads
+/// of keys and values and no feed-forward in their place.
+fn recurrent(file: &ModelFile, layers: usize) -> Vec<bool> {
+    const INTERVALS: [&str; 4] = ["qwen3next", "qwen35", "qwen35moe", "minimax-01"];
+    if states(file, 1, 1) == [0, 0] {
+        return vec![false; layers];
+    }
+    if let Some(listed) = file.numbers("attention.recurrent_layers", layers) {
+        return listed.iter().map(|flag| *flag > 0).collect();
+    }
+    if INTERVALS.contains(&file.architecture.as_str()) {
+        let interval = file.number("full_attention_interval").unwrap_or(4).max(1);
+        return (1..=layers as u64).map(|layer| !layer.is_multiple_of(interval)).collect();
+    }
+    let kept = |key: &str| file.numbers(key, layers).unwrap_or_else(|| vec![0; layers]);
+    // One width for all layers says nothing of any of them.
+    let wide = kept("feed_forward_length");
+    let wide = if wide.windows(2).all(|pair| pair[0] == pair[1]) { vec![0; layers] } else { wide };
+    let heads = kept("attention.head_count_kv");
+    let all = file.architecture == "falcon-h1";
+    heads.iter().zip(wide).map(|(heads, wide)| all || (*heads == 0 && wide == 0)).collect()
 }

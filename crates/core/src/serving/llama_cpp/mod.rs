@@ -362,6 +362,14 @@ impl LlamaCppPlan {
         Ok(())
     }
 
+    /// Puts a file's caches and states in the place of those of a model's description.
+    pub fn cache(&self, file: &ModelFile, estimate: &mut LlamaCppEstimate) -> Result<(), LlamaCppError> {
+        let held = reserve::held(self, file)?;
+        let places = estimate.devices.iter_mut().chain([&mut estimate.host]);
+        places.zip(held).for_each(|(place, bytes)| place.cache = bytes);
+        Ok(())
+    }
+
     /// The buffers of a model file by device.
     pub fn buffers(&self, file: &ModelFile) -> Result<LlamaCppEstimate, LlamaCppError> {
         let (logged, notes) = buffers(self, file)?;
@@ -372,7 +380,7 @@ impl LlamaCppPlan {
             let place = device.and_then(|at| devices.get_mut(at)).unwrap_or(&mut host);
             let part = match buffer.kind {
                 "model" => &mut place.model,
-                "KV" => &mut place.cache,
+                "KV" | "RS" => &mut place.cache,
                 "compute" => &mut place.compute,
                 _ => &mut place.output,
             };

@@ -14,6 +14,9 @@ const HOST_ONLY: [u32; 6] = [9, 15, 34, 35, 31, 33];
 const INPUT: [&str; 5] =
     ["token_embd.weight", "token_embd_norm.", "position_embd.", "token_types.", "per_layer_token_embd."];
 
+/// Tensors of all layers that lie with the first one (gemma3n.cpp, gemma4.cpp).
+const FIRST: [&str; 2] = ["per_layer_model_proj.", "per_layer_proj_norm."];
+
 /// Factors that every device with layers holds.
 const EVERYWHERE: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
@@ -44,6 +47,7 @@ impl Placement {
                 Some(layer) if layer >= running => None,
                 Some(layer) => Some(of_layers.get(layer).copied().unwrap_or(Place::Host)),
                 None if INPUT.iter().any(|name| entry.name.starts_with(name)) => Some(Place::Host),
+                None if FIRST.iter().any(|name| entry.name.starts_with(name)) => of_layers.first().copied(),
                 None => Some(output),
             };
             let found = overrides.iter().find(|(pattern, _)| pattern.is_match(&entry.name));
@@ -78,7 +82,9 @@ impl Placement {
             }
             Place::Host => host.push(entry),
         };
-        let tied = file.find("output.weight").is_none();
+        // Encoders have no head.
+        let encodes = super::architectures::of(&file.architecture).0.encoder;
+        let tied = !encodes && file.find("output.weight").is_none();
         let places: BTreeMap<usize, Place> = self.layers.iter().map(|place| (index(*place), *place)).collect();
         for (entry, place) in file.tensors.iter().zip(&self.tensors) {
             let Some(place) = place else { continue };

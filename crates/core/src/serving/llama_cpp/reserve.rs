@@ -168,7 +168,7 @@ impl Buffer for Session {
 /// Every buffer that llama.cpp's log names, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct LoggedBuffer {
-    /// `model`, `KV`, `compute`, `output`.
+    /// `model`, `KV`, `RS`, `compute`, `output`.
     pub kind: &'static str,
     /// `CUDA0`, `CPU_Mapped`, `CPU`, `CUDA_Host`.
     pub device: String,
@@ -185,15 +185,34 @@ pub(super) fn weights(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<u64>
     Ok((devices, host.bytes))
 }
 
+/// Bytes of caches and states on every device, then on the host.
+pub(super) fn held(plan: &LlamaCppPlan, file: &ModelFile) -> Result<Vec<u64>, LlamaCppError> {
+    let (rules, _) = architectures::of(&file.architecture);
+    let facts = Facts::of(file, rules).map_err(LlamaCppError::File)?;
+    let placed = Placement::new(plan, file, facts.all_layers, facts.layers)?;
+    let session = Session::new(plan, &facts, placed)?;
+    let mut held = vec![0u64; session.devices + 1];
+    let all = [
+        caches(&session, &facts, false),
+        caches(&session, &facts, true),
+        states(&session, &facts, plan.parallel.max(1)),
+    ];
+    for (place, bytes) in all.into_iter().flatten() {
+        let at = if let Place::Device(at) = place { at } else { session.devices };
+        held.iter_mut().skip(at).take(1).for_each(|sum| *sum = sum.saturating_add(bytes));
+    }
+    Ok(held)
+}
+
 /// The buffers of a model, in the order of the log, and what a reader should know.
 pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffer>, Vec<String>), LlamaCppError> {
     plan.check()?;
-    let (rules, known) = architectures::of(&file.architecture);
+    let (rules, _) = architectures::of(&file.architecture);
     let facts = Facts::of(file, rules).map_err(LlamaCppError::File)?;
     let placed = Placement::new(plan, file, facts.all_layers, facts.layers)?;
     let mut session = Session::new(plan, &facts, placed)?;
     let mut notes = Vec::new();
-    if !known {
+    if !file.is_modelled() {
         notes.push(format!("the graph of {} is not modelled: compute buffers are those of a Llama", file.architecture));
     }
     if plan.flash_attention == Flash::Auto && !attends_where_layers_are(file, &facts, rules, &session, plan) {
@@ -234,6 +253,9 @@ pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffe
                 push("KV", place_name(place), bytes);
             }
         }
+        for (place, bytes) in states(&session, &facts, plan.parallel.max(1)) {
+            push("RS", place_name(place), bytes);
+        }
     }
     for (backend, bytes) in compute(plan, file, &facts, rules, &session).into_iter().enumerate() {
         let device = if backend < session.devices { format!("CUDA{backend}") } else { "CUDA_Host".to_owned() };
@@ -242,17 +264,36 @@ pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffe
     Ok((all, notes))
 }
 
-/// Bytes of the caches of layers that slide or do not, the host's first as in the log.
+/// Bytes of the caches of layers that slide or do not.
 fn caches(session: &Session, facts: &Facts, sliding: bool) -> Vec<(Place, u64)> {
-    let mut sums: Vec<(Place, u64)> =
-        std::iter::once(Place::Host).chain((0..session.devices).map(Place::Device)).map(|place| (place, 0)).collect();
-    for layer in (0..facts.layers.min(facts.caching)).filter(|layer| facts.slides(*layer) == sliding) {
-        let place = session.cache_place(layer);
+    let own = |layer: &usize| facts.slides(*layer) == sliding && facts.attends(*layer);
+    by_place(session, (0..facts.layers.min(facts.caching)).filter(own), |layer, place| {
         let cache = session.cache_of(facts, layer);
         let keys = place::cached(session.keys, cache.keys, place);
-        let values = cache.values.map_or(0, |ne| place::cached(session.values, ne, place));
+        keys.saturating_add(cache.values.map_or(0, |ne| place::cached(session.values, ne, place)))
+    })
+}
+
+/// Bytes of states of constant size, in fp32, for every sequence (llama-memory-recurrent.cpp).
+fn states(session: &Session, facts: &Facts, sequences: u64) -> Vec<(Place, u64)> {
+    by_place(session, (0..facts.layers).filter(|layer| facts.recurs(*layer)), |_, place| {
+        let held = facts.states.map(|size| place::cached(Kind::F32, [size, sequences, 1, 1], place));
+        held[0].saturating_add(held[1])
+    })
+}
+
+/// Sums over layers by where these keep what they keep, the host's first as in the log.
+fn by_place(
+    session: &Session,
+    layers: impl Iterator<Item = usize>,
+    bytes: impl Fn(usize, Place) -> u64,
+) -> Vec<(Place, u64)> {
+    let mut sums: Vec<(Place, u64)> =
+        std::iter::once(Place::Host).chain((0..session.devices).map(Place::Device)).map(|place| (place, 0)).collect();
+    for layer in layers {
+        let place = session.cache_place(layer);
         if let Some((_, sum)) = sums.iter_mut().find(|(at, _)| *at == place) {
-            *sum = sum.saturating_add(keys).saturating_add(values);
+            *sum = sum.saturating_add(bytes(layer, place));
         }
     }
     sums

@@ -19,15 +19,6 @@ const FLASHINFER: u64 = 394 << 20;
 /// vLLM profiles, 0.13 before (Qwen3-14B by 0.15 to 0.18 in truth/external/found), less the graphs of the trial.
 const KERNELS: u64 = 97 << 20;
 
-/// Architectures whose images attend to one another, and those with heads of two sizes, which Triton's kernels run
-/// (`is_mm_prefix_lm` of vllm/config/model.py, `Gemma4Config` of models/config.py).
-const TRITON: [&str; 4] = [
-    "Gemma3ForConditionalGeneration",
-    "Gemma4ForConditionalGeneration",
-    "Gemma4ForCausalLM",
-    "PaliGemmaForConditionalGeneration",
-];
-
 /// What is captured.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Graphs<'a> {
@@ -50,8 +41,7 @@ impl Graphs<'_> {
     /// Sizes that are captured over pieces (`_set_cudagraph_sizes` of vllm/config/vllm.py).
     fn sizes(self) -> Vec<u64> {
         let usual = self.sequences.saturating_mul(self.decoded.max(1)).saturating_mul(2).min(512);
-        // `GptOssForCausalLMConfig` of models/config.py.
-        let largest = if self.model.architecture == "GptOssForCausalLM" { 1024 } else { usual }.min(self.batched);
+        let largest = self.model.vllm.largest_graph.unwrap_or(usual).min(self.batched);
         let small = [1, 2, 4].into_iter().chain((8..256).step_by(8));
         small.chain((256..=1024).step_by(16)).filter(|size| *size <= largest.max(1)).collect()
     }
@@ -85,7 +75,7 @@ impl Graphs<'_> {
         let sinks = self.model.tensors.iter().any(|tensor| tensor.name.ends_with(".sinks"));
         let hopper = load::is_hopper(self.card);
         let flashinfer = latent.is_none() && (self.narrow || load::is_large_blackwell(self.card));
-        if sinks || TRITON.contains(&self.model.architecture.as_str()) {
+        if sinks || self.model.vllm.triton {
             0
         } else if hopper {
             let heads = (self.model.heads / self.tensor).max(1);

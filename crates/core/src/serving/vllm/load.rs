@@ -217,18 +217,12 @@ fn rotary(model: &ServedModel, rows: u64, take: &impl Fn(u64) -> Rc<Storage>) ->
     let single = [take(angles), take(angles), take(angles)];
     let both = take(elements.saturating_mul(4));
     drop(single);
-    if turns_in_single(model) {
+    if model.vllm.turns_in_single {
         return both;
     }
     let table = take(elements.saturating_mul(2));
     drop(both);
     table
-}
-
-/// Whether the table of turns stays in fp32; a copy in 16 bits is made when it is first used (`OAIAttention` of gpt_oss.py,
-/// `_match_cos_sin_cache_dtype` of rotary_embedding/base.py).
-pub(super) fn turns_in_single(model: &ServedModel) -> bool {
-    model.architecture == "GptOssForCausalLM"
 }
 
 /// The card's parameters in the order in which they are made.
@@ -242,7 +236,7 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
         let parts: Vec<u64> = parts.into_iter().map(|part| own_share(model, tensor, part, rank)).collect();
         // Triton's experts have biases in fp32 (`convert_gpt_oss_weight_to_mxfp4_moe_kernel_format`).
         let single = rank.swizzle != Swizzle::None
-            && turns_in_single(model)
+            && model.vllm.turns_in_single
             && tensor.name.contains("experts")
             && module.ends_with("bias");
         let parts: Vec<u64> = if single { parts.iter().map(|part| part.saturating_mul(2)).collect() } else { parts };

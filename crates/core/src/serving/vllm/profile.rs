@@ -48,7 +48,7 @@ impl VllmPlan {
     pub(super) fn kept(&self, model: &ServedModel, rules: &Rules, batch: Batch, second: bool) -> Vec<u64> {
         let mut kept = if second { second::states(model, batch.sequences) } else { Vec::new() };
         kept.push(self.workspace);
-        if second && load::turns_in_single(model) {
+        if second && model.vllm.turns_in_single {
             kept.push(two(model.positions, model.turned));
         }
         if rules.experts_kept && model.chosen_experts > 0 && !self.swizzles(model, rules) {

@@ -45,6 +45,17 @@ pub fn config(header: &Header) -> Result<Json, String> {
     let name = header.architecture().ok_or("it does not say general.architecture")?;
     let kind = architecture::model_type(name)
         .ok_or_else(|| format!("models of GGUF architecture {name} are not known here"))?;
+    Ok(of_type(header, name, kind))
+}
+
+/// The same of an architecture that is not known, as a plain decoder: for engines that go by the file.
+pub fn decoder(header: &Header) -> Option<Json> {
+    let name = header.architecture()?;
+    header.number("block_count")?;
+    Some(of_type(header, name, "llama"))
+}
+
+fn of_type(header: &Header, name: &str, kind: &str) -> Json {
     let mut config = Map::new();
     let get = |key: &str| header.get(&format!("{name}.{key}"));
     for (from, to) in KEYS {
@@ -103,7 +114,7 @@ pub fn config(header: &Header) -> Result<Json, String> {
         config.entry("moe_intermediate_size").or_insert(json!(width));
     }
     rope(header, name, &mut config);
-    Ok(Json::Object(config))
+    Json::Object(config)
 }
 
 /// How the rotary embedding is stretched.

@@ -174,3 +174,51 @@ fn unknown_types_take_the_room_they_have() {
     };
     assert!(header.tensors[0].bytes > 0);
 }
+
+/// A model of two layers whose header says `key` is `value`.
+fn said(key: &str, value: u32) -> Option<String> {
+    let mut numbers = vec![
+        ("block_count", 2u32),
+        ("embedding_length", 64),
+        ("feed_forward_length", 96),
+        ("vocab_size", 100),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+        ("expert_count", 8),
+    ];
+    numbers.iter_mut().filter(|(known, _)| *known == key).for_each(|(_, number)| *number = value);
+    let mut entries = vec![text_entry("general.architecture", "llama")];
+    entries.extend(numbers.iter().map(|(key, number)| entry(&format!("llama.{key}"), 4, &number.to_le_bytes())));
+    let mut tensors = vec![tensor("token_embd.weight", &[64, 100], 0, 0)];
+    let mut offset = 64 * 100 * 4;
+    for layer in 0..2 {
+        for (name, sizes) in [
+            ("attn_q", vec![64, 64]),
+            ("attn_k", vec![64, 32]),
+            ("ffn_down", vec![96, 64]),
+            ("ffn_up_exps", vec![64, 32, 8]),
+        ] {
+            tensors.push(tensor(&format!("blk.{layer}.{name}.weight"), &sizes, 0, offset));
+            offset += sizes.iter().product::<u64>() * 4;
+        }
+    }
+    let header = ready(&file(&entries, &tensors));
+    contradiction(&header)
+}
+
+#[test]
+fn a_header_that_its_tensors_contradict_is_told_with_both() {
+    assert_eq!(said("block_count", 2), None);
+    for (key, value, tensor) in [
+        ("block_count", 3, "blk.1."),
+        ("block_count", 1, "blk.1."),
+        ("embedding_length", 128, "token_embd.weight is [64, 100]"),
+        ("vocab_size", 99, "token_embd.weight is [64, 100]"),
+        ("feed_forward_length", 128, "blk.0.ffn_down.weight is [96, 64]"),
+        ("attention.head_count_kv", 4, "blk.0.attn_k.weight is [64, 32]"),
+        ("expert_count", 16, "blk.0.ffn_up_exps.weight is [64, 32, 8]"),
+    ] {
+        let told = said(key, value).unwrap_or_default();
+        assert!(told.contains(&format!("llama.{key} is {value}")) && told.contains(tensor), "{key}: {told}");
+    }
+}

@@ -6,7 +6,7 @@ use super::routing::Routing;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, read};
-use crate::model::facts::{Facts, Liger};
+use crate::model::facts::{Facts, Liger, VllmFacts};
 use crate::model::op::{Activation, ExpertStyle, LinearLayout, Mask, Norm, Op, Role, RotaryTable};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
@@ -14,7 +14,12 @@ use crate::model::{Config, Graph, ModelError, Task, Value};
 pub const FAMILY: Family = Family {
     name: "gpt-oss",
     model_types: &["gpt_oss"],
-    facts: Facts { liger: Liger::NotSimulated, ..Facts::DEFAULT },
+    facts: Facts {
+        liger: Liger::NotSimulated,
+        // `GptOssForCausalLMConfig` of models/config.py, `OAIAttention` of gpt_oss.py.
+        vllm: VllmFacts { largest_graph: Some(1024), turns_in_single: true, ..VllmFacts::DEFAULT },
+        ..Facts::DEFAULT
+    },
     build,
 };
 

@@ -2,7 +2,7 @@
 
 use super::parts::{Head, dimension, placeholder_mask, resized_pixels, tied, tower, with_head};
 use crate::model::Family;
-use crate::model::facts::{Facts, ImageTokens, Liger};
+use crate::model::facts::{Facts, ImageTokens, Liger, VllmFacts};
 use crate::model::families::decoders::decoder::Decoder;
 use crate::model::families::decoders::gemma3::Gemma3;
 use crate::model::families::vision::siglip::SiglipVision;
@@ -22,6 +22,7 @@ pub const FAMILY: Family = Family {
         turns_windows: true,
         registration: &[&["layer_norm1", "self_attn", "layer_norm2", "mlp"]],
         tasks: super::ALSO_CAUSAL,
+        vllm: VllmFacts::TRITON,
         ..Facts::DEFAULT
     },
     build,

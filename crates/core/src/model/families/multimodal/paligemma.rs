@@ -2,7 +2,7 @@
 
 use super::parts::{Host, resized_pixels, text_model, text_type, tied};
 use crate::model::Family;
-use crate::model::facts::{Facts, Liger};
+use crate::model::facts::{Facts, Liger, VllmFacts};
 use crate::model::families::vision::siglip::SiglipVision;
 use crate::model::{Config, Graph, ModelError, Task};
 
@@ -14,6 +14,7 @@ pub const FAMILY: Family = Family {
         liger: Liger::NotSimulated,
         positions: Some(8192),
         registration: &[&["layer_norm1", "self_attn", "layer_norm2", "mlp"]],
+        vllm: VllmFacts::TRITON,
         ..Facts::DEFAULT
     },
     build,

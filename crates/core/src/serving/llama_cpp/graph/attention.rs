@@ -60,9 +60,12 @@ impl Builder<'_> {
     ) -> Id {
         let (heads, kv_heads) = (self.facts.heads(layer), self.facts.kv_heads(layer));
         let (key, value) = (self.facts.key(layer), self.facts.value(layer));
-        let [mut q, mut k, v] = self.projections(input, layer, [heads, kv_heads], [key, value]);
+        let [mut q, mut k, mut v] = self.projections(input, layer, [heads, kv_heads], [key, value]);
         if !self.rules.late_norms {
             [q, k] = self.head_norms(q, k, layer);
+        }
+        if self.rules.normed_values {
+            v = self.graph.same(Op::RmsNorm, &[v]);
         }
         if self.turns(layer) {
             let factors = self.factors(layer);
@@ -111,8 +114,11 @@ impl Builder<'_> {
         }
         let names = ["attn_q", "attn_k", "attn_v"];
         let mut made = [input; 3];
+        let mut before = input;
         for (at, name) in names.into_iter().enumerate() {
-            let mut current = self.linear(input, layer, name).unwrap_or(input);
+            // Values without a projection are the keys; layers that read others' caches have neither.
+            let mut current = self.linear(input, layer, name).unwrap_or(before);
+            before = current;
             if self.facts.clamped {
                 current = self.graph.same(Op::Clamp, &[current]);
             }
@@ -150,6 +156,9 @@ impl Builder<'_> {
 
     /// Factors of frequencies: those of Llama 3, or by the length of a context. Every device with layers holds them.
     fn factors(&mut self, layer: usize) -> Option<Id> {
+        if self.rules.full_factors && self.facts.slides(layer) {
+            return None;
+        }
         let long = self.session.context_per_sequence > self.facts.original;
         let stretched = if long { "rope_factors_long.weight" } else { "rope_factors_short.weight" };
         let at = self.file.find("rope_freqs.weight").or_else(|| self.file.find(stretched))?;
@@ -172,16 +181,20 @@ impl Builder<'_> {
         if let Some(turn) = inputs.turn_values.filter(|_| !single) {
             v = self.turn(v, turn);
         }
+        // Later layers may read what earlier ones have stored.
+        let stores = layer < self.facts.caching;
         let order = if self.facts.any_slides() && !single { [q, k, v] } else { [q, v, k] };
-        for id in order {
+        for id in order.into_iter().filter(|id| stores || *id == q) {
             self.graph.expand(id);
         }
         let mut current = match inputs.keys_at {
             None => self.scores([q, k, v], inputs.mask, layer, decompress, sinks),
             Some(keys_at) => {
                 let (keys, values) = self.cache(layer);
-                self.store_keys(keys, k, keys_at);
-                if let (Some(values), Some(values_at)) = (values, inputs.values_at) {
+                if stores {
+                    self.store_keys(keys, k, keys_at);
+                }
+                if let (true, Some(values), Some(values_at)) = (stores, values, inputs.values_at) {
                     self.store_values(values, v, values_at);
                 }
                 let shown = self.shown(layer, keys, values, self.graph[v].ne[0]);

@@ -11,10 +11,17 @@ impl Builder<'_> {
         if self.rules.scaled_embedding {
             current = self.scale(current);
         }
+        if let Some(types) = self.weight("token_types.weight") {
+            // Of all types the first is taken.
+            let ([width, ..], row) = (self.graph[types].ne, self.graph[types].nb[1]);
+            let first = self.graph.view(types, [width, 1, 1, 1], [row; 3], 0);
+            current = self.graph.same(Op::Add, &[current, first]);
+        }
         if let Some(table) = self.weight("position_embd.weight") {
             let positions = self.graph.input(Kind::I32, [self.tokens, 1, 1, 1]);
             let places = self.graph.get_rows(table, positions);
-            current = self.graph.same(Op::Add, &[current, places]);
+            let pair = if self.rules.encoder { [places, current] } else { [current, places] };
+            current = self.graph.same(Op::Add, &pair);
         }
         if let Some(norm) = self.weight("token_embd_norm.weight") {
             let bias = self.weight("token_embd_norm.bias");
@@ -25,18 +32,66 @@ impl Builder<'_> {
         let temperature = temperature.then(|| self.graph.input(Kind::F32, [1, 1, self.tokens, 1]));
         let inputs = self.attention_inputs();
         let wanted = self.rows_with_output();
+        let own_inputs = self.inputs_of_layers(current);
         for layer in 0..self.facts.layers {
             let kind = usize::from(self.facts.slides(layer));
             let Some(own) = inputs[kind] else { continue };
             let last = layer + 1 == self.facts.layers && !self.rules.late_outputs;
             current = self.layer(current, layer, positions, own, last.then_some(wanted), temperature);
+            current = self.own_input(current, layer, own_inputs);
+            if let Some(scale) = self.layer_weight(layer, "layer_output_scale.weight") {
+                current = self.graph.same(Op::Mul, &[current, scale]);
+            }
+        }
+        if self.rules.normed_outputs {
+            let normed = self.last_norm(current);
+            self.graph[normed].output = true;
+            let rows = self.graph.get_rows(normed, wanted);
+            return self.logits(rows);
         }
         if self.rules.late_outputs {
             // What layers that guess ahead would read.
             self.graph[current].output = true;
             current = self.graph.get_rows(current, wanted);
         }
-        self.head_of(current);
+        let normed = self.last_norm(current);
+        self.logits(normed);
+    }
+
+    /// Inputs of the layers' own: rows of a table and a product of the embedding (`project_per_layer_inputs` of gemma4.cpp).
+    fn inputs_of_layers(&mut self, embedded: Id) -> Option<Id> {
+        let table = self.weight("per_layer_token_embd.weight")?;
+        let matrix = self.weight("per_layer_model_proj.weight")?;
+        let layers = self.facts.layers as u64;
+        let ne = [self.graph[table].ne[0].checked_div(layers)?, layers, self.tokens, 1];
+        let tokens = self.graph.input(Kind::I32, [self.tokens, 1, 1, 1]);
+        let chosen = self.graph.get_rows(table, tokens);
+        let chosen = self.graph.reshape(chosen, ne);
+        let chosen = self.scale(chosen);
+        self.graph.expand(chosen);
+        let made = self.times(matrix, embedded);
+        let made = self.scale(made);
+        let made = self.graph.reshape(made, ne);
+        let weight = self.weight("per_layer_proj_norm.weight");
+        let made = self.norm(made, weight, None, None);
+        let sum = self.graph.same(Op::Add, &[made, chosen]);
+        let sum = self.scale(sum);
+        let turned = self.graph.permute(sum, [0, 2, 1, 3]);
+        let ne = self.graph[turned].ne;
+        Some(self.graph.cont(turned, ne))
+    }
+
+    /// A layer's own input, gated by the stream and added to it.
+    fn own_input(&mut self, stream: Id, layer: usize, all: Option<Id>) -> Id {
+        let Some((all, gate)) = all.zip(self.linear(stream, layer, "inp_gate")) else { return stream };
+        let gate = self.graph.same(Op::Unary, &[gate]);
+        let [width, tokens, ..] = self.graph[all].ne;
+        let (row, slice) = (4 * width, 4 * width * tokens);
+        let own = self.graph.view(all, [width, tokens, 1, 1], [row, slice, slice], slice * layer as u64);
+        let gated = self.graph.same(Op::Mul, &[gate, own]);
+        let Some(made) = self.linear(gated, layer, "proj") else { return stream };
+        let made = self.layer_norm(made, layer, "post_norm");
+        self.graph.same(Op::Add, &[stream, made])
     }
 
     fn layer(
@@ -75,7 +130,13 @@ impl Builder<'_> {
         if self.facts.residual_scale {
             current = self.scale(current);
         }
-        let stream = self.graph.same(Op::Add, &[current, stream]);
+        let mut stream = self.graph.same(Op::Add, &[current, stream]);
+        // Encoders norm what they have added.
+        let after = |name: &str| self.file.find(&format!("blk.{layer}.{name}.weight")).is_some();
+        let [attended, added] = ["attn_output_norm", "layer_output_norm"].map(after);
+        if attended {
+            stream = self.layer_norm(stream, layer, "attn_output_norm");
+        }
         let name = if post { "ffn_norm" } else { "post_attention_norm" };
         let named = self.file.find(&format!("blk.{layer}.{name}.weight")).is_some();
         let normed = if named { self.layer_norm(stream, layer, name) } else { stream };
@@ -87,10 +148,11 @@ impl Builder<'_> {
         if self.facts.residual_scale {
             current = self.scale(current);
         }
-        match self.rules.residual {
+        let sum = match self.rules.residual {
             Residual::StreamFirst => self.graph.same(Op::Add, &[stream, current]),
             _ => self.graph.same(Op::Add, &[current, stream]),
-        }
+        };
+        if added { self.layer_norm(sum, layer, "layer_output_norm") } else { sum }
     }
 
     /// Experts where a layer has a router, else one feed-forward.
@@ -116,14 +178,17 @@ impl Builder<'_> {
         self.graph.same(Op::Add, &[sum, third])
     }
 
-    /// The last norm and the logits.
-    fn head_of(&mut self, current: Id) {
+    fn last_norm(&mut self, current: Id) -> Id {
         let weight = self.weight("output_norm.weight");
         let bias = self.weight("output_norm.bias");
-        let mut current = match (weight, self.rules.encoder) {
+        match (weight, self.rules.encoder) {
             (None, true) => current,
             _ => self.norm(current, weight, bias, None),
-        };
+        }
+    }
+
+    fn logits(&mut self, normed: Id) {
+        let mut current = normed;
         self.graph[current].output = true;
         if !self.rules.encoder {
             if let Some(head) = self.head() {
