@@ -22,7 +22,7 @@ use super::found::{Found, Reach, Subject};
 use super::work;
 use crate::detect;
 use crate::exit::Exit;
-use crate::failure::{Door, Failure, Place};
+use crate::failure::{Failure, Place};
 use crate::settings::Settings;
 
 /// What is asked, and about which model.
@@ -94,8 +94,8 @@ impl Question {
             return match named {
                 None => Err(failure),
                 Some(_) => {
-                    let message = format!("{name}, which the file names: {}", failure.message(Door::CommandLine));
-                    Err(Failure::bad_input(message).hint("give a model by its name, such as --model llama3-8b"))
+                    let failure = failure.within(&format!("{name}, which the file names"));
+                    Err(failure.hint("give a model by its name, such as --model llama3-8b"))
                 }
             };
         };
