@@ -55,6 +55,8 @@ fn scripts_learn_from_the_exit_code() {
     vramcast("train llama3-8b --gpu rtx4090 --no-suggestions").code(1);
     vramcast("train gpt2 --gpu rtx9999").code(2);
     vramcast("train nobody/no-such-model").code(3);
+    // The same where a line names it.
+    vramcast("fit -- vllm serve nobody/no-such-model").code(3);
 }
 
 #[test]

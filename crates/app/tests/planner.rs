@@ -66,6 +66,8 @@ fn cards_are_found() {
     assert_eq!(on(&solved["next"]["value"]).1, 1, "{}", solved["next"]);
     let (solved, _) = json("train phi-2 --gpu rtx4090 --solve gpus");
     let cards = solved["solved"]["value"].as_u64().unwrap();
+    let (named, _) = json("train phi-2 --gpu rtx4090 --engine fsdp2 --solve gpus");
+    assert_eq!(named["solved"], solved["solved"], "{}", named["error"]);
     let (_, code) = json(&format!("train phi-2 --gpu rtx4090 --engine fsdp2 --gpus {cards} --no-suggestions"));
     assert_eq!(code, 0);
     let fewer = if cards > 2 { format!("--engine fsdp2 --gpus {}", cards - 1) } else { String::new() };

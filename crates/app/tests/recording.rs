@@ -117,6 +117,18 @@ fn the_doctor_advises_what_the_plan_lacks() {
     assert!(!advice(&beside).contains("checkpointing"), "{beside:#}");
 }
 
+/// Every sentence would be looked for in a large file of noise.
+#[test]
+fn a_log_is_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let noise = folder.path().join("noise");
+    std::fs::write(&noise, (0..40_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect::<Vec<u8>>())
+        .unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_vramcast")).arg("doctor").arg(&noise).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("it is no text"), "{said}");
+}
+
 #[test]
 fn the_doctor_says_what_broke_a_snapshot() {
     let doctor = |name: &str| {

@@ -180,7 +180,7 @@ fn beside(file: &Path, name: &str) -> Result<Value, String> {
     let found = above.chain([Path::new(name).to_owned()]).chain(last).find(|path| path.is_file());
     let Some(path) = found else { return Err("there is no such file beside it, above it or here".into()) };
     // A program is read by whoever knows its line.
-    if name.ends_with(".py") || name.ends_with(".sh") {
+    if [".py", ".sh", ".bash", ".slurm", ".sbatch"].iter().any(|end| name.ends_with(end)) {
         return text(&path).map(Value::String).map_err(|failure| failure.message(crate::failure::Door::CommandLine));
     }
     let read = || parsed(&text(&path)?, name);

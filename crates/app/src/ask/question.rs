@@ -94,7 +94,8 @@ impl Question {
             return match named {
                 None => Err(failure),
                 Some(_) => {
-                    Err(Failure::bad_input(failure.message(Door::CommandLine)).hint("give a model by its name, such as --model llama3-8b"))
+                    let failure = failure.within(&format!("{name}, which the file names"));
+                    Err(failure.hint("give a model by its name, such as --model llama3-8b"))
                 }
             };
         };

@@ -47,6 +47,10 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     let snapshot = real::is_snapshot(&bytes).then(|| import::read(&arguments.file)).transpose()?;
     let mut found = match &snapshot {
         Some(recording) => doctor::of_recording(recording).into_iter().collect(),
+        None if is_noise(&bytes) => {
+            return Err(Failure::bad_input(format!("{shown}: it is no text, and no memory snapshot of torch"))
+                .hint("give a log, a traceback, or what torch.cuda.memory._dump_snapshot wrote"));
+        }
         None => doctor::diagnose(&doctor::text(&bytes)),
     };
     if found.is_empty() && snapshot.is_some() {
@@ -177,4 +181,12 @@ fn beside(
 
 fn gib(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / f64::from(1 << 30))
+}
+
+/// Whether a file's beginning is no text: every sentence would be looked for in it, for a minute.
+fn is_noise(bytes: &[u8]) -> bool {
+    let text = doctor::text(&bytes[..bytes.len().min(1 << 16)]);
+    let odd =
+        |letter: &char| *letter == '\u{fffd}' || letter.is_control() && !letter.is_whitespace() && *letter != '\u{1b}';
+    text.chars().filter(odd).count() > text.chars().count() / 10
 }

@@ -49,8 +49,16 @@ const ROWS: &[Row] = &[
         r"Not enough memory\. Please try (?:to increase|increasing) --mem-fraction-static",
         "weights leave nothing of the static share for the cache",
     ),
+    // managers/schedule_batch.py, mem_cache/common.py.
+    (
+        "SGLang",
+        Cause::Cache,
+        r"alloc_\w+ runs out of memory|(?:Prefill|Decode) out of memory\. Try to lower your batch size",
+        "the running requests take more of the pool than it has",
+    ),
     ("SGLang", Cause::OtherProcess, r"The memory capacity is unbalanced", "the cards are not equally free"),
     ("TGI", Cause::TooMuch, r"Not enough memory to handle \d+ prefill tokens", "the warm-up does not fit"),
+    ("TGI", Cause::Cache, r"Not enough memory to handle \d+ total tokens", "the cache that was asked for does not fit"),
     (
         "TensorRT-LLM",
         Cause::Cache,
@@ -78,6 +86,12 @@ const ROWS: &[Row] = &[
         "a buffer of weights, cache or computation does not fit",
     ),
     ("llama.cpp", Cause::Host, r"ggml_cuda_host_malloc: failed to allocate", "pinned memory of the host was not there"),
+    (
+        "llama.cpp",
+        Cause::Host,
+        r"ggml_backend_cpu_buffer_type_alloc_buffer: failed|(?:failed|unable) to allocate CPU buffer",
+        "weights that stay on the host do not fit its memory",
+    ),
     ("Ollama", Cause::Host, r"model requires more system memory", "the model does not fit the host's memory"),
     // The host.
     (
@@ -113,7 +127,7 @@ const ROWS: &[Row] = &[
     (
         "the host",
         Cause::Host,
-        r"DefaultCPUAllocator: (?:can't|not enough memory)|\[enforce fail at .{0,30}alloc_cpu|std::bad_alloc|Unable to allocate .{0,40}for an array|Cannot allocate memory|numpy.{0,40}_ArrayMemoryError|cudaHostAlloc|pin_memory.{0,200}out of memory|paging file is too small|os error 1455|\bMemoryError",
+        r"DefaultCPUAllocator: (?:can't|not enough memory)|\[enforce fail at .{0,30}alloc_cpu|std::bad_alloc|Unable to allocate .{0,40}for an array|Cannot allocate memory|numpy.{0,40}_ArrayMemoryError|cudaHostAlloc|pin_memory.{0,200}out of memory|\.pin_memory\([^)\n]*\)[\s^~]+\w+Error: CUDA error: out of memory|could not allocate pinned host memory|paging file is too small|os error 1455|\bMemoryError",
         "memory of the host was asked for, and was not there",
     ),
     ("Windows", Cause::Host, r"Windows fatal exception: code 0xc0000017", "the host has no memory left"),
@@ -154,10 +168,17 @@ const ROWS: &[Row] = &[
         r"Error while creating shared memory segment|(?:NCCL|nccl)[^\n]{0,400}?/dev/shm|No space left on device \(28\)",
         "NCCL got no shared memory",
     ),
+    // csrc/pythonInterface.cpp asks for managed memory alone, which lies on the host: paged optimizers.
+    (
+        "bitsandbytes",
+        Cause::Host,
+        r"out of memory at line \d+ in file .{0,120}pythonInterface\.c",
+        "a paged optimizer got no managed memory, which the host holds",
+    ),
     (
         "bitsandbytes",
         Cause::TooMuch,
-        r"(?i)Error:? .{0,40}?out of memory at line \d+ in file .{0,120}\.c(?:u|pp)?\b|CUDA Setup failed despite GPU being available. .{0,40}out of memory",
+        r"(?i)Error:? .{0,40}?out of memory at line \d+ in file .{0,120}\.cu\b|CUDA Setup failed despite GPU being available. .{0,40}out of memory",
         "bitsandbytes got no memory for a buffer or paged states",
     ),
     // transformers, quantizers/quantizer_bnb_*.py.
@@ -176,7 +197,33 @@ const ROWS: &[Row] = &[
     (
         "TensorFlow",
         Cause::TooMuch,
-        r"OOM when allocating tensor with shape|Allocator \(GPU_\d+_bfc\) ran out of memory",
+        r"OOM when allocating tensor with shape|failed to allocate .{1,60} from device: |Allocator \(GPU_\d+_bfc\) ran out of memory",
+        "the device has less than was asked for",
+    ),
+    // paddle/phi/core/memory/allocation/cuda_allocator.cc.
+    (
+        "Paddle",
+        Cause::TooMuch,
+        r"Out of memory error on GPU \d+\. Cannot allocate",
+        "the device has less than was asked for",
+    ),
+    // MLX (backend/metal) and ggml-metal report what the driver says of a buffer of commands.
+    (
+        "Metal",
+        Cause::TooMuch,
+        r"kIOGPUCommandBufferCallbackErrorOutOfMemory|Command buffer execution failed: Insufficient Memory|\[metal::malloc\] ",
+        "what the machine lends its graphics does not hold this",
+    ),
+    (
+        "Metal",
+        Cause::NotMemory,
+        r"kIOGPUCommandBufferCallbackErrorImpactingInteractivity",
+        "the system ended a buffer of commands that ran too long: a matter of time, not of memory",
+    ),
+    (
+        "Vulkan",
+        Cause::TooMuch,
+        r"VK_ERROR_OUT_OF_DEVICE_MEMORY|ErrorOutOfDeviceMemory",
         "the device has less than was asked for",
     ),
     (

@@ -59,7 +59,7 @@ fn others_are_known() {
              of memory at /x/THC/generic/THCStorage.cu:58",
             Cause::TooMuch,
         ),
-        ("Error out of memory at line 380 in file /x/git/bitsandbytes/csrc/pythonInterface.c", Cause::TooMuch),
+        ("Error out of memory at line 380 in file /x/git/bitsandbytes/csrc/pythonInterface.c", Cause::Host),
         (
             "ValueError: Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM to fit the \
              quantized model.",

@@ -200,6 +200,13 @@ impl Message {
             );
         }
         let own = self.process.unwrap_or(0).max(allocated.saturating_add(unused));
+        // Intel's cards: the driver gives no more than 4 GiB at once (1 GiB and less under WSL), whatever is free.
+        let needed = own.saturating_add(asked).saturating_add(OUTSIDE_TORCH);
+        if self.source == "torch (XPU)" && self.free.is_none() && needed < total {
+            let text =
+                format!("this process holds {} of {}: the driver's limit of one allocation", gib(own), gib(total));
+            return said(Cause::Limit, text);
+        }
         // Windows lends the host's memory to a card: what tensors hold may be more than it has.
         let others = total.saturating_sub(free).saturating_sub(own);
         // Without the others it would have had room.

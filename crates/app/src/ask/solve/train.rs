@@ -1,7 +1,7 @@
 //! What fits of a training run: the solver of the planner, and its answer as a document.
 
 use serde_json::json;
-use vramcast_core::ask::{Kept, Wanted};
+use vramcast_core::ask::{Kept, Request, Runner, Wanted, resolve, tree};
 use vramcast_core::model::Model;
 use vramcast_core::plan::RunPlan;
 use vramcast_core::planner::solve::{self, Question, Solution, Unknown};
@@ -17,11 +17,16 @@ pub(crate) fn solve(prepared: &Prepared, unknown: Unknown, kept: Kept) -> Result
         solve::solve(&Question { model, request: &prepared.request, around, kept }, unknown)
     })?;
     let found = found.map_err(|faults| prepared.failed(faults))?;
-    let question = question(prepared, unknown)?;
+    // Where an engine is named, a number of cards has to be: any, to say what was asked, or that nothing fits.
+    let mut asked = prepared.request.clone();
+    if unknown == Unknown::Gpus && asked.runner != Runner::OneCard {
+        tree::set(&mut asked.stated, "parallel.gpus", json!(8));
+    }
+    let question = question(prepared, &asked, unknown)?;
     let mut document = match &found {
         Some(Solution { model: Some(model), .. }) => prepared.answer_about(model, &prepared.request, show)?.document(),
         Some(found) => prepared.answer_to(&found.tried.request, show)?.document(),
-        None => prepared.answer_to(&prepared.request, show)?.document(),
+        None => prepared.answer_to(&asked, show)?.document(),
     };
     let answer = found.as_ref().map(|found| found.words.clone());
     let next = found.as_ref().and_then(|found| found.beyond.clone());
@@ -43,8 +48,9 @@ fn plain(value: &serde_json::Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-fn question(prepared: &Prepared, unknown: Unknown) -> Result<String, Failure> {
-    let settled = prepared.settle(true)?;
+fn question(prepared: &Prepared, asked: &Request, unknown: Unknown) -> Result<String, Failure> {
+    let settled = prepared.around(true, |model, around| resolve(model, asked, around))?;
+    let settled = settled.map_err(|faults| prepared.failed(faults))?;
     let RunPlan::Train(plan) = &settled.plan else { return Ok(prepared.found.name.clone()) };
     let how = match (&plan.adapter, &plan.quantization) {
         (None, _) => "training",

@@ -95,9 +95,9 @@ const MOST_SCRIPTS: usize = 4;
 /// The script that words run.
 fn shell_script(words: &[String]) -> Option<&str> {
     let first = words.first()?;
-    let shell = ["bash", "sh", "zsh", "source", "."].contains(&base(first));
+    let shell = ["bash", "sh", "zsh", "source", ".", "sbatch"].contains(&base(first));
     let path = if shell { words.iter().skip(1).find(|word| !word.starts_with('-'))? } else { first };
-    path.ends_with(".sh").then_some(path.as_str())
+    [".sh", ".bash", ".slurm", ".sbatch"].iter().any(|end| path.ends_with(end)).then_some(path.as_str())
 }
 
 /// The last part of a path.
@@ -316,14 +316,16 @@ fn trl(words: &[String], beside: &Beside<'_>, launch: &mut Launch) -> Result<Con
 
 /// `swift sft`, `swift pt`, and Megatron-SWIFT's `megatron sft`, `megatron pt`.
 fn swift(whose: &str, command: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
-    if !["sft", "pt"].contains(&command) {
-        return Err(vec![
-            Fault::unsupported("", format!("{whose} {command}"))
-                .or(format!("only supervised fine-tuning ({whose} sft, {whose} pt) is simulated")),
-        ]);
+    let aligns = command == "rlhf" && whose == "swift";
+    if !["sft", "pt"].contains(&command) && !aligns {
+        let cure = format!("only supervised fine-tuning ({whose} sft, {whose} pt) is simulated, and swift rlhf");
+        return Err(vec![Fault::unsupported("", format!("{whose} {command}")).or(cure)]);
     }
     let format = if whose == "swift" { "ms-swift" } else { "Megatron-SWIFT" };
-    let parsed = arguments::parse(words);
+    let mut parsed = arguments::parse(words);
+    if aligns {
+        parsed.object.entry("rlhf_type").or_insert_with(|| json!("dpo"));
+    }
     let file = parsed
         .plain
         .first()
@@ -456,6 +458,7 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     {
         value["deepspeed"] = file;
     }
+    let made = made(&mut value);
     let trains = import::trains(&value)
         || ["ds_config", "deepspeed_config"].iter().any(|key| value.get(key).is_some())
         || tool.is_some() && value.get("model_name_or_path").is_some();
@@ -466,12 +469,15 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
             return program::read(&text, &given, None, &Beside { name: path, ..beside });
         }
         let problem = format!("{name}: none of its arguments is one of a Trainer");
-        return Err(vec![
-            Fault::new("", problem).or("scripts are read by arguments such as --per_device_train_batch_size"),
-        ]);
+        let cure = format!(
+            "scripts are read by arguments such as --per_device_train_batch_size; \
+             `vramcast rehearse -- python {path}` runs any other on a pretend GPU"
+        );
+        return Err(vec![Fault::new("", problem).or(cure)]);
     }
     let given = value.as_object().cloned().unwrap_or_default();
     let mut notes = own(&mut value, &beside);
+    notes.extend(made);
     let format = if tool == Some("trl") { "TRL" } else { "TrainingArguments" };
     let found = text
         .as_ref()
@@ -488,6 +494,23 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
         content.auto_class = Some((*class).to_owned());
     }
     Ok(content)
+}
+
+/// `--deepspeed --zero_stage 2 --offload --dtype bf16`, without a file: scripts that make DeepSpeed's configuration
+/// themselves, as DeepSpeed-Chat's do (training/utils/ds_utils.py; fp16 is its default).
+fn made(value: &mut Value) -> Option<String> {
+    let object = value.as_object_mut().filter(|object| object.get("deepspeed").is_some_and(|on| *on == true))?;
+    let stage = object.shift_remove("zero_stage")?;
+    let offload = object.shift_remove("offload").is_some_and(|on| on != false);
+    let dtype = object.shift_remove("dtype").and_then(|name| name.as_str().map(str::to_owned));
+    let dtype = dtype.filter(|name| ["bf16", "fp16"].contains(&name.as_str())).unwrap_or_else(|| "fp16".into());
+    let mut zero = json!({"stage": stage});
+    if offload {
+        zero["offload_optimizer"] = json!({"device": "cpu"});
+        zero["offload_param"] = json!({"device": if stage == 3 { "cpu" } else { "none" }});
+    }
+    object.insert("deepspeed".into(), json!({"zero_optimization": zero, (dtype.as_str()): {"enabled": true}}));
+    Some(format!("deepspeed: the script's own configuration is taken to be ZeRO {stage} in {dtype}"))
 }
 
 /// What of a script's text was not looked at.

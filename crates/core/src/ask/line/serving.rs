@@ -97,6 +97,39 @@ const HARMLESS: &[&str] = &[
     "interleave_mm_strings",
     "model_loader_extra_config",
     "prefix_caching_hash_algo",
+    "numa_bind*",
+    "media_io_kwargs*",
+    "default_chat_template_kwargs*",
+    "reasoning_config*",
+    "master_addr",
+    "master_port",
+    "weight_transfer_config*",
+    "disable_access_log_for_endpoints",
+    "ir_op_priority*",
+    "kv_events_config*",
+    "default_mm_loras*",
+    "max_cpu_loras",
+    "enable_mixed_moe_lora_format",
+    // vllm bench, vllm run-batch
+    "input_len",
+    "output_len",
+    "random_*",
+    "prefix_len",
+    "num_prompts",
+    "num_iters*",
+    "dataset*",
+    "hf_split",
+    "hf_subset",
+    "hf_name",
+    "hf_output_len",
+    "async_engine",
+    "input_file",
+    "output_file",
+    "output_json",
+    "o",
+    "result_*",
+    // trl vllm-serve
+    "vllm_model_impl",
     // SGLang
     "is_embedding",
     "show_time_cost",
@@ -221,6 +254,18 @@ const SAID: &[(&str, &str)] = &[
     ("moe_backend", "the version's usual kernels are taken"),
     ("attention_backend", "the version's usual kernels are taken"),
     ("kv_transfer_config", "buffers of a connector are not counted"),
+    ("ec_transfer_config", "buffers of a connector are not counted"),
+    ("kv_offloading_backend", "cells on the host are not counted"),
+    ("kv_offloading_size", "cells on the host are not counted"),
+    ("enable_sleep_mode", "the engine is answered awake"),
+    ("enable_prompt_embeds", "prompts are taken as tokens"),
+    ("enable_mm_embeds", "the profile run takes the model's usual images"),
+    ("video_pruning_rate", "the profile run takes the model's usual images"),
+    ("video_pruning_method", "the profile run takes the model's usual images"),
+    ("disable_chunked_mm_input", "prompts are taken as the version schedules them"),
+    ("enable_return_routed_experts", "the choices of experts that are kept are not counted"),
+    ("lora_target_modules", "room for adapters of every layer is taken, which is more"),
+    ("num_redundant_experts", "spare experts are not counted"),
     ("attention_config", "the version's usual kernels are taken"),
     ("ac", "the version's usual kernels are taken"),
     ("cc", "the version's usual graphs are taken"),
@@ -258,7 +303,11 @@ pub(super) fn program(words: &[String]) -> Option<(Runner, &[String])> {
     let (first, rest) = words.split_first()?;
     let second = rest.first().map(String::as_str);
     match (base(first), second) {
-        ("vllm", Some("serve")) => Some((Runner::Vllm, &rest[1..])),
+        ("vllm", Some("serve")) | ("trl", Some("vllm-serve")) => Some((Runner::Vllm, &rest[1..])),
+        ("vllm", Some("bench")) if ["throughput", "latency"].contains(&rest.get(1)?.as_str()) => {
+            Some((Runner::Vllm, &rest[2..]))
+        }
+        ("vllm", Some("run-batch")) => Some((Runner::Vllm, &rest[1..])),
         ("vllm", Some(word)) if word.starts_with('-') => Some((Runner::Vllm, rest)),
         (module, _) if module.starts_with("vllm.entrypoints") => Some((Runner::Vllm, rest)),
         ("sglang.launch_server", _) => Some((Runner::Sglang, rest)),
@@ -582,6 +631,11 @@ fn speculative(value: &Value, content: &mut Content) {
     let (who, tokens) = table::guesses(value);
     content.named.extend(who.map(|who| ("speculative-model".to_owned(), Given::Text(who))));
     content.named.extend(tokens.map(|tokens| ("num-speculative-tokens".to_owned(), Given::Value(tokens.into()))));
+}
+
+/// Whether a key's value is not looked at.
+pub(in crate::ask) fn unheeded(key: &str) -> bool {
+    harmless(key) || SAID.iter().any(|(known, _)| *known == key)
 }
 
 fn harmless(key: &str) -> bool {

@@ -31,6 +31,12 @@ fn open(name: &str) -> Result<Value, String> {
             "class Own(TrainingArguments):\n    bf16: bool = True\nargs, = HfArgumentParser(Own).parse_args_into_dataclasses()\nif args.lora:\n    m = \
              get_peft_model(AutoModelForCausalLM.from_pretrained('gpt2'), LoraConfig(r=4))\nTrainer(model=m, args=args)\n"
         ),
+        "job.sbatch" => json!(
+            "#!/bin/bash\n#SBATCH --gpus-per-node=4\nsrun torchrun --nproc_per_node 4 run_clm.py --model_name_or_path gpt2\n"
+        ),
+        "bare.py" => json!(
+            "m = AutoModelForCausalLM.from_pretrained('gpt2')\nTrainer(model=m, args=TrainingArguments('o', per_device_train_batch_size=3))\n"
+        ),
         _ => return Err("there is no such file".into()),
     })
 }
@@ -376,4 +382,67 @@ fn slurm_counts_tasks_and_variables_count() {
     let said = one.notes.join("\n");
     assert!(said.contains("2 cards are shown to one process") && said.contains("NVTE_FLASH_ATTN=0"), "{said}");
     assert!(!said.contains("NCCL_DEBUG"), "{said}");
+}
+
+#[test]
+fn engines_that_others_start_are_read() {
+    for line in [
+        "trl vllm-serve --model gpt2 --tensor_parallel_size 2",
+        "vllm bench throughput --model gpt2 --input-len 8",
+        "vllm run-batch -i a -o b --model gpt2",
+    ] {
+        let found = content(line);
+        assert_eq!((found.model.as_deref(), found.task), (Some("gpt2"), Some(Task::Infer)), "{line}");
+    }
+}
+
+#[test]
+fn scripts_are_read_where_a_queue_runs_them() {
+    for line in ["sbatch job.sbatch", "bash job.sbatch"] {
+        assert_eq!(content(line).model.as_deref(), Some("gpt2"), "{line}");
+    }
+}
+
+/// What the line says and the program never looks at is named; what decides memory and is not known is refused.
+#[test]
+fn arguments_that_nobody_reads_are_said() {
+    let bare = content("python bare.py --per_device_train_batch_size 8 --model_name_or_path gpt2-xl");
+    assert_eq!(tree::get(&bare.tree, "batch.batch_size"), Some(&json!(3)));
+    assert!(bare.notes.iter().any(|note| note.contains("reads no arguments")), "{:?}", bare.notes);
+    let words =
+        shell::lines("deepspeed main.py --model_name_or_path gpt2 --per_device_train_batch_size 4 --lora_dim 128")
+            .remove(0);
+    let faults = read(&words, &open, &[]).unwrap_err();
+    assert!(faults[0].to_string().contains("lora_dim: 128"), "{faults:?}");
+}
+
+/// DeepSpeed-Chat's scripts make DeepSpeed's configuration of their own arguments.
+#[test]
+fn a_configuration_that_the_script_makes_is_read() {
+    let line = "deepspeed --num_gpus 4 main.py --model_name_or_path gpt2 --per_device_train_batch_size 4 --deepspeed --zero_stage 2";
+    let made = content(line).deepspeed.unwrap();
+    assert_eq!((&made["zero_optimization"]["stage"], &made["fp16"]["enabled"]), (&json!(2), &json!(true)));
+}
+
+/// Pairs are trained by TRL's trainers, or by others after them.
+#[test]
+fn preferences_of_other_tools_are_tasks() {
+    let kind = |line: &str| {
+        let found = content(line);
+        let said = found.notes.iter().any(|note| note.contains("is taken for TRL's"));
+        (tree::get(&found.tree, "objective.kind").cloned(), said)
+    };
+    for (line, task) in [
+        ("swift rlhf --rlhf_type kto --model gpt2 --train_type lora", "kto"),
+        ("swift rlhf --model gpt2", "dpo"),
+        (
+            "llamafactory-cli train --stage dpo --pref_loss orpo --model_name_or_path gpt2 --finetuning_type lora --template x",
+            "orpo",
+        ),
+        ("llamafactory-cli train --stage rm --model_name_or_path gpt2 --finetuning_type lora --template x", "reward"),
+    ] {
+        assert_eq!(kind(line), (Some(json!(task)), true), "{line}");
+    }
+    let words = shell::lines("swift rlhf --rlhf_type grpo --model gpt2").remove(0);
+    assert!(read(&words, &open, &[]).unwrap_err()[0].to_string().contains("--task grpo"));
 }

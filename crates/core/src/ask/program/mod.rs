@@ -204,7 +204,14 @@ pub fn beneath(text: &str, given: &Call, arguments: &Call, beside: &Beside<'_>) 
     }
     let own = self::arguments(&Run::of(&program, beside.without)).ok()?;
     if own.is_some() {
-        return read(text, given, None, beside).ok();
+        let mut content = read(text, given, None, beside).ok()?;
+        let parses = find(&program, |name| name.contains("pars")).is_some();
+        let said = ["sys.argv", "click", "fire", "hydra", "draccus", "tyro"].iter().any(|word| text.contains(word));
+        if !parses && !said && !given.is_empty() {
+            let names: Vec<&str> = given.keys().map(String::as_str).collect();
+            content.notes.push(format!("the program reads no arguments: {} count for nothing", names.join(", ")));
+        }
+        return Some(content);
     }
     let config = match beside.tool {
         Some("trl") => {
@@ -238,7 +245,8 @@ fn served(program: &Program) -> Result<Option<Content>, Vec<Fault>> {
     let Some((call, runner)) = program.calls.iter().find_map(|call| Some((call, engine(&call)?))) else {
         return Ok(None);
     };
-    let unread: Vec<Fault> = call.iter().filter_map(|(key, value)| unknown(key, value)).collect();
+    let unread: Vec<Fault> =
+        call.iter().filter(|(key, _)| !serving::unheeded(key)).filter_map(|(key, value)| unknown(key, value)).collect();
     if !unread.is_empty() {
         return Err(unread);
     }

@@ -244,3 +244,14 @@ fn adapters_leave_their_type_to_the_trainer() {
         (Some(&json!(8)), None)
     );
 }
+
+/// vLLM's examples: defaults that a parser is given, and what changes no memory however it is made.
+#[test]
+fn an_engines_arguments_come_by_a_parser() {
+    let text = "def parse():\n    p = FlexibleArgumentParser()\n    p = EngineArgs.add_cli_args(p)\n    p.set_defaults(model='gpt2', enforce_eager=True)\n    \
+                return p.parse_args()\nargs = parse()\nllm = LLM(**vars(args), kv_transfer_config=KVTransferConfig(kv_role='kv_both'))\n";
+    let found = answer(text).unwrap();
+    assert_eq!(found.model.as_deref(), Some("gpt2"));
+    assert!(found.named.iter().any(|(key, _)| key == "enforce_eager"), "{:?}", found.named);
+    assert!(found.notes.iter().any(|note| note.contains("kv_transfer_config")), "{:?}", found.notes);
+}

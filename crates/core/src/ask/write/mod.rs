@@ -129,11 +129,7 @@ fn again(
 ) -> Result<Vec<String>, Vec<Fault>> {
     let open = |name: &str| {
         let found = draft.files.iter().find(|(known, _)| known == name);
-        let mut value = found.map(|(_, value)| value.clone()).ok_or_else(|| "there is no such file".to_owned())?;
-        if let Some(file) = value.as_object_mut().filter(|_| draft.own.is_some()) {
-            file.retain(|key, _| !task::OWN.contains(&key.as_str()));
-        }
-        Ok(value)
+        found.map(|(_, value)| value.clone()).ok_or_else(|| "there is no such file".to_owned())
     };
     let content = match draft.files.as_slice() {
         // accelerate's file says who spreads a run, and nothing of what runs.
@@ -180,8 +176,7 @@ fn again(
         let idle = path.starts_with("gpu.")
             || path.contains(".config")
             || without_effect(plan, model, &path, other)
-            || nothing(&value) && other.is_none_or(nothing)
-            || draft.own.is_some() && path.starts_with("objective.");
+            || nothing(&value) && other.is_none_or(nothing);
         if !idle && other != Some(&value) {
             unsaid.push(format!("{path}: {value} in the plan, {} by the file", shown(other)));
         }

@@ -107,6 +107,3 @@ pub(super) fn keys(tool: &str, plan: &Value, file: &mut Object) {
         _ => drop(file.insert("rl".into(), json!(word))),
     }
 }
-
-/// Keys of a task that are not read back: trainers of these tools' own, which are not simulated.
-pub(super) const OWN: [&str; 4] = ["stage", "pref_loss", "rl", "reward_model"];

@@ -6,7 +6,7 @@ use super::reader::Reader;
 use super::sharding::{self, FSDP_KEYS, Types};
 use super::table::{Format, Row, Sense, is_off, shown};
 use super::trainer::{self, attention, optimizer, reentrant};
-use super::{Beside, Imported};
+use super::{Beside, Imported, preference};
 use crate::plan::Fault;
 
 pub(super) const FORMAT: Format = Format {
@@ -66,15 +66,10 @@ const KEYS: &[Row] = &[
         Sense::Read("weights that are dequantised when they are loaded"),
     ),
     Row("freeze_mm_modules", Sense::Read("frozen")),
-    Row(
-        "rl trl.* trl ebft* rl_beta orpo_alpha kto_* dpo_* simpo_* cpo_* precompute_ref_log_probs vllm vllm.* \
-         rpo_alpha nemo_gym_*",
-        Sense::Refused(RL),
-    ),
-    Row(
-        "reward_model process_reward_model center_rewards_coefficient num_labels diffusion diffusion.*",
-        Sense::Refused(TASK),
-    ),
+    Row("rl reward_model precompute_ref_log_probs cpo_alpha", Sense::Read("objective, as TRL's trainer of it")),
+    Row(preference::NUMBERS, Sense::Harmless("numbers in a loss")),
+    Row("trl.* trl ebft* kto_* dpo_* simpo_* cpo_* vllm vllm.* rpo_alpha nemo_gym_*", Sense::Refused(RL)),
+    Row("process_reward_model num_labels diffusion diffusion.*", Sense::Refused(TASK)),
     Row("kd_* hatchery*", Sense::Refused("leave it out: a teacher beside the model is not simulated")),
     Row(
         "torch_compile",
@@ -197,6 +192,8 @@ const KEYS: &[Row] = &[
 pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<Fault>> {
     let mut reader = Reader::new(&FORMAT, value, beside);
     let model = reader.text("base_model").map(str::to_owned);
+    let wanted = reader.text("rl").map(str::to_owned);
+    let rewards = reader.get("reward_model").is_some_and(preference::rewards);
     packing(&mut reader);
     let (four, eight) = (reader.is_on("load_in_4bit"), reader.is_on("load_in_8bit"));
     if four && eight {
@@ -254,6 +251,11 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         reader.set("frozen", vec!["vision-if-any", "projector-if-any"]);
     }
     evaluation(&mut reader);
+    match wanted {
+        Some(word) => preference::read(&mut reader, "rl", &word, None),
+        None if rewards => preference::read(&mut reader, "reward_model", "reward", None),
+        None => {}
+    }
     let deepspeed = spread(&mut reader, &Types { compute, adapter });
     reader.finish(Some("axolotl"), model).map(|read| Imported { deepspeed, ..read })
 }

@@ -6,7 +6,7 @@ use super::reader::Reader;
 use super::sharding::FSDP_KEYS;
 use super::table::{Format, Row, Sense};
 use super::trainer::{self, arguments, attention};
-use super::{Beside, Imported, job};
+use super::{Beside, Imported, job, preference};
 use crate::plan::Fault;
 
 pub(super) const FORMAT: Format = Format {
@@ -83,8 +83,11 @@ const KEYS: &[Row] = &[
         "use_v1_kernels",
         Sense::Said("its own kernels are not simulated: transformers' code runs in their place, which keeps more"),
     ),
+    Row("pref_loss", Sense::Read("objective, as TRL's trainer of it")),
+    Row(preference::NUMBERS, Sense::Harmless("numbers in a loss")),
+    Row("pref_ftx pref_bco_weight", Sense::Said("what is added to the loss of pairs is not simulated")),
     Row(
-        "pref_* dpo_* kto_* simpo_* ppo_* ref_model* reward_model* ld_alpha",
+        "pref_* dpo_* kto_* simpo_* ppo_* ref_model* reward_model*",
         Sense::Refused("leave it out: what is simulated is supervised fine-tuning of one model"),
     ),
     Row(
@@ -142,9 +145,11 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         reader.refuse("do_train", "off", "`vramcast infer` is for generation");
     }
     match reader.text("stage") {
-        None | Some("sft" | "pt") => {}
-        Some(other) => reader.refuse("stage", other, "only sft and pt are simulated"),
+        None | Some("sft" | "pt" | "dpo" | "kto" | "rm") => {}
+        Some(other) => reader.refuse("stage", other, "another task: only sft, pt, dpo, kto and rm are simulated"),
     }
+    let wanted = reader.text("stage").filter(|stage| ["dpo", "kto", "rm"].contains(stage)).map(str::to_owned);
+    let loss = reader.text("pref_loss").map(str::to_owned);
     let adapter = match reader.text("finetuning_type") {
         None | Some("lora") => {
             reader.set("adapter.method", "lora");
@@ -204,6 +209,9 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
             reader.set("job.evaluation.metrics", true);
             reader.set("job.evaluation.argmax", true);
         }
+    }
+    if let Some(stage) = wanted {
+        preference::read(&mut reader, "stage", &stage, loss.as_deref());
     }
     reader.finish(framework, model).map(|read| Imported { deepspeed, ..read })
 }

@@ -30,6 +30,7 @@ mod megatron;
 mod megatron_swift;
 mod ms_swift;
 mod openrlhf;
+mod preference;
 mod reader;
 mod roles;
 mod sharding;
@@ -392,7 +393,7 @@ mod tests {
 
     #[test]
     fn what_is_not_simulated_is_refused_by_name() {
-        assert!(refused(json!({"base_model": "a/b", "datasets": [], "rl": "dpo"})).contains("rl: dpo"));
+        assert!(refused(json!({"base_model": "a/b", "datasets": [], "rl": "grpo"})).contains("rl: grpo"));
         assert!(
             refused(json!({"optim": "adamw_torch", "label_smoothing_factor": 0.1})).contains("label_smoothing_factor")
         );

@@ -6,7 +6,7 @@ use super::reader::Reader;
 use super::sharding::FSDP_KEYS;
 use super::table::{Format, Row, Sense};
 use super::trainer::{self, arguments, attention, dtype};
-use super::{Beside, Imported, megatron_swift};
+use super::{Beside, Imported, megatron_swift, preference};
 use crate::plan::Fault;
 
 pub(super) const FORMAT: Format = Format {
@@ -48,9 +48,12 @@ pub(super) const KEYS: &[Row] = &[
         "problem_type num_labels task_type loss_type",
         Sense::Refused("it is another task: only language modelling is simulated of ms-swift"),
     ),
+    Row("rlhf_type", Sense::Read("objective, as TRL's trainer of it")),
+    Row(preference::NUMBERS, Sense::Harmless("numbers in a loss")),
+    Row("rpo_alpha", Sense::Said("what is added to the loss of pairs is not simulated")),
     Row(
-        "rlhf_type beta reward_* ref_* teacher_* vllm_* num_generations",
-        Sense::Refused("only supervised fine-tuning is simulated"),
+        "reward_* ref_* teacher_* vllm_* num_generations",
+        Sense::Refused("another task than is simulated of ms-swift"),
     ),
     Row(
         "use_rslora init_weights lora_bias lorap_* adapters resume_* bnb_4bit_compute_dtype \
@@ -143,6 +146,9 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         reader.set("batch.batch_size", batch);
         reader.set("gradient_accumulation", steps);
         reader.notes.push(format!("gradient_accumulation_steps: {steps}, ms-swift's own on {cards} cards"));
+    }
+    if let Some(word) = reader.text("rlhf_type").map(str::to_owned) {
+        preference::read(&mut reader, "rlhf_type", &word, None);
     }
     reader.finish(Some("ms-swift"), model).map(|read| Imported { deepspeed, ..read })
 }

@@ -252,6 +252,14 @@ impl<'a> Reader<'a> {
                     let why = if why.is_empty() { "leave it out" } else { why };
                     self.faults.add(fault.or(why));
                 }
+                // What a name says plainly is no small thing: the answer would be of another run.
+                None if self.beside.script && decides(&key) && !table::is_off(value) => {
+                    let problem =
+                        format!("{key}: {}, an argument of the script's own, decides memory", table::shown(value));
+                    let cure =
+                        format!("say it by flags (--lora, --qlora, --quantization), and leave it out: --without {key}");
+                    self.faults.add(Fault::new("", problem).or(cure));
+                }
                 None if self.beside.script => self.unsimulated.push(format!("{key}: an argument of the script's own")),
                 None => {
                     let Format { title, version, .. } = self.format;
@@ -281,6 +289,14 @@ impl<'a> Reader<'a> {
             ..Imported::default()
         })
     }
+}
+
+/// Whether an argument of a script's own speaks of adapters or quantised weights; ranks and places of what is not asked
+/// for are no such thing.
+fn decides(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    let whole = ["lora", "qlora", "use_lora", "use_peft", "use_qlora", "lora_dim", "lora_r", "lora_rank", "quantize"];
+    whole.contains(&key.as_str()) || ["load_in_", "_4bit", "_8bit"].iter().any(|part| key.contains(part))
 }
 
 /// What a program computes, and its text does not tell.

@@ -24,7 +24,9 @@ pub struct DeepSpeedFile {
 }
 
 /// Keys that change no memory on the card or the host.
-const WITHOUT_EFFECT: [&str; 20] = [
+const WITHOUT_EFFECT: [&str; 22] = [
+    "aio",
+    "elasticity",
     "scheduler",
     "steps_per_print",
     "wall_clock_breakdown",
@@ -119,6 +121,19 @@ impl DeepSpeedFile {
                     "not simulated: deepspeed tensor_parallel: every card holds whole layers, which is more".into(),
                 );
             }
+            // transformers takes none of these; a script of one's own may.
+            "autotuning" | "data_efficiency" | "curriculum_learning" | "progressive_layer_drop" => {
+                let sizes = key == "autotuning";
+                let instead = if sizes {
+                    "the sizes that are given stand"
+                } else {
+                    "every token runs through every layer, which is more"
+                };
+                if value["enabled"] != false {
+                    self.notes.push(format!("not simulated: deepspeed {key}: {instead}"));
+                }
+            }
+            "compression_training" if !any_on(value) => {}
             "compile" if value.is_null() || *value == false || value["enabled"] == false => {}
             "compile" => self.notes.push("not simulated: deepspeed compile: what runs is eager".into()),
             _ if WITHOUT_EFFECT.contains(&key) || key.starts_with("_comment") => {}
@@ -126,6 +141,12 @@ impl DeepSpeedFile {
         }
         Ok(())
     }
+}
+
+/// Whether any part of an object is switched on.
+fn any_on(value: &Value) -> bool {
+    let inner = value.as_object().into_iter().flatten();
+    value["enabled"] == true || inner.into_iter().any(|(_, part)| any_on(part))
 }
 
 fn on(value: &Value) -> bool {

@@ -413,6 +413,18 @@ impl Runner {
         if matches!(name, "torch.backends.mps.is_available" | "torch.xpu.is_available" | "torch.mps.is_available") {
             return json!(false);
         }
+        if short == "set_defaults" {
+            self.defaults.extend(arguments.clone().into_iter().filter(|(key, _)| key != "self"));
+        }
+        // `LLM(**vars(args))`: the defaults that the program sets itself; the others are the tool's own.
+        let parsed = |value: &Value| called(value).is_some_and(|call| call.contains("parse_args"));
+        if name == "vars" && arguments.get("0").is_some_and(parsed) {
+            let mut all = self.defaults.clone();
+            all.extend(self.given.clone());
+            let shown: Vec<&str> = all.iter().map(|(key, _)| key.as_str()).collect();
+            self.notes.push(format!("arguments of the command line are at their defaults: {}", shown.join(", ")));
+            return Value::Object(all.into_iter().collect());
+        }
         if short == "add_argument" {
             let usual = arguments.get("default").cloned().or_else(|| {
                 arguments.get("action").and_then(Value::as_str).map(|action| json!(action == "store_false"))
