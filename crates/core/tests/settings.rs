@@ -27,6 +27,7 @@ fn model_for(row: &Setting) -> Model {
     match row.path {
         "batch.target_len" => catalogued("google-t5/t5-small"),
         "batch.images" => catalogued("Qwen/Qwen2-VL-2B-Instruct"),
+        path if path.starts_with("diffusion.") => catalogued("sd1.5"),
         "quantization.experts" => catalogued("Qwen/Qwen1.5-MoE-A2.7B"),
         // More than one bucket.
         "parallel.engine.megatron.overlap_grad_reduce" => catalogued("Qwen/Qwen3-8B"),

@@ -18,6 +18,9 @@ const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 const ADAPTER: &str = "adapter_config.json";
 const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+/// What a pipeline of diffusers is made of.
+const PIPELINE: &str = "model_index.json";
+
 /// Where ModelOpt keeps what others write into `config.json`.
 const MODELOPT: &str = "hf_quant_config.json";
 
@@ -45,6 +48,8 @@ pub(super) fn read(files: &dyn Files, choice: Option<&str>, options: &FetchOptio
             add_modelopt(files, &mut config, &mut resolved.notes)?;
         }
         resolved.config = Some(config);
+    } else if has(PIPELINE) {
+        resolved.config = Some(pipeline(files)?);
     }
     if has(ADAPTER) {
         resolved.adapter = Some(object(files, ADAPTER)?);
@@ -59,6 +64,19 @@ pub(super) fn read(files: &dyn Files, choice: Option<&str>, options: &FetchOptio
         return Err(FetchError::NoModel { place: files.place() });
     }
     Ok(resolved)
+}
+
+/// A pipeline of diffusers with the configs of its parts in place of their classes.
+fn pipeline(files: &dyn Files) -> Result<Value, FetchError> {
+    let mut index = object(files, PIPELINE)?;
+    for (name, part) in index.as_object_mut().into_iter().flatten().filter(|(_, part)| part.is_array()) {
+        let file = format!("{name}/{CONFIG}");
+        *part = match files.names().contains(&file) {
+            true => object(files, &file)?,
+            false => Value::Null,
+        };
+    }
+    Ok(index)
 }
 
 /// Reads a JSON file that must be an object.

@@ -102,7 +102,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Lists a folder. Only its own files: models keep nothing that matters in folders below.
+    /// Lists a folder: its own files, and the configs of folders below, in which pipelines of diffusers keep their parts.
     pub(super) fn open(path: &Path) -> Result<Self, FetchError> {
         let failed = |error| FetchError::Io { path: path.to_owned(), error };
         let mut names = Vec::new();
@@ -111,6 +111,8 @@ impl Folder {
             // Hugging Face's cache is made of links, so ask what they lead to.
             if entry.path().is_file() {
                 names.push(entry.file_name().to_string_lossy().into_owned());
+            } else if entry.path().join(super::contents::CONFIG).is_file() {
+                names.push(format!("{}/{}", entry.file_name().to_string_lossy(), super::contents::CONFIG));
             }
         }
         names.sort_unstable();

@@ -55,12 +55,18 @@ pub enum Work {
     SecondPass,
     /// All of `generate`.
     Generate,
+    /// A text encoder of a pipeline.
+    Encode,
+    /// Steps of its denoiser.
+    Denoise,
+    /// Its autoencoder.
+    Decode,
     /// What adapters take beside a model that is served.
     Adapters,
 }
 
 impl Work {
-    const NAMES: [(Self, &'static str); 20] = [
+    const NAMES: [(Self, &'static str); 23] = [
         (Self::Forward, "fwd"),
         (Self::Backward, "bwd"),
         (Self::Weights, "weights"),
@@ -80,6 +86,9 @@ impl Work {
         (Self::FirstPass, "forward"),
         (Self::SecondPass, "forward2"),
         (Self::Generate, "generate"),
+        (Self::Encode, "encode"),
+        (Self::Denoise, "denoise"),
+        (Self::Decode, "decode"),
         (Self::Adapters, "adapters"),
     ];
 }

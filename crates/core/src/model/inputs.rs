@@ -35,6 +35,21 @@ pub struct Inputs {
     pub sharing: Sharing,
     /// Major and minor version of transformers; the newest that is known when absent.
     pub transformers: Option<[u32; 2]>,
+    /// How pictures are made.
+    pub making: Making,
+}
+
+/// What somebody asked of a pipeline of diffusers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Making {
+    /// Whether the denoiser sees every picture twice.
+    pub guided: bool,
+    /// Whether an autoencoder takes large pictures tile by tile.
+    pub tiles: bool,
+    /// Whether it takes several one by one.
+    pub slices: bool,
+    /// Whether a UNet attends half of its heads at a time.
+    pub sliced_attention: bool,
 }
 
 /// What becomes of a parameter that several layers share by name. Layers that share a whole module are not meant.
@@ -100,6 +115,7 @@ impl Inputs {
             encoded: false,
             sharing: Sharing::Once,
             transformers: None,
+            making: Making::default(),
         }
     }
 

@@ -44,7 +44,7 @@ pub use config::Config;
 pub use error::ModelError;
 pub use families::Family;
 pub use graph::{Graph, Value};
-pub use inputs::{ImagePatches, Images, Inputs, Sharing};
+pub use inputs::{ImagePatches, Images, Inputs, Making, Sharing};
 pub use inventory::Inventory;
 pub use program::{Breaks, Module, ModuleKind, Program, Step};
 pub use shape::Shape;
@@ -217,10 +217,22 @@ impl Model {
         self.pictures().is_some()
     }
 
+    /// Whether it is a whole pipeline of diffusers.
+    pub fn is_pipeline(&self) -> bool {
+        families::denoisers::is_pipeline(&self.config)
+    }
+
+    /// Whether it is, or has as a part, a model of diffusers whose class begins so.
+    pub(crate) fn has_part(&self, class: &str) -> bool {
+        let parts = [&self.config, &self.config["unet"], &self.config["vae"]];
+        parts.iter().any(|part| part["model_type"].as_str().is_some_and(|name| name.starts_with(class)))
+    }
+
     /// What a model that makes pictures is fed with, and the pixels of a side that it makes by itself.
     pub(crate) fn pictures(&self) -> Option<(families::denoisers::Pictures, u64)> {
-        let pictures = families::denoisers::pictures(&self.config)?;
-        Some((pictures, pictures.side(&self.config)))
+        let denoiser = families::denoisers::denoiser(&self.config);
+        let pictures = families::denoisers::pictures(denoiser)?;
+        Some((pictures, pictures.side(denoiser)))
     }
 
     /// How images are cut, for models whose processor hands them patches.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, Faults};
-use crate::model::{Images, Inputs, Model, Sharing, Task};
+use crate::model::{Images, Inputs, Making, Model, Sharing, Task};
 
 /// One batch on one card.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -122,6 +122,7 @@ impl Batch {
             encoded: false,
             sharing: Sharing::Once,
             transformers: None,
+            making: Making::default(),
         }
     }
 }

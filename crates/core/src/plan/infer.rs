@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 use super::batch::MAX_TOKENS;
 use super::device_map::DeviceMap;
 use super::{
-    Accepted, AllocatorOptions, Assistant, AttentionKind, Batch, Draft, Fault, Faults, Gpu, Package, Quantization,
-    Stack,
+    Accepted, AllocatorOptions, Assistant, AttentionKind, Batch, Diffusion, Draft, Fault, Faults, Gpu, Package,
+    Quantization, Stack,
 };
 use crate::dtype::DType;
-use crate::model::{Assumption, Inputs, Model, Sharing};
+use crate::model::{Assumption, Inputs, Making, Model, Sharing};
 
 /// What is generated, and how, on one card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -47,6 +47,9 @@ pub struct InferPlan {
     /// Several cards, the host, a disk: where modules are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_map: Option<DeviceMap>,
+    /// How pictures are made, where the model is a pipeline of diffusers or a part of one.
+    #[serde(skip_serializing_if = "Diffusion::is_default")]
+    pub diffusion: Diffusion,
     /// The card.
     pub gpu: Gpu,
     /// Options of the caching allocator.
@@ -78,6 +81,7 @@ impl Default for InferPlan {
             attention: AttentionKind::Sdpa,
             assume: None,
             device_map: None,
+            diffusion: Diffusion::default(),
             gpu: Gpu::h200(),
             allocator: AllocatorOptions::default(),
             stack: Stack::default(),
@@ -181,6 +185,14 @@ impl InferPlan {
     pub fn check_on(&self, model: &Model) -> Result<(), Vec<Fault>> {
         let mut faults = self.faults();
         self.batch.check_tokens(model, &mut faults);
+        self.diffusion.check(model, &mut faults);
+        if model.is_pipeline() {
+            for (path, stated) in
+                [("quantization", self.quantization.is_some()), ("device_map", self.device_map.is_some())]
+            {
+                faults.when(stated, || Fault::unsupported(path, "this of a whole pipeline").or_drop(path));
+            }
+        }
         faults.end()
     }
 
@@ -304,6 +316,12 @@ impl InferPlan {
             last_logits: generates.then_some(1),
             sharing: self.quantization.as_ref().map_or(Sharing::Once, Quantization::sharing),
             transformers: Some(self.stack.version(Package::Transformers).release()),
+            making: Making {
+                guided: !self.diffusion.unguided,
+                tiles: self.diffusion.vae_tiling,
+                slices: self.diffusion.vae_slicing,
+                sliced_attention: self.diffusion.attention_slicing,
+            },
             ..self.batch.training_inputs()
         }
         .without_media(!first)

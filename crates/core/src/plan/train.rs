@@ -137,6 +137,10 @@ impl TrainPlan {
             Fault::no_effect("quantization.experts", "on a model without experts")
         });
         self.batch.check_tokens(model, &mut faults);
+        faults.when(model.is_pipeline(), || {
+            Fault::unsupported("model", "training of a whole pipeline")
+                .or("name the folder of the part that is trained (unet, transformer, vae)")
+        });
         self.job.check_on(model, &self.batch, &mut faults);
         self.objective.check_on(model, &mut faults);
         faults.end()

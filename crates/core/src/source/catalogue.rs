@@ -15,6 +15,8 @@ mod suggest;
 pub use suggest::suggest;
 
 const PUBLISHED: &str = include_str!("../../data/catalogue.jsonl");
+/// Pipelines of diffusers, found by name like models. What lists or tries every model knows nothing of them.
+const PIPELINES: &str = include_str!("../../data/pipelines.jsonl");
 const SYNTHETIC: &str = include_str!("../../data/synthetic.jsonl");
 /// What every line begins with; a test holds the files to it.
 const LINE_START: &str = "{\"id\":\"";
@@ -94,7 +96,7 @@ fn lines() -> impl Iterator<Item = &'static str> {
 }
 
 fn line_where(mut wanted: impl FnMut(&str) -> bool) -> Option<&'static str> {
-    lines().find(|line| id_of(line).is_some_and(&mut wanted))
+    lines().chain(PIPELINES.lines()).find(|line| id_of(line).is_some_and(&mut wanted))
 }
 
 fn id_of(line: &'static str) -> Option<&'static str> {

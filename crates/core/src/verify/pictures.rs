@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::ledger::model_of;
 use super::run;
 use crate::memory::simulation;
-use crate::plan::{InferPlan, TrainPlan};
+use crate::plan::{Diffusion, InferPlan, TrainPlan};
 
 /// diffusers' class of a job's model.
 pub(super) fn class(job: &Value) -> Option<&str> {
@@ -24,6 +24,21 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
 /// Peaks of a job without training, where it is one.
 pub(super) fn passed(row: &Value) -> Result<Option<[u64; 2]>, String> {
     let job = &row["job"];
+    if job["kind"] == "pipeline" {
+        let mut plan: InferPlan = run::generation(&asked(row, "infer"))?;
+        let number = |key: &str, usual: u64| job[key].as_u64().unwrap_or(usual);
+        let count = number("batch", 1).saturating_mul(number("frames", 1));
+        plan.batch.images = Some([count, number("height", 512), number("width", 512)]);
+        let flag = |key: &str| job[key] == true;
+        plan.diffusion = Diffusion {
+            offload: serde_json::from_value(job["offload"].clone()).map_err(|error| format!("job.offload: {error}"))?,
+            unguided: job["guidance"] == false,
+            vae_tiling: flag("vae_tiling"),
+            vae_slicing: flag("vae_slicing"),
+            attention_slicing: flag("attention_slicing"),
+        };
+        return peaks(row, &plan).map(Some);
+    }
     match job["what"].as_str().filter(|_| job["kind"] == "vae") {
         None | Some("train") => return Ok(None),
         Some("decode") => {}
@@ -34,9 +49,13 @@ pub(super) fn passed(row: &Value) -> Result<Option<[u64; 2]>, String> {
     let mut plan: InferPlan = run::generation(&asked)?;
     plan.batch.images = Some(images(job)?);
     plan.cast_on_card = true;
+    peaks(&asked, &plan).map(Some)
+}
+
+fn peaks(row: &Value, plan: &InferPlan) -> Result<[u64; 2], String> {
     crate::work::fresh();
-    let simulated = simulation::infer(&model_of(&asked)?, &plan).map_err(|error| error.to_string())?;
-    Ok(Some([simulated.replay.peak_allocated(), simulated.replay.peak_reserved()]))
+    let simulated = simulation::infer(&model_of(row)?, plan).map_err(|error| error.to_string())?;
+    Ok([simulated.replay.peak_allocated(), simulated.replay.peak_reserved()])
 }
 
 fn asked(row: &Value, task: &str) -> Value {

@@ -269,15 +269,17 @@ impl<'a> Draft<'a> {
     }
 
     /// Pictures of a model that makes them: one for each sample, or those of its video, of whole latents.
-    fn pictures(&mut self, pictures: Pictures, side: u64, batch: &mut Batch) {
+    fn pictures(&mut self, pictures: Pictures, side: u64, whole: bool, batch: &mut Batch) {
         const ALONE: &str =
             "one part of a pipeline alone: the others (text encoders, denoiser, autoencoder) are not counted";
-        self.notes.push(ALONE.to_owned());
+        if !whole {
+            self.notes.push(ALONE.to_owned());
+        }
         let Some([count, height, width]) = batch.images else {
             batch.images = Some([batch.batch_size.saturating_mul(pictures.frames), side, side]);
             return self.derived.push(("batch.images".into(), "as large as the model makes them".into()));
         };
-        let whole = [height, width].map(|size| size.next_multiple_of(pictures.pixels));
+        let full = [height, width].map(|size| size.next_multiple_of(pictures.pixels));
         let samples = batch.batch_size.max(1);
         if pictures.frames == 1 && count != samples {
             batch.images = Some([samples, height, width]);
@@ -285,14 +287,14 @@ impl<'a> Draft<'a> {
         }
         let frames = (count / samples).saturating_sub(1) / pictures.between * pictures.between + 1;
         let nearest = if pictures.frames == 1 { samples } else { samples * frames };
-        let fault = if whole != [height, width] {
+        let fault = if full != [height, width] {
             format!("sides of {height} and {width} pixels are no multiples of {}", pictures.pixels)
         } else if pictures.frames > 1 && count != samples.saturating_mul(frames) {
             format!("{count} pictures are not {samples} videos of one picture and some times {} more", pictures.between)
         } else {
             return;
         };
-        self.faults.add(Fault::new("batch.images", fault).or_set("batch.images", json!([nearest, whole[0], whole[1]])));
+        self.faults.add(Fault::new("batch.images", fault).or_set("batch.images", json!([nearest, full[0], full[1]])));
     }
 
     /// A model that sees pictures alone takes one for each sample.
@@ -313,7 +315,7 @@ impl<'a> Draft<'a> {
     /// Images as the model's processor scales them: to whole patches of those that are cut.
     fn images(&mut self, model: &Model, batch: &mut Batch) {
         if let Some((pictures, side)) = model.pictures() {
-            self.pictures(pictures, side, batch);
+            self.pictures(pictures, side, model.is_pipeline(), batch);
         }
         if !Batch::reads_tokens(model) && model.pictures().is_none() {
             self.one_each(batch);

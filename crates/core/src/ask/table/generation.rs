@@ -109,6 +109,46 @@ pub(super) const ROWS: &[Setting] = &[
         .from("what they have")
         .on(Topic::ManyCards, Scope::GENERATE)
         .example("--max-memory 0=1GiB,cpu=64GiB"),
+    setting(
+        "diffusion.offload",
+        "offload",
+        Kind::Choice(&[
+            ("none", "all parts on the card"),
+            ("model", "enable_model_cpu_offload: the part that runs is on the card"),
+            ("sequential", "enable_sequential_cpu_offload: the module that runs is on the card"),
+        ]),
+        "Where parts of a pipeline of diffusers wait",
+    )
+    .value("HOW")
+    .from("diffusers 0.42's default")
+    .on(Topic::Pictures, Scope::GENERATE)
+    .example("--offload model"),
+    setting(
+        "diffusion.unguided",
+        "no-guidance",
+        Kind::Switch,
+        "No second picture without the prompt (guidance_scale of 1)",
+    )
+    .from("diffusers 0.42's default")
+    .on(Topic::Pictures, Scope::GENERATE)
+    .example("--no-guidance"),
+    setting("diffusion.vae_tiling", "vae-tiling", Kind::Switch, "Large pictures are decoded in tiles (vae.enable_tiling)")
+        .from("diffusers 0.42's default")
+        .on(Topic::Pictures, Scope::GENERATE)
+        .example("--vae-tiling --images 1x768x768"),
+    setting("diffusion.vae_slicing", "vae-slicing", Kind::Switch, "Pictures are decoded one by one (vae.enable_slicing)")
+        .from("diffusers 0.42's default")
+        .on(Topic::Pictures, Scope::GENERATE)
+        .example("--vae-slicing --batch-size 2"),
+    setting(
+        "diffusion.attention_slicing",
+        "attention-slicing",
+        Kind::Switch,
+        "A UNet attends half of its heads at a time (enable_attention_slicing)",
+    )
+    .from("diffusers 0.42's default")
+    .on(Topic::Pictures, Scope::GENERATE)
+    .example("--attention-slicing"),
     setting("assistant.model", "assistant-model", Kind::Text, "A small model that drafts tokens (assisted decoding)")
         .value("MODEL")
         .from("none")

@@ -62,6 +62,11 @@ impl Loaded {
         let stored = stored.into_iter().map(|(id, weight)| (by_name(id), weight)).collect();
         let names = program.parameters.iter().map(|parameter| parameter.name.clone());
         let parameters = names.zip(loaded).collect();
+        Self { quantised, stored, buffers, ..Self::bare(plan, parameters) }
+    }
+
+    /// Parameters alone.
+    pub(super) fn bare(plan: &InferPlan, parameters: BTreeMap<String, Tensor>) -> Self {
         let settings = Settings {
             attention: plan.attention,
             checkpointing: false,
@@ -82,7 +87,15 @@ impl Loaded {
             float8: None,
             drops_outputs: false,
         };
-        Self { settings, parameters, quantised, stored, buffers, store: None, dealt: None }
+        Self {
+            settings,
+            parameters,
+            quantised: BTreeMap::new(),
+            stored: BTreeMap::new(),
+            buffers: Vec::new(),
+            store: None,
+            dealt: None,
+        }
     }
 
     /// One pass over a batch, with so many positions cached.
@@ -90,6 +103,21 @@ impl Loaded {
         if let Some(store) = &self.store {
             store.begin(past);
         }
+        self.runner(torch, batch, program).forward(torch)
+    }
+
+    /// A part of a pass.
+    pub(super) fn pass_part(
+        &self,
+        torch: &mut Torch,
+        batch: &Batch,
+        program: &Arc<Program>,
+        steps: std::ops::Range<usize>,
+    ) -> Vec<Tensor> {
+        self.runner(torch, batch, program).forward_part(torch, steps)
+    }
+
+    fn runner(&self, torch: &mut Torch, batch: &Batch, program: &Arc<Program>) -> Rc<Runner> {
         let known = |p: &crate::model::op::Parameter| self.parameters.get(&p.name).cloned();
         let parameters = program
             .parameters
@@ -103,6 +131,6 @@ impl Loaded {
         let wrapped = Rc::new(Wrapped { quantised, stored, ..Wrapped::default() });
         let cache = self.store.as_ref().map(Rc::clone);
         let runner = Runner::with(Arc::clone(program), parameters, inputs, self.settings, wrapped, cache);
-        Rc::new(runner.dealt(self.dealt.clone())).forward(torch)
+        Rc::new(runner.dealt(self.dealt.clone()))
     }
 }

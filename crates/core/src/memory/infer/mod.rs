@@ -10,6 +10,7 @@ pub(super) mod batch;
 mod cards;
 pub(super) mod choose;
 mod loaded;
+mod pipeline;
 pub mod placement;
 pub(super) mod within;
 
@@ -81,7 +82,10 @@ pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Arc<Program>, Log, V
         Some(map) => Some(Rc::new(cards::deal(&program, plan, map, &mut notes)?)),
         None => None,
     };
-    let mut weights = Loaded::load(&mut torch, &program, plan, found.stored());
+    let mut weights = match model.is_pipeline() {
+        true => Loaded::pipeline(&mut torch, &program, plan),
+        false => Loaded::load(&mut torch, &program, plan, found.stored()),
+    };
     if let Some(dealt) = dealt {
         cards::settle(&mut torch, &program, &weights, &dealt, &mut notes);
         weights.dealt = Some(dealt);
@@ -100,6 +104,7 @@ pub fn simulate(model: &Model, plan: &InferPlan) -> Result<(Arc<Program>, Log, V
             );
             run.generate(model, &program)?;
         }
+        None if model.is_pipeline() => run.pipeline(model, &program),
         None if plan.new_tokens == 0 => run.forward_twice(&program),
         None => run.generate(model, &program)?,
     }

@@ -221,6 +221,14 @@ impl Runner {
         frames.returned
     }
 
+    /// Runs a part of the program by itself, such as a part of a pipeline.
+    pub fn forward_part(self: &Rc<Self>, torch: &mut Torch, part: std::ops::Range<usize>) -> Vec<Tensor> {
+        let mut frames = Frames::new(Variables::all(&self.program));
+        torch.in_category(Category::Activations, |torch| self.run(torch, &mut frames, part));
+        torch.set_module(0);
+        frames.returned
+    }
+
     /// The first update of a dynamic cache joins nothing and the new keys and values: a copy of each. The nothing has the
     /// type of the keys, so values are widened to it (rotated keys are wider under autocast).
     fn cache_copies(&self, torch: &mut Torch, frames: &mut Frames, inputs: &[Option<Tensor>]) -> Vec<Option<Tensor>> {

@@ -5,13 +5,17 @@ mod cogvideox;
 mod flux;
 mod flux2;
 mod hunyuan;
+mod hunyuan_vae;
 mod ltx;
+mod ltx_vae;
 mod parts;
+mod pipeline;
 mod qwen_image;
 mod sd3;
 mod unet;
 mod vae;
 mod wan;
+mod wan_vae;
 
 use serde_json::Value;
 
@@ -59,18 +63,22 @@ const FED: &[(&Family, Pictures)] = &[
     (&flux::FAMILY, flux::PICTURES),
     (&flux2::FAMILY, flux2::PICTURES),
     (&hunyuan::FAMILY, hunyuan::PICTURES),
+    (&hunyuan_vae::FAMILY, hunyuan_vae::PICTURES),
     (&ltx::FAMILY, ltx::PICTURES),
+    (&ltx_vae::FAMILY, ltx_vae::PICTURES),
     (&qwen_image::FAMILY, qwen_image::PICTURES),
     (&sd3::FAMILY, sd3::PICTURES),
     (&unet::FAMILY, unet::PICTURES),
     (&vae::FAMILY, vae::PICTURES),
     (&wan::FAMILY, wan::PICTURES),
+    (&wan_vae::FAMILY, wan_vae::PICTURES),
+    (&wan_vae::QWEN, wan_vae::STILL),
 ];
 
 /// All of them.
 pub const ALL: &[&Family] = &{
-    let mut all = [FED[0].0; FED.len()];
-    let mut at = 1;
+    let mut all = [&pipeline::FAMILY; FED.len() + 1];
+    let mut at = 0;
     while at < FED.len() {
         all[at] = FED[at].0;
         at += 1;
@@ -84,10 +92,24 @@ fn known(class: &str) -> Option<&'static (&'static Family, Pictures)> {
 
 /// Writes the class of a config of diffusers as its type, where it is one of these.
 pub(crate) fn name(config: &mut Value) {
-    let class = config["_class_name"].as_str().and_then(known).map(|(family, _)| family.model_types[0]);
-    if let (Some(class), Some(object)) = (class, config.as_object_mut()) {
-        object.entry("model_type").or_insert(class.into());
+    let is_pipeline = pipeline::is_one(&config["_class_name"]);
+    let class = config["_class_name"].as_str().filter(|class| is_pipeline || known(class).is_some()).map(str::to_owned);
+    let (Some(class), Some(object)) = (class, config.as_object_mut()) else { return };
+    object.entry("model_type").or_insert(class.into());
+    if is_pipeline {
+        object.values_mut().filter(|part| part.is_object()).for_each(name);
     }
+}
+
+/// Whether a config is of a whole pipeline.
+pub(crate) fn is_pipeline(config: &Value) -> bool {
+    pipeline::is_one(&config["model_type"])
+}
+
+/// The part of a pipeline that takes noise out; a part is itself.
+pub(crate) fn denoiser(config: &Value) -> &Value {
+    let part = ["unet", "transformer"].iter().map(|name| &config[*name]).find(|part| part.is_object());
+    part.filter(|_| is_pipeline(config)).unwrap_or(config)
 }
 
 /// What a model of these is fed with.

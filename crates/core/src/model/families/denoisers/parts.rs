@@ -121,8 +121,42 @@ impl Transformer {
         let query = g.linear("to_q", hidden, width, false);
         let key = g.linear("to_k", context, width, false);
         let value = g.linear("to_v", context, width, false);
+        if g.inputs.making.sliced_attention {
+            return sliced(g, [query, key, value], self.heads);
+        }
         attend(g, [query, key, value], self.heads)
     }
+}
+
+/// `SlicedAttnProcessor` as "auto" has it: half of the heads at a time, with their scores.
+fn sliced(g: &mut Graph, parts: [Value; 3], heads: u64) -> Value {
+    let [batch, rows, width] = [0, 1, 2].map(|dim| parts[0].size(dim));
+    let all = batch.saturating_mul(heads);
+    let [query, key, value] = parts.map(|x| {
+        let apart = g.split_last(&x, heads, width / heads.max(1));
+        let turned = g.transpose(&apart, 1, 2);
+        g.reshape(&turned, [all, x.size(1), width / heads.max(1)])
+    });
+    let output = g.fill_like(&query, query.shape());
+    let (at_once, mut last) = ((heads / 2).max(1), None);
+    for start in (0..all).step_by(at_once as usize) {
+        let [query, key, value] = [&query, &key, &value].map(|x| g.slice(x, 0, start, at_once.min(all - start)));
+        let turned = g.transpose(&key, 1, 2);
+        let room = g.fill_like(&query, [query.size(0), rows, key.size(1)]);
+        let scores = g.matmul(&query, &turned);
+        drop(room);
+        let weights = g.softmax(&scores, -1, None);
+        drop(scores);
+        // The name of the last slice is given away when the next is there.
+        last = Some(g.matmul(&weights, &value));
+    }
+    drop((query, key, value));
+    let apart = g.view(&output, [batch, heads, rows, width / heads.max(1)]);
+    let turned = g.transpose(&apart, 1, 2);
+    let hidden = g.reshape(&turned, [batch, rows, width]);
+    drop((last, output));
+    let hidden = g.linear("to_out.0", &hidden, width, true);
+    g.scalar(Binary::Div, &hidden)
 }
 
 /// The same, scaled back as `AttnProcessor2_0` does.

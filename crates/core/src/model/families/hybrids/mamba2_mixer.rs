@@ -1,5 +1,6 @@
 //! Mamba-2's mixer, shared by Mamba-2, Zamba 2, Granite 4 and Nemotron-H.
 
+use super::mamba2_sums::Sums;
 use super::state::{self, CausalConvolution};
 use crate::dtype::DType;
 use crate::model::op::{Norm, Reduction, Role, Unary};
@@ -125,20 +126,29 @@ impl Mamba2Mixer {
             let sums = segment_sums(g, &a);
             g.unary(Unary::Exp, &sums)
         };
-        let scores = {
+        let sums = Sums { batch, chunks, chunk, heads, dim, width };
+        let by_einsum = g.inputs.transformers.is_some_and(|version| version >= [5, 18]);
+        let scores = if by_einsum {
+            sums.scores(g, &c, &b)
+        } else {
             let c = g.unsqueeze(&c, 3);
             let b = g.unsqueeze(&b, 2);
             let product = g.mul(&c, &b);
             g.reduce(Reduction::Sum, &product, -1, false)
         };
-        let weights = {
+        let weights = if by_einsum {
+            let mask = g.permute(&mask, &[0, 2, 3, 4, 1]);
+            g.mul(&scores, &mask)
+        } else {
             let scores = g.unsqueeze(&scores, -1);
             let mask = g.permute(&mask, &[0, 2, 3, 4, 1]);
             let mask = g.unsqueeze(&mask, -1);
             let product = g.mul(&scores, &mask);
             g.reduce(Reduction::Sum, &product, -1, false)
         };
-        let inside = {
+        let inside = if by_einsum {
+            sums.inside(g, &weights, &x)
+        } else {
             let weights = g.unsqueeze(&weights, -1);
             let x = g.unsqueeze(&x, 2);
             let product = g.mul(&weights, &x);
@@ -156,7 +166,9 @@ impl Mamba2Mixer {
             let decays = g.unsqueeze(&decays, -1);
             g.mul(&b, &decays)
         };
-        let mut states = {
+        let mut states = if by_einsum {
+            sums.states(g, &b_decayed, &x)
+        } else {
             let b = g.unsqueeze(&b_decayed, 4);
             let x = g.unsqueeze(&x, -1);
             let product = g.mul(&b, &x);
@@ -179,7 +191,9 @@ impl Mamba2Mixer {
             let decays = g.unary(Unary::Exp, &sums);
             g.transpose(&decays, 1, 3)
         };
-        let new_states = {
+        let new_states = if by_einsum {
+            sums.carried(g, &chunk_decays, &states)
+        } else {
             let decays = g.view(&chunk_decays, [batch, chunks + 1, chunks + 1, heads, 1, 1]);
             let states = g.unsqueeze(&states, 2);
             let product = g.mul(&decays, &states);
@@ -190,19 +204,27 @@ impl Mamba2Mixer {
 
         // What the states add to the output.
         let decays_out = g.unary(Unary::Exp, &decay_sums);
-        let c_times_states = {
+        let c_times_states = if by_einsum {
+            sums.outputs(g, &c, &states)
+        } else {
             let c = g.unsqueeze(&c, 4);
             let states = g.unsqueeze(&states, 2);
             g.mul(&c, &states)
         };
         let between = {
-            let sums = g.reduce(Reduction::Sum, &c_times_states, -1, false);
+            let sums = match by_einsum {
+                true => c_times_states.clone(),
+                false => g.reduce(Reduction::Sum, &c_times_states, -1, false),
+            };
             let decays = g.permute(&decays_out, &[0, 2, 3, 1]);
             let decays = g.unsqueeze(&decays, -1);
             g.mul(&sums, &decays)
         };
 
         let mut output = g.add(&inside, &between);
+        if by_einsum {
+            output = g.contiguous(&output);
+        }
         output = g.reshape(&output, [batch, padded, heads, dim]);
         output = g.add(&output, &residual);
         if padded > seq {

@@ -9,6 +9,7 @@ pub mod lfm2;
 pub mod mamba;
 pub mod mamba2;
 mod mamba2_mixer;
+mod mamba2_sums;
 mod mamba_mixer;
 pub mod nemotron_h;
 pub mod qwen3_next;

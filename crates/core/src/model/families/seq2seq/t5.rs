@@ -279,6 +279,11 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let t5 = T5::read(c)?;
     g.caches_in_training();
     let table = g.parameter("shared.weight", [t5.vocab, t5.hidden], Role::Embedding);
+    if c.strings("architectures")?.is_some_and(|names| names.iter().any(|name| name.ends_with("T5EncoderModel"))) {
+        let states = t5.encoder(g, table);
+        g.run(Op::Return, &[&states], []);
+        return Ok(());
+    }
     let encoded = Encoded::run(g, |g| t5.encoder(g, table));
     let mut hidden = t5.decoder(g, table, &encoded);
     if task == Task::Base {

@@ -198,6 +198,14 @@ fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
             let kept: Vec<&Value> = std::iter::once(&output.last).chain(&output.pooled).collect();
             g.run(Op::Return, &kept, []);
         }
+        "clip_text_model"
+            if c.strings("architectures")?.is_some_and(|names| names.contains(&"CLIPTextModelWithProjection")) =>
+        {
+            let (text, width) = (ClipText::read(c)?, c.size_or(&["projection_dim"], 512)?);
+            let (last, pooled) = g.module("text_model", |g| text.model(g));
+            let words = g.linear("text_projection", &pooled, width, false);
+            g.run(Op::Return, &[&words, &last], []);
+        }
         "clip_text_model" => {
             let (last, pooled) = ClipText::read(c)?.model(g);
             g.run(Op::Return, &[&last, &pooled], []);
