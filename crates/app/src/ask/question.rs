@@ -93,9 +93,8 @@ impl Question {
         let Some(kin) = kin else {
             return match named {
                 None => Err(failure),
-                Some(_) => {
-                    Err(Failure::bad_input(failure.message(Door::CommandLine)).hint("give a model by its name, such as --model llama3-8b"))
-                }
+                Some(_) => Err(Failure::bad_input(failure.message(Door::CommandLine))
+                    .hint("give a model by its name, such as --model llama3-8b")),
             };
         };
         self.asked.notes.push(format!("{name} could not be fetched: {kin}, whose name says the same shape, stands in"));
