@@ -488,7 +488,7 @@ fn files_of_gguf_are_served_as_they_are() {
     let both = with("whole.gguf", &["-md", draft.to_str().unwrap()]);
     assert_eq!(both["model"].as_u64(), whole["model"].as_u64().map(|bytes| 2 * bytes), "a draft has its own bytes");
     std::fs::remove_file(at("split-00002-of-00002.gguf")).unwrap();
-    for (name, told) in [("split-00001-of-00002.gguf", "2"), ("wrong.gguf", "llama.block_count is 3")] {
+    for (name, told) in [("split-00001-of-00002.gguf", "1 of the 2 parts"), ("wrong.gguf", "llama.block_count is 3")] {
         let path = at(name);
         let refused = vramcast(&["infer", path.to_str().unwrap(), "--engine", "llama.cpp", "--gpu", "rtx4090"]).code(2);
         let said = String::from_utf8(refused.get_output().stderr.clone()).unwrap();
