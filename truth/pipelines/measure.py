@@ -36,6 +36,8 @@ def part(config, dtype):
     import torch, diffusers, transformers
     from accelerate import init_empty_weights
     c = copy.deepcopy(config)
+    for name in dir(torch.nn.init):  # nobody looks at values, and to draw billions takes minutes
+        if name.endswith("_") and not name.startswith("_"): setattr(torch.nn.init, name, lambda tensor, *a, **k: tensor)
     with init_empty_weights(include_buffers=False):
         if "_class_name" in c: m = getattr(diffusers, c.pop("_class_name")).from_config(c)
         else:

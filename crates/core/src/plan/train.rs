@@ -138,8 +138,8 @@ impl TrainPlan {
         });
         self.batch.check_tokens(model, &mut faults);
         faults.when(model.is_pipeline(), || {
-            Fault::unsupported("model", "training of a whole pipeline")
-                .or("name the folder of the part that is trained (unet, transformer, vae)")
+            let what = "a whole pipeline is not trained: name the folder of its part that is (unet, transformer, vae)";
+            Fault { unsupported: true, ..Fault::new("model", what) }
         });
         self.job.check_on(model, &self.batch, &mut faults);
         self.objective.check_on(model, &mut faults);

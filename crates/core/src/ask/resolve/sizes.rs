@@ -47,6 +47,11 @@ pub(super) fn training(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPla
 
 /// Prompt and new tokens.
 pub(super) fn generation(model: &Model, draft: &mut Draft<'_>, plan: &mut InferPlan, name: &str) {
+    if model.is_pipeline() && !draft.states("new_tokens") {
+        // Prompts are as long as the pipeline makes them.
+        plan.new_tokens = 0;
+        return draft.derived.push(("new_tokens".into(), "a pipeline makes pictures".into()));
+    }
     if !model.task().generates() && plan.new_tokens > 0 && !draft.states("new_tokens") {
         plan.new_tokens = 0;
         draft.derived.push(("new_tokens".into(), "the model does not generate".into()));

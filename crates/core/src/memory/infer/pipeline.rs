@@ -14,6 +14,7 @@ use crate::memory::log::{Category, Event};
 use crate::memory::lower::Dealt;
 use crate::memory::phase::{Phase, Work};
 use crate::memory::torch::Torch;
+use crate::model::op::Op;
 use crate::model::{Model, Program, Step};
 use crate::plan::device_map::Holder;
 use crate::plan::{InferPlan, Offload};
@@ -96,6 +97,9 @@ impl Run<'_> {
             };
             self.torch.log.borrow_mut().phase(phase);
             self.model.settings.weights = part.weights;
+            if part.weights != self.plan.weights {
+                self.widen(program, part);
+            }
             match self.plan.diffusion.offload {
                 // Only the part before it in the chain goes: a second round finds the last of the first still there.
                 Offload::Model => {
@@ -119,6 +123,22 @@ impl Run<'_> {
                 drop(outputs);
             }
             self.torch.log.borrow_mut().end_phase();
+        }
+    }
+
+    /// What goes into a part is cast to its type, and so is what waits for its turn.
+    fn widen(&mut self, program: &Program, part: &Part) {
+        for step in &program.steps[part.steps.clone()] {
+            let Step::Run { op: Op::Input(kind), outputs, .. } = step else { continue };
+            let shape = program.values[outputs[0].0 as usize];
+            for (known, tensor) in &mut self.batch.media {
+                if known == kind && tensor.shape == shape {
+                    *tensor = self.torch.fresh("to", shape, part.weights);
+                }
+            }
+        }
+        if self.plan.diffusion.offload != Offload::None {
+            self.model.leave(&mut self.torch, program, &part.beginning);
         }
     }
 }

@@ -15,7 +15,7 @@ enum Pass {
     OfWeight,
 }
 
-/// A convolution of pictures without groups.
+/// A convolution of pictures or videos without groups.
 #[derive(Debug, Clone, Copy)]
 struct Pictures {
     count: u64,
@@ -55,8 +55,8 @@ fn channels_last(shape: Shape) -> Strides {
 
 impl Pictures {
     fn of(x: &Tensor, weight: &Tensor, output: Shape) -> Option<Self> {
-        let plain = weight.shape.rank() == 4 && weight.shape.size(1) == x.shape.size(1);
-        let places = |shape: Shape| shape.size(2).saturating_mul(shape.size(3));
+        let plain = weight.shape.rank() >= 4 && weight.shape.size(1) == x.shape.size(1);
+        let places = |shape: Shape| shape.sizes()[2..].iter().fold(1, |all: u64, size| all.saturating_mul(*size));
         plain.then(|| Self {
             count: x.shape.size(0),
             channels: [x.shape.size(1), output.size(1)],
