@@ -157,6 +157,9 @@ fn tables_and_solvers_answer() {
     assert!(table.contains("131,072"), "{table}");
     let longest = stdout(&["infer", "llama3-8b", "--engine", "vllm", "--gpu", "h100", "--solve", "context"]);
     assert!(longest.contains("tokens"), "{longest}");
+    // Positions of an encoder, all of them: what the decoder writes takes none of these.
+    let heard = stdout(&["infer", "openai/whisper-tiny", "--solve", "context"]);
+    assert!(heard.contains("1500 tokens"), "{heard}");
     let cards = stdout(&[
         "infer",
         "meta-llama/Llama-3.3-70B-Instruct",

@@ -4,7 +4,7 @@
 pub(crate) mod train;
 
 use serde_json::{Value, json};
-use vramcast_core::ask::{Request, Runner, Wanted as Show, longest_sequence, tree};
+use vramcast_core::ask::{Request, Runner, Wanted as Show, longest_sequence, positions, target_positions, tree};
 use vramcast_core::plan::{Gpu, ModelSizes};
 use vramcast_core::serving::llama_cpp::Mixture;
 use vramcast_core::serving::solve;
@@ -203,7 +203,10 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
         }
         Wanted::Context => {
             // Nobody asks for more than the model was made for.
-            let most = longest_sequence(model).map_or(u64::MAX, |most| most.saturating_sub(plan.new_tokens).max(1));
+            // What a decoder beside an encoder writes takes no place in the prompt.
+            let written = if target_positions(model).is_some() { 0 } else { plan.new_tokens };
+            let made_for = longest_sequence(model).or_else(|| positions(model));
+            let most = made_for.map_or(u64::MAX, |most| most.saturating_sub(written).max(1));
             let words = |n| format!("a prompt of {n} tokens{}", if n == most { ", all it was made for" } else { "" });
             solve::largest_prompt(model, &plan, most)?.map(|n| number("batch.seq_len", n, words(n)))
         }

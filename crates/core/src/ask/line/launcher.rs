@@ -409,6 +409,12 @@ impl Launch {
             if let (Some(cards), false) = (self.visible, file.contains_key("num_processes")) {
                 file.insert("num_processes".into(), json!(cards));
             }
+            // accelerate takes all that the machine has.
+            let engine = file.get("distributed_type").is_some_and(|kind| kind == "FSDP" || kind == "DEEPSPEED");
+            if engine && !file.contains_key("num_processes") && !file.contains_key("parallelism_config") {
+                file.insert("num_processes".into(), json!(8));
+                self.notes.push("the line does not say on how many cards it runs: 8 are taken".into());
+            }
             if file.is_empty() {
                 self.notes.push("accelerate launch without a file: one card is taken".into());
             } else {

@@ -381,6 +381,9 @@ const EXAMPLES: [(&str, &str); 13] = [
     ("clm", "AutoModelForCausalLM"),
 ];
 
+/// Parts of names of TRL's scripts (examples/scripts, trl/experimental) whose trainers are not simulated.
+const OTHERS: [&str; 8] = ["nash", "xpo", "bco", "minillm", "papo", "sdft", "sdpo", "gfpo"];
+
 /// A script of one's own: arguments of a Trainer, beside others that are the script's.
 fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
     let name = base(path);
@@ -423,6 +426,12 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     let parts: Vec<&str> = name.split(|letter: char| !letter.is_ascii_alphanumeric()).collect();
     let trained = TaskKind::ALL.iter().filter(|(kind, ..)| !kind.is_role());
     let task = trained.map(|(_, task, _)| *task).find(|task| parts.contains(task));
+    let task = if task == Some("dpo") && parts.contains(&"online") { Some("online-dpo") } else { task };
+    // Trainers of TRL that are not simulated: their arguments alone would look like fine-tuning.
+    if let Some(other) = OTHERS.iter().find(|other| parts.contains(*other)) {
+        let cure = "`vramcast list settings` shows the tasks that are, under --task";
+        return Err(vec![Fault::unsupported("", format!("{name}: {other}, another task,")).or(cure)]);
+    }
     let text = (beside.open)(path).ok().and_then(|text| text.as_str().map(str::to_owned));
     let head = EXAMPLES.iter().find(|(known, _)| name.strip_prefix("run_").is_some_and(|rest| rest.starts_with(known)));
     let tool = match &text {

@@ -415,6 +415,8 @@ fn special(runner: Runner, key: &str, value: &Value) -> Option<Result<Option<Str
             Some(Err(("device", "engines are answered on cards of CUDA's kind: leave it out")))
         }
         (_, "device") => Some(Ok(None)),
+        // vllm bench.
+        (Runner::Vllm, "backend") if text.starts_with("vllm") => Some(Ok(None)),
         (Runner::Vllm, "max_model_len") if ["auto", "-1", "-1.0"].contains(&text.as_str()) => {
             Some(Ok(Some(format!("max-model-len {text}: the model's own, or the longest that fits if that is less"))))
         }

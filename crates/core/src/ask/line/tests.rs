@@ -392,7 +392,7 @@ fn engines_that_others_start_are_read() {
         "vllm run-batch -i a -o b --model gpt2",
     ] {
         let found = content(line);
-        assert_eq!((found.model.as_deref(), found.task), (Some("gpt2"), Some(Task::Infer)), "{line}");
+        assert_eq!((found.model.as_deref(), found.task), (Some("gpt2"), Some(crate::ask::Task::Infer)), "{line}");
     }
 }
 
@@ -443,6 +443,12 @@ fn preferences_of_other_tools_are_tasks() {
     ] {
         assert_eq!(kind(line), (Some(json!(task)), true), "{line}");
     }
+    let online = content("python dpo_online.py --model_name_or_path gpt2 --per_device_train_batch_size 1");
+    assert_eq!(tree::get(&online.tree, "objective.kind"), Some(&json!("online-dpo")));
+    let words = shell::lines("python nash_md.py --model_name_or_path gpt2 --per_device_train_batch_size 1").remove(0);
+    assert!(read(&words, &open, &[]).unwrap_err()[0].to_string().contains("another task"));
+    let spread = content("trl dpo --model_name_or_path gpt2 --accelerate_config zero3");
+    assert_eq!(tree::get(&spread.tree, "parallel.gpus"), Some(&json!(8)));
     let words = shell::lines("swift rlhf --rlhf_type grpo --model gpt2").remove(0);
     assert!(read(&words, &open, &[]).unwrap_err()[0].to_string().contains("--task grpo"));
 }

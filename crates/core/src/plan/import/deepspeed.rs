@@ -22,6 +22,12 @@ const KEYS: &[Row] = &[
     Row("gradient_clipping bf16.* fp16.*", Sense::Read("clip, weights")),
     Row("optimizer.*", Sense::Read("optimizer")),
     Row("activation_checkpointing.*", Sense::Said("it acts on Megatron's checkpoints only")),
+    Row("autotuning.*", Sense::Said("the sizes that are given stand")),
+    Row(
+        "data_efficiency.* curriculum_learning.* progressive_layer_drop.*",
+        Sense::Said("every token runs through every layer, which is more"),
+    ),
+    Row("compression_training.*", Sense::Refused("leave it out, unless all of it is off")),
 ];
 
 pub(super) fn read(value: &Value, _: &Beside<'_>) -> Result<Imported, Vec<Fault>> {

@@ -334,8 +334,8 @@ mod tests {
         assert_eq!(zero(json!({"stage": 2, "no_such_key": 1})), ["zero_optimization"]);
         assert_eq!(refused(json!({"bf16": {"enabled": true}, "fp16": {"enabled": true}})), ["fp16.enabled"]);
         assert_eq!(
-            refused(json!({"curriculum_learning": {}, "data_types": {"x": 1}})),
-            ["curriculum_learning", "data_types.x"]
+            refused(json!({"sparse_attention": {}, "data_types": {"x": 1}})),
+            ["sparse_attention", "data_types.x"]
         );
     }
 }
