@@ -1,6 +1,7 @@
 //! Every command that the documentation shows runs.
 #![allow(clippy::disallowed_methods, reason = "tests look at files")]
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
@@ -31,7 +32,8 @@ fn pages() -> Vec<PathBuf> {
 /// The files that examples name.
 fn prepare(folder: &Path) {
     let copy = |from: &str, to: &str| std::fs::copy(root().join(from), folder.join(to)).unwrap();
-    copy("truth/ledger/h200-probe.jsonl", "rows.jsonl");
+    let rows = std::fs::read_to_string(root().join("truth/ledger/h200-probe.jsonl")).unwrap();
+    std::fs::write(folder.join("rows.jsonl"), rows.lines().take(12).collect::<Vec<_>>().join("\n")).unwrap();
     copy("crates/app/tests/recording/train.pickle", "snapshot.pickle");
     copy("crates/app/tests/learned/net.json", "net.json");
     std::fs::write(folder.join("run.log"), MESSAGE).unwrap();
@@ -100,28 +102,79 @@ fn words(line: &str) -> Vec<String> {
 
 #[test]
 fn commands_of_the_documentation_run() {
-    let folder = tempfile::tempdir().unwrap();
-    prepare(folder.path());
-    let (mut ran, mut mistakes) = (0, Vec::new());
-    for page in pages() {
-        let text = std::fs::read_to_string(&page).unwrap().replace("\\\n", " ");
-        for line in text.lines().filter_map(|line| line.trim_start().strip_prefix("$ vramcast ")) {
-            if line.contains(" | ") || line.contains(" > ") || ELSEWHERE.iter().any(|(name, _)| line.starts_with(name))
-            {
-                continue;
+    assert!(run(|line| !many_cards(line)) > 15);
+}
+
+#[test]
+#[ignore = "second ring: minutes"]
+fn searches_over_many_cards_run() {
+    assert!(run(many_cards) > 0);
+}
+
+/// The planner's search of meshes: as long as all other commands together.
+fn many_cards(line: &str) -> bool {
+    line.starts_with("plan ") && line.contains(" --gpus ")
+}
+
+/// A command of a page, and lines of its answer that are shown below it.
+struct Shown {
+    line: String,
+    answer: Vec<String>,
+}
+
+/// The commands of a page. What stands in a block of text after one is its answer, up to gaps of "…".
+fn shown(page: &str) -> Vec<Shown> {
+    let (mut all, mut fence, mut answered): (Vec<Shown>, _, _) = (Vec::new(), None, false);
+    for line in page.lines() {
+        match (line.trim_start().strip_prefix("```"), fence) {
+            (Some(kind), None) => {
+                answered = kind == "text" && answered;
+                fence = Some(kind);
             }
-            let mut command = Command::cargo_bin("vramcast").unwrap();
-            let output = command.args(words(line)).current_dir(folder.path()).output().unwrap();
-            ran += 1;
-            // 1: it does not fit.
-            if !matches!(output.status.code(), Some(0 | 1)) {
-                let said = String::from_utf8_lossy(&output.stderr).into_owned();
-                mistakes.push(format!("{}: vramcast {line}: {:?}\n{said}", page.display(), output.status.code()));
+            (Some(_), Some(kind)) => (fence, answered) = (None, kind == "console"),
+            (None, Some("text")) if answered && line != "…" => {
+                all.last_mut().into_iter().for_each(|shown| shown.answer.push(line.to_owned()));
+            }
+            (None, _) => {
+                let line = line.trim_start();
+                let command = line.strip_prefix("$ vramcast ").or_else(|| line.strip_prefix("$ cargo run -- "));
+                all.extend(command.map(|line| Shown { line: line.to_owned(), answer: Vec::new() }));
             }
         }
     }
-    assert!(ran > 15, "only {ran} commands were found");
+    all
+}
+
+/// Runs the commands of all pages that are wanted, each once unless its answer is shown; says how many.
+fn run(wanted: impl Fn(&str) -> bool) -> usize {
+    let folder = tempfile::tempdir().unwrap();
+    prepare(folder.path());
+    let (mut ran, mut mistakes) = (BTreeSet::new(), Vec::new());
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).unwrap().replace("\\\n", " ");
+        for Shown { line, answer } in shown(&text) {
+            let elsewhere = ELSEWHERE.iter().any(|(name, _)| line.starts_with(name));
+            if line.contains(" | ") || line.contains(" > ") || elsewhere || !wanted(&line) {
+                continue;
+            }
+            if !ran.insert(line.clone()) && answer.is_empty() {
+                continue;
+            }
+            let mut command = Command::cargo_bin("vramcast").unwrap();
+            let output = command.args(words(&line)).env("COLUMNS", "80").current_dir(folder.path()).output().unwrap();
+            let mut mistake = |what: String| mistakes.push(format!("{}: vramcast {line}: {what}", page.display()));
+            // 1: it does not fit.
+            if !matches!(output.status.code(), Some(0 | 1)) {
+                mistake(format!("{:?}\n{}", output.status.code(), String::from_utf8_lossy(&output.stderr)));
+            }
+            let said = String::from_utf8_lossy(&output.stdout);
+            for wrong in answer.iter().filter(|shown| !said.lines().any(|line| line == *shown)) {
+                mistake(format!("does not say {wrong:?}"));
+            }
+        }
+    }
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
+    ran.len()
 }
 
 /// A link between pages leads somewhere.

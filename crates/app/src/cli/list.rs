@@ -36,7 +36,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
 }
 
 fn what(text: &str) -> Result<What, String> {
-    let known = What::ALL.iter().find(|(name, _)| *name == text);
+    let known = What::ALL.iter().find(|(name, _)| *name == text || name.strip_suffix('s') == Some(text));
     known
         .map(|(_, what)| *what)
         .ok_or_else(|| format!("one of {}", What::ALL.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")))

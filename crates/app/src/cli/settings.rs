@@ -1,6 +1,7 @@
 //! Flags for every setting, made from the table.
 
 use std::marker::PhantomData;
+use std::sync::LazyLock;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, Error, FromArgMatches};
 use vramcast_core::ask::{Given, Kind, Runner, Scope, Setting, table};
@@ -9,6 +10,8 @@ use vramcast_core::ask::{Given, Kind, Runner, Scope, Setting, table};
 pub(super) trait Whose {
     /// Those who run such plans.
     const SCOPE: Scope;
+    /// Their flags, made once: several commands have them, and there are hundreds.
+    fn arguments() -> &'static [Arg];
 }
 
 /// Settings of training.
@@ -21,10 +24,20 @@ pub(super) struct Inference;
 
 impl Whose for Training {
     const SCOPE: Scope = Scope::TRAIN;
+
+    fn arguments() -> &'static [Arg] {
+        static ARGUMENTS: LazyLock<Vec<Arg>> = LazyLock::new(|| arguments(Training::SCOPE));
+        &ARGUMENTS
+    }
 }
 
 impl Whose for Inference {
     const SCOPE: Scope = Scope::INFER;
+
+    fn arguments() -> &'static [Arg] {
+        static ARGUMENTS: LazyLock<Vec<Arg>> = LazyLock::new(|| arguments(Inference::SCOPE));
+        &ARGUMENTS
+    }
 }
 
 /// Settings that were given as flags.
@@ -62,9 +75,8 @@ fn help(row: &Setting, scope: Scope) -> String {
     if !words.is_empty() {
         text += &format!(": {}", words.join(", "));
     }
-    let same = |other: &&Setting| other.flag == row.flag;
-    let whose: Vec<Runner> =
-        scope.runners().filter(|one| table::all().filter(same).any(|row| row.scope.has(*one))).collect();
+    let scopes: Vec<Scope> = table::all().filter(|other| other.flag == row.flag).map(|row| row.scope).collect();
+    let whose: Vec<Runner> = scope.runners().filter(|one| scopes.iter().any(|scope| scope.has(*one))).collect();
     if whose.len() <= 3 {
         text += &format!(" ({})", whose.iter().map(|one| one.title()).collect::<Vec<_>>().join(", "));
     }
@@ -109,18 +121,18 @@ fn argument(row: &'static Setting, scope: Scope, taken: &mut Vec<&'static str>) 
     }
 }
 
+fn arguments(scope: Scope) -> Vec<Arg> {
+    let rows = rows(scope);
+    let mut taken: Vec<&'static str> = rows.iter().map(|row| row.flag).collect();
+    let set = Arg::new("set").long("set").value_name("PATH=VALUE").action(ArgAction::Append);
+    let set =
+        set.help("Any setting by its place in a plan, such as quantization.threshold=0; see `vramcast list settings`");
+    rows.into_iter().map(|row| argument(row, scope, &mut taken)).chain([set]).collect()
+}
+
 impl<W: Whose> clap::Args for SettingFlags<W> {
-    fn augment_args(mut command: Command) -> Command {
-        let rows = rows(W::SCOPE);
-        let mut taken: Vec<&'static str> = rows.iter().map(|row| row.flag).collect();
-        for row in rows {
-            command = command.arg(argument(row, W::SCOPE, &mut taken));
-        }
-        let set =
-            Arg::new("set").long("set").value_name("PATH=VALUE").action(ArgAction::Append).help(
-                "Any setting by its place in a plan, such as quantization.threshold=0; see `vramcast list settings`",
-            );
-        command.arg(set)
+    fn augment_args(command: Command) -> Command {
+        command.args(W::arguments())
     }
 
     fn augment_args_for_update(command: Command) -> Command {

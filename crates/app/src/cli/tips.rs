@@ -21,8 +21,29 @@ pub(super) fn improved(mut error: clap::Error, arguments: &[OsString]) -> clap::
     error
 }
 
+/// What people type, and what it is called here in `train` and in `infer`; a name alone is the option.
+const MEANT: [(&[&str], &str, &str); 6] = [
+    (&["bs", "batch", "micro-batch-size"], "batch-size", "batch-size"),
+    (&["quant", "quantize", "quantisation"], "quantization", "quantization"),
+    (&["4bit", "4-bit", "load-in-4bit", "int4"], "qlora", "quantization nf4"),
+    (&["8bit", "8-bit", "load-in-8bit"], "lora --quantization int8", "quantization int8"),
+    (&["vram", "memory", "gpu-memory", "max-memory"], "memory-limit", "gpu"),
+    (&["fp16-mixed", "amp", "mixed-precision"], "precision bf16-mixed", "dtype"),
+];
+
+/// What changes how a model learns, and no byte.
+const NO_MEMORY: [&str; 8] =
+    ["lr", "learning-rate", "epochs", "num-epochs", "num-train-epochs", "weight-decay", "warmup-steps", "seed"];
+
 /// What was probably meant by `--name`.
 fn tip(name: &str, trains: bool) -> Option<String> {
+    let typed = name.replace('_', "-");
+    if trains && NO_MEMORY.contains(&typed.as_str()) {
+        return Some(format!("'--{name}' decides no memory: leave it out"));
+    }
+    if let Some((_, train, infer)) = MEANT.iter().find(|(names, ..)| names.contains(&typed.as_str())) {
+        return Some(format!("it is called '--{}'", if trains { train } else { infer }));
+    }
     let value = |flag: &str, word: &str| Some(format!("'{word}' is a value: '--{flag} {word}'"));
     if let Some(task) = TaskKind::called(name).filter(|_| trains) {
         return value("task", task.name());
@@ -68,6 +89,16 @@ mod tests {
         assert!(train("adafactor").contains("'--optimizer adafactor'"), "{}", train("adafactor"));
         assert!(train("rank").contains("'--lora-rank'"), "{}", train("rank"));
         assert!(infer("num-gpus").contains("'--tp N'"));
+        assert!(train("load_in_4bit").contains("'--qlora'") && infer("4bit").contains("'--quantization nf4'"));
+        assert!(train("lr").contains("no memory") && train("bs").contains("'--batch-size'"));
+        // What is promised is there.
+        for (_, train, infer) in MEANT {
+            for (line, scope) in [(train, Scope::TRAIN), (infer, Scope::INFER)] {
+                for flag in line.split(" --").filter_map(|part| part.split(' ').next()) {
+                    assert!(table::of(scope).any(|row| row.is_called(flag)), "{flag}");
+                }
+            }
+        }
         assert!(train("kv-cache-dtype").contains("'vramcast infer'"), "{}", train("kv-cache-dtype"));
         assert_eq!(tip("no-such-option", true), None);
     }
