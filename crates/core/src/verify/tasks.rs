@@ -145,7 +145,7 @@ fn objective(row: &Value, kind: TaskKind) -> Objective {
         num_iterations: whole(&given["num_iterations"]),
         temperature: given["temperature"].as_f64().filter(|_| rolls),
         top_k: whole(&given["top_k"]),
-        forced_length: rolls && kind != TaskKind::Ppo,
+        forced_length: rolls && kind != TaskKind::Ppo && job["vllm"].is_null(),
         vllm: job["vllm"].is_object().then(|| Vllm {
             mode: VllmMode::Colocate,
             gpu_memory_utilization: job["vllm"]["share"].as_f64(),
