@@ -88,6 +88,10 @@ fn attempt(
     }
     let value = tasks::value_model(&mut torch, plan, (settings, &mut loaded))?;
     let (loaded, engine): (Loaded, Rc<dyn Engine>) = match spread {
+        // TRL's trainers wrap when they begin to train: for adapters of a small model the pieces that DDP sends may be the most.
+        Some(spread) if spread.replicates() && !plan.objective.is_plain() => {
+            phase(&mut torch, Work::Load.into(), |torch| spread.wrap(torch, program, plan, loaded))
+        }
         Some(spread) => spread.wrap(&mut torch, program, plan, loaded),
         None => {
             let (loaded, alone) = Alone::around(loaded);
@@ -112,6 +116,7 @@ fn attempt(
             engine: engine_of,
             widens,
             adapters_off,
+            whole: tasks::WholeLogits::of(plan),
             known,
         };
         return tasks::run(torch, plan, (engine, spread), (policy, value, syncs));

@@ -81,7 +81,7 @@ pub(super) fn of(plan: &TrainPlan, simulation: &Simulation) -> Vec<Role> {
     roles
 }
 
-/// The card while an engine is on it, the trainer's process among it. From sources.
+/// The card while an engine is on it, the trainer's process among it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Together {
     /// What happens.
@@ -95,8 +95,8 @@ pub struct Together {
 }
 
 /// What trainer and engine hold through a step (trl 1.16, generation/vllm_generation.py): asleep, at level 2, the engine has
-/// nothing; then torch's cache is emptied, the engine's weights come back and the policy's are copied into them one by one; then
-/// its cache does.
+/// nothing; then torch's cache is emptied, of which segments stay that are in use in part, the engine's weights come back and the
+/// policy's are copied into them one by one; then its cache does. Rehearsed: truth/engines/colocated.jsonl.
 pub(super) fn together(plan: &TrainPlan, simulation: &Simulation) -> Vec<Together> {
     let Some(vllm) = plan.objective.vllm.as_ref().filter(|vllm| vllm.mode == VllmMode::Colocate) else {
         return Vec::new();
@@ -105,7 +105,7 @@ pub(super) fn together(plan: &TrainPlan, simulation: &Simulation) -> Vec<Togethe
     let outside = own.fold(0u64, |sum, part| sum.saturating_add(part.bytes));
     let training = outside.saturating_add(simulation.replay.peak_reserved());
     let phases = simulation.log.phases.iter().zip(&simulation.replay.phases);
-    let rollouts = phases.filter(|(phase, _)| phase.work == Work::Generate).map(|(_, memory)| memory.peak);
+    let rollouts = phases.filter(|(phase, _)| phase.work == Work::Generate).map(|(_, memory)| memory.reserved);
     let emptied = rollouts.max().map_or(training, |bytes| outside.saturating_add(bytes));
     let granted = (plan.gpu.memory as f64 * plan.objective.share()) as u64;
     let weights = simulation.program.parameters.iter().map(|one| one.shape.elements().saturating_mul(2));

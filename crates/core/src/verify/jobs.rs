@@ -257,24 +257,30 @@ fn supervised(row: &Value, plan: &mut TrainPlan) {
         Some("bfd_split") => Packing::BfdSplit,
         _ => Packing::Bfd,
     });
+    plan.job.pad_to_multiple_of = asked["pad_to_multiple_of"].as_u64();
     plan.job.padding_free = settled["padding_free"] == true && !plan.job.packing.is_some_and(Packing::keeps_ends);
 }
 
-/// Texts of all lengths, each with a token at its end, where a row has them.
+/// Texts of all lengths, each with a token at its end, where a row has them: listed, or drawn again.
 fn texts(job: &Value) -> Option<Lengths> {
     let rows = job["rows"].as_u64().unwrap_or(64) as usize;
     let (vary, share) = (job["vary"] == true, job["prompt"].as_f64());
-    let all = match vary {
-        true => drawn(job, rows),
-        false => vec![job["seq"].as_u64().unwrap_or(0) + 8; 64],
+    let all = match (job["texts"].as_array(), vary) {
+        (Some(listed), _) => listed.clone(),
+        (None, true) => drawn(job, rows).into_iter().map(Value::from).collect(),
+        (None, false) => vec![(job["seq"].as_u64().unwrap_or(0) + 8).into(); 64],
     };
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
     match share {
-        None => vary.then(|| Lengths::Samples(all.iter().map(|words| words + 1).collect())),
+        None => vary.then(|| Lengths::Samples(all.iter().map(|words| number(words) + 1).collect())),
         Some(share) => Some(Lengths::Pairs(
             all.iter()
-                .map(|words| {
-                    let prompt = ((*words as f64 * share) as u64).max(1);
-                    [prompt, words - prompt + 1]
+                .map(|words| match words.as_array() {
+                    Some(pair) => [0, 1].map(|at| pair.get(at).map_or(0, number) + at as u64),
+                    None => {
+                        let prompt = ((number(words) as f64 * share) as u64).max(1);
+                        [prompt, number(words) - prompt + 1]
+                    }
                 })
                 .collect(),
         )),

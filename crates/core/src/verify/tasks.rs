@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::{distributed, run};
 use crate::dtype::DType;
 use crate::plan::job::Lengths;
+use crate::plan::objective::{Vllm, VllmMode};
 use crate::plan::{AdapterPlan, Kernels, LossKind, Objective, OtherModel, TaskKind, TrainPlan};
 
 /// The plan of a row.
@@ -56,6 +57,14 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
     plan.objective = objective(row, kind);
     plan.job.lengths = lengths(row, kind);
     plan.batch.padded = job["vary"] == true;
+    // jobs.py saves these models and loads them again, so that TRL finds its reference.
+    plan.job.from_pretrained |= job["kind"] == "trl" && kind != TaskKind::Reward && job["dist"].is_null();
+    if let Some(multiple) = given["pad_to_multiple_of"].as_u64().filter(|multiple| *multiple > 0) {
+        // Texts of a reward row have a token less than it says.
+        let real = plan.batch.seq_len - u64::from(kind == TaskKind::Reward);
+        plan.batch.padded |= !real.is_multiple_of(multiple);
+        plan.batch.seq_len = real.next_multiple_of(multiple);
+    }
     if kind == TaskKind::CrossEncoder {
         plan.batch.seq_len *= 2;
     }
@@ -113,12 +122,16 @@ pub(super) fn spread(plan: &mut TrainPlan, job: &Value) -> Result<(), String> {
 fn objective(row: &Value, kind: TaskKind) -> Objective {
     let (job, given) = (&row["job"], &row["job"]["args"]);
     let whole = |value: &Value| value.as_u64();
-    let prompt = job["prompt"].as_u64().or(job["seq"].as_u64().map(|seq| seq / 2));
+    let seq = job["seq"].as_u64().unwrap_or(0);
+    let prompt = match given["truncation_mode"] == "keep_end" {
+        true => seq.saturating_sub(job["answer"].as_u64().unwrap_or(seq)),
+        false => job["prompt"].as_u64().unwrap_or(seq / 2),
+    };
+    let pairs = matches!(kind, TaskKind::Dpo | TaskKind::Kto | TaskKind::Gkd) && job["kind"] != "dpo";
     let rolls = kind.rolls_out() || kind == TaskKind::Gkd;
     Objective {
         kind,
-        max_prompt_length: prompt
-            .filter(|_| matches!(kind, TaskKind::Dpo | TaskKind::Kto | TaskKind::Gkd) && job["kind"] != "dpo"),
+        max_prompt_length: pairs.then_some(prompt).or(whole(&job["query"])),
         max_completion_length: whole(&job["completion"]).filter(|_| rolls),
         loss_type: match &given["loss_type"] {
             Value::Array(all) => Some(all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join("+")),
@@ -132,15 +145,19 @@ fn objective(row: &Value, kind: TaskKind) -> Objective {
         num_iterations: whole(&given["num_iterations"]),
         temperature: given["temperature"].as_f64().filter(|_| rolls),
         top_k: whole(&given["top_k"]),
-        forced_length: rolls && kind != TaskKind::Ppo,
-        vllm: None,
+        forced_length: rolls && kind != TaskKind::Ppo && job["vllm"].is_null(),
+        vllm: job["vllm"].is_object().then(|| Vllm {
+            mode: VllmMode::Colocate,
+            gpu_memory_utilization: job["vllm"]["share"].as_f64(),
+            enable_sleep_mode: job["vllm"]["sleep"] == true,
+        }),
         reward_model: other(row, "reward_model").or_else(|| like_the_policy(row, kind)),
         value_model: like_the_policy(row, kind),
         teacher: other(row, "teacher"),
         lmbda: job["lmbda"].as_f64().map(|share| if drawn(row) { 0.0 } else { share }),
         mini_batch_size: whole(&job["mini_batch"]).or(whole(&given["local_rollout_forward_batch_size"])),
         num_mini_batches: whole(&given["num_mini_batches"]),
-        texts: None,
+        texts: (job["negatives"] == true).then_some(3),
     }
 }
 

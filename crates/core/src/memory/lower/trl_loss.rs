@@ -136,7 +136,7 @@ fn log_probabilities(
         // The chunk of the head that is multiplied next is made before the last one goes.
         let chunks = Chunks::of(torch, &kept[0], &kept[1], compute);
         let next = (chunks.has_weight() && classes > COLUMNS)
-            .then(|| torch.fresh("_to_copy", Shape::from([COLUMNS, width]), compute));
+            .then(|| torch.fresh("_to_copy", Shape::from([COLUMNS.min(classes - COLUMNS), width]), compute));
         drop(next);
         torch.use_blas();
         let products = 1 + wants.iter().take(2).flatten().count() as u64;

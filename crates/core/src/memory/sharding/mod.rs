@@ -81,6 +81,11 @@ impl<'a> Spread<'a> {
         matches!(self.by, By::Deepspeed(_))
     }
 
+    /// Whether every card holds the whole model.
+    pub(super) fn replicates(self) -> bool {
+        matches!(self.by, By::Ddp(_))
+    }
+
     /// Whether the engine does anything: one card needs none, except one that uses the host's memory or has an optimizer of its
     /// own.
     pub(super) fn is_needed(self) -> bool {

@@ -1,4 +1,5 @@
-//! A rollout engine on the same card: vLLM colocated, as TRL starts it (trl 1.16: generation/vllm_generation.py). From sources.
+//! A rollout engine on the same card: vLLM colocated, as TRL starts it (trl 1.16: generation/vllm_generation.py). From sources, and
+//! rehearsed with vLLM 0.26 run eagerly (truth/engines/colocated.jsonl).
 //!
 //! It is granted a share of the card and fills it with weights, activations and cache. Asleep (level 2) it gives weights and cache
 //! back; TRL empties torch's cache before it wakes. Weights go over to it one by one, which is taken to need nothing.
@@ -44,12 +45,12 @@ impl Colocated {
         let training = replay.peak_reserved();
         let generates = |(phase, _): &(&crate::memory::phase::Phase, _)| phase.work == Work::Generate;
         let rollouts = log.phases.iter().zip(&replay.phases).filter(generates);
-        let beside = rollouts.map(|(_, memory)| memory.peak).max().unwrap_or(training);
+        let beside = rollouts.map(|(_, memory)| memory.reserved).max().unwrap_or(training);
         let beside = if self.sleeps { beside } else { training };
         let left = gpu.memory.saturating_sub(others).saturating_sub(beside);
         let most = (left as f64 / gpu.memory.max(1) as f64 * 100.0).floor() / 100.0;
         let mut notes = vec![format!(
-            "vLLM beside the trainer is from sources, not measured: it is granted {:.1} GiB; up to vllm_gpu_memory_utilization {most:.2} fits here",
+            "vLLM beside the trainer was rehearsed, not measured: it is granted {:.1} GiB; up to vllm_gpu_memory_utilization {most:.2} fits here",
             crate::units::Bytes(self.granted).gib()
         )];
         if !self.sleeps {

@@ -11,6 +11,7 @@
 //! | `engine` | a rollout engine beside the trainer |
 //! | [`player`] | a model on the card: the policy, its reference, a reward model, a teacher |
 //! | [`rollout`] | `generate` inside a training run |
+//! | `whole` | log-probabilities as TRL took them before it had a fused head |
 //!
 //! A task is a file here and its line in [`of`]: `prepare` is the trainer's `_prepare_inputs`, `loss` its `compute_loss`. The
 //! loop around them (backward, clip, step) is the one of [`super::train`], and so are its engines.
@@ -30,6 +31,7 @@ mod ppo;
 mod reward;
 mod roles;
 mod rollout;
+mod whole;
 
 use std::rc::Rc;
 
@@ -48,6 +50,7 @@ use crate::plan::job::Sizes;
 use crate::plan::{self, Fault, OtherModel, PlanError, TaskKind, TrainPlan};
 pub(super) use player::Player;
 pub(super) use ppo::value_model;
+pub(super) use whole::WholeLogits;
 
 /// One way to train.
 trait Task {

@@ -37,7 +37,9 @@ impl Task for Odds {
         Ok(torch.in_category(Category::Logits, |torch| {
             let labels = numbers(torch, 2 * sizes.samples, sizes.longest);
             let chosen = likelihood.then(|| cross_entropy(torch, &logits, sizes.samples));
-            let scores = selected(torch, &logits);
+            let before = torch.slice(&logits, 1, logits.shape.size(1) - 1, 1);
+            let scores = selected(torch, &before);
+            drop(before);
             let sums = sum_of_tokens(torch, &scores);
             let loss = preference(torch, &sums);
             drop((scores, labels));
@@ -65,19 +67,17 @@ fn cross_entropy(torch: &mut Torch, logits: &Tensor, chosen: u64) -> Tensor {
 
 /// `selective_log_softmax(logits[:, :-1], labels)` by TRL's kernel (kernels/logprob_entropy.py): the logits are kept, their
 /// gradient is made whole.
-pub(super) fn selected(torch: &mut Torch, logits: &Tensor) -> Tensor {
-    let seq = logits.shape.size(1);
-    let before = torch.slice(logits, 1, seq - 1, 1);
+pub(super) fn selected(torch: &mut Torch, before: &Tensor) -> Tensor {
     let places = Shape::from([before.shape.size(0), before.shape.size(1)]);
     let index = torch.fresh("where", places, DType::I64);
     let figures: Vec<Tensor> = (0..4).map(|_| torch.fresh("empty", places, DType::F32)).collect();
-    if !torch.records(&[&before]) {
+    if !torch.records(&[before]) {
         return figures[0].clone();
     }
     let (shape, dtype) = (before.shape, before.dtype);
     let saved: Vec<Saved> =
-        [&before, &index, &figures[2], &figures[3]].into_iter().map(|tensor| Saved::new(torch, tensor)).collect();
-    torch.attach(figures[0].clone(), &[&before], move |torch, gradient| {
+        [before, &index, &figures[2], &figures[3]].into_iter().map(|tensor| Saved::new(torch, tensor)).collect();
+    torch.attach(figures[0].clone(), &[before], move |torch, gradient| {
         let kept: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
         let result = torch.fresh("empty_like", shape, dtype);
         drop((kept, gradient));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::dtype::DType;
 use crate::memory::adapters::{self, Loaded, Made};
 use crate::memory::engine::Engine;
+use crate::memory::loading::{self, Names};
 use crate::memory::log::{Category, StorageInfo};
 use crate::memory::lower::cache::Store;
 use crate::memory::lower::head::{Head, HeadLoss, Scores};
@@ -15,6 +16,7 @@ use crate::memory::lower::liger::Liger;
 use crate::memory::lower::{Runner, Settings, Wrapped};
 use crate::memory::ready::Programs;
 use crate::memory::sharding::Spread;
+use crate::memory::tasks::WholeLogits;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::{Input, Op};
@@ -36,6 +38,8 @@ pub(in crate::memory) struct Player<'a> {
     pub(in crate::memory) widens: bool,
     /// Whether adapters are switched off (`disable_adapter`).
     pub(in crate::memory) adapters_off: bool,
+    /// How log-probabilities are taken where TRL has no fused head yet.
+    pub(in crate::memory) whole: Option<WholeLogits>,
     pub(in crate::memory) known: BTreeMap<(u64, u64, bool, bool), Arc<Program>>,
 }
 
@@ -69,10 +73,20 @@ impl<'a> Player<'a> {
     pub(super) fn copy_of(&self, torch: &mut Torch, program: &Program, what: Category, plan: &TrainPlan) -> Player<'a> {
         let weights = plan.weights;
         let settings = Settings { checkpointing: false, weights, buffers: weights, ..self.settings };
-        let copy = Self::frozen(torch, program, (Rc::clone(&self.programs), settings), what);
+        let programs = Rc::clone(&self.programs);
+        let copy = match plan.job.loads_straight() {
+            // By its path, as the policy was (`create_model_from_path`).
+            true => {
+                let load =
+                    |torch: &mut Torch| loading::from_pretrained(torch, program, weights, None, Names::default());
+                let (parameters, _) = torch.in_category(what, load);
+                Self::around(torch, program, parameters, (programs, settings))
+            }
+            false => Self::frozen(torch, program, (programs, settings), what),
+        };
         // Liger exchanges norms and MLPs of the model it is given, and the function that rotates for all.
         let liger = self.liger.map(|patch| LigerPatch { norms: &[], glu: false, ..patch });
-        Player { liger, ..copy }
+        Player { liger, whole: self.whole, ..copy }
     }
 
     /// Spread over cards as TRL spreads a model that is not trained.
@@ -103,10 +117,20 @@ impl<'a> Player<'a> {
     ) -> Player<'a> {
         let (parameters, untied) =
             torch.in_category(what, |torch| adapters::dense(torch, program, Made::here(settings.weights), None));
+        let made = Self::around(torch, program, parameters, (programs, settings));
+        drop(untied);
+        made
+    }
+
+    fn around(
+        torch: &mut Torch,
+        program: &Program,
+        parameters: Vec<Tensor>,
+        (programs, settings): (Rc<Programs<'a>>, Settings),
+    ) -> Player<'a> {
         // TRL runs it without a graph but leaves its parameters trainable, so autocast keeps its casts of them through a pass.
         let mut parameters: Vec<Tensor> = parameters.into_iter().map(|tensor| torch.leaf(tensor).0).collect();
         parameters.extend(adapters::buffers(torch, program, settings.weights));
-        drop(untied);
         Player {
             programs,
             parameters,
@@ -117,12 +141,31 @@ impl<'a> Player<'a> {
             engine: None,
             widens: settings.autocast.is_some(),
             adapters_off: false,
+            whole: None,
             known: BTreeMap::new(),
         }
     }
 
     /// One pass over a batch.
     pub(super) fn pass(&mut self, torch: &mut Torch, given: &Given, end: End) -> Result<Vec<Tensor>, PlanError> {
+        match (end, self.whole) {
+            (End::Scores(wanted), Some(whole)) => whole.scores(torch, self, given, wanted),
+            _ => self.outputs(torch, given, end, None),
+        }
+    }
+
+    /// Logits of all positions, or of so many last ones.
+    pub(super) fn logits(&mut self, torch: &mut Torch, given: &Given, last: Option<u64>) -> Result<Tensor, PlanError> {
+        Ok(self.outputs(torch, given, End::Logits, last)?.swap_remove(0))
+    }
+
+    fn outputs(
+        &mut self,
+        torch: &mut Torch,
+        given: &Given,
+        end: End,
+        last: Option<u64>,
+    ) -> Result<Vec<Tensor>, PlanError> {
         let (rows, seq) = (given.ids.shape.size(0), given.ids.shape.size(1));
         let labels = matches!(end, End::Scores(_) | End::Hidden);
         let key = (rows, seq, given.padded, labels);
@@ -131,7 +174,7 @@ impl<'a> Player<'a> {
             None => {
                 let batch =
                     Batch { batch_size: rows, seq_len: seq, mask: true, padded: given.padded, ..Batch::default() };
-                let program = (self.programs)(Inputs { labels, ..batch.training_inputs() })?;
+                let program = (self.programs)(Inputs { labels, last_logits: last, ..batch.training_inputs() })?;
                 self.known.insert(key, Arc::clone(&program));
                 program
             }

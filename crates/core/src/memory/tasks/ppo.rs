@@ -68,6 +68,7 @@ pub(in crate::memory) fn value_model(
         engine: None,
         widens: false,
         adapters_off: false,
+        whole: None,
         known: Default::default(),
     }))
 }

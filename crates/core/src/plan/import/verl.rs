@@ -181,7 +181,10 @@ type Changes = Vec<(String, Value)>;
 
 /// The engine of a role that is trained.
 fn update(reader: &mut Reader<'_>, shared: &Shared, (strategy, config): (&str, &str), checkpoints: bool) -> Changes {
-    let engine = match reader.text(strategy) {
+    // Megatron's settings stand beside `strategy`, which its own config file says and a line need not.
+    let beside = format!("{}.megatron", strategy.trim_end_matches(".strategy"));
+    let megatron = reader.get(&beside).is_some().then_some("megatron");
+    let engine = match reader.text(strategy).or(megatron) {
         Some("fsdp") | None => "parallel.engine.fsdp1",
         Some("fsdp2") => "parallel.engine.fsdp2",
         Some(other) => {
@@ -377,6 +380,10 @@ mod tests {
         assert!(read(adapter).unwrap().groups[0].roles.iter().all(|role| role.name != "reference"));
         for (more, said) in [
             (json!({"actor_rollout_ref": {"actor": {"strategy": "megatron"}}}), "actor.strategy: megatron"),
+            (
+                json!({"actor_rollout_ref": {"actor": {"megatron": {"tensor_model_parallel_size": 2}}}}),
+                "actor.strategy: megatron",
+            ),
             (json!({"actor_rollout_ref": {"rollout": {"name": "hf"}}}), "rollout.name: hf"),
             (json!({"actor_rollout_ref": {"model": {"use_fused_kernels": true}}}), "use_fused_kernels"),
             (json!({"actor_rollout_ref": {"actor": {"ppo_micro_batch_size_per_gpu": null}}}), "is missing"),
