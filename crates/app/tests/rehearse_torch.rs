@@ -85,6 +85,11 @@ class Node:
     is_template = lambda self: True
     get_template_node = lambda self: object.__new__(ir.MultiTemplateBuffer)
 assert scheduler.Scheduler.speedup_by_fusion(None, Node(), Node()).should_fuse is False
+# Products are padded where a row of memory is no multiple of 16 bytes: no times decide it.
+from torch._inductor.fx_passes import pad_mm
+padded = lambda a, b: pad_mm.is_padded_faster(str(((a.shape, a.stride(), a.dtype), (b.shape, b.stride(), b.dtype))), 0, 0)
+rows, head = torch.empty(64, 32, dtype=torch.bfloat16), torch.empty(32, 50257, dtype=torch.bfloat16)
+assert padded(rows, head) and not padded(rows[:63], head[:, :50256].contiguous())
 # A kernel of Triton's is compiled where the program asks for that, and never run.
 import pathlib
 jit = pathlib.Path(__file__).parent / 'triton' / 'runtime' / 'jit.py'

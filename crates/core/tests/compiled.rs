@@ -6,7 +6,9 @@ use vramcast_core::memory::device::Device;
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
 use vramcast_core::plan::job::Evaluation;
-use vramcast_core::plan::{AdapterPlan, AttentionKind, Batch, Checkpointing, Compile, Float8, LoraPlan, TrainPlan};
+use vramcast_core::plan::{
+    AdapterPlan, AttentionKind, Batch, Checkpointing, Compile, Float8, LoraPlan, LossKind, LossOptions, TrainPlan,
+};
 
 /// So many that a tensor of a layer is a multiple of the 2 MiB that blocks are cut in.
 const TOKENS: u64 = 8 * 2048;
@@ -96,9 +98,10 @@ fn what_is_not_modelled_is_refused_by_name() {
     let refusal = |model: &Model, plan: &TrainPlan| simulation::train(model, plan).unwrap_err().to_string();
     let eager = TrainPlan { attention: AttentionKind::Eager, ..plan(Some(Compile::Layers)) };
     assert!(refusal(&model(2), &eager).contains("attention other than SDPA"));
-    let falcon = serde_json::json!({"model_type": "falcon", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512});
-    let falcon = Model::new(falcon, Some("AutoModelForCausalLM")).unwrap();
-    let said = refusal(&falcon, &plan(Some(Compile::Model)));
+    let bloom =
+        serde_json::json!({"model_type": "bloom", "n_layer": 2, "hidden_size": 64, "n_head": 4, "vocab_size": 512});
+    let bloom = Model::new(bloom, Some("AutoModelForCausalLM")).unwrap();
+    let said = refusal(&bloom, &plan(Some(Compile::Model)));
     assert!(said.contains("torch.compile") && said.contains("not modelled"), "{said}");
     let bytes = TrainPlan { float8: Some(Float8::Rowwise), ..plan(None) };
     assert!(refusal(&model(2), &bytes).contains("float8 training without torch.compile"));
@@ -115,13 +118,12 @@ fn an_odd_count_of_rows_is_not_padded() {
     assert!(odd < even, "{odd} against {even}");
 }
 
-/// torchao casts what goes in again on the way back: norms' outputs and the product of gate and up are made again.
-/// Casts of the weights are kept here, a byte each, where torch makes them again.
+/// torchao casts what goes in again on the way back: norms' outputs and the product of gate and up are made again. So are casts
+/// of the weights, which live on anyway.
 #[test]
 fn a_layer_in_float8_keeps_less() {
     let rows = 8 * TOKENS * 4 + 2 * TOKENS * 4;
-    let weights = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * WIDTH;
-    let expected = 2 * TOKENS * (6 * HIDDEN + 2 * WIDTH) + rows + weights;
+    let expected = 2 * TOKENS * (6 * HIDDEN + 2 * WIDTH) + rows;
     for recipe in [Float8::Tensorwise, Float8::Rowwise] {
         let plan = TrainPlan { float8: Some(recipe), ..plan(Some(Compile::Layers)) };
         let found = kept_by_a_layer(&plan);
@@ -185,4 +187,36 @@ fn norms_activations_and_rotations_of_further_families_are_compiled() {
             simulation::train(&model, &plan(Some(compile))).unwrap();
         }
     }
+}
+
+/// Falcon's keys of one head have no fused kernel: scores and their softmax are kept in fp32, and what goes into their products.
+#[test]
+fn keys_of_one_head_are_multiplied_in_full() {
+    let falcon = |layers: u64| {
+        let config = serde_json::json!({"model_type": "falcon", "num_hidden_layers": layers, "hidden_size": HIDDEN,
+            "num_attention_heads": 8, "vocab_size": 2048, "multi_query": true});
+        Model::new(config, Some("AutoModelForCausalLM")).unwrap()
+    };
+    let plan = plan(Some(Compile::Model));
+    let kept = kept_by_forward(&falcon(3), &plan) - kept_by_forward(&falcon(2), &plan);
+    let (scores, operands) = (8 * TOKENS * 2048 * 4, 3 * TOKENS * HIDDEN * 4);
+    // Besides: the input, the norm's output and the attention's, and the perceptron's two, in bf16.
+    let rest = 2 * TOKENS * (3 + 2 * 4) * HIDDEN + 2 * TOKENS * 4;
+    assert!(kept.abs_diff(scores + operands + rest) < 1 << 20, "{kept} against {}", scores + operands + rest);
+}
+
+/// A loss that is called apart is a graph of its own, which keeps logits as they are, whole or in chunks.
+#[test]
+fn a_loss_apart_keeps_no_wide_copy() {
+    let model = of_vocabulary(1, 32768);
+    let logits = TOKENS * 32768 * 2;
+    let chunked = |compile: Compile| {
+        let loss = LossOptions { kind: LossKind::Chunked, chunks: 8 };
+        kept_by_forward(&model, &TrainPlan { loss, keep_outputs: false, ..plan(Some(compile)) })
+    };
+    let [whole, apart] = [Compile::Model, Compile::ModelAndLoss]
+        .map(|compile| kept_by_forward(&model, &TrainPlan { keep_outputs: false, ..plan(Some(compile)) }));
+    assert!(apart.abs_diff(whole) < logits / 100, "{apart} against {whole}");
+    let [eager, compiled] = [Compile::Layers, Compile::LayersAndLoss].map(chunked);
+    assert!((eager - compiled).abs_diff(2 * logits) < logits / 100, "{eager} against {compiled}");
 }

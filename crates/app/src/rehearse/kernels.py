@@ -3,7 +3,7 @@
 They do nothing, and are not even compiled, but where a program asks for a compiled kernel (`warmup`) to read its registers
 and shared memory; what surrounds them (torch.compile's buffers and their reuse) is as ever.
 """
-import functools, struct
+import functools, re, struct
 
 
 def triton(module):
@@ -39,9 +39,37 @@ class Nothing:
         pass
 
 
+class Timed:
+    """One that Inductor times in several shapes when it first runs: each time takes a buffer as large as the card's L2 cache,
+    and copies of what the kernel writes over. The timing is torch's own, of a kernel that does nothing."""
+
+    def __init__(self, tuner):
+        self.tuner, self.shapes = tuner, list(tuner.configs)
+
+    def run(self, *args, stream=None, benchmark_run=False, **kwargs):
+        while self.shapes:
+            self.tuner.bench(Shape(self.shapes.pop()), *args, **kwargs)
+
+
+class Shape:
+    n_spills = n_regs = shared = 0
+
+    def __init__(self, config):
+        self.config = config
+
+    def __call__(self, *args, **kwargs):
+        pass
+
+
 def inductor(module):
     """The kernels that torch.compile writes in Triton."""
-    module.AsyncCompile.triton = lambda self, *args, **kwargs: Nothing()
+    load = getattr(module, "_load_triton_kernel_from_source", None)
+
+    def triton(self, name, source, *args, **kwargs):
+        tuner = load(name, source) if load else None
+        return Timed(tuner) if len(getattr(tuner, "configs", None) or ()) > 1 else Nothing()
+
+    module.AsyncCompile.triton = triton
     module.AsyncCompile.multi_kernel = lambda self, *args, **kwargs: Nothing()
 
 
@@ -66,6 +94,24 @@ def fusions(module):
             return own(self, *nodes)
 
     module.Scheduler.speedup_by_fusion = speedup_by_fusion
+
+
+def padding(module):
+    """Whether a product's operands are padded is decided by times. On an H200 they mostly are where a row of memory is no multiple of
+    16 bytes (docs/how-compiled-memory-works.md), and are not where it is one."""
+    own = module.is_padded_faster
+
+    def is_padded_faster(key, *times):
+        operands = re.findall(r"torch\.Size\(\[([\d, ]+)\]\), \(([\d, ]+)\), torch\.(\w+)", key)[:2]
+        if len(operands) < 2:
+            return own(key, *times)
+        unit = 4 if operands[0][2] == "float32" else 8
+        rows = [int(n) for _, strides, _ in operands for n in strides.split(",") if n.strip() not in ("", "1")] + [int(operands[1][0].split(",")[-1])]
+        answer = any(n % unit for n in rows)
+        module.set_cached_should_pad(key, answer)
+        return answer
+
+    module.is_padded_faster = is_padded_faster
 
 
 def capable(module):
@@ -106,5 +152,6 @@ AFTER_IMPORT = {
     "torch._inductor.async_compile": inductor,
     "torch._inductor.select_algorithm": choices,
     "torch._inductor.scheduler": fusions,
+    "torch._inductor.fx_passes.pad_mm": padding,
     "torch.utils._triton": capable,
 }

@@ -50,6 +50,8 @@ pub enum Breaks {
     Loss,
     /// Rotary tables that follow the length (`dynamic_rope_update`: longrope, dynamic).
     Rotary,
+    /// At its mask, where that is a list of blocks (flex attention): layers, and head and loss, are graphs of their own.
+    Mask,
     /// The loop over layers, which may skip one (OPT's layer drop): the decoder runs eagerly, each layer is a graph.
     Layers,
 }

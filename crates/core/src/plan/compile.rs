@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::parallel::{Engine, Parallel};
-use super::{AttentionKind, Fault, Faults, Kernels, LossKind, ModelCode, TaskKind, TrainPlan};
+use super::{AttentionKind, Checkpointing, Fault, Faults, Kernels, LossKind, ModelCode, TaskKind, TrainPlan};
 
 /// The torch whose compiler the rules follow.
 pub const RULES: &str = "torch 2.11";
@@ -16,6 +16,8 @@ pub enum Compile {
     Model,
     /// The same with CUDA graphs: `mode="reduce-overhead"`.
     ReduceOverhead,
+    /// The model as a whole without its loss, and the loss by itself.
+    ModelAndLoss,
     /// Each layer by itself, the rest eager: `layer.compile(fullgraph=True)`.
     Layers,
     /// The same, and the loss by itself, as torchtitan's `compile.components` are by default.
@@ -40,7 +42,7 @@ impl Compile {
 
     /// Whether the whole model is compiled.
     pub fn is_whole(self) -> bool {
-        matches!(self, Self::Model | Self::ReduceOverhead)
+        matches!(self, Self::Model | Self::ReduceOverhead | Self::ModelAndLoss)
     }
 }
 
@@ -65,12 +67,26 @@ impl TrainPlan {
             matches!(parallel.engine, Engine::Fsdp2(_)) && mesh.tp.max(mesh.pp).max(mesh.cp).max(mesh.sp) == 1
         };
         let spread = self.parallel.as_ref();
+        let losses: &[LossKind] = match compile {
+            Compile::LayersAndLoss => &[LossKind::Standard, LossKind::Chunked],
+            Compile::Layers => &[self.loss.kind],
+            _ => &[LossKind::Standard],
+        };
         let refused = [
             (self.quantization.is_some(), "quantised weights"),
             (self.kernels != Kernels::Transformers, "kernels of Liger"),
-            (compile != Compile::Layers && self.loss.kind != LossKind::Standard, "a loss other than transformers' own"),
-            (self.attention != AttentionKind::Sdpa, "attention other than SDPA"),
-            (self.save_on_cpu, "saving activations on the host"),
+            (
+                !losses.contains(&self.loss.kind),
+                "a loss other than transformers' own (or, layer by layer, one in chunks)",
+            ),
+            (
+                !matches!(self.attention, AttentionKind::Sdpa | AttentionKind::Flex),
+                "attention other than SDPA and flex attention",
+            ),
+            (
+                self.save_on_cpu && (whole || self.checkpointing == Checkpointing::Off),
+                "saving activations on the host, other than inputs of checkpoints around compiled layers,",
+            ),
             (
                 self.checkpoints.runs_nested()
                     || whole && (self.checkpoints.selective.is_some() || self.checkpoints.every > 1),

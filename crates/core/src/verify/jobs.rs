@@ -201,6 +201,7 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         plan.compile = Some(match (layers, loss) {
             (true, true) => Compile::LayersAndLoss,
             (true, false) => Compile::Layers,
+            (false, true) => Compile::ModelAndLoss,
             (false, _) if job["mode"] == "reduce-overhead" => Compile::ReduceOverhead,
             (false, _) => Compile::Model,
         });
@@ -212,8 +213,7 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         };
         // A compiled step of AdamW makes nothing that the fused one does not.
         let other = !job["mode"].is_null() && job["mode"] != "default" && plan.compile != Some(Compile::ReduceOverhead);
-        let special = other.then_some("mode").or((loss && !layers).then_some("loss"));
-        return special.map_or(Ok(plan), |key| Err(format!("{key} of torch.compile is not simulated yet")));
+        return if other { Err("mode of torch.compile is not simulated yet".into()) } else { Ok(plan) };
     }
     plan.compile = (job["compile"] == true).then_some(Compile::Model);
     plan.job.steps = job["steps"].as_u64().map(|steps| steps as u32);

@@ -145,7 +145,7 @@ pub(super) const STEP: &[Setting] = &[
     setting("checkpointing", "", Kind::Choice(&[("off", ""), ("full", "")]), "Whether layers are recomputed in backward")
         .from("transformers 5.17's default")
         .on(Topic::Kernels, Scope::TORCH),
-    setting("torch_compile", "torch-compile", Kind::Spelled(COMPILE), "Compile the model as a whole, as the Trainer does, with CUDA graphs (reduce-overhead), or each layer by itself (layers, layers-and-loss)")
+    setting("torch_compile", "torch-compile", Kind::Spelled(COMPILE), "Compile the model as a whole, as the Trainer does, with CUDA graphs (reduce-overhead), its loss apart (model-and-loss), or each layer by itself (layers, layers-and-loss)")
         .on(Topic::Kernels, Scope::ONE_CARD.and(Scope::FSDP2))
         .example("--torch-compile layers"),
     setting("float8", "float8", Kind::Choice(&[
@@ -330,15 +330,16 @@ const CHECKPOINTS: Spelling = Spelling {
 };
 
 const COMPILE: Spelling = Spelling {
-    words: &["model", "reduce-overhead", "layers", "layers-and-loss", "off"],
+    words: &["model", "reduce-overhead", "model-and-loss", "layers", "layers-and-loss", "off"],
     bare: Some("model"),
     read: |text| match text {
         "off" | "false" | "none" => Ok(json!({"torch_compile": null})),
         "model" | "true" => Ok(json!({"torch_compile": "model"})),
         "reduce-overhead" => Ok(json!({"torch_compile": "reduce-overhead"})),
+        "model-and-loss" => Ok(json!({"torch_compile": "model-and-loss"})),
         "layers" | "per-layer" => Ok(json!({"torch_compile": "layers"})),
         "layers-and-loss" => Ok(json!({"torch_compile": "layers-and-loss"})),
-        _ => Err("model, reduce-overhead, layers, layers-and-loss or off".into()),
+        _ => Err("model, reduce-overhead, model-and-loss, layers, layers-and-loss or off".into()),
     },
     write: |plan| Some(plan.get("torch_compile")?.as_str()?.to_owned()),
 };

@@ -24,8 +24,10 @@ impl Graph {
         self.with_rule(Kind::View("view"), &[copied], whole, dtype, Rule::RepeatOf(x))
     }
 
-    /// `_scaled_dot_product_attention_math`: scores and their softmax are tensors, and the result lies by heads.
+    /// `_scaled_dot_product_attention_math`: scores and their softmax are tensors, in fp32, and the result lies by heads.
     pub(super) fn attention_in_full(&mut self, q: Id, k: Id, v: Id, groups: u64) -> Id {
+        let dtype = self.dtype(q);
+        let [q, k, v] = [q, k, v].map(|x| self.cast(x, DType::F32));
         let [k, v] = [k, v].map(|x| self.repeated(x, groups));
         let [q, k] =
             [q, k].map(|x| self.with_rule(Kind::Pointwise("scale"), &[x], self.shape(x), self.dtype(x), Rule::Scaled));
@@ -38,7 +40,9 @@ impl Graph {
         let result = self.batched(shares, v);
         let [batch, heads, seq, dim] = [0, 1, 2, 3].map(|axis| self.shape(result).size(axis));
         let joined = self.view("permute", result, Shape::from([batch, seq, heads, dim]));
-        self.with_rule(Kind::Pointwise("clone"), &[joined], self.shape(joined), self.dtype(joined), Rule::Shifted)
+        let dense =
+            self.with_rule(Kind::Pointwise("clone"), &[joined], self.shape(joined), self.dtype(joined), Rule::Shifted);
+        self.cast(dense, dtype)
     }
 
     /// The product of two stacks of matrices (`bmm`).

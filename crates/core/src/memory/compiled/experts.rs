@@ -31,7 +31,7 @@ impl Graph {
     }
 
     /// Rows of a tensor by index; backward adds them up (`index_put`).
-    fn gathered(&mut self, x: Id, ids: Id, shape: Shape) -> Id {
+    pub(super) fn gathered(&mut self, x: Id, ids: Id, shape: Shape) -> Id {
         self.with_rule(Kind::Pointwise("index"), &[x, ids], shape, self.dtype(x), Rule::Gathered { x, ids })
     }
 

@@ -58,6 +58,11 @@ impl Kind {
         matches!(self, Self::Pointwise(_) | Self::Reduce(_) | Self::View(_) | Self::Item(_))
     }
 
+    /// Whether it stands for several results, and has no memory of its own.
+    pub(super) fn is_tuple(self) -> bool {
+        matches!(self, Self::Attention | Self::AttentionBackward)
+    }
+
     /// Whether a kernel of a library runs, which reads and writes whole buffers.
     pub(super) fn is_extern(self) -> bool {
         matches!(self, Self::Product | Self::Library(_) | Self::Attention | Self::AttentionBackward)
@@ -104,8 +109,12 @@ pub(super) struct Graph {
     /// Gradients that go out, one per primal.
     pub(super) gradients: Vec<Option<Id>>,
     pub(super) primals: Vec<Id>,
+    /// Those of them that are parameters, which live on anyway.
+    pub(super) parameters: Vec<Id>,
     pub(super) checkpoint: Option<u32>,
     pub(super) module: u32,
+    /// Whether attention is flex attention.
+    pub(super) flex: bool,
     known: BTreeMap<Key, Id>,
 }
 

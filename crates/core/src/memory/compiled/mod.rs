@@ -34,6 +34,7 @@ use super::autograd::{Gradients, Saved};
 use super::log::Stream;
 use super::tensor::Tensor;
 use super::torch::Torch;
+use crate::dtype::DType;
 use crate::model::op::ValueId;
 use crate::model::{Program, Shape};
 
@@ -316,12 +317,22 @@ impl Memory {
         let mask_at = first + 3;
         let masked = if forward { node.inputs.len() > 3 } else { node.inputs.len() > 6 };
         let mask = masked.then(|| like(torch, mask_at));
-        let kernel = torch.choose_kernel(&q, &k, &v, mask.as_ref(), true);
+        let kernel = (!graph.flex).then(|| torch.choose_kernel(&q, &k, &v, mask.as_ref(), true));
         let item = |place: u8| {
             launch.outputs.iter().map(|(id, _)| *id).find(|id| graph.nodes[*id as usize].kind == Kind::Item(place))
         };
+        let rows = q.shape.with(-1, 1);
         if forward {
-            let (output, statistic, _seeds) = torch.attention_kernel(kernel, [&q, &k, &v], false, true);
+            let (output, statistic) = match kernel {
+                Some(kernel) => {
+                    let (output, statistic, _seeds) = torch.attention_kernel(kernel, [&q, &k, &v], false, true);
+                    (output, statistic)
+                }
+                None => {
+                    let output = torch.fresh("flex_attention", q.shape.with(-1, v.shape.last()), q.dtype);
+                    (output, torch.fresh("flex_attention lse", rows, DType::F32))
+                }
+            };
             for (place, tensor) in [(0, output), (1, statistic)] {
                 if let Some(id) = item(place) {
                     self.put(id, tensor);
@@ -329,6 +340,7 @@ impl Memory {
             }
             return;
         }
+        let delta = kernel.is_none().then(|| torch.fresh("flex_attention delta", rows, DType::F32));
         for place in 0..3u8 {
             let source = [&q, &k, &v][place as usize];
             let made = torch.fresh("scaled_dot_product_attention_backward", source.shape, source.dtype);
@@ -336,8 +348,11 @@ impl Memory {
                 self.put(id, made);
             }
         }
-        torch.attention_gradients(q.dtype, [q.shape, k.shape, v.shape]);
-        torch.attention_backward_scratch(kernel, &q.shape, &k.shape, v.shape.last(), q.dtype);
+        drop(delta);
+        if let Some(kernel) = kernel {
+            torch.attention_gradients(q.dtype, [q.shape, k.shape, v.shape]);
+            torch.attention_backward_scratch(kernel, &q.shape, &k.shape, v.shape.last(), q.dtype);
+        }
     }
 }
 

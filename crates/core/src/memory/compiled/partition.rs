@@ -109,6 +109,10 @@ impl Cut<'_> {
 
     fn weight(&self, at: Id) -> u64 {
         let node = &self.graph.nodes[at as usize];
+        // `treat_parameters_as_free_to_save`.
+        if node.kind == Kind::Primal && self.graph.parameters.contains(&at) {
+            return 0;
+        }
         if matches!(node.kind, Kind::Attention | Kind::AttentionBackward) {
             return INFINITE;
         }

@@ -24,18 +24,20 @@ struct Links {
     size: Vec<u64>,
 }
 
-/// The order in which kernels run.
-pub(super) fn order(work: &Work) -> Vec<usize> {
+/// The order in which kernels run, and the memory that is estimated for each.
+pub(super) fn order(work: &Work) -> (Vec<usize>, Vec<u64>) {
     let links = Links::new(work);
     let plain: Vec<usize> = (0..work.reads.len()).collect();
-    let mut best = (peak(work, &links, &plain), plain);
+    let most = |memory: &[u64]| memory.iter().copied().max().unwrap_or(0);
+    let memory = estimate(work, &links, &plain);
+    let mut best = (plain, memory);
     for order in [least_peak_first(work, &links), first_in_first_out(&links), depth_first(work, &links)] {
-        let peak = peak(work, &links, &order);
-        if peak < best.0 {
-            best = (peak, order);
+        let memory = estimate(work, &links, &order);
+        if most(&memory) < most(&best.1) {
+            best = (order, memory);
         }
     }
-    best.1
+    best
 }
 
 impl Links {
@@ -64,7 +66,7 @@ impl Links {
 }
 
 /// `estimate_peak_memory`.
-fn peak(work: &Work, links: &Links, order: &[usize]) -> u64 {
+fn estimate(work: &Work, links: &Links, order: &[usize]) -> Vec<u64> {
     let mut step = vec![0; order.len()];
     order.iter().enumerate().for_each(|(at, kernel)| step[*kernel] = at);
     let mut comes = vec![0u64; order.len() + 1];
@@ -86,12 +88,12 @@ fn peak(work: &Work, links: &Links, order: &[usize]) -> u64 {
             }
         }
     }
-    let (mut now, mut most) = (0u64, 0);
-    for (comes, goes) in comes.iter().zip(&goes) {
+    let mut now = 0u64;
+    let at_each = |(comes, goes): (&u64, &u64)| {
         now = (now + comes).saturating_sub(*goes);
-        most = most.max(now);
-    }
-    most
+        now
+    };
+    comes.iter().zip(&goes).map(at_each).collect()
 }
 
 /// `topological_sort_lpmf`: what stays below the peak so far and frees most goes first.

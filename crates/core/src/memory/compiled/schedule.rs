@@ -2,11 +2,14 @@
 //! codegen/wrapper.py): what libraries read and write, what is returned and what reductions give has memory; everything else
 //! is computed inside a kernel.
 
+use std::collections::BTreeMap;
+
 use smallvec::SmallVec;
 
 use super::graph::{Graph, Id, Kind};
 use super::pad;
 use super::reorder::{self, Work};
+use crate::dtype::DType;
 
 /// How far ahead a kernel looks for others that read the same (`are_long_distant_nodes`).
 const NEAR: usize = 64;
@@ -21,6 +24,9 @@ pub(super) struct Launch {
     /// The node of a library's kernel.
     pub(super) library: Option<Id>,
 }
+
+/// A kernel and the buffers it reads.
+type Planned = (Launch, SmallVec<[Id; 4]>);
 
 /// A graph of its own: the forward or the backward part.
 #[derive(Debug)]
@@ -56,9 +62,9 @@ pub(super) fn schedule(graph: &Graph, order: &[Id], given: &[Id], wanted: &[Opti
     planner.find_buffers(order, wanted);
     let kept = mark(&mut wanted.iter().flatten().map(|id| planner.base(*id)));
     let launches = planner.launches(order);
-    let order = reorder::order(&planner.work(&launches, &kept, &donated));
-    let mut launches: Vec<Option<(Launch, SmallVec<[Id; 4]>)>> = launches.into_iter().map(Some).collect();
-    let mut launches: Vec<(Launch, SmallVec<[Id; 4]>)> = order.iter().filter_map(|at| launches[*at].take()).collect();
+    let (order, memory) = reorder::order(&planner.work(&launches, &kept, &donated));
+    let mut launches: Vec<Option<Planned>> = launches.into_iter().map(Some).collect();
+    let mut launches: Vec<Planned> = order.iter().filter_map(|at| launches[*at].take()).collect();
     let mut last = vec![usize::MAX; count];
     for (at, (launch, reads)) in launches.iter().enumerate() {
         reads.iter().chain(launch.outputs.iter().map(|(id, _)| id)).for_each(|id| last[*id as usize] = at);
@@ -92,10 +98,70 @@ pub(super) fn schedule(graph: &Graph, order: &[Id], given: &[Id], wanted: &[Opti
         launch.frees = dying;
     }
     let results = wanted.iter().map(|id| id.map(|id| planner.base(id))).collect();
-    Schedule { launches: launches.into_iter().map(|(launch, _)| launch).collect(), results }
+    let mut launches: Vec<Launch> = launches.into_iter().map(|(launch, _)| launch).collect();
+    planner.drop_own(&mut launches);
+    planner.reuse(&mut launches, memory, &kept);
+    Schedule { launches, results }
 }
 
 impl Planner<'_> {
+    /// What only its own kernel reads has no memory (`remove_kernel_local_buffers`), but where another result lies in it.
+    fn drop_own(&self, launches: &mut [Launch]) {
+        for launch in launches.iter_mut().filter(|launch| launch.library.is_none()) {
+            let Launch { outputs, frees, .. } = launch;
+            let element = |id: Id| matches!(self.graph.nodes[id as usize].kind, Kind::Pointwise(_) | Kind::Random(_));
+            let local: SmallVec<[Id; 4]> = outputs
+                .iter()
+                .filter(|(id, place)| place.is_none() && element(*id) && frees.contains(id))
+                .map(|(id, _)| *id)
+                .collect();
+            outputs.retain(|(id, _)| !local.contains(id));
+            frees.retain(|id| !local.contains(id));
+        }
+    }
+
+    /// What is freed waits for the next buffer of its type and size, unless that would be more memory than the most that is
+    /// estimated (codegen/wrapper.py, `should_reuse_buffer`).
+    fn reuse(&self, launches: &mut [Launch], mut memory: Vec<u64>, kept: &[bool]) {
+        let most = memory.iter().copied().max().unwrap_or(0);
+        let mut pool: BTreeMap<(DType, u64), Vec<(Id, usize)>> = BTreeMap::new();
+        for at in 0..launches.len() {
+            let library = launches[at].library;
+            // Other kernels of libraries make their results themselves.
+            let planned = library.is_none_or(|id| self.graph.nodes[id as usize].kind == Kind::Product);
+            for output in 0..launches[at].outputs.len() {
+                let (id, place) = launches[at].outputs[output];
+                if !planned || place.is_some() {
+                    continue;
+                }
+                let key = self.reuse_key(id, kept);
+                let Some((old, since)) = pool.get_mut(&key).and_then(Vec::pop) else { continue };
+                let between = &mut memory[since + 1..at];
+                let fits = between.iter().all(|memory| memory + key.1 <= most);
+                if !fits {
+                    pool.entry(key).or_default().push((old, since));
+                    continue;
+                }
+                between.iter_mut().for_each(|memory| *memory += key.1);
+                launches[at].outputs[output].1 = Some(old);
+                launches[since].frees.retain(|id| *id != old);
+            }
+            for id in &launches[at].frees {
+                if self.buffered[*id as usize] && !self.graph.nodes[*id as usize].kind.is_tuple() {
+                    pool.entry(self.reuse_key(*id, kept)).or_default().push((*id, at));
+                }
+            }
+        }
+    }
+
+    /// Type and bytes of a buffer as it is laid out.
+    fn reuse_key(&self, id: Id, kept: &[bool]) -> (DType, u64) {
+        let node = &self.graph.nodes[id as usize];
+        let plain = node.kind.is_extern() || matches!(node.kind, Kind::Item(_)) || kept[id as usize];
+        let shape = if plain { node.shape } else { pad::laid(node.shape, node.dtype) };
+        (node.dtype, shape.elements().saturating_mul(node.dtype.size()))
+    }
+
     /// The node whose memory a node shows.
     fn base(&self, mut id: Id) -> Id {
         while !self.given[id as usize] && self.graph.nodes[id as usize].kind.is_view() {
@@ -120,7 +186,9 @@ impl Planner<'_> {
             if node.kind.is_extern() || matches!(node.kind, Kind::Kept("pad rows" | "pad columns")) {
                 node.inputs.iter().for_each(|input| buffered[self.base(*input) as usize] = true);
             }
-            if node.kind.is_extern() || matches!(node.kind, Kind::Item(_) | Kind::Reduce(_) | Kind::Scatter) {
+            if node.kind.is_extern()
+                || matches!(node.kind, Kind::Item(_) | Kind::Reduce(_) | Kind::Scatter | Kind::Random(_))
+            {
                 buffered[id as usize] = true;
             }
             if node.kind == Kind::Pointwise("add to a gradient") {
@@ -134,6 +202,36 @@ impl Planner<'_> {
             *mark &= self.needed[at] && !self.given[at];
         }
         self.buffered = buffered;
+        self.write_down_sums(order);
+    }
+
+    /// What reads many buffers and is used twice is written down, and what reads very many in any case (`mark_reuse`,
+    /// `has_exceeded_max_reads` of torch/_inductor/ir.py).
+    fn write_down_sums(&mut self, order: &[Id]) {
+        let mut users = vec![0u32; self.graph.nodes.len()];
+        for &id in order {
+            self.graph.nodes[id as usize].inputs.iter().for_each(|input| users[*input as usize] += 1);
+        }
+        let mut reads: Vec<SmallVec<[Id; 4]>> = vec![SmallVec::new(); self.graph.nodes.len()];
+        for &id in order {
+            let node = &self.graph.nodes[id as usize];
+            if self.buffered[id as usize] || !matches!(node.kind, Kind::Pointwise(_)) {
+                continue;
+            }
+            let mut own: SmallVec<[Id; 4]> = SmallVec::new();
+            for input in &node.inputs {
+                let base = self.base(*input);
+                let written = self.given[base as usize] || self.buffered[base as usize];
+                let from: &[Id] = if written { &[base] } else { &reads[base as usize] };
+                from.iter().for_each(|read| {
+                    if !own.contains(read) {
+                        own.push(*read);
+                    }
+                });
+            }
+            self.buffered[id as usize] = own.len() > 8 || own.len() > 4 && users[id as usize] > 1;
+            reads[id as usize] = own;
+        }
     }
 
     /// The buffers that the kernel of a node reads, through all that is computed inside it.
@@ -200,11 +298,10 @@ impl Planner<'_> {
 
     /// Kernels and buffers for [`reorder`]; parameters are never freed, gradients that come in are. What is added into zeros
     /// has no memory of its own, and who reads it reads those.
-    fn work(&self, launches: &[(Launch, SmallVec<[Id; 4]>)], kept: &[bool], donated: &[bool]) -> Work {
+    fn work(&self, launches: &[Planned], kept: &[bool], donated: &[bool]) -> Work {
         let sizes = self.graph.nodes.iter().enumerate().map(|(at, node)| {
             let freed = node.kind == Kind::Tangent || donated[at] || self.buffered[at];
-            let tuple = matches!(node.kind, Kind::Attention | Kind::AttentionBackward);
-            if freed && !tuple && self.zeros(at as Id).is_none() { node.bytes() } else { 0 }
+            if freed && !node.kind.is_tuple() && self.zeros(at as Id).is_none() { node.bytes() } else { 0 }
         });
         let numbers = |ids: &mut dyn Iterator<Item = Id>| ids.map(|id| id as usize).collect::<Vec<usize>>();
         let behind = |reads: &SmallVec<[Id; 4]>| {
@@ -223,7 +320,7 @@ impl Planner<'_> {
         }
     }
 
-    fn launches(&self, order: &[Id]) -> Vec<(Launch, SmallVec<[Id; 4]>)> {
+    fn launches(&self, order: &[Id]) -> Vec<Planned> {
         let mut ready = self.given.clone();
         let mut found = Vec::new();
         let computed: Vec<Id> = order.iter().copied().filter(|id| self.buffered[*id as usize]).collect();
@@ -253,6 +350,23 @@ impl Planner<'_> {
                 for item in items {
                     outputs.push((*item, None));
                     ready[*item as usize] = true;
+                }
+            } else if kind == Kind::Reduce("column sum") {
+                // Sums of columns that read a whole buffer in common are one kernel, wherever in the graph their inputs are made.
+                let domain = self.domain(id);
+                let whole = |read: &Id| self.graph.nodes[*read as usize].shape.elements() == domain;
+                for (next, others) in computed[at + 1..].iter().zip(&all[at + 1..]).take(NEAR) {
+                    let node = &self.graph.nodes[*next as usize];
+                    let alike = node.kind == kind && self.domain(*next) == domain && !ready[*next as usize];
+                    if alike && others.iter().any(|read| whole(read) && reads.contains(read)) {
+                        ready[*next as usize] = true;
+                        others.iter().for_each(|read| {
+                            if !reads.contains(read) {
+                                reads.push(*read);
+                            }
+                        });
+                        outputs.push((*next, None));
+                    }
                 }
             } else if !self.stands_alone(id) {
                 let domain = self.domain(id);
@@ -291,6 +405,34 @@ impl Planner<'_> {
             let library = kind.is_extern().then_some(id);
             found.push((Launch { outputs, frees: SmallVec::new(), library }, reads));
         }
-        found
+        self.after_their_inputs(found)
+    }
+
+    /// `topological_sort_schedule`: a fused kernel stands where the first of its nodes stood, all that it needs before it.
+    fn after_their_inputs(&self, found: Vec<Planned>) -> Vec<Planned> {
+        let mut maker = vec![usize::MAX; self.graph.nodes.len()];
+        for (at, (launch, _)) in found.iter().enumerate() {
+            launch.outputs.iter().for_each(|(id, _)| maker[*id as usize] = at);
+        }
+        let mut placed = vec![false; found.len()];
+        let mut order = Vec::with_capacity(found.len());
+        for start in 0..found.len() {
+            let mut open = vec![start];
+            while let Some(&at) = open.last() {
+                let mut needs = found[at].1.iter().map(|read| maker[*read as usize]);
+                let missing = needs.find(|from| *from != usize::MAX && *from != at && !placed[*from]);
+                match missing.filter(|from| !open.contains(from)) {
+                    Some(from) => open.push(from),
+                    None => {
+                        open.pop();
+                        if !std::mem::replace(&mut placed[at], true) {
+                            order.push(at);
+                        }
+                    }
+                }
+            }
+        }
+        let mut found: Vec<Option<Planned>> = found.into_iter().map(Some).collect();
+        order.into_iter().filter_map(|at| found[at].take()).collect()
     }
 }

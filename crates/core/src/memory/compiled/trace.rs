@@ -41,6 +41,8 @@ pub(in crate::memory) struct Around<'a> {
     pub(in crate::memory) widens: bool,
     /// How products of layers are scaled to bytes.
     pub(in crate::memory) float8: Option<Float8>,
+    /// Whether attention is torch's flex attention.
+    pub(in crate::memory) flex: bool,
     /// Whether LoRA drops some of what goes in.
     pub(in crate::memory) lora_dropout: bool,
     /// A value that is returned besides what later steps read.
@@ -139,6 +141,9 @@ impl Tracer<'_> {
         let tensor = (self.around.given)(source)?;
         let id = self.graph.primal(tensor.shape, tensor.dtype, tensor.needs_grad());
         self.sources.push((source, id));
+        if !matches!(source, Source::Value(_)) {
+            self.graph.parameters.push(id);
+        }
         Some(id)
     }
 
@@ -242,6 +247,13 @@ impl Tracer<'_> {
                 let x = input(0)?;
                 one(g.node(Kind::Pointwise("of each"), &[x], shape, g.dtype(x)))
             }
+            // What a bias by position is made of.
+            Op::Compare | Op::Scalar(Binary::Pow) | Op::MaskedFill { .. } if !g.needs[input(0)? as usize] => {
+                let inputs = taken.iter().copied().flatten().collect::<Vec<Id>>();
+                let dtype = if matches!(op, Op::Compare) { DType::Bool } else { g.dtype(input(0)?) };
+                one(g.node(Kind::Pointwise("of each"), &inputs, shape, dtype))
+            }
+            Op::Index if g.shape(input(1)?).elements() == 1 => one(g.gathered(input(0)?, input(1)?, shape)),
             Op::Cache(_) => Ok(taken.to_vec()),
             Op::Attention(spec) => {
                 one(self.attention(spec, [input(0)?, input(1)?, input(2)?], taken.get(3).copied().flatten())?)
@@ -252,7 +264,7 @@ impl Tracer<'_> {
                 one(g.mul(gate, input(1)?))
             }
             Op::GateProduct(_) | Op::Binary(Binary::Mul) => one(g.mul(input(0)?, input(1)?)),
-            Op::Binary(Binary::Add) => one(g.add(input(0)?, input(1)?)),
+            Op::Binary(Binary::Add) | Op::InPlace(Binary::Add) => one(g.add(input(0)?, input(1)?)),
             Op::Binary(Binary::Sub) => {
                 let difference = g.both("sub", input(0)?, input(1)?);
                 g.rules[difference as usize] = Rule::Add;
@@ -406,21 +418,30 @@ impl Tracer<'_> {
 
     fn attention(&mut self, spec: &Attention, [q, k, v]: [Id; 3], mask: Option<Id>) -> Result<Id, String> {
         // SDPA knows no cap, and transformers does without.
-        if spec.sinks.is_some() || !spec.sdpa || spec.eager == EagerStyle::Falcon {
+        let flex = self.around.flex;
+        if spec.sinks.is_some() || !spec.sdpa && !flex {
             return Err("attention with sinks, or without SDPA,".into());
         }
+        self.graph.flex = flex;
+        // Its mask is a list of blocks, and it wants keys for every head where those are no power of two.
+        let mask = mask.filter(|_| !flex);
+        let repeats = if flex { !self.graph.shape(q).size(1).is_power_of_two() } else { mask.is_some() };
         let [mut k, mut v] = [k, v];
-        if mask.is_some() && spec.groups > 1 {
+        let falcon = spec.eager == EagerStyle::Falcon && !flex;
+        if repeats && spec.groups > 1 && !falcon {
             [k, v] = [k, v].map(|x| self.graph.repeated(x, spec.groups));
         }
         let [q, k, v] = [q, k, v].map(|x| self.narrow(x));
         let g = &mut self.graph;
         let dtype = g.dtype(q);
         // Kernels for fp32 have as many heads of keys as of queries.
-        if dtype == DType::F32 && mask.is_none() && spec.groups > 1 {
+        if spec.groups > 1 && (falcon || dtype == DType::F32 && mask.is_none() && !flex) {
             return Ok(g.attention_in_full(q, k, v, spec.groups));
         }
-        let mask = mask.map(|mask| g.node(Kind::Pointwise("where"), &[mask], g.shape(mask), dtype));
+        let mask = mask.map(|mask| match g.dtype(mask) {
+            DType::Bool => g.node(Kind::Pointwise("where"), &[mask], g.shape(mask), dtype),
+            _ => g.cast(mask, dtype),
+        });
         let mut inputs = vec![q, k, v];
         inputs.extend(mask);
         let sizes = g.shape(q).with(-1, g.shape(v).last());

@@ -15,6 +15,7 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::{Op, ValueId};
 use crate::model::{Breaks, ModuleKind, Program, Step};
+use crate::plan::AttentionKind;
 
 /// The graphs that were compiled, by the step at which they begin and whether gradients are recorded.
 #[derive(Default)]
@@ -43,7 +44,7 @@ impl Runner {
 
     /// Runs a model that is compiled as a whole: as one graph, or as those that Dynamo makes of it.
     pub(super) fn run_pieces(self: &Rc<Self>, torch: &mut Torch, frames: &mut Frames) {
-        let (first, pieces) = pieces(&self.program, self.break_behind());
+        let (first, pieces) = pieces(&self.program, self.breaks(), self.break_behind());
         self.run(torch, frames, 0..first);
         pieces.into_iter().for_each(|piece| self.run_compiled(torch, frames, piece, true));
         // Around a model of several graphs accelerate widens in one of its own.
@@ -59,7 +60,16 @@ impl Runner {
     }
 
     fn is_broken(&self) -> bool {
-        self.program.breaks != Breaks::Nowhere || self.break_behind().is_some()
+        self.breaks() != Breaks::Nowhere || self.break_behind().is_some()
+    }
+
+    /// Where the model is cut into graphs: by Dynamo, or since its loss is called apart.
+    fn breaks(&self) -> Breaks {
+        match self.program.breaks {
+            Breaks::Nowhere if self.settings.attention == AttentionKind::Flex => Breaks::Mask,
+            Breaks::Nowhere if self.settings.compile == Some(Compile::ModelAndLoss) => Breaks::Loss,
+            breaks => breaks,
+        }
     }
 
     /// The step behind which the hook of checkpointing beside adapters breaks the graph: the embedding runs eagerly.
@@ -133,6 +143,7 @@ impl Runner {
             checkpointing,
             selective: self.wrapped.checkpoints.selective.filter(|_| checkpointing),
             float8: self.settings.float8,
+            flex: self.settings.attention == AttentionKind::Flex,
             lora_dropout: self.wrapped.lora.values().any(|one| one.dropout),
             also: self.also(&range),
             recorded: self.settings.compile == Some(Compile::ReduceOverhead),
@@ -147,7 +158,8 @@ impl Runner {
 
     /// A local variable of the code that a broken graph returns besides: the hidden states behind GPT-2's logits.
     fn also(&self, range: &Range<usize>) -> Option<ValueId> {
-        if self.program.breaks != Breaks::Loss || range.start > 0 || range.end == self.program.steps.len() {
+        let apart = self.settings.compile == Some(Compile::ModelAndLoss);
+        if apart || self.program.breaks != Breaks::Loss || range.start > 0 || range.end == self.program.steps.len() {
             return None;
         }
         let head = head(&self.program)?;
@@ -198,8 +210,8 @@ fn head(program: &Program) -> Option<usize> {
 
 /// How many steps run eagerly first, and the graphs of what follows. A hook behind the embedding parts what comes after it
 /// into layers, and head and loss.
-fn pieces(program: &Program, hooked: Option<usize>) -> (usize, Vec<Range<usize>>) {
-    let (first, pieces) = pieces_of(program);
+fn pieces(program: &Program, breaks: Breaks, hooked: Option<usize>) -> (usize, Vec<Range<usize>>) {
+    let (first, pieces) = pieces_of(program, breaks);
     let (Some(hooked), Some(head)) = (hooked.filter(|hooked| *hooked >= first), head(program)) else {
         return (first, pieces);
     };
@@ -211,12 +223,12 @@ fn pieces(program: &Program, hooked: Option<usize>) -> (usize, Vec<Range<usize>>
     (hooked + 1, cuts.iter().zip(ends).map(|(start, end)| *start..end).collect())
 }
 
-fn pieces_of(program: &Program) -> (usize, Vec<Range<usize>>) {
+fn pieces_of(program: &Program, breaks: Breaks) -> (usize, Vec<Range<usize>>) {
     let (steps, end) = (&program.steps, program.steps.len());
     let find =
         |what: &dyn Fn(&Op) -> bool| steps.iter().position(|step| matches!(step, Step::Run { op, .. } if what(op)));
     let whole = (0, once(0..end).collect());
-    match program.breaks {
+    match breaks {
         Breaks::Nowhere => whole,
         Breaks::Loss => {
             let Some(loss) = find(&|op| matches!(op, Op::Loss(_))) else { return whole };
@@ -224,6 +236,13 @@ fn pieces_of(program: &Program) -> (usize, Vec<Range<usize>>) {
             let made = |step: &Step| matches!(step, Step::Run { op, .. } if !matches!(op, Op::Input(_)));
             let first = steps[..loss].iter().rposition(made).map_or(loss, |at| at + 1);
             (0, vec![0..first, first..end])
+        }
+        Breaks::Mask => {
+            let mask = |step: &Step| matches!(step, Step::Run { op: Op::Mask(_), .. });
+            match (steps.iter().position(mask), steps.iter().rposition(mask), head(program)) {
+                (Some(first), Some(last), Some(head)) => (0, vec![0..first, last + 1..head, head..end]),
+                _ => whole,
+            }
         }
         Breaks::Rotary => match (find(&|op| matches!(op, Op::RotaryTable(_))), head(program)) {
             (Some(table), Some(head)) => (0, vec![0..table, table..table + 1, table + 1..head, head..end]),

@@ -11,7 +11,7 @@ use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::op::{Binary, Loss, Op, ParameterId, ValueId};
 use crate::model::{Program, Shape, Step};
-use crate::plan::{LossKind, LossOptions};
+use crate::plan::{Compile, LossKind, LossOptions};
 
 /// The head of a language model whose product is not made by itself.
 #[derive(Debug, Clone, Default)]
@@ -159,20 +159,22 @@ impl Runner {
                     Some(matrix) => torch.quantised_linear(piece, matrix, bias),
                     None => torch.linear(piece, weight, bias),
                 };
-                chunked(torch, hidden, labels, product, loss.options.chunks)
+                let entropy: fn(&mut Torch, &Tensor, &Tensor) -> Tensor = match self.settings.compile {
+                    Some(Compile::LayersAndLoss) => compiled_cross_entropy,
+                    _ => widened_cross_entropy,
+                };
+                chunked(torch, (hidden, labels), (product, entropy), loss.options.chunks)
             }
         });
         Some(vec![Some(made)])
     }
 }
 
-/// Head and cross entropy a piece of the sequence at a time: all pieces of the logits are made first, each is widened on
-/// its own.
+/// Head and cross entropy a piece of the sequence at a time: all pieces of the logits are made first.
 fn chunked(
     torch: &mut Torch,
-    hidden: &Tensor,
-    labels: &Tensor,
-    product: impl Fn(&mut Torch, &Tensor) -> Tensor,
+    (hidden, labels): (&Tensor, &Tensor),
+    (product, entropy): (impl Fn(&mut Torch, &Tensor) -> Tensor, impl Fn(&mut Torch, &Tensor, &Tensor) -> Tensor),
     chunks: u64,
 ) -> Tensor {
     let (batch, seq) = (hidden.shape.size(0), hidden.shape.size(1));
@@ -196,9 +198,8 @@ fn chunked(
     for (piece, target) in logits.iter().zip(&targets) {
         let classes = piece.shape.last();
         let flat = torch.reshape(piece, Shape::from([piece.elements() / classes.max(1), classes]));
-        let wide = torch.cast(&flat, DType::F32);
-        let loss = torch.cross_entropy(&wide, target);
-        drop((flat, wide));
+        let loss = entropy(torch, &flat, target);
+        drop(flat);
         sum = Some(match sum {
             None => torch.scalar(Binary::Add, &loss),
             Some(sum) => torch.in_place(Binary::Add, &sum, &loss),
@@ -209,6 +210,29 @@ fn chunked(
         Some(sum) => torch.binary(Binary::Div, &sum, &total),
         None => total,
     }
+}
+
+fn widened_cross_entropy(torch: &mut Torch, logits: &Tensor, labels: &Tensor) -> Tensor {
+    let wide = torch.cast(logits, DType::F32);
+    torch.cross_entropy(&wide, labels)
+}
+
+/// The same as a compiled graph: it keeps the logits as they are and two numbers for each row.
+fn compiled_cross_entropy(torch: &mut Torch, logits: &Tensor, labels: &Tensor) -> Tensor {
+    let rows = Shape::from([logits.shape.size(0), 1]);
+    let [largest, log] = [(), ()].map(|()| torch.fresh("compiled kernel", rows, DType::F32));
+    let loss = torch.fresh("compiled kernel", Shape::new(&[]), DType::F32);
+    if !torch.records(&[logits]) {
+        return loss;
+    }
+    let saved: Vec<Saved> = [logits, labels, &largest, &log].map(|tensor| Saved::new(torch, tensor)).into();
+    let (shape, dtype) = (logits.shape, logits.dtype);
+    torch.attach(loss, &[logits], move |torch, gradient| {
+        let kept: Vec<Tensor> = saved.into_iter().map(|saved| saved.get(torch)).collect();
+        let made = torch.fresh("compiled kernel", shape, dtype);
+        drop((kept, gradient));
+        smallvec![Some(made)]
+    })
 }
 
 /// `LinearCrossEntropyFunction` of cut-cross-entropy, which shifts the labels itself.

@@ -250,7 +250,9 @@ impl Runner {
                 return;
             }
             match &self.program.steps[at] {
-                Step::Run { op: Op::Loss(_), .. } if self.settings.compile == Some(Compile::LayersAndLoss) => {
+                Step::Run { op: Op::Loss(_), .. }
+                    if self.settings.compile == Some(Compile::LayersAndLoss) && self.wrapped.loss.is_none() =>
+                {
                     torch.in_category(Category::Logits, |torch| self.run_compiled(torch, frames, at..at + 1, false));
                 }
                 // Made by a graph, which cannot ask whether it is needed.

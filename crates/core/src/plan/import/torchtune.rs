@@ -309,7 +309,7 @@ fn step(reader: &mut Reader<'_>) {
     }
 }
 
-/// `compile`: each layer, as far as compiled graphs are modelled; its loss is compiled chunk by chunk, which is not.
+/// `compile`: each layer and the loss (or each of its chunks), as far as compiled graphs are modelled.
 fn compiled(reader: &mut Reader<'_>) {
     if !reader.is_on("compile") && !reader.is_on("compile.model") {
         return;
@@ -317,12 +317,13 @@ fn compiled(reader: &mut Reader<'_>) {
     let adapted = ["model.use_dora", "model.lora_dropout"]
         .iter()
         .any(|key| reader.get(key).is_some_and(|value| !super::table::is_off(value) && value.as_f64() != Some(0.0)));
-    let offloaded = reader.is_on("enable_activation_offloading");
-    // Checkpoints beside adapters break the graph, which is not modelled.
-    let hooked = reader.is_on("enable_activation_checkpointing") && reader.was_set("adapter.method").is_some();
-    let known = reader.is_on("dataset.packed") && !reader.spreads() && !adapted && !offloaded && !hooked;
+    let offloaded = reader.is_on("enable_activation_offloading") && !reader.is_on("enable_activation_checkpointing");
+    let known = reader.is_on("dataset.packed") && !reader.spreads() && !adapted && !offloaded;
     if known && reader.was_set("quantization.scheme").is_none() {
-        reader.set("torch_compile", "layers");
+        // Logits that are not in chunks its model widens itself, before the loss.
+        let chunked = reader.text("loss._component_").is_some_and(|name| name.contains("Chunked"));
+        let loss = chunked && (reader.is_on("compile") || reader.is_on("compile.loss"));
+        reader.set("torch_compile", if loss { "layers-and-loss" } else { "layers" });
     } else {
         reader.say("compile", "what runs is eager, which mostly keeps more for backward");
     }
