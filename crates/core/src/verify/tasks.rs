@@ -57,8 +57,8 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
     plan.objective = objective(row, kind);
     plan.job.lengths = lengths(row, kind);
     plan.batch.padded = job["vary"] == true;
-    // jobs.py saves these models and loads them again, so that TRL finds its reference.
-    plan.job.from_pretrained |= job["kind"] == "trl" && kind != TaskKind::Reward && job["dist"].is_null();
+    // Saved and loaded again, so that TRL finds its reference.
+    plan.job.from_pretrained |= job["saved"] == true;
     if let Some(multiple) = given["pad_to_multiple_of"].as_u64().filter(|multiple| *multiple > 0) {
         // Texts of a reward row have a token less than it says.
         let real = plan.batch.seq_len - u64::from(kind == TaskKind::Reward);
