@@ -14,6 +14,23 @@
 //! [`planner`] tries other plans; [`recording`] reads what real runs recorded; [`serving`] has the serving engines' own
 //! budgets; [`verify`] scores predictions against recorded truth; [`work`] bounds what an answer may take; [`units`] and
 //! [`dtype`] are what all share.
+//!
+//! ```
+//! use vramcast_core::memory::simulation;
+//! use vramcast_core::model::Model;
+//! use vramcast_core::plan::{RunPlan, TrainPlan};
+//! use vramcast_core::{report, source::catalogue};
+//!
+//! let entry = catalogue::find("gpt2").ok_or("not in the catalogue")?;
+//! let model = Model::new(entry.config, entry.auto_class.as_deref())?;
+//! let mut plan = TrainPlan::default();
+//! (plan.batch.batch_size, plan.batch.seq_len) = (4, 512);
+//! let run = simulation::train(&model, &plan)?;
+//! let report = report::summarize(&entry.id, &model, RunPlan::Train(Box::new(plan)), &run, Vec::new());
+//! assert!(report.totals.allocated <= report.totals.reserved);
+//! println!("{} bytes in nvidia-smi", report.totals.process);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod ask;
 pub mod calibrate;
