@@ -143,7 +143,7 @@ fn torchtune(row: &Value) -> Outcome {
                 },
                 // By its figures: weights, gradients and states are 23.9 GiB, and any other step would add 6.
                 implementation: if optimizer.contains("8bit") {
-                    Implementation::default()
+                    Optimizer::default().implementation
                 } else {
                     Implementation::Fused
                 },
