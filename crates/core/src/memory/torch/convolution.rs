@@ -55,8 +55,10 @@ fn channels_last(shape: Shape) -> Strides {
 
 impl Pictures {
     fn of(x: &Tensor, weight: &Tensor, output: Shape) -> Option<Self> {
-        let plain = weight.shape.rank() >= 4 && weight.shape.size(1) == x.shape.size(1);
         let places = |shape: Shape| shape.sizes()[2..].iter().fold(1, |all: u64, size| all.saturating_mul(*size));
+        // Patches of videos that become one place each are read as they lie: 64 rows of Qwen's vision towers (truth/ledger) have no copies.
+        let copied = weight.shape.rank() == 4 || (weight.shape.rank() == 5 && places(output) > 1);
+        let plain = copied && weight.shape.size(1) == x.shape.size(1);
         plain.then(|| Self {
             count: x.shape.size(0),
             channels: [x.shape.size(1), output.size(1)],
