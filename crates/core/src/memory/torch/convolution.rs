@@ -56,7 +56,7 @@ fn channels_last(shape: Shape) -> Strides {
 impl Pictures {
     fn of(x: &Tensor, weight: &Tensor, output: Shape) -> Option<Self> {
         let places = |shape: Shape| shape.sizes()[2..].iter().fold(1, |all: u64, size| all.saturating_mul(*size));
-        // Patches of videos that become one place each are read as they lie: 64 rows of Qwen's vision towers (truth/ledger) have no copies.
+        // Patches of videos that become one place each are taken to be read as they lie: rows of Qwen's vision towers (truth/ledger) are near without copies.
         let copied = weight.shape.rank() == 4 || (weight.shape.rank() == 5 && places(output) > 1);
         let plain = copied && weight.shape.size(1) == x.shape.size(1);
         plain.then(|| Self {
