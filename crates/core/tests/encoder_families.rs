@@ -21,7 +21,9 @@ const CLASSES: [&str; 11] = [
 
 fn model_types() -> impl Iterator<Item = &'static str> {
     let folders: [&[&Family]; 5] = [denoisers::ALL, encoders::ALL, seq2seq::ALL, speech::ALL, vision::ALL];
-    folders.into_iter().flatten().flat_map(|family| family.model_types.iter().copied())
+    let types = folders.into_iter().flatten().flat_map(|family| family.model_types.iter().copied());
+    // A pipeline has no class defaults: its parts have.
+    types.filter(|name| !name.ends_with("Pipeline"))
 }
 
 fn modes() -> [Inputs; 4] {

@@ -222,12 +222,6 @@ impl Model {
         families::denoisers::is_pipeline(&self.config)
     }
 
-    /// Whether it is, or has as a part, a model of diffusers whose class begins so.
-    pub(crate) fn has_part(&self, class: &str) -> bool {
-        let parts = [&self.config, &self.config["unet"], &self.config["vae"]];
-        parts.iter().any(|part| part["model_type"].as_str().is_some_and(|name| name.starts_with(class)))
-    }
-
     /// What a model that makes pictures is fed with, and the pixels of a side that it makes by itself.
     pub(crate) fn pictures(&self) -> Option<(families::denoisers::Pictures, u64)> {
         let denoiser = families::denoisers::denoiser(&self.config);

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Fault, Faults};
 use crate::model::Model;
+use crate::model::families::denoisers;
 
 /// What is asked of a pipeline, or of its autoencoder alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
@@ -47,18 +48,16 @@ impl Diffusion {
             (
                 "diffusion.vae_slicing",
                 self.vae_slicing,
-                model.has_part("Autoencoder"),
+                denoisers::has_autoencoder(model.config()),
                 "an autoencoder, or a pipeline,",
             ),
-            ("diffusion.attention_slicing", self.attention_slicing, model.has_part("UNet"), "a UNet"),
+            ("diffusion.attention_slicing", self.attention_slicing, denoisers::has_unet(model.config()), "a UNet"),
         ];
         for (path, _, _, needed) in asked.into_iter().filter(|(_, stated, fits, _)| *stated && !fits) {
             faults.add(Fault::no_effect(path, format!("on anything but {needed} of diffusers")));
         }
-        let class = [&model.config()["vae"], model.config()].into_iter().find_map(|part| part["model_type"].as_str());
-        let tiled = ["AutoencoderKL", "AutoencoderKLWan", "AutoencoderKLQwenImage"];
-        faults.when(self.vae_tiling && !class.is_some_and(|class| tiled.contains(&class)), || {
-            let what = format!("tiling of anything but {}", tiled.join(", "));
+        faults.when(self.vae_tiling && !denoisers::is_tiled(model.config()), || {
+            let what = format!("tiling of anything but {}", denoisers::TILED.join(", "));
             Fault::unsupported("diffusion.vae_tiling", what).or_drop("diffusion.vae_tiling")
         });
     }

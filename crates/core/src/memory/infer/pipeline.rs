@@ -14,6 +14,7 @@ use crate::memory::log::{Category, Event};
 use crate::memory::lower::Dealt;
 use crate::memory::phase::{Phase, Work};
 use crate::memory::torch::Torch;
+use crate::model::families::denoisers;
 use crate::model::op::Op;
 use crate::model::{Model, Program, Step};
 use crate::plan::device_map::Holder;
@@ -46,31 +47,17 @@ fn parts(model: &Model, program: &Program, plan: &InferPlan) -> Vec<Part> {
                     "unet" | "transformer" => Work::Denoise,
                     _ => Work::Encode,
                 };
-                let weights = if name == "vae" && is_widened(model, plan) { DType::F32 } else { plan.weights };
+                let weights = if name == "vae" && plan.weights == DType::F16 && denoisers::widens_half(model.config()) {
+                    DType::F32
+                } else {
+                    plan.weights
+                };
                 found.push(Part { beginning: format!("{name}."), steps: start..at + 1, work, weights });
             }
             _ => {}
         }
     }
     found
-}
-
-/// Whether guidance encodes an empty prompt where none is given. Stable Diffusion XL takes zeros (`force_zeros_for_empty_prompt`), Flux and
-/// HunyuanVideo are told how much, Qwen-Image wants a prompt given.
-fn is_told_what_not(model: &Model) -> bool {
-    let class = model.config()["model_type"].as_str().unwrap_or_default();
-    match class {
-        "StableDiffusionXLPipeline" => model.config()["force_zeros_for_empty_prompt"] == false,
-        _ => ["StableDiffusion", "LTX", "CogVideoX", "Wan"].iter().any(|kind| class.starts_with(kind)),
-    }
-}
-
-/// Stable Diffusion XL decodes in fp32 where its autoencoder is in fp16 (`needs_upcasting`).
-fn is_widened(model: &Model, plan: &InferPlan) -> bool {
-    let config = model.config();
-    config["model_type"] == "StableDiffusionXLPipeline"
-        && plan.weights == DType::F16
-        && config["vae"]["force_upcast"].as_bool().unwrap_or(true)
 }
 
 impl Run<'_> {
@@ -87,7 +74,8 @@ impl Run<'_> {
         }
         // Prompts that are to be kept away from are encoded by a second round of calls.
         let encoders = parts.iter().filter(|part| part.work == Work::Encode).count();
-        let again = if self.plan.diffusion.unguided || !is_told_what_not(model) { 0 } else { encoders };
+        let again =
+            if self.plan.diffusion.unguided || !denoisers::encodes_nothing(model.config()) { 0 } else { encoders };
         let mut here = vec![false; parts.len()];
         for (call, at) in (0..encoders).chain(0..again).chain(encoders..parts.len()).enumerate() {
             let part = &parts[at];

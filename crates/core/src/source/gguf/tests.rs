@@ -177,7 +177,7 @@ fn unknown_types_take_the_room_they_have() {
 
 /// A model of two layers whose header says `key` is `value`.
 fn said(key: &str, value: u32) -> Option<String> {
-    let mut numbers = vec![
+    let mut numbers = [
         ("block_count", 2u32),
         ("embedding_length", 64),
         ("feed_forward_length", 96),

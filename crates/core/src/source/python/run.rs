@@ -421,7 +421,7 @@ impl Runner {
         if name == "vars" && arguments.get("0").is_some_and(parsed) {
             let mut all = self.defaults.clone();
             all.extend(self.given.clone());
-            let shown: Vec<&str> = all.iter().map(|(key, _)| key.as_str()).collect();
+            let shown: Vec<&str> = all.keys().map(|key| key.as_str()).collect();
             self.notes.push(format!("arguments of the command line are at their defaults: {}", shown.join(", ")));
             return Value::Object(all.into_iter().collect());
         }

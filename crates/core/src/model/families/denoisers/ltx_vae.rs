@@ -107,7 +107,7 @@ impl Autoencoder {
             }
             x = norm(g, &x);
             x = g.activation(Activation::Silu, &x);
-            x = framed(g, "conv_out", &x, 3 * self.patch * self.patch, 1, false);
+            x = framed(g, "conv_out", &x, self.patched(), 1, false);
             // A patch of channels becomes one of pixels.
             let [batch, _, frames, height, width] = [0, 1, 2, 3, 4].map(|dim| x.size(dim));
             let sides = [height, width].map(|side| side.saturating_mul(self.patch));
@@ -115,6 +115,11 @@ impl Autoencoder {
             x = g.permute(&x, &[0, 1, 4, 5, 3, 6, 2]);
             g.reshape(&x, [batch, 3, frames, sides[0], sides[1]])
         })
+    }
+
+    /// Channels of a patch of pixels.
+    fn patched(&self) -> u64 {
+        self.patch.saturating_mul(self.patch).saturating_mul(3)
     }
 
     fn middle(&self, g: &mut Graph, x: &Value, layers: u64) -> Value {
@@ -127,7 +132,7 @@ impl Autoencoder {
 
     /// The way in, for its weights.
     fn encode(&self, g: &mut Graph) {
-        let pixels = g.input(Input::Pixels, [1, 3 * self.patch * self.patch, 1, 1, 1]);
+        let pixels = g.input(Input::Pixels, [1, self.patched(), 1, 1, 1]);
         g.module("encoder", |g| {
             let mut x = framed(g, "conv_in", &pixels, self.channels[0], 1, true);
             for at in 0..self.channels.len() {

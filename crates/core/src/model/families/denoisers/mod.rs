@@ -17,6 +17,7 @@ mod vae;
 mod wan;
 mod wan_vae;
 
+pub(crate) use pipeline::{TILED, encodes_nothing, has_autoencoder, has_unet, is_tiled, widens_half};
 use serde_json::Value;
 
 use super::Family;

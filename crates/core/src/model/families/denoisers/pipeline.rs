@@ -36,6 +36,43 @@ fn is_doubled(class: &str) -> bool {
     kinds.iter().any(|kind| class.starts_with(kind))
 }
 
+/// Whether guidance encodes an empty prompt where none is given. Stable Diffusion XL takes zeros (`force_zeros_for_empty_prompt`), Flux and
+/// HunyuanVideo are told how much, Qwen-Image wants a prompt given.
+pub(crate) fn encodes_nothing(config: &Value) -> bool {
+    match config["model_type"].as_str().unwrap_or_default() {
+        "StableDiffusionXLPipeline" => config["force_zeros_for_empty_prompt"] == false,
+        class => ["StableDiffusion", "LTX", "CogVideoX", "Wan"].iter().any(|kind| class.starts_with(kind)),
+    }
+}
+
+/// Stable Diffusion XL decodes in fp32 where its autoencoder is in fp16 (`needs_upcasting`).
+pub(crate) fn widens_half(config: &Value) -> bool {
+    config["model_type"] == "StableDiffusionXLPipeline" && config["vae"]["force_upcast"].as_bool().unwrap_or(true)
+}
+
+/// The classes of its parts that settings of diffusers speak of; of a part alone its own.
+fn classes(config: &Value) -> impl Iterator<Item = &str> {
+    [config, &config["unet"], &config["vae"]].into_iter().filter_map(|part| part["model_type"].as_str())
+}
+
+/// Whether it is a UNet or has one.
+pub(crate) fn has_unet(config: &Value) -> bool {
+    classes(config).any(|class| class.starts_with("UNet"))
+}
+
+/// Whether it is an autoencoder or has one.
+pub(crate) fn has_autoencoder(config: &Value) -> bool {
+    classes(config).any(|class| class.starts_with("Autoencoder"))
+}
+
+/// Autoencoders whose tiles are modelled.
+pub(crate) const TILED: [&str; 3] = ["AutoencoderKL", "AutoencoderKLWan", "AutoencoderKLQwenImage"];
+
+/// Whether its autoencoder is one of them.
+pub(crate) fn is_tiled(config: &Value) -> bool {
+    classes(config).any(|class| TILED.contains(&class))
+}
+
 /// Tokens that a pipeline fills a prompt up to.
 fn tokens(class: &str, model_type: &str) -> u64 {
     match (class, model_type) {
