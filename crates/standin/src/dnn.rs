@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::card::card;
-use crate::convolution::{Convolution, Pass};
+use crate::convolution::{Pass, Pictures};
 use crate::foreign::{Status, get, handle, host, host_mut, put, put_text};
 
 /// Attributes (`cudnnBackendAttributeName_t`) whose value is a result and not what was set.
@@ -86,9 +86,10 @@ fn workspace(all: &BTreeMap<usize, Attributes>, operation: &Attributes) -> u64 {
         return 0;
     }
     let channels_last = *inputs > 1 && numbers(input, TENSOR_STRIDES).get(1) == Some(&1);
+    let along_time = window.len() == 3;
     let [window, pixels, places] = [window, pixels, places].map(|sizes| sizes.iter().product());
     let (channels, places) = ([*inputs, *outputs], [pixels, places]);
-    Convolution { pass, pictures: *pictures, channels, places, window, element, channels_last }.workspace()
+    Pictures { count: *pictures, channels, places, window, along_time, element, channels_last }.workspace(pass)
 }
 
 /// What the descriptors named in a new attribute hand on.

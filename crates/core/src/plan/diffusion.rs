@@ -42,23 +42,16 @@ impl Diffusion {
 
     /// Refuses what a model has no place for.
     pub(super) fn check(self, model: &Model, faults: &mut Faults) {
+        let has_autoencoder = denoisers::has_autoencoder(model.config());
         let asked = [
             ("diffusion.offload", self.offload != Offload::None, model.is_pipeline(), "a whole pipeline"),
             ("diffusion.unguided", self.unguided, model.is_pipeline(), "a whole pipeline"),
-            (
-                "diffusion.vae_slicing",
-                self.vae_slicing,
-                denoisers::has_autoencoder(model.config()),
-                "an autoencoder, or a pipeline,",
-            ),
+            ("diffusion.vae_slicing", self.vae_slicing, has_autoencoder, "an autoencoder, or a pipeline,"),
+            ("diffusion.vae_tiling", self.vae_tiling, has_autoencoder, "an autoencoder, or a pipeline,"),
             ("diffusion.attention_slicing", self.attention_slicing, denoisers::has_unet(model.config()), "a UNet"),
         ];
         for (path, _, _, needed) in asked.into_iter().filter(|(_, stated, fits, _)| *stated && !fits) {
             faults.add(Fault::no_effect(path, format!("on anything but {needed} of diffusers")));
         }
-        faults.when(self.vae_tiling && !denoisers::is_tiled(model.config()), || {
-            let what = format!("tiling of anything but {}", denoisers::TILED.join(", "));
-            Fault::unsupported("diffusion.vae_tiling", what).or_drop("diffusion.vae_tiling")
-        });
     }
 }

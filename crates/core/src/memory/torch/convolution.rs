@@ -1,35 +1,12 @@
 //! Convolutions: the output, the kept input, the gradients, and what cuDNN takes beside them for pictures.
 
 use super::Torch;
+use super::cudnn::{Pass, Pictures};
 use crate::dtype::DType;
 use crate::memory::autograd::Saved;
 use crate::memory::tensor::{Strides, Tensor, contiguous_strides};
 use crate::model::Shape;
 use smallvec::smallvec;
-
-/// What is computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pass {
-    Forward,
-    OfInput,
-    OfWeight,
-}
-
-/// A convolution of pictures or videos without groups.
-#[derive(Debug, Clone, Copy)]
-struct Pictures {
-    count: u64,
-    /// Channels of input and output.
-    channels: [u64; 2],
-    /// Pixels of input and output.
-    places: [u64; 2],
-    /// Places of the kernel.
-    window: u64,
-    /// Bytes of an element.
-    element: u64,
-    /// Whether channels are innermost already.
-    channels_last: bool,
-}
 
 /// Whether a tensor of pictures lies with its channels innermost; the rule is torch's `is_channels_last_strides_2d`, which looks at the
 /// stride of a single picture too.
@@ -56,46 +33,19 @@ fn channels_last(shape: Shape) -> Strides {
 impl Pictures {
     fn of(x: &Tensor, weight: &Tensor, output: Shape) -> Option<Self> {
         let places = |shape: Shape| shape.sizes()[2..].iter().fold(1, |all: u64, size| all.saturating_mul(*size));
-        // Patches of videos that become one place each are taken to be read as they lie: rows of Qwen's vision towers (truth/ledger) are near without copies.
-        let copied = weight.shape.rank() == 4 || (weight.shape.rank() == 5 && places(output) > 1);
+        let along_time = weight.shape.rank() == 5;
+        // Many patches that become one place each are read as they lie (truth/convolutions/h200-videos.jsonl, 3 channels to 1,152 and 1,280).
+        let copied = weight.shape.rank() == 4 || (along_time && places(output) > 1);
         let plain = copied && weight.shape.size(1) == x.shape.size(1);
         plain.then(|| Self {
             count: x.shape.size(0),
             channels: [x.shape.size(1), output.size(1)],
             places: [places(x.shape), places(output)],
             window: places(weight.shape),
+            along_time,
             element: x.dtype.size(),
             channels_last: is_channels_last(x),
         })
-    }
-
-    /// Bytes of cuDNN's workspace. Tensor cores read channels last, in pieces of 16 bytes; so input, kernel and output are copied
-    /// there, with their channels filled up. The weight's gradient of a kernel of one place is a product for each picture, summed
-    /// in fp32. Read off truth/convolutions (an H200, cuDNN 9.19); what some of its engines take beyond that is not known.
-    fn workspace(self, pass: Pass) -> u64 {
-        const PIECE: u64 = 16;
-        const ALIGNMENT: u64 = 512;
-        // So few channels are read as they lie, by small kernels.
-        const FEW: u64 = 4;
-        let [inputs, outputs] = self.channels;
-        let filled = self.channels.map(|channels| channels.next_multiple_of((PIECE / self.element.max(1)).max(1)));
-        let product = |sizes: &[u64]| sizes.iter().fold(self.element, |all, size| all.saturating_mul(*size));
-        let copied = |side: usize| !self.channels_last || filled[side] != self.channels[side];
-        let copy = |side: usize| product(&[u64::from(copied(side)), self.count, filled[side], self.places[side]]);
-        let copies = copy(0).saturating_add(copy(1));
-        if self.window == 1 {
-            // Of a batch with many weights and few places, copies are the less.
-            let sums = !self.channels_last && pass == Pass::OfWeight && (self.count > 1 || self.element < 4);
-            let all = self.count.saturating_mul(inputs).saturating_mul(outputs).saturating_mul(4);
-            return if sums { all.min(copies.saturating_add(ALIGNMENT)) } else { 0 };
-        }
-        if !self.channels_last && pass == Pass::Forward && inputs <= FEW && self.window <= 9 {
-            return 0;
-        }
-        match copies {
-            0 => 0,
-            copies => copies.saturating_add(product(&[filled[0], filled[1], self.window])).saturating_add(ALIGNMENT),
-        }
     }
 }
 

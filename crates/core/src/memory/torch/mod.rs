@@ -21,6 +21,7 @@ pub mod attention;
 mod attention_scratch;
 pub mod collective;
 pub mod convolution;
+mod cudnn;
 pub mod flash_attn;
 mod gemm_4bit;
 pub mod index;

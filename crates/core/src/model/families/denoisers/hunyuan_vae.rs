@@ -1,5 +1,6 @@
-//! `AutoencoderKLHunyuanVideo` of diffusers 0.42: a video in one piece. What is run is decoding.
+//! `AutoencoderKLHunyuanVideo` of diffusers 0.42: a long video in overlapping runs of frames. What is run is decoding.
 
+use super::tiles::{self, Tiles};
 use super::{Pictures, parts};
 use crate::dtype::DType;
 use crate::model::blocks::read;
@@ -16,6 +17,10 @@ pub(super) const FAMILY: Family = Family {
 };
 
 pub(super) const PICTURES: Pictures = Pictures { side: 720, pixels: 1, frames: 129, between: 4 };
+
+/// Pixels of a tile's side and from one to the next, and the same in frames (`tile_sample_min_height` and its kin).
+const TILE: [u64; 2] = [256, 192];
+const FRAMES: [u64; 2] = [16, 12];
 
 struct Autoencoder {
     latents: u64,
@@ -50,18 +55,36 @@ impl Autoencoder {
         let (batch, [frames, height, width]) = (g.inputs.batch, PICTURES.latents(g));
         let [height, width] = [height, width].map(|side| (side / 8).max(1));
         let latents = g.input(Input::Pixels, [batch, self.latents, frames, height, width]);
-        let output = match (g.inputs.making.slices, batch) {
-            (true, 2..) => {
-                let one = |at| {
-                    let slice = g.slice(&latents, 0, at, 1);
-                    self.decode(g, &slice)
-                };
-                let decoded: Vec<Value> = (0..batch).map(one).collect();
-                g.cat(&decoded.iter().collect::<Vec<_>>(), 0)
-            }
-            _ => self.decode(g, &latents),
-        };
+        let output = tiles::one_by_one(g, &latents, |g, latents| self.decode_whole(g, latents));
         parts::noise_loss(g, &output);
+    }
+
+    /// Frames in overlapping runs where there are many, whether tiles are asked for or not (`use_framewise_decoding`); a run begins with one
+    /// that the run before it ended with, and all wait for the end.
+    fn decode_whole(&self, g: &mut Graph, latents: &Value) -> Value {
+        let frames = latents.size(2);
+        let [most, stride] = FRAMES.map(|frames| frames / PICTURES.between);
+        if frames <= most {
+            return self.decode_tiles(g, latents);
+        }
+        let mut runs = Vec::new();
+        for at in (0..frames).step_by(stride as usize) {
+            let run = g.slice(latents, 2, at, (most + 1).min(frames - at));
+            let decoded = self.decode_tiles(g, &run);
+            let first = u64::from(at > 0);
+            runs.push(g.slice(&decoded, 2, first, decoded.size(2) - first));
+        }
+        let kept = |at: usize, run: &Value| run.size(2).min(FRAMES[1] + u64::from(at == 0));
+        let cut: Vec<Value> = runs.iter().enumerate().map(|(at, run)| g.slice(run, 2, 0, kept(at, run))).collect();
+        g.cat(&cut.iter().collect::<Vec<_>>(), 2)
+    }
+
+    fn decode_tiles(&self, g: &mut Graph, latents: &Value) -> Value {
+        let tiles = Tiles::of_pixels(TILE, 8);
+        match tiles.are_needed(g, latents) {
+            true => tiles.join(g, latents, |g, tile| self.decode(g, tile)),
+            false => self.decode(g, latents),
+        }
     }
 
     fn decode(&self, g: &mut Graph, latents: &Value) -> Value {
@@ -196,15 +219,14 @@ fn larger(g: &mut Graph, x: &Value, in_time: bool) -> Value {
     let first = g.select(x, 2, 0);
     let first = g.run(Op::Interpolate, &[&first], [batch, channels, sides[0], sides[1]]);
     let first = g.unsqueeze(&first, 2);
-    let mut wide = first.clone();
-    if frames > 1 {
+    // Both parts keep their names while what they became is convolved.
+    let others = (frames > 1).then(|| {
         let others = g.slice(x, 2, 1, frames - 1);
         let others = g.contiguous(&others);
         let times = (frames - 1) * if in_time { 2 } else { 1 };
-        let others = g.run(Op::Interpolate, &[&others], [batch, channels, times, sides[0], sides[1]]);
-        wide = g.cat(&[&first, &others], 2);
-    }
-    drop(first);
+        g.run(Op::Interpolate, &[&others], [batch, channels, times, sides[0], sides[1]])
+    });
+    let wide = others.as_ref().map_or_else(|| first.clone(), |others| g.cat(&[&first, others], 2));
     causal(g, "conv", &wide, channels, 3)
 }
 

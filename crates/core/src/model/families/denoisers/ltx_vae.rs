@@ -1,5 +1,6 @@
 //! `AutoencoderKLLTXVideo` of diffusers 0.42 (LTX-Video 0.9): a video in one piece. What is run is decoding.
 
+use super::tiles::{self, Tiles};
 use super::{Pictures, parts};
 use crate::model::blocks::read;
 use crate::model::facts::Facts;
@@ -15,6 +16,9 @@ pub(super) const FAMILY: Family = Family {
 };
 
 pub(super) const PICTURES: Pictures = Pictures { side: 512, pixels: 1, frames: 161, between: 8 };
+
+/// Pixels of a tile's side, and from one to the next (`tile_sample_min_height`, `tile_sample_stride_height`).
+const TILE: [u64; 2] = [512, 448];
 
 struct Autoencoder {
     latents: u64,
@@ -65,24 +69,27 @@ impl Autoencoder {
         })
     }
 
+    /// Pixels of a latent's side.
+    fn factor(&self) -> u64 {
+        self.scaled.iter().fold(self.patch, |sides, scaled| if *scaled { sides.saturating_mul(2) } else { sides })
+    }
+
     fn run(&self, g: &mut Graph) {
         g.declare_only(|g| self.encode(g));
-        let factor = self.scaled.iter().fold(self.patch, |sides, scaled| if *scaled { sides * 2 } else { sides });
+        let factor = self.factor();
         let (batch, [frames, height, width]) = (g.inputs.batch, PICTURES.latents(g));
         let [height, width] = [height, width].map(|side| (side / factor.max(1)).max(1));
         let latents = g.input(Input::Pixels, [batch, self.latents, frames, height, width]);
-        let output = match (g.inputs.making.slices, batch) {
-            (true, 2..) => {
-                let one = |at| {
-                    let slice = g.slice(&latents, 0, at, 1);
-                    self.decode(g, &slice)
-                };
-                let decoded: Vec<Value> = (0..batch).map(one).collect();
-                g.cat(&decoded.iter().collect::<Vec<_>>(), 0)
-            }
-            _ => self.decode(g, &latents),
-        };
+        let output = tiles::one_by_one(g, &latents, |g, latents| self.decode_whole(g, latents));
         parts::noise_loss(g, &output);
+    }
+
+    fn decode_whole(&self, g: &mut Graph, latents: &Value) -> Value {
+        let tiles = Tiles::of_pixels(TILE, self.factor());
+        match tiles.are_needed(g, latents) {
+            true => tiles.join(g, latents, |g, tile| self.decode(g, tile)),
+            false => self.decode(g, latents),
+        }
     }
 
     fn decode(&self, g: &mut Graph, latents: &Value) -> Value {

@@ -12,12 +12,13 @@ mod parts;
 mod pipeline;
 mod qwen_image;
 mod sd3;
+mod tiles;
 mod unet;
 mod vae;
 mod wan;
 mod wan_vae;
 
-pub(crate) use pipeline::{TILED, encodes_nothing, has_autoencoder, has_unet, is_tiled, widens_half};
+pub(crate) use pipeline::{encodes_nothing, has_autoencoder, has_unet, widens_half};
 use serde_json::Value;
 
 use super::Family;

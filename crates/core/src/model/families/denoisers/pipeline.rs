@@ -65,14 +65,6 @@ pub(crate) fn has_autoencoder(config: &Value) -> bool {
     classes(config).any(|class| class.starts_with("Autoencoder"))
 }
 
-/// Autoencoders whose tiles are modelled.
-pub(crate) const TILED: [&str; 3] = ["AutoencoderKL", "AutoencoderKLWan", "AutoencoderKLQwenImage"];
-
-/// Whether its autoencoder is one of them.
-pub(crate) fn is_tiled(config: &Value) -> bool {
-    classes(config).any(|class| TILED.contains(&class))
-}
-
 /// Tokens that a pipeline fills a prompt up to.
 fn tokens(class: &str, model_type: &str) -> u64 {
     match (class, model_type) {

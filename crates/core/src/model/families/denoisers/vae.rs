@@ -2,6 +2,7 @@
 
 use super::Pictures;
 use super::parts;
+use super::tiles::{self, Tiles};
 use crate::model::Family;
 use crate::model::blocks::read;
 use crate::model::facts::Facts;
@@ -89,7 +90,7 @@ impl Autoencoder {
                 let pixels = g.input(Input::Pixels, [1, self.channels[0], factor, factor]);
                 self.encode(g, &pixels);
             });
-            let output = self.decode_all(g, &latents);
+            let output = tiles::one_by_one(g, &latents, |g, latents| self.decode_whole(g, latents));
             parts::noise_loss(g, &output);
         }
     }
@@ -116,51 +117,14 @@ impl Autoencoder {
         sample
     }
 
-    /// Several pictures, one by one where they are sliced.
-    fn decode_all(&self, g: &mut Graph, latents: &Value) -> Value {
-        let pictures = latents.size(0);
-        if !g.inputs.making.slices || pictures < 2 {
-            return self.decode_whole(g, latents);
-        }
-        let one = |at| {
-            let slice = g.slice(latents, 0, at, 1);
-            self.decode_whole(g, &slice)
-        };
-        let decoded: Vec<Value> = (0..pictures).map(one).collect();
-        g.cat(&decoded.iter().collect::<Vec<_>>(), 0)
-    }
-
-    /// Tile by tile where they are tiled and larger than one (`tiled_decode`); tiles overlap by a quarter, and all wait for the end.
+    /// Tile by tile where they are tiled and larger than one; tiles overlap by a quarter.
     fn decode_whole(&self, g: &mut Graph, latents: &Value) -> Value {
-        let factor = 1 << (self.blocks.len() - 1).min(16);
-        let tile = (self.sample / factor).max(1);
-        let [height, width] = [2, 3].map(|dim| latents.size(dim));
-        if !g.inputs.making.tiles || (height <= tile && width <= tile) {
-            return self.decode(g, latents);
+        let side = (self.sample >> (self.blocks.len() - 1).min(16)).max(1);
+        let tiles = Tiles { side, stride: (side * 3 / 4).max(1), kept: self.sample - self.sample / 4 };
+        match tiles.are_needed(g, latents) {
+            true => tiles.join(g, latents, |g, tile| self.decode(g, tile)),
+            false => self.decode(g, latents),
         }
-        let (stride, kept) = ((tile * 3 / 4).max(1), self.sample - self.sample / 4);
-        let starts = |size: u64| (0..size).step_by(stride as usize);
-        let mut rows: Vec<Vec<Value>> = Vec::new();
-        for top in starts(height) {
-            let mut row = Vec::new();
-            for left in starts(width) {
-                let high = g.slice(latents, 2, top, tile.min(height - top));
-                let piece = g.slice(&high, 3, left, tile.min(width - left));
-                drop(high);
-                row.push(self.decode(g, &piece));
-            }
-            rows.push(row);
-        }
-        let mut joined = Vec::new();
-        for row in &rows {
-            let mut cut = Vec::new();
-            for tile in row {
-                let high = g.slice(tile, 2, 0, kept.min(tile.size(2)));
-                cut.push(g.slice(&high, 3, 0, kept.min(tile.size(3))));
-            }
-            joined.push(g.cat(&cut.iter().collect::<Vec<_>>(), 3));
-        }
-        g.cat(&joined.iter().collect::<Vec<_>>(), 2)
     }
 
     fn decode(&self, g: &mut Graph, latents: &Value) -> Value {

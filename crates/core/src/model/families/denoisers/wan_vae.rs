@@ -1,6 +1,7 @@
 //! `AutoencoderKLWan` (2.1) and `AutoencoderKLQwenImage` of diffusers 0.42: videos latent by latent, with the last frames that every
 //! convolution along time has seen kept for the next. What is run is decoding.
 
+use super::tiles::{self, Tiles};
 use super::{Pictures, parts};
 use crate::model::blocks::read;
 use crate::model::facts::Facts;
@@ -102,57 +103,26 @@ impl Autoencoder {
         // Weights of the way in are there all the same.
         g.declare_only(|g| self.encode(g));
         let latents = g.input(Input::Pixels, [batch, self.latents, frames, height, width]);
-        let output = match (g.inputs.making.slices, batch) {
-            (true, 2..) => {
-                let one = |at| {
-                    let slice = g.slice(&latents, 0, at, 1);
-                    self.decode(g, &slice)
-                };
-                let decoded: Vec<Value> = (0..batch).map(one).collect();
-                g.cat(&decoded.iter().collect::<Vec<_>>(), 0)
-            }
-            _ => self.decode(g, &latents),
-        };
+        let output = tiles::one_by_one(g, &latents, |g, latents| self.decode(g, latents));
         parts::noise_loss(g, &output);
     }
 
-    /// In tiles where that is asked for and there are several (`tiled_decode`): all of them wait for the end, and each is cut to a stride.
+    /// In tiles where that is asked for and there are several, each a latent at a time.
     fn decode(&self, g: &mut Graph, latents: &Value) -> Value {
-        let factor = 1 << (self.widths.len() - 1).min(16);
-        let [tile, stride] = TILE.map(|side| (side / factor).max(1));
-        let [height, width] = [3, 4].map(|dim| latents.size(dim));
-        if !g.inputs.making.tiles || (height <= tile && width <= tile) {
+        let tiles = Tiles::of_pixels(TILE, 1 << (self.widths.len() - 1).min(16));
+        if !tiles.are_needed(g, latents) {
             return self.decode_whole(g, latents);
         }
-        let starts = |size: u64| (0..size).step_by(stride as usize);
-        let mut rows: Vec<Vec<Value>> = Vec::new();
-        for top in starts(height) {
-            let mut row = Vec::new();
-            for left in starts(width) {
-                let (mut seen, mut frames) = (Seen::default(), Vec::new());
-                for at in 0..latents.size(2) {
-                    seen.at = 0;
-                    let frame = g.slice(latents, 2, at, 1);
-                    let high = g.slice(&frame, 3, top, tile.min(height - top));
-                    let piece = g.slice(&high, 4, left, tile.min(width - left));
-                    let piece = causal(g, "post_quant_conv", &piece, self.latents, [1, 1], None);
-                    frames.push(g.module("decoder", |g| self.decoder(g, &piece, &mut seen)));
-                }
-                row.push(g.cat(&frames.iter().collect::<Vec<_>>(), 2));
+        let whole = tiles.join(g, latents, |g, tile| {
+            let (mut seen, mut frames) = (Seen::default(), Vec::new());
+            for at in 0..tile.size(2) {
+                seen.at = 0;
+                let frame = g.slice(tile, 2, at, 1);
+                let frame = causal(g, "post_quant_conv", &frame, self.latents, [1, 1], None);
+                frames.push(g.module("decoder", |g| self.decoder(g, &frame, &mut seen)));
             }
-            rows.push(row);
-        }
-        let kept = stride.saturating_mul(factor);
-        let mut joined = Vec::new();
-        for row in &rows {
-            let mut cut = Vec::new();
-            for tile in row {
-                let high = g.slice(tile, 3, 0, kept.min(tile.size(3)));
-                cut.push(g.slice(&high, 4, 0, kept.min(tile.size(4))));
-            }
-            joined.push(g.cat(&cut.iter().collect::<Vec<_>>(), 4));
-        }
-        let whole = g.cat(&joined.iter().collect::<Vec<_>>(), 3);
+            g.cat(&frames.iter().collect::<Vec<_>>(), 2)
+        });
         g.unary(Unary::Clamp, &whole)
     }
 
