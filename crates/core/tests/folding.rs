@@ -115,6 +115,47 @@ fn what_is_alike_is_folded() {
     }
 }
 
+/// Models of a task and batches of a job are folded as well, with a graph or without; that changes no event.
+#[test]
+fn tasks_and_jobs_are_folded() {
+    let entry = catalogue::find("Qwen/Qwen2.5-0.5B").unwrap();
+    let model = Model::new(entry.config.clone(), entry.auto_class.as_deref()).unwrap();
+    let wide = json!({"weights": "fp32", "autocast": "bf16"});
+    let again = json!({"weights": "fp32", "autocast": "bf16", "checkpointing": "full"});
+    let adapted = json!({"adapter": {"method": "lora"}, "checkpointing": "full", "autocast": "bf16"});
+    let fused = json!({"kind": "trl-fused"});
+    let teacher = json!({"model": "teacher", "config": entry.config});
+    let rollout = |kind| json!({"kind": kind, "max_completion_length": 8, "max_prompt_length": 32});
+    let taught = |kind| json!({"kind": kind, "max_completion_length": 8, "teacher": teacher});
+    let kinds = [
+        json!({"objective": {"kind": "dpo"}}),
+        json!({"objective": {"kind": "dpo"}, "loss": fused}),
+        json!({"objective": {"kind": "kto"}, "loss": fused}),
+        json!({"objective": {"kind": "orpo"}}),
+        json!({"objective": rollout("grpo"), "loss": fused}),
+        json!({"objective": rollout("online-dpo")}),
+        json!({"objective": taught("distillation")}),
+        json!({"objective": taught("gkd")}),
+        json!({"job": {"lengths": {"batches": [40, 64, 52, 64]}, "evaluation": {"every": 2}}}),
+    ];
+    for kind in &kinds {
+        for how in [&wide, &again, &adapted] {
+            let mut tree = json!({"batch": {"batch_size": 2, "seq_len": 64}});
+            for part in [how, kind] {
+                tree.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
+            }
+            let plan = plan(&tree);
+            let one = simulation::train(&model, &plan).unwrap();
+            let other = layer_by_layer(|| simulation::train(&model, &plan)).unwrap();
+            same(&one, &other, &tree.to_string());
+            // These leave a cache on where layers are not recomputed.
+            let caches = ["online-dpo", "gkd"].iter().any(|task| kind["objective"]["kind"] == *task);
+            let folds = !caches || how["checkpointing"] == "full";
+            assert_eq!(one.log.folded > 0, folds, "{tree}: {}", one.log.folded);
+        }
+    }
+}
+
 /// The third step of an engine is its second, written down again where that leaves memory as it found it, and turns of a pipeline that
 /// are alike are written down too; running them changes nothing.
 #[test]

@@ -101,6 +101,7 @@ fn attempt(
     let syncs = spread.is_none_or(|spread| !spread.parallel.no_sync);
     let Loaded { parameters, wrapped, .. } = loaded;
     let hooks = Rc::clone(&engine).hooks();
+    torch.folds = folds && fold::is_allowed() && spread.is_none() && !plan.keep_loss && !plan.optimizer_in_backward;
     if !plan.objective.is_plain() {
         let programs = Rc::new(programs);
         let (widens, known) = (settings.autocast.is_some(), Default::default());
@@ -126,7 +127,6 @@ fn attempt(
         let ready = Ready { programs, plan, parameters, wrapped, liger, settings, hooks, known };
         return job::run(torch, plan, engine, (ready, syncs), shallow);
     }
-    torch.folds = folds && fold::is_allowed() && spread.is_none() && !plan.keep_loss && !plan.optimizer_in_backward;
     let Batch { inputs, beside } = match spread.map_or(1, |spread| spread.parallel.mesh.cp) {
         1 => load::batch(&mut torch, program, plan),
         cp => load::shared_batch(&mut torch, program, (1, cp), true),

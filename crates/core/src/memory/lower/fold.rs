@@ -206,10 +206,11 @@ struct Around {
 }
 
 impl Runner {
-    /// The stack that may be folded in a run with a graph, where there is one.
+    /// The stack that may be folded, where there is one.
     pub(super) fn stack(&self, torch: &Torch) -> Option<&Stack> {
         let plain = torch.folds
-            && torch.grad_enabled
+            // One way back is followed at a time.
+            && (torch.fold.is_none() || !torch.grad_enabled)
             && torch.recording.is_none()
             && torch.recomputing.is_none()
             && self.cache.is_none()
@@ -267,6 +268,24 @@ impl Runner {
         all.filter_map(|tensor| tensor.edge.as_ref()?.node.leaf_of()).collect()
     }
 
+    /// What autocast may keep casts of in a unit.
+    fn weights(&self, stack: &Stack, unit: usize) -> Vec<StorageId> {
+        let own = stack.parameters_of(unit).map(|id| self.parameter(id));
+        own.chain(self.adapters(stack, unit).flat_map(tensors)).map(|tensor| tensor.storage.id()).collect()
+    }
+
+    /// Casts of weights that the second unit leaves in autocast's cache, with the place of each weight in its unit and whether the cache alone
+    /// has it: then it ends with the pass, else on the way back. None where it is not a unit's own.
+    fn casts(&self, torch: &Torch, stack: &Stack, begin: Mark) -> Option<Vec<(usize, bool, Tensor)>> {
+        let own = self.weights(stack, 1);
+        let new = torch.cast_cache.iter().filter(|(_, cast)| cast.storage.id().0 >= begin.storage);
+        new.map(|(weight, cast)| {
+            let place = own.iter().position(|id| id == weight)?;
+            Some((place, Rc::strong_count(&cast.storage) == 1, cast.detached()))
+        })
+        .collect()
+    }
+
     fn around(&self, torch: &Torch, frames: &Frames, stack: &Stack, unit: usize) -> Around {
         let now = Mark::now(torch).storage;
         let held = [
@@ -290,7 +309,8 @@ impl Runner {
             })
         });
         let host = torch.log.borrow().host.now();
-        Around { held, cast: torch.cast_cache.len(), graph: torch.graph_mark(), host, carried: carried.collect() }
+        let cast = self.weights(stack, unit).iter().filter(|id| torch.cast_cache.contains_key(id)).count();
+        Around { held, cast, graph: torch.graph_mark(), host, carried: carried.collect() }
     }
 
     /// Runs the whole program, a stack of it in part.
@@ -310,32 +330,44 @@ impl Runner {
             && self.around(torch, frames, stack, 1) == before
             && torch.log.borrow().is_local([begin, end], &regions)
             && stack.outer.iter().all(|value| frames.values[*value].as_ref().is_none_or(|tensor| !tensor.needs_grad()));
-        if !alike || !renew(torch, frames, stack, (begin.storage, made)) {
+        let casts = self.casts(torch, stack, begin);
+        let (Some(casts), true) = (casts, alike && renew(torch, frames, stack, (begin.storage, made))) else {
             return self.run(torch, frames, stack.unit(2)..all);
-        }
+        };
         let own = stack.modules_of(1);
         let shifted = |module: u32, copy: u32| {
             if own.contains(&module) { module + copy * stack.modules } else { module }
         };
         torch.write_copies([begin, end], &regions, copies as u32, shifted);
+        for copy in 1..=copies {
+            let weights = self.weights(stack, 1 + copy);
+            for (place, _, cast) in casts.iter().filter(|(_, alone, _)| *alone) {
+                let id = StorageId(cast.storage.id().0 + copy as u32 * made);
+                let storage = Storage::known(&torch.log, id);
+                torch.cast_cache.insert(weights[*place], Tensor { storage, ..cast.clone() });
+            }
+        }
+        drop(casts);
         let (behind, from) = (copies + 2, Mark::now(torch));
         self.run(torch, frames, stack.unit(behind)..stack.unit(behind + 1));
         let (to, third) = (Mark::now(torch), torch.sequence());
         let times = copies as u32 + 1;
         torch.must_come_again([begin, end], [from, to], (&regions, times.into()), |module| shifted(module, times));
         self.run(torch, frames, stack.unit(behind + 1)..stack.unit(behind + 2));
-        torch.fold = Some(Box::new(Fold {
-            copies: copies as u32,
-            made,
-            base: from.storage,
-            modules: stack.modules_of(behind),
-            ends: [torch.sequence(), third, second, first],
-            leaves: (2..=behind).rev().map(|unit| self.leaves(stack, unit)).collect(),
-            crossed: 0,
-            marks: Default::default(),
-            written: (end, 0..0),
-            kept: 0,
-        }));
+        if torch.grad_enabled {
+            torch.fold = Some(Box::new(Fold {
+                copies: copies as u32,
+                made,
+                base: from.storage,
+                modules: stack.modules_of(behind),
+                ends: [torch.sequence(), third, second, first],
+                leaves: (2..=behind).rev().map(|unit| self.leaves(stack, unit)).collect(),
+                crossed: 0,
+                marks: Default::default(),
+                written: (end, 0..0),
+                kept: 0,
+            }));
+        }
         self.run(torch, frames, stack.unit(behind + 2)..all);
     }
 }
