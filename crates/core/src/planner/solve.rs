@@ -1,7 +1,9 @@
 //! The other way round for training: the largest value of one setting that fits, the smallest card, the fewest cards.
 //!
-//! Memory nearly always grows with what is looked for, so halves are taken; but not strictly (allocators round), so an
-//! answer is always simulated on both sides: it fits, and the next one does not.
+//! Memory nearly always grows with what is looked for, but not strictly (allocators round), so an answer is always simulated on both sides: it
+//! fits, and the next one does not.
+
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
@@ -9,7 +11,7 @@ use super::trial::{Tried, attempt, attempt_changed};
 use crate::ask::{Kept, Request, Runner, Surroundings, tree};
 use crate::model::Model;
 use crate::plan::{Batch, Fault, Gpu, ModelSizes, TaskKind};
-use crate::serving::solve::largest;
+use crate::serving::solve::{Room, largest};
 
 /// What is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,13 +154,12 @@ impl Question<'_> {
         words: impl Fn(u64) -> String,
     ) -> Result<Option<Solution>, Vec<Fault>> {
         let path = unknown.path();
-        let with = |n: u64| tree::of(path, json!(n));
-        let holds = |n: u64| self.attempt(&with(n)).is_ok_and(|tried| tried.fits);
+        let mut known = Known::new(|n| self.attempt(&tree::of(path, json!(n))));
         // What is wrong with the rest of the plan shows on the smallest.
-        self.attempt(&with(1))?;
-        let Some(found) = highest(most, holds) else { return Ok(None) };
-        let tried = self.attempt(&with(found))?;
-        let beyond = self.beyond(found.saturating_add(1), &self.attempt(&with(found.saturating_add(1))));
+        known.at(1).clone()?;
+        let Some(found) = highest(most, |n| room(known.at(n))) else { return Ok(None) };
+        let tried = known.at(found).clone()?;
+        let beyond = self.beyond(found.saturating_add(1), known.at(found.saturating_add(1)));
         Ok(Some(Solution { path, value: json!(found), words: words(found), tried, model: None, beyond }))
     }
 
@@ -186,11 +187,10 @@ impl Question<'_> {
             Ok::<_, Vec<Fault>>((model, tried))
         };
         tried(known)?;
-        let Some(found) = highest(1 << 12, |count| tried(count).is_ok_and(|(_, tried)| tried.fits)) else {
-            return Ok(None);
-        };
+        let mut tries = Known::new(|count| tried(count).map(|(_, tried)| tried));
+        let Some(found) = highest(1 << 12, |count| room(tries.at(count))) else { return Ok(None) };
         let (model, this) = tried(found)?;
-        let beyond = self.beyond(found + 1, &tried(found + 1).map(|(_, tried)| tried));
+        let beyond = self.beyond(found + 1, tries.at(found + 1));
         let words = format!("{found} layers (it has {known})");
         Ok(Some(Solution { path: "model.layers", value: json!(found), words, tried: this, model: Some(model), beyond }))
     }
@@ -259,11 +259,33 @@ impl Question<'_> {
     }
 }
 
+/// Tries, each made once.
+struct Known<F> {
+    tried: BTreeMap<u64, Result<Tried, Vec<Fault>>>,
+    attempt: F,
+}
+
+impl<F: Fn(u64) -> Result<Tried, Vec<Fault>>> Known<F> {
+    fn new(attempt: F) -> Self {
+        Self { tried: BTreeMap::new(), attempt }
+    }
+
+    fn at(&mut self, n: u64) -> &Result<Tried, Vec<Fault>> {
+        self.tried.entry(n).or_insert_with(|| (self.attempt)(n))
+    }
+}
+
+fn room(tried: &Result<Tried, Vec<Fault>>) -> Room {
+    let left = tried.as_ref().ok().map(Tried::headroom);
+    Room { holds: tried.as_ref().is_ok_and(|tried| tried.fits), left }
+}
+
 /// The highest number from 1 that holds; where the next one fails and one just above it holds, that one's like.
-fn highest(most: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
-    let mut found = largest(1, most, &holds)?;
-    while let Some(above) = (found + 2..=(found + 4).min(most)).find(|n| holds(*n)) {
-        found = largest(above, most, &holds)?;
+fn highest<R: Into<Room>>(most: u64, mut room: impl FnMut(u64) -> R) -> Option<u64> {
+    let mut room = |n| -> Room { room(n).into() };
+    let mut found = largest(1, most, &mut room)?;
+    while let Some(above) = (found + 2..=(found + 4).min(most)).find(|n| room(*n).holds) {
+        found = largest(above, most, &mut room)?;
     }
     Some(found)
 }
