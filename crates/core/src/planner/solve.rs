@@ -280,14 +280,22 @@ fn room(tried: &Result<Tried, Vec<Fault>>) -> Room {
     Room { holds: tried.as_ref().is_ok_and(|tried| tried.fits), left }
 }
 
-/// The highest number from 1 that holds; where the next one fails and one just above it holds, that one's like.
+/// The highest number from 1 that holds; where the next one fails and one just above it holds, or a rounder one (kernels fill up lengths that are
+/// no multiples), that one's like.
 fn highest<R: Into<Room>>(most: u64, mut room: impl FnMut(u64) -> R) -> Option<u64> {
     let mut room = |n| -> Room { room(n).into() };
     let mut found = largest(1, most, &mut room)?;
-    while let Some(above) = (found + 2..=(found + 4).min(most)).find(|n| room(*n).holds) {
-        found = largest(above, most, &mut room)?;
+    loop {
+        let near = found.saturating_add((found / 100).max(4)).min(most);
+        let rounder = [8, 16, 32, 64].map(|step| (found + 2).next_multiple_of(step));
+        let mut above: Vec<u64> = (found + 2..=found + 4).chain(rounder).filter(|n| *n <= near).collect();
+        above.sort_unstable();
+        above.dedup();
+        match above.into_iter().rev().find(|n| room(*n).holds) {
+            Some(above) => found = largest(above, most, &mut room)?,
+            None => return Some(found),
+        }
     }
-    Some(found)
 }
 
 /// A config with another number of layers: lists of one entry per layer go on as they began.
@@ -324,6 +332,7 @@ mod tests {
     fn the_highest_is_not_missed_behind_a_gap() {
         assert_eq!(highest(100, |n| n <= 12), Some(12));
         assert_eq!(highest(100, |n| n <= 12 || n == 14), Some(14));
+        assert_eq!(highest(1 << 20, |n| n <= 8557 || (n % 64 == 0 && n <= 8640)), Some(8640));
         assert_eq!(highest(100, |_| false), None);
         assert_eq!(highest(100, |_| true), Some(100));
     }
