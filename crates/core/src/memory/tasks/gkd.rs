@@ -61,10 +61,8 @@ impl Task for Gkd {
     fn loss(&mut self, torch: &mut Torch, stage: &mut Stage, at: At) -> Result<Tensor, PlanError> {
         let (ids, mask) = (self.batch[0].clone(), self.batch[1].clone());
         let given = Given { ids: &ids, mask: &mask, labels: None, padded: stage.padded(at) };
-        // Nobody turns `use_cache` off where layers are not recomputed.
-        stage.policy.settings.fills_cache = !stage.policy.settings.checkpointing;
+        // transformers' Trainer switches the student's cache off, the teacher's stays on.
         let student = stage.policy.pass(torch, &given, End::Logits)?;
-        stage.policy.settings.fills_cache = false;
         let Some(teacher) = &mut self.teacher else { return Ok(student[0].clone()) };
         teacher.settings.fills_cache = true;
         let taught =

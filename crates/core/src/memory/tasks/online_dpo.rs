@@ -42,12 +42,14 @@ impl Task for OnlineDpo {
         let sizes = stage.sizes(at);
         let (rows, tokens) = (2 * sizes.samples, stage.plan.objective.completion());
         let (prompt, padded) = (sizes.longest, stage.padded(at));
-        // `_forward` leaves `use_cache` on; where layers are recomputed the config says no, and the reference is a copy of it.
-        let caches = !stage.policy.settings.checkpointing;
+        // transformers' Trainer switches the policy's cache off (`TrainingArguments.use_cache`). A reference is a copy from before, and
+        // `_forward` leaves its cache on; where layers are recomputed the config had said no by then.
+        if let Some(reference) = &mut stage.reference {
+            reference.settings.fills_cache = !stage.policy.settings.checkpointing;
+        }
         let score = |torch: &mut Torch, player: &mut Player| {
             let joined = [(); 2].map(|()| numbers(torch, rows, prompt + tokens));
             let given = Given { ids: &joined[0], mask: &joined[1], labels: None, padded };
-            player.settings.fills_cache = caches;
             let mut outputs = player.pass(torch, &given, End::Logits)?;
             let logits = outputs.swap_remove(0);
             let scores = torch.in_category(Category::Logits, |torch| completion_scores(torch, logits, tokens));
