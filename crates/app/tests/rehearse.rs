@@ -437,13 +437,12 @@ fn workspaces_of_convolutions_are_near_the_probes() {
         };
         let [b, c, o, out, forward] = ["b", "c", "o", "out", "fwd"].map(|name| row[name].as_u64().unwrap());
         let (channels, places) = ([c, o], [product("size", 0), product("y", 2)]);
-        let along = (true, false, 2);
-        let (along_time, channels_last, element) = along;
+        let (along_time, channels_last, element) = (true, false, 2);
         let all = Pictures { count: b, channels, places, window: product("k", 0), along_time, element, channels_last };
         let ours = out + blocks(all.workspace(Pass::Forward));
         videos[0] += usize::from((ours..ours + (1 << 20)).contains(&forward));
         videos[1] += usize::from(near(ours, forward));
     }
-    // Of 729 in 16 bits.
-    assert_eq!(videos, [0, 0]);
+    // Of 729 in 16 bits; patches that become one place each are among them, which the simulator takes to need nothing.
+    assert_eq!(videos, [469, 605]);
 }
