@@ -26,6 +26,7 @@ use super::file::Content;
 use super::{program, tree};
 use crate::plan::import::{self, Beside};
 use crate::plan::{Fault, TaskKind};
+use crate::source::python;
 use launcher::Launch;
 
 /// Programs of whole tools, and whose files and arguments they take.
@@ -122,13 +123,17 @@ pub fn read(
     for _ in 0..MOST_SCRIPTS {
         let Some(path) = shell_script(&rest) else { break };
         let text = open(path).map_err(|problem| vec![Fault::new("", format!("{path}: {problem}"))])?;
-        let lines = shell::lines(text.as_str().unwrap_or_default());
+        let given: Vec<String> = rest.iter().skip_while(|word| *word != path).skip(1).cloned().collect();
+        let lines = shell::script(text.as_str().unwrap_or_default(), &given).lines;
         let Some(line) = lines.iter().find(|words| words[0] != "export" && is_known(words)) else { break };
         rest = wrapping::unwrap(line, &mut launch)?;
     }
     let Some(first) = rest.first() else {
         return Err(vec![Fault::new("", "the line starts nothing").or("write the whole line behind --")]);
     };
+    if first.starts_with(['{', '[', '<']) || first.starts_with("...") {
+        return Err(vec![Fault::new("", format!("{first} is a placeholder: the line starts nothing yet"))]);
+    }
     if let Some(content) = serving::line(&rest, open, &launch.variables)? {
         return Ok(content);
     }
@@ -451,7 +456,7 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
         Some(file) => (beside.open)(file).map_err(|problem| vec![Fault::new("", format!("{file}: {problem}"))])?,
         None => json!({}),
     };
-    for (key, new) in parsed.object {
+    for (key, new) in std::mem::take(&mut parsed.object) {
         value[key] = new;
     }
     if let Some(content) = file.as_ref().map(|_| Content::read_beside(value.clone(), &beside)) {
@@ -467,15 +472,25 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     {
         value["deepspeed"] = file;
     }
+    other_task(&value)?;
     let made = made(&mut value);
+    // `--deepspeed` alone: the script makes its configuration itself, and may train or not.
+    let bare = made.is_none() && value.get("deepspeed").is_some_and(|on| *on == true);
+    if bare {
+        value.as_object_mut().map(|object| object.shift_remove("deepspeed"));
+    }
     let trains = import::trains(&value)
         || ["ds_config", "deepspeed_config"].iter().any(|key| value.get(key).is_some())
         || tool.is_some() && value.get("model_name_or_path").is_some();
+    let mut given = value.as_object().cloned().unwrap_or_default();
+    given.insert(python::ARGUMENTS.into(), json!([&[path.to_owned()], &parsed.plain[..]].concat()));
     if !trains {
         // What it is called with may stand in it.
         if let Some(text) = text.filter(|text| program::is_known(text)) {
-            let given = value.as_object().cloned().unwrap_or_default();
-            return program::read(&text, &given, None, &Beside { name: path, ..beside });
+            let read = program::read(&text, &given, None, &Beside { name: path, ..beside });
+            if !read.as_ref().is_err_and(|faults| program::is_nothing(faults)) {
+                return read;
+            }
         }
         let problem = format!("{name}: none of its arguments is one of a Trainer");
         let cure = format!(
@@ -484,7 +499,10 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
         );
         return Err(vec![Fault::new("", problem).or(cure)]);
     }
-    let given = value.as_object().cloned().unwrap_or_default();
+    if bare {
+        let problem = format!("{name}: --deepspeed without a file: what its configuration says stands in the script");
+        return Err(vec![Fault::new("", problem).or("say it by --zero, and leave it out: --without deepspeed")]);
+    }
     let mut notes = own(&mut value, &beside);
     notes.extend(made);
     let format = if tool == Some("trl") { "TRL" } else { "TrainingArguments" };
@@ -503,6 +521,19 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
         content.auto_class = Some((*class).to_owned());
     }
     Ok(content)
+}
+
+/// Refuses scripts that train more than one model: by arguments that name others.
+fn other_task(value: &Value) -> Result<(), Vec<Fault>> {
+    let named = |is: &dyn Fn(&str) -> bool| value.as_object().into_iter().flatten().find(|(key, _)| is(key));
+    let what = if let Some((key, _)) = named(&|key| key.starts_with("actor_model") || key.starts_with("critic_model")) {
+        format!("{key}: reinforcement learning of an actor and a critic, another task,")
+    } else if let Some((key, _)) = named(&|key| key.contains("teacher") || key.starts_with("distill")) {
+        format!("{key}: distillation, another task,")
+    } else {
+        return Ok(());
+    };
+    Err(vec![Fault::unsupported("", what).or("the roles and teachers that are simulated are tasks: --task")])
 }
 
 /// `--deepspeed --zero_stage 2 --offload --dtype bf16`, without a file: scripts that make DeepSpeed's configuration

@@ -3,7 +3,9 @@
 //! `LLM`, SGLang's `Engine`, and torchtitan's `Trainer.Config`.
 
 mod calls;
+mod loops;
 mod model;
+mod sentences;
 #[cfg(test)]
 mod tests;
 
@@ -35,18 +37,30 @@ pub fn read(text: &str, given: &Call, wanted: Option<&str>, beside: &Beside<'_>)
     if let Some(name) = wanted {
         return Err(vec![Fault::new("", format!("it has no function {name} that returns a configuration"))]);
     }
-    let run = Run::of(&program, beside.without);
-    let mut content = match arguments(&run)? {
-        Some(at) => training(run, at, beside)?,
-        None => served(&program)?.ok_or_else(|| vec![nothing(&program)])?,
+    let found = arguments(&Run::of(&program, beside.without))?;
+    let mut content = match (found, loops::calls(&program)) {
+        (Some(at), _) => training(Run::of(&program, beside.without), at, beside)?,
+        (None, Some(calls)) => looped(&mut program, calls, beside)?,
+        (None, None) => served(&program)?.ok_or_else(|| vec![nothing(&program)])?,
     };
     content.notes.append(&mut program.notes);
     Ok(content)
 }
 
+/// A loop of the program's own around accelerate.
+fn looped(program: &mut Program, calls: [Call; 2], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    program.calls.extend(calls);
+    let mut content = training(Run::of(program, beside.without), program.calls.len() - 1, beside)?;
+    content.notes.push("the program's own loop is simulated as a Trainer's with its optimizer and batches".into());
+    if find(program, |name| name == "eval").is_some() {
+        content.notes.push("not simulated: the evaluation in the program's own loop".into());
+    }
+    Ok(content)
+}
+
 /// Whether a program has what is read, by a look at its words.
 pub fn is_known(text: &str) -> bool {
-    ["TrainingArguments", "Config(", "LLM(", "Engine("].iter().any(|word| text.contains(word))
+    ["TrainingArguments", "Config(", "LLM(", "Engine(", "Accelerator("].iter().any(|word| text.contains(word))
 }
 
 /// Names of torch's types are those of files.
@@ -87,10 +101,18 @@ fn argument<'c>(call: &'c Call, names: &[&str]) -> Option<&'c Value> {
     names.iter().find_map(|name| call.get(*name)).filter(|value| !value.is_null())
 }
 
+const NOTHING: &str =
+    "none of its calls is one that is read: TrainingArguments, a config of TRL, Accelerator, LLM, Trainer.Config";
+
+/// Whether a program was refused because nothing in it is known.
+pub fn is_nothing(faults: &[Fault]) -> bool {
+    faults.iter().any(|fault| fault.to_string().contains(NOTHING))
+}
+
 fn nothing(program: &Program) -> Fault {
     let parsed =
         find(program, |name| ["HfArgumentParser", "TrlParser", "ArgumentParser", "parse_args"].contains(&name));
-    let problem = "none of its calls is one that is read: TrainingArguments, a config of TRL, LLM, Trainer.Config";
+    let problem = NOTHING;
     match parsed {
         Some(_) => {
             Fault::new("", problem).or("its arguments come by its line: vramcast fit -- python FILE --key value …")
@@ -207,8 +229,8 @@ pub fn beneath(text: &str, given: &Call, arguments: &Call, beside: &Beside<'_>) 
         let mut content = read(text, given, None, beside).ok()?;
         let parses = find(&program, |name| name.contains("pars")).is_some();
         let said = ["sys.argv", "click", "fire", "hydra", "draccus", "tyro"].iter().any(|word| text.contains(word));
-        if !parses && !said && !given.is_empty() {
-            let names: Vec<&str> = given.keys().map(String::as_str).collect();
+        let names: Vec<&str> = given.keys().map(String::as_str).filter(|name| *name != python::ARGUMENTS).collect();
+        if !parses && !said && !names.is_empty() {
             content.notes.push(format!("the program reads no arguments: {} count for nothing", names.join(", ")));
         }
         return Some(content);
@@ -288,15 +310,6 @@ const TRL: [&str; 15] = [
     "NashMD",
 ];
 
-/// sentence-transformers' losses and the tasks they are.
-const LOSSES: [(&str, TaskKind); 5] = [
-    ("MultipleNegativesRankingLoss", TaskKind::Mnrl),
-    ("CachedMultipleNegativesRankingLoss", TaskKind::CachedMnrl),
-    ("TripletLoss", TaskKind::Triplet),
-    ("BinaryCrossEntropyLoss", TaskKind::CrossEncoder),
-    ("MultiVectorMultipleNegativesRankingLoss", TaskKind::Colbert),
-];
-
 fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
     let program = run.program;
     let config = &program.calls[at];
@@ -319,7 +332,7 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
     // `ParallelismConfig()` without arguments is what the launcher's file says.
     let bare =
         |value: &Value| value.as_object().is_some_and(|call| call.len() == 1 && name(call) == "ParallelismConfig");
-    if value.get("parallelism_config").is_some_and(bare) {
+    if config.get("parallelism_config").is_some_and(bare) {
         value.shift_remove("parallelism_config");
         run.notes.push("parallelism_config: what accelerate's file says of it is not seen from here".into());
     }
@@ -350,26 +363,10 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
         run.notes.push(note.into());
     }
     run.reference();
-    let sentence = LOSSES.iter().rev().find(|(loss, _)| find(program, |name| name == *loss).is_some());
     let beside = Beside { tool: trl.as_ref().map(|_| "trl"), recipe: trl.as_deref(), without: &without, ..*beside };
     let format = if trl.is_some() { "TRL" } else { "TrainingArguments" };
     let mut content = Content::of_imported(import::read_as(format, &Value::Object(value), &beside)?);
-    if let Some((loss, task)) = sentence {
-        tree::set(&mut content.tree, "objective.kind", json!(task.name()));
-        // `CachedMultipleNegativesRankingLoss(model, scale, similarity_fct, mini_batch_size, …)`.
-        let cached = find(program, |name| name == *loss).filter(|_| *task == TaskKind::CachedMnrl);
-        if let Some(size) = cached.and_then(|call| argument(call, &["mini_batch_size", "3"])) {
-            if let Some(fault) = unknown("mini_batch_size", size) {
-                return Err(vec![fault]);
-            }
-            tree::set(&mut content.tree, "objective.mini_batch_size", size.clone());
-        }
-    } else if name(config).starts_with("SentenceTransformer") || name(config).starts_with("CrossEncoder") {
-        let known: Vec<&str> = LOSSES.iter().map(|(loss, _)| *loss).collect();
-        return Err(vec![
-            Fault::new("", "its loss is none that is simulated").or(format!("known are {}", known.join(", "))),
-        ]);
-    }
+    let sentence = sentences::lay(program, config, &mut content)?;
     adapter(&mut run, &mut content)?;
     quantisation(&mut run, &mut content)?;
     if run.is_prepared() && tree::get(&content.tree, "quantization.scheme").is_some() {
@@ -393,7 +390,7 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
     }
     if model_call.is_some_and(is_unsloth) {
         content.framework = Some("unsloth".into());
-    } else if (content.model.is_some() || content.config.is_some()) && sentence.is_none() {
+    } else if (content.model.is_some() || content.config.is_some()) && !sentence {
         content.auto_class = run.auto_class();
     }
     content.notes.append(&mut run.notes);

@@ -24,7 +24,9 @@ pub struct DeepSpeedFile {
 }
 
 /// Keys that change no memory on the card or the host.
-const WITHOUT_EFFECT: [&str; 22] = [
+const WITHOUT_EFFECT: [&str; 23] = [
+    // No key of DeepSpeed's: it passes over those.
+    "cuda_visible_devices",
     "aio",
     "elasticity",
     "scheduler",
@@ -134,6 +136,17 @@ impl DeepSpeedFile {
                 }
             }
             "compression_training" if !any_on(value) => {}
+            // Its examples train a student beside its teacher (DeepSpeedExamples/compression).
+            "compression_training" => {
+                let what = format!("deepspeed {key}, compression of a model: another task,");
+                return Err(vec![Fault::unsupported(key, what).or("leave it out, unless all of it is off")]);
+            }
+            // transformers' autocast is its own; DeepSpeed's is the same around its engine.
+            "torch_autocast" if value["enabled"] == true => {
+                let kind = value["dtype"].as_str().unwrap_or("torch.bfloat16");
+                self.notes.push(format!("not simulated: deepspeed torch_autocast: {kind} beside what bf16 and fp16 say"));
+            }
+            "torch_autocast" => {}
             "compile" if value.is_null() || *value == false || value["enabled"] == false => {}
             "compile" => self.notes.push("not simulated: deepspeed compile: what runs is eager".into()),
             _ if WITHOUT_EFFECT.contains(&key) || key.starts_with("_comment") => {}
@@ -217,6 +230,11 @@ fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Res
         }
         if let Some((_, default)) = ZERO_DEFAULT_ONLY.iter().find(|(name, _)| *name == known) {
             faults.when(*value != *default, || unsupported(&place, value));
+            continue;
+        }
+        // Left to DeepSpeed where transformers does not fill it in.
+        if *value == "auto" && ["stage3_max_live_parameters", "stage3_max_reuse_distance"].contains(&known) {
+            notes.push(format!("deepspeed {key}: auto is DeepSpeed's default here"));
             continue;
         }
         let read = match value {

@@ -28,6 +28,9 @@ pub const UNKNOWN: &str = "?";
 /// The name of the calls that set variables of the environment: which, and to what.
 pub const ENVIRONMENT: &str = "os.environ";
 
+/// The name of the words of a program's line, among what it is given.
+pub const ARGUMENTS: &str = "sys.argv";
+
 /// The number of a call among those that are kept, in its value.
 const ID: &str = "#";
 

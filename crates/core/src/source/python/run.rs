@@ -9,7 +9,7 @@ use super::classes::Class;
 use super::expression::{Reader, operate, truth};
 use super::names::{Doubt, Names, weight};
 use super::tokens::{Line, Token, closing, colon, parts};
-use super::{CALL, ID, Link, Program, called, unknown, words};
+use super::{ARGUMENTS, CALL, ID, Link, Program, called, unknown, words};
 
 /// How many lines a program may run (long ones count as several), how deep its functions may call each other, and how deep
 /// blocks may stand in each other.
@@ -346,6 +346,10 @@ impl Runner {
             self.notes.push(format!("args.{name}: its default is taken"));
             return Some(usual);
         }
+        // A program by itself is started without arguments.
+        if (words(value), name) == (Some("sys"), "argv") {
+            return Some(self.given.get(ARGUMENTS).cloned().unwrap_or_else(|| json!([""])));
+        }
         if words(value).is_some() {
             return self.field(value, name);
         }
@@ -426,11 +430,16 @@ impl Runner {
             return Value::Object(all.into_iter().collect());
         }
         if short == "add_argument" {
-            let usual = arguments.get("default").cloned().or_else(|| {
-                arguments.get("action").and_then(Value::as_str).map(|action| json!(action == "store_false"))
-            });
             let names = ["0", "1"].iter().filter_map(|at| arguments.get(*at)?.as_str());
-            if let (Some(usual), Some(name)) = (usual, names.max_by_key(|name| name.len())) {
+            let name = names.max_by_key(|name| name.len());
+            // An option that is not said and has no default is None; one that has to be said is not known.
+            let free = name.is_some_and(|name| name.starts_with('-'))
+                && arguments.get("required").is_none_or(|is| *is == false);
+            let usual = arguments.get("default").cloned().or_else(|| match arguments.get("action") {
+                Some(Value::String(action)) => Some(json!(action == "store_false")),
+                _ => free.then_some(Value::Null),
+            });
+            if let (Some(usual), Some(name)) = (usual, name) {
                 self.defaults.insert(name.trim_start_matches('-').replace('-', "_"), usual);
             }
         }

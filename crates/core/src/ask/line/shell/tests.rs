@@ -41,7 +41,7 @@ fn functions_and_loops_are_followed() {
     assert_eq!(lines("run() { torchrun a.py \"$@\"; }\nrun --x 1\n"), [["torchrun", "a.py", "--x", "1"]]);
     assert_eq!(lines("function main {\n  torchrun a.py\n}\n"), [["torchrun", "a.py"]]);
     assert_eq!(lines("f() {\n f\n}\nf\n").len(), 1);
-    let found = script("for bs in 4 8; do\n  torchrun a.py --bs $bs\ndone\n");
+    let found = script("for bs in 4 8; do\n  torchrun a.py --bs $bs\ndone\n", &[]);
     assert_eq!(found.lines[0], ["torchrun", "a.py", "--bs", "4"]);
     assert!(found.notes[0].contains("bs goes through several values: 4 is taken"));
 }
@@ -49,7 +49,7 @@ fn functions_and_loops_are_followed() {
 #[test]
 fn files_that_a_script_writes_are_kept() {
     let text = "B=2\ncat > /tmp/a.yaml <<EOF\nbatch: $B\nname: \\$x\nEOF\ncat <<'E' > b.json\n{\"a\": \"$B\"}\nE\nsbatch <<EOT\n#SBATCH --nodes=2 --gres=gpu:a100:4\nsrun a.py --n $SLURM_NNODES\nEOT\n";
-    let found = script(text);
+    let found = script(text, &[]);
     assert_eq!(found.files["/tmp/a.yaml"], "batch: 2\nname: $x");
     assert_eq!(found.files["b.json"], "{\"a\": \"$B\"}");
     assert_eq!(found.lines.last().unwrap(), &["srun", "a.py", "--n", "2"]);
@@ -69,5 +69,5 @@ fn what_hangs_on_a_condition_runs_where_it_is_met() {
     ] {
         assert_eq!(lines(text).last().unwrap().join(" "), wanted, "{text}");
     }
-    assert!(script("[ -n \"$DEBUG\" ] && A=1\n").notes[0].contains("$DEBUG"));
+    assert!(script("[ -n \"$DEBUG\" ] && A=1\n", &[]).notes[0].contains("$DEBUG"));
 }
