@@ -18,7 +18,8 @@ use vramcast_core::plan::{Fault, Gpus};
 use vramcast_core::source::{catalogue, python};
 
 /// Words of refusals that say that a file is not of one model's training: it is not among those that should be read.
-const OUTSIDE: [&str; 22] = [
+const OUTSIDE: [&str; 23] = [
+    "the script's text does not tell it",
     "is a placeholder",
     "are read where they train",
     "roles on shared cards",

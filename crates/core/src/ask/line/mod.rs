@@ -473,6 +473,7 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
         value["deepspeed"] = file;
     }
     other_task(&value)?;
+    let chat = chat(&mut value, text.as_deref())?;
     let made = made(&mut value);
     // `--deepspeed` alone: the script makes its configuration itself, and may train or not.
     let bare = made.is_none() && value.get("deepspeed").is_some_and(|on| *on == true);
@@ -517,6 +518,10 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     };
     notes.extend(text.as_deref().and_then(|text| unread(name, text, seen)));
     content.notes.extend(notes);
+    if let Some((tree, note)) = chat {
+        tree::lay(&mut content.tree, &tree);
+        content.notes.extend(note);
+    }
     if let Some((_, class)) = head {
         content.auto_class = Some((*class).to_owned());
     }
@@ -551,6 +556,36 @@ fn made(value: &mut Value) -> Option<String> {
     }
     object.insert("deepspeed".into(), json!({"zero_optimization": zero, (dtype.as_str()): {"enabled": true}}));
     Some(format!("deepspeed: the script's own configuration is taken to be ZeRO {stage} in {dtype}"))
+}
+
+/// DeepSpeed-Chat's LoRA and its trainers of rewards and preferences (dschat/utils/module/lora.py, training/step2_*/main.py),
+/// as a part of a plan and what is to be said. Its LoRA holds the weights of the layers' linears fast and, unless
+/// `--only_optimize_lora` is given, trains all else beside.
+fn chat(value: &mut Value, text: Option<&str>) -> Result<Option<(Value, Option<String>)>, Vec<Fault>> {
+    let zero = value.get("zero_stage").is_some() && value.get("deepspeed").is_some_and(|on| *on == true);
+    let Some(object) = value.as_object_mut().filter(|_| zero) else { return Ok(None) };
+    let mut tree = json!({});
+    let rank = object.shift_remove("lora_dim").and_then(|rank| rank.as_u64()).filter(|rank| *rank > 0);
+    let place = object.shift_remove("lora_module_name");
+    let only = object.shift_remove("only_optimize_lora").is_some_and(|on| on != false);
+    if let Some(rank) = rank {
+        let place = place.as_ref().and_then(Value::as_str).unwrap_or("decoder.layers.");
+        if !place.ends_with("layers.") {
+            let fault = Fault::unsupported("", format!("lora_module_name: {place}"));
+            return Err(vec![fault.or("adapters of all linears in the layers are: \"layers.\"")]);
+        }
+        let beside = if only { "none" } else { "others" };
+        tree["adapter"] =
+            json!({"method": "lora", "rank": rank, "targets": "all-linear", "bias": beside, "follow_base": true});
+    }
+    let has = |word: &str| text.is_some_and(|text| text.contains(word));
+    let (task, trainer) = match (has("create_critic_model("), has("ref_chosen_logps")) {
+        (true, _) => ("reward", "RewardTrainer"),
+        (_, true) => ("dpo", "DPOTrainer"),
+        _ => return Ok(Some((tree, None))),
+    };
+    tree["objective"] = json!({"kind": task});
+    Ok(Some((tree, Some(format!("the script's own training is simulated as TRL's {trainer}")))))
 }
 
 /// What of a script's text was not looked at.

@@ -49,11 +49,17 @@ pub fn read(text: &str, given: &Call, wanted: Option<&str>, beside: &Beside<'_>)
 
 /// A loop of the program's own around accelerate.
 fn looped(program: &mut Program, calls: [Call; 2], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    let mesh = loops::mesh(program)?;
     program.calls.extend(calls);
     let mut content = training(Run::of(program, beside.without), program.calls.len() - 1, beside)?;
     content.notes.push("the program's own loop is simulated as a Trainer's with its optimizer and batches".into());
     if find(program, |name| name == "eval").is_some() {
         content.notes.push("not simulated: the evaluation in the program's own loop".into());
+    }
+    if let Some(file) = mesh {
+        let over = Content::of_imported(import::read_as("accelerate", &file, beside)?);
+        tree::lay(&mut content.tree, &over.tree);
+        content.notes.extend(over.notes);
     }
     Ok(content)
 }

@@ -135,9 +135,9 @@ impl DeepSpeedFile {
                     self.notes.push(format!("not simulated: deepspeed {key}: {instead}"));
                 }
             }
-            "compression_training" if !any_on(value) => {}
+            "compression_training" | "quantize_training" if !any_on(value) => {}
             // Its examples train a student beside its teacher (DeepSpeedExamples/compression).
-            "compression_training" => {
+            "compression_training" | "quantize_training" if any_on(value) => {
                 let what = format!("deepspeed {key}, compression of a model: another task,");
                 return Err(vec![Fault::unsupported(key, what).or("leave it out, unless all of it is off")]);
             }
@@ -232,8 +232,8 @@ fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Res
             faults.when(*value != *default, || unsupported(&place, value));
             continue;
         }
-        // Left to DeepSpeed where transformers does not fill it in.
-        if *value == "auto" && ["stage3_max_live_parameters", "stage3_max_reuse_distance"].contains(&known) {
+        // transformers fills in three; whoever fills in others does not say how.
+        if *value == "auto" && !FILLED_IN.contains(&known) {
             notes.push(format!("deepspeed {key}: auto is DeepSpeed's default here"));
             continue;
         }
@@ -259,14 +259,16 @@ fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Res
         .map_err(|error| vec![Fault::value("zero_optimization", error, "what is simulated")])
 }
 
+/// Sizes that transformers fills in.
+const FILLED_IN: [&str; 3] = ["reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"];
+
 /// What transformers puts in place of `auto` (integrations/deepspeed.py).
 fn filled_in(key: &str, hidden_size: Option<u64>) -> Option<u64> {
     let hidden = hidden_size?;
     match key {
         "reduce_bucket_size" => Some(hidden.saturating_mul(hidden)),
         "stage3_prefetch_bucket_size" => Some(hidden.saturating_mul(hidden).saturating_mul(9) / 10),
-        "stage3_param_persistence_threshold" => Some(hidden.saturating_mul(10)),
-        _ => None,
+        _ => Some(hidden.saturating_mul(10)),
     }
 }
 

@@ -20,6 +20,8 @@ const BLOCKS: usize = 100;
 struct Function {
     parameters: Vec<Token>,
     body: Vec<Line>,
+    /// What its first parameter is handed where a caller leaves it out (accelerate's `find_executable_batch_size`).
+    first: Option<Value>,
 }
 
 /// The state of a program.
@@ -46,6 +48,8 @@ pub(super) struct Runner {
     pub(super) given: Map<String, Value>,
     /// Defaults of arguments that the program parses.
     defaults: Names,
+    /// What the next function's first parameter is handed by what stands before it.
+    handed: Option<Value>,
     notes: Vec<String>,
     lines: usize,
     blocks: usize,
@@ -253,10 +257,17 @@ impl Runner {
         if !self.functions.contains_key(&name) {
             self.order.push(name.clone());
         }
-        self.functions.insert(name, Rc::new(Function { parameters, body: body.to_vec() }));
+        let first = self.handed.take();
+        self.functions.insert(name, Rc::new(Function { parameters, body: body.to_vec(), first }));
     }
 
     fn statement(&mut self, tokens: &[Token]) {
+        if tokens.first().is_some_and(|token| token.is("@")) {
+            let value = self.values(&tokens[1..]);
+            let sized = called(&value).is_some_and(|name| name.ends_with("find_executable_batch_size"));
+            self.handed = value.get("starting_batch_size").filter(|_| sized).cloned();
+            return;
+        }
         let signs = parts(tokens, "=");
         if let [targets @ .., value] = signs.as_slice()
             && !targets.is_empty()
@@ -518,6 +529,7 @@ impl Runner {
                 continue;
             };
             let given = arguments.get(&name).or_else(|| arguments.get(&at.to_string())).cloned();
+            let given = given.or_else(|| function.first.clone().filter(|_| at == 0));
             let usual = parts(parameter, "=").get(1).map(|tokens| self.values(tokens));
             let value = self.kept(given.or(usual).unwrap_or_else(|| unknown(name.clone())), &name);
             scope.insert(name, value);

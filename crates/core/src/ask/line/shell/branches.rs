@@ -1,7 +1,6 @@
 //! `if`, `while` and `case`: which of their bodies run, where the text tells. What only a run decides is walked through as
 //! if it ran.
 
-use super::conditions::outcome;
 use super::words::Join;
 
 /// What is open around a command.
@@ -32,6 +31,14 @@ enum Sense {
     If,
     While,
     Until,
+}
+
+/// Whether a condition is met; what asks for an argument of the script that is not given is for its caller to say.
+fn outcome(words: &[String]) -> Option<bool> {
+    let argument = |word: &String| word.strip_prefix('$').is_some_and(|name| name.parse::<u8>().is_ok());
+    let compares = words.iter().any(|word| ["=", "==", "!="].contains(&word.as_str()));
+    let blank = words.iter().any(String::is_empty);
+    if compares && !blank && words.iter().any(argument) { None } else { super::conditions::outcome(words) }
 }
 
 impl Branches {

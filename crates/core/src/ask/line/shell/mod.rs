@@ -262,7 +262,10 @@ impl Walk {
         if let Some(name) = &document.file {
             let name = words::expand(name, &self.variables);
             let text = body.iter().map(expand).collect::<Vec<_>>().join("\n");
-            self.script.files.insert(name, text);
+            // Of several branches of which a run takes one, the first.
+            if !self.branches.doubts() || !self.script.files.contains_key(&name) {
+                self.script.files.insert(name, text);
+            }
         } else if document.runs && depth < MOST_CALLS {
             self.commands(&logical(&body.join("\n")), depth + 1);
         }
