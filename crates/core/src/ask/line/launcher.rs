@@ -403,6 +403,14 @@ impl Launch {
             self.counted(file);
             let many =
                 file.get("num_processes").and_then(Value::as_u64).or(self.visible).is_some_and(|cards| cards > 1);
+            // A program may say itself how it spreads: the launcher then says on how many cards alone.
+            let own = tree::get(&content.tree, "parallel.mesh").is_some() && !file.contains_key("distributed_type");
+            if own && !file.contains_key("parallelism_config") {
+                let cards = file.get("num_processes").and_then(Value::as_u64);
+                cards.into_iter().for_each(|cards| tree::set(&mut content.tree, "parallel.gpus", json!(cards)));
+                content.notes.append(&mut self.notes);
+                return Ok(());
+            }
             if many && !file.contains_key("distributed_type") {
                 file.insert("distributed_type".into(), json!("MULTI_GPU"));
             }

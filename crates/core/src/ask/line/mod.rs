@@ -101,9 +101,10 @@ fn shell_script(words: &[String]) -> Option<&str> {
     [".sh", ".bash", ".slurm", ".sbatch"].iter().any(|end| path.ends_with(end)).then_some(path.as_str())
 }
 
-/// The last part of a path.
+/// The last part of a path; a program of Windows without its ending.
 fn base(word: &str) -> &str {
-    word.rsplit('/').next().unwrap_or(word)
+    let name = word.rsplit('/').next().unwrap_or(word);
+    name.strip_suffix(".exe").map_or(name, |name| name.rsplit('\\').next().unwrap_or(name))
 }
 
 fn is_script(word: &str) -> bool {
@@ -417,6 +418,11 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
         let mut value = json!({});
         for (path, new) in parsed.plain.iter().filter_map(|word| word.split_once('=')) {
             tree::set(&mut value, path.trim_start_matches('+'), arguments::typed(new));
+        }
+        // `--config-name=ppo_megatron_trainer`: whose engine trains the roles.
+        let config = parsed.object.get("config_name").and_then(Value::as_str).unwrap_or_default();
+        if config.contains("megatron") && tree::get(&value, "actor_rollout_ref.actor.strategy").is_none() {
+            tree::set(&mut value, "actor_rollout_ref.actor.strategy", json!("megatron"));
         }
         if !name.contains("sft") && value.get("actor_rollout_ref").is_none() {
             let cure = "its supervised fine-tuning is read (verl.trainer.fsdp_sft_trainer)";

@@ -367,6 +367,11 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
         beside_vllm(call, &mut value);
         let note = "fast_inference: vLLM's share is whole beside the trained model, with which it shares weights";
         run.notes.push(note.into());
+    } else if let Some(call) = model_call.filter(|call| is_unsloth(call) && call.get("fast_inference") == Some(&json!(true)))
+    {
+        let share = call.get("gpu_memory_utilization").cloned().unwrap_or(json!(0.5));
+        let note = format!("not simulated: fast_inference: vLLM holds {share} of the card beside what is answered");
+        run.notes.push(note);
     }
     run.reference();
     let beside = Beside { tool: trl.as_ref().map(|_| "trl"), recipe: trl.as_deref(), without: &without, ..*beside };
@@ -408,7 +413,9 @@ fn is_unsloth(call: &Call) -> bool {
 }
 
 fn is_sentence(call: &Call) -> bool {
-    ["SentenceTransformer", "CrossEncoder"].contains(&name(call))
+    let whole = call.get(CALL).and_then(Value::as_str).unwrap_or_default();
+    ["SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder"].contains(&name(call))
+        || whole.ends_with("SentenceTransformer.from_pretrained")
 }
 
 /// Whether a call loads a model, and no tokenizer.

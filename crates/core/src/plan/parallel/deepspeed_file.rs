@@ -282,6 +282,10 @@ fn offload(key: &str, section: &Map<String, Value>) -> Result<Value, Vec<Fault>>
             }
             continue;
         }
+        // Whoever fills it in does not say how: DeepSpeed's own stands.
+        if value == "auto" {
+            continue;
+        }
         let value = match value {
             Value::Number(_) => number(&place, value)?.into(),
             other => other.clone(),

@@ -234,6 +234,10 @@ fn command(inner: &str, variables: &Variables) -> Option<String> {
         ("echo", []) => Some(text),
         // `echo $CUDA_VISIBLE_DEVICES | tr ',' '\n' | wc -l`
         ("echo", [.., last]) if last[0] == "wc" && text.contains(',') => Some(text.split(',').count().to_string()),
+        // `echo $CUDA_VISIBLE_DEVICES | awk -F',' '{print NF}'`
+        ("echo", [awk]) if awk[0] == "awk" && awk.iter().any(|word| word.contains("print NF")) => {
+            Some(text.split([',', ' ']).filter(|part| !part.is_empty()).count().to_string())
+        }
         ("basename", []) => first.get(1).map(|path| super::super::base(path).to_owned()),
         _ => None,
     }
