@@ -18,7 +18,8 @@ use vramcast_core::plan::{Fault, Gpus};
 use vramcast_core::source::{catalogue, python};
 
 /// Words of refusals that say that a file is not of one model's training: it is not among those that should be read.
-const OUTSIDE: [&str; 23] = [
+const OUTSIDE: [&str; 24] = [
+    "an argument that its line has to give",
     "the script's text does not tell it",
     "is a placeholder",
     "are read where they train",
@@ -214,7 +215,8 @@ fn documents(path: &Path) -> Vec<(Outcome, bool)> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let blocks = blocks(&text);
     let shown = |name: &str| {
-        let is = |text: &&str| text.lines().next().is_some_and(|line| line.trim_start_matches(['#', ' ']).trim() == name);
+        let is =
+            |text: &&str| text.lines().next().is_some_and(|line| line.trim_start_matches(['#', ' ']).trim() == name);
         let block = blocks.iter().map(|(_, text)| text.as_str()).find(is)?;
         if name.ends_with(".py") || name.ends_with(".sh") {
             return Some(Value::String(block.to_owned()));
@@ -239,7 +241,8 @@ fn blocks(text: &str) -> Vec<(String, String)> {
             }
             (Some(_), Some(_)) => inside = None,
             (None, Some(margin)) => {
-                let line = line.get(margin..).filter(|_| line.trim_start().len() + margin <= line.len()).unwrap_or(bare);
+                let line =
+                    line.get(margin..).filter(|_| line.trim_start().len() + margin <= line.len()).unwrap_or(bare);
                 let (_, block) = blocks.last_mut().expect("one was begun");
                 *block += line.strip_prefix("$ ").unwrap_or(line);
                 block.push('\n');

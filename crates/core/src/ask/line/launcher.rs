@@ -443,8 +443,8 @@ impl Launch {
                 Some(8)
             });
             for (path, value) in [("parallel.gpus", gpus), ("parallel.nodes", self.nodes.filter(|nodes| *nodes > 1))] {
-                if let Some(value) = value.filter(|value| *value > 1 || tree::get(&content.tree, "parallel").is_some())
-                {
+                let spread = tree::get(&content.tree, "parallel").is_some() || content.deepspeed.is_some();
+                if let Some(value) = value.filter(|value| *value > 1 || spread) {
                     tree::set(&mut content.tree, path, json!(value));
                 }
             }

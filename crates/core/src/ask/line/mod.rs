@@ -352,8 +352,9 @@ fn is_megatron(name: &str, object: &serde_json::Map<String, Value>) -> bool {
 }
 
 /// Arguments that scripts have in their own way, the Trainer's of the same meaning, and what they are taken as.
-const OWN: [(&str, &str, &str); 15] = [
+const OWN: [(&str, &str, &str); 16] = [
     ("model_name", "model_name_or_path", "the model"),
+    ("config_name", "model_name_or_path", "the model"),
     ("model_id", "model_name_or_path", "the model"),
     ("model_path", "model_name_or_path", "the model"),
     ("base_model", "model_name_or_path", "the model"),
@@ -430,6 +431,10 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
         }
         return import::read_as("verl", &value, beside).map(Content::of_imported);
     }
+    if parsed.object.contains_key("target_tensor_model_parallel_size") {
+        let fault = Fault::unsupported("", format!("{name}: a checkpoint is cut anew, another task,"));
+        return Err(vec![fault.or("give the line that trains")]);
+    }
     if is_megatron(name, &parsed.object) {
         return import::read_as("Megatron-LM", &Value::Object(parsed.object), beside).map(Content::of_imported);
     }
@@ -479,6 +484,7 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
         value["deepspeed"] = file;
     }
     other_task(&value)?;
+    let usual = text.as_deref().map(|text| defaults(&mut value, text)).unwrap_or_default();
     let chat = chat(&mut value, text.as_deref())?;
     let made = made(&mut value);
     // `--deepspeed` alone: the script makes its configuration itself, and may train or not.
@@ -512,6 +518,7 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
     }
     let mut notes = own(&mut value, &beside);
     notes.extend(made);
+    notes.extend(usual);
     let format = if tool == Some("trl") { "TRL" } else { "TrainingArguments" };
     let found = text
         .as_ref()
@@ -532,6 +539,42 @@ fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, 
         content.auto_class = Some((*class).to_owned());
     }
     Ok(content)
+}
+
+/// Arguments that a script has defaults of its own for, and that decide memory: they are the line's where it is silent.
+fn defaults(value: &mut Value, text: &str) -> Vec<String> {
+    const OTHERS: [&str; 12] = [
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "max_seq_len",
+        "max_seq_length",
+        "max_length",
+        "block_size",
+        "model_name_or_path",
+        "gradient_checkpointing",
+        "bf16",
+        "fp16",
+        "zero_stage",
+        "dtype",
+    ];
+    let parses = ["add_argument(", "parse_args("].iter().all(|call| text.contains(call));
+    let Some(object) = value.as_object_mut().filter(|_| parses) else { return Vec::new() };
+    let usual = python::read(text, &serde_json::Map::new()).defaults;
+    let counts = |key: &str| OTHERS.contains(&key) || OWN.iter().any(|(own, ..)| *own == key);
+    // Where a line says the same by another name, that stands.
+    let sense = |key: &str| {
+        OWN.iter().find(|(own, ..)| *own == key).map_or_else(|| key.to_owned(), |(_, to, _)| (*to).to_owned())
+    };
+    let said: Vec<String> = object.keys().map(|key| sense(key)).collect();
+    let mut notes = Vec::new();
+    for (key, usual) in usual.into_iter().filter(|(key, _)| counts(key)) {
+        let plain = usual.is_number() || usual.is_string() || usual == true;
+        if plain && !said.contains(&sense(&key)) {
+            notes.push(format!("{key}: the script's default, {usual}, is taken"));
+            object.insert(key, usual);
+        }
+    }
+    notes
 }
 
 /// Refuses scripts that train more than one model: by arguments that name others.

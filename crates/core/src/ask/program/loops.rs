@@ -48,7 +48,9 @@ pub(super) fn mesh(program: &Program) -> Result<Option<Value>, Vec<Fault>> {
             return Err(unknown(key, given).into_iter().collect());
         }
     }
-    let plugin = argument(accelerator, &["fsdp_plugin"]).and_then(Value::as_object);
+    // How a checkpoint is written is no matter of the step.
+    let spreads = |call: &&Call| super::keywords(call).any(|(key, _)| !key.ends_with("state_dict_config"));
+    let plugin = argument(accelerator, &["fsdp_plugin"]).and_then(Value::as_object).filter(spreads);
     let given = argument(accelerator, &["parallelism_config"]);
     let Some(config) = given.and_then(Value::as_object).filter(|config| name(config) == "ParallelismConfig") else {
         let open = given.or(plugin.map(|_| &Value::Null)).map(|given| python::words(given).unwrap_or("a plugin"));

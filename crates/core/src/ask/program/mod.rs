@@ -349,6 +349,8 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
     // Lengths that Unsloth, SFTTrainer or the tokenizer are told.
     if let Some(length) = length(program, model_call)
         .filter(|_| value.get("max_length").is_none() && value.get("max_seq_length").is_none())
+        // Of rollouts, prompt and completion say it.
+        .filter(|_| !["max_prompt_length", "max_completion_length"].iter().all(|key| value.contains_key(*key)))
     {
         value.insert(if trl.is_some() { "max_length" } else { "model_max_length" }.into(), length);
     }
@@ -367,7 +369,8 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
         beside_vllm(call, &mut value);
         let note = "fast_inference: vLLM's share is whole beside the trained model, with which it shares weights";
         run.notes.push(note.into());
-    } else if let Some(call) = model_call.filter(|call| is_unsloth(call) && call.get("fast_inference") == Some(&json!(true)))
+    } else if let Some(call) =
+        model_call.filter(|call| is_unsloth(call) && call.get("fast_inference") == Some(&json!(true)))
     {
         let share = call.get("gpu_memory_utilization").cloned().unwrap_or(json!(0.5));
         let note = format!("not simulated: fast_inference: vLLM holds {share} of the card beside what is answered");

@@ -59,10 +59,12 @@ pub(super) fn lay(program: &Program, config: &Call, content: &mut Content) -> Re
     };
     // `SentenceTransformer(modules=[…])`: a transformer among them is the model.
     if content.model.is_none() {
-        content.model = named("Transformer").and_then(|call| argument(call, &super::NAMES)?.as_str()).map(str::to_owned);
+        content.model =
+            named("Transformer").and_then(|call| argument(call, &super::NAMES)?.as_str()).map(str::to_owned);
     }
     if content.model.is_none() && content.config.is_none() {
-        let fault = Fault::new("", "its model is put together of modules, none of which is a transformer that is known");
+        let fault =
+            Fault::new("", "its model is put together of modules, none of which is a transformer that is known");
         return Err(vec![fault.or("`vramcast learn` records one's own")]);
     }
     if let Some(deeper) = DEEPER.iter().find(|loss| named(loss).is_some()) {

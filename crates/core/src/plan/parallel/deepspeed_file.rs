@@ -144,7 +144,8 @@ impl DeepSpeedFile {
             // transformers' autocast is its own; DeepSpeed's is the same around its engine.
             "torch_autocast" if value["enabled"] == true => {
                 let kind = value["dtype"].as_str().unwrap_or("torch.bfloat16");
-                self.notes.push(format!("not simulated: deepspeed torch_autocast: {kind} beside what bf16 and fp16 say"));
+                self.notes
+                    .push(format!("not simulated: deepspeed torch_autocast: {kind} beside what bf16 and fp16 say"));
             }
             "torch_autocast" => {}
             "compile" if value.is_null() || *value == false || value["enabled"] == false => {}
@@ -260,7 +261,8 @@ fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Res
 }
 
 /// Sizes that transformers fills in.
-const FILLED_IN: [&str; 3] = ["reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"];
+const FILLED_IN: [&str; 3] =
+    ["reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"];
 
 /// What transformers puts in place of `auto` (integrations/deepspeed.py).
 fn filled_in(key: &str, hidden_size: Option<u64>) -> Option<u64> {
@@ -339,6 +341,21 @@ mod tests {
         assert_eq!((offload.buffer_count, offload.buffer_size), (Some(6), 100_000_000));
         assert!(file.notes.iter().any(|note| note.contains("partition_activations has no effect")));
         assert!(!file.notes.iter().any(|note| note.contains("cpu_checkpointing")));
+    }
+
+    #[test]
+    fn sizes_that_nobody_fills_in_are_deepspeeds_own() {
+        let document = json!({
+            "cuda_visible_devices": 0, "torch_autocast": {"enabled": true, "dtype": "torch.bfloat16"},
+            "zero_optimization": {"stage": 3, "stage3_max_live_parameters": "auto", "offload_param": {"device": "cpu", "buffer_size": "auto"}}
+        });
+        let file = DeepSpeedFile::read(&document, Some(64)).expect("it is read");
+        assert_eq!(file.engine.zero.stage3_max_live_parameters, 1_000_000_000);
+        assert!(file.notes.iter().any(|note| note.starts_with("not simulated: deepspeed torch_autocast")));
+        let compressed =
+            json!({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}});
+        let PlanError::Faults(faults) = DeepSpeedFile::read(&compressed, None).expect_err("refused") else { panic!() };
+        assert!(faults[0].to_string().contains("another task"));
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub struct Program {
     pub links: Vec<Link>,
     /// Functions of the file that need no arguments, and what they return.
     pub functions: Vec<(String, Value)>,
+    /// Defaults of the arguments that it parses.
+    pub defaults: BTreeMap<String, Value>,
     /// What was taken although a run may have it otherwise: defaults of arguments and of the environment.
     pub notes: Vec<String>,
     /// Whether it is larger than what is followed.

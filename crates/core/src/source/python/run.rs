@@ -86,7 +86,8 @@ pub(super) fn program(lines: &[Line], given: &Map<String, Value>) -> Program {
     let links = links.collect();
     let calls = runner.calls.into_iter().map(|call| call.into_iter().map(|(key, value)| (key, bare(value))).collect());
     runner.notes.dedup();
-    Program { calls: calls.collect(), links, functions, notes: runner.notes, over: runner.over }
+    let defaults = runner.defaults.into_iter().collect();
+    Program { calls: calls.collect(), links, functions, defaults, notes: runner.notes, over: runner.over }
 }
 
 /// The numbers of the calls in a value.
@@ -354,7 +355,9 @@ impl Runner {
                 return Some(given.clone());
             }
             let usual = self.defaults.get(name)?.clone();
-            self.notes.push(format!("args.{name}: its default is taken"));
+            if words(&usual).is_none() {
+                self.notes.push(format!("args.{name}: its default is taken"));
+            }
             return Some(usual);
         }
         // A program by itself is started without arguments.
@@ -450,7 +453,8 @@ impl Runner {
                 Some(Value::String(action)) => Some(json!(action == "store_false")),
                 _ => free.then_some(Value::Null),
             });
-            if let (Some(usual), Some(name)) = (usual, name) {
+            let due = || name.map(|name| unknown(format!("{name}, an argument that its line has to give,")));
+            if let (Some(usual), Some(name)) = (usual.or_else(due), name) {
                 self.defaults.insert(name.trim_start_matches('-').replace('-', "_"), usual);
             }
         }

@@ -6,10 +6,19 @@ use super::words::Join;
 /// What is open around a command.
 enum Frame {
     /// Whether a condition was met so far; `None`: only a run tells.
-    If { met: Option<bool>, runs: bool },
-    Loop { runs: bool },
+    If {
+        met: Option<bool>,
+        runs: bool,
+    },
+    Loop {
+        runs: bool,
+    },
     /// The word, where it is known, and whether a pattern was met.
-    Case { value: Option<String>, met: bool, runs: bool },
+    Case {
+        value: Option<String>,
+        met: bool,
+        runs: bool,
+    },
 }
 
 impl Frame {

@@ -56,7 +56,8 @@ pub(super) fn joined(line: &str, variables: &Variables) -> Vec<(Join, Vec<String
                     word.push_str(&value);
                 }
                 // `"${NAME[@]}"` of an empty array is no word.
-                started = if apart && value.is_empty() && word.is_empty() { false } else { started || !value.is_empty() };
+                started =
+                    if apart && value.is_empty() && word.is_empty() { false } else { started || !value.is_empty() };
             }
             // `<path to image>`: a place that is still to be filled in.
             ('<', _) if open.is_none() && word.is_empty() && placeholder(letters.clone()) => {
