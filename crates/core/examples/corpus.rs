@@ -18,7 +18,8 @@ use vramcast_core::plan::{Fault, Gpus};
 use vramcast_core::source::{catalogue, python};
 
 /// Words of refusals that say that a file is not of one model's training: it is not among those that should be read.
-const OUTSIDE: [&str; 24] = [
+const OUTSIDE: [&str; 25] = [
+    "there is no such file beside it or above",
     "an argument that its line has to give",
     "the script's text does not tell it",
     "is a placeholder",
@@ -150,9 +151,11 @@ fn parse(path: &Path) -> Result<Value, String> {
 
 /// What a file refers to stands beside it, or beside a folder above.
 fn open(from: &Path, name: &str) -> Result<Value, String> {
-    let last = Path::new(name).file_name().filter(|_| name.starts_with('/')).zip(from.parent());
-    let last = last.map(|(last, folder)| folder.join(last));
-    let found = from.ancestors().skip(1).map(|folder| folder.join(name)).chain(last).find(|path| path.is_file());
+    // Where the example was meant to stand, the folders at the beginning of a path are others.
+    let whole: Vec<&str> = name.split('/').filter(|part| !part.is_empty()).collect();
+    let ends = |folder: &Path| (0..whole.len()).map(|at| folder.join(whole[at..].join("/"))).collect::<Vec<_>>();
+    let names = |folder: &Path| if name.starts_with('/') { ends(folder) } else { vec![folder.join(name)] };
+    let found = from.ancestors().skip(1).flat_map(names).find(|path| path.is_file());
     parse(&found.ok_or("there is no such file beside it or above")?)
 }
 
