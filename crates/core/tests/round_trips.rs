@@ -170,7 +170,8 @@ fn trip(tool: &str, model: &Model, name: &str, plan: &Value) -> Trip {
     let content = again(tool, &written).unwrap_or_else(|faults| panic!("{tool}: {written:#?}: {faults:?}"));
     // accelerate's file is of the engine alone.
     if tool == "accelerate" {
-        assert!(content.tree.get("parallel").is_some() || content.deepspeed.is_some(), "{written:#?}");
+        let spread = content.tree.get("parallel").is_some() || content.deepspeed.is_some();
+        assert_eq!(spread, plan.get("parallel").is_some(), "{written:#?}");
         return Trip::Same;
     }
     if !written.unsaid.is_empty() {
