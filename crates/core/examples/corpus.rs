@@ -1,4 +1,5 @@
 //! Reads every configuration under some folders and counts: read whole, read with keys that are not simulated, refused.
+//! Of documents (`*.md`) the launch lines in fenced blocks count, with the files that the document itself shows.
 //!
 //! `cargo run -p vramcast-core --example corpus -- [--all] FOLDER…`; the first part of a path below a folder is the tool.
 //! A model that is not in the catalogue is stood in for by another one: the file is judged, not the model.
@@ -17,7 +18,11 @@ use vramcast_core::plan::{Fault, Gpus};
 use vramcast_core::source::{catalogue, python};
 
 /// Words of refusals that say that a file is not of one model's training: it is not among those that should be read.
-const OUTSIDE: [&str; 21] = [
+const OUTSIDE: [&str; 25] = [
+    "there is no such file beside it or above",
+    "an argument that its line has to give",
+    "the script's text does not tell it",
+    "is a placeholder",
     "are read where they train",
     "roles on shared cards",
     "engine_kwargs",
@@ -67,6 +72,11 @@ fn main() {
             if file.extension().is_some_and(|extension| extension == "sh") {
                 let lines = scripts(&file).into_iter().map(|(outcome, known)| (file.clone(), outcome, known));
                 rows.entry(format!("{tool} (lines of scripts)")).or_default().extend(lines);
+                continue;
+            }
+            if matches!(file.extension().and_then(|e| e.to_str()), Some("md" | "mdx")) {
+                let lines = documents(&file).into_iter().map(|(outcome, known)| (file.clone(), outcome, known));
+                rows.entry(format!("{tool} (lines of documents)")).or_default().extend(lines);
                 continue;
             }
             if matches!(file.extension().and_then(|e| e.to_str()), Some("py" | "ipynb")) {
@@ -120,7 +130,7 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
             walk(&path, files);
         } else if matches!(
             path.extension().and_then(|e| e.to_str()),
-            Some("yaml" | "yml" | "json" | "toml" | "sh" | "py" | "ipynb")
+            Some("yaml" | "yml" | "json" | "toml" | "sh" | "py" | "ipynb" | "md" | "mdx")
         ) {
             files.push(path);
         }
@@ -141,9 +151,11 @@ fn parse(path: &Path) -> Result<Value, String> {
 
 /// What a file refers to stands beside it, or beside a folder above.
 fn open(from: &Path, name: &str) -> Result<Value, String> {
-    let last = Path::new(name).file_name().filter(|_| name.starts_with('/')).zip(from.parent());
-    let last = last.map(|(last, folder)| folder.join(last));
-    let found = from.ancestors().skip(1).map(|folder| folder.join(name)).chain(last).find(|path| path.is_file());
+    // Where the example was meant to stand, the folders at the beginning of a path are others.
+    let whole: Vec<&str> = name.split('/').filter(|part| !part.is_empty()).collect();
+    let ends = |folder: &Path| (0..whole.len()).map(|at| folder.join(whole[at..].join("/"))).collect::<Vec<_>>();
+    let names = |folder: &Path| if name.starts_with('/') { ends(folder) } else { vec![folder.join(name)] };
+    let found = from.ancestors().skip(1).flat_map(names).find(|path| path.is_file());
     parse(&found.ok_or("there is no such file beside it or above")?)
 }
 
@@ -198,11 +210,61 @@ fn refused(why: String) -> Outcome {
 
 /// Every line of a script that starts a run.
 fn scripts(path: &Path) -> Vec<(Outcome, bool)> {
+    lines(&std::fs::read_to_string(path).unwrap_or_default(), &|name| open(path, name))
+}
+
+/// Every line in a document's blocks that starts a run. A block that begins with a comment that is a file's name is that file.
+fn documents(path: &Path) -> Vec<(Outcome, bool)> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
-    let follow = |name: &str| open(path, name);
-    let lines = line::shell::lines(&text);
+    let blocks = blocks(&text);
+    let shown = |name: &str| {
+        let is =
+            |text: &&str| text.lines().next().is_some_and(|line| line.trim_start_matches(['#', ' ']).trim() == name);
+        let block = blocks.iter().map(|(_, text)| text.as_str()).find(is)?;
+        if name.ends_with(".py") || name.ends_with(".sh") {
+            return Some(Value::String(block.to_owned()));
+        }
+        serde_saphyr::from_str::<Value>(block).ok()
+    };
+    let follow = |name: &str| open(path, name).or_else(|problem| shown(name).ok_or(problem));
+    let shells = blocks.iter().filter(|(kind, _)| ["", "bash", "sh", "shell", "console"].contains(&kind.as_str()));
+    shells.flat_map(|(_, text)| lines(text, &follow)).collect()
+}
+
+/// Fenced blocks: what they are said to be, and their text without its margin and prompts.
+fn blocks(text: &str) -> Vec<(String, String)> {
+    let (mut blocks, mut inside): (Vec<(String, String)>, Option<usize>) = (Vec::new(), None);
+    for line in text.lines() {
+        let bare = line.trim_start();
+        match (bare.strip_prefix("```"), inside) {
+            (Some(kind), None) => {
+                inside = Some(line.len() - bare.len());
+                let kind: String = kind.chars().take_while(|letter| letter.is_ascii_alphanumeric()).collect();
+                blocks.push((kind, String::new()));
+            }
+            (Some(_), Some(_)) => inside = None,
+            (None, Some(margin)) => {
+                let line =
+                    line.get(margin..).filter(|_| line.trim_start().len() + margin <= line.len()).unwrap_or(bare);
+                let (_, block) = blocks.last_mut().expect("one was begun");
+                *block += line.strip_prefix("$ ").unwrap_or(line);
+                block.push('\n');
+            }
+            (None, None) => {}
+        }
+    }
+    blocks
+}
+
+fn lines(text: &str, follow: &dyn Fn(&str) -> Result<Value, String>) -> Vec<(Outcome, bool)> {
+    let line::shell::Script { lines, files, .. } = line::shell::script(text, &[]);
+    // Files that the script writes itself.
+    let follow = &|name: &str| match files.get(name) {
+        Some(text) => serde_saphyr::from_str(text).map_err(|error| error.to_string()),
+        None => follow(name),
+    };
     let known = lines.iter().filter(|words| words[0] != "export" && line::is_known(words));
-    let judged = |words: &Vec<String>| match line::read(words, &follow, &[]) {
+    let judged = |words: &Vec<String>| match line::read(words, follow, &[]) {
         Ok(content) => settle(content),
         Err(faults) => (refused(said(&faults)), false),
     };

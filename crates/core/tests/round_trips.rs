@@ -1,6 +1,6 @@
 //! What is written for another tool is read back: the same plan, and the same bytes; what a tool cannot say is named.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 use vramcast_core::ask::file::Content;
@@ -138,53 +138,79 @@ fn asked(task: Task, tree: Value, framework: Option<&str>) -> Asked {
     Asked { task, framework: framework.map(str::to_owned), trees: vec![tree], ..Asked::default() }
 }
 
+/// What became of a plan that was written and read again.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Trip {
+    /// Neither was: no tool may say it, for a reason.
+    Refused(String),
+    /// Some of it was lost, and named.
+    Unsaid(Vec<String>),
+    /// It came back to the same bytes.
+    Same,
+}
+
+/// Writes a plan for a tool and reads it again; panics where something is lost without a word.
+fn trip(tool: &str, model: &Model, name: &str, plan: &Value) -> Trip {
+    let cards = Gpus::embedded;
+    let around = Surroundings { name, ..around(&cards) };
+    let task = if ["vllm", "llama.cpp"].contains(&tool) { Task::Infer } else { Task::Train };
+    let mut first = asked(task, plan.clone(), framework(tool));
+    first.on_cards();
+    let said = |faults: Vec<Fault>| faults[0].to_string();
+    let request = match first.request() {
+        Ok(request) => request,
+        Err(faults) => return Trip::Refused(said(faults)),
+    };
+    let written = match write(tool, model, name, &request, &around) {
+        Ok(written) => written,
+        Err(faults) => return Trip::Refused(said(faults)),
+    };
+    // A line of Megatron-LM's tells sizes, where its arguments have words for them, and no name.
+    let named = name == NAME || tool != "megatron";
+    let content = again(tool, &written).unwrap_or_else(|faults| panic!("{tool}: {written:#?}: {faults:?}"));
+    // accelerate's file is of the engine alone.
+    if tool == "accelerate" {
+        let spread = content.tree.get("parallel").is_some() || content.deepspeed.is_some();
+        assert_eq!(spread, plan.get("parallel").is_some(), "{written:#?}");
+        return Trip::Same;
+    }
+    if !written.unsaid.is_empty() {
+        return Trip::Unsaid(
+            written.unsaid.iter().filter_map(|what| Some(what.split_once(':')?.0.to_owned())).collect(),
+        );
+    }
+    assert!(named || content.config.is_some(), "{tool}: {written:#?}");
+    let mut second = Asked { task, ..Asked::default() };
+    let deepspeed = content.deepspeed.clone();
+    second.beneath(content);
+    if let Some(document) = deepspeed {
+        second.deepspeed(&document, Some(model.config())).unwrap();
+    }
+    second.on_cards();
+    let bytes = |request| {
+        let answer = ask::answer(model, &request, &around, Wanted::default());
+        let totals = answer.unwrap_or_else(|faults| panic!("{tool}: {plan}: {faults:?}")).report.totals;
+        (totals.allocated, totals.reserved, totals.process)
+    };
+    assert_eq!(bytes(request), bytes(second.request().unwrap()), "{tool}: {plan} as {written:#?}");
+    Trip::Same
+}
+
 #[test]
 fn what_is_written_is_read_to_the_same_bytes() {
-    let (model, cards) = (model(), Gpus::embedded);
+    let model = model();
     let (mut dice, mut few) = (Dice(7), Vec::new());
     for (tool, _) in TOOLS {
-        let task = if ["vllm", "llama.cpp"].contains(&tool) { Task::Infer } else { Task::Train };
         let (mut same, mut drawn_plans, mut unsaid) = (0, 0, BTreeSet::new());
         for _ in 0..40 {
             let plan = drawn(tool, &mut dice);
-            let mut first = asked(task, plan.clone(), framework(tool));
-            first.on_cards();
-            let Ok(request) = first.request() else { continue };
-            let written = match write(tool, &model, NAME, &request, &around(&cards)) {
-                Ok(written) => written,
+            match trip(tool, &model, NAME, &plan) {
                 // What no plan may hold together is refused before anything is written.
-                Err(faults) if ask::resolve(&model, &request, &around(&cards)).is_err() => {
-                    assert!(!faults.is_empty());
-                    continue;
-                }
-                Err(faults) => panic!("{tool}: {plan}: {faults:?}"),
-            };
+                Trip::Refused(_) => continue,
+                Trip::Unsaid(what) => unsaid.extend(what),
+                Trip::Same => same += 1,
+            }
             drawn_plans += 1;
-            // accelerate's file is of the engine alone.
-            let content = again(tool, &written).unwrap_or_else(|faults| panic!("{tool}: {written:#?}: {faults:?}"));
-            if tool == "accelerate" {
-                assert!(content.tree.get("parallel").is_some() || content.deepspeed.is_some(), "{written:#?}");
-                same += 1;
-                continue;
-            }
-            if !written.unsaid.is_empty() {
-                unsaid.extend(written.unsaid.iter().filter_map(|what| Some(what.split_once(':')?.0.to_owned())));
-                continue;
-            }
-            let mut second = Asked { task, ..Asked::default() };
-            let deepspeed = content.deepspeed.clone();
-            second.beneath(content);
-            if let Some(document) = deepspeed {
-                second.deepspeed(&document, Some(model.config())).unwrap();
-            }
-            second.on_cards();
-            let bytes = |request| {
-                let answer = ask::answer(&model, &request, &around(&cards), Wanted::default());
-                let totals = answer.unwrap_or_else(|faults| panic!("{tool}: {plan}: {faults:?}")).report.totals;
-                (totals.allocated, totals.reserved, totals.process)
-            };
-            assert_eq!(bytes(request), bytes(second.request().unwrap()), "{tool}: {plan} as {written:#?}");
-            same += 1;
         }
         println!(
             "{tool}: {same} of {drawn_plans} plans are said whole, and come back to the same bytes; not said: {unsaid:?}"
@@ -192,6 +218,79 @@ fn what_is_written_is_read_to_the_same_bytes() {
         few.extend((same < 5).then_some(tool));
     }
     assert!(few.is_empty(), "hardly a plan is said whole for {few:?}");
+}
+
+/// Plans as people have them: twelve of training, and of serving as many again.
+fn usual() -> Vec<Value> {
+    let sized = |mut plan: Value| {
+        plan["batch"] = json!({"batch_size": 2, "seq_len": 512});
+        plan
+    };
+    let lora = json!({"method": "lora", "rank": 16});
+    let sharded = json!({"mixed_precision": {"parameters": "bf16", "reduce": "bf16"}});
+    let zero = |zero: Value| json!({"gpus": 8, "engine": {"deepspeed": {"zero": zero}}});
+    [
+        json!({}),
+        json!({"checkpointing": "full", "gradient_accumulation": 4}),
+        json!({"weights": "fp32", "autocast": "bf16", "attention": "eager"}),
+        json!({"optimizer": {"kind": "adamw8bit"}}),
+        json!({"optimizer": {"kind": "paged-adamw8bit"}, "clip": true, "checkpointing": "full"}),
+        json!({"adapter": lora, "checkpointing": "full"}),
+        json!({"adapter": lora, "quantization": {"scheme": "nf4"}, "optimizer": {"kind": "paged-adamw8bit"}}),
+        json!({"adapter": {"method": "lora", "rank": 8, "dora": true, "targets": "all-linear"}}),
+        json!({"weights": "fp32", "parallel": {"gpus": 8, "engine": {"fsdp2": sharded}}}),
+        json!({"weights": "fp32", "checkpointing": "full", "parallel": {"gpus": 4, "engine": {"fsdp1": {"offload": true}}}}),
+        json!({"weights": "bf16", "parallel": zero(json!({"stage": 2}))}),
+        json!({"weights": "bf16", "parallel": zero(json!({"stage": 3, "offload_optimizer": {"device": "cpu"}}))}),
+    ]
+    .map(sized)
+    .to_vec()
+}
+
+/// Three models of the catalogue, twelve plans each, for every tool: 36 plans of ten.
+#[test]
+#[ignore = "second ring: twelve seconds"]
+fn usual_plans_come_back_from_every_tool() {
+    let (mut all, mut reasons) = (BTreeMap::<&str, [usize; 3]>::new(), BTreeSet::new());
+    for name in ["Qwen/Qwen3-0.6B", "openai-community/gpt2", "meta-llama/Llama-3.2-1B-Instruct"] {
+        let entry = vramcast_core::source::catalogue::find(name).expect("it is built in");
+        let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+        for (at, plan) in usual().into_iter().enumerate() {
+            for (tool, _) in TOOLS {
+                let plan = match tool {
+                    "vllm" => {
+                        json!({"engine": "vllm", "context": 512 << (at % 2), "max_num_seqs": 8 << (at % 4), "enforce_eager": at % 3 == 0})
+                    }
+                    "llama.cpp" => {
+                        json!({"engine": "llama.cpp", "context": 512 << (at % 2), "parallel": 1 + at % 4, "ubatch_size": 256 << (at % 2)})
+                    }
+                    "megatron" => {
+                        json!({"batch": plan["batch"], "weights": "bf16", "parallel": {"gpus": 2, "mesh": {"tp": 1 + at % 2}, "engine": {"megatron": {}}}})
+                    }
+                    _ => plan.clone(),
+                };
+                let place = match trip(tool, &model, name, &plan) {
+                    Trip::Same => 0,
+                    Trip::Unsaid(_) => 1,
+                    Trip::Refused(why) => {
+                        // What was written would have to be read again.
+                        assert!(
+                            !why.contains("is no key of") && !why.contains("no such file"),
+                            "{tool}: {plan}: {why}"
+                        );
+                        reasons.insert(format!("{tool}: {why}"));
+                        2
+                    }
+                };
+                all.entry(tool).or_default()[place] += 1;
+            }
+        }
+    }
+    for (tool, [same, unsaid, refused]) in &all {
+        println!("{tool}: {same} back to the same bytes, {unsaid} with what is lost named, {refused} refused");
+        assert!(*same + *unsaid > 0, "{tool}");
+    }
+    println!("{reasons:#?}");
 }
 
 /// A plan written for a tool.

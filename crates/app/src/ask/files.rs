@@ -128,7 +128,7 @@ pub(crate) fn is_script(path: &Path, text: &str) -> bool {
 
 /// The one line of a script that starts something.
 fn script(text: &str, name: &str, open: Opens<'_>, without: &[String]) -> Result<Content, Failure> {
-    let line::shell::Script { lines, files, notes } = line::shell::script(text);
+    let line::shell::Script { lines, files, notes } = line::shell::script(text, &[]);
     // What is exported holds for the lines below.
     let exported: Vec<String> =
         lines.iter().filter(|words| words[0] == "export").flat_map(|words| words[1..].iter().cloned()).collect();

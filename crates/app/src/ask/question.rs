@@ -57,7 +57,7 @@ pub(crate) struct Prepared {
 impl Question {
     /// Roles on shared cards, where its file places them.
     pub(crate) fn placement(&mut self) -> Option<Placement> {
-        self.file.as_mut()?.placement.take()
+        self.file.as_mut()?.take_placement()
     }
 
     /// Lengths may stand in a file; what is in it takes the place of its name.

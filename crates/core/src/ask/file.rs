@@ -98,6 +98,13 @@ impl Content {
         }
     }
 
+    /// Roles on shared cards, with what is to be said of their file.
+    pub fn take_placement(&mut self) -> Option<Placement> {
+        let mut placement = self.placement.take()?;
+        placement.notes.append(&mut self.notes);
+        Some(placement)
+    }
+
     /// Refuses a file that holds no key of a plan: what it says would be lost.
     fn recognise(value: &Value) -> Result<(), Vec<Fault>> {
         let ours = |key: &String| {

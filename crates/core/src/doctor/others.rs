@@ -97,7 +97,7 @@ const ROWS: &[Row] = &[
     (
         "the kernel",
         Cause::Host,
-        r"(?i)Out of memory: Killed? process|oom-kill(?:er|:)|invoked oom-killer|Memory cgroup out of memory|OOMKilled|oom_reaper: reaped",
+        r"(?i)Out of memory: Killed? process|oom-kill(?:er|:|')|killed by the OOM killer|invoked oom-killer|Memory cgroup out of memory|OOMKilled|oom_reaper: reaped",
         "the kernel ended the process",
     ),
     (
@@ -131,6 +131,13 @@ const ROWS: &[Row] = &[
         "memory of the host was asked for, and was not there",
     ),
     ("Windows", Cause::Host, r"Windows fatal exception: code 0xc0000017", "the host has no memory left"),
+    // torch itself, c10/cuda/CUDACachingAllocator.cpp: a request failed, and NVML did not say what is free.
+    (
+        "torch",
+        Cause::TooMuch,
+        r"NVML_SUCCESS == .{1,60} INTERNAL ASSERT FAILED at .{1,120}CUDACachingAllocator",
+        "the card had no memory left, and torch could not ask NVML how much there is",
+    ),
     // Libraries on the card.
     (
         "cuBLAS",

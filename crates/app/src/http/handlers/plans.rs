@@ -121,7 +121,7 @@ impl Service {
     }
 
     fn placed(&self, mut request: PlacementRequest) -> Result<Value, Problem> {
-        let Some(found) = content(&request.text, request.name.as_deref())?.placement else {
+        let Some(found) = content(&request.text, request.name.as_deref())?.take_placement() else {
             let none = "it places no roles on shared cards, as files of verl and OpenRLHF do";
             return Err(at_text(Failure::bad_input(none).hint("/plan/read reads a plan of one model").into()));
         };

@@ -403,6 +403,14 @@ impl Launch {
             self.counted(file);
             let many =
                 file.get("num_processes").and_then(Value::as_u64).or(self.visible).is_some_and(|cards| cards > 1);
+            // A program may say itself how it spreads: the launcher then says on how many cards alone.
+            let own = tree::get(&content.tree, "parallel.mesh").is_some() && !file.contains_key("distributed_type");
+            if own && !file.contains_key("parallelism_config") {
+                let cards = file.get("num_processes").and_then(Value::as_u64);
+                cards.into_iter().for_each(|cards| tree::set(&mut content.tree, "parallel.gpus", json!(cards)));
+                content.notes.append(&mut self.notes);
+                return Ok(());
+            }
             if many && !file.contains_key("distributed_type") {
                 file.insert("distributed_type".into(), json!("MULTI_GPU"));
             }
@@ -435,8 +443,8 @@ impl Launch {
                 Some(8)
             });
             for (path, value) in [("parallel.gpus", gpus), ("parallel.nodes", self.nodes.filter(|nodes| *nodes > 1))] {
-                if let Some(value) = value.filter(|value| *value > 1 || tree::get(&content.tree, "parallel").is_some())
-                {
+                let spread = tree::get(&content.tree, "parallel").is_some() || content.deepspeed.is_some();
+                if let Some(value) = value.filter(|value| *value > 1 || spread) {
                     tree::set(&mut content.tree, path, json!(value));
                 }
             }

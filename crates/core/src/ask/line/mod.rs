@@ -6,12 +6,14 @@
 //! | `wrapping` | shells, containers and what else hands a line on |
 //! | `launcher` | `torchrun`, `accelerate launch`, `deepspeed`, `srun` and their kin |
 //! | `arguments` | `--key value` as an object |
+//! | `script` | scripts of one's own, by their arguments and their text |
 //! | `serving` | lines and files of serving engines: their flags are settings |
 //! | `variables` | variables that engines read beside their flags |
 
 mod arguments;
 mod launcher;
 mod ollama;
+mod script;
 pub(super) mod serving;
 pub mod shell;
 mod variables;
@@ -100,9 +102,10 @@ fn shell_script(words: &[String]) -> Option<&str> {
     [".sh", ".bash", ".slurm", ".sbatch"].iter().any(|end| path.ends_with(end)).then_some(path.as_str())
 }
 
-/// The last part of a path.
+/// The last part of a path; a program of Windows without its ending.
 fn base(word: &str) -> &str {
-    word.rsplit('/').next().unwrap_or(word)
+    let name = word.rsplit('/').next().unwrap_or(word);
+    name.strip_suffix(".exe").map_or(name, |name| name.rsplit('\\').next().unwrap_or(name))
 }
 
 fn is_script(word: &str) -> bool {
@@ -122,13 +125,17 @@ pub fn read(
     for _ in 0..MOST_SCRIPTS {
         let Some(path) = shell_script(&rest) else { break };
         let text = open(path).map_err(|problem| vec![Fault::new("", format!("{path}: {problem}"))])?;
-        let lines = shell::lines(text.as_str().unwrap_or_default());
+        let given: Vec<String> = rest.iter().skip_while(|word| *word != path).skip(1).cloned().collect();
+        let lines = shell::script(text.as_str().unwrap_or_default(), &given).lines;
         let Some(line) = lines.iter().find(|words| words[0] != "export" && is_known(words)) else { break };
         rest = wrapping::unwrap(line, &mut launch)?;
     }
     let Some(first) = rest.first() else {
         return Err(vec![Fault::new("", "the line starts nothing").or("write the whole line behind --")]);
     };
+    if first.starts_with(['{', '[', '<']) || first.starts_with("...") {
+        return Err(vec![Fault::new("", format!("{first} is a placeholder: the line starts nothing yet"))]);
+    }
     if let Some(content) = serving::line(&rest, open, &launch.variables)? {
         return Ok(content);
     }
@@ -181,7 +188,7 @@ fn program(
             swift(whose, command, rest, beside).map(Some)
         }
         "torchtitan.train" | "torchtitan_train" => torchtitan(rest, beside).map(Some),
-        _ if is_script(name) => script(first, rest, beside).map(Some),
+        _ if is_script(name) => script::read(first, rest, beside).map(Some),
         _ => Ok(None),
     }
 }
@@ -343,214 +350,6 @@ fn is_megatron(name: &str, object: &serde_json::Map<String, Value>) -> bool {
     let sized = has("num_layers") && has("hidden_size") || has("global_batch_size") || has("train_iters");
     object.keys().any(|key| key.ends_with("_model_parallel_size"))
         || has("micro_batch_size") && (sized || name.contains("pretrain_"))
-}
-
-/// Arguments that scripts have in their own way, the Trainer's of the same meaning, and what they are taken as.
-const OWN: [(&str, &str, &str); 15] = [
-    ("model_name", "model_name_or_path", "the model"),
-    ("model_id", "model_name_or_path", "the model"),
-    ("model_path", "model_name_or_path", "the model"),
-    ("base_model", "model_name_or_path", "the model"),
-    ("micro_batch_size", "per_device_train_batch_size", "rows of a card's micro-batch"),
-    ("per_device_batch_size", "per_device_train_batch_size", "rows of a card's micro-batch"),
-    ("batch_size", "per_device_train_batch_size", "rows of a card's micro-batch"),
-    ("train_batch_size", "per_device_train_batch_size", "rows of a card's micro-batch"),
-    ("seq_len", "max_seq_len", "the longest row"),
-    ("seq_length", "max_seq_len", "the longest row"),
-    ("sequence_length", "max_seq_len", "the longest row"),
-    ("max_len", "max_seq_len", "the longest row"),
-    ("grad_accum_steps", "gradient_accumulation_steps", "micro-batches of a step"),
-    ("ds_config", "deepspeed", "DeepSpeed's file"),
-    ("deepspeed_config", "deepspeed", "DeepSpeed's file"),
-];
-
-/// transformers' examples (`run_NAME.py`) and the heads that they train.
-const EXAMPLES: [(&str, &str); 13] = [
-    ("glue", "AutoModelForSequenceClassification"),
-    ("classification", "AutoModelForSequenceClassification"),
-    ("xnli", "AutoModelForSequenceClassification"),
-    ("mlm", "AutoModelForMaskedLM"),
-    ("qa", "AutoModelForQuestionAnswering"),
-    ("squad", "AutoModelForQuestionAnswering"),
-    ("ner", "AutoModelForTokenClassification"),
-    ("swag", "AutoModelForMultipleChoice"),
-    ("summarization", "AutoModelForSeq2SeqLM"),
-    ("translation", "AutoModelForSeq2SeqLM"),
-    ("seq2seq", "AutoModelForSeq2SeqLM"),
-    ("image_classification", "AutoModelForImageClassification"),
-    ("clm", "AutoModelForCausalLM"),
-];
-
-/// Parts of names of TRL's scripts (examples/scripts, trl/experimental) whose trainers are not simulated.
-const OTHERS: [&str; 8] = ["nash", "xpo", "bco", "minillm", "papo", "sdft", "sdpo", "gfpo"];
-
-/// A script of one's own: arguments of a Trainer, beside others that are the script's.
-fn script(path: &str, words: &[String], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
-    let name = base(path);
-    let mut parsed = arguments::parse(words);
-    if name.starts_with("openrlhf") {
-        let value = Value::Object(parsed.object);
-        return match name {
-            "openrlhf.cli.train_sft" => import::read_as("OpenRLHF", &value, beside).map(Content::of_imported),
-            "openrlhf.cli.train_dpo" | "openrlhf.cli.train_rm" => {
-                let task = if name.ends_with("dpo") { "dpo" } else { "reward" };
-                let cure = format!("TRL's trainer of it is: `vramcast train MODEL --task {task}`");
-                Err(vec![Fault::unsupported("", format!("{name}, another task,")).or(cure)])
-            }
-            _ => import::openrlhf_roles(&value, beside).map(Content::of_imported),
-        };
-    }
-    if name == "run_recipe.py" && parsed.object.contains_key("recipe") {
-        let recipe = parsed.object["recipe"].as_str().unwrap_or_default();
-        let problem = format!("{recipe}: what Megatron-Bridge's recipe says stands in its own file");
-        return Err(vec![
-            Fault::new("", problem).or(format!("give that file: vramcast fit recipes/…/FILE.py:{recipe}")),
-        ]);
-    }
-    // verl's settings are Hydra's: `a.b=c`, `+a.b=c`.
-    if name.starts_with("verl.") || name.starts_with("recipe.") {
-        let mut value = json!({});
-        for (path, new) in parsed.plain.iter().filter_map(|word| word.split_once('=')) {
-            tree::set(&mut value, path.trim_start_matches('+'), arguments::typed(new));
-        }
-        if !name.contains("sft") && value.get("actor_rollout_ref").is_none() {
-            let cure = "its supervised fine-tuning is read (verl.trainer.fsdp_sft_trainer)";
-            return Err(vec![Fault::unsupported("", format!("{name}, another task,")).or(cure)]);
-        }
-        return import::read_as("verl", &value, beside).map(Content::of_imported);
-    }
-    if is_megatron(name, &parsed.object) {
-        return import::read_as("Megatron-LM", &Value::Object(parsed.object), beside).map(Content::of_imported);
-    }
-    // Scripts are called after their trainer: dpo.py, run_grpo.py.
-    let parts: Vec<&str> = name.split(|letter: char| !letter.is_ascii_alphanumeric()).collect();
-    let trained = TaskKind::ALL.iter().filter(|(kind, ..)| !kind.is_role());
-    let task = trained.map(|(_, task, _)| *task).find(|task| parts.contains(task));
-    let task = if task == Some("dpo") && parts.contains(&"online") { Some("online-dpo") } else { task };
-    // Trainers of TRL that are not simulated: their arguments alone would look like fine-tuning.
-    if let Some(other) = OTHERS.iter().find(|other| parts.contains(*other)) {
-        let cure = "`vramcast list settings` shows the tasks that are, under --task";
-        return Err(vec![Fault::unsupported("", format!("{name}: {other}, another task,")).or(cure)]);
-    }
-    let text = (beside.open)(path).ok().and_then(|text| text.as_str().map(str::to_owned));
-    let head = EXAMPLES.iter().find(|(known, _)| name.strip_prefix("run_").is_some_and(|rest| rest.starts_with(known)));
-    let tool = match &text {
-        _ if task.is_some() || name.contains("sft") => Some("trl"),
-        _ if head.is_some() => Some("trainer"),
-        // What it imports says whose trainer it runs.
-        Some(text) if text.contains("from trl") || text.contains("import trl") => Some("trl"),
-        Some(text) if text.contains("Trainer(") => Some("trainer"),
-        _ => None,
-    };
-    let beside = Beside { tool, recipe: task, script: true, ..*beside };
-    // `python train.py arguments.json`, as HfArgumentParser takes it.
-    let file =
-        parsed.plain.iter().find(|word| [".yaml", ".yml", ".json"].iter().any(|end| word.ends_with(end))).cloned();
-    let file = file.or_else(|| parsed.object.shift_remove("config").and_then(|name| name.as_str().map(str::to_owned)));
-    let mut value = match &file {
-        Some(file) => (beside.open)(file).map_err(|problem| vec![Fault::new("", format!("{file}: {problem}"))])?,
-        None => json!({}),
-    };
-    for (key, new) in parsed.object {
-        value[key] = new;
-    }
-    if let Some(content) = file.as_ref().map(|_| Content::read_beside(value.clone(), &beside)) {
-        return content;
-    }
-    // LLaMA-Factory's src/train.py.
-    if value.get("finetuning_type").is_some() || value.get("stage").is_some() && value.get("template").is_some() {
-        return import::read_as("LLaMA-Factory", &value, &Beside { script: false, ..beside }).map(Content::of_imported);
-    }
-    // `--deepspeed --deepspeed_config FILE`, as DeepSpeed's own arguments are.
-    if value.get("deepspeed").is_some_and(|on| *on == true)
-        && let Some(file) = value.as_object_mut().and_then(|object| object.shift_remove("deepspeed_config"))
-    {
-        value["deepspeed"] = file;
-    }
-    let made = made(&mut value);
-    let trains = import::trains(&value)
-        || ["ds_config", "deepspeed_config"].iter().any(|key| value.get(key).is_some())
-        || tool.is_some() && value.get("model_name_or_path").is_some();
-    if !trains {
-        // What it is called with may stand in it.
-        if let Some(text) = text.filter(|text| program::is_known(text)) {
-            let given = value.as_object().cloned().unwrap_or_default();
-            return program::read(&text, &given, None, &Beside { name: path, ..beside });
-        }
-        let problem = format!("{name}: none of its arguments is one of a Trainer");
-        let cure = format!(
-            "scripts are read by arguments such as --per_device_train_batch_size; \
-             `vramcast rehearse -- python {path}` runs any other on a pretend GPU"
-        );
-        return Err(vec![Fault::new("", problem).or(cure)]);
-    }
-    let given = value.as_object().cloned().unwrap_or_default();
-    let mut notes = own(&mut value, &beside);
-    notes.extend(made);
-    let format = if tool == Some("trl") { "TRL" } else { "TrainingArguments" };
-    let found = text
-        .as_ref()
-        .filter(|text| program::is_known(text) && head.is_none())
-        .and_then(|text| program::beneath(text, &given, value.as_object()?, &Beside { name: path, ..beside }));
-    let seen = found.is_some();
-    let mut content = match found {
-        Some(content) => content,
-        None => import::read_as(format, &value, &beside).map(Content::of_imported)?,
-    };
-    notes.extend(text.as_deref().and_then(|text| unread(name, text, seen)));
-    content.notes.extend(notes);
-    if let Some((_, class)) = head {
-        content.auto_class = Some((*class).to_owned());
-    }
-    Ok(content)
-}
-
-/// `--deepspeed --zero_stage 2 --offload --dtype bf16`, without a file: scripts that make DeepSpeed's configuration
-/// themselves, as DeepSpeed-Chat's do (training/utils/ds_utils.py; fp16 is its default).
-fn made(value: &mut Value) -> Option<String> {
-    let object = value.as_object_mut().filter(|object| object.get("deepspeed").is_some_and(|on| *on == true))?;
-    let stage = object.shift_remove("zero_stage")?;
-    let offload = object.shift_remove("offload").is_some_and(|on| on != false);
-    let dtype = object.shift_remove("dtype").and_then(|name| name.as_str().map(str::to_owned));
-    let dtype = dtype.filter(|name| ["bf16", "fp16"].contains(&name.as_str())).unwrap_or_else(|| "fp16".into());
-    let mut zero = json!({"stage": stage});
-    if offload {
-        zero["offload_optimizer"] = json!({"device": "cpu"});
-        zero["offload_param"] = json!({"device": if stage == 3 { "cpu" } else { "none" }});
-    }
-    object.insert("deepspeed".into(), json!({"zero_optimization": zero, (dtype.as_str()): {"enabled": true}}));
-    Some(format!("deepspeed: the script's own configuration is taken to be ZeRO {stage} in {dtype}"))
-}
-
-/// What of a script's text was not looked at.
-fn unread(name: &str, text: &str, seen: bool) -> Option<String> {
-    const BASES: [&str; 2] = ["TrainingArguments)", "Config)"];
-    let class = |line: &&str| line.starts_with("class ") && BASES.iter().any(|base| line.contains(base));
-    let classes = text.lines().find(class).and_then(|line| line[6..].split('(').next()).filter(|_| !seen);
-    let calls = ["from_pretrained(", "LoraConfig(", "gradient_checkpointing_enable("];
-    let calls = !seen && calls.iter().any(|call| text.contains(call));
-    match (calls, classes) {
-        (true, Some(class)) => Some(format!(
-            "{name}: its own calls and the defaults of its class {class} were not read: only the line's arguments count"
-        )),
-        (true, None) => Some(format!("{name}: its own calls were not read: only the line's arguments count")),
-        (false, Some(class)) => Some(format!("{name}: the defaults of its class {class} were not read")),
-        (false, None) => None,
-    }
-}
-
-/// Reads what a script calls in its own way as the Trainer's, and says so.
-fn own(value: &mut Value, beside: &Beside<'_>) -> Vec<String> {
-    let mut notes = Vec::new();
-    for (key, theirs, sense) in OWN {
-        let known = value.get(theirs).is_some() || beside.without.iter().any(|left| left == key);
-        let Some(object) = value.as_object_mut().filter(|_| !known) else { continue };
-        if let Some(given) = object.shift_remove(key) {
-            notes.push(format!("{key}: the script's own, taken as {sense}"));
-            object.insert(theirs.to_owned(), given);
-        }
-    }
-    notes
 }
 
 #[cfg(test)]

@@ -37,6 +37,7 @@ fn open(name: &str) -> Result<Value, String> {
         "bare.py" => json!(
             "m = AutoModelForCausalLM.from_pretrained('gpt2')\nTrainer(model=m, args=TrainingArguments('o', per_device_train_batch_size=3))\n"
         ),
+        "reward.py" => json!("rm = create_critic_model(args.model_name_or_path)\n"),
         _ => return Err("there is no such file".into()),
     })
 }
@@ -451,4 +452,59 @@ fn preferences_of_other_tools_are_tasks() {
     assert_eq!(tree::get(&spread.tree, "parallel.gpus"), Some(&json!(8)));
     let words = shell::lines("swift rlhf --rlhf_type grpo --model gpt2").remove(0);
     assert!(read(&words, &open, &[]).unwrap_err()[0].to_string().contains("--task grpo"));
+}
+
+#[test]
+fn deepspeed_chat_is_read_as_it_trains() {
+    let line = "deepspeed --num_gpus 8 main.py --model_name_or_path facebook/opt-1.3b --deepspeed --zero_stage 2 --lora_dim 128 --gradient_checkpointing";
+    let all = content(line);
+    assert_eq!(at(&all, "adapter.rank"), json!(128));
+    assert_eq!(at(&all, "adapter.bias"), json!("others"));
+    assert_eq!(at(&content(&format!("{line} --only_optimize_lora")), "adapter.bias"), json!("none"));
+    assert!(refused(&format!("{line} --lora_module_name decoder.layers.0.self_attn")).contains("lora_module_name"));
+    let reward = content(
+        "deepspeed reward.py --model_name_or_path facebook/opt-350m --deepspeed --zero_stage 0 --num_train_epochs 1",
+    );
+    assert_eq!(at(&reward, "objective.kind"), json!("reward"));
+    for (line, why) in [
+        (
+            "deepspeed main.py --actor_model_name_or_path a --critic_model_name_or_path b --deepspeed --zero_stage 3",
+            "another task",
+        ),
+        ("deepspeed main.py --model_name_or_path a --distill_method one_stage --num_train_epochs 1", "distillation"),
+        ("deepspeed main.py --model_name_or_path a --num_train_epochs 1 --deepspeed", "--deepspeed without a file"),
+        ("deepspeed bench.py --model gpt2 --deepspeed", "none of its arguments"),
+        ("accelerate launch {script_name.py} --lr 1", "is a placeholder"),
+        ("python util.py --target_tensor_model_parallel_size 2", "cut anew"),
+        (
+            "torchrun run_clm.py --model_name_or_path gpt2 --per_device_train_batch_size $2",
+            "the script's text does not tell it",
+        ),
+    ] {
+        assert!(refused(line).contains(why), "{line}: {}", refused(line));
+    }
+}
+
+#[test]
+fn verls_config_names_its_engine() {
+    let line = "python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml actor_rollout_ref.model.path=Qwen/Qwen3-8B \
+                actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 actor_rollout_ref.rollout.name=vllm algorithm.adv_estimator=grpo";
+    assert!(refused(line).contains("strategy: megatron"));
+    let mut plain = content(&line.replace("--config-name=ppo_megatron_trainer.yaml ", ""));
+    let placement = plain.take_placement().unwrap();
+    assert!(
+        placement.notes.iter().any(|note| note.contains("tokens go through the model at once")),
+        "{:?}",
+        placement.notes
+    );
+}
+
+#[test]
+fn flags_without_effect_are_passed_over() {
+    for line in [
+        "llama-server.exe -m Qwen3-8B-Q4_K_M.gguf -cb --cache-ram 2048 --no-ui",
+        "python -m sglang.launch_server --model-path gpt2 --enable-p2p-check --disable-disk-cache",
+    ] {
+        content(line);
+    }
 }

@@ -2,14 +2,17 @@
 //! `LoraConfig`, `BitsAndBytesConfig`, `from_pretrained`, Unsloth's `FastLanguageModel`, sentence-transformers' losses, vLLM's
 //! `LLM`, SGLang's `Engine`, and torchtitan's `Trainer.Config`.
 
+mod adapters;
 mod calls;
+mod loops;
 mod model;
+mod sentences;
 #[cfg(test)]
 mod tests;
 
 use serde_json::{Map, Value, json};
 
-use model::{NAMES, Run, all, meant, shown};
+use model::{NAMES, Run, all, meant};
 
 use super::file::Content;
 use super::line::serving;
@@ -35,18 +38,36 @@ pub fn read(text: &str, given: &Call, wanted: Option<&str>, beside: &Beside<'_>)
     if let Some(name) = wanted {
         return Err(vec![Fault::new("", format!("it has no function {name} that returns a configuration"))]);
     }
-    let run = Run::of(&program, beside.without);
-    let mut content = match arguments(&run)? {
-        Some(at) => training(run, at, beside)?,
-        None => served(&program)?.ok_or_else(|| vec![nothing(&program)])?,
+    let found = arguments(&Run::of(&program, beside.without))?;
+    let mut content = match (found, loops::calls(&program)) {
+        (Some(at), _) => training(Run::of(&program, beside.without), at, beside)?,
+        (None, Some(calls)) => looped(&mut program, calls, beside)?,
+        (None, None) => served(&program)?.ok_or_else(|| vec![nothing(&program)])?,
     };
     content.notes.append(&mut program.notes);
     Ok(content)
 }
 
+/// A loop of the program's own around accelerate.
+fn looped(program: &mut Program, calls: [Call; 2], beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
+    let mesh = loops::mesh(program)?;
+    program.calls.extend(calls);
+    let mut content = training(Run::of(program, beside.without), program.calls.len() - 1, beside)?;
+    content.notes.push("the program's own loop is simulated as a Trainer's with its optimizer and batches".into());
+    if find(program, |name| name == "eval").is_some() {
+        content.notes.push("not simulated: the evaluation in the program's own loop".into());
+    }
+    if let Some(file) = mesh {
+        let over = Content::of_imported(import::read_as("accelerate", &file, beside)?);
+        tree::lay(&mut content.tree, &over.tree);
+        content.notes.extend(over.notes);
+    }
+    Ok(content)
+}
+
 /// Whether a program has what is read, by a look at its words.
 pub fn is_known(text: &str) -> bool {
-    ["TrainingArguments", "Config(", "LLM(", "Engine("].iter().any(|word| text.contains(word))
+    ["TrainingArguments", "Config(", "LLM(", "Engine(", "Accelerator("].iter().any(|word| text.contains(word))
 }
 
 /// Names of torch's types are those of files.
@@ -87,10 +108,18 @@ fn argument<'c>(call: &'c Call, names: &[&str]) -> Option<&'c Value> {
     names.iter().find_map(|name| call.get(*name)).filter(|value| !value.is_null())
 }
 
+const NOTHING: &str =
+    "none of its calls is one that is read: TrainingArguments, a config of TRL, Accelerator, LLM, Trainer.Config";
+
+/// Whether a program was refused because nothing in it is known.
+pub fn is_nothing(faults: &[Fault]) -> bool {
+    faults.iter().any(|fault| fault.to_string().contains(NOTHING))
+}
+
 fn nothing(program: &Program) -> Fault {
     let parsed =
         find(program, |name| ["HfArgumentParser", "TrlParser", "ArgumentParser", "parse_args"].contains(&name));
-    let problem = "none of its calls is one that is read: TrainingArguments, a config of TRL, LLM, Trainer.Config";
+    let problem = NOTHING;
     match parsed {
         Some(_) => {
             Fault::new("", problem).or("its arguments come by its line: vramcast fit -- python FILE --key value …")
@@ -207,8 +236,8 @@ pub fn beneath(text: &str, given: &Call, arguments: &Call, beside: &Beside<'_>) 
         let mut content = read(text, given, None, beside).ok()?;
         let parses = find(&program, |name| name.contains("pars")).is_some();
         let said = ["sys.argv", "click", "fire", "hydra", "draccus", "tyro"].iter().any(|word| text.contains(word));
-        if !parses && !said && !given.is_empty() {
-            let names: Vec<&str> = given.keys().map(String::as_str).collect();
+        let names: Vec<&str> = given.keys().map(String::as_str).filter(|name| *name != python::ARGUMENTS).collect();
+        if !parses && !said && !names.is_empty() {
             content.notes.push(format!("the program reads no arguments: {} count for nothing", names.join(", ")));
         }
         return Some(content);
@@ -288,15 +317,6 @@ const TRL: [&str; 15] = [
     "NashMD",
 ];
 
-/// sentence-transformers' losses and the tasks they are.
-const LOSSES: [(&str, TaskKind); 5] = [
-    ("MultipleNegativesRankingLoss", TaskKind::Mnrl),
-    ("CachedMultipleNegativesRankingLoss", TaskKind::CachedMnrl),
-    ("TripletLoss", TaskKind::Triplet),
-    ("BinaryCrossEntropyLoss", TaskKind::CrossEncoder),
-    ("MultiVectorMultipleNegativesRankingLoss", TaskKind::Colbert),
-];
-
 fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content, Vec<Fault>> {
     let program = run.program;
     let config = &program.calls[at];
@@ -319,7 +339,7 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
     // `ParallelismConfig()` without arguments is what the launcher's file says.
     let bare =
         |value: &Value| value.as_object().is_some_and(|call| call.len() == 1 && name(call) == "ParallelismConfig");
-    if value.get("parallelism_config").is_some_and(bare) {
+    if config.get("parallelism_config").is_some_and(bare) {
         value.shift_remove("parallelism_config");
         run.notes.push("parallelism_config: what accelerate's file says of it is not seen from here".into());
     }
@@ -330,6 +350,8 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
     // Lengths that Unsloth, SFTTrainer or the tokenizer are told.
     if let Some(length) = length(program, model_call)
         .filter(|_| value.get("max_length").is_none() && value.get("max_seq_length").is_none())
+        // Of rollouts, prompt and completion say it.
+        .filter(|_| !["max_prompt_length", "max_completion_length"].iter().all(|key| value.contains_key(*key)))
     {
         value.insert(if trl.is_some() { "max_length" } else { "model_max_length" }.into(), length);
     }
@@ -348,30 +370,20 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
         beside_vllm(call, &mut value);
         let note = "fast_inference: vLLM's share is whole beside the trained model, with which it shares weights";
         run.notes.push(note.into());
+    } else if let Some(call) =
+        model_call.filter(|call| is_unsloth(call) && call.get("fast_inference") == Some(&json!(true)))
+    {
+        let share = call.get("gpu_memory_utilization").cloned().unwrap_or(json!(0.5));
+        let note = format!("not simulated: fast_inference: vLLM holds {share} of the card beside what is answered");
+        run.notes.push(note);
     }
     run.reference();
-    let sentence = LOSSES.iter().rev().find(|(loss, _)| find(program, |name| name == *loss).is_some());
     let beside = Beside { tool: trl.as_ref().map(|_| "trl"), recipe: trl.as_deref(), without: &without, ..*beside };
     let format = if trl.is_some() { "TRL" } else { "TrainingArguments" };
     let mut content = Content::of_imported(import::read_as(format, &Value::Object(value), &beside)?);
-    if let Some((loss, task)) = sentence {
-        tree::set(&mut content.tree, "objective.kind", json!(task.name()));
-        // `CachedMultipleNegativesRankingLoss(model, scale, similarity_fct, mini_batch_size, …)`.
-        let cached = find(program, |name| name == *loss).filter(|_| *task == TaskKind::CachedMnrl);
-        if let Some(size) = cached.and_then(|call| argument(call, &["mini_batch_size", "3"])) {
-            if let Some(fault) = unknown("mini_batch_size", size) {
-                return Err(vec![fault]);
-            }
-            tree::set(&mut content.tree, "objective.mini_batch_size", size.clone());
-        }
-    } else if name(config).starts_with("SentenceTransformer") || name(config).starts_with("CrossEncoder") {
-        let known: Vec<&str> = LOSSES.iter().map(|(loss, _)| *loss).collect();
-        return Err(vec![
-            Fault::new("", "its loss is none that is simulated").or(format!("known are {}", known.join(", "))),
-        ]);
-    }
-    adapter(&mut run, &mut content)?;
-    quantisation(&mut run, &mut content)?;
+    let sentence = sentences::lay(program, config, &mut content)?;
+    adapters::adapter(&mut run, &mut content)?;
+    adapters::quantisation(&mut run, &mut content)?;
     if run.is_prepared() && tree::get(&content.tree, "quantization.scheme").is_some() {
         tree::set(&mut content.tree, "checkpointing", json!("full"));
     }
@@ -393,7 +405,7 @@ fn training(mut run: Run<'_>, at: usize, beside: &Beside<'_>) -> Result<Content,
     }
     if model_call.is_some_and(is_unsloth) {
         content.framework = Some("unsloth".into());
-    } else if (content.model.is_some() || content.config.is_some()) && sentence.is_none() {
+    } else if (content.model.is_some() || content.config.is_some()) && !sentence {
         content.auto_class = run.auto_class();
     }
     content.notes.append(&mut run.notes);
@@ -405,7 +417,9 @@ fn is_unsloth(call: &Call) -> bool {
 }
 
 fn is_sentence(call: &Call) -> bool {
-    ["SentenceTransformer", "CrossEncoder"].contains(&name(call))
+    let whole = call.get(CALL).and_then(Value::as_str).unwrap_or_default();
+    ["SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder"].contains(&name(call))
+        || whole.ends_with("SentenceTransformer.from_pretrained")
 }
 
 /// Whether a call loads a model, and no tokenizer.
@@ -445,134 +459,4 @@ fn length(program: &Program, model: Option<&Call>) -> Option<Value> {
     let cut = |call: &&Call| call.get("truncation").is_some_and(|is| *is == true || *is == "longest_first");
     let tokenised = program.calls.iter().find(cut).and_then(|call| argument(call, &["max_length"])).cloned();
     model.and_then(of).or(trainer).or(tokenised)
-}
-
-/// PEFT's configs, and Unsloth's `get_peft_model`.
-fn adapter(run: &mut Run<'_>, content: &mut Content) -> Result<(), Vec<Fault>> {
-    const KINDS: [(&str, &str); 8] = [
-        ("LoraConfig", "LORA"),
-        ("AdaLoraConfig", "ADALORA"),
-        ("IA3Config", "IA3"),
-        ("LoHaConfig", "LOHA"),
-        ("LoKrConfig", "LOKR"),
-        ("PromptTuningConfig", "PROMPT_TUNING"),
-        ("PrefixTuningConfig", "PREFIX_TUNING"),
-        ("VeraConfig", "VERA"),
-    ];
-    let program = run.program;
-    let kind = |call: &Call| {
-        let kind = KINDS.iter().find(|(class, _)| *class == name(call)).map(|(_, kind)| *kind);
-        kind.or_else(|| (name(call) == "get_peft_model" && call.contains_key("r")).then_some("LORA"))
-    };
-    let mut found = all(program, |call| kind(call).is_some());
-    found.retain(|at| name(&program.calls[*at]) == "get_peft_model" || run.counts(*at, &["peft_config"]));
-    let takes = |at: &usize| ["get_peft_model", "add_adapter"].contains(&name(&program.calls[*at]));
-    let taker = (0..program.calls.len()).find(takes).or(run.trainer);
-    let Some(at) = meant(program, &found, taker, &["peft_config", "1", "0"], run.without)? else { return Ok(()) };
-    run.say_if_unsure(at);
-    let call = &program.calls[at];
-    let Some(kind) = kind(call) else { return Ok(()) };
-    let unsloth = name(call) == "get_peft_model";
-    let mut object = json!({"peft_type": kind});
-    let mut faults = Vec::new();
-    for (key, value) in keywords(call) {
-        // How Unsloth recomputes, and what it takes beside PEFT's own.
-        let own = [
-            "use_gradient_checkpointing",
-            "random_state",
-            "max_seq_length",
-            "task_type",
-            "finetune_vision_layers",
-            "finetune_language_layers",
-            "finetune_attention_modules",
-            "finetune_mlp_modules",
-            "peft_config",
-            "model",
-        ];
-        if own.contains(&key.as_str()) {
-            continue;
-        }
-        // LoftQ and the like hold configs of their own: how weights start.
-        let harmless =
-            ["loftq_config", "init_lora_weights", "revision", "base_model_name_or_path", "lora_alpha", "alpha"];
-        match unknown(key, value).filter(|_| !harmless.contains(&key.as_str())) {
-            Some(fault) => faults.push(fault),
-            None if harmless.contains(&key.as_str()) && unknown(key, value).is_some() => {}
-            None => object[key] = value.clone(),
-        }
-    }
-    if unsloth && object.get("target_modules").is_none() {
-        // `_DEFAULT_TARGET_MODULES` of its models/llama.py.
-        object["target_modules"] = json!(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]);
-    }
-    if let Some(how) = call.get("use_gradient_checkpointing").filter(|_| unsloth) {
-        let (on, off) = (*how == true || *how == "unsloth" || *how == "true", *how == false);
-        if on || off {
-            tree::set(&mut content.tree, "checkpointing", json!(if on { "full" } else { "off" }));
-            tree::set(&mut content.tree, "checkpoints.offload", json!(*how == "unsloth"));
-        }
-    }
-    if !faults.is_empty() {
-        return Err(faults);
-    }
-    let read = Content::of_adapter(&object)?;
-    tree::lay(&mut content.tree, &read.tree);
-    Ok(())
-}
-
-/// `BitsAndBytesConfig`, or `load_in_4bit` where the model is loaded.
-fn quantisation(run: &mut Run<'_>, content: &mut Content) -> Result<(), Vec<Fault>> {
-    const KEY: &str = "quantization_config";
-    let (program, model) = (run.program, run.call(run.model));
-    let mut found = all(program, |call| name(call) == "BitsAndBytesConfig");
-    found.retain(|at| run.counts(*at, &[KEY]));
-    let config = meant(program, &found, run.model, &[KEY], run.without)?;
-    config.into_iter().for_each(|at| run.say_if_unsure(at));
-    let config = run.call(config);
-    let given = model.and_then(|call| argument(call, &[KEY])).filter(|_| !run.without.iter().any(|key| key == KEY));
-    match given.and_then(Value::as_object) {
-        Some(other) if python::words(&json!(other)).is_some() && config.is_none() => {
-            return Err(unknown(KEY, &json!(other)).into_iter().collect());
-        }
-        Some(other) if other.contains_key(CALL) && name(other) != "BitsAndBytesConfig" => {
-            let cure = match other.get("dequantize") {
-                Some(Value::Bool(true)) => "say it by --dequantize, and leave it out: --without quantization_config",
-                _ => "where the checkpoint itself is quantised, leave it out: --without quantization_config",
-            };
-            return Err(vec![Fault::unsupported("", format!("{KEY}: {}(…)", shown(other))).or(cure)]);
-        }
-        _ => {}
-    }
-    let Some(call) = config.or(model) else { return Ok(()) };
-    let unsloth = config.is_none() && is_unsloth(call);
-    let unread: Vec<Fault> =
-        ["load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"]
-            .iter()
-            .filter_map(|key| unknown(key, call.get(*key)?))
-            .collect();
-    if !unread.is_empty() {
-        return Err(unread);
-    }
-    let on = |key: &str| call.get(key) == Some(&json!(true));
-    if on("load_in_4bit") && on("load_in_8bit") {
-        return Err(vec![import::both("load_in_4bit", "load_in_8bit")]);
-    }
-    // Unsloth loads in 4 bits unless it is told otherwise (models/loader.py).
-    let usual = unsloth
-        && ["load_in_4bit", "load_in_8bit", "load_in_16bit", "full_finetuning"]
-            .iter()
-            .all(|key| call.get(*key).is_none());
-    let mut set = |place: &str, value: Value| tree::set(&mut content.tree, &format!("quantization.{place}"), value);
-    if on("load_in_8bit") {
-        set("scheme", json!("int8"));
-    } else if on("load_in_4bit") || usual {
-        // BitsAndBytesConfig's own are fp4 and one level of scales.
-        let kind =
-            call.get("bnb_4bit_quant_type").and_then(Value::as_str).unwrap_or(if unsloth { "nf4" } else { "fp4" });
-        set("scheme", json!(kind));
-        if !unsloth {
-            set("double", json!(on("bnb_4bit_use_double_quant")));
-        }
-    }
-    Ok(())
 }

@@ -18,7 +18,7 @@ pub(super) struct Run<'p> {
 }
 
 /// Optimizers by their classes; torch's step all parameters at once.
-const OPTIMIZERS: [(&str, &str); 22] = [
+pub(super) const OPTIMIZERS: [(&str, &str); 22] = [
     ("AdamW", "adamw"),
     ("Adam", "adam"),
     ("NAdam", "nadam"),

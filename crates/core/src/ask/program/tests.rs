@@ -255,3 +255,73 @@ fn an_engines_arguments_come_by_a_parser() {
     assert!(found.named.iter().any(|(key, _)| key == "enforce_eager"), "{:?}", found.named);
     assert!(found.notes.iter().any(|note| note.contains("kv_transfer_config")), "{:?}", found.notes);
 }
+
+#[test]
+fn loops_around_accelerate_are_read() {
+    let text = "MAX = 16\ndef train(config, args):\n    accelerator = Accelerator(mixed_precision=args.mixed_precision, gradient_accumulation_steps=2)\n    b = int(config['b'])\n    \
+                if b > MAX and accelerator.distributed_type != X:\n        b = MAX\n    loader = DataLoader(d, shuffle=True, batch_size=b)\n    other = DataLoader(e, batch_size=32)\n    \
+                model = AutoModelForSequenceClassification.from_pretrained('bert-base-cased')\n    optimizer = AdamW(params=model.parameters(), lr=1e-5)\n    model.eval()\n\
+                parser.add_argument('--mixed_precision', default='bf16')\nargs = parser.parse_args()\ntrain({'b': 12}, args)\n";
+    let content = answer(text).unwrap();
+    assert_eq!(content.model.as_deref(), Some("bert-base-cased"));
+    for (place, wanted) in [
+        ("batch.batch_size", json!(12)),
+        ("gradient_accumulation", json!(2)),
+        ("autocast", json!("bf16")),
+        ("optimizer.kind", json!("adamw")),
+        ("optimizer.implementation", json!("foreach")),
+        ("clip", json!(false)),
+    ] {
+        assert_eq!(tree::get(&content.tree, place), Some(&wanted), "{place}");
+    }
+    assert!(content.notes.iter().any(|note| note.contains("evaluation")), "{:?}", content.notes);
+    let sized = "a = Accelerator()\n@find_executable_batch_size(starting_batch_size=24)\ndef inner(batch_size):\n    DataLoader(d, shuffle=True, batch_size=batch_size)\n    \
+                 m = AutoModelForCausalLM.from_pretrained('gpt2')\n    SGD(m.parameters())\ninner()\n";
+    assert_eq!(at(sized, "batch.batch_size"), json!(24));
+    let mesh = "a = Accelerator(parallelism_config=ParallelismConfig(dp_shard_size=4, tp_size=2))\nDataLoader(d, batch_size=1)\nm = \
+                AutoModelForCausalLM.from_pretrained('gpt2')\nSGD(m.parameters())\n";
+    assert_eq!(at(mesh, "parallel.mesh"), json!({"dp_shard": 4, "tp": 2}));
+}
+
+#[test]
+fn losses_of_sentence_transformers_are_tasks() {
+    let text = |loss: &str| {
+        format!(
+            "name = sys.argv[1] if len(sys.argv) > 1 else 'bert-base-uncased'\nmodel = SentenceTransformer(name)\nloss = {loss}\nargs = \
+             SentenceTransformerTrainingArguments('o', per_device_train_batch_size=8, eval_strategy='steps')\nSentenceTransformerTrainer(model=model, args=args, loss=loss)\n"
+        )
+    };
+    for (loss, task) in [
+        ("MultipleNegativesRankingLoss(model)", "mnrl"),
+        ("CosineSimilarityLoss(model)", "mnrl"),
+        ("MatryoshkaLoss(model, CoSENTLoss(model), [64])", "mnrl"),
+        ("TripletLoss(model)", "triplet"),
+    ] {
+        let content = answer(&text(loss)).unwrap();
+        assert_eq!(tree::get(&content.tree, "objective.kind"), Some(&json!(task)), "{loss}");
+        assert_eq!(tree::get(&content.tree, "job.evaluation"), None);
+        assert_eq!(content.model.as_deref(), Some("bert-base-uncased"));
+    }
+    assert_eq!(at(&text("MarginMSELoss(model)"), "objective.texts"), json!(3));
+    for (loss, why) in [
+        ("AdaptiveLayerLoss(model, CoSENTLoss(model))", "every layer"),
+        ("BatchHardTripletLoss(model)", "none that is simulated"),
+    ] {
+        assert!(answer(&text(loss)).unwrap_err().contains(why), "{loss}");
+    }
+    // A sparse encoder is no plain fine-tuning of its model.
+    let sparse =
+        "m = SparseEncoder('bert-base-uncased')\nloss = SpladeLoss(m)\nargs = SparseEncoderTrainingArguments('o')\n";
+    assert!(answer(sparse).unwrap_err().contains("none that is simulated"));
+    let words = text("CoSENTLoss(model)").replace("SentenceTransformer(name)", "SentenceTransformer(modules=[BoW()])");
+    assert!(answer(&words).unwrap_err().contains("put together of modules"));
+}
+
+#[test]
+fn arguments_of_a_line_that_has_to_give_them_are_named() {
+    let text = "p.add_argument('--model', required=True)\np.add_argument('--dtype')\na = p.parse_args()\nllm = LLM(model=a.model, dtype=a.dtype)\n";
+    assert!(answer(text).unwrap_err().contains("an argument that its line has to give"));
+    let free = "p.set_defaults(model='gpt2')\np.add_argument('--max-tokens')\nargs = vars(p.parse_args())\nmax_tokens = args.pop('max_tokens')\nx = \
+                args.pop('unseen')\nLLM(**args)\n";
+    assert_eq!(answer(free).unwrap().model.as_deref(), Some("gpt2"));
+}

@@ -9,6 +9,13 @@ pub(super) fn draft(tool: &str, model: &str, config: &Value, plan: &Value) -> Re
     let mut draft = Draft::default();
     let spread = accelerate(plan, &mut draft.files);
     if tool == "accelerate" {
+        // One card is a file of accelerate's too.
+        if draft.files.is_empty() {
+            let compute = at(plan, "autocast").cloned().filter(|kind| !kind.is_null()).unwrap_or_else(|| json!("no"));
+            let file = json!({"compute_environment": "LOCAL_MACHINE", "num_machines": 1, "num_processes": 1,
+                "mixed_precision": compute, "distributed_type": "NO"});
+            draft.files.push(("accelerate.yaml".into(), file));
+        }
         return Ok(draft);
     }
     let word = task::word(tool, plan)?;

@@ -309,5 +309,10 @@ fn biases(plan: &LoraPlan, resolved: &Resolved, view: View<'_>) -> Vec<Parameter
             own.dedup();
             own
         }
+        LoraBias::Others => {
+            let adapted = resolved.modules.iter().flat_map(|id| &view.modules[id.0 as usize].parameters);
+            let weights: Vec<ParameterId> = adapted.copied().filter(|id| !is_bias(id)).collect();
+            ids.filter(|id| !weights.contains(id)).collect()
+        }
     }
 }

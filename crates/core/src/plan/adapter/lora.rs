@@ -85,6 +85,8 @@ pub enum LoraBias {
     All,
     /// Those of adapted modules.
     LoraOnly,
+    /// Everything that has no adapter, in its place: embeddings, norms, biases, the head (DeepSpeed-Chat's LoRA).
+    Others,
 }
 
 /// PEFT's `task_type`, where it matters.

@@ -27,8 +27,28 @@ const KEYS: &[Row] = &[
         "data_efficiency.* curriculum_learning.* progressive_layer_drop.*",
         Sense::Said("every token runs through every layer, which is more"),
     ),
-    Row("compression_training.*", Sense::Refused("leave it out, unless all of it is off")),
+    Row("torch_autocast.*", Sense::Said("what bf16 and fp16 say stands")),
+    Row("compression_training.*", Sense::Refused("another task: leave it out, unless all of it is off")),
 ];
+
+/// What stands in the place of optimizers that compress what cards tell each other (runtime/fp16/onebit/*.py).
+fn compressed(kind: &str) -> Option<&'static str> {
+    Some(match kind.to_lowercase().as_str() {
+        "onebitadam" => {
+            "Adam is simulated, which it is up to freeze_step; from there it keeps 4 bytes more of each parameter and 4 over \
+             the cards"
+        }
+        "zerooneadam" => {
+            "Adam is simulated; it keeps 8 bytes more of each parameter and 4 over the cards once it compresses"
+        }
+        "onebitlamb" => {
+            "LAMB is simulated, which it is up to freeze_step; from there it keeps 8 bytes more of each parameter and 4 over \
+             the cards"
+        }
+        "lamb" => "bitsandbytes' LAMB of 32 bits is simulated, with states as large",
+        _ => return None,
+    })
+}
 
 pub(super) fn read(value: &Value, _: &Beside<'_>) -> Result<Imported, Vec<Fault>> {
     let mut document = value.clone();
@@ -47,8 +67,13 @@ pub(super) fn read(value: &Value, _: &Beside<'_>) -> Result<Imported, Vec<Fault>
             "sgd" => Some("sgd"),
             "lion" | "fusedlion" => Some("lion"),
             "muon" => Some("muon"),
+            "lamb" | "onebitlamb" => Some("lamb"),
+            "onebitadam" | "zerooneadam" => Some("adamw"),
             _ => None,
         };
+        if let Some(instead) = compressed(kind) {
+            read.unsimulated.push(format!("optimizer.type: {kind}: {instead}"));
+        }
         match known {
             Some(name) => read.changes.push(("optimizer.kind".into(), json!(name))),
             None => {

@@ -34,6 +34,11 @@ const OTHERS: &[(Marks, &str, &str)] = &[
         "`vramcast calculate --config FILE` reads it",
     ),
     (
+        |file| file.contains_key("prompt_length") && file.contains_key("max_new_tokens"),
+        "a file of lengths for a benchmark of serving",
+        "give the line that serves",
+    ),
+    (
         |file| file.contains_key("kt_config") || file.contains_key("use_kt"),
         "a file of KTransformers, which keeps experts on the host",
         "it is not simulated",

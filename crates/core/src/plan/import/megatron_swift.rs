@@ -16,7 +16,7 @@ pub(super) const FORMAT: Format = Format {
 };
 
 const KEYS: &[Row] = &[
-    Row("model", Sense::Read("the model")),
+    Row("model mcore_model load", Sense::Read("the model")),
     Row("max_length", Sense::Read("batch.seq_len")),
     Row("tuner_type train_type lora_rank target_modules", Sense::Read("parallel.engine.megatron.lora")),
     Row("torch_dtype", Sense::Read("weights")),
@@ -28,7 +28,7 @@ const KEYS: &[Row] = &[
         Sense::Said("adapters are simulated as Megatron-Bridge's: rank and targets"),
     ),
     Row(
-        "mcore_model mcore_adapter* mcore_ref_* load_safetensors save_safetensors max_epochs num_train_epochs merge_lora \
+        "mcore_adapter* mcore_ref_* load_safetensors save_safetensors max_epochs num_train_epochs merge_lora \
          lazy_tokenize sequence_parallel_size warmup_* router_* linear_decoupled_in_proj",
         Sense::Harmless("where the model comes from, what is saved, the course of training"),
     ),
@@ -43,7 +43,10 @@ pub(super) fn is_marked(file: &Value) -> bool {
 
 pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<Fault>> {
     let mut reader = Reader::new(&FORMAT, value, beside);
-    let model = reader.text("model").map(str::to_owned);
+    // Megatron's own checkpoint, by its name: `Qwen3-8B-mcore`.
+    let stored = ["mcore_model", "load"].iter().find_map(|key| reader.text(key));
+    let stored = stored.map(|path| path.trim_end_matches('/').trim_end_matches("-mcore").to_owned());
+    let model = reader.text("model").map(str::to_owned).or(stored);
     // Its own defaults (megatron_args.py).
     let mut flat: Map<String, Value> = [
         ("micro_batch_size", json!(1)),

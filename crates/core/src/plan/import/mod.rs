@@ -198,7 +198,7 @@ pub fn read_as(title: &str, value: &Value, beside: &Beside<'_>) -> Result<Import
 }
 
 /// Arguments that only scripts of training have.
-const TRAINING: [&str; 27] = [
+const TRAINING: [&str; 26] = [
     "per_device_train_batch_size",
     "per_gpu_train_batch_size",
     "gradient_accumulation_steps",
@@ -218,7 +218,6 @@ const TRAINING: [&str; 27] = [
     "warmup_steps",
     "num_generations",
     "max_completion_length",
-    "output_dir",
     "max_steps",
     "logging_steps",
     "save_steps",

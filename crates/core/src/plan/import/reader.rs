@@ -142,7 +142,7 @@ impl<'a> Reader<'a> {
         let value = self.get(key)?;
         let whole = whole(value);
         if whole.is_none() {
-            self.faults.add(Fault::new("", format!("{key}: {} is not a whole number", table::shown(value))));
+            self.faults.add(not_whole(key, value));
         }
         whole
     }
@@ -207,6 +207,10 @@ impl<'a> Reader<'a> {
         match self.part(key)? {
             Value::String(name) => match (self.beside.open)(name) {
                 Ok(document) => Some(document),
+                Err(_) if name.contains('$') => {
+                    self.faults.add(open(key, name));
+                    None
+                }
                 Err(problem) => {
                     self.faults.add(Fault::new("", format!("{key}: {name}: {problem}")));
                     None
@@ -242,9 +246,7 @@ impl<'a> Reader<'a> {
                 }
                 Some(Sense::Whole(place)) => match whole(value) {
                     Some(number) => self.set(place, number),
-                    None => {
-                        self.faults.add(Fault::new("", format!("{key}: {} is not a whole number", table::shown(value))))
-                    }
+                    None => self.faults.add(not_whole(&key, value)),
                 },
                 Some(Sense::Said(instead)) => self.unsimulated.push(format!("{key}: {instead}")),
                 Some(Sense::Refused(why)) => {
@@ -297,6 +299,20 @@ fn decides(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
     let whole = ["lora", "qlora", "use_lora", "use_peft", "use_qlora", "lora_dim", "lora_r", "lora_rank", "quantize"];
     whole.contains(&key.as_str()) || ["load_in_", "_4bit", "_8bit"].iter().any(|part| key.contains(part))
+}
+
+fn not_whole(key: &str, value: &Value) -> Fault {
+    let shown = table::shown(value);
+    if shown.contains('$') {
+        return open(key, &shown);
+    }
+    Fault::new("", format!("{key}: {shown} is not a whole number"))
+}
+
+/// What a script leaves to its caller or to a run.
+fn open(key: &str, words: &str) -> Fault {
+    let problem = format!("{key}: {words}: the script's text does not tell it");
+    Fault::new("", problem).or("give the script's arguments behind its name: vramcast fit -- bash SCRIPT ARGUMENTS")
 }
 
 /// What a program computes, and its text does not tell.

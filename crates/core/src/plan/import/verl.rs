@@ -240,6 +240,11 @@ fn batch(reader: &mut Reader<'_>, plan: &mut Changes, shared: &Shared, (dynamic,
             (count, shared.length)
         }
     };
+    let tokens = count.saturating_mul(length);
+    let key = if dynamic { &rows.tokens } else { &rows.micro };
+    reader.notes.push(format!(
+        "{key}: {tokens} tokens go through the model at once ({count} x {length}), none of them padding"
+    ));
     plan.push(("batch.batch_size".into(), count.into()));
     plan.push(("batch.seq_len".into(), length.into()));
     // That gradients are summed over several counts, and how many do not.

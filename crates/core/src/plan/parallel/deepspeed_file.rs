@@ -24,7 +24,9 @@ pub struct DeepSpeedFile {
 }
 
 /// Keys that change no memory on the card or the host.
-const WITHOUT_EFFECT: [&str; 22] = [
+const WITHOUT_EFFECT: [&str; 23] = [
+    // No key of DeepSpeed's: it passes over those.
+    "cuda_visible_devices",
     "aio",
     "elasticity",
     "scheduler",
@@ -133,7 +135,19 @@ impl DeepSpeedFile {
                     self.notes.push(format!("not simulated: deepspeed {key}: {instead}"));
                 }
             }
-            "compression_training" if !any_on(value) => {}
+            "compression_training" | "quantize_training" if !any_on(value) => {}
+            // Its examples train a student beside its teacher (DeepSpeedExamples/compression).
+            "compression_training" | "quantize_training" if any_on(value) => {
+                let what = format!("deepspeed {key}, compression of a model: another task,");
+                return Err(vec![Fault::unsupported(key, what).or("leave it out, unless all of it is off")]);
+            }
+            // transformers' autocast is its own; DeepSpeed's is the same around its engine.
+            "torch_autocast" if value["enabled"] == true => {
+                let kind = value["dtype"].as_str().unwrap_or("torch.bfloat16");
+                self.notes
+                    .push(format!("not simulated: deepspeed torch_autocast: {kind} beside what bf16 and fp16 say"));
+            }
+            "torch_autocast" => {}
             "compile" if value.is_null() || *value == false || value["enabled"] == false => {}
             "compile" => self.notes.push("not simulated: deepspeed compile: what runs is eager".into()),
             _ if WITHOUT_EFFECT.contains(&key) || key.starts_with("_comment") => {}
@@ -219,6 +233,11 @@ fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Res
             faults.when(*value != *default, || unsupported(&place, value));
             continue;
         }
+        // transformers fills in three; whoever fills in others does not say how.
+        if *value == "auto" && !FILLED_IN.contains(&known) {
+            notes.push(format!("deepspeed {key}: auto is DeepSpeed's default here"));
+            continue;
+        }
         let read = match value {
             Value::String(text) if text == "auto" => match filled_in(known, hidden_size) {
                 Some(size) => {
@@ -241,14 +260,17 @@ fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Res
         .map_err(|error| vec![Fault::value("zero_optimization", error, "what is simulated")])
 }
 
+/// Sizes that transformers fills in.
+const FILLED_IN: [&str; 3] =
+    ["reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"];
+
 /// What transformers puts in place of `auto` (integrations/deepspeed.py).
 fn filled_in(key: &str, hidden_size: Option<u64>) -> Option<u64> {
     let hidden = hidden_size?;
     match key {
         "reduce_bucket_size" => Some(hidden.saturating_mul(hidden)),
         "stage3_prefetch_bucket_size" => Some(hidden.saturating_mul(hidden).saturating_mul(9) / 10),
-        "stage3_param_persistence_threshold" => Some(hidden.saturating_mul(10)),
-        _ => None,
+        _ => Some(hidden.saturating_mul(10)),
     }
 }
 
@@ -260,6 +282,10 @@ fn offload(key: &str, section: &Map<String, Value>) -> Result<Value, Vec<Fault>>
             if value.as_f64().is_some_and(|ratio| ratio < 1.0) {
                 return Err(vec![unsupported(&place, value)]);
             }
+            continue;
+        }
+        // Whoever fills it in does not say how: DeepSpeed's own stands.
+        if value == "auto" {
             continue;
         }
         let value = match value {
@@ -315,6 +341,21 @@ mod tests {
         assert_eq!((offload.buffer_count, offload.buffer_size), (Some(6), 100_000_000));
         assert!(file.notes.iter().any(|note| note.contains("partition_activations has no effect")));
         assert!(!file.notes.iter().any(|note| note.contains("cpu_checkpointing")));
+    }
+
+    #[test]
+    fn sizes_that_nobody_fills_in_are_deepspeeds_own() {
+        let document = json!({
+            "cuda_visible_devices": 0, "torch_autocast": {"enabled": true, "dtype": "torch.bfloat16"},
+            "zero_optimization": {"stage": 3, "stage3_max_live_parameters": "auto", "offload_param": {"device": "cpu", "buffer_size": "auto"}}
+        });
+        let file = DeepSpeedFile::read(&document, Some(64)).expect("it is read");
+        assert_eq!(file.engine.zero.stage3_max_live_parameters, 1_000_000_000);
+        assert!(file.notes.iter().any(|note| note.starts_with("not simulated: deepspeed torch_autocast")));
+        let compressed =
+            json!({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}});
+        let PlanError::Faults(faults) = DeepSpeedFile::read(&compressed, None).expect_err("refused") else { panic!() };
+        assert!(faults[0].to_string().contains("another task"));
     }
 
     #[test]

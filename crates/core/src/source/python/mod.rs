@@ -28,6 +28,9 @@ pub const UNKNOWN: &str = "?";
 /// The name of the calls that set variables of the environment: which, and to what.
 pub const ENVIRONMENT: &str = "os.environ";
 
+/// The name of the words of a program's line, among what it is given.
+pub const ARGUMENTS: &str = "sys.argv";
+
 /// The number of a call among those that are kept, in its value.
 const ID: &str = "#";
 
@@ -49,6 +52,8 @@ pub struct Program {
     pub links: Vec<Link>,
     /// Functions of the file that need no arguments, and what they return.
     pub functions: Vec<(String, Value)>,
+    /// Defaults of the arguments that it parses.
+    pub defaults: BTreeMap<String, Value>,
     /// What was taken although a run may have it otherwise: defaults of arguments and of the environment.
     pub notes: Vec<String>,
     /// Whether it is larger than what is followed.

@@ -237,6 +237,11 @@ impl Runner {
                 given = object.shift_remove(key.unwrap_or_default()).unwrap_or_default();
                 Some(Value::Object(object))
             }
+            // What was put in unseen is not known; without it the object is as it is.
+            (Value::Object(object), "pop") if key.is_some() => {
+                given = second.cloned().unwrap_or_else(|| unknown(format!("pop({})", key.unwrap_or_default())));
+                Some(Value::Object(object))
+            }
             (Value::Array(mut list), "append") if first.is_some() => {
                 list.extend(first.cloned());
                 Some(Value::Array(list))

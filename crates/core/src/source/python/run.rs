@@ -9,7 +9,7 @@ use super::classes::Class;
 use super::expression::{Reader, operate, truth};
 use super::names::{Doubt, Names, weight};
 use super::tokens::{Line, Token, closing, colon, parts};
-use super::{CALL, ID, Link, Program, called, unknown, words};
+use super::{ARGUMENTS, CALL, ID, Link, Program, called, unknown, words};
 
 /// How many lines a program may run (long ones count as several), how deep its functions may call each other, and how deep
 /// blocks may stand in each other.
@@ -20,6 +20,8 @@ const BLOCKS: usize = 100;
 struct Function {
     parameters: Vec<Token>,
     body: Vec<Line>,
+    /// What its first parameter is handed where a caller leaves it out (accelerate's `find_executable_batch_size`).
+    first: Option<Value>,
 }
 
 /// The state of a program.
@@ -46,6 +48,8 @@ pub(super) struct Runner {
     pub(super) given: Map<String, Value>,
     /// Defaults of arguments that the program parses.
     defaults: Names,
+    /// What the next function's first parameter is handed by what stands before it.
+    handed: Option<Value>,
     notes: Vec<String>,
     lines: usize,
     blocks: usize,
@@ -82,7 +86,8 @@ pub(super) fn program(lines: &[Line], given: &Map<String, Value>) -> Program {
     let links = links.collect();
     let calls = runner.calls.into_iter().map(|call| call.into_iter().map(|(key, value)| (key, bare(value))).collect());
     runner.notes.dedup();
-    Program { calls: calls.collect(), links, functions, notes: runner.notes, over: runner.over }
+    let defaults = runner.defaults.into_iter().collect();
+    Program { calls: calls.collect(), links, functions, defaults, notes: runner.notes, over: runner.over }
 }
 
 /// The numbers of the calls in a value.
@@ -253,10 +258,17 @@ impl Runner {
         if !self.functions.contains_key(&name) {
             self.order.push(name.clone());
         }
-        self.functions.insert(name, Rc::new(Function { parameters, body: body.to_vec() }));
+        let first = self.handed.take();
+        self.functions.insert(name, Rc::new(Function { parameters, body: body.to_vec(), first }));
     }
 
     fn statement(&mut self, tokens: &[Token]) {
+        if tokens.first().is_some_and(|token| token.is("@")) {
+            let value = self.values(&tokens[1..]);
+            let sized = called(&value).is_some_and(|name| name.ends_with("find_executable_batch_size"));
+            self.handed = value.get("starting_batch_size").filter(|_| sized).cloned();
+            return;
+        }
         let signs = parts(tokens, "=");
         if let [targets @ .., value] = signs.as_slice()
             && !targets.is_empty()
@@ -343,8 +355,14 @@ impl Runner {
                 return Some(given.clone());
             }
             let usual = self.defaults.get(name)?.clone();
-            self.notes.push(format!("args.{name}: its default is taken"));
+            if words(&usual).is_none() {
+                self.notes.push(format!("args.{name}: its default is taken"));
+            }
             return Some(usual);
+        }
+        // A program by itself is started without arguments.
+        if (words(value), name) == (Some("sys"), "argv") {
+            return Some(self.given.get(ARGUMENTS).cloned().unwrap_or_else(|| json!([""])));
         }
         if words(value).is_some() {
             return self.field(value, name);
@@ -426,11 +444,17 @@ impl Runner {
             return Value::Object(all.into_iter().collect());
         }
         if short == "add_argument" {
-            let usual = arguments.get("default").cloned().or_else(|| {
-                arguments.get("action").and_then(Value::as_str).map(|action| json!(action == "store_false"))
-            });
             let names = ["0", "1"].iter().filter_map(|at| arguments.get(*at)?.as_str());
-            if let (Some(usual), Some(name)) = (usual, names.max_by_key(|name| name.len())) {
+            let name = names.max_by_key(|name| name.len());
+            // An option that is not said and has no default is None; one that has to be said is not known.
+            let free = name.is_some_and(|name| name.starts_with('-'))
+                && arguments.get("required").is_none_or(|is| *is == false);
+            let usual = arguments.get("default").cloned().or_else(|| match arguments.get("action") {
+                Some(Value::String(action)) => Some(json!(action == "store_false")),
+                _ => free.then_some(Value::Null),
+            });
+            let due = || name.map(|name| unknown(format!("{name}, an argument that its line has to give,")));
+            if let (Some(usual), Some(name)) = (usual.or_else(due), name) {
                 self.defaults.insert(name.trim_start_matches('-').replace('-', "_"), usual);
             }
         }
@@ -509,6 +533,7 @@ impl Runner {
                 continue;
             };
             let given = arguments.get(&name).or_else(|| arguments.get(&at.to_string())).cloned();
+            let given = given.or_else(|| function.first.clone().filter(|_| at == 0));
             let usual = parts(parameter, "=").get(1).map(|tokens| self.values(tokens));
             let value = self.kept(given.or(usual).unwrap_or_else(|| unknown(name.clone())), &name);
             scope.insert(name, value);

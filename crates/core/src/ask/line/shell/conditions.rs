@@ -8,6 +8,10 @@ pub(super) fn outcome(words: &[String]) -> Option<bool> {
     let inner = match words.as_slice() {
         ["true"] => return Some(true),
         ["false"] => return Some(false),
+        // A card of NVIDIA's is what is simulated.
+        ["command", "-v", program, ..] | ["which", program, ..] if is_of_cards(program) => {
+            return Some(program.contains("nvidia"));
+        }
         ["[", inner @ .., "]"] | ["[[", inner @ .., "]]"] | ["test", inner @ ..] => inner,
         all => return all.iter().all(|word| assignment(word).is_some()).then_some(true),
     };
@@ -30,8 +34,13 @@ fn is(words: &[&str]) -> Option<bool> {
         [left, "-ge", right] => number(left)? >= number(right)?,
         [left, "-lt", right] => number(left)? < number(right)?,
         [left, "-le", right] => number(left)? <= number(right)?,
+        ["-d" | "-e" | "-f", path] if path.contains("rocm") => false,
         _ => return None,
     })
+}
+
+fn is_of_cards(program: &str) -> bool {
+    ["nvidia-smi", "rocm-smi", "rocminfo", "amd-smi", "npu-smi", "hl-smi"].contains(&program)
 }
 
 /// A word's value: what is not set is empty, and patterns and what commands would say are not known.

@@ -6,13 +6,16 @@
 //! | `words` | a line as words, and what stands for a `$` in it |
 //! | `sums` | whole numbers that a script computes |
 //! | `conditions` | `[ … ]` and its kin, as far as the text tells |
+//! | `branches` | `if`, `while` and `case`: which of their bodies run |
 
+mod branches;
 mod conditions;
 mod sums;
 mod words;
 
 use std::collections::BTreeMap;
 
+use branches::Branches;
 use words::{Join, Variables, joined, split, uncommented};
 
 /// What stands in a script.
@@ -28,12 +31,13 @@ pub struct Script {
 
 /// Lines of a script, each as its words.
 pub fn lines(text: &str) -> Vec<Vec<String>> {
-    script(text).lines
+    script(text, &[]).lines
 }
 
-/// A script.
-pub fn script(text: &str) -> Script {
+/// A script, and the arguments that it is called with.
+pub fn script(text: &str, given: &[String]) -> Script {
     let mut walk = Walk::default();
+    walk.hand(given);
     walk.commands(&logical(text), 0);
     // What is never called may be what a reader is after.
     let left: Vec<Vec<String>> =
@@ -65,6 +69,7 @@ struct Walk {
     variables: Variables,
     /// Bodies of functions, and whether they were called.
     functions: BTreeMap<String, (Vec<String>, bool)>,
+    branches: Branches,
     script: Script,
 }
 
@@ -80,10 +85,15 @@ impl Walk {
                 self.slurm(options);
                 continue;
             }
+            let ends = uncommented(line).trim_end().ends_with(";;");
+            let line = self.branches.pattern(uncommented(line)).unwrap_or(line);
+            let runs = self.branches.runs();
             if let Some(document) = document(line) {
                 let body: Vec<&str> =
                     rest.by_ref().take_while(|next| next.trim() != document.end).map(String::as_str).collect();
-                self.written(&document, &body, depth);
+                if runs {
+                    self.written(&document, &body, depth);
+                }
                 continue;
             }
             if let Some((name, head)) = function(line) {
@@ -91,7 +101,9 @@ impl Walk {
                 if head.is_none() {
                     body.extend(rest.by_ref().take_while(|next| !next.starts_with('}')).cloned());
                 }
-                self.functions.insert(name, (body, false));
+                if runs {
+                    self.functions.insert(name, (body, false));
+                }
                 continue;
             }
             if let Some((name, mut items)) = array(line) {
@@ -99,6 +111,9 @@ impl Walk {
                     let Some(next) = rest.next() else { break };
                     items.push(' ');
                     items.push_str(uncommented(next));
+                }
+                if !runs {
+                    continue;
                 }
                 let items = items.trim_end().trim_end_matches(')').to_owned();
                 let words: Vec<String> = split(&items, &self.variables).into_iter().flatten().collect();
@@ -111,6 +126,7 @@ impl Walk {
             // How the command before ended, where the text tells.
             let (mut well, mut said) = (None, String::new());
             for (join, words) in joined(line, &self.variables) {
+                let Some(words) = self.branches.turn(join, words) else { continue };
                 let left_out = matches!((join, well), (Join::And, Some(false)) | (Join::Or, Some(true)));
                 if left_out {
                     if conditions::names_unset(&said) {
@@ -122,16 +138,16 @@ impl Walk {
                 (well, said) = (conditions::outcome(&words), words.join(" "));
                 self.command(words, depth);
             }
+            if ends {
+                self.branches.end_of_pattern();
+            }
         }
     }
 
     /// One command: assignments are kept, functions are followed.
     fn command(&mut self, mut words: Vec<String>, depth: usize) {
-        // `if`, `{` and their kin stand before commands.
-        while words
-            .first()
-            .is_some_and(|word| ["{", "(", "if", "then", "else", "do", "!", "$"].contains(&word.as_str()))
-        {
+        // `{` and its kin stand before commands.
+        while words.first().is_some_and(|word| ["{", "(", "!", "$"].contains(&word.as_str())) {
             words.remove(0);
         }
         let Some(first) = words.first() else { return };
@@ -160,12 +176,11 @@ impl Walk {
             *called = true;
             let (body, given) = (body.clone(), words[1..].to_vec());
             let before = self.variables.clone();
-            for (at, word) in given.iter().enumerate() {
-                self.variables.insert((at + 1).to_string(), word.clone());
-            }
-            self.variables.insert("@".into(), given.join(" "));
+            let around = std::mem::take(&mut self.branches);
+            self.hand(&given);
             self.commands(&body, depth + 1);
             self.variables = before;
+            self.branches = around;
             return;
         }
         let assigned: Vec<(String, String)> = words.iter().map_while(|word| self.added(word)).collect();
@@ -176,9 +191,22 @@ impl Walk {
         }
     }
 
-    /// A variable; one that doubles itself line by line is not followed for ever.
+    /// Arguments of a script or a function.
+    fn hand(&mut self, given: &[String]) {
+        for (at, word) in given.iter().enumerate() {
+            self.variables.insert((at + 1).to_string(), word.clone());
+        }
+        self.variables.insert("#".into(), given.len().to_string());
+        if !given.is_empty() {
+            self.variables.insert("@".into(), given.join(" "));
+        }
+    }
+
+    /// A variable; one that doubles itself line by line is not followed for ever. What is not known does not take the place
+    /// of what is where only a run tells that it is set.
     fn keep(&mut self, name: String, value: String) {
-        if value.len() <= LONGEST_VALUE {
+        let lost = self.branches.doubts() && value.contains('$') && self.variables.contains_key(&name);
+        if value.len() <= LONGEST_VALUE && !lost {
             self.variables.insert(name, value);
         }
     }
@@ -234,7 +262,10 @@ impl Walk {
         if let Some(name) = &document.file {
             let name = words::expand(name, &self.variables);
             let text = body.iter().map(expand).collect::<Vec<_>>().join("\n");
-            self.script.files.insert(name, text);
+            // Of several branches of which a run takes one, the first.
+            if !self.branches.doubts() || !self.script.files.contains_key(&name) {
+                self.script.files.insert(name, text);
+            }
         } else if document.runs && depth < MOST_CALLS {
             self.commands(&logical(&body.join("\n")), depth + 1);
         }

@@ -41,7 +41,7 @@ fn functions_and_loops_are_followed() {
     assert_eq!(lines("run() { torchrun a.py \"$@\"; }\nrun --x 1\n"), [["torchrun", "a.py", "--x", "1"]]);
     assert_eq!(lines("function main {\n  torchrun a.py\n}\n"), [["torchrun", "a.py"]]);
     assert_eq!(lines("f() {\n f\n}\nf\n").len(), 1);
-    let found = script("for bs in 4 8; do\n  torchrun a.py --bs $bs\ndone\n");
+    let found = script("for bs in 4 8; do\n  torchrun a.py --bs $bs\ndone\n", &[]);
     assert_eq!(found.lines[0], ["torchrun", "a.py", "--bs", "4"]);
     assert!(found.notes[0].contains("bs goes through several values: 4 is taken"));
 }
@@ -49,7 +49,7 @@ fn functions_and_loops_are_followed() {
 #[test]
 fn files_that_a_script_writes_are_kept() {
     let text = "B=2\ncat > /tmp/a.yaml <<EOF\nbatch: $B\nname: \\$x\nEOF\ncat <<'E' > b.json\n{\"a\": \"$B\"}\nE\nsbatch <<EOT\n#SBATCH --nodes=2 --gres=gpu:a100:4\nsrun a.py --n $SLURM_NNODES\nEOT\n";
-    let found = script(text);
+    let found = script(text, &[]);
     assert_eq!(found.files["/tmp/a.yaml"], "batch: 2\nname: $x");
     assert_eq!(found.files["b.json"], "{\"a\": \"$B\"}");
     assert_eq!(found.lines.last().unwrap(), &["srun", "a.py", "--n", "2"]);
@@ -69,5 +69,29 @@ fn what_hangs_on_a_condition_runs_where_it_is_met() {
     ] {
         assert_eq!(lines(text).last().unwrap().join(" "), wanted, "{text}");
     }
-    assert!(script("[ -n \"$DEBUG\" ] && A=1\n").notes[0].contains("$DEBUG"));
+    assert!(script("[ -n \"$DEBUG\" ] && A=1\n", &[]).notes[0].contains("$DEBUG"));
+}
+
+#[test]
+fn branches_run_where_the_text_tells() {
+    for (text, wanted) in [
+        ("A=1\nif [ \"$A\" = 1 ]; then\n  B=2\nelse\n  B=3\nfi\nx $B\n", "x 2"),
+        ("A=5\nif [ $A -gt 8 ]; then B=1; elif [[ $A -gt 4 ]] && true; then B=2; else B=3; fi\nx $B\n", "x 2"),
+        (
+            "B=4\nwhile [[ $# -gt 0 ]]; do\n  case $1 in\n    --b)\n      B=\"$2\"\n      shift 2\n      ;;\n  esac\ndone\nx $B\n",
+            "x 4",
+        ),
+        ("M=qwen-7b\ncase \"$M\" in\n  *llama*) B=1 ;;\n  qwen*|other) B=2 ;;\n  *) B=3 ;;\nesac\nx $B\n", "x 2"),
+        // A value that only a run would tell does not take the place of one that is known.
+        ("G=1\nif nvidia-smi; then\n  G=$(nvidia-smi -L | wc -l)\nfi\nx $G\n", "x 1"),
+        ("if command -v rocm-smi || [[ -d /opt/rocm ]]; then A=amd; else A=cuda; fi\nx $A\n", "x cuda"),
+        // Arguments that are not given are nobody's choice.
+        ("if [ \"$1\" = a ]; then B=1; fi\nx $B\n", "x 1"),
+        ("A=()\nx --b \"${A[@]}\" 2\n", "x --b 2"),
+        ("D=0,1,3\nx $(echo $D | awk -F',' '{print NF}')\n", "x 3"),
+    ] {
+        assert_eq!(lines(text).last().unwrap().join(" "), wanted, "{text}");
+    }
+    let given = ["8".to_owned(), "b".to_owned()];
+    assert_eq!(script("N=$1\nif [ $# -eq 2 ]; then M=$2; fi\nx $N $M\n", &given).lines, [["x", "8", "b"]]);
 }

@@ -55,7 +55,9 @@ pub(super) fn joined(line: &str, variables: &Variables) -> Vec<(Join, Vec<String
                 } else {
                     word.push_str(&value);
                 }
-                started |= !value.is_empty();
+                // `"${NAME[@]}"` of an empty array is no word.
+                started =
+                    if apart && value.is_empty() && word.is_empty() { false } else { started || !value.is_empty() };
             }
             // `<path to image>`: a place that is still to be filled in.
             ('<', _) if open.is_none() && word.is_empty() && placeholder(letters.clone()) => {
@@ -171,6 +173,7 @@ fn variable(letters: &mut Peekable<Chars<'_>>) -> String {
             letters.next();
             name.push('@');
         }
+        Some('#') => name.extend(letters.next()),
         _ => {
             while let Some(letter) = letters.next_if(|letter| letter.is_ascii_alphanumeric() || *letter == '_') {
                 name.push(letter);
@@ -192,7 +195,7 @@ fn value_of(whole: &str, variables: &Variables, depth: usize) -> String {
         return variables.get(name).map_or_else(|| "$".into(), |items| items.split_whitespace().count().to_string());
     }
     let end = whole.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(whole.len());
-    let (name, how) = if whole == "@" { (whole, "") } else { whole.split_at(end) };
+    let (name, how) = if ["@", "#"].contains(&whole) { (whole, "") } else { whole.split_at(end) };
     let known = variables.get(name).cloned();
     let usual = [":-", ":=", "-", "="].iter().find_map(|sign| how.strip_prefix(sign));
     if let (None, Some(usual)) = (&known, usual) {
@@ -232,6 +235,10 @@ fn command(inner: &str, variables: &Variables) -> Option<String> {
         ("echo", []) => Some(text),
         // `echo $CUDA_VISIBLE_DEVICES | tr ',' '\n' | wc -l`
         ("echo", [.., last]) if last[0] == "wc" && text.contains(',') => Some(text.split(',').count().to_string()),
+        // `echo $CUDA_VISIBLE_DEVICES | awk -F',' '{print NF}'`
+        ("echo", [awk]) if awk[0] == "awk" && awk.iter().any(|word| word.contains("print NF")) => {
+            Some(text.split([',', ' ']).filter(|part| !part.is_empty()).count().to_string())
+        }
         ("basename", []) => first.get(1).map(|path| super::super::base(path).to_owned()),
         _ => None,
     }

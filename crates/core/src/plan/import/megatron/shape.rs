@@ -12,7 +12,13 @@ pub(super) fn config(reader: &mut Reader<'_>) -> Option<Value> {
     let layers = reader.number("num_layers")?;
     let hidden = reader.number("hidden_size")?;
     let heads = reader.number("num_attention_heads")?.max(1);
-    let vocabulary = vocabulary(reader)?;
+    let Some(vocabulary) = vocabulary(reader) else {
+        reader.notes.push(
+            "the line tells the model's sizes but not its vocabulary's: --vocab-size, or a tokenizer that is known"
+                .into(),
+        );
+        return None;
+    };
     let shared = reader.number("moe_shared_expert_intermediate_size").unwrap_or(0) > 0;
     // Layers that are not all alike.
     let dealt = reader.get("moe_layer_freq").is_some_and(|every| *every != 1);
@@ -93,9 +99,17 @@ fn vocabulary(reader: &mut Reader<'_>) -> Option<u64> {
     if let Some(size) = reader.number("padded_vocab_size").or_else(|| reader.number("vocab_size")) {
         return Some(size);
     }
-    let named = reader.text("tokenizer_model").and_then(catalogue::find);
-    match reader.text("tokenizer_type")? {
+    let named = reader.text("tokenizer_model").and_then(|name| {
+        // A folder or a file is known by its name.
+        let path = name.trim_end_matches('/').trim_end_matches("/tokenizer.model").trim_end_matches("/tokenizer.json");
+        catalogue::find(path).or_else(|| catalogue::find(catalogue::kin(path)?))
+    });
+    // The older way: GPT-2's two files.
+    let files = reader.has("vocab_file") && reader.has("merge_file");
+    match reader.text("tokenizer_type").or(files.then_some("GPT2BPETokenizer"))? {
         "GPT2BPETokenizer" => Some(50257),
+        "BertWordPieceLowerCase" => Some(30522),
+        "BertWordPieceCase" => Some(28996),
         "Llama2Tokenizer" => Some(32000),
         "Llama3Tokenizer" => Some(128_256),
         "TikTokenizer" => Some(131_072),
