@@ -206,8 +206,6 @@ fn questions_on_one_card() {
             &["--gradient-accumulation"],
         ),
         ("plan llama3.2-3b --seq-len 8192 --gpu a100-80gb --keep full", 1, &["--gradient-checkpointing", "--liger"]),
-        // bitsandbytes leaves fused experts alone, and what is not quantised is widened, unless one says otherwise.
-        ("plan qwen3-30b-a3b --seq-len 4096 --gpu rtx4090", 1, &["--qlora --quantize-moe-experts --no-prepare-kbit"]),
     ]);
     // A question that cannot run at all says why.
     vramcast(&words("plan qwen3-30b-a3b --qlora --gpu rtx4090")).code(2);
@@ -215,8 +213,10 @@ fn questions_on_one_card() {
 
 #[test]
 #[ignore = "second ring: minutes"]
-fn questions_on_many_cards() {
+fn larger_questions() {
     answers(&[
+        // bitsandbytes leaves fused experts alone, and what is not quantised is widened, unless one says otherwise.
+        ("plan qwen3-30b-a3b --seq-len 4096 --gpu rtx4090", 1, &["--qlora --quantize-moe-experts --no-prepare-kbit"]),
         ("plan llama3-70b --gpu h100 --gpus 8 --keep full", 8, &["--gradient-checkpointing", "--zero 3 --offload"]),
         ("plan llama3-70b --gpu h100 --gpus 8 --nodes 8 --keep full", 64, &["fsdp2"]),
         ("plan llama3-405b --engine megatron --gpu h100 --gpus 8 --nodes 32 --keep full", 256, &["--tp 8"]),
