@@ -154,6 +154,22 @@ fn cases(count: u32) -> TestRunner {
 
 #[test]
 fn random_plans() {
+    plans(50);
+}
+
+#[test]
+fn random_configs() {
+    configs(50);
+}
+
+#[test]
+#[ignore = "second ring: minutes"]
+fn many_random_plans_and_configs() {
+    plans(150);
+    configs(150);
+}
+
+fn plans(count: u32) {
     let server = Server::start(&["--rate", "0", "--timeout", "1"]);
     for (kind, path) in [("train", "/train"), ("infer", "/infer")] {
         let schema = server.get(&format!("/api/v1/schema/{kind}")).document();
@@ -165,16 +181,15 @@ fn random_plans() {
             "google-t5/t5-base",
             "FacebookAI/roberta-base",
         ]);
-        cases(150)
+        cases(count)
             .run(&(model, plan), |(model, plan)| holds(&server, path, &json!({"model": model, "plan": plan})))
             .unwrap();
     }
 }
 
-#[test]
-fn random_configs() {
+fn configs(count: u32) {
     let server = Server::start(&["--rate", "0", "--timeout", "1"]);
-    cases(150)
+    cases(count)
         .run(&config(), |config| {
             holds(&server, "/train", &json!({"config": config}))?;
             holds(&server, "/infer", &json!({"config": config, "plan": {"new_tokens": 3}}))?;
