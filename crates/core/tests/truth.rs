@@ -7,10 +7,6 @@ mod recorded;
 
 use std::sync::LazyLock;
 
-// As the program's: a tenth of the time is allocations.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 use recorded::{Recorded, path};
 use vramcast_core::report::coverage::Coverage;
 use vramcast_core::verify::limits::{self, Limits};
