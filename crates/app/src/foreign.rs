@@ -1,6 +1,6 @@
 //! Readers of foreign bytes, each by itself: what `fuzz/` runs. Nothing else uses them from here.
 
-use crate::ask::{files, job};
+use crate::ask::{data, files, job};
 use crate::failure::Door;
 use crate::rehearse;
 
@@ -18,6 +18,11 @@ pub fn job(text: &str) -> (bool, usize) {
 /// Lengths of samples.
 pub fn lengths(text: &str) -> Result<String, String> {
     files::lengths_of(text.to_owned(), "lengths").map_err(|failure| failure.message(Door::CommandLine))
+}
+
+/// Rows of a data file by a `tokenizer.json` and the config beside it, with its chat template: tokens of each, prompts apart.
+pub fn samples(tokenizer: &[u8], config: &serde_json::Value, rows: &str) -> Result<Vec<[u64; 2]>, String> {
+    data::of_bytes(tokenizer, config, rows)
 }
 
 /// A rehearsal's journal: how many of its lines are understood.

@@ -194,20 +194,12 @@ fn answers(questions: &[(&str, u64, &[&str])]) {
 #[test]
 fn questions_on_one_card() {
     answers(&[
-        (
-            "plan llama3-8b --gpu rtx4090",
-            1,
-            &["--lora --gradient-checkpointing", "--qlora", "--optimizer-in-backward 8bit"],
-        ),
         ("plan phi-2 --batch-size 16 --gpu a100-80gb", 16, &["--gradient-accumulation"]),
         (
             "plan google-bert/bert-large-uncased --batch-size 32 --seq-len 512 --gpu t4",
             32,
             &["--gradient-accumulation"],
         ),
-        ("plan llama3.2-3b --seq-len 8192 --gpu a100-80gb --keep full", 1, &["--gradient-checkpointing", "--liger"]),
-        // bitsandbytes leaves fused experts alone, and what is not quantised is widened, unless one says otherwise.
-        ("plan qwen3-30b-a3b --seq-len 4096 --gpu rtx4090", 1, &["--qlora --quantize-moe-experts --no-prepare-kbit"]),
     ]);
     // A question that cannot run at all says why.
     vramcast(&words("plan qwen3-30b-a3b --qlora --gpu rtx4090")).code(2);
@@ -215,8 +207,16 @@ fn questions_on_one_card() {
 
 #[test]
 #[ignore = "second ring: minutes"]
-fn questions_on_many_cards() {
+fn larger_questions() {
     answers(&[
+        (
+            "plan llama3-8b --gpu rtx4090",
+            1,
+            &["--lora --gradient-checkpointing", "--qlora", "--optimizer-in-backward 8bit"],
+        ),
+        ("plan llama3.2-3b --seq-len 8192 --gpu a100-80gb --keep full", 1, &["--gradient-checkpointing", "--liger"]),
+        // bitsandbytes leaves fused experts alone, and what is not quantised is widened, unless one says otherwise.
+        ("plan qwen3-30b-a3b --seq-len 4096 --gpu rtx4090", 1, &["--qlora --quantize-moe-experts --no-prepare-kbit"]),
         ("plan llama3-70b --gpu h100 --gpus 8 --keep full", 8, &["--gradient-checkpointing", "--zero 3 --offload"]),
         ("plan llama3-70b --gpu h100 --gpus 8 --nodes 8 --keep full", 64, &["fsdp2"]),
         ("plan llama3-405b --engine megatron --gpu h100 --gpus 8 --nodes 32 --keep full", 256, &["--tp 8"]),

@@ -69,7 +69,9 @@ const DOORS: [&str; 7] = [
 
 #[test]
 fn unknown_models_are_refused_at_every_door() {
-    let place = Place::new(&[("x.json", mixture()), ("p.json", json!({"assume": "decoder"}))]);
+    let mut small = mixture();
+    small["num_hidden_layers"] = json!(4);
+    let place = Place::new(&[("x.json", small), ("large.json", mixture()), ("p.json", json!({"assume": "decoder"}))]);
     for door in DOORS {
         let said = place.refused(&format!("{door} x.json"));
         assert!(said.contains("minimax_x is not known") && said.contains("--assume decoder"), "{door}: {said}");
@@ -77,7 +79,8 @@ fn unknown_models_are_refused_at_every_door() {
         assert!(answer.contains("minimax_x is not known") && answer.contains("guess"), "{door}: {answer}");
     }
     assert!(place.refused("inspect x.json").contains("minimax_x"));
-    let report: Value = serde_json::from_str(&place.answered("train x.json --plan p.json --json")).unwrap();
+    let report: Value =
+        serde_json::from_str(&place.answered("train large.json --plan p.json --json --no-suggestions")).unwrap();
     assert!(report["model"]["parameters"].as_u64() > Some(435_000_000_000), "{}", report["model"]);
     assert_eq!(report["plan"]["train"]["assume"], "decoder");
 }

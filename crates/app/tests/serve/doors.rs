@@ -156,10 +156,10 @@ fn with_task(task: &str, settings: &Value) -> Value {
 /// Ways to write a plan down and give it again.
 const FORMS: [&str; 5] = ["a plan file", "command", "yaml", "a report", "toml"];
 
-/// The three doors for every kind; of the ways to write it down two, in turn, so that each meets many kinds.
+/// The three doors for every kind; of the ways to write it down one, in turn, so that each meets many kinds.
 #[test]
 fn every_door_gives_the_same_document() {
-    doors(|turn| [turn, turn + 1].map(|at| FORMS[at % FORMS.len()]).to_vec());
+    doors(|turn| vec![FORMS[turn % FORMS.len()]]);
 }
 
 #[test]

@@ -127,7 +127,7 @@ fn too_many_requests() {
 /// A few bytes that ask for billions of operations get an answer, soon, and leave the server as it was.
 #[test]
 fn large_questions_end() {
-    let server = Server::start(&["--timeout", "5", "--concurrency", "2"]);
+    let server = Server::start(&["--timeout", "1", "--concurrency", "2"]);
     let small = |layers: u64| {
         json!({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": layers, "num_attention_heads": 4,
             "vocab_size": 100, "intermediate_size": 64})

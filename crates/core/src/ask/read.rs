@@ -67,7 +67,7 @@ pub fn read(row: &Setting, given: &Given) -> Result<Value, Fault> {
         (_, None) => Err(needs()),
         (Kind::Whole, Some(text)) => match whole(text) {
             Some(number) => Ok(tree::of(row.path, json!(number))),
-            None => Err(expected(text, "a whole number")),
+            None => Err(expected(text, "a whole number, in digits alone (4096, 4_096) or thousands (4k)")),
         },
         (Kind::Real, Some(text)) => match text.parse::<f64>() {
             Ok(number) if number.is_finite() => Ok(tree::of(row.path, json!(number))),
@@ -148,7 +148,18 @@ mod tests {
         assert_eq!(tree_of("attention", "flash_attention_2"), Ok(json!({"attention": "flash2"})));
         assert_eq!(tree_of("drop-outputs", "true"), Ok(json!({"keep_outputs": false})));
         assert_eq!(tree_of("lora", "false"), Ok(json!({})));
-        assert_eq!(tree_of("seq-len", "long"), Err("batch.seq_len: long is not a whole number".into()));
+        assert_eq!(
+            tree_of("seq-len", "long"),
+            Err("batch.seq_len: long is not a whole number, in digits alone (4096, 4_096) or thousands (4k)".into())
+        );
+        for (text, bytes) in
+            [("8", 8 << 30), ("23.5GiB", 47 << 29), ("24GB", 24_000_000_000_u64), ("512 MiB", 512 << 20)]
+        {
+            assert_eq!(tree_of("memory-limit", text), Ok(json!({"job": {"memory_limit": bytes}})), "{text}");
+        }
+        assert!(["0", "-1", "nan", "8 apples"].iter().all(|text| tree_of("memory-limit", text).is_err()));
+        // Two lengths or one: nobody can tell.
+        assert!(tree_of("seq-len", "4,096").is_err());
         assert!(tree_of("gradient-checkpointing", "sometimes").is_err());
         assert_eq!(tree_of("torch-compile", "true"), Ok(json!({"torch_compile": "model"})));
     }

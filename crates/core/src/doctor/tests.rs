@@ -28,6 +28,8 @@ fn torch_of_all_versions() {
     assert_eq!(cause("RuntimeError: CUDA error: out of memory"), Some(Cause::TooMuch));
     let huge = "CUDA out of memory. Tried to allocate 256.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 60.00 GiB is free.";
     assert!(diagnose(huge)[0].because.contains("one tensor"));
+    let short = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB of which 1.00 GiB is free.";
+    assert!(diagnose(short)[0].because.contains("tensors hold an unknown part"));
 }
 
 #[test]

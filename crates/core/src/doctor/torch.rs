@@ -228,10 +228,11 @@ impl Message {
                 ),
             );
         }
-        said(
-            Cause::TooMuch,
-            format!("tensors hold {} of {}, and {} more were asked for", gib(allocated), gib(total), gib(asked)),
-        )
+        let held = match self.allocated {
+            Some(held) => format!("tensors hold {} of {}", gib(held), gib(total)),
+            None => format!("the card has {}, of which tensors hold an unknown part", gib(total)),
+        };
+        said(Cause::TooMuch, format!("{held}, and {} more were asked for", gib(asked)))
     }
 }
 

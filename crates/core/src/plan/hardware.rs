@@ -101,6 +101,19 @@ impl Gpus {
         if let Some(row) = self.0.iter().find(known) {
             return Ok(row.card());
         }
+        // As people say it: 2x4090, 4090 x2.
+        let cross = |c: char| matches!(c, 'x' | 'X' | '×' | '*');
+        let counted =
+            name.split_once(cross).into_iter().chain(name.rsplit_once(cross).map(|(card, count)| (count, card)));
+        for (count, card) in counted {
+            if let (Ok(count), Ok(card)) = (count.trim().parse::<u64>(), self.find(card)) {
+                return Err(PlanError::BadValue {
+                    key: "gpu".into(),
+                    value: name.into(),
+                    expected: format!("the name of one card ({}); so many are --gpus {count}", card.name),
+                });
+            }
+        }
         let near: Vec<&str> = self
             .0
             .iter()
@@ -274,6 +287,12 @@ mod tests {
         assert_eq!(cards.find("RTX-4090").unwrap().name, "RTX 4090");
         assert!(cards.all().all(|card| card.memory > 1 << 30));
         assert!(cards.find("rtx 409").unwrap_err().to_string().contains("did you mean"));
+        for (name, card, count) in
+            [("2x4090", "RTX 4090", 2), ("H100 x8", "H100-80GB", 8), ("16 × a100-80gb", "A100-80GB", 16)]
+        {
+            let said = cards.find(name).unwrap_err().to_string();
+            assert!(said.contains(&format!("({card}); so many are --gpus {count}")), "{said}");
+        }
     }
 
     #[test]

@@ -33,15 +33,17 @@ impl Chat {
             true => Some(String::from_utf8_lossy(&files::bytes(&file, MOST_BYTES)?).into_owned()),
             false => None,
         };
+        Ok(Self::of(&config, own))
+    }
+
+    /// What a `tokenizer_config.json` says, and a template of its own beside it.
+    pub(super) fn of(config: &Value, own: Option<String>) -> Self {
         let token = |key: &str| match &config[key] {
             Value::String(token) => token.clone(),
             other => other["content"].as_str().unwrap_or_default().to_owned(),
         };
-        Ok(Self {
-            template: own.or_else(|| template(&config["chat_template"])),
-            begin: token("bos_token"),
-            end: token("eos_token"),
-        })
+        let template = own.or_else(|| template(&config["chat_template"]));
+        Self { template, begin: token("bos_token"), end: token("eos_token") }
     }
 
     /// Whether a text ends with the token of the end.

@@ -112,6 +112,13 @@ fn rows(text: &str) -> Result<Vec<Value>, String> {
     lines.map(|(at, line)| serde_json::from_str(line).map_err(|error| format!("line {}: {error}", at + 1))).collect()
 }
 
+/// Rows of a text by a tokenizer and the config beside it, none of them in a file: what `fuzz/` runs.
+pub(crate) fn of_bytes(tokenizer: &[u8], config: &Value, text: &str) -> Result<Vec<[u64; 2]>, String> {
+    let rows = rows(text)?;
+    let texts: Vec<Text<'_>> = rows.iter().map(Text::of).collect::<Result<_, _>>()?;
+    Reader::of(tokenizer.to_vec(), Chat::of(config, None))?.lengths(&texts)
+}
+
 /// A tokenizer, and how it writes a chat.
 struct Reader {
     tokenizer: Option<Tokenizer>,
@@ -123,11 +130,14 @@ impl Reader {
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let failed = |what: String| Failure::bad_input(format!("{}: {what}", file.display()));
         let bytes = files::bytes(&file, MOST_TOKENIZER)?;
-        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| failed(format!("no tokenizer: {error}")))?;
+        Self::of(bytes, Chat::beside(&file)?).map_err(failed)
+    }
+
+    fn of(tokenizer: Vec<u8>, chat: Chat) -> Result<Self, String> {
+        let mut tokenizer = Tokenizer::from_bytes(tokenizer).map_err(|error| format!("no tokenizer: {error}"))?;
         // What a tokenizer is told for inference is not how data is counted.
         tokenizer.with_padding(None);
-        tokenizer.with_truncation(None).map_err(|error| failed(error.to_string()))?;
-        let chat = Chat::beside(&file)?;
+        tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
         Ok(Self { tokenizer: Some(tokenizer), chat: Some(chat) })
     }
 

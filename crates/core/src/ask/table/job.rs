@@ -6,6 +6,7 @@ use crate::ask::runner::{Runner, Scope};
 use crate::ask::setting::{Kind, Setting, Spelling, Topic, setting};
 use crate::ask::tree;
 use crate::plan::job::Lengths;
+use crate::units::Bytes;
 
 /// One card, or many that each see batches of their own.
 const DEALT: Scope = Scope::ONE_CARD.and(Scope::DDP).and(Scope::FSDP).and(Runner::Deepspeed.alone());
@@ -113,7 +114,7 @@ pub(super) const ROWS: &[Setting] = &[
         .example("--device-map cpu --from-pretrained"),
     job("job.merge", "merge", Kind::Switch, "Merge an adapter into the weights (merge_and_unload) instead of training it")
         .example("--merge --lora"),
-    dealt("job.memory_limit", "memory-limit", Kind::Spelled(LIMIT), "The most that torch's allocator may take (set_per_process_memory_fraction), in GiB")
+    dealt("job.memory_limit", "memory-limit", Kind::Spelled(LIMIT), "The most that torch's allocator may take (set_per_process_memory_fraction): GiB, or a size with its unit")
         .value("GIB")
         .from("what the card has left")
         .example("--memory-limit 8"),
@@ -140,9 +141,13 @@ const LENGTHS: Spelling = Spelling {
 const LIMIT: Spelling = Spelling {
     words: &[],
     bare: None,
-    read: |text| match text.trim().trim_end_matches("GiB").trim().parse::<f64>() {
-        Ok(gib) if gib > 0.0 && gib < 1e6 => Ok(tree::of("job.memory_limit", json!((gib * f64::from(1 << 30)) as u64))),
-        _ => Err("a number of GiB, such as 70 or 23.5".into()),
+    read: |text| {
+        let bare = |gib: f64| Some((gib * f64::from(1 << 30)) as u64);
+        let bytes = text.trim().parse().map_or_else(|_| text.parse().ok().map(Bytes::get), bare);
+        match bytes.filter(|bytes| (1..1 << 50).contains(bytes)) {
+            Some(bytes) => Ok(tree::of("job.memory_limit", json!(bytes))),
+            None => Err("a size: 23.5 and 23.5GiB are the same, 24GB is 22.35 GiB".into()),
+        }
     },
     write: |plan| {
         let bytes = tree::get(plan, "job.memory_limit")?.as_u64()?;
