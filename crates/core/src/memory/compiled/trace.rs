@@ -202,7 +202,9 @@ impl Tracer<'_> {
                 one(self.graph.with_rule(Kind::Kept("embedding"), &[table, ids], shape, dtype, rule))
             }
             Op::Linear { weight, bias, layout } => {
-                let (weight, x) = (self.parameter(*weight)?, input(0)?);
+                let (stored, x) = (self.parameter(*weight)?, input(0)?);
+                let weight =
+                    self.graph.unpacked(stored, [shape.last(), self.graph.shape(x).last()], self.around.weights);
                 let bias = bias.map(|bias| self.parameter(bias)).transpose()?;
                 let result = self.linear(x, (weight, bias, *layout), shape)?;
                 one(self.adapted(x, result, shape)?)

@@ -184,7 +184,10 @@ impl Runner {
 
     fn tensor_of(&self, frames: &Frames, source: Source) -> Option<Tensor> {
         match source {
-            Source::Parameter(id) => Some(self.parameter(id).clone()),
+            Source::Parameter(id) => match self.wrapped.quantised.get(&id) {
+                Some(matrix) => matrix.parts.first().cloned(),
+                None => Some(self.parameter(id).clone()),
+            },
             Source::Lora(module, place) => {
                 let lora = self.wrapped.lora.get(&module)?;
                 Some(if place == 0 { lora.first.clone() } else { lora.second.clone() })
