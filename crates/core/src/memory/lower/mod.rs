@@ -275,7 +275,7 @@ impl Runner {
                 }
                 Step::Enter(module) if self.settings.compile.is_some() && self.kind(*module) == ModuleKind::Layer => {
                     self.enter(torch, frames, *module, at);
-                    self.run_compiled(torch, frames, at + 1..self.exits[at], false);
+                    self.run_compiled_layer(torch, frames, at + 1..self.exits[at]);
                     at = self.exits[at];
                     continue;
                 }

@@ -10,7 +10,7 @@ use crate::model::Family;
 use crate::model::blocks::{attention, head, read};
 use crate::model::facts::Facts;
 use crate::model::op::{Activation, Attention, EagerStyle, Input, Norm};
-use crate::model::{Config, Graph, ModelError, Task, Value};
+use crate::model::{Breaks, Config, Graph, ModelError, Task, Value};
 
 /// torchtune.
 pub const FAMILY: Family = Family { name: "torchtune", model_types: &["torchtune"], facts: Facts::DEFAULT, build };
@@ -147,6 +147,7 @@ fn rotated(g: &mut Graph, x: &Value, rope: &Value) -> Value {
 
 fn build(c: &Config<'_>, _: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = TransformerDecoder::read(c)?;
+    g.breaks = Breaks::Attention;
     let ids = g.input(Input::Tokens, [g.inputs.batch, g.inputs.seq]);
     let mut hidden = g.embedding("tok_embeddings", &ids, model.vocabulary, model.embedding);
     let positions = model.positions.max(g.inputs.seq);
@@ -162,6 +163,6 @@ fn build(c: &Config<'_>, _: Task, g: &mut Graph) -> Result<(), ModelError> {
     }
     hidden = g.norm("norm", &hidden, Norm::Rms, false);
     let tied = if model.tied { g.find("tok_embeddings.weight") } else { None };
-    head::causal_lm_head_named(g, "output", hidden, model.vocabulary, tied, false, |_, logits| logits);
+    head::causal_lm_head_named(g, "output", hidden, model.vocabulary, tied, false, |g, logits| g.float(&logits));
     Ok(())
 }
