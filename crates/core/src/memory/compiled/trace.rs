@@ -256,6 +256,11 @@ impl Tracer<'_> {
                 one(g.node(Kind::Pointwise("of each"), &inputs, shape, dtype))
             }
             Op::Index if g.shape(input(1)?).elements() == 1 => one(g.gathered(input(0)?, input(1)?, shape)),
+            // `aten.index`, which is not on the list of what may be computed again.
+            Op::Index if !g.needs[input(0)? as usize] => {
+                let (table, ids) = (input(0)?, input(1)?);
+                one(g.node(Kind::Kept("index"), &[table, ids], shape, g.dtype(table)))
+            }
             Op::Cache(_) => Ok(taken.to_vec()),
             Op::Attention(spec) => {
                 one(self.attention(spec, [input(0)?, input(1)?, input(2)?], taken.get(3).copied().flatten())?)

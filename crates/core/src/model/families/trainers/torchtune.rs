@@ -15,6 +15,9 @@ use crate::model::{Breaks, Config, Graph, ModelError, Task, Value};
 /// torchtune.
 pub const FAMILY: Family = Family { name: "torchtune", model_types: &["torchtune"], facts: Facts::DEFAULT, build };
 
+/// Angles of all positions, and the positions of the batch.
+type Table<'a> = (&'a Value, &'a Value);
+
 struct TransformerDecoder {
     vocabulary: u64,
     layers: u64,
@@ -57,7 +60,7 @@ impl TransformerDecoder {
         })
     }
 
-    fn layer(&self, g: &mut Graph, x: &Value, rope: &Value) -> Value {
+    fn layer(&self, g: &mut Graph, x: &Value, rope: Table<'_>) -> Value {
         let attended = {
             let normed = g.norm("sa_norm", x, Norm::Rms, false);
             g.module("attn", |g| self.attention(g, &normed, rope))
@@ -82,7 +85,7 @@ impl TransformerDecoder {
         g.linear("w2", &hidden, self.embedding, false)
     }
 
-    fn attention(&self, g: &mut Graph, x: &Value, rope: &Value) -> Value {
+    fn attention(&self, g: &mut Graph, x: &Value, rope: Table<'_>) -> Value {
         let (batch, seq, dim) = (x.size(0), x.size(1), self.head_dim);
         let heads = |g: &mut Graph, x: Value, count: u64| g.view(&x, [batch, seq, count, dim]);
         let mut query = g.linear("q_proj", x, self.heads * dim, self.bias);
@@ -120,15 +123,16 @@ impl TransformerDecoder {
 }
 
 /// Pairs of neighbours turned in fp32, joined again, cast back.
-fn rotated(g: &mut Graph, x: &Value, rope: &Value) -> Value {
+fn rotated(g: &mut Graph, x: &Value, rope: Table<'_>) -> Value {
     let (batch, seq, heads, half) = (x.size(0), x.size(1), x.size(2), x.size(3) / 2);
     let pairs = {
         let wide = g.float(x);
         g.reshape(&wide, [batch, seq, heads, half, 2])
     };
-    let table = g.slice(rope, 0, 0, seq);
-    let table = g.slice(&table, 1, 0, 2 * half);
-    let table = g.view(&table, [1, seq, 1, half, 2]);
+    // Packed samples come with positions.
+    let table = g.index(rope.0, rope.1);
+    let table = g.slice(&table, 2, 0, 2 * half);
+    let table = g.view(&table, [batch, seq, 1, half, 2]);
     let (cosine, sine) = (g.select(&table, 4, 0), g.select(&table, 4, 1));
     let (first, second) = (g.select(&pairs, 4, 0), g.select(&pairs, 4, 1));
     let real = {
@@ -157,8 +161,9 @@ fn build(c: &Config<'_>, _: Task, g: &mut Graph) -> Result<(), ModelError> {
             g.held(&format!("layers.{layer}.attn.pos_embeddings.cache"), [positions, model.angles], DType::F32)
         })
         .collect();
+    let positions = g.input(Input::Positions, [g.inputs.batch, g.inputs.seq]);
     for index in 0..model.layers {
-        let rope = &ropes[index as usize % ropes.len()];
+        let rope = (&ropes[index as usize % ropes.len()], &positions);
         hidden = g.layer("layers", index, |g| model.layer(g, &hidden, rope));
     }
     hidden = g.norm("norm", &hidden, Norm::Rms, false);
