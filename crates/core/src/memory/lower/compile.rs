@@ -172,6 +172,7 @@ impl Runner {
             autocast: self.settings.autocast,
             weights: self.settings.weights,
             whole,
+            masked: self.settings.mask,
             checkpointing,
             selective: self.wrapped.checkpoints.selective.filter(|_| checkpointing),
             float8: self.settings.float8,
