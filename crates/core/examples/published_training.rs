@@ -149,12 +149,8 @@ fn torchtune(row: &Value) -> Outcome {
                 },
                 ..Optimizer::default()
             },
-            // `compile_model` takes the layers, `compile_loss` the chunks of the loss; beside NF4 what runs is eager.
-            compile: (on("compile") && method != "qlora").then_some(if chunked {
-                Compile::LayersAndLoss
-            } else {
-                Compile::Layers
-            }),
+            // `compile_model` takes the layers, `compile_loss` the chunks of the loss.
+            compile: on("compile").then_some(if chunked { Compile::LayersAndLoss } else { Compile::Layers }),
             optimizer_in_backward: on("optimizer_in_bwd"),
             adapter: method.contains("lora").then_some(AdapterPlan::Lora(lora)),
             quantization: (method == "qlora").then(|| Quantization { double: true, ..Quantization::default() }),

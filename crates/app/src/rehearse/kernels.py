@@ -3,7 +3,7 @@
 They do nothing, and are not even compiled, but where a program asks for a compiled kernel (`warmup`) to read its registers
 and shared memory; what surrounds them (torch.compile's buffers and their reuse) is as ever.
 """
-import functools, re, struct
+import functools, re, struct, types
 
 
 def triton(module):
@@ -75,6 +75,10 @@ def inductor(module):
 
 def choices(module):
     """max-autotune: kernels in Triton are neither compiled nor timed; the first choice, the library's, is as good as any."""
+    if not hasattr(module.AlgorithmSelectorCache, "benchmark_choice"):  # up to torch 2.5 each choice times itself
+        module.TritonTemplateCaller.benchmark = lambda self, *args, out: 1.0
+        module.TritonTemplateCaller.precompile = lambda self: None
+        return
     own = module.AlgorithmSelectorCache.benchmark_choice
 
     def benchmark_choice(choice, *args, **kwargs):
@@ -99,7 +103,8 @@ def fusions(module):
 def padding(module):
     """Whether a product's operands are padded is decided by times. On an H200 they mostly are where a row of memory is no multiple of
     16 bytes (docs/how-compiled-memory-works.md), and are not where it is one."""
-    own = module.is_padded_faster
+    name = "is_padded_faster" if hasattr(module, "is_padded_faster") else "should_pad"  # as torch 2.5 calls it
+    own = getattr(module, name)
 
     def is_padded_faster(key, *times):
         operands = re.findall(r"torch\.Size\(\[([\d, ]+)\]\), \(([\d, ]+)\), torch\.(\w+)", key)[:2]
@@ -111,7 +116,7 @@ def padding(module):
         module.set_cached_should_pad(key, answer)
         return answer
 
-    module.is_padded_faster = is_padded_faster
+    setattr(module, name, is_padded_faster)
 
 
 def capable(module):
@@ -145,7 +150,18 @@ def driver(module):
     module.CudaUtils, module.CudaLauncher = Utilities, Launcher
 
 
+def backends(module):
+    """Up to Triton 3.1 drivers are loaded by their files, which no hook of imports sees."""
+    nvidia = getattr(module, "backends", {}).get("nvidia")
+    names = getattr(nvidia.driver.__init__, "__globals__", {}) if nvidia else {}
+    if names.get("__name__") != "triton.backends.nvidia.driver" and "CudaUtils" in names:
+        own = types.SimpleNamespace()
+        driver(own)
+        names.update(vars(own))
+
+
 AFTER_IMPORT = {
+    "triton.backends": backends,
     "triton.runtime.jit": triton,
     "triton.runtime.autotuner": triton,
     "triton.backends.nvidia.driver": driver,

@@ -241,6 +241,7 @@ fn walk(torch: &mut Torch, roots: Vec<(Edge, Tensor)>) {
             Work::Function(backward) if gradients.iter().any(Option::is_some) => {
                 let outputs = backward(torch, gradients);
                 torch.retained.clear();
+                torch.stash.node_done();
                 outputs
             }
             Work::Leaf(leaf) => {

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
-use super::log::SharedLog;
+use super::log::{Category, SharedLog};
 use super::tensor::{Layout, Tensor, contiguous_strides};
 use super::torch::Torch;
 use crate::dtype::DType;
@@ -86,7 +86,7 @@ impl Saved {
         }
         if let Some(frame) = torch.recomputing.clone() {
             torch.keep_recomputed(&frame, tensor);
-        } else if torch.saves_on_host {
+        } else if torch.sends_to_host(tensor) {
             return Self::OnHost(OnHost::new(torch, tensor));
         }
         Self::Held(tensor.detached())
@@ -120,24 +120,77 @@ impl Saved {
     }
 }
 
-/// A dense copy in pinned host memory (`torch.autograd.graph.save_on_cpu`).
+/// What of all that forward saves waits on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToHost {
+    /// All of it (`torch.autograd.graph.save_on_cpu`).
+    All,
+    /// torchtune's `OffloadActivations`: neither what is small nor what head and loss save, and the last few stay on the
+    /// card until backward asks for the first.
+    Activations,
+}
+
+/// What was sent to the host last and is still on the card, so that copies go on beside the computation (`fwd_stash` of
+/// torchtune/training/_activation_offloading.py).
+#[derive(Default)]
+pub struct Stash {
+    sent: u64,
+    held: VecDeque<(u64, Tensor)>,
+    asked: bool,
+}
+
+impl Stash {
+    /// `max_fwd_stash_size`.
+    const SIZE: u64 = 5;
+    /// `min_offload_size`, in bytes.
+    const SMALLEST: u64 = 1024;
+
+    fn keep(&mut self, tensor: &Tensor) -> u64 {
+        self.sent += 1;
+        while self.held.front().is_some_and(|(id, _)| id + Self::SIZE <= self.sent) {
+            self.held.pop_front();
+        }
+        self.held.push_back((self.sent, tensor.detached()));
+        self.sent
+    }
+
+    fn get(&mut self, id: Option<u64>) -> Option<Tensor> {
+        self.asked = true;
+        self.held.iter().find(|(known, _)| Some(*known) == id).map(|(_, tensor)| tensor.clone())
+    }
+
+    /// A node of the backward pass is done: the first that asked for something ends what forward left.
+    pub(super) fn node_done(&mut self) {
+        if std::mem::take(&mut self.asked) {
+            self.held.clear();
+        }
+    }
+}
+
+/// A dense copy in pinned host memory.
 pub struct OnHost {
     layout: Rc<Layout>,
     dtype: DType,
     log: SharedLog,
+    stashed: Option<u64>,
 }
 
 impl OnHost {
     /// Copies a tensor there.
-    pub fn new(torch: &Torch, tensor: &Tensor) -> Self {
-        let copy = Self { layout: Rc::clone(&tensor.layout), dtype: tensor.dtype, log: Rc::clone(&torch.log) };
+    pub fn new(torch: &mut Torch, tensor: &Tensor) -> Self {
+        let stashed = (torch.saves_on_host == Some(ToHost::Activations)).then(|| torch.stash.keep(tensor));
+        let copy = Self { layout: Rc::clone(&tensor.layout), dtype: tensor.dtype, log: Rc::clone(&torch.log), stashed };
         copy.log.borrow_mut().host.take(copy.bytes());
         copy
     }
 
-    /// Copies it back: a fresh dense tensor.
+    /// Copies it back: a fresh dense tensor, unless the first is still there.
     pub fn fetch(&self, torch: &mut Torch) -> Tensor {
         let shape = self.layout.shape;
+        if let Some(tensor) = torch.stash.get(self.stashed) {
+            torch.effort.host = torch.effort.host.saturating_add(self.bytes());
+            return tensor;
+        }
         // There and back.
         torch.effort.host = torch.effort.host.saturating_add(self.bytes().saturating_mul(2));
         torch.fresh_strided("_to_copy", shape, contiguous_strides(&shape), self.dtype)
@@ -155,6 +208,18 @@ impl Drop for OnHost {
 }
 
 impl Torch {
+    /// Whether a tensor that is saved now goes to the host.
+    pub(super) fn sends_to_host(&self, tensor: &Tensor) -> bool {
+        match self.saves_on_host {
+            None => false,
+            Some(ToHost::All) => true,
+            Some(ToHost::Activations) => {
+                let bytes = tensor.elements().saturating_mul(tensor.dtype.size());
+                bytes >= Stash::SMALLEST && self.log.borrow().category() != Category::Logits
+            }
+        }
+    }
+
     fn recompute(&mut self, frame: &Rc<Frame>) {
         let run = frame.run.borrow().clone();
         *frame.recomputed.borrow_mut() = Some(Vec::with_capacity(frame.holders.borrow().len()));

@@ -235,7 +235,7 @@ fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
     let fits = match plan.loss.kind {
         // Its kernel scales and caps logits itself.
         LossKind::TrlFused => head.weight.is_some(),
-        LossKind::Chunked => head.is_plain(),
+        LossKind::Chunked => head.is_cast(),
         _ => head.is_plain() && head.bias.is_none(),
     };
     if fits {

@@ -17,6 +17,7 @@ use super::optimizer::{Optimizer, Trained, in_backward};
 use super::phase::{Phase, Work};
 use super::ready::{Programs, Ready};
 use super::repeat::{self, Start};
+use super::saved::ToHost;
 use super::sharding::Spread;
 use super::tasks::{self, Player};
 use super::tensor::Tensor;
@@ -25,7 +26,7 @@ use super::torch::attention::Kernel;
 use crate::dtype::DType;
 use crate::model::{Program, Shape};
 use crate::plan::parallel::Place;
-use crate::plan::{Checkpointing, Job, PlanError, TrainPlan};
+use crate::plan::{Checkpointing, Job, ModelCode, PlanError, TrainPlan};
 
 /// Steps that are run of batches that are alike.
 pub(super) const STEPS: u32 = Job::ALIKE;
@@ -381,7 +382,10 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
         real_tokens: plan.batch.real_tokens,
         counted: None,
         documents: None,
-        save_on_cpu: plan.save_on_cpu,
+        save_on_cpu: plan.save_on_cpu.then_some(match plan.model_code {
+            ModelCode::Torchtune => ToHost::Activations,
+            _ => ToHost::All,
+        }),
         fills_cache: false,
         keeps_hidden: false,
         // TRL's reward and value models are called so.

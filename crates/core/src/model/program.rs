@@ -54,6 +54,9 @@ pub enum Breaks {
     Mask,
     /// The loop over layers, which may skip one (OPT's layer drop): the decoder runs eagerly, each layer is a graph.
     Layers,
+    /// Attention, which no compiler may look into (torchtune's `compile_friendly_flex_attention`): a layer that is compiled
+    /// by itself is four graphs and that of attention.
+    Attention,
 }
 
 impl Program {

@@ -73,7 +73,10 @@ impl TrainPlan {
             _ => &[LossKind::Standard],
         };
         let refused = [
-            (self.quantization.is_some(), "quantised weights"),
+            (
+                self.quantization.is_some() && (whole || self.model_code != ModelCode::Torchtune),
+                "quantised weights (torchtune's NF4, layer by layer, is)",
+            ),
             (self.kernels != Kernels::Transformers, "kernels of Liger"),
             (
                 !losses.contains(&self.loss.kind),

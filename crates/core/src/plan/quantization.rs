@@ -46,6 +46,9 @@ pub struct Quantization {
     pub keeps_inputs: bool,
     /// The type that 4-bit weights were packed from and come back in, when not the model's (Lightning packs from fp16).
     pub packed_from: Option<DType>,
+    /// Whether torchao's `NF4Tensor` holds them, as torchtune's code has it.
+    #[serde(skip)]
+    pub torchao: bool,
 }
 
 impl Default for Quantization {
@@ -69,6 +72,7 @@ impl Default for Quantization {
             prepare: true,
             keeps_inputs: false,
             packed_from: None,
+            torchao: false,
         }
     }
 }

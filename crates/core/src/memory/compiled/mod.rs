@@ -2,7 +2,7 @@
 //!
 //! | module | what torch calls it |
 //! |---|---|
-//! | `trace`, `norm`, `rotary`, `attention`, `pad`, `experts`, `float8`, `graph`, `rules` | Dynamo, AOTAutograd and its decompositions: the joint graph |
+//! | `trace`, `norm`, `rotary`, `attention`, `pad`, `packed`, `experts`, `float8`, `graph`, `rules` | Dynamo, AOTAutograd and its decompositions: the joint graph |
 //! | `partition`, `flow` | the min-cut partitioner: what forward keeps |
 //! | `schedule`, `reorder` | Inductor: kernels, buffers, and their order |
 //!
@@ -14,6 +14,7 @@ mod float8;
 mod flow;
 mod graph;
 mod norm;
+mod packed;
 mod pad;
 mod partition;
 mod reorder;

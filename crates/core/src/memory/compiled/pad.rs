@@ -10,6 +10,9 @@ use crate::model::Shape;
 const LONG: u64 = 1024;
 const LINE: u64 = 128;
 
+/// Operations per byte below which no card computes more than it moves (a T4: 65 TFLOPS, 320 GB/s).
+pub(super) const LEAST_BALANCE: u64 = 16;
+
 /// `get_alignment_size`: 16 bytes.
 pub(super) fn aligned(dtype: DType) -> u64 {
     16 / dtype.size().max(1)

@@ -32,6 +32,8 @@ pub(in crate::memory) struct Around<'a> {
     pub(in crate::memory) weights: DType,
     /// Whether the whole model is traced, its masks with it: what depends on data cannot be asked then, so a mask is made.
     pub(in crate::memory) whole: bool,
+    /// Whether the batch brings an attention mask.
+    pub(in crate::memory) masked: bool,
     /// Whether layers are checkpoints inside the graph, and what those keep.
     pub(in crate::memory) checkpointing: bool,
     pub(in crate::memory) selective: Option<Selective>,
@@ -202,7 +204,9 @@ impl Tracer<'_> {
                 one(self.graph.with_rule(Kind::Kept("embedding"), &[table, ids], shape, dtype, rule))
             }
             Op::Linear { weight, bias, layout } => {
-                let (weight, x) = (self.parameter(*weight)?, input(0)?);
+                let (stored, x) = (self.parameter(*weight)?, input(0)?);
+                let weight =
+                    self.graph.unpacked(stored, [shape.last(), self.graph.shape(x).last()], self.around.weights);
                 let bias = bias.map(|bias| self.parameter(bias)).transpose()?;
                 let result = self.linear(x, (weight, bias, *layout), shape)?;
                 one(self.adapted(x, result, shape)?)
@@ -238,11 +242,22 @@ impl Tracer<'_> {
                 if !self.around.whole {
                     return Err("a mask that a layer makes itself".into());
                 }
+                // What transformers makes of no mask in both directions is a column that was spread out, which no fused
+                // kernel takes.
+                if matches!(kind, Mask::Full | Mask::FullSliding(_)) && !self.around.masked {
+                    return Err("an encoder on a batch without an attention mask, whose scores are tensors,".into());
+                }
                 let windowed = matches!(kind, Mask::Sliding(_) | Mask::SlidingEager(_) | Mask::Chunked(_));
                 let name = if windowed { "mask of a window" } else { "mask" };
                 one(g.node(Kind::Pointwise(name), &[], shape, DType::Bool))
             }
             Op::Fill(dtype) => one(g.node(Kind::Pointwise("fill"), &[], shape, *dtype)),
+            // What a module holds is there already.
+            Op::Buffer(dtype) => one(g.node(Kind::Pointwise("buffer"), &[], shape, *dtype)),
+            Op::Gather(_) if !g.needs[input(0)? as usize] => {
+                let dtype = g.dtype(input(0)?);
+                one(g.node(Kind::Pointwise("of each"), &[input(0)?, input(1)?], shape, dtype))
+            }
             Op::CumulativeSum(_) | Op::RepeatInterleave(_) if !g.needs[input(0)? as usize] => {
                 let x = input(0)?;
                 one(g.node(Kind::Pointwise("of each"), &[x], shape, g.dtype(x)))
@@ -254,6 +269,11 @@ impl Tracer<'_> {
                 one(g.node(Kind::Pointwise("of each"), &inputs, shape, dtype))
             }
             Op::Index if g.shape(input(1)?).elements() == 1 => one(g.gathered(input(0)?, input(1)?, shape)),
+            // `aten.index`, which is not on the list of what may be computed again.
+            Op::Index if !g.needs[input(0)? as usize] => {
+                let (table, ids) = (input(0)?, input(1)?);
+                one(g.node(Kind::Kept("index"), &[table, ids], shape, g.dtype(table)))
+            }
             Op::Cache(_) => Ok(taken.to_vec()),
             Op::Attention(spec) => {
                 one(self.attention(spec, [input(0)?, input(1)?, input(2)?], taken.get(3).copied().flatten())?)
@@ -271,6 +291,10 @@ impl Tracer<'_> {
                 one(difference)
             }
             Op::Select(_) if g.shape(input(0)?).elements() == 2 * shape.elements() => one(g.selected(input(0)?, shape)),
+            Op::Select(_) => {
+                let x = input(0)?;
+                one(g.with_rule(Kind::View("select"), &[x], shape, g.dtype(x), Rule::Slice))
+            }
             // It is made dense before anything reads it.
             Op::Expand => {
                 let x = input(0)?;
@@ -330,7 +354,10 @@ impl Tracer<'_> {
                 let dtype = g.dtype(parts[0]);
                 one(g.with_rule(Kind::Join, &parts, shape, dtype, Rule::Join))
             }
-            Op::Loss(Loss::CausalLm) => one(self.cross_entropy(input(0)?, input(1)?)),
+            Op::Loss(Loss::CausalLm) => one(self.cross_entropy(input(0)?, input(1)?, true)),
+            Op::Loss(Loss::CrossEntropy | Loss::CrossEntropyFp32) => {
+                one(self.cross_entropy(input(0)?, input(1)?, false))
+            }
             other => Err(named(other)),
         }
     }
@@ -374,7 +401,9 @@ impl Tracer<'_> {
                 g.node(Kind::View("permute"), &[weight], sizes, g.dtype(weight))
             }
         };
-        if odd(shape.last()) {
+        // `is_mm_compute_bound`: a product computes per byte at most as much as its smallest size, and no card so little.
+        let bound = rows.min(shape.last()) >= pad::LEAST_BALANCE;
+        if odd(shape.last()) && bound {
             if bias.is_some() || layout == LinearLayout::InOut {
                 return Err(format!("a product with a bias whose width is no multiple of {aligned}"));
             }
@@ -457,17 +486,21 @@ impl Tracer<'_> {
         Ok(g.view("permute", output, joined))
     }
 
-    /// `ForCausalLMLoss`: on fp32, labels padded and moved by one.
-    fn cross_entropy(&mut self, logits: Id, labels: Id) -> Id {
+    /// Cross entropy, computed in fp32; labels of `ForCausalLMLoss` are padded and moved by one.
+    fn cross_entropy(&mut self, logits: Id, labels: Id, moved: bool) -> Id {
         let g = &mut self.graph;
         let wide = g.cast(logits, DType::F32);
         let flat = g.flat(wide);
-        let sizes = g.shape(labels);
-        let padded = g.node(Kind::Kept("pad"), &[labels], sizes.with(-1, sizes.last() + 1), DType::I64);
         let rows = g.shape(flat).size(0);
-        let moved = g.node(Kind::View("slice"), &[padded], sizes, DType::I64);
-        let dense = g.map("clone", moved, DType::I64);
-        let labels = g.view("view", dense, Shape::from([rows, 1]));
+        let labels = if moved {
+            let sizes = g.shape(labels);
+            let padded = g.node(Kind::Kept("pad"), &[labels], sizes.with(-1, sizes.last() + 1), DType::I64);
+            let moved = g.node(Kind::View("slice"), &[padded], sizes, DType::I64);
+            g.map("clone", moved, DType::I64)
+        } else {
+            labels
+        };
+        let labels = g.view("view", labels, Shape::from([rows, 1]));
         let row = Shape::from([rows, 1]);
         let largest = g.node(Kind::Reduce("amax"), &[flat], row, DType::F32);
         let shifted = g.both("sub", flat, largest);
@@ -496,6 +529,7 @@ pub(super) fn activation(g: &mut Graph, kind: Activation, x: Id) -> Result<Id, S
     let dtype = g.dtype(x);
     match kind {
         Activation::Relu => Ok(g.with_rule(Kind::Pointwise("relu"), &[x], g.shape(x), dtype, Rule::Relu)),
+        Activation::Tanh => Ok(g.with_rule(Kind::Pointwise("tanh"), &[x], g.shape(x), dtype, Rule::Tanh)),
         Activation::ReluSquared => {
             let open = activation(g, Activation::Relu, x)?;
             Ok(g.with_rule(Kind::Pointwise("pow 2"), &[open], g.shape(x), dtype, Rule::Square))

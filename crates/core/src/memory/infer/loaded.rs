@@ -79,7 +79,7 @@ impl Loaded {
             real_tokens: None,
             counted: None,
             documents: None,
-            save_on_cpu: false,
+            save_on_cpu: None,
             fills_cache: false,
             keeps_hidden: false,
             refuses_cache: false,

@@ -17,6 +17,9 @@ use crate::model::op::{Op, ValueId};
 use crate::model::{Breaks, ModuleKind, Program, Step};
 use crate::plan::AttentionKind;
 
+/// How many graphs back one that is alike may be: a layer is at most five.
+const KINDS: usize = 6;
+
 /// The graphs that were compiled, by the step at which they begin and whether gradients are recorded.
 #[derive(Default)]
 pub(super) struct Graphs(RefCell<BTreeMap<(usize, bool), Rc<Compiled>>>);
@@ -37,9 +40,38 @@ impl Runner {
     /// Runs the steps of a layer, as a compiled graph where layers are compiled.
     pub(super) fn run_layer(self: &Rc<Self>, torch: &mut Torch, frames: &mut Frames, range: Range<usize>) {
         match self.settings.compile {
-            Some(compile) if compile.by_layer() => self.run_compiled(torch, frames, range, false),
+            Some(compile) if compile.by_layer() => self.run_compiled_layer(torch, frames, range),
             _ => self.run(torch, frames, range),
         }
+    }
+
+    /// Runs a layer as one graph, or as those that it is broken into.
+    pub(super) fn run_compiled_layer(self: &Rc<Self>, torch: &mut Torch, frames: &mut Frames, range: Range<usize>) {
+        let mut start = range.start;
+        for end in self.cuts(&range).into_iter().chain(once(range.end)) {
+            self.run_compiled(torch, frames, start..end, false);
+            start = end;
+        }
+    }
+
+    /// Where a layer is broken around its attention: the module that holds it is a function of its own, which is broken at
+    /// the call, so that what surrounds it is too.
+    fn cuts(&self, range: &Range<usize>) -> Vec<usize> {
+        let steps = &self.program.steps;
+        let call = |at: &usize| matches!(steps[*at], Step::Run { op: Op::Attention(_), .. });
+        let Some(call) = range.clone().find(call).filter(|_| self.program.breaks == Breaks::Attention) else {
+            return Vec::new();
+        };
+        let around = |at: &usize| matches!(steps[*at], Step::Enter(_)) && self.exits[*at] > call;
+        match (range.start..call).rev().find(around) {
+            Some(module) => vec![module, call, call + 1, self.exits[module]],
+            None => vec![call, call + 1],
+        }
+    }
+
+    /// Whether attention is torch's flex attention.
+    fn flexes(&self) -> bool {
+        self.settings.attention == AttentionKind::Flex || self.program.breaks == Breaks::Attention
     }
 
     /// Runs a model that is compiled as a whole: as one graph, or as those that Dynamo makes of it.
@@ -140,17 +172,18 @@ impl Runner {
             autocast: self.settings.autocast,
             weights: self.settings.weights,
             whole,
+            masked: self.settings.mask,
             checkpointing,
             selective: self.wrapped.checkpoints.selective.filter(|_| checkpointing),
             float8: self.settings.float8,
-            flex: self.settings.attention == AttentionKind::Flex,
+            flex: self.flexes(),
             lora_dropout: self.wrapped.lora.values().any(|one| one.dropout),
             also: self.also(&range),
             recorded: self.settings.compile == Some(Compile::ReduceOverhead),
             widens: whole && self.is_widened() && !self.is_broken(),
             given: &given,
         };
-        let known: Vec<Rc<Compiled>> = self.graphs.0.borrow().values().rev().take(2).cloned().collect();
+        let known: Vec<Rc<Compiled>> = self.graphs.0.borrow().values().rev().take(KINDS).cloned().collect();
         let graph = Rc::new(Compiled::new(&self.program, range.clone(), &around, &known)?);
         self.graphs.0.borrow_mut().insert(place, Rc::clone(&graph));
         Ok(graph)
@@ -184,7 +217,10 @@ impl Runner {
 
     fn tensor_of(&self, frames: &Frames, source: Source) -> Option<Tensor> {
         match source {
-            Source::Parameter(id) => Some(self.parameter(id).clone()),
+            Source::Parameter(id) => match self.wrapped.quantised.get(&id) {
+                Some(matrix) => matrix.parts.first().cloned(),
+                None => Some(self.parameter(id).clone()),
+            },
             Source::Lora(module, place) => {
                 let lora = self.wrapped.lora.get(&module)?;
                 Some(if place == 0 { lora.first.clone() } else { lora.second.clone() })
@@ -229,7 +265,7 @@ fn pieces_of(program: &Program, breaks: Breaks) -> (usize, Vec<Range<usize>>) {
         |what: &dyn Fn(&Op) -> bool| steps.iter().position(|step| matches!(step, Step::Run { op, .. } if what(op)));
     let whole = (0, once(0..end).collect());
     match breaks {
-        Breaks::Nowhere => whole,
+        Breaks::Nowhere | Breaks::Attention => whole,
         Breaks::Loss => {
             let Some(loss) = find(&|op| matches!(op, Op::Loss(_))) else { return whole };
             // Labels are given to the second graph alone.

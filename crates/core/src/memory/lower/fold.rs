@@ -217,7 +217,7 @@ impl Runner {
             && self.hooks.is_none()
             && !self.hands_on
             && !self.caches_in_training
-            && !self.settings.save_on_cpu
+            && self.settings.save_on_cpu.is_none()
             && self.wrapped.checkpoints.every <= 1
             && self.wrapped.split.is_none()
             && self.wrapped.scales.is_empty()

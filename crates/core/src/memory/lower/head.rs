@@ -22,6 +22,8 @@ pub struct Head {
     pub bias: Option<ParameterId>,
     /// The logits, and what is computed on them before the loss: never made.
     pub unmade: BTreeSet<ValueId>,
+    /// Whether those are casts of the logits alone.
+    casts: bool,
 }
 
 impl Head {
@@ -46,13 +48,14 @@ impl Head {
             Op::Loss(loss) if wants(*loss) => inputs.first().copied(),
             _ => None,
         });
-        let mut unmade = BTreeSet::new();
+        let (mut unmade, mut casts) = (BTreeSet::new(), true);
         for (op, inputs, outputs) in runs() {
             let Some(value) = wanted.filter(|value| outputs.contains(value)) else { continue };
             unmade.insert(value);
             if let Op::Linear { weight, bias, .. } = op {
-                return Self { weight: Some(*weight), bias: *bias, unmade };
+                return Self { weight: Some(*weight), bias: *bias, unmade, casts };
             }
+            casts &= matches!(op, Op::Cast(_));
             wanted = inputs.first().copied();
         }
         Self::default()
@@ -61,6 +64,11 @@ impl Head {
     /// Whether the loss is computed on the linear's result itself.
     pub fn is_plain(&self) -> bool {
         self.weight.is_some() && self.unmade.len() == 1
+    }
+
+    /// The same, in whatever type: torchtune's model widens logits that are not in chunks.
+    pub fn is_cast(&self) -> bool {
+        self.weight.is_some() && self.casts
     }
 }
 

@@ -7,7 +7,7 @@ use crate::memory::torch::quantised::QuantisedWeight;
 use crate::memory::torch::stored::{StoredKernel, StoredWeight};
 use crate::model::Shape;
 use crate::model::op::{Binary, Reduction};
-use crate::plan::QuantizationScheme;
+use crate::plan::{Quantization, QuantizationScheme};
 
 /// The trained tensors beside one module.
 #[derive(Debug, Clone)]
@@ -64,7 +64,10 @@ pub(super) fn linear(
             };
             torch.binary(Binary::Add, &result, &output)
         }
-        Base::Plain { .. } | Base::Stored(_) => {
+        // torchtune's `LoRALinear` is the plain sum on NF4 too.
+        Base::Quantised(QuantisedWeight { plan: Quantization { torchao: true, .. }, .. })
+        | Base::Plain { .. }
+        | Base::Stored(_) => {
             let dtype = result.dtype;
             let x = torch.cast(x, lora.first.dtype);
             let sum = match &lora.magnitude {

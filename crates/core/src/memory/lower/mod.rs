@@ -64,6 +64,7 @@ use variables::{Frames, Variables};
 
 use super::autograd::Frame;
 use super::log::Category;
+use super::saved::ToHost;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
@@ -96,8 +97,8 @@ pub struct Settings {
     pub counted: Option<u64>,
     /// Samples that lie one after the other in the only row.
     pub documents: Option<u64>,
-    /// Whether what is saved for backward waits on the host.
-    pub save_on_cpu: bool,
+    /// What of that which is saved for backward waits on the host.
+    pub save_on_cpu: Option<ToHost>,
     /// What `torch.compile` was called on.
     pub compile: Option<Compile>,
     /// How products of compiled layers are scaled to bytes.
@@ -210,7 +211,7 @@ impl Runner {
             (None, Some(stack)) => self.run_folded(torch, &mut frames, stack),
             _ => self.run(torch, &mut frames, whole),
         });
-        torch.saves_on_host = false;
+        torch.saves_on_host = None;
         torch.cast_cache.clear();
         torch.autocast = None;
         torch.set_module(0);
@@ -274,7 +275,7 @@ impl Runner {
                 }
                 Step::Enter(module) if self.settings.compile.is_some() && self.kind(*module) == ModuleKind::Layer => {
                     self.enter(torch, frames, *module, at);
-                    self.run_compiled(torch, frames, at + 1..self.exits[at], false);
+                    self.run_compiled_layer(torch, frames, at + 1..self.exits[at]);
                     at = self.exits[at];
                     continue;
                 }
@@ -348,7 +349,7 @@ impl Runner {
 
     /// Runs a layer keeping only what comes in; backward runs it again when it first needs something from inside.
     fn checkpoint(self: &Rc<Self>, torch: &mut Torch, frames: &mut Frames, range: std::ops::Range<usize>) {
-        let on_host = torch.saves_on_host;
+        let on_host = torch.saves_on_host.is_some();
         let captured: Vec<Kept> =
             self.captured(frames, &range).into_iter().map(|(id, x)| Kept::new(torch, id, x, on_host)).collect();
         let frame = Frame::new(self.wrapped.checkpoints.selective);

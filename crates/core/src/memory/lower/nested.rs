@@ -33,7 +33,7 @@ enum Held {
 
 impl Kept {
     /// Keeps a value; what a gradient flows into may wait on the host.
-    pub(super) fn new(torch: &Torch, value: ValueId, tensor: Tensor, on_host: bool) -> Self {
+    pub(super) fn new(torch: &mut Torch, value: ValueId, tensor: Tensor, on_host: bool) -> Self {
         let edge = tensor.edge.clone();
         let held = match on_host && edge.is_some() {
             true => Held::OnHost(OnHost::new(torch, &tensor)),
@@ -67,7 +67,7 @@ impl Runner {
             // Nothing to go back to: torch warns that no input needs a gradient, and the layer gets none.
             return;
         }
-        let offload = self.wrapped.checkpoints.offload || torch.saves_on_host;
+        let offload = self.wrapped.checkpoints.offload || torch.saves_on_host.is_some();
         let kept: Vec<Kept> = captured.into_iter().map(|(id, x)| Kept::new(torch, id, x, offload)).collect();
         let mut outputs: Vec<Tensor> = written.iter().filter_map(|id| frames.values[*id].clone()).collect();
         let runner = Rc::clone(self);

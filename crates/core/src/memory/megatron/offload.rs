@@ -8,6 +8,7 @@ use std::rc::Rc;
 use super::rank::Rank;
 use crate::dtype::DType;
 use crate::memory::log::Category;
+use crate::memory::saved::ToHost;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::model::Shape;
@@ -15,9 +16,9 @@ use crate::model::Shape;
 /// Runs a layer whose saved tensors go to the host.
 pub(super) fn layer(rank: &Rc<Rank>, torch: &mut Torch, body: impl FnOnce(&mut Torch) -> Tensor) -> Tensor {
     let before = torch.log.borrow().host.now();
-    torch.saves_on_host = true;
+    torch.saves_on_host = Some(ToHost::All);
     let output = body(torch);
-    torch.saves_on_host = false;
+    torch.saves_on_host = None;
     let bytes = torch.log.borrow().host.now().saturating_sub(before);
     rank.under_way(Some(under_way(torch, bytes)));
     let Some(edge) = &output.edge else { return output };

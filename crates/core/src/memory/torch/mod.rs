@@ -43,6 +43,7 @@ use super::device::Device;
 use super::effort::Effort;
 use super::fold::Fold;
 use super::log::{Category, Log, SharedLog, Storage, StorageId, Stream};
+use super::saved::{Stash, ToHost};
 use super::tensor::{Layouts, Strides, Tensor, contiguous_strides, pointwise_strides};
 use crate::dtype::DType;
 use crate::model::Shape;
@@ -72,8 +73,10 @@ pub struct Torch {
     pub recording: Option<Rc<Frame>>,
     /// The checkpoint whose second run is on.
     pub recomputing: Option<Rc<Frame>>,
-    /// Whether what is saved for backward waits on the host (`save_on_cpu`).
-    pub saves_on_host: bool,
+    /// What of that which is saved for backward waits on the host.
+    pub saves_on_host: Option<ToHost>,
+    /// What of it is still on the card.
+    pub(super) stash: Stash,
     /// The kernel of scaled dot product attention that is asked for (`sdpa_kernel`).
     pub forced_kernel: Option<attention::Kernel>,
     /// The cards that attention goes round over (`context_parallel`).
@@ -135,7 +138,8 @@ impl Torch {
             visit: 0,
             recording: None,
             recomputing: None,
-            saves_on_host: false,
+            saves_on_host: None,
+            stash: Stash::default(),
             forced_kernel: None,
             ring: None,
             stopped: false,

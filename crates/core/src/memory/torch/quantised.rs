@@ -1,5 +1,5 @@
 //! bitsandbytes: weights in 4 and 8 bits, and the linears over them (bitsandbytes 0.50: nn/modules.py,
-//! autograd/_functions.py, backends/cuda/ops.py).
+//! autograd/_functions.py, backends/cuda/ops.py); torchao's linear over its NF4.
 
 use super::{Torch, gemm_4bit};
 use crate::dtype::DType;
@@ -76,8 +76,50 @@ impl Torch {
     pub fn quantised_linear(&mut self, x: &Tensor, weight: &QuantisedWeight, bias: Option<&Tensor>) -> Tensor {
         match weight.plan.scheme {
             QuantizationScheme::Int8 => self.linear_8bit(x, weight, bias),
+            QuantizationScheme::Nf4 if weight.plan.torchao => self.linear_nf4(x, weight),
             QuantizationScheme::Nf4 | QuantizationScheme::Fp4 => self.linear_4bit(x, weight, bias),
         }
+    }
+
+    /// torchao's `linear_nf4` (torchao/dtypes/nf4tensor.py): the matrix in full for the product, there and back.
+    fn linear_nf4(&mut self, x: &Tensor, weight: &QuantisedWeight) -> Tensor {
+        let (outputs, inputs) = (weight.shape.size(0), weight.shape.size(1));
+        let rows = x.elements() / inputs.max(1);
+        let product = move |torch: &mut Self, weight: &QuantisedWeight, shape: Shape| {
+            let dense = torch.original_weight(weight);
+            torch.use_blas();
+            let output = torch.fresh("mm", shape, weight.original);
+            torch.multiply(weight.original, 1, [rows, inputs, outputs]);
+            drop(dense);
+            output
+        };
+        let output = product(self, weight, x.shape.with(-1, outputs));
+        if !self.records(&[x]) {
+            return output;
+        }
+        let (weight, shape) = (weight.clone(), x.shape);
+        self.attach(output, &[x], move |torch, _| smallvec![Some(product(torch, &weight, shape))])
+    }
+
+    /// `NF4Tensor.get_original_weight`: names of all on the way live until it returns, indices of eight bytes among them.
+    fn original_weight(&mut self, weight: &QuantisedWeight) -> Tensor {
+        let half = Shape::from([weight.shape.elements().div_ceil(2)]);
+        let indices = [(); 2].map(|()| {
+            let bits = self.fresh("bitwise", half, DType::U8);
+            let wide = self.fresh("_to_copy", half, DType::I64);
+            drop(bits);
+            wide
+        });
+        let looked_up = [(); 2].map(|()| self.fresh("index", half, weight.original));
+        let scaled = [(); 2].map(|()| {
+            let repeated = self.fresh("flatten", half, weight.original);
+            let scaled = self.fresh("mul", half, weight.original);
+            drop(repeated);
+            scaled
+        });
+        let dense = self.fresh("stack", weight.shape, weight.original);
+        drop((indices, looked_up, scaled));
+        dense
     }
 
     /// `Linear4bit.forward`: the input in the compute type, the product, and back to the input's type.

@@ -38,7 +38,9 @@ const KEYS: &[Row] = &[
     ),
     Row(
         "enable_activation_offloading",
-        Sense::Said("what forward keeps stays on the card in the simulation, which is more"),
+        Sense::Read(
+            "save_on_cpu, of recomputed layers on one card; else what forward keeps stays there, which is more",
+        ),
     ),
     Row(
         "compile compile.*",
@@ -303,6 +305,14 @@ fn step(reader: &mut Reader<'_>) {
     if reader.text("ac_mode") == Some("selective") {
         reader.refuse("ac_mode", "selective", "use enable_activation_checkpointing");
     }
+    if reader.is_on("enable_activation_offloading") {
+        if reader.is_on("enable_activation_checkpointing") && !reader.spreads() {
+            reader.set("save_on_cpu", true);
+        } else {
+            let said = "what forward keeps stays on the card in the simulation, which is more";
+            reader.say("enable_activation_offloading", said);
+        }
+    }
     compiled(reader);
     if reader.is_on("dataset.packed") {
         reader.notes.push("packed: rows are taken to be full".into());
@@ -319,7 +329,9 @@ fn compiled(reader: &mut Reader<'_>) {
         .any(|key| reader.get(key).is_some_and(|value| !super::table::is_off(value) && value.as_f64() != Some(0.0)));
     let offloaded = reader.is_on("enable_activation_offloading") && !reader.is_on("enable_activation_checkpointing");
     let known = reader.is_on("dataset.packed") && !reader.spreads() && !adapted && !offloaded;
-    if known && reader.was_set("quantization.scheme").is_none() {
+    // Quantised weights are compiled in torchtune's own code alone.
+    let foreign = reader.was_set("model_code").is_some() && reader.was_set("quantization.scheme").is_some();
+    if known && !foreign {
         // Logits that are not in chunks its model widens itself, before the loss.
         let chunked = reader.text("loss._component_").is_some_and(|name| name.contains("Chunked"));
         let loss = chunked && (reader.is_on("compile") || reader.is_on("compile.loss"));

@@ -23,6 +23,9 @@ pub(super) fn config(hf: &Value) -> Result<Value, PlanError> {
         "embed_dim": number("hidden_size"),
         "intermediate_dim": number("intermediate_size"),
         "max_seq_len": number("max_position_embeddings"),
+        // `Llama3ScaledRoPE` is made once for all layers; other builders copy a layer.
+        "copied_layers": !["rope_scaling", "rope_parameters"].iter().any(|key| hf[*key]["rope_type"] == "llama3"),
+        "halves": kind == "qwen2",
         "qkv_bias": kind == "qwen2",
         "tied": hf["tie_word_embeddings"] == true,
     }))
@@ -54,6 +57,7 @@ pub(super) fn renamed(plan: &TrainPlan) -> Result<TrainPlan, PlanError> {
     if let Some(quantization) = &mut plan.quantization {
         quantization.skip = None;
         quantization.prepare = false;
+        quantization.torchao = true;
     }
     Ok(plan)
 }

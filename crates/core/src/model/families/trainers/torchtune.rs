@@ -2,17 +2,21 @@
 //! (torchtune/modules/transformer.py, attention.py, position_embeddings.py, rms_norm.py).
 //!
 //! Neighbours are the pairs of its rotation, which it computes in fp32 from one table for all positions the model can
-//! have; keys and values of grouped heads are repeated. Adapters and losses are put around it as around any model.
+//! have (Qwen2's holds each angle twice; where layers are copies of one, as in all but Llama 3.1 and its successors, each has
+//! a table); keys and values of grouped heads are repeated. Adapters and losses are put around it as around any model.
 
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::{attention, head, read};
 use crate::model::facts::Facts;
 use crate::model::op::{Activation, Attention, EagerStyle, Input, Norm};
-use crate::model::{Config, Graph, ModelError, Task, Value};
+use crate::model::{Breaks, Config, Graph, ModelError, Task, Value};
 
 /// torchtune.
 pub const FAMILY: Family = Family { name: "torchtune", model_types: &["torchtune"], facts: Facts::DEFAULT, build };
+
+/// Angles of all positions, and the positions of the batch.
+type Table<'a> = (&'a Value, &'a Value);
 
 struct TransformerDecoder {
     vocabulary: u64,
@@ -23,6 +27,10 @@ struct TransformerDecoder {
     embedding: u64,
     intermediate: u64,
     positions: u64,
+    /// Whether each layer is a copy of one, its table with it.
+    copied: bool,
+    /// Numbers of a table per position.
+    angles: u64,
     bias: bool,
     tied: bool,
 }
@@ -35,21 +43,24 @@ impl TransformerDecoder {
         if !heads.is_multiple_of(kv_heads) {
             return Err(c.refuse("num_kv_heads", "a divisor of num_heads"));
         }
+        let head_dim = read::positive(c, &["head_dim"], embedding / heads)?;
         Ok(Self {
             vocabulary: read::positive(c, &["vocab_size"], 32000)?,
             layers: c.layers(&["num_layers"], 32)?,
             heads,
             kv_heads,
-            head_dim: read::positive(c, &["head_dim"], embedding / heads)?,
+            head_dim,
             embedding,
             intermediate: c.size_or(&["intermediate_dim"], 11008)?,
             positions: read::positive(c, &["max_seq_len"], 4096)?,
+            copied: c.flag("copied_layers", false)?,
+            angles: if c.flag("halves", false)? { 2 * head_dim } else { head_dim },
             bias: c.flag("qkv_bias", false)?,
             tied: c.flag("tied", false)?,
         })
     }
 
-    fn layer(&self, g: &mut Graph, x: &Value, rope: &Value) -> Value {
+    fn layer(&self, g: &mut Graph, x: &Value, rope: Table<'_>) -> Value {
         let attended = {
             let normed = g.norm("sa_norm", x, Norm::Rms, false);
             g.module("attn", |g| self.attention(g, &normed, rope))
@@ -74,7 +85,7 @@ impl TransformerDecoder {
         g.linear("w2", &hidden, self.embedding, false)
     }
 
-    fn attention(&self, g: &mut Graph, x: &Value, rope: &Value) -> Value {
+    fn attention(&self, g: &mut Graph, x: &Value, rope: Table<'_>) -> Value {
         let (batch, seq, dim) = (x.size(0), x.size(1), self.head_dim);
         let heads = |g: &mut Graph, x: Value, count: u64| g.view(&x, [batch, seq, count, dim]);
         let mut query = g.linear("q_proj", x, self.heads * dim, self.bias);
@@ -112,14 +123,16 @@ impl TransformerDecoder {
 }
 
 /// Pairs of neighbours turned in fp32, joined again, cast back.
-fn rotated(g: &mut Graph, x: &Value, rope: &Value) -> Value {
+fn rotated(g: &mut Graph, x: &Value, rope: Table<'_>) -> Value {
     let (batch, seq, heads, half) = (x.size(0), x.size(1), x.size(2), x.size(3) / 2);
     let pairs = {
         let wide = g.float(x);
         g.reshape(&wide, [batch, seq, heads, half, 2])
     };
-    let table = g.slice(rope, 0, 0, seq);
-    let table = g.view(&table, [1, seq, 1, half, 2]);
+    // Packed samples come with positions.
+    let table = g.index(rope.0, rope.1);
+    let table = g.slice(&table, 2, 0, 2 * half);
+    let table = g.view(&table, [batch, seq, 1, half, 2]);
     let (cosine, sine) = (g.select(&table, 4, 0), g.select(&table, 4, 1));
     let (first, second) = (g.select(&pairs, 4, 0), g.select(&pairs, 4, 1));
     let real = {
@@ -138,15 +151,23 @@ fn rotated(g: &mut Graph, x: &Value, rope: &Value) -> Value {
 
 fn build(c: &Config<'_>, _: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = TransformerDecoder::read(c)?;
+    g.breaks = Breaks::Attention;
     let ids = g.input(Input::Tokens, [g.inputs.batch, g.inputs.seq]);
     let mut hidden = g.embedding("tok_embeddings", &ids, model.vocabulary, model.embedding);
     let positions = model.positions.max(g.inputs.seq);
-    let rope = g.held("rope.cache", [positions, model.head_dim / 2, 2], DType::F32);
+    let count = if model.copied { model.layers } else { 1 };
+    let ropes: Vec<Value> = (0..count)
+        .map(|layer| {
+            g.held(&format!("layers.{layer}.attn.pos_embeddings.cache"), [positions, model.angles], DType::F32)
+        })
+        .collect();
+    let positions = g.input(Input::Positions, [g.inputs.batch, g.inputs.seq]);
     for index in 0..model.layers {
-        hidden = g.layer("layers", index, |g| model.layer(g, &hidden, &rope));
+        let rope = (&ropes[index as usize % ropes.len()], &positions);
+        hidden = g.layer("layers", index, |g| model.layer(g, &hidden, rope));
     }
     hidden = g.norm("norm", &hidden, Norm::Rms, false);
     let tied = if model.tied { g.find("tok_embeddings.weight") } else { None };
-    head::causal_lm_head_named(g, "output", hidden, model.vocabulary, tied, false, |_, logits| logits);
+    head::causal_lm_head_named(g, "output", hidden, model.vocabulary, tied, false, |g, logits| g.float(&logits));
     Ok(())
 }
