@@ -116,7 +116,7 @@ fn with_batch(plan: &InferPlan, batch_size: u64) -> InferPlan {
 
 #[cfg(test)]
 mod tests {
-    use super::largest;
+    use super::{Room, largest};
 
     #[test]
     fn the_largest_is_found() {
@@ -128,7 +128,7 @@ mod tests {
             let mut tries = 0;
             let found = largest(1, 1 << 40, |n| {
                 tries += 1;
-                let left = (80 << 30) - (n as i64 * 6_543_210).next_multiple_of(2 << 20);
+                let left = (80 << 30) - (n * 6_543_210).next_multiple_of(2 << 20) as i64;
                 let left = if hidden && left > 0 { left.min(1 << 30) } else { left };
                 Room { holds: left >= 0, left: Some(left) }
             });
