@@ -1,6 +1,6 @@
 //! sentence-transformers' losses (6.0: sentence_transformer/losses, cross_encoder/losses) and the tasks they are.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{Call, argument, find, name, unknown};
 use crate::ask::file::Content;
@@ -43,12 +43,12 @@ pub(super) fn lay(program: &Program, config: &Call, content: &mut Content) -> Re
     let class = name(config);
     let sentences = ["SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVector"];
     let sentence = sentences.iter().any(|start| class.starts_with(start));
-    let own = || LOSSES.iter().rev().find(|(loss, ..)| named(loss).is_some()).map(|found| (found, false));
-    let pairs = || KIN.iter().find(|(loss, ..)| named(loss).is_some()).map(|found| (found, true));
+    let own = || LOSSES.iter().rev().find(|(loss, ..)| named(loss).is_some());
+    let pairs = || KIN.iter().find(|(loss, ..)| named(loss).is_some());
     let scores = || SCORES.iter().find(|loss| class.starts_with("CrossEncoder") && named(loss).is_some());
     let (loss, task, texts, stands) = match (own(), pairs(), scores()) {
-        (Some((found, _)), ..) => (found.0, found.1, found.2, false),
-        (_, Some((found, _)), _) if !class.starts_with("CrossEncoder") => (found.0, found.1, found.2, true),
+        (Some(found), ..) => (found.0, found.1, found.2, false),
+        (_, Some(found), _) if !class.starts_with("CrossEncoder") => (found.0, found.1, found.2, true),
         (.., Some(loss)) => (*loss, TaskKind::CrossEncoder, None, true),
         _ if sentence => {
             let known: Vec<&str> = LOSSES.iter().chain(&KIN).map(|(loss, ..)| *loss).collect();
@@ -94,8 +94,7 @@ pub(super) fn lay(program: &Program, config: &Call, content: &mut Content) -> Re
     }
     // `CachedMultipleNegativesRankingLoss(model, scale, similarity_fct, mini_batch_size, …)`.
     let cached = named(loss).filter(|_| task == TaskKind::CachedMnrl);
-    if let Some(size) = cached.and_then(|call: &Call| argument(call, &["mini_batch_size", "3"])) {
-        let size: &Value = size;
+    if let Some(size) = cached.and_then(|call| argument(call, &["mini_batch_size", "3"])) {
         if let Some(fault) = unknown("mini_batch_size", size) {
             return Err(vec![fault]);
         }
