@@ -345,7 +345,7 @@ fn overview(id: &str) {
     assert!(row["inference"].as_u64().is_some() && row["training"].as_u64().is_some(), "{id}: {row}");
 }
 
-/// The first of every fourth kind; `folding.rs` of the core trains them all.
+/// The first of every fourth kind; `families.rs` of the core runs them all.
 #[test]
 fn many_kinds_of_models_have_an_overview() {
     let mut seen = BTreeSet::new();
