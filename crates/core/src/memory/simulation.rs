@@ -73,7 +73,8 @@ impl Simulation {
 pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     crate::work::begin();
     plan.check_on(model)?;
-    let first = of_one_size(model, plan)?;
+    let mut first = of_one_size(model, plan)?;
+    first.notes.extend(unpadded(model, plan, &first.program));
     if !plan.job.find_batch_size || !first.replay.out_of_memory {
         return Ok(first);
     }
@@ -86,6 +87,24 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     let what = if found.replay.out_of_memory { "no batch fits" } else { "the largest batch tried that fits" };
     found.notes.push(format!("auto_find_batch_size: {what}, of {} samples, try {tries}", tried.batch.batch_size));
     Ok(found)
+}
+
+/// Where a benchmark decides which products of the head are padded, what the other answer seen on an H200 would be: nothing that Inductor
+/// asks before tells on which side a run will be (docs/how-compiled-memory-works.md).
+fn unpadded(model: &Model, plan: &TrainPlan, program: &Program) -> Option<String> {
+    let whole = plan.compile.is_some_and(crate::plan::Compile::is_whole) && !plan.unpadded;
+    let head = Head::find(program).weight.filter(|_| whole)?;
+    let width = program.parameters[head.0 as usize].shape.size(0);
+    let unit = 16 / plan.autocast.unwrap_or(plan.weights).size().max(1);
+    if width.is_multiple_of(unit) {
+        return None;
+    }
+    let other = of_one_size(model, &TrainPlan { unpadded: true, ..plan.clone() }).ok()?;
+    let gib = other.replay.peak_allocated() as f64 / (1_u64 << 30) as f64;
+    Some(format!(
+        "torch.compile: Inductor times which products of the {width} logits are faster padded, and is taken to find so of all; \
+         where it does not of one of the two in backward, peak allocated is {gib:.2} GiB"
+    ))
 }
 
 /// The same with the batch as it is.

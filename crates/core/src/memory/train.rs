@@ -391,6 +391,7 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
         // TRL's reward and value models are called so.
         refuses_cache: plan.objective.kind.auto_class().is_some(),
         compile: plan.compile,
+        pads: !plan.unpadded,
         float8: plan.float8,
         drops_outputs: !plan.keep_outputs,
     }

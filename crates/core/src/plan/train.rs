@@ -56,6 +56,9 @@ pub struct TrainPlan {
     pub clip: bool,
     /// Whether the loop keeps the model's output (and so the logits) until backward is over; `Trainer` does not.
     pub keep_outputs: bool,
+    /// Whether Inductor's benchmark is taken to decide against padding one of a head's two products in backward.
+    #[serde(skip)]
+    pub unpadded: bool,
     /// Whether the loop's name for the loss is bound until the next one is there, and with it the graph: what its functions
     /// hold as plain attributes lives on through the next forward pass.
     pub keep_loss: bool,
@@ -107,6 +110,7 @@ impl Default for TrainPlan {
             gradient_accumulation: 1,
             clip: false,
             keep_outputs: true,
+            unpadded: false,
             keep_loss: false,
             frozen: Vec::new(),
             parallel: None,

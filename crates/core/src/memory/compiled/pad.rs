@@ -55,9 +55,15 @@ impl Graph {
         let mut found = Vec::new();
         if self.needs[weight as usize] {
             let turned = self.node(Kind::View("permute"), &[gradient], Shape::from([width, rows]), dtype);
-            let wide = self.node(Kind::Kept("pad rows"), &[turned], Shape::from([lies, rows]), dtype);
-            let product = self.node(Kind::Product, &[wide, x], Shape::from([whole, inner]), dtype);
-            found.push((weight, self.node(Kind::View("slice"), &[product], Shape::from([width, inner]), dtype)));
+            let sizes = Shape::from([width, inner]);
+            let made = if self.pads_weights {
+                let wide = self.node(Kind::Kept("pad rows"), &[turned], Shape::from([lies, rows]), dtype);
+                let product = self.node(Kind::Product, &[wide, x], Shape::from([whole, inner]), dtype);
+                self.node(Kind::View("slice"), &[product], sizes, dtype)
+            } else {
+                self.node(Kind::Product, &[turned, x], sizes, dtype)
+            };
+            found.push((weight, made));
         }
         if self.needs[x as usize] {
             let wide = self.node(Kind::Kept("pad columns"), &[gradient], Shape::from([rows, lies]), dtype);

@@ -34,6 +34,8 @@ pub(in crate::memory) struct Around<'a> {
     pub(in crate::memory) whole: bool,
     /// Whether the batch brings an attention mask.
     pub(in crate::memory) masked: bool,
+    /// Whether Inductor's benchmark finds all products of odd widths faster padded, the gradients of their weights too.
+    pub(in crate::memory) pads: bool,
     /// Whether layers are checkpoints inside the graph, and what those keep.
     pub(in crate::memory) checkpointing: bool,
     pub(in crate::memory) selective: Option<Selective>,
@@ -403,6 +405,7 @@ impl Tracer<'_> {
         };
         // `is_mm_compute_bound`: a product computes per byte at most as much as its smallest size, and no card so little.
         let bound = rows.min(shape.last()) >= pad::LEAST_BALANCE;
+        g.pads_weights = self.around.pads;
         if odd(shape.last()) && bound {
             if bias.is_some() || layout == LinearLayout::InOut {
                 return Err(format!("a product with a bias whose width is no multiple of {aligned}"));

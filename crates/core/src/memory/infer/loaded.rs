@@ -80,6 +80,7 @@ impl Loaded {
             counted: None,
             documents: None,
             save_on_cpu: None,
+            pads: true,
             fills_cache: false,
             keeps_hidden: false,
             refuses_cache: false,

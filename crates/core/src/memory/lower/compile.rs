@@ -173,6 +173,7 @@ impl Runner {
             weights: self.settings.weights,
             whole,
             masked: self.settings.mask,
+            pads: self.settings.pads,
             checkpointing,
             selective: self.wrapped.checkpoints.selective.filter(|_| checkpointing),
             float8: self.settings.float8,
