@@ -1,7 +1,7 @@
 //! The table of settings against what runs: a setting changes the answer where its row says that it is honoured, and is
 //! refused where it is not.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 use vramcast_core::ask::{self, Asked, Given, Runner, Scope, Setting, Surroundings, Task, Wanted, table};
@@ -128,7 +128,7 @@ fn numbers(document: &Value) -> Value {
 fn settings_change_the_answer_where_they_are_honoured() {
     let mut silent = Vec::new();
     // Without their setting most rows ask the same.
-    let mut plain: HashMap<String, Result<Value, Vec<Fault>>> = HashMap::new();
+    let mut plain: BTreeMap<String, Result<Value, Vec<Fault>>> = BTreeMap::new();
     for row in table::all().filter(|row| !row.example.is_empty()) {
         let model = model_for(row);
         let example = named(row.example);
