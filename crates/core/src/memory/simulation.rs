@@ -146,6 +146,8 @@ fn train_at(
 ) -> Result<Simulation, PlanError> {
     let inputs = |mut inputs: Inputs| {
         inputs.sharing = plan.sharing();
+        // What torchtune's recipes compile is packed, which is what they publish; packed rows come with positions.
+        inputs.position_ids |= plan.model_code == ModelCode::Torchtune && plan.compile.is_some();
         inputs.transformers = Some(plan.stack.version(Package::Transformers).release());
         if let Some(Parallel { engine: Engine::Fsdp2(_), mesh, .. }) = &plan.parallel {
             inputs.seq /= mesh.cp.max(1);

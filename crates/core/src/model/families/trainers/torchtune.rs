@@ -15,8 +15,8 @@ use crate::model::{Breaks, Config, Graph, ModelError, Task, Value};
 /// torchtune.
 pub const FAMILY: Family = Family { name: "torchtune", model_types: &["torchtune"], facts: Facts::DEFAULT, build };
 
-/// Angles of all positions, and the positions of the batch.
-type Table<'a> = (&'a Value, &'a Value);
+/// Angles of all positions, and the positions of a packed batch.
+type Table<'a> = (&'a Value, Option<&'a Value>);
 
 struct TransformerDecoder {
     vocabulary: u64,
@@ -129,10 +129,18 @@ fn rotated(g: &mut Graph, x: &Value, rope: Table<'_>) -> Value {
         let wide = g.float(x);
         g.reshape(&wide, [batch, seq, heads, half, 2])
     };
-    // Packed samples come with positions.
-    let table = g.index(rope.0, rope.1);
-    let table = g.slice(&table, 2, 0, 2 * half);
-    let table = g.view(&table, [batch, seq, 1, half, 2]);
+    let table = match rope.1 {
+        Some(positions) => {
+            let looked_up = g.index(rope.0, positions);
+            let table = g.slice(&looked_up, 2, 0, 2 * half);
+            g.view(&table, [batch, seq, 1, half, 2])
+        }
+        None => {
+            let rows = g.slice(rope.0, 0, 0, seq);
+            let table = g.slice(&rows, 1, 0, 2 * half);
+            g.view(&table, [1, seq, 1, half, 2])
+        }
+    };
     let (cosine, sine) = (g.select(&table, 4, 0), g.select(&table, 4, 1));
     let (first, second) = (g.select(&pairs, 4, 0), g.select(&pairs, 4, 1));
     let real = {
@@ -161,9 +169,10 @@ fn build(c: &Config<'_>, _: Task, g: &mut Graph) -> Result<(), ModelError> {
             g.held(&format!("layers.{layer}.attn.pos_embeddings.cache"), [positions, model.angles], DType::F32)
         })
         .collect();
-    let positions = g.input(Input::Positions, [g.inputs.batch, g.inputs.seq]);
+    let (batch, seq) = (g.inputs.batch, g.inputs.seq);
+    let positions = g.inputs.position_ids.then(|| g.input(Input::Positions, [batch, seq]));
     for index in 0..model.layers {
-        let rope = (&ropes[index as usize % ropes.len()], &positions);
+        let rope = (&ropes[index as usize % ropes.len()], positions.as_ref());
         hidden = g.layer("layers", index, |g| model.layer(g, &hidden, rope));
     }
     hidden = g.norm("norm", &hidden, Norm::Rms, false);
