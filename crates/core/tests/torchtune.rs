@@ -61,7 +61,9 @@ fn compiled_recipes_are_as_rehearsed() {
     ] {
         let found = peak(id, batch, rank, on);
         let error = (found / rehearsed - 1.0) * 100.0;
-        assert!(error.abs() < 0.2, "{id} {batch:?} {on}: {found:.3} GiB, rehearsed {rehearsed}, {error:+.2} %");
+        // Its runs are packed; a plan that is not compiled is taken not to be, and slices its angles.
+        let near = if on.contains('c') { 0.2 } else { 0.4 };
+        assert!(error.abs() < near, "{id} {batch:?} {on}: {found:.3} GiB, rehearsed {rehearsed}, {error:+.2} %");
     }
 }
 
