@@ -134,6 +134,9 @@ impl Torch {
         crate::work::repeat((marks[1].event - marks[0].event) * copies as usize);
         let mut log = self.log.borrow_mut();
         log.folded += copies as usize;
+        // Room for all of them at once: twice as much as there is would be more than most answers may take.
+        log.events.reserve_exact((marks[1].event - marks[0].event) * copies as usize);
+        log.storages.reserve_exact((marks[1].storage - marks[0].storage) as usize * copies as usize);
         for copy in 1..=copies {
             log.repeat(marks, regions, copy.into(), |module| modules(module, copy));
         }
