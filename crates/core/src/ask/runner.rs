@@ -1,5 +1,7 @@
 //! Who runs a plan, and sets of those: what a setting's row says about who honours it.
 
+use crate::plan::ServingEngine;
+
 /// Who runs a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the names are the engines' own")]
@@ -60,12 +62,12 @@ impl Runner {
             Self::MegatronFsdp => "megatron-fsdp",
             Self::MegatronDeepspeed => "megatron-deepspeed",
             Self::Transformers => "hf",
-            Self::Vllm => "vllm",
-            Self::Sglang => "sglang",
-            Self::Tgi => "tgi",
-            Self::TensorrtLlm => "tensorrt-llm",
-            Self::LlamaCpp => "llama.cpp",
-            Self::Ollama => "ollama",
+            Self::Vllm => ServingEngine::Vllm.name(),
+            Self::Sglang => ServingEngine::Sglang.name(),
+            Self::Tgi => ServingEngine::Tgi.name(),
+            Self::TensorrtLlm => ServingEngine::TensorrtLlm.name(),
+            Self::LlamaCpp => ServingEngine::LlamaCpp.name(),
+            Self::Ollama => ServingEngine::Ollama.name(),
         }
     }
 

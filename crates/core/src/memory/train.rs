@@ -45,7 +45,7 @@ pub(super) fn simulate(
     let log = attempt((program, programs), plan, changes.clone(), (spread, place), (shallow, true))?;
     match log.misfolded {
         false => Ok(log),
-        // Steps of a job are not folded: they come from a shallow model.
+        // Without folding a job needs no shallow model beside it either.
         true => attempt((program, programs), plan, changes, (spread, place), (None, false)),
     }
 }

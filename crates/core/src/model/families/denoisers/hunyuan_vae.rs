@@ -81,10 +81,7 @@ impl Autoencoder {
 
     fn decode_tiles(&self, g: &mut Graph, latents: &Value) -> Value {
         let tiles = Tiles::of_pixels(TILE, 8);
-        match tiles.are_needed(g, latents) {
-            true => tiles.join(g, latents, |g, tile| self.decode(g, tile)),
-            false => self.decode(g, latents),
-        }
+        tiles.decode(g, latents, |g, tile| self.decode(g, tile))
     }
 
     fn decode(&self, g: &mut Graph, latents: &Value) -> Value {

@@ -86,10 +86,7 @@ impl Autoencoder {
 
     fn decode_whole(&self, g: &mut Graph, latents: &Value) -> Value {
         let tiles = Tiles::of_pixels(TILE, self.factor());
-        match tiles.are_needed(g, latents) {
-            true => tiles.join(g, latents, |g, tile| self.decode(g, tile)),
-            false => self.decode(g, latents),
-        }
+        tiles.decode(g, latents, |g, tile| self.decode(g, tile))
     }
 
     fn decode(&self, g: &mut Graph, latents: &Value) -> Value {

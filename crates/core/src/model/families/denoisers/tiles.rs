@@ -21,6 +21,16 @@ impl Tiles {
         g.inputs.making.tiles && [-2, -1].into_iter().any(|dim| latents.size(dim) > self.side)
     }
 
+    /// Tile by tile where they are needed, else in one piece.
+    pub(super) fn decode(
+        &self,
+        g: &mut Graph,
+        latents: &Value,
+        mut decode: impl FnMut(&mut Graph, &Value) -> Value,
+    ) -> Value {
+        if self.are_needed(g, latents) { self.join(g, latents, decode) } else { decode(g, latents) }
+    }
+
     /// Every tile, then what is kept of each, row by row.
     pub(super) fn join(
         &self,

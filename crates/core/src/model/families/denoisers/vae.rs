@@ -121,10 +121,7 @@ impl Autoencoder {
     fn decode_whole(&self, g: &mut Graph, latents: &Value) -> Value {
         let side = (self.sample >> (self.blocks.len() - 1).min(16)).max(1);
         let tiles = Tiles { side, stride: (side * 3 / 4).max(1), kept: self.sample - self.sample / 4 };
-        match tiles.are_needed(g, latents) {
-            true => tiles.join(g, latents, |g, tile| self.decode(g, tile)),
-            false => self.decode(g, latents),
-        }
+        tiles.decode(g, latents, |g, tile| self.decode(g, tile))
     }
 
     fn decode(&self, g: &mut Graph, latents: &Value) -> Value {
