@@ -214,3 +214,22 @@ fn later_steps_of_engines_are_alike() {
     assert!(odd.is_empty(), "{odd:#?}");
     assert!(written.len() * 4 > engines.len() * 3, "{written:?}");
 }
+
+/// A loop over time is written down for one position and runs for all: each adds what the last one added.
+#[test]
+fn every_position_of_a_loop_over_time_runs() {
+    for name in ["state-spaces/mamba-130m-hf", "RWKV/rwkv-4-169m-pile"] {
+        let entry = catalogue::find(name).unwrap();
+        let mut config = entry.config.clone();
+        config["num_hidden_layers"] = 1.into();
+        let model = Model::new(config, entry.auto_class.as_deref()).unwrap();
+        let run = |tokens: u64| {
+            let run = simulation::train(&model, &plan(&json!({"batch": {"batch_size": 1, "seq_len": tokens}}))).unwrap();
+            (run.log.events.len(), run.program.steps.len())
+        };
+        let [(first, written), (second, same), (third, _), (fourth, _)] = [4, 5, 6, 7].map(run);
+        assert_eq!(written, same, "{name}");
+        assert!(second > first, "{name}");
+        assert_eq!([third - second, fourth - third], [second - first; 2], "{name}");
+    }
+}

@@ -13,7 +13,7 @@ use super::facts::Facts;
 use super::inputs::Inputs;
 use super::names::Names;
 use super::op::{Buffer, CacheKind, CacheUpdate, ModuleId, Op, Parameter, ParameterId, Role, ValueId};
-use super::program::{Breaks, Module, ModuleKind, Program, Step};
+use super::program::{Again, Breaks, Module, ModuleKind, Program, Step};
 use super::shape::Shape;
 use crate::dtype::DType;
 
@@ -49,6 +49,14 @@ impl Value {
     pub fn id(&self) -> ValueId {
         self.0.id
     }
+}
+
+/// A list of what the positions of a sequence returned.
+#[derive(Debug)]
+pub struct Positions {
+    positions: u64,
+    /// Of the first, and of the one that stands for all others.
+    kept: Vec<Value>,
 }
 
 /// Records what a family's forward pass does.
@@ -245,6 +253,41 @@ impl Graph {
         let result = body(self);
         self.steps.borrow_mut().push(Step::Autocast(true));
         result
+    }
+
+    /// Runs `body` for every position of a sequence. The first is written down, and one that stands for all others; what goes from one to the
+    /// next is `carried`, what each returns is kept.
+    pub fn each_position<const N: usize>(
+        &mut self,
+        positions: u64,
+        carried: &mut [Value; N],
+        mut body: impl FnMut(&mut Self, u64, &mut [Value; N]) -> Option<Value>,
+    ) -> Positions {
+        let mut kept = Vec::new();
+        for index in 0..positions.min(2) {
+            let (begin, before) = (self.steps.borrow().len(), carried.each_ref().map(Value::id));
+            let made = body(self, index, carried);
+            let mut steps = self.steps.borrow_mut();
+            if index == 1 && positions > 2 {
+                let pairs = carried.iter().map(Value::id).zip(before);
+                let again = Again {
+                    steps: steps.len() - begin,
+                    times: positions - 2,
+                    carried: pairs.filter(|(made, read)| made != read).collect(),
+                    kept: made.as_ref().map(Value::id),
+                };
+                steps.push(Step::Again(Box::new(again)));
+            }
+            drop(steps);
+            kept.extend(made);
+        }
+        Positions { positions, kept }
+    }
+
+    /// What positions returned, joined along a new dimension.
+    pub fn stack_positions(&mut self, all: &Positions, dim: i64) -> Value {
+        let parts: Vec<&Value> = all.kept.iter().collect();
+        self.stack_of(&parts, dim, all.positions)
     }
 
     // ---- parameters ----------------------------------------------------------------------------------------------

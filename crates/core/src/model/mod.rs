@@ -46,7 +46,7 @@ pub use families::Family;
 pub use graph::{Graph, Value};
 pub use inputs::{ImagePatches, Images, Inputs, Making, Sharing};
 pub use inventory::Inventory;
-pub use program::{Breaks, Module, ModuleKind, Program, Step};
+pub use program::{Again, Breaks, Module, ModuleKind, Program, Step};
 pub use shape::Shape;
 pub use task::{Task, auto_class_of};
 

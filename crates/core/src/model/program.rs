@@ -101,6 +101,21 @@ pub enum Step {
     Autocast(bool),
     /// The model's output takes the name that the last one had, which goes: what follows is the loop's own code.
     Rebound,
+    /// The steps right before it come again.
+    Again(Box<Again>),
+}
+
+/// A loop over time: steps that were written down once, for one position, and come again for the next ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Again {
+    /// How many steps.
+    pub steps: usize,
+    /// How often they come after the first time.
+    pub times: u64,
+    /// What a position leaves to the next: the value it makes, and the one that the next reads.
+    pub carried: Vec<(ValueId, ValueId)>,
+    /// What every position adds to a list.
+    pub kept: Option<ValueId>,
 }
 
 /// A module.

@@ -168,11 +168,15 @@ impl Graph {
 
     /// Joined along a new dimension.
     pub fn stack(&mut self, parts: &[&Value], dim: i64) -> Value {
+        self.stack_of(parts, dim, parts.len() as u64)
+    }
+
+    pub(super) fn stack_of(&mut self, parts: &[&Value], dim: i64, count: u64) -> Value {
         let Some(first) = parts.first() else {
             self.fail("nothing to join");
             return self.fill(DType::F32, [1]);
         };
-        let shape = first.shape().inserted(dim, parts.len() as u64);
+        let shape = first.shape().inserted(dim, count);
         let axis = if dim < 0 { (dim + shape.rank() as i64).max(0) } else { dim } as u8;
         self.run(Op::Stack(axis), parts, shape)
     }

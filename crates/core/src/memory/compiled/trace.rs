@@ -113,6 +113,7 @@ pub(super) fn trace(program: &Program, range: Range<usize>, around: &Around<'_>)
                 tracer.graph.checkpoint = None;
             }
             Step::Autocast(on) => tracer.autocast = if *on { around.autocast } else { None },
+            Step::Again(_) => return Err("a loop over time".into()),
             Step::Release(_) | Step::Enter(_) | Step::Exit(_) | Step::Grad(_) | Step::Rebound => {}
         }
     }

@@ -152,6 +152,14 @@ impl Stack {
             }
             (Step::Enter(a), Step::Enter(b)) | (Step::Exit(a), Step::Exit(b)) => module(*a, *b),
             (Step::Grad(a), Step::Grad(b)) | (Step::Autocast(a), Step::Autocast(b)) => a == b,
+            (Step::Again(a), Step::Again(b)) => {
+                (a.steps, a.times, a.carried.len()) == (b.steps, b.times, b.carried.len())
+                    && a.carried.iter().zip(&b.carried).all(|(a, b)| made(&a.0, &b.0) && made(&a.1, &b.1))
+                    && match (a.kept, b.kept) {
+                        (Some(a), Some(b)) => made(&a, &b),
+                        (a, b) => a == b,
+                    }
+            }
             _ => false,
         }
     }

@@ -52,7 +52,6 @@ mod variables;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
 
 pub use dealt::{Dealt, NOWHERE};
 pub use linear::Wrapped;
@@ -263,7 +262,13 @@ impl Runner {
                     self.run_compiled(torch, frames, at..at + 1, true);
                 }
                 Step::Run { op, inputs, outputs, module } => self.step(torch, frames, op, inputs, outputs, *module),
-                Step::Release(value) => frames.values[*value] = None,
+                Step::Release(value) => frames.release(*value),
+                Step::Again(again) => {
+                    for _ in 0..again.times {
+                        frames.go_on(again);
+                        self.run(torch, frames, at - again.steps..at);
+                    }
+                }
                 Step::Enter(module) if self.is_checkpointed(torch, *module) && !self.checkpoints_inside(at) => {
                     self.enter(torch, frames, *module, at);
                     let exit = self.exits[at];
@@ -409,8 +414,7 @@ impl Runner {
         module: ModuleId,
     ) {
         torch.set_module(module.0);
-        let mut taken: SmallVec<[Option<Tensor>; 4]> =
-            inputs.iter().map(|value| frames.values[*value].clone()).collect();
+        let mut taken = frames.read(inputs);
         if let Op::Return = op {
             let training = torch.training;
             let made = inputs.iter().zip(taken).filter(|(value, _)| !self.is_unmade(**value, training));

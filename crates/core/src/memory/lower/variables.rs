@@ -2,9 +2,11 @@
 
 use std::ops::{Index, IndexMut, Range};
 
+use smallvec::SmallVec;
+
 use crate::memory::tensor::Tensor;
 use crate::model::op::{ModuleId, ValueId};
-use crate::model::{Program, Step};
+use crate::model::{Again, Program, Step};
 
 /// The variables of a run.
 pub(super) struct Frames {
@@ -26,6 +28,8 @@ pub(super) struct Frames {
     pub(super) gathered: Vec<(ModuleId, Vec<(ValueId, Tensor)>)>,
     /// Modules that are under way on a card, innermost last, where a device map deals them out.
     pub(super) arrived: Vec<super::dealt::Arrived>,
+    /// What the positions of a loop over time have added to a list, but for the last one, which is the value itself.
+    lists: Vec<(ValueId, Vec<Option<Tensor>>)>,
 }
 
 impl Frames {
@@ -41,7 +45,46 @@ impl Frames {
             entered: Vec::new(),
             gathered: Vec::new(),
             arrived: Vec::new(),
+            lists: Vec::new(),
         }
+    }
+
+    /// What an operation reads: of a list all that is in it.
+    pub(super) fn read(&self, inputs: &[ValueId]) -> SmallVec<[Option<Tensor>; 4]> {
+        let mut read = SmallVec::with_capacity(inputs.len());
+        for value in inputs {
+            if let Some(list) = self.list(*value) {
+                read.extend(self.lists[list].1.iter().cloned());
+            }
+            read.push(self.values[*value].clone());
+        }
+        read
+    }
+
+    /// The last name of a value goes.
+    pub(super) fn release(&mut self, value: ValueId) {
+        if let Some(list) = self.list(value) {
+            self.lists.swap_remove(list);
+        }
+        self.values[value] = None;
+    }
+
+    /// From one position of a loop over time to the next.
+    pub(super) fn go_on(&mut self, again: &Again) {
+        if let Some(value) = again.kept {
+            let made = self.values[value].take();
+            match self.list(value) {
+                Some(list) => self.lists[list].1.push(made),
+                None => self.lists.push((value, vec![made])),
+            }
+        }
+        for (made, read) in &again.carried {
+            self.values[*read] = self.values[*made].take();
+        }
+    }
+
+    fn list(&self, value: ValueId) -> Option<usize> {
+        self.lists.iter().position(|(known, _)| *known == value)
     }
 }
 

@@ -127,27 +127,23 @@ impl MambaMixer {
             let x = g.float(&x);
             g.mul(&inputs, &x)
         };
-        let mut state = g.fill_like(x, [batch, self.channels, self.state]);
-        let mut outputs = Vec::new();
-        for index in 0..seq {
-            state = {
+        let mut states = [g.fill_like(x, [batch, self.channels, self.state])];
+        let outputs = g.each_position(seq, &mut states, |g, index, [state]| {
+            *state = {
                 let decay = g.select(&decays, 2, index);
-                let decayed = g.mul(&decay, &state);
+                let decayed = g.mul(&decay, state);
                 let input = g.select(&inputs_applied, 2, index);
                 g.add(&decayed, &input)
             };
             let output = {
-                let state = g.type_as(&state, x);
+                let state = g.type_as(state, x);
                 let c = g.select(c, 1, index);
                 let c = g.unsqueeze(&c, -1);
                 g.matmul(&state, &c)
             };
-            outputs.push(g.select(&output, 2, 0));
-        }
-        let mut output = {
-            let outputs: Vec<_> = outputs.iter().collect();
-            g.stack(&outputs, -1)
-        };
+            Some(g.select(&output, 2, 0))
+        });
+        let mut output = g.stack_positions(&outputs, -1);
         output = {
             let skip = g.view(&skip, [1, self.channels, 1]);
             let skipped = g.mul(x, &skip);
@@ -157,7 +153,7 @@ impl MambaMixer {
             let gate = g.unary(Unary::Silu, gate);
             g.mul(&output, &gate)
         };
-        state::keep(g, &state, self.channels.saturating_mul(self.state));
+        state::keep(g, &states[0], self.channels.saturating_mul(self.state));
         output
     }
 

@@ -225,23 +225,25 @@ impl RecurrentGemma {
             };
             return g.type_as(&states, x);
         }
-        let mut state = past.unwrap_or_else(|| g.fill(DType::F32, [batch, self.channels]));
-        let mut states = g.fill_like(x, x.shape());
-        for index in 0..seq {
-            state = {
+        let state = past.unwrap_or_else(|| g.fill(DType::F32, [batch, self.channels]));
+        let mut carried = [state, g.fill_like(x, x.shape())];
+        g.each_position(seq, &mut carried, |g, index, [state, states]| {
+            *state = {
                 let gate = g.select(&gate, 1, index);
                 let gate = g.float(&gate);
-                g.mul(&gate, &state)
+                g.mul(&gate, state)
             };
-            state = {
+            *state = {
                 let x = g.select(x, 1, index);
                 let x = g.float(&x);
-                g.add(&state, &x)
+                g.add(state, &x)
             };
-            let narrow = g.type_as(&state, x);
+            let narrow = g.type_as(state, x);
             let narrow = g.unsqueeze(&narrow, 1);
-            states = g.assign(&states, 1, index, &narrow);
-        }
+            *states = g.assign(states, 1, index, &narrow);
+            None
+        });
+        let [state, states] = carried;
         state::keep(g, &state, self.channels);
         states
     }

@@ -147,11 +147,12 @@ impl Rwkv {
         states: Option<[Value; 3]>,
     ) -> Value {
         let (batch, seq) = (key.size(0), key.size(1));
-        let mut output = g.fill_like(key, key.shape());
-        let [mut numerator, mut denominator, mut largest] = states.unwrap_or_else(|| {
+        let output = g.fill_like(key, key.shape());
+        let [numerator, denominator, largest] = states.unwrap_or_else(|| {
             let [numerator, denominator, zeros] = [(); 3].map(|()| g.fill(DType::F32, [batch, self.attention]));
             [numerator, denominator, g.scalar(Binary::Sub, &zeros)]
         });
+        let mut carried = [output, numerator, denominator, largest];
         let decay = {
             let exponent = g.unary(Unary::Exp, decay);
             g.unary(Unary::Neg, &exponent)
@@ -161,49 +162,52 @@ impl Rwkv {
             let difference = g.sub(a, b);
             g.unary(Unary::Exp, &difference)
         };
-        for index in 0..seq {
+        g.each_position(seq, &mut carried, |g, index, [output, numerator, denominator, largest]| {
             let key = g.select(key, 1, index);
             let key = g.float(&key);
             let value = g.select(value, 1, index);
 
             let largest_now = {
                 let boosted = g.add(&key, first);
-                g.binary(Binary::Max, &largest, &boosted)
+                g.binary(Binary::Max, largest, &boosted)
             };
-            let mut old = ratio(g, &largest, &largest_now);
+            let mut old = ratio(g, largest, &largest_now);
             let mut new = {
                 let boosted = g.add(&key, first);
                 ratio(g, &boosted, &largest_now)
             };
-            let numerator_now = weighted_sum(g, &old, &numerator, &new, &value);
+            let numerator_now = weighted_sum(g, &old, numerator, &new, &value);
             let denominator_now = {
-                let old = g.mul(&old, &denominator);
+                let old = g.mul(&old, denominator);
                 g.add(&old, &new)
             };
             let quotient = {
                 let quotient = g.div(&numerator_now, &denominator_now);
-                let narrow = g.type_as(&quotient, &output);
+                let narrow = g.type_as(&quotient, output);
                 g.unsqueeze(&narrow, 1)
             };
-            output = g.assign(&output, 1, index, &quotient);
+            *output = g.assign(output, 1, index, &quotient);
             drop(quotient);
 
             let largest_next = {
-                let decayed = g.add(&largest, &decay);
+                let decayed = g.add(largest, &decay);
                 g.binary(Binary::Max, &decayed, &key)
             };
             old = {
-                let decayed = g.add(&largest, &decay);
+                let decayed = g.add(largest, &decay);
                 ratio(g, &decayed, &largest_next)
             };
             new = ratio(g, &key, &largest_next);
-            numerator = weighted_sum(g, &old, &numerator, &new, &value);
-            denominator = {
-                let old = g.mul(&old, &denominator);
+            *numerator = weighted_sum(g, &old, numerator, &new, &value);
+            *denominator = {
+                let old = g.mul(&old, denominator);
                 g.add(&old, &new)
             };
-            largest = largest_next;
-        }
+            *largest = largest_next;
+            None
+        });
+        drop(decay);
+        let [output, ..] = carried;
         output
     }
 
