@@ -311,6 +311,10 @@ fn what_is_missing_is_counted() {
     let [process, memory] =
         [&document["totals"]["process"], &document["verdicts"][0]["memory"]].map(|n| n.as_i64().unwrap());
     assert_eq!(-headroom, process - memory);
+    let told =
+        vramcast(&["infer", "llama3.1-8b", "--engine", "vllm", "--gpu", "rtx4090"]).code(1).get_output().stdout.clone();
+    let told = String::from_utf8(told).unwrap().replace('\n', " ");
+    assert!(told.contains("GiB are missing for one sequence of 131,072 tokens"), "{told}");
 }
 
 /// Engines compute in 16 bits, whatever a checkpoint holds; windows alone end no sequence.

@@ -224,7 +224,8 @@ fn every_position_of_a_loop_over_time_runs() {
         config["num_hidden_layers"] = 1.into();
         let model = Model::new(config, entry.auto_class.as_deref()).unwrap();
         let run = |tokens: u64| {
-            let run = simulation::train(&model, &plan(&json!({"batch": {"batch_size": 1, "seq_len": tokens}}))).unwrap();
+            let run =
+                simulation::train(&model, &plan(&json!({"batch": {"batch_size": 1, "seq_len": tokens}}))).unwrap();
             (run.log.events.len(), run.program.steps.len())
         };
         let [(first, written), (second, same), (third, _), (fourth, _)] = [4, 5, 6, 7].map(run);

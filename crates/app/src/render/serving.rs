@@ -42,6 +42,21 @@ fn pool(budget: &Budget) -> String {
     text
 }
 
+/// What a pool lacks that holds no sequence of full length: an engine takes the share it is granted, not the whole card.
+pub(super) fn short(report: &Report) -> Option<String> {
+    let given = |budget: &&Budget| budget.missing > 0 && budget.cache > 0;
+    let budget = report.budgets.first().filter(|budget| !budget.fits && !given(budget))?;
+    let verdict = report.verdicts.first()?;
+    let (memory, left) = (gib(verdict.memory), gib(verdict.headroom.unsigned_abs()));
+    let said = format!(
+        "does not fit {} ({memory} GiB): of the {} GiB granted, {left} GiB are missing for one sequence of {} tokens",
+        verdict.gpu,
+        gib(budget.granted),
+        grouped(budget.full_length)
+    );
+    Some(super::page::wrapped(&said, super::width()) + "\n")
+}
+
 fn buffers(buffered: &Buffered) -> String {
     let mut table = Table::new(&[buffered.engine.as_str(), "model GiB", "cache", "compute", "output"]);
     let row = |name: String, b: &Buffers| vec![name, gib(b.model), gib(b.cache), gib(b.compute), gib(b.output)];

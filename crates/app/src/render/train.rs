@@ -30,7 +30,7 @@ fn whole(report: &Report, explain: bool, timeline: bool) -> String {
         page += &plot(report);
     }
     page += &report.job.as_ref().map(super::job::text).unwrap_or_default();
-    page += &verdicts(&report.verdicts);
+    page += &super::serving::short(report).unwrap_or_else(|| verdicts(&report.verdicts));
     page += &defaults(report);
     for note in &report.notes {
         page += &(wrapped(&format!("note: {note}"), width()) + "\n");

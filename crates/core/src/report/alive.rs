@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{Totals, category_name};
-use crate::memory::allocator::Replay;
-use crate::memory::log::{Event, Log, StorageInfo};
+use crate::memory::log::{Event, StorageInfo};
 use crate::memory::simulation::Simulation;
 
 /// One part of the total.
@@ -59,106 +58,152 @@ pub struct Term {
     pub others: u64,
 }
 
-/// Storages alive at the peak, in order of birth.
-pub(super) fn at_peak(log: &Log, replay: &Replay) -> Vec<StorageInfo> {
-    let mut alive = vec![false; log.storages.len()];
-    for event in log.events.iter().take(replay.peak_event + 1) {
-        match event {
-            Event::Allocate(id) => alive[id.0 as usize] = true,
-            Event::Free(id) => alive[id.0 as usize] = false,
-            _ => {}
+/// What is alive at the peak, equal tensors of equal modules taken together.
+pub(super) struct Alive {
+    groups: Vec<Group>,
+}
+
+struct Group {
+    /// Its modules; layers of one list are taken together (`model.layers.*`).
+    module: String,
+    /// One of them.
+    info: StorageInfo,
+    count: u64,
+}
+
+impl Group {
+    fn bytes(&self) -> u64 {
+        self.info.bytes * self.count
+    }
+
+    fn tensor(&self) -> LargeTensor {
+        LargeTensor {
+            component: category_name(self.info.category).to_owned(),
+            module: self.module.clone(),
+            operation: self.info.operation.to_owned(),
+            shape: self.info.shape.sizes(),
+            dtype: self.info.dtype.name().to_owned(),
+            bytes: self.info.bytes,
+            count: self.count,
         }
     }
-    log.storages.iter().zip(alive).filter(|(_, alive)| *alive).map(|(info, _)| *info).collect()
 }
 
-/// The process total, taken apart; adds up exactly.
-pub(super) fn breakdown(simulation: &Simulation, alive: &[StorageInfo], totals: Totals) -> Vec<Component> {
-    let mut by_category = BTreeMap::new();
-    for info in alive {
-        *by_category.entry(info.category).or_insert(0) += info.bytes;
-    }
-    let mut parts: Vec<Component> = by_category
-        .into_iter()
-        .map(|(category, bytes)| Component { name: category_name(category).to_owned(), bytes })
-        .collect();
-    let requested: u64 = alive.iter().map(|info| info.bytes).sum();
-    let mut add = |name: &str, bytes: u64| {
-        if bytes > 0 {
-            parts.push(Component { name: name.to_owned(), bytes });
+impl Alive {
+    /// What the events up to the peak leave, largest first.
+    pub(super) fn at_peak(simulation: &Simulation) -> Self {
+        let Simulation { log, replay, .. } = simulation;
+        let mut alive = vec![false; log.storages.len()];
+        for event in log.events.iter().take(replay.peak_event + 1) {
+            match event {
+                Event::Allocate(id) => alive[id.0 as usize] = true,
+                Event::Free(id) => alive[id.0 as usize] = false,
+                _ => {}
+            }
         }
+        let paths = paths(simulation);
+        let mut groups: BTreeMap<_, (StorageInfo, u64)> = BTreeMap::new();
+        for (info, _) in log.storages.iter().zip(alive).filter(|(_, alive)| *alive) {
+            let path = paths.of.get(info.module as usize).copied().unwrap_or(paths.model);
+            let key = (path, info.bytes, info.category, info.operation);
+            groups.entry(key).or_insert((*info, 0)).1 += 1;
+        }
+        let mut groups: Vec<Group> = groups
+            .into_iter()
+            .map(|((path, ..), (info, count))| Group { module: paths.names[path].clone(), info, count })
+            .collect();
+        let name = |group: &Group| category_name(group.info.category);
+        groups.sort_by(|a, b| {
+            let order = (&a.module, a.info.operation, a.info.bytes, name(a));
+            b.bytes().cmp(&a.bytes()).then_with(|| order.cmp(&(&b.module, b.info.operation, b.info.bytes, name(b))))
+        });
+        Self { groups }
+    }
+
+    /// The process total, taken apart; adds up exactly.
+    pub(super) fn breakdown(&self, simulation: &Simulation, totals: Totals) -> Vec<Component> {
+        let mut by_category = BTreeMap::new();
+        for group in &self.groups {
+            *by_category.entry(group.info.category).or_insert(0) += group.bytes();
+        }
+        let requested: u64 = by_category.values().sum();
+        let named = |(category, bytes)| Component { name: category_name(category).to_owned(), bytes };
+        let mut parts: Vec<Component> = by_category.into_iter().map(named).collect();
+        let mut add = |name: &str, bytes: u64| {
+            if bytes > 0 {
+                parts.push(Component { name: name.to_owned(), bytes });
+            }
+        };
+        add("block rounding", totals.allocated - requested.min(totals.allocated));
+        add("fragmentation", totals.reserved - totals.allocated.min(totals.reserved));
+        for part in &simulation.process {
+            add(part.name, part.bytes);
+        }
+        parts
+    }
+
+    /// The peak by module, largest first.
+    pub(super) fn by_module(&self) -> Vec<ModuleShare> {
+        let mut shares = BTreeMap::new();
+        for group in &self.groups {
+            *shares.entry(&group.module).or_insert(0) += group.bytes();
+        }
+        let share = |(path, bytes): (&String, u64)| ModuleShare { path: path.clone(), bytes };
+        let mut shares: Vec<ModuleShare> = shares.into_iter().map(share).collect();
+        shares.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.path.cmp(&b.path)));
+        shares
+    }
+
+    /// The largest things alive.
+    pub(super) fn largest(&self, count: usize) -> Vec<LargeTensor> {
+        self.groups.iter().take(count).map(Group::tensor).collect()
+    }
+
+    /// Every component at the peak with its `count` largest tensors.
+    pub(super) fn terms(&self, count: usize) -> Vec<Term> {
+        let mut terms: BTreeMap<_, Term> = BTreeMap::new();
+        for group in &self.groups {
+            let component = category_name(group.info.category).to_owned();
+            let new = || Term { component, bytes: 0, tensors: Vec::new(), others: 0 };
+            let term = terms.entry(group.info.category).or_insert_with(new);
+            term.bytes += group.bytes();
+            match term.tensors.len() < count {
+                true => term.tensors.push(group.tensor()),
+                false => term.others += group.bytes(),
+            }
+        }
+        terms.into_values().collect()
+    }
+}
+
+/// Paths of modules, layers of one list as one.
+struct Paths {
+    names: Vec<String>,
+    /// By module.
+    of: Vec<usize>,
+    /// What belongs to no module.
+    model: usize,
+}
+
+fn paths(simulation: &Simulation) -> Paths {
+    let mut known = BTreeMap::new();
+    let mut of = Vec::with_capacity(simulation.program.modules.len());
+    let mut place = |name: String| {
+        let next = known.len();
+        *known.entry(name).or_insert(next)
     };
-    add("block rounding", totals.allocated - requested.min(totals.allocated));
-    add("fragmentation", totals.reserved - totals.allocated.min(totals.reserved));
-    for part in &simulation.process {
-        add(part.name, part.bytes);
+    let model = place("(model)".to_owned());
+    for module in &simulation.program.modules {
+        let generic =
+            |part: &str| if part.bytes().all(|b| b.is_ascii_digit()) { "*".to_owned() } else { part.to_owned() };
+        of.push(match module.path.as_str() {
+            "" => model,
+            path => place(path.split('.').map(generic).collect::<Vec<_>>().join(".")),
+        });
     }
-    parts
-}
-
-/// The peak by module, largest first; layers of one list are taken together.
-pub(super) fn by_module(simulation: &Simulation, alive: &[StorageInfo]) -> Vec<ModuleShare> {
-    let mut shares = BTreeMap::new();
-    for info in alive {
-        *shares.entry(module_path(simulation, info.module)).or_insert(0) += info.bytes;
+    let mut names = vec![String::new(); known.len()];
+    for (name, place) in known {
+        names[place] = name;
     }
-    let mut shares: Vec<ModuleShare> = shares.into_iter().map(|(path, bytes)| ModuleShare { path, bytes }).collect();
-    shares.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.path.cmp(&b.path)));
-    shares
-}
-
-fn module_path(simulation: &Simulation, module: u32) -> String {
-    let path = simulation.program.modules.get(module as usize).map_or("", |module| module.path.as_str());
-    if path.is_empty() {
-        return "(model)".to_owned();
-    }
-    let generic = |part: &str| if part.bytes().all(|b| b.is_ascii_digit()) { "*".to_owned() } else { part.to_owned() };
-    path.split('.').map(generic).collect::<Vec<_>>().join(".")
-}
-
-/// The largest things alive: equal tensors of equal modules are one line.
-pub(super) fn largest(simulation: &Simulation, alive: &[StorageInfo], count: usize) -> Vec<LargeTensor> {
-    let mut tensors = grouped(simulation, alive);
-    tensors.truncate(count);
-    tensors
-}
-
-/// Every component at the peak with its `count` largest tensors.
-pub(super) fn terms(simulation: &Simulation, alive: &[StorageInfo], count: usize) -> Vec<Term> {
-    let mut categories: Vec<_> = alive.iter().map(|info| info.category).collect();
-    categories.sort();
-    categories.dedup();
-    let term = |category| {
-        let own: Vec<StorageInfo> = alive.iter().filter(|info| info.category == category).copied().collect();
-        let bytes = own.iter().map(|info| info.bytes).sum();
-        let mut tensors = grouped(simulation, &own);
-        tensors.truncate(count);
-        let shown: u64 = tensors.iter().map(|tensor| tensor.bytes * tensor.count).sum();
-        Term { component: category_name(category).to_owned(), bytes, tensors, others: bytes - shown }
-    };
-    categories.into_iter().map(term).collect()
-}
-
-/// All tensors, equal ones taken together, largest first.
-fn grouped(simulation: &Simulation, alive: &[StorageInfo]) -> Vec<LargeTensor> {
-    let mut groups: BTreeMap<(String, &str, u64, &str), LargeTensor> = BTreeMap::new();
-    for info in alive {
-        let module = module_path(simulation, info.module);
-        let component = category_name(info.category);
-        groups
-            .entry((module.clone(), info.operation, info.bytes, component))
-            .and_modify(|tensor| tensor.count += 1)
-            .or_insert_with(|| LargeTensor {
-                component: component.to_owned(),
-                module,
-                operation: info.operation.to_owned(),
-                shape: info.shape.sizes(),
-                dtype: info.dtype.name().to_owned(),
-                bytes: info.bytes,
-                count: 1,
-            });
-    }
-    let mut tensors: Vec<LargeTensor> = groups.into_values().collect();
-    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.bytes * tensor.count));
-    tensors
+    Paths { names, of, model }
 }

@@ -35,6 +35,7 @@ use crate::model::op::Parameter;
 use crate::plan::{Origin, RunPlan};
 use crate::serving::Budget;
 
+use alive::Alive;
 pub use alive::{Component, LargeTensor, ModuleShare, Term};
 pub use confidence::{Band, Confidence, Level};
 pub use cost::StepCost;
@@ -153,7 +154,7 @@ impl Totals {
 /// Sums a simulation up, with verdicts that were reached on it.
 pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulation, verdicts: Vec<Verdict>) -> Report {
     let totals = Totals::of(simulation);
-    let alive = alive::at_peak(&simulation.log, &simulation.replay);
+    let alive = Alive::at_peak(simulation);
     let mut notes = model.notes().to_vec();
     notes.extend(plan.notes());
     let confidence = confidence::of(model, &plan);
@@ -188,11 +189,11 @@ pub fn summarize(name: &str, model: &Model, plan: RunPlan, simulation: &Simulati
         confidence,
         budgets: Vec::new(),
         buffers: Vec::new(),
-        breakdown: alive::breakdown(simulation, &alive, totals),
-        modules: alive::by_module(simulation, &alive),
+        breakdown: alive.breakdown(simulation, totals),
+        modules: alive.by_module(),
         peak_phase: timeline::phase_of(simulation, simulation.replay.peak_event),
-        largest: alive::largest(simulation, &alive, 10),
-        terms: alive::terms(simulation, &alive, 8),
+        largest: alive.largest(10),
+        terms: alive.terms(8),
         phases: timeline::phases(simulation),
         timeline: timeline::samples(simulation),
         provenance: Vec::new(),

@@ -52,7 +52,6 @@ mod variables;
 use std::rc::Rc;
 use std::sync::Arc;
 
-
 pub use dealt::{Dealt, NOWHERE};
 pub use linear::Wrapped;
 pub use lora::LoraWeights;
