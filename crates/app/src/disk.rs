@@ -134,7 +134,7 @@ fn plain(error: &Error) -> String {
 }
 
 /// What a shell hands over: the standard input, or a pipe from `<(command)`.
-fn is_stream(path: &Path) -> bool {
+pub(crate) fn is_stream(path: &Path) -> bool {
     ["/dev/stdin", "/dev/stdout", "/dev/stderr"].iter().any(|name| path == Path::new(name))
         || path.starts_with("/dev/fd")
         || path.starts_with("/proc/self/fd")

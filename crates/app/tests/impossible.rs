@@ -252,6 +252,8 @@ fn token_by_token_stays_within_its_budget() {
     let answer = document("train state-spaces/mamba-2.8b-hf");
     assert!(answer["plan"]["train"]["batch"]["seq_len"].as_u64().unwrap() < 2048);
     assert!(notes(&answer).contains("token by token"), "{}", notes(&answer));
+    let answer = document("train RWKV/rwkv-4-3b-pile --task dpo --no-suggestions");
+    assert!(notes(&answer).contains("token by token"), "{}", notes(&answer));
     let error = refused("train state-spaces/mamba-2.8b-hf --seq-len 8192");
     assert!(error.contains("million operations") && error.contains("--work-limit"), "{error}");
 }

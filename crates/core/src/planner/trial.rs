@@ -63,8 +63,7 @@ pub fn is_hopeless(model: &Model, plan: &RunPlan, kept: Kept) -> bool {
     let whole = plan.parallel.is_none()
         && plan.quantization.is_none()
         && model.config()["quantization_config"].is_null()
-        && plan.model_code == ModelCode::Transformers
-        && plan.objective.is_plain();
+        && plan.model_code == ModelCode::Transformers;
     let weights = model.elements().saturating_mul(plan.weights.size());
     whole && weights > plan.gpu.memory.saturating_sub(kept.of(plan.gpu.memory))
 }
