@@ -162,11 +162,11 @@ pub(crate) fn record() {
     }
 }
 
-/// Events and storages that are written down again count too, many together: an event takes eight bytes and some forty
-/// nanoseconds, a storage 64 bytes, what is run three hundred bytes and a microsecond. Counted before there is room for them.
-pub(crate) fn repeat(events: usize, storages: usize) {
+/// Events that are written down again count too, many together: each takes eight bytes and some forty nanoseconds, what is run
+/// three hundred bytes and a microsecond. They are counted before there is room for them.
+pub(crate) fn repeat(events: usize) {
     const TOGETHER: u64 = 32;
-    let (left, more) = (LEFT.get(), (events as u64 + 8 * storages as u64) / TOGETHER);
+    let (left, more) = (LEFT.get(), events as u64 / TOGETHER);
     if left == u64::MAX {
         return;
     }

@@ -45,14 +45,24 @@ struct Budget {
 /// Fills a template in. `chat` is how many bytes it is given.
 pub(super) fn fill(
     template: &str,
-    mut environment: Environment<'_>,
+    environment: Environment<'_>,
     syntax: SyntaxConfig,
     values: Value,
     chat: u64,
 ) -> Result<String, Error> {
+    fill_within(VALUE + 4 * chat, template, environment, syntax, values)
+}
+
+/// The same, where no value weighs more.
+fn fill_within(
+    value: u64,
+    template: &str,
+    mut environment: Environment<'_>,
+    syntax: SyntaxConfig,
+    values: Value,
+) -> Result<String, Error> {
     look(template, &syntax)?;
     environment.set_syntax(syntax);
-    let value = VALUE + 4 * chat;
     let budget = Budget { value, left: AtomicU64::new(value.saturating_mul(TOGETHER)), until: Instant::now() + TIME };
     guard(&mut environment, &Arc::new(budget));
     let parsed = environment.template_from_str(template)?;
@@ -351,7 +361,8 @@ mod tests {
     fn filled(template: &str) -> Result<String, String> {
         let values =
             context! { messages => vec![context! { role => "user", content => " a\nb " }], bos_token => "<s>" };
-        fill(template, Environment::new(), SyntaxConfig::default(), values, 64).map_err(|error| error.to_string())
+        fill_within(1 << 16, template, Environment::new(), SyntaxConfig::default(), values)
+            .map_err(|error| error.to_string())
     }
 
     /// Forty turns of a loop that sets `x` anew.
@@ -363,8 +374,8 @@ mod tests {
 
     #[test]
     fn what_doubles_is_refused() {
-        let long = "{% set s = bos_token * 100000 %}";
-        let text = "x".repeat(100_000);
+        let long = "{% set s = bos_token * 10000 %}";
+        let text = "x".repeat(10_000);
         for template in [
             forty("'ab'", "n.x + n.x", "n.x|length"),
             forty("'ab'", "n.x ~ n.x", "n.x|length"),
@@ -417,7 +428,7 @@ mod tests {
             ),
             (
                 "{% set n = namespace(a=false, b='') %}{% if messages[0].role == 'user' %}{% set n.a = true %}{% endif %}{{ n.a }}",
-                "true",
+                "True",
             ),
             ("{% macro m(x, y='q') %}<{{ x }}{{ y }}>{% endmacro %}{{ m(1) }}{{ m(2, y=3) }}", "<1q><23>"),
             (
@@ -430,7 +441,7 @@ mod tests {
             ),
             (
                 "{% set x %}a{{ bos_token }}{% endset %}{{ x|upper }}{{ x is string and 'a' in x }}{{ [1, 2]|map('string')|join('-') }}",
-                "A<S>true1-2",
+                "A<S>True1-2",
             ),
             (
                 "{% for x in [[1, 2], [3]] recursive %}{{ loop(x) if x is sequence else x }}{% endfor %}{{ dict(a=1).items()|list }}",
