@@ -78,7 +78,12 @@ fn of_text(text: &str, path: &Path, wanted: Option<&str>, around: &Beside<'_>) -
     if is_script(path, text) {
         return script(text, name, around.open, around.without);
     }
-    within_file(parsed(text, name)?, name, around)
+    let read = parsed(text, name).and_then(|value| within_file(value, name, around));
+    let is_log = text.contains("out of memory") || text.contains("OutOfMemory");
+    read.map_err(|failure| match is_log {
+        true => failure.hint(format!("vramcast doctor {name} says what broke a run")),
+        false => failure,
+    })
 }
 
 /// The code of a Python program or of a notebook.
@@ -226,9 +231,7 @@ fn parsed(text: &str, name: &str) -> Result<Value, Failure> {
                 "{name}: its kind is not known: it is no JSON, YAML, TOML, program or launch line"
             )),
         };
-        let failure = failure.at(Place::Setting(String::new()));
-        let speaks = text.contains("out of memory") || text.contains("OutOfMemory");
-        if speaks { failure.hint(format!("vramcast doctor {name} says what broke a run")) } else { failure }
+        failure.at(Place::Setting(String::new()))
     })
 }
 

@@ -61,7 +61,12 @@ pub(crate) fn foresee(model: &Model, request: &mut Request) -> Result<(), Failur
     let Some(usual) = most_tokens(model, request) else { return Ok(()) };
     let task = tree::get(&request.stated, "objective.kind").and_then(Value::as_str).and_then(TaskKind::called);
     let task = task.filter(|task| *task != TaskKind::Sft && stated.is_none());
-    let usual = if task.is_some() { usual.saturating_mul(PER_OPERATION) / PER_OPERATION_OF_TASK } else { usual };
+    let usual = match task {
+        None => usual,
+        // Answers are generated first, token by token.
+        Some(task) if task.rolls_out() => usual.saturating_mul(PER_OPERATION) / (2 * PER_OPERATION_OF_TASK),
+        Some(_) => usual.saturating_mul(PER_OPERATION) / PER_OPERATION_OF_TASK,
+    };
     let most = match stated {
         Some(tokens) if tokens > usual && request.runner == Runner::OneCard => foldable_tokens(model).unwrap_or(usual),
         _ => usual,
@@ -148,7 +153,7 @@ pub(crate) fn usual_tokens(model: &Model) -> u64 {
 
 fn too_large(why: String, enough: u64) -> Failure {
     Failure::bad_input(format!("too large to simulate: {why}")).hint(format!(
-        "fewer tokens, layers, experts or micro-batches, or --work-limit {enough}: each million takes about a third of \
+        "fewer tokens, steps, layers, experts or micro-batches, or --work-limit {enough}: each million takes about a third of \
          a gibibyte of this machine and a second or two; 0 lifts the limit"
     ))
 }

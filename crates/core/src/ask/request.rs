@@ -100,6 +100,18 @@ impl Asked {
         TaskKind::called(kind)?.framework()
     }
 
+    /// A file's adapters, and the quantised base that only they can be trained on, go where somebody types that they are off.
+    fn without_adapters(&mut self, stated: &mut Value) {
+        let typed = |name: &str| matches!(self.names(name), Some(given @ Given::Text(_)) if is_off(given));
+        let Some(off) = ["lora", "qlora"].into_iter().find(|name| typed(name)) else { return };
+        for part in ["adapter", "quantization"] {
+            if let Some(said) = stated.get_mut(part).filter(|said| !said.is_null()) {
+                *said = Value::Null;
+                self.notes.push(format!("{part} of the file is left out: --{off} is off"));
+            }
+        }
+    }
+
     /// The option of adapters that is given where LoRA is said to be off.
     fn beside_no_lora(&self, runner: Runner) -> Option<String> {
         self.names("lora").filter(|given| is_off(given))?;
@@ -150,6 +162,7 @@ impl Asked {
         if self.framework.is_none() && self.task == Task::Train {
             self.framework = self.own_framework(&stated).map(str::to_owned);
         }
+        self.without_adapters(&mut stated);
         let mut faults = Faults::default();
         let runner = self.deduced(&stated).unwrap_or_else(|fault| {
             faults.add(fault);
@@ -552,6 +565,21 @@ mod tests {
         }
         let beside = request(Task::Train, &[("dora", "false"), ("lora", "")]).unwrap().stated;
         assert_eq!(beside["adapter"]["dora"], json!(false));
+    }
+
+    #[test]
+    fn adapters_of_a_file_can_be_turned_off() {
+        let asked = |words: &[(&str, &str)]| {
+            let file = json!({"adapter": {"method": "lora"}, "quantization": {"scheme": "nf4"}, "weights": "bf16"});
+            let named = words.iter().map(|(name, text)| ((*name).to_owned(), Given::Text((*text).to_owned())));
+            Asked { trees: vec![file], named: named.collect(), ..Asked::default() }.request().unwrap()
+        };
+        for word in ["lora", "qlora"] {
+            let request = asked(&[(word, "false")]);
+            assert_eq!((request.stated, request.notes.len()), (json!({"weights": "bf16"}), 2));
+        }
+        let kept = asked(&[("qlora", "false"), ("lora", "true")]).stated;
+        assert_eq!(kept, json!({"adapter": {"method": "lora"}, "weights": "bf16"}));
     }
 
     #[test]
