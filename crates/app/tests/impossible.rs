@@ -180,12 +180,16 @@ fn what_changes_nothing_is_named() {
         ("train google/vit-base-patch16-224 --seq-len 77", "seq_len"),
         ("infer llama3-8b --engine llama.cpp --context 200000", "made for sequences of 8192"),
         ("train gpt2 --gpu tpu-v5e", "NVIDIA"),
+        ("train state-spaces/mamba-130m-hf --seq-len 16 --attention eager", "attention"),
+        ("infer stable-diffusion-v1-5/stable-diffusion-v1-5 --eager", "attention"),
+        ("train gpt2 --steps 4 --eval-steps 512", "no evaluation in 4 steps"),
         ("infer llama3-8b --engine vllm --gpu tpu-v5e", "no card of CUDA"),
         ("infer llama3-8b --engine ollama --context 200000", "Ollama takes 8192"),
     ] {
         let notes = notes(&document(line));
         assert!(notes.contains(said), "{line}: {notes}");
     }
+    assert!(!notes(&document("train gpt2 --seq-len 64 --attention eager")).contains("attention"));
     // Only what was given.
     assert!(!notes(&document("infer gpt2 --images 1x224x224")).contains("target_len"));
     let notes = notes(&document("train llama3-8b --method components --clip --batch-size 4"));
