@@ -132,8 +132,9 @@ impl Asked {
         let before = stated.clone();
         for one in details {
             let Some((whole, without)) = one.needs(usual) else { continue };
-            let given = |key: &str| key == whole || key.strip_prefix(&whole).is_some_and(|rest| rest.starts_with('.'));
-            let chosen = framework.as_ref().is_some_and(|own| own.defaults.iter().any(|one| given(&one.key)));
+            // Other defaults of a framework hold where there is such a thing.
+            let makes = |key: &str| [".scheme", ".method", ""].iter().any(|end| key.strip_suffix(end) == Some(&whole));
+            let chosen = framework.as_ref().is_some_and(|own| own.defaults.iter().any(|one| makes(&one.key)));
             if chosen || tree::get(&before, &whole).is_some_and(|value| !value.is_null()) {
                 join(stated, one.tree);
             } else if let (Some(without), Some(row)) = (without, one.row.filter(|_| !one.is_off)) {
@@ -141,7 +142,8 @@ impl Asked {
                 let fault = Fault { path: row.path.into(), ..Fault::no_effect(path, without) };
                 faults.add(match whole.as_str() {
                     "quantization" => fault.or_set("quantization", json!({"scheme": "nf4", "double": false})),
-                    _ => fault,
+                    "assistant.model" => fault.or("name one by {assistant.model}"),
+                    _ => fault.or("name one by {adapter#peft-method}"),
                 });
             }
         }
@@ -563,6 +565,10 @@ mod tests {
                 assert_eq!(stated.pointer(part), None, "{words:?}: {stated}");
             }
         }
+        let framework = Some("trl".to_owned());
+        let named = vec![("no-prepare-kbit".to_owned(), Given::Text("false".into()))];
+        let asked = Asked { named, framework, ..Asked::default() }.request().unwrap();
+        assert_eq!(asked.stated.pointer("/quantization"), None);
         let beside = request(Task::Train, &[("dora", "false"), ("lora", "")]).unwrap().stated;
         assert_eq!(beside["adapter"]["dora"], json!(false));
     }
