@@ -61,7 +61,10 @@ pub(crate) fn foresee(model: &Model, request: &mut Request) -> Result<(), Failur
     let Some(usual) = most_tokens(model, request) else { return Ok(()) };
     let task = tree::get(&request.stated, "objective.kind").and_then(Value::as_str).and_then(TaskKind::called);
     let task = task.filter(|task| *task != TaskKind::Sft && stated.is_none());
+    let quantised = tree::get(&request.stated, "quantization").is_some_and(|value| !value.is_null());
     let usual = match task {
+        // Layers are run twice, and their matrices unpacked each time.
+        None if stated.is_none() && quantised && request.task == Task::Train => usual / 2,
         None => usual,
         // Answers are generated first, token by token.
         Some(task) if task.rolls_out() => usual.saturating_mul(PER_OPERATION) / (2 * PER_OPERATION_OF_TASK),
