@@ -241,7 +241,8 @@ impl Named {
             return Some(((*whole).to_owned(), Some(without)));
         }
         let ends = path.match_indices('.').map(|(at, _)| &path[..at]);
-        let absent = |part: &&str| tree::get(usual, part).is_some_and(Value::is_null);
+        // What is as usual throughout is not written: of such a part nothing inside is there either.
+        let absent = |part: &&str| tree::get(usual, part).map_or(part.contains('.'), Value::is_null);
         ends.filter(|_| self.is_off).find(absent).map(|part| (part.to_owned(), None))
     }
 }

@@ -151,7 +151,25 @@ pub(crate) fn of_bytes(tokenizer: &[u8], config: &Value, text: &str) -> Result<V
     let rows = rows(text)?.0.map(|(_, row)| serde_json::from_str(row)).collect::<Result<Vec<Value>, _>>();
     let rows = rows.map_err(|error| error.to_string())?;
     let texts: Vec<Text<'_>> = rows.iter().map(Text::of).collect::<Result<_, _>>()?;
-    Reader::of(tokenizer.to_vec(), Chat::of(config, None))?.lengths(&texts)
+    Reader::of(tokenizer, Chat::of(config, None))?.lengths(&texts)
+}
+
+/// A tokenizer as far as it counts: `tokenizers` panics on a decoder that is broken, and on a table of characters.
+fn plain(tokenizer: &[u8]) -> Result<Vec<u8>, String> {
+    let said = |error: serde_json::Error| format!("no tokenizer: {error}");
+    let mut parts: serde_json::Map<String, Value> = serde_json::from_slice(tokenizer).map_err(said)?;
+    parts.insert("decoder".into(), Value::Null);
+    check_tables(parts.get("normalizer").unwrap_or(&Value::Null))?;
+    serde_json::to_vec(&parts).map_err(said)
+}
+
+/// Tables of characters, wherever normalizers stand in each other.
+fn check_tables(normalizer: &Value) -> Result<(), String> {
+    if normalizer["type"] == "Precompiled" {
+        serde_json::from_str::<tokenizers::normalizers::Precompiled>(&normalizer.to_string())
+            .map_err(|error| format!("no tokenizer: its table of characters: {error}"))?;
+    }
+    normalizer["normalizers"].as_array().into_iter().flatten().try_for_each(check_tables)
 }
 
 /// A tokenizer, and how it writes a chat.
@@ -165,11 +183,12 @@ impl Reader {
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let failed = |what: String| Failure::bad_input(format!("{}: {what}", file.display()));
         let bytes = files::bytes(&file, MOST_TOKENIZER)?;
-        Self::of(bytes, Chat::beside(&file)?).map_err(failed)
+        Self::of(&bytes, Chat::beside(&file)?).map_err(failed)
     }
 
-    fn of(tokenizer: Vec<u8>, chat: Chat) -> Result<Self, String> {
-        let mut tokenizer = Tokenizer::from_bytes(tokenizer).map_err(|error| format!("no tokenizer: {error}"))?;
+    fn of(tokenizer: &[u8], chat: Chat) -> Result<Self, String> {
+        let mut tokenizer =
+            Tokenizer::from_bytes(plain(tokenizer)?).map_err(|error| format!("no tokenizer: {error}"))?;
         // What a tokenizer is told for inference is not how data is counted.
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
@@ -264,6 +283,26 @@ mod tests {
             json!({"role": "assistant", "content": null, "tool_calls": [{"name": "f", "arguments": {"x": [1, 2]}}]});
         let written = chat.write(&[message], false).unwrap();
         assert_eq!(written, r#"[{"name": "f", "arguments": {"x": [1, 2]}}]"#);
+    }
+
+    /// `tokenizers` panics on each of these.
+    #[test]
+    fn broken_tokenizers_are_refused() {
+        let whole = |normalizer: &str, decoder: &str| {
+            format!(
+                r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": {normalizer},
+                "pre_tokenizer": {{"type": "WhitespaceSplit"}}, "post_processor": null, "decoder": {decoder},
+                "model": {{"type": "WordLevel", "vocab": {{"[UNK]": 0}}, "unk_token": "[UNK]"}}}}"#
+            )
+        };
+        let table = r#"{"type": "Precompiled", "precompiled_charsmap": "a"}"#;
+        let nested = format!(r#"{{"type": "Sequence", "normalizers": [{{"type": "NFC"}}, {table}]}}"#);
+        for broken in [whole("null", r#"{"type" "BPEDecoder"}"#), whole(table, "null"), whole(&nested, "null")] {
+            assert!(of_bytes(broken.as_bytes(), &Value::Null, r#"{"text": "a b"}"#).is_err(), "{broken}");
+        }
+        // How tokens become text again is no matter where they are counted.
+        let odd = whole("null", r#"{"type": "nobody's"}"#);
+        assert_eq!(of_bytes(odd.as_bytes(), &Value::Null, r#"{"text": "a b"}"#), Ok(vec![[0, 3]]));
     }
 
     #[test]
