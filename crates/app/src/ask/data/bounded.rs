@@ -17,9 +17,9 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value, escape_
 /// Instructions of one filling in.
 const FUEL: u64 = 15_000_000;
 /// What one value may weigh beside the chat itself, four times over.
-const VALUE: u64 = 4 << 20;
+const VALUE: u64 = 1 << 20;
 /// How often that all values together may weigh.
-const TOGETHER: u64 = 48;
+const TOGETHER: u64 = 128;
 const TIME: Duration = Duration::from_secs(1);
 /// What an element of a list takes.
 const ELEMENT: u64 = 32;
@@ -72,6 +72,9 @@ fn fill_within(
         compiled.blocks.iter().map(|(name, block)| Ok((*name, weighed(block)?))).collect::<Result<_, Error>>()?;
     let mut text = String::new();
     eval(&environment, &main, values, &blocks, &mut make_string_output(&mut text), AutoEscape::None)?;
+    if text.len() as u64 > value {
+        return Err(refused(format!("a text of {} bytes, and {value} are the most", text.len())));
+    }
     Ok(text)
 }
 
@@ -413,6 +416,7 @@ mod tests {
             format!("{{{{ {}1 }}}}", "not ".repeat(9999)),
             format!("{{% if a %}}{}{{% endif %}}", "{% elif b %}".repeat(9999)),
             (0..99).map(|at| format!("{{% set a{at} = 'x' * 4000000 %}}")).collect(),
+            "{% for i in range(9999) %}{{ bos_token }}{{ bos_token }}{{ bos_token }}{% endfor %}".into(),
         ] {
             let said = filled(&template);
             assert!(said.is_err(), "{template:.200}: {:.100}", said.unwrap_or_default());

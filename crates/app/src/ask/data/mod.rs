@@ -29,6 +29,8 @@ pub(crate) struct Data {
 const MOST_BYTES: u64 = 256 << 20;
 /// No tokenizer is larger.
 const MOST_TOKENIZER: u64 = 64 << 20;
+/// Text of one sample: a tokenizer takes seconds for so much.
+const MOST_TEXT: usize = 4 << 20;
 /// Samples that a plan may list.
 const MOST_SAMPLES: usize = 1 << 20;
 /// Counting ends after so long, with what there is.
@@ -212,6 +214,10 @@ impl Reader {
         for (text, written) in texts.iter().zip(whole) {
             found.push(match written {
                 None => [0, text.tokens().unwrap_or(0)],
+                Some(row::Written { all, .. }) if all.len() > MOST_TEXT => {
+                    let what = format!("it has {} bytes of text, and {MOST_TEXT} are the most", all.len());
+                    return Err(format!("{what}; say its length by a column length"));
+                }
                 Some(row::Written { prompt, all, special, end }) => {
                     let mut parts = vec![all];
                     parts.extend(prompt);
@@ -319,6 +325,7 @@ mod tests {
             ("{\"colour\": \"red\"}", "line 1"),
             ("", "no sample"),
             ("{\"text\": \"a\"}\n{\"text\"", "line 2"),
+            (&json!({"text": "a ".repeat(MOST_TEXT)}).to_string(), "column length"),
             ("[{\"length\": 5}, {\"text\": 5}]", "row 2"),
         ] {
             let message = count(folder.path(), rows).err().unwrap().message(crate::failure::Door::CommandLine);
