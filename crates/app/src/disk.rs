@@ -15,16 +15,21 @@ const STREAM_ENDS_IN: Duration = Duration::from_secs(10);
 /// The bytes of a file, unless there are more than `most`; `-` is the standard input.
 pub(crate) fn read(path: &Path, most: u64) -> Result<Vec<u8>, Error> {
     let path = if path == Path::new("-") { Path::new("/dev/stdin") } else { path };
+    let too_long = || {
+        let problem = format!("it is longer than {most} bytes, the most that such a file may have");
+        Error::new(ErrorKind::FileTooLarge, problem)
+    };
     let bytes = if is_stream(path) && !std::fs::metadata(path)?.is_file() {
         in_time(File::open(path)?, most)?
     } else {
-        capped(open(path)?, most)?
+        let file = open(path)?;
+        // What says its length need not be read to be refused.
+        if file.metadata()?.len() > most {
+            return Err(too_long());
+        }
+        capped(file, most)?
     };
-    if bytes.len() as u64 > most {
-        let problem = format!("it is longer than {most} bytes, the most that such a file may have");
-        return Err(Error::new(ErrorKind::FileTooLarge, problem));
-    }
-    Ok(bytes)
+    if bytes.len() as u64 > most { Err(too_long()) } else { Ok(bytes) }
 }
 
 /// The text of a file, unless it is longer than `most` bytes.
@@ -34,9 +39,7 @@ pub(crate) fn text(path: &Path, most: u64) -> Result<String, Error> {
 
 /// The first bytes of a regular file, at most so many.
 pub(crate) fn head(path: &Path, most: u64) -> Result<Vec<u8>, Error> {
-    let mut bytes = Vec::new();
-    open(path)?.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    capped(open(path)?, most.saturating_sub(1))
 }
 
 /// Opens a regular file.
@@ -134,14 +137,16 @@ fn plain(error: &Error) -> String {
 }
 
 /// What a shell hands over: the standard input, or a pipe from `<(command)`.
-fn is_stream(path: &Path) -> bool {
+pub(crate) fn is_stream(path: &Path) -> bool {
     ["/dev/stdin", "/dev/stdout", "/dev/stderr"].iter().any(|name| path == Path::new(name))
         || path.starts_with("/dev/fd")
         || path.starts_with("/proc/self/fd")
 }
 
+/// At most one byte more than `most`, into as much room as the file says it needs.
 fn capped(file: File, most: u64) -> Result<Vec<u8>, Error> {
-    let mut bytes = Vec::new();
+    let length = file.metadata().map_or(0, |there| there.len()).min(most);
+    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default() + 1);
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -49,6 +49,19 @@ fn videos_are_of_whole_latents() {
     }
 }
 
+/// Where nobody says: the sizes that `__call__` of each pipeline has.
+#[test]
+fn videos_are_as_large_as_their_pipelines_make_them() {
+    for (class, sizes) in [
+        ("WanTransformer3DModel", [81, 480, 832]),
+        ("HunyuanVideoTransformer3DModel", [129, 720, 1280]),
+        ("LTXVideoTransformer3DModel", [161, 512, 704]),
+    ] {
+        let (_, answer) = ask(small(class), "--no-suggestions");
+        assert_eq!(answer["plan"]["train"]["batch"]["images"], json!(sizes), "{class}: {answer}");
+    }
+}
+
 #[test]
 fn what_is_not_modelled_is_named() {
     for (class, key, value) in [

@@ -134,6 +134,17 @@ fn suggestions_hold() {
     }
 }
 
+/// Parts of a pipeline that do not run can wait on the host.
+#[test]
+fn pipelines_wait_on_the_host() {
+    let (document, code) = json("infer Qwen/Qwen-Image --gpu a100-40gb");
+    let all = document["suggestions"].as_array().unwrap();
+    let offload = all.iter().find(|one| one["change"].as_str().is_some_and(|change| change.contains("--offload")));
+    let command = offload.expect("a place on the host")["command"].as_str().unwrap();
+    let (again, fits) = json(&format!("{} --no-suggestions", command.strip_prefix("vramcast ").unwrap()));
+    assert_eq!((code, fits, &again["totals"]), (1, 0, &offload.unwrap()["totals"]), "{command}");
+}
+
 /// Where no single change suffices, two or three do: the recipe that people run on a card of 24 GiB is among them.
 #[test]
 fn changes_go_together() {

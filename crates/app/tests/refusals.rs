@@ -117,6 +117,23 @@ fn a_file_is_what_it_is() {
     assert!(place.refused("train gpt2 --deepspeed foo.json --gpus 2").contains("foo.json"));
     assert!(place.refused("verify run.log").contains("a log of vLLM"));
     assert!(place.refused("verify foo.json").contains("not of a kind"));
+    place.write("oom.log", "step 3: 1.2\ntorch.OutOfMemoryError: CUDA out of memory: x\n");
+    place.write("w.gguf", "GGUF");
+    assert!(place.refused("fit oom.log").contains("vramcast doctor oom.log"));
+    assert!(place.refused("fit w.gguf").contains("a GGUF file"));
+}
+
+/// `vramcast fit <(command)` reads what comes once.
+#[cfg(unix)]
+#[test]
+fn a_stream_is_a_file() {
+    let place = Place::new(&[]);
+    let plan = "base_model: gpt2\nmicro_batch_size: 3\nsequence_len: 512\n";
+    for name in ["-", "/dev/stdin", "/dev/fd/0"] {
+        let output = place.command(&format!("fit {name}")).write_stdin(plan).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(String::from_utf8_lossy(&output.stdout).contains("batch 3 × 512"), "{name}: {said}");
+    }
 }
 
 /// A safetensors file; `missing` bytes of its data are cut off.

@@ -28,6 +28,8 @@ thread_local! {
     /// So little left of all is little.
     static LITTLE: Cell<u64> = const { Cell::new(0) };
     static RECORDED: Cell<u64> = const { Cell::new(0) };
+    /// What was written down again counts for, ever.
+    static REPEATED: Cell<u64> = const { Cell::new(0) };
     static UNWANTED: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
@@ -128,11 +130,13 @@ pub(crate) fn without_graph<T>(work: impl FnOnce() -> T) -> T {
 
 /// Of what is recorded one part in `parts` stays; all of it was work.
 fn lighter<T>(parts: u64, work: impl FnOnce() -> T) -> T {
-    let before = LEFT.get();
+    let (before, already) = (LEFT.get(), REPEATED.get());
     let done = work();
     if before != u64::MAX {
         let recorded = before.saturating_sub(LEFT.get());
-        let kept = recorded / parts;
+        // What is written down again takes as much with a graph as without.
+        let repeated = if parts == u64::MAX { 0 } else { (REPEATED.get() - already).min(recorded) };
+        let kept = repeated + (recorded - repeated) / parts;
         let whole = WHOLE.get().saturating_sub(recorded - kept);
         WHOLE.set(whole);
         LEFT.set((before - kept).min(whole));
@@ -159,13 +163,14 @@ pub(crate) fn record() {
 }
 
 /// Events that are written down again count too, many together: each takes eight bytes and some forty nanoseconds, what is run
-/// three hundred bytes and a microsecond.
+/// three hundred bytes and a microsecond. They are counted before there is room for them.
 pub(crate) fn repeat(events: usize) {
     const TOGETHER: u64 = 32;
     let (left, more) = (LEFT.get(), events as u64 / TOGETHER);
     if left == u64::MAX {
         return;
     }
+    REPEATED.set(REPEATED.get() + more);
     // The next thing that is recorded ends it.
     LEFT.set(left.saturating_sub(more));
     record();

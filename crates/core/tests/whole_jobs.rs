@@ -153,6 +153,20 @@ fn a_full_state_dict_gathers_the_largest_matrix() {
     assert_eq!(save(StateDict::Sharded), 0);
 }
 
+/// A run is cut short for the answer, not for the user: an evaluation after many steps is still to come. Where the user says how
+/// many steps there are, it may not be.
+#[test]
+fn an_evaluation_after_many_steps_is_seen() {
+    let of = |every: Option<u32>, steps: Option<u32>| {
+        let evaluation = Evaluation { batch_size: 64, rows: 64, every, ..Evaluation::default() };
+        let plan = plan(Job { evaluation: Some(evaluation), steps, ..Job::default() });
+        train(&llama(2), &plan).replay.peak_allocated()
+    };
+    let seen = of(None, None);
+    assert_eq!([of(Some(500), None), of(Some(2), Some(2))], [seen, seen]);
+    assert!(of(Some(500), Some(2)) < seen);
+}
+
 /// Beams have caches of their own; what is generated is kept in the place of logits.
 #[test]
 fn generation_in_an_evaluation_takes_a_cache() {

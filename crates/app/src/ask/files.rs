@@ -72,13 +72,18 @@ fn of_text(text: &str, path: &Path, wanted: Option<&str>, around: &Beside<'_>) -
     let named = path.file_name().is_some_and(|file| file.to_string_lossy().contains("Modelfile"));
     let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
     let from = first.is_some_and(|line| line.starts_with("FROM "));
-    if named || from && (text.contains("\nPARAMETER ") || path == Path::new("-")) {
+    if named || from && (text.contains("\nPARAMETER ") || is_nameless(path)) {
         return line::modelfile(text).map_err(|faults| Failure::faults(faults, Runner::OneCard).within(name));
     }
     if is_script(path, text) {
         return script(text, name, around.open, around.without);
     }
-    within_file(parsed(text, name)?, name, around)
+    let read = parsed(text, name).and_then(|value| within_file(value, name, around));
+    let is_log = text.contains("out of memory") || text.contains("OutOfMemory");
+    read.map_err(|failure| match is_log {
+        true => failure.hint(format!("vramcast doctor {name} says what broke a run")),
+        false => failure,
+    })
 }
 
 /// The code of a Python program or of a notebook.
@@ -87,10 +92,10 @@ fn code(path: &Path, text: &str) -> Option<String> {
         Some("py") => Some(text.to_owned()),
         Some("ipynb") => python::notebook(&serde_json::from_str(text).ok()?),
         // What comes by the standard input has no name.
-        None if path == Path::new("-") && text.trim_start().starts_with('{') => {
+        None if is_nameless(path) && text.trim_start().starts_with('{') => {
             python::notebook(&serde_json::from_str(text).ok()?)
         }
-        None if path == Path::new("-") && !text.starts_with("#!") => {
+        None if is_nameless(path) && !text.starts_with("#!") => {
             let imports = |line: &str| line.starts_with("import ") || line.starts_with("from ");
             text.lines().any(imports).then(|| text.to_owned())
         }
@@ -105,17 +110,33 @@ pub(crate) fn line(words: &[String], without: &[String]) -> Result<Content, Fail
     line::read(words, &follow, without).map_err(|faults| Failure::faults(faults, Runner::OneCard).within("the line"))
 }
 
-/// A plan's text; the standard input is read once and kept, for it is asked for twice.
+/// A plan's text; what a shell hands over is read once and kept, for it is asked for twice.
 fn once(path: &Path) -> Result<String, Failure> {
-    static INPUT: std::sync::OnceLock<String> = std::sync::OnceLock::new();
-    if path != Path::new("-") {
-        return text(path);
+    static INPUT: std::sync::OnceLock<(PathBuf, String)> = std::sync::OnceLock::new();
+    if let Some((_, kept)) = INPUT.get().filter(|(known, _)| known == path) {
+        return Ok(kept.clone());
     }
-    if let Some(text) = INPUT.get() {
-        return Ok(text.clone());
+    let text = kind_of_weights(path).map_or_else(|| text(path), Err)?;
+    if is_nameless(path) {
+        let _ = INPUT.set((path.to_owned(), text.clone()));
     }
-    let text = text(path)?;
-    Ok(INPUT.get_or_init(|| text).clone())
+    Ok(text)
+}
+
+/// Whether a file has no name that says what it is.
+fn is_nameless(path: &Path) -> bool {
+    path == Path::new("-") || disk::is_stream(path)
+}
+
+/// Weights where a plan should be.
+fn kind_of_weights(path: &Path) -> Option<Failure> {
+    let kind = match path.extension()?.to_str()? {
+        "gguf" => "a GGUF file",
+        "safetensors" => "a safetensors file",
+        _ => return None,
+    };
+    let said = format!("{}: it is {kind}, a model's weights, not a plan", path.display());
+    Some(Failure::bad_input(said).hint(format!("give it as the model: vramcast infer {}", path.display())))
 }
 
 /// Whether a file is a script, by its name or its lines.
@@ -193,7 +214,8 @@ fn parsed(text: &str, name: &str) -> Result<Value, Failure> {
     let toml = |text: &str| toml::from_str::<Value>(text).map_err(|e| e.to_string());
     let yaml = |text: &str| serde_saphyr::from_str::<Value>(text).map_err(|e| said(&e.to_string()));
     let json = |text: &str| serde_json::from_str::<Value>(text).map_err(|e| e.to_string());
-    let parsed = match Path::new(name).extension().and_then(|extension| extension.to_str()) {
+    let form = Path::new(name).extension().and_then(|extension| extension.to_str());
+    let parsed = match form {
         Some("toml") => toml(text),
         Some("yaml" | "yml") => yaml(text),
         Some("json") => json(text),
@@ -201,7 +223,16 @@ fn parsed(text: &str, name: &str) -> Result<Value, Failure> {
         _ => json(text)
             .or_else(|error| yaml(text).ok().filter(Value::is_object).or_else(|| toml(text).ok()).ok_or(error)),
     };
-    parsed.map_err(|e| Failure::bad_input(format!("{name}: {}", e.trim())).at(Place::Setting(String::new())))
+    parsed.map_err(|error| {
+        let failure = match form {
+            Some("toml" | "yaml" | "yml" | "json") => Failure::bad_input(format!("{name}: {}", error.trim())),
+            _ if text.trim_start().starts_with('{') => Failure::bad_input(format!("{name}: {}", error.trim())),
+            _ => Failure::bad_input(format!(
+                "{name}: its kind is not known: it is no JSON, YAML, TOML, program or launch line"
+            )),
+        };
+        failure.at(Place::Setting(String::new()))
+    })
 }
 
 fn within_file(value: Value, name: &str, beside: &Beside<'_>) -> Result<Content, Failure> {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use vramcast_core::ask::{Request, Runner, Task, tree};
 use vramcast_core::memory::simulation;
 use vramcast_core::model::{Inputs, Model, Step};
-use vramcast_core::plan::{Batch, InferPlan, TrainPlan};
+use vramcast_core::plan::{Batch, Framework, InferPlan, Objective, TaskKind, TrainPlan};
 use vramcast_core::work::{self, Stopped};
 
 use crate::failure::Failure;
@@ -17,6 +17,8 @@ use crate::failure::Failure;
 pub(crate) const MILLIONS: u64 = 3;
 /// What a simulation records for each operation of a forward pass, roughly, as counted on RWKV: itself, its tensors, its backward.
 const PER_OPERATION: u64 = 3;
+/// The same of a task, as TRL runs it: a reference beside the policy, layers that are run twice, answers beside each other.
+const PER_OPERATION_OF_TASK: u64 = 10;
 /// Lengths at which operations are counted.
 const SHORT: [u64; 2] = [64, 128];
 
@@ -55,8 +57,19 @@ pub(crate) fn within<T>(millions: u64, answer: impl FnOnce() -> Result<T, Failur
 pub(crate) fn foresee(model: &Model, request: &mut Request) -> Result<(), Failure> {
     const TOKENS: &str = "batch.seq_len";
     let stated = tree::get(&request.stated, TOKENS).and_then(Value::as_u64);
-    let tokens = stated.unwrap_or_else(plain_tokens);
+    let tokens = stated.unwrap_or_else(|| own_tokens(request));
     let Some(usual) = most_tokens(model, request) else { return Ok(()) };
+    let task = tree::get(&request.stated, "objective.kind").and_then(Value::as_str).and_then(TaskKind::called);
+    let task = task.filter(|task| *task != TaskKind::Sft && stated.is_none());
+    let quantised = tree::get(&request.stated, "quantization").is_some_and(|value| !value.is_null());
+    let usual = match task {
+        // Layers are run twice, and their matrices unpacked each time.
+        None if stated.is_none() && quantised && request.task == Task::Train => usual / 2,
+        None => usual,
+        // Answers are generated first, token by token.
+        Some(task) if task.rolls_out() => usual.saturating_mul(PER_OPERATION) / (2 * PER_OPERATION_OF_TASK),
+        Some(_) => usual.saturating_mul(PER_OPERATION) / PER_OPERATION_OF_TASK,
+    };
     let most = match stated {
         Some(tokens) if tokens > usual && request.runner == Runner::OneCard => foldable_tokens(model).unwrap_or(usual),
         _ => usual,
@@ -65,9 +78,19 @@ pub(crate) fn foresee(model: &Model, request: &mut Request) -> Result<(), Failur
         return Ok(());
     }
     if stated.is_none() && most >= SHORT[0] {
-        let fewer = 1 << most.ilog2();
+        let fewer: u64 = 1 << most.ilog2();
         tree::set(&mut request.stated, TOKENS, fewer.into());
-        request.notes.push(format!("this model computes token by token: {fewer} tokens instead of {tokens}"));
+        let mut note = format!("this model computes token by token: {fewer} tokens instead of {tokens}");
+        const ANSWERS: &str = "objective.max_completion_length";
+        let answers = task.filter(|task| task.rolls_out() && tree::get(&request.stated, ANSWERS).is_none());
+        if let Some(kind) = answers {
+            let usual = Objective { kind, ..Objective::default() }.completion();
+            // A token that is generated is a pass of its own.
+            let fewer = usual.min(fewer / 2);
+            tree::set(&mut request.stated, ANSWERS, fewer.into());
+            note += &format!(", and {fewer} to generate instead of {usual}");
+        }
+        request.notes.push(note);
         return Ok(());
     }
     let needed = MOST.get().saturating_mul(tokens).div_ceil(most.max(1));
@@ -111,6 +134,13 @@ fn per_token(model: &Model, inputs: &Inputs) -> u64 {
     more.saturating_sub(less) / (SHORT[1] - SHORT[0])
 }
 
+/// Tokens of a sample where nobody says, as the framework has it.
+fn own_tokens(request: &Request) -> u64 {
+    let framework = request.framework.as_deref().and_then(|name| Framework::find(name).ok());
+    let own = framework.and_then(|own| own.defaults.iter().find(|one| one.key == "batch.seq_len")?.value.as_u64());
+    own.unwrap_or_else(plain_tokens)
+}
+
 /// Tokens of a sample where nobody says.
 pub(crate) fn plain_tokens() -> u64 {
     TrainPlan::default().batch.seq_len
@@ -126,7 +156,7 @@ pub(crate) fn usual_tokens(model: &Model) -> u64 {
 
 fn too_large(why: String, enough: u64) -> Failure {
     Failure::bad_input(format!("too large to simulate: {why}")).hint(format!(
-        "fewer tokens, layers, experts or micro-batches, or --work-limit {enough}: each million takes about a third of \
+        "fewer tokens, steps, layers, experts or micro-batches, or --work-limit {enough}: each million takes about a third of \
          a gibibyte of this machine and a second or two; 0 lifts the limit"
     ))
 }

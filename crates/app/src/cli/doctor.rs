@@ -78,6 +78,8 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     // What is simulated to fit goes before what helps in general, which the plan may have already.
     if answer.as_ref().is_some_and(|answer| !answer.fits) {
         found.iter_mut().filter(|finding| finding.cause == Cause::TooMuch).for_each(|finding| finding.cures.clear());
+    } else if matches!(arguments.what, Some(What::Infer(_))) {
+        found.iter_mut().for_each(Finding::of_generation);
     }
     let mut document = json!({"schema": 1, "findings": found});
     let mut page = Page::new(format!("{shown}: {}", found[0].cause.title()));

@@ -100,22 +100,53 @@ impl Asked {
         TaskKind::called(kind)?.framework()
     }
 
+    /// A file's adapters, and the quantised base that only they can be trained on, go where somebody types that they are off.
+    fn without_adapters(&mut self, stated: &mut Value) {
+        let typed = |name: &str| matches!(self.names(name), Some(given @ Given::Text(_)) if is_off(given));
+        let Some(off) = ["lora", "qlora"].into_iter().find(|name| typed(name)) else { return };
+        for part in ["adapter", "quantization"] {
+            if let Some(said) = stated.get_mut(part).filter(|said| !said.is_null()) {
+                *said = Value::Null;
+                self.notes.push(format!("{part} of the file is left out: --{off} is off"));
+            }
+        }
+    }
+
     /// The option of adapters that is given where LoRA is said to be off.
     fn beside_no_lora(&self, runner: Runner) -> Option<String> {
-        let off = |given: &Given| match given {
-            Given::Text(text) => read::truth(text) == Some(false),
-            Given::Value(value) => *value == json!(false),
-            Given::Bare => false,
-        };
-        self.names("lora").filter(|given| off(given))?;
+        self.names("lora").filter(|given| is_off(given))?;
         let option = |(name, given): &(String, Given)| {
             let row = table::called(name, runner)?;
             (row.path.starts_with("adapter.") && !says_nothing(given)).then(|| row.path.to_owned())
         };
         let method = ["peft-method", "peft_method", "qlora"]
             .iter()
-            .any(|name| self.names(name).is_some_and(|given| !off(given)));
+            .any(|name| self.names(name).is_some_and(|given| !is_off(given)));
         self.named.iter().find_map(option).filter(|_| !method)
+    }
+
+    /// Lays what only says more of something, where that is asked for. What is switched off of something that is not there is
+    /// off already; all else has no effect.
+    fn join_details(&self, stated: &mut Value, details: Vec<Named>, usual: &Value, faults: &mut Faults) {
+        let framework = self.framework.as_deref().and_then(|name| Framework::find(name).ok());
+        let before = stated.clone();
+        for one in details {
+            let Some((whole, without)) = one.needs(usual) else { continue };
+            // Other defaults of a framework hold where there is such a thing.
+            let makes = |key: &str| [".scheme", ".method", ""].iter().any(|end| key.strip_suffix(end) == Some(&whole));
+            let chosen = framework.as_ref().is_some_and(|own| own.defaults.iter().any(|one| makes(&one.key)));
+            if chosen || tree::get(&before, &whole).is_some_and(|value| !value.is_null()) {
+                join(stated, one.tree);
+            } else if let (Some(without), Some(row)) = (without, one.row.filter(|_| !one.is_off)) {
+                let path = format!("{}#{}", row.path, row.flag);
+                let fault = Fault { path: row.path.into(), ..Fault::no_effect(path, without) };
+                faults.add(match whole.as_str() {
+                    "quantization" => fault.or_set("quantization", json!({"scheme": "nf4", "double": false})),
+                    "assistant.model" => fault.or("name one by {assistant.model}"),
+                    _ => fault.or("name one by {adapter#peft-method}"),
+                });
+            }
+        }
     }
 
     fn simplest(&self) -> Runner {
@@ -133,6 +164,7 @@ impl Asked {
         if self.framework.is_none() && self.task == Task::Train {
             self.framework = self.own_framework(&stated).map(str::to_owned);
         }
+        self.without_adapters(&mut stated);
         let mut faults = Faults::default();
         let runner = self.deduced(&stated).unwrap_or_else(|fault| {
             faults.add(fault);
@@ -156,13 +188,17 @@ impl Asked {
                 ..Fault::new("adapter#lora", problem).or_drop(other).or_drop("adapter#lora")
             });
         }
-        for layer in named(&self, runner, &mut faults) {
+        let usual = usual(self.task, runner);
+        let (apart, plain): (Vec<Named>, Vec<Named>) =
+            named(&self, runner, &mut faults).into_iter().partition(|one| one.needs(&usual).is_some());
+        for layer in plain {
             // Names that may be given several times add up within a layer.
-            join(&mut stated, layer);
+            join(&mut stated, layer.tree);
         }
+        self.join_details(&mut stated, apart, &usual, &mut faults);
         // Against a framework's defaults a null counts.
         if self.framework.is_none() {
-            drop_idle(&mut stated, &usual(self.task, runner));
+            drop_idle(&mut stated, &usual);
         }
         let mut request = Request { task: self.task, runner, framework: self.framework, stated, notes: self.notes };
         request.place();
@@ -181,10 +217,40 @@ impl Request {
     }
 }
 
+/// What a name says.
+struct Named {
+    row: Option<&'static super::Setting>,
+    tree: Value,
+    /// A switch that is turned off.
+    is_off: bool,
+}
+
+/// Settings that say more of something and do not ask for it: what they begin with, what must be there, and what is said else.
+const DETAILS: [(&str, &str, &str); 3] = [
+    ("quantization.", "quantization", "without quantised weights"),
+    ("assistant.", "assistant.model", "where no other model drafts"),
+    ("adapter.virtual_tokens", "adapter.method", "without a PEFT method that has virtual tokens"),
+];
+
+impl Named {
+    /// The part of a plan that must be there for it, and what is said where it is not.
+    fn needs(&self, usual: &Value) -> Option<(String, Option<&'static str>)> {
+        let path = self.row?.path;
+        let detail = DETAILS.iter().find(|(begin, whole, _)| path.starts_with(begin) && path != *whole);
+        if let Some((_, whole, without)) = detail {
+            return Some(((*whole).to_owned(), Some(without)));
+        }
+        let ends = path.match_indices('.').map(|(at, _)| &path[..at]);
+        // What is as usual throughout is not written: of such a part nothing inside is there either.
+        let absent = |part: &&str| tree::get(usual, part).map_or(part.contains('.'), Value::is_null);
+        ends.filter(|_| self.is_off).find(absent).map(|part| (part.to_owned(), None))
+    }
+}
+
 /// Trees of the names, those that stand for several values first.
-fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Value> {
+fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Named> {
     let scope = if asked.task == Task::Train { Scope::TRAIN } else { Scope::INFER };
-    let mut found = Vec::new();
+    let mut found: Vec<(u8, Named)> = Vec::new();
     let mut said: Vec<(&super::Setting, Value)> = Vec::new();
     for (name, given) in &asked.named {
         if *given == Given::Value(Value::Null) {
@@ -192,7 +258,7 @@ fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Value> {
         }
         if name == "set" {
             match assignment(given) {
-                Ok(tree) => found.push((3, tree)),
+                Ok(tree) => found.push((3, Named { row: None, tree, is_off: false })),
                 Err(fault) => faults.add(fault),
             }
             continue;
@@ -208,7 +274,7 @@ fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Value> {
         match read::read(row, given) {
             Ok(tree) if honoured => {
                 contradicted(row, &tree, &mut said, faults);
-                found.push((rank(row), tree));
+                found.push((rank(row), Named { row: Some(row), tree, is_off: row.is_switch() && is_off(given) }));
             }
             Ok(tree) if is_usual(&tree) => {}
             Ok(_) => faults.add(without_effect(row, runner, scope)),
@@ -216,7 +282,7 @@ fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Value> {
         }
     }
     let shares = |tree: &Value| Some(tree.get("tensor_split")?.as_array()?.len());
-    let counts: Vec<usize> = found.iter().filter_map(|(_, tree)| shares(tree)).collect();
+    let counts: Vec<usize> = found.iter().filter_map(|(_, one)| shares(&one.tree)).collect();
     if let [first, .., last] = counts[..]
         && first != last
     {
@@ -225,7 +291,7 @@ fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Value> {
     }
     // The sort is stable: among alike ones the order is the user's.
     found.sort_by_key(|(rank, _)| *rank);
-    found.into_iter().map(|(_, tree)| tree).collect()
+    found.into_iter().map(|(_, one)| one).collect()
 }
 
 /// Two names of one place that say different things: one of them would quietly win.
@@ -272,6 +338,14 @@ fn drop_idle(stated: &mut Value, usual: &Value) {
     object.retain(|key, value| !(value.is_null() && usual.get(key).is_some_and(Value::is_null)));
     for (key, value) in object.iter_mut() {
         usual.get(key).into_iter().for_each(|usual| drop_idle(value, usual));
+    }
+}
+
+fn is_off(given: &Given) -> bool {
+    match given {
+        Given::Text(text) => read::truth(text) == Some(false),
+        Given::Value(value) => *value == json!(false),
+        Given::Bare => false,
     }
 }
 
@@ -477,6 +551,64 @@ mod tests {
         assert!(said(&[("precision", "bf16"), ("weights", "bf16")]).is_ok());
         assert!(said(&[("precision", "bf16-mixed"), ("weights", "fp32")]).is_ok());
         assert!(said(&[("weights", "fp32"), ("autocast", "bf16")]).is_ok());
+    }
+
+    #[test]
+    fn what_is_off_asks_for_nothing() {
+        for words in [
+            &[("dora", "false")][..],
+            &[("no-prepare-kbit", "false")],
+            &[("eval-skip-logits", "false"), ("batch-eval-metrics", "no")],
+            &[("vllm-enable-sleep-mode", "false"), ("task", "grpo")],
+        ] {
+            let stated = request(Task::Train, words).unwrap().stated;
+            for part in ["/adapter", "/quantization", "/job", "/objective/vllm"] {
+                assert_eq!(stated.pointer(part), None, "{words:?}: {stated}");
+            }
+        }
+        let framework = Some("trl".to_owned());
+        let named = vec![("no-prepare-kbit".to_owned(), Given::Text("false".into()))];
+        let asked = Asked { named, framework, ..Asked::default() }.request().unwrap();
+        assert_eq!(asked.stated.pointer("/quantization"), None);
+        let beside = request(Task::Train, &[("dora", "false"), ("lora", "")]).unwrap().stated;
+        assert_eq!(beside["adapter"]["dora"], json!(false));
+    }
+
+    #[test]
+    fn adapters_of_a_file_can_be_turned_off() {
+        let asked = |words: &[(&str, &str)]| {
+            let file = json!({"adapter": {"method": "lora"}, "quantization": {"scheme": "nf4"}, "weights": "bf16"});
+            let named = words.iter().map(|(name, text)| ((*name).to_owned(), Given::Text((*text).to_owned())));
+            Asked { trees: vec![file], named: named.collect(), ..Asked::default() }.request().unwrap()
+        };
+        for word in ["lora", "qlora"] {
+            let request = asked(&[(word, "false")]);
+            assert_eq!((request.stated, request.notes.len()), (json!({"weights": "bf16"}), 2));
+        }
+        let kept = asked(&[("qlora", "false"), ("lora", "true")]).stated;
+        assert_eq!(kept, json!({"adapter": {"method": "lora"}, "weights": "bf16"}));
+    }
+
+    #[test]
+    fn details_of_what_is_not_there_are_refused() {
+        for (task, words) in [
+            (Task::Train, &[("lora", ""), ("quant-compute", "bf16")][..]),
+            (Task::Train, &[("lora", ""), ("no-prepare-kbit", "")]),
+            (Task::Train, &[("virtual-tokens", "8")]),
+            (Task::Infer, &[("quant-compute", "fp32")]),
+            (Task::Infer, &[("num-assistant-tokens", "5")]),
+        ] {
+            let faults = request(task, words).unwrap_err();
+            assert!(faults.len() == 1 && faults[0].to_string().contains("has no effect"), "{words:?}: {faults:?}");
+        }
+        for (task, words) in [
+            (Task::Train, &[("qlora", ""), ("quant-compute", "bf16")][..]),
+            (Task::Train, &[("quantization", "fp4"), ("lora", ""), ("no-prepare-kbit", "")]),
+            (Task::Train, &[("peft-method", "prompt-tuning"), ("virtual-tokens", "8")]),
+            (Task::Infer, &[("assistant-model", "gpt2"), ("num-assistant-tokens", "5")]),
+        ] {
+            assert!(request(task, words).is_ok(), "{words:?}");
+        }
     }
 
     fn runner(words: &[(&str, &str)]) -> Runner {

@@ -294,11 +294,7 @@ fn cures(finding: &Finding, engine: Option<&'static str>) -> Vec<String> {
             "a smaller --kv_cache_free_gpu_memory_fraction, or a shorter --max_seq_len",
             "weights in fewer bits, or more cards (--tp_size)",
         ],
-        Cause::TooMuch if engine.is_some() => &[
-            "a shorter context, fewer sequences at once",
-            "weights in fewer bits",
-            "more cards, or layers on the host",
-        ],
+        Cause::TooMuch if engine.is_some() => &OF_GENERATION,
         Cause::TooMuch if finding.source == "transformers" => &[
             "fewer bits (load_in_4bit), or a smaller model",
             "device_map={'': 0} where it fits the card after all: 'auto' leaves room that it may not need",
@@ -325,6 +321,19 @@ fn cures(finding: &Finding, engine: Option<&'static str>) -> Vec<String> {
         Cause::NotMemory => &[],
     };
     all.iter().map(|cure| (*cure).to_owned()).collect()
+}
+
+/// What helps where nothing is trained.
+const OF_GENERATION: [&str; 3] =
+    ["a shorter context, fewer sequences at once", "weights in fewer bits", "more cards, or layers on the host"];
+
+impl Finding {
+    /// What torch says of a run that only generates: nothing of training helps it.
+    pub fn of_generation(&mut self) {
+        if self.cause == Cause::TooMuch && self.source == "torch" {
+            self.cures = OF_GENERATION.map(str::to_owned).to_vec();
+        }
+    }
 }
 
 #[cfg(test)]

@@ -118,6 +118,16 @@ fn figures_of_engines_are_cures() {
 }
 
 #[test]
+fn what_only_generates_is_not_told_how_to_train() {
+    let mut found = diagnose(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB of which 1.20 GiB is free.",
+    );
+    assert!(found[0].cures[0].contains("checkpointing"), "{:?}", found[0].cures);
+    found[0].of_generation();
+    assert!(found[0].cures[0].contains("shorter context"));
+}
+
+#[test]
 fn cures_of_a_server_are_its_own() {
     let message = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 23.69 GiB of \
                    which 0.20 GiB is free. Of the allocated memory 22.00 GiB is allocated by PyTorch, and 0.10 GiB is reserved by PyTorch \

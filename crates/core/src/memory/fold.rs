@@ -131,12 +131,14 @@ impl Torch {
         copies: u32,
         modules: impl Fn(u32, u32) -> u32,
     ) {
-        crate::work::repeat((marks[1].event - marks[0].event) * copies as usize);
+        let [events, storages] = [marks[1].event - marks[0].event, (marks[1].storage - marks[0].storage) as usize];
+        // A storage takes as much room as eight events.
+        crate::work::repeat((events + 8 * storages) * copies as usize);
         let mut log = self.log.borrow_mut();
         log.folded += copies as usize;
         // Room for all of them at once: twice as much as there is would be more than most answers may take.
-        log.events.reserve_exact((marks[1].event - marks[0].event) * copies as usize);
-        log.storages.reserve_exact((marks[1].storage - marks[0].storage) as usize * copies as usize);
+        log.events.reserve_exact(events * copies as usize);
+        log.storages.reserve_exact(storages * copies as usize);
         for copy in 1..=copies {
             log.repeat(marks, regions, copy.into(), |module| modules(module, copy));
         }

@@ -46,15 +46,18 @@ pub(super) fn run(
         tape.part_or(torch, (key, step, (steps - step) as usize), &mut depth, |torch| {
             one_step(torch, (plan, &**engine), passes, (optimizer, step, sizes))
         })?;
-        if let Some(evaluation) = &plan.job.evaluation
-            && (step + 1) % evaluation.every.unwrap_or(steps).max(1) == 0
-        {
+        // Nobody said that the run ends here, so what comes later comes now.
+        let due = |every: Option<u32>| match every {
+            Some(every) if plan.job.steps.is_some() => (step + 1) % every.max(1) == 0,
+            _ => (step + 1) % every.unwrap_or(steps).min(steps).max(1) == 0,
+        };
+        if let Some(evaluation) = plan.job.evaluation.as_ref().filter(|evaluation| due(evaluation.every)) {
             tape.apart(torch, |torch| {
                 let running = (&mut passes.ready, &**engine);
                 evaluation::run(torch, running, evaluation, step)
             })?;
         }
-        let saving = plan.job.saving.filter(|saving| (step + 1) % saving.every.unwrap_or(steps).max(1) == 0);
+        let saving = plan.job.saving.filter(|saving| due(saving.every));
         if let Some(full) = saving.map(Saving::is_full) {
             tape.apart(torch, |torch| {
                 let bytes = phase(torch, Phase::of_step(step, Work::Save), |torch| engine.save(torch, full));

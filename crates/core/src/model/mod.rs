@@ -222,11 +222,11 @@ impl Model {
         families::denoisers::is_pipeline(&self.config)
     }
 
-    /// What a model that makes pictures is fed with, and the pixels of a side that it makes by itself.
-    pub(crate) fn pictures(&self) -> Option<(families::denoisers::Pictures, u64)> {
+    /// What a model that makes pictures is fed with, and the pixels along height and width that it makes by itself.
+    pub(crate) fn pictures(&self) -> Option<(families::denoisers::Pictures, [u64; 2])> {
         let denoiser = families::denoisers::denoiser(&self.config);
         let pictures = families::denoisers::pictures(denoiser)?;
-        Some((pictures, pictures.side(denoiser)))
+        Some((pictures, pictures.sides(denoiser)))
     }
 
     /// How images are cut, for models whose processor hands them patches.

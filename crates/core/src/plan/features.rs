@@ -5,6 +5,7 @@ use super::{
     AdapterPlan, AllocatorOptions, Checkpointing, Gpu, InferPlan, Kernels, LossKind, ModelCode, Quantization, RunPlan,
     ServePlan, ServingEngine, TrainPlan,
 };
+use crate::dtype::DType;
 
 impl RunPlan {
     /// Every feature the plan uses.
@@ -96,6 +97,7 @@ impl TrainPlan {
         names.extend(self.parallel.as_ref().map(|parallel| format!("{} over several cards", parallel.engine.name())));
         names.extend(allocator(self.allocator));
         names.extend(card(&self.gpu));
+        names.extend(emulated(&self.gpu, self.uses(DType::BF16)));
         names
     }
 }
@@ -115,6 +117,7 @@ impl InferPlan {
         names.extend(self.quantization.as_ref().map(base));
         names.extend(allocator(self.allocator));
         names.extend(card(&self.gpu));
+        names.extend(emulated(&self.gpu, self.uses(DType::BF16)));
         names
     }
 }
@@ -172,6 +175,12 @@ fn allocator(options: AllocatorOptions) -> Vec<String> {
     .filter(|(used, _)| *used)
     .map(|(_, name)| name.to_owned())
     .collect()
+}
+
+/// What torch computes in fp32 takes another way.
+fn emulated(gpu: &Gpu, uses_bf16: bool) -> Option<String> {
+    let older = gpu.capability.is_some_and(|capability| capability < 80);
+    (older && uses_bf16).then(|| "bf16 on cards without it".to_owned())
 }
 
 /// Kernels and workspaces follow the compute capability.

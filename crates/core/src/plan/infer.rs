@@ -190,7 +190,8 @@ impl InferPlan {
             for (path, stated) in
                 [("quantization", self.quantization.is_some()), ("device_map", self.device_map.is_some())]
             {
-                faults.when(stated, || Fault::unsupported(path, "this of a whole pipeline").or_drop(path));
+                faults
+                    .when(stated, || Fault::unsupported(path, format!("{{{path}}} of a whole pipeline")).or_drop(path));
             }
         }
         faults.end()

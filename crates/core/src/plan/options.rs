@@ -226,7 +226,7 @@ impl TrainPlan {
         notes
     }
 
-    fn uses(&self, dtype: DType) -> bool {
+    pub(super) fn uses(&self, dtype: DType) -> bool {
         let engine = self.parallel.as_ref().and_then(Parallel::compute_type);
         let computes = self.quantization.as_ref().map(|quantization| quantization.compute);
         self.weights == dtype || [self.autocast, engine, computes].contains(&Some(dtype))
@@ -242,7 +242,7 @@ impl InferPlan {
         notes
     }
 
-    fn uses(&self, dtype: DType) -> bool {
+    pub(super) fn uses(&self, dtype: DType) -> bool {
         self.weights == dtype || self.quantization.as_ref().is_some_and(|quantization| quantization.compute == dtype)
     }
 }
@@ -323,9 +323,12 @@ mod tests {
 
     #[test]
     fn bf16_on_a_card_without_it_is_noted() {
-        let notes = |card: &str, weights| {
-            RunPlan::Train(Box::new(TrainPlan { weights, ..on(card, AttentionKind::Sdpa) })).notes()
-        };
+        let plan =
+            |card: &str, weights| RunPlan::Train(Box::new(TrainPlan { weights, ..on(card, AttentionKind::Sdpa) }));
+        let notes = |card: &str, weights| plan(card, weights).notes();
+        // Nor is it measured by runs in fp16.
+        let emulated = |weights| plan("T4", weights).features().contains(&"bf16 on cards without it".to_owned());
+        assert!(emulated(DType::BF16) && !emulated(DType::F16));
         assert!(notes("T4", DType::BF16)[0].contains("T4 has no bf16 (compute capability 75"));
         assert!(notes("T4", DType::F16).is_empty() && notes("A100 80GB", DType::BF16).is_empty());
     }

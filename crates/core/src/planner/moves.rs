@@ -281,6 +281,17 @@ pub const MOVES: &[Move] = &[
         },
     },
     Move {
+        settings: &["diffusion.offload"],
+        fixed: &["diffusion.offload"],
+        cost: Cost::Time,
+        why: "parts of the pipeline that do not run wait on the host",
+        values: |now| {
+            let here = now.absent("diffusion.offload") || now.is("diffusion.offload", "none");
+            let how = ["model", "sequential"].map(|how| tree::of("diffusion.offload", json!(how)));
+            when(!now.trains() && now.model.is_pipeline() && here, how)
+        },
+    },
+    Move {
         settings: &["weights", "autocast"],
         fixed: &["weights", "autocast"],
         cost: Cost::Arithmetic,

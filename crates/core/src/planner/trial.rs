@@ -7,7 +7,7 @@ use crate::ask::request;
 use crate::ask::{Kept, Request, Surroundings, resolve, tree};
 use crate::memory::simulation;
 use crate::model::Model;
-use crate::plan::{Fault, Gpu, InferPlan, ModelCode, RunPlan, TrainPlan};
+use crate::plan::{Fault, Gpu, InferPlan, ModelCode, Offload, RunPlan, TrainPlan};
 use crate::report::Totals;
 use crate::report::cost::{StepCost, of_simulation};
 
@@ -59,14 +59,24 @@ pub fn attempt(model: &Model, request: &Request, around: &Surroundings<'_>, kept
 
 /// Whether a plan cannot fit whatever its steps take: the weights of a model that is whole on one card are there all the time.
 pub fn is_hopeless(model: &Model, plan: &RunPlan, kept: Kept) -> bool {
-    let RunPlan::Train(plan) = plan else { return false };
-    let whole = plan.parallel.is_none()
-        && plan.quantization.is_none()
-        && model.config()["quantization_config"].is_null()
-        && plan.model_code == ModelCode::Transformers
-        && plan.objective.is_plain();
-    let weights = model.elements().saturating_mul(plan.weights.size());
-    whole && weights > plan.gpu.memory.saturating_sub(kept.of(plan.gpu.memory))
+    let (whole, size) = match plan {
+        RunPlan::Train(plan) => {
+            let here = plan.parallel.is_none() && plan.quantization.is_none();
+            (here && plan.model_code == ModelCode::Transformers, plan.weights.size())
+        }
+        RunPlan::Infer(plan) => {
+            let here = plan.device_map.is_none() && plan.quantization.is_none();
+            (here && plan.diffusion.offload == Offload::None, plan.weights.size())
+        }
+        RunPlan::Serve(_) => (false, 0),
+    };
+    // No checkpoint has fewer than two bits of each.
+    let weights = match model.config()["quantization_config"].is_null() {
+        true => model.elements().saturating_mul(size),
+        false => model.elements() / 4,
+    };
+    let gpu = plan.gpu();
+    whole && weights > gpu.memory.saturating_sub(kept.of(gpu.memory))
 }
 
 /// Tries a request with a change over it.

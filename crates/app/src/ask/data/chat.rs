@@ -3,10 +3,13 @@
 use std::path::Path;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
+use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, Error, ErrorKind, context};
+use serde::Serialize;
 use serde_json::Value;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
+use super::bounded;
 use crate::ask::files;
 use crate::failure::Failure;
 
@@ -19,8 +22,6 @@ pub(super) struct Chat {
 
 /// No template is larger.
 const MOST_BYTES: u64 = 1 << 20;
-/// What one template may compute.
-const FUEL: u64 = 5_000_000;
 
 impl Chat {
     /// What stands beside a `tokenizer.json`: `chat_template.jinja`, or the one of `tokenizer_config.json`.
@@ -42,7 +43,7 @@ impl Chat {
             Value::String(token) => token.clone(),
             other => other["content"].as_str().unwrap_or_default().to_owned(),
         };
-        let template = own.or_else(|| template(&config["chat_template"]));
+        let template = own.or_else(|| template(&config["chat_template"])).map(|template| without_marks(&template));
         Self { template, begin: token("bos_token"), end: token("eos_token") }
     }
 
@@ -62,22 +63,70 @@ impl Chat {
         let messages: Vec<Value> = messages.iter().map(renamed).collect();
         let Some(template) = &self.template else { return Ok(chatml(&messages, answers)) };
         let mut environment = Environment::new();
-        if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
-            environment.set_syntax(syntax);
-        }
-        environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.add_filter("tojson", json_as_python);
         environment.add_function("raise_exception", |what: String| -> Result<String, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, what))
         });
         // Dates only change digits.
         environment.add_function("strftime_now", |_: String| "01 Jan 2026");
+        let given = serde_json::to_vec(&messages).map_or(0, |chat| chat.len() as u64);
         let values = context! {
             messages => Serde(messages), add_generation_prompt => answers, bos_token => self.begin.as_str(), eos_token => self.end.as_str(),
         };
-        let filled = environment.render_str(template, values);
+        let filled = syntax.and_then(|syntax| bounded::fill(template, environment, syntax, values, given));
         filled.map_err(|error| format!("its chat does not go into the chat template: {error}"))
     }
+}
+
+/// transformers' own `{% generation %}` marks what an assistant wrote, and writes nothing.
+fn without_marks(template: &str) -> String {
+    let mut parts = template.split("{%");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let sign = part.len() - part.trim_start_matches(['-', '+']).len();
+        let (sign, rest) = part.split_at(sign);
+        let word = rest.trim_start();
+        let name = word.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+        let new = match name {
+            "generation" => "if true",
+            "endgeneration" => "endif",
+            other => other,
+        };
+        plain += &format!("{{%{sign} {new}{}", &word[name.len()..]);
+    }
+    plain
+}
+
+/// `json.dumps` writes a space behind every comma and colon.
+struct Spaced;
+
+impl Formatter for Spaced {
+    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, to: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { to.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, to: &mut W, first: bool) -> std::io::Result<()> {
+        self.begin_array_value(to, first)
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, to: &mut W) -> std::io::Result<()> {
+        to.write_all(b": ")
+    }
+}
+
+/// A value as transformers' `tojson` writes it.
+fn json_as_python(value: minijinja::Value, options: Kwargs) -> Result<String, Error> {
+    let mut text = Vec::new();
+    let written = match options.get::<Option<usize>>("indent")? {
+        None => value.serialize(&mut Serializer::with_formatter(&mut text, Spaced)),
+        Some(width) => {
+            let indent = " ".repeat(width.min(16));
+            value.serialize(&mut Serializer::with_formatter(&mut text, PrettyFormatter::with_indent(indent.as_bytes())))
+        }
+    };
+    written.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// The template, or the one called `default` of several.

@@ -1,11 +1,13 @@
 //! How long the samples of a data file are, counted by the model's own tokenizer.
 
+mod bounded;
 mod chat;
 mod row;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
@@ -27,12 +29,12 @@ pub(crate) struct Data {
 const MOST_BYTES: u64 = 256 << 20;
 /// No tokenizer is larger.
 const MOST_TOKENIZER: u64 = 64 << 20;
+/// Text of one sample: a tokenizer takes seconds for so much.
+const MOST_TEXT: usize = 4 << 20;
 /// Samples that a plan may list.
 const MOST_SAMPLES: usize = 1 << 20;
-/// Rows that are counted at once.
-const AT_ONCE: usize = 512;
 /// Counting ends after so long, with what there is.
-const LONGEST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(3);
 
 /// What was counted: the setting `job.lengths`, and what to say of it.
 pub(crate) struct Counted {
@@ -46,28 +48,25 @@ impl Data {
     /// Counts the tokens of every sample.
     pub(crate) fn count(&self) -> Result<Counted, Failure> {
         let failed = |what: String| Failure::bad_input(format!("{}: {what}", self.file.display()));
+        let start = Instant::now();
         let text = self.text()?;
-        let rows = rows(&text).map_err(failed)?;
-        let total = rows.len();
+        let (rows, total) = rows(&text).map_err(failed)?;
         let mut reader = Reader { tokenizer: None, chat: None };
         let mut counted: Vec<[u64; 2]> = Vec::new();
-        let (start, mut kinds) = (Instant::now(), std::collections::BTreeSet::new());
-        for (at, rows) in rows.chunks(AT_ONCE).enumerate() {
-            if start.elapsed() > LONGEST || counted.len() >= MOST_SAMPLES {
+        let mut kinds = std::collections::BTreeSet::new();
+        for (line, row) in rows {
+            if start.elapsed() > LONGEST && !counted.is_empty() {
                 break;
             }
-            let mut texts = Vec::with_capacity(rows.len());
-            for (line, row) in rows.iter().enumerate() {
-                let text = Text::of(row).map_err(|what| failed(format!("row {}: {what}", at * AT_ONCE + line + 1)))?;
-                kinds.insert(text.kind());
-                texts.push(text);
-            }
-            if texts.iter().any(Text::needs_tokenizer) && reader.tokenizer.is_none() {
+            let row: Value = serde_json::from_str(row).map_err(|error| failed(format!("{line}: {error}")))?;
+            let text = Text::of(&row).map_err(|what| failed(format!("{line}: {what}")))?;
+            kinds.insert(text.kind());
+            if text.needs_tokenizer() && reader.tokenizer.is_none() {
                 reader = Reader::open(self.tokenizer.as_deref().ok_or_else(|| {
                     failed("its rows are text".into()).hint("name the model's tokenizer.json by --tokenizer")
                 })?)?;
             }
-            counted.extend(reader.lengths(&texts).map_err(failed)?);
+            counted.extend(reader.lengths(&[text]).map_err(|what| failed(format!("{line}: {what}")))?);
         }
         if counted.is_empty() {
             return Err(failed("there is no sample in it".into()));
@@ -84,14 +83,13 @@ impl Data {
 
     /// The beginning of the file.
     fn text(&self) -> Result<String, Failure> {
-        let bytes = crate::disk::head(&self.file, MOST_BYTES)
+        let mut bytes = crate::disk::head(&self.file, MOST_BYTES)
             .map_err(|error| Failure::bad_input(format!("{}: {error}", self.file.display())))?;
         // What is cut off in the middle is no row.
-        let end = match bytes.len() as u64 == MOST_BYTES {
-            true => bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1),
-            false => bytes.len(),
-        };
-        String::from_utf8(bytes[..end].to_vec())
+        if bytes.len() as u64 == MOST_BYTES {
+            bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1));
+        }
+        String::from_utf8(bytes)
             .map_err(|_| Failure::bad_input(format!("{}: it is not UTF-8 text", self.file.display())))
     }
 }
@@ -103,20 +101,77 @@ fn said(file: &Path, kinds: &std::collections::BTreeSet<&str>, (counted, total):
     format!("{}: {part} samples counted ({kinds})", file.display())
 }
 
-/// Rows of JSON lines, or of a JSON list.
-fn rows(text: &str) -> Result<Vec<Value>, String> {
+/// A row where it stands, unread: what is read takes ten times as much.
+type Unread<'a> = (String, &'a str);
+
+/// Rows of JSON lines, or of a JSON list, and how many there are beyond those that are listed.
+fn rows(text: &str) -> Result<(Box<dyn Iterator<Item = Unread<'_>> + '_>, usize), String> {
     if text.trim_start().starts_with('[') {
-        return serde_json::from_str(text).map_err(|error| error.to_string());
+        let List { listed, all } = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let listed = listed.into_iter().zip(1..).map(|(row, at)| (format!("row {at}"), row.get()));
+        return Ok((Box::new(listed), all));
     }
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    lines.map(|(at, line)| serde_json::from_str(line).map_err(|error| format!("line {}: {error}", at + 1))).collect()
+    let lines = || text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let listed = lines().take(MOST_SAMPLES).map(|(at, line)| (format!("line {}", at + 1), line));
+    Ok((Box::new(listed), lines().count()))
+}
+
+/// The first rows of a JSON list, and how many it has.
+#[derive(Default)]
+struct List<'a> {
+    listed: Vec<&'a RawValue>,
+    all: usize,
+}
+
+impl<'de> serde::Deserialize<'de> for List<'de> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Rows;
+        impl<'de> serde::de::Visitor<'de> for Rows {
+            type Value = List<'de>;
+            fn expecting(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                to.write_str("a list of rows")
+            }
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut rows: A) -> Result<List<'de>, A::Error> {
+                let mut list = List::default();
+                while list.listed.len() < MOST_SAMPLES {
+                    let Some(row) = rows.next_element()? else { break };
+                    list.listed.push(row);
+                }
+                list.all = list.listed.len();
+                while rows.next_element::<serde::de::IgnoredAny>()?.is_some() {
+                    list.all += 1;
+                }
+                Ok(list)
+            }
+        }
+        deserializer.deserialize_seq(Rows)
+    }
 }
 
 /// Rows of a text by a tokenizer and the config beside it, none of them in a file: what `fuzz/` runs.
 pub(crate) fn of_bytes(tokenizer: &[u8], config: &Value, text: &str) -> Result<Vec<[u64; 2]>, String> {
-    let rows = rows(text)?;
+    let rows = rows(text)?.0.map(|(_, row)| serde_json::from_str(row)).collect::<Result<Vec<Value>, _>>();
+    let rows = rows.map_err(|error| error.to_string())?;
     let texts: Vec<Text<'_>> = rows.iter().map(Text::of).collect::<Result<_, _>>()?;
-    Reader::of(tokenizer.to_vec(), Chat::of(config, None))?.lengths(&texts)
+    Reader::of(tokenizer, Chat::of(config, None))?.lengths(&texts)
+}
+
+/// A tokenizer as far as it counts: `tokenizers` panics on a decoder that is broken, and on a table of characters.
+fn plain(tokenizer: &[u8]) -> Result<Vec<u8>, String> {
+    let said = |error: serde_json::Error| format!("no tokenizer: {error}");
+    let mut parts: serde_json::Map<String, Value> = serde_json::from_slice(tokenizer).map_err(said)?;
+    parts.insert("decoder".into(), Value::Null);
+    check_tables(parts.get("normalizer").unwrap_or(&Value::Null))?;
+    serde_json::to_vec(&parts).map_err(said)
+}
+
+/// Tables of characters, wherever normalizers stand in each other.
+fn check_tables(normalizer: &Value) -> Result<(), String> {
+    if normalizer["type"] == "Precompiled" {
+        serde_json::from_str::<tokenizers::normalizers::Precompiled>(&normalizer.to_string())
+            .map_err(|error| format!("no tokenizer: its table of characters: {error}"))?;
+    }
+    normalizer["normalizers"].as_array().into_iter().flatten().try_for_each(check_tables)
 }
 
 /// A tokenizer, and how it writes a chat.
@@ -130,11 +185,12 @@ impl Reader {
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let failed = |what: String| Failure::bad_input(format!("{}: {what}", file.display()));
         let bytes = files::bytes(&file, MOST_TOKENIZER)?;
-        Self::of(bytes, Chat::beside(&file)?).map_err(failed)
+        Self::of(&bytes, Chat::beside(&file)?).map_err(failed)
     }
 
-    fn of(tokenizer: Vec<u8>, chat: Chat) -> Result<Self, String> {
-        let mut tokenizer = Tokenizer::from_bytes(tokenizer).map_err(|error| format!("no tokenizer: {error}"))?;
+    fn of(tokenizer: &[u8], chat: Chat) -> Result<Self, String> {
+        let mut tokenizer =
+            Tokenizer::from_bytes(plain(tokenizer)?).map_err(|error| format!("no tokenizer: {error}"))?;
         // What a tokenizer is told for inference is not how data is counted.
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
@@ -158,6 +214,10 @@ impl Reader {
         for (text, written) in texts.iter().zip(whole) {
             found.push(match written {
                 None => [0, text.tokens().unwrap_or(0)],
+                Some(row::Written { all, .. }) if all.len() > MOST_TEXT => {
+                    let what = format!("it has {} bytes of text, and {MOST_TEXT} are the most", all.len());
+                    return Err(format!("{what}; say its length by a column length"));
+                }
                 Some(row::Written { prompt, all, special, end }) => {
                     let mut parts = vec![all];
                     parts.extend(prompt);
@@ -222,13 +282,51 @@ mod tests {
     }
 
     #[test]
+    fn templates_have_what_transformers_gives_them() {
+        let template = "{% for m in messages %}{% generation %}{{ m.tool_calls|tojson }}{%- endgeneration %}{% if loop.last %}{% break %}{% endif %}{% endfor %}";
+        let chat = Chat::of(&json!({"chat_template": template}), None);
+        let message =
+            json!({"role": "assistant", "content": null, "tool_calls": [{"name": "f", "arguments": {"x": [1, 2]}}]});
+        let written = chat.write(&[message], false).unwrap();
+        assert_eq!(written, r#"[{"name": "f", "arguments": {"x": [1, 2]}}]"#);
+    }
+
+    /// `tokenizers` panics on each of these.
+    #[test]
+    fn broken_tokenizers_are_refused() {
+        let whole = |normalizer: &str, decoder: &str| {
+            format!(
+                r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": {normalizer},
+                "pre_tokenizer": {{"type": "WhitespaceSplit"}}, "post_processor": null, "decoder": {decoder},
+                "model": {{"type": "WordLevel", "vocab": {{"[UNK]": 0}}, "unk_token": "[UNK]"}}}}"#
+            )
+        };
+        let table = r#"{"type": "Precompiled", "precompiled_charsmap": "a"}"#;
+        let nested = format!(r#"{{"type": "Sequence", "normalizers": [{{"type": "NFC"}}, {table}]}}"#);
+        for broken in [whole("null", r#"{"type" "BPEDecoder"}"#), whole(table, "null"), whole(&nested, "null")] {
+            assert!(of_bytes(broken.as_bytes(), &Value::Null, r#"{"text": "a b"}"#).is_err(), "{broken}");
+        }
+        // How tokens become text again is no matter where they are counted.
+        let odd = whole("null", r#"{"type": "nobody's"}"#);
+        assert_eq!(of_bytes(odd.as_bytes(), &Value::Null, r#"{"text": "a b"}"#), Ok(vec![[0, 3]]));
+    }
+
+    #[test]
+    fn more_rows_than_a_plan_may_list_are_only_counted() {
+        let rows = "[".to_owned() + &"{},".repeat(MOST_SAMPLES + 1) + "{}]";
+        let (listed, all) = super::rows(&rows).unwrap();
+        assert_eq!((listed.count(), all), (MOST_SAMPLES, MOST_SAMPLES + 2));
+    }
+
+    #[test]
     fn what_is_no_sample_is_refused() {
         let folder = folder();
         for (rows, said) in [
-            ("{\"colour\": \"red\"}", "row 1"),
+            ("{\"colour\": \"red\"}", "line 1"),
             ("", "no sample"),
             ("{\"text\": \"a\"}\n{\"text\"", "line 2"),
-            ("{\"text\": 5}", "row 1"),
+            (&json!({"text": "a ".repeat(MOST_TEXT)}).to_string(), "column length"),
+            ("[{\"length\": 5}, {\"text\": 5}]", "row 2"),
         ] {
             let message = count(folder.path(), rows).err().unwrap().message(crate::failure::Door::CommandLine);
             assert!(message.contains(said), "{message}");

@@ -269,14 +269,14 @@ impl<'a> Draft<'a> {
     }
 
     /// Pictures of a model that makes them: one for each sample, or those of its video, of whole latents.
-    fn pictures(&mut self, pictures: Pictures, side: u64, whole: bool, batch: &mut Batch) {
+    fn pictures(&mut self, pictures: Pictures, [high, wide]: [u64; 2], whole: bool, batch: &mut Batch) {
         const ALONE: &str =
             "one part of a pipeline alone: the others (text encoders, denoiser, autoencoder) are not counted";
         if !whole {
             self.notes.push(ALONE.to_owned());
         }
         let Some([count, height, width]) = batch.images else {
-            batch.images = Some([batch.batch_size.saturating_mul(pictures.frames), side, side]);
+            batch.images = Some([batch.batch_size.saturating_mul(pictures.frames), high, wide]);
             return self.derived.push(("batch.images".into(), "as large as the model makes them".into()));
         };
         let full = [height, width].map(|size| size.next_multiple_of(pictures.pixels));
@@ -314,8 +314,8 @@ impl<'a> Draft<'a> {
 
     /// Images as the model's processor scales them: to whole patches of those that are cut.
     fn images(&mut self, model: &Model, batch: &mut Batch) {
-        if let Some((pictures, side)) = model.pictures() {
-            self.pictures(pictures, side, model.is_pipeline(), batch);
+        if let Some((pictures, sides)) = model.pictures() {
+            self.pictures(pictures, sides, model.is_pipeline(), batch);
         }
         if !Batch::reads_tokens(model) && model.pictures().is_none() {
             self.one_each(batch);

@@ -3,8 +3,9 @@
 use serde_json::json;
 
 use super::{Draft, limits, longest_sequence};
+use crate::model::op::Op;
 use crate::model::task::CHOICES;
-use crate::model::{Inputs, Model, Task};
+use crate::model::{Inputs, Model, Program, Step, Task};
 use crate::plan::{Batch, Fault, InferPlan, TrainPlan};
 
 /// Samples of a training run.
@@ -133,6 +134,9 @@ pub(super) fn media(model: &Model, draft: &mut Draft<'_>, inputs: Inputs, name: 
             }
         }
     }
+    if draft.states("attention") && !model.is_learned_program() && !chooses_attention(model, &inputs) {
+        draft.notes.push(format!("attention: {name} computes none in another way, so it changes nothing"));
+    }
     if model.task() == Task::MultipleChoice {
         draft.notes.push(format!("a sample is a question with {CHOICES} answers, each a sequence of its own"));
     }
@@ -164,4 +168,11 @@ pub(super) fn media(model: &Model, draft: &mut Draft<'_>, inputs: Inputs, name: 
             draft.notes.push(format!("{unused}: {name} does not take it, so it changes nothing"));
         }
     }
+}
+
+/// Whether a model has attention that can be computed in several ways: models of diffusers have one of their own.
+fn chooses_attention(model: &Model, inputs: &Inputs) -> bool {
+    let attends = |step: &Step| matches!(step, Step::Run { op: Op::Attention(_) | Op::BiasedAttention(_), .. });
+    let has = |program: &Program| program.steps.iter().any(attends);
+    model.pictures().is_none() && model.shared_program(inputs.clone()).map_or(true, |program| has(&program))
 }

@@ -235,8 +235,15 @@ impl Job {
 
     /// What a report should say about it.
     pub(in crate::plan) fn note(&self) -> Option<String> {
-        let steps = self.steps.filter(|steps| self.repeats() && *steps > Self::MOST_ALIKE)?;
-        Some(format!("{steps} steps that are alike: after the first {} nothing is new", Self::MOST_ALIKE))
+        let steps = self.steps?;
+        if self.repeats() && steps > Self::MOST_ALIKE {
+            return Some(format!("{steps} steps that are alike: after the first {} nothing is new", Self::MOST_ALIKE));
+        }
+        let evaluation = self.evaluation.as_ref().and_then(|evaluation| evaluation.every);
+        let saving = self.saving.and_then(|saving| saving.every);
+        let late = |(what, every): (&'static str, Option<u32>)| Some((what, every.filter(|every| *every > steps)?));
+        let (what, every) = [("evaluation", evaluation), ("checkpoint", saving)].into_iter().find_map(late)?;
+        Some(format!("no {what} in {steps} steps: one comes after every {every}"))
     }
 
     /// Whether it is the ideal step alone.

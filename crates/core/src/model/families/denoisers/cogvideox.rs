@@ -25,7 +25,7 @@ pub(super) const FAMILY: Family = Family {
     build,
 };
 
-pub(super) const PICTURES: Pictures = Pictures { side: 60, pixels: 8, frames: 49, between: 4 };
+pub(super) const PICTURES: Pictures = Pictures { sides: [60, 90], pixels: 8, frames: 49, between: 4 };
 
 struct CogVideoX {
     channels: [u64; 2],

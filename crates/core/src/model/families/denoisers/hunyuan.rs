@@ -36,7 +36,7 @@ pub(super) const FAMILY: Family = Family {
     build,
 };
 
-pub(super) const PICTURES: Pictures = Pictures { side: 90, pixels: 8, frames: 129, between: 4 };
+pub(super) const PICTURES: Pictures = Pictures { sides: [90, 160], pixels: 8, frames: 129, between: 4 };
 /// Tokens of a prompt: the pipeline fills up to them.
 const TOKENS: u64 = 256;
 

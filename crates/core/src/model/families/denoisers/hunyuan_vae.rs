@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
     build,
 };
 
-pub(super) const PICTURES: Pictures = Pictures { side: 720, pixels: 1, frames: 129, between: 4 };
+pub(super) const PICTURES: Pictures = Pictures { sides: [720, 1280], pixels: 1, frames: 129, between: 4 };
 
 /// Pixels of a tile's side and from one to the next, and the same in frames (`tile_sample_min_height` and its kin).
 const TILE: [u64; 2] = [256, 192];

@@ -25,7 +25,7 @@ pub(super) const FAMILY: Family = Family {
     build,
 };
 
-pub(super) const PICTURES: Pictures = Pictures { side: 22, pixels: 32, frames: 161, between: 8 };
+pub(super) const PICTURES: Pictures = Pictures { sides: [16, 22], pixels: 32, frames: 161, between: 8 };
 /// Tokens of a prompt: the pipeline fills up to them.
 const TOKENS: u64 = 128;
 

@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     build,
 };
 
-pub(super) const PICTURES: Pictures = Pictures { side: 512, pixels: 1, frames: 161, between: 8 };
+pub(super) const PICTURES: Pictures = Pictures { sides: [512, 704], pixels: 1, frames: 161, between: 8 };
 
 /// Pixels of a tile's side, and from one to the next (`tile_sample_min_height`, `tile_sample_stride_height`).
 const TILE: [u64; 2] = [512, 448];

@@ -27,8 +27,8 @@ use crate::model::Graph;
 /// What a model is fed with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pictures {
-    /// Latents of a side where the config does not say.
-    side: u64,
+    /// Latents along height and width where the config does not say: what the pipeline's `__call__` has (diffusers 0.36).
+    sides: [u64; 2],
     /// Pixels of a latent's side.
     pub(crate) pixels: u64,
     /// Pictures of a sample: one, or those of a video.
@@ -40,20 +40,22 @@ pub(crate) struct Pictures {
 impl Pictures {
     /// Stills of so many latents a side.
     const fn stills(side: u64, pixels: u64) -> Self {
-        Self { side, pixels, frames: 1, between: 1 }
+        Self { sides: [side, side], pixels, frames: 1, between: 1 }
     }
 
-    /// Pixels of a side that the model was made for.
-    pub(crate) fn side(&self, config: &Value) -> u64 {
-        config["sample_size"].as_u64().unwrap_or(self.side).saturating_mul(self.pixels)
+    /// Pixels along height and width that the model was made for.
+    pub(crate) fn sides(&self, config: &Value) -> [u64; 2] {
+        let both = config["sample_size"].as_u64();
+        let [high, wide] = ["sample_height", "sample_width"].map(|key| config[key].as_u64().or(both));
+        [high.unwrap_or(self.sides[0]), wide.unwrap_or(self.sides[1])].map(|side| side.saturating_mul(self.pixels))
     }
 
     /// Latents of a sample along time, height and width.
     fn latents(&self, g: &Graph) -> [u64; 3] {
-        let side = self.side.saturating_mul(self.pixels);
+        let [high, wide] = self.sides.map(|side| side.saturating_mul(self.pixels));
         let [count, height, width] = match g.inputs.images {
             Some(images) => [images.count / g.inputs.batch.max(1), images.height, images.width],
-            None => [self.frames, side, side],
+            None => [self.frames, high, wide],
         };
         [count.saturating_sub(1) / self.between + 1, (height / self.pixels).max(1), (width / self.pixels).max(1)]
     }

@@ -25,7 +25,7 @@ pub(super) const FAMILY: Family = Family {
     build,
 };
 
-pub(super) const PICTURES: Pictures = Pictures { side: 60, pixels: 8, frames: 81, between: 4 };
+pub(super) const PICTURES: Pictures = Pictures { sides: [60, 104], pixels: 8, frames: 81, between: 4 };
 /// Tokens of a prompt: the pipeline fills up to them.
 const TOKENS: u64 = 512;
 

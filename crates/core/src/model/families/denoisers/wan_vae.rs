@@ -21,9 +21,9 @@ pub(super) const QWEN: Family =
     Family { name: "autoencoder of Qwen-Image", model_types: &["AutoencoderKLQwenImage"], ..FAMILY };
 
 /// Wan's default is 81 pictures; one for each latent and three more.
-pub(super) const PICTURES: Pictures = Pictures { side: 480, pixels: 1, frames: 81, between: 4 };
+pub(super) const PICTURES: Pictures = Pictures { sides: [480, 832], pixels: 1, frames: 81, between: 4 };
 /// Pictures of one alone.
-pub(super) const STILL: Pictures = Pictures { side: 1024, pixels: 1, frames: 1, between: 1 };
+pub(super) const STILL: Pictures = Pictures { sides: [1024, 1024], pixels: 1, frames: 1, between: 1 };
 
 /// Frames that a convolution along time keeps of what it has seen.
 const KEPT: u64 = 2;
