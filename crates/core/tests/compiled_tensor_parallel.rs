@@ -8,8 +8,10 @@ use serde_json::json;
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
-use vramcast_core::plan::parallel::{Engine, Fsdp2, Mesh, Parallel, TensorForm, TensorParallel};
-use vramcast_core::plan::{Batch, Checkpointing, Compile, Gpus, Implementation, Optimizer, PlanError, TrainPlan};
+use vramcast_core::plan::parallel::{Engine, Mesh, Parallel, TensorForm, TensorParallel};
+use vramcast_core::plan::{
+    Batch, Checkpointing, Compile, Float8, Gpus, Implementation, Optimizer, PlanError, TrainPlan,
+};
 
 /// Three layers of 2048 or two of 4096.
 fn model(wide: bool) -> Model {
@@ -37,7 +39,7 @@ fn plan((batch_size, seq_len): (u64, u64), weights: DType, checkpointing: bool, 
         compile,
         keep_outputs: false,
         optimizer: Optimizer { implementation: Implementation::Fused, ..Optimizer::default() },
-        parallel: Some(Parallel { mesh, engine: Engine::Fsdp2(Fsdp2 { tensor, ..Fsdp2::default() }), no_sync: false }),
+        parallel: Some(Parallel { mesh, engine: Engine::Tp(tensor), no_sync: false }),
         gpu: Gpus::embedded().find("H200").unwrap(),
         ..TrainPlan::default()
     }
@@ -45,17 +47,25 @@ fn plan((batch_size, seq_len): (u64, u64), weights: DType, checkpointing: bool, 
 
 #[test]
 fn compiled_layers_under_tensor_parallel_are_as_rehearsed() {
-    let mut off = Vec::new();
-    for (wide, size, weights, checkpointing, rehearsed) in [
-        (true, (4, 512), DType::BF16, false, 2526722560.0),
-        (false, (2, 1024), DType::BF16, true, 1829111808.0),
-        (true, (2, 1024), DType::F32, false, 4897154560.0),
-        (false, (1, 2048), DType::BF16, true, 1828857856.0),
-        (true, (2, 2048), DType::BF16, false, 3279650304.0),
-        (false, (4, 512), DType::F32, true, 2845635584.0),
+    for (wide, size, weights, checkpointing, rehearsed, near) in [
+        (true, (4, 512), DType::BF16, false, 2_526_722_560.0, 0.1),
+        (false, (2, 1024), DType::BF16, true, 1_829_111_808.0, 0.1),
+        (true, (2, 1024), DType::F32, false, 4_897_154_560.0, 0.1),
+        (false, (1, 2048), DType::BF16, true, 1_828_857_856.0, 0.1),
+        (true, (2, 2048), DType::BF16, false, 3_279_650_304.0, 0.1),
+        // Its peak is the optimizer's step, which copies one table's part there, compiled or not; that is not modelled.
+        (false, (4, 512), DType::F32, true, 2_845_635_584.0, 1.7),
     ] {
-        let found = peak(wide, &plan(size, weights, checkpointing, Some(Compile::Layers))).unwrap();
-        off.push((found / rehearsed - 1.0) * 100.0);
+        let plan = plan(size, weights, checkpointing, Some(Compile::Layers));
+        let error = (peak(wide, &plan).unwrap() / rehearsed - 1.0) * 100.0;
+        assert!(error.abs() < near, "{wide} {size:?} {weights:?}: {error:+.2} %");
     }
-    assert!(off.iter().all(|error: &f64| error.abs() < 1.0), "{off:.2?} %");
+}
+
+/// Collectives inside graphs of float8 gather bytes, which is not modelled.
+#[test]
+fn float8_beside_it_is_refused_by_name() {
+    let bytes = plan((2, 1024), DType::BF16, false, Some(Compile::Layers));
+    let refused = peak(true, &TrainPlan { float8: Some(Float8::Rowwise), ..bytes }).unwrap_err().to_string();
+    assert!(refused.contains("float8 training with tensor parallel"), "{refused}");
 }

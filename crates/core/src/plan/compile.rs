@@ -64,8 +64,12 @@ impl TrainPlan {
         let whole = compile.is_whole();
         let alone = |parallel: &Parallel| {
             let mesh = &parallel.mesh;
-            let Engine::Fsdp2(fsdp) = &parallel.engine else { return false };
-            let tensor = mesh.tp == 1 || fsdp.tensor.form == TensorForm::Torchtitan;
+            let form = match &parallel.engine {
+                Engine::Fsdp2(fsdp) => fsdp.tensor.form,
+                Engine::Tp(tensor) => tensor.form,
+                _ => return false,
+            };
+            let tensor = mesh.tp == 1 || form == TensorForm::Torchtitan;
             tensor && mesh.pp.max(mesh.cp).max(mesh.sp) == 1
         };
         let spread = self.parallel.as_ref();

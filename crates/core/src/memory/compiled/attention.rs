@@ -35,19 +35,24 @@ impl Graph {
         self.with_rule(Kind::View("view"), &[copied], whole, dtype, Rule::RepeatOf(x))
     }
 
-    /// `_scaled_dot_product_attention_math`: scores and their softmax are tensors, in fp32, and the result lies by heads.
-    pub(super) fn attention_in_full(&mut self, q: Id, k: Id, v: Id, groups: u64) -> Id {
+    /// `_scaled_dot_product_attention_math`: scores and their softmax are tensors, in fp32, and the result lies by heads. The mask
+    /// is causal where none is given.
+    pub(super) fn attention_in_full(&mut self, [q, k, v]: [Id; 3], groups: u64, mask: Option<Id>, drops: bool) -> Id {
         let dtype = self.dtype(q);
         let [q, k, v] = [q, k, v].map(|x| self.cast(x, DType::F32));
-        let [k, v] = [k, v].map(|x| self.repeated(x, groups));
+        let [k, v] = if groups > 1 { [k, v].map(|x| self.repeated(x, groups)) } else { [k, v] };
         let [q, k] =
             [q, k].map(|x| self.with_rule(Kind::Pointwise("scale"), &[x], self.shape(x), self.dtype(x), Rule::Scaled));
         let turned = self.swapped(k);
         let scores = self.batched(q, turned);
         let [rows, columns] = [2, 3].map(|axis| self.shape(scores).size(axis));
-        let mask = self.node(Kind::Pointwise("mask"), &[], Shape::from([rows, columns]), self.dtype(q));
+        let mask = match mask {
+            Some(mask) => self.node(Kind::Pointwise("where"), &[mask], self.shape(mask), self.dtype(q)),
+            None => self.node(Kind::Pointwise("mask"), &[], Shape::from([rows, columns]), self.dtype(q)),
+        };
         let masked = self.add(scores, mask);
         let shares = self.softmax(masked, None);
+        let shares = if drops { dropout(self, shares) } else { shares };
         let result = self.batched(shares, v);
         let [batch, heads, seq, dim] = [0, 1, 2, 3].map(|axis| self.shape(result).size(axis));
         let joined = self.view("permute", result, Shape::from([batch, seq, heads, dim]));

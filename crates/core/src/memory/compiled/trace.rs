@@ -16,6 +16,9 @@ use crate::model::op::{
 use crate::model::{ModuleKind, Program, Shape, Step};
 use crate::plan::{Float8, Selective};
 
+/// A mask that no fused kernel takes.
+const SPREAD: &str = "mask of a column";
+
 /// Where what comes into a graph comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::memory) enum Source {
@@ -272,10 +275,12 @@ impl Tracer<'_> {
                 if !self.around.whole {
                     return Err("a mask that a layer makes itself".into());
                 }
-                // What transformers makes of no mask in both directions is a column that was spread out, which no fused
-                // kernel takes.
-                if matches!(kind, Mask::Full | Mask::FullSliding(_)) && !self.around.masked {
-                    return Err("an encoder on a batch without an attention mask, whose scores are tensors,".into());
+                if matches!(kind, Mask::FullSliding(_)) && !self.around.masked {
+                    return Err("an encoder with windows on a batch without an attention mask".into());
+                }
+                // What transformers makes of no mask in both directions is a column that was spread out.
+                if matches!(kind, Mask::Full) && !self.around.masked {
+                    return one(g.node(Kind::Pointwise(SPREAD), &[], shape, DType::Bool));
                 }
                 let windowed = matches!(kind, Mask::Sliding(_) | Mask::SlidingEager(_) | Mask::Chunked(_));
                 let name = if windowed { "mask of a window" } else { "mask" };
@@ -452,7 +457,10 @@ impl Tracer<'_> {
         }
         // Kernels for fp32 have as many heads of keys as of queries.
         if spec.groups > 1 && (falcon || dtype == DType::F32 && mask.is_none() && !flex) {
-            return Ok(g.attention_in_full(q, k, v, spec.groups));
+            return Ok(g.attention_in_full([q, k, v], spec.groups, None, false));
+        }
+        if let Some(mask) = mask.filter(|mask| g.nodes[*mask as usize].kind == Kind::Pointwise(SPREAD)) {
+            return Ok(g.attention_in_full([q, k, v], 1, Some(mask), spec.dropout_per_mille > 0));
         }
         let mask = mask.map(|mask| match g.dtype(mask) {
             DType::Bool => g.node(Kind::Pointwise("where"), &[mask], g.shape(mask), dtype),
