@@ -97,12 +97,11 @@ fn graphs_that_break_run_in_pieces() {
 #[test]
 fn what_is_not_modelled_is_refused_by_name() {
     let refusal = |model: &Model, plan: &TrainPlan| simulation::train(model, plan).unwrap_err().to_string();
-    let eager = TrainPlan { attention: AttentionKind::Eager, ..plan(Some(Compile::Layers)) };
-    assert!(refusal(&model(2), &eager).contains("attention other than SDPA"));
-    let bloom =
-        serde_json::json!({"model_type": "bloom", "n_layer": 2, "hidden_size": 64, "n_head": 4, "vocab_size": 512});
-    let bloom = Model::new(bloom, Some("AutoModelForCausalLM")).unwrap();
-    let said = refusal(&bloom, &plan(Some(Compile::Model)));
+    let flash = TrainPlan { attention: AttentionKind::Flash2, ..plan(Some(Compile::Layers)) };
+    assert!(refusal(&model(2), &flash).contains("attention other than SDPA"));
+    let t5 = serde_json::json!({"model_type": "t5", "num_layers": 2, "d_model": 64, "num_heads": 4, "vocab_size": 512});
+    let t5 = Model::new(t5, Some("AutoModelForSeq2SeqLM")).unwrap();
+    let said = refusal(&t5, &plan(Some(Compile::Model)));
     assert!(said.contains("torch.compile") && said.contains("not modelled"), "{said}");
     let bytes = TrainPlan { float8: Some(Float8::Rowwise), ..plan(None) };
     assert!(refusal(&model(2), &bytes).contains("float8 training without torch.compile"));
@@ -238,18 +237,46 @@ fn an_encoder_with_a_mask_is_compiled() {
     let config = serde_json::json!({"model_type": "bert", "vocab_size": 30522, "hidden_size": 1024,
         "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096});
     let model = Model::new(config, Some("AutoModelForSequenceClassification")).unwrap();
-    let batch = |mask| Batch { batch_size: 16, seq_len: 128, mask, ..Batch::default() };
     let optimizer = Optimizer { implementation: Implementation::Fused, ..Optimizer::default() };
-    let plan = |mask| TrainPlan {
-        batch: batch(mask),
+    let plan = TrainPlan {
+        batch: Batch { batch_size: 16, seq_len: 128, mask: true, ..Batch::default() },
         weights: DType::F32,
         optimizer,
         keep_outputs: false,
         compile: Some(Compile::Model),
         ..TrainPlan::default()
     };
-    let found = simulation::train(&model, &plan(true)).unwrap().replay.peak_allocated();
+    let found = simulation::train(&model, &plan).unwrap().replay.peak_allocated();
     assert!(found.abs_diff(7_461_701_120) < 7_461_701_120 / 500, "{found}");
-    let refused = simulation::train(&model, &plan(false)).err().unwrap().to_string();
-    assert!(refused.contains("an encoder on a batch without an attention mask"), "{refused}");
+}
+
+/// Eager attention keeps scores and shares, two bytes each, where a fused kernel keeps neither; so do the GPTs that have no other.
+#[test]
+fn eager_attention_keeps_scores_and_shares() {
+    let scores = 8 * 8 * 2048 * 2048;
+    let of = |attention| kept_by_a_layer(&TrainPlan { attention, ..plan(Some(Compile::Layers)) });
+    let more = of(AttentionKind::Eager).saturating_sub(of(AttentionKind::Sdpa));
+    assert!(more.abs_diff(4 * scores) < scores / 50, "{more} against {}", 4 * scores);
+    for config in [
+        serde_json::json!({"model_type": "bloom", "n_layer": 2, "hidden_size": 64, "n_head": 4, "vocab_size": 512}),
+        serde_json::json!({"model_type": "gptj", "n_layer": 2, "n_embd": 64, "n_head": 4, "rotary_dim": 8, "vocab_size": 512}),
+        serde_json::json!({"model_type": "gpt_neo", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 512}),
+    ] {
+        let model = Model::new(config, Some("AutoModelForCausalLM")).unwrap();
+        let small = Batch { batch_size: 2, seq_len: 128, ..Batch::default() };
+        simulation::train(&model, &TrainPlan { batch: small, ..plan(Some(Compile::Model)) }).unwrap();
+    }
+}
+
+/// Without an attention mask no fused kernel takes an encoder's: scores and shares are tensors of four bytes.
+#[test]
+fn an_encoder_without_a_mask_keeps_its_scores() {
+    let config = serde_json::json!({"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 512, "num_attention_heads": 8,
+        "intermediate_size": 1536, "vocab_size": 2050, "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0,
+        "max_position_embeddings": 2048});
+    let bert = Model::new(config, Some("AutoModelForMaskedLM")).unwrap();
+    let plan = plan(Some(Compile::Model));
+    let masked = TrainPlan { batch: Batch { mask: true, ..plan.batch.clone() }, ..plan.clone() };
+    let more = kept_by_forward(&bert, &plan).saturating_sub(kept_by_forward(&bert, &masked));
+    assert!(more > 2 * 4 * 8 * 8 * 2048 * 2048, "{more}");
 }

@@ -8,7 +8,7 @@ use vramcast_core::memory::simulation;
 use vramcast_core::model::Model;
 use vramcast_core::plan::{
     AdapterPlan, Batch, Checkpointing, Compile, Gpus, Implementation, LoraPlan, LossKind, LossOptions, ModelCode,
-    Optimizer, Quantization, Targets, TrainPlan,
+    Optimizer, Package, Quantization, Stack, Targets, TrainPlan, Version,
 };
 use vramcast_core::source::catalogue;
 
@@ -16,7 +16,11 @@ const GIB: f64 = (1_u64 << 30) as f64;
 
 /// A run: model, batch and length, rank of LoRA (0: all is trained), and what is switched on: `q` NF4, `c` compiled, `r` recomputed,
 /// `o` offloaded, `b` the optimizer in backward, `w` the loss on whole logits.
-fn peak(id: &str, (batch_size, seq_len): (u64, u64), rank: u64, on: &str) -> f64 {
+fn peak(id: &str, size: (u64, u64), rank: u64, on: &str) -> f64 {
+    peak_of(Version::new(0, 4, 0), id, size, rank, on)
+}
+
+fn peak_of(version: Version, id: &str, (batch_size, seq_len): (u64, u64), rank: u64, on: &str) -> f64 {
     let on = |what: char| on.contains(what);
     let names = ["q_proj", "v_proj", "output_proj", "mlp"].map(str::to_owned).to_vec();
     let lora = LoraPlan { rank, targets: Targets::Names(names), dtype: Some(DType::BF16), ..LoraPlan::default() };
@@ -33,6 +37,7 @@ fn peak(id: &str, (batch_size, seq_len): (u64, u64), rank: u64, on: &str) -> f64
         adapter: (rank > 0).then_some(AdapterPlan::Lora(lora)),
         quantization: on('q').then(|| Quantization { double: true, ..Quantization::default() }),
         gpu: Gpus::embedded().find("A100-80GB").unwrap(),
+        stack: Stack::default().with(Package::Torchtune, version),
         ..TrainPlan::default()
     };
     let model = Model::new(catalogue::find(id).unwrap().config, Some("AutoModelForCausalLM")).unwrap();
@@ -73,4 +78,15 @@ fn eager_unpacking_takes_more_for_a_moment() {
     let id = "meta-llama/Llama-3.2-1B-Instruct";
     let [eager, compiled] = ["qr", "qcr"].map(|on| peak(id, (1, 256), 8, on));
     assert!(eager > compiled + 0.1, "{eager} {compiled}");
+}
+
+/// Builders of 0.6 make one table of angles for all layers; before, only those of Llama 3.1 and its successors did.
+#[test]
+fn tables_of_angles_follow_the_version() {
+    let of = |version, id| peak_of(version, id, (1, 256), 8, "cr");
+    let [older, newer] = [Version::new(0, 5, 0), Version::new(0, 6, 0)];
+    for (id, mib) in [("mistralai/Mistral-7B-v0.1", 31.0 * 16.0), ("meta-llama/Llama-3.2-1B-Instruct", 0.0)] {
+        let more = (of(older, id) - of(newer, id)) * 1024.0;
+        assert!((more - mib).abs() < 1.0, "{id}: {more} MiB");
+    }
 }

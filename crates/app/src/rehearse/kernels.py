@@ -101,8 +101,9 @@ def fusions(module):
 
 
 def padding(module):
-    """Whether a product's operands are padded is decided by times. On an H200 they mostly are where a row of memory is no multiple of
-    16 bytes (docs/how-compiled-memory-works.md), and are not where it is one."""
+    """Whether a product's operands are padded is decided by times. On an H200 they are where rows of memory lie at odd places in 16 bits; at
+    even ones that are no multiple of 16 bytes for the gradient of the input, and forward from 2048 rows on; in fp32, and for few classes, they are not
+    (docs/how-compiled-memory-works.md)."""
     name = "is_padded_faster" if hasattr(module, "is_padded_faster") else "should_pad"  # as torch 2.5 calls it
     own = getattr(module, name)
 
@@ -110,9 +111,14 @@ def padding(module):
         operands = re.findall(r"torch\.Size\(\[([\d, ]+)\]\), \(([\d, ]+)\), torch\.(\w+)", key)[:2]
         if len(operands) < 2:
             return own(key, *times)
-        unit = 4 if operands[0][2] == "float32" else 8
-        rows = [int(n) for _, strides, _ in operands for n in strides.split(",") if n.strip() not in ("", "1")] + [int(operands[1][0].split(",")[-1])]
-        answer = any(n % unit for n in rows)
+        numbers = [[[int(n) for n in part.split(",") if n.strip()] for part in operand[:2]] for operand in operands]
+        (sizes, strides), (others, _) = numbers
+        rows = [n for _, own in numbers for n in own if n != 1] + [others[-1]]
+        turned = strides[-1] != 1  # the gradient of a weight
+        inner = sizes[-1] % 8 != 0  # the gradient of an input
+        even = not turned and (inner or sizes[0] >= 2048)
+        few = min(sizes + others) < 16  # heads of few classes
+        answer = not few and operands[0][2] != "float32" and any(n % 2 or even and n % 8 for n in rows)
         module.set_cached_should_pad(key, answer)
         return answer
 

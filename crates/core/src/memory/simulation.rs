@@ -95,8 +95,8 @@ fn unpadded(model: &Model, plan: &TrainPlan, program: &Program) -> Option<String
     let whole = plan.compile.is_some_and(crate::plan::Compile::is_whole) && !plan.unpadded;
     let head = Head::find(program).weight.filter(|_| whole)?;
     let width = program.parameters[head.0 as usize].shape.size(0);
-    let unit = 16 / plan.autocast.unwrap_or(plan.weights).size().max(1);
-    if width.is_multiple_of(unit) {
+    // Even widths and those in fp32 are not padded for the gradient of the weight.
+    if plan.autocast.unwrap_or(plan.weights).size() != 2 || width.is_multiple_of(2) {
         return None;
     }
     let other = of_one_size(model, &TrainPlan { unpadded: true, ..plan.clone() }).ok()?;

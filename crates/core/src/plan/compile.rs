@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::parallel::{Engine, Parallel};
+use super::parallel::{Engine, Parallel, TensorForm};
 use super::{AttentionKind, Checkpointing, Fault, Faults, Kernels, LossKind, ModelCode, TaskKind, TrainPlan};
 
 /// The torch whose compiler the rules follow.
@@ -64,7 +64,13 @@ impl TrainPlan {
         let whole = compile.is_whole();
         let alone = |parallel: &Parallel| {
             let mesh = &parallel.mesh;
-            matches!(parallel.engine, Engine::Fsdp2(_)) && mesh.tp.max(mesh.pp).max(mesh.cp).max(mesh.sp) == 1
+            let form = match &parallel.engine {
+                Engine::Fsdp2(fsdp) => fsdp.tensor.form,
+                Engine::Tp(tensor) => tensor.form,
+                _ => return false,
+            };
+            let tensor = mesh.tp == 1 || form == TensorForm::Torchtitan;
+            tensor && mesh.pp.max(mesh.cp).max(mesh.sp) == 1
         };
         let spread = self.parallel.as_ref();
         let losses: &[LossKind] = match compile {
@@ -83,8 +89,8 @@ impl TrainPlan {
                 "a loss other than transformers' own (or, layer by layer, one in chunks)",
             ),
             (
-                !matches!(self.attention, AttentionKind::Sdpa | AttentionKind::Flex),
-                "attention other than SDPA and flex attention",
+                !matches!(self.attention, AttentionKind::Sdpa | AttentionKind::Flex | AttentionKind::Eager),
+                "attention other than SDPA, flex attention and eager code",
             ),
             (
                 self.save_on_cpu && (whole || self.checkpointing == Checkpointing::Off),
@@ -96,7 +102,10 @@ impl TrainPlan {
                 "this kind of gradient checkpointing",
             ),
             (whole && spread.is_some(), "the whole model on several cards (each layer by itself is)"),
-            (!whole && !spread.is_none_or(alone), "several cards, other than FSDP2's data parallel alone"),
+            (
+                !whole && !spread.is_none_or(alone),
+                "several cards, other than FSDP2's data parallel and torchtitan's tensor parallel",
+            ),
             (self.job.is_flat(), "batches without padding, which are traced anew with symbols for sizes,"),
             (self.objective.kind != TaskKind::Sft, "a task other than the model's own loss"),
             (
@@ -119,8 +128,11 @@ impl TrainPlan {
             let fault = Fault::unsupported("float8", "float8 training without torch.compile");
             faults.add(fault.or_set("torch_compile", "layers").or_drop("float8"));
         }
-        let refused =
-            [(self.adapter.is_some(), "adapters"), (self.checkpoints.selective.is_some(), "selective checkpoints")];
+        let refused = [
+            (self.adapter.is_some(), "adapters"),
+            (self.checkpoints.selective.is_some(), "selective checkpoints"),
+            (self.parallel.as_ref().is_some_and(|parallel| parallel.mesh.tp > 1), "tensor parallel"),
+        ];
         for (_, what) in refused.into_iter().filter(|(used, _)| *used) {
             faults.add(Fault::unsupported("float8", format!("float8 training with {what}")).or_drop("float8"));
         }

@@ -2,7 +2,7 @@
 //!
 //! | module | what torch calls it |
 //! |---|---|
-//! | `trace`, `norm`, `rotary`, `attention`, `pad`, `packed`, `experts`, `float8`, `graph`, `rules` | Dynamo, AOTAutograd and its decompositions: the joint graph |
+//! | `trace`, `linear`, `norm`, `rotary`, `attention`, `pad`, `packed`, `experts`, `float8`, `sequence`, `graph`, `rules` | Dynamo, AOTAutograd and its decompositions: the joint graph |
 //! | `partition`, `flow` | the min-cut partitioner: what forward keeps |
 //! | `schedule`, `reorder` | Inductor: kernels, buffers, and their order |
 //!
@@ -13,6 +13,7 @@ mod experts;
 mod float8;
 mod flow;
 mod graph;
+mod linear;
 mod norm;
 mod packed;
 mod pad;
@@ -21,6 +22,7 @@ mod reorder;
 mod rotary;
 mod rules;
 mod schedule;
+mod sequence;
 mod trace;
 
 use std::cell::OnceCell;

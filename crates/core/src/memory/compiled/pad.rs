@@ -1,6 +1,8 @@
 //! Products whose width is no multiple of 16 bytes: fx_passes/pad_mm.py pads their operands where its benchmark finds that
 //! faster, as it does for heads of an odd vocabulary on cards with tensor cores; and the strides of what Inductor lays out.
 
+use smallvec::SmallVec;
+
 use super::graph::{Graph, Id, Kind, Node};
 use super::rules::Rule;
 use crate::dtype::DType;
@@ -28,25 +30,38 @@ pub(super) fn laid(shape: Shape, dtype: DType) -> Shape {
     }
 }
 
+/// Rows from which on the forward product of an even width is found faster padded: 2048 are, 1024 are not.
+const MANY: u64 = 2048;
+
+/// Whether products by a matrix of a width that is no multiple of 16 bytes are padded at all. An H200 found none of 72 in fp32
+/// faster so, and of 16 bits the gradient of the input of every one.
+pub(super) fn pays(dtype: DType) -> bool {
+    dtype.size() == 2
+}
+
 impl Graph {
-    /// `x · Wᵀ` by a padded matrix, cut to what was asked for.
-    pub(super) fn padded_linear(&mut self, x: Id, weight: Id, turned: Id) -> Id {
+    /// `x · Wᵀ + b` by a padded matrix, cut to what was asked for. Where rows lie at even places plain kernels are good enough
+    /// for few rows and for the gradient of the weight (132 shapes timed on an H200, docs/how-compiled-memory-works.md).
+    pub(super) fn padded_linear(&mut self, x: Id, weight: Id, turned: Id, bias: Option<Id>) -> Id {
         let dtype = self.dtype(x);
         let (rows, inner, width) = (self.shape(x).size(0), self.shape(x).last(), self.shape(weight).size(0));
+        let (sizes, rule) = (Shape::from([rows, width]), Rule::PaddedLinear { x, weight, bias });
+        let padded = !width.is_multiple_of(2) || rows >= MANY;
         let whole = width.next_multiple_of(aligned(dtype));
-        let wide = self.node(Kind::Kept("pad columns"), &[turned], Shape::from([inner, whole]), dtype);
-        let product = self.node(Kind::Product, &[x, wide], Shape::from([rows, whole]), dtype);
-        self.with_rule(
-            Kind::View("slice"),
-            &[product],
-            Shape::from([rows, width]),
-            dtype,
-            Rule::PaddedLinear { x, weight },
-        )
+        let matrix = match padded {
+            true => self.node(Kind::Kept("pad columns"), &[turned], Shape::from([inner, whole]), dtype),
+            false => turned,
+        };
+        let inputs: SmallVec<[Id; 3]> = [x, matrix].into_iter().chain(bias).collect();
+        if !padded {
+            return self.with_rule(Kind::Product, &inputs, sizes, dtype, rule);
+        }
+        let product = self.node(Kind::Product, &inputs, Shape::from([rows, whole]), dtype);
+        self.with_rule(Kind::View("slice"), &[product], sizes, dtype, rule)
     }
 
     /// The way back: each product pads for itself.
-    pub(super) fn padded_back(&mut self, gradient: Id, x: Id, weight: Id) -> Vec<(Id, Id)> {
+    pub(super) fn padded_back(&mut self, gradient: Id, x: Id, weight: Id, bias: Option<Id>) -> Vec<(Id, Id)> {
         let dtype = self.dtype(gradient);
         let (rows, width) = (self.shape(gradient).size(0), self.shape(gradient).last());
         let inner = self.shape(x).last();
@@ -56,7 +71,7 @@ impl Graph {
         if self.needs[weight as usize] {
             let turned = self.node(Kind::View("permute"), &[gradient], Shape::from([width, rows]), dtype);
             let sizes = Shape::from([width, inner]);
-            let made = if self.pads_weights {
+            let made = if self.pads_weights && !width.is_multiple_of(2) {
                 let wide = self.node(Kind::Kept("pad rows"), &[turned], Shape::from([lies, rows]), dtype);
                 let product = self.node(Kind::Product, &[wide, x], Shape::from([whole, inner]), dtype);
                 self.node(Kind::View("slice"), &[product], sizes, dtype)
@@ -70,6 +85,7 @@ impl Graph {
             let matrix = self.node(Kind::Kept("pad rows"), &[weight], Shape::from([whole, inner]), dtype);
             found.push((x, self.node(Kind::Product, &[wide, matrix], self.shape(x), dtype)));
         }
+        found.extend(self.bias_back(gradient, bias));
         found
     }
 }

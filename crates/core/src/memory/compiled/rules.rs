@@ -19,6 +19,7 @@ pub(super) enum Rule {
     Scaled,
     /// Plus a number.
     Shifted,
+    Negative,
     Square,
     /// Mean over the last dimension.
     Mean,
@@ -59,10 +60,11 @@ pub(super) enum Rule {
         bias: Option<Id>,
         layout: LinearLayout,
     },
-    /// The same by a padded matrix: x, weight as it is stored.
+    /// The same by padded matrices.
     PaddedLinear {
         x: Id,
         weight: Id,
+        bias: Option<Id>,
     },
     /// The same on bytes with scales: x, weight as it is stored.
     Float8 {
@@ -84,6 +86,8 @@ pub(super) enum Rule {
         kernel: Id,
     },
     Softmax,
+    /// Softmax of this node, in its parts.
+    SoftmaxOf(Id),
     /// The largest of this node, and where they are.
     TopK {
         x: Id,
@@ -108,6 +112,16 @@ pub(super) enum Rule {
     Embedding {
         table: Id,
         ids: Id,
+    },
+    /// This part of a sequence, gathered over cards.
+    GatherSequence {
+        part: Id,
+        ways: u64,
+    },
+    /// This sequence, summed over cards and scattered.
+    ScatterSequence {
+        whole: Id,
+        ways: u64,
     },
     /// Cross entropy: logits in fp32, largest per row, log of sums, labels, how many count.
     CrossEntropy {
@@ -225,6 +239,8 @@ impl Graph {
                 found
             }
             Rule::Softmax => vec![(inputs[0], self.softmax_back(at, gradient))],
+            Rule::SoftmaxOf(x) => vec![(x, self.softmax_back(at, gradient))],
+            Rule::Negative => vec![(inputs[0], self.map("neg", gradient, self.dtype(gradient)))],
             Rule::TopK { x, indices } => {
                 let (sizes, dtype) = (self.shape(x), self.dtype(gradient));
                 vec![(x, self.scatter(gradient, indices, sizes, dtype))]
@@ -316,7 +332,9 @@ impl Graph {
                 found
             }
             Rule::Linear { x, weight, bias, layout } => self.linear_back(gradient, (x, weight, bias), layout),
-            Rule::PaddedLinear { x, weight } => self.padded_back(gradient, x, weight),
+            Rule::PaddedLinear { x, weight, bias } => self.padded_back(gradient, x, weight, bias),
+            Rule::GatherSequence { part, ways } => vec![(part, self.scatter_sequence(gradient, ways, false))],
+            Rule::ScatterSequence { whole, ways } => vec![(whole, self.gather_sequence(gradient, ways))],
             Rule::Batched { a, b } => self.batched_back(gradient, a, b),
             Rule::Float8 { x, weight, how } => self.float8_back(gradient, x, weight, how),
             Rule::Attention { q, k, v, mask, kernel } => {
@@ -382,10 +400,14 @@ impl Graph {
         if bias.is_none() && self.needs[x as usize] {
             found.push(input(self));
         }
-        if let Some(bias) = bias.filter(|bias| self.needs[*bias as usize]) {
-            let sum = self.node(Kind::Reduce("column sum"), &[gradient], self.shape(bias), dtype);
-            found.push((bias, self.cast(sum, self.dtype(bias))));
-        }
+        found.extend(self.bias_back(gradient, bias));
         found
+    }
+
+    /// The gradient of a bias.
+    pub(super) fn bias_back(&mut self, gradient: Id, bias: Option<Id>) -> Option<(Id, Id)> {
+        let bias = bias.filter(|bias| self.needs[*bias as usize])?;
+        let sum = self.node(Kind::Reduce("column sum"), &[gradient], self.shape(bias), self.dtype(gradient));
+        Some((bias, self.cast(sum, self.dtype(bias))))
     }
 }

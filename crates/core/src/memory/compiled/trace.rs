@@ -3,17 +3,21 @@
 
 use std::ops::Range;
 
+use super::attention::Eager;
 use super::graph::{Graph, Id, Kind};
 use super::rules::Rule;
-use super::{norm, pad, rotary};
+use super::{norm, rotary};
 use crate::dtype::DType;
+use crate::memory::lower::tensor_parallel::Split;
 use crate::memory::tensor::Tensor;
 use crate::model::op::{
-    Activation, Attention, Binary, Cast, EagerStyle, LinearLayout, Loss, Mask, ModuleId, Op, ParameterId, Reduction,
-    Unary, ValueId,
+    Activation, Attention, Binary, Cast, EagerStyle, Loss, Mask, ModuleId, Op, ParameterId, Reduction, Unary, ValueId,
 };
 use crate::model::{ModuleKind, Program, Shape, Step};
 use crate::plan::{Float8, Selective};
+
+/// A mask that no fused kernel takes.
+const SPREAD: &str = "mask of a column";
 
 /// Where what comes into a graph comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +51,10 @@ pub(in crate::memory) struct Around<'a> {
     pub(in crate::memory) float8: Option<Float8>,
     /// Whether attention is torch's flex attention.
     pub(in crate::memory) flex: bool,
+    /// Whether it is the model's own eager code.
+    pub(in crate::memory) eager: bool,
+    /// How modules are split over cards.
+    pub(in crate::memory) split: Option<&'a Split>,
     /// Whether LoRA drops some of what goes in.
     pub(in crate::memory) lora_dropout: bool,
     /// A value that is returned besides what later steps read.
@@ -63,18 +71,20 @@ pub(super) struct Traced {
     pub(super) outputs: Vec<ValueId>,
 }
 
-struct Tracer<'a> {
-    graph: Graph,
+pub(super) struct Tracer<'a> {
+    pub(super) graph: Graph,
     program: &'a Program,
-    around: &'a Around<'a>,
+    pub(super) around: &'a Around<'a>,
     sources: Vec<(Source, Id)>,
     values: Vec<Option<Id>>,
     returned: Vec<ValueId>,
-    autocast: Option<DType>,
+    pub(super) autocast: Option<DType>,
     /// Whether the code of a layer is traced.
-    in_layer: bool,
+    pub(super) in_layer: bool,
+    /// Over how many cards the sequence of what comes into the module that is traced lies.
+    gathers: Option<u64>,
     /// Products of the checkpoint so far.
-    products: u64,
+    pub(super) products: u64,
 }
 
 /// Traces a range of steps. What is not modelled is named.
@@ -88,6 +98,7 @@ pub(super) fn trace(program: &Program, range: Range<usize>, around: &Around<'_>)
         returned: Vec::new(),
         autocast: around.autocast,
         in_layer: !around.whole,
+        gathers: None,
         products: 0,
     };
     // A layer by itself is entered outside.
@@ -111,6 +122,12 @@ pub(super) fn trace(program: &Program, range: Range<usize>, around: &Around<'_>)
             Step::Exit(module) if program.modules[module.0 as usize].kind == ModuleKind::Layer => {
                 tracer.in_layer = false;
                 tracer.graph.checkpoint = None;
+            }
+            Step::Enter(module) | Step::Exit(module)
+                if around.split.is_some_and(|split| split.gathers(program, *module)) =>
+            {
+                let ways = around.split.map(|split| split.ways);
+                tracer.gathers = ways.filter(|_| matches!(step, Step::Enter(_)));
             }
             Step::Autocast(on) => tracer.autocast = if *on { around.autocast } else { None },
             Step::Again(_) => return Err("a loop over time".into()),
@@ -139,7 +156,7 @@ pub(super) fn trace(program: &Program, range: Range<usize>, around: &Around<'_>)
 }
 
 impl Tracer<'_> {
-    fn source(&mut self, source: Source) -> Option<Id> {
+    pub(super) fn source(&mut self, source: Source) -> Option<Id> {
         if let Some((_, id)) = self.sources.iter().find(|(known, _)| *known == source) {
             return Some(*id);
         }
@@ -160,8 +177,19 @@ impl Tracer<'_> {
         self.values[value.0 as usize].or_else(|| self.source(Source::Value(value)))
     }
 
+    /// A value as the module sees it: a part of a sequence is gathered for those that are split over cards.
+    fn gathered(&mut self, value: ValueId) -> Option<Id> {
+        let id = self.value(value)?;
+        let (whole, own) = (self.program.values[value.0 as usize], self.graph.shape(id));
+        let part = whole.rank() == 3 && own.rank() == 3 && own.size(1) < whole.size(1);
+        Some(match self.gathers.filter(|_| part) {
+            Some(ways) => self.graph.gather_sequence(id, ways),
+            None => id,
+        })
+    }
+
     /// An input of an operation that autocast runs in the narrow type.
-    fn narrow(&mut self, x: Id) -> Id {
+    pub(super) fn narrow(&mut self, x: Id) -> Id {
         let float = matches!(self.graph.dtype(x), DType::F32 | DType::BF16 | DType::F16);
         match self.autocast {
             Some(dtype) if float => self.graph.cast(x, dtype),
@@ -179,7 +207,7 @@ impl Tracer<'_> {
             self.values[outputs[0].0 as usize] = self.source(Source::Value(outputs[0]));
             return Ok(());
         }
-        let taken: Vec<Option<Id>> = inputs.iter().map(|value| self.value(*value)).collect();
+        let taken: Vec<Option<Id>> = inputs.iter().map(|value| self.gathered(*value)).collect();
         let made = self.lower(op, &taken, shape, outputs)?;
         for (value, id) in outputs.iter().zip(made) {
             self.values[value.0 as usize] = id;
@@ -212,7 +240,10 @@ impl Tracer<'_> {
                     self.graph.unpacked(stored, [shape.last(), self.graph.shape(x).last()], self.around.weights);
                 let bias = bias.map(|bias| self.parameter(bias)).transpose()?;
                 let result = self.linear(x, (weight, bias, *layout), shape)?;
-                one(self.adapted(x, result, shape)?)
+                let result = self.adapted(x, result, shape)?;
+                let rows = self.around.split.filter(|split| split.scatters(ModuleId(self.graph.module)));
+                let kept = self.around.selective.is_some();
+                one(rows.map_or(result, |split| self.graph.scatter_sequence(result, split.ways, kept)))
             }
             Op::Norm { kind, weight, bias } => {
                 let [weight, bias] = [weight, bias].map(|id| id.map(|id| self.parameter(id)).transpose());
@@ -245,14 +276,18 @@ impl Tracer<'_> {
                 if !self.around.whole {
                     return Err("a mask that a layer makes itself".into());
                 }
-                // What transformers makes of no mask in both directions is a column that was spread out, which no fused
-                // kernel takes.
-                if matches!(kind, Mask::Full | Mask::FullSliding(_)) && !self.around.masked {
-                    return Err("an encoder on a batch without an attention mask, whose scores are tensors,".into());
+                if matches!(kind, Mask::FullSliding(_)) && !self.around.masked {
+                    return Err("an encoder with windows on a batch without an attention mask".into());
+                }
+                // What transformers makes of no mask in both directions is a column that was spread out.
+                if matches!(kind, Mask::Full) && !self.around.masked {
+                    return one(g.node(Kind::Pointwise(SPREAD), &[], shape, DType::Bool));
                 }
                 let windowed = matches!(kind, Mask::Sliding(_) | Mask::SlidingEager(_) | Mask::Chunked(_));
                 let name = if windowed { "mask of a window" } else { "mask" };
-                one(g.node(Kind::Pointwise(name), &[], shape, DType::Bool))
+                // Eager code adds it.
+                let added = matches!(kind, Mask::CausalEager | Mask::SlidingEager(_)) || self.around.eager;
+                one(g.node(Kind::Pointwise(name), &[], shape, if added { self.around.weights } else { DType::Bool }))
             }
             Op::Fill(dtype) => one(g.node(Kind::Pointwise("fill"), &[], shape, *dtype)),
             // What a module holds is there already.
@@ -266,7 +301,9 @@ impl Tracer<'_> {
                 one(g.node(Kind::Pointwise("of each"), &[x], shape, g.dtype(x)))
             }
             // What a bias by position is made of.
-            Op::Compare | Op::Scalar(Binary::Pow) | Op::MaskedFill { .. } if !g.needs[input(0)? as usize] => {
+            Op::Compare | Op::Scalar(Binary::Pow) | Op::MaskedFill { .. } | Op::Repeat
+                if !g.needs[input(0)? as usize] =>
+            {
                 let inputs = taken.iter().copied().flatten().collect::<Vec<Id>>();
                 let dtype = if matches!(op, Op::Compare) { DType::Bool } else { g.dtype(input(0)?) };
                 one(g.node(Kind::Pointwise("of each"), &inputs, shape, dtype))
@@ -313,7 +350,10 @@ impl Tracer<'_> {
             }
             Op::Softmax { dtype, .. } => {
                 let wide = dtype.or(self.autocast.map(|_| DType::F32));
-                one(g.softmax(input(0)?, wide))
+                let x = input(0)?;
+                // Scores of every head are worth computing again; a router's shares are not.
+                let scores = g.shape(x).rank() == 4;
+                one(if scores { g.softmax_in_parts(x, wide.unwrap_or(g.dtype(x))) } else { g.softmax(x, wide) })
             }
             Op::TopK { .. } if outputs.len() == 2 => Ok(g.top_k(input(0)?, shape).map(Some).into()),
             Op::Reduce { kind: Reduction::Sum, dim: Some(_), keep: true } => {
@@ -329,6 +369,29 @@ impl Tracer<'_> {
             Op::Experts(spec) => {
                 let weights = [self.parameter(spec.gate_up)?, self.parameter(spec.down)?];
                 one(self.graph.experts(spec, weights, [input(0)?, input(1)?, input(2)?])?)
+            }
+            Op::MatMul => {
+                let [a, b] = [self.narrow(input(0)?), self.narrow(input(1)?)];
+                one(self.graph.matmul(a, b))
+            }
+            // `baddbmm` is a product, and a sum (torch/_inductor/decomposition.py).
+            Op::AddMatMul => {
+                let [a, b] = [self.narrow(input(1)?), self.narrow(input(2)?)];
+                let bias = self.narrow(input(0)?);
+                let g = &mut self.graph;
+                let product = g.matmul(a, b);
+                let scaled =
+                    g.with_rule(Kind::Pointwise("scale"), &[product], g.shape(product), g.dtype(product), Rule::Scaled);
+                one(g.add(scaled, bias))
+            }
+            Op::Where => {
+                let (mask, x) = (input(0)?, input(1)?);
+                let rule = Rule::Masked { x, mask };
+                one(g.with_rule(Kind::Pointwise("where"), &[x, mask], shape, g.dtype(x), rule))
+            }
+            Op::Unary(Unary::Neg) => {
+                let x = input(0)?;
+                one(g.with_rule(Kind::Pointwise("neg"), &[x], g.shape(x), g.dtype(x), Rule::Negative))
             }
             Op::Unary(Unary::Tanh) => {
                 let x = input(0)?;
@@ -365,100 +428,17 @@ impl Tracer<'_> {
         }
     }
 
-    fn linear(
-        &mut self,
-        x: Id,
-        (weight, bias, layout): (Id, Option<Id>, LinearLayout),
-        shape: Shape,
-    ) -> Result<Id, String> {
-        if let Some(how) = self.around.float8.filter(|_| self.in_layer && layout == LinearLayout::OutIn) {
-            let x = self.narrow(x);
-            let g = &mut self.graph;
-            let product = g.float8_linear(x, weight, how);
-            let whole = g.view("view", product, shape);
-            return Ok(bias.map_or(whole, |bias| {
-                let bias = g.cast(bias, g.dtype(whole));
-                g.add(whole, bias)
-            }));
-        }
-        let (weight, x) = (self.narrow(weight), self.narrow(x));
-        let bias = bias.map(|bias| self.narrow(bias));
-        let g = &mut self.graph;
-        let dtype = g.dtype(x);
-        let flat = g.flat(x);
-        let rows = g.shape(flat).size(0);
-        // fx_passes/pad_mm.py.
-        let aligned = pad::aligned(dtype);
-        let odd = |size: u64| !size.is_multiple_of(aligned);
-        // A count of rows that is none leaves every row of memory where it was: its benchmark finds no gain.
-        if odd(g.shape(flat).last()) {
-            return Err(format!(
-                "a product whose inner size is no multiple of {aligned}, which Inductor pads where its benchmark says so,"
-            ));
-        }
-        let turned = match layout {
-            LinearLayout::InOut => weight,
-            LinearLayout::OutIn => {
-                let sizes = g.shape(weight);
-                let sizes = Shape::from([sizes.size(1), sizes.size(0)]);
-                g.node(Kind::View("permute"), &[weight], sizes, g.dtype(weight))
-            }
-        };
-        // `is_mm_compute_bound`: a product computes per byte at most as much as its smallest size, and no card so little.
-        let bound = rows.min(shape.last()) >= pad::LEAST_BALANCE;
-        g.pads_weights = self.around.pads;
-        if odd(shape.last()) && bound {
-            if bias.is_some() || layout == LinearLayout::InOut {
-                return Err(format!("a product with a bias whose width is no multiple of {aligned}"));
-            }
-            let product = g.padded_linear(flat, weight, turned);
-            return Ok(g.view("view", product, shape));
-        }
-        let mut inputs = vec![flat, turned];
-        inputs.extend(bias);
-        let rule = Rule::Linear { x: flat, weight, bias, layout };
-        let product = g.with_rule(Kind::Product, &inputs, Shape::from([rows, shape.last()]), dtype, rule);
-        self.products += u64::from(bias.is_none());
-        g.nodes[product as usize].kept = match self.around.selective {
-            Some(Selective::Matmuls) => true,
-            // `aten.mm` alone is counted, not `addmm`.
-            Some(Selective::AlternateMatmuls) => bias.is_none() && !self.products.is_multiple_of(2),
-            None => false,
-        };
-        Ok(g.view("view", product, shape))
-    }
-
-    /// PEFT's `lora.Linear`: `result + lora_B(lora_A(x)) * scaling`, in the adapter's type, then as it was.
-    fn adapted(&mut self, x: Id, result: Id, shape: Shape) -> Result<Id, String> {
-        let module = ModuleId(self.graph.module);
-        let Some(first) = self.source(Source::Lora(module, 0)) else { return Ok(result) };
-        let second = self.source(Source::Lora(module, 1)).ok_or("an adapter of one matrix")?;
-        let dtype = self.graph.dtype(result);
-        let drops = self.around.lora_dropout;
-        // Under autocast it is narrowed again, and of two casts in a row the last is made (`pointless_convert`).
-        let stays = self.autocast.is_some() && !drops;
-        let x = if stays { x } else { self.graph.cast(x, self.graph.dtype(first)) };
-        let x = if drops { dropout(&mut self.graph, x) } else { x };
-        let rank = self.graph.shape(first).size(0);
-        let plain = |matrix: Id| (matrix, None, LinearLayout::OutIn);
-        let inner = self.linear(x, plain(first), shape.with(-1, rank))?;
-        let outer = self.linear(inner, plain(second), shape)?;
-        let g = &mut self.graph;
-        let scaled = g.with_rule(Kind::Pointwise("scale"), &[outer], shape, g.dtype(outer), Rule::Scaled);
-        let sum = g.add(result, scaled);
-        Ok(g.cast(sum, dtype))
-    }
-
     fn attention(&mut self, spec: &Attention, [q, k, v]: [Id; 3], mask: Option<Id>) -> Result<Id, String> {
         // SDPA knows no cap, and transformers does without.
         let flex = self.around.flex;
-        if spec.sinks.is_some() || !spec.sdpa && !flex {
-            return Err("attention with sinks, or without SDPA,".into());
+        let eager = self.around.eager || !spec.sdpa && !flex;
+        if spec.sinks.is_some() || eager && (spec.softcap || spec.eager == EagerStyle::Falcon) {
+            return Err("attention with sinks, or eager with a cap or in Falcon's way,".into());
         }
         self.graph.flex = flex;
         // Its mask is a list of blocks, and it wants keys for every head where those are no power of two.
         let mask = mask.filter(|_| !flex);
-        let repeats = if flex { !self.graph.shape(q).size(1).is_power_of_two() } else { mask.is_some() };
+        let repeats = if flex { !self.graph.shape(q).size(1).is_power_of_two() } else { eager || mask.is_some() };
         let [mut k, mut v] = [k, v];
         let falcon = spec.eager == EagerStyle::Falcon && !flex;
         if repeats && spec.groups > 1 && !falcon {
@@ -467,9 +447,21 @@ impl Tracer<'_> {
         let [q, k, v] = [q, k, v].map(|x| self.narrow(x));
         let g = &mut self.graph;
         let dtype = g.dtype(q);
+        if eager {
+            let wide = spec.eager == EagerStyle::Fp32Softmax || self.autocast.is_some();
+            let how = Eager {
+                softmax: wide.then_some(DType::F32),
+                cast: spec.eager != EagerStyle::UncastSoftmax,
+                drops: spec.dropout_per_mille > 0,
+            };
+            return Ok(g.attention_by_hand([q, k, v], mask, how));
+        }
         // Kernels for fp32 have as many heads of keys as of queries.
         if spec.groups > 1 && (falcon || dtype == DType::F32 && mask.is_none() && !flex) {
-            return Ok(g.attention_in_full(q, k, v, spec.groups));
+            return Ok(g.attention_in_full([q, k, v], spec.groups, None, false));
+        }
+        if let Some(mask) = mask.filter(|mask| g.nodes[*mask as usize].kind == Kind::Pointwise(SPREAD)) {
+            return Ok(g.attention_in_full([q, k, v], 1, Some(mask), spec.dropout_per_mille > 0));
         }
         let mask = mask.map(|mask| match g.dtype(mask) {
             DType::Bool => g.node(Kind::Pointwise("where"), &[mask], g.shape(mask), dtype),
@@ -489,39 +481,10 @@ impl Tracer<'_> {
         let joined = Shape::from([sizes.size(0), sizes.size(2), sizes.size(1), sizes.size(3)]);
         Ok(g.view("permute", output, joined))
     }
-
-    /// Cross entropy, computed in fp32; labels of `ForCausalLMLoss` are padded and moved by one.
-    fn cross_entropy(&mut self, logits: Id, labels: Id, moved: bool) -> Id {
-        let g = &mut self.graph;
-        let wide = g.cast(logits, DType::F32);
-        let flat = g.flat(wide);
-        let rows = g.shape(flat).size(0);
-        let labels = if moved {
-            let sizes = g.shape(labels);
-            let padded = g.node(Kind::Kept("pad"), &[labels], sizes.with(-1, sizes.last() + 1), DType::I64);
-            let moved = g.node(Kind::View("slice"), &[padded], sizes, DType::I64);
-            g.map("clone", moved, DType::I64)
-        } else {
-            labels
-        };
-        let labels = g.view("view", labels, Shape::from([rows, 1]));
-        let row = Shape::from([rows, 1]);
-        let largest = g.node(Kind::Reduce("amax"), &[flat], row, DType::F32);
-        let shifted = g.both("sub", flat, largest);
-        let exponential = g.map("exp", shifted, DType::F32);
-        let sums = g.node(Kind::Reduce("sum"), &[exponential], row, DType::F32);
-        let log = g.map("log", sums, DType::F32);
-        let normal = g.both("sub", shifted, log);
-        let chosen = g.node(Kind::Pointwise("gather"), &[normal, labels], row, DType::F32);
-        let count = g.node(Kind::Reduce("sum of all"), &[labels], Shape::new(&[]), DType::F32);
-        let total = g.node(Kind::Reduce("sum of all"), &[chosen], Shape::new(&[]), DType::F32);
-        let rule = Rule::CrossEntropy { logits: flat, largest, log, labels, count };
-        g.with_rule(Kind::Pointwise("div"), &[total, count], Shape::new(&[]), DType::F32, rule)
-    }
 }
 
 /// `native_dropout`: backward needs which elements stayed, a byte each.
-fn dropout(g: &mut Graph, x: Id) -> Id {
+pub(super) fn dropout(g: &mut Graph, x: Id) -> Id {
     let shape = g.shape(x);
     let random = g.node(Kind::Random(g.nodes.len() as u32), &[], shape, DType::F32);
     let mask = g.map("gt", random, DType::Bool);
@@ -539,7 +502,12 @@ pub(super) fn activation(g: &mut Graph, kind: Activation, x: Id) -> Result<Id, S
             Ok(g.with_rule(Kind::Pointwise("pow 2"), &[open], g.shape(x), dtype, Rule::Square))
         }
         // Spelled out in Python or not: all of it is one kernel.
-        Activation::Silu | Activation::Gelu | Activation::GeluNew | Activation::GeluFast | Activation::QuickGelu => {
+        Activation::Silu
+        | Activation::Gelu
+        | Activation::GeluNew
+        | Activation::GeluFast
+        | Activation::GeluBloom
+        | Activation::QuickGelu => {
             let wide = g.cast(x, if dtype.size() == 2 { DType::F32 } else { dtype });
             let inner = g.map("function of it", wide, g.dtype(wide));
             let own = g.map("activated", inner, g.dtype(wide));

@@ -31,7 +31,10 @@ impl Runner {
     pub(super) fn checkpoints_inside(&self, at: usize) -> bool {
         let Step::Enter(module) = self.program.steps[at] else { return false };
         let inside = match self.settings.compile {
-            Some(compile) if compile.by_layer() => self.hooks.is_some() || self.wrapped.checkpoints.selective.is_some(),
+            Some(compile) if compile.by_layer() => {
+                let wrapped = &self.wrapped;
+                self.hooks.is_some() || wrapped.checkpoints.selective.is_some() || wrapped.split.is_some()
+            }
             compile => compile.is_some(),
         };
         inside && self.settings.checkpointing && self.is_nth(module)
@@ -178,6 +181,8 @@ impl Runner {
             selective: self.wrapped.checkpoints.selective.filter(|_| checkpointing),
             float8: self.settings.float8,
             flex: self.flexes(),
+            eager: self.settings.attention == AttentionKind::Eager,
+            split: self.wrapped.split.as_ref(),
             lora_dropout: self.wrapped.lora.values().any(|one| one.dropout),
             also: self.also(&range),
             recorded: self.settings.compile == Some(Compile::ReduceOverhead),

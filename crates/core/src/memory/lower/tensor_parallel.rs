@@ -7,9 +7,9 @@ use super::variables::Frames;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
 use crate::memory::torch::collective::RowsOutput;
-use crate::model::Shape;
 use crate::model::op::{ModuleId, ParameterId, ValueId};
 use crate::model::tensor_plans::TensorStyle;
+use crate::model::{Program, Shape};
 
 /// How the modules of a program are split.
 #[derive(Debug, Clone, Default)]
@@ -24,6 +24,19 @@ pub struct Split {
     pub loss_parallel: bool,
     /// The sizes that parameters have before they are cut.
     pub wholes: BTreeMap<ParameterId, Shape>,
+}
+
+impl Split {
+    /// Whether a module gathers what comes in along the sequence (`PrepareModuleInput`).
+    pub(in crate::memory) fn gathers(&self, program: &Program, module: ModuleId) -> bool {
+        let path = &program.modules[module.0 as usize].path;
+        self.sequence && (path.ends_with(".self_attn") || path.ends_with(".mlp"))
+    }
+
+    /// Whether what a linear gives is scattered along the sequence.
+    pub(in crate::memory) fn scatters(&self, module: ModuleId) -> bool {
+        self.sequence && self.modules.get(&module).is_some_and(|(style, _)| *style == TensorStyle::Row)
+    }
 }
 
 impl Runner {
@@ -82,8 +95,7 @@ impl Runner {
     /// A split module whose input lies along the sequence gathers it (`PrepareModuleInput`).
     pub(super) fn gather_sequence(&self, torch: &mut Torch, frames: &mut Frames, module: ModuleId, at: usize) {
         let Some(split) = self.wrapped.split.as_ref().filter(|split| split.sequence) else { return };
-        let path = &self.program.modules[module.0 as usize].path;
-        if !path.ends_with(".self_attn") && !path.ends_with(".mlp") {
+        if !split.gathers(&self.program, module) {
             return;
         }
         let mut before: Vec<(ValueId, Tensor)> = Vec::new();

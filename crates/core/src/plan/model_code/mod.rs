@@ -35,7 +35,7 @@ impl ModelCode {
         self.check(plan, &mut faults);
         faults.end()?;
         let (config, plan) = match self {
-            Self::Torchtune => (torchtune::config(model.config())?, torchtune::renamed(plan)?),
+            Self::Torchtune => (torchtune::config(model.config(), &plan.stack)?, torchtune::renamed(plan)?),
             _ => {
                 let config = litgpt::config(model.config(), lora(plan), self == Self::Litgpt)?;
                 // Its adapters are part of the model.

@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 
+use super::super::stack::{Package, Stack};
 use super::super::{AdapterPlan, Fault, LoraPlan, PlanError, Targets, TrainPlan};
 
 /// The arguments of torchtune's model builders (torchtune/models/llama3_1/_component_builders.py and its neighbours).
-pub(super) fn config(hf: &Value) -> Result<Value, PlanError> {
+pub(super) fn config(hf: &Value, stack: &Stack) -> Result<Value, PlanError> {
     let number = |key: &str| hf[key].as_u64();
     let kind = hf["model_type"].as_str().unwrap_or_default();
     if !matches!(kind, "llama" | "mistral" | "qwen2") {
@@ -13,6 +14,8 @@ pub(super) fn config(hf: &Value) -> Result<Value, PlanError> {
             .or("known are llama, mistral and qwen2")
             .into());
     }
+    // `Llama3ScaledRoPE` is made once for all layers; other builders copied a layer before 0.6.
+    let scaled = ["rope_scaling", "rope_parameters"].iter().any(|key| hf[*key]["rope_type"] == "llama3");
     Ok(json!({
         "model_type": "torchtune",
         "vocab_size": number("vocab_size"),
@@ -23,8 +26,7 @@ pub(super) fn config(hf: &Value) -> Result<Value, PlanError> {
         "embed_dim": number("hidden_size"),
         "intermediate_dim": number("intermediate_size"),
         "max_seq_len": number("max_position_embeddings"),
-        // `Llama3ScaledRoPE` is made once for all layers; other builders copy a layer.
-        "copied_layers": !["rope_scaling", "rope_parameters"].iter().any(|key| hf[*key]["rope_type"] == "llama3"),
+        "copied_layers": stack.version(Package::Torchtune).release() < [0, 6] && !scaled,
         "halves": kind == "qwen2",
         "qkv_bias": kind == "qwen2",
         "tied": hf["tie_word_embeddings"] == true,
