@@ -108,9 +108,7 @@ impl ModelFile {
 
     /// Whether its graph is built node by node.
     pub fn is_modelled(&self) -> bool {
-        let (rules, known) = super::architectures::of(&self.architecture);
-        // Gemma 4's experts run beside a feed-forward, which is not built here.
-        known && !(rules.normed_values && self.find("blk.0.ffn_gate_inp.weight").is_some())
+        super::architectures::of(&self.architecture).1
     }
 
     /// Whether nothing else is known of it than the file: no model of transformers is made of its architecture.
