@@ -151,9 +151,9 @@ impl Facts {
         self.recurrent.contains(&true)
     }
 
-    /// Whether a layer has keys and values.
+    /// Whether a layer has keys and values: one that is a feed-forward alone has none.
     pub(super) fn attends(&self, layer: usize) -> bool {
-        self.both || !self.recurs(layer)
+        self.kv_heads(layer) > 0 && (self.both || !self.recurs(layer))
     }
 
     pub(super) fn any_slides(&self) -> bool {
