@@ -45,6 +45,8 @@ pub(super) struct Architecture {
     pub(super) encoder: bool,
     /// A layer is one thing alone: states, attention, or a feed-forward.
     pub(super) single: bool,
+    /// Several streams, of which one runs through a layer (`streams.rs`).
+    pub(super) streams: bool,
     /// The norm of a layer is computed before what reads it is built.
     pub(super) early_norm: bool,
     /// The gate of shared experts is a sigmoid; otherwise silu divided by its input.
@@ -166,6 +168,7 @@ const PLAIN: Architecture = Architecture {
     maybe_many_positions: false,
     encoder: false,
     single: false,
+    streams: false,
     early_norm: false,
     sigmoid_gate: false,
 };
@@ -216,7 +219,14 @@ pub(super) const ALL: &[Architecture] = &[
         full_factors: true,
         ..GEMMA
     },
-    Architecture { names: &["gemma3n"], sliding: every(5, 512), scaled_query: false, normed_values: true, ..GEMMA },
+    Architecture {
+        names: &["gemma3n"],
+        sliding: every(5, 512),
+        scaled_query: false,
+        normed_values: true,
+        streams: true,
+        ..GEMMA
+    },
     Architecture { names: &["gemma3"], sliding: Sliding::WhenSaid { period: 6 }, ..GEMMA },
     Architecture {
         names: &["phi3", "phimoe"],

@@ -122,7 +122,7 @@ impl Facts {
             positions_per_token: if many { 4 } else { 1 },
             attention_cap: architecture.attention_cap,
             // Gemma 3n's is not asked for.
-            final_cap: file.real("final_logit_softcapping").is_some() || file.find("altup_proj.weight").is_some(),
+            final_cap: file.real("final_logit_softcapping").is_some() || architecture.streams,
             embedding_scale: file.real("embedding_scale").is_some(),
             residual_scale: file.real("residual_scale").is_some(),
             logit_scale: file.real("logit_scale").is_some(),

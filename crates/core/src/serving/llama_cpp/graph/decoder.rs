@@ -37,7 +37,7 @@ impl Builder<'_> {
         let copies = self.facts.recurs_anywhere().then(|| self.copies());
         let wanted = self.rows_with_output();
         let own_inputs = self.inputs_of_layers(current);
-        if self.file.find("altup_proj.weight").is_some() {
+        if self.rules.streams {
             let merged = self.streams(current, positions, inputs, own_inputs);
             let rows = self.graph.get_rows(merged, wanted);
             let normed = self.last_norm(rows);
