@@ -8,6 +8,7 @@ use super::quantize::{Made, Mixture, Quantizer};
 use crate::model::op::CacheKind;
 use crate::model::{Config, Model};
 use crate::serving::ServedModel;
+use crate::serving::tensors::is_tower;
 use crate::source::gguf::architecture;
 use crate::source::gguf::{Header, Value};
 use crate::source::{StoredType, Tensor};
@@ -87,10 +88,6 @@ const EXPERTS: [(&str, &str); 8] = [
     ("block_sparse_moe.input_linear", "both"),
     ("block_sparse_moe.output_linear", "ffn_down_exps"),
 ];
-
-/// Beginnings and parts of names that belong to encoders of images and sound, which are a file of their own (mmproj).
-const OUTSIDE: [&str; 8] =
-    ["visual", "vision", "audio", "multi_modal_projector", "mm_projector", "image_newline", "merger", "mtp."];
 
 /// The file that would hold a model under a mixture.
 pub fn convert(model: &Model, served: &ServedModel, mixture: &'static Mixture) -> Result<ModelFile, String> {
@@ -224,7 +221,8 @@ fn experts(to: &str, shape: &[u64], leaf: &str, hidden: u64, push: &mut impl FnM
 /// Tables, last norms and positions.
 fn outside(tensor: &crate::serving::tensors::ServedTensor, served: &ServedModel, all: &mut Named) {
     let name = tensor.name.as_str();
-    if OUTSIDE.iter().any(|part| name.contains(part)) {
+    // Encoders are a file of their own (mmproj).
+    if is_tower(name) || name.contains("mtp.") {
         return;
     }
     let leaf = if name.ends_with(".bias") { "bias" } else { "weight" };
