@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Draws runs of llama.cpp, runs them on a card that is pretended, and keeps the buffers its log names.
-usage: sweep.py PROBE BUILD NUMBER SEED COUNT OUT.jsonl [users]   (PROBE: llama.cpp linked with a stub of CUDA, see FORMAT.md; `users`: what people type, hybrids among it)"""
+usage: sweep.py PROBE BUILD NUMBER SEED COUNT OUT.jsonl [users|popular]   (PROBE: llama.cpp linked with a stub of CUDA, see FORMAT.md; `users`: what people type, hybrids among it; `popular`: models that people load in 2026)"""
 import json, os, random, re, struct, subprocess, sys, tempfile
 T = {"f32": (0, 1, 4), "f16": (1, 1, 2), "q4_0": (2, 32, 18), "q4_1": (3, 32, 20), "q5_0": (6, 32, 22), "q5_1": (7, 32, 24), "q8_0": (8, 32, 34), "q2_K": (10, 256, 84), "q3_K": (11, 256, 110),
      "q4_K": (12, 256, 144), "q5_K": (13, 256, 176), "q6_K": (14, 256, 210), "iq4_nl": (20, 32, 18), "iq4_xs": (23, 256, 136), "bf16": (30, 1, 2), "mxfp4": (39, 32, 17)}
@@ -49,6 +49,23 @@ M = {
  "dots1": ("dots1", 62, 4096, 10944, 32, 32, 128, 152064, 32768, dict(qknorm=1, experts=128, used=6, eff=1408, shared=2816, dense=1, probs=1, f={"expert_weights_scale": 2.5}, b={"expert_weights_norm": True}, u={"expert_shared_count": 2, "expert_gating_func": 2})),
  "arcee-4.5b": ("arcee", 36, 2560, 18432, 20, 4, 128, 128128, 65536, dict(up_only=1)),
  "internlm2-7b": ("internlm2", 32, 4096, 14336, 32, 8, 128, 92544, 32768, {}),
+ "qwen3-8b": ("qwen3", 36, 4096, 12288, 32, 8, 128, 151936, 40960, dict(qknorm=1)),
+ "qwen3-14b": ("qwen3", 40, 5120, 17408, 40, 8, 128, 151936, 40960, dict(qknorm=1)),
+ "qwen3-4b-2507": ("qwen3", 36, 2560, 9728, 32, 8, 128, 151936, 262144, dict(tied=1, qknorm=1)),
+ "qwen3-30b-a3b": ("qwen3moe", 48, 2048, 6144, 32, 4, 128, 151936, 262144, dict(qknorm=1, experts=128, used=8, eff=768)),
+ "qwen3-vl-8b": ("qwen3vl", 36, 4096, 12288, 32, 8, 128, 151936, 262144, dict(qknorm=1, u={"n_deepstack_layers": 3}, a={"rope.dimension_sections": [24, 20, 20, 0]})),
+ "gemma3-4b": ("gemma3", 34, 2560, 10240, 8, 4, 256, 262208, 131072, dict(tied=1, post=1, qknorm=1, window=1024)),
+ "gemma3-12b": ("gemma3", 48, 3840, 15360, 16, 8, 256, 262208, 131072, dict(tied=1, post=1, qknorm=1, window=1024)),
+ "llama-8b": ("llama", 32, 4096, 14336, 32, 8, 128, 128256, 131072, dict(rope_freqs=1)),
+ "mistral-small-24b": ("llama", 40, 5120, 32768, 32, 8, 128, 131072, 131072, {}),
+ "ministral3-8b": ("mistral3", 34, 4096, 14336, 32, 8, 128, 131072, 262144, dict(f={"attention.temperature_scale": 0.1}, orig=16384)),
+ "devstral2-123b": ("mistral3", 88, 12288, 28672, 96, 8, 128, 131072, 262144, dict(f={"attention.temperature_scale": 0.1}, orig=8192)),
+ "r1-distill-qwen-32b": ("qwen2", 64, 5120, 27648, 40, 8, 128, 152064, 131072, dict(bias=1)),
+ "phi4-14b": ("phi3", 40, 5120, 17920, 40, 10, 128, 100352, 16384, dict(fused=1)),
+ "phi4-mini": ("phi3", 32, 3072, 8192, 24, 8, 128, 200064, 131072, dict(fused=1, long=1, orig=4096, tied=1, rot=96)),
+ "glm47-flash": ("deepseek2", 47, 2048, 10240, 20, 1, 576, 154880, 202752, dict(mla=(768, 512, 64, 256, 256), experts=64, used=4, eff=1536, shared=1536, dense=1, probs=1, u={"expert_shared_count": 1, "expert_gating_func": 2, "expert_group_count": 1, "expert_group_used_count": 1}, f={"expert_weights_scale": 1.8}, b={"expert_weights_norm": True})),
+ "granite4-micro": ("granite", 40, 2560, 8192, 40, 8, 64, 100352, 131072, dict(tied=1, f={"logit_scale": 10.0, "residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.0156})),
+ "ernie-21b-a3b": ("ernie4_5-moe", 28, 2560, 12288, 20, 4, 128, 103424, 131072, dict(tied=1, experts=64, used=6, eff=1536, shared=3072, dense=1, probs=1, u={"expert_shared_count": 2, "interleave_moe_layer_step": 1})),
  "bge-large": ("bert", 24, 1024, 4096, 16, 16, 64, 30522, 512, dict(bert=1)),
 }
 # Layers of several kinds: what a layer is, by its number.
@@ -57,6 +74,19 @@ HYBRIDS = {
  "qwen35moe-35b": ("qwen35moe", 40, 2048, 512, 16, 2, 256, 248320, 262144, dict(delta=(4096, 128, 32, 16), rot=64, experts=256, used=8, eff=512, shared=512)),
  "granite-h-small": ("granitehybrid", 40, 4096, 768, 32, 8, 128, 100352, 131072, dict(tied=1, mamba=(8192, 128, 128, 1), full=(5, 15, 25, 35), experts=72, used=10, shared=1536, f={"logit_scale": 16.0, "residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.0078})),
  "gemma4-31b": ("gemma4", 60, 5376, 21504, 32, 16, 256, 262144, 262144, dict(tied=1, gemma4=(512, 4, 0, 0), window=1024)),
+ "qwen35-4b": ("qwen35", 32, 2560, 9216, 16, 4, 256, 248320, 262144, dict(tied=1, delta=(4096, 128, 32, 16), rot=64)),
+ "qwen35-27b": ("qwen35", 64, 5120, 17408, 24, 4, 256, 248320, 262144, dict(delta=(6144, 128, 48, 16), rot=64)),
+ "qwen35moe-122b": ("qwen35moe", 48, 3072, 1024, 32, 2, 256, 248320, 262144, dict(delta=(8192, 128, 64, 16), rot=64, experts=256, used=8, eff=1024, shared=1024)),
+ "qwen3next-80b": ("qwen3next", 48, 2048, 5120, 16, 2, 256, 151936, 262144, dict(delta=(4096, 128, 32, 16), rot=64, experts=512, used=10, eff=512, shared=512)),
+ "granite-h-tiny": ("granitehybrid", 40, 1536, 512, 12, 4, 128, 100352, 131072, dict(tied=1, mamba=(3072, 128, 48, 1), b={"rope.scaling.finetuned": False}, full=(5, 15, 25, 35), experts=64, used=6, shared=1024, f={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.0078})),
+ "granite-h-micro": ("granitehybrid", 40, 2048, 8192, 32, 8, 64, 100352, 131072, dict(tied=1, mamba=(4096, 128, 64, 1), b={"rope.scaling.finetuned": False}, full=(5, 15, 25, 35), f={"logit_scale": 8.0, "residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.0156})),
+ "nemotron-nano-9b": ("nemotron_h", 56, 4480, 15680, 40, 8, 128, 131072, 131072, dict(mamba=(10240, 128, 128, 8), order="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-")),
+ "nemotron3-nano-30b": ("nemotron_h_moe", 52, 2688, 1856, 32, 2, 128, 131072, 1048576, dict(mamba=(4096, 128, 64, 8), order="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", experts=128, used=6, eff=1856, shared=3712, f={"expert_weights_scale": 2.5}, b={"expert_weights_norm": True})),
+ "lfm2-2.6b": ("lfm2", 30, 2048, 10752, 32, 8, 64, 65536, 128000, dict(tied=1, conv=3, full=(2, 6, 10, 14, 18, 22, 25, 28))),
+ "lfm2-8b-a1b": ("lfm2moe", 24, 2048, 7168, 32, 8, 64, 65536, 128000, dict(tied=1, conv=3, full=(2, 6, 10, 14, 18, 21), dense=2, experts=32, used=4, eff=1792, u={"expert_gating_func": 2})),
+ "gemma4-e2b": ("gemma4", 35, 1536, 6144, 8, 1, 256, 262144, 131072, dict(tied=1, gemma4=(512, 1, 256, 20), window=512, period=5)),
+ "gemma4-26b-a4b": ("gemma4", 30, 2816, 2112, 16, 8, 256, 262144, 262144, dict(tied=1, gemma4=(512, 2, 0, 0), window=1024, experts=128, used=8, eff=704)),
+ "gemma3n-e4b": ("gemma3n", 35, 2048, 16384, 8, 2, 256, 262400, 32768, dict(tied=1, gemma3n=(256, 15), window=512)),
  "gemma4-e4b": ("gemma4", 42, 2560, 10240, 8, 2, 256, 262144, 131072, dict(tied=1, gemma4=(512, 2, 256, 18), window=512)),
 }
 def hybrid(name, kinds):
@@ -65,51 +95,74 @@ def hybrid(name, kinds):
     def t(n, shape, kind="f32"):
         if kind != "f32" and (shape[0] % T[kind][1] or T[kind][1] > shape[0]): kind = "q8_0" if shape[0] % 32 == 0 else "f16"
         ts.append([n, list(shape), kind])
-    delta, mamba, g = x.get("delta"), x.get("mamba"), x.get("gemma4")
-    full = [(i + 1) % 4 == 0 for i in range(L)] if delta else [i in x["full"] for i in range(L)] if mamba else [(i + 1) % 6 == 0 for i in range(L)]
-    for key, v in (("block_count", L), ("context_length", ctx), ("embedding_length", d), ("feed_forward_length", ff), ("attention.head_count", h), ("vocab_size", V), ("attention.layer_norm_rms_epsilon", 1e-6), ("rope.freq_base", 1e6)): k(key, v)
+    delta, mamba, g, n3, conv3, order = x.get("delta"), x.get("mamba"), x.get("gemma4"), x.get("gemma3n"), x.get("conv"), x.get("order")
+    full = [(i + 1) % 4 == 0 for i in range(L)] if delta else [c == "*" for c in order] if order else [i in x["full"] for i in range(L)] if mamba or conv3 else [(i + 1) % x.get("period", 5 if n3 else 6) == 0 for i in range(L)]
+    wide_ff = [ff if c in "-E" else 0 for c in order] if order else ff
+    for key, v in (("block_count", L), ("context_length", ctx), ("embedding_length", d), ("feed_forward_length", wide_ff), ("attention.head_count", h), ("vocab_size", V), ("attention.layer_norm_rms_epsilon", 1e-6), ("rope.freq_base", 1e6)): k(key, v)
     md["tokenizer.ggml.model"] = "no_vocab"
-    k("attention.head_count_kv", kv if delta else [kv if f else 0 for f in full] if mamba else [g[1] if f else kv for f in full])
+    k("attention.head_count_kv", kv if delta or n3 else [g[1] if f else kv for f in full] if g else [kv if f else 0 for f in full])
     k("attention.key_length", g[0] if g else hd); k("attention.value_length", g[0] if g else hd); k("rope.dimension_count", x.get("rot", g[0] if g else hd))
     if delta or mamba:
         inner, state, rank, groups = delta or mamba
         for key, v in (("conv_kernel", 4), ("inner_size", inner), ("state_size", state), ("time_step_rank", rank), ("group_count", groups)): k("ssm." + key, v)
-    if delta: k("rope.dimension_sections", [11, 11, 10, 0]); k("full_attention_interval", 4)
+    if order: k("attention.layer_norm_epsilon", 1e-5)
+    if conv3: k("shortconv.l_cache", conv3)
+    if delta and arch != "qwen3next": k("rope.dimension_sections", [11, 11, 10, 0])
+    if delta: k("full_attention_interval", 4)
     if g:
         k("attention.sliding_window", x["window"]); k("attention.sliding_window_pattern", [not f for f in full]); k("attention.key_length_swa", hd); k("attention.value_length_swa", hd); k("rope.dimension_count_swa", hd); k("rope.freq_base_swa", 1e4)
         k("embedding_length_per_layer_input", g[2]); k("attention.shared_kv_layers", g[3]); k("final_logit_softcapping", 30.0)
-    if x.get("experts"): k("expert_count", x["experts"]); k("expert_used_count", x["used"]); k("expert_shared_feed_forward_length", x["shared"])
+    if n3: k("attention.sliding_window", x["window"]); k("attention.shared_kv_layers", n3[1]); k("embedding_length_per_layer_input", n3[0])
+    if x.get("experts"): k("expert_count", x["experts"]); k("expert_used_count", x["used"])
+    if x.get("shared"): k("expert_shared_feed_forward_length", x["shared"])
     if x.get("eff"): k("expert_feed_forward_length", x["eff"])
-    for key, v in x.get("f", {}).items(): k(key, v)
-    t("token_embd.weight", (d, V), emb); t("output_norm.weight", (d,))
+    if x.get("dense"): k("leading_dense_block_count", x["dense"])
+    for s in ("f", "u", "b"):
+        for key, v in x.get(s, {}).items(): k(key, v)
+    t("token_embd.weight", (d, V), emb); t("token_embd_norm.weight" if conv3 else "output_norm.weight", (d,))
     if not x.get("tied"): t("output.weight", (d, V), out)
     if g: t("rope_freqs.weight", (g[0] // 2,))
     if g and g[2]: t("per_layer_token_embd.weight", (g[2] * L, V), emb); t("per_layer_model_proj.weight", (d, g[2] * L), w); t("per_layer_proj_norm.weight", (g[2],))
+    if n3: t("altup_proj.weight", (d, d, 3), "f16"); t("altup_unembd_proj.weight", (d, d, 3), "f16"); t("per_layer_token_embd.weight", (n3[0] * L, V), emb); t("per_layer_model_proj.weight", (d, n3[0] * L), "f16"); t("per_layer_proj_norm.weight", (n3[0],))
     for i in range(L):
-        b = f"blk.{i}."; t(b + "attn_norm.weight", (d,))
-        if full[i] or g:
-            wide, keys = (g[0] if g and full[i] else hd), (g[1] if g and full[i] else kv)
+        b = f"blk.{i}."; t(b + "attn_norm.weight", (d,)); cached = not (g or n3) or i < L - (g[3] if g else n3[1])
+        if full[i] or g or n3:
+            wide, keys = (g[0] if g and full[i] else hd), (g[1] if g and full[i] else kv); normed = not mamba
             t(b + "attn_q.weight", (d, h * wide * (2 if delta else 1)), w)
-            if not g or i < L - g[3]:
+            if cached or n3:
                 t(b + "attn_k.weight", (d, keys * wide), w)
                 if not g or not full[i] or g[2]: t(b + "attn_v.weight", (d, keys * wide), w2)
-                if not mamba: t(b + "attn_k_norm.weight", (wide,))
+                if normed: t(b + "attn_k_norm.weight", (wide,))
             t(b + "attn_output.weight", (h * wide, d), w)
-            if not mamba: t(b + "attn_q_norm.weight", (wide,))
+            if normed: t(b + "attn_q_norm.weight", (wide,))
         elif delta:
             value, conv = rank * state, 2 * groups * state + rank * state
-            t(b + "attn_qkv.weight", (d, conv), w); t(b + "attn_gate.weight", (d, value), w); t(b + "ssm_conv1d.weight", (4, conv)); t(b + "ssm_dt.bias", (rank,)); t(b + "ssm_a", (rank,)); t(b + "ssm_beta.weight", (d, rank), w); t(b + "ssm_alpha.weight", (d, rank), w); t(b + "ssm_norm.weight", (state,)); t(b + "ssm_out.weight", (value, d), w)
-        else:
+            t(b + "attn_qkv.weight", (d, conv), w); t(b + "attn_gate.weight", (d, value), w); t(b + "ssm_conv1d.weight", (4, conv)); t(b + "ssm_dt.bias", (rank,)); t(b + "ssm_a", (rank,))
+            if arch == "qwen3next": t(b + "ssm_ba.weight", (d, 2 * rank), w)
+            else: t(b + "ssm_beta.weight", (d, rank), w); t(b + "ssm_alpha.weight", (d, rank), w)
+            t(b + "ssm_norm.weight", (state,)); t(b + "ssm_out.weight", (value, d), w)
+        elif conv3: t(b + "shortconv.conv.weight", (conv3, d)); t(b + "shortconv.in_proj.weight", (d, 3 * d), w); t(b + "shortconv.out_proj.weight", (d, d), w)
+        elif not order or order[i] == "M":
             conv = inner + 2 * groups * state
             t(b + "ssm_in.weight", (d, 2 * inner + 2 * groups * state + rank), w); t(b + "ssm_conv1d.weight", (4, conv)); t(b + "ssm_conv1d.bias", (conv,)); t(b + "ssm_dt.bias", (rank,)); t(b + "ssm_a", (1, rank)); t(b + "ssm_d", (1, rank)); t(b + "ssm_norm.weight", (inner // groups, groups)); t(b + "ssm_out.weight", (inner, d), w)
-        t(b + ("ffn_norm.weight" if mamba or g else "post_attention_norm.weight"), (d,))
-        if g: t(b + "post_attention_norm.weight", (d,)); t(b + "post_ffw_norm.weight", (d,))
-        if g and g[2]: t(b + "inp_gate.weight", (d, g[2])); t(b + "proj.weight", (g[2], d)); t(b + "post_norm.weight", (d,))
-        if x.get("experts"):
-            e, f, s = x["experts"], x.get("eff", ff), x["shared"]; t(b + "ffn_gate_inp.weight", (d, e)); t(b + "ffn_gate_exps.weight", (d, f, e), w); t(b + "ffn_up_exps.weight", (d, f, e), w); t(b + "ffn_down_exps.weight", (f, d, e), w2)
-            t(b + "ffn_gate_shexp.weight", (d, s), w); t(b + "ffn_up_shexp.weight", (d, s), w); t(b + "ffn_down_shexp.weight", (s, d), w2)
+        if order and order[i] in "M*": continue
+        if order and order[i] == "-": t(b + "ffn_up.weight", (d, ff), w); t(b + "ffn_down.weight", (ff, d), w2); continue
+        if order:
+            e, f, s = x["experts"], x["eff"], x["shared"]; t(b + "ffn_gate_inp.weight", (d, e)); t(b + "exp_probs_b.bias", (e,)); t(b + "ffn_up_exps.weight", (d, f, e), w); t(b + "ffn_down_exps.weight", (f, d, e), w2); t(b + "ffn_up_shexp.weight", (d, s), w); t(b + "ffn_down_shexp.weight", (s, d), w2); continue
+        t(b + ("post_attention_norm.weight" if delta else "ffn_norm.weight"), (d,))
+        if g or n3: t(b + "post_attention_norm.weight", (d,)); t(b + "post_ffw_norm.weight", (d,))
+        if (g and g[2]) or n3: p = g[2] if g else n3[0]; t(b + "inp_gate.weight", (d, p)); t(b + "proj.weight", (p, d)); t(b + "post_norm.weight", (d,))
+        if n3:
+            t(b + "altup_correct_coef.weight", (4, 4)); t(b + "altup_correct_scale.weight", (d,)); t(b + "altup_predict_coef.weight", (4, 16)); t(b + "altup_router.weight", (d, 4)); t(b + "altup_router_norm.weight", (d,))
+            t(b + "laurel_l.weight", (d, 64), w); t(b + "laurel_r.weight", (64, d), w); t(b + "laurel_post_norm.weight", (d,))
+        if x.get("experts") and i >= x.get("dense", 0):
+            e, f = x["experts"], x.get("eff", ff); t(b + "ffn_gate_inp.weight", (d, e))
+            if g: t(b + "ffn_gate_inp.scale", (d,)); t(b + "pre_ffw_norm_2.weight", (d,)); t(b + "post_ffw_norm_1.weight", (d,)); t(b + "post_ffw_norm_2.weight", (d,)); t(b + "ffn_gate_up_exps.weight", (d, 2 * f, e), w); t(b + "ffn_down_exps.weight", (f, d, e), w2); t(b + "ffn_down_exps.scale", (e,))
+            else: t(b + "ffn_gate_exps.weight", (d, f, e), w); t(b + "ffn_up_exps.weight", (d, f, e), w); t(b + "ffn_down_exps.weight", (f, d, e), w2)
+            if conv3: t(b + "exp_probs_b.bias", (e,))
+            if x.get("shared"): s = x["shared"]; t(b + "ffn_gate_shexp.weight", (d, s), w); t(b + "ffn_up_shexp.weight", (d, s), w); t(b + "ffn_down_shexp.weight", (s, d), w2)
             if delta: t(b + "ffn_gate_inp_shexp.weight", (d,))
-        else: t(b + "ffn_gate.weight", (d, ff), w); t(b + "ffn_up.weight", (d, ff), w); t(b + "ffn_down.weight", (ff, d), w2)
+        if not x.get("experts") or g or i < x.get("dense", 0): t(b + "ffn_gate.weight", (d, ff), w); t(b + "ffn_up.weight", (d, ff), w); t(b + "ffn_down.weight", (ff, d), w2)
     return md, ts
 NEW = True # programs can say how many rows of logits they want since b9460
 def model(name, kinds):
@@ -129,7 +182,7 @@ def model(name, kinds):
     if mla:
         if mla[0]: k("attention.q_lora_rank", mla[0])
         k("attention.kv_lora_rank", mla[1]); k("attention.key_length_mla", mla[3]); k("attention.value_length_mla", mla[4])
-    for s in ("f", "u", "b"):
+    for s in ("f", "u", "b", "a"):
         for key, v in x.get(s, {}).items(): k(key, v)
     ts = []
     def t(n, shape, kind="f32"):
@@ -245,6 +298,25 @@ def users(r):
     if r.random() < .25: a["ts"] = r.choice(["1/1", "3/1", "2/3", "1/1/1"])
     if r.random() < .08: a["kqv"] = 0
     return name, kinds, a
+POPULAR = ["qwen3-8b", "qwen3-14b", "qwen3-4b-2507", "qwen3-30b-a3b", "qwen3-30b-a3b", "qwen3-32b", "qwen3moe-235b", "qwen3-vl-8b", "qwen35-4b", "qwen35-9b", "qwen35-27b", "qwen35moe-35b", "qwen35moe-35b", "qwen35moe-122b", "qwen3next-80b", "gpt-oss-20b", "gpt-oss-20b", "gpt-oss-120b", "gemma3-4b", "gemma3-12b",
+  "gemma3-27b", "gemma3n-e4b", "gemma4-31b", "gemma4-e4b", "gemma4-e2b", "gemma4-26b-a4b", "gemma4-26b-a4b", "llama-8b", "llama-8b", "llama-70b", "llama4-scout", "mistral-small-24b", "ministral3-8b", "devstral2-123b", "glm4-air", "glm47-flash", "r1-distill-qwen-32b", "phi4-14b", "phi4-mini", "granite-h-tiny", "granite-h-small", "granite-h-micro",
+  "granite4-micro", "nemotron-nano-9b", "nemotron3-nano-30b", "lfm2-2.6b", "lfm2-8b-a1b", "ernie-21b-a3b", "minimax-m2", "seed-36b", "deepseek-v3"]
+def popular(r):
+    """Models that people load in 2026, as they start them: whole on a card, in part, experts on the host, long contexts, two cards."""
+    name = r.choice(POPULAR); arch, L, *_, x = {**M, **HYBRIDS}[name]; ctx0 = {**M, **HYBRIDS}[name][8]
+    kinds = ("mxfp4", "mxfp4", "q8_0", "q8_0") if arch == "gpt-oss" else r.choice([("q4_K", "q6_K", "q4_K", "q6_K")] * 3 + [("q5_K", "q6_K", "q5_K", "q6_K"), ("iq4_xs", "q5_K", "iq4_xs", "q6_K"), ("q8_0",) * 4, ("q6_K",) * 4, ("q3_K", "q4_K", "q3_K", "q6_K")])
+    a = {"ctx": min(ctx0, r.choice([4096, 8192, 8192, 16384, 32768, 32768, 65536, 131072, 262144])), "seqs": r.choice([1, 1, 1, 4, 4, 2])}; a["outputs"] = a["seqs"]
+    if a["seqs"] == 4 and r.random() < .6: a["unified"] = 1
+    if r.random() < .35: a["ubatch"] = r.choice([1024, 2048, 2048, 4096]); a["batch"] = max(2048, a["ubatch"])
+    if r.random() < .5: a["fa"] = r.choice([1, 1, 1, 0])
+    if r.random() < .4 and a.get("fa") != 0: a["ctk"] = a["ctv"] = r.choice(["q8_0", "q8_0", "q4_0"]); a["fa"] = 1
+    if x.get("experts") and r.random() < .55:
+        if r.random() < .6: a["cpu_moe"] = r.choice([L, r.randint(1, L)])
+        else: a["ot"] = r.choice(["exps=CPU", ".ffn_.*_exps.=CPU", "\\.(1[0-9]|2[0-9])\\.ffn_.*_exps\\.=CPU", "ffn_(up|down)_exps=CPU"])
+    elif r.random() < .35: a["ngl"] = r.randint(1, L)
+    if r.random() < .2: a["ts"] = r.choice(["1/1", "3/2", "1/1"])
+    if r.random() < .06: a["kqv"] = 0
+    return name, kinds, a
 def run(probe, name, kinds, a, folder):
     md, ts = model(name, kinds); path = os.path.join(folder, name + "-" + "-".join(kinds) + ".gguf")
     if not os.path.exists(path): write(md, ts, path)
@@ -258,7 +330,7 @@ if __name__ == "__main__":
     probe, build, number, seed, count, out = sys.argv[1:7]; NEW = int(number) == 0 or int(number) >= 9460; r = random.Random(int(seed)); folder = tempfile.mkdtemp(); done = 0; failed = {}
     with open(out, "w") as f:
         while done < int(count):
-            name, kinds, a = (users if len(sys.argv) > 7 else draw)(r); row, why = run(probe, name, kinds, a, folder)
+            name, kinds, a = {'users': users, 'popular': popular}.get((sys.argv[7:] or [''])[0], draw)(r); row, why = run(probe, name, kinds, a, folder)
             if why: failed.setdefault(({**M, **HYBRIDS}[name][0], why[:150]), []).append(a); continue
             f.write(json.dumps(dict(id=f"{seed}-{done:03}", engine="llama.cpp", build=build, **({"number": int(number)} if int(number) else {}), gpu="H200, pretended", **row), separators=(",", ":")) + "\n"); done += 1
     for (arch, why), n in sorted(failed.items()): print(len(n), arch, why, n[0])

@@ -16,6 +16,11 @@ MODELS = {"openai-community/gpt2": .25, "facebook/opt-1.3b": 2.6, "meta-llama/Me
 MORE = {"llava-hf/llava-1.5-7b-hf": 14, "facebook/bart-large": .8, "Qwen/Qwen3-Next-80B-A3B-Instruct": 163, "ibm-granite/granite-4.0-h-tiny": 14, "ai21labs/Jamba-v0.1": 104, "google/gemma-3n-E2B-it": 11,
         "allenai/OLMoE-1B-7B-0924": 14, "THUDM/GLM-4-9B-0414": 18.8, "bigcode/starcoder2-7b": 14.6, "google/gemma-7b": 17, "microsoft/phi-4": 29.3, "mistralai/Mistral-7B-v0.1": 14.5,
         "Qwen/Qwen3.5-9B": 19, "google/gemma-4-E4B-it": 16, "zai-org/GLM-4.5-Air": 221, "google-bert/bert-large-uncased": .7, "mosaicml/mpt-7b": 13.3, "EleutherAI/gpt-j-6b": 12.1}
+# From the third seed on, alone.
+LATER = {"Qwen/Qwen3.5-35B-A3B": 71, "openai/gpt-oss-120b": 234, "google/gemma-4-26B-A4B-it": 52, "google/gemma-4-31B-it": 62, "Qwen/Qwen3-VL-8B-Instruct": 17.5, "meta-llama/Llama-4-Scout-17B-16E-Instruct": 217,
+         "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 48, "CohereForAI/c4ai-command-r7b-12-2024": 16, "LiquidAI/LFM2-1.2B": 2.3, "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 63, "Zyphra/Zamba2-2.7B": 5.4,
+         "microsoft/Phi-3.5-MoE-instruct": 84, "baidu/ERNIE-4.5-21B-A3B-PT": 44, "meta-llama/Llama-3.2-11B-Vision-Instruct": 21, "google/paligemma2-3b-pt-224": 6, "Qwen/Qwen2-57B-A14B": 115, "allenai/Olmo-3-1025-7B": 14.6,
+         "HuggingFaceTB/SmolLM3-3B": 6.2, "google/mt5-large": 2.4, "mistral-community/pixtral-12b": 25, "LGAI-EXAONE/EXAONE-4.0-32B": 64, "ibm-granite/granite-3.3-8b-instruct": 16.3, "mistralai/Voxtral-Mini-3B-2507": 9.4}
 
 
 def entries():
@@ -24,7 +29,7 @@ def entries():
 
 def draw(seed, count):
     dice, known = random.Random(int(seed)), entries()
-    sizes = MODELS if seed == "1" else MODELS | MORE
+    sizes = {"1": MODELS, "2": MODELS | MORE}.get(seed, LATER)
     names = sorted(name for name in sizes if name in known)
     for number in range(int(count)):
         model, cards = dice.choice(names), dice.choice([1, 1, 2, 2, 3, 4, 8])

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use vramcast_core::model::Model;
-use vramcast_core::serving::llama_cpp::{Mixture, convert};
+use vramcast_core::serving::llama_cpp::{Flash, LlamaCppPlan, Mixture, buffers, convert, ollama};
 use vramcast_core::serving::{ServedModel, WeightFormat};
 use vramcast_core::source::catalogue;
 
@@ -31,4 +31,46 @@ fn files_of_mixtures_weigh_what_published_ones_do() {
         let own = file.tensor_bytes() as f64 / f64::from(1u32 << 30);
         assert!((own - gib).abs() <= digits, "{id} {mixture}: {own:.4} GiB, published {gib}");
     }
+}
+
+/// Hybrids by their names: what llama.cpp's log says of a file of the same sizes (`sweep.py`, q8_0, 8192 tokens, one sequence),
+/// in MiB: states and graph on the card.
+#[test]
+fn hybrids_by_name_take_what_their_files_do() {
+    for (id, states, compute) in [
+        ("Qwen/Qwen3.5-35B-A3B", 62.81, 76.02),
+        ("Qwen/Qwen3.5-27B", 149.62, 130.02),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 75.38, 90.01),
+        ("ibm-granite/granite-4.0-h-tiny", 55.37, 50.26),
+        ("ibm-granite/granite-4.0-h-small", 147.48, 149.29),
+        ("ibm-granite/granite-4.0-h-micro", 73.79, 68.06),
+        ("LiquidAI/LFM2-1.2B", 0.16, 64.03),
+        ("google/gemma-4-26B-A4B-it", 0.0, 105.52),
+    ] {
+        let entry = catalogue::find(id).unwrap();
+        let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+        let served = ServedModel::of(&model, &WeightFormat::of(&model).unwrap()).unwrap();
+        let file = convert(&model, &served, Mixture::find("Q8_0").unwrap()).unwrap();
+        assert!(file.is_modelled(), "{id}");
+        let plan =
+            LlamaCppPlan { context: 8192, parallel: 1, outputs: Some(1), capability: 90, ..LlamaCppPlan::default() };
+        let (all, notes) = buffers(&plan, &file).unwrap();
+        let sum = |kind: &str| {
+            let own = all.iter().filter(|one| one.kind == kind && one.device == "CUDA0").map(|one| one.bytes);
+            own.sum::<u64>() as f64 / f64::from(1u32 << 20)
+        };
+        let found = [sum("RS"), sum("compute")];
+        assert!((found[0] - states).abs() < 0.01, "{id}: states {found:?}, not {states}; {notes:?}");
+        assert!((found[1] - compute).abs() < 0.011, "{id}: compute {found:?}, not {compute}; {notes:?}");
+    }
+}
+
+/// Ollama starts llama-server: flash attention where cards can, 512 tokens at once.
+#[test]
+fn ollama_attends_as_llama_server_does() {
+    let entry = catalogue::find("openai/gpt-oss-20b").unwrap();
+    let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+    let served = ServedModel::of(&model, &WeightFormat::of(&model).unwrap()).unwrap();
+    let plan = ollama(&served, 80 << 30, None, None);
+    assert_eq!((plan.flash_attention, plan.micro_batch, plan.context), (Flash::Auto, 512, 131_072));
 }

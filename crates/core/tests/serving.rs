@@ -357,3 +357,44 @@ fn drafts_are_stored_as_their_names_say() {
     // Uploads of gpt-oss have no mixture but their own.
     assert_eq!(Mixture::of_name("ggml-org/gpt-oss-20b-GGUF").unwrap().1.name, "MXFP4_MOE");
 }
+
+/// gpt-oss by Triton's kernels on Hopper: a layout of their own, padded by version, beside which scales stay as they were loaded
+/// until 0.25. GiB of weights in logs (truth/external/found): d17, b40.
+#[test]
+fn vllm_lays_out_experts_in_mxfp4_by_version() {
+    let weights = |id: &str, version: &str, cards: u64| {
+        let plan = VllmPlan {
+            version: version.into(),
+            card: "H100".into(),
+            multiprocessors: 132,
+            tensor_parallel: cards,
+            ..VllmPlan::default()
+        };
+        let model = model(id);
+        let own = ServedModel::of(&model, &WeightFormat::of(&model).unwrap()).unwrap();
+        part(&plan.budget(&own), "weights") as f64 / f64::from(1 << 30)
+    };
+    for (id, version, cards, logged) in
+        [("openai/gpt-oss-120b", "0.14.1", 1, 64.38), ("openai/gpt-oss-20b", "0.19.0", 2, 7.01)]
+    {
+        let found = weights(id, version, cards);
+        assert!((found / logged - 1.0).abs() < 0.003, "{id} by {version}: {found:.3}, not {logged}");
+    }
+    // The scales of 36 layers: 128 experts of 3 x 2880 x 90 bytes, 3.34 GiB, and less for padding.
+    let kept = weights("openai/gpt-oss-120b", "0.24.0", 1) - weights("openai/gpt-oss-120b", "0.25.0", 1);
+    assert!((kept - 3.34).abs() < 0.02, "{kept}");
+}
+
+/// Nothing encodes images that nobody may send (`_mark_tower_model`, since 0.15): 50.22 GiB in a log of 0.30.0 (d8).
+#[test]
+fn vllm_leaves_out_encoders_that_are_not_asked_for() {
+    let model = model("Qwen/Qwen3.5-27B");
+    let weights = |version: &str, language_model_only: bool| {
+        let plan = ServePlan { version: Some(version.into()), language_model_only, ..ServePlan::default() };
+        let Served::Pool(budget) = start(&model, &plan).unwrap() else { panic!("no budget") };
+        part(&budget, "weights") as f64 / f64::from(1 << 30)
+    };
+    assert!((weights("0.30.0", true) - 50.22).abs() < 0.05, "{}", weights("0.30.0", true));
+    assert!(weights("0.30.0", false) > 51.0);
+    assert_eq!(weights("0.14.0", true), weights("0.14.0", false));
+}

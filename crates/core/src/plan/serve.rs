@@ -45,6 +45,8 @@ pub struct ServePlan {
     pub block_size: Option<u64>,
     /// No CUDA graphs (vLLM).
     pub enforce_eager: bool,
+    /// Encoders of images and sound are not loaded (vLLM).
+    pub language_model_only: bool,
     /// Keep finished prompts in the cache (vLLM).
     pub enable_prefix_caching: bool,
     /// Room for adapters (vLLM).
@@ -163,6 +165,7 @@ impl Default for ServePlan {
             cpu_offload_gb: None,
             block_size: None,
             enforce_eager: false,
+            language_model_only: false,
             enable_prefix_caching: false,
             enable_lora: false,
             max_loras: None,

@@ -262,6 +262,16 @@ impl ServedModel {
         }
     }
 
+    /// Leaves out encoders of images and sound, and what joins them to the text.
+    pub(super) fn leave_out_towers(&mut self) {
+        self.recount(|tensor| {
+            if super::tensors::is_tower(&tensor.name) {
+                tensor.parts.clear();
+            }
+        });
+        (self.multimodal, self.image_encoder) = (false, None);
+    }
+
     /// Elements of a token's latent, where attention keeps one.
     pub(super) fn latent_rank(&self) -> Option<u64> {
         let latent = |cache: &&CacheUpdate| matches!(cache.kind, CacheKind::Latent { .. });

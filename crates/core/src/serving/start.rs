@@ -48,8 +48,17 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
                 .budget(&served)
         }
         ServingEngine::Tgi => {
-            TgiPlan { memory, process, max_total_tokens: context, cache_dtype, shards: ranks, ..TgiPlan::default() }
-                .budget(&served)
+            let default = TgiPlan::default();
+            TgiPlan {
+                memory,
+                process,
+                max_total_tokens: context,
+                max_batch_prefill_tokens: plan.max_num_batched_tokens.unwrap_or(default.max_batch_prefill_tokens),
+                fraction_thousandths: plan.gpu_memory_utilization.map_or(default.fraction_thousandths, thousandths),
+                cache_dtype,
+                shards: ranks,
+            }
+            .budget(&served)
         }
         ServingEngine::TensorrtLlm => {
             let default = TensorRtLlmPlan::default();
@@ -67,6 +76,10 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
         }
         _ => {
             let engine = vllm(plan, cache_dtype);
+            // Towers are left out since 0.15 (`_mark_tower_model` of models/interfaces.py).
+            if plan.language_model_only && rules(&engine.version).since >= [0, 15, 0] {
+                served.leave_out_towers();
+            }
             let draft = draft(plan, &served, &engine).map_err(one)?;
             let mut budget = engine.budget_with(&served, draft.as_ref());
             budget.notes.extend(without_effect(plan, &engine, &served));

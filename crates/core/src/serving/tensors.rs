@@ -58,3 +58,12 @@ pub(super) fn division(parameter: &Parameter, vocabulary: u64) -> Division {
         _ => Division::Whole,
     }
 }
+
+/// Parts of names that belong to encoders of images and sound.
+const TOWERS: [&str; 7] =
+    ["visual", "vision", "audio", "multi_modal_projector", "mm_projector", "image_newline", "merger"];
+
+/// Whether a weight is an encoder's of images or sound.
+pub(crate) fn is_tower(name: &str) -> bool {
+    TOWERS.iter().any(|part| name.contains(part))
+}

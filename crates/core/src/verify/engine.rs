@@ -207,7 +207,10 @@ fn header(row: &Value) -> Result<Header, String> {
     let mut offset = 0;
     let mut placed = Vec::new();
     for (name, ne, kind) in tensors {
-        let format = find_format(builtin_formats(), &kind).ok_or_else(|| format!("{name}: {kind} is not a type"))?;
+        // ggml's own of a name come first: it interleaves MXFP4's scales.
+        let own = find_format(builtin_formats(), &format!("ggml-{kind}"));
+        let format = own.or_else(|| find_format(builtin_formats(), &kind));
+        let format = format.ok_or_else(|| format!("{name}: {kind} is not a type"))?;
         let shape: Vec<u64> = ne.into_iter().rev().collect();
         let bytes = format.bytes(&shape).ok_or_else(|| format!("{name} is too large"))?;
         let stored = StoredType::Format(format.name.clone());

@@ -15,6 +15,7 @@ mod launcher;
 mod ollama;
 mod script;
 pub(super) mod serving;
+mod serving_words;
 pub mod shell;
 mod variables;
 mod wrapping;

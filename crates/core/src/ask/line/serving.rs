@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value};
 
+use super::serving_words::{HARMLESS, SAID, called};
 use super::{arguments, base, ollama, variables};
 use crate::ask::file::Content;
 use crate::ask::read::Given;
@@ -10,305 +11,6 @@ use crate::ask::request::Task;
 use crate::ask::runner::Runner;
 use crate::ask::table;
 use crate::plan::{Fault, import};
-
-/// Flags that change no memory of a card, of all these engines; those that end in `*` stand for what begins so.
-const HARMLESS: &[&str] = &[
-    "uds",
-    "profiler_config*",
-    "pooler_config*",
-    "override_pooler_config*",
-    "enable_offline_docs",
-    "enable_per_request_metrics",
-    "per_request*",
-    "io_processor_plugin",
-    "lora_modules",
-    "return_sampling_mask",
-    "host",
-    "port",
-    "api_key",
-    "served_model_name",
-    "chat_template*",
-    "tokenizer*",
-    "trust_remote_code",
-    "disable_log*",
-    "enable_log*",
-    "uvicorn*",
-    "tool_call_parser",
-    "tool_parser*",
-    "enable_auto_tool_choice",
-    "reasoning_parser*",
-    "revision",
-    "code_revision",
-    "download_dir",
-    "load_format",
-    "seed",
-    "allow*",
-    "ssl*",
-    "response_role",
-    "root_path",
-    "middleware",
-    "max_log_len",
-    "return_tokens_as_token_ids",
-    "disable_frontend_multiprocessing",
-    "enable_request_id_headers",
-    "disable_fastapi_docs",
-    "distributed_executor_backend",
-    "generation_config",
-    "override_generation_config",
-    "guided_decoding_backend",
-    "structured_outputs*",
-    "enable_reasoning",
-    "hf_token",
-    "hf_config_path",
-    "config_format",
-    "ignore_patterns",
-    "max_parallel_loading_workers",
-    "data_parallel_size_local",
-    "data_parallel_rank",
-    "data_parallel_hybrid_lb",
-    "data_parallel_external_lb",
-    "enable_log_requests",
-    "enable_prompt_tokens_details",
-    "ray_workers_use_nsight",
-    "otlp*",
-    "collect_detailed_traces",
-    "show_hidden_metrics*",
-    "scheduling_policy",
-    "scheduler_cls",
-    "async_scheduling",
-    "disable_custom_all_reduce",
-    "use_tqdm_on_load",
-    "headless",
-    "data_parallel_address",
-    "data_parallel_rpc_port",
-    "data_parallel_backend",
-    "data_parallel_start_rank",
-    "api_server_count",
-    "runner",
-    "convert",
-    "task",
-    "enable_server_load_tracking",
-    "log_level*",
-    "log_requests*",
-    "skip_tokenizer_init",
-    "no_enable_prefix_caching",
-    "enable_prefix_caching",
-    "mm_processor_cache*",
-    "interleave_mm_strings",
-    "model_loader_extra_config",
-    "prefix_caching_hash_algo",
-    "numa_bind*",
-    "media_io_kwargs*",
-    "default_chat_template_kwargs*",
-    "reasoning_config*",
-    "master_addr",
-    "master_port",
-    "weight_transfer_config*",
-    "disable_access_log_for_endpoints",
-    "ir_op_priority*",
-    "kv_events_config*",
-    "default_mm_loras*",
-    "max_cpu_loras",
-    "enable_mixed_moe_lora_format",
-    // vllm bench, vllm run-batch
-    "input_len",
-    "output_len",
-    "random_*",
-    "prefix_len",
-    "num_prompts",
-    "num_iters*",
-    "dataset*",
-    "hf_split",
-    "hf_subset",
-    "hf_name",
-    "hf_output_len",
-    "async_engine",
-    "input_file",
-    "output_file",
-    "output_json",
-    "o",
-    "result_*",
-    // trl vllm-serve
-    "vllm_model_impl",
-    // SGLang
-    "is_embedding",
-    "show_time_cost",
-    "enable_metrics",
-    "watchdog_timeout",
-    "random_seed",
-    "schedule_policy",
-    "schedule_conservativeness",
-    "dist_init_addr",
-    "nnodes",
-    "node_rank",
-    "nccl_port",
-    "enable_cache_report",
-    "grammar_backend",
-    "decode_log_interval",
-    "constrained_json*",
-    "disable_radix_cache",
-    "enable_mixed_chunk",
-    "stream_interval",
-    "warmups",
-    "enable_p2p_check",
-    "disable_disk_cache",
-    "disable_shared_experts_fusion",
-    // TGI
-    "hostname",
-    "max_concurrent_requests",
-    "sharded",
-    "json_output",
-    "max_best_of",
-    "max_stop_sequences",
-    "waiting_served_ratio",
-    "otlp_endpoint",
-    // llama.cpp
-    "threads*",
-    "t",
-    "tb",
-    "temp",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "s",
-    "color",
-    "interactive*",
-    "i",
-    "cnv",
-    "no_cnv",
-    "prompt",
-    "p",
-    "f",
-    "file",
-    "n",
-    "n_predict",
-    "predict",
-    "jinja",
-    "a",
-    "alias",
-    "log*",
-    "verbose",
-    "v",
-    "mlock",
-    "no_mmap",
-    "mmap",
-    "numa",
-    "no_warmup",
-    "warmup",
-    "cont_batching",
-    "dev",
-    "mg",
-    "main_gpu",
-    "grammar*",
-    "simple_io",
-    "conversation",
-    "no_conversation",
-    "st",
-    "single_turn",
-    "embedding",
-    "embeddings",
-    "reranking",
-    "pooling",
-    "path",
-    "metrics",
-    "slots",
-    "no_webui",
-    "webui",
-    "no_ui",
-    "ui",
-    "cb",
-    "no_cont_batching",
-    "slot_save_path",
-    "ctx_checkpoints",
-    "sleep_idle_seconds",
-    "reasoning*",
-    "prio*",
-    "e",
-    "sys",
-    "reverse_prompt",
-    "r",
-    "ignore_eos",
-    "presence_penalty",
-    "frequency_penalty",
-    "no_display_prompt",
-    "timeout",
-    "to",
-    "props",
-    "fit",
-    // Ollama
-    "keepalive",
-    "format",
-    "hidethinking",
-    "think",
-    "insecure",
-    "nowordwrap",
-];
-
-/// Flags that may change memory and are not simulated: what is in their place.
-const SAID: &[(&str, &str)] = &[
-    ("limit_mm_per_prompt", "the profile run takes the model's usual images"),
-    ("mm_processor_kwargs", "the profile run takes the model's usual images"),
-    ("compilation_config", "the version's usual graphs are taken"),
-    ("cuda_graph_sizes", "the version's usual graphs are taken"),
-    ("max_cudagraph_capture_size", "the version's usual graphs are taken"),
-    ("cudagraph_capture_sizes", "the version's usual graphs are taken"),
-    ("cuda_graph_max_bs", "the version's usual graphs are taken"),
-    ("optimization_level", "the version's usual graphs are taken"),
-    ("performance_mode", "the version's usual batches and graphs are taken"),
-    ("mm_encoder_tp_mode", "encoders are taken to be split as the model is"),
-    ("chunked_prefill_size", "prompts are taken in the chunks that are usual on the card"),
-    ("max_prefill_tokens", "prompts are taken in the chunks that are usual on the card"),
-    ("max_seq_len_to_capture", "the version's usual graphs are taken"),
-    ("enable_chunked_prefill", "prompts are taken as the version schedules them"),
-    ("mm_encoder_attn_backend", "the version's usual kernels are taken"),
-    ("linear_backend", "the version's usual kernels are taken"),
-    ("moe_backend", "the version's usual kernels are taken"),
-    ("attention_backend", "the version's usual kernels are taken"),
-    ("kv_transfer_config", "buffers of a connector are not counted"),
-    ("ec_transfer_config", "buffers of a connector are not counted"),
-    ("kv_offloading_backend", "cells on the host are not counted"),
-    ("kv_offloading_size", "cells on the host are not counted"),
-    ("enable_sleep_mode", "the engine is answered awake"),
-    ("enable_prompt_embeds", "prompts are taken as tokens"),
-    ("enable_mm_embeds", "the profile run takes the model's usual images"),
-    ("video_pruning_rate", "the profile run takes the model's usual images"),
-    ("video_pruning_method", "the profile run takes the model's usual images"),
-    ("disable_chunked_mm_input", "prompts are taken as the version schedules them"),
-    ("enable_return_routed_experts", "the choices of experts that are kept are not counted"),
-    ("lora_target_modules", "room for adapters of every layer is taken, which is more"),
-    ("num_redundant_experts", "spare experts are not counted"),
-    ("attention_config", "the version's usual kernels are taken"),
-    ("ac", "the version's usual kernels are taken"),
-    ("cc", "the version's usual graphs are taken"),
-    ("O0", "the version's usual graphs are taken"),
-    ("O1", "the version's usual graphs are taken"),
-    ("O2", "the version's usual graphs are taken"),
-    ("O3", "the version's usual graphs are taken"),
-    ("mm_encoder_attn_dtype", "the version's usual kernels are taken"),
-    ("offload_params", "weights stay on the card in the simulation, which is more"),
-    ("mm_encoder_fp8_scale_path", "the version's usual kernels are taken"),
-    ("offload_group_size", "weights stay on the card in the simulation, which is more"),
-    ("offload_num_in_group", "weights stay on the card in the simulation, which is more"),
-    ("offload_prefetch_step", "weights stay on the card in the simulation, which is more"),
-    ("swap_space", "it is the host's memory"),
-    ("cache_ram", "it is the host's memory"),
-    ("cram", "it is the host's memory"),
-    ("mm_ipc_gpu_memory_gb", "the share that it takes of the card beside the engine's is not counted"),
-    ("max_running_requests", "it bounds how many run at once, not the cache"),
-    ("dp", "replicas are alike: one is answered"),
-    ("dp_size", "replicas are alike: one is answered"),
-    ("max_input_tokens", "the warm-up takes max-batch-prefill-tokens"),
-    ("max_input_length", "the warm-up takes max-batch-prefill-tokens"),
-    ("max_batch_size", "buffers of a batch are the version's usual"),
-    ("max_beam_width", "one beam is taken"),
-    ("enable_torch_compile", "the version's usual graphs are taken"),
-    ("max_num_partial_prefills", "prompts are taken as the version schedules them"),
-    ("enable_eplb", "spare experts are not counted"),
-    ("eplb_config", "spare experts are not counted"),
-    ("all2all_backend", "buffers of the exchange between experts are not counted"),
-    ("additional_config", "a platform's own options"),
-];
 
 /// What is said where a line stretches the model's positions: longer sequences than it was made for are then meant.
 pub(in crate::ask) const STRETCHED: &str = "positions are stretched, which takes no memory";
@@ -412,15 +114,6 @@ fn benched(object: &mut Map<String, Value>) {
         .iter()
         .for_each(|key| drop(object.shift_remove(*key)));
 }
-
-/// TensorRT-LLM's own words (trtllm-serve, commands/serve.py) for settings that others call otherwise.
-const TENSORRT: [(&str, &str); 5] = [
-    ("max_seq_len", "context"),
-    ("max_num_tokens", "max_num_batched_tokens"),
-    ("max_batch_size", "max_num_seqs"),
-    ("kv_cache_free_gpu_memory_fraction", "gpu_memory_utilization"),
-    ("free_gpu_memory_fraction", "gpu_memory_utilization"),
-];
 
 /// Flags whose values are refused, or say what is taken anyway: what to say, or why.
 fn special(runner: Runner, key: &str, value: &Value) -> Option<Result<Option<String>, (&'static str, &'static str)>> {
@@ -550,8 +243,8 @@ pub(in crate::ask) fn layer(
         if runner == Runner::Tgi && key == "quantize" {
             key = "quantization".into();
         }
-        if let Some((_, ours)) = TENSORRT.iter().find(|(own, _)| runner == Runner::TensorrtLlm && *own == key) {
-            key = (*ours).to_owned();
+        if let Some(ours) = called(runner, &key) {
+            key = ours.to_owned();
         }
         match special(runner, &key, value) {
             Some(Ok(said)) => {
@@ -589,13 +282,17 @@ pub(in crate::ask) fn layer(
                 speculative(value, &mut content);
                 continue;
             }
+            "limit_mm_per_prompt" if without_images(value) => {
+                content.named.push(("language_model_only".into(), Given::Value(Value::Bool(true))));
+                continue;
+            }
             _ => {}
         }
         let value = &match (runner, value.as_str()) {
             (Runner::Vllm, _) => counted(value),
             // `Quantization` of its launcher.
             (Runner::Tgi, Some("bitsandbytes-nf4" | "bitsandbytes-fp4")) => "nf4".into(),
-            (Runner::Tgi, Some("bitsandbytes")) => "int8".into(),
+            (Runner::Tgi, Some("bitsandbytes" | "eetq")) => "int8".into(),
             _ => value.clone(),
         };
         let row = table::called(&key, runner).filter(|row| row.scope.has(runner));
@@ -641,6 +338,13 @@ fn counted(value: &Value) -> Value {
         (number >= 0.0 && number * each < 1e15).then_some((number * each) as u64)
     });
     count.map_or_else(|| value.clone(), Value::from)
+}
+
+/// Whether neither images nor videos may be sent, so that nothing encodes them.
+fn without_images(value: &Value) -> bool {
+    let read = value.as_str().and_then(|text| serde_json::from_str(text).ok());
+    let limits: &Value = read.as_ref().unwrap_or(value);
+    ["image", "video"].iter().all(|kind| limits[*kind].as_u64() == Some(0))
 }
 
 /// vLLM's object for guesses ahead, as the flags for it.

@@ -206,10 +206,20 @@ fn flags_of_serving_engines_in_their_own_words() {
         ("trtllm-serve a/b --max_batch_size 16", "max_num_seqs", json!(16)),
         ("trtllm-serve a/b --kv_cache_free_gpu_memory_fraction 0.8", "gpu_memory_utilization", json!(0.8)),
         ("trtllm-serve a/b --tp_size 2", "tp_size", json!(2)),
+        (
+            "text-generation-launcher --model-id a/b --max-batch-prefill-tokens 512",
+            "max_num_batched_tokens",
+            json!(512),
+        ),
+        ("text-generation-launcher --model-id a/b --cuda-memory-fraction 0.8", "gpu_memory_utilization", json!(0.8)),
+        ("text-generation-launcher --model-id a/b --quantize eetq", "quantization", json!("int8")),
+        (r#"vllm serve a/b --limit-mm-per-prompt '{"image":0,"video":0}'"#, "language_model_only", json!(true)),
     ] {
         let found = given(line, name).1.unwrap_or_else(|| panic!("{line}: {name}"));
         assert!(format!("{found:?}").contains(value.to_string().trim_matches('"')), "{line}: {found:?}");
     }
+    // Videos pass the same encoder.
+    assert!(given(r#"vllm serve a/b --limit-mm-per-prompt '{"image":0}'"#, "language_model_only").1.is_none());
     let (latest, version) = given("docker run vllm/vllm-openai:latest --model a/b", "engine_version");
     assert!(version.is_none() && latest.model.as_deref() == Some("a/b"));
     for length in ["auto", "-1"] {

@@ -70,18 +70,19 @@ pub(super) const ROWS: &[Setting] = &[
         .also(&["enable-expert-parallel", "ep"])
         .on(S, Scope::VLLM),
     setting("gpu_memory_utilization", "gpu-memory-utilization", Kind::Real, "Share of the card that the engine may use; SGLang's static share; TensorRT-LLM's share of what is free for keys and values")
-        .also(&["mem-fraction-static"])
+        .also(&["mem-fraction-static", "cuda-memory-fraction"])
         .value("SHARE")
         .from("the version's default")
-        .on(S, Scope::VLLM.and(Runner::Sglang.alone()).and(Runner::TensorrtLlm.alone()))
+        .on(S, Scope::VLLM.and(Runner::Sglang.alone()).and(Runner::TensorrtLlm.alone()).and(Runner::Tgi.alone()))
         .example("--gpu-memory-utilization 0.5"),
     setting("max_num_seqs", "max-num-seqs", Kind::Whole, "Sequences in a batch")
         .from("the version's default")
         .on(S, Scope::VLLM.and(Runner::TensorrtLlm.alone()))
         .example("--max-num-seqs 8"),
-    setting("max_num_batched_tokens", "max-num-batched-tokens", Kind::Whole, "Tokens in a batch")
+    setting("max_num_batched_tokens", "max-num-batched-tokens", Kind::Whole, "Tokens in a batch; TGI's in its warm-up")
+        .also(&["max-batch-prefill-tokens"])
         .from("the version's default")
-        .on(S, Scope::VLLM.and(Runner::TensorrtLlm.alone()))
+        .on(S, Scope::VLLM.and(Runner::TensorrtLlm.alone()).and(Runner::Tgi.alone()))
         .example("--max-num-batched-tokens 1024"),
     setting("kv_cache_memory_bytes", "kv-cache-memory-bytes", Kind::Spelled(SIZE), "Bytes of the cache, in place of what the profile run leaves: 8G is 8 GiB, 8g is 8 billion")
         .value("SIZE")
@@ -98,6 +99,8 @@ pub(super) const ROWS: &[Setting] = &[
         .on(S, Scope::VLLM)
         .example("--block-size 64"),
     setting("enforce_eager", "enforce-eager", Kind::Switch, "No CUDA graphs").on(S, Scope::VLLM).example("--enforce-eager"),
+    setting("language_model_only", "language-model-only", Kind::Switch, "Encoders of images and sound are not loaded, as with 0 images and videos in --limit-mm-per-prompt")
+        .on(S, Scope::VLLM),
     setting("enable_prefix_caching", "enable-prefix-caching", Kind::Switch, "Keep finished prompts in the cache; takes no memory of its own")
         .on(S, Scope::VLLM),
     setting("enable_lora", "enable-lora", Kind::Switch, "Room for adapters").on(S, Scope::VLLM).example("--enable-lora"),

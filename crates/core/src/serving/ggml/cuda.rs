@@ -158,6 +158,8 @@ pub(crate) fn supports(graph: &Graph, id: Id, capability: Capability) -> bool {
             [source(0), source(1)].into_iter().flatten().all(|a| a.kind == Kind::F32 || a.kind == Kind::F16)
         }
         Op::Rope => of(0, |a| a.nb[0] == a.kind.bytes && a.contiguous_from(2)),
+        Op::Convolve => of(0, |a| a.ne[1].is_multiple_of(128)),
+        Op::Scan => of(0, |a| matches!(a.ne[0], 128 | 256) && a.ne[1].is_multiple_of(16)),
         Op::FlashAttention => kernel(graph, id, capability).is_some(),
         _ => true,
     }

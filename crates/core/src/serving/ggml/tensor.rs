@@ -81,6 +81,12 @@ pub(crate) enum Op {
     Repeat,
     Fill,
     Pad,
+    /// A convolution over the last inputs (`GGML_OP_SSM_CONV`).
+    Convolve,
+    /// Mamba's scan.
+    Scan,
+    /// Any other kernel: it writes a tensor of its own, and every card has it.
+    Other,
 }
 
 impl Op {
@@ -287,8 +293,7 @@ impl Graph {
 
     /// Rows written into `a`, whose bytes it has.
     pub(crate) fn set_rows(&mut self, a: Id, rows: Id, places: Id) -> Id {
-        let (ne, nb) = (self[a].ne, self[a].nb);
-        let id = self.see(Op::SetRows, a, ne, nb, 0);
+        let id = self.written(Op::SetRows, a);
         self[id].sources = vec![rows, places, a];
         id
     }
@@ -298,6 +303,23 @@ impl Graph {
         let id = self.make(Op::Copy, kind, self[a].ne, &[a]);
         self[id].sources.push(id);
         id
+    }
+
+    /// Written to where `to` lies (`ggml_cpy`).
+    pub(crate) fn copy(&mut self, from: Id, to: Id) -> Id {
+        let id = self.written(Op::Copy, to);
+        self[id].sources = vec![from, to];
+        id
+    }
+
+    /// An operation that writes over its source, whoever else reads it (`ggml_…_inplace`).
+    pub(crate) fn written(&mut self, op: Op, of: Id) -> Id {
+        let (ne, nb) = (self[of].ne, self[of].nb);
+        self.see(op, of, ne, nb, 0)
+    }
+
+    pub(crate) fn repeat(&mut self, a: Id, ne: [u64; 4]) -> Id {
+        self.make(Op::Repeat, self[a].kind, ne, &[a])
     }
 
     pub(crate) fn cont(&mut self, a: Id, ne: [u64; 4]) -> Id {

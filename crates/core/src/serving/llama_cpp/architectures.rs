@@ -43,6 +43,14 @@ pub(super) struct Architecture {
     pub(super) maybe_many_positions: bool,
     /// Bidirectional: no cache.
     pub(super) encoder: bool,
+    /// A layer is one thing alone: states, attention, or a feed-forward.
+    pub(super) single: bool,
+    /// Several streams, of which one runs through a layer (`streams.rs`).
+    pub(super) streams: bool,
+    /// The norm of a layer is computed before what reads it is built.
+    pub(super) early_norm: bool,
+    /// The gate of shared experts is a sigmoid; otherwise silu divided by its input.
+    pub(super) sigmoid_gate: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +71,8 @@ pub(super) enum Residual {
     Serial,
     /// The feed-forward's sum has the stream as its first operand.
     StreamFirst,
+    /// Both sums have.
+    StreamAlways,
     /// Both read one norm: (feed-forward + stream) + attention.
     Beside,
     /// (feed-forward + attention) + stream.
@@ -94,6 +104,8 @@ pub(super) enum Rotary {
     Sliding,
     /// All but every n-th.
     Skipping(usize),
+    /// All, unless the file says that its embedding was not tuned: Granite's switch.
+    Finetuned,
 }
 
 /// How scores of experts become weights.
@@ -119,8 +131,6 @@ const PLAIN: Architecture = Architecture {
         "orion",
         "refact",
         "minicpm",
-        "granite",
-        "granitemoe",
         "deci",
         "ernie4_5",
         "ernie4_5-moe",
@@ -157,6 +167,10 @@ const PLAIN: Architecture = Architecture {
     many_positions: false,
     maybe_many_positions: false,
     encoder: false,
+    single: false,
+    streams: false,
+    early_norm: false,
+    sigmoid_gate: false,
 };
 
 const GEMMA: Architecture = Architecture {
@@ -171,6 +185,17 @@ const LAYER_NORM: Architecture = Architecture {
     names: &["starcoder2", "gptneox_serial", "codeshell"],
     layer_norm: true,
     activation: Activation::Gelu,
+    ..PLAIN
+};
+
+/// Gated delta rules between layers of attention.
+const DELTA: Architecture = Architecture {
+    names: &["qwen3next"],
+    renamed_norm: true,
+    late_outputs: true,
+    normed_outputs: true,
+    early_norm: true,
+    sigmoid_gate: true,
     ..PLAIN
 };
 
@@ -194,8 +219,14 @@ pub(super) const ALL: &[Architecture] = &[
         full_factors: true,
         ..GEMMA
     },
-    // Its layers are known to the cache; its graph is not (`GRAPHLESS`).
-    Architecture { names: &["gemma3n"], sliding: every(5, 512), ..GEMMA },
+    Architecture {
+        names: &["gemma3n"],
+        sliding: every(5, 512),
+        scaled_query: false,
+        normed_values: true,
+        streams: true,
+        ..GEMMA
+    },
     Architecture { names: &["gemma3"], sliding: Sliding::WhenSaid { period: 6 }, ..GEMMA },
     Architecture {
         names: &["phi3", "phimoe"],
@@ -259,17 +290,29 @@ pub(super) const ALL: &[Architecture] = &[
     Architecture { names: &["falcon"], residual: Residual::BesideAttention, ..LAYER_NORM },
     Architecture { names: &["gptneox"], residual: Residual::Beside, ..LAYER_NORM },
     Architecture { names: &["gpt2", "bloom", "mpt", "starcoder", "jais"], rotary: Rotary::None, ..LAYER_NORM },
+    Architecture { names: &["granite", "granitemoe", "granitehybrid"], rotary: Rotary::Finetuned, ..PLAIN },
+    DELTA,
+    Architecture { names: &["qwen35", "qwen35moe"], many_positions: true, ..DELTA },
+    Architecture {
+        names: &["nemotron_h", "nemotron_h_moe"],
+        activation: Activation::ReluSquared,
+        rotary: Rotary::None,
+        router: Router::Sigmoid,
+        sum_to_one: None,
+        late_outputs: true,
+        normed_outputs: true,
+        single: true,
+        ..PLAIN
+    },
+    Architecture { names: &["lfm2", "lfm2moe"], residual: Residual::StreamAlways, ..PLAIN },
     Architecture { names: &["qwen2vl", "qwen3vl", "qwen3vlmoe"], many_positions: true, ..PLAIN },
     Architecture { names: &["bert", "jina-bert-v2"], encoder: true, rotary: Rotary::None, ..LAYER_NORM },
     Architecture { names: &["nomic-bert-moe", "jina-bert-v3"], encoder: true, ..LAYER_NORM },
     Architecture { names: &["nomic-bert"], encoder: true, activation: Activation::Silu, ..LAYER_NORM },
 ];
 
-/// Architectures whose windows are known and whose graphs are not built here.
-const GRAPHLESS: [&str; 1] = ["gemma3n"];
-
 /// The rules of an architecture, and whether its graph is built here.
 pub(super) fn of(name: &str) -> (&'static Architecture, bool) {
     let found = ALL.iter().find(|architecture| architecture.names.contains(&name));
-    (found.unwrap_or(&ALL[0]), found.is_some() && !GRAPHLESS.contains(&name))
+    (found.unwrap_or(&ALL[0]), found.is_some())
 }

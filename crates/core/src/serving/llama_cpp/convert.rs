@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::file::ModelFile;
+use super::hybrids;
 use super::quantize::{Made, Mixture, Quantizer};
 use crate::model::op::CacheKind;
 use crate::model::{Config, Model};
 use crate::serving::ServedModel;
+use crate::serving::tensors::is_tower;
 use crate::source::gguf::architecture;
 use crate::source::gguf::{Header, Value};
 use crate::source::{StoredType, Tensor};
@@ -76,18 +78,16 @@ const SHARED: [&str; 4] =
     ["mlp.shared_experts.", "mlp.shared_expert.", "feed_forward.shared_expert.", "mlp.shared_mlp."];
 
 /// Modules of routed experts.
-const EXPERTS: [(&str, &str); 6] = [
+const EXPERTS: [(&str, &str); 8] = [
     ("mlp.experts.gate_up_proj", "both"),
     ("mlp.experts.down_proj", "ffn_down_exps"),
     ("feed_forward.experts.gate_up_proj", "both"),
     ("feed_forward.experts.down_proj", "ffn_down_exps"),
+    ("block_sparse_moe.experts.gate_up_proj", "both"),
+    ("block_sparse_moe.experts.down_proj", "ffn_down_exps"),
     ("block_sparse_moe.input_linear", "both"),
     ("block_sparse_moe.output_linear", "ffn_down_exps"),
 ];
-
-/// Beginnings and parts of names that belong to encoders of images and sound, which are a file of their own (mmproj).
-const OUTSIDE: [&str; 8] =
-    ["visual", "vision", "audio", "multi_modal_projector", "mm_projector", "image_newline", "merger", "mtp."];
 
 /// The file that would hold a model under a mixture.
 pub fn convert(model: &Model, served: &ServedModel, mixture: &'static Mixture) -> Result<ModelFile, String> {
@@ -157,6 +157,9 @@ fn named(
         _ => (inner, "weight"),
     };
     let mut push = |name: String, shape: Vec<u64>| all.push((format!("blk.{index}.{name}"), shape));
+    if hybrids::named(inner, &shape, config, served, &mut push) {
+        return;
+    }
     if let Some((_, to)) = EXPERTS.iter().find(|(from, _)| module == *from || inner == *from) {
         return experts(to, &shape, leaf, served.hidden, &mut push);
     }
@@ -218,7 +221,8 @@ fn experts(to: &str, shape: &[u64], leaf: &str, hidden: u64, push: &mut impl FnM
 /// Tables, last norms and positions.
 fn outside(tensor: &crate::serving::tensors::ServedTensor, served: &ServedModel, all: &mut Named) {
     let name = tensor.name.as_str();
-    if OUTSIDE.iter().any(|part| name.contains(part)) {
+    // Encoders are a file of their own (mmproj).
+    if is_tower(name) || name.contains("mtp.") {
         return;
     }
     let leaf = if name.ends_with(".bias") { "bias" } else { "weight" };
@@ -227,7 +231,7 @@ fn outside(tensor: &crate::serving::tensors::ServedTensor, served: &ServedModel,
         _ if served.is_head(tensor) => "output",
         "embed_tokens" | "wte" | "word_embeddings" | "embed_in" | "embeddings" if leaf == "weight" => "token_embd",
         "wpe" | "embed_positions" | "position_embeddings" => "position_embd",
-        "word_embeddings_layernorm" => "token_embd_norm",
+        "word_embeddings_layernorm" | "embedding_norm" => "token_embd_norm",
         // Gemma's E models.
         "embed_tokens_per_layer" => "per_layer_token_embd",
         "per_layer_model_projection" => "per_layer_model_proj",
@@ -267,9 +271,9 @@ fn metadata(config: &serde_json::Value, served: &ServedModel, name: &str, tensor
     put("feed_forward_length", Value::Unsigned(served.width));
     put("vocab_size", Value::Unsigned(served.vocabulary));
     put("attention.head_count", Value::Unsigned(served.heads));
-    let first = served.layers.iter().flat_map(|layer| &layer.caches).next();
+    let first = served.layers.iter().flat_map(|layer| &layer.caches).find(hybrids::grows);
     let numbers = |of: &dyn Fn(&crate::model::op::CacheUpdate) -> u64| {
-        let own = served.layers.iter().map(|layer| layer.caches.first().map_or(0, of));
+        let own = served.layers.iter().map(|layer| layer.caches.iter().find(hybrids::grows).map_or(0, of));
         Value::Array(own.map(Value::Unsigned).collect())
     };
     match first.map(|cache| cache.kind) {
@@ -286,7 +290,7 @@ fn metadata(config: &serde_json::Value, served: &ServedModel, name: &str, tensor
         Some(_) => {
             put("attention.head_count_kv", numbers(&|cache| cache.true_heads));
             let widest = |of: &dyn Fn(&crate::model::op::CacheUpdate) -> u64, sliding: bool| {
-                let caches = served.layers.iter().flat_map(|layer| &layer.caches);
+                let caches = served.layers.iter().flat_map(|layer| &layer.caches).filter(hybrids::grows);
                 let own = caches.filter(|cache| matches!(cache.kind, CacheKind::Sliding(_)) == sliding);
                 own.map(of).max()
             };
@@ -340,6 +344,7 @@ fn metadata(config: &serde_json::Value, served: &ServedModel, name: &str, tensor
             put(key, Value::Float(value));
         }
     }
+    hybrids::metadata(config, served, &mut put);
     if let Some(original) = config["original_max_position_embeddings"].as_u64() {
         put("rope.scaling.original_context_length", Value::Unsigned(original));
     }
@@ -354,7 +359,7 @@ fn typed(
     mixture: &'static Mixture,
 ) -> Result<Header, String> {
     let ends = |end: &str| tensors.iter().filter(|(name, _)| name.ends_with(end)).count();
-    let first = served.layers.iter().flat_map(|layer| &layer.caches).next();
+    let first = served.layers.iter().flat_map(|layer| &layer.caches).find(hybrids::grows);
     let kv_heads = match first.map(|cache| cache.kind) {
         Some(CacheKind::Latent { .. }) => 1,
         _ => served.kv_heads,

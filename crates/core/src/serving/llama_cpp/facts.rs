@@ -1,6 +1,6 @@
 //! Sizes of a model out of its metadata (`load_hparams` of llama-model.cpp and of the architectures).
 
-use super::architectures::{Architecture, Sliding};
+use super::architectures::{Architecture, Rotary, Sliding};
 use super::file::ModelFile;
 
 /// `llama_hparams`, as far as memory depends on it.
@@ -50,8 +50,25 @@ pub(super) struct Facts {
     /// Which layers keep states of constant size, and the elements of a sequence's two.
     recurrent: Vec<bool>,
     pub(super) states: [u64; 2],
+    /// What makes them.
+    pub(super) recurrence: Recurrence,
+    /// Whether queries and keys are turned at all.
+    pub(super) turns: bool,
     /// Whether such layers attend as well.
     both: bool,
+}
+
+/// Sizes of a layer with states (`ssm_…` of `llama_hparams`).
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Recurrence {
+    /// Inputs that a convolution sees.
+    pub(super) kernel: u64,
+    pub(super) inner: u64,
+    pub(super) state: u64,
+    /// Heads of what is stored.
+    pub(super) heads: u64,
+    /// Heads, or groups of them, of what reads and writes it.
+    pub(super) groups: u64,
 }
 
 impl Facts {
@@ -104,7 +121,8 @@ impl Facts {
             latent_value: file.number("attention.value_length_mla").unwrap_or(0),
             positions_per_token: if many { 4 } else { 1 },
             attention_cap: architecture.attention_cap,
-            final_cap: file.real("final_logit_softcapping").is_some(),
+            // Gemma 3n's is not asked for.
+            final_cap: file.real("final_logit_softcapping").is_some() || architecture.streams,
             embedding_scale: file.real("embedding_scale").is_some(),
             residual_scale: file.real("residual_scale").is_some(),
             logit_scale: file.real("logit_scale").is_some(),
@@ -115,6 +133,8 @@ impl Facts {
             causal: file.flag("attention.causal").unwrap_or(true),
             recurrent: recurrent(file, layers),
             states: states(file, hidden, first),
+            recurrence: recurrence(file),
+            turns: architecture.rotary != Rotary::Finetuned || file.flag("rope.scaling.finetuned") != Some(false),
             both: file.architecture == "falcon-h1",
         })
     }
@@ -127,9 +147,13 @@ impl Facts {
         self.recurrent.get(layer).copied().unwrap_or(false)
     }
 
-    /// Whether a layer has keys and values.
+    pub(super) fn recurs_anywhere(&self) -> bool {
+        self.recurrent.contains(&true)
+    }
+
+    /// Whether a layer has keys and values: one that is a feed-forward alone has none.
     pub(super) fn attends(&self, layer: usize) -> bool {
-        self.both || !self.recurs(layer)
+        self.kv_heads(layer) > 0 && (self.both || !self.recurs(layer))
     }
 
     pub(super) fn any_slides(&self) -> bool {
@@ -228,6 +252,18 @@ fn states(file: &ModelFile, hidden: u64, heads: u64) -> [u64; 2] {
             let shifts = file.number("token_shift_count").unwrap_or(2);
             [shifts.saturating_mul(hidden), hidden.saturating_mul(head)]
         }
+    }
+}
+
+fn recurrence(file: &ModelFile) -> Recurrence {
+    let size = |key: &str| file.number(key).unwrap_or(0);
+    let short = size("shortconv.l_cache");
+    Recurrence {
+        kernel: if short > 0 { short } else { size("ssm.conv_kernel") },
+        inner: size("ssm.inner_size"),
+        state: size("ssm.state_size"),
+        heads: size("ssm.time_step_rank").max(1),
+        groups: size("ssm.group_count").max(1),
     }
 }
 

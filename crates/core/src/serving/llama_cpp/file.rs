@@ -109,8 +109,19 @@ impl ModelFile {
     /// Whether its graph is built node by node.
     pub fn is_modelled(&self) -> bool {
         let (rules, known) = super::architectures::of(&self.architecture);
-        // Gemma 4's experts run beside a feed-forward, which is not built here.
-        known && !(rules.normed_values && self.find("blk.0.ffn_gate_inp.weight").is_some())
+        let layers =
+            self.number("block_count").unwrap_or(0).saturating_sub(self.number("nextn_predict_layers").unwrap_or(0));
+        let has = |layer: u64, name: &str| self.find(&format!("blk.{layer}.{name}.weight")).is_some();
+        // Files that are made here of a model's own names may lack what they do not know.
+        let mixes = |layer: u64| {
+            let state = has(layer, "ssm_in") || has(layer, "shortconv.in_proj");
+            let rule = !has(layer, "attn_gate") || (has(layer, "ssm_conv1d") && has(layer, "ssm_out"));
+            let attends = ["attn_q", "attn_qkv", "attn_q_a"].iter().any(|name| has(layer, name));
+            state || (attends && rule) || (rules.single && (has(layer, "ffn_up") || has(layer, "ffn_up_exps")))
+        };
+        let streams = !rules.streams || self.find("altup_proj.weight").is_some();
+        let beside = !rules.normed_values || !has(0, "ffn_gate_inp") || has(0, "pre_ffw_norm_2");
+        known && streams && beside && (0..layers.min(4096)).all(mixes)
     }
 
     /// Whether nothing else is known of it than the file: no model of transformers is made of its architecture.

@@ -10,6 +10,7 @@ mod convert;
 mod facts;
 mod file;
 mod graph;
+mod hybrids;
 mod layers;
 mod old_graph;
 mod place;
@@ -227,8 +228,8 @@ impl Default for LlamaCppPlan {
 }
 
 /// Ollama's defaults over the same engine: a context by the card's memory (server/routes.go: 256k from 47 GiB on, 32k from
-/// 23, else 4k; never beyond the model's own), which every parallel sequence gets whole. Flash
-/// attention is left off, as `OLLAMA_FLASH_ATTENTION` is by default.
+/// 23, else 4k; never beyond the model's own), which every parallel sequence gets whole. Since 0.30 it
+/// starts llama-server (llm/llama_server.go): batches of 512 tokens, flash attention where cards can.
 pub fn ollama(model: &ServedModel, memory: u64, context: Option<u64>, parallel: Option<u64>) -> LlamaCppPlan {
     let parallel = parallel.unwrap_or(1).max(1);
     let usual = match memory >> 30 {
@@ -240,7 +241,10 @@ pub fn ollama(model: &ServedModel, memory: u64, context: Option<u64>, parallel: 
     LlamaCppPlan {
         context: context.unwrap_or(usual).saturating_mul(parallel),
         parallel,
-        flash_attention: Flash::Off,
+        batch: 512,
+        micro_batch: 512,
+        outputs: Some(parallel),
+        flash_attention: Flash::Auto,
         ..LlamaCppPlan::default()
     }
 }

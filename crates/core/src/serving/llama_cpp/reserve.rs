@@ -3,7 +3,7 @@
 use super::architectures::{self, Architecture};
 use super::facts::Facts;
 use super::file::ModelFile;
-use super::graph::{Builder, Shape};
+use super::graph::{Builder, Fused, Shape};
 use super::place::{self, Placement};
 use super::{Build, Flash, LlamaCppError, LlamaCppPlan, Split, element_kind};
 use crate::serving::ggml::allocate::{self, Buffer};
@@ -34,6 +34,8 @@ pub(super) struct Session {
     pub(super) offloads_cache: bool,
     offloads_operations: bool,
     copies: usize,
+    /// Whether one kernel computes gated delta rules, of a token and of many.
+    pub(super) fused_rule: [bool; 2],
     pub(super) build: Build,
 }
 
@@ -78,6 +80,7 @@ impl Session {
             offloads_cache: plan.offload_cache,
             offloads_operations: plan.offload_operations,
             copies: if pipelined { COPIES } else { 1 },
+            fused_rule: [true; 2],
             build: plan.build,
         })
     }
@@ -215,7 +218,8 @@ pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffe
     if !file.is_modelled() {
         notes.push(format!("the graph of {} is not modelled: compute buffers are those of a Llama", file.architecture));
     }
-    if plan.flash_attention == Flash::Auto && !attends_where_layers_are(file, &facts, rules, &session, plan) {
+    let parts = (file, &facts, rules);
+    if plan.flash_attention == Flash::Auto && !runs_where_layers_are(parts, &session, plan, (Fused::Attention, 1)) {
         session.flash = false;
         // Builds have kernels for keys and values of one type (`GGML_CUDA_FA_ALL_QUANTS` is off).
         let why = match session.keys == session.values {
@@ -223,6 +227,11 @@ pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffe
             false => "there are kernels only where keys (-ctk) and values (-ctv) have one type".to_owned(),
         };
         notes.push(format!("flash attention is off: {why}"));
+    }
+    // Each is asked for with what was found of those before it (`resolve_fused_ops`).
+    let rules_of_states = [(Fused::RuleOfToken, 1), (Fused::RuleOfPrompt, 16)];
+    for (at, probe) in rules_of_states.into_iter().enumerate().filter(|_| facts.recurs_anywhere()) {
+        session.fused_rule[at] = runs_where_layers_are(parts, &session, plan, probe);
     }
     if !session.flash && session.values.quantised() {
         return Err(LlamaCppError::Unsupported(
@@ -321,20 +330,19 @@ fn compute(plan: &LlamaCppPlan, file: &ModelFile, facts: &Facts, rules: &Archite
     largest
 }
 
-/// Whether flash attention of a token runs on the device of its layer, everywhere (`resolve_fused_ops`).
-fn attends_where_layers_are(
-    file: &ModelFile,
-    facts: &Facts,
-    rules: &Architecture,
+/// Whether what one kernel computes runs on the device of its layer, everywhere, in a batch of so many tokens a sequence.
+fn runs_where_layers_are(
+    parts: (&ModelFile, &Facts, &Architecture),
     session: &Session,
     plan: &LlamaCppPlan,
+    (what, each): (Fused, u64),
 ) -> bool {
     let sequences = plan.parallel.max(1);
-    let shape = Shape { tokens: sequences, sequences, outputs: sequences };
-    let built = Builder::build((file, facts, rules), session, shape);
+    let tokens = each.saturating_mul(sequences);
+    let built = Builder::build(parts, session, Shape { tokens, sequences, outputs: tokens });
     let fused = built.fused.clone();
     let backends = schedule::backends_of(built.graph, session);
-    fused.iter().all(|(layer, id)| {
+    fused.iter().filter(|(kind, ..)| *kind == what).all(|(_, layer, id)| {
         let wanted = match session.placed.layer(*layer) {
             Place::Device(at) => at,
             Place::Host => session.devices,

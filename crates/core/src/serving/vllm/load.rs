@@ -7,6 +7,7 @@
 use std::rc::Rc;
 
 use super::Rules;
+use super::rules::HopperLayout;
 use crate::dtype::DType;
 use crate::memory::allocator;
 use crate::memory::log::{Event, SharedLog, Storage};
@@ -86,7 +87,7 @@ impl Tiles {
 pub(super) enum Swizzle {
     /// Another kernel does.
     None,
-    Hopper,
+    Hopper(HopperLayout),
     /// Where FlashInfer's kernels are not installed, as they are not by `pip install vllm` alone.
     Blackwell,
 }
@@ -96,7 +97,7 @@ impl Swizzle {
     pub(super) fn of(card: &str, rules: &Rules) -> Self {
         let name = card.to_ascii_uppercase();
         match rules.swizzles {
-            true if is_hopper(card) => Self::Hopper,
+            _ if is_hopper(card) => rules.hopper.map_or(Self::None, Self::Hopper),
             true if ["B100", "B200", "B300"].iter().any(|part| name.contains(part)) => Self::Blackwell,
             _ => Self::None,
         }
@@ -105,9 +106,14 @@ impl Swizzle {
     /// Bytes of a card's experts: `[outputs, inputs]` in four bits, or a byte of scale for 32 inputs.
     fn bytes(self, experts: u64, [outputs, inputs]: [u64; 2], scales: bool) -> u64 {
         let (rows, columns) = match (self, scales) {
-            // Pieces of 256 outputs and 4 groups of inputs (hopper_scale.py).
-            (Self::Hopper, true) => (outputs.next_multiple_of(256), inputs.div_ceil(32).next_multiple_of(4)),
-            (Self::Hopper | Self::None, false) => (outputs, inputs / 2),
+            // Pieces of 256 outputs.
+            (Self::Hopper(layout), true) => {
+                (outputs.next_multiple_of(256), inputs.div_ceil(32).next_multiple_of(layout.groups))
+            }
+            (Self::Hopper(layout), false) => {
+                (outputs.next_multiple_of(layout.values), (inputs / 2).next_multiple_of(layout.values))
+            }
+            (Self::None, false) => (outputs, inputs / 2),
             // Inputs in whole pieces of 128 bytes, scales in tiles of 128 by 4 (blackwell_value.py, blackwell_scale.py).
             (_, false) => (outputs, inputs.next_multiple_of(256) / 2),
             (_, true) => (outputs.next_multiple_of(128), inputs.next_multiple_of(256) / 32),
@@ -293,7 +299,9 @@ fn tiled(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank) -> 
     if rank.swizzle != Swizzle::None {
         let sides = if halves == 1 { [hidden, own] } else { [own.saturating_mul(halves), hidden] };
         let scales = tensor.parts.get(1) == Some(&bytes);
-        return rank.swizzle.bytes(tensor.shape[0], sides, scales).saturating_mul(cards);
+        let kept = matches!(rank.swizzle, Swizzle::Hopper(layout) if scales && layout.scales_kept);
+        let kept = if kept { bytes } else { 0 };
+        return rank.swizzle.bytes(tensor.shape[0], sides, scales).saturating_mul(cards).saturating_add(kept);
     }
     let padded = hidden.next_multiple_of(rank.tiles.0[0]).saturating_mul(own).saturating_mul(halves);
     let plain = u128::from((rows.saturating_mul(columns) / cards).max(1));

@@ -66,10 +66,24 @@ pub struct Rules {
     pub utilization_thousandths: u64,
     /// Whether AWQ runs in Hopper's own kernel (`_POSSIBLE_KERNELS` of kernels/linear), or in Marlin everywhere.
     pub awq_machete: bool,
-    /// Whether the layout of Triton's experts in MXFP4 is known (mxfp4.py and third_party/triton_kernels); else tiles of 0.11.
+    /// Whether the layout of Triton's experts in MXFP4 is known on all cards (mxfp4.py and third_party/triton_kernels); else
+    /// tiles of 0.11, but for Hopper.
     pub swizzles: bool,
+    /// That layout on Hopper, where Triton has one (`_swizzle_mxfp4` of mxfp4_utils.py wants a torch after 2.8.0).
+    pub hopper: Option<HopperLayout>,
     /// What changed with this version, and where it was read.
     pub source: &'static str,
+}
+
+/// Triton's layout of experts in MXFP4 on Hopper (hopper_value.py and hopper_scale.py of triton_kernels).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HopperLayout {
+    /// What sides of values are multiples of, in bytes.
+    pub values: u64,
+    /// What groups that share a scale are.
+    pub groups: u64,
+    /// Whether the scales as they were loaded stay beside those in the layout: nothing deletes them before 0.25.
+    pub scales_kept: bool,
 }
 
 /// Models that the second model runner runs by default.
@@ -120,6 +134,7 @@ const OLDEST: Rules = Rules {
     utilization_thousandths: 900,
     awq_machete: false,
     swizzles: false,
+    hopper: None,
     source: "V0 by default; logs of 0.6 to 0.8 in truth/external/vllm_logs.json: four terms add up to the grant",
 };
 const V0_6_5: Rules = Rules {
@@ -174,7 +189,8 @@ const V0_11_0: Rules = Rules {
 const V0_11_1: Rules = Rules {
     since: [0, 11, 1],
     latent_step: 64,
-    source: "vllm/model_executor/models/config.py of v0.11.1: `kernel_block_alignment_size`",
+    hopper: Some(HopperLayout { values: 32, groups: 2, scales_kept: true }),
+    source: "vllm/model_executor/models/config.py of v0.11.1: `kernel_block_alignment_size`; quantization/mxfp4.py and torch 2.9",
     ..V0_11_0
 };
 const V0_12_0: Rules = Rules {
@@ -201,8 +217,9 @@ const V0_17_0: Rules = Rules {
     sampler_sorts: false,
     sampler_buffers: true,
     sums_fused: true,
+    hopper: Some(HopperLayout { values: 64, groups: 2, scales_kept: true }),
     source: "vllm/v1/sample/ops/topk_topp_sampler.py of v0.17.0 uses Triton from 8 sequences on; vllm/config/vllm.py: \
-             `enable_allreduce_rms_fusion`",
+             `enable_allreduce_rms_fusion`; triton_kernels of 3.6",
     ..V0_15_0
 };
 const V0_18_0: Rules = Rules {
@@ -235,6 +252,7 @@ const V0_21_0: Rules = Rules {
 const V0_22_0: Rules = Rules {
     since: [0, 22, 0],
     second_runner: SecondRunner::Qwen3,
+    hopper: Some(HopperLayout { values: 32, groups: 2, scales_kept: true }),
     source: "vllm/config/vllm.py of v0.22.0: `DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`",
     ..V0_21_0
 };
@@ -247,6 +265,7 @@ const V0_24_0: Rules = Rules {
 const V0_25_0: Rules = Rules {
     since: [0, 25, 0],
     second_runner: SecondRunner::Plain,
+    hopper: Some(HopperLayout { values: 32, groups: 2, scales_kept: false }),
     source: "vllm/config/vllm.py of v0.25.0: `_is_default_v2_model_runner_model`",
     ..V0_24_0
 };
@@ -276,6 +295,7 @@ const V0_32_0: Rules = Rules {
     second_foresees: true,
     awq_machete: true,
     swizzles: true,
+    hopper: Some(HopperLayout { values: 1, groups: 4, scales_kept: false }),
     checkpoints: true,
     source: "vllm/config/vllm.py of v0.32.0, and its worker rehearsed (truth/engines); 0.29 to 0.31 were not read",
     ..V0_28_0

@@ -1,6 +1,6 @@
 //! Attention over a cache (`build_attn` and `build_attn_mha`).
 
-use super::Builder;
+use super::{Builder, Fused};
 use crate::serving::ggml::tensor::{Id, Kind, Op};
 
 /// What attention is given for all layers of one kind.
@@ -60,7 +60,13 @@ impl Builder<'_> {
     ) -> Id {
         let (heads, kv_heads) = (self.facts.heads(layer), self.facts.kv_heads(layer));
         let (key, value) = (self.facts.key(layer), self.facts.value(layer));
-        let [mut q, mut k, mut v] = self.projections(input, layer, [heads, kv_heads], [key, value]);
+        let ([mut q, mut k, mut v], gate) = match self.gated_query(input, layer, heads, key) {
+            Some((q, gate)) => {
+                let [_, k, v] = self.projections(input, layer, [heads, kv_heads], [key, value]);
+                ([q, k, v], Some(gate))
+            }
+            None => (self.projections(input, layer, [heads, kv_heads], [key, value]), None),
+        };
         if !self.rules.late_norms {
             [q, k] = self.head_norms(q, k, layer);
         }
@@ -86,6 +92,12 @@ impl Builder<'_> {
         let output = self.layer_weight(layer, "attn_output.weight");
         let sinks = self.layer_weight(layer, "attn_sinks.weight");
         let mut current = self.cached(layer, inputs, [q, k, v], None, sinks);
+        if let Some(gate) = gate {
+            let [width, ..] = self.graph[current].ne;
+            let gate = self.graph.cont(gate, [width, self.tokens, 1, 1]);
+            let gate = self.graph.same(Op::Unary, &[gate]);
+            current = self.graph.same(Op::Mul, &[current, gate]);
+        }
         if let Some(output) = output {
             current = self.times(output, current);
         }
@@ -93,6 +105,18 @@ impl Builder<'_> {
             current = self.graph.same(Op::Add, &[current, bias]);
         }
         current
+    }
+
+    /// Queries and their gate, where one matrix makes both, head by head.
+    fn gated_query(&mut self, input: Id, layer: usize, heads: u64, key: u64) -> Option<(Id, Id)> {
+        let weight = self.layer_weight(layer, "attn_q.weight")?;
+        if self.graph[weight].ne[1] != 2 * heads * key {
+            return None;
+        }
+        let both = self.times(weight, input);
+        let strides = [8 * key, 8 * key * heads, 8 * key * heads * self.tokens];
+        let [query, gate] = [0, 4 * key].map(|at| self.graph.view(both, [key, heads, self.tokens, 1], strides, at));
+        Some((query, gate))
     }
 
     /// Queries, keys and values, fused or not, heads told apart (`build_qkv`).
@@ -147,7 +171,7 @@ impl Builder<'_> {
     fn turns(&self, layer: usize) -> bool {
         use crate::serving::llama_cpp::architectures::Rotary;
         match self.rules.rotary {
-            Rotary::All => true,
+            Rotary::All | Rotary::Finetuned => self.facts.turns,
             Rotary::None => false,
             Rotary::Sliding => self.facts.slides(layer) || !self.facts.any_slides(),
             Rotary::Skipping(step) => !(layer + 1).is_multiple_of(step),
@@ -321,7 +345,7 @@ impl Builder<'_> {
             });
             let more: Vec<Id> = [mask].into_iter().chain(sinks).collect();
             let mut current = self.graph.flash_attention([q, k, v], &more);
-            self.fused.push((layer, current));
+            self.fused.push((Fused::Attention, layer, current));
             if let Some(weight) = decompress {
                 current = self.graph.permute(current, [0, 2, 1, 3]);
                 current = self.graph.mul_mat(weight, current);

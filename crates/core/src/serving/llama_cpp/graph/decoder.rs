@@ -2,6 +2,7 @@
 
 use super::Builder;
 use super::attention::Inputs;
+use super::recurrent::Copies;
 use crate::serving::ggml::tensor::{Id, Kind, Op};
 use crate::serving::llama_cpp::architectures::Residual;
 
@@ -23,7 +24,9 @@ impl Builder<'_> {
             let pair = if self.rules.encoder { [places, current] } else { [current, places] };
             current = self.graph.same(Op::Add, &pair);
         }
-        if let Some(norm) = self.weight("token_embd_norm.weight") {
+        // LFM 2 calls its last norm so.
+        let embedded = self.rules.encoder || self.file.find("output_norm.weight").is_some();
+        if let Some(norm) = self.weight("token_embd_norm.weight").filter(|_| embedded) {
             let bias = self.weight("token_embd_norm.bias");
             current = self.norm(current, Some(norm), bias, Some(0));
         }
@@ -31,13 +34,20 @@ impl Builder<'_> {
         let temperature = self.facts.temperature || self.rules.weighted_first;
         let temperature = temperature.then(|| self.graph.input(Kind::F32, [1, 1, self.tokens, 1]));
         let inputs = self.attention_inputs();
+        let copies = self.facts.recurs_anywhere().then(|| self.copies());
         let wanted = self.rows_with_output();
         let own_inputs = self.inputs_of_layers(current);
+        if self.rules.streams {
+            let merged = self.streams(current, positions, inputs, own_inputs);
+            let rows = self.graph.get_rows(merged, wanted);
+            let normed = self.last_norm(rows);
+            return self.logits(normed);
+        }
         for layer in 0..self.facts.layers {
             let kind = usize::from(self.facts.slides(layer));
             let Some(own) = inputs[kind] else { continue };
             let last = layer + 1 == self.facts.layers && !self.rules.late_outputs;
-            current = self.layer(current, layer, positions, own, last.then_some(wanted), temperature);
+            current = self.layer(current, layer, positions, own, last.then_some(wanted), temperature, copies);
             current = self.own_input(current, layer, own_inputs);
             if let Some(scale) = self.layer_weight(layer, "layer_output_scale.weight") {
                 current = self.graph.same(Op::Mul, &[current, scale]);
@@ -102,16 +112,24 @@ impl Builder<'_> {
         inputs: Inputs,
         wanted: Option<Id>,
         temperature: Option<Id>,
+        copies: Option<Copies>,
     ) -> Id {
         let mut stream = input;
         let named = self.file.find(&format!("blk.{layer}.attn_norm.weight")).is_some();
         let mut normed = if named { self.layer_norm(input, layer, "attn_norm") } else { input };
         let second = self.file.find(&format!("blk.{layer}.attn_norm_2.weight")).is_some();
         let attended = if second { self.layer_norm(input, layer, "attn_norm_2") } else { normed };
-        let mut current = if self.facts.latent > 0 {
-            self.latent(attended, layer, positions, inputs, temperature)
-        } else {
-            self.attend(attended, layer, positions, inputs, temperature)
+        if self.rules.early_norm {
+            self.graph.expand(attended);
+        }
+        let has = |name: &str| self.file.find(&format!("blk.{layer}.{name}")).is_some();
+        let mut current = match copies {
+            Some(copies) if has("ssm_in.weight") => self.mamba(attended, layer, copies),
+            Some(copies) if has("shortconv.in_proj.weight") => self.short_convolution(attended, layer, copies),
+            Some(copies) if self.facts.recurs(layer) => self.delta(attended, layer, copies),
+            _ if self.rules.single && !has("attn_q.weight") => self.width(attended, layer),
+            _ if self.facts.latent > 0 => self.latent(attended, layer, positions, inputs, temperature),
+            _ => self.attend(attended, layer, positions, inputs, temperature),
         };
         if let Some(wanted) = wanted {
             current = self.graph.get_rows(current, wanted);
@@ -130,7 +148,11 @@ impl Builder<'_> {
         if self.facts.residual_scale {
             current = self.scale(current);
         }
-        let mut stream = self.graph.same(Op::Add, &[current, stream]);
+        let first = self.rules.residual == Residual::StreamAlways;
+        let mut stream = self.graph.same(Op::Add, &if first { [stream, current] } else { [current, stream] });
+        if self.rules.single {
+            return stream;
+        }
         // Encoders norm what they have added.
         let after = |name: &str| self.file.find(&format!("blk.{layer}.{name}.weight")).is_some();
         let [attended, added] = ["attn_output_norm", "layer_output_norm"].map(after);
@@ -139,8 +161,12 @@ impl Builder<'_> {
         }
         let name = if post { "ffn_norm" } else { "post_attention_norm" };
         let named = self.file.find(&format!("blk.{layer}.{name}.weight")).is_some();
-        let normed = if named { self.layer_norm(stream, layer, name) } else { stream };
-        let mut current = self.width(normed, layer);
+        let mut current = if self.file.find(&format!("blk.{layer}.pre_ffw_norm_2.weight")).is_some() {
+            self.beside_experts(stream, layer)
+        } else {
+            let normed = if named { self.layer_norm(stream, layer, name) } else { stream };
+            self.width(normed, layer)
+        };
         if let Some(weight) = self.layer_weight(layer, "post_ffw_norm.weight") {
             // Gemma's is not kept on its layer's device.
             current = self.norm(current, Some(weight), None, None);
@@ -149,7 +175,7 @@ impl Builder<'_> {
             current = self.scale(current);
         }
         let sum = match self.rules.residual {
-            Residual::StreamFirst => self.graph.same(Op::Add, &[stream, current]),
+            Residual::StreamFirst | Residual::StreamAlways => self.graph.same(Op::Add, &[stream, current]),
             _ => self.graph.same(Op::Add, &[current, stream]),
         };
         if added { self.layer_norm(sum, layer, "layer_output_norm") } else { sum }
@@ -179,7 +205,8 @@ impl Builder<'_> {
     }
 
     fn last_norm(&mut self, current: Id) -> Id {
-        let weight = self.weight("output_norm.weight");
+        let renamed = if self.rules.encoder { None } else { self.weight("token_embd_norm.weight") };
+        let weight = self.weight("output_norm.weight").or(renamed);
         let bias = self.weight("output_norm.bias");
         match (weight, self.rules.encoder) {
             (None, true) => current,

@@ -36,21 +36,40 @@ impl Builder<'_> {
 
     /// Experts that every token passes, and those it is routed to.
     pub(super) fn mixture(&mut self, input: Id, layer: usize) -> Id {
-        let routed = self.routed(input, layer);
+        let logits = self.linear(input, layer, "ffn_gate_inp").unwrap_or(input);
+        let routed = self.routed(input, logits, layer);
         if self.layer_weight(layer, "ffn_up_shexp.weight").is_none() {
             return routed;
         }
         let mut shared = self.feed_forward(input, layer, "_shexp");
         if let Some(weight) = self.layer_weight(layer, "ffn_gate_inp_shexp.weight") {
             let gate = self.times(weight, input);
-            let open = self.graph.same(Op::Unary, &[gate]);
-            let open = self.graph.same(Op::Div, &[open, gate]);
+            let mut open = self.graph.same(Op::Unary, &[gate]);
+            if !self.rules.sigmoid_gate {
+                open = self.graph.same(Op::Div, &[open, gate]);
+            }
             shared = self.graph.same(Op::Mul, &[shared, open]);
         }
         self.graph.same(Op::Add, &[routed, shared])
     }
 
-    fn routed(&mut self, input: Id, layer: usize) -> Id {
+    /// Gemma 4's: a feed-forward beside experts, each with norms of its own; the router reads the stream (models/gemma4.cpp).
+    pub(super) fn beside_experts(&mut self, stream: Id, layer: usize) -> Id {
+        let normed = self.layer_norm(stream, layer, "ffn_norm");
+        let dense = self.feed_forward(normed, layer, "");
+        let dense = self.layer_norm(dense, layer, "post_ffw_norm_1");
+        let normed = self.layer_norm(stream, layer, "pre_ffw_norm_2");
+        let seen = self.graph.same(Op::RmsNorm, &[stream]);
+        let seen = self.scale(seen);
+        let scale = self.layer_weight(layer, "ffn_gate_inp.scale");
+        let seen = self.graph.same(Op::Mul, &[seen].into_iter().chain(scale).collect::<Vec<_>>());
+        let logits = self.linear(seen, layer, "ffn_gate_inp").unwrap_or(seen);
+        let routed = self.routed(normed, logits, layer);
+        let routed = self.layer_norm(routed, layer, "post_ffw_norm_2");
+        self.graph.same(Op::Add, &[dense, routed])
+    }
+
+    fn routed(&mut self, input: Id, logits: Id, layer: usize) -> Id {
         let [hidden, tokens, _, _] = self.graph[input].ne;
         let (experts, chosen) = (self.facts.experts, self.facts.chosen);
         let router = match self.facts.gating {
@@ -59,7 +78,6 @@ impl Builder<'_> {
             Some(3) => Router::Chosen,
             _ => self.rules.router,
         };
-        let logits = self.linear(input, layer, "ffn_gate_inp").unwrap_or(input);
         let probabilities = match router {
             Router::Softmax => self.graph.same(Op::SoftMax, &[logits]),
             Router::Sigmoid => self.graph.same(Op::Unary, &[logits]),
@@ -102,6 +120,7 @@ impl Builder<'_> {
             Some(down) => self.graph.mul_mat_id(down, active, selected),
             None => active,
         };
+        made = self.expert_scale(made, layer, "ffn_down_exps", selected);
         made = self.expert_bias(made, layer, "ffn_down_exps", selected);
         if !self.rules.weighted_first {
             made = self.graph.same(Op::Mul, &[made, weights]);
@@ -132,6 +151,16 @@ impl Builder<'_> {
             self.expert_bias(gate, layer, "ffn_gate_exps", selected)
         });
         self.activated(up, gate)
+    }
+
+    /// A factor of every expert, where its weights have one.
+    fn expert_scale(&mut self, current: Id, layer: usize, name: &str, selected: Id) -> Id {
+        let Some(scale) = self.layer_weight(layer, &format!("{name}.scale")) else { return current };
+        let (experts, tokens) = (self.graph[scale].ne[0], self.graph[current].ne[2]);
+        let scale = self.graph.reshape(scale, [1, experts, 1, 1]);
+        let scale = self.graph.repeat(scale, [1, experts, tokens, 1]);
+        let scale = self.graph.get_rows(scale, selected);
+        self.graph.same(Op::Mul, &[current, scale])
     }
 
     fn expert_bias(&mut self, current: Id, layer: usize, name: &str, selected: Id) -> Id {

@@ -2,8 +2,11 @@
 
 mod attention;
 mod decoder;
+mod delta;
 mod experts;
 mod latent;
+mod recurrent;
+mod streams;
 
 use std::collections::BTreeMap;
 
@@ -28,8 +31,20 @@ pub(super) struct Builder<'a> {
     tokens: u64,
     outputs: u64,
     sequences: u64,
-    /// Flash attention nodes, with their layers.
-    pub(super) fused: Vec<(usize, Id)>,
+    /// States of a layer.
+    states: BTreeMap<usize, [Id; 2]>,
+    /// Nodes that stand for many, with their layers.
+    pub(super) fused: Vec<(Fused, usize, Id)>,
+}
+
+/// What one kernel computes where its layer's device has it (`llm_fused_op`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fused {
+    Attention,
+    /// A gated delta rule of one token of every sequence.
+    RuleOfToken,
+    /// Of many.
+    RuleOfPrompt,
 }
 
 /// Tokens, sequences and rows with output of a batch.
@@ -56,6 +71,7 @@ impl<'a> Builder<'a> {
             session,
             weights: BTreeMap::new(),
             caches: BTreeMap::new(),
+            states: BTreeMap::new(),
             // A batch of equal sequences (`graph_reserve`).
             tokens: shape.tokens.next_multiple_of(sequences),
             outputs: shape.outputs,

@@ -1,0 +1,130 @@
+//! What GGUF calls the parts of layers with states, and of Gemma 4's layers with experts (gguf-py/gguf/tensor_mapping.py and
+//! conversion/*.py of llama.cpp).
+
+use serde_json::Value as Json;
+
+use crate::model::op::{CacheKind, CacheUpdate};
+use crate::serving::ServedModel;
+use crate::source::gguf::Value;
+
+/// Names that are one name in GGUF.
+const NAMES: &[(&str, &str)] = &[
+    ("linear_attn.in_proj_qkv.weight", "attn_qkv.weight"),
+    ("linear_attn.in_proj_z.weight", "attn_gate.weight"),
+    ("linear_attn.in_proj_b.weight", "ssm_beta.weight"),
+    ("linear_attn.in_proj_a.weight", "ssm_alpha.weight"),
+    ("linear_attn.in_proj_ba.weight", "ssm_ba.weight"),
+    ("linear_attn.dt_bias", "ssm_dt.bias"),
+    ("linear_attn.A_log", "ssm_a"),
+    ("linear_attn.norm.weight", "ssm_norm.weight"),
+    ("linear_attn.out_proj.weight", "ssm_out.weight"),
+    ("mamba.in_proj.weight", "ssm_in.weight"),
+    ("mamba.conv1d.bias", "ssm_conv1d.bias"),
+    ("mamba.dt_bias", "ssm_dt.bias"),
+    ("mamba.out_proj.weight", "ssm_out.weight"),
+    ("conv.in_proj.weight", "shortconv.in_proj.weight"),
+    ("conv.out_proj.weight", "shortconv.out_proj.weight"),
+    ("operator_norm.weight", "attn_norm.weight"),
+    ("self_attn.q_layernorm.weight", "attn_q_norm.weight"),
+    ("self_attn.k_layernorm.weight", "attn_k_norm.weight"),
+    ("feed_forward.w1.weight", "ffn_gate.weight"),
+    ("feed_forward.w3.weight", "ffn_up.weight"),
+    ("feed_forward.w2.weight", "ffn_down.weight"),
+    ("block_sparse_moe.router.weight", "ffn_gate_inp.weight"),
+    ("router.proj.weight", "ffn_gate_inp.weight"),
+    ("router.scale", "ffn_gate_inp.scale"),
+    ("router.per_expert_scale", "ffn_down_exps.scale"),
+    ("pre_feedforward_layernorm_2.weight", "pre_ffw_norm_2.weight"),
+    ("post_feedforward_layernorm_1.weight", "post_ffw_norm_1.weight"),
+    ("post_feedforward_layernorm_2.weight", "post_ffw_norm_2.weight"),
+    ("experts.down_proj", "ffn_down_exps.weight"),
+    ("experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+];
+
+/// Names a weight, where it is one of these; `push` takes its name and sizes, the slowest first.
+pub(super) fn named(
+    inner: &str,
+    shape: &[u64],
+    config: &Json,
+    served: &ServedModel,
+    push: &mut impl FnMut(String, Vec<u64>),
+) -> bool {
+    if let Some((_, to)) = NAMES.iter().find(|(from, _)| *from == inner) {
+        push((*to).to_owned(), shape.to_vec());
+        return true;
+    }
+    let size = |key: &str| config[key].as_u64().unwrap_or(0);
+    let (rows, columns) = (shape.first().copied().unwrap_or(0), shape.last().copied().unwrap_or(0));
+    match inner {
+        // Groups of one channel are no dimension.
+        "linear_attn.conv1d.weight" | "mamba.conv1d.weight" => push("ssm_conv1d.weight".into(), vec![rows, columns]),
+        "conv.conv.weight" => push("shortconv.conv.weight".into(), vec![rows, columns]),
+        "mamba.A_log" => push("ssm_a".into(), vec![rows, 1]),
+        "mamba.D" => push("ssm_d".into(), vec![rows, 1]),
+        "mamba.norm.weight" => {
+            let groups = size("mamba_n_groups").max(1);
+            push("ssm_norm.weight".into(), vec![groups, rows / groups]);
+        }
+        "linear_attn.in_proj_qkvz.weight" => {
+            let gate = size("linear_num_value_heads").saturating_mul(size("linear_value_head_dim")).min(rows);
+            push("attn_qkv.weight".into(), vec![rows - gate, columns]);
+            push("attn_gate.weight".into(), vec![gate, columns]);
+        }
+        "shared_mlp.input_linear.weight" => {
+            let end = if served.chosen_experts > 0 { "_shexp" } else { "" };
+            push(format!("ffn_gate{end}.weight"), vec![rows / 2, columns]);
+            push(format!("ffn_up{end}.weight"), vec![rows / 2, columns]);
+        }
+        "shared_mlp.output_linear.weight" => {
+            let end = if served.chosen_experts > 0 { "_shexp" } else { "" };
+            push(format!("ffn_down{end}.weight"), shape.to_vec());
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// Whether a cache holds keys and values of a layer's own tokens.
+pub(super) fn grows(cache: &&CacheUpdate) -> bool {
+    !matches!(cache.kind, CacheKind::State { .. } | CacheKind::Cross)
+}
+
+/// Sizes of states, and which layers have them.
+pub(super) fn metadata(config: &Json, served: &ServedModel, put: &mut impl FnMut(&str, Value)) {
+    let recurs = |layer: &crate::serving::model::ServedLayer| {
+        layer.caches.iter().any(|cache| matches!(cache.kind, CacheKind::State { .. }))
+    };
+    if !served.layers.iter().any(recurs) {
+        return;
+    }
+    let size = |key: &str| config[key].as_u64().unwrap_or(0);
+    let delta = size("linear_num_value_heads");
+    let sizes = if delta > 0 {
+        let heads = [size("linear_key_head_dim"), delta, size("linear_num_key_heads")];
+        [
+            size("linear_conv_kernel_dim"),
+            delta.saturating_mul(size("linear_value_head_dim")),
+            heads[0],
+            heads[1],
+            heads[2],
+        ]
+    } else {
+        let heads = size("mamba_n_heads");
+        let inner = heads.saturating_mul(size("mamba_d_head"));
+        [size("mamba_d_conv"), inner, size("mamba_d_state"), heads, size("mamba_n_groups")]
+    };
+    let keys = ["ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count"];
+    for (key, value) in keys.into_iter().zip(sizes).filter(|(_, value)| *value > 0) {
+        put(key, Value::Unsigned(value));
+    }
+    if let Some(kernel) = config["conv_L_cache"].as_u64() {
+        put("shortconv.l_cache", Value::Unsigned(kernel));
+    }
+    put(
+        "attention.recurrent_layers",
+        Value::Array(served.layers.iter().map(|layer| Value::Bool(recurs(layer))).collect()),
+    );
+    if config["position_embedding_type"] == "nope" {
+        put("rope.scaling.finetuned", Value::Bool(false));
+    }
+}
