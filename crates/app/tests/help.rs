@@ -14,6 +14,13 @@ fn examples_run() {
 }
 
 #[test]
+fn without_words_it_is_one_screen() {
+    let (text, code) = vramcast(&[], &std::env::temp_dir());
+    assert_eq!(code, Some(2));
+    assert!(text.lines().count() < 16 && text.contains("vramcast fit ") && text.contains("--help"), "{text}");
+}
+
+#[test]
 #[ignore = "second ring: minutes"]
 fn searches_over_many_cards_run() {
     run(many_cards);
@@ -30,6 +37,7 @@ fn run(wanted: impl Fn(&str) -> bool) {
     std::fs::write(folder.path().join("axolotl.yml"), text).unwrap();
     std::fs::write(folder.path().join("axolotl.yaml"), "base_model: x\nmicro_batch_size: 2\nsequence_len: 512\n")
         .unwrap();
+    std::fs::write(folder.path().join("run.log"), "RuntimeError: CUDA error: out of memory\n").unwrap();
     std::fs::write(folder.path().join("prices.toml"), "\"A100-80GB\" = 1.5\n").unwrap();
     for command in [&[][..], &["train"], &["infer"], &["compare"], &["plan"]] {
         let (help, code) = vramcast(&[command, &["--help"]].concat(), folder.path());

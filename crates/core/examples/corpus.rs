@@ -1,8 +1,9 @@
 //! Reads every configuration under some folders and counts: read whole, read with keys that are not simulated, refused.
 //! Of documents (`*.md`) the launch lines in fenced blocks count, with the files that the document itself shows.
 //!
-//! `cargo run -p vramcast-core --example corpus -- [--all] FOLDER…`; the first part of a path below a folder is the tool.
-//! A model that is not in the catalogue is stood in for by another one: the file is judged, not the model.
+//! `cargo run --profile test -p vramcast-core --example corpus -- [--all] FOLDER…`; the first part of a path below a folder is the tool.
+//! A model that is not in the catalogue is stood in for by another one: the file is judged, not the model. What an answer's simulation
+//! refuses is refused.
 
 #![allow(clippy::disallowed_methods, reason = "the core does no I/O; its examples do")]
 
@@ -11,39 +12,63 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use vramcast_core::ask::file::Content;
-use vramcast_core::ask::{Asked, Surroundings, Task, line, program, resolve};
+use vramcast_core::ask::{Asked, Surroundings, Task, Wanted, answer, line, program};
 use vramcast_core::model::Model;
 use vramcast_core::plan::import::Beside;
 use vramcast_core::plan::{Fault, Gpus};
 use vramcast_core::source::{catalogue, python};
 
-/// Words of refusals that say that a file is not of one model's training: it is not among those that should be read.
-const OUTSIDE: [&str; 25] = [
-    "there is no such file beside it or above",
-    "an argument that its line has to give",
-    "the script's text does not tell it",
-    "is a placeholder",
-    "are read where they train",
-    "roles on shared cards",
-    "engine_kwargs",
-    "help ",
-    "none of its arguments is one of a Trainer",
-    "supervised fine-tuning",
-    "another task",
-    "distillation",
-    "generation or evaluation",
-    "a merge",
-    "not a plan",
-    "only sft and pt",
-    "its kind is not known",
-    "holds an object",
-    "reference model",
-    "a teacher",
-    "no cards of this kind",
-    "only runs on",
-    "do_train: off",
-    "KTransformers",
-    "is no configuration",
+/// Why something is no whole example of training or serving one model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Why {
+    /// Several roles, a teacher, a merge, generation.
+    AnotherTask,
+    /// Nothing that starts a run by anything that is read.
+    NoConfiguration,
+    /// A script of its own with a loop of its own, of which nothing says what it is.
+    OwnScript,
+    /// Its model or its sizes are the caller's.
+    LeftToTheCaller,
+    /// A file that the repository does not have.
+    MissingFile,
+}
+
+const WHYS: [(Why, &str); 5] = [
+    (Why::AnotherTask, "another task"),
+    (Why::NoConfiguration, "no configuration"),
+    (Why::OwnScript, "own script"),
+    (Why::LeftToTheCaller, "left to the caller"),
+    (Why::MissingFile, "missing file"),
+];
+
+/// Words of refusals that say so.
+const OUTSIDE: [(Why, &str); 26] = [
+    (Why::MissingFile, "there is no such file beside it or above"),
+    (Why::LeftToTheCaller, "an argument that its line has to give"),
+    (Why::LeftToTheCaller, "the script's text does not tell it"),
+    (Why::LeftToTheCaller, "is a placeholder"),
+    (Why::LeftToTheCaller, "no group: advantages compare at least two completions"),
+    (Why::OwnScript, "none of its arguments is one of a Trainer"),
+    (Why::NoConfiguration, "are read where they train"),
+    (Why::NoConfiguration, "help "),
+    (Why::NoConfiguration, "not a plan"),
+    (Why::NoConfiguration, "its kind is not known"),
+    (Why::NoConfiguration, "holds an object"),
+    (Why::NoConfiguration, "is no configuration"),
+    (Why::AnotherTask, "roles on shared cards"),
+    (Why::AnotherTask, "engine_kwargs"),
+    (Why::AnotherTask, "supervised fine-tuning"),
+    (Why::AnotherTask, "another task"),
+    (Why::AnotherTask, "distillation"),
+    (Why::AnotherTask, "generation or evaluation"),
+    (Why::AnotherTask, "a merge"),
+    (Why::AnotherTask, "only sft and pt"),
+    (Why::AnotherTask, "reference model"),
+    (Why::AnotherTask, "a teacher"),
+    (Why::AnotherTask, "no cards of this kind"),
+    (Why::AnotherTask, "only runs on"),
+    (Why::AnotherTask, "do_train: off"),
+    (Why::AnotherTask, "KTransformers"),
 ];
 
 /// What became of a file.
@@ -52,7 +77,7 @@ enum Outcome {
     Whole,
     Partly(Vec<String>),
     Refused(String),
-    Outside(String),
+    Outside(Why, String),
 }
 
 fn main() {
@@ -95,11 +120,30 @@ fn main() {
         let whole = count(|outcome| *outcome == Outcome::Whole);
         let partly = count(|outcome| matches!(outcome, Outcome::Partly(_)));
         let refused = count(|outcome| matches!(outcome, Outcome::Refused(_)));
-        let outside = count(|outcome| matches!(outcome, Outcome::Outside(_)));
+        let outside = count(|outcome| matches!(outcome, Outcome::Outside(..)));
         let stood =
-            files.iter().filter(|(_, outcome, known)| !known && !matches!(outcome, Outcome::Outside(_))).count();
+            files.iter().filter(|(_, outcome, known)| !known && !matches!(outcome, Outcome::Outside(..))).count();
         let share = 100.0 * (whole + partly) as f64 / (whole + partly + refused).max(1) as f64;
         println!("| {tool} | {} | {whole} | {partly} | {refused} | {outside} | {share:.0} % | {stood} |", files.len());
+    }
+    println!(
+        "\n| tool | {} | read, if own scripts and what is left to the caller counted as refused |",
+        WHYS.map(|(_, name)| name).join(" | ")
+    );
+    println!("|---|{}--:|", "--:|".repeat(WHYS.len()));
+    for (tool, files) in &rows {
+        let of = |why: Why| {
+            files
+                .iter()
+                .filter(|(_, outcome, _)| matches!(outcome, Outcome::Outside(group, _) if *group == why))
+                .count()
+        };
+        let counts: Vec<String> = WHYS.iter().map(|(why, _)| of(*why).to_string()).collect();
+        let read =
+            files.iter().filter(|(_, outcome, _)| matches!(outcome, Outcome::Whole | Outcome::Partly(_))).count();
+        let refused = files.iter().filter(|(_, outcome, _)| matches!(outcome, Outcome::Refused(_))).count();
+        let all = read + refused + of(Why::OwnScript) + of(Why::LeftToTheCaller);
+        println!("| {tool} | {} | {:.0} % |", counts.join(" | "), 100.0 * read as f64 / all.max(1) as f64);
     }
     for (tool, files) in &rows {
         let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
@@ -108,7 +152,7 @@ fn main() {
                 Outcome::Whole => ("whole", String::new()),
                 Outcome::Partly(what) => ("partly", what.join("; ")),
                 Outcome::Refused(why) => ("refused", why.clone()),
-                Outcome::Outside(why) => ("outside", why.clone()),
+                Outcome::Outside(_, why) => ("outside", why.clone()),
             };
             if all {
                 println!("{mark}\t{}\t{}", file.display(), why.replace('\n', " | "));
@@ -204,8 +248,10 @@ fn said(faults: &[Fault]) -> String {
 }
 
 fn refused(why: String) -> Outcome {
-    let outside = OUTSIDE.iter().any(|word| why.contains(word));
-    if outside { Outcome::Outside(why) } else { Outcome::Refused(why) }
+    match OUTSIDE.iter().find(|(_, word)| why.contains(word)) {
+        Some((group, _)) => Outcome::Outside(*group, why),
+        None => Outcome::Refused(why),
+    }
 }
 
 /// Every line of a script that starts a run.
@@ -307,11 +353,13 @@ fn settle(mut content: Content) -> (Outcome, bool) {
     asked.on_cards();
     let cards = Gpus::embedded;
     let around = Surroundings { name: "m", cards: &cards, card: None, allocator: None, stored: None, lenient: false };
-    let settled = asked.request().and_then(|request| resolve(&model, &request, &around));
-    let outcome = match settled {
+    // Read is what is answered: simulations refuse too.
+    let answered = asked.request().and_then(|request| answer(&model, &request, &around, Wanted::default()));
+    let outcome = match answered {
         Err(faults) => refused(said(&faults)),
-        Ok(settled) => {
-            let mut said: Vec<String> = settled
+        Ok(answer) => {
+            let mut said: Vec<String> = answer
+                .report
                 .notes
                 .iter()
                 .filter_map(|note| note.strip_prefix("not simulated: "))

@@ -55,6 +55,30 @@ fn adapters_of_the_model_are_what_is_trained() {
     assert_eq!(sizes, 2 * (16 * 256 + 384 * 8));
 }
 
+/// LitGPT's own adapters: a gate for each head from the third layer on, and in the second version all scales, biases and norms.
+#[test]
+fn litgpts_own_adapters_train_what_its_filter_says() {
+    let mut deep = llama();
+    deep["num_hidden_layers"] = json!(4);
+    let model = Model::new(deep.clone(), Some("AutoModelForCausalLM")).unwrap();
+    let linears = (256 + 2 * 128) + 256 + 2 * 512 + 256;
+    for (code, trained) in [
+        (ModelCode::LitgptAdapter, 2 * 4),
+        (ModelCode::LitgptAdapterV2, 2 * 4 + 2 * (4 * linears + 1000) + 4 * 2 * 256 + 256),
+    ] {
+        let run = simulation::train(&model, &plan(code)).unwrap();
+        let sizes = run.program.parameters.iter().filter(|parameter| !plan(code).is_frozen(parameter));
+        assert_eq!(sizes.map(|parameter| parameter.shape.elements()).sum::<u64>(), trained, "{code:?}");
+        let full = peak(deep.clone(), &plan(ModelCode::Litgpt)).unwrap();
+        let quantised =
+            TrainPlan { quantization: Some(Quantization { prepare: false, ..Quantization::default() }), ..plan(code) };
+        let (narrow, plain) = (peak(deep.clone(), &quantised).unwrap(), peak(deep.clone(), &plan(code)).unwrap());
+        assert!(narrow < plain && plain < full, "{code:?}: {narrow} {plain} {full}");
+        let beside = TrainPlan { adapter: Some(AdapterPlan::Lora(LoraPlan::default())), ..plan(code) };
+        assert!(peak(deep.clone(), &beside).unwrap_err().contains("adapters that the model brings itself"));
+    }
+}
+
 /// Four bits hold less than sixteen, and a longer batch more than a shorter one.
 #[test]
 fn laws_hold() {

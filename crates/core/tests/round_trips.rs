@@ -363,4 +363,8 @@ fn alpha_sizes_and_files_are_written() {
     let llama = written("llama.cpp", Task::Infer, served).unwrap();
     assert!(llama.line.contains("--model Llama-3.1-8B-Q4_K_M.gguf"), "{llama:#?}");
     assert!(llama.unsaid.is_empty(), "{llama:#?}");
+    let served = json!({"engine": "llama.cpp", "context": 1024, "quantization": "q4_k_m", "tensor_split": [1, 1], "no_kv_offload": true});
+    let split = written("llama.cpp", Task::Infer, served).unwrap();
+    assert!(split.line.contains("--tensor-split 1,1") && split.line.contains("--no-kv-offload"), "{split:#?}");
+    assert!(split.unsaid.is_empty(), "{split:#?}");
 }

@@ -87,13 +87,19 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  vramcast microsoft/phi-2                       every data type at a glance
-  vramcast train llama3-8b --batch-size 4        peak memory of training
-  vramcast plan llama3-8b --gpu rtx4090          plans that fit, and what they cost
-  vramcast infer llama3-8b --prompt 4096         peak memory of generation
-  vramcast fit axolotl.yml                       the file you have
-  vramcast quick 7 --gpus 8 --engine deepspeed   a model that is only a size
-  vramcast compare llama3-8b                     published formulas beside the simulation";
+  vramcast train llama3-8b --qlora --gpu rtx4090        does my fine-tuning fit, and what do I change?
+  vramcast train llama3-8b --solve gpu                  which card does it need?
+  vramcast plan llama3-8b --gpu rtx4090                 plans that fit, and what they cost
+  vramcast infer llama3-8b --engine vllm --gpu l40s     what can I serve on it?
+  vramcast fit axolotl.yml                              the file or launch line you have
+  vramcast doctor run.log                               what broke a run
+  vramcast microsoft/phi-2                              every data type at a glance";
+
+/// What a command line without words gets: a page of commands is for those who ask for it.
+const SHORT: &str = "\
+How much GPU memory will this job need, and what do I change if it does not fit?
+
+";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -153,6 +159,10 @@ enum Command {
 
 /// Runs a command line.
 pub fn run(arguments: Vec<OsString>) -> Exit {
+    if arguments.len() < 2 {
+        anstream::eprintln!("{SHORT}{EXAMPLES}\n\nAll commands: vramcast --help; of one: vramcast COMMAND --help");
+        return Exit::BadInput;
+    }
     let wants_json = wants_json(&arguments);
     let cli = match parse::parse(arguments) {
         Ok(Ok(cli)) => cli,

@@ -93,6 +93,7 @@ impl Asked {
         let content = Content::of_deepspeed(document, hidden_size)?;
         self.batches(document)?;
         let mut tree = content.tree;
+        self.rest_of_batch(document, &mut tree);
         if self.names("engine").is_none()
             && let Some(options) = tree::take(&mut tree, "parallel.engine.*")
         {
@@ -101,6 +102,31 @@ impl Asked {
         self.trees.push(tree);
         self.notes.extend(content.notes);
         Ok(())
+    }
+
+    /// What a batch of all cards and one of each card leave of the third: steps between updates, and no more cards than divide them.
+    fn rest_of_batch(&mut self, document: &Value, tree: &mut Value) {
+        let number = |key: &str| document.get(key).and_then(Value::as_u64).filter(|size| *size > 0);
+        let (all, micro) = (number("train_batch_size"), number("train_micro_batch_size_per_gpu"));
+        let (Some(all), Some(micro)) = (all, micro.filter(|micro| all.is_some_and(|all| all.is_multiple_of(*micro))))
+        else {
+            return;
+        };
+        let steps = number("gradient_accumulation_steps");
+        let turns = all / micro / steps.unwrap_or(1);
+        let most = (1..=USUAL_CARDS.min(turns)).rev().find(|cards| turns.is_multiple_of(*cards)).unwrap_or(1);
+        let cards = if steps.is_some() { turns.max(1) } else { most };
+        let counted = self.counts_cards();
+        if !counted && cards != USUAL_CARDS {
+            tree::set(tree, "parallel.gpus", json!(cards));
+            let turns = if steps.is_some() { "says" } else { "allows" };
+            self.notes.push(format!(
+                "the file does not say on how many cards it runs: a batch of {all} by {micro} {turns} {cards}"
+            ));
+        }
+        if steps.is_none() && !counted && tree::get(tree, "gradient_accumulation").is_none() {
+            tree::set(tree, "gradient_accumulation", json!(turns / cards));
+        }
     }
 
     /// DeepSpeed asserts that a batch of all cards is what they take together (runtime/config.py).
@@ -137,16 +163,23 @@ impl Asked {
         Err(vec![Fault::new("parallel.engine.deepspeed", problem).or(cure)])
     }
 
+    /// Whether a layer says something there.
+    fn states(&self, path: &str) -> bool {
+        self.trees.iter().any(|tree| tree::get(tree, path).is_some_and(|value| !value.is_null()))
+    }
+
+    /// Whether anything says how many cards there are.
+    fn counts_cards(&self) -> bool {
+        let flagged = |name: &&str| self.names(name).or_else(|| self.names(&name.replace('-', "_"))).is_some();
+        let flags = ["gpus", "num-gpus", "nproc-per-node", "nodes", "dp", "dp-replicate", "tp", "cp", "pp"];
+        ["gpus", "nodes", "dp", "mesh.dp_shard"].iter().any(|key| self.states(&format!("parallel.{key}")))
+            || flags.iter().any(flagged)
+    }
+
     /// Fills in what a file leaves open about its cards: how many they are, and what runs on several of them.
     pub fn on_cards(&mut self) {
-        let said =
-            |path: &str| self.trees.iter().any(|tree| tree::get(tree, path).is_some_and(|value| !value.is_null()));
-        let flagged = |names: &[&str]| {
-            names.iter().any(|name| self.names(name).or_else(|| self.names(&name.replace('-', "_"))).is_some())
-        };
-        let counted = ["gpus", "nodes", "dp", "mesh.dp_shard"].iter().any(|key| said(&format!("parallel.{key}")))
-            || flagged(&["gpus", "num-gpus", "nproc-per-node", "nodes", "dp", "dp-replicate", "tp", "cp", "pp"]);
-        if said("parallel.engine") && !counted {
+        let said = |path: &str| self.states(path);
+        if said("parallel.engine") && !self.counts_cards() {
             let size = |axis: &str| {
                 let path = format!("parallel.mesh.{axis}");
                 self.trees.iter().rev().find_map(|tree| tree::get(tree, &path)?.as_u64()).unwrap_or(1).max(1)
@@ -170,5 +203,29 @@ impl Asked {
                 self.notes.extend(Some(note).filter(|note| !note.is_empty()));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_of_all_cards_says_how_many_they_can_be() {
+        let cards = |document: Value| {
+            let mut asked = Asked::default();
+            asked.deepspeed(&document, None).unwrap();
+            asked.on_cards();
+            let request = asked.request().unwrap();
+            let at = |path: &str| tree::get(&request.stated, path).and_then(Value::as_u64);
+            (at("parallel.gpus"), at("gradient_accumulation"))
+        };
+        let batch = |all: u64, micro: u64| json!({"train_batch_size": all, "train_micro_batch_size_per_gpu": micro, "zero_optimization": {"stage": 1}});
+        assert_eq!(cards(batch(32, 32)), (Some(1), Some(1)));
+        assert_eq!(cards(batch(24, 2)), (Some(6), Some(2)));
+        assert_eq!(cards(batch(1024, 16)), (Some(8), Some(8)));
+        let mut said = batch(64, 4);
+        said["gradient_accumulation_steps"] = json!(4);
+        assert_eq!(cards(said), (Some(4), Some(4)));
     }
 }

@@ -92,6 +92,14 @@ const ROWS: &[Row] = &[
         r"ggml_backend_cpu_buffer_type_alloc_buffer: failed|(?:failed|unable) to allocate CPU buffer",
         "weights that stay on the host do not fit its memory",
     ),
+    // exllamav2 and 3, model.py, model_ls.py, where layers are dealt out over cards with the cache beside them.
+    (
+        "ExLlama",
+        Cause::Cache,
+        r"Insufficient VRAM (?:in split )?for model and cache",
+        "the cards do not hold weights and a cache of this length",
+    ),
+    ("CTranslate2", Cause::TooMuch, r"CUDA failed with error out of memory", "the card has less than was asked for"),
     ("Ollama", Cause::Host, r"model requires more system memory", "the model does not fit the host's memory"),
     // The host.
     (
@@ -99,6 +107,20 @@ const ROWS: &[Row] = &[
         Cause::Host,
         r"(?i)Out of memory: Killed? process|oom-kill(?:er|:|')|killed by the OOM killer|invoked oom-killer|Memory cgroup out of memory|OOMKilled|oom_reaper: reaped",
         "the kernel ended the process",
+    ),
+    // pkg/kubelet/eviction/helpers.go.
+    (
+        "Kubernetes",
+        Cause::Host,
+        r"node was low on resource: memory",
+        "the node's memory ran low, and the pod had to go",
+    ),
+    // gcc's driver, and nvcc's: sources of kernels need gigabytes each.
+    (
+        "a compiler",
+        Cause::Host,
+        r"Killed signal terminated program|died due to signal 9|fatal error: Killed \(program",
+        "the kernel ended the compiler: fewer jobs at once (MAX_JOBS) need less memory",
     ),
     (
         "Slurm",
@@ -131,6 +153,8 @@ const ROWS: &[Row] = &[
         "memory of the host was asked for, and was not there",
     ),
     ("Windows", Cause::Host, r"Windows fatal exception: code 0xc0000017", "the host has no memory left"),
+    // torch before 0.4, THC/THCGeneral.cpp, where the check alone is in the log.
+    ("torch", Cause::TooMuch, r"THCudaCheck FAIL .{1,200}error=2 : out of memory", "the card had no memory left"),
     // torch itself, c10/cuda/CUDACachingAllocator.cpp: a request failed, and NVML did not say what is free.
     (
         "torch",

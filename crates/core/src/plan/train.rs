@@ -229,6 +229,7 @@ impl TrainPlan {
                     Fault::unsupported("adapter", "PEFT methods other than LoRA on several cards").or("run on one card")
                 });
             }
+            None if self.model_code.adapts() => {}
             None => faults.when(self.quantization.is_some() && self.job.steps != Some(0), || {
                 Fault::new("quantization", "quantised weights cannot be trained themselves")
                     .or("train an adapter beside them (QLoRA): {adapter}")

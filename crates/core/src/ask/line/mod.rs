@@ -221,15 +221,15 @@ fn tool(format: &str, words: &[String], beside: &Beside<'_>, launch: &mut Launch
     launch.starts |= ["axolotl", "LLaMA-Factory"].contains(&format);
     let trains = match format {
         "torchtune" => command == "run",
-        "LitGPT" => ["finetune", "finetune_lora", "finetune_full", "pretrain"].contains(&command),
+        "LitGPT" => {
+            let methods = ["finetune", "finetune_lora", "finetune_full", "finetune_adapter", "finetune_adapter_v2"];
+            methods.contains(&command) || command == "pretrain"
+        }
         _ => ["train", ""].contains(&command),
     };
     if !trains {
-        let cure = match command.starts_with("finetune") {
-            true => "use finetune_lora or finetune_full",
-            false => "its lines are read where they train",
-        };
-        return Err(vec![Fault::unsupported("", format!("{format}'s {command}")).or(cure)]);
+        let fault = Fault::unsupported("", format!("{format}'s {command}"));
+        return Err(vec![fault.or("its lines are read where they train")]);
     }
     if format == "torchtune" {
         // Options of torchrun stand before the recipe.

@@ -11,12 +11,13 @@ use crate::plan::{Fault, TaskKind};
 use crate::source::python;
 
 /// Arguments that scripts have in their own way, the Trainer's of the same meaning, and what they are taken as.
-const OWN: [(&str, &str, &str); 16] = [
+const OWN: [(&str, &str, &str); 17] = [
     ("model_name", "model_name_or_path", "the model"),
     ("config_name", "model_name_or_path", "the model"),
     ("model_id", "model_name_or_path", "the model"),
     ("model_path", "model_name_or_path", "the model"),
     ("base_model", "model_name_or_path", "the model"),
+    ("bert_model", "model_name_or_path", "the model"),
     ("micro_batch_size", "per_device_train_batch_size", "rows of a card's micro-batch"),
     ("per_device_batch_size", "per_device_train_batch_size", "rows of a card's micro-batch"),
     ("batch_size", "per_device_train_batch_size", "rows of a card's micro-batch"),

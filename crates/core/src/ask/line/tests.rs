@@ -279,7 +279,12 @@ fn commands_of_tools_are_told_apart() {
     assert_eq!((at(&lora, "adapter.rank"), at(&lora, "gradient_accumulation")), (json!(8), json!(4)));
     assert!(at(&lora, "adapter.targets").as_str().unwrap().contains("q_proj"));
     assert_eq!(at(&content("litgpt finetune_full checkpoints/a/b"), "adapter"), Value::Null);
-    assert!(refused("litgpt finetune_adapter checkpoints/a/b").contains("finetune_lora"));
+    for (command, code) in [("finetune_adapter", "litgpt-adapter"), ("finetune_adapter_v2", "litgpt-adapter-v2")] {
+        let own = content(&format!("litgpt {command} checkpoints/a/b --precision bf16-true --quantize bnb.nf4"));
+        assert_eq!((at(&own, "model_code"), at(&own, "adapter")), (json!(code), Value::Null));
+        assert!(refused(&format!("litgpt {command} checkpoints/a/b --devices 4")).contains("on several cards"));
+    }
+    assert!(refused("litgpt finetune_prefix checkpoints/a/b").contains("finetune_prefix"));
     let mixed = content("litgpt finetune_full checkpoints/a/b");
     assert_eq!((at(&mixed, "weights"), at(&mixed, "autocast")), (json!("fp32"), json!("bf16")));
     assert!(refused("litgpt finetune_lora checkpoints/a/b --quantize bnb.nf4").contains("add precision: bf16-true"));

@@ -32,6 +32,14 @@ pub(super) fn calls(program: &Program) -> Option<[Call; 2]> {
         Some(open) if python::words(open).is_some() => arguments["bf16"] = open.clone(),
         _ => {}
     }
+    // A length that only another file's functions are handed.
+    let length = |name: &&str| program.defaults.get(*name).filter(|size| size.is_u64());
+    if let Some(name) =
+        ["sequence_length", "seq_length", "seq_len", "block_size"].iter().find(|name| length(name).is_some())
+        && !program.calls.iter().any(|call| call.contains_key("max_length"))
+    {
+        arguments["max_seq_len"] = length(name).cloned().unwrap_or_default();
+    }
     let clips = find(program, |name| name == "clip_grad_norm_" || name == "clip_grad_value_").is_some();
     arguments["max_grad_norm"] = json!(if clips { 1.0 } else { 0.0 });
     let trainer = json!({CALL: "Trainer", "optimizer": optimizer});

@@ -147,6 +147,12 @@ fn unwrapped(value: &Value) -> Value {
     whole
 }
 
+/// The recipe below a configuration, where it is not of this file: its functions were followed.
+fn base(value: &Value) -> Option<&str> {
+    let first = value.get("0").filter(|first| first.is_object());
+    first.map_or_else(|| python::called(value).filter(|name| name.ends_with("_config")), base)
+}
+
 /// Functions that return configurations.
 fn configured(
     program: &Program,
@@ -162,6 +168,11 @@ fn configured(
     };
     let Some((name, value)) = found else { return Ok(None) };
     let format = whose(value).unwrap_or("torchtitan");
+    if let Some(base) = base(value).filter(|_| format == "Megatron-Bridge") {
+        let problem = format!("{name} changes what {base} of another file returns, which is not followed");
+        let cure = "give that recipe's file, or flags: vramcast train MODEL --engine megatron …";
+        return Err(vec![Fault::new("", problem).or(cure)]);
+    }
     let mut value = unwrapped(value);
     plain(&mut value);
     // Settings of the line stand above the function's.

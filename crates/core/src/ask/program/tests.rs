@@ -324,4 +324,30 @@ fn arguments_of_a_line_that_has_to_give_them_are_named() {
     let free = "p.set_defaults(model='gpt2')\np.add_argument('--max-tokens')\nargs = vars(p.parse_args())\nmax_tokens = args.pop('max_tokens')\nx = \
                 args.pop('unseen')\nLLM(**args)\n";
     assert_eq!(answer(free).unwrap().model.as_deref(), Some("gpt2"));
+    let class = "@dataclass\nclass S:\n    model: str = field(metadata={})\n    tp: int = 2\nparser = TrlParser(S)\n(s,) = parser.parse_args_and_config()\n\
+                 llm = LLM(model=s.model, tensor_parallel_size=s.tp)\n";
+    let fault = answer(class).unwrap_err();
+    assert!(fault.contains("--model, an argument that its line has to give") && !fault.contains("s.tp"), "{fault}");
+}
+
+#[test]
+fn functions_inside_of_functions_see_the_names_around_them() {
+    let text = "from accelerate import Accelerator\ndef options():\n    p.add_argument('--length', type=int, default=640)\n    return p.parse_args()\n\
+                def show(first, *args):\n    print(*args)\ndef main():\n    args = options()\n    a = Accelerator()\n    show(a, args.length)\n    \
+                t = AutoTokenizer.from_pretrained('gpt2')\n    m = AutoModelForCausalLM.from_pretrained('gpt2')\n    def tokenize(x):\n        \
+                return t(x['text'], padding='max_length', max_length=args.length, truncation=True)\n    d = data.map(tokenize)\n    \
+                loader = DataLoader(d, batch_size=6)\n    o = torch.optim.AdamW(m.parameters())\n    m, o, loader = a.prepare(m, o, loader)\n\
+                if __name__ == '__main__':\n    main()\n";
+    assert_eq!((at(text, "batch.seq_len"), at(text, "batch.batch_size")), (json!(640), json!(6)));
+}
+
+#[test]
+fn recipes_on_those_of_other_files_are_refused_by_name() {
+    let body = "    cfg.model.tensor_model_parallel_size = 2\n    cfg.train.micro_batch_size = 1\n    cfg.ddp.overlap_grad_reduce = True\n    return cfg\n";
+    let other =
+        format!("from x import llama3_8b_pretrain_config\ndef perf():\n    cfg = llama3_8b_pretrain_config()\n{body}");
+    assert!(answer(&other).unwrap_err().contains("llama3_8b_pretrain_config of another file"));
+    let own =
+        format!("def own_config():\n    cfg = _pretrain_common()\n{body}def perf():\n    cfg = own_config()\n{body}");
+    assert!(!answer(&own).err().unwrap_or_default().contains("another file"));
 }

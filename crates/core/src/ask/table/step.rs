@@ -208,6 +208,8 @@ pub(super) const STEP: &[Setting] = &[
         ("transformers", ""),
         ("litgpt", "LitGPT 0.4.6 to 0.4.13"),
         ("litgpt-spring2024", "LitGPT 0.3 to 0.4.5"),
+        ("litgpt-adapter", "LitGPT's finetune_adapter"),
+        ("litgpt-adapter-v2", "LitGPT's finetune_adapter_v2"),
         ("torchtune", "torchtune 0.4 and 0.5"),
     ]), "Whose code the model is")
         .value("WHOSE")

@@ -6,7 +6,7 @@ use super::{Draft, Object, at};
 use crate::serving::llama_cpp::Mixture;
 
 /// Flags of vLLM (engine/arg_utils.py) and where a plan has them.
-const VLLM: [(&str, &str); 16] = [
+const VLLM: [(&str, &str); 19] = [
     ("max-model-len", "context"),
     ("gpu-memory-utilization", "gpu_memory_utilization"),
     ("tensor-parallel-size", "tensor_parallel_size"),
@@ -23,10 +23,13 @@ const VLLM: [(&str, &str); 16] = [
     ("enforce-eager", "enforce_eager"),
     ("enable-expert-parallel", "expert_parallel"),
     ("enable-lora", "enable_lora"),
+    ("max-loras", "max_loras"),
+    ("max-lora-rank", "max_lora_rank"),
+    ("cpu-offload-gb", "cpu_offload_gb"),
 ];
 
 /// Flags of llama.cpp (common/arg.cpp).
-const LLAMA_CPP: [(&str, &str); 13] = [
+const LLAMA_CPP: [(&str, &str); 16] = [
     ("--ctx-size", "context"),
     ("--n-gpu-layers", "n_gpu_layers"),
     ("--batch-size", "logical_batch"),
@@ -36,10 +39,23 @@ const LLAMA_CPP: [(&str, &str); 13] = [
     ("--flash-attn", "flash_attn"),
     ("--parallel", "parallel"),
     ("--split-mode", "split_mode"),
+    ("--tensor-split", "tensor_split"),
+    ("--n-cpu-moe", "n_cpu_moe"),
+    ("--override-tensor", "override_tensor"),
     ("--model-draft", "speculative_model"),
     ("--draft-max", "num_speculative_tokens"),
     ("--n-gpu-layers-draft", "n_gpu_layers_draft"),
     ("--mmproj", "mmproj"),
+];
+
+/// Those that take no value.
+const LLAMA_CPP_SWITCHES: [(&str, &str); 6] = [
+    ("--cpu-moe", "cpu_moe"),
+    ("--swa-full", "swa_full"),
+    ("--kv-unified", "kv_unified"),
+    ("--no-kv-offload", "no_kv_offload"),
+    ("--no-op-offload", "no_op_offload"),
+    ("--no-mmap", "no_mmap"),
 ];
 
 /// Types as vLLM spells them (`ModelDType` of vllm/config/model.py).
@@ -71,10 +87,12 @@ pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
             let text = match value {
                 Value::Bool(_) => "on".to_owned(),
                 Value::String(text) => text.clone(),
+                Value::Array(list) => list.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
                 other => other.to_string(),
             };
             line.extend([flag.to_owned(), text]);
         }
     }
+    line.extend(LLAMA_CPP_SWITCHES.iter().filter(|(_, path)| said(path).is_some()).map(|(flag, _)| (*flag).to_owned()));
     Draft { files: Vec::new(), line, own: None }
 }

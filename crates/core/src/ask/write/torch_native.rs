@@ -26,6 +26,24 @@ const FAMILIES: [&str; 16] = [
     "qwen3",
 ];
 
+/// Families that share another one's tokenizer name that one's.
+fn tokenizer(family: &str, length: Option<&Value>) -> Value {
+    let (whose, name) = match family {
+        "llama3" | "llama3_1" | "llama3_2" | "llama3_3" => ("llama3", "llama3_tokenizer".to_owned()),
+        "code_llama2" => ("llama2", "llama2_tokenizer".to_owned()),
+        "gemma2" => ("gemma", "gemma_tokenizer".to_owned()),
+        "phi3" => ("phi3", "phi3_mini_tokenizer".to_owned()),
+        "llama3_2_vision" | "llama4" => (family, format!("{family}_transform")),
+        _ => (family, format!("{family}_tokenizer")),
+    };
+    let mut part =
+        json!({"_component_": format!("torchtune.models.{whose}.{name}"), "path": "???", "max_seq_len": length});
+    if family.starts_with("qwen") {
+        part["merges_file"] = json!("???");
+    }
+    part
+}
+
 pub(super) fn torchtune(model: &str, plan: &Value) -> Result<Draft, Fault> {
     let Some(builder) = import::torchtune_builder(model) else {
         return Err(Fault::new("", format!("torchtune has no builder of {model} that is known here"))
@@ -69,10 +87,25 @@ pub(super) fn torchtune(model: &str, plan: &Value) -> Result<Draft, Fault> {
     let mut file = Object::new();
     let mut put = |key: &str, value: Value| drop(file.insert(key.into(), value));
     put("model", part);
-    put(
-        "tokenizer",
-        json!({"_component_": format!("torchtune.models.{family}.tokenizer"), "max_seq_len": at(plan, "batch.seq_len")}),
-    );
+    put("tokenizer", tokenizer(family, at(plan, "batch.seq_len")));
+    // What the recipes read beside; `???` is OmegaConf's word for what somebody still has to say.
+    let dir = json!({"_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_dir": "???", "checkpoint_files": "???",
+        "output_dir": "out", "model_type": "???"});
+    put("checkpointer", dir);
+    let logger = json!({"_component_": "torchtune.training.metric_logging.DiskLogger", "log_dir": "out/logs"});
+    put("metric_logger", logger);
+    for (key, value) in [
+        ("output_dir", json!("out")),
+        ("device", json!("cuda")),
+        ("seed", Value::Null),
+        ("shuffle", json!(true)),
+        ("epochs", json!(1)),
+        ("max_steps_per_epoch", Value::Null),
+        ("resume_from_checkpoint", json!(false)),
+        ("log_level", json!("INFO")),
+    ] {
+        put(key, value);
+    }
     put("dataset", json!({"_component_": "torchtune.datasets.alpaca_dataset", "packed": false}));
     put("batch_size", at(plan, "batch.batch_size").cloned().unwrap_or_default());
     put("gradient_accumulation_steps", at(plan, "gradient_accumulation").cloned().unwrap_or_else(|| json!(1)));

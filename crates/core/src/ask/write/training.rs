@@ -230,6 +230,7 @@ fn llama_factory(model: &str, plan: &Value, file: &mut Object) {
     put("stage", Some(json!("sft")));
     put("do_train", Some(json!(true)));
     put("template", Some(json!("default")));
+    put("dataset", Some(json!("alpaca_en_demo")));
     put("per_device_train_batch_size", at(plan, "batch.batch_size").cloned());
     put("cutoff_len", at(plan, "batch.seq_len").cloned());
     shared(plan, &mut put);

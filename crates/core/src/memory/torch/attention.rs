@@ -105,8 +105,10 @@ impl Torch {
         grouped: bool,
     ) -> Kernel {
         let half = matches!(query.dtype, DType::F16 | DType::BF16);
-        let same_heads = query.shape.size(1) == key.shape.size(1) && key.shape.size(1) == value.shape.size(1);
-        let heads_fit = same_heads || grouped;
+        let same = |axis: i64| [key, value].iter().all(|other| other.shape.size(axis) == query.shape.size(axis));
+        let same_heads = same(1);
+        // `check_batch_size_and_num_heads_dense`: none but the spelled-out one spreads a batch of one.
+        let heads_fit = (same_heads || grouped) && same(0);
         let (dim, value_dim) = (query.shape.last(), value.shape.last());
         let capability = self.device.capability;
         // A mask whose last dimension is not dense (T5's position bias by itself) is for no kernel; one that is trained
@@ -126,7 +128,7 @@ impl Torch {
             && key.shape.size(2) > 1;
         let flash = capability >= 80 && half && heads_fit && mask.is_none() && dim <= 256 && dim == value_dim;
         let type_fits = query.dtype == DType::F32 || query.dtype == DType::F16 || (half && capability >= 80);
-        let efficient = type_fits && same_heads && !refused_mask;
+        let efficient = type_fits && same_heads && heads_fit && !refused_mask;
         if let Some(forced) = self.forced_kernel {
             let possible = match forced {
                 Kernel::Cudnn => cudnn,

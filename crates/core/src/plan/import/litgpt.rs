@@ -1,4 +1,4 @@
-//! LitGPT's YAML (litgpt 0.5.12: finetune/{lora,full}.py, pretrain.py, args.py, as jsonargparse reads them).
+//! LitGPT's YAML (litgpt 0.5.12: finetune/{lora,full,adapter,adapter_v2}.py, pretrain.py, args.py, as jsonargparse reads them).
 
 use serde_json::{Value, json};
 
@@ -97,8 +97,11 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     };
     // `litgpt finetune` is `finetune_lora` (__main__.py).
     let adapts = matches!(beside.recipe, Some("finetune" | "finetune_lora"));
-    if value.get("lora_r").is_some() || quantised || adapts {
-        lora(&mut reader);
+    match beside.recipe {
+        Some("finetune_adapter") => own_adapter(&mut reader, "litgpt-adapter"),
+        Some("finetune_adapter_v2") => own_adapter(&mut reader, "litgpt-adapter-v2"),
+        _ if value.get("lora_r").is_some() || quantised || adapts => lora(&mut reader),
+        _ => {}
     }
     optimizer(&mut reader, quantised);
     if pretrains {
@@ -138,6 +141,15 @@ fn mixed(reader: &mut Reader<'_>, compute: &str) {
         reader.set("weights", "fp32");
         reader.set("autocast", compute);
     }
+}
+
+/// Its adapters are in the model that such a recipe builds.
+fn own_adapter(reader: &mut Reader<'_>, code: &str) {
+    if reader.spreads() {
+        let fault = Fault::unsupported("parallel", "LitGPT's own adapters on several cards");
+        reader.faults.add(fault.or("use finetune_lora, or devices: 1"));
+    }
+    reader.set("model_code", code);
 }
 
 fn lora(reader: &mut Reader<'_>) {

@@ -243,7 +243,12 @@ fn generation(mut reader: Reader<'_>, model: Option<String>) -> Result<Imported,
             reader.refuse(&format!("{name}_config"), &super::table::shown(options), "say it by flags");
         }
     } else {
-        reader.number_to("max_new_tokens", "new_tokens");
+        // `GeneratingArguments` begins with 1,024 and with sampling.
+        let tokens = reader.number("max_new_tokens").unwrap_or(1024);
+        reader.set("new_tokens", tokens);
+        if reader.switch("do_sample").unwrap_or(true) {
+            reader.set("choice", "sample");
+        }
         let _ = quantisation(&mut reader);
     }
     reader.finish(None, model).map(|read| Imported { generates: true, ..read })
@@ -392,8 +397,15 @@ fn quantisation(reader: &mut Reader<'_>) -> bool {
     reader.set("quantization.scheme", scheme);
     if bits == 8 {
         reader.set("quantization.double", false);
-    } else if let Some(double) = double {
-        reader.set("quantization.double", double);
+    } else {
+        if let Some(double) = double {
+            reader.set("quantization.double", double);
+        }
+        // `bnb_4bit_quant_storage` is the type that is computed in, so that FSDP can share it out (model_utils/quantization.py).
+        let types = [("bf16", "bf16"), ("pure_bf16", "bf16"), ("fp16", "fp16")];
+        if let Some((_, storage)) = types.iter().find(|(key, _)| reader.is_on(key)) {
+            reader.set("quantization.storage", *storage);
+        }
     }
     true
 }

@@ -245,7 +245,8 @@ fn cards(reader: &mut Reader<'_>, beside: &Beside<'_>) -> bool {
 
 /// torchtune calls its recipes' files `8B_full.yaml` for several devices and `8B_full_single_device.yaml` for one.
 fn is_distributed(name: &str) -> bool {
-    let stem = name.rsplit(['/', '\\']).next().unwrap_or_default().split('.').next().unwrap_or_default();
+    let file = name.rsplit(['/', '\\']).next().unwrap_or_default();
+    let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
     ["_full", "_lora", "_qlora"].iter().any(|ending| stem.ends_with(ending)) || stem.contains("distributed")
 }
 
@@ -338,5 +339,18 @@ fn compiled(reader: &mut Reader<'_>) {
         reader.set("torch_compile", if loss { "layers-and-loss" } else { "layers" });
     } else {
         reader.say("compile", "what runs is eager, which mostly keeps more for backward");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// Sizes have dots too.
+    #[test]
+    fn recipes_for_several_devices_are_told_by_the_names_of_their_files() {
+        for (name, many) in
+            [("a/1.5B_lora.yaml", true), ("8B_full.yaml", true), ("0.5B_lora_single_device.yaml", false)]
+        {
+            assert_eq!(super::is_distributed(name), many, "{name}");
+        }
     }
 }

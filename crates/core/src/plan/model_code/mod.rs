@@ -21,6 +21,10 @@ pub enum ModelCode {
     Litgpt,
     /// The same as LitGPT was in spring 2024 (0.3 to 0.4.5): RMSNorm casts before it multiplies by its weight.
     LitgptSpring2024,
+    /// LitGPT's `GPT` of adapter.py, which brings learned tokens that its layers attend to.
+    LitgptAdapter,
+    /// LitGPT's `GPT` of adapter_v2.py: the same, with a scale and a bias on every linear, and trained norms.
+    LitgptAdapterV2,
     /// torchtune's `TransformerDecoder`, as in its versions 0.4 and 0.5.
     Torchtune,
 }
@@ -37,18 +41,28 @@ impl ModelCode {
         let (config, plan) = match self {
             Self::Torchtune => (torchtune::config(model.config(), &plan.stack)?, torchtune::renamed(plan)?),
             _ => {
-                let config = litgpt::config(model.config(), lora(plan), self == Self::Litgpt)?;
+                let mut config = litgpt::config(model.config(), lora(plan), self != Self::LitgptSpring2024)?;
                 // Its adapters are part of the model.
+                config["adapter_version"] = match self {
+                    Self::LitgptAdapter => 1.into(),
+                    Self::LitgptAdapterV2 => 2.into(),
+                    _ => 0.into(),
+                };
                 (config, TrainPlan { adapter: None, ..plan.clone() })
             }
         };
         Ok(Some((Model::new(config, Some("AutoModelForCausalLM"))?, plan)))
     }
 
+    /// Whether the model brings adapters itself, which alone are trained.
+    pub fn adapts(self) -> bool {
+        matches!(self, Self::LitgptAdapter | Self::LitgptAdapterV2)
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Transformers => "transformers'",
-            Self::Litgpt | Self::LitgptSpring2024 => "LitGPT's",
+            Self::Litgpt | Self::LitgptSpring2024 | Self::LitgptAdapter | Self::LitgptAdapterV2 => "LitGPT's",
             Self::Torchtune => "torchtune's",
         }
     }
@@ -68,6 +82,7 @@ impl ModelCode {
             (plan.batch.mask && !plan.batch.padded, "batch.mask", "an attention mask"),
             (self != Self::Torchtune && plan.loss != plain.loss, "loss", "another loss"),
             (other, "adapter", "PEFT's methods other than LoRA"),
+            (self.adapts() && lora(plan).is_some(), "adapter", "LoRA beside adapters that the model brings itself"),
             (
                 lora(plan).is_some_and(|lora| !is_plain(lora, plan)),
                 "adapter",

@@ -106,7 +106,12 @@ impl Runner {
             };
             let library = class.kind().is_some();
             let own = |(key, _): &(&String, &Value)| class.fields.contains_key(*key) || library && !others(key);
-            let given = self.given.iter().filter(own).map(|(key, value)| (key.clone(), value.clone())).collect();
+            let due = |(key, value): (&String, &Value)| {
+                let needed = words(value) == Some(key.as_str());
+                needed.then(|| (key.clone(), unknown(format!("--{key}, an argument that its line has to give,"))))
+            };
+            let mut given: Map<String, Value> = class.fields.iter().filter_map(due).collect();
+            given.extend(self.given.iter().filter(own).map(|(key, value)| (key.clone(), value.clone())));
             self.say(format!("{name}: its defaults are taken where the line says nothing else"));
             let made = self.instance(name, &given);
             all.push(made.unwrap_or_else(|| unknown(name.clone())));

@@ -207,6 +207,8 @@ impl<'t, 'r> Reader<'t, 'r> {
                 let name = words(&value)
                     .map_or_else(|| self.since(start).trim_end_matches('(').trim().to_owned(), str::to_owned);
                 let object = called(&value).is_some() || value.is_object() && words(&value).is_none();
+                // Where rows are cut is said to the tokenizer itself.
+                let cuts = called(&value).is_some_and(|made| made.contains("Tokenizer") || made.contains("Processor"));
                 let arguments = self.arguments();
                 value = match method {
                     Some((receiver, method, _)) if called(&receiver).is_some() => {
@@ -216,6 +218,7 @@ impl<'t, 'r> Reader<'t, 'r> {
                         let given = self.runner.of_plain(place.as_ref(), receiver, &method, &arguments);
                         given.unwrap_or_else(|| unknown(self.since(start)))
                     }
+                    None if cuts => self.runner.keep("tokenizer", arguments),
                     None if object => unknown(self.since(start)),
                     None => self.runner.call(&name, arguments),
                 };

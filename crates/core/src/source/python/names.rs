@@ -103,7 +103,8 @@ impl Runner {
     fn home(&self, name: &str) -> Option<usize> {
         let last = self.scopes.len() - 1;
         let near = self.outer.last().and_then(|outer| outer.get(name)).copied();
-        near.into_iter().chain([last, 0]).find(|at| self.scopes[*at].contains_key(name))
+        let around = std::iter::successors(Some(last), |at| (*at > 0).then(|| self.frames[*at].parent));
+        near.into_iter().chain(around).find(|at| self.scopes[*at].contains_key(name))
     }
 
     pub(super) fn name(&mut self, name: &str) -> Value {

@@ -22,12 +22,23 @@ struct Function {
     body: Vec<Line>,
     /// What its first parameter is handed where a caller leaves it out (accelerate's `find_executable_batch_size`).
     first: Option<Value>,
+    /// The scope that it stands in.
+    within: usize,
+}
+
+/// Which scope it is, of all that were ever opened, and the place of the one around it.
+#[derive(Clone, Copy)]
+pub(super) struct Frame {
+    number: usize,
+    pub(super) parent: usize,
 }
 
 /// The state of a program.
 #[derive(Default)]
 pub(super) struct Runner {
     pub(super) scopes: Vec<Names>,
+    pub(super) frames: Vec<Frame>,
+    opened: usize,
     /// Names of each scope that are those of another.
     pub(super) outer: Vec<BTreeMap<String, usize>>,
     /// Whether each scope's lines may have returned before their end.
@@ -61,7 +72,7 @@ pub(super) struct Runner {
 /// Runs a program, then the functions that nobody called.
 pub(super) fn program(lines: &[Line], given: &Map<String, Value>) -> Program {
     let mut runner = Runner { given: given.clone(), ..Runner::default() };
-    runner.open(Names::new());
+    runner.open(Names::new(), 0);
     runner.block(lines);
     let mut functions = Vec::new();
     for name in runner.order.clone() {
@@ -126,10 +137,17 @@ impl Runner {
     }
 
     /// A scope, for the whole program or for a function.
-    fn open(&mut self, names: Names) {
+    fn open(&mut self, names: Names, parent: usize) {
         self.scopes.push(names);
+        self.frames.push(Frame { number: self.opened, parent });
+        self.opened += 1;
         self.outer.push(BTreeMap::new());
         self.left.push(false);
+    }
+
+    /// The number of the scope that lines run in.
+    fn opened_last(&self) -> usize {
+        self.frames.last().map_or(0, |frame| frame.number)
     }
 
     /// The lines of a block; what it returns.
@@ -259,7 +277,8 @@ impl Runner {
             self.order.push(name.clone());
         }
         let first = self.handed.take();
-        self.functions.insert(name, Rc::new(Function { parameters, body: body.to_vec(), first }));
+        let within = self.opened_last();
+        self.functions.insert(name, Rc::new(Function { parameters, body: body.to_vec(), first, within }));
     }
 
     fn statement(&mut self, tokens: &[Token]) {
@@ -296,8 +315,13 @@ impl Runner {
     }
 
     fn assign(&mut self, target: &[Token], value: Value) {
+        // `(a, b) = …`, `[a] = …`
+        let around = target.first().is_some_and(|token| token.is("(") || token.is("["));
+        if around && closing(target, 0) + 1 == target.len() {
+            return self.assign(&target[1..target.len() - 1], value);
+        }
         let names = parts(target, ",");
-        if names.len() > 1 {
+        if names.len() > 1 || target.last().is_some_and(|token| token.is(",")) {
             // Unsloth's gives the model and its tokenizer.
             let loaded = called(&value).is_some_and(|name| name.ends_with("from_pretrained"));
             for (at, name) in names.iter().enumerate() {
@@ -538,9 +562,19 @@ impl Runner {
             let value = self.kept(given.or(usual).unwrap_or_else(|| unknown(name.clone())), &name);
             scope.insert(name, value);
         }
-        self.open(scope);
+        let parent = self.frames.iter().position(|frame| frame.number == function.within).unwrap_or(0);
+        self.open(scope, parent);
         let value = self.block(&function.body);
+        // Functions in it that only others call (`dataset.map(tokenize)`): their names are this one's.
+        let number = self.opened_last();
+        let waits = |name: &&String| {
+            !self.entered.contains(name) && self.functions.get(*name).is_some_and(|one| one.within == number)
+        };
+        for name in self.order.iter().filter(waits).cloned().collect::<Vec<_>>() {
+            self.call(&name, Map::new());
+        }
         self.scopes.pop();
+        self.frames.pop();
         self.outer.pop();
         match self.left.pop() {
             Some(true) => unknown(format!("{name}()")),

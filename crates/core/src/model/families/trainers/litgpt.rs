@@ -3,6 +3,7 @@
 //! Queries, keys and values are one linear, ordered by group; the rotary tables are in fp32 whatever the model is in,
 //! since `max_seq_length` makes them anew; keys and values of grouped heads are repeated; the loss is made in pieces.
 
+use super::litgpt_adapter::Adapter;
 use super::litgpt_functions::{capped, converted, joined_loss, pieces, rotated, sliding_mask};
 use super::litgpt_lora::Lora;
 use crate::dtype::DType;
@@ -40,6 +41,7 @@ struct Gpt {
     softcap: bool,
     window: Option<u64>,
     lora: Option<Lora>,
+    adapter: Option<Adapter>,
 }
 
 impl Gpt {
@@ -79,14 +81,16 @@ impl Gpt {
             softcap: c.number("attention_logit_softcapping", 0.0)? > 0.0,
             window: c.has("sliding_window_size").then(|| c.size(&["sliding_window_size"])).transpose()?,
             lora: Lora::read(c)?,
+            adapter: Adapter::read(c)?,
         })
     }
 
     /// A linear, with an adapter beside it where one is asked for.
     fn linear(&self, g: &mut Graph, name: &str, x: &Value, outputs: u64, bias: bool, adapted: bool) -> Value {
-        match self.lora.as_ref() {
-            None => g.linear(name, x, outputs, bias),
-            Some(lora) => lora.linear(g, name, x, outputs, bias, adapted),
+        match (self.lora.as_ref(), self.adapter.as_ref()) {
+            (Some(lora), _) => lora.linear(g, name, x, outputs, bias, adapted),
+            (None, Some(adapter)) => adapter.linear(g, name, x, outputs, bias),
+            (None, None) => g.linear(name, x, outputs, bias),
         }
     }
 
@@ -156,7 +160,7 @@ impl Gpt {
         let width = (self.heads + 2 * self.groups) * size;
         let joined = match self.lora.as_ref() {
             Some(lora) => lora.query_key_value(g, x, width, self.bias, [self.heads, self.groups, size]),
-            None => g.linear("attn", x, width, self.bias),
+            None => self.linear(g, "attn", x, width, self.bias, false),
         };
         let viewed = g.view(&joined, [batch, seq, self.groups, per_group + 2, size]);
         let mut joined = g.permute(&viewed, &[0, 2, 3, 1, 4]);
@@ -196,6 +200,10 @@ impl Gpt {
                 sdpa: true,
             };
             attention::attend(g, spec, &query, &key, &value, mask.as_ref())
+        };
+        let attended = match self.adapter.as_ref() {
+            Some(adapter) => adapter.attend(g, index, &query, attended),
+            None => attended,
         };
         joined = g.reshape(&attended, [batch, seq, self.heads * size]);
         drop(attended);
@@ -245,13 +253,14 @@ impl Gpt {
         }
         let labels = g.input(Input::Labels, [batch, seq]);
         let targets = g.slice(&labels, 1, 1, seq.max(1) - 1);
-        match self.lora.as_ref() {
-            Some(lora) => self.chunked(g, hidden, &targets, lora.head),
-            None => self.whole(g, hidden, &targets),
+        match (self.lora.as_ref(), self.adapter.is_some()) {
+            (Some(lora), _) => self.chunked(g, hidden, &targets, lora.head),
+            (None, true) => self.chunked(g, hidden, &targets, false),
+            (None, false) => self.whole(g, hidden, &targets),
         }
     }
 
-    /// finetune/lora.py: the head runs on pieces of the sequence, and each piece has its own cross entropy.
+    /// finetune/lora.py, adapter.py and adapter_v2.py: the head runs on pieces of the sequence, and each piece has its own cross entropy.
     fn chunked(&self, g: &mut Graph, hidden: Value, targets: &Value, adapted: bool) {
         let (batch, seq) = (hidden.size(0), hidden.size(1));
         let lengths = pieces(seq);
@@ -304,6 +313,9 @@ fn build(c: &Config<'_>, _: Task, g: &mut Graph) -> Result<(), ModelError> {
     if model.lora.is_some() {
         // `mark_only_lora_as_trainable`.
         g.freeze(|name| !name.contains("lora_"));
+    }
+    if let Some(adapter) = &model.adapter {
+        g.freeze(|name| !adapter.trains(name));
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 use super::Family;
 
 pub mod litgpt;
+mod litgpt_adapter;
 mod litgpt_functions;
 mod litgpt_lora;
 pub mod torchtune;
