@@ -87,7 +87,7 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  vramcast train llama3-8b --qlora --gpu rtx4090        does my fine-tuning fit, and what do I change?
+  vramcast train llama3-8b --qlora --gpu rtx4090        does my fine-tuning fit?
   vramcast train llama3-8b --solve gpu                  which card does it need?
   vramcast plan llama3-8b --gpu rtx4090                 plans that fit, and what they cost
   vramcast infer llama3-8b --engine vllm --gpu l40s     what can I serve on it?
