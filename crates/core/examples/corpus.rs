@@ -1,22 +1,26 @@
 //! Reads every configuration under some folders and counts: read whole, read with keys that are not simulated, refused.
 //! Of documents (`*.md`) the launch lines in fenced blocks count, with the files that the document itself shows.
 //!
-//! `cargo run --profile test -p vramcast-core --example corpus -- [--all] FOLDER…`; the first part of a path below a folder is the tool.
-//! A model that is not in the catalogue is stood in for by another one: the file is judged, not the model. What an answer's simulation
-//! refuses is refused.
+//! `cargo run --profile test -p vramcast-core --example corpus -- [--all] [--settled] FOLDER…`; the first part of a path below a folder is the tool.
+//! A model that is not in the catalogue is stood in for by another one: the file is judged, not the model. Each plan is simulated, and what
+//! that refuses is refused, unless `--settled` asks for plans alone.
 
 #![allow(clippy::disallowed_methods, reason = "the core does no I/O; its examples do")]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 use vramcast_core::ask::file::Content;
-use vramcast_core::ask::{Asked, Surroundings, Task, Wanted, answer, line, program};
+use vramcast_core::ask::{Asked, Surroundings, Task, Wanted, answer, line, program, resolve};
 use vramcast_core::model::Model;
 use vramcast_core::plan::import::Beside;
 use vramcast_core::plan::{Fault, Gpus};
 use vramcast_core::source::{catalogue, python};
+
+/// Whether plans are settled alone, which takes a minute where their simulation takes an hour.
+static SETTLED: AtomicBool = AtomicBool::new(false);
 
 /// Why something is no whole example of training or serving one model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,7 +50,7 @@ const OUTSIDE: [(Why, &str); 26] = [
     (Why::MissingFile, "there is no such file beside it or above"),
     (Why::LeftToTheCaller, "an argument that its line has to give"),
     (Why::LeftToTheCaller, "the script's text does not tell it"),
-    (Why::LeftToTheCaller, "is a placeholder"),
+    (Why::NoConfiguration, "is a placeholder"),
     (Why::LeftToTheCaller, "no group: advantages compare at least two completions"),
     (Why::OwnScript, "none of its arguments is one of a Trainer"),
     (Why::NoConfiguration, "are read where they train"),
@@ -82,10 +86,12 @@ enum Outcome {
 
 fn main() {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    let all = arguments.first().is_some_and(|word| word == "--all");
-    if all {
-        arguments.remove(0);
-    }
+    let mut takes = |flag: &str| {
+        let is = arguments.first().is_some_and(|word| word == flag);
+        is.then(|| arguments.remove(0)).is_some()
+    };
+    let all = takes("--all");
+    SETTLED.store(takes("--settled"), Ordering::Relaxed);
     let mut rows: BTreeMap<String, Vec<(PathBuf, Outcome, bool)>> = BTreeMap::new();
     for folder in &arguments {
         let folder = Path::new(folder);
@@ -312,9 +318,20 @@ fn lines(text: &str, follow: &dyn Fn(&str) -> Result<Value, String>) -> Vec<(Out
     let known = lines.iter().filter(|words| words[0] != "export" && line::is_known(words));
     let judged = |words: &Vec<String>| match line::read(words, follow, &[]) {
         Ok(content) => settle(content),
-        Err(faults) => (refused(said(&faults)), false),
+        Err(faults) => match refused(said(&faults)) {
+            // Documents start scripts that nobody has.
+            Outcome::Outside(Why::OwnScript, why) if follow(script(words)).is_err() => {
+                (Outcome::Outside(Why::MissingFile, why), false)
+            }
+            outcome => (outcome, false),
+        },
     };
     known.map(judged).collect()
+}
+
+/// The script that a line starts.
+fn script(words: &[String]) -> &str {
+    words.iter().find(|word| word.ends_with(".py")).map_or("", String::as_str)
 }
 
 /// What becomes of a content on its model, or on another one.
@@ -354,17 +371,15 @@ fn settle(mut content: Content) -> (Outcome, bool) {
     let cards = Gpus::embedded;
     let around = Surroundings { name: "m", cards: &cards, card: None, allocator: None, stored: None, lenient: false };
     // Read is what is answered: simulations refuse too.
-    let answered = asked.request().and_then(|request| answer(&model, &request, &around, Wanted::default()));
-    let outcome = match answered {
+    let notes = asked.request().and_then(|request| match SETTLED.load(Ordering::Relaxed) {
+        true => resolve(&model, &request, &around).map(|settled| settled.notes),
+        false => answer(&model, &request, &around, Wanted::default()).map(|answer| answer.report.notes),
+    });
+    let outcome = match notes {
         Err(faults) => refused(said(&faults)),
-        Ok(answer) => {
-            let mut said: Vec<String> = answer
-                .report
-                .notes
-                .iter()
-                .filter_map(|note| note.strip_prefix("not simulated: "))
-                .map(str::to_owned)
-                .collect();
+        Ok(notes) => {
+            let mut said: Vec<String> =
+                notes.iter().filter_map(|note| note.strip_prefix("not simulated: ")).map(str::to_owned).collect();
             said.sort();
             if said.is_empty() { Outcome::Whole } else { Outcome::Partly(said) }
         }

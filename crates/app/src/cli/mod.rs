@@ -87,13 +87,13 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  vramcast train llama3-8b --qlora --gpu rtx4090        does my fine-tuning fit, and what do I change?
-  vramcast train llama3-8b --solve gpu                  which card does it need?
-  vramcast plan llama3-8b --gpu rtx4090                 plans that fit, and what they cost
-  vramcast infer llama3-8b --engine vllm --gpu l40s     what can I serve on it?
-  vramcast fit axolotl.yml                              the file or launch line you have
-  vramcast doctor run.log                               what broke a run
-  vramcast microsoft/phi-2                              every data type at a glance";
+  vramcast train llama3-8b --qlora --gpu rtx4090     does my fine-tuning fit?
+  vramcast train llama3-8b --solve gpu               which card does it need?
+  vramcast plan llama3-8b --gpu rtx4090              plans that fit, their cost
+  vramcast infer llama3-8b --engine vllm --gpu l40s  what can I serve on it?
+  vramcast fit axolotl.yml                           the file or line you have
+  vramcast doctor run.log                            what broke a run
+  vramcast microsoft/phi-2                           every type at a glance";
 
 /// What a command line without words gets: a page of commands is for those who ask for it.
 const SHORT: &str = "\

@@ -397,15 +397,8 @@ fn quantisation(reader: &mut Reader<'_>) -> bool {
     reader.set("quantization.scheme", scheme);
     if bits == 8 {
         reader.set("quantization.double", false);
-    } else {
-        if let Some(double) = double {
-            reader.set("quantization.double", double);
-        }
-        // `bnb_4bit_quant_storage` is the type that is computed in, so that FSDP can share it out (model_utils/quantization.py).
-        let types = [("bf16", "bf16"), ("pure_bf16", "bf16"), ("fp16", "fp16")];
-        if let Some((_, storage)) = types.iter().find(|(key, _)| reader.is_on(key)) {
-            reader.set("quantization.storage", *storage);
-        }
+    } else if let Some(double) = double {
+        reader.set("quantization.double", double);
     }
     true
 }

@@ -316,7 +316,6 @@ mod tests {
         assert_eq!(get("autocast"), Some(json!("bf16")));
         assert_eq!(get("adapter.targets"), Some(json!(["q_proj", "v_proj"])));
         assert_eq!(get("quantization.scheme"), Some(json!("nf4")));
-        assert_eq!(get("quantization.storage"), Some(json!("bf16")));
         assert_eq!(get("batch.seq_len"), Some(json!(1024)));
         let (_, get) =
             changes(json!({"model_name_or_path": "a/b", "template": "qwen", "infer_backend": "huggingface"}));
