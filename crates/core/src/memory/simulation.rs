@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::allocator::{self, Replay};
+use super::compiled::pads_weight;
 use super::job::Shallow;
 use super::load::Changes;
 use super::log::{Event, Log};
@@ -89,21 +90,26 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     Ok(found)
 }
 
-/// Where a benchmark decides which products of the head are padded, what the other answer seen on an H200 would be: nothing that Inductor
-/// asks before tells on which side a run will be (docs/how-compiled-memory-works.md).
+/// Where a benchmark decides which products of the head are padded, what the other answer would be: nothing that Inductor asks before
+/// tells on which side a run will be (docs/how-compiled-memory-works.md).
 fn unpadded(model: &Model, plan: &TrainPlan, program: &Program) -> Option<String> {
     let whole = plan.compile.is_some_and(crate::plan::Compile::is_whole) && !plan.unpadded;
     let head = Head::find(program).weight.filter(|_| whole)?;
-    let width = program.parameters[head.0 as usize].shape.size(0);
+    let table = program.parameters[head.0 as usize].shape;
+    let width = table.size(0);
     // Even widths and those in fp32 are not padded for the gradient of the weight.
     if plan.autocast.unwrap_or(plan.weights).size() != 2 || width.is_multiple_of(2) {
         return None;
     }
     let other = of_one_size(model, &TrainPlan { unpadded: true, ..plan.clone() }).ok()?;
     let gib = other.replay.peak_allocated() as f64 / (1_u64 << 30) as f64;
+    let rows = plan.batch.batch_size.saturating_mul(plan.batch.seq_len);
+    let taken = match pads_weight(rows, table.last()) {
+        true => "taken to find so of all; where it does not of one of the two in backward",
+        false => "taken not to find so of the gradient of the weight, as an H200 for so many rows; where it does",
+    };
     Some(format!(
-        "torch.compile: Inductor times which products of the {width} logits are faster padded, and is taken to find so of all; \
-         where it does not of one of the two in backward, peak allocated is {gib:.2} GiB"
+        "torch.compile: Inductor times which products of the {width} logits are faster padded, and is {taken}, peak allocated is {gib:.2} GiB"
     ))
 }
 

@@ -56,7 +56,7 @@ pub struct TrainPlan {
     pub clip: bool,
     /// Whether the loop keeps the model's output (and so the logits) until backward is over; `Trainer` does not.
     pub keep_outputs: bool,
-    /// Whether Inductor's benchmark is taken to decide against padding one of a head's two products in backward.
+    /// Whether Inductor's benchmark is taken to decide otherwise than usual on the padding of a head's gradient.
     #[serde(skip)]
     pub unpadded: bool,
     /// Whether the loop's name for the loss is bound until the next one is there, and with it the graph: what its functions

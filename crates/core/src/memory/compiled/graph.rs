@@ -115,7 +115,7 @@ pub(super) struct Graph {
     pub(super) module: u32,
     /// Whether attention is flex attention.
     pub(super) flex: bool,
-    /// Whether the products that give gradients of weights of odd widths are padded.
+    /// Whether Inductor's benchmark decides as usual on products that give gradients of weights of odd widths.
     pub(super) pads_weights: bool,
     known: BTreeMap<Key, Id>,
 }

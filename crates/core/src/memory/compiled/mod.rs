@@ -30,6 +30,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use graph::{Graph, Id, Kind};
+pub(in crate::memory) use pad::pads_weight;
 use schedule::Schedule;
 pub(in crate::memory) use trace::{Around, Source};
 
