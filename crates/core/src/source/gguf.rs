@@ -9,6 +9,7 @@ pub mod architecture;
 mod config;
 mod consistent;
 mod reader;
+mod states;
 mod value;
 
 pub use config::{config, decoder};

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Header, Value, architecture};
+use super::{Header, Value, architecture, states};
 
 /// Keys of metadata under the architecture's name, and those of a config. A later row of the same key adds a second one.
 const KEYS: &[(&str, &str)] = &[
@@ -113,6 +113,7 @@ fn of_type(header: &Header, name: &str, kind: &str) -> Json {
     if let Some(width) = split.map(|tensor| tensor.shape.last().copied()) {
         config.entry("moe_intermediate_size").or_insert(json!(width));
     }
+    states::read(header, name, &mut config);
     rope(header, name, &mut config);
     Json::Object(config)
 }

@@ -222,3 +222,36 @@ fn a_header_that_its_tensors_contradict_is_told_with_both() {
         assert!(told.contains(&format!("llama.{key} is {value}")) && told.contains(tensor), "{key}: {told}");
     }
 }
+
+/// A file of Granite 4 H Micro was read as a mixture of eight experts, five times as large.
+#[test]
+fn layers_with_states_are_told_by_their_tensors() {
+    let number = |key: &str, value: u64| (format!("granitehybrid.{key}"), Value::Unsigned(value));
+    let mut metadata = vec![("general.architecture".to_owned(), Value::Text("granitehybrid".into()))];
+    for (key, value) in [
+        ("block_count", 2),
+        ("embedding_length", 2048),
+        ("feed_forward_length", 8192),
+        ("ssm.inner_size", 4096),
+        ("ssm.time_step_rank", 64),
+        ("ssm.state_size", 128),
+    ] {
+        metadata.push(number(key, value));
+    }
+    metadata.push(("granitehybrid.rope.scaling.finetuned".into(), Value::Bool(false)));
+    let tensors = ["blk.0.ssm_in.weight", "blk.1.attn_q.weight"].map(|name| Tensor {
+        name: name.into(),
+        stored: StoredType::Plain(DType::F32),
+        shape: vec![1],
+        offset: 0,
+        bytes: 4,
+    });
+    let header = Header { version: 3, metadata, tensors: tensors.to_vec(), data_start: 0, alignment: 32 };
+    let found = config(&header).unwrap();
+    assert_eq!(found["layer_types"], serde_json::json!(["mamba", "attention"]));
+    assert_eq!(
+        [&found["num_local_experts"], &found["mamba_d_head"], &found["shared_intermediate_size"]],
+        [0, 64, 8192]
+    );
+    assert_eq!(found["position_embedding_type"], "nope");
+}

@@ -2,7 +2,6 @@
 
 use super::Builder;
 use super::attention::Inputs;
-use super::recurrent::Copies;
 use crate::serving::ggml::tensor::{Id, Kind, Op};
 use crate::serving::llama_cpp::architectures::Residual;
 
@@ -34,7 +33,7 @@ impl Builder<'_> {
         let temperature = self.facts.temperature || self.rules.weighted_first;
         let temperature = temperature.then(|| self.graph.input(Kind::F32, [1, 1, self.tokens, 1]));
         let inputs = self.attention_inputs();
-        let copies = self.facts.recurs_anywhere().then(|| self.copies());
+        self.copies = self.facts.recurs_anywhere().then(|| self.copies());
         let wanted = self.rows_with_output();
         let own_inputs = self.inputs_of_layers(current);
         if self.rules.streams {
@@ -47,7 +46,7 @@ impl Builder<'_> {
             let kind = usize::from(self.facts.slides(layer));
             let Some(own) = inputs[kind] else { continue };
             let last = layer + 1 == self.facts.layers && !self.rules.late_outputs;
-            current = self.layer(current, layer, positions, own, last.then_some(wanted), temperature, copies);
+            current = self.layer(current, layer, positions, own, last.then_some(wanted), temperature);
             current = self.own_input(current, layer, own_inputs);
             if let Some(scale) = self.layer_weight(layer, "layer_output_scale.weight") {
                 current = self.graph.same(Op::Mul, &[current, scale]);
@@ -112,7 +111,6 @@ impl Builder<'_> {
         inputs: Inputs,
         wanted: Option<Id>,
         temperature: Option<Id>,
-        copies: Option<Copies>,
     ) -> Id {
         let mut stream = input;
         let named = self.file.find(&format!("blk.{layer}.attn_norm.weight")).is_some();
@@ -123,7 +121,7 @@ impl Builder<'_> {
             self.graph.expand(attended);
         }
         let has = |name: &str| self.file.find(&format!("blk.{layer}.{name}")).is_some();
-        let mut current = match copies {
+        let mut current = match self.copies {
             Some(copies) if has("ssm_in.weight") => self.mamba(attended, layer, copies),
             Some(copies) if has("shortconv.in_proj.weight") => self.short_convolution(attended, layer, copies),
             Some(copies) if self.facts.recurs(layer) => self.delta(attended, layer, copies),

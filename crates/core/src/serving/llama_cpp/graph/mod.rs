@@ -33,6 +33,8 @@ pub(super) struct Builder<'a> {
     sequences: u64,
     /// States of a layer.
     states: BTreeMap<usize, [Id; 2]>,
+    /// Which of them a batch reads, where layers keep some.
+    copies: Option<recurrent::Copies>,
     /// Nodes that stand for many, with their layers.
     pub(super) fused: Vec<(Fused, usize, Id)>,
 }
@@ -72,6 +74,7 @@ impl<'a> Builder<'a> {
             weights: BTreeMap::new(),
             caches: BTreeMap::new(),
             states: BTreeMap::new(),
+            copies: None,
             // A batch of equal sequences (`graph_reserve`).
             tokens: shape.tokens.next_multiple_of(sequences),
             outputs: shape.outputs,
