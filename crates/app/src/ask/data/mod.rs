@@ -156,12 +156,14 @@ pub(crate) fn of_bytes(tokenizer: &[u8], config: &Value, text: &str) -> Result<V
     Reader::of(tokenizer, Chat::of(config, None))?.lengths(&texts)
 }
 
-/// A tokenizer as far as it counts: `tokenizers` panics on a decoder that is broken, and on a table of characters.
+/// A tokenizer as far as it counts: `tokenizers` panics on a broken decoder, on broken tables of characters, and on special tokens
+/// that are used and not there.
 fn plain(tokenizer: &[u8]) -> Result<Vec<u8>, String> {
     let said = |error: serde_json::Error| format!("no tokenizer: {error}");
     let mut parts: serde_json::Map<String, Value> = serde_json::from_slice(tokenizer).map_err(said)?;
     parts.insert("decoder".into(), Value::Null);
     check_tables(parts.get("normalizer").unwrap_or(&Value::Null))?;
+    check_frames(parts.get("post_processor").unwrap_or(&Value::Null))?;
     serde_json::to_vec(&parts).map_err(said)
 }
 
@@ -172,6 +174,17 @@ fn check_tables(normalizer: &Value) -> Result<(), String> {
             .map_err(|error| format!("no tokenizer: its table of characters: {error}"))?;
     }
     normalizer["normalizers"].as_array().into_iter().flatten().try_for_each(check_tables)
+}
+
+/// What stands around a text, wherever such processors stand in each other.
+fn check_frames(processor: &Value) -> Result<(), String> {
+    let pieces = ["single", "pair"].iter().filter_map(|form| processor[*form].as_array()).flatten();
+    let unknown = |name: &&str| processor["special_tokens"].get(*name).is_none();
+    let used = pieces.filter_map(|piece| piece["SpecialToken"]["id"].as_str());
+    if let Some(name) = used.filter(|_| processor["type"] == "TemplateProcessing").find(unknown) {
+        return Err(format!("no tokenizer: {name} stands around its texts, and is none of special_tokens"));
+    }
+    processor["processors"].as_array().into_iter().flatten().try_for_each(check_frames)
 }
 
 /// A tokenizer, and how it writes a chat.
@@ -306,6 +319,12 @@ mod tests {
         for broken in [whole("null", r#"{"type" "BPEDecoder"}"#), whole(table, "null"), whole(&nested, "null")] {
             assert!(of_bytes(broken.as_bytes(), &Value::Null, r#"{"text": "a b"}"#).is_err(), "{broken}");
         }
+        let frame = json!({"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]});
+        let framed =
+            whole("null", "null").replace(r#""post_processor": null"#, &format!(r#""post_processor": {frame}"#));
+        let said = of_bytes(framed.as_bytes(), &Value::Null, r#"{"text": "a b"}"#).unwrap_err();
+        assert!(said.contains("<s> stands around"), "{said}");
         // How tokens become text again is no matter where they are counted.
         let odd = whole("null", r#"{"type": "nobody's"}"#);
         assert_eq!(of_bytes(odd.as_bytes(), &Value::Null, r#"{"text": "a b"}"#), Ok(vec![[0, 3]]));
