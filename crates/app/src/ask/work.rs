@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use serde_json::Value;
 use vramcast_core::ask::{Request, Runner, Task, tree};
 use vramcast_core::memory::simulation;
-use vramcast_core::model::{Inputs, Model, Step};
+use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::{Batch, Framework, InferPlan, Objective, TaskKind, TrainPlan};
 use vramcast_core::work::{self, Stopped};
 
@@ -126,10 +126,7 @@ fn foldable_tokens(model: &Model) -> Option<u64> {
 /// Operations that each further token adds: none where a model looks at all of them at once.
 fn per_token(model: &Model, inputs: &Inputs) -> u64 {
     // Faults of a model are somebody else's to say.
-    let count = |seq: u64| {
-        let program = model.program(Inputs { seq, ..inputs.clone() }).ok()?;
-        Some(program.steps.iter().filter(|step| matches!(step, Step::Run { .. })).count() as u64)
-    };
+    let count = |seq: u64| Some(model.program(Inputs { seq, ..inputs.clone() }).ok()?.operations());
     let [Some(less), Some(more)] = SHORT.map(count) else { return 0 };
     more.saturating_sub(less) / (SHORT[1] - SHORT[0])
 }

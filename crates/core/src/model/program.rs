@@ -60,6 +60,16 @@ pub enum Breaks {
 }
 
 impl Program {
+    /// Operations that a pass runs, those of loops as often as they come.
+    pub fn operations(&self) -> u64 {
+        let runs = |steps: &[Step]| steps.iter().filter(|step| matches!(step, Step::Run { .. })).count() as u64;
+        let again = self.steps.iter().enumerate().map(|(at, step)| match step {
+            Step::Again(again) => runs(&self.steps[at - again.steps..at]).saturating_mul(again.times),
+            _ => 0,
+        });
+        runs(&self.steps).saturating_add(again.sum())
+    }
+
     /// The module that owns each parameter, by their places; the model itself where none is known.
     pub fn owners(&self) -> Vec<u32> {
         let mut owners = vec![0; self.parameters.len()];
