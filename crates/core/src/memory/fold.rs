@@ -132,8 +132,8 @@ impl Torch {
         modules: impl Fn(u32, u32) -> u32,
     ) {
         let [events, storages] = [marks[1].event - marks[0].event, (marks[1].storage - marks[0].storage) as usize];
-        // A storage takes as much room as eight events.
-        crate::work::repeat((events + 8 * storages) * copies as usize);
+        // A storage takes as much room as twelve events: here, and in the allocator.
+        crate::work::repeat((events + 12 * storages) * copies as usize);
         let mut log = self.log.borrow_mut();
         log.folded += copies as usize;
         // Room for all of them at once: twice as much as there is would be more than most answers may take.

@@ -61,6 +61,7 @@ pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
     let again = |event: &Event| !matches!(event, Event::Allocate(id) | Event::Free(id) if stays(*id));
     let mut events = Vec::with_capacity(log.events.len() - start.event);
     events.extend(log.events[start.event..].iter().copied().filter(again));
+    crate::work::repeat(events.len() * (steps as usize - 1));
     log.again = Some(Again { start: log.events.len(), events: events.len(), times: steps as usize - 1 });
     write_steps(log, &events, 1..steps);
 }
