@@ -17,6 +17,7 @@
 
 pub mod answer;
 mod beneath;
+pub(crate) mod deduce;
 mod environment;
 pub mod file;
 pub mod line;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::moves::{Move, Now, tree_of};
-use crate::ask::request;
+use crate::ask::deduce;
 use crate::ask::{Kept, Request, Surroundings, resolve, tree};
 use crate::memory::simulation;
 use crate::model::Model;
@@ -98,7 +98,7 @@ pub fn attempt_changed(
 pub fn edited(request: &Request, change: &Value) -> Request {
     let mut request = request.clone();
     tree::lay(&mut request.stated, change);
-    if let Some(runner) = request::engine_of(&request.stated) {
+    if let Some(runner) = deduce::engine_of(&request.stated) {
         request.runner = runner;
     }
     request
