@@ -66,12 +66,14 @@ impl Pattern {
 /// The same model with few layers, where it is deep enough and its config says how deep; `program` is one of the whole.
 pub(super) fn shallow(model: &Model, program: &Program) -> Option<Model> {
     let mut config = model.config().clone();
-    let layers = config["num_hidden_layers"].as_u64()?;
+    // Models of pictures and text have their decoder's sizes apart.
+    let own = if config.get("num_hidden_layers").is_some() { &mut config } else { config.get_mut("text_config")? };
+    let layers = own["num_hidden_layers"].as_u64()?;
     let stacks = stacks(program);
     let (_, pattern) = stacks.values().find(|(height, _)| u64::from(*height) == layers)?;
     let (pattern, height) = ((*pattern)?, layers as u32);
-    config["num_hidden_layers"] = pattern.few(height).into();
-    for value in config.as_object_mut()?.values_mut() {
+    own["num_hidden_layers"] = pattern.few(height).into();
+    for value in own.as_object_mut()?.values_mut() {
         if let Some(list) = value.as_array_mut().filter(|list| list.len() as u64 == layers) {
             let alike = (0..height).all(|layer| list[layer as usize] == list[pattern.like(layer, height) as usize]);
             alike.then(|| list.truncate(pattern.few(height) as usize))?;
